@@ -1,0 +1,13 @@
+// The parts of mooncake_kernels._host: each binds one family into the module. No torch here.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+namespace mk::host {
+
+void bind_errors(pybind11::module_& m);
+void bind_libraries(pybind11::module_& m);
+void bind_hash(pybind11::module_& m);
+void bind_transfer(pybind11::module_& m);
+
+}  // namespace mk::host

@@ -1,0 +1,41 @@
+#include <algorithm>
+
+#include "common/cuda_check.h"
+#include "common/math.h"
+#include "kv/copy_blocks.h"
+#include "kv/copy_blocks_kernel.cuh"
+
+namespace mk::kv {
+namespace {
+
+constexpr int kBlocksPerSm = 8;  // of kThreads: all the threads that a multiprocessor holds
+
+int num_sms() {
+  int device = 0, count = 0;
+  MK_CUDA(cudaGetDevice(&device));
+  MK_CUDA(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device));
+  return count;
+}
+
+template <class Vector>
+void launch(const CopyBlocksParams& p, BadId* bad, int max_sms, cudaStream_t stream) {
+  const CopyBlocksTiling tiling = tile_runs<Vector>(p);
+  const int sms = max_sms > 0 ? std::min(max_sms, num_sms()) : num_sms();
+  const int64_t wanted = ceil_div(tiling.num_tiles * tiling.group, kThreads);
+  const auto grid = static_cast<unsigned>(std::min<int64_t>(wanted, int64_t{sms} * kBlocksPerSm));
+  copy_blocks_kernel<Vector><<<grid, kThreads, 0, stream>>>(p, tiling, bad);
+  MK_CUDA(cudaGetLastError());
+}
+
+}  // namespace
+
+void launch_copy_blocks(const CopyBlocksParams& p, BadId* bad, int max_sms, void* stream) {
+  if (p.num_runs() == 0 || p.run_bytes == 0) return;
+  const auto cuda_stream = static_cast<cudaStream_t>(stream);
+  const int alignment = p.alignment();
+  if (alignment >= 16) return launch<uint4>(p, bad, max_sms, cuda_stream);  // every usual KV shape
+  if (alignment >= 4) return launch<uint32_t>(p, bad, max_sms, cuda_stream);
+  return launch<uint8_t>(p, bad, max_sms, cuda_stream);  // correct, and slow
+}
+
+}  // namespace mk::kv

@@ -1,0 +1,207 @@
+// torch.ops.mooncake_kernels.copy_blocks: the torch binding of csrc/kv/copy_blocks.h.
+//
+// `plan` is int64 on the CPU (mooncake_kernels/kv.py makes it once, and it holds no addresses):
+//   num_src_blocks, num_dst_blocks, src_block_stride, dst_block_stride, run_bytes,
+//   kMaxAxes x (extent, src_stride, dst_stride),
+//   and for each plane (src tensor, src offset, dst tensor, dst offset), offsets in bytes.
+#include <torch/csrc/stable/accelerator.h>
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <algorithm>
+#include <optional>
+#include <vector>
+
+#include "common/check.h"
+#include "common/math.h"
+#include "kv/copy_blocks.h"
+#include "ops/cuda_stream.h"
+
+namespace {
+
+using mk::kv::BadId;
+using mk::kv::BlockIds;
+using mk::kv::CopyBlocksParams;
+using mk::kv::kMaxAxes;
+using mk::kv::kMaxPlanes;
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+using Tensors = std::vector<Tensor>;
+
+constexpr int64_t kHeader = 5 + 3 * kMaxAxes;
+constexpr int64_t kPlaneFields = 4;
+
+// The plan's numbers, with names.
+struct Plan {
+  const int64_t* values;
+  int64_t num_planes;
+
+  explicit Plan(const Tensor& plan) : values(static_cast<const int64_t*>(plan.data_ptr())) {
+    const bool good = plan.scalar_type() == ScalarType::Long && plan.is_cpu() && plan.dim() == 1 &&
+                      plan.is_contiguous() && plan.numel() >= kHeader &&
+                      (plan.numel() - kHeader) % kPlaneFields == 0;
+    MK_CHECK(good, "copy_blocks: plan must be an int64 CPU tensor that CopyPlan made");
+    num_planes = (plan.numel() - kHeader) / kPlaneFields;
+  }
+  const int64_t* plane(int64_t index) const { return values + kHeader + kPlaneFields * index; }
+};
+
+BlockIds block_ids(const std::optional<Tensor>& ids, int64_t num_blocks, int64_t num_pairs,
+                   const char* name) {
+  if (!ids) return {nullptr, false, num_pairs};
+  const bool is_64_bit = ids->scalar_type() == ScalarType::Long;
+  MK_CHECK(ids->dim() == 1 && ids->is_contiguous() &&
+               (is_64_bit || ids->scalar_type() == ScalarType::Int),
+           "copy_blocks: ", name, " must be a packed 1-d int32 or int64 tensor");
+  MK_CHECK(ids->numel() == num_pairs, "copy_blocks: ", name, " must have ", num_pairs,
+           " ids, got ", ids->numel());
+  return {ids->data_ptr(), is_64_bit, num_blocks};
+}
+
+// Bytes from a tensor's first element to the end of its last.
+int64_t span_bytes(const Tensor& tensor) {
+  int64_t last = 0;
+  const auto sizes = tensor.sizes(), strides = tensor.strides();
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    if (sizes[i] == 0) return 0;
+    last += (sizes[i] - 1) * strides[i];
+  }
+  return (last + 1) * static_cast<int64_t>(tensor.element_size());
+}
+
+// One side of every plane: base addresses, checked to stay inside their tensors.
+struct Side {
+  std::vector<char*> bases;
+  std::vector<int64_t> spans;
+
+  Side(const Tensors& tensors, const Tensor& first) {
+    for (const Tensor& tensor : tensors) {
+      MK_CHECK(tensor.is_cpu() == first.is_cpu() &&
+                   tensor.get_device_index() == first.get_device_index(),
+               "copy_blocks: src and dst must be on one device");
+      bases.push_back(static_cast<char*>(tensor.data_ptr()));
+      spans.push_back(span_bytes(tensor));
+    }
+  }
+  // Where `plane` of this side starts; `reach_bytes` is what a plane's last block ends at.
+  char* base(int64_t tensor, int64_t offset, int64_t reach_bytes) const {
+    const bool inside = 0 <= tensor && tensor < static_cast<int64_t>(bases.size()) && 0 <= offset &&
+                        offset + reach_bytes <= spans[tensor];
+    MK_CHECK(inside, "copy_blocks: plan must lie inside its tensors: it was made for others");
+    return bases[tensor] + offset;
+  }
+};
+
+int64_t reach_bytes(const CopyBlocksParams& p, int64_t num_blocks, int64_t block_stride,
+                    int64_t mk::kv::Axis::*stride) {
+  int64_t reach = (num_blocks - 1) * block_stride + p.run_bytes;
+  for (const auto& axis : p.axes) reach += (axis.extent - 1) * axis.*stride;
+  return num_blocks == 0 ? 0 : reach;
+}
+
+CopyBlocksParams unpack(const Plan& plan, const std::optional<Tensor>& src_blocks,
+                        const std::optional<Tensor>& dst_blocks) {
+  MK_CHECK(src_blocks || dst_blocks, "copy_blocks: src_blocks or dst_blocks must be given");
+  const int64_t num_pairs = (src_blocks ? src_blocks : dst_blocks)->numel();
+  const int64_t* v = plan.values;
+  CopyBlocksParams p{};
+  p.src_blocks = block_ids(src_blocks, v[0], num_pairs, "src_blocks");
+  p.dst_blocks = block_ids(dst_blocks, v[1], num_pairs, "dst_blocks");
+  p.num_pairs = num_pairs;
+  p.src_block_stride = v[2];
+  p.dst_block_stride = v[3];
+  p.run_bytes = v[4];
+  for (int i = 0; i < kMaxAxes; ++i) p.axes[i] = {v[5 + 3 * i], v[6 + 3 * i], v[7 + 3 * i]};
+  return p;
+}
+
+// Calls `run` with the parameters of up to kMaxPlanes planes at a time: once, for any usual model.
+template <class Run>
+void for_each_launch(const Tensors& src, const Tensors& dst, const Plan& plan, CopyBlocksParams& p,
+                     const Run& run) {
+  MK_CHECK(!src.empty() && !dst.empty(), "copy_blocks: src and dst must not be empty lists");
+  const Side src_side(src, src[0]), dst_side(dst, src[0]);
+  const int64_t src_reach =
+      reach_bytes(p, p.src_blocks.num_blocks, p.src_block_stride, &mk::kv::Axis::src_stride);
+  const int64_t dst_reach =
+      reach_bytes(p, p.dst_blocks.num_blocks, p.dst_block_stride, &mk::kv::Axis::dst_stride);
+  for (int64_t first = 0; first < plan.num_planes; first += kMaxPlanes) {
+    p.num_planes = static_cast<int32_t>(std::min<int64_t>(kMaxPlanes, plan.num_planes - first));
+    for (int32_t i = 0; i < p.num_planes; ++i) {
+      const int64_t* plane = plan.plane(first + i);
+      p.planes[i] = {src_side.base(plane[0], plane[1], src_reach),
+                     dst_side.base(plane[2], plane[3], dst_reach)};
+    }
+    run(p);
+  }
+}
+
+void check_ids(const CopyBlocksParams& p, bool has_src, bool has_dst) {
+  for (int64_t pair = 0; pair < p.num_pairs; ++pair) {
+    const BadId bad = p.check(pair);
+    if (bad.side == 0) continue;
+    const int64_t num_blocks = bad.side == 1 ? p.src_blocks.num_blocks : p.dst_blocks.num_blocks;
+    const char* name = !has_dst   ? "gather_blocks: block_ids"
+                       : !has_src ? "scatter_blocks: block_ids"
+                       : bad.side == 1 ? "copy_blocks: src_blocks"
+                                       : "copy_blocks: dst_blocks";
+    throw mk::InvalidArgument(mk::concat(name, "[", bad.index, "] must be -1 or in [0, ",
+                                         num_blocks, "), got ", bad.id));
+  }
+}
+
+void copy_blocks_cpu(Tensors src, Tensors dst, Tensor plan_tensor, std::optional<Tensor> src_blocks,
+                     std::optional<Tensor> dst_blocks, std::optional<Tensor> /*bad*/,
+                     int64_t /*max_sms*/) {
+  const Plan plan(plan_tensor);
+  CopyBlocksParams params = unpack(plan, src_blocks, dst_blocks);
+  check_ids(params, src_blocks.has_value(), dst_blocks.has_value());  // all, before a byte moves
+  for_each_launch(src, dst, plan, params, [](const CopyBlocksParams& p) {
+    if (p.num_runs() == 0) return;
+    const int64_t pair_bytes = p.num_planes * p.runs_per_plane() * p.run_bytes;
+    const int64_t grain = mk::ceil_div(int64_t{256} << 10, std::max<int64_t>(pair_bytes, 1));
+    torch::stable::parallel_for(0, p.num_pairs, grain, [&p](int64_t begin, int64_t end) {
+      mk::kv::copy_blocks_host(p, begin, end);
+    });
+  });
+}
+
+#ifdef MK_WITH_CUDA
+void copy_blocks_cuda(Tensors src, Tensors dst, Tensor plan_tensor,
+                      std::optional<Tensor> src_blocks, std::optional<Tensor> dst_blocks,
+                      std::optional<Tensor> bad, int64_t max_sms) {
+  const Plan plan(plan_tensor);
+  CopyBlocksParams params = unpack(plan, src_blocks, dst_blocks);
+  MK_CHECK(bad && bad->numel() == 3 && bad->scalar_type() == ScalarType::Long,
+           "copy_blocks: bad must be an int64 [3] tensor that the device can reach");
+  for (const auto& ids : {src_blocks, dst_blocks}) {
+    MK_CHECK(!ids || ids->is_cuda(), "copy_blocks: block ids must be on the device of the cache");
+  }
+  const int32_t device = src.at(0).get_device_index();
+  const torch::stable::accelerator::DeviceGuard guard(device);
+  void* stream = mk::ops::current_cuda_stream(device);
+  for_each_launch(src, dst, plan, params, [&](const CopyBlocksParams& p) {
+    mk::kv::launch_copy_blocks(p, static_cast<BadId*>(bad->data_ptr()), static_cast<int>(max_sms),
+                               stream);
+  });
+}
+#endif
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_FRAGMENT(mooncake_kernels, m) {
+  m.def(
+      "copy_blocks(Tensor[] src, Tensor(a!)[] dst, Tensor plan, Tensor? src_blocks, "
+      "Tensor? dst_blocks, Tensor(b!)? bad, int max_sms) -> ()");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(mooncake_kernels, CPU, m) {
+  m.impl("copy_blocks", TORCH_BOX(&copy_blocks_cpu));
+}
+
+#ifdef MK_WITH_CUDA
+STABLE_TORCH_LIBRARY_IMPL(mooncake_kernels, CUDA, m) {
+  m.impl("copy_blocks", TORCH_BOX(&copy_blocks_cuda));
+}
+#endif

@@ -1,0 +1,23 @@
+"""The data plane of KVCache-centric LLM serving. Importing it touches no device and no NIC."""
+
+from . import errors, hashing, kv
+from .errors import CudaError, InvalidArgument, TransferError, Unavailable
+from .hashing import block_hashes
+from .kv import CopyPlan, KVView, gather_blocks, scatter_blocks
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "CopyPlan",
+    "CudaError",
+    "InvalidArgument",
+    "KVView",
+    "TransferError",
+    "Unavailable",
+    "block_hashes",
+    "errors",
+    "gather_blocks",
+    "hashing",
+    "kv",
+    "scatter_blocks",
+]

@@ -1,0 +1,176 @@
+"""KVView: a paged KV cache whose axes have names. Public as ``mooncake_kernels.KVView``."""
+
+from collections.abc import Sequence
+
+import torch
+
+from ._layout import Layout, Selection, packed_layout, parse_axes, plan_values
+from .errors import InvalidArgument
+
+
+class BlockPlan:
+    """What is copied, and the numbers by which the operators copy it."""
+
+    def __init__(self, src: Layout, dst: Layout, selection: Selection):
+        self.selection = selection
+        self.values = torch.tensor(plan_values(src, dst, selection))
+
+
+class BadIds:
+    """Where kernels report a bad block id: three words that a GPU and the host both reach.
+
+    The words are pinned host memory, so that looking at them waits for nothing.
+    """
+
+    def __init__(self, device: torch.device, names: tuple[str, str]):
+        self.names = names
+        pinned = device.type == "cuda" and torch.cuda.is_available()
+        self.words = torch.zeros(3, dtype=torch.int64, pin_memory=pinned)
+
+    def raise_if_any(self, num_src_blocks: int, num_dst_blocks: int) -> None:
+        """Raise InvalidArgument for the reported id, if there is one, and forget it."""
+        side, index, block_id = self.words.tolist()
+        if side:
+            self.words.zero_()
+            limit = num_src_blocks if side == 1 else num_dst_blocks
+            raise InvalidArgument(
+                f"{self.names[side - 1]}[{index}] must be -1 or in [0, {limit}), got {block_id}"
+            )
+
+
+class KVView:
+    """A paged KV cache whose axes have names.
+
+    The names are ``layer``, ``kv`` (k is 0 and v is 1), ``block``, ``head``, ``token`` (its place
+    in the block) and ``dim``; ``block``, ``token`` and ``dim`` are required, ``dim`` is the last
+    one and packed, all else may come in any order and be strided. Examples::
+
+        KVView(layers, axes="kv block token head dim")         # vLLM's NHD: a tensor per layer
+        KVView(tensor, axes="block layer kv head token dim")   # one tensor, block first
+        KVView([k_layers, v_layers], axes="block token head dim")   # k and v apart
+        KVView(layers, axes="block token dim")                 # MLA: one latent, no kv and no head
+
+    Args:
+        tensors: one tensor; or a list of them, one a layer; or a list of two such lists, one for k
+            and one for v. All of one shape, strides, dtype and device. They are not copied.
+        axes: the names of a tensor's dimensions, separated by spaces.
+
+    Attributes:
+        tensors: all tensors, flat; with nested lists those of k come first.
+        num_layers, num_kv, num_blocks, num_heads, block_size, head_dim: sizes (1 for an axis that
+            is not there); ``block_size`` is in tokens.
+        dtype, device: of the tensors.
+        layout, gather_plan, scatter_plan, bad_ids: for this package's own use.
+
+    Raises:
+        InvalidArgument: the axes do not fit the tensors, or the tensors each other.
+    """
+
+    def __init__(self, tensors: torch.Tensor | Sequence, axes: str):
+        grid, given = _as_grid(tensors)
+        self.tensors = [tensor for row in grid for tensor in row]
+        first = self.tensors[0]
+        names = parse_axes(axes, first.dim())
+        for axis in given & set(names):
+            raise InvalidArgument(
+                f"KVView: axes must not name {axis!r}, which the list of tensors gives, "
+                f"got {axes!r}"
+            )
+        _check_alike(self.tensors)
+        sizes = {"layer": len(grid[0]), "kv": len(grid), "head": 1}
+        sizes |= dict(zip(names, first.shape, strict=True))
+        strides = dict.fromkeys(("layer", "kv", "head"), 0)
+        itemsize = first.element_size()
+        steps = (step * itemsize for step in first.stride())
+        strides |= dict(zip(names, steps, strict=True))
+        if sizes["kv"] not in (1, 2):
+            raise InvalidArgument(f"KVView: axis 'kv' must have size 1 or 2, got {sizes['kv']}")
+        if sizes["dim"] > 1 and strides["dim"] != itemsize:
+            raise InvalidArgument(
+                f"KVView: axis 'dim' must be packed (stride 1), got stride {first.stride(-1)}"
+            )
+        self.axes = " ".join(names)
+        self.num_layers, self.num_kv = sizes["layer"], sizes["kv"]
+        self.num_blocks, self.block_size = sizes["block"], sizes["token"]
+        self.num_heads, self.head_dim = sizes["head"], sizes["dim"]
+        self.dtype, self.device = first.dtype, first.device
+        count = iter(range(len(self.tensors)))
+        table = tuple(tuple(next(count) for _ in row) for row in grid)
+        self.layout = Layout(sizes, strides, itemsize, table)
+        packed = packed_layout(self.layout)
+        layers = [(i, i) for i in range(self.num_layers)]
+        everything = Selection(layers, self.num_kv, 0, 0, self.num_heads)
+        self.gather_plan = BlockPlan(self.layout, packed, everything)
+        self.scatter_plan = BlockPlan(packed, self.layout, everything)
+        names = ("gather_blocks: block_ids", "scatter_blocks: block_ids")
+        self.bad_ids = BadIds(self.device, names)
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block: all layers, k and v."""
+        elements = self.num_layers * self.num_kv * self.num_heads * self.block_size * self.head_dim
+        return elements * self.layout.itemsize
+
+    def packed_shape(self, num_blocks: int) -> tuple[int, ...]:
+        """Return the shape of that many blocks packed: ``[n, layer, kv, head, token, dim]``."""
+        return (
+            *(num_blocks, self.num_layers, self.num_kv),
+            *(self.num_heads, self.block_size, self.head_dim),
+        )
+
+    def plane(self, layer: int, kv: int) -> torch.Tensor:
+        """Return one layer's k or v as a strided view ``[block, head, token, dim]``."""
+        index, offset = self.layout.plane(kv, layer)
+        tensor = self.tensors[index]
+        names = ("block", "head", "token", "dim")
+        itemsize = self.layout.itemsize
+        return tensor.as_strided(
+            [self.layout.sizes[name] for name in names],
+            [self.layout.strides[name] // itemsize for name in names],
+            tensor.storage_offset() + offset // itemsize,
+        )
+
+    def __repr__(self) -> str:
+        return (
+            f"KVView({self.axes!r}, layers={self.num_layers}, kv={self.num_kv}, "
+            f"blocks={self.num_blocks}, heads={self.num_heads}, block_size={self.block_size}, "
+            f"head_dim={self.head_dim}, {self.dtype}, {self.device})"
+        )
+
+
+def _as_grid(tensors: torch.Tensor | Sequence) -> tuple[list[list[torch.Tensor]], set[str]]:
+    """Return tensors as ``[kv][layer]``, and the axes that the lists stand for."""
+    if isinstance(tensors, torch.Tensor):
+        return [[tensors]], set()
+    rows = list(tensors)
+    if rows and all(isinstance(row, torch.Tensor) for row in rows):
+        return [rows], {"layer"}
+    nested = [list(row) if isinstance(row, (list, tuple)) else [row] for row in rows]
+    if len(nested) != 2 or len(nested[0]) != len(nested[1]) or not nested[0]:
+        raise InvalidArgument(
+            "KVView: tensors must be a tensor, a list with one tensor a layer, or two such lists "
+            f"of equal length (k and v), got a list of {len(rows)} entries"
+        )
+    for tensor in (tensor for row in nested for tensor in row):
+        if not isinstance(tensor, torch.Tensor):
+            raise InvalidArgument(
+                f"KVView: tensors must hold torch tensors, got {type(tensor).__name__}"
+            )
+    return nested, {"layer", "kv"}
+
+
+def _check_alike(tensors: list[torch.Tensor]) -> None:
+    first = tensors[0]
+    for i, tensor in enumerate(tensors):
+        for what in ("shape", "dtype", "device"):
+            mine, other = getattr(first, what), getattr(tensor, what)
+            if mine != other:
+                raise InvalidArgument(
+                    f"KVView: tensors must be alike, got {what} {other} at tensor {i} and {mine} "
+                    "at tensor 0"
+                )
+        if tensor.stride() != first.stride():
+            raise InvalidArgument(
+                f"KVView: tensors must be alike, got strides {tensor.stride()} at tensor {i} and "
+                f"{first.stride()} at tensor 0"
+            )

@@ -1,0 +1,139 @@
+"""The geometry of a copy between two paged layouts: what is contiguous, what is strided.
+
+Pure arithmetic on sizes and strides: no memory is touched here. ``kv.py`` is the public face.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from .errors import InvalidArgument
+
+AXES = ("layer", "kv", "block", "head", "token", "dim")
+# The operator's plan, as csrc/ops/kv.cc tells it: five numbers, MAX_AXES x (extent, strides), and
+# PLANE_FIELDS numbers a plane.
+MAX_AXES = 2
+HEADER = 5 + 3 * MAX_AXES
+PLANE_FIELDS = 4
+
+
+def parse_axes(axes: str, num_dims: int) -> tuple[str, ...]:
+    """Split an axes string such as ``"kv block token head dim"`` and check it."""
+    names = tuple(axes.split()) if isinstance(axes, str) else ()
+    unknown = [name for name in names if name not in AXES]
+    repeated = [name for name in names if names.count(name) > 1]
+    if not names or unknown or repeated:
+        problem = f"{(unknown + repeated)[0]!r} in " if names else ""
+        raise InvalidArgument(
+            f"KVView: axes must name each of {', '.join(AXES)} at most once, got {problem}{axes!r}"
+        )
+    if len(names) != num_dims:
+        raise InvalidArgument(
+            f"KVView: axes must have one name for each of the tensor's {num_dims} dimensions, "
+            f"got {axes!r}"
+        )
+    missing = [name for name in ("block", "token", "dim") if name not in names]
+    if missing:
+        raise InvalidArgument(f"KVView: axes must contain {missing[0]!r}, got {axes!r}")
+    if names[-1] != "dim":
+        raise InvalidArgument(f"KVView: axes must end in 'dim', got {axes!r}")
+    return names
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where every element of a view is: ``sizes`` in elements, ``strides`` in bytes.
+
+    An axis that the view does not have has size 1 and stride 0. ``tensors[kv][layer]`` is
+    (index of the tensor, byte offset in it) for views of several tensors; for an axis inside a
+    tensor the table has one entry and the stride tells the rest.
+    """
+
+    sizes: dict[str, int]
+    strides: dict[str, int]
+    itemsize: int
+    tensors: tuple[tuple[int, ...], ...]  # [kv][layer] -> tensor, where those are lists
+
+    def plane(self, kv: int, layer: int) -> tuple[int, int]:
+        """Return (tensor, byte offset) of one layer's k or v."""
+        row = self.tensors[kv if len(self.tensors) > 1 else 0]
+        tensor = row[layer if len(row) > 1 else 0]
+        return tensor, kv * self.strides["kv"] + layer * self.strides["layer"]
+
+    def is_list(self, axis: str) -> bool:
+        """Tell whether an axis is spread over tensors, so that its stride means nothing."""
+        return (axis == "kv" and len(self.tensors) > 1) or (
+            axis == "layer" and len(self.tensors[0]) > 1
+        )
+
+
+def packed_layout(like: Layout) -> Layout:
+    """Return the layout ``[block, layer, kv, head, token, dim]`` of packed blocks of a view."""
+    sizes, strides, step = dict(like.sizes), {}, like.itemsize
+    for axis in ("dim", "token", "head", "kv", "layer", "block"):
+        strides[axis] = step
+        step *= sizes[axis]
+    return Layout(sizes, strides, like.itemsize, ((0,),))
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What part of each side a plan copies: pairs of layers, and a range of heads."""
+
+    layers: Sequence[tuple[int, int]]  # (src, dst)
+    num_kv: int
+    src_head: int
+    dst_head: int
+    num_heads: int
+
+
+def plan_values(src: Layout, dst: Layout, selection: Selection) -> list[int]:
+    """Compute the operator's ``plan`` (its layout is told in csrc/ops/kv.cc).
+
+    A run starts as one row of ``dim`` and absorbs every axis that continues it on both sides, so
+    that it becomes the longest range that is contiguous in both; what is left of layer and kv
+    becomes planes, what is left of head and token becomes strided axes.
+    """
+    extents = {
+        "layer": len(selection.layers),
+        "kv": selection.num_kv,
+        "head": selection.num_heads,
+        "token": src.sizes["token"],
+    }
+    run_bytes = src.sizes["dim"] * src.itemsize
+    left = [axis for axis, extent in extents.items() if extent > 1]
+    while absorbed := [axis for axis in left if _continues(src, dst, axis, run_bytes, selection)]:
+        run_bytes *= extents[absorbed[0]]
+        left.remove(absorbed[0])
+
+    strided = sorted(set(left) & {"head", "token"}, key=lambda axis: -dst.strides[axis])
+    values = [src.sizes["block"], dst.sizes["block"], src.strides["block"], dst.strides["block"]]
+    values.append(run_bytes)
+    for axis in strided:
+        values += [extents[axis], src.strides[axis], dst.strides[axis]]
+    values += [1, 0, 0] * (MAX_AXES - len(strided))
+
+    layers = selection.layers if "layer" in left else selection.layers[:1]
+    for (src_layer, dst_layer), kv in product(layers, range(extents["kv"] if "kv" in left else 1)):
+        src_tensor, src_offset = src.plane(kv, src_layer)
+        dst_tensor, dst_offset = dst.plane(kv, dst_layer)
+        src_offset += selection.src_head * src.strides["head"]
+        dst_offset += selection.dst_head * dst.strides["head"]
+        values += [src_tensor, src_offset, dst_tensor, dst_offset]
+    return values
+
+
+def _continues(
+    src: Layout, dst: Layout, axis: str, run_bytes: int, selection: Selection
+) -> bool:
+    """Tell whether stepping along ``axis`` lands right behind the run, on both sides."""
+    if axis == "layer":
+        first_src, first_dst = selection.layers[0]
+        in_step = all(
+            pair == (first_src + i, first_dst + i) for i, pair in enumerate(selection.layers)
+        )
+        if not in_step:
+            return False
+    return not (src.is_list(axis) or dst.is_list(axis)) and (
+        src.strides[axis] == run_bytes == dst.strides[axis]
+    )

@@ -1,0 +1,75 @@
+"""Loads ``_ops.so`` and gives every operator its fake, so that torch.compile can trace it.
+
+Not called ``_ops.py``: beside ``_ops.so`` Python would import the library in its stead.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .errors import InvalidArgument, Unavailable
+
+LIBRARY = Path(__file__).with_name("_ops.so")
+logger = logging.getLogger("mooncake_kernels")
+_logged: set[str] = set()
+
+if not LIBRARY.is_file():
+    raise Unavailable(
+        f"{LIBRARY.name} is not beside {Path(__file__).name}: build the package with "
+        "`pip install --no-build-isolation -e .`"
+    )
+torch.ops.load_library(str(LIBRARY))
+
+# Overloads are held, not looked up at each call: that costs 300 ns through torch.ops.
+copy_blocks = torch.ops.mooncake_kernels.copy_blocks.default
+has_cuda: bool = torch.ops.mooncake_kernels.has_cuda()
+
+
+def choose_engine(device_type: str) -> str:
+    """Return what "auto" means for tensors of a device type; log it the first time."""
+    engine = {"cpu": "host", "cuda": "cuda" if has_cuda else "triton"}.get(device_type)
+    if engine is None:
+        raise InvalidArgument(f"tensors must be on cpu or cuda, got {device_type}")
+    if device_type not in _logged:
+        _logged.add(device_type)
+        logger.info("engine auto: %s for tensors on %s", engine, device_type)
+    return engine
+
+
+def require_engine(engine: str, device_type: str) -> None:
+    """Raise unless a named engine can take tensors of that device type."""
+    needed = {"host": "cpu", "cuda": "cuda"}[engine]
+    if engine == "cuda" and not has_cuda:
+        raise Unavailable("engine cuda: _ops.so was built without nvcc, so it has no CUDA kernels")
+    if device_type != needed:
+        raise InvalidArgument(f"engine {engine} must be given {needed} tensors, got {device_type}")
+
+
+def call(operator: Callable[..., Any], *arguments: Any) -> Any:
+    """Call an operator; its errors come out as those of ``errors.py``."""
+    try:
+        return operator(*arguments)
+    except ValueError as error:  # what pybind11 makes of mk::InvalidArgument
+        raise InvalidArgument(str(error)) from None
+
+
+@torch.library.register_fake("mooncake_kernels::copy_blocks")
+def _copy_blocks_fake(
+    src: Sequence[torch.Tensor],
+    dst: Sequence[torch.Tensor],
+    plan: torch.Tensor,
+    src_blocks: torch.Tensor | None,
+    dst_blocks: torch.Tensor | None,
+    bad: torch.Tensor | None,
+    max_sms: int,
+) -> None:
+    """Check what can be checked without data; the operator returns nothing."""
+    torch._check(len(src) > 0 and len(dst) > 0, lambda: "copy_blocks: src and dst must not be empty")
+    for ids in (src_blocks, dst_blocks):
+        torch._check(
+            ids is None or (ids.dim() == 1 and ids.dtype in (torch.int32, torch.int64)),
+            lambda: "copy_blocks: block ids must be a 1-d int32 or int64 tensor",
+        )

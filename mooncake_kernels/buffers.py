@@ -1,0 +1,93 @@
+"""Memory of any library as (address, bytes, location): what crosses into the host code.
+
+torch tensors, cupy and numpy arrays, memoryviews and anything with Python's buffer protocol are
+taken as they are, without a copy. The memory must be packed: one range of bytes.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from .errors import InvalidArgument
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """A range of memory and what keeps it alive.
+
+    Attributes:
+        address: where it starts, in the address space of this process.
+        num_bytes: its size.
+        location: ``cpu:0`` or ``cuda:<ordinal>``. Which NUMA node host memory is on is not looked
+            up: all of it is called ``cpu:0``.
+        writable: whether others may be allowed to write to it.
+        owner: the object it belongs to; hold it for as long as the address is in use.
+    """
+
+    address: int
+    num_bytes: int
+    location: str
+    writable: bool
+    owner: Any
+
+
+def as_buffer(memory: Any, *, argument: str = "buffer") -> Buffer:
+    """Describe an object's memory without copying it.
+
+    Args:
+        memory: torch tensor, cupy or numpy array, or an object with the buffer protocol; packed.
+        argument: what an error calls it.
+
+    Returns:
+        A ``Buffer`` that keeps ``memory`` alive.
+
+    Raises:
+        InvalidArgument: the object has no memory of its own, or is not packed.
+    """
+    if isinstance(memory, Buffer):
+        return memory
+    if isinstance(memory, torch.Tensor):
+        return _from_tensor(memory, argument)
+    if hasattr(memory, "__cuda_array_interface__"):
+        return _from_cuda_array(memory, argument)
+    try:
+        view = memoryview(memory)
+    except TypeError:
+        raise InvalidArgument(
+            f"{argument} must be a torch tensor, a cupy or numpy array or an object with the "
+            f"buffer protocol, got {type(memory).__name__}"
+        ) from None
+    if not view.c_contiguous:
+        raise InvalidArgument(f"{argument} must be packed, got strides {view.strides}")
+    # numpy finds the address, also of read-only memory, which ctypes.from_buffer refuses.
+    array = np.frombuffer(view, dtype=np.uint8) if view.nbytes else np.empty(0, np.uint8)
+    return Buffer(array.ctypes.data, view.nbytes, "cpu:0", not view.readonly, memory)
+
+
+def _from_tensor(tensor: torch.Tensor, argument: str) -> Buffer:
+    if not tensor.is_contiguous():
+        raise InvalidArgument(
+            f"{argument} must be packed, got shape {tuple(tensor.shape)} "
+            f"with strides {tensor.stride()}"
+        )
+    if tensor.device.type not in ("cpu", "cuda"):
+        raise InvalidArgument(f"{argument} must be on cpu or cuda, got {tensor.device}")
+    location = f"{tensor.device.type}:{tensor.device.index or 0}"
+    return Buffer(tensor.data_ptr(), tensor.nbytes, location, True, tensor)
+
+
+def _from_cuda_array(array: Any, argument: str) -> Buffer:
+    interface = array.__cuda_array_interface__
+    itemsize = np.dtype(interface["typestr"]).itemsize
+    packed, expected = interface.get("strides"), itemsize
+    if packed is not None:
+        for extent, stride in zip(reversed(interface["shape"]), reversed(packed), strict=True):
+            if extent > 1 and stride != expected:
+                raise InvalidArgument(f"{argument} must be packed, got strides {packed}")
+            expected *= extent
+    address, readonly = interface["data"]
+    num_bytes = itemsize * int(np.prod(interface["shape"], dtype=np.int64))
+    ordinal = array.device.id if hasattr(array, "device") else 0
+    return Buffer(address, num_bytes, f"cuda:{ordinal}", not readonly, array)

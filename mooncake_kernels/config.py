@@ -1,0 +1,154 @@
+"""Every environment variable of the project, in two frozen dataclasses.
+
+``Settings`` is read when a feature first needs it, never at import; ``BuildSettings`` is read by
+setup.py alone, which loads this file by path (it imports nothing but the standard library).
+Absent means the default; present and malformed raises, naming the variable and the value.
+"""
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+PREFIX = "MOONCAKE_KERNELS_"
+
+
+def _positive_int(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise ValueError
+    return value
+
+
+def _positive_float(text: str) -> float:
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise ValueError
+    return value
+
+
+def _one_of(*choices: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in choices:
+            raise ValueError
+        return text
+
+    return parse
+
+
+def _set_of(*choices: str) -> Callable[[str], tuple[str, ...]]:
+    def parse(text: str) -> tuple[str, ...]:
+        words = tuple(word for word in text.split(",") if word)
+        if not set(words) <= set(choices):
+            raise ValueError
+        return words
+
+    return parse
+
+
+def _setting(default: Any, parse: Callable[[str], Any], expected: str, doc: str) -> Any:
+    return field(default=default, metadata={"parse": parse, "expected": expected, "doc": doc})
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the running package reads."""
+
+    threads: int = _setting(
+        0, lambda text: int(text) if text == "0" else _positive_int(text), "an integer >= 0",
+        "threads of host functions outside torch (hashing); 0: one per core",
+    )
+    listen_host: str = _setting(
+        "127.0.0.1", str, "an address",
+        "address a TransferEngine listens on when its name gives none",
+    )
+    deadline_s: float = _setting(
+        30.0, _positive_float, "a number > 0", "seconds a transfer may take when the call gives none"
+    )
+    require: tuple[str, ...] = _setting(
+        (), _set_of("cuda", "triton", "model"), "a comma-separated list of cuda, triton, model",
+        "tests: what must be there, so that a skip becomes a failure",
+    )
+
+
+@dataclass(frozen=True)
+class BuildSettings:
+    """What setup.py reads."""
+
+    torch: str = _setting(
+        "", str, "a folder", "folder of the torch package to build against; empty: the installed one"
+    )
+    cuda: str = _setting(
+        "auto", _one_of("auto", "0", "1"), "auto, 0 or 1",
+        "compile the CUDA kernels: if nvcc is found, never, or fail without nvcc",
+    )
+    cuda_archs: tuple[str, ...] = _setting(
+        ("80", "90", "100"), lambda text: tuple(str(_positive_int(a)) for a in text.split(",")),
+        "a comma-separated list like 80,90,100", "GPU architectures; PTX is embedded for the last",
+    )
+    sanitize: tuple[str, ...] = _setting(
+        (), _set_of("address", "undefined", "thread"),
+        "a comma-separated list of address, undefined, thread", "sanitizers to build with",
+    )
+
+
+def read(kind: type, environ: Mapping[str, str] | None = None) -> Any:
+    """Read one of the dataclasses above from the environment.
+
+    Args:
+        kind: ``Settings`` or ``BuildSettings``.
+        environ: the variables; ``os.environ`` if None.
+
+    Raises:
+        ValueError: a variable is malformed; the message names it, what it must be and its value.
+    """
+    environ = os.environ if environ is None else environ
+    values = {}
+    for item in dataclasses.fields(kind):
+        name = PREFIX + item.name.upper()
+        if name in environ:
+            try:
+                values[item.name] = item.metadata["parse"](environ[name])
+            except ValueError:
+                expected = item.metadata["expected"]
+                raise ValueError(f"{name} must be {expected}, got {environ[name]!r}") from None
+    return kind(**values)
+
+
+_current: Settings | None = None
+
+
+def current() -> Settings:
+    """Return the settings in force: those of the environment, read once, unless overridden."""
+    global _current
+    if _current is None:
+        _current = read(Settings)
+    return _current
+
+
+@contextlib.contextmanager
+def override(**changes: Any) -> Iterator[Settings]:
+    """Change settings for the length of a ``with`` block, for the whole process.
+
+    Args:
+        **changes: fields of ``Settings`` and their values.
+    """
+    global _current
+    before = current()
+    _current = dataclasses.replace(before, **changes)
+    try:
+        yield _current
+    finally:
+        _current = before
+
+
+def table() -> list[tuple[str, str, str]]:
+    """Return (variable, default, meaning) of every setting, as README's table shows them."""
+    rows = []
+    for kind in (Settings, BuildSettings):
+        for item in dataclasses.fields(kind):
+            default = ",".join(item.default) if isinstance(item.default, tuple) else item.default
+            rows.append((PREFIX + item.name.upper(), str(default), item.metadata["doc"]))
+    return rows

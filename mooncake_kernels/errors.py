@@ -1,0 +1,37 @@
+"""The errors that users meet, named by who can act on them.
+
+A message reads ``op: argument must be <what>, got <value>``, in Python's argument names.
+A failed system call is a plain :class:`OSError` with its errno.
+"""
+
+
+class InvalidArgument(ValueError):
+    """An argument is wrong; the message names it, what it must be, and what it was."""
+
+
+class Unavailable(RuntimeError):
+    """The hardware, driver or library is not on this machine; the message says why."""
+
+
+class CudaError(RuntimeError):
+    """A CUDA call failed."""
+
+
+class TransferError(RuntimeError):
+    """A transfer failed, or its deadline passed.
+
+    Attributes:
+        peer: name of the other side.
+        cause: what went wrong, in one phrase.
+        num_bytes_done: payload bytes that the other side has confirmed.
+        num_bytes_total: payload bytes of the whole request.
+    """
+
+    def __init__(self, peer: str, cause: str, num_bytes_done: int = 0, num_bytes_total: int = 0):
+        self.peer = peer
+        self.cause = cause
+        self.num_bytes_done = num_bytes_done
+        self.num_bytes_total = num_bytes_total
+        super().__init__(
+            f"transfer with {peer}: {cause} ({num_bytes_done} of {num_bytes_total} bytes confirmed)"
+        )

@@ -1,0 +1,160 @@
+"""Names of blocks: a chained hash of their tokens, so that a name stands for its whole prefix."""
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from . import _host, config
+from .errors import InvalidArgument
+
+ALGORITHMS = ("xxh3",)
+
+
+def block_hashes(
+    tokens: Any,
+    block_size: int,
+    *,
+    cu_seqlens: Any = None,
+    parents: Sequence[int | None] | np.ndarray | None = None,
+    seed: int = 0,
+    algorithm: str = "xxh3",
+) -> np.ndarray:
+    """Name every full block of one or many token sequences.
+
+    Equivalent to, for each sequence::
+
+        for i in range(len(tokens) // block_size):
+            block = tokens[i * block_size : (i + 1) * block_size]
+            local = xxh3_64(little_endian_uint32(block), seed)
+            key = local if previous is None else xxh3_64(uint64(previous) + uint64(local), seed)
+            keys.append(key)
+            previous = key                  # starts as the sequence's parent, or None
+
+    (``+`` joins bytes, little-endian.) It is the chain that Dynamo's block manager and Mooncake's
+    Conductor share. The hash is fast, not cryptographic: give each tenant a seed of its own.
+
+    Args:
+        tokens: ``[num_tokens]`` token ids, all sequences one after another: a torch tensor on the
+            CPU, a numpy array or a sequence of ints; any integer dtype, values in [0, 2**32).
+        block_size: tokens in a block. What is left at a sequence's end gets no key.
+        cu_seqlens: ``[num_sequences + 1]``, where each sequence starts in ``tokens``, and where the
+            last one ends: increasing, from 0 to ``num_tokens``. None for one sequence.
+        parents: for each sequence the key of the block before its first one, to go on from a
+            known prefix; None (for all, or in place of one) for a sequence that starts afresh.
+        seed: of the hash, in [0, 2**64).
+        algorithm: "xxh3".
+
+    Returns:
+        ``[num_blocks]`` uint64, the keys of all sequences one after another: sequence s has
+        ``(cu_seqlens[s + 1] - cu_seqlens[s]) // block_size`` of them.
+
+    Raises:
+        InvalidArgument: an argument is not as above; the message names it.
+    """
+    if algorithm not in ALGORITHMS:
+        raise InvalidArgument(f"block_hashes: algorithm must be xxh3, got {algorithm!r}")
+    _check_int("block_size", block_size, 1, 2**32)
+    _check_int("seed", seed, 0, 2**64)
+    token_array = _as_tokens(tokens)
+    starts = _as_starts(cu_seqlens, token_array.size)
+    parent_keys, has_parent = _as_parents(parents, starts.size - 1)
+    first_block = np.zeros(starts.size, np.int64)
+    np.cumsum(np.diff(starts) // block_size, out=first_block[1:])
+    keys = np.empty(int(first_block[-1]), np.uint64)
+    _host.block_hashes(
+        tokens=token_array.ctypes.data,
+        cu_seqlens=starts.ctypes.data,
+        first_block=first_block.ctypes.data,
+        parents=0 if parent_keys is None else parent_keys.ctypes.data,
+        has_parent=0 if has_parent is None else has_parent.ctypes.data,
+        num_requests=starts.size - 1,
+        block_size=block_size,
+        seed=seed,
+        keys=keys.ctypes.data,
+        num_threads=config.current().threads or os.cpu_count() or 1,
+    )
+    return keys
+
+
+def _check_int(name: str, value: int, low: int, high: int) -> None:
+    is_int = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    if not is_int or not low <= value < high:
+        raise InvalidArgument(
+            f"block_hashes: {name} must be an integer in [{low}, {high}), got {value!r}"
+        )
+
+
+def _as_array(name: str, values: Any) -> np.ndarray:
+    """Return a 1-d integer array, sharing memory where it can."""
+    if isinstance(values, torch.Tensor):
+        if values.device.type != "cpu":
+            raise InvalidArgument(f"block_hashes: {name} must be on the CPU, got {values.device}")
+        array = values.detach().numpy()
+    else:
+        try:
+            array = np.asarray(values)
+        except (OverflowError, ValueError):
+            array = np.empty(0, object)
+    if array.size == 0 and array.dtype == np.float64:  # numpy's idea of an empty list
+        array = array.astype(np.int64)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise InvalidArgument(
+            f"block_hashes: {name} must be 1-d integers, got {array.dtype} "
+            f"of shape {array.shape}"
+        )
+    return array
+
+
+def _as_tokens(tokens: Any) -> np.ndarray:
+    array = _as_array("tokens", tokens)
+    if array.dtype != np.uint32 and array.size:
+        for index in (int(array.argmin()), int(array.argmax())):
+            if not 0 <= int(array[index]) < 2**32:
+                raise InvalidArgument(
+                    f"block_hashes: tokens[{index}] must be in [0, 2**32), got {array[index]}"
+                )
+    if array.dtype == np.int32:  # the same bytes, now that none is negative
+        array = array.view(np.uint32)
+    return np.ascontiguousarray(array, dtype="<u4")
+
+
+def _as_starts(cu_seqlens: Any, num_tokens: int) -> np.ndarray:
+    if cu_seqlens is None:
+        return np.array([0, num_tokens], np.int64)
+    starts = np.ascontiguousarray(_as_array("cu_seqlens", cu_seqlens), dtype=np.int64)
+    if starts.size == 0 or starts[0] != 0 or starts[-1] != num_tokens:
+        raise InvalidArgument(
+            f"block_hashes: cu_seqlens must go from 0 to the number of tokens ({num_tokens}), "
+            f"got {starts.tolist()[:1]} to {starts.tolist()[-1:]}"
+        )
+    steps = np.diff(starts)
+    if steps.size and steps.min() < 0:
+        index = int(steps.argmin()) + 1
+        raise InvalidArgument(
+            f"block_hashes: cu_seqlens must not decrease, got {starts[index]} after "
+            f"{starts[index - 1]} at index {index}"
+        )
+    return starts
+
+
+def _as_parents(
+    parents: Sequence[int | None] | np.ndarray | None, num_sequences: int
+) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """Return (keys uint64, whether each is there uint8), or (None, None)."""
+    if parents is None:
+        return None, None
+    if len(parents) != num_sequences:
+        raise InvalidArgument(
+            f"block_hashes: parents must have one entry for each of {num_sequences} sequences, "
+            f"got {len(parents)}"
+        )
+    keys = np.zeros(num_sequences, np.uint64)
+    present = np.zeros(num_sequences, np.uint8)
+    for i, parent in enumerate(parents):
+        if parent is not None:
+            _check_int(f"parents[{i}]", parent, 0, 2**64)
+            keys[i], present[i] = parent, 1
+    return keys, present

@@ -1,0 +1,332 @@
+"""Paged KV movement: blocks of one cache into blocks of another, whatever the two layouts.
+
+The axes of a cache are named, never guessed from shapes: two layouts can have the same shape and
+mean different things. A ``CopyPlan`` is made once for a pair of caches and run many times; a run
+costs host work in the number of blocks, not in blocks x layers x heads.
+"""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+
+from . import _library
+from ._kv_view import BadIds, BlockPlan, KVView
+from ._layout import Selection
+from .errors import InvalidArgument
+from .reference import kv as reference
+
+__all__ = ["CopyPlan", "KVView", "gather_blocks", "scatter_blocks"]
+
+Engine = Literal["auto", "host", "cuda", "triton", "reference"]
+BlockIds = torch.Tensor | Sequence[int]
+
+
+class CopyPlan:
+    """Copy blocks of one view into blocks of another of any axis order.
+
+    Equivalent to::
+
+        for src_block, dst_block in zip(src_blocks, dst_blocks):
+            if src_block == -1 or dst_block == -1:
+                continue
+            for layer in layers:
+                for kv in range(num_kv):
+                    dst[layer, kv, dst_block, dst_heads] = src[layer, kv, src_block, src_heads]
+
+    Args:
+        src: what is read.
+        dst: what is written, of the same dtype, device, block size, head dimension and number of
+            kv. It may be the same cache as ``src``; then no block may be both read and written.
+        layers: which layers to copy, the same numbers on both sides; None for all, and then both
+            sides must have equally many.
+        src_heads, dst_heads: a slice of the heads of each side, equally long: how a cache of one
+            tensor-parallel size is copied into one of another. None for all.
+
+    Raises:
+        InvalidArgument: the two views do not fit; the message names the argument.
+    """
+
+    def __init__(
+        self,
+        src: KVView,
+        dst: KVView,
+        *,
+        layers: slice | Sequence[int] | None = None,
+        src_heads: slice | None = None,
+        dst_heads: slice | None = None,
+    ):
+        for name in ("dtype", "device", "block_size", "head_dim", "num_kv"):
+            mine, other = getattr(src, name), getattr(dst, name)
+            if mine != other:
+                raise InvalidArgument(f"CopyPlan: dst must have src's {name} {mine}, got {other}")
+        self.src, self.dst = src, dst
+        self._layers = _choose_layers(layers, src.num_layers, dst.num_layers)
+        src_head, num_heads = _choose_heads("src_heads", src_heads, src.num_heads)
+        dst_head, num_dst_heads = _choose_heads("dst_heads", dst_heads, dst.num_heads)
+        if num_heads != num_dst_heads:
+            raise InvalidArgument(
+                f"CopyPlan: dst_heads must be as many as src_heads ({num_heads}), "
+                f"got {num_dst_heads}"
+            )
+        self._heads = (src_head, dst_head, num_heads)
+        self._plans: dict[tuple[int, ...], BlockPlan] = {}
+        self._all = self._plan(self._layers)
+        self._bad = BadIds(src.device, ("copy_blocks: src_blocks", "copy_blocks: dst_blocks"))
+
+    def run(
+        self,
+        src_blocks: BlockIds,
+        dst_blocks: BlockIds,
+        *,
+        layers: slice | Sequence[int] | None = None,
+        max_sms: int | None = None,
+        engine: Engine = "auto",
+    ) -> None:
+        """Copy block ``src_blocks[i]`` of src into block ``dst_blocks[i]`` of dst.
+
+        On CUDA the copy is queued on the current stream and may not have run yet. Ids given on the
+        CPU are moved to the device first; hand them over there to save that.
+
+        Args:
+            src_blocks: ``[n]``, int32 or int64. Each in ``[0, src.num_blocks)``, or -1 to skip the
+                pair. Repeats are allowed.
+            dst_blocks: ``[n]``, likewise for dst. A block that is named twice gets one of its
+                sources, which one is not defined; this is not checked.
+            layers: copy only these layers of the plan's; None for all of them.
+            max_sms: use at most this many multiprocessors; None for all. Ignored on the CPU.
+            engine: "host" (CPU tensors), "cuda" or "triton" (CUDA tensors; triton also runs on the
+                CPU in its interpreter), "reference"; "auto" is host or cuda. A named engine never
+                falls back.
+
+        Raises:
+            InvalidArgument: an id is out of range, or an argument is not as above. On the CPU
+                nothing has been copied then. On CUDA the ids are checked by the kernel: pairs with
+                a bad id are skipped, and the error is raised by the next ``run`` that finds it
+                there, or by ``check``.
+            Unavailable: the named engine is not here.
+        """
+        _check_max_sms("copy_blocks", max_sms)
+        plan = self._all if layers is None else self._plan(self._subset(layers))
+        src_ids = _as_ids("copy_blocks: src_blocks", src_blocks, self.src.device)
+        dst_ids = _as_ids("copy_blocks: dst_blocks", dst_blocks, self.dst.device)
+        if src_ids.numel() != dst_ids.numel():
+            raise InvalidArgument(
+                f"copy_blocks: dst_blocks must have as many ids as src_blocks "
+                f"({src_ids.numel()}), got {dst_ids.numel()}"
+            )
+        _execute(engine, self.src, self.dst, plan, src_ids, dst_ids, self._bad, max_sms)
+
+    def check(self) -> None:
+        """Wait for the current stream and raise if a run met a bad id. Does nothing on the CPU.
+
+        Raises:
+            InvalidArgument: an id of an earlier run was out of range; the message names it.
+        """
+        if self.src.device.type == "cuda":
+            torch.cuda.current_stream(self.src.device).synchronize()
+        self._bad.raise_if_any(self.src.num_blocks, self.dst.num_blocks)
+
+    def _plan(self, layers: tuple[int, ...]) -> BlockPlan:
+        if layers not in self._plans:
+            selection = Selection([(i, i) for i in layers], self.src.num_kv, *self._heads)
+            self._plans[layers] = BlockPlan(self.src.layout, self.dst.layout, selection)
+        return self._plans[layers]
+
+    def _subset(self, layers: slice | Sequence[int]) -> tuple[int, ...]:
+        if isinstance(layers, slice):
+            return self._layers[layers]
+        for layer in layers:
+            if layer not in self._layers:
+                raise InvalidArgument(
+                    f"copy_blocks: layers must be among the plan's {list(self._layers)}, "
+                    f"got {layer}"
+                )
+        return tuple(layers)
+
+
+def gather_blocks(
+    view: KVView,
+    block_ids: BlockIds,
+    out: torch.Tensor | None = None,
+    *,
+    max_sms: int | None = None,
+    engine: Engine = "auto",
+) -> torch.Tensor:
+    """Copy the named blocks of a paged cache, in order, into one packed buffer.
+
+    Equivalent to::
+
+        for i, block_id in enumerate(block_ids):
+            if block_id != -1:
+                out[i] = view[block_id]
+
+    Args:
+        view: the cache.
+        block_ids: ``[n]``, int32 or int64. Each in ``[0, view.num_blocks)``, or -1 for a hole,
+            which leaves its row of ``out`` as it was. Repeats are allowed.
+        out: ``[n, layer, kv, head, token, dim]``, packed, of view's dtype and device, not
+            overlapping it. Made if None, and then undefined where ``block_ids`` has holes.
+        max_sms: as for ``CopyPlan.run``.
+        engine: as for ``CopyPlan.run``.
+
+    Returns:
+        ``out``: one buffer to send. On CUDA the copy is queued on the current stream.
+
+    Raises:
+        InvalidArgument: an argument is not as above. About ids on CUDA see ``CopyPlan.run``; here
+            it is the next gather or scatter of this view that raises.
+        Unavailable: the named engine is not here.
+    """
+    _check_max_sms("gather_blocks", max_sms)
+    ids = _as_ids("gather_blocks: block_ids", block_ids, view.device)
+    shape = view.packed_shape(ids.numel())
+    if out is None:
+        out = torch.empty(shape, dtype=view.dtype, device=view.device)
+    packed = _as_packed("gather_blocks: out", out, shape, view)
+    _execute(engine, view, packed, view.gather_plan, ids, None, view.bad_ids, max_sms)
+    return out
+
+
+def scatter_blocks(
+    packed: torch.Tensor,
+    block_ids: BlockIds,
+    view: KVView,
+    *,
+    max_sms: int | None = None,
+    engine: Engine = "auto",
+) -> None:
+    """Copy packed blocks, in order, into the named blocks of a paged cache.
+
+    Equivalent to::
+
+        for i, block_id in enumerate(block_ids):
+            if block_id != -1:
+                view[block_id] = packed[i]
+
+    Args:
+        packed: ``[n, layer, kv, head, token, dim]``, packed, of view's dtype and device: what
+            ``gather_blocks`` made, of a cache of any axis order.
+        block_ids: ``[n]``, int32 or int64. Each in ``[0, view.num_blocks)``, or -1 for a row that
+            is not wanted. A block that is named twice gets one of its rows; this is not checked.
+        view: the cache, which is written to.
+        max_sms: as for ``CopyPlan.run``.
+        engine: as for ``CopyPlan.run``.
+
+    Raises:
+        InvalidArgument: an argument is not as above; see ``gather_blocks``.
+        Unavailable: the named engine is not here.
+    """
+    _check_max_sms("scatter_blocks", max_sms)
+    ids = _as_ids("scatter_blocks: block_ids", block_ids, view.device)
+    source = _as_packed("scatter_blocks: packed", packed, view.packed_shape(ids.numel()), view)
+    _execute(engine, source, view, view.scatter_plan, None, ids, view.bad_ids, max_sms)
+
+
+class _Packed:
+    """Packed blocks, as the one side of a copy that has no ids."""
+
+    def __init__(self, tensor: torch.Tensor):
+        self.tensors = [tensor]
+        self.num_blocks = tensor.shape[0]
+        self.device = tensor.device
+
+    def plane(self, layer: int, kv: int) -> torch.Tensor:
+        return self.tensors[0][:, layer, kv]
+
+
+def _execute(
+    engine: Engine,
+    src: KVView | _Packed,
+    dst: KVView | _Packed,
+    plan: BlockPlan,
+    src_ids: torch.Tensor | None,
+    dst_ids: torch.Tensor | None,
+    bad: BadIds,
+    max_sms: int | None,
+) -> None:
+    device = src.device.type
+    chosen = _library.choose_engine(device) if engine == "auto" else engine
+    arguments = (src.tensors, dst.tensors, plan.values, src_ids, dst_ids)
+    if torch.compiler.is_compiling():
+        # The words cannot be looked at while tracing: on the CPU the operator itself raises.
+        words = bad.words if device == "cuda" else None
+        _library.copy_blocks(*arguments, words, max_sms or 0)
+        return
+    bad.raise_if_any(src.num_blocks, dst.num_blocks)
+    if chosen in ("host", "cuda"):
+        _library.require_engine(chosen, device)
+        _library.call(_library.copy_blocks, *arguments, bad.words, max_sms or 0)
+    elif chosen == "triton":
+        from .triton import kv as triton_kv  # not at the top: importing triton takes a second
+
+        triton_kv.copy_blocks(*arguments, bad.words)
+        if device == "cpu":
+            bad.raise_if_any(src.num_blocks, dst.num_blocks)
+    elif chosen == "reference":
+        reference.copy_blocks(src, dst, plan.selection, src_ids, dst_ids, bad)
+    else:
+        raise InvalidArgument(
+            f"copy_blocks: engine must be auto, host, cuda, triton or reference, got {engine!r}"
+        )
+
+
+def _as_ids(name: str, ids: BlockIds, device: torch.device) -> torch.Tensor:
+    if not isinstance(ids, torch.Tensor):
+        ids = torch.as_tensor(ids, dtype=torch.int64) if len(ids) == 0 else torch.as_tensor(ids)
+    if ids.dim() != 1 or ids.dtype not in (torch.int32, torch.int64):
+        raise InvalidArgument(
+            f"{name} must be 1-d int32 or int64, got {ids.dtype} of shape {tuple(ids.shape)}"
+        )
+    return ids.to(device, non_blocking=True).contiguous()
+
+
+def _as_packed(
+    name: str, tensor: torch.Tensor, shape: tuple[int, ...], view: KVView
+) -> _Packed:
+    if not isinstance(tensor, torch.Tensor):
+        raise InvalidArgument(f"{name} must be a torch tensor, got {type(tensor).__name__}")
+    if tensor.shape != shape:
+        raise InvalidArgument(f"{name} must have shape {shape}, got {tuple(tensor.shape)}")
+    for what in ("dtype", "device"):
+        mine, other = getattr(view, what), getattr(tensor, what)
+        if mine != other:
+            raise InvalidArgument(f"{name} must have the cache's {what} {mine}, got {other}")
+    if not tensor.is_contiguous():
+        raise InvalidArgument(f"{name} must be packed, got strides {tensor.stride()}")
+    return _Packed(tensor)
+
+
+def _check_max_sms(op: str, max_sms: int | None) -> None:
+    if max_sms is not None and max_sms < 1:
+        raise InvalidArgument(f"{op}: max_sms must be at least 1, got {max_sms}")
+
+
+def _choose_layers(
+    layers: slice | Sequence[int] | None, num_src: int, num_dst: int
+) -> tuple[int, ...]:
+    if layers is None and num_src != num_dst:
+        raise InvalidArgument(f"CopyPlan: dst must have src's {num_src} layers, got {num_dst}")
+    num_layers = min(num_src, num_dst)
+    if layers is None or isinstance(layers, slice):
+        return tuple(range(num_layers))[layers if layers is not None else slice(None)]
+    for layer in layers:
+        if not 0 <= layer < num_layers:
+            raise InvalidArgument(f"CopyPlan: layers must be in [0, {num_layers}), got {layer}")
+    return tuple(layers)
+
+
+def _choose_heads(name: str, heads: slice | None, num_heads: int) -> tuple[int, int]:
+    """Return (first head, number of heads)."""
+    if heads is None:
+        return 0, num_heads
+    if not isinstance(heads, slice):
+        raise InvalidArgument(f"CopyPlan: {name} must be a slice or None, got {heads!r}")
+    first, stop, step = heads.indices(num_heads)
+    in_range = heads.stop is None or heads.stop <= num_heads
+    if step != 1 or first >= stop or not in_range:
+        raise InvalidArgument(
+            f"CopyPlan: {name} must be a slice of at least one of {num_heads} heads with step 1, "
+            f"got {heads}"
+        )
+    return first, stop - first

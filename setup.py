@@ -1,0 +1,178 @@
+"""Builds the two binaries of the package with ninja (metadata is in pyproject.toml):
+
+  mooncake_kernels/_ops.so      torch operators, CPU and, where nvcc is found, CUDA. It uses the
+                                LibTorch stable ABI and has no Python in it: one file for every
+                                Python and every torch from 2.11.
+  mooncake_kernels/_host.*.so   pybind11 module: hashing, transfer. It has no torch in it.
+
+Sources are globbed: a new file in an existing family needs no edit here. The environment variables
+are those of BuildSettings in mooncake_kernels/config.py, and CXX, CUDA_HOME and MAX_JOBS.
+"""
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+ROOT = Path(__file__).resolve().parent
+OPS_FAMILIES = ("common", "ops", "kv", "mask", "attention", "similarity")
+HOST_FAMILIES = ("common", "host", "hash", "topology", "rdma", "transfer")
+TORCH_TARGET_VERSION = "0x020b000000000000ULL"  # 2.11: the oldest torch that _ops.so loads under
+
+
+def load_config():
+    """mooncake_kernels/config.py, without importing the package (which needs torch)."""
+    spec = importlib.util.spec_from_file_location("config", ROOT / "mooncake_kernels/config.py")
+    config = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = config  # dataclasses look their module up
+    spec.loader.exec_module(config)
+    return config
+
+
+CONFIG = load_config()
+BUILD = CONFIG.read(CONFIG.BuildSettings)
+
+
+def find_torch() -> Path:
+    """The installed torch's folder, found without importing it.
+
+    In pip's isolated build torch cannot be imported, but sysconfig still names the environment
+    that is being installed into.
+    """
+    site = (*sys.path, sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
+    for folder in [Path(BUILD.torch)] if BUILD.torch else [Path(path) / "torch" for path in site]:
+        if (folder / "include/torch/csrc/stable/library.h").is_file():
+            return folder.resolve()
+    sys.exit(
+        "mooncake-kernels: found no torch >= 2.11 to build against. Install torch first, then "
+        "`pip install .`; with uv, or with torch elsewhere, add `--no-build-isolation` or set "
+        f"{CONFIG.PREFIX}TORCH=<site-packages>/torch."
+    )
+
+
+def find_cuda() -> Path | None:
+    """The CUDA toolkit's folder; None to build without CUDA."""
+    if BUILD.cuda == "0":
+        return None
+    nvcc = shutil.which("nvcc")
+    homes = [os.environ.get("CUDA_HOME"), nvcc and Path(nvcc).resolve().parents[1]]
+    for home in filter(None, [*homes, "/usr/local/cuda"]):
+        # An nvcc on PATH may be a wrapper script outside the toolkit: look for a header as well.
+        if (Path(home) / "bin/nvcc").is_file() and (Path(home) / "include/cuda_runtime.h").is_file():
+            return Path(home).resolve()
+    if BUILD.cuda == "1":
+        sys.exit(f"mooncake-kernels: {CONFIG.PREFIX}CUDA=1, but no nvcc was found (set CUDA_HOME)")
+    return None
+
+
+def sources(families: tuple[str, ...], suffix: str) -> list[Path]:
+    return sorted(file for family in families for file in (ROOT / "csrc" / family).glob(suffix))
+
+
+class NinjaFile:
+    """What is compiled, with which flags, into which file."""
+
+    def __init__(self):
+        self.cxx = os.environ.get("CXX", "g++")
+        self.ccache = shutil.which("ccache") or ""
+        self.sanitize = [f"-fsanitize={','.join(BUILD.sanitize)}"] if BUILD.sanitize else []
+        self.lines = []
+        self.add_rule("cxx", f"{self.ccache} {self.cxx} $flags -MD -MF $out.d -c $in -o $out")
+        self.add_rule("link", f"{self.cxx} -shared -o $out $in $flags", depfile=False)
+
+    def add_rule(self, name: str, command: str, *, depfile: bool = True) -> None:
+        self.lines += [f"rule {name}", f"  command = {command}", f"  description = {name} $out"]
+        self.lines += ["  depfile = $out.d", "  deps = gcc"] if depfile else []
+
+    def add_build(self, out: str, rule: str, inputs: list[str], flags: list[str]) -> str:
+        self.lines += [f"build {out}: {rule} {' '.join(inputs)}", f"  flags = {' '.join(flags)}"]
+        return out
+
+    def compile(self, prefix: str, files: list[Path], rule: str, flags: list[str]) -> list[str]:
+        """Object files, one a source: `prefix` keeps csrc/common's two builds apart."""
+        return [
+            self.add_build(f"{prefix}/{file.parent.name}/{file.name}.o", rule, [str(file)], flags)
+            for file in files
+        ]
+
+    def cxx_flags(self, *includes: Path | str) -> list[str]:
+        warnings = ["-Wall", "-Wextra", "-Wno-unused-parameter"]
+        return [
+            *("-O2", "-g1", "-std=c++17", "-fPIC", "-fvisibility=hidden", *warnings),
+            *(f"-ffile-prefix-map={ROOT}/=", f"-I{ROOT}/csrc"),
+            *(f"-isystem {include}" for include in includes),
+            *self.sanitize,
+        ]
+
+    def ops(self, out: Path, torch: Path, cuda: Path | None) -> None:
+        flags = [*self.cxx_flags(torch / "include"), f"-DTORCH_TARGET_VERSION={TORCH_TARGET_VERSION}"]
+        # libtorch.so by name and without a path: it is always loaded before us.
+        link = [f"-L{torch}/lib", "-Wl,--no-as-needed", "-ltorch", "-ltorch_cpu", "-Wl,--as-needed"]
+        objects = []
+        if cuda:
+            flags.append("-DMK_WITH_CUDA")
+            objects = self.cuda_objects(cuda)
+            # cudart is static and opens libcuda.so.1 at its first call: no driver, no problem.
+            link += [f"-L{cuda}/lib64", "-lcudart_static", "-lrt", "-lpthread"]
+            link += ["-Wl,--exclude-libs,ALL"]
+        if not self.sanitize:
+            link.append("-Wl,-z,defs")  # a stray symbol fails here, not at import
+        objects += self.compile("ops", sources(OPS_FAMILIES, "*.cc"), "cxx", flags)
+        self.add_build(str(out), "link", objects, [*link, "-ldl", *self.sanitize])
+
+    def cuda_objects(self, cuda: Path) -> list[str]:
+        archs = BUILD.cuda_archs
+        targets = [f"-gencode arch=compute_{a},code=sm_{a}" for a in archs]
+        targets.append(f"-gencode arch=compute_{archs[-1]},code=compute_{archs[-1]}")
+        flags = ["-O3", "-std=c++17", "-lineinfo", f"-ccbin {self.cxx}", f"-I{ROOT}/csrc", *targets]
+        flags.append("-Xcompiler=-fPIC,-fvisibility=hidden")
+        command = f"{self.ccache} {cuda}/bin/nvcc $flags -MD -MF $out.d -c $in -o $out"
+        self.add_rule("nvcc", command)
+        return self.compile("ops", sources(OPS_FAMILIES, "*.cu"), "nvcc", flags)
+
+    def host(self, out: Path, cuda: Path | None) -> None:
+        import pybind11
+
+        includes = [pybind11.get_include(), sysconfig.get_path("include"), ROOT / "third_party"]
+        flags = self.cxx_flags(*includes, *([cuda / "include"] if cuda else []))
+        objects = self.compile("host", sources(HOST_FAMILIES, "*.cc"), "cxx", flags)
+        self.add_build(str(out), "link", objects, ["-ldl", "-lpthread", *self.sanitize])
+
+
+class BuildExt(build_ext):
+    def get_ext_filename(self, fullname):
+        name = super().get_ext_filename(fullname)
+        if fullname.endswith("_ops"):  # no Python in it, so no Python in its name
+            return name.replace(sysconfig.get_config_var("EXT_SUFFIX"), ".so")
+        return name
+
+    def build_extensions(self):
+        # One folder for every way to build (wheel, editable, build_ext), so that all are
+        # incremental; another for sanitizers.
+        kind = "-".join([sysconfig.get_config_var("SOABI"), *BUILD.sanitize])
+        folder = ROOT / "build" / kind
+        folder.mkdir(parents=True, exist_ok=True)
+        ops, host = (Path(self.get_ext_fullpath(e.name)).resolve() for e in self.extensions)
+        ninja_file = NinjaFile()
+        cuda = find_cuda()
+        ninja_file.ops(ops, find_torch(), cuda)
+        ninja_file.host(host, cuda)
+        (folder / "build.ninja").write_text("\n".join(ninja_file.lines) + "\n")
+        jobs = ["-j", os.environ["MAX_JOBS"]] if "MAX_JOBS" in os.environ else []
+        try:
+            subprocess.run(["ninja", "-C", str(folder), *jobs], check=True)
+        except subprocess.CalledProcessError as error:
+            sys.exit(f"mooncake-kernels: the compiler failed (ninja exit {error.returncode})")
+
+
+find_torch()  # fail now, before pip resolves (and downloads) the dependencies
+setup(
+    ext_modules=[Extension("mooncake_kernels._ops", []), Extension("mooncake_kernels._host", [])],
+    cmdclass={"build_ext": BuildExt},
+)

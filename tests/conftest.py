@@ -1,0 +1,46 @@
+"""What every test shares: the `backend` fixture, and skips that can be made failures."""
+
+import importlib.util
+import os
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from mooncake_kernels import config
+
+HAS_CUDA = torch.cuda.is_available()
+if not HAS_CUDA:
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # must be set before triton is imported
+
+torch.set_num_threads(2)
+
+
+def skip(need: str, reason: str) -> None:
+    """Skip with the reason; fail if MOONCAKE_KERNELS_REQUIRE names the need."""
+    if need in config.current().require:
+        pytest.fail(f"{need} is required, but {reason}")
+    pytest.skip(reason)
+
+
+@dataclass(frozen=True)
+class Backend:
+    """One way to run an operator: the engine's name, and where its tensors live."""
+
+    engine: str
+    device: str
+
+
+@pytest.fixture(params=["reference", "host", "triton", "cuda"])
+def backend(request: pytest.FixtureRequest) -> Backend:
+    """Every engine in turn: the reference, host code, Triton (interpreted without a GPU), CUDA."""
+    engine = request.param
+    if engine == "triton" and importlib.util.find_spec("triton") is None:
+        skip("triton", "triton is not installed")
+    if engine == "cuda":
+        if not HAS_CUDA:
+            skip("cuda", "torch finds no CUDA device")
+        if not torch.ops.mooncake_kernels.has_cuda():
+            skip("cuda", "_ops.so was built without nvcc")
+    on_gpu = engine == "cuda" or (engine == "triton" and HAS_CUDA)
+    return Backend(engine, "cuda" if on_gpu else "cpu")

@@ -1,0 +1,77 @@
+// copy_blocks_kernel on the CPU, for every vector width, beside the host loop of the same params.
+#include "cuda_on_cpu.h"
+#include "expect.h"
+#include "kv/copy_blocks_kernel.cuh"
+
+namespace {
+
+using namespace mk::kv;
+
+constexpr int kLayers = 2, kBlocks = 5, kHeads = 2, kTokens = 3;
+
+// src is [layer, block, token, head, dim], dst [layer, block, head, token, dim].
+CopyBlocksParams make_params(const std::vector<char>& src, std::vector<char>& dst,
+                             const std::vector<int64_t>& src_ids, const std::vector<int32_t>& dst_ids,
+                             int64_t dim) {
+  CopyBlocksParams p{};
+  p.src_blocks = {src_ids.data(), true, kBlocks};
+  p.dst_blocks = {dst_ids.data(), false, kBlocks};
+  p.num_pairs = src_ids.size();
+  p.src_block_stride = p.dst_block_stride = kTokens * kHeads * dim;
+  p.run_bytes = dim;
+  p.axes[0] = {kHeads, dim, kTokens * dim};
+  p.axes[1] = {kTokens, kHeads * dim, dim};
+  p.num_planes = kLayers;
+  const int64_t plane_bytes = kBlocks * p.src_block_stride;
+  for (int i = 0; i < kLayers; ++i) {
+    p.planes[i] = {src.data() + i * plane_bytes, dst.data() + i * plane_bytes};
+  }
+  return p;
+}
+
+template <class Vector>
+void check(int64_t dim, unsigned seed) {
+  const size_t num_bytes = size_t{kLayers} * kBlocks * kTokens * kHeads * dim;
+  std::vector<char> src(num_bytes), dst(num_bytes, 0x77), want(num_bytes, 0x77);
+  for (size_t i = 0; i < num_bytes; ++i) src[i] = static_cast<char>(i * 2654435761u >> 13);
+  const std::vector<int64_t> src_ids{4, 0, kHole, 2, 1};
+  const std::vector<int32_t> dst_ids{1, 3, 0, kHole, 4};
+
+  CopyBlocksParams p = make_params(src, want, src_ids, dst_ids, dim);
+  copy_blocks_host(p, 0, p.num_pairs);
+  p = make_params(src, dst, src_ids, dst_ids, dim);
+  BadId bad{};
+  emu::run(copy_blocks_kernel<Vector>, {3, kThreads, seed}, p, tile_runs<Vector>(p), &bad);
+  EXPECT(dst == want);
+  EXPECT(bad.side == 0);
+}
+
+void check_bad_ids() {
+  const int64_t dim = 16;
+  std::vector<char> src(kLayers * kBlocks * kTokens * kHeads * dim, 1), dst(src.size(), 0);
+  const std::vector<int64_t> src_ids{0, kBlocks, 1};
+  const std::vector<int32_t> dst_ids{2, 3, -2};
+  const CopyBlocksParams p = make_params(src, dst, src_ids, dst_ids, dim);
+  BadId bad{};
+  emu::run(copy_blocks_kernel<uint4>, {1, kThreads}, p, tile_runs<uint4>(p), &bad);
+  const bool names_one = (bad.side == 1 && bad.index == 1 && bad.id == kBlocks) ||
+                         (bad.side == 2 && bad.index == 2 && bad.id == -2);
+  EXPECT(names_one);
+  EXPECT(std::count(dst.begin(), dst.end(), 1) == kLayers * kTokens * kHeads * dim);  // the good pair
+}
+
+}  // namespace
+
+int main() {
+  for (unsigned seed = 0; seed < 3; ++seed) {
+    check<uint4>(16, seed);
+    check<uint4>(48, seed);
+    check<uint4>(4096, seed);  // several tiles a run
+    check<uint32_t>(20, seed);
+    check<uint8_t>(1, seed);
+    check<uint8_t>(7, seed);
+    check<uint8_t>(301, seed);
+  }
+  check_bad_ids();
+  return failures();
+}

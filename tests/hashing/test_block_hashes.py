@@ -1,0 +1,127 @@
+"""block_hashes against the chain in Python: every key is compared."""
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import mooncake_kernels as mk
+from mooncake_kernels import config
+
+pytest.importorskip("xxhash", reason="the specification uses the Python xxhash package")
+from mooncake_kernels.reference import hashing as reference
+
+
+
+@given(
+    lengths=st.lists(st.integers(0, 200), max_size=6),
+    block_size=st.integers(1, 70),
+    seed=st.integers(0, 2**64 - 1),
+    data=st.data(),
+)
+@settings(max_examples=100, deadline=None)
+def test_matches_the_reference(lengths, block_size, seed, data):
+    tokens = np.random.default_rng(len(lengths)).integers(0, 2**32, sum(lengths), np.uint32)
+    starts = [0, *np.cumsum(lengths, dtype=int).tolist()]
+    parent = st.one_of(st.none(), st.integers(0, 2**64 - 1))
+    size = len(lengths)
+    parents = data.draw(st.one_of(st.none(), st.lists(parent, min_size=size, max_size=size)))
+    options = {"cu_seqlens": starts, "parents": parents, "seed": seed}
+    keys = mk.block_hashes(tokens, block_size, **options)
+    expected = reference.block_hashes(tokens.tolist(), block_size, **options)
+    assert keys.dtype == np.uint64 and np.array_equal(keys, expected)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+@pytest.mark.parametrize("num_sequences", [1, 3, 40])
+def test_many_tokens_on_any_number_of_threads(threads, num_sequences):
+    """Enough tokens that the work is split, in the middle of sequences too."""
+    tokens = np.random.default_rng(1).integers(0, 50000, 800_000, np.uint32)
+    cuts = np.sort(np.random.default_rng(2).integers(0, tokens.size, num_sequences - 1))
+    starts = [0, *cuts.tolist(), tokens.size]
+    with config.override(threads=threads):
+        keys = mk.block_hashes(tokens, 64, cu_seqlens=starts)
+    assert np.array_equal(keys, reference.block_hashes(tokens, 64, cu_seqlens=starts))
+
+
+def test_a_prefix_keeps_its_names_and_a_parent_continues_them():
+    tokens = list(range(1000, 1100))
+    keys = mk.block_hashes(tokens, 16)
+    assert len(keys) == 6
+    assert np.array_equal(mk.block_hashes(tokens[:50], 16), keys[:3])
+    assert np.array_equal(mk.block_hashes(tokens[48:], 16, parents=[int(keys[2])]), keys[3:])
+    changed = mk.block_hashes([0, *tokens[1:]], 16)
+    assert not np.isin(changed, keys).any(), "every later name depends on the first token"
+
+
+def test_seeds_make_other_names():
+    tokens = list(range(64))
+    assert not np.isin(mk.block_hashes(tokens, 16, seed=1), mk.block_hashes(tokens, 16)).any()
+
+
+@pytest.mark.parametrize(
+    "tokens",
+    [
+        list(range(40)),
+        np.arange(40, dtype=np.int64),
+        np.arange(40, dtype=np.uint16),
+        np.arange(80, dtype=np.int32)[::2] // 2,
+        torch.arange(40),
+        torch.arange(40, dtype=torch.int32),
+    ],
+    ids=["list", "int64", "uint16", "strided", "torch64", "torch32"],
+)
+def test_any_kind_of_tokens(tokens):
+    assert np.array_equal(mk.block_hashes(tokens, 8), reference.block_hashes(range(40), 8))
+
+
+def test_nothing_to_name():
+    assert mk.block_hashes([], 16).shape == (0,)
+    assert mk.block_hashes(list(range(15)), 16).shape == (0,)
+    assert mk.block_hashes([1, 2, 3], 2, cu_seqlens=[0, 1, 2, 3]).shape == (0,)
+
+
+def test_many_callers_at_once():
+    tokens = np.arange(300_000, dtype=np.uint32)
+    expected = mk.block_hashes(tokens, 16)
+    results = []
+
+    def call():
+        results.append(np.array_equal(mk.block_hashes(tokens, 16), expected))
+
+    threads = [threading.Thread(target=call) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == [True] * 8
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"block_size": 0}, r"block_size must be an integer in \[1, .*got 0"),
+        ({"block_size": 16.0}, "block_size must be an integer .*got 16.0"),
+        ({"seed": -1}, "seed must be an integer .*got -1"),
+        ({"seed": 2**64}, "seed must be an integer"),
+        ({"algorithm": "sha256"}, "algorithm must be xxh3, got 'sha256'"),
+        ({"tokens": [1, -2, 3]}, r"tokens\[1\] must be in \[0, 2\*\*32\), got -2"),
+        ({"tokens": [2**32]}, r"tokens\[0\] must be"),
+        ({"tokens": [1.5]}, "tokens must be 1-d integers, got float64"),
+        ({"tokens": [[1], [2]]}, r"tokens must be 1-d integers, got int64 of shape \(2, 1\)"),
+        ({"tokens": "hello"}, "tokens must be 1-d integers"),
+        ({"cu_seqlens": [0, 2]}, r"from 0 to the number of tokens \(4\), got \[0\] to \[2\]"),
+        ({"cu_seqlens": [1, 4]}, "cu_seqlens must go from 0"),
+        ({"cu_seqlens": []}, "cu_seqlens must go from 0"),
+        ({"cu_seqlens": [0, 3, 1, 4]}, "must not decrease, got 1 after 3 at index 2"),
+        ({"parents": [1, 2]}, "parents must have one entry for each of 1 sequences, got 2"),
+        ({"parents": [-1]}, r"parents\[0\] must be an integer"),
+    ],
+)
+def test_a_bad_argument_is_named(arguments, message):
+    good = {"tokens": [1, 2, 3, 4], "block_size": 2}
+    with pytest.raises(mk.InvalidArgument, match="block_hashes: .*" + message):
+        mk.block_hashes(**(good | arguments))

@@ -1,0 +1,73 @@
+"""Paged layouts by name: the axes of one tensor, and whether layers or k and v are tensors apart."""
+
+from dataclasses import dataclass
+
+import torch
+
+import mooncake_kernels as mk
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The extents of a cache."""
+
+    layer: int = 3
+    kv: int = 2
+    block: int = 7
+    head: int = 2
+    token: int = 4
+    dim: int = 8
+
+
+# name: (axes of one tensor, how many levels of lists are around it)
+LAYOUTS = {
+    "nhd_per_layer": ("kv block token head dim", 1),
+    "hnd_per_layer": ("kv block head token dim", 1),
+    "block_first_per_layer": ("block kv token head dim", 1),
+    "kv_apart": ("block token head dim", 2),
+    "layer_first": ("layer kv block token head dim", 0),
+    "page_first": ("kv block layer token head dim", 0),
+    "page_head": ("kv block head token layer dim", 0),
+    "block_first_universal": ("block layer kv head token dim", 0),
+    "head_first_universal": ("block head layer kv token dim", 0),
+}
+
+
+def addressed(shape: tuple[int, ...], dtype: torch.dtype, device: str, seed: int) -> torch.Tensor:
+    """Bytes hashed from their own position: data fetched from the wrong place differs."""
+    num_bytes = torch.Size(shape).numel() * dtype.itemsize
+    position = torch.arange(num_bytes, device=device) + seed * 7919
+    return (position * 2654435761 >> 13).to(torch.uint8).view(dtype).reshape(shape)
+
+
+def make_view(
+    name: str,
+    sizes: Sizes,
+    *,
+    dtype: torch.dtype = torch.float16,
+    device: str = "cpu",
+    seed: int = 1,
+    padding: int = 0,
+) -> mk.KVView:
+    """Make a cache of position-hashed bytes in the layout; padding makes its rows strided."""
+    axes, lists = LAYOUTS[name]
+    shape = tuple(getattr(sizes, axis) for axis in axes.split())
+    padded = (*shape[:-2], shape[-2] + padding, shape[-1])
+
+    def tensor(index: int) -> torch.Tensor:
+        whole = addressed(padded, dtype, device, seed + index)
+        return whole[..., : shape[-2], :]
+
+    if lists == 0:
+        return mk.KVView(tensor(0), axes)
+    if lists == 1:
+        return mk.KVView([tensor(i) for i in range(sizes.layer)], axes)
+    kv = [[tensor(k * sizes.layer + i) for i in range(sizes.layer)] for k in range(sizes.kv)]
+    return mk.KVView(kv, axes)
+
+
+def snapshot(view: mk.KVView) -> torch.Tensor:
+    """The whole memory of a view as bytes, padding included, for a bitwise comparison."""
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in view.tensors}
+    empty = torch.empty(0, dtype=torch.uint8, device=view.device)
+    return torch.cat([empty.new_empty(0).set_(s) for s in storages.values()]).cpu().clone()

@@ -1,0 +1,175 @@
+"""copy_blocks moves bytes: every comparison is bitwise, and each byte tells where it came from."""
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import mooncake_kernels as mk
+
+from .layouts import LAYOUTS, Sizes, addressed, make_view, snapshot
+
+HOLE = -1
+SIZES = Sizes()
+
+
+def twin(view: mk.KVView) -> mk.KVView:
+    """A copy of a view that has memory of its own, laid out the same, padding included."""
+    layers = [tensor for tensor in view.tensors]
+    clones = copy.deepcopy(layers)  # keeps storages and strides, which clone() would pack
+    table = [[clones[i] for i in row] for row in view.layout.tensors]
+    if len(table) == 1:
+        return mk.KVView(table[0] if len(table[0]) > 1 else table[0][0], view.axes)
+    return mk.KVView(table, view.axes)
+
+
+def check(src, dst, src_ids, dst_ids, backend, ids_dtype=torch.int32, **plan_options):
+    """Run a plan on the backend and by the reference; compare all of dst, and src with itself."""
+    expected = twin(dst)
+    mk.CopyPlan(src, expected, **plan_options).run(src_ids, dst_ids, engine="reference")
+    src_before = snapshot(src)
+    plan = mk.CopyPlan(src, dst, **plan_options)
+    plan.run(
+        torch.tensor(src_ids, dtype=ids_dtype, device=backend.device),
+        torch.tensor(dst_ids, dtype=ids_dtype, device=backend.device),
+        engine=backend.engine,
+    )
+    plan.check()
+    assert torch.equal(snapshot(dst), snapshot(expected))
+    assert torch.equal(snapshot(src), src_before), "the source was written to"
+
+
+@pytest.mark.parametrize("dst_name", LAYOUTS)
+@pytest.mark.parametrize("src_name", LAYOUTS)
+def test_any_layout_to_any_other(backend, src_name, dst_name):
+    if backend.engine == "triton" and backend.device == "cpu" and src_name > dst_name:
+        pytest.skip("the interpreter takes a millisecond a program: one direction is enough")
+    sizes = Sizes(layer=2, block=5, head=2, token=2)
+    src = make_view(src_name, sizes, device=backend.device)
+    dst = make_view(dst_name, sizes, device=backend.device, seed=100)
+    check(src, dst, [4, 0, 2], [1, 3, 0], backend)
+
+
+@pytest.mark.parametrize("ids_dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize(
+    ("src_ids", "dst_ids"),
+    [([], []), ([3], [3]), ([6, 0, 6], [0, 1, 2]), ([HOLE], [2]), ([2, HOLE, 4], [HOLE, 1, 6])],
+)
+def test_ids_and_holes(backend, ids_dtype, src_ids, dst_ids):
+    src = make_view("nhd_per_layer", SIZES, device=backend.device)
+    dst = make_view("block_first_universal", SIZES, device=backend.device, seed=50)
+    check(src, dst, src_ids, dst_ids, backend, ids_dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float8_e4m3fn, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("dim", [1, 3, 8, 576])
+def test_every_alignment(backend, dtype, dim):
+    sizes = Sizes(layer=1, block=3, head=1, token=2, dim=dim)
+    src = make_view("nhd_per_layer", sizes, dtype=dtype, device=backend.device)
+    dst = make_view("hnd_per_layer", sizes, dtype=dtype, device=backend.device, seed=9)
+    check(src, dst, [2, 1], [0, 2], backend)
+
+
+def test_padded_rows_are_left_alone(backend):
+    src = make_view("nhd_per_layer", SIZES, device=backend.device, padding=2)
+    dst = make_view("hnd_per_layer", SIZES, device=backend.device, padding=1, seed=40)
+    check(src, dst, [0, 6], [5, 1], backend)
+
+
+def test_views_at_an_odd_offset(backend):
+    """A base address that no vector is aligned to."""
+    whole = addressed((2, 5, 2, 2, 3, 9), torch.uint8, backend.device, 1)
+    src = mk.KVView(whole[..., 1:], "layer block kv head token dim")
+    dst = make_view(
+        "layer_first", Sizes(2, 2, 4, 2, 3, 8), dtype=torch.uint8, device=backend.device
+    )
+    check(src, dst, [4, 2], [0, 3], backend)
+
+
+def test_mla_has_no_kv_and_no_head(backend):
+    sizes = (5, 4, 576)
+    layers = [addressed(sizes, torch.bfloat16, backend.device, i) for i in range(2)]
+    src = mk.KVView(layers, "block token dim")
+    dst = mk.KVView(addressed((5, 2, 4, 576), torch.bfloat16, backend.device, 7),
+                    "block layer token dim")
+    check(src, dst, [4, 1], [0, 2], backend)
+
+
+@pytest.mark.parametrize("parts", [1, 2, 4])
+def test_heads_of_one_tensor_parallel_size_into_another(backend, parts):
+    whole = make_view("nhd_per_layer", Sizes(layer=2, head=4), device=backend.device)
+    shard = Sizes(layer=2, head=4 // parts)
+    for rank in range(parts):
+        heads = slice(rank * shard.head, (rank + 1) * shard.head)
+        piece = make_view("hnd_per_layer", shard, device=backend.device, seed=60)
+        check(whole, piece, [1, 5], [0, 6], backend, src_heads=heads)
+        check(piece, whole, [0, 6], [2, 3], backend, dst_heads=heads)
+
+
+@pytest.mark.parametrize("layers", [None, [2], [0, 2], slice(1, None)])
+def test_some_layers_of_a_run(backend, layers):
+    src = make_view("page_first", SIZES, device=backend.device)
+    dst = make_view("block_first_universal", SIZES, device=backend.device, seed=3)
+    expected = twin(dst)
+    options = {"layers": layers, "max_sms": 1}
+    mk.CopyPlan(src, expected).run([1], [2], engine="reference", **options)
+    mk.CopyPlan(src, dst).run([1], [2], engine=backend.engine, **options)
+    assert torch.equal(snapshot(dst), snapshot(expected))
+
+
+def test_more_planes_than_one_launch_takes():
+    """600 planes go to the kernel in two parts."""
+    layers = [addressed((2, 2, 2, 1, 4), torch.uint8, "cpu", i) for i in range(300)]
+    src = mk.KVView(layers, "kv block token head dim")
+    out = mk.gather_blocks(src, [1, 0], engine="host")
+    assert torch.equal(out, mk.gather_blocks(src, [1, 0], engine="reference"))
+
+
+def test_offsets_beyond_32_bits(tmp_path):
+    """A sparse file as a cache of 6 GiB: only the pages touched take memory."""
+    block_bytes, num_blocks = 1 << 20, 6 << 10
+    with open(tmp_path / "cache", "wb") as file:
+        file.truncate(block_bytes * num_blocks)
+    cache = torch.from_file(
+        str(tmp_path / "cache"), shared=True, size=block_bytes * num_blocks, dtype=torch.uint8
+    ).view(num_blocks, 4, block_bytes // 4)
+    view = mk.KVView(cache, "block token dim")
+    data = addressed((2, 1, 1, 1, 4, block_bytes // 4), torch.uint8, "cpu", 5)
+    ids = torch.tensor([num_blocks - 1, 4097])
+    mk.scatter_blocks(data, ids, view)
+    assert torch.equal(cache[-1], data[0, 0, 0, 0]) and torch.equal(cache[4097], data[1, 0, 0, 0])
+    assert torch.equal(mk.gather_blocks(view, ids), data)
+    assert not cache[1].any() and not cache[2047].any()
+
+
+def test_a_large_copy_goes_past_the_cache():
+    """Over the size from which the host streams its stores, with ends that are not aligned."""
+    cache = addressed((2, 3, 9, 1 << 20), torch.uint8, "cpu", 3)[..., 1 : (1 << 20) - 6]
+    view = mk.KVView(cache, "layer block token dim")
+    out = mk.gather_blocks(view, [2, 0])
+    assert torch.equal(out, mk.gather_blocks(view, [2, 0], engine="reference"))
+
+
+AXES = st.permutations(["layer", "kv", "block", "head", "token"])
+
+
+@given(src_axes=AXES, dst_axes=AXES, data=st.data())
+@settings(max_examples=80, deadline=None)
+def test_any_axis_order(src_axes, dst_axes, data):
+    extents = {axis: data.draw(st.integers(1, 3), axis) for axis in (*src_axes, "dim")}
+    extents["kv"] = min(extents["kv"], 2)
+
+    def view(axes, seed):
+        shape = tuple(extents[axis] for axis in (*axes, "dim"))
+        return mk.KVView(addressed(shape, torch.int16, "cpu", seed), " ".join([*axes, "dim"]))
+
+    src, dst, expected = view(src_axes, 1), view(dst_axes, 2), view(dst_axes, 2)
+    ids = st.lists(st.integers(HOLE, extents["block"] - 1), max_size=4)
+    src_ids = data.draw(ids)
+    dst_ids = data.draw(st.permutations(range(extents["block"])))[: len(src_ids)]
+    src_ids = src_ids[: len(dst_ids)]
+    mk.CopyPlan(src, expected).run(src_ids, dst_ids, engine="reference")
+    mk.CopyPlan(src, dst).run(src_ids, dst_ids, engine="host")
+    assert torch.equal(snapshot(dst), snapshot(expected))

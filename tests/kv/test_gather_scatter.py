@@ -1,0 +1,236 @@
+"""gather_blocks and scatter_blocks: packed buffers, torch.compile, and what is refused."""
+
+import threading
+
+import pytest
+import torch
+
+import mooncake_kernels as mk
+
+from .layouts import LAYOUTS, Sizes, make_view, snapshot
+
+SIZES = Sizes()
+UNTOUCHED = 0xEE
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_gather_is_the_blocks_in_order(backend, name):
+    sizes = Sizes(layer=2, block=5, token=2)
+    view = make_view(name, sizes, dtype=torch.int16, device=backend.device)
+    ids = torch.tensor([4, 0, 4], device=backend.device)
+    out = mk.gather_blocks(view, ids, engine=backend.engine)
+    for i, block in enumerate([4, 0, 4]):
+        for layer in range(view.num_layers):
+            for kv in range(view.num_kv):
+                assert torch.equal(out[i, layer, kv], view.plane(layer, kv)[block])
+
+
+def test_a_hole_leaves_its_row_as_it_was(backend):
+    view = make_view("hnd_per_layer", SIZES, dtype=torch.uint8, device=backend.device)
+    out = torch.full(view.packed_shape(3), UNTOUCHED, dtype=torch.uint8, device=backend.device)
+    ids = torch.tensor([1, -1, 2], device=backend.device)
+    assert mk.gather_blocks(view, ids, out=out, engine=backend.engine) is out
+    assert (out[1] == UNTOUCHED).all() and not (out[0] == UNTOUCHED).all()
+
+
+@pytest.mark.parametrize("src_name", ["nhd_per_layer", "page_head"])
+@pytest.mark.parametrize("dst_name", ["kv_apart", "block_first_universal"])
+def test_gather_then_scatter_into_another_layout(backend, src_name, dst_name):
+    sizes = Sizes(layer=2, token=2)
+    src = make_view(src_name, sizes, dtype=torch.int16, device=backend.device)
+    dst = make_view(dst_name, sizes, dtype=torch.int16, device=backend.device, seed=70)
+    src_ids, dst_ids = [6, 2, 3], [0, -1, 5]
+    packed = mk.gather_blocks(src, src_ids, engine=backend.engine)
+    mk.scatter_blocks(packed, dst_ids, dst, engine=backend.engine)
+    for layer in range(src.num_layers):
+        for kv in range(2):
+            assert torch.equal(dst.plane(layer, kv)[0], src.plane(layer, kv)[6])
+            assert torch.equal(dst.plane(layer, kv)[5], src.plane(layer, kv)[3])
+
+
+def test_nothing_is_copied_when_an_id_is_bad():
+    view = make_view("nhd_per_layer", SIZES)
+    before = snapshot(view)
+    packed = torch.zeros(view.packed_shape(2), dtype=view.dtype)
+    for engine in ("host", "reference"):
+        with pytest.raises(mk.InvalidArgument):
+            mk.scatter_blocks(packed, [0, 99], view, engine=engine)
+        assert torch.equal(snapshot(view), before)
+
+
+def test_a_bad_id_is_named(backend):
+    view = make_view("nhd_per_layer", SIZES, device=backend.device)
+    packed = torch.zeros(view.packed_shape(2), dtype=view.dtype, device=backend.device)
+
+    def finish():
+        """On CUDA the kernel reports; the next call raises."""
+        if backend.device == "cuda":
+            torch.cuda.synchronize()
+            mk.gather_blocks(view, [0], engine=backend.engine)
+
+    def gather(ids):
+        mk.gather_blocks(view, ids, engine=backend.engine)
+        finish()
+
+    def scatter(ids):
+        mk.scatter_blocks(packed, ids, view, engine=backend.engine)
+        finish()
+
+    with pytest.raises(mk.InvalidArgument, match=r"gather_blocks: block_ids\[2\] .* \[0, 7\), got 7"):
+        gather([0, -1, 7])
+    with pytest.raises(mk.InvalidArgument, match=r"scatter_blocks: block_ids\[0\] .* got -2"):
+        scatter([-2, 0])
+    plan = mk.CopyPlan(view, make_view("kv_apart", SIZES, device=backend.device))
+    with pytest.raises(mk.InvalidArgument, match=r"copy_blocks: dst_blocks\[1\] .* got 12345678901"):
+        plan.run([0, 1], [0, 12345678901], engine=backend.engine)
+        plan.check()
+    mk.gather_blocks(view, [0], engine=backend.engine)  # and the next call is unharmed
+
+
+def view_of(shape=(2, 7, 4, 2, 8), axes="kv block token head dim", **kwargs):
+    return mk.KVView([torch.zeros(shape, **kwargs) for _ in range(2)], axes)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: view_of(axes="kv block token heads dim"), "axes must name .*'heads'"),
+        (lambda: view_of(axes="kv block block head dim"), "axes must name .*'block'"),
+        (lambda: view_of(axes="kv block token dim"), "5 dimensions, got 'kv block token dim'"),
+        (lambda: view_of(axes="layer kv block head dim"), "axes must contain 'token'"),
+        (lambda: view_of(axes="kv block token dim head"), "axes must end in 'dim'"),
+        (lambda: view_of(axes=""), "axes must name each of"),
+        (lambda: view_of(axes=None), "axes must name each of"),
+        (lambda: view_of(axes="layer block token head dim"), "must not name 'layer'"),
+        (lambda: view_of((3, 7, 4, 2, 8)), "'kv' must have size 1 or 2, got 3"),
+        (lambda: mk.KVView([], "block token dim"), "tensors must be"),
+        (lambda: mk.KVView([torch.zeros(2, 2, 2), 3], "block token dim"), "got int"),
+        (lambda: mk.KVView([torch.zeros(2, 2, 2), torch.zeros(2, 2, 3)], "block token dim"),
+         r"got shape torch.Size\(\[2, 2, 3\]\) at tensor 1"),
+        (lambda: mk.KVView(torch.zeros(2, 4, 4).transpose(1, 2), "block token dim"),
+         "'dim' must be packed"),
+        (lambda: mk.CopyPlan(view_of(), view_of((2, 7, 8, 2, 8))), "block_size 4, got 8"),
+        (lambda: mk.CopyPlan(view_of(), view_of(dtype=torch.float16)), "dtype torch.float32"),
+        (lambda: mk.CopyPlan(view_of(), view_of((2, 7, 4, 3, 8))), r"src_heads \(2\), got 3"),
+        (lambda: mk.CopyPlan(view_of(), view_of(), src_heads=slice(0, 3)), "src_heads must be"),
+        (lambda: mk.CopyPlan(view_of(), view_of(), dst_heads=slice(1, 1)), "dst_heads must be"),
+        (lambda: mk.CopyPlan(view_of(), view_of(), layers=[2]), r"layers must be in \[0, 2\), got 2"),
+        (lambda: mk.CopyPlan(view_of(), view_of(), layers=[0]).run([0], [0], layers=[1]),
+         r"among the plan's \[0\], got 1"),
+        (lambda: mk.CopyPlan(view_of(), view_of()).run([0], [0, 1]), r"\(1\), got 2"),
+        (lambda: mk.CopyPlan(view_of(), view_of()).run([0.5], [0]), "src_blocks must be 1-d int32"),
+        (lambda: mk.CopyPlan(view_of(), view_of()).run([0], [0], max_sms=0), "max_sms .* got 0"),
+        (lambda: mk.CopyPlan(view_of(), view_of()).run([0], [0], engine="gpu"), "got 'gpu'"),
+        (lambda: mk.gather_blocks(view_of(), [[0]]), "block_ids must be 1-d"),
+        (lambda: mk.gather_blocks(view_of(), [0], out=torch.zeros(1, 2)), "out must have shape"),
+        (lambda: mk.scatter_blocks(torch.zeros(1, 2, 2, 2, 4, 8).half(), [0], view_of()),
+         "packed must have the cache's dtype"),
+        (lambda: mk.scatter_blocks(torch.zeros(1, 2, 2, 2, 8, 4).mT, [0], view_of()),
+         "packed must be packed"),
+    ],
+)  # fmt: skip
+def test_a_bad_argument_is_named(make, message):
+    with pytest.raises(mk.InvalidArgument, match=message):
+        make()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_a_named_engine_never_falls_back():
+    for engine, error in (("cuda", (mk.Unavailable, mk.InvalidArgument)),):
+        with pytest.raises(error, match="engine cuda"):
+            mk.gather_blocks(view_of(), [0], engine=engine)
+
+
+def test_the_operator_refuses_a_plan_made_for_others():
+    """Called past the Python API, it still does not touch memory outside its tensors."""
+    big, small = view_of(), view_of((2, 3, 4, 2, 8))
+    out = torch.empty(big.packed_shape(1))
+    ids = torch.tensor([6])
+    with pytest.raises(ValueError, match="made for others"):
+        torch.ops.mooncake_kernels.copy_blocks(
+            small.tensors, [out], big.gather_plan.values, ids, None, None, 0
+        )
+    with pytest.raises(ValueError, match="plan must be an int64"):
+        torch.ops.mooncake_kernels.copy_blocks(
+            small.tensors, [out], torch.zeros(3), ids, None, None, 0
+        )
+
+
+def operator_arguments(device):
+    view = make_view("nhd_per_layer", SIZES, dtype=torch.int32, device=device)
+    ids = torch.tensor([1, 3], device=device)
+    out = torch.zeros(view.packed_shape(2), dtype=torch.int32, device=device)
+    words = view.bad_ids.words if device == "cuda" else None
+    return view.tensors, [out], view.gather_plan.values, ids, None, words, 0
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_opcheck(device):
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("torch finds no CUDA device")
+    operator = torch.ops.mooncake_kernels.copy_blocks.default
+    result = torch.library.opcheck(operator, operator_arguments(device))
+    assert set(result.values()) == {"SUCCESS"}, result
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_compiles_into_one_graph_with_the_cache_mutated(device):
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("torch finds no CUDA device")
+    src = make_view("nhd_per_layer", SIZES, dtype=torch.int32, device=device)
+    dst = make_view("block_first_universal", SIZES, dtype=torch.int32, device=device, seed=9)
+    plan = mk.CopyPlan(src, dst)
+
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def step(x, src_ids, dst_ids, gathered_ids):
+        plan.run(src_ids, dst_ids)
+        packed = mk.gather_blocks(dst, gathered_ids)
+        return packed * 2 + x
+
+    ids = [torch.tensor(i, device=device) for i in ([4, 2], [0, 5], [5, 0])]
+    result = step(torch.ones((), dtype=torch.int32, device=device), *ids)
+    assert torch.equal(dst.plane(1, 0)[0], src.plane(1, 0)[4])
+    expected = mk.gather_blocks(dst, [5, 0], engine="reference") * 2 + 1
+    assert torch.equal(result, expected)
+
+
+def test_a_bad_id_raises_in_compiled_code_too():
+    view = make_view("nhd_per_layer", SIZES)
+    compiled = torch.compile(lambda ids: mk.gather_blocks(view, ids), backend="aot_eager")
+    with pytest.raises(ValueError, match=r"block_ids\[1\] must be -1 or in \[0, 7\), got 70"):
+        compiled(torch.tensor([0, 70]))
+
+
+def test_fake_cuda_tensors_on_any_machine():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        view = mk.KVView(torch.empty(2, 4, 16, 1, 64, device="cuda"), "kv block token head dim")
+        out = torch.empty(view.packed_shape(2), device="cuda")
+        ids = torch.empty(2, dtype=torch.int32, device="cuda")
+        torch.ops.mooncake_kernels.copy_blocks(
+            view.tensors, [out], view.gather_plan.values, ids, None, None, 0
+        )
+    assert out.device.type == "cuda"
+
+
+def test_other_threads_run_during_a_copy():
+    """The interpreter lock is free while blocks move: a counting thread makes progress."""
+    view = mk.KVView(torch.zeros((64, 1, 4 << 20), dtype=torch.uint8), "block token dim")
+    ids, out = torch.arange(64), torch.empty(view.packed_shape(64), dtype=torch.uint8)
+    ticks, stop = [0], threading.Event()
+
+    def count():
+        while not stop.is_set():
+            ticks[0] += 1
+
+    thread = threading.Thread(target=count)
+    thread.start()
+    before = ticks[0]
+    torch.ops.mooncake_kernels.copy_blocks(
+        view.tensors, [out], view.gather_plan.values, ids, None, None, 0
+    )
+    during = ticks[0] - before
+    stop.set()
+    thread.join()
+    assert during > 100
