@@ -1,9 +1,10 @@
 """The data plane of KVCache-centric LLM serving. Importing it touches no device and no NIC."""
 
-from . import errors, hashing, kv
+from . import errors, hashing, kv, transfer
 from .errors import CudaError, InvalidArgument, TransferError, Unavailable
 from .hashing import block_hashes
 from .kv import CopyPlan, KVView, gather_blocks, scatter_blocks
+from .transfer import TransferEngine
 
 __version__ = "0.1.0"
 
@@ -12,6 +13,7 @@ __all__ = [
     "CudaError",
     "InvalidArgument",
     "KVView",
+    "TransferEngine",
     "TransferError",
     "Unavailable",
     "block_hashes",
@@ -20,4 +22,5 @@ __all__ = [
     "hashing",
     "kv",
     "scatter_blocks",
+    "transfer",
 ]

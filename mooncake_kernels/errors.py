@@ -32,6 +32,5 @@ class TransferError(RuntimeError):
         self.cause = cause
         self.num_bytes_done = num_bytes_done
         self.num_bytes_total = num_bytes_total
-        super().__init__(
-            f"transfer with {peer}: {cause} ({num_bytes_done} of {num_bytes_total} bytes confirmed)"
-        )
+        confirmed = f" ({num_bytes_done} of {num_bytes_total} bytes confirmed)"
+        super().__init__(f"transfer with {peer}: {cause}{confirmed if num_bytes_total else ''}")

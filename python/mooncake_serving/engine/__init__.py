@@ -1,0 +1,48 @@
+"""A Llama-family model over a paged KV cache, in plain torch, and an engine that serves it.
+
+from mooncake_serving.engine import Engine, PagedKVCache, SamplingParams, load_model
+
+model, tokenizer = load_model()                           # SmolLM2-135M-Instruct
+engine = Engine(model, PagedKVCache(model.config, num_blocks=256))
+prompt = tokenizer.encode("The capital of France is")
+[answer] = engine.generate([prompt], SamplingParams(max_tokens=8))
+tokenizer.decode(answer.token_ids)                        # " Paris..."
+"""
+
+from .batch import Batch, Chunk
+from .block_allocator import BlockAllocator
+from .config import ModelConfig, RopeScaling
+from .engine import Engine
+from .errors import InvalidModel, ModelNotFound, OutOfBlocks, UnsupportedModel
+from .kv_cache import PagedKVCache
+from .llama import LayerHooks, Llama
+from .loader import find_model, load_model
+from .request import FinishReason, Generation, PrefillChunk, Prefilled, TokenOutput
+from .sampling import SamplingParams
+from .tokenizer import TextStream, Tokenizer
+
+__all__ = [
+    "Batch",
+    "BlockAllocator",
+    "Chunk",
+    "Engine",
+    "FinishReason",
+    "Generation",
+    "InvalidModel",
+    "LayerHooks",
+    "Llama",
+    "ModelConfig",
+    "ModelNotFound",
+    "OutOfBlocks",
+    "PagedKVCache",
+    "PrefillChunk",
+    "Prefilled",
+    "RopeScaling",
+    "SamplingParams",
+    "TextStream",
+    "TokenOutput",
+    "Tokenizer",
+    "UnsupportedModel",
+    "find_model",
+    "load_model",
+]

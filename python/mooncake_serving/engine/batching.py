@@ -1,0 +1,230 @@
+"""Continuous batching of requests on one model and one cache."""
+
+import itertools
+import random
+from collections.abc import Iterator, Sequence
+
+from .batch import Batch
+from .block_allocator import BlockAllocator
+from .errors import OutOfBlocks
+from .kv_cache import PagedKVCache
+from .llama import Llama
+from .prefill import check_prompt
+from .request import FinishReason, Generation, Request, TokenOutput
+from .sampling import SamplingParams, sample
+from .scheduler import Scheduler
+
+GREEDY = SamplingParams()
+
+
+class BatchingEngine:
+    """Serve requests on one model: add them, then ``step`` until none is left.
+
+    A step computes one token of every decoding request and, with what is left of its token
+    budget, chunks of prompts. Requests wait while blocks are short. Not thread-safe.
+
+    Args:
+        model: the model.
+        cache: of the model's config, dtype and device; the engine hands out its blocks.
+        max_batch_tokens: tokens of one step.
+        chunk_tokens: tokens of one prompt in one step; None: as many as the step has.
+        max_requests: requests of one step.
+
+    Raises:
+        ValueError: the cache does not belong to the model, or a number is not positive.
+    """
+
+    def __init__(
+        self,
+        model: Llama,
+        cache: PagedKVCache,
+        *,
+        max_batch_tokens: int = 512,
+        chunk_tokens: int | None = None,
+        max_requests: int = 64,
+    ) -> None:
+        self.chunk_tokens = max_batch_tokens if chunk_tokens is None else chunk_tokens
+        limits = {
+            "max_batch_tokens": max_batch_tokens,
+            "chunk_tokens": self.chunk_tokens,
+            "max_requests": max_requests,
+        }
+        for name, value in limits.items():
+            if value < 1:
+                raise ValueError(f"Engine: {name} must be positive, got {value}")
+        _check_cache(model, cache)
+        self.model, self.cache = model, cache
+        self.allocator = BlockAllocator(cache.num_blocks)
+        self.scheduler = Scheduler(
+            self.allocator,
+            cache.block_size,
+            max_batch_tokens=max_batch_tokens,
+            chunk_tokens=self.chunk_tokens,
+            max_requests=max_requests,
+        )
+        self._requests: dict[int, Request] = {}
+        self._ids = itertools.count()
+        self._ready: list[TokenOutput] = []  # first tokens that came with prefilled requests
+
+    @property
+    def num_waiting(self) -> int:
+        """Count the requests that have no blocks yet."""
+        return len(self.scheduler.waiting)
+
+    @property
+    def num_running(self) -> int:
+        """Count the requests that hold blocks."""
+        return len(self.scheduler.running)
+
+    @property
+    def has_work(self) -> bool:
+        """Tell whether ``step`` would yield or compute anything."""
+        return bool(self._requests or self._ready)
+
+    def add_request(self, prompt_tokens: Sequence[int], params: SamplingParams = GREEDY) -> int:
+        """Queue a prompt; its tokens come out of ``step``.
+
+        Returns:
+            The request's id, which is not used again.
+
+        Raises:
+            ValueError: a prompt that is empty, too long or not of this vocabulary, or one that
+                with ``max_tokens`` does not fit into the whole cache.
+        """
+        request = self._new_request("add_request", prompt_tokens, params)
+        self._requests[request.request_id] = request
+        self.scheduler.waiting.append(request)
+        return request.request_id
+
+    def step(self) -> list[TokenOutput]:
+        """Compute one batch and return its new tokens; [] when prompts are still under way.
+
+        Raises:
+            OutOfBlocks: nothing runs, and the next request's blocks are held outside the engine
+                (``Engine.reserve``, ``Engine.prefill``); release some and step again.
+        """
+        new = self._compute(self.scheduler.next_step())
+        outputs, self._ready = self._ready + new, []
+        return outputs
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], params: SamplingParams = GREEDY
+    ) -> list[Generation]:
+        """Run prompts to their ends together; results are in the prompts' order.
+
+        Raises:
+            ValueError: see ``add_request``; also if the engine has other work, whose tokens would
+                be lost here.
+        """
+        token_ids: list[list[int]] = [[] for _ in prompts]
+        reasons: list[FinishReason] = ["stop" for _ in prompts]
+        for index, output in self.stream(prompts, params):
+            token_ids[index].append(output.token_id)
+            if output.finish_reason is not None:
+                reasons[index] = output.finish_reason
+        return [Generation(t, r) for t, r in zip(token_ids, reasons, strict=True)]
+
+    def stream(
+        self, prompts: Sequence[Sequence[int]], params: SamplingParams = GREEDY
+    ) -> Iterator[tuple[int, TokenOutput]]:
+        """Run prompts together and yield (index of the prompt, token) as tokens come.
+
+        Closing the generator aborts what is unfinished. Errors are those of ``generate``.
+        """
+        if self.has_work:
+            raise ValueError(
+                f"generate: the engine must be idle, got {len(self._requests)} unfinished requests"
+            )
+        index_of: dict[int, int] = {}
+        try:
+            for index, prompt in enumerate(prompts):
+                index_of[self.add_request(prompt, params)] = index
+            while self.has_work:
+                for output in self.step():
+                    yield index_of[output.request_id], output
+        finally:
+            for request_id in index_of:
+                self.abort(request_id)
+
+    def abort(self, request_id: int) -> bool:
+        """End a request now and free its blocks; False if it has ended already.
+
+        A first token that ``step`` has not returned yet is dropped with it.
+        """
+        self._ready = [output for output in self._ready if output.request_id != request_id]
+        request = self._requests.pop(request_id, None)
+        if request is None:
+            return False
+        self.scheduler.finish(request)
+        return True
+
+    def _compute(self, work: Sequence[tuple[Request, int]]) -> list[TokenOutput]:
+        """Run one batch; the requests advance only if nothing is raised."""
+        if not work:
+            if self.scheduler.waiting and not self._ready:
+                raise OutOfBlocks(
+                    f"step: {self.num_waiting} requests wait for blocks that are held outside the "
+                    f"engine, {self.allocator.num_free} of {self.cache.num_blocks} are free"
+                )
+            return []
+        chunks = [request.next_chunk(num_tokens) for request, num_tokens in work]
+        batch = Batch.build(chunks, self.cache.block_size, self.model.device)
+        ends = [index for index, (request, n) in enumerate(work) if n == request.num_pending]
+        logits = self.model.forward(batch, self.cache, requests=ends)
+        chosen = [work[index][0] for index in ends]
+        token_ids = sample(logits, [request.next_draw() for request in chosen])
+        for request, num_tokens in work:
+            request.num_computed += num_tokens
+        return [self._accept(r, t) for r, t in zip(chosen, token_ids, strict=True)]
+
+    def _new_request(
+        self,
+        op: str,
+        prompt_tokens: Sequence[int],
+        params: SamplingParams,
+        *,
+        prompt_only: bool = False,
+    ) -> Request:
+        tokens = check_prompt(op, prompt_tokens, self.model)
+        seed = random.getrandbits(64) if params.seed is None else params.seed
+        max_tokens = 1 if prompt_only else self._clip(len(tokens), params)
+        request = Request(next(self._ids), tokens, len(tokens), params, seed, max_tokens)
+        num_blocks = self.scheduler.num_blocks_for(request)
+        if num_blocks > self.cache.num_blocks:
+            raise ValueError(
+                f"{op}: prompt_tokens and max_tokens must fit into {self.cache.num_blocks} blocks "
+                f"of {self.cache.block_size} tokens, got {len(tokens)} + {max_tokens} tokens"
+            )
+        return request
+
+    def _clip(self, num_prompt_tokens: int, params: SamplingParams) -> int:
+        return min(params.max_tokens, self.model.config.max_position - num_prompt_tokens)
+
+    def _accept(self, request: Request, token_id: int) -> TokenOutput:
+        """Append a token, and end the request if that was its last."""
+        index = request.num_generated
+        request.tokens.append(token_id)
+        reason = self._finish_reason(request, token_id)
+        if reason is not None:
+            del self._requests[request.request_id]
+            self.scheduler.finish(request)
+        return TokenOutput(request.request_id, token_id, index, reason)
+
+    def _finish_reason(self, request: Request, token_id: int) -> FinishReason | None:
+        params = request.params
+        is_eos = token_id in self.model.config.eos_token_ids and not params.ignore_eos
+        if is_eos or token_id in params.stop_token_ids:
+            return "stop"
+        return "length" if request.num_generated == request.max_tokens else None
+
+
+def _check_cache(model: Llama, cache: PagedKVCache) -> None:
+    k, _ = cache.layer(0)
+    got = (cache.num_layers, *k.shape[2:], cache.dtype, cache.device)
+    config = model.config
+    want = (config.num_layers, config.num_kv_heads, config.head_dim, model.dtype, model.device)
+    if got != want:
+        raise ValueError(
+            "Engine: cache must have the model's layers, KV heads, head size, dtype and device "
+            f"{want}, got {got}"
+        )

@@ -1,0 +1,66 @@
+"""Chat templates: the Jinja programs that models carry, run in a sandbox."""
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from functools import lru_cache
+from typing import Any, NoReturn
+
+import jinja2
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+CHATML_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def render_chat(
+    template: str,
+    messages: Sequence[Mapping[str, str]],
+    *,
+    reply: bool = True,
+    bos_token: str = "",
+    eos_token: str = "",
+) -> str:
+    """Run a chat template with the names and functions that Hugging Face gives it.
+
+    Args:
+        template: Jinja source; it runs sandboxed, since it came with a download.
+        messages: each with ``role`` and ``content``.
+        reply: passed as ``add_generation_prompt``.
+        bos_token: passed on.
+        eos_token: passed on.
+
+    Raises:
+        ValueError: the template is malformed or refuses the messages, in its own words.
+    """
+    try:
+        return _compiled(template).render(
+            messages=messages,
+            add_generation_prompt=reply,
+            bos_token=bos_token,
+            eos_token=eos_token,
+        )
+    except jinja2.TemplateError as error:
+        raise ValueError(f"render_chat: {error}") from error
+
+
+@lru_cache(maxsize=8)
+def _compiled(template: str) -> jinja2.Template:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _refuse
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    return environment.from_string(template)
+
+
+def _to_json(value: Any, indent: int | None = None) -> str:
+    """Write JSON plainly; Jinja's own filter escapes for HTML."""
+    return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
+def _refuse(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)

@@ -1,0 +1,24 @@
+"""Prefill and decode in processes of their own; the KV cache moves between them, block by block.
+
+with Cluster(WorkerOptions(model=None)) as cluster:
+    for event in cluster.run([Job(prompt_tokens, SamplingParams(max_tokens=32))]):
+        ...                                  # tokens, as they come
+    cluster.life                             # bytes and seconds of every step of a block
+"""
+
+from .cluster import Cluster
+from .errors import RequestFailed, WorkerFailed
+from .life import STEPS, Life, Step
+from .messages import Job, NewToken, WorkerOptions
+
+__all__ = [
+    "STEPS",
+    "Cluster",
+    "Job",
+    "Life",
+    "NewToken",
+    "RequestFailed",
+    "Step",
+    "WorkerFailed",
+    "WorkerOptions",
+]

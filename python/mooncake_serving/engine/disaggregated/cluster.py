@@ -1,0 +1,161 @@
+"""One prefill process and one decode process, and the launcher that feeds them."""
+
+import multiprocessing
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from multiprocessing.connection import wait
+
+from .decode_worker import DecodeWorker
+from .errors import RequestFailed, WorkerFailed
+from .life import Life, Step
+from .messages import (
+    Command,
+    Failed,
+    Job,
+    Loading,
+    NewToken,
+    Prefill,
+    Ready,
+    Report,
+    Reserve,
+    Reserved,
+    WorkerOptions,
+)
+from .prefill_worker import PrefillWorker
+from .worker import Worker, run_worker
+
+OnLoading = Callable[[str, int, int], None]
+# Not prefill's: blocks change their layout on the way.
+DECODE_AXES = "block layer kv head token dim"
+
+
+class Process:
+    """A worker process and the pipe to it."""
+
+    def __init__(self, name: str, make: type[Worker], options: WorkerOptions):
+        context = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
+        self.name = name
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(
+            target=run_worker, args=(make, theirs, options), name=name, daemon=True
+        )
+        self.process.start()
+        theirs.close()  # so that its death closes the pipe
+
+    def send(self, command: Command) -> None:
+        """Send a command.
+
+        Raises:
+            WorkerFailed: the process is dead.
+        """
+        try:
+            self.pipe.send(command)
+        except OSError:
+            raise self.death() from None
+
+    def death(self) -> WorkerFailed:
+        """Return the error that says how the process ended."""
+        self.process.join(timeout=5)
+        code = self.process.exitcode
+        how = f"was killed by signal {-code}" if code and code < 0 else f"exited with code {code}"
+        return WorkerFailed(f"the {self.name} process {how}")
+
+    def close(self) -> None:
+        """End the process: politely, then not."""
+        self.pipe.close()
+        self.process.join(timeout=5)
+        if self.process.is_alive():
+            self.process.kill()
+            self.process.join()
+
+
+class Cluster:
+    """Start the two processes; ``run`` jobs on them. Close it: it is a context manager.
+
+    Args:
+        options: of both workers; ``axes`` is prefill's, decode has a layout of its own.
+
+    Attributes:
+        life: what the blocks have been through so far.
+    """
+
+    def __init__(self, options: WorkerOptions):
+        self.options, self.life = options, Life()
+        self.prefill = Process("prefill", PrefillWorker, options)
+        self.decode = Process("decode", DecodeWorker, replace(options, axes=DECODE_AXES))
+        self._starting = {"prefill", "decode"}
+
+    def wait_until_ready(self, on_loading: OnLoading | None = None) -> None:
+        """Wait until both workers have loaded their models.
+
+        Args:
+            on_loading: called as (process name, done, total) while weights load.
+
+        Raises:
+            WorkerFailed: a worker could not start; the message has its reason.
+        """
+        while self._starting:
+            for process, report in self._reports():
+                if isinstance(report, Ready):
+                    self._starting.discard(process.name)
+                elif isinstance(report, Loading) and on_loading:
+                    on_loading(process.name, report.done, report.total)
+
+    def run(self, jobs: list[Job]) -> Iterator[NewToken]:
+        """Serve jobs; yield their tokens as they come, ``request_id`` being a job's index.
+
+        Raises:
+            RequestFailed: a job could not be served. What was generated so far has been yielded.
+            WorkerFailed: a process died, or has said nothing for ``deadline_s``.
+        """
+        self.wait_until_ready()
+        unfinished = set(range(len(jobs)))
+        for request_id, job in enumerate(jobs):
+            self.decode.send(Reserve(request_id, job))
+        while unfinished:
+            for _, report in self._reports():
+                if isinstance(report, Reserved):
+                    job = jobs[report.request_id]
+                    self.prefill.send(Prefill(report.request_id, job, report.target))
+                elif isinstance(report, NewToken):
+                    yield report
+                    if report.finish_reason:
+                        unfinished.discard(report.request_id)
+
+    def close(self) -> None:
+        """End both processes. Idempotent."""
+        for process in (self.prefill, self.decode):
+            with suppress(OSError):
+                process.close()
+
+    def __enter__(self) -> "Cluster":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _reports(self) -> Iterator[tuple[Process, Report]]:
+        """Wait for reports and yield them; steps and failures are dealt with here."""
+        processes = (self.prefill, self.decode)
+        ready = wait([process.pipe for process in processes], timeout=self.options.deadline_s)
+        if not ready:
+            raise WorkerFailed(f"neither process has reported for {self.options.deadline_s:g} s")
+        for process in processes:
+            if process.pipe not in ready:
+                continue
+            try:
+                report: Report = process.pipe.recv()
+            except (EOFError, OSError):
+                raise process.death() from None
+            if isinstance(report, Step):
+                self.life.add(report)
+            elif isinstance(report, Failed):
+                self._raise(process, report)
+            else:
+                yield process, report
+
+    def _raise(self, process: Process, failure: Failed) -> None:
+        if failure.request_id is None:
+            raise WorkerFailed(f"the {process.name} process failed: {failure.reason}")
+        raise RequestFailed(f"request {failure.request_id}, {process.name}: {failure.reason}")

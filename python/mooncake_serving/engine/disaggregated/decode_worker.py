@@ -1,0 +1,102 @@
+"""The decode worker: takes blocks that were prefilled elsewhere, and generates from them."""
+
+import json
+from collections import deque
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+
+import mooncake_kernels as mk
+
+from ..errors import OutOfBlocks
+from .messages import Failed, Job, NewToken, Reserve, Reserved, Target, WorkerOptions
+from .worker import Worker
+
+
+@dataclass
+class Expected:
+    """Room that is held for a prompt until its blocks have come."""
+
+    job: Job
+    block_ids: list[int]  # of the cache, for the whole answer
+    first_row: int  # of the staging pool
+    num_blocks: int  # of the prompt
+
+
+class DecodeWorker(Worker):
+    """Reserve, scatter what arrives, and decode all that is there in one batch."""
+
+    def __init__(self, pipe: Connection, options: WorkerOptions):
+        super().__init__(pipe, options, access="write")
+        self._waiting: deque[Reserve] = deque()  # for room
+        self._expected: dict[int, Expected] = {}
+        self._request_of: dict[int, int] = {}  # the engine's id -> the launcher's
+        self._context: dict[int, int] = {}  # tokens that the next step of a request attends to
+
+    def handle(self, command: Reserve) -> None:
+        """Queue a request for room."""
+        self.num_blocks_for(len(command.job.prompt_tokens))
+        self._waiting.append(command)
+
+    def work(self) -> bool:
+        """Make room, take arrivals in, and decode one step."""
+        while self._waiting and self._reserve(self._waiting[0]):
+            self._waiting.popleft()
+        for _, message in self.transfer.receive_notifications():
+            self._arrived(json.loads(message))
+        if not self.engine.has_work:
+            return False
+        tokens_read = sum(self._context.values())
+        token_bytes = self.view.block_bytes // self.view.block_size
+        with self.timed("attended", tokens_read * token_bytes):
+            outputs = self.engine.step()
+        for output in outputs:
+            request_id = self._request_of[output.request_id]
+            self._context[output.request_id] += 1
+            self.report(NewToken(request_id, output.token_id, output.finish_reason))
+            if output.finished:
+                del self._request_of[output.request_id], self._context[output.request_id]
+        return True
+
+    def _reserve(self, command: Reserve) -> bool:
+        job = command.job
+        num_tokens = len(job.prompt_tokens)
+        try:
+            block_ids = self.engine.reserve(num_tokens, job.params)
+        except (OutOfBlocks, ValueError) as error:
+            if isinstance(error, OutOfBlocks) and (self._expected or self._request_of):
+                return False  # those that run will free theirs
+            self.report(Failed(command.request_id, str(error)))
+            return True
+        num_blocks = self.cache.num_blocks_for(num_tokens)
+        first_row = self.staging.allocate(num_blocks)
+        if first_row is None:
+            self.engine.release(block_ids)
+            return False
+        self._expected[command.request_id] = Expected(job, block_ids, first_row, num_blocks)
+        rows = self.staging.rows(first_row, num_blocks)
+        target = Target(self.transfer.name, rows.data_ptr(), rows.nbytes)
+        self.report(Reserved(command.request_id, target))
+        return True
+
+    def _arrived(self, handover: dict) -> None:
+        request_id = handover["request_id"]
+        expected = self._expected.pop(request_id)
+        prompt = expected.job.prompt_tokens
+        keys = mk.block_hashes(prompt, self.options.block_size)
+        if handover["last_key"] != (int(keys[-1]) if len(keys) else None):
+            self._drop(expected)
+            self.report(Failed(request_id, "the blocks that came belong to another prompt"))
+            return
+        num_bytes = expected.num_blocks * self.view.block_bytes
+        with self.timed("scattered", num_bytes):
+            self.staging.scatter(expected.first_row, expected.block_ids[: expected.num_blocks])
+        self.staging.free(expected.first_row, expected.num_blocks)
+        engine_id = self.engine.add_prefilled(
+            prompt, handover["first_token"], expected.block_ids, expected.job.params
+        )
+        self._request_of[engine_id] = request_id
+        self._context[engine_id] = len(prompt)
+
+    def _drop(self, expected: Expected) -> None:
+        self.staging.free(expected.first_row, expected.num_blocks)
+        self.engine.release(expected.block_ids)

@@ -1,0 +1,9 @@
+"""What can go wrong between processes."""
+
+
+class WorkerFailed(RuntimeError):
+    """A worker process died, could not start, or has said nothing for too long."""
+
+
+class RequestFailed(RuntimeError):
+    """One request could not be served; the message has the worker's reason."""

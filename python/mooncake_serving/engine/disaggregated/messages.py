@@ -1,0 +1,113 @@
+"""What the launcher and its workers say to each other: plain data over a pipe."""
+
+from dataclasses import dataclass
+
+from ..request import FinishReason
+from ..sampling import SamplingParams
+from .life import Step
+
+
+@dataclass(frozen=True)
+class WorkerOptions:
+    """How a worker is made.
+
+    Attributes:
+        model: a path as ``load_model`` takes it; None: the default model.
+        device: where the model and the cache are.
+        transports: what the transfer engine may use.
+        axes: the cache's layout; prefill and decode may differ.
+        num_blocks, block_size: of the cache; a block is ``block_size`` tokens.
+        num_staging_blocks: of the packed buffer that peers write to, or that is sent.
+        chunk_tokens: tokens of one prefill chunk.
+        threads: of torch, in each worker.
+        deadline_s: of one transfer, and of the silence after which a worker is given up.
+    """
+
+    model: str | None = None
+    device: str = "cpu"
+    transports: tuple[str, ...] = ("tcp",)
+    axes: str = "kv block token head dim"
+    num_blocks: int = 512
+    block_size: int = 16
+    num_staging_blocks: int = 256
+    chunk_tokens: int = 128
+    threads: int = 1
+    deadline_s: float = 60.0
+
+
+@dataclass(frozen=True)
+class Job:
+    """One prompt and how to answer it."""
+
+    prompt_tokens: list[int]
+    params: SamplingParams
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where a prompt's blocks are to be written: packed, at an address of the decode worker."""
+
+    engine_name: str
+    address: int
+    num_bytes: int
+
+
+@dataclass(frozen=True)
+class Reserve:
+    """To decode: hold room for a request."""
+
+    request_id: int
+    job: Job
+
+
+@dataclass(frozen=True)
+class Prefill:
+    """To prefill: compute a prompt and send its blocks."""
+
+    request_id: int
+    job: Job
+    target: Target
+
+
+@dataclass(frozen=True)
+class Loading:
+    """From a worker: how far its weights are."""
+
+    done: int
+    total: int
+
+
+@dataclass(frozen=True)
+class Ready:
+    """From a worker: it takes commands now."""
+
+    engine_name: str
+
+
+@dataclass(frozen=True)
+class Reserved:
+    """From decode: there is room."""
+
+    request_id: int
+    target: Target
+
+
+@dataclass(frozen=True)
+class NewToken:
+    """From decode: a token of a request."""
+
+    request_id: int
+    token_id: int
+    finish_reason: FinishReason | None
+
+
+@dataclass(frozen=True)
+class Failed:
+    """From a worker: a request, or with None all of it, came to nothing."""
+
+    request_id: int | None
+    reason: str
+
+
+Command = Reserve | Prefill
+Report = Loading | Ready | Reserved | NewToken | Failed | Step

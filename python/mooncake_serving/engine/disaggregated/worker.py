@@ -1,0 +1,117 @@
+"""What prefill and decode workers have in common: a process with a model, a cache and an engine."""
+
+import signal
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+
+import mooncake_kernels as mk
+
+from ..engine import Engine
+from ..kv_cache import PagedKVCache
+from ..loader import load_model
+from .life import timed
+from .messages import Command, Failed, Loading, Ready, Report, WorkerOptions
+from .staging import StagingPool
+
+
+class Worker:
+    """Serve one pipe until it closes.
+
+    Args:
+        pipe: commands come in, reports go out.
+        options: what to load.
+        access: what peers may do with the staging pool.
+    """
+
+    def __init__(self, pipe: Connection, options: WorkerOptions, access: mk.transfer.Access):
+        torch.set_num_threads(options.threads)
+        self.pipe, self.options = pipe, options
+        # Batch invariant, so that a request's tokens do not depend on its neighbours.
+        self.model, _ = load_model(
+            options.model,
+            device=options.device,
+            progress=self._progress,
+            batch_invariant=True,
+        )
+        self.cache = PagedKVCache(
+            self.model.config,
+            options.num_blocks,
+            block_size=options.block_size,
+            axes=options.axes,
+            dtype=self.model.dtype,
+            device=options.device,
+        )
+        self.engine = Engine(self.model, self.cache, chunk_tokens=options.chunk_tokens)
+        self.view = self.cache.view()
+        self.staging = StagingPool(self.view, options.num_staging_blocks)
+        self.transfer = mk.TransferEngine(transports=options.transports)
+        with timed(self.report, "registered", self.staging.memory.nbytes):
+            self.transfer.register(self.staging.memory, access=access)
+
+    def report(self, report: Report) -> None:
+        """Tell the launcher."""
+        self.pipe.send(report)
+
+    def timed(self, name: str, num_bytes: int) -> AbstractContextManager[None]:
+        """Report a step of a block's life that takes as long as the ``with`` block."""
+        return timed(self.report, name, num_bytes)
+
+    def num_blocks_for(self, num_tokens: int) -> int:
+        """Count a prompt's blocks; raise if the staging pool can never hold them."""
+        num_blocks = self.cache.num_blocks_for(num_tokens)
+        if num_blocks > self.staging.num_blocks:
+            raise ValueError(
+                f"prompt_tokens must fit the staging pool of {self.staging.num_blocks} blocks, "
+                f"got {num_tokens} tokens, which take {num_blocks}"
+            )
+        return num_blocks
+
+    def handle(self, command: Any) -> None:
+        """Carry out one command."""
+        raise NotImplementedError
+
+    def work(self) -> bool:
+        """Do what is to be done without a command; return whether there was anything."""
+        return False
+
+    def run(self) -> None:
+        """Serve until the launcher closes its end of the pipe."""
+        self.report(Ready(self.transfer.name))
+        busy = False
+        while True:
+            # Idle, a worker looks for notifications this often.
+            while self.pipe.poll(0 if busy else 0.002):
+                self._handle(self.pipe.recv())
+            busy = self.work()
+
+    def _handle(self, command: Command) -> None:
+        try:
+            self.handle(command)
+        except (ValueError, RuntimeError, OSError) as error:
+            self.report(Failed(command.request_id, str(error)))
+
+    def _progress(self, done: int, total: int, name: str) -> None:
+        self.report(Loading(done, total))
+
+
+def run_worker(
+    make: Callable[[Connection, WorkerOptions], Worker], pipe: Connection, options: WorkerOptions
+) -> None:
+    """Be a worker process: make the worker and run it; report why if that fails."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the launcher's: it closes the pipe
+    worker = None
+    try:
+        worker = make(pipe, options)
+        worker.run()
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        pass  # the launcher is done, or dead: so are we
+    except Exception as error:  # noqa: BLE001 - whatever it is, the launcher should say it
+        with suppress(OSError):  # unless it has gone meanwhile
+            pipe.send(Failed(None, f"{type(error).__name__}: {error}"))
+    finally:
+        if worker is not None:
+            worker.transfer.close()

@@ -1,0 +1,143 @@
+"""The engine and its two disaggregated halves: prefill here, decode what came from elsewhere."""
+
+from collections.abc import Sequence
+
+from .batching import GREEDY, BatchingEngine
+from .llama import LayerHooks
+from .prefill import OnChunk, check_prompt, run_prefill
+from .request import Prefilled
+from .sampling import SamplingParams
+
+
+class Engine(BatchingEngine):
+    """Serve requests whole, as ``BatchingEngine`` does, or either half of them.
+
+    One engine runs ``prefill``, which leaves a prompt's keys and values in blocks. Someone carries
+    them to blocks of another engine (``reserve``), whose ``add_prefilled`` goes on from there. What
+    crosses over is the prompt, the first token and the blocks' contents. In between, the caller
+    holds the blocks, and ``release`` frees them.
+    """
+
+    def prefill(
+        self,
+        prompt_tokens: Sequence[int],
+        params: SamplingParams = GREEDY,
+        *,
+        block_ids: Sequence[int] | None = None,
+        num_cached_tokens: int = 0,
+        on_chunk: OnChunk | None = None,
+        hooks: LayerHooks | None = None,
+    ) -> Prefilled:
+        """Compute a prompt's keys and values and its first token, at once and alone.
+
+        Args:
+            prompt_tokens: the prompt.
+            params: choose the first token. For draws that repeat, give a seed, here and there.
+            block_ids: allocated blocks for the whole prompt; None: allocated here.
+            num_cached_tokens: how many of the prompt's first tokens have their keys and values in
+                ``block_ids`` already: a prefix found in a store. At least one token is computed.
+            on_chunk: called after each chunk of ``chunk_tokens``.
+            hooks: called around every layer of every chunk.
+
+        Returns:
+            The first token and the blocks, which the caller holds until ``release``.
+
+        Raises:
+            ValueError: see ``add_request``; or blocks that are not allocated or too few.
+            OutOfBlocks: the prompt's blocks are not free now.
+        """
+        request = self._new_request("prefill", prompt_tokens, params, prompt_only=True)
+        if not 0 <= num_cached_tokens < request.num_prompt_tokens:
+            raise ValueError(
+                "prefill: num_cached_tokens must be at least 0 and less than the prompt's "
+                f"{request.num_prompt_tokens} tokens, got {num_cached_tokens}"
+            )
+        num_blocks = self.cache.num_blocks_for(request.num_prompt_tokens)
+        if block_ids is None:
+            request.block_ids = self.allocator.allocate(num_blocks)
+        else:
+            request.block_ids = self._held("prefill", block_ids, num_blocks)
+        request.num_computed = num_cached_tokens
+        try:
+            return run_prefill(
+                self.model,
+                self.cache,
+                request,
+                chunk_tokens=self.chunk_tokens,
+                on_chunk=on_chunk,
+                hooks=hooks,
+            )
+        except BaseException:
+            if block_ids is None:
+                self.allocator.free(request.block_ids)
+            raise
+
+    def reserve(self, num_prompt_tokens: int, params: SamplingParams = GREEDY) -> list[int]:
+        """Allocate all the blocks a request will ever need, for its keys and values to land in.
+
+        Raises:
+            OutOfBlocks: they are not free now.
+        """
+        context = self.model.config.max_position
+        if not 1 <= num_prompt_tokens < context:
+            raise ValueError(
+                f"reserve: num_prompt_tokens must be in [1, {context}), got {num_prompt_tokens}"
+            )
+        max_tokens = self._clip(num_prompt_tokens, params)
+        return self.allocator.allocate(
+            self.cache.num_blocks_for(num_prompt_tokens + max_tokens - 1)
+        )
+
+    def release(self, block_ids: Sequence[int]) -> None:
+        """Free blocks that ``prefill`` or ``reserve`` returned."""
+        self.allocator.free(block_ids)
+
+    def add_prefilled(
+        self,
+        prompt_tokens: Sequence[int],
+        first_token: int,
+        block_ids: Sequence[int],
+        params: SamplingParams = GREEDY,
+    ) -> int:
+        """Go on with a request whose prompt was prefilled elsewhere.
+
+        ``step`` reports ``first_token`` first, so a request's tokens come whole.
+
+        Args:
+            prompt_tokens: the prompt.
+            first_token: the token after it, from ``Prefilled``.
+            block_ids: allocated blocks of this engine that hold the prompt's keys and values, in
+                order; ``reserve`` gives enough for the whole request, fewer are added to here.
+            params: as at the prefill.
+
+        Returns:
+            The request's id. The blocks are now the request's, and freed when it ends.
+
+        Raises:
+            ValueError: see ``add_request``; the blocks stay the caller's.
+            OutOfBlocks: the blocks for the tokens to come are not free; the same.
+        """
+        request = self._new_request("add_prefilled", prompt_tokens, params)
+        check_prompt("add_prefilled", [first_token], self.model)
+        num_prompt_blocks = self.cache.num_blocks_for(request.num_prompt_tokens)
+        held = self._held("add_prefilled", block_ids, num_prompt_blocks)
+        missing = max(0, self.scheduler.num_blocks_for(request) - len(held))
+        request.block_ids = held + self.allocator.allocate(missing)
+        request.num_computed = request.num_prompt_tokens
+        self._requests[request.request_id] = request
+        self.scheduler.running.append(request)
+        self._ready.append(self._accept(request, first_token))
+        return request.request_id
+
+    def _held(self, op: str, block_ids: Sequence[int], num_needed: int) -> list[int]:
+        held = [int(block_id) for block_id in block_ids]
+        for index, block_id in enumerate(held):
+            if not self.allocator.is_allocated(block_id):
+                raise ValueError(
+                    f"{op}: block_ids[{index}] must be an allocated block, got {block_id}"
+                )
+        if len(held) < num_needed or len(set(held)) < len(held):
+            raise ValueError(
+                f"{op}: block_ids must be at least {num_needed} different blocks, got {held}"
+            )
+        return held

@@ -1,0 +1,119 @@
+"""The paged KV cache: blocks of tokens in whatever layout its axes say."""
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from .config import ModelConfig
+
+if TYPE_CHECKING:
+    from mooncake_kernels import KVView
+
+AXES = ("layer", "kv", "block", "token", "head", "dim")
+
+
+class PagedKVCache:
+    """Hold keys and values of all layers in fixed-size blocks, zero at first.
+
+    The layout is a list of axis names, outermost first; ``dim`` is last. With a ``layer`` axis
+    the cache is one tensor, without it one tensor a layer::
+
+        "kv block token head dim"          vLLM's and SGLang's order, a tensor a layer
+        "layer kv block token head dim"    the same in one tensor
+        "block layer kv head token dim"    all layers of a block side by side: one send a block
+
+    Args:
+        config: gives layers, KV heads and head size.
+        num_blocks: how many blocks each layer has.
+        block_size: tokens in a block.
+        axes: the layout.
+        dtype: of the elements.
+        device: where the tensors go.
+        buffer: 1-d uint8 on ``device``, at least ``num_bytes``; the cache is built inside it, for
+            memory that is shared, pinned or registered already. None: the cache allocates.
+
+    Raises:
+        ValueError: an argument is not as above; the message names it.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        num_blocks: int,
+        *,
+        block_size: int = 16,
+        axes: str = "kv block token head dim",
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+        buffer: torch.Tensor | None = None,
+    ) -> None:
+        for name, value in (("num_blocks", num_blocks), ("block_size", block_size)):
+            if value < 1:
+                raise ValueError(f"PagedKVCache: {name} must be positive, got {value}")
+        names = _parse_axes(axes)
+        sizes = (config.num_layers, 2, num_blocks, block_size, config.num_kv_heads, config.head_dim)
+        size_of = dict(zip(AXES, sizes, strict=True))
+        storage = _storage(math.prod(sizes), dtype, device, buffer)
+        per_layer = "layer" not in names
+        whole_names = ("layer", *names) if per_layer else names
+        whole = storage.view([size_of[name] for name in whole_names])
+
+        self.axes, self.num_blocks, self.block_size = " ".join(names), num_blocks, block_size
+        self.tensors: torch.Tensor | list[torch.Tensor] = list(whole) if per_layer else whole
+        self.num_layers, self.dtype, self.device = config.num_layers, whole.dtype, whole.device
+        self.num_bytes = whole.nbytes
+        canonical = whole.permute([whole_names.index(name) for name in AXES])
+        self._layers = [(layer[0], layer[1]) for layer in canonical]
+
+    def layer(self, layer_index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return one layer's keys and values, strided ``[block, token, head, dim]`` views."""
+        return self._layers[layer_index]
+
+    def num_blocks_for(self, num_tokens: int) -> int:
+        """Count the blocks that ``num_tokens`` tokens of one request fill or begin."""
+        return -(-num_tokens // self.block_size)
+
+    def view(self) -> "KVView":
+        """Describe this memory to ``mooncake_kernels``, which copies between layouts."""
+        import mooncake_kernels as mk
+
+        return mk.KVView(self.tensors, axes=self.axes)
+
+
+def _parse_axes(axes: str) -> Sequence[str]:
+    names = axes.split()
+    if sorted({*names, "layer"}) != sorted(AXES) or len(set(names)) < len(names):
+        raise ValueError(
+            "PagedKVCache: axes must name kv, block, token, head and dim once each, "
+            f"and layer at most once, got {axes!r}"
+        )
+    if names[-1] != "dim":
+        raise ValueError(f"PagedKVCache: axes must end with dim, got {axes!r}")
+    return tuple(names)
+
+
+def _storage(
+    num_elements: int,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    buffer: torch.Tensor | None,
+) -> torch.Tensor:
+    if buffer is None:
+        return torch.zeros(num_elements, dtype=dtype, device=device)
+    num_bytes = num_elements * dtype.itemsize
+    if (
+        buffer.dtype != torch.uint8
+        or buffer.dim() != 1
+        or buffer.device.type != torch.device(device).type
+    ):
+        raise ValueError(
+            f"PagedKVCache: buffer must be 1-d uint8 on {device}, "
+            f"got {buffer.dim()}-d {buffer.dtype} on {buffer.device}"
+        )
+    if buffer.numel() < num_bytes:
+        raise ValueError(
+            f"PagedKVCache: buffer must have at least {num_bytes} bytes, got {buffer.numel()}"
+        )
+    return buffer[:num_bytes].view(dtype).zero_()

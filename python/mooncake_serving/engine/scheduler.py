@@ -1,0 +1,69 @@
+"""Which requests run in the next step, and how many tokens of each."""
+
+from collections import deque
+
+from .block_allocator import BlockAllocator
+from .request import Request
+
+
+class Scheduler:
+    """Batch continuously, first come first served: decodes first, then prefill chunks.
+
+    A request is admitted when every block it can ever need is free, so one that runs never runs
+    out and nothing is preempted. The head of the queue waits for its blocks; those behind wait
+    for it.
+
+    Args:
+        allocator: where blocks come from and go back to.
+        block_size: tokens in a block.
+        max_batch_tokens: tokens of one step, over all requests.
+        chunk_tokens: tokens of one request in one step.
+        max_requests: requests of one step.
+    """
+
+    def __init__(
+        self,
+        allocator: BlockAllocator,
+        block_size: int,
+        *,
+        max_batch_tokens: int,
+        chunk_tokens: int,
+        max_requests: int,
+    ) -> None:
+        self.allocator, self.block_size = allocator, block_size
+        self.max_batch_tokens, self.chunk_tokens = max_batch_tokens, chunk_tokens
+        self.max_requests = max_requests
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []
+
+    def num_blocks_for(self, request: Request) -> int:
+        """Count the blocks that a request can ever need."""
+        return -(-request.max_kv_tokens // self.block_size)
+
+    def next_step(self) -> list[tuple[Request, int]]:
+        """Admit what fits, and choose requests with the tokens to compute of each."""
+        self._admit()
+        budget = self.max_batch_tokens
+        step: list[tuple[Request, int]] = []
+        by_urgency = sorted(self.running, key=lambda request: request.num_pending > 1)  # stable
+        for request in by_urgency[: self.max_requests]:
+            num_tokens = min(request.num_pending, self.chunk_tokens, budget)
+            if num_tokens:
+                step.append((request, num_tokens))
+                budget -= num_tokens
+        return step
+
+    def finish(self, request: Request) -> None:
+        """Forget a request and free its blocks."""
+        (self.running if request in self.running else self.waiting).remove(request)
+        self.allocator.free(request.block_ids)
+        request.block_ids = []
+
+    def _admit(self) -> None:
+        while self.waiting and len(self.running) < self.max_requests:
+            num_blocks = self.num_blocks_for(self.waiting[0])
+            if num_blocks > self.allocator.num_free:
+                return
+            request = self.waiting.popleft()
+            request.block_ids = self.allocator.allocate(num_blocks)
+            self.running.append(request)

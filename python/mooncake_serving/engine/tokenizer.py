@@ -1,0 +1,101 @@
+"""Text to token ids and back, one string at a time or as tokens come; chats by their template."""
+
+from collections.abc import Mapping, Sequence
+
+import tokenizers
+from tokenizers.decoders import DecodeStream
+
+from .chat import CHATML_TEMPLATE, render_chat
+
+Message = Mapping[str, str]  # {"role": "user", "content": "..."}
+
+
+class Tokenizer:
+    """Wrap a `tokenizers` tokenizer together with the model's chat template.
+
+    Args:
+        tokenizer: the vocabulary and its rules.
+        chat_template: Jinja source. None: ChatML, if the vocabulary has its two markers.
+        bos_token: text of the token that begins a sequence, for the template.
+        eos_token: text of the token that ends one, for the template.
+    """
+
+    def __init__(
+        self,
+        tokenizer: tokenizers.Tokenizer,
+        *,
+        chat_template: str | None = None,
+        bos_token: str | None = None,
+        eos_token: str | None = None,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.chat_template = chat_template
+        self.bos_token, self.eos_token = bos_token, eos_token
+
+    @property
+    def vocab_size(self) -> int:
+        """Count the tokens, added ones included; a model's embedding may have more rows."""
+        return self.tokenizer.get_vocab_size(with_added_tokens=True)
+
+    def encode(self, text: str) -> list[int]:
+        """Cut text into token ids, beginning with the bos token if the model wants one.
+
+        Text that looks like a control token (``<|im_end|>``) becomes that token.
+        """
+        return list(self.tokenizer.encode(text).ids)
+
+    def decode(self, token_ids: Sequence[int], *, keep_special: bool = False) -> str:
+        """Join token ids into text; control tokens are left out unless ``keep_special``."""
+        return self.tokenizer.decode(list(token_ids), skip_special_tokens=not keep_special)
+
+    def render_chat(self, messages: Sequence[Message], *, reply: bool = True) -> str:
+        """Write messages as the model was trained to read them.
+
+        Args:
+            messages: each with ``role`` (system, user, assistant) and ``content``.
+            reply: end with the opening of an assistant's turn, so that the model answers.
+
+        Raises:
+            ValueError: no messages, a message that lacks a field, or one the template refuses; or
+                the model has no template and does not know ChatML's markers.
+        """
+        for index, message in enumerate(messages):
+            if not {"role", "content"} <= message.keys():
+                raise ValueError(
+                    f"render_chat: messages[{index}] must have role and content, got {message!r}"
+                )
+        if not messages:
+            raise ValueError("render_chat: messages must not be empty, got []")
+        return render_chat(
+            self.chat_template or self._chatml(),
+            messages,
+            reply=reply,
+            bos_token=self.bos_token or "",
+            eos_token=self.eos_token or "",
+        )
+
+    def encode_chat(self, messages: Sequence[Message], *, reply: bool = True) -> list[int]:
+        """Render messages and cut them into token ids; the template itself writes any bos."""
+        text = self.render_chat(messages, reply=reply)
+        return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def stream(self) -> "TextStream":
+        """Start decoding one sequence token by token."""
+        return TextStream(self)
+
+    def _chatml(self) -> str:
+        if None in (self.tokenizer.token_to_id(x) for x in ("<|im_start|>", "<|im_end|>")):
+            raise ValueError("render_chat: the model has no chat template and no ChatML markers")
+        return CHATML_TEMPLATE
+
+
+class TextStream:
+    """Decode tokens as they come, holding back a character until its last byte is there."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer.tokenizer
+        self._stream = DecodeStream(skip_special_tokens=True)
+
+    def push(self, token_id: int) -> str:
+        """Take one more token and return the text that is now certain, often a word or ''."""
+        return self._stream.step(self._tokenizer, token_id) or ""

@@ -1,0 +1,127 @@
+"""Prefill and decode in two real processes: equal tokens, and every way to fail."""
+
+import os
+import signal
+
+import pytest
+
+from mooncake_serving.engine import Engine, PagedKVCache, SamplingParams, load_model
+from mooncake_serving.engine.disaggregated import (
+    STEPS,
+    Cluster,
+    Job,
+    RequestFailed,
+    WorkerFailed,
+    WorkerOptions,
+)
+
+GREEDY = SamplingParams(max_tokens=12, ignore_eos=True)
+SAMPLED = SamplingParams(max_tokens=12, temperature=0.8, seed=3, ignore_eos=True)
+PROMPTS = [[5, 9, 4], list(range(3, 40)), [7] * 100, list(range(100, 3, -1))]
+
+
+def options(folder, **changes):
+    defaults = {"num_blocks": 64, "block_size": 8, "num_staging_blocks": 32, "chunk_tokens": 16}
+    return WorkerOptions(model=str(folder), **{**defaults, "deadline_s": 30.0, **changes})
+
+
+def collect(cluster, jobs):
+    answers = [[] for _ in jobs]
+    for token in cluster.run(jobs):
+        answers[token.request_id].append(token.token_id)
+    return answers
+
+
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_same_tokens_as_a_single_process(tiny_folder, params):
+    model, _ = load_model(tiny_folder, batch_invariant=True)
+    engine = Engine(model, PagedKVCache(model.config, 64, block_size=8), chunk_tokens=16)
+    expected = [answer.token_ids for answer in engine.generate(PROMPTS, params)]
+    with Cluster(options(tiny_folder)) as cluster:
+        assert collect(cluster, [Job(prompt, params) for prompt in PROMPTS]) == expected
+        again = collect(cluster, [Job(PROMPTS[2], params)])  # the blocks were given back
+        assert again == [expected[2]]
+        rows = {step.name: step for step in cluster.life.rows()}
+    assert list(rows) == list(STEPS), "every step of a block's life was seen, in its order"
+    assert rows["gathered"].num_bytes == rows["moved"].num_bytes == rows["scattered"].num_bytes > 0
+    assert all(step.seconds > 0 for step in rows.values())
+
+
+def test_requests_wait_for_room_and_all_are_served(tiny_folder):
+    """Both the cache and the staging pool hold fewer requests than there are."""
+    jobs = [Job([11, i + 3] * 20, GREEDY) for i in range(8)]
+    with Cluster(options(tiny_folder, num_blocks=16, num_staging_blocks=7)) as cluster:
+        answers = collect(cluster, jobs)
+    assert [len(answer) for answer in answers] == [12] * 8
+
+
+def test_a_prompt_that_can_never_fit_is_refused(tiny_folder):
+    with Cluster(options(tiny_folder, num_staging_blocks=4)) as cluster:
+        with pytest.raises(RequestFailed, match="request 0, decode: .*staging pool of 4 blocks"):
+            collect(cluster, [Job([5] * 100, GREEDY)])
+    with Cluster(options(tiny_folder, num_blocks=4)) as cluster:
+        with pytest.raises(RequestFailed, match="request 0, decode: "):
+            collect(cluster, [Job([5] * 100, GREEDY)])
+
+
+def test_a_bad_prompt_is_refused_with_its_reason(tiny_folder):
+    for prompt, message in (([10**6], "prompt_tokens"), ([5] * 600, "must be in .* got 600")):
+        with Cluster(options(tiny_folder, num_staging_blocks=100)) as cluster:
+            with pytest.raises(RequestFailed, match=f"request 0, .*{message}"):
+                collect(cluster, [Job(prompt, GREEDY)])
+
+
+def test_a_model_that_is_not_there(tmp_path):
+    with Cluster(options(tmp_path / "nowhere")) as cluster:
+        with pytest.raises(WorkerFailed, match=r"ModelNotFound.*nowhere"):
+            cluster.wait_until_ready()
+
+
+def test_a_transport_that_cannot_reach_another_process(tiny_folder):
+    with Cluster(options(tiny_folder, transports=("local",))) as cluster:
+        with pytest.raises(RequestFailed, match="no engine of that name in this process"):
+            collect(cluster, [Job([5, 6, 7], GREEDY)])
+
+
+@pytest.mark.parametrize("victim", ["prefill", "decode"])
+@pytest.mark.parametrize("after", [0, 3])
+def test_a_killed_process_is_one_clear_error(tiny_folder, victim, after):
+    long = SamplingParams(max_tokens=300, ignore_eos=True)
+    with Cluster(options(tiny_folder, deadline_s=20.0)) as cluster:
+        cluster.wait_until_ready()
+        tokens = cluster.run([Job(prompt, long) for prompt in PROMPTS])
+        with pytest.raises((WorkerFailed, RequestFailed)) as caught:
+            for count, _ in enumerate(tokens):
+                if count == after:
+                    os.kill(getattr(cluster, victim).process.pid, signal.SIGKILL)
+        assert f"the {victim} process was killed by signal 9" in str(caught.value) or isinstance(
+            caught.value, RequestFailed
+        )
+
+
+def test_a_process_that_hangs_is_given_up(tiny_folder):
+    with Cluster(options(tiny_folder)) as cluster:
+        cluster.wait_until_ready()
+        cluster.options = options(tiny_folder, deadline_s=2.0)
+        os.kill(cluster.decode.process.pid, signal.SIGSTOP)
+        with pytest.raises(WorkerFailed, match="neither process has reported for 2 s"):
+            collect(cluster, [Job([5, 6, 7], GREEDY)])
+
+
+def test_closing_ends_both_processes(tiny_folder):
+    cluster = Cluster(options(tiny_folder))
+    cluster.wait_until_ready()
+    cluster.close()
+    cluster.close()
+    assert not cluster.prefill.process.is_alive()
+    assert not cluster.decode.process.is_alive()
+
+
+def test_a_worker_that_was_started_by_nobody_exits(tiny_folder):
+    """Its pipe closes with its launcher, however that ended."""
+    cluster = Cluster(options(tiny_folder))
+    cluster.wait_until_ready()
+    cluster.decode.pipe.close()
+    cluster.decode.process.join(timeout=10)
+    assert cluster.decode.process.exitcode == 0
+    cluster.close()

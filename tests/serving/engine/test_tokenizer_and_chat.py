@@ -1,0 +1,105 @@
+"""Text survives the way to tokens and back; chats are written by the model's own template."""
+
+import json
+
+import pytest
+import tokenizers
+
+from mooncake_serving.engine import Tokenizer, load_model
+from mooncake_serving.engine.chat import render_chat
+
+CHAT = [{"role": "user", "content": "hi"}]
+TEXTS = ["", "the thing in 2121", " the\n\nthe ", "naïve ☃ 日本", "<|im_start|>in<|im_end|>"]
+
+
+@pytest.fixture
+def tokenizer(tiny_folder):
+    return load_model(tiny_folder)[1]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_gguf_and_tokenizer_json_cut_alike(tokenizer, gguf_writer, text):
+    _, from_gguf = load_model(gguf_writer())
+    assert from_gguf.encode(text) == tokenizer.encode(text)
+    assert from_gguf.decode(from_gguf.encode(text), keep_special=True) == text
+
+
+def test_merges_digits_and_control_tokens(tokenizer):
+    one_each = tokenizer.encode("the the12<|im_end|>")
+    texts = [tokenizer.tokenizer.id_to_token(token_id) for token_id in one_each]
+    assert texts == ["the", "Ġthe", "1", "2", "<|im_end|>"]
+    assert tokenizer.decode(one_each) == "the the12"
+
+
+def test_a_number_may_be_one_word_elsewhere(gguf_writer):
+    for pre in ("gpt-2", "llama-bpe"):
+        _, tokenizer = load_model(gguf_writer(pre=pre))
+        texts = [tokenizer.tokenizer.id_to_token(x) for x in tokenizer.encode("the12")]
+        bos = ["<|im_start|>"] if pre == "llama-bpe" else []
+        assert texts == [*bos, "the", "12"]
+
+
+def test_a_stream_holds_back_half_characters(tokenizer):
+    stream = tokenizer.stream()
+    pieces = [stream.push(token_id) for token_id in tokenizer.encode("a☃b<|im_end|>")]
+    assert pieces == ["a", "", "", "☃", "b", ""]
+
+
+def test_the_models_template_is_used(gguf_writer):
+    _, tokenizer = load_model(gguf_writer())
+    assert tokenizer.render_chat(CHAT) == "<|im_start|>user\nhi<|im_end|>\n"
+    ids = tokenizer.encode_chat(CHAT)
+    assert (ids[0], ids.count(2)) == (1, 1)
+
+
+def test_chatml_stands_in_for_a_missing_template(tokenizer):
+    text = tokenizer.render_chat(CHAT)
+    assert text == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    assert tokenizer.render_chat(CHAT, reply=False) + "<|im_start|>assistant\n" == text
+
+
+def test_without_template_and_markers_there_is_no_chat():
+    plain = Tokenizer(tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0}, [])))
+    with pytest.raises(ValueError, match="no chat template and no ChatML markers"):
+        plain.render_chat(CHAT)
+
+
+@pytest.mark.parametrize("where", ["tokenizer_config.json", "named", "chat_template.jinja"])
+def test_a_folders_template_is_found(folder_writer, where):
+    folder = folder_writer()
+    template = "{{ bos_token }}{{ messages[0].content }}"
+    settings = {"bos_token": {"content": "<|im_start|>"}}
+    if where == "chat_template.jinja":
+        (folder / where).write_text(template)
+    elif where == "named":
+        settings["chat_template"] = [{"name": "default", "template": template}]
+    else:
+        settings["chat_template"] = template
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    assert load_model(folder)[1].render_chat(CHAT) == "<|im_start|>hi"
+
+
+def test_templates_get_the_usual_helpers():
+    text = render_chat("{{ messages | tojson }}{{ strftime_now('%%') }}", CHAT)
+    assert text == '[{"role": "user", "content": "hi"}]%'
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
+        ("{% for %}", "render_chat: Expected an expression"),
+        ("{{ messages.__class__.__mro__ }}", "render_chat: .*unsafe"),
+        ("{{ messages.append(1) }}", "render_chat: .*not safely callable|unsafe"),
+    ],
+)
+def test_a_template_that_misbehaves_is_a_value_error(template, message):
+    with pytest.raises(ValueError, match=message):
+        render_chat(template, CHAT)
+
+
+def test_a_bad_message_is_named(tokenizer):
+    with pytest.raises(ValueError, match=r"messages\[1\] must have role and content"):
+        tokenizer.render_chat([*CHAT, {"role": "user"}])
+    with pytest.raises(ValueError, match="messages must not be empty"):
+        tokenizer.render_chat([])

@@ -1,0 +1,47 @@
+"""``python -m mooncake_serving demo``, as a user runs it."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+
+def demo(*arguments):
+    command = [sys.executable, "-m", "mooncake_serving", "demo", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300)
+
+
+def test_json_has_the_answers_and_the_life_of_the_blocks(tiny_folder):
+    result = demo("--model", tiny_folder, "--json", "--max-tokens", 8, "--prompt", "the end")
+    assert result.returncode == 0, result.stderr
+    answer = json.loads(result.stdout)
+    assert answer["identical"] is True
+    [request] = answer["requests"]
+    assert 1 <= len(request["token_ids"]) <= 8
+    steps = {row["step"]: row for row in answer["life"]}
+    assert steps["moved"]["bytes"] > 0
+
+
+def test_the_terminal_shows_answers_and_the_table(tiny_folder):
+    prompts = [word for prompt in ("one", "two", "three") for word in ("--prompt", prompt)]
+    result = demo("--model", tiny_folder, "--max-tokens", 4, "--temperature", 1.0, *prompts)
+    assert result.returncode == 0, result.stderr
+    assert "The life of the KV blocks" in result.stdout
+    assert "All 3 answers have the same tokens" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--model", "/nowhere/model.gguf"], "'/nowhere/model.gguf', which does not exist"),
+        (["--max-tokens", "0"], "max_tokens"),
+        (["--transport", "carrier-pigeon"], "transports must be a list of local and tcp"),
+    ],
+)
+def test_a_bad_argument_is_one_line(arguments, message, tiny_folder):
+    model = [] if "--model" in arguments else ["--model", tiny_folder]
+    result = demo(*model, *arguments)
+    assert result.returncode == 1
+    assert message in result.stderr
+    assert result.stderr.startswith("error: ") and result.stderr.count("\n") == 1
