@@ -64,7 +64,9 @@ def find_cuda() -> Path | None:
     homes = [os.environ.get("CUDA_HOME"), nvcc and Path(nvcc).resolve().parents[1]]
     for home in filter(None, [*homes, "/usr/local/cuda"]):
         # An nvcc on PATH may be a wrapper script outside the toolkit: look for a header as well.
-        if (Path(home) / "bin/nvcc").is_file() and (Path(home) / "include/cuda_runtime.h").is_file():
+        if (Path(home) / "bin/nvcc").is_file() and (
+            Path(home) / "include/cuda_runtime.h"
+        ).is_file():
             return Path(home).resolve()
     if BUILD.cuda == "1":
         sys.exit(f"mooncake-kernels: {CONFIG.PREFIX}CUDA=1, but no nvcc was found (set CUDA_HOME)")
@@ -111,7 +113,10 @@ class NinjaFile:
         ]
 
     def ops(self, out: Path, torch: Path, cuda: Path | None) -> None:
-        flags = [*self.cxx_flags(torch / "include"), f"-DTORCH_TARGET_VERSION={TORCH_TARGET_VERSION}"]
+        flags = [
+            *self.cxx_flags(torch / "include"),
+            f"-DTORCH_TARGET_VERSION={TORCH_TARGET_VERSION}",
+        ]
         # libtorch.so by name and without a path: it is always loaded before us.
         link = [f"-L{torch}/lib", "-Wl,--no-as-needed", "-ltorch", "-ltorch_cpu", "-Wl,--as-needed"]
         objects = []

@@ -123,9 +123,7 @@ def plan_values(src: Layout, dst: Layout, selection: Selection) -> list[int]:
     return values
 
 
-def _continues(
-    src: Layout, dst: Layout, axis: str, run_bytes: int, selection: Selection
-) -> bool:
+def _continues(src: Layout, dst: Layout, axis: str, run_bytes: int, selection: Selection) -> bool:
     """Tell whether stepping along ``axis`` lands right behind the run, on both sides."""
     if axis == "layer":
         first_src, first_dst = selection.layers[0]

@@ -67,7 +67,9 @@ def _copy_blocks_fake(
     max_sms: int,
 ) -> None:
     """Check what can be checked without data; the operator returns nothing."""
-    torch._check(len(src) > 0 and len(dst) > 0, lambda: "copy_blocks: src and dst must not be empty")
+    torch._check(
+        len(src) > 0 and len(dst) > 0, lambda: "copy_blocks: src and dst must not be empty"
+    )
     for ids in (src_blocks, dst_blocks):
         torch._check(
             ids is None or (ids.dim() == 1 and ids.dtype in (torch.int32, torch.int64)),

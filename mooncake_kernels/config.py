@@ -57,18 +57,27 @@ class Settings:
     """What the running package reads."""
 
     threads: int = _setting(
-        0, lambda text: int(text) if text == "0" else _positive_int(text), "an integer >= 0",
+        0,
+        lambda text: int(text) if text == "0" else _positive_int(text),
+        "an integer >= 0",
         "threads of host functions outside torch (hashing); 0: one per core",
     )
     listen_host: str = _setting(
-        "127.0.0.1", str, "an address",
+        "127.0.0.1",
+        str,
+        "an address",
         "address a TransferEngine listens on when its name gives none",
     )
     deadline_s: float = _setting(
-        30.0, _positive_float, "a number > 0", "seconds a transfer may take when the call gives none"
+        30.0,
+        _positive_float,
+        "a number > 0",
+        "seconds a transfer may take when the call gives none",
     )
     require: tuple[str, ...] = _setting(
-        (), _set_of("cuda", "triton", "model"), "a comma-separated list of cuda, triton, model",
+        (),
+        _set_of("cuda", "triton", "model"),
+        "a comma-separated list of cuda, triton, model",
         "tests: what must be there, so that a skip becomes a failure",
     )
 
@@ -78,19 +87,28 @@ class BuildSettings:
     """What setup.py reads."""
 
     torch: str = _setting(
-        "", str, "a folder", "folder of the torch package to build against; empty: the installed one"
+        "",
+        str,
+        "a folder",
+        "folder of the torch package to build against; empty: the installed one",
     )
     cuda: str = _setting(
-        "auto", _one_of("auto", "0", "1"), "auto, 0 or 1",
+        "auto",
+        _one_of("auto", "0", "1"),
+        "auto, 0 or 1",
         "compile the CUDA kernels: if nvcc is found, never, or fail without nvcc",
     )
     cuda_archs: tuple[str, ...] = _setting(
-        ("80", "90", "100"), lambda text: tuple(str(_positive_int(a)) for a in text.split(",")),
-        "a comma-separated list like 80,90,100", "GPU architectures; PTX is embedded for the last",
+        ("80", "90", "100"),
+        lambda text: tuple(str(_positive_int(a)) for a in text.split(",")),
+        "a comma-separated list like 80,90,100",
+        "GPU architectures; PTX is embedded for the last",
     )
     sanitize: tuple[str, ...] = _setting(
-        (), _set_of("address", "undefined", "thread"),
-        "a comma-separated list of address, undefined, thread", "sanitizers to build with",
+        (),
+        _set_of("address", "undefined", "thread"),
+        "a comma-separated list of address, undefined, thread",
+        "sanitizers to build with",
     )
 
 

@@ -281,9 +281,7 @@ def _as_ids(name: str, ids: BlockIds, device: torch.device) -> torch.Tensor:
     return ids.to(device, non_blocking=True).contiguous()
 
 
-def _as_packed(
-    name: str, tensor: torch.Tensor, shape: tuple[int, ...], view: KVView
-) -> _Packed:
+def _as_packed(name: str, tensor: torch.Tensor, shape: tuple[int, ...], view: KVView) -> _Packed:
     if not isinstance(tensor, torch.Tensor):
         raise InvalidArgument(f"{name} must be a torch tensor, got {type(tensor).__name__}")
     if tensor.shape != shape:

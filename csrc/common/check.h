@@ -45,15 +45,15 @@ std::string concat(const Parts&... parts) {
 }  // namespace mk
 
 // The message is built only when the check fails.
-#define MK_CHECK(condition, ...)                                     \
-  do {                                                               \
+#define MK_CHECK(condition, ...)                                              \
+  do {                                                                        \
     if (!(condition)) throw ::mk::InvalidArgument(::mk::concat(__VA_ARGS__)); \
   } while (false)
 
 // Evaluates to the call's result; throws SystemError with errno if it is negative.
-#define MK_SYSCALL(call, what)                                      \
-  ([&] {                                                            \
-    const auto mk_result = (call);                                  \
-    if (mk_result < 0) throw ::mk::SystemError(errno, (what));      \
-    return mk_result;                                               \
+#define MK_SYSCALL(call, what)                                 \
+  ([&] {                                                       \
+    const auto mk_result = (call);                             \
+    if (mk_result < 0) throw ::mk::SystemError(errno, (what)); \
+    return mk_result;                                          \
   }())

@@ -22,33 +22,33 @@
 #define MK_STRING(x) MK_STRING_(x)  // in two steps, so that cuda.h's cuFoo -> cuFoo_v2 expands
 
 #define MK_DYNLIB_MEMBER_(function) decltype(&::function) p_##function = nullptr;
-#define MK_DYNLIB_LOAD_(function)                                                      \
-  if (error.empty()) {                                                                 \
+#define MK_DYNLIB_LOAD_(function)                                                               \
+  if (error.empty()) {                                                                          \
     p_##function = reinterpret_cast<decltype(&::function)>(dlsym(handle, MK_STRING(function))); \
-    if (!p_##function) error = ::mk::concat(MK_STRING(function), ": ", dlerror());     \
+    if (!p_##function) error = ::mk::concat(MK_STRING(function), ": ", dlerror());              \
   }
 
-#define MK_DYNLIB(Name, soname, FUNCTIONS)                            \
-  class Name {                                                        \
-   public:                                                            \
-    FUNCTIONS(MK_DYNLIB_MEMBER_)                                      \
-                                                                      \
-    static const Name& get() {                                        \
-      if (!instance().error.empty()) throw ::mk::Unavailable(instance().error); \
-      return instance();                                              \
-    }                                                                 \
-    static const std::string& reason() { return instance().error; }   \
-                                                                      \
-   private:                                                           \
-    Name() : handle(dlopen(soname, RTLD_NOW | RTLD_LOCAL)) {          \
-      if (!handle) error = dlerror();                                 \
-      FUNCTIONS(MK_DYNLIB_LOAD_)                                      \
-    }                                                                 \
+#define MK_DYNLIB(Name, soname, FUNCTIONS)                                                   \
+  class Name {                                                                               \
+   public:                                                                                   \
+    FUNCTIONS(MK_DYNLIB_MEMBER_)                                                             \
+                                                                                             \
+    static const Name& get() {                                                               \
+      if (!instance().error.empty()) throw ::mk::Unavailable(instance().error);              \
+      return instance();                                                                     \
+    }                                                                                        \
+    static const std::string& reason() { return instance().error; }                          \
+                                                                                             \
+   private:                                                                                  \
+    Name() : handle(dlopen(soname, RTLD_NOW | RTLD_LOCAL)) {                                 \
+      if (!handle) error = dlerror();                                                        \
+      FUNCTIONS(MK_DYNLIB_LOAD_)                                                             \
+    }                                                                                        \
     /* Loaded once, and never closed: its functions may be in use until the process ends. */ \
-    static const Name& instance() {                                   \
-      static const Name table;                                        \
-      return table;                                                   \
-    }                                                                 \
-    void* handle;                                                     \
-    std::string error;                                                \
+    static const Name& instance() {                                                          \
+      static const Name table;                                                               \
+      return table;                                                                          \
+    }                                                                                        \
+    void* handle;                                                                            \
+    std::string error;                                                                       \
   };

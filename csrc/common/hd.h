@@ -1,5 +1,6 @@
 // MK_HD marks what g++ and nvcc both compile: the index arithmetic of every kernel. Because the
-// host loop calls the very functions that the CUDA kernel calls, a machine without a GPU tests them.
+// host loop calls the very functions that the CUDA kernel calls, a machine without a GPU tests
+// them.
 #pragma once
 
 #if defined(__CUDACC__)

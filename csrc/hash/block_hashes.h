@@ -13,8 +13,8 @@
 namespace mk::hash {
 
 struct BlockHashesParams {
-  const uint32_t* tokens;      // [cu_seqlens[num_requests]]
-  const int64_t* cu_seqlens;   // [num_requests + 1]: request r is tokens[cu[r]] .. tokens[cu[r + 1]]
+  const uint32_t* tokens;     // [cu_seqlens[num_requests]]
+  const int64_t* cu_seqlens;  // [num_requests + 1]: request r is tokens[cu[r]] .. tokens[cu[r + 1]]
   const int64_t* first_block;  // [num_requests + 1]: where request r's keys start in `keys`
   const uint64_t* parents;     // [num_requests]: the key before a request's first; may be null
   const uint8_t* has_parent;   // [num_requests]; null together with `parents`

@@ -16,10 +16,14 @@ void block_hashes(uintptr_t tokens, uintptr_t cu_seqlens, uintptr_t first_block,
                   uintptr_t has_parent, int64_t num_requests, int64_t block_size, uint64_t seed,
                   uintptr_t keys, int num_threads) {
   const hash::BlockHashesParams params{
-      pointer<const uint32_t>(tokens),     pointer<const int64_t>(cu_seqlens),
-      pointer<const int64_t>(first_block), pointer<const uint64_t>(parents),
-      pointer<const uint8_t>(has_parent),  num_requests,
-      block_size,                          seed,
+      pointer<const uint32_t>(tokens),
+      pointer<const int64_t>(cu_seqlens),
+      pointer<const int64_t>(first_block),
+      pointer<const uint64_t>(parents),
+      pointer<const uint8_t>(has_parent),
+      num_requests,
+      block_size,
+      seed,
       pointer<uint64_t>(keys),
   };
   const py::gil_scoped_release release;

@@ -4,7 +4,8 @@
 //     memcpy(dst + dst_block[i] * dst_block_stride + a * .. + b * .., src + ..., run_bytes)
 //
 // A plane is one (layer, k or v): its two base addresses are independent, all else is affine. A
-// run is the longest range that is contiguous on both sides. Layer: kv. Python: mooncake_kernels/kv.py.
+// run is the longest range that is contiguous on both sides. Layer: kv. Python:
+// mooncake_kernels/kv.py.
 #pragma once
 
 #include <cstdint>

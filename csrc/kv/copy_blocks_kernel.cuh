@@ -10,9 +10,9 @@ constexpr int kVectorsPerThread = 4;  // loads a thread has in flight at once
 
 // How runs are cut up for threads: a group of threads takes a tile of a run at a time.
 struct CopyBlocksTiling {
-  int32_t group;           // threads, a power of two up to 32: small runs leave few threads idle
+  int32_t group;  // threads, a power of two up to 32: small runs leave few threads idle
   int64_t vectors_per_run;
-  int64_t tiles_per_run;   // of group * kVectorsPerThread vectors each
+  int64_t tiles_per_run;  // of group * kVectorsPerThread vectors each
   int64_t num_tiles;
 };
 

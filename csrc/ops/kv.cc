@@ -54,8 +54,8 @@ BlockIds block_ids(const std::optional<Tensor>& ids, int64_t num_blocks, int64_t
   MK_CHECK(ids->dim() == 1 && ids->is_contiguous() &&
                (is_64_bit || ids->scalar_type() == ScalarType::Int),
            "copy_blocks: ", name, " must be a packed 1-d int32 or int64 tensor");
-  MK_CHECK(ids->numel() == num_pairs, "copy_blocks: ", name, " must have ", num_pairs,
-           " ids, got ", ids->numel());
+  MK_CHECK(ids->numel() == num_pairs, "copy_blocks: ", name, " must have ", num_pairs, " ids, got ",
+           ids->numel());
   return {ids->data_ptr(), is_64_bit, num_blocks};
 }
 
@@ -94,7 +94,7 @@ struct Side {
 };
 
 int64_t reach_bytes(const CopyBlocksParams& p, int64_t num_blocks, int64_t block_stride,
-                    int64_t mk::kv::Axis::*stride) {
+                    int64_t mk::kv::Axis::* stride) {
   int64_t reach = (num_blocks - 1) * block_stride + p.run_bytes;
   for (const auto& axis : p.axes) reach += (axis.extent - 1) * axis.*stride;
   return num_blocks == 0 ? 0 : reach;
@@ -142,12 +142,12 @@ void check_ids(const CopyBlocksParams& p, bool has_src, bool has_dst) {
     const BadId bad = p.check(pair);
     if (bad.side == 0) continue;
     const int64_t num_blocks = bad.side == 1 ? p.src_blocks.num_blocks : p.dst_blocks.num_blocks;
-    const char* name = !has_dst   ? "gather_blocks: block_ids"
-                       : !has_src ? "scatter_blocks: block_ids"
+    const char* name = !has_dst        ? "gather_blocks: block_ids"
+                       : !has_src      ? "scatter_blocks: block_ids"
                        : bad.side == 1 ? "copy_blocks: src_blocks"
                                        : "copy_blocks: dst_blocks";
-    throw mk::InvalidArgument(mk::concat(name, "[", bad.index, "] must be -1 or in [0, ",
-                                         num_blocks, "), got ", bad.id));
+    throw mk::InvalidArgument(
+        mk::concat(name, "[", bad.index, "] must be -1 or in [0, ", num_blocks, "), got ", bad.id));
   }
 }
 

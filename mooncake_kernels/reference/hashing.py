@@ -1,6 +1,7 @@
 """The specification of block names: the chain, block by block, with the Python xxhash package."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 import xxhash
@@ -17,7 +18,7 @@ def block_hashes(
     """Name every full block of every sequence; see ``mooncake_kernels.block_hashes``."""
     starts = [0, len(tokens)] if cu_seqlens is None else list(cu_seqlens)
     keys = []
-    for sequence, (begin, end) in enumerate(zip(starts[:-1], starts[1:], strict=True)):
+    for sequence, (begin, end) in enumerate(pairwise(starts)):
         previous = None if parents is None else parents[sequence]
         for first in range(begin, end - block_size + 1, block_size):
             block = np.array(tokens[first : first + block_size], dtype="<u4")

@@ -83,7 +83,9 @@ def copy_blocks(
     """
     device = src[0].device
     if device.type == "cpu" and not triton.knobs.runtime.interpret:
-        raise Unavailable("engine triton: CPU tensors need TRITON_INTERPRET=1 set before the import")
+        raise Unavailable(
+            "engine triton: CPU tensors need TRITON_INTERPRET=1 set before the import"
+        )
     values = plan.tolist()
     ids = src_blocks if src_blocks is not None else dst_blocks
     if ids is None:

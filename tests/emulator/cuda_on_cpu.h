@@ -3,10 +3,11 @@
 //   emu::run(my_kernel<uint4>, {.grid = 4, .block = 256}, params, ptr);
 //
 // Enough for kernels of plain C++: threadIdx and friends, static shared memory, __syncthreads, warp
-// shuffles and votes, atomics. Not for inline PTX, cp.async, TMA or mma: keep those in a thin inline
-// function with a plain twin. Blocks run one after another. A seed shuffles the order in which the
-// threads of a block run between barriers, so that a missing barrier shows; barriers that not every
-// thread reaches abort. Compile with g++ -fsanitize=address,undefined to see bad accesses.
+// shuffles and votes, atomics. Not for inline PTX, cp.async, TMA or mma: keep those in a thin
+// inline function with a plain twin. Blocks run one after another. A seed shuffles the order in
+// which the threads of a block run between barriers, so that a missing barrier shows; barriers that
+// not every thread reaches abort. Compile with g++ -fsanitize=address,undefined to see bad
+// accesses.
 #pragma once
 
 #include <ucontext.h>
@@ -205,7 +206,8 @@ T __shfl_down_sync(unsigned, T value, unsigned delta) {
 }
 inline unsigned __ballot_sync(unsigned, int predicate) {
   unsigned bits = 0;
-  for (unsigned i = 0; i < emu::kWarp; ++i) bits |= (emu::exchange(predicate != 0, i) ? 1u : 0u) << i;
+  for (unsigned i = 0; i < emu::kWarp; ++i)
+    bits |= (emu::exchange(predicate != 0, i) ? 1u : 0u) << i;
   return bits;
 }
 template <class T>

@@ -7,10 +7,10 @@ inline int& failures() {
   return count;
 }
 
-#define EXPECT(condition)                                                        \
-  do {                                                                           \
-    if (!(condition)) {                                                          \
-      ++failures();                                                              \
-      std::fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition);       \
-    }                                                                            \
+#define EXPECT(condition)                                                  \
+  do {                                                                     \
+    if (!(condition)) {                                                    \
+      ++failures();                                                        \
+      std::fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition); \
+    }                                                                      \
   } while (false)

@@ -11,8 +11,8 @@ constexpr int kLayers = 2, kBlocks = 5, kHeads = 2, kTokens = 3;
 
 // src is [layer, block, token, head, dim], dst [layer, block, head, token, dim].
 CopyBlocksParams make_params(const std::vector<char>& src, std::vector<char>& dst,
-                             const std::vector<int64_t>& src_ids, const std::vector<int32_t>& dst_ids,
-                             int64_t dim) {
+                             const std::vector<int64_t>& src_ids,
+                             const std::vector<int32_t>& dst_ids, int64_t dim) {
   CopyBlocksParams p{};
   p.src_blocks = {src_ids.data(), true, kBlocks};
   p.dst_blocks = {dst_ids.data(), false, kBlocks};
@@ -57,7 +57,8 @@ void check_bad_ids() {
   const bool names_one = (bad.side == 1 && bad.index == 1 && bad.id == kBlocks) ||
                          (bad.side == 2 && bad.index == 2 && bad.id == -2);
   EXPECT(names_one);
-  EXPECT(std::count(dst.begin(), dst.end(), 1) == kLayers * kTokens * kHeads * dim);  // the good pair
+  EXPECT(std::count(dst.begin(), dst.end(), 1) ==
+         kLayers * kTokens * kHeads * dim);  // the good pair
 }
 
 }  // namespace

@@ -15,7 +15,6 @@ pytest.importorskip("xxhash", reason="the specification uses the Python xxhash p
 from mooncake_kernels.reference import hashing as reference
 
 
-
 @given(
     lengths=st.lists(st.integers(0, 200), max_size=6),
     block_size=st.integers(1, 70),

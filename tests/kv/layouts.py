@@ -1,4 +1,4 @@
-"""Paged layouts by name: the axes of one tensor, and whether layers or k and v are tensors apart."""
+"""Paged layouts by name: the axes of one tensor, and how many levels of lists are around it."""
 
 from dataclasses import dataclass
 

@@ -17,8 +17,7 @@ SIZES = Sizes()
 
 def twin(view: mk.KVView) -> mk.KVView:
     """A copy of a view that has memory of its own, laid out the same, padding included."""
-    layers = [tensor for tensor in view.tensors]
-    clones = copy.deepcopy(layers)  # keeps storages and strides, which clone() would pack
+    clones = copy.deepcopy(view.tensors)  # keeps storages and strides, which clone() would pack
     table = [[clones[i] for i in row] for row in view.layout.tensors]
     if len(table) == 1:
         return mk.KVView(table[0] if len(table[0]) > 1 else table[0][0], view.axes)
@@ -92,8 +91,9 @@ def test_mla_has_no_kv_and_no_head(backend):
     sizes = (5, 4, 576)
     layers = [addressed(sizes, torch.bfloat16, backend.device, i) for i in range(2)]
     src = mk.KVView(layers, "block token dim")
-    dst = mk.KVView(addressed((5, 2, 4, 576), torch.bfloat16, backend.device, 7),
-                    "block layer token dim")
+    dst = mk.KVView(
+        addressed((5, 2, 4, 576), torch.bfloat16, backend.device, 7), "block layer token dim"
+    )
     check(src, dst, [4, 1], [0, 2], backend)
 
 

@@ -76,12 +76,16 @@ def test_a_bad_id_is_named(backend):
         mk.scatter_blocks(packed, ids, view, engine=backend.engine)
         finish()
 
-    with pytest.raises(mk.InvalidArgument, match=r"gather_blocks: block_ids\[2\] .* \[0, 7\), got 7"):
+    with pytest.raises(
+        mk.InvalidArgument, match=r"gather_blocks: block_ids\[2\] .* \[0, 7\), got 7"
+    ):
         gather([0, -1, 7])
     with pytest.raises(mk.InvalidArgument, match=r"scatter_blocks: block_ids\[0\] .* got -2"):
         scatter([-2, 0])
     plan = mk.CopyPlan(view, make_view("kv_apart", SIZES, device=backend.device))
-    with pytest.raises(mk.InvalidArgument, match=r"copy_blocks: dst_blocks\[1\] .* got 12345678901"):
+    with pytest.raises(
+        mk.InvalidArgument, match=r"copy_blocks: dst_blocks\[1\] .* got 12345678901"
+    ):
         plan.run([0, 1], [0, 12345678901], engine=backend.engine)
         plan.check()
     mk.gather_blocks(view, [0], engine=backend.engine)  # and the next call is unharmed
@@ -114,7 +118,7 @@ def view_of(shape=(2, 7, 4, 2, 8), axes="kv block token head dim", **kwargs):
         (lambda: mk.CopyPlan(view_of(), view_of((2, 7, 4, 3, 8))), r"src_heads \(2\), got 3"),
         (lambda: mk.CopyPlan(view_of(), view_of(), src_heads=slice(0, 3)), "src_heads must be"),
         (lambda: mk.CopyPlan(view_of(), view_of(), dst_heads=slice(1, 1)), "dst_heads must be"),
-        (lambda: mk.CopyPlan(view_of(), view_of(), layers=[2]), r"layers must be in \[0, 2\), got 2"),
+        (lambda: mk.CopyPlan(view_of(), view_of(), layers=[2]), r"layers must be .* 2\), got 2"),
         (lambda: mk.CopyPlan(view_of(), view_of(), layers=[0]).run([0], [0], layers=[1]),
          r"among the plan's \[0\], got 1"),
         (lambda: mk.CopyPlan(view_of(), view_of()).run([0], [0, 1]), r"\(1\), got 2"),
@@ -136,9 +140,8 @@ def test_a_bad_argument_is_named(make, message):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_a_named_engine_never_falls_back():
-    for engine, error in (("cuda", (mk.Unavailable, mk.InvalidArgument)),):
-        with pytest.raises(error, match="engine cuda"):
-            mk.gather_blocks(view_of(), [0], engine=engine)
+    with pytest.raises((mk.Unavailable, mk.InvalidArgument), match="engine cuda"):
+        mk.gather_blocks(view_of(), [0], engine="cuda")
 
 
 def test_the_operator_refuses_a_plan_made_for_others():

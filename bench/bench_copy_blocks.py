@@ -1,0 +1,95 @@
+"""gather_blocks and scatter_blocks against torch, layer by layer, and against one memcpy.
+
+The torch baselines are what an engine writes without a kernel: index_select (gather) and
+index_copy_ (scatter) of each layer. memcpy is one contiguous copy of as many bytes: the ceiling of
+a plain copy. GB/s counts bytes read and written.
+"""
+
+import ctypes
+from dataclasses import dataclass
+
+import torch
+from harness import Case, arguments, report
+
+import mooncake_kernels as mk
+
+
+@dataclass
+class Shape:
+    """A cache of one model: k and v of a block are one tensor a layer, block first."""
+
+    name: str
+    num_layers: int
+    num_blocks: int  # that are copied
+    block_bytes: int  # of one layer
+    axes: str
+    block_shape: tuple[int, ...]  # in bytes
+
+
+SHAPES = [
+    Shape("32 layers x 512 blocks of 32 KiB", 32, 512, 32 << 10, "block token dim", (16, 2 << 10)),
+    Shape("32 layers x 512 blocks of 4 KiB", 32, 512, 4 << 10, "block token dim", (16, 256)),
+    Shape("61 layers x 64 MLA blocks of 72 KiB", 61, 64, 72 << 10, "block token dim", (64, 1152)),
+    Shape("32 layers x 4 blocks of 32 KiB (fits the cache)", 32, 4, 32 << 10, "block token dim",
+          (16, 2 << 10)),
+]  # fmt: skip
+QUICK = [Shape("4 layers x 32 blocks of 32 KiB", 4, 32, 32 << 10, "block token dim", (16, 2 << 10))]
+SPARE = 2  # the pool has this many times the blocks that are copied
+
+
+def cases(shape: Shape, device: str) -> list[Case]:
+    num_pool = shape.num_blocks * SPARE
+    pool_shape = (num_pool, *shape.block_shape)
+    layers = [
+        torch.randint(256, pool_shape, dtype=torch.uint8, device=device)
+        for _ in range(shape.num_layers)
+    ]
+    view = mk.KVView(layers, shape.axes)
+    ids = torch.randperm(num_pool, device=device)[: shape.num_blocks]
+    packed = mk.gather_blocks(view, ids)
+    theirs = [torch.empty((shape.num_blocks, *shape.block_shape), dtype=torch.uint8, device=device)
+              for _ in layers]  # fmt: skip
+    flat = torch.empty_like(packed)
+    num_bytes = 2 * packed.nbytes
+
+    def torch_gather():
+        for layer, out in zip(layers, theirs, strict=True):
+            torch.index_select(layer, 0, ids, out=out)
+
+    def torch_scatter():
+        for layer, rows in zip(layers, theirs, strict=True):
+            layer.index_copy_(0, ids, rows)
+
+    def memcpy():
+        if device == "cpu":
+            ctypes.memmove(flat.data_ptr(), packed.data_ptr(), packed.nbytes)
+        else:
+            flat.copy_(packed)
+
+    def check_gather():
+        torch_gather()
+        ours = mk.gather_blocks(view, ids, out=packed)
+        for i, rows in enumerate(theirs):
+            assert torch.equal(ours[:, i, 0, 0], rows), "gather_blocks is wrong: not timed"
+
+    def check_scatter():
+        torch_gather()
+        before = [layer[ids] for layer in layers]
+        for layer in layers:
+            layer[ids] = 0
+        mk.scatter_blocks(packed, ids, view)
+        for layer, rows in zip(layers, before, strict=True):
+            assert torch.equal(layer[ids], rows), "scatter_blocks is wrong: not timed"
+
+    return [
+        Case(f"gather, {shape.name}", lambda: mk.gather_blocks(view, ids, out=packed),
+             {"torch": torch_gather, "memcpy": memcpy}, check_gather, num_bytes),
+        Case(f"scatter, {shape.name}", lambda: mk.scatter_blocks(packed, ids, view),
+             {"torch": torch_scatter, "memcpy": memcpy}, check_scatter, num_bytes),
+    ]  # fmt: skip
+
+
+if __name__ == "__main__":
+    options = arguments(__doc__)
+    shapes = QUICK if options.quick else SHAPES
+    report("copy_blocks", [case for s in shapes for case in cases(s, options.device)], options)

@@ -1,0 +1,122 @@
+"""The layers of docs/design.md, read off what the files import and include."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+CSRC = sorted(p for p in (ROOT / "csrc").rglob("*") if p.suffix in (".h", ".cc", ".cu", ".cuh"))
+KERNELS = sorted((ROOT / "mooncake_kernels").rglob("*.py"))
+SERVING = sorted((ROOT / "python/mooncake_serving").rglob("*.py"))
+
+OPS = {"common", "kv", "mask", "attention", "similarity"}
+HOST = {"common", "hash", "topology", "rdma", "transfer"}
+CSRC_MAY_USE = {
+    "common": set(),
+    **{family: {"common"} for family in OPS | HOST},
+    "transfer": {"common", "rdma", "topology"},
+    "ops": OPS,
+    "host": HOST,
+}
+KERNELS_ONLY = {"mooncake_kernels"}
+ALL_BELOW = {"mooncake_kernels", "conductor", "store", "pooling", "semantic"}
+SERVING_MAY_USE = {
+    "conductor": set(),
+    "store": KERNELS_ONLY,
+    "pooling": KERNELS_ONLY,
+    "semantic": KERNELS_ONLY,
+    "engine": ALL_BELOW,
+    "connectors": ALL_BELOW,
+    "simulator": ALL_BELOW,
+    "compat": ALL_BELOW,
+}
+EVERYTHING = {"mooncake_kernels", "demo", "demo_view", *SERVING_MAY_USE}
+SERVING_MAY_USE |= {"__main__": EVERYTHING, "demo": EVERYTHING, "demo_view": EVERYTHING}
+FAMILIES = {"kv", "mask", "attention", "similarity", "hashing", "topology", "rdma", "transfer"}
+FAMILY_MAY_USE = {"transfer": {"rdma", "topology"}}
+CONDUCTOR_MAY_USE = {"numpy"}  # and the standard library
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def includes(path: Path) -> list[str]:
+    return re.findall(r'#\s*include\s+["<]([^">]+)[">]', path.read_text())
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Absolute dotted names, relative imports resolved."""
+    base = list(path.relative_to(ROOT / "python" if path in SERVING else ROOT).parent.parts)
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            package = base[: len(base) - node.level + 1] if node.level else []
+            module = [*package, *(node.module.split(".") if node.module else [])]
+            yield from (".".join([*module, alias.name]) for alias in node.names)
+
+
+@pytest.mark.parametrize("path", CSRC, ids=name)
+def test_csrc_includes_only_downward(path):
+    family = path.relative_to(ROOT / "csrc").parts[0]
+    for include in includes(path):
+        folder = include.split("/")[0]
+        if folder in CSRC_MAY_USE and "/" in include:
+            assert folder == family or folder in CSRC_MAY_USE[family], f"must not include {include}"
+
+
+@pytest.mark.parametrize("path", CSRC, ids=name)
+def test_torch_is_known_to_ops_and_python_to_host(path):
+    family = path.relative_to(ROOT / "csrc").parts[0]
+    for include in includes(path):
+        assert family == "ops" or not include.startswith("torch/"), include
+        assert family == "host" or not include.startswith(("pybind11/", "Python.h")), include
+
+
+@pytest.mark.parametrize("path", CSRC, ids=name)
+def test_csrc_prints_nothing_and_reads_no_environment(path):
+    assert not re.search(r"\b(printf|getenv|std::cout|std::cerr)\b", path.read_text())
+
+
+@pytest.mark.parametrize("path", KERNELS, ids=name)
+def test_kernels_know_nothing_of_serving(path):
+    assert not [i for i in imports(path) if i.split(".")[0] in ("mooncake_serving", "mooncake")]
+
+
+@pytest.mark.parametrize("path", [p for p in KERNELS if p.stem in FAMILIES], ids=name)
+def test_families_do_not_know_each_other(path):
+    if path.parent.name in ("reference", "triton"):
+        allowed = set()
+    else:
+        allowed = FAMILY_MAY_USE.get(path.stem, set())
+    for module in imports(path):
+        parts = module.split(".")
+        if parts[0] == "mooncake_kernels" and len(parts) > 1 and parts[1] in FAMILIES:
+            assert parts[1] in allowed, f"must not import {module}"
+
+
+@pytest.mark.parametrize("path", SERVING, ids=name)
+def test_serving_imports_only_downward(path):
+    parts = path.relative_to(ROOT / "python/mooncake_serving").with_suffix("").parts
+    folder = parts[0]
+    if folder == "__init__":
+        return
+    for module in imports(path):
+        top, _, rest = module.partition(".")
+        other = rest.split(".")[0] if top == "mooncake_serving" else top
+        if other in SERVING_MAY_USE or other == "mooncake_kernels":
+            assert other == folder or other in SERVING_MAY_USE[folder], f"must not import {module}"
+        assert not re.match(r"mooncake_kernels\._", module), f"{module} is not public"
+
+
+@pytest.mark.parametrize("path", [p for p in SERVING if "conductor" in p.parts], ids=name)
+def test_the_conductor_needs_only_numpy(path):
+    import sys
+
+    for module in imports(path):
+        top = module.split(".")[0]
+        assert top in sys.stdlib_module_names | CONDUCTOR_MAY_USE | {"mooncake_serving"}, module
