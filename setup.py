@@ -106,7 +106,7 @@ class NinjaFile:
     def cxx_flags(self, *includes: Path | str) -> list[str]:
         warnings = ["-Wall", "-Wextra", "-Wno-unused-parameter"]
         return [
-            *("-O2", "-g1", "-std=c++17", "-fPIC", "-fvisibility=hidden", *warnings),
+            *("-O3", "-g1", "-std=c++17", "-fPIC", "-fvisibility=hidden", *warnings),
             *(f"-ffile-prefix-map={ROOT}/=", f"-I{ROOT}/csrc"),
             *(f"-isystem {include}" for include in includes),
             *self.sanitize,

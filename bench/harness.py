@@ -79,8 +79,9 @@ def measure(case: Case, options: argparse.Namespace) -> dict[str, Any]:
     calls = {"ours": case.ours, **case.baselines}
     rounds = []
     for i in range(WARM_UP + options.repeat):
-        # Ours and the baselines change places, so that none always follows the same neighbour.
-        names = list(calls) if i % 2 else list(reversed(calls))
+        # They take turns in going first, so that none always has the same neighbour, nor itself.
+        first = i % len(calls)
+        names = [*list(calls)[first:], *list(calls)[:first]]
         taken = {name: seconds(calls[name], options.device) for name in names}
         rounds.append(taken)
     rounds = rounds[WARM_UP:]

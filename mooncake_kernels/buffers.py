@@ -63,7 +63,8 @@ def as_buffer(memory: Any, *, argument: str = "buffer") -> Buffer:
         raise InvalidArgument(f"{argument} must be packed, got strides {view.strides}")
     # numpy finds the address, also of read-only memory, which ctypes.from_buffer refuses.
     array = np.frombuffer(view, dtype=np.uint8) if view.nbytes else np.empty(0, np.uint8)
-    return Buffer(array.ctypes.data, view.nbytes, "cpu:0", not view.readonly, memory)
+    # The owner is the array, which holds the export: a bytearray cannot be resized meanwhile.
+    return Buffer(array.ctypes.data, view.nbytes, "cpu:0", not view.readonly, array)
 
 
 def _from_tensor(tensor: torch.Tensor, argument: str) -> Buffer:

@@ -15,16 +15,17 @@ namespace mk::hash {
 struct BlockHashesParams {
   const uint32_t* tokens;     // [cu_seqlens[num_requests]]
   const int64_t* cu_seqlens;  // [num_requests + 1]: request r is tokens[cu[r]] .. tokens[cu[r + 1]]
-  const int64_t* first_block;  // [num_requests + 1]: where request r's keys start in `keys`
-  const uint64_t* parents;     // [num_requests]: the key before a request's first; may be null
-  const uint8_t* has_parent;   // [num_requests]; null together with `parents`
+  const uint64_t* parents;    // [num_requests]: the key before a request's first; may be null
+  const uint8_t* has_parent;  // [num_requests]; null together with `parents`
   int64_t num_requests;
   int64_t block_size;  // tokens
   uint64_t seed;
-  uint64_t* keys;  // out: [first_block[num_requests]]: a request's last, partial block gets none
 };
 
-// On up to `num_threads` threads, one of them the caller's.
-void block_hashes(const BlockHashesParams& params, int num_threads);
+// How many keys there are: a request's last, partial block gets none.
+int64_t num_block_hashes(const BlockHashesParams& params);
+
+// Writes the keys of all requests one after another, on up to `num_threads` threads.
+void block_hashes(const BlockHashesParams& params, uint64_t* keys, int num_threads);
 
 }  // namespace mk::hash

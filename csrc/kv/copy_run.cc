@@ -14,8 +14,9 @@ namespace {
 
 // Shorter runs lose more to the fence and to the unaligned ends than streaming gains.
 constexpr int64_t kMinStreamedRunBytes = 1024;
+constexpr int64_t kPageBytes = 4096;
 
-void copy_through_cache(void* dst, const void* src, int64_t num_bytes) {
+void copy_through_cache(char* dst, const char* src, int64_t num_bytes, const char*) {
   std::memcpy(dst, src, num_bytes);
 }
 
@@ -34,12 +35,18 @@ int64_t copy_head(char* dst, const char* src, int64_t num_bytes, int64_t alignme
   return head;
 }
 
-__attribute__((target("avx512f"))) void stream_avx512(void* to, const void* from,
-                                                      int64_t num_bytes) {
-  auto* dst = static_cast<char*>(to);
-  const auto* src = static_cast<const char*>(from);
+// Asks for the 256 bytes that are to be read a page after `src + i`, in this run or the next one.
+inline void prefetch(const char* src, int64_t i, int64_t num_bytes, const char* next) {
+  const int64_t ahead = i + kPageBytes;
+  const char* from = ahead < num_bytes ? src + ahead : next ? next + (ahead - num_bytes) : src + i;
+  for (int line = 0; line < 4; ++line) _mm_prefetch(from + 64 * line, _MM_HINT_NTA);
+}
+
+__attribute__((target("avx512f"))) void stream_avx512(char* dst, const char* src, int64_t num_bytes,
+                                                      const char* next) {
   int64_t i = copy_head(dst, src, num_bytes, 64);
   for (; i + 256 <= num_bytes; i += 256) {
+    prefetch(src, i, num_bytes, next);
     const __m512i a = _mm512_loadu_si512(src + i);
     const __m512i b = _mm512_loadu_si512(src + i + 64);
     const __m512i c = _mm512_loadu_si512(src + i + 128);
@@ -53,19 +60,21 @@ __attribute__((target("avx512f"))) void stream_avx512(void* to, const void* from
   _mm_sfence();  // streamed stores are not ordered with those that tell others of them
 }
 
-__attribute__((target("avx2"))) void stream_avx2(void* to, const void* from, int64_t num_bytes) {
-  auto* dst = static_cast<char*>(to);
-  const auto* src = static_cast<const char*>(from);
+__attribute__((target("avx2"))) void stream_avx2(char* dst, const char* src, int64_t num_bytes,
+                                                 const char* next) {
   int64_t i = copy_head(dst, src, num_bytes, 32);
-  for (; i + 128 <= num_bytes; i += 128) {
+  for (; i + 256 <= num_bytes; i += 256) {
+    prefetch(src, i, num_bytes, next);
     const auto* in = reinterpret_cast<const __m256i*>(src + i);
     auto* out = reinterpret_cast<__m256i*>(dst + i);
-    const __m256i a = _mm256_loadu_si256(in), b = _mm256_loadu_si256(in + 1);
-    const __m256i c = _mm256_loadu_si256(in + 2), d = _mm256_loadu_si256(in + 3);
-    _mm256_stream_si256(out, a);
-    _mm256_stream_si256(out + 1, b);
-    _mm256_stream_si256(out + 2, c);
-    _mm256_stream_si256(out + 3, d);
+    for (int half = 0; half < 8; half += 4) {
+      const __m256i a = _mm256_loadu_si256(in + half), b = _mm256_loadu_si256(in + half + 1);
+      const __m256i c = _mm256_loadu_si256(in + half + 2), d = _mm256_loadu_si256(in + half + 3);
+      _mm256_stream_si256(out + half, a);
+      _mm256_stream_si256(out + half + 1, b);
+      _mm256_stream_si256(out + half + 2, c);
+      _mm256_stream_si256(out + half + 3, d);
+    }
   }
   std::memcpy(dst + i, src + i, num_bytes - i);
   _mm_sfence();

@@ -1,0 +1,158 @@
+// Binds the transfer engine. Descriptors cross as three uint64 arrays, with no Python object per
+// block; the GIL is released around everything that blocks or copies, and no thread of the engine
+// ever takes it.
+#include "transfer/engine.h"
+
+#include <pybind11/numpy.h>
+#include <pybind11/stl.h>
+
+#include <optional>
+#include <utility>
+
+#include "host/module.h"
+#include "transfer/error.h"
+
+namespace py = pybind11;
+
+namespace mk::host {
+namespace {
+
+using namespace mk::transfer;
+using Column = py::array_t<uint64_t, py::array::c_style>;
+using ReleaseGil = py::call_guard<py::gil_scoped_release>;
+
+constexpr double kSignalCheckS = 0.1;  // how long Ctrl-C may go unnoticed in a wait
+
+void translate(std::exception_ptr pointer) {
+  try {
+    if (pointer) std::rethrow_exception(pointer);
+  } catch (const TransferError& e) {
+    const py::object type = py::module_::import("mooncake_kernels.errors").attr("TransferError");
+    const py::object error = type(e.peer, e.cause, e.num_bytes_done, e.num_bytes_total);
+    PyErr_SetObject(type.ptr(), error.ptr());
+  }
+}
+
+std::shared_ptr<Engine> make_engine(const std::string& name, bool local, bool tcp) {
+  const auto delete_in_owner = [](Engine* engine) {
+    if (!engine->forked()) delete engine;
+  };
+  return {new Engine({name, local, tcp}), delete_in_owner};
+}
+
+Rights rights_of(bool writable, bool remote_read, bool remote_write) {
+  return (writable ? kLocalWrite : 0) | (remote_read ? kRemoteRead : 0) |
+         (remote_write ? kRemoteWrite : 0);
+}
+
+TicketRef submit(Engine& engine, Peer& peer, bool reads, const Column& local, const Column& remote,
+                 const Column& sizes, std::optional<std::string> notify, double deadline_s) {
+  const size_t count = local.size();
+  const uint64_t *locals = local.data(), *remotes = remote.data(), *bytes = sizes.data();
+  MK_CHECK(
+      static_cast<size_t>(remote.size()) == count && static_cast<size_t>(sizes.size()) == count,
+      "submit: the arrays must be of one length, got ", count, ", ", remote.size(), " and ",
+      sizes.size());
+  const py::gil_scoped_release release;
+  Request request{};
+  request.direction = reads ? Direction::kRead : Direction::kWrite;
+  request.local.reserve(count);
+  request.remote.reserve(count);
+  for (size_t i = 0; i < count; ++i) {
+    request.local.push_back({locals[i], bytes[i]});
+    request.remote.push_back({remotes[i], bytes[i]});
+    request.num_bytes += bytes[i];
+  }
+  request.notify = std::move(notify);
+  return engine.submit(peer, std::move(request), deadline_s);
+}
+
+// Calls `wait(until)` in slices, looking for signals between them, until it returns true or the
+// time is up.
+template <class Wait>
+bool wait_in_slices(std::optional<double> timeout_s, Wait wait) {
+  const Deadline until = timeout_s ? Deadline::after(*timeout_s) : Deadline::never();
+  while (true) {
+    {
+      const py::gil_scoped_release release;
+      const Deadline slice = Deadline::after(kSignalCheckS);
+      if (wait(slice.at() < until.at() ? slice : until)) return true;
+    }
+    if (until.passed()) return false;
+    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+  }
+}
+
+bool wait_ticket(Ticket& ticket, std::optional<double> timeout_s) {
+  const bool finished =
+      wait_in_slices(timeout_s, [&](const Deadline& until) { return ticket.wait(until); });
+  if (finished) ticket.check();
+  return finished;
+}
+
+py::list take_notifications(Engine& engine, double timeout_s) {
+  std::vector<Notification> taken;
+  wait_in_slices(timeout_s, [&](const Deadline& until) {
+    taken = engine.take_notifications(until);
+    return !taken.empty();
+  });
+  py::list list;
+  for (const Notification& item : taken)
+    list.append(py::make_tuple(item.peer, py::bytes(item.bytes)));
+  return list;
+}
+
+const char* transport_name(Transport transport) {
+  return transport == Transport::kLocal ? "local" : "tcp";
+}
+
+py::list stats(const Engine& engine) {
+  py::list list;
+  for (const auto& [key, counters] : engine.stats()) {
+    list.append(py::make_tuple(key.first, transport_name(key.second), counters.num_bytes_read,
+                               counters.num_bytes_written, counters.num_requests,
+                               counters.num_errors));
+  }
+  return list;
+}
+
+}  // namespace
+
+void bind_transfer(py::module_& m) {
+  py::register_exception_translator(translate);
+  py::class_<Region, RegionRef>(m, "TransferRegion");
+  py::class_<Peer, PeerRef>(m, "TransferPeer")
+      .def_property_readonly("name", &Peer::name)
+      .def_property_readonly("transport",
+                             [](const Peer& peer) { return transport_name(peer.transport()); });
+  py::class_<Ticket, TicketRef>(m, "TransferTicket")
+      .def_property_readonly("num_bytes", &Ticket::num_bytes)
+      .def_property_readonly("remaining_s", [](const Ticket& t) { return t.deadline().left_s(); })
+      .def("finished", &Ticket::finished, ReleaseGil())
+      .def("wait", &wait_ticket, py::arg("timeout_s").none(true))
+      .def("cancel", &Ticket::cancel, ReleaseGil())
+      .def("signal_when_finished", &Ticket::signal_when_finished, py::arg("event_fd"));
+  py::class_<Engine, std::shared_ptr<Engine>>(m, "TransferEngine")
+      .def(py::init(&make_engine), py::arg("name"), py::arg("local"), py::arg("tcp"), ReleaseGil())
+      .def_property_readonly("name", &Engine::name)
+      .def(
+          "add_region",
+          [](Engine& engine, uint64_t address, uint64_t num_bytes, bool writable, bool remote_read,
+             bool remote_write) {
+            const Rights rights = rights_of(writable, remote_read, remote_write);
+            return engine.add_region({address, num_bytes}, rights);
+          },
+          py::arg("address"), py::arg("num_bytes"), py::arg("writable"), py::arg("remote_read"),
+          py::arg("remote_write"), ReleaseGil())
+      .def("remove_region", &Engine::remove_region, py::arg("region"), ReleaseGil())
+      .def("open", &Engine::open, py::arg("name"), py::arg("deadline_s"), ReleaseGil())
+      .def("close_peer", &Engine::close_peer, py::arg("peer"), ReleaseGil())
+      .def("submit", &submit, py::arg("peer"), py::arg("reads"), py::arg("local").noconvert(),
+           py::arg("remote").noconvert(), py::arg("sizes").noconvert(),
+           py::arg("notify").none(true), py::arg("deadline_s"))
+      .def("take_notifications", &take_notifications, py::arg("timeout_s"))
+      .def("stats", &stats)
+      .def("close", &Engine::close, ReleaseGil());
+}
+
+}  // namespace mk::host

@@ -1,0 +1,81 @@
+#include "transfer/address.h"
+
+#include <netdb.h>
+#include <netinet/in.h>
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+
+#include "common/check.h"
+
+namespace mk::transfer {
+namespace {
+
+constexpr size_t kMaxHostBytes = 240;  // DNS allows 253; a name must fit into a Hello
+
+bool is_host(const std::string& host, bool bracketed) {
+  const auto is_legal = [bracketed](unsigned char c) {
+    if (c >= '0' && c <= '9') return true;
+    if ((c | 32) >= 'a' && (c | 32) <= 'z') return true;
+    return c == '.' || c == '-' || c == '_' || (bracketed && (c == ':' || c == '%'));
+  };
+  return !host.empty() && host.size() <= kMaxHostBytes &&
+         std::all_of(host.begin(), host.end(), is_legal);
+}
+
+// The port, or -1.
+int parse_port(const std::string& text) {
+  const bool digits =
+      !text.empty() && text.size() <= 5 &&
+      std::all_of(text.begin(), text.end(), [](char c) { return c >= '0' && c <= '9'; });
+  const int port = digits ? std::stoi(text) : -1;
+  return port <= 65535 ? port : -1;
+}
+
+}  // namespace
+
+std::string HostPort::name() const {
+  const bool bracketed = host.find(':') != std::string::npos;
+  return bracketed ? concat("[", host, "]:", port) : concat(host, ":", port);
+}
+
+HostPort parse_name(const std::string& op, const std::string& name) {
+  const size_t colon = name.rfind(':');
+  const bool found = colon != std::string::npos;
+  std::string host = found ? name.substr(0, colon) : "";
+  const bool bracketed = host.size() > 2 && host.front() == '[' && host.back() == ']';
+  if (bracketed) host = host.substr(1, host.size() - 2);
+  const int port = found ? parse_port(name.substr(colon + 1)) : -1;
+  MK_CHECK(port >= 0 && is_host(host, bracketed), op, ": name must be \"host:port\", got \"", name,
+           "\"");
+  return {host, static_cast<uint16_t>(port)};
+}
+
+std::vector<SocketAddress> resolve(const HostPort& where) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* list = nullptr;
+  const std::string port = std::to_string(where.port);
+  const int error = getaddrinfo(where.host.c_str(), port.c_str(), &hints, &list);
+  if (error) throw Unavailable(concat("cannot resolve ", where.host, ": ", gai_strerror(error)));
+  const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> owner(list, freeaddrinfo);
+  std::vector<SocketAddress> addresses;
+  for (const addrinfo* item = list; item; item = item->ai_next) {
+    SocketAddress& address = addresses.emplace_back();
+    std::memcpy(&address.storage, item->ai_addr, item->ai_addrlen);
+    address.num_bytes = item->ai_addrlen;
+  }
+  return addresses;
+}
+
+bool is_wildcard(const SocketAddress& address) {
+  if (address.storage.ss_family == AF_INET) {
+    return reinterpret_cast<const sockaddr_in*>(&address.storage)->sin_addr.s_addr == INADDR_ANY;
+  }
+  return address.storage.ss_family == AF_INET6 &&
+         IN6_IS_ADDR_UNSPECIFIED(
+             &reinterpret_cast<const sockaddr_in6*>(&address.storage)->sin6_addr);
+}
+
+}  // namespace mk::transfer

@@ -1,0 +1,38 @@
+// Names under p2p: "host:port", "[::1]:port". The name of an engine is where it listens.
+//
+// Layer: transfer.
+#pragma once
+
+#include <sys/socket.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace mk::transfer {
+
+struct HostPort {
+  std::string host;  // without brackets
+  uint16_t port;
+
+  std::string name() const;
+};
+
+struct SocketAddress {
+  sockaddr_storage storage;
+  socklen_t num_bytes;
+
+  const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&storage); }
+};
+
+// Throws InvalidArgument unless `name` is "host:port"; `op` is who asks.
+HostPort parse_name(const std::string& op, const std::string& name);
+
+// Where the host is, in the resolver's order. A host name may be asked of DNS, for as long as
+// resolv.conf(5) allows; an address never is. Throws Unavailable in the resolver's words.
+std::vector<SocketAddress> resolve(const HostPort& where);
+
+// Whether the host is "every address of this machine", at which no peer can reach it.
+bool is_wildcard(const SocketAddress& address);
+
+}  // namespace mk::transfer

@@ -1,0 +1,29 @@
+// Endpoint: what an engine offers to its peers, and the process's list of them for `local`.
+//
+// Layer: transfer.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "transfer/notifications.h"
+#include "transfer/region_table.h"
+
+namespace mk::transfer {
+
+struct Endpoint {
+  Endpoint(std::string name, uint64_t instance) : name(std::move(name)), instance(instance) {}
+
+  const std::string name;
+  const uint64_t instance;  // random, never 0: no two engines share it, also not after a restart
+  RegionTable regions;
+  NotificationQueue notifications;
+};
+
+// The engines of this process, by name. They are entered and left by Engine.
+void enter_process(const std::shared_ptr<Endpoint>& endpoint);  // throws InvalidArgument if taken
+void leave_process(const Endpoint& endpoint);
+std::shared_ptr<Endpoint> find_in_process(const std::string& name);  // null if not here
+
+}  // namespace mk::transfer

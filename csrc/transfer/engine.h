@@ -1,0 +1,77 @@
+// Engine: registers memory, listens to peers, and writes to and reads from theirs.
+//
+//   Engine engine({"127.0.0.1:0", /*local=*/true, /*tcp=*/true});
+//   RegionRef region = engine.add_region({address, num_bytes}, kLocalWrite | kRemoteWrite);
+//   PeerRef peer = engine.open("10.0.0.2:4711", 30.0);
+//   TicketRef ticket = engine.submit(*peer, std::move(request), 30.0);
+//
+// Layer: transfer. Thread-safe. Python face: mooncake_kernels/transfer.py.
+#pragma once
+
+#include <unistd.h>
+
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "transfer/endpoint.h"
+#include "transfer/peer.h"
+#include "transfer/server.h"
+#include "transfer/stats.h"
+
+namespace mk::transfer {
+
+struct EngineOptions {
+  std::string name;  // "host:port" to listen on; port 0 for any
+  bool local;        // transports that may be used; without tcp it does not listen
+  bool tcp;
+};
+
+class Engine {
+ public:
+  // Throws InvalidArgument (name), Unavailable (host not found), SystemError (port taken).
+  explicit Engine(const EngineOptions& options);
+  Engine(const Engine&) = delete;
+  ~Engine() { close(); }
+
+  const std::string& name() const { return own_->name; }
+
+  RegionRef add_region(const Range& range, Rights rights);
+  void remove_region(const RegionRef& region);
+
+  // Local if the peer lives in this process and that is allowed, else tcp. Throws InvalidArgument
+  // (name), Unavailable (no such host) or TransferError.
+  PeerRef open(const std::string& name, double deadline_s);
+  void close_peer(const PeerRef& peer);
+
+  // The request's regions are filled in here. Throws InvalidArgument: an empty descriptor, a local
+  // range outside the regions, a notification that is too long, a closed peer.
+  TicketRef submit(Peer& peer, Request request, double deadline_s);
+
+  std::vector<Notification> take_notifications(const Deadline& deadline);
+  Stats::Table stats() const { return stats_->table(); }
+
+  // Fails what is pending, closes peers, stops listening, removes every region. Idempotent.
+  void close();
+
+  // In a forked child the engine's threads do not exist, and its peers belong to the parent: there
+  // remove_region, close_peer and close do nothing, and it must not be destroyed.
+  bool forked() const { return getpid() != owner_; }
+
+ private:
+  std::unique_ptr<Channel> make_channel(const std::string& name) const;
+
+  const EngineOptions options_;
+  const pid_t owner_ = getpid();
+  const std::shared_ptr<Stats> stats_ = std::make_shared<Stats>();
+  Fd bound_;  // holds the port, hence the name, of an engine that does not listen
+  std::shared_ptr<Endpoint> own_;
+  std::unique_ptr<Server> server_;
+
+  std::mutex mutex_;
+  std::vector<PeerRef> peers_;
+  bool closed_ = false;
+};
+
+}  // namespace mk::transfer

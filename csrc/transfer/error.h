@@ -1,0 +1,39 @@
+// What goes wrong with a transfer. Inside the engine an error is its cause in one phrase; a Ticket
+// adds who the peer was and how far it got.
+#pragma once
+
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+
+#include "common/check.h"
+
+namespace mk::transfer {
+
+// The transfer ends and, over TCP, its connection with it: the stream may be mid-frame.
+struct Failure : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// One side said no before any byte of the batch moved; the connection stays good.
+struct Refused : Failure {
+  using Failure::Failure;
+};
+
+// What callers meet. Python: mooncake_kernels.errors.TransferError (host/transfer.cc translates).
+struct TransferError : std::runtime_error {
+  TransferError(const std::string& peer, const std::string& cause, uint64_t num_bytes_done = 0,
+                uint64_t num_bytes_total = 0)
+      : std::runtime_error(concat("transfer with ", peer, ": ", cause)),
+        peer(peer),
+        cause(cause),
+        num_bytes_done(num_bytes_done),
+        num_bytes_total(num_bytes_total) {}
+
+  std::string peer;
+  std::string cause;
+  uint64_t num_bytes_done;  // confirmed by the other side
+  uint64_t num_bytes_total;
+};
+
+}  // namespace mk::transfer

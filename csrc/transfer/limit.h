@@ -1,0 +1,64 @@
+// What may end a wait: a deadline that passes, or someone who interrupts.
+//
+//   Interrupt interrupt;
+//   const Limit limit{Deadline::after(30.0), interrupt};
+//   socket.receive(data, num_bytes, limit);   // throws Failure when either happens
+//
+// Layer: transfer.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <mutex>
+#include <string>
+
+#include "common/fd.h"
+
+namespace mk::transfer {
+
+class Deadline {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  static Deadline after(double seconds);
+  static Deadline never() { return {}; }
+
+  bool passed() const { return Clock::now() >= at_; }
+  Clock::time_point at() const { return at_; }
+  double left_s() const { return std::chrono::duration<double>(at_ - Clock::now()).count(); }
+  int poll_ms() const;        // what is left, for poll(2): rounded up, so that it has passed after
+  std::string cause() const;  // "deadline of 2.5 s passed"
+
+ private:
+  Clock::time_point at_ = Clock::time_point::max();
+  double seconds_ = 0;
+};
+
+// Wakes a thread out of poll(2) from another thread. Stays signalled until cleared.
+class Interrupt {
+ public:
+  Interrupt();
+
+  void signal(const std::string& cause);  // the first cause counts; never blocks
+  void clear();
+  void check() const;                      // throws Failure(cause) once signalled
+  int fd() const { return event_.get(); }  // readable once signalled
+
+ private:
+  Fd event_;
+  std::atomic<bool> signalled_{false};
+  mutable std::mutex mutex_;
+  std::string cause_;
+};
+
+struct Limit {
+  Deadline deadline;
+  const Interrupt& interrupt;
+
+  void check() const;  // throws Failure
+};
+
+// Waits until `fd` is ready for `events` (POLLIN, POLLOUT); throws Failure at the limit.
+void wait_ready(int fd, short events, const Limit& limit);
+
+}  // namespace mk::transfer

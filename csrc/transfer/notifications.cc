@@ -1,0 +1,43 @@
+#include "transfer/notifications.h"
+
+#include <utility>
+
+#include "transfer/error.h"
+
+namespace mk::transfer {
+namespace {
+
+constexpr uint64_t kMaxQueuedBytes = 64ull << 20;
+constexpr uint64_t kOverheadBytes = 512;  // what an empty notification counts for
+
+uint64_t cost(const Notification& notification) {
+  return notification.bytes.size() + kOverheadBytes;
+}
+
+}  // namespace
+
+void NotificationQueue::push(const std::string& peer, std::string bytes) {
+  const std::lock_guard lock(mutex_);
+  Notification notification{peer, std::move(bytes)};
+  if (num_bytes_ + cost(notification) > kMaxQueuedBytes) {
+    throw Refused("the peer's notification queue is full");
+  }
+  num_bytes_ += cost(notification);
+  queue_.push_back(std::move(notification));
+  arrived_.notify_one();
+}
+
+std::vector<Notification> NotificationQueue::take(const Deadline& deadline) {
+  std::unique_lock lock(mutex_);
+  arrived_.wait_until(lock, deadline.at(), [this] { return closed_ || !queue_.empty(); });
+  num_bytes_ = 0;
+  return std::exchange(queue_, {});
+}
+
+void NotificationQueue::close() {
+  const std::lock_guard lock(mutex_);
+  closed_ = true;
+  arrived_.notify_all();
+}
+
+}  // namespace mk::transfer

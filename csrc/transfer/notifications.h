@@ -1,0 +1,38 @@
+// NotificationQueue: short messages from peers, waiting to be received.
+//
+// Layer: transfer. Bounded: a peer that sends faster than anyone receives is refused.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "transfer/limit.h"
+
+namespace mk::transfer {
+
+struct Notification {
+  std::string peer;
+  std::string bytes;
+};
+
+class NotificationQueue {
+ public:
+  void push(const std::string& peer, std::string bytes);  // throws Refused when full
+
+  // Everything there is; waits for at least one until the deadline, or close().
+  std::vector<Notification> take(const Deadline& deadline);
+
+  void close();
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable arrived_;
+  std::vector<Notification> queue_;
+  uint64_t num_bytes_ = 0;
+  bool closed_ = false;
+};
+
+}  // namespace mk::transfer

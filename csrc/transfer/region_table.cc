@@ -1,0 +1,113 @@
+#include "transfer/region_table.h"
+
+#include <algorithm>
+#include <iterator>
+
+#include "common/check.h"
+#include "transfer/error.h"
+
+namespace mk::transfer {
+namespace {
+
+// No sums of untrusted numbers: they might wrap around.
+bool contains(const Range& outer, const Range& inner) {
+  return inner.address >= outer.address && inner.num_bytes <= outer.num_bytes &&
+         inner.address - outer.address <= outer.num_bytes - inner.num_bytes;
+}
+
+std::string describe(const Range& range) {
+  return concat("0x", std::hex, range.address, std::dec, " + ", range.num_bytes, " bytes");
+}
+
+const char* missing_right(Rights missing) {
+  if (missing & kLocalWrite) return "is in read-only memory";
+  return missing & kRemoteWrite ? "is in a region that peers may not write"
+                                : "is in a region that peers may not read";
+}
+
+}  // namespace
+
+Pin::~Pin() { table_->unpin(regions_, interrupt_); }
+
+RegionRef RegionTable::add(const Range& range, Rights rights) {
+  MK_CHECK(range.num_bytes > 0, "register: buffer must not be empty");
+  MK_CHECK(range.num_bytes <= UINT64_MAX - range.address, "register: buffer must end below 2**64");
+  const std::lock_guard lock(mutex_);
+  MK_CHECK(!closed_, "register: the engine is closed");
+  auto other = by_address_.lower_bound(range.address + range.num_bytes);  // the first behind it
+  if (other != by_address_.begin()) {
+    const Range& before = std::prev(other)->second->range;
+    MK_CHECK(before.address + before.num_bytes <= range.address,
+             "register: buffer must not overlap a registered one, got ", describe(range),
+             " and there is ", describe(before));
+  }
+  return by_address_[range.address] = std::make_shared<Region>(Region{range, rights});
+}
+
+void RegionTable::remove(const RegionRef& region) {
+  std::unique_lock lock(mutex_);
+  if (region->open) {
+    region->open = false;
+    by_address_.erase(region->range.address);
+    for (Interrupt* user : region->users) user->signal("a region in use was closed");
+  }
+  unpinned_.wait(lock, [&] { return region->users.empty(); });
+}
+
+void RegionTable::close() {
+  std::vector<RegionRef> regions;
+  {
+    const std::lock_guard lock(mutex_);
+    closed_ = true;
+    for (const auto& [address, region] : by_address_) regions.push_back(region);
+  }
+  for (const RegionRef& region : regions) remove(region);
+}
+
+const RegionRef* RegionTable::find(const Range& range) const {
+  const auto behind = by_address_.upper_bound(range.address);
+  if (behind == by_address_.begin()) return nullptr;
+  const RegionRef& region = std::prev(behind)->second;
+  return contains(region->range, range) ? &region : nullptr;
+}
+
+std::vector<RegionRef> RegionTable::check(const Range* ranges, size_t num_ranges, Rights needed,
+                                          const char* side, uint64_t first_index) const {
+  std::vector<RegionRef> found;
+  const std::lock_guard lock(mutex_);
+  const RegionRef* region = nullptr;  // neighbours are mostly in the same one
+  for (size_t i = 0; i < num_ranges; ++i) {
+    if (region && contains((*region)->range, ranges[i])) continue;
+    region = find(ranges[i]);
+    const char* problem = !region ? "is not inside a registered region" : nullptr;
+    if (region && needed & ~(*region)->rights) problem = missing_right(needed & ~(*region)->rights);
+    if (problem) {
+      throw Refused(concat("descriptors[", first_index + i, "] ", side, " range ",
+                           describe(ranges[i]), " ", problem));
+    }
+    found.push_back(*region);
+  }
+  std::sort(found.begin(), found.end());
+  found.erase(std::unique(found.begin(), found.end()), found.end());
+  return found;
+}
+
+Pin RegionTable::pin(std::vector<RegionRef> regions, Interrupt& interrupt) {
+  const std::lock_guard lock(mutex_);
+  for (const RegionRef& region : regions) {
+    if (!region->open) throw Refused("a region in use was closed");
+  }
+  for (const RegionRef& region : regions) region->users.push_back(&interrupt);
+  return Pin(*this, std::move(regions), interrupt);
+}
+
+void RegionTable::unpin(const std::vector<RegionRef>& regions, Interrupt* interrupt) {
+  const std::lock_guard lock(mutex_);
+  for (const RegionRef& region : regions) {
+    std::vector<Interrupt*>& users = region->users;
+    users.erase(std::find(users.begin(), users.end(), interrupt));
+  }
+  unpinned_.notify_all();
+}
+
+}  // namespace mk::transfer

@@ -1,0 +1,90 @@
+// RegionTable: the memory an engine may touch, and who is touching it now.
+//
+//   auto regions = table.check(ranges, count, kRemoteWrite, "remote", 0);   // or throws Refused
+//   const Pin pin = table.pin(regions, interrupt);  // until ~Pin they cannot go away
+//   table.remove(region);   // signals the interrupts of those who pin it, waits for their ~Pin
+//
+// Layer: transfer. Regions do not overlap: an address has one owner and one set of rights.
+#pragma once
+
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "transfer/limit.h"
+
+namespace mk::transfer {
+
+struct Range {
+  uint64_t address;
+  uint64_t num_bytes;
+};
+
+// What may be done with a region, besides reading it from its own engine. Bits.
+using Rights = uint32_t;
+constexpr Rights kLocalWrite = 1;
+constexpr Rights kRemoteRead = 2;
+constexpr Rights kRemoteWrite = 4;
+
+struct Region {
+  Range range;
+  Rights rights;
+  bool open = true;                 // this and `users` belong to the table, under its mutex
+  std::vector<Interrupt*> users{};  // one entry a pin
+};
+using RegionRef = std::shared_ptr<Region>;
+
+class RegionTable;
+
+class Pin {
+ public:
+  Pin(RegionTable& table, std::vector<RegionRef> regions, Interrupt& interrupt)
+      : table_(&table), regions_(std::move(regions)), interrupt_(&interrupt) {}
+  Pin(const Pin&) = delete;
+  ~Pin();
+
+ private:
+  RegionTable* table_;
+  std::vector<RegionRef> regions_;
+  Interrupt* interrupt_;
+};
+
+class RegionTable {
+ public:
+  // Throws InvalidArgument: empty, overlapping another region, or the table is closed.
+  RegionRef add(const Range& range, Rights rights);
+
+  // After it returns nobody touches the region. Waits only as long as its users need to notice
+  // that they are interrupted. Idempotent.
+  void remove(const RegionRef& region);
+
+  // Removes every region; add() throws from now on.
+  void close();
+
+  // The regions in which the ranges lie, each range wholly inside one that has the rights.
+  // Throws Refused: "descriptors[<first_index + i>] <side> range 0x... + 4096 bytes is ...".
+  std::vector<RegionRef> check(const Range* ranges, size_t num_ranges, Rights needed,
+                               const char* side, uint64_t first_index) const;
+
+  // Throws Refused if one of the regions was removed since.
+  Pin pin(std::vector<RegionRef> regions, Interrupt& interrupt);
+
+ private:
+  friend class Pin;
+
+  const RegionRef* find(const Range& range) const;
+  void unpin(const std::vector<RegionRef>& regions, Interrupt* interrupt);
+
+  mutable std::mutex mutex_;
+  std::condition_variable unpinned_;
+  std::map<uint64_t, RegionRef> by_address_;
+  bool closed_ = false;
+};
+
+}  // namespace mk::transfer

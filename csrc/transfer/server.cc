@@ -1,0 +1,72 @@
+#include "transfer/server.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <cerrno>
+#include <exception>
+
+#include "common/check.h"
+#include "common/thread.h"
+
+namespace mk::transfer {
+namespace {
+
+constexpr int kBacklog = 128;
+constexpr size_t kMaxSessions = 1024;
+constexpr int kRetryMs = 100;  // after the machine ran out of descriptors or memory
+
+}  // namespace
+
+Server::Server(Endpoint& own, Fd bound) : own_(own), listening_(std::move(bound)) {
+  MK_SYSCALL(::listen(listening_.get(), kBacklog), "listen on " + own.name);
+  thread_ = start_thread([this] { listen(); });
+}
+
+Server::~Server() {
+  closing_.signal("the engine was closed");
+  thread_.join();
+  for (Served& served : served_) served.session.interrupt();
+  for (Served& served : served_) served.thread.join();
+}
+
+void Server::listen() {
+  try {
+    while (true) {
+      wait_ready(listening_.get(), POLLIN, {Deadline::never(), closing_});
+      accept_one();
+    }
+  } catch (const std::exception&) {
+    // Interrupted: the server closes.
+  }
+}
+
+void Server::accept_one() {
+  forget_finished();
+  Fd fd(accept4(listening_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+  if (!fd) {
+    if (errno != EMFILE && errno != ENFILE && errno != ENOBUFS && errno != ENOMEM) return;
+    pollfd closing{closing_.fd(), POLLIN, 0};  // the listening socket stays ready: do not spin
+    poll(&closing, 1, kRetryMs);
+    return;
+  }
+  if (served_.size() >= kMaxSessions) return;  // closes it
+  try {
+    Served& served = served_.emplace_back(own_, Socket(std::move(fd)));
+    served.thread = start_thread([&session = served.session] { session.run(); });
+  } catch (const std::exception&) {
+    // No thread, no descriptor: this peer finds its connection closed; the others are served.
+    if (!served_.empty() && !served_.back().thread.joinable()) served_.pop_back();
+  }
+}
+
+void Server::forget_finished() {
+  served_.remove_if([](Served& served) {
+    if (!served.session.finished()) return false;
+    served.thread.join();
+    return true;
+  });
+}
+
+}  // namespace mk::transfer

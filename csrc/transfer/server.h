@@ -1,0 +1,42 @@
+// Server: accepts peers' connections; one thread listens, and one serves each connection.
+//
+// Layer: transfer.
+#pragma once
+
+#include <list>
+#include <memory>
+#include <mutex>
+#include <thread>
+
+#include "common/fd.h"
+#include "transfer/endpoint.h"
+#include "transfer/session.h"
+
+namespace mk::transfer {
+
+class Server {
+ public:
+  // Takes a bound socket and listens on it. `own` must outlive the server.
+  Server(Endpoint& own, Fd bound);
+  Server(const Server&) = delete;
+  ~Server();  // ends every session and joins every thread; waits for no peer
+
+ private:
+  struct Served {
+    Served(Endpoint& own, Socket socket) : session(own, std::move(socket)) {}
+    Session session;
+    std::thread thread;
+  };
+
+  void listen();
+  void accept_one();
+  void forget_finished();
+
+  Endpoint& own_;
+  const Fd listening_;
+  Interrupt closing_;
+  std::list<Served> served_;  // the listening thread's, until it is joined
+  std::thread thread_;
+};
+
+}  // namespace mk::transfer

@@ -1,0 +1,131 @@
+#include "transfer/session.h"
+
+#include <exception>
+#include <utility>
+
+#include "transfer/batch.h"
+#include "transfer/error.h"
+#include "transfer/greeting.h"
+
+namespace mk::transfer {
+namespace {
+
+constexpr double kGreetingS = 10;  // to say hello, once connected
+constexpr double kBatchS = 60;     // to send the rest of a batch, or take in what it asked for
+
+}  // namespace
+
+void Session::run() noexcept {
+  try {
+    greet();
+    while (true) serve_next();
+  } catch (const std::exception&) {
+    // The peer left, or cannot be understood. It learns so from the connection's end.
+  }
+  socket_.close();
+  finished_ = true;
+}
+
+void Session::greet() {
+  const Limit limit{Deadline::after(kGreetingS), interrupt_};
+  Greeting peer = receive_greeting(socket_, limit);
+  send_greeting(socket_, own_, limit);  // also to another version, so that it can tell
+  check_version(peer.hello);
+  peer_name_ = std::move(peer.name);
+}
+
+void Session::serve_next() {
+  BatchHeader header;
+  char* const start = reinterpret_cast<char*>(&header);
+  socket_.receive(start, 1, {Deadline::never(), interrupt_});  // a connection may idle
+  const Limit limit{Deadline::after(kBatchS), interrupt_};
+  socket_.receive(start + 1, sizeof(header) - 1, limit);
+  check_header(header);
+  table_.resize(header.num_ranges);
+  socket_.receive(table_.data(), table_.size() * sizeof(Range), limit);
+  check_table(header, table_.data());
+  serve(header, limit);
+}
+
+void Session::serve(const BatchHeader& header, const Limit& limit) {
+  switch (header.op) {
+    case Op::kWrite:
+      return receive_write(header, limit);
+    case Op::kRead:
+      return send_read(header, limit);
+    case Op::kNotify:
+      return receive_notification(header, limit);
+    case Op::kCheckWrite:
+    case Op::kCheckRead:
+      break;
+  }
+  try {
+    check(header, header.op == Op::kCheckWrite ? kRemoteWrite : kRemoteRead);
+  } catch (const Refused& refused) {
+    return refuse(header, refused.what(), limit);
+  }
+  acknowledge(header, limit);
+}
+
+void Session::receive_write(const BatchHeader& header, const Limit& limit) {
+  try {
+    const Pin pin = own_.regions.pin(check(header, kRemoteWrite), interrupt_);
+    std::vector<iovec>& parts = parts_of_table();
+    socket_.receive(parts.data(), parts.size(), limit);
+  } catch (const Refused& refused) {  // thrown before the first byte of payload was received
+    socket_.discard(header.num_bytes, limit);
+    return refuse(header, refused.what(), limit);
+  }
+  acknowledge(header, limit);
+}
+
+void Session::send_read(const BatchHeader& header, const Limit& limit) {
+  try {
+    const Pin pin = own_.regions.pin(check(header, kRemoteRead), interrupt_);
+    Ack ack{Status::kDone, 0, header.request_id, header.num_bytes};
+    std::vector<iovec>& parts = parts_of_table();
+    parts.insert(parts.begin(), {&ack, sizeof(ack)});
+    socket_.send(parts.data(), parts.size(), limit);
+  } catch (const Refused& refused) {
+    refuse(header, refused.what(), limit);
+  }
+}
+
+void Session::receive_notification(const BatchHeader& header, const Limit& limit) {
+  std::string bytes(header.num_bytes, '\0');
+  socket_.receive(bytes.data(), bytes.size(), limit);
+  try {
+    check(header, 0);
+    own_.notifications.push(peer_name_, std::move(bytes));
+  } catch (const Refused& refused) {
+    return refuse(header, refused.what(), limit);
+  }
+  acknowledge(header, limit);
+}
+
+std::vector<RegionRef> Session::check(const BatchHeader& header, Rights needed) const {
+  if (header.request_id == refused_request_) {
+    throw Refused("an earlier batch of the request was refused");
+  }
+  return own_.regions.check(table_.data(), table_.size(), needed, "remote", header.first_range);
+}
+
+std::vector<iovec>& Session::parts_of_table() {
+  parts_.clear();
+  for (const Range& range : table_) append_part(parts_, range.address, range.num_bytes);
+  return parts_;
+}
+
+void Session::acknowledge(const BatchHeader& header, const Limit& limit) {
+  const Ack ack{Status::kDone, 0, header.request_id, header.num_bytes};
+  socket_.send(&ack, sizeof(ack), limit);
+}
+
+void Session::refuse(const BatchHeader& header, const std::string& why, const Limit& limit) {
+  refused_request_ = header.request_id;
+  Ack ack{Status::kRefused, static_cast<uint32_t>(why.size()), header.request_id, 0};
+  iovec parts[] = {{&ack, sizeof(ack)}, {const_cast<char*>(why.data()), why.size()}};
+  socket_.send(parts, 2, limit);
+}
+
+}  // namespace mk::transfer

@@ -1,0 +1,52 @@
+// Session: the target's side of one connection. Serves batches until the peer leaves or breaks the
+// protocol, or until it is interrupted.
+//
+// Layer: transfer. Runs in a thread of Server. Payload goes straight into and out of the regions.
+#pragma once
+
+#include <sys/uio.h>
+
+#include <atomic>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "transfer/endpoint.h"
+#include "transfer/socket.h"
+#include "transfer/wire.h"
+
+namespace mk::transfer {
+
+class Session {
+ public:
+  Session(Endpoint& own, Socket socket) : own_(own), socket_(std::move(socket)) {}
+
+  void run() noexcept;
+  void interrupt() { interrupt_.signal("the engine was closed"); }
+  bool finished() const { return finished_; }
+
+ private:
+  void greet();
+  void serve_next();
+  void serve(const BatchHeader& header, const Limit& limit);
+  void receive_write(const BatchHeader& header, const Limit& limit);
+  void send_read(const BatchHeader& header, const Limit& limit);
+  void receive_notification(const BatchHeader& header, const Limit& limit);
+
+  // The regions of the batch in table_; throws Refused.
+  std::vector<RegionRef> check(const BatchHeader& header, Rights needed) const;
+  std::vector<iovec>& parts_of_table();
+  void acknowledge(const BatchHeader& header, const Limit& limit);
+  void refuse(const BatchHeader& header, const std::string& why, const Limit& limit);
+
+  Endpoint& own_;
+  Socket socket_;
+  Interrupt interrupt_;
+  std::string peer_name_;
+  uint64_t refused_request_ = 0;  // the rest of it is refused, too
+  std::vector<Range> table_;
+  std::vector<iovec> parts_;
+  std::atomic<bool> finished_{false};
+};
+
+}  // namespace mk::transfer

@@ -1,0 +1,174 @@
+#include "transfer/socket.h"
+
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <climits>
+#include <cstring>
+
+#include "common/check.h"
+#include "transfer/error.h"
+
+namespace mk::transfer {
+namespace {
+
+constexpr int kKeepAliveIdleS = 30;  // finds a peer whose machine is gone, in about a minute
+constexpr int kKeepAliveIntervalS = 10;
+constexpr int kKeepAliveProbes = 3;
+
+void set_option(int fd, int level, int option, int value) {
+  MK_SYSCALL(setsockopt(fd, level, option, &value, sizeof(value)), "setsockopt");
+}
+
+std::string connection_cause(int error) {
+  if (error == ECONNREFUSED) return "connection refused";
+  if (error == ECONNRESET || error == EPIPE) return "connection closed by peer";
+  return std::generic_category().message(error);
+}
+
+// Steps over `num_bytes` that were moved.
+void advance(iovec*& parts, size_t& num_parts, size_t num_bytes) {
+  while (num_parts > 0 && num_bytes >= parts->iov_len) {
+    num_bytes -= parts->iov_len;
+    ++parts;
+    --num_parts;
+  }
+  if (num_bytes > 0) {
+    parts->iov_base = static_cast<char*>(parts->iov_base) + num_bytes;
+    parts->iov_len -= num_bytes;
+  }
+}
+
+// Calls sendmsg or recvmsg until every part is used up.
+template <class Call>
+void move_all(int fd, iovec* parts, size_t num_parts, short events, const Limit& limit, Call call) {
+  while (num_parts > 0) {
+    limit.check();
+    msghdr message{};
+    message.msg_iov = parts;
+    message.msg_iovlen = std::min<size_t>(num_parts, IOV_MAX);
+    const ssize_t moved = call(&message, num_parts > IOV_MAX);
+    if (moved >= 0) {
+      advance(parts, num_parts, moved);
+    } else if (errno == EAGAIN) {
+      wait_ready(fd, events, limit);
+    } else if (errno != EINTR) {
+      throw Failure(connection_cause(errno));
+    }
+  }
+}
+
+// A port of this machine on which nobody listens can, by TCP's simultaneous open, be connected to
+// itself when the kernel happens to pick it as the source.
+bool connected_to_itself(int fd) {
+  sockaddr_storage here{}, there{};
+  socklen_t here_bytes = sizeof(here), there_bytes = sizeof(there);
+  getsockname(fd, reinterpret_cast<sockaddr*>(&here), &here_bytes);
+  getpeername(fd, reinterpret_cast<sockaddr*>(&there), &there_bytes);
+  return here_bytes == there_bytes && std::memcmp(&here, &there, here_bytes) == 0;
+}
+
+// Returns an errno; 0 once connected.
+int try_connect(int fd, const SocketAddress& address, const Limit& limit) {
+  if (::connect(fd, address.get(), address.num_bytes) < 0) {
+    if (errno != EINPROGRESS) return errno;
+    pollfd polled{fd, POLLOUT, 0};
+    while (poll(&polled, 1, 0) <= 0) wait_ready(fd, POLLOUT, limit);
+    int error = 0;
+    socklen_t error_bytes = sizeof(error);
+    MK_SYSCALL(getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &error_bytes), "getsockopt");
+    if (error) return error;
+  }
+  return connected_to_itself(fd) ? ECONNREFUSED : 0;
+}
+
+Fd new_socket(const SocketAddress& address) {
+  const int kind = SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC;
+  return Fd(MK_SYSCALL(::socket(address.storage.ss_family, kind, 0), "socket"));
+}
+
+}  // namespace
+
+Socket::Socket(Fd fd) : fd_(std::move(fd)) {
+  MK_SYSCALL(fcntl(fd_.get(), F_SETFL, O_NONBLOCK), "fcntl");
+  set_option(fd_.get(), IPPROTO_TCP, TCP_NODELAY, 1);
+  set_option(fd_.get(), SOL_SOCKET, SO_KEEPALIVE, 1);
+  set_option(fd_.get(), IPPROTO_TCP, TCP_KEEPIDLE, kKeepAliveIdleS);
+  set_option(fd_.get(), IPPROTO_TCP, TCP_KEEPINTVL, kKeepAliveIntervalS);
+  set_option(fd_.get(), IPPROTO_TCP, TCP_KEEPCNT, kKeepAliveProbes);
+}
+
+Socket Socket::connect(const std::vector<SocketAddress>& addresses, const Limit& limit) {
+  int error = EADDRNOTAVAIL;
+  for (const SocketAddress& address : addresses) {
+    Fd fd = new_socket(address);
+    error = try_connect(fd.get(), address, limit);
+    if (!error) return Socket(std::move(fd));
+  }
+  throw Failure(connection_cause(error));
+}
+
+void Socket::send(iovec* parts, size_t num_parts, const Limit& limit) {
+  move_all(fd_.get(), parts, num_parts, POLLOUT, limit, [this](msghdr* message, bool more) {
+    return sendmsg(fd_.get(), message, MSG_NOSIGNAL | (more ? MSG_MORE : 0));
+  });
+}
+
+void Socket::receive(iovec* parts, size_t num_parts, const Limit& limit) {
+  move_all(fd_.get(), parts, num_parts, POLLIN, limit, [this](msghdr* message, bool) {
+    const ssize_t received = recvmsg(fd_.get(), message, 0);
+    if (received == 0) throw Failure("connection closed by peer");
+    return received;
+  });
+}
+
+void Socket::send(const void* data, size_t num_bytes, const Limit& limit) {
+  iovec part{const_cast<void*>(data), num_bytes};
+  send(&part, num_bytes > 0, limit);
+}
+
+void Socket::receive(void* data, size_t num_bytes, const Limit& limit) {
+  iovec part{data, num_bytes};
+  receive(&part, num_bytes > 0, limit);
+}
+
+void Socket::discard(uint64_t num_bytes, const Limit& limit) {
+  std::array<char, 1 << 16> nowhere;
+  while (num_bytes > 0) {
+    const size_t step = std::min<uint64_t>(num_bytes, nowhere.size());
+    receive(nowhere.data(), step, limit);
+    num_bytes -= step;
+  }
+}
+
+bool Socket::at_rest() const {
+  char byte;
+  return fd_ && recv(fd_.get(), &byte, 1, MSG_PEEK | MSG_DONTWAIT) < 0 && errno == EAGAIN;
+}
+
+Fd bind_socket(const std::string& name, const std::vector<SocketAddress>& addresses, bool reuse) {
+  int error = EADDRNOTAVAIL;
+  for (const SocketAddress& address : addresses) {
+    Fd fd = new_socket(address);
+    set_option(fd.get(), SOL_SOCKET, SO_REUSEADDR, reuse);
+    if (bind(fd.get(), address.get(), address.num_bytes) == 0) return fd;
+    error = errno;
+  }
+  throw SystemError(error, "bind to " + name);
+}
+
+uint16_t bound_port(const Fd& fd) {
+  sockaddr_storage storage{};
+  socklen_t num_bytes = sizeof(storage);
+  MK_SYSCALL(getsockname(fd.get(), reinterpret_cast<sockaddr*>(&storage), &num_bytes),
+             "getsockname");
+  // The port is at the same place in sockaddr_in and sockaddr_in6.
+  return ntohs(reinterpret_cast<const sockaddr_in*>(&storage)->sin_port);
+}
+
+}  // namespace mk::transfer

@@ -1,0 +1,53 @@
+// Socket: a non-blocking TCP connection whose every call ends at a Limit.
+//
+//   Socket socket = Socket::connect(resolve(where), limit);
+//   socket.send(parts.data(), parts.size(), limit);       // gathers
+//   socket.receive(parts.data(), parts.size(), limit);    // scatters
+//
+// Layer: transfer. Errors are Failure: "connection refused", "connection closed by peer", ...
+#pragma once
+
+#include <sys/uio.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "common/fd.h"
+#include "transfer/address.h"
+#include "transfer/limit.h"
+
+namespace mk::transfer {
+
+class Socket {
+ public:
+  Socket() = default;
+  explicit Socket(Fd fd);  // a connected socket; makes it non-blocking
+
+  // Tries the addresses in turn.
+  static Socket connect(const std::vector<SocketAddress>& addresses, const Limit& limit);
+
+  // Move every byte of the parts, which they use up: the iovecs are changed.
+  void send(iovec* parts, size_t num_parts, const Limit& limit);
+  void receive(iovec* parts, size_t num_parts, const Limit& limit);
+
+  void send(const void* data, size_t num_bytes, const Limit& limit);
+  void receive(void* data, size_t num_bytes, const Limit& limit);
+  void discard(uint64_t num_bytes, const Limit& limit);
+
+  // Whether it is connected and at rest: the peer has neither closed it nor sent anything.
+  bool at_rest() const;
+  void close() noexcept { fd_.close(); }
+
+ private:
+  Fd fd_;
+};
+
+// A socket bound to the first of the addresses that allows it. `reuse`: also when connections of
+// an earlier owner of the port are still ending. Throws SystemError.
+Fd bind_socket(const std::string& name, const std::vector<SocketAddress>& addresses, bool reuse);
+
+uint16_t bound_port(const Fd& fd);
+
+}  // namespace mk::transfer

@@ -1,0 +1,86 @@
+#include "transfer/ticket.h"
+
+#include <fcntl.h>
+#include <sys/eventfd.h>
+
+#include <algorithm>
+
+#include "common/check.h"
+#include "transfer/error.h"
+#include "transfer/peer.h"
+
+namespace mk::transfer {
+namespace {
+
+constexpr char kCancelled[] = "cancelled";
+
+}  // namespace
+
+Ticket::Ticket(std::weak_ptr<Peer> peer, std::string peer_name, Request request,
+               const Deadline& deadline)
+    : peer_(std::move(peer)),
+      peer_name_(std::move(peer_name)),
+      num_bytes_(request.num_bytes),
+      deadline_(deadline),
+      request_(std::move(request)) {}
+
+bool Ticket::finished() { return wait(Deadline::after(0)); }
+
+bool Ticket::wait(const Deadline& until) {
+  {
+    std::unique_lock lock(mutex_);
+    const auto at = std::min(until.at(), deadline_.at());
+    if (changed_.wait_until(lock, at, [this] { return finished_; })) return true;
+  }
+  if (!deadline_.passed()) return false;
+  // The worker sees its own deadline; but this request may still be queued behind another.
+  abandon(deadline_.cause());
+  wait_finished();
+  return true;
+}
+
+void Ticket::check() const {
+  const std::lock_guard lock(mutex_);
+  if (!cause_.empty()) throw TransferError(peer_name_, cause_, num_bytes_done_, num_bytes_);
+}
+
+bool Ticket::cancel() {
+  abandon(kCancelled);
+  wait_finished();
+  const std::lock_guard lock(mutex_);
+  return cause_ == kCancelled;
+}
+
+void Ticket::signal_when_finished(int event_fd) {
+  const std::lock_guard lock(mutex_);
+  if (finished_) {
+    eventfd_write(event_fd, 1);
+  } else {
+    events_.emplace_back(MK_SYSCALL(fcntl(event_fd, F_DUPFD_CLOEXEC, 0), "fcntl"));
+  }
+}
+
+void Ticket::abandon(const std::string& cause) {
+  // A peer that is gone has finished its tickets.
+  if (const auto peer = peer_.lock()) peer->abandon(*this, cause);
+}
+
+// Short: whoever has abandoned the request has taken it out of the queue, or has interrupted the
+// worker, which blocks in poll(2) only.
+void Ticket::wait_finished() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [this] { return finished_; });
+}
+
+void Ticket::finish(const std::string& cause, uint64_t num_bytes_done) {
+  const std::lock_guard lock(mutex_);
+  cause_ = cause;
+  num_bytes_done_ = num_bytes_done;
+  request_ = {};  // the ticket may be kept for long
+  finished_ = true;
+  changed_.notify_all();
+  for (const Fd& event : events_) eventfd_write(event.get(), 1);
+  events_.clear();
+}
+
+}  // namespace mk::transfer

@@ -1,0 +1,71 @@
+// Ticket: a request under way, and how it ended.
+//
+//   TicketRef ticket = peer->submit(std::move(request), Deadline::after(30.0));
+//   if (ticket->wait(Deadline::after(1.0))) ticket->check();   // throws TransferError
+//
+// Layer: transfer. Thread-safe. A ticket that is dropped is not cancelled.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "common/fd.h"
+#include "transfer/limit.h"
+#include "transfer/request.h"
+
+namespace mk::transfer {
+
+class Peer;
+
+class Ticket {
+ public:
+  Ticket(std::weak_ptr<Peer> peer, std::string peer_name, Request request,
+         const Deadline& deadline);
+
+  uint64_t num_bytes() const { return num_bytes_; }
+  const Deadline& deadline() const { return deadline_; }
+
+  // Whether nothing more will happen: delivered, failed or cancelled.
+  bool finished();
+
+  // Returns finished(), after waiting for it until `until` or the request's own deadline. Past its
+  // own deadline it is finished.
+  bool wait(const Deadline& until);
+
+  // Throws TransferError unless everything was delivered. Call it once finished.
+  void check() const;
+
+  // Ends the request unless it is finished. When it returns, local memory is no longer touched.
+  // Returns whether this is why it ended.
+  bool cancel();
+
+  // Adds 1 to the eventfd (of which a duplicate is kept) when finished, or now if it is.
+  void signal_when_finished(int event_fd);
+
+ private:
+  friend class Peer;
+
+  void abandon(const std::string& cause);
+  void wait_finished();
+  void finish(const std::string& cause, uint64_t num_bytes_done);  // once; "" means delivered
+
+  const std::weak_ptr<Peer> peer_;
+  const std::string peer_name_;
+  const uint64_t num_bytes_;
+  const Deadline deadline_;
+  Request request_;  // its peer's, until finished
+
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  bool finished_ = false;
+  std::string cause_;
+  uint64_t num_bytes_done_ = 0;
+  std::vector<Fd> events_;
+};
+using TicketRef = std::shared_ptr<Ticket>;
+
+}  // namespace mk::transfer

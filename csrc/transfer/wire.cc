@@ -1,0 +1,91 @@
+#include "transfer/wire.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "common/check.h"
+#include "transfer/error.h"
+
+namespace mk::transfer {
+namespace {
+
+bool is_printable(char c) { return c >= ' ' && c <= '~'; }
+
+template <class... Parts>
+void expect(bool condition, const Parts&... parts) {
+  if (!condition) throw Failure(concat("protocol error: ", parts...));
+}
+
+bool moves_data(Op op) { return op == Op::kWrite || op == Op::kRead; }
+bool checks(Op op) { return op == Op::kCheckWrite || op == Op::kCheckRead; }
+
+}  // namespace
+
+void check_magic(const Hello& hello) {
+  if (std::memcmp(hello.magic, kMagic, sizeof(kMagic)) != 0) {
+    throw Failure("the peer is not a mooncake_kernels engine");
+  }
+  expect(hello.name_bytes >= 1 && hello.name_bytes <= kMaxNameBytes, "name of ", hello.name_bytes,
+         " bytes");
+}
+
+void check_version(const Hello& hello) {
+  if (hello.version != kWireVersion) {
+    throw Failure(concat("the peer speaks wire version ", hello.version, ", this engine speaks ",
+                         kWireVersion));
+  }
+}
+
+void check_name(const std::string& name) {
+  expect(std::all_of(name.begin(), name.end(), is_printable), "name is not printable");
+}
+
+void check_header(const BatchHeader& header) {
+  if (moves_data(header.op)) {
+    expect(header.num_ranges >= 1 && header.num_ranges <= kMaxBatchRanges, "batch of ",
+           header.num_ranges, " ranges");
+    const uint64_t max_bytes = header.op == Op::kWrite ? kMaxWriteBytes : kMaxReadBytes;
+    expect(header.num_bytes >= 1 && header.num_bytes <= max_bytes, "batch of ", header.num_bytes,
+           " bytes");
+  } else if (checks(header.op)) {
+    expect(header.num_ranges >= 1 && header.num_ranges <= kMaxBatchRanges, "check of ",
+           header.num_ranges, " ranges");
+    expect(header.num_bytes == 0, "check with ", header.num_bytes, " bytes of payload");
+  } else {
+    expect(header.op == Op::kNotify, "unknown op ", static_cast<uint32_t>(header.op));
+    expect(header.num_ranges == 0, "notification with ", header.num_ranges, " ranges");
+    expect(header.num_bytes <= kMaxNotificationBytes, "notification of ", header.num_bytes,
+           " bytes");
+  }
+}
+
+void check_table(const BatchHeader& header, const Range* ranges) {
+  uint64_t room = header.num_bytes;  // what is only checked may be of any size
+  for (uint32_t i = 0; i < header.num_ranges; ++i) {
+    expect(ranges[i].num_bytes >= 1, "range ", i, " is empty");
+    if (!moves_data(header.op)) continue;
+    expect(ranges[i].num_bytes <= room, "the ranges exceed the payload");
+    room -= ranges[i].num_bytes;
+  }
+  expect(room == 0 || !moves_data(header.op), "the ranges fall ", room, " bytes short");
+}
+
+void check_ack(const Ack& ack, uint64_t request_id, uint64_t num_bytes) {
+  expect(ack.request_id == request_id, "ack of request ", ack.request_id, " instead of ",
+         request_id);
+  if (ack.status == Status::kRefused) {
+    expect(ack.refusal_bytes >= 1 && ack.refusal_bytes <= kMaxRefusalBytes && ack.num_bytes == 0,
+           "malformed refusal");
+    return;
+  }
+  expect(ack.status == Status::kDone, "ack with status ", static_cast<uint32_t>(ack.status));
+  expect(ack.refusal_bytes == 0 && ack.num_bytes == num_bytes, "ack of ", ack.num_bytes,
+         " bytes instead of ", num_bytes);
+}
+
+std::string printable(std::string text) {
+  std::replace_if(text.begin(), text.end(), [](char c) { return !is_printable(c); }, '?');
+  return text;
+}
+
+}  // namespace mk::transfer

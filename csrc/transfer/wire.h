@@ -1,0 +1,78 @@
+// The wire format, version 1: docs/wire.md holds the tables. Little-endian, fixed layouts.
+//
+//   both sides  Hello, name                         once a connection
+//   initiator   BatchHeader, Range[num_ranges], payload (write, notify)
+//   target      Ack, text (refused) or payload (read)
+//
+// Layer: transfer. The check_* functions are the only judges of what a peer sent: every count and
+// size is bounded there, before anything is allocated or touched.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "transfer/region_table.h"
+
+namespace mk::transfer {
+
+static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "structs go over the wire as they are");
+
+constexpr char kMagic[8] = {'M', 'K', 'T', 'R', 'N', 'S', 'F', 'R'};
+constexpr uint32_t kWireVersion = 1;
+
+constexpr uint32_t kMaxNameBytes = 255;
+constexpr uint32_t kMaxBatchRanges = 8192;        // a table of 128 KiB
+constexpr uint64_t kMaxWriteBytes = 16ull << 20;  // what a target takes in before it confirms
+constexpr uint64_t kMaxReadBytes = 256ull << 20;  // more: the next batch waits for this one
+constexpr uint64_t kMaxNotificationBytes = 64 << 10;
+constexpr uint32_t kMaxRefusalBytes = 1024;
+
+enum class Op : uint32_t {
+  kWrite = 1,
+  kRead = 2,
+  kCheckWrite = 3,  // asks whether the ranges may be written; nothing moves
+  kCheckRead = 4,
+  kNotify = 5,
+};
+
+enum class Status : uint32_t { kDone = 0, kRefused = 1 };
+
+struct Hello {
+  char magic[8];
+  uint32_t version;
+  uint32_t name_bytes;
+  uint64_t instance;  // random, new for every engine: tells a restarted peer from the one before
+};
+static_assert(sizeof(Hello) == 24);
+
+struct BatchHeader {
+  Op op;
+  uint32_t num_ranges;
+  uint64_t request_id;   // the same in all batches of one request; counts up from 1
+  uint64_t first_range;  // index in the request of the batch's first range, for error texts
+  uint64_t num_bytes;    // of payload, to either side
+};
+static_assert(sizeof(BatchHeader) == 32);
+
+struct Ack {
+  Status status;
+  uint32_t refusal_bytes;  // of text that follows; 0 unless refused
+  uint64_t request_id;
+  uint64_t num_bytes;  // of payload: written here, or following (read)
+};
+static_assert(sizeof(Ack) == 24);
+
+static_assert(sizeof(Range) == 16);  // address, num_bytes: an entry of the table
+
+// All throw Failure saying how the peer broke the protocol.
+void check_magic(const Hello& hello);
+void check_version(const Hello& hello);
+void check_name(const std::string& name);  // printable ASCII
+void check_header(const BatchHeader& header);
+void check_table(const BatchHeader& header, const Range* ranges);
+void check_ack(const Ack& ack, uint64_t request_id, uint64_t num_bytes);
+
+// A peer's text, made safe to show.
+std::string printable(std::string text);
+
+}  // namespace mk::transfer

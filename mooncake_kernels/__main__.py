@@ -1,0 +1,51 @@
+"""``python -m mooncake_kernels doctor | config``."""
+
+import argparse
+import importlib.metadata
+import importlib.util
+import sys
+
+from . import config
+
+
+def doctor() -> list[tuple[str, bool, str]]:
+    """Return (what, whether it is here, version or reason) of all that the package can use."""
+    import torch
+
+    from . import _host, _library
+
+    rows = [
+        ("operators", True, f"_ops.so under torch {torch.__version__}"),
+        ("CUDA kernels", _library.has_cuda, "compiled in" if _library.has_cuda else "no nvcc"),
+        ("torch CUDA", torch.cuda.is_available(), f"built for CUDA {torch.version.cuda}"),
+    ]
+    for name, reason in (
+        ("CUDA driver", _host.missing_cuda_driver()),
+        ("libibverbs", _host.missing_verbs()),
+    ):
+        rows.append((name, not reason, reason or "loads"))
+    for package in ("triton", "gguf", "tokenizers", "safetensors"):
+        here = importlib.util.find_spec(package) is not None
+        version = importlib.metadata.version(package) if here else "not installed"
+        rows.append((package, here, version))
+    return rows
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command; return its exit status."""
+    parser = argparse.ArgumentParser(prog="python -m mooncake_kernels")
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("doctor", help="say what is here, and why what is not is not")
+    commands.add_parser("config", help="list the environment variables, as a Markdown table")
+    command = parser.parse_args(arguments).command
+    if command == "config":
+        lines = ["| variable | default | meaning |", "|---|---|---|"]
+        lines += [f"| `{name}` | {default} | {doc} |" for name, default, doc in config.table()]
+    else:
+        lines = [f"{'yes' if here else 'no':4}{what:14}{detail}" for what, here, detail in doctor()]
+    sys.stdout.write("\n".join(lines) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

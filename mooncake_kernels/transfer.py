@@ -1,0 +1,579 @@
+"""Move memory between engines: one-sided writes and reads of registered regions.
+
+An engine registers memory, and opens peers by name. Who is given an address of a registered region
+may write to it or read from it, without the owner's program taking part::
+
+    with mk.TransferEngine() as engine:
+        engine.register(cache)
+        peer = engine.open("10.0.0.2:4711")                # engine.name of the other side
+        engine.write(peer, [(local_address, remote_address, num_bytes)]).wait()
+
+Every transfer has a deadline; nothing here waits for ever. Transports: ``local`` (the peer is an
+engine of this process: a copy) and ``tcp``. There is no authentication yet: whoever can connect to
+the port can use the registered regions, which is why an engine listens on 127.0.0.1 unless told
+otherwise. After ``fork()`` the child must make an engine of its own; all that it can do with the
+parent's is to close it, which has no effect.
+"""
+
+import asyncio
+import logging
+import math
+import operator
+import os
+import warnings
+import weakref
+from collections.abc import Generator, Iterable, Sequence
+from types import TracebackType
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from . import _host, config
+from .buffers import Buffer, as_buffer
+from .errors import InvalidArgument, Unavailable
+
+__all__ = ["Peer", "Region", "Ticket", "TransferEngine"]
+
+TRANSPORTS = ("local", "tcp")
+ACCESS = {"read_write": (True, True), "read": (True, False), "write": (False, True)}
+
+Access = Literal["read_write", "read", "write"]
+Integers = np.ndarray | torch.Tensor | Sequence[int]
+Descriptors = np.ndarray | Iterable[tuple[int, int, int]]
+
+_log = logging.getLogger(__name__)
+
+
+class _Resource:
+    """A context manager around ``close()``."""
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class Region(_Resource):
+    """Registered memory: what ``TransferEngine.register`` returns.
+
+    The engine keeps the memory alive until the region or the engine is closed, also when this
+    object is dropped.
+
+    Attributes:
+        address: where it starts; what peers are told.
+        num_bytes: its size.
+        location: ``cpu:0``.
+        access: what peers may do with it: ``read_write``, ``read`` or ``write``.
+    """
+
+    def __init__(
+        self, engine: _host.TransferEngine, siblings: set["Region"], buffer: Buffer, access: Access
+    ):
+        self.address = buffer.address
+        self.num_bytes = buffer.num_bytes
+        self.location = buffer.location
+        self.access = access
+        self._buffer: Buffer | None = buffer
+        self._engine = engine
+        self._siblings = siblings
+        remote_read, remote_write = ACCESS[access]
+        self._region = engine.add_region(
+            buffer.address, buffer.num_bytes, buffer.writable, remote_read, remote_write
+        )
+        siblings.add(self)
+
+    def close(self) -> None:
+        """Deregister the memory: after this no thread of the engine touches it.
+
+        Transfers that are using it end now: those of this engine fail with a ``TransferError``, at
+        peers that are writing or reading here the connection closes. Requests that are still
+        queued fail when their turn comes. Idempotent.
+        """
+        self._engine.remove_region(self._region)
+        self._siblings.discard(self)
+        self._buffer = None
+
+
+class Peer(_Resource):
+    """Another engine: what ``TransferEngine.open`` returns.
+
+    It is one connection and one thread. Its requests are carried out one after the other, in the
+    order of the calls; open a name several times to have them side by side.
+
+    Attributes:
+        name: the name it was opened by.
+        transport: ``local`` or ``tcp``.
+        closed: whether ``close`` was called.
+    """
+
+    def __init__(self, engine: _host.TransferEngine, peer: _host.TransferPeer):
+        self.name = peer.name
+        self.transport = peer.transport
+        self.closed = False
+        self._engine = engine
+        self._peer = peer
+
+    def close(self) -> None:
+        """Fail the requests that are pending ("the peer was closed") and disconnect. Idempotent."""
+        self.closed = True
+        self._engine.close_peer(self._peer)
+
+
+class Ticket:
+    """A transfer under way: what ``write`` and ``read`` return. Can be awaited.
+
+    Dropping a ticket does not cancel its transfer.
+    """
+
+    def __init__(self, ticket: _host.TransferTicket):
+        self._ticket = ticket
+
+    @property
+    def num_bytes(self) -> int:
+        """Payload bytes of the whole request."""
+        return self._ticket.num_bytes
+
+    @property
+    def done(self) -> bool:
+        """Whether it is over: delivered, failed, cancelled or past its deadline. Never blocks."""
+        return self._ticket.finished()
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Wait until everything is delivered: a write is visible at the peer, a read is here.
+
+        Args:
+            timeout_s: how long to wait, in seconds; None: until the transfer's own deadline.
+
+        Raises:
+            TransferError: it failed, was cancelled, or its deadline passed. Local memory is no
+                longer touched.
+            TimeoutError: ``timeout_s`` passed; the transfer goes on.
+        """
+        if timeout_s is not None:
+            timeout_s = _seconds("wait", "timeout_s", timeout_s, minimum=0.0)
+        if not self._ticket.wait(timeout_s):
+            raise TimeoutError(f"wait: the transfer is still under way after {timeout_s} s")
+
+    def cancel(self) -> bool:
+        """End the transfer; when this returns, local memory is no longer touched.
+
+        What the peer has received so far it may still write to its own memory.
+
+        Returns:
+            Whether it was cancelled; False if it was over before.
+        """
+        return self._ticket.cancel()
+
+    def __await__(self) -> Generator[Any, None, None]:
+        """Wait in asyncio, like ``wait()``; if the task is cancelled, so is the transfer."""
+        return self._completion().__await__()
+
+    async def _completion(self) -> None:
+        loop = asyncio.get_running_loop()
+        finished = loop.create_future()
+        event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        try:
+            loop.add_reader(event, _finish, finished)
+            self._ticket.signal_when_finished(event)
+            await asyncio.wait([finished], timeout=max(0.0, self._ticket.remaining_s))
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
+        finally:
+            loop.remove_reader(event)
+            os.close(event)
+        self._ticket.wait(None)  # finished, or overdue: this does not block
+
+
+class TransferEngine(_Resource):
+    """Registers memory, listens to peers, and writes to and reads from their memory.
+
+    Thread-safe. Close it: that fails what is pending, closes its peers and its regions. What is
+    left open is closed when the interpreter exits.
+
+    Args:
+        name: ``"host:port"`` to listen on, at which peers reach this engine; port 0 takes a free
+            one. None: the setting ``listen_host`` (127.0.0.1) and a free port.
+        metadata: how peers are found. ``"p2p"``: a peer's name is its address.
+        transports: the ones that may be used, of ``local`` and ``tcp``; nothing else is fallen
+            back to. None: ``local`` for a peer in this process, ``tcp`` for others. An engine
+            without ``tcp`` does not listen.
+
+    Attributes:
+        name: what peers open: ``"host:port"``.
+
+    Raises:
+        InvalidArgument: an argument is wrong, named in the message.
+        Unavailable: the host cannot be resolved.
+        OSError: the port is taken, or the host is not of this machine.
+    """
+
+    def __init__(
+        self,
+        name: str | None = None,
+        *,
+        metadata: str = "p2p",
+        transports: Sequence[str] | None = None,
+    ):
+        self._closed = True  # for __del__, should something be refused here
+        if metadata != "p2p":
+            raise InvalidArgument(f'TransferEngine: metadata must be "p2p", got {metadata!r}')
+        allowed = TRANSPORTS if transports is None else transports
+        if isinstance(allowed, str) or not allowed or not set(allowed) <= set(TRANSPORTS):
+            raise InvalidArgument(
+                f"TransferEngine: transports must be a list of {' and '.join(TRANSPORTS)}, "
+                f"got {transports!r}"
+            )
+        if name is None:
+            host = config.current().listen_host
+            name = f"[{host}]:0" if ":" in host else f"{host}:0"
+        name = _text("TransferEngine", "name", name)
+        self._engine = _host.TransferEngine(name, "local" in allowed, "tcp" in allowed)
+        self._regions: set[Region] = set()
+        self._closed = False
+        self.name = self._engine.name
+        # Runs when this object goes, or when the interpreter exits; keeps the memory until then.
+        self._finalizer = weakref.finalize(self, _close, self._engine, self._regions)
+
+    def close(self) -> None:
+        """Fail what is pending ("the engine was closed"), close peers and regions. Idempotent."""
+        self._closed = True
+        self._finalizer()
+
+    def __del__(self) -> None:
+        """Warn about an engine that nobody closed."""
+        if not self._closed:
+            warnings.warn(f"unclosed TransferEngine {self.name}", ResourceWarning, stacklevel=2)
+
+    def register(self, buffer: Any, access: Access = "read_write") -> Region:
+        """Register memory: this engine may use it from now on, and peers as far as allowed.
+
+        Args:
+            buffer: a torch tensor, numpy array or object with the buffer protocol: packed host
+                memory, not overlapping other regions of this engine. It is kept alive.
+            access: what peers may do: ``read_write``, ``read`` or ``write``.
+
+        Returns:
+            A ``Region``; pass its address to those who should use it.
+
+        Raises:
+            InvalidArgument: the buffer is empty, not packed, overlaps another region, or is
+                read-only and offered for writing.
+            Unavailable: it is CUDA memory.
+        """
+        self._check_open("register")
+        if access not in ACCESS:
+            raise InvalidArgument(f"register: access must be one of {list(ACCESS)}, got {access!r}")
+        memory = as_buffer(buffer)
+        if not memory.location.startswith("cpu:"):
+            raise Unavailable(
+                f"register: tcp and local move host memory for now, got {memory.location}"
+            )
+        if not memory.writable and access != "read":
+            raise InvalidArgument(
+                f'register: access must be "read" for read-only memory, got {access!r}'
+            )
+        return Region(self._engine, self._regions, memory, access)
+
+    def open(self, name: str, *, deadline_s: float | None = None) -> Peer:
+        """Connect to another engine.
+
+        Args:
+            name: its ``name``: ``"host:port"``.
+            deadline_s: seconds for connecting; None: the setting ``deadline_s``. Asking DNS for a
+                host name is not covered: resolv.conf(5) bounds that.
+
+        Returns:
+            A ``Peer``. After a failed transfer it reconnects for the next; if the peer's engine is
+            not the one it was, that fails, because addresses are of the old one: open it again.
+
+        Raises:
+            InvalidArgument: the name is not ``"host:port"``.
+            Unavailable: there is no such host.
+            TransferError: it is not there, is no engine, or did not answer in time.
+        """
+        self._check_open("open")
+        deadline_s = _deadline("open", deadline_s)
+        peer = Peer(self._engine, self._engine.open(_text("open", "name", name), deadline_s))
+        _log.info("%s reaches %s by %s", self.name, peer.name, peer.transport)
+        return peer
+
+    def write(
+        self,
+        peer: Peer,
+        descriptors: Descriptors,
+        *,
+        deadline_s: float | None = None,
+        notify: bytes | None = None,
+    ) -> Ticket:
+        """Write local memory to a peer's.
+
+        Equivalent to, with ``memory`` being that of either side::
+
+            for local_address, remote_address, num_bytes in descriptors:
+                peer.memory[remote_address:][:num_bytes] = memory[local_address:][:num_bytes]
+            peer.notifications.append((engine.name, notify))
+
+        Every descriptor must lie inside one region at either end. The peer checks all of them
+        before the first byte moves, so that a refused request has changed nothing. A request above
+        8192 descriptors or 16 MiB (read: 256 MiB) is confirmed in parts: if it fails on the way,
+        the error's ``num_bytes_done`` says how much has arrived.
+
+        Args:
+            peer: from ``open``.
+            descriptors: (local_address, remote_address, num_bytes) each, also as ``[n, 3]``
+                integers. May be empty if ``notify`` is given. Copied before the call returns; the
+                memory itself must stay as it is until the ticket is done.
+            deadline_s: seconds from now; None: the setting ``deadline_s``.
+            notify: at most 64 KiB, delivered to the peer after the data is visible there.
+
+        Returns:
+            A ``Ticket``.
+
+        Raises:
+            InvalidArgument: a descriptor is not inside the registered regions of this engine, or
+                is empty; the message names it. What the peer refuses is the ticket's error.
+        """
+        columns = _rows("write", descriptors)
+        return self._submit("write", peer, columns, deadline_s, notify)
+
+    def read(
+        self,
+        peer: Peer,
+        descriptors: Descriptors,
+        *,
+        deadline_s: float | None = None,
+        notify: bytes | None = None,
+    ) -> Ticket:
+        """Read a peer's memory into local memory.
+
+        Equivalent to::
+
+            for local_address, remote_address, num_bytes in descriptors:
+                memory[local_address:][:num_bytes] = peer.memory[remote_address:][:num_bytes]
+            peer.notifications.append((engine.name, notify))
+
+        Args:
+            peer: from ``open``.
+            descriptors: as for ``write``. The local regions must be writable memory.
+            deadline_s: seconds from now; None: the setting ``deadline_s``.
+            notify: at most 64 KiB, delivered to the peer after all the data has arrived here.
+
+        Returns:
+            A ``Ticket``.
+
+        Raises:
+            InvalidArgument: as for ``write``.
+        """
+        return self._submit("read", peer, _rows("read", descriptors), deadline_s, notify)
+
+    def write_blocks(
+        self,
+        peer: Peer,
+        local_addresses: Integers,
+        remote_addresses: Integers,
+        sizes: Integers | int,
+        *,
+        deadline_s: float | None = None,
+        notify: bytes | None = None,
+    ) -> Ticket:
+        """Write many blocks, given as arrays: ``write`` without a Python object per block.
+
+        Args:
+            peer: from ``open``.
+            local_addresses: ``[n]`` integers.
+            remote_addresses: ``[n]`` integers.
+            sizes: ``[n]`` integers, or one size in bytes for all.
+            deadline_s: seconds from now; None: the setting ``deadline_s``.
+            notify: at most 64 KiB, delivered to the peer after the data is visible there.
+
+        Returns:
+            A ``Ticket``.
+
+        Raises:
+            InvalidArgument: as for ``write``, where block i is ``descriptors[i]``.
+        """
+        columns = _columns("write_blocks", local_addresses, remote_addresses, sizes)
+        return self._submit("write", peer, columns, deadline_s, notify)
+
+    def read_blocks(
+        self,
+        peer: Peer,
+        local_addresses: Integers,
+        remote_addresses: Integers,
+        sizes: Integers | int,
+        *,
+        deadline_s: float | None = None,
+        notify: bytes | None = None,
+    ) -> Ticket:
+        """Read many blocks, given as arrays: ``read`` without a Python object per block.
+
+        Args:
+            peer: from ``open``.
+            local_addresses: ``[n]`` integers.
+            remote_addresses: ``[n]`` integers.
+            sizes: ``[n]`` integers, or one size in bytes for all.
+            deadline_s: seconds from now; None: the setting ``deadline_s``.
+            notify: at most 64 KiB, delivered to the peer after all the data has arrived here.
+
+        Returns:
+            A ``Ticket``.
+
+        Raises:
+            InvalidArgument: as for ``write``, where block i is ``descriptors[i]``.
+        """
+        columns = _columns("read_blocks", local_addresses, remote_addresses, sizes)
+        return self._submit("read", peer, columns, deadline_s, notify)
+
+    def receive_notifications(self, timeout_s: float = 0.0) -> list[tuple[str, bytes]]:
+        """Return the notifications that have come since the last call, in order of arrival.
+
+        Args:
+            timeout_s: how long to wait for the first one, in seconds.
+
+        Returns:
+            (name of the sender's engine, bytes) each; empty if none came in time. The queue holds
+            64 MiB, an entry counting its bytes and 512; a full one refuses the sender.
+        """
+        timeout_s = _seconds("receive_notifications", "timeout_s", timeout_s, minimum=0.0)
+        return self._engine.take_notifications(timeout_s)
+
+    def stats(self) -> dict[str, dict[str, dict[str, int]]]:
+        """Return what this engine has asked of its peers, since it was made.
+
+        Returns:
+            ``{"peers": {name: counters}, "transports": {name: counters}}``, where counters are
+            ``num_bytes_read`` and ``num_bytes_written`` (confirmed ones), ``num_requests`` (those
+            that are over) and ``num_errors`` (those of them that failed or were cancelled).
+        """
+        fields = ("num_bytes_read", "num_bytes_written", "num_requests", "num_errors")
+        table: dict[str, dict[str, dict[str, int]]] = {"peers": {}, "transports": {}}
+        for peer, transport, *counters in self._engine.stats():
+            for group, key in (("peers", peer), ("transports", transport)):
+                sums = table[group].setdefault(key, dict.fromkeys(fields, 0))
+                for field, count in zip(fields, counters, strict=True):
+                    sums[field] += count
+        return table
+
+    def _submit(
+        self,
+        op: str,
+        peer: Peer,
+        columns: tuple[np.ndarray, np.ndarray, np.ndarray],
+        deadline_s: float | None,
+        notify: bytes | None,
+    ) -> Ticket:
+        self._check_open(op)
+        if not isinstance(peer, Peer) or peer._engine is not self._engine:
+            raise InvalidArgument(
+                f"{op}: peer must be a Peer that this engine opened, got {peer!r}"
+            )
+        if peer.closed:
+            raise InvalidArgument(f"{op}: peer must be open, got the closed {peer.name}")
+        if notify is not None and not isinstance(notify, (bytes, bytearray, memoryview)):
+            raise InvalidArgument(f"{op}: notify must be bytes, got {type(notify).__name__}")
+        message = None if notify is None else bytes(notify)
+        deadline_s = _deadline(op, deadline_s)
+        reads = op == "read"
+        return Ticket(self._engine.submit(peer._peer, reads, *columns, message, deadline_s))
+
+    def _check_open(self, op: str) -> None:
+        if self._closed:
+            raise InvalidArgument(f"{op}: the engine {self.name} is closed")
+
+
+def _finish(future: "asyncio.Future[None]") -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def _close(engine: _host.TransferEngine, regions: set[Region]) -> None:
+    engine.close()
+    regions.clear()
+
+
+def _text(op: str, argument: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise InvalidArgument(f'{op}: {argument} must be "host:port", got {value!r}')
+    return value
+
+
+def _seconds(op: str, argument: str, value: Any, *, minimum: float) -> float:
+    if not isinstance(value, (int, float)) or not math.isfinite(value) or value < minimum:
+        raise InvalidArgument(
+            f"{op}: {argument} must be a number of seconds >= {minimum:g}, got {value!r}"
+        )
+    return float(value)
+
+
+def _deadline(op: str, deadline_s: float | None) -> float:
+    if deadline_s is None:
+        return config.current().deadline_s
+    return _seconds(op, "deadline_s", deadline_s, minimum=1e-6)
+
+
+def _integers(op: str, argument: str, values: Any, shape: str) -> np.ndarray:
+    """The values as uint64, of any shape; a sequence of Python ints is one conversion."""
+    if isinstance(values, torch.Tensor) and values.device.type != "cpu":
+        raise InvalidArgument(f"{op}: {argument} must be on the cpu, got {values.device}")
+    try:
+        array = np.asarray(values)
+    except (ValueError, OverflowError):
+        raise InvalidArgument(
+            f"{op}: {argument} must be {shape} integers, got {values!r}"
+        ) from None
+    if array.size == 0:
+        return array.astype(np.uint64)
+    if array.dtype.kind not in "iu":
+        raise InvalidArgument(
+            f"{op}: {argument} must be {shape} integers, got {array.dtype} of shape {array.shape}"
+        )
+    if array.dtype.kind == "i" and array.min() < 0:
+        raise InvalidArgument(f"{op}: {argument} must not be negative, got {array.min()}")
+    return array.astype(np.uint64, copy=False)
+
+
+def _rows(op: str, descriptors: Descriptors) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    if not isinstance(descriptors, np.ndarray | torch.Tensor):
+        descriptors = list(descriptors)
+    shape = "[n, 3] (local_address, remote_address, num_bytes)"
+    table = _integers(op, "descriptors", descriptors, shape)
+    if table.size == 0:
+        table = table.reshape(0, 3)
+    if table.ndim != 2 or table.shape[1] != 3:
+        raise InvalidArgument(f"{op}: descriptors must be {shape} integers, got {table.shape}")
+    local, remote, sizes = (np.ascontiguousarray(column) for column in table.T)
+    return local, remote, sizes
+
+
+def _columns(
+    op: str, local_addresses: Integers, remote_addresses: Integers, sizes: Integers | int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    local = _column(op, "local_addresses", local_addresses)
+    remote = _column(op, "remote_addresses", remote_addresses)
+    if isinstance(sizes, int | np.integer):
+        sizes = np.full(len(local), operator.index(sizes))
+    lengths = _column(op, "sizes", sizes)
+    if not len(local) == len(remote) == len(lengths):
+        raise InvalidArgument(
+            f"{op}: local_addresses, remote_addresses and sizes must be equally long, got "
+            f"{len(local)}, {len(remote)} and {len(lengths)}"
+        )
+    return local, remote, lengths
+
+
+def _column(op: str, argument: str, values: Integers) -> np.ndarray:
+    array = _integers(op, argument, values, "[n]")
+    if array.ndim != 1:
+        raise InvalidArgument(f"{op}: {argument} must be [n] integers, got shape {array.shape}")
+    return np.ascontiguousarray(array)

@@ -1,0 +1,88 @@
+"""as_buffer: the memory of any library, without a copy."""
+
+import array
+
+import numpy as np
+import pytest
+import torch
+
+from mooncake_kernels import InvalidArgument
+from mooncake_kernels.buffers import as_buffer
+
+
+def test_a_tensor():
+    tensor = torch.arange(10, dtype=torch.bfloat16)
+    buffer = as_buffer(tensor)
+    assert (buffer.address, buffer.num_bytes) == (tensor.data_ptr(), 20)
+    assert (buffer.location, buffer.writable, buffer.owner) == ("cpu:0", True, tensor)
+    assert as_buffer(buffer) is buffer
+
+
+def test_a_slice_starts_where_it_starts():
+    tensor = torch.zeros(4, 8)
+    assert as_buffer(tensor[1:3]).address == tensor.data_ptr() + 32
+    assert as_buffer(tensor[1:3]).num_bytes == 64
+
+
+def test_numpy_and_memoryview():
+    values = np.arange(6, dtype=np.int16).reshape(2, 3)
+    assert as_buffer(values).address == values.ctypes.data
+    assert as_buffer(memoryview(values)).num_bytes == 12
+    values.flags.writeable = False
+    assert not as_buffer(values).writable
+
+
+def test_bytes_are_read_only_and_bytearrays_are_not():
+    assert not as_buffer(b"abc").writable
+    assert as_buffer(bytearray(b"abc")).writable
+    assert as_buffer(array.array("d", [1.0, 2.0])).num_bytes == 16
+
+
+def test_a_bytearray_cannot_be_resized_while_its_memory_is_held():
+    memory = bytearray(b"abc")
+    buffer = as_buffer(memory)
+    with pytest.raises(BufferError):
+        memory.extend(b"def")
+    del buffer
+    memory.extend(b"def")
+
+
+def test_nothing():
+    assert as_buffer(b"").num_bytes == 0
+    assert as_buffer(torch.empty(0, 3)).num_bytes == 0
+
+
+class DeviceArray:
+    """What cupy arrays look like to others."""
+
+    def __init__(self, shape, strides=None, readonly=False):
+        self.__cuda_array_interface__ = {
+            "shape": shape,
+            "typestr": "<f4",
+            "data": (0x7F0000000000, readonly),
+            "strides": strides,
+            "version": 3,
+        }
+
+
+def test_the_cuda_array_interface():
+    buffer = as_buffer(DeviceArray((2, 3), strides=(12, 4), readonly=True))
+    assert (buffer.address, buffer.num_bytes) == (0x7F0000000000, 24)
+    assert (buffer.location, buffer.writable) == ("cuda:0", False)
+    with pytest.raises(InvalidArgument, match=r"pool must be packed, got strides \(24, 4\)"):
+        as_buffer(DeviceArray((2, 3), strides=(24, 4)), argument="pool")
+
+
+@pytest.mark.parametrize(
+    ("memory", "message"),
+    [
+        (torch.zeros(4, 4).T, "buffer must be packed, got shape"),
+        (np.zeros((4, 4))[:, ::2], "buffer must be packed, got strides"),
+        ([1, 2, 3], "got list"),
+        (None, "got NoneType"),
+        (torch.empty(2, device="meta"), "must be on cpu or cuda, got meta"),
+    ],
+)
+def test_what_is_refused(memory, message):
+    with pytest.raises(InvalidArgument, match=message):
+        as_buffer(memory)

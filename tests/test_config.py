@@ -1,0 +1,69 @@
+"""Settings: defaults, the environment, and what is refused."""
+
+import pytest
+
+from mooncake_kernels import config
+from mooncake_kernels.__main__ import main
+from mooncake_kernels.config import BuildSettings, Settings, read
+
+
+def test_absent_means_the_default():
+    assert read(Settings, {}) == Settings()
+    assert read(BuildSettings, {"PATH": "/bin"}) == BuildSettings()
+
+
+def test_the_environment_is_parsed():
+    settings = read(
+        Settings,
+        {
+            "MOONCAKE_KERNELS_THREADS": "3",
+            "MOONCAKE_KERNELS_DEADLINE_S": "1.5",
+            "MOONCAKE_KERNELS_REQUIRE": "cuda,triton",
+        },
+    )
+    assert settings == Settings(threads=3, deadline_s=1.5, require=("cuda", "triton"))
+    build = read(BuildSettings, {"MOONCAKE_KERNELS_CUDA_ARCHS": "90,100"})
+    assert build.cuda_archs == ("90", "100")
+
+
+@pytest.mark.parametrize(
+    ("kind", "variable", "value"),
+    [
+        (Settings, "THREADS", "many"),
+        (Settings, "THREADS", "-1"),
+        (Settings, "DEADLINE_S", "0"),
+        (Settings, "DEADLINE_S", "nan"),
+        (Settings, "DEADLINE_S", "inf"),
+        (Settings, "REQUIRE", "cuda,quantum"),
+        (BuildSettings, "CUDA", "yes"),
+        (BuildSettings, "CUDA_ARCHS", "sm_90"),
+        (BuildSettings, "SANITIZE", "memory"),
+    ],
+)
+def test_malformed_raises_naming_both(kind, variable, value):
+    name = f"MOONCAKE_KERNELS_{variable}"
+    with pytest.raises(ValueError, match=f"{name} must be .*, got '{value}'"):
+        read(kind, {name: value})
+
+
+def test_override_ends_with_its_block():
+    before = config.current()
+    with config.override(threads=7) as settings:
+        assert settings.threads == config.current().threads == 7
+    assert config.current() == before
+    with pytest.raises(TypeError):
+        config.override(no_such_setting=1).__enter__()
+
+
+def test_the_table_names_every_setting(capsys):
+    assert main(["config"]) == 0
+    table = capsys.readouterr().out
+    for name in ("THREADS", "LISTEN_HOST", "DEADLINE_S", "CUDA_ARCHS", "SANITIZE"):
+        assert f"| `MOONCAKE_KERNELS_{name}` |" in table
+
+
+def test_the_doctor_gives_a_reason_for_what_is_missing(capsys):
+    assert main(["doctor"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("yes operators") for line in lines)
+    assert all(len(line.split()) >= 3 for line in lines)

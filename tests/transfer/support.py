@@ -1,0 +1,173 @@
+"""What the transfer tests share: hashed data, a pair of engines, a peer process, a raw peer."""
+
+import contextlib
+import functools
+import multiprocessing
+import os
+import signal
+import socket
+import struct
+import threading
+from dataclasses import dataclass
+
+import numpy as np
+
+from mooncake_kernels.transfer import Peer, Region, TransferEngine
+
+UNTOUCHED = 0xEE  # what targets start full of, so that a byte written by mistake shows
+WAIT_S = 20.0  # longer than anything here takes; a test that needs it has failed
+
+HELLO = struct.Struct("<8sIIQ")  # magic, version, name_bytes, instance
+HEADER = struct.Struct("<IIQQQ")  # op, num_ranges, request_id, first_range, num_bytes
+ACK = struct.Struct("<IIQQ")  # status, refusal_bytes, request_id, num_bytes
+RANGE = struct.Struct("<QQ")  # address, num_bytes
+MAGIC = b"MKTRNSFR"
+WRITE, READ, CHECK_WRITE, CHECK_READ, NOTIFY = range(1, 6)
+
+
+@functools.cache
+def _addressed(num_bytes: int) -> np.ndarray:
+    position = np.arange(num_bytes, dtype=np.uint32)
+    return (position * np.uint32(2654435761) >> np.uint32(13)).astype(np.uint8)
+
+
+def addressed(num_bytes: int) -> np.ndarray:
+    """Bytes hashed from their own position: a block from the wrong place differs."""
+    longest = 65 << 20
+    assert num_bytes <= longest
+    return _addressed(1 << 20 if num_bytes <= 1 << 20 else longest)[:num_bytes].copy()
+
+
+def untouched(num_bytes: int) -> np.ndarray:
+    return np.full(num_bytes, UNTOUCHED, np.uint8)
+
+
+@dataclass
+class Pair:
+    """Two engines, and how the first reaches the second."""
+
+    near: TransferEngine
+    far: TransferEngine
+    peer: Peer
+
+    def regions(self, near: np.ndarray, far: np.ndarray) -> tuple[Region, Region]:
+        return self.near.register(near), self.far.register(far)
+
+
+@contextlib.contextmanager
+def engine_pair(transport: str):
+    near, far = TransferEngine(transports=[transport]), TransferEngine()
+    with near, far, near.open(far.name) as peer:
+        assert peer.transport == transport
+        yield Pair(near, far, peer)
+
+
+def serve(pipe, num_bytes: int) -> None:
+    """The life of a peer process: offer memory, then wait to be told to end."""
+    engine = TransferEngine()
+    memory = np.zeros(num_bytes, np.uint8)
+    region = engine.register(memory)
+    pipe.send((engine.name, region.address))
+    pipe.recv()
+
+
+@dataclass
+class Process:
+    """A peer in a process of its own."""
+
+    process: multiprocessing.Process
+    name: str
+    address: int
+
+    def signal(self, number: int) -> None:
+        os.kill(self.process.pid, number)
+
+
+@contextlib.contextmanager
+def peer_process(num_bytes: int):
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    ours, theirs = context.Pipe()
+    process = context.Process(target=serve, args=(theirs, num_bytes), daemon=True)
+    process.start()
+    theirs.close()
+    try:
+        assert ours.poll(60), "the peer process did not start"
+        yield Process(process, *ours.recv())
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGKILL)
+        process.join(WAIT_S)
+        ours.close()
+
+
+def receive_exactly(connection: socket.socket, num_bytes: int) -> bytes:
+    data = b""
+    while len(data) < num_bytes:
+        part = connection.recv(num_bytes - len(data))
+        if not part:
+            raise EOFError
+        data += part
+    return data
+
+
+def say_hello(connection: socket.socket, name: bytes = b"raw:1", version: int = 1) -> None:
+    connection.sendall(HELLO.pack(MAGIC, version, len(name), 7) + name)
+
+
+def hear_hello(connection: socket.socket) -> tuple[int, str]:
+    magic, version, name_bytes, _ = HELLO.unpack(receive_exactly(connection, HELLO.size))
+    assert magic == MAGIC
+    return version, receive_exactly(connection, name_bytes).decode()
+
+
+def connect(name: str) -> socket.socket:
+    host, port = name.rsplit(":", 1)
+    return socket.create_connection((host, int(port)), timeout=WAIT_S)
+
+
+def send_last(connection: socket.socket, data: bytes) -> None:
+    """Send, and say that nothing follows; the other side may have hung up already."""
+    with contextlib.suppress(OSError):
+        connection.sendall(data)
+        connection.shutdown(socket.SHUT_WR)
+
+
+@contextlib.contextmanager
+def raw_server(behave):
+    """A server that runs ``behave(connection)`` for each connection; yields its name."""
+    listening = socket.create_server(("127.0.0.1", 0))
+    connections = []
+
+    def run():
+        while True:
+            try:
+                connection, _ = listening.accept()
+            except OSError:
+                return
+            connection.settimeout(WAIT_S)
+            connections.append(connection)
+            with contextlib.suppress(OSError, EOFError):
+                behave(connection)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        yield f"127.0.0.1:{listening.getsockname()[1]}"
+    finally:
+        listening.shutdown(socket.SHUT_RDWR)
+        listening.close()
+        for connection in connections:
+            connection.close()
+        thread.join(WAIT_S)
+
+
+def stall(connection: socket.socket) -> None:
+    """A peer that says hello and then neither reads nor answers; does not close either."""
+    hear_hello(connection)
+    say_hello(connection)
+
+
+def hang_up_after_hello(connection: socket.socket) -> None:
+    stall(connection)
+    connection.close()

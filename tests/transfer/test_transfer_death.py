@@ -1,0 +1,83 @@
+"""Peers that die or stop, in processes of their own."""
+
+import signal
+import time
+
+import numpy as np
+import pytest
+
+from mooncake_kernels.errors import TransferError
+from mooncake_kernels.transfer import TransferEngine
+
+from .support import addressed, hang_up_after_hello, peer_process, raw_server, untouched
+
+BATCH = 16 << 20  # what is confirmed at once
+SIZE = 64 << 20
+
+
+@pytest.mark.parametrize("direction", ["write", "read"])
+@pytest.mark.parametrize("after_s", [0.0, 0.05, 0.2])
+def test_a_peer_killed_in_the_middle(direction, after_s):
+    with TransferEngine() as engine, peer_process(SIZE) as other:
+        region = engine.register(addressed(SIZE))
+        with engine.open(other.name) as peer:
+            assert peer.transport == "tcp"
+            row = (region.address, other.address, SIZE)
+            ticket = getattr(engine, direction)(peer, [row] * 4000)
+            time.sleep(after_s)
+            other.signal(signal.SIGKILL)
+            with pytest.raises(TransferError) as caught:
+                ticket.wait()
+            assert caught.value.peer == other.name
+            assert caught.value.cause == "connection closed by peer"
+            assert 0 <= caught.value.num_bytes_done < caught.value.num_bytes_total == 4000 * SIZE
+            assert caught.value.num_bytes_done % BATCH == 0
+            other.process.join()
+            with pytest.raises(TransferError, match="connection refused"):
+                engine.write(peer, [row]).wait()
+
+
+@pytest.mark.parametrize("direction", ["write", "read"])
+def test_a_peer_that_is_stopped_and_goes_on(direction):
+    with TransferEngine() as engine, peer_process(SIZE) as other:
+        region = engine.register(addressed(SIZE))
+        peer = engine.open(other.name)
+        row = (region.address, other.address, SIZE)
+        other.signal(signal.SIGSTOP)
+        with pytest.raises(TransferError) as caught:
+            getattr(engine, direction)(peer, [row], deadline_s=0.4).wait()
+        assert caught.value.cause == "deadline of 0.4 s passed"
+        assert caught.value.num_bytes_done == 0
+        with pytest.raises(TransferError, match=r"deadline of 0.1 s passed"):
+            engine.open(other.name, deadline_s=0.1)
+        other.signal(signal.SIGCONT)
+        back = engine.register(untouched(SIZE))
+        region._buffer.owner[:] = addressed(SIZE)  # whatever the read had brought
+        engine.write(peer, [row]).wait()
+        engine.read(peer, [(back.address, other.address, SIZE)]).wait()
+        np.testing.assert_array_equal(back._buffer.owner, addressed(SIZE))
+
+
+def test_closing_does_not_wait_for_a_stopped_peer():
+    with TransferEngine() as engine, peer_process(SIZE) as other:
+        region = engine.register(addressed(SIZE))
+        ticket = engine.write(engine.open(other.name), [(region.address, other.address, SIZE)] * 9)
+        other.signal(signal.SIGSTOP)
+        region.close()
+        engine.close()
+        with pytest.raises(TransferError, match="a region in use was closed"):
+            ticket.wait()
+
+
+def test_a_peer_that_is_not_there():
+    with TransferEngine() as engine, pytest.raises(TransferError, match="connection refused"):
+        engine.open("127.0.0.1:1")
+
+
+def test_a_peer_that_hangs_up():
+    with raw_server(hang_up_after_hello) as name, TransferEngine() as engine:
+        region = engine.register(addressed(4096))
+        peer = engine.open(name)
+        for call in (engine.write, engine.read):
+            with pytest.raises(TransferError, match="connection closed by peer"):
+                call(peer, [(region.address, 1, 4096)]).wait()

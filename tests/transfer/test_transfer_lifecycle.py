@@ -1,0 +1,221 @@
+"""Everything ends: engines, peers and regions close at any time, and leave nothing behind."""
+
+import contextlib
+import gc
+import os
+import subprocess
+import sys
+import time
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from mooncake_kernels.errors import InvalidArgument, TransferError
+from mooncake_kernels.transfer import TransferEngine
+
+from .support import WAIT_S, addressed, engine_pair, raw_server, stall, untouched
+
+SIZE = 1 << 20
+
+
+def cause_of(ticket) -> str:
+    with pytest.raises(TransferError) as caught:
+        ticket.wait()
+    return caught.value.cause
+
+
+@pytest.mark.parametrize("what", ["peer", "engine"])
+def test_closing_fails_what_is_pending(what):
+    with raw_server(stall) as name, TransferEngine() as engine:
+        region, peer = engine.register(addressed(SIZE)), engine.open(name)
+        tickets = [engine.write(peer, [(region.address, 1, SIZE)]) for _ in range(3)]
+        {"peer": peer, "engine": engine}[what].close()
+        assert [cause_of(ticket) for ticket in tickets] == [f"the {what} was closed"] * 3
+        with pytest.raises(InvalidArgument, match=r"write: (the engine|peer must be open)"):
+            engine.write(peer, [(region.address, 1, SIZE)])
+
+
+def test_close_is_idempotent_and_in_any_order(pair):
+    near, far = pair.regions(addressed(8), untouched(8))
+    for _ in range(2):
+        pair.peer.close()
+        near.close()
+    with far:
+        pass
+    for _ in range(2):
+        pair.near.close()
+        pair.far.close()
+    far.close()
+    pair.peer.close()
+    for call in (lambda: pair.near.open(pair.far.name), lambda: pair.near.register(addressed(8))):
+        with pytest.raises(InvalidArgument, match=r"the engine .* is closed"):
+            call()
+
+
+def test_the_far_engine_closes(pair):
+    near, far = pair.regions(addressed(SIZE), untouched(SIZE))
+    row = (near.address, far.address, SIZE)
+    long = pair.near.write(pair.peer, [row] * 20_000)
+    time.sleep(0.02)
+    pair.far.close()
+    assert cause_of(long) in ("connection closed by peer", "a region in use was closed")
+    after = cause_of(pair.near.write(pair.peer, [row]))
+    assert after in ("connection refused", "the peer's engine was closed")
+
+
+@pytest.mark.parametrize("direction", ["write", "read"])
+@pytest.mark.parametrize("closed", ["source", "target"])
+def test_memory_is_left_alone_once_its_region_is_closed(pair, direction, closed):
+    for i in range(8):
+        source, target = addressed(SIZE) & 0x7F, untouched(SIZE) & 0x7F
+        near, far = pair.regions(*((source, target) if direction == "write" else (target, source)))
+        rows = [(near.address, far.address, SIZE)] * 20_000
+        running = getattr(pair.near, direction)(pair.peer, rows)
+        queued = getattr(pair.near, direction)(pair.peer, rows[:1])
+        time.sleep(i * 2e-3)
+        is_near = (closed == "source") == (direction == "write")
+        (near if is_near else far).close()
+        memory = source if closed == "source" else target
+        memory[:] = 0xFF
+        # The same address again: this must not revive what was queued.
+        again = pair.near.register(memory) if is_near else far
+        for ticket in (running, queued):
+            cause = cause_of(ticket)
+            assert "region" in cause or (not is_near and cause == "connection closed by peer")
+        if closed == "source":
+            assert not (target == 0xFF).any(), "it was read"
+        else:
+            assert (target == 0xFF).all(), "it was written"
+        for region in (near, far, again):
+            region.close()
+
+
+def test_a_closed_region_is_not_found_any_more(pair):
+    near, far = pair.regions(addressed(SIZE), untouched(SIZE))
+    row = (near.address, far.address, SIZE)
+    far.close()
+    assert "is not inside a registered region" in cause_of(pair.near.write(pair.peer, [row]))
+    near.close()
+    with pytest.raises(InvalidArgument, match=r"local range .* is not inside a registered region"):
+        pair.near.write(pair.peer, [row])
+
+
+def test_registered_memory_is_kept_alive(pair):
+    near = pair.near.register(addressed(SIZE))
+    far = pair.far.register(untouched(SIZE))
+    address = far.address
+    del far
+    gc.collect()
+    pair.near.write(pair.peer, [(near.address, address, SIZE)]).wait()
+    back = pair.near.register(untouched(SIZE))
+    pair.near.read(pair.peer, [(back.address, address, SIZE)]).wait()
+    np.testing.assert_array_equal(back._buffer.owner, addressed(SIZE))
+
+
+def test_a_restarted_engine_is_not_taken_for_the_old_one(tcp_pair):
+    near, _ = tcp_pair.regions(addressed(SIZE), untouched(SIZE))
+    name = tcp_pair.far.name
+    tcp_pair.far.close()
+    with TransferEngine(name) as restarted:
+        region = restarted.register(untouched(SIZE))
+        row = (near.address, region.address, SIZE)
+        cause = cause_of(tcp_pair.near.write(tcp_pair.peer, [row]))
+        assert cause == "the peer was restarted; open it again"
+        assert (region._buffer.owner == untouched(SIZE)).all()
+        tcp_pair.near.write(tcp_pair.near.open(name), [row]).wait()
+        assert (region._buffer.owner == addressed(SIZE)).all()
+
+
+def test_an_unclosed_engine_warns_and_is_closed():
+    engine = TransferEngine()
+    name = engine.name
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        del engine
+        gc.collect()
+    assert any(f"unclosed TransferEngine {name}" in str(w.message) for w in caught)
+    TransferEngine(name).close()  # the port is free again
+
+
+def test_closing_while_others_open_and_submit():
+    for i in range(10):
+        with TransferEngine() as far, ThreadPoolExecutor(4) as threads:
+            near = TransferEngine(transports=["tcp"])
+            region, target = near.register(addressed(SIZE)), far.register(untouched(SIZE))
+            name, size = far.name, SIZE // 4
+
+            def use_until_closed(at, near=near, name=name, size=size):
+                with contextlib.suppress(TransferError, InvalidArgument):
+                    while True:
+                        near.write(near.open(name), [(*at, size)]).wait()
+
+            starts = [(region.address + k * size, target.address + k * size) for k in range(4)]
+            users = [threads.submit(use_until_closed, at) for at in starts]
+            time.sleep(i * 3e-3)
+            near.close()
+            for user in users:
+                user.result(WAIT_S)
+
+
+def num_descriptors_and_threads() -> tuple[int, int]:
+    return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+
+
+@pytest.mark.parametrize("transport", ["local", "tcp"])
+def test_nothing_is_leaked(transport):
+    def life():
+        with engine_pair(transport) as pair:
+            near, far = pair.regions(addressed(64), untouched(64))
+            pair.near.write(pair.peer, [(near.address, far.address, 64)], notify=b"x").wait()
+
+    life()
+    before = num_descriptors_and_threads()
+    for _ in range(100):
+        life()
+    assert num_descriptors_and_threads() == before
+
+
+def test_connections_that_end_are_forgotten(tcp_pair):
+    before = num_descriptors_and_threads()
+    for _ in range(100):
+        tcp_pair.near.open(tcp_pair.far.name).close()
+    with tcp_pair.near.open(tcp_pair.far.name):
+        pass
+    until = time.monotonic() + WAIT_S
+    while num_descriptors_and_threads()[1] > before[1] and time.monotonic() < until:
+        time.sleep(0.01)
+    num_fds, num_threads = num_descriptors_and_threads()
+    assert num_threads == before[1]
+    assert num_fds <= before[0] + 2  # the last session's interrupt, until the next is accepted
+
+
+PRELUDE = """
+import numpy as np, os, sys, threading
+from mooncake_kernels.transfer import TransferEngine
+memory = np.ones(1 << 20, np.uint8)
+a, b = TransferEngine(transports=["tcp"]), TransferEngine()
+near, far = a.register(memory), b.register(np.zeros(1 << 20, np.uint8))
+peer = a.open(b.name)
+row = (near.address, far.address, 1 << 20)
+"""
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "a.write(peer, [row] * 100_000)\nb.write(b.open(b.name), [row[1:2] * 2 + row[2:]])",
+        "del memory, near, far, a\nb.receive_notifications()",
+        "threading.Thread(target=a.write(peer, [row] * 3000).wait).start()",
+        "a.write(peer, [row] * 5000)\npid = os.fork()\n"
+        "sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) if pid else None)",
+        "a.write(peer, [row] * 5000)\npid = os.fork()\nnear.close(), peer.close(), a.close()\n"
+        "sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) if pid else None)",
+    ],
+)
+def test_a_process_that_closes_nothing_exits_cleanly(script):
+    run = subprocess.run(
+        [sys.executable, "-c", PRELUDE + script], capture_output=True, text=True, timeout=60
+    )
+    assert (run.returncode, run.stderr) == (0, "")

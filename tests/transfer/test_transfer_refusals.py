@@ -1,0 +1,236 @@
+"""What is not allowed is refused in clear words, and has changed nothing."""
+
+import numpy as np
+import pytest
+import torch
+
+from mooncake_kernels.errors import InvalidArgument, TransferError, Unavailable
+from mooncake_kernels.transfer import TransferEngine
+
+from .support import UNTOUCHED, addressed, untouched
+
+SIZE = 4096
+
+
+@pytest.fixture
+def engine():
+    with TransferEngine() as engine:
+        yield engine
+
+
+@pytest.fixture
+def rows(pair):
+    """(near region, far region, and a function that makes a descriptor of offsets)."""
+    near, far = pair.regions(addressed(SIZE), untouched(SIZE))
+    return near, far, lambda n, f, size: (near.address + n, far.address + f, size)
+
+
+@pytest.mark.parametrize("direction", ["write", "read"])
+@pytest.mark.parametrize(
+    ("far_offset", "size"),
+    [(-1, 10), (SIZE, 1), (SIZE - 5, 6), (1 << 40, 8), (-(1 << 44), 1), (1, SIZE)],
+)
+def test_a_remote_range_outside_the_region(pair, rows, direction, far_offset, size):
+    _, far, row = rows
+    size_of_good = 16
+    call = getattr(pair.near, direction)
+    ticket = call(pair.peer, [row(0, 0, size_of_good), row(0, far_offset, size)], notify=b"never")
+    message = rf"descriptors\[1\] remote range {far.address + far_offset:#x} \+ {size} bytes is not"
+    with pytest.raises(TransferError, match=message) as caught:
+        ticket.wait()
+    assert caught.value.peer == pair.far.name
+    assert caught.value.num_bytes_done == 0
+    assert caught.value.num_bytes_total == size_of_good + size
+    assert (far._buffer.owner == UNTOUCHED).all(), "the good descriptor was carried out"
+    assert pair.far.receive_notifications(0.05) == []
+    call(pair.peer, [row(0, 0, size_of_good)]).wait()  # the peer is still good
+
+
+def test_a_request_of_many_batches_is_checked_whole(pair):
+    size, count = 64, 30_000
+    near, far = pair.regions(addressed(count * size), untouched(count * size))
+    remote = far.address + np.arange(count) * size
+    remote[-1] = far.address + count * size - 1
+    local = near.address + np.arange(count) * size
+    with pytest.raises(TransferError, match=rf"descriptors\[{count - 1}\] remote range") as caught:
+        pair.near.write_blocks(pair.peer, local, remote, size, notify=b"never").wait()
+    assert caught.value.num_bytes_done == 0
+    assert (far._buffer.owner == UNTOUCHED).all()
+    assert pair.far.receive_notifications(0.05) == []
+
+
+def test_the_gap_between_two_regions(pair):
+    memory = untouched(3 * SIZE)
+    near = pair.near.register(addressed(3 * SIZE))
+    left, _ = pair.far.register(memory[:SIZE]), pair.far.register(memory[2 * SIZE :])
+    for start, size in [(SIZE, 1), (SIZE - 1, 2), (0, 3 * SIZE), (2 * SIZE - 1, 2)]:
+        with pytest.raises(TransferError, match="is not inside a registered region"):
+            pair.near.write(pair.peer, [(near.address, left.address + start, size)]).wait()
+    assert (memory == UNTOUCHED).all()
+
+
+@pytest.mark.parametrize(
+    ("access", "direction", "message"),
+    [("read", "write", "peers may not write"), ("write", "read", "peers may not read")],
+)
+def test_access_rights(pair, access, direction, message):
+    near, memory = pair.near.register(untouched(SIZE)), untouched(SIZE)
+    far = pair.far.register(memory, access)
+    assert far.access == access
+    with pytest.raises(TransferError, match=rf"descriptors\[0\] remote range .* {message}"):
+        getattr(pair.near, direction)(pair.peer, [(near.address, far.address, 1)]).wait()
+    allowed = "read" if direction == "write" else "write"
+    getattr(pair.near, allowed)(pair.peer, [(near.address, far.address, 1)]).wait()
+
+
+@pytest.mark.parametrize("direction", ["write", "read"])
+def test_a_local_range_outside_the_region(pair, rows, direction):
+    _, far, row = rows
+    bad = row(1, 0, SIZE)
+    message = (
+        rf"^{direction}: descriptors\[3\] local range {bad[0]:#x} \+ {SIZE} bytes "
+        "is not inside a registered region$"
+    )
+    with pytest.raises(InvalidArgument, match=message):
+        getattr(pair.near, direction)(pair.peer, [row(0, 0, 1)] * 3 + [bad])
+    assert (far._buffer.owner == UNTOUCHED).all()
+
+
+def test_read_only_memory_is_never_written(pair):
+    constant = bytes(addressed(SIZE))
+    near, far = pair.near.register(constant, "read"), pair.far.register(untouched(SIZE))
+    with pytest.raises(InvalidArgument, match=r"local range .* is in read-only memory"):
+        pair.near.read(pair.peer, [(near.address, far.address, 1)])
+    pair.near.write(pair.peer, [(near.address, far.address, SIZE)]).wait()
+    assert far._buffer.owner.tobytes() == constant == bytes(addressed(SIZE))
+
+
+@pytest.mark.parametrize(
+    ("descriptors", "message"),
+    [
+        ([], "write: descriptors must not be empty unless notify is given"),
+        ([(0, 0, 0)], r"write: descriptors\[0\] num_bytes must be positive, got 0"),
+        ([(0, 0, -1)], "write: descriptors must not be negative, got -1"),
+        ([(0.5, 0, 1)], r"write: descriptors must be \[n, 3\] .* integers, got float64"),
+        ([(0, 0)], r"write: descriptors must be \[n, 3\] .* got \(1, 2\)"),
+        ([(0, 0, 1), (0, 0)], r"write: descriptors must be \[n, 3\]"),
+        ([(0, 0, 1 << 70)], r"write: descriptors must be \[n, 3\]"),
+        ([("a", "b", "c")], r"write: descriptors must be \[n, 3\]"),
+        (
+            np.array([[2**64 - 1, 0, 2]], np.uint64),
+            r"write: descriptors\[0\] local range 0xf{16} \+ 2 bytes",
+        ),
+    ],
+)
+def test_bad_descriptors(pair, descriptors, message):
+    with pytest.raises(InvalidArgument, match=message):
+        pair.near.write(pair.peer, descriptors)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"sizes": [1, 2]}, "must be equally long, got 1, 1 and 2"),
+        (
+            {"remote_addresses": [[1]]},
+            r"remote_addresses must be \[n\] integers, got shape \(1, 1\)",
+        ),
+        (
+            {"local_addresses": torch.zeros(1)},
+            r"local_addresses must be \[n\] integers, got float32",
+        ),
+        ({"sizes": -4}, "sizes must not be negative, got -4"),
+        ({"sizes": True}, "num_bytes must be positive|not inside"),
+        ({"deadline_s": 0}, "deadline_s must be a number of seconds"),
+        ({"deadline_s": float("nan")}, "deadline_s must be a number of seconds"),
+        ({"notify": "text"}, "notify must be bytes, got str"),
+        ({"notify": bytes(65537)}, "notify must be at most 65536 bytes, got 65537"),
+        ({"peer": "127.0.0.1:1"}, "peer must be a Peer that this engine opened"),
+    ],
+)
+def test_bad_arguments_of_write_blocks(pair, change, message):
+    good = {"peer": pair.peer, "local_addresses": [8], "remote_addresses": [8], "sizes": 1}
+    with pytest.raises(InvalidArgument, match=f"^(write_blocks|write): .*({message})"):
+        pair.near.write_blocks(**(good | change))
+
+
+def test_a_peer_of_another_engine(pair):
+    with pytest.raises(InvalidArgument, match="peer must be a Peer that this engine opened"):
+        pair.far.write(pair.peer, [(1, 1, 1)])
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", "host", "host:", ":80", "host:port", "host:65536", "host:-1", "a b:1", "::1", "[]:1",
+     "h\0:1", "host:1\n", "http://h:1", "\u00e9:1", "x" * 300 + ":1", "host:0080000", None, 7],
+)  # fmt: skip
+def test_names_that_are_none(engine, name):
+    with pytest.raises(InvalidArgument, match=r'open: name must be "host:port", got'):
+        engine.open(name)
+    if name is not None:
+        with pytest.raises(InvalidArgument, match=r'TransferEngine: name must be "host:port", got'):
+            TransferEngine(name)
+
+
+def test_names_that_lead_nowhere(engine):
+    with pytest.raises(InvalidArgument, match="name must have a port other than 0"):
+        engine.open("127.0.0.1:0")
+    with pytest.raises(InvalidArgument, match="address at which peers reach this engine"):
+        TransferEngine("0.0.0.0:0")
+    with pytest.raises(Unavailable, match=r"cannot resolve no-such-host.invalid"):
+        engine.open("no-such-host.invalid:80")
+    with pytest.raises(OSError, match=f"bind to {engine.name}"):
+        TransferEngine(engine.name)
+
+
+def test_bad_arguments_of_the_engine():
+    with pytest.raises(InvalidArgument, match="metadata must be \"p2p\", got 'etcd'"):
+        TransferEngine(metadata="etcd")
+    for transports in (["rdma"], [], "tcp", ["tcp", "nvlink"]):
+        with pytest.raises(InvalidArgument, match="transports must be a list of local and tcp"):
+            TransferEngine(transports=transports)
+
+
+def test_a_named_transport_does_not_fall_back(engine):
+    with TransferEngine(transports=["local"]) as local_only:
+        with pytest.raises(TransferError, match="no engine of that name in this process"):
+            local_only.open("127.0.0.1:9")
+        with TransferEngine(transports=["tcp"]) as tcp_only:
+            assert tcp_only.open(engine.name).transport == "tcp"
+            with pytest.raises(TransferError, match="connection refused"):
+                tcp_only.open(local_only.name)
+    assert engine.open(engine.name).transport == "local"
+
+
+def test_bad_registrations(engine):
+    memory = np.zeros(SIZE, np.uint8)
+    region = engine.register(memory[16:64])
+    assert (region.num_bytes, region.location, region.access) == (48, "cpu:0", "read_write")
+    assert region.address == memory.ctypes.data + 16
+    for part in (memory, memory[16:17], memory[:17], memory[63:], memory[20:30]):
+        with pytest.raises(InvalidArgument, match="buffer must not overlap a registered one"):
+            engine.register(part)
+    engine.register(memory[:16])
+    engine.register(memory[64:])
+    region.close()
+    engine.register(memory[20:30])
+    with pytest.raises(InvalidArgument, match="buffer must not be empty"):
+        engine.register(b"", "read")
+    with pytest.raises(InvalidArgument, match='access must be "read" for read-only memory'):
+        engine.register(b"constant")
+    with pytest.raises(InvalidArgument, match=r"access must be one of .*, got 'rw'"):
+        engine.register(memory, "rw")
+    with pytest.raises(InvalidArgument, match="must be packed"):
+        engine.register(torch.zeros(4, 4).T)
+    with pytest.raises(InvalidArgument, match="got int"):
+        engine.register(5)
+
+
+def test_cuda_memory_is_not_moved_yet(engine):
+    class OnTheGpu:
+        __cuda_array_interface__ = {  # noqa: RUF012 - an instance of numba's has it like this
+            "shape": (4,), "typestr": "|u1", "data": (0x1000, False), "version": 3,
+        }  # fmt: skip
+
+    with pytest.raises(Unavailable, match="tcp and local move host memory for now, got cuda:0"):
+        engine.register(OnTheGpu())

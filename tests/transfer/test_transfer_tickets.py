@@ -1,0 +1,200 @@
+"""Tickets, notifications and statistics: what a caller learns, and when."""
+
+import asyncio
+import contextlib
+import threading
+import time
+
+import pytest
+
+from mooncake_kernels import config
+from mooncake_kernels.errors import InvalidArgument, TransferError
+from mooncake_kernels.transfer import TransferEngine
+
+from .support import WAIT_S, addressed, engine_pair, raw_server, stall, untouched
+
+SIZE = 1 << 20
+
+
+@contextlib.contextmanager
+def stalled_peer():
+    """An engine with a region, and a peer that never answers."""
+    with raw_server(stall) as name, TransferEngine() as engine:
+        region = engine.register(addressed(SIZE))
+        yield engine, engine.open(name), region
+
+
+def transfer_error(ticket) -> TransferError:
+    with pytest.raises(TransferError) as caught:
+        ticket.wait()
+    assert ticket.done
+    return caught.value
+
+
+@pytest.mark.parametrize("direction", ["write", "read"])
+def test_a_notification_comes_after_the_data(pair, direction):
+    source, target = addressed(SIZE), untouched(SIZE)
+    near, far = pair.regions(*((source, target) if direction == "write" else (target, source)))
+    for i in range(20):
+        target[:] = 0
+        row = (near.address, far.address, SIZE)
+        ticket = getattr(pair.near, direction)(pair.peer, [row], notify=b"%d" % i)
+        assert pair.far.receive_notifications(WAIT_S) == [(pair.near.name, b"%d" % i)]
+        assert (target == source).all()
+        ticket.wait()
+
+
+def test_notifications_without_data_keep_their_order(pair):
+    messages = [b"", b"\0\xff", bytes(65536), *(b"%d" % i for i in range(100))]
+    for message in messages:
+        last = pair.near.write(pair.peer, [], notify=message)
+    last.wait()
+    assert last.num_bytes == 0
+    assert pair.far.receive_notifications() == [(pair.near.name, message) for message in messages]
+    assert pair.far.receive_notifications() == []
+
+
+def test_a_full_queue_refuses_the_sender(pair):
+    with pytest.raises(TransferError, match="notification queue is full"):
+        for _ in range(1100):
+            pair.near.write(pair.peer, [], notify=bytes(65536)).wait()
+    assert len(pair.far.receive_notifications()) > 1000
+    pair.near.write(pair.peer, [], notify=b"room again").wait()
+    assert pair.far.receive_notifications() == [(pair.near.name, b"room again")]
+
+
+def test_waiting_for_notifications_ends_with_the_engine():
+    engine = TransferEngine()
+    received = []
+    waiting = threading.Thread(target=lambda: received.append(engine.receive_notifications(0.3)))
+    waiting.start()
+    engine.close()
+    waiting.join(WAIT_S)
+    assert received == [[]]
+
+
+def test_wait_with_a_timeout_leaves_the_transfer_under_way():
+    with stalled_peer() as (engine, peer, region):
+        ticket = engine.write(peer, [(region.address, 1, SIZE)])
+        with pytest.raises(TimeoutError, match=r"still under way after 0.01 s"):
+            ticket.wait(0.01)
+        with pytest.raises(InvalidArgument, match="timeout_s must be a number of seconds"):
+            ticket.wait(-1)
+        assert not ticket.done
+        assert ticket.cancel()
+
+
+@pytest.mark.parametrize("direction", ["write", "read"])
+def test_the_deadline(direction):
+    with stalled_peer() as (engine, peer, region):
+        call = getattr(engine, direction)
+        running = call(peer, [(region.address, 1, SIZE)], deadline_s=0.25)
+        queued = call(peer, [(region.address, 1, SIZE)], deadline_s=0.05)
+        assert transfer_error(queued).cause == "deadline of 0.05 s passed"
+        error = transfer_error(running)
+        assert error.cause == "deadline of 0.25 s passed"
+        assert (error.num_bytes_done, error.num_bytes_total) == (0, SIZE)
+
+
+def test_the_deadline_comes_from_the_settings_unless_given():
+    with stalled_peer() as (engine, peer, region), config.override(deadline_s=0.125):
+        ticket = engine.write(peer, [(region.address, 1, SIZE)])
+        assert transfer_error(ticket).cause == "deadline of 0.125 s passed"
+
+
+def test_done_notices_a_deadline_that_nobody_waits_for():
+    with stalled_peer() as (engine, peer, region):
+        engine.write(peer, [(region.address, 1, SIZE)])
+        queued = engine.write(peer, [(region.address, 1, SIZE)], deadline_s=0.01)
+        until = time.monotonic() + WAIT_S
+        while not queued.done and time.monotonic() < until:
+            time.sleep(0.005)
+        assert transfer_error(queued).cause == "deadline of 0.01 s passed"
+
+
+def test_opening_a_peer_that_does_not_answer():
+    silent = raw_server(lambda connection: None)
+    message = "deadline of 0[.]1 s passed"
+    with silent as name, TransferEngine() as engine, pytest.raises(TransferError, match=message):
+        engine.open(name, deadline_s=0.1)
+
+
+@pytest.mark.parametrize("direction", ["write", "read"])
+def test_cancel(direction):
+    with stalled_peer() as (engine, peer, region):
+        call = getattr(engine, direction)
+        running = call(peer, [(region.address, 1, SIZE)])
+        queued = call(peer, [(region.address, 1, SIZE)])
+        assert queued.cancel()
+        assert not running.done
+        assert running.cancel()
+        assert running.cancel(), "cancelling is idempotent"
+        assert transfer_error(running).cause == transfer_error(queued).cause == "cancelled"
+
+
+def test_cancel_after_the_end_changes_nothing(pair):
+    near, far = pair.regions(addressed(SIZE), untouched(SIZE))
+    ticket = pair.near.write(pair.peer, [(near.address, far.address, SIZE)])
+    ticket.wait()
+    assert not ticket.cancel()
+    ticket.wait()
+
+
+@pytest.mark.parametrize("transport", ["local", "tcp"])
+def test_cancelled_in_the_middle_and_used_again(transport):
+    with engine_pair(transport) as pair:
+        near, far = pair.regions(addressed(SIZE), untouched(SIZE))
+        row = (near.address, far.address, SIZE)
+        for i in range(20):
+            long = pair.near.write(pair.peer, [row] * 10_000)
+            time.sleep(i * 1e-3)
+            assert long.cancel()
+            error = transfer_error(long)
+            assert error.cause == "cancelled" and error.num_bytes_done < error.num_bytes_total
+            pair.near.write(pair.peer, [row]).wait()
+
+
+def test_await(pair):
+    near, far = pair.regions(addressed(SIZE), untouched(SIZE))
+    row = (near.address, far.address, SIZE)
+
+    async def main():
+        ticket = pair.near.write(pair.peer, [row])
+        await ticket
+        await ticket
+        assert ticket.done
+        await asyncio.gather(*(pair.near.write(pair.peer, [row]) for _ in range(50)))
+        with pytest.raises(TransferError, match="is not inside a registered region"):
+            await pair.near.write(pair.peer, [(near.address, far.address + 1, SIZE)])
+
+    asyncio.run(main())
+
+
+def test_await_ends_at_the_deadline_and_with_the_task():
+    with stalled_peer() as (engine, peer, region):
+
+        async def main():
+            running = engine.write(peer, [(region.address, 1, SIZE)])
+            with pytest.raises(TransferError, match=r"deadline of 0.05 s passed"):
+                await engine.write(peer, [(region.address, 1, SIZE)], deadline_s=0.05)
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(running, 0.05)
+            assert transfer_error(running).cause == "cancelled"
+
+        asyncio.run(main())
+
+
+def test_stats(pair):
+    near, far = pair.regions(addressed(SIZE), untouched(SIZE))
+    pair.near.write(pair.peer, [(near.address, far.address, 1000)]).wait()
+    pair.near.read(
+        pair.peer, [(near.address, far.address, 10), (near.address, far.address, 1)]
+    ).wait()
+    transfer_error(pair.near.write(pair.peer, [(near.address, 1, 1)]))
+    counters = {"num_bytes_read": 11, "num_bytes_written": 1000, "num_requests": 3}
+    counters["num_errors"] = 1
+    assert pair.near.stats() == {
+        "peers": {pair.far.name: counters},
+        "transports": {pair.peer.transport: counters},
+    }
+    assert pair.far.stats() == {"peers": {}, "transports": {}}

@@ -1,0 +1,297 @@
+"""Peers that do not keep to the wire format: nothing crashes, hangs or allocates without bound."""
+
+import resource
+import socket
+import struct
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from mooncake_kernels.errors import TransferError
+from mooncake_kernels.transfer import TransferEngine
+
+from .support import (
+    ACK,
+    CHECK_READ,
+    CHECK_WRITE,
+    HEADER,
+    HELLO,
+    MAGIC,
+    NOTIFY,
+    RANGE,
+    READ,
+    UNTOUCHED,
+    WAIT_S,
+    WRITE,
+    addressed,
+    connect,
+    hear_hello,
+    raw_server,
+    receive_exactly,
+    say_hello,
+    send_last,
+    untouched,
+)
+
+SIZE = 1 << 16
+BIG = 2**64 - 1
+
+
+@pytest.fixture(scope="module")
+def target():
+    """An engine with a region; its region."""
+    with TransferEngine() as engine:
+        yield engine, engine.register(untouched(SIZE))
+
+
+@pytest.fixture
+def connection(target):
+    """A raw connection to the target that has said hello."""
+    with connect(target[0].name) as connection:
+        say_hello(connection)
+        assert hear_hello(connection) == (1, target[0].name)
+        yield connection
+
+
+def ended(connection: socket.socket) -> bool:
+    """Whether the engine has closed the connection, without a word."""
+    try:
+        return connection.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+def still_serves(target) -> bool:
+    engine, region = target
+    with TransferEngine(transports=["tcp"]) as other:
+        mine = other.register(addressed(64))
+        row = (mine.address, region.address, 64)
+        other.write(other.open(engine.name), [row]).wait()
+        assert (region._buffer.owner[:64] == addressed(64)).all()
+        region._buffer.owner[:] = UNTOUCHED
+    return True
+
+
+def refusal(connection: socket.socket) -> str:
+    status, size, _, num_bytes = ACK.unpack(receive_exactly(connection, ACK.size))
+    assert (status, num_bytes) == (1, 0)
+    return receive_exactly(connection, size).decode()
+
+
+def test_the_format_by_hand(target, connection):
+    engine, region = target
+    data = bytes(range(100))
+    table = RANGE.pack(region.address + 7, 60) + RANGE.pack(region.address + 1000, 40)
+    connection.sendall(HEADER.pack(WRITE, 2, 1, 0, 100) + table + data)
+    assert receive_exactly(connection, ACK.size) == ACK.pack(0, 0, 1, 100)
+    connection.sendall(HEADER.pack(READ, 2, 2, 0, 100) + table)
+    assert receive_exactly(connection, ACK.size + 100) == ACK.pack(0, 0, 2, 100) + data
+    for op in (CHECK_WRITE, CHECK_READ):
+        connection.sendall(HEADER.pack(op, 2, 3, 0, 0) + table)
+        assert receive_exactly(connection, ACK.size) == ACK.pack(0, 0, 3, 0)
+    connection.sendall(HEADER.pack(NOTIFY, 0, 4, 0, 5) + b"hello")
+    assert receive_exactly(connection, ACK.size) == ACK.pack(0, 0, 4, 5)
+    assert engine.receive_notifications() == [("raw:1", b"hello")]
+    region._buffer.owner[:] = UNTOUCHED
+
+
+def test_the_rest_of_a_refused_request_is_refused(target, connection):
+    engine, region = target
+    good, bad = RANGE.pack(region.address, 4), RANGE.pack(region.address + SIZE, 4)
+    connection.sendall(HEADER.pack(WRITE, 1, 5, 9, 4) + bad + b"none")
+    connection.sendall(HEADER.pack(WRITE, 1, 5, 10, 4) + good + b"none")
+    connection.sendall(HEADER.pack(NOTIFY, 0, 5, 0, 4) + b"none")
+    assert refusal(connection).startswith("descriptors[9] remote range")
+    assert (
+        refusal(connection) == refusal(connection) == "an earlier batch of the request was refused"
+    )
+    connection.sendall(HEADER.pack(CHECK_WRITE, 1, 6, 0, 0) + good)
+    assert receive_exactly(connection, ACK.size) == ACK.pack(0, 0, 6, 0)
+    assert engine.receive_notifications() == []
+    assert (region._buffer.owner == UNTOUCHED).all()
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        (0, 1, 1, 0, 1),  # no such op
+        (6, 1, 1, 0, 1),
+        (WRITE, 0, 1, 0, 0),  # counts and sizes out of bounds
+        (WRITE, 0, 1, 0, 1),
+        (WRITE, 1, 1, 0, 0),
+        (WRITE, 8193, 1, 0, 8193),
+        (WRITE, 2**32 - 1, 1, 0, BIG),
+        (WRITE, 1, 1, 0, (16 << 20) + 1),
+        (READ, 1, 1, 0, (256 << 20) + 1),
+        (READ, 1, 1, 0, BIG),
+        (CHECK_READ, 8193, 1, 0, 0),
+        (CHECK_WRITE, 1, 1, 0, 1),
+        (NOTIFY, 1, 1, 0, 1),
+        (NOTIFY, 0, 1, 0, 65537),
+        (NOTIFY, 0, 1, 0, BIG),
+    ],
+)
+def test_headers_that_break_the_rules(target, connection, header):
+    connection.sendall(HEADER.pack(*header))
+    assert ended(connection)
+    assert still_serves(target)
+
+
+@pytest.mark.parametrize(
+    ("op", "ranges", "num_bytes"),
+    [
+        (WRITE, [(0, 4), (0, 5)], 8),  # the sum is not the payload
+        (WRITE, [(0, 4), (0, 3)], 8),
+        (READ, [(0, BIG), (0, 9)], 8),  # the sum wraps around to it
+        (READ, [(0, 8), (0, 0)], 8),
+        (CHECK_READ, [(0, 0)], 0),
+    ],
+)
+def test_tables_that_break_the_rules(target, connection, op, ranges, num_bytes):
+    table = b"".join(RANGE.pack(target[1].address + at, size) for at, size in ranges)
+    connection.sendall(HEADER.pack(op, len(ranges), 1, 0, num_bytes) + table)
+    assert ended(connection)
+    assert (target[1]._buffer.owner == UNTOUCHED).all()
+    assert still_serves(target)
+
+
+@pytest.mark.parametrize("address", [0, BIG, BIG - 3, 1 << 63])
+@pytest.mark.parametrize("size", [1, BIG])
+def test_addresses_at_the_edges_are_refused(connection, address, size):
+    connection.sendall(HEADER.pack(CHECK_WRITE, 1, 1, 0, 0) + RANGE.pack(address, size))
+    assert refusal(connection).endswith("is not inside a registered region")
+
+
+@pytest.mark.parametrize("num_bytes", [1, 31, 32, 40, 48, 49, 100])
+def test_a_connection_that_ends_within_a_batch(target, connection, num_bytes):
+    batch = HEADER.pack(WRITE, 1, 1, 0, 64) + RANGE.pack(target[1].address + 512, 64) + bytes(64)
+    send_last(connection, batch[:num_bytes])
+    assert ended(connection)
+    assert (target[1]._buffer.owner[576:] == UNTOUCHED).all()
+    assert still_serves(target)
+
+
+@pytest.mark.parametrize(
+    "greeting",
+    [
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+        HELLO.pack(b"MKTRNSFX", 1, 1, 7) + b"x",
+        HELLO.pack(MAGIC, 1, 0, 7),
+        HELLO.pack(MAGIC, 1, 2**32 - 1, 7),
+        HELLO.pack(MAGIC, 1, 3, 7) + b"a\nb",
+        HELLO.pack(MAGIC, 1, 3, 7) + b"a\xffb",
+    ],
+)
+def test_greetings_that_are_none(target, greeting):
+    with connect(target[0].name) as connection:
+        send_last(connection, greeting)
+        assert ended(connection)
+    assert still_serves(target)
+
+
+def test_another_version_is_answered_and_then_left(target):
+    with connect(target[0].name) as connection:
+        say_hello(connection, version=2)
+        assert hear_hello(connection)[0] == 1
+        assert ended(connection)
+
+
+@given(garbage=st.binary(max_size=300), greet=st.booleans(), op=st.integers(0, 7))
+@settings(
+    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_garbage_to_the_server(target, garbage, greet, op):
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with connect(target[0].name) as connection:
+        if greet:
+            say_hello(connection)
+            hear_hello(connection)
+            garbage = struct.pack("<I", op) + garbage
+        send_last(connection, garbage)
+        while not ended(connection):
+            pass
+    assert (target[1]._buffer.owner == UNTOUCHED).all()
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < memory + (64 << 10)
+    target[0].receive_notifications()
+
+
+def test_the_server_has_survived_all_that(target):
+    assert still_serves(target)
+
+
+def ask_bad_server(behave, direction: str) -> str:
+    """The cause with which a request to a server fails that answers like this."""
+    with raw_server(behave) as name, TransferEngine() as engine:
+        region = engine.register(untouched(SIZE))
+        with pytest.raises(TransferError) as caught:
+            peer = engine.open(name, deadline_s=WAIT_S)
+            row = (region.address, 4096, 100)
+            getattr(engine, direction)(peer, [row], deadline_s=WAIT_S).wait()
+        return caught.value.cause
+
+
+def answers_with(answer: bytes):
+    def behave(connection):
+        hear_hello(connection)
+        say_hello(connection)
+        receive_exactly(connection, HEADER.size)
+        send_last(connection, answer)
+
+    return behave
+
+
+@pytest.mark.parametrize(
+    ("answer", "cause"),
+    [
+        (ACK.pack(0, 0, 2, 100), "protocol error: ack of request 2 instead of 1"),
+        (ACK.pack(0, 0, 1, 99), "protocol error: ack of 99 bytes instead of 100"),
+        (ACK.pack(0, 1, 1, 100), "protocol error: ack of 100 bytes"),
+        (ACK.pack(7, 0, 1, 100), "protocol error: ack with status 7"),
+        (ACK.pack(1, 0, 1, 0), "protocol error: malformed refusal"),
+        (ACK.pack(1, 2**32 - 1, 1, 0), "protocol error: malformed refusal"),
+        (ACK.pack(1, 3, 1, 9), "protocol error: malformed refusal"),
+        (ACK.pack(1, 5, 1, 0) + b"n\xff\x00o\n", "n??o?"),
+        (ACK.pack(0, 0, 1, 100)[:10], "connection closed by peer"),
+        (b"", "connection closed by peer"),
+    ],
+)
+@pytest.mark.parametrize("direction", ["write", "read"])
+def test_answers_that_break_the_rules(direction, answer, cause):
+    assert ask_bad_server(answers_with(answer), direction).startswith(cause)
+
+
+def test_a_read_that_ends_too_soon():
+    cause = ask_bad_server(answers_with(ACK.pack(0, 0, 1, 100) + bytes(99)), "read")
+    assert cause == "connection closed by peer"
+
+
+@pytest.mark.parametrize(
+    ("greeting", "cause"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "the peer is not a mooncake_kernels engine"),
+        (HELLO.pack(MAGIC, 9, 1, 7) + b"x", "the peer speaks wire version 9, this engine speaks 1"),
+        (HELLO.pack(MAGIC, 1, 256, 7), "protocol error: name of 256 bytes"),
+        (HELLO.pack(MAGIC, 1, 1, 7), "connection closed by peer"),
+        (b"", "connection closed by peer"),
+    ],
+)
+def test_servers_that_are_none(greeting, cause):
+    def behave(connection):
+        hear_hello(connection)
+        send_last(connection, greeting)
+
+    assert ask_bad_server(behave, "write") == cause
+
+
+@given(garbage=st.binary(max_size=200), greet=st.booleans())
+@settings(max_examples=50, deadline=None)
+def test_garbage_to_the_client(garbage, greet):
+    def behave(connection):
+        hear_hello(connection)
+        if greet:
+            say_hello(connection)
+            receive_exactly(connection, HEADER.size)
+        send_last(connection, garbage)
+
+    assert ask_bad_server(behave, "read")
