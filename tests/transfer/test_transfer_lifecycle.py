@@ -213,6 +213,7 @@ row = (near.address, far.address, 1 << 20)
         "a.write(peer, [row] * 5000)\npid = os.fork()\nnear.close(), peer.close(), a.close()\n"
         "sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) if pid else None)",
     ],
+    ids=["pending", "dropped", "waiting_thread", "forked", "forked_and_closed"],
 )
 def test_a_process_that_closes_nothing_exits_cleanly(script):
     run = subprocess.run(
