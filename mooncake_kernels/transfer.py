@@ -167,7 +167,8 @@ class Ticket:
     def cancel(self) -> bool:
         """End the transfer; when this returns, local memory is no longer touched.
 
-        What the peer has received so far it may still write to its own memory.
+        What the peer has received so far it may still write to its own memory, even while the next
+        request is under way: use other remote ranges for that one, or open the peer again.
 
         Returns:
             Whether it was cancelled; False if it was over before.

@@ -22,5 +22,3 @@ def test_the_settings_are_those_of_config():
 def test_every_file_it_names_is_there():
     for target in re.findall(r"\]\((?!https?:|#)([^)]+)\)", README):
         assert (ROOT / target).exists(), target
-
-
