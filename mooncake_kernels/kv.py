@@ -6,20 +6,15 @@ costs host work in the number of blocks, not in blocks x layers x heads.
 """
 
 from collections.abc import Sequence
-from typing import Literal
 
 import torch
 
-from . import _library
+from ._kv_execute import BlockIds, Engine, as_ids, as_packed, check_max_sms, execute
 from ._kv_view import BadIds, BlockPlan, KVView
 from ._layout import Selection
 from .errors import InvalidArgument
-from .reference import kv as reference
 
 __all__ = ["CopyPlan", "KVView", "gather_blocks", "scatter_blocks"]
-
-Engine = Literal["auto", "host", "cuda", "triton", "reference"]
-BlockIds = torch.Tensor | Sequence[int]
 
 
 class CopyPlan:
@@ -106,16 +101,16 @@ class CopyPlan:
                 there, or by ``check``.
             Unavailable: the named engine is not here.
         """
-        _check_max_sms("copy_blocks", max_sms)
+        check_max_sms("copy_blocks", max_sms)
         plan = self._all if layers is None else self._plan(self._subset(layers))
-        src_ids = _as_ids("copy_blocks: src_blocks", src_blocks, self.src.device)
-        dst_ids = _as_ids("copy_blocks: dst_blocks", dst_blocks, self.dst.device)
+        src_ids = as_ids("copy_blocks: src_blocks", src_blocks, self.src.device)
+        dst_ids = as_ids("copy_blocks: dst_blocks", dst_blocks, self.dst.device)
         if src_ids.numel() != dst_ids.numel():
             raise InvalidArgument(
                 f"copy_blocks: dst_blocks must have as many ids as src_blocks "
                 f"({src_ids.numel()}), got {dst_ids.numel()}"
             )
-        _execute(engine, self.src, self.dst, plan, src_ids, dst_ids, self._bad, max_sms)
+        execute(engine, self.src, self.dst, plan, src_ids, dst_ids, self._bad, max_sms)
 
     def check(self) -> None:
         """Wait for the current stream and raise if a run met a bad id. Does nothing on the CPU.
@@ -178,13 +173,13 @@ def gather_blocks(
             it is the next gather or scatter of this view that raises.
         Unavailable: the named engine is not here.
     """
-    _check_max_sms("gather_blocks", max_sms)
-    ids = _as_ids("gather_blocks: block_ids", block_ids, view.device)
+    check_max_sms("gather_blocks", max_sms)
+    ids = as_ids("gather_blocks: block_ids", block_ids, view.device)
     shape = view.packed_shape(ids.numel())
     if out is None:
         out = torch.empty(shape, dtype=view.dtype, device=view.device)
-    packed = _as_packed("gather_blocks: out", out, shape, view)
-    _execute(engine, view, packed, view.gather_plan, ids, None, view.bad_ids, max_sms)
+    packed = as_packed("gather_blocks: out", out, shape, view)
+    execute(engine, view, packed, view.gather_plan, ids, None, view.bad_ids, max_sms)
     return out
 
 
@@ -217,87 +212,10 @@ def scatter_blocks(
         InvalidArgument: an argument is not as above; see ``gather_blocks``.
         Unavailable: the named engine is not here.
     """
-    _check_max_sms("scatter_blocks", max_sms)
-    ids = _as_ids("scatter_blocks: block_ids", block_ids, view.device)
-    source = _as_packed("scatter_blocks: packed", packed, view.packed_shape(ids.numel()), view)
-    _execute(engine, source, view, view.scatter_plan, None, ids, view.bad_ids, max_sms)
-
-
-class _Packed:
-    """Packed blocks, as the one side of a copy that has no ids."""
-
-    def __init__(self, tensor: torch.Tensor):
-        self.tensors = [tensor]
-        self.num_blocks = tensor.shape[0]
-        self.device = tensor.device
-
-    def plane(self, layer: int, kv: int) -> torch.Tensor:
-        return self.tensors[0][:, layer, kv]
-
-
-def _execute(
-    engine: Engine,
-    src: KVView | _Packed,
-    dst: KVView | _Packed,
-    plan: BlockPlan,
-    src_ids: torch.Tensor | None,
-    dst_ids: torch.Tensor | None,
-    bad: BadIds,
-    max_sms: int | None,
-) -> None:
-    device = src.device.type
-    chosen = _library.choose_engine(device) if engine == "auto" else engine
-    arguments = (src.tensors, dst.tensors, plan.values, src_ids, dst_ids)
-    if torch.compiler.is_compiling():
-        # The words cannot be looked at while tracing: on the CPU the operator itself raises.
-        words = bad.words if device == "cuda" else None
-        _library.copy_blocks(*arguments, words, max_sms or 0)
-        return
-    bad.raise_if_any(src.num_blocks, dst.num_blocks)
-    if chosen in ("host", "cuda"):
-        _library.require_engine(chosen, device)
-        _library.call(_library.copy_blocks, *arguments, bad.words, max_sms or 0)
-    elif chosen == "triton":
-        from .triton import kv as triton_kv  # not at the top: importing triton takes a second
-
-        triton_kv.copy_blocks(*arguments, bad.words)
-        if device == "cpu":
-            bad.raise_if_any(src.num_blocks, dst.num_blocks)
-    elif chosen == "reference":
-        reference.copy_blocks(src, dst, plan.selection, src_ids, dst_ids, bad)
-    else:
-        raise InvalidArgument(
-            f"copy_blocks: engine must be auto, host, cuda, triton or reference, got {engine!r}"
-        )
-
-
-def _as_ids(name: str, ids: BlockIds, device: torch.device) -> torch.Tensor:
-    if not isinstance(ids, torch.Tensor):
-        ids = torch.as_tensor(ids, dtype=torch.int64) if len(ids) == 0 else torch.as_tensor(ids)
-    if ids.dim() != 1 or ids.dtype not in (torch.int32, torch.int64):
-        raise InvalidArgument(
-            f"{name} must be 1-d int32 or int64, got {ids.dtype} of shape {tuple(ids.shape)}"
-        )
-    return ids.to(device, non_blocking=True).contiguous()
-
-
-def _as_packed(name: str, tensor: torch.Tensor, shape: tuple[int, ...], view: KVView) -> _Packed:
-    if not isinstance(tensor, torch.Tensor):
-        raise InvalidArgument(f"{name} must be a torch tensor, got {type(tensor).__name__}")
-    if tensor.shape != shape:
-        raise InvalidArgument(f"{name} must have shape {shape}, got {tuple(tensor.shape)}")
-    for what in ("dtype", "device"):
-        mine, other = getattr(view, what), getattr(tensor, what)
-        if mine != other:
-            raise InvalidArgument(f"{name} must have the cache's {what} {mine}, got {other}")
-    if not tensor.is_contiguous():
-        raise InvalidArgument(f"{name} must be packed, got strides {tensor.stride()}")
-    return _Packed(tensor)
-
-
-def _check_max_sms(op: str, max_sms: int | None) -> None:
-    if max_sms is not None and max_sms < 1:
-        raise InvalidArgument(f"{op}: max_sms must be at least 1, got {max_sms}")
+    check_max_sms("scatter_blocks", max_sms)
+    ids = as_ids("scatter_blocks: block_ids", block_ids, view.device)
+    source = as_packed("scatter_blocks: packed", packed, view.packed_shape(ids.numel()), view)
+    execute(engine, source, view, view.scatter_plan, None, ids, view.bad_ids, max_sms)
 
 
 def _choose_layers(

@@ -15,188 +15,36 @@ otherwise. After ``fork()`` the child must make an engine of its own; all that i
 parent's is to close it, which has no effect.
 """
 
-import asyncio
 import logging
-import math
-import operator
-import os
 import warnings
 import weakref
-from collections.abc import Generator, Iterable, Sequence
-from types import TracebackType
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
-import torch
 
 from . import _host, config
-from .buffers import Buffer, as_buffer
+from ._transfer_arguments import (
+    Descriptors,
+    Integers,
+    as_columns,
+    as_deadline,
+    as_rows,
+    as_seconds,
+    as_text,
+)
+from ._transfer_handles import ACCESS, Access, Peer, Region, Resource, Ticket
+from .buffers import as_buffer
 from .errors import InvalidArgument, Unavailable
 
-__all__ = ["Peer", "Region", "Ticket", "TransferEngine"]
+__all__ = ["Access", "Peer", "Region", "Ticket", "TransferEngine"]
 
 TRANSPORTS = ("local", "tcp")
-ACCESS = {"read_write": (True, True), "read": (True, False), "write": (False, True)}
-
-Access = Literal["read_write", "read", "write"]
-Integers = np.ndarray | torch.Tensor | Sequence[int]
-Descriptors = np.ndarray | Iterable[tuple[int, int, int]]
 
 _log = logging.getLogger(__name__)
 
 
-class _Resource:
-    """A context manager around ``close()``."""
-
-    def close(self) -> None:
-        raise NotImplementedError
-
-    def __enter__(self) -> Any:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-
-class Region(_Resource):
-    """Registered memory: what ``TransferEngine.register`` returns.
-
-    The engine keeps the memory alive until the region or the engine is closed, also when this
-    object is dropped.
-
-    Attributes:
-        address: where it starts; what peers are told.
-        num_bytes: its size.
-        location: ``cpu:0``.
-        access: what peers may do with it: ``read_write``, ``read`` or ``write``.
-    """
-
-    def __init__(
-        self, engine: _host.TransferEngine, siblings: set["Region"], buffer: Buffer, access: Access
-    ):
-        self.address = buffer.address
-        self.num_bytes = buffer.num_bytes
-        self.location = buffer.location
-        self.access = access
-        self._buffer: Buffer | None = buffer
-        self._engine = engine
-        self._siblings = siblings
-        remote_read, remote_write = ACCESS[access]
-        self._region = engine.add_region(
-            buffer.address, buffer.num_bytes, buffer.writable, remote_read, remote_write
-        )
-        siblings.add(self)
-
-    def close(self) -> None:
-        """Deregister the memory: after this no thread of the engine touches it.
-
-        Transfers that are using it end now: those of this engine fail with a ``TransferError``, at
-        peers that are writing or reading here the connection closes. Requests that are still
-        queued fail when their turn comes. Idempotent.
-        """
-        self._engine.remove_region(self._region)
-        self._siblings.discard(self)
-        self._buffer = None
-
-
-class Peer(_Resource):
-    """Another engine: what ``TransferEngine.open`` returns.
-
-    It is one connection and one thread. Its requests are carried out one after the other, in the
-    order of the calls; open a name several times to have them side by side.
-
-    Attributes:
-        name: the name it was opened by.
-        transport: ``local`` or ``tcp``.
-        closed: whether ``close`` was called.
-    """
-
-    def __init__(self, engine: _host.TransferEngine, peer: _host.TransferPeer):
-        self.name = peer.name
-        self.transport = peer.transport
-        self.closed = False
-        self._engine = engine
-        self._peer = peer
-
-    def close(self) -> None:
-        """Fail the requests that are pending ("the peer was closed") and disconnect. Idempotent."""
-        self.closed = True
-        self._engine.close_peer(self._peer)
-
-
-class Ticket:
-    """A transfer under way: what ``write`` and ``read`` return. Can be awaited.
-
-    Dropping a ticket does not cancel its transfer.
-    """
-
-    def __init__(self, ticket: _host.TransferTicket):
-        self._ticket = ticket
-
-    @property
-    def num_bytes(self) -> int:
-        """Payload bytes of the whole request."""
-        return self._ticket.num_bytes
-
-    @property
-    def done(self) -> bool:
-        """Whether it is over: delivered, failed, cancelled or past its deadline. Never blocks."""
-        return self._ticket.finished()
-
-    def wait(self, timeout_s: float | None = None) -> None:
-        """Wait until everything is delivered: a write is visible at the peer, a read is here.
-
-        Args:
-            timeout_s: how long to wait, in seconds; None: until the transfer's own deadline.
-
-        Raises:
-            TransferError: it failed, was cancelled, or its deadline passed. Local memory is no
-                longer touched.
-            TimeoutError: ``timeout_s`` passed; the transfer goes on.
-        """
-        if timeout_s is not None:
-            timeout_s = _seconds("wait", "timeout_s", timeout_s, minimum=0.0)
-        if not self._ticket.wait(timeout_s):
-            raise TimeoutError(f"wait: the transfer is still under way after {timeout_s} s")
-
-    def cancel(self) -> bool:
-        """End the transfer; when this returns, local memory is no longer touched.
-
-        What the peer has received so far it may still write to its own memory, even while the next
-        request is under way: use other remote ranges for that one, or open the peer again.
-
-        Returns:
-            Whether it was cancelled; False if it was over before.
-        """
-        return self._ticket.cancel()
-
-    def __await__(self) -> Generator[Any, None, None]:
-        """Wait in asyncio, like ``wait()``; if the task is cancelled, so is the transfer."""
-        return self._completion().__await__()
-
-    async def _completion(self) -> None:
-        loop = asyncio.get_running_loop()
-        finished = loop.create_future()
-        event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        try:
-            loop.add_reader(event, _finish, finished)
-            self._ticket.signal_when_finished(event)
-            await asyncio.wait([finished], timeout=max(0.0, self._ticket.remaining_s))
-        except asyncio.CancelledError:
-            self.cancel()
-            raise
-        finally:
-            loop.remove_reader(event)
-            os.close(event)
-        self._ticket.wait(None)  # finished, or overdue: this does not block
-
-
-class TransferEngine(_Resource):
+class TransferEngine(Resource):
     """Registers memory, listens to peers, and writes to and reads from their memory.
 
     Thread-safe. Close it: that fails what is pending, closes its peers and its regions. What is
@@ -238,7 +86,7 @@ class TransferEngine(_Resource):
         if name is None:
             host = config.current().listen_host
             name = f"[{host}]:0" if ":" in host else f"{host}:0"
-        name = _text("TransferEngine", "name", name)
+        name = as_text("TransferEngine", "name", name)
         self._engine = _host.TransferEngine(name, "local" in allowed, "tcp" in allowed)
         self._regions: set[Region] = set()
         self._closed = False
@@ -304,8 +152,8 @@ class TransferEngine(_Resource):
             TransferError: it is not there, is no engine, or did not answer in time.
         """
         self._check_open("open")
-        deadline_s = _deadline("open", deadline_s)
-        peer = Peer(self._engine, self._engine.open(_text("open", "name", name), deadline_s))
+        deadline_s = as_deadline("open", deadline_s)
+        peer = Peer(self._engine, self._engine.open(as_text("open", "name", name), deadline_s))
         _log.info("%s reaches %s by %s", self.name, peer.name, peer.transport)
         return peer
 
@@ -345,7 +193,7 @@ class TransferEngine(_Resource):
             InvalidArgument: a descriptor is not inside the registered regions of this engine, or
                 is empty; the message names it. What the peer refuses is the ticket's error.
         """
-        columns = _rows("write", descriptors)
+        columns = as_rows("write", descriptors)
         return self._submit("write", peer, columns, deadline_s, notify)
 
     def read(
@@ -376,7 +224,7 @@ class TransferEngine(_Resource):
         Raises:
             InvalidArgument: as for ``write``.
         """
-        return self._submit("read", peer, _rows("read", descriptors), deadline_s, notify)
+        return self._submit("read", peer, as_rows("read", descriptors), deadline_s, notify)
 
     def write_blocks(
         self,
@@ -404,7 +252,7 @@ class TransferEngine(_Resource):
         Raises:
             InvalidArgument: as for ``write``, where block i is ``descriptors[i]``.
         """
-        columns = _columns("write_blocks", local_addresses, remote_addresses, sizes)
+        columns = as_columns("write_blocks", local_addresses, remote_addresses, sizes)
         return self._submit("write", peer, columns, deadline_s, notify)
 
     def read_blocks(
@@ -433,7 +281,7 @@ class TransferEngine(_Resource):
         Raises:
             InvalidArgument: as for ``write``, where block i is ``descriptors[i]``.
         """
-        columns = _columns("read_blocks", local_addresses, remote_addresses, sizes)
+        columns = as_columns("read_blocks", local_addresses, remote_addresses, sizes)
         return self._submit("read", peer, columns, deadline_s, notify)
 
     def receive_notifications(self, timeout_s: float = 0.0) -> list[tuple[str, bytes]]:
@@ -446,7 +294,7 @@ class TransferEngine(_Resource):
             (name of the sender's engine, bytes) each; empty if none came in time. The queue holds
             64 MiB, an entry counting its bytes and 512; a full one refuses the sender.
         """
-        timeout_s = _seconds("receive_notifications", "timeout_s", timeout_s, minimum=0.0)
+        timeout_s = as_seconds("receive_notifications", "timeout_s", timeout_s, minimum=0.0)
         return self._engine.take_notifications(timeout_s)
 
     def stats(self) -> dict[str, dict[str, dict[str, int]]]:
@@ -484,7 +332,7 @@ class TransferEngine(_Resource):
         if notify is not None and not isinstance(notify, (bytes, bytearray, memoryview)):
             raise InvalidArgument(f"{op}: notify must be bytes, got {type(notify).__name__}")
         message = None if notify is None else bytes(notify)
-        deadline_s = _deadline(op, deadline_s)
+        deadline_s = as_deadline(op, deadline_s)
         reads = op == "read"
         return Ticket(self._engine.submit(peer._peer, reads, *columns, message, deadline_s))
 
@@ -493,88 +341,6 @@ class TransferEngine(_Resource):
             raise InvalidArgument(f"{op}: the engine {self.name} is closed")
 
 
-def _finish(future: "asyncio.Future[None]") -> None:
-    if not future.done():
-        future.set_result(None)
-
-
 def _close(engine: _host.TransferEngine, regions: set[Region]) -> None:
     engine.close()
     regions.clear()
-
-
-def _text(op: str, argument: str, value: Any) -> str:
-    if not isinstance(value, str):
-        raise InvalidArgument(f'{op}: {argument} must be "host:port", got {value!r}')
-    return value
-
-
-def _seconds(op: str, argument: str, value: Any, *, minimum: float) -> float:
-    if not isinstance(value, (int, float)) or not math.isfinite(value) or value < minimum:
-        raise InvalidArgument(
-            f"{op}: {argument} must be a number of seconds >= {minimum:g}, got {value!r}"
-        )
-    return float(value)
-
-
-def _deadline(op: str, deadline_s: float | None) -> float:
-    if deadline_s is None:
-        return config.current().deadline_s
-    return _seconds(op, "deadline_s", deadline_s, minimum=1e-6)
-
-
-def _integers(op: str, argument: str, values: Any, shape: str) -> np.ndarray:
-    """The values as uint64, of any shape; a sequence of Python ints is one conversion."""
-    if isinstance(values, torch.Tensor) and values.device.type != "cpu":
-        raise InvalidArgument(f"{op}: {argument} must be on the cpu, got {values.device}")
-    try:
-        array = np.asarray(values)
-    except (ValueError, OverflowError):
-        raise InvalidArgument(
-            f"{op}: {argument} must be {shape} integers, got {values!r}"
-        ) from None
-    if array.size == 0:
-        return array.astype(np.uint64)
-    if array.dtype.kind not in "iu":
-        raise InvalidArgument(
-            f"{op}: {argument} must be {shape} integers, got {array.dtype} of shape {array.shape}"
-        )
-    if array.dtype.kind == "i" and array.min() < 0:
-        raise InvalidArgument(f"{op}: {argument} must not be negative, got {array.min()}")
-    return array.astype(np.uint64, copy=False)
-
-
-def _rows(op: str, descriptors: Descriptors) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    if not isinstance(descriptors, np.ndarray | torch.Tensor):
-        descriptors = list(descriptors)
-    shape = "[n, 3] (local_address, remote_address, num_bytes)"
-    table = _integers(op, "descriptors", descriptors, shape)
-    if table.size == 0:
-        table = table.reshape(0, 3)
-    if table.ndim != 2 or table.shape[1] != 3:
-        raise InvalidArgument(f"{op}: descriptors must be {shape} integers, got {table.shape}")
-    local, remote, sizes = (np.ascontiguousarray(column) for column in table.T)
-    return local, remote, sizes
-
-
-def _columns(
-    op: str, local_addresses: Integers, remote_addresses: Integers, sizes: Integers | int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    local = _column(op, "local_addresses", local_addresses)
-    remote = _column(op, "remote_addresses", remote_addresses)
-    if isinstance(sizes, int | np.integer):
-        sizes = np.full(len(local), operator.index(sizes))
-    lengths = _column(op, "sizes", sizes)
-    if not len(local) == len(remote) == len(lengths):
-        raise InvalidArgument(
-            f"{op}: local_addresses, remote_addresses and sizes must be equally long, got "
-            f"{len(local)}, {len(remote)} and {len(lengths)}"
-        )
-    return local, remote, lengths
-
-
-def _column(op: str, argument: str, values: Integers) -> np.ndarray:
-    array = _integers(op, argument, values, "[n]")
-    if array.ndim != 1:
-        raise InvalidArgument(f"{op}: {argument} must be [n] integers, got shape {array.shape}")
-    return np.ascontiguousarray(array)

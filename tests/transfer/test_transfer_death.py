@@ -65,7 +65,10 @@ def test_closing_does_not_wait_for_a_stopped_peer():
         other.signal(signal.SIGSTOP)
         region.close()
         engine.close()
-        with pytest.raises(TransferError, match="a region in use was closed"):
+        # Which of the two came first depends on whether the worker had taken the request up.
+        with pytest.raises(
+            TransferError, match=r"a region in use was closed|the engine was closed"
+        ):
             ticket.wait()
 
 

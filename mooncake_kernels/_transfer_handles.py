@@ -1,0 +1,171 @@
+"""What a ``TransferEngine`` gives out: regions, peers and tickets."""
+
+import asyncio
+import os
+from collections.abc import Generator
+from types import TracebackType
+from typing import Any, Literal
+
+from . import _host
+from ._transfer_arguments import as_seconds
+from .buffers import Buffer
+
+ACCESS = {"read_write": (True, True), "read": (True, False), "write": (False, True)}
+
+Access = Literal["read_write", "read", "write"]
+
+
+class Resource:
+    """A context manager around ``close()``."""
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class Region(Resource):
+    """Registered memory: what ``TransferEngine.register`` returns.
+
+    The engine keeps the memory alive until the region or the engine is closed, also when this
+    object is dropped.
+
+    Attributes:
+        address: where it starts; what peers are told.
+        num_bytes: its size.
+        location: ``cpu:0``.
+        access: what peers may do with it: ``read_write``, ``read`` or ``write``.
+    """
+
+    def __init__(
+        self, engine: _host.TransferEngine, siblings: set["Region"], buffer: Buffer, access: Access
+    ):
+        self.address = buffer.address
+        self.num_bytes = buffer.num_bytes
+        self.location = buffer.location
+        self.access = access
+        self._buffer: Buffer | None = buffer
+        self._engine = engine
+        self._siblings = siblings
+        remote_read, remote_write = ACCESS[access]
+        self._region = engine.add_region(
+            buffer.address, buffer.num_bytes, buffer.writable, remote_read, remote_write
+        )
+        siblings.add(self)
+
+    def close(self) -> None:
+        """Deregister the memory: after this no thread of the engine touches it.
+
+        Transfers that are using it end now: those of this engine fail with a ``TransferError``, at
+        peers that are writing or reading here the connection closes. Requests that are still
+        queued fail when their turn comes. Idempotent.
+        """
+        self._engine.remove_region(self._region)
+        self._siblings.discard(self)
+        self._buffer = None
+
+
+class Peer(Resource):
+    """Another engine: what ``TransferEngine.open`` returns.
+
+    It is one connection and one thread. Its requests are carried out one after the other, in the
+    order of the calls; open a name several times to have them side by side.
+
+    Attributes:
+        name: the name it was opened by.
+        transport: ``local`` or ``tcp``.
+        closed: whether ``close`` was called.
+    """
+
+    def __init__(self, engine: _host.TransferEngine, peer: _host.TransferPeer):
+        self.name = peer.name
+        self.transport = peer.transport
+        self.closed = False
+        self._engine = engine
+        self._peer = peer
+
+    def close(self) -> None:
+        """Fail the requests that are pending ("the peer was closed") and disconnect. Idempotent."""
+        self.closed = True
+        self._engine.close_peer(self._peer)
+
+
+class Ticket:
+    """A transfer under way: what ``write`` and ``read`` return. Can be awaited.
+
+    Dropping a ticket does not cancel its transfer.
+    """
+
+    def __init__(self, ticket: _host.TransferTicket):
+        self._ticket = ticket
+
+    @property
+    def num_bytes(self) -> int:
+        """Payload bytes of the whole request."""
+        return self._ticket.num_bytes
+
+    @property
+    def done(self) -> bool:
+        """Whether it is over: delivered, failed, cancelled or past its deadline. Never blocks."""
+        return self._ticket.finished()
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Wait until everything is delivered: a write is visible at the peer, a read is here.
+
+        Args:
+            timeout_s: how long to wait, in seconds; None: until the transfer's own deadline.
+
+        Raises:
+            TransferError: it failed, was cancelled, or its deadline passed. Local memory is no
+                longer touched.
+            TimeoutError: ``timeout_s`` passed; the transfer goes on.
+        """
+        if timeout_s is not None:
+            timeout_s = as_seconds("wait", "timeout_s", timeout_s, minimum=0.0)
+        if not self._ticket.wait(timeout_s):
+            raise TimeoutError(f"wait: the transfer is still under way after {timeout_s} s")
+
+    def cancel(self) -> bool:
+        """End the transfer; when this returns, local memory is no longer touched.
+
+        What the peer has received so far it may still write to its own memory, even while the next
+        request is under way: use other remote ranges for that one.
+
+        Returns:
+            Whether it was cancelled; False if it was over before.
+        """
+        return self._ticket.cancel()
+
+    def __await__(self) -> Generator[Any, None, None]:
+        """Wait in asyncio, like ``wait()``; if the task is cancelled, so is the transfer."""
+        return self._completion().__await__()
+
+    async def _completion(self) -> None:
+        loop = asyncio.get_running_loop()
+        finished = loop.create_future()
+        event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        try:
+            loop.add_reader(event, _finish, finished)
+            self._ticket.signal_when_finished(event)
+            await asyncio.wait([finished], timeout=max(0.0, self._ticket.remaining_s))
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
+        finally:
+            loop.remove_reader(event)
+            os.close(event)
+        self._ticket.wait(None)  # finished, or overdue: this does not block
+
+
+def _finish(future: "asyncio.Future[None]") -> None:
+    if not future.done():
+        future.set_result(None)
