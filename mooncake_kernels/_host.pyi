@@ -5,15 +5,13 @@ import numpy as np
 def missing_cuda_driver() -> str: ...
 def missing_verbs() -> str: ...
 def block_hashes(
-    tokens: int,
-    num_tokens: int,
-    cu_seqlens: int,
-    parents: int,
-    has_parent: int,
-    num_requests: int,
+    tokens: np.ndarray,
     block_size: int,
     seed: int,
     num_threads: int,
+    cu_seqlens: np.ndarray | None,
+    parents: np.ndarray | None,
+    has_parent: np.ndarray | None,
 ) -> np.ndarray: ...
 
 class TransferRegion: ...

@@ -62,27 +62,14 @@ def block_hashes(
     _check_int("block_size", block_size, 1, 2**32)
     _check_int("seed", seed, 0, 2**64)
     token_array = _as_tokens(tokens)
-    num_sequences, starts = 1, None
-    if cu_seqlens is not None:
-        starts = _as_starts(cu_seqlens, token_array.size)
-        num_sequences = starts.size - 1
-    parent_keys, has_parent = _as_parents(parents, num_sequences)
+    starts = None if cu_seqlens is None else _as_starts(cu_seqlens, token_array.size)
+    parent_keys = has_parent = None
+    if parents is not None:
+        parent_keys, has_parent = _as_parents(parents, 1 if starts is None else starts.size - 1)
+    threads = config.current().threads or os.cpu_count() or 1
     return _host.block_hashes(
-        tokens=_address(token_array),
-        num_tokens=token_array.size,
-        cu_seqlens=_address(starts),
-        parents=_address(parent_keys),
-        has_parent=_address(has_parent),
-        num_requests=num_sequences,
-        block_size=block_size,
-        seed=seed,
-        num_threads=config.current().threads or os.cpu_count() or 1,
+        token_array, int(block_size), int(seed), threads, starts, parent_keys, has_parent
     )
-
-
-def _address(values: np.ndarray | None) -> int:
-    # Not values.ctypes.data, which makes an object first and takes ten times as long.
-    return 0 if values is None else values.__array_interface__["data"][0]
 
 
 def _check_int(name: str, value: int, low: int, high: int) -> None:
@@ -151,11 +138,9 @@ def _as_starts(cu_seqlens: Any, num_tokens: int) -> np.ndarray:
 
 
 def _as_parents(
-    parents: Sequence[int | None] | np.ndarray | None, num_sequences: int
-) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """Return (keys uint64, whether each is there uint8), or (None, None)."""
-    if parents is None:
-        return None, None
+    parents: Sequence[int | None] | np.ndarray, num_sequences: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return (keys uint64, whether each is there uint8)."""
     if len(parents) != num_sequences:
         raise InvalidArgument(
             f"block_hashes: parents must have one entry for each of {num_sequences} sequences, "

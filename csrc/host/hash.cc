@@ -1,6 +1,9 @@
 #include "hash/block_hashes.h"
 
 #include <pybind11/numpy.h>
+#include <pybind11/stl.h>
+
+#include <optional>
 
 #include "host/module.h"
 
@@ -10,20 +13,19 @@ namespace mk::host {
 namespace {
 
 template <class T>
-const T* pointer(uintptr_t address) {
-  return reinterpret_cast<const T*>(address);
-}
+using Array = py::array_t<T, py::array::c_style>;
 
-py::array_t<uint64_t> block_hashes(uintptr_t tokens, int64_t num_tokens, uintptr_t cu_seqlens,
-                                   uintptr_t parents, uintptr_t has_parent, int64_t num_requests,
-                                   int64_t block_size, uint64_t seed, int num_threads) {
-  const int64_t one_request[] = {0, num_tokens};
+py::array_t<uint64_t> block_hashes(const Array<uint32_t>& tokens, int64_t block_size, uint64_t seed,
+                                   int num_threads, const std::optional<Array<int64_t>>& cu_seqlens,
+                                   const std::optional<Array<uint64_t>>& parents,
+                                   const std::optional<Array<uint8_t>>& has_parent) {
+  const int64_t one_request[] = {0, tokens.size()};
   const hash::BlockHashesParams params{
-      pointer<uint32_t>(tokens),
-      cu_seqlens ? pointer<int64_t>(cu_seqlens) : one_request,
-      pointer<uint64_t>(parents),
-      pointer<uint8_t>(has_parent),
-      num_requests,
+      tokens.data(),
+      cu_seqlens ? cu_seqlens->data() : one_request,
+      parents ? parents->data() : nullptr,
+      has_parent ? has_parent->data() : nullptr,
+      cu_seqlens ? cu_seqlens->size() - 1 : 1,
       block_size,
       seed,
   };
@@ -39,10 +41,9 @@ py::array_t<uint64_t> block_hashes(uintptr_t tokens, int64_t num_tokens, uintptr
 }  // namespace
 
 void bind_hash(py::module_& m) {
-  m.def("block_hashes", &block_hashes, "See csrc/hash/block_hashes.h; addresses are not checked.",
-        py::arg("tokens"), py::arg("num_tokens"), py::arg("cu_seqlens"), py::arg("parents"),
-        py::arg("has_parent"), py::arg("num_requests"), py::arg("block_size"), py::arg("seed"),
-        py::arg("num_threads"));
+  m.def("block_hashes", &block_hashes, "See csrc/hash/block_hashes.h; contents are not checked.",
+        py::arg("tokens"), py::arg("block_size"), py::arg("seed"), py::arg("num_threads"),
+        py::arg("cu_seqlens"), py::arg("parents"), py::arg("has_parent"));
 }
 
 }  // namespace mk::host
