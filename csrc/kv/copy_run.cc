@@ -14,9 +14,14 @@ namespace {
 
 // Shorter runs lose more to the fence and to the unaligned ends than streaming gains.
 constexpr int64_t kMinStreamedRunBytes = 1024;
-constexpr int64_t kPageBytes = 4096;
 
-void copy_through_cache(char* dst, const char* src, int64_t num_bytes, const char*) {
+// A long run is read in this many places at once. The processor fetches ahead only within a page,
+// so that one place alone waits for memory at each new one; eight keep more of it busy.
+constexpr int64_t kStreams = 8;
+constexpr int64_t kMinStreamBytes = 2048;
+constexpr int64_t kStepBytes = 256;
+
+void copy_through_cache(void* dst, const void* src, int64_t num_bytes) {
   std::memcpy(dst, src, num_bytes);
 }
 
@@ -35,50 +40,56 @@ int64_t copy_head(char* dst, const char* src, int64_t num_bytes, int64_t alignme
   return head;
 }
 
-// Asks for the 256 bytes that are to be read a page after `src + i`, in this run or the next one.
-inline void prefetch(const char* src, int64_t i, int64_t num_bytes, const char* next) {
-  const int64_t ahead = i + kPageBytes;
-  const char* from = ahead < num_bytes ? src + ahead : next ? next + (ahead - num_bytes) : src + i;
-  for (int line = 0; line < 4; ++line) _mm_prefetch(from + 64 * line, _MM_HINT_NTA);
+__attribute__((target("avx512f"), always_inline)) inline void step_avx512(char* dst,
+                                                                          const char* src) {
+  const __m512i a = _mm512_loadu_si512(src), b = _mm512_loadu_si512(src + 64);
+  const __m512i c = _mm512_loadu_si512(src + 128), d = _mm512_loadu_si512(src + 192);
+  auto* out = reinterpret_cast<__m512i*>(dst);
+  _mm512_stream_si512(out, a);
+  _mm512_stream_si512(out + 1, b);
+  _mm512_stream_si512(out + 2, c);
+  _mm512_stream_si512(out + 3, d);
 }
 
-__attribute__((target("avx512f"))) void stream_avx512(char* dst, const char* src, int64_t num_bytes,
-                                                      const char* next) {
-  int64_t i = copy_head(dst, src, num_bytes, 64);
-  for (; i + 256 <= num_bytes; i += 256) {
-    prefetch(src, i, num_bytes, next);
-    const __m512i a = _mm512_loadu_si512(src + i);
-    const __m512i b = _mm512_loadu_si512(src + i + 64);
-    const __m512i c = _mm512_loadu_si512(src + i + 128);
-    const __m512i d = _mm512_loadu_si512(src + i + 192);
-    _mm512_stream_si512(reinterpret_cast<__m512i*>(dst + i), a);
-    _mm512_stream_si512(reinterpret_cast<__m512i*>(dst + i + 64), b);
-    _mm512_stream_si512(reinterpret_cast<__m512i*>(dst + i + 128), c);
-    _mm512_stream_si512(reinterpret_cast<__m512i*>(dst + i + 192), d);
+__attribute__((target("avx2"), always_inline)) inline void step_avx2(char* dst, const char* src) {
+  const auto* in = reinterpret_cast<const __m256i*>(src);
+  auto* out = reinterpret_cast<__m256i*>(dst);
+  for (int half = 0; half < 8; half += 4) {
+    const __m256i a = _mm256_loadu_si256(in + half), b = _mm256_loadu_si256(in + half + 1);
+    const __m256i c = _mm256_loadu_si256(in + half + 2), d = _mm256_loadu_si256(in + half + 3);
+    _mm256_stream_si256(out + half, a);
+    _mm256_stream_si256(out + half + 1, b);
+    _mm256_stream_si256(out + half + 2, c);
+    _mm256_stream_si256(out + half + 3, d);
   }
-  std::memcpy(dst + i, src + i, num_bytes - i);
-  _mm_sfence();  // streamed stores are not ordered with those that tell others of them
 }
 
-__attribute__((target("avx2"))) void stream_avx2(char* dst, const char* src, int64_t num_bytes,
-                                                 const char* next) {
-  int64_t i = copy_head(dst, src, num_bytes, 32);
-  for (; i + 256 <= num_bytes; i += 256) {
-    prefetch(src, i, num_bytes, next);
-    const auto* in = reinterpret_cast<const __m256i*>(src + i);
-    auto* out = reinterpret_cast<__m256i*>(dst + i);
-    for (int half = 0; half < 8; half += 4) {
-      const __m256i a = _mm256_loadu_si256(in + half), b = _mm256_loadu_si256(in + half + 1);
-      const __m256i c = _mm256_loadu_si256(in + half + 2), d = _mm256_loadu_si256(in + half + 3);
-      _mm256_stream_si256(out + half, a);
-      _mm256_stream_si256(out + half + 1, b);
-      _mm256_stream_si256(out + half + 2, c);
-      _mm256_stream_si256(out + half + 3, d);
-    }
-  }
-  std::memcpy(dst + i, src + i, num_bytes - i);
-  _mm_sfence();
+// The same for both: the step must be inlined into a function of its own target.
+#define MK_STREAM(step)                                                                        \
+  auto* dst = static_cast<char*>(to);                                                          \
+  const auto* src = static_cast<const char*>(from);                                            \
+  int64_t i = copy_head(dst, src, num_bytes, 64);                                              \
+  const int64_t stream = (num_bytes - i) / kStreams / kStepBytes * kStepBytes;                 \
+  if (stream >= kMinStreamBytes) {                                                             \
+    for (int64_t j = i; j < i + stream; j += kStepBytes) {                                     \
+      for (int64_t k = 0; k < kStreams; ++k) step(dst + j + k * stream, src + j + k * stream); \
+    }                                                                                          \
+    i += kStreams * stream;                                                                    \
+  }                                                                                            \
+  for (; i + kStepBytes <= num_bytes; i += kStepBytes) step(dst + i, src + i);                 \
+  std::memcpy(dst + i, src + i, num_bytes - i);                                                \
+  _mm_sfence() /* streamed stores are not ordered with those that tell others of them */
+
+__attribute__((target("avx512f"))) void stream_avx512(void* to, const void* from,
+                                                      int64_t num_bytes) {
+  MK_STREAM(step_avx512);
 }
+
+__attribute__((target("avx2"))) void stream_avx2(void* to, const void* from, int64_t num_bytes) {
+  MK_STREAM(step_avx2);
+}
+
+#undef MK_STREAM
 
 CopyRun streaming_copy() {
   static const CopyRun best = __builtin_cpu_supports("avx512f") ? stream_avx512

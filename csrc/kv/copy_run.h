@@ -5,9 +5,7 @@
 
 namespace mk::kv {
 
-// `next` is where the run after this one will be read from, or null: its first page is fetched
-// ahead, because the processor's own prefetching stops at the end of a page.
-using CopyRun = void (*)(char* dst, const char* src, int64_t num_bytes, const char* next);
+using CopyRun = void (*)(void* dst, const void* src, int64_t num_bytes);
 
 // `total_bytes` of the whole job, in runs of `run_bytes`. What does not fit the last-level cache
 // is stored past it (non-temporal): a plain store first reads the line that it overwrites, which
