@@ -15,13 +15,13 @@ namespace {
 // Shorter runs lose more to the fence and to the unaligned ends than streaming gains.
 constexpr int64_t kMinStreamedRunBytes = 1024;
 
-// A long run is read in this many places at once. The processor fetches ahead only within a page,
-// so that one place alone waits for memory at each new one; eight keep more of it busy.
-constexpr int64_t kStreams = 8;
-constexpr int64_t kMinStreamBytes = 2048;
+// A run is read in this many places at once, each fetched this far ahead. The processor fetches
+// ahead only within a page, so that one place alone waits for memory at each new one.
+constexpr int64_t kStreams = 4;
+constexpr int64_t kAheadBytes = 512;
 constexpr int64_t kStepBytes = 256;
 
-void copy_through_cache(void* dst, const void* src, int64_t num_bytes) {
+void copy_through_cache(char* dst, const char* src, int64_t num_bytes, const char*) {
   std::memcpy(dst, src, num_bytes);
 }
 
@@ -64,28 +64,45 @@ __attribute__((target("avx2"), always_inline)) inline void step_avx2(char* dst, 
   }
 }
 
-// The same for both: the step must be inlined into a function of its own target.
-#define MK_STREAM(step)                                                                        \
-  auto* dst = static_cast<char*>(to);                                                          \
-  const auto* src = static_cast<const char*>(from);                                            \
-  int64_t i = copy_head(dst, src, num_bytes, 64);                                              \
-  const int64_t stream = (num_bytes - i) / kStreams / kStepBytes * kStepBytes;                 \
-  if (stream >= kMinStreamBytes) {                                                             \
-    for (int64_t j = i; j < i + stream; j += kStepBytes) {                                     \
-      for (int64_t k = 0; k < kStreams; ++k) step(dst + j + k * stream, src + j + k * stream); \
-    }                                                                                          \
-    i += kStreams * stream;                                                                    \
-  }                                                                                            \
-  for (; i + kStepBytes <= num_bytes; i += kStepBytes) step(dst + i, src + i);                 \
-  std::memcpy(dst + i, src + i, num_bytes - i);                                                \
+// The streams of a run: all of it, but for less than kStreams * kStepBytes at its end.
+struct Streams {
+  const char* src;
+  const char* next;
+  int64_t num_bytes;  // of one of them
+
+  // Asks for what is to be read kAheadBytes after byte i of stream k, in this run or the next.
+  void prefetch(int64_t k, int64_t i) const {
+    const int64_t ahead = i + kAheadBytes;
+    const char* from = ahead < num_bytes ? src + k * num_bytes + ahead
+                       : next            ? next + k * num_bytes + (ahead - num_bytes)
+                                         : src;
+    for (int64_t line = 0; line < kStepBytes; line += 64) _mm_prefetch(from + line, _MM_HINT_NTA);
+  }
+};
+
+// One text for both: a step must be inlined into a function of its own target.
+#define MK_STREAM(step)                                                  \
+  const int64_t head = copy_head(dst, src, num_bytes, 64);               \
+  dst += head, src += head, num_bytes -= head;                           \
+  const int64_t stream = num_bytes / kStreams / kStepBytes * kStepBytes; \
+  const Streams streams{src, next, stream};                              \
+  for (int64_t i = 0; i < stream; i += kStepBytes) {                     \
+    for (int64_t k = 0; k < kStreams; ++k) {                             \
+      streams.prefetch(k, i);                                            \
+      step(dst + k * stream + i, src + k * stream + i);                  \
+    }                                                                    \
+  }                                                                      \
+  const int64_t done = kStreams * stream;                                \
+  std::memcpy(dst + done, src + done, num_bytes - done);                 \
   _mm_sfence() /* streamed stores are not ordered with those that tell others of them */
 
-__attribute__((target("avx512f"))) void stream_avx512(void* to, const void* from,
-                                                      int64_t num_bytes) {
+__attribute__((target("avx512f"))) void stream_avx512(char* dst, const char* src, int64_t num_bytes,
+                                                      const char* next) {
   MK_STREAM(step_avx512);
 }
 
-__attribute__((target("avx2"))) void stream_avx2(void* to, const void* from, int64_t num_bytes) {
+__attribute__((target("avx2"))) void stream_avx2(char* dst, const char* src, int64_t num_bytes,
+                                                 const char* next) {
   MK_STREAM(step_avx2);
 }
 
