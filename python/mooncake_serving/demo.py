@@ -83,7 +83,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _demo(options: argparse.Namespace, view: Any) -> dict[str, Any]:
-    find_model(options.model)  # fails before anything is started
+    find_model(options.model)  # these two fail before anything is started
+    _check_device(options.device)
     worker = WorkerOptions(
         model=options.model,
         device=options.device,
@@ -122,6 +123,14 @@ def _demo(options: argparse.Namespace, view: Any) -> dict[str, Any]:
             {"step": step.name, "bytes": step.num_bytes, "us": step.seconds * 1e6} for step in life
         ],
     }
+
+
+def _check_device(device: str) -> None:
+    kind = device.partition(":")[0]
+    if kind not in ("cpu", "cuda"):
+        raise ValueError(f"demo: device must be cpu or cuda, got {device!r}")
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"demo: device must be cpu, for torch finds no GPU here, got {device!r}")
 
 
 def _single_process(worker: WorkerOptions, on_loading: OnLoading) -> tuple[Engine, Tokenizer]:

@@ -36,6 +36,7 @@ def test_the_terminal_shows_answers_and_the_table(tiny_folder):
     [
         (["--model", "/nowhere/model.gguf"], "'/nowhere/model.gguf', which does not exist"),
         (["--max-tokens", "0"], "max_tokens"),
+        (["--device", "tpu"], "device must be cpu or cuda, got 'tpu'"),
         (["--transport", "carrier-pigeon"], "transports must be a list of local and tcp"),
     ],
 )
