@@ -18,8 +18,10 @@ constexpr int64_t kMinStreamedRunBytes = 1024;
 // A run is read in this many places at once, each fetched this far ahead. The processor fetches
 // ahead only within a page, so that one place alone waits for memory at each new one.
 constexpr int64_t kStreams = 4;
-constexpr int64_t kAheadBytes = 512;
+constexpr int64_t kAheadBytes = 256;
 constexpr int64_t kStepBytes = 256;
+// The next run is likely in other pages, whose addresses take longer to find than memory to read.
+constexpr int64_t kNextPageAheadBytes = 2048;
 
 void copy_through_cache(char* dst, const char* src, int64_t num_bytes, const char*) {
   std::memcpy(dst, src, num_bytes);
@@ -71,7 +73,12 @@ struct Streams {
   int64_t num_bytes;  // of one of them
 
   // Asks for what is to be read kAheadBytes after byte i of stream k, in this run or the next.
-  void prefetch(int64_t k, int64_t i) const {
+  // always_inline: GCC takes a function that only prefetches for one without effect, and drops the
+  // calls that it has not inlined by then.
+  __attribute__((always_inline)) void prefetch(int64_t k, int64_t i) const {
+    if (next && i == num_bytes - kNextPageAheadBytes) {
+      _mm_prefetch(next + k * num_bytes, _MM_HINT_NTA);
+    }
     const int64_t ahead = i + kAheadBytes;
     const char* from = ahead < num_bytes ? src + k * num_bytes + ahead
                        : next            ? next + k * num_bytes + (ahead - num_bytes)
