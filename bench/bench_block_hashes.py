@@ -39,7 +39,7 @@ def case(kind: str, num_tokens: int, block_size: int) -> Case:
         assert len(sha256_pickle_chain(as_list, block_size)) == len(ours)
 
     return Case(
-        f"{num_tokens} tokens in a {kind}, blocks of {block_size}",
+        f"{num_tokens} tokens ({kind}), blocks of {block_size}",
         lambda: mk.block_hashes(tokens, block_size),
         {
             "sha256+pickle": lambda: sha256_pickle_chain(as_list, block_size),

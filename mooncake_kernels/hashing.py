@@ -1,7 +1,5 @@
 """Names of blocks: a chained hash of their tokens, so that a name stands for its whole prefix."""
 
-import array
-import contextlib
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -104,10 +102,10 @@ def _as_tokens(tokens: Any) -> np.ndarray:
     is_uint32 = isinstance(tokens, np.ndarray) and tokens.dtype is UINT32
     if is_uint32 and tokens.ndim == 1 and tokens.flags.c_contiguous:
         return tokens  # what a fast caller brings
-    if isinstance(tokens, (list, tuple)) and tokens:
-        with contextlib.suppress(TypeError, OverflowError):  # what is wrong is named below
-            # Four times as fast as numpy, which looks for a common type first.
-            return np.frombuffer(array.array("I", tokens), np.uint32)
+    if isinstance(tokens, (list, tuple)):
+        converted = _host.token_array(tokens)
+        if converted is not None:  # else what is wrong is named below
+            return converted
     values = _as_array("tokens", tokens)
     if values.dtype != np.uint32 and values.size:
         for index in (int(values.argmin()), int(values.argmax())):

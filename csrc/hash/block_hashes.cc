@@ -1,5 +1,9 @@
 #include "hash/block_hashes.h"
 
+#include <algorithm>
+#include <type_traits>
+#include <vector>
+
 #include "common/parallel_for.h"
 
 #define XXH_INLINE_ALL
@@ -16,19 +20,35 @@ int64_t num_full_blocks(const BlockHashesParams& p, int64_t request) {
 }
 
 // Each key waits for the one before, but the local hash does not: in one loop the processor
-// computes the locals ahead while the chain is in flight.
-void hash_request(const BlockHashesParams& p, int64_t request, uint64_t* keys) {
+// computes the locals ahead while the chain is in flight. `Size` is an integral_constant for the
+// block sizes that engines use, so that the hash's choice by length is made by the compiler.
+template <class Size>
+void hash_request(const BlockHashesParams& p, int64_t request, Size block_size, uint64_t* keys) {
   const uint32_t* tokens = p.tokens + p.cu_seqlens[request];
   const int64_t num_blocks = num_full_blocks(p, request);
-  bool has_previous = p.has_parent && p.has_parent[request];
-  uint64_t previous = has_previous ? p.parents[request] : 0;
-  for (int64_t i = 0; i < num_blocks; ++i) {
-    const uint64_t local =
-        XXH3_64bits_withSeed(tokens + i * p.block_size, p.block_size * sizeof(uint32_t), p.seed);
-    const uint64_t pair[2] = {previous, local};
-    previous = has_previous ? XXH3_64bits_withSeed(pair, sizeof(pair), p.seed) : local;
-    has_previous = true;
-    keys[i] = previous;
+  if (num_blocks == 0) return;
+  const auto local = [&](int64_t i) {
+    return XXH3_64bits_withSeed(tokens + i * block_size, block_size * sizeof(uint32_t), p.seed);
+  };
+  const auto chain = [&](uint64_t previous, int64_t i) {
+    const uint64_t pair[2] = {previous, local(i)};
+    return XXH3_64bits_withSeed(pair, sizeof(pair), p.seed);
+  };
+  const bool has_parent = p.has_parent && p.has_parent[request];
+  keys[0] = has_parent ? chain(p.parents[request], 0) : local(0);
+  for (int64_t i = 1; i < num_blocks; ++i) keys[i] = chain(keys[i - 1], i);
+}
+
+void hash_request(const BlockHashesParams& p, int64_t request, uint64_t* keys) {
+  switch (p.block_size) {
+    case 16:
+      return hash_request(p, request, std::integral_constant<int64_t, 16>{}, keys);
+    case 32:
+      return hash_request(p, request, std::integral_constant<int64_t, 32>{}, keys);
+    case 64:
+      return hash_request(p, request, std::integral_constant<int64_t, 64>{}, keys);
+    default:
+      return hash_request(p, request, p.block_size, keys);
   }
 }
 

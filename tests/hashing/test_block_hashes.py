@@ -17,7 +17,7 @@ from mooncake_kernels.reference import hashing as reference
 
 @given(
     lengths=st.lists(st.integers(0, 200), max_size=6),
-    block_size=st.integers(1, 70),
+    block_size=st.one_of(st.sampled_from([16, 32, 64]), st.integers(1, 70)),
     seed=st.integers(0, 2**64 - 1),
     data=st.data(),
 )
@@ -65,13 +65,15 @@ def test_seeds_make_other_names():
     "tokens",
     [
         list(range(40)),
+        tuple(range(40)),
+        [np.int64(i) for i in range(40)],
         np.arange(40, dtype=np.int64),
         np.arange(40, dtype=np.uint16),
         np.arange(80, dtype=np.int32)[::2] // 2,
         torch.arange(40),
         torch.arange(40, dtype=torch.int32),
     ],
-    ids=["list", "int64", "uint16", "strided", "torch64", "torch32"],
+    ids=["list", "tuple", "list of int64", "int64", "uint16", "strided", "torch64", "torch32"],
 )
 def test_any_kind_of_tokens(tokens):
     assert np.array_equal(mk.block_hashes(tokens, 8), reference.block_hashes(range(40), 8))
@@ -109,6 +111,8 @@ def test_many_callers_at_once():
         ({"algorithm": "sha256"}, "algorithm must be xxh3, got 'sha256'"),
         ({"tokens": [1, -2, 3]}, r"tokens\[1\] must be in \[0, 2\*\*32\), got -2"),
         ({"tokens": [2**32]}, r"tokens\[0\] must be"),
+        ({"tokens": [1, 2, 2**70, 3]}, "tokens must be 1-d integers"),
+        ({"tokens": (1, None)}, "tokens must be 1-d integers, got object"),
         ({"tokens": [1.5]}, "tokens must be 1-d integers, got float64"),
         ({"tokens": [[1], [2]]}, r"tokens must be 1-d integers, got int64 of shape \(2, 1\)"),
         ({"tokens": "hello"}, "tokens must be 1-d integers"),
