@@ -3,11 +3,24 @@
 import argparse
 import sys
 
-from . import demo
-
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; return its exit status."""
+    try:
+        return run_command(arguments)
+    except ModuleNotFoundError as missing:
+        if missing.name is None or missing.name.startswith("mooncake"):
+            raise
+        package = missing.name.partition(".")[0]
+        sys.stderr.write(
+            f"error: {package} is not installed: pip install 'mooncake-kernels[demo]'\n"
+        )
+        return 1
+
+
+def run_command(arguments: list[str] | None) -> int:
+    from . import demo  # needs packages of an extra
+
     parser = argparse.ArgumentParser(prog="python -m mooncake_serving")
     commands = parser.add_subparsers(dest="command", required=True)
     demo.add_arguments(commands.add_parser("demo", help=demo.SUMMARY, description=demo.SUMMARY))

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from .demo_view import View
 from .engine import (
     Engine,
     ModelNotFound,
@@ -65,11 +66,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run the demo; return 0 if the tokens are the same, 1 with one line of error if not."""
     try:
-        from .demo_view import View
-    except ModuleNotFoundError as error:
-        sys.stderr.write(f"error: {error}; install the extra: pip install mooncake-kernels[demo]\n")
-        return 1
-    try:
         with View(quiet=options.json) as view:
             result = _demo(options, view)
     except (ModelNotFound, ValueError, RuntimeError, OSError) as error:
@@ -82,7 +78,7 @@ def run(options: argparse.Namespace) -> int:
     return 0 if result["identical"] else 1
 
 
-def _demo(options: argparse.Namespace, view: Any) -> dict[str, Any]:
+def _demo(options: argparse.Namespace, view: View) -> dict[str, Any]:
     find_model(options.model)  # these two fail before anything is started
     _check_device(options.device)
     worker = WorkerOptions(
@@ -158,7 +154,7 @@ def _encode(tokenizer: Tokenizer, prompt: str) -> list[int]:
 
 
 def _stream(
-    cluster: Cluster, jobs: list[Job], prompts: list[str], tokenizer: Tokenizer, view: Any
+    cluster: Cluster, jobs: list[Job], prompts: list[str], tokenizer: Tokenizer, view: View
 ) -> list[list[int]]:
     answers: list[list[int]] = [[] for _ in jobs]
     streams = [tokenizer.stream() for _ in jobs]

@@ -46,3 +46,19 @@ def test_a_bad_argument_is_one_line(arguments, message, tiny_folder):
     assert result.returncode == 1
     assert message in result.stderr
     assert result.stderr.startswith("error: ") and result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("package", ["rich", "tokenizers"])
+def test_a_missing_package_is_one_line(package, tiny_folder):
+    """As after `pip install .` without the extra."""
+    code = f"""
+import sys
+sys.modules[{package!r}] = None
+from mooncake_serving.__main__ import main
+sys.exit(main(["demo", "--model", {str(tiny_folder)!r}]))
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.returncode == 1
+    assert result.stderr == (
+        f"error: {package} is not installed: pip install 'mooncake-kernels[demo]'\n"
+    )
