@@ -60,6 +60,8 @@ class View:
     def checking(self) -> None:
         """Say that the reference run has begun."""
         self._live.stop()  # the answers stay where they are
+        if not self._console.is_terminal:
+            self._console.line()  # which Live does on a terminal only
         self._console.print("Now the same prompts in a single process ...")
 
     def verdict(
@@ -82,9 +84,8 @@ class View:
             f"layouts, and {options.transport} between them."
         )
         if all(same):
-            self._console.print(
-                f"All {len(same)} answers have the same tokens as in a single process."
-            )
+            answers = "The answer has" if len(same) == 1 else f"All {len(same)} answers have"
+            self._console.print(f"{answers} the same tokens as in a single process.")
 
     def _render(self) -> Group:
         parts: list = [self._progress] if self._bars and not self._answers else []
