@@ -2,7 +2,6 @@
 
 import argparse
 import importlib.metadata
-import importlib.util
 import sys
 
 from . import config
@@ -14,20 +13,24 @@ def doctor() -> list[tuple[str, bool, str]]:
 
     from . import _host, _library
 
+    built_for = f"torch was built for CUDA {torch.version.cuda}"
     rows = [
         ("operators", True, f"_ops.so under torch {torch.__version__}"),
-        ("CUDA kernels", _library.has_cuda, "compiled in" if _library.has_cuda else "no nvcc"),
-        ("torch CUDA", torch.cuda.is_available(), f"built for CUDA {torch.version.cuda}"),
-    ]
+        ("CUDA kernels", _library.has_cuda,
+         "compiled in" if _library.has_cuda else "_ops.so was built without nvcc"),
+        ("torch CUDA", torch.cuda.is_available(),
+         built_for if torch.version.cuda else "torch was built for the CPU alone"),
+    ]  # fmt: skip
     for name, reason in (
         ("CUDA driver", _host.missing_cuda_driver()),
         ("libibverbs", _host.missing_verbs()),
     ):
         rows.append((name, not reason, reason or "loads"))
     for package in ("triton", "gguf", "tokenizers", "safetensors"):
-        here = importlib.util.find_spec(package) is not None
-        version = importlib.metadata.version(package) if here else "not installed"
-        rows.append((package, here, version))
+        try:
+            rows.append((package, True, importlib.metadata.version(package)))
+        except importlib.metadata.PackageNotFoundError:
+            rows.append((package, False, "not installed"))
     return rows
 
 

@@ -6,7 +6,8 @@ from typing import Literal
 import torch
 
 from . import _library
-from ._kv_view import BadIds, BlockPlan, KVView
+from ._bad_ids import BadIds
+from ._kv_view import BlockPlan, KVView, check_plain
 from .errors import InvalidArgument
 from .reference import kv as reference
 
@@ -41,37 +42,49 @@ def execute(
     if torch.compiler.is_compiling() and engine in ("auto", "host", "cuda"):
         if engine != "auto":
             _library.require_engine(engine, device)
-        # The words cannot be looked at while tracing: on the CPU the operator itself raises.
-        words = bad.words if device == "cuda" else None
-        _library.copy_blocks(*arguments, words, max_sms or 0)
+        _library.copy_blocks(*arguments, bad.address, max_sms or 0)
         return
     chosen = _library.choose_engine(device) if engine == "auto" else engine
-    bad.raise_if_any(src.num_blocks, dst.num_blocks)
+    bad.raise_if_any()
     if chosen in ("host", "cuda"):
         _library.require_engine(chosen, device)
-        _library.call(_library.copy_blocks, *arguments, bad.words, max_sms or 0)
+        _library.call(_library.copy_blocks, *arguments, bad.address, max_sms or 0)
     elif chosen == "triton":
-        from .triton import kv as triton_kv  # not at the top: importing triton takes a second
-
+        triton_kv = _library.triton_module("kv")
+        if device != "cpu" and max_sms is not None:
+            raise InvalidArgument(f"engine triton: max_sms must be None, got {max_sms}")
         triton_kv.copy_blocks(*arguments, bad.words)
         if device == "cpu":
-            bad.raise_if_any(src.num_blocks, dst.num_blocks)
+            bad.raise_if_any()
     elif chosen == "reference":
         reference.copy_blocks(src, dst, plan.selection, src_ids, dst_ids, bad)
     else:
         raise InvalidArgument(
             f"copy_blocks: engine must be auto, host, cuda, triton or reference, got {engine!r}"
         )
+    # What autograd saved of them is stale now, and it must know.
+    torch.autograd.graph.increment_version(dst.tensors)
 
 
 def as_ids(name: str, ids: BlockIds, device: torch.device) -> torch.Tensor:
-    if not isinstance(ids, torch.Tensor):
-        ids = torch.as_tensor(ids, dtype=torch.int64) if len(ids) == 0 else torch.as_tensor(ids)
-    if ids.dim() != 1 or ids.dtype not in (torch.int32, torch.int64):
+    if isinstance(ids, torch.Tensor):
+        tensor = ids
+    else:
+        try:
+            tensor = torch.as_tensor(ids, dtype=None if len(ids) else torch.int64)
+        except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+            raise InvalidArgument(
+                f"{name} must be 1-d int32 or int64, got {type(ids).__name__}: {error}"
+            ) from None
+    is_plain = tensor.layout == torch.strided and not tensor.is_meta
+    if tensor.dim() != 1 or tensor.dtype not in (torch.int32, torch.int64) or not is_plain:
+        plain = "" if is_plain else f", {tensor.layout} on {tensor.device}"
         raise InvalidArgument(
-            f"{name} must be 1-d int32 or int64, got {ids.dtype} of shape {tuple(ids.shape)}"
+            f"{name} must be 1-d int32 or int64, got {tensor.dtype} of shape "
+            f"{tuple(tensor.shape)}{plain}"
         )
-    return ids.to(device, non_blocking=True).contiguous()
+    # A copy to the device is waited for by what is queued behind it; one to the host by nothing.
+    return tensor.to(device, non_blocking=device.type == "cuda").contiguous()
 
 
 def as_packed(name: str, tensor: torch.Tensor, shape: tuple[int, ...], view: KVView) -> Packed:
@@ -83,11 +96,23 @@ def as_packed(name: str, tensor: torch.Tensor, shape: tuple[int, ...], view: KVV
         mine, other = getattr(view, what), getattr(tensor, what)
         if mine != other:
             raise InvalidArgument(f"{name} must have the cache's {what} {mine}, got {other}")
+    check_plain(name, tensor)
     if not tensor.is_contiguous():
         raise InvalidArgument(f"{name} must be packed, got strides {tensor.stride()}")
     return Packed(tensor)
 
 
-def check_max_sms(op: str, max_sms: int | None) -> None:
-    if max_sms is not None and max_sms < 1:
-        raise InvalidArgument(f"{op}: max_sms must be at least 1, got {max_sms}")
+def check_call(op: str, view: KVView, max_sms: int | None) -> None:
+    if not isinstance(view, KVView):
+        raise InvalidArgument(f"{op}: view must be a KVView, got {type(view).__name__}")
+    is_int = isinstance(max_sms, int) and not isinstance(max_sms, bool)
+    if max_sms is not None and not (is_int and 1 <= max_sms < 2**31):
+        raise InvalidArgument(f"{op}: max_sms must be None or an integer >= 1, got {max_sms!r}")
+
+
+def check_writable(name: str, view: KVView) -> None:
+    axis = view.layout.repeated_axis()
+    if axis is not None:
+        raise InvalidArgument(
+            f"{name} must have memory for each of its elements, got stride 0 along {axis!r}"
+        )

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
+from ._bad_ids import BadIds
 from ._layout import Layout, Selection, packed_layout, parse_axes, plan_values
 from .errors import InvalidArgument
 
@@ -14,28 +15,6 @@ class BlockPlan:
     def __init__(self, src: Layout, dst: Layout, selection: Selection):
         self.selection = selection
         self.values = torch.tensor(plan_values(src, dst, selection))
-
-
-class BadIds:
-    """Where kernels report a bad block id: three words that a GPU and the host both reach.
-
-    The words are pinned host memory, so that looking at them waits for nothing.
-    """
-
-    def __init__(self, device: torch.device, names: tuple[str, str]):
-        self.names = names
-        pinned = device.type == "cuda" and torch.cuda.is_available()
-        self.words = torch.zeros(3, dtype=torch.int64, pin_memory=pinned)
-
-    def raise_if_any(self, num_src_blocks: int, num_dst_blocks: int) -> None:
-        """Raise InvalidArgument for the reported id, if there is one, and forget it."""
-        side, index, block_id = self.words.tolist()
-        if side:
-            self.words.zero_()
-            limit = num_src_blocks if side == 1 else num_dst_blocks
-            raise InvalidArgument(
-                f"{self.names[side - 1]}[{index}] must be -1 or in [0, {limit}), got {block_id}"
-            )
 
 
 class KVView:
@@ -52,7 +31,9 @@ class KVView:
 
     Args:
         tensors: one tensor; or a list of them, one a layer; or a list of two such lists, one for k
-            and one for v. All of one shape, strides, dtype and device. They are not copied.
+            and one for v. All of one shape, strides, dtype and device; no size but that of
+            ``block`` may be 0; they must not require grad. They are not copied, and must keep
+            their memory as long as the view is used.
         axes: the names of a tensor's dimensions, separated by spaces.
 
     Attributes:
@@ -83,6 +64,9 @@ class KVView:
         itemsize = first.element_size()
         steps = (step * itemsize for step in first.stride())
         strides |= dict(zip(names, steps, strict=True))
+        for axis, size in sizes.items():
+            if size == 0 and axis != "block":
+                raise InvalidArgument(f"KVView: axis {axis!r} must have size 1 or more, got 0")
         if sizes["kv"] not in (1, 2):
             raise InvalidArgument(f"KVView: axis 'kv' must have size 1 or 2, got {sizes['kv']}")
         if sizes["dim"] > 1 and strides["dim"] != itemsize:
@@ -103,7 +87,7 @@ class KVView:
         self.gather_plan = BlockPlan(self.layout, packed, everything)
         self.scatter_plan = BlockPlan(packed, self.layout, everything)
         names = ("gather_blocks: block_ids", "scatter_blocks: block_ids")
-        self.bad_ids = BadIds(self.device, names)
+        self.bad_ids = BadIds(self.device, names, (self.num_blocks, self.num_blocks))
 
     @property
     def block_bytes(self) -> int:
@@ -120,6 +104,9 @@ class KVView:
 
     def plane(self, layer: int, kv: int) -> torch.Tensor:
         """Return one layer's k or v as a strided view ``[block, head, token, dim]``."""
+        for name, value, size in (("layer", layer, self.num_layers), ("kv", kv, self.num_kv)):
+            if not 0 <= value < size:
+                raise InvalidArgument(f"plane: {name} must be in [0, {size}), got {value}")
         index, offset = self.layout.plane(kv, layer)
         tensor = self.tensors[index]
         names = ("block", "head", "token", "dim")
@@ -138,18 +125,33 @@ class KVView:
         )
 
 
+def check_plain(name: str, tensor: torch.Tensor) -> None:
+    """Refuse what is more than its bytes: a copy of bytes would be wrong, or wrong for autograd."""
+    if tensor.layout != torch.strided:
+        raise InvalidArgument(f"{name} must be strided, got {tensor.layout}")
+    checks = [(tensor.requires_grad, "require grad", "detach()")]
+    if not torch.compiler.is_compiling():  # which cannot trace these two
+        checks += [
+            (tensor.is_conj(), "be conjugated lazily", "resolve_conj()"),
+            (tensor.is_neg(), "be negated lazily", "resolve_neg()"),
+        ]
+    for wrong, what, cure in checks:
+        if wrong:
+            raise InvalidArgument(f"{name} must not {what}: pass what its {cure} returns")
+
+
 def _as_grid(tensors: torch.Tensor | Sequence) -> tuple[list[list[torch.Tensor]], set[str]]:
     """Return tensors as ``[kv][layer]``, and the axes that the lists stand for."""
     if isinstance(tensors, torch.Tensor):
         return [[tensors]], set()
-    rows = list(tensors)
+    rows = list(tensors) if isinstance(tensors, (list, tuple)) else []
     if rows and all(isinstance(row, torch.Tensor) for row in rows):
         return [rows], {"layer"}
     nested = [list(row) if isinstance(row, (list, tuple)) else [row] for row in rows]
     if len(nested) != 2 or len(nested[0]) != len(nested[1]) or not nested[0]:
         raise InvalidArgument(
             "KVView: tensors must be a tensor, a list with one tensor a layer, or two such lists "
-            f"of equal length (k and v), got a list of {len(rows)} entries"
+            f"of equal length (k and v), got {type(tensors).__name__} of {len(rows)} entries"
         )
     for tensor in (tensor for row in nested for tensor in row):
         if not isinstance(tensor, torch.Tensor):
@@ -162,6 +164,7 @@ def _as_grid(tensors: torch.Tensor | Sequence) -> tuple[list[list[torch.Tensor]]
 def _check_alike(tensors: list[torch.Tensor]) -> None:
     first = tensors[0]
     for i, tensor in enumerate(tensors):
+        check_plain(f"KVView: tensor {i}", tensor)
         for what in ("shape", "dtype", "device"):
             mine, other = getattr(first, what), getattr(tensor, what)
             if mine != other:

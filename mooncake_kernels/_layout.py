@@ -60,6 +60,13 @@ class Layout:
         tensor = row[layer if len(row) > 1 else 0]
         return tensor, kv * self.strides["kv"] + layer * self.strides["layer"]
 
+    def repeated_axis(self) -> str | None:
+        """Return an axis along which one element stands for several, as ``expand`` makes them."""
+        for axis in AXES:
+            if self.sizes[axis] > 1 and self.strides[axis] == 0 and not self.is_list(axis):
+                return axis
+        return None
+
     def is_list(self, axis: str) -> bool:
         """Tell whether an axis is spread over tensors, so that its stride means nothing."""
         return (axis == "kv" and len(self.tensors) > 1) or (

@@ -3,14 +3,16 @@
 Not called ``_ops.py``: beside ``_ops.so`` Python would import the library in its stead.
 """
 
+import importlib
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
 
-from .errors import InvalidArgument, Unavailable
+from .errors import CudaError, InvalidArgument, Unavailable
 
 LIBRARY = Path(__file__).with_name("_ops.so")
 logger = logging.getLogger("mooncake_kernels")
@@ -48,12 +50,26 @@ def require_engine(engine: str, device_type: str) -> None:
         raise InvalidArgument(f"engine {engine} must be given {needed} tensors, got {device_type}")
 
 
+def triton_module(name: str) -> ModuleType:
+    """Return a module of ``triton/``; not imported at the top, for that takes a second."""
+    try:
+        return importlib.import_module(f".triton.{name}", __package__)
+    except ModuleNotFoundError as missing:
+        if missing.name != "triton":
+            raise
+        raise Unavailable("engine triton: the package triton is not installed") from None
+
+
 def call(operator: Callable[..., Any], *arguments: Any) -> Any:
     """Call an operator; its errors come out as those of ``errors.py``."""
     try:
         return operator(*arguments)
     except ValueError as error:  # what pybind11 makes of mk::InvalidArgument
         raise InvalidArgument(str(error)) from None
+    except RuntimeError as error:
+        if str(error).startswith("CUDA: "):
+            raise CudaError(str(error)) from None
+        raise
 
 
 @torch.library.register_fake("mooncake_kernels::copy_blocks")
@@ -63,7 +79,7 @@ def _copy_blocks_fake(
     plan: torch.Tensor,
     src_blocks: torch.Tensor | None,
     dst_blocks: torch.Tensor | None,
-    bad: torch.Tensor | None,
+    bad_id: int,
     max_sms: int,
 ) -> None:
     """Check what can be checked without data; the operator returns nothing."""

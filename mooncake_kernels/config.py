@@ -13,11 +13,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 PREFIX = "MOONCAKE_KERNELS_"
+MAX_INT = 2**31 - 1  # what the compiled code takes
 
 
 def _positive_int(text: str) -> int:
     value = int(text)
-    if value < 1:
+    if not 1 <= value <= MAX_INT:
         raise ValueError
     return value
 
@@ -59,7 +60,7 @@ class Settings:
     threads: int = _setting(
         0,
         lambda text: int(text) if text == "0" else _positive_int(text),
-        "an integer >= 0",
+        f"an integer in [0, {MAX_INT}]",
         "threads of host functions outside torch (hashing); 0: one per core",
     )
     listen_host: str = _setting(

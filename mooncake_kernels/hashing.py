@@ -83,12 +83,19 @@ def _as_array(name: str, values: Any) -> np.ndarray:
     if isinstance(values, torch.Tensor):
         if values.device.type != "cpu":
             raise InvalidArgument(f"block_hashes: {name} must be on the CPU, got {values.device}")
+        is_int = values.layout == torch.strided and not values.dtype.is_floating_point
+        if not is_int or values.dtype.is_complex:
+            raise InvalidArgument(
+                f"block_hashes: {name} must be 1-d integers, got {values.dtype}, {values.layout}"
+            )
         result = values.detach().numpy()
     else:
         try:
             result = np.asarray(values)
-        except (OverflowError, ValueError):
-            result = np.empty(0, object)
+        except (OverflowError, ValueError) as error:
+            raise InvalidArgument(
+                f"block_hashes: {name} must be 1-d integers, got {type(values).__name__}: {error}"
+            ) from None
     if result.size == 0 and result.dtype == np.float64:  # numpy's idea of an empty list
         result = result.astype(np.int64)
     if result.ndim != 1 or result.dtype.kind not in "iu":
@@ -139,6 +146,11 @@ def _as_parents(
     parents: Sequence[int | None] | np.ndarray, num_sequences: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return (keys uint64, whether each is there uint8)."""
+    if not isinstance(parents, (Sequence, np.ndarray)):
+        raise InvalidArgument(
+            "block_hashes: parents must be a sequence of integers or None, got "
+            f"{type(parents).__name__}"
+        )
     if len(parents) != num_sequences:
         raise InvalidArgument(
             f"block_hashes: parents must have one entry for each of {num_sequences} sequences, "

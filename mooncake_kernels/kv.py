@@ -3,14 +3,27 @@
 The axes of a cache are named, never guessed from shapes: two layouts can have the same shape and
 mean different things. A ``CopyPlan`` is made once for a pair of caches and run many times; a run
 costs host work in the number of blocks, not in blocks x layers x heads.
+
+On the CPU copies run on torch's threads, which do not survive a ``fork()``: as after any parallel
+torch call, a child that is forked later must not copy. Autograd does not see a copy.
 """
 
+import operator
 from collections.abc import Sequence
 
 import torch
 
-from ._kv_execute import BlockIds, Engine, as_ids, as_packed, check_max_sms, execute
-from ._kv_view import BadIds, BlockPlan, KVView
+from ._bad_ids import BadIds
+from ._kv_execute import (
+    BlockIds,
+    Engine,
+    as_ids,
+    as_packed,
+    check_call,
+    check_writable,
+    execute,
+)
+from ._kv_view import BlockPlan, KVView
 from ._layout import Selection
 from .errors import InvalidArgument
 
@@ -51,12 +64,18 @@ class CopyPlan:
         src_heads: slice | None = None,
         dst_heads: slice | None = None,
     ):
+        for name, view in (("src", src), ("dst", dst)):
+            if not isinstance(view, KVView):
+                raise InvalidArgument(
+                    f"CopyPlan: {name} must be a KVView, got {type(view).__name__}"
+                )
         for name in ("dtype", "device", "block_size", "head_dim", "num_kv"):
             mine, other = getattr(src, name), getattr(dst, name)
             if mine != other:
                 raise InvalidArgument(f"CopyPlan: dst must have src's {name} {mine}, got {other}")
+        check_writable("CopyPlan: dst", dst)
         self.src, self.dst = src, dst
-        self._layers = _choose_layers(layers, src.num_layers, dst.num_layers)
+        self._layers = _choose_layers("CopyPlan", layers, src.num_layers, dst.num_layers)
         src_head, num_heads = _choose_heads("src_heads", src_heads, src.num_heads)
         dst_head, num_dst_heads = _choose_heads("dst_heads", dst_heads, dst.num_heads)
         if num_heads != num_dst_heads:
@@ -67,7 +86,8 @@ class CopyPlan:
         self._heads = (src_head, dst_head, num_heads)
         self._plans: dict[tuple[int, ...], BlockPlan] = {}
         self._all = self._plan(self._layers)
-        self._bad = BadIds(src.device, ("copy_blocks: src_blocks", "copy_blocks: dst_blocks"))
+        names = ("copy_blocks: src_blocks", "copy_blocks: dst_blocks")
+        self._bad = BadIds(src.device, names, (src.num_blocks, dst.num_blocks))
 
     def run(
         self,
@@ -81,27 +101,32 @@ class CopyPlan:
         """Copy block ``src_blocks[i]`` of src into block ``dst_blocks[i]`` of dst.
 
         On CUDA the copy is queued on the current stream and may not have run yet. Ids given on the
-        CPU are moved to the device first; hand them over there to save that.
+        CPU are moved to the device first; hand them over there to save that. Those in pinned
+        memory must stay as they are until the stream has come that far.
 
         Args:
             src_blocks: ``[n]``, int32 or int64. Each in ``[0, src.num_blocks)``, or -1 to skip the
                 pair. Repeats are allowed.
-            dst_blocks: ``[n]``, likewise for dst. A block that is named twice gets one of its
-                sources, which one is not defined; this is not checked.
-            layers: copy only these layers of the plan's; None for all of them.
-            max_sms: use at most this many multiprocessors; None for all. Ignored on the CPU.
+            dst_blocks: ``[n]``, likewise for dst. What a block holds that is named twice is not
+                defined: it may be a mixture of its sources. This is not checked.
+            layers: copy only these of the plan's layers, by their numbers in the views (a slice
+                takes those of the plan that are in it); None for all of them.
+            max_sms: use at most this many multiprocessors; None for all. Ignored on the CPU, not
+                to be had from engine "triton".
             engine: "host" (CPU tensors), "cuda" or "triton" (CUDA tensors; triton also runs on the
                 CPU in its interpreter), "reference"; "auto" is host or cuda. A named engine never
                 falls back.
 
         Raises:
             InvalidArgument: an id is out of range, or an argument is not as above. On the CPU
-                nothing has been copied then. On CUDA the ids are checked by the kernel: pairs with
-                a bad id are skipped, and the error is raised by the next ``run`` that finds it
-                there, or by ``check``.
+                nothing has been copied then. On CUDA, and in Triton's interpreter, the ids are
+                checked by the kernel: pairs with a bad id are skipped, and the error is raised by
+                the next ``run`` that finds it there, or by ``check``. Under torch.compile it is a
+                plain ValueError.
             Unavailable: the named engine is not here.
+            CudaError: CUDA refused the launch.
         """
-        check_max_sms("copy_blocks", max_sms)
+        check_call("copy_blocks", self.src, max_sms)
         plan = self._all if layers is None else self._plan(self._subset(layers))
         src_ids = as_ids("copy_blocks: src_blocks", src_blocks, self.src.device)
         dst_ids = as_ids("copy_blocks: dst_blocks", dst_blocks, self.dst.device)
@@ -120,7 +145,7 @@ class CopyPlan:
         """
         if self.src.device.type == "cuda":
             torch.cuda.current_stream(self.src.device).synchronize()
-        self._bad.raise_if_any(self.src.num_blocks, self.dst.num_blocks)
+        self._bad.raise_if_any()
 
     def _plan(self, layers: tuple[int, ...]) -> BlockPlan:
         if layers not in self._plans:
@@ -130,14 +155,16 @@ class CopyPlan:
 
     def _subset(self, layers: slice | Sequence[int]) -> tuple[int, ...]:
         if isinstance(layers, slice):
-            return self._layers[layers]
-        for layer in layers:
+            chosen = _choose_layers("copy_blocks", layers, self.src.num_layers, self.dst.num_layers)
+            return tuple(layer for layer in self._layers if layer in chosen)
+        numbers = _as_numbers("copy_blocks", layers)
+        for layer in numbers:
             if layer not in self._layers:
                 raise InvalidArgument(
                     f"copy_blocks: layers must be among the plan's {list(self._layers)}, "
                     f"got {layer}"
                 )
-        return tuple(layers)
+        return numbers
 
 
 def gather_blocks(
@@ -173,7 +200,7 @@ def gather_blocks(
             it is the next gather or scatter of this view that raises.
         Unavailable: the named engine is not here.
     """
-    check_max_sms("gather_blocks", max_sms)
+    check_call("gather_blocks", view, max_sms)
     ids = as_ids("gather_blocks: block_ids", block_ids, view.device)
     shape = view.packed_shape(ids.numel())
     if out is None:
@@ -203,7 +230,8 @@ def scatter_blocks(
         packed: ``[n, layer, kv, head, token, dim]``, packed, of view's dtype and device: what
             ``gather_blocks`` made, of a cache of any axis order.
         block_ids: ``[n]``, int32 or int64. Each in ``[0, view.num_blocks)``, or -1 for a row that
-            is not wanted. A block that is named twice gets one of its rows; this is not checked.
+            is not wanted. What a block holds that is named twice is not defined; this is not
+            checked.
         view: the cache, which is written to.
         max_sms: as for ``CopyPlan.run``.
         engine: as for ``CopyPlan.run``.
@@ -212,24 +240,37 @@ def scatter_blocks(
         InvalidArgument: an argument is not as above; see ``gather_blocks``.
         Unavailable: the named engine is not here.
     """
-    check_max_sms("scatter_blocks", max_sms)
+    check_call("scatter_blocks", view, max_sms)
+    check_writable("scatter_blocks: view", view)
     ids = as_ids("scatter_blocks: block_ids", block_ids, view.device)
     source = as_packed("scatter_blocks: packed", packed, view.packed_shape(ids.numel()), view)
     execute(engine, source, view, view.scatter_plan, None, ids, view.bad_ids, max_sms)
 
 
+def _as_numbers(op: str, layers: Sequence[int]) -> tuple[int, ...]:
+    try:
+        return tuple(operator.index(layer) for layer in layers)
+    except TypeError:
+        raise InvalidArgument(
+            f"{op}: layers must be a slice or a list of integers, got {layers!r}"
+        ) from None
+
+
 def _choose_layers(
-    layers: slice | Sequence[int] | None, num_src: int, num_dst: int
+    op: str, layers: slice | Sequence[int] | None, num_src: int, num_dst: int
 ) -> tuple[int, ...]:
     if layers is None and num_src != num_dst:
-        raise InvalidArgument(f"CopyPlan: dst must have src's {num_src} layers, got {num_dst}")
+        raise InvalidArgument(f"{op}: dst must have src's {num_src} layers, got {num_dst}")
     num_layers = min(num_src, num_dst)
-    if layers is None or isinstance(layers, slice):
-        return tuple(range(num_layers))[layers if layers is not None else slice(None)]
-    for layer in layers:
+    if layers is None:
+        return tuple(range(num_layers))
+    if isinstance(layers, slice):
+        return tuple(range(*_indices(op, "layers", layers, num_layers)))
+    numbers = _as_numbers(op, layers)
+    for layer in numbers:
         if not 0 <= layer < num_layers:
-            raise InvalidArgument(f"CopyPlan: layers must be in [0, {num_layers}), got {layer}")
-    return tuple(layers)
+            raise InvalidArgument(f"{op}: layers must be in [0, {num_layers}), got {layer}")
+    return numbers
 
 
 def _choose_heads(name: str, heads: slice | None, num_heads: int) -> tuple[int, int]:
@@ -238,11 +279,20 @@ def _choose_heads(name: str, heads: slice | None, num_heads: int) -> tuple[int, 
         return 0, num_heads
     if not isinstance(heads, slice):
         raise InvalidArgument(f"CopyPlan: {name} must be a slice or None, got {heads!r}")
-    first, stop, step = heads.indices(num_heads)
-    in_range = heads.stop is None or heads.stop <= num_heads
-    if step != 1 or first >= stop or not in_range:
+    first, stop, step = _indices("CopyPlan", name, heads, num_heads)
+    ends = [end for end in (heads.start, heads.stop) if end is not None]
+    if step != 1 or first >= stop or not all(-num_heads <= end <= num_heads for end in ends):
         raise InvalidArgument(
             f"CopyPlan: {name} must be a slice of at least one of {num_heads} heads with step 1, "
             f"got {heads}"
         )
     return first, stop - first
+
+
+def _indices(op: str, name: str, chosen: slice, size: int) -> tuple[int, int, int]:
+    try:
+        return chosen.indices(size)
+    except (TypeError, ValueError):  # not integers; a step of 0
+        raise InvalidArgument(
+            f"{op}: {name} must be a slice of integers with a step, got {chosen}"
+        ) from None

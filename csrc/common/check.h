@@ -24,7 +24,8 @@ struct Unavailable : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// A CUDA call failed.
+// A CUDA call failed. The message starts with "CUDA: ", by which _library.py knows it: torch hands
+// on what an operator throws as a plain RuntimeError.
 struct CudaError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };

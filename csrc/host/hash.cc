@@ -46,7 +46,7 @@ std::optional<py::array_t<uint32_t>> token_array(const py::object& tokens) {
   py::array_t<uint32_t> result(size);
   uint32_t* const out = result.mutable_data();
   for (Py_ssize_t i = 0; i < size; ++i) {
-    if (!PyLong_Check(items[i])) return std::nullopt;
+    if (!PyLong_CheckExact(items[i])) return std::nullopt;
     const unsigned long value = PyLong_AsUnsignedLong(items[i]);
     if (value > UINT32_MAX) {  // which an error is, too
       PyErr_Clear();

@@ -20,10 +20,13 @@ int num_sms() {
 template <class Vector>
 void launch(const CopyBlocksParams& p, BadId* bad, int max_sms, cudaStream_t stream) {
   const CopyBlocksTiling tiling = tile_runs<Vector>(p);
-  const int sms = max_sms > 0 ? std::min(max_sms, num_sms()) : num_sms();
-  const int64_t wanted = ceil_div(tiling.num_tiles * tiling.group, kThreads);
-  const auto grid = static_cast<unsigned>(std::min<int64_t>(wanted, int64_t{sms} * kBlocksPerSm));
-  copy_blocks_kernel<Vector><<<grid, kThreads, 0, stream>>>(p, tiling, bad);
+  // The hardware spreads thread blocks over all multiprocessors, so that only their number keeps
+  // them to some: one large block for each that may be used.
+  const int threads = max_sms > 0 ? kMaxThreads : kThreads;
+  const int most = max_sms > 0 ? max_sms : num_sms() * kBlocksPerSm;
+  const int64_t wanted = ceil_div(tiling.num_tiles * tiling.group, threads);
+  const auto grid = static_cast<unsigned>(std::min<int64_t>(wanted, most));
+  copy_blocks_kernel<Vector><<<grid, threads, 0, stream>>>(p, tiling, bad);
   MK_CUDA(cudaGetLastError());
 }
 

@@ -43,8 +43,9 @@ struct BlockIds {
 };
 
 // What a kernel writes when it meets a bad id: the first one to come wins.
+constexpr int64_t kBadIdClaimed = -1;
 struct BadId {
-  int64_t side;   // 0: none, 1: src, 2: dst
+  int64_t side;   // 0: none, 1: src, 2: dst; kBadIdClaimed: the rest is being written
   int64_t index;  // of the pair
   int64_t id;
 };
@@ -118,7 +119,7 @@ void copy_blocks_host(const CopyBlocksParams& params, int64_t begin, int64_t end
 
 // The whole copy, queued on `stream` (a cudaStream_t) of the current device, on at most `max_sms`
 // multiprocessors (0: all). Pairs with a bad id are skipped; the first of them is written to
-// `*bad`, which must be zeroed, reachable by the device, and alive until the copy has run.
+// `*bad`, which must be zeroed, reachable by the device, and alive until the copy has run; or null.
 // Throws CudaError.
 void launch_copy_blocks(const CopyBlocksParams& params, BadId* bad, int max_sms, void* stream);
 

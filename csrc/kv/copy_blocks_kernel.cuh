@@ -6,6 +6,7 @@
 namespace mk::kv {
 
 constexpr int kThreads = 256;
+constexpr int kMaxThreads = 1024;     // of a block that has a multiprocessor to itself
 constexpr int kVectorsPerThread = 4;  // loads a thread has in flight at once
 
 // How runs are cut up for threads: a group of threads takes a tile of a run at a time.
@@ -16,22 +17,26 @@ struct CopyBlocksTiling {
   int64_t num_tiles;
 };
 
+// The host looks at `side` without waiting for the kernel: it is set last.
 __device__ inline void report(BadId* bad, const BadId& found) {
+  if (!bad) return;
   auto* side = reinterpret_cast<unsigned long long*>(&bad->side);
-  if (atomicCAS(side, 0ull, static_cast<unsigned long long>(found.side)) == 0ull) {
+  if (atomicCAS(side, 0ull, static_cast<unsigned long long>(kBadIdClaimed)) == 0ull) {
     bad->index = found.index;
     bad->id = found.id;
+    __threadfence_system();
+    *const_cast<volatile int64_t*>(&bad->side) = found.side;
   }
 }
 
 // Neighbouring threads take neighbouring vectors, so that both sides are read and written whole
 // sectors at a time. All loads of a tile are issued before its first store.
 template <class Vector>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kMaxThreads)
     copy_blocks_kernel(const __grid_constant__ CopyBlocksParams p, const CopyBlocksTiling tiling,
                        BadId* bad) {
-  const int64_t thread = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  const int64_t num_groups = int64_t{gridDim.x} * kThreads / tiling.group;
+  const int64_t thread = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  const int64_t num_groups = int64_t{gridDim.x} * blockDim.x / tiling.group;
   const int64_t lane = thread % tiling.group;
 
   for (int64_t tile = thread / tiling.group; tile < tiling.num_tiles; tile += num_groups) {

@@ -24,7 +24,7 @@ void* current_cuda_stream(int32_t device_index) {
   static const StreamGetter get_stream = find_stream_getter();
   if (!get_stream) throw Unavailable("this torch was built without CUDA");
   void* stream = nullptr;
-  if (get_stream(device_index, &stream) != 0) throw CudaError("torch gave no current CUDA stream");
+  if (get_stream(device_index, &stream) != 0) throw CudaError("CUDA: torch gave no current stream");
   return stream;
 }
 

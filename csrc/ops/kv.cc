@@ -4,6 +4,9 @@
 //   num_src_blocks, num_dst_blocks, src_block_stride, dst_block_stride, run_bytes,
 //   kMaxAxes x (extent, src_stride, dst_stride),
 //   and for each plane (src tensor, src offset, dst tensor, dst offset), offsets in bytes.
+//
+// `bad_id` is the address of the BadId that the CUDA kernel reports to, 0 for none. It is no
+// tensor: torch.compile may hand an operator a copy of what it mutates, and a copy is not pinned.
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
@@ -81,14 +84,17 @@ struct Side {
                    tensor.get_device_index() == first.get_device_index(),
                "copy_blocks: src and dst must be on one device");
       bases.push_back(static_cast<char*>(tensor.data_ptr()));
-      spans.push_back(span_bytes(tensor));
+      spans.push_back(bases.back() ? span_bytes(tensor) : 0);  // null: its storage was freed
     }
   }
-  // Where `plane` of this side starts; `reach_bytes` is what a plane's last block ends at.
+  // Where `plane` of this side starts; `reach_bytes` is what a plane's last block ends at, 0 if
+  // it has no blocks.
   char* base(int64_t tensor, int64_t offset, int64_t reach_bytes) const {
     const bool inside = 0 <= tensor && tensor < static_cast<int64_t>(bases.size()) && 0 <= offset &&
-                        offset + reach_bytes <= spans[tensor];
-    MK_CHECK(inside, "copy_blocks: plan must lie inside its tensors: it was made for others");
+                        (reach_bytes == 0 || offset + reach_bytes <= spans[tensor]);
+    MK_CHECK(inside,
+             "copy_blocks: plan must lie inside its tensors: it was made for others, or their "
+             "memory was freed");
     return bases[tensor] + offset;
   }
 };
@@ -152,8 +158,7 @@ void check_ids(const CopyBlocksParams& p, bool has_src, bool has_dst) {
 }
 
 void copy_blocks_cpu(Tensors src, Tensors dst, Tensor plan_tensor, std::optional<Tensor> src_blocks,
-                     std::optional<Tensor> dst_blocks, std::optional<Tensor> /*bad*/,
-                     int64_t /*max_sms*/) {
+                     std::optional<Tensor> dst_blocks, int64_t /*bad_id*/, int64_t /*max_sms*/) {
   const Plan plan(plan_tensor);
   CopyBlocksParams params = unpack(plan, src_blocks, dst_blocks);
   check_ids(params, src_blocks.has_value(), dst_blocks.has_value());  // all, before a byte moves
@@ -170,11 +175,9 @@ void copy_blocks_cpu(Tensors src, Tensors dst, Tensor plan_tensor, std::optional
 #ifdef MK_WITH_CUDA
 void copy_blocks_cuda(Tensors src, Tensors dst, Tensor plan_tensor,
                       std::optional<Tensor> src_blocks, std::optional<Tensor> dst_blocks,
-                      std::optional<Tensor> bad, int64_t max_sms) {
+                      int64_t bad_id, int64_t max_sms) {
   const Plan plan(plan_tensor);
   CopyBlocksParams params = unpack(plan, src_blocks, dst_blocks);
-  MK_CHECK(bad && bad->numel() == 3 && bad->scalar_type() == ScalarType::Long,
-           "copy_blocks: bad must be an int64 [3] tensor that the device can reach");
   for (const auto& ids : {src_blocks, dst_blocks}) {
     MK_CHECK(!ids || ids->is_cuda(), "copy_blocks: block ids must be on the device of the cache");
   }
@@ -182,7 +185,7 @@ void copy_blocks_cuda(Tensors src, Tensors dst, Tensor plan_tensor,
   const torch::stable::accelerator::DeviceGuard guard(device);
   void* stream = mk::ops::current_cuda_stream(device);
   for_each_launch(src, dst, plan, params, [&](const CopyBlocksParams& p) {
-    mk::kv::launch_copy_blocks(p, static_cast<BadId*>(bad->data_ptr()), static_cast<int>(max_sms),
+    mk::kv::launch_copy_blocks(p, reinterpret_cast<BadId*>(bad_id), static_cast<int>(max_sms),
                                stream);
   });
 }
@@ -193,7 +196,7 @@ void copy_blocks_cuda(Tensors src, Tensors dst, Tensor plan_tensor,
 STABLE_TORCH_LIBRARY_FRAGMENT(mooncake_kernels, m) {
   m.def(
       "copy_blocks(Tensor[] src, Tensor(a!)[] dst, Tensor plan, Tensor? src_blocks, "
-      "Tensor? dst_blocks, Tensor(b!)? bad, int max_sms) -> ()");
+      "Tensor? dst_blocks, int bad_id, int max_sms) -> ()");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(mooncake_kernels, CPU, m) {

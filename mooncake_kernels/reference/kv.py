@@ -4,7 +4,7 @@ from typing import Protocol
 
 import torch
 
-from .._kv_view import BadIds
+from .._bad_ids import BadIds
 from .._layout import Selection
 
 HOLE = -1
@@ -33,18 +33,18 @@ def copy_blocks(
     for side, ids, num_blocks in ((1, src_ids, src.num_blocks), (2, dst_ids, dst.num_blocks)):
         for index, block_id in enumerate(ids):
             if block_id != HOLE and not 0 <= block_id < num_blocks:
-                bad.words.copy_(torch.tensor([side, index, block_id]))
-                bad.raise_if_any(src.num_blocks, dst.num_blocks)
+                raise bad.error(side, index, block_id)
 
     src_heads = slice(selection.src_head, selection.src_head + selection.num_heads)
     dst_heads = slice(selection.dst_head, selection.dst_head + selection.num_heads)
-    for src_block, dst_block in zip(src_ids, dst_ids, strict=True):
-        if src_block == HOLE or dst_block == HOLE:
-            continue
-        for src_layer, dst_layer in selection.layers:
-            for kv in range(selection.num_kv):
-                source = src.plane(src_layer, kv)[src_block, src_heads]
-                dst.plane(dst_layer, kv)[dst_block, dst_heads] = source
+    with torch.inference_mode():  # caches that were made in it may only be written in it
+        for src_block, dst_block in zip(src_ids, dst_ids, strict=True):
+            if src_block == HOLE or dst_block == HOLE:
+                continue
+            for src_layer, dst_layer in selection.layers:
+                for kv in range(selection.num_kv):
+                    source = src.plane(src_layer, kv)[src_block, src_heads]
+                    dst.plane(dst_layer, kv)[dst_block, dst_heads] = source
 
 
 def _ids(ids: torch.Tensor | None, other: torch.Tensor | None) -> list[int]:

@@ -210,6 +210,7 @@ inline unsigned __ballot_sync(unsigned, int predicate) {
     bits |= (emu::exchange(predicate != 0, i) ? 1u : 0u) << i;
   return bits;
 }
+inline void __threadfence_system() {}
 template <class T>
 T atomicAdd(T* address, T value) {
   const T old = *address;

@@ -1,5 +1,8 @@
 """block_hashes against the chain in Python: every key is compared."""
 
+import os
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -115,11 +118,15 @@ def test_many_callers_at_once():
         ({"tokens": (1, None)}, "tokens must be 1-d integers, got object"),
         ({"tokens": [1.5]}, "tokens must be 1-d integers, got float64"),
         ({"tokens": [[1], [2]]}, r"tokens must be 1-d integers, got int64 of shape \(2, 1\)"),
+        ({"tokens": torch.zeros(2, dtype=torch.bfloat16)}, "1-d integers, got torch.bfloat16"),
+        ({"tokens": [True, False]}, "tokens must be 1-d integers, got bool"),
+        ({"tokens": [[1], [2, 3]]}, "tokens must be 1-d integers, got list"),
         ({"tokens": "hello"}, "tokens must be 1-d integers"),
         ({"cu_seqlens": [0, 2]}, r"from 0 to the number of tokens \(4\), got \[0\] to \[2\]"),
         ({"cu_seqlens": [1, 4]}, "cu_seqlens must go from 0"),
         ({"cu_seqlens": []}, "cu_seqlens must go from 0"),
         ({"cu_seqlens": [0, 3, 1, 4]}, "must not decrease, got 1 after 3 at index 2"),
+        ({"parents": 5}, "parents must be a sequence of integers or None, got int"),
         ({"parents": [1, 2]}, "parents must have one entry for each of 1 sequences, got 2"),
         ({"parents": [-1]}, r"parents\[0\] must be an integer"),
     ],
@@ -128,3 +135,20 @@ def test_a_bad_argument_is_named(arguments, message):
     good = {"tokens": [1, 2, 3, 4], "block_size": 2}
     with pytest.raises(mk.InvalidArgument, match="block_hashes: .*" + message):
         mk.block_hashes(**(good | arguments))
+
+
+def test_a_machine_without_threads_to_give():
+    """What cannot be split is done by the caller."""
+    code = """
+import resource, numpy as np, mooncake_kernels as mk
+from mooncake_kernels import config
+tokens = np.arange(1 << 20, dtype=np.uint32)
+expected = mk.block_hashes(tokens, 16)
+pages = int(open("/proc/self/statm").read().split()[0])
+limit = pages * resource.getpagesize() + (4 << 20)  # a thread's stack is larger
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+with config.override(threads=8):
+    assert np.array_equal(mk.block_hashes(tokens, 16), expected)
+"""
+    environ = {**os.environ, "MOONCAKE_KERNELS_THREADS": "1"}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environ)

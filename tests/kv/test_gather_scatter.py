@@ -107,12 +107,21 @@ def view_of(shape=(2, 7, 4, 2, 8), axes="kv block token head dim", **kwargs):
         (lambda: view_of(axes=None), "axes must name each of"),
         (lambda: view_of(axes="layer block token head dim"), "must not name 'layer'"),
         (lambda: view_of((3, 7, 4, 2, 8)), "'kv' must have size 1 or 2, got 3"),
+        (lambda: view_of((2, 7, 4, 0, 8)), "axis 'head' must have size 1 or more, got 0"),
+        (lambda: view_of(requires_grad=True), r"tensor 0 must not require grad.* detach\(\)"),
+        (lambda: mk.KVView(torch.zeros(7, 4, 8, dtype=torch.complex64).conj(), "block token dim"),
+         "must not be conjugated lazily"),
+        (lambda: mk.KVView(torch.zeros(7, 4, 8).to_sparse(), "block token dim"),
+         "must be strided, got torch.sparse"),
+        (lambda: mk.KVView(None, "block token dim"), "tensors must be .*got NoneType"),
         (lambda: mk.KVView([], "block token dim"), "tensors must be"),
         (lambda: mk.KVView([torch.zeros(2, 2, 2), 3], "block token dim"), "got int"),
         (lambda: mk.KVView([torch.zeros(2, 2, 2), torch.zeros(2, 2, 3)], "block token dim"),
          r"got shape torch.Size\(\[2, 2, 3\]\) at tensor 1"),
         (lambda: mk.KVView(torch.zeros(2, 4, 4).transpose(1, 2), "block token dim"),
          "'dim' must be packed"),
+        (lambda: view_of().plane(2, 0), r"plane: layer must be in \[0, 2\), got 2"),
+        (lambda: mk.CopyPlan(None, view_of()), "src must be a KVView, got NoneType"),
         (lambda: mk.CopyPlan(view_of(), view_of((2, 7, 8, 2, 8))), "block_size 4, got 8"),
         (lambda: mk.CopyPlan(view_of(), view_of(dtype=torch.float16)), "dtype torch.float32"),
         (lambda: mk.CopyPlan(view_of(), view_of((2, 7, 4, 3, 8))), r"src_heads \(2\), got 3"),
@@ -121,11 +130,21 @@ def view_of(shape=(2, 7, 4, 2, 8), axes="kv block token head dim", **kwargs):
         (lambda: mk.CopyPlan(view_of(), view_of(), layers=[2]), r"layers must be .* 2\), got 2"),
         (lambda: mk.CopyPlan(view_of(), view_of(), layers=[0]).run([0], [0], layers=[1]),
          r"among the plan's \[0\], got 1"),
+        (lambda: mk.CopyPlan(view_of(), view_of(), layers=1), "layers must be a slice or a list"),
+        (lambda: mk.CopyPlan(view_of(), view_of(), layers=slice(0.5)), "slice of integers"),
+        (lambda: mk.CopyPlan(view_of(), view_of(), dst_heads=slice(-3, 2)), "dst_heads must be"),
         (lambda: mk.CopyPlan(view_of(), view_of()).run([0], [0, 1]), r"\(1\), got 2"),
         (lambda: mk.CopyPlan(view_of(), view_of()).run([0.5], [0]), "src_blocks must be 1-d int32"),
         (lambda: mk.CopyPlan(view_of(), view_of()).run([0], [0], max_sms=0), "max_sms .* got 0"),
+        (lambda: mk.gather_blocks(view_of(), [0], max_sms=2.5), "max_sms .* got 2.5"),
         (lambda: mk.CopyPlan(view_of(), view_of()).run([0], [0], engine="gpu"), "got 'gpu'"),
         (lambda: mk.gather_blocks(view_of(), [[0]]), "block_ids must be 1-d"),
+        (lambda: mk.gather_blocks(view_of(), None), "block_ids must be 1-d .*got NoneType"),
+        (lambda: mk.gather_blocks(view_of(), ["a"]), "block_ids must be 1-d .*got list"),
+        (lambda: mk.gather_blocks(view_of(), [2**70]), "block_ids must be 1-d .*got list"),
+        (lambda: mk.gather_blocks(torch.zeros(2), [0]), "view must be a KVView, got Tensor"),
+        (lambda: mk.scatter_blocks(torch.zeros(1, 1, 1, 1, 4, 8), [0], mk.KVView(
+            torch.zeros(7, 1, 8).expand(7, 4, 8), "block token dim")), "stride 0 along 'token'"),
         (lambda: mk.gather_blocks(view_of(), [0], out=torch.zeros(1, 2)), "out must have shape"),
         (lambda: mk.scatter_blocks(torch.zeros(1, 2, 2, 2, 4, 8).half(), [0], view_of()),
          "packed must have the cache's dtype"),
@@ -151,11 +170,11 @@ def test_the_operator_refuses_a_plan_made_for_others():
     ids = torch.tensor([6])
     with pytest.raises(ValueError, match="made for others"):
         torch.ops.mooncake_kernels.copy_blocks(
-            small.tensors, [out], big.gather_plan.values, ids, None, None, 0
+            small.tensors, [out], big.gather_plan.values, ids, None, 0, 0
         )
     with pytest.raises(ValueError, match="plan must be an int64"):
         torch.ops.mooncake_kernels.copy_blocks(
-            small.tensors, [out], torch.zeros(3), ids, None, None, 0
+            small.tensors, [out], torch.zeros(3), ids, None, 0, 0
         )
 
 
@@ -163,8 +182,8 @@ def operator_arguments(device):
     view = make_view("nhd_per_layer", SIZES, dtype=torch.int32, device=device)
     ids = torch.tensor([1, 3], device=device)
     out = torch.zeros(view.packed_shape(2), dtype=torch.int32, device=device)
-    words = view.bad_ids.words if device == "cuda" else None
-    return view.tensors, [out], view.gather_plan.values, ids, None, words, 0
+    bad_id = view.bad_ids.address
+    return view.tensors, [out], view.gather_plan.values, ids, None, bad_id, 0
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -212,7 +231,7 @@ def test_fake_cuda_tensors_on_any_machine():
         out = torch.empty(view.packed_shape(2), device="cuda")
         ids = torch.empty(2, dtype=torch.int32, device="cuda")
         torch.ops.mooncake_kernels.copy_blocks(
-            view.tensors, [out], view.gather_plan.values, ids, None, None, 0
+            view.tensors, [out], view.gather_plan.values, ids, None, 0, 0
         )
     assert out.device.type == "cuda"
 
@@ -231,7 +250,7 @@ def test_other_threads_run_during_a_copy():
     thread.start()
     before = ticks[0]
     torch.ops.mooncake_kernels.copy_blocks(
-        view.tensors, [out], view.gather_plan.values, ids, None, None, 0
+        view.tensors, [out], view.gather_plan.values, ids, None, 0, 0
     )
     during = ticks[0] - before
     stop.set()

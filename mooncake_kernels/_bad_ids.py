@@ -1,0 +1,77 @@
+"""Bad block ids: how a kernel tells the host of one without the host waiting for it."""
+
+import weakref
+from typing import Any
+
+import torch
+
+from .errors import InvalidArgument
+
+WORDS = 3  # side (0: none, 1: src, 2: dst, -1: being written), index, id; BadId in copy_blocks.h
+ROW_WORDS, NUM_ROWS = 4, 256
+_free_rows: list[torch.Tensor] = []
+
+
+class BadIds:
+    """Where kernels report a bad block id of one view or plan.
+
+    On CUDA that is a row of pinned host memory, which a kernel and the host both reach. Rows are
+    lent, and their memory is never freed: a kernel that is still queued when its plan dies writes
+    into memory that is there. Elsewhere it is a row of its own.
+
+    Args:
+        device: of the cache.
+        names: what the ids are called in errors, (src, dst).
+        num_blocks: what they must be below, (src, dst).
+    """
+
+    def __init__(self, device: torch.device, names: tuple[str, str], num_blocks: tuple[int, int]):
+        self._made_of = (device, names, num_blocks)
+        self._words: torch.Tensor | None = None
+        # In a graph that is being traced there is nothing to lend, and nobody to look at it.
+        if device.type == "cuda" and not torch.compiler.is_compiling():
+            self._words = _take_row()
+            weakref.finalize(self, _free_rows.append, self._words).atexit = False
+
+    @property
+    def words(self) -> torch.Tensor:
+        if self._words is None:
+            with torch.inference_mode(False):  # else they could not be reset outside of it
+                self._words = torch.zeros(WORDS, dtype=torch.int64)
+        return self._words
+
+    @property
+    def address(self) -> int:
+        """Where a CUDA kernel writes; 0 for nowhere."""
+        return 0 if self._words is None else self._words.data_ptr()
+
+    def error(self, side: int, index: int, block_id: int) -> InvalidArgument:
+        """Make the error for one id."""
+        _, names, num_blocks = self._made_of
+        return InvalidArgument(
+            f"{names[side - 1]}[{index}] must be -1 or in [0, {num_blocks[side - 1]}), "
+            f"got {block_id}"
+        )
+
+    def raise_if_any(self) -> None:
+        """Raise InvalidArgument for the reported id, if there is one, and forget it."""
+        if self._words is None:
+            return
+        side, index, block_id = self._words[:WORDS].tolist()
+        if side > 0:
+            self._words.zero_()
+            raise self.error(side, index, block_id)
+
+    def __reduce__(self) -> tuple[Any, ...]:  # a copy has words of its own
+        return BadIds, self._made_of
+
+
+def _take_row() -> torch.Tensor:
+    try:
+        row = _free_rows.pop()
+    except IndexError:
+        with torch.inference_mode(False):
+            slab = torch.zeros((NUM_ROWS, ROW_WORDS), dtype=torch.int64, pin_memory=True)
+            row, *others = slab.unbind()
+        _free_rows.extend(others)
+    return row.zero_()

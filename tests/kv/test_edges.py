@@ -1,0 +1,125 @@
+"""Nothing to copy, tensors that are more than their bytes, and views that are copied themselves."""
+
+import copy
+import pickle
+import sys
+
+import pytest
+import torch
+
+import mooncake_kernels as mk
+
+from .layouts import LAYOUTS, Sizes, make_view, snapshot
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_no_ids_copy_nothing(backend, name):
+    view = make_view(name, Sizes(), device=backend.device)
+    before = snapshot(view)
+    packed = mk.gather_blocks(view, [], engine=backend.engine)
+    assert packed.shape == view.packed_shape(0)
+    mk.scatter_blocks(packed, [], view, engine=backend.engine)
+    mk.CopyPlan(view, make_view(name, Sizes(), device=backend.device)).run([], [])
+    assert torch.equal(snapshot(view), before)
+
+
+def test_a_cache_of_no_blocks_has_only_holes(backend):
+    empty = make_view("nhd_per_layer", Sizes(block=0), device=backend.device)
+    full = make_view("nhd_per_layer", Sizes(), device=backend.device)
+    before = snapshot(full)
+    assert mk.gather_blocks(empty, [-1], engine=backend.engine).shape == empty.packed_shape(1)
+    mk.CopyPlan(empty, full).run([-1], [3], engine=backend.engine)
+    mk.CopyPlan(full, empty).run([3], [-1], engine=backend.engine)
+    assert torch.equal(snapshot(full), before)
+
+
+def test_a_run_names_its_layers_as_the_views_do(backend):
+    sizes = Sizes(layer=5)
+    src = make_view("nhd_per_layer", sizes, dtype=torch.int16, device=backend.device)
+
+    def copied(of_plan, of_run):
+        dst = make_view("nhd_per_layer", sizes, dtype=torch.int16, device=backend.device, seed=50)
+        before = [dst.plane(layer, 0)[1].clone() for layer in range(5)]
+        plan = mk.CopyPlan(src, dst, layers=of_plan)
+        plan.run([1], [1], layers=of_run, engine=backend.engine)
+        now = [dst.plane(layer, 0)[1] for layer in range(5)]
+        return [i for i, block in enumerate(now) if not torch.equal(block, before[i])]
+
+    assert copied(slice(2, 4), slice(2, 4)) == [2, 3]
+    assert copied([1, 2, 3], slice(1, 2)) == [1]
+    assert copied([1, 2, 3], slice(0, 2)) == [1]
+    assert copied([1, 2, 3], torch.tensor([3, 1])) == [1, 3]
+    assert copied(None, slice(-1, None)) == [4]
+
+
+def test_autograd_learns_that_a_cache_was_written(backend):
+    weight = torch.zeros(7, 4, 8, device=backend.device)
+    leaf = torch.ones_like(weight, requires_grad=True)
+    product = leaf * weight  # saves weight, to differentiate by it
+    view = mk.KVView(weight, "block token dim")
+    packed = torch.ones(view.packed_shape(1), device=backend.device)
+    mk.scatter_blocks(packed, [2], view, engine=backend.engine)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        product.sum().backward()
+
+
+def test_a_cache_made_in_inference_mode(backend):
+    with torch.inference_mode():
+        view = make_view("nhd_per_layer", Sizes(), device=backend.device)
+    packed = torch.zeros(view.packed_shape(1), dtype=view.dtype, device=backend.device)
+    mk.scatter_blocks(packed, [2], view, engine=backend.engine)
+    assert not mk.gather_blocks(view, [2], engine=backend.engine).any()
+    with pytest.raises(mk.InvalidArgument, match=r"block_ids\[0\] .* got 99"):
+        mk.gather_blocks(view, [99], engine=backend.engine)
+        if backend.device == "cuda":
+            torch.cuda.synchronize()
+            mk.gather_blocks(view, [0], engine=backend.engine)
+    mk.gather_blocks(view, [0], engine=backend.engine)
+
+
+def test_a_late_report_is_of_the_call_that_made_it():
+    """As on CUDA, where the next call finds what the kernel wrote: here it is written by hand."""
+    view = make_view("nhd_per_layer", Sizes())
+    view.bad_ids.words.copy_(torch.tensor([-1, 0, 0]))  # half written: not yet to be looked at
+    packed = mk.gather_blocks(view, [0, 1])
+    view.bad_ids.words.copy_(torch.tensor([1, 4, 99]))
+    with pytest.raises(
+        mk.InvalidArgument, match=r"gather_blocks: block_ids\[4\] .* \[0, 7\), got 99"
+    ):
+        mk.scatter_blocks(packed, [0, 1], view)
+    mk.scatter_blocks(packed, [0, 1], view)  # it is told once
+
+
+@pytest.mark.parametrize(
+    "duplicate", [copy.deepcopy, lambda plan: pickle.loads(pickle.dumps(plan))]
+)
+def test_a_copied_plan_copies_its_own_caches(duplicate):
+    src, dst = (
+        make_view("nhd_per_layer", Sizes(), dtype=torch.int16, seed=seed) for seed in (1, 50)
+    )
+    plan = duplicate(mk.CopyPlan(src, dst))
+    before = snapshot(dst)
+    plan.run([4], [2])
+    assert torch.equal(snapshot(dst), before)
+    assert torch.equal(plan.dst.plane(1, 1)[2], src.plane(1, 1)[4])
+    with pytest.raises(mk.InvalidArgument, match=r"dst_blocks\[0\] .* got 70"):
+        plan.run([4], [70])
+
+
+def test_triton_that_is_not_installed(monkeypatch):
+    monkeypatch.delitem(sys.modules, "mooncake_kernels.triton.kv", raising=False)
+    monkeypatch.setitem(sys.modules, "triton", None)
+    view = make_view("nhd_per_layer", Sizes())
+    with pytest.raises(mk.Unavailable, match="engine triton: the package triton is not installed"):
+        mk.gather_blocks(view, [0], engine="triton")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device")
+def test_words_of_a_dead_view_are_lent_again():
+    view = make_view("nhd_per_layer", Sizes(), device="cuda")
+    address = view.bad_ids.address
+    assert address and view.bad_ids.words.is_pinned()
+    del view
+    views = [make_view("nhd_per_layer", Sizes(), device="cuda") for _ in range(300)]
+    addresses = [view.bad_ids.address for view in views]
+    assert address in addresses and len(set(addresses)) == len(addresses)
