@@ -8,6 +8,8 @@ def main(arguments: list[str] | None = None) -> int:
     """Run one command; return its exit status."""
     try:
         return run_command(arguments)
+    except KeyboardInterrupt:
+        return 130  # as a shell reports SIGINT
     except ModuleNotFoundError as missing:
         if missing.name is None or missing.name.startswith("mooncake"):
             raise

@@ -7,6 +7,7 @@ tokens. What happened to the blocks is printed as a table.
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -51,9 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--prompt", action="append", help="what to ask; repeat it for several (default: three)"
     )
-    parser.add_argument(
-        "--transport", default="tcp", help="what the blocks travel by (default: tcp)"
-    )
+    parser.add_argument("--transport", default="tcp", help="what the blocks travel by: tcp")
     parser.add_argument("--device", default="cpu", help="cpu or cuda (default: cpu)")
     parser.add_argument("--max-tokens", type=int, default=40, help="of each answer (default: 40)")
     parser.add_argument("--temperature", type=float, default=0.0, help="0: greedy, the default")
@@ -72,15 +71,26 @@ def run(options: argparse.Namespace) -> int:
         sys.stderr.write(f"error: {error}\n")
         return 1
     if options.json:
-        sys.stdout.write(json.dumps(result) + "\n")
+        try:
+            sys.stdout.write(json.dumps(result) + "\n")
+            sys.stdout.flush()
+        except BrokenPipeError:  # nobody reads: let the interpreter's own flush not say so
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 1
     if not result["identical"]:
         sys.stderr.write("error: the tokens differ from those of a single process\n")
     return 0 if result["identical"] else 1
 
 
 def _demo(options: argparse.Namespace, view: View) -> dict[str, Any]:
-    find_model(options.model)  # these two fail before anything is started
+    find_model(options.model)  # what can fail before anything is started does
     _check_device(options.device)
+    prompts = options.prompt or list(PROMPTS)
+    for prompt in prompts:
+        try:
+            prompt.encode()
+        except UnicodeEncodeError:
+            raise ValueError(f"demo: prompt must be UTF-8 text, got {prompt!r}") from None
     worker = WorkerOptions(
         model=options.model,
         device=options.device,
@@ -91,7 +101,6 @@ def _demo(options: argparse.Namespace, view: View) -> dict[str, Any]:
     params = SamplingParams(
         temperature=options.temperature, seed=options.seed, max_tokens=options.max_tokens
     )
-    prompts = options.prompt or list(PROMPTS)
     torch.set_num_threads(worker.threads)
     with Cluster(worker) as cluster:
         engine, tokenizer = _single_process(worker, view.loading)
@@ -122,7 +131,10 @@ def _demo(options: argparse.Namespace, view: View) -> dict[str, Any]:
 
 
 def _check_device(device: str) -> None:
-    kind = device.partition(":")[0]
+    try:
+        kind = torch.device(device).type
+    except RuntimeError:
+        kind = "unknown"
     if kind not in ("cpu", "cuda"):
         raise ValueError(f"demo: device must be cpu or cuda, got {device!r}")
     if kind == "cuda" and not torch.cuda.is_available():

@@ -90,6 +90,7 @@ class View:
     def _render(self) -> Group:
         parts: list = [self._progress] if self._bars and not self._answers else []
         parts += [
-            Panel(answer, title=prompt, title_align="left") for prompt, answer in self._answers
+            Panel(answer, title=Text(prompt), title_align="left")
+            for prompt, answer in self._answers
         ]
         return Group(*parts)

@@ -30,7 +30,7 @@ CopyBlocksParams make_params(const std::vector<char>& src, std::vector<char>& ds
 }
 
 template <class Vector>
-void check(int64_t dim, unsigned seed) {
+void check(int64_t dim, unsigned seed, unsigned num_threads = kThreads) {
   const size_t num_bytes = size_t{kLayers} * kBlocks * kTokens * kHeads * dim;
   std::vector<char> src(num_bytes), dst(num_bytes, 0x77), want(num_bytes, 0x77);
   for (size_t i = 0; i < num_bytes; ++i) src[i] = static_cast<char>(i * 2654435761u >> 13);
@@ -41,7 +41,7 @@ void check(int64_t dim, unsigned seed) {
   copy_blocks_host(p, 0, p.num_pairs);
   p = make_params(src, dst, src_ids, dst_ids, dim);
   BadId bad{};
-  emu::run(copy_blocks_kernel<Vector>, {3, kThreads, seed}, p, tile_runs<Vector>(p), &bad);
+  emu::run(copy_blocks_kernel<Vector>, {3, num_threads, seed}, p, tile_runs<Vector>(p), &bad);
   EXPECT(dst == want);
   EXPECT(bad.side == 0);
 }
@@ -67,7 +67,8 @@ int main() {
   for (unsigned seed = 0; seed < 3; ++seed) {
     check<uint4>(16, seed);
     check<uint4>(48, seed);
-    check<uint4>(4096, seed);  // several tiles a run
+    check<uint4>(4096, seed);             // several tiles a run
+    check<uint4>(48, seed, kMaxThreads);  // as with max_sms
     check<uint32_t>(20, seed);
     check<uint8_t>(1, seed);
     check<uint8_t>(7, seed);

@@ -1,14 +1,18 @@
 """``python -m mooncake_serving demo``, as a user runs it."""
 
 import json
+import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 
 
 def demo(*arguments):
-    command = [sys.executable, "-m", "mooncake_serving", "demo", *map(str, arguments)]
+    words = [a if isinstance(a, bytes) else str(a) for a in arguments]
+    command = [sys.executable, "-m", "mooncake_serving", "demo", *words]
     return subprocess.run(command, capture_output=True, text=True, timeout=300)
 
 
@@ -24,10 +28,11 @@ def test_json_has_the_answers_and_the_life_of_the_blocks(tiny_folder):
 
 
 def test_the_terminal_shows_answers_and_the_table(tiny_folder):
-    prompts = [word for prompt in ("one", "two", "three") for word in ("--prompt", prompt)]
+    prompts = [word for prompt in ("one", "[/b] two", "three") for word in ("--prompt", prompt)]
     result = demo("--model", tiny_folder, "--max-tokens", 4, "--temperature", 1.0, *prompts)
     assert result.returncode == 0, result.stderr
     assert "The life of the KV blocks" in result.stdout
+    assert "[/b] two" in result.stdout
     assert "All 3 answers have the same tokens" in result.stdout
 
 
@@ -37,7 +42,12 @@ def test_the_terminal_shows_answers_and_the_table(tiny_folder):
         (["--model", "/nowhere/model.gguf"], "'/nowhere/model.gguf', which does not exist"),
         (["--max-tokens", "0"], "max_tokens"),
         (["--device", "tpu"], "device must be cpu or cuda, got 'tpu'"),
-        (["--transport", "carrier-pigeon"], "transports must be a list of local and tcp"),
+        (["--device", "cpu:x"], "device must be cpu or cuda, got 'cpu:x'"),
+        (["--transport", "carrier-pigeon"], "transports must be tcp"),
+        (["--transport", "local"], "transports must be tcp, for the workers are two processes"),
+        (["--deadline", "nan"], "deadline_s must be positive and finite, got nan"),
+        (["--chunk-tokens", "0"], "chunk_tokens must be at least 1, got 0"),
+        (["--prompt", b"\xff\xfe"], "prompt must be UTF-8 text"),
     ],
 )
 def test_a_bad_argument_is_one_line(arguments, message, tiny_folder):
@@ -62,3 +72,22 @@ sys.exit(main(["demo", "--model", {str(tiny_folder)!r}]))
     assert result.stderr == (
         f"error: {package} is not installed: pip install 'mooncake-kernels[demo]'\n"
     )
+
+
+def test_an_interrupt_ends_it_without_a_traceback(tiny_folder):
+    command = [sys.executable, "-m", "mooncake_serving", "demo", "--model", str(tiny_folder)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    workers = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    deadline = time.monotonic() + 60
+    while len(workers.read_text().split()) < 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    pids = workers.read_text().split()
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130 and "Traceback" not in errors, errors
+    deadline = time.monotonic() + 10
+    while (left := [pid for pid in pids if Path(f"/proc/{pid}").exists()]) and (
+        time.monotonic() < deadline
+    ):
+        time.sleep(0.05)
+    assert pids and not left, "a worker is left"

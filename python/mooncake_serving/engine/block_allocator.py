@@ -73,7 +73,11 @@ class BlockAllocator:
 
     def is_allocated(self, block_id: int) -> bool:
         """Tell whether anyone holds a block; False for an id that does not exist."""
-        return 0 <= block_id < self.num_blocks and self._num_holders[block_id] > 0
+        return self.num_holders(block_id) > 0
+
+    def num_holders(self, block_id: int) -> int:
+        """Count who holds a block; 0 for an id that does not exist."""
+        return self._num_holders[block_id] if 0 <= block_id < self.num_blocks else 0
 
     def _check(self, op: str, block_ids: Iterable[int]) -> list[int]:
         block_ids = list(block_ids)

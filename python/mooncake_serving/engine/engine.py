@@ -1,5 +1,6 @@
 """The engine and its two disaggregated halves: prefill here, decode what came from elsewhere."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 from .batching import GREEDY, BatchingEngine
@@ -89,8 +90,12 @@ class Engine(BatchingEngine):
         )
 
     def release(self, block_ids: Sequence[int]) -> None:
-        """Free blocks that ``prefill`` or ``reserve`` returned."""
-        self.allocator.free(block_ids)
+        """Free blocks that ``prefill`` or ``reserve`` returned.
+
+        Raises:
+            ValueError: a block is not the caller's to free; nothing was freed.
+        """
+        self.allocator.free(self._held("release", block_ids, 0))
 
     def add_prefilled(
         self,
@@ -130,11 +135,14 @@ class Engine(BatchingEngine):
         return request.request_id
 
     def _held(self, op: str, block_ids: Sequence[int], num_needed: int) -> list[int]:
+        """Check that blocks are allocated, and not just to requests of this engine."""
         held = [int(block_id) for block_id in block_ids]
+        of_requests = Counter(b for request in self.scheduler.running for b in request.block_ids)
         for index, block_id in enumerate(held):
-            if not self.allocator.is_allocated(block_id):
+            if self.allocator.num_holders(block_id) <= of_requests[block_id]:
                 raise ValueError(
-                    f"{op}: block_ids[{index}] must be an allocated block, got {block_id}"
+                    f"{op}: block_ids[{index}] must be an allocated block that no request holds, "
+                    f"got {block_id}"
                 )
         if len(held) < num_needed or len(set(held)) < len(held):
             raise ValueError(

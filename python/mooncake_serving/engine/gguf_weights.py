@@ -65,7 +65,10 @@ class GgufFile:
         self.rope_factors = None if factors is None else _dequantized(factors)
         self._tensors = {_hf_name(name): tensor for name, tensor in tensors.items()}
         self.names = self._tensors.keys()
-        self.config = self._read_config()
+        try:
+            self.config = self._read_config()
+        except (ZeroDivisionError, TypeError, UnicodeDecodeError) as error:
+            raise InvalidModel(f"load_model: {path} has a damaged header: {error}") from error
 
     def read(self, name: str) -> torch.Tensor:
         """Read one tensor as float32, q and k in the row order of Hugging Face."""

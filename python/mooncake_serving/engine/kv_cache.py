@@ -116,4 +116,9 @@ def _storage(
         raise ValueError(
             f"PagedKVCache: buffer must have at least {num_bytes} bytes, got {buffer.numel()}"
         )
+    if buffer.data_ptr() % dtype.itemsize or buffer.storage_offset() % dtype.itemsize:
+        raise ValueError(
+            f"PagedKVCache: buffer must start at a multiple of {dtype.itemsize} bytes, "
+            f"got {buffer.data_ptr():#x}"
+        )
     return buffer[:num_bytes].view(dtype).zero_()

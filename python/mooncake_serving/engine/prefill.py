@@ -1,5 +1,7 @@
 """A prompt, chunk by chunk, into blocks: the half of serving that a prefill worker does."""
 
+import operator
+import reprlib
 import time
 from collections.abc import Callable, Sequence
 
@@ -59,7 +61,12 @@ def check_prompt(op: str, prompt_tokens: Sequence[int], model: Llama) -> list[in
     Raises:
         ValueError: it is otherwise; the message begins with ``op``.
     """
-    tokens = [int(token_id) for token_id in prompt_tokens]
+    try:
+        tokens = [operator.index(token_id) for token_id in prompt_tokens]
+    except TypeError:
+        raise ValueError(
+            f"{op}: prompt_tokens must be integers, got {reprlib.repr(prompt_tokens)}"
+        ) from None
     config = model.config
     if not tokens:
         raise ValueError(f"{op}: prompt_tokens must not be empty, got []")

@@ -1,7 +1,8 @@
 """From logits to the next token of each request."""
 
+import numbers
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -34,7 +35,18 @@ class SamplingParams:
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
-        """Check the ranges; NaN is in none of them."""
+        """Check types and ranges; NaN is in none of them."""
+        for name in ("temperature", "top_p"):
+            if not isinstance(getattr(self, name), numbers.Real):
+                _refuse(name, "a number", getattr(self, name))
+        for name in ("top_k", "max_tokens"):
+            if not isinstance(getattr(self, name), numbers.Integral):
+                _refuse(name, "an integer", getattr(self, name))
+        if not isinstance(self.seed, numbers.Integral | None):
+            _refuse("seed", "an integer or None", self.seed)
+        stops = self.stop_token_ids
+        if isinstance(stops, str) or not isinstance(stops, Collection):
+            _refuse("stop_token_ids", "a tuple of token ids", stops)
         if not 0 <= self.temperature < float("inf"):
             _refuse("temperature", ">= 0 and finite", self.temperature)
         if self.top_k < 0:
@@ -80,8 +92,9 @@ def _draw(logits: torch.Tensor, draw: Draw) -> int:
     params = draw.params
     count = min(params.top_k or logits.numel(), logits.numel())
     values, token_ids = logits.float().topk(count)
-    probabilities = ((values - values[0]) / params.temperature).softmax(dim=-1)
-    sums = probabilities.double().cumsum(dim=-1)
+    # In float64: in float32 a temperature below 1e-45 is 0.
+    probabilities = ((values - values[0]).double() / params.temperature).softmax(dim=-1)
+    sums = probabilities.cumsum(dim=-1)
     kept = int(
         (sums - probabilities < params.top_p).sum()
     )  # a token stays if those before fall short
@@ -90,5 +103,5 @@ def _draw(logits: torch.Tensor, draw: Draw) -> int:
     return int(token_ids[min(index, kept - 1)])
 
 
-def _refuse(name: str, wanted: str, value: float) -> None:
-    raise ValueError(f"SamplingParams: {name} must be {wanted}, got {value}")
+def _refuse(name: str, wanted: str, value: object) -> None:
+    raise ValueError(f"SamplingParams: {name} must be {wanted}, got {value!r}")

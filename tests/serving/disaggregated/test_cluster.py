@@ -77,10 +77,18 @@ def test_a_model_that_is_not_there(tmp_path):
             cluster.wait_until_ready()
 
 
-def test_a_transport_that_cannot_reach_another_process(tiny_folder):
-    with Cluster(options(tiny_folder, transports=("local",))) as cluster:
-        with pytest.raises(RequestFailed, match="no engine of that name in this process"):
-            collect(cluster, [Job([5, 6, 7], GREEDY)])
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"transports": ("local",)}, r"transports must be tcp, .* got \('local',\)"),
+        ({"chunk_tokens": 0}, "chunk_tokens must be at least 1, got 0"),
+        ({"deadline_s": 0}, "deadline_s must be positive and finite, got 0"),
+        ({"deadline_s": float("nan")}, "deadline_s must be positive and finite, got nan"),
+    ],
+)
+def test_options_are_checked_before_a_process_starts(changes, message):
+    with pytest.raises(ValueError, match="WorkerOptions: " + message):
+        WorkerOptions(**changes)
 
 
 @pytest.mark.parametrize("victim", ["prefill", "decode"])

@@ -184,6 +184,8 @@ def test_a_step_that_fails_may_be_tried_again(make_engine, prompts, alone, monke
     [
         ([], "add_request: prompt_tokens must not be empty"),
         ([1] * 512, "shorter than the model's context of 512 tokens, got 512"),
+        ([1, 2.5], r"prompt_tokens must be integers, got \[1, 2.5\]"),
+        ("12", "prompt_tokens must be integers, got '12'"),
         ([1, 9999], r"prompt_tokens\[1\] must be in \[0, 264\), got 9999"),
         ([1, 2, -1], r"prompt_tokens\[2\] must be in \[0, 264\), got -1"),
         ([1] * 120, r"must fit into 16 blocks of 8 tokens, got 120 \+ 12 tokens"),

@@ -149,6 +149,11 @@ def test_a_truncated_gguf_is_refused(gguf_writer, kept):
         load_model(path)
 
 
+def test_a_damaged_header_is_refused(gguf_writer):
+    with pytest.raises(InvalidModel, match="has a damaged header"):
+        load_model(gguf_writer(keys={"attention.head_count": 0}))
+
+
 def test_a_file_of_another_kind_is_refused(tmp_path):
     (tmp_path / "model.gguf").write_bytes(b"not a model, only text" * 10)
     with pytest.raises(InvalidModel, match="not a GGUF file"):

@@ -74,6 +74,7 @@ def test_mooncake_kernels_sees_the_same_cache(tiny, axes):
         ({"num_blocks": 0}, "num_blocks must be positive, got 0"),
         ({"block_size": -1}, "block_size must be positive, got -1"),
         ({"buffer": torch.zeros(8, dtype=torch.uint8)}, "at least 8192 bytes, got 8"),
+        ({"buffer": torch.zeros(9999, dtype=torch.uint8)[1:]}, "start at a multiple of 4 bytes"),
         ({"buffer": torch.zeros(9999)}, "buffer must be 1-d uint8 on cpu, got 1-d torch.float32"),
     ],
 )

@@ -135,7 +135,10 @@ def test_a_failing_callback_frees_what_prefill_allocated(make_engine, prompts):
     [
         ({"num_cached_tokens": -1}, "num_cached_tokens must be at least 0 and less than"),
         ({"num_cached_tokens": 13}, "less than the prompt's 13 tokens, got 13"),
-        ({"block_ids": [0, 63]}, r"block_ids\[1\] must be an allocated block, got 63"),
+        (
+            {"block_ids": [0, 63]},
+            r"block_ids\[1\] must be an allocated block that no request holds, got 63",
+        ),
         ({"block_ids": [0]}, r"at least 2 different blocks, got \[0\]"),
         ({"block_ids": [0, 0]}, r"at least 2 different blocks, got \[0, 0\]"),
     ],
@@ -146,6 +149,24 @@ def test_a_bad_argument_of_prefill_is_named(make_engine, prompts, arguments, mes
     with pytest.raises(ValueError, match=message):
         engine.prefill(prompts[2], **arguments)
     assert engine.allocator.num_free == 63
+
+
+def test_blocks_of_a_running_request_are_not_the_callers(make_engine, prompts):
+    engine = make_engine()
+    done = engine.prefill(prompts[2])
+    engine.add_prefilled(prompts[2], done.first_token, done.block_ids, PARAMS)
+    for take in (
+        lambda: engine.add_prefilled(prompts[2], done.first_token, done.block_ids, PARAMS),
+        lambda: engine.prefill(prompts[2], block_ids=done.block_ids),
+        lambda: engine.release(done.block_ids),
+    ):
+        with pytest.raises(ValueError, match=r"block_ids\[0\] must be .* no request holds"):
+            take()
+    engine.allocator.share(done.block_ids)  # now they are, too: a prefix that is kept
+    engine.release(done.block_ids)
+    while engine.has_work:
+        engine.step()
+    assert engine.allocator.num_free == engine.cache.num_blocks
 
 
 def test_a_refused_request_leaves_the_blocks_with_the_caller(make_engine, prompts):

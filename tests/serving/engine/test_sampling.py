@@ -31,6 +31,8 @@ def test_greedy_takes_the_likeliest():
         ({"top_p": 1e-9}, [0, 1, 0, 0]),
         ({"temperature": 0.5}, [1 / 30, 16 / 30, 4 / 30, 9 / 30]),
         ({"temperature": 1e-6}, [0, 1, 0, 0]),
+        ({"temperature": 1e-46}, [0, 1, 0, 0]),  # 0 in float32
+        ({"temperature": 5e-324}, [0, 1, 0, 0]),
     ],
 )
 def test_tokens_come_as_often_as_they_should(params, expected):
@@ -57,6 +59,10 @@ def test_rows_are_chosen_each_by_its_own_params():
     [
         ({"temperature": -1}, r"temperature must be >= 0 and finite, got -1"),
         ({"temperature": math.nan}, "temperature must be >= 0 and finite, got nan"),
+        ({"temperature": "1"}, "temperature must be a number, got '1'"),
+        ({"max_tokens": 2.5}, "max_tokens must be an integer, got 2.5"),
+        ({"stop_token_ids": 5}, "stop_token_ids must be a tuple of token ids, got 5"),
+        ({"seed": "x"}, "seed must be an integer or None, got 'x'"),
         ({"top_k": -3}, "top_k must be >= 0, got -3"),
         ({"top_p": 0}, r"top_p must be in \(0, 1\], got 0"),
         ({"top_p": 1.5}, r"top_p must be in \(0, 1\], got 1.5"),

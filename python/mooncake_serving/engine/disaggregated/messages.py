@@ -21,6 +21,9 @@ class WorkerOptions:
         chunk_tokens: tokens of one prefill chunk.
         threads: of torch, in each worker.
         deadline_s: of one transfer, and of the silence after which a worker is given up.
+
+    Raises:
+        ValueError: an argument out of range; the message names it.
     """
 
     model: str | None = None
@@ -29,10 +32,24 @@ class WorkerOptions:
     axes: str = "kv block token head dim"
     num_blocks: int = 512
     block_size: int = 16
-    num_staging_blocks: int = 256
+    num_staging_blocks: int = 512
     chunk_tokens: int = 128
     threads: int = 1
     deadline_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        """Check what can be checked before a process is started."""
+        for name in ("num_blocks", "block_size", "num_staging_blocks", "chunk_tokens", "threads"):
+            if getattr(self, name) < 1:
+                _refuse(name, "at least 1", getattr(self, name))
+        if not 0 < self.deadline_s < float("inf"):
+            _refuse("deadline_s", "positive and finite", self.deadline_s)
+        if not set(self.transports) <= {"local", "tcp"} or "tcp" not in self.transports:
+            _refuse("transports", "tcp, for the workers are two processes", self.transports)
+
+
+def _refuse(name: str, wanted: str, value: object) -> None:
+    raise ValueError(f"WorkerOptions: {name} must be {wanted}, got {value!r}")
 
 
 @dataclass(frozen=True)
