@@ -1,6 +1,7 @@
 """``python -m mooncake_serving demo``, as a user runs it."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -76,13 +77,20 @@ sys.exit(main(["demo", "--model", {str(tiny_folder)!r}]))
 
 def test_an_interrupt_ends_it_without_a_traceback(tiny_folder):
     command = [sys.executable, "-m", "mooncake_serving", "demo", "--model", str(tiny_folder)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # a process group of its own, as a terminal's
+    )
     workers = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     deadline = time.monotonic() + 60
     while len(workers.read_text().split()) < 2 and time.monotonic() < deadline:
         time.sleep(0.05)
+    time.sleep(0.5)  # they are importing now
     pids = workers.read_text().split()
-    process.send_signal(signal.SIGINT)
+    os.killpg(process.pid, signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130 and "Traceback" not in errors, errors
     deadline = time.monotonic() + 10

@@ -1,8 +1,10 @@
 """One prefill process and one decode process, and the launcher that feeds them."""
 
 import multiprocessing
+import signal
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from multiprocessing.connection import wait
 
@@ -30,6 +32,23 @@ OnLoading = Callable[[str, int, int], None]
 DECODE_AXES = "block layer kv head token dim"
 
 
+@contextmanager
+def _interrupts_ignored() -> Iterator[None]:
+    """Ignore SIGINT for a moment: a process that is started meanwhile ignores it for good.
+
+    A terminal's Ctrl-C goes to all processes, and is the launcher's to handle. Python sets signals
+    in its main thread only; elsewhere a worker is exposed until ``run_worker`` ignores them.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before or signal.SIG_DFL)
+
+
 class Process:
     """A worker process and the pipe to it."""
 
@@ -40,7 +59,8 @@ class Process:
         self.process = context.Process(
             target=run_worker, args=(make, theirs, options), name=name, daemon=True
         )
-        self.process.start()
+        with _interrupts_ignored():
+            self.process.start()
         theirs.close()  # so that its death closes the pipe
 
     def send(self, command: Command) -> None:
