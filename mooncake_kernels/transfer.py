@@ -293,7 +293,11 @@ class TransferEngine(Resource):
         Returns:
             (name of the sender's engine, bytes) each; empty if none came in time. The queue holds
             64 MiB, an entry counting its bytes and 512; a full one refuses the sender.
+
+        Raises:
+            InvalidArgument: the engine is closed, or another thread closes it during the wait.
         """
+        self._check_open("receive_notifications")
         timeout_s = as_seconds("receive_notifications", "timeout_s", timeout_s, minimum=0.0)
         return self._engine.take_notifications(timeout_s)
 

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "common/check.h"
 #include "transfer/error.h"
 
 namespace mk::transfer {
@@ -30,6 +31,7 @@ void NotificationQueue::push(const std::string& peer, std::string bytes) {
 std::vector<Notification> NotificationQueue::take(const Deadline& deadline) {
   std::unique_lock lock(mutex_);
   arrived_.wait_until(lock, deadline.at(), [this] { return closed_ || !queue_.empty(); });
+  MK_CHECK(!closed_, "receive_notifications: the engine is closed");
   num_bytes_ = 0;
   return std::exchange(queue_, {});
 }

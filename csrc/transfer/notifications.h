@@ -22,7 +22,8 @@ class NotificationQueue {
  public:
   void push(const std::string& peer, std::string bytes);  // throws Refused when full
 
-  // Everything there is; waits for at least one until the deadline, or close().
+  // Everything there is; waits for at least one until the deadline. Throws InvalidArgument once
+  // closed, also in the middle of the wait.
   std::vector<Notification> take(const Deadline& deadline);
 
   void close();

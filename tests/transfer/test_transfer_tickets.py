@@ -2,8 +2,8 @@
 
 import asyncio
 import contextlib
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -65,12 +65,14 @@ def test_a_full_queue_refuses_the_sender(pair):
 
 def test_waiting_for_notifications_ends_with_the_engine():
     engine = TransferEngine()
-    received = []
-    waiting = threading.Thread(target=lambda: received.append(engine.receive_notifications(0.3)))
-    waiting.start()
-    engine.close()
-    waiting.join(WAIT_S)
-    assert received == [[]]
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(engine.receive_notifications, 2 * WAIT_S)
+        time.sleep(0.05)
+        engine.close()
+        with pytest.raises(InvalidArgument, match="receive_notifications: the engine .*is closed"):
+            waiting.result(WAIT_S)
+    with pytest.raises(InvalidArgument, match="receive_notifications: the engine .*is closed"):
+        engine.receive_notifications()
 
 
 def test_wait_with_a_timeout_leaves_the_transfer_under_way():
