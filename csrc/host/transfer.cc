@@ -5,6 +5,7 @@
 
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
+#include <unistd.h>
 
 #include <optional>
 #include <utility>
@@ -19,9 +20,28 @@ namespace {
 
 using namespace mk::transfer;
 using Column = py::array_t<uint64_t, py::array::c_style>;
-using ReleaseGil = py::call_guard<py::gil_scoped_release>;
 
 constexpr double kSignalCheckS = 0.1;  // how long Ctrl-C may go unnoticed in a wait
+
+// Lets other Python threads run for as long as it lives. A daemon thread that takes the GIL back
+// while the interpreter ends is unwound by CPython (before 3.14), and C++ would abort at the first
+// destructor: such a thread sleeps until the process is gone.
+class GilReleased {
+ public:
+  GilReleased() : thread_(PyEval_SaveThread()) {}
+  GilReleased(const GilReleased&) = delete;
+  ~GilReleased() {
+    try {
+      PyEval_RestoreThread(thread_);
+    } catch (...) {
+      while (true) pause();
+    }
+  }
+
+ private:
+  PyThreadState* thread_;
+};
+using ReleaseGil = py::call_guard<GilReleased>;
 
 void translate(std::exception_ptr pointer) {
   try {
@@ -53,7 +73,7 @@ TicketRef submit(Engine& engine, Peer& peer, bool reads, const Column& local, co
       static_cast<size_t>(remote.size()) == count && static_cast<size_t>(sizes.size()) == count,
       "submit: the arrays must be of one length, got ", count, ", ", remote.size(), " and ",
       sizes.size());
-  const py::gil_scoped_release release;
+  const GilReleased released;
   Request request{};
   request.direction = reads ? Direction::kRead : Direction::kWrite;
   request.local.reserve(count);
@@ -74,7 +94,7 @@ bool wait_in_slices(std::optional<double> timeout_s, Wait wait) {
   const Deadline until = timeout_s ? Deadline::after(*timeout_s) : Deadline::never();
   while (true) {
     {
-      const py::gil_scoped_release release;
+      const GilReleased released;
       const Deadline slice = Deadline::after(kSignalCheckS);
       if (wait(slice.at() < until.at() ? slice : until)) return true;
     }

@@ -206,6 +206,13 @@ row = (near.address, far.address, 1 << 20)
 """
 
 
+def run_script(script: str) -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", PRELUDE + script], capture_output=True, text=True, timeout=60
+    )
+    assert (run.returncode, run.stderr) == (0, "")
+
+
 @pytest.mark.parametrize(
     "script",
     [
@@ -220,7 +227,22 @@ row = (near.address, far.address, 1 << 20)
     ids=["pending", "dropped", "waiting_thread", "forked", "forked_and_closed"],
 )
 def test_a_process_that_closes_nothing_exits_cleanly(script):
-    run = subprocess.run(
-        [sys.executable, "-c", PRELUDE + script], capture_output=True, text=True, timeout=60
-    )
-    assert (run.returncode, run.stderr) == (0, "")
+    run_script(script)
+
+
+@pytest.mark.parametrize("wait", ["b.receive_notifications(50)", "ticket.wait()", "a.close()"])
+@pytest.mark.parametrize("closes", [True, False], ids=["closed_at_exit", "never_closed"])
+def test_a_daemon_thread_may_wait_while_the_interpreter_ends(wait, closes):
+    run_script(f"""
+import time
+class Late:  # goes after the interpreter has begun to end, and lets other threads run meanwhile
+    def __del__(self): time.sleep(0.5)
+late = Late()
+a._finalizer.atexit = b._finalizer.atexit = {closes}
+ticket = a.write(peer, [row] * 100_000)
+def wait():
+    try: {wait}
+    except Exception: pass
+threading.Thread(target=wait, daemon=True).start()
+time.sleep(0.05)
+""")
