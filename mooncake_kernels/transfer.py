@@ -12,7 +12,10 @@ Every transfer has a deadline; nothing here waits for ever. Transports: ``local`
 engine of this process: a copy) and ``tcp``. There is no authentication yet: whoever can connect to
 the port can use the registered regions, which is why an engine listens on 127.0.0.1 unless told
 otherwise. After ``fork()`` the child must make an engine of its own; all that it can do with the
-parent's is to close it, which has no effect.
+parent's is to close it, which has no effect. Until it ends or calls ``exec()`` the child holds
+copies of the parent's sockets. A parent that closes its engine disconnects all the same (only the
+name of an engine without ``tcp`` stays taken); but if it is killed, its peers see their
+connections end, and its port is free, when the child is gone as well.
 """
 
 import logging

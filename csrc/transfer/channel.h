@@ -22,6 +22,9 @@ class Channel {
   // Makes sure that the peer is there. Throws Failure.
   virtual void connect(Interrupt& interrupt, const Deadline& deadline) = 0;
 
+  // Leaves the peer; connect() and run() come back to it.
+  virtual void disconnect() noexcept = 0;
+
   // Carries the request out; `num_bytes_done` counts what the peer has confirmed, also when it
   // throws Failure. After it returns or throws, local memory is not touched. The local regions
   // are pinned by the caller, with the same interrupt.

@@ -19,6 +19,7 @@ class LocalChannel : public Channel {
 
   Transport transport() const override { return Transport::kLocal; }
   void connect(Interrupt& interrupt, const Deadline& deadline) override;
+  void disconnect() noexcept override {}
   void run(const Request& request, Interrupt& interrupt, const Deadline& deadline,
            uint64_t& num_bytes_done) override;
 

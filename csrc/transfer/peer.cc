@@ -67,6 +67,7 @@ void Peer::close(const std::string& cause) {
 
 void Peer::work() {
   while (const TicketRef ticket = next()) run(*ticket);
+  channel_->disconnect();
 }
 
 TicketRef Peer::next() {

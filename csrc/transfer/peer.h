@@ -41,7 +41,7 @@ class Peer : public std::enable_shared_from_this<Peer> {
   // Ends one request, if it is still here; see Ticket::cancel.
   void abandon(const Ticket& ticket, const std::string& cause);
 
-  // Fails what is pending with that cause and joins the worker. Idempotent.
+  // Fails what is pending with that cause, joins the worker and disconnects. Idempotent.
   void close(const std::string& cause);
 
  private:

@@ -27,6 +27,7 @@ Server::Server(Endpoint& own, Fd bound) : own_(own), listening_(std::move(bound)
 Server::~Server() {
   closing_.signal("the engine was closed");
   thread_.join();
+  shut_down(listening_);
   for (Served& served : served_) served.session.interrupt();
   for (Served& served : served_) served.thread.join();
 }

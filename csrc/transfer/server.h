@@ -33,7 +33,7 @@ class Server {
   void forget_finished();
 
   Endpoint& own_;
-  const Fd listening_;
+  Fd listening_;
   Interrupt closing_;
   std::list<Served> served_;  // the listening thread's, until it is joined
   std::thread thread_;

@@ -94,6 +94,11 @@ Fd new_socket(const SocketAddress& address) {
 
 }  // namespace
 
+void shut_down(Fd& fd) noexcept {
+  if (fd) shutdown(fd.get(), SHUT_RDWR);
+  fd.close();
+}
+
 Socket::Socket(Fd fd) : fd_(std::move(fd)) {
   MK_SYSCALL(fcntl(fd_.get(), F_SETFL, O_NONBLOCK), "fcntl");
   set_option(fd_.get(), IPPROTO_TCP, TCP_NODELAY, 1);

@@ -20,10 +20,17 @@
 
 namespace mk::transfer {
 
+// Ends the connection or the listening, and closes. A forked child may have a copy of the
+// descriptor: close(2) alone would leave both as they are for as long as it lives.
+void shut_down(Fd& fd) noexcept;
+
 class Socket {
  public:
   Socket() = default;
   explicit Socket(Fd fd);  // a connected socket; makes it non-blocking
+  Socket(Socket&&) = default;
+  Socket& operator=(Socket&&) = default;
+  ~Socket() { close(); }
 
   // Tries the addresses in turn.
   static Socket connect(const std::vector<SocketAddress>& addresses, const Limit& limit);
@@ -38,7 +45,7 @@ class Socket {
 
   // Whether it is connected and at rest: the peer has neither closed it nor sent anything.
   bool at_rest() const;
-  void close() noexcept { fd_.close(); }
+  void close() noexcept { shut_down(fd_); }
 
  private:
   Fd fd_;

@@ -19,6 +19,7 @@ class TcpChannel : public Channel {
 
   Transport transport() const override { return Transport::kTcp; }
   void connect(Interrupt& interrupt, const Deadline& deadline) override;
+  void disconnect() noexcept override { socket_.close(); }
   void run(const Request& request, Interrupt& interrupt, const Deadline& deadline,
            uint64_t& num_bytes_done) override;
 

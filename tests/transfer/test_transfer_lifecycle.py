@@ -5,6 +5,7 @@ import gc
 import os
 import subprocess
 import sys
+import textwrap
 import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
@@ -159,6 +160,17 @@ def test_closing_while_others_open_and_submit():
                 user.result(WAIT_S)
 
 
+def test_a_closed_peer_is_disconnected(tcp_pair):
+    before = num_descriptors_and_threads()
+    peer = tcp_pair.near.open(tcp_pair.far.name)
+    peer.close()  # and kept
+    most_threads = before[1]
+    until = time.monotonic() + WAIT_S
+    while num_descriptors_and_threads()[1] > most_threads and time.monotonic() < until:
+        time.sleep(0.01)
+    assert num_descriptors_and_threads()[1] <= most_threads, "the session is still there"
+
+
 def num_descriptors_and_threads() -> tuple[int, int]:
     return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
 
@@ -246,3 +258,55 @@ def wait():
 threading.Thread(target=wait, daemon=True).start()
 time.sleep(0.05)
 """)
+
+
+FORKED = """
+import signal, time
+from mooncake_kernels.errors import InvalidArgument, TransferError
+pid = os.fork()
+if not pid:
+    signal.alarm(50)
+    time.sleep(50)
+    os._exit(0)
+try:
+{body}
+finally:
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+a.close(), b.close()
+"""
+
+
+def run_beside_a_forked_child(body: str) -> None:
+    run_script(FORKED.format(body=textwrap.indent(textwrap.dedent(body), "    ")))
+
+
+def test_a_name_is_free_once_closed_though_a_forked_child_lives():
+    run_beside_a_forked_child("""
+        name = b.name
+        b.close()
+        try:
+            a.open(name, deadline_s=4)
+        except TransferError as error:
+            assert error.cause == "connection refused", error
+        else:
+            raise AssertionError("someone answered")
+        b = TransferEngine(name)
+        a.open(name, deadline_s=4)
+    """)
+
+
+@pytest.mark.parametrize("closes", ["b.close()", "peer.close()"])
+def test_the_other_side_learns_of_a_close_though_a_forked_child_lives(closes):
+    run_beside_a_forked_child(f"""
+        def num_connections():  # a line each; 01 is ESTABLISHED
+            port = "%04X" % int(b.name.rsplit(":", 1)[1])
+            lines = [line.split() for line in open("/proc/self/net/tcp")][1:]
+            return sum(port in line[1] + line[2] and line[3] == "01" for line in lines)
+        assert num_connections() == 2
+        {closes}
+        until = time.monotonic() + 20
+        while num_connections() and time.monotonic() < until:
+            time.sleep(0.01)
+        assert num_connections() == 0
+    """)
