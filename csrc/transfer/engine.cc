@@ -56,6 +56,7 @@ Engine::Engine(const EngineOptions& options) : options_(options) {
 }
 
 RegionRef Engine::add_region(const Range& range, Rights rights) {
+  owner_.check("register", "engine");
   return own_->regions.add(range, rights);
 }
 
@@ -73,6 +74,7 @@ std::unique_ptr<Channel> Engine::make_channel(const std::string& name) const {
 }
 
 PeerRef Engine::open(const std::string& name, double deadline_s) {
+  owner_.check("open", "engine");
   const Deadline deadline = Deadline::after(deadline_s);
   const auto peer = std::make_shared<Peer>(name, make_channel(name), own_, stats_);
   {
@@ -97,12 +99,19 @@ void Engine::close_peer(const PeerRef& peer) {
 }
 
 TicketRef Engine::submit(Peer& peer, Request request, double deadline_s) {
+  owner_.check(request.direction == Direction::kWrite ? "write" : "read", "engine");
   request.regions = check_request(own_->regions, request);
   return peer.submit(std::move(request), Deadline::after(deadline_s));
 }
 
 std::vector<Notification> Engine::take_notifications(const Deadline& deadline) {
+  owner_.check("receive_notifications", "engine");
   return own_->notifications.take(deadline);
+}
+
+Stats::Table Engine::stats() const {
+  owner_.check("stats", "engine");
+  return stats_->table();
 }
 
 void Engine::close() {

@@ -8,14 +8,13 @@
 // Layer: transfer. Thread-safe. Python face: mooncake_kernels/transfer.py.
 #pragma once
 
-#include <unistd.h>
-
 #include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
 
 #include "transfer/endpoint.h"
+#include "transfer/owner.h"
 #include "transfer/peer.h"
 #include "transfer/server.h"
 #include "transfer/stats.h"
@@ -50,20 +49,21 @@ class Engine {
   TicketRef submit(Peer& peer, Request request, double deadline_s);
 
   std::vector<Notification> take_notifications(const Deadline& deadline);
-  Stats::Table stats() const { return stats_->table(); }
+  Stats::Table stats() const;
 
   // Fails what is pending, closes peers, stops listening, removes every region. Idempotent.
   void close();
 
   // In a forked child the engine's threads do not exist, and its peers belong to the parent: there
-  // remove_region, close_peer and close do nothing, and it must not be destroyed.
-  bool forked() const { return getpid() != owner_; }
+  // remove_region, close_peer and close do nothing, the others throw InvalidArgument, and it must
+  // not be destroyed.
+  bool forked() const { return owner_.forked(); }
 
  private:
   std::unique_ptr<Channel> make_channel(const std::string& name) const;
 
   const EngineOptions options_;
-  const pid_t owner_ = getpid();
+  const Owner owner_;
   const std::shared_ptr<Stats> stats_ = std::make_shared<Stats>();
   Fd bound_;  // holds the port, hence the name, of an engine that does not listen
   std::shared_ptr<Endpoint> own_;

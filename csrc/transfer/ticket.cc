@@ -24,9 +24,17 @@ Ticket::Ticket(std::weak_ptr<Peer> peer, std::string peer_name, Request request,
       deadline_(deadline),
       request_(std::move(request)) {}
 
-bool Ticket::finished() { return wait(Deadline::after(0)); }
+bool Ticket::finished() {
+  owner_.check("done", "ticket");
+  return wait_until(Deadline::after(0));
+}
 
 bool Ticket::wait(const Deadline& until) {
+  owner_.check("wait", "ticket");
+  return wait_until(until);
+}
+
+bool Ticket::wait_until(const Deadline& until) {
   {
     std::unique_lock lock(mutex_);
     const auto at = std::min(until.at(), deadline_.at());
@@ -45,6 +53,7 @@ void Ticket::check() const {
 }
 
 bool Ticket::cancel() {
+  owner_.check("cancel", "ticket");
   abandon(kCancelled);
   wait_finished();
   const std::lock_guard lock(mutex_);
@@ -52,6 +61,7 @@ bool Ticket::cancel() {
 }
 
 void Ticket::signal_when_finished(int event_fd) {
+  owner_.check("await", "ticket");
   const std::lock_guard lock(mutex_);
   if (finished_) {
     eventfd_write(event_fd, 1);

@@ -3,7 +3,8 @@
 //   TicketRef ticket = peer->submit(std::move(request), Deadline::after(30.0));
 //   if (ticket->wait(Deadline::after(1.0))) ticket->check();   // throws TransferError
 //
-// Layer: transfer. Thread-safe. A ticket that is dropped is not cancelled.
+// Layer: transfer. Thread-safe. A ticket that is dropped is not cancelled. In a forked child, which
+// has no worker, what would look at the request or change it throws InvalidArgument.
 #pragma once
 
 #include <condition_variable>
@@ -15,6 +16,7 @@
 
 #include "common/fd.h"
 #include "transfer/limit.h"
+#include "transfer/owner.h"
 #include "transfer/request.h"
 
 namespace mk::transfer {
@@ -49,10 +51,12 @@ class Ticket {
  private:
   friend class Peer;
 
+  bool wait_until(const Deadline& until);
   void abandon(const std::string& cause);
   void wait_finished();
   void finish(const std::string& cause, uint64_t num_bytes_done);  // once; "" means delivered
 
+  const Owner owner_;
   const std::weak_ptr<Peer> peer_;
   const std::string peer_name_;
   const uint64_t num_bytes_;

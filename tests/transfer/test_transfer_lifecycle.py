@@ -267,7 +267,6 @@ pid = os.fork()
 if not pid:
     signal.alarm(50)
     time.sleep(50)
-    os._exit(0)
 try:
 {body}
 finally:
@@ -310,3 +309,40 @@ def test_the_other_side_learns_of_a_close_though_a_forked_child_lives(closes):
             time.sleep(0.01)
         assert num_connections() == 0
     """)
+
+
+def test_a_forked_child_is_told_that_it_cannot_use_the_engine():
+    run_script("""
+import asyncio, signal
+from mooncake_kernels.errors import InvalidArgument
+async def wait(ticket): await ticket
+uses = {
+    "wait": lambda: ticket.wait(),
+    "done": lambda: ticket.done,
+    "cancel": lambda: ticket.cancel(),
+    "await": lambda: asyncio.run(wait(ticket)),
+    "write": lambda: a.write(peer, [row]),
+    "read": lambda: a.read(peer, [row]),
+    "open": lambda: a.open(b.name),
+    "register": lambda: a.register(bytearray(8)),
+    "receive_notifications": lambda: a.receive_notifications(50),
+    "stats": lambda: a.stats(),
+}
+ticket = a.write(peer, [row] * 5000)
+pid = os.fork()
+if not pid:
+    signal.alarm(50)
+    for op, use in uses.items():
+        try:
+            use()
+        except InvalidArgument as error:
+            assert str(error).startswith(f"{op}: "), error
+            assert f"process that made it, {os.getppid()}, got {os.getpid()}" in str(error), error
+        else:
+            raise AssertionError(f"{op} did not raise")
+    os._exit(0)
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+assert not ticket.done or ticket.wait() is None, "the child has ended it"
+a.write(peer, [row]).wait()
+a.close(), b.close()
+""")

@@ -1,0 +1,27 @@
+// Owner: the process that made an object. Its threads do not exist in a forked child, and its
+// eventfds and sockets are shared with it.
+//
+// Layer: transfer.
+#pragma once
+
+#include <unistd.h>
+
+#include "common/check.h"
+
+namespace mk::transfer {
+
+class Owner {
+ public:
+  bool forked() const { return getpid() != pid_; }
+
+  // Throws InvalidArgument in a forked child.
+  void check(const char* op, const char* argument) const {
+    MK_CHECK(!forked(), op, ": ", argument, " must be used in the process that made it, ", pid_,
+             ", got ", getpid());
+  }
+
+ private:
+  const pid_t pid_ = getpid();
+};
+
+}  // namespace mk::transfer
