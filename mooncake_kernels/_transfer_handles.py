@@ -1,14 +1,15 @@
 """What a ``TransferEngine`` gives out: regions, peers and tickets."""
 
 import asyncio
-import os
 from collections.abc import Generator
 from types import TracebackType
 from typing import Any, Literal
 
 from . import _host
 from ._transfer_arguments import as_seconds
+from ._transfer_completions import completion
 from .buffers import Buffer
+from .errors import InvalidArgument
 
 ACCESS = {"read_write": (True, True), "read": (True, False), "write": (False, True)}
 
@@ -146,26 +147,19 @@ class Ticket:
         return self._ticket.cancel()
 
     def __await__(self) -> Generator[Any, None, None]:
-        """Wait in asyncio, like ``wait()``; if the task is cancelled, so is the transfer."""
+        """Wait in asyncio, like ``wait()``; if that is given up, the transfer is cancelled.
+
+        An event loop needs one file descriptor, however many tickets are awaited in it.
+        """
         return self._completion().__await__()
 
     async def _completion(self) -> None:
-        loop = asyncio.get_running_loop()
-        finished = loop.create_future()
-        event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         try:
-            loop.add_reader(event, _finish, finished)
-            self._ticket.signal_when_finished(event)
-            await asyncio.wait([finished], timeout=max(0.0, self._ticket.remaining_s))
-        except asyncio.CancelledError:
+            with completion(self._ticket) as finished:
+                await asyncio.wait([finished], timeout=max(0.0, self._ticket.remaining_s))
+        except InvalidArgument:  # a forked child: the transfer is its parent's
+            raise
+        except BaseException:  # nobody waits any more, for whatever reason
             self.cancel()
             raise
-        finally:
-            loop.remove_reader(event)
-            os.close(event)
         self._ticket.wait(None)  # finished, or overdue: this does not block
-
-
-def _finish(future: "asyncio.Future[None]") -> None:
-    if not future.done():
-        future.set_result(None)

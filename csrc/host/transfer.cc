@@ -145,13 +145,17 @@ void bind_transfer(py::module_& m) {
       .def_property_readonly("name", &Peer::name)
       .def_property_readonly("transport",
                              [](const Peer& peer) { return transport_name(peer.transport()); });
+  py::class_<CompletionQueue, std::shared_ptr<CompletionQueue>>(m, "TransferCompletionQueue")
+      .def(py::init<>())
+      .def_property_readonly("fd", &CompletionQueue::fd)
+      .def("take", &CompletionQueue::take);
   py::class_<Ticket, TicketRef>(m, "TransferTicket")
       .def_property_readonly("num_bytes", &Ticket::num_bytes)
       .def_property_readonly("remaining_s", [](const Ticket& t) { return t.deadline().left_s(); })
       .def("finished", &Ticket::finished, ReleaseGil())
       .def("wait", &wait_ticket, py::arg("timeout_s").none(true))
       .def("cancel", &Ticket::cancel, ReleaseGil())
-      .def("signal_when_finished", &Ticket::signal_when_finished, py::arg("event_fd"));
+      .def("push_when_finished", &Ticket::push_when_finished, py::arg("queue"), py::arg("key"));
   py::class_<Engine, std::shared_ptr<Engine>>(m, "TransferEngine")
       .def(py::init(&make_engine), py::arg("name"), py::arg("local"), py::arg("tcp"), ReleaseGil())
       .def_property_readonly("name", &Engine::name)

@@ -1,11 +1,8 @@
 #include "transfer/ticket.h"
 
-#include <fcntl.h>
-#include <sys/eventfd.h>
-
 #include <algorithm>
+#include <utility>
 
-#include "common/check.h"
 #include "transfer/error.h"
 #include "transfer/peer.h"
 
@@ -60,13 +57,13 @@ bool Ticket::cancel() {
   return cause_ == kCancelled;
 }
 
-void Ticket::signal_when_finished(int event_fd) {
+void Ticket::push_when_finished(std::shared_ptr<CompletionQueue> queue, uint64_t key) {
   owner_.check("await", "ticket");
   const std::lock_guard lock(mutex_);
   if (finished_) {
-    eventfd_write(event_fd, 1);
+    queue->push(key);
   } else {
-    events_.emplace_back(MK_SYSCALL(fcntl(event_fd, F_DUPFD_CLOEXEC, 0), "fcntl"));
+    completions_.emplace_back(std::move(queue), key);
   }
 }
 
@@ -89,8 +86,8 @@ void Ticket::finish(const std::string& cause, uint64_t num_bytes_done) {
   request_ = {};  // the ticket may be kept for long
   finished_ = true;
   changed_.notify_all();
-  for (const Fd& event : events_) eventfd_write(event.get(), 1);
-  events_.clear();
+  for (const auto& [queue, key] : completions_) queue->push(key);
+  completions_.clear();
 }
 
 }  // namespace mk::transfer

@@ -12,9 +12,10 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
-#include "common/fd.h"
+#include "transfer/completions.h"
 #include "transfer/limit.h"
 #include "transfer/owner.h"
 #include "transfer/request.h"
@@ -45,8 +46,8 @@ class Ticket {
   // Returns whether this is why it ended.
   bool cancel();
 
-  // Adds 1 to the eventfd (of which a duplicate is kept) when finished, or now if it is.
-  void signal_when_finished(int event_fd);
+  // Pushes the key into the queue when finished, or now if it is.
+  void push_when_finished(std::shared_ptr<CompletionQueue> queue, uint64_t key);
 
  private:
   friend class Peer;
@@ -68,7 +69,7 @@ class Ticket {
   bool finished_ = false;
   std::string cause_;
   uint64_t num_bytes_done_ = 0;
-  std::vector<Fd> events_;
+  std::vector<std::pair<std::shared_ptr<CompletionQueue>, uint64_t>> completions_;
 };
 using TicketRef = std::shared_ptr<Ticket>;
 

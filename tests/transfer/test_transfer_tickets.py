@@ -2,12 +2,14 @@
 
 import asyncio
 import contextlib
+import errno
+import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from mooncake_kernels import config
+from mooncake_kernels import _host, config
 from mooncake_kernels.errors import InvalidArgument, TransferError
 from mooncake_kernels.transfer import TransferEngine
 
@@ -170,6 +172,66 @@ def test_await(pair):
             await pair.near.write(pair.peer, [(near.address, far.address + 1, SIZE)])
 
     asyncio.run(main())
+
+
+def test_awaiting_many_takes_one_descriptor():
+    def num_descriptors():
+        return len(os.listdir("/proc/self/fd"))
+
+    with stalled_peer() as (engine, peer, region):
+
+        async def main():
+            tickets = [engine.write(peer, [(region.address, 1, SIZE)]) for _ in range(200)]
+            before = num_descriptors()
+            waiting = [asyncio.ensure_future(wait(ticket)) for ticket in tickets]
+            await asyncio.sleep(0.01)
+            assert num_descriptors() == before + 1
+            waiting[7].cancel()
+            await asyncio.wait(waiting[7:8])
+            assert tickets[7].done and not tickets[8].done
+            peer.close()
+            ended = await asyncio.gather(*waiting, return_exceptions=True)
+            assert isinstance(ended.pop(7), asyncio.CancelledError)
+            assert {error.cause for error in ended} == {"the peer was closed"}
+            assert num_descriptors() <= before
+
+        async def wait(ticket):
+            await ticket
+
+        asyncio.run(main())
+
+
+def test_awaiting_without_a_descriptor_left_cancels_the_transfer(monkeypatch):
+    def fail():
+        raise OSError(errno.EMFILE, "eventfd")
+
+    monkeypatch.setattr(_host, "TransferCompletionQueue", fail)
+    with stalled_peer() as (engine, peer, region):
+
+        async def main():
+            ticket = engine.write(peer, [(region.address, 1, SIZE)])
+            with pytest.raises(OSError, match="eventfd"):
+                await ticket
+            assert transfer_error(ticket).cause == "cancelled"
+
+        asyncio.run(main())
+
+
+def test_await_in_two_event_loops_at_once(pair):
+    near, far = pair.regions(addressed(SIZE), untouched(SIZE))
+    row = (near.address, far.address, SIZE)
+
+    async def main():
+        for _ in range(20):
+            ticket = pair.near.write(pair.peer, [row])
+            await asyncio.gather(*[wait(ticket) for _ in range(3)])
+
+    async def wait(ticket):
+        await ticket
+
+    with ThreadPoolExecutor(2) as threads:
+        for loop in [threads.submit(asyncio.run, main()) for _ in range(2)]:
+            loop.result(WAIT_S)
 
 
 def test_await_ends_at_the_deadline_and_with_the_task():

@@ -1,0 +1,53 @@
+"""Awaiting tickets in asyncio: one file descriptor for all that an event loop waits for."""
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import Iterator
+
+from . import _host
+
+_of_loop: dict[asyncio.AbstractEventLoop, "_Completions"] = {}
+
+
+@contextlib.contextmanager
+def completion(ticket: _host.TransferTicket) -> Iterator["asyncio.Future[None]"]:
+    """Within it, the future is the running loop's, and is done once the ticket is finished."""
+    loop = asyncio.get_running_loop()
+    completions = _of_loop.get(loop)
+    if completions is None:
+        completions = _of_loop[loop] = _Completions(loop)
+    try:
+        with completions.future(ticket) as future:
+            yield future
+    finally:
+        if not completions.futures:
+            loop.remove_reader(completions.queue.fd)
+            _of_loop.pop(loop, None)
+
+
+class _Completions:
+    """The tickets that one event loop waits for. Used in that loop's thread only."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop):
+        self.queue = _host.TransferCompletionQueue()
+        self.futures: dict[int, asyncio.Future[None]] = {}
+        self._loop = loop
+        self._keys = itertools.count()
+        loop.add_reader(self.queue.fd, self._take)
+
+    @contextlib.contextmanager
+    def future(self, ticket: _host.TransferTicket) -> Iterator["asyncio.Future[None]"]:
+        key = next(self._keys)
+        future = self.futures[key] = self._loop.create_future()
+        try:
+            ticket.push_when_finished(self.queue, key)
+            yield future
+        finally:
+            del self.futures[key]
+
+    def _take(self) -> None:
+        for key in self.queue.take():
+            future = self.futures.get(key)  # None: nobody waits for it any more
+            if future is not None and not future.done():
+                future.set_result(None)
