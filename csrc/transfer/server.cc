@@ -25,7 +25,8 @@ Server::Server(Endpoint& own, Fd bound) : own_(own), listening_(std::move(bound)
 }
 
 Server::~Server() {
-  closing_.signal("the engine was closed");
+  closing_ = true;
+  wake_.signal("the server closes");
   thread_.join();
   shut_down(listening_);
   for (Served& served : served_) served.session.interrupt();
@@ -33,29 +34,30 @@ Server::~Server() {
 }
 
 void Server::listen() {
-  try {
-    while (true) {
-      wait_ready(listening_.get(), POLLIN, {Deadline::never(), closing_});
-      accept_one();
-    }
-  } catch (const std::exception&) {
-    // Interrupted: the server closes.
+  while (!closing_) {
+    pollfd polled[] = {{listening_.get(), POLLIN, 0}, {wake_.fd(), POLLIN, 0}};
+    poll(polled, 2, -1);
+    wake_.clear();
+    forget_finished();
+    if (polled[0].revents) accept_one();
   }
 }
 
 void Server::accept_one() {
-  forget_finished();
   Fd fd(accept4(listening_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
   if (!fd) {
     if (errno != EMFILE && errno != ENFILE && errno != ENOBUFS && errno != ENOMEM) return;
-    pollfd closing{closing_.fd(), POLLIN, 0};  // the listening socket stays ready: do not spin
-    poll(&closing, 1, kRetryMs);
+    pollfd wake{wake_.fd(), POLLIN, 0};  // the listening socket stays ready: do not spin
+    poll(&wake, 1, kRetryMs);
     return;
   }
   if (served_.size() >= kMaxSessions) return;  // closes it
   try {
     Served& served = served_.emplace_back(own_, Socket(std::move(fd)));
-    served.thread = start_thread([&session = served.session] { session.run(); });
+    served.thread = start_thread([this, &session = served.session] {
+      session.run();
+      wake_.signal("a session has ended");
+    });
   } catch (const std::exception&) {
     // No thread, no descriptor: this peer finds its connection closed; the others are served.
     if (!served_.empty() && !served_.back().thread.joinable()) served_.pop_back();

@@ -3,6 +3,7 @@
 // Layer: transfer.
 #pragma once
 
+#include <atomic>
 #include <list>
 #include <memory>
 #include <mutex>
@@ -34,7 +35,8 @@ class Server {
 
   Endpoint& own_;
   Fd listening_;
-  Interrupt closing_;
+  std::atomic<bool> closing_{false};
+  Interrupt wake_;  // of the listening thread: the server closes, or a session has ended
   std::list<Served> served_;  // the listening thread's, until it is joined
   std::thread thread_;
 };
