@@ -103,6 +103,21 @@ bool wait_in_slices(std::optional<double> timeout_s, Wait wait) {
   }
 }
 
+PeerRef open(Engine& engine, const std::string& name, double deadline_s) {
+  PeerRef peer;
+  try {
+    wait_in_slices(std::nullopt, [&](const Deadline& until) {
+      if (!peer) peer = engine.open(name, deadline_s);
+      return peer->wait_connected(until);
+    });
+  } catch (...) {
+    const GilReleased released;
+    if (peer) engine.close_peer(peer);
+    throw;
+  }
+  return peer;
+}
+
 bool wait_ticket(Ticket& ticket, std::optional<double> timeout_s) {
   const bool finished =
       wait_in_slices(timeout_s, [&](const Deadline& until) { return ticket.wait(until); });
@@ -169,7 +184,7 @@ void bind_transfer(py::module_& m) {
           py::arg("address"), py::arg("num_bytes"), py::arg("writable"), py::arg("remote_read"),
           py::arg("remote_write"), ReleaseGil())
       .def("remove_region", &Engine::remove_region, py::arg("region"), ReleaseGil())
-      .def("open", &Engine::open, py::arg("name"), py::arg("deadline_s"), ReleaseGil())
+      .def("open", &open, py::arg("name"), py::arg("deadline_s"))
       .def("close_peer", &Engine::close_peer, py::arg("peer"), ReleaseGil())
       .def("submit", &submit, py::arg("peer"), py::arg("reads"), py::arg("local").noconvert(),
            py::arg("remote").noconvert(), py::arg("sizes").noconvert(),

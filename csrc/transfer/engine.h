@@ -3,6 +3,7 @@
 //   Engine engine({"127.0.0.1:0", /*local=*/true, /*tcp=*/true});
 //   RegionRef region = engine.add_region({address, num_bytes}, kLocalWrite | kRemoteWrite);
 //   PeerRef peer = engine.open("10.0.0.2:4711", 30.0);
+//   peer->wait_connected(Deadline::after(30.0));
 //   TicketRef ticket = engine.submit(*peer, std::move(request), 30.0);
 //
 // Layer: transfer. Thread-safe. Python face: mooncake_kernels/transfer.py.
@@ -39,8 +40,8 @@ class Engine {
   RegionRef add_region(const Range& range, Rights rights);
   void remove_region(const RegionRef& region);
 
-  // Local if the peer lives in this process and that is allowed, else tcp. Throws InvalidArgument
-  // (name), Unavailable (no such host) or TransferError.
+  // Begins to connect; see Peer::wait_connected. Local if the peer lives in this process and that
+  // is allowed, else tcp. Throws InvalidArgument (name), Unavailable (no such host), TransferError.
   PeerRef open(const std::string& name, double deadline_s);
   void close_peer(const PeerRef& peer);
 

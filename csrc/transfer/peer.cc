@@ -17,14 +17,22 @@ Peer::Peer(std::string name, std::unique_ptr<Channel> channel, std::shared_ptr<E
       stats_(std::move(stats)) {}
 
 void Peer::start(const Deadline& deadline) {
+  const std::lock_guard lock(join_mutex_);
   try {
-    channel_->connect(interrupt_, deadline);
-    const std::lock_guard lock(join_mutex_);
-    interrupt_.check();  // closed meanwhile: no worker, then
-    worker_ = start_thread([this] { work(); });
-  } catch (const Failure& failure) {
-    throw TransferError(name_, failure.what());
+    interrupt_.check();
+  } catch (const Failure& closed) {
+    throw TransferError(name_, closed.what());
   }
+  worker_ = start_thread([this, deadline] { work(deadline); });
+}
+
+bool Peer::wait_connected(const Deadline& until) {
+  std::unique_lock lock(mutex_);
+  if (!changed_.wait_until(lock, until.at(), [this] { return connected_.has_value(); })) {
+    return false;
+  }
+  if (!connected_->empty()) throw TransferError(name_, *connected_);
+  return true;
 }
 
 TicketRef Peer::submit(Request request, const Deadline& deadline) {
@@ -65,7 +73,21 @@ void Peer::close(const std::string& cause) {
   if (worker_.joinable()) worker_.join();
 }
 
-void Peer::work() {
+bool Peer::connect(const Deadline& deadline) {
+  std::string cause;
+  try {
+    channel_->connect(interrupt_, deadline);
+  } catch (const std::exception& error) {
+    cause = error.what();
+  }
+  const std::lock_guard lock(mutex_);
+  connected_ = cause;
+  changed_.notify_all();
+  return cause.empty();
+}
+
+void Peer::work(const Deadline& deadline) {
+  if (!connect(deadline)) return;
   while (const TicketRef ticket = next()) run(*ticket);
   channel_->disconnect();
 }

@@ -2,7 +2,8 @@
 // out requests one after the other, in the order in which they were submitted.
 //
 //   auto peer = std::make_shared<Peer>(name, std::move(channel), own_endpoint, stats);
-//   peer->start(Deadline::after(5.0));   // connects
+//   peer->start(Deadline::after(5.0));             // connects
+//   peer->wait_connected(Deadline::after(0.1));    // true once it has
 //   TicketRef ticket = peer->submit(std::move(request), Deadline::after(30.0));
 //
 // Layer: transfer.
@@ -12,6 +13,7 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 
@@ -32,8 +34,12 @@ class Peer : public std::enable_shared_from_this<Peer> {
   const std::string& name() const { return name_; }
   Transport transport() const { return transport_; }
 
-  // Connects, then starts the worker. Throws TransferError.
+  // Starts the worker, which connects. Throws TransferError if it was closed before.
   void start(const Deadline& deadline);
+
+  // Whether it has connected, after waiting for that until `until`. Throws TransferError if it
+  // could not.
+  bool wait_connected(const Deadline& until);
 
   // Throws InvalidArgument once closed.
   TicketRef submit(Request request, const Deadline& deadline);
@@ -45,7 +51,8 @@ class Peer : public std::enable_shared_from_this<Peer> {
   void close(const std::string& cause);
 
  private:
-  void work();
+  void work(const Deadline& deadline);
+  bool connect(const Deadline& deadline);
   TicketRef next();
   void run(Ticket& ticket);
   void finish(Ticket& ticket, const std::string& cause, uint64_t num_bytes_done);
@@ -65,6 +72,7 @@ class Peer : public std::enable_shared_from_this<Peer> {
   std::deque<TicketRef> queue_;
   const Ticket* current_ = nullptr;
   bool closing_ = false;
+  std::optional<std::string> connected_;  // once tried: "", or why not
 
   std::mutex join_mutex_;
   std::thread worker_;

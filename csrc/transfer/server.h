@@ -36,7 +36,7 @@ class Server {
   Endpoint& own_;
   Fd listening_;
   std::atomic<bool> closing_{false};
-  Interrupt wake_;  // of the listening thread: the server closes, or a session has ended
+  Interrupt wake_;            // of the listening thread: the server closes, or a session has ended
   std::list<Served> served_;  // the listening thread's, until it is joined
   std::thread thread_;
 };

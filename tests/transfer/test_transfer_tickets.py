@@ -4,6 +4,8 @@ import asyncio
 import contextlib
 import errno
 import os
+import signal
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -121,6 +123,27 @@ def test_opening_a_peer_that_does_not_answer():
     message = "deadline of 0[.]1 s passed"
     with silent as name, TransferEngine() as engine, pytest.raises(TransferError, match=message):
         engine.open(name, deadline_s=0.1)
+
+
+@pytest.mark.parametrize("what", ["open", "wait", "receive_notifications"])
+def test_ctrl_c_ends_a_wait(what):
+    main = threading.main_thread().ident
+    behave = stall if what == "wait" else lambda connection: None
+    with raw_server(behave) as name, TransferEngine() as engine:
+        if what == "wait":
+            region = engine.register(addressed(SIZE))
+            ticket = engine.write(engine.open(name), [(region.address, 1, SIZE)])
+        wait = {
+            "open": lambda: engine.open(name, deadline_s=2 * WAIT_S),
+            "wait": lambda: ticket.wait(2 * WAIT_S),
+            "receive_notifications": lambda: engine.receive_notifications(2 * WAIT_S),
+        }[what]
+        until = time.monotonic() + WAIT_S
+        threading.Timer(0.3, signal.pthread_kill, [main, signal.SIGINT]).start()
+        with pytest.raises(KeyboardInterrupt):
+            wait()
+            pytest.fail("it was not interrupted")
+        assert time.monotonic() < until
 
 
 @pytest.mark.parametrize("direction", ["write", "read"])
