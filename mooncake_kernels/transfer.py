@@ -98,9 +98,13 @@ class TransferEngine(Resource):
         self._finalizer = weakref.finalize(self, _close, self._engine, self._regions)
 
     def close(self) -> None:
-        """Fail what is pending ("the engine was closed"), close peers and regions. Idempotent."""
+        """Fail what is pending ("the engine was closed"), close peers and regions. Idempotent.
+
+        When it returns, no thread of the engine touches the memory, whoever else is closing it.
+        """
         self._closed = True
-        self._finalizer()
+        self._finalizer()  # does nothing if another thread has called it
+        self._engine.close()  # and waits for that one
 
     def __del__(self) -> None:
         """Warn about an engine that nobody closed."""

@@ -116,18 +116,17 @@ Stats::Table Engine::stats() const {
 
 void Engine::close() {
   if (forked()) return;
+  const std::lock_guard closing(close_mutex_);
   std::vector<PeerRef> peers;
-  std::unique_ptr<Server> server;
   {
     const std::lock_guard lock(mutex_);
     closed_ = true;
     peers.swap(peers_);
-    server.swap(server_);
   }
   for (const PeerRef& peer : peers) peer->close("the engine was closed");
   leave_process(*own_);
   own_->notifications.close();
-  server.reset();
+  server_.reset();
   own_->regions.close();  // also ends what engines of this process do here
   bound_.close();
 }

@@ -52,7 +52,8 @@ class Engine {
   std::vector<Notification> take_notifications(const Deadline& deadline);
   Stats::Table stats() const;
 
-  // Fails what is pending, closes peers, stops listening, removes every region. Idempotent.
+  // Fails what is pending, closes peers, stops listening, removes every region. Idempotent; a
+  // second thread that closes waits for the first.
   void close();
 
   // In a forked child the engine's threads do not exist, and its peers belong to the parent: there
@@ -69,6 +70,7 @@ class Engine {
   Fd bound_;  // holds the port, hence the name, of an engine that does not listen
   std::shared_ptr<Endpoint> own_;
   std::unique_ptr<Server> server_;
+  std::mutex close_mutex_;
 
   std::mutex mutex_;
   std::vector<PeerRef> peers_;

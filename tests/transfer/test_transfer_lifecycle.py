@@ -55,6 +55,23 @@ def test_close_is_idempotent_and_in_any_order(pair):
             call()
 
 
+def test_every_thread_that_closes_finds_it_closed():
+    for _ in range(10):
+        with engine_pair("local") as pair, ThreadPoolExecutor(4) as threads:
+            near, far = pair.regions(addressed(64 * SIZE), untouched(64 * SIZE))
+            row = (near.address, far.address, 64 * SIZE)
+            running = pair.near.write(pair.peer, [row] * 1000)
+            queued = pair.near.write(pair.peer, [row])
+
+            def close(pair=pair, tickets=(running, queued)):
+                pair.near.close()
+                return [ticket.done for ticket in tickets]
+
+            time.sleep(0.005)
+            closers = [threads.submit(close) for _ in range(4)]
+            assert [closer.result(WAIT_S) for closer in closers] == [[True, True]] * 4
+
+
 def test_the_far_engine_closes(pair):
     near, far = pair.regions(addressed(SIZE), untouched(SIZE))
     row = (near.address, far.address, SIZE)
