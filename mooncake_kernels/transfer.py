@@ -145,7 +145,9 @@ class TransferEngine(Resource):
         """Connect to another engine.
 
         Args:
-            name: its ``name``: ``"host:port"``.
+            name: its ``name``: ``"host:port"``. An engine of this process is found by that very
+                spelling; by another one (``localhost`` for ``127.0.0.1``) ``tcp`` reaches it, but
+                not an engine with ``transports=("local",)``.
             deadline_s: seconds for connecting; None: the setting ``deadline_s``. Asking DNS for a
                 host name is not covered: resolv.conf(5) bounds that.
 
@@ -181,9 +183,14 @@ class TransferEngine(Resource):
             peer.notifications.append((engine.name, notify))
 
         Every descriptor must lie inside one region at either end. The peer checks all of them
-        before the first byte moves, so that a refused request has changed nothing. A request above
-        8192 descriptors or 16 MiB (read: 256 MiB) is confirmed in parts: if it fails on the way,
-        the error's ``num_bytes_done`` says how much has arrived.
+        before the first byte moves: a request refused for one has changed nothing. Whether its
+        queue has room for ``notify`` shows only after the data: if not, the transfer fails, but
+        the bytes are written, as the error's ``num_bytes_done`` says. A request above 8192
+        descriptors or 16 MiB (read: 256 MiB) is confirmed in parts: if it fails on the way,
+        ``num_bytes_done`` says how much has arrived.
+
+        Source and target may overlap only over ``local``, where a descriptor is copied as if
+        through a buffer; over ``tcp`` what such a target then holds is undefined.
 
         Args:
             peer: from ``open``.

@@ -3,7 +3,7 @@
 //   Exchange(socket, request, request_id, limit, num_bytes_done).run();
 //
 // Layer: transfer. A request of several batches is checked whole before its first byte moves, so
-// that a refused one has changed nothing. Writes keep kWindow batches under way.
+// that one refused for a range has changed nothing. Writes keep kWindow batches under way.
 #pragma once
 
 #include <cstdint>

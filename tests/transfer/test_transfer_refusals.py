@@ -195,6 +195,9 @@ def test_a_named_transport_does_not_fall_back(engine):
     with TransferEngine(transports=["local"]) as local_only:
         with pytest.raises(TransferError, match="no engine of that name in this process"):
             local_only.open("127.0.0.1:9")
+        assert local_only.open(engine.name).transport == "local"
+        with pytest.raises(TransferError, match="no engine of that name in this process"):
+            local_only.open(engine.name.replace("127.0.0.1", "localhost"))
         with TransferEngine(transports=["tcp"]) as tcp_only:
             assert tcp_only.open(engine.name).transport == "tcp"
             with pytest.raises(TransferError, match="connection refused"):
