@@ -1,7 +1,9 @@
 """What callers pass to ``transfer.py``: checked, and as what the host code takes."""
 
 import math
+import numbers
 import operator
+import reprlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -15,18 +17,31 @@ Integers = np.ndarray | torch.Tensor | Sequence[int]
 Descriptors = np.ndarray | Iterable[tuple[int, int, int]]
 
 
-def as_text(op: str, argument: str, value: Any) -> str:
-    if not isinstance(value, str):
-        raise InvalidArgument(f'{op}: {argument} must be "host:port", got {value!r}')
+def shown(value: Any) -> str:
+    """The value for the text of an error: at most a line of it."""
+    try:
+        return reprlib.repr(value)
+    except ValueError:  # Python prints no integer of more than 4300 digits
+        return f"a huge {type(value).__name__}"
+
+
+def as_name(op: str, value: Any) -> str:
+    # The host code checks the rest; what is not plain text would not arrive there as it is.
+    if not isinstance(value, str) or not value.isascii() or not value.isprintable():
+        raise InvalidArgument(f'{op}: name must be "host:port", got {value!r}')
     return value
 
 
 def as_seconds(op: str, argument: str, value: Any, *, minimum: float) -> float:
-    if not isinstance(value, (int, float)) or not math.isfinite(value) or value < minimum:
+    try:
+        seconds = float(value) if isinstance(value, numbers.Real) else math.nan
+    except OverflowError:
+        seconds = math.inf
+    if not minimum <= seconds < math.inf:
         raise InvalidArgument(
-            f"{op}: {argument} must be a number of seconds >= {minimum:g}, got {value!r}"
+            f"{op}: {argument} must be a number of seconds >= {minimum:g}, got {shown(value)}"
         )
-    return float(value)
+    return seconds
 
 
 def as_deadline(op: str, deadline_s: float | None) -> float:
@@ -37,29 +52,39 @@ def as_deadline(op: str, deadline_s: float | None) -> float:
 
 def _integers(op: str, argument: str, values: Any, shape: str) -> np.ndarray:
     """The values as uint64, of any shape; a sequence of Python ints is one conversion."""
+    expected = f"{op}: {argument} must be {shape} integers from 0 to 2**64 - 1"
     if isinstance(values, torch.Tensor) and values.device.type != "cpu":
         raise InvalidArgument(f"{op}: {argument} must be on the cpu, got {values.device}")
     try:
         array = np.asarray(values)
-    except (ValueError, OverflowError):
-        raise InvalidArgument(
-            f"{op}: {argument} must be {shape} integers, got {values!r}"
-        ) from None
+        if array.dtype.kind in "fO" and not isinstance(values, torch.Tensor | np.ndarray):
+            # Integers with no common type in numpy: np.uint64 among Python's, or some above 2**63.
+            array = _exact_integers(values)
+    except (ValueError, TypeError, OverflowError, RuntimeError):
+        raise InvalidArgument(f"{expected}, got {shown(values)}") from None
     if array.size == 0:
         return array.astype(np.uint64)
     if array.dtype.kind not in "iu":
-        raise InvalidArgument(
-            f"{op}: {argument} must be {shape} integers, got {array.dtype} of shape {array.shape}"
-        )
+        raise InvalidArgument(f"{expected}, got {array.dtype} of shape {array.shape}")
     if array.dtype.kind == "i" and array.min() < 0:
-        raise InvalidArgument(f"{op}: {argument} must not be negative, got {array.min()}")
+        raise InvalidArgument(f"{expected}, got {array.min()}")
     return array.astype(np.uint64, copy=False)
 
 
+def _exact_integers(values: Any) -> np.ndarray:
+    array = np.asarray(values, dtype=object)
+    integers = [operator.index(value) for value in array.flat]  # TypeError unless one
+    return np.array(integers, dtype=np.uint64).reshape(array.shape)  # OverflowError out of range
+
+
 def as_rows(op: str, descriptors: Descriptors) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    if not isinstance(descriptors, np.ndarray | torch.Tensor):
-        descriptors = list(descriptors)
     shape = "[n, 3] (local_address, remote_address, num_bytes)"
+    if not isinstance(descriptors, np.ndarray | torch.Tensor):
+        if not isinstance(descriptors, Iterable):
+            raise InvalidArgument(
+                f"{op}: descriptors must be {shape} integers, got {shown(descriptors)}"
+            )
+        descriptors = list(descriptors)
     table = _integers(op, "descriptors", descriptors, shape)
     if table.size == 0:
         table = table.reshape(0, 3)

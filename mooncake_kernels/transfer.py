@@ -21,7 +21,7 @@ connections end, and its port is free, when the child is gone as well.
 import logging
 import warnings
 import weakref
-from collections.abc import Sequence
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -32,9 +32,9 @@ from ._transfer_arguments import (
     Integers,
     as_columns,
     as_deadline,
+    as_name,
     as_rows,
     as_seconds,
-    as_text,
 )
 from ._transfer_handles import ACCESS, Access, Peer, Region, Resource, Ticket
 from .buffers import as_buffer
@@ -75,13 +75,14 @@ class TransferEngine(Resource):
         name: str | None = None,
         *,
         metadata: str = "p2p",
-        transports: Sequence[str] | None = None,
+        transports: Collection[str] | None = None,
     ):
         self._closed = True  # for __del__, should something be refused here
-        if metadata != "p2p":
+        if not isinstance(metadata, str) or metadata != "p2p":
             raise InvalidArgument(f'TransferEngine: metadata must be "p2p", got {metadata!r}')
         allowed = TRANSPORTS if transports is None else transports
-        if isinstance(allowed, str) or not allowed or not set(allowed) <= set(TRANSPORTS):
+        named = isinstance(allowed, Collection) and not isinstance(allowed, str)
+        if not named or not allowed or not all(item in TRANSPORTS for item in allowed):
             raise InvalidArgument(
                 f"TransferEngine: transports must be a list of {' and '.join(TRANSPORTS)}, "
                 f"got {transports!r}"
@@ -89,7 +90,7 @@ class TransferEngine(Resource):
         if name is None:
             host = config.current().listen_host
             name = f"[{host}]:0" if ":" in host else f"{host}:0"
-        name = as_text("TransferEngine", "name", name)
+        name = as_name("TransferEngine", name)
         self._engine = _host.TransferEngine(name, "local" in allowed, "tcp" in allowed)
         self._regions: set[Region] = set()
         self._closed = False
@@ -128,9 +129,17 @@ class TransferEngine(Resource):
             Unavailable: it is CUDA memory.
         """
         self._check_open("register")
-        if access not in ACCESS:
+        if not isinstance(access, str) or access not in ACCESS:
             raise InvalidArgument(f"register: access must be one of {list(ACCESS)}, got {access!r}")
-        memory = as_buffer(buffer)
+        try:
+            memory = as_buffer(buffer)
+        except InvalidArgument as error:
+            raise InvalidArgument(f"register: {error}") from None
+        except ValueError as error:  # memoryview's, as of a dtype that it has no name for
+            raise InvalidArgument(
+                f"register: buffer must have the buffer protocol, got {type(buffer).__name__} "
+                f"({error})"
+            ) from None
         if not memory.location.startswith("cpu:"):
             raise Unavailable(
                 f"register: tcp and local move host memory for now, got {memory.location}"
@@ -162,7 +171,7 @@ class TransferEngine(Resource):
         """
         self._check_open("open")
         deadline_s = as_deadline("open", deadline_s)
-        peer = Peer(self._engine, self._engine.open(as_text("open", "name", name), deadline_s))
+        peer = Peer(self._engine, self._engine.open(as_name("open", name), deadline_s))
         _log.info("%s reaches %s by %s", self.name, peer.name, peer.transport)
         return peer
 

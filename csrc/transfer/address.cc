@@ -4,10 +4,12 @@
 #include <netinet/in.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
 #include <memory>
 
 #include "common/check.h"
+#include "common/fd.h"
 
 namespace mk::transfer {
 namespace {
@@ -31,6 +33,27 @@ int parse_port(const std::string& text) {
       std::all_of(text.begin(), text.end(), [](char c) { return c >= '0' && c <= '9'; });
   const int port = digits ? std::stoi(text) : -1;
   return port <= 65535 ? port : -1;
+}
+
+// An IPv4 address that is written as an IPv6 one, ::ffff:a.b.c.d, as itself; others as they are.
+SocketAddress unmapped(const SocketAddress& address) {
+  const auto& ipv6 = reinterpret_cast<const sockaddr_in6&>(address.storage);
+  if (ipv6.sin6_family != AF_INET6 || !IN6_IS_ADDR_V4MAPPED(&ipv6.sin6_addr)) return address;
+  SocketAddress plain{{}, sizeof(sockaddr_in)};
+  auto& ipv4 = reinterpret_cast<sockaddr_in&>(plain.storage);
+  ipv4.sin_family = AF_INET;
+  ipv4.sin_port = ipv6.sin6_port;
+  std::memcpy(&ipv4.sin_addr, &ipv6.sin6_addr.s6_addr[12], sizeof(ipv4.sin_addr));
+  return plain;
+}
+
+// Those of the networks that this machine is in are known to the kernel alone: it does not connect
+// a datagram socket to one unless asked to.
+bool is_broadcast(const sockaddr_in& address) {
+  if (address.sin_addr.s_addr == htonl(INADDR_BROADCAST)) return true;
+  const Fd fd(MK_SYSCALL(::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0), "socket"));
+  const auto* const target = reinterpret_cast<const sockaddr*>(&address);
+  return ::connect(fd.get(), target, sizeof(address)) < 0 && errno == EACCES;
 }
 
 }  // namespace
@@ -69,13 +92,15 @@ std::vector<SocketAddress> resolve(const HostPort& where) {
   return addresses;
 }
 
-bool is_wildcard(const SocketAddress& address) {
-  if (address.storage.ss_family == AF_INET) {
-    return reinterpret_cast<const sockaddr_in*>(&address.storage)->sin_addr.s_addr == INADDR_ANY;
+bool is_unicast(const SocketAddress& address) {
+  const SocketAddress plain = unmapped(address);
+  if (plain.storage.ss_family == AF_INET) {
+    const auto& ipv4 = reinterpret_cast<const sockaddr_in&>(plain.storage);
+    const uint32_t host = ntohl(ipv4.sin_addr.s_addr);
+    return host != INADDR_ANY && !IN_MULTICAST(host) && !is_broadcast(ipv4);
   }
-  return address.storage.ss_family == AF_INET6 &&
-         IN6_IS_ADDR_UNSPECIFIED(
-             &reinterpret_cast<const sockaddr_in6*>(&address.storage)->sin6_addr);
+  const auto& ipv6 = reinterpret_cast<const sockaddr_in6&>(plain.storage);
+  return !IN6_IS_ADDR_UNSPECIFIED(&ipv6.sin6_addr) && !IN6_IS_ADDR_MULTICAST(&ipv6.sin6_addr);
 }
 
 }  // namespace mk::transfer

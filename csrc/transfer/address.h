@@ -32,7 +32,8 @@ HostPort parse_name(const std::string& op, const std::string& name);
 // resolv.conf(5) allows; an address never is. Throws Unavailable in the resolver's words.
 std::vector<SocketAddress> resolve(const HostPort& where);
 
-// Whether the host is "every address of this machine", at which no peer can reach it.
-bool is_wildcard(const SocketAddress& address);
+// Whether peers can connect to the address: it is neither "every address of this machine" nor a
+// multicast or broadcast address.
+bool is_unicast(const SocketAddress& address);
 
 }  // namespace mk::transfer

@@ -45,7 +45,7 @@ std::vector<RegionRef> check_request(const RegionTable& table, const Request& re
 Engine::Engine(const EngineOptions& options) : options_(options) {
   HostPort where = parse_name("TransferEngine", options.name);
   const std::vector<SocketAddress> addresses = resolve(where);
-  MK_CHECK(!is_wildcard(addresses.front()),
+  MK_CHECK(std::all_of(addresses.begin(), addresses.end(), is_unicast),
            "TransferEngine: name must be an address at which peers reach this engine, got ",
            options.name);
   bound_ = bind_socket(options.name, addresses, options.tcp);

@@ -110,8 +110,18 @@ def test_read_only_memory_is_never_written(pair):
     [
         ([], "write: descriptors must not be empty unless notify is given"),
         ([(0, 0, 0)], r"write: descriptors\[0\] num_bytes must be positive, got 0"),
-        ([(0, 0, -1)], "write: descriptors must not be negative, got -1"),
-        ([(0.5, 0, 1)], r"write: descriptors must be \[n, 3\] .* integers, got float64"),
+        ([(0, 0, -1)], r"write: descriptors must be \[n, 3\] .* from 0 to 2\*\*64 - 1, got -1"),
+        ([(0.5, 0, 1)], r"write: descriptors must be \[n, 3\] .*, got \[\(0.5, 0, 1\)\]"),
+        (np.zeros((1, 3)), r"write: descriptors must be \[n, 3\] .*, got float64"),
+        (None, r"write: descriptors must be \[n, 3\] .* integers, got None"),
+        (5, r"write: descriptors must be \[n, 3\] .* integers, got 5"),
+        (
+            [(np.uint64(1), 0, -1)],
+            r"write: descriptors must be .*, got \[\(np.uint64\(1\), 0, -1\)\]",
+        ),
+        ([(10**5000, 0, 1)], r"write: descriptors must be \[n, 3\] .*, got "),
+        (torch.zeros(1, 3, dtype=torch.bfloat16), r"write: descriptors must be .*, got tensor"),
+        ([(1 << 63, 0, 1)], r"write: descriptors\[0\] local range 0x80{15} \+ 1 bytes"),
         ([(0, 0)], r"write: descriptors must be \[n, 3\] .* got \(1, 2\)"),
         ([(0, 0, 1), (0, 0)], r"write: descriptors must be \[n, 3\]"),
         ([(0, 0, 1 << 70)], r"write: descriptors must be \[n, 3\]"),
@@ -137,12 +147,15 @@ def test_bad_descriptors(pair, descriptors, message):
         ),
         (
             {"local_addresses": torch.zeros(1)},
-            r"local_addresses must be \[n\] integers, got float32",
+            r"local_addresses must be \[n\] integers .*, got float32",
         ),
-        ({"sizes": -4}, "sizes must not be negative, got -4"),
+        ({"sizes": -4}, r"sizes must be \[n\] integers from 0 to 2\*\*64 - 1, got -4"),
         ({"sizes": True}, "num_bytes must be positive|not inside"),
         ({"deadline_s": 0}, "deadline_s must be a number of seconds"),
         ({"deadline_s": float("nan")}, "deadline_s must be a number of seconds"),
+        ({"deadline_s": "2"}, "deadline_s must be a number of seconds >= 1e-06, got '2'"),
+        ({"deadline_s": 10**400}, "deadline_s must be a number of seconds >= 1e-06, got 1000"),
+        ({"deadline_s": 10**5000}, "deadline_s must be a number of seconds >= 1e-06, got "),
         ({"notify": "text"}, "notify must be bytes, got str"),
         ({"notify": bytes(65537)}, "notify must be at most 65536 bytes, got 65537"),
         ({"peer": "127.0.0.1:1"}, "peer must be a Peer that this engine opened"),
@@ -154,6 +167,15 @@ def test_bad_arguments_of_write_blocks(pair, change, message):
         pair.near.write_blocks(**(good | change))
 
 
+def test_numbers_of_numpy_are_numbers(pair):
+    near, far = pair.regions(addressed(SIZE), untouched(SIZE))
+    row = (np.uint64(near.address), far.address, np.int64(SIZE))  # numpy would make floats of it
+    for deadline_s in (np.float32(20), np.int64(20)):
+        far._buffer.owner[:] = UNTOUCHED
+        pair.near.write(pair.peer, [row], deadline_s=deadline_s).wait(np.float32(20))
+        assert (far._buffer.owner == addressed(SIZE)).all()
+
+
 def test_a_peer_of_another_engine(pair):
     with pytest.raises(InvalidArgument, match="peer must be a Peer that this engine opened"):
         pair.far.write(pair.peer, [(1, 1, 1)])
@@ -162,31 +184,43 @@ def test_a_peer_of_another_engine(pair):
 @pytest.mark.parametrize(
     "name",
     ["", "host", "host:", ":80", "host:port", "host:65536", "host:-1", "a b:1", "::1", "[]:1",
-     "h\0:1", "host:1\n", "http://h:1", "\u00e9:1", "x" * 300 + ":1", "host:0080000", None, 7],
+     "h\0:1", "h\ud800:1", "host:1\n", "http://h:1", "\u00e9:1", "x" * 300 + ":1", "host:0080000",
+     None, 7],
 )  # fmt: skip
 def test_names_that_are_none(engine, name):
-    with pytest.raises(InvalidArgument, match=r'open: name must be "host:port", got'):
+    got = "'h.x00:1'$" if name == "h\0:1" else ""
+    with pytest.raises(InvalidArgument, match=f'open: name must be "host:port", got {got}'):
         engine.open(name)
     if name is not None:
-        with pytest.raises(InvalidArgument, match=r'TransferEngine: name must be "host:port", got'):
+        with pytest.raises(InvalidArgument, match=f'Engine: name must be "host:port", got {got}'):
             TransferEngine(name)
 
 
 def test_names_that_lead_nowhere(engine):
     with pytest.raises(InvalidArgument, match="name must have a port other than 0"):
         engine.open("127.0.0.1:0")
-    with pytest.raises(InvalidArgument, match="address at which peers reach this engine"):
-        TransferEngine("0.0.0.0:0")
     with pytest.raises(Unavailable, match=r"cannot resolve no-such-host.invalid"):
         engine.open("no-such-host.invalid:80")
     with pytest.raises(OSError, match=f"bind to {engine.name}"):
         TransferEngine(engine.name)
 
 
+@pytest.mark.parametrize(
+    "host",
+    ["0.0.0.0", "224.0.0.1", "255.255.255.255", "127.255.255.255", "[::]", "[ff02::1]",
+     "[::ffff:0.0.0.0]", "[::ffff:224.0.0.1]", "[::ffff:255.255.255.255]"],
+)  # fmt: skip
+def test_names_at_which_no_peer_can_connect(host):
+    with pytest.raises(InvalidArgument, match="name must be an address at which peers reach"):
+        TransferEngine(f"{host}:0")
+
+
 def test_bad_arguments_of_the_engine():
     with pytest.raises(InvalidArgument, match="metadata must be \"p2p\", got 'etcd'"):
         TransferEngine(metadata="etcd")
-    for transports in (["rdma"], [], "tcp", ["tcp", "nvlink"]):
+    with pytest.raises(InvalidArgument, match="metadata must be"):
+        TransferEngine(metadata=np.zeros(2))
+    for transports in (["rdma"], [], "tcp", ["tcp", "nvlink"], 5, [["tcp"]]):
         with pytest.raises(InvalidArgument, match="transports must be a list of local and tcp"):
             TransferEngine(transports=transports)
 
@@ -223,10 +257,14 @@ def test_bad_registrations(engine):
         engine.register(b"constant")
     with pytest.raises(InvalidArgument, match=r"access must be one of .*, got 'rw'"):
         engine.register(memory, "rw")
+    with pytest.raises(InvalidArgument, match=r"access must be one of .*, got \[\]"):
+        engine.register(memory, [])
     with pytest.raises(InvalidArgument, match="must be packed"):
         engine.register(torch.zeros(4, 4).T)
-    with pytest.raises(InvalidArgument, match="got int"):
+    with pytest.raises(InvalidArgument, match="register: buffer must be .*, got int"):
         engine.register(5)
+    with pytest.raises(InvalidArgument, match="register: buffer must have .*, got ndarray"):
+        engine.register(np.zeros(3, "datetime64[s]"))
 
 
 def test_cuda_memory_is_not_moved_yet(engine):
