@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import signal
 from dataclasses import dataclass
 
 import pytest
@@ -14,6 +15,8 @@ if not HAS_CUDA:
     os.environ.setdefault("TRITON_INTERPRET", "1")  # must be set before triton is imported
 
 torch.set_num_threads(2)
+# In the background of a script SIGINT is ignored, by us and by every process that a test starts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def skip(need: str, reason: str) -> None:
