@@ -20,6 +20,8 @@ for tool in memcheck racecheck initcheck; do
   compute-sanitizer --tool "$tool" --error-exitcode 9 \
     "${pytest[@]}" "$root/tests/kv" -k "cuda and not triton and not compile" -x || status=1
 done
-(cd "$root/bench" && python3 bench_copy_blocks.py --device cuda --json "$results/copy_blocks_gpu.json") || status=1
+for bench in copy_blocks copy_plan; do
+  (cd "$root/bench" && python3 "bench_$bench.py" --device cuda --json "$results/${bench}_gpu.json") || status=1
+done
 python3 -m mooncake_serving demo --device cuda --json >"$results/demo_gpu.json" || status=1
 exit $status

@@ -102,9 +102,12 @@ def as_packed(name: str, tensor: torch.Tensor, shape: tuple[int, ...], view: KVV
     return Packed(tensor)
 
 
-def check_call(op: str, view: KVView, max_sms: int | None) -> None:
+def check_view(op: str, view: KVView) -> None:
     if not isinstance(view, KVView):
         raise InvalidArgument(f"{op}: view must be a KVView, got {type(view).__name__}")
+
+
+def check_call(op: str, max_sms: int | None) -> None:
     is_int = isinstance(max_sms, int) and not isinstance(max_sms, bool)
     if max_sms is not None and not (is_int and 1 <= max_sms < 2**31):
         raise InvalidArgument(f"{op}: max_sms must be None or an integer >= 1, got {max_sms!r}")

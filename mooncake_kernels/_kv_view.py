@@ -21,13 +21,14 @@ class KVView:
     """A paged KV cache whose axes have names.
 
     The names are ``layer``, ``kv`` (k is 0 and v is 1), ``block``, ``head``, ``token`` (its place
-    in the block) and ``dim``; ``block``, ``token`` and ``dim`` are required, ``dim`` is the last
-    one and packed, all else may come in any order and be strided. Examples::
+    in the block) and ``dim``; ``block`` and ``dim`` are required, ``dim`` is the last one and
+    packed, all else may come in any order and be strided. Examples::
 
         KVView(layers, axes="kv block token head dim")         # vLLM's NHD: a tensor per layer
         KVView(tensor, axes="block layer kv head token dim")   # one tensor, block first
         KVView([k_layers, v_layers], axes="block token head dim")   # k and v apart
         KVView(layers, axes="block token dim")                 # MLA: one latent, no kv and no head
+        KVView(states, axes="block dim")                       # one state for each block
 
     Args:
         tensors: one tensor; or a list of them, one a layer; or a list of two such lists, one for k
@@ -40,6 +41,7 @@ class KVView:
         tensors: all tensors, flat; with nested lists those of k come first.
         num_layers, num_kv, num_blocks, num_heads, block_size, head_dim: sizes (1 for an axis that
             is not there); ``block_size`` is in tokens.
+        has_tokens, has_heads: whether the axis is there.
         dtype, device: of the tensors.
         layout, gather_plan, scatter_plan, bad_ids: for this package's own use.
 
@@ -58,9 +60,9 @@ class KVView:
                 f"got {axes!r}"
             )
         _check_alike(self.tensors)
-        sizes = {"layer": len(grid[0]), "kv": len(grid), "head": 1}
+        sizes = {"layer": len(grid[0]), "kv": len(grid), "head": 1, "token": 1}
         sizes |= dict(zip(names, first.shape, strict=True))
-        strides = dict.fromkeys(("layer", "kv", "head"), 0)
+        strides = dict.fromkeys(("layer", "kv", "head", "token"), 0)
         itemsize = first.element_size()
         steps = (step * itemsize for step in first.stride())
         strides |= dict(zip(names, steps, strict=True))
@@ -74,6 +76,7 @@ class KVView:
                 f"KVView: axis 'dim' must be packed (stride 1), got stride {first.stride(-1)}"
             )
         self.axes = " ".join(names)
+        self.has_tokens, self.has_heads = "token" in names, "head" in names
         self.num_layers, self.num_kv = sizes["layer"], sizes["kv"]
         self.num_blocks, self.block_size = sizes["block"], sizes["token"]
         self.num_heads, self.head_dim = sizes["head"], sizes["dim"]

@@ -6,14 +6,16 @@ Pure arithmetic on sizes and strides: no memory is touched here. ``kv.py`` is th
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
+from math import gcd
 
 from .errors import InvalidArgument
 
 AXES = ("layer", "kv", "block", "head", "token", "dim")
-# The operator's plan, as csrc/ops/kv.cc tells it: five numbers, MAX_AXES x (extent, strides), and
-# PLANE_FIELDS numbers a plane.
+# The operator's plan, as csrc/ops/kv.cc tells it: whether ids are slots, SIDE_FIELDS numbers for
+# src and for dst, run_bytes, MAX_AXES x (extent, strides), and PLANE_FIELDS numbers a plane.
 MAX_AXES = 2
-HEADER = 5 + 3 * MAX_AXES
+SIDE_FIELDS = 6
+HEADER = 2 + 2 * SIDE_FIELDS + 3 * MAX_AXES
 PLANE_FIELDS = 4
 
 
@@ -32,7 +34,7 @@ def parse_axes(axes: str, num_dims: int) -> tuple[str, ...]:
             f"KVView: axes must have one name for each of the tensor's {num_dims} dimensions, "
             f"got {axes!r}"
         )
-    missing = [name for name in ("block", "token", "dim") if name not in names]
+    missing = [name for name in ("block", "dim") if name not in names]
     if missing:
         raise InvalidArgument(f"KVView: axes must contain {missing[0]!r}, got {axes!r}")
     if names[-1] != "dim":
@@ -85,27 +87,30 @@ def packed_layout(like: Layout) -> Layout:
 
 @dataclass(frozen=True)
 class Selection:
-    """What part of each side a plan copies: pairs of layers, and a range of heads."""
+    """What part of each side a plan copies, and what an id names."""
 
     layers: Sequence[tuple[int, int]]  # (src, dst)
     num_kv: int
     src_head: int
     dst_head: int
     num_heads: int
+    by_slot: bool = False  # an id is one token's place, block * block_size + offset
 
 
 def plan_values(src: Layout, dst: Layout, selection: Selection) -> list[int]:
     """Compute the operator's ``plan`` (its layout is told in csrc/ops/kv.cc).
 
-    A run starts as one row of ``dim`` and absorbs every axis that continues it on both sides, so
-    that it becomes the longest range that is contiguous in both; what is left of layer and kv
-    becomes planes, what is left of head and token becomes strided axes.
+    What one id of the shorter blocks names, a piece, is the most tokens that lie in one block on
+    both sides. A run starts as one row of ``dim`` and absorbs every axis that continues it on both
+    sides, so that it becomes the longest range that is contiguous in both; what is left of layer
+    and kv becomes planes, what is left of head and token becomes strided axes.
     """
+    piece_tokens = 1 if selection.by_slot else gcd(src.sizes["token"], dst.sizes["token"])
     extents = {
         "layer": len(selection.layers),
         "kv": selection.num_kv,
         "head": selection.num_heads,
-        "token": src.sizes["token"],
+        "token": piece_tokens,
     }
     run_bytes = src.sizes["dim"] * src.itemsize
     left = [axis for axis, extent in extents.items() if extent > 1]
@@ -113,8 +118,10 @@ def plan_values(src: Layout, dst: Layout, selection: Selection) -> list[int]:
         run_bytes *= extents[absorbed[0]]
         left.remove(absorbed[0])
 
-    strided = sorted(set(left) & {"head", "token"}, key=lambda axis: -dst.strides[axis])
-    values = [src.sizes["block"], dst.sizes["block"], src.strides["block"], dst.strides["block"]]
+    strided = sorted(set(left) & {"head", "token"}, key=lambda axis: -src.strides[axis])
+    values = [int(selection.by_slot)]
+    for layout in (src, dst):
+        values += _side_values(layout, piece_tokens, selection.by_slot)
     values.append(run_bytes)
     for axis in strided:
         values += [extents[axis], src.strides[axis], dst.strides[axis]]
@@ -128,6 +135,18 @@ def plan_values(src: Layout, dst: Layout, selection: Selection) -> list[int]:
         dst_offset += selection.dst_head * dst.strides["head"]
         values += [src_tensor, src_offset, dst_tensor, dst_offset]
     return values
+
+
+def _side_values(layout: Layout, piece_tokens: int, by_slot: bool) -> list[int]:
+    num_blocks, num_tokens = layout.sizes["block"], layout.sizes["token"]
+    block_stride, token_stride = layout.strides["block"], layout.strides["token"]
+    if not by_slot:
+        pieces, piece_stride = num_tokens // piece_tokens, piece_tokens * token_stride
+        return [num_blocks, block_stride, pieces, piece_stride, 1, 0]
+    num_slots = num_blocks * num_tokens
+    if block_stride == num_tokens * token_stride:  # then a slot needs no division
+        return [num_slots, token_stride, 1, 0, 1, 0]
+    return [num_slots, block_stride, 1, 0, num_tokens, token_stride]
 
 
 def _continues(src: Layout, dst: Layout, axis: str, run_bytes: int, selection: Selection) -> bool:

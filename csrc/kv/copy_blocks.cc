@@ -1,24 +1,25 @@
 #include "kv/copy_blocks.h"
 
-#include "kv/copy_run.h"
+#include "kv/copy_runs.h"
 
 namespace mk::kv {
 
 void copy_blocks_host(const CopyBlocksParams& params, int64_t begin, int64_t end) {
-  const CopyRun copy_run = choose_copy_run(params.num_runs() * params.run_bytes, params.run_bytes);
-  const int64_t runs_per_plane = params.runs_per_plane();
-  Run pending{nullptr, nullptr};  // copied once it is known which run comes after it
-  for (int64_t pair = begin; pair < end; ++pair) {
-    if (params.is_hole(pair)) continue;
+  RunCopier copier(params.num_runs() * params.run_bytes, params.run_bytes);
+  for (int64_t piece = begin; piece < end; ++piece) {
+    const int64_t src_id = params.src.id(piece), dst_id = params.dst.id(piece);
+    if (src_id == kHole || dst_id == kHole) continue;
+    const int64_t src_offset = params.src.offset(piece, src_id);
+    const int64_t dst_offset = params.dst.offset(piece, dst_id);
     for (int32_t plane = 0; plane < params.num_planes; ++plane) {
-      for (int64_t r = 0; r < runs_per_plane; ++r) {
-        const Run run = params.run(pair, plane, r);
-        if (pending.src) copy_run(pending.dst, pending.src, params.run_bytes, run.src);
-        pending = run;
+      for (int64_t a = 0; a < params.axes[0].extent; ++a) {
+        for (int64_t b = 0; b < params.axes[1].extent; ++b) {
+          copier.add(params.run(params.planes[plane], src_offset, dst_offset, a, b));
+        }
       }
     }
   }
-  if (pending.src) copy_run(pending.dst, pending.src, params.run_bytes, nullptr);
+  copier.finish();
 }
 
 }  // namespace mk::kv

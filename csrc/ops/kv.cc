@@ -1,8 +1,9 @@
 // torch.ops.mooncake_kernels.copy_blocks: the torch binding of csrc/kv/copy_blocks.h.
 //
-// `plan` is int64 on the CPU (mooncake_kernels/kv.py makes it once, and it holds no addresses):
-//   num_src_blocks, num_dst_blocks, src_block_stride, dst_block_stride, run_bytes,
-//   kMaxAxes x (extent, src_stride, dst_stride),
+// `plan` is int64 on the CPU (mooncake_kernels/_layout.py makes it once; it holds no addresses):
+//   whether ids are slots,
+//   for src and dst (num_ids, block_stride, pieces_per_id, piece_stride, slots_per_block,
+//   slot_stride), run_bytes, kMaxAxes x (extent, src_stride, dst_stride),
 //   and for each plane (src tensor, src offset, dst tensor, dst offset), offsets in bytes.
 //
 // `bad_id` is the address of the BadId that the CUDA kernel reports to, 0 for none. It is no
@@ -13,6 +14,7 @@
 #include <torch/csrc/stable/tensor.h>
 
 #include <algorithm>
+#include <limits>
 #include <optional>
 #include <vector>
 
@@ -23,16 +25,18 @@
 
 namespace {
 
+using mk::kv::Axis;
 using mk::kv::BadId;
-using mk::kv::BlockIds;
 using mk::kv::CopyBlocksParams;
 using mk::kv::kMaxAxes;
 using mk::kv::kMaxPlanes;
+using mk::kv::Side;
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 using Tensors = std::vector<Tensor>;
 
-constexpr int64_t kHeader = 5 + 3 * kMaxAxes;
+constexpr int64_t kSideFields = 6;
+constexpr int64_t kHeader = 2 + 2 * kSideFields + 3 * kMaxAxes;
 constexpr int64_t kPlaneFields = 4;
 
 // The plan's numbers, with names.
@@ -47,19 +51,37 @@ struct Plan {
     MK_CHECK(good, "copy_blocks: plan must be an int64 CPU tensor that CopyPlan made");
     num_planes = (plan.numel() - kHeader) / kPlaneFields;
   }
+  bool by_slot() const { return values[0] != 0; }
+  Side side(int index) const {
+    const int64_t* v = values + 1 + kSideFields * index;
+    MK_CHECK(v[2] > 0 && v[4] > 0, "copy_blocks: plan must be one that CopyPlan made");
+    return {nullptr, false, v[0], v[1], v[2], v[3], v[4], v[5]};
+  }
+  int64_t run_bytes() const { return values[1 + 2 * kSideFields]; }
+  Axis axis(int index) const {
+    const int64_t* v = values + 2 + 2 * kSideFields + 3 * index;
+    return {v[0], v[1], v[2]};
+  }
   const int64_t* plane(int64_t index) const { return values + kHeader + kPlaneFields * index; }
 };
 
-BlockIds block_ids(const std::optional<Tensor>& ids, int64_t num_blocks, int64_t num_pairs,
-                   const char* name) {
-  if (!ids) return {nullptr, false, num_pairs};
-  const bool is_64_bit = ids->scalar_type() == ScalarType::Long;
+// Gives a side its ids; returns how many pieces they name.
+int64_t set_ids(Side& side, const std::optional<Tensor>& ids, const char* name) {
+  if (!ids) return std::numeric_limits<int64_t>::max();
+  side.is_64_bit = ids->scalar_type() == ScalarType::Long;
   MK_CHECK(ids->dim() == 1 && ids->is_contiguous() &&
-               (is_64_bit || ids->scalar_type() == ScalarType::Int),
+               (side.is_64_bit || ids->scalar_type() == ScalarType::Int),
            "copy_blocks: ", name, " must be a packed 1-d int32 or int64 tensor");
-  MK_CHECK(ids->numel() == num_pairs, "copy_blocks: ", name, " must have ", num_pairs, " ids, got ",
-           ids->numel());
-  return {ids->data_ptr(), is_64_bit, num_blocks};
+  side.ids = ids->data_ptr();
+  return ids->numel() * side.pieces_per_id;
+}
+
+// All the pieces must take every id of a side.
+void check_count(const Side& side, int64_t num_pieces, const std::optional<Tensor>& ids,
+                 const char* name) {
+  const int64_t num_ids = mk::ceil_div(num_pieces, side.pieces_per_id);
+  MK_CHECK(!ids || ids->numel() == num_ids, "copy_blocks: ", name, " must have ", num_ids,
+           " ids, got ", ids->numel());
 }
 
 // Bytes from a tensor's first element to the end of its last.
@@ -73,12 +95,12 @@ int64_t span_bytes(const Tensor& tensor) {
   return (last + 1) * static_cast<int64_t>(tensor.element_size());
 }
 
-// One side of every plane: base addresses, checked to stay inside their tensors.
-struct Side {
+// The tensors of one side: base addresses, checked to stay inside.
+struct Memory {
   std::vector<char*> bases;
   std::vector<int64_t> spans;
 
-  Side(const Tensors& tensors, const Tensor& first) {
+  Memory(const Tensors& tensors, const Tensor& first) {
     for (const Tensor& tensor : tensors) {
       MK_CHECK(tensor.is_cpu() == first.is_cpu() &&
                    tensor.get_device_index() == first.get_device_index(),
@@ -99,26 +121,29 @@ struct Side {
   }
 };
 
-int64_t reach_bytes(const CopyBlocksParams& p, int64_t num_blocks, int64_t block_stride,
-                    int64_t mk::kv::Axis::* stride) {
-  int64_t reach = (num_blocks - 1) * block_stride + p.run_bytes;
-  for (const auto& axis : p.axes) reach += (axis.extent - 1) * axis.*stride;
+int64_t reach_bytes(const CopyBlocksParams& p, const Side& side, int64_t Axis::* stride) {
+  const int64_t num_blocks = side.num_ids / side.slots_per_block;
+  int64_t reach = (num_blocks - 1) * side.block_stride + p.run_bytes;
+  reach += (side.pieces_per_id - 1) * side.piece_stride;
+  reach += (side.slots_per_block - 1) * side.slot_stride;
+  for (const Axis& axis : p.axes) reach += (axis.extent - 1) * axis.*stride;
   return num_blocks == 0 ? 0 : reach;
 }
 
 CopyBlocksParams unpack(const Plan& plan, const std::optional<Tensor>& src_blocks,
                         const std::optional<Tensor>& dst_blocks) {
   MK_CHECK(src_blocks || dst_blocks, "copy_blocks: src_blocks or dst_blocks must be given");
-  const int64_t num_pairs = (src_blocks ? src_blocks : dst_blocks)->numel();
-  const int64_t* v = plan.values;
   CopyBlocksParams p{};
-  p.src_blocks = block_ids(src_blocks, v[0], num_pairs, "src_blocks");
-  p.dst_blocks = block_ids(dst_blocks, v[1], num_pairs, "dst_blocks");
-  p.num_pairs = num_pairs;
-  p.src_block_stride = v[2];
-  p.dst_block_stride = v[3];
-  p.run_bytes = v[4];
-  for (int i = 0; i < kMaxAxes; ++i) p.axes[i] = {v[5 + 3 * i], v[6 + 3 * i], v[7 + 3 * i]};
+  p.src = plan.side(0);
+  p.dst = plan.side(1);
+  p.num_pieces =
+      std::min(set_ids(p.src, src_blocks, "src_blocks"), set_ids(p.dst, dst_blocks, "dst_blocks"));
+  check_count(p.src, p.num_pieces, src_blocks, "src_blocks");
+  check_count(p.dst, p.num_pieces, dst_blocks, "dst_blocks");
+  if (!src_blocks) p.src.num_ids = mk::ceil_div(p.num_pieces, p.src.pieces_per_id);
+  if (!dst_blocks) p.dst.num_ids = mk::ceil_div(p.num_pieces, p.dst.pieces_per_id);
+  p.run_bytes = plan.run_bytes();
+  for (int i = 0; i < kMaxAxes; ++i) p.axes[i] = plan.axis(i);
   return p;
 }
 
@@ -127,33 +152,32 @@ template <class Run>
 void for_each_launch(const Tensors& src, const Tensors& dst, const Plan& plan, CopyBlocksParams& p,
                      const Run& run) {
   MK_CHECK(!src.empty() && !dst.empty(), "copy_blocks: src and dst must not be empty lists");
-  const Side src_side(src, src[0]), dst_side(dst, src[0]);
-  const int64_t src_reach =
-      reach_bytes(p, p.src_blocks.num_blocks, p.src_block_stride, &mk::kv::Axis::src_stride);
-  const int64_t dst_reach =
-      reach_bytes(p, p.dst_blocks.num_blocks, p.dst_block_stride, &mk::kv::Axis::dst_stride);
+  const Memory src_memory(src, src[0]), dst_memory(dst, src[0]);
+  const int64_t src_reach = reach_bytes(p, p.src, &Axis::src_stride);
+  const int64_t dst_reach = reach_bytes(p, p.dst, &Axis::dst_stride);
   for (int64_t first = 0; first < plan.num_planes; first += kMaxPlanes) {
     p.num_planes = static_cast<int32_t>(std::min<int64_t>(kMaxPlanes, plan.num_planes - first));
     for (int32_t i = 0; i < p.num_planes; ++i) {
       const int64_t* plane = plan.plane(first + i);
-      p.planes[i] = {src_side.base(plane[0], plane[1], src_reach),
-                     dst_side.base(plane[2], plane[3], dst_reach)};
+      p.planes[i] = {src_memory.base(plane[0], plane[1], src_reach),
+                     dst_memory.base(plane[2], plane[3], dst_reach)};
     }
     run(p);
   }
 }
 
-void check_ids(const CopyBlocksParams& p, bool has_src, bool has_dst) {
-  for (int64_t pair = 0; pair < p.num_pairs; ++pair) {
-    const BadId bad = p.check(pair);
+void check_ids(const CopyBlocksParams& p, bool by_slot, bool has_src, bool has_dst) {
+  for (int64_t piece = 0; piece < p.num_pieces; ++piece) {
+    const BadId bad = p.check(piece);
     if (bad.side == 0) continue;
-    const int64_t num_blocks = bad.side == 1 ? p.src_blocks.num_blocks : p.dst_blocks.num_blocks;
-    const char* name = !has_dst        ? "gather_blocks: block_ids"
-                       : !has_src      ? "scatter_blocks: block_ids"
-                       : bad.side == 1 ? "copy_blocks: src_blocks"
-                                       : "copy_blocks: dst_blocks";
-    throw mk::InvalidArgument(
-        mk::concat(name, "[", bad.index, "] must be -1 or in [0, ", num_blocks, "), got ", bad.id));
+    const bool is_src = bad.side == 1;
+    const char* name = !has_dst   ? "gather_blocks: block_ids"
+                       : !has_src ? "scatter_blocks: block_ids"
+                       : by_slot  ? (is_src ? "copy_slots: src_slots" : "copy_slots: dst_slots")
+                       : is_src   ? "copy_blocks: src_blocks"
+                                  : "copy_blocks: dst_blocks";
+    throw mk::InvalidArgument(mk::concat(name, "[", bad.index, "] must be -1 or in [0, ",
+                                         (is_src ? p.src : p.dst).num_ids, "), got ", bad.id));
   }
 }
 
@@ -161,12 +185,13 @@ void copy_blocks_cpu(Tensors src, Tensors dst, Tensor plan_tensor, std::optional
                      std::optional<Tensor> dst_blocks, int64_t /*bad_id*/, int64_t /*max_sms*/) {
   const Plan plan(plan_tensor);
   CopyBlocksParams params = unpack(plan, src_blocks, dst_blocks);
-  check_ids(params, src_blocks.has_value(), dst_blocks.has_value());  // all, before a byte moves
+  // All, before a byte moves.
+  check_ids(params, plan.by_slot(), src_blocks.has_value(), dst_blocks.has_value());
   for_each_launch(src, dst, plan, params, [](const CopyBlocksParams& p) {
     if (p.num_runs() == 0) return;
-    const int64_t pair_bytes = p.num_planes * p.runs_per_plane() * p.run_bytes;
-    const int64_t grain = mk::ceil_div(int64_t{256} << 10, std::max<int64_t>(pair_bytes, 1));
-    torch::stable::parallel_for(0, p.num_pairs, grain, [&p](int64_t begin, int64_t end) {
+    const int64_t piece_bytes = p.num_planes * p.runs_per_plane() * p.run_bytes;
+    const int64_t grain = mk::ceil_div(int64_t{256} << 10, std::max<int64_t>(piece_bytes, 1));
+    torch::stable::parallel_for(0, p.num_pieces, grain, [&p](int64_t begin, int64_t end) {
       mk::kv::copy_blocks_host(p, begin, end);
     });
   });

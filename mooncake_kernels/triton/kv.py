@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .._layout import HEADER, PLANE_FIELDS
+from .._layout import HEADER, PLANE_FIELDS, SIDE_FIELDS
 from ..errors import InvalidArgument, Unavailable
 
 WORDS_PER_PROGRAM = 1024
@@ -18,14 +18,22 @@ WORD_TYPES = {8: tl.int64, 4: tl.int32, 2: tl.int16, 1: tl.int8}
 def copy_blocks_kernel(
     src_planes,  # *i64 [num_planes]: addresses
     dst_planes,  # *i64 [num_planes]
-    src_blocks,  # *i32 or *i64 [num_pairs]; unused without HAS_SRC
-    dst_blocks,
-    bad,  # *i64 [3]: side (-1: being written), pair, id
+    src_ids,  # *i32 or *i64; unused without HAS_SRC
+    dst_ids,
+    bad,  # *i64 [3]: side (-1: being written), index, id
     num_planes,
-    num_src_blocks,
-    num_dst_blocks,
+    num_src_ids,  # the six numbers of a side are told in csrc/kv/copy_blocks.h
     src_block_stride,  # bytes, as all strides
+    src_pieces_per_id,
+    src_piece_stride,
+    src_slots_per_block,
+    src_slot_stride,
+    num_dst_ids,
     dst_block_stride,
+    dst_pieces_per_id,
+    dst_piece_stride,
+    dst_slots_per_block,
+    dst_slot_stride,
     run_words,
     tiles_per_run,
     extent0,
@@ -44,25 +52,33 @@ def copy_blocks_kernel(
     index = tile // tiles_per_run
     run = index % (extent0 * extent1)
     plane = (index // (extent0 * extent1)) % num_planes
-    pair = index // (extent0 * extent1) // num_planes
+    piece = index // (extent0 * extent1) // num_planes
 
-    src_id = tl.load(src_blocks + pair).to(tl.int64) if HAS_SRC else pair
-    dst_id = tl.load(dst_blocks + pair).to(tl.int64) if HAS_DST else pair
-    src_is_bad = (src_id < -1) | (src_id >= num_src_blocks)
-    dst_is_bad = (dst_id < -1) | (dst_id >= num_dst_blocks)
+    src_index = piece // src_pieces_per_id
+    dst_index = piece // dst_pieces_per_id
+    src_id = tl.load(src_ids + src_index).to(tl.int64) if HAS_SRC else src_index
+    dst_id = tl.load(dst_ids + dst_index).to(tl.int64) if HAS_DST else dst_index
+    src_is_bad = (src_id < -1) | (src_id >= num_src_ids)
+    dst_is_bad = (dst_id < -1) | (dst_id >= num_dst_ids)
     if src_is_bad | dst_is_bad:
         side = tl.where(src_is_bad, 1, 2).to(tl.int64)
         if tl.atomic_cas(bad, tl.zeros_like(side), tl.zeros_like(side) - 1) == 0:
-            tl.store(bad + 1, pair)
+            tl.store(bad + 1, tl.where(src_is_bad, src_index, dst_index))
             tl.store(bad + 2, tl.where(src_is_bad, src_id, dst_id))
             tl.atomic_xchg(bad, side, sem="release", scope="sys")  # last: the host looks at it
-    src_is_good = (src_id >= 0) & (src_id < num_src_blocks)
-    dst_is_good = (dst_id >= 0) & (dst_id < num_dst_blocks)
+    src_is_good = (src_id >= 0) & (src_id < num_src_ids)
+    dst_is_good = (dst_id >= 0) & (dst_id < num_dst_ids)
     num_wanted = tl.where(src_is_good & dst_is_good, run_words, 0)
 
     a, b = run // extent1, run % extent1
-    src = tl.load(src_planes + plane) + src_id * src_block_stride + a * src_stride0
-    dst = tl.load(dst_planes + plane) + dst_id * dst_block_stride + a * dst_stride0
+    src = tl.load(src_planes + plane) + a * src_stride0
+    src += src_id // src_slots_per_block * src_block_stride
+    src += src_id % src_slots_per_block * src_slot_stride
+    src += piece % src_pieces_per_id * src_piece_stride
+    dst = tl.load(dst_planes + plane) + a * dst_stride0
+    dst += dst_id // dst_slots_per_block * dst_block_stride
+    dst += dst_id % dst_slots_per_block * dst_slot_stride
+    dst += piece % dst_pieces_per_id * dst_piece_stride
     word = tile % tiles_per_run * NUM_WORDS + tl.arange(0, NUM_WORDS)
     mask = word < num_wanted
     src_words = (src + b * src_stride1).to(tl.pointer_type(WORD)) + word
@@ -74,8 +90,8 @@ def copy_blocks(
     src: Sequence[torch.Tensor],
     dst: Sequence[torch.Tensor],
     plan: torch.Tensor,
-    src_blocks: torch.Tensor | None,
-    dst_blocks: torch.Tensor | None,
+    src_ids: torch.Tensor | None,
+    dst_ids: torch.Tensor | None,
     bad: torch.Tensor,
 ) -> None:
     """Run the plan; the arguments are those of ``torch.ops.mooncake_kernels.copy_blocks``.
@@ -91,21 +107,19 @@ def copy_blocks(
             "engine triton: CPU tensors need TRITON_INTERPRET=1 set before the import"
         )
     values = plan.tolist()
-    ids = src_blocks if src_blocks is not None else dst_blocks
-    if ids is None:
-        raise InvalidArgument("copy_blocks: src_blocks or dst_blocks must be given")
-    num_src_blocks = values[0] if src_blocks is not None else ids.numel()
-    num_dst_blocks = values[1] if dst_blocks is not None else ids.numel()
-    src_block_stride, dst_block_stride, run_bytes, *axes = values[2:HEADER]
+    src_side, dst_side = values[1 : 1 + SIDE_FIELDS], values[1 + SIDE_FIELDS : 1 + 2 * SIDE_FIELDS]
+    run_bytes, *axes = values[1 + 2 * SIDE_FIELDS : HEADER]
     planes = values[HEADER:]
+    num_pieces = _num_pieces((src_side, src_ids), (dst_side, dst_ids))
     src_planes = _addresses(src, planes[0::PLANE_FIELDS], planes[1::PLANE_FIELDS])
     dst_planes = _addresses(dst, planes[2::PLANE_FIELDS], planes[3::PLANE_FIELDS])
     word_bytes = _alignment(
-        [*src_planes, *dst_planes, src_block_stride, dst_block_stride, run_bytes]
+        [*src_planes, *dst_planes, run_bytes]
+        + [stride for side in (src_side, dst_side) for stride in side[1::2]]
         + [stride for i, stride in enumerate(axes) if i % 3]
     )
     run_words = run_bytes // word_bytes
-    num_runs = ids.numel() * len(src_planes) * axes[0] * axes[3]
+    num_runs = num_pieces * len(src_planes) * axes[0] * axes[3]
     if num_runs == 0 or run_words == 0:
         return
     num_words = min(WORDS_PER_PROGRAM, triton.next_power_of_2(run_words))
@@ -114,16 +128,26 @@ def copy_blocks(
         copy_blocks_kernel[(num_runs * tiles_per_run,)](
             torch.tensor(src_planes, device=device),
             torch.tensor(dst_planes, device=device),
-            src_blocks if src_blocks is not None else ids,
-            dst_blocks if dst_blocks is not None else ids,
+            src_ids if src_ids is not None else dst_ids,
+            dst_ids if dst_ids is not None else src_ids,
             bad,
-            *(len(src_planes), num_src_blocks, num_dst_blocks, src_block_stride, dst_block_stride),
-            *(run_words, tiles_per_run, *axes),
-            HAS_SRC=src_blocks is not None,
-            HAS_DST=dst_blocks is not None,
+            *(len(src_planes), *src_side, *dst_side, run_words, tiles_per_run, *axes),
+            HAS_SRC=src_ids is not None,
+            HAS_DST=dst_ids is not None,
             WORD=WORD_TYPES[word_bytes],
             NUM_WORDS=num_words,
         )
+
+
+def _num_pieces(*sides: tuple[list[int], torch.Tensor | None]) -> int:
+    """Count what the ids name; a side without ids has as many as that takes."""
+    counts = [ids.numel() * side[2] for side, ids in sides if ids is not None]
+    if not counts:
+        raise InvalidArgument("copy_blocks: src_blocks or dst_blocks must be given")
+    for side, ids in sides:
+        if ids is None:
+            side[0] = triton.cdiv(min(counts), side[2])
+    return min(counts)
 
 
 def _addresses(

@@ -1,5 +1,5 @@
 // The emulator itself: shuffles and barriers work, and a missing or a diverging barrier shows.
-#include "cuda_on_cpu.h"
+#include "emulator/cuda_on_cpu.h"
 #include "expect.h"
 
 namespace {

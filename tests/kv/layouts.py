@@ -21,15 +21,28 @@ class Sizes:
 
 # name: (axes of one tensor, how many levels of lists are around it)
 LAYOUTS = {
+    # a tensor a layer: vLLM's and FlashInfer's NHD and HND, LMCache's NL_X_*
     "nhd_per_layer": ("kv block token head dim", 1),
     "hnd_per_layer": ("kv block head token dim", 1),
-    "block_first_per_layer": ("block kv token head dim", 1),
+    "block_first_nhd_per_layer": ("block kv token head dim", 1),
+    "block_first_hnd_per_layer": ("block kv head token dim", 1),
+    # vLLM's canonical [L, B, H, N, C] orders, where C is k and v in one row
+    "lbhnc": ("layer block head token kv dim", 0),
+    "lbnhc": ("layer block token head kv dim", 0),
+    "lhbnc": ("layer head block token kv dim", 0),
+    "blhnc": ("block layer head token kv dim", 0),
+    "blnhc": ("block layer token head kv dim", 0),
+    "bhlnc": ("block head layer token kv dim", 0),
+    # SGLang's: k and v apart, and its host pools
     "kv_apart": ("block token head dim", 2),
-    "layer_first": ("layer kv block token head dim", 0),
-    "page_first": ("kv block layer token head dim", 0),
+    "layer_first": ("kv layer block token head dim", 0),
+    "page_first": ("kv block token layer head dim", 0),
+    "page_first_direct": ("kv block layer token head dim", 0),
     "page_head": ("kv block head token layer dim", 0),
-    "block_first_universal": ("block layer kv head token dim", 0),
-    "head_first_universal": ("block head layer kv token dim", 0),
+    # TensorRT-LLM's pool, LMCache's NB_NL_TWO_BS_NH_HS, Dynamo's universal block
+    "block_first_hnd": ("block layer kv head token dim", 0),
+    "block_first_nhd": ("block layer kv token head dim", 0),
+    "universal": ("block head layer kv token dim", 0),
 }
 
 

@@ -1,0 +1,110 @@
+"""CopyPlan between caches that are laid out differently, against torch layer by layer.
+
+The torch baseline is what engines do without a kernel: index_select of the blocks, a permute or a
+slice of the heads, and index_copy_ into the other cache, of each layer. memcpy is one contiguous
+copy of as many bytes. GB/s counts bytes read and written.
+"""
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from harness import Case, arguments, report
+
+import mooncake_kernels as mk
+
+HEADS, DIM = 8, 128
+NHD, HND = "kv block token head dim", "kv block head token dim"
+
+
+@dataclass
+class Job:
+    """A cache of [2, block, ...] tensors, one a layer, into another."""
+
+    name: str
+    src_axes: str = NHD
+    dst_axes: str = NHD
+    src_tokens: int = 16
+    dst_tokens: int = 16
+    dst_heads: int = HEADS
+    by_slot: bool = False
+
+
+JOBS = [
+    Job("NHD to HND", dst_axes=HND),
+    Job("NHD to HND, 2 of 8 heads (TP1 to TP4)", dst_axes=HND, dst_heads=2),
+    Job("NHD to NHD, 2 of 8 heads (TP1 to TP4)", dst_heads=2),
+    Job("NHD to HND, blocks of 16 to blocks of 64", dst_axes=HND, dst_tokens=64),
+    Job("NHD to NHD, blocks of 64 to blocks of 16", src_tokens=64),
+    Job("NHD to NHD, slot by slot", by_slot=True),
+]
+
+
+def cache(axes: str, num_layers: int, num_tokens: int, block_size: int, heads: int, device: str):
+    """Make tensors of twice as many blocks as hold the tokens."""
+    sizes = {"kv": 2, "block": 2 * num_tokens // block_size, "token": block_size, "head": heads}
+    shape = (*(sizes[axis] for axis in axes.split()[:-1]), DIM)
+    return [torch.randn(shape, device=device).to(torch.bfloat16) for _ in range(num_layers)]
+
+
+def by_torch(job: Job, src, dst, src_ids, dst_ids) -> Callable[[], None]:
+    """Return the copy of all layers, for blocks or for slots."""
+
+    def blocks():
+        for a, b in zip(src, dst, strict=True):
+            rows = a.index_select(1, src_ids)  # [2, n, token, head, dim]
+            rows = rows.reshape(2, len(dst_ids), job.dst_tokens, HEADS, DIM)
+            rows = rows[..., : job.dst_heads, :]
+            b.index_copy_(1, dst_ids, rows.transpose(2, 3) if job.dst_axes == HND else rows)
+
+    def slots():
+        for a, b in zip(src, dst, strict=True):
+            rows = a.flatten(1, 2).index_select(1, src_ids)
+            b.flatten(1, 2).index_copy_(1, dst_ids, rows)
+
+    return slots if job.by_slot else blocks
+
+
+def case(job: Job, num_layers: int, num_tokens: int, device: str) -> Case:
+    src = cache(job.src_axes, num_layers, num_tokens, job.src_tokens, HEADS, device)
+    dst = cache(job.dst_axes, num_layers, num_tokens, job.dst_tokens, job.dst_heads, device)
+    plan = mk.CopyPlan(
+        mk.KVView(src, job.src_axes),
+        mk.KVView(dst, job.dst_axes),
+        src_heads=slice(0, job.dst_heads),
+    )
+    src_unit, dst_unit = (1, 1) if job.by_slot else (job.src_tokens, job.dst_tokens)
+    src_ids = torch.randperm(2 * num_tokens // src_unit, device=device)[: num_tokens // src_unit]
+    dst_ids = torch.randperm(2 * num_tokens // dst_unit, device=device)[: num_tokens // dst_unit]
+    run = plan.run_slots if job.by_slot else plan.run
+    theirs = by_torch(job, src, dst, src_ids, dst_ids)
+    num_bytes = num_layers * 2 * num_tokens * job.dst_heads * DIM * 2
+    flat = torch.ones(2, num_bytes, dtype=torch.uint8, device=device)
+
+    def memcpy():
+        if device == "cpu":
+            ctypes.memmove(flat[0].data_ptr(), flat[1].data_ptr(), num_bytes)
+        else:
+            flat[0].copy_(flat[1])
+
+    def check():
+        theirs()
+        expected = [tensor.clone() for tensor in dst]
+        for tensor in dst:
+            tensor.zero_()
+        run(src_ids, dst_ids)
+        for tensor, other in zip(dst, expected, strict=True):
+            written = tensor.count_nonzero() > 0
+            other[tensor == 0] = 0  # what was there before in blocks that are not written
+            assert written and torch.equal(tensor, other), "CopyPlan is wrong: not timed"
+
+    name = f"{job.name}, {num_layers} layers x {num_tokens} tokens"
+    baselines = {"torch": theirs, "memcpy": memcpy}
+    return Case(name, lambda: run(src_ids, dst_ids), baselines, check, 2 * num_bytes)
+
+
+if __name__ == "__main__":
+    options = arguments(__doc__)
+    jobs, sizes = (JOBS[:1], (2, 512)) if options.quick else (JOBS, (32, 4096))
+    report("copy_plan", [case(job, *sizes, options.device) for job in jobs], options)

@@ -1,0 +1,182 @@
+#include "kv/copy_runs.h"
+
+#include <algorithm>
+#include <cstring>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#include "common/cpu_cache.h"
+
+namespace mk::kv {
+namespace {
+
+constexpr int64_t kLineBytes = 64;
+constexpr int64_t kMinStreamedRunBytes = 128;
+// Runs whose ends share a line with something else must be so long that this does not matter.
+constexpr int64_t kMinUnevenRunBytes = 1024;
+// A run without company is cut into as many as are read at once, if they become this long.
+constexpr int64_t kMinCutBytes = 4096;
+
+#if defined(__x86_64__)
+
+// What of a run is stored past the cache: whole lines of dst.
+struct Middle {
+  int64_t head;  // bytes before it
+  int64_t num_bytes;
+};
+
+// The same number of lines for every run, wherever in a line it begins.
+Middle middle_of(const Run& run, int64_t run_bytes) {
+  const int64_t misaligned = reinterpret_cast<uintptr_t>(run.dst) % kLineBytes;
+  if (misaligned == 0) return {0, run_bytes / kLineBytes * kLineBytes};
+  return {kLineBytes - misaligned, (run_bytes - kLineBytes) / kLineBytes * kLineBytes};
+}
+
+template <int kLines>
+__attribute__((target("avx512f"), always_inline)) inline void store_avx512(char* dst,
+                                                                           const char* src) {
+  __m512i lines[kLines];
+  for (int i = 0; i < kLines; ++i) lines[i] = _mm512_loadu_si512(src + i * kLineBytes);
+  for (int i = 0; i < kLines; ++i) {
+    _mm512_stream_si512(reinterpret_cast<__m512i*>(dst + i * kLineBytes), lines[i]);
+  }
+}
+
+template <int kLines>
+__attribute__((target("avx2"), always_inline)) inline void store_avx2(char* dst, const char* src) {
+  const auto* in = reinterpret_cast<const __m256i*>(src);
+  auto* out = reinterpret_cast<__m256i*>(dst);
+  __m256i halves[2 * kLines];
+  for (int i = 0; i < 2 * kLines; ++i) halves[i] = _mm256_loadu_si256(in + i);
+  for (int i = 0; i < 2 * kLines; ++i) _mm256_stream_si256(out + i, halves[i]);
+}
+
+constexpr int kStepLines = 4;
+constexpr int64_t kStepBytes = kStepLines * kLineBytes;
+
+// What will be read kStepBytes after byte i of stream k, in its run or in the next.
+// always_inline: GCC takes a function that only prefetches for one without effect, and drops the
+// calls that it has not inlined by then.
+__attribute__((always_inline)) inline void prefetch(const char* src, const Run* next, int k,
+                                                    int64_t i, int64_t num_bytes) {
+  // The next run is likely in another page, whose address takes longer to find than memory to read.
+  if (next && i == num_bytes / 2 / kStepBytes * kStepBytes) {
+    _mm_prefetch(next[k].src, _MM_HINT_NTA);
+  }
+  const int64_t ahead = i + kStepBytes;
+  const char* from = ahead < num_bytes ? src + ahead
+                     : next            ? next[k].src + (ahead - num_bytes)
+                                       : src;
+  for (int64_t line = 0; line < kStepBytes; line += kLineBytes) {
+    _mm_prefetch(from + line, _MM_HINT_NTA);
+  }
+}
+
+// One text for both: what stores must be inlined into a function of its own target.
+#define MK_STREAM(store)                                                               \
+  const char* src[kStreams];                                                           \
+  char* dst[kStreams];                                                                 \
+  int64_t num_bytes = run_bytes;                                                       \
+  for (int k = 0; k < kStreams; ++k) {                                                 \
+    const Middle middle = middle_of(runs[k], run_bytes);                               \
+    num_bytes = std::min(num_bytes, middle.num_bytes);                                 \
+    src[k] = runs[k].src + middle.head;                                                \
+    dst[k] = runs[k].dst + middle.head;                                                \
+  }                                                                                    \
+  int64_t i = 0;                                                                       \
+  for (; i + kStepBytes <= num_bytes; i += kStepBytes) {                               \
+    for (int k = 0; k < kStreams; ++k) {                                               \
+      prefetch(src[k], next, k, i, num_bytes);                                         \
+      store<kStepLines>(dst[k] + i, src[k] + i);                                       \
+    }                                                                                  \
+  }                                                                                    \
+  for (; i < num_bytes; i += kLineBytes) {                                             \
+    for (int k = 0; k < kStreams; ++k) store<1>(dst[k] + i, src[k] + i);               \
+  }                                                                                    \
+  for (int k = 0; k < kStreams; ++k) {                                                 \
+    const int64_t head = dst[k] - runs[k].dst;                                         \
+    std::memcpy(runs[k].dst, runs[k].src, head);                                       \
+    std::memcpy(dst[k] + num_bytes, src[k] + num_bytes, run_bytes - head - num_bytes); \
+  }
+
+__attribute__((target("avx512f"))) void stream_avx512(const Run* runs, const Run* next,
+                                                      int64_t run_bytes) {
+  MK_STREAM(store_avx512)
+}
+
+__attribute__((target("avx2"))) void stream_avx2(const Run* runs, const Run* next,
+                                                 int64_t run_bytes) {
+  MK_STREAM(store_avx2)
+}
+
+#undef MK_STREAM
+
+// Streamed stores are not ordered with those that tell others of them.
+void fence() { _mm_sfence(); }
+
+#else
+
+void fence() {}
+
+#endif
+
+}  // namespace
+
+RunCopier::StreamRuns RunCopier::streaming() {
+#if defined(__x86_64__)
+  static const StreamRuns best = __builtin_cpu_supports("avx512f") ? stream_avx512
+                                 : __builtin_cpu_supports("avx2")  ? stream_avx2
+                                                                   : nullptr;
+  return best;
+#else
+  return nullptr;
+#endif
+}
+
+RunCopier::RunCopier(int64_t total_bytes, int64_t run_bytes)
+    : run_bytes_(run_bytes),
+      stream_(2 * total_bytes > last_level_cache_bytes() &&  // read and written
+                      run_bytes >= kMinStreamedRunBytes
+                  ? streaming()
+                  : nullptr) {}
+
+void RunCopier::add(const Run& run) {
+  const bool is_even = (reinterpret_cast<uintptr_t>(run.dst) | run_bytes_) % kLineBytes == 0;
+  if (!stream_ || (run_bytes_ < kMinUnevenRunBytes && !is_even)) {
+    std::memcpy(run.dst, run.src, run_bytes_);
+    return;
+  }
+  pending_[num_pending_++] = run;
+  if (num_pending_ < 2 * kStreams) return;
+  stream_(pending_, pending_ + kStreams, run_bytes_);
+  std::copy(pending_ + kStreams, pending_ + 2 * kStreams, pending_);
+  num_pending_ = kStreams;
+}
+
+void RunCopier::finish() {
+  int done = 0;
+  if (num_pending_ >= kStreams) {
+    stream_(pending_, nullptr, run_bytes_);
+    done = kStreams;
+  }
+  for (; done < num_pending_; ++done) copy_alone(pending_[done]);
+  num_pending_ = 0;
+  if (stream_) fence();
+}
+
+void RunCopier::copy_alone(const Run& run) {
+  const int64_t part = run_bytes_ / kStreams / kLineBytes * kLineBytes;
+  if (part < kMinCutBytes) {
+    std::memcpy(run.dst, run.src, run_bytes_);
+    return;
+  }
+  Run parts[kStreams];
+  for (int k = 0; k < kStreams; ++k) parts[k] = {run.src + k * part, run.dst + k * part};
+  stream_(parts, nullptr, part);
+  const int64_t done = kStreams * part;
+  std::memcpy(run.dst + done, run.src + done, run_bytes_ - done);
+}
+
+}  // namespace mk::kv

@@ -1,0 +1,102 @@
+"""The views of a cache that a ``CopyPlan`` copies, each with where it goes."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from ._kv_execute import check_writable
+from ._kv_select import as_numbers, choose_heads, choose_layers
+from ._kv_view import BlockPlan, KVView
+from ._layout import Selection
+from .errors import InvalidArgument
+
+Layers = slice | Sequence[int] | None
+
+
+class CopyPart:
+    """One view of src, and where it goes."""
+
+    def __init__(
+        self,
+        src: KVView,
+        dst: KVView,
+        layers: Layers,
+        src_heads: slice | None,
+        dst_heads: slice | None,
+        *,
+        several: bool,
+    ):
+        for name in ("dtype", "device", "head_dim", "num_kv", "has_tokens"):
+            mine, other = getattr(src, name), getattr(dst, name)
+            if mine != other:
+                raise InvalidArgument(f"CopyPlan: dst must have src's {name} {mine}, got {other}")
+        check_writable("CopyPlan: dst", dst)
+        self.src, self.dst = src, dst
+        self._layers = choose_layers("CopyPlan", layers, src.num_layers, dst.num_layers)
+        if several and not (src.has_heads or dst.has_heads):
+            src_heads = dst_heads = None
+        src_head, num_heads = choose_heads("src_heads", src_heads, src.num_heads)
+        dst_head, num_dst_heads = choose_heads("dst_heads", dst_heads, dst.num_heads)
+        if num_heads != num_dst_heads:
+            raise InvalidArgument(
+                f"CopyPlan: dst_heads must be as many as src_heads ({num_heads}), "
+                f"got {num_dst_heads}"
+            )
+        self._heads = (src_head, dst_head, num_heads)
+        self._cache: dict[tuple[bool, tuple[int, ...]], BlockPlan] = {}
+
+    def plan(self, op: str, layers: Layers, by_slot: bool) -> BlockPlan:
+        chosen = self._layers if layers is None else self._subset(op, layers)
+        key = (by_slot, chosen)
+        if key not in self._cache:
+            pairs = [(i, i) for i in chosen]
+            selection = Selection(pairs, self.src.num_kv, *self._heads, by_slot)
+            self._cache[key] = BlockPlan(self.src.layout, self.dst.layout, selection)
+        return self._cache[key]
+
+    def _subset(self, op: str, layers: slice | Sequence[int]) -> tuple[int, ...]:
+        if isinstance(layers, slice):
+            chosen = choose_layers(op, layers, self.src.num_layers, self.dst.num_layers)
+            return tuple(layer for layer in self._layers if layer in chosen)
+        numbers = as_numbers(op, layers)
+        for layer in numbers:
+            if layer not in self._layers:
+                raise InvalidArgument(
+                    f"{op}: layers must be among the plan's {list(self._layers)}, got {layer}"
+                )
+        return numbers
+
+
+def as_views(name: str, views: KVView | Sequence[KVView]) -> list[KVView]:
+    listed: list[Any] = list(views) if isinstance(views, (list, tuple)) else [views]
+    if not listed:
+        raise InvalidArgument(f"CopyPlan: {name} must be a KVView or a list of them, got []")
+    for view in listed:
+        if not isinstance(view, KVView):
+            raise InvalidArgument(
+                f"CopyPlan: {name} must be a KVView or a list of them, got {type(view).__name__}"
+            )
+    for what in ("num_blocks", "device"):
+        mine = getattr(listed[0], what)
+        for other in (getattr(view, what) for view in listed):
+            if other != mine:
+                raise InvalidArgument(
+                    f"CopyPlan: views of {name} must have one {what}, got {mine} and {other}"
+                )
+    sizes = sorted({view.block_size for view in listed if view.has_tokens})
+    if len(sizes) > 1:
+        raise InvalidArgument(
+            f"CopyPlan: views of {name} must have one block_size, got {sizes[0]} and {sizes[1]}"
+        )
+    return listed
+
+
+def block_size_of(views: list[KVView]) -> int:
+    return next((view.block_size for view in views if view.has_tokens), 1)
+
+
+def check_layers_alike(op: str, views: list[KVView]) -> None:
+    counts = sorted({view.num_layers for view in views})
+    if len(counts) > 1:
+        raise InvalidArgument(
+            f"{op}: layers must be None for views of {counts[0]} and of {counts[1]} layers"
+        )

@@ -1,0 +1,220 @@
+"""CopyPlan: how blocks of one cache are copied into another. Public as ``mk.CopyPlan``."""
+
+from collections.abc import Sequence
+
+import torch
+
+from ._bad_ids import BadIds
+from ._copy_parts import CopyPart, Layers, as_views, block_size_of, check_layers_alike
+from ._kv_execute import BlockIds, Engine, as_ids, check_call, execute
+from ._kv_view import BlockPlan, KVView
+from .errors import InvalidArgument
+
+
+class CopyPlan:
+    """Copy blocks of one cache into blocks of another, of any axis order and block size.
+
+    Equivalent to::
+
+        for src_block, dst_block in zip(src_blocks, dst_blocks):
+            if src_block == -1 or dst_block == -1:
+                continue
+            for layer in layers:
+                for kv in range(num_kv):
+                    dst[layer, kv, dst_block, dst_heads] = src[layer, kv, src_block, src_heads]
+
+    Where the block sizes differ, it is the tokens of src's blocks that go in order to those of
+    dst's: with 16 tokens in a block of src and 64 in one of dst, four blocks fill one.
+
+    A cache may have several views, which share its block ids: the keys and values, and beside them
+    quantization scales, an indexer's keys or the state of an SSM. ``dst`` then has a view for each
+    of src's, and they are copied in turn. One without ``token`` axis holds something for each
+    block, which goes only where blocks are equally long.
+
+    Args:
+        src: what is read: a view, or a list of views with equally many blocks.
+        dst: what is written: likewise, and each view of the same dtype, device, head dimension and
+            number of kv as src's. It may be the same cache as ``src``; then no block may be both
+            read and written.
+        layers: which layers to copy, the same numbers on both sides; None for all, and then both
+            sides must have equally many.
+        src_heads, dst_heads: a slice of the heads of each side, equally long: how a cache of one
+            tensor-parallel size is copied into one of another (see ``shard_heads``). None for all.
+            Of several views, it is taken of those that have a ``head`` axis.
+
+    Raises:
+        InvalidArgument: the two sides do not fit; the message names the argument.
+    """
+
+    def __init__(
+        self,
+        src: KVView | Sequence[KVView],
+        dst: KVView | Sequence[KVView],
+        *,
+        layers: Layers = None,
+        src_heads: slice | None = None,
+        dst_heads: slice | None = None,
+    ):
+        self.src, self.dst = src, dst
+        src_views, dst_views = as_views("src", src), as_views("dst", dst)
+        if len(src_views) != len(dst_views):
+            raise InvalidArgument(
+                f"CopyPlan: dst must have a view for each of src's {len(src_views)}, "
+                f"got {len(dst_views)}"
+            )
+        several = len(src_views) > 1
+        if several and layers is not None:
+            check_layers_alike("CopyPlan", src_views + dst_views)
+        self._parts = [
+            CopyPart(*views, layers, src_heads, dst_heads, several=several)
+            for views in zip(src_views, dst_views, strict=True)
+        ]
+        first_src, first_dst = src_views[0], dst_views[0]
+        self._device = first_src.device
+        self._block_sizes = block_size_of(src_views), block_size_of(dst_views)
+        for view in src_views + dst_views:
+            if not view.has_tokens and self._block_sizes[0] != self._block_sizes[1]:
+                raise InvalidArgument(
+                    f"CopyPlan: dst must have src's block_size {self._block_sizes[0]} to take "
+                    f"views without a 'token' axis, got {self._block_sizes[1]}"
+                )
+        num_blocks = (first_src.num_blocks, first_dst.num_blocks)
+        names = ("copy_blocks: src_blocks", "copy_blocks: dst_blocks")
+        self._bad_blocks = BadIds(self._device, names, num_blocks)
+        num_slots = (num_blocks[0] * self._block_sizes[0], num_blocks[1] * self._block_sizes[1])
+        names = ("copy_slots: src_slots", "copy_slots: dst_slots")
+        self._bad_slots = BadIds(self._device, names, num_slots)
+
+    def run(
+        self,
+        src_blocks: BlockIds,
+        dst_blocks: BlockIds,
+        *,
+        layers: Layers = None,
+        max_sms: int | None = None,
+        engine: Engine = "auto",
+    ) -> None:
+        """Copy block ``src_blocks[i]`` of src into block ``dst_blocks[i]`` of dst.
+
+        On CUDA the copy is queued on the current stream and may not have run yet. Ids given on the
+        CPU are moved to the device first; hand them over there to save that. Those in pinned
+        memory must stay as they are until the stream has come that far.
+
+        Args:
+            src_blocks: ``[n]``, int32 or int64. Each in ``[0, src.num_blocks)``, or -1 to skip its
+                tokens. Repeats are allowed.
+            dst_blocks: ``[m]``, likewise for dst. What a block holds that is named twice is not
+                defined: it may be a mixture of its sources. This is not checked. With equal block
+                sizes m = n; else the blocks of both sides hold as many tokens, but for a part of
+                either side's last one, which is not read or stays as it was.
+            layers: copy only these of the plan's layers, by their numbers in the views (a slice
+                takes those of the plan that are in it); None for all of them.
+            max_sms: use at most this many multiprocessors; None for all. Ignored on the CPU, not
+                to be had from engine "triton".
+            engine: "host" (CPU tensors), "cuda" or "triton" (CUDA tensors; triton also runs on the
+                CPU in its interpreter), "reference"; "auto" is host or cuda. A named engine never
+                falls back.
+
+        Raises:
+            InvalidArgument: an id is out of range, or an argument is not as above. On the CPU
+                nothing has been copied then. On CUDA, and in Triton's interpreter, the ids are
+                checked by the kernel: pairs with a bad id are skipped, and the error is raised by
+                the next ``run`` that finds it there, or by ``check``. Under torch.compile it is a
+                plain ValueError.
+            Unavailable: the named engine is not here.
+            CudaError: CUDA refused the launch.
+        """
+        check_call("copy_blocks", max_sms)
+        src_ids = as_ids("copy_blocks: src_blocks", src_blocks, self._device)
+        dst_ids = as_ids("copy_blocks: dst_blocks", dst_blocks, self._device)
+        _check_counts(src_ids.numel(), dst_ids.numel(), self._block_sizes)
+        for part, plan in self._plans("copy_blocks", layers, by_slot=False):
+            execute(engine, part.src, part.dst, plan, src_ids, dst_ids, self._bad_blocks, max_sms)
+
+    def run_slots(
+        self,
+        src_slots: BlockIds,
+        dst_slots: BlockIds,
+        *,
+        layers: Layers = None,
+        max_sms: int | None = None,
+        engine: Engine = "auto",
+    ) -> None:
+        """Copy token by token: slot ``src_slots[i]`` of src into slot ``dst_slots[i]`` of dst.
+
+        A slot is one token's place, ``block * block_size + offset``, with the block size of its
+        side. Equivalent to::
+
+            for src_slot, dst_slot in zip(src_slots, dst_slots):
+                if src_slot == -1 or dst_slot == -1:
+                    continue
+                src_block, src_token = divmod(src_slot, src.block_size)
+                dst_block, dst_token = divmod(dst_slot, dst.block_size)
+                for layer in layers:
+                    for kv in range(num_kv):
+                        dst[layer, kv, dst_block, dst_heads, dst_token] = (
+                            src[layer, kv, src_block, src_heads, src_token])
+
+        Whole blocks are faster by ``run``: what is contiguous is longer there.
+
+        Args:
+            src_slots: ``[n]``, int32 or int64. Each in ``[0, src.num_blocks * src.block_size)``,
+                or -1 to skip the pair. Repeats are allowed.
+            dst_slots: ``[n]``, likewise for dst. What a slot holds that is named twice is not
+                defined; this is not checked.
+            layers: as for ``run``.
+            max_sms: as for ``run``.
+            engine: as for ``run``.
+
+        Raises:
+            InvalidArgument: as by ``run``; also for views without a ``token`` axis.
+            Unavailable: as by ``run``.
+            CudaError: as by ``run``.
+        """
+        check_call("copy_slots", max_sms)
+        for part in self._parts:
+            if not part.src.has_tokens:
+                raise InvalidArgument(
+                    f"copy_slots: views must have a 'token' axis, got {part.src.axes!r}"
+                )
+        src_ids = as_ids("copy_slots: src_slots", src_slots, self._device)
+        dst_ids = as_ids("copy_slots: dst_slots", dst_slots, self._device)
+        if src_ids.numel() != dst_ids.numel():
+            raise InvalidArgument(
+                f"copy_slots: dst_slots must have as many ids as src_slots ({src_ids.numel()}), "
+                f"got {dst_ids.numel()}"
+            )
+        for part, plan in self._plans("copy_slots", layers, by_slot=True):
+            execute(engine, part.src, part.dst, plan, src_ids, dst_ids, self._bad_slots, max_sms)
+
+    def check(self) -> None:
+        """Wait for the current stream and raise if a run met a bad id. Does nothing on the CPU.
+
+        Raises:
+            InvalidArgument: an id of an earlier run was out of range; the message names it.
+        """
+        if self._device.type == "cuda":
+            torch.cuda.current_stream(self._device).synchronize()
+        self._bad_blocks.raise_if_any()
+        self._bad_slots.raise_if_any()
+
+    def _plans(self, op: str, layers: Layers, *, by_slot: bool) -> list[tuple[CopyPart, BlockPlan]]:
+        """Return what is to be copied, all of it checked before the first byte moves."""
+        if len(self._parts) > 1 and layers is not None:
+            check_layers_alike(op, [part.src for part in self._parts])
+        return [(part, part.plan(op, layers, by_slot)) for part in self._parts]
+
+
+def _check_counts(num_src: int, num_dst: int, block_sizes: tuple[int, int]) -> None:
+    src_size, dst_size = block_sizes
+    if src_size == dst_size and num_src != num_dst:
+        raise InvalidArgument(
+            f"copy_blocks: dst_blocks must have as many ids as src_blocks ({num_src}), "
+            f"got {num_dst}"
+        )
+    num_tokens = min(num_src * src_size, num_dst * dst_size)
+    if -(-num_tokens // src_size) != num_src or -(-num_tokens // dst_size) != num_dst:
+        raise InvalidArgument(
+            f"copy_blocks: dst_blocks must hold the {num_src * src_size} tokens of src_blocks, "
+            f"give or take a part of one block, got {num_dst} blocks of {dst_size}"
+        )
