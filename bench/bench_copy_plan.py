@@ -104,7 +104,30 @@ def case(job: Job, num_layers: int, num_tokens: int, device: str) -> Case:
     return Case(name, lambda: run(src_ids, dst_ids), baselines, check, 2 * num_bytes)
 
 
+def call_case(num_layers: int, num_blocks: int, device: str) -> Case:
+    """The host time of a call that copies nothing: all ids are holes; torch gets none at all."""
+    tensors = [
+        [torch.zeros(2, 4, 16, 1, 8, device=device) for _ in range(num_layers)] for _ in range(2)
+    ]
+    plan = mk.CopyPlan(*(mk.KVView(layers, NHD) for layers in tensors))
+    holes = torch.full((num_blocks,), -1, device=device)
+    none = holes[:0]
+
+    def theirs():
+        for a, b in zip(*tensors, strict=True):
+            b.index_copy_(1, none, a.index_select(1, none))
+
+    def check():
+        before = [tensor.clone() for tensor in tensors[1]]
+        plan.run(holes, holes)
+        assert all(map(torch.equal, before, tensors[1])), "a hole was copied: not timed"
+
+    name = f"host time of a call, {num_layers} layers x {num_blocks} holes"
+    return Case(name, lambda: plan.run(holes, holes), {"torch": theirs}, check, on_host=True)
+
+
 if __name__ == "__main__":
     options = arguments(__doc__)
     jobs, sizes = (JOBS[:1], (2, 512)) if options.quick else (JOBS, (32, 4096))
-    report("copy_plan", [case(job, *sizes, options.device) for job in jobs], options)
+    cases = [case(job, *sizes, options.device) for job in jobs]
+    report("copy_plan", [*cases, call_case(80, 1024, options.device)], options)

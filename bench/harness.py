@@ -34,6 +34,7 @@ class Case:
         baselines: what it is compared with, by name.
         check: raises if ours and the baselines do not have the same result; called before timing.
         num_bytes: read plus written by one call, for GB/s; None where bytes mean nothing.
+        on_host: on CUDA, time what the caller spends and not what the GPU does.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Case:
     baselines: dict[str, Callable[[], Any]]
     check: Callable[[], None]
     num_bytes: int | None = None
+    on_host: bool = False
 
 
 def arguments(doc: str | None) -> argparse.Namespace:
@@ -82,7 +84,8 @@ def measure(case: Case, options: argparse.Namespace) -> dict[str, Any]:
         # They take turns in going first, so that none always has the same neighbour, nor itself.
         first = i % len(calls)
         names = [*list(calls)[first:], *list(calls)[:first]]
-        taken = {name: seconds(calls[name], options.device) for name in names}
+        clock = "cpu" if case.on_host else options.device
+        taken = {name: seconds(calls[name], clock) for name in names}
         rounds.append(taken)
     rounds = rounds[WARM_UP:]
     ours = [taken["ours"] for taken in rounds]

@@ -13,6 +13,7 @@ from .reference import kv as reference
 
 Engine = Literal["auto", "host", "cuda", "triton", "reference"]
 BlockIds = torch.Tensor | Sequence[int]
+ID_DTYPES = (torch.int32, torch.int64)
 
 
 class Packed:
@@ -20,8 +21,13 @@ class Packed:
 
     def __init__(self, tensor: torch.Tensor):
         self.tensors = [tensor]
+        self.registered: list[torch.Tensor] = []  # it is another one at each call
         self.num_blocks = tensor.shape[0]
         self.device = tensor.device
+
+    @property
+    def base(self) -> int:
+        return self.tensors[0].data_ptr()
 
     def plane(self, layer: int, kv: int) -> torch.Tensor:
         return self.tensors[0][:, layer, kv]
@@ -47,8 +53,22 @@ def execute(
     chosen = _library.choose_engine(device) if engine == "auto" else engine
     bad.raise_if_any()
     if chosen in ("host", "cuda"):
-        _library.require_engine(chosen, device)
-        _library.call(_library.copy_blocks, *arguments, bad.address, max_sms or 0)
+        if engine != "auto":
+            _library.require_engine(chosen, device)
+        if _have_addresses((src.tensors[0], dst.tensors[0], src_ids, dst_ids)):
+            resolved = plan.resolved(src.registered, dst.registered)
+            bases = (src.base, dst.base)
+            _library.call(
+                _library.copy_resolved,
+                resolved,
+                *bases,
+                src_ids,
+                dst_ids,
+                bad.address,
+                max_sms or 0,
+            )
+        else:
+            _library.call(_library.copy_blocks, *arguments, bad.address, max_sms or 0)
     elif chosen == "triton":
         triton_kv = _library.triton_module("kv")
         if device != "cpu" and max_sms is not None:
@@ -66,7 +86,18 @@ def execute(
     torch.autograd.graph.increment_version(dst.tensors)
 
 
+def _have_addresses(tensors: Sequence[torch.Tensor | None]) -> bool:
+    """Tell whether they are plain tensors: a fake one has no memory."""
+    return all(
+        tensor is None or type(tensor) is torch.Tensor or type(tensor) is torch.nn.Parameter
+        for tensor in tensors
+    )
+
+
 def as_ids(name: str, ids: BlockIds, device: torch.device) -> torch.Tensor:
+    is_usual = type(ids) is torch.Tensor and ids.dtype in ID_DTYPES and ids.device == device
+    if is_usual and ids.layout is torch.strided and ids.dim() == 1 and ids.is_contiguous():
+        return ids
     if isinstance(ids, torch.Tensor):
         tensor = ids
     else:
@@ -77,7 +108,7 @@ def as_ids(name: str, ids: BlockIds, device: torch.device) -> torch.Tensor:
                 f"{name} must be 1-d int32 or int64, got {type(ids).__name__}: {error}"
             ) from None
     is_plain = tensor.layout == torch.strided and not tensor.is_meta
-    if tensor.dim() != 1 or tensor.dtype not in (torch.int32, torch.int64) or not is_plain:
+    if tensor.dim() != 1 or tensor.dtype not in ID_DTYPES or not is_plain:
         plain = "" if is_plain else f", {tensor.layout} on {tensor.device}"
         raise InvalidArgument(
             f"{name} must be 1-d int32 or int64, got {tensor.dtype} of shape "

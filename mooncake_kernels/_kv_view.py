@@ -4,17 +4,51 @@ from collections.abc import Sequence
 
 import torch
 
+from . import _library
 from ._bad_ids import BadIds
-from ._layout import Layout, Selection, packed_layout, parse_axes, plan_values
+from ._layout import (
+    HEADER,
+    PLANE_FIELDS,
+    RESOLVED_FIELDS,
+    Layout,
+    Selection,
+    packed_layout,
+    parse_axes,
+    plan_values,
+)
 from .errors import InvalidArgument
 
 
 class BlockPlan:
-    """What is copied, and the numbers by which the operators copy it."""
+    """What is copied, and the numbers by which the operators copy it.
+
+    Attributes:
+        selection: what is copied.
+        values: the plan of csrc/ops/copy_plan.h, which holds no addresses.
+    """
+
+    _resolved: tuple[tuple[int, int], torch.Tensor] | None = None
 
     def __init__(self, src: Layout, dst: Layout, selection: Selection):
         self.selection = selection
         self.values = torch.tensor(plan_values(src, dst, selection))
+
+    def resolved(self, src: list[torch.Tensor], dst: list[torch.Tensor]) -> torch.Tensor:
+        """Return the plan with the addresses of the tensors in it; made once, and if they move.
+
+        Only the first tensor of each side is looked at to tell: to ask all of them would take as
+        long as the call. A side without tensors keeps its offsets.
+        """
+        addresses = (src[0].data_ptr() if src else 0, dst[0].data_ptr() if dst else 0)
+        if self._resolved is None or self._resolved[0] != addresses:
+            num_planes = (self.values.numel() - HEADER) // PLANE_FIELDS
+            table = torch.empty(HEADER + RESOLVED_FIELDS * num_planes, dtype=torch.int64)
+            _library.call(_library.resolve_copy_plan, src, dst, self.values, table)
+            self._resolved = (addresses, table)
+        return self._resolved[1]
+
+    def __getstate__(self) -> dict[str, object]:  # a copy has tensors of its own
+        return {"selection": self.selection, "values": self.values}
 
 
 class KVView:
@@ -43,7 +77,7 @@ class KVView:
             is not there); ``block_size`` is in tokens.
         has_tokens, has_heads: whether the axis is there.
         dtype, device: of the tensors.
-        layout, gather_plan, scatter_plan, bad_ids: for this package's own use.
+        layout, gather_plan, scatter_plan, bad_ids, registered, base: for this package's own use.
 
     Raises:
         InvalidArgument: the axes do not fit the tensors, or the tensors each other.
@@ -75,6 +109,7 @@ class KVView:
             raise InvalidArgument(
                 f"KVView: axis 'dim' must be packed (stride 1), got stride {first.stride(-1)}"
             )
+        self.registered, self.base = self.tensors, 0
         self.axes = " ".join(names)
         self.has_tokens, self.has_heads = "token" in names, "head" in names
         self.num_layers, self.num_kv = sizes["layer"], sizes["kv"]

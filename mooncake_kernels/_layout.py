@@ -11,12 +11,14 @@ from math import gcd
 from .errors import InvalidArgument
 
 AXES = ("layer", "kv", "block", "head", "token", "dim")
-# The operator's plan, as csrc/ops/kv.cc tells it: whether ids are slots, SIDE_FIELDS numbers for
-# src and for dst, run_bytes, MAX_AXES x (extent, strides), and PLANE_FIELDS numbers a plane.
+# The operator's plan, as csrc/ops/copy_plan.h tells it: whether ids are slots, SIDE_FIELDS numbers
+# for src and for dst, run_bytes, MAX_AXES x (extent, strides), and PLANE_FIELDS numbers a plane, or
+# RESOLVED_FIELDS once addresses are in it.
 MAX_AXES = 2
 SIDE_FIELDS = 6
 HEADER = 2 + 2 * SIDE_FIELDS + 3 * MAX_AXES
 PLANE_FIELDS = 4
+RESOLVED_FIELDS = 2
 
 
 def parse_axes(axes: str, num_dims: int) -> tuple[str, ...]:
@@ -98,7 +100,7 @@ class Selection:
 
 
 def plan_values(src: Layout, dst: Layout, selection: Selection) -> list[int]:
-    """Compute the operator's ``plan`` (its layout is told in csrc/ops/kv.cc).
+    """Compute the operator's ``plan`` (its layout is told in csrc/ops/copy_plan.h).
 
     What one id of the shorter blocks names, a piece, is the most tokens that lie in one block on
     both sides. A run starts as one row of ``dim`` and absorbs every axis that continues it on both

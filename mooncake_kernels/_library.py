@@ -27,6 +27,8 @@ torch.ops.load_library(str(LIBRARY))
 
 # Overloads are held, not looked up at each call: that costs 300 ns through torch.ops.
 copy_blocks = torch.ops.mooncake_kernels.copy_blocks.default
+copy_resolved = torch.ops.mooncake_kernels.copy_resolved.default
+resolve_copy_plan = torch.ops.mooncake_kernels.resolve_copy_plan.default
 has_cuda: bool = torch.ops.mooncake_kernels.has_cuda()
 
 
@@ -91,3 +93,9 @@ def _copy_blocks_fake(
             ids is None or (ids.dim() == 1 and ids.dtype in (torch.int32, torch.int64)),
             lambda: "copy_blocks: block ids must be a 1-d int32 or int64 tensor",
         )
+
+
+@torch.library.register_fake("mooncake_kernels::copy_resolved")
+@torch.library.register_fake("mooncake_kernels::resolve_copy_plan")
+def _no_result_fake(*arguments: Any) -> None:
+    """Return nothing, as the operators do. They are not for compiled code."""

@@ -106,6 +106,31 @@ def test_a_copied_plan_copies_its_own_caches(duplicate):
         plan.run([4], [70])
 
 
+def test_a_cache_whose_memory_was_freed_is_refused(backend):
+    view = make_view("nhd_per_layer", Sizes(), device=backend.device)
+    mk.gather_blocks(view, [0], engine=backend.engine)
+    for tensor in view.tensors:
+        tensor.untyped_storage().resize_(0)
+    if backend.engine in ("host", "cuda"):
+        with pytest.raises(mk.InvalidArgument, match="their memory was freed"):
+            mk.gather_blocks(view, [0], engine=backend.engine)
+
+
+def test_a_cache_that_was_moved_is_found(backend):
+    """As by an engine that frees its cache to sleep, and wakes up with another."""
+    view = make_view("nhd_per_layer", Sizes(), dtype=torch.int16, device=backend.device)
+    packed = mk.gather_blocks(view, [3], engine=backend.engine)
+    old = [
+        tensor.data for tensor in view.tensors
+    ]  # keeps the memory, so that it is not given again
+    for tensor in view.tensors:
+        tensor.data = tensor.data.clone() + 1
+    assert torch.equal(mk.gather_blocks(view, [3], engine=backend.engine), packed + 1)
+    mk.scatter_blocks(packed, [3], view, engine=backend.engine)
+    assert torch.equal(mk.gather_blocks(view, [3], engine=backend.engine), packed)
+    del old
+
+
 def test_triton_that_is_not_installed(monkeypatch):
     monkeypatch.delitem(sys.modules, "mooncake_kernels.triton.kv", raising=False)
     monkeypatch.setitem(sys.modules, "triton", None)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import mooncake_kernels as mk
+from mooncake_kernels._layout import HEADER
 
 from .layouts import LAYOUTS, Sizes, make_view, snapshot
 
@@ -189,9 +190,18 @@ def operator_arguments(device):
 def test_opcheck(device):
     if device == "cuda" and not torch.cuda.is_available():
         pytest.skip("torch finds no CUDA device")
-    operator = torch.ops.mooncake_kernels.copy_blocks.default
-    result = torch.library.opcheck(operator, operator_arguments(device))
-    assert set(result.values()) == {"SUCCESS"}, result
+    src, [out], plan, ids, *_ = arguments = operator_arguments(device)
+    operators = torch.ops.mooncake_kernels
+    table = torch.empty(HEADER + (plan.numel() - HEADER) // 2, dtype=torch.int64)
+    operators.resolve_copy_plan(src, [], plan, table)
+    for operator, given in [
+        (operators.copy_blocks, arguments),
+        (operators.resolve_copy_plan, (src, [], plan, table)),
+        (operators.copy_resolved, (table, 0, out.data_ptr(), ids, None, 0, 0)),
+    ]:
+        result = torch.library.opcheck(operator.default, given)
+        assert set(result.values()) == {"SUCCESS"}, (operator, result)
+    assert torch.equal(out[:, 1, 0], src[1][0, ids.cpu()].transpose(1, 2))
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -232,7 +242,10 @@ def test_fake_cuda_tensors_on_any_machine():
         torch.ops.mooncake_kernels.copy_blocks(
             view.tensors, [out], view.gather_plan.values, ids, None, 0, 0
         )
-    assert out.device.type == "cuda"
+        cache = mk.KVView(torch.empty(4, 16, 64), "block token dim")  # and through the functions
+        packed = mk.gather_blocks(cache, torch.empty(2, dtype=torch.int64))
+        mk.scatter_blocks(packed, torch.empty(2, dtype=torch.int64), cache)
+    assert out.device.type == "cuda" and packed.shape == (2, 1, 1, 1, 16, 64)
 
 
 def test_other_threads_run_during_a_copy():

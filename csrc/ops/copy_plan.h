@@ -1,0 +1,55 @@
+// A copy's plan: the int64 CPU tensor that mooncake_kernels/_layout.py makes, read with names.
+//
+//   whether ids are slots,
+//   for src and dst (num_ids, block_stride, pieces_per_id, piece_stride, slots_per_block,
+//   slot_stride), run_bytes, kMaxAxes x (extent, src_stride, dst_stride),
+//   and for each plane (src tensor, src offset, dst tensor, dst offset), offsets in bytes,
+//   or, once it is resolved, (src address, dst address).
+//
+// Layer: ops.
+#pragma once
+
+#include <torch/csrc/stable/tensor.h>
+
+#include <cstdint>
+#include <optional>
+
+#include "kv/copy_blocks.h"
+
+namespace mk::ops {
+
+class CopyPlan {
+ public:
+  static constexpr int64_t kPlaneFields = 4;
+  static constexpr int64_t kResolvedFields = 2;
+
+  // The tensor must outlive the plan. Throws InvalidArgument if it cannot be one.
+  CopyPlan(const torch::stable::Tensor& plan, int64_t plane_fields);
+
+  int64_t num_planes() const { return num_planes_; }
+  const int64_t* plane(int64_t index) const { return planes_ + plane_fields_ * index; }
+
+  // All but the planes. A side without ids takes its blocks in order. Throws InvalidArgument if the
+  // ids of one side do not hold what those of the other do.
+  kv::CopyBlocksParams params(const std::optional<torch::stable::Tensor>& src_ids,
+                              const std::optional<torch::stable::Tensor>& dst_ids) const;
+
+  kv::Side side(int index) const;  // 0: src, 1: dst; without ids
+
+  // Bytes from where a plane of that side begins to where its last block ends, 0 without blocks.
+  int64_t reach(const kv::Side& side, int64_t kv::Axis::* stride) const;
+
+  // Throws InvalidArgument for the first bad id; on the CPU only.
+  void check_ids(const kv::CopyBlocksParams& params) const;
+
+ private:
+  kv::Axis axis(int index) const;
+  int64_t run_bytes() const;
+
+  const int64_t* values_;
+  const int64_t* planes_;
+  int64_t plane_fields_;
+  int64_t num_planes_;
+};
+
+}  // namespace mk::ops
