@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-from ._kv_execute import check_writable
+import torch
+
+from ._kv_execute import check_writable, have_addresses
 from ._kv_select import as_numbers, choose_heads, choose_layers
 from ._kv_view import BlockPlan, KVView
 from ._layout import Selection
@@ -42,6 +44,8 @@ class CopyPart:
                 f"got {num_dst_heads}"
             )
         self._heads = (src_head, dst_head, num_heads)
+        heads_meet = abs(src_head - dst_head) < num_heads
+        self.in_place = heads_meet and _are_one_cache(src, dst)
         self._cache: dict[tuple[bool, tuple[int, ...]], BlockPlan] = {}
 
     def plan(self, op: str, layers: Layers, by_slot: bool) -> BlockPlan:
@@ -64,6 +68,14 @@ class CopyPart:
                     f"{op}: layers must be among the plan's {list(self._layers)}, got {layer}"
                 )
         return numbers
+
+
+def _are_one_cache(src: KVView, dst: KVView) -> bool:
+    """Tell whether block i of src and block i of dst are the same memory."""
+    if torch.compiler.is_compiling() or not have_addresses([*src.tensors, *dst.tensors]):
+        return False  # there is nothing to be known yet
+    places = [[tensor.data_ptr() for tensor in view.tensors] for view in (src, dst)]
+    return src.num_blocks > 0 and places[0] == places[1] and src.layout == dst.layout
 
 
 def as_views(name: str, views: KVView | Sequence[KVView]) -> list[KVView]:

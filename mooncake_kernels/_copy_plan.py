@@ -35,7 +35,7 @@ class CopyPlan:
         src: what is read: a view, or a list of views with equally many blocks.
         dst: what is written: likewise, and each view of the same dtype, device, head dimension and
             number of kv as src's. It may be the same cache as ``src``; then no block may be both
-            read and written.
+            read and written by one run, which is checked on the CPU.
         layers: which layers to copy, the same numbers on both sides; None for all, and then both
             sides must have equally many.
         src_heads, dst_heads: a slice of the heads of each side, equally long: how a cache of one
@@ -128,7 +128,9 @@ class CopyPlan:
         src_ids = as_ids("copy_blocks: src_blocks", src_blocks, self._device)
         dst_ids = as_ids("copy_blocks: dst_blocks", dst_blocks, self._device)
         _check_counts(src_ids.numel(), dst_ids.numel(), self._block_sizes)
-        for part, plan in self._plans("copy_blocks", layers, by_slot=False):
+        plans = self._plans("copy_blocks", layers, by_slot=False)
+        self._check_in_place("copy_blocks: dst_blocks", src_ids, dst_ids)
+        for part, plan in plans:
             execute(engine, part.src, part.dst, plan, src_ids, dst_ids, self._bad_blocks, max_sms)
 
     def run_slots(
@@ -184,7 +186,9 @@ class CopyPlan:
                 f"copy_slots: dst_slots must have as many ids as src_slots ({src_ids.numel()}), "
                 f"got {dst_ids.numel()}"
             )
-        for part, plan in self._plans("copy_slots", layers, by_slot=True):
+        plans = self._plans("copy_slots", layers, by_slot=True)
+        self._check_in_place("copy_slots: dst_slots", src_ids, dst_ids)
+        for part, plan in plans:
             execute(engine, part.src, part.dst, plan, src_ids, dst_ids, self._bad_slots, max_sms)
 
     def check(self) -> None:
@@ -203,6 +207,19 @@ class CopyPlan:
         if len(self._parts) > 1 and layers is not None:
             check_layers_alike(op, [part.src for part in self._parts])
         return [(part, part.plan(op, layers, by_slot)) for part in self._parts]
+
+    def _check_in_place(self, name: str, src_ids: torch.Tensor, dst_ids: torch.Tensor) -> None:
+        """Refuse to read and write one place. Ids on a device are not looked at."""
+        if not any(part.in_place for part in self._parts):
+            return
+        if torch.compiler.is_compiling() or src_ids.device.type != "cpu":
+            return
+        both = dst_ids[torch.isin(dst_ids, src_ids)]
+        both = both[both != -1]
+        if both.numel() > 0:
+            raise InvalidArgument(
+                f"{name} must not be among src's, for src and dst are one cache, got {both[0]}"
+            )
 
 
 def _check_counts(num_src: int, num_dst: int, block_sizes: tuple[int, int]) -> None:

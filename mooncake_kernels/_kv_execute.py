@@ -55,7 +55,7 @@ def execute(
     if chosen in ("host", "cuda"):
         if engine != "auto":
             _library.require_engine(chosen, device)
-        if _have_addresses((src.tensors[0], dst.tensors[0], src_ids, dst_ids)):
+        if have_addresses((src.tensors[0], dst.tensors[0], src_ids, dst_ids)):
             resolved = plan.resolved(src.registered, dst.registered)
             bases = (src.base, dst.base)
             _library.call(
@@ -86,7 +86,7 @@ def execute(
     torch.autograd.graph.increment_version(dst.tensors)
 
 
-def _have_addresses(tensors: Sequence[torch.Tensor | None]) -> bool:
+def have_addresses(tensors: Sequence[torch.Tensor | None]) -> bool:
     """Tell whether they are plain tensors: a fake one has no memory."""
     return all(
         tensor is None or type(tensor) is torch.Tensor or type(tensor) is torch.nn.Parameter
@@ -95,8 +95,7 @@ def _have_addresses(tensors: Sequence[torch.Tensor | None]) -> bool:
 
 
 def as_ids(name: str, ids: BlockIds, device: torch.device) -> torch.Tensor:
-    is_usual = type(ids) is torch.Tensor and ids.dtype in ID_DTYPES and ids.device == device
-    if is_usual and ids.layout is torch.strided and ids.dim() == 1 and ids.is_contiguous():
+    if isinstance(ids, torch.Tensor) and ids.device == device and _are_ids(ids):
         return ids
     if isinstance(ids, torch.Tensor):
         tensor = ids
@@ -107,15 +106,18 @@ def as_ids(name: str, ids: BlockIds, device: torch.device) -> torch.Tensor:
             raise InvalidArgument(
                 f"{name} must be 1-d int32 or int64, got {type(ids).__name__}: {error}"
             ) from None
-    is_plain = tensor.layout == torch.strided and not tensor.is_meta
-    if tensor.dim() != 1 or tensor.dtype not in ID_DTYPES or not is_plain:
-        plain = "" if is_plain else f", {tensor.layout} on {tensor.device}"
+    if not _are_ids(tensor, packed=False):
         raise InvalidArgument(
             f"{name} must be 1-d int32 or int64, got {tensor.dtype} of shape "
-            f"{tuple(tensor.shape)}{plain}"
+            f"{tuple(tensor.shape)}, {tensor.layout} on {tensor.device}"
         )
     # A copy to the device is waited for by what is queued behind it; one to the host by nothing.
     return tensor.to(device, non_blocking=device.type == "cuda").contiguous()
+
+
+def _are_ids(tensor: torch.Tensor, *, packed: bool = True) -> bool:
+    is_list = tensor.dtype in ID_DTYPES and tensor.layout is torch.strided and tensor.dim() == 1
+    return is_list and not tensor.is_meta and (not packed or tensor.is_contiguous())
 
 
 def as_packed(name: str, tensor: torch.Tensor, shape: tuple[int, ...], view: KVView) -> Packed:

@@ -106,6 +106,26 @@ def test_a_copied_plan_copies_its_own_caches(duplicate):
         plan.run([4], [70])
 
 
+def test_a_block_is_not_read_and_written_by_one_run(backend):
+    cache = make_view("nhd_per_layer", Sizes(), dtype=torch.int16, device=backend.device)
+    again = mk.KVView(cache.tensors, cache.axes)
+    expected = [cache.plane(layer, 1)[4].clone() for layer in range(3)]
+    plan = mk.CopyPlan(cache, again)
+    plan.run([4, -1, 4], [0, 3, 6], engine=backend.engine)
+    assert all(torch.equal(cache.plane(i, 1)[6], expected[i]) for i in range(3))
+    halves = mk.CopyPlan(cache, again, src_heads=slice(0, 1), dst_heads=slice(1, 2))
+    halves.run([5], [5], engine=backend.engine)  # different heads of one block
+    assert torch.equal(cache.plane(0, 0)[5, 0], cache.plane(0, 0)[5, 1])
+    if backend.device == "cpu":
+        before = snapshot(cache)
+        message = "dst_blocks must not be among src's, for src and dst are one cache, got 2"
+        with pytest.raises(mk.InvalidArgument, match=message):
+            plan.run([1, 2, -1], [2, -1, 3], engine=backend.engine)
+        with pytest.raises(mk.InvalidArgument, match="dst_slots must not be among .* got 20"):
+            plan.run_slots([20], [20], engine=backend.engine)
+        assert torch.equal(snapshot(cache), before)
+
+
 def test_a_cache_whose_memory_was_freed_is_refused(backend):
     view = make_view("nhd_per_layer", Sizes(), device=backend.device)
     mk.gather_blocks(view, [0], engine=backend.engine)
