@@ -136,6 +136,16 @@ def test_a_cache_whose_memory_was_freed_is_refused(backend):
             mk.gather_blocks(view, [0], engine=backend.engine)
 
 
+def test_a_packed_buffer_whose_memory_was_freed_is_refused(backend):
+    view = make_view("nhd_per_layer", Sizes(), device=backend.device)
+    packed = mk.gather_blocks(view, [0], engine=backend.engine)
+    packed.untyped_storage().resize_(0)
+    with pytest.raises(mk.InvalidArgument, match="packed must have memory, got a tensor whose"):
+        mk.scatter_blocks(packed, [0], view, engine=backend.engine)
+    with pytest.raises(mk.InvalidArgument, match="out must have memory"):
+        mk.gather_blocks(view, [0], out=packed, engine=backend.engine)
+
+
 def test_a_cache_that_was_moved_is_found(backend):
     """As by an engine that frees its cache to sleep, and wakes up with another."""
     view = make_view("nhd_per_layer", Sizes(), dtype=torch.int16, device=backend.device)
