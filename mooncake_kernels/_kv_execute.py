@@ -132,9 +132,9 @@ def as_packed(name: str, tensor: torch.Tensor, shape: tuple[int, ...], view: KVV
     check_plain(name, tensor)
     if not tensor.is_contiguous():
         raise InvalidArgument(f"{name} must be packed, got strides {tensor.stride()}")
-    if not torch.compiler.is_compiling() and have_addresses([tensor]):
-        if tensor.numel() > 0 and tensor.data_ptr() == 0:
-            raise InvalidArgument(f"{name} must have memory, got a tensor whose storage was freed")
+    has_address = not torch.compiler.is_compiling() and have_addresses([tensor])
+    if has_address and tensor.numel() > 0 and tensor.data_ptr() == 0:
+        raise InvalidArgument(f"{name} must have memory, got a tensor whose storage was freed")
     return Packed(tensor)
 
 
