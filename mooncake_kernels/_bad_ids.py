@@ -37,7 +37,7 @@ class BadIds:
     def words(self) -> torch.Tensor:
         if self._words is None:
             with torch.inference_mode(False):  # else they could not be reset outside of it
-                self._words = torch.zeros(WORDS, dtype=torch.int64)
+                self._words = torch.zeros(WORDS, dtype=torch.int64, device="cpu")
         return self._words
 
     @property
@@ -71,7 +71,9 @@ def _take_row() -> torch.Tensor:
         row = _free_rows.pop()
     except IndexError:
         with torch.inference_mode(False):
-            slab = torch.zeros((NUM_ROWS, ROW_WORDS), dtype=torch.int64, pin_memory=True)
+            slab = torch.zeros(
+                (NUM_ROWS, ROW_WORDS), dtype=torch.int64, device="cpu", pin_memory=True
+            )
             row, *others = slab.unbind()
         _free_rows.extend(others)
     return row.zero_()

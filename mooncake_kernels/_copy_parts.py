@@ -27,10 +27,15 @@ class CopyPart:
         *,
         several: bool,
     ):
-        for name in ("dtype", "device", "head_dim", "num_kv", "has_tokens"):
+        for name in ("dtype", "device", "head_dim", "num_kv"):
             mine, other = getattr(src, name), getattr(dst, name)
             if mine != other:
                 raise InvalidArgument(f"CopyPlan: dst must have src's {name} {mine}, got {other}")
+        if src.has_tokens != dst.has_tokens:
+            raise InvalidArgument(
+                f"CopyPlan: dst must have a 'token' axis if src has one ({src.axes!r}), "
+                f"got {dst.axes!r}"
+            )
         check_writable("CopyPlan: dst", dst)
         self.src, self.dst = src, dst
         self._layers = choose_layers("CopyPlan", layers, src.num_layers, dst.num_layers)
@@ -44,8 +49,7 @@ class CopyPart:
                 f"got {num_dst_heads}"
             )
         self._heads = (src_head, dst_head, num_heads)
-        heads_meet = abs(src_head - dst_head) < num_heads
-        self.in_place = heads_meet and _are_one_cache(src, dst)
+        self.heads_meet = abs(src_head - dst_head) < num_heads
         self._cache: dict[tuple[bool, tuple[int, ...]], BlockPlan] = {}
 
     def plan(self, op: str, layers: Layers, by_slot: bool) -> BlockPlan:
@@ -70,7 +74,7 @@ class CopyPart:
         return numbers
 
 
-def _are_one_cache(src: KVView, dst: KVView) -> bool:
+def are_one_cache(src: KVView, dst: KVView) -> bool:
     """Tell whether block i of src and block i of dst are the same memory."""
     if torch.compiler.is_compiling() or not have_addresses([*src.tensors, *dst.tensors]):
         return False  # there is nothing to be known yet

@@ -1,12 +1,20 @@
 """CopyPlan: how blocks of one cache are copied into another. Public as ``mk.CopyPlan``."""
 
 from collections.abc import Sequence
+from itertools import product
 
 import torch
 
 from ._bad_ids import BadIds
-from ._copy_parts import CopyPart, Layers, as_views, block_size_of, check_layers_alike
-from ._kv_execute import BlockIds, Engine, as_ids, check_call, execute
+from ._copy_parts import (
+    CopyPart,
+    Layers,
+    are_one_cache,
+    as_views,
+    block_size_of,
+    check_layers_alike,
+)
+from ._kv_execute import BlockIds, Engine, as_ids, check_call, check_memory, execute
 from ._kv_view import BlockPlan, KVView
 from .errors import InvalidArgument
 
@@ -34,10 +42,11 @@ class CopyPlan:
     Args:
         src: what is read: a view, or a list of views with equally many blocks.
         dst: what is written: likewise, and each view of the same dtype, device, head dimension and
-            number of kv as src's. It may be the same cache as ``src``; then no block may be both
-            read and written by one run, which is checked on the CPU.
+            number of kv as src's. It may share memory with ``src``; then no run may read what it
+            writes. That is checked on the CPU where two views have the same tensors and axes.
         layers: which layers to copy, the same numbers on both sides; None for all, and then both
-            sides must have equally many.
+            sides must have equally many. Of several views, those of one side must have equally
+            many then.
         src_heads, dst_heads: a slice of the heads of each side, equally long: how a cache of one
             tensor-parallel size is copied into one of another (see ``shard_heads``). None for all.
             Of several views, it is taken of those that have a ``head`` axis.
@@ -64,7 +73,8 @@ class CopyPlan:
             )
         several = len(src_views) > 1
         if several and layers is not None:
-            check_layers_alike("CopyPlan", src_views + dst_views)
+            check_layers_alike("CopyPlan", src_views)
+            check_layers_alike("CopyPlan", dst_views)
         self._parts = [
             CopyPart(*views, layers, src_heads, dst_heads, several=several)
             for views in zip(src_views, dst_views, strict=True)
@@ -78,11 +88,17 @@ class CopyPlan:
                     f"CopyPlan: dst must have src's block_size {self._block_sizes[0]} to take "
                     f"views without a 'token' axis, got {self._block_sizes[1]}"
                 )
-        num_blocks = (first_src.num_blocks, first_dst.num_blocks)
-        names = ("copy_blocks: src_blocks", "copy_blocks: dst_blocks")
+        self._in_place = any(
+            are_one_cache(part.src, other.dst)
+            for part, other in product(self._parts, self._parts)
+            if part is not other or part.heads_meet
+        )
+        num_blocks = self._num_blocks = (first_src.num_blocks, first_dst.num_blocks)
+        names = ("CopyPlan.run: src_blocks", "CopyPlan.run: dst_blocks")
         self._bad_blocks = BadIds(self._device, names, num_blocks)
-        num_slots = (num_blocks[0] * self._block_sizes[0], num_blocks[1] * self._block_sizes[1])
-        names = ("copy_slots: src_slots", "copy_slots: dst_slots")
+        src_size, dst_size = self._block_sizes
+        num_slots = self._num_slots = (num_blocks[0] * src_size, num_blocks[1] * dst_size)
+        names = ("CopyPlan.run_slots: src_slots", "CopyPlan.run_slots: dst_slots")
         self._bad_slots = BadIds(self._device, names, num_slots)
 
     def run(
@@ -124,12 +140,12 @@ class CopyPlan:
             Unavailable: the named engine is not here.
             CudaError: CUDA refused the launch.
         """
-        check_call("copy_blocks", max_sms)
-        src_ids = as_ids("copy_blocks: src_blocks", src_blocks, self._device)
-        dst_ids = as_ids("copy_blocks: dst_blocks", dst_blocks, self._device)
+        check_call("CopyPlan.run", max_sms)
+        src_ids = as_ids("CopyPlan.run: src_blocks", src_blocks, self._device)
+        dst_ids = as_ids("CopyPlan.run: dst_blocks", dst_blocks, self._device)
         _check_counts(src_ids.numel(), dst_ids.numel(), self._block_sizes)
-        plans = self._plans("copy_blocks", layers, by_slot=False)
-        self._check_in_place("copy_blocks: dst_blocks", src_ids, dst_ids)
+        plans = self._plans("CopyPlan.run", layers, by_slot=False)
+        self._check_in_place("CopyPlan.run: dst_blocks", src_ids, dst_ids, self._num_blocks[0])
         for part, plan in plans:
             execute(engine, part.src, part.dst, plan, src_ids, dst_ids, self._bad_blocks, max_sms)
 
@@ -173,21 +189,21 @@ class CopyPlan:
             Unavailable: as by ``run``.
             CudaError: as by ``run``.
         """
-        check_call("copy_slots", max_sms)
+        check_call("CopyPlan.run_slots", max_sms)
         for part in self._parts:
             if not part.src.has_tokens:
                 raise InvalidArgument(
-                    f"copy_slots: views must have a 'token' axis, got {part.src.axes!r}"
+                    f"CopyPlan.run_slots: views must have a 'token' axis, got {part.src.axes!r}"
                 )
-        src_ids = as_ids("copy_slots: src_slots", src_slots, self._device)
-        dst_ids = as_ids("copy_slots: dst_slots", dst_slots, self._device)
+        src_ids = as_ids("CopyPlan.run_slots: src_slots", src_slots, self._device)
+        dst_ids = as_ids("CopyPlan.run_slots: dst_slots", dst_slots, self._device)
         if src_ids.numel() != dst_ids.numel():
             raise InvalidArgument(
-                f"copy_slots: dst_slots must have as many ids as src_slots ({src_ids.numel()}), "
-                f"got {dst_ids.numel()}"
+                f"CopyPlan.run_slots: dst_slots must have as many ids as src_slots "
+                f"({src_ids.numel()}), got {dst_ids.numel()}"
             )
-        plans = self._plans("copy_slots", layers, by_slot=True)
-        self._check_in_place("copy_slots: dst_slots", src_ids, dst_ids)
+        plans = self._plans("CopyPlan.run_slots", layers, by_slot=True)
+        self._check_in_place("CopyPlan.run_slots: dst_slots", src_ids, dst_ids, self._num_slots[0])
         for part, plan in plans:
             execute(engine, part.src, part.dst, plan, src_ids, dst_ids, self._bad_slots, max_sms)
 
@@ -206,16 +222,21 @@ class CopyPlan:
         """Return what is to be copied, all of it checked before the first byte moves."""
         if len(self._parts) > 1 and layers is not None:
             check_layers_alike(op, [part.src for part in self._parts])
-        return [(part, part.plan(op, layers, by_slot)) for part in self._parts]
+        plans = [(part, part.plan(op, layers, by_slot)) for part in self._parts]
+        if len(plans) > 1:
+            for part, plan in plans:
+                check_memory(part.src, part.dst, plan)
+        return plans
 
-    def _check_in_place(self, name: str, src_ids: torch.Tensor, dst_ids: torch.Tensor) -> None:
+    def _check_in_place(
+        self, name: str, src_ids: torch.Tensor, dst_ids: torch.Tensor, num_ids: int
+    ) -> None:
         """Refuse to read and write one place. Ids on a device are not looked at."""
-        if not any(part.in_place for part in self._parts):
+        if not self._in_place or torch.compiler.is_compiling() or src_ids.device.type != "cpu":
             return
-        if torch.compiler.is_compiling() or src_ids.device.type != "cpu":
-            return
-        both = dst_ids[torch.isin(dst_ids, src_ids)]
-        both = both[both != -1]
+        copied = (src_ids >= 0) & (dst_ids >= 0)  # one cache: the block sizes are equal
+        dst_ids = dst_ids[copied]
+        both = dst_ids[torch.isin(dst_ids, src_ids[copied]) & (dst_ids < num_ids)]
         if both.numel() > 0:
             raise InvalidArgument(
                 f"{name} must not be among src's, for src and dst are one cache, got {both[0]}"
@@ -226,12 +247,12 @@ def _check_counts(num_src: int, num_dst: int, block_sizes: tuple[int, int]) -> N
     src_size, dst_size = block_sizes
     if src_size == dst_size and num_src != num_dst:
         raise InvalidArgument(
-            f"copy_blocks: dst_blocks must have as many ids as src_blocks ({num_src}), "
+            f"CopyPlan.run: dst_blocks must have as many ids as src_blocks ({num_src}), "
             f"got {num_dst}"
         )
     num_tokens = min(num_src * src_size, num_dst * dst_size)
     if -(-num_tokens // src_size) != num_src or -(-num_tokens // dst_size) != num_dst:
         raise InvalidArgument(
-            f"copy_blocks: dst_blocks must hold the {num_src * src_size} tokens of src_blocks, "
+            f"CopyPlan.run: dst_blocks must hold the {num_src * src_size} tokens of src_blocks, "
             f"give or take a part of one block, got {num_dst} blocks of {dst_size}"
         )

@@ -1,5 +1,6 @@
 """Running a copy: arguments checked, then handed to the chosen engine. ``kv.py`` is the face."""
 
+import numbers
 from collections.abc import Sequence
 from typing import Literal
 
@@ -48,7 +49,7 @@ def execute(
     if torch.compiler.is_compiling() and engine in ("auto", "host", "cuda"):
         if engine != "auto":
             _library.require_engine(engine, device)
-        _library.copy_blocks(*arguments, bad.address, max_sms or 0)
+        _library.copy_blocks(*arguments, bad.address, int(max_sms or 0))
         return
     chosen = _library.choose_engine(device) if engine == "auto" else engine
     bad.raise_if_any()
@@ -65,10 +66,10 @@ def execute(
                 src_ids,
                 dst_ids,
                 bad.address,
-                max_sms or 0,
+                int(max_sms or 0),
             )
         else:
-            _library.call(_library.copy_blocks, *arguments, bad.address, max_sms or 0)
+            _library.call(_library.copy_blocks, *arguments, bad.address, int(max_sms or 0))
     elif chosen == "triton":
         triton_kv = _library.triton_module("kv")
         if device != "cpu" and max_sms is not None:
@@ -80,10 +81,16 @@ def execute(
         reference.copy_blocks(src, dst, plan.selection, src_ids, dst_ids, bad)
     else:
         raise InvalidArgument(
-            f"copy_blocks: engine must be auto, host, cuda, triton or reference, got {engine!r}"
+            f"engine must be auto, host, cuda, triton or reference, got {engine!r}"
         )
     # What autograd saved of them is stale now, and it must know.
     torch.autograd.graph.increment_version(dst.tensors)
+
+
+def check_memory(src: KVView, dst: KVView, plan: BlockPlan) -> None:
+    """Refuse caches whose memory was freed, of several before the first one is written to."""
+    if not torch.compiler.is_compiling() and have_addresses((src.tensors[0], dst.tensors[0])):
+        plan.resolved(src.registered, dst.registered)
 
 
 def have_addresses(tensors: Sequence[torch.Tensor | None]) -> bool:
@@ -101,7 +108,7 @@ def as_ids(name: str, ids: BlockIds, device: torch.device) -> torch.Tensor:
         tensor = ids
     else:
         try:
-            tensor = torch.as_tensor(ids, dtype=None if len(ids) else torch.int64)
+            tensor = torch.as_tensor(ids, dtype=None if len(ids) else torch.int64, device="cpu")
         except (TypeError, ValueError, RuntimeError, OverflowError) as error:
             raise InvalidArgument(
                 f"{name} must be 1-d int32 or int64, got {type(ids).__name__}: {error}"
@@ -144,9 +151,11 @@ def check_view(op: str, view: KVView) -> None:
 
 
 def check_call(op: str, max_sms: int | None) -> None:
-    is_int = isinstance(max_sms, int) and not isinstance(max_sms, bool)
+    is_int = isinstance(max_sms, numbers.Integral) and not isinstance(max_sms, bool)
     if max_sms is not None and not (is_int and 1 <= max_sms < 2**31):
-        raise InvalidArgument(f"{op}: max_sms must be None or an integer >= 1, got {max_sms!r}")
+        raise InvalidArgument(
+            f"{op}: max_sms must be None or an integer from 1 to 2**31 - 1, got {max_sms!r}"
+        )
 
 
 def check_writable(name: str, view: KVView) -> None:

@@ -1,5 +1,6 @@
 """Which layers and which heads a copy takes."""
 
+import numbers
 import operator
 from collections.abc import Sequence
 
@@ -32,6 +33,8 @@ def shard_heads(
     Raises:
         InvalidArgument: a rank or a number of ranks is not as above.
     """
+    if not isinstance(num_heads, numbers.Integral) or num_heads < 1:
+        raise InvalidArgument(f"shard_heads: num_heads must be an integer >= 1, got {num_heads!r}")
     src_first, src_stop = _held_heads("src", num_heads, src)
     dst_first, dst_stop = _held_heads("dst", num_heads, dst)
     first, stop = max(src_first, dst_first), min(src_stop, dst_stop)
@@ -42,15 +45,11 @@ def shard_heads(
 
 def _held_heads(name: str, num_heads: int, shard: tuple[int, int]) -> tuple[int, int]:
     try:
-        num_heads = operator.index(num_heads)
         rank, num_ranks = (operator.index(number) for number in shard)
     except (TypeError, ValueError):
         raise InvalidArgument(
-            f"shard_heads: {name} must be (rank, number of ranks) of {num_heads!r} heads, "
-            f"got {shard!r}"
+            f"shard_heads: {name} must be (rank, number of ranks), got {shard!r}"
         ) from None
-    if num_heads < 1:
-        raise InvalidArgument(f"shard_heads: num_heads must be 1 or more, got {num_heads}")
     if not 0 <= rank < num_ranks:
         raise InvalidArgument(
             f"shard_heads: {name} must have a rank in [0, {num_ranks}), got {rank}"
@@ -111,5 +110,5 @@ def _indices(op: str, name: str, chosen: slice, size: int) -> tuple[int, int, in
         return chosen.indices(size)
     except (TypeError, ValueError):  # not integers; a step of 0
         raise InvalidArgument(
-            f"{op}: {name} must be a slice of integers with a step, got {chosen}"
+            f"{op}: {name} must be a slice of integers with a step other than 0, got {chosen}"
         ) from None

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from . import _library
 from ._bad_ids import BadIds
@@ -31,7 +32,7 @@ class BlockPlan:
 
     def __init__(self, src: Layout, dst: Layout, selection: Selection):
         self.selection = selection
-        self.values = torch.tensor(plan_values(src, dst, selection))
+        self.values = _constants(plan_values(src, dst, selection))
 
     def resolved(self, src: list[torch.Tensor], dst: list[torch.Tensor]) -> torch.Tensor:
         """Return the plan with the addresses of the tensors in it; made once, and if they move.
@@ -42,13 +43,22 @@ class BlockPlan:
         addresses = (src[0].data_ptr() if src else 0, dst[0].data_ptr() if dst else 0)
         if self._resolved is None or self._resolved[0] != addresses:
             num_planes = (self.values.numel() - HEADER) // PLANE_FIELDS
-            table = torch.empty(HEADER + RESOLVED_FIELDS * num_planes, dtype=torch.int64)
-            _library.call(_library.resolve_copy_plan, src, dst, self.values, table)
+            table = _constants([0] * (HEADER + RESOLVED_FIELDS * num_planes))
+            with unset_fake_temporarily():
+                _library.call(_library.resolve_copy_plan, src, dst, self.values, table)
             self._resolved = (addresses, table)
         return self._resolved[1]
 
     def __getstate__(self) -> dict[str, object]:  # a copy has tensors of its own
         return {"selection": self.selection, "values": self.values}
+
+
+def _constants(values: list[int]) -> torch.Tensor:
+    """Make an int64 CPU tensor, whatever the default device, and real also among fake tensors."""
+    if torch.compiler.is_compiling():
+        return torch.tensor(values, device="cpu")
+    with unset_fake_temporarily():
+        return torch.tensor(values, device="cpu")
 
 
 class KVView:

@@ -118,7 +118,8 @@ struct CopyBlocksParams {
   }
 };
 
-// Pieces [begin, end) on the calling thread. Their ids must be good: see check().
+// Of num_pieces * num_planes, pieces outermost, those in [begin, end), on the calling thread. Their
+// ids must be good: see check().
 void copy_blocks_host(const CopyBlocksParams& params, int64_t begin, int64_t end);
 
 // The whole copy, queued on `stream` (a cudaStream_t) of the current device, on at most `max_sms`

@@ -94,11 +94,12 @@ void CopyPlan::check_ids(const kv::CopyBlocksParams& p) const {
     const kv::BadId bad = p.check(piece);
     if (bad.side == 0) continue;
     const bool by_slot = values_[0] != 0, is_src = bad.side == 1;
-    const char* name = !p.dst.ids   ? "gather_blocks: block_ids"
-                       : !p.src.ids ? "scatter_blocks: block_ids"
-                       : by_slot    ? (is_src ? "copy_slots: src_slots" : "copy_slots: dst_slots")
-                       : is_src     ? "copy_blocks: src_blocks"
-                                    : "copy_blocks: dst_blocks";
+    const char* name =
+        !p.dst.ids   ? "gather_blocks: block_ids"
+        : !p.src.ids ? "scatter_blocks: block_ids"
+        : by_slot    ? (is_src ? "CopyPlan.run_slots: src_slots" : "CopyPlan.run_slots: dst_slots")
+        : is_src     ? "CopyPlan.run: src_blocks"
+                     : "CopyPlan.run: dst_blocks";
     throw InvalidArgument(concat(name, "[", bad.index, "] must be -1 or in [0, ",
                                  (is_src ? p.src : p.dst).num_ids, "), got ", bad.id));
   }

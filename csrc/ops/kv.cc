@@ -34,6 +34,8 @@ using torch::stable::Tensor;
 using Tensors = std::vector<Tensor>;
 using Ids = std::optional<Tensor>;
 
+constexpr int64_t kMinThreadBytes = int64_t{256} << 10;  // for less no thread is woken
+
 // Bytes from a tensor's first element to the end of its last.
 int64_t span_bytes(const Tensor& tensor) {
   int64_t last = 0;
@@ -123,11 +125,10 @@ void copy_on_cpu(const CopyPlan& plan, CopyBlocksParams& params, const PlaneOf& 
   plan.check_ids(params);  // all, before a byte moves
   for_each_launch(plan, params, plane, [](const CopyBlocksParams& p) {
     if (p.num_runs() == 0) return;
-    const int64_t piece_bytes = p.num_planes * p.runs_per_plane() * p.run_bytes;
-    const int64_t grain = mk::ceil_div(int64_t{256} << 10, std::max<int64_t>(piece_bytes, 1));
-    torch::stable::parallel_for(0, p.num_pieces, grain, [&p](int64_t begin, int64_t end) {
-      mk::kv::copy_blocks_host(p, begin, end);
-    });
+    const int64_t bytes = std::max<int64_t>(p.runs_per_plane() * p.run_bytes, 1);
+    torch::stable::parallel_for(
+        0, p.num_pieces * p.num_planes, mk::ceil_div(kMinThreadBytes, bytes),
+        [&p](int64_t begin, int64_t end) { mk::kv::copy_blocks_host(p, begin, end); });
   });
 }
 

@@ -38,7 +38,7 @@ void check(int64_t dim, unsigned seed, unsigned num_threads = kThreads) {
   const std::vector<int32_t> dst_ids{1, 3, 0, kHole, 4};
 
   CopyBlocksParams p = make_params(src, want, src_ids, dst_ids, dim);
-  copy_blocks_host(p, 0, p.num_pieces);
+  copy_blocks_host(p, 0, p.num_pieces * p.num_planes);
   p = make_params(src, dst, src_ids, dst_ids, dim);
   BadId bad{};
   emu::run(copy_blocks_kernel<Vector>, {3, num_threads, seed}, p, tile_runs<Vector>(p), &bad);
@@ -65,7 +65,7 @@ void check_sides() {
     p.num_planes = 1;
     p.planes[0] = {src.data(), out.data()};
     BadId bad{};
-    if (!on_device) return copy_blocks_host(p, 0, p.num_pieces);
+    if (!on_device) return copy_blocks_host(p, 0, p.num_pieces * p.num_planes);
     emu::run(copy_blocks_kernel<uint4>, {2, kThreads}, p, tile_runs<uint4>(p), &bad);
     EXPECT(bad.side == 0);
   };

@@ -83,10 +83,18 @@ def test_a_bad_id_is_named_by_its_own_place(backend):
     plan = mk.CopyPlan(src, dst)
     before = snapshot(dst)
     for run, ids, message in [
-        (plan.run, ([0, 1, 7], [0, 1]), r"copy_blocks: src_blocks\[2\] .* \[0, 7\), got 7"),
-        (plan.run, ([0, 1, 2], [0, 9]), r"copy_blocks: dst_blocks\[1\] .* \[0, 7\), got 9"),
-        (plan.run_slots, ([0, 14], [0, 1]), r"copy_slots: src_slots\[1\] .* \[0, 14\), got 14"),
-        (plan.run_slots, ([0, 1], [28, 1]), r"copy_slots: dst_slots\[0\] .* \[0, 28\), got 28"),
+        (plan.run, ([0, 1, 7], [0, 1]), r"CopyPlan.run: src_blocks\[2\] .* \[0, 7\), got 7"),
+        (plan.run, ([0, 1, 2], [0, 9]), r"CopyPlan.run: dst_blocks\[1\] .* \[0, 7\), got 9"),
+        (
+            plan.run_slots,
+            ([0, 14], [0, 1]),
+            r"run_slots: src_slots\[1\] .* \[0, 14\), got 14",
+        ),
+        (
+            plan.run_slots,
+            ([0, 1], [28, 1]),
+            r"run_slots: dst_slots\[0\] .* \[0, 28\), got 28",
+        ),
     ]:
         with pytest.raises(mk.InvalidArgument, match=message):
             run(*ids, engine=backend.engine)

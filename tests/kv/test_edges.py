@@ -3,9 +3,11 @@
 import copy
 import pickle
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import mooncake_kernels as mk
 
@@ -111,7 +113,7 @@ def test_a_block_is_not_read_and_written_by_one_run(backend):
     again = mk.KVView(cache.tensors, cache.axes)
     expected = [cache.plane(layer, 1)[4].clone() for layer in range(3)]
     plan = mk.CopyPlan(cache, again)
-    plan.run([4, -1, 4], [0, 3, 6], engine=backend.engine)
+    plan.run([4, -1, 4, 6], [0, 4, 6, -1], engine=backend.engine)  # skipped pairs read nothing
     assert all(torch.equal(cache.plane(i, 1)[6], expected[i]) for i in range(3))
     halves = mk.CopyPlan(cache, again, src_heads=slice(0, 1), dst_heads=slice(1, 2))
     halves.run([5], [5], engine=backend.engine)  # different heads of one block
@@ -120,9 +122,14 @@ def test_a_block_is_not_read_and_written_by_one_run(backend):
         before = snapshot(cache)
         message = "dst_blocks must not be among src's, for src and dst are one cache, got 2"
         with pytest.raises(mk.InvalidArgument, match=message):
-            plan.run([1, 2, -1], [2, -1, 3], engine=backend.engine)
+            plan.run([1, 2, -1], [2, 0, 3], engine=backend.engine)
         with pytest.raises(mk.InvalidArgument, match="dst_slots must not be among .* got 20"):
             plan.run_slots([20], [20], engine=backend.engine)
+        with pytest.raises(mk.InvalidArgument, match=r"src_blocks\[0\] must be .* got 99"):
+            plan.run([99], [99], engine=backend.engine)
+        k, v = (mk.KVView([t[i] for t in cache.tensors], "block token head dim") for i in (0, 1))
+        with pytest.raises(mk.InvalidArgument, match=message):
+            mk.CopyPlan([k, v], [v, k]).run([2], [2], engine=backend.engine)
         assert torch.equal(snapshot(cache), before)
 
 
@@ -134,6 +141,42 @@ def test_a_cache_whose_memory_was_freed_is_refused(backend):
     if backend.engine in ("host", "cuda"):
         with pytest.raises(mk.InvalidArgument, match="their memory was freed"):
             mk.gather_blocks(view, [0], engine=backend.engine)
+
+
+@pytest.mark.parametrize("mode", ["meta", "fake"])
+def test_a_first_run_under_a_mode_does_not_spoil_the_plan(backend, mode):
+    """What a plan and a view keep is on the CPU, and real."""
+    src = make_view("nhd_per_layer", Sizes(), dtype=torch.int16, device=backend.device)
+    dst = make_view("kv_apart", Sizes(), dtype=torch.int16, device=backend.device, seed=50)
+    plan = mk.CopyPlan(src, dst)
+    ids = [torch.tensor(i, device=backend.device) for i in ([4], [2])]
+    if mode == "meta":
+        with torch.device("meta"):
+            made_here = mk.KVView(src.tensors, src.axes)
+            plan.run([4], [2], engine=backend.engine)
+        assert torch.equal(dst.plane(1, 1)[2], src.plane(1, 1)[4])
+        dst.plane(1, 1)[2].zero_()
+        packed = mk.gather_blocks(made_here, ids[0], engine=backend.engine)
+        assert torch.equal(packed[0, 1, 1], src.plane(1, 1)[4])
+    elif backend.engine in ("host", "cuda"):
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            plan.run(*ids, engine=backend.engine)
+    plan.run(*ids, engine=backend.engine)
+    assert torch.equal(dst.plane(1, 1)[2], src.plane(1, 1)[4])
+
+
+def test_threads_share_a_plan():
+    src, dst = make_view("nhd_per_layer", Sizes()), make_view("kv_apart", Sizes(), seed=50)
+    for _ in range(20):
+        plan = mk.CopyPlan(src, dst)
+        for tensor in dst.tensors:
+            tensor.zero_()
+        with ThreadPoolExecutor(4) as threads:
+            list(threads.map(lambda i, plan=plan: plan.run([i], [i]), range(7)))
+        for layer in range(3):
+            assert torch.equal(
+                dst.plane(layer, 1).view(torch.int16), src.plane(layer, 1).view(torch.int16)
+            )
 
 
 def test_a_packed_buffer_whose_memory_was_freed_is_refused(backend):

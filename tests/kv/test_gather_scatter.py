@@ -85,7 +85,7 @@ def test_a_bad_id_is_named(backend):
         scatter([-2, 0])
     plan = mk.CopyPlan(view, make_view("kv_apart", SIZES, device=backend.device))
     with pytest.raises(
-        mk.InvalidArgument, match=r"copy_blocks: dst_blocks\[1\] .* got 12345678901"
+        mk.InvalidArgument, match=r"CopyPlan.run: dst_blocks\[1\] .* got 12345678901"
     ):
         plan.run([0, 1], [0, 12345678901], engine=backend.engine)
         plan.check()

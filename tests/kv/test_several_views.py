@@ -32,7 +32,7 @@ def run_both(src, dst, backend, src_ids, dst_ids, run_options=None, **plan_optio
     """Run the plan on the backend, and each view by itself by the reference."""
     expected = [twin(view) for view in dst]
     for views in zip(src, expected, strict=True):
-        options = plan_options if views[0].has_heads else {}
+        options = {k: v for k, v in plan_options.items() if k == "layers" or views[0].has_heads}
         plan = mk.CopyPlan(*views, **options)
         plan.run(src_ids, dst_ids, engine="reference", **(run_options or {}))
     plan = mk.CopyPlan(src, dst, **plan_options)
@@ -58,6 +58,23 @@ def test_layers_of_views_that_have_as_many(backend):
     run_both(src, dst, backend, [5, 0], [1, 4], layers=[0, 2], run_options={"layers": [2]})
 
 
+def test_layers_of_a_side_that_has_fewer(backend):
+    """As the first stage of a pipeline."""
+    src, dst = cache(backend.device)[:2], cache(backend.device, seed=70)[:2]
+    dst = [mk.KVView(view.tensors[:2], view.axes) for view in dst]
+    run_both(src, dst, backend, [5, 0], [1, 4], layers=[0, 1])
+
+
+def test_nothing_is_copied_when_the_memory_of_one_view_was_freed():
+    src, dst = cache(), cache(seed=70)
+    plan = mk.CopyPlan(src, dst)
+    dst[2].tensors[0].untyped_storage().resize_(0)
+    before = [snapshot(view) for view in dst[:2]]
+    with pytest.raises(mk.InvalidArgument, match="their memory was freed"):
+        plan.run([0], [1])
+    assert all(map(torch.equal, before, (snapshot(view) for view in dst[:2])))
+
+
 def test_nothing_is_copied_of_any_view_when_an_id_is_bad():
     src, dst = cache(), cache(seed=70)
     before = [snapshot(view) for view in dst]
@@ -73,7 +90,7 @@ def test_slots_need_tokens(backend):
     for view, other in zip(src[:2], dst[:2], strict=True):
         rows, others = view.plane(2, 1), other.plane(2, 1)
         assert torch.equal(rows[5, :, 3].view(torch.uint8), others[0, :, 1].view(torch.uint8))
-    with pytest.raises(mk.InvalidArgument, match="copy_slots: views must have a 'token' axis"):
+    with pytest.raises(mk.InvalidArgument, match="run_slots: views must have a 'token' axis"):
         mk.CopyPlan(src, dst).run_slots([0], [1], engine=backend.engine)
 
 
@@ -95,7 +112,8 @@ def per_token(token=TOKENS, layers=1):
          "views of src must have one num_blocks, got 6 and 5"),
         (lambda: mk.CopyPlan([per_token(), per_token(2)], [per_block()] * 2),
          "views of src must have one block_size, got 2 and 4"),
-        (lambda: mk.CopyPlan(per_block(), per_token()), "dst must have src's has_tokens False"),
+        (lambda: mk.CopyPlan(per_block(), per_token()),
+         r"dst must have a 'token' axis if src has one \('block dim'\), got 'block token dim'"),
         (lambda: mk.CopyPlan([per_token(), per_block()], [per_token(2), per_block()]),
          "dst must have src's block_size 4 to take views without a 'token' axis, got 2"),
         (lambda: mk.CopyPlan([per_token(), per_token(layers=2)],
@@ -103,7 +121,7 @@ def per_token(token=TOKENS, layers=1):
          "CopyPlan: layers must be None for views of 1 and of 2 layers"),
         (lambda: mk.CopyPlan([per_token(), per_token(layers=2)],
                              [per_token(), per_token(layers=2)]).run([0], [0], layers=[0]),
-         "copy_blocks: layers must be None for views of 1 and of 2 layers"),
+         "CopyPlan.run: layers must be None for views of 1 and of 2 layers"),
         (lambda: mk.CopyPlan(per_block(), per_block(), src_heads=slice(0, 2)), "src_heads must"),
     ],
 )  # fmt: skip
