@@ -1,6 +1,8 @@
 """Paged layouts by name: the axes of one tensor, and how many levels of lists are around it."""
 
+import os
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -51,6 +53,15 @@ def addressed(shape: tuple[int, ...], dtype: torch.dtype, device: str, seed: int
     num_bytes = torch.Size(shape).numel() * dtype.itemsize
     position = torch.arange(num_bytes, device=device) + seed * 7919
     return (position * 2654435761 >> 13).to(torch.uint8).view(dtype).reshape(shape)
+
+
+def sparse_blocks(path: Path, num_blocks: int, block_bytes: int) -> torch.Tensor:
+    """Blocks of 4 rows in a sparse file: only the pages that are touched take memory."""
+    num_bytes = num_blocks * block_bytes
+    path.touch()
+    os.truncate(path, num_bytes)
+    flat = torch.from_file(str(path), shared=True, size=num_bytes, dtype=torch.uint8)
+    return flat.view(num_blocks, 4, block_bytes // 4)
 
 
 def make_view(

@@ -6,7 +6,7 @@ import torch
 import mooncake_kernels as mk
 
 from .checks import check
-from .layouts import Sizes, addressed, make_view, snapshot
+from .layouts import Sizes, addressed, make_view, snapshot, sparse_blocks
 
 HOLE = -1
 
@@ -136,13 +136,9 @@ def test_the_operator_checks_the_number_of_ids():
 
 
 def test_slots_beyond_32_bits(tmp_path):
-    """A sparse file of 6 GiB whose blocks are padded, so that a slot has to be divided."""
+    """Of 6 GiB, in blocks that are padded, so that a slot has to be divided."""
     num_blocks, block_bytes = 6 << 10, 1 << 20
-    with open(tmp_path / "cache", "wb") as file:
-        file.truncate(block_bytes * num_blocks)
-    memory = torch.from_file(
-        str(tmp_path / "cache"), shared=True, size=block_bytes * num_blocks, dtype=torch.uint8
-    ).view(num_blocks, 4, block_bytes // 4)
+    memory = sparse_blocks(tmp_path / "cache", num_blocks, block_bytes)
     cache = mk.KVView(memory[:, :3], "block token dim")
     rows = addressed((1, 2, block_bytes // 4), torch.uint8, "cpu", 5)
     last = num_blocks * 3 - 1

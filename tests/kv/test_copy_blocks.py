@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 import mooncake_kernels as mk
 
 from .checks import check, twin
-from .layouts import LAYOUTS, Sizes, addressed, make_view, snapshot
+from .layouts import LAYOUTS, Sizes, addressed, make_view, snapshot, sparse_blocks
 
 HOLE = -1
 SIZES = Sizes()
@@ -93,13 +93,8 @@ def test_more_planes_than_one_launch_takes():
 
 
 def test_offsets_beyond_32_bits(tmp_path):
-    """A sparse file as a cache of 6 GiB: only the pages touched take memory."""
     block_bytes, num_blocks = 1 << 20, 6 << 10
-    with open(tmp_path / "cache", "wb") as file:
-        file.truncate(block_bytes * num_blocks)
-    cache = torch.from_file(
-        str(tmp_path / "cache"), shared=True, size=block_bytes * num_blocks, dtype=torch.uint8
-    ).view(num_blocks, 4, block_bytes // 4)
+    cache = sparse_blocks(tmp_path / "cache", num_blocks, block_bytes)
     view = mk.KVView(cache, "block token dim")
     data = addressed((2, 1, 1, 1, 4, block_bytes // 4), torch.uint8, "cpu", 5)
     ids = torch.tensor([num_blocks - 1, 4097])
