@@ -102,8 +102,8 @@ class Selection:
 def plan_values(src: Layout, dst: Layout, selection: Selection) -> list[int]:
     """Compute the operator's ``plan`` (its layout is told in csrc/ops/copy_plan.h).
 
-    What one id of the shorter blocks names, a piece, is the most tokens that lie in one block on
-    both sides. A run starts as one row of ``dim`` and absorbs every axis that continues it on both
+    A piece is as many tokens as divide both block sizes, so that it lies in one block on either
+    side. A run starts as one row of ``dim`` and absorbs every axis that continues it on both
     sides, so that it becomes the longest range that is contiguous in both; what is left of layer
     and kv becomes planes, what is left of head and token becomes strided axes.
     """
