@@ -1,22 +1,35 @@
 """The data plane of KVCache-centric LLM serving. Importing it touches no device and no NIC."""
 
 from . import errors, hashing, kv, transfer
-from .errors import CudaError, InvalidArgument, TransferError, Unavailable
+from .errors import ChecksumError, CudaError, InvalidArgument, TransferError, Unavailable
 from .hashing import block_hashes
-from .kv import CopyPlan, KVView, gather_blocks, scatter_blocks, shard_heads
+from .kv import (
+    CopyPlan,
+    Fp8,
+    KVView,
+    Rope,
+    checksum_blocks,
+    gather_blocks,
+    scatter_blocks,
+    shard_heads,
+)
 from .transfer import TransferEngine
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "ChecksumError",
     "CopyPlan",
     "CudaError",
+    "Fp8",
     "InvalidArgument",
     "KVView",
+    "Rope",
     "TransferEngine",
     "TransferError",
     "Unavailable",
     "block_hashes",
+    "checksum_blocks",
     "errors",
     "gather_blocks",
     "hashing",

@@ -5,9 +5,10 @@ from typing import Any
 
 import torch
 
-from .errors import InvalidArgument
+from .errors import ChecksumError, InvalidArgument
 
 WORDS = 3  # side (0: none, 1: src, 2: dst, -1: being written), index, id; BadId in copy_blocks.h
+BAD_CHECKSUM = 3  # in the place of a side; csrc/kv/transform_blocks.h
 ROW_WORDS, NUM_ROWS = 4, 256
 _free_rows: list[torch.Tensor] = []
 
@@ -45,16 +46,20 @@ class BadIds:
         """Where a CUDA kernel writes; 0 for nowhere."""
         return 0 if self._words is None else self._words.data_ptr()
 
-    def error(self, side: int, index: int, block_id: int) -> InvalidArgument:
+    def error(self, side: int, index: int, block_id: int) -> InvalidArgument | ChecksumError:
         """Make the error for one id."""
         _, names, num_blocks = self._made_of
+        if side == BAD_CHECKSUM:
+            return ChecksumError(
+                f"{names[0]}[{index}]: block {block_id} must have the checksum that was given"
+            )
         return InvalidArgument(
             f"{names[side - 1]}[{index}] must be -1 or in [0, {num_blocks[side - 1]}), "
             f"got {block_id}"
         )
 
     def raise_if_any(self) -> None:
-        """Raise InvalidArgument for the reported id, if there is one, and forget it."""
+        """Raise for the reported id or checksum, if there is one, and forget it."""
         if self._words is None:
             return
         side, index, block_id = self._words[:WORDS].tolist()

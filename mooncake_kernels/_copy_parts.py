@@ -9,6 +9,8 @@ from ._kv_execute import check_writable, have_addresses
 from ._kv_select import as_numbers, choose_heads, choose_layers
 from ._kv_view import BlockPlan, KVView
 from ._layout import Selection
+from ._row_plan import RowPlan, check_dtypes
+from ._transforms import Fp8, Rope
 from .errors import InvalidArgument
 
 Layers = slice | Sequence[int] | None
@@ -24,10 +26,12 @@ class CopyPart:
         layers: Layers,
         src_heads: slice | None,
         dst_heads: slice | None,
+        convert: Fp8 | None,
+        rope: Rope | None,
         *,
         several: bool,
     ):
-        for name in ("dtype", "device", "head_dim", "num_kv"):
+        for name in ("device", "head_dim", "num_kv"):
             mine, other = getattr(src, name), getattr(dst, name)
             if mine != other:
                 raise InvalidArgument(f"CopyPlan: dst must have src's {name} {mine}, got {other}")
@@ -37,7 +41,11 @@ class CopyPart:
                 f"got {dst.axes!r}"
             )
         check_writable("CopyPlan: dst", dst)
+        check_dtypes(src, dst, convert, rope)
         self.src, self.dst = src, dst
+        self.converts = src.dtype != dst.dtype
+        self.looks_at_elements = self.converts or rope is not None
+        self._convert, self._rope = convert if self.converts else None, rope
         self._layers = choose_layers("CopyPlan", layers, src.num_layers, dst.num_layers)
         if several and not (src.has_heads or dst.has_heads):
             src_heads = dst_heads = None
@@ -50,16 +58,34 @@ class CopyPart:
             )
         self._heads = (src_head, dst_head, num_heads)
         self.heads_meet = abs(src_head - dst_head) < num_heads
-        self._cache: dict[tuple[bool, tuple[int, ...]], BlockPlan] = {}
+        self._plans: dict[tuple, BlockPlan] = {}
+        self._row_plans: dict[tuple, RowPlan] = {}
 
     def plan(self, op: str, layers: Layers, by_slot: bool) -> BlockPlan:
+        """Return how bytes are copied."""
         chosen = self._layers if layers is None else self._subset(op, layers)
         key = (by_slot, chosen)
-        if key not in self._cache:
-            pairs = [(i, i) for i in chosen]
-            selection = Selection(pairs, self.src.num_kv, *self._heads, by_slot)
-            self._cache[key] = BlockPlan(self.src.layout, self.dst.layout, selection)
-        return self._cache[key]
+        if key not in self._plans:
+            selection = self._selection(chosen, by_slot)
+            self._plans[key] = BlockPlan(self.src.layout, self.dst.layout, selection)
+        return self._plans[key]
+
+    def row_plan(
+        self, op: str, layers: Layers, by_slot: bool, first_words: tuple[int, int]
+    ) -> RowPlan:
+        """Return how rows are copied that are looked at."""
+        chosen = self._layers if layers is None else self._subset(op, layers)
+        key = (by_slot, chosen, first_words)
+        if key not in self._row_plans:
+            selection = self._selection(chosen, by_slot)
+            self._row_plans[key] = RowPlan(
+                self.src, self.dst, selection, self._convert, self._rope, first_words
+            )
+        return self._row_plans[key]
+
+    def _selection(self, layers: tuple[int, ...], by_slot: bool) -> Selection:
+        pairs = [(i, i) for i in layers]
+        return Selection(pairs, self.src.num_kv, *self._heads, by_slot)
 
     def _subset(self, op: str, layers: slice | Sequence[int]) -> tuple[int, ...]:
         if isinstance(layers, slice):

@@ -6,6 +6,7 @@ from itertools import product
 import torch
 
 from ._bad_ids import BadIds
+from ._copy_jobs import CopyJobs, check_transforms, run_jobs
 from ._copy_parts import (
     CopyPart,
     Layers,
@@ -14,8 +15,9 @@ from ._copy_parts import (
     block_size_of,
     check_layers_alike,
 )
-from ._kv_execute import BlockIds, Engine, as_ids, check_call, check_memory, execute
-from ._kv_view import BlockPlan, KVView
+from ._kv_execute import BlockIds, Engine, as_ids, check_call
+from ._kv_view import KVView
+from ._transforms import Fp8, Rope
 from .errors import InvalidArgument
 
 
@@ -41,15 +43,23 @@ class CopyPlan:
 
     Args:
         src: what is read: a view, or a list of views with equally many blocks.
-        dst: what is written: likewise, and each view of the same dtype, device, head dimension and
-            number of kv as src's. It may share memory with ``src``; then no run may read what it
-            writes. That is checked on the CPU where two views have the same tensors and axes.
+        dst: what is written: likewise, and each view of the same device, head dimension and number
+            of kv as src's, and of its dtype, but for ``convert``. It may share memory with ``src``;
+            then no run may read what it writes. That is checked on the CPU where two views have
+            the same tensors and axes.
         layers: which layers to copy, the same numbers on both sides; None for all, and then both
             sides must have equally many. Of several views, those of one side must have equally
             many then.
         src_heads, dst_heads: a slice of the heads of each side, equally long: how a cache of one
             tensor-parallel size is copied into one of another (see ``shard_heads``). None for all.
             Of several views, it is taken of those that have a ``head`` axis.
+        convert: ``Fp8(scale)`` where one side is fp8 and the other is not.
+        rope: ``Rope(...)`` to turn keys by ``dst_positions - src_positions``, which each run is
+            then given. Of several views, those of the first one.
+        checksum: whether a run returns the checksums of the blocks that it has written, and can be
+            given those of the blocks that it reads (see ``checksum_blocks``).
+
+    With any of the last three a copy goes row by row, and is slower than one that moves bytes.
 
     Raises:
         InvalidArgument: the two sides do not fit; the message names the argument.
@@ -63,7 +73,11 @@ class CopyPlan:
         layers: Layers = None,
         src_heads: slice | None = None,
         dst_heads: slice | None = None,
+        convert: Fp8 | None = None,
+        rope: Rope | None = None,
+        checksum: bool = False,
     ):
+        check_transforms(convert, rope)
         self.src, self.dst = src, dst
         src_views, dst_views = as_views("src", src), as_views("dst", dst)
         if len(src_views) != len(dst_views):
@@ -75,10 +89,21 @@ class CopyPlan:
         if several and layers is not None:
             check_layers_alike("CopyPlan", src_views)
             check_layers_alike("CopyPlan", dst_views)
+        pairs = zip(src_views, dst_views, strict=True)
         self._parts = [
-            CopyPart(*views, layers, src_heads, dst_heads, several=several)
-            for views in zip(src_views, dst_views, strict=True)
+            CopyPart(
+                *(*views, layers, src_heads, dst_heads, convert),
+                rope if index == 0 else None,
+                several=several,
+            )
+            for index, views in enumerate(pairs)
         ]
+        if convert is not None and not any(part.converts for part in self._parts):
+            raise InvalidArgument(
+                "CopyPlan: convert must be None where dst has src's dtype, got Fp8 for "
+                f"{src_views[0].dtype}"
+            )
+        self._jobs = CopyJobs(self._parts, rope is not None, checksum)
         first_src, first_dst = src_views[0], dst_views[0]
         self._device = first_src.device
         self._block_sizes = block_size_of(src_views), block_size_of(dst_views)
@@ -107,9 +132,12 @@ class CopyPlan:
         dst_blocks: BlockIds,
         *,
         layers: Layers = None,
+        src_positions: BlockIds | None = None,
+        dst_positions: BlockIds | None = None,
+        checksums: torch.Tensor | None = None,
         max_sms: int | None = None,
         engine: Engine = "auto",
-    ) -> None:
+    ) -> torch.Tensor | None:
         """Copy block ``src_blocks[i]`` of src into block ``dst_blocks[i]`` of dst.
 
         On CUDA the copy is queued on the current stream and may not have run yet. Ids given on the
@@ -125,13 +153,25 @@ class CopyPlan:
                 either side's last one, which is not read or stays as it was.
             layers: copy only these of the plan's layers, by their numbers in the views (a slice
                 takes those of the plan that are in it); None for all of them.
+            src_positions: ``[n]``, int32 or int64: of the first token of each block of src. To be
+                given if the plan has a ``rope``, and only then.
+            dst_positions: ``[m]``, likewise: where those of dst are to be.
+            checksums: int64 ``[n]``: what the blocks of src must hold, as far as the plan copies
+                them: what an earlier run returned that wrote them, or ``checksum_blocks``. They
+                are read once more for it, before anything is written.
             max_sms: use at most this many multiprocessors; None for all. Ignored on the CPU, not
                 to be had from engine "triton".
             engine: "host" (CPU tensors), "cuda" or "triton" (CUDA tensors; triton also runs on the
                 CPU in its interpreter), "reference"; "auto" is host or cuda. A named engine never
                 falls back.
 
+        Returns:
+            If the plan was made with ``checksum``, int64 ``[m]`` on the device of the caches: the
+            checksum of what was written to each block of dst; 0 for a hole. Else None.
+
         Raises:
+            ChecksumError: a block of src does not hold what ``checksums`` says. On the CPU nothing
+                has been copied then; on CUDA this block is skipped, and the error comes as for ids.
             InvalidArgument: an id is out of range, or an argument is not as above. On the CPU
                 nothing has been copied then. On CUDA, and in Triton's interpreter, the ids are
                 checked by the kernel: pairs with a bad id are skipped, and the error is raised by
@@ -144,10 +184,13 @@ class CopyPlan:
         src_ids = as_ids("CopyPlan.run: src_blocks", src_blocks, self._device)
         dst_ids = as_ids("CopyPlan.run: dst_blocks", dst_blocks, self._device)
         _check_counts(src_ids.numel(), dst_ids.numel(), self._block_sizes)
-        plans = self._plans("CopyPlan.run", layers, by_slot=False)
+        jobs = self._jobs.of("CopyPlan.run", layers, by_slot=False)
+        call = self._jobs.call(
+            "CopyPlan.run", src_ids, dst_ids, src_positions, dst_positions, checksums
+        )
         self._check_in_place("CopyPlan.run: dst_blocks", src_ids, dst_ids, self._num_blocks[0])
-        for part, plan in plans:
-            execute(engine, part.src, part.dst, plan, src_ids, dst_ids, self._bad_blocks, max_sms)
+        run_jobs(jobs, src_ids, dst_ids, call, self._bad_blocks, max_sms, engine)
+        return call.sums
 
     def run_slots(
         self,
@@ -155,9 +198,12 @@ class CopyPlan:
         dst_slots: BlockIds,
         *,
         layers: Layers = None,
+        src_positions: BlockIds | None = None,
+        dst_positions: BlockIds | None = None,
+        checksums: torch.Tensor | None = None,
         max_sms: int | None = None,
         engine: Engine = "auto",
-    ) -> None:
+    ) -> torch.Tensor | None:
         """Copy token by token: slot ``src_slots[i]`` of src into slot ``dst_slots[i]`` of dst.
 
         A slot is one token's place, ``block * block_size + offset``, with the block size of its
@@ -181,10 +227,17 @@ class CopyPlan:
             dst_slots: ``[n]``, likewise for dst. What a slot holds that is named twice is not
                 defined; this is not checked.
             layers: as for ``run``.
+            src_positions: as for ``run``, of each slot's token.
+            dst_positions: likewise.
+            checksums: as for ``run``, of each slot.
             max_sms: as for ``run``.
             engine: as for ``run``.
 
+        Returns:
+            As ``run``, the checksum of each slot.
+
         Raises:
+            ChecksumError: as by ``run``.
             InvalidArgument: as by ``run``; also for views without a ``token`` axis.
             Unavailable: as by ``run``.
             CudaError: as by ``run``.
@@ -202,10 +255,13 @@ class CopyPlan:
                 f"CopyPlan.run_slots: dst_slots must have as many ids as src_slots "
                 f"({src_ids.numel()}), got {dst_ids.numel()}"
             )
-        plans = self._plans("CopyPlan.run_slots", layers, by_slot=True)
+        jobs = self._jobs.of("CopyPlan.run_slots", layers, by_slot=True)
+        call = self._jobs.call(
+            "CopyPlan.run_slots", src_ids, dst_ids, src_positions, dst_positions, checksums
+        )
         self._check_in_place("CopyPlan.run_slots: dst_slots", src_ids, dst_ids, self._num_slots[0])
-        for part, plan in plans:
-            execute(engine, part.src, part.dst, plan, src_ids, dst_ids, self._bad_slots, max_sms)
+        run_jobs(jobs, src_ids, dst_ids, call, self._bad_slots, max_sms, engine)
+        return call.sums
 
     def check(self) -> None:
         """Wait for the current stream and raise if a run met a bad id. Does nothing on the CPU.
@@ -217,16 +273,6 @@ class CopyPlan:
             torch.cuda.current_stream(self._device).synchronize()
         self._bad_blocks.raise_if_any()
         self._bad_slots.raise_if_any()
-
-    def _plans(self, op: str, layers: Layers, *, by_slot: bool) -> list[tuple[CopyPart, BlockPlan]]:
-        """Return what is to be copied, all of it checked before the first byte moves."""
-        if len(self._parts) > 1 and layers is not None:
-            check_layers_alike(op, [part.src for part in self._parts])
-        plans = [(part, part.plan(op, layers, by_slot)) for part in self._parts]
-        if len(plans) > 1:
-            for part, plan in plans:
-                check_memory(part.src, part.dst, plan)
-        return plans
 
     def _check_in_place(
         self, name: str, src_ids: torch.Tensor, dst_ids: torch.Tensor, num_ids: int

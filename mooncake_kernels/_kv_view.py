@@ -1,6 +1,7 @@
 """KVView: a paged KV cache whose axes have names. Public as ``mooncake_kernels.KVView``."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
@@ -32,7 +33,7 @@ class BlockPlan:
 
     def __init__(self, src: Layout, dst: Layout, selection: Selection):
         self.selection = selection
-        self.values = _constants(plan_values(src, dst, selection))
+        self.values = constants(plan_values(src, dst, selection))
 
     def resolved(self, src: list[torch.Tensor], dst: list[torch.Tensor]) -> torch.Tensor:
         """Return the plan with the addresses of the tensors in it; made once, and if they move.
@@ -43,7 +44,7 @@ class BlockPlan:
         addresses = (src[0].data_ptr() if src else 0, dst[0].data_ptr() if dst else 0)
         if self._resolved is None or self._resolved[0] != addresses:
             num_planes = (self.values.numel() - HEADER) // PLANE_FIELDS
-            table = _constants([0] * (HEADER + RESOLVED_FIELDS * num_planes))
+            table = constants([0] * (HEADER + RESOLVED_FIELDS * num_planes))
             with unset_fake_temporarily():
                 _library.call(_library.resolve_copy_plan, src, dst, self.values, table)
             self._resolved = (addresses, table)
@@ -53,7 +54,7 @@ class BlockPlan:
         return {"selection": self.selection, "values": self.values}
 
 
-def _constants(values: list[int]) -> torch.Tensor:
+def constants(values: list[int]) -> torch.Tensor:
     """Make an int64 CPU tensor, whatever the default device, and real also among fake tensors."""
     if torch.compiler.is_compiling():
         return torch.tensor(values, device="cpu")
@@ -87,7 +88,8 @@ class KVView:
             is not there); ``block_size`` is in tokens.
         has_tokens, has_heads: whether the axis is there.
         dtype, device: of the tensors.
-        layout, gather_plan, scatter_plan, bad_ids, registered, base: for this package's own use.
+        layout, everything, gather_plan, scatter_plan, sums, bad_ids, registered, base: for this
+            package's own use.
 
     Raises:
         InvalidArgument: the axes do not fit the tensors, or the tensors each other.
@@ -131,9 +133,10 @@ class KVView:
         self.layout = Layout(sizes, strides, itemsize, table)
         packed = packed_layout(self.layout)
         layers = [(i, i) for i in range(self.num_layers)]
-        everything = Selection(layers, self.num_kv, 0, 0, self.num_heads)
-        self.gather_plan = BlockPlan(self.layout, packed, everything)
-        self.scatter_plan = BlockPlan(packed, self.layout, everything)
+        self.everything = Selection(layers, self.num_kv, 0, 0, self.num_heads)
+        self.gather_plan = BlockPlan(self.layout, packed, self.everything)
+        self.scatter_plan = BlockPlan(packed, self.layout, self.everything)
+        self.sums: Any = None  # how its blocks are summed: made when first asked for
         names = ("gather_blocks: block_ids", "scatter_blocks: block_ids")
         self.bad_ids = BadIds(self.device, names, (self.num_blocks, self.num_blocks))
 

@@ -99,15 +99,24 @@ class Selection:
     by_slot: bool = False  # an id is one token's place, block * block_size + offset
 
 
-def plan_values(src: Layout, dst: Layout, selection: Selection) -> list[int]:
+def tokens_of_piece(src: Layout, dst: Layout, selection: Selection) -> int:
+    """Return as many tokens as divide both block sizes, so that they lie in one block each."""
+    return 1 if selection.by_slot else gcd(src.sizes["token"], dst.sizes["token"])
+
+
+def plan_values(
+    src: Layout, dst: Layout, selection: Selection, *, by_row: bool = False
+) -> list[int]:
     """Compute the operator's ``plan`` (its layout is told in csrc/ops/copy_plan.h).
 
-    A piece is as many tokens as divide both block sizes, so that it lies in one block on either
-    side. A run starts as one row of ``dim`` and absorbs every axis that continues it on both
-    sides, so that it becomes the longest range that is contiguous in both; what is left of layer
-    and kv becomes planes, what is left of head and token becomes strided axes.
+    A run starts as one row of ``dim`` and absorbs every axis that continues it on both sides, so
+    that it becomes the longest range that is contiguous in both; what is left of layer and kv
+    becomes planes, what is left of head and token becomes strided axes.
+
+    By row nothing is absorbed: runs stay rows, every (layer, kv) is a plane, and the axes are head
+    and token. The item sizes of the two sides may then differ; ``run_bytes`` is src's.
     """
-    piece_tokens = 1 if selection.by_slot else gcd(src.sizes["token"], dst.sizes["token"])
+    piece_tokens = tokens_of_piece(src, dst, selection)
     extents = {
         "layer": len(selection.layers),
         "kv": selection.num_kv,
@@ -115,12 +124,14 @@ def plan_values(src: Layout, dst: Layout, selection: Selection) -> list[int]:
         "token": piece_tokens,
     }
     run_bytes = src.sizes["dim"] * src.itemsize
-    left = [axis for axis, extent in extents.items() if extent > 1]
-    while absorbed := [axis for axis in left if _continues(src, dst, axis, run_bytes, selection)]:
-        run_bytes *= extents[absorbed[0]]
-        left.remove(absorbed[0])
-
-    strided = sorted(set(left) & {"head", "token"}, key=lambda axis: -src.strides[axis])
+    if by_row:
+        left, strided = list(extents), ["head", "token"]
+    else:
+        left = [axis for axis, extent in extents.items() if extent > 1]
+        while absorbed := [a for a in left if _continues(src, dst, a, run_bytes, selection)]:
+            run_bytes *= extents[absorbed[0]]
+            left.remove(absorbed[0])
+        strided = sorted(set(left) & {"head", "token"}, key=lambda axis: -src.strides[axis])
     values = [int(selection.by_slot)]
     for layout in (src, dst):
         values += _side_values(layout, piece_tokens, selection.by_slot)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from .errors import CudaError, InvalidArgument, Unavailable
+from .errors import ChecksumError, CudaError, InvalidArgument, Unavailable
 
 LIBRARY = Path(__file__).with_name("_ops.so")
 logger = logging.getLogger("mooncake_kernels")
@@ -29,6 +29,8 @@ torch.ops.load_library(str(LIBRARY))
 copy_blocks = torch.ops.mooncake_kernels.copy_blocks.default
 copy_resolved = torch.ops.mooncake_kernels.copy_resolved.default
 resolve_copy_plan = torch.ops.mooncake_kernels.resolve_copy_plan.default
+transform_blocks = torch.ops.mooncake_kernels.transform_blocks.default
+checksum_blocks = torch.ops.mooncake_kernels.checksum_blocks.default
 has_cuda: bool = torch.ops.mooncake_kernels.has_cuda()
 
 
@@ -67,7 +69,8 @@ def call(operator: Callable[..., Any], *arguments: Any) -> Any:
     try:
         return operator(*arguments)
     except ValueError as error:  # what pybind11 makes of mk::InvalidArgument
-        raise InvalidArgument(str(error)) from None
+        is_sum = "must have checksum" in str(error)
+        raise (ChecksumError if is_sum else InvalidArgument)(str(error)) from None
     except RuntimeError as error:
         if str(error).startswith("CUDA: "):
             raise CudaError(str(error)) from None
@@ -95,7 +98,9 @@ def _copy_blocks_fake(
         )
 
 
+@torch.library.register_fake("mooncake_kernels::transform_blocks")
+@torch.library.register_fake("mooncake_kernels::checksum_blocks")
 @torch.library.register_fake("mooncake_kernels::copy_resolved")
 @torch.library.register_fake("mooncake_kernels::resolve_copy_plan")
 def _no_result_fake(*arguments: Any) -> None:
-    """Return nothing, as the operators do. They are not for compiled code."""
+    """Return nothing, as the operators do."""

@@ -9,6 +9,10 @@ class InvalidArgument(ValueError):
     """An argument is wrong; the message names it, what it must be, and what it was."""
 
 
+class ChecksumError(ValueError):
+    """A block does not hold what its checksum says; the message names the block."""
+
+
 class Unavailable(RuntimeError):
     """The hardware, driver or library is not on this machine; the message says why."""
 

@@ -22,9 +22,21 @@ from ._kv_execute import (
     execute,
 )
 from ._kv_select import shard_heads
+from ._kv_transform import add_checksums
 from ._kv_view import KVView
+from ._row_plan import whole_view
+from ._transforms import Fp8, Rope
 
-__all__ = ["CopyPlan", "KVView", "gather_blocks", "scatter_blocks", "shard_heads"]
+__all__ = [
+    "CopyPlan",
+    "Fp8",
+    "KVView",
+    "Rope",
+    "checksum_blocks",
+    "gather_blocks",
+    "scatter_blocks",
+    "shard_heads",
+]
 
 
 def gather_blocks(
@@ -107,3 +119,50 @@ def scatter_blocks(
     ids = as_ids("scatter_blocks: block_ids", block_ids, view.device)
     source = as_packed("scatter_blocks: packed", packed, view.packed_shape(ids.numel()), view)
     execute(engine, source, view, view.scatter_plan, None, ids, view.bad_ids, max_sms)
+
+
+def checksum_blocks(
+    view: KVView,
+    block_ids: BlockIds,
+    *,
+    max_sms: int | None = None,
+    engine: Engine = "auto",
+) -> torch.Tensor:
+    """Return a 64-bit checksum of each named block of a paged cache.
+
+    Equivalent to, modulo 2**64::
+
+        for i, block_id in enumerate(block_ids):
+            rows = view[block_id], packed as [layer, kv, head, token, dim], one row a token
+            words = each row's bytes, 8 at a time, little endian, the last filled up with zeros
+            for index, word in enumerate(words):
+                key = (index * 0x9e3779b97f4a7c15 + 0xd1b54a32d192ed03) | 1
+                product = ((word ^ word >> 32) + 0x8cb92ba72f3d8dd7) * key
+                sums[i] += product ^ product >> 32
+
+    Blocks with equal contents have equal sums in caches of any two layouts; one flipped bit always
+    shows, and so does, almost surely, anything else, also rows that were exchanged. It finds
+    faults; it does not stop a forger.
+
+    Args:
+        view: the cache.
+        block_ids: ``[n]``, int32 or int64. Each in ``[0, view.num_blocks)``, or -1 for a hole,
+            whose sum is 0.
+        max_sms: as for ``CopyPlan.run``.
+        engine: as for ``CopyPlan.run``; not "triton".
+
+    Returns:
+        int64 ``[n]`` on the cache's device. On CUDA it is queued on the current stream.
+
+    Raises:
+        InvalidArgument: an argument is not as above. About ids on CUDA see ``CopyPlan.run``; here
+            it is the next call for this view that raises.
+        Unavailable: the named engine is not here.
+    """
+    check_view("checksum_blocks", view)
+    check_call("checksum_blocks", max_sms)
+    ids = as_ids("checksum_blocks: block_ids", block_ids, view.device)
+    sums = torch.zeros(ids.numel(), dtype=torch.int64, device=view.device)
+    plan, bad = whole_view(view)
+    add_checksums(engine, view, plan, ids, sums, bad, max_sms)
+    return sums

@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "common/cuda_check.h"
+#include "common/cuda_device.h"
 #include "common/math.h"
 #include "kv/copy_blocks.h"
 #include "kv/copy_blocks_kernel.cuh"
@@ -9,13 +10,6 @@ namespace mk::kv {
 namespace {
 
 constexpr int kBlocksPerSm = 8;  // of kThreads: all the threads that a multiprocessor holds
-
-int num_sms() {
-  int device = 0, count = 0;
-  MK_CUDA(cudaGetDevice(&device));
-  MK_CUDA(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device));
-  return count;
-}
 
 template <class Vector>
 void launch(const CopyBlocksParams& p, BadId* bad, int max_sms, cudaStream_t stream) {

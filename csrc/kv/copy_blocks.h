@@ -106,14 +106,22 @@ struct CopyBlocksParams {
                r / axes[1].extent, r % axes[1].extent);
   }
 
+  // Every address and stride of a side, or-ed: a power of two that divides these divides each.
+  MK_HD uint64_t src_bits() const {
+    auto bits = static_cast<uint64_t>(src.stride_bits());
+    for (const Axis& axis : axes) bits |= static_cast<uint64_t>(axis.src_stride);
+    for (int i = 0; i < num_planes; ++i) bits |= reinterpret_cast<uintptr_t>(planes[i].src);
+    return bits;
+  }
+  MK_HD uint64_t dst_bits() const {
+    auto bits = static_cast<uint64_t>(dst.stride_bits());
+    for (const Axis& axis : axes) bits |= static_cast<uint64_t>(axis.dst_stride);
+    for (int i = 0; i < num_planes; ++i) bits |= reinterpret_cast<uintptr_t>(planes[i].dst);
+    return bits;
+  }
   // The largest power of two, at most 16, that divides every address and size of the copy.
   MK_HD int alignment() const {
-    uint64_t bits = 16 | static_cast<uint64_t>(run_bytes | src.stride_bits() | dst.stride_bits());
-    for (const Axis& axis : axes) bits |= static_cast<uint64_t>(axis.src_stride | axis.dst_stride);
-    for (int i = 0; i < num_planes; ++i) {
-      bits |= reinterpret_cast<uintptr_t>(planes[i].src);
-      bits |= reinterpret_cast<uintptr_t>(planes[i].dst);
-    }
+    const uint64_t bits = 16 | src_bits() | dst_bits() | static_cast<uint64_t>(run_bytes);
     return static_cast<int>(bits & -bits);
   }
 };

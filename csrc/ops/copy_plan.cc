@@ -95,23 +95,23 @@ kv::CopyBlocksParams CopyPlan::params(const std::optional<Tensor>& src_ids,
   return p;
 }
 
-int64_t CopyPlan::reach(const Side& side, int64_t Axis::* stride) const {
+int64_t CopyPlan::reach(const Side& side, int64_t Axis::* stride, int64_t run_bytes) const {
   const int64_t num_blocks = side.num_ids / side.slots_per_block;
-  int64_t bytes = (num_blocks - 1) * side.block_stride + run_bytes();
+  int64_t bytes = (num_blocks - 1) * side.block_stride + run_bytes;
   bytes += (side.pieces_per_id - 1) * side.piece_stride;
   bytes += (side.slots_per_block - 1) * side.slot_stride;
   for (int i = 0; i < kMaxAxes; ++i) bytes += (axis(i).extent - 1) * axis(i).*stride;
   return num_blocks == 0 ? 0 : bytes;
 }
 
-void CopyPlan::check_ids(const kv::CopyBlocksParams& p) const {
+void CopyPlan::check_ids(const kv::CopyBlocksParams& p, const char* gather_name) const {
   if (all_good(p.src, p.num_pieces) && all_good(p.dst, p.num_pieces)) return;
   for (int64_t piece = 0; piece < p.num_pieces; ++piece) {
     const kv::BadId bad = p.check(piece);
     if (bad.side == 0) continue;
     const bool by_slot = values_[0] != 0, is_src = bad.side == 1;
     const char* name =
-        !p.dst.ids   ? "gather_blocks: block_ids"
+        !p.dst.ids   ? gather_name
         : !p.src.ids ? "scatter_blocks: block_ids"
         : by_slot    ? (is_src ? "CopyPlan.run_slots: src_slots" : "CopyPlan.run_slots: dst_slots")
         : is_src     ? "CopyPlan.run: src_blocks"

@@ -35,16 +35,18 @@ class CopyPlan {
                               const std::optional<torch::stable::Tensor>& dst_ids) const;
 
   kv::Side side(int index) const;  // 0: src, 1: dst; without ids
+  int64_t run_bytes() const;
 
   // Bytes from where a plane of that side begins to where its last block ends, 0 without blocks.
-  int64_t reach(const kv::Side& side, int64_t kv::Axis::* stride) const;
+  int64_t reach(const kv::Side& side, int64_t kv::Axis::* stride, int64_t run_bytes) const;
 
-  // Throws InvalidArgument for the first bad id; on the CPU only.
-  void check_ids(const kv::CopyBlocksParams& params) const;
+  // Throws InvalidArgument for the first bad id; on the CPU only. `gather_name` is what the ids of
+  // src are called where there are none of dst.
+  void check_ids(const kv::CopyBlocksParams& params,
+                 const char* gather_name = "gather_blocks: block_ids") const;
 
  private:
   kv::Axis axis(int index) const;
-  int64_t run_bytes() const;
 
   const int64_t* values_;
   const int64_t* planes_;

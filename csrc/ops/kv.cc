@@ -13,13 +13,13 @@
 #include <torch/csrc/stable/tensor.h>
 
 #include <algorithm>
-#include <optional>
 #include <vector>
 
 #include "common/check.h"
 #include "common/math.h"
 #include "kv/copy_blocks.h"
 #include "ops/copy_plan.h"
+#include "ops/copy_planes.h"
 #include "ops/cuda_stream.h"
 
 namespace {
@@ -27,85 +27,16 @@ namespace {
 using mk::kv::Axis;
 using mk::kv::BadId;
 using mk::kv::CopyBlocksParams;
-using mk::kv::kMaxPlanes;
 using mk::kv::Plane;
+using mk::ops::check_not_empty;
 using mk::ops::CopyPlan;
+using mk::ops::for_each_launch;
+using mk::ops::Ids;
+using mk::ops::kMinThreadBytes;
+using mk::ops::Memory;
+using mk::ops::PlanesOfTensors;
+using mk::ops::Tensors;
 using torch::stable::Tensor;
-using Tensors = std::vector<Tensor>;
-using Ids = std::optional<Tensor>;
-
-constexpr int64_t kMinThreadBytes = int64_t{256} << 10;  // for less no thread is woken
-
-// Bytes from a tensor's first element to the end of its last.
-int64_t span_bytes(const Tensor& tensor) {
-  int64_t last = 0;
-  const auto sizes = tensor.sizes(), strides = tensor.strides();
-  for (size_t i = 0; i < sizes.size(); ++i) {
-    if (sizes[i] == 0) return 0;
-    last += (sizes[i] - 1) * strides[i];
-  }
-  return (last + 1) * static_cast<int64_t>(tensor.element_size());
-}
-
-// The tensors of one side: base addresses, checked to stay inside.
-struct Memory {
-  std::vector<char*> bases;
-  std::vector<int64_t> spans;
-
-  Memory(const Tensors& tensors, const Tensor& first) {
-    for (const Tensor& tensor : tensors) {
-      MK_CHECK(tensor.is_cpu() == first.is_cpu() &&
-                   tensor.get_device_index() == first.get_device_index(),
-               "copy_blocks: src and dst must be on one device");
-      bases.push_back(static_cast<char*>(tensor.data_ptr()));
-      spans.push_back(bases.back() ? span_bytes(tensor) : 0);  // null: its storage was freed
-    }
-  }
-  // Where `plane` of this side starts; `reach_bytes` is what a plane's last block ends at, 0 if
-  // it has no blocks.
-  char* base(int64_t tensor, int64_t offset, int64_t reach_bytes) const {
-    const bool inside = 0 <= tensor && tensor < static_cast<int64_t>(bases.size()) && 0 <= offset &&
-                        (reach_bytes == 0 || offset + reach_bytes <= spans[tensor]);
-    MK_CHECK(inside,
-             "copy_blocks: plan must lie inside its tensors: it was made for others, or their "
-             "memory was freed");
-    return bases[tensor] + offset;
-  }
-};
-
-// Calls `run` with the parameters of up to kMaxPlanes planes at a time: once, for any usual model.
-// `plane(i)` says where plane i is.
-template <class PlaneOf, class Run>
-void for_each_launch(const CopyPlan& plan, CopyBlocksParams& p, const PlaneOf& plane,
-                     const Run& run) {
-  for (int64_t first = 0; first < plan.num_planes(); first += kMaxPlanes) {
-    p.num_planes = static_cast<int32_t>(std::min<int64_t>(kMaxPlanes, plan.num_planes() - first));
-    for (int32_t i = 0; i < p.num_planes; ++i) p.planes[i] = plane(first + i);
-    run(p);
-  }
-}
-
-// Where the planes are in tensors that are given at each call.
-class PlanesOfTensors {
- public:
-  PlanesOfTensors(const CopyPlan& plan, const CopyBlocksParams& p, const Tensors& src,
-                  const Tensors& dst)
-      : plan_(plan),
-        src_(src, src.at(0)),
-        dst_(dst, src.at(0)),
-        src_reach_(plan.reach(p.src, &Axis::src_stride)),
-        dst_reach_(plan.reach(p.dst, &Axis::dst_stride)) {}
-
-  Plane operator()(int64_t index) const {
-    const int64_t* plane = plan_.plane(index);
-    return {src_.base(plane[0], plane[1], src_reach_), dst_.base(plane[2], plane[3], dst_reach_)};
-  }
-
- private:
-  const CopyPlan& plan_;
-  const Memory src_, dst_;
-  const int64_t src_reach_, dst_reach_;
-};
 
 // Where they are once the plan is resolved; what is packed anew for each call begins at a base.
 struct ResolvedPlanes {
@@ -123,7 +54,7 @@ struct ResolvedPlanes {
 template <class PlaneOf>
 void copy_on_cpu(const CopyPlan& plan, CopyBlocksParams& params, const PlaneOf& plane) {
   plan.check_ids(params);  // all, before a byte moves
-  for_each_launch(plan, params, plane, [](const CopyBlocksParams& p) {
+  for_each_launch(plan, params, plane, [](const CopyBlocksParams& p, int64_t) {
     if (p.num_runs() == 0) return;
     const int64_t bytes = std::max<int64_t>(p.runs_per_plane() * p.run_bytes, 1);
     torch::stable::parallel_for(
@@ -132,16 +63,13 @@ void copy_on_cpu(const CopyPlan& plan, CopyBlocksParams& params, const PlaneOf& 
   });
 }
 
-void check_not_empty(const Tensors& src, const Tensors& dst) {
-  MK_CHECK(!src.empty() && !dst.empty(), "copy_blocks: src and dst must not be empty lists");
-}
-
 void copy_blocks_cpu(Tensors src, Tensors dst, Tensor plan_tensor, Ids src_ids, Ids dst_ids,
                      int64_t /*bad_id*/, int64_t /*max_sms*/) {
   check_not_empty(src, dst);
   const CopyPlan plan(plan_tensor, CopyPlan::kPlaneFields);
   CopyBlocksParams params = plan.params(src_ids, dst_ids);
-  copy_on_cpu(plan, params, PlanesOfTensors(plan, params, src, dst));
+  copy_on_cpu(plan, params,
+              PlanesOfTensors(plan, params, src, dst, params.run_bytes, params.run_bytes));
 }
 
 void copy_resolved_cpu(Tensor plan_tensor, int64_t src_base, int64_t dst_base, Ids src_ids,
@@ -159,8 +87,8 @@ void resolve_copy_plan(Tensors src, Tensors dst, Tensor plan_tensor, Tensor reso
            "resolve_copy_plan: resolved must have room for the plan's planes");
   const Tensor& first = src.empty() ? dst[0] : src[0];
   const Memory src_memory(src, first), dst_memory(dst, first);
-  const int64_t src_reach = plan.reach(plan.side(0), &Axis::src_stride);
-  const int64_t dst_reach = plan.reach(plan.side(1), &Axis::dst_stride);
+  const int64_t src_reach = plan.reach(plan.side(0), &Axis::src_stride, plan.run_bytes());
+  const int64_t dst_reach = plan.reach(plan.side(1), &Axis::dst_stride, plan.run_bytes());
   auto* const values = static_cast<int64_t*>(resolved.mutable_data_ptr());
   const int64_t header = resolved.numel() - CopyPlan::kResolvedFields * plan.num_planes();
   std::copy_n(static_cast<const int64_t*>(plan_tensor.data_ptr()), header, values);
@@ -180,7 +108,7 @@ void copy_on_cuda(const CopyPlan& plan, CopyBlocksParams& params, const PlaneOf&
                   int32_t device, int64_t bad_id, int64_t max_sms) {
   const torch::stable::accelerator::DeviceGuard guard(device);
   void* stream = mk::ops::current_cuda_stream(device);
-  for_each_launch(plan, params, plane, [&](const CopyBlocksParams& p) {
+  for_each_launch(plan, params, plane, [&](const CopyBlocksParams& p, int64_t) {
     mk::kv::launch_copy_blocks(p, reinterpret_cast<BadId*>(bad_id), static_cast<int>(max_sms),
                                stream);
   });
@@ -200,8 +128,9 @@ void copy_blocks_cuda(Tensors src, Tensors dst, Tensor plan_tensor, Ids src_ids,
   const CopyPlan plan(plan_tensor, CopyPlan::kPlaneFields);
   CopyBlocksParams params = plan.params(src_ids, dst_ids);
   check_device(src_ids, dst_ids);
-  copy_on_cuda(plan, params, PlanesOfTensors(plan, params, src, dst), src[0].get_device_index(),
-               bad_id, max_sms);
+  copy_on_cuda(plan, params,
+               PlanesOfTensors(plan, params, src, dst, params.run_bytes, params.run_bytes),
+               src[0].get_device_index(), bad_id, max_sms);
 }
 
 void copy_resolved_cuda(Tensor plan_tensor, int64_t src_base, int64_t dst_base, Ids src_ids,

@@ -1,11 +1,15 @@
 """The specification of paged KV movement."""
 
+from collections.abc import Iterator
+from itertools import product
 from typing import Protocol
 
 import torch
 
-from .._bad_ids import BadIds
+from .._bad_ids import BAD_CHECKSUM, BadIds
 from .._layout import Selection
+from .._row_plan import RowCall, RowPlan
+from .transform import checksum, transformed, words_of
 
 HOLE = -1
 
@@ -48,6 +52,80 @@ def copy_blocks(
                 for (src_block, src_token), (dst_block, dst_token) in pairs:
                     row = source[src_block, src_heads, src_token]
                     target[dst_block, dst_heads, dst_token] = row
+
+
+def transform_blocks(
+    src: Planes,
+    dst: Planes,
+    plan: RowPlan,
+    src_ids: torch.Tensor,
+    dst_ids: torch.Tensor,
+    call: RowCall,
+    bad: BadIds,
+) -> None:
+    """Copy as ``copy_blocks`` does, row by row, with what the plan does to each."""
+    selection, first = plan.selection, plan.first_words[1]
+    src_places = _places(1, src_ids.tolist(), src, selection.by_slot, bad)
+    dst_places = _places(2, dst_ids.tolist(), dst, selection.by_slot, bad)
+    _check_sums(call, src_ids, bad)
+    one = torch.ones(())
+    src_size, dst_size = (_tokens_per_id(cache, selection.by_slot) for cache in (src, dst))
+    with torch.inference_mode():
+        for i in range(min(len(src_places), len(dst_places))):
+            (src_block, src_token), (dst_block, dst_token) = src_places[i], dst_places[i]
+            if HOLE in (src_block, dst_block):
+                continue
+            delta = 0
+            if call.src_positions is not None and call.dst_positions is not None:
+                src_position = int(call.src_positions[i // src_size]) + i % src_size
+                delta = int(call.dst_positions[i // dst_size]) + i % dst_size - src_position
+            written = []
+            for row, layers, kv, head in _rows(selection):
+                source = src.plane(layers[0], kv)[src_block, selection.src_head + head, src_token]
+                target = dst.plane(layers[1], kv)[dst_block, selection.dst_head + head, dst_token]
+                scale = one if plan.scales is None else plan.scales.flatten()[row]
+                rope = plan.rope if kv == 0 else None
+                target.copy_(transformed(source, target.dtype, scale, rope, delta))
+                word = words_of(target.nbytes) * (row * dst_size + i % dst_size)
+                written.append((first + word, target))
+            if call.sums is not None:
+                call.sums[i // dst_size] += checksum(written)
+
+
+def add_checksums(
+    view: Planes, plan: RowPlan, ids: torch.Tensor, sums: torch.Tensor, bad: BadIds
+) -> None:
+    """Add to each of ``sums`` the checksum of what the plan reads of a block."""
+    selection, first = plan.selection, plan.first_words[0]
+    places = _places(1, ids.tolist(), view, selection.by_slot, bad)
+    size = _tokens_per_id(view, selection.by_slot)
+    for i, (block, offset) in enumerate(places):
+        rows = []
+        for row, layers, kv, head in _rows(selection):
+            if block != HOLE:
+                source = view.plane(layers[0], kv)[block, selection.src_head + head, offset]
+                rows.append((first + words_of(source.nbytes) * (row * size + i % size), source))
+        sums[i // size] += checksum(rows)
+
+
+def _rows(selection: Selection) -> Iterator[tuple[int, tuple[int, int], int, int]]:
+    """Yield for each row of a token its number, its (src, dst) layer, its kv and its head."""
+    for number, (layers, kv, head) in enumerate(
+        product(selection.layers, range(selection.num_kv), range(selection.num_heads))
+    ):
+        yield number, layers, kv, head
+
+
+def _tokens_per_id(cache: Planes, by_slot: bool) -> int:
+    return 1 if by_slot else cache.plane(0, 0).shape[2]
+
+
+def _check_sums(call: RowCall, src_ids: torch.Tensor, bad: BadIds) -> None:
+    if call.expected is None or call.actual is None:
+        return
+    wrong = (call.expected != call.actual) & (src_ids != HOLE)
+    for index in wrong.nonzero().flatten().tolist():
+        raise bad.error(BAD_CHECKSUM, index, int(src_ids[index]))
 
 
 def _places(

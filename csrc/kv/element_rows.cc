@@ -1,0 +1,98 @@
+#include "kv/element_rows.h"
+
+namespace mk::kv {
+namespace {
+
+#define MK_INLINE __attribute__((always_inline)) inline
+
+// memcpy, for a row may begin anywhere.
+template <ElementType kType>
+MK_INLINE void load(const char* row, int64_t count, float* values) {
+  using Code = typename Element<kType>::Code;
+  for (int64_t i = 0; i < count; ++i) {
+    Code code;
+    std::memcpy(&code, row + i * int64_t{sizeof code}, sizeof code);
+    values[i] = Element<kType>::to_float(code);
+  }
+}
+
+template <ElementType kType>
+MK_INLINE void store(const float* values, int64_t count, char* row) {
+  using Code = typename Element<kType>::Code;
+  for (int64_t i = 0; i < count; ++i) {
+    const Code code = Element<kType>::from_float(values[i]);
+    std::memcpy(row + i * int64_t{sizeof code}, &code, sizeof code);
+  }
+}
+
+template <bool kInterleaved>
+MK_INLINE void rotate(const float* cos_sin, int64_t num_pairs, float* values) {
+  for (int64_t j = 0; j < num_pairs; ++j) {
+    float& x = values[kInterleaved ? 2 * j : j];
+    float& y = values[kInterleaved ? 2 * j + 1 : j + num_pairs];
+    const float c = cos_sin[j], s = cos_sin[num_pairs + j], old_x = x;
+    x = x * c - y * s;
+    y = y * c + old_x * s;
+  }
+}
+
+#define MK_EACH_TYPE(call)                   \
+  switch (type) {                            \
+    case ElementType::kFloat32:              \
+      return call(ElementType::kFloat32);    \
+    case ElementType::kFloat16:              \
+      return call(ElementType::kFloat16);    \
+    case ElementType::kBFloat16:             \
+      return call(ElementType::kBFloat16);   \
+    case ElementType::kFloat8E4M3:           \
+      return call(ElementType::kFloat8E4M3); \
+    case ElementType::kFloat8E5M2:           \
+      return call(ElementType::kFloat8E5M2); \
+    case ElementType::kBytes:                \
+      return;                                \
+  }
+#define MK_LOAD(type) load<type>(row, count, values)
+#define MK_STORE(type) store<type>(values, count, row)
+
+// One text for every instruction set: what is inlined into a function is compiled for its target.
+#define MK_ROW_FUNCTIONS(name, target)                                                          \
+  target void load_##name(ElementType type, const char* row, int64_t count, float* values){     \
+      MK_EACH_TYPE(MK_LOAD)} target void store_##name(ElementType type, const float* values,    \
+                                                      int64_t count, char* row){MK_EACH_TYPE(   \
+      MK_STORE)} target void multiply_##name(float* values, int64_t count, float factor) {      \
+    for (int64_t i = 0; i < count; ++i) values[i] *= factor;                                    \
+  }                                                                                             \
+  target void divide_##name(float* values, int64_t count, float divisor) {                      \
+    for (int64_t i = 0; i < count; ++i) values[i] /= divisor;                                   \
+  }                                                                                             \
+  target void rotate_##name(const Rotation& rotation, const float* cos_sin, float* values) {    \
+    const int64_t num_pairs = rotation.num_pairs;                                               \
+    if (rotation.interleaved) return rotate<true>(cos_sin, num_pairs, values + rotation.first); \
+    rotate<false>(cos_sin, num_pairs, values + rotation.first);                                 \
+  }                                                                                             \
+  target uint64_t sum_##name(const char* row, int64_t num_bytes, uint64_t index) {              \
+    return checksum_bytes(row, num_bytes, index);                                               \
+  }                                                                                             \
+  constexpr RowFunctions k_##name{load_##name,   store_##name,  multiply_##name,                \
+                                  divide_##name, rotate_##name, sum_##name};
+
+MK_ROW_FUNCTIONS(plain, )
+#if defined(__x86_64__)
+MK_ROW_FUNCTIONS(avx2, __attribute__((target("avx2"))))
+MK_ROW_FUNCTIONS(avx512, __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl"))))
+#endif
+
+}  // namespace
+
+const RowFunctions& RowFunctions::best() {
+#if defined(__x86_64__)
+  static const bool has_avx512 = __builtin_cpu_supports("avx512bw") &&
+                                 __builtin_cpu_supports("avx512dq") &&
+                                 __builtin_cpu_supports("avx512vl");
+  if (has_avx512) return k_avx512;
+  if (__builtin_cpu_supports("avx2")) return k_avx2;
+#endif
+  return k_plain;
+}
+
+}  // namespace mk::kv

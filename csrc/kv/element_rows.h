@@ -1,0 +1,23 @@
+// Rows of elements on the CPU: converted, turned and summed by the widest vectors there are.
+// Layer: kv.
+#pragma once
+
+#include <cstdint>
+
+#include "kv/element.h"
+#include "kv/transform_blocks.h"
+
+namespace mk::kv {
+
+struct RowFunctions {
+  void (*load)(ElementType type, const char* row, int64_t count, float* values);
+  void (*store)(ElementType type, const float* values, int64_t count, char* row);
+  void (*multiply)(float* values, int64_t count, float factor);
+  void (*divide)(float* values, int64_t count, float divisor);
+  void (*rotate)(const Rotation& rotation, const float* cos_sin, float* values);
+  uint64_t (*sum)(const char* row, int64_t num_bytes, uint64_t index);
+
+  static const RowFunctions& best();  // for this processor
+};
+
+}  // namespace mk::kv

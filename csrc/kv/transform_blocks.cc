@@ -1,0 +1,69 @@
+#include "kv/transform_blocks.h"
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "kv/element_rows.h"
+
+namespace mk::kv {
+namespace {
+
+// What one thread needs to bring rows from src to dst.
+class RowTransformer {
+ public:
+  explicit RowTransformer(const TransformBlocksParams& params)
+      : p_(params), rows_(RowFunctions::best()) {
+    if (!p_.sums_src()) values_.resize(p_.dim);
+  }
+
+  void transform(int64_t piece, int64_t plane, float scale, const Run& row) {
+    if (p_.is_plain(plane)) {
+      std::memcpy(row.dst, row.src, p_.src_row_bytes);
+      return;
+    }
+    float* const values = values_.data();
+    rows_.load(p_.src_type, row.src, p_.dim, values);
+    if (p_.dequantizes()) rows_.multiply(values, p_.dim, scale);
+    if (p_.rotates(plane)) rows_.rotate(p_.rotation, p_.rotation.of(piece), values);
+    if (p_.quantizes()) rows_.divide(values, p_.dim, scale);
+    rows_.store(p_.dst_type, values, p_.dim, row.dst);
+  }
+
+  // All rows of a piece in a plane.
+  void transform(int64_t piece, int64_t plane, int64_t src_offset, int64_t dst_offset) {
+    uint64_t sum = 0;
+    for (int64_t head = 0; head < p_.num_heads(); ++head) {
+      for (int64_t token = 0; token < p_.num_tokens(); ++token) {
+        const Run row = p_.copy.run(p_.copy.planes[plane], src_offset, dst_offset, head, token);
+        if (!p_.sums_src()) transform(piece, plane, p_.scale(plane, head), row);
+        if (!p_.sums) continue;
+        sum += rows_.sum(p_.sums_src() ? row.src : row.dst, p_.summed_row_bytes(),
+                         p_.word_index(piece, plane, head, token));
+      }
+    }
+    if (!p_.sums) return;
+    int64_t* const total = p_.sums + p_.summed_side().index(piece);
+    __atomic_fetch_add(total, static_cast<int64_t>(sum), __ATOMIC_RELAXED);
+  }
+
+ private:
+  const TransformBlocksParams& p_;
+  const RowFunctions& rows_;
+  std::vector<float> values_;  // a row
+};
+
+}  // namespace
+
+void transform_blocks_host(const TransformBlocksParams& p, int64_t begin, int64_t end) {
+  RowTransformer rows(p);
+  for (int64_t i = begin; i < end; ++i) {
+    const int64_t piece = i / p.copy.num_planes, plane = i % p.copy.num_planes;
+    const int64_t src_id = p.copy.src.id(piece), dst_id = p.copy.dst.id(piece);
+    if (src_id == kHole || dst_id == kHole) continue;
+    rows.transform(piece, plane, p.copy.src.offset(piece, src_id),
+                   p.copy.dst.offset(piece, dst_id));
+  }
+}
+
+}  // namespace mk::kv

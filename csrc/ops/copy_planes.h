@@ -1,0 +1,66 @@
+// Where the planes of a copy are: the plan's tensor numbers and offsets made addresses, which are
+// checked to stay inside the tensors. Layer: ops.
+#pragma once
+
+#include <torch/csrc/stable/tensor.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "kv/copy_blocks.h"
+#include "ops/copy_plan.h"
+
+namespace mk::ops {
+
+using Tensors = std::vector<torch::stable::Tensor>;
+using Ids = std::optional<torch::stable::Tensor>;
+
+constexpr int64_t kMinThreadBytes = int64_t{256} << 10;  // for less no thread is woken
+
+// The tensors of one side, all on the device of `first`.
+class Memory {
+ public:
+  Memory(const Tensors& tensors, const torch::stable::Tensor& first);
+
+  // Where a plane starts; `reach_bytes` is what its last block ends at, 0 if it has no blocks.
+  char* base(int64_t tensor, int64_t offset, int64_t reach_bytes) const;
+
+ private:
+  std::vector<char*> bases_;
+  std::vector<int64_t> spans_;
+};
+
+// The planes in tensors that are given at each call.
+class PlanesOfTensors {
+ public:
+  // `run_bytes`: of a run on either side.
+  PlanesOfTensors(const CopyPlan& plan, const kv::CopyBlocksParams& p, const Tensors& src,
+                  const Tensors& dst, int64_t src_run_bytes, int64_t dst_run_bytes);
+
+  kv::Plane operator()(int64_t index) const;
+
+ private:
+  const CopyPlan& plan_;
+  const Memory src_, dst_;
+  const int64_t src_reach_, dst_reach_;
+};
+
+// Throws InvalidArgument if one of the lists is empty.
+void check_not_empty(const Tensors& src, const Tensors& dst);
+
+// Calls run(params, first plane) with up to kMaxPlanes planes at a time: once, for any usual model.
+// `plane(i)` says where plane i is.
+template <class PlaneOf, class Run>
+void for_each_launch(const CopyPlan& plan, kv::CopyBlocksParams& p, const PlaneOf& plane,
+                     const Run& run) {
+  for (int64_t first = 0; first < plan.num_planes(); first += kv::kMaxPlanes) {
+    p.num_planes =
+        static_cast<int32_t>(std::min<int64_t>(kv::kMaxPlanes, plan.num_planes() - first));
+    for (int32_t i = 0; i < p.num_planes; ++i) p.planes[i] = plane(first + i);
+    run(p, first);
+  }
+}
+
+}  // namespace mk::ops

@@ -1,0 +1,186 @@
+// torch.ops.mooncake_kernels.transform_blocks and checksum_blocks: the torch binding of
+// csrc/kv/transform_blocks.h.
+//
+// `plan` is that of copy_plan.h, with rows for runs and (head, token) for axes. `transform` is an
+// int64 CPU tensor, kTransformFields long, that mooncake_kernels/_transforms.py makes.
+#include <torch/csrc/stable/accelerator.h>
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <algorithm>
+#include <optional>
+
+#include "common/check.h"
+#include "common/math.h"
+#include "kv/transform_blocks.h"
+#include "ops/copy_plan.h"
+#include "ops/copy_planes.h"
+#include "ops/cuda_stream.h"
+
+namespace {
+
+using mk::kv::BadId;
+using mk::kv::CopyBlocksParams;
+using mk::kv::ElementType;
+using mk::kv::Plane;
+using mk::kv::TransformBlocksParams;
+using mk::ops::CopyPlan;
+using mk::ops::Ids;
+using mk::ops::PlanesOfTensors;
+using mk::ops::Tensors;
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+constexpr int64_t kTransformFields = 9;
+
+// The data of an optional tensor of that type and length; null without one.
+template <class T>
+T* data_of(const std::optional<Tensor>& tensor, ScalarType type, int64_t count, const Tensor& ids,
+           const char* name) {
+  if (!tensor) return nullptr;
+  MK_CHECK(tensor->scalar_type() == type && tensor->is_contiguous() && tensor->numel() == count &&
+               tensor->is_cpu() == ids.is_cpu(),
+           "transform_blocks: ", name, " must be a packed tensor of ", count,
+           " numbers on the device of the ids, got ", tensor->numel());
+  return static_cast<T*>(tensor->data_ptr());
+}
+
+// All but the planes.
+TransformBlocksParams params_of(const CopyPlan& plan, const Tensor& transform, const Ids& src_ids,
+                                const Ids& dst_ids) {
+  MK_CHECK(transform.scalar_type() == ScalarType::Long && transform.is_cpu() &&
+               transform.is_contiguous() && transform.numel() == kTransformFields,
+           "transform_blocks: transform must be an int64 CPU tensor that CopyPlan made");
+  const auto* v = static_cast<const int64_t*>(transform.data_ptr());
+  TransformBlocksParams p{};
+  p.copy = plan.params(src_ids, dst_ids);
+  p.dim = v[0];
+  p.src_type = static_cast<ElementType>(v[1]);
+  p.dst_type = static_cast<ElementType>(v[2]);
+  p.src_row_bytes = plan.run_bytes();
+  p.dst_row_bytes = v[3];
+  p.keys_alternate = v[4] != 0;
+  p.rotation = {nullptr, v[5], v[6], v[7] != 0};
+  p.first_word = static_cast<uint64_t>(v[8]);
+  const bool inside = p.rotation.first >= 0 && p.rotation.num_pairs >= 0 &&
+                      p.rotation.first + 2 * p.rotation.num_pairs <= p.dim;
+  MK_CHECK(inside, "transform_blocks: transform must turn elements inside a row");
+  return p;
+}
+
+template <class PlaneOf, class Run>
+void for_each_launch(const CopyPlan& plan, TransformBlocksParams& params, const PlaneOf& plane,
+                     const Run& run) {
+  mk::ops::for_each_launch(plan, params.copy, plane, [&](const CopyBlocksParams&, int64_t first) {
+    params.first_plane = first;
+    run(params);
+  });
+}
+
+void run_on_cpu(const TransformBlocksParams& p) {
+  if (p.copy.num_runs() == 0 || p.dim == 0) return;
+  const int64_t bytes = std::max<int64_t>(p.num_rows() * p.src_row_bytes, 1);
+  torch::stable::parallel_for(
+      0, p.copy.num_pieces * p.copy.num_planes, mk::ceil_div(mk::ops::kMinThreadBytes, bytes),
+      [&p](int64_t begin, int64_t end) { mk::kv::transform_blocks_host(p, begin, end); });
+}
+
+void check_sums(const TransformBlocksParams& p) {
+  for (int64_t piece = 0; p.expected && piece < p.copy.num_pieces; ++piece) {
+    const int64_t i = p.copy.src.index(piece), id = p.copy.src.id(piece);
+    if (id == mk::kv::kHole || p.copy.dst.id(piece) == mk::kv::kHole) continue;
+    MK_CHECK(p.is_as_expected(piece), "CopyPlan.run: src_blocks[", i, "]: block ", id,
+             " must have checksum ", p.expected[i], ", got ", p.actual[i]);
+  }
+}
+
+#ifdef MK_WITH_CUDA
+void run_on_cuda(const TransformBlocksParams& p, int64_t bad_id, int64_t max_sms, int32_t device) {
+  mk::kv::launch_transform_blocks(p, reinterpret_cast<BadId*>(bad_id), static_cast<int>(max_sms),
+                                  mk::ops::current_cuda_stream(device));
+}
+#endif
+
+void transform_blocks(Tensors src, Tensors dst, Tensor plan_tensor, Tensor transform, Ids src_ids,
+                      Ids dst_ids, Ids scales, Ids cos_sin, Ids expected, Ids actual, Ids sums,
+                      int64_t bad_id, int64_t max_sms) {
+  mk::ops::check_not_empty(src, dst);
+  const CopyPlan plan(plan_tensor, CopyPlan::kPlaneFields);
+  TransformBlocksParams p = params_of(plan, transform, src_ids, dst_ids);
+  const Tensor& ids = src_ids ? *src_ids : *dst_ids;
+  MK_CHECK(ids.is_cpu() == src[0].is_cpu(), "transform_blocks: ids must be where the cache is");
+  const auto count = [&](const mk::kv::Side& side) {
+    return mk::ceil_div(p.copy.num_pieces, side.pieces_per_id);
+  };
+  const int64_t num_src = count(p.copy.src), num_dst = count(p.copy.dst);
+  const int64_t angles = p.copy.num_pieces * 2 * p.rotation.num_pairs;
+  p.scales = data_of<const float>(scales, ScalarType::Float, plan.num_planes() * p.num_heads(), ids,
+                                  "scales");
+  p.rotation.cos_sin = data_of<const float>(cos_sin, ScalarType::Float, angles, ids, "cos_sin");
+  p.expected = data_of<const int64_t>(expected, ScalarType::Long, num_src, ids, "expected");
+  p.actual = data_of<const int64_t>(actual, ScalarType::Long, num_src, ids, "actual");
+  p.sums = data_of<int64_t>(sums, ScalarType::Long, num_dst, ids, "sums");
+  MK_CHECK(!p.expected || p.actual, "transform_blocks: actual must be given with expected");
+  const PlanesOfTensors planes(plan, p.copy, src, dst, p.src_row_bytes, p.dst_row_bytes);
+  if (src[0].is_cpu()) {
+    plan.check_ids(p.copy);  // all, before a byte moves
+    check_sums(p);
+    return for_each_launch(plan, p, planes, run_on_cpu);
+  }
+#ifdef MK_WITH_CUDA
+  const int32_t device = src[0].get_device_index();
+  const torch::stable::accelerator::DeviceGuard guard(device);
+  for_each_launch(plan, p, planes, [&](const TransformBlocksParams& params) {
+    run_on_cuda(params, bad_id, max_sms, device);
+  });
+#endif
+}
+
+void checksum_blocks(Tensors src, Tensor plan_tensor, Tensor transform, Tensor ids, Tensor sums,
+                     int64_t bad_id, int64_t max_sms) {
+  mk::ops::check_not_empty(src, src);
+  const CopyPlan plan(plan_tensor, CopyPlan::kPlaneFields);
+  TransformBlocksParams p = params_of(plan, transform, ids, std::nullopt);
+  MK_CHECK(ids.is_cpu() == src[0].is_cpu(), "checksum_blocks: ids must be where the cache is");
+  p.sums = data_of<int64_t>(sums, ScalarType::Long, ids.numel(), ids, "sums");
+  p.copy.dst = {nullptr, false, p.copy.num_pieces, 0, 1, 0, 1, 0};  // there is none
+  for (mk::kv::Axis& axis : p.copy.axes) axis.dst_stride = 0;
+  const PlanesOfTensors both(plan, p.copy, src, src, p.src_row_bytes, 0);
+  const auto plane = [&both](int64_t i) { return Plane{both(i).src, nullptr}; };
+  if (src[0].is_cpu()) {
+    plan.check_ids(p.copy, "checksum_blocks: block_ids");
+    return for_each_launch(plan, p, plane, run_on_cpu);
+  }
+#ifdef MK_WITH_CUDA
+  const int32_t device = src[0].get_device_index();
+  const torch::stable::accelerator::DeviceGuard guard(device);
+  for_each_launch(plan, p, plane, [&](const TransformBlocksParams& params) {
+    run_on_cuda(params, bad_id, max_sms, device);
+  });
+#endif
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_FRAGMENT(mooncake_kernels, m) {
+  m.def(
+      "transform_blocks(Tensor[] src, Tensor(a!)[] dst, Tensor plan, Tensor transform, "
+      "Tensor? src_blocks, Tensor? dst_blocks, Tensor? scales, Tensor? cos_sin, Tensor? expected, "
+      "Tensor? actual, Tensor(b!)? sums, int bad_id, int max_sms) -> ()");
+  m.def(
+      "checksum_blocks(Tensor[] src, Tensor plan, Tensor transform, Tensor block_ids, "
+      "Tensor(a!) sums, int bad_id, int max_sms) -> ()");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(mooncake_kernels, CPU, m) {
+  m.impl("transform_blocks", TORCH_BOX(&transform_blocks));
+  m.impl("checksum_blocks", TORCH_BOX(&checksum_blocks));
+}
+
+#ifdef MK_WITH_CUDA
+STABLE_TORCH_LIBRARY_IMPL(mooncake_kernels, CUDA, m) {
+  m.impl("transform_blocks", TORCH_BOX(&transform_blocks));
+  m.impl("checksum_blocks", TORCH_BOX(&checksum_blocks));
+}
+#endif

@@ -1,0 +1,134 @@
+"""The launches of one run of a ``CopyPlan``: by bytes, or by rows where these are looked at."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ._bad_ids import BadIds
+from ._copy_parts import CopyPart, Layers, check_layers_alike
+from ._kv_execute import BlockIds, Engine, as_ids, check_memory, execute
+from ._kv_transform import add_checksums, transform
+from ._kv_view import BlockPlan
+from ._row_plan import RowCall, RowPlan
+from ._transforms import Fp8, Rope
+from .errors import InvalidArgument
+
+Job = tuple[CopyPart, BlockPlan | RowPlan]
+
+
+class CopyJobs:
+    """What a plan's runs are made of.
+
+    Args:
+        parts: the views that are copied.
+        turns: whether keys are turned.
+        checksum: whether blocks are summed.
+    """
+
+    def __init__(self, parts: Sequence[CopyPart], turns: bool, checksum: bool):
+        self._parts, self._turns, self._checksum = parts, turns, checksum
+        self._by_row = turns or checksum or any(part.looks_at_elements for part in parts)
+
+    def of(self, op: str, layers: Layers, *, by_slot: bool) -> list[Job]:
+        """Return what is to be copied, all of it checked before the first byte moves."""
+        several = len(self._parts) > 1
+        if several and layers is not None:
+            check_layers_alike(op, [part.src for part in self._parts])
+        jobs: list[Job] = []
+        first_words = (0, 0)
+        for part in self._parts:
+            if part.looks_at_elements or self._checksum:
+                rows = part.row_plan(op, layers, by_slot, first_words)
+                first_words = rows.next_words
+                jobs.append((part, rows))
+            else:
+                plan = part.plan(op, layers, by_slot)
+                if several:
+                    check_memory(part.src, part.dst, plan)
+                jobs.append((part, plan))
+        return jobs
+
+    def call(
+        self,
+        op: str,
+        src_ids: torch.Tensor,
+        dst_ids: torch.Tensor,
+        src_positions: BlockIds | None,
+        dst_positions: BlockIds | None,
+        checksums: torch.Tensor | None,
+    ) -> RowCall:
+        """Return what a run adds to the plan, checked."""
+        call = RowCall()
+        given = (src_positions, dst_positions, checksums)
+        if not self._by_row and given == (None, None, None):
+            return call
+        call.src_positions = self._positions(f"{op}: src_positions", src_positions, src_ids)
+        call.dst_positions = self._positions(f"{op}: dst_positions", dst_positions, dst_ids)
+        if checksums is not None:
+            call.expected = self._sums(f"{op}: checksums", checksums, src_ids)
+            call.actual = torch.zeros_like(call.expected)
+        if self._checksum:
+            call.sums = torch.zeros(dst_ids.numel(), dtype=torch.int64, device=dst_ids.device)
+        return call
+
+    def _positions(
+        self, name: str, positions: BlockIds | None, ids: torch.Tensor
+    ) -> torch.Tensor | None:
+        if (positions is not None) != self._turns:
+            wanted = "given for a plan with rope" if self._turns else "None for a plan without rope"
+            raise InvalidArgument(f"{name} must be {wanted}, got {type(positions).__name__}")
+        if positions is None:
+            return None
+        tensor = as_ids(name, positions, ids.device)
+        if tensor.numel() != ids.numel():
+            raise InvalidArgument(
+                f"{name} must be as many as the ids ({ids.numel()}), got {tensor.numel()}"
+            )
+        return tensor
+
+    def _sums(self, name: str, checksums: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        if not self._checksum:
+            raise InvalidArgument(f"{name} must be None for a plan without checksum, got a tensor")
+        fits = (
+            isinstance(checksums, torch.Tensor)
+            and checksums.dtype == torch.int64
+            and checksums.shape == ids.shape
+        )
+        if not fits:
+            got: Any = type(checksums).__name__
+            if isinstance(checksums, torch.Tensor):
+                got = f"{checksums.dtype} of shape {tuple(checksums.shape)}"
+            raise InvalidArgument(f"{name} must be int64 of shape {tuple(ids.shape)}, got {got}")
+        return checksums.to(ids.device, non_blocking=ids.is_cuda).contiguous()
+
+
+def run_jobs(
+    jobs: list[Job],
+    src_ids: torch.Tensor,
+    dst_ids: torch.Tensor,
+    call: RowCall,
+    bad: BadIds,
+    max_sms: int | None,
+    engine: Engine,
+) -> None:
+    """Copy; where checksums are expected, all of them are compared before."""
+    if call.actual is not None:
+        for part, plan in jobs:
+            assert isinstance(plan, RowPlan), "a plan with checksum goes by rows"
+            add_checksums(engine, part.src, plan, src_ids, call.actual, bad, max_sms)
+    for part, plan in jobs:
+        sides = (part.src, part.dst)
+        if isinstance(plan, RowPlan):
+            transform(engine, *sides, plan, src_ids, dst_ids, call, bad, max_sms)
+        else:
+            execute(engine, *sides, plan, src_ids, dst_ids, bad, max_sms)
+
+
+def check_transforms(convert: Fp8 | None, rope: Rope | None) -> None:
+    """Refuse what is not an ``Fp8``, not a ``Rope``."""
+    for name, value, kind in (("convert", convert, Fp8), ("rope", rope, Rope)):
+        if value is not None and not isinstance(value, kind):
+            raise InvalidArgument(
+                f"CopyPlan: {name} must be mk.{kind.__name__} or None, got {type(value).__name__}"
+            )

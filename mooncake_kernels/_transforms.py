@@ -1,0 +1,157 @@
+"""What a copy can do to the elements on their way: ``mk.Fp8`` and ``mk.Rope``."""
+
+import math
+import numbers
+from typing import Any
+
+import torch
+
+from .errors import InvalidArgument
+
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+BYTES = 0
+ELEMENT_TYPES = {dtype: i for i, dtype in enumerate((*FLOATS, *FP8), start=1)}  # csrc/kv/element.h
+
+
+class Fp8:
+    """Convert between floats and scaled fp8: ``CopyPlan(..., convert=Fp8(scale))``.
+
+    Which way is told by the dtypes of the two caches: one is float32, float16 or bfloat16, the
+    other float8_e4m3fn or float8_e5m2 (a cache kept as uint8 is viewed as that first).
+    Equivalent to::
+
+        largest = torch.finfo(fp8).max
+        dst = (src.float() / scale).clamp(-largest, largest).to(fp8)    # to fp8: it saturates
+        dst = (src.float() * scale).to(dst.dtype)                       # from fp8
+
+    with IEEE division and rounding to nearest even, as vLLM quantizes its caches. Views of one
+    dtype on both sides (the scales beside the keys and values) are copied as they are.
+
+    Args:
+        scale: what 1.0 in fp8 stands for. A number; or a tensor that broadcasts to ``[layer, kv,
+            head]`` of the fp8 cache: ``[layers, 2, 1]`` is a scale a tensor, ``[1, 1, heads]`` a
+            scale a head. It is copied when a plan is made with it.
+
+    Raises:
+        InvalidArgument: a scale is not positive and finite, or not a number or tensor as above.
+    """
+
+    def __init__(self, scale: float | torch.Tensor = 1.0):
+        is_number = isinstance(scale, numbers.Real) and not isinstance(scale, bool)
+        if not is_number and not isinstance(scale, torch.Tensor):
+            raise InvalidArgument(
+                f"Fp8: scale must be a number or a tensor, got {type(scale).__name__}"
+            )
+        tensor = torch.as_tensor(scale)
+        if tensor.dim() not in (0, 3) or tensor.dtype not in (*FLOATS, torch.float64):
+            raise InvalidArgument(
+                "Fp8: scale must be a number or a floating-point tensor [layer, kv, head], got "
+                f"{tensor.dtype} of shape {tuple(tensor.shape)}"
+            )
+        self.scale = tensor.detach().to("cpu", torch.float32, copy=True)
+        if not bool((torch.isfinite(self.scale) & (self.scale > 0)).all()):
+            raise InvalidArgument(f"Fp8: scale must be positive and finite, got {scale}")
+
+    def table(self, sizes: tuple[int, int, int]) -> torch.Tensor:
+        """Return the scales of an fp8 cache, ``[layer, kv, head]``."""
+        try:
+            return self.scale.expand(sizes)
+        except RuntimeError:
+            raise InvalidArgument(
+                f"Fp8: scale must broadcast to {list(sizes)}, [layer, kv, head] of the fp8 cache, "
+                f"got shape {tuple(self.scale.shape)}"
+            ) from None
+
+
+class Rope:
+    """Turn keys to other positions on their way: ``CopyPlan(..., rope=Rope(theta))``.
+
+    A key that rotary embedding put at position p goes to position q. Equivalent to::
+
+        angle = (q - p) * inv_freq[j]
+        x, y = row[first + j], row[first + j + rotary_dim // 2]     # interleaved: 2j and 2j + 1
+        row[..] = x * cos(angle) - y * sin(angle), y * cos(angle) + x * sin(angle)
+
+    for each of ``rotary_dim // 2`` pairs; values are left as they are, and so is the rest of the
+    row. Of a cache without ``kv`` axis (MLA) all rows are keys. Angles are computed in float64,
+    rows are turned in float32. A factor by which the embedding multiplied the keys (YaRN's) stays
+    in them. (RoFormer, section 3.4.)
+
+    Args:
+        theta: ``inv_freq[j] = theta ** (-2 j / rotary_dim)``.
+        interleaved: pairs are neighbours (GPT-J); else a row's two halves (GPT-NeoX, Llama).
+        rotary_dim: how many elements of a row are turned, an even number; None for all from
+            ``first`` on.
+        first: element that they begin at: 512 for DeepSeek's rows of 512 + 64.
+        inv_freq: scaled frequencies, ``[rotary_dim // 2]``, in place of ``theta``: as the model
+            has them (Llama 3's, YaRN's, linear scaling).
+
+    Raises:
+        InvalidArgument: an argument is not as above.
+    """
+
+    def __init__(
+        self,
+        theta: float = 10000.0,
+        interleaved: bool = False,
+        *,
+        rotary_dim: int | None = None,
+        first: int = 0,
+        inv_freq: Any = None,
+    ):
+        if not isinstance(theta, numbers.Real) or not 0 < theta < math.inf:
+            raise InvalidArgument(f"Rope: theta must be a positive number, got {theta!r}")
+        if not isinstance(interleaved, bool):
+            raise InvalidArgument(f"Rope: interleaved must be True or False, got {interleaved!r}")
+        for name, value, least in (("first", first, 0), ("rotary_dim", rotary_dim, 2)):
+            if value is not None and not (isinstance(value, numbers.Integral) and value >= least):
+                raise InvalidArgument(f"Rope: {name} must be an integer >= {least}, got {value!r}")
+        if rotary_dim is not None and rotary_dim % 2:
+            raise InvalidArgument(f"Rope: rotary_dim must be even, got {rotary_dim}")
+        self.theta: float = float(theta)
+        self.interleaved: bool = interleaved
+        self.rotary_dim: int | None = rotary_dim
+        self.first: int = int(first)
+        self._inv_freq: torch.Tensor | None = None
+        if inv_freq is not None:
+            self._inv_freq = _frequencies(inv_freq, rotary_dim)
+
+    def num_pairs(self, head_dim: int) -> int:
+        """Return how many pairs of a row are turned.
+
+        Raises:
+            InvalidArgument: the row is too short.
+        """
+        if self._inv_freq is not None:
+            rotary_dim = 2 * self._inv_freq.numel()
+        else:
+            rotary_dim = head_dim - self.first if self.rotary_dim is None else self.rotary_dim
+        if rotary_dim < 2 or rotary_dim % 2 or self.first + rotary_dim > head_dim:
+            raise InvalidArgument(
+                f"Rope: rotary_dim must be even and, with first {self.first}, inside rows of "
+                f"{head_dim} elements, got {rotary_dim}"
+            )
+        return rotary_dim // 2
+
+    def frequencies(self, head_dim: int) -> torch.Tensor:
+        """Return the frequencies, float64 ``[num_pairs]``, for rows of that many elements."""
+        num_pairs = self.num_pairs(head_dim)
+        if self._inv_freq is not None:
+            return self._inv_freq
+        exponents = torch.arange(num_pairs, dtype=torch.float64, device="cpu") / num_pairs
+        return torch.as_tensor(self.theta, dtype=torch.float64, device="cpu") ** -exponents
+
+
+def _frequencies(inv_freq: Any, rotary_dim: int | None) -> torch.Tensor:
+    if not isinstance(inv_freq, torch.Tensor):
+        inv_freq = torch.tensor(inv_freq, dtype=torch.float64, device="cpu")
+    table = inv_freq.detach().to("cpu", torch.float64, copy=True)
+    wanted = "" if rotary_dim is None else f" {rotary_dim // 2}"
+    fits = rotary_dim is None or table.numel() == rotary_dim // 2
+    if table.dim() != 1 or table.numel() == 0 or not fits or not bool(table.isfinite().all()):
+        raise InvalidArgument(
+            f"Rope: inv_freq must be a list of{wanted} finite numbers, got shape "
+            f"{tuple(table.shape)}"
+        )
+    return table

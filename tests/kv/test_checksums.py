@@ -1,0 +1,216 @@
+"""Checksums of blocks: equal for equal blocks in any layout, and wrong for anything else."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import mooncake_kernels as mk
+
+from ..conftest import skip
+from .layouts import LAYOUTS, Sizes, addressed, make_view, snapshot
+
+HOLE = -1
+SIZES = Sizes(layer=2, block=6, head=2, token=4, dim=8)
+
+
+@pytest.fixture(autouse=True)
+def _not_triton(request):
+    backend = request.getfixturevalue("backend") if "backend" in request.fixturenames else None
+    if backend is not None and backend.engine == "triton":
+        skip("checksums in triton", "the Triton engine moves bytes only")
+
+
+def by_definition(rows: list[bytes]) -> int:
+    """The docstring's loop in plain integers; int64, as torch has it."""
+    total, index, mask = 0, 0, 2**64 - 1
+    for row in rows:
+        row += bytes(-len(row) % 8)
+        for at in range(0, len(row), 8):
+            word = int.from_bytes(row[at : at + 8], "little")
+            key = (index * 0x9E3779B97F4A7C15 + 0xD1B54A32D192ED03) & mask | 1
+            product = ((word ^ word >> 32) + 0x8CB92BA72F3D8DD7) * key & mask
+            total += product ^ product >> 32
+            index += 1
+    total &= mask
+    return total - 2**64 if total >> 63 else total
+
+
+def packed_rows(view, block):
+    packed = mk.gather_blocks(
+        view, [block], engine="reference" if view.device.type == "cpu" else "auto"
+    )
+    return [bytes(row) for row in packed.view(torch.uint8).flatten(0, -2).cpu().numpy()]
+
+
+def flip(tensor: torch.Tensor, bit: int) -> None:
+    """Flip one bit of a packed tensor's memory."""
+    tensor.view(torch.uint8).flatten()[bit // 8] ^= 1 << bit % 8
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_it_is_what_the_docstring_says_in_any_layout(backend, layout):
+    view = make_view(layout, SIZES, device=backend.device)
+    ids = torch.tensor([5, HOLE, 0, 5], device=backend.device)
+    sums = mk.checksum_blocks(view, ids, engine=backend.engine)
+    assert sums.device.type == backend.device and sums.dtype == torch.int64
+    expected = [by_definition(packed_rows(view, block)) for block in (5, 0)]
+    assert sums.tolist() == [expected[0], 0, expected[1], expected[0]]
+
+
+@pytest.mark.parametrize("dim", [1, 3, 8, 20, 656])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, torch.float64])
+def test_rows_of_any_length(backend, dim, dtype):
+    sizes = Sizes(layer=1, block=3, head=1, token=2, dim=dim)
+    view = make_view("nhd_per_layer", sizes, dtype=dtype, device=backend.device, padding=1)
+    sums = mk.checksum_blocks(view, [2], engine=backend.engine)
+    assert sums.tolist() == [by_definition(packed_rows(view, 2))]
+
+
+def test_a_copy_returns_the_sums_of_what_it_wrote(backend):
+    src = make_view("nhd_per_layer", SIZES, device=backend.device)
+    dst = make_view("block_first_hnd", SIZES, device=backend.device, seed=50)
+    plan = mk.CopyPlan(src, dst, checksum=True)
+    sums = plan.run([4, HOLE, 0], [1, 2, 3], engine=backend.engine)
+    plan.check()
+    expected = mk.checksum_blocks(src, [4, HOLE, 0], engine=backend.engine)
+    assert torch.equal(sums, expected)
+    assert torch.equal(mk.checksum_blocks(dst, [1, 3]), expected[[0, 2]])
+    assert mk.CopyPlan(src, dst).run([0], [0]) is None
+
+
+def test_sums_of_what_was_converted_are_those_of_the_fp8_cache(backend):
+    """What travels is summed: by the writer as written, by the reader as read."""
+    src = make_view("nhd_per_layer", SIZES, dtype=torch.bfloat16, device=backend.device)
+    small = make_view("page_head", SIZES, dtype=torch.float8_e5m2, device=backend.device)
+    back = make_view("universal", SIZES, dtype=torch.bfloat16, device=backend.device)
+    there = mk.CopyPlan(src, small, convert=mk.Fp8(0.5), checksum=True)
+    sums = there.run([3, 1], [0, 5], engine=backend.engine)
+    assert torch.equal(sums, mk.checksum_blocks(small, [0, 5], engine=backend.engine))
+    again = mk.CopyPlan(small, back, convert=mk.Fp8(0.5), checksum=True)
+    again.run([0, 5], [2, 4], checksums=sums, engine=backend.engine)
+    again.check()
+
+
+def test_sums_of_parts_are_of_what_the_plan_copies(backend):
+    """A slice of heads, some layers, the half of a block, single slots: packed, then summed."""
+    src = make_view("nhd_per_layer", SIZES, device=backend.device)
+    sizes = Sizes(layer=2, block=6, head=1, token=8, dim=8)
+    dst = make_view("hnd_per_layer", sizes, device=backend.device, seed=9)
+    plan = mk.CopyPlan(src, dst, layers=[1], src_heads=slice(1, 2), checksum=True)
+    sums = plan.run([2, 4, 1], [3, 0], engine=backend.engine)
+    rows = packed_rows(mk.KVView([dst.tensors[1]], dst.axes), 3)
+    assert sums[0] == by_definition(rows)
+    sums = plan.run_slots([7, HOLE], [9, 3], engine=backend.engine)
+    keys, values = (dst.plane(1, kv)[1, 0, 1].contiguous() for kv in range(2))
+    rows = [bytes(row.view(torch.uint8).cpu().numpy()) for row in (keys, values)]
+    assert sums.tolist() == [by_definition(rows), 0]
+
+
+def test_several_views_have_one_sum(backend):
+    """As if the rows of the second view came behind those of the first."""
+
+    def cache(seed):
+        keys = make_view("nhd_per_layer", SIZES, device=backend.device, seed=seed)
+        scales = addressed((6, 2, 3), torch.uint8, backend.device, seed)
+        return [keys, mk.KVView(scales, "block head dim")]
+
+    src, dst = cache(1), cache(70)
+    plan = mk.CopyPlan(src, dst, checksum=True)
+    sums = plan.run([3], [5], engine=backend.engine)
+    assert sums.tolist() == [by_definition(packed_rows(src[0], 3) + packed_rows(src[1], 3))]
+    plan.run([4], [1], checksums=mk.CopyPlan(dst, src, checksum=True).run([5], [4]))
+    flip(src[1].tensors[0][3], 5)
+    with pytest.raises(mk.ChecksumError, match=r"src_blocks\[0\]: block 3 must have"):
+        plan.run([3], [2], checksums=sums, engine=backend.engine)
+        plan.check()
+
+
+@given(data=st.data())
+@settings(max_examples=100, deadline=None)
+def test_one_flipped_bit_is_found_and_named(data):
+    name = data.draw(st.sampled_from(list(LAYOUTS)))
+    src = make_view(name, SIZES, seed=data.draw(st.integers(0, 5)))
+    dst = make_view("page_head", SIZES, seed=90)
+    plan = mk.CopyPlan(src, dst, checksum=True)
+    ids = data.draw(st.permutations(range(SIZES.block)))
+    sums = mk.checksum_blocks(src, ids)
+    wrong = data.draw(st.integers(0, SIZES.block - 1))
+    layer, kv = data.draw(st.integers(0, 1)), data.draw(st.integers(0, 1))
+    row = src.plane(layer, kv)[
+        ids[wrong], data.draw(st.integers(0, 1)), data.draw(st.integers(0, 3))
+    ]
+    flip(row, data.draw(st.integers(0, row.nbytes * 8 - 1)))
+    before = snapshot(dst)
+    with pytest.raises(mk.ChecksumError, match=rf"src_blocks\[{wrong}\]: block {ids[wrong]} must"):
+        plan.run(ids, range(SIZES.block), checksums=sums)
+    assert torch.equal(snapshot(dst), before), "something was copied"
+
+
+def test_only_the_wrong_block_is_skipped(backend):
+    """Where a kernel finds it, all others are copied; on the CPU nothing is."""
+    src = make_view("nhd_per_layer", SIZES, device=backend.device)
+    dst = make_view("hnd_per_layer", SIZES, device=backend.device, seed=4)
+    sums = mk.checksum_blocks(src, [0, 1, 2])
+    before = snapshot(dst)
+    flip(src.tensors[0][0, 1], 77)
+    plan = mk.CopyPlan(src, dst, checksum=True)
+    with pytest.raises(mk.ChecksumError, match=r"CopyPlan.run: src_blocks\[1\]: block 1 must have"):
+        plan.run([0, 1, 2], [3, 4, 5], checksums=sums, engine=backend.engine)
+        plan.check()
+    if backend.device == "cpu":
+        assert torch.equal(snapshot(dst), before)
+    else:
+        packed = mk.gather_blocks(dst, [3, 5], engine="cuda")
+        assert torch.equal(packed, mk.gather_blocks(src, [0, 2], engine="cuda"))
+    plan.run([0, HOLE, 2], [3, 4, 5], checksums=sums, engine=backend.engine)
+    plan.check()
+
+
+def test_exchanged_rows_and_exchanged_blocks_show():
+    view = make_view("nhd_per_layer", SIZES)
+    sums = mk.checksum_blocks(view, [0, 1])
+    assert sums[0] != sums[1]
+    tensor = view.tensors[0]
+    tensor[0, 0] = tensor[0, 0].flip(0)
+    assert mk.checksum_blocks(view, [0]) != sums[0]
+    zeros = mk.KVView(torch.zeros(3, 4, 8), "block token dim")
+    assert mk.checksum_blocks(zeros, [0]) != 0, "a block of zeros is not a hole"
+
+
+def test_bad_arguments(backend):
+    view = make_view("nhd_per_layer", SIZES, device=backend.device)
+    with pytest.raises(
+        mk.InvalidArgument, match=r"block_ids\[1\] must be -1 or in \[0, 6\), got 6"
+    ):
+        mk.checksum_blocks(view, [0, 6], engine=backend.engine)
+        if backend.device == "cuda":
+            torch.cuda.synchronize()
+            view.bad_ids.raise_if_any()
+    for sums, message in [
+        (torch.zeros(2), r"checksums must be int64 of shape \(1,\), got torch.float32 .*\(2,\)"),
+        ([1], r"checksums must be int64 of shape \(1,\), got list"),
+    ]:
+        with pytest.raises(mk.InvalidArgument, match=message):
+            mk.CopyPlan(view, view, checksum=True).run([0], [1], checksums=sums)
+    with pytest.raises(mk.InvalidArgument, match="view must be a KVView, got int"):
+        mk.checksum_blocks(3, [0])
+
+
+def test_operators_pass_opcheck():
+    src, dst = make_view("nhd_per_layer", SIZES), make_view("kv_apart", SIZES, seed=9)
+    plan = mk.CopyPlan(src, dst, rope=mk.Rope(), checksum=True)
+    [(_, rows)] = plan._jobs.of("test", None, by_slot=False)
+    ids, sums = torch.tensor([1, 2]), torch.zeros(2, dtype=torch.int64)
+    cos_sin = torch.rand(2, 2, 4)
+    torch.library.opcheck(
+        torch.ops.mooncake_kernels.transform_blocks.default,
+        (
+            *(src.tensors, dst.tensors, rows.values, rows.transform, ids, ids, None, cos_sin),
+            *(None, None, sums, 0, 0),
+        ),
+    )
+    torch.library.opcheck(
+        torch.ops.mooncake_kernels.checksum_blocks.default,
+        (src.tensors, rows.checksum_values, rows.checksum_transform, ids, sums, 0, 0),
+    )
