@@ -6,14 +6,14 @@ from typing import Any
 import torch
 
 from ._kv_execute import check_writable, have_addresses
-from ._kv_select import as_numbers, choose_heads, choose_layers
+from ._kv_select import as_pairs, choose_heads, choose_layers
 from ._kv_view import BlockPlan, KVView
 from ._layout import Selection
 from ._row_plan import RowPlan, check_dtypes
 from ._transforms import Fp8, Rope
 from .errors import InvalidArgument
 
-Layers = slice | Sequence[int] | None
+Layers = slice | Sequence[int | tuple[int, int]] | None
 
 
 class CopyPart:
@@ -57,7 +57,8 @@ class CopyPart:
                 f"got {num_dst_heads}"
             )
         self._heads = (src_head, dst_head, num_heads)
-        self.heads_meet = abs(src_head - dst_head) < num_heads
+        layers_meet = {src for src, _ in self._layers} & {dst for _, dst in self._layers}
+        self.meets_itself = abs(src_head - dst_head) < num_heads and bool(layers_meet)
         self._plans: dict[tuple, BlockPlan] = {}
         self._row_plans: dict[tuple, RowPlan] = {}
 
@@ -83,21 +84,28 @@ class CopyPart:
             )
         return self._row_plans[key]
 
-    def _selection(self, layers: tuple[int, ...], by_slot: bool) -> Selection:
-        pairs = [(i, i) for i in layers]
-        return Selection(pairs, self.src.num_kv, *self._heads, by_slot)
+    def _selection(self, layers: tuple[tuple[int, int], ...], by_slot: bool) -> Selection:
+        return Selection(layers, self.src.num_kv, *self._heads, by_slot)
 
-    def _subset(self, op: str, layers: slice | Sequence[int]) -> tuple[int, ...]:
+    def _subset(
+        self, op: str, layers: slice | Sequence[int | tuple[int, int]]
+    ) -> tuple[tuple[int, int], ...]:
+        """Return those of the plan's layers that are named by their numbers in src."""
         if isinstance(layers, slice):
-            chosen = choose_layers(op, layers, self.src.num_layers, self.dst.num_layers)
-            return tuple(layer for layer in self._layers if layer in chosen)
-        numbers = as_numbers(op, layers)
-        for layer in numbers:
-            if layer not in self._layers:
+            chosen = choose_layers(op, layers, self.src.num_layers, self.src.num_layers)
+            return tuple(pair for pair in self._layers if (pair[0], pair[0]) in chosen)
+        chosen: list[tuple[int, int]] = []
+        for named in as_pairs(op, layers):
+            of_plan = [
+                pair for pair in self._layers if pair == named or pair[0] == named[0] == named[1]
+            ]
+            if not of_plan:
                 raise InvalidArgument(
-                    f"{op}: layers must be among the plan's {list(self._layers)}, got {layer}"
+                    f"{op}: layers must be among the plan's {[src for src, _ in self._layers]}, "
+                    f"got {named[0]}"
                 )
-        return numbers
+            chosen += of_plan
+        return tuple(chosen)
 
 
 def are_one_cache(src: KVView, dst: KVView) -> bool:

@@ -47,9 +47,10 @@ class CopyPlan:
             of kv as src's, and of its dtype, but for ``convert``. It may share memory with ``src``;
             then no run may read what it writes. That is checked on the CPU where two views have
             the same tensors and axes.
-        layers: which layers to copy, the same numbers on both sides; None for all, and then both
-            sides must have equally many. Of several views, those of one side must have equally
-            many then.
+        layers: which layers to copy: a slice or a list of numbers, the same on both sides, or of
+            pairs (layer of src, layer of dst), as between stages of a pipeline. None for all, and
+            then both sides must have equally many. Of several views, those of one side must have
+            equally many if it is given.
         src_heads, dst_heads: a slice of the heads of each side, equally long: how a cache of one
             tensor-parallel size is copied into one of another (see ``shard_heads``). None for all.
             Of several views, it is taken of those that have a ``head`` axis.
@@ -116,7 +117,7 @@ class CopyPlan:
         self._in_place = any(
             are_one_cache(part.src, other.dst)
             for part, other in product(self._parts, self._parts)
-            if part is not other or part.heads_meet
+            if part is not other or part.meets_itself
         )
         num_blocks = self._num_blocks = (first_src.num_blocks, first_dst.num_blocks)
         names = ("CopyPlan.run: src_blocks", "CopyPlan.run: dst_blocks")
@@ -151,8 +152,8 @@ class CopyPlan:
                 defined: it may be a mixture of its sources. This is not checked. With equal block
                 sizes m = n; else the blocks of both sides hold as many tokens, but for a part of
                 either side's last one, which is not read or stays as it was.
-            layers: copy only these of the plan's layers, by their numbers in the views (a slice
-                takes those of the plan that are in it); None for all of them.
+            layers: copy only these of the plan's layers, by their numbers in src (a slice takes
+                those of the plan that are in it); None for all of them.
             src_positions: ``[n]``, int32 or int64: of the first token of each block of src. To be
                 given if the plan has a ``rope``, and only then.
             dst_positions: ``[m]``, likewise: where those of dst are to be.

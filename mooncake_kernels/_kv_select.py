@@ -63,30 +63,37 @@ def _held_heads(name: str, num_heads: int, shard: tuple[int, int]) -> tuple[int,
     return first, first + max(1, num_heads // num_ranks)
 
 
-def as_numbers(op: str, layers: Sequence[int]) -> tuple[int, ...]:
+def as_pairs(op: str, layers: Sequence[int | tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """Return (layer of src, layer of dst) pairs; one number stands for both."""
+    pairs = []
     try:
-        return tuple(operator.index(layer) for layer in layers)
-    except TypeError:
+        for layer in layers:
+            src, dst = layer if isinstance(layer, (tuple, list)) else (layer, layer)
+            pairs.append((operator.index(src), operator.index(dst)))
+    except (TypeError, ValueError):
         raise InvalidArgument(
-            f"{op}: layers must be a slice or a list of integers, got {layers!r}"
+            f"{op}: layers must be a slice or a list of integers or pairs of them, got {layers!r}"
         ) from None
+    return tuple(pairs)
 
 
 def choose_layers(
-    op: str, layers: slice | Sequence[int] | None, num_src: int, num_dst: int
-) -> tuple[int, ...]:
+    op: str, layers: slice | Sequence[int | tuple[int, int]] | None, num_src: int, num_dst: int
+) -> tuple[tuple[int, int], ...]:
+    """Return (layer of src, layer of dst) pairs."""
     if layers is None and num_src != num_dst:
         raise InvalidArgument(f"{op}: dst must have src's {num_src} layers, got {num_dst}")
     num_layers = min(num_src, num_dst)
     if layers is None:
-        return tuple(range(num_layers))
+        return tuple((i, i) for i in range(num_layers))
     if isinstance(layers, slice):
-        return tuple(range(*_indices(op, "layers", layers, num_layers)))
-    numbers = as_numbers(op, layers)
-    for layer in numbers:
-        if not 0 <= layer < num_layers:
-            raise InvalidArgument(f"{op}: layers must be in [0, {num_layers}), got {layer}")
-    return numbers
+        return tuple((i, i) for i in range(*_indices(op, "layers", layers, num_layers)))
+    pairs = as_pairs(op, layers)
+    for src, dst in pairs:
+        for layer, count in ((src, num_src), (dst, num_dst)):
+            if not 0 <= layer < count:
+                raise InvalidArgument(f"{op}: layers must be in [0, {count}), got {layer}")
+    return pairs
 
 
 def choose_heads(name: str, heads: slice | None, num_heads: int) -> tuple[int, int]:

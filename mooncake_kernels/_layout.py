@@ -91,7 +91,7 @@ def packed_layout(like: Layout) -> Layout:
 class Selection:
     """What part of each side a plan copies, and what an id names."""
 
-    layers: Sequence[tuple[int, int]]  # (src, dst)
+    layers: Sequence[tuple[int, int]]  # (of src, of dst)
     num_kv: int
     src_head: int
     dst_head: int

@@ -1,6 +1,6 @@
 """A copy row by row, for what looks at the elements: the numbers and tables of its operator."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -51,9 +51,8 @@ class RowPlan:
         self.selection, self.rope, self.first_words = selection, rope, first_words
         self.keys_alternate = selection.num_kv == 2
         self.values = constants(plan_values(src.layout, dst.layout, selection, by_row=True))
-        self.checksum_values = constants(
-            plan_values(src.layout, src.layout, selection, by_row=True)
-        )
+        of_src = replace(selection, layers=[(layer, layer) for layer, _ in selection.layers])
+        self.checksum_values = constants(plan_values(src.layout, src.layout, of_src, by_row=True))
         self.transform = constants(self._transform(src, dst, first_words[1]))
         row_bytes = src.head_dim * src.layout.itemsize
         self.checksum_transform = constants(

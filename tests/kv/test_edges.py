@@ -35,6 +35,31 @@ def test_a_cache_of_no_blocks_has_only_holes(backend):
     assert torch.equal(snapshot(full), before)
 
 
+@pytest.mark.parametrize("checksum", [False, True])
+def test_layers_of_a_pipeline_stage(checksum):
+    """Stages hold layers 0 to 2 and 3 to 4 of the model; a whole model takes both."""
+    model = make_view("block_first_hnd", Sizes(layer=5), dtype=torch.int16, seed=9)
+    first = make_view("nhd_per_layer", Sizes(layer=3), dtype=torch.int16)
+    second = make_view("kv_apart", Sizes(layer=2), dtype=torch.int16, seed=5)
+    mk.CopyPlan(first, model, layers=[(i, i) for i in range(3)], checksum=checksum).run([1], [2])
+    plan = mk.CopyPlan(second, model, layers=[(0, 3), (1, 4)], checksum=checksum)
+    plan.run([6], [2], layers=[1])
+    plan.run([6], [2], layers=[(0, 3)])
+    for layer in range(5):
+        stage, of_stage, block = (first, layer, 1) if layer < 3 else (second, layer - 3, 6)
+        for kv in range(2):
+            source = stage.plane(of_stage, kv)[block]
+            assert torch.equal(model.plane(layer, kv)[2], source), (layer, kv)
+    for layers in ([2], [(0, 1)]):
+        with pytest.raises(mk.InvalidArgument, match=r"layers must be among .* \[0, 1\], got"):
+            plan.run([0], [0], layers=layers)
+    with pytest.raises(mk.InvalidArgument, match=r"layers must be in \[0, 5\), got 5"):
+        mk.CopyPlan(second, model, layers=[(0, 5)])
+    with pytest.raises(mk.InvalidArgument, match="list of integers or pairs of them, got"):
+        mk.CopyPlan(second, model, layers=[(0, 1, 2)])
+    mk.CopyPlan(model, model, layers=[(0, 1)]).run([0, 1], [0, 1])  # one cache, another layer
+
+
 def test_a_run_names_its_layers_as_the_views_do(backend):
     sizes = Sizes(layer=5)
     src = make_view("nhd_per_layer", sizes, dtype=torch.int16, device=backend.device)
