@@ -23,8 +23,9 @@ from ._kv_execute import (
 )
 from ._kv_select import shard_heads
 from ._kv_view import KVView
+from ._layer_stream import LayerStream
 
-__all__ = ["CopyPlan", "KVView", "gather_blocks", "scatter_blocks", "shard_heads"]
+__all__ = ["CopyPlan", "KVView", "LayerStream", "gather_blocks", "scatter_blocks", "shard_heads"]
 
 
 def gather_blocks(

@@ -3,9 +3,9 @@
 //
 // Flags and reports are addresses, no tensors: torch.compile may hand an operator a copy of what it
 // mutates, and nobody else looks at a copy. What keeps the operators in their place in compiled
-// code are the tensors that they name: `step`, a word in memory of the device, and `guarded`, what
-// the flag speaks of. Both are declared mutated, so that nothing which reads `guarded` is moved
-// before a wait, and nothing which writes it behind a signal. They also say where it is to run.
+// code are the tensors that they name: `step`, a word in memory of the device, and `ties`, which
+// are not touched. Both are declared mutated, so that what reads a tie stays behind, and what
+// wrote it stays before. They also say where it is to run.
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/tensor.h>
@@ -32,7 +32,7 @@ FlagStep as_step(const char* op, const Step& step, bool on_cuda, int64_t value) 
   if (!step) return {value, nullptr};
   MK_CHECK(step->scalar_type() == torch::headeronly::ScalarType::Long && step->numel() == 1 &&
                step->is_cuda() == on_cuda,
-           op, ": step must be one int64 on the device of guarded");
+           op, ": step must be one int64 on the device of ties");
   return {value, static_cast<const int64_t*>(step->data_ptr())};
 }
 
@@ -48,11 +48,11 @@ WaitFlagParams wait_params(const Step& step, bool on_cuda, int64_t flag, int64_t
           reinterpret_cast<WaitReport*>(report), timeout_ns};
 }
 
-void signal_flag_cpu(Step step, Tensors /*guarded*/, int64_t flag, int64_t value) {
+void signal_flag_cpu(Step step, Tensors /*ties*/, int64_t flag, int64_t value) {
   signal_params(step, false, flag, value).run();
 }
 
-void wait_flag_cpu(Step step, Tensors /*guarded*/, int64_t flag, int64_t value, int64_t report,
+void wait_flag_cpu(Step step, Tensors /*ties*/, int64_t flag, int64_t value, int64_t report,
                    int64_t timeout_ns) {
   const WaitFlagParams params = wait_params(step, false, flag, value, report, timeout_ns);
   const WaitResult result = params.run();
@@ -73,23 +73,23 @@ int64_t poll_flag(int64_t flag, int64_t value, int64_t report, int64_t timeout_n
 #ifdef MK_WITH_CUDA
 // The device that the tensors name; `run` is given torch's current stream of it.
 template <class Run>
-void run_on_cuda(const char* op, const Step& step, const Tensors& guarded, const Run& run) {
-  MK_CHECK(step || !guarded.empty(), op, ": step or guarded must be given");
-  const int32_t device = (step ? *step : guarded[0]).get_device_index();
+void run_on_cuda(const char* op, const Step& step, const Tensors& ties, const Run& run) {
+  MK_CHECK(step || !ties.empty(), op, ": step or ties must be given");
+  const int32_t device = (step ? *step : ties[0]).get_device_index();
   const torch::stable::accelerator::DeviceGuard guard(device);
   run(mk::ops::current_cuda_stream(device));
 }
 
-void signal_flag_cuda(Step step, Tensors guarded, int64_t flag, int64_t value) {
+void signal_flag_cuda(Step step, Tensors ties, int64_t flag, int64_t value) {
   const SignalFlagParams params = signal_params(step, true, flag, value);
-  run_on_cuda("signal_flag", step, guarded,
+  run_on_cuda("signal_flag", step, ties,
               [&](void* stream) { mk::kv::launch_signal_flag(params, stream); });
 }
 
-void wait_flag_cuda(Step step, Tensors guarded, int64_t flag, int64_t value, int64_t report,
+void wait_flag_cuda(Step step, Tensors ties, int64_t flag, int64_t value, int64_t report,
                     int64_t timeout_ns) {
   const WaitFlagParams params = wait_params(step, true, flag, value, report, timeout_ns);
-  run_on_cuda("wait_flag", step, guarded,
+  run_on_cuda("wait_flag", step, ties,
               [&](void* stream) { mk::kv::launch_wait_flag(params, stream); });
 }
 #endif
@@ -97,9 +97,9 @@ void wait_flag_cuda(Step step, Tensors guarded, int64_t flag, int64_t value, int
 }  // namespace
 
 STABLE_TORCH_LIBRARY_FRAGMENT(mooncake_kernels, m) {
-  m.def("signal_flag(Tensor(a!)? step, Tensor(b!)[] guarded, int flag, int value) -> ()");
+  m.def("signal_flag(Tensor(a!)? step, Tensor(b!)[] ties, int flag, int value) -> ()");
   m.def(
-      "wait_flag(Tensor(a!)? step, Tensor(b!)[] guarded, int flag, int value, int report, "
+      "wait_flag(Tensor(a!)? step, Tensor(b!)[] ties, int flag, int value, int report, "
       "int timeout_ns) -> ()");
   m.def("poll_flag(int flag, int value, int report, int timeout_ns) -> int");
 }
