@@ -110,6 +110,8 @@ class LayerStream(ReadyLayers):
     def signal_layer(self, layer: int, *ties: torch.Tensor) -> None:
         """Tell that a layer is ready, once what was queued before on the current stream has run.
 
+        Before the first ``begin_signals`` that is step 0, for which nobody waits.
+
         Args:
             layer: which one. Signals of one layer must come in the order of their steps.
             *ties: for compiled code, what the code before this has written, such as the output of
