@@ -31,6 +31,9 @@ copy_resolved = torch.ops.mooncake_kernels.copy_resolved.default
 resolve_copy_plan = torch.ops.mooncake_kernels.resolve_copy_plan.default
 transform_blocks = torch.ops.mooncake_kernels.transform_blocks.default
 checksum_blocks = torch.ops.mooncake_kernels.checksum_blocks.default
+signal_flag = torch.ops.mooncake_kernels.signal_flag.default
+wait_flag = torch.ops.mooncake_kernels.wait_flag.default
+poll_flag = torch.ops.mooncake_kernels.poll_flag.default
 has_cuda: bool = torch.ops.mooncake_kernels.has_cuda()
 
 
@@ -96,6 +99,16 @@ def _copy_blocks_fake(
             ids is None or (ids.dim() == 1 and ids.dtype in (torch.int32, torch.int64)),
             lambda: "copy_blocks: block ids must be a 1-d int32 or int64 tensor",
         )
+
+
+@torch.library.register_fake("mooncake_kernels::signal_flag")
+@torch.library.register_fake("mooncake_kernels::wait_flag")
+def _flag_fake(step: torch.Tensor | None, *arguments: Any) -> None:
+    """Check what can be checked without data; the operators return nothing."""
+    torch._check(
+        step is None or (step.numel() == 1 and step.dtype == torch.int64),
+        lambda: "signal_flag, wait_flag: step must be one int64",
+    )
 
 
 @torch.library.register_fake("mooncake_kernels::transform_blocks")

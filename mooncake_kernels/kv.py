@@ -24,6 +24,7 @@ from ._kv_execute import (
 from ._kv_select import shard_heads
 from ._kv_transform import add_checksums
 from ._kv_view import KVView
+from ._layer_stream import LayerStream
 from ._row_plan import whole_view
 from ._transforms import Fp8, Rope
 
@@ -31,6 +32,7 @@ __all__ = [
     "CopyPlan",
     "Fp8",
     "KVView",
+    "LayerStream",
     "Rope",
     "checksum_blocks",
     "gather_blocks",

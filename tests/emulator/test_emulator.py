@@ -11,6 +11,7 @@ SOURCES = {
     "test_emulator": [],
     "test_copy_blocks": ["kv/copy_blocks.cc", "kv/copy_runs.cc", "common/cpu_cache.cc"],
     "test_transform_blocks": ["kv/transform_blocks.cc", "kv/element_rows.cc"],
+    "test_ready_flags": ["kv/ready_flags.cc"],
 }
 
 

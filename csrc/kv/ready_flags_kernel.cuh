@@ -1,0 +1,19 @@
+// The device code of ready_flags: nvcc compiles it for the GPU, tests/emulator for the CPU.
+#pragma once
+
+#include "kv/ready_flags.h"
+
+namespace mk::kv {
+
+// What the kernels before it on its stream have written is visible to it, and with its store of
+// release to whoever sees that.
+__global__ void __launch_bounds__(1)
+    signal_flag_kernel(const __grid_constant__ SignalFlagParams p) {
+  p.run();
+}
+
+__global__ void __launch_bounds__(1) wait_flag_kernel(const __grid_constant__ WaitFlagParams p) {
+  if (p.run() == WaitResult::kTimedOut) p.report_timeout();
+}
+
+}  // namespace mk::kv

@@ -1,0 +1,178 @@
+"""Layer by layer: a forward pass that waits for each layer's KV, or tells when it is written."""
+
+from typing import NoReturn
+
+import torch
+
+from . import _library
+from ._layer_stream_arguments import (
+    as_count,
+    as_device,
+    as_index,
+    as_seconds,
+    as_step,
+    refuse_in_graph,
+)
+from ._ready_layers import ReadyLayers
+
+
+class LayerStream(ReadyLayers):
+    """Tell, layer by layer, how far one side is with a step, and wait for it on the other.
+
+    A step is what both sides go through again and again: a forward pass. Who writes the layers
+    signals, who reads them waits; either is a CUDA stream, a CUDA graph that is replayed, or a
+    thread. Equivalent to, with ``flags``, ``signal_step`` and ``wait_step`` 0 at first::
+
+        begin_signals():      signal_step += 1
+        signal_layer(layer):  flags[layer] = signal_step
+        begin_waits():        wait_step += 1
+        wait_layer(layer):    while flags[layer] < wait_step: pass
+
+    The n-th ``begin_waits`` so waits for what is signalled after the n-th ``begin_signals``, and
+    neither side must know where the other is: a signal may come before its wait or after it, and a
+    layer that nobody waits for leaves nothing behind. A step in which nothing is transferred has no
+    begin: its waits pass at once. On CUDA these four are queued on the current stream, and a graph
+    may capture them: steps are counted in memory when the graph runs, not when it is captured. On
+    the CPU they act at once, and ``wait_layer`` lets other threads run.
+
+    ``signal_from_host``, ``wait_on_host`` and ``is_ready`` act at once on any device, without a
+    call to CUDA; they are given the step, for the host knows it.
+
+    A wait is given up after ``timeout_s``, also in a graph, so that a peer that was killed hangs
+    nothing. Then, or after ``abort()``, nothing waits any longer, on CUDA what is queued goes on
+    with layers that may not be there, and ``check()`` raises. Call it before a result is used: what
+    was computed since is to be thrown away. ``reset()`` begins anew.
+
+    On CUDA a wait occupies one thread of the device until it ends. What it waits for must be able
+    to run meanwhile: not behind it on its stream, and without anything for which CUDA first lets
+    the device become idle (the first launch of a kernel under lazy loading, ``cudaFree``). Making
+    a LayerStream waits for the current stream. It must live as long as graphs that captured it.
+
+    In compiled code ``signal_layer`` and ``wait_layer`` keep their place among what writes and
+    reads the tensors that they are tied to, which they do not touch. The compiler must not see the
+    cache itself, for it may let the code work on a copy until its end: reach the cache within a
+    custom operator, as engines do for attention, and tie what goes in and what comes out.
+
+    Args:
+        num_layers: how many flags there are.
+        device: of the side that is on a device: ``"cpu"`` or a CUDA device.
+        timeout_s: seconds that one ``wait_layer`` lasts at most; a captured one keeps it.
+
+    Attributes:
+        flags: ``[num_layers]`` int64 in host memory, pinned on CUDA: the last step for which each
+            layer is ready. A NIC or a peer may write it as well, a whole int64 behind the data.
+
+    Raises:
+        InvalidArgument: an argument is not as above, here and in the methods.
+        Unavailable: ``device`` is not here.
+    """
+
+    def __init__(
+        self, num_layers: int, device: str | torch.device = "cpu", *, timeout_s: float = 30.0
+    ):
+        op = "LayerStream"
+        self.device = as_device(op, device)
+        super().__init__(
+            as_count(op, num_layers), as_seconds(op, timeout_s), pinned=self.device.type == "cuda"
+        )
+        with torch.inference_mode(False):
+            self._signal_step, self._wait_step = (
+                torch.zeros(1, dtype=torch.int64, device=self.device) for _ in range(2)
+            )
+        if self.device.type == "cuda":
+            # Kernels are loaded by their first launch, which can wait for the device: now, not
+            # when it waits for us.
+            self.signal_layer(0)
+            self.wait_layer(0)
+            torch.cuda.current_stream(self.device).synchronize()  # other streams use it next
+
+    def begin_signals(self, step: int | None = None) -> None:
+        """Begin the next step of the side that signals.
+
+        Args:
+            step: its number, for a side that counts on the host; None: the number after the last
+                one. What a graph captures must be None, for a number would be the same at each
+                replay.
+        """
+        self._begin("begin_signals", self._signal_step, step)
+
+    def begin_waits(self, step: int | None = None) -> None:
+        """Begin the next step of the side that waits; ``step`` as for ``begin_signals``."""
+        self._begin("begin_waits", self._wait_step, step)
+
+    def _begin(self, op: str, word: torch.Tensor, step: int | None) -> None:
+        if step is None:
+            word.add_(1)
+        else:
+            refuse_in_graph(op, step, self.device)
+            word.fill_(as_step(op, step))
+
+    def signal_layer(self, layer: int, *ties: torch.Tensor) -> None:
+        """Tell that a layer is ready, once what was queued before on the current stream has run.
+
+        Before the first ``begin_signals`` that is step 0, for which nobody waits.
+
+        Args:
+            layer: which one. Signals of one layer must come in the order of their steps.
+            *ties: for compiled code, what the code before this has written, such as the output of
+                attention.
+        """
+        flag = self._flags.address(as_index("signal_layer", layer, self.num_layers))
+        _library.call(_library.signal_flag, self._signal_step, ties, flag, 0)
+
+    def wait_layer(self, layer: int, *ties: torch.Tensor) -> None:
+        """Let what is queued later on the current stream wait until a layer is ready.
+
+        Args:
+            layer: which one.
+            *ties: for compiled code, what the code behind this reads, such as the queries.
+
+        Raises:
+            TimeoutError: a wait was given up; on CUDA a former one. Compiled code on the CPU raises
+                a RuntimeError.
+            RuntimeError: ``abort()`` was called.
+        """
+        layer = as_index("wait_layer", layer, self.num_layers)
+        flag, report = self._flags.address(layer), self._flags.report_address
+        timeout_ns = int(self.timeout_s * 1e9)
+        if torch.compiler.is_compiling():
+            _library.wait_flag(self._wait_step, ties, flag, 0, report, timeout_ns)
+            return
+        self.check()
+        if self.device.type == "cuda":
+            _library.call(_library.wait_flag, self._wait_step, ties, flag, 0, report, timeout_ns)
+        elif not self._flags.wait(layer, int(self._wait_step), self.timeout_s):
+            self._give_up(layer)
+
+    def _give_up(self, layer: int) -> None:
+        """Raise for a layer that did not come, and for whoever waits now or later, too."""
+        arguments = self._flags.address(layer), 0, self._flags.report_address
+        try:
+            _library.wait_flag(self._wait_step, [], *arguments, 0)  # a last look, which reports
+        except RuntimeError:
+            self.check()
+            raise
+
+    def reset(self, step: int = 0) -> None:
+        """Begin anew, without errors; on CUDA, wait for all that is queued on the device.
+
+        Whoever waits is let go first. No thread may signal or wait meanwhile.
+
+        Args:
+            step: the number before that of the next step. If signals of former steps may still
+                come, one beyond theirs: else they would be taken for new ones.
+        """
+        step = as_step("reset", step, least=0)
+        self.abort()
+        self._synchronize()
+        self._signal_step.fill_(step)
+        self._wait_step.fill_(step)
+        self._synchronize()  # for streams other than the current one
+        self._flags.clear(step)
+
+    def _synchronize(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a LayerStream cannot be copied: it is memory that two sides share")

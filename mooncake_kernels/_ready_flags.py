@@ -1,0 +1,121 @@
+"""Flags in host memory by which one side tells another how far it is; csrc/kv/ready_flags.h."""
+
+import time
+import weakref
+from typing import NamedTuple
+
+import torch
+
+from . import _library
+from .errors import InvalidArgument
+
+TIMED_OUT, ABORTED = 1, 2
+_REPORT_WORDS = 4  # before the flags; WaitReport in ready_flags.h
+_READY, _GIVEN_UP = 0, 2  # what poll_flag returns
+_SLICE_S = 0.1  # between two looks at Python's signals
+_free_rows: dict[tuple[int, bool], list[torch.Tensor]] = {}
+
+
+class Report(NamedTuple):
+    """What the first wait left behind that was given up."""
+
+    state: int
+    flag: int  # its index
+    wanted: int
+    seen: int
+
+
+class Flags:
+    """int64 flags, 0 at first, and the report of those who wait for them.
+
+    Their memory is lent, and never freed: a kernel or a graph that outlives its owner looks at
+    memory that is there.
+
+    Args:
+        count: how many.
+        pinned: whether CUDA reaches them.
+    """
+
+    def __init__(self, count: int, *, pinned: bool):
+        free = _free_rows.setdefault((count, pinned), [])
+        if free:
+            row = free.pop().zero_()
+        else:
+            with torch.inference_mode(False):  # else they could not be written to outside of it
+                row = torch.zeros(
+                    _REPORT_WORDS + count, dtype=torch.int64, device="cpu", pin_memory=pinned
+                )
+        weakref.finalize(self, free.append, row).atexit = False
+        self._report, self.values = row[:_REPORT_WORDS], row[_REPORT_WORDS:]
+        self.report_address, self._address = self._report.data_ptr(), self.values.data_ptr()
+
+    def address(self, index: int) -> int:
+        return self._address + 8 * index
+
+    def set(self, index: int, value: int) -> None:
+        _library.signal_flag(None, [_any_host_tensor], self.address(index), value)
+
+    def has(self, index: int, value: int) -> bool:
+        return _library.poll_flag(self.address(index), value, 0, 0) == _READY
+
+    def wait(self, index: int, value: int, timeout_s: float) -> bool:
+        """Wait in the calling thread; return whether it came in time, and before a report."""
+        end = time.monotonic() + timeout_s
+        while True:
+            left = end - time.monotonic()
+            part_ns = int(max(min(left, _SLICE_S), 0) * 1e9)
+            result = _library.poll_flag(self.address(index), value, self.report_address, part_ns)
+            if result == _READY:
+                return True
+            if left <= _SLICE_S or (result == _GIVEN_UP and self.report()):
+                return False
+
+    def report(self) -> Report | None:
+        if int(self._report[0]) <= 0:  # nothing, or being written
+            return None
+        state, address, wanted, seen = self._report.tolist()
+        return Report(state, (address - self._address) // 8, wanted, seen)
+
+    def abort(self) -> None:
+        self._report[0].fill_(ABORTED)
+
+    def clear(self, value: int) -> None:
+        self.values.fill_(value)
+        self._report.zero_()
+
+
+def signal_flag(flags: torch.Tensor, index: int, value: int, written: torch.Tensor) -> None:
+    """Store ``value`` into ``flags[index]`` once ``written`` is written.
+
+    Equivalent to ``flags[index] = value``, queued on the current stream of ``written``'s device
+    behind what was queued there before; on the CPU at once. Whoever sees the value (with an acquire
+    load, as ``poll_flag`` does) sees what was written before it.
+
+    Args:
+        flags: int64, packed. In host memory, pinned if ``written`` is on CUDA; or on its device.
+        index: of the flag.
+        value: what is stored; a CUDA graph stores the same at each replay.
+        written: any tensor that the flag speaks of. In compiled code the signal stays behind what
+            writes it.
+
+    Raises:
+        InvalidArgument: an argument is not as above.
+    """
+    if flags.dtype != torch.int64 or not flags.is_contiguous():
+        raise InvalidArgument(
+            f"signal_flag: flags must be packed int64, got {flags.dtype}, strides {flags.stride()}"
+        )
+    if not 0 <= index < flags.numel():
+        raise InvalidArgument(f"signal_flag: index must be in [0, {flags.numel()}), got {index}")
+    on_host = flags.device.type == "cpu"
+    if (on_host and written.is_cuda and not flags.is_pinned()) or (
+        not on_host and flags.device != written.device
+    ):
+        raise InvalidArgument(
+            f"signal_flag: flags must be in memory that {written.device} reaches (its own, or "
+            f"host memory, which CUDA wants pinned), got {flags.device}"
+        )
+    _library.call(_library.signal_flag, None, [written], flags.data_ptr() + 8 * index, value)
+
+
+_any_host_tensor = torch.empty(0, device="cpu")  # says to an operator where it is to run

@@ -1,0 +1,85 @@
+"""The host's side of a ``LayerStream``: it signals, waits and looks without a call to CUDA."""
+
+import torch
+
+from ._layer_stream_arguments import as_index, as_seconds, as_step
+from ._ready_flags import ABORTED, Flags
+
+
+class ReadyLayers:
+    """One flag a layer: the last step for which it is ready."""
+
+    def __init__(self, num_layers: int, timeout_s: float, *, pinned: bool):
+        self.num_layers = num_layers
+        self.timeout_s = timeout_s
+        self._flags = Flags(num_layers, pinned=pinned)
+
+    @property
+    def flags(self) -> torch.Tensor:
+        """See the attributes."""
+        return self._flags.values
+
+    def signal_from_host(self, layer: int, step: int) -> None:
+        """Tell at once that a layer of a step is ready: ``flags[layer] = step``.
+
+        For a thread that has written it, or saw that the transfer is done; on CUDA also while
+        streams and graphs wait. Whoever sees it sees what the thread wrote before.
+        """
+        layer = as_index("signal_from_host", layer, self.num_layers)
+        self._flags.set(layer, as_step("signal_from_host", step))
+
+    def wait_on_host(self, layer: int, step: int, timeout_s: float | None = None) -> None:
+        """Wait, in the calling thread, until a layer of a step is ready.
+
+        Args:
+            layer: which one.
+            step: which one; 1 is that of the first ``begin_signals``.
+            timeout_s: seconds; None: those of the stream.
+
+        Raises:
+            TimeoutError: it is not ready in time, and may be waited for again; or a ``wait_layer``
+                was given up.
+            RuntimeError: ``abort()`` was called, also while this waits.
+        """
+        op = "wait_on_host"
+        layer, step = as_index(op, layer, self.num_layers), as_step(op, step)
+        seconds = (
+            self.timeout_s if timeout_s is None else as_seconds(f"LayerStream.{op}", timeout_s)
+        )
+        if not self._flags.wait(layer, step, seconds):
+            self.check()
+            raise _late(op, layer, step, seconds, int(self.flags[layer]))
+
+    def is_ready(self, layer: int, step: int) -> bool:
+        """Tell whether a layer of a step is ready now."""
+        layer = as_index("is_ready", layer, self.num_layers)
+        return self._flags.has(layer, as_step("is_ready", step))
+
+    def abort(self) -> None:
+        """Let nobody wait any longer, also on the device: layers that are missing will not come."""
+        self._flags.abort()
+
+    def check(self) -> None:
+        """Raise if a wait was given up, until ``reset()``. Does not wait for the device.
+
+        Call it where a result is known to be there (after an event of its stream), before the
+        result is used.
+
+        Raises:
+            TimeoutError: a ``wait_layer`` took longer than ``timeout_s``; the message names the
+                layer.
+            RuntimeError: ``abort()`` was called.
+        """
+        report = self._flags.report()
+        if report is None:
+            return
+        if report.state == ABORTED:
+            raise RuntimeError("LayerStream.wait_layer: given up, for abort() was called")
+        raise _late("wait_layer", report.flag, report.wanted, self.timeout_s, report.seen)
+
+
+def _late(op: str, layer: int, step: int, timeout_s: float, seen: int) -> TimeoutError:
+    return TimeoutError(
+        f"LayerStream.{op}: layer {layer} must be ready for step {step} within {timeout_s:g} s, "
+        f"got one that is ready for step {seen}"
+    )

@@ -1,0 +1,81 @@
+"""LayerStream: what it refuses, and what befalls it. test_layer_stream.py has what it does."""
+
+import _thread
+import copy
+import pickle
+import threading
+
+import pytest
+import torch
+
+import mooncake_kernels as mk
+
+
+@pytest.fixture
+def stream():
+    return mk.LayerStream(4)
+
+
+def test_ctrl_c_is_heard_while_waiting(stream):
+    timer = threading.Timer(0.05, _thread.interrupt_main)
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        stream.wait_on_host(0, 1)
+    timer.join()
+
+
+def test_memory_of_a_dead_stream_is_lent_again():
+    stream = mk.LayerStream(77)
+    stream.signal_from_host(5, 9)
+    address = stream.flags.data_ptr()
+    del stream
+    streams = [mk.LayerStream(77) for _ in range(3)]
+    assert address in [stream.flags.data_ptr() for stream in streams]
+    assert not any(stream.flags.any() for stream in streams)
+
+
+def test_made_and_used_in_inference_mode():
+    with torch.inference_mode():
+        stream = mk.LayerStream(2)
+        stream.begin_waits()
+    stream.begin_waits()
+    stream.signal_from_host(0, 2)
+    with torch.inference_mode():
+        stream.wait_layer(0, torch.zeros(2))
+        stream.reset()
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_it_cannot_be_copied(stream, duplicate):
+    with pytest.raises(TypeError, match="cannot be copied"):
+        duplicate(stream)
+
+
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda s: s.wait_layer(7), r"LayerStream.wait_layer: layer must be in \[0, 4\), got 7"),
+        (lambda s: s.signal_layer(-1), r"LayerStream.signal_layer: layer .* got -1"),
+        (lambda s: s.signal_from_host(True, 1), r"signal_from_host: layer .* got True"),
+        (lambda s: s.signal_from_host(1, 0), r"signal_from_host: step must be in .* got 0"),
+        (lambda s: s.is_ready(1.0, 1), r"LayerStream.is_ready: layer .* got 1.0"),
+        (lambda s: s.begin_waits(-3), r"LayerStream.begin_waits: step .* got -3"),
+        (lambda s: s.wait_on_host(1, 1, 0), r"LayerStream.wait_on_host: timeout_s .* got 0"),
+        (lambda s: s.reset(-1), r"LayerStream.reset: step must be in \[0, .* got -1"),
+        (lambda s: mk.LayerStream(0), r"LayerStream: num_layers .* got 0"),
+        (lambda s: mk.LayerStream(2, "meta"), r"LayerStream: device must be .* got 'meta'"),
+        (lambda s: mk.LayerStream(2, 1.5), r"LayerStream: device must be .* got 1.5"),
+        (lambda s: mk.LayerStream(2, timeout_s=float("inf")), r"timeout_s .* got inf"),
+        (lambda s: mk.LayerStream(2, timeout_s=float("nan")), r"timeout_s .* got nan"),
+    ],
+)
+def test_arguments_are_named(stream, call, message):
+    with pytest.raises(mk.InvalidArgument, match=message):
+        call(stream)
+    stream.check()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_no_gpu():
+    with pytest.raises(mk.Unavailable, match="LayerStream: "):
+        mk.LayerStream(2, "cuda:0")
