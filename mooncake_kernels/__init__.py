@@ -3,7 +3,7 @@
 from . import errors, hashing, kv, transfer
 from .errors import CudaError, InvalidArgument, TransferError, Unavailable
 from .hashing import block_hashes
-from .kv import CopyPlan, KVView, gather_blocks, scatter_blocks, shard_heads
+from .kv import CopyPlan, KVView, copy_batch, gather_blocks, scatter_blocks, shard_heads
 from .transfer import TransferEngine
 
 __version__ = "0.1.0"
@@ -17,6 +17,7 @@ __all__ = [
     "TransferError",
     "Unavailable",
     "block_hashes",
+    "copy_batch",
     "errors",
     "gather_blocks",
     "hashing",

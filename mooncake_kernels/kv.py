@@ -10,6 +10,7 @@ torch call, a child that is forked later must not copy. Autograd does not see a 
 
 import torch
 
+from ._copy_batch import copy_batch
 from ._copy_plan import CopyPlan
 from ._kv_execute import (
     BlockIds,
@@ -24,7 +25,7 @@ from ._kv_execute import (
 from ._kv_select import shard_heads
 from ._kv_view import KVView
 
-__all__ = ["CopyPlan", "KVView", "gather_blocks", "scatter_blocks", "shard_heads"]
+__all__ = ["CopyPlan", "KVView", "copy_batch", "gather_blocks", "scatter_blocks", "shard_heads"]
 
 
 def gather_blocks(

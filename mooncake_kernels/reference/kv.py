@@ -1,5 +1,6 @@
 """The specification of paged KV movement."""
 
+import ctypes
 from typing import Protocol
 
 import torch
@@ -48,6 +49,13 @@ def copy_blocks(
                 for (src_block, src_token), (dst_block, dst_token) in pairs:
                     row = source[src_block, src_heads, src_token]
                     target[dst_block, dst_heads, dst_token] = row
+
+
+def copy_batch(src_ptrs: torch.Tensor, dst_ptrs: torch.Tensor, sizes: torch.Tensor) -> None:
+    """Copy ``sizes[i]`` bytes from address ``src_ptrs[i]`` to ``dst_ptrs[i]``, in host memory."""
+    lists = (src_ptrs.tolist(), dst_ptrs.tolist(), sizes.tolist())
+    for src, dst, size in zip(*lists, strict=True):
+        ctypes.memmove(dst, src, size)
 
 
 def _places(
