@@ -24,11 +24,7 @@ MK_DYNLIB(CudaDriver, kCudaDriverName, MK_CUDA_DRIVER_FUNCTIONS)
 MK_DYNLIB(CudaProcAddress, kCudaDriverName, MK_CUDA_PROC_ADDRESS_FUNCTIONS)
 
 // Whether somebody in this process has loaded the driver; does not load it.
-inline bool cuda_driver_is_loaded() {
-  void* const library = dlopen(kCudaDriverName, RTLD_LAZY | RTLD_NOLOAD);
-  if (library) dlclose(library);
-  return library != nullptr;
-}
+bool cuda_driver_is_loaded();
 
 // "CUDA_ERROR_INVALID_VALUE"
 inline std::string cuda_error_name(CUresult error) {

@@ -10,7 +10,7 @@ from ..conftest import skip
 from ..cxx import TESTS, build, run
 
 HERE = Path(__file__).parent
-SOURCES = ["kv/copy_list.cc", "kv/copy_engine.cc", "common/memory_kind.cc"]
+SOURCES = ["kv/copy_list.cc", "kv/copy_engine.cc", "common/memory_kind.cc", "common/cuda_driver.cc"]
 
 
 @pytest.fixture(scope="module")
