@@ -38,6 +38,7 @@ sanitize: build $(VENV)/.test
 
 bench: build $(VENV)/.bench
 	cd bench && $(BIN)/python bench_copy_blocks.py --json results/copy_blocks.json
+	cd bench && $(BIN)/python bench_copy_batch.py --json results/copy_batch.json
 	cd bench && $(BIN)/python bench_copy_plan.py --json results/copy_plan.json
 	cd bench && $(BIN)/python bench_block_hashes.py --json results/block_hashes.json
 

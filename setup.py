@@ -114,7 +114,7 @@ class NinjaFile:
 
     def ops(self, out: Path, torch: Path, cuda: Path | None) -> None:
         flags = [
-            *self.cxx_flags(torch / "include"),
+            *self.cxx_flags(torch / "include", *([cuda / "include"] if cuda else [])),
             f"-DTORCH_TARGET_VERSION={TORCH_TARGET_VERSION}",
         ]
         # libtorch.so by name and without a path: it is always loaded before us.

@@ -92,17 +92,16 @@ class CopyPart:
     ) -> tuple[tuple[int, int], ...]:
         """Return those of the plan's layers that are named by their numbers in src."""
         if isinstance(layers, slice):
-            chosen = choose_layers(op, layers, self.src.num_layers, self.src.num_layers)
-            return tuple(pair for pair in self._layers if (pair[0], pair[0]) in chosen)
+            num_layers = self.src.num_layers
+            named = choose_layers(op, layers, num_layers, num_layers)
+            return tuple(pair for pair in self._layers if (pair[0], pair[0]) in named)
         chosen: list[tuple[int, int]] = []
-        for named in as_pairs(op, layers):
-            of_plan = [
-                pair for pair in self._layers if pair == named or pair[0] == named[0] == named[1]
-            ]
+        for name in as_pairs(op, layers):
+            of_plan = [pair for pair in self._layers if pair == name or (pair[0],) * 2 == name]
             if not of_plan:
                 raise InvalidArgument(
                     f"{op}: layers must be among the plan's {[src for src, _ in self._layers]}, "
-                    f"got {named[0]}"
+                    f"got {name[0]}"
                 )
             chosen += of_plan
         return tuple(chosen)

@@ -16,7 +16,7 @@ from .errors import ChecksumError, CudaError, InvalidArgument, Unavailable
 
 LIBRARY = Path(__file__).with_name("_ops.so")
 logger = logging.getLogger("mooncake_kernels")
-_logged: set[str] = set()
+_logged: set[tuple[str, str]] = set()
 
 if not LIBRARY.is_file():
     raise Unavailable(
@@ -28,6 +28,7 @@ torch.ops.load_library(str(LIBRARY))
 # Overloads are held, not looked up at each call: that costs 300 ns through torch.ops.
 copy_blocks = torch.ops.mooncake_kernels.copy_blocks.default
 copy_resolved = torch.ops.mooncake_kernels.copy_resolved.default
+copy_batch = torch.ops.mooncake_kernels.copy_batch.default
 resolve_copy_plan = torch.ops.mooncake_kernels.resolve_copy_plan.default
 transform_blocks = torch.ops.mooncake_kernels.transform_blocks.default
 checksum_blocks = torch.ops.mooncake_kernels.checksum_blocks.default
@@ -42,10 +43,15 @@ def choose_engine(device_type: str) -> str:
     engine = {"cpu": "host", "cuda": "cuda" if has_cuda else "triton"}.get(device_type)
     if engine is None:
         raise InvalidArgument(f"tensors must be on cpu or cuda, got {device_type}")
-    if device_type not in _logged:
-        _logged.add(device_type)
-        logger.info("engine auto: %s for tensors on %s", engine, device_type)
+    log_choice(f"tensors on {device_type}", engine)
     return engine
+
+
+def log_choice(what: str, engine: str) -> None:
+    """Log what "auto" chose, the first time that it chooses it."""
+    if (what, engine) not in _logged:
+        _logged.add((what, engine))
+        logger.info("engine auto: %s for %s", engine, what)
 
 
 def require_engine(engine: str, device_type: str) -> None:
@@ -77,6 +83,8 @@ def call(operator: Callable[..., Any], *arguments: Any) -> Any:
     except RuntimeError as error:
         if str(error).startswith("CUDA: "):
             raise CudaError(str(error)) from None
+        if str(error).startswith("engine "):  # mk::Unavailable
+            raise Unavailable(str(error)) from None
         raise
 
 
@@ -117,3 +125,9 @@ def _flag_fake(step: torch.Tensor | None, *arguments: Any) -> None:
 @torch.library.register_fake("mooncake_kernels::resolve_copy_plan")
 def _no_result_fake(*arguments: Any) -> None:
     """Return nothing, as the operators do."""
+
+
+@torch.library.register_fake("mooncake_kernels::copy_batch")
+def _copy_batch_fake(*arguments: Any) -> int:
+    """Return an engine, as the operator does. It is not for compiled code."""
+    return 0

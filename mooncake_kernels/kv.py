@@ -10,6 +10,7 @@ torch call, a child that is forked later must not copy. Autograd does not see a 
 
 import torch
 
+from ._copy_batch import copy_batch
 from ._copy_plan import CopyPlan
 from ._kv_execute import (
     BlockIds,
@@ -35,6 +36,7 @@ __all__ = [
     "LayerStream",
     "Rope",
     "checksum_blocks",
+    "copy_batch",
     "gather_blocks",
     "scatter_blocks",
     "shard_heads",

@@ -8,18 +8,19 @@ TESTS = Path(__file__).parent
 CSRC = TESTS.parent / "csrc"
 
 
-def build(test: Path, sources: Sequence[str], folder: Path) -> Path:
+def build(test: Path, sources: Sequence[str], folder: Path, *more_flags: str) -> Path:
     """Compile a test with the named files of csrc; return the program."""
     program = folder / test.stem
     files = [test, *(CSRC / source for source in sources)]
     flags = ["-O1", "-g", "-std=c++17", "-Wall", "-Wno-unknown-pragmas", "-Wno-attributes"]
     flags += ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
     command = ["g++", *flags, f"-I{CSRC}", f"-I{TESTS}", *files, "-o", program]
+    command += more_flags
     subprocess.run(command, check=True)
     return program
 
 
-def run(program: Path, *arguments: str) -> subprocess.CompletedProcess:
+def run(program: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess:
     # Address sanitizer's own fake stacks and the emulator's fibers do not know of each other.
-    env = {"ASAN_OPTIONS": "detect_stack_use_after_return=0"}
+    env = {"ASAN_OPTIONS": "detect_stack_use_after_return=0", **variables}
     return subprocess.run([program, *arguments], capture_output=True, text=True, env=env)

@@ -9,8 +9,29 @@
 
 namespace mk {
 
-#define MK_CUDA_DRIVER_FUNCTIONS(X) X(cuInit) X(cuDriverGetVersion) X(cuDeviceGetCount)
-MK_DYNLIB(CudaDriver, "libcuda.so.1", MK_CUDA_DRIVER_FUNCTIONS)
+constexpr const char* kCudaDriverName = "libcuda.so.1";
+
+// clang-format off
+#define MK_CUDA_DRIVER_FUNCTIONS(X)                                                    \
+  X(cuInit) X(cuDriverGetVersion) X(cuDeviceGetCount) X(cuDeviceGet) X(cuGetErrorName) \
+  X(cuCtxGetCurrent) X(cuCtxPushCurrent) X(cuCtxPopCurrent) X(cuPointerGetAttributes)  \
+  X(cuDevicePrimaryCtxGetState) X(cuDevicePrimaryCtxRetain) X(cuDevicePrimaryCtxRelease)
+// clang-format on
+MK_DYNLIB(CudaDriver, kCudaDriverName, MK_CUDA_DRIVER_FUNCTIONS)
+
+// By which a newer driver is asked for what older ones do not have.
+#define MK_CUDA_PROC_ADDRESS_FUNCTIONS(X) X(cuGetProcAddress)
+MK_DYNLIB(CudaProcAddress, kCudaDriverName, MK_CUDA_PROC_ADDRESS_FUNCTIONS)
+
+// Whether somebody in this process has loaded the driver; does not load it.
+bool cuda_driver_is_loaded();
+
+// "CUDA_ERROR_INVALID_VALUE"
+inline std::string cuda_error_name(CUresult error) {
+  const char* name = nullptr;
+  CudaDriver::get().p_cuGetErrorName(error, &name);
+  return name ? name : concat("error ", static_cast<int>(error));
+}
 
 }  // namespace mk
 #else

@@ -1,5 +1,6 @@
 """The specification of paged KV movement."""
 
+import ctypes
 from collections.abc import Iterator
 from itertools import product
 from typing import Protocol
@@ -126,6 +127,13 @@ def _check_sums(call: RowCall, src_ids: torch.Tensor, bad: BadIds) -> None:
     wrong = (call.expected != call.actual) & (src_ids != HOLE)
     for index in wrong.nonzero().flatten().tolist():
         raise bad.error(BAD_CHECKSUM, index, int(src_ids[index]))
+
+
+def copy_batch(src_ptrs: torch.Tensor, dst_ptrs: torch.Tensor, sizes: torch.Tensor) -> None:
+    """Copy ``sizes[i]`` bytes from address ``src_ptrs[i]`` to ``dst_ptrs[i]``, in host memory."""
+    lists = (src_ptrs.tolist(), dst_ptrs.tolist(), sizes.tolist())
+    for src, dst, size in zip(*lists, strict=True):
+        ctypes.memmove(dst, src, size)
 
 
 def _places(

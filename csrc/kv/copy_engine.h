@@ -1,0 +1,26 @@
+// The GPU's copy engines, given a list: cuMemcpyBatchAsync, of CUDA 12.8 and later.
+//
+// A copy engine leaves the multiprocessors alone, and is the fastest way over PCIe for ranges of
+// some 30 KiB and more; it takes the processor about half a microsecond a range to hand it over.
+// Layer: kv.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "kv/copy_range.h"
+
+namespace mk::kv {
+
+// Why it cannot be used; empty if it can.
+std::string copy_engine_missing();
+
+// Queues all ranges on `stream` (a cudaStream_t) of the current context. Throws Unavailable if
+// copy_engine_missing(), InvalidArgument on the legacy default stream, which the driver does not
+// take, and CudaError; also where the stream is being captured, which CUDA does not support.
+//
+// With `any_order` a source may be read before the stream's earlier work is done, and until the
+// copy is: for sources that nobody is writing to.
+void copy_by_engine(const CopyRange* ranges, int64_t num_ranges, bool any_order, void* stream);
+
+}  // namespace mk::kv

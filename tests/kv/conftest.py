@@ -1,0 +1,19 @@
+"""The engines of copy_batch, which are not those of `backend`."""
+
+import pytest
+
+from mooncake_kernels import _library
+
+from ..conftest import HAS_CUDA, skip
+from .batches import GPU_ENGINES
+
+
+@pytest.fixture(params=["reference", "host", *GPU_ENGINES])
+def engine(request: pytest.FixtureRequest) -> str:
+    """Triton has no copy_batch: it would need the list in the GPU's memory."""
+    if request.param in GPU_ENGINES:
+        if not HAS_CUDA:
+            skip("cuda", "torch finds no CUDA device")
+        if not _library.has_cuda:
+            skip("cuda", "_ops.so was built without nvcc")
+    return request.param

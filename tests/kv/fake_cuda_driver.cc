@@ -1,0 +1,96 @@
+// A libcuda.so.1 of a GPU whose memory is made up: enough of it for memory_kind.cc and
+// copy_engine.cc to be run where there is no driver.
+#include "kv/fake_cuda_driver.h"
+
+#include <cuda.h>
+
+#include <cstring>
+
+extern "C" {
+
+FakeDriver fake_driver;
+
+CUresult cuInit(unsigned) { return CUDA_SUCCESS; }
+CUresult cuDriverGetVersion(int* version) { return *version = fake_driver.version, CUDA_SUCCESS; }
+CUresult cuDeviceGetCount(int* count) { return *count = 2, CUDA_SUCCESS; }
+CUresult cuDeviceGet(CUdevice* device, int ordinal) { return *device = ordinal, CUDA_SUCCESS; }
+CUresult cuGetErrorName(CUresult error, const char** name) {
+  *name = error == CUDA_ERROR_INVALID_VALUE ? "CUDA_ERROR_INVALID_VALUE" : nullptr;
+  return CUDA_SUCCESS;
+}
+
+CUresult cuCtxGetCurrent(CUcontext* context) {
+  if (!fake_driver.is_initialized) return CUDA_ERROR_NOT_INITIALIZED;
+  return *context = static_cast<CUcontext>(fake_driver.current), CUDA_SUCCESS;
+}
+CUresult cuCtxPushCurrent(CUcontext context) { return fake_driver.current = context, CUDA_SUCCESS; }
+CUresult cuCtxPopCurrent(CUcontext* context) {
+  *context = static_cast<CUcontext>(fake_driver.current);
+  return fake_driver.current = nullptr, CUDA_SUCCESS;
+}
+CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned* flags, int* active) {
+  return *flags = 0, *active = device == fake_driver.active_device, CUDA_SUCCESS;
+}
+CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice) {
+  ++fake_driver.num_retained;
+  return *context = reinterpret_cast<CUcontext>(&fake_driver), CUDA_SUCCESS;
+}
+CUresult cuDevicePrimaryCtxRelease(CUdevice) { return --fake_driver.num_retained, CUDA_SUCCESS; }
+
+CUresult cuPointerGetAttributes(unsigned count, CUpointer_attribute* attributes, void** values,
+                                CUdeviceptr address) {
+  ++fake_driver.num_questions;
+  if (!fake_driver.current) return CUDA_ERROR_INVALID_CONTEXT;
+  FakeAllocation found{};
+  for (const FakeAllocation& a : fake_driver.allocations) {
+    if (a.begin <= address && address < a.end) found = a;
+  }
+  for (unsigned i = 0; i < count; ++i) {
+    switch (attributes[i]) {
+      case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
+        *static_cast<unsigned*>(values[i]) = found.type;
+        break;
+      case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
+        *static_cast<int*>(values[i]) = found.device;
+        break;
+      case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
+        *static_cast<CUdeviceptr*>(values[i]) = found.end ? address + found.device_offset : 0;
+        break;
+      case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
+        *static_cast<CUdeviceptr*>(values[i]) = found.begin;
+        break;
+      case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
+        *static_cast<size_t*>(values[i]) = found.end - found.begin;
+        break;
+      default:
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+  }
+  return CUDA_SUCCESS;
+}
+
+static CUresult copy_batch(CUdeviceptr* dsts, CUdeviceptr* srcs, size_t* sizes, size_t count,
+                           CUmemcpyAttributes* attributes, size_t* firsts, size_t num_attributes,
+                           size_t* failed, CUstream stream) {
+  if (count == 0 || num_attributes != 1 || firsts[0] != 0) return CUDA_ERROR_NOT_SUPPORTED;
+  if (fake_driver.fails) return *failed = count - 1, CUDA_ERROR_INVALID_VALUE;
+  fake_driver.sizes.assign(sizes, sizes + count);
+  fake_driver.order = attributes->srcAccessOrder;
+  fake_driver.flags = attributes->flags;
+  fake_driver.stream = stream;
+  for (size_t i = 0; i < count; ++i) {
+    std::memcpy(reinterpret_cast<void*>(dsts[i]), reinterpret_cast<void*>(srcs[i]), sizes[i]);
+  }
+  return CUDA_SUCCESS;
+}
+
+// Under the version of CUDA 13 it has no `failed`: who asks for that one, and calls it so, fails.
+CUresult cuGetProcAddress(const char* name, void** function, int version, cuuint64_t,
+                          CUdriverProcAddressQueryResult*) {
+  const bool known = !std::strcmp(name, "cuMemcpyBatchAsync") && version == 12080;
+  *function =
+      known && fake_driver.version >= 12080 ? reinterpret_cast<void*>(&copy_batch) : nullptr;
+  return CUDA_SUCCESS;
+}
+
+}  // extern "C"
