@@ -2,7 +2,7 @@
 //
 //   for r in ranges: memcpy(r.dst, r.src, r.num_bytes)
 //
-// Layer: kv. Python: mooncake_kernels/_copy_batch.py.
+// Layer: kv. Python: mooncake_kernels/kv/batch.py.
 #pragma once
 
 #include <cstdint>

@@ -7,7 +7,7 @@
 // A piece is as many tokens as divide both block sizes, so that it lies in one block on either
 // side: a block, where the sizes are equal. A plane is one (layer, k or v): its two base addresses
 // are independent, all else is affine. A run is the longest range that is contiguous on both sides.
-// Layer: kv. Python: mooncake_kernels/kv.py.
+// Layer: kv. Python: mooncake_kernels/kv/copy_plan.py.
 #pragma once
 
 #include <cstdint>

@@ -19,7 +19,7 @@
 
 namespace mk::kv {
 
-// Numbers that mooncake_kernels/_transforms.py knows.
+// Numbers that mooncake_kernels/kv/transforms.py knows.
 enum class ElementType : int32_t {
   kBytes,
   kFloat32,

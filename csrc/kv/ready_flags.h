@@ -12,7 +12,7 @@
 // (which could itself wait for the device), a NIC can write them, and a GPU reaches them in about a
 // microsecond. The driver's cuStreamWaitValue64 would take constants alone, and have no deadline: a
 // peer that was killed would hang the device.
-// Layer: kv. Python: mooncake_kernels/_layer_stream.py, _ready_flags.py.
+// Layer: kv. Python: mooncake_kernels/kv/layer_stream.py, ready_flags.py.
 #pragma once
 
 #include <cstdint>

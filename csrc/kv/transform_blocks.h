@@ -8,7 +8,7 @@
 //     not) sums[dst index of p] += checksum of dst row
 //
 // A row is one vector of `dim` elements. Rows that are neither converted nor turned are copied as
-// they are. Layer: kv. Python: mooncake_kernels/kv.py.
+// they are. Layer: kv. Python: mooncake_kernels/kv/copy_plan.py.
 #pragma once
 
 #include <cstdint>

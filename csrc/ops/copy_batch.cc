@@ -22,7 +22,7 @@ using mk::kv::CopyRange;
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-// The numbers are those of mooncake_kernels/_copy_batch.py. kCheck copies nothing: it is for an
+// The numbers are those of mooncake_kernels/kv/batch.py. kCheck copies nothing: it is for an
 // engine on the host that trusts its arguments.
 enum Engine : int64_t { kAuto, kHost, kCuda, kCopyEngine, kCheck };
 

@@ -1,4 +1,4 @@
-// A copy's plan: the int64 CPU tensor that mooncake_kernels/_layout.py makes, read with names.
+// A copy's plan: the int64 CPU tensor that mooncake_kernels/kv/layout.py makes, read with names.
 //
 //   whether ids are slots,
 //   for src and dst (num_ids, block_stride, pieces_per_id, piece_stride, slots_per_block,

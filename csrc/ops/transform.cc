@@ -2,7 +2,7 @@
 // csrc/kv/transform_blocks.h.
 //
 // `plan` is that of copy_plan.h, with rows for runs and (head, token) for axes. `transform` is an
-// int64 CPU tensor, kTransformFields long, that mooncake_kernels/_transforms.py makes.
+// int64 CPU tensor, kTransformFields long, that mooncake_kernels/kv/row_plan.py makes.
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>

@@ -7,10 +7,10 @@ from typing import Protocol
 
 import torch
 
-from .._bad_ids import BAD_CHECKSUM, BadIds
-from .._layout import Selection
-from .._row_plan import RowCall, RowPlan
-from .transform import checksum, transformed, words_of
+from ..kv.bad_ids import BAD_CHECKSUM, BadIds
+from ..kv.layout import Selection
+from ..kv.row_plan import RowCall, RowPlan
+from .kv_rows import checksum, transformed, words_of
 
 HOLE = -1
 

@@ -6,8 +6,8 @@ import torch
 import triton
 import triton.language as tl
 
-from .._layout import HEADER, PLANE_FIELDS, SIDE_FIELDS
 from ..errors import InvalidArgument, Unavailable
+from ..kv.layout import HEADER, PLANE_FIELDS, SIDE_FIELDS
 
 WORDS_PER_PROGRAM = 1024
 INTERPRETED = triton.knobs.runtime.interpret  # triton.jit looks at it once, here

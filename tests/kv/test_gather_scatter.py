@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import mooncake_kernels as mk
-from mooncake_kernels._layout import HEADER
+from mooncake_kernels.kv.layout import HEADER
 
 from .layouts import LAYOUTS, Sizes, make_view, snapshot
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import mooncake_kernels as mk
-from mooncake_kernels._ready_flags import Flags, signal_flag
+from mooncake_kernels.kv.ready_flags import Flags, signal_flag
 
 from ..conftest import HAS_CUDA, skip
 

@@ -4,8 +4,8 @@ from typing import NoReturn
 
 import torch
 
-from . import _library
-from ._layer_stream_arguments import (
+from .. import _library
+from .layer_stream_arguments import (
     as_count,
     as_device,
     as_index,
@@ -13,7 +13,7 @@ from ._layer_stream_arguments import (
     as_step,
     refuse_in_graph,
 )
-from ._ready_layers import ReadyLayers
+from .ready_layers import ReadyLayers
 
 
 class LayerStream(ReadyLayers):

@@ -4,11 +4,11 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ._bad_ids import BadIds
-from ._kv_view import KVView, constants
-from ._layout import Layout, Selection, plan_values, tokens_of_piece
-from ._transforms import BYTES, ELEMENT_TYPES, FLOATS, FP8, Fp8, Rope
-from .errors import InvalidArgument
+from ..errors import InvalidArgument
+from .bad_ids import BadIds
+from .layout import Layout, Selection, plan_values, tokens_of_piece
+from .transforms import BYTES, ELEMENT_TYPES, FLOATS, FP8, Fp8, Rope
+from .view import KVView, constants
 
 WORD_BYTES = 8
 

@@ -6,9 +6,10 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from . import _library
-from ._bad_ids import BadIds
-from ._layout import (
+from .. import _library
+from ..errors import InvalidArgument
+from .bad_ids import BadIds
+from .layout import (
     HEADER,
     PLANE_FIELDS,
     RESOLVED_FIELDS,
@@ -18,7 +19,6 @@ from ._layout import (
     parse_axes,
     plan_values,
 )
-from .errors import InvalidArgument
 
 
 class BlockPlan:

@@ -5,13 +5,13 @@ from typing import Any
 
 import torch
 
-from ._kv_execute import check_writable, have_addresses
-from ._kv_select import as_pairs, choose_heads, choose_layers
-from ._kv_view import BlockPlan, KVView
-from ._layout import Selection
-from ._row_plan import RowPlan, check_dtypes
-from ._transforms import Fp8, Rope
-from .errors import InvalidArgument
+from ..errors import InvalidArgument
+from .execute import check_writable, have_addresses
+from .layout import Selection
+from .row_plan import RowPlan, check_dtypes
+from .select import as_pairs, choose_heads, choose_layers
+from .transforms import Fp8, Rope
+from .view import BlockPlan, KVView
 
 Layers = slice | Sequence[int | tuple[int, int]] | None
 

@@ -2,8 +2,8 @@
 
 import torch
 
-from ._layer_stream_arguments import as_index, as_seconds, as_step
-from ._ready_flags import ABORTED, Flags
+from .layer_stream_arguments import as_index, as_seconds, as_step
+from .ready_flags import ABORTED, Flags
 
 
 class ReadyLayers:

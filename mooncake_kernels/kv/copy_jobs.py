@@ -5,14 +5,14 @@ from typing import Any
 
 import torch
 
-from ._bad_ids import BadIds
-from ._copy_parts import CopyPart, Layers, check_layers_alike
-from ._kv_execute import BlockIds, Engine, as_ids, check_memory, execute
-from ._kv_transform import add_checksums, transform
-from ._kv_view import BlockPlan
-from ._row_plan import RowCall, RowPlan
-from ._transforms import Fp8, Rope
-from .errors import InvalidArgument
+from ..errors import InvalidArgument
+from .bad_ids import BadIds
+from .copy_parts import CopyPart, Layers, check_layers_alike
+from .execute import BlockIds, Engine, as_ids, check_memory, execute
+from .execute_rows import add_checksums, transform
+from .row_plan import RowCall, RowPlan
+from .transforms import Fp8, Rope
+from .view import BlockPlan
 
 Job = tuple[CopyPart, BlockPlan | RowPlan]
 

@@ -5,9 +5,10 @@ from itertools import product
 
 import torch
 
-from ._bad_ids import BadIds
-from ._copy_jobs import CopyJobs, check_transforms, run_jobs
-from ._copy_parts import (
+from ..errors import InvalidArgument
+from .bad_ids import BadIds
+from .copy_jobs import CopyJobs, check_transforms, run_jobs
+from .copy_parts import (
     CopyPart,
     Layers,
     are_one_cache,
@@ -15,10 +16,9 @@ from ._copy_parts import (
     block_size_of,
     check_layers_alike,
 )
-from ._kv_execute import BlockIds, Engine, as_ids, check_call
-from ._kv_view import KVView
-from ._transforms import Fp8, Rope
-from .errors import InvalidArgument
+from .execute import BlockIds, Engine, as_ids, check_call
+from .transforms import Fp8, Rope
+from .view import KVView
 
 
 class CopyPlan:

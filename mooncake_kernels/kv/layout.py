@@ -1,6 +1,6 @@
 """The geometry of a copy between two paged layouts: what is contiguous, what is strided.
 
-Pure arithmetic on sizes and strides: no memory is touched here. ``kv.py`` is the public face.
+Pure arithmetic on sizes and strides: no memory is touched here.
 """
 
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import product
 from math import gcd
 
-from .errors import InvalidArgument
+from ..errors import InvalidArgument
 
 AXES = ("layer", "kv", "block", "head", "token", "dim")
 # The operator's plan, as csrc/ops/copy_plan.h tells it: whether ids are slots, SIDE_FIELDS numbers

@@ -1,4 +1,4 @@
-"""Running a copy: arguments checked, then handed to the chosen engine. ``kv.py`` is the face."""
+"""Running a copy: arguments checked, then handed to the chosen engine."""
 
 import numbers
 from collections.abc import Sequence
@@ -6,11 +6,11 @@ from typing import Literal
 
 import torch
 
-from . import _library
-from ._bad_ids import BadIds
-from ._kv_view import BlockPlan, KVView, check_plain
-from .errors import InvalidArgument
-from .reference import kv as reference
+from .. import _library
+from ..errors import InvalidArgument
+from ..reference import kv as reference
+from .bad_ids import BadIds
+from .view import BlockPlan, KVView, check_plain
 
 Engine = Literal["auto", "host", "cuda", "triton", "reference"]
 BlockIds = torch.Tensor | Sequence[int]

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import torch
 
-from . import _library
-from .errors import InvalidArgument
+from .. import _library
+from ..errors import InvalidArgument
 
 TIMED_OUT, ABORTED = 1, 2
 _REPORT_WORDS = 4  # before the flags; WaitReport in ready_flags.h

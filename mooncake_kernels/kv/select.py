@@ -4,7 +4,7 @@ import numbers
 import operator
 from collections.abc import Sequence
 
-from .errors import InvalidArgument
+from ..errors import InvalidArgument
 
 
 def shard_heads(

@@ -5,13 +5,13 @@ from typing import Any
 
 import torch
 
-from . import _library
-from ._bad_ids import BadIds
-from ._kv_execute import Engine
-from ._kv_view import KVView
-from ._row_plan import RowCall, RowPlan
-from .errors import InvalidArgument, Unavailable
-from .reference import kv as reference
+from .. import _library
+from ..errors import InvalidArgument, Unavailable
+from ..reference import kv as reference
+from .bad_ids import BadIds
+from .execute import Engine
+from .row_plan import RowCall, RowPlan
+from .view import KVView
 
 
 def transform(

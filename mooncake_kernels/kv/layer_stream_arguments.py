@@ -4,8 +4,8 @@ import numbers
 
 import torch
 
-from . import _library
-from .errors import InvalidArgument, Unavailable
+from .. import _library
+from ..errors import InvalidArgument, Unavailable
 
 _LONGEST_S = 1e9  # 30 years, which are still a whole number of nanoseconds
 

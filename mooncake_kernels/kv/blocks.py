@@ -1,18 +1,8 @@
-"""Paged KV movement: blocks of one cache into blocks of another, whatever the two layouts.
-
-The axes of a cache are named, never guessed from shapes: two layouts can have the same shape and
-mean different things. A ``CopyPlan`` is made once for a pair of caches and run many times; a run
-costs host work in the number of blocks, not in blocks x layers x heads.
-
-On the CPU copies run on torch's threads, which do not survive a ``fork()``: as after any parallel
-torch call, a child that is forked later must not copy. Autograd does not see a copy.
-"""
+"""Blocks of one cache: into one packed buffer, out of it, and their checksums."""
 
 import torch
 
-from ._copy_batch import copy_batch
-from ._copy_plan import CopyPlan
-from ._kv_execute import (
+from .execute import (
     BlockIds,
     Engine,
     as_ids,
@@ -22,25 +12,9 @@ from ._kv_execute import (
     check_writable,
     execute,
 )
-from ._kv_select import shard_heads
-from ._kv_transform import add_checksums
-from ._kv_view import KVView
-from ._layer_stream import LayerStream
-from ._row_plan import whole_view
-from ._transforms import Fp8, Rope
-
-__all__ = [
-    "CopyPlan",
-    "Fp8",
-    "KVView",
-    "LayerStream",
-    "Rope",
-    "checksum_blocks",
-    "copy_batch",
-    "gather_blocks",
-    "scatter_blocks",
-    "shard_heads",
-]
+from .execute_rows import add_checksums
+from .row_plan import whole_view
+from .view import KVView
 
 
 def gather_blocks(

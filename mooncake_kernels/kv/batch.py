@@ -4,10 +4,10 @@ from typing import Literal
 
 import torch
 
-from . import _library
-from ._kv_execute import check_call
-from .errors import InvalidArgument, Unavailable
-from .reference import kv as reference
+from .. import _library
+from ..errors import InvalidArgument, Unavailable
+from ..reference import kv as reference
+from .execute import check_call
 
 BatchEngine = Literal["auto", "host", "cuda", "copy_engine", "reference"]
 NUMBERS = {"auto": 0, "host": 1, "cuda": 2, "copy_engine": 3, "reference": 4}  # csrc/ops/copy_batch
