@@ -8,6 +8,7 @@ import torch
 from ..errors import InvalidArgument
 from .execute import check_writable, have_addresses
 from .layout import Selection
+from .pack_overlap import Held
 from .row_plan import RowPlan, check_dtypes
 from .select import as_pairs, choose_heads, choose_layers
 from .transforms import Fp8, Rope
@@ -62,6 +63,12 @@ class CopyPart:
         self._plans: dict[tuple, BlockPlan] = {}
         self._row_plans: dict[tuple, RowPlan] = {}
 
+    def held(self, side: int) -> Held:
+        """Return what side 0 (src) or 1 (dst) has of what is copied, numbered from 0."""
+        first, count = self._heads[side], self._heads[2]
+        layers = {place: pair[side] for place, pair in enumerate(self._layers)}
+        return Held((self.src, self.dst)[side], layers, -first, slice(first, first + count))
+
     def plan(self, op: str, layers: Layers, by_slot: bool) -> BlockPlan:
         """Return how bytes are copied."""
         chosen = self._layers if layers is None else self._subset(op, layers)
@@ -115,26 +122,26 @@ def are_one_cache(src: KVView, dst: KVView) -> bool:
     return src.num_blocks > 0 and places[0] == places[1] and src.layout == dst.layout
 
 
-def as_views(name: str, views: KVView | Sequence[KVView]) -> list[KVView]:
+def as_views(name: str, views: KVView | Sequence[KVView], *, op: str = "CopyPlan") -> list[KVView]:
     listed: list[Any] = list(views) if isinstance(views, (list, tuple)) else [views]
     if not listed:
-        raise InvalidArgument(f"CopyPlan: {name} must be a KVView or a list of them, got []")
+        raise InvalidArgument(f"{op}: {name} must be a KVView or a list of them, got []")
     for view in listed:
         if not isinstance(view, KVView):
             raise InvalidArgument(
-                f"CopyPlan: {name} must be a KVView or a list of them, got {type(view).__name__}"
+                f"{op}: {name} must be a KVView or a list of them, got {type(view).__name__}"
             )
     for what in ("num_blocks", "device"):
         mine = getattr(listed[0], what)
         for other in (getattr(view, what) for view in listed):
             if other != mine:
                 raise InvalidArgument(
-                    f"CopyPlan: views of {name} must have one {what}, got {mine} and {other}"
+                    f"{op}: views of {name} must have one {what}, got {mine} and {other}"
                 )
     sizes = sorted({view.block_size for view in listed if view.has_tokens})
     if len(sizes) > 1:
         raise InvalidArgument(
-            f"CopyPlan: views of {name} must have one block_size, got {sizes[0]} and {sizes[1]}"
+            f"{op}: views of {name} must have one block_size, got {sizes[0]} and {sizes[1]}"
         )
     return listed
 
