@@ -293,8 +293,10 @@ class Packer:
                 self._known.pop(next(iter(self._known)))
             staging = Staging(op, header, buffer)
             plans = make_plans(header, staging)
+            # A kernel sees the ids of one chunk at a time, of records all of them.
+            src_name = "block_ids of a chunk" if make_plans == self._pack_plans else "staging"
             for plan in plans:
-                plan.rename_ids(f"{op}: block_ids of a chunk", f"{op}: block_ids")
+                plan.rename_ids(f"{op}: {src_name}", f"{op}: block_ids")
             self._known[key] = (staging, plans)
         return self._known[key]
 

@@ -230,6 +230,24 @@ def test_a_flipped_bit_of_any_record_is_refused(data):
     assert mk.Packer(dst).unpack(header, staging, ids)
 
 
+def test_only_the_wrong_record_is_left_out(backend):
+    """Where a kernel finds it; on the CPU nothing is written."""
+    src = make_view("nhd_per_layer", SIZES, dtype=torch.int16, device=backend.device)
+    dst = make_view("hnd_per_layer", SIZES, dtype=torch.int16, device=backend.device, seed=4)
+    header, staging = sent(mk.Packer(src), [0, 1, 2], engine=backend.engine)
+    staging[mk.PackHeader.from_bytes(header).record_bytes + 77] ^= 4
+    before = snapshot(dst)
+    packer = mk.Packer(dst)
+    with pytest.raises(mk.ChecksumError, match=r"record 1 must|staging\[1\]: block 1 must"):
+        packer.unpack(header, staging, [3, 4, 5], engine=backend.engine)
+        packer.check()
+    if backend.device == "cpu":
+        assert torch.equal(snapshot(dst), before)
+    else:
+        packed = mk.gather_blocks(dst, [3, 5])
+        assert torch.equal(packed, mk.gather_blocks(src, [0, 2]))
+
+
 @given(data=st.data())
 @settings(max_examples=200, deadline=None)
 def test_a_damaged_header_is_refused(data):
