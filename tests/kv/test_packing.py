@@ -141,7 +141,7 @@ def test_fp8_and_rope_on_the_way(direction):
         direction, torch.half
     )
     small = torch.bfloat16 if direction == "dequantize" else torch.float8_e4m3fn
-    numbers = torch.randn(6, 4, 8)
+    numbers = torch.randn(6, 4, 8, generator=torch.Generator().manual_seed(3))
     src = mk.KVView(numbers.to(wide), "block token dim")
     dst = mk.KVView(torch.zeros(6, 4, 8).to(small), "block token dim")
     expected = twin(dst)
@@ -162,7 +162,8 @@ def test_fp8_and_rope_on_the_way(direction):
     plan.run([3], [1], **positions)
     assert mk.Packer(dst, convert=needs, rope=mk.Rope()).unpack(*message, [1], **positions)
     got, wanted = dst.tensors[0].float(), expected.tensors[0].float()
-    torch.testing.assert_close(got, wanted, rtol=0.13, atol=0.02)  # keys are rounded twice
+    # Keys that were fp8 before the turn are rounded twice, by up to 1/16 of the pair they are in.
+    torch.testing.assert_close(got, wanted, rtol=0, atol=float(numbers.abs().max()) / 8)
 
 
 @pytest.mark.parametrize("options", [{}, {"checksum": True}, {"layers": [(2, 0), (3, 1)]}])
