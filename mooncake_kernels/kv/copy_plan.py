@@ -18,6 +18,7 @@ from .copy_parts import (
     check_layers_alike,
 )
 from .execute import BlockIds, Engine, as_ids, check_call
+from .overlap import check_apart, touch
 from .row_plan import RowCall
 from .transforms import FP8, Fp8, Rope
 from .view import KVView
@@ -51,8 +52,7 @@ class CopyPlan:
         src: what is read: a view, or a list of views with equally many blocks.
         dst: what is written: likewise, and each view of the same device, head dimension and number
             of kv as src's, and of its dtype, but for ``convert``. It may share memory with ``src``;
-            then no run may read what it writes. That is checked on the CPU where two views have
-            the same tensors and axes.
+            then no run may read what it writes, which is checked on the CPU.
         layers: which layers to copy: a slice or a list of numbers, the same on both sides, or of
             pairs (layer of src, layer of dst), as between stages of a pipeline. None for all, and
             then both sides must have equally many. Of several views, those of one side must have
@@ -122,10 +122,15 @@ class CopyPlan:
                     f"CopyPlan: dst must have src's block_size {self._block_sizes[0]} to take "
                     f"views without a 'token' axis, got {self._block_sizes[1]}"
                 )
+        pairs_of_parts = list(product(self._parts, self._parts))
         self._in_place = any(
             are_one_cache(part.src, other.dst)
-            for part, other in product(self._parts, self._parts)
+            for part, other in pairs_of_parts
             if part is not other or part.meets_itself
+        )
+        self._touch = any(
+            touch(part.src, other.dst) and not are_one_cache(part.src, other.dst)
+            for part, other in pairs_of_parts
         )
         num_blocks = self._num_blocks = (first_src.num_blocks, first_dst.num_blocks)
         self.rename_ids("CopyPlan.run: src_blocks", "CopyPlan.run: dst_blocks")
@@ -266,7 +271,9 @@ class CopyPlan:
         call = self._jobs.call(
             "CopyPlan.run_slots", src_ids, dst_ids, src_positions, dst_positions, checksums
         )
-        self._check_in_place("CopyPlan.run_slots: dst_slots", src_ids, dst_ids, self._num_slots[0])
+        self._check_in_place(
+            *("CopyPlan.run_slots: dst_slots", jobs, src_ids, dst_ids, self._num_slots[0])
+        )
         if call.actual is not None:
             add_up_jobs(jobs, src_ids, call.actual, self._bad_slots, max_sms, engine)
         run_jobs(jobs, src_ids, dst_ids, call, self._bad_slots, max_sms, engine)
@@ -334,7 +341,7 @@ class CopyPlan:
         _check_counts(op, src_ids.numel(), dst_ids.numel(), self._block_sizes)
         jobs = self._jobs.of(op, layers, by_slot=False)
         call = self._jobs.call(op, src_ids, dst_ids, src_positions, dst_positions, checksums)
-        self._check_in_place(f"{op}: dst_blocks", src_ids, dst_ids, self._num_blocks[0])
+        self._check_in_place(f"{op}: dst_blocks", jobs, src_ids, dst_ids, self._num_blocks[0])
         return jobs, call
 
     def rename_ids(self, src_name: str, dst_name: str) -> None:
@@ -342,18 +349,26 @@ class CopyPlan:
         self.bad_blocks = BadIds(self._device, (src_name, dst_name), self._num_blocks)
 
     def _check_in_place(
-        self, name: str, src_ids: torch.Tensor, dst_ids: torch.Tensor, num_ids: int
+        self,
+        name: str,
+        jobs: list[Job],
+        src_ids: torch.Tensor,
+        dst_ids: torch.Tensor,
+        num_ids: int,
     ) -> None:
         """Refuse to read and write one place. Ids on a device are not looked at."""
-        if not self._in_place or torch.compiler.is_compiling() or src_ids.device.type != "cpu":
+        if torch.compiler.is_compiling() or src_ids.device.type != "cpu":
             return
-        copied = (src_ids >= 0) & (dst_ids >= 0)  # one cache: the block sizes are equal
-        dst_ids = dst_ids[copied]
-        both = dst_ids[torch.isin(dst_ids, src_ids[copied]) & (dst_ids < num_ids)]
-        if both.numel() > 0:
-            raise InvalidArgument(
-                f"{name} must not be among src's, for src and dst are one cache, got {both[0]}"
-            )
+        if self._in_place:
+            copied = (src_ids >= 0) & (dst_ids >= 0)  # one cache: the block sizes are equal
+            wanted = dst_ids[copied]
+            both = wanted[torch.isin(wanted, src_ids[copied]) & (wanted < num_ids)]
+            if both.numel() > 0:
+                raise InvalidArgument(
+                    f"{name} must not be among src's, for src and dst are one cache, got {both[0]}"
+                )
+        if self._touch:
+            check_apart(name, jobs, src_ids, dst_ids)
 
 
 def _check_counts(op: str, num_src: int, num_dst: int, block_sizes: tuple[int, int]) -> None:
