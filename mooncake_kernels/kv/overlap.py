@@ -14,11 +14,17 @@ def touch(src: KVView, dst: KVView) -> bool:
     """Tell whether a tensor of src and one of dst lie, as far as they reach, in the same memory."""
     if torch.compiler.is_compiling() or not have_addresses([*src.tensors, *dst.tensors]):
         return False
-    return any(
-        begin < other_end and other_begin < end
-        for begin, end in map(_range, src.tensors)
-        for other_begin, other_end in map(_range, dst.tensors)
+    ranges = sorted(
+        (*_range(tensor), is_dst)
+        for is_dst, view in enumerate((src, dst))
+        for tensor in view.tensors
     )
+    reach = [0, 0]  # of either side's ranges so far
+    for begin, end, is_dst in ranges:
+        if begin < min(end, reach[1 - is_dst]):
+            return True
+        reach[is_dst] = max(reach[is_dst], end)
+    return False
 
 
 def check_apart(name: str, jobs: list[Job], src_ids: torch.Tensor, dst_ids: torch.Tensor) -> None:
