@@ -10,6 +10,7 @@ from .execute import check_writable, have_addresses
 from .layout import Selection
 from .row_plan import RowPlan, check_dtypes
 from .select import as_pairs, choose_heads, choose_layers
+from .sides import device_of_copy
 from .transforms import Fp8, Rope
 from .view import BlockPlan, KVView
 
@@ -31,7 +32,8 @@ class CopyPart:
         *,
         several: bool,
     ):
-        for name in ("device", "head_dim", "num_kv"):
+        self.device = device_of_copy(src, dst)
+        for name in ("head_dim", "num_kv"):
             mine, other = getattr(src, name), getattr(dst, name)
             if mine != other:
                 raise InvalidArgument(f"CopyPlan: dst must have src's {name} {mine}, got {other}")
