@@ -29,6 +29,7 @@ torch.ops.load_library(str(LIBRARY))
 copy_blocks = torch.ops.mooncake_kernels.copy_blocks.default
 copy_resolved = torch.ops.mooncake_kernels.copy_resolved.default
 copy_batch = torch.ops.mooncake_kernels.copy_batch.default
+gpu_address = torch.ops.mooncake_kernels.gpu_address.default
 resolve_copy_plan = torch.ops.mooncake_kernels.resolve_copy_plan.default
 transform_blocks = torch.ops.mooncake_kernels.transform_blocks.default
 checksum_blocks = torch.ops.mooncake_kernels.checksum_blocks.default
@@ -127,7 +128,8 @@ def _no_result_fake(*arguments: Any) -> None:
     """Return nothing, as the operators do."""
 
 
+@torch.library.register_fake("mooncake_kernels::gpu_address")
 @torch.library.register_fake("mooncake_kernels::copy_batch")
 def _copy_batch_fake(*arguments: Any) -> int:
-    """Return an engine, as the operator does. It is not for compiled code."""
+    """Return a number, as the operators do. They are not for compiled code."""
     return 0

@@ -100,4 +100,17 @@ MemoryRange MemoryMap::ask(uint64_t address) const {
   return range;
 }
 
+std::optional<uint64_t> device_offset_of(MemoryMap& map, uint64_t address, uint64_t num_bytes) {
+  const MemoryRange first = map.find(address);
+  MemoryRange range = first;
+  const uint64_t end = address + num_bytes;
+  // Several registrations may lie side by side.
+  while (range.kind == MemoryKind::kPinned && range.is_like(first) && range.end < end) {
+    // Of what it does not know the extent, the driver is not asked about each byte.
+    range = map.find(range.end - range.begin > 1 ? range.end : end - 1);
+  }
+  if (range.kind != MemoryKind::kPinned || !range.is_like(first)) return std::nullopt;
+  return first.device_offset;
+}
+
 }  // namespace mk

@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 
 namespace mk {
 
@@ -49,5 +50,9 @@ class MemoryMap {
   int pushed_device_ = -1;  // whose context is current because of this; -1 if none is
   std::map<uint64_t, MemoryRange> known_;  // by where they end
 };
+
+// What is added to the addresses of that host memory to have those of a GPU; nothing if a part of
+// it is not pinned, or is not called alike. Throws CudaError.
+std::optional<uint64_t> device_offset_of(MemoryMap& map, uint64_t address, uint64_t num_bytes);
 
 }  // namespace mk

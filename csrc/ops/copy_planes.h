@@ -19,10 +19,16 @@ using Ids = std::optional<torch::stable::Tensor>;
 
 constexpr int64_t kMinThreadBytes = int64_t{256} << 10;  // for less no thread is woken
 
-// The tensors of one side, all on the device of `first`.
+// Bytes from a tensor's first element to the end of its last.
+int64_t span_bytes(const torch::stable::Tensor& tensor);
+
+constexpr int32_t kNoGpu = -1;  // a copy by the CPU
+
+// The tensors of one side, by the addresses by which a GPU reaches them: on it, or pinned.
 class Memory {
  public:
-  Memory(const Tensors& tensors, const torch::stable::Tensor& first);
+  // `gpu`: its index, or kNoGpu for tensors on the CPU alone; `name` of the side, for errors.
+  Memory(const char* name, const Tensors& tensors, int32_t gpu);
 
   // Where a plane starts; `reach_bytes` is what its last block ends at, 0 if it has no blocks.
   char* base(int64_t tensor, int64_t offset, int64_t reach_bytes) const;
@@ -37,7 +43,7 @@ class PlanesOfTensors {
  public:
   // `run_bytes`: of a run on either side.
   PlanesOfTensors(const CopyPlan& plan, const kv::CopyBlocksParams& p, const Tensors& src,
-                  const Tensors& dst, int64_t src_run_bytes, int64_t dst_run_bytes);
+                  const Tensors& dst, int64_t src_run_bytes, int64_t dst_run_bytes, int32_t gpu);
 
   kv::Plane operator()(int64_t index) const;
 
@@ -46,6 +52,9 @@ class PlanesOfTensors {
   const Memory src_, dst_;
   const int64_t src_reach_, dst_reach_;
 };
+
+// The GPU that a copy runs on, whose ids are there: kNoGpu if they are on the CPU.
+int32_t gpu_of(const torch::stable::Tensor& ids);
 
 // Throws InvalidArgument if one of the lists is empty.
 void check_not_empty(const Tensors& src, const Tensors& dst);

@@ -31,8 +31,10 @@ using mk::kv::Plane;
 using mk::ops::check_not_empty;
 using mk::ops::CopyPlan;
 using mk::ops::for_each_launch;
+using mk::ops::gpu_of;
 using mk::ops::Ids;
 using mk::ops::kMinThreadBytes;
+using mk::ops::kNoGpu;
 using mk::ops::Memory;
 using mk::ops::PlanesOfTensors;
 using mk::ops::Tensors;
@@ -69,7 +71,7 @@ void copy_blocks_cpu(Tensors src, Tensors dst, Tensor plan_tensor, Ids src_ids, 
   const CopyPlan plan(plan_tensor, CopyPlan::kPlaneFields);
   CopyBlocksParams params = plan.params(src_ids, dst_ids);
   copy_on_cpu(plan, params,
-              PlanesOfTensors(plan, params, src, dst, params.run_bytes, params.run_bytes));
+              PlanesOfTensors(plan, params, src, dst, params.run_bytes, params.run_bytes, kNoGpu));
 }
 
 void copy_resolved_cpu(Tensor plan_tensor, int64_t src_base, int64_t dst_base, Ids src_ids,
@@ -79,14 +81,15 @@ void copy_resolved_cpu(Tensor plan_tensor, int64_t src_base, int64_t dst_base, I
   copy_on_cpu(plan, params, ResolvedPlanes{plan, src_base, dst_base});
 }
 
-// A side without tensors is packed: its offsets stay as they are, to be added to a base.
-void resolve_copy_plan(Tensors src, Tensors dst, Tensor plan_tensor, Tensor resolved) {
+// For the GPU of that index, or kNoGpu. A side without tensors is packed: its offsets stay as they
+// are, to be added to a base.
+void resolve_copy_plan(Tensors src, Tensors dst, Tensor plan_tensor, Tensor resolved, int64_t gpu) {
   const CopyPlan plan(plan_tensor, CopyPlan::kPlaneFields);
   const CopyPlan out(resolved, CopyPlan::kResolvedFields);
   MK_CHECK(out.num_planes() == plan.num_planes() && !(src.empty() && dst.empty()),
            "resolve_copy_plan: resolved must have room for the plan's planes");
-  const Tensor& first = src.empty() ? dst[0] : src[0];
-  const Memory src_memory(src, first), dst_memory(dst, first);
+  const Memory src_memory("src", src, static_cast<int32_t>(gpu));
+  const Memory dst_memory("dst", dst, static_cast<int32_t>(gpu));
   const int64_t src_reach = plan.reach(plan.side(0), &Axis::src_stride, plan.run_bytes());
   const int64_t dst_reach = plan.reach(plan.side(1), &Axis::dst_stride, plan.run_bytes());
   auto* const values = static_cast<int64_t*>(resolved.mutable_data_ptr());
@@ -119,7 +122,7 @@ int32_t check_device(const Ids& src_ids, const Ids& dst_ids) {
   for (const Ids& ids : {src_ids, dst_ids}) {
     MK_CHECK(!ids || ids->is_cuda(), "copy_blocks: block ids must be on the device of the cache");
   }
-  return (src_ids ? src_ids : dst_ids)->get_device_index();
+  return gpu_of(src_ids ? *src_ids : *dst_ids);
 }
 
 void copy_blocks_cuda(Tensors src, Tensors dst, Tensor plan_tensor, Ids src_ids, Ids dst_ids,
@@ -127,10 +130,10 @@ void copy_blocks_cuda(Tensors src, Tensors dst, Tensor plan_tensor, Ids src_ids,
   check_not_empty(src, dst);
   const CopyPlan plan(plan_tensor, CopyPlan::kPlaneFields);
   CopyBlocksParams params = plan.params(src_ids, dst_ids);
-  check_device(src_ids, dst_ids);
+  const int32_t gpu = check_device(src_ids, dst_ids);
   copy_on_cuda(plan, params,
-               PlanesOfTensors(plan, params, src, dst, params.run_bytes, params.run_bytes),
-               src[0].get_device_index(), bad_id, max_sms);
+               PlanesOfTensors(plan, params, src, dst, params.run_bytes, params.run_bytes, gpu),
+               gpu, bad_id, max_sms);
 }
 
 void copy_resolved_cuda(Tensor plan_tensor, int64_t src_base, int64_t dst_base, Ids src_ids,
@@ -148,7 +151,9 @@ STABLE_TORCH_LIBRARY_FRAGMENT(mooncake_kernels, m) {
   m.def(
       "copy_blocks(Tensor[] src, Tensor(a!)[] dst, Tensor plan, Tensor? src_blocks, "
       "Tensor? dst_blocks, int bad_id, int max_sms) -> ()");
-  m.def("resolve_copy_plan(Tensor[] src, Tensor[] dst, Tensor plan, Tensor(a!) resolved) -> ()");
+  m.def(
+      "resolve_copy_plan(Tensor[] src, Tensor[] dst, Tensor plan, Tensor(a!) resolved, int gpu) "
+      "-> ()");
   m.def(
       "copy_resolved(Tensor plan, int src_base, int dst_base, Tensor? src_blocks, "
       "Tensor? dst_blocks, int bad_id, int max_sms) -> ()");

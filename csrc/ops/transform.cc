@@ -109,7 +109,7 @@ void transform_blocks(Tensors src, Tensors dst, Tensor plan_tensor, Tensor trans
   const CopyPlan plan(plan_tensor, CopyPlan::kPlaneFields);
   TransformBlocksParams p = params_of(plan, transform, src_ids, dst_ids);
   const Tensor& ids = src_ids ? *src_ids : *dst_ids;
-  MK_CHECK(ids.is_cpu() == src[0].is_cpu(), "transform_blocks: ids must be where the cache is");
+  const int32_t gpu = mk::ops::gpu_of(ids);
   const auto count = [&](const mk::kv::Side& side) {
     return mk::ceil_div(p.copy.num_pieces, side.pieces_per_id);
   };
@@ -122,17 +122,16 @@ void transform_blocks(Tensors src, Tensors dst, Tensor plan_tensor, Tensor trans
   p.actual = data_of<const int64_t>(actual, ScalarType::Long, num_src, ids, "actual");
   p.sums = data_of<int64_t>(sums, ScalarType::Long, num_dst, ids, "sums");
   MK_CHECK(!p.expected || p.actual, "transform_blocks: actual must be given with expected");
-  const PlanesOfTensors planes(plan, p.copy, src, dst, p.src_row_bytes, p.dst_row_bytes);
-  if (src[0].is_cpu()) {
+  const PlanesOfTensors planes(plan, p.copy, src, dst, p.src_row_bytes, p.dst_row_bytes, gpu);
+  if (gpu == mk::ops::kNoGpu) {
     plan.check_ids(p.copy);  // all, before a byte moves
     check_sums(p);
     return for_each_launch(plan, p, planes, run_on_cpu);
   }
 #ifdef MK_WITH_CUDA
-  const int32_t device = src[0].get_device_index();
-  const torch::stable::accelerator::DeviceGuard guard(device);
+  const torch::stable::accelerator::DeviceGuard guard(gpu);
   for_each_launch(plan, p, planes, [&](const TransformBlocksParams& params) {
-    run_on_cuda(params, bad_id, max_sms, device);
+    run_on_cuda(params, bad_id, max_sms, gpu);
   });
 #endif
 }
@@ -142,21 +141,20 @@ void checksum_blocks(Tensors src, Tensor plan_tensor, Tensor transform, Tensor i
   mk::ops::check_not_empty(src, src);
   const CopyPlan plan(plan_tensor, CopyPlan::kPlaneFields);
   TransformBlocksParams p = params_of(plan, transform, ids, std::nullopt);
-  MK_CHECK(ids.is_cpu() == src[0].is_cpu(), "checksum_blocks: ids must be where the cache is");
+  const int32_t gpu = mk::ops::gpu_of(ids);
   p.sums = data_of<int64_t>(sums, ScalarType::Long, ids.numel(), ids, "sums");
   p.copy.dst = {nullptr, false, p.copy.num_pieces, 0, 1, 0, 1, 0};  // there is none
   for (mk::kv::Axis& axis : p.copy.axes) axis.dst_stride = 0;
-  const PlanesOfTensors both(plan, p.copy, src, src, p.src_row_bytes, 0);
+  const PlanesOfTensors both(plan, p.copy, src, src, p.src_row_bytes, 0, gpu);
   const auto plane = [&both](int64_t i) { return Plane{both(i).src, nullptr}; };
-  if (src[0].is_cpu()) {
+  if (gpu == mk::ops::kNoGpu) {
     plan.check_ids(p.copy, "checksum_blocks: block_ids");
     return for_each_launch(plan, p, plane, run_on_cpu);
   }
 #ifdef MK_WITH_CUDA
-  const int32_t device = src[0].get_device_index();
-  const torch::stable::accelerator::DeviceGuard guard(device);
+  const torch::stable::accelerator::DeviceGuard guard(gpu);
   for_each_launch(plan, p, plane, [&](const TransformBlocksParams& params) {
-    run_on_cuda(params, bad_id, max_sms, device);
+    run_on_cuda(params, bad_id, max_sms, gpu);
   });
 #endif
 }

@@ -67,6 +67,10 @@ class BadIds:
             self._words.zero_()
             raise self.error(side, index, block_id)
 
+    def on(self, device: torch.device) -> "BadIds":
+        """Make the same for kernels of another device."""
+        return BadIds(device, *self._made_of[1:])
+
     def __reduce__(self) -> tuple[Any, ...]:  # a copy has words of its own
         return BadIds, self._made_of
 

@@ -14,6 +14,7 @@ from .execute import (
 )
 from .execute_rows import add_checksums
 from .row_plan import whole_view
+from .sides import bad_ids_on, device_of_call
 from .view import KVView
 
 
@@ -37,8 +38,10 @@ def gather_blocks(
         view: the cache.
         block_ids: ``[n]``, int32 or int64. Each in ``[0, view.num_blocks)``, or -1 for a hole,
             which leaves its row of ``out`` as it was. Repeats are allowed.
-        out: ``[n, layer, kv, head, token, dim]``, packed, of view's dtype and device, not
-            overlapping it. Made if None, and then undefined where ``block_ids`` has holes.
+        out: ``[n, layer, kv, head, token, dim]``, packed, of view's dtype, not overlapping it. On
+            view's device; or one of the two on a GPU and the other in pinned host memory, which
+            the GPU then writes or reads. Made on view's device if None, and then undefined where
+            ``block_ids`` has holes.
         max_sms: as for ``CopyPlan.run``.
         engine: as for ``CopyPlan.run``.
 
@@ -52,12 +55,14 @@ def gather_blocks(
     """
     check_view("gather_blocks", view)
     check_call("gather_blocks", max_sms)
-    ids = as_ids("gather_blocks: block_ids", block_ids, view.device)
+    device = device_of_call(view, out)
+    ids = as_ids("gather_blocks: block_ids", block_ids, device)
     shape = view.packed_shape(ids.numel())
     if out is None:
         out = torch.empty(shape, dtype=view.dtype, device=view.device)
-    packed = as_packed("gather_blocks: out", out, shape, view)
-    execute(engine, view, packed, view.gather_plan, ids, None, view.bad_ids, max_sms)
+    packed = as_packed("gather_blocks: out", out, shape, view, device)
+    bad = bad_ids_on(view, device)
+    execute(engine, view, packed, view.gather_plan, ids, None, bad, max_sms)
     return out
 
 
@@ -78,8 +83,8 @@ def scatter_blocks(
                 view[block_id] = packed[i]
 
     Args:
-        packed: ``[n, layer, kv, head, token, dim]``, packed, of view's dtype and device: what
-            ``gather_blocks`` made, of a cache of any axis order.
+        packed: ``[n, layer, kv, head, token, dim]``, packed, of view's dtype, and where ``out`` of
+            ``gather_blocks`` may be: what that made, of a cache of any axis order.
         block_ids: ``[n]``, int32 or int64. Each in ``[0, view.num_blocks)``, or -1 for a row that
             is not wanted. What a block holds that is named twice is not defined; this is not
             checked.
@@ -94,9 +99,12 @@ def scatter_blocks(
     check_view("scatter_blocks", view)
     check_call("scatter_blocks", max_sms)
     check_writable("scatter_blocks: view", view)
-    ids = as_ids("scatter_blocks: block_ids", block_ids, view.device)
-    source = as_packed("scatter_blocks: packed", packed, view.packed_shape(ids.numel()), view)
-    execute(engine, source, view, view.scatter_plan, None, ids, view.bad_ids, max_sms)
+    device = device_of_call(view, packed)
+    ids = as_ids("scatter_blocks: block_ids", block_ids, device)
+    shape = view.packed_shape(ids.numel())
+    source = as_packed("scatter_blocks: packed", packed, shape, view, device)
+    bad = bad_ids_on(view, device)
+    execute(engine, source, view, view.scatter_plan, None, ids, bad, max_sms)
 
 
 def checksum_blocks(

@@ -11,6 +11,7 @@ from .layout import Selection
 from .pack_overlap import Held
 from .row_plan import RowPlan, check_dtypes
 from .select import as_pairs, choose_heads, choose_layers
+from .sides import device_of_copy
 from .transforms import Fp8, Rope
 from .view import BlockPlan, KVView
 
@@ -32,7 +33,8 @@ class CopyPart:
         *,
         several: bool,
     ):
-        for name in ("device", "head_dim", "num_kv"):
+        self.device = device_of_copy(src, dst)
+        for name in ("head_dim", "num_kv"):
             mine, other = getattr(src, name), getattr(dst, name)
             if mine != other:
                 raise InvalidArgument(f"CopyPlan: dst must have src's {name} {mine}, got {other}")

@@ -50,9 +50,11 @@ class CopyPlan:
 
     Args:
         src: what is read: a view, or a list of views with equally many blocks.
-        dst: what is written: likewise, and each view of the same device, head dimension and number
-            of kv as src's, and of its dtype, but for ``convert``. It may share memory with ``src``;
-            then no run may read what it writes, which is checked on the CPU.
+        dst: what is written: likewise, and each view of the same head dimension and number of kv
+            as src's, and of its dtype, but for ``convert``. Both sides are on one device; or one is
+            on a GPU and the other in pinned host memory (``pin_memory()``, or registered with
+            CUDA), which the GPU then reads or writes. It may share memory with ``src``; then no
+            run may read what it writes, which is checked on the CPU.
         layers: which layers to copy: a slice or a list of numbers, the same on both sides, or of
             pairs (layer of src, layer of dst), as between stages of a pipeline. None for all, and
             then both sides must have equally many. Of several views, those of one side must have
@@ -114,7 +116,7 @@ class CopyPlan:
         self._transforms = (convert, rope, checksum)
         self._packers: tuple[Packer, Packer] | None = None
         first_src, first_dst = src_views[0], dst_views[0]
-        self._device = first_src.device
+        self._device = self._parts[0].device
         self._block_sizes = block_size_of(src_views), block_size_of(dst_views)
         for view in src_views + dst_views:
             if not view.has_tokens and self._block_sizes[0] != self._block_sizes[1]:

@@ -10,6 +10,7 @@ from .. import _library
 from ..errors import InvalidArgument
 from ..reference import kv as reference
 from .bad_ids import BadIds
+from .sides import check_packed_device, device_of, gpu_index, packed_address
 from .view import BlockPlan, KVView, check_plain
 
 Engine = Literal["auto", "host", "cuda", "triton", "reference"]
@@ -18,17 +19,23 @@ ID_DTYPES = (torch.int32, torch.int64)
 
 
 class Packed:
-    """Packed blocks, as the one side of a copy that has no ids."""
+    """Packed blocks, as the one side of a copy that has no ids.
 
-    def __init__(self, tensor: torch.Tensor):
+    Args:
+        tensor: they.
+        address: where the GPU that copies finds them, if they are in host memory.
+    """
+
+    def __init__(self, tensor: torch.Tensor, address: int | None = None):
         self.tensors = [tensor]
         self.registered: list[torch.Tensor] = []  # it is another one at each call
         self.num_blocks = tensor.shape[0]
         self.device = tensor.device
+        self._address = address
 
     @property
     def base(self) -> int:
-        return self.tensors[0].data_ptr()
+        return self.tensors[0].data_ptr() if self._address is None else self._address
 
     def plane(self, layer: int, kv: int) -> torch.Tensor:
         return self.tensors[0][:, layer, kv]
@@ -44,7 +51,8 @@ def execute(
     bad: BadIds,
     max_sms: int | None,
 ) -> None:
-    device = src.device.type
+    place = device_of(src.device, dst.device)
+    device = place.type
     arguments = (src.tensors, dst.tensors, plan.values, src_ids, dst_ids)
     if torch.compiler.is_compiling() and engine in ("auto", "host", "cuda"):
         if engine != "auto":
@@ -57,7 +65,7 @@ def execute(
         if engine != "auto":
             _library.require_engine(chosen, device)
         if have_addresses((src.tensors[0], dst.tensors[0], src_ids, dst_ids)):
-            resolved = plan.resolved(src.registered, dst.registered)
+            resolved = plan.resolved(src.registered, dst.registered, gpu_index(place))
             bases = (src.base, dst.base)
             _library.call(
                 _library.copy_resolved,
@@ -74,6 +82,11 @@ def execute(
         triton_kv = _library.triton_module("kv")
         if device != "cpu" and max_sms is not None:
             raise InvalidArgument(f"engine triton: max_sms must be None, got {max_sms}")
+        if src.device != dst.device:
+            raise InvalidArgument(
+                f"engine triton must be given both sides on one device, got {src.device} and "
+                f"{dst.device}"
+            )
         triton_kv.copy_blocks(*arguments, bad.words)
         if device == "cpu":
             bad.raise_if_any()
@@ -90,7 +103,8 @@ def execute(
 def check_memory(src: KVView, dst: KVView, plan: BlockPlan) -> None:
     """Refuse caches whose memory was freed, of several before the first one is written to."""
     if not torch.compiler.is_compiling() and have_addresses((src.tensors[0], dst.tensors[0])):
-        plan.resolved(src.registered, dst.registered)
+        gpu = gpu_index(device_of(src.device, dst.device))
+        plan.resolved(src.registered, dst.registered, gpu)
 
 
 def have_addresses(tensors: Sequence[torch.Tensor | None]) -> bool:
@@ -127,22 +141,29 @@ def _are_ids(tensor: torch.Tensor, *, packed: bool = True) -> bool:
     return is_list and not tensor.is_meta and (not packed or tensor.is_contiguous())
 
 
-def as_packed(name: str, tensor: torch.Tensor, shape: tuple[int, ...], view: KVView) -> Packed:
+def as_packed(
+    name: str,
+    tensor: torch.Tensor,
+    shape: tuple[int, ...],
+    view: KVView,
+    device: torch.device,
+) -> Packed:
     if not isinstance(tensor, torch.Tensor):
         raise InvalidArgument(f"{name} must be a torch tensor, got {type(tensor).__name__}")
     if tensor.shape != shape:
         raise InvalidArgument(f"{name} must have shape {shape}, got {tuple(tensor.shape)}")
-    for what in ("dtype", "device"):
-        mine, other = getattr(view, what), getattr(tensor, what)
-        if mine != other:
-            raise InvalidArgument(f"{name} must have the cache's {what} {mine}, got {other}")
+    if tensor.dtype != view.dtype:
+        raise InvalidArgument(
+            f"{name} must have the cache's dtype {view.dtype}, got {tensor.dtype}"
+        )
+    check_packed_device(name, tensor, device)
     check_plain(name, tensor)
     if not tensor.is_contiguous():
         raise InvalidArgument(f"{name} must be packed, got strides {tensor.stride()}")
     has_address = not torch.compiler.is_compiling() and have_addresses([tensor])
     if has_address and tensor.numel() > 0 and tensor.data_ptr() == 0:
         raise InvalidArgument(f"{name} must have memory, got a tensor whose storage was freed")
-    return Packed(tensor)
+    return Packed(tensor, packed_address(name, tensor, device))
 
 
 def check_view(op: str, view: KVView) -> None:

@@ -28,7 +28,7 @@ def transform(
     """Copy; add to ``call.sums``. What is not as expected is refused, or reported to ``bad``."""
     if not torch.compiler.is_compiling():
         bad.raise_if_any()
-    if _choose(engine, src) == "reference":
+    if _choose(engine, plan.device.type) == "reference":
         reference.transform_blocks(src, dst, plan, src_ids, dst_ids, call, bad)
     else:
         ids = (src_ids, dst_ids, plan.scales, plan.cos_sin(call))
@@ -52,7 +52,7 @@ def add_checksums(
     """Add to ``sums`` what the plan reads of each of src's blocks."""
     if not torch.compiler.is_compiling():
         bad.raise_if_any()
-    if _choose(engine, view) == "reference":
+    if _choose(engine, plan.device.type) == "reference":
         reference.add_checksums(view, plan, ids, sums, bad)
     else:
         plans = (plan.checksum_values, plan.checksum_transform)
@@ -60,8 +60,7 @@ def add_checksums(
         _call(_library.checksum_blocks, view.tensors, *plans, ids, sums, *numbers)
 
 
-def _choose(engine: Engine, view: KVView) -> str:
-    device = view.device.type
+def _choose(engine: Engine, device: str) -> str:
     if torch.compiler.is_compiling() and engine == "auto":
         return "host"  # the operator itself goes by its tensors
     chosen = _library.choose_engine(device) if engine == "auto" else engine

@@ -7,6 +7,7 @@ import torch
 from ..errors import InvalidArgument
 from .bad_ids import BadIds
 from .layout import Layout, Selection, plan_values, tokens_of_piece
+from .sides import device_of
 from .transforms import BYTES, ELEMENT_TYPES, FLOATS, FP8, Fp8, Rope
 from .view import KVView, constants
 
@@ -29,6 +30,7 @@ class RowPlan:
 
     Attributes:
         selection: what is copied.
+        device: where.
         values: the plan of csrc/ops/copy_plan.h, by rows.
         transform: the numbers of csrc/ops/transform.cc.
         checksum_values, checksum_transform: the same for adding up src's blocks.
@@ -49,6 +51,7 @@ class RowPlan:
         first_words: tuple[int, int],
     ):
         self.selection, self.rope, self.first_words = selection, rope, first_words
+        self.device = device_of(src.device, dst.device)
         self.keys_alternate = selection.num_kv == 2
         self.values = constants(plan_values(src.layout, dst.layout, selection, by_row=True))
         of_src = replace(selection, layers=[(layer, layer) for layer, _ in selection.layers])
@@ -59,7 +62,7 @@ class RowPlan:
             [row_bytes, BYTES, BYTES, row_bytes, 0, 0, 0, 0, first_words[0]]
         )
         self.scales = None if convert is None else self._scales(convert, src, dst)
-        self._inv_freq = None if rope is None else rope.frequencies(src.head_dim).to(src.device)
+        self._inv_freq = None if rope is None else rope.frequencies(src.head_dim).to(self.device)
         self._piece_tokens = tokens_of_piece(src.layout, dst.layout, selection)
         self._pieces_per_id = tuple(
             self._tokens_per_id(layout) // self._piece_tokens for layout in (src.layout, dst.layout)
@@ -107,7 +110,7 @@ class RowPlan:
         table = convert.table((view.num_layers, view.num_kv, view.num_heads))
         layers = [pair[1 if view is dst else 0] for pair in selection.layers]
         chosen = table[layers, :, heads : heads + selection.num_heads]
-        return chosen.reshape(-1, selection.num_heads).to(view.device, copy=True)
+        return chosen.reshape(-1, selection.num_heads).to(self.device, copy=True)
 
     def _tokens_per_id(self, layout: Layout) -> int:
         return 1 if self.selection.by_slot else layout.sizes["token"]

@@ -29,25 +29,28 @@ class BlockPlan:
         values: the plan of csrc/ops/copy_plan.h, which holds no addresses.
     """
 
-    _resolved: tuple[tuple[int, int], torch.Tensor] | None = None
+    _resolved: tuple[tuple[int, int, int], torch.Tensor] | None = None
 
     def __init__(self, src: Layout, dst: Layout, selection: Selection):
         self.selection = selection
         self.values = constants(plan_values(src, dst, selection))
 
-    def resolved(self, src: list[torch.Tensor], dst: list[torch.Tensor]) -> torch.Tensor:
+    def resolved(
+        self, src: list[torch.Tensor], dst: list[torch.Tensor], gpu: int = -1
+    ) -> torch.Tensor:
         """Return the plan with the addresses of the tensors in it; made once, and if they move.
 
         Only the first tensor of each side is looked at to tell: to ask all of them would take as
-        long as the call. A side without tensors keeps its offsets.
+        long as the call. A side without tensors keeps its offsets. For a GPU, named by its index,
+        host tensors must be pinned, and are found where it finds them.
         """
-        addresses = (src[0].data_ptr() if src else 0, dst[0].data_ptr() if dst else 0)
-        if self._resolved is None or self._resolved[0] != addresses:
+        first = (src[0].data_ptr() if src else 0, dst[0].data_ptr() if dst else 0, gpu)
+        if self._resolved is None or self._resolved[0] != first:
             num_planes = (self.values.numel() - HEADER) // PLANE_FIELDS
             table = constants([0] * (HEADER + RESOLVED_FIELDS * num_planes))
             with unset_fake_temporarily():
-                _library.call(_library.resolve_copy_plan, src, dst, self.values, table)
-            self._resolved = (addresses, table)
+                _library.call(_library.resolve_copy_plan, src, dst, self.values, table, gpu)
+            self._resolved = (first, table)
         return self._resolved[1]
 
     def __getstate__(self) -> dict[str, object]:  # a copy has tensors of its own
@@ -88,8 +91,8 @@ class KVView:
             is not there); ``block_size`` is in tokens.
         has_tokens, has_heads: whether the axis is there.
         dtype, device: of the tensors.
-        layout, everything, gather_plan, scatter_plan, sums, bad_ids, registered, base: for this
-            package's own use.
+        layout, everything, gather_plan, scatter_plan, sums, bad_ids, gpu_bad_ids, registered,
+            base: for this package's own use.
 
     Raises:
         InvalidArgument: the axes do not fit the tensors, or the tensors each other.
@@ -139,6 +142,7 @@ class KVView:
         self.sums: Any = None  # how its blocks are summed: made when first asked for
         names = ("gather_blocks: block_ids", "scatter_blocks: block_ids")
         self.bad_ids = BadIds(self.device, names, (self.num_blocks, self.num_blocks))
+        self.gpu_bad_ids: Any = None  # for a GPU that reaches it in pinned memory: when needed
 
     @property
     def block_bytes(self) -> int:

@@ -84,7 +84,7 @@ def transform_blocks(
             for row, layers, kv, head in _rows(selection):
                 source = src.plane(layers[0], kv)[src_block, selection.src_head + head, src_token]
                 target = dst.plane(layers[1], kv)[dst_block, selection.dst_head + head, dst_token]
-                scale = one if plan.scales is None else plan.scales.flatten()[row]
+                scale = one if plan.scales is None else plan.scales.flatten()[row].to(source.device)
                 rope = plan.rope if kv == 0 else None
                 target.copy_(transformed(source, target.dtype, scale, rope, delta))
                 word = words_of(target.nbytes) * (row * dst_size + i % dst_size)

@@ -1,4 +1,4 @@
-"""The engines of copy_batch, which are not those of `backend`."""
+"""A GPU, and the engines of copy_batch, which are not those of `backend`."""
 
 import pytest
 
@@ -6,6 +6,16 @@ from mooncake_kernels import _library
 
 from ..conftest import HAS_CUDA, skip
 from .batches import GPU_ENGINES
+
+
+@pytest.fixture
+def gpu() -> str:
+    """A CUDA device that the kernels were built for."""
+    if not HAS_CUDA:
+        skip("cuda", "torch finds no CUDA device")
+    if not _library.has_cuda:
+        skip("cuda", "_ops.so was built without nvcc")
+    return "cuda:0"
 
 
 @pytest.fixture(params=["reference", "host", *GPU_ENGINES])

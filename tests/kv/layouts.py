@@ -72,6 +72,7 @@ def make_view(
     device: str = "cpu",
     seed: int = 1,
     padding: int = 0,
+    pinned: bool = False,
 ) -> mk.KVView:
     """Make a cache of position-hashed bytes in the layout; padding makes its rows strided."""
     axes, lists = LAYOUTS[name]
@@ -80,7 +81,7 @@ def make_view(
 
     def tensor(index: int) -> torch.Tensor:
         whole = addressed(padded, dtype, device, seed + index)
-        return whole[..., : shape[-2], :]
+        return (whole.pin_memory() if pinned else whole)[..., : shape[-2], :]
 
     if lists == 0:
         return mk.KVView(tensor(0), axes)

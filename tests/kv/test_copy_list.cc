@@ -81,6 +81,17 @@ void check_kinds(FakeDriver& driver) {
   EXPECT(reinterpret_cast<int64_t>(list.ranges[0].dst) == kDevice);
 }
 
+void check_pinned() {
+  MemoryMap map;
+  const auto offset = [&map](int64_t address, uint64_t num_bytes) {
+    return device_offset_of(map, address, num_bytes);
+  };
+  EXPECT(offset(kPinned, 8192) == uint64_t{0});  // two registrations side by side
+  EXPECT(!offset(kPinned, 8193) && !offset(kPinned - 1, 2));
+  EXPECT(offset(kShifted + 8, 4088) == uint64_t{1} << 30 && !offset(kShifted + 8, 4089));
+  EXPECT(!offset(kDevice, 16) && !offset(kPageable, 1));
+}
+
 void check_allocations() {
   // Joined up to the end of a registration, and cut there.
   CopyList list = read({{kPinned, kDevice, 2048},
@@ -154,6 +165,7 @@ int main(int num_arguments, char**) {
   driver->active_device = -1;
   driver->current = driver;
   check_allocations();
+  check_pinned();
   EXPECT(driver->current == driver);
   check_copy_engine(*driver);
   return failures();

@@ -1,0 +1,101 @@
+"""The two sides of a copy: on one device, or one on a GPU and the other in pinned host memory."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from .. import _library
+from ..errors import InvalidArgument
+from .bad_ids import BadIds
+
+if TYPE_CHECKING:
+    from .view import KVView
+
+
+def device_of(src: torch.device, dst: torch.device) -> torch.device:
+    """Return where a copy runs: on the GPU, if one side is there."""
+    return src if src == dst or src.type == "cuda" else dst
+
+
+def gpu_index(device: torch.device) -> int:
+    """Return the GPU that a plan's addresses are for, as its operators take it; -1 for none."""
+    return device.index if device.type == "cuda" else -1
+
+
+def device_of_copy(src: "KVView", dst: "KVView") -> torch.device:
+    """Return where a plan's copies run.
+
+    Raises:
+        InvalidArgument: the two devices do not go together, or host memory is not pinned.
+    """
+    if src.device == dst.device:
+        return src.device
+    if not _go_together(src.device, dst.device):
+        raise InvalidArgument(
+            f"CopyPlan: dst must have src's device {src.device} (or one side be on a GPU and the "
+            f"other in pinned host memory), got {dst.device}"
+        )
+    device = device_of(src.device, dst.device)
+    name, host = ("src", src) if src.device.type == "cpu" else ("dst", dst)
+    check_pinned(f"CopyPlan: {name}", host.tensors, device)
+    return device
+
+
+def device_of_call(view: "KVView", packed: torch.Tensor | None) -> torch.device:
+    """Return where a gather or a scatter runs; its packed side may still be anything."""
+    if view.device.type == "cpu" and isinstance(packed, torch.Tensor) and packed.is_cuda:
+        return packed.device
+    return view.device
+
+
+def check_pinned(name: str, tensors: Sequence[torch.Tensor], device: torch.device) -> None:
+    """Refuse host memory that the GPU cannot reach. Fake tensors have none."""
+    if torch.compiler.is_compiling():
+        return
+    for index, tensor in enumerate(tensors):
+        if type(tensor) in (torch.Tensor, torch.nn.Parameter):
+            gpu_address(name, tensor, device, index)
+
+
+def gpu_address(name: str, tensor: torch.Tensor, device: torch.device, index: int = 0) -> int:
+    """Return where the GPU finds a host tensor."""
+    address = _library.call(_library.gpu_address, tensor)
+    if address == 0 and tensor.numel() > 0:
+        raise InvalidArgument(
+            f"{name} must be on {device} or in pinned host memory (pin_memory()), got tensor "
+            f"{index} in pageable memory"
+        )
+    return address
+
+
+def check_packed_device(name: str, tensor: torch.Tensor, device: torch.device) -> None:
+    """Refuse packed blocks on a device that does not go with that of the copy."""
+    if tensor.device != device and not _go_together(tensor.device, device):
+        raise InvalidArgument(
+            f"{name} must have the cache's device {device} (or be in pinned host memory for a "
+            f"cache on a GPU), got {tensor.device}"
+        )
+
+
+def packed_address(name: str, tensor: torch.Tensor, device: torch.device) -> int | None:
+    """Return the address that a copy uses in place of a packed tensor's own; it must be pinned."""
+    if tensor.device == device:
+        return None
+    if torch.compiler.is_compiling() or type(tensor) is not torch.Tensor:
+        return None
+    return gpu_address(name, tensor, device)
+
+
+def bad_ids_on(view: "KVView", device: torch.device) -> BadIds:
+    """Return who hears of bad ids of a view: for one in pinned memory, of a GPU's kernel too."""
+    if device == view.device:
+        return view.bad_ids
+    if view.gpu_bad_ids is None or view.gpu_bad_ids[0] != device:
+        check_pinned("gather_blocks, scatter_blocks: view", view.tensors, device)
+        view.gpu_bad_ids = (device, view.bad_ids.on(device))
+    return view.gpu_bad_ids[1]
+
+
+def _go_together(one: torch.device, other: torch.device) -> bool:
+    return {one.type, other.type} == {"cpu", "cuda"}

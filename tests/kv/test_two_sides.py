@@ -1,0 +1,81 @@
+"""A plan between a GPU and host memory, as far as it can be told without a GPU."""
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import mooncake_kernels as mk
+from mooncake_kernels import _library
+from mooncake_kernels.kv import bad_ids
+from mooncake_kernels.kv.layout import HEADER
+
+from .layouts import Sizes, make_view
+
+SIZES = Sizes()
+
+
+def on_gpu(monkeypatch):
+    """A view of tensors that have no memory; to be called in a FakeTensorMode."""
+    monkeypatch.setattr(bad_ids, "_take_row", lambda: torch.zeros(4, dtype=torch.int64))
+    monkeypatch.setattr(bad_ids.BadIds, "raise_if_any", lambda bad: None)
+    shape = (SIZES.kv, SIZES.block, SIZES.token, SIZES.head, SIZES.dim)
+    layers = [torch.empty(shape, dtype=torch.float16, device="cuda") for _ in range(SIZES.layer)]
+    return mk.KVView(layers, "kv block token head dim")
+
+
+def test_pageable_memory_has_no_address_on_a_gpu():
+    assert _library.gpu_address(torch.zeros(8)) == 0
+    assert _library.gpu_address(torch.zeros(0)) == torch.zeros(0).data_ptr()
+    view = make_view("nhd_per_layer", SIZES)
+    plan = view.gather_plan.values
+    table = torch.zeros(HEADER + (plan.numel() - HEADER) // 2, dtype=torch.int64)
+    message = r"src must be on the GPU or in pinned .* \(pin_memory\(\)\), got tensor 0 in pageable"
+    with pytest.raises(mk.InvalidArgument, match=message):
+        _library.call(_library.resolve_copy_plan, view.tensors, [], plan, table, 0)
+    assert not table.any()
+
+
+@pytest.mark.parametrize("checksum", [False, True])
+@pytest.mark.parametrize("to_gpu", [False, True])
+def test_a_plan_with_one_side_on_a_gpu_runs_there(monkeypatch, to_gpu, checksum):
+    with FakeTensorMode():
+        device = on_gpu(monkeypatch)
+        host = make_view("page_first_direct", SIZES)
+        sides = (host, device) if to_gpu else (device, host)
+        called = []
+        for name in ("copy_blocks", "transform_blocks"):
+            monkeypatch.setattr(_library, name, lambda *a, n=name: called.append((n, a)))
+        monkeypatch.setattr(_library, "has_cuda", True)
+        plan = mk.CopyPlan(*sides, checksum=checksum)
+        assert plan._device == torch.device("cuda:0")
+        plan.run([1, 2], [3, 4])
+        ((name, arguments),) = called
+        assert name == ("transform_blocks" if checksum else "copy_blocks")
+        ids = arguments[4 if checksum else 3]
+        assert ids.device == torch.device("cuda:0")
+        for engine in ("host", "triton"):
+            with pytest.raises((mk.InvalidArgument, mk.Unavailable), match=f"engine {engine}"):
+                plan.run([1, 2], [3, 4], engine=engine)
+
+
+def test_devices_that_do_not_go_together():
+    view, meta = (
+        mk.KVView(torch.zeros(2, 3, 4, device=d), "block token dim") for d in ("cpu", "meta")
+    )
+    with pytest.raises(mk.InvalidArgument, match="dst must have src's device cpu .* got meta"):
+        mk.CopyPlan(view, meta)
+    with pytest.raises(
+        mk.InvalidArgument, match="out must have the cache's device cpu .* got meta"
+    ):
+        mk.gather_blocks(view, [0], out=torch.zeros(1, 1, 1, 1, 3, 4, device="meta"))
+
+
+def test_the_gather_of_a_host_view_to_a_gpu_reports_bad_ids_there(monkeypatch):
+    host = make_view("nhd_per_layer", SIZES)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        monkeypatch.setattr(bad_ids, "_take_row", lambda: torch.zeros(4, dtype=torch.int64))
+        monkeypatch.setattr(_library, "has_cuda", True)
+        out = torch.empty(host.packed_shape(2), dtype=host.dtype, device="cuda")
+        with pytest.raises(mk.InvalidArgument, match=r"view must be on cuda:0 or in pinned .*"):
+            mk.gather_blocks(host, [0, 1], out=out)
+    assert host.gpu_bad_ids is None
