@@ -28,6 +28,7 @@ torch.ops.load_library(str(LIBRARY))
 # Overloads are held, not looked up at each call: that costs 300 ns through torch.ops.
 copy_blocks = torch.ops.mooncake_kernels.copy_blocks.default
 copy_resolved = torch.ops.mooncake_kernels.copy_resolved.default
+copy_listed = torch.ops.mooncake_kernels.copy_listed.default
 copy_batch = torch.ops.mooncake_kernels.copy_batch.default
 gpu_address = torch.ops.mooncake_kernels.gpu_address.default
 resolve_copy_plan = torch.ops.mooncake_kernels.resolve_copy_plan.default
@@ -57,9 +58,11 @@ def log_choice(what: str, engine: str) -> None:
 
 def require_engine(engine: str, device_type: str) -> None:
     """Raise unless a named engine can take tensors of that device type."""
-    needed = {"host": "cpu", "cuda": "cuda"}[engine]
-    if engine == "cuda" and not has_cuda:
-        raise Unavailable("engine cuda: _ops.so was built without nvcc, so it has no CUDA kernels")
+    needed = "cpu" if engine == "host" else "cuda"
+    if needed == "cuda" and not has_cuda:
+        raise Unavailable(
+            f"engine {engine}: _ops.so was built without nvcc, so it has no CUDA kernels"
+        )
     if device_type != needed:
         raise InvalidArgument(f"engine {engine} must be given {needed} tensors, got {device_type}")
 
@@ -129,6 +132,7 @@ def _no_result_fake(*arguments: Any) -> None:
 
 
 @torch.library.register_fake("mooncake_kernels::gpu_address")
+@torch.library.register_fake("mooncake_kernels::copy_listed")
 @torch.library.register_fake("mooncake_kernels::copy_batch")
 def _copy_batch_fake(*arguments: Any) -> int:
     """Return a number, as the operators do. They are not for compiled code."""

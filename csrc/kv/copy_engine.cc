@@ -70,8 +70,8 @@ void copy_by_engine(const CopyRange* ranges, int64_t num_ranges, bool any_order,
   if (!found().copy) throw Unavailable(concat("engine copy_engine: ", found().missing));
   const auto cuda_stream = static_cast<CUstream>(stream);
   MK_CHECK(cuda_stream && cuda_stream != CU_STREAM_LEGACY,
-           "copy_batch: the current stream must not be the default one for engine copy_engine "
-           "(use `with torch.cuda.stream(...)`), got the default stream");
+           "engine copy_engine: the current stream must not be the default one (use `with "
+           "torch.cuda.stream(...)`), got the default stream");
   if (num_ranges == 0) return;
   Arrays arrays(ranges, num_ranges);
   CUmemcpyAttributes attributes = {};

@@ -70,25 +70,13 @@ class Side {
   MemoryRange range_;
 };
 
-bool overlap(const CopyRange& range) {
-  const char* const dst = range.dst;
-  return range.src < dst + range.num_bytes && dst < range.src + range.num_bytes;
-}
-
 // Joined with the last one if it goes on where that ended, within the same allocations.
 void append(CopyList& list, const CopyRange& range, uint64_t src_begin, uint64_t dst_begin) {
   list.num_bytes += range.num_bytes;
   if (!list.ranges.empty()) {
     CopyRange& last = list.ranges.back();
-    const bool continues = last.src + last.num_bytes == range.src &&
-                           last.dst + last.num_bytes == range.dst &&
-                           as_address(last.src) >= src_begin && as_address(last.dst) >= dst_begin;
-    const CopyRange joined{last.src, last.dst, last.num_bytes + range.num_bytes};
-    // One entry may write what another reads: that is not defined, and shall stay harmless.
-    if (continues && !overlap(joined)) {
-      last = joined;
-      return;
-    }
+    const bool is_here = as_address(last.src) >= src_begin && as_address(last.dst) >= dst_begin;
+    if (is_here && join(last, range)) return;
   }
   list.ranges.push_back(range);
 }

@@ -53,6 +53,19 @@ class PlanesOfTensors {
   const int64_t src_reach_, dst_reach_;
 };
 
+// Where they are once the plan is resolved; what is packed anew for each call begins at a base.
+struct ResolvedPlanes {
+  const CopyPlan& plan;
+  int64_t src_base;
+  int64_t dst_base;
+
+  kv::Plane operator()(int64_t index) const {
+    const int64_t* plane = plan.plane(index);
+    return {reinterpret_cast<const char*>(src_base + plane[0]),
+            reinterpret_cast<char*>(dst_base + plane[1])};
+  }
+};
+
 // The GPU that a copy runs on, whose ids are there: kNoGpu if they are on the CPU.
 int32_t gpu_of(const torch::stable::Tensor& ids);
 

@@ -27,7 +27,6 @@ namespace {
 using mk::kv::Axis;
 using mk::kv::BadId;
 using mk::kv::CopyBlocksParams;
-using mk::kv::Plane;
 using mk::ops::check_not_empty;
 using mk::ops::CopyPlan;
 using mk::ops::for_each_launch;
@@ -37,21 +36,9 @@ using mk::ops::kMinThreadBytes;
 using mk::ops::kNoGpu;
 using mk::ops::Memory;
 using mk::ops::PlanesOfTensors;
+using mk::ops::ResolvedPlanes;
 using mk::ops::Tensors;
 using torch::stable::Tensor;
-
-// Where they are once the plan is resolved; what is packed anew for each call begins at a base.
-struct ResolvedPlanes {
-  const CopyPlan& plan;
-  int64_t src_base;
-  int64_t dst_base;
-
-  Plane operator()(int64_t index) const {
-    const int64_t* plane = plan.plane(index);
-    return {reinterpret_cast<const char*>(src_base + plane[0]),
-            reinterpret_cast<char*>(dst_base + plane[1])};
-  }
-};
 
 template <class PlaneOf>
 void copy_on_cpu(const CopyPlan& plan, CopyBlocksParams& params, const PlaneOf& plane) {
@@ -86,7 +73,7 @@ void copy_resolved_cpu(Tensor plan_tensor, int64_t src_base, int64_t dst_base, I
 void resolve_copy_plan(Tensors src, Tensors dst, Tensor plan_tensor, Tensor resolved, int64_t gpu) {
   const CopyPlan plan(plan_tensor, CopyPlan::kPlaneFields);
   const CopyPlan out(resolved, CopyPlan::kResolvedFields);
-  MK_CHECK(out.num_planes() == plan.num_planes() && !(src.empty() && dst.empty()),
+  MK_CHECK(out.num_planes() == plan.num_planes(),
            "resolve_copy_plan: resolved must have room for the plan's planes");
   const Memory src_memory("src", src, static_cast<int32_t>(gpu));
   const Memory dst_memory("dst", dst, static_cast<int32_t>(gpu));

@@ -56,7 +56,7 @@ def gather_blocks(
     check_view("gather_blocks", view)
     check_call("gather_blocks", max_sms)
     device = device_of_call(view, out)
-    ids = as_ids("gather_blocks: block_ids", block_ids, device)
+    ids = as_ids("gather_blocks: block_ids", block_ids, device, engine)
     shape = view.packed_shape(ids.numel())
     if out is None:
         out = torch.empty(shape, dtype=view.dtype, device=view.device)
@@ -100,7 +100,7 @@ def scatter_blocks(
     check_call("scatter_blocks", max_sms)
     check_writable("scatter_blocks: view", view)
     device = device_of_call(view, packed)
-    ids = as_ids("scatter_blocks: block_ids", block_ids, device)
+    ids = as_ids("scatter_blocks: block_ids", block_ids, device, engine)
     shape = view.packed_shape(ids.numel())
     source = as_packed("scatter_blocks: packed", packed, shape, view, device)
     bad = bad_ids_on(view, device)

@@ -5,11 +5,11 @@ from typing import Any
 
 import torch
 
-from ..errors import InvalidArgument
+from ..errors import InvalidArgument, Unavailable
 from .bad_ids import BadIds
 from .copy_parts import CopyPart, Layers, check_layers_alike
 from .execute import BlockIds, Engine, as_ids, check_memory, execute
-from .execute_rows import add_checksums, transform
+from .execute_rows import MOVES_BYTES, add_checksums, transform
 from .row_plan import RowCall, RowPlan
 from .transforms import Fp8, Rope
 from .view import BlockPlan
@@ -127,6 +127,10 @@ def run_jobs(
     engine: Engine,
 ) -> None:
     """Copy; where checksums are expected, what is actually there has been added up before."""
+    if engine in MOVES_BYTES and any(isinstance(plan, RowPlan) for _, plan in jobs):
+        raise Unavailable(
+            f"engine {engine}: it moves bytes; convert, rope and checksum need another"
+        )
     for part, plan in jobs:
         sides = (part.src, part.dst)
         if isinstance(plan, RowPlan):

@@ -10,10 +10,14 @@ from .. import _library
 from ..errors import InvalidArgument
 from ..reference import kv as reference
 from .bad_ids import BadIds
+from .execute_listed import COPY_ENGINE, copy_listed
 from .sides import check_packed_device, device_of, gpu_index, packed_address
+from .two_hop import copy_in_two_hops
 from .view import BlockPlan, KVView, check_plain
 
-Engine = Literal["auto", "host", "cuda", "triton", "reference"]
+Engine = Literal["auto", "host", "cuda", "copy_engine", "two_hop", "triton", "reference"]
+ENGINES = "auto, host, cuda, copy_engine, two_hop, triton or reference"
+LISTED = ("copy_engine", "two_hop")  # their runs are listed by the processor, from ids on the CPU
 BlockIds = torch.Tensor | Sequence[int]
 ID_DTYPES = (torch.int32, torch.int64)
 
@@ -78,6 +82,8 @@ def execute(
             )
         else:
             _library.call(_library.copy_blocks, *arguments, bad.address, int(max_sms or 0))
+    elif chosen in LISTED:
+        _execute_listed(chosen, src, dst, plan, src_ids, dst_ids, bad, max_sms)
     elif chosen == "triton":
         triton_kv = _library.triton_module("kv")
         if device != "cpu" and max_sms is not None:
@@ -93,11 +99,36 @@ def execute(
     elif chosen == "reference":
         reference.copy_blocks(src, dst, plan.selection, src_ids, dst_ids, bad)
     else:
-        raise InvalidArgument(
-            f"engine must be auto, host, cuda, triton or reference, got {engine!r}"
-        )
+        raise InvalidArgument(f"engine must be {ENGINES}, got {engine!r}")
     # What autograd saved of them is stale now, and it must know.
     torch.autograd.graph.increment_version(dst.tensors)
+
+
+def _execute_listed(
+    engine: str,
+    src: KVView | Packed,
+    dst: KVView | Packed,
+    plan: BlockPlan,
+    src_ids: torch.Tensor | None,
+    dst_ids: torch.Tensor | None,
+    bad: BadIds,
+    max_sms: int | None,
+) -> None:
+    place = device_of(src.device, dst.device)
+    _library.require_engine(engine, place.type)
+    if torch.compiler.is_compiling() or not have_addresses((src.tensors[0], dst.tensors[0])):
+        raise InvalidArgument(f"engine {engine} must not be named in compiled code, got tracing")
+    gpu = gpu_index(place)
+    if engine == "copy_engine":
+        copy_listed(plan, src, dst, src_ids, dst_ids, COPY_ENGINE, gpu)
+        return
+    if src.device == dst.device:
+        raise InvalidArgument(
+            f"engine two_hop must be given one side in pinned host memory, got both on {place}"
+        )
+    numbers = (bad.address, int(max_sms or 0), gpu)
+    to_host = dst.device.type == "cpu"
+    copy_in_two_hops(plan, src, dst, src_ids, dst_ids, *numbers, to_host=to_host)
 
 
 def check_memory(src: KVView, dst: KVView, plan: BlockPlan) -> None:
@@ -115,7 +146,15 @@ def have_addresses(tensors: Sequence[torch.Tensor | None]) -> bool:
     )
 
 
-def as_ids(name: str, ids: BlockIds, device: torch.device) -> torch.Tensor:
+def as_ids(name: str, ids: BlockIds, device: torch.device, engine: Engine = "auto") -> torch.Tensor:
+    """Return ids where the engine reads them: on the device of the copy, or on the CPU."""
+    if engine in LISTED:
+        if isinstance(ids, torch.Tensor) and ids.device.type != "cpu":
+            raise InvalidArgument(
+                f"{name} must be on the CPU for engine {engine} (cpu() waits for the device), "
+                f"got {ids.device}"
+            )
+        device = torch.device("cpu")
     if isinstance(ids, torch.Tensor) and ids.device == device and _are_ids(ids):
         return ids
     if isinstance(ids, torch.Tensor):

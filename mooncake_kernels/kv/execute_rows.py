@@ -9,9 +9,11 @@ from .. import _library
 from ..errors import InvalidArgument, Unavailable
 from ..reference import kv as reference
 from .bad_ids import BadIds
-from .execute import Engine
+from .execute import ENGINES, Engine
 from .row_plan import RowCall, RowPlan
 from .view import KVView
+
+MOVES_BYTES = ("triton", "copy_engine", "two_hop")
 
 
 def transform(
@@ -64,12 +66,12 @@ def _choose(engine: Engine, device: str) -> str:
     if torch.compiler.is_compiling() and engine == "auto":
         return "host"  # the operator itself goes by its tensors
     chosen = _library.choose_engine(device) if engine == "auto" else engine
-    if chosen == "triton":
-        raise Unavailable("engine triton: it moves bytes; convert, rope and checksum need another")
-    if chosen not in ("host", "cuda", "reference"):
-        raise InvalidArgument(
-            f"engine must be auto, host, cuda, triton or reference, got {engine!r}"
+    if chosen in MOVES_BYTES:
+        raise Unavailable(
+            f"engine {chosen}: it moves bytes; convert, rope and checksum need another"
         )
+    if chosen not in ("host", "cuda", "reference"):
+        raise InvalidArgument(f"engine must be {ENGINES}, got {engine!r}")
     if chosen != "reference":
         _library.require_engine(chosen, device)
     return chosen

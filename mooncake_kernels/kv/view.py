@@ -26,17 +26,20 @@ class BlockPlan:
 
     Attributes:
         selection: what is copied.
+        layouts: of src and dst.
         values: the plan of csrc/ops/copy_plan.h, which holds no addresses.
+        hops: how it is done in two, if it was done so.
     """
 
+    hops: Any = None
     _resolved: tuple[tuple[int, int, int], torch.Tensor] | None = None
 
     def __init__(self, src: Layout, dst: Layout, selection: Selection):
-        self.selection = selection
+        self.selection, self.layouts = selection, (src, dst)
         self.values = constants(plan_values(src, dst, selection))
 
     def resolved(
-        self, src: list[torch.Tensor], dst: list[torch.Tensor], gpu: int = -1
+        self, src: Sequence[torch.Tensor], dst: Sequence[torch.Tensor], gpu: int = -1
     ) -> torch.Tensor:
         """Return the plan with the addresses of the tensors in it; made once, and if they move.
 
@@ -54,7 +57,7 @@ class BlockPlan:
         return self._resolved[1]
 
     def __getstate__(self) -> dict[str, object]:  # a copy has tensors of its own
-        return {"selection": self.selection, "values": self.values}
+        return {"selection": self.selection, "layouts": self.layouts, "values": self.values}
 
 
 def constants(values: list[int]) -> torch.Tensor:

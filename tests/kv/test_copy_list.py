@@ -1,4 +1,4 @@
-"""Where addresses are and the copy engine, with a libcuda.so.1 that is made up."""
+"""Where addresses are, lists of runs and the copy engine, with a libcuda.so.1 that is made up."""
 
 import os
 import subprocess
@@ -10,11 +10,16 @@ from ..conftest import skip
 from ..cxx import TESTS, build, run
 
 HERE = Path(__file__).parent
-SOURCES = ["kv/copy_list.cc", "kv/copy_engine.cc", "common/memory_kind.cc", "common/cuda_driver.cc"]
+DRIVER = ["kv/copy_engine.cc", "common/cuda_driver.cc"]
+SOURCES = {
+    "test_copy_list": [*DRIVER, "kv/copy_list.cc", "common/memory_kind.cc"],
+    "test_list_runs": [*DRIVER, "kv/list_runs.cc", "kv/copy_blocks.cc", "kv/copy_runs.cc",
+                       "common/cpu_cache.cc"],
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def program(tmp_path_factory):
+def build_program(tmp_path_factory):
     include = Path(os.environ.get("CUDA_HOME", "/usr/local/cuda"), "include")
     if not (include / "cudaTypedefs.h").is_file():
         skip("cuda", f"there is no cudaTypedefs.h in {include}")
@@ -22,10 +27,16 @@ def program(tmp_path_factory):
     fake = HERE / "fake_cuda_driver.cc"
     flags = ["-std=c++17", "-g", "-shared", "-fPIC", f"-I{TESTS}", f"-isystem{include}"]
     subprocess.run(["g++", *flags, fake, "-o", folder / "libcuda.so.1"], check=True)
-    return build(HERE / "test_copy_list.cc", SOURCES, folder, f"-isystem{include}", "-ldl")
+    return lambda name: build(
+        HERE / f"{name}.cc", SOURCES[name], folder, f"-isystem{include}", "-ldl"
+    )
 
 
-@pytest.mark.parametrize("arguments", [[], ["old"]])
-def test_copy_list(program, arguments):
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [("test_copy_list", []), ("test_copy_list", ["old"]), ("test_list_runs", [])],
+)
+def test_with_a_driver(build_program, name, arguments):
+    program = build_program(name)
     result = run(program, *arguments, LD_LIBRARY_PATH=str(program.parent))
     assert result.returncode == 0, result.stderr

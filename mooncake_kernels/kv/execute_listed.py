@@ -1,0 +1,54 @@
+"""Running a copy whose runs the processor lists: by the GPU's copy engines."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from .. import _library
+from .view import BlockPlan
+
+CHECK, COUNT, EACH, COPY_ENGINE = range(4)  # csrc/ops/copy_listed.cc
+
+Ids = torch.Tensor | None
+
+
+class Place(Protocol):
+    """Where one side of a resolved plan is."""
+
+    @property
+    def registered(self) -> Sequence[torch.Tensor]:
+        """The tensors whose addresses are in the plan; none if they begin at ``base``."""
+
+    @property
+    def base(self) -> int:
+        """What is added to the plan's addresses."""
+
+
+def copy_listed(
+    plan: BlockPlan, src: Place, dst: Place, src_ids: Ids, dst_ids: Ids, how: int, gpu: int
+) -> int:
+    """Check the ids, which are on the CPU, list the runs with neighbours joined, and copy them.
+
+    ``CHECK`` and ``COUNT`` copy nothing, ``EACH`` makes a memcpy of each range, ``COPY_ENGINE`` one
+    batch of all. Returns how many ranges there are, 0 for ``CHECK``.
+    """
+    table = plan.resolved(src.registered, dst.registered, gpu)
+    arguments = (table, src.base, dst.base, src_ids, dst_ids, how, gpu)
+    return _library.call(_library.copy_listed, *arguments)
+
+
+def copy_by_kernel(
+    plan: BlockPlan,
+    src: Place,
+    dst: Place,
+    src_ids: Ids,
+    dst_ids: Ids,
+    bad_address: int,
+    max_sms: int,
+    gpu: int,
+) -> None:
+    """Copy where the ids are: on the CPU, or queued on the current stream of their GPU."""
+    table = plan.resolved(src.registered, dst.registered, gpu)
+    arguments = (table, src.base, dst.base, src_ids, dst_ids, bad_address, max_sms)
+    _library.call(_library.copy_resolved, *arguments)
