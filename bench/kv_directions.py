@@ -4,7 +4,8 @@ import statistics
 
 import torch
 from harness import seconds
-from kv_moves import Call, driver_copy, one_piece
+from kv_moves import Call, Move, driver_copy, one_piece
+from kv_shapes import Job
 
 # What each direction reads and writes. No buffer is both, so that a check can rely on the sources.
 DIRECTIONS = {
@@ -47,6 +48,22 @@ class Memory:
             [self.buffer(side, f"staging {i}") for side in dict.fromkeys(way)]
             for i, way in enumerate(DIRECTIONS[direction])
         ]
+
+    def moves(self, direction: str, job: Job, engine: str, max_sms: int | None) -> list[Move]:
+        """Return a job in each way of a direction, run once.
+
+        Raises:
+            MemoryError: the pools do not fit into the buffers.
+            InvalidArgument, Unavailable: a plan does not go this way, or the engine does not.
+        """
+        if job.pool_bytes > self.num_bytes:
+            needed = 2 * job.pool_bytes / 2**30
+            raise MemoryError(f"needs {needed:.1f} GiB, --max-gib is less")
+        ends = zip(self.ends(direction), self.staging(direction), strict=True)
+        moves = [Move(job, *pair, staging, engine, max_sms) for pair, staging in ends]
+        for move in moves:
+            move.ours()
+        return moves
 
 
 def together(calls: list[Call], streams: list) -> None:
