@@ -104,7 +104,7 @@ def main(options: argparse.Namespace) -> None:
             rows.append({"case": name, **fields, **row})
             sys.stdout.write(line(name, row))
             sys.stdout.flush()
-    save(head, rows, options, left_out)
+            save(head, rows, options, left_out)
 
 
 def few_cases(parser: argparse.ArgumentParser) -> None:

@@ -5,13 +5,14 @@ and both of these at once on two streams. A run is what is contiguous: one id of
 values. Baselines: torch, layer by layer (index_select, copy_ where memory changes, index_copy_,
 into tensors that are there already); memcpy, one contiguous copy of as many bytes; memcpy_loop on a
 GPU, one cuMemcpyAsync a run. The ceiling is the faster of one large memcpy and torch's copy_ (1 GiB
-on the CPU, 256 MiB on a GPU), measured in the same run; small jobs can be above it, in the cache.
+on the CPU, 256 MiB on a GPU), measured before each shape; what fits the cache can be above it.
 GB/s counts bytes read and written. "us of the host" is what the caller's thread spends in a call.
 """
 
 import argparse
 from collections.abc import Iterator
 from functools import partial
+from itertools import groupby, product
 
 import torch
 from harness import Case, LeftOut, arguments
@@ -59,10 +60,11 @@ def at_once(queue: Call, calls: list[Call]) -> Call:
 def cases(options: argparse.Namespace) -> Iterator[Case | LeftOut]:
     pools = memory(options)
     for direction in directions(options):
-        top, lone = ceiling(direction, pools), seconds_a_run(direction, pools)
-        for job in jobs(options):
-            for engine, max_sms in ways(options):
-                row = case(direction, job, engine, max_sms, pools)
+        lone = seconds_a_run(direction, pools)
+        for _, group in groupby(jobs(options), key=lambda job: job.shape.name):
+            top = ceiling(direction, pools)  # again for each shape: a machine has its moods
+            for job, way in product(group, ways(options)):
+                row = case(direction, job, *way, pools)
                 if isinstance(row, Case):
                     row.ceiling = top
                     row.fields["us_lone_run"] = lone * 1e6

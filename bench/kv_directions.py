@@ -1,5 +1,6 @@
 """From where to where: the memory of each direction, and how fast it can be at all."""
 
+import ctypes
 import statistics
 
 import torch
@@ -16,7 +17,7 @@ DIRECTIONS = {
     "both": [("cpu", "cuda"), ("cuda", "cpu")],  # at once, on two streams
 }
 LARGE = {"cpu": 1 << 30, "cuda": 256 << 20}  # bytes of a copy that is only bound by the memory
-CEILING_ROUNDS, LONE_RUNS, LONE_BYTES = 9, 2000, 64
+CEILING_ROUNDS, LONE_RUNS, LONE_BYTES, NEAR_BYTES = 9, 20_000, 64, 16 << 10
 
 
 class Memory:
@@ -96,26 +97,46 @@ def ceiling(direction: str, memory: Memory) -> float:
 
 
 def seconds_a_run(direction: str, memory: Memory) -> float:
-    """Return what one run costs that has hardly any bytes, where runs are copied one by one.
+    """Return what one run costs that has hardly any bytes, where they are copied one by one.
 
-    On the CPU by torch, a cache line each, which waits for memory; else by a call of the driver.
+    On a GPU that is a call of the driver, or two for both ways at once. On the CPU it is the wait
+    for memory: a loop over runs that lie anywhere, less one over runs that lie in the cache.
     """
-    src, dst = memory.ends(direction)[0]
+    ends = memory.ends(direction)
     if direction == "H2H":
-        lines = src.view(-1, LONE_BYTES).view(torch.int64)
-        ids = torch.randperm(len(lines))[:LONE_RUNS]
-        out = torch.empty(LONE_RUNS, lines.shape[1], dtype=torch.int64)
-        call = lambda: torch.index_select(lines, 0, ids, out=out)  # noqa: E731
-        return median_seconds(call, "cpu", CEILING_ROUNDS) / LONE_RUNS
-    copy = driver_copy()
+        return statistics.median(wait_for_memory(*ends[0]) for _ in range(CEILING_ROUNDS))
+    calls = [lambda src=src, dst=dst: lone_runs(src, dst) for src, dst in ends]
+    streams = [torch.cuda.Stream() for _ in ends]
+    taken = median_seconds(lambda: together(calls, streams), "cuda", CEILING_ROUNDS)
+    return taken / LONE_RUNS
+
+
+def lone_runs(src: torch.Tensor, dst: torch.Tensor) -> None:
+    """Queue runs of hardly any bytes, one by one."""
+    copy, stream = driver_copy(), torch.cuda.current_stream().cuda_stream
     step = min(src.numel(), dst.numel()) // LONE_RUNS // LONE_BYTES * LONE_BYTES
+    for i in range(LONE_RUNS):
+        copy(dst.data_ptr() + i * step, src.data_ptr() + i * step, LONE_BYTES, stream)
 
-    def loop() -> None:
-        stream = torch.cuda.current_stream().cuda_stream
-        for i in range(LONE_RUNS):
-            copy(dst.data_ptr() + i * step, src.data_ptr() + i * step, LONE_BYTES, stream)
 
-    return median_seconds(loop, "cuda", CEILING_ROUNDS) / LONE_RUNS
+def wait_for_memory(src: torch.Tensor, dst: torch.Tensor) -> float:
+    """Return how much longer a run takes if it is in memory: read and written at new places.
+
+    The loop is so slow between two runs that none waits along with another.
+    """
+    anywhere = torch.randint(src.numel() // LONE_BYTES, (2, LONE_RUNS)) * LONE_BYTES
+
+    def loop_over(src_places: torch.Tensor, dst_places: torch.Tensor) -> float:
+        sources = (src.data_ptr() + src_places).tolist()
+        targets = (dst.data_ptr() + dst_places).tolist()
+
+        def loop() -> None:
+            for target, source in zip(targets, sources, strict=True):
+                ctypes.memmove(target, source, LONE_BYTES)
+
+        return seconds(loop, "cpu")[0]
+
+    return (loop_over(*anywhere) - loop_over(*anywhere % NEAR_BYTES)) / LONE_RUNS
 
 
 def median_seconds(call: Call, device: str, rounds: int) -> float:

@@ -14,7 +14,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     names = [shape.name for shape in SHAPES]
     parser.add_argument("--direction", nargs="+", choices=list(DIRECTIONS), help="default: all")
     parser.add_argument("--engine", nargs="+", choices=ENGINES, default=["auto"])
-    parser.add_argument("--max-sms", nargs="+", type=int, default=[], help="a case for each")
+    parser.add_argument(
+        "--max-sms", nargs="+", type=int, default=[0], help="a case for each; 0: all"
+    )
     parser.add_argument("--max-gib", type=float, help="of the caches of a direction; default 2, 16")
     parser.add_argument("--shape", nargs="+", choices=names, default=names)
     parser.add_argument("--runs", nargs="+", type=int, default=NUM_RUNS)
@@ -44,7 +46,7 @@ def jobs(options: argparse.Namespace) -> list[Job]:
 
 def ways(options: argparse.Namespace) -> list[tuple[str, int | None]]:
     """Return the engines, and for each the numbers of multiprocessors that it may use."""
-    return [(engine, sms) for engine in options.engine for sms in (options.max_sms or [None])]
+    return [(engine, sms or None) for engine in options.engine for sms in options.max_sms]
 
 
 def way_name(engine: str, max_sms: int | None) -> str:

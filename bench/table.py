@@ -26,8 +26,8 @@ def report(title: str, cases: Iterable[Case | LeftOut], options: argparse.Namesp
             rows.append(row)
             sys.stdout.write(line(row, list(case.baselines)))
         sys.stdout.flush()
+        save(head, rows, options, left_out)  # each time: a run that is cut off leaves what it has
         del case
-    save(head, rows, options, left_out)
 
 
 def heading(title: str, options: argparse.Namespace) -> dict[str, Any]:
