@@ -13,6 +13,7 @@ from .layout import (
     HEADER,
     PLANE_FIELDS,
     RESOLVED_FIELDS,
+    SIDE_FIELDS,
     Layout,
     Selection,
     packed_layout,
@@ -21,22 +22,18 @@ from .layout import (
 )
 
 
-class BlockPlan:
-    """What is copied, and the numbers by which the operators copy it.
+class PlanTensor:
+    """The tensor of csrc/ops/copy_plan.h, and the same with the addresses of a cache in it.
 
     Attributes:
-        selection: what is copied.
-        layouts: of src and dst.
-        values: the plan of csrc/ops/copy_plan.h, which holds no addresses.
-        hops: how it is done in two, if it was done so.
+        values: the plan, which holds no addresses.
     """
 
-    hops: Any = None
-    _resolved: tuple[tuple[int, int, int], torch.Tensor] | None = None
-
-    def __init__(self, src: Layout, dst: Layout, selection: Selection):
-        self.selection, self.layouts = selection, (src, dst)
-        self.values = constants(plan_values(src, dst, selection))
+    def __init__(self, values: list[int], dst_run_bytes: int | None = None):
+        self.values = constants(values)
+        src_run_bytes = values[1 + 2 * SIDE_FIELDS]
+        self._dst_run_bytes = src_run_bytes if dst_run_bytes is None else dst_run_bytes
+        self._resolved: tuple[tuple[int, int, int], torch.Tensor] | None = None
 
     def resolved(
         self, src: Sequence[torch.Tensor], dst: Sequence[torch.Tensor], gpu: int = -1
@@ -51,13 +48,32 @@ class BlockPlan:
         if self._resolved is None or self._resolved[0] != first:
             num_planes = (self.values.numel() - HEADER) // PLANE_FIELDS
             table = constants([0] * (HEADER + RESOLVED_FIELDS * num_planes))
+            arguments = (self.values, table, self._dst_run_bytes, gpu)
             with unset_fake_temporarily():
-                _library.call(_library.resolve_copy_plan, src, dst, self.values, table, gpu)
+                _library.call(_library.resolve_copy_plan, src, dst, *arguments)
             self._resolved = (first, table)
         return self._resolved[1]
 
     def __getstate__(self) -> dict[str, object]:  # a copy has tensors of its own
-        return {"selection": self.selection, "layouts": self.layouts, "values": self.values}
+        return self.__dict__ | {"_resolved": None}
+
+
+class BlockPlan(PlanTensor):
+    """What is copied, and the numbers by which the operators copy it.
+
+    Attributes:
+        selection: what is copied.
+        layouts: of src and dst.
+        hops: how it is done in two, if it was done so.
+    """
+
+    def __init__(self, src: Layout, dst: Layout, selection: Selection):
+        self.selection, self.layouts = selection, (src, dst)
+        self.hops: Any = None
+        super().__init__(plan_values(src, dst, selection))
+
+    def __getstate__(self) -> dict[str, object]:
+        return super().__getstate__() | {"hops": None}
 
 
 def constants(values: list[int]) -> torch.Tensor:

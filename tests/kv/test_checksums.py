@@ -212,5 +212,19 @@ def test_operators_pass_opcheck():
     )
     torch.library.opcheck(
         torch.ops.mooncake_kernels.checksum_blocks.default,
-        (src.tensors, rows.checksum_values, rows.checksum_transform, ids, sums, 0, 0),
+        (src.tensors, rows.checksum_plan.values, rows.checksum_transform, ids, sums, 0, 0),
     )
+
+
+def test_memory_of_a_converted_cache_is_checked_to_its_end():
+    """Rows of dst are twice as long as src's: an address is refused, not written to."""
+    src = mk.KVView(torch.zeros(4, 2, 8).to(torch.float8_e5m2), "block token dim")
+    dst = mk.KVView(torch.zeros(4, 2, 8, dtype=torch.bfloat16), "block token dim")
+    dst.tensors[0].untyped_storage().resize_(0)
+    plan = mk.CopyPlan(src, dst, convert=mk.Fp8())
+    with pytest.raises(mk.InvalidArgument, match="their memory was freed"):
+        plan.run([0], [1])
+    [(_, rows)] = plan._jobs.of("test", None, by_slot=False)
+    short = [torch.zeros(4 * 2 * 8 - 1, dtype=torch.bfloat16).as_strided((4, 2, 7), (16, 8, 1))]
+    with pytest.raises(ValueError, match="plan must lie inside its tensors"):
+        rows.plan.resolved(src.tensors, short)
