@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import threading
+import zlib
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mooncake_kernels as mk
+from mooncake_kernels.kv.pack_header import MAGIC, PREFIX, VERSION
 
 from ..conftest import skip
 from .checks import twin
@@ -492,3 +494,26 @@ def test_a_copy_of_a_packer_packs_into_the_buffer_that_it_is_given():
     staging.zero_()
     copy.deepcopy(packer).pack([1, 2], staging)
     assert torch.equal(staging, wanted)
+
+
+@pytest.mark.parametrize("body", [b"[" * 100_000, b'{"views":' * 100_000, b"1" * 5000])
+def test_a_header_that_python_cannot_read_is_refused(body):
+    data = PREFIX.pack(MAGIC, VERSION, len(body), zlib.crc32(body)) + body
+    with pytest.raises(mk.InvalidArgument, match="PackHeader: data must be a header's"):
+        mk.PackHeader.from_bytes(data)
+
+
+@pytest.mark.parametrize("data", [None, "MKPK", 7, [1]])
+def test_a_header_of_no_bytes_is_refused(data):
+    with pytest.raises(mk.InvalidArgument, match="PackHeader: data must be bytes, got"):
+        mk.PackHeader.from_bytes(data)
+
+
+@pytest.mark.parametrize("change", [{"has_checksums": [1]}, {"has_checksums": 1}])
+def test_a_header_with_flags_that_are_none_is_refused(change):
+    packer = mk.Packer(make_view("nhd_per_layer", SIZES))
+    header, staging = sent(packer, [1])
+    lying = dataclasses.replace(mk.PackHeader.from_bytes(header), **change)
+    for header in (lying, lying.to_bytes()):
+        with pytest.raises(mk.InvalidArgument):
+            packer.unpack(header, staging, [1])
