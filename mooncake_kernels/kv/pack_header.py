@@ -57,7 +57,9 @@ class PackedView:
         counts = (self.kv, self.heads, self.tokens, self.dim, self.first_head + 1, self.offset + 1)
         numbers = (*counts, *(layer + 1 for layer in self.layers))
         return (
-            self.dtype in DTYPES
+            isinstance(self.dtype, str)
+            and self.dtype in DTYPES
+            and type(self.has_heads) is type(self.has_tokens) is bool
             and bool(self.layers)
             and len(set(self.layers)) == len(self.layers)
             and all(type(number) is int and 1 <= number < 2**62 for number in numbers)
@@ -133,6 +135,8 @@ class PackHeader:
         Raises:
             InvalidArgument: it is no header, of another version, or was damaged on its way.
         """
+        if not isinstance(data, (bytes, bytearray, memoryview)):
+            raise InvalidArgument(f"PackHeader: data must be bytes, got {type(data).__name__}")
         data = bytes(data)
         if len(data) < PREFIX.size or not data.startswith(MAGIC):
             raise InvalidArgument(f"PackHeader: data must begin with {MAGIC!r}, got {data[:4]!r}")
@@ -156,7 +160,7 @@ class PackHeader:
             )
             header = cls(**{**values, "views": views})
             good = header.check()
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise InvalidArgument(f"PackHeader: data must be a header's, got {error!r}") from None
         if not good:
             raise InvalidArgument(f"PackHeader: data must describe packed blocks, got {values}")
@@ -166,6 +170,8 @@ class PackHeader:
         """Tell whether records hold their views, and chunks their records."""
         numbers = (self.num_blocks + 1, self.record_bytes, self.chunk_blocks)
         if not all(type(number) is int and 1 <= number < 2**62 for number in numbers):
+            return False
+        if type(self.has_checksums) is not bool:
             return False
         if not self.views or not all(view.check() for view in self.views):
             return False

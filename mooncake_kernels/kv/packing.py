@@ -8,7 +8,7 @@ import torch
 from ..errors import ChecksumError, InvalidArgument
 from .bad_ids import BadIds
 from .copy_jobs import check_transforms, run_jobs
-from .copy_parts import as_views
+from .copy_parts import as_views, block_size_of
 from .copy_plan import CopyPlan
 from .execute import BlockIds, Engine, as_ids, check_call
 from .layer_stream import LayerStream
@@ -193,8 +193,9 @@ class Packer:
             records = torch.arange(chunk.first_block, end, device=self.device)
             part = ids[chunk.first_block : end]
             sums = plan.run(part, records, max_sms=max_sms, engine=engine)
-            if sums is not None:
-                packed.checksums(end)[chunk.first_block :].copy_(sums)
+            if sums is not None:  # of a hole it is the record's former one that stays
+                before = packed.checksums(end)[chunk.first_block :]
+                before.copy_(torch.where(part == HOLE, before, sums))
             if ready is not None:
                 ready.signal_layer(index, staging)
         return header
@@ -240,13 +241,16 @@ class Packer:
         ids = self._ids(op, block_ids)
         check_buffer(op, staging, header, self.device)
         self._check_kind(op, header)
-        if not any(self._overlaps(header)):
+        overlaps = self._overlaps(header)
+        if not any(overlaps):
             return False
         packed, plans = self._known_staging(op, header, staging, self._unpack_plans)
         records = torch.arange(header.num_blocks, device=self.device)
         positions = (src_positions, dst_positions)
+        # Those of keys that are not here are not looked at.
+        takes = None if self._rope is not None and overlaps[0] is None else plans[0]
         prepared = [
-            plan.prepare(op, records, ids, *(positions if plan is plans[0] else (None, None)))
+            plan.prepare(op, records, ids, *(positions if plan is takes else (None, None)))
             for plan in plans
         ]
         expected, actual = self._checksums(op, header, packed, ids, max_sms, engine)
@@ -254,6 +258,9 @@ class Packer:
             call.expected, call.actual = expected, actual
             run_jobs(jobs, records, ids, call, plan.bad_blocks, max_sms, engine)
         return True
+
+    def __getstate__(self) -> dict[str, object]:  # a copy knows copies of the buffers, not these
+        return {**self.__dict__, "_known": {}}
 
     def check(self) -> None:
         """Wait for the current stream and raise if a call met a bad id or checksum; not on the CPU.
@@ -288,17 +295,18 @@ class Packer:
         """Return a staging buffer's views and the plans for them; made once a buffer."""
         kind = replace(header, num_blocks=0, chunk_blocks=1)
         key = (op, buffer.data_ptr(), buffer.numel(), kind)
-        if key not in self._known:
-            while len(self._known) >= MAX_STAGINGS:
-                self._known.pop(next(iter(self._known)))
+        known = self._known.get(key)
+        if known is None:
+            for oldest in list(self._known)[: 1 - MAX_STAGINGS]:
+                self._known.pop(oldest, None)  # another thread may have been faster
             staging = Staging(op, header, buffer)
             plans = make_plans(header, staging)
             # A kernel sees the ids of one chunk at a time, of records all of them.
             src_name = "block_ids of a chunk" if make_plans == self._pack_plans else "staging"
             for plan in plans:
                 plan.rename_ids(f"{op}: {src_name}", f"{op}: block_ids")
-            self._known[key] = (staging, plans)
-        return self._known[key]
+            known = self._known[key] = (staging, plans)
+        return known
 
     def _pack_plans(self, header: PackHeader, staging: Staging) -> list[CopyPlan]:
         all_layers = all(
@@ -373,15 +381,23 @@ class Packer:
         actual = staging.add_up(header.num_blocks, max_sms, engine)
         if self.device.type != "cpu":
             return expected, actual
-        wrong = expected != actual
-        if ids.numel() == wrong.numel():
-            wrong &= ids != HOLE
+        wrong = (expected != actual) & self._wanted(header, ids)
         for index in wrong.nonzero().flatten().tolist():
             raise ChecksumError(
                 f"{op}: staging: record {index} must have checksum {expected[index]}, got "
                 f"{actual[index]}"
             )
         return None, None
+
+    def _wanted(self, header: PackHeader, ids: torch.Tensor) -> torch.Tensor:
+        """Tell of each record whether one of its tokens goes to a block that is no hole."""
+        src_size = next((view.tokens for view in header.views if view.has_tokens), 1)
+        dst_size = block_size_of(self._views)
+        first = torch.arange(header.num_blocks, device=ids.device) * src_size
+        last = (first + src_size - 1).clamp(max=ids.numel() * dst_size - 1)
+        # How many of the ids before each are no holes.
+        before = torch.cat((ids.new_zeros(1), (ids != HOLE).cumsum(0)))
+        return before[last // dst_size + 1] > before[first // dst_size]
 
 
 def _as_header(op: str, header: PackHeader | bytes) -> PackHeader:

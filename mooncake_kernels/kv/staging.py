@@ -31,7 +31,8 @@ class Staging:
 
     def checksums(self, num_blocks: int) -> torch.Tensor:
         """Return the checksums as they stand in the records, a view of the buffer."""
-        words = self._buffer.view(torch.int64).view(self._capacity, -1)
+        words_per_record = self._header.record_bytes // WORD_BYTES
+        words = self._buffer.view(torch.int64).view(self._capacity, words_per_record)
         return words[:num_blocks, self._header.checksum_offset // WORD_BYTES]
 
     def add_up(self, num_blocks: int, max_sms: int | None, engine: Engine) -> torch.Tensor:

@@ -1,7 +1,9 @@
 """Blocks packed into one buffer and unpacked by a peer of another layout."""
 
+import copy
 import dataclasses
 import threading
+import zlib
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mooncake_kernels as mk
+from mooncake_kernels.kv.pack_header import MAGIC, PREFIX, VERSION
 
 from ..conftest import skip
 from .checks import twin
@@ -400,3 +403,117 @@ def test_buffers_that_were_used_before_are_known_and_few_are_kept():
     assert torch.equal(
         mk.gather_blocks(fresh._views[0], [0, 1]), mk.gather_blocks(packer._views[0], [4, 5])
     )
+
+
+def test_a_hole_leaves_its_record_as_it_was_and_its_checksum(backend):
+    made = {"dtype": torch.int16, "device": backend.device}
+    src, dst = (make_view("nhd_per_layer", SIZES, **made, seed=seed) for seed in (1, 9))
+    packer, receiver = mk.Packer(src), mk.Packer(dst)
+    staging = staging_of(packer).to(backend.device)
+    header = packer.pack([4, HOLE], staging, engine=backend.engine)
+    first = staging[: header.record_bytes].clone()
+    packer.pack([HOLE, 2], staging, engine=backend.engine)
+    assert torch.equal(staging[: header.record_bytes], first)
+    receiver.unpack(header, staging, [0, 1], engine=backend.engine)
+    receiver.check()
+    assert torch.equal(mk.gather_blocks(dst, [0, 1]), mk.gather_blocks(src, [4, 2]))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "counts"), [((4, 3), (2, 2)), ((3, 4), (2, 2)), ((2, 4), (4, 2)), ((4, 2), (2, 4))]
+)
+def test_of_other_block_sizes_the_records_that_are_wanted_must_be_right(tokens, counts):
+    """A record is wanted if one of its tokens is."""
+    num_records, num_ids = counts
+    sizes = Sizes(layer=1, block=6, head=1, token=tokens[0], dim=8)
+    src = make_view("nhd_per_layer", sizes)
+    header, staging = sent(mk.Packer(src), list(range(num_records)))
+    record_bytes = mk.PackHeader.from_bytes(header).record_bytes
+    dst_sizes = dataclasses.replace(sizes, token=tokens[1])
+    num_tokens = min(num_records * tokens[0], num_ids * tokens[1])
+    for wrong in range(num_records):
+        damaged = staging.clone()
+        damaged[wrong * record_bytes] ^= 1
+        for hole in range(num_ids):
+            dst = make_view("nhd_per_layer", dst_sizes, seed=5)
+            before = snapshot(dst)
+            ids = [HOLE if i == hole else i for i in range(num_ids)]
+            goes_to = {t // tokens[1] for t in range(num_tokens) if t // tokens[0] == wrong}
+            if goes_to == {hole}:
+                assert mk.Packer(dst).unpack(header, damaged, ids)
+                continue
+            with pytest.raises(mk.ChecksumError, match=f"record {wrong} must have"):
+                mk.Packer(dst).unpack(header, damaged, ids)
+            assert torch.equal(snapshot(dst), before)
+
+
+def test_positions_where_only_views_without_keys_have_something_in_common():
+    def cache(seed):
+        keys = make_view("nhd_per_layer", SIZES, dtype=torch.half, seed=seed)
+        return [keys, mk.KVView(addressed((6, 4, 3), torch.uint8, "cpu", seed), "block token dim")]
+
+    src, dst = cache(1), cache(60)
+    keys, index = snapshot(dst[0]), twin(dst[1])
+    mk.CopyPlan(src[1], index).run([5], [2])
+    message = sent(mk.Packer(src), [5])
+    packer = mk.Packer(dst, first_head=SIZES.head, rope=mk.Rope())
+    assert packer.unpack(*message, [2], src_positions=[0], dst_positions=[64])
+    assert torch.equal(snapshot(dst[1]), snapshot(index))
+    assert torch.equal(snapshot(dst[0]), keys)
+
+
+def test_nothing_packed_and_unpacked():
+    packer = mk.Packer(make_view("nhd_per_layer", SIZES))
+    nothing = torch.empty(0, dtype=torch.uint8)
+    assert packer.unpack(packer.pack([], nothing), nothing, [])
+
+
+class Forgetful(dict):
+    """As if other threads, with buffers of their own, put each entry out at once."""
+
+    def __setitem__(self, key, value):
+        """Keep nothing."""
+
+
+def test_a_buffer_that_another_thread_puts_out_is_packed_all_the_same():
+    packer = mk.Packer(make_view("nhd_per_layer", SIZES, dtype=torch.int16))
+    packer._known = Forgetful()
+    staging = staging_of(packer)
+    header = packer.pack([1, 2], staging)
+    assert packer.unpack(header, staging, [3, 4])
+    assert torch.equal(
+        mk.gather_blocks(packer._views[0], [1, 2]), mk.gather_blocks(packer._views[0], [3, 4])
+    )
+
+
+def test_a_copy_of_a_packer_packs_into_the_buffer_that_it_is_given():
+    packer = mk.Packer(make_view("nhd_per_layer", SIZES, dtype=torch.int16))
+    staging = staging_of(packer)
+    packer.pack([1, 2], staging)
+    wanted = staging.clone()
+    staging.zero_()
+    copy.deepcopy(packer).pack([1, 2], staging)
+    assert torch.equal(staging, wanted)
+
+
+@pytest.mark.parametrize("body", [b"[" * 100_000, b'{"views":' * 100_000, b"1" * 5000])
+def test_a_header_that_python_cannot_read_is_refused(body):
+    data = PREFIX.pack(MAGIC, VERSION, len(body), zlib.crc32(body)) + body
+    with pytest.raises(mk.InvalidArgument, match="PackHeader: data must be a header's"):
+        mk.PackHeader.from_bytes(data)
+
+
+@pytest.mark.parametrize("data", [None, "MKPK", 7, [1]])
+def test_a_header_of_no_bytes_is_refused(data):
+    with pytest.raises(mk.InvalidArgument, match="PackHeader: data must be bytes, got"):
+        mk.PackHeader.from_bytes(data)
+
+
+@pytest.mark.parametrize("change", [{"has_checksums": [1]}, {"has_checksums": 1}])
+def test_a_header_with_flags_that_are_none_is_refused(change):
+    packer = mk.Packer(make_view("nhd_per_layer", SIZES))
+    header, staging = sent(packer, [1])
+    lying = dataclasses.replace(mk.PackHeader.from_bytes(header), **change)
+    for header in (lying, lying.to_bytes()):
+        with pytest.raises(mk.InvalidArgument):
+            packer.unpack(header, staging, [1])

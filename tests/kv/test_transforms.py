@@ -1,6 +1,7 @@
 """What a copy does to elements on their way: fp8 and RoPE, alone, together, in any layout."""
 
 import math
+from fractions import Fraction
 
 import pytest
 import torch
@@ -285,11 +286,28 @@ def test_any_axis_order(src_axes, dst_axes, data):
         (lambda: mk.Rope(first=-1), "Rope: first must be an integer >= 0, got -1"),
         (lambda: mk.Rope(inv_freq=[]), "Rope: inv_freq must be a list of finite numbers"),
         (lambda: mk.Rope(rotary_dim=4, inv_freq=[1.0]), "inv_freq must be a list of 2 finite"),
+        (lambda: mk.Rope(inv_freq="abc"), "Rope: inv_freq must be numbers that float64 holds"),
+        (lambda: mk.Rope(inv_freq=[[1.0, 2.0], [3.0]]), "Rope: inv_freq must be numbers that"),
+        (lambda: mk.Rope(10**400), "Rope: theta must be numbers that float64 holds, got int"),
+        (lambda: mk.Fp8(10**400), "Fp8: scale must be numbers that float64 holds, got int"),
     ],
 )
 def test_bad_transforms(make, message):
     with pytest.raises(mk.InvalidArgument, match=message):
         make()
+
+
+@pytest.mark.parametrize("number", [2, 0.3, Fraction(3, 10)])
+def test_a_scale_is_any_number_whatever_the_defaults_of_torch_are(number):
+    dtype = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)  # as engines do while they load a model
+    try:
+        with torch.device("meta"):
+            scale = mk.Fp8(number).scale
+    finally:
+        torch.set_default_dtype(dtype)
+    assert scale.device.type == "cpu"
+    assert torch.equal(scale, torch.tensor(float(number), dtype=torch.float32))
 
 
 @pytest.mark.parametrize(
