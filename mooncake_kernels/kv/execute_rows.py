@@ -43,7 +43,7 @@ def transform(
             plans = (plan.plan.values, plan.transform)
             _call(_library.transform_blocks, src.tensors, dst.tensors, *plans, *arguments)
     if not torch.compiler.is_compiling():
-        torch.autograd.graph.increment_version(dst.tensors)
+        torch.autograd.graph.increment_version(dst.versioned)
 
 
 def add_checksums(

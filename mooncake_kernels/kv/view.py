@@ -110,8 +110,8 @@ class KVView:
             is not there); ``block_size`` is in tokens.
         has_tokens, has_heads: whether the axis is there.
         dtype, device: of the tensors.
-        layout, everything, gather_plan, scatter_plan, sums, bad_ids, gpu_bad_ids, registered,
-            base: for this package's own use.
+        layout, everything, versioned, gather_plan, scatter_plan, sums, bad_ids, gpu_bad_ids,
+            registered, base: for this package's own use.
 
     Raises:
         InvalidArgument: the axes do not fit the tensors, or the tensors each other.
@@ -144,6 +144,7 @@ class KVView:
                 f"KVView: axis 'dim' must be packed (stride 1), got stride {first.stride(-1)}"
             )
         self.registered, self.base = self.tensors, 0
+        self.versioned = [tensor for tensor in self.tensors if not tensor.is_inference()]
         self.axes = " ".join(names)
         self.has_tokens, self.has_heads = "token" in names, "head" in names
         self.num_layers, self.num_kv = sizes["layer"], sizes["kv"]
