@@ -38,7 +38,7 @@ class Move:
         self.src_ids, self.dst_ids = job.ids().to(src.device), job.ids().to(dst.device)
         device = src.device if src.is_cuda else dst.device
         self.plan_ids = self.src_ids.to(device), self.dst_ids.to(device)
-        self.crosses = src.device != dst.device
+        self.crosses = len(staging) > 1
         self.staging = [self._staged(memory, dtype) for memory in staging]
         self.rows: list[tuple[int, int]] = []
         if src.is_cuda or dst.is_cuda:
