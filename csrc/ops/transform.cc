@@ -86,12 +86,14 @@ void run_on_cpu(const TransformBlocksParams& p) {
       [&p](int64_t begin, int64_t end) { mk::kv::transform_blocks_host(p, begin, end); });
 }
 
-void check_sums(const TransformBlocksParams& p) {
+void check_sums(const TransformBlocksParams& p, bool by_slot) {
   for (int64_t piece = 0; p.expected && piece < p.copy.num_pieces; ++piece) {
     const int64_t i = p.copy.src.index(piece), id = p.copy.src.id(piece);
     if (id == mk::kv::kHole || p.copy.dst.id(piece) == mk::kv::kHole) continue;
-    MK_CHECK(p.is_as_expected(piece), "CopyPlan.run: src_blocks[", i, "]: block ", id,
-             " must have checksum ", p.expected[i], ", got ", p.actual[i]);
+    MK_CHECK(p.is_as_expected(piece),
+             by_slot ? "CopyPlan.run_slots: src_slots[" : "CopyPlan.run: src_blocks[", i,
+             by_slot ? "]: slot " : "]: block ", id, " must have checksum ", p.expected[i],
+             ", got ", p.actual[i]);
   }
 }
 
@@ -125,7 +127,7 @@ void transform_blocks(Tensors src, Tensors dst, Tensor plan_tensor, Tensor trans
   const PlanesOfTensors planes(plan, p.copy, src, dst, p.src_row_bytes, p.dst_row_bytes);
   if (src[0].is_cpu()) {
     plan.check_ids(p.copy);  // all, before a byte moves
-    check_sums(p);
+    check_sums(p, plan.by_slot());
     return for_each_launch(plan, p, planes, run_on_cpu);
   }
 #ifdef MK_WITH_CUDA
@@ -144,9 +146,10 @@ void checksum_blocks(Tensors src, Tensor plan_tensor, Tensor transform, Tensor i
   TransformBlocksParams p = params_of(plan, transform, ids, std::nullopt);
   MK_CHECK(ids.is_cpu() == src[0].is_cpu(), "checksum_blocks: ids must be where the cache is");
   p.sums = data_of<int64_t>(sums, ScalarType::Long, ids.numel(), ids, "sums");
-  p.copy.dst = {nullptr, false, p.copy.num_pieces, 0, 1, 0, 1, 0};  // there is none
+  p.copy.dst = {nullptr, false, 0, 0, 1, 0, 1, 0};  // there is none, which reaches nowhere
   for (mk::kv::Axis& axis : p.copy.axes) axis.dst_stride = 0;
   const PlanesOfTensors both(plan, p.copy, src, src, p.src_row_bytes, 0);
+  p.copy.dst.num_ids = p.copy.num_pieces;
   const auto plane = [&both](int64_t i) { return Plane{both(i).src, nullptr}; };
   if (src[0].is_cpu()) {
     plan.check_ids(p.copy, "checksum_blocks: block_ids");
