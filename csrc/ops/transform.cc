@@ -88,12 +88,14 @@ void run_on_cpu(const TransformBlocksParams& p) {
       [&p](int64_t begin, int64_t end) { mk::kv::transform_blocks_host(p, begin, end); });
 }
 
-void check_sums(const TransformBlocksParams& p) {
+void check_sums(const TransformBlocksParams& p, bool by_slot) {
   for (int64_t piece = 0; p.expected && piece < p.copy.num_pieces; ++piece) {
     const int64_t i = p.copy.src.index(piece), id = p.copy.src.id(piece);
     if (id == mk::kv::kHole || p.copy.dst.id(piece) == mk::kv::kHole) continue;
-    MK_CHECK(p.is_as_expected(piece), "CopyPlan.run: src_blocks[", i, "]: block ", id,
-             " must have checksum ", p.expected[i], ", got ", p.actual[i]);
+    MK_CHECK(p.is_as_expected(piece),
+             by_slot ? "CopyPlan.run_slots: src_slots[" : "CopyPlan.run: src_blocks[", i,
+             by_slot ? "]: slot " : "]: block ", id, " must have checksum ", p.expected[i],
+             ", got ", p.actual[i]);
   }
 }
 
@@ -130,7 +132,7 @@ void run(const CopyPlan& plan, TransformBlocksParams& p, const PlaneOf& planes, 
   const int32_t gpu = mk::ops::gpu_of(ids);
   if (gpu == mk::ops::kNoGpu) {
     plan.check_ids(p.copy, name);  // all, before a byte moves
-    check_sums(p);
+    check_sums(p, plan.by_slot());
     return for_each_launch(plan, p, planes, run_on_cpu);
   }
 #ifdef MK_WITH_CUDA

@@ -384,3 +384,25 @@ def test_compiles(layout):
     again = mk.CopyPlan(src, expected, convert=mk.Fp8(2.0), rope=mk.Rope(), checksum=True)
     eager = again.run(*arguments[:2], src_positions=[0, 9], dst_positions=[5, 8])
     assert torch.equal(snapshot(dst), snapshot(expected)) and torch.equal(sums, eager)
+
+
+def test_more_planes_than_one_launch_takes(backend):
+    """Of 600 planes, the last 88 have scales, keys and words of their own."""
+    numbers = torch.randn(300, 2, 2, 1, 4, generator=torch.Generator().manual_seed(5))
+    src = mk.KVView(numbers.half().to(backend.device), "layer kv block token dim")
+    scales = torch.arange(1.0, 301).view(300, 1, 1) / 100
+    sums = {}
+    for engine in (backend.engine, "reference"):
+        dst = mk.KVView(
+            torch.zeros(300, 2, 2, 1, 4).to(backend.device, FP8[0]), "layer kv block token dim"
+        )
+        plan = mk.CopyPlan(src, dst, convert=mk.Fp8(scales), checksum=True)
+        sums[engine] = plan.run([1, 0], [0, 1], engine=engine)
+        plan.check()
+        plan = mk.CopyPlan(src, twin(src), rope=mk.Rope())
+        plan.run([1], [0], src_positions=[0], dst_positions=[1], engine=engine)
+        keys, values = planes(plan.dst)[:, 0], planes(plan.dst)[:, 1]
+        assert torch.equal(values[:, 0], planes(src)[:, 1, 1])
+        assert bool((keys[:, 0] != planes(src)[:, 0, 1]).any(-1).all())
+        assert torch.equal(sums[engine], mk.checksum_blocks(dst, [0, 1], engine=engine))
+    assert torch.equal(sums[backend.engine], sums["reference"])
