@@ -20,6 +20,7 @@ for tool in memcheck racecheck initcheck; do
   compute-sanitizer --tool "$tool" --error-exitcode 9 \
     "${pytest[@]}" "$root/tests/kv" -k "cuda and not triton and not compile" -x || status=1
 done
+python3 -m mooncake_kernels calibrate --json "$results/calibration_gpu.json" || status=1
 for bench in copy_blocks copy_batch copy_plan; do
   (cd "$root/bench" && python3 "bench_$bench.py" --device cuda --json "$results/${bench}_gpu.json") || status=1
 done

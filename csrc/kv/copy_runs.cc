@@ -1,6 +1,7 @@
 #include "kv/copy_runs.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 
 #if defined(__x86_64__)
@@ -18,6 +19,8 @@ constexpr int64_t kMinStreamedRunBytes = 128;
 constexpr int64_t kMinUnevenRunBytes = 1024;
 // A run without company is cut into as many as are read at once, if they become this long.
 constexpr int64_t kMinCutBytes = 4096;
+
+std::atomic<int64_t> chosen_stream_from_bytes{0};  // 0: nobody has chosen
 
 #if defined(__x86_64__)
 
@@ -135,12 +138,21 @@ RunCopier::StreamRuns RunCopier::streaming() {
 #endif
 }
 
+int64_t stream_from_bytes() {
+  const int64_t chosen = chosen_stream_from_bytes.load(std::memory_order_relaxed);
+  return chosen != 0 ? chosen : last_level_cache_bytes() / 2 + 1;
+}
+
+int64_t set_stream_from_bytes(int64_t num_bytes) {
+  const int64_t before = stream_from_bytes();
+  chosen_stream_from_bytes.store(num_bytes, std::memory_order_relaxed);
+  return before;
+}
+
 RunCopier::RunCopier(int64_t total_bytes, int64_t run_bytes)
     : run_bytes_(run_bytes),
-      stream_(2 * total_bytes > last_level_cache_bytes() &&  // read and written
-                      run_bytes >= kMinStreamedRunBytes
-                  ? streaming()
-                  : nullptr) {}
+      stream_(total_bytes >= stream_from_bytes() && run_bytes >= kMinStreamedRunBytes ? streaming()
+                                                                                      : nullptr) {}
 
 void RunCopier::add(const Run& run) {
   const bool is_even = (reinterpret_cast<uintptr_t>(run.dst) | run_bytes_) % kLineBytes == 0;

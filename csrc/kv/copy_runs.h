@@ -22,6 +22,13 @@ struct Run {
 
 constexpr int kStreams = 4;
 
+// From how many bytes on a job is stored past the cache: half of the last-level cache, as much
+// being read as written; or what was measured on this machine (`python -m mooncake_kernels
+// calibrate`).
+int64_t stream_from_bytes();
+// Sets it for the whole process, 0 for what it was; returns what it was before.
+int64_t set_stream_from_bytes(int64_t num_bytes);
+
 class RunCopier {
  public:
   // `total_bytes` is what all threads together will copy.

@@ -29,6 +29,7 @@ class BlockPlan:
         layouts: of src and dst.
         values: the plan of csrc/ops/copy_plan.h, which holds no addresses.
         hops: how it is done in two, if it was done so.
+        choices: what "auto" was for it.
     """
 
     hops: Any = None
@@ -37,6 +38,11 @@ class BlockPlan:
     def __init__(self, src: Layout, dst: Layout, selection: Selection):
         self.selection, self.layouts = selection, (src, dst)
         self.values = constants(plan_values(src, dst, selection))
+        self.choices: dict[tuple, str | None] = {}
+
+    @property
+    def num_planes(self) -> int:
+        return (self.values.numel() - HEADER) // PLANE_FIELDS
 
     def resolved(
         self, src: Sequence[torch.Tensor], dst: Sequence[torch.Tensor], gpu: int = -1
@@ -49,15 +55,15 @@ class BlockPlan:
         """
         first = (src[0].data_ptr() if src else 0, dst[0].data_ptr() if dst else 0, gpu)
         if self._resolved is None or self._resolved[0] != first:
-            num_planes = (self.values.numel() - HEADER) // PLANE_FIELDS
-            table = constants([0] * (HEADER + RESOLVED_FIELDS * num_planes))
+            table = constants([0] * (HEADER + RESOLVED_FIELDS * self.num_planes))
             with unset_fake_temporarily():
                 _library.call(_library.resolve_copy_plan, src, dst, self.values, table, gpu)
             self._resolved = (first, table)
         return self._resolved[1]
 
     def __getstate__(self) -> dict[str, object]:  # a copy has tensors of its own
-        return {"selection": self.selection, "layouts": self.layouts, "values": self.values}
+        names = ("selection", "layouts", "values")
+        return {"choices": {}, **{name: getattr(self, name) for name in names}}
 
 
 def constants(values: list[int]) -> torch.Tensor:
