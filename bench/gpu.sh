@@ -21,6 +21,7 @@ for tool in memcheck racecheck initcheck; do
   compute-sanitizer --tool "$tool" --error-exitcode 9 \
     "${pytest[@]}" "$root/tests/kv" -k "cuda and not triton and not compile" -x || status=1
 done
+python3 -m mooncake_kernels calibrate --json "$results/calibration_gpu.json" || status=1
 bench() { # name, options
   (cd "$root/bench" && python3 "bench_$1.py" --device cuda --json "$results/$1_gpu.json" "${@:2}") || status=1
 }

@@ -1,8 +1,9 @@
-"""``python -m mooncake_kernels doctor | config``."""
+"""``python -m mooncake_kernels doctor | config | calibrate``."""
 
 import argparse
 import importlib.metadata
 import sys
+from pathlib import Path
 
 from . import config
 
@@ -34,13 +35,30 @@ def doctor() -> list[tuple[str, bool, str]]:
     return rows
 
 
+def calibrate(path: Path, *, quick: bool) -> None:
+    """Measure the calibration table of this machine, line by line, and write it."""
+    from .kv.calibrate import measure, write
+
+    table = measure(quick=quick, report=lambda line: sys.stdout.write(line + "\n"))
+    write(table, path)
+    sys.stdout.write(f"written to {path}\n")
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; return its exit status."""
     parser = argparse.ArgumentParser(prog="python -m mooncake_kernels")
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("doctor", help="say what is here, and why what is not is not")
     commands.add_parser("config", help="list the environment variables, as a Markdown table")
-    command = parser.parse_args(arguments).command
+    measuring = commands.add_parser("calibrate", help='measure by what engine "auto" chooses')
+    measuring.add_argument("--json", type=Path, help='the table; where "auto" looks if not given')
+    measuring.add_argument("--quick", action="store_true", help="few sizes and few rounds")
+    options = parser.parse_args(arguments)
+    command = options.command
+    if command == "calibrate":
+        default = config.current().calibration or config.Settings.calibration
+        calibrate(options.json or Path(default).expanduser(), quick=options.quick)
+        return 0
     if command == "config":
         lines = ["| variable | default | meaning |", "|---|---|---|"]
         lines += [f"| `{name}` | {default} | {doc} |" for name, default, doc in config.table()]

@@ -36,6 +36,7 @@ transform_blocks = torch.ops.mooncake_kernels.transform_blocks.default
 transform_resolved = torch.ops.mooncake_kernels.transform_resolved.default
 checksum_blocks = torch.ops.mooncake_kernels.checksum_blocks.default
 checksum_resolved = torch.ops.mooncake_kernels.checksum_resolved.default
+set_stream_from_bytes = torch.ops.mooncake_kernels.set_stream_from_bytes.default
 signal_flag = torch.ops.mooncake_kernels.signal_flag.default
 wait_flag = torch.ops.mooncake_kernels.wait_flag.default
 poll_flag = torch.ops.mooncake_kernels.poll_flag.default
@@ -136,6 +137,7 @@ def _no_result_fake(*arguments: Any) -> None:
 
 
 @torch.library.register_fake("mooncake_kernels::gpu_address")
+@torch.library.register_fake("mooncake_kernels::set_stream_from_bytes")
 @torch.library.register_fake("mooncake_kernels::copy_listed")
 @torch.library.register_fake("mooncake_kernels::copy_batch")
 def _copy_batch_fake(*arguments: Any) -> int:

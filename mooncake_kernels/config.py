@@ -75,6 +75,12 @@ class Settings:
         "a number > 0",
         "seconds a transfer may take when the call gives none",
     )
+    calibration: str = _setting(
+        "~/.cache/mooncake-kernels/calibration.json",
+        str,
+        "a path",
+        'the table of `python -m mooncake_kernels calibrate`, by which "auto" chooses; empty: none',
+    )
     require: tuple[str, ...] = _setting(
         (),
         _set_of("cuda", "triton", "model"),

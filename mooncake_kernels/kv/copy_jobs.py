@@ -7,6 +7,7 @@ import torch
 
 from ..errors import InvalidArgument, Unavailable
 from .bad_ids import BadIds
+from .choose import choose
 from .copy_parts import CopyPart, Layers, check_layers_alike
 from .execute import BlockIds, Engine, as_ids, check_memory, execute
 from .execute_rows import MOVES_BYTES, add_checksums, transform
@@ -48,6 +49,11 @@ class CopyJobs:
                     check_memory(part.src, part.dst, plan)
                 jobs.append((part, plan))
         return jobs
+
+    def choose(self, engine: Engine, jobs: list[Job], ids: Sequence[Any]) -> Engine:
+        """Return the engine of a run, from the ids as they were given."""
+        first = jobs[0][0]
+        return choose(engine, first.src, first.dst, [plan for _, plan in jobs], ids)
 
     def call(
         self,

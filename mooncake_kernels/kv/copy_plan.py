@@ -183,8 +183,10 @@ class CopyPlan:
                 kernel gathers into up to 64 MiB of the GPU's memory, and few large copies go on
                 from there (or the other way round), which the host's side must be contiguous
                 enough for, and blocks of one size on both sides; "triton" (CUDA tensors; also on
-                the CPU in its interpreter); "reference". "auto" is host or cuda. A named engine
-                never falls back. For copy_engine and two_hop the ids must be on the CPU, for they
+                the CPU in its interpreter); "reference". "auto" is host on the CPU; on a GPU it
+                is what `python -m mooncake_kernels calibrate` has found to be fastest of those
+                that can take the call, and cuda if it was not run. A named engine never falls
+                back. For copy_engine and two_hop the ids must be on the CPU, for they
                 are read there, and are checked before anything is queued.
 
         Returns:
@@ -203,10 +205,12 @@ class CopyPlan:
             CudaError: CUDA refused the launch.
         """
         check_call("CopyPlan.run", max_sms)
+        jobs = self._jobs.of("CopyPlan.run", layers, by_slot=False)
+        engine = self._jobs.choose(engine, jobs, (src_blocks, dst_blocks))
         src_ids = as_ids("CopyPlan.run: src_blocks", src_blocks, self._device, engine)
         dst_ids = as_ids("CopyPlan.run: dst_blocks", dst_blocks, self._device, engine)
-        jobs, call = self.prepare(
-            *("CopyPlan.run", src_ids, dst_ids, src_positions, dst_positions, checksums, layers)
+        call = self.prepare(
+            *("CopyPlan.run", jobs, src_ids, dst_ids, src_positions, dst_positions, checksums)
         )
         if call.actual is not None:
             add_up_jobs(jobs, src_ids, call.actual, self.bad_blocks, max_sms, engine)
@@ -269,6 +273,8 @@ class CopyPlan:
                 raise InvalidArgument(
                     f"CopyPlan.run_slots: views must have a 'token' axis, got {part.src.axes!r}"
                 )
+        jobs = self._jobs.of("CopyPlan.run_slots", layers, by_slot=True)
+        engine = self._jobs.choose(engine, jobs, (src_slots, dst_slots))
         src_ids = as_ids("CopyPlan.run_slots: src_slots", src_slots, self._device, engine)
         dst_ids = as_ids("CopyPlan.run_slots: dst_slots", dst_slots, self._device, engine)
         if src_ids.numel() != dst_ids.numel():
@@ -276,7 +282,6 @@ class CopyPlan:
                 f"CopyPlan.run_slots: dst_slots must have as many ids as src_slots "
                 f"({src_ids.numel()}), got {dst_ids.numel()}"
             )
-        jobs = self._jobs.of("CopyPlan.run_slots", layers, by_slot=True)
         call = self._jobs.call(
             "CopyPlan.run_slots", src_ids, dst_ids, src_positions, dst_positions, checksums
         )
@@ -336,22 +341,25 @@ class CopyPlan:
         self.bad_blocks.raise_if_any()
         self._bad_slots.raise_if_any()
 
+    def jobs(self, op: str) -> list[Job]:
+        """Return what a run of blocks of all layers is made of; for this package's own use."""
+        return self._jobs.of(op, None, by_slot=False)
+
     def prepare(
         self,
         op: str,
+        jobs: list[Job],
         src_ids: torch.Tensor,
         dst_ids: torch.Tensor,
         src_positions: BlockIds | None = None,
         dst_positions: BlockIds | None = None,
         checksums: torch.Tensor | None = None,
-        layers: Layers = None,
-    ) -> tuple[list[Job], RowCall]:
-        """Return what a run of blocks is made of, checked; for this package's own use."""
+    ) -> RowCall:
+        """Return what a run of blocks adds to its jobs, checked; for this package's own use."""
         _check_counts(op, src_ids.numel(), dst_ids.numel(), self._block_sizes)
-        jobs = self._jobs.of(op, layers, by_slot=False)
         call = self._jobs.call(op, src_ids, dst_ids, src_positions, dst_positions, checksums)
         self._check_in_place(f"{op}: dst_blocks", jobs, src_ids, dst_ids, self._num_blocks[0])
-        return jobs, call
+        return call
 
     def rename_ids(self, src_name: str, dst_name: str) -> None:
         """Say what block ids are called in errors; for this package's own use."""

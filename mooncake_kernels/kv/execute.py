@@ -10,6 +10,7 @@ from .. import _library
 from ..errors import InvalidArgument
 from ..reference import kv as reference
 from .bad_ids import BadIds
+from .calibration import default_engine
 from .execute_listed import COPY_ENGINE, copy_listed
 from .sides import check_packed_device, device_of, gpu_index, packed_address
 from .two_hop import copy_in_two_hops
@@ -63,7 +64,7 @@ def execute(
             _library.require_engine(engine, device)
         _library.copy_blocks(*arguments, bad.address, int(max_sms or 0))
         return
-    chosen = _library.choose_engine(device) if engine == "auto" else engine
+    chosen = default_engine(device) if engine == "auto" else engine
     bad.raise_if_any()
     if chosen in ("host", "cuda"):
         if engine != "auto":

@@ -249,12 +249,13 @@ class Packer:
         positions = (src_positions, dst_positions)
         # Those of keys that are not here are not looked at.
         takes = None if self._rope is not None and overlaps[0] is None else plans[0]
-        prepared = [
-            plan.prepare(op, records, ids, *(positions if plan is takes else (None, None)))
-            for plan in plans
-        ]
+        prepared = []
+        for plan in plans:
+            jobs = plan.jobs(op)
+            given = positions if plan is takes else (None, None)
+            prepared.append((plan, jobs, plan.prepare(op, jobs, records, ids, *given)))
         expected, actual = self._checksums(op, header, packed, ids, max_sms, engine)
-        for plan, (jobs, call) in zip(plans, prepared, strict=True):
+        for plan, jobs, call in prepared:
             call.expected, call.actual = expected, actual
             run_jobs(jobs, records, ids, call, plan.bad_blocks, max_sms, engine)
         return True

@@ -6,7 +6,7 @@ import torch
 
 from ..errors import InvalidArgument
 from .execute_listed import CHECK, COUNT, EACH, Ids, Place, copy_by_kernel, copy_listed
-from .layout import Layout, Selection
+from .layout import SIDE_FIELDS, Layout, Selection
 from .view import BlockPlan
 
 HOLE = -1
@@ -91,6 +91,16 @@ def copy_in_two_hops(
             there = some_dst.to(device, non_blocking=True)
             copy_listed(hops.into, src, buffer, some_src, None, EACH, gpu)
             copy_by_kernel(hops.out_of, buffer, dst, None, there, *numbers)
+
+
+def takes(plan: BlockPlan, to_host: bool) -> bool:
+    """Tell whether the host's side is contiguous enough in each block, whatever the ids."""
+    layouts, chosen = plan.layouts, plan.selection
+    if chosen.by_slot or layouts[0].sizes["token"] != layouts[1].sizes["token"]:
+        return False
+    hops = TwoHops(plan, to_host, 1, [0, 0])
+    outer = hops.out_of if to_host else hops.into
+    return int(outer.values[1 + 2 * SIDE_FIELDS]) >= MIN_COPY_BYTES
 
 
 def staging_layout(host: Layout, chosen: Selection, num_blocks: int) -> Layout:

@@ -35,6 +35,10 @@ class PlanTensor:
         self._dst_run_bytes = src_run_bytes if dst_run_bytes is None else dst_run_bytes
         self._resolved: tuple[tuple[int, int, int], torch.Tensor] | None = None
 
+    @property
+    def num_planes(self) -> int:
+        return (self.values.numel() - HEADER) // PLANE_FIELDS
+
     def resolved(
         self, src: Sequence[torch.Tensor], dst: Sequence[torch.Tensor], gpu: int = -1
     ) -> torch.Tensor:
@@ -46,8 +50,7 @@ class PlanTensor:
         """
         first = (src[0].data_ptr() if src else 0, dst[0].data_ptr() if dst else 0, gpu)
         if self._resolved is None or self._resolved[0] != first:
-            num_planes = (self.values.numel() - HEADER) // PLANE_FIELDS
-            table = constants([0] * (HEADER + RESOLVED_FIELDS * num_planes))
+            table = constants([0] * (HEADER + RESOLVED_FIELDS * self.num_planes))
             arguments = (self.values, table, self._dst_run_bytes, gpu)
             with unset_fake_temporarily():
                 _library.call(_library.resolve_copy_plan, src, dst, *arguments)
@@ -65,15 +68,17 @@ class BlockPlan(PlanTensor):
         selection: what is copied.
         layouts: of src and dst.
         hops: how it is done in two, if it was done so.
+        choices: what "auto" was for it.
     """
 
     def __init__(self, src: Layout, dst: Layout, selection: Selection):
         self.selection, self.layouts = selection, (src, dst)
         self.hops: Any = None
+        self.choices: dict[tuple, str | None] = {}
         super().__init__(plan_values(src, dst, selection))
 
     def __getstate__(self) -> dict[str, object]:
-        return super().__getstate__() | {"hops": None}
+        return super().__getstate__() | {"hops": None, "choices": {}}
 
 
 def constants(values: list[int]) -> torch.Tensor:

@@ -1,0 +1,153 @@
+"""Measuring the calibration table: every executor that is here, by direction, size and number."""
+
+import datetime
+import json
+import os
+import statistics
+import subprocess
+from collections.abc import Callable, Iterator
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .. import _library
+from ..errors import InvalidArgument, Unavailable
+from .calibration import FORMAT, cpu_name
+from .execute import Engine
+from .measured_copy import Copy, seconds
+from .streaming import measure_streaming
+
+RUN_BYTES = (512, 2 << 10, 8 << 10, 32 << 10, 128 << 10, 1 << 20)
+NUM_RUNS = (16, 256, 4096)
+QUICK_RUN_BYTES, QUICK_NUM_RUNS = (4 << 10, 64 << 10), (16, 256)
+MAX_BYTES, QUICK_MAX_BYTES = 256 << 20, 16 << 20  # of one copy
+ENGINES: dict[str, tuple[Engine, ...]] = {
+    "h2h": ("host",),
+    "d2d": ("cuda", "copy_engine"),
+    "h2d": ("cuda", "copy_engine", "two_hop"),
+    "d2h": ("cuda", "copy_engine", "two_hop"),
+}
+REPEAT, QUICK_REPEAT = 9, 3
+
+
+def measure(*, quick: bool = False, report: Callable[[str], object] = lambda line: None) -> Any:
+    """Measure, and return the table as what JSON can hold.
+
+    Args:
+        quick: few sizes and few rounds.
+        report: is called with one line a cell.
+    """
+    cells = []
+    for direction in directions():
+        for run_bytes, num_runs in _sizes(quick):
+            speeds = _speeds(direction, run_bytes, num_runs, quick)
+            if not speeds:
+                continue
+            winner = max(speeds, key=speeds.__getitem__)
+            cells.append(
+                {"direction": direction, "run_bytes": run_bytes, "num_runs": num_runs,
+                 "gb_per_s": speeds, "winner": winner}
+            )  # fmt: skip
+            listed = ", ".join(f"{name} {speed:.2f}" for name, speed in speeds.items())
+            report(f"{direction}  {num_runs:5} runs of {run_bytes:8} bytes  {listed} GB/s")
+    stream_from, rows = measure_streaming(quick=quick)
+    for row in rows:
+        speeds_of_row = f"{row['cached']:.2f}, past it {row['streamed']:.2f} GB/s"
+        report(
+            f"h2h  {row['num_bytes']:10} bytes, and read again: through the cache {speeds_of_row}, "
+            f"{row['ratio']:.2f}x"
+        )
+    report(f"h2h  past the cache from {stream_from} bytes on")
+    return {
+        "format": FORMAT,
+        "machine": machine(),
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "commit": _commit(),
+        "quick": quick,
+        "cells": cells,
+        "host": {"stream_from_bytes": stream_from, "rows": rows},
+    }
+
+
+def directions() -> list[str]:
+    """Return those that this machine has."""
+    return list(ENGINES) if torch.cuda.is_available() and _library.has_cuda else ["h2h"]
+
+
+def _sizes(quick: bool) -> Iterator[tuple[int, int]]:
+    most = QUICK_MAX_BYTES if quick else MAX_BYTES
+    for run_bytes in QUICK_RUN_BYTES if quick else RUN_BYTES:
+        for num_runs in QUICK_NUM_RUNS if quick else NUM_RUNS:
+            if run_bytes * num_runs <= most:
+                yield run_bytes, num_runs
+
+
+def _speeds(direction: str, run_bytes: int, num_runs: int, quick: bool) -> dict[str, float]:
+    """Return the median GB/s of each engine that takes it; they take turns."""
+    copy = Copy(direction, run_bytes, num_runs)
+    rounds: dict[Engine, list[float]] = {}
+    with _stream_of(direction):
+        for engine in ENGINES[direction]:
+            try:
+                seconds(copy, engine, direction)
+                rounds[engine] = []
+            except (InvalidArgument, Unavailable):  # it does not take this, or is not here
+                continue
+        for _ in range(QUICK_REPEAT if quick else REPEAT):
+            for engine, taken in rounds.items():
+                taken.append(seconds(copy, engine, direction))
+    return {
+        engine: copy.num_bytes / statistics.median(taken) / 1e9 for engine, taken in rounds.items()
+    }
+
+
+def _stream_of(direction: str) -> Any:
+    """Return what makes current a stream that every engine takes."""
+    return torch.cuda.stream(torch.cuda.Stream() if "d" in direction else None)
+
+
+def machine() -> dict[str, Any]:
+    """Describe what a table is of."""
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    try:
+        package = version("mooncake-kernels")
+    except PackageNotFoundError:
+        package = None
+    return {
+        "cpu": cpu_name(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "gpu": gpu,
+        "driver": _driver() if gpu else None,
+        "torch": torch.__version__,
+        "package": package,
+    }
+
+
+def write(table: dict[str, Any], path: Path) -> None:
+    """Write a table, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    part.write_text(json.dumps(table, indent=1) + "\n")
+    part.replace(path)
+
+
+def _driver() -> str | None:
+    try:
+        return Path("/proc/driver/nvidia/version").read_text().splitlines()[0]
+    except OSError:
+        return None
+
+
+def _commit() -> str | None:
+    """Return the commit of a source tree; None where the package was installed."""
+    root = Path(__file__).parents[2]
+    if not (root / ".git").exists():
+        return None
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True).stdout.strip() or None
+    except OSError:
+        return None
