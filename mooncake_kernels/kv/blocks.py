@@ -57,8 +57,9 @@ def gather_blocks(
     check_view("gather_blocks", view)
     check_call("gather_blocks", max_sms)
     device = device_of_call(view, out)
-    other = out if isinstance(out, torch.Tensor) else view
-    engine = choose(engine, view, other, [view.gather_plan], [block_ids])
+    if device.type == "cuda":
+        other = out if isinstance(out, torch.Tensor) else view
+        engine = choose(engine, view, other, [view.gather_plan], [block_ids])
     ids = as_ids("gather_blocks: block_ids", block_ids, device, engine)
     shape = view.packed_shape(ids.numel())
     if out is None:
@@ -103,8 +104,9 @@ def scatter_blocks(
     check_call("scatter_blocks", max_sms)
     check_writable("scatter_blocks: view", view)
     device = device_of_call(view, packed)
-    other = packed if isinstance(packed, torch.Tensor) else view
-    engine = choose(engine, other, view, [view.scatter_plan], [block_ids])
+    if device.type == "cuda":
+        other = packed if isinstance(packed, torch.Tensor) else view
+        engine = choose(engine, other, view, [view.scatter_plan], [block_ids])
     ids = as_ids("scatter_blocks: block_ids", block_ids, device, engine)
     shape = view.packed_shape(ids.numel())
     source = as_packed("scatter_blocks: packed", packed, shape, view, device)

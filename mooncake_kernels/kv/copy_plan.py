@@ -164,7 +164,9 @@ class CopyPlan:
                 are read once more for it, before anything is written.
             max_sms: use at most this many multiprocessors; None for all. Ignored on the CPU, not
                 to be had from engine "triton".
-            engine: "host" (CPU tensors); "cuda", a kernel; "copy_engine", the GPU's own, by
+            engine: "host" (CPU tensors); "cuda", a kernel; "tma", a kernel of bulk copies for GPUs
+                of compute capability 9.0 and runs at multiples of 16 bytes, of which large ones
+                need few multiprocessors; "copy_engine", the GPU's own, by
                 ``cuMemcpyBatchAsync``, which takes 0.5 us of the caller's time for each run that
                 could not be joined with the one before it, and can neither be captured into a
                 CUDA graph nor run on the default stream; "two_hop", between a GPU and the host: a

@@ -16,8 +16,8 @@ from .sides import check_packed_device, device_of, gpu_index, packed_address
 from .two_hop import copy_in_two_hops
 from .view import BlockPlan, KVView, check_plain
 
-Engine = Literal["auto", "host", "cuda", "copy_engine", "two_hop", "triton", "reference"]
-ENGINES = "auto, host, cuda, copy_engine, two_hop, triton or reference"
+Engine = Literal["auto", "host", "cuda", "tma", "copy_engine", "two_hop", "triton", "reference"]
+ENGINES = "auto, host, cuda, tma, copy_engine, two_hop, triton or reference"
 LISTED = ("copy_engine", "two_hop")  # their runs are listed by the processor, from ids on the CPU
 BlockIds = torch.Tensor | Sequence[int]
 ID_DTYPES = (torch.int32, torch.int64)
@@ -64,9 +64,11 @@ def execute(
             _library.require_engine(engine, device)
         _library.copy_blocks(*arguments, bad.address, int(max_sms or 0))
         return
+    if torch.compiler.is_compiling() and engine == "tma":
+        raise _not_compiled(engine)
     chosen = default_engine(device) if engine == "auto" else engine
     bad.raise_if_any()
-    if chosen in ("host", "cuda"):
+    if chosen in ("host", "cuda", "tma"):
         if engine != "auto":
             _library.require_engine(chosen, device)
         if have_addresses((src.tensors[0], dst.tensors[0], src_ids, dst_ids)):
@@ -80,7 +82,10 @@ def execute(
                 dst_ids,
                 bad.address,
                 int(max_sms or 0),
+                chosen == "tma",
             )
+        elif chosen == "tma":
+            raise _not_compiled(chosen)
         else:
             _library.call(_library.copy_blocks, *arguments, bad.address, int(max_sms or 0))
     elif chosen in LISTED:
@@ -118,7 +123,7 @@ def _execute_listed(
     place = device_of(src.device, dst.device)
     _library.require_engine(engine, place.type)
     if torch.compiler.is_compiling() or not have_addresses((src.tensors[0], dst.tensors[0])):
-        raise InvalidArgument(f"engine {engine} must not be named in compiled code, got tracing")
+        raise _not_compiled(engine)
     gpu = gpu_index(place)
     if engine == "copy_engine":
         copy_listed(plan, src, dst, src_ids, dst_ids, COPY_ENGINE, gpu)
@@ -130,6 +135,10 @@ def _execute_listed(
     numbers = (bad.address, int(max_sms or 0), gpu)
     to_host = dst.device.type == "cpu"
     copy_in_two_hops(plan, src, dst, src_ids, dst_ids, *numbers, to_host=to_host)
+
+
+def _not_compiled(engine: str) -> InvalidArgument:
+    return InvalidArgument(f"engine {engine} must not be named in compiled code, got tracing")
 
 
 def check_memory(src: KVView, dst: KVView, plan: BlockPlan) -> None:

@@ -13,7 +13,7 @@ from .execute import ENGINES, Engine
 from .row_plan import RowCall, RowPlan
 from .view import KVView
 
-MOVES_BYTES = ("triton", "copy_engine", "two_hop")
+MOVES_BYTES = ("triton", "tma", "copy_engine", "two_hop")
 
 
 def transform(
