@@ -65,7 +65,7 @@ def gather_blocks(
     if out is None:
         out = torch.empty(shape, dtype=view.dtype, device=view.device)
     packed = as_packed("gather_blocks: out", out, shape, view, device)
-    bad = bad_ids_on(view, device)
+    bad = view.bad_ids if device == view.device else bad_ids_on(view, device)
     execute(engine, view, packed, view.gather_plan, ids, None, bad, max_sms)
     return out
 
@@ -110,7 +110,7 @@ def scatter_blocks(
     ids = as_ids("scatter_blocks: block_ids", block_ids, device, engine)
     shape = view.packed_shape(ids.numel())
     source = as_packed("scatter_blocks: packed", packed, shape, view, device)
-    bad = bad_ids_on(view, device)
+    bad = view.bad_ids if device == view.device else bad_ids_on(view, device)
     execute(engine, source, view, view.scatter_plan, None, ids, bad, max_sms)
 
 

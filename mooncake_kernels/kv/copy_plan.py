@@ -196,7 +196,8 @@ class CopyPlan:
         """
         check_call("CopyPlan.run", max_sms)
         jobs = self._jobs.of("CopyPlan.run", layers, by_slot=False)
-        engine = self._jobs.choose(engine, jobs, (src_blocks, dst_blocks))
+        if self._device.type == "cuda":
+            engine = self._jobs.choose(engine, jobs, (src_blocks, dst_blocks))
         src_ids = as_ids("CopyPlan.run: src_blocks", src_blocks, self._device, engine)
         dst_ids = as_ids("CopyPlan.run: dst_blocks", dst_blocks, self._device, engine)
         _check_counts(src_ids.numel(), dst_ids.numel(), self._block_sizes)
@@ -264,7 +265,8 @@ class CopyPlan:
                     f"CopyPlan.run_slots: views must have a 'token' axis, got {part.src.axes!r}"
                 )
         jobs = self._jobs.of("CopyPlan.run_slots", layers, by_slot=True)
-        engine = self._jobs.choose(engine, jobs, (src_slots, dst_slots))
+        if self._device.type == "cuda":
+            engine = self._jobs.choose(engine, jobs, (src_slots, dst_slots))
         src_ids = as_ids("CopyPlan.run_slots: src_slots", src_slots, self._device, engine)
         dst_ids = as_ids("CopyPlan.run_slots: dst_slots", dst_slots, self._device, engine)
         if src_ids.numel() != dst_ids.numel():

@@ -56,7 +56,7 @@ def execute(
     bad: BadIds,
     max_sms: int | None,
 ) -> None:
-    place = device_of(src.device, dst.device)
+    place = src.device if src.device == dst.device else device_of(src.device, dst.device)
     device = place.type
     arguments = (src.tensors, dst.tensors, plan.values, src_ids, dst_ids)
     if torch.compiler.is_compiling() and engine in ("auto", "host", "cuda"):
@@ -64,7 +64,7 @@ def execute(
             _library.require_engine(engine, device)
         _library.copy_blocks(*arguments, bad.address, int(max_sms or 0))
         return
-    if torch.compiler.is_compiling() and engine == "tma":
+    if engine == "tma" and torch.compiler.is_compiling():
         raise _not_compiled(engine)
     chosen = default_engine(device) if engine == "auto" else engine
     bad.raise_if_any()
@@ -72,7 +72,8 @@ def execute(
         if engine != "auto":
             _library.require_engine(chosen, device)
         if have_addresses((src.tensors[0], dst.tensors[0], src_ids, dst_ids)):
-            resolved = plan.resolved(src.registered, dst.registered, gpu_index(place))
+            gpu = -1 if device == "cpu" else place.index
+            resolved = plan.resolved(src.registered, dst.registered, gpu)
             bases = (src.base, dst.base)
             _library.call(
                 _library.copy_resolved,
@@ -205,14 +206,16 @@ def as_packed(
         raise InvalidArgument(
             f"{name} must have the cache's dtype {view.dtype}, got {tensor.dtype}"
         )
-    check_packed_device(name, tensor, device)
+    is_beside = tensor.device == device  # and not on the other side of the bus
+    if not is_beside:
+        check_packed_device(name, tensor, device)
     check_plain(name, tensor)
     if not tensor.is_contiguous():
         raise InvalidArgument(f"{name} must be packed, got strides {tensor.stride()}")
     has_address = not torch.compiler.is_compiling() and have_addresses([tensor])
     if has_address and tensor.numel() > 0 and tensor.data_ptr() == 0:
         raise InvalidArgument(f"{name} must have memory, got a tensor whose storage was freed")
-    return Packed(tensor, packed_address(name, tensor, device))
+    return Packed(tensor, None if is_beside else packed_address(name, tensor, device))
 
 
 def check_view(op: str, view: KVView) -> None:
