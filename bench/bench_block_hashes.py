@@ -9,7 +9,8 @@ import hashlib
 import pickle
 
 import numpy as np
-from harness import Case, arguments, report
+from harness import Case, arguments
+from table import report
 
 import mooncake_kernels as mk
 from mooncake_kernels import config

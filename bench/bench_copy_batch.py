@@ -10,7 +10,8 @@ import ctypes
 from dataclasses import dataclass
 
 import torch
-from harness import Case, arguments, report
+from harness import Case, arguments
+from table import report
 
 import mooncake_kernels as mk
 

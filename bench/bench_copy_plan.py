@@ -1,8 +1,8 @@
 """CopyPlan between caches that are laid out differently, against torch layer by layer.
 
 The torch baseline is what engines do without a kernel: index_select of the blocks, a permute or a
-slice of the heads, and index_copy_ into the other cache, of each layer. memcpy is one contiguous
-copy of as many bytes. GB/s counts bytes read and written.
+slice of the heads, and index_copy_ into the other cache, of each layer; the rows between them are
+made beforehand. memcpy is one contiguous copy of as many bytes. GB/s counts bytes read and written.
 """
 
 import ctypes
@@ -10,7 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from harness import Case, arguments, report
+from harness import Case, arguments
+from table import report
 
 import mooncake_kernels as mk
 
@@ -49,19 +50,21 @@ def cache(axes: str, num_layers: int, num_tokens: int, block_size: int, heads: i
 
 
 def by_torch(job: Job, src, dst, src_ids, dst_ids) -> Callable[[], None]:
-    """Return the copy of all layers, for blocks or for slots."""
+    """Return the copy of all layers, for blocks or for slots, by way of one layer's rows."""
+    first = src[0].flatten(1, 2) if job.by_slot else src[0]
+    picked = first.index_select(1, src_ids)  # [2, n, token, head, dim], or [2, n, head, dim]
 
     def blocks():
         for a, b in zip(src, dst, strict=True):
-            rows = a.index_select(1, src_ids)  # [2, n, token, head, dim]
-            rows = rows.reshape(2, len(dst_ids), job.dst_tokens, HEADS, DIM)
+            torch.index_select(a, 1, src_ids, out=picked)
+            rows = picked.view(2, len(dst_ids), job.dst_tokens, HEADS, DIM)
             rows = rows[..., : job.dst_heads, :]
             b.index_copy_(1, dst_ids, rows.transpose(2, 3) if job.dst_axes == HND else rows)
 
     def slots():
         for a, b in zip(src, dst, strict=True):
-            rows = a.flatten(1, 2).index_select(1, src_ids)
-            b.flatten(1, 2).index_copy_(1, dst_ids, rows)
+            torch.index_select(a.flatten(1, 2), 1, src_ids, out=picked)
+            b.flatten(1, 2).index_copy_(1, dst_ids, picked)
 
     return slots if job.by_slot else blocks
 

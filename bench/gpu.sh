@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Everything that needs a GPU, in one call, on a machine with Python, torch (CUDA), pytest and this
-# tree. Build elsewhere and pass the wheel, or build here:
+# Everything that needs a GPU, in one call, on a machine with Python, torch (CUDA), pytest,
+# matplotlib and this tree. Build elsewhere and pass the wheel, or build here:
 #   bench/gpu.sh [wheel] [folder for results]
 set -uo pipefail
 cd "$(dirname "$0")/.."
-wheel=${1:-} results=$(realpath -m "${2:-bench/results}")
+wheel=${1:-} results=${2:-bench/results}
 if [ -n "$wheel" ]; then
   python3 -m pip install -q --no-deps --target /tmp/site "$wheel"
 else
@@ -12,6 +12,7 @@ else
 fi || exit
 # Away from the source tree, whose mooncake_kernels has no binaries.
 export PYTHONPATH=/tmp/site MOONCAKE_KERNELS_REQUIRE=cuda,triton
+mkdir -p "$results" && results=$(cd "$results" && pwd) || exit
 root=$PWD status=0
 cd /tmp || exit
 pytest=(python3 -m pytest -q -p no:cacheprovider --import-mode=append)
@@ -24,8 +25,15 @@ done
 python3 -m mooncake_kernels calibrate --json "$results/calibration_gpu.json" || status=1
 MOONCAKE_KERNELS_CALIBRATION=$results/calibration_gpu.json \
   "${pytest[@]}" "$root/tests/kv" -k "two_sides or copy_blocks or edges" || status=1
-for bench in copy_blocks copy_batch copy_plan; do
-  (cd "$root/bench" && python3 "bench_$bench.py" --device cuda --json "$results/${bench}_gpu.json") || status=1
-done
+bench() { # name, options
+  (cd "$root/bench" && python3 "bench_$1.py" --device cuda --json "$results/$1_gpu.json" "${@:2}") || status=1
+}
+bench copy_blocks
+bench copy_batch
+bench copy_plan
+bench kv_transforms
+bench kv_beside_mm --max-sms 0 32 8
+bench kv_shapes --max-sms 0 8 --repeat 11 --seconds 2
+python3 "$root/bench/plot_roofline.py" "$results/kv_shapes_gpu.json" "$results" || status=1
 python3 -m mooncake_serving demo --device cuda --json >"$results/demo_gpu.json" || status=1
 exit $status

@@ -33,7 +33,9 @@ copy_batch = torch.ops.mooncake_kernels.copy_batch.default
 gpu_address = torch.ops.mooncake_kernels.gpu_address.default
 resolve_copy_plan = torch.ops.mooncake_kernels.resolve_copy_plan.default
 transform_blocks = torch.ops.mooncake_kernels.transform_blocks.default
+transform_resolved = torch.ops.mooncake_kernels.transform_resolved.default
 checksum_blocks = torch.ops.mooncake_kernels.checksum_blocks.default
+checksum_resolved = torch.ops.mooncake_kernels.checksum_resolved.default
 set_stream_from_bytes = torch.ops.mooncake_kernels.set_stream_from_bytes.default
 signal_flag = torch.ops.mooncake_kernels.signal_flag.default
 wait_flag = torch.ops.mooncake_kernels.wait_flag.default
@@ -125,7 +127,9 @@ def _flag_fake(step: torch.Tensor | None, *arguments: Any) -> None:
 
 
 @torch.library.register_fake("mooncake_kernels::transform_blocks")
+@torch.library.register_fake("mooncake_kernels::transform_resolved")
 @torch.library.register_fake("mooncake_kernels::checksum_blocks")
+@torch.library.register_fake("mooncake_kernels::checksum_resolved")
 @torch.library.register_fake("mooncake_kernels::copy_resolved")
 @torch.library.register_fake("mooncake_kernels::resolve_copy_plan")
 def _no_result_fake(*arguments: Any) -> None:

@@ -3,6 +3,7 @@
 import re
 import sys
 import types
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -150,3 +151,47 @@ def test_sglangs_host_pool(recipe):
         tensor[8:12] = 0
     recipe.load_to_device_all_layer(k + v, host, indices, host_indices, PAGE)
     assert all(torch.equal(a, b) for a, b in zip(k + v, before, strict=True))
+
+
+def test_a_request_goes_to_another_number_of_ranks(recipe):
+    """Two prefill ranks hold two heads each, one decode rank all four."""
+    whole = mk.KVView(tensors((2, PAGES, PAGE, HEADS, DIM)), "kv block token head dim")
+    decode = mk.KVView(torch.zeros(PAGES, LAYERS, 2, HEADS, PAGE, DIM, dtype=DTYPE),
+                       "block layer kv head token dim")  # fmt: skip
+    staging, arrived = (torch.zeros(1 << 16, dtype=torch.uint8) for _ in range(2))
+    ready = mk.LayerStream(1, timeout_s=20)
+
+    def send(buffer, offset, num_bytes):
+        arrived[offset : offset + num_bytes] = buffer[offset : offset + num_bytes]
+
+    for rank in range(2):
+        heads = slice(2 * rank, 2 * rank + 2)
+        mine = mk.KVView([t[..., heads, :].contiguous() for t in whole.tensors], whole.axes)
+        of_rank = (mine, rank, 2, HEADS)
+        header = recipe.send_request(*of_rank, [4, 1], staging, ready, rank + 1, send)
+        recipe.receive_request(decode, 0, 1, HEADS, header, arrived, [0, 3])
+    assert torch.equal(mk.gather_blocks(decode, [0, 3]), mk.gather_blocks(whole, [4, 1]))
+
+
+def test_layers_are_loaded_and_saved_beside_the_pass(recipe):
+    """The pass adds 1 to each layer once it is loaded; what is saved has it."""
+    host, pool, saved = (
+        mk.KVView(tensors((PAGES, PAGE, DIM), seed=seed), "block token dim") for seed in (1, 50, 90)
+    )
+    loads, saves = (mk.LayerStream(LAYERS, timeout_s=20) for _ in range(2))
+    loads.begin_waits()
+    saves.begin_signals()
+    ids = ([2, 5], [0, 3], 1)
+    back = (mk.CopyPlan(pool, saved), *ids[1::-1], 1)
+    with ThreadPoolExecutor(2) as threads:
+        jobs = [
+            threads.submit(recipe.save_layers, saves, *back),
+            threads.submit(recipe.load_layers, loads, mk.CopyPlan(host, pool), *ids),
+        ]
+        for layer, cache in enumerate(pool.tensors):
+            recipe.attention_in_turn(loads, saves, layer, cache.add_, torch.ones((), dtype=DTYPE))
+        for job in jobs:
+            job.result(timeout=20)
+    for before, after in zip(host.tensors, saved.tensors, strict=True):
+        assert torch.equal(after[[2, 5]], before[[2, 5]] + 1)
+    loads.check()

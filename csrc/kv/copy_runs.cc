@@ -19,6 +19,8 @@ constexpr int64_t kMinStreamedRunBytes = 128;
 constexpr int64_t kMinUnevenRunBytes = 1024;
 // A run without company is cut into as many as are read at once, if they become this long.
 constexpr int64_t kMinCutBytes = 4096;
+// Longer runs are fetched by the processor itself soon enough.
+constexpr int64_t kMaxFetchedRunBytes = 2048;
 
 std::atomic<int64_t> chosen_stream_from_bytes{0};  // 0: nobody has chosen
 
@@ -140,7 +142,7 @@ RunCopier::StreamRuns RunCopier::streaming() {
 
 int64_t stream_from_bytes() {
   const int64_t chosen = chosen_stream_from_bytes.load(std::memory_order_relaxed);
-  return chosen != 0 ? chosen : last_level_cache_bytes() / 2 + 1;
+  return chosen != 0 ? chosen : last_level_cache_bytes() / 3 + 1;
 }
 
 int64_t set_stream_from_bytes(int64_t num_bytes) {
@@ -157,6 +159,7 @@ RunCopier::RunCopier(int64_t total_bytes, int64_t run_bytes)
 void RunCopier::add(const Run& run) {
   const bool is_even = (reinterpret_cast<uintptr_t>(run.dst) | run_bytes_) % kLineBytes == 0;
   if (!stream_ || (run_bytes_ < kMinUnevenRunBytes && !is_even)) {
+    if (run_bytes_ < kMaxFetchedRunBytes) return copy_fetched(run);
     std::memcpy(run.dst, run.src, run_bytes_);
     return;
   }
@@ -167,7 +170,23 @@ void RunCopier::add(const Run& run) {
   num_pending_ = kStreams;
 }
 
+// Fetches a run, and copies the one that was fetched kAhead runs ago.
+void RunCopier::copy_fetched(const Run& run) {
+  for (int64_t i = 0; i < run_bytes_; i += kLineBytes) {
+    __builtin_prefetch(run.src + i, 0);
+    __builtin_prefetch(run.dst + i, 1);
+  }
+  Run& oldest = fetched_[num_fetched_ % kAhead];
+  if (num_fetched_ >= kAhead) std::memcpy(oldest.dst, oldest.src, run_bytes_);
+  oldest = run;
+  ++num_fetched_;
+}
+
 void RunCopier::finish() {
+  for (int64_t i = std::max<int64_t>(0, num_fetched_ - kAhead); i < num_fetched_; ++i) {
+    std::memcpy(fetched_[i % kAhead].dst, fetched_[i % kAhead].src, run_bytes_);
+  }
+  num_fetched_ = 0;
   int done = 0;
   if (num_pending_ >= kStreams) {
     stream_(pending_, nullptr, run_bytes_);

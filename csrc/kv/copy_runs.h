@@ -7,7 +7,8 @@
 // What does not fit the last-level cache is stored past it (non-temporal): a plain store first
 // reads the line that it overwrites, which costs a third of the memory's bandwidth, and evicts what
 // somebody else was using. Runs are then read four at a time: the processor fetches ahead only
-// within a page, so that one run alone waits for memory at each new page. Layer: kv.
+// within a page, so that one run alone waits for memory at each new page. Short runs that go
+// through the cache are fetched some runs before they are copied, for the same reason. Layer: kv.
 #pragma once
 
 #include <cstdint>
@@ -21,10 +22,11 @@ struct Run {
 };
 
 constexpr int kStreams = 4;
+constexpr int kAhead = 8;  // short runs that are fetched before they are copied
 
-// From how many bytes on a job is stored past the cache: half of the last-level cache, as much
-// being read as written; or what was measured on this machine (`python -m mooncake_kernels
-// calibrate`).
+// From how many bytes on a job is stored past the cache: a third of the last-level cache, as much
+// being read as written and others wanting their part; or what was measured on this machine
+// (`python -m mooncake_kernels calibrate`).
 int64_t stream_from_bytes();
 // Sets it for the whole process, 0 for what it was; returns what it was before.
 int64_t set_stream_from_bytes(int64_t num_bytes);
@@ -46,11 +48,14 @@ class RunCopier {
   static StreamRuns streaming();
 
   void copy_alone(const Run& run);
+  void copy_fetched(const Run& run);
 
   const int64_t run_bytes_;
   const StreamRuns stream_;  // null: through the cache
   Run pending_[2 * kStreams];
   int num_pending_ = 0;
+  Run fetched_[kAhead];  // the oldest is at num_fetched_ % kAhead
+  int64_t num_fetched_ = 0;
 };
 
 }  // namespace mk::kv

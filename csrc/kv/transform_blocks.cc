@@ -57,12 +57,17 @@ class RowTransformer {
 
 void transform_blocks_host(const TransformBlocksParams& p, int64_t begin, int64_t end) {
   RowTransformer rows(p);
-  for (int64_t i = begin; i < end; ++i) {
-    const int64_t piece = i / p.copy.num_planes, plane = i % p.copy.num_planes;
+  while (begin < end) {
+    const int64_t piece = begin / p.copy.num_planes, first = begin % p.copy.num_planes;
+    const int64_t last = std::min<int64_t>(p.copy.num_planes, first + end - begin);
+    begin += last - first;
     const int64_t src_id = p.copy.src.id(piece), dst_id = p.copy.dst.id(piece);
     if (src_id == kHole || dst_id == kHole) continue;
-    rows.transform(piece, plane, p.copy.src.offset(piece, src_id),
-                   p.copy.dst.offset(piece, dst_id));
+    const int64_t src_offset = p.copy.src.offset(piece, src_id);
+    const int64_t dst_offset = p.copy.dst.offset(piece, dst_id);
+    for (int64_t plane = first; plane < last; ++plane) {
+      rows.transform(piece, plane, src_offset, dst_offset);
+    }
   }
 }
 

@@ -109,7 +109,7 @@ void CopyPlan::check_ids(const kv::CopyBlocksParams& p, const char* gather_name)
   for (int64_t piece = 0; piece < p.num_pieces; ++piece) {
     const kv::BadId bad = p.check(piece);
     if (bad.side == 0) continue;
-    const bool by_slot = values_[0] != 0, is_src = bad.side == 1;
+    const bool by_slot = this->by_slot(), is_src = bad.side == 1;
     const char* name =
         !p.dst.ids   ? gather_name
         : !p.src.ids ? "scatter_blocks: block_ids"

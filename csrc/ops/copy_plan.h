@@ -34,6 +34,7 @@ class CopyPlan {
   kv::CopyBlocksParams params(const std::optional<torch::stable::Tensor>& src_ids,
                               const std::optional<torch::stable::Tensor>& dst_ids) const;
 
+  bool by_slot() const { return values_[0] != 0; }
   kv::Side side(int index) const;  // 0: src, 1: dst; without ids
   int64_t run_bytes() const;
 

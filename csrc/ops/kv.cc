@@ -72,7 +72,8 @@ void copy_resolved_cpu(Tensor plan_tensor, int64_t src_base, int64_t dst_base, I
 
 // For the GPU of that index, or kNoGpu. A side without tensors is packed: its offsets stay as they
 // are, to be added to a base.
-void resolve_copy_plan(Tensors src, Tensors dst, Tensor plan_tensor, Tensor resolved, int64_t gpu) {
+void resolve_copy_plan(Tensors src, Tensors dst, Tensor plan_tensor, Tensor resolved,
+                       int64_t dst_run_bytes, int64_t gpu) {
   const CopyPlan plan(plan_tensor, CopyPlan::kPlaneFields);
   const CopyPlan out(resolved, CopyPlan::kResolvedFields);
   MK_CHECK(out.num_planes() == plan.num_planes(),
@@ -80,7 +81,7 @@ void resolve_copy_plan(Tensors src, Tensors dst, Tensor plan_tensor, Tensor reso
   const Memory src_memory("src", src, static_cast<int32_t>(gpu));
   const Memory dst_memory("dst", dst, static_cast<int32_t>(gpu));
   const int64_t src_reach = plan.reach(plan.side(0), &Axis::src_stride, plan.run_bytes());
-  const int64_t dst_reach = plan.reach(plan.side(1), &Axis::dst_stride, plan.run_bytes());
+  const int64_t dst_reach = plan.reach(plan.side(1), &Axis::dst_stride, dst_run_bytes);
   auto* const values = static_cast<int64_t*>(resolved.mutable_data_ptr());
   const int64_t header = resolved.numel() - CopyPlan::kResolvedFields * plan.num_planes();
   std::copy_n(static_cast<const int64_t*>(plan_tensor.data_ptr()), header, values);
@@ -142,8 +143,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(mooncake_kernels, m) {
       "copy_blocks(Tensor[] src, Tensor(a!)[] dst, Tensor plan, Tensor? src_blocks, "
       "Tensor? dst_blocks, int bad_id, int max_sms) -> ()");
   m.def(
-      "resolve_copy_plan(Tensor[] src, Tensor[] dst, Tensor plan, Tensor(a!) resolved, int gpu) "
-      "-> ()");
+      "resolve_copy_plan(Tensor[] src, Tensor[] dst, Tensor plan, Tensor(a!) resolved, "
+      "int dst_run_bytes, int gpu) -> ()");
   m.def(
       "copy_resolved(Tensor plan, int src_base, int dst_base, Tensor? src_blocks, "
       "Tensor? dst_blocks, int bad_id, int max_sms, bool bulk=False) -> ()");

@@ -1,5 +1,6 @@
 // torch.ops.mooncake_kernels.transform_blocks and checksum_blocks: the torch binding of
-// csrc/kv/transform_blocks.h.
+// csrc/kv/transform_blocks.h. As in kv.cc, those for compiled code are given the tensors, and the
+// other two, transform_resolved and checksum_resolved, a plan that has the addresses in it.
 //
 // `plan` is that of copy_plan.h, with rows for runs and (head, token) for axes. `transform` is an
 // int64 CPU tensor, kTransformFields long, that mooncake_kernels/kv/row_plan.py makes.
@@ -28,6 +29,7 @@ using mk::kv::TransformBlocksParams;
 using mk::ops::CopyPlan;
 using mk::ops::Ids;
 using mk::ops::PlanesOfTensors;
+using mk::ops::ResolvedPlanes;
 using mk::ops::Tensors;
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
@@ -86,21 +88,62 @@ void run_on_cpu(const TransformBlocksParams& p) {
       [&p](int64_t begin, int64_t end) { mk::kv::transform_blocks_host(p, begin, end); });
 }
 
-void check_sums(const TransformBlocksParams& p) {
+void check_sums(const TransformBlocksParams& p, bool by_slot) {
   for (int64_t piece = 0; p.expected && piece < p.copy.num_pieces; ++piece) {
     const int64_t i = p.copy.src.index(piece), id = p.copy.src.id(piece);
     if (id == mk::kv::kHole || p.copy.dst.id(piece) == mk::kv::kHole) continue;
-    MK_CHECK(p.is_as_expected(piece), "CopyPlan.run: src_blocks[", i, "]: block ", id,
-             " must have checksum ", p.expected[i], ", got ", p.actual[i]);
+    MK_CHECK(p.is_as_expected(piece),
+             by_slot ? "CopyPlan.run_slots: src_slots[" : "CopyPlan.run: src_blocks[", i,
+             by_slot ? "]: slot " : "]: block ", id, " must have checksum ", p.expected[i],
+             ", got ", p.actual[i]);
   }
 }
 
-#ifdef MK_WITH_CUDA
-void run_on_cuda(const TransformBlocksParams& p, int64_t bad_id, int64_t max_sms, int32_t device) {
-  mk::kv::launch_transform_blocks(p, reinterpret_cast<BadId*>(bad_id), static_cast<int>(max_sms),
-                                  mk::ops::current_cuda_stream(device));
+// What a call may add to the plan.
+struct Extras {
+  const Ids& scales;
+  const Ids& cos_sin;
+  const Ids& expected;
+  const Ids& actual;
+  const Ids& sums;
+};
+
+void set_extras(TransformBlocksParams& p, const CopyPlan& plan, const Extras& extras,
+                const Tensor& ids) {
+  const auto count = [&](const mk::kv::Side& side) {
+    return mk::ceil_div(p.copy.num_pieces, side.pieces_per_id);
+  };
+  const int64_t num_src = count(p.copy.src), num_dst = count(p.copy.dst);
+  const int64_t num_scales = plan.num_planes() * p.num_heads();
+  const int64_t num_angles = p.copy.num_pieces * 2 * p.rotation.num_pairs;
+  constexpr ScalarType kFloat = ScalarType::Float, kLong = ScalarType::Long;
+  p.scales = data_of<const float>(extras.scales, kFloat, num_scales, ids, "scales");
+  p.rotation.cos_sin = data_of<const float>(extras.cos_sin, kFloat, num_angles, ids, "cos_sin");
+  p.expected = data_of<const int64_t>(extras.expected, kLong, num_src, ids, "expected");
+  p.actual = data_of<const int64_t>(extras.actual, kLong, num_src, ids, "actual");
+  p.sums = data_of<int64_t>(extras.sums, kLong, num_dst, ids, "sums");
+  MK_CHECK(!p.expected || p.actual, "transform_blocks: actual must be given with expected");
 }
+
+// Where the ids are; `name` is what those of src are called if there are none of dst.
+template <class PlaneOf>
+void run(const CopyPlan& plan, TransformBlocksParams& p, const PlaneOf& planes, const Tensor& ids,
+         const char* name, int64_t bad_id, int64_t max_sms) {
+  const int32_t gpu = mk::ops::gpu_of(ids);
+  if (gpu == mk::ops::kNoGpu) {
+    plan.check_ids(p.copy, name);  // all, before a byte moves
+    check_sums(p, plan.by_slot());
+    return for_each_launch(plan, p, planes, run_on_cpu);
+  }
+#ifdef MK_WITH_CUDA
+  const torch::stable::accelerator::DeviceGuard guard(gpu);
+  void* const stream = mk::ops::current_cuda_stream(gpu);
+  for_each_launch(plan, p, planes, [&](const TransformBlocksParams& params) {
+    mk::kv::launch_transform_blocks(params, reinterpret_cast<BadId*>(bad_id),
+                                    static_cast<int>(max_sms), stream);
+  });
 #endif
+}
 
 void transform_blocks(Tensors src, Tensors dst, Tensor plan_tensor, Tensor transform, Ids src_ids,
                       Ids dst_ids, Ids scales, Ids cos_sin, Ids expected, Ids actual, Ids sums,
@@ -109,31 +152,31 @@ void transform_blocks(Tensors src, Tensors dst, Tensor plan_tensor, Tensor trans
   const CopyPlan plan(plan_tensor, CopyPlan::kPlaneFields);
   TransformBlocksParams p = params_of(plan, transform, src_ids, dst_ids);
   const Tensor& ids = src_ids ? *src_ids : *dst_ids;
-  const int32_t gpu = mk::ops::gpu_of(ids);
-  const auto count = [&](const mk::kv::Side& side) {
-    return mk::ceil_div(p.copy.num_pieces, side.pieces_per_id);
-  };
-  const int64_t num_src = count(p.copy.src), num_dst = count(p.copy.dst);
-  const int64_t angles = p.copy.num_pieces * 2 * p.rotation.num_pairs;
-  p.scales = data_of<const float>(scales, ScalarType::Float, plan.num_planes() * p.num_heads(), ids,
-                                  "scales");
-  p.rotation.cos_sin = data_of<const float>(cos_sin, ScalarType::Float, angles, ids, "cos_sin");
-  p.expected = data_of<const int64_t>(expected, ScalarType::Long, num_src, ids, "expected");
-  p.actual = data_of<const int64_t>(actual, ScalarType::Long, num_src, ids, "actual");
-  p.sums = data_of<int64_t>(sums, ScalarType::Long, num_dst, ids, "sums");
-  MK_CHECK(!p.expected || p.actual, "transform_blocks: actual must be given with expected");
-  const PlanesOfTensors planes(plan, p.copy, src, dst, p.src_row_bytes, p.dst_row_bytes, gpu);
-  if (gpu == mk::ops::kNoGpu) {
-    plan.check_ids(p.copy);  // all, before a byte moves
-    check_sums(p);
-    return for_each_launch(plan, p, planes, run_on_cpu);
-  }
-#ifdef MK_WITH_CUDA
-  const torch::stable::accelerator::DeviceGuard guard(gpu);
-  for_each_launch(plan, p, planes, [&](const TransformBlocksParams& params) {
-    run_on_cuda(params, bad_id, max_sms, gpu);
-  });
-#endif
+  set_extras(p, plan, {scales, cos_sin, expected, actual, sums}, ids);
+  const PlanesOfTensors planes(plan, p.copy, src, dst, p.src_row_bytes, p.dst_row_bytes,
+                               mk::ops::gpu_of(ids));
+  run(plan, p, planes, ids, "transform_blocks: block_ids", bad_id, max_sms);
+}
+
+void transform_resolved(Tensor plan_tensor, Tensor transform, Ids src_ids, Ids dst_ids, Ids scales,
+                        Ids cos_sin, Ids expected, Ids actual, Ids sums, int64_t bad_id,
+                        int64_t max_sms) {
+  const CopyPlan plan(plan_tensor, CopyPlan::kResolvedFields);
+  TransformBlocksParams p = params_of(plan, transform, src_ids, dst_ids);
+  const Tensor& ids = src_ids ? *src_ids : *dst_ids;
+  set_extras(p, plan, {scales, cos_sin, expected, actual, sums}, ids);
+  run(plan, p, ResolvedPlanes{plan, 0, 0}, ids, "transform_blocks: block_ids", bad_id, max_sms);
+}
+
+// What is only read: the planes of src, and no dst.
+template <class PlaneOf>
+void add_up(const CopyPlan& plan, TransformBlocksParams& p, const PlaneOf& planes,
+            const Tensor& ids, const Tensor& sums, int64_t bad_id, int64_t max_sms) {
+  p.sums = data_of<int64_t>(sums, ScalarType::Long, ids.numel(), ids, "sums");
+  p.copy.dst = {nullptr, false, p.copy.num_pieces, 0, 1, 0, 1, 0};
+  for (mk::kv::Axis& axis : p.copy.axes) axis.dst_stride = 0;
+  const auto plane = [&planes](int64_t i) { return Plane{planes(i).src, nullptr}; };
+  run(plan, p, plane, ids, "checksum_blocks: block_ids", bad_id, max_sms);
 }
 
 void checksum_blocks(Tensors src, Tensor plan_tensor, Tensor transform, Tensor ids, Tensor sums,
@@ -141,22 +184,16 @@ void checksum_blocks(Tensors src, Tensor plan_tensor, Tensor transform, Tensor i
   mk::ops::check_not_empty(src, src);
   const CopyPlan plan(plan_tensor, CopyPlan::kPlaneFields);
   TransformBlocksParams p = params_of(plan, transform, ids, std::nullopt);
-  const int32_t gpu = mk::ops::gpu_of(ids);
-  p.sums = data_of<int64_t>(sums, ScalarType::Long, ids.numel(), ids, "sums");
-  p.copy.dst = {nullptr, false, p.copy.num_pieces, 0, 1, 0, 1, 0};  // there is none
-  for (mk::kv::Axis& axis : p.copy.axes) axis.dst_stride = 0;
-  const PlanesOfTensors both(plan, p.copy, src, src, p.src_row_bytes, 0, gpu);
-  const auto plane = [&both](int64_t i) { return Plane{both(i).src, nullptr}; };
-  if (gpu == mk::ops::kNoGpu) {
-    plan.check_ids(p.copy, "checksum_blocks: block_ids");
-    return for_each_launch(plan, p, plane, run_on_cpu);
-  }
-#ifdef MK_WITH_CUDA
-  const torch::stable::accelerator::DeviceGuard guard(gpu);
-  for_each_launch(plan, p, plane, [&](const TransformBlocksParams& params) {
-    run_on_cuda(params, bad_id, max_sms, gpu);
-  });
-#endif
+  const PlanesOfTensors planes(plan, p.copy, src, src, p.src_row_bytes, p.src_row_bytes,
+                               mk::ops::gpu_of(ids));
+  add_up(plan, p, planes, ids, sums, bad_id, max_sms);
+}
+
+void checksum_resolved(Tensor plan_tensor, Tensor transform, Tensor ids, Tensor sums,
+                       int64_t bad_id, int64_t max_sms) {
+  const CopyPlan plan(plan_tensor, CopyPlan::kResolvedFields);
+  TransformBlocksParams p = params_of(plan, transform, ids, std::nullopt);
+  add_up(plan, p, ResolvedPlanes{plan, 0, 0}, ids, sums, bad_id, max_sms);
 }
 
 }  // namespace
@@ -167,6 +204,13 @@ STABLE_TORCH_LIBRARY_FRAGMENT(mooncake_kernels, m) {
       "Tensor? src_blocks, Tensor? dst_blocks, Tensor? scales, Tensor? cos_sin, Tensor? expected, "
       "Tensor? actual, Tensor(b!)? sums, int bad_id, int max_sms) -> ()");
   m.def(
+      "transform_resolved(Tensor plan, Tensor transform, Tensor? src_blocks, Tensor? dst_blocks, "
+      "Tensor? scales, Tensor? cos_sin, Tensor? expected, Tensor? actual, Tensor(a!)? sums, "
+      "int bad_id, int max_sms) -> ()");
+  m.def(
+      "checksum_resolved(Tensor plan, Tensor transform, Tensor block_ids, Tensor(a!) sums, "
+      "int bad_id, int max_sms) -> ()");
+  m.def(
       "checksum_blocks(Tensor[] src, Tensor plan, Tensor transform, Tensor block_ids, "
       "Tensor(a!) sums, int bad_id, int max_sms) -> ()");
 }
@@ -174,11 +218,15 @@ STABLE_TORCH_LIBRARY_FRAGMENT(mooncake_kernels, m) {
 STABLE_TORCH_LIBRARY_IMPL(mooncake_kernels, CPU, m) {
   m.impl("transform_blocks", TORCH_BOX(&transform_blocks));
   m.impl("checksum_blocks", TORCH_BOX(&checksum_blocks));
+  m.impl("transform_resolved", TORCH_BOX(&transform_resolved));
+  m.impl("checksum_resolved", TORCH_BOX(&checksum_resolved));
 }
 
 #ifdef MK_WITH_CUDA
 STABLE_TORCH_LIBRARY_IMPL(mooncake_kernels, CUDA, m) {
   m.impl("transform_blocks", TORCH_BOX(&transform_blocks));
   m.impl("checksum_blocks", TORCH_BOX(&checksum_blocks));
+  m.impl("transform_resolved", TORCH_BOX(&transform_resolved));
+  m.impl("checksum_resolved", TORCH_BOX(&checksum_resolved));
 }
 #endif

@@ -12,6 +12,8 @@ from .batch import copy_batch
 from .blocks import checksum_blocks, gather_blocks, scatter_blocks
 from .copy_plan import CopyPlan
 from .layer_stream import LayerStream
+from .pack_header import PackHeader
+from .packing import Packer
 from .select import shard_heads
 from .transforms import Fp8, Rope
 from .view import KVView
@@ -21,6 +23,8 @@ __all__ = [
     "Fp8",
     "KVView",
     "LayerStream",
+    "PackHeader",
+    "Packer",
     "Rope",
     "checksum_blocks",
     "copy_batch",

@@ -109,6 +109,20 @@ class CopyJobs:
         return checksums.to(ids.device, non_blocking=ids.is_cuda).contiguous()
 
 
+def add_up_jobs(
+    jobs: list[Job],
+    src_ids: torch.Tensor,
+    actual: torch.Tensor,
+    bad: BadIds,
+    max_sms: int | None,
+    engine: Engine,
+) -> None:
+    """Add to ``actual`` what of src is going to be copied."""
+    for part, plan in jobs:
+        assert isinstance(plan, RowPlan), "a plan with checksum goes by rows"
+        add_checksums(engine, part.src, plan, src_ids, actual, bad, max_sms)
+
+
 def run_jobs(
     jobs: list[Job],
     src_ids: torch.Tensor,
@@ -118,15 +132,11 @@ def run_jobs(
     max_sms: int | None,
     engine: Engine,
 ) -> None:
-    """Copy; where checksums are expected, all of them are compared before."""
+    """Copy; where checksums are expected, what is actually there has been added up before."""
     if engine in MOVES_BYTES and any(isinstance(plan, RowPlan) for _, plan in jobs):
         raise Unavailable(
             f"engine {engine}: it moves bytes; convert, rope and checksum need another"
         )
-    if call.actual is not None:
-        for part, plan in jobs:
-            assert isinstance(plan, RowPlan), "a plan with checksum goes by rows"
-            add_checksums(engine, part.src, plan, src_ids, call.actual, bad, max_sms)
     for part, plan in jobs:
         sides = (part.src, part.dst)
         if isinstance(plan, RowPlan):

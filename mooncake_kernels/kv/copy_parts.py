@@ -8,6 +8,7 @@ import torch
 from ..errors import InvalidArgument
 from .execute import check_writable, have_addresses
 from .layout import Selection
+from .pack_overlap import Held
 from .row_plan import RowPlan, check_dtypes
 from .select import as_pairs, choose_heads, choose_layers
 from .sides import device_of_copy
@@ -64,10 +65,16 @@ class CopyPart:
         self._plans: dict[tuple, BlockPlan] = {}
         self._row_plans: dict[tuple, RowPlan] = {}
 
+    def held(self, side: int) -> Held:
+        """Return what side 0 (src) or 1 (dst) has of what is copied, numbered from 0."""
+        first, count = self._heads[side], self._heads[2]
+        layers = {place: pair[side] for place, pair in enumerate(self._layers)}
+        return Held((self.src, self.dst)[side], layers, -first, slice(first, first + count))
+
     def plan(self, op: str, layers: Layers, by_slot: bool) -> BlockPlan:
         """Return how bytes are copied."""
-        chosen = self._layers if layers is None else self._subset(op, layers)
-        key = (by_slot, chosen)
+        chosen = None if layers is None else self._subset(op, layers)
+        key = (by_slot, chosen)  # all layers are None: to hash 80 pairs takes 2 us
         if key not in self._plans:
             selection = self._selection(chosen, by_slot)
             self._plans[key] = BlockPlan(self.src.layout, self.dst.layout, selection)
@@ -77,7 +84,7 @@ class CopyPart:
         self, op: str, layers: Layers, by_slot: bool, first_words: tuple[int, int]
     ) -> RowPlan:
         """Return how rows are copied that are looked at."""
-        chosen = self._layers if layers is None else self._subset(op, layers)
+        chosen = None if layers is None else self._subset(op, layers)
         key = (by_slot, chosen, first_words)
         if key not in self._row_plans:
             selection = self._selection(chosen, by_slot)
@@ -86,8 +93,9 @@ class CopyPart:
             )
         return self._row_plans[key]
 
-    def _selection(self, layers: tuple[tuple[int, int], ...], by_slot: bool) -> Selection:
-        return Selection(layers, self.src.num_kv, *self._heads, by_slot)
+    def _selection(self, layers: tuple[tuple[int, int], ...] | None, by_slot: bool) -> Selection:
+        chosen = self._layers if layers is None else layers
+        return Selection(chosen, self.src.num_kv, *self._heads, by_slot)
 
     def _subset(
         self, op: str, layers: slice | Sequence[int | tuple[int, int]]
@@ -117,26 +125,26 @@ def are_one_cache(src: KVView, dst: KVView) -> bool:
     return src.num_blocks > 0 and places[0] == places[1] and src.layout == dst.layout
 
 
-def as_views(name: str, views: KVView | Sequence[KVView]) -> list[KVView]:
+def as_views(name: str, views: KVView | Sequence[KVView], *, op: str = "CopyPlan") -> list[KVView]:
     listed: list[Any] = list(views) if isinstance(views, (list, tuple)) else [views]
     if not listed:
-        raise InvalidArgument(f"CopyPlan: {name} must be a KVView or a list of them, got []")
+        raise InvalidArgument(f"{op}: {name} must be a KVView or a list of them, got []")
     for view in listed:
         if not isinstance(view, KVView):
             raise InvalidArgument(
-                f"CopyPlan: {name} must be a KVView or a list of them, got {type(view).__name__}"
+                f"{op}: {name} must be a KVView or a list of them, got {type(view).__name__}"
             )
     for what in ("num_blocks", "device"):
         mine = getattr(listed[0], what)
         for other in (getattr(view, what) for view in listed):
             if other != mine:
                 raise InvalidArgument(
-                    f"CopyPlan: views of {name} must have one {what}, got {mine} and {other}"
+                    f"{op}: views of {name} must have one {what}, got {mine} and {other}"
                 )
     sizes = sorted({view.block_size for view in listed if view.has_tokens})
     if len(sizes) > 1:
         raise InvalidArgument(
-            f"CopyPlan: views of {name} must have one block_size, got {sizes[0]} and {sizes[1]}"
+            f"{op}: views of {name} must have one block_size, got {sizes[0]} and {sizes[1]}"
         )
     return listed
 

@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 from itertools import product
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ..errors import InvalidArgument
 from .bad_ids import BadIds
-from .copy_jobs import CopyJobs, check_transforms, run_jobs
+from .copy_jobs import CopyJobs, Job, add_up_jobs, check_transforms, run_jobs
 from .copy_parts import (
     CopyPart,
     Layers,
@@ -17,8 +18,14 @@ from .copy_parts import (
     check_layers_alike,
 )
 from .execute import BlockIds, Engine, as_ids, check_call
-from .transforms import Fp8, Rope
+from .overlap import check_apart, touch
+from .row_plan import RowCall
+from .transforms import FP8, Fp8, Rope
 from .view import KVView
+
+if TYPE_CHECKING:
+    from .pack_header import PackHeader
+    from .packing import Packer
 
 
 class CopyPlan:
@@ -46,9 +53,8 @@ class CopyPlan:
         dst: what is written: likewise, and each view of the same head dimension and number of kv
             as src's, and of its dtype, but for ``convert``. Both sides are on one device; or one is
             on a GPU and the other in pinned host memory (``pin_memory()``, or registered with
-            CUDA), which the GPU then reads or writes. It may share memory with ``src``;
-            then no run may read what it writes. That is checked on the CPU where two views have
-            the same tensors and axes.
+            CUDA), which the GPU then reads or writes. It may share memory with ``src``; then no
+            run may read what it writes, which is checked on the CPU.
         layers: which layers to copy: a slice or a list of numbers, the same on both sides, or of
             pairs (layer of src, layer of dst), as between stages of a pipeline. None for all, and
             then both sides must have equally many. Of several views, those of one side must have
@@ -107,6 +113,8 @@ class CopyPlan:
                 f"{src_views[0].dtype}"
             )
         self._jobs = CopyJobs(self._parts, rope is not None, checksum)
+        self._transforms = (convert, rope, checksum)
+        self._packers: tuple[Packer, Packer] | None = None
         first_src, first_dst = src_views[0], dst_views[0]
         self._device = self._parts[0].device
         self._block_sizes = block_size_of(src_views), block_size_of(dst_views)
@@ -116,14 +124,18 @@ class CopyPlan:
                     f"CopyPlan: dst must have src's block_size {self._block_sizes[0]} to take "
                     f"views without a 'token' axis, got {self._block_sizes[1]}"
                 )
+        pairs_of_parts = list(product(self._parts, self._parts))
         self._in_place = any(
             are_one_cache(part.src, other.dst)
-            for part, other in product(self._parts, self._parts)
+            for part, other in pairs_of_parts
             if part is not other or part.meets_itself
         )
+        self._touch = any(
+            touch(part.src, other.dst) and not are_one_cache(part.src, other.dst)
+            for part, other in pairs_of_parts
+        )
         num_blocks = self._num_blocks = (first_src.num_blocks, first_dst.num_blocks)
-        names = ("CopyPlan.run: src_blocks", "CopyPlan.run: dst_blocks")
-        self._bad_blocks = BadIds(self._device, names, num_blocks)
+        self.rename_ids("CopyPlan.run: src_blocks", "CopyPlan.run: dst_blocks")
         src_size, dst_size = self._block_sizes
         num_slots = self._num_slots = (num_blocks[0] * src_size, num_blocks[1] * dst_size)
         names = ("CopyPlan.run_slots: src_slots", "CopyPlan.run_slots: dst_slots")
@@ -200,12 +212,12 @@ class CopyPlan:
             engine = self._jobs.choose(engine, jobs, (src_blocks, dst_blocks))
         src_ids = as_ids("CopyPlan.run: src_blocks", src_blocks, self._device, engine)
         dst_ids = as_ids("CopyPlan.run: dst_blocks", dst_blocks, self._device, engine)
-        _check_counts(src_ids.numel(), dst_ids.numel(), self._block_sizes)
-        call = self._jobs.call(
-            "CopyPlan.run", src_ids, dst_ids, src_positions, dst_positions, checksums
+        call = self.prepare(
+            *("CopyPlan.run", jobs, src_ids, dst_ids, src_positions, dst_positions, checksums)
         )
-        self._check_in_place("CopyPlan.run: dst_blocks", src_ids, dst_ids, self._num_blocks[0])
-        run_jobs(jobs, src_ids, dst_ids, call, self._bad_blocks, max_sms, engine)
+        if call.actual is not None:
+            add_up_jobs(jobs, src_ids, call.actual, self.bad_blocks, max_sms, engine)
+        run_jobs(jobs, src_ids, dst_ids, call, self.bad_blocks, max_sms, engine)
         return call.sums
 
     def run_slots(
@@ -277,46 +289,118 @@ class CopyPlan:
         call = self._jobs.call(
             "CopyPlan.run_slots", src_ids, dst_ids, src_positions, dst_positions, checksums
         )
-        self._check_in_place("CopyPlan.run_slots: dst_slots", src_ids, dst_ids, self._num_slots[0])
+        self._check_in_place(
+            *("CopyPlan.run_slots: dst_slots", jobs, src_ids, dst_ids, self._num_slots[0])
+        )
+        if call.actual is not None:
+            add_up_jobs(jobs, src_ids, call.actual, self._bad_slots, max_sms, engine)
         run_jobs(jobs, src_ids, dst_ids, call, self._bad_slots, max_sms, engine)
         return call.sums
+
+    def pack(self, src_blocks: BlockIds, staging: torch.Tensor, **options: Any) -> "PackHeader":
+        """Pack what the plan copies of src, for one write over the network: see ``Packer.pack``.
+
+        Packed blocks are fp8 if either side of the plan is. ``options`` are those of
+        ``Packer.pack``, and so are the errors. A process that has only one of the two caches makes
+        a ``Packer`` in the place of a plan.
+        """
+        return self._two_packers()[0].pack(src_blocks, staging, **options)
+
+    def unpack(
+        self,
+        header: "PackHeader | bytes",
+        staging: torch.Tensor,
+        dst_blocks: BlockIds,
+        **options: Any,
+    ) -> bool:
+        """Unpack into dst what ``pack`` has packed: see ``Packer.unpack``."""
+        return self._two_packers()[1].unpack(header, staging, dst_blocks, **options)
+
+    def _two_packers(self) -> "tuple[Packer, Packer]":
+        from .packing import Packer  # which is made of plans
+
+        if self._packers is None:
+            convert, rope, checksum = self._transforms
+            dtypes = [
+                part.dst.dtype if part.dst.dtype in FP8 else part.src.dtype for part in self._parts
+            ]
+            src, dst = ([part.held(side) for part in self._parts] for side in range(2))
+            self._packers = (
+                Packer.of_side(src, dtypes, convert, None, checksum),
+                Packer.of_side(dst, dtypes, convert, rope, checksum),
+            )
+        return self._packers
 
     def check(self) -> None:
         """Wait for the current stream and raise if a run met a bad id. Does nothing on the CPU.
 
         Raises:
+            ChecksumError: a block that an earlier run read did not hold what it should.
             InvalidArgument: an id of an earlier run was out of range; the message names it.
         """
+        for packer in self._packers or ():
+            packer.check()
         if self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()
-        self._bad_blocks.raise_if_any()
+        self.bad_blocks.raise_if_any()
         self._bad_slots.raise_if_any()
 
+    def jobs(self, op: str) -> list[Job]:
+        """Return what a run of blocks of all layers is made of; for this package's own use."""
+        return self._jobs.of(op, None, by_slot=False)
+
+    def prepare(
+        self,
+        op: str,
+        jobs: list[Job],
+        src_ids: torch.Tensor,
+        dst_ids: torch.Tensor,
+        src_positions: BlockIds | None = None,
+        dst_positions: BlockIds | None = None,
+        checksums: torch.Tensor | None = None,
+    ) -> RowCall:
+        """Return what a run of blocks adds to its jobs, checked; for this package's own use."""
+        _check_counts(op, src_ids.numel(), dst_ids.numel(), self._block_sizes)
+        call = self._jobs.call(op, src_ids, dst_ids, src_positions, dst_positions, checksums)
+        self._check_in_place(f"{op}: dst_blocks", jobs, src_ids, dst_ids, self._num_blocks[0])
+        return call
+
+    def rename_ids(self, src_name: str, dst_name: str) -> None:
+        """Say what block ids are called in errors; for this package's own use."""
+        self.bad_blocks = BadIds(self._device, (src_name, dst_name), self._num_blocks)
+
     def _check_in_place(
-        self, name: str, src_ids: torch.Tensor, dst_ids: torch.Tensor, num_ids: int
+        self,
+        name: str,
+        jobs: list[Job],
+        src_ids: torch.Tensor,
+        dst_ids: torch.Tensor,
+        num_ids: int,
     ) -> None:
         """Refuse to read and write one place. Ids on a device are not looked at."""
-        if not self._in_place or torch.compiler.is_compiling() or src_ids.device.type != "cpu":
+        if torch.compiler.is_compiling() or src_ids.device.type != "cpu":
             return
-        copied = (src_ids >= 0) & (dst_ids >= 0)  # one cache: the block sizes are equal
-        dst_ids = dst_ids[copied]
-        both = dst_ids[torch.isin(dst_ids, src_ids[copied]) & (dst_ids < num_ids)]
-        if both.numel() > 0:
-            raise InvalidArgument(
-                f"{name} must not be among src's, for src and dst are one cache, got {both[0]}"
-            )
+        if self._in_place:
+            copied = (src_ids >= 0) & (dst_ids >= 0)  # one cache: the block sizes are equal
+            wanted = dst_ids[copied]
+            both = wanted[torch.isin(wanted, src_ids[copied]) & (wanted < num_ids)]
+            if both.numel() > 0:
+                raise InvalidArgument(
+                    f"{name} must not be among src's, for src and dst are one cache, got {both[0]}"
+                )
+        if self._touch:
+            check_apart(name, jobs, src_ids, dst_ids)
 
 
-def _check_counts(num_src: int, num_dst: int, block_sizes: tuple[int, int]) -> None:
+def _check_counts(op: str, num_src: int, num_dst: int, block_sizes: tuple[int, int]) -> None:
     src_size, dst_size = block_sizes
     if src_size == dst_size and num_src != num_dst:
         raise InvalidArgument(
-            f"CopyPlan.run: dst_blocks must have as many ids as src_blocks ({num_src}), "
-            f"got {num_dst}"
+            f"{op}: dst_blocks must have as many ids as src_blocks ({num_src}), got {num_dst}"
         )
     num_tokens = min(num_src * src_size, num_dst * dst_size)
     if -(-num_tokens // src_size) != num_src or -(-num_tokens // dst_size) != num_dst:
         raise InvalidArgument(
-            f"CopyPlan.run: dst_blocks must hold the {num_src * src_size} tokens of src_blocks, "
+            f"{op}: dst_blocks must hold the {num_src * src_size} tokens of src_blocks, "
             f"give or take a part of one block, got {num_dst} blocks of {dst_size}"
         )

@@ -32,7 +32,7 @@ class Packed:
     """
 
     def __init__(self, tensor: torch.Tensor, address: int | None = None):
-        self.tensors = [tensor]
+        self.tensors = self.versioned = [tensor]
         self.registered: list[torch.Tensor] = []  # it is another one at each call
         self.num_blocks = tensor.shape[0]
         self.device = tensor.device
@@ -108,7 +108,7 @@ def execute(
     else:
         raise InvalidArgument(f"engine must be {ENGINES}, got {engine!r}")
     # What autograd saved of them is stale now, and it must know.
-    torch.autograd.graph.increment_version(dst.tensors)
+    torch.autograd.graph.increment_version(dst.versioned)
 
 
 def _execute_listed(

@@ -1,4 +1,4 @@
-"""Running a copy by rows: as ``_kv_execute`` for what looks at the elements."""
+"""Running a copy by rows: as ``execute`` for what looks at the elements."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,8 +9,9 @@ from .. import _library
 from ..errors import InvalidArgument, Unavailable
 from ..reference import kv as reference
 from .bad_ids import BadIds
-from .execute import ENGINES, Engine
+from .execute import ENGINES, Engine, have_addresses
 from .row_plan import RowCall, RowPlan
+from .sides import gpu_index
 from .view import KVView
 
 MOVES_BYTES = ("triton", "tma", "copy_engine", "two_hop")
@@ -34,12 +35,15 @@ def transform(
         reference.transform_blocks(src, dst, plan, src_ids, dst_ids, call, bad)
     else:
         ids = (src_ids, dst_ids, plan.scales, plan.cos_sin(call))
-        sums = (call.expected, call.actual, call.sums)
-        numbers = (bad.address, int(max_sms or 0))
-        plans = (plan.values, plan.transform)
-        _call(_library.transform_blocks, src.tensors, dst.tensors, *plans, *ids, *sums, *numbers)
+        arguments = (*ids, call.expected, call.actual, call.sums, bad.address, int(max_sms or 0))
+        if _is_eager(src, dst, src_ids, dst_ids):
+            table = plan.plan.resolved(src.registered, dst.registered, gpu_index(plan.device))
+            _library.call(_library.transform_resolved, table, plan.transform, *arguments)
+        else:
+            plans = (plan.plan.values, plan.transform)
+            _call(_library.transform_blocks, src.tensors, dst.tensors, *plans, *arguments)
     if not torch.compiler.is_compiling():
-        torch.autograd.graph.increment_version(dst.tensors)
+        torch.autograd.graph.increment_version(dst.versioned)
 
 
 def add_checksums(
@@ -57,9 +61,25 @@ def add_checksums(
     if _choose(engine, plan.device.type) == "reference":
         reference.add_checksums(view, plan, ids, sums, bad)
     else:
-        plans = (plan.checksum_values, plan.checksum_transform)
-        numbers = (bad.address, int(max_sms or 0))
-        _call(_library.checksum_blocks, view.tensors, *plans, ids, sums, *numbers)
+        arguments = (plan.checksum_transform, ids, sums, bad.address, int(max_sms or 0))
+        if _is_eager(view, view, ids, ids):
+            places = (view.registered, view.registered, gpu_index(plan.device))
+            table = plan.checksum_plan.resolved(*places)
+            _library.call(_library.checksum_resolved, table, *arguments)
+        else:
+            _call(_library.checksum_blocks, view.tensors, plan.checksum_plan.values, *arguments)
+
+
+def _is_eager(src: KVView, dst: KVView, src_ids: torch.Tensor, dst_ids: torch.Tensor) -> bool:
+    tensors = (src.tensors[0], dst.tensors[0], src_ids, dst_ids)
+    return not torch.compiler.is_compiling() and have_addresses(tensors)
+
+
+def _call(operator: Callable[..., Any], *arguments: Any) -> None:
+    if torch.compiler.is_compiling():
+        operator(*arguments)
+    else:
+        _library.call(operator, *arguments)
 
 
 def _choose(engine: Engine, device: str) -> str:
@@ -75,10 +95,3 @@ def _choose(engine: Engine, device: str) -> str:
     if chosen != "reference":
         _library.require_engine(chosen, device)
     return chosen
-
-
-def _call(operator: Callable[..., Any], *arguments: Any) -> None:
-    if torch.compiler.is_compiling():
-        operator(*arguments)
-    else:
-        _library.call(operator, *arguments)

@@ -9,7 +9,7 @@ from .bad_ids import BadIds
 from .layout import Layout, Selection, plan_values, tokens_of_piece
 from .sides import device_of
 from .transforms import BYTES, ELEMENT_TYPES, FLOATS, FP8, Fp8, Rope
-from .view import KVView, constants
+from .view import KVView, PlanTensor, constants
 
 WORD_BYTES = 8
 
@@ -31,9 +31,9 @@ class RowPlan:
     Attributes:
         selection: what is copied.
         device: where.
-        values: the plan of csrc/ops/copy_plan.h, by rows.
+        plan: of csrc/ops/copy_plan.h, by rows.
         transform: the numbers of csrc/ops/transform.cc.
-        checksum_values, checksum_transform: the same for adding up src's blocks.
+        checksum_plan, checksum_transform: the same for adding up src's blocks.
         scales: float32 ``[layers * kv, heads]`` or None.
         rope: or None.
         keys_alternate: whether every second plane is values.
@@ -53,9 +53,11 @@ class RowPlan:
         self.selection, self.rope, self.first_words = selection, rope, first_words
         self.device = device_of(src.device, dst.device)
         self.keys_alternate = selection.num_kv == 2
-        self.values = constants(plan_values(src.layout, dst.layout, selection, by_row=True))
+        row_bytes = dst.head_dim * dst.layout.itemsize
+        values = plan_values(src.layout, dst.layout, selection, by_row=True)
+        self.plan = PlanTensor(values, row_bytes)
         of_src = replace(selection, layers=[(layer, layer) for layer, _ in selection.layers])
-        self.checksum_values = constants(plan_values(src.layout, src.layout, of_src, by_row=True))
+        self.checksum_plan = PlanTensor(plan_values(src.layout, src.layout, of_src, by_row=True))
         self.transform = constants(self._transform(src, dst, first_words[1]))
         row_bytes = src.head_dim * src.layout.itemsize
         self.checksum_transform = constants(
@@ -68,6 +70,11 @@ class RowPlan:
             self._tokens_per_id(layout) // self._piece_tokens for layout in (src.layout, dst.layout)
         )
         self.next_words = (first_words[0] + self._words(src), first_words[1] + self._words(dst))
+
+    @property
+    def values(self) -> torch.Tensor:
+        """The plan without addresses, as of a ``BlockPlan``."""
+        return self.plan.values
 
     def cos_sin(self, call: RowCall) -> torch.Tensor | None:
         """Return the cosines and sines of each piece's pairs, float32 ``[pieces, 2, pairs]``."""

@@ -43,7 +43,7 @@ class Fp8:
             raise InvalidArgument(
                 f"Fp8: scale must be a number or a tensor, got {type(scale).__name__}"
             )
-        tensor = torch.as_tensor(scale)
+        tensor = scale if isinstance(scale, torch.Tensor) else _float64("Fp8: scale", scale)
         if tensor.dim() not in (0, 3) or tensor.dtype not in (*FLOATS, torch.float64):
             raise InvalidArgument(
                 "Fp8: scale must be a number or a floating-point tensor [layer, kv, head], got "
@@ -102,6 +102,7 @@ class Rope:
     ):
         if not isinstance(theta, numbers.Real) or not 0 < theta < math.inf:
             raise InvalidArgument(f"Rope: theta must be a positive number, got {theta!r}")
+        base = _float64("Rope: theta", theta)
         if not isinstance(interleaved, bool):
             raise InvalidArgument(f"Rope: interleaved must be True or False, got {interleaved!r}")
         for name, value, least in (("first", first, 0), ("rotary_dim", rotary_dim, 2)):
@@ -109,7 +110,7 @@ class Rope:
                 raise InvalidArgument(f"Rope: {name} must be an integer >= {least}, got {value!r}")
         if rotary_dim is not None and rotary_dim % 2:
             raise InvalidArgument(f"Rope: rotary_dim must be even, got {rotary_dim}")
-        self.theta: float = float(theta)
+        self.theta: float = base.item()
         self.interleaved: bool = interleaved
         self.rotary_dim: int | None = rotary_dim
         self.first: int = int(first)
@@ -143,9 +144,20 @@ class Rope:
         return torch.as_tensor(self.theta, dtype=torch.float64, device="cpu") ** -exponents
 
 
+def _float64(name: str, values: Any) -> torch.Tensor:
+    """Return numbers as a tensor, whatever torch's default dtype and device are."""
+    try:
+        values = float(values) if isinstance(values, numbers.Real) else values
+        return torch.tensor(values, dtype=torch.float64, device="cpu")
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise InvalidArgument(
+            f"{name} must be numbers that float64 holds, got {type(values).__name__}: {error}"
+        ) from None
+
+
 def _frequencies(inv_freq: Any, rotary_dim: int | None) -> torch.Tensor:
     if not isinstance(inv_freq, torch.Tensor):
-        inv_freq = torch.tensor(inv_freq, dtype=torch.float64, device="cpu")
+        inv_freq = _float64("Rope: inv_freq", inv_freq)
     table = inv_freq.detach().to("cpu", torch.float64, copy=True)
     wanted = "" if rotary_dim is None else f" {rotary_dim // 2}"
     fits = rotary_dim is None or table.numel() == rotary_dim // 2

@@ -13,6 +13,7 @@ from .layout import (
     HEADER,
     PLANE_FIELDS,
     RESOLVED_FIELDS,
+    SIDE_FIELDS,
     Layout,
     Selection,
     packed_layout,
@@ -21,24 +22,18 @@ from .layout import (
 )
 
 
-class BlockPlan:
-    """What is copied, and the numbers by which the operators copy it.
+class PlanTensor:
+    """The tensor of csrc/ops/copy_plan.h, and the same with the addresses of a cache in it.
 
     Attributes:
-        selection: what is copied.
-        layouts: of src and dst.
-        values: the plan of csrc/ops/copy_plan.h, which holds no addresses.
-        hops: how it is done in two, if it was done so.
-        choices: what "auto" was for it.
+        values: the plan, which holds no addresses.
     """
 
-    hops: Any = None
-    _resolved: tuple[tuple[int, int, int], torch.Tensor] | None = None
-
-    def __init__(self, src: Layout, dst: Layout, selection: Selection):
-        self.selection, self.layouts = selection, (src, dst)
-        self.values = constants(plan_values(src, dst, selection))
-        self.choices: dict[tuple, str | None] = {}
+    def __init__(self, values: list[int], dst_run_bytes: int | None = None):
+        self.values = constants(values)
+        src_run_bytes = values[1 + 2 * SIDE_FIELDS]
+        self._dst_run_bytes = src_run_bytes if dst_run_bytes is None else dst_run_bytes
+        self._resolved: tuple[tuple[int, int, int], torch.Tensor] | None = None
 
     @property
     def num_planes(self) -> int:
@@ -56,14 +51,34 @@ class BlockPlan:
         first = (src[0].data_ptr() if src else 0, dst[0].data_ptr() if dst else 0, gpu)
         if self._resolved is None or self._resolved[0] != first:
             table = constants([0] * (HEADER + RESOLVED_FIELDS * self.num_planes))
+            arguments = (self.values, table, self._dst_run_bytes, gpu)
             with unset_fake_temporarily():
-                _library.call(_library.resolve_copy_plan, src, dst, self.values, table, gpu)
+                _library.call(_library.resolve_copy_plan, src, dst, *arguments)
             self._resolved = (first, table)
         return self._resolved[1]
 
     def __getstate__(self) -> dict[str, object]:  # a copy has tensors of its own
-        names = ("selection", "layouts", "values")
-        return {"choices": {}, **{name: getattr(self, name) for name in names}}
+        return self.__dict__ | {"_resolved": None}
+
+
+class BlockPlan(PlanTensor):
+    """What is copied, and the numbers by which the operators copy it.
+
+    Attributes:
+        selection: what is copied.
+        layouts: of src and dst.
+        hops: how it is done in two, if it was done so.
+        choices: what "auto" was for it.
+    """
+
+    def __init__(self, src: Layout, dst: Layout, selection: Selection):
+        self.selection, self.layouts = selection, (src, dst)
+        self.hops: Any = None
+        self.choices: dict[tuple, str | None] = {}
+        super().__init__(plan_values(src, dst, selection))
+
+    def __getstate__(self) -> dict[str, object]:
+        return super().__getstate__() | {"hops": None, "choices": {}}
 
 
 def constants(values: list[int]) -> torch.Tensor:
@@ -100,8 +115,8 @@ class KVView:
             is not there); ``block_size`` is in tokens.
         has_tokens, has_heads: whether the axis is there.
         dtype, device: of the tensors.
-        layout, everything, gather_plan, scatter_plan, sums, bad_ids, gpu_bad_ids, registered,
-            base: for this package's own use.
+        layout, everything, versioned, gather_plan, scatter_plan, sums, bad_ids, gpu_bad_ids,
+            registered, base: for this package's own use.
 
     Raises:
         InvalidArgument: the axes do not fit the tensors, or the tensors each other.
@@ -134,6 +149,7 @@ class KVView:
                 f"KVView: axis 'dim' must be packed (stride 1), got stride {first.stride(-1)}"
             )
         self.registered, self.base = self.tensors, 0
+        self.versioned = [tensor for tensor in self.tensors if not tensor.is_inference()]
         self.axes = " ".join(names)
         self.has_tokens, self.has_heads = "token" in names, "head" in names
         self.num_layers, self.num_kv = sizes["layer"], sizes["kv"]

@@ -7,7 +7,7 @@ namespace {
 
 using namespace mk::kv;
 
-constexpr int kLayers = 2, kPlanes = 2 * kLayers, kBlocks = 5, kHeads = 2, kTokens = 3;
+constexpr int kLayers = 2, kPlanes = 2 * kLayers, kBlocks = 5, kTokens = 3;
 
 struct Case {
   ElementType src_type, dst_type;
@@ -15,6 +15,9 @@ struct Case {
   int64_t first, num_pairs;  // no pairs: nothing is turned
   bool interleaved;
   int64_t padding = 0;  // bytes behind each row: more than 0 leaves rows unaligned
+  int64_t heads = 2;
+  int64_t pieces = 1;       // that a block of either side is cut into, of a token each; or one
+  int64_t first_plane = 0;  // what the planes of former launches were
 };
 
 // src is [plane, block, token, head, dim], dst [plane, block, head, token, dim].
@@ -27,15 +30,19 @@ struct Job {
   std::vector<float> scales, cos_sin;
 
   explicit Job(const Case& c) : c(c) {
-    const size_t rows = size_t{kPlanes} * kBlocks * kTokens * kHeads;
+    const size_t rows = size_t{kPlanes} * kBlocks * kTokens * c.heads;
     src.resize(rows * (c.dim * c.src_size + c.padding));
     dst.assign(rows * (c.dim * c.dst_size + c.padding), 0x77);
     // No exponent is so large that it could be infinity or NaN, whatever the type.
     for (size_t i = 0; i < src.size(); ++i) {
       src[i] = static_cast<char>((i * 2654435761u >> 13) & 0xbb);
     }
-    for (int i = 0; i < kPlanes * kHeads; ++i) scales.push_back(0.25f + 0.125f * i);
-    for (int64_t i = 0; i < 5 * 2 * c.num_pairs; ++i) cos_sin.push_back(0.5f - 0.01f * (i % 90));
+    for (int i = 0; i < (c.first_plane + kPlanes) * c.heads; ++i) {
+      scales.push_back(0.25f + 0.125f * i);
+    }
+    for (int64_t i = 0; i < 5 * c.pieces * 2 * c.num_pairs; ++i) {
+      cos_sin.push_back(0.5f - 0.01f * (i % 90));
+    }
   }
 
   TransformBlocksParams params() {
@@ -44,12 +51,14 @@ struct Job {
     p.dst_row_bytes = c.dim * c.dst_size;
     const int64_t src_row = p.src_row_bytes + c.padding, dst_row = p.dst_row_bytes + c.padding;
     CopyBlocksParams& copy = p.copy;
-    copy.src = {src_ids.data(), true, kBlocks, kTokens * kHeads * src_row, 1, 0, 1, 0};
-    copy.dst = {dst_ids.data(), false, kBlocks, kTokens * kHeads * dst_row, 1, 0, 1, 0};
-    copy.num_pieces = src_ids.size();
+    const int64_t src_block = kTokens * c.heads * src_row, dst_block = kTokens * c.heads * dst_row;
+    const int64_t src_token = c.heads * src_row, tokens = kTokens / c.pieces;
+    copy.src = {src_ids.data(), true, kBlocks, src_block, c.pieces, tokens * src_token, 1, 0};
+    copy.dst = {dst_ids.data(), false, kBlocks, dst_block, c.pieces, tokens * dst_row, 1, 0};
+    copy.num_pieces = static_cast<int64_t>(src_ids.size()) * c.pieces;
     copy.run_bytes = p.src_row_bytes;
-    copy.axes[0] = {kHeads, src_row, kTokens * dst_row};
-    copy.axes[1] = {kTokens, kHeads * src_row, dst_row};
+    copy.axes[0] = {c.heads, src_row, kTokens * dst_row};
+    copy.axes[1] = {tokens, src_token, dst_row};
     copy.num_planes = kPlanes;
     for (int i = 0; i < kPlanes; ++i) {
       copy.planes[i] = {src.data() + i * src.size() / kPlanes,
@@ -63,6 +72,7 @@ struct Job {
     p.rotation = {c.num_pairs ? cos_sin.data() : nullptr, c.first, c.num_pairs, c.interleaved};
     p.sums = sums.data();
     p.first_word = 3;
+    p.first_plane = c.first_plane;
     if (!expected.empty()) p.expected = expected.data();
     if (!actual.empty()) p.actual = actual.data();
     return p;
@@ -148,6 +158,15 @@ int main() {
     check({bf16, e4m3, 2, 1, 7, 1, 2, true}, false, seed);
     check({f16, f16, 2, 2, 16, 2, 4, false}, false, seed);
     check({f32, e4m3, 4, 1, 16, 0, 8, false, 1}, false, seed);
+    // More rows than a tile has; blocks of several pieces; planes behind those of other launches.
+    check({bf16, e4m3, 2, 1, 16, 0, 8, false, 0, 100}, true, seed);
+    check({bytes, bytes, 1, 1, 7, 0, 0, false, 0, 100}, false, seed);
+    check({e4m3, f16, 1, 2, 16, 0, 8, true, 0, 2, kTokens}, true, seed);
+    check({bf16, e4m3, 2, 1, 16, 0, 8, false, 0, 2, 1, 3}, true, seed);
+    // Where one size alone keeps rows from being taken by units.
+    check({bf16, e4m3, 2, 1, 32, 4, 8, false}, false, seed);
+    check({bf16, e4m3, 2, 1, 16, 0, 4, false}, false, seed);
+    check({e4m3, e4m3, 1, 1, 24, 0, 8, false}, false, seed);
   }
   check_sums_alone({bytes, bytes, 1, 1, 32, 0, 0, false});
   check_sums_alone({bytes, bytes, 1, 1, 13, 0, 0, false});

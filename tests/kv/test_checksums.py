@@ -186,7 +186,7 @@ def test_bad_arguments(backend):
         mk.checksum_blocks(view, [0, 6], engine=backend.engine)
         if backend.device == "cuda":
             torch.cuda.synchronize()
-            view.bad_ids.raise_if_any()
+            view.sums[1].raise_if_any()  # as the next call would
     for sums, message in [
         (torch.zeros(2), r"checksums must be int64 of shape \(1,\), got torch.float32 .*\(2,\)"),
         ([1], r"checksums must be int64 of shape \(1,\), got list"),
@@ -195,6 +195,19 @@ def test_bad_arguments(backend):
             mk.CopyPlan(view, view, checksum=True).run([0], [1], checksums=sums)
     with pytest.raises(mk.InvalidArgument, match="view must be a KVView, got int"):
         mk.checksum_blocks(3, [0])
+
+
+def test_a_wrong_slot_is_called_a_slot():
+    view = make_view("nhd_per_layer", SIZES)
+    plan = mk.CopyPlan(view, make_view("nhd_per_layer", SIZES), checksum=True)
+    with pytest.raises(mk.ChecksumError, match=r"CopyPlan.run_slots: src_slots\[0\]: slot 7 must"):
+        plan.run_slots([7], [1], checksums=torch.zeros(1, dtype=torch.int64))
+
+
+def test_holes_of_a_cache_without_blocks(backend):
+    view = mk.KVView(torch.zeros(0, 4, 2, 8, device=backend.device), "block token head dim")
+    sums = mk.checksum_blocks(view, [HOLE, HOLE], engine=backend.engine)
+    assert sums.tolist() == [0, 0]
 
 
 def test_operators_pass_opcheck():
@@ -212,5 +225,19 @@ def test_operators_pass_opcheck():
     )
     torch.library.opcheck(
         torch.ops.mooncake_kernels.checksum_blocks.default,
-        (src.tensors, rows.checksum_values, rows.checksum_transform, ids, sums, 0, 0),
+        (src.tensors, rows.checksum_plan.values, rows.checksum_transform, ids, sums, 0, 0),
     )
+
+
+def test_memory_of_a_converted_cache_is_checked_to_its_end():
+    """Rows of dst are twice as long as src's: an address is refused, not written to."""
+    src = mk.KVView(torch.zeros(4, 2, 8).to(torch.float8_e5m2), "block token dim")
+    dst = mk.KVView(torch.zeros(4, 2, 8, dtype=torch.bfloat16), "block token dim")
+    dst.tensors[0].untyped_storage().resize_(0)
+    plan = mk.CopyPlan(src, dst, convert=mk.Fp8())
+    with pytest.raises(mk.InvalidArgument, match="their memory was freed"):
+        plan.run([0], [1])
+    [(_, rows)] = plan._jobs.of("test", None, by_slot=False)
+    short = [torch.zeros(4 * 2 * 8 - 1, dtype=torch.bfloat16).as_strided((4, 2, 7), (16, 8, 1))]
+    with pytest.raises(ValueError, match="plan must lie inside its tensors"):
+        rows.plan.resolved(src.tensors, short)

@@ -194,10 +194,10 @@ def test_opcheck(device):
     operators = torch.ops.mooncake_kernels
     table = torch.empty(HEADER + (plan.numel() - HEADER) // 2, dtype=torch.int64)
     gpu = src[0].device.index if device == "cuda" else -1
-    operators.resolve_copy_plan(src, [], plan, table, gpu)
+    operators.resolve_copy_plan(src, [], plan, table, 0, gpu)
     for operator, given in [
         (operators.copy_blocks, arguments),
-        (operators.resolve_copy_plan, (src, [], plan, table, gpu)),
+        (operators.resolve_copy_plan, (src, [], plan, table, 0, gpu)),
         (operators.copy_resolved, (table, 0, out.data_ptr(), ids, None, 0, 0)),
     ]:
         result = torch.library.opcheck(operator.default, given)

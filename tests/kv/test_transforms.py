@@ -1,6 +1,7 @@
 """What a copy does to elements on their way: fp8 and RoPE, alone, together, in any layout."""
 
 import math
+from fractions import Fraction
 
 import pytest
 import torch
@@ -212,7 +213,8 @@ def test_fp8_and_rope_together(backend, fp8, dtypes):
 
 def test_mla_rows_are_keys_of_which_the_end_is_turned(backend):
     """512 latent elements and 64 turned ones, to fp8 with the same plan."""
-    rows = torch.randn(3, 2, 576).to(torch.bfloat16).to(backend.device)
+    generator = torch.Generator().manual_seed(1)
+    rows = torch.randn(3, 2, 576, generator=generator).to(torch.bfloat16).to(backend.device)
     src = mk.KVView(rows, "block token dim")
     dst = mk.KVView(torch.zeros_like(rows), "block token dim")
     plan = mk.CopyPlan(src, dst, rope=mk.Rope(first=512, interleaved=True))
@@ -284,11 +286,28 @@ def test_any_axis_order(src_axes, dst_axes, data):
         (lambda: mk.Rope(first=-1), "Rope: first must be an integer >= 0, got -1"),
         (lambda: mk.Rope(inv_freq=[]), "Rope: inv_freq must be a list of finite numbers"),
         (lambda: mk.Rope(rotary_dim=4, inv_freq=[1.0]), "inv_freq must be a list of 2 finite"),
+        (lambda: mk.Rope(inv_freq="abc"), "Rope: inv_freq must be numbers that float64 holds"),
+        (lambda: mk.Rope(inv_freq=[[1.0, 2.0], [3.0]]), "Rope: inv_freq must be numbers that"),
+        (lambda: mk.Rope(10**400), "Rope: theta must be numbers that float64 holds, got int"),
+        (lambda: mk.Fp8(10**400), "Fp8: scale must be numbers that float64 holds, got int"),
     ],
 )
 def test_bad_transforms(make, message):
     with pytest.raises(mk.InvalidArgument, match=message):
         make()
+
+
+@pytest.mark.parametrize("number", [2, 0.3, Fraction(3, 10)])
+def test_a_scale_is_any_number_whatever_the_defaults_of_torch_are(number):
+    dtype = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)  # as engines do while they load a model
+    try:
+        with torch.device("meta"):
+            scale = mk.Fp8(number).scale
+    finally:
+        torch.set_default_dtype(dtype)
+    assert scale.device.type == "cpu"
+    assert torch.equal(scale, torch.tensor(float(number), dtype=torch.float32))
 
 
 @pytest.mark.parametrize(
@@ -365,3 +384,25 @@ def test_compiles(layout):
     again = mk.CopyPlan(src, expected, convert=mk.Fp8(2.0), rope=mk.Rope(), checksum=True)
     eager = again.run(*arguments[:2], src_positions=[0, 9], dst_positions=[5, 8])
     assert torch.equal(snapshot(dst), snapshot(expected)) and torch.equal(sums, eager)
+
+
+def test_more_planes_than_one_launch_takes(backend):
+    """Of 600 planes, the last 88 have scales, keys and words of their own."""
+    numbers = torch.randn(300, 2, 2, 1, 4, generator=torch.Generator().manual_seed(5))
+    src = mk.KVView(numbers.half().to(backend.device), "layer kv block token dim")
+    scales = torch.arange(1.0, 301).view(300, 1, 1) / 100
+    sums = {}
+    for engine in (backend.engine, "reference"):
+        dst = mk.KVView(
+            torch.zeros(300, 2, 2, 1, 4).to(backend.device, FP8[0]), "layer kv block token dim"
+        )
+        plan = mk.CopyPlan(src, dst, convert=mk.Fp8(scales), checksum=True)
+        sums[engine] = plan.run([1, 0], [0, 1], engine=engine)
+        plan.check()
+        plan = mk.CopyPlan(src, twin(src), rope=mk.Rope())
+        plan.run([1], [0], src_positions=[0], dst_positions=[1], engine=engine)
+        keys, values = planes(plan.dst)[:, 0], planes(plan.dst)[:, 1]
+        assert torch.equal(values[:, 0], planes(src)[:, 1, 1])
+        assert bool((keys[:, 0] != planes(src)[:, 0, 1]).any(-1).all())
+        assert torch.equal(sums[engine], mk.checksum_blocks(dst, [0, 1], engine=engine))
+    assert torch.equal(sums[backend.engine], sums["reference"])

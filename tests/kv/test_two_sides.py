@@ -31,7 +31,7 @@ def test_pageable_memory_has_no_address_on_a_gpu():
     table = torch.zeros(HEADER + (plan.numel() - HEADER) // 2, dtype=torch.int64)
     message = r"src must be on the GPU or in pinned .* \(pin_memory\(\)\), got tensor 0 in pageable"
     with pytest.raises(mk.InvalidArgument, match=message):
-        _library.call(_library.resolve_copy_plan, view.tensors, [], plan, table, 0)
+        _library.call(_library.resolve_copy_plan, view.tensors, [], plan, table, 0, 0)
     assert not table.any()
 
 

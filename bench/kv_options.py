@@ -1,0 +1,53 @@
+"""The options of benches that move caches: which directions, engines, shapes, and how much."""
+
+import argparse
+
+from kv_directions import DIRECTIONS, Memory
+from kv_shapes import NUM_RUNS, PATTERNS, SHAPES, Job
+
+ENGINES = ["auto", "host", "cuda", "copy_engine", "two_hop", "tma", "triton"]
+MAX_GIB = {"cpu": 2.0, "cuda": 16.0}  # of a cache to read and one to write
+QUICK_GIB = 0.25
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    names = [shape.name for shape in SHAPES]
+    parser.add_argument("--direction", nargs="+", choices=list(DIRECTIONS), help="default: all")
+    parser.add_argument("--engine", nargs="+", choices=ENGINES, default=["auto"])
+    parser.add_argument(
+        "--max-sms", nargs="+", type=int, default=[0], help="a case for each; 0: all"
+    )
+    parser.add_argument("--max-gib", type=float, help="of the caches of a direction; default 2, 16")
+    parser.add_argument("--shape", nargs="+", choices=names, default=names)
+    parser.add_argument("--runs", nargs="+", type=int, default=NUM_RUNS)
+    parser.add_argument("--pattern", nargs="+", choices=PATTERNS, default=PATTERNS)
+
+
+def directions(options: argparse.Namespace) -> list[str]:
+    """Return those asked for, or those that this device has."""
+    on_gpu = options.device == "cuda"
+    return options.direction or [name for name in DIRECTIONS if (name != "H2H") == on_gpu]
+
+
+def memory(options: argparse.Namespace) -> Memory:
+    gib = options.max_gib or (QUICK_GIB if options.quick else MAX_GIB[options.device])
+    return Memory(int(gib * 2**30) // 2, options.device == "cuda")
+
+
+def jobs(options: argparse.Namespace) -> list[Job]:
+    """Return the matrix; where two numbers of runs come to the same job, it is there once."""
+    matrix = [
+        Job(shape, runs, pattern)
+        for shape in SHAPES if shape.name in options.shape
+        for runs in options.runs for pattern in options.pattern
+    ]  # fmt: skip
+    return list({job.name: job for job in matrix}.values())
+
+
+def ways(options: argparse.Namespace) -> list[tuple[str, int | None]]:
+    """Return the engines, and for each the numbers of multiprocessors that it may use."""
+    return [(engine, sms or None) for engine in options.engine for sms in options.max_sms]
+
+
+def way_name(engine: str, max_sms: int | None) -> str:
+    return f", {engine}" * (engine != "auto") + f", {max_sms} SMs" * (max_sms is not None)

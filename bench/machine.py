@@ -1,0 +1,33 @@
+"""Where the numbers come from: the machine, the versions and the commit."""
+
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def describe(device: str, threads: int) -> dict[str, Any]:
+    """Return what a reader must know to compare one run with another."""
+    git = subprocess.run(
+        ["git", "describe", "--always", "--dirty"],
+        capture_output=True, text=True, cwd=Path(__file__).parent,
+    )  # fmt: skip
+    return {
+        "device": torch.cuda.get_device_name() if device == "cuda" else cpu_name(),
+        "cores": os.cpu_count(),
+        "threads": threads,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "commit": git.stdout.strip() or "none",
+    }
+
+
+def cpu_name() -> str:
+    """Return the processor's name, as Linux tells it."""
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()

@@ -1,0 +1,183 @@
+"""What a receiver must know of packed blocks: ``mk.PackHeader``, and how it travels."""
+
+import json
+import struct
+import zlib
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from ..errors import InvalidArgument
+
+MAGIC, VERSION = b"MKPK", 1
+PREFIX = struct.Struct("<4sHxxII")  # magic, version, bytes of JSON, their CRC-32
+ALIGNMENT = 128  # of a view in a record, and of a record: a GPU's cache line
+DTYPES = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in vars(torch).values()
+    if isinstance(dtype, torch.dtype)
+}
+
+
+def align(num_bytes: int) -> int:
+    return -(-num_bytes // ALIGNMENT) * ALIGNMENT
+
+
+@dataclass(frozen=True)
+class PackedView:
+    """One view's part of a record: ``[layer, kv, head, token, dim]``, packed, at ``offset``."""
+
+    dtype: str
+    layers: tuple[int, ...]  # their numbers in the model
+    kv: int
+    first_head: int  # its number in the model
+    heads: int
+    tokens: int
+    dim: int
+    has_heads: bool
+    has_tokens: bool
+    offset: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Sizes of layer, kv, head (if there is such an axis), token (likewise) and dim."""
+        axes = [len(self.layers), self.kv]
+        axes += [self.heads] if self.has_heads else []
+        axes += [self.tokens] if self.has_tokens else []
+        return (*axes, self.dim)
+
+    @property
+    def num_bytes(self) -> int:
+        elements = len(self.layers) * self.kv * self.heads * self.tokens * self.dim
+        return elements * DTYPES[self.dtype].itemsize
+
+    def check(self) -> bool:
+        """Tell whether it can be one: a header may come from anywhere."""
+        counts = (self.kv, self.heads, self.tokens, self.dim, self.first_head + 1, self.offset + 1)
+        numbers = (*counts, *(layer + 1 for layer in self.layers))
+        return (
+            isinstance(self.dtype, str)
+            and self.dtype in DTYPES
+            and type(self.has_heads) is type(self.has_tokens) is bool
+            and bool(self.layers)
+            and len(set(self.layers)) == len(self.layers)
+            and all(type(number) is int and 1 <= number < 2**62 for number in numbers)
+            and self.kv <= 2
+            and (self.has_heads or self.heads == 1)
+            and (self.has_tokens or self.tokens == 1)
+            and self.offset % ALIGNMENT == 0
+        )
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A range of a staging buffer that can be sent once it is ready."""
+
+    offset: int
+    num_bytes: int
+    first_block: int
+    num_blocks: int
+
+
+@dataclass(frozen=True)
+class PackHeader:
+    """What packed blocks are: made by ``pack``, sent beside them, read by ``unpack``.
+
+    Block i is record i of the staging buffer: its views one behind the other, and last, if there
+    are checksums, 8 bytes of checksum in ``ALIGNMENT`` bytes. All offsets and sizes are multiples
+    of ``ALIGNMENT``. ``docs/wire.md`` tells the bytes.
+
+    Attributes:
+        num_blocks: how many records there are.
+        record_bytes: of one.
+        chunk_blocks: records of a chunk; the last chunk may have fewer.
+        has_checksums: whether records end in checksums.
+        views: what is in a record.
+    """
+
+    num_blocks: int
+    record_bytes: int
+    chunk_blocks: int
+    has_checksums: bool
+    views: tuple[PackedView, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the staging buffer that are used."""
+        return self.num_blocks * self.record_bytes
+
+    @property
+    def checksum_offset(self) -> int:
+        """Where in a record its checksum is."""
+        return self.record_bytes - ALIGNMENT
+
+    @property
+    def chunks(self) -> list[Chunk]:
+        """What can be sent one after the other."""
+        firsts = range(0, self.num_blocks, self.chunk_blocks)
+        counts = [min(self.chunk_blocks, self.num_blocks - first) for first in firsts]
+        size = self.record_bytes
+        return [
+            Chunk(first * size, count * size, first, count)
+            for first, count in zip(firsts, counts, strict=True)
+        ]
+
+    def to_bytes(self) -> bytes:
+        """Return what ``from_bytes`` reads: a prefix with a CRC-32, and JSON."""
+        body = json.dumps(asdict(self), separators=(",", ":")).encode()
+        return PREFIX.pack(MAGIC, VERSION, len(body), zlib.crc32(body)) + body
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> "PackHeader":
+        """Read a header.
+
+        Raises:
+            InvalidArgument: it is no header, of another version, or was damaged on its way.
+        """
+        if not isinstance(data, (bytes, bytearray, memoryview)):
+            raise InvalidArgument(f"PackHeader: data must be bytes, got {type(data).__name__}")
+        data = bytes(data)
+        if len(data) < PREFIX.size or not data.startswith(MAGIC):
+            raise InvalidArgument(f"PackHeader: data must begin with {MAGIC!r}, got {data[:4]!r}")
+        _, version, length, crc = PREFIX.unpack_from(data)
+        if version != VERSION:
+            raise InvalidArgument(f"PackHeader: data must be of version {VERSION}, got {version}")
+        body = data[PREFIX.size :]
+        if len(body) != length or zlib.crc32(body) != crc:
+            raise InvalidArgument(
+                f"PackHeader: data must be {length} bytes with CRC {crc:#x}, got {len(body)} with "
+                f"{zlib.crc32(body):#x}"
+            )
+        return cls._from_json(body)
+
+    @classmethod
+    def _from_json(cls, body: bytes) -> "PackHeader":
+        try:
+            values: dict[str, Any] = json.loads(body)
+            views = tuple(
+                PackedView(**{**view, "layers": tuple(view["layers"])}) for view in values["views"]
+            )
+            header = cls(**{**values, "views": views})
+            good = header.check()
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise InvalidArgument(f"PackHeader: data must be a header's, got {error!r}") from None
+        if not good:
+            raise InvalidArgument(f"PackHeader: data must describe packed blocks, got {values}")
+        return header
+
+    def check(self) -> bool:
+        """Tell whether records hold their views, and chunks their records."""
+        numbers = (self.num_blocks + 1, self.record_bytes, self.chunk_blocks)
+        if not all(type(number) is int and 1 <= number < 2**62 for number in numbers):
+            return False
+        if type(self.has_checksums) is not bool:
+            return False
+        if not self.views or not all(view.check() for view in self.views):
+            return False
+        ends = [view.offset + view.num_bytes for view in self.views]
+        starts = [*(view.offset for view in self.views[1:]), self.record_bytes]
+        if self.has_checksums:
+            starts[-1] = self.checksum_offset
+        in_order = all(end <= start for end, start in zip(ends, starts, strict=True))
+        return in_order and self.record_bytes % ALIGNMENT == 0

@@ -1,0 +1,68 @@
+"""What of a packed record belongs to a cache: the heads and layers of the model that both have."""
+
+from dataclasses import dataclass
+
+from ..errors import InvalidArgument
+from .pack_header import DTYPES, PackedView
+from .select import choose_heads
+from .transforms import FLOATS, FP8
+from .view import KVView
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """What is copied of one packed view."""
+
+    layers: tuple[tuple[int, int], ...]  # (place in the record, layer of the cache)
+    src_heads: slice | None
+    dst_heads: slice | None
+
+
+@dataclass(frozen=True)
+class Held:
+    """What of the model one view of a cache holds."""
+
+    view: KVView
+    layers: dict[int, int]  # number in the model -> layer of the view
+    first_head: int  # number in the model of the view's head 0
+    heads: slice  # of the view
+
+    def overlap(self, packed: PackedView) -> Overlap | None:
+        """Return what is copied; None if the two have nothing in common."""
+        layers = tuple(
+            (place, self.layers[number])
+            for place, number in enumerate(packed.layers)
+            if number in self.layers
+        )
+        if not layers:
+            return None
+        if not (self.view.has_heads and packed.has_heads):
+            return Overlap(layers, None, None)
+        first, count = choose_heads("heads", self.heads, self.view.num_heads)
+        mine, other = self.first_head + first, packed.first_head
+        start, stop = max(mine, other), min(mine + count, other + packed.heads)
+        if start >= stop:
+            return None
+        own = self.first_head
+        return Overlap(layers, slice(start - other, stop - other), slice(start - own, stop - own))
+
+    def check(self, op: str, packed: PackedView, *, converts: bool) -> None:
+        """Refuse a packed view of another kind."""
+        view, dtype = self.view, DTYPES[packed.dtype]
+        pairs: list[tuple[str, object, object]] = [
+            ("kv", packed.kv, view.num_kv),
+            ("dim", packed.dim, view.head_dim),
+            ("a 'token' axis", packed.has_tokens, view.has_tokens),
+        ]
+        if not (packed.has_heads and view.has_heads):
+            pairs.append(("heads", packed.heads, view.num_heads))
+        can_convert = converts and (
+            (dtype in FP8 and view.dtype in FLOATS) or (dtype in FLOATS and view.dtype in FP8)
+        )
+        if not can_convert:
+            pairs.append(("dtype", dtype, view.dtype))
+        for name, got, expected in pairs:
+            if got != expected:
+                raise InvalidArgument(
+                    f"{op}: header must have the cache's {name} {expected}, got {got}"
+                )

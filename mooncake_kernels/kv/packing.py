@@ -1,0 +1,409 @@
+"""Blocks packed for one write over the network, and unpacked elsewhere: ``mk.Packer``."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+
+from ..errors import ChecksumError, InvalidArgument
+from .bad_ids import BadIds
+from .copy_jobs import check_transforms, run_jobs
+from .copy_parts import as_views, block_size_of
+from .copy_plan import CopyPlan
+from .execute import BlockIds, Engine, as_ids, check_call
+from .layer_stream import LayerStream
+from .pack_header import ALIGNMENT, PackedView, PackHeader, align
+from .pack_overlap import Held, Overlap
+from .select import choose_heads
+from .staging import Staging, check_buffer
+from .transforms import FP8, Fp8, Rope
+from .view import KVView
+
+DEFAULT_CHUNK_BYTES = 32 << 20
+MAX_STAGINGS = 4  # that a packer remembers
+HOLE = -1
+
+
+class Packer:
+    """Pack blocks of a cache into one buffer that a peer unpacks, whatever its layout.
+
+    Sender and receiver have a packer each, for the cache that is theirs; what the receiver must
+    know travels in a ``PackHeader``. Equivalent to::
+
+        staging[i] = src[layers, :, src_blocks[i], heads], packed     # pack, record i
+        dst[layers, :, dst_blocks[i], heads] = staging[i]             # unpack, what both sides have
+
+    Axis orders may differ, and block sizes, and which heads and layers of the model each side holds
+    (tensor and pipeline parallelism): of a record, a receiver takes what is its own.
+
+    Args:
+        views: the cache: a view, or several that share block ids (see ``CopyPlan``).
+        first_head: number in the model of the views' head 0: ``rank * num_heads // ranks``.
+        first_layer: likewise, of their layer 0.
+        convert: ``Fp8(scale)``: to pack floats as fp8, then with ``dtype``; to unpack fp8 into
+            floats, or floats into fp8. Of several views, those whose dtypes differ.
+        dtype: fp8 dtype of the first view's packed blocks; None for that of the cache.
+        rope: ``Rope(...)`` to turn the first view's keys when they are unpacked.
+        checksum: whether records that are packed have checksums. ``unpack`` looks at them if they
+            are there.
+
+    Raises:
+        InvalidArgument: an argument is not as above.
+    """
+
+    def __init__(
+        self,
+        views: KVView | Sequence[KVView],
+        *,
+        first_head: int = 0,
+        first_layer: int = 0,
+        convert: Fp8 | None = None,
+        dtype: torch.dtype | None = None,
+        rope: Rope | None = None,
+        checksum: bool = True,
+    ):
+        for name, value in (("first_head", first_head), ("first_layer", first_layer)):
+            if type(value) is not int or value < 0:
+                raise InvalidArgument(f"Packer: {name} must be an integer >= 0, got {value!r}")
+        held_views = as_views("views", views, op="Packer")
+        if dtype is not None and (dtype not in FP8 or convert is None):
+            raise InvalidArgument(f"Packer: dtype must be fp8, and convert be given, got {dtype}")
+        held = [
+            Held(
+                view, {first_layer + i: i for i in range(view.num_layers)}, first_head, slice(None)
+            )
+            for view in held_views
+        ]
+        dtypes = [dtype or held_views[0].dtype, *(view.dtype for view in held_views[1:])]
+        self._set(held, dtypes, convert, rope, checksum)
+
+    def _set(
+        self,
+        held: list[Held],
+        dtypes: list[torch.dtype],
+        convert: Fp8 | None,
+        rope: Rope | None,
+        checksum: bool,
+    ) -> None:
+        check_transforms(convert, rope)
+        self._held, self._dtypes = held, dtypes
+        self._views = [one.view for one in held]
+        self.device = self._views[0].device
+        self._convert, self._rope, self._checksum = convert, rope, bool(checksum)
+        self._known: dict[tuple, tuple[Staging, list[CopyPlan]]] = {}
+
+    @classmethod
+    def of_side(
+        cls,
+        held: list[Held],
+        dtypes: list[torch.dtype],
+        convert: Fp8 | None,
+        rope: Rope | None,
+        checksum: bool,
+    ) -> "Packer":
+        """Return the packer of one side of a plan; for this package's own use."""
+        packer = cls.__new__(cls)
+        packer._set(held, dtypes, convert, rope, checksum)
+        return packer
+
+    def header(self, num_blocks: int, *, chunk_bytes: int = DEFAULT_CHUNK_BYTES) -> PackHeader:
+        """Return the header that ``pack`` returns for so many blocks.
+
+        It says how large the staging buffer must be (``num_bytes``), and what can be sent when
+        (``chunks``).
+        """
+        if type(chunk_bytes) is not int or chunk_bytes < 1:
+            raise InvalidArgument(
+                f"Packer.pack: chunk_bytes must be an integer >= 1, got {chunk_bytes!r}"
+            )
+        packed, offset = [], 0
+        for held, dtype in zip(self._held, self._dtypes, strict=True):
+            view = held.view
+            first, heads = choose_heads("heads", held.heads, view.num_heads)
+            packed.append(
+                PackedView(
+                    dtype=str(dtype).removeprefix("torch."),
+                    layers=tuple(held.layers),
+                    kv=view.num_kv,
+                    first_head=held.first_head + first if view.has_heads else 0,
+                    heads=heads,
+                    tokens=view.block_size,
+                    dim=view.head_dim,
+                    has_heads=view.has_heads,
+                    has_tokens=view.has_tokens,
+                    offset=offset,
+                )
+            )
+            offset += align(packed[-1].num_bytes)
+        record_bytes = offset + (ALIGNMENT if self._checksum else 0)
+        chunk_blocks = max(1, chunk_bytes // record_bytes)
+        return PackHeader(num_blocks, record_bytes, chunk_blocks, self._checksum, tuple(packed))
+
+    def pack(
+        self,
+        block_ids: BlockIds,
+        staging: torch.Tensor,
+        *,
+        chunk_bytes: int = DEFAULT_CHUNK_BYTES,
+        ready: LayerStream | None = None,
+        max_sms: int | None = None,
+        engine: Engine = "auto",
+    ) -> PackHeader:
+        """Pack blocks into a staging buffer, record by record.
+
+        On CUDA it is queued on the current stream; the header is there at once.
+
+        Args:
+            block_ids: ``[n]``, int32 or int64. Each in the cache, or -1 to leave its record as it
+                was; the receiver then gives -1 as well.
+            staging: 1-d uint8 on the cache's device, of ``header(n).num_bytes`` or more, beginning
+                at a multiple of 16 bytes. A packer remembers the last few it was given.
+            chunk_bytes: bytes of a chunk, about: whole records, and at least one.
+            ready: a LayerStream with a layer for each of the header's chunks. A step is begun, and
+                chunk i signalled when it is packed: its bytes can be sent then.
+            max_sms: as for ``CopyPlan.run``.
+            engine: as for ``CopyPlan.run``.
+
+        Returns:
+            The header, for the receiver.
+
+        Raises:
+            InvalidArgument: an argument is not as above; nothing has been packed then, unless ids
+                are on the device: about these see ``CopyPlan.run``.
+            Unavailable: the named engine is not here.
+        """
+        op = "Packer.pack"
+        check_call(op, max_sms)
+        ids = self._ids(op, block_ids)
+        header = self.header(ids.numel(), chunk_bytes=chunk_bytes)
+        check_buffer(op, staging, header, self.device)
+        chunks = header.chunks
+        if ready is not None and (
+            not isinstance(ready, LayerStream) or ready.num_layers < len(chunks)
+        ):
+            got = getattr(ready, "num_layers", type(ready).__name__)
+            raise InvalidArgument(
+                f"{op}: ready must be a LayerStream of {len(chunks)} layers, one a chunk, got {got}"
+            )
+        packed, [plan] = self._known_staging(op, header, staging, self._pack_plans)
+        if ready is not None:
+            ready.begin_signals()
+        for index, chunk in enumerate(chunks):
+            end = chunk.first_block + chunk.num_blocks
+            records = torch.arange(chunk.first_block, end, device=self.device)
+            part = ids[chunk.first_block : end]
+            sums = plan.run(part, records, max_sms=max_sms, engine=engine)
+            if sums is not None:  # of a hole it is the record's former one that stays
+                before = packed.checksums(end)[chunk.first_block :]
+                before.copy_(torch.where(part == HOLE, before, sums))
+            if ready is not None:
+                ready.signal_layer(index, staging)
+        return header
+
+    def unpack(
+        self,
+        header: PackHeader | bytes,
+        staging: torch.Tensor,
+        block_ids: BlockIds,
+        *,
+        src_positions: BlockIds | None = None,
+        dst_positions: BlockIds | None = None,
+        max_sms: int | None = None,
+        engine: Engine = "auto",
+    ) -> bool:
+        """Unpack a staging buffer that a peer has packed into blocks of this cache.
+
+        On CUDA it is queued on the current stream.
+
+        Args:
+            header: what ``pack`` returned, or its ``to_bytes()``.
+            staging: as for ``pack``: the peer's, or where its bytes have come to.
+            block_ids: where record i goes; -1 for nowhere. As many as there are records; if the
+                peer's blocks are of another size, as many as hold their tokens.
+            src_positions: position of the first token of each record, for a packer with ``rope``.
+            dst_positions: where those of ``block_ids`` are to be.
+            max_sms: as for ``CopyPlan.run``.
+            engine: as for ``CopyPlan.run``.
+
+        Returns:
+            Whether the records have something of this cache's heads and layers in them.
+
+        Raises:
+            ChecksumError: a record that is wanted is not what was packed. On the CPU nothing has
+                been written then; on CUDA that record is skipped, and the error comes as for ids.
+            InvalidArgument: the header is none, or is of another kind of cache, or an argument is
+                not as above; nothing has been written then.
+            Unavailable: the named engine is not here.
+        """
+        op = "Packer.unpack"
+        check_call(op, max_sms)
+        header = _as_header(op, header)
+        ids = self._ids(op, block_ids)
+        check_buffer(op, staging, header, self.device)
+        self._check_kind(op, header)
+        overlaps = self._overlaps(header)
+        if not any(overlaps):
+            return False
+        packed, plans = self._known_staging(op, header, staging, self._unpack_plans)
+        records = torch.arange(header.num_blocks, device=self.device)
+        positions = (src_positions, dst_positions)
+        # Those of keys that are not here are not looked at.
+        takes = None if self._rope is not None and overlaps[0] is None else plans[0]
+        prepared = []
+        for plan in plans:
+            jobs = plan.jobs(op)
+            given = positions if plan is takes else (None, None)
+            prepared.append((plan, jobs, plan.prepare(op, jobs, records, ids, *given)))
+        expected, actual = self._checksums(op, header, packed, ids, max_sms, engine)
+        for plan, jobs, call in prepared:
+            call.expected, call.actual = expected, actual
+            run_jobs(jobs, records, ids, call, plan.bad_blocks, max_sms, engine)
+        return True
+
+    def __getstate__(self) -> dict[str, object]:  # a copy knows copies of the buffers, not these
+        return {**self.__dict__, "_known": {}}
+
+    def check(self) -> None:
+        """Wait for the current stream and raise if a call met a bad id or checksum; not on the CPU.
+
+        Raises:
+            ChecksumError: a record was not what was packed; the message names it.
+            InvalidArgument: an id was out of range.
+        """
+        for _, plans in self._known.values():
+            for plan in plans:
+                plan.check()
+
+    def _ids(self, op: str, block_ids: BlockIds) -> torch.Tensor:
+        """Return the ids on the device; those that are not there yet are looked at."""
+        name, num_blocks = f"{op}: block_ids", self._views[0].num_blocks
+        on_device = isinstance(block_ids, torch.Tensor) and block_ids.device.type != "cpu"
+        ids = as_ids(name, block_ids, self.device if on_device else torch.device("cpu"))
+        if not on_device:
+            for index in ((ids < HOLE) | (ids >= num_blocks)).nonzero().flatten().tolist():
+                raise BadIds(ids.device, (name, name), (num_blocks, num_blocks)).error(
+                    1, index, int(ids[index])
+                )
+        return as_ids(name, ids, self.device)
+
+    def _known_staging(
+        self,
+        op: str,
+        header: PackHeader,
+        buffer: torch.Tensor,
+        make_plans: Callable[[PackHeader, Staging], list[CopyPlan]],
+    ) -> tuple[Staging, list[CopyPlan]]:
+        """Return a staging buffer's views and the plans for them; made once a buffer."""
+        kind = replace(header, num_blocks=0, chunk_blocks=1)
+        key = (op, buffer.data_ptr(), buffer.numel(), kind)
+        known = self._known.get(key)
+        if known is None:
+            for oldest in list(self._known)[: 1 - MAX_STAGINGS]:
+                self._known.pop(oldest, None)  # another thread may have been faster
+            staging = Staging(op, header, buffer)
+            plans = make_plans(header, staging)
+            # A kernel sees the ids of one chunk at a time, of records all of them.
+            src_name = "block_ids of a chunk" if make_plans == self._pack_plans else "staging"
+            for plan in plans:
+                plan.rename_ids(f"{op}: {src_name}", f"{op}: block_ids")
+            known = self._known[key] = (staging, plans)
+        return known
+
+    def _pack_plans(self, header: PackHeader, staging: Staging) -> list[CopyPlan]:
+        all_layers = all(
+            list(held.layers.values()) == list(range(held.view.num_layers)) for held in self._held
+        )
+        pairs = [(layer, place) for place, layer in enumerate(self._held[0].layers.values())]
+        converts = any(
+            view.dtype != dtype for view, dtype in zip(self._views, self._dtypes, strict=True)
+        )
+        return [
+            CopyPlan(
+                *(self._views, staging.views),
+                layers=None if all_layers else pairs,
+                src_heads=self._held[0].heads,
+                convert=self._convert if converts else None,
+                checksum=self._checksum,
+            )
+        ]
+
+    def _unpack_plans(self, header: PackHeader, staging: Staging) -> list[CopyPlan]:
+        """A plan for each view of which there is something to unpack."""
+        plans = []
+        overlaps = self._overlaps(header)
+        for index, (packed, view) in enumerate(zip(staging.views, self._views, strict=True)):
+            overlap = overlaps[index]
+            if overlap is not None:
+                plans.append(
+                    CopyPlan(
+                        *(packed, view),
+                        layers=overlap.layers,
+                        src_heads=overlap.src_heads,
+                        dst_heads=overlap.dst_heads,
+                        convert=self._convert if packed.dtype != view.dtype else None,
+                        rope=self._rope if index == 0 else None,
+                        # On a device it is the kernel that looks at the checksums.
+                        checksum=header.has_checksums and self.device.type != "cpu",
+                    )
+                )
+        return plans
+
+    def _overlaps(self, header: PackHeader) -> list[Overlap | None]:
+        return [held.overlap(view) for held, view in zip(self._held, header.views, strict=True)]
+
+    def _check_kind(self, op: str, header: PackHeader) -> None:
+        if len(header.views) != len(self._held):
+            raise InvalidArgument(
+                f"{op}: header must have {len(self._held)} views, got {len(header.views)}"
+            )
+        for held, packed in zip(self._held, header.views, strict=True):
+            held.check(op, packed, converts=self._convert is not None)
+        sizes = {view.block_size for view in self._views if view.has_tokens}
+        sizes |= {packed.tokens for packed in header.views if packed.has_tokens}
+        if len(sizes) > 1 and not all(view.has_tokens for view in self._views):
+            raise InvalidArgument(
+                f"{op}: header must have the cache's block_size for views without a 'token' axis, "
+                f"got {sorted(sizes)}"
+            )
+
+    def _checksums(
+        self,
+        op: str,
+        header: PackHeader,
+        staging: Staging,
+        ids: torch.Tensor,
+        max_sms: int | None,
+        engine: Engine,
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Return what records must add up to, and what they do; on the CPU, compare the two."""
+        if not header.has_checksums:
+            return None, None
+        expected = staging.checksums(header.num_blocks).contiguous()
+        actual = staging.add_up(header.num_blocks, max_sms, engine)
+        if self.device.type != "cpu":
+            return expected, actual
+        wrong = (expected != actual) & self._wanted(header, ids)
+        for index in wrong.nonzero().flatten().tolist():
+            raise ChecksumError(
+                f"{op}: staging: record {index} must have checksum {expected[index]}, got "
+                f"{actual[index]}"
+            )
+        return None, None
+
+    def _wanted(self, header: PackHeader, ids: torch.Tensor) -> torch.Tensor:
+        """Tell of each record whether one of its tokens goes to a block that is no hole."""
+        src_size = next((view.tokens for view in header.views if view.has_tokens), 1)
+        dst_size = block_size_of(self._views)
+        first = torch.arange(header.num_blocks, device=ids.device) * src_size
+        last = (first + src_size - 1).clamp(max=ids.numel() * dst_size - 1)
+        # How many of the ids before each are no holes.
+        before = torch.cat((ids.new_zeros(1), (ids != HOLE).cumsum(0)))
+        return before[last // dst_size + 1] > before[first // dst_size]
+
+
+def _as_header(op: str, header: PackHeader | bytes) -> PackHeader:
+    if isinstance(header, (bytes, bytearray, memoryview)):
+        return PackHeader.from_bytes(header)
+    if not isinstance(header, PackHeader) or not header.check():
+        raise InvalidArgument(f"{op}: header must be a PackHeader or its bytes, got {header!r}")
+    return header

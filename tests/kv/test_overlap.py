@@ -1,0 +1,79 @@
+"""Caches that share memory: a run may not read what it writes, and only then is it refused."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import mooncake_kernels as mk
+
+from .layouts import snapshot
+
+ORDERS = st.permutations(["block", "layer", "head", "token"])
+
+
+def view_of(memory, axes, sizes, offset):
+    shape = [sizes[axis] for axis in axes] + [sizes["dim"]]
+    count = torch.Size(shape).numel()
+    return mk.KVView(memory[offset : offset + count].view(shape), " ".join([*axes, "dim"]))
+
+
+def touched(places, blocks):
+    """Every element of the named blocks, by its place in memory."""
+    return set(mk.gather_blocks(places, blocks).flatten().tolist())
+
+
+@given(data=st.data())
+@settings(max_examples=150, deadline=None)
+def test_exactly_what_overlaps_is_refused(data):
+    memory = torch.arange(4000, dtype=torch.int16)
+    sizes = {"block": 4, "layer": 2, "head": 2, "dim": 3}
+    views, places = [], []
+    for name in ("src", "dst"):
+        of_side = sizes | {"token": 2}
+        offset = data.draw(st.integers(0, 150), f"{name} begins")
+        axes = data.draw(ORDERS, f"{name} axes")
+        views.append(view_of(memory, axes, of_side, offset))
+        places.append(view_of(torch.arange(4000), axes, of_side, offset))
+    src, dst = views
+    ids = st.permutations(range(4))
+    src_ids, dst_ids = data.draw(ids)[:2], data.draw(ids)[:2]
+    if data.draw(st.booleans()):
+        src_ids[0] = dst_ids[0] = -1
+    copied = [[i for i in side if i >= 0] for side in (src_ids, dst_ids)]
+    overlaps = bool(touched(places[0], copied[0]) & touched(places[1], copied[1]))
+    before = memory.clone()
+    checksum = data.draw(st.booleans())
+    plan = mk.CopyPlan(src, dst, checksum=checksum)
+    if overlaps:
+        with pytest.raises(mk.InvalidArgument, match="dst_blocks must not"):
+            plan.run(src_ids, dst_ids)
+        assert torch.equal(memory, before)
+    else:
+        expected = mk.gather_blocks(src, [i for i in src_ids if i >= 0])
+        plan.run(src_ids, dst_ids)
+        got = mk.gather_blocks(dst, [i for i in dst_ids if i >= 0])
+        assert torch.equal(got, expected)
+
+
+def test_slots_and_several_views_and_block_sizes():
+    memory = torch.zeros(64, 8, dtype=torch.int16)
+    src = mk.KVView(memory[:32].view(8, 4, 8), "block token dim")
+    dst = mk.KVView(memory[24:].view(5, 8, 8), "block token dim")
+    plan = mk.CopyPlan(src, dst)
+    plan.run_slots([23, 0], [0, 1])
+    plan.run([5, 4], [0])
+    with pytest.raises(mk.InvalidArgument, match="dst_slots must not share memory"):
+        plan.run_slots([24], [0])
+    with pytest.raises(mk.InvalidArgument, match="dst_blocks must not share memory .* 0x"):
+        plan.run([6], [0])
+    with pytest.raises(mk.InvalidArgument, match=r"src_blocks\[0\] must be -1 or in \[0, 8\)"):
+        plan.run([9], [0])
+    apart = mk.KVView(torch.zeros(8, 4, 8, dtype=torch.int16), "block token dim")
+    other = mk.KVView(torch.zeros(5, 8, 8, dtype=torch.int16), "block token dim")
+    both = mk.CopyPlan([src, apart], [other, dst])  # what the first reads, the second writes
+    before = snapshot(dst)
+    with pytest.raises(mk.InvalidArgument, match="dst_blocks must not share memory"):
+        both.run([6, 7], [0])
+    assert torch.equal(snapshot(dst), before)
+    both.run([4, 5], [0])
