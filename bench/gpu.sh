@@ -19,9 +19,12 @@ pytest=(python3 -m pytest -q -p no:cacheprovider --import-mode=append)
 "${pytest[@]}" "$root/tests/kv" "$root/tests/hashing" "$root/tests/transfer" || status=1
 for tool in memcheck racecheck initcheck; do
   compute-sanitizer --tool "$tool" --error-exitcode 9 \
-    "${pytest[@]}" "$root/tests/kv" -k "cuda and not triton and not compile" -x || status=1
+    "${pytest[@]}" "$root/tests/kv" -k "(cuda or gpu or tma) and not triton and not compile" -x || status=1
 done
+# A table of this machine, and all copies once more with "auto" going by it.
 python3 -m mooncake_kernels calibrate --json "$results/calibration_gpu.json" || status=1
+MOONCAKE_KERNELS_CALIBRATION=$results/calibration_gpu.json \
+  "${pytest[@]}" "$root/tests/kv" -k "two_sides or copy_blocks or edges" || status=1
 bench() { # name, options
   (cd "$root/bench" && python3 "bench_$1.py" --device cuda --json "$results/$1_gpu.json" "${@:2}") || status=1
 }

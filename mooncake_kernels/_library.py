@@ -45,9 +45,9 @@ has_cuda: bool = torch.ops.mooncake_kernels.has_cuda()
 
 def choose_engine(device_type: str) -> str:
     """Return what "auto" means for tensors of a device type; log it the first time."""
-    engine = {"cpu": "host", "cuda": "cuda" if has_cuda else "triton"}.get(device_type)
-    if engine is None:
+    if device_type not in ("cpu", "cuda"):
         raise InvalidArgument(f"tensors must be on cpu or cuda, got {device_type}")
+    engine = "host" if device_type == "cpu" else "cuda" if has_cuda else "triton"
     log_choice(f"tensors on {device_type}", engine)
     return engine
 

@@ -18,6 +18,7 @@
 #include "common/check.h"
 #include "common/math.h"
 #include "kv/copy_blocks.h"
+#include "kv/copy_bulk.h"
 #include "ops/copy_plan.h"
 #include "ops/copy_planes.h"
 #include "ops/cuda_stream.h"
@@ -62,7 +63,8 @@ void copy_blocks_cpu(Tensors src, Tensors dst, Tensor plan_tensor, Ids src_ids, 
 }
 
 void copy_resolved_cpu(Tensor plan_tensor, int64_t src_base, int64_t dst_base, Ids src_ids,
-                       Ids dst_ids, int64_t /*bad_id*/, int64_t /*max_sms*/) {
+                       Ids dst_ids, int64_t /*bad_id*/, int64_t /*max_sms*/, bool bulk) {
+  MK_CHECK(!bulk, "copy_resolved: bulk must be false for ids on the CPU, got true");
   const CopyPlan plan(plan_tensor, CopyPlan::kResolvedFields);
   CopyBlocksParams params = plan.params(src_ids, dst_ids);
   copy_on_cpu(plan, params, ResolvedPlanes{plan, src_base, dst_base});
@@ -96,12 +98,12 @@ void resolve_copy_plan(Tensors src, Tensors dst, Tensor plan_tensor, Tensor reso
 #ifdef MK_WITH_CUDA
 template <class PlaneOf>
 void copy_on_cuda(const CopyPlan& plan, CopyBlocksParams& params, const PlaneOf& plane,
-                  int32_t device, int64_t bad_id, int64_t max_sms) {
+                  int32_t device, int64_t bad_id, int64_t max_sms, bool bulk = false) {
   const torch::stable::accelerator::DeviceGuard guard(device);
   void* stream = mk::ops::current_cuda_stream(device);
+  const auto launch = bulk ? mk::kv::launch_copy_bulk : mk::kv::launch_copy_blocks;
   for_each_launch(plan, params, plane, [&](const CopyBlocksParams& p, int64_t) {
-    mk::kv::launch_copy_blocks(p, reinterpret_cast<BadId*>(bad_id), static_cast<int>(max_sms),
-                               stream);
+    launch(p, reinterpret_cast<BadId*>(bad_id), static_cast<int>(max_sms), stream);
   });
 }
 
@@ -125,11 +127,12 @@ void copy_blocks_cuda(Tensors src, Tensors dst, Tensor plan_tensor, Ids src_ids,
 }
 
 void copy_resolved_cuda(Tensor plan_tensor, int64_t src_base, int64_t dst_base, Ids src_ids,
-                        Ids dst_ids, int64_t bad_id, int64_t max_sms) {
+                        Ids dst_ids, int64_t bad_id, int64_t max_sms, bool bulk) {
   const CopyPlan plan(plan_tensor, CopyPlan::kResolvedFields);
   CopyBlocksParams params = plan.params(src_ids, dst_ids);
   const int32_t device = check_device(src_ids, dst_ids);
-  copy_on_cuda(plan, params, ResolvedPlanes{plan, src_base, dst_base}, device, bad_id, max_sms);
+  copy_on_cuda(plan, params, ResolvedPlanes{plan, src_base, dst_base}, device, bad_id, max_sms,
+               bulk);
 }
 #endif
 
@@ -144,7 +147,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(mooncake_kernels, m) {
       "int dst_run_bytes, int gpu) -> ()");
   m.def(
       "copy_resolved(Tensor plan, int src_base, int dst_base, Tensor? src_blocks, "
-      "Tensor? dst_blocks, int bad_id, int max_sms) -> ()");
+      "Tensor? dst_blocks, int bad_id, int max_sms, bool bulk=False) -> ()");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(mooncake_kernels, CompositeExplicitAutograd, m) {

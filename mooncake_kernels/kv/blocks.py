@@ -57,14 +57,15 @@ def gather_blocks(
     check_view("gather_blocks", view)
     check_call("gather_blocks", max_sms)
     device = device_of_call(view, out)
-    other = out if isinstance(out, torch.Tensor) else view
-    engine = choose(engine, view, other, [view.gather_plan], [block_ids])
+    if device.type == "cuda":
+        other = out if isinstance(out, torch.Tensor) else view
+        engine = choose(engine, view, other, [view.gather_plan], [block_ids])
     ids = as_ids("gather_blocks: block_ids", block_ids, device, engine)
     shape = view.packed_shape(ids.numel())
     if out is None:
         out = torch.empty(shape, dtype=view.dtype, device=view.device)
     packed = as_packed("gather_blocks: out", out, shape, view, device)
-    bad = bad_ids_on(view, device)
+    bad = view.bad_ids if device == view.device else bad_ids_on(view, device)
     execute(engine, view, packed, view.gather_plan, ids, None, bad, max_sms)
     return out
 
@@ -103,12 +104,13 @@ def scatter_blocks(
     check_call("scatter_blocks", max_sms)
     check_writable("scatter_blocks: view", view)
     device = device_of_call(view, packed)
-    other = packed if isinstance(packed, torch.Tensor) else view
-    engine = choose(engine, other, view, [view.scatter_plan], [block_ids])
+    if device.type == "cuda":
+        other = packed if isinstance(packed, torch.Tensor) else view
+        engine = choose(engine, other, view, [view.scatter_plan], [block_ids])
     ids = as_ids("scatter_blocks: block_ids", block_ids, device, engine)
     shape = view.packed_shape(ids.numel())
     source = as_packed("scatter_blocks: packed", packed, shape, view, device)
-    bad = bad_ids_on(view, device)
+    bad = view.bad_ids if device == view.device else bad_ids_on(view, device)
     execute(engine, source, view, view.scatter_plan, None, ids, bad, max_sms)
 
 

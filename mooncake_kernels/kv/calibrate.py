@@ -25,9 +25,9 @@ QUICK_RUN_BYTES, QUICK_NUM_RUNS = (4 << 10, 64 << 10), (16, 256)
 MAX_BYTES, QUICK_MAX_BYTES = 256 << 20, 16 << 20  # of one copy
 ENGINES: dict[str, tuple[Engine, ...]] = {
     "h2h": ("host",),
-    "d2d": ("cuda", "copy_engine"),
-    "h2d": ("cuda", "copy_engine", "two_hop"),
-    "d2h": ("cuda", "copy_engine", "two_hop"),
+    "d2d": ("cuda", "tma", "copy_engine"),
+    "h2d": ("cuda", "tma", "copy_engine", "two_hop"),
+    "d2h": ("cuda", "tma", "copy_engine", "two_hop"),
 }
 REPEAT, QUICK_REPEAT = 9, 3
 

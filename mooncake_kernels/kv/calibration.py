@@ -111,7 +111,7 @@ def cpu_name() -> str:
 
 _UNREAD: Any = object()
 _current: Calibration | None = _UNREAD
-_foreign_gpus: set[int] = set()
+_gpus: dict[int, bool] = {}  # whether the table is of that one
 
 
 def current() -> Calibration | None:
@@ -142,18 +142,18 @@ def forget() -> None:
     """Read the table anew when it is next needed; what was said of the CPU is forgotten."""
     global _current
     _current = _UNREAD
-    _foreign_gpus.clear()
+    _gpus.clear()
     _library.set_stream_from_bytes(0)
 
 
 def is_of_gpu(table: Calibration, index: int) -> bool:
     """Tell whether a table is of that GPU, which must be in use; warn once if not."""
-    if index in _foreign_gpus:
-        return False
+    if index in _gpus:
+        return _gpus[index]
     name = torch.cuda.get_device_name(index)
-    if table.machine["gpu"] == name:
+    _gpus[index] = table.machine["gpu"] == name
+    if _gpus[index]:
         return True
-    _foreign_gpus.add(index)
     logger.warning("calibration: ignored for cuda:%d, a %s, for it is of %s; `python -m "
                    "mooncake_kernels calibrate` makes one", index, name,
                    table.machine["gpu"] or "no GPU")  # fmt: skip

@@ -18,6 +18,7 @@ from .view import BlockPlan
 
 RUN_BYTES = 1 + 2 * SIDE_FIELDS  # its place in a plan
 LEGACY_STREAMS = (0, 1)
+BULK_BYTES = 16  # what bulk copies take: csrc/kv/bulk_ring.h
 
 
 class Sided(Protocol):
@@ -53,10 +54,12 @@ def choose(
     if count == 0 or not calibration.is_of_gpu(table, device.index):
         return engine
     direction = f"{_letter(src)}2{_letter(dst)}"
-    key = (id(table), direction, count.bit_length(), _are_on_host(ids), _takes_lists(device))
+    can = (_are_on_host(ids), _takes_lists(device))
+    first = [_tensors(side)[0].data_ptr() % BULK_BYTES for side in (src, dst)]
+    key = (id(table), direction, count.bit_length(), *can, *first)
     choices = plans[0].choices
     if key not in choices:
-        names = _candidates(src, dst, plans, *key[3:])
+        names = _candidates(src, dst, plans, *can)
         run_bytes, runs = _runs_of_an_id(plans[0])
         choices[key] = table.best(direction, run_bytes, runs * count, names)
         if choices[key]:
@@ -68,12 +71,30 @@ def _candidates(
     src: Sided, dst: Sided, plans: Sequence[BlockPlan], on_host: bool, takes_lists: bool
 ) -> tuple[str, ...]:
     names = ["cuda"]
+    if all(_fits_bulk_copies(plan, src, dst) for plan in plans):
+        names.append("tma")
     if on_host and takes_lists:
         names.append("copy_engine")
         to_host = dst.device.type == "cpu"
         if src.device != dst.device and all(takes(plan, to_host) for plan in plans):
             names.append("two_hop")
     return tuple(names)
+
+
+def _fits_bulk_copies(plan: BlockPlan, src: Sided, dst: Sided) -> bool:
+    """Tell whether every size, stride and address is a multiple of what bulk copies take."""
+    values = plan.values.tolist()
+    sides = [values[1:RUN_BYTES][i] for i in range(1, 2 * SIDE_FIELDS, 2)]
+    axes = [value for i, value in enumerate(values[RUN_BYTES + 1 : HEADER]) if i % 3]
+    addresses = [tensor.data_ptr() for side in (src, dst) for tensor in _tensors(side)]
+    bits = values[RUN_BYTES]
+    for number in [*sides, *axes, *values[HEADER + 1 :: 2], *addresses]:
+        bits |= number
+    return bits % BULK_BYTES == 0
+
+
+def _tensors(side: Any) -> Sequence[torch.Tensor]:
+    return [side] if isinstance(side, torch.Tensor) else side.tensors
 
 
 def _letter(side: Sided) -> str:

@@ -51,7 +51,7 @@ class CopyJobs:
         return jobs
 
     def choose(self, engine: Engine, jobs: list[Job], ids: Sequence[Any]) -> Engine:
-        """Return the engine of a run, from the ids as they were given."""
+        """Return the engine of a run on a GPU, from the ids as they were given."""
         first = jobs[0][0]
         return choose(engine, first.src, first.dst, [plan for _, plan in jobs], ids)
 

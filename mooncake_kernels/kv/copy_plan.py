@@ -181,18 +181,20 @@ class CopyPlan:
                 are read once more for it, before anything is written.
             max_sms: use at most this many multiprocessors; None for all. Ignored on the CPU, not
                 to be had from engine "triton".
-            engine: "host" (CPU tensors); "cuda", a kernel; "copy_engine", the GPU's own, by
+            engine: "host" (CPU tensors); "cuda", a kernel; "tma", a kernel of bulk copies for GPUs
+                of compute capability 9.0 and runs at multiples of 16 bytes, of which large ones
+                need few multiprocessors; "copy_engine", the GPU's own, by
                 ``cuMemcpyBatchAsync``, which takes 0.5 us of the caller's time for each run that
-                could not be joined with the one before it, and can neither be captured into a
-                CUDA graph nor run on the default stream; "two_hop", between a GPU and the host: a
-                kernel gathers into up to 64 MiB of the GPU's memory, and few large copies go on
-                from there (or the other way round), which the host's side must be contiguous
-                enough for, and blocks of one size on both sides; "triton" (CUDA tensors; also on
+                could not be joined with the one before it, and cannot run on the default stream;
+                "two_hop", between a GPU and the host: a kernel gathers into up to 64 MiB of the
+                GPU's memory, and few large copies go on from there (or the other way round), which
+                the host's side must be contiguous enough for, and blocks of one size on both sides; "triton" (CUDA tensors; also on
                 the CPU in its interpreter); "reference". "auto" is host on the CPU; on a GPU it
                 is what `python -m mooncake_kernels calibrate` has found to be fastest of those
                 that can take the call, and cuda if it was not run. A named engine never falls
                 back. For copy_engine and two_hop the ids must be on the CPU, for they
-                are read there, and are checked before anything is queued.
+                are read there, and are checked before anything is queued; compiled code and CUDA
+                graphs cannot hold these two.
 
         Returns:
             If the plan was made with ``checksum``, int64 ``[m]`` on the device of the caches: the
@@ -211,7 +213,8 @@ class CopyPlan:
         """
         check_call("CopyPlan.run", max_sms)
         jobs = self._jobs.of("CopyPlan.run", layers, by_slot=False)
-        engine = self._jobs.choose(engine, jobs, (src_blocks, dst_blocks))
+        if self._device.type == "cuda":
+            engine = self._jobs.choose(engine, jobs, (src_blocks, dst_blocks))
         src_ids = as_ids("CopyPlan.run: src_blocks", src_blocks, self._device, engine)
         dst_ids = as_ids("CopyPlan.run: dst_blocks", dst_blocks, self._device, engine)
         call = self.prepare(
@@ -279,7 +282,8 @@ class CopyPlan:
                     f"CopyPlan.run_slots: views must have a 'token' axis, got {part.src.axes!r}"
                 )
         jobs = self._jobs.of("CopyPlan.run_slots", layers, by_slot=True)
-        engine = self._jobs.choose(engine, jobs, (src_slots, dst_slots))
+        if self._device.type == "cuda":
+            engine = self._jobs.choose(engine, jobs, (src_slots, dst_slots))
         src_ids = as_ids("CopyPlan.run_slots: src_slots", src_slots, self._device, engine)
         dst_ids = as_ids("CopyPlan.run_slots: dst_slots", dst_slots, self._device, engine)
         if src_ids.numel() != dst_ids.numel():

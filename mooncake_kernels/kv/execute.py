@@ -19,8 +19,8 @@ from .view import BlockPlan, KVView, check_plain
 if TYPE_CHECKING:
     from .row_plan import RowPlan
 
-Engine = Literal["auto", "host", "cuda", "copy_engine", "two_hop", "triton", "reference"]
-ENGINES = "auto, host, cuda, copy_engine, two_hop, triton or reference"
+Engine = Literal["auto", "host", "cuda", "tma", "copy_engine", "two_hop", "triton", "reference"]
+ENGINES = "auto, host, cuda, tma, copy_engine, two_hop, triton or reference"
 LISTED = ("copy_engine", "two_hop")  # their runs are listed by the processor, from ids on the CPU
 BlockIds = torch.Tensor | Sequence[int]
 ID_DTYPES = (torch.int32, torch.int64)
@@ -59,7 +59,7 @@ def execute(
     bad: BadIds,
     max_sms: int | None,
 ) -> None:
-    place = device_of(src.device, dst.device)
+    place = src.device if src.device == dst.device else device_of(src.device, dst.device)
     device = place.type
     arguments = (src.tensors, dst.tensors, plan.values, src_ids, dst_ids)
     if torch.compiler.is_compiling() and engine in ("auto", "host", "cuda"):
@@ -67,13 +67,16 @@ def execute(
             _library.require_engine(engine, device)
         _library.copy_blocks(*arguments, bad.address, int(max_sms or 0))
         return
+    if engine == "tma" and torch.compiler.is_compiling():
+        raise _not_compiled(engine)
     chosen = default_engine(device) if engine == "auto" else engine
     bad.raise_if_any()
-    if chosen in ("host", "cuda"):
+    if chosen in ("host", "cuda", "tma"):
         if engine != "auto":
             _library.require_engine(chosen, device)
         if have_addresses((src.tensors[0], dst.tensors[0], src_ids, dst_ids)):
-            resolved = plan.resolved(src.registered, dst.registered, gpu_index(place))
+            gpu = -1 if device == "cpu" else place.index
+            resolved = plan.resolved(src.registered, dst.registered, gpu)
             bases = (src.base, dst.base)
             _library.call(
                 _library.copy_resolved,
@@ -83,7 +86,10 @@ def execute(
                 dst_ids,
                 bad.address,
                 int(max_sms or 0),
+                *((True,) if chosen == "tma" else ()),  # one more argument takes its time
             )
+        elif chosen == "tma":
+            raise _not_compiled(chosen)
         else:
             _library.call(_library.copy_blocks, *arguments, bad.address, int(max_sms or 0))
     elif chosen in LISTED:
@@ -121,7 +127,7 @@ def _execute_listed(
     place = device_of(src.device, dst.device)
     _library.require_engine(engine, place.type)
     if torch.compiler.is_compiling() or not have_addresses((src.tensors[0], dst.tensors[0])):
-        raise InvalidArgument(f"engine {engine} must not be named in compiled code, got tracing")
+        raise _not_compiled(engine)
     gpu = gpu_index(place)
     if engine == "copy_engine":
         copy_listed(plan, src, dst, src_ids, dst_ids, COPY_ENGINE, gpu)
@@ -133,6 +139,10 @@ def _execute_listed(
     numbers = (bad.address, int(max_sms or 0), gpu)
     to_host = dst.device.type == "cpu"
     copy_in_two_hops(plan, src, dst, src_ids, dst_ids, *numbers, to_host=to_host)
+
+
+def _not_compiled(engine: str) -> InvalidArgument:
+    return InvalidArgument(f"engine {engine} must not be named in compiled code, got tracing")
 
 
 def check_memory(src: KVView, dst: KVView, plan: "BlockPlan | RowPlan") -> None:
@@ -199,14 +209,16 @@ def as_packed(
         raise InvalidArgument(
             f"{name} must have the cache's dtype {view.dtype}, got {tensor.dtype}"
         )
-    check_packed_device(name, tensor, device)
+    is_beside = tensor.device == device  # and not on the other side of the bus
+    if not is_beside:
+        check_packed_device(name, tensor, device)
     check_plain(name, tensor)
     if not tensor.is_contiguous():
         raise InvalidArgument(f"{name} must be packed, got strides {tensor.stride()}")
     has_address = not torch.compiler.is_compiling() and have_addresses([tensor])
     if has_address and tensor.numel() > 0 and tensor.data_ptr() == 0:
         raise InvalidArgument(f"{name} must have memory, got a tensor whose storage was freed")
-    return Packed(tensor, packed_address(name, tensor, device))
+    return Packed(tensor, None if is_beside else packed_address(name, tensor, device))
 
 
 def check_view(op: str, view: KVView) -> None:

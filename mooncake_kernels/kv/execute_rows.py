@@ -14,7 +14,7 @@ from .row_plan import RowCall, RowPlan
 from .sides import gpu_index
 from .view import KVView
 
-MOVES_BYTES = ("triton", "copy_engine", "two_hop")
+MOVES_BYTES = ("triton", "tma", "copy_engine", "two_hop")
 
 
 def transform(

@@ -44,7 +44,7 @@ def device_of_copy(src: "KVView", dst: "KVView") -> torch.device:
 
 def device_of_call(view: "KVView", packed: torch.Tensor | None) -> torch.device:
     """Return where a gather or a scatter runs; its packed side may still be anything."""
-    if view.device.type == "cpu" and isinstance(packed, torch.Tensor) and packed.is_cuda:
+    if isinstance(packed, torch.Tensor) and packed.is_cuda and view.device.type == "cpu":
         return packed.device
     return view.device
 
@@ -70,8 +70,8 @@ def gpu_address(name: str, tensor: torch.Tensor, device: torch.device, index: in
 
 
 def check_packed_device(name: str, tensor: torch.Tensor, device: torch.device) -> None:
-    """Refuse packed blocks on a device that does not go with that of the copy."""
-    if tensor.device != device and not _go_together(tensor.device, device):
+    """Refuse packed blocks on another device than the copy's, if it does not go with that."""
+    if not _go_together(tensor.device, device):
         raise InvalidArgument(
             f"{name} must have the cache's device {device} (or be in pinned host memory for a "
             f"cache on a GPU), got {tensor.device}"
@@ -79,18 +79,14 @@ def check_packed_device(name: str, tensor: torch.Tensor, device: torch.device) -
 
 
 def packed_address(name: str, tensor: torch.Tensor, device: torch.device) -> int | None:
-    """Return the address that a copy uses in place of a packed tensor's own; it must be pinned."""
-    if tensor.device == device:
-        return None
+    """Return the address that a copy uses in place of a host tensor's own; it must be pinned."""
     if torch.compiler.is_compiling() or type(tensor) is not torch.Tensor:
         return None
     return gpu_address(name, tensor, device)
 
 
 def bad_ids_on(view: "KVView", device: torch.device) -> BadIds:
-    """Return who hears of bad ids of a view: for one in pinned memory, of a GPU's kernel too."""
-    if device == view.device:
-        return view.bad_ids
+    """Return who hears of bad ids of a view in pinned memory from a GPU's kernels."""
     if view.gpu_bad_ids is None or view.gpu_bad_ids[0] != device:
         check_pinned("gather_blocks, scatter_blocks: view", view.tensors, device)
         view.gpu_bad_ids = (device, view.bad_ids.on(device))

@@ -134,17 +134,17 @@ def test_what_it_says_of_the_cpu_comes_into_force(tmp_path):
         _library.call(_library.set_stream_from_bytes, -1)
 
 
-def block_plan(**sizes):
-    """From a cache of that axis order to another, of 64 KiB rows."""
-    view = make_view("nhd_per_layer", Sizes(token=2, head=4, dim=8192, block=3, **sizes))
-    host = make_view("block_first_nhd", Sizes(token=2, head=4, dim=8192, block=3, **sizes))
+def block_plan(dim=8192):
+    """Of rows that are long, and aligned for bulk copies if dim is."""
+    sizes = Sizes(token=2, head=3, dim=dim, block=3)
+    view, host = (make_view(name, sizes) for name in ("nhd_per_layer", "block_first_nhd"))
     return BlockPlan(view.layout, host.layout, view.everything)
 
 
 @pytest.fixture
 def chosen(monkeypatch):
     """What choose() makes of sides on these devices, by a table in which later engines win."""
-    order = ("cuda", "copy_engine", "two_hop")
+    order = ("cuda", "tma", "copy_engine", "two_hop")
     cells = [
         (direction, 4096, 16, {name: i + 1 for i, name in enumerate(order)})
         for direction in ("d2d", "h2d", "d2h")
@@ -155,8 +155,10 @@ def chosen(monkeypatch):
     monkeypatch.setattr(choose, "_takes_lists", lambda device: True)
     monkeypatch.setattr(_library, "has_cuda", True)
 
-    def run(src, dst, *ids, plan=None, engine="auto"):
-        sides = (SimpleNamespace(device=device) for device in (src, dst))
+    aligned = [torch.empty(8)]
+
+    def run(src, dst, *ids, plan=None, engine="auto", tensors=aligned):
+        sides = (SimpleNamespace(device=device, tensors=tensors) for device in (src, dst))
         return choose.choose(engine, *sides, [plan or block_plan()], ids)
 
     return run
@@ -176,10 +178,13 @@ def test_auto_is_the_fastest_that_can_take_the_call(chosen, monkeypatch, caplog)
     assert chosen(GPU, HOST, None) == "auto"  # to be refused by who looks at them
     assert chosen(GPU, HOST, ids, plan=object()) == "auto"  # by rows
     monkeypatch.setattr(choose, "_are_on_host", lambda ids: False)
-    assert chosen(GPU, HOST, ids) == "cuda"
+    assert chosen(GPU, HOST, ids) == "tma"
+    odd = torch.empty(64, dtype=torch.uint8)[1:]
+    assert chosen(GPU, HOST, ids, tensors=[odd]) == "cuda"
+    assert chosen(GPU, HOST, ids, plan=block_plan(dim=8191)) == "cuda"
     monkeypatch.setattr(choose, "_are_on_host", lambda ids: True)
     monkeypatch.setattr(choose, "_takes_lists", lambda device: False)
-    assert chosen(GPU, HOST, ids) == "cuda"
+    assert chosen(GPU, HOST, ids) == "tma"
 
 
 def test_two_hops_are_not_chosen_where_they_would_be_refused(chosen):

@@ -18,6 +18,7 @@ def on_gpu(monkeypatch):
     """A view of tensors that have no memory; to be called in a FakeTensorMode."""
     monkeypatch.setattr(bad_ids, "_take_row", lambda: torch.zeros(4, dtype=torch.int64))
     monkeypatch.setattr(bad_ids.BadIds, "raise_if_any", lambda bad: None)
+    monkeypatch.setattr(bad_ids.BadIds, "address", 0)
     shape = (SIZES.kv, SIZES.block, SIZES.token, SIZES.head, SIZES.dim)
     layers = [torch.empty(shape, dtype=torch.float16, device="cuda") for _ in range(SIZES.layer)]
     return mk.KVView(layers, "kv block token head dim")

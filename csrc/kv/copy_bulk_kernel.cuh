@@ -1,0 +1,81 @@
+// The device code of copy_blocks by bulk copies: `Bulk` has the instructions
+// (bulk_instructions.cuh, or what tests/emulator has in their place).
+#pragma once
+
+#include "kv/bulk_ring.h"
+#include "kv/copy_blocks_kernel.cuh"
+
+namespace mk::kv {
+
+// The chunks of one thread block that are no holes, one after the other.
+struct BulkCursor {
+  int64_t chunk;  // the next to be looked at
+
+  struct Found {
+    const char* src;  // null: there are no more
+    char* dst;
+    int32_t num_bytes;
+  };
+
+  __device__ Found next(const CopyBlocksParams& p, const BulkRing& ring, BadId* bad) {
+    for (; chunk < ring.num_chunks; chunk += gridDim.x) {
+      BadId found;
+      const Run run = p.run(ring.run(chunk), found);
+      if (found.side != 0) report(bad, found);
+      if (!run.src) continue;
+      const int64_t offset = ring.offset(chunk);
+      const Found result{run.src + offset, run.dst + offset, ring.num_bytes(chunk)};
+      chunk += gridDim.x;
+      return result;
+    }
+    return {nullptr, nullptr, 0};
+  }
+};
+
+// One thread issues everything. Data is touched by the asynchronous proxy alone: a load writes its
+// stage and completes the phase of its barrier, a store reads it once that phase was seen; so no
+// fence is needed but the one behind the barriers' making.
+template <class Bulk>
+__global__ void __launch_bounds__(32, 1)
+    copy_bulk_kernel(const __grid_constant__ CopyBlocksParams p, const BulkRing ring, BadId* bad) {
+  __shared__ uint64_t barriers[kMaxStages];
+  __shared__ char* dsts[kMaxStages];  // where what is in a stage goes
+  __shared__ int32_t sizes[kMaxStages];
+  if (threadIdx.x != 0) return;
+  char* const stages = Bulk::stages();
+  for (int32_t i = 0; i < ring.num_stages; ++i) Bulk::make_barrier(&barriers[i]);
+  Bulk::fence_barriers();
+
+  BulkCursor cursor{static_cast<int64_t>(blockIdx.x)};
+  int64_t loaded = 0, stored = 0;
+  const auto load = [&](const BulkCursor::Found& found) {
+    const int32_t stage = ring.stage(loaded++);
+    dsts[stage] = found.dst;
+    sizes[stage] = found.num_bytes;
+    Bulk::load(stages + int64_t{stage} * ring.stage_bytes, found.src, found.num_bytes,
+               &barriers[stage]);
+  };
+  bool has_more = true;
+  while (has_more && loaded < ring.num_stages) {
+    const BulkCursor::Found found = cursor.next(p, ring, bad);
+    has_more = found.src;
+    if (has_more) load(found);
+  }
+  while (stored < loaded) {
+    const int32_t stage = ring.stage(stored);
+    Bulk::wait(&barriers[stage], ring.parity(stored));
+    Bulk::store(dsts[stage], stages + int64_t{stage} * ring.stage_bytes, sizes[stage]);
+    ++stored;
+    // Chunk number `loaded` takes the stage of number loaded - num_stages, whose store is, of those
+    // issued, the last one but kStoresInFlight.
+    if (!has_more || stored <= kStoresInFlight) continue;
+    const BulkCursor::Found found = cursor.next(p, ring, bad);
+    has_more = found.src;
+    if (!has_more) continue;
+    Bulk::template wait_for_reads<kStoresInFlight>();
+    load(found);
+  }
+  Bulk::wait_for_writes();  // shared memory is the block's until then
+}
+
+}  // namespace mk::kv
