@@ -322,6 +322,7 @@ class CopyPlan:
         return self._two_packers()[1].unpack(header, staging, dst_blocks, **options)
 
     def _two_packers(self) -> "tuple[Packer, Packer]":
+        from .pack_plans import Side
         from .packing import Packer  # which is made of plans
 
         if self._packers is None:
@@ -335,8 +336,8 @@ class CopyPlan:
                 fp8 = pair[1 if pair[1].view.dtype in FP8 else 0]
                 convert = fp8.scales(convert, fp8.layers.values(), fp8.heads)
             self._packers = (
-                Packer.of_side(src, dtypes, convert, None, checksum),
-                Packer.of_side(dst, dtypes, convert, rope, checksum),
+                Packer.of_side(Side(src, dtypes, convert, None, checksum)),
+                Packer.of_side(Side(dst, dtypes, convert, rope, checksum)),
             )
         return self._packers
 

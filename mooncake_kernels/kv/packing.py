@@ -1,7 +1,6 @@
 """Blocks packed for one write over the network, and unpacked elsewhere: ``mk.Packer``."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 
 import torch
 
@@ -9,18 +8,16 @@ from ..errors import ChecksumError, InvalidArgument
 from .bad_ids import BadIds
 from .copy_jobs import check_checksum, check_transforms, run_jobs
 from .copy_parts import as_views, block_size_of
-from .copy_plan import CopyPlan
 from .execute import BlockIds, Engine, as_ids, check_call, check_memory
 from .layer_stream import LayerStream
-from .pack_header import ALIGNMENT, PackedView, PackHeader, align
-from .pack_overlap import Held, Overlap
-from .select import choose_heads
+from .pack_header import PackHeader
+from .pack_overlap import Held
+from .pack_plans import PackPlans, Side
 from .staging import Staging, check_buffer
 from .transforms import FP8, Fp8, Rope
 from .view import KVView
 
 DEFAULT_CHUNK_BYTES = 32 << 20
-MAX_STAGINGS = 4  # that a packer remembers
 HOLE = -1
 
 
@@ -48,6 +45,9 @@ class Packer:
         rope: ``Rope(...)`` to turn the first view's keys when they are unpacked.
         checksum: whether records that are packed have checksums. ``unpack`` looks at them if they
             are there.
+
+    Attributes:
+        views, device: of the cache.
 
     Raises:
         InvalidArgument: an argument is not as above.
@@ -77,43 +77,19 @@ class Packer:
             for view in held_views
         ]
         dtypes = [dtype or held_views[0].dtype, *(view.dtype for view in held_views[1:])]
-        self._set(held, dtypes, convert, rope, checksum)
-
-    def _set(
-        self,
-        held: list[Held],
-        dtypes: list[torch.dtype],
-        convert: Fp8 | None,
-        rope: Rope | None,
-        checksum: bool,
-    ) -> None:
         check_transforms(convert, rope, op="Packer")
-        self._held, self._dtypes = held, dtypes
-        self._views = [one.view for one in held]
-        self.device = self._views[0].device
-        self._convert, self._rope = convert, rope
-        self._checksum = check_checksum("Packer", checksum)
-        self._known: dict[tuple, tuple[Staging, list[CopyPlan]]] = {}
-        # Of all staging buffers: what a kernel has reported is not lost with its plan. It sees the
-        # ids of one chunk at a time, and all records.
-        num_blocks = self._views[0].num_blocks
-        names = ("Packer.pack: block_ids of a chunk", "Packer.pack: staging")
-        self._bad_pack = BadIds(self.device, names, (num_blocks, 0))
-        names = ("Packer.unpack: staging", "Packer.unpack: block_ids")
-        self._bad_unpack = BadIds(self.device, names, (0, num_blocks))
+        check_checksum("Packer", checksum)
+        self._set(Side(held, dtypes, convert, rope, checksum))
+
+    def _set(self, side: Side) -> None:
+        self._plans = PackPlans(side)
+        self.views, self.device = [held.view for held in side.held], self._plans.device
 
     @classmethod
-    def of_side(
-        cls,
-        held: list[Held],
-        dtypes: list[torch.dtype],
-        convert: Fp8 | None,
-        rope: Rope | None,
-        checksum: bool,
-    ) -> "Packer":
+    def of_side(cls, side: Side) -> "Packer":
         """Return the packer of one side of a plan; for this package's own use."""
         packer = cls.__new__(cls)
-        packer._set(held, dtypes, convert, rope, checksum)
+        packer._set(side)
         return packer
 
     def header(self, num_blocks: int, *, chunk_bytes: int = DEFAULT_CHUNK_BYTES) -> PackHeader:
@@ -127,28 +103,7 @@ class Packer:
                 raise InvalidArgument(
                     f"Packer.header: {name} must be an integer >= {least}, got {value!r}"
                 )
-        packed, offset = [], 0
-        for held, dtype in zip(self._held, self._dtypes, strict=True):
-            view = held.view
-            first, heads = choose_heads("heads", held.heads, view.num_heads)
-            packed.append(
-                PackedView(
-                    dtype=str(dtype).removeprefix("torch."),
-                    layers=tuple(held.layers),
-                    kv=view.num_kv,
-                    first_head=held.first_head + first if view.has_heads else 0,
-                    heads=heads,
-                    tokens=view.block_size,
-                    dim=view.head_dim,
-                    has_heads=view.has_heads,
-                    has_tokens=view.has_tokens,
-                    offset=offset,
-                )
-            )
-            offset += align(packed[-1].num_bytes)
-        record_bytes = offset + (ALIGNMENT if self._checksum else 0)
-        chunk_blocks = max(1, chunk_bytes // record_bytes)
-        return PackHeader(num_blocks, record_bytes, chunk_blocks, self._checksum, tuple(packed))
+        return self._plans.header(num_blocks, chunk_bytes)
 
     def pack(
         self,
@@ -198,7 +153,7 @@ class Packer:
             )
         if ready is not None and ready.device != self.device:
             raise InvalidArgument(f"{op}: ready must be on {self.device}, got {ready.device}")
-        packed, [plan] = self._known_staging(op, header, staging, self._pack_plans)
+        packed, [plan] = self._plans.of("pack", header, staging)
         if ready is not None:
             ready.begin_signals()
         for index, chunk in enumerate(chunks):
@@ -253,15 +208,15 @@ class Packer:
         header = _as_header(op, header)
         ids = self._ids(op, block_ids)
         check_buffer(op, staging, header, self.device)
-        self._check_kind(op, header)
-        overlaps = self._overlaps(header)
+        self._plans.check_kind(op, header)
+        overlaps = self._plans.overlaps(header)
         if not any(overlaps):
             return False
-        packed, plans = self._known_staging(op, header, staging, self._unpack_plans)
+        packed, plans = self._plans.of("unpack", header, staging)
         records = torch.arange(header.num_blocks, device=self.device)
         positions = (src_positions, dst_positions)
         # Those of keys that are not here are not looked at.
-        takes = None if self._rope is not None and overlaps[0] is None else plans[0]
+        takes = None if self._plans.side.rope is not None and overlaps[0] is None else plans[0]
         prepared = []
         for plan in plans:
             jobs = plan.jobs(op)
@@ -275,9 +230,6 @@ class Packer:
             run_jobs(jobs, records, ids, call, plan.bad_blocks, max_sms, engine)
         return True
 
-    def __getstate__(self) -> dict[str, object]:  # a copy knows copies of the buffers, not these
-        return {**self.__dict__, "_known": {}}
-
     def check(self) -> None:
         """Wait for the current stream and raise if a call met a bad id or checksum; not on the CPU.
 
@@ -287,105 +239,17 @@ class Packer:
         """
         if self.device.type == "cuda":
             torch.cuda.current_stream(self.device).synchronize()
-        self._bad_pack.raise_if_any()
-        self._bad_unpack.raise_if_any()
+        for bad in self._plans.bad.values():
+            bad.raise_if_any()
 
     def _ids(self, op: str, block_ids: BlockIds) -> torch.Tensor:
         """Return the ids on the device; those that are not there yet are looked at."""
-        name, num_blocks = f"{op}: block_ids", self._views[0].num_blocks
+        name, num_blocks = f"{op}: block_ids", self.views[0].num_blocks
         on_device = isinstance(block_ids, torch.Tensor) and block_ids.device.type != "cpu"
         ids = as_ids(name, block_ids, self.device if on_device else torch.device("cpu"))
         if not on_device:
             BadIds(ids.device, (name, name), (num_blocks, num_blocks)).check(1, ids)
         return as_ids(name, ids, self.device)
-
-    def _known_staging(
-        self,
-        op: str,
-        header: PackHeader,
-        buffer: torch.Tensor,
-        make_plans: Callable[[PackHeader, Staging], list[CopyPlan]],
-    ) -> tuple[Staging, list[CopyPlan]]:
-        """Return a staging buffer's views and the plans for them; made once a buffer."""
-        kind = replace(header, num_blocks=0, chunk_blocks=1)
-        key = (op, buffer.data_ptr(), buffer.numel(), kind)
-        known = self._known.get(key)
-        if known is None:
-            for oldest in list(self._known)[: 1 - MAX_STAGINGS]:
-                self._known.pop(oldest, None)  # another thread may have been faster
-            staging = Staging(op, header, buffer)
-            plans = make_plans(header, staging)
-            bad = self._bad_pack if make_plans == self._pack_plans else self._bad_unpack
-            for plan in plans:
-                plan.bad_blocks = bad
-            known = self._known[key] = (staging, plans)
-        return known
-
-    def _pack_plans(self, header: PackHeader, staging: Staging) -> list[CopyPlan]:
-        all_layers = all(
-            list(held.layers.values()) == list(range(held.view.num_layers)) for held in self._held
-        )
-        pairs = [(layer, place) for place, layer in enumerate(self._held[0].layers.values())]
-        converted = [
-            held
-            for held, dtype in zip(self._held, self._dtypes, strict=True)
-            if held.view.dtype != dtype
-        ]
-        convert = self._convert if converted else None
-        if convert is not None:
-            convert = converted[0].scales(convert, converted[0].layers.values(), converted[0].heads)
-        return [
-            CopyPlan(
-                *(self._views, staging.views),
-                layers=None if all_layers else pairs,
-                src_heads=self._held[0].heads,
-                convert=convert,
-                checksum=self._checksum,
-            )
-        ]
-
-    def _unpack_plans(self, header: PackHeader, staging: Staging) -> list[CopyPlan]:
-        """A plan for each view of which there is something to unpack."""
-        plans = []
-        overlaps = self._overlaps(header)
-        for index, (packed, view) in enumerate(zip(staging.views, self._views, strict=True)):
-            overlap = overlaps[index]
-            if overlap is not None:
-                convert = self._convert if packed.dtype != view.dtype else None
-                if convert is not None:
-                    layers = (layer for _, layer in overlap.layers)
-                    convert = self._held[index].scales(convert, layers, overlap.dst_heads)
-                plans.append(
-                    CopyPlan(
-                        *(packed, view),
-                        layers=overlap.layers,
-                        src_heads=overlap.src_heads,
-                        dst_heads=overlap.dst_heads,
-                        convert=convert,
-                        rope=self._rope if index == 0 else None,
-                        # On a device it is the kernel that looks at the checksums.
-                        checksum=header.has_checksums and self.device.type != "cpu",
-                    )
-                )
-        return plans
-
-    def _overlaps(self, header: PackHeader) -> list[Overlap | None]:
-        return [held.overlap(view) for held, view in zip(self._held, header.views, strict=True)]
-
-    def _check_kind(self, op: str, header: PackHeader) -> None:
-        if len(header.views) != len(self._held):
-            raise InvalidArgument(
-                f"{op}: header must have {len(self._held)} views, got {len(header.views)}"
-            )
-        for held, packed in zip(self._held, header.views, strict=True):
-            held.check(op, packed, converts=self._convert is not None)
-        sizes = {view.block_size for view in self._views if view.has_tokens}
-        sizes |= {packed.tokens for packed in header.views if packed.has_tokens}
-        if len(sizes) > 1 and not all(view.has_tokens for view in self._views):
-            raise InvalidArgument(
-                f"{op}: header must have the cache's block_size for views without a 'token' axis, "
-                f"got {sorted(sizes)}"
-            )
 
     def _checksums(
         self,
@@ -414,7 +278,7 @@ class Packer:
     def _wanted(self, header: PackHeader, ids: torch.Tensor) -> torch.Tensor:
         """Tell of each record whether one of its tokens goes to a block that is no hole."""
         src_size = next((view.tokens for view in header.views if view.has_tokens), 1)
-        dst_size = block_size_of(self._views)
+        dst_size = block_size_of(self.views)
         first = torch.arange(header.num_blocks, device=ids.device) * src_size
         last = (first + src_size - 1).clamp(max=ids.numel() * dst_size - 1)
         # How many of the ids before each are no holes.

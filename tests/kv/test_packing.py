@@ -376,10 +376,10 @@ def test_bad_calls_of_pack(call, message):
 def test_bad_calls_of_unpack(call, message):
     packer = mk.Packer(make_view("nhd_per_layer", SIZES))
     header, staging = sent(packer, [1, 2])
-    before = snapshot(packer._views[0])
+    before = snapshot(packer.views[0])
     with pytest.raises(mk.InvalidArgument, match=f"Packer.unpack: {message}"):
         call(packer, header, staging)
-    assert torch.equal(snapshot(packer._views[0]), before)
+    assert torch.equal(snapshot(packer.views[0]), before)
 
 
 @pytest.mark.parametrize(
@@ -404,12 +404,13 @@ def test_buffers_that_were_used_before_are_known_and_few_are_kept():
     for buffer in buffers:
         packer.pack([1, 2], buffer)
         packer.pack([3], buffer, chunk_bytes=1)
-    assert len(packer._known) == 4
+    assert len(packer._plans._known) == 4
     fresh = mk.Packer(make_view("nhd_per_layer", SIZES, dtype=torch.int16))
     header = packer.pack([4, 5], buffers[0])
     fresh.unpack(header, buffers[0], [0, 1])
     assert torch.equal(
-        mk.gather_blocks(fresh._views[0], [0, 1]), mk.gather_blocks(packer._views[0], [4, 5])
+        mk.gather_blocks(fresh.views[0], [0, 1]),
+        mk.gather_blocks(packer.views[0], [4, 5]),
     )
 
 
@@ -485,12 +486,13 @@ class Forgetful(dict):
 
 def test_a_buffer_that_another_thread_puts_out_is_packed_all_the_same():
     packer = mk.Packer(make_view("nhd_per_layer", SIZES, dtype=torch.int16))
-    packer._known = Forgetful()
+    packer._plans._known = Forgetful()
     staging = staging_of(packer)
     header = packer.pack([1, 2], staging)
     assert packer.unpack(header, staging, [3, 4])
     assert torch.equal(
-        mk.gather_blocks(packer._views[0], [1, 2]), mk.gather_blocks(packer._views[0], [3, 4])
+        mk.gather_blocks(packer.views[0], [1, 2]),
+        mk.gather_blocks(packer.views[0], [3, 4]),
     )
 
 
