@@ -180,16 +180,16 @@ class CopyPlan:
                 of compute capability 9.0 and runs at multiples of 16 bytes, of which large ones
                 need few multiprocessors; "copy_engine", the GPU's own, by
                 ``cuMemcpyBatchAsync``, which takes 0.5 us of the caller's time for each run that
-                could not be joined with the one before it, and cannot run on the default stream; "two_hop", between a GPU and the host: a
-                kernel gathers into up to 64 MiB of the GPU's memory, and few large copies go on
-                from there (or the other way round), which the host's side must be contiguous
-                enough for, and blocks of one size on both sides; "triton" (CUDA tensors; also on
-                the CPU in its interpreter); "reference". "auto" is host on the CPU; on a GPU it
-                is what `python -m mooncake_kernels calibrate` has found to be fastest of those
-                that can take the call, and cuda if it was not run. A named engine never falls
-                back. For copy_engine and two_hop the ids must be on the CPU, for they
-                are read there, and are checked before anything is queued; compiled code and CUDA
-                graphs cannot hold these two.
+                could not be joined with the one before it, and cannot run on the default stream;
+                "two_hop", between a GPU and the host: a kernel gathers into up to 64 MiB of the
+                GPU's memory, and few large copies go on from there (or the other way round), which
+                the host's side must be contiguous enough for, and blocks of one size on both sides;
+                "triton" (CUDA tensors; also on the CPU in its interpreter); "reference". "auto" is
+                host on the CPU; on a GPU it is what `python -m mooncake_kernels calibrate` has
+                found to be fastest of those that can take the call, and cuda if it was not run. A
+                named engine never falls back. For copy_engine and two_hop the ids must be on the
+                CPU, for they are read there, and are checked before anything is queued; compiled
+                code and CUDA graphs cannot hold these two.
 
         Returns:
             If the plan was made with ``checksum``, int64 ``[m]`` on the device of the caches: the
