@@ -2,8 +2,9 @@
 //
 // All are exact to float; back they round to nearest even. The two fp8 types saturate: what is
 // beyond their largest number, infinity included, becomes that number, as engines quantize; NaN
-// stays NaN. Written as arithmetic without branches, of which the compiler makes vectors; on a GPU
-// the conversions of its own are used, which give the same. Layer: kv.
+// stays NaN, which of its codes is not told. Written as arithmetic without branches, of which the
+// compiler makes vectors; on a GPU its own conversions are used, which give the same numbers.
+// Layer: kv.
 #pragma once
 
 #include <cstdint>

@@ -65,6 +65,14 @@ TransformBlocksParams params_of(const CopyPlan& plan, const Tensor& transform, c
   p.keys_alternate = v[4] != 0;
   p.rotation = {nullptr, v[5], v[6], v[7] != 0};
   p.first_word = static_cast<uint64_t>(v[8]);
+  const auto is_fp8 = [](ElementType type) {
+    return type == ElementType::kFloat8E4M3 || type == ElementType::kFloat8E5M2;
+  };
+  const bool converts = p.src_type != ElementType::kBytes && p.dst_type != ElementType::kBytes &&
+                        is_fp8(p.src_type) != is_fp8(p.dst_type);
+  MK_CHECK(v[1] >= 0 && v[1] <= 5 && v[2] >= 0 && v[2] <= 5 && (v[1] == v[2] || converts),
+           "transform_blocks: transform must convert between fp8 and a float, got types ", v[1],
+           " and ", v[2]);
   const bool inside = p.rotation.first >= 0 && p.rotation.num_pairs >= 0 &&
                       p.rotation.first + 2 * p.rotation.num_pairs <= p.dim;
   MK_CHECK(inside, "transform_blocks: transform must turn elements inside a row");

@@ -58,6 +58,12 @@ class BadIds:
             f"got {block_id}"
         )
 
+    def check(self, side: int, ids: torch.Tensor) -> None:
+        """Raise for the first bad one of ids that are on the CPU."""
+        num_blocks = self._made_of[2][side - 1]
+        for index in ((ids < -1) | (ids >= num_blocks)).nonzero().flatten().tolist():
+            raise self.error(side, index, int(ids[index]))
+
     def raise_if_any(self) -> None:
         """Raise for the reported id or checksum, if there is one, and forget it."""
         if self._words is None:

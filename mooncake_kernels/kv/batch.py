@@ -70,7 +70,7 @@ def copy_batch(
     check_call("copy_batch", max_sms)
     if torch.compiler.is_compiling():
         torch._dynamo.graph_break()  # what is copied is hidden behind addresses
-    if engine not in NUMBERS:
+    if not isinstance(engine, str) or engine not in NUMBERS:
         raise InvalidArgument(f"copy_batch: engine must be one of {[*NUMBERS]}, got {engine!r}")
     if not _library.has_cuda:
         _require_host(engine)

@@ -8,7 +8,7 @@ import torch
 from ..errors import InvalidArgument, Unavailable
 from .bad_ids import BadIds
 from .choose import choose
-from .copy_parts import CopyPart, Layers, check_layers_alike
+from .copy_parts import CopyPart, Layers, as_layers, check_layers_alike
 from .execute import BlockIds, Engine, as_ids, check_memory, execute
 from .execute_rows import MOVES_BYTES, add_checksums, transform
 from .row_plan import RowCall, RowPlan
@@ -34,6 +34,7 @@ class CopyJobs:
     def of(self, op: str, layers: Layers, *, by_slot: bool) -> list[Job]:
         """Return what is to be copied, all of it checked before the first byte moves."""
         several = len(self._parts) > 1
+        layers = as_layers(op, layers)
         if several and layers is not None:
             check_layers_alike(op, [part.src for part in self._parts])
         jobs: list[Job] = []
@@ -44,10 +45,9 @@ class CopyJobs:
                 first_words = rows.next_words
                 jobs.append((part, rows))
             else:
-                plan = part.plan(op, layers, by_slot)
-                if several:
-                    check_memory(part.src, part.dst, plan)
-                jobs.append((part, plan))
+                jobs.append((part, part.plan(op, layers, by_slot)))
+            if several:
+                check_memory(part.src, part.dst, jobs[-1][1])
         return jobs
 
     def choose(self, engine: Engine, jobs: list[Job], ids: Sequence[Any]) -> Engine:
@@ -98,6 +98,8 @@ class CopyJobs:
             raise InvalidArgument(f"{name} must be None for a plan without checksum, got a tensor")
         fits = (
             isinstance(checksums, torch.Tensor)
+            and checksums.layout is torch.strided
+            and not checksums.is_meta
             and checksums.dtype == torch.int64
             and checksums.shape == ids.shape
         )
@@ -118,6 +120,8 @@ def add_up_jobs(
     engine: Engine,
 ) -> None:
     """Add to ``actual`` what of src is going to be copied."""
+    if src_ids.device.type == "cpu" and not torch.compiler.is_compiling():
+        bad.check(1, src_ids)  # by the name that they have here
     for part, plan in jobs:
         assert isinstance(plan, RowPlan), "a plan with checksum goes by rows"
         add_checksums(engine, part.src, plan, src_ids, actual, bad, max_sms)
@@ -145,10 +149,17 @@ def run_jobs(
             execute(engine, *sides, plan, src_ids, dst_ids, bad, max_sms)
 
 
-def check_transforms(convert: Fp8 | None, rope: Rope | None) -> None:
+def check_checksum(op: str, checksum: bool) -> bool:
+    """Refuse what only counts as true."""
+    if not isinstance(checksum, bool):
+        raise InvalidArgument(f"{op}: checksum must be True or False, got {checksum!r}")
+    return checksum
+
+
+def check_transforms(convert: Fp8 | None, rope: Rope | None, *, op: str = "CopyPlan") -> None:
     """Refuse what is not an ``Fp8``, not a ``Rope``."""
     for name, value, kind in (("convert", convert, Fp8), ("rope", rope, Rope)):
         if value is not None and not isinstance(value, kind):
             raise InvalidArgument(
-                f"CopyPlan: {name} must be mk.{kind.__name__} or None, got {type(value).__name__}"
+                f"{op}: {name} must be mk.{kind.__name__} or None, got {type(value).__name__}"
             )

@@ -149,6 +149,13 @@ def as_views(name: str, views: KVView | Sequence[KVView], *, op: str = "CopyPlan
     return listed
 
 
+def as_layers(op: str, layers: Layers) -> Layers:
+    """Return layers that can be read more than once."""
+    if layers is None or isinstance(layers, slice):
+        return layers
+    return as_pairs(op, layers)
+
+
 def block_size_of(views: list[KVView]) -> int:
     return next((view.block_size for view in views if view.has_tokens), 1)
 

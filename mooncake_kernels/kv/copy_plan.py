@@ -8,17 +8,19 @@ import torch
 
 from ..errors import InvalidArgument
 from .bad_ids import BadIds
-from .copy_jobs import CopyJobs, Job, add_up_jobs, check_transforms, run_jobs
+from .copy_jobs import CopyJobs, Job, add_up_jobs, check_checksum, check_transforms, run_jobs
 from .copy_parts import (
     CopyPart,
     Layers,
     are_one_cache,
+    as_layers,
     as_views,
     block_size_of,
     check_layers_alike,
 )
 from .execute import BlockIds, Engine, as_ids, check_call
 from .overlap import check_apart, touch
+from .pack_overlap import Held
 from .row_plan import RowCall
 from .transforms import FP8, Fp8, Rope
 from .view import KVView
@@ -87,6 +89,8 @@ class CopyPlan:
         checksum: bool = False,
     ):
         check_transforms(convert, rope)
+        check_checksum("CopyPlan", checksum)
+        layers = as_layers("CopyPlan", layers)
         self.src, self.dst = src, dst
         src_views, dst_views = as_views("src", src), as_views("dst", dst)
         if len(src_views) != len(dst_views):
@@ -135,7 +139,8 @@ class CopyPlan:
             for part, other in pairs_of_parts
         )
         num_blocks = self._num_blocks = (first_src.num_blocks, first_dst.num_blocks)
-        self.rename_ids("CopyPlan.run: src_blocks", "CopyPlan.run: dst_blocks")
+        names = ("CopyPlan.run: src_blocks", "CopyPlan.run: dst_blocks")
+        self.bad_blocks = BadIds(self._device, names, num_blocks)
         src_size, dst_size = self._block_sizes
         num_slots = self._num_slots = (num_blocks[0] * src_size, num_blocks[1] * dst_size)
         names = ("CopyPlan.run_slots: src_slots", "CopyPlan.run_slots: dst_slots")
@@ -325,6 +330,10 @@ class CopyPlan:
                 part.dst.dtype if part.dst.dtype in FP8 else part.src.dtype for part in self._parts
             ]
             src, dst = ([part.held(side) for part in self._parts] for side in range(2))
+            if convert is not None:  # scales are those of the fp8 side, whoever packs or unpacks
+                pair = next(pair for pair in zip(src, dst, strict=True) if _converts(*pair))
+                fp8 = pair[1 if pair[1].view.dtype in FP8 else 0]
+                convert = fp8.scales(convert, fp8.layers.values(), fp8.heads)
             self._packers = (
                 Packer.of_side(src, dtypes, convert, None, checksum),
                 Packer.of_side(dst, dtypes, convert, rope, checksum),
@@ -365,10 +374,6 @@ class CopyPlan:
         self._check_in_place(f"{op}: dst_blocks", jobs, src_ids, dst_ids, self._num_blocks[0])
         return call
 
-    def rename_ids(self, src_name: str, dst_name: str) -> None:
-        """Say what block ids are called in errors; for this package's own use."""
-        self.bad_blocks = BadIds(self._device, (src_name, dst_name), self._num_blocks)
-
     def _check_in_place(
         self,
         name: str,
@@ -404,3 +409,7 @@ def _check_counts(op: str, num_src: int, num_dst: int, block_sizes: tuple[int, i
             f"{op}: dst_blocks must hold the {num_src * src_size} tokens of src_blocks, "
             f"give or take a part of one block, got {num_dst} blocks of {dst_size}"
         )
+
+
+def _converts(src: Held, dst: Held) -> bool:
+    return src.view.dtype != dst.view.dtype

@@ -2,7 +2,7 @@
 
 import numbers
 from collections.abc import Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
@@ -15,6 +15,9 @@ from .execute_listed import COPY_ENGINE, copy_listed
 from .sides import check_packed_device, device_of, gpu_index, packed_address
 from .two_hop import copy_in_two_hops
 from .view import BlockPlan, KVView, check_plain
+
+if TYPE_CHECKING:
+    from .row_plan import RowPlan
 
 Engine = Literal["auto", "host", "cuda", "tma", "copy_engine", "two_hop", "triton", "reference"]
 ENGINES = "auto, host, cuda, tma, copy_engine, two_hop, triton or reference"
@@ -142,7 +145,7 @@ def _not_compiled(engine: str) -> InvalidArgument:
     return InvalidArgument(f"engine {engine} must not be named in compiled code, got tracing")
 
 
-def check_memory(src: KVView, dst: KVView, plan: BlockPlan) -> None:
+def check_memory(src: KVView, dst: KVView, plan: "BlockPlan | RowPlan") -> None:
     """Refuse caches whose memory was freed, of several before the first one is written to."""
     if not torch.compiler.is_compiling() and have_addresses((src.tensors[0], dst.tensors[0])):
         gpu = gpu_index(device_of(src.device, dst.device))

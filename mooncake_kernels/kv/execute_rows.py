@@ -37,7 +37,7 @@ def transform(
         ids = (src_ids, dst_ids, plan.scales, plan.cos_sin(call))
         arguments = (*ids, call.expected, call.actual, call.sums, bad.address, int(max_sms or 0))
         if _is_eager(src, dst, src_ids, dst_ids):
-            table = plan.plan.resolved(src.registered, dst.registered, gpu_index(plan.device))
+            table = plan.resolved(src.registered, dst.registered, gpu_index(plan.device))
             _library.call(_library.transform_resolved, table, plan.transform, *arguments)
         else:
             plans = (plan.plan.values, plan.transform)

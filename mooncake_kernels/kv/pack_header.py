@@ -12,6 +12,7 @@ from ..errors import InvalidArgument
 
 MAGIC, VERSION = b"MKPK", 1
 PREFIX = struct.Struct("<4sHxxII")  # magic, version, bytes of JSON, their CRC-32
+MAX_BLOCKS = 1 << 24  # of one header, so that nobody is made to list more chunks
 ALIGNMENT = 128  # of a view in a record, and of a record: a GPU's cache line
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype
@@ -170,6 +171,8 @@ class PackHeader:
         """Tell whether records hold their views, and chunks their records."""
         numbers = (self.num_blocks + 1, self.record_bytes, self.chunk_blocks)
         if not all(type(number) is int and 1 <= number < 2**62 for number in numbers):
+            return False
+        if self.num_blocks > MAX_BLOCKS:
             return False
         if type(self.has_checksums) is not bool:
             return False

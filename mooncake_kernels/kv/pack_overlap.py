@@ -1,11 +1,12 @@
 """What of a packed record belongs to a cache: the heads and layers of the model that both have."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..errors import InvalidArgument
 from .pack_header import DTYPES, PackedView
 from .select import choose_heads
-from .transforms import FLOATS, FP8
+from .transforms import FLOATS, FP8, Fp8
 from .view import KVView
 
 
@@ -26,6 +27,14 @@ class Held:
     layers: dict[int, int]  # number in the model -> layer of the view
     first_head: int  # number in the model of the view's head 0
     heads: slice  # of the view
+
+    def scales(self, convert: Fp8, layers: Iterable[int], heads: slice | None) -> Fp8:
+        """Return the conversion of those layers and heads of the view, by its own scales."""
+        if convert.of_copy or convert.scale.dim() == 0:
+            return convert
+        view = self.view
+        table = convert.table((view.num_layers, view.num_kv, view.num_heads))
+        return convert.for_copy(table[list(layers), :, heads or slice(None)])
 
     def overlap(self, packed: PackedView) -> Overlap | None:
         """Return what is copied; None if the two have nothing in common."""

@@ -7,10 +7,10 @@ import torch
 
 from ..errors import ChecksumError, InvalidArgument
 from .bad_ids import BadIds
-from .copy_jobs import check_transforms, run_jobs
+from .copy_jobs import check_checksum, check_transforms, run_jobs
 from .copy_parts import as_views, block_size_of
 from .copy_plan import CopyPlan
-from .execute import BlockIds, Engine, as_ids, check_call
+from .execute import BlockIds, Engine, as_ids, check_call, check_memory
 from .layer_stream import LayerStream
 from .pack_header import ALIGNMENT, PackedView, PackHeader, align
 from .pack_overlap import Held, Overlap
@@ -41,7 +41,9 @@ class Packer:
         first_head: number in the model of the views' head 0: ``rank * num_heads // ranks``.
         first_layer: likewise, of their layer 0.
         convert: ``Fp8(scale)``: to pack floats as fp8, then with ``dtype``; to unpack fp8 into
-            floats, or floats into fp8. Of several views, those whose dtypes differ.
+            floats, or floats into fp8. Of several views, those whose dtypes differ. Scales are by
+            layer and head of this packer's cache, whichever side is fp8; a tensor is for the first
+            view alone.
         dtype: fp8 dtype of the first view's packed blocks; None for that of the cache.
         rope: ``Rope(...)`` to turn the first view's keys when they are unpacked.
         checksum: whether records that are packed have checksums. ``unpack`` looks at them if they
@@ -85,12 +87,20 @@ class Packer:
         rope: Rope | None,
         checksum: bool,
     ) -> None:
-        check_transforms(convert, rope)
+        check_transforms(convert, rope, op="Packer")
         self._held, self._dtypes = held, dtypes
         self._views = [one.view for one in held]
         self.device = self._views[0].device
-        self._convert, self._rope, self._checksum = convert, rope, bool(checksum)
+        self._convert, self._rope = convert, rope
+        self._checksum = check_checksum("Packer", checksum)
         self._known: dict[tuple, tuple[Staging, list[CopyPlan]]] = {}
+        # Of all staging buffers: what a kernel has reported is not lost with its plan. It sees the
+        # ids of one chunk at a time, and all records.
+        num_blocks = self._views[0].num_blocks
+        names = ("Packer.pack: block_ids of a chunk", "Packer.pack: staging")
+        self._bad_pack = BadIds(self.device, names, (num_blocks, 0))
+        names = ("Packer.unpack: staging", "Packer.unpack: block_ids")
+        self._bad_unpack = BadIds(self.device, names, (0, num_blocks))
 
     @classmethod
     def of_side(
@@ -112,10 +122,11 @@ class Packer:
         It says how large the staging buffer must be (``num_bytes``), and what can be sent when
         (``chunks``).
         """
-        if type(chunk_bytes) is not int or chunk_bytes < 1:
-            raise InvalidArgument(
-                f"Packer.pack: chunk_bytes must be an integer >= 1, got {chunk_bytes!r}"
-            )
+        for name, value, least in (("num_blocks", num_blocks, 0), ("chunk_bytes", chunk_bytes, 1)):
+            if type(value) is not int or value < least:
+                raise InvalidArgument(
+                    f"Packer.header: {name} must be an integer >= {least}, got {value!r}"
+                )
         packed, offset = [], 0
         for held, dtype in zip(self._held, self._dtypes, strict=True):
             view = held.view
@@ -185,6 +196,8 @@ class Packer:
             raise InvalidArgument(
                 f"{op}: ready must be a LayerStream of {len(chunks)} layers, one a chunk, got {got}"
             )
+        if ready is not None and ready.device != self.device:
+            raise InvalidArgument(f"{op}: ready must be on {self.device}, got {ready.device}")
         packed, [plan] = self._known_staging(op, header, staging, self._pack_plans)
         if ready is not None:
             ready.begin_signals()
@@ -254,6 +267,8 @@ class Packer:
             jobs = plan.jobs(op)
             given = positions if plan is takes else (None, None)
             prepared.append((plan, jobs, plan.prepare(op, jobs, records, ids, *given)))
+            for part, rows_or_bytes in jobs:  # of all, before the first one is written to
+                check_memory(part.src, part.dst, rows_or_bytes)
         expected, actual = self._checksums(op, header, packed, ids, max_sms, engine)
         for plan, jobs, call in prepared:
             call.expected, call.actual = expected, actual
@@ -270,9 +285,10 @@ class Packer:
             ChecksumError: a record was not what was packed; the message names it.
             InvalidArgument: an id was out of range.
         """
-        for _, plans in self._known.values():
-            for plan in plans:
-                plan.check()
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
+        self._bad_pack.raise_if_any()
+        self._bad_unpack.raise_if_any()
 
     def _ids(self, op: str, block_ids: BlockIds) -> torch.Tensor:
         """Return the ids on the device; those that are not there yet are looked at."""
@@ -280,10 +296,7 @@ class Packer:
         on_device = isinstance(block_ids, torch.Tensor) and block_ids.device.type != "cpu"
         ids = as_ids(name, block_ids, self.device if on_device else torch.device("cpu"))
         if not on_device:
-            for index in ((ids < HOLE) | (ids >= num_blocks)).nonzero().flatten().tolist():
-                raise BadIds(ids.device, (name, name), (num_blocks, num_blocks)).error(
-                    1, index, int(ids[index])
-                )
+            BadIds(ids.device, (name, name), (num_blocks, num_blocks)).check(1, ids)
         return as_ids(name, ids, self.device)
 
     def _known_staging(
@@ -302,10 +315,9 @@ class Packer:
                 self._known.pop(oldest, None)  # another thread may have been faster
             staging = Staging(op, header, buffer)
             plans = make_plans(header, staging)
-            # A kernel sees the ids of one chunk at a time, of records all of them.
-            src_name = "block_ids of a chunk" if make_plans == self._pack_plans else "staging"
+            bad = self._bad_pack if make_plans == self._pack_plans else self._bad_unpack
             for plan in plans:
-                plan.rename_ids(f"{op}: {src_name}", f"{op}: block_ids")
+                plan.bad_blocks = bad
             known = self._known[key] = (staging, plans)
         return known
 
@@ -314,15 +326,20 @@ class Packer:
             list(held.layers.values()) == list(range(held.view.num_layers)) for held in self._held
         )
         pairs = [(layer, place) for place, layer in enumerate(self._held[0].layers.values())]
-        converts = any(
-            view.dtype != dtype for view, dtype in zip(self._views, self._dtypes, strict=True)
-        )
+        converted = [
+            held
+            for held, dtype in zip(self._held, self._dtypes, strict=True)
+            if held.view.dtype != dtype
+        ]
+        convert = self._convert if converted else None
+        if convert is not None:
+            convert = converted[0].scales(convert, converted[0].layers.values(), converted[0].heads)
         return [
             CopyPlan(
                 *(self._views, staging.views),
                 layers=None if all_layers else pairs,
                 src_heads=self._held[0].heads,
-                convert=self._convert if converts else None,
+                convert=convert,
                 checksum=self._checksum,
             )
         ]
@@ -334,13 +351,17 @@ class Packer:
         for index, (packed, view) in enumerate(zip(staging.views, self._views, strict=True)):
             overlap = overlaps[index]
             if overlap is not None:
+                convert = self._convert if packed.dtype != view.dtype else None
+                if convert is not None:
+                    layers = (layer for _, layer in overlap.layers)
+                    convert = self._held[index].scales(convert, layers, overlap.dst_heads)
                 plans.append(
                     CopyPlan(
                         *(packed, view),
                         layers=overlap.layers,
                         src_heads=overlap.src_heads,
                         dst_heads=overlap.dst_heads,
-                        convert=self._convert if packed.dtype != view.dtype else None,
+                        convert=convert,
                         rope=self._rope if index == 0 else None,
                         # On a device it is the kernel that looks at the checksums.
                         checksum=header.has_checksums and self.device.type != "cpu",

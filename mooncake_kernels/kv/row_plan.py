@@ -1,5 +1,6 @@
 """A copy row by row, for what looks at the elements: the numbers and tables of its operator."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -76,6 +77,12 @@ class RowPlan:
         """The plan without addresses, as of a ``BlockPlan``."""
         return self.plan.values
 
+    def resolved(
+        self, src: Sequence[torch.Tensor], dst: Sequence[torch.Tensor], gpu: int = -1
+    ) -> torch.Tensor:
+        """Return the plan with addresses, as of a ``BlockPlan``."""
+        return self.plan.resolved(src, dst, gpu)
+
     def cos_sin(self, call: RowCall) -> torch.Tensor | None:
         """Return the cosines and sines of each piece's pairs, float32 ``[pieces, 2, pairs]``."""
         if self._inv_freq is None:
@@ -113,10 +120,14 @@ class RowPlan:
     def _scales(self, convert: Fp8, src: KVView, dst: KVView) -> torch.Tensor:
         """Return the scales of what is copied, in the order of the planes."""
         selection = self.selection
-        view, heads = (dst, selection.dst_head) if dst.dtype in FP8 else (src, selection.src_head)
-        table = convert.table((view.num_layers, view.num_kv, view.num_heads))
-        layers = [pair[1 if view is dst else 0] for pair in selection.layers]
-        chosen = table[layers, :, heads : heads + selection.num_heads]
+        side = 1 if dst.dtype in FP8 else 0
+        view, first = ((src, selection.src_head), (dst, selection.dst_head))[side]
+        if convert.of_copy:
+            chosen = convert.table((len(selection.layers), view.num_kv, selection.num_heads))
+        else:
+            table = convert.table((view.num_layers, view.num_kv, view.num_heads))
+            layers = [pair[side] for pair in selection.layers]
+            chosen = table[layers, :, first : first + selection.num_heads]
         return chosen.reshape(-1, selection.num_heads).to(self.device, copy=True)
 
     def _tokens_per_id(self, layout: Layout) -> int:

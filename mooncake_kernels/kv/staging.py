@@ -91,6 +91,8 @@ def check_buffer(op: str, buffer: torch.Tensor, header: PackHeader, device: torc
             f"{op}: staging must have {header.num_bytes} bytes for {header.num_blocks} blocks, got "
             f"{buffer.numel()}"
         )
+    if buffer.numel() > 0 and buffer.data_ptr() == 0:
+        raise InvalidArgument(f"{op}: staging must have memory, got a tensor that was freed")
     if buffer.data_ptr() % START or buffer.storage_offset() % START:
         raise InvalidArgument(
             f"{op}: staging must begin at a multiple of {START} bytes, got {buffer.data_ptr():#x}"

@@ -53,6 +53,14 @@ class Fp8:
         if not bool((torch.isfinite(self.scale) & (self.scale > 0)).all()):
             raise InvalidArgument(f"Fp8: scale must be positive and finite, got {scale}")
 
+    of_copy = False  # whether ``scale`` is that of what a copy takes, in the order of its layers
+
+    def for_copy(self, table: torch.Tensor) -> "Fp8":
+        """Return one for a copy whose scales are these, ``[layer, kv, head]`` of what it takes."""
+        convert = Fp8(table)
+        convert.of_copy = True
+        return convert
+
     def table(self, sizes: tuple[int, int, int]) -> torch.Tensor:
         """Return the scales of an fp8 cache, ``[layer, kv, head]``."""
         try:
@@ -106,7 +114,8 @@ class Rope:
         if not isinstance(interleaved, bool):
             raise InvalidArgument(f"Rope: interleaved must be True or False, got {interleaved!r}")
         for name, value, least in (("first", first, 0), ("rotary_dim", rotary_dim, 2)):
-            if value is not None and not (isinstance(value, numbers.Integral) and value >= least):
+            is_count = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+            if value is not None and not (is_count and value >= least):
                 raise InvalidArgument(f"Rope: {name} must be an integer >= {least}, got {value!r}")
         if rotary_dim is not None and rotary_dim % 2:
             raise InvalidArgument(f"Rope: rotary_dim must be even, got {rotary_dim}")
@@ -158,6 +167,8 @@ def _float64(name: str, values: Any) -> torch.Tensor:
 def _frequencies(inv_freq: Any, rotary_dim: int | None) -> torch.Tensor:
     if not isinstance(inv_freq, torch.Tensor):
         inv_freq = _float64("Rope: inv_freq", inv_freq)
+    if inv_freq.is_complex() or inv_freq.dtype == torch.bool:
+        raise InvalidArgument(f"Rope: inv_freq must be real numbers, got {inv_freq.dtype}")
     table = inv_freq.detach().to("cpu", torch.float64, copy=True)
     wanted = "" if rotary_dim is None else f" {rotary_dim // 2}"
     fits = rotary_dim is None or table.numel() == rotary_dim // 2

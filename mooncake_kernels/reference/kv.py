@@ -68,14 +68,18 @@ def transform_blocks(
     selection, first = plan.selection, plan.first_words[1]
     src_places = _places(1, src_ids.tolist(), src, selection.by_slot, bad)
     dst_places = _places(2, dst_ids.tolist(), dst, selection.by_slot, bad)
-    _check_sums(call, src_ids, bad)
     one = torch.ones(())
     src_size, dst_size = (_tokens_per_id(cache, selection.by_slot) for cache in (src, dst))
+    pairs = [
+        HOLE not in (src_place[0], dst_place[0])
+        for src_place, dst_place in zip(src_places, dst_places, strict=False)
+    ]
+    _check_sums(call, src_ids, src_size, pairs, bad)
     with torch.inference_mode():
-        for i in range(min(len(src_places), len(dst_places))):
-            (src_block, src_token), (dst_block, dst_token) = src_places[i], dst_places[i]
-            if HOLE in (src_block, dst_block):
+        for i, copied in enumerate(pairs):
+            if not copied:
                 continue
+            (src_block, src_token), (dst_block, dst_token) = src_places[i], dst_places[i]
             delta = 0
             if call.src_positions is not None and call.dst_positions is not None:
                 src_position = int(call.src_positions[i // src_size]) + i % src_size
@@ -121,12 +125,16 @@ def _tokens_per_id(cache: Planes, by_slot: bool) -> int:
     return 1 if by_slot else cache.plane(0, 0).shape[2]
 
 
-def _check_sums(call: RowCall, src_ids: torch.Tensor, bad: BadIds) -> None:
+def _check_sums(
+    call: RowCall, src_ids: torch.Tensor, src_size: int, pairs: list[bool], bad: BadIds
+) -> None:
+    """Refuse what is not as expected, of the blocks that a token is copied of."""
     if call.expected is None or call.actual is None:
         return
-    wrong = (call.expected != call.actual) & (src_ids != HOLE)
-    for index in wrong.nonzero().flatten().tolist():
-        raise bad.error(BAD_CHECKSUM, index, int(src_ids[index]))
+    wrong = (call.expected != call.actual).tolist()
+    for index, copied in enumerate(pairs):
+        if copied and wrong[index // src_size]:
+            raise bad.error(BAD_CHECKSUM, index // src_size, int(src_ids[index // src_size]))
 
 
 def copy_batch(src_ptrs: torch.Tensor, dst_ptrs: torch.Tensor, sizes: torch.Tensor) -> None:

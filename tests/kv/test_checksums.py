@@ -241,3 +241,36 @@ def test_memory_of_a_converted_cache_is_checked_to_its_end():
     short = [torch.zeros(4 * 2 * 8 - 1, dtype=torch.bfloat16).as_strided((4, 2, 7), (16, 8, 1))]
     with pytest.raises(ValueError, match="plan must lie inside its tensors"):
         rows.plan.resolved(src.tensors, short)
+
+
+def test_nothing_is_copied_if_a_later_view_has_no_memory():
+    caches = [
+        [make_view("nhd_per_layer", SIZES, seed=i), mk.KVView(torch.zeros(6, 3), "block dim")]
+        for i in (1, 9)
+    ]
+    plan = mk.CopyPlan(*caches, checksum=True)
+    before = snapshot(caches[1][0])
+    caches[1][1].tensors[0].untyped_storage().resize_(0)
+    with pytest.raises(mk.InvalidArgument, match="their memory was freed"):
+        plan.run([0], [1])
+    assert torch.equal(snapshot(caches[1][0]), before)
+
+
+def test_a_bad_id_of_a_run_with_checksums_has_the_runs_name(backend):
+    src = make_view("nhd_per_layer", SIZES, device=backend.device)
+    dst = make_view("nhd_per_layer", SIZES, device=backend.device, seed=2)
+    plan = mk.CopyPlan(src, dst, checksum=True)
+    sums = torch.zeros(1, dtype=torch.int64)
+    for method, name in (("run", "src_blocks"), ("run_slots", "src_slots")):
+        with pytest.raises(mk.InvalidArgument, match=rf"CopyPlan.{method}: {name}\[0\] must be"):
+            getattr(plan, method)([99], [1], checksums=sums, engine=backend.engine)
+            plan.check()
+
+
+def test_sums_of_a_pair_that_is_not_copied_are_not_looked_at(backend):
+    src = make_view("nhd_per_layer", SIZES, device=backend.device)
+    dst = make_view("nhd_per_layer", SIZES, device=backend.device, seed=2)
+    plan = mk.CopyPlan(src, dst, checksum=True)
+    wrong = torch.tensor([7])
+    assert plan.run([0], [HOLE], checksums=wrong, engine=backend.engine).tolist() == [0]
+    plan.check()

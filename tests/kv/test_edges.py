@@ -246,3 +246,15 @@ def test_words_of_a_dead_view_are_lent_again():
     views = [make_view("nhd_per_layer", Sizes(), device="cuda") for _ in range(300)]
     addresses = [view.bad_ids.address for view in views]
     assert address in addresses and len(set(addresses)) == len(addresses)
+
+
+def test_layers_that_can_be_read_only_once():
+    def caches(seed):
+        return [make_view(name, Sizes(), dtype=torch.int16, seed=seed)
+                for name in ("nhd_per_layer", "kv_apart")]  # fmt: skip
+
+    src, dst, expected = caches(1), caches(50), caches(50)
+    mk.CopyPlan(src, expected, layers=[0, 2]).run([1], [2], layers=[2])
+    mk.CopyPlan(src, dst, layers=(i for i in (0, 2))).run([1], [2], layers=iter([2]))
+    for view, wanted in zip(dst, expected, strict=True):
+        assert torch.equal(snapshot(view), snapshot(wanted))

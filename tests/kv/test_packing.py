@@ -331,6 +331,12 @@ def staging_of(packer, num_blocks=2):
     return torch.zeros(packer.header(num_blocks).num_bytes, dtype=torch.uint8)
 
 
+def freed_staging(packer):
+    staging = staging_of(packer)
+    staging.untyped_storage().resize_(0)
+    return staging
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -341,7 +347,7 @@ def staging_of(packer, num_blocks=2):
         (lambda p: p.pack([0, 1], staging_of(p)[1:]), r"staging must have \d+ bytes for 2 blocks"),
         (lambda p: p.pack([0], staging_of(p)[1:]), "staging must begin at a multiple of 16 bytes"),
         (lambda p: p.pack([0], staging_of(p, 9)[::2]), "staging must be packed"),
-        (lambda p: p.pack([0], staging_of(p), chunk_bytes=0), "chunk_bytes must be an integer"),
+        (lambda p: p.pack([0], freed_staging(p)), "staging must have memory"),
         (
             lambda p: p.pack([0, 1], staging_of(p), chunk_bytes=1, ready=mk.LayerStream(1)),
             "ready must be a LayerStream of 2 layers, one a chunk, got 1",
@@ -383,6 +389,8 @@ def test_bad_calls_of_unpack(call, message):
         ({"first_layer": 0.5}, "first_layer must be an integer >= 0, got 0.5"),
         ({"dtype": torch.float8_e4m3fn}, "dtype must be fp8, and convert be given"),
         ({"dtype": torch.half, "convert": mk.Fp8()}, "dtype must be fp8, and convert be given"),
+        ({"convert": 0.5}, "convert must be mk.Fp8 or None, got float"),
+        ({"rope": 1}, "rope must be mk.Rope or None, got int"),
     ],
 )
 def test_bad_packers(options, message):
@@ -517,3 +525,84 @@ def test_a_header_with_flags_that_are_none_is_refused(change):
     for header in (lying, lying.to_bytes()):
         with pytest.raises(mk.InvalidArgument):
             packer.unpack(header, staging, [1])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"num_blocks": -1}, "num_blocks must be an integer >= 0, got -1"),
+        ({"num_blocks": 1.5}, "num_blocks must be an integer >= 0, got 1.5"),
+        ({"num_blocks": 1, "chunk_bytes": 0}, "chunk_bytes must be an integer >= 1, got 0"),
+    ],
+)
+def test_bad_headers(arguments, message):
+    with pytest.raises(mk.InvalidArgument, match=f"Packer.header: {message}"):
+        mk.Packer(make_view("nhd_per_layer", SIZES)).header(**arguments)
+
+
+def wide_and_fp8():
+    numbers = torch.randn(4, 5, 2, 2, 8, generator=torch.Generator().manual_seed(2))
+    wide = mk.KVView(numbers.to(torch.bfloat16), "layer block head token dim")
+    fp8 = mk.KVView(torch.zeros(4, 5, 2, 2, 8).to(torch.float8_e4m3fn), wide.axes)
+    return wide, fp8
+
+
+SCALES = torch.tensor([[0.1, 0.5], [2.0, 3.0], [0.7, 0.9], [4.0, 8.0]])[:, None]
+
+
+@pytest.mark.parametrize("to_fp8", [True, False])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"layers": [(0, 1), (1, 0), (3, 2)]},
+        {"src_heads": slice(0, 1), "dst_heads": slice(1, 2)},
+        {"layers": [2], "src_heads": slice(1, 2), "dst_heads": slice(0, 1)},
+    ],
+)
+def test_a_plan_packs_by_the_scales_that_it_runs_by(options, to_fp8):
+    """Those of the layers and heads of the fp8 cache, whatever their places in a record."""
+    wide, fp8 = wide_and_fp8()
+    mk.CopyPlan(wide, fp8, convert=mk.Fp8(0.3)).run(range(5), range(5))
+    src, dst = (wide, fp8) if to_fp8 else (fp8, wide)
+    target, expected = twin(dst), twin(dst)
+    mk.CopyPlan(src, expected, convert=mk.Fp8(SCALES), **options).run([3, 1], [0, 4])
+    plan = mk.CopyPlan(src, target, convert=mk.Fp8(SCALES), checksum=True, **options)
+    staging = torch.zeros(1 << 14, dtype=torch.uint8)
+    assert plan.unpack(plan.pack([3, 1], staging), staging, [0, 4])
+    assert torch.equal(snapshot(target), snapshot(expected))
+
+
+@pytest.mark.parametrize("packs_fp8", [True, False])
+def test_scales_are_by_a_packers_own_layers_and_heads(packs_fp8):
+    """A stage with layers 2 and 3, a rank with head 1: of the four layers and two heads."""
+    wide, fp8 = wide_and_fp8()
+    source = wide if packs_fp8 else fp8
+    if not packs_fp8:
+        mk.CopyPlan(wide, fp8, convert=mk.Fp8(SCALES)).run(range(5), range(5))
+    shape = (2, 5, 1, 2, 8)
+    part = mk.KVView(
+        torch.zeros(shape).to(torch.float8_e4m3fn if packs_fp8 else torch.bfloat16), wide.axes
+    )
+    at = {"first_head": 1, "first_layer": 2}
+    own = mk.Fp8(SCALES[2:, :, 1:])
+    if packs_fp8:
+        message = sent(mk.Packer(source, convert=mk.Fp8(SCALES), dtype=torch.float8_e4m3fn), [3])
+        assert mk.Packer(part, **at).unpack(*message, [0])
+    else:
+        assert mk.Packer(part, convert=own, **at).unpack(*sent(mk.Packer(source), [3]), [0])
+    expected = twin(part)
+    whole = twin(fp8 if packs_fp8 else wide)
+    mk.CopyPlan(source, whole, convert=mk.Fp8(SCALES)).run([3], [0])
+    expected.tensors[0][:, 0] = whole.tensors[0][2:, 0, 1:]
+    assert torch.equal(snapshot(part), snapshot(expected))
+
+
+def test_nothing_is_written_if_a_later_view_has_no_memory():
+    cache = [make_view("nhd_per_layer", SIZES), mk.KVView(torch.zeros(6, 3), "block dim")]
+    message = sent(mk.Packer(cache), [0])
+    before = snapshot(cache[0])
+    cache[1].tensors[0].untyped_storage().resize_(0)
+    with pytest.raises(mk.InvalidArgument, match="their memory was freed"):
+        mk.Packer(cache).unpack(*message, [3])
+    assert torch.equal(snapshot(cache[0]), before)
