@@ -181,16 +181,16 @@ class CopyPlan:
                 are read once more for it, before anything is written.
             max_sms: use at most this many multiprocessors; None for all. Ignored on the CPU, not
                 to be had from engine "triton".
-            engine: "host" (CPU tensors); "cuda", a kernel; "tma", a kernel of bulk copies for GPUs
-                of compute capability 9.0 and runs at multiples of 16 bytes, of which large ones
-                need few multiprocessors; "copy_engine", the GPU's own, by
-                ``cuMemcpyBatchAsync``, which takes 0.5 us of the caller's time for each run that
-                could not be joined with the one before it, and cannot run on the default stream;
-                "two_hop", between a GPU and the host: a kernel gathers into up to 64 MiB of the
-                GPU's memory, and few large copies go on from there (or the other way round), which
-                the host's side must be contiguous enough for, and blocks of one size on both sides;
-                "triton" (CUDA tensors; also on the CPU in its interpreter); "reference". "auto" is
-                host on the CPU; on a GPU it is what `python -m mooncake_kernels calibrate` has
+            engine: "host" (CPU tensors); on CUDA, or between it and pinned host memory: "cuda", a
+                kernel; "tma", a kernel of bulk copies for GPUs of compute capability 9.0 and runs
+                at multiples of 16 bytes, of which large ones need few multiprocessors;
+                "copy_engine", the GPU's own, by ``cuMemcpyBatchAsync``, which takes 0.5 us of the
+                caller's time for each run that could not be joined with the one before it, and
+                cannot run on the default stream; "two_hop", between a GPU and the host: a kernel
+                gathers into up to 64 MiB of the GPU's memory, and few large copies go on from
+                there, or the other way round, which takes a contiguous host side and blocks of one
+                size; "triton" (CUDA tensors; also on the CPU in its interpreter); "reference".
+                "auto" is host on the CPU; on a GPU what `python -m mooncake_kernels calibrate` has
                 found to be fastest of those that can take the call, and cuda if it was not run. A
                 named engine never falls back. For copy_engine and two_hop the ids must be on the
                 CPU, for they are read there, and are checked before anything is queued; compiled
