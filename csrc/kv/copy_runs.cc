@@ -61,13 +61,22 @@ __attribute__((target("avx2"), always_inline)) inline void store_avx2(char* dst,
 constexpr int kStepLines = 4;
 constexpr int64_t kStepBytes = kStepLines * kLineBytes;
 
-// What will be read kStepBytes after byte i of stream k, in its run or in the next.
+// Runs up to this length are fetched into the second cache a whole run ahead: there more can be
+// under way than in the first one, and kStreams of them take a part of it.
+constexpr int64_t kMaxFarBytes = int64_t{32} << 10;
+
+// What will be read kStepBytes after byte i of stream k, in its run or in the next, and what will
+// be read a run later.
 // always_inline: GCC takes a function that only prefetches for one without effect, and drops the
 // calls that it has not inlined by then.
 __attribute__((always_inline)) inline void prefetch(const char* src, const Run* next, int k,
                                                     int64_t i, int64_t num_bytes) {
-  // The next run is likely in another page, whose address takes longer to find than memory to read.
-  if (next && i == num_bytes / 2 / kStepBytes * kStepBytes) {
+  if (next && num_bytes <= kMaxFarBytes) {
+    for (int64_t line = 0; line < kStepBytes; line += kLineBytes) {
+      _mm_prefetch(next[k].src + i + line, _MM_HINT_T1);
+    }
+  } else if (next && i == num_bytes / 2 / kStepBytes * kStepBytes) {
+    // It is likely in another page, whose address takes longer to find than memory to read.
     _mm_prefetch(next[k].src, _MM_HINT_NTA);
   }
   const int64_t ahead = i + kStepBytes;
