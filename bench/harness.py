@@ -32,6 +32,8 @@ class Case:
         num_bytes: read plus written by one call, for GB/s; None where bytes mean nothing.
         on_host: on CUDA, time what the caller spends and not what the GPU does.
         ceiling: GB/s, measured in this run, that GB/s is given as a percentage of.
+        warm: call each once more before it is timed: of what fits the cache, the others have left
+            little in it.
         fields: what else the row in the JSON says of the case.
     """
 
@@ -42,6 +44,7 @@ class Case:
     num_bytes: int | None = None
     on_host: bool = False
     ceiling: float | None = None
+    warm: bool = False
     fields: dict[str, Any] = field(default_factory=dict)
 
 
@@ -102,7 +105,12 @@ def timed(case: Case, options: argparse.Namespace) -> list[dict[str, tuple[float
         # They take turns in going first, so that none always has the same neighbour, nor itself.
         first = i % len(calls)
         names = [*list(calls)[first:], *list(calls)[:first]]
-        rounds.append({name: seconds(calls[name], options.device) for name in names})
+        taken = {}
+        for name in names:
+            if case.warm:
+                calls[name]()
+            taken[name] = seconds(calls[name], options.device)
+        rounds.append(taken)
         if len(rounds) >= WARM_UP + MIN_ROUNDS and time.perf_counter() > until:
             break
     return rounds[WARM_UP:]

@@ -33,14 +33,16 @@ class RowTransformer {
   // All rows of a piece in a plane.
   void transform(int64_t piece, int64_t plane, int64_t src_offset, int64_t dst_offset) {
     uint64_t sum = 0;
-    for (int64_t head = 0; head < p_.num_heads(); ++head) {
-      for (int64_t token = 0; token < p_.num_tokens(); ++token) {
-        const Run row = p_.copy.run(p_.copy.planes[plane], src_offset, dst_offset, head, token);
-        if (!p_.sums_src()) transform(piece, plane, p_.scale(plane, head), row);
-        if (!p_.sums) continue;
-        sum += rows_.sum(p_.sums_src() ? row.src : row.dst, p_.summed_row_bytes(),
-                         p_.word_index(piece, plane, head, token));
-      }
+    // In the order of src's memory: rows of one head can be a page apart.
+    const bool by_token = p_.copy.axes[1].src_stride > p_.copy.axes[0].src_stride;
+    for (int64_t r = 0; r < p_.num_rows(); ++r) {
+      const int64_t head = by_token ? r % p_.num_heads() : r / p_.num_tokens();
+      const int64_t token = by_token ? r / p_.num_heads() : r % p_.num_tokens();
+      const Run row = p_.copy.run(p_.copy.planes[plane], src_offset, dst_offset, head, token);
+      if (!p_.sums_src()) transform(piece, plane, p_.scale(plane, head), row);
+      if (!p_.sums) continue;
+      sum += rows_.sum(p_.sums_src() ? row.src : row.dst, p_.summed_row_bytes(),
+                       p_.word_index(piece, plane, head, token));
     }
     if (!p_.sums) return;
     int64_t* const total = p_.sums + p_.summed_side().index(piece);
