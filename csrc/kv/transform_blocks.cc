@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include "kv/element_rows.h"
@@ -59,15 +60,16 @@ class RowTransformer {
 
 void transform_blocks_host(const TransformBlocksParams& p, int64_t begin, int64_t end) {
   RowTransformer rows(p);
-  while (begin < end) {
-    const int64_t piece = begin / p.copy.num_planes, first = begin % p.copy.num_planes;
+  int64_t first = begin % p.copy.num_planes;
+  for (int64_t piece = begin / p.copy.num_planes; begin < end; ++piece) {
     const int64_t last = std::min<int64_t>(p.copy.num_planes, first + end - begin);
-    begin += last - first;
+    const int64_t from = std::exchange(first, 0);
+    begin += last - from;
     const int64_t src_id = p.copy.src.id(piece), dst_id = p.copy.dst.id(piece);
     if (src_id == kHole || dst_id == kHole) continue;
     const int64_t src_offset = p.copy.src.offset(piece, src_id);
     const int64_t dst_offset = p.copy.dst.offset(piece, dst_id);
-    for (int64_t plane = first; plane < last; ++plane) {
+    for (int64_t plane = from; plane < last; ++plane) {
       rows.transform(piece, plane, src_offset, dst_offset);
     }
   }
