@@ -18,6 +18,13 @@ def gpu() -> str:
     return "cuda:0"
 
 
+@pytest.fixture
+def not_triton(request: pytest.FixtureRequest) -> None:
+    """Skip Triton's part of `backend`, where it has one: its engine moves bytes only."""
+    if "backend" in request.fixturenames and request.getfixturevalue("backend").engine == "triton":
+        skip("transforms in triton", "the Triton engine moves bytes only")
+
+
 @pytest.fixture(params=["reference", "host", *GPU_ENGINES])
 def engine(request: pytest.FixtureRequest) -> str:
     """Triton has no copy_batch: it would need the list in the GPU's memory."""

@@ -7,18 +7,13 @@ from hypothesis import strategies as st
 
 import mooncake_kernels as mk
 
-from ..conftest import skip
 from .layouts import LAYOUTS, Sizes, addressed, make_view, snapshot
 
 HOLE = -1
 SIZES = Sizes(layer=2, block=6, head=2, token=4, dim=8)
 
 
-@pytest.fixture(autouse=True)
-def _not_triton(request):
-    backend = request.getfixturevalue("backend") if "backend" in request.fixturenames else None
-    if backend is not None and backend.engine == "triton":
-        skip("checksums in triton", "the Triton engine moves bytes only")
+pytestmark = pytest.mark.usefixtures("not_triton")
 
 
 def by_definition(rows: list[bytes]) -> int:

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 import mooncake_kernels as mk
 
-from ..conftest import skip
 from .checks import twin
 from .layouts import LAYOUTS, Sizes, make_view, snapshot
 
@@ -20,11 +19,7 @@ FLOATS = [torch.float32, torch.float16, torch.bfloat16]
 SIZES = Sizes(layer=2, block=5, head=2, token=2, dim=16)
 
 
-@pytest.fixture(autouse=True)
-def _not_triton(request):
-    backend = request.getfixturevalue("backend") if "backend" in request.fixturenames else None
-    if backend is not None and backend.engine == "triton":
-        skip("transforms in triton", "the Triton engine moves bytes only")
+pytestmark = pytest.mark.usefixtures("not_triton")
 
 
 def floats(name, sizes, dtype, device="cpu", seed=0, spread=2.0):
