@@ -11,7 +11,7 @@ from ..errors import InvalidArgument
 from ..reference import kv as reference
 from .bad_ids import BadIds
 from .calibration import default_engine
-from .execute_listed import COPY_ENGINE, copy_listed
+from .execute_listed import COPY_ENGINE, copy_by_kernel, copy_listed
 from .sides import check_packed_device, device_of, gpu_index, packed_address
 from .two_hop import copy_in_two_hops
 from .view import BlockPlan, KVView, check_plain
@@ -76,19 +76,8 @@ def execute(
         if engine != "auto":
             _library.require_engine(chosen, device)
         if have_addresses((src.tensors[0], dst.tensors[0], src_ids, dst_ids)):
-            gpu = -1 if device == "cpu" else place.index
-            resolved = plan.resolved(src.registered, dst.registered, gpu)
-            bases = (src.base, dst.base)
-            _library.call(
-                _library.copy_resolved,
-                resolved,
-                *bases,
-                src_ids,
-                dst_ids,
-                bad.address,
-                int(max_sms or 0),
-                *((True,) if chosen == "tma" else ()),  # one more argument takes its time
-            )
+            numbers = (bad.address, int(max_sms or 0), gpu_index(place))
+            copy_by_kernel(plan, src, dst, src_ids, dst_ids, *numbers, bulk=chosen == "tma")
         elif chosen == "tma":
             raise _not_compiled(chosen)
         else:

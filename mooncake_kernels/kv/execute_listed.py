@@ -1,4 +1,4 @@
-"""Running a copy whose runs the processor lists: by the GPU's copy engines."""
+"""The operators of a resolved plan: by a kernel or the host, and by lists for copy engines."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -47,8 +47,11 @@ def copy_by_kernel(
     bad_address: int,
     max_sms: int,
     gpu: int,
+    *,
+    bulk: bool = False,
 ) -> None:
     """Copy where the ids are: on the CPU, or queued on the current stream of their GPU."""
     table = plan.resolved(src.registered, dst.registered, gpu)
     arguments = (table, src.base, dst.base, src_ids, dst_ids, bad_address, max_sms)
-    _library.call(_library.copy_resolved, *arguments)
+    # One more argument takes its time.
+    _library.call(_library.copy_resolved, *arguments, *((True,) if bulk else ()))
