@@ -1,0 +1,77 @@
+"""What a machine says of itself in files: /sys and /proc of this one, or a captured copy's.
+
+Everything that reads them takes a root, so that machines that are not here can be tested.
+"""
+
+import os
+from pathlib import Path
+
+_MAX_LINKS = 40  # as the kernel: more in one path is a loop
+
+
+class MachineRoot:
+    """The files under one root. Names are absolute, as the machine itself would say them."""
+
+    def __init__(self, root: str | os.PathLike[str] = "/"):
+        self.root = Path(root)
+
+    def path(self, name: str) -> Path:
+        """Where the file is here; links in it are not followed."""
+        return self.root / name.lstrip("/")
+
+    def text(self, name: str) -> str | None:
+        """Return what a file says, stripped; None if it cannot be read.
+
+        Files of sysfs answer EINVAL for what a device cannot tell (the speed of a link that is
+        down): that is no answer either.
+        """
+        resolved = self.resolve(name)
+        if resolved is None:
+            return None
+        try:
+            return self.path(resolved).read_bytes().decode("utf-8", "replace").strip()
+        except OSError:
+            return None
+
+    def integer(self, name: str) -> int | None:
+        """Return the number in a file (decimal, or with 0x); None if there is none."""
+        try:
+            return int(self.text(name) or "", 0)
+        except ValueError:
+            return None
+
+    def names(self, folder: str) -> list[str]:
+        """Return what is in a folder, sorted; nothing if it is not there."""
+        resolved = self.resolve(folder)
+        if resolved is None:
+            return []
+        try:
+            return sorted(os.listdir(self.path(resolved)))
+        except OSError:
+            return []
+
+    def resolve(self, name: str) -> str | None:
+        """Follow all links, none of them out of the root; None if it leads nowhere."""
+        done: list[str] = []
+        todo = [part for part in reversed(name.split("/")) if part]
+        num_links = 0
+        while todo:
+            part = todo.pop()
+            if part == ".":
+                continue
+            if part == "..":
+                done = done[:-1]
+                continue
+            here = self.path("/".join([*done, part]))
+            if not here.is_symlink():
+                done.append(part)
+                continue
+            num_links += 1
+            if num_links > _MAX_LINKS:
+                return None
+            target = os.readlink(here)
+            if target.startswith("/"):
+                done = []
+            todo += [part for part in reversed(target.split("/")) if part]
+        resolved = "/" + "/".join(done)
+        return resolved if os.path.lexists(self.path(resolved)) else None
