@@ -5,11 +5,11 @@
 
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
-#include <unistd.h>
 
 #include <optional>
 #include <utility>
 
+#include "host/gil.h"
 #include "host/module.h"
 #include "transfer/error.h"
 
@@ -22,26 +22,6 @@ using namespace mk::transfer;
 using Column = py::array_t<uint64_t, py::array::c_style>;
 
 constexpr double kSignalCheckS = 0.1;  // how long Ctrl-C may go unnoticed in a wait
-
-// Lets other Python threads run for as long as it lives. A daemon thread that takes the GIL back
-// while the interpreter ends is unwound by CPython (before 3.14), and C++ would abort at the first
-// destructor: such a thread sleeps until the process is gone.
-class GilReleased {
- public:
-  GilReleased() : thread_(PyEval_SaveThread()) {}
-  GilReleased(const GilReleased&) = delete;
-  ~GilReleased() {
-    try {
-      PyEval_RestoreThread(thread_);
-    } catch (...) {
-      while (true) pause();
-    }
-  }
-
- private:
-  PyThreadState* thread_;
-};
-using ReleaseGil = py::call_guard<GilReleased>;
 
 void translate(std::exception_ptr pointer) {
   try {

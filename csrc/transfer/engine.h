@@ -14,8 +14,8 @@
 #include <string>
 #include <vector>
 
+#include "common/owner.h"
 #include "transfer/endpoint.h"
-#include "transfer/owner.h"
 #include "transfer/peer.h"
 #include "transfer/server.h"
 #include "transfer/stats.h"

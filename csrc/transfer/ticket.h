@@ -15,9 +15,9 @@
 #include <utility>
 #include <vector>
 
+#include "common/owner.h"
 #include "transfer/completions.h"
 #include "transfer/limit.h"
-#include "transfer/owner.h"
 #include "transfer/request.h"
 
 namespace mk::transfer {

@@ -1,14 +1,12 @@
 // Owner: the process that made an object. Its threads do not exist in a forked child, and its
-// eventfds and sockets are shared with it.
-//
-// Layer: transfer.
+// eventfds, sockets and NIC handles are shared with it.
 #pragma once
 
 #include <unistd.h>
 
 #include "common/check.h"
 
-namespace mk::transfer {
+namespace mk {
 
 class Owner {
  public:
@@ -24,4 +22,4 @@ class Owner {
   const pid_t pid_ = getpid();
 };
 
-}  // namespace mk::transfer
+}  // namespace mk

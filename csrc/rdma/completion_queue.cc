@@ -1,0 +1,153 @@
+#include "rdma/completion_queue.h"
+
+#if MK_HAVE_VERBS
+#include <fcntl.h>
+#include <sys/eventfd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <iterator>
+
+#include "rdma/error.h"
+#include "rdma/queue_pair.h"
+#include "rdma/wait.h"
+
+namespace mk::rdma {
+namespace {
+
+constexpr int kPollBatch = 32;
+
+int checked_depth(const Device& device, int depth) {
+  MK_CHECK(depth >= 1 && depth <= device.info().max_cqe, "completion_queue: depth must be in 1 to ",
+           device.info().max_cqe, " on ", device.name(), ", got ", depth);
+  return depth;
+}
+
+}  // namespace
+
+std::string status_text(int status) {
+  if (status == kStatusClosed) return "closed";
+  return Verbs::get().p_ibv_wc_status_str(static_cast<ibv_wc_status>(status));
+}
+
+CompletionQueue::CompletionQueue(std::shared_ptr<Device> device, int depth)
+    : Resource(concat("completion queue of ", device->name()), {device}),
+      device_(std::move(device)),
+      depth_(checked_depth(*device_, depth)),
+      wake_(MK_SYSCALL(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), "eventfd")) {
+  const Use use(*device_, "completion_queue");
+  const Verbs& verbs = Verbs::get();
+  channel_ = check_handle(verbs.p_ibv_create_comp_channel(device_->context()),
+                          "ibv_create_comp_channel", device_->name());
+  const int flags = fcntl(channel_->fd, F_GETFL);
+  fcntl(channel_->fd, F_SETFL, flags | O_NONBLOCK);
+  cq_ = verbs.p_ibv_create_cq(device_->context(), depth, nullptr, channel_, 0);
+  if (cq_) return;
+  const int error = errno;
+  verbs.p_ibv_destroy_comp_channel(channel_);
+  throw SystemError(error, concat("ibv_create_cq: ", depth, " entries on ", device_->name()));
+}
+
+void CompletionQueue::release() noexcept {
+  const Verbs& verbs = Verbs::get();
+  if (unacknowledged_ > 0) verbs.p_ibv_ack_cq_events(cq_, unacknowledged_);
+  verbs.p_ibv_destroy_cq(cq_);
+  verbs.p_ibv_destroy_comp_channel(channel_);
+}
+
+void CompletionQueue::interrupt() noexcept { eventfd_write(wake_.get(), 1); }
+
+void CompletionQueue::add(QueuePair* queue_pair, int room) {
+  const std::lock_guard lock(poll_mutex_);
+  MK_CHECK(room_taken_ + room <= depth_, "queue_pair: queue must have room for ", room,
+           " more work requests (max_sends + max_immediates), got a depth of ", depth_, ", ",
+           room_taken_, " of it taken");
+  queue_pairs_[queue_pair->number()] = queue_pair;
+  room_taken_ += room;
+}
+
+void CompletionQueue::remove(QueuePair* queue_pair, int room) noexcept {
+  const std::lock_guard lock(poll_mutex_);
+  if (queue_pairs_.erase(queue_pair->number()) > 0) room_taken_ -= room;
+}
+
+void CompletionQueue::push(std::vector<Completion> completions) {
+  if (completions.empty()) return;
+  const std::lock_guard lock(pushed_mutex_);
+  pushed_.insert(pushed_.end(), completions.begin(), completions.end());
+  eventfd_write(wake_.get(), 1);
+}
+
+bool CompletionQueue::has_pushed() {
+  const std::lock_guard lock(pushed_mutex_);
+  return !pushed_.empty();
+}
+
+std::vector<Completion> CompletionQueue::poll(int max_work) {
+  const Use use(*this, "poll");
+  MK_CHECK(max_work >= 1, "poll: max_work must be positive, got ", max_work);
+  std::vector<Completion> out;
+  {
+    const std::lock_guard lock(pushed_mutex_);
+    out.swap(pushed_);
+    eventfd_t count;
+    if (!out.empty() && !is_leaving()) eventfd_read(wake_.get(), &count);
+  }
+  poll_nic(max_work, &out);
+  return out;
+}
+
+void CompletionQueue::poll_nic(int max_work, std::vector<Completion>* out) {
+  const std::lock_guard lock(poll_mutex_);
+  ibv_wc wcs[kPollBatch];
+  for (int asked = 0, got = 0; max_work > 0 && got == asked; max_work -= got) {
+    asked = std::min(max_work, kPollBatch);
+    got = ibv_poll_cq(cq_, asked, wcs);
+    if (got < 0) throw SystemError(EIO, concat("ibv_poll_cq: ", device_->name()));
+    for (int i = 0; i < got; ++i) {
+      const auto found = queue_pairs_.find(wcs[i].qp_num);
+      if (found != queue_pairs_.end()) found->second->complete(wcs[i], out);
+    }
+  }
+}
+
+bool CompletionQueue::wait(double timeout_s) {
+  const Use use(*this, "wait");
+  std::unique_lock lock(wait_mutex_, std::defer_lock);
+  const auto begin = std::chrono::steady_clock::now();
+  timeout_s = std::clamp(timeout_s, 0.0, 1e9);
+  if (!lock.try_lock_for(std::chrono::duration<double>(timeout_s))) return has_pushed();
+  while (!has_pushed()) {
+    // An event is made of what comes after it was asked for: look again for what came before.
+    check_verb(ibv_req_notify_cq(cq_, 0), "ibv_req_notify_cq", device_->name());
+    std::vector<Completion> found;
+    poll_nic(depth_, &found);
+    if (!found.empty()) {
+      push(std::move(found));
+      return true;
+    }
+    const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - begin;
+    if (!sleep(timeout_s - waited.count())) return has_pushed();
+  }
+  return true;
+}
+
+// Until the NIC or a queue pair has something: false when the time is up, or when it is closed.
+bool CompletionQueue::sleep(double timeout_s) {
+  const bool nic = wait_readable(channel_->fd, wake_.get(), timeout_s);
+  if (nic) take_nic_event();
+  return nic || (!is_leaving() && has_pushed());
+}
+
+void CompletionQueue::take_nic_event() {
+  ibv_cq* cq = nullptr;
+  void* context = nullptr;
+  if (Verbs::get().p_ibv_get_cq_event(channel_, &cq, &context) != 0) return;
+  // Acknowledging takes a lock of the library's: many at a time.
+  if (++unacknowledged_ < 1024) return;
+  Verbs::get().p_ibv_ack_cq_events(cq_, unacknowledged_);
+  unacknowledged_ = 0;
+}
+
+}  // namespace mk::rdma
+#endif

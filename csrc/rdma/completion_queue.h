@@ -1,0 +1,89 @@
+// CompletionQueue: which transfers of its queue pairs are over, and which immediates have come.
+//
+//   auto queue = make_resource<CompletionQueue>(device, 1024);
+//   queue->wait(0.5);                                  // asleep until there is something, or not
+//   for (const Completion& c : queue->poll(64)) ...
+//
+// Layer: rdma. Thread-safe; whoever polls also posts what its queue pairs had no room for.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "common/fd.h"
+#include "rdma/device.h"
+#include "rdma/verbs.h"
+
+#if MK_HAVE_VERBS
+namespace mk::rdma {
+
+class QueuePair;
+
+struct Completion {
+  enum class Kind { kTransfer, kImmediate };
+
+  Kind kind = Kind::kTransfer;
+  uint64_t token = 0;  // of a transfer: what it was submitted with
+  uint32_t qp_num = 0;
+  int status = 0;  // IBV_WC_SUCCESS, or why it failed (ibv_wc_status)
+  uint32_t vendor_error = 0;
+  uint32_t immediate = 0;  // of kImmediate
+  uint64_t num_bytes = 0;  // of a transfer: delivered for certain; of kImmediate: written with it
+};
+
+// A wc status in words; "closed" of what its queue pair had not done when it was closed.
+constexpr int kStatusClosed = -1;
+std::string status_text(int status);
+
+class CompletionQueue final : public Resource {
+ public:
+  // `depth`: how many work requests its queue pairs may have in flight in all.
+  CompletionQueue(std::shared_ptr<Device> device, int depth);  // for make_resource
+  ~CompletionQueue() override { close(); }
+
+  const std::shared_ptr<Device>& device() const { return device_; }
+  int depth() const { return depth_; }
+
+  // What is there, at most `max_work` work completions of the NIC among it; never blocks.
+  std::vector<Completion> poll(int max_work);
+  // Sleeps until there is something to poll: false when the time is up, or when it is closed.
+  bool wait(double timeout_s);
+
+ private:
+  friend class QueuePair;
+
+  // Of queue pairs; `room`: how many entries theirs may fill at once.
+  void add(QueuePair* queue_pair, int room);
+  void remove(QueuePair* queue_pair, int room) noexcept;  // over when it is not being polled
+  void push(std::vector<Completion> completions);         // what no work completion tells
+
+  void poll_nic(int max_work, std::vector<Completion>* out);
+  bool has_pushed();
+  bool sleep(double timeout_s);
+  void take_nic_event();
+  void release() noexcept override;
+  void interrupt() noexcept override;
+
+  const std::shared_ptr<Device> device_;
+  const int depth_;
+  const Fd wake_;  // an eventfd: readable while something is pushed, or once it is being closed
+  ibv_comp_channel* channel_ = nullptr;
+  ibv_cq* cq_ = nullptr;
+
+  std::mutex poll_mutex_;  // held while work completions are handed to queue pairs
+  std::map<uint32_t, QueuePair*> queue_pairs_;
+  int room_taken_ = 0;
+
+  std::mutex pushed_mutex_;
+  std::vector<Completion> pushed_;
+
+  std::timed_mutex wait_mutex_;  // one thread waits, others wait for it
+  unsigned unacknowledged_ = 0;
+};
+
+}  // namespace mk::rdma
+#endif

@@ -1,0 +1,91 @@
+// MemoryRegion: memory that a NIC may read and write, and what it knows it by.
+//
+//   auto regions = register_memory({device}, {address, num_bytes}, kLocalWrite | kRemoteRead);
+//   regions[0]->pieces()[0].rkey
+//
+// Layer: rdma.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "rdma/device.h"
+#include "rdma/span.h"
+#include "rdma/verbs.h"
+
+#if MK_HAVE_VERBS
+namespace mk::rdma {
+
+// How a NIC got at the memory.
+enum class Mapping {
+  kHost,     // host memory, pinned by ibv_reg_mr
+  kDmabuf,   // GPU memory, exported as a dma-buf
+  kPeermem,  // GPU memory, pinned through the nvidia_peermem module
+};
+const char* mapping_name(Mapping mapping);  // "host", "dmabuf", "peermem"
+
+using Access = uint32_t;
+constexpr Access kLocalWrite = 1, kRemoteRead = 2, kRemoteWrite = 4;
+constexpr Access kRelaxedOrdering = 8;  // where the library knows it; otherwise without
+
+struct DeregisterMr {
+  void operator()(ibv_mr* mr) const { Verbs::get().p_ibv_dereg_mr(mr); }
+};
+using MrHandle = std::unique_ptr<ibv_mr, DeregisterMr>;
+
+// A region is of one piece, unless the device limits their size or the memory of a GPU consists of
+// several mappings. In the order of their addresses, without holes.
+struct Piece {
+  Span span;
+  MrHandle mr;
+};
+
+class MemoryRegion final : public Resource {
+ public:
+  MemoryRegion(std::shared_ptr<Device> device, Span span, Access access, Mapping mapping,
+               std::vector<Piece> pieces, std::string note = "");  // for make_resource
+  ~MemoryRegion() override { close(); }
+
+  const std::shared_ptr<Device>& device() const { return device_; }
+  Span span() const { return span_; }
+  Access access() const { return access_; }
+  Mapping mapping() const { return mapping_; }
+  // What did not go as it should, for GPU memory: why not by dma-buf, why copies are not
+  // synchronous.
+  const std::string& note() const { return note_; }
+  // Whoever uses the keys holds a Use: they are the device's to give to others once it is closed.
+  const std::vector<Piece>& pieces() const { return pieces_; }
+
+ private:
+  void release() noexcept override { pieces_.clear(); }
+
+  const std::shared_ptr<Device> device_;
+  const Span span_;
+  const Access access_;
+  const Mapping mapping_;
+  std::vector<Piece> pieces_;
+  const std::string note_;
+};
+using RegionRef = std::shared_ptr<MemoryRegion>;
+
+// Which way GPU memory is to be mapped.
+enum class GpuMapping { kAuto, kDmabuf, kPeermem };
+
+struct RegisterOptions {
+  Access access = kLocalWrite;
+  GpuMapping gpu_mapping = GpuMapping::kAuto;  // auto: dma-buf, else nvidia_peermem
+  uint64_t max_piece_bytes = 0;                // a smaller limit than the device's; 0: the device's
+};
+
+// Registers the memory on every device, on all of them at once; one region a device, in their
+// order. All or none. GPU memory is exported once for all.
+// Throws InvalidArgument (an empty range, memory of several kinds), Unavailable (GPU memory that
+// neither way can be mapped: both reasons), SystemError (errno, and what it means here).
+std::vector<RegionRef> register_memory(const std::vector<std::shared_ptr<Device>>& devices,
+                                       Span span, const RegisterOptions& options);
+
+}  // namespace mk::rdma
+#endif

@@ -1,0 +1,211 @@
+#include "rdma/queue_pair.h"
+
+#if MK_HAVE_VERBS
+#include <algorithm>
+#include <cstring>
+#include <random>
+
+#include "rdma/error.h"
+
+namespace mk::rdma {
+namespace {
+
+constexpr int kMaxReads = 255;
+
+int log2_of(int value) { return value <= 1 ? 0 : 1 + log2_of(value / 2); }
+ibv_mtu mtu_code(int bytes) { return static_cast<ibv_mtu>(log2_of(bytes) - 7); }
+
+void check_options(const QueuePairOptions& options, const DeviceInfo& info) {
+  const auto check = [&](const char* name, int value, int low, int high) {
+    MK_CHECK(value >= low && value <= high, "queue_pair: ", name, " must be in ", low, " to ", high,
+             " on ", info.name, ", got ", value);
+  };
+  check("port", options.port, 1, static_cast<int>(info.ports.size()));
+  check("max_sends", options.max_sends, 1, info.max_qp_wr);
+  check("max_immediates", options.max_immediates, 0, info.max_qp_wr);
+  check("max_sges", options.max_sges, 1, 1 << 20);
+}
+
+GidInfo find_gid(const std::string& device, const PortInfo& port, int index) {
+  if (index < 0) return choose_gid(device, port);
+  for (const GidInfo& gid : port.gids) {
+    if (gid.index == index) return gid;
+  }
+  throw InvalidArgument(concat("queue_pair: gid_index must be of a GID that is set on ", device,
+                               " port ", port.number, ", got ", index));
+}
+
+}  // namespace
+
+QueuePair::QueuePair(std::shared_ptr<CompletionQueue> queue, const QueuePairOptions& options)
+    : Resource("queue pair", {queue, queue->device()}),
+      queue_(std::move(queue)),
+      options_(options) {
+  const Device& device = *queue_->device();
+  const Use use(*queue_, "queue_pair");
+  check_options(options, device.info());
+  const PortInfo port = device.port(options.port);
+  const GidInfo gid = find_gid(device.name(), port, options.gid_index);
+  gid_index_ = gid.index;
+  ibv_qp_init_attr attr{};
+  create(&attr);
+  rename(concat("queue pair ", number_, " of ", device.name()));
+  limits_ = {static_cast<int>(attr.cap.max_send_sge),
+             std::min(static_cast<int>(attr.cap.max_send_sge), device.info().max_sge_read),
+             std::min<uint64_t>(port.max_message_bytes, 1u << 30)};
+  endpoint_ = {number_,
+               std::random_device{}() & 0xffffff,
+               static_cast<uint16_t>(port.lid),
+               gid.gid,
+               gid.type,
+               port.link_layer,
+               port.active_mtu,
+               std::min(device.info().max_reads_in, kMaxReads)};
+  try {
+    to_init();
+    queue_->add(this, options.max_sends + options.max_immediates);
+  } catch (...) {
+    release();
+    throw;
+  }
+}
+
+void QueuePair::create(ibv_qp_init_attr* attr) {
+  const Device& device = *queue_->device();
+  attr->send_cq = attr->recv_cq = queue_->cq_;
+  attr->qp_type = IBV_QPT_RC;
+  attr->cap.max_send_wr = options_.max_sends;
+  attr->cap.max_recv_wr = std::max(options_.max_immediates, 1);
+  attr->cap.max_send_sge = std::min(options_.max_sges, std::max(device.info().max_sge, 1));
+  attr->cap.max_recv_sge = 1;
+  qp_ = Verbs::get().p_ibv_create_qp(device.pd(), attr);
+  if (!qp_) {
+    throw SystemError(errno, concat("ibv_create_qp: ", options_.max_sends, " sends and ",
+                                    options_.max_immediates, " immediates on ", device.name(),
+                                    ", which has at most ", device.info().max_qp, " queue pairs"));
+  }
+  number_ = qp_->qp_num;
+}
+
+void QueuePair::interrupt() noexcept {
+  queue_->remove(this, options_.max_sends + options_.max_immediates);
+}
+
+void QueuePair::release() noexcept {
+  std::vector<Completion> out;
+  {
+    const std::lock_guard lock(mutex_);
+    for (Batch& batch : batches_) {
+      if (batch.status == IBV_WC_SUCCESS) batch.status = kStatusClosed;
+      out.push_back(batch.completion(number_));
+    }
+    batches_.clear();
+    Verbs::get().p_ibv_destroy_qp(qp_);
+  }
+  queue_->push(std::move(out));
+}
+
+void QueuePair::modify(ibv_qp_attr* attr, int mask, const char* to) {
+  const int error = Verbs::get().p_ibv_modify_qp(qp_, attr, mask);
+  if (error == 0) return;
+  std::string hint;
+  if (error == ETIMEDOUT || error == EHOSTUNREACH || error == ENETUNREACH) {
+    hint = ": no route from this port's GID to the peer's";
+  }
+  throw SystemError(error, concat("ibv_modify_qp: ", what(), " to ", to, hint));
+}
+
+void QueuePair::to_init() {
+  ibv_qp_attr attr{};
+  attr.qp_state = IBV_QPS_INIT;
+  attr.port_num = static_cast<uint8_t>(options_.port);
+  // What a region allows decides; the connection allows all of it.
+  attr.qp_access_flags = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE;
+  modify(&attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS, "INIT");
+  state_ = State::kInit;
+}
+
+void QueuePair::to_ready(const Endpoint& peer, const ConnectOptions& options) {
+  ibv_qp_attr attr{};
+  attr.qp_state = IBV_QPS_RTR;
+  attr.path_mtu = mtu_code(std::min(peer.mtu, endpoint_.mtu));
+  attr.dest_qp_num = peer.qp_num;
+  attr.rq_psn = peer.psn;
+  attr.max_dest_rd_atomic = static_cast<uint8_t>(endpoint_.max_reads_in);
+  attr.min_rnr_timer = 12;  // 0.64 ms
+  attr.ah_attr.dlid = peer.lid;
+  attr.ah_attr.sl = static_cast<uint8_t>(options.service_level);
+  attr.ah_attr.port_num = static_cast<uint8_t>(options_.port);
+  attr.ah_attr.is_global = endpoint_.link_layer != "InfiniBand" || peer.lid == 0;
+  std::memcpy(attr.ah_attr.grh.dgid.raw, peer.gid.data(), peer.gid.size());
+  attr.ah_attr.grh.sgid_index = static_cast<uint8_t>(gid_index_);
+  attr.ah_attr.grh.hop_limit = 64;
+  attr.ah_attr.grh.traffic_class = static_cast<uint8_t>(options.traffic_class);
+  modify(&attr,
+         IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+             IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER,
+         "RTR");
+  attr = {};
+  attr.qp_state = IBV_QPS_RTS;
+  attr.sq_psn = endpoint_.psn;
+  attr.timeout = static_cast<uint8_t>(options.timeout);
+  attr.retry_cnt = static_cast<uint8_t>(options.retries);
+  attr.rnr_retry = static_cast<uint8_t>(options.rnr_retries);
+  attr.max_rd_atomic = static_cast<uint8_t>(
+      std::min({queue_->device()->info().max_reads_out, peer.max_reads_in, kMaxReads}));
+  modify(&attr,
+         IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
+             IBV_QP_MAX_QP_RD_ATOMIC,
+         "RTS");
+  state_ = State::kConnected;
+}
+
+void QueuePair::reset(std::vector<Completion>* out) {
+  ibv_qp_attr attr{};
+  attr.qp_state = IBV_QPS_RESET;
+  modify(&attr, IBV_QP_STATE, "RESET");
+  state_ = State::kReset;
+  for (Batch& batch : batches_) {
+    if (batch.status == IBV_WC_SUCCESS) batch.status = kStatusClosed;
+    out->push_back(batch.completion(number_));
+  }
+  batches_.clear();
+  num_started_ = 0;
+  tail_ = head_;
+  generation_ = static_cast<uint16_t>((generation_ + 1) & 0x7fff);
+}
+
+void QueuePair::connect(const Endpoint& peer, const ConnectOptions& options) {
+  const Use use(*this, "connect");
+  check_compatible(endpoint_, peer);
+  const auto check = [](const char* name, int value, int high) {
+    MK_CHECK(value >= 0 && value <= high, "connect: ", name, " must be in 0 to ", high, ", got ",
+             value);
+  };
+  check("timeout", options.timeout, 31);
+  check("retries", options.retries, 7);
+  check("rnr_retries", options.rnr_retries, 7);
+  check("traffic_class", options.traffic_class, 255);
+  check("service_level", options.service_level, 15);
+  std::vector<Completion> out;
+  {
+    const std::lock_guard lock(mutex_);
+    if (state_ != State::kInit) {
+      reset(&out);
+      to_init();
+    }
+    for (int i = 0; i < options_.max_immediates; ++i) {
+      check_verb(post_receive(), "ibv_post_recv", what());
+    }
+    to_ready(peer, options);
+  }
+  queue_->push(std::move(out));
+}
+
+bool QueuePair::is_connected() const {
+  const std::lock_guard lock(mutex_);
+  return state_ == State::kConnected;
+}
+
+}  // namespace mk::rdma
+#endif

@@ -1,0 +1,117 @@
+// QueuePair: a reliable connection (RC) between two NICs, over which one reads and writes the
+// other's memory.
+//
+//   auto pair = make_resource<QueuePair>(queue, QueuePairOptions{});
+//   pair->connect(endpoint_of_the_peer, {});
+//   pair->submit(transfer);    // never blocks; the queue tells when it is over
+//
+// Layer: rdma. Thread-safe.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "rdma/completion_queue.h"
+#include "rdma/endpoint.h"
+#include "rdma/work.h"
+
+#if MK_HAVE_VERBS
+namespace mk::rdma {
+
+struct QueuePairOptions {
+  int port = 1;
+  int gid_index = -1;   // -1: chosen (choose_gid)
+  int max_sends = 256;  // work requests in flight; the rest of a transfer waits here
+  int max_sges = 16;    // ranges of local memory a work request gathers, if the device has as many
+  int max_immediates = 0;  // how many of the peer's immediates may wait to be polled
+};
+
+struct ConnectOptions {
+  int timeout = 14;     // of an acknowledgement: 4.096 us * 2^timeout
+  int retries = 7;      // before a transfer fails with RETRY_EXC_ERR
+  int rnr_retries = 7;  // while the peer has no room for an immediate; 7: for ever
+  int traffic_class = 0;
+  int service_level = 0;
+};
+
+class QueuePair final : public Resource {
+ public:
+  QueuePair(std::shared_ptr<CompletionQueue> queue, const QueuePairOptions& options);
+  ~QueuePair() override { close(); }
+
+  uint32_t number() const { return number_; }
+  Endpoint endpoint() const { return endpoint_; }  // what the peer connects to
+  // Once more: what is in flight ends as closed, and both sides must do it.
+  void connect(const Endpoint& peer, const ConnectOptions& options);
+
+  // Writes to the peer, or reads from it. Its end is told by the queue, once; after a failure all
+  // that follows fails, until it is connected again.
+  void submit(const Transfer& transfer);
+  bool is_connected() const;  // and has not failed
+
+ private:
+  friend class CompletionQueue;
+  enum class State { kReset, kInit, kConnected, kFailed };
+
+  // A transfer on its way.
+  struct Batch {
+    WorkList work;
+    RegionRef region;  // holds its keys
+    uint64_t token = 0;
+    std::optional<uint32_t> immediate;
+    size_t num_posted = 0;   // work requests
+    uint64_t first_seq = 0;  // of the work request that was posted first
+    int status = 0;
+    uint32_t vendor_error = 0;
+    uint64_t num_bytes_done = 0;
+
+    bool is_posted() const { return num_posted == work.requests.size(); }
+    uint64_t end_seq() const { return first_seq + num_posted; }
+    Completion completion(uint32_t qp_num) const;
+  };
+
+  // Handles a work completion of this queue pair; appends what is over.
+  void complete(const ibv_wc& wc, std::vector<Completion>* out);
+
+  // All with mutex_ held.
+  void create(ibv_qp_init_attr* attr);
+  void modify(ibv_qp_attr* attr, int mask, const char* to);
+  void to_init();
+  void to_ready(const Endpoint& peer, const ConnectOptions& options);
+  void reset(std::vector<Completion>* out);
+  void post_pending(std::vector<Completion>* out);
+  int post_chain(Batch* batch, size_t count);
+  int post_receive();  // returns the errno
+  void take_immediate(const ibv_wc& wc, std::vector<Completion>* out);
+  void retire(uint64_t end_seq, std::vector<Completion>* out);
+  void to_failed();
+  void fail(Batch* batch, size_t num_done, int status, uint32_t vendor_error);
+  void fail_pending(std::vector<Completion>* out);
+  uint64_t wr_id(uint64_t seq) const;
+
+  void release() noexcept override;
+  void interrupt() noexcept override;
+
+  const std::shared_ptr<CompletionQueue> queue_;
+  const QueuePairOptions options_;
+  ibv_qp* qp_ = nullptr;
+  uint32_t number_ = 0;
+  int gid_index_ = 0;
+  Endpoint endpoint_;
+  WorkLimits limits_;
+
+  mutable std::mutex mutex_;
+  State state_ = State::kReset;
+  std::deque<Batch> batches_;  // in the order they were submitted
+  size_t num_started_ = 0;     // of batches_: those that are posted, all of them
+  uint64_t head_ = 0;          // sequence number of the next work request
+  uint64_t tail_ = 0;          // of the oldest in flight
+  uint16_t generation_ = 0;    // of connections: late completions of an earlier one are ignored
+};
+
+}  // namespace mk::rdma
+#endif

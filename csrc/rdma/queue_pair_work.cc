@@ -1,0 +1,198 @@
+// The data path of a queue pair: from transfers to work requests, from work completions to ends.
+#include <arpa/inet.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+
+#include "rdma/queue_pair.h"
+
+#if MK_HAVE_VERBS
+namespace mk::rdma {
+namespace {
+
+// A wr_id: whether it is a receive, of which connection, and the sequence number.
+constexpr uint64_t kReceive = uint64_t{1} << 63;
+constexpr int kGenerationShift = 48;
+constexpr uint64_t kSeqMask = (uint64_t{1} << kGenerationShift) - 1;
+constexpr size_t kChain = 32;  // work requests posted by one call
+
+}  // namespace
+
+uint64_t QueuePair::wr_id(uint64_t seq) const {
+  return uint64_t{generation_} << kGenerationShift | (seq & kSeqMask);
+}
+
+// With no memory: an immediate comes without data.
+int QueuePair::post_receive() {
+  ibv_recv_wr receive{};
+  receive.wr_id = kReceive | wr_id(0);
+  ibv_recv_wr* bad = nullptr;
+  return ibv_post_recv(qp_, &receive, &bad);
+}
+
+Completion QueuePair::Batch::completion(uint32_t qp_num) const {
+  Completion completion;
+  completion.token = token;
+  completion.qp_num = qp_num;
+  completion.status = status;
+  completion.vendor_error = vendor_error;
+  completion.num_bytes = num_bytes_done;
+  return completion;
+}
+
+void QueuePair::submit(const Transfer& transfer) {
+  const Use use(*this, transfer.reads ? "read" : "write");
+  Batch batch;
+  {
+    const Use region(*transfer.region, transfer.reads ? "read" : "write");
+    MK_CHECK(transfer.region->device() == queue_->device(), transfer.reads ? "read" : "write",
+             ": region must be registered on ", queue_->device()->name(), ", got one on ",
+             transfer.region->device()->name());
+    batch.work = make_work(transfer, limits_);
+  }
+  batch.region = transfer.region;
+  batch.token = transfer.token;
+  batch.immediate = transfer.immediate;
+  std::vector<Completion> out;
+  {
+    const std::lock_guard lock(mutex_);
+    MK_CHECK(state_ == State::kConnected || state_ == State::kFailed,
+             transfer.reads ? "read" : "write", ": ", what(), " must be connected, but is not");
+    batches_.push_back(std::move(batch));
+    post_pending(&out);
+  }
+  queue_->push(std::move(out));
+}
+
+// Posts as much as there is room for. What is over by that: transfers that move nothing, and all
+// that waits if the queue pair has failed.
+void QueuePair::post_pending(std::vector<Completion>* out) {
+  while (state_ == State::kConnected && num_started_ < batches_.size()) {
+    Batch& batch = batches_[num_started_];
+    if (batch.is_posted()) {
+      if (batch.work.requests.empty()) batch.first_seq = head_;  // over when all before it is
+      ++num_started_;
+      continue;
+    }
+    const size_t room = options_.max_sends - (head_ - tail_);
+    const size_t left = batch.work.requests.size() - batch.num_posted;
+    const size_t count = std::min({room, left, kChain});
+    if (count == 0) break;
+    const int error = post_chain(&batch, count);
+    if (error != 0) fail(&batch, batch.num_posted, IBV_WC_GENERAL_ERR, error);
+  }
+  retire(tail_, out);
+  if (state_ == State::kFailed) fail_pending(out);
+}
+
+// Returns the errno of what could not be posted.
+int QueuePair::post_chain(Batch* batch, size_t count) {
+  std::array<ibv_send_wr, kChain> chain{};
+  const size_t num_requests = batch->work.requests.size();
+  // So many must be heard of that there is always one in flight that makes room.
+  const uint64_t signal_every = std::max(options_.max_sends / 4, 1);
+  if (batch->num_posted == 0) batch->first_seq = head_;
+  for (size_t i = 0; i < count; ++i) {
+    const size_t index = batch->num_posted + i;
+    const WorkRequest& request = batch->work.requests[index];
+    const bool is_last = index + 1 == num_requests;
+    ibv_send_wr& wr = chain[i];
+    wr.wr_id = wr_id(head_ + i);
+    wr.next = i + 1 < count ? &chain[i + 1] : nullptr;
+    wr.sg_list = batch->work.parts.data() + request.first_part;
+    wr.num_sge = static_cast<int>(request.num_parts);
+    wr.opcode = batch->work.reads ? IBV_WR_RDMA_READ : IBV_WR_RDMA_WRITE;
+    if (is_last && batch->immediate) {
+      wr.opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
+      wr.imm_data = htonl(*batch->immediate);
+    }
+    const bool signaled = is_last || (head_ + i + 1) % signal_every == 0;
+    wr.send_flags = signaled ? IBV_SEND_SIGNALED : 0;
+    wr.wr.rdma.remote_addr = request.remote;
+    wr.wr.rdma.rkey = request.rkey;
+  }
+  ibv_send_wr* bad = nullptr;
+  const int error = ibv_post_send(qp_, chain.data(), &bad);
+  const size_t posted = error == 0 ? count : bad ? static_cast<size_t>(bad - chain.data()) : 0;
+  head_ += posted;
+  batch->num_posted += posted;
+  return error;
+}
+
+void QueuePair::complete(const ibv_wc& wc, std::vector<Completion>* out) {
+  const std::lock_guard lock(mutex_);
+  if ((wc.wr_id & ~kSeqMask & ~kReceive) != (wr_id(0) & ~kReceive)) return;  // of an earlier life
+  if (wc.wr_id & kReceive) {
+    take_immediate(wc, out);
+    return;
+  }
+  const uint64_t seq = wc.wr_id & kSeqMask;
+  if (wc.status != IBV_WC_SUCCESS) {
+    const auto failed = std::find_if(batches_.begin(), batches_.end(), [&](const Batch& batch) {
+      return seq >= batch.first_seq && seq < batch.end_seq();
+    });
+    if (failed != batches_.end()) fail(&*failed, seq - failed->first_seq, wc.status, wc.vendor_err);
+  }
+  tail_ = std::max(tail_, seq + 1);
+  post_pending(out);
+}
+
+void QueuePair::take_immediate(const ibv_wc& wc, std::vector<Completion>* out) {
+  if (wc.status != IBV_WC_SUCCESS) return;  // the connection has failed, which transfers tell
+  Completion completion;
+  completion.kind = Completion::Kind::kImmediate;
+  completion.qp_num = number_;
+  completion.immediate = ntohl(wc.imm_data);
+  completion.num_bytes = wc.byte_len;
+  out->push_back(completion);
+  if (state_ == State::kConnected && post_receive() != 0) to_failed();
+}
+
+// The NIC may have done so by itself. What is posted is flushed: each has its work completion.
+void QueuePair::to_failed() {
+  if (state_ != State::kConnected) return;
+  state_ = State::kFailed;
+  ibv_qp_attr attr{};
+  attr.qp_state = IBV_QPS_ERR;
+  Verbs::get().p_ibv_modify_qp(qp_, &attr, IBV_QP_STATE);
+}
+
+// Of a transfer the first error counts; what of it came before is delivered.
+void QueuePair::fail(Batch* batch, size_t num_done, int status, uint32_t vendor_error) {
+  to_failed();
+  if (batch->status != IBV_WC_SUCCESS) return;
+  batch->status = status;
+  batch->vendor_error = vendor_error;
+  for (size_t i = 0; i < num_done; ++i) batch->num_bytes_done += batch->work.requests[i].num_bytes;
+}
+
+// Ends the transfers whose work requests are all before `end_seq`.
+void QueuePair::retire(uint64_t end_seq, std::vector<Completion>* out) {
+  while (num_started_ > 0 && batches_.front().end_seq() <= end_seq) {
+    Batch& batch = batches_.front();
+    if (batch.status == IBV_WC_SUCCESS) {
+      for (const WorkRequest& request : batch.work.requests) {
+        batch.num_bytes_done += request.num_bytes;
+      }
+    }
+    out->push_back(batch.completion(number_));
+    batches_.pop_front();
+    --num_started_;
+  }
+}
+
+// Ends what will not be posted any more. What is posted, if only in part, ends when it is flushed.
+void QueuePair::fail_pending(std::vector<Completion>* out) {
+  while (batches_.size() > num_started_ && batches_.back().num_posted == 0) {
+    Batch& batch = batches_.back();
+    if (batch.status == IBV_WC_SUCCESS) batch.status = IBV_WC_WR_FLUSH_ERR;
+    out->push_back(batch.completion(number_));
+    batches_.pop_back();
+  }
+  num_started_ = batches_.size();
+  retire(tail_, out);
+}
+
+}  // namespace mk::rdma
+#endif

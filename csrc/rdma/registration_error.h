@@ -1,0 +1,20 @@
+// What the errno of a registration means on this machine: EFAULT alone has sent many to the wrong
+// place.
+//
+// Layer: rdma.
+#pragma once
+
+#include <string>
+
+#include "rdma/device_info.h"
+#include "rdma/span.h"
+
+#if MK_HAVE_VERBS
+namespace mk::rdma {
+
+// "8192 bytes at 0x7f0000001000 on mlx5_0: 0x7f0000002000 is not mapped in this process". Looks at
+// the limits and the mappings of this process.
+std::string explain_registration(int error, const DeviceInfo& device, Span span, bool writable);
+
+}  // namespace mk::rdma
+#endif

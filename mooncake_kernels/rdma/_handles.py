@@ -1,0 +1,37 @@
+"""What every handle of RDMA shares: it is closed once, by whoever comes first."""
+
+from typing import Any, TypeVar
+
+from .. import _host
+from ..errors import Unavailable
+
+Self = TypeVar("Self")
+
+
+def require_verbs() -> None:
+    """Raise ``Unavailable``, in the loader's words, if there is no libibverbs."""
+    reason = _host.missing_verbs()
+    if reason:
+        raise Unavailable(f"rdma: {reason}")
+
+
+class Handle:
+    """Something of a NIC, and a context manager that closes it."""
+
+    def __init__(self, handle: Any):
+        self._handle = handle
+
+    @property
+    def closed(self) -> bool:
+        """Whether it is closed, by its own ``close()`` or that of what it lives on."""
+        return self._handle.closed
+
+    def close(self) -> None:
+        """Give it back, after all that lives on it. Again, and in a forked child: no effect."""
+        self._handle.close()
+
+    def __enter__(self: Self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()

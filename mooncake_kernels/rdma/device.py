@@ -1,0 +1,138 @@
+"""An open NIC."""
+
+import ctypes
+from dataclasses import dataclass
+from typing import Any
+
+from .. import _host
+from .._machine_root import MachineRoot
+from ..errors import InvalidArgument
+from ._handles import Handle, require_verbs
+from .info import DeviceInfo, PortInfo, describe, describe_port
+from .queues import CompletionQueue
+from .region import Access, Mapping, Region, register
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened to a NIC on its own time.
+
+    Attributes:
+        type: verbs' name: ``"PORT_ERR"``, ``"PORT_ACTIVE"``, ``"QP_FATAL"``, ``"DEVICE_FATAL"``...
+        port: of an event of a port; 0 otherwise.
+        qp_num: of an event of a queue pair; 0 otherwise.
+    """
+
+    type: str
+    port: int
+    qp_num: int
+
+
+class Device(Handle):
+    """An open NIC and its protection domain. Made by ``rdma.open()``; thread-safe.
+
+    Attributes:
+        name: ``"mlx5_0"``.
+        info: what it said of itself when it was opened.
+    """
+
+    def __init__(self, handle: Any, owner: Any = None):
+        super().__init__(handle)
+        self._owner = owner  # of a protection domain that is borrowed
+        self.name: str = handle.name
+        self.info: DeviceInfo = describe(handle.info)
+
+    def port(self, number: int = 1) -> PortInfo:
+        """Describe a port as it is now."""
+        return describe_port(self.name, self._handle.port(number), MachineRoot())
+
+    def register(
+        self,
+        buffer: Any,
+        access: Access = "local",
+        *,
+        mapping: Mapping = "auto",
+        relaxed_ordering: bool = True,
+        max_piece_bytes: int = 0,
+    ) -> Region:
+        """Let this NIC use that memory, until the region is closed.
+
+        On several NICs at once, and all about the arguments and errors: ``rdma.register()``.
+        """
+        return register(
+            [self],
+            buffer,
+            access,
+            mapping=mapping,
+            relaxed_ordering=relaxed_ordering,
+            max_piece_bytes=max_piece_bytes,
+        )[0]
+
+    def completion_queue(self, depth: int = 1024) -> CompletionQueue:
+        """Make a queue that tells what is over.
+
+        Args:
+            depth: how many work requests its queue pairs may have in flight in all.
+        """
+        if not isinstance(depth, int):
+            raise InvalidArgument(f"completion_queue: depth must be an integer, got {depth!r}")
+        return CompletionQueue(self._handle.completion_queue(depth), self)
+
+    def wait_event(self, timeout_s: float = 0.0) -> Event | None:
+        """Return the next thing that happened to the NIC; None when the time is up.
+
+        Raises:
+            InvalidArgument: the device is closed, or borrowed.
+            OSError: EIO once the device is gone.
+        """
+        event = self._handle.wait_event(float(timeout_s))
+        return event and Event(*event)
+
+
+def open(name: str) -> Device:
+    """Open a NIC by its name.
+
+    Raises:
+        InvalidArgument: there is none of that name; the message names those that are there.
+        Unavailable: no NIC at all, or no libibverbs, in the loader's words.
+        OSError: it cannot be opened, for instance EACCES; the doctor knows why.
+    """
+    require_verbs()
+    return Device(_host.rdma_open(name))
+
+
+def on_protection_domain(pd: Any) -> Device:
+    """Use a protection domain that pyverbs owns: memory registered on it serves its queue pairs.
+
+    Close the device before the domain. Events are left to the domain's owner.
+
+    Args:
+        pd: ``pyverbs.pd.PD``, open.
+
+    Raises:
+        InvalidArgument: that is not one, or it is closed.
+    """
+    require_verbs()
+    context = getattr(pd, "ctx", None)
+    if type(pd).__module__ != "pyverbs.pd" or type(pd).__name__ != "PD" or context is None:
+        raise InvalidArgument(f"on_protection_domain: pd must be a pyverbs PD, got {pd!r}")
+    pd_address, context_address = _verbs_handle(pd), _verbs_handle(context)
+    if not pd_address or not context_address:
+        raise InvalidArgument("on_protection_domain: pd must be open, but is closed")
+    # struct ibv_pd begins with its context and its handle: what is not so is no ibv_pd.
+    found = ctypes.c_uint64.from_address(pd_address).value
+    if found != context_address:
+        raise InvalidArgument(
+            "on_protection_domain: pd must be laid out as pyverbs 34 to 59 do, got another version"
+        )
+    return Device(_host.rdma_borrow(context_address, pd_address), owner=pd)
+
+
+def _verbs_handle(wrapper: Any) -> int:
+    """The C pointer that an object of pyverbs wraps: the first field of its class.
+
+    Python cannot ask pyverbs for it: ``PD.pd`` hands the pointer out as if it were a Python object.
+    """
+    base: type = type(wrapper).__mro__[1]
+    offset = base.__basicsize__
+    return ctypes.c_uint64.from_address(id(wrapper) + offset).value

@@ -1,0 +1,59 @@
+"""Whether a NIC can really reach memory: a NIC may register a GPU's and yet not get at it."""
+
+from typing import Any
+
+from ..buffers import as_buffer
+from ..errors import CudaError, InvalidArgument, TransferError, Unavailable
+from .device import Device
+from .region import Mapping, register
+
+_PATTERN = bytes((31 * i + 7) % 251 for i in range(4096))
+
+
+def probe(
+    device: Device, buffer: Any, *, port: int = 1, mapping: Mapping = "auto", timeout_s: float = 5.0
+) -> str:
+    """Write to memory with a NIC, over a connection to itself, and read it back the same way.
+
+    What the memory held is put back. Learn it once for a NIC and a GPU, and tell the topology::
+
+        reason = mk.rdma.probe(device, torch.empty(4096, dtype=torch.uint8, device="cuda:0"))
+        if reason:
+            topo.mark_unreachable("cuda:0", device.name, reason)
+
+    Args:
+        device: the NIC; its port must be active.
+        buffer: memory of host or GPU, at least one byte; the first 4096 bytes are used.
+        port: of the NIC.
+        mapping: as ``rdma.register()``.
+        timeout_s: after which it counts as unreachable.
+
+    Returns:
+        Why not, in one phrase; empty if the NIC reaches it.
+
+    Raises:
+        InvalidArgument: an empty or read-only buffer.
+        Unavailable: no port that could be used, which tells nothing of the memory.
+    """
+    memory = as_buffer(buffer)
+    if not memory.num_bytes or not memory.writable:
+        raise InvalidArgument("probe: buffer must be writable and hold at least one byte")
+    size = min(memory.num_bytes, len(_PATTERN))
+    saved, pattern, back = bytearray(size), bytearray(_PATTERN[:size]), bytearray(size)
+    with device.completion_queue(64) as queue:
+        pair = queue.queue_pair(port=port, max_sends=16)
+        pair.connect(pair.endpoint, retries=2)
+        try:
+            [there] = register([device], memory, "remote_read_write", mapping=mapping)
+        except (Unavailable, CudaError, OSError) as error:
+            return f"not registered: {error}"
+        with there:
+            for local, reads in ((saved, True), (pattern, False), (back, True), (saved, False)):
+                with device.register(local) as region:
+                    move = pair.read if reads else pair.write
+                    token = move(region, there.remote, [(region.address, there.address, size)])
+                    try:
+                        queue.wait(token, timeout_s=timeout_s)
+                    except (TransferError, TimeoutError) as error:
+                        return f"registered, but {'read' if reads else 'write'} failed: {error}"
+    return "" if back == pattern else "registered, but what was read back is not what was written"
