@@ -1,5 +1,6 @@
 """The guest's first files: busybox, the modules that are needed before it sees the host's."""
 
+import lzma
 import os
 import shutil
 import subprocess
@@ -38,7 +39,7 @@ def write(kernel: Path, init: Path, archive: Path) -> None:
         for number, file in enumerate(with_dependencies(modules)):
             target = root / "modules" / f"{number:03}-{file.name.removesuffix('.xz')}"
             if file.suffix == ".xz":
-                target.write_bytes(subprocess.check_output(["xz", "-dc", str(file)]))
+                target.write_bytes(lzma.decompress(file.read_bytes()))
             else:
                 shutil.copy(file, target)
         names = "\n".join(str(path.relative_to(root)) for path in sorted(root.rglob("*")))

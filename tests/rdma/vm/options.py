@@ -31,7 +31,7 @@ def parse(arguments: list[str], description: str) -> argparse.Namespace:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    cache = os.environ.get("MK_GUEST_CACHE", ROOT / "build" / "guest")
+    cache = Path(os.environ.get("MK_GUEST_CACHE", ROOT / "build" / "guest"))
     add("--nics", type=at_least(0), default=2, help="NICs eth0.. with rxe0.. on them [2]")
     add("--numa", action="store_true", help="two NUMA nodes, each with half of the NICs")
     add("--gpu", action="store_true", help="a display adapter with a 64 MiB BAR beside NIC 0")
@@ -47,6 +47,7 @@ def parse(arguments: list[str], description: str) -> argparse.Namespace:
         "-v", "--verbose", action="store_true", help="print the guest's log and the time at the end"
     )
     options = parser.parse_args(arguments[:split])
+    options.cache = options.cache.resolve()
     options.command = arguments[split + 1 :]
     options.qemu = [word for words in options.qemu for word in words]
     if options.numa and options.smp < 2:

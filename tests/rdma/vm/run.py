@@ -2,10 +2,8 @@
 
 import argparse
 import contextlib
-import ctypes
 import os
 import shlex
-import signal
 import subprocess
 import sys
 import tempfile
@@ -92,16 +90,14 @@ def forward(source: int, target: int) -> None:
 
 
 def start(words: list[str], log, descriptors: list[int]) -> subprocess.Popen:
-    """Start qemu so that it ends with us, however we end."""
-    libc = ctypes.CDLL(None)
+    """Start qemu so that it ends with us, even if we are killed. A ctrl-C is for us alone."""
     return subprocess.Popen(
-        words,
+        ["setpriv", "--pdeathsig", "KILL", *words],
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=log,
         pass_fds=descriptors,
-        start_new_session=True,  # ctrl-C is for us; we end it
-        preexec_fn=lambda: libc.prctl(1, signal.SIGKILL),  # PR_SET_PDEATHSIG
+        start_new_session=True,
     )
 
 
