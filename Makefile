@@ -9,13 +9,17 @@ SOURCES := setup.py pyproject.toml $(shell find csrc third_party -type f)
 BENCHES = $(patsubst bench/bench_%.py,%,$(wildcard bench/bench_*.py))
 CXX_FILES = $(shell git ls-files 'csrc/*.h' 'csrc/*.cc' 'csrc/*.cu' 'csrc/*.cuh' 'tests/*.h' 'tests/*.cc')
 
-.PHONY: demo test build lint format types sanitize bench bench-quick figures wheel clean
+.PHONY: demo test test-rdma build lint format types sanitize bench bench-quick figures wheel clean
 
 demo: build $(VENV)/.demo
 	$(BIN)/python -m mooncake_serving demo $(DEMO)
 
 test: build $(VENV)/.demo $(VENV)/.test
 	$(BIN)/python -m pytest $(PYTEST)
+
+# In a guest with soft-RoCE NICs, see CONTRIBUTING.md. `make test` has them too, where it finds qemu.
+test-rdma: build $(VENV)/.test
+	MOONCAKE_KERNELS_REQUIRE=rdma $(BIN)/python -m pytest tests/rdma $(PYTEST)
 
 build: $(VENV)/.build
 

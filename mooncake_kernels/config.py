@@ -83,8 +83,8 @@ class Settings:
     )
     require: tuple[str, ...] = _setting(
         (),
-        _set_of("cuda", "triton", "model"),
-        "a comma-separated list of cuda, triton, model",
+        _set_of("cuda", "triton", "model", "rdma"),
+        "a comma-separated list of cuda, triton, model, rdma",
         "tests: what must be there, so that a skip becomes a failure",
     )
 

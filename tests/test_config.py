@@ -18,10 +18,10 @@ def test_the_environment_is_parsed():
         {
             "MOONCAKE_KERNELS_THREADS": "3",
             "MOONCAKE_KERNELS_DEADLINE_S": "1.5",
-            "MOONCAKE_KERNELS_REQUIRE": "cuda,triton",
+            "MOONCAKE_KERNELS_REQUIRE": "cuda,rdma",
         },
     )
-    assert settings == Settings(threads=3, deadline_s=1.5, require=("cuda", "triton"))
+    assert settings == Settings(threads=3, deadline_s=1.5, require=("cuda", "rdma"))
     build = read(BuildSettings, {"MOONCAKE_KERNELS_CUDA_ARCHS": "90,100"})
     assert build.cuda_archs == ("90", "100")
 
