@@ -21,6 +21,15 @@ class Gid:
     netdev: str | None
 
     @property
+    def address(self) -> str:
+        """Return it as people write it: 10.0.0.1, fe80::1."""
+        try:
+            address = ipaddress.IPv6Address(self.text)
+        except ValueError:
+            return self.text
+        return str(address.ipv4_mapped or address)
+
+    @property
     def kind(self) -> str:
         """Return "ipv4" (a mapped address), "global", "link-local", or "none" of these."""
         try:

@@ -60,10 +60,9 @@ def in_container(root: MachineRoot) -> bool:
     marks = ("/.dockerenv", "/run/.containerenv", "/var/run/secrets/kubernetes.io")
     if any(root.resolve(mark) for mark in marks):
         return True
-    system = mounted(root, "/")
-    cgroup = root.text("/proc/1/cgroup") or ""
-    runtime = re.search("docker|kubepods|containerd|libpod|lxc", cgroup)
-    return bool(runtime) or (system is not None and system[0] == "overlay")
+    _, layers = mounted(root, "/") or ("", "")  # an overlay's name where they are
+    told = f"{root.text('/proc/1/cgroup')} {layers}"
+    return bool(re.search("docker|kubepods|containers|containerd|libpod|lxc", told))
 
 
 def memory_bytes(root: MachineRoot, name: str = "MemTotal") -> int | None:

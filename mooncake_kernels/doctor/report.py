@@ -48,12 +48,13 @@ def _bad(finding: Finding) -> list[str]:
 
 def _rows(findings: list[Finding]) -> list[str]:
     """One line for findings that differ in their subject alone."""
-    merged: dict[tuple[str, State, str], list[Finding]] = {}
+    merged: dict[tuple[str, State, str, str | None], list[Finding]] = {}
     for finding in findings:
-        merged.setdefault((finding.check, finding.state, finding.detail), []).append(finding)
+        alike = (finding.check, finding.state, finding.detail, finding.fix)
+        merged.setdefault(alike, []).append(finding)
     cells = [
-        (state.value, check, _subjects(alike), detail, alike[0].fix)
-        for (check, state, detail), alike in merged.items()
+        (state.value, check, _subjects(of_row), detail, fix)
+        for (check, state, detail, fix), of_row in merged.items()
     ]
     wide = max(len(check) for _, check, _, _, _ in cells)
     wider = max(len(subject) for _, _, subject, _, _ in cells)

@@ -114,3 +114,11 @@ def test_every_check_is_documented():
     for checks in TOPIC_NAMES.values():
         for check in checks:
             assert f"| `{check}` |" in text
+
+
+def test_rows_are_joined_only_if_one_fix_is_for_all():
+    def finding(subject, fix):
+        return Finding("thp", subject, State.INFO, "never", fix, "w")
+
+    out = table([finding("a", "x"), finding("b", "x"), finding("c", "y")])
+    assert "a, b  never; x" in out and "c     never; y" in out

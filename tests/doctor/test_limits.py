@@ -8,7 +8,10 @@ from .machine import LIMITS, MEMINFO
 
 SMALL = LIMITS.replace("memory         unlimited            unlimited", "memory 8388608 8388608")
 SOFT = LIMITS.replace("memory         unlimited            unlimited", "memory 8388608 unlimited")
-DOCKER = "overlay / overlay rw 0 0\ntmpfs /dev/shm tmpfs rw,size=528379904k 0 0\n"
+DOCKER = (
+    "overlay / overlay rw,lowerdir=/var/lib/docker/x 0 0\n"
+    "tmpfs /dev/shm tmpfs rw,size=528379904k 0 0\n"
+)
 ROOT = "Uid: 0 0 0 0\nGid: 0 0 0 0\nGroups:\nCapEff: 00000000a80425fb\n"  # no IPC_LOCK
 THP = "/sys/kernel/mm/transparent_hugepage"
 
@@ -156,3 +159,17 @@ def test_memory_that_could_be_better(machine, name, content, check, fix):
     machine.files[name] = content
     (finding,) = machine.findings(check)
     assert finding.state is State.INFO and fix in finding.fix
+
+
+@pytest.mark.parametrize(
+    "changes, fix",
+    [
+        ({"/proc/1/cgroup": "0::/kubepods.slice/pod1\n"}, "docker run"),
+        ({"/var/run/secrets/kubernetes.io/token": ""}, "docker run"),
+        ({"/proc/self/mounts": "root / overlay rw,lowerdir=/rofs,upperdir=/cow 0 0\n"}, "echo"),
+    ],
+)
+def test_what_is_a_container(machine, changes, fix):
+    machine.files |= changes | {"/proc/self/limits": SMALL}
+    (finding,) = machine.findings("memlock")
+    assert finding.fix.startswith(fix)

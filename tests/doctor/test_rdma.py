@@ -187,3 +187,15 @@ def test_a_bond_that_rdma_cannot_use(machine):
     assert steps[0] == "ip link set dev bond0 down"
     assert "ip link set dev eth3 down nomaster" in steps
     assert "ip link set dev bond0 type bond mode 802.3ad" in steps
+
+
+def test_addresses_as_people_write_them(machine):
+    findings = {finding.subject: finding.detail for finding in machine.findings("gid")}
+    assert findings["mlx5_3 port 1"] == "index 3: 10.0.3.1, RoCE v2"
+
+
+def test_a_global_ipv6_address_is_as_good(machine):
+    changes = {f"{PORT}/gids/2": None, f"{PORT}/gids/3": "2001:0db8:0000:0000:0000:0000:0000:0003"}
+    assert broken(machine, changes) == []
+    findings = {finding.subject: finding.detail for finding in machine.findings("gid")}
+    assert findings["mlx5_3 port 1"] == "index 3: 2001:db8::3, RoCE v2"

@@ -25,7 +25,7 @@ def check(root: MachineRoot, all_ports: list[Port]) -> Iterator[Finding]:
         if port.is_roce:
             yield _roce(port)
         elif port.gids:
-            yield TOPIC.ok("gid", port.name, f"index {port.gids[0].index}: {port.gids[0].text}")
+            yield TOPIC.ok("gid", port.name, f"index {port.gids[0].index}: {port.gids[0].address}")
         else:
             fix = f"rdma link show {port.device}/{port.number}"
             yield TOPIC.problem("gid", port.name, "no GID, must have one of its port", fix)
@@ -40,7 +40,7 @@ def _roce(port: Port) -> Finding:
     best = next((gid for gid in routable if gid.kind == "ipv4"), next(iter(routable), None))
     if best is not None:
         kind = best.type or "of a type the kernel does not name"
-        return TOPIC.ok("gid", port.name, f"index {best.index}: {best.text}, {kind}")
+        return TOPIC.ok("gid", port.name, f"index {best.index}: {best.address}, {kind}")
     name = port.netdev or f"INTERFACE (of {port.device})"
     add = f"ip addr add ADDRESS/PREFIX dev {name}"
     if not port.gids:
@@ -49,7 +49,9 @@ def _roce(port: Port) -> Finding:
         fix = f"update the NIC's firmware and driver, then look: ibv_devinfo -v -d {port.device}"
         detail = f"{len(port.gids)} GIDs, none of them RoCE v2"
         return TOPIC.problem("gid", port.name, detail, fix)
-    detail = f"RoCE v2 only at the link-local {usable[0].text}, should have an IPv4 or global one"
+    detail = (
+        f"RoCE v2 only at the link-local {usable[0].address}, should have an IPv4 or global one"
+    )
     return TOPIC.warning("gid", port.name, detail, add)
 
 
