@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from .._machine_root import MachineRoot
-from .examine import TOPIC_NAMES, examine
+from .examine import CHECKS_OF, examine
 from .finding import State
 from .here import Here
 from .look import look
@@ -38,7 +38,7 @@ def run(root: Path | None, only: str | None, *, as_objects: bool) -> int:
 def _names(only: str | None) -> frozenset[str]:
     if only is None:
         return frozenset()
-    known = [name for group, checks in TOPIC_NAMES.items() for name in (group, *checks)]
+    known = [name for group, checks in CHECKS_OF.items() for name in (group, *checks)]
     names = [name.strip() for name in only.split(",")]
     for name in names:
         if name not in known:

@@ -29,6 +29,7 @@ TOPICS: tuple[Topic, ...] = tuple(
     for module in (libraries, gpu, dmabuf, rdma_ports, gids, mtu, bonding, permissions, limits,
                    mr, pcie, isolation, numa, memory)
 )  # fmt: skip
+CHECKS_OF = {topic.name: tuple(topic.why) for topic in TOPICS}
 Check = Callable[[], Iterable[Finding]]
 
 
@@ -36,7 +37,7 @@ def examine(root: MachineRoot, here: Here, only: frozenset[str] = frozenset()) -
     """Return the findings of all checks, or of those groups and checks that are named."""
     findings = []
     for topic, check in _checks(root, here).items():
-        names = TOPIC_NAMES[topic]
+        names = CHECKS_OF[topic]
         if only and only.isdisjoint((topic, *names)):
             continue
         for finding in _run(topic, check):
@@ -45,12 +46,9 @@ def examine(root: MachineRoot, here: Here, only: frozenset[str] = frozenset()) -
     return findings
 
 
-TOPIC_NAMES = {topic.name: tuple(topic.why) for topic in TOPICS}
-
-
 def topic_of(finding: Finding) -> str:
     """Return the group that a check is of; a check that threw is named as its group."""
-    for name, checks in TOPIC_NAMES.items():
+    for name, checks in CHECKS_OF.items():
         if finding.check in checks:
             return name
     return finding.check

@@ -9,7 +9,7 @@ import pytest
 
 from mooncake_kernels.__main__ import main
 from mooncake_kernels.doctor import Finding, State
-from mooncake_kernels.doctor.examine import TOPIC_NAMES
+from mooncake_kernels.doctor.examine import CHECKS_OF
 from mooncake_kernels.doctor.report import summary, table
 
 KEYS = ["group", "check", "subject", "state", "detail", "fix", "why"]
@@ -111,7 +111,7 @@ def test_importing_the_package_does_not_import_the_doctor():
 
 def test_every_check_is_documented():
     text = (Path(__file__).parents[2] / "docs/doctor.md").read_text()
-    for checks in TOPIC_NAMES.values():
+    for checks in CHECKS_OF.values():
         for check in checks:
             assert f"| `{check}` |" in text
 

@@ -132,3 +132,10 @@ def test_the_version_of_either_kind(machine):
     findings = machine.findings("driver")
     assert {finding.state for finding in findings} == {State.UNKNOWN}
     assert nic(0) not in {finding.subject for finding in findings}
+
+
+def test_whether_dmabuf_is_possible_is_not_known(machine):
+    machine.remove("/proc/modules")
+    machine.here = Here(open_errors=machine.here.open_errors)
+    assert "is not known" in one(machine, "peermem", State.UNKNOWN).detail
+    assert machine.bad() == []

@@ -3,7 +3,7 @@
 import pytest
 
 from mooncake_kernels.doctor import Finding, Here, State, examine
-from mooncake_kernels.doctor.examine import TOPIC_NAMES, _run, topic_of
+from mooncake_kernels.doctor.examine import CHECKS_OF, _run, topic_of
 
 from .machine import Machine
 
@@ -11,7 +11,7 @@ from .machine import Machine
 def test_a_healthy_machine_has_no_fault(machine):
     findings = machine.findings()
     assert {finding.state for finding in findings} == {State.OK}
-    names = {name for names in TOPIC_NAMES.values() for name in names}
+    names = {name for names in CHECKS_OF.values() for name in names}
     absent = {"rate", "pkey", "bond_mode", "bond_slave", "rdma_cm", "max_mr", "max_mr_size"}
     assert {finding.check for finding in findings} == names - absent
 
@@ -37,9 +37,9 @@ def test_gpus_without_nics(machine):
 
 
 def test_every_check_names_its_reason_and_no_name_is_used_twice():
-    names = [name for names in TOPIC_NAMES.values() for name in names]
+    names = [name for names in CHECKS_OF.values() for name in names]
     assert len(set(names)) == len(names)
-    assert set(names).isdisjoint(TOPIC_NAMES.keys() - {"mtu"})
+    assert set(names).isdisjoint(CHECKS_OF.keys() - {"mtu"})
 
 
 def test_only_some_checks(machine):

@@ -34,13 +34,15 @@ def check(root: MachineRoot, gpus: Collection[str], has_call: bool | None) -> It
         yield TOPIC.info("peermem", "GPU memory", detail)
         return
     is_peermem = _has_peermem(root)
-    states = [_kernel(root), _driver(root), _call(has_call)]
-    for check, subject, state, detail in states:
-        worse = State.INFO if is_peermem and state is State.WARNING else state
-        is_bad = state in (State.WARNING, State.INFO)
-        yield TOPIC.found(check, subject, worse, detail, _FIXES[check] if is_bad else None)
-    is_dmabuf = all(state in (State.OK, State.UNKNOWN) for _, _, state, _ in states)
-    yield _peermem(is_peermem, is_dmabuf)
+    needs = [_kernel(root), _driver(root), _call(has_call)]
+    for name, subject, state, detail in needs:
+        if state is not State.WARNING:
+            yield TOPIC.found(name, subject, state, detail)
+        elif is_peermem:
+            yield TOPIC.info(name, subject, detail, _FIXES[name])
+        else:
+            yield TOPIC.warning(name, subject, detail, _FIXES[name])
+    yield _peermem(is_peermem, {state for _, _, state, _ in needs})
 
 
 _Row = tuple[str, str, State, str]
@@ -56,7 +58,7 @@ def _kernel(root: MachineRoot) -> _Row:
         return "dmabuf_kernel", subject, State.WARNING, "must be 5.12 or later"
     config = _kernel_config(root, release)
     if config is None:  # what RDMA is built with selects it, so that this is no doubt
-        return "dmabuf_kernel", subject, State.OK, "later than 5.12; its configuration is not here"
+        return "dmabuf_kernel", subject, State.OK, "5.12 or later; its configuration is not here"
     if not re.search("^CONFIG_DMA_SHARED_BUFFER=y", config, re.M):
         return "dmabuf_kernel", subject, State.WARNING, "CONFIG_DMA_SHARED_BUFFER is not set"
     return "dmabuf_kernel", subject, State.OK, "5.12 or later, CONFIG_DMA_SHARED_BUFFER=y"
@@ -96,12 +98,17 @@ def _has_peermem(root: MachineRoot) -> bool:
     return bool(loaded) or root.resolve("/sys/module/nvidia_peermem") is not None
 
 
-def _peermem(is_loaded: bool, is_dmabuf: bool) -> Finding:
+def _peermem(is_loaded: bool, dmabuf: set[State]) -> Finding:
     if is_loaded:
         return TOPIC.ok("peermem", "nvidia_peermem", "loaded")
-    fix = "modprobe nvidia_peermem"
-    if is_dmabuf:
+    if dmabuf == {State.OK}:
         return TOPIC.info("peermem", "nvidia_peermem", "not loaded; dma-buf does without it")
+    fix = (
+        "modprobe nvidia_peermem (Invalid argument: its build wants the peer memory of NVIDIA's"
+        " OFED, or DOCA)"
+    )
+    if State.WARNING not in dmabuf:
+        detail = "not loaded, and whether dma-buf is possible is not known"
+        return TOPIC.unknown("peermem", "nvidia_peermem", detail, fix)
     detail = "not loaded, and dma-buf is not possible: GPU memory cannot be registered"
-    fix += " (Invalid argument: its build wants the peer memory of NVIDIA's OFED, or DOCA)"
     return TOPIC.problem("peermem", "nvidia_peermem", detail, fix)
