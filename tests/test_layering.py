@@ -104,6 +104,15 @@ def test_families_do_not_know_each_other(path):
             assert parts[1] in allowed, f"must not import {module}"
 
 
+DOCTOR = ROOT / "mooncake_kernels/doctor"
+
+
+@pytest.mark.parametrize("path", [p for p in KERNELS if DOCTOR not in p.parents], ids=name)
+def test_the_command_alone_knows_the_doctor(path):
+    known = [module for module in imports(path) if module.startswith("mooncake_kernels.doctor")]
+    assert not known or path.name == "__main__.py"
+
+
 @pytest.mark.parametrize("path", SERVING, ids=name)
 def test_serving_imports_only_downward(path):
     parts = path.relative_to(ROOT / "python/mooncake_serving").with_suffix("").parts

@@ -49,3 +49,9 @@ def test_names_are_sorted(root):
 
 def test_this_machine():
     assert MachineRoot().integer("/proc/sys/kernel/pid_max") > 0
+
+
+def test_a_name_that_no_file_can_have(root):
+    for name in ("/sys/" + "a" * 300, "/sys/\0", "/sys/\ud800"):
+        assert root.resolve(name) is None
+        assert root.text(name) is None

@@ -1,0 +1,59 @@
+"""What the doctor knows of this process and its libraries, as plain data: files do not tell it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Library:
+    """Whether something that the package can use is here, and its version or why it is not.
+
+    Attributes:
+        check: the check's name: "operators", "cuda_kernels", "torch_cuda", "cuda_driver",
+            "libibverbs", or "packages" for each optional one.
+        name: the package's name; empty for the others.
+    """
+
+    check: str
+    here: bool
+    detail: str
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class VerbsPort:
+    """What libibverbs says of a port; MTUs are bytes of payload."""
+
+    number: int
+    active_mtu: int
+    max_mtu: int
+
+
+@dataclass(frozen=True)
+class VerbsDevice:
+    """What libibverbs says of a device."""
+
+    name: str
+    max_mr: int
+    max_mr_size_bytes: int
+    ports: tuple[VerbsPort, ...] = ()
+
+
+@dataclass(frozen=True)
+class Here:
+    """This process. The default is what is known of a machine that was captured: nothing.
+
+    Attributes:
+        libraries: what the package can use.
+        has_dmabuf_call: whether libibverbs has ``ibv_reg_dmabuf_mr``; None if it does not load.
+        open_errors: of files of /dev/infiniband, why they could not be opened; empty text if they
+            could.
+        gpu_memory_bytes: memory of each GPU, by PCI address.
+        devices: what libibverbs says, if it was asked.
+    """
+
+    libraries: tuple[Library, ...] = ()
+    has_dmabuf_call: bool | None = None
+    open_errors: Mapping[str, str] = field(default_factory=dict)
+    gpu_memory_bytes: Mapping[str, int] = field(default_factory=dict)
+    devices: tuple[VerbsDevice, ...] = ()

@@ -1,0 +1,10 @@
+"""The machine that the tests break."""
+
+import pytest
+
+from .machine import healthy
+
+
+@pytest.fixture
+def machine(tmp_path):
+    return healthy(tmp_path)

@@ -1,0 +1,124 @@
+"""The command: its table, JSON, options and exit status."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mooncake_kernels.__main__ import main
+from mooncake_kernels.doctor import Finding, State
+from mooncake_kernels.doctor.examine import CHECKS_OF
+from mooncake_kernels.doctor.report import summary, table
+
+KEYS = ["group", "check", "subject", "state", "detail", "fix", "why"]
+
+
+def test_this_machine(capsys):
+    status = main(["doctor", "--only", "libraries"])
+    out = capsys.readouterr().out
+    assert status == int("problem" in out.split()[0])
+    rows = [line.split() for line in out.splitlines()]
+    assert ["ok", "operators"] in [row[:2] for row in rows]
+    assert any(row[-1:] and row[-1].startswith("warning") for row in rows)
+
+
+def test_a_healthy_machine(machine, capsys):
+    root = machine.root().root
+    assert main(["doctor", "--root", str(root)]) == 0
+    out = capsys.readouterr().out
+    assert out.endswith("\n0 problems, 0 warnings, 1 unknown\n")  # what libibverbs has
+    assert "mlx5_0 port 1, mlx5_1 port 1 and 6 more" in out
+    assert max(len(line) for line in out.splitlines()) < 200
+
+
+def test_problems_come_first_and_fail(machine, capsys):
+    machine.files["/proc/self/limits"] = "Max locked memory  8388608  unlimited  bytes\n"
+    machine.files["/proc/sys/vm/overcommit_memory"] = "2\n"
+    assert main(["doctor", "--root", str(machine.root().root)]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("problem  memlock: this process: 8 MiB")
+    assert lines[1].startswith("         why: registered memory is locked")
+    assert lines[2] == "         fix: ulimit -l unlimited"
+    assert lines[4].startswith("warning  overcommit")
+    assert lines[-1].startswith("1 problem, 1 warning")
+
+
+def test_warnings_do_not_fail(machine):
+    machine.files["/proc/sys/vm/overcommit_memory"] = "2\n"
+    assert main(["doctor", "--root", str(machine.root().root), "--only", "memory"]) == 0
+
+
+def test_json(machine, capsys):
+    machine.files["/proc/sys/vm/overcommit_memory"] = "2\n"
+    assert main(["doctor", "--json", "--root", str(machine.root().root), "--only", "memory"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert list(report) == ["findings", "summary"]
+    assert all(list(finding) == KEYS for finding in report["findings"])
+    assert report["summary"] == {"problem": 0, "warning": 1, "unknown": 0, "info": 0, "ok": 3}
+    (bad,) = [finding for finding in report["findings"] if finding["state"] == "warning"]
+    assert bad["group"] == "memory" and bad["fix"] == "sysctl -w vm.overcommit_memory=0"
+
+
+def test_an_empty_root(tmp_path, capsys):
+    assert main(["doctor", "--json", "--root", str(tmp_path)]) == 0
+    assert json.loads(capsys.readouterr().out)["summary"]["problem"] == 0
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--root", "/nowhere/at/all"], "--root must be a folder, got /nowhere/at/all"),
+        (["--only", "memlock,memlok"], "got 'memlok'"),
+        (["--only", ""], "got ''"),
+        (["--color"], "--color"),
+    ],
+)
+def test_wrong_arguments(arguments, message, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["doctor", *arguments])
+    assert stopped.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_the_names_that_only_takes_are_listed(capsys):
+    with pytest.raises(SystemExit):
+        main(["doctor", "--only", "x"])
+    error = capsys.readouterr().err
+    assert "memlock" in error and "isolation" in error
+
+
+def test_the_summary_counts():
+    def finding(state):
+        return Finding("memlock", "x", state, "d", None, "w")
+
+    states = [State.PROBLEM, State.WARNING, State.WARNING, State.UNKNOWN, State.OK]
+    assert summary([finding(state) for state in states]) == "1 problem, 2 warnings, 1 unknown"
+    assert table([]) == "0 problems, 0 warnings\n"
+
+
+def test_a_check_that_failed_is_in_the_table():
+    failed = Finding("limits", "doctor", State.UNKNOWN, "the check failed: X", None, "w")
+    assert "the check failed: X" in table([failed])
+
+
+def test_importing_the_package_does_not_import_the_doctor():
+    code = "import sys, mooncake_kernels; print(any('.doctor' in name for name in sys.modules))"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout == "False\n"
+
+
+def test_every_check_is_documented():
+    text = (Path(__file__).parents[2] / "docs/doctor.md").read_text()
+    for checks in CHECKS_OF.values():
+        for check in checks:
+            assert f"| `{check}` |" in text
+
+
+def test_rows_are_joined_only_if_one_fix_is_for_all():
+    def finding(subject, fix):
+        return Finding("thp", subject, State.INFO, "never", fix, "w")
+
+    out = table([finding("a", "x"), finding("b", "x"), finding("c", "y")])
+    assert "a, b  never; x" in out and "c     never; y" in out
