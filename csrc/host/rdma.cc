@@ -213,6 +213,14 @@ void bind_region(py::module_& m) {
       .def(py::init(&make_remote), py::arg("access"), py::arg("pieces"));
   m.def("rdma_register", &register_on, py::arg("devices"), py::arg("address"), py::arg("num_bytes"),
         py::arg("access"), py::arg("gpu_mapping"), py::arg("max_piece_bytes"), ReleaseGil());
+  m.def(
+      "rdma_register_dmabuf",
+      [](const std::shared_ptr<Device>& device, int fd, uint64_t offset, uint64_t address,
+         uint64_t num_bytes, uint32_t access) {
+        return register_dmabuf(device, fd, offset, {address, num_bytes}, access);
+      },
+      py::arg("device"), py::arg("fd"), py::arg("offset"), py::arg("address"), py::arg("num_bytes"),
+      py::arg("access"), ReleaseGil());
   m.def("rdma_flush_writes", &flush_writes, py::arg("device"), ReleaseGil());
 }
 

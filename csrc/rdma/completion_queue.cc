@@ -57,18 +57,27 @@ void CompletionQueue::release() noexcept {
 
 void CompletionQueue::interrupt() noexcept { eventfd_write(wake_.get(), 1); }
 
-void CompletionQueue::add(QueuePair* queue_pair, int room) {
+void CompletionQueue::reserve(int room) {
   const std::lock_guard lock(poll_mutex_);
-  MK_CHECK(room_taken_ + room <= depth_, "queue_pair: queue must have room for ", room,
+  MK_CHECK(room <= depth_ - room_taken_, "queue_pair: queue must have room for ", room,
            " more work requests (max_sends + max_immediates), got a depth of ", depth_, ", ",
            room_taken_, " of it taken");
-  queue_pairs_[queue_pair->number()] = queue_pair;
   room_taken_ += room;
 }
 
-void CompletionQueue::remove(QueuePair* queue_pair, int room) noexcept {
+void CompletionQueue::give_back(int room) noexcept {
   const std::lock_guard lock(poll_mutex_);
-  if (queue_pairs_.erase(queue_pair->number()) > 0) room_taken_ -= room;
+  room_taken_ -= room;
+}
+
+void CompletionQueue::add(QueuePair* queue_pair) {
+  const std::lock_guard lock(poll_mutex_);
+  queue_pairs_[queue_pair->number()] = queue_pair;
+}
+
+void CompletionQueue::remove(QueuePair* queue_pair) noexcept {
+  const std::lock_guard lock(poll_mutex_);
+  queue_pairs_.erase(queue_pair->number());
 }
 
 void CompletionQueue::push(std::vector<Completion> completions) {

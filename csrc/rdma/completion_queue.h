@@ -57,9 +57,11 @@ class CompletionQueue final : public Resource {
   friend class QueuePair;
 
   // Of queue pairs; `room`: how many entries theirs may fill at once.
-  void add(QueuePair* queue_pair, int room);
-  void remove(QueuePair* queue_pair, int room) noexcept;  // over when it is not being polled
-  void push(std::vector<Completion> completions);         // what no work completion tells
+  void reserve(int room);
+  void give_back(int room) noexcept;
+  void add(QueuePair* queue_pair);
+  void remove(QueuePair* queue_pair) noexcept;     // over when it is not being polled
+  void push(std::vector<Completion> completions);  // what no work completion tells
 
   void poll_nic(int max_work, std::vector<Completion>* out);
   bool has_pushed();

@@ -35,10 +35,9 @@ ibv_mr* register_host(ibv_pd* pd, Span span, Access access) {
   return Verbs::get().p_ibv_reg_mr(pd, start, span.num_bytes, static_cast<int>(flags));
 }
 
-ibv_mr* register_dmabuf(ibv_pd* pd, Span span, const DmabufExport& dmabuf, Access access) {
+ibv_mr* register_dmabuf_mr(ibv_pd* pd, int fd, uint64_t offset, Span span, Access access) {
   const unsigned relaxed = access & kRelaxedOrdering ? IBV_ACCESS_RELAXED_ORDERING : 0;
-  return VerbsDmabuf::get().p_ibv_reg_dmabuf_mr(pd, span.address - dmabuf.span.address,
-                                                span.num_bytes, span.address, dmabuf.fd.get(),
+  return VerbsDmabuf::get().p_ibv_reg_dmabuf_mr(pd, offset, span.num_bytes, span.address, fd,
                                                 static_cast<int>(verbs_access(access) | relaxed));
 }
 
@@ -86,8 +85,9 @@ std::vector<Piece> register_dmabuf_pieces(const Device& device, Span span,
     const uint64_t end = std::min(span.end(), dmabuf.span.end());
     const Span part{begin, end - begin};
     register_pieces(part, piece_bytes(device.info(), options), &pieces, [&](Span piece) {
-      return check_handle(register_dmabuf(device.pd(), piece, dmabuf, options.access),
-                          "ibv_reg_dmabuf_mr", device.name());
+      ibv_mr* mr = register_dmabuf_mr(device.pd(), dmabuf.fd.get(),
+                                      piece.address - dmabuf.span.address, piece, options.access);
+      return check_handle(mr, "ibv_reg_dmabuf_mr", device.name());
     });
   }
   return pieces;
@@ -202,6 +202,18 @@ std::vector<RegionRef> register_memory(const std::vector<std::shared_ptr<Device>
   }
   const GpuRegistration registration(*gpu, span, options);
   return on_all(devices, [&](const auto& device) { return registration.on(device); });
+}
+
+RegionRef register_dmabuf(const std::shared_ptr<Device>& device, int fd, uint64_t offset, Span span,
+                          Access access) {
+  const Resource::Use use(*device, "register_dmabuf");
+  MK_CHECK(span.num_bytes > 0, "register_dmabuf: num_bytes must be positive, got 0");
+  ibv_mr* mr = register_dmabuf_mr(device->pd(), fd, offset, span, access);
+  std::vector<Piece> pieces;
+  pieces.push_back({span, MrHandle(check_handle(mr, "ibv_reg_dmabuf_mr",
+                                                concat(span.num_bytes, " bytes of the dma-buf ", fd,
+                                                       " on ", device->name())))});
+  return make_resource<MemoryRegion>(device, span, access, Mapping::kDmabuf, std::move(pieces));
 }
 
 }  // namespace mk::rdma

@@ -87,5 +87,9 @@ struct RegisterOptions {
 std::vector<RegionRef> register_memory(const std::vector<std::shared_ptr<Device>>& devices,
                                        Span span, const RegisterOptions& options);
 
+// Registers memory that somebody has exported, from `offset` on, under the addresses of `span`.
+RegionRef register_dmabuf(const std::shared_ptr<Device>& device, int fd, uint64_t offset, Span span,
+                          Access access);
+
 }  // namespace mk::rdma
 #endif

@@ -47,62 +47,69 @@ QueuePair::QueuePair(std::shared_ptr<CompletionQueue> queue, const QueuePairOpti
   const PortInfo port = device.port(options.port);
   const GidInfo gid = find_gid(device.name(), port, options.gid_index);
   gid_index_ = gid.index;
-  ibv_qp_init_attr attr{};
-  create(&attr);
-  rename(concat("queue pair ", number_, " of ", device.name()));
-  limits_ = {static_cast<int>(attr.cap.max_send_sge),
-             std::min(static_cast<int>(attr.cap.max_send_sge), device.info().max_sge_read),
-             std::min<uint64_t>(port.max_message_bytes, 1u << 30)};
-  endpoint_ = {number_,
-               std::random_device{}() & 0xffffff,
-               static_cast<uint16_t>(port.lid),
-               gid.gid,
-               gid.type,
-               port.link_layer,
-               port.active_mtu,
-               std::min(device.info().max_reads_in, kMaxReads)};
+  queue_->reserve(room());
   try {
+    create(port);
+    endpoint_ = {number_,
+                 std::random_device{}() & 0xffffff,
+                 static_cast<uint16_t>(port.lid),
+                 gid.gid,
+                 gid.type,
+                 port.link_layer,
+                 port.active_mtu,
+                 std::min(device.info().max_reads_in, kMaxReads)};
     to_init();
-    queue_->add(this, options.max_sends + options.max_immediates);
+    queue_->add(this);
   } catch (...) {
-    release();
+    if (qp_) Verbs::get().p_ibv_destroy_qp(qp_);
+    queue_->give_back(room());
     throw;
   }
 }
 
-void QueuePair::create(ibv_qp_init_attr* attr) {
+void QueuePair::create(const PortInfo& port) {
   const Device& device = *queue_->device();
-  attr->send_cq = attr->recv_cq = queue_->cq_;
-  attr->qp_type = IBV_QPT_RC;
-  attr->cap.max_send_wr = options_.max_sends;
-  attr->cap.max_recv_wr = std::max(options_.max_immediates, 1);
-  attr->cap.max_send_sge = std::min(options_.max_sges, std::max(device.info().max_sge, 1));
-  attr->cap.max_recv_sge = 1;
-  qp_ = Verbs::get().p_ibv_create_qp(device.pd(), attr);
+  ibv_qp_init_attr attr{};
+  attr.send_cq = attr.recv_cq = queue_->cq_;
+  attr.qp_type = IBV_QPT_RC;
+  attr.cap.max_send_wr = options_.max_sends;
+  attr.cap.max_recv_wr = std::max(options_.max_immediates, 1);
+  attr.cap.max_send_sge = std::min(options_.max_sges, std::max(device.info().max_sge, 1));
+  attr.cap.max_recv_sge = 1;
+  qp_ = Verbs::get().p_ibv_create_qp(device.pd(), &attr);
   if (!qp_) {
     throw SystemError(errno, concat("ibv_create_qp: ", options_.max_sends, " sends and ",
                                     options_.max_immediates, " immediates on ", device.name(),
                                     ", which has at most ", device.info().max_qp, " queue pairs"));
   }
   number_ = qp_->qp_num;
+  rename(concat("queue pair ", number_, " of ", device.name()));
+  const int max_sges = static_cast<int>(attr.cap.max_send_sge);
+  limits_ = {max_sges, std::min(max_sges, device.info().max_sge_read),
+             std::min<uint64_t>(port.max_message_bytes, 1u << 30)};
 }
 
-void QueuePair::interrupt() noexcept {
-  queue_->remove(this, options_.max_sends + options_.max_immediates);
-}
+// Polling takes the queue's lock, then this one's use: it must be over before that is had alone.
+void QueuePair::interrupt() noexcept { queue_->remove(this); }
 
 void QueuePair::release() noexcept {
   std::vector<Completion> out;
   {
     const std::lock_guard lock(mutex_);
-    for (Batch& batch : batches_) {
-      if (batch.status == IBV_WC_SUCCESS) batch.status = kStatusClosed;
-      out.push_back(batch.completion(number_));
-    }
-    batches_.clear();
+    close_batches(&out);
     Verbs::get().p_ibv_destroy_qp(qp_);
   }
   queue_->push(std::move(out));
+  queue_->give_back(room());
+}
+
+void QueuePair::close_batches(std::vector<Completion>* out) {
+  for (Batch& batch : batches_) {
+    if (batch.status == IBV_WC_SUCCESS) batch.status = kStatusClosed;
+    out->push_back(batch.completion(number_));
+  }
+  batches_.clear();
+  num_started_ = 0;
 }
 
 void QueuePair::modify(ibv_qp_attr* attr, int mask, const char* to) {
@@ -165,12 +172,7 @@ void QueuePair::reset(std::vector<Completion>* out) {
   attr.qp_state = IBV_QPS_RESET;
   modify(&attr, IBV_QP_STATE, "RESET");
   state_ = State::kReset;
-  for (Batch& batch : batches_) {
-    if (batch.status == IBV_WC_SUCCESS) batch.status = kStatusClosed;
-    out->push_back(batch.completion(number_));
-  }
-  batches_.clear();
-  num_started_ = 0;
+  close_batches(out);
   tail_ = head_;
   generation_ = static_cast<uint16_t>((generation_ + 1) & 0x7fff);
 }

@@ -77,8 +77,11 @@ class QueuePair final : public Resource {
   // Handles a work completion of this queue pair; appends what is over.
   void complete(const ibv_wc& wc, std::vector<Completion>* out);
 
+  int room() const { return options_.max_sends + options_.max_immediates; }
+
   // All with mutex_ held.
-  void create(ibv_qp_init_attr* attr);
+  void create(const PortInfo& port);
+  void close_batches(std::vector<Completion>* out);
   void modify(ibv_qp_attr* attr, int mask, const char* to);
   void to_init();
   void to_ready(const Endpoint& peer, const ConnectOptions& options);

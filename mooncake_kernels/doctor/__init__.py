@@ -2,7 +2,7 @@
 
 from .examine import examine
 from .finding import Finding, State
-from .here import Here, Library, VerbsDevice, VerbsPort
+from .here import Here, Library
 from .look import look
 
-__all__ = ["Finding", "Here", "Library", "State", "VerbsDevice", "VerbsPort", "examine", "look"]
+__all__ = ["Finding", "Here", "Library", "State", "examine", "look"]

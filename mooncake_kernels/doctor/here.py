@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from ..rdma import DeviceInfo
+
 
 @dataclass(frozen=True)
 class Library:
@@ -18,25 +20,6 @@ class Library:
     here: bool
     detail: str
     name: str = ""
-
-
-@dataclass(frozen=True)
-class VerbsPort:
-    """What libibverbs says of a port; MTUs are bytes of payload."""
-
-    number: int
-    active_mtu: int
-    max_mtu: int
-
-
-@dataclass(frozen=True)
-class VerbsDevice:
-    """What libibverbs says of a device."""
-
-    name: str
-    max_mr: int
-    max_mr_size_bytes: int
-    ports: tuple[VerbsPort, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -56,4 +39,4 @@ class Here:
     has_dmabuf_call: bool | None = None
     open_errors: Mapping[str, str] = field(default_factory=dict)
     gpu_memory_bytes: Mapping[str, int] = field(default_factory=dict)
-    devices: tuple[VerbsDevice, ...] = ()
+    devices: tuple[DeviceInfo, ...] = ()

@@ -4,7 +4,9 @@ import ctypes
 import importlib.metadata
 import os
 
+from .. import rdma
 from .._machine_root import MachineRoot
+from ..errors import Unavailable
 from .here import Here, Library
 
 OPTIONAL_PACKAGES = ("triton", "gguf", "tokenizers", "safetensors")
@@ -18,6 +20,7 @@ def look() -> Here:
         has_dmabuf_call=_has_dmabuf_call(),
         open_errors=_open_errors(),
         gpu_memory_bytes=_gpu_memory_bytes(),
+        devices=_devices(),
     )
 
 
@@ -81,6 +84,14 @@ def _open_errors() -> dict[str, str]:
         except OSError as error:
             errors[name] = error.strerror or str(error)
     return errors
+
+
+def _devices() -> tuple[rdma.DeviceInfo, ...]:
+    """What verbs say; why they cannot be asked is what other checks tell."""
+    try:
+        return tuple(rdma.devices())
+    except (Unavailable, OSError):
+        return ()
 
 
 class _Memory(ctypes.Structure):

@@ -4,6 +4,8 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from .. import _host
 from ..buffers import Buffer, as_buffer
 from ..errors import InvalidArgument
@@ -170,8 +172,11 @@ def _storage(memory: Buffer) -> tuple[Any, int, int]:
     if hasattr(owner, "untyped_storage"):
         storage = owner.untyped_storage()
         return storage, storage.data_ptr(), storage.nbytes()
-    while getattr(owner, "base", None) is not None:  # a numpy view
-        owner = owner.base
-    if hasattr(owner, "nbytes") and hasattr(owner, "ctypes"):
+    while True:  # as_buffer's own array, its memoryview, then the caller's views
+        inner = owner.obj if isinstance(owner, memoryview) else getattr(owner, "base", None)
+        if inner is None:
+            break
+        owner = inner
+    if isinstance(owner, np.ndarray):
         return owner, owner.ctypes.data, owner.nbytes
     return owner, memory.address, memory.num_bytes

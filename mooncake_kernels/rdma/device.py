@@ -6,11 +6,12 @@ from typing import Any
 
 from .. import _host
 from .._machine_root import MachineRoot
+from ..buffers import Buffer
 from ..errors import InvalidArgument
 from ._handles import Handle, require_verbs
 from .info import DeviceInfo, PortInfo, describe, describe_port
 from .queues import CompletionQueue
-from .region import Access, Mapping, Region, register
+from .region import Access, Mapping, Region, access_flags, register
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,39 @@ class Device(Handle):
             max_piece_bytes=max_piece_bytes,
         )[0]
 
+    def register_dmabuf(
+        self,
+        fd: int,
+        num_bytes: int,
+        access: Access = "remote_read_write",
+        *,
+        offset: int = 0,
+        address: int = 0,
+        relaxed_ordering: bool = True,
+    ) -> Region:
+        """Let this NIC use memory that somebody has exported as a dma-buf.
+
+        Args:
+            fd: the dma-buf; it may be closed afterwards.
+            num_bytes: how much of it.
+            access: as ``rdma.register()``.
+            offset: where in it the memory begins.
+            address: what its first byte is called in transfers, alike modulo a page to ``offset``.
+            relaxed_ordering: as ``rdma.register()``.
+
+        Raises:
+            InvalidArgument: no bytes, or numbers that are negative.
+            Unavailable: a libibverbs without ``ibv_reg_dmabuf_mr`` (rdma-core before 34).
+            OSError: the kernel refuses; EOPNOTSUPP if the NIC's driver knows no dma-bufs.
+        """
+        for name, value in (("fd", fd), ("offset", offset), ("address", address)):
+            if not isinstance(value, int) or value < 0:
+                raise InvalidArgument(f"register_dmabuf: {name} must be >= 0, got {value!r}")
+        memory = Buffer(address, num_bytes, "dmabuf", True, None)
+        flags = access_flags(memory, access, relaxed_ordering)
+        made = _host.rdma_register_dmabuf(self._handle, fd, offset, address, num_bytes, flags)
+        return Region(made, self, memory, flags)
+
     def completion_queue(self, depth: int = 1024) -> CompletionQueue:
         """Make a queue that tells what is over.
 
@@ -113,23 +147,24 @@ def on_protection_domain(pd: Any) -> Device:
         InvalidArgument: that is not one, or it is closed.
     """
     require_verbs()
-    context = getattr(pd, "ctx", None)
-    if type(pd).__module__ != "pyverbs.pd" or type(pd).__name__ != "PD" or context is None:
+    if type(pd).__module__ != "pyverbs.pd" or type(pd).__name__ != "PD":
         raise InvalidArgument(f"on_protection_domain: pd must be a pyverbs PD, got {pd!r}")
-    pd_address, context_address = _verbs_handle(pd), _verbs_handle(context)
-    if not pd_address or not context_address:
+    address = _verbs_handle(pd)
+    if not address:
         raise InvalidArgument("on_protection_domain: pd must be open, but is closed")
-    # struct ibv_pd begins with its context and its handle: what is not so is no ibv_pd.
-    found = ctypes.c_uint64.from_address(pd_address).value
-    if found != context_address:
+    # struct ibv_pd: its context, and the number that pyverbs tells as well.
+    context = ctypes.c_uint64.from_address(address).value
+    number = ctypes.c_uint32.from_address(address + 8).value
+    if number != pd.handle:
         raise InvalidArgument(
-            "on_protection_domain: pd must be laid out as pyverbs 34 to 59 do, got another version"
+            f"on_protection_domain: pd must be laid out as in pyverbs 44, got a PD {pd.handle} "
+            f"that says {number}"
         )
-    return Device(_host.rdma_borrow(context_address, pd_address), owner=pd)
+    return Device(_host.rdma_borrow(context, address), owner=pd)
 
 
 def _verbs_handle(wrapper: Any) -> int:
-    """The C pointer that an object of pyverbs wraps: the first field of its class.
+    """The C pointer that an object of pyverbs wraps: the first field of its own class.
 
     Python cannot ask pyverbs for it: ``PD.pd`` hands the pointer out as if it were a Python object.
     """

@@ -2,7 +2,8 @@
 
 import pytest
 
-from mooncake_kernels.doctor import Here, State, VerbsDevice, VerbsPort
+from mooncake_kernels.doctor import Here, State
+from mooncake_kernels.rdma import DeviceInfo, PortInfo
 
 from .machine import nic
 
@@ -107,8 +108,9 @@ def test_the_smallest_mtu_that_carries_4096(machine):
 
 
 def verbs(name, active, maximum=4096, **more):
-    sizes = {"max_mr": 1 << 24, "max_mr_size_bytes": 1 << 62} | more
-    return VerbsDevice(name, ports=(VerbsPort(1, active, maximum),), **sizes)
+    limits = {"max_mr_bytes": 1 << 62, "max_mr": 1 << 24, "max_qp": 1 << 17, "max_cqe": 1 << 22}
+    port = PortInfo(1, "ACTIVE", "Ethernet", 400.0, active, maximum, 0, ())
+    return DeviceInfo(name, "", "", None, None, ports=(port,), max_sge=30, **limits | more)
 
 
 def test_what_libibverbs_says_of_the_mtu(machine):
@@ -132,7 +134,7 @@ def test_limits_of_regions(machine):
     machine.here = Here(
         devices=(
             verbs("mlx5_3", 4096, max_mr=100),
-            verbs("mlx5_2", 4096, max_mr_size_bytes=2 << 30),
+            verbs("mlx5_2", 4096, max_mr_bytes=2 << 30),
         )
     )
     findings = {(f.check, f.subject): f for f in machine.findings("regions")}

@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Sequence
 
 from ..._machine_root import MachineRoot
+from ...rdma import DeviceInfo
 from .. import process
 from ..finding import Finding, Topic
-from ..here import VerbsDevice
 from ..process import human
 
 TOPIC = Topic(
@@ -18,12 +18,12 @@ TOPIC = Topic(
 _MIN_REGIONS = 4096
 
 
-def check(root: MachineRoot, devices: Sequence[VerbsDevice]) -> Iterator[Finding]:
+def check(root: MachineRoot, devices: Sequence[DeviceInfo]) -> Iterator[Finding]:
     """Look at each device that libibverbs told of; sysfs has nothing of this."""
     memory = process.memory_bytes(root)
     for device in devices:
-        size = f"{human(device.max_mr_size_bytes)} a region"
-        if memory is not None and device.max_mr_size_bytes < memory:
+        size = f"{human(device.max_mr_bytes)} a region"
+        if memory is not None and device.max_mr_bytes < memory:
             detail = f"{size}, of {human(memory)} of memory: larger buffers must be split"
             yield TOPIC.info("max_mr_size", device.name, detail)
         else:

@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from ..._machine_root import MachineRoot
+from ...rdma import DeviceInfo, PortInfo
 from ..finding import Finding, Topic
-from ..here import VerbsDevice, VerbsPort
 from ..ports import Port
 
 TOPIC = Topic(
@@ -25,7 +25,7 @@ def payload_bytes(netdev_mtu: int) -> int:
 
 
 def check(
-    root: MachineRoot, all_ports: list[Port], devices: Sequence[VerbsDevice]
+    root: MachineRoot, all_ports: list[Port], devices: Sequence[DeviceInfo]
 ) -> Iterator[Finding]:
     """Look at the MTU of ports that are active, and whether they agree."""
     verbs = {
@@ -50,7 +50,7 @@ def check(
     yield from _mismatches(active, {port.name: port.netdev for port in all_ports})
 
 
-def _roce(port: Port, netdev_mtu: int | None, said: VerbsPort | None) -> tuple[Finding, int]:
+def _roce(port: Port, netdev_mtu: int | None, said: PortInfo | None) -> tuple[Finding, int]:
     if netdev_mtu is None or not 0 < netdev_mtu < 1 << 20:
         detail = f"the MTU of {port.netdev or 'its interface'} cannot be read"
         return TOPIC.unknown("mtu", port.name, detail), said.active_mtu if said else 0
@@ -67,7 +67,7 @@ def _roce(port: Port, netdev_mtu: int | None, said: VerbsPort | None) -> tuple[F
     return TOPIC.ok("mtu", port.name, detail), size
 
 
-def _said(port: Port, said: VerbsPort) -> tuple[Finding, int]:
+def _said(port: Port, said: PortInfo) -> tuple[Finding, int]:
     detail = f"payload of {said.active_mtu} bytes"
     if said.active_mtu < said.max_mtu:
         fix = "in opensm's partitions.conf: Default=0x7fff, ipoib, mtu=5: ALL=full;"

@@ -1,0 +1,8 @@
+"""The order of the guest's tests."""
+
+import pytest
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes a NIC away comes last."""
+    items.sort(key=lambda item: item.path.name == "test_removal.py")
