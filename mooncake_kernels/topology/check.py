@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable
 
-from .model import ADDRESS, Malformed, System
+from .model import ADDRESS, LINK_LAYERS, Malformed, System
 
 MAX_DEPTH = 64  # ports above one device; PCI has 256 buses, machines have six ports
 
@@ -37,6 +37,10 @@ def checked(system: System) -> System:
     for nic in system.nics:
         if not nic.name or nic.name.startswith(("cuda:", "cpu:")):
             raise Malformed(f"a NIC must have a name of its own, got {nic.name!r}")
+        if nic.link_layer not in LINK_LAYERS:
+            raise Malformed(
+                f"{nic.name}'s link_layer must be one of {LINK_LAYERS}, got {nic.link_layer!r}"
+            )
         if nic.pci is not None and nic.pci not in nodes:
             raise Malformed(f"NIC {nic.name} is PCI device {nic.pci}, which is not there")
     for what, part in [(n.address, n) for n in system.pci] + [(n.name, n) for n in system.nics]:

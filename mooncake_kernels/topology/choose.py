@@ -9,12 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import groupby
 
-from .model import Nic, PathKind, System
+from .model import LINK_LAYERS, Nic, PathKind, System
 from .paths import Place, gb_per_s_of, kind_of, pci_order
 from .policy import NicPolicy
 from .spread import spread
-
-_LAYERS = ("InfiniBand", "Ethernet", "")
 
 
 @dataclass(frozen=True)
@@ -41,7 +39,7 @@ class Candidate:
             self.kind,
             -round(self.gb_per_s, 1),
             self.nic.state not in ("ACTIVE", ""),
-            _LAYERS.index(self.nic.link_layer),
+            LINK_LAYERS.index(self.nic.link_layer),
             self.is_far,
         )
 
@@ -61,7 +59,7 @@ def choose(
     policy: NicPolicy,
 ) -> dict[str, Choice]:
     """Decide for every location of a machine."""
-    refused = _refused_everywhere(system, policy)
+    refused = _refused_everywhere(system, places, policy)
     choices = {}
     for location in [name for name in places if name.startswith(("cpu:", "cuda:"))]:
         reasons = dict(refused)
@@ -102,13 +100,21 @@ def _spread(system: System, choices: dict[str, Choice]) -> None:
             tier.sort(key=lambda one: order.index(one.nic.name))
 
 
-def _refused_everywhere(system: System, policy: NicPolicy) -> dict[str, str]:
+def _refused_everywhere(
+    system: System, places: Mapping[str, Place], policy: NicPolicy
+) -> dict[str, str]:
     """Return why NICs may not be chosen for any location, by their names."""
     reasons = {nic.name: _reason_against(nic, policy) for nic in system.nics}
     refused = {name: reason for name, reason in reasons.items() if reason}
     usable = [nic for nic in system.nics if nic.name not in refused]
     if not policy.allow_management:
-        refused |= _management(usable, policy)
+        beside_gpu = {
+            nic.name
+            for nic in usable
+            for gpu in system.gpus
+            if kind_of(places[nic.name], places[str(gpu)]) <= PathKind.PXB
+        }
+        refused |= _management(usable, beside_gpu, policy)
     return refused
 
 
@@ -127,11 +133,12 @@ def _reason_against(nic: Nic, policy: NicPolicy) -> str:
     return ""
 
 
-def _management(nics: list[Nic], policy: NicPolicy) -> dict[str, str]:
+def _management(nics: list[Nic], beside_gpu: set[str], policy: NicPolicy) -> dict[str, str]:
     """Return what looks like a management NIC among the usable ones, and why.
 
-    That is a port slower than half of the fastest one, and one that carries the default route
-    beside another, at least as fast, that does not. What the caller has named is none.
+    That is a port slower than half of the fastest one; and one that carries the default route, if
+    another, at least as fast, does not, and it is not on a GPU's PCI switch, where nobody puts a
+    management NIC. What the caller has named is none.
     """
     named = {nic for field, nic in policy.names() if field != "deny"}
     fastest = max((nic.gbit_per_s or 0.0 for nic in nics), default=0.0)
@@ -143,8 +150,9 @@ def _management(nics: list[Nic], policy: NicPolicy) -> dict[str, str]:
                 f"{speed:g} Gb/s beside {fastest:g} Gb/s: taken for a management NIC"
             )
     others = [nic for nic in nics if nic.name not in reasons and not nic.has_default_route]
+    best_other = max((nic.gbit_per_s or 0.0 for nic in others), default=-1.0)
     for nic in nics:
-        faster = any((other.gbit_per_s or 0) >= (nic.gbit_per_s or 0) for other in others)
-        if nic.has_default_route and faster and nic.name not in reasons:
+        is_only_one = best_other < (nic.gbit_per_s or 0.0)
+        if nic.has_default_route and not is_only_one and nic.name not in beside_gpu | set(reasons):
             reasons[nic.name] = "it carries the default route: taken for a management NIC"
     return {name: reason for name, reason in reasons.items() if name not in named}

@@ -6,7 +6,6 @@ is what it says. A tree stands upside down: a switch above what hangs on it, and
 
 from dataclasses import dataclass, field
 
-from .explain import port_facts
 from .model import NVSWITCH, Gpu, Nic, PciNode, System
 
 CHAR = 7.2  # width of a character of the font, 12 px high
@@ -143,7 +142,13 @@ def _boxes(
     below = [box for child in children for box in _boxes(system, child, first_nic, [])]
     if len(below) <= 1:
         return below
-    return [Box("switch", [f"PCI switch {node.address}"], _link(way), below)]
+    # A switch has ports below it; what hangs on one port are functions of one card.
+    what = "switch" if node.is_switch or any(_is_port(child) for child in children) else "port"
+    return [Box("switch", [f"PCI {what} {node.address}"], _link(way), below)]
+
+
+def _is_port(node: PciNode) -> bool:
+    return node.pci_class >> 8 == 0x0604
 
 
 def _gpu_box(gpu: Gpu, way: list[PciNode], first_nic: dict[str, str]) -> Box:
@@ -162,8 +167,9 @@ def _nic_box(nic: Nic, way: list[PciNode]) -> Box:
     lines = [_shortened(nic.name, 24)]
     if nic.pci is not None and nic.pci != nic.name:
         lines.append(nic.pci)
-    facts = port_facts(nic).split(" ", 2)  # "port 1", and the rest
-    lines += [" ".join(facts[:2]), *facts[2:]]
+    speed = "" if nic.gbit_per_s is None else f"{nic.gbit_per_s:g} Gb/s"
+    state = "" if nic.state == "ACTIVE" else nic.state
+    lines += [line for line in (f"{speed} {nic.link_layer}".strip(), state) if line]
     return Box("nic" if nic.state in ("ACTIVE", "") else "down", lines, _link(way))
 
 

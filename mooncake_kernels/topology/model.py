@@ -5,6 +5,7 @@ import re
 from dataclasses import dataclass
 
 ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+LINK_LAYERS = ("InfiniBand", "Ethernet", "")  # the better first; the last: unknown
 NVSWITCH = "nvswitch"  # the peer of a link that ends at a switch
 
 # What emulated bridges, and GPUs that sit beside their processor, say of a link that is none:

@@ -5,9 +5,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 
 from ..errors import InvalidArgument
-from .model import PathKind
-
-_LINK_LAYERS = ("InfiniBand", "Ethernet")
+from .model import LINK_LAYERS, PathKind
 
 
 @dataclass(frozen=True)
@@ -44,8 +42,8 @@ class NicPolicy:
             if value is not None or name == "deny":
                 self._set(name, _names(name, value))
         for layer in self.link_layers or ():
-            if layer not in _LINK_LAYERS:
-                self._refuse("link_layers", f"of {_LINK_LAYERS}", layer)
+            if layer not in LINK_LAYERS[:-1]:
+                self._refuse("link_layers", f"of {LINK_LAYERS[:-1]}", layer)
         self._set("affinity", _affinity(self.affinity))
         if not isinstance(self.max_path, int) or self.max_path not in list(PathKind):
             self._refuse("max_path", "a PathKind", self.max_path)

@@ -47,9 +47,22 @@ def _socket(socket: Socket, width: float) -> list[str]:
         _rect(socket.x, socket.y, width, socket.height, _PANEL, "#d5d9e0", 10),
         _text(socket.x + GAP, socket.y + PAD + LINE, socket.title, _INK, "start", bold=True),
     ]
+    parts += _trunk(socket)
     for tree in socket.trees:
-        parts.append(_wire(tree, tree.y - LINK + 6))
+        parts.append(_wire(tree, tree.y - LINK + 4))
         parts += _tree(tree)
+    return parts
+
+
+def _trunk(socket: Socket) -> list[str]:
+    """Return what joins the trees of a socket: a line above each row, and one down its side."""
+    side, tops = socket.x + GAP / 2, sorted({tree.y - LINK + 4 for tree in socket.trees})
+    parts = []
+    for top in tops:
+        last = max(_wire_x(tree) for tree in socket.trees if tree.y - LINK + 4 == top)
+        parts.append(_path(f"M{side:.1f} {top:.1f}H{last:.1f}"))
+    if tops:
+        parts.append(_path(f"M{side:.1f} {socket.y + PAD + LINE:.1f}V{tops[-1]:.1f}"))
     return parts
 
 
@@ -68,10 +81,17 @@ def _tree(box: Box) -> list[str]:
 
 def _wire(box: Box, top: float) -> str:
     """Return the line from a box up to what is above it, and what that carries beside it."""
-    x = box.x + min(box.width / 2, CHAR * 4)
+    x = _wire_x(box)
     label = _text(x + 6, box.y - 9, box.link, _QUIET, "start") if box.link else ""
-    line = f'<path d="M{x:.1f} {top:.1f}V{box.y:.1f}" stroke="{_LINE}" stroke-width="1.5"/>'
-    return line + label
+    return _path(f"M{x:.1f} {top:.1f}V{box.y:.1f}") + label
+
+
+def _wire_x(box: Box) -> float:
+    return box.x + min(box.width / 2, CHAR * 4)
+
+
+def _path(steps: str) -> str:
+    return f'<path d="{steps}" fill="none" stroke="{_LINE}" stroke-width="1.5"/>'
 
 
 def _rect(

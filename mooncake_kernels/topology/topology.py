@@ -1,21 +1,20 @@
 """Topology: one machine, asked which NIC is near which memory."""
 
-import dataclasses
 import os
 import threading
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
-from .._machine_root import MachineRoot
 from ..errors import InvalidArgument
-from . import explain, json_format, mooncake_json, nccl_xml, nvml, render, svg, sysfs
+from . import explain, json_format, mooncake_json, nccl_xml, render, svg
 from .balancer import Balancer
 from .check import checked
 from .choose import Choice, choose
+from .gpu_order import reordered
 from .model import Gpu, Malformed, Nic, NumaNode, PathKind, System
-from .paths import gb_per_s_of, kind_of, pci_order, places_of
+from .paths import gb_per_s_of, kind_of, places_of
 from .policy import NicPolicy
+from .sources import discover_system, read_file
 
 _DEFAULT = NicPolicy()
 _MAX_POLICIES = 64  # whose choices are kept
@@ -54,19 +53,7 @@ class Topology:
             InvalidArgument: there is no /sys, or what it says makes no sense; the message names
                 the device or file.
         """
-        try:
-            files = MachineRoot(root)
-        except TypeError:
-            raise InvalidArgument(f"discover: root must be a path, got {root!r}") from None
-        if not files.path("/sys").is_dir():
-            raise InvalidArgument(f"discover: root must have a folder sys, got {str(root)!r}")
-        try:
-            system = sysfs.read_system(files)
-        except Malformed as error:
-            raise InvalidArgument(
-                f"discover: root must be a machine's files, got {str(root)!r}: {error}"
-            ) from None
-        return cls(nvml.with_nvml(system) if str(root) == "/" else system)
+        return cls(discover_system(root))
 
     @classmethod
     def from_nccl_xml(cls, path: str | os.PathLike[str]) -> "Topology":
@@ -75,7 +62,9 @@ class Topology:
         Raises:
             InvalidArgument: it cannot be read, or is no such file; the message says why.
         """
-        return cls(_read("from_nccl_xml", "NCCL's topology as XML", nccl_xml.read_nccl_xml, path))
+        return cls(
+            read_file("from_nccl_xml", "NCCL's topology as XML", nccl_xml.read_nccl_xml, path)
+        )
 
     @classmethod
     def from_json(cls, path: str | os.PathLike[str]) -> "Topology":
@@ -85,7 +74,7 @@ class Topology:
             InvalidArgument: it cannot be read, or is no such file; the message says why.
         """
         what = "a topology saved as JSON"
-        system, unreachable = _read("from_json", what, json_format.read_json, path)
+        system, unreachable = read_file("from_json", what, json_format.read_json, path)
         try:
             return cls(system, unreachable)
         except InvalidArgument as error:
@@ -149,15 +138,15 @@ class Topology:
         The order: kind of the path, bandwidth, state of the port, link layer, NUMA node; equals are
         spread over all GPUs of the machine, the same in every process. Not chosen are ports that
         are down, Ethernet ports without a GID, what looks like a management NIC (slower than half
-        of the fastest, or carrying the default route beside one that is as fast and does not), and
-        what was marked unreachable. ``explain`` tells of each.
+        of the fastest; or carrying the default route, on no GPU's switch, and not the only one that
+        fast), and what was marked unreachable. ``explain`` tells of each.
 
         Raises:
             InvalidArgument: there is no such location, or the policy names a NIC that is not there.
         """
         try:
             chosen = self._chosen.get((location, policy))  # type: ignore[arg-type]
-        except TypeError:  # unhashable, so that it is neither; who it is said below
+        except TypeError:  # unhashable, so it is neither, which is said below
             chosen = None
         return self._choose(str(location), policy) if chosen is None else chosen
 
@@ -223,21 +212,7 @@ class Topology:
         Raises:
             InvalidArgument: a GPU is not there, or named twice.
         """
-        keys = {
-            str(key).lower(): gpu for gpu in self.gpus for key in (gpu.index, gpu.pci, gpu.uuid)
-        }
-        first = []
-        for name in order:
-            gpu = keys.get(str(name).lower()) if str(name) else None
-            if gpu is None or gpu in first:
-                known = ", ".join(gpu.uuid or gpu.pci for gpu in self.gpus) or "none"
-                raise InvalidArgument(f"with_gpu_order: order must be of {known}, got {name!r}")
-            first.append(gpu)
-        rest = sorted((gpu for gpu in self.gpus if gpu not in first), key=pci_order)
-        gpus = [dataclasses.replace(gpu, index=i) for i, gpu in enumerate([*first, *rest])]
-        moved = {str(gpu): f"cuda:{i}" for i, gpu in enumerate([*first, *rest])}
-        unreachable = {(moved.get(at, at), nic): why for (at, nic), why in self.unreachable.items()}
-        return Topology(dataclasses.replace(self._system, gpus=tuple(gpus)), unreachable)
+        return Topology(*reordered(self._system, self.unreachable, order))
 
     def to_json(self) -> str:
         """Return the machine, and what is known to be unreachable, for ``from_json``."""
@@ -333,12 +308,3 @@ class Topology:
             known = ", ".join(self.locations)
             raise InvalidArgument(f"{op}: location must be one of {known}, got {location!r}")
         return str(location), self._nic(op, "nic", nic)
-
-
-def _read(op: str, what: str, reader: Callable[[Path], Any], path: Any) -> Any:
-    """Read a file; say which argument it was if it cannot be."""
-    try:
-        return reader(Path(path))
-    except (Malformed, OSError, TypeError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        raise InvalidArgument(f"{op}: path must be {what}, got {path!s}: {why}") from None
