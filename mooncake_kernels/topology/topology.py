@@ -130,10 +130,8 @@ class Topology:
         op = "path_bandwidth"
         return gb_per_s_of(self._place(op, "a", a), self._place(op, "b", b))
 
-    def choose_nics(
-        self, location: str | Gpu, *, policy: NicPolicy | None = None
-    ) -> tuple[Nic, ...]:
-        """Return the NICs for a location, the best first; () if there is none.
+    def choose_nics(self, location: str | Gpu, *, policy: NicPolicy | None = None) -> list[Nic]:
+        """Return the NICs for a location, the best first; [] if there is none.
 
         The order: kind of the path, bandwidth, state of the port, link layer, NUMA node; equals are
         spread over all GPUs of the machine, the same in every process. Not chosen are ports that
@@ -148,7 +146,7 @@ class Topology:
             chosen = self._chosen.get((location, policy))  # type: ignore[arg-type]
         except TypeError:  # unhashable, so it is neither, which is said below
             chosen = None
-        return self._choose(str(location), policy) if chosen is None else chosen
+        return list(self._choose(str(location), policy) if chosen is None else chosen)
 
     def nic_tiers(
         self, location: str | Gpu, *, policy: NicPolicy | None = None

@@ -83,7 +83,7 @@ def test_host_memory_uses_its_own_node_first():
 
 def test_a_machine_without_nics():
     topology = machine("no-nic")
-    assert topology.choose_nics("cuda:0") == ()
+    assert topology.choose_nics("cuda:0") == []
     assert topology.explain("cuda:0") == "cuda:0: this machine has no NIC for RDMA"
 
 
@@ -206,6 +206,13 @@ def test_what_does_not_exist_is_named():
 def test_a_bad_policy_is_refused(fields, message):
     with pytest.raises(InvalidArgument, match=f"NicPolicy: {message}"):
         NicPolicy(**fields)
+
+
+def test_what_is_returned_is_the_callers():
+    topology = machine("down-port")
+    topology.choose_nics("cuda:0").clear()
+    topology.unreachable.update({("cuda:0", "mlx5_0"): "no"})
+    assert first_of(topology)[0] == "mlx5_0"
 
 
 def test_policies_are_values():

@@ -193,6 +193,6 @@ def test_a_folder_that_is_no_machine(tmp_path):
 def test_an_empty_sysfs_is_a_machine_with_nothing(tmp_path):
     (tmp_path / "sys").mkdir()
     topology = Topology.discover(tmp_path)
-    assert (topology.gpus, topology.nics, topology.choose_nics("cpu:0")) == ((), (), ())
+    assert (topology.gpus, topology.nics, topology.choose_nics("cpu:0")) == ((), (), [])
     assert dataclasses.asdict(topology.numa_nodes[0]) == {"id": 0, "cpus": ""}
     assert names(topology.nics) == []
