@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import groupby
 
-from .model import LINK_LAYERS, Nic, PathKind, System
-from .paths import Place, gb_per_s_of, kind_of, pci_order
+from .model import LINK_LAYERS, Nic, PathKind, System, bus_order
+from .paths import Place, gb_per_s_of, kind_of
 from .policy import NicPolicy
 from .spread import spread
 
@@ -71,7 +71,9 @@ def choose(
                 continue
             candidate = _candidate(nic, places[location], places[nic.name], policy)
             if candidate.kind > policy.max_path and not candidate.is_declared:
-                reasons[nic.name] = f"its path is {candidate.kind.name}, beyond {policy.max_path}"
+                reasons[nic.name] = (
+                    f"its path is {candidate.kind.name}, beyond {policy.max_path.name}"
+                )
             else:
                 found.append(candidate)
         found.sort(key=Candidate.rank)
@@ -93,7 +95,7 @@ def _candidate(nic: Nic, place: Place, nic_place: Place, policy: NicPolicy) -> C
 
 def _spread(system: System, choices: dict[str, Choice]) -> None:
     """Order the tiers of the GPUs: all of them, by PCI address, however a process numbers them."""
-    gpus = [choices[str(gpu)] for gpu in sorted(system.gpus, key=pci_order)]
+    gpus = [choices[str(gpu)] for gpu in sorted(system.gpus, key=lambda gpu: bus_order(gpu.pci))]
     names = [[[one.nic.name for one in tier] for tier in choice.tiers] for choice in gpus]
     for choice, ordered in zip(gpus, spread(names), strict=True):
         for tier, order in zip(choice.tiers, ordered, strict=True):

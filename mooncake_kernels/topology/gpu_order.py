@@ -5,8 +5,7 @@ from collections.abc import Sequence
 
 from ..errors import InvalidArgument
 from .json_format import Unreachable
-from .model import System
-from .paths import pci_order
+from .model import System, bus_order
 
 
 def reordered(
@@ -29,7 +28,9 @@ def reordered(
                 f"with_gpu_order: order must name each of these once: {known}; got {name!r}"
             )
         first.append(gpu)
-    rest = sorted((gpu for gpu in system.gpus if gpu not in first), key=pci_order)
+    rest = sorted(
+        (gpu for gpu in system.gpus if gpu not in first), key=lambda gpu: bus_order(gpu.pci)
+    )
     gpus = tuple(dataclasses.replace(gpu, index=i) for i, gpu in enumerate([*first, *rest]))
     moved = {str(old): str(new) for old, new in zip([*first, *rest], gpus, strict=True)}
     known_bad = {(moved.get(place, place), nic): why for (place, nic), why in unreachable.items()}

@@ -149,3 +149,8 @@ def natural(name: str) -> list[tuple[int, str]]:
     """Return a key that sorts mlx5_2 before mlx5_10."""
     parts = _DIGITS.split(name)  # every second one is digits
     return [(int(part), "") if i % 2 else (-1, part) for i, part in enumerate(parts)]
+
+
+def bus_order(address: str) -> list[int]:
+    """Return a key that sorts PCI addresses as CUDA_DEVICE_ORDER=PCI_BUS_ID does."""
+    return [int(part, 16) for part in re.split("[:.]", address)]

@@ -10,7 +10,18 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 
 from .check import MAX_DEPTH, checked
-from .model import NVSWITCH, Gpu, Malformed, Nic, NumaNode, PciNode, System, natural
+from .model import (
+    ADDRESS,
+    NVSWITCH,
+    Gpu,
+    Malformed,
+    Nic,
+    NumaNode,
+    PciNode,
+    System,
+    bus_order,
+    natural,
+)
 from .sysfs_values import number_with_unit
 
 _BRIDGE, _NETWORK, _DISPLAY = 0x06, 0x02, 0x03
@@ -61,6 +72,8 @@ class _Reader:
         self, pci: ET.Element, parent: str | None, host_bridge: str, numa: int, depth: int
     ) -> None:
         address = pci.get("busid", "").lower()
+        if not ADDRESS.fullmatch(address):
+            raise Malformed(f"PCI device {address!r} has no address like 0000:1b:00.0")
         if depth > MAX_DEPTH:
             raise Malformed(f"<pci busid={address!r}> is below more than {MAX_DEPTH} others")
         host_bridge = host_bridge or f"pci{address.partition(':')[0]}@cpu:{numa}"
@@ -119,21 +132,16 @@ class _Reader:
         numbers = [number for number, _ in self._gpus if number is not None]
         # One process a GPU may have written `dev` as it saw it: 0, every time.
         numbered = len(set(numbers)) == len(self._gpus)
-        ordered = sorted(
-            self._gpus, key=lambda item: (item[0] or 0 if numbered else 0, natural_hex(item[1].pci))
-        )
+        self._gpus.sort(key=lambda item: bus_order(item[1].pci))
+        if numbered:
+            self._gpus.sort(key=lambda item: item[0] or 0)
         gpus = [
             dataclasses.replace(gpu, index=i, nvlinks=_with_switches(gpu.nvlinks, addresses))
-            for i, (_, gpu) in enumerate(ordered)
+            for i, (_, gpu) in enumerate(self._gpus)
         ]
         nics = sorted(self._nics.values(), key=lambda nic: natural(nic.name))
         numa = tuple(sorted(self._numa, key=lambda node: node.id))
         return checked(System(numa, tuple(self._pci), tuple(gpus), tuple(nics)))
-
-
-def natural_hex(address: str) -> list[str]:
-    """Return a key that sorts PCI addresses of domains of any length."""
-    return [part.zfill(8) for part in address.split(":")]
 
 
 def _nvlinks(gpu: ET.Element) -> tuple[tuple[str, int], ...]:

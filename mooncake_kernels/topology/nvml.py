@@ -60,11 +60,15 @@ def _nvlinks(nvml: Any, handle: Any, addresses: set[str]) -> tuple[tuple[str, in
     counts: dict[str, int] = {}
     for link in range(_MAX_LINKS):
         try:
-            if not nvml.nvmlDeviceGetNvLinkState(handle, link):
-                continue
-            remote = _address(nvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, link).busId)
+            is_up = nvml.nvmlDeviceGetNvLinkState(handle, link)
         except nvml.NVMLError:  # there are no more, or the GPU has none
             break
+        if not is_up:
+            continue
+        try:
+            remote = _address(nvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, link).busId)
+        except nvml.NVMLError:  # no PCI device of this machine: a switch of the rack's
+            remote = ""
         peer = remote if remote in addresses else NVSWITCH
         counts[peer] = counts.get(peer, 0) + 1
     return tuple(sorted(counts.items()))

@@ -84,8 +84,3 @@ def _below_meeting(a: Place, b: Place) -> tuple[tuple[PciNode, ...], tuple[PciNo
 
 def _num_ports(below: tuple[PciNode, ...]) -> int:
     return sum(2 if node.is_switch else 1 for node in below[1:])
-
-
-def pci_order(gpu: Gpu) -> tuple[int, ...]:
-    """Return the key by which GPUs are ordered wherever no ordinal of a process may matter."""
-    return tuple(int(part, 16) for part in gpu.pci.replace(".", ":").split(":"))

@@ -8,7 +8,7 @@ import re
 
 from .._machine_root import MachineRoot
 from .check import checked
-from .model import ADDRESS, Gpu, Malformed, PciNode, System
+from .model import ADDRESS, Gpu, Malformed, PciNode, System, bus_order
 from .sysfs_nics import read_nics
 from .sysfs_numa import NumaReader
 from .sysfs_values import integer, leading_number
@@ -26,7 +26,9 @@ def read_system(root: MachineRoot) -> System:
         Malformed: a device has gone, or a file holds what it cannot; the message names it.
     """
     reader = _Reader(root)
-    gpus = [address for address in root.names(_DEVICES) if reader.is_gpu(address)]
+    devices = filter(ADDRESS.fullmatch, root.names(_DEVICES))
+    gpus = [address for address in devices if reader.is_gpu(address)]
+    gpus.sort(key=bus_order)
     for address in gpus:
         reader.add_device(_resolved(root, f"{_DEVICES}/{address}", f"PCI device {address}"))
     nics = read_nics(root, reader.add_device, reader.numa.of_device)
@@ -35,7 +37,7 @@ def read_system(root: MachineRoot) -> System:
         System(
             numa=numa,
             pci=tuple(reader.nodes[address] for address in sorted(reader.nodes)),
-            gpus=tuple(_gpu(root, i, address) for i, address in enumerate(_by_bus(gpus))),
+            gpus=tuple(_gpu(root, i, address) for i, address in enumerate(gpus)),
             nics=nics,
         )
     )
@@ -97,10 +99,6 @@ def _resolved(root: MachineRoot, name: str, what: str) -> str:
     if resolved is None:
         raise Malformed(f"{what} has vanished: {name} leads nowhere")
     return resolved
-
-
-def _by_bus(addresses: list[str]) -> list[str]:
-    return sorted(addresses, key=lambda address: [int(x, 16) for x in re.split("[:.]", address)])
 
 
 def _gpu(root: MachineRoot, index: int, address: str) -> Gpu:

@@ -3,6 +3,8 @@
 from .._machine_root import MachineRoot
 from .model import Malformed
 
+_MAX = 1 << 32
+
 
 def integer(root: MachineRoot, name: str, default: int) -> int:
     """Return the number in a file, decimal or with 0x; the default if there is none."""
@@ -10,9 +12,12 @@ def integer(root: MachineRoot, name: str, default: int) -> int:
     if not text:
         return default
     try:
-        return int(text, 0)
+        value = int(text, 0)
     except ValueError:
-        raise Malformed(f"{name} must hold an integer, got {text[:80]!r}") from None
+        value = _MAX
+    if not -_MAX < value < _MAX:
+        raise Malformed(f"{name} must hold an integer, got {text[:80]!r}")
+    return value
 
 
 def leading_number(root: MachineRoot, name: str, unit: str) -> float:

@@ -214,7 +214,7 @@ class Topology:
 
     def to_json(self) -> str:
         """Return the machine, and what is known to be unreachable, for ``from_json``."""
-        return json_format.to_text(self._system, self._unreachable)
+        return json_format.to_text(self._system, self.unreachable)
 
     def to_mooncake_json(self, *, policy: NicPolicy | None = None) -> str:
         """Return ``{"cpu:0": [[preferred], [others]], "cuda:0": ...}``, Mooncake's priority matrix.

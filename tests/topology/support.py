@@ -1,8 +1,10 @@
 """The captured machines, and how to make the sysfs of one."""
 
 import dataclasses
+import tempfile
 from pathlib import Path
 
+from mooncake_kernels.errors import InvalidArgument
 from mooncake_kernels.topology import Nic, PciNode, System, Topology
 
 MACHINES = Path(__file__).parent.parent / "machines"
@@ -121,3 +123,21 @@ def _write_nic(root: Path, folder: str, nic: Nic) -> None:
             link(root, f"sys/class/net/{netdev}", f"{folder}/net/{netdev}")
     link(root, f"{device}/device", folder)
     link(root, f"sys/class/infiniband/{nic.name}", device)
+
+
+def check_or_refused(read):
+    """Whatever can be read can also be used, written, and read again."""
+    try:
+        topology = read()
+    except InvalidArgument:
+        return
+    for location in topology.locations:
+        assert set(topology.choose_nics(location)) <= set(topology.nics)
+        assert len(topology.explain(location).splitlines()) == max(1, len(topology.nics))
+    for text in (topology.to_mooncake_json(), topology.matrix(), topology.tree()):
+        assert text.endswith("\n")
+    topology.to_svg()
+    with tempfile.NamedTemporaryFile("w", encoding="utf-8") as file:
+        file.write(topology.to_json())
+        file.flush()
+        assert Topology.from_json(file.name) == topology

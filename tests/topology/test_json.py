@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from mooncake_kernels.errors import InvalidArgument
 from mooncake_kernels.topology import Topology
 
-from .support import MACHINES, NAMES, machine
-from .test_nccl_xml import check_or_refused
+from .support import MACHINES, NAMES, check_or_refused, machine
 
 
 @pytest.mark.parametrize("name", NAMES)

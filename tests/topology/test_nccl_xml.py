@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from mooncake_kernels.errors import InvalidArgument
 from mooncake_kernels.topology import PathKind, Topology
 
-from .support import MACHINES, names, shared
+from .support import MACHINES, check_or_refused, names, shared
 
 DUMP = MACHINES / "dump-two-switches.nccl.xml"
 STATIC = MACHINES / "static-classes.nccl.xml"
@@ -136,17 +136,3 @@ def test_a_damaged_file_is_read_or_refused(data, tmp_path_factory):
     path = tmp_path_factory.getbasetemp() / "damaged.xml"
     path.write_bytes(content)
     check_or_refused(lambda: Topology.from_nccl_xml(path))
-
-
-def check_or_refused(read):
-    """Whatever can be read can also be used."""
-    try:
-        topology = read()
-    except InvalidArgument:
-        return
-    for location in topology.locations:
-        assert set(topology.choose_nics(location)) <= set(topology.nics)
-        assert len(topology.explain(location).splitlines()) == max(1, len(topology.nics))
-    for text in (topology.to_mooncake_json(), topology.matrix(), topology.tree()):
-        assert text.endswith("\n")
-    topology.to_svg()

@@ -54,6 +54,8 @@ class FakeNvml(types.ModuleType):
         return self.links[link] is not None
 
     def nvmlDeviceGetNvLinkRemotePciInfo(self, handle, link):  # noqa: N802
+        if not self.links[link]:
+            raise NVMLError
         return types.SimpleNamespace(busId=f"0000{self.links[link].upper()}")
 
     def _call(self, name):
@@ -67,16 +69,16 @@ def system():
 
 
 def test_order_names_and_links(system, monkeypatch):
-    """NVML shows two of four GPUs, in an order of its own; two links go to switches."""
+    """NVML shows two of four GPUs, in an order of its own; three links go to switches."""
     shown = [system.gpus[2].pci, system.gpus[0].pci]
-    links = [system.gpus[0].pci, "0000:07:00.0", None, "0000:08:00.0"]
+    links = [system.gpus[0].pci, "0000:07:00.0", None, "0000:08:00.0", ""]
     nvml = FakeNvml(shown, links)
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     gpus = with_nvml(system).gpus
     assert [gpu.pci for gpu in gpus] == [*shown, system.gpus[1].pci, system.gpus[3].pci]
     assert [gpu.index for gpu in gpus] == [0, 1, 2, 3]
     assert (gpus[0].uuid, gpus[0].name) == ("GPU-0", "NVIDIA H100")
-    assert gpus[0].nvlinks == ((system.gpus[0].pci, 1), ("nvswitch", 2))
+    assert gpus[0].nvlinks == ((system.gpus[0].pci, 1), ("nvswitch", 3))
     assert gpus[2].uuid == system.gpus[1].uuid  # from /proc
     assert not nvml.is_open
 

@@ -3,11 +3,23 @@
 import dataclasses
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from mooncake_kernels.errors import InvalidArgument
 from mooncake_kernels.topology import PathKind, Topology
 
-from .support import NAMES, as_sysfs_tells, link, machine, names, write, write_routes, write_sysfs
+from .support import (
+    NAMES,
+    as_sysfs_tells,
+    check_or_refused,
+    link,
+    machine,
+    names,
+    write,
+    write_routes,
+    write_sysfs,
+)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -196,3 +208,32 @@ def test_an_empty_sysfs_is_a_machine_with_nothing(tmp_path):
     assert (topology.gpus, topology.nics, topology.choose_nics("cpu:0")) == ((), (), [])
     assert dataclasses.asdict(topology.numa_nodes[0]) == {"id": 0, "cpus": ""}
     assert names(topology.nics) == []
+
+
+@pytest.fixture(scope="module")
+def machine_root(tmp_path_factory):
+    system = as_sysfs_tells(machine("bonded").system)
+    return write_sysfs(system, tmp_path_factory.mktemp("machine"))
+
+
+WORDS = ["", "-1", "0x", "99999999999999999999", "1e9 GT/s", "nan Gb/sec", "4:", "\0", "../..", "é"]
+
+
+@given(data=st.data())
+@settings(max_examples=150, deadline=None)
+def test_damaged_files_are_read_or_refused(data, machine_root):
+    files = sorted(p for p in machine_root.rglob("*") if p.is_file() and not p.is_symlink())
+    path = data.draw(st.sampled_from(files))
+    whole = path.read_bytes()
+    damaged = data.draw(
+        st.one_of(
+            st.binary(max_size=20),
+            st.sampled_from(WORDS).map(str.encode),
+            st.integers(0, len(whole)).map(lambda size: whole[:size]),
+        )
+    )
+    path.write_bytes(damaged)
+    try:
+        check_or_refused(lambda: Topology.discover(machine_root))
+    finally:
+        path.write_bytes(whole)
