@@ -140,7 +140,8 @@ class Topology:
         fast), and what was marked unreachable. ``explain`` tells of each.
 
         Raises:
-            InvalidArgument: there is no such location, or the policy names a NIC that is not there.
+            InvalidArgument: there is no such location, or the policy names a NIC or a
+                location that is not there.
         """
         try:
             chosen = self._chosen.get((location, policy))  # type: ignore[arg-type]
@@ -266,11 +267,8 @@ class Topology:
         return chosen
 
     def _choice(self, op: str, location: str, policy: NicPolicy) -> Choice:
-        choice = self._choices_of(op, policy).get(location)
-        if choice is None:
-            known = ", ".join(self.locations)
-            raise InvalidArgument(f"{op}: location must be one of {known}, got {location!r}")
-        return choice
+        choices = self._choices_of(op, policy)
+        return choices[self._location(op, "location", location)]
 
     def _choices_of(self, op: str, policy: NicPolicy) -> dict[str, Choice]:
         if not isinstance(policy, NicPolicy):
@@ -280,6 +278,8 @@ class Topology:
             if choices is None:
                 for field, nic in policy.names():
                     self._nic(op, f"policy.{field}", nic)
+                for location in dict(policy.affinity):
+                    self._location(op, "policy.affinity", location)
                 choices = choose(self._system, self._places, self._unreachable, policy)
                 if len(self._choices) >= _MAX_POLICIES:
                     self._choices, self._chosen = {}, {}
@@ -302,7 +302,10 @@ class Topology:
         return str(name)
 
     def _pair(self, op: str, location: Any, nic: Any) -> tuple[str, str]:
-        if str(location) not in self.locations:
+        return self._location(op, "location", location), self._nic(op, "nic", nic)
+
+    def _location(self, op: str, argument: str, name: Any) -> str:
+        if str(name) not in self.locations:
             known = ", ".join(self.locations)
-            raise InvalidArgument(f"{op}: location must be one of {known}, got {location!r}")
-        return str(location), self._nic(op, "nic", nic)
+            raise InvalidArgument(f"{op}: {argument} must be one of {known}, got {name!r}")
+        return str(name)

@@ -184,6 +184,9 @@ def test_what_does_not_exist_is_named():
                 call("cuda:0", policy=NicPolicy(**field))
         with pytest.raises(InvalidArgument, match=f"{op}: policy must be a NicPolicy"):
             call("cuda:0", policy={"deny": []})
+    elsewhere = NicPolicy(affinity={"cuda:9": ["mlx5_0"]})
+    with pytest.raises(InvalidArgument, match="policy.affinity must be one of cpu:0, .* 'cuda:9'"):
+        topology.choose_nics("cuda:0", policy=elsewhere)
     with pytest.raises(InvalidArgument, match="mark_unreachable: nic must be a NIC .* got 'eth0'"):
         topology.mark_unreachable("cuda:0", "eth0", "")
     with pytest.raises(InvalidArgument, match="mark_reachable: location must be one of"):
