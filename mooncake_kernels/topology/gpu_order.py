@@ -1,0 +1,37 @@
+"""GPUs numbered as a process does that sees some of them, in an order of its own."""
+
+import dataclasses
+from collections.abc import Sequence
+
+from ..errors import InvalidArgument
+from .json_format import Unreachable
+from .model import System, bus_order
+
+
+def reordered(
+    system: System, unreachable: Unreachable, order: Sequence[int | str]
+) -> tuple[System, Unreachable]:
+    """Return the machine with GPUs in the given order, then those left out by PCI address.
+
+    Raises:
+        InvalidArgument: a GPU is not there, or named twice.
+    """
+    keys = {
+        str(key): gpu for gpu in system.gpus for key in (gpu.index, gpu.pci, gpu.uuid) if key != ""
+    }
+    first = []
+    for name in order:
+        gpu = keys.get(str(name))
+        if gpu is None or gpu in first:
+            known = ", ".join(gpu.uuid or gpu.pci for gpu in system.gpus) or "none"
+            raise InvalidArgument(
+                f"with_gpu_order: order must name each of these once: {known}; got {name!r}"
+            )
+        first.append(gpu)
+    rest = sorted(
+        (gpu for gpu in system.gpus if gpu not in first), key=lambda gpu: bus_order(gpu.pci)
+    )
+    gpus = tuple(dataclasses.replace(gpu, index=i) for i, gpu in enumerate([*first, *rest]))
+    moved = {str(old): str(new) for old, new in zip([*first, *rest], gpus, strict=True)}
+    known_bad = {(moved.get(place, place), nic): why for (place, nic), why in unreachable.items()}
+    return dataclasses.replace(system, gpus=gpus), known_bad

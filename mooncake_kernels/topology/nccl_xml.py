@@ -1,0 +1,206 @@
+"""A machine from NCCL's XML: what NCCL_TOPO_DUMP_FILE writes, and what NCCL_TOPO_FILE reads.
+
+Files that clouds ship say less than a dump: a device is only a PCI class there, a NIC is called by
+its PCI address, and GPUs are in the order of theirs. NCCL leaves host bridges out; two trees below
+one <cpu> have the same one here if they are of one PCI domain.
+"""
+
+import dataclasses
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+from .check import MAX_DEPTH, checked
+from .model import (
+    ADDRESS,
+    NVSWITCH,
+    Gpu,
+    Malformed,
+    Nic,
+    NumaNode,
+    PciNode,
+    System,
+    bus_order,
+    natural,
+)
+from .sysfs_values import number_with_unit
+
+_BRIDGE, _NETWORK, _DISPLAY = 0x06, 0x02, 0x03
+_NVIDIA = 0x10DE
+_3D = 0x0302
+
+
+def read_nccl_xml(path: Path) -> System:
+    """Read a file.
+
+    Raises:
+        Malformed: it is not such a file; the message says why.
+        OSError: it cannot be read.
+    """
+    try:
+        root = ET.fromstring(path.read_bytes())
+    except (ET.ParseError, ValueError, LookupError) as error:  # the others: of the encoding
+        raise Malformed(f"it is not well-formed XML: {error}") from None
+    if root.tag != "system":
+        raise Malformed(f"it must be a <system>, got <{root.tag}>")
+    reader = _Reader()
+    for cpu in root.iterfind("cpu"):
+        reader.add_cpu(cpu, only=len(root.findall("cpu")) == 1)
+    return reader.system()
+
+
+class _Reader:
+    def __init__(self) -> None:
+        self._numa: list[NumaNode] = []
+        self._pci: list[PciNode] = []
+        self._gpus: list[tuple[int | None, Gpu]] = []  # with NCCL's dev
+        self._nics: dict[str, Nic] = {}
+
+    def add_cpu(self, cpu: ET.Element, *, only: bool) -> None:
+        numa = _integer(cpu, "numaid", -1)
+        if numa < 0 and not only:
+            raise Malformed(f"<cpu> must have a numaid >= 0 beside others, got {numa}")
+        node = NumaNode(max(numa, 0), _cpu_list(cpu.get("affinity", "")))
+        if node.id in (other.id for other in self._numa):
+            raise Malformed(f"<cpu numaid={node.id}> is there twice: it is of several hosts")
+        self._numa.append(node)
+        for nic in cpu.iterfind("nic"):
+            self._add_nets(nic, None, node.id, 0)
+        for pci in cpu.iterfind("pci"):
+            self._add_pci(pci, None, "", node.id, 0)
+
+    def _add_pci(
+        self, pci: ET.Element, parent: str | None, host_bridge: str, numa: int, depth: int
+    ) -> None:
+        address = pci.get("busid", "").lower()
+        if not ADDRESS.fullmatch(address):
+            raise Malformed(f"PCI device {address!r} has no address like 0000:1b:00.0")
+        if depth > MAX_DEPTH:
+            raise Malformed(f"<pci busid={address!r}> is below more than {MAX_DEPTH} others")
+        host_bridge = host_bridge or f"pci{address.partition(':')[0]}@cpu:{numa}"
+        children = pci.findall("pci")
+        pci_class = _integer(pci, "class", 0, base=16)
+        self._pci.append(
+            PciNode(
+                address=address,
+                parent=parent,
+                host_bridge=host_bridge,
+                numa=numa,
+                pci_class=pci_class,
+                gt_per_s=_gt_per_s(pci, address),
+                width=_integer(pci, "link_width", 0),
+                is_switch=bool(children) or pci_class >> 16 == _BRIDGE,
+            )
+        )
+        if not children:
+            self._add_device(pci, address, pci_class, numa)
+        for child in children:
+            self._add_pci(child, address, host_bridge, numa, depth + 1)
+
+    def _add_device(self, pci: ET.Element, address: str, pci_class: int, numa: int) -> None:
+        """Take a device for what its children say; without any, for what its class says."""
+        gpu, nics = pci.find("gpu"), pci.findall("nic")
+        nvidia = _integer(pci, "vendor", _NVIDIA, base=16) == _NVIDIA
+        display = pci_class >> 16 == _DISPLAY and (nvidia or pci_class >> 8 == _3D)
+        if gpu is not None or (not nics and display):
+            number = _integer(gpu, "dev", -1) if gpu is not None else -1
+            links = _nvlinks(gpu) if gpu is not None else ()
+            self._gpus.append((number if number >= 0 else None, Gpu(0, address, nvlinks=links)))
+        for nic in nics:
+            self._add_nets(nic, address, numa, pci_class)
+        if gpu is None and not nics and pci_class >> 16 == _NETWORK:
+            layer = _link_layer(pci_class)
+            self._nics[address] = Nic(address, address, numa, link_layer=layer)
+
+    def _add_nets(self, nic: ET.Element, address: str | None, numa: int, pci_class: int) -> None:
+        for net in nic.iterfind("net"):
+            name = net.get("name", "")
+            speed = _integer(net, "speed", 0)
+            made = Nic(
+                name=name,
+                pci=address,
+                numa=numa,
+                port=_integer(net, "port", 1),
+                gbit_per_s=speed / 1000 if speed > 0 else None,
+                link_layer=_link_layer(pci_class),
+            )
+            other = self._nics.get(name)  # another port of it
+            if other is None or (made.gbit_per_s or 0) > (other.gbit_per_s or 0):
+                self._nics[name] = made
+
+    def system(self) -> System:
+        addresses = {gpu.pci for _, gpu in self._gpus}
+        numbers = [number for number, _ in self._gpus if number is not None]
+        # One process a GPU may have written `dev` as it saw it: 0, every time.
+        numbered = len(set(numbers)) == len(self._gpus)
+        self._gpus.sort(key=lambda item: bus_order(item[1].pci))
+        if numbered:
+            self._gpus.sort(key=lambda item: item[0] or 0)
+        gpus = [
+            dataclasses.replace(gpu, index=i, nvlinks=_with_switches(gpu.nvlinks, addresses))
+            for i, (_, gpu) in enumerate(self._gpus)
+        ]
+        nics = sorted(self._nics.values(), key=lambda nic: natural(nic.name))
+        numa = tuple(sorted(self._numa, key=lambda node: node.id))
+        return checked(System(numa, tuple(self._pci), tuple(gpus), tuple(nics)))
+
+
+def _nvlinks(gpu: ET.Element) -> tuple[tuple[str, int], ...]:
+    links = [link for link in gpu.iterfind("nvlink") if _integer(link, "count", 0) > 0]
+    return tuple((link.get("target", "").lower(), _integer(link, "count", 0)) for link in links)
+
+
+def _with_switches(
+    links: tuple[tuple[str, int], ...], addresses: set[str]
+) -> tuple[tuple[str, int], ...]:
+    counts: dict[str, int] = {}
+    for target, count in links:
+        peer = target if target in addresses else NVSWITCH
+        counts[peer] = counts.get(peer, 0) + count
+    return tuple(sorted(counts.items()))
+
+
+def _link_layer(pci_class: int) -> str:
+    return {0x0200: "Ethernet", 0x0207: "InfiniBand"}.get(pci_class >> 8, "")
+
+
+def _gt_per_s(pci: ET.Element, address: str) -> float:
+    text = pci.get("link_speed", "")
+    if not text or text.lower().startswith("unknown"):
+        return 0.0
+    try:
+        return number_with_unit(text, "GT/s")
+    except ValueError:
+        raise Malformed(f"link_speed of {address} must be like 16.0 GT/s, got {text!r}") from None
+
+
+def _integer(element: ET.Element, key: str, default: int, base: int = 10) -> int:
+    text = element.get(key)
+    if not text:
+        return default
+    try:
+        value = int(text, base)
+    except ValueError:
+        value = -2
+    if not -1 <= value < 1 << 32:
+        raise Malformed(f"{key} of <{element.tag}> must be an integer, got {text[:80]!r}") from None
+    return value
+
+
+def _cpu_list(mask: str) -> str:
+    """Return 0-23 of 00000000,00ffffff."""
+    try:
+        bits = int(mask.replace(",", "") or "0", 16)
+    except ValueError:
+        raise Malformed(f"affinity of <cpu> must be hexadecimal, got {mask[:80]!r}") from None
+    if bits < 0 or bits.bit_length() > 1 << 14:
+        raise Malformed("affinity of <cpu> must be at most 16384 processors")
+    runs: list[str] = []
+    first = None
+    for i in range(bits.bit_length() + 1):
+        on = bits >> i & 1
+        if on and first is None:
+            first = i
+        if not on and first is not None:
+            runs.append(str(first) if first == i - 1 else f"{first}-{i - 1}")
+            first = None
+    return ",".join(runs)

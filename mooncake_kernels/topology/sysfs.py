@@ -1,0 +1,112 @@
+"""A machine from sysfs, under any root: the PCI tree above its GPUs and NICs, and its NUMA nodes.
+
+Speeds of links are the highest of either end (`max_link_speed`): an idle GPU lets its link sleep at
+2.5 GT/s. Lanes are those in use: a card that is not seated well has lost some for good.
+"""
+
+import re
+
+from .._machine_root import MachineRoot
+from .check import checked
+from .model import ADDRESS, Gpu, Malformed, PciNode, System, bus_order
+from .sysfs_nics import read_nics
+from .sysfs_numa import NumaReader
+from .sysfs_values import integer, leading_number
+
+_DEVICES = "/sys/bus/pci/devices"
+_HOST_BRIDGE = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
+_NVIDIA = 0x10DE
+_MAX_WIDTH = 32  # a larger one is what a device says that does not know
+
+
+def read_system(root: MachineRoot) -> System:
+    """Read a machine.
+
+    Raises:
+        Malformed: a device has gone, or a file holds what it cannot; the message names it.
+    """
+    reader = _Reader(root)
+    devices = filter(ADDRESS.fullmatch, root.names(_DEVICES))
+    gpus = [address for address in devices if reader.is_gpu(address)]
+    gpus.sort(key=bus_order)
+    for address in gpus:
+        reader.add_device(_resolved(root, f"{_DEVICES}/{address}", f"PCI device {address}"))
+    nics = read_nics(root, reader.add_device, reader.numa.of_device)
+    numa = reader.numa.nodes(known={node.numa for node in reader.nodes.values()})
+    return checked(
+        System(
+            numa=numa,
+            pci=tuple(reader.nodes[address] for address in sorted(reader.nodes)),
+            gpus=tuple(_gpu(root, i, address) for i, address in enumerate(gpus)),
+            nics=nics,
+        )
+    )
+
+
+class _Reader:
+    """Collects the PCI functions on the way from devices up to their host bridges."""
+
+    def __init__(self, root: MachineRoot):
+        self.root = root
+        self.numa = NumaReader(root)
+        self.nodes: dict[str, PciNode] = {}
+
+    def is_gpu(self, address: str) -> bool:
+        folder = _resolved(self.root, f"{_DEVICES}/{address}", f"PCI device {address}")
+        base_class = integer(self.root, f"{folder}/class", 0) >> 8
+        vendor = integer(self.root, f"{folder}/vendor", _NVIDIA if base_class == 0x0302 else 0)
+        return base_class in (0x0300, 0x0302) and vendor == _NVIDIA
+
+    def add_device(self, folder: str) -> str | None:
+        """Add what a folder of /sys/devices is below; return its address, None if it is of none."""
+        parts = folder.split("/")
+        places = [i for i, part in enumerate(parts) if ADDRESS.fullmatch(part)]
+        parent = None
+        for i in places:
+            host_bridge = parts[places[0] - 1]
+            if not _HOST_BRIDGE.fullmatch(host_bridge):
+                raise Malformed(f"PCI device {parts[i]} must be below a host bridge, got {folder}")
+            self._add_node("/".join(parts[: i + 1]), parts[i], parent, host_bridge)
+            parent = parts[i]
+        return parent
+
+    def _add_node(self, folder: str, address: str, parent: str | None, host_bridge: str) -> None:
+        known = self.nodes.get(address)
+        if known is not None:
+            if (known.parent, known.host_bridge) != (parent, host_bridge):
+                raise Malformed(
+                    f"PCI device {address} is below {known.parent or known.host_bridge} and also "
+                    f"below {parent or host_bridge}: a loop, or a broken copy"
+                )
+            return
+        root = self.root
+        width = integer(root, f"{folder}/current_link_width", 0)
+        if not 0 < width <= _MAX_WIDTH:
+            width = integer(root, f"{folder}/max_link_width", 0)
+        self.nodes[address] = PciNode(
+            address=address,
+            parent=parent,
+            host_bridge=host_bridge,
+            numa=self.numa.of_device(folder),
+            pci_class=integer(root, f"{folder}/class", 0),
+            gt_per_s=leading_number(root, f"{folder}/max_link_speed", "GT/s"),
+            width=width if 0 < width <= _MAX_WIDTH else 0,
+        )
+
+
+def _resolved(root: MachineRoot, name: str, what: str) -> str:
+    resolved = root.resolve(name)
+    if resolved is None:
+        raise Malformed(f"{what} has vanished: {name} leads nowhere")
+    return resolved
+
+
+def _gpu(root: MachineRoot, index: int, address: str) -> Gpu:
+    """Describe a GPU by what its driver says in /proc, if it is loaded."""
+    fields = {}
+    text = root.text(f"/proc/driver/nvidia/gpus/{address}/information") or ""
+    for line in text.splitlines():
+        key, _, value = line.partition(":")
+        fields[key.strip()] = value.strip()
+    uuid = fields.get("GPU UUID", "")
+    return Gpu(index, address, fields.get("Model", ""), "" if "?" in uuid else uuid)

@@ -1,0 +1,63 @@
+"""NUMA nodes in sysfs, and which of them a device belongs to.
+
+The memory of a GPU may be a node of its own, without processors (GB200): a device of such a node
+belongs to the nearest one with processors. Where a device says -1, its list of processors decides.
+"""
+
+import re
+
+from .._machine_root import MachineRoot
+from .model import Malformed, NumaNode
+from .sysfs_values import cpu_set, integer
+
+_FOLDER = "/sys/devices/system/node"
+
+
+class NumaReader:
+    """The nodes of one machine."""
+
+    def __init__(self, root: MachineRoot):
+        self._root = root
+        names = [name for name in root.names(_FOLDER) if re.fullmatch(r"node[0-9]{1,6}", name)]
+        self._ids = sorted(int(name[4:]) for name in names)
+        self._cpus = {i: self._cpu_set(f"{_FOLDER}/node{i}/cpulist") for i in self._ids}
+        if not any(self._cpus.values()):  # nothing is said: take them all
+            self._with_cpus = self._ids
+        else:
+            self._with_cpus = [i for i in self._ids if self._cpus[i]]
+
+    def nodes(self, known: set[int]) -> tuple[NumaNode, ...]:
+        """Return the nodes that have processors; those ``known`` of devices if nobody says."""
+        ids = self._with_cpus or sorted(known - {-1}) or [0]
+        text = self._root.text
+        return tuple(NumaNode(i, text(f"{_FOLDER}/node{i}/cpulist") or "") for i in ids)
+
+    def of_device(self, folder: str) -> int:
+        """Return the node of a device, one that has processors; -1 if nobody says."""
+        node = integer(self._root, f"{folder}/numa_node", -1)
+        if node < 0:
+            cpus = self._cpu_set(f"{folder}/local_cpulist")
+            near = [i for i in self._with_cpus if cpus & self._cpus[i]]
+            return near[0] if len(near) == 1 else -1
+        if not self._ids or node in self._with_cpus:
+            return node
+        if node not in self._ids:
+            raise Malformed(f"{folder}/numa_node must be one of {self._ids} or -1, got {node}")
+        return self._nearest(node)
+
+    def _nearest(self, node: int) -> int:
+        name = f"{_FOLDER}/node{node}/distance"
+        try:
+            distances = [int(word) for word in (self._root.text(name) or "").split()]
+        except ValueError:
+            raise Malformed(f"{name} must hold integers") from None
+        if len(distances) != len(self._ids):
+            return -1
+        return min(self._with_cpus, key=lambda i: (distances[self._ids.index(i)], i))
+
+    def _cpu_set(self, name: str) -> set[int]:
+        text = self._root.text(name) or ""
+        try:
+            return cpu_set(text)
+        except ValueError:
+            raise Malformed(f"{name} must list processors, got {text[:80]!r}") from None
