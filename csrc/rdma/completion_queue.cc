@@ -120,24 +120,32 @@ void CompletionQueue::poll_nic(int max_work, std::vector<Completion>* out) {
   }
 }
 
-bool CompletionQueue::wait(double timeout_s) {
+bool CompletionQueue::wait(double timeout_s, double spin_s) {
   const Use use(*this, "wait");
-  std::unique_lock lock(wait_mutex_, std::defer_lock);
-  const auto begin = std::chrono::steady_clock::now();
+  using Clock = std::chrono::steady_clock;
+  const auto begin = Clock::now();
+  const auto waited_s = [&] { return std::chrono::duration<double>(Clock::now() - begin).count(); };
   timeout_s = std::clamp(timeout_s, 0.0, 1e9);
+  std::unique_lock lock(wait_mutex_, std::defer_lock);
   if (!lock.try_lock_for(std::chrono::duration<double>(timeout_s))) return has_pushed();
+  while (waited_s() < std::min(spin_s, timeout_s) && !is_leaving()) {
+    if (has_pushed() || push_from_nic()) return true;
+  }
   while (!has_pushed()) {
     // An event is made of what comes after it was asked for: look again for what came before.
     check_verb(ibv_req_notify_cq(cq_, 0), "ibv_req_notify_cq", device_->name());
-    std::vector<Completion> found;
-    poll_nic(depth_, &found);
-    if (!found.empty()) {
-      push(std::move(found));
-      return true;
-    }
-    const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - begin;
-    if (!sleep(timeout_s - waited.count())) return has_pushed();
+    if (push_from_nic()) return true;
+    if (!sleep(timeout_s - waited_s())) return has_pushed();
   }
+  return true;
+}
+
+// Polls, and keeps what it finds for poll().
+bool CompletionQueue::push_from_nic() {
+  std::vector<Completion> found;
+  poll_nic(depth_, &found);
+  if (found.empty()) return false;
+  push(std::move(found));
   return true;
 }
 

@@ -50,8 +50,9 @@ class CompletionQueue final : public Resource {
 
   // What is there, at most `max_work` work completions of the NIC among it; never blocks.
   std::vector<Completion> poll(int max_work);
-  // Sleeps until there is something to poll: false when the time is up, or when it is closed.
-  bool wait(double timeout_s);
+  // Sleeps until there is something to poll: false when the time is up, or when it is closed. For
+  // the first `spin_s` it looks without a pause: to be woken takes longer than a short transfer.
+  bool wait(double timeout_s, double spin_s = 0);
 
  private:
   friend class QueuePair;
@@ -64,6 +65,7 @@ class CompletionQueue final : public Resource {
   void push(std::vector<Completion> completions);  // what no work completion tells
 
   void poll_nic(int max_work, std::vector<Completion>* out);
+  bool push_from_nic();
   bool has_pushed();
   bool sleep(double timeout_s);
   void take_nic_event();

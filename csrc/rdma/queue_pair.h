@@ -32,7 +32,7 @@ struct QueuePairOptions {
 
 struct ConnectOptions {
   int timeout = 14;     // of an acknowledgement: 4.096 us * 2^timeout
-  int retries = 7;      // before a transfer fails with RETRY_EXC_ERR
+  int retries = 6;      // before a transfer fails with RETRY_EXC_ERR; soft-RoCE takes 7 for ever
   int rnr_retries = 7;  // while the peer has no room for an immediate; 7: for ever
   int traffic_class = 0;
   int service_level = 0;

@@ -89,10 +89,15 @@ class CompletionQueue(Handle):
         sizes = max_sends, max_sges, max_immediates
         return QueuePair(self._handle.queue_pair(port, index, *sizes), self)
 
-    def poll(self, *, timeout_s: float = 0.0) -> list[Completion]:
+    def poll(self, *, timeout_s: float = 0.0, spin_s: float = 0.0) -> list[Completion]:
         """Return what is over; wait, asleep, until there is something or the time is up.
 
         Whoever polls also posts what its queue pairs had no room for: poll while transfers run.
+
+        Args:
+            timeout_s: how long to wait; 0: not at all.
+            spin_s: for how long of that to look without a pause, which takes a processor and saves
+                the time to be woken.
 
         Raises:
             InvalidArgument: the queue is closed, also when that happens during the wait.
@@ -100,11 +105,11 @@ class CompletionQueue(Handle):
         completions = self._handle.poll(_MAX_WORK)
         until = time.monotonic() + timeout_s
         while not completions and (left_s := until - time.monotonic()) > 0:
-            self._handle.wait(min(left_s, _SIGNAL_CHECK_S))
+            self._handle.wait(min(left_s, _SIGNAL_CHECK_S), spin_s)
             completions = self._handle.poll(_MAX_WORK)
         return [_completion(values) for values in completions]
 
-    def wait(self, token: int, *, timeout_s: float = 30.0) -> list[Completion]:
+    def wait(self, token: int, *, timeout_s: float = 30.0, spin_s: float = 0.0) -> list[Completion]:
         """Poll until a transfer is over, and check it.
 
         Returns:
@@ -117,7 +122,7 @@ class CompletionQueue(Handle):
         seen: list[Completion] = []
         until = time.monotonic() + timeout_s
         while (left_s := until - time.monotonic()) > 0:
-            new = self.poll(timeout_s=left_s)
+            new = self.poll(timeout_s=left_s, spin_s=spin_s)
             seen += new
             for completion in new:
                 if completion.token == token:
@@ -142,6 +147,8 @@ def _completion(values: tuple[Any, ...]) -> Completion:
 class QueuePair(Handle):
     """One end of a reliable connection (RC). Made by ``queue.queue_pair()``; thread-safe.
 
+    Hold it, also where only the peer reads and writes: what is garbage-collected is closed.
+
     Attributes:
         queue: which tells what is over.
         number: on its NIC.
@@ -165,7 +172,7 @@ class QueuePair(Handle):
         peer: Endpoint,
         *,
         timeout: int = 14,
-        retries: int = 7,
+        retries: int = 6,
         rnr_retries: int = 7,
         traffic_class: int = 0,
         service_level: int = 0,
@@ -175,7 +182,7 @@ class QueuePair(Handle):
         Args:
             peer: the other queue pair's ``endpoint``.
             timeout: of an acknowledgement, 4.096 us * 2**timeout: 14 is 67 ms.
-            retries: after which a transfer fails: 7 times 67 ms or more.
+            retries: after which a transfer fails: 6 times 67 ms or more. 7 is for ever on soft-RoCE.
             rnr_retries: while the peer has no room for an immediate; 7 is for ever.
             traffic_class: of packets: DSCP and ECN on RoCE.
             service_level: on InfiniBand.

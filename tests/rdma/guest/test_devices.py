@@ -75,7 +75,9 @@ def test_limits_that_are_reached():
             queue.queue_pair(max_sends=1 << 30)
         with pytest.raises(mk.InvalidArgument, match="room for 256 more work requests"):
             queue.queue_pair()
-        queue.queue_pair(max_sends=60)
+        held = queue.queue_pair(max_sends=60)
         with pytest.raises(mk.InvalidArgument, match="a depth of 64, 60 of it taken"):
             queue.queue_pair(max_sends=5)
         queue.queue_pair(max_sends=4)
+        held.close()
+        queue.queue_pair(max_sends=60)

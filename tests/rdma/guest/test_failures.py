@@ -70,6 +70,13 @@ def test_a_peer_that_is_killed_forked():
     side.device.close()
 
 
+def test_a_peer_that_has_closed_its_end():
+    with Link() as link:
+        link.b.pair.close()
+        with pytest.raises(mk.TransferError, match="transport retry counter exceeded"):
+            link.a.queue.wait(link.a.write(link.b, [(0, 0, 100)]), timeout_s=60.0)
+
+
 def test_closing_ends_what_is_in_flight():
     with Link(num_bytes=16 << 20) as link:
         tokens = [link.a.write(link.b, [(0, 0, 16 << 20)]) for _ in range(3)]

@@ -1,0 +1,191 @@
+"""Writes and reads between two NICs, beside perftest's between the same two, in turn.
+
+A message is a work request of its own, all of them to the same place, as perftest's are. GB/s
+counts what crosses the wire, once. perftest polls for completions without a pause; ours sleeps, but
+for the latency: from the call to its completion, as of perftest's ib_read_lat. Ours has Python in
+it. Without RDMA NICs it runs in a guest with soft-RoCE.
+"""
+
+import argparse
+import re
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import in_guest
+import numpy as np
+from harness import arguments, spread
+from table import heading, save
+
+import mooncake_kernels as mk
+
+SIZES = (4 << 10, 64 << 10, 1 << 20, 8 << 20)
+GID_INDEX = 1  # that of the guest's IPv4 address
+DEPTH = 128  # messages in flight, as perftest's
+
+
+class Link:
+    """Two NICs, connected, and one buffer on each."""
+
+    def __init__(self, names: list[str], num_bytes: int):
+        sides = []
+        for name in names:
+            device = mk.rdma.open(name)
+            queue = device.completion_queue(2 * DEPTH)
+            memory = np.zeros(num_bytes, np.uint8)
+            region = device.register(memory, "remote_read_write")
+            sides.append((queue, queue.queue_pair(max_sends=DEPTH), memory, region))
+        self.queue, self.pair, self.memory, self.region = sides[0]
+        _, self.other_pair, self.other_memory, self.other = sides[1]
+        self.pair.connect(self.other_pair.endpoint)
+        self.other_pair.connect(self.pair.endpoint)
+
+    def move(self, verb: str, size: int, count: int, spin_s: float = 0.0) -> None:
+        row = (self.region.address, self.other.address, size)
+        call = getattr(self.pair, verb)
+        token = call(self.region, self.other.remote, [row] * count)
+        self.queue.wait(token, timeout_s=300.0, spin_s=spin_s)
+
+    def check(self, verb: str, size: int) -> None:
+        source, target = self.memory, self.other_memory
+        if verb == "read":
+            source, target = target, source
+        source[:size] = np.random.default_rng(size).integers(0, 256, size, np.uint8)
+        self.move(verb, size, 1)
+        assert (source[:size] == target[:size]).all(), "wrong: not timed"
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+def perftest(program: str, names: list[str], *words: str) -> str:
+    """Run both ends of one of its programs, and return what the client says."""
+    common = [program, "-x", str(GID_INDEX), "-F", "-p", str(free_port()), *words]
+    server = subprocess.Popen(
+        [*common, "-d", names[1]], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        for _ in range(50):  # until the server listens
+            client = [*common, "-d", names[0], "127.0.0.1"]
+            done = subprocess.run(client, capture_output=True, text=True, timeout=120)
+            if done.returncode == 0:
+                return done.stdout
+            time.sleep(0.1)
+    finally:
+        server.kill()
+        server.wait()
+    raise RuntimeError(f"{program} failed: {done.stdout}{done.stderr}")
+
+
+def perftest_gb_per_s(verb: str, names: list[str], size: int, count: int) -> float:
+    words = "-s", str(size), "-n", str(count), "-t", str(DEPTH), "--report_gbits"
+    said = perftest(f"ib_{verb}_bw", names, *words)
+    columns = re.search(rf"^ *{size} +\d+ +([\d.]+) +([\d.]+)", said, re.MULTILINE)
+    if not columns or float(columns[2]) == 0:
+        raise RuntimeError(f"ib_{verb}_bw told no bandwidth: {said}")
+    return float(columns[2]) / 8
+
+
+def perftest_read_us(names: list[str], size: int, count: int) -> float:
+    said = perftest("ib_read_lat", names, "-s", str(size), "-n", str(count))
+    columns = re.search(rf"^ *{size} +\d+ +[\d.]+ +[\d.]+ +([\d.]+)", said, re.MULTILINE)
+    return float(columns[1])
+
+
+def bandwidth(
+    link: Link, names: list[str], verb: str, size: int, options: argparse.Namespace
+) -> dict[str, Any]:
+    count = max((4 if options.quick else 32) * (1 << 20) // size, 16)  # messages
+
+    def ours() -> float:
+        start = time.perf_counter()
+        link.move(verb, size, count)
+        return size * count / (time.perf_counter() - start) / 1e9
+
+    link.check(verb, size)
+    theirs = lambda: perftest_gb_per_s(verb, names, size, count)  # noqa: E731
+    rounds = in_turn(ours, theirs, options)
+    gb_per_s = statistics.median(a for a, _ in rounds)
+    ratio, quartiles = spread([a / b for a, b in rounds])
+    return {
+        "case": f"{verb}, messages of {size >> 10} KiB",
+        "gb_per_s": gb_per_s,
+        "gb_per_s_perftest": statistics.median(b for _, b in rounds),
+        "x_perftest": ratio,
+        "x_perftest_quartiles": quartiles,
+        "rounds": len(rounds),
+    }
+
+
+def latency(link: Link, names: list[str], options: argparse.Namespace) -> dict[str, Any]:
+    count = 200 if options.quick else 1000
+
+    def ours() -> float:
+        taken = []
+        for _ in range(count):
+            start = time.perf_counter()
+            link.move("read", 8, 1, spin_s=0.1)
+            taken.append(time.perf_counter() - start)
+        return statistics.median(taken) * 1e6
+
+    rounds = in_turn(ours, lambda: perftest_read_us(names, 8, count), options)
+    ratio, quartiles = spread([b / a for a, b in rounds])
+    return {
+        "case": "read of 8 bytes, call to completion",
+        "us": statistics.median(a for a, _ in rounds),
+        "us_perftest": statistics.median(b for _, b in rounds),
+        "x_perftest": ratio,
+        "x_perftest_quartiles": quartiles,
+        "rounds": len(rounds),
+    }
+
+
+def in_turn(
+    ours: Callable[[], float], theirs: Callable[[], float], options: argparse.Namespace
+) -> list[tuple[float, float]]:
+    ours()
+    rounds = []
+    for i in range(min(options.repeat, 3 if options.quick else 9)):
+        if i % 2:
+            second = theirs()
+            rounds.append((ours(), second))
+        else:
+            rounds.append((ours(), theirs()))
+    return rounds
+
+
+def say(row: dict[str, Any]) -> None:
+    low, high = row["x_perftest_quartiles"]
+    value = f"{row['gb_per_s']:8.4f} GB/s" if "gb_per_s" in row else f"{row['us']:8.1f} us"
+    ratio = f"{row['x_perftest']:.2f}x perftest [{low:.2f}, {high:.2f}]"
+    sys.stdout.write(f"{row['case']:40} {value}   {ratio}\n")
+    sys.stdout.flush()
+
+
+def main() -> None:
+    options = arguments(__doc__)
+    options.device = "cpu"
+    in_guest.leave_unless_nics(2)
+    names = [device.name for device in mk.rdma.devices()[:2]]
+    head, rows = heading("rdma", options), []
+    head["nics"] = "soft-RoCE in a QEMU guest" if names[0].startswith("rxe") else names
+    sizes = SIZES[1:3] if options.quick else SIZES
+    link = Link(names, max(sizes))
+    for verb in ("write", "read"):
+        for size in sizes:
+            rows.append(bandwidth(link, names, verb, size, options))
+            say(rows[-1])
+            save(head, rows, options)
+    rows.append(latency(link, names, options))
+    say(rows[-1])
+    save(head, rows, options)
+
+
+if __name__ == "__main__":
+    main()
