@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 from . import config
+from .topology import Topology
 from .topology import cli as topology_cli
 
 
@@ -15,6 +16,13 @@ def calibrate(path: Path, *, quick: bool) -> None:
     table = measure(quick=quick, report=lambda line: sys.stdout.write(line + "\n"))
     write(table, path)
     sys.stdout.write(f"written to {path}\n")
+
+
+def probe(topology: Topology) -> None:
+    """Tell the topology which NICs reach which memory."""
+    from .reach import probe_all
+
+    probe_all(topology)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -40,7 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
         except argparse.ArgumentTypeError as error:
             doctor.error(str(error))
     if command == "topo":
-        return topology_cli.run(options)
+        return topology_cli.run(options, probe)
     if command == "calibrate":
         default = config.current().calibration or config.Settings.calibration
         calibrate(options.json or Path(default).expanduser(), quick=options.quick)

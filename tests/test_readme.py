@@ -9,7 +9,8 @@ ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 
 
-def test_the_api_in_one_screen_runs():
+def test_the_api_in_one_screen_runs(monkeypatch):
+    monkeypatch.chdir(ROOT)
     [example] = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     exec(compile(example, "README.md", "exec"), {})
 

@@ -182,7 +182,7 @@ class QueuePair(Handle):
         Args:
             peer: the other queue pair's ``endpoint``.
             timeout: of an acknowledgement, 4.096 us * 2**timeout: 14 is 67 ms.
-            retries: after which a transfer fails: 6 times 67 ms or more. 7 is for ever on soft-RoCE.
+            retries: after which a transfer fails, 67 ms each or more; 7 is for ever on soft-RoCE.
             rnr_retries: while the peer has no room for an immediate; 7 is for ever.
             traffic_class: of packets: DSCP and ECN on RoCE.
             service_level: on InfiniBand.

@@ -2,15 +2,21 @@
 
 import argparse
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
-from ..errors import InvalidArgument
+from ..errors import InvalidArgument, Unavailable
 from .topology import Topology
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add the command ``topo``."""
     parser = commands.add_parser("topo", help="show GPUs, NICs and the paths between them")
+    parser.add_argument(
+        "--probe",
+        action="store_true",
+        help="write to memory with each NIC first, and mark failures",
+    )
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--root", default="/", help="folder with the machine's sys and proc")
     source.add_argument("--xml", type=Path, help="NCCL's XML instead")
@@ -23,11 +29,14 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     show.add_argument("--svg", type=Path, metavar="FILE", help="draw it into a file")
 
 
-def run(options: argparse.Namespace) -> int:
-    """Print what was asked for; return the exit status."""
+def run(options: argparse.Namespace, probe: Callable[[Topology], object]) -> int:
+    """Print what was asked for, after ``probe`` if that was; return the exit status."""
     try:
-        sys.stdout.write(_text(_topology(options), options))
-    except (InvalidArgument, OSError) as error:
+        topology = _topology(options)
+        if options.probe:
+            probe(topology)
+        sys.stdout.write(_text(topology, options))
+    except (InvalidArgument, Unavailable, OSError) as error:
         sys.stderr.write(f"{error}\n")
         return 2
     return 0

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import mooncake_kernels as mk
+from mooncake_kernels.reach import probe_all
 
 from .links import Link, noise
 
@@ -141,3 +142,16 @@ def test_a_nic_reaches_memory_by_itself():
         assert mk.rdma.probe(device, memory) == ""
         assert (memory == before).all()
         assert mk.rdma.probe(device, bytearray(1)) == ""
+
+
+def test_what_the_topology_knows_and_learns_of_these_nics():
+    topo = mk.Topology.discover()
+    assert [nic.name for nic in topo.nics] == ["rxe0", "rxe1", "rxe2", "rxe3"]
+    assert {nic.name for nic in topo.choose_nics("cpu:0")[:2]} == {"rxe0", "rxe1"}
+    assert {nic.name for nic in topo.choose_nics("cpu:1")[:2]} == {"rxe2", "rxe3"}
+    topo.mark_unreachable("cpu:0", "rxe1", "was so yesterday")
+    reasons = probe_all(topo)
+    assert reasons == {("cpu:0", f"rxe{i}"): "" for i in range(4)}
+    assert not topo.unreachable
+    with pytest.raises(mk.InvalidArgument, match=r"cpu:0, cpu:1, got 'cuda:5'"):
+        probe_all(topo, locations=["cuda:5"])

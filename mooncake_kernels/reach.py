@@ -1,0 +1,78 @@
+"""Which NICs really reach which memory: a probe of each, and what the topology is told of it.
+
+A NIC can register a GPU's memory and yet not get at it, for instance behind an IOMMU or a switch
+that redirects. No file tells that; a write does.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from . import rdma
+from .errors import InvalidArgument, Unavailable
+from .topology import Topology
+
+_NUM_BYTES = 4096
+
+
+def probe_all(
+    topology: Topology, *, locations: Iterable[str] | None = None
+) -> dict[tuple[str, str], str]:
+    """Write to memory of each location with each NIC, and tell the topology what came of it.
+
+    ::
+
+        for location in locations:
+            for nic in topology.nics:
+                reason = mk.rdma.probe(nic, memory of location)
+                mark the NIC as unreachable from there, with the reason, or as reachable
+
+    Save it with ``topology.to_json()``: what was learned is part of it.
+
+    Args:
+        topology: of this machine.
+        locations: ``"cpu:0"``, ``"cuda:1"``, ...; None: ``cpu:0`` and each GPU of this process. All
+            host memory counts as one location.
+
+    Returns:
+        (location, NIC) to why the NIC does not reach it, empty if it does. NICs without an active
+        port are left out: that says nothing of the memory.
+
+    Raises:
+        InvalidArgument: a location that is not there.
+        Unavailable: no libibverbs; or memory of a location that this process cannot have.
+    """
+    places = _locations(topology) if locations is None else list(locations)
+    reasons: dict[tuple[str, str], str] = {}
+    names = {nic.name for nic in topology.nics}
+    for info in rdma.devices():
+        if info.name not in names or not any(port.state == "ACTIVE" for port in info.ports):
+            continue
+        with rdma.open(info.name) as device:
+            port = next(port.number for port in info.ports if port.state == "ACTIVE")
+            for place in places:
+                reason = rdma.probe(device, _memory(topology, place), port=port)
+                reasons[place, info.name] = reason
+                if reason:
+                    topology.mark_unreachable(place, info.name, reason)
+                else:
+                    topology.mark_reachable(place, info.name)
+    return reasons
+
+
+def _locations(topology: Topology) -> list[str]:
+    here = {"cpu:0", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))}
+    return [location for location in topology.locations if location in here]
+
+
+def _memory(topology: Topology, location: str) -> Any:
+    if location not in topology.locations:
+        known = ", ".join(topology.locations)
+        raise InvalidArgument(f"probe_all: locations must be of {known}, got {location!r}")
+    if location.startswith("cpu"):
+        return bytearray(_NUM_BYTES)
+    try:
+        return torch.empty(_NUM_BYTES, dtype=torch.uint8, device=location)
+    except (RuntimeError, AssertionError) as error:
+        raise Unavailable(f"probe_all: no memory of {location} in this process: {error}") from None
