@@ -9,6 +9,7 @@ from .. import _host
 from .._machine_root import MachineRoot
 from ._handles import require_verbs
 
+_RATE = re.compile(r"([0-9]+\.?[0-9]*) Gb/sec(?: \(([0-9]+)X)?")  # "100 Gb/sec (4X EDR)"
 _PCI = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
 
@@ -39,6 +40,7 @@ class PortInfo:
         active_mtu, max_mtu: in bytes.
         lid: address on an InfiniBand subnet; 0 on Ethernet.
         gids: the addresses that are set.
+        width: lanes of the link; None if sysfs does not say.
     """
 
     number: int
@@ -49,6 +51,7 @@ class PortInfo:
     max_mtu: int
     lid: int
     gids: tuple[GidInfo, ...]
+    width: int | None = None
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,7 @@ class DeviceInfo:
         max_mr_bytes, max_mr: the size of a region, and how many there may be.
         max_qp, max_cqe, max_sge: queue pairs, entries of a completion queue, ranges a request.
         ports: in order.
+        pci_path: where the function is in the PCI tree, ``"/sys/devices/pci0000:3a/..."``.
     """
 
     name: str
@@ -77,6 +81,7 @@ class DeviceInfo:
     max_cqe: int
     max_sge: int
     ports: tuple[PortInfo, ...]
+    pci_path: str | None = None
 
 
 def devices() -> list[DeviceInfo]:
@@ -105,6 +110,7 @@ def describe(facts: dict[str, Any], root: MachineRoot | None = None) -> DeviceIn
         node_guid=":".join(guid[i : i + 4] for i in range(0, 16, 4)),
         firmware=facts["firmware"],
         pci=folder.rsplit("/", 1)[1] if folder else None,
+        pci_path=folder,
         numa=None if numa is None or numa < 0 else numa,
         **{key: facts[key] for key in ("max_mr_bytes", "max_mr", "max_qp", "max_cqe", "max_sge")},
         ports=tuple(describe_port(name, port, root) for port in facts["ports"]),
@@ -114,9 +120,10 @@ def describe(facts: dict[str, Any], root: MachineRoot | None = None) -> DeviceIn
 def describe_port(device: str, facts: dict[str, Any], root: MachineRoot) -> PortInfo:
     """The same of a port."""
     rate = root.text(f"/sys/class/infiniband/{device}/ports/{facts['number']}/rate")
-    number = re.match(r"[0-9.]+", rate or "")
+    words = _RATE.match(rate or "")
     return PortInfo(
-        rate_gbps=float(number[0]) if number else None,
+        rate_gbps=float(words[1]) if words else None,
+        width=int(words[2]) if words and words[2] else None,
         gids=tuple(
             GidInfo(gid["index"], gid_text(gid["gid"]), gid["type"]) for gid in facts["gids"]
         ),

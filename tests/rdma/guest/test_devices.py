@@ -18,7 +18,7 @@ def test_devices_are_those_of_sysfs():
     for device in devices:
         (port,) = device.ports
         assert port.state == "ACTIVE" and port.link_layer == "Ethernet"
-        assert port.rate_gbps == 100.0
+        assert port.rate_gbps == 100.0 and port.width == 4
         assert device.node_guid == (SYS / device.name / "node_guid").read_text().strip()
         gids = {gid.index: gid for gid in port.gids}
         for index, gid in gids.items():
@@ -30,7 +30,7 @@ def test_where_devices_are():
     devices = mk.rdma.devices()
     assert [device.numa for device in devices] == [0, 0, 1, 1]
     for device in devices:
-        assert Path("/sys/bus/pci/devices", device.pci).is_dir()
+        assert Path("/sys/bus/pci/devices", device.pci).resolve() == Path(device.pci_path)
     assert len({device.pci for device in devices}) == 4
 
 
