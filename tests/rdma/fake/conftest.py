@@ -44,7 +44,7 @@ def world(request):
     WORLD.reset()
     DRIVER.reset()
     yield WORLD
-    WORLD.check(collect=True)
+    WORLD.check()
 
 
 @pytest.fixture

@@ -79,13 +79,6 @@ int put(Field* field, uint64_t value) {
   return 1;
 }
 
-size_t copy_lines(const std::vector<std::string>& lines, char* text, size_t size) {
-  std::string all;
-  for (const std::string& line : lines) all += line + "\n";
-  if (size > 0) text[all.copy(text, size - 1)] = 0;
-  return all.size();
-}
-
 }  // namespace
 
 void fake_reset(int num_devices) {
@@ -184,14 +177,9 @@ int64_t fake_count_live(const char* kind) {
   return static_cast<int64_t>(count_live(kind));
 }
 
-size_t fake_read_log(char* text, size_t size) {
+void fake_forget(const char* kind) {
   const Lock lock(world().mutex);
-  return copy_lines(world().log, text, size);
-}
-
-size_t fake_read_errors(char* text, size_t size) {
-  const Lock lock(world().mutex);
-  const size_t needed = copy_lines(world().errors, text, size);
-  if (needed < size) world().errors.clear();
-  return needed;
+  auto& live = world().live;
+  for (auto at = live.begin(); at != live.end();) at = at->second == kind ? live.erase(at) : ++at;
+  if (kind == std::string("region")) world().mrs.clear();
 }

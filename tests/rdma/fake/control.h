@@ -30,11 +30,12 @@ void fake_set_budget(int64_t num_work);
 void fake_inject_event(const char* device, int type, int port, uint32_t qp_num);
 
 int64_t fake_count_live(const char* kind);
+void fake_forget(const char* kind);              // nobody will give these back
 int64_t fake_count_entries(const char* device);  // in its completion queues
-int64_t fake_count_calls(const char* verb);  // in all processes
+int64_t fake_count_calls(const char* verb);      // in all processes
 void fake_clear_calls();
-// Lines of text; returns how many bytes there are, whatever the size of `text`. Errors that fit into
-// it are forgotten.
+// Lines of text; returns how many bytes there are, whatever the size of `text`. Errors that fit
+// into it are forgotten.
 size_t fake_read_log(char* text, size_t size);
 size_t fake_read_errors(char* text, size_t size);
 

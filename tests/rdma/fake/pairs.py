@@ -42,7 +42,9 @@ class Connection:
     Memory is not aligned to pages, and registered in pieces if `piece` says so.
     """
 
-    def __init__(self, world: World, *, depth: int = 512, piece: int = 0, size: int = SIZE, **sizes: int):
+    def __init__(
+        self, world: World, *, depth: int = 512, piece: int = 0, size: int = SIZE, **sizes: int
+    ):
         self.size = size
         memories = [np.empty(size + 24, np.uint8)[24 - 8 * i :][:size] for i in range(2)]
         for i, memory in enumerate(memories):

@@ -76,6 +76,14 @@ extern "C" const char* ibv_wc_status_str(ibv_wc_status status) {
                                       "remote access error",
                                       "remote operation error",
                                       "transport retry counter exceeded",
-                                      "RNR retry counter exceeded"};
-  return status >= 0 && status <= IBV_WC_RNR_RETRY_EXC_ERR ? names[status] : "unknown";
+                                      "RNR retry counter exceeded",
+                                      "local RDD violation error",
+                                      "remote invalid RD request",
+                                      "aborted error",
+                                      "invalid EE context number",
+                                      "invalid EE context state",
+                                      "fatal error",
+                                      "response timeout error",
+                                      "general error"};
+  return status >= 0 && status <= IBV_WC_GENERAL_ERR ? names[status] : "unknown";
 }

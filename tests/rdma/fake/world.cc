@@ -48,6 +48,13 @@ int wait_for_others(Lock* lock, const std::string& verb, int wanted) {
   return all ? 0 : ETIMEDOUT;
 }
 
+size_t copy_lines(const std::vector<std::string>& lines, char* text, size_t size) {
+  std::string all;
+  for (const std::string& line : lines) all += line + "\n";
+  if (size > 0) text[all.copy(text, size - 1)] = 0;
+  return all.size();
+}
+
 }  // namespace
 
 World& world() {
@@ -99,4 +106,16 @@ size_t count_live(const std::string& kind) {
 int64_t fake_count_calls(const char* verb) { return fake::calls_of(verb); }
 void fake_clear_calls() {
   for (auto& calls : fake::counts().calls) calls = 0;
+}
+
+size_t fake_read_log(char* text, size_t size) {
+  const fake::Lock lock(fake::world().mutex);
+  return fake::copy_lines(fake::world().log, text, size);
+}
+
+size_t fake_read_errors(char* text, size_t size) {
+  const fake::Lock lock(fake::world().mutex);
+  const size_t needed = fake::copy_lines(fake::world().errors, text, size);
+  if (needed < size) fake::world().errors.clear();
+  return needed;
 }
