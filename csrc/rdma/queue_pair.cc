@@ -27,6 +27,12 @@ void check_options(const QueuePairOptions& options, const DeviceInfo& info) {
 }
 
 GidInfo find_gid(const std::string& device, const PortInfo& port, int index) {
+// Of a port that does not say how long a message may be, verbs' own limit.
+uint64_t message_bytes(const PortInfo& port) {
+  constexpr uint64_t kMost = 1u << 30;
+  return port.max_message_bytes == 0 ? kMost : std::min<uint64_t>(port.max_message_bytes, kMost);
+}
+
   if (index < 0) return choose_gid(device, port);
   for (const GidInfo& gid : port.gids) {
     if (gid.index == index) return gid;
@@ -52,7 +58,7 @@ QueuePair::QueuePair(std::shared_ptr<CompletionQueue> queue, const QueuePairOpti
   rename(concat("queue pair ", number_, " of ", device.name()));
   limits_ = {static_cast<int>(attr.cap.max_send_sge),
              std::min(static_cast<int>(attr.cap.max_send_sge), device.info().max_sge_read),
-             std::min<uint64_t>(port.max_message_bytes, 1u << 30)};
+             message_bytes(port)};
   endpoint_ = {number_,
                std::random_device{}() & 0xffffff,
                static_cast<uint16_t>(port.lid),
