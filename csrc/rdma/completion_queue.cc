@@ -91,7 +91,8 @@ std::vector<Completion> CompletionQueue::poll(int max_work) {
     const std::lock_guard lock(pushed_mutex_);
     out.swap(pushed_);
     eventfd_t count;
-    if (!out.empty() && !is_leaving()) eventfd_read(wake_.get(), &count);
+    if (!out.empty()) eventfd_read(wake_.get(), &count);
+    if (is_leaving()) interrupt();  // it may be that which was read
   }
   poll_nic(max_work, &out);
   return out;
@@ -103,7 +104,10 @@ void CompletionQueue::poll_nic(int max_work, std::vector<Completion>* out) {
   for (int asked = 0, got = 0; max_work > 0 && got == asked; max_work -= got) {
     asked = std::min(max_work, kPollBatch);
     got = ibv_poll_cq(cq_, asked, wcs);
-    if (got < 0) throw SystemError(EIO, concat("ibv_poll_cq: ", device_->name()));
+    if (got < 0) {
+      push(std::move(*out));  // for the next poll
+      throw SystemError(EIO, concat("ibv_poll_cq: ", device_->name()));
+    }
     for (int i = 0; i < got; ++i) {
       const auto found = queue_pairs_.find(wcs[i].qp_num);
       if (found != queue_pairs_.end()) found->second->complete(wcs[i], out);
@@ -142,7 +146,11 @@ bool CompletionQueue::sleep(double timeout_s) {
 void CompletionQueue::take_nic_event() {
   ibv_cq* cq = nullptr;
   void* context = nullptr;
-  if (Verbs::get().p_ibv_get_cq_event(channel_, &cq, &context) != 0) return;
+  if (Verbs::get().p_ibv_get_cq_event(channel_, &cq, &context) != 0) {
+    if (errno == EAGAIN || errno == EWOULDBLOCK) return;
+    // Of a device that is gone the channel is readable for ever.
+    throw SystemError(errno, concat("ibv_get_cq_event: ", device_->name()));
+  }
   // Acknowledging takes a lock of the library's: many at a time.
   if (++unacknowledged_ < 1024) return;
   Verbs::get().p_ibv_ack_cq_events(cq_, unacknowledged_);
