@@ -30,12 +30,16 @@ std::string status_text(int status) {
   return Verbs::get().p_ibv_wc_status_str(static_cast<ibv_wc_status>(status));
 }
 
+std::shared_ptr<CompletionQueue> CompletionQueue::make(std::shared_ptr<Device> device, int depth) {
+  const Use use(*device, "completion_queue");  // until it has joined the device, too
+  return make_resource<CompletionQueue>(device, depth);
+}
+
 CompletionQueue::CompletionQueue(std::shared_ptr<Device> device, int depth)
     : Resource(concat("completion queue of ", device->name()), {device}),
       device_(std::move(device)),
       depth_(checked_depth(*device_, depth)),
       wake_(MK_SYSCALL(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), "eventfd")) {
-  const Use use(*device_, "completion_queue");
   const Verbs& verbs = Verbs::get();
   channel_ = check_handle(verbs.p_ibv_create_comp_channel(device_->context()),
                           "ibv_create_comp_channel", device_->name());

@@ -44,11 +44,16 @@ uint64_t message_bytes(const PortInfo& port) {
 }  // namespace
 
 QueuePair::QueuePair(std::shared_ptr<CompletionQueue> queue, const QueuePairOptions& options)
+std::shared_ptr<QueuePair> QueuePair::make(std::shared_ptr<CompletionQueue> queue,
+                                           const QueuePairOptions& options) {
+  const Use use(*queue, "queue_pair");  // until it has joined the queue, too
+  return make_resource<QueuePair>(queue, options);
+}
+
     : Resource("queue pair", {queue, queue->device()}),
       queue_(std::move(queue)),
       options_(options) {
   const Device& device = *queue_->device();
-  const Use use(*queue_, "queue_pair");
   check_options(options, device.info());
   const PortInfo port = device.port(options.port);
   const GidInfo gid = find_gid(device.name(), port, options.gid_index);

@@ -1,7 +1,7 @@
 // QueuePair: a reliable connection (RC) between two NICs, over which one reads and writes the
 // other's memory.
 //
-//   auto pair = make_resource<QueuePair>(queue, QueuePairOptions{});
+//   auto pair = QueuePair::make(queue, {});
 //   pair->connect(endpoint_of_the_peer, {});
 //   pair->submit(transfer);    // never blocks; the queue tells when it is over
 //
@@ -40,7 +40,10 @@ struct ConnectOptions {
 
 class QueuePair final : public Resource {
  public:
-  QueuePair(std::shared_ptr<CompletionQueue> queue, const QueuePairOptions& options);
+  static std::shared_ptr<QueuePair> make(std::shared_ptr<CompletionQueue> queue,
+                                         const QueuePairOptions& options);
+
+  QueuePair(std::shared_ptr<CompletionQueue> queue, const QueuePairOptions& options);  // for make
   ~QueuePair() override { close(); }
 
   uint32_t number() const { return number_; }
