@@ -119,6 +119,12 @@ void CompletionQueue::poll_nic(int max_work, std::vector<Completion>* out) {
   }
 }
 
+void CompletionQueue::collect() {
+  std::vector<Completion> found;
+  poll_nic(depth_, &found);
+  push(std::move(found));
+}
+
 bool CompletionQueue::wait(double timeout_s) {
   const Use use(*this, "wait");
   std::unique_lock lock(wait_mutex_, std::defer_lock);

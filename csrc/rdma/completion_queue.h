@@ -62,6 +62,7 @@ class CompletionQueue final : public Resource {
   void add(QueuePair* queue_pair, int room);
   void remove(QueuePair* queue_pair, int room) noexcept;  // over when it is not being polled
   void push(std::vector<Completion> completions);         // what no work completion tells
+  void collect();  // all that the NIC's queue holds, for the next poll
 
   void poll_nic(int max_work, std::vector<Completion>* out);
   bool has_pushed();

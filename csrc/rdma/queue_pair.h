@@ -86,6 +86,7 @@ class QueuePair final : public Resource {
   void to_init();
   void to_ready(const Endpoint& peer, const ConnectOptions& options);
   void reset(std::vector<Completion>* out);
+  static uint16_t next_generation();
   void post_pending(std::vector<Completion>* out);
   int post_chain(Batch* batch, size_t count);
   int post_receive();  // returns the errno
@@ -107,13 +108,15 @@ class QueuePair final : public Resource {
   Endpoint endpoint_;
   WorkLimits limits_;
 
+  std::mutex connect_mutex_;  // held for the length of a connect
   mutable std::mutex mutex_;
   State state_ = State::kReset;
   std::deque<Batch> batches_;  // in the order they were submitted
   size_t num_started_ = 0;     // of batches_: those that are posted, all of them
   uint64_t head_ = 0;          // sequence number of the next work request
   uint64_t tail_ = 0;          // of the oldest in flight
-  uint16_t generation_ = 0;    // of connections: late completions of an earlier one are ignored
+  // Of connections, also of other queue pairs that had this number: their completions are ignored.
+  uint16_t generation_ = next_generation();
 };
 
 }  // namespace mk::rdma
