@@ -216,6 +216,7 @@ void RegistrationCache::deregister(std::vector<EntryRef>* dropped) {
 }
 
 size_t RegistrationCache::invalidate(Span span) {
+  if (owner_.forked()) return 0;
   std::vector<EntryRef> dropped;
   size_t count = 0;
   {
