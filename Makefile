@@ -41,6 +41,8 @@ types: build $(VENV)/.demo $(VENV)/.lint
 sanitize: build $(VENV)/.test
 	tests/sanitize address,undefined asan $(BIN)/python tests/hashing $(BALANCER) tests/transfer tests/kv
 	tests/sanitize thread tsan $(BIN)/python tests/hashing $(BALANCER) tests/transfer
+	MK_TEST_WORLD=fake tests/sanitize address,undefined asan $(BIN)/python tests/rdma/fake
+	MK_TEST_WORLD=fake tests/sanitize thread tsan $(BIN)/python tests/rdma/fake
 
 bench: build $(VENV)/.bench
 	cd bench && for name in $(BENCHES); do \

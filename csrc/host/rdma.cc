@@ -191,7 +191,7 @@ void bind_device(py::module_& m) {
       .def(
           "completion_queue",
           [](const std::shared_ptr<Device>& d, int depth) {
-            return make_resource<CompletionQueue>(d, depth);
+            return CompletionQueue::make(d, depth);
           },
           py::arg("depth"), ReleaseGil());
   m.def("rdma_devices", &devices);
@@ -233,8 +233,7 @@ void bind_queues(py::module_& m) {
           "queue_pair",
           [](const std::shared_ptr<CompletionQueue>& q, int port, int gid_index, int max_sends,
              int max_sges, int max_immediates) {
-            return make_resource<QueuePair>(
-                q, QueuePairOptions{port, gid_index, max_sends, max_sges, max_immediates});
+            return QueuePair::make(q, {port, gid_index, max_sends, max_sges, max_immediates});
           },
           py::arg("port"), py::arg("gid_index"), py::arg("max_sends"), py::arg("max_sges"),
           py::arg("max_immediates"), ReleaseGil());

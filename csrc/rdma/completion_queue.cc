@@ -30,12 +30,16 @@ std::string status_text(int status) {
   return Verbs::get().p_ibv_wc_status_str(static_cast<ibv_wc_status>(status));
 }
 
+std::shared_ptr<CompletionQueue> CompletionQueue::make(std::shared_ptr<Device> device, int depth) {
+  const Use use(*device, "completion_queue");  // until it has joined the device, too
+  return make_resource<CompletionQueue>(device, depth);
+}
+
 CompletionQueue::CompletionQueue(std::shared_ptr<Device> device, int depth)
     : Resource(concat("completion queue of ", device->name()), {device}),
       device_(std::move(device)),
       depth_(checked_depth(*device_, depth)),
       wake_(MK_SYSCALL(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), "eventfd")) {
-  const Use use(*device_, "completion_queue");
   const Verbs& verbs = Verbs::get();
   channel_ = check_handle(verbs.p_ibv_create_comp_channel(device_->context()),
                           "ibv_create_comp_channel", device_->name());
@@ -100,7 +104,8 @@ std::vector<Completion> CompletionQueue::poll(int max_work) {
     const std::lock_guard lock(pushed_mutex_);
     out.swap(pushed_);
     eventfd_t count;
-    if (!out.empty() && !is_leaving()) eventfd_read(wake_.get(), &count);
+    if (!out.empty()) eventfd_read(wake_.get(), &count);
+    if (is_leaving()) interrupt();  // it may be that which was read
   }
   poll_nic(max_work, &out);
   return out;
@@ -112,7 +117,10 @@ void CompletionQueue::poll_nic(int max_work, std::vector<Completion>* out) {
   for (int asked = 0, got = 0; max_work > 0 && got == asked; max_work -= got) {
     asked = std::min(max_work, kPollBatch);
     got = ibv_poll_cq(cq_, asked, wcs);
-    if (got < 0) throw SystemError(EIO, concat("ibv_poll_cq: ", device_->name()));
+    if (got < 0) {
+      push(std::move(*out));  // for the next poll
+      throw SystemError(EIO, concat("ibv_poll_cq: ", device_->name()));
+    }
     for (int i = 0; i < got; ++i) {
       const auto found = queue_pairs_.find(wcs[i].qp_num);
       if (found != queue_pairs_.end()) found->second->complete(wcs[i], out);
@@ -140,7 +148,6 @@ bool CompletionQueue::wait(double timeout_s, double spin_s) {
   return true;
 }
 
-// Polls, and keeps what it finds for poll().
 bool CompletionQueue::push_from_nic() {
   std::vector<Completion> found;
   poll_nic(depth_, &found);
@@ -159,7 +166,11 @@ bool CompletionQueue::sleep(double timeout_s) {
 void CompletionQueue::take_nic_event() {
   ibv_cq* cq = nullptr;
   void* context = nullptr;
-  if (Verbs::get().p_ibv_get_cq_event(channel_, &cq, &context) != 0) return;
+  if (Verbs::get().p_ibv_get_cq_event(channel_, &cq, &context) != 0) {
+    if (errno == EAGAIN || errno == EWOULDBLOCK) return;
+    // Of a device that is gone the channel is readable for ever.
+    throw SystemError(errno, concat("ibv_get_cq_event: ", device_->name()));
+  }
   // Acknowledging takes a lock of the library's: many at a time.
   if (++unacknowledged_ < 1024) return;
   Verbs::get().p_ibv_ack_cq_events(cq_, unacknowledged_);

@@ -1,6 +1,6 @@
 // CompletionQueue: which transfers of its queue pairs are over, and which immediates have come.
 //
-//   auto queue = make_resource<CompletionQueue>(device, 1024);
+//   auto queue = CompletionQueue::make(device, 1024);
 //   queue->wait(0.5);                                  // asleep until there is something, or not
 //   for (const Completion& c : queue->poll(64)) ...
 //
@@ -42,7 +42,9 @@ std::string status_text(int status);
 class CompletionQueue final : public Resource {
  public:
   // `depth`: how many work requests its queue pairs may have in flight in all.
-  CompletionQueue(std::shared_ptr<Device> device, int depth);  // for make_resource
+  static std::shared_ptr<CompletionQueue> make(std::shared_ptr<Device> device, int depth);
+
+  CompletionQueue(std::shared_ptr<Device> device, int depth);  // for make
   ~CompletionQueue() override { close(); }
 
   const std::shared_ptr<Device>& device() const { return device_; }
@@ -63,9 +65,9 @@ class CompletionQueue final : public Resource {
   void add(QueuePair* queue_pair);
   void remove(QueuePair* queue_pair) noexcept;     // over when it is not being polled
   void push(std::vector<Completion> completions);  // what no work completion tells
+  bool push_from_nic();  // all that the NIC's queue holds, for the next poll; whether it held any
 
   void poll_nic(int max_work, std::vector<Completion>* out);
-  bool push_from_nic();
   bool has_pushed();
   bool sleep(double timeout_s);
   void take_nic_event();

@@ -109,10 +109,13 @@ std::vector<DeviceInfo> list_devices() {
   std::vector<DeviceInfo> infos;
   const DeviceList devices;
   for (ibv_device* device : devices) {
-    const ContextHandle context(Verbs::get().p_ibv_open_device(device));
-    if (!context && errno == ENODEV) continue;
-    check_handle(context.get(), "ibv_open_device", Verbs::get().p_ibv_get_device_name(device));
-    infos.push_back(describe(context.get()));
+    try {
+      const ContextHandle context(Verbs::get().p_ibv_open_device(device));
+      check_handle(context.get(), "ibv_open_device", Verbs::get().p_ibv_get_device_name(device));
+      infos.push_back(describe(context.get()));
+    } catch (const SystemError& error) {
+      if (error.code().value() != ENODEV) throw;
+    }
   }
   return infos;
 }

@@ -186,6 +186,12 @@ MemoryRegion::MemoryRegion(std::shared_ptr<Device> device, Span span, Access acc
       pieces_(std::move(pieces)),
       note_(std::move(note)) {}
 
+MemoryRegion::~MemoryRegion() {
+  close();
+  // What is left in a forked child is the parent's: the kernel knows the two by one file.
+  for (Piece& piece : pieces_) piece.mr.release();
+}
+
 std::vector<RegionRef> register_memory(const std::vector<std::shared_ptr<Device>>& devices,
                                        Span span, const RegisterOptions& options) {
   MK_CHECK(span.num_bytes > 0, "register: buffer must hold at least one byte, got none");

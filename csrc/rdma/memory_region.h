@@ -47,7 +47,7 @@ class MemoryRegion final : public Resource {
  public:
   MemoryRegion(std::shared_ptr<Device> device, Span span, Access access, Mapping mapping,
                std::vector<Piece> pieces, std::string note = "");  // for make_resource
-  ~MemoryRegion() override { close(); }
+  ~MemoryRegion() override;
 
   const std::shared_ptr<Device>& device() const { return device_; }
   Span span() const { return span_; }

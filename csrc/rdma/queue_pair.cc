@@ -2,6 +2,7 @@
 
 #if MK_HAVE_VERBS
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <random>
 
@@ -26,6 +27,12 @@ void check_options(const QueuePairOptions& options, const DeviceInfo& info) {
   check("max_sges", options.max_sges, 1, 1 << 20);
 }
 
+// Of a port that does not say how long a message may be, verbs' own limit.
+uint64_t message_bytes(const PortInfo& port) {
+  constexpr uint64_t kMost = 1u << 30;
+  return port.max_message_bytes == 0 ? kMost : std::min<uint64_t>(port.max_message_bytes, kMost);
+}
+
 GidInfo find_gid(const std::string& device, const PortInfo& port, int index) {
   if (index < 0) return choose_gid(device, port);
   for (const GidInfo& gid : port.gids) {
@@ -37,12 +44,17 @@ GidInfo find_gid(const std::string& device, const PortInfo& port, int index) {
 
 }  // namespace
 
+std::shared_ptr<QueuePair> QueuePair::make(std::shared_ptr<CompletionQueue> queue,
+                                           const QueuePairOptions& options) {
+  const Use use(*queue, "queue_pair");  // until it has joined the queue, too
+  return make_resource<QueuePair>(queue, options);
+}
+
 QueuePair::QueuePair(std::shared_ptr<CompletionQueue> queue, const QueuePairOptions& options)
     : Resource("queue pair", {queue, queue->device()}),
       queue_(std::move(queue)),
       options_(options) {
   const Device& device = *queue_->device();
-  const Use use(*queue_, "queue_pair");
   check_options(options, device.info());
   const PortInfo port = device.port(options.port);
   const GidInfo gid = find_gid(device.name(), port, options.gid_index);
@@ -85,8 +97,7 @@ void QueuePair::create(const PortInfo& port) {
   number_ = qp_->qp_num;
   rename(concat("queue pair ", number_, " of ", device.name()));
   const int max_sges = static_cast<int>(attr.cap.max_send_sge);
-  limits_ = {max_sges, std::min(max_sges, device.info().max_sge_read),
-             std::min<uint64_t>(port.max_message_bytes, 1u << 30)};
+  limits_ = {max_sges, std::min(max_sges, device.info().max_sge_read), message_bytes(port)};
 }
 
 // Polling takes the queue's lock, then this one's use: it must be over before that is had alone.
@@ -97,9 +108,15 @@ void QueuePair::release() noexcept {
   {
     const std::lock_guard lock(mutex_);
     close_batches(&out);
+    state_ = State::kReset;
     Verbs::get().p_ibv_destroy_qp(qp_);
   }
   queue_->push(std::move(out));
+  // Its room is given to others: what it has left in the queue must not take it.
+  try {
+    queue_->push_from_nic();
+  } catch (const SystemError&) {  // which the next poll tells
+  }
   queue_->give_back(room());
 }
 
@@ -174,7 +191,12 @@ void QueuePair::reset(std::vector<Completion>* out) {
   state_ = State::kReset;
   close_batches(out);
   tail_ = head_;
-  generation_ = static_cast<uint16_t>((generation_ + 1) & 0x7fff);
+  generation_ = next_generation();
+}
+
+uint16_t QueuePair::next_generation() {
+  static std::atomic<uint16_t> last{0};
+  return ++last & 0x7fff;
 }
 
 void QueuePair::connect(const Endpoint& peer, const ConnectOptions& options) {
@@ -189,19 +211,22 @@ void QueuePair::connect(const Endpoint& peer, const ConnectOptions& options) {
   check("rnr_retries", options.rnr_retries, 7);
   check("traffic_class", options.traffic_class, 255);
   check("service_level", options.service_level, 15);
+  const std::lock_guard connecting(connect_mutex_);
   std::vector<Completion> out;
-  {
-    const std::lock_guard lock(mutex_);
-    if (state_ != State::kInit) {
-      reset(&out);
-      to_init();
-    }
-    for (int i = 0; i < options_.max_immediates; ++i) {
-      check_verb(post_receive(), "ibv_post_recv", what());
-    }
-    to_ready(peer, options);
+  std::unique_lock lock(mutex_);
+  if (state_ != State::kInit) {
+    reset(&out);
+    lock.unlock();
+    queue_->push(std::move(out));
+    queue_->push_from_nic();  // what the earlier connection has left there: its room is needed
+    lock.lock();
+    to_init();
   }
-  queue_->push(std::move(out));
+  state_ = State::kReset;  // which it is again before the next attempt, should this one fail
+  for (int i = 0; i < options_.max_immediates; ++i) {
+    check_verb(post_receive(), "ibv_post_recv", what());
+  }
+  to_ready(peer, options);
 }
 
 bool QueuePair::is_connected() const {

@@ -1,7 +1,7 @@
 // QueuePair: a reliable connection (RC) between two NICs, over which one reads and writes the
 // other's memory.
 //
-//   auto pair = make_resource<QueuePair>(queue, QueuePairOptions{});
+//   auto pair = QueuePair::make(queue, {});
 //   pair->connect(endpoint_of_the_peer, {});
 //   pair->submit(transfer);    // never blocks; the queue tells when it is over
 //
@@ -40,7 +40,10 @@ struct ConnectOptions {
 
 class QueuePair final : public Resource {
  public:
-  QueuePair(std::shared_ptr<CompletionQueue> queue, const QueuePairOptions& options);
+  static std::shared_ptr<QueuePair> make(std::shared_ptr<CompletionQueue> queue,
+                                         const QueuePairOptions& options);
+
+  QueuePair(std::shared_ptr<CompletionQueue> queue, const QueuePairOptions& options);  // for make
   ~QueuePair() override { close(); }
 
   uint32_t number() const { return number_; }
@@ -86,6 +89,7 @@ class QueuePair final : public Resource {
   void to_init();
   void to_ready(const Endpoint& peer, const ConnectOptions& options);
   void reset(std::vector<Completion>* out);
+  static uint16_t next_generation();
   void post_pending(std::vector<Completion>* out);
   int post_chain(Batch* batch, size_t count);
   int post_receive();  // returns the errno
@@ -107,13 +111,15 @@ class QueuePair final : public Resource {
   Endpoint endpoint_;
   WorkLimits limits_;
 
+  std::mutex connect_mutex_;  // held for the length of a connect
   mutable std::mutex mutex_;
   State state_ = State::kReset;
   std::deque<Batch> batches_;  // in the order they were submitted
   size_t num_started_ = 0;     // of batches_: those that are posted, all of them
   uint64_t head_ = 0;          // sequence number of the next work request
   uint64_t tail_ = 0;          // of the oldest in flight
-  uint16_t generation_ = 0;    // of connections: late completions of an earlier one are ignored
+  // Of connections, also of other queue pairs that had this number: their completions are ignored.
+  uint16_t generation_ = next_generation();
 };
 
 }  // namespace mk::rdma

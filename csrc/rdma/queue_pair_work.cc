@@ -80,7 +80,9 @@ void QueuePair::post_pending(std::vector<Completion>* out) {
     const size_t count = std::min({room, left, kChain});
     if (count == 0) break;
     const int error = post_chain(&batch, count);
-    if (error != 0) fail(&batch, batch.num_posted, IBV_WC_GENERAL_ERR, error);
+    // Of what was posted, only that is delivered for certain which has come to its end.
+    const size_t num_done = tail_ > batch.first_seq ? tail_ - batch.first_seq : 0;
+    if (error != 0) fail(&batch, num_done, IBV_WC_GENERAL_ERR, error);
   }
   retire(tail_, out);
   if (state_ == State::kFailed) fail_pending(out);
@@ -139,7 +141,7 @@ void QueuePair::complete(const ibv_wc& wc, std::vector<Completion>* out) {
 }
 
 void QueuePair::take_immediate(const ibv_wc& wc, std::vector<Completion>* out) {
-  if (wc.status != IBV_WC_SUCCESS) return;  // the connection has failed, which transfers tell
+  if (wc.status != IBV_WC_SUCCESS) return to_failed();  // which transfers tell, if there are any
   Completion completion;
   completion.kind = Completion::Kind::kImmediate;
   completion.qp_num = number_;
@@ -165,6 +167,10 @@ void QueuePair::fail(Batch* batch, size_t num_done, int status, uint32_t vendor_
   batch->status = status;
   batch->vendor_error = vendor_error;
   for (size_t i = 0; i < num_done; ++i) batch->num_bytes_done += batch->work.requests[i].num_bytes;
+  // Those that move nothing have no work request that could be flushed.
+  for (auto later = batches_.rbegin(); &*later != batch; ++later) {
+    if (later->work.requests.empty()) later->status = IBV_WC_WR_FLUSH_ERR;
+  }
 }
 
 // Ends the transfers whose work requests are all before `end_seq`.

@@ -77,8 +77,12 @@ RegistrationCache::EntryRef RegistrationCache::find(Span span) {
   return candidate->span.contains(span) ? candidate : nullptr;
 }
 
-// Whether the GPU memory was freed since, and the address given out again.
+// Whether a region was closed since (as all of a device are), or the GPU memory was freed and the
+// address given out again.
 bool RegistrationCache::is_stale(const Entry& entry) const {
+  for (const RegionRef& region : entry.regions) {
+    if (region->is_closed()) return true;
+  }
   for (const auto& [address, id] : entry.allocations) {
     if (allocation_id(address) != id) return true;
   }
@@ -212,6 +216,7 @@ void RegistrationCache::deregister(std::vector<EntryRef>* dropped) {
 }
 
 size_t RegistrationCache::invalidate(Span span) {
+  if (owner_.forked()) return 0;
   std::vector<EntryRef> dropped;
   size_t count = 0;
   {

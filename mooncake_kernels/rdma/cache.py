@@ -13,6 +13,8 @@ from ._handles import require_verbs
 from .device import Device
 from .region import _MAPPINGS, ACCESS, LOCAL_WRITE, RELAXED_ORDERING, Access, Mapping, Region
 
+_Key = tuple[int, int, int]
+
 
 class Lease:
     """Memory in use: registered until this is closed, and maybe longer.
@@ -96,8 +98,8 @@ class RegistrationCache:
             max_bytes,
             max_regions,
         )
-        # By the identity of what owns memory: the ranges of it that have been registered.
-        self._watched: dict[int, weakref.finalize] = {}
+        # By the identity of what owns memory, and its address and size.
+        self._watched: dict[_Key, weakref.finalize] = {}
 
     def lease(self, buffer: Any) -> Lease:
         """Return the memory registered; close the lease when its transfers are over.
@@ -147,36 +149,37 @@ class RegistrationCache:
 
     def _watch(self, memory: Buffer) -> None:
         owner, address, num_bytes = _storage(memory)
-        if id(owner) in self._watched:
+        key = id(owner), address, num_bytes
+        if key in self._watched:
             return
+        handle = weakref.ref(self._handle)  # the memory shall not keep the cache
         try:
-            finalizer = weakref.finalize(
-                owner, _forget, self._handle, self._watched, id(owner), address, num_bytes
-            )
-        except TypeError:  # bytearray, mmap: their export is held by the lease alone
+            finalizer = weakref.finalize(owner, _forget, handle, self._watched, key)
+        except TypeError:  # bytearray: its export is held by the lease alone
             return
         finalizer.atexit = False
-        self._watched[id(owner)] = finalizer
+        self._watched[key] = finalizer
 
 
-def _forget(
-    handle: Any, watched: dict[int, weakref.finalize], key: int, address: int, num_bytes: int
-) -> None:
+def _forget(handle: "weakref.ref[Any]", watched: dict[_Key, weakref.finalize], key: _Key) -> None:
     watched.pop(key, None)
-    handle.invalidate(address, num_bytes)
+    cache = handle()
+    if cache is not None:
+        cache.invalidate(key[1], key[2])
 
 
 def _storage(memory: Buffer) -> tuple[Any, int, int]:
     """What the memory goes with: (object, address, bytes) of all of it."""
     owner = memory.owner
-    if hasattr(owner, "untyped_storage"):
+    while not hasattr(owner, "untyped_storage"):
+        # A memoryview of an array, a view of another, that of a tensor...
+        below = owner.obj if isinstance(owner, memoryview) else getattr(owner, "base", None)
+        if below is None:
+            break
+        owner = below
+    else:
         storage = owner.untyped_storage()
         return storage, storage.data_ptr(), storage.nbytes()
-    while True:  # as_buffer's own array, its memoryview, then the caller's views
-        inner = owner.obj if isinstance(owner, memoryview) else getattr(owner, "base", None)
-        if inner is None:
-            break
-        owner = inner
     if isinstance(owner, np.ndarray):
         return owner, owner.ctypes.data, owner.nbytes
     return owner, memory.address, memory.num_bytes

@@ -38,6 +38,9 @@ def probe(
     memory = as_buffer(buffer)
     if not memory.num_bytes or not memory.writable:
         raise InvalidArgument("probe: buffer must be writable and hold at least one byte")
+    state = device.port(port).state
+    if state != "ACTIVE":
+        raise Unavailable(f"probe: port {port} of {device.name} must be ACTIVE, got {state}")
     size = min(memory.num_bytes, len(_PATTERN))
     saved, pattern, back = bytearray(size), bytearray(_PATTERN[:size]), bytearray(size)
     with device.completion_queue(64) as queue:

@@ -4,6 +4,7 @@ import itertools
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
+from operator import index
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -260,10 +261,11 @@ def _columns(ranges: Ranges, op: str) -> tuple[np.ndarray, np.ndarray, np.ndarra
     if isinstance(ranges, tuple) and len(ranges) == 3 and isinstance(ranges[0], np.ndarray):
         return tuple(np.ascontiguousarray(column, np.uint64) for column in ranges)  # type: ignore
     try:
-        rows = np.array(list(ranges), dtype=np.uint64).reshape(-1, 3)
+        listed = [(index(local), index(there), index(size)) for local, there, size in ranges]
+        rows = np.array(listed, dtype=np.uint64).reshape(-1, 3)
     except (TypeError, ValueError, OverflowError):
         raise InvalidArgument(
-            f"{op}: ranges must be (local address, remote address, bytes) each, "
+            f"{op}: ranges must be (local address, remote address, bytes) each, integers, "
             "none of them negative"
         ) from None
     local, there, sizes = (np.ascontiguousarray(rows[:, i]) for i in range(3))

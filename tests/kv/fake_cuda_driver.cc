@@ -15,7 +15,9 @@ CUresult cuDriverGetVersion(int* version) { return *version = fake_driver.versio
 CUresult cuDeviceGetCount(int* count) { return *count = 2, CUDA_SUCCESS; }
 CUresult cuDeviceGet(CUdevice* device, int ordinal) { return *device = ordinal, CUDA_SUCCESS; }
 CUresult cuGetErrorName(CUresult error, const char** name) {
-  *name = error == CUDA_ERROR_INVALID_VALUE ? "CUDA_ERROR_INVALID_VALUE" : nullptr;
+  *name = error == CUDA_ERROR_INVALID_VALUE   ? "CUDA_ERROR_INVALID_VALUE"
+          : error == CUDA_ERROR_NOT_SUPPORTED ? "CUDA_ERROR_NOT_SUPPORTED"
+                                              : nullptr;
   return CUDA_SUCCESS;
 }
 
@@ -23,10 +25,15 @@ CUresult cuCtxGetCurrent(CUcontext* context) {
   if (!fake_driver.is_initialized) return CUDA_ERROR_NOT_INITIALIZED;
   return *context = static_cast<CUcontext>(fake_driver.current), CUDA_SUCCESS;
 }
-CUresult cuCtxPushCurrent(CUcontext context) { return fake_driver.current = context, CUDA_SUCCESS; }
+CUresult cuCtxPushCurrent(CUcontext context) {
+  fake_driver.stack.push_back(fake_driver.current);
+  return fake_driver.current = context, CUDA_SUCCESS;
+}
 CUresult cuCtxPopCurrent(CUcontext* context) {
+  if (fake_driver.stack.empty()) return CUDA_ERROR_INVALID_CONTEXT;
   *context = static_cast<CUcontext>(fake_driver.current);
-  return fake_driver.current = nullptr, CUDA_SUCCESS;
+  fake_driver.current = fake_driver.stack.back();
+  return fake_driver.stack.pop_back(), CUDA_SUCCESS;
 }
 CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned* flags, int* active) {
   return *flags = 0, *active = device == fake_driver.active_device, CUDA_SUCCESS;
@@ -41,10 +48,7 @@ CUresult cuPointerGetAttributes(unsigned count, CUpointer_attribute* attributes,
                                 CUdeviceptr address) {
   ++fake_driver.num_questions;
   if (!fake_driver.current) return CUDA_ERROR_INVALID_CONTEXT;
-  FakeAllocation found{};
-  for (const FakeAllocation& a : fake_driver.allocations) {
-    if (a.begin <= address && address < a.end) found = a;
-  }
+  const FakeAllocation found = fake_driver.find(address);
   for (unsigned i = 0; i < count; ++i) {
     switch (attributes[i]) {
       case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:

@@ -1,0 +1,44 @@
+"""Compiles the made-up libraries, as the shared objects that dlopen() looks for by name."""
+
+import os
+import subprocess
+import tempfile
+from hashlib import sha256
+from pathlib import Path
+
+HERE = Path(__file__).parent
+TESTS = HERE.parents[1]
+DRIVER = [TESTS / "kv/fake_cuda_driver.cc", HERE / "gpu.cc"]
+VERBS = sorted(set(HERE.glob("*.cc")) - set(DRIVER))
+CUDA_INCLUDE = Path(os.environ.get("CUDA_HOME", "/usr/local/cuda"), "include")
+# The runtime of a sanitizer that Python was started under: see tests/sanitize.
+_SANITIZERS = {"libasan": "address,undefined", "libtsan": "thread"}
+
+
+def build_verbs(*flags: str) -> Path:
+    """Compile libibverbs.so.1; `-DFAKE_OLD` is one that lacks what newer versions have."""
+    return _build("libibverbs.so.1", VERBS, *flags)
+
+
+def build_driver() -> Path | None:
+    """Compile libcuda.so.1; None without CUDA's headers."""
+    if not (CUDA_INCLUDE / "cudaTypedefs.h").is_file():
+        return None
+    return _build("libcuda.so.1", DRIVER, f"-isystem{CUDA_INCLUDE}")
+
+
+def _build(name: str, sources: list[Path], *flags: str) -> Path:
+    preloaded = os.environ.get("LD_PRELOAD", "")
+    sanitize = [f"-fsanitize={kind}" for name, kind in _SANITIZERS.items() if name in preloaded]
+    command = ["g++", "-std=c++17", "-O1", "-g", "-Wall", "-shared", "-fPIC", *sanitize]
+    command += [f"-I{TESTS}", f"-Wl,-soname,{name}", *flags, *map(str, sources), "-ldl"]
+    texts = [file.read_bytes() for file in (*sources, *HERE.glob("*.h"))]
+    key = sha256(b"".join([*texts, " ".join(command).encode()])).hexdigest()[:16]
+    folder = Path(tempfile.gettempdir()) / f"mooncake-kernels-fake-{os.getuid()}" / key
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / name).is_file():
+        unfinished = folder / f"{name}.{os.getpid()}"
+        env = {key: value for key, value in os.environ.items() if key != "LD_PRELOAD"}
+        subprocess.run([*command, "-o", str(unfinished)], check=True, env=env)
+        unfinished.rename(folder / name)
+    return folder / name

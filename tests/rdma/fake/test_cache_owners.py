@@ -1,0 +1,139 @@
+"""Memory that is freed is forgotten by the registration cache, and no earlier."""
+
+import array
+import gc
+
+import numpy as np
+import pytest
+import torch
+
+from mooncake_kernels import rdma
+
+
+@pytest.fixture
+def cache(device):
+    with rdma.RegistrationCache([device]) as made:
+        yield made
+
+
+def keep_view(tensor: torch.Tensor):
+    return tensor[3:].view(torch.uint8)[10:]
+
+
+OWNERS = {
+    "tensor": lambda: torch.zeros(1000),
+    "parameter": lambda: torch.nn.Parameter(torch.zeros(1000)),
+    "numpy": lambda: np.zeros(1000),
+    "array": lambda: array.array("d", bytes(8000)),
+    "numpy of a tensor": lambda: torch.zeros(1000).numpy(),
+    "tensor of an array": lambda: torch.from_numpy(np.zeros(1000)),
+    "memoryview": lambda: memoryview(np.zeros(1000)),
+}
+
+
+@pytest.mark.parametrize("kind", OWNERS)
+def test_what_is_freed_is_forgotten(world, cache, kind):
+    memory = OWNERS[kind]()
+    for _ in range(3):  # it lives: it is found again
+        cache.lease(memory).close()
+        gc.collect()
+    assert cache.stats()["num_misses"] == 1 and cache.stats()["num_hits"] == 2
+    del memory
+    gc.collect()
+    assert cache.stats()["num_regions"] == 0 and "region" not in world.live()
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda t: t[5:],
+        lambda t: t.view(torch.uint8)[100:],
+        lambda t: t.detach(),
+        lambda t: t.numpy()[7:],
+        lambda t: t.untyped_storage(),
+    ],
+)
+def test_views_hold_the_memory_of_a_tensor(cache, view):
+    """The object that was leased is gone, and so is every other wrapper; a view is not."""
+    memory = torch.zeros(1000)
+    kept = view(memory)
+    cache.lease(memory).close()
+    del memory
+    gc.collect()
+    assert cache.stats()["num_regions"] == 1
+    cache.lease(
+        np.frombuffer(kept, np.uint8) if isinstance(kept, np.ndarray) else _as_tensor(kept)
+    ).close()
+    assert cache.stats()["num_hits"] == 1
+    del kept
+    gc.collect()
+    assert cache.stats()["num_regions"] == 0
+
+
+def _as_tensor(kept):
+    if isinstance(kept, torch.UntypedStorage):
+        return torch.empty(0).set_(kept)[:10]
+    return kept
+
+
+def test_a_view_is_leased_and_its_base_lives_on(cache):
+    memory = np.zeros(1000, np.uint8)
+    view = memory[100:200]
+    cache.lease(view).close()
+    del view
+    gc.collect()
+    cache.lease(memory[150:160]).close()
+    assert cache.stats()["num_hits"] == 1
+    del memory
+    gc.collect()
+    assert cache.stats()["num_regions"] == 0
+
+
+def test_all_of_a_storage_is_forgotten(cache):
+    memory = torch.zeros(1000)
+    for begin in range(0, 1000, 100):
+        cache.lease(memory[begin : begin + 50]).close()
+    assert cache.stats()["num_regions"] == 10
+    del memory
+    gc.collect()
+    assert cache.stats()["num_regions"] == 0
+
+
+def test_a_lease_holds_its_memory(world, cache):
+    memory = torch.zeros(1000)
+    lease = cache.lease(memory)
+    del memory
+    gc.collect()
+    assert lease.regions[0].pieces and cache.stats()["num_regions"] == 1
+    lease.close()
+    del lease
+    gc.collect()
+    assert "region" not in world.live()
+
+
+def test_memory_that_nobody_can_watch(cache):
+    memory = bytearray(1000)
+    cache.lease(memory).close()
+    gc.collect()
+    assert cache.stats()["num_regions"] == 1
+    assert cache.invalidate(memory) == 1
+
+
+def test_a_forgotten_cache_gives_back_what_it_holds(world, device):
+    memory = torch.zeros(1000)
+    cache = rdma.RegistrationCache([device])
+    cache.lease(memory).close()
+    del cache
+    gc.collect()
+    assert "region" not in world.live()
+    assert memory.sum() == 0
+
+
+def test_a_closed_cache_does_not_watch(world, device):
+    memory = torch.zeros(1000)
+    cache = rdma.RegistrationCache([device])
+    cache.lease(memory).close()
+    cache.close()
+    del memory
+    gc.collect()
+    assert cache.stats()["num_invalidations"] == 0

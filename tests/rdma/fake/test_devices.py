@@ -1,0 +1,133 @@
+"""What NICs say of themselves, and opening them."""
+
+import errno
+
+import pytest
+
+from mooncake_kernels import InvalidArgument, Unavailable, rdma
+
+IPV6 = "2001:db8::1"
+LINK_LOCAL = "fe80::1"
+
+
+def test_a_device_is_described(world):
+    world.set_device(max_mr_size=1 << 30, max_sge=5, max_qp=77)
+    world.add_port()
+    world.set_port(port=2, state="DOWN", link_layer="InfiniBand", lid=9, active_mtu=5)
+    world.set_gid(2, LINK_LOCAL, "RoCE v2")
+    [info, *_] = rdma.devices()
+    assert info.name == "fake0" and info.node_guid == "506b:4b03:00c2:6ae0"
+    assert (info.max_mr_bytes, info.max_sge, info.max_qp) == (1 << 30, 5, 77)
+    assert info.pci is None and info.numa is None and info.firmware == "20.31.1014"
+    first, second = info.ports
+    assert (first.number, first.state, first.link_layer) == (1, "ACTIVE", "Ethernet")
+    assert (first.active_mtu, first.max_mtu, first.lid) == (1024, 4096, 0)
+    assert [(gid.index, gid.gid, gid.type) for gid in first.gids] == [
+        (0, "::ffff:10.0.0.1", "RoCE v1"),
+        (1, "::ffff:10.0.0.1", "RoCE v2"),
+        (2, "fe80::1", "RoCE v2"),
+    ]
+    assert (second.state, second.link_layer, second.lid, second.active_mtu) == (
+        *("DOWN", "InfiniBand", 9, 4096),
+    )
+
+
+def test_gids_that_are_not_set_are_left_out(world):
+    world.set_gid(5, IPV6, "RoCE v2")
+    world.set_gid(0, "::", "RoCE v1")
+    [port] = rdma.devices()[0].ports
+    assert [gid.index for gid in port.gids] == [1, 5]
+
+
+def test_no_device(world):
+    world.reset(num_devices=0)
+    assert rdma.devices() == []
+    with pytest.raises(Unavailable, match='open: this machine has no RDMA device, got "fake0"'):
+        rdma.open("fake0")
+
+
+def test_the_kernel_knows_nothing_of_rdma(world):
+    world.fail("ibv_get_device_list", errno.ENOSYS, count=2)
+    assert rdma.devices() == []
+    with pytest.raises(Unavailable, match="no RDMA device"):
+        rdma.open("fake0")
+    world.fail("ibv_get_device_list", errno.EPERM)
+    with pytest.raises(PermissionError, match="ibv_get_device_list"):
+        rdma.devices()
+
+
+def test_a_device_goes_away_after_it_was_listed(world):
+    world.set_device(1, is_gone=1)
+    assert [info.name for info in rdma.devices()] == ["fake0", "fake2", "fake3"]
+    with pytest.raises(OSError, match="ibv_open_device: fake1") as caught:
+        rdma.open("fake1")
+    assert caught.value.errno == errno.ENODEV
+
+
+def test_a_device_goes_away_while_it_is_asked(world):
+    world.fail("ibv_query_port", errno.ENODEV, device="fake2")
+    world.fail("ibv_query_device", errno.ENODEV, device="fake3")
+    assert [info.name for info in rdma.devices()] == ["fake0", "fake1"]
+
+
+def test_a_device_that_cannot_be_asked_is_an_error(world):
+    world.fail("ibv_open_device", errno.EACCES, device="fake1")
+    with pytest.raises(PermissionError, match="ibv_open_device: fake1"):
+        rdma.devices()
+
+
+def test_another_name(world):
+    with pytest.raises(InvalidArgument, match=r'\(fake0, fake1, fake2, fake3\), got "mlx5_0"'):
+        rdma.open("mlx5_0")
+
+
+@pytest.mark.parametrize(
+    "verb",
+    ["ibv_open_device", "ibv_alloc_pd", "ibv_query_device", "ibv_query_port"],
+)
+def test_opening_fails_and_leaves_nothing(world, verb):
+    world.fail(verb, errno.EIO)
+    with pytest.raises(OSError, match=f"{verb}: fake0") as caught:
+        rdma.open("fake0")
+    assert caught.value.errno == errno.EIO
+    assert world.live() == {}
+
+
+def test_a_port_as_it_is_now(world, device):
+    world.set_port(state="DOWN")
+    assert device.port().state == "DOWN" and device.info.ports[0].state == "ACTIVE"
+    with pytest.raises(InvalidArgument, match="port: number must be in 1 to 1, got 2"):
+        device.port(2)
+    world.fail("ibv_query_port", errno.EIO)
+    with pytest.raises(OSError, match="ibv_query_port: fake0 port 1"):
+        device.port()
+    device.close()
+    with pytest.raises(InvalidArgument, match="port: device fake0 must be open, but is closed"):
+        device.port()
+
+
+@pytest.mark.parametrize(
+    ("gids", "chosen"),
+    [
+        ([("10.0.0.1", "RoCE v1"), (LINK_LOCAL, "RoCE v2"), (IPV6, "RoCE v2")], 2),
+        ([(IPV6, "RoCE v2"), ("10.0.0.1", "RoCE v1"), ("10.0.0.1", "RoCE v2")], 2),
+        ([(LINK_LOCAL, "RoCE v1"), ("10.0.0.1", "RoCE v1")], 1),
+        ([("10.0.0.1", "RoCE v2"), ("10.0.0.2", "RoCE v2")], 0),
+    ],
+)
+def test_the_address_that_reaches_furthest_is_chosen(world, device, gids, chosen):
+    for i, (gid, kind) in enumerate(gids):
+        world.set_gid(i, gid if ":" in gid else f"::ffff:{gid}", kind)
+    for i in range(len(gids), 2):
+        world.set_gid(i, "::", "RoCE v1")
+    with device.completion_queue() as queue, queue.queue_pair() as pair:
+        text, kind = gids[chosen]
+        assert text in str(pair.endpoint) and pair.endpoint.gid_type == kind
+
+
+def test_a_port_without_address(world, device):
+    for i in range(2):
+        world.set_gid(i, "::", "RoCE v1")
+    with device.completion_queue() as queue:
+        with pytest.raises(Unavailable, match=r"fake0 port 1 \(ACTIVE\) has no GID: is its netw"):
+            queue.queue_pair()

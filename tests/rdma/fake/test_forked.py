@@ -1,0 +1,82 @@
+"""A forked child has copies of the parent's handles: it can use none, and closes none."""
+
+import gc
+import os
+import traceback
+
+import numpy as np
+import pytest
+
+from mooncake_kernels import InvalidArgument, rdma
+
+GIVES_BACK = (
+    *("ibv_dereg_mr", "ibv_destroy_qp", "ibv_destroy_cq", "ibv_destroy_comp_channel"),
+    *("ibv_dealloc_pd", "ibv_close_device"),
+)
+
+
+def in_child(call) -> None:
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            call()
+            code = 0
+        except BaseException:  # noqa: BLE001
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_forked_child_can_use_nothing(connection):
+    near = connection.near
+
+    def use():
+        for call in (
+            near.queue.poll,
+            near.queue.queue_pair,
+            near.device.completion_queue,
+            lambda: near.device.register(bytearray(8)),
+            lambda: connection.write([]),
+            lambda: near.region.remote,
+        ):
+            with pytest.raises(InvalidArgument, match="used in the process that made it"):
+                call()
+
+    in_child(use)
+
+
+@pytest.mark.parametrize("how", ["close", "forget"])
+def test_a_forked_child_closes_nothing(world, connection, how):
+    before = {verb: world.calls(verb) for verb in GIVES_BACK}
+    near, far = connection.near, connection.far
+    cache = rdma.RegistrationCache([near.device])
+    lease, idle = cache.lease(np.zeros(100)), np.zeros(200)
+    cache.lease(idle).close()
+
+    def end():
+        nonlocal cache, lease, idle
+        del idle
+        if how == "close":
+            for handle in (lease, cache, near.region, near.pair, near.queue, near.device):
+                handle.close()
+        del lease, cache
+        for side in (near, far):
+            side.__dict__.clear()
+        gc.collect()
+
+    in_child(end)
+    assert {verb: world.calls(verb) for verb in GIVES_BACK} == before
+    connection.near.queue.wait(connection.write([(0, 0, 100)]))
+    lease.close()
+    cache.close()
+
+
+def test_a_forked_child_opens_its_own(world):
+    def use():
+        with rdma.open("fake1") as device:
+            assert rdma.probe(device, bytearray(10)) == ""
+
+    with rdma.open("fake0"):
+        in_child(use)

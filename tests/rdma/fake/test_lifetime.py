@@ -1,0 +1,172 @@
+"""Handles are given back once, in the order that verbs ask for, whatever the order of closing."""
+
+import contextlib
+import errno
+import gc
+import itertools
+import threading
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mooncake_kernels import InvalidArgument, rdma
+
+from .pairs import Connection
+from .world import KINDS
+
+NAMES = ("device", "queue", "pair", "region")
+ENDED = (InvalidArgument, OSError)  # what a call may say of a handle that is being closed
+
+
+def make() -> dict[str, object]:
+    device = rdma.open("fake0")
+    queue = device.completion_queue(64)
+    pair = queue.queue_pair(max_sends=8)
+    region = device.register(bytearray(100), "remote_read_write")
+    return {"device": device, "queue": queue, "pair": pair, "region": region}
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(NAMES)))
+def test_closing_in_any_order(world, order):
+    handles = make()
+    for name in order:
+        handles[name].close()
+        assert handles[name].closed
+        handles[name].close()
+    world.check()
+    assert world.calls("ibv_destroy_qp") == world.calls("ibv_dereg_mr") == 1
+
+
+@given(order=st.permutations(NAMES), data=st.data())
+@settings(max_examples=30)
+def test_forgetting_in_any_order(world, order, data):
+    handles = make()
+    for name in order:
+        if data.draw(st.booleans()):
+            handles[name].close()
+        del handles[name]
+    gc.collect(0)
+    world.check()
+
+
+def test_closing_a_device_closes_all_of_it(world):
+    with Connection(world, max_immediates=2) as c:
+        with world.held():
+            c.write([(0, 0, 8)], immediate=1)
+            c.near.device.close()
+            assert c.near.queue.closed and c.near.pair.closed and c.near.region.closed
+            assert world.live() == dict.fromkeys(KINDS, 1)
+
+
+def test_using_what_is_closed(connection):
+    near, far = connection.near, connection.far
+    near.device.close()
+    calls = [
+        (
+            near.device.completion_queue,
+            "completion_queue: device fake0 must be open, but is closed",
+        ),
+        (near.queue.queue_pair, "queue_pair: completion queue of fake0 must be open"),
+        (near.queue.poll, "poll: completion queue of fake0 must be open"),
+        (lambda: near.device.register(bytearray(8)), "register: device fake0 must be open"),
+        (lambda: near.pair.connect(far.pair.endpoint), "connect: queue pair .* must be open"),
+        (lambda: connection.write([]), "write: queue pair .* must be open"),
+        (lambda: near.region.remote, "pieces: region of 65536 bytes on fake0 must be open"),
+        (near.device.wait_event, "wait_event: device fake0 must be open"),
+    ]
+    for call, message in calls:
+        with pytest.raises(InvalidArgument, match=message):
+            call()
+    assert near.pair.number == 17 and near.pair.endpoint.qp_num == 17
+    assert not near.pair.connected
+
+
+def test_a_failing_close_is_not_repeated(world):
+    """What the kernel does not take back is lost to us; closing goes on."""
+    handles = make()
+    world.fail("ibv_dereg_mr", errno.EBUSY)
+    handles["region"].close()
+    handles["region"].close()
+    assert world.calls("ibv_dereg_mr") == 1 and handles["region"].closed
+    assert world.live()["region"] == 1
+    world.forget("region")
+    handles["device"].close()
+
+
+ACTIONS = ["register", "queue", "pair", "poll", "wait", "write", "connect", "event"]
+
+
+def act(name: str, c: Connection, made: list) -> None:
+    near, far = c.near, c.far
+    if name == "register":
+        made.append(near.device.register(bytearray(5000), max_piece_bytes=4096))
+    elif name == "queue":
+        made.append(near.device.completion_queue(8))
+    elif name == "pair":
+        made.append(near.queue.queue_pair(max_sends=1))
+    elif name == "poll":
+        near.queue.poll()
+    elif name == "wait":
+        near.queue.poll(timeout_s=0.01)
+    elif name == "write":
+        c.write([(8, 8, 100), (900, 8, 5)])
+    elif name == "connect":
+        near.pair.connect(far.pair.endpoint)
+    elif name == "event":
+        near.device.wait_event(0.001)
+
+
+@pytest.mark.parametrize("closing", NAMES)
+@pytest.mark.parametrize("delayed", ["", "ibv_create_qp", "ibv_create_cq", "ibv_reg_mr_iova2"])
+def test_closing_while_others_use_it(world, closing, delayed):
+    """No call sees a handle that is destroyed, and what is made meanwhile is closed as well."""
+    for _ in range(5):
+        with Connection(world, depth=4096, max_sends=8) as c:
+            if delayed:
+                world.delay(delayed, 300)
+            stop, made = threading.Event(), []
+
+            def use(name, c=c, stop=stop, made=made):
+                while not stop.is_set():
+                    with contextlib.suppress(*ENDED):
+                        act(name, c, made)
+
+            threads = [threading.Thread(target=use, args=(name,)) for name in ACTIONS]
+            for thread in threads:
+                thread.start()
+            stop.wait(0.01)
+            closers = [
+                threading.Thread(target=getattr(c.near, closing).close),
+                threading.Thread(target=c.near.pair.close),
+            ]
+            for thread in closers:
+                thread.start()
+            stop.wait(0.005)
+            stop.set()
+            for thread in threads + closers:
+                thread.join()
+            c.near.device.close()
+            assert all(handle.closed for handle in made)
+        world.reset_rules()
+        world.check()
+
+
+def test_closing_at_once_from_many_threads(world):
+    for _ in range(20):
+        handles = make()
+        start = threading.Barrier(8)
+
+        def close(handle, start=start):
+            start.wait()
+            handle.close()
+            assert handle.closed
+
+        threads = [
+            threading.Thread(target=close, args=(handle,)) for handle in [*handles.values()] * 2
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        world.check()

@@ -1,0 +1,82 @@
+"""probe(): whether a NIC really reaches memory."""
+
+import errno
+
+import numpy as np
+import pytest
+
+from mooncake_kernels import InvalidArgument, Unavailable, rdma
+
+from .gpu import MIB
+from .pairs import addressed
+
+
+@pytest.mark.parametrize("size", [1, 100, 4096, 100_000])
+def test_memory_that_is_reached_is_as_before(world, device, size):
+    memory = addressed(size)
+    before = memory.copy()
+    assert rdma.probe(device, memory) == ""
+    np.testing.assert_array_equal(memory, before)
+    assert world.live() == {"context": 1, "protection domain": 1}
+
+
+def test_memory_of_a_gpu(world, gpu, device):
+    memory = gpu.allocate(MIB)
+    memory.bytes[:] = 7
+    assert rdma.probe(device, memory) == ""
+    assert (memory.bytes == 7).all()
+    gpu.set(dmabuf_supported=0)
+    reason = rdma.probe(device, memory)
+    assert reason.startswith("not registered: register: 1048576 bytes of cuda:0 cannot be")
+    assert "\n" not in reason
+
+
+def test_a_registration_that_is_refused(world, device):
+    world.fail("ibv_reg_mr_iova2", errno.EFAULT)
+    assert rdma.probe(device, bytearray(10)).startswith("not registered: [Errno 14] ibv_reg_mr")
+
+
+@pytest.mark.parametrize(
+    ("skip", "message"),
+    [
+        (0, "registered, but read failed: transfer with queue pair 17: remote access error"),
+        (1, "registered, but write failed: "),
+        (2, "registered, but read failed: "),
+        (3, "registered, but write failed: "),
+    ],
+)
+def test_memory_that_is_registered_and_not_reached(world, device, skip, message):
+    world.fail_work("remote access error", skip)
+    assert rdma.probe(device, bytearray(10)).startswith(message)
+    assert world.live() == {"context": 1, "protection domain": 1}
+
+
+def test_memory_that_is_reached_with_other_bytes(world, device):
+    world.set_option("corrupt", 1)
+    reason = rdma.probe(device, bytearray(10))
+    assert reason == "registered, but what was read back is not what was written"
+
+
+def test_nothing_comes(world, device):
+    with world.held():
+        reason = rdma.probe(device, bytearray(10), timeout_s=0.05)
+    assert reason.startswith("registered, but read failed: wait: transfer 1 is not over")
+
+
+def test_a_port_that_is_down_tells_nothing_of_memory(world, device):
+    world.set_port(state="DOWN")
+    with pytest.raises(Unavailable, match="probe: port 1 of fake0 must be ACTIVE, got DOWN"):
+        rdma.probe(device, bytearray(10))
+
+
+@pytest.mark.parametrize("memory", [b"read-only", bytearray()])
+def test_memory_that_cannot_be_probed(device, memory):
+    with pytest.raises(InvalidArgument, match="probe: buffer must be writable and hold at least"):
+        rdma.probe(device, memory)
+
+
+def test_another_port(world):
+    world.add_port()
+    world.set_port(port=1, state="DOWN")
+    with rdma.open("fake0") as device:
+        assert rdma.probe(device, bytearray(10), port=2) == ""
