@@ -146,14 +146,18 @@ class GpuRegistration {
   DmabufExports dmabufs_;
 };
 
-// One region a device, all made at once; the first error if one could not be.
+// Fewer bytes are registered in less time than a thread is started in.
+constexpr uint64_t kAtOnceBytes = 1 << 20;
+
+// One region a device, large ones all at once; the first error if one could not be.
 template <class Register>
 std::vector<RegionRef> on_all(const std::vector<std::shared_ptr<Device>>& devices,
-                              Register register_on) {
+                              uint64_t num_bytes, Register register_on) {
   const int64_t count = static_cast<int64_t>(devices.size());
   std::vector<RegionRef> regions(devices.size());
   std::vector<std::exception_ptr> errors(devices.size());
-  parallel_for(count, static_cast<int>(count), [&](int64_t begin, int64_t end) {
+  const int num_threads = num_bytes < kAtOnceBytes ? 1 : static_cast<int>(count);
+  parallel_for(count, num_threads, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       try {
         const Resource::Use use(*devices[i], "register");
@@ -201,13 +205,14 @@ std::vector<RegionRef> register_memory(const std::vector<std::shared_ptr<Device>
   MK_CHECK(!devices.empty(), "register: devices must name at least one, got none");
   const std::optional<GpuMemory> gpu = find_gpu_memory(span);
   if (!gpu) {
-    return on_all(devices, [&](const std::shared_ptr<Device>& device) {
+    return on_all(devices, span.num_bytes, [&](const std::shared_ptr<Device>& device) {
       return make_resource<MemoryRegion>(device, span, options.access, Mapping::kHost,
                                          register_host_pieces(*device, span, options));
     });
   }
   const GpuRegistration registration(*gpu, span, options);
-  return on_all(devices, [&](const auto& device) { return registration.on(device); });
+  return on_all(devices, span.num_bytes,
+                [&](const auto& device) { return registration.on(device); });
 }
 
 RegionRef register_dmabuf(const std::shared_ptr<Device>& device, int fd, uint64_t offset, Span span,

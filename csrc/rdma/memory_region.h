@@ -80,10 +80,10 @@ struct RegisterOptions {
   uint64_t max_piece_bytes = 0;                // a smaller limit than the device's; 0: the device's
 };
 
-// Registers the memory on every device, on all of them at once; one region a device, in their
-// order. All or none. GPU memory is exported once for all.
-// Throws InvalidArgument (an empty range, memory of several kinds), Unavailable (GPU memory that
-// neither way can be mapped: both reasons), SystemError (errno, and what it means here).
+// Registers the memory on every device, large memory on all of them at once; one region a device,
+// in their order. All or none. GPU memory is exported once for all. Throws InvalidArgument (an
+// empty range, memory of several kinds), Unavailable (GPU memory that neither way can be mapped:
+// both reasons), SystemError (errno, and what it means here).
 std::vector<RegionRef> register_memory(const std::vector<std::shared_ptr<Device>>& devices,
                                        Span span, const RegisterOptions& options);
 

@@ -107,7 +107,7 @@ void QueuePair::release() noexcept {
   std::vector<Completion> out;
   {
     const std::lock_guard lock(mutex_);
-    close_batches(&out);
+    end_batches(kStatusClosed, &out);
     state_ = State::kReset;
     Verbs::get().p_ibv_destroy_qp(qp_);
   }
@@ -118,15 +118,6 @@ void QueuePair::release() noexcept {
   } catch (const SystemError&) {  // which the next poll tells
   }
   queue_->give_back(room());
-}
-
-void QueuePair::close_batches(std::vector<Completion>* out) {
-  for (Batch& batch : batches_) {
-    if (batch.status == IBV_WC_SUCCESS) batch.status = kStatusClosed;
-    out->push_back(batch.completion(number_));
-  }
-  batches_.clear();
-  num_started_ = 0;
 }
 
 void QueuePair::modify(ibv_qp_attr* attr, int mask, const char* to) {
@@ -189,9 +180,7 @@ void QueuePair::reset(std::vector<Completion>* out) {
   attr.qp_state = IBV_QPS_RESET;
   modify(&attr, IBV_QP_STATE, "RESET");
   state_ = State::kReset;
-  close_batches(out);
-  tail_ = head_;
-  generation_ = next_generation();
+  end_batches(kStatusClosed, out);
 }
 
 uint16_t QueuePair::next_generation() {

@@ -84,7 +84,6 @@ class QueuePair final : public Resource {
 
   // All with mutex_ held.
   void create(const PortInfo& port);
-  void close_batches(std::vector<Completion>* out);
   void modify(ibv_qp_attr* attr, int mask, const char* to);
   void to_init();
   void to_ready(const Endpoint& peer, const ConnectOptions& options);
@@ -95,8 +94,9 @@ class QueuePair final : public Resource {
   int post_receive();  // returns the errno
   void take_immediate(const ibv_wc& wc, std::vector<Completion>* out);
   void retire(uint64_t end_seq, std::vector<Completion>* out);
-  void to_failed();
-  void fail(Batch* batch, size_t num_done, int status, uint32_t vendor_error);
+  void fail(Batch* batch, int status, uint32_t vendor_error);
+  void give_up(std::vector<Completion>* out);
+  void end_batches(int status, std::vector<Completion>* out);
   void fail_pending(std::vector<Completion>* out);
   uint64_t wr_id(uint64_t seq) const;
 

@@ -80,9 +80,9 @@ void QueuePair::post_pending(std::vector<Completion>* out) {
     const size_t count = std::min({room, left, kChain});
     if (count == 0) break;
     const int error = post_chain(&batch, count);
-    // Of what was posted, only that is delivered for certain which has come to its end.
-    const size_t num_done = tail_ > batch.first_seq ? tail_ - batch.first_seq : 0;
-    if (error != 0) fail(&batch, num_done, IBV_WC_GENERAL_ERR, error);
+    if (error == 0) continue;
+    fail(&batch, IBV_WC_GENERAL_ERR, error);
+    give_up(out);
   }
   retire(tail_, out);
   if (state_ == State::kFailed) fail_pending(out);
@@ -134,43 +134,62 @@ void QueuePair::complete(const ibv_wc& wc, std::vector<Completion>* out) {
     const auto failed = std::find_if(batches_.begin(), batches_.end(), [&](const Batch& batch) {
       return seq >= batch.first_seq && seq < batch.end_seq();
     });
-    if (failed != batches_.end()) fail(&*failed, seq - failed->first_seq, wc.status, wc.vendor_err);
+    tail_ = std::max(tail_, seq);  // all before it is delivered
+    if (failed != batches_.end()) fail(&*failed, wc.status, wc.vendor_err);
+    // The NIC flushes what is posted, each with a work completion; what moves nothing has none.
+    for (auto later = failed; later != batches_.end(); ++later) {
+      if (later->work.requests.empty()) fail(&*later, IBV_WC_WR_FLUSH_ERR, 0);
+    }
+    state_ = State::kFailed;
   }
   tail_ = std::max(tail_, seq + 1);
   post_pending(out);
 }
 
 void QueuePair::take_immediate(const ibv_wc& wc, std::vector<Completion>* out) {
-  if (wc.status != IBV_WC_SUCCESS) return to_failed();  // which transfers tell, if there are any
+  if (wc.status != IBV_WC_SUCCESS) {
+    if (batches_.empty()) give_up(out);  // otherwise it is they who tell
+    return;
+  }
   Completion completion;
   completion.kind = Completion::Kind::kImmediate;
   completion.qp_num = number_;
   completion.immediate = ntohl(wc.imm_data);
   completion.num_bytes = wc.byte_len;
   out->push_back(completion);
-  if (state_ == State::kConnected && post_receive() != 0) to_failed();
+  if (state_ == State::kConnected && post_receive() != 0) give_up(out);
 }
 
-// The NIC may have done so by itself. What is posted is flushed: each has its work completion.
-void QueuePair::to_failed() {
-  if (state_ != State::kConnected) return;
-  state_ = State::kFailed;
-  ibv_qp_attr attr{};
-  attr.qp_state = IBV_QPS_ERR;
-  Verbs::get().p_ibv_modify_qp(qp_, &attr, IBV_QP_STATE);
-}
-
-// Of a transfer the first error counts; what of it came before is delivered.
-void QueuePair::fail(Batch* batch, size_t num_done, int status, uint32_t vendor_error) {
-  to_failed();
+// Of a transfer the first error counts, and what is known to be delivered by then.
+void QueuePair::fail(Batch* batch, int status, uint32_t vendor_error) {
   if (batch->status != IBV_WC_SUCCESS) return;
   batch->status = status;
   batch->vendor_error = vendor_error;
-  for (size_t i = 0; i < num_done; ++i) batch->num_bytes_done += batch->work.requests[i].num_bytes;
-  // Those that move nothing have no work request that could be flushed.
-  for (auto later = batches_.rbegin(); &*later != batch; ++later) {
-    if (later->work.requests.empty()) later->status = IBV_WC_WR_FLUSH_ERR;
+  for (size_t i = 0; i < batch->num_posted && batch->first_seq + i < tail_; ++i) {
+    batch->num_bytes_done += batch->work.requests[i].num_bytes;
   }
+}
+
+// Ends everything where it is this process that found out: of work requests that are not signalled
+// and succeed nothing is heard, so nothing can be waited for. A reset makes the NIC let go of them.
+void QueuePair::give_up(std::vector<Completion>* out) {
+  state_ = State::kFailed;
+  ibv_qp_attr attr{};
+  attr.qp_state = IBV_QPS_RESET;
+  Verbs::get().p_ibv_modify_qp(qp_, &attr, IBV_QP_STATE);
+  end_batches(IBV_WC_WR_FLUSH_ERR, out);
+}
+
+// Ends all transfers, those that had no error yet with that status.
+void QueuePair::end_batches(int status, std::vector<Completion>* out) {
+  for (Batch& batch : batches_) {
+    fail(&batch, status, 0);
+    out->push_back(batch.completion(number_));
+  }
+  batches_.clear();
+  num_started_ = 0;
+  tail_ = head_;
+  generation_ = next_generation();
 }
 
 // Ends the transfers whose work requests are all before `end_seq`.

@@ -23,8 +23,17 @@ class Lease:
         regions: one a device, in the cache's order. They hold the memory asked for, and maybe more.
     """
 
-    def __init__(self, handle: Any, devices: Sequence[Device], buffer: Buffer, access: int):
+    def __init__(
+        self,
+        handle: Any,
+        devices: Sequence[Device],
+        buffer: Buffer,
+        access: int,
+        forgetful: Any = None,
+    ):
         self._handle = handle
+        self._forgetful = forgetful  # a cache that shall not keep it
+        self._span = buffer.address, buffer.num_bytes
         covered = Buffer(
             handle.address, handle.num_bytes, buffer.location, buffer.writable, buffer.owner
         )
@@ -36,6 +45,9 @@ class Lease:
     def close(self) -> None:
         """Give it back to the cache. Again: no effect."""
         self._handle.close()
+        if self._forgetful is not None:
+            self._forgetful.invalidate(*self._span)
+            self._forgetful = None
 
     def __enter__(self) -> "Lease":
         return self
@@ -53,9 +65,10 @@ class RegistrationCache:
 
     Freed memory must not be found again, at the same address with other pages behind it. The cache
     sees to that for torch tensors (their storage), numpy arrays and other objects that can be
-    referred to weakly: when they are gone, what overlaps their memory is deregistered. For GPU
-    memory it asks the driver at each lease whether the address is still of the same allocation.
-    Who frees memory in other ways calls ``invalidate()`` before.
+    referred to weakly: when they are gone, what overlaps their memory is deregistered. Memory of
+    objects that cannot (a bytearray) is registered for its leases alone. For GPU memory it asks the
+    driver at each lease whether the address is still of the same allocation. Who frees memory in
+    other ways, or leases a ``Buffer`` without an owner, calls ``invalidate()`` before.
 
     Thread-safe: who asks for a range that is being registered waits for it.
 
@@ -112,9 +125,8 @@ class RegistrationCache:
         if not memory.writable:
             raise InvalidArgument("lease: buffer must be writable, got read-only")
         handle = self._handle.acquire(memory.address, memory.num_bytes)
-        if memory.location.startswith("cpu"):
-            self._watch(memory)
-        return Lease(handle, self._devices, memory, self._flags)
+        keep = self._watch(memory) if memory.location.startswith("cpu") else True
+        return Lease(handle, self._devices, memory, self._flags, None if keep else self._handle)
 
     def invalidate(self, buffer: Any) -> int:
         """Give up what overlaps that memory, which is about to be freed; leases keep theirs.
@@ -147,18 +159,22 @@ class RegistrationCache:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _watch(self, memory: Buffer) -> None:
+    def _watch(self, memory: Buffer) -> bool:
+        """Whether it may stay registered: whether it will be known when the memory is freed."""
+        if memory.owner is None:
+            return True  # addresses alone: who frees them calls invalidate()
         owner, address, num_bytes = _storage(memory)
         key = id(owner), address, num_bytes
         if key in self._watched:
-            return
+            return True
         handle = weakref.ref(self._handle)  # the memory shall not keep the cache
         try:
             finalizer = weakref.finalize(owner, _forget, handle, self._watched, key)
-        except TypeError:  # bytearray: its export is held by the lease alone
-            return
+        except TypeError:
+            return False
         finalizer.atexit = False
         self._watched[key] = finalizer
+        return True
 
 
 def _forget(handle: "weakref.ref[Any]", watched: dict[_Key, weakref.finalize], key: _Key) -> None:

@@ -159,7 +159,7 @@ def register(
     relaxed_ordering: bool = True,
     max_piece_bytes: int = 0,
 ) -> list[Region]:
-    """Register memory on several NICs, on all of them at once: on all, or on none.
+    """Register memory on several NICs, 1 MiB and more on all of them at once: on all, or on none.
 
     GPU memory is exported as one dma-buf that all of them share: each export may take a window of
     the GPU's BAR1.

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from mooncake_kernels import rdma
+from mooncake_kernels.buffers import Buffer
 
 
 @pytest.fixture
@@ -112,11 +113,21 @@ def test_a_lease_holds_its_memory(world, cache):
 
 
 def test_memory_that_nobody_can_watch(cache):
+    """It is registered for its leases alone: it might be freed after them."""
     memory = bytearray(1000)
+    with cache.lease(memory), cache.lease(memory):
+        assert cache.stats()["num_misses"] == 1
+    assert cache.stats()["num_regions"] == 0
     cache.lease(memory).close()
-    gc.collect()
+    assert cache.stats()["num_misses"] == 2
+
+
+def test_memory_without_an_owner_is_its_callers_to_forget(cache):
+    memory = np.zeros(1000, np.uint8)
+    alone = Buffer(memory.ctypes.data, 1000, "cpu:0", True, None)
+    cache.lease(alone).close()
     assert cache.stats()["num_regions"] == 1
-    assert cache.invalidate(memory) == 1
+    assert cache.invalidate(alone) == 1
 
 
 def test_a_forgotten_cache_gives_back_what_it_holds(world, device):

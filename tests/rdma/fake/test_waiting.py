@@ -90,7 +90,7 @@ def test_a_queue_that_cannot_be_armed(world, connection):
 def test_a_nic_that_is_gone_while_one_waits(world, connection):
     """Its channel is readable for ever then, and has nothing to read."""
     near = connection.near
-    near.queue._handle.wait(0.0)  # arms
+    near.queue._handle.wait(0.0, 0.0)  # arms
     connection.write([(0, 0, 8)])
     near.drain()
     world.fail("ibv_get_cq_event", errno.EIO, count=1000)
@@ -102,9 +102,9 @@ def test_a_nic_that_is_gone_while_one_waits(world, connection):
 def test_many_events_are_acknowledged(world, connection):
     near = connection.near
     for _ in range(1100):
-        near.queue._handle.wait(0.0)  # arms
+        near.queue._handle.wait(0.0, 0.0)  # arms
         token = connection.write([(0, 0, 8)])
-        while not near.queue._handle.wait(FOR_EVER):
+        while not near.queue._handle.wait(FOR_EVER, 0.0):
             pass
         assert [e.token for e in near.queue.poll()] == [token]
 
