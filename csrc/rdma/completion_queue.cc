@@ -125,12 +125,36 @@ void CompletionQueue::collect() {
   push(std::move(found));
 }
 
+// The right to wait for the NIC, which one thread has at a time.
+class CompletionQueue::Turn {
+ public:
+  Turn(CompletionQueue* queue, double timeout_s) : queue_(queue) {
+    std::unique_lock lock(queue_->turn_mutex_);
+    const std::chrono::duration<double> timeout(timeout_s);
+    has_come_ = queue_->turn_over_.wait_for(lock, timeout, [&] { return !queue_->is_waiting_; });
+    if (has_come_) queue_->is_waiting_ = true;
+  }
+  Turn(const Turn&) = delete;
+  ~Turn() {
+    if (!has_come_) return;
+    const std::lock_guard lock(queue_->turn_mutex_);
+    queue_->is_waiting_ = false;
+    queue_->turn_over_.notify_one();
+  }
+
+  bool has_come() const { return has_come_; }
+
+ private:
+  CompletionQueue* const queue_;
+  bool has_come_ = false;
+};
+
 bool CompletionQueue::wait(double timeout_s) {
   const Use use(*this, "wait");
-  std::unique_lock lock(wait_mutex_, std::defer_lock);
   const auto begin = std::chrono::steady_clock::now();
   timeout_s = std::clamp(timeout_s, 0.0, 1e9);
-  if (!lock.try_lock_for(std::chrono::duration<double>(timeout_s))) return has_pushed();
+  const Turn turn(this, timeout_s);
+  if (!turn.has_come()) return has_pushed();
   while (!has_pushed()) {
     // An event is made of what comes after it was asked for: look again for what came before.
     check_verb(ibv_req_notify_cq(cq_, 0), "ibv_req_notify_cq", device_->name());
