@@ -128,14 +128,38 @@ void CompletionQueue::poll_nic(int max_work, std::vector<Completion>* out) {
   }
 }
 
+// The right to wait for the NIC, which one thread has at a time.
+class CompletionQueue::Turn {
+ public:
+  Turn(CompletionQueue* queue, double timeout_s) : queue_(queue) {
+    std::unique_lock lock(queue_->turn_mutex_);
+    const std::chrono::duration<double> timeout(timeout_s);
+    has_come_ = queue_->turn_over_.wait_for(lock, timeout, [&] { return !queue_->is_waiting_; });
+    if (has_come_) queue_->is_waiting_ = true;
+  }
+  Turn(const Turn&) = delete;
+  ~Turn() {
+    if (!has_come_) return;
+    const std::lock_guard lock(queue_->turn_mutex_);
+    queue_->is_waiting_ = false;
+    queue_->turn_over_.notify_one();
+  }
+
+  bool has_come() const { return has_come_; }
+
+ private:
+  CompletionQueue* const queue_;
+  bool has_come_ = false;
+};
+
 bool CompletionQueue::wait(double timeout_s, double spin_s) {
   const Use use(*this, "wait");
   using Clock = std::chrono::steady_clock;
   const auto begin = Clock::now();
   const auto waited_s = [&] { return std::chrono::duration<double>(Clock::now() - begin).count(); };
   timeout_s = std::clamp(timeout_s, 0.0, 1e9);
-  std::unique_lock lock(wait_mutex_, std::defer_lock);
-  if (!lock.try_lock_for(std::chrono::duration<double>(timeout_s))) return has_pushed();
+  const Turn turn(this, timeout_s);
+  if (!turn.has_come()) return has_pushed();
   while (waited_s() < std::min(spin_s, timeout_s) && !is_leaving()) {
     if (has_pushed() || push_from_nic()) return true;
   }

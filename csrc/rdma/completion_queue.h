@@ -7,6 +7,7 @@
 // Layer: rdma. Thread-safe; whoever polls also posts what its queue pairs had no room for.
 #pragma once
 
+#include <condition_variable>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -58,6 +59,7 @@ class CompletionQueue final : public Resource {
 
  private:
   friend class QueuePair;
+  class Turn;
 
   // Of queue pairs; `room`: how many entries theirs may fill at once.
   void reserve(int room);
@@ -87,8 +89,10 @@ class CompletionQueue final : public Resource {
   std::mutex pushed_mutex_;
   std::vector<Completion> pushed_;
 
-  std::timed_mutex wait_mutex_;  // one thread waits, others wait for it
-  unsigned unacknowledged_ = 0;
+  std::mutex turn_mutex_;
+  std::condition_variable turn_over_;
+  bool is_waiting_ = false;      // one thread, and others wait for it
+  unsigned unacknowledged_ = 0;  // that thread's
 };
 
 }  // namespace mk::rdma

@@ -39,7 +39,7 @@ _assert_fake()
 
 
 @pytest.fixture(autouse=True)
-def world(request):
+def world():
     """Four NICs; at the end nothing of them may be left."""
     WORLD.reset()
     DRIVER.reset()

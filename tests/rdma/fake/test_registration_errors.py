@@ -8,6 +8,7 @@ import resource
 import numpy as np
 import pytest
 
+from mooncake_kernels import rdma
 from mooncake_kernels.buffers import Buffer
 
 PAGE = mmap.PAGESIZE
@@ -42,10 +43,9 @@ def test_memory_that_is_not_mapped(device):
 
 def test_memory_of_which_a_part_is_not_mapped(device):
     memory = Mapped(4)
-    libc_munmap = LIBC.munmap
     hole = memory.address + 2 * PAGE
     try:
-        assert libc_munmap(ctypes.c_void_p(hole), ctypes.c_size_t(PAGE)) == 0
+        assert LIBC.munmap(ctypes.c_void_p(hole), ctypes.c_size_t(PAGE)) == 0
         with pytest.raises(OSError, match=f"{hole:#x} is not mapped in this process"):
             device.register(memory.buffer)
     finally:
@@ -94,8 +94,6 @@ def test_more_regions_than_the_device_has(world, memlock):
         pytest.skip("this process may not have an unlimited RLIMIT_MEMLOCK")
     memlock(resource.RLIM_INFINITY)
     world.set_device(max_mr=1)
-    from mooncake_kernels import rdma
-
     with rdma.open("fake0") as device, device.register(bytearray(10)):
         with pytest.raises(OSError, match="or the device holds its 1 regions already") as caught:
             device.register(bytearray(10))

@@ -1,0 +1,53 @@
+"""A protection domain that another library owns."""
+
+import ctypes
+
+import pytest
+
+from mooncake_kernels import InvalidArgument, _host, rdma
+from mooncake_kernels.rdma.device import Device
+
+
+@pytest.fixture
+def domain(world):
+    """(context, domain) of fake0, as pyverbs would hold them."""
+    verbs = world.library
+    for name in ("ibv_get_device_list", "ibv_open_device", "ibv_alloc_pd"):
+        getattr(verbs, name).restype = ctypes.c_void_p
+    count = ctypes.c_int()
+    devices = ctypes.c_void_p(verbs.ibv_get_device_list(ctypes.byref(count)))
+    first = ctypes.cast(devices, ctypes.POINTER(ctypes.c_void_p))[0]
+    context = ctypes.c_void_p(verbs.ibv_open_device(ctypes.c_void_p(first)))
+    verbs.ibv_free_device_list(devices)
+    pd = ctypes.c_void_p(verbs.ibv_alloc_pd(context))
+    yield context.value, pd.value
+    assert world.live() == {"context": 1, "protection domain": 1}
+    assert verbs.ibv_dealloc_pd(pd) == verbs.ibv_close_device(context) == 0
+
+
+def test_its_owner_closes_it(world, domain):
+    with Device(_host.rdma_borrow(*domain)) as device:
+        assert device.name == "fake0" and rdma.probe(device, bytearray(10)) == ""
+        region = device.register(bytearray(100))
+        with pytest.raises(InvalidArgument, match="wait_event: fake0 must be opened here, but is"):
+            device.wait_event()
+    assert region.closed and world.calls("ibv_dealloc_pd") == 0
+
+
+def test_a_device_that_cannot_be_asked_is_left_to_its_owner(world, domain):
+    world.fail("ibv_query_device", 5)
+    with pytest.raises(OSError, match="ibv_query_device: fake0"):
+        _host.rdma_borrow(*domain)
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_null(domain, which):
+    handles = [*domain]
+    handles[which] = 0
+    with pytest.raises(InvalidArgument, match="context and pd must be handles of verbs, got null"):
+        _host.rdma_borrow(*handles)
+
+
+def test_what_is_no_domain(device):
+    with pytest.raises(InvalidArgument, match="pd must be a pyverbs PD, got"):
+        rdma.on_protection_domain(device)
