@@ -1,8 +1,8 @@
 """GPU memory as NICs see it: dma-bufs, nvidia_peermem, and what is said where neither works."""
 
 import contextlib
-import gc
 import errno
+import gc
 import os
 
 import pytest
