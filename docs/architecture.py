@@ -18,11 +18,11 @@ LAYERS = [
         ("hashing", "names of blocks", True),
         ("transfer", "writes and reads between engines", True),
         ("mask, attention", "chunked prefill", False),
-        ("rdma, topology", "registration, NIC choice", False),
+        ("rdma, topology", "NICs, registration, NIC choice", True),
     ]),
     ("csrc: C++17 and CUDA", "#f6ece0", [
         ("_ops.so", "torch operators on the stable ABI: kv", True),
-        ("_host", "pybind11, no torch: hash, transfer", True),
+        ("_host", "pybind11, no torch: hash, topology, rdma, transfer", True),
         ("common", "errors, dlopen tables", True),
     ]),
     ("the machine", "#eeeeee", [

@@ -6,6 +6,7 @@ import mmap
 import os
 import resource
 import traceback
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,6 +25,12 @@ def file_mapping(tmp_path) -> mmap.mmap:
         return mmap.mmap(file.fileno(), 8192)
 
 
+def huge_pages(tmp_path) -> mmap.mmap:
+    Path("/proc/sys/vm/nr_hugepages").write_text("4")
+    flags = mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | 0x40000  # MAP_HUGETLB
+    return mmap.mmap(-1, 2 << 20, flags=flags)
+
+
 BUFFERS = {
     "torch": lambda tmp_path: torch.zeros(8192, dtype=torch.uint8),
     "torch view": lambda tmp_path: torch.zeros(3, 4096, dtype=torch.bfloat16)[1],
@@ -33,6 +40,7 @@ BUFFERS = {
     "memoryview": lambda tmp_path: memoryview(bytearray(9000))[100:8292],
     "anonymous mapping": lambda tmp_path: mmap.mmap(-1, 8192),
     "file": file_mapping,
+    "huge pages": huge_pages,
     "one byte": lambda tmp_path: bytearray(1),
 }
 
@@ -40,7 +48,7 @@ BUFFERS = {
 @pytest.mark.parametrize("kind", BUFFERS)
 def test_a_peer_writes_to_every_kind_of_memory(kind, tmp_path):
     buffer = BUFFERS[kind](tmp_path)
-    with Link() as link:
+    with Link(num_bytes=2 << 20) as link:
         with link.b.device.register(buffer, "remote_write") as region:
             assert region.mapping == "host" and region.location == "cpu:0"
             size = region.num_bytes
