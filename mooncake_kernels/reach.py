@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from . import rdma
-from .errors import InvalidArgument, Unavailable
+from .errors import CudaError, InvalidArgument, Unavailable
 from .topology import Topology
 
 _NUM_BYTES = 4096
@@ -23,8 +23,8 @@ def probe_all(
 
     ::
 
-        for location in locations:
-            for nic in topology.nics:
+        for nic in topology.nics:
+            for location in locations:
                 reason = mk.rdma.probe(nic, memory of location)
                 mark the NIC as unreachable from there, with the reason, or as reachable
 
@@ -36,8 +36,9 @@ def probe_all(
             host memory counts as one location.
 
     Returns:
-        (location, NIC) to why the NIC does not reach it, empty if it does. NICs without an active
-        port are left out: that says nothing of the memory.
+        (location, NIC) to why the NIC does not reach it, empty if it does. ``"not registered: ..."``
+        where the memory could not be registered: of that the topology is not told. NICs without an
+        active port are left out.
 
     Raises:
         InvalidArgument: a location that is not there.
@@ -52,7 +53,12 @@ def probe_all(
         with rdma.open(info.name) as device:
             port = next(port.number for port in info.ports if port.state == "ACTIVE")
             for place in places:
-                reason = rdma.probe(device, _memory(topology, place), port=port)
+                memory = _memory(topology, place)
+                try:
+                    reason = rdma.probe(device, memory, port=port)
+                except (Unavailable, CudaError, OSError) as error:
+                    reasons[place, info.name] = f"not registered: {error}"
+                    continue
                 reasons[place, info.name] = reason
                 if reason:
                     topology.mark_unreachable(place, info.name, reason)

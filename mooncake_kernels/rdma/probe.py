@@ -3,7 +3,7 @@
 from typing import Any
 
 from ..buffers import as_buffer
-from ..errors import CudaError, InvalidArgument, TransferError, Unavailable
+from ..errors import InvalidArgument, TransferError, Unavailable
 from .device import Device
 from .region import Mapping, register
 
@@ -33,7 +33,8 @@ def probe(
 
     Raises:
         InvalidArgument: an empty or read-only buffer.
-        Unavailable: no port that could be used, which tells nothing of the memory.
+        Unavailable, OSError, CudaError: the port cannot be used, or the memory not be registered
+            (``rdma.register()``): that tells nothing of what the NIC reaches.
     """
     memory = as_buffer(buffer)
     if not memory.num_bytes or not memory.writable:
@@ -46,10 +47,7 @@ def probe(
     with device.completion_queue(64) as queue:
         pair = queue.queue_pair(port=port, max_sends=16)
         pair.connect(pair.endpoint, retries=2)
-        try:
-            [there] = register([device], memory, "remote_read_write", mapping=mapping)
-        except (Unavailable, CudaError, OSError) as error:
-            return f"not registered: {error}"
+        [there] = register([device], memory, "remote_read_write", mapping=mapping)
         with there:
             for local, reads in ((saved, True), (pattern, False), (back, True), (saved, False)):
                 with device.register(local) as region:

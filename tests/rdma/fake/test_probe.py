@@ -26,14 +26,15 @@ def test_memory_of_a_gpu(world, gpu, device):
     assert rdma.probe(device, memory) == ""
     assert (memory.bytes == 7).all()
     gpu.set(dmabuf_supported=0)
-    reason = rdma.probe(device, memory)
-    assert reason.startswith("not registered: register: 1048576 bytes of cuda:0 cannot be")
-    assert "\n" not in reason
+    with pytest.raises(Unavailable, match="register: 1048576 bytes of cuda:0 cannot be"):
+        rdma.probe(device, memory)
 
 
 def test_a_registration_that_is_refused(world, device):
     world.fail("ibv_reg_mr_iova2", errno.EFAULT)
-    assert rdma.probe(device, bytearray(10)).startswith("not registered: [Errno 14] ibv_reg_mr")
+    with pytest.raises(OSError, match="ibv_reg_mr: 10 bytes"):
+        rdma.probe(device, bytearray(10))
+    assert world.live() == {"context": 1, "protection domain": 1}
 
 
 @pytest.mark.parametrize(

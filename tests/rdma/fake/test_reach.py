@@ -1,0 +1,71 @@
+"""The topology is told which NICs reach which memory, keeps it, and explains it."""
+
+import errno
+
+import pytest
+
+from mooncake_kernels import InvalidArgument, Topology
+from mooncake_kernels.reach import probe_all
+
+
+@pytest.fixture
+def topology(tmp_path):
+    """A machine whose NICs are fake0 to fake3, on one NUMA node."""
+    for i in range(4):
+        function = f"sys/devices/pci0000:00/0000:00:0{i + 1}.0"
+        nic = tmp_path / function / "infiniband" / f"fake{i}"
+        (nic / "ports/1/gids").mkdir(parents=True)
+        files = {"state": "4: ACTIVE", "rate": "100 Gb/sec (4X EDR)", "link_layer": "InfiniBand"}
+        for name, text in files.items():
+            (nic / "ports/1" / name).write_text(text)
+        (tmp_path / function / "numa_node").write_text("0")
+        (tmp_path / function / "class").write_text("0x020700")
+        (nic / "device").symlink_to("../..")
+        folder = tmp_path / "sys/class/infiniband"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"fake{i}").symlink_to(f"../../../{function}/infiniband/fake{i}")
+        bus = tmp_path / "sys/bus/pci/devices"
+        bus.mkdir(parents=True, exist_ok=True)
+        (bus / f"0000:00:0{i + 1}.0").symlink_to(f"../../../../{function}")
+    node = tmp_path / "sys/devices/system/node/node0"
+    node.mkdir(parents=True)
+    (node / "cpulist").write_text("0-3")
+    return Topology.discover(tmp_path)
+
+
+def names(topology: Topology) -> list[str]:
+    return [nic.name for nic in topology.choose_nics("cpu:0")]
+
+
+def test_all_reach(topology):
+    topology.mark_unreachable("cpu:0", "fake2", "was so yesterday")
+    assert probe_all(topology) == {("cpu:0", f"fake{i}"): "" for i in range(4)}
+    assert not topology.unreachable and len(names(topology)) == 4
+
+
+def test_one_that_registers_and_does_not_reach(world, topology, tmp_path):
+    world.fail_work("remote access error", skip=4)  # four requests a probe: the second NIC's first
+    reasons = probe_all(topology)
+    assert "remote access error" in reasons["cpu:0", "fake1"]
+    assert sorted(names(topology)) == ["fake0", "fake2", "fake3"]
+    [line] = [line for line in topology.explain("cpu:0").splitlines() if "fake1" in line]
+    assert "cannot reach cpu:0" in line and "remote access error" in line
+    (tmp_path / "topology.json").write_text(topology.to_json())
+    assert sorted(names(Topology.from_json(tmp_path / "topology.json"))) == names(topology)
+
+
+def test_memory_that_is_not_registered_says_nothing_of_reach(world, topology):
+    world.fail("ibv_reg_mr_iova2", errno.ENOMEM, device="fake3", count=100)
+    reasons = probe_all(topology)
+    assert reasons["cpu:0", "fake3"].startswith("not registered: ")
+    assert not topology.unreachable
+
+
+def test_a_port_that_is_down_is_left_out(world, topology):
+    world.set_port(0, state="DOWN")
+    assert ("cpu:0", "fake0") not in probe_all(topology)
+
+
+def test_a_location_that_is_not_there(topology):
+    with pytest.raises(InvalidArgument, match="locations must be of cpu:0, got 'cuda:0'"):
+        probe_all(topology, locations=["cuda:0"])
