@@ -36,9 +36,9 @@ def probe_all(
             host memory counts as one location.
 
     Returns:
-        (location, NIC) to why the NIC does not reach it, empty if it does. ``"not registered: ..."``
-        where the memory could not be registered: of that the topology is not told. NICs without an
-        active port are left out.
+        (location, NIC) to why the NIC does not reach it, empty if it does. Where the memory could
+        not be registered that is ``"not registered: ..."``, of which the topology is not told. NICs
+        without an active port are left out.
 
     Raises:
         InvalidArgument: a location that is not there.

@@ -25,6 +25,8 @@ def run(options: argparse.Namespace, kernel: Path, extra_path: list[Path]) -> in
         kernel: the folder of the kernel to boot.
         extra_path: folders for Python to look for modules in, last.
     """
+    if options.rw:
+        options.rw.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="in_guest.") as name, forwarders() as outputs:
         control = Path(name)
         write_control(options, kernel, extra_path, control)
