@@ -1,9 +1,6 @@
 """What callers pass to ``transfer.py``: checked, and as what the host code takes."""
 
-import math
-import numbers
 import operator
-import reprlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -11,18 +8,11 @@ import numpy as np
 import torch
 
 from . import config
+from ._arguments import as_integers, as_seconds, shown
 from .errors import InvalidArgument
 
 Integers = np.ndarray | torch.Tensor | Sequence[int]
 Descriptors = np.ndarray | Iterable[tuple[int, int, int]]
-
-
-def shown(value: Any) -> str:
-    """The value for the text of an error: at most a line of it."""
-    try:
-        return reprlib.repr(value)
-    except ValueError:  # Python prints no integer of more than 4300 digits
-        return f"a huge {type(value).__name__}"
 
 
 def as_name(op: str, value: Any) -> str:
@@ -32,49 +22,10 @@ def as_name(op: str, value: Any) -> str:
     return value
 
 
-def as_seconds(op: str, argument: str, value: Any, *, minimum: float) -> float:
-    try:
-        seconds = float(value) if isinstance(value, numbers.Real) else math.nan
-    except OverflowError:
-        seconds = math.inf
-    if not minimum <= seconds < math.inf:
-        raise InvalidArgument(
-            f"{op}: {argument} must be a number of seconds >= {minimum:g}, got {shown(value)}"
-        )
-    return seconds
-
-
 def as_deadline(op: str, deadline_s: float | None) -> float:
     if deadline_s is None:
         return config.current().deadline_s
     return as_seconds(op, "deadline_s", deadline_s, minimum=1e-6)
-
-
-def _integers(op: str, argument: str, values: Any, shape: str) -> np.ndarray:
-    """The values as uint64, of any shape; a sequence of Python ints is one conversion."""
-    expected = f"{op}: {argument} must be {shape} integers from 0 to 2**64 - 1"
-    if isinstance(values, torch.Tensor) and values.device.type != "cpu":
-        raise InvalidArgument(f"{op}: {argument} must be on the cpu, got {values.device}")
-    try:
-        array = np.asarray(values)
-        if array.dtype.kind in "fO" and not isinstance(values, torch.Tensor | np.ndarray):
-            # Integers with no common type in numpy: np.uint64 among Python's, or some above 2**63.
-            array = _exact_integers(values)
-    except (ValueError, TypeError, OverflowError, RuntimeError):
-        raise InvalidArgument(f"{expected}, got {shown(values)}") from None
-    if array.size == 0:
-        return array.astype(np.uint64)
-    if array.dtype.kind not in "iu":
-        raise InvalidArgument(f"{expected}, got {array.dtype} of shape {array.shape}")
-    if array.dtype.kind == "i" and array.min() < 0:
-        raise InvalidArgument(f"{expected}, got {array.min()}")
-    return array.astype(np.uint64, copy=False)
-
-
-def _exact_integers(values: Any) -> np.ndarray:
-    array = np.asarray(values, dtype=object)
-    integers = [operator.index(value) for value in array.flat]  # TypeError unless one
-    return np.array(integers, dtype=np.uint64).reshape(array.shape)  # OverflowError out of range
 
 
 def as_rows(op: str, descriptors: Descriptors) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -85,7 +36,7 @@ def as_rows(op: str, descriptors: Descriptors) -> tuple[np.ndarray, np.ndarray, 
                 f"{op}: descriptors must be {shape} integers, got {shown(descriptors)}"
             )
         descriptors = list(descriptors)
-    table = _integers(op, "descriptors", descriptors, shape)
+    table = as_integers(op, "descriptors", descriptors, shape)
     if table.size == 0:
         table = table.reshape(0, 3)
     if table.ndim != 2 or table.shape[1] != 3:
@@ -111,7 +62,7 @@ def as_columns(
 
 
 def _column(op: str, argument: str, values: Integers) -> np.ndarray:
-    array = _integers(op, argument, values, "[n]")
+    array = as_integers(op, argument, values, "[n]")
     if array.ndim != 1:
         raise InvalidArgument(f"{op}: {argument} must be [n] integers, got shape {array.shape}")
     return np.ascontiguousarray(array)

@@ -6,7 +6,7 @@ from types import TracebackType
 from typing import Any, Literal
 
 from . import _host
-from ._transfer_arguments import as_seconds
+from ._arguments import as_seconds
 from ._transfer_completions import completion
 from .buffers import Buffer
 from .errors import InvalidArgument

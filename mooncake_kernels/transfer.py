@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 
 from . import _host, config
+from ._arguments import as_seconds
 from ._transfer_arguments import (
     Descriptors,
     Integers,
@@ -34,7 +35,6 @@ from ._transfer_arguments import (
     as_deadline,
     as_name,
     as_rows,
-    as_seconds,
 )
 from ._transfer_handles import ACCESS, Access, Peer, Region, Resource, Ticket
 from .buffers import as_buffer

@@ -243,6 +243,7 @@ void bind_queues(py::module_& m) {
       .def_property_readonly("connected", &QueuePair::is_connected)
       .def_property_readonly("endpoint", [](const QueuePair& p) { return to_tuple(p.endpoint()); })
       .def("connect", &connect)
+      .def("reset", &QueuePair::reset, ReleaseGil())
       .def("submit", &submit, py::arg("reads"), py::arg("region"), py::arg("remote"),
            py::arg("local").noconvert(), py::arg("remotes").noconvert(),
            py::arg("sizes").noconvert(), py::arg("immediate").none(true), py::arg("token"));

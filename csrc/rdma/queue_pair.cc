@@ -27,6 +27,8 @@ void check_options(const QueuePairOptions& options, const DeviceInfo& info) {
   check("max_sges", options.max_sges, 1, 1 << 20);
 }
 
+uint32_t random_psn() { return std::random_device{}() & 0xffffff; }
+
 // Of a port that does not say how long a message may be, verbs' own limit.
 uint64_t message_bytes(const PortInfo& port) {
   constexpr uint64_t kMost = 1u << 30;
@@ -63,7 +65,7 @@ QueuePair::QueuePair(std::shared_ptr<CompletionQueue> queue, const QueuePairOpti
   try {
     create(port);
     endpoint_ = {number_,
-                 std::random_device{}() & 0xffffff,
+                 random_psn(),
                  static_cast<uint16_t>(port.lid),
                  gid.gid,
                  gid.type,
@@ -175,7 +177,7 @@ void QueuePair::to_ready(const Endpoint& peer, const ConnectOptions& options) {
   state_ = State::kConnected;
 }
 
-void QueuePair::reset(std::vector<Completion>* out) {
+void QueuePair::to_reset(std::vector<Completion>* out) {
   ibv_qp_attr attr{};
   attr.qp_state = IBV_QPS_RESET;
   modify(&attr, IBV_QP_STATE, "RESET");
@@ -200,22 +202,36 @@ void QueuePair::connect(const Endpoint& peer, const ConnectOptions& options) {
   check("rnr_retries", options.rnr_retries, 7);
   check("traffic_class", options.traffic_class, 255);
   check("service_level", options.service_level, 15);
-  const std::lock_guard connecting(connect_mutex_);
-  std::vector<Completion> out;
-  std::unique_lock lock(mutex_);
-  if (state_ != State::kInit) {
-    reset(&out);
-    lock.unlock();
-    queue_->push(std::move(out));
-    queue_->push_from_nic();  // what the earlier connection has left there: its room is needed
-    lock.lock();
-    to_init();
-  }
+  const std::lock_guard lock(mutex_);
+  MK_CHECK(state_ == State::kInit, "connect: ", what(), " must be new or reset, but was connected");
+  MK_CHECK(peer.qp_num != last_peer_.qp_num || peer.psn != last_peer_.psn || last_peer_.mtu == 0,
+           "connect: peer must be reset, too, got its endpoint of the earlier connection");
+  last_peer_ = peer;
   state_ = State::kReset;  // which it is again before the next attempt, should this one fail
   for (int i = 0; i < options_.max_immediates; ++i) {
     check_verb(post_receive(), "ibv_post_recv", what());
   }
   to_ready(peer, options);
+}
+
+void QueuePair::reset() {
+  const Use use(*this, "reset");
+  const std::lock_guard resetting(reset_mutex_);
+  std::vector<Completion> out;
+  std::unique_lock lock(mutex_);
+  to_reset(&out);
+  lock.unlock();
+  queue_->push(std::move(out));
+  queue_->push_from_nic();  // what the earlier connection has left there: its room is needed
+  lock.lock();
+  const uint32_t before = endpoint_.psn;
+  while (endpoint_.psn == before) endpoint_.psn = random_psn();
+  to_init();
+}
+
+Endpoint QueuePair::endpoint() const {
+  const std::lock_guard lock(mutex_);
+  return endpoint_;
 }
 
 bool QueuePair::is_connected() const {

@@ -47,9 +47,12 @@ class QueuePair final : public Resource {
   ~QueuePair() override { close(); }
 
   uint32_t number() const { return number_; }
-  Endpoint endpoint() const { return endpoint_; }  // what the peer connects to
-  // Once more: what is in flight ends as closed, and both sides must do it.
+  Endpoint endpoint() const;  // what the peer connects to; another after a reset
   void connect(const Endpoint& peer, const ConnectOptions& options);
+  // Makes it ready to be connected anew: what is in flight ends as closed. Both sides must, and
+  // tell each other their new endpoints: a peer of the earlier connection would acknowledge what
+  // this one sends as repetitions, and not do it.
+  void reset();
 
   // Writes to the peer, or reads from it. Its end is told by the queue, once; after a failure all
   // that follows fails, until it is connected again.
@@ -87,7 +90,7 @@ class QueuePair final : public Resource {
   void modify(ibv_qp_attr* attr, int mask, const char* to);
   void to_init();
   void to_ready(const Endpoint& peer, const ConnectOptions& options);
-  void reset(std::vector<Completion>* out);
+  void to_reset(std::vector<Completion>* out);
   static uint16_t next_generation();
   void post_pending(std::vector<Completion>* out);
   int post_chain(Batch* batch, size_t count);
@@ -108,10 +111,11 @@ class QueuePair final : public Resource {
   ibv_qp* qp_ = nullptr;
   uint32_t number_ = 0;
   int gid_index_ = 0;
-  Endpoint endpoint_;
+  Endpoint endpoint_;  // its psn under mutex_
+  Endpoint last_peer_;
   WorkLimits limits_;
 
-  std::mutex connect_mutex_;  // held for the length of a connect
+  std::mutex reset_mutex_;  // held for the length of a reset
   mutable std::mutex mutex_;
   State state_ = State::kReset;
   std::deque<Batch> batches_;  // in the order they were submitted

@@ -39,9 +39,10 @@ void Resource::close_children() noexcept {
   while (!children_.empty()) {
     const auto newest = std::prev(children_.end());
     const uint64_t id = newest->first;
-    if (const auto child = newest->second.lock()) {
+    if (auto child = newest->second.lock()) {
       lock.unlock();
       child->close();
+      child.reset();  // this may be its last owner, and its end asks for the lock
       lock.lock();
     } else {  // its last owner is closing it right now
       childless_.wait(lock, [&] { return children_.count(id) == 0; });

@@ -1,17 +1,27 @@
 """Registrations that outlive their use."""
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from .. import _host
+from .._arguments import as_instance, as_integer, as_one_of
 from ..buffers import Buffer, as_buffer
 from ..errors import InvalidArgument
 from ._handles import require_verbs
 from .device import Device
-from .region import _MAPPINGS, ACCESS, LOCAL_WRITE, RELAXED_ORDERING, Access, Mapping, Region
+from .region import (
+    ACCESS,
+    LOCAL_WRITE,
+    MAPPINGS,
+    RELAXED_ORDERING,
+    Access,
+    Mapping,
+    Region,
+    device_handles,
+)
 
 _Key = tuple[int, int, int]
 
@@ -41,6 +51,11 @@ class Lease:
             Region(region, device, covered, access)
             for region, device in zip(handle.regions, devices, strict=True)
         ]
+
+    def __del__(self) -> None:
+        """What is forgotten is given back, before its memory is."""
+        if hasattr(self, "regions"):
+            self.close()
 
     def close(self) -> None:
         """Give it back to the cache. Again: no effect."""
@@ -90,26 +105,18 @@ class RegistrationCache:
         max_regions: int = 4096,
     ):
         require_verbs()
-        if access not in ACCESS:
-            raise InvalidArgument(
-                f"RegistrationCache: access must be one of {tuple(ACCESS)}, got {access!r}"
-            )
-        if mapping not in _MAPPINGS:
-            raise InvalidArgument(
-                f"RegistrationCache: mapping must be one of {_MAPPINGS}, got {mapping!r}"
-            )
-        for name, bound in (("max_bytes", max_bytes), ("max_regions", max_regions)):
-            if not isinstance(bound, int) or bound < 0:
-                raise InvalidArgument(f"RegistrationCache: {name} must be >= 0, got {bound!r}")
+        op, most = "RegistrationCache", (1 << 63) - 1
+        as_one_of(op, "access", access, tuple(ACCESS))
+        as_instance(op, "relaxed_ordering", relaxed_ordering, bool, "True or False")
         relaxed = RELAXED_ORDERING if relaxed_ordering else 0
-        self._devices = list(devices)
+        self._devices = list(devices) if isinstance(devices, Iterable) else [devices]
         self._flags = ACCESS[access] | LOCAL_WRITE | relaxed
         self._handle = _host.RdmaRegistrationCache(
-            [device._handle for device in devices],
+            device_handles(op, self._devices),
             self._flags,
-            _MAPPINGS.index(mapping),
-            max_bytes,
-            max_regions,
+            MAPPINGS.index(as_one_of(op, "mapping", mapping, MAPPINGS)),
+            as_integer(op, "max_bytes", max_bytes, 0, most),
+            as_integer(op, "max_regions", max_regions, 0, most),
         )
         # By the identity of what owns memory, and its address and size.
         self._watched: dict[_Key, weakref.finalize] = {}
@@ -138,7 +145,10 @@ class RegistrationCache:
             How many registrations that were.
         """
         if isinstance(buffer, tuple):
-            return self._handle.invalidate(*buffer)
+            if len(buffer) != 2:
+                raise InvalidArgument(f"invalidate: buffer must be (address, bytes), got {buffer}")
+            values = [as_integer("invalidate", "buffer", v, 0, (1 << 63) - 1) for v in buffer]
+            return self._handle.invalidate(*values)
         memory = as_buffer(buffer)
         return self._handle.invalidate(memory.address, memory.num_bytes)
 

@@ -1,10 +1,12 @@
 """An open NIC."""
 
 import ctypes
+import time
 from dataclasses import dataclass
 from typing import Any
 
 from .. import _host
+from .._arguments import as_instance, as_int32, as_integer, as_seconds
 from .._machine_root import MachineRoot
 from ..buffers import Buffer
 from ..errors import InvalidArgument
@@ -12,6 +14,8 @@ from ._handles import Handle, require_verbs
 from .info import DeviceInfo, PortInfo, describe, describe_port
 from .queues import CompletionQueue
 from .region import Access, Mapping, Region, access_flags, register
+
+_SIGNAL_CHECK_S = 0.1  # how long Ctrl-C may go unnoticed in a wait
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,7 @@ class Device(Handle):
 
     def port(self, number: int = 1) -> PortInfo:
         """Describe a port as it is now."""
+        number = as_int32("port", "number", number)
         return describe_port(self.name, self._handle.port(number), MachineRoot())
 
     def register(
@@ -94,9 +99,11 @@ class Device(Handle):
             Unavailable: a libibverbs without ``ibv_reg_dmabuf_mr`` (rdma-core before 34).
             OSError: the kernel refuses; EOPNOTSUPP if the NIC's driver knows no dma-bufs.
         """
-        for name, value in (("fd", fd), ("offset", offset), ("address", address)):
-            if not isinstance(value, int) or value < 0:
-                raise InvalidArgument(f"register_dmabuf: {name} must be >= 0, got {value!r}")
+        op, most = "register_dmabuf", (1 << 63) - 1
+        fd = as_integer(op, "fd", fd, 0, (1 << 31) - 1)
+        num_bytes = as_integer(op, "num_bytes", num_bytes, 1, most)
+        offset = as_integer(op, "offset", offset, 0, most)
+        address = as_integer(op, "address", address, 0, most)
         memory = Buffer(address, num_bytes, "dmabuf", True, None)
         flags = access_flags(memory, access, relaxed_ordering)
         made = _host.rdma_register_dmabuf(self._handle, fd, offset, address, num_bytes, flags)
@@ -108,8 +115,7 @@ class Device(Handle):
         Args:
             depth: how many work requests its queue pairs may have in flight in all.
         """
-        if not isinstance(depth, int):
-            raise InvalidArgument(f"completion_queue: depth must be an integer, got {depth!r}")
+        depth = as_int32("completion_queue", "depth", depth)
         return CompletionQueue(self._handle.completion_queue(depth), self)
 
     def wait_event(self, timeout_s: float = 0.0) -> Event | None:
@@ -119,8 +125,12 @@ class Device(Handle):
             InvalidArgument: the device is closed, or borrowed.
             OSError: EIO once the device is gone.
         """
-        event = self._handle.wait_event(float(timeout_s))
-        return event and Event(*event)
+        until = time.monotonic() + as_seconds("wait_event", "timeout_s", timeout_s, minimum=0)
+        while True:
+            left_s = until - time.monotonic()
+            event = self._handle.wait_event(min(max(left_s, 0.0), _SIGNAL_CHECK_S))
+            if event or left_s <= _SIGNAL_CHECK_S:
+                return event and Event(*event)
 
 
 def open(name: str) -> Device:
@@ -132,7 +142,7 @@ def open(name: str) -> Device:
         OSError: it cannot be opened, for instance EACCES; the doctor knows why.
     """
     require_verbs()
-    return Device(_host.rdma_open(name))
+    return Device(_host.rdma_open(as_instance("open", "name", name, str, "a NIC's name")))
 
 
 def on_protection_domain(pd: Any) -> Device:

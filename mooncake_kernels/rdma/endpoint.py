@@ -4,6 +4,7 @@ import struct
 from dataclasses import dataclass
 from typing import Any
 
+from .._arguments import as_instance, as_integer, as_one_of, shown
 from ..errors import InvalidArgument
 from .info import gid_text
 
@@ -37,6 +38,16 @@ class Endpoint:
     mtu: int
     max_reads_in: int
 
+    def __post_init__(self) -> None:
+        """Refuse what no queue pair has."""
+        bits = {"qp_num": 32, "psn": 32, "lid": 16, "mtu": 16, "max_reads_in": 16}
+        for name, width in bits.items():
+            as_integer("Endpoint", name, getattr(self, name), 0, (1 << width) - 1)
+        as_one_of("Endpoint", "gid_type", self.gid_type, _GID_TYPES)
+        as_one_of("Endpoint", "link_layer", self.link_layer, _LINK_LAYERS)
+        if not isinstance(self.gid, bytes) or len(self.gid) != 16:
+            raise InvalidArgument(f"Endpoint: gid must be 16 bytes, got {shown(self.gid)}")
+
     def to_bytes(self) -> bytes:
         """Write it down, for the peer."""
         return _LAYOUT.pack(
@@ -58,6 +69,7 @@ class Endpoint:
         Raises:
             InvalidArgument: that is not an endpoint.
         """
+        as_instance("Endpoint.from_bytes", "data", data, (bytes, bytearray, memoryview), "bytes")
         if len(data) != _LAYOUT.size or data[:4] != _MAGIC:
             raise InvalidArgument(
                 f"Endpoint.from_bytes: data must be {_LAYOUT.size} bytes that begin with "

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from .._arguments import as_instance, as_seconds
 from ..buffers import as_buffer
 from ..errors import InvalidArgument, TransferError, Unavailable
 from .device import Device
@@ -39,6 +40,8 @@ def probe(
     memory = as_buffer(buffer)
     if not memory.num_bytes or not memory.writable:
         raise InvalidArgument("probe: buffer must be writable and hold at least one byte")
+    as_instance("probe", "device", device, Device, "an open Device")
+    as_seconds("probe", "timeout_s", timeout_s, minimum=1e-3)
     state = device.port(port).state
     if state != "ACTIVE":
         raise Unavailable(f"probe: port {port} of {device.name} must be ACTIVE, got {state}")

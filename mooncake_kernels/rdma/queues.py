@@ -1,15 +1,16 @@
 """Connections, and the queues that tell what has come of their transfers."""
 
 import itertools
+import threading
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
-from operator import index
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .. import _host
+from .._arguments import as_instance, as_int32, as_integer, as_integers, as_seconds
 from ..errors import InvalidArgument, TransferError
 from ._handles import Handle
 from .endpoint import Endpoint, endpoint_of
@@ -61,6 +62,9 @@ class CompletionQueue(Handle):
         super().__init__(handle)
         self.device = device
         self._tokens = itertools.count(1)
+        self._lock = threading.Lock()
+        self._untold: set[int] = set()  # transfers whose end nobody was told
+        self._kept: list[Completion] = []  # what wait() has found while it waited for another
 
     def queue_pair(
         self,
@@ -86,9 +90,15 @@ class CompletionQueue(Handle):
             Unavailable: the port has no address.
             OSError: the device has no more of them.
         """
-        index = -1 if gid_index is None else gid_index
-        sizes = max_sends, max_sges, max_immediates
-        return QueuePair(self._handle.queue_pair(port, index, *sizes), self)
+        op = "queue_pair"
+        index = -1 if gid_index is None else as_integer(op, "gid_index", gid_index, 0, 255)
+        sizes = (
+            as_int32(op, "max_sends", max_sends),
+            as_int32(op, "max_sges", max_sges),
+            as_int32(op, "max_immediates", max_immediates),
+        )
+        number = as_int32(op, "port", port)
+        return QueuePair(self._handle.queue_pair(number, index, *sizes), self)
 
     def poll(self, *, timeout_s: float = 0.0, spin_s: float = 0.0) -> list[Completion]:
         """Return what is over; wait, asleep, until there is something or the time is up.
@@ -103,33 +113,56 @@ class CompletionQueue(Handle):
         Raises:
             InvalidArgument: the queue is closed, also when that happens during the wait.
         """
-        completions = self._handle.poll(_MAX_WORK)
-        until = time.monotonic() + timeout_s
-        while not completions and (left_s := until - time.monotonic()) > 0:
+        until = time.monotonic() + as_seconds("poll", "timeout_s", timeout_s, minimum=0)
+        spin_s = as_seconds("poll", "spin_s", spin_s, minimum=0)
+        while not (found := self._take()) and (left_s := until - time.monotonic()) > 0:
             self._handle.wait(min(left_s, _SIGNAL_CHECK_S), spin_s)
-            completions = self._handle.poll(_MAX_WORK)
-        return [_completion(values) for values in completions]
+        return found
 
-    def wait(self, token: int, *, timeout_s: float = 30.0, spin_s: float = 0.0) -> list[Completion]:
-        """Poll until a transfer is over, and check it.
+    def wait(self, token: int, *, timeout_s: float = 30.0, spin_s: float = 0.0) -> Completion:
+        """Poll until a transfer is over, check it and return its completion.
 
-        Returns:
-            All that is over, that transfer among it.
+        What else is over meanwhile is kept: for ``poll()``, and for whoever waits for it in another
+        thread.
 
         Raises:
             TransferError: it failed.
             TimeoutError: the time is up; the transfer goes on.
+            InvalidArgument: that is no transfer of this queue, or its end was told already; or the
+                queue is closed.
         """
-        seen: list[Completion] = []
-        until = time.monotonic() + timeout_s
-        while (left_s := until - time.monotonic()) > 0:
-            new = self.poll(timeout_s=left_s, spin_s=spin_s)
-            seen += new
-            for completion in new:
+        until = time.monotonic() + as_seconds("wait", "timeout_s", timeout_s, minimum=0)
+        spin_s = as_seconds("wait", "spin_s", spin_s, minimum=0)
+        while (completion := self._find(token)) is None:
+            left_s = until - time.monotonic()
+            if left_s <= 0:
+                raise TimeoutError(f"wait: transfer {token} is not over after {timeout_s} s")
+            self._handle.wait(min(left_s, _SIGNAL_CHECK_S), spin_s)
+        completion.check()
+        return completion
+
+    def _take(self) -> list[Completion]:
+        """All that is over, which is told by that."""
+        with self._lock:
+            found = [*self._kept, *map(_completion, self._handle.poll(_MAX_WORK))]
+            self._kept.clear()
+            self._untold.difference_update(completion.token or 0 for completion in found)
+            return found
+
+    def _find(self, token: int) -> Completion | None:
+        """That transfer's completion, if it is over; the others are kept."""
+        with self._lock:
+            if token not in self._untold:
+                raise InvalidArgument(
+                    "wait: token must be of a transfer of this queue whose end was not told yet, "
+                    f"got {token!r}"
+                )
+            self._kept += map(_completion, self._handle.poll(_MAX_WORK))
+            for i, completion in enumerate(self._kept):
                 if completion.token == token:
-                    completion.check()
-                    return seen
-        raise TimeoutError(f"wait: transfer {token} is not over after {timeout_s} s")
+                    self._untold.discard(token)
+                    return self._kept.pop(i)
+            return None
 
 
 def _completion(values: tuple[Any, ...]) -> Completion:
@@ -153,7 +186,7 @@ class QueuePair(Handle):
     Attributes:
         queue: which tells what is over.
         number: on its NIC.
-        endpoint: what the peer connects to.
+        endpoint: what the peer connects to; another after ``reset()``.
         connected: whether it is, and has not failed.
     """
 
@@ -161,7 +194,11 @@ class QueuePair(Handle):
         super().__init__(handle)
         self.queue = queue
         self.number: int = handle.number
-        self.endpoint: Endpoint = endpoint_of(handle.endpoint)
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """What the peer connects to; another after ``reset()``."""
+        return endpoint_of(self._handle.endpoint)
 
     @property
     def connected(self) -> bool:
@@ -178,7 +215,7 @@ class QueuePair(Handle):
         traffic_class: int = 0,
         service_level: int = 0,
     ) -> None:
-        """Connect to the peer's end, which must connect to this one; both may do it once more.
+        """Connect to the peer's end, which must connect to this one.
 
         Args:
             peer: the other queue pair's ``endpoint``.
@@ -189,9 +226,11 @@ class QueuePair(Handle):
             service_level: on InfiniBand.
 
         Raises:
-            InvalidArgument: ends that do not fit, or a number out of its range.
+            InvalidArgument: ends that do not fit, a number out of its range, or one of them was
+                connected before and not ``reset()`` since.
             OSError: the device refuses, for instance because it knows no route.
         """
+        as_instance("connect", "peer", peer, Endpoint, "an Endpoint")
         self._handle.connect(
             peer.qp_num,
             peer.psn,
@@ -201,12 +240,25 @@ class QueuePair(Handle):
             peer.link_layer,
             peer.mtu,
             peer.max_reads_in,
-            timeout,
-            retries,
-            rnr_retries,
-            traffic_class,
-            service_level,
+            as_int32("connect", "timeout", timeout),
+            as_int32("connect", "retries", retries),
+            as_int32("connect", "rnr_retries", rnr_retries),
+            as_int32("connect", "traffic_class", traffic_class),
+            as_int32("connect", "service_level", service_level),
         )
+
+    def reset(self) -> None:
+        """Make it ready to be connected anew: after a failure, or to another peer.
+
+        What is in flight ends as ``"closed"``. Both sides must do it, and tell each other their
+        new ``endpoint`` before either connects: a side that had not done it would acknowledge what
+        the other sends, taking it for repetitions, and not write it.
+
+        Raises:
+            InvalidArgument: it is closed.
+            OSError: the device refuses.
+        """
+        self._handle.reset()
 
     def write(
         self, region: Region, remote: RemoteRegion, ranges: Ranges, *, immediate: int | None = None
@@ -249,24 +301,43 @@ class QueuePair(Handle):
         immediate: int | None,
     ) -> int:
         op = "read" if reads else "write"
-        if immediate is not None and not 0 <= immediate < 1 << 32:
-            raise InvalidArgument(f"{op}: immediate must be of 32 bits, got {immediate}")
-        token = next(self.queue._tokens)
+        as_instance(op, "region", region, Region, "a Region of this device")
+        as_instance(op, "remote", remote, RemoteRegion, "a RemoteRegion")
+        if immediate is not None:
+            immediate = as_integer(op, "immediate", immediate, 0, (1 << 32) - 1)
         columns = _columns(ranges, op)
-        self._handle.submit(reads, region._handle, remote.handle, *columns, immediate, token)
+        queue = self.queue
+        with queue._lock:
+            token = next(queue._tokens)
+            queue._untold.add(token)
+        try:
+            self._handle.submit(reads, region._handle, remote.handle, *columns, immediate, token)
+        except BaseException:
+            with queue._lock:
+                queue._untold.discard(token)
+            raise
         return token
 
 
 def _columns(ranges: Ranges, op: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    if isinstance(ranges, tuple) and len(ranges) == 3 and isinstance(ranges[0], np.ndarray):
-        return tuple(np.ascontiguousarray(column, np.uint64) for column in ranges)  # type: ignore
-    try:
-        listed = [(index(local), index(there), index(size)) for local, there, size in ranges]
-        rows = np.array(listed, dtype=np.uint64).reshape(-1, 3)
-    except (TypeError, ValueError, OverflowError):
-        raise InvalidArgument(
-            f"{op}: ranges must be (local address, remote address, bytes) each, integers, "
-            "none of them negative"
-        ) from None
-    local, there, sizes = (np.ascontiguousarray(rows[:, i]) for i in range(3))
+    shape = "(local address, remote address, bytes) each: [n, 3]"
+    if isinstance(ranges, tuple) and ranges and all(isinstance(c, np.ndarray) for c in ranges):
+        columns = [as_integers(op, f"ranges[{i}]", c, "[n]") for i, c in enumerate(ranges)]
+        if len(columns) != 3 or len({column.shape for column in columns}) != 1:
+            shapes = [column.shape for column in columns]
+            raise InvalidArgument(f"{op}: ranges must be three arrays of [n], got {shapes}")
+        if columns[0].ndim == 1:
+            local, there, sizes = map(np.ascontiguousarray, columns)
+            return local, there, sizes
+    if not isinstance(ranges, np.ndarray):
+        as_instance(op, "ranges", ranges, Iterable, shape)
+        rows: Any = list(ranges)
+    else:
+        rows = ranges
+    table = as_integers(op, "ranges", rows, shape)
+    if table.size == 0:
+        table = table.reshape(0, 3)
+    if table.ndim != 2 or table.shape[1] != 3:
+        raise InvalidArgument(f"{op}: ranges must be {shape} integers, got shape {table.shape}")
+    local, there, sizes = (np.ascontiguousarray(column) for column in table.T)
     return local, there, sizes

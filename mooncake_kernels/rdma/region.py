@@ -1,12 +1,13 @@
 """Registered memory: ours, which a NIC may use, and a peer's, as it describes it."""
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from .. import _host
+from .._arguments import as_instance, as_int32, as_integer, as_one_of, shown
 from ..buffers import Buffer, as_buffer
 from ..errors import InvalidArgument
 from ._handles import Handle
@@ -25,7 +26,7 @@ ACCESS: dict[Access, int] = {
     "remote_write": REMOTE_WRITE,
     "remote_read_write": REMOTE_READ | REMOTE_WRITE,
 }
-_MAPPINGS = ("auto", "dmabuf", "peermem")
+MAPPINGS = ("auto", "dmabuf", "peermem")
 _MAGIC = b"MKr1"
 _HEAD = struct.Struct("<4sII")  # magic, access, pieces
 _PIECE = struct.Struct("<QQI")  # address, bytes, rkey
@@ -43,6 +44,19 @@ class RemoteRegion:
 
     access: int
     pieces: tuple[tuple[int, int, int], ...]
+
+    def __post_init__(self) -> None:
+        """Refuse what no region has."""
+        as_integer("RemoteRegion", "access", self.access, 0, 15)
+        as_instance("RemoteRegion", "pieces", self.pieces, tuple, "a tuple of triples")
+        for i, piece in enumerate(self.pieces):
+            if not isinstance(piece, tuple) or len(piece) != 3:
+                raise InvalidArgument(
+                    f"RemoteRegion: pieces[{i}] must be (address, bytes, rkey), got {shown(piece)}"
+                )
+            for value, bits in zip(piece, (64, 64, 32), strict=True):
+                as_integer("RemoteRegion", f"pieces[{i}]", value, 0, (1 << bits) - 1)
+        _ = self.handle  # refuses pieces that do not continue each other
 
     @property
     def address(self) -> int:
@@ -66,6 +80,9 @@ class RemoteRegion:
         Raises:
             InvalidArgument: that is not a region.
         """
+        as_instance(
+            "RemoteRegion.from_bytes", "data", data, (bytes, bytearray, memoryview), "bytes"
+        )
         if len(data) < _HEAD.size or data[:4] != _MAGIC:
             raise InvalidArgument(
                 f"RemoteRegion.from_bytes: data must begin with {_MAGIC!r}, got {len(data)} bytes "
@@ -78,9 +95,7 @@ class RemoteRegion:
                 f"RemoteRegion.from_bytes: data must hold the {num_pieces} pieces that it says, "
                 f"got {len(data)} bytes"
             )
-        remote = cls(access, tuple(_PIECE.iter_unpack(data[_HEAD.size :])))
-        _ = remote.handle  # refuses pieces that do not continue each other
-        return remote
+        return cls(access, tuple(_PIECE.iter_unpack(data[_HEAD.size :])))
 
     @cached_property
     def handle(self) -> Any:
@@ -187,26 +202,34 @@ def register(
     """
     memory = as_buffer(buffer)
     flags = access_flags(memory, access, relaxed_ordering)
-    if mapping not in _MAPPINGS:
-        raise InvalidArgument(f"register: mapping must be one of {_MAPPINGS}, got {mapping!r}")
-    if not isinstance(max_piece_bytes, int) or max_piece_bytes < 0:
-        raise InvalidArgument(f"register: max_piece_bytes must be >= 0, got {max_piece_bytes!r}")
-    handles = [device._handle for device in devices]
-    if len(set(map(id, handles))) != len(handles):
-        names = [device.name for device in devices]
-        raise InvalidArgument(f"register: devices must each be named once, got {names}")
+    mapping_index = MAPPINGS.index(as_one_of("register", "mapping", mapping, MAPPINGS))
+    most = as_integer("register", "max_piece_bytes", max_piece_bytes, 0, (1 << 63) - 1)
+    devices = list(devices) if isinstance(devices, Iterable) else [devices]
+    handles = device_handles("register", devices)
     made = _host.rdma_register(
-        handles, memory.address, memory.num_bytes, flags, _MAPPINGS.index(mapping), max_piece_bytes
+        handles, memory.address, memory.num_bytes, flags, mapping_index, most
     )
     return [
         Region(handle, device, memory, flags) for handle, device in zip(made, devices, strict=True)
     ]
 
 
+def device_handles(op: str, devices: "Sequence[Device]") -> list[Any]:
+    """What the compiled code takes for devices, each of which must be named once."""
+    for i, device in enumerate(devices):
+        if not isinstance(getattr(device, "_handle", None), _host.RdmaDevice):
+            raise InvalidArgument(f"{op}: devices[{i}] must be an open Device, got {shown(device)}")
+    handles = [device._handle for device in devices]
+    if len(set(map(id, handles))) != len(handles):
+        names = [device.name for device in devices]
+        raise InvalidArgument(f"{op}: devices must each be named once, got {names}")
+    return handles
+
+
 def access_flags(memory: Buffer, access: Access, relaxed_ordering: bool) -> int:
     """The bits of an access to that memory."""
-    if access not in ACCESS:
-        raise InvalidArgument(f"register: access must be one of {tuple(ACCESS)}, got {access!r}")
+    as_one_of("register", "access", access, tuple(ACCESS))
+    as_instance("register", "relaxed_ordering", relaxed_ordering, bool, "True or False")
     flags = ACCESS[access]
     if flags & REMOTE_WRITE and not memory.writable:
         raise InvalidArgument(f"register: buffer must be writable for {access!r}, got read-only")
@@ -232,4 +255,4 @@ def flush_writes(device: int) -> bool:
             something of them was read back over RDMA.
         CudaError: the driver failed.
     """
-    return _host.rdma_flush_writes(device)
+    return _host.rdma_flush_writes(as_int32("flush_writes", "device", device))

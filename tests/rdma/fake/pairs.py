@@ -55,6 +55,8 @@ class Connection:
         self.connect()
 
     def connect(self, **options: int) -> None:
+        for side in (self.near, self.far):
+            side.pair.reset()
         self.near.pair.connect(self.far.pair.endpoint, **options)
         self.far.pair.connect(self.near.pair.endpoint, **options)
 

@@ -115,3 +115,20 @@ def test_what_is_printed(connection):
     pair = connection.near.pair
     assert str(pair.endpoint) == f"queue pair {pair.number} at ::ffff:10.0.0.1"
     assert dataclasses.replace(pair.endpoint, qp_num=5).qp_num == 5
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"gid": b"short"}, {"gid": None}, {"qp_num": -1}, {"lid": 1 << 17}, {"link_layer": None},
+     {"gid_type": "RoCE"}, {"mtu": 1.5}, {"max_reads_in": True}],
+)  # fmt: skip
+def test_an_endpoint_that_none_has(connection, change):
+    with pytest.raises(InvalidArgument, match=f"Endpoint: {next(iter(change))} must be"):
+        dataclasses.replace(connection.near.pair.endpoint, **change)
+
+
+@pytest.mark.parametrize("data", [None, 5, "text", [1]])
+def test_what_is_not_bytes(data):
+    for kind in (rdma.Endpoint, rdma.RemoteRegion):
+        with pytest.raises(InvalidArgument, match="from_bytes: data must be bytes"):
+            kind.from_bytes(data)

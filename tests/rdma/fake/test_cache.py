@@ -187,8 +187,8 @@ def test_memory_of_a_gpu_that_cannot_be_registered(world, gpu, make_cache):
     [
         ({"access": "all"}, "access must be one of"),
         ({"mapping": "host"}, "mapping must be one of"),
-        ({"max_bytes": -1}, "max_bytes must be >= 0, got -1"),
-        ({"max_regions": 1.5}, "max_regions must be >= 0, got 1.5"),
+        ({"max_bytes": -1}, "max_bytes must be an integer in 0 to .*, got -1"),
+        ({"max_regions": 1.5}, "max_regions must be an integer in 0 to .*, got 1.5"),
         ({"devices": []}, "devices must name at least one, got none"),
     ],
 )

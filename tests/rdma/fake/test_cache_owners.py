@@ -122,6 +122,14 @@ def test_memory_that_nobody_can_watch(cache):
     assert cache.stats()["num_misses"] == 2
 
 
+def test_a_lease_that_is_forgotten_keeps_nothing(cache):
+    lease = cache.lease(bytearray(1000))
+    assert lease.regions
+    del lease
+    gc.collect()
+    assert cache.stats()["num_regions"] == 0
+
+
 def test_memory_without_an_owner_is_its_callers_to_forget(cache):
     memory = np.zeros(1000, np.uint8)
     alone = Buffer(memory.ctypes.data, 1000, "cpu:0", True, None)

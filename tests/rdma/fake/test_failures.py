@@ -165,8 +165,10 @@ def test_connecting_anew_fails_and_is_tried_again(world, verb, skip):
     with Connection(world, max_immediates=4) as c:
         with world.held():
             token = c.write(scattered(3))
+            c.far.pair.reset()
             world.fail(verb, errno.EIO, skip=skip)
             with pytest.raises(OSError, match=verb):
+                c.near.pair.reset()
                 c.near.pair.connect(c.far.pair.endpoint)
         if not (verb == "ibv_modify_qp" and skip == 0):  # it was reset
             assert not c.near.pair.connected
@@ -187,8 +189,26 @@ def test_the_first_connection_fails_and_is_tried_again(world, connection):
             world.fail(verb, errno.EIO, skip=skip - (verb == "ibv_modify_qp"))
             with pytest.raises(OSError, match=verb):
                 pair.connect(pair.endpoint)
+            with pytest.raises(InvalidArgument, match="must be new or reset, but was connected"):
+                pair.connect(pair.endpoint)
+            pair.reset()
             pair.connect(pair.endpoint)
             assert pair.connected
+
+
+def test_a_peer_that_was_not_reset_is_refused(world, connection):
+    """It would acknowledge what it is sent, as repetitions, and not write it."""
+    near, far = connection.near.pair, connection.far.pair
+    before = far.endpoint
+    near.reset()
+    assert near.endpoint != before and not near.connected
+    with pytest.raises(InvalidArgument, match="peer must be reset, too"):
+        near.connect(far.endpoint)
+    far.reset()
+    assert far.endpoint.psn != before.psn
+    near.connect(far.endpoint)
+    far.connect(near.endpoint)
+    connection.near.queue.wait(connection.write([(0, 0, 100)]))
 
 
 def test_a_completion_queue_that_fails_loses_nothing(world, connection):

@@ -5,6 +5,7 @@ import errno
 import gc
 import itertools
 import threading
+import time
 
 import pytest
 from hypothesis import given, settings
@@ -112,7 +113,9 @@ def act(name: str, c: Connection, made: list) -> None:
     elif name == "write":
         c.write([(8, 8, 100), (900, 8, 5)])
     elif name == "connect":
-        near.pair.connect(far.pair.endpoint)
+        near.pair.reset()
+        far.pair.reset()
+        c.connect()
     elif name == "event":
         near.device.wait_event(0.001)
 
@@ -170,3 +173,18 @@ def test_closing_at_once_from_many_threads(world):
         for thread in threads:
             thread.join()
         world.check()
+
+
+def test_the_last_owners_go_while_the_device_closes(world):
+    """Who closes a device may be the last to hold what lives on it."""
+    c = Connection(world)
+    device = c.near.device
+    world.delay("ibv_destroy_qp", 100_000)
+    closing = threading.Thread(target=device.close)
+    closing.start()
+    time.sleep(0.03)
+    c.near.pair = c.near.queue = c.near.region = None
+    gc.collect()
+    closing.join(60)
+    assert not closing.is_alive()
+    c.far.device.close()

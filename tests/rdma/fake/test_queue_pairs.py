@@ -19,7 +19,7 @@ def queue(device):
 def test_depths(world, device, depth):
     with pytest.raises(InvalidArgument, match=f"must be in 1 to 65536 on fake0, got {depth}"):
         device.completion_queue(depth)
-    with pytest.raises(InvalidArgument, match=r"depth must be an integer, got 1\.5"):
+    with pytest.raises(InvalidArgument, match=r"depth must be an integer in .*, got 1\.5"):
         device.completion_queue(1.5)
     assert world.live() == {"context": 1, "protection domain": 1}
 
@@ -96,7 +96,6 @@ def test_more_than_the_device_has(world, queue):
         ({"mtu": 8192}, "an MTU of 256 to 4096, got 8192"),
         ({"qp_num": 1 << 24}, "numbers of 24 bits, got queue pair 16777216"),
         ({"psn": 1 << 24}, "numbers of 24 bits"),
-        ({"gid": b"short"}, "a GID of 16 bytes, got 5"),
     ],
 )
 def test_ends_that_do_not_fit(connection, change, message):

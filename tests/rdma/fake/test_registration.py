@@ -167,8 +167,8 @@ def test_nothing(device, memory):
     [
         ({"access": "write"}, "access must be one of"),
         ({"mapping": "host"}, r"mapping must be one of .*, got 'host'"),
-        ({"max_piece_bytes": -1}, "max_piece_bytes must be >= 0, got -1"),
-        ({"max_piece_bytes": 1.5}, "max_piece_bytes must be >= 0, got 1.5"),
+        ({"max_piece_bytes": -1}, "max_piece_bytes must be an integer in 0 to .*, got -1"),
+        ({"max_piece_bytes": 1.5}, "max_piece_bytes must be an integer in 0 to .*, got 1.5"),
         ({"buffer": np.zeros((4, 4))[:, 1]}, "buffer must be packed"),
         ({"buffer": [1, 2]}, "got list"),
     ],

@@ -99,7 +99,7 @@ def test_an_immediate_comes_after_the_data(world):
         assert told.qp_num == c.far.pair.number
         c.expect(False, [(0, 0, 5000), (9000, 100, 7), (100, 9000, 2000)])
         c.check_bytes()
-        [done] = c.near.queue.wait(token)
+        done = c.near.queue.wait(token)
         assert done.num_bytes == 7007 and done.immediate is None
 
 
@@ -137,8 +137,8 @@ def test_without_room_and_patience_an_immediate_fails(world):
         ({"ranges": [((1 << 16) - 1, 0, 2)]}, r"write: local\[0\] must be within .* offset 65535"),
         ({"ranges": [(-8, 0, 4)]}, r"local\[0\] must be within .* got 4 bytes at offset -8"),
         ({"ranges": [(0, 0, 1 << 63)]}, r"local\[0\] must be within"),
-        ({"immediate": 1 << 32}, "immediate must be of 32 bits"),
-        ({"immediate": -1}, "immediate must be of 32 bits"),
+        ({"immediate": 1 << 32}, "immediate must be an integer in 0 to 4294967295"),
+        ({"immediate": -1}, "immediate must be an integer in 0 to 4294967295"),
     ],
 )
 def test_a_bad_argument_is_named(connection, change, message):

@@ -60,6 +60,33 @@ def test_a_transfer_of_nothing_is_over_after_those_before(world, connection):
     assert [e.token for e in connection.near.drain()] == tokens
 
 
+def test_what_others_wait_for_is_kept(world, connection):
+    near = connection.near
+    first, second, third = (connection.write([(0, 0, 8)]) for _ in range(3))
+    assert near.queue.wait(second).token == second
+    told = Waiter(lambda: near.queue.wait(third, timeout_s=FOR_EVER)).result()
+    assert told.token == third
+    assert [completion.token for completion in near.queue.poll()] == [first]
+    for token in (first, 12345, -1, "x"):
+        with pytest.raises(InvalidArgument, match="token must be of a transfer of this queue"):
+            near.queue.wait(token)
+
+
+def test_a_wait_that_ends_loses_nothing(world, connection):
+    near = connection.near
+    with world.held() as let:
+        first, second = connection.write([(0, 0, 8)]), connection.write([(8, 8, 8)])
+        let(1)
+        with pytest.raises(TimeoutError):
+            near.queue.wait(second, timeout_s=0)
+        assert near.queue.wait(first, timeout_s=0).ok
+    world.fail_work("remote access error")
+    third, fourth = connection.write([(0, 0, 8)]), connection.write([(8, 8, 8)])
+    with pytest.raises(TransferError):
+        near.queue.wait(third)
+    assert {completion.token for completion in near.drain()} == {second, fourth}
+
+
 @pytest.mark.parametrize("num_threads", [1, 3])
 def test_closing_wakes(connection, num_threads):
     near = connection.near
@@ -78,7 +105,7 @@ def test_the_time_is_up(world, connection):
         token = connection.write([(0, 0, 8)])
         with pytest.raises(TimeoutError, match=f"transfer {token} is not over after 0.01 s"):
             near.queue.wait(token, timeout_s=0.01)
-    assert near.queue.wait(token)[0].ok  # it went on
+    assert near.queue.wait(token).ok  # it went on
 
 
 def test_a_queue_that_cannot_be_armed(world, connection):

@@ -43,6 +43,8 @@ class Link:
         self.connect()
 
     def connect(self, **options: int) -> None:
+        for side in (self.a, self.b):
+            side.pair.reset()
         self.a.pair.connect(self.b.pair.endpoint, **options)
         self.b.pair.connect(self.a.pair.endpoint, **options)
 

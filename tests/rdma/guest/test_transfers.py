@@ -32,7 +32,7 @@ def test_sizes(link, size, verb):
         token = link.a.write(link.b, rows)
     else:
         token = link.a.write(link.b, rows, immediate=size)
-    (completion,) = link.a.queue.wait(token)
+    completion = link.a.queue.wait(token)
     assert completion.num_bytes == size
     assert (target.memory[5 : 5 + size] == source.memory[3 : 3 + size]).all()
     assert (target.memory[:5] == 0xEE).all() and (target.memory[5 + size :] == 0xEE).all()
@@ -47,7 +47,7 @@ def test_sixty_four_mebibytes(reads):
         source, target = (link.b, link.a) if reads else (link.a, link.b)
         source.memory[:] = noise(64 << 20)
         move = link.a.read if reads else link.a.write
-        (completion,) = link.a.queue.wait(move(link.b, [(0, 0, 64 << 20)]), timeout_s=120.0)
+        completion = link.a.queue.wait(move(link.b, [(0, 0, 64 << 20)]), timeout_s=120.0)
         assert completion.num_bytes == 64 << 20
         assert (target.memory == source.memory).all()
 
@@ -67,7 +67,7 @@ def test_many_ranges_of_one_transfer(reads, max_sends, max_sges):
             else:
                 expected_b[there : there + size] = expected_a[here : here + size]
         token = (link.a.read if reads else link.a.write)(link.b, rows)
-        (completion,) = link.a.queue.wait(token)
+        completion = link.a.queue.wait(token)
         assert completion.num_bytes == 500 * 700
         assert (link.a.memory == expected_a).all() and (link.b.memory == expected_b).all()
 
@@ -103,9 +103,9 @@ def test_immediates_come_in_order_after_their_data(link):
 
 
 def test_nothing_to_move_is_over_at_once(link):
-    (completion,) = link.a.queue.wait(link.a.write(link.b, []))
+    completion = link.a.queue.wait(link.a.write(link.b, []))
     assert completion.ok and completion.num_bytes == 0
-    (completion,) = link.a.queue.wait(link.a.write(link.b, [(0, 0, 0)]))
+    completion = link.a.queue.wait(link.a.write(link.b, [(0, 0, 0)]))
     assert completion.ok and completion.num_bytes == 0
 
 

@@ -1,0 +1,88 @@
+"""What callers pass, checked: an error names the argument, what it must be, and what it was."""
+
+import math
+import numbers
+import operator
+import reprlib
+from typing import Any
+
+import numpy as np
+import torch
+
+from .errors import InvalidArgument
+
+
+def shown(value: Any) -> str:
+    """The value for the text of an error: at most a line of it."""
+    try:
+        return reprlib.repr(value)
+    except ValueError:  # Python prints no integer of more than 4300 digits
+        return f"a huge {type(value).__name__}"
+
+
+def as_integer(op: str, argument: str, value: Any, low: int, high: int) -> int:
+    """A Python or numpy integer in [low, high]; no bool, for that is a slip."""
+    is_integer = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    if not is_integer or not low <= value <= high:
+        raise InvalidArgument(
+            f"{op}: {argument} must be an integer in {low} to {high}, got {shown(value)}"
+        )
+    return int(value)
+
+
+def as_int32(op: str, argument: str, value: Any) -> int:
+    """An integer that compiled code takes; what it may be is said there."""
+    return as_integer(op, argument, value, -(1 << 31), (1 << 31) - 1)
+
+
+def as_one_of(op: str, argument: str, value: Any, choices: tuple[str, ...]) -> str:
+    """One of several words."""
+    if not isinstance(value, str) or value not in choices:
+        raise InvalidArgument(f"{op}: {argument} must be one of {choices}, got {shown(value)}")
+    return value
+
+
+def as_instance(op: str, argument: str, value: Any, kind: Any, what: str) -> Any:
+    """An object of a class."""
+    if not isinstance(value, kind):
+        raise InvalidArgument(f"{op}: {argument} must be {what}, got {shown(value)}")
+    return value
+
+
+def as_seconds(op: str, argument: str, value: Any, *, minimum: float) -> float:
+    try:
+        seconds = float(value) if isinstance(value, numbers.Real) else math.nan
+    except OverflowError:
+        seconds = math.inf
+    if not minimum <= seconds < math.inf:
+        raise InvalidArgument(
+            f"{op}: {argument} must be a number of seconds >= {minimum:g}, got {shown(value)}"
+        )
+    return seconds
+
+
+def as_integers(op: str, argument: str, values: Any, shape: str) -> np.ndarray:
+    """The values as uint64, of any shape; a sequence of Python ints is one conversion."""
+    expected = f"{op}: {argument} must be {shape} integers from 0 to 2**64 - 1"
+    if isinstance(values, torch.Tensor) and values.device.type != "cpu":
+        raise InvalidArgument(f"{op}: {argument} must be on the cpu, got {values.device}")
+    try:
+        array = np.asarray(values)
+        if array.dtype.kind in "fO" and not isinstance(values, torch.Tensor | np.ndarray):
+            # Integers with no common type in numpy: np.uint64 among Python's, or some above 2**63.
+            array = _exact_integers(values)
+    except (ValueError, TypeError, OverflowError, RuntimeError):
+        raise InvalidArgument(f"{expected}, got {shown(values)}") from None
+    if array.size == 0:
+        return array.astype(np.uint64)
+    if array.dtype.kind not in "iu":
+        raise InvalidArgument(f"{expected}, got {array.dtype} of shape {array.shape}")
+    if array.dtype.kind == "i" and array.min() < 0:
+        raise InvalidArgument(f"{expected}, got {array.min()}")
+    return array.astype(np.uint64, copy=False)
+
+
+def _exact_integers(values: Any) -> np.ndarray:
+    array = np.asarray(values, dtype=object)
+    integers = [operator.index(value) for value in array.flat]  # TypeError unless one
+    return np.array(integers, dtype=np.uint64).reshape(array.shape)  # OverflowError out of range
