@@ -78,7 +78,21 @@ def _memory(topology: Topology, location: str) -> Any:
         raise InvalidArgument(f"probe_all: locations must be of {known}, got {location!r}")
     if location.startswith("cpu"):
         return bytearray(_NUM_BYTES)
+    _check_numbering(topology, int(location.removeprefix("cuda:")))
     try:
         return torch.empty(_NUM_BYTES, dtype=torch.uint8, device=location)
     except (RuntimeError, AssertionError) as error:
         raise Unavailable(f"probe_all: no memory of {location} in this process: {error}") from None
+
+
+def _check_numbering(topology: Topology, index: int) -> None:
+    """CUDA_VISIBLE_DEVICES may make cuda:0 another GPU than the topology's."""
+    if index >= torch.cuda.device_count():
+        return  # which torch will say
+    here = f"GPU-{torch.cuda.get_device_properties(index).uuid}"
+    there = topology.gpus[index].uuid
+    if there and there != here:
+        raise InvalidArgument(
+            f"probe_all: topology must number GPUs as this process does, whose cuda:{index} is "
+            f"{here}, got {there}: see Topology.with_gpu_order"
+        )

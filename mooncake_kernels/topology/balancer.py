@@ -3,9 +3,12 @@
 from collections.abc import Mapping
 
 from .. import _host
+from .._arguments import as_instance, as_integer
 from ..errors import InvalidArgument
 from .choose import Choice
 from .model import Nic, System
+
+_MAX_BYTES = 1 << 53  # of a transfer: sums of them do not overflow
 
 
 class Balancer:
@@ -49,15 +52,18 @@ class Balancer:
         if index is None:
             known = ", ".join(self._locations)
             raise InvalidArgument(f"pick: location must be one of {known}, got {location!r}")
+        num_bytes = as_integer("pick", "num_bytes", num_bytes, 0, _MAX_BYTES)
         nic = self.native.pick(index, num_bytes)
         return None if nic < 0 else self._nics[nic]
 
     def done(self, nic: Nic | str, num_bytes: int) -> None:
         """Take back what ``pick`` has counted, whether the transfer succeeded or failed."""
+        num_bytes = as_integer("done", "num_bytes", num_bytes, 0, _MAX_BYTES)
         self.native.done(self._find("done", nic), num_bytes)
 
     def set_alive(self, nic: Nic | str, alive: bool) -> None:
         """Say whether a NIC may be picked: not one whose port went down."""
+        as_instance("set_alive", "alive", alive, bool, "True or False")
         self.native.set_alive(self._find("set_alive", nic), alive)
 
     def in_flight(self, nic: Nic | str) -> int:

@@ -32,14 +32,22 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 def run(options: argparse.Namespace, probe: Callable[[Topology], object]) -> int:
     """Print what was asked for, after ``probe`` if that was; return the exit status."""
     try:
+        if options.probe and (options.xml or options.from_json or options.root != "/"):
+            raise InvalidArgument("topo: --probe must be of this machine, not of another's files")
         topology = _topology(options)
         if options.probe:
             probe(topology)
-        sys.stdout.write(_text(topology, options))
+        _write(_text(topology, options))
     except (InvalidArgument, Unavailable, OSError) as error:
         sys.stderr.write(f"{error}\n")
         return 2
     return 0
+
+
+def _write(text: str) -> None:
+    """Print it, with question marks where the output has no such letter."""
+    encoding = sys.stdout.encoding or "utf-8"
+    sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
 
 
 def _topology(options: argparse.Namespace) -> Topology:
