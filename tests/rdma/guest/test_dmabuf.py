@@ -45,9 +45,9 @@ def test_the_kernels_answer_is_told(dmabuf):
 
 def test_what_is_no_dmabuf():
     with mk.rdma.open("rxe0") as device:
-        with pytest.raises(mk.InvalidArgument, match="num_bytes must be positive"):
+        with pytest.raises(mk.InvalidArgument, match="num_bytes must be an integer in 1 to"):
             device.register_dmabuf(0, 0)
-        with pytest.raises(mk.InvalidArgument, match="fd must be >= 0, got -1"):
+        with pytest.raises(mk.InvalidArgument, match="fd must be an integer in 0 to .*, got -1"):
             device.register_dmabuf(-1, SIZE)
         with pytest.raises(OSError):
             device.register_dmabuf(987_654, SIZE)
