@@ -81,7 +81,9 @@ std::vector<Piece> register_dmabuf_pieces(const Device& device, Span span,
                                           const RegisterOptions& options) {
   std::vector<Piece> pieces;
   for (const DmabufExport& dmabuf : exports) {
-    const uint64_t begin = std::max(span.address, dmabuf.span.address);
+    // Exports are of whole pages, of which two mappings may share one.
+    const uint64_t after = pieces.empty() ? span.address : pieces.back().span.end();
+    const uint64_t begin = std::max(after, dmabuf.span.address);
     const uint64_t end = std::min(span.end(), dmabuf.span.end());
     const Span part{begin, end - begin};
     register_pieces(part, piece_bytes(device.info(), options), &pieces, [&](Span piece) {
