@@ -126,6 +126,9 @@ def report(options: argparse.Namespace, control: Path, status: int) -> int:
     if text("status"):
         return int(text("status"))
     how = f"had no result after {options.timeout} s" if status == TIMED_OUT else "died"
-    tail = "".join(text("console").splitlines(True)[-40:])
+    lines = text("console").splitlines(True)
+    panics = [i for i, line in enumerate(lines) if "Kernel panic" in line]
+    begin = min(len(lines) - 40, panics[-1] if panics else len(lines))  # however long its trace is
+    tail = "".join(lines[max(begin, 0) :])
     sys.stderr.write(f"in_guest: the guest {how}; its console ends:\n{tail}{text('qemu.log')}\n")
     return status or DIED
