@@ -16,7 +16,8 @@ def probe(
 ) -> str:
     """Write to memory with a NIC, over a connection to itself, and read it back the same way.
 
-    What the memory held is put back, if the NIC can. Learn it once for a NIC and a GPU, and tell the topology::
+    What the memory held is put back, if the NIC can. Learn it once for a NIC and a GPU, and tell
+    the topology::
 
         reason = mk.rdma.probe(device, torch.empty(4096, dtype=torch.uint8, device="cuda:0"))
         if reason:
