@@ -4,6 +4,7 @@ import math
 import numbers
 import operator
 import reprlib
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -80,6 +81,24 @@ def as_integers(op: str, argument: str, values: Any, shape: str) -> np.ndarray:
     if array.dtype.kind == "i" and array.min() < 0:
         raise InvalidArgument(f"{expected}, got {array.min()}")
     return array.astype(np.uint64, copy=False)
+
+
+def as_triples(
+    op: str, argument: str, rows: Any, what: str
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The columns of a table of integers, [n, 3], or of rows of three; what says what they are."""
+    shape = f"[n, 3] {what}"
+    if not isinstance(rows, np.ndarray | torch.Tensor):
+        if not isinstance(rows, Iterable):
+            raise InvalidArgument(f"{op}: {argument} must be {shape} integers, got {shown(rows)}")
+        rows = list(rows)
+    table = as_integers(op, argument, rows, shape)
+    if table.size == 0:
+        table = table.reshape(0, 3)
+    if table.ndim != 2 or table.shape[1] != 3:
+        raise InvalidArgument(f"{op}: {argument} must be {shape} integers, got shape {table.shape}")
+    first, second, third = map(np.ascontiguousarray, table.T)
+    return first, second, third
 
 
 def _exact_integers(values: Any) -> np.ndarray:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from . import config
-from ._arguments import as_integers, as_seconds, shown
+from ._arguments import as_integers, as_seconds, as_triples
 from .errors import InvalidArgument
 
 Integers = np.ndarray | torch.Tensor | Sequence[int]
@@ -29,20 +29,7 @@ def as_deadline(op: str, deadline_s: float | None) -> float:
 
 
 def as_rows(op: str, descriptors: Descriptors) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    shape = "[n, 3] (local_address, remote_address, num_bytes)"
-    if not isinstance(descriptors, np.ndarray | torch.Tensor):
-        if not isinstance(descriptors, Iterable):
-            raise InvalidArgument(
-                f"{op}: descriptors must be {shape} integers, got {shown(descriptors)}"
-            )
-        descriptors = list(descriptors)
-    table = as_integers(op, "descriptors", descriptors, shape)
-    if table.size == 0:
-        table = table.reshape(0, 3)
-    if table.ndim != 2 or table.shape[1] != 3:
-        raise InvalidArgument(f"{op}: descriptors must be {shape} integers, got {table.shape}")
-    local, remote, sizes = (np.ascontiguousarray(column) for column in table.T)
-    return local, remote, sizes
+    return as_triples(op, "descriptors", descriptors, "(local_address, remote_address, num_bytes)")
 
 
 def as_columns(

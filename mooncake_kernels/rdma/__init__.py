@@ -20,11 +20,12 @@ has no effect.
 """
 
 from .cache import Lease, RegistrationCache
+from .completion_queue import Completion, CompletionQueue
 from .device import Device, on_protection_domain, open
 from .endpoint import Endpoint
 from .info import DeviceInfo, GidInfo, PortInfo, devices
 from .probe import probe
-from .queues import Completion, CompletionQueue, QueuePair
+from .queue_pair import QueuePair
 from .region import Access, Region, RemoteRegion, flush_writes, register
 
 __all__ = [

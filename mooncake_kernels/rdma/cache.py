@@ -74,9 +74,9 @@ class Lease:
 class RegistrationCache:
     """Registers memory when it is first needed, and keeps it registered while that is allowed.
 
-    A range that a registered one covers is found (0.5 us instead of a call to the kernel for each
-    NIC). What nobody leases is given up, the least recently used first, when the bounds are
-    reached, or when no more memory can be locked.
+    A range that a registered one covers is found, some microseconds of Python instead of a call to
+    the kernel for each NIC. What nobody leases is given up, the least recently used first, when the
+    bounds are reached, or when no more memory can be locked.
 
     Freed memory must not be found again, at the same address with other pages behind it. The cache
     sees to that for torch tensors (their storage), numpy arrays and other objects that can be

@@ -11,8 +11,8 @@ from .._machine_root import MachineRoot
 from ..buffers import Buffer
 from ..errors import InvalidArgument
 from ._handles import Handle, require_verbs
+from .completion_queue import CompletionQueue
 from .info import DeviceInfo, PortInfo, describe, describe_port
-from .queues import CompletionQueue
 from .region import Access, Mapping, Region, access_flags, register
 
 _SIGNAL_CHECK_S = 0.1  # how long Ctrl-C may go unnoticed in a wait

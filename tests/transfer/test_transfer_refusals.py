@@ -122,7 +122,7 @@ def test_read_only_memory_is_never_written(pair):
         ([(10**5000, 0, 1)], r"write: descriptors must be \[n, 3\] .*, got "),
         (torch.zeros(1, 3, dtype=torch.bfloat16), r"write: descriptors must be .*, got tensor"),
         ([(1 << 63, 0, 1)], r"write: descriptors\[0\] local range 0x80{15} \+ 1 bytes"),
-        ([(0, 0)], r"write: descriptors must be \[n, 3\] .* got \(1, 2\)"),
+        ([(0, 0)], r"write: descriptors must be \[n, 3\] .* got shape \(1, 2\)"),
         ([(0, 0, 1), (0, 0)], r"write: descriptors must be \[n, 3\]"),
         ([(0, 0, 1 << 70)], r"write: descriptors must be \[n, 3\]"),
         ([("a", "b", "c")], r"write: descriptors must be \[n, 3\]"),

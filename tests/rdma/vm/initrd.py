@@ -30,7 +30,7 @@ def write(kernel: Path, init: Path, archive: Path) -> None:
     (modules,) = (kernel / "lib" / "modules").iterdir()
     with tempfile.TemporaryDirectory(dir=archive.parent) as name:
         root = Path(name)
-        for folder in ("bin", "dev", "proc", "sys", "host", "up", "root", "modules"):
+        for folder in ("bin", "dev", "proc", "sys", "host", "up", "newroot", "modules"):
             (root / folder).mkdir()
         shutil.copy(shutil.which("busybox"), root / "bin" / "busybox")
         (root / "bin" / "sh").symlink_to("busybox")

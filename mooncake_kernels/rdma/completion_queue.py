@@ -1,0 +1,184 @@
+"""Completion queues: what has come of transfers."""
+
+import itertools
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from .. import _host
+from .._arguments import as_int32, as_integer, as_seconds
+from ..errors import InvalidArgument, TransferError
+from ._handles import Handle
+from .queue_pair import QueuePair
+
+if TYPE_CHECKING:
+    from .device import Device
+
+_SIGNAL_CHECK_S = 0.1  # how long Ctrl-C may go unnoticed in a wait
+_MAX_WORK = 4096
+
+
+@dataclass(frozen=True)
+class Completion:
+    """Something that is over: a transfer of ours, or one of a peer that came with an immediate.
+
+    Attributes:
+        token: what ``write()`` or ``read()`` returned; None of an immediate.
+        qp_num: of which queue pair.
+        status: ``"success"``, or why it failed, in the words of verbs; ``"closed"`` of what was
+            not over when its queue pair was closed or connected anew.
+        ok: whether it succeeded.
+        vendor_error: a number for the NIC's vendor.
+        immediate: what the peer sent along; None of a transfer.
+        num_bytes: of a transfer, what is delivered for certain; of an immediate, what was written
+            by the request that brought it.
+    """
+
+    token: int | None
+    qp_num: int
+    status: str
+    ok: bool
+    vendor_error: int
+    immediate: int | None
+    num_bytes: int
+
+    def check(self) -> None:
+        """Raise ``TransferError`` if it failed."""
+        if not self.ok:
+            raise TransferError(f"queue pair {self.qp_num}", self.status, self.num_bytes)
+
+
+class CompletionQueue(Handle):
+    """Tells what is over. Made by ``device.completion_queue()``; thread-safe."""
+
+    def __init__(self, handle: Any, device: "Device"):
+        super().__init__(handle)
+        self.device = device
+        self._tokens = itertools.count(1)
+        self._lock = threading.Lock()
+        self._untold: set[int] = set()  # transfers whose end nobody was told
+        self._kept: list[Completion] = []  # what wait() has found while it waited for another
+
+    def queue_pair(
+        self,
+        *,
+        port: int = 1,
+        gid_index: int | None = None,
+        max_sends: int = 256,
+        max_sges: int = 16,
+        max_immediates: int = 0,
+    ) -> QueuePair:
+        """Make a connection's end, which is not connected yet.
+
+        Args:
+            port: of the NIC.
+            gid_index: of the port's address; None: a RoCE v2 address before a v1, IPv4 before IPv6.
+            max_sends: work requests in flight; what is more waits in this process.
+            max_sges: ranges of local memory that a work request gathers, if the NIC can as many.
+            max_immediates: of the peer's, how many may wait to be polled; with 0 a peer that sends
+                one waits for ever. max_sends + max_immediates count towards the queue's depth.
+
+        Raises:
+            InvalidArgument: a number out of its range, or a queue that is too short.
+            Unavailable: the port has no address.
+            OSError: the device has no more of them.
+        """
+        op = "queue_pair"
+        index = -1 if gid_index is None else as_integer(op, "gid_index", gid_index, 0, 255)
+        sizes = (
+            as_int32(op, "max_sends", max_sends),
+            as_int32(op, "max_sges", max_sges),
+            as_int32(op, "max_immediates", max_immediates),
+        )
+        number = as_int32(op, "port", port)
+        return QueuePair(self._handle.queue_pair(number, index, *sizes), self)
+
+    def poll(self, *, timeout_s: float = 0.0, spin_s: float = 0.0) -> list[Completion]:
+        """Return what is over; wait, asleep, until there is something or the time is up.
+
+        Whoever polls also posts what its queue pairs had no room for: poll while transfers run.
+
+        Args:
+            timeout_s: how long to wait; 0: not at all.
+            spin_s: for how long of that to look without a pause, which takes a processor and saves
+                the time to be woken.
+
+        Raises:
+            InvalidArgument: the queue is closed, also when that happens during the wait.
+        """
+        until = time.monotonic() + as_seconds("poll", "timeout_s", timeout_s, minimum=0)
+        spin_s = as_seconds("poll", "spin_s", spin_s, minimum=0)
+        while not (found := self._take()) and (left_s := until - time.monotonic()) > 0:
+            self._handle.wait(min(left_s, _SIGNAL_CHECK_S), spin_s)
+        return found
+
+    def wait(self, token: int, *, timeout_s: float = 30.0, spin_s: float = 0.0) -> Completion:
+        """Poll until a transfer is over, check it and return its completion.
+
+        What else is over meanwhile is kept: for ``poll()``, and for whoever waits for it in another
+        thread.
+
+        Raises:
+            TransferError: it failed.
+            TimeoutError: the time is up; the transfer goes on.
+            InvalidArgument: that is no transfer of this queue, or its end was told already; or the
+                queue is closed.
+        """
+        until = time.monotonic() + as_seconds("wait", "timeout_s", timeout_s, minimum=0)
+        spin_s = as_seconds("wait", "spin_s", spin_s, minimum=0)
+        while (completion := self._find(token)) is None:
+            left_s = until - time.monotonic()
+            if left_s <= 0:
+                raise TimeoutError(f"wait: transfer {token} is not over after {timeout_s} s")
+            self._handle.wait(min(left_s, _SIGNAL_CHECK_S), spin_s)
+        completion.check()
+        return completion
+
+    def _announce(self) -> int:
+        """The token of a transfer that is about to be posted."""
+        with self._lock:
+            token = next(self._tokens)
+            self._untold.add(token)
+            return token
+
+    def _withdraw(self, token: int) -> None:
+        """It was not posted."""
+        with self._lock:
+            self._untold.discard(token)
+
+    def _take(self) -> list[Completion]:
+        """All that is over, which is told by that."""
+        with self._lock:
+            found = [*self._kept, *map(_completion, self._handle.poll(_MAX_WORK))]
+            self._kept.clear()
+            self._untold.difference_update(completion.token or 0 for completion in found)
+            return found
+
+    def _find(self, token: int) -> Completion | None:
+        """That transfer's completion, if it is over; the others are kept."""
+        with self._lock:
+            if token not in self._untold:
+                raise InvalidArgument(
+                    "wait: token must be of a transfer of this queue whose end was not told yet, "
+                    f"got {token!r}"
+                )
+            self._kept += map(_completion, self._handle.poll(_MAX_WORK))
+            for i, completion in enumerate(self._kept):
+                if completion.token == token:
+                    self._untold.discard(token)
+                    return self._kept.pop(i)
+            return None
+
+
+def _completion(values: tuple[Any, ...]) -> Completion:
+    is_immediate, token, qp_num, status, vendor_error, immediate, num_bytes = values
+    return Completion(
+        token=None if is_immediate else token,
+        qp_num=qp_num,
+        status="success" if status == 0 else _host.rdma_status_text(status),
+        ok=status == 0,
+        vendor_error=vendor_error,
+        immediate=immediate if is_immediate else None,
+        num_bytes=num_bytes,
+    )
