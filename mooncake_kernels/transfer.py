@@ -91,7 +91,8 @@ class TransferEngine(Resource):
             host = config.current().listen_host
             name = f"[{host}]:0" if ":" in host else f"{host}:0"
         name = as_name("TransferEngine", name)
-        self._engine = _host.TransferEngine(name, "local" in allowed, "tcp" in allowed)
+        streams = config.current().tcp_streams
+        self._engine = _host.TransferEngine(name, "local" in allowed, "tcp" in allowed, streams)
         self._regions: set[Region] = set()
         self._closed = False
         self.name = self._engine.name

@@ -33,11 +33,12 @@ void translate(std::exception_ptr pointer) {
   }
 }
 
-std::shared_ptr<Engine> make_engine(const std::string& name, bool local, bool tcp) {
+std::shared_ptr<Engine> make_engine(const std::string& name, bool local, bool tcp,
+                                    int tcp_streams) {
   const auto delete_in_owner = [](Engine* engine) {
     if (!engine->forked()) delete engine;
   };
-  return {new Engine({name, local, tcp}), delete_in_owner};
+  return {new Engine({name, local, tcp, tcp_streams}), delete_in_owner};
 }
 
 Rights rights_of(bool writable, bool remote_read, bool remote_write) {
@@ -152,7 +153,8 @@ void bind_transfer(py::module_& m) {
       .def("cancel", &Ticket::cancel, ReleaseGil())
       .def("push_when_finished", &Ticket::push_when_finished, py::arg("queue"), py::arg("key"));
   py::class_<Engine, std::shared_ptr<Engine>>(m, "TransferEngine")
-      .def(py::init(&make_engine), py::arg("name"), py::arg("local"), py::arg("tcp"), ReleaseGil())
+      .def(py::init(&make_engine), py::arg("name"), py::arg("local"), py::arg("tcp"),
+           py::arg("tcp_streams"), ReleaseGil())
       .def_property_readonly("name", &Engine::name)
       .def(
           "add_region",

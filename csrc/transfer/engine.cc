@@ -64,19 +64,26 @@ void Engine::remove_region(const RegionRef& region) {
   if (!forked()) own_->regions.remove(region);
 }
 
-std::unique_ptr<Channel> Engine::make_channel(const std::string& name) const {
+Channels Engine::make_channels(const std::string& name) const {
   const HostPort where = parse_name("open", name);
   MK_CHECK(where.port != 0, "open: name must have a port other than 0, got \"", name, "\"");
-  const auto here = options_.local ? find_in_process(where.name()) : nullptr;
-  if (here) return std::make_unique<LocalChannel>(own_->name, *here);
+  Channels channels;
+  if (const auto here = options_.local ? find_in_process(where.name()) : nullptr) {
+    channels.push_back(std::make_unique<LocalChannel>(own_->name, *here));
+    return channels;
+  }
   if (!options_.tcp) throw TransferError(name, "no engine of that name in this process");
-  return std::make_unique<TcpChannel>(own_, resolve(where));
+  const std::vector<SocketAddress> addresses = resolve(where);
+  for (int i = 0; i < options_.tcp_streams; ++i) {
+    channels.push_back(std::make_unique<TcpChannel>(own_, addresses));
+  }
+  return channels;
 }
 
 PeerRef Engine::open(const std::string& name, double deadline_s) {
   owner_.check("open", "engine");
   const Deadline deadline = Deadline::after(deadline_s);
-  const auto peer = std::make_shared<Peer>(name, make_channel(name), own_, stats_);
+  const auto peer = std::make_shared<Peer>(name, make_channels(name), own_, stats_);
   {
     const std::lock_guard lock(mutex_);
     MK_CHECK(!closed_, "open: the engine is closed");

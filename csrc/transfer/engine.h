@@ -1,6 +1,6 @@
 // Engine: registers memory, listens to peers, and writes to and reads from theirs.
 //
-//   Engine engine({"127.0.0.1:0", /*local=*/true, /*tcp=*/true});
+//   Engine engine({"127.0.0.1:0", /*local=*/true, /*tcp=*/true, /*tcp_streams=*/2});
 //   RegionRef region = engine.add_region({address, num_bytes}, kLocalWrite | kRemoteWrite);
 //   PeerRef peer = engine.open("10.0.0.2:4711", 30.0);
 //   peer->wait_connected(Deadline::after(30.0));
@@ -26,6 +26,7 @@ struct EngineOptions {
   std::string name;  // "host:port" to listen on; port 0 for any
   bool local;        // transports that may be used; without tcp it does not listen
   bool tcp;
+  int tcp_streams;  // connections to a peer
 };
 
 class Engine {
@@ -62,7 +63,7 @@ class Engine {
   bool forked() const { return owner_.forked(); }
 
  private:
-  std::unique_ptr<Channel> make_channel(const std::string& name) const;
+  Channels make_channels(const std::string& name) const;
 
   const EngineOptions options_;
   const Owner owner_;

@@ -15,6 +15,16 @@ struct Failure : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// The connection is gone: the same may succeed on another one.
+struct LinkDown : Failure {
+  using Failure::Failure;
+};
+
+// A Limit was reached: the deadline passed, or someone interrupted.
+struct Ended : Failure {
+  using Failure::Failure;
+};
+
 // One side said no before any byte of the batch moved; the connection stays good.
 struct Refused : Failure {
   using Failure::Failure;

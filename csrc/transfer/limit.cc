@@ -55,12 +55,12 @@ void Interrupt::clear() {
 void Interrupt::check() const {
   if (!signalled_) return;
   const std::lock_guard lock(mutex_);
-  throw Failure(cause_);
+  throw Ended(cause_);
 }
 
 void Limit::check() const {
   interrupt.check();
-  if (deadline.passed()) throw Failure(deadline.cause());
+  if (deadline.passed()) throw Ended(deadline.cause());
 }
 
 void wait_ready(int fd, short events, const Limit& limit) {

@@ -2,7 +2,7 @@
 //
 //   Interrupt interrupt;
 //   const Limit limit{Deadline::after(30.0), interrupt};
-//   socket.receive(data, num_bytes, limit);   // throws Failure when either happens
+//   socket.receive(data, num_bytes, limit);   // throws Ended when either happens
 //
 // Layer: transfer.
 #pragma once
@@ -41,7 +41,7 @@ class Interrupt {
 
   void signal(const std::string& cause);  // the first cause counts; never blocks
   void clear();
-  void check() const;                      // throws Failure(cause) once signalled
+  void check() const;                      // throws Ended(cause) once signalled
   int fd() const { return event_.get(); }  // readable once signalled
 
  private:
@@ -55,10 +55,10 @@ struct Limit {
   Deadline deadline;
   const Interrupt& interrupt;
 
-  void check() const;  // throws Failure
+  void check() const;  // throws Ended
 };
 
-// Waits until `fd` is ready for `events` (POLLIN, POLLOUT); throws Failure at the limit.
+// Waits until `fd` is ready for `events` (POLLIN, POLLOUT); throws Ended at the limit.
 void wait_ready(int fd, short events, const Limit& limit);
 
 }  // namespace mk::transfer

@@ -44,29 +44,42 @@ std::shared_ptr<Endpoint> LocalChannel::find_peer() const {
   return peer;
 }
 
-void LocalChannel::connect(Interrupt&, const Deadline&) { find_peer(); }
+void LocalChannel::connect(const Limit&) { find_peer(); }
 
-void LocalChannel::run(const Request& request, Interrupt& interrupt, const Deadline& deadline,
-                       uint64_t& num_bytes_done) {
-  const auto peer = find_peer();
-  const bool writes = request.direction == Direction::kWrite;
-  const Limit limit{deadline, interrupt};
-  limit.check();
-  {
-    const Rights needed = writes ? kRemoteWrite : kRemoteRead;
-    const Pin pin = peer->regions.pin(
-        peer->regions.check(request.remote.data(), request.remote.size(), needed, "remote", 0),
-        interrupt);
-    Copier copier(limit);
-    for (size_t i = 0; i < request.local.size(); ++i) {
-      const Range& local = request.local[i];
-      const uint64_t remote = request.remote[i].address;
-      copier.copy(writes ? remote : local.address, writes ? local.address : remote,
-                  local.num_bytes);
-      num_bytes_done += local.num_bytes;
-    }
+Outcome LocalChannel::run(const Work& work, const Limit& limit, Interrupt& interrupt) {
+  Outcome outcome;
+  try {
+    carry_out(work, limit, interrupt, outcome);
+  } catch (const Refused& refused) {
+    outcome.refusal = refused.what();
   }
-  if (request.notify) peer->notifications.push(own_name_, *request.notify);
+  return outcome;
+}
+
+void LocalChannel::carry_out(const Work& work, const Limit& limit, Interrupt& interrupt,
+                             Outcome& outcome) const {
+  const auto peer = find_peer();
+  const Request& request = *work.request;
+  const bool writes = request.writes();
+  const auto check = [&](size_t first, size_t count) {
+    const Rights needed = writes ? kRemoteWrite : kRemoteRead;
+    return peer->regions.check(request.remote.data() + first, count, needed, "remote", first);
+  };
+  limit.check();
+  if (work.kind == Work::Kind::kCheck) {
+    check(0, request.remote.size());
+  } else if (work.piece.num_ranges > 0) {
+    const auto regions = check(work.piece.first_range, work.piece.num_ranges);
+    const Pin pin = peer->regions.pin(regions, interrupt);
+    Copier copier(limit);
+    for_each_range(request, work.piece, [&](uint64_t local, uint64_t remote, uint64_t num_bytes) {
+      copier.copy(writes ? remote : local, writes ? local : remote, num_bytes);
+      outcome.num_bytes += num_bytes;
+    });
+  }
+  if (work.with_notify || work.kind == Work::Kind::kNotify) {
+    peer->notifications.push(own_name_, *request.notify);
+  }
 }
 
 }  // namespace mk::transfer

@@ -18,17 +18,27 @@ class LocalChannel : public Channel {
       : own_name_(std::move(own_name)), peer_name_(peer.name), peer_instance_(peer.instance) {}
 
   Transport transport() const override { return Transport::kLocal; }
-  void connect(Interrupt& interrupt, const Deadline& deadline) override;
+  size_t window() const override { return 1; }
+  // A copy inside itself cannot be cut.
+  uint64_t max_piece_bytes() const override { return UINT64_MAX; }
+  void connect(const Limit& limit) override;
   void disconnect() noexcept override {}
-  void run(const Request& request, Interrupt& interrupt, const Deadline& deadline,
-           uint64_t& num_bytes_done) override;
+  bool connected() const override { return true; }
+  void post(const Work& work, const Limit& limit, Interrupt& interrupt) override {
+    outcome_ = run(work, limit, interrupt);
+  }
+  Outcome finish(const Limit&) override { return std::move(outcome_); }
+  bool runs_here() const override { return true; }
+  Outcome run(const Work& work, const Limit& limit, Interrupt& interrupt) override;
 
  private:
   std::shared_ptr<Endpoint> find_peer() const;  // throws Failure once it is closed
+  void carry_out(const Work& work, const Limit& limit, Interrupt& interrupt, Outcome& out) const;
 
   const std::string own_name_;
   const std::string peer_name_;
   const uint64_t peer_instance_;
+  Outcome outcome_;
 };
 
 }  // namespace mk::transfer

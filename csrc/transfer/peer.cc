@@ -7,23 +7,58 @@
 #include "transfer/error.h"
 
 namespace mk::transfer {
+namespace {
 
-Peer::Peer(std::string name, std::unique_ptr<Channel> channel, std::shared_ptr<Endpoint> own,
+// Below it one connection is as fast as two, and a second one would have to be woken up.
+constexpr uint64_t kSplitBytes = 2ull << 20;
+constexpr uint64_t kMinPieceBytes = 1ull << 20;
+constexpr uint64_t kPiecesPerLane = 4;  // so that a slow lane's last piece is waited for less
+
+constexpr uint64_t kMaxRunHereBytes = 256ull << 10;  // takes less time than to wake a thread up
+
+}  // namespace
+
+Peer::Peer(std::string name, Channels channels, std::shared_ptr<Endpoint> own,
            std::shared_ptr<Stats> stats)
     : name_(std::move(name)),
-      transport_(channel->transport()),
-      channel_(std::move(channel)),
+      transport_(channels.front()->transport()),
       own_(std::move(own)),
-      stats_(std::move(stats)) {}
+      queue_(name_, transport_, std::move(stats)) {
+  for (auto& channel : channels) {
+    const bool leads = lanes_.empty();
+    lanes_.push_back(std::make_unique<Lane>(std::move(channel), queue_, own_->regions, leads));
+  }
+}
 
 void Peer::start(const Deadline& deadline) {
-  const std::lock_guard lock(join_mutex_);
-  try {
-    interrupt_.check();
-  } catch (const Failure& closed) {
-    throw TransferError(name_, closed.what());
+  const std::lock_guard lock(threads_mutex_);
+  if (closed_) throw TransferError(name_, "the peer was closed");
+  threads_.push_back(start_thread([this, deadline] { lead(deadline); }));
+}
+
+void Peer::start_others() {
+  const std::lock_guard lock(threads_mutex_);
+  while (!closed_ && threads_.size() < lanes_.size()) {
+    threads_.push_back(start_thread([lane = lanes_[threads_.size()].get()] { lane->run(); }));
   }
-  worker_ = start_thread([this, deadline] { work(deadline); });
+}
+
+void Peer::lead(const Deadline& deadline) {
+  if (connect(deadline)) lanes_.front()->run();
+}
+
+bool Peer::connect(const Deadline& deadline) {
+  Lane& lane = *lanes_.front();
+  std::string cause;
+  try {
+    lane.channel().connect({deadline, lane.interrupt()});
+  } catch (const std::exception& error) {
+    cause = error.what();
+  }
+  const std::lock_guard lock(mutex_);
+  connected_ = cause;
+  changed_.notify_all();
+  return cause.empty();
 }
 
 bool Peer::wait_connected(const Deadline& until) {
@@ -37,92 +72,49 @@ bool Peer::wait_connected(const Deadline& until) {
 
 TicketRef Peer::submit(Request request, const Deadline& deadline) {
   auto ticket = std::make_shared<Ticket>(weak_from_this(), name_, std::move(request), deadline);
-  const std::lock_guard lock(mutex_);
-  MK_CHECK(!closing_, "submit: peer must be open, got the closed ", name_);
-  queue_.push_back(ticket);
-  changed_.notify_one();
+  if (run_here(*ticket)) return ticket;
+  const uint64_t max_bytes = max_piece_bytes(ticket->request());
+  if (ticket->num_bytes() > max_bytes) start_others();
+  queue_.push(ticket, max_bytes);
   return ticket;
 }
 
-void Peer::abandon(const Ticket& ticket, const std::string& cause) {
-  TicketRef queued;
-  {
-    const std::lock_guard lock(mutex_);
-    if (current_ == &ticket) interrupt_.signal(cause);
-    const auto found = std::find_if(queue_.begin(), queue_.end(),
-                                    [&](const TicketRef& item) { return item.get() == &ticket; });
-    if (found != queue_.end()) {
-      queued = std::move(*found);
-      queue_.erase(found);
-    }
+bool Peer::run_here(Ticket& ticket) {
+  Channel& channel = lanes_.front()->channel();
+  const Request& request = ticket.request();
+  if (!channel.runs_here() || request.num_bytes > kMaxRunHereBytes) return false;
+  const std::unique_lock lock(run_mutex_, std::try_to_lock);
+  if (!lock || !queue_.idle()) return false;
+  Work work{Work::Kind::kMove, &request, 0, {}, request.notify.has_value()};
+  Cutter cutter(request, channel.max_piece_bytes());
+  cutter.next(work.piece);
+  if (!cutter.at_end()) return false;
+  run_interrupt_.clear();
+  Outcome outcome;
+  try {
+    const Pin pin = own_->regions.pin(request.regions, run_interrupt_);
+    outcome = channel.run(work, {ticket.deadline(), run_interrupt_}, run_interrupt_);
+  } catch (const std::exception& error) {
+    outcome.refusal = error.what();
   }
-  if (queued) finish(*queued, cause, 0);
+  queue_.end(ticket, outcome.refusal, outcome.num_bytes);
+  return true;
+}
+
+uint64_t Peer::max_piece_bytes(const Request& request) const {
+  const uint64_t most = lanes_.front()->channel().max_piece_bytes();
+  if (lanes_.size() == 1 || request.num_bytes <= kSplitBytes) return most;
+  return std::clamp(request.num_bytes / (kPiecesPerLane * lanes_.size()), kMinPieceBytes, most);
 }
 
 void Peer::close(const std::string& cause) {
-  std::deque<TicketRef> pending;
-  {
-    const std::lock_guard lock(mutex_);
-    closing_ = true;
-    interrupt_.signal(cause);
-    changed_.notify_all();
-    pending.swap(queue_);
+  for (const auto& lane : lanes_) lane->interrupt().signal(cause);  // one may be connecting
+  queue_.close(cause);
+  const std::lock_guard lock(threads_mutex_);
+  closed_ = true;
+  for (std::thread& thread : threads_) {
+    if (thread.joinable()) thread.join();
   }
-  for (const TicketRef& ticket : pending) finish(*ticket, cause, 0);
-  const std::lock_guard lock(join_mutex_);
-  if (worker_.joinable()) worker_.join();
-}
-
-bool Peer::connect(const Deadline& deadline) {
-  std::string cause;
-  try {
-    channel_->connect(interrupt_, deadline);
-  } catch (const std::exception& error) {
-    cause = error.what();
-  }
-  const std::lock_guard lock(mutex_);
-  connected_ = cause;
-  changed_.notify_all();
-  return cause.empty();
-}
-
-void Peer::work(const Deadline& deadline) {
-  if (!connect(deadline)) return;
-  while (const TicketRef ticket = next()) run(*ticket);
-  channel_->disconnect();
-}
-
-TicketRef Peer::next() {
-  std::unique_lock lock(mutex_);
-  changed_.wait(lock, [this] { return closing_ || !queue_.empty(); });
-  if (closing_) return nullptr;
-  TicketRef ticket = std::move(queue_.front());
-  queue_.pop_front();
-  interrupt_.clear();
-  current_ = ticket.get();
-  return ticket;
-}
-
-void Peer::run(Ticket& ticket) {
-  const Request& request = ticket.request_;
-  uint64_t num_bytes_done = 0;
-  std::string cause;
-  try {
-    const Pin pin = own_->regions.pin(request.regions, interrupt_);
-    channel_->run(request, interrupt_, ticket.deadline(), num_bytes_done);
-  } catch (const std::exception& error) {
-    cause = error.what();
-  }
-  {
-    const std::lock_guard lock(mutex_);
-    current_ = nullptr;
-  }
-  finish(ticket, cause, num_bytes_done);
-}
-
-void Peer::finish(Ticket& ticket, const std::string& cause, uint64_t num_bytes_done) {
-  stats_->record(name_, transport_, ticket.request_.direction, num_bytes_done, !cause.empty());
-  ticket.finish(cause, num_bytes_done);
 }
 
 }  // namespace mk::transfer

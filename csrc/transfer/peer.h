@@ -1,7 +1,7 @@
-// Peer: another engine, as one engine sees it: a channel to it, and a worker thread that carries
-// out requests one after the other, in the order in which they were submitted.
+// Peer: another engine, as one engine sees it: the channels to it, and the queue of what is asked
+// of it.
 //
-//   auto peer = std::make_shared<Peer>(name, std::move(channel), own_endpoint, stats);
+//   auto peer = std::make_shared<Peer>(name, std::move(channels), own_endpoint, stats);
 //   peer->start(Deadline::after(5.0));             // connects
 //   peer->wait_connected(Deadline::after(0.1));    // true once it has
 //   TicketRef ticket = peer->submit(std::move(request), Deadline::after(30.0));
@@ -10,23 +10,25 @@
 #pragma once
 
 #include <condition_variable>
-#include <deque>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
 #include <thread>
+#include <vector>
 
-#include "transfer/channel.h"
 #include "transfer/endpoint.h"
-#include "transfer/stats.h"
-#include "transfer/ticket.h"
+#include "transfer/job_queue.h"
+#include "transfer/lane.h"
 
 namespace mk::transfer {
 
+using Channels = std::vector<std::unique_ptr<Channel>>;
+
 class Peer : public std::enable_shared_from_this<Peer> {
  public:
-  Peer(std::string name, std::unique_ptr<Channel> channel, std::shared_ptr<Endpoint> own,
+  // `channels` are of one transport; the first one leads.
+  Peer(std::string name, Channels channels, std::shared_ptr<Endpoint> own,
        std::shared_ptr<Stats> stats);
   Peer(const Peer&) = delete;
   ~Peer() { close("the peer was closed"); }
@@ -34,7 +36,7 @@ class Peer : public std::enable_shared_from_this<Peer> {
   const std::string& name() const { return name_; }
   Transport transport() const { return transport_; }
 
-  // Starts the worker, which connects. Throws TransferError if it was closed before.
+  // Starts the leading lane, which connects. Throws TransferError if it was closed before.
   void start(const Deadline& deadline);
 
   // Whether it has connected, after waiting for that until `until`. Throws TransferError if it
@@ -45,37 +47,34 @@ class Peer : public std::enable_shared_from_this<Peer> {
   TicketRef submit(Request request, const Deadline& deadline);
 
   // Ends one request, if it is still here; see Ticket::cancel.
-  void abandon(const Ticket& ticket, const std::string& cause);
+  void abandon(const Ticket& ticket, const std::string& cause) { queue_.abandon(ticket, cause); }
 
-  // Fails what is pending with that cause, joins the worker and disconnects. Idempotent.
+  // Fails what is pending with that cause, joins the threads and disconnects. Idempotent.
   void close(const std::string& cause);
 
  private:
-  void work(const Deadline& deadline);
+  void lead(const Deadline& deadline);
   bool connect(const Deadline& deadline);
-  TicketRef next();
-  void run(Ticket& ticket);
-  void finish(Ticket& ticket, const std::string& cause, uint64_t num_bytes_done);
+  bool run_here(Ticket& ticket);
+  void start_others();
+  uint64_t max_piece_bytes(const Request& request) const;
 
   const std::string name_;
   const Transport transport_;
-  const std::unique_ptr<Channel> channel_;
   const std::shared_ptr<Endpoint> own_;
-  const std::shared_ptr<Stats> stats_;
-
-  // Signalled only for the request that is current_ (or to close): both change under the mutex,
-  // and it is cleared when the next one becomes current.
-  Interrupt interrupt_;
+  JobQueue queue_;
+  std::vector<std::unique_ptr<Lane>> lanes_;
 
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<TicketRef> queue_;
-  const Ticket* current_ = nullptr;
-  bool closing_ = false;
   std::optional<std::string> connected_;  // once tried: "", or why not
 
-  std::mutex join_mutex_;
-  std::thread worker_;
+  std::mutex run_mutex_;
+  Interrupt run_interrupt_;  // of what is carried out in a caller's thread
+
+  std::mutex threads_mutex_;
+  bool closed_ = false;
+  std::vector<std::thread> threads_;
 };
 using PeerRef = std::shared_ptr<Peer>;
 

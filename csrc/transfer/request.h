@@ -22,6 +22,8 @@ struct Request {
   uint64_t num_bytes;                 // the sum
   std::optional<std::string> notify;  // handed to the peer after the data
   std::vector<RegionRef> regions;     // those of the local ranges
+
+  bool writes() const { return direction == Direction::kWrite; }
 };
 
 }  // namespace mk::transfer

@@ -3,9 +3,9 @@
 #include <exception>
 #include <utility>
 
-#include "transfer/batch.h"
 #include "transfer/error.h"
 #include "transfer/greeting.h"
+#include "transfer/piece.h"
 
 namespace mk::transfer {
 namespace {

@@ -58,7 +58,7 @@ void move_all(int fd, iovec* parts, size_t num_parts, short events, const Limit&
     } else if (errno == EAGAIN) {
       wait_ready(fd, events, limit);
     } else if (errno != EINTR) {
-      throw Failure(connection_cause(errno));
+      throw LinkDown(connection_cause(errno));
     }
   }
 }
@@ -115,7 +115,7 @@ Socket Socket::connect(const std::vector<SocketAddress>& addresses, const Limit&
     error = try_connect(fd.get(), address, limit);
     if (!error) return Socket(std::move(fd));
   }
-  throw Failure(connection_cause(error));
+  throw LinkDown(connection_cause(error));
 }
 
 void Socket::send(iovec* parts, size_t num_parts, const Limit& limit) {
@@ -127,7 +127,7 @@ void Socket::send(iovec* parts, size_t num_parts, const Limit& limit) {
 void Socket::receive(iovec* parts, size_t num_parts, const Limit& limit) {
   move_all(fd_.get(), parts, num_parts, POLLIN, limit, [this](msghdr* message, bool) {
     const ssize_t received = recvmsg(fd_.get(), message, 0);
-    if (received == 0) throw Failure("connection closed by peer");
+    if (received == 0) throw LinkDown("connection closed by peer");
     return received;
   });
 }

@@ -4,7 +4,8 @@
 //   socket.send(parts.data(), parts.size(), limit);       // gathers
 //   socket.receive(parts.data(), parts.size(), limit);    // scatters
 //
-// Layer: transfer. Errors are Failure: "connection refused", "connection closed by peer", ...
+// Layer: transfer. Errors are LinkDown ("connection refused", "connection closed by peer", ...)
+// and, at the limit, Ended.
 #pragma once
 
 #include <sys/uio.h>

@@ -1,16 +1,21 @@
 #include "transfer/tcp_channel.h"
 
+#include <algorithm>
 #include <string>
+#include <utility>
 
 #include "transfer/error.h"
-#include "transfer/exchange.h"
 #include "transfer/greeting.h"
 
 namespace mk::transfer {
+namespace {
 
-void TcpChannel::connect(Interrupt& interrupt, const Deadline& deadline) {
-  const Limit limit{deadline, interrupt};
-  socket_.close();
+constexpr size_t kMaxFrames = 2;  // under way at once
+
+}  // namespace
+
+void TcpChannel::connect(const Limit& limit) {
+  disconnect();
   Socket socket = Socket::connect(addresses_, limit);
   greet(socket, limit);
   socket_ = std::move(socket);
@@ -27,17 +32,102 @@ void TcpChannel::greet(Socket& socket, const Limit& limit) {
   peer_instance_ = peer.hello.instance;
 }
 
-void TcpChannel::run(const Request& request, Interrupt& interrupt, const Deadline& deadline,
-                     uint64_t& num_bytes_done) {
-  if (!socket_.at_rest()) connect(interrupt, deadline);
-  try {
-    Exchange(socket_, request, ++request_id_, {deadline, interrupt}, num_bytes_done).run();
-  } catch (const Refused&) {
-    throw;  // the connection is good
-  } catch (...) {
-    socket_.close();
-    throw;
+void TcpChannel::disconnect() noexcept {
+  socket_.close();
+  frames_.clear();
+  outcomes_.clear();
+  current_ = {};
+}
+
+void TcpChannel::post(const Work& work, const Limit& limit, Interrupt&) {
+  switch (work.kind) {
+    case Work::Kind::kCheck:
+      check(work, limit);
+      break;
+    case Work::Kind::kMove:
+      move(work, limit);
+      if (work.with_notify) notify(work, limit);
+      break;
+    case Work::Kind::kNotify:
+      notify(work, limit);
+      break;
   }
+  if (frames_.empty()) {  // a read: its payload has been received
+    outcomes_.push_back(std::exchange(current_, {}));
+  } else {
+    frames_.back().last_of_work = true;
+  }
+}
+
+Outcome TcpChannel::finish(const Limit& limit) {
+  while (outcomes_.empty()) receive_ack(limit);
+  Outcome outcome = std::move(outcomes_.front());
+  outcomes_.pop_front();
+  return outcome;
+}
+
+void TcpChannel::check(const Work& work, const Limit& limit) {
+  const Op op = work.request->writes() ? Op::kCheckWrite : Op::kCheckRead;
+  const std::vector<Range>& ranges = work.request->remote;
+  for (size_t first = 0; first < ranges.size(); first += kMaxBatchRanges) {
+    const size_t count = std::min<size_t>(ranges.size() - first, kMaxBatchRanges);
+    send(work, op, first, &ranges[first], count, {}, 0, limit);
+  }
+}
+
+void TcpChannel::move(const Work& work, const Limit& limit) {
+  const Piece& piece = work.piece;
+  fill(*work.request, piece, batch_);
+  const auto send_table = [&](Op op, const std::vector<iovec>& payload) {
+    send(work, op, piece.first_range, batch_.remote.data(), batch_.remote.size(), payload,
+         piece.num_bytes, limit);
+  };
+  if (work.request->writes()) return send_table(Op::kWrite, batch_.local);
+  while (!frames_.empty()) receive_ack(limit);
+  send_table(Op::kRead, {});
+  receive_ack(limit);
+  if (!current_.refusal.empty()) return;
+  socket_.receive(batch_.local.data(), batch_.local.size(), limit);
+  current_.num_bytes += piece.num_bytes;
+}
+
+void TcpChannel::notify(const Work& work, const Limit& limit) {
+  const std::string& bytes = *work.request->notify;
+  std::vector<iovec> payload;
+  if (!bytes.empty()) payload.push_back({const_cast<char*>(bytes.data()), bytes.size()});
+  send(work, Op::kNotify, 0, nullptr, 0, payload, bytes.size(), limit);
+}
+
+void TcpChannel::send(const Work& work, Op op, uint64_t first_range, const Range* ranges,
+                      size_t num_ranges, const std::vector<iovec>& payload, uint64_t num_bytes,
+                      const Limit& limit) {
+  while (frames_.size() >= kMaxFrames) receive_ack(limit);
+  BatchHeader header{op, static_cast<uint32_t>(num_ranges), work.request_id, first_range,
+                     num_bytes};
+  parts_.clear();
+  parts_.push_back({&header, sizeof(header)});
+  if (num_ranges > 0) {
+    parts_.push_back({const_cast<Range*>(ranges), num_ranges * sizeof(Range)});
+  }
+  parts_.insert(parts_.end(), payload.begin(), payload.end());
+  socket_.send(parts_.data(), parts_.size(), limit);
+  frames_.push_back({op, work.request_id, num_bytes, false});
+}
+
+void TcpChannel::receive_ack(const Limit& limit) {
+  const Frame frame = frames_.front();
+  Ack ack;
+  socket_.receive(&ack, sizeof(ack), limit);
+  check_ack(ack, frame.request_id, frame.num_bytes);
+  frames_.pop_front();
+  if (ack.status == Status::kRefused) {
+    std::string refusal(ack.refusal_bytes, '\0');
+    socket_.receive(refusal.data(), refusal.size(), limit);
+    if (current_.refusal.empty()) current_.refusal = printable(std::move(refusal));
+  } else if (frame.op == Op::kWrite) {
+    current_.num_bytes += frame.num_bytes;
+  }
+  if (frame.last_of_work) outcomes_.push_back(std::exchange(current_, {}));
 }
 
 }  // namespace mk::transfer

@@ -1,14 +1,20 @@
-// TcpChannel: the peer is reached over one TCP connection, made anew after a failure.
+// TcpChannel: a TCP connection to the peer, made anew after a failure.
 //
-// Layer: transfer. The other end is a Session of the peer's Server.
+// Layer: transfer. The other end is a Session of the peer's Server. Works go out as frames, each of
+// which the peer acknowledges; writes keep two under way, so that one is received while the next is
+// sent. Reads keep one: sending the next table while the peer sends payload could, with small
+// socket buffers, leave both sides waiting for the other to read.
 #pragma once
 
+#include <deque>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "transfer/channel.h"
 #include "transfer/endpoint.h"
 #include "transfer/socket.h"
+#include "transfer/wire.h"
 
 namespace mk::transfer {
 
@@ -18,19 +24,41 @@ class TcpChannel : public Channel {
       : own_(std::move(own)), addresses_(std::move(addresses)) {}
 
   Transport transport() const override { return Transport::kTcp; }
-  void connect(Interrupt& interrupt, const Deadline& deadline) override;
-  void disconnect() noexcept override { socket_.close(); }
-  void run(const Request& request, Interrupt& interrupt, const Deadline& deadline,
-           uint64_t& num_bytes_done) override;
+  size_t window() const override { return 2; }
+  uint64_t max_piece_bytes() const override { return kMaxWriteBytes; }
+  void connect(const Limit& limit) override;
+  void disconnect() noexcept override;
+  bool connected() const override { return socket_.at_rest(); }
+  void post(const Work& work, const Limit& limit, Interrupt& interrupt) override;
+  Outcome finish(const Limit& limit) override;
 
  private:
+  // What the peer has yet to acknowledge.
+  struct Frame {
+    Op op;
+    uint64_t request_id;
+    uint64_t num_bytes;
+    bool last_of_work;
+  };
+
   void greet(Socket& socket, const Limit& limit);
+  void check(const Work& work, const Limit& limit);
+  void move(const Work& work, const Limit& limit);
+  void notify(const Work& work, const Limit& limit);
+  void send(const Work& work, Op op, uint64_t first_range, const Range* ranges, size_t num_ranges,
+            const std::vector<iovec>& payload, uint64_t num_bytes, const Limit& limit);
+  void receive_ack(const Limit& limit);
 
   const std::shared_ptr<const Endpoint> own_;
   const std::vector<SocketAddress> addresses_;
   Socket socket_;
   uint64_t peer_instance_ = 0;  // 0 before the first connection
-  uint64_t request_id_ = 0;
+
+  std::deque<Frame> frames_;
+  std::deque<Outcome> outcomes_;  // of works that are over
+  Outcome current_;               // of the work whose frames are acknowledged now
+  Batch batch_;
+  std::vector<iovec> parts_;
 };
 
 }  // namespace mk::transfer

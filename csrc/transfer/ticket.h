@@ -29,6 +29,7 @@ class Ticket {
   Ticket(std::weak_ptr<Peer> peer, std::string peer_name, Request request,
          const Deadline& deadline);
 
+  const Request& request() const { return request_; }  // until it is finished
   uint64_t num_bytes() const { return num_bytes_; }
   const Deadline& deadline() const { return deadline_; }
 
@@ -49,20 +50,20 @@ class Ticket {
   // Pushes the key into the queue when finished, or now if it is.
   void push_when_finished(std::shared_ptr<CompletionQueue> queue, uint64_t key);
 
- private:
-  friend class Peer;
+  // Ends it, once; "" means delivered.
+  void finish(const std::string& cause, uint64_t num_bytes_done);
 
+ private:
   bool wait_until(const Deadline& until);
   void abandon(const std::string& cause);
   void wait_finished();
-  void finish(const std::string& cause, uint64_t num_bytes_done);  // once; "" means delivered
 
   const Owner owner_;
   const std::weak_ptr<Peer> peer_;
   const std::string peer_name_;
   const uint64_t num_bytes_;
   const Deadline deadline_;
-  Request request_;  // its peer's, until finished
+  Request request_;
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;

@@ -1,0 +1,97 @@
+#include "transfer/job.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "transfer/wire.h"
+
+namespace mk::transfer {
+namespace {
+
+// Of works of one request whose connection was lost: enough to outlive some lost connections, and
+// few enough that a peer which is gone is reported soon.
+constexpr int kMaxRetries = 3;
+
+bool fits_one_piece(const Request& request, uint64_t max_bytes) {
+  return request.local.size() <= kMaxBatchRanges && request.num_bytes <= max_bytes;
+}
+
+}  // namespace
+
+Job::Job(TicketRef ticket, uint64_t id, uint64_t max_bytes)
+    : ticket_(std::move(ticket)),
+      request_(ticket_->request()),
+      id_(id),
+      cutter_(request_, max_bytes),
+      has_pieces_(!fits_one_piece(request_, max_bytes)),
+      checked_(!has_pieces_),
+      notified_(!request_.notify) {}
+
+bool Job::take(Work& work, Interrupt& carrier, bool may_lead, bool may_notify) {
+  if (!cause_.empty() || !(may_lead || has_pieces_)) return false;
+  work = {Work::Kind::kMove, &request_, id_, {}, false};
+  if (!checked_) {
+    if (check_taken_ || !may_lead) return false;
+    work.kind = Work::Kind::kCheck;
+    check_taken_ = true;
+  } else if (!again_.empty() || !cutter_.at_end()) {
+    work.with_notify = !has_pieces_ && !notified_;
+    if (work.with_notify && !may_notify) return false;
+    if (again_.empty()) {
+      cutter_.next(work.piece);
+    } else {
+      work.piece = again_.back();
+      again_.pop_back();
+    }
+    notify_taken_ |= work.with_notify;
+  } else {
+    if (notified_ || notify_taken_ || !carriers_.empty() || !may_lead || !may_notify) return false;
+    work.kind = Work::Kind::kNotify;
+    notify_taken_ = true;
+  }
+  carriers_.push_back(&carrier);
+  return true;
+}
+
+void Job::finish(const Work& work, const Interrupt& carrier, const Outcome& outcome) {
+  release(carrier);
+  num_bytes_done_ += outcome.num_bytes;
+  if (!outcome.refusal.empty()) {
+    stop(outcome.refusal);
+  } else if (work.kind == Work::Kind::kCheck) {
+    checked_ = true;
+  }
+  if (work.with_notify || work.kind == Work::Kind::kNotify) notified_ = true;
+}
+
+void Job::fail(const Work& work, const Interrupt& carrier, const std::string& cause, Retry retry) {
+  release(carrier);
+  // The peer may have the notification already: it is not handed over twice.
+  const bool notifies = work.with_notify || work.kind == Work::Kind::kNotify;
+  if (retry == Retry::kNo || notifies) return stop(cause);
+  if (retry == Retry::kCounted) {
+    if (lost_.empty()) lost_ = cause;
+    if (++num_retries_ > kMaxRetries) return stop(lost_);
+  }
+  if (work.kind == Work::Kind::kCheck) {
+    check_taken_ = false;
+  } else {
+    again_.push_back(work.piece);
+  }
+}
+
+void Job::stop(const std::string& cause) {
+  if (cause_.empty()) cause_ = cause;
+  for (Interrupt* carrier : carriers_) carrier->signal(cause_);
+}
+
+bool Job::over() const {
+  if (!carriers_.empty()) return false;
+  return !cause_.empty() || (checked_ && cutter_.at_end() && again_.empty() && notified_);
+}
+
+void Job::release(const Interrupt& carrier) {
+  carriers_.erase(std::find(carriers_.begin(), carriers_.end(), &carrier));
+}
+
+}  // namespace mk::transfer

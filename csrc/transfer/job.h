@@ -1,0 +1,65 @@
+// Job: a request as it is carried out: what of it was handed out to channels, and what came back.
+//
+// Layer: transfer. Belongs to a JobQueue, whose mutex guards it. A request of several pieces is
+// checked whole before its first byte moves, so that one refused for a range has changed nothing;
+// the notification is handed out when all else is confirmed.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "transfer/channel.h"
+#include "transfer/ticket.h"
+
+namespace mk::transfer {
+
+enum class Retry { kNo, kCounted, kFree };  // counted: it is the job's share of bad luck
+
+class Job {
+ public:
+  // Cut into pieces of at most `max_bytes`.
+  Job(TicketRef ticket, uint64_t id, uint64_t max_bytes);
+
+  const TicketRef& ticket() const { return ticket_; }
+  const Request& request() const { return request_; }
+  bool has_pieces() const { return has_pieces_; }  // more than one
+
+  // The next work, if there is any to do now; `carrier` is who will do it. Works that are tried
+  // again come first. `may_lead`: checks and notifications, too, and requests of one piece.
+  // `may_notify`: nothing before it has to be confirmed first.
+  bool take(Work& work, Interrupt& carrier, bool may_lead, bool may_notify);
+
+  // What has come of a work: exactly one of these, for each that was taken.
+  void finish(const Work& work, const Interrupt& carrier, const Outcome& outcome);
+  void fail(const Work& work, const Interrupt& carrier, const std::string& cause, Retry retry);
+
+  // Ends it: nothing more is handed out, and whoever carries some of it is interrupted.
+  void stop(const std::string& cause);
+
+  bool over() const;                                   // nothing is under way, and nothing will be
+  const std::string& cause() const { return cause_; }  // why it failed; "" if it did not
+  uint64_t num_bytes_done() const { return num_bytes_done_; }
+
+ private:
+  void release(const Interrupt& carrier);
+
+  const TicketRef ticket_;
+  const Request& request_;  // the ticket's
+  const uint64_t id_;
+  Cutter cutter_;
+  bool has_pieces_;
+  bool checked_, check_taken_ = false;
+  bool notified_, notify_taken_ = false;
+  std::vector<Piece> again_;
+  int num_retries_ = 0;
+  std::string lost_;                  // why the first of them was necessary
+  std::vector<Interrupt*> carriers_;  // one entry a work that is under way
+  uint64_t num_bytes_done_ = 0;
+  std::string cause_;
+};
+using JobRef = std::shared_ptr<Job>;
+
+}  // namespace mk::transfer

@@ -1,0 +1,112 @@
+#include "transfer/job_queue.h"
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "common/check.h"
+
+namespace mk::transfer {
+
+void JobQueue::push(TicketRef ticket, uint64_t max_piece_bytes) {
+  const std::lock_guard lock(mutex_);
+  MK_CHECK(!closed_, "submit: peer must be open, got the closed ", peer_name_);
+  jobs_.push_back(std::make_shared<Job>(std::move(ticket), ++num_pushed_, max_piece_bytes));
+  lead_.notify_one();  // others are woken when there are pieces for them
+}
+
+bool JobQueue::idle() {
+  const std::lock_guard lock(mutex_);
+  return jobs_.empty() && !closed_;
+}
+
+bool JobQueue::next(bool leads, Interrupt& carrier, bool wait, Task& task) {
+  std::unique_lock lock(mutex_);
+  if (wait) carrier.clear();  // meant for something that is over
+  while (!closed_) {
+    if (take(leads, carrier, task)) return true;
+    if (!wait) return false;
+    (leads ? lead_ : others_).wait(lock);
+  }
+  return false;
+}
+
+bool JobQueue::take(bool leads, Interrupt& carrier, Task& task) {
+  bool first = true, pieces_before = false;
+  for (const JobRef& job : jobs_) {
+    const bool may_notify = job->has_pieces() ? first : !pieces_before;
+    if (job->take(task.work, carrier, leads, may_notify)) {
+      task.job = job;
+      return true;
+    }
+    first = false;
+    pieces_before |= job->has_pieces();
+  }
+  return false;
+}
+
+void JobQueue::finish(const Task& task, const Interrupt& carrier, const Outcome& outcome) {
+  std::unique_lock lock(mutex_);
+  task.job->finish(task.work, carrier, outcome);
+  changed(task.job, lock);
+}
+
+void JobQueue::fail(const Task& task, const Interrupt& carrier, const std::string& cause,
+                    Retry retry) {
+  std::unique_lock lock(mutex_);
+  task.job->fail(task.work, carrier, cause, retry);
+  changed(task.job, lock);
+}
+
+void JobQueue::changed(const JobRef& job, std::unique_lock<std::mutex>& lock) {
+  if (job->has_pieces()) {  // others may go on with it, or with what waited for it
+    lead_.notify_all();
+    others_.notify_all();
+  }
+  if (!job->over()) return;
+  const auto found = std::find(jobs_.begin(), jobs_.end(), job);
+  if (found == jobs_.end()) return;
+  const JobRef over = *found;
+  jobs_.erase(found);
+  lock.unlock();
+  end(*over->ticket(), over->cause(), over->num_bytes_done());
+}
+
+void JobQueue::abandon(const Ticket& ticket, const std::string& cause) {
+  std::unique_lock lock(mutex_);
+  const auto found = std::find_if(jobs_.begin(), jobs_.end(), [&](const JobRef& job) {
+    return job->ticket().get() == &ticket;
+  });
+  if (found == jobs_.end()) return;
+  const JobRef job = *found;
+  job->stop(cause);
+  changed(job, lock);
+}
+
+void JobQueue::close(const std::string& cause) {
+  std::unique_lock lock(mutex_);
+  closed_ = true;
+  lead_.notify_all();
+  others_.notify_all();
+  const std::deque<JobRef> jobs = jobs_;
+  for (const JobRef& job : jobs) {
+    if (!lock) lock.lock();
+    job->stop(cause);
+    changed(job, lock);
+  }
+}
+
+void JobQueue::pause(double seconds) {
+  std::unique_lock lock(mutex_);
+  const auto until = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
+  while (!closed_ && others_.wait_until(lock, until) != std::cv_status::timeout) {
+  }
+}
+
+void JobQueue::end(Ticket& ticket, const std::string& cause, uint64_t num_bytes_done) {
+  const Request& request = ticket.request();
+  stats_->record(peer_name_, transport_, request.direction, num_bytes_done, !cause.empty());
+  ticket.finish(cause, num_bytes_done);
+}
+
+}  // namespace mk::transfer

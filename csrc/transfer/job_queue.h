@@ -1,0 +1,69 @@
+// JobQueue: the requests to one peer, in order, and who is carrying out what of them.
+//
+//   queue.push(job);                                     // a caller
+//   for (Task task; queue.next(lane, task, true);) ...   // a lane: takes, then finish() or fail()
+//
+// Layer: transfer. Thread-safe. Lanes take works as they have room for them, so that a fast one
+// does more of a request than a slow one. Requests of one piece stay in order, on the leading lane;
+// a notification comes after the data of all requests before it.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "transfer/job.h"
+#include "transfer/stats.h"
+
+namespace mk::transfer {
+
+struct Task {
+  JobRef job;
+  Work work;
+};
+
+class JobQueue {
+ public:
+  JobQueue(std::string peer_name, Transport transport, std::shared_ptr<Stats> stats)
+      : peer_name_(std::move(peer_name)), transport_(transport), stats_(std::move(stats)) {}
+
+  // Throws InvalidArgument once closed.
+  void push(TicketRef ticket, uint64_t max_piece_bytes);
+  bool idle();  // nothing is queued or under way
+
+  // The next task for a lane, of which `carrier` is the interrupt; `leads` says which lane it is.
+  // With `wait` (a lane that has nothing under way) it waits for one. False: none now, or closed.
+  bool next(bool leads, Interrupt& carrier, bool wait, Task& task);
+  void finish(const Task& task, const Interrupt& carrier, const Outcome& outcome);
+  void fail(const Task& task, const Interrupt& carrier, const std::string& cause, Retry retry);
+
+  // Ends one request, if it is still here; see Ticket::cancel.
+  void abandon(const Ticket& ticket, const std::string& cause);
+
+  // Ends all, and lets the lanes go. Idempotent.
+  void close(const std::string& cause);
+
+  // Sleeps; returns early once closed.
+  void pause(double seconds);
+
+  // Of a request that was not queued, or of one that is over.
+  void end(Ticket& ticket, const std::string& cause, uint64_t num_bytes_done);
+
+ private:
+  bool take(bool leads, Interrupt& carrier, Task& task);
+  void changed(const JobRef& job, std::unique_lock<std::mutex>& lock);
+
+  const std::string peer_name_;
+  const Transport transport_;
+  const std::shared_ptr<Stats> stats_;
+
+  std::mutex mutex_;
+  std::condition_variable lead_, others_;  // whom a request of one piece does not concern sleeps on
+  std::deque<JobRef> jobs_;
+  uint64_t num_pushed_ = 0;
+  bool closed_ = false;
+};
+
+}  // namespace mk::transfer

@@ -1,0 +1,50 @@
+// Lane: a channel, and the thread that works on it: takes tasks from a queue, as many as the
+// channel has room for, and tells the queue what came of them.
+//
+// Layer: transfer. The leading lane is the first to connect; the others connect when they are
+// needed, and leave their share to the rest while they cannot.
+#pragma once
+
+#include <deque>
+#include <exception>
+#include <memory>
+#include <thread>
+
+#include "transfer/channel.h"
+#include "transfer/job_queue.h"
+#include "transfer/region_table.h"
+
+namespace mk::transfer {
+
+class Lane {
+ public:
+  Lane(std::unique_ptr<Channel> channel, JobQueue& queue, RegionTable& own_regions, bool leads)
+      : channel_(std::move(channel)), queue_(queue), own_regions_(own_regions), leads_(leads) {}
+
+  Channel& channel() { return *channel_; }
+  Interrupt& interrupt() { return interrupt_; }
+
+  void run();  // until the queue is closed
+
+ private:
+  struct Posted {
+    Posted(Task task, RegionTable& regions, Interrupt& interrupt)
+        : task(std::move(task)), pin(regions.pin(this->task.job->request().regions, interrupt)) {}
+    Task task;
+    Pin pin;
+  };
+
+  void begin(const Task& task);
+  void settle();
+  void lose(const std::exception& error, bool was_connected);
+  Limit limit_of(const Task& task) const;
+
+  const std::unique_ptr<Channel> channel_;
+  JobQueue& queue_;
+  RegionTable& own_regions_;
+  const bool leads_;
+  Interrupt interrupt_;
+  std::deque<Posted> posted_;
+};
+
+}  // namespace mk::transfer
