@@ -1,0 +1,123 @@
+"""The transfer engine beside Mooncake's, NIXL, a raw socket stream and memcpy, in turn.
+
+Every library has an initiator and a target in processes of their own, on this machine. A batch is
+one call: blocks of one size from random places to random places, or, as one block, `contiguous`.
+GB/s counts what is moved, once. Mooncake and NIXL are left out where they are not installed
+(`pip install --no-deps mooncake-transfer-engine-non-cuda nixl nixl-cu12`, in an environment of
+their own or this one).
+"""
+
+import argparse
+import statistics
+import sys
+from typing import Any
+
+import numpy as np
+from harness import arguments, spread
+from table import heading, save
+from transfer_sides import Job, Library, Missing
+
+REGION_BYTES = 256 << 20
+CASES = [  # block size, blocks a batch
+    *((4 << 10, n) for n in (1, 128, 4096)),
+    *((16 << 10, n) for n in (1, 128, 1024, 4096)),
+    *((64 << 10, n) for n in (1, 128, 1024)),
+    *((1 << 20, n) for n in (1, 64)),
+    (16 << 20, 1),
+    (64 << 20, 1),
+]
+QUICK = [(4 << 10, 128), (16 << 10, 1024), (1 << 20, 16)]
+MIN_WINDOW_BYTES = 64 << 20  # what is timed at once, so that a window is some milliseconds
+MAX_WINDOW_CALLS = 64
+PEERS = {
+    "tcp": ("mooncake", "nixl-tcp", "stream"),
+    "shm": ("mooncake", "nixl-cma", "memcpy"),
+}
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--transports", nargs="+", default=list(PEERS), choices=list(PEERS))
+    parser.add_argument("--operation", nargs="+", default=["write", "read"])
+    parser.add_argument("--block-size", type=int, help="bytes; then only this one")
+    parser.add_argument("--batch-size", type=int, default=1024, help="with --block-size")
+    parser.add_argument("--without", nargs="*", default=[], help="libraries to leave out")
+
+
+def jobs(verb: str, size: int, batch: int, threads: int) -> list[Job]:
+    rng = np.random.default_rng(size + batch)
+    room = REGION_BYTES // threads
+    calls = min(max(MIN_WINDOW_BYTES // (size * batch), 1), MAX_WINDOW_CALLS)
+
+    def places(first: int) -> np.ndarray:
+        return first + rng.permutation(room // size)[:batch] * size
+
+    return [Job(verb, places(i * room), places(i * room), size, calls) for i in range(threads)]
+
+
+def measure(
+    ours: str, libraries: dict[str, Library], work: list[Job], options: argparse.Namespace
+) -> dict[str, Any]:
+    """One row: every library in turn, each going first as often as the others."""
+    moved = sum(job.size * len(job.local) * job.count for job in work)
+    calls = work[0].count
+    for library in libraries.values():
+        library.check(work[0])
+        library.run(work)
+    rounds = []
+    for i in range(options.repeat):
+        names = list(libraries)
+        names = names[i % len(names) :] + names[: i % len(names)]
+        rounds.append({name: libraries[name].run(work) for name in names})
+    taken = statistics.median(taken[ours] for taken in rounds)
+    row: dict[str, Any] = {"gb_per_s": moved / taken / 1e9, "us": taken / calls * 1e6}
+    for name in libraries:
+        if name != ours:
+            ratios = [taken[name] / taken[ours] for taken in rounds]
+            row[f"x_{name}"], row[f"x_{name}_quartiles"] = spread(ratios)
+            row[f"gb_per_s_{name}"] = moved / statistics.median(t[name] for t in rounds) / 1e9
+    row["rounds"] = len(rounds)
+    return row
+
+
+def say(row: dict[str, Any], ours: str) -> None:
+    text = f"{row['case']:34} {row['us']:10.1f} us {row['gb_per_s']:7.2f} GB/s"
+    for name in PEERS[ours]:
+        if f"x_{name}" in row:
+            text += f"   {row[f'x_{name}']:.2f}x {name} ({row[f'gb_per_s_{name}']:.2f})"
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def main() -> None:
+    options = arguments(__doc__, add_options)
+    options.device = "cpu"
+    head, rows, left_out = heading("transfer", options), [], []
+    cases = QUICK if options.quick else CASES
+    if options.block_size:
+        cases = [(options.block_size, options.batch_size)]
+    for ours in options.transports:
+        libraries = {}
+        for name in (ours, *PEERS[ours]):
+            if name in options.without:
+                continue
+            try:
+                libraries[name] = Library(name, REGION_BYTES)
+            except Missing as why:
+                left_out.append({"case": name, "why": str(why)})
+                sys.stdout.write(f"{name} left out: {why}\n")
+        if ours not in libraries:
+            continue
+        for verb in options.operation:
+            for size, batch in cases:
+                work = jobs(verb, size, batch, options.threads)
+                case = f"{ours} {verb}, {batch} x {size >> 10} KiB"
+                rows.append({"case": case, **measure(ours, libraries, work, options)})
+                say(rows[-1], ours)
+                save(head, rows, options, left_out)
+        for library in libraries.values():
+            library.close()
+    save(head, rows, options, left_out)
+
+
+if __name__ == "__main__":
+    main()

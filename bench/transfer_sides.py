@@ -1,0 +1,317 @@
+"""The libraries of bench_transfer: each is two processes, told over pipes what to move.
+
+The target offers memory. The initiator moves blocks into it or out of it, and says how long each
+job took, from the call to its end: all libraries have the same processes and the same clock, and
+none has another's threads beside its own.
+"""
+
+import ctypes
+import multiprocessing
+import os
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+import mooncake_kernels as mk
+
+WAIT_S = 120.0
+MAX_MOONCAKE_BATCH = 2048  # larger ones are refused by 0.3.13
+
+
+@dataclass
+class Job:
+    """Move `size` bytes at local[i] to or from remote[i], for each i, `count` times over."""
+
+    verb: str
+    local: np.ndarray  # offsets, int64
+    remote: np.ndarray
+    size: int
+    count: int = 1
+
+
+class Engine:
+    """This project's, over one transport."""
+
+    def __init__(self, memory: np.ndarray, transport: str):
+        self.engine = mk.TransferEngine(transports=[transport])
+        self.region = self.engine.register(memory)
+
+    def offer(self) -> Any:
+        return self.engine.name, self.region.address
+
+    def attach(self, offered: Any) -> None:
+        name, self.remote = offered
+        self.peer = self.engine.open(name)
+
+    def prepare(self, job: Job) -> Any:
+        call = self.engine.write_blocks if job.verb == "write" else self.engine.read_blocks
+        return call, job.local + self.region.address, job.remote + self.remote, job.size
+
+    def move(self, prepared: Any) -> None:
+        call, local, remote, size = prepared
+        call(self.peer, local, remote, size).wait()
+
+
+class Mooncake:
+    """mooncake-transfer-engine-non-cuda: lists of integers, as its users pass them."""
+
+    def __init__(self, memory: np.ndarray, protocol: str):
+        from mooncake.engine import TransferEngine
+
+        self.engine = TransferEngine()
+        assert self.engine.initialize("127.0.0.1", "P2PHANDSHAKE", protocol, "") == 0
+        self.address = memory.ctypes.data
+        assert self.engine.register_memory(self.address, memory.nbytes) == 0
+
+    def offer(self) -> Any:
+        return f"127.0.0.1:{self.engine.get_rpc_port()}", self.address
+
+    def attach(self, offered: Any) -> None:
+        self.peer, self.remote = offered
+
+    def prepare(self, job: Job) -> Any:
+        local, remote = (job.local + self.address).tolist(), (job.remote + self.remote).tolist()
+        sizes = [job.size] * len(local)
+        steps = range(0, len(local), MAX_MOONCAKE_BATCH)
+        cut = [slice(first, first + MAX_MOONCAKE_BATCH) for first in steps]
+        call = getattr(self.engine, f"batch_transfer_sync_{job.verb}")
+        return call, [(local[part], remote[part], sizes[part]) for part in cut]
+
+    def move(self, prepared: Any) -> None:
+        call, batches = prepared
+        for batch in batches:
+            assert call(self.peer, *batch) == 0, "Mooncake has failed"
+
+
+class Nixl:
+    """NIXL with its UCX backend: descriptors from numpy; the request is made anew for each job."""
+
+    def __init__(self, memory: np.ndarray, tls: str):
+        os.environ["UCX_TLS"] = tls
+        if tls.startswith("tcp"):
+            os.environ["UCX_NET_DEVICES"] = "lo"
+        from nixl._api import nixl_agent, nixl_agent_config
+
+        self.agent = nixl_agent(f"bench-{os.getpid()}", nixl_agent_config(backends=["UCX"]))
+        self.address = memory.ctypes.data
+        self.agent.register_memory([(self.address, memory.nbytes, 0, "")], "DRAM")
+
+    def offer(self) -> Any:
+        return self.agent.get_agent_metadata(), self.address
+
+    def attach(self, offered: Any) -> None:
+        metadata, self.remote = offered
+        self.peer = self.agent.add_remote_agent(metadata)
+
+    def prepare(self, job: Job) -> Any:
+        rows = [
+            np.column_stack([at + start, np.full_like(at, job.size), np.zeros_like(at)])
+            for at, start in ((job.local, self.address), (job.remote, self.remote))
+        ]
+        return job.verb.upper(), *(row.astype(np.uint64) for row in rows)
+
+    def move(self, prepared: Any) -> None:
+        verb, *rows = prepared
+        local, remote = (self.agent.get_xfer_descs(row, "DRAM") for row in rows)
+        handle = self.agent.initialize_xfer(verb, local, remote, self.peer)
+        state = self.agent.transfer(handle)
+        while state == "PROC":
+            state = self.agent.check_xfer_state(handle)
+        assert state == "DONE", "NIXL has failed"
+        handle.release()
+
+
+class Stream:
+    """A socket and nothing else: as many bytes in large writes, and one byte back."""
+
+    def __init__(self, memory: np.ndarray, _: str):
+        self.memory = memoryview(memory)
+
+    def offer(self) -> Any:
+        server = socket.create_server(("127.0.0.1", 0))
+        threading.Thread(target=self._serve, args=(server,), daemon=True).start()
+        return server.getsockname()
+
+    def attach(self, offered: Any) -> None:
+        self.connection = socket.create_connection(offered)
+        self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def prepare(self, job: Job) -> Any:
+        return job.verb, job.size * len(job.local)
+
+    def move(self, prepared: Any) -> None:
+        verb, num_bytes = prepared
+        self.connection.sendall(verb[:1].encode() + num_bytes.to_bytes(8, "little"))
+        if verb == "write":
+            self.connection.sendall(self.memory[:num_bytes])
+            self.connection.recv(1)
+        else:
+            self._receive(self.connection, num_bytes)
+
+    def _serve(self, server: socket.socket) -> None:
+        connection, _ = server.accept()
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        while header := connection.recv(9, socket.MSG_WAITALL):
+            num_bytes = int.from_bytes(header[1:], "little")
+            if header[:1] == b"w":
+                self._receive(connection, num_bytes)
+                connection.sendall(b"x")
+            else:
+                connection.sendall(self.memory[:num_bytes])
+
+    def _receive(self, connection: socket.socket, num_bytes: int) -> None:
+        done = 0
+        while done < num_bytes:
+            done += connection.recv_into(self.memory[done:num_bytes])
+
+
+class Memcpy:
+    """memcpy within one process: what shared memory can at best be compared with."""
+
+    def __init__(self, memory: np.ndarray, _: str):
+        self.memory = memory
+
+    def offer(self) -> Any:
+        return None
+
+    def attach(self, offered: Any) -> None:
+        self.other = np.ones_like(self.memory)
+
+    def prepare(self, job: Job) -> Any:
+        here, there = self.memory.ctypes.data, self.other.ctypes.data
+        num_bytes = job.size * len(job.local)
+        pair = (there, here) if job.verb == "write" else (here, there)
+        return *map(ctypes.c_void_p, pair), ctypes.c_size_t(num_bytes)
+
+    def move(self, prepared: Any) -> None:
+        ctypes.memmove(*prepared)
+
+
+LIBRARIES = {
+    "tcp": (Engine, "tcp"),
+    "shm": (Engine, "shm"),
+    "mooncake": (Mooncake, "tcp"),
+    "nixl-tcp": (Nixl, "tcp"),
+    "nixl-cma": (Nixl, "self,cma,sysv,posix,tcp"),
+    "stream": (Stream, ""),
+    "memcpy": (Memcpy, ""),
+}
+
+
+def pattern(num_bytes: int, seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, num_bytes, np.uint8)
+
+
+def run_side(pipe: Any, library: str, num_bytes: int) -> None:
+    """The life of one of the processes."""
+    kind, option = LIBRARIES[library]
+    memory = np.zeros(num_bytes, np.uint8)
+    ctypes.CDLL(None).madvise(
+        ctypes.c_void_p(memory.ctypes.data + 4095 & ~4095), ctypes.c_size_t(num_bytes - 4096), 14
+    )  # MADV_HUGEPAGE
+    memory[:] = 1
+    try:
+        side = kind(memory, option)
+    except (ImportError, AssertionError, mk.InvalidArgument, mk.Unavailable) as error:
+        pipe.send(("missing", str(error)))
+        return
+    pipe.send(("ready", None))
+    while (message := pipe.recv())[0] != "end":
+        what, value = message
+        if what == "offer":
+            pipe.send(side.offer())
+        elif what == "attach":
+            side.attach(value)
+            pipe.send(None)
+        elif what == "fill":
+            memory[:] = pattern(num_bytes, value)
+            pipe.send(None)
+        elif what == "blocks":
+            at, size = value
+            pipe.send(np.concatenate([memory[i : i + size] for i in at]).tobytes())
+        else:
+            pipe.send(run_jobs(side, value))
+    pipe.send(None)
+    os._exit(0)  # NIXL 1.5 dies of a signal otherwise
+
+
+def run_jobs(side: Any, jobs: list[Job]) -> float:
+    """Carry the jobs out, each in a thread of its own; return the seconds that it took."""
+    prepared = [side.prepare(job) for job in jobs]
+
+    def run(index: int) -> None:
+        for _ in range(jobs[index].count):
+            side.move(prepared[index])
+
+    if len(jobs) == 1:
+        start = time.perf_counter()
+        run(0)
+        return time.perf_counter() - start
+    with ThreadPoolExecutor(len(jobs)) as threads:
+        start = time.perf_counter()
+        list(threads.map(run, range(len(jobs))))
+        return time.perf_counter() - start
+
+
+class Missing(Exception):
+    """The library is not installed, or does not work here."""
+
+
+class Library:
+    """A library's two processes."""
+
+    def __init__(self, name: str, num_bytes: int):
+        self.name = name
+        self._pipes, self._processes = [], []
+        context = multiprocessing.get_context("spawn")
+        for _ in range(2):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=run_side, args=(theirs, name, num_bytes), daemon=True)
+            process.start()
+            theirs.close()
+            self._pipes.append(ours)
+            self._processes.append(process)
+        for pipe in self._pipes:
+            state, why = self._receive(pipe)
+            if state == "missing":
+                self.close()
+                raise Missing(why)
+        self._ask(0, "attach", self._ask(1, "offer"))
+
+    def run(self, jobs: list[Job]) -> float:
+        """Return the seconds that the initiator took."""
+        return self._ask(0, "run", jobs)
+
+    def check(self, job: Job) -> None:
+        """Raise unless the blocks arrive."""
+        if LIBRARIES[self.name][0] in (Stream, Memcpy):
+            places = np.arange(len(job.local)) * job.size  # as many bytes, from the start
+            job = replace(job, local=places, remote=places)
+        source = 0 if job.verb == "write" else 1
+        self._ask(source, "fill", 1)
+        self._ask(1 - source, "fill", 2)
+        self.run([job])
+        here = self._ask(0, "blocks", (job.local, job.size))
+        if self.name == "memcpy":
+            return  # its target is in the same process
+        there = self._ask(1, "blocks", (job.remote, job.size))
+        assert here == there, f"{self.name}: a {job.verb} is wrong: not timed"
+
+    def close(self) -> None:
+        for process in self._processes:
+            process.kill()
+            process.join()
+
+    def _ask(self, side: int, what: str, value: Any = None) -> Any:
+        self._pipes[side].send((what, value))
+        return self._receive(self._pipes[side])
+
+    def _receive(self, pipe: Any) -> Any:
+        if not pipe.poll(WAIT_S):
+            raise TimeoutError(f"{self.name} does not answer")
+        return pipe.recv()
