@@ -69,8 +69,14 @@ class Region(Resource):
         Transfers that are using it end now: those of this engine fail with a ``TransferError``, at
         peers that are writing or reading here the connection closes. Requests that are still
         queued fail when their turn comes. Idempotent.
+
+        Raises:
+            TimeoutError: a peer on this machine is copying into or out of it, and does not go on,
+                because someone has stopped its process. Nobody begins to use the region any more;
+                close it again before its memory is freed.
         """
-        self._engine.remove_region(self._region)
+        if not self._engine.remove_region(self._region):
+            raise TimeoutError("close: a peer on this machine, which is stopped, uses the region")
         self._siblings.discard(self)
         self._buffer = None
 
@@ -78,12 +84,13 @@ class Region(Resource):
 class Peer(Resource):
     """Another engine: what ``TransferEngine.open`` returns.
 
-    It is one connection and one thread. Its requests are carried out one after the other, in the
-    order of the calls; open a name several times to have them side by side.
+    It has as many connections and threads as the setting ``transfer_lanes`` says, all but the first
+    only when there is work for them. Large requests are moved by all of them at once, so that
+    requests overlap; what must follow another waits for its ticket, or comes as its notification.
 
     Attributes:
         name: the name it was opened by.
-        transport: ``local`` or ``tcp``.
+        transport: ``local``, ``shm`` or ``tcp``.
         closed: whether ``close`` was called.
     """
 

@@ -75,11 +75,11 @@ class Settings:
         "a number > 0",
         "seconds a transfer may take when the call gives none",
     )
-    tcp_streams: int = _setting(
+    transfer_lanes: int = _setting(
         2,
         _positive_int,
         f"an integer in [1, {MAX_INT}]",
-        "connections of a TransferEngine to a peer, if its transfers are large enough for them",
+        "connections of a TransferEngine to a peer, and threads that copy to it, for large transfers",
     )
     calibration: str = _setting(
         "~/.cache/mooncake-kernels/calibration.json",

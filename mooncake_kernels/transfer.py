@@ -42,9 +42,10 @@ from .errors import InvalidArgument, Unavailable
 
 __all__ = ["Access", "Peer", "Region", "Ticket", "TransferEngine"]
 
-TRANSPORTS = ("local", "tcp")
+TRANSPORTS = ("local", "shm", "tcp")
 
 _log = logging.getLogger(__name__)
+_in_use: list[set[Region]] = []  # of closed engines, and never freed: someone may write there yet
 
 
 class TransferEngine(Resource):
@@ -84,15 +85,15 @@ class TransferEngine(Resource):
         named = isinstance(allowed, Collection) and not isinstance(allowed, str)
         if not named or not allowed or not all(item in TRANSPORTS for item in allowed):
             raise InvalidArgument(
-                f"TransferEngine: transports must be a list of {' and '.join(TRANSPORTS)}, "
-                f"got {transports!r}"
+                f"TransferEngine: transports must be a list of {', '.join(TRANSPORTS[:-1])} and "
+                f"{TRANSPORTS[-1]}, got {transports!r}"
             )
         if name is None:
             host = config.current().listen_host
             name = f"[{host}]:0" if ":" in host else f"{host}:0"
         name = as_name("TransferEngine", name)
-        streams = config.current().tcp_streams
-        self._engine = _host.TransferEngine(name, "local" in allowed, "tcp" in allowed, streams)
+        chosen = (transport in allowed for transport in TRANSPORTS)
+        self._engine = _host.TransferEngine(name, *chosen, config.current().transfer_lanes)
         self._regions: set[Region] = set()
         self._closed = False
         self.name = self._engine.name
@@ -370,5 +371,10 @@ class TransferEngine(Resource):
 
 
 def _close(engine: _host.TransferEngine, regions: set[Region]) -> None:
-    engine.close()
-    regions.clear()
+    if engine.close():
+        regions.clear()
+        return
+    _in_use.append(regions)
+    _log.warning(
+        "%s: a peer on this machine was stopped while it copied: its memory is kept", engine.name
+    )

@@ -9,6 +9,7 @@
 #include <optional>
 #include <utility>
 
+#include "common/shared_memory.h"
 #include "host/gil.h"
 #include "host/module.h"
 #include "transfer/error.h"
@@ -33,12 +34,12 @@ void translate(std::exception_ptr pointer) {
   }
 }
 
-std::shared_ptr<Engine> make_engine(const std::string& name, bool local, bool tcp,
-                                    int tcp_streams) {
+std::shared_ptr<Engine> make_engine(const std::string& name, bool local, bool shm, bool tcp,
+                                    int num_lanes) {
   const auto delete_in_owner = [](Engine* engine) {
     if (!engine->forked()) delete engine;
   };
-  return {new Engine({name, local, tcp, tcp_streams}), delete_in_owner};
+  return {new Engine({name, local, shm, tcp, num_lanes}), delete_in_owner};
 }
 
 Rights rights_of(bool writable, bool remote_read, bool remote_write) {
@@ -119,7 +120,15 @@ py::list take_notifications(Engine& engine, double timeout_s) {
 }
 
 const char* transport_name(Transport transport) {
-  return transport == Transport::kLocal ? "local" : "tcp";
+  switch (transport) {
+    case Transport::kLocal:
+      return "local";
+    case Transport::kShm:
+      return "shm";
+    case Transport::kTcp:
+      break;
+  }
+  return "tcp";
 }
 
 py::list stats(const Engine& engine) {
@@ -152,9 +161,15 @@ void bind_transfer(py::module_& m) {
       .def("wait", &wait_ticket, py::arg("timeout_s").none(true))
       .def("cancel", &Ticket::cancel, ReleaseGil())
       .def("push_when_finished", &Ticket::push_when_finished, py::arg("queue"), py::arg("key"));
+  py::class_<SharedMemory>(m, "SharedMemory", py::buffer_protocol())
+      .def(py::init<uint64_t>(), py::arg("num_bytes"))
+      .def_buffer([](const SharedMemory& memory) {
+        return py::buffer_info(reinterpret_cast<uint8_t*>(memory.data()),
+                               static_cast<py::ssize_t>(memory.num_bytes()));
+      });
   py::class_<Engine, std::shared_ptr<Engine>>(m, "TransferEngine")
-      .def(py::init(&make_engine), py::arg("name"), py::arg("local"), py::arg("tcp"),
-           py::arg("tcp_streams"), ReleaseGil())
+      .def(py::init(&make_engine), py::arg("name"), py::arg("local"), py::arg("shm"),
+           py::arg("tcp"), py::arg("num_lanes"), ReleaseGil())
       .def_property_readonly("name", &Engine::name)
       .def(
           "add_region",

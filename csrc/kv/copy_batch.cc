@@ -4,7 +4,7 @@
 #include <optional>
 
 #include "common/math.h"
-#include "kv/copy_runs.h"
+#include "common/run_copier.h"
 
 namespace mk::kv {
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "kv/copy_runs.h"
+#include "common/run_copier.h"
 
 namespace mk::kv {
 

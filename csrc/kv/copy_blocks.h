@@ -13,7 +13,7 @@
 #include <cstdint>
 
 #include "common/hd.h"
-#include "kv/copy_runs.h"
+#include "common/run_copier.h"
 
 namespace mk::kv {
 

@@ -3,13 +3,13 @@
 #include <torch/csrc/stable/library.h>
 
 #include "common/check.h"
-#include "kv/copy_runs.h"
+#include "common/run_copier.h"
 
 namespace {
 
 int64_t set_stream_from_bytes(int64_t num_bytes) {
   MK_CHECK(num_bytes >= 0, "set_stream_from_bytes: num_bytes must be 0 or more, got ", num_bytes);
-  return mk::kv::set_stream_from_bytes(num_bytes);
+  return mk::set_stream_from_bytes(num_bytes);
 }
 
 }  // namespace

@@ -2,9 +2,11 @@
 
 #include <netdb.h>
 #include <netinet/in.h>
+#include <sys/un.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <cstddef>
 #include <cstring>
 #include <memory>
 
@@ -90,6 +92,22 @@ std::vector<SocketAddress> resolve(const HostPort& where) {
     address.num_bytes = item->ai_addrlen;
   }
   return addresses;
+}
+
+SocketAddress within_machine(const SocketAddress& where) {
+  const SocketAddress plain = unmapped(where);
+  char host[NI_MAXHOST] = "", port[NI_MAXSERV] = "";
+  getnameinfo(plain.get(), plain.num_bytes, host, sizeof(host), port, sizeof(port),
+              NI_NUMERICHOST | NI_NUMERICSERV);
+  const std::string name = concat("mooncake_kernels/", host, "/", port);
+  SocketAddress address{};
+  auto& local = reinterpret_cast<sockaddr_un&>(address.storage);
+  local.sun_family = AF_UNIX;
+  // The first byte stays 0: the name is abstract.
+  const size_t num_bytes = std::min(name.size(), sizeof(local.sun_path) - 1);
+  std::memcpy(local.sun_path + 1, name.data(), num_bytes);
+  address.num_bytes = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + num_bytes);
+  return address;
 }
 
 bool is_unicast(const SocketAddress& address) {

@@ -32,6 +32,10 @@ HostPort parse_name(const std::string& op, const std::string& name);
 // resolv.conf(5) allows; an address never is. Throws Unavailable in the resolver's words.
 std::vector<SocketAddress> resolve(const HostPort& where);
 
+// Where an engine that listens at `where` listens for peers on its machine (more exactly, in its
+// network namespace): a name that is in no file system.
+SocketAddress within_machine(const SocketAddress& where);
+
 // Whether peers can connect to the address: it is neither "every address of this machine" nor a
 // multicast or broadcast address.
 bool is_unicast(const SocketAddress& address);

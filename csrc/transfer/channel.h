@@ -1,12 +1,14 @@
 // Channel: one way to reach one peer. A transport is a subclass of it: local_channel.h,
-// tcp_channel.h. It carries out one work after the other, in the order in which they are posted;
-// queueing, deadlines, retries and cancelling are the same for all, and not its business.
+// shm_channel.h, wire_channel.h (tcp). It carries out one work after the other, in the order in
+// which they are posted; queueing, deadlines, retries and cancelling are the same for all, and not
+// its business.
 //
 // Layer: transfer. One thread at a time, except where it says otherwise.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "transfer/limit.h"
@@ -15,7 +17,7 @@
 
 namespace mk::transfer {
 
-enum class Transport { kLocal, kTcp };
+enum class Transport { kLocal, kShm, kTcp };
 
 // What a channel is asked to do in one go.
 struct Work {
@@ -68,7 +70,8 @@ class Channel {
 
   // Whether short works may be passed to run() instead, by any thread, beside what is posted.
   virtual bool runs_here() const { return false; }
-  virtual Outcome run(const Work&, const Limit&, Interrupt&) { return {}; }
+  // Nothing: it was not done, and is to be posted.
+  virtual std::optional<Outcome> run(const Work&, const Limit&, Interrupt&) { return {}; }
 };
 
 }  // namespace mk::transfer

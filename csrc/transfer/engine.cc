@@ -1,6 +1,7 @@
 #include "transfer/engine.h"
 
 #include <algorithm>
+#include <iterator>
 #include <random>
 #include <utility>
 
@@ -8,8 +9,9 @@
 #include "transfer/address.h"
 #include "transfer/error.h"
 #include "transfer/local_channel.h"
-#include "transfer/tcp_channel.h"
+#include "transfer/shm_channel.h"
 #include "transfer/wire.h"
+#include "transfer/wire_channel.h"
 
 namespace mk::transfer {
 namespace {
@@ -51,8 +53,23 @@ Engine::Engine(const EngineOptions& options) : options_(options) {
   bound_ = bind_socket(options.name, addresses, options.tcp);
   where.port = bound_port(bound_);
   own_ = std::make_shared<Endpoint>(where.name(), random_instance());
-  if (options.tcp) server_ = std::make_unique<Server>(*own_, std::move(bound_));
+  listen();
   enter_process(own_);
+}
+
+void Engine::listen() {
+  std::vector<Fd> listening;
+  if (options_.shm) {
+    const SocketAddress address = within_machine(bound_address(bound_));
+    try {
+      listening.push_back(bind_socket(own_->name, {address}, false));
+    } catch (const SystemError&) {
+      // A forked child of an engine of this name, closed since, still has it.
+      if (!options_.tcp) throw;
+    }
+  }
+  if (options_.tcp) listening.push_back(std::move(bound_));
+  if (!listening.empty()) server_ = std::make_unique<Server>(*own_, std::move(listening));
 }
 
 RegionRef Engine::add_region(const Range& range, Rights rights) {
@@ -60,8 +77,8 @@ RegionRef Engine::add_region(const Range& range, Rights rights) {
   return own_->regions.add(range, rights);
 }
 
-void Engine::remove_region(const RegionRef& region) {
-  if (!forked()) own_->regions.remove(region);
+bool Engine::remove_region(const RegionRef& region) {
+  return forked() || own_->regions.remove(region);
 }
 
 Channels Engine::make_channels(const std::string& name) const {
@@ -72,10 +89,23 @@ Channels Engine::make_channels(const std::string& name) const {
     channels.push_back(std::make_unique<LocalChannel>(own_->name, *here));
     return channels;
   }
-  if (!options_.tcp) throw TransferError(name, "no engine of that name in this process");
+  if (!options_.shm && !options_.tcp) {
+    throw TransferError(name, "no engine of that name in this process");
+  }
   const std::vector<SocketAddress> addresses = resolve(where);
-  for (int i = 0; i < options_.tcp_streams; ++i) {
-    channels.push_back(std::make_unique<TcpChannel>(own_, addresses));
+  std::vector<SocketAddress> here;
+  if (options_.shm) {
+    std::transform(addresses.begin(), addresses.end(), std::back_inserter(here), within_machine);
+  }
+  const bool is_here = options_.shm && ShmChannel::reaches(here);
+  if (!is_here && !options_.tcp)
+    throw TransferError(name, "no engine of that name on this machine");
+  for (int i = 0; i < options_.num_lanes; ++i) {
+    if (is_here) {
+      channels.push_back(std::make_unique<ShmChannel>(own_, here));
+    } else {
+      channels.push_back(std::make_unique<WireChannel>(own_, addresses));
+    }
   }
   return channels;
 }
@@ -121,8 +151,8 @@ Stats::Table Engine::stats() const {
   return stats_->table();
 }
 
-void Engine::close() {
-  if (forked()) return;
+bool Engine::close() {
+  if (forked()) return true;
   const std::lock_guard closing(close_mutex_);
   std::vector<PeerRef> peers;
   {
@@ -134,8 +164,9 @@ void Engine::close() {
   leave_process(*own_);
   own_->notifications.close();
   server_.reset();
-  own_->regions.close();  // also ends what engines of this process do here
+  all_removed_ &= own_->regions.close();  // also ends what engines of this process do here
   bound_.close();
+  return all_removed_;
 }
 
 }  // namespace mk::transfer

@@ -1,6 +1,6 @@
 // Engine: registers memory, listens to peers, and writes to and reads from theirs.
 //
-//   Engine engine({"127.0.0.1:0", /*local=*/true, /*tcp=*/true, /*tcp_streams=*/2});
+//   Engine engine({"127.0.0.1:0", /*local=*/true, /*shm=*/true, /*tcp=*/true, /*num_lanes=*/2});
 //   RegionRef region = engine.add_region({address, num_bytes}, kLocalWrite | kRemoteWrite);
 //   PeerRef peer = engine.open("10.0.0.2:4711", 30.0);
 //   peer->wait_connected(Deadline::after(30.0));
@@ -24,9 +24,10 @@ namespace mk::transfer {
 
 struct EngineOptions {
   std::string name;  // "host:port" to listen on; port 0 for any
-  bool local;        // transports that may be used; without tcp it does not listen
+  bool local;        // transports that may be used; without tcp it does not listen to machines
+  bool shm;
   bool tcp;
-  int tcp_streams;  // connections to a peer
+  int num_lanes;  // connections to a peer, and threads that copy
 };
 
 class Engine {
@@ -39,10 +40,11 @@ class Engine {
   const std::string& name() const { return own_->name; }
 
   RegionRef add_region(const Range& range, Rights rights);
-  void remove_region(const RegionRef& region);
+  bool remove_region(const RegionRef& region);  // see RegionTable::remove
 
-  // Begins to connect; see Peer::wait_connected. Local if the peer lives in this process and that
-  // is allowed, else tcp. Throws InvalidArgument (name), Unavailable (no such host), TransferError.
+  // Begins to connect; see Peer::wait_connected. By local if the peer lives in this process, else
+  // shm if it lives on this machine, else tcp; of those that are allowed. Throws InvalidArgument
+  // (name), Unavailable (no such host), TransferError.
   PeerRef open(const std::string& name, double deadline_s);
   void close_peer(const PeerRef& peer);
 
@@ -54,8 +56,8 @@ class Engine {
   Stats::Table stats() const;
 
   // Fails what is pending, closes peers, stops listening, removes every region. Idempotent; a
-  // second thread that closes waits for the first.
-  void close();
+  // second thread that closes waits for the first. False: as of RegionTable::close.
+  bool close();
 
   // In a forked child the engine's threads do not exist, and its peers belong to the parent: there
   // remove_region, close_peer and close do nothing, the others throw InvalidArgument, and it must
@@ -64,6 +66,7 @@ class Engine {
 
  private:
   Channels make_channels(const std::string& name) const;
+  void listen();
 
   const EngineOptions options_;
   const Owner owner_;
@@ -72,6 +75,7 @@ class Engine {
   std::shared_ptr<Endpoint> own_;
   std::unique_ptr<Server> server_;
   std::mutex close_mutex_;
+  bool all_removed_ = true;
 
   std::mutex mutex_;
   std::vector<PeerRef> peers_;

@@ -12,7 +12,8 @@ void JobQueue::push(TicketRef ticket, uint64_t max_piece_bytes) {
   const std::lock_guard lock(mutex_);
   MK_CHECK(!closed_, "submit: peer must be open, got the closed ", peer_name_);
   jobs_.push_back(std::make_shared<Job>(std::move(ticket), ++num_pushed_, max_piece_bytes));
-  lead_.notify_one();  // others are woken when there are pieces for them
+  lead_.notify_one();
+  if (jobs_.back()->has_pieces()) others_.notify_all();
 }
 
 bool JobQueue::idle() {
@@ -29,6 +30,20 @@ bool JobQueue::next(bool leads, Interrupt& carrier, bool wait, Task& task) {
     (leads ? lead_ : others_).wait(lock);
   }
   return false;
+}
+
+bool JobQueue::wait_for_pieces(Interrupt& carrier) {
+  std::unique_lock lock(mutex_);
+  const auto has_pieces = [](const JobRef& job) { return job->has_pieces(); };
+  others_.wait(lock,
+               [&] { return closed_ || std::any_of(jobs_.begin(), jobs_.end(), has_pieces); });
+  if (!closed_) carrier.clear();
+  return !closed_;
+}
+
+bool JobQueue::closed() {
+  const std::lock_guard lock(mutex_);
+  return closed_;
 }
 
 bool JobQueue::take(bool leads, Interrupt& carrier, Task& task) {

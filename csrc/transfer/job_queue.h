@@ -39,6 +39,10 @@ class JobQueue {
   void finish(const Task& task, const Interrupt& carrier, const Outcome& outcome);
   void fail(const Task& task, const Interrupt& carrier, const std::string& cause, Retry retry);
 
+  // Waits until there is something for a lane beside the leading one. False: closed.
+  bool wait_for_pieces(Interrupt& carrier);
+  bool closed();
+
   // Ends one request, if it is still here; see Ticket::cancel.
   void abandon(const Ticket& ticket, const std::string& cause);
 

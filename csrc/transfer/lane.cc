@@ -7,21 +7,39 @@
 namespace mk::transfer {
 namespace {
 
-constexpr double kPauseS = 1;  // after a lane beside the leading one could not connect
+constexpr double kConnectS = 5;  // of a lane beside the leading one
+constexpr double kPauseS = 1;    // after it could not
 
 }  // namespace
 
 void Lane::run() {
   while (true) {
+    if (!leads_ && posted_.empty() && !connect_beside()) break;
     Task task;
     while (posted_.size() < channel_->window() &&
            queue_.next(leads_, interrupt_, posted_.empty(), task)) {
       begin(task);
     }
-    if (posted_.empty()) break;  // waited, and was let go
-    settle();
+    if (!posted_.empty()) {
+      settle();
+    } else if (queue_.closed()) {
+      break;
+    }
   }
   channel_->disconnect();
+}
+
+bool Lane::connect_beside() {
+  while (queue_.wait_for_pieces(interrupt_)) {
+    if (channel_->connected()) return true;
+    try {
+      channel_->connect({Deadline::after(kConnectS), interrupt_});
+    } catch (const std::exception&) {
+      channel_->disconnect();
+      queue_.pause(kPauseS);
+    }
+  }
+  return false;
 }
 
 Limit Lane::limit_of(const Task& task) const {
@@ -29,7 +47,7 @@ Limit Lane::limit_of(const Task& task) const {
 }
 
 void Lane::begin(const Task& task) {
-  bool connected = !posted_.empty();
+  const bool first = posted_.empty();
   try {
     posted_.emplace_back(task, own_regions_, interrupt_);
   } catch (const Refused& refused) {
@@ -37,12 +55,10 @@ void Lane::begin(const Task& task) {
   }
   try {
     const Limit limit = limit_of(task);
-    connected = connected || channel_->connected();
-    if (!connected) channel_->connect(limit);
-    connected = true;
+    if (first && !channel_->connected()) channel_->connect(limit);
     channel_->post(task.work, limit, interrupt_);
   } catch (const std::exception& error) {
-    lose(error, connected);
+    lose(error);
   }
 }
 
@@ -54,12 +70,12 @@ void Lane::settle() {
     posted_.pop_front();  // unpins: whoever waits for the ticket may deregister
     queue_.finish(done, interrupt_, outcome);
   } catch (const std::exception& error) {
-    lose(error, true);
+    lose(error);
   }
 }
 
 // What was posted is void, whosever fault it was: the others' works are tried again.
-void Lane::lose(const std::exception& error, bool was_connected) {
+void Lane::lose(const std::exception& error) {
   channel_->disconnect();
   const bool lost = dynamic_cast<const LinkDown*>(&error) != nullptr;
   const bool ended = dynamic_cast<const Ended*>(&error) != nullptr;  // by someone's limit
@@ -70,13 +86,12 @@ void Lane::lose(const std::exception& error, bool was_connected) {
     const Deadline& deadline = task.job->ticket()->deadline();
     if (deadline.passed()) {
       queue_.fail(task, interrupt_, deadline.cause(), Retry::kNo);
-    } else if (ended || (lost && !was_connected && !leads_)) {
+    } else if (ended) {
       queue_.fail(task, interrupt_, cause, Retry::kFree);
     } else {
       queue_.fail(task, interrupt_, cause, lost ? Retry::kCounted : Retry::kNo);
     }
   }
-  if (!was_connected && !leads_) queue_.pause(kPauseS);
 }
 
 }  // namespace mk::transfer

@@ -1,8 +1,8 @@
 // Lane: a channel, and the thread that works on it: takes tasks from a queue, as many as the
 // channel has room for, and tells the queue what came of them.
 //
-// Layer: transfer. The leading lane is the first to connect; the others connect when they are
-// needed, and leave their share to the rest while they cannot.
+// Layer: transfer. The leading lane is the first to connect, and connects anew for what it has
+// taken; the others connect before they take something, so that they hold nothing up.
 #pragma once
 
 #include <deque>
@@ -34,9 +34,10 @@ class Lane {
     Pin pin;
   };
 
+  bool connect_beside();
   void begin(const Task& task);
   void settle();
-  void lose(const std::exception& error, bool was_connected);
+  void lose(const std::exception& error);
   Limit limit_of(const Task& task) const;
 
   const std::unique_ptr<Channel> channel_;

@@ -46,7 +46,8 @@ std::shared_ptr<Endpoint> LocalChannel::find_peer() const {
 
 void LocalChannel::connect(const Limit&) { find_peer(); }
 
-Outcome LocalChannel::run(const Work& work, const Limit& limit, Interrupt& interrupt) {
+std::optional<Outcome> LocalChannel::run(const Work& work, const Limit& limit,
+                                         Interrupt& interrupt) {
   Outcome outcome;
   try {
     carry_out(work, limit, interrupt, outcome);

@@ -25,11 +25,11 @@ class LocalChannel : public Channel {
   void disconnect() noexcept override {}
   bool connected() const override { return true; }
   void post(const Work& work, const Limit& limit, Interrupt& interrupt) override {
-    outcome_ = run(work, limit, interrupt);
+    outcome_ = *run(work, limit, interrupt);
   }
   Outcome finish(const Limit&) override { return std::move(outcome_); }
   bool runs_here() const override { return true; }
-  Outcome run(const Work& work, const Limit& limit, Interrupt& interrupt) override;
+  std::optional<Outcome> run(const Work& work, const Limit& limit, Interrupt& interrupt) override;
 
  private:
   std::shared_ptr<Endpoint> find_peer() const;  // throws Failure once it is closed

@@ -90,15 +90,15 @@ bool Peer::run_here(Ticket& ticket) {
   cutter.next(work.piece);
   if (!cutter.at_end()) return false;
   run_interrupt_.clear();
-  Outcome outcome;
+  std::optional<Outcome> outcome;
   try {
     const Pin pin = own_->regions.pin(request.regions, run_interrupt_);
     outcome = channel.run(work, {ticket.deadline(), run_interrupt_}, run_interrupt_);
   } catch (const std::exception& error) {
-    outcome.refusal = error.what();
+    outcome = Outcome{0, error.what()};
   }
-  queue_.end(ticket, outcome.refusal, outcome.num_bytes);
-  return true;
+  if (outcome) queue_.end(ticket, outcome->refusal, outcome->num_bytes);
+  return outcome.has_value();
 }
 
 uint64_t Peer::max_piece_bytes(const Request& request) const {

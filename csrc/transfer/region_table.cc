@@ -1,13 +1,19 @@
 #include "transfer/region_table.h"
 
 #include <algorithm>
+#include <chrono>
 #include <iterator>
+#include <thread>
 
 #include "common/check.h"
 #include "transfer/error.h"
 
 namespace mk::transfer {
 namespace {
+
+// For what is copied between two looks, and for a process to be scheduled in between.
+constexpr double kOffersInUseS = 10;
+constexpr std::chrono::microseconds kOfferCheckEvery{100};
 
 // No sums of untrusted numbers: they might wrap around.
 bool contains(const Range& outer, const Range& inner) {
@@ -44,24 +50,59 @@ RegionRef RegionTable::add(const Range& range, Rights rights) {
   return by_address_[range.address] = std::make_shared<Region>(Region{range, rights});
 }
 
-void RegionTable::remove(const RegionRef& region) {
+bool RegionTable::remove(const RegionRef& region) {
   std::unique_lock lock(mutex_);
   if (region->open) {
     region->open = false;
     by_address_.erase(region->range.address);
     for (Interrupt* user : region->users) user->signal("a region in use was closed");
+    for (const auto& [board, offer] : region->offers) board->withdraw(offer);
   }
   unpinned_.wait(lock, [&] { return region->users.empty(); });
+  const auto offers = region->offers;
+  lock.unlock();
+  const Deadline deadline = Deadline::after(kOffersInUseS);
+  for (const auto& [board, offer] : offers) {
+    while (board->in_use(offer)) {
+      if (deadline.passed()) return false;
+      std::this_thread::sleep_for(kOfferCheckEvery);
+    }
+  }
+  lock.lock();
+  for (const auto& [board, offer] : std::exchange(region->offers, {})) board->release(offer);
+  return true;
 }
 
-void RegionTable::close() {
+std::vector<RegionTable::Offered> RegionTable::offer(const std::shared_ptr<Board>& board) {
+  std::vector<Offered> offered;
+  const std::lock_guard lock(mutex_);
+  for (const auto& [address, region] : by_address_) {
+    auto& offers = region->offers;
+    offers.erase(std::remove_if(offers.begin(), offers.end(),
+                                [](const auto& item) { return item.first->ended(); }),
+                 offers.end());
+    auto known = std::find_if(offers.begin(), offers.end(),
+                              [&](const auto& item) { return item.first == board; });
+    if (known == offers.end()) {
+      const Offer made = board->offer();
+      if (made.generation == 0) break;  // what is not offered goes through the connection
+      known = offers.insert(offers.end(), {board, made});
+    }
+    offered.push_back({region->range, region->rights, known->second});
+  }
+  return offered;
+}
+
+bool RegionTable::close() {
   std::vector<RegionRef> regions;
   {
     const std::lock_guard lock(mutex_);
     closed_ = true;
     for (const auto& [address, region] : by_address_) regions.push_back(region);
   }
-  for (const RegionRef& region : regions) remove(region);
+  bool all = true;
+  for (const RegionRef& region : regions) all &= remove(region);
+  return all;
 }
 
 const RegionRef* RegionTable::find(const Range& range) const {

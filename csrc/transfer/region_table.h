@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "transfer/board.h"
 #include "transfer/limit.h"
 
 namespace mk::transfer {
@@ -37,6 +38,7 @@ struct Region {
   Rights rights;
   bool open = true;                 // this and `users` belong to the table, under its mutex
   std::vector<Interrupt*> users{};  // one entry a pin
+  std::vector<std::pair<std::shared_ptr<Board>, Offer>> offers{};  // to processes that map it
 };
 using RegionRef = std::shared_ptr<Region>;
 
@@ -60,12 +62,21 @@ class RegionTable {
   // Throws InvalidArgument: empty, overlapping another region, or the table is closed.
   RegionRef add(const Range& range, Rights rights);
 
-  // After it returns nobody touches the region. Waits only as long as its users need to notice
-  // that they are interrupted. Idempotent.
-  void remove(const RegionRef& region);
+  // After it returns true nobody touches the region. Waits only as long as its users need to notice
+  // that they are interrupted; false: a peer on this machine that copies by itself does not notice,
+  // because someone has stopped it. Idempotent.
+  bool remove(const RegionRef& region);
 
-  // Removes every region; add() throws from now on.
-  void close();
+  // Removes every region; add() throws from now on. False: as of remove().
+  bool close();
+
+  // Puts all regions on a board, as far as it has room, and tells which.
+  struct Offered {
+    Range range;
+    Rights rights;
+    Offer offer;
+  };
+  std::vector<Offered> offer(const std::shared_ptr<Board>& board);
 
   // The regions in which the ranges lie, each range wholly inside one that has the rights.
   // Throws Refused: "descriptors[<first_index + i>] <side> range 0x... + 4096 bytes is ...".

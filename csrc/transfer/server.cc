@@ -19,8 +19,10 @@ constexpr int kRetryMs = 100;  // after the machine ran out of descriptors or me
 
 }  // namespace
 
-Server::Server(Endpoint& own, Fd bound) : own_(own), listening_(std::move(bound)) {
-  MK_SYSCALL(::listen(listening_.get(), kBacklog), "listen on " + own.name);
+Server::Server(Endpoint& own, std::vector<Fd> bound) : own_(own), listening_(std::move(bound)) {
+  for (const Fd& fd : listening_) {
+    MK_SYSCALL(::listen(fd.get(), kBacklog), "listen on " + own.name);
+  }
   thread_ = start_thread([this] { listen(); });
 }
 
@@ -28,23 +30,26 @@ Server::~Server() {
   closing_ = true;
   wake_.signal("the server closes");
   thread_.join();
-  shut_down(listening_);
+  for (Fd& fd : listening_) shut_down(fd);
   for (Served& served : served_) served.session.interrupt();
   for (Served& served : served_) served.thread.join();
 }
 
 void Server::listen() {
   while (!closing_) {
-    pollfd polled[] = {{listening_.get(), POLLIN, 0}, {wake_.fd(), POLLIN, 0}};
-    poll(polled, 2, -1);
+    std::vector<pollfd> polled{{wake_.fd(), POLLIN, 0}};
+    for (const Fd& fd : listening_) polled.push_back({fd.get(), POLLIN, 0});
+    poll(polled.data(), polled.size(), -1);
     wake_.clear();
     forget_finished();
-    if (polled[0].revents) accept_one();
+    for (size_t i = 0; i < listening_.size(); ++i) {
+      if (polled[i + 1].revents) accept_one(listening_[i]);
+    }
   }
 }
 
-void Server::accept_one() {
-  Fd fd(accept4(listening_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+void Server::accept_one(const Fd& listening) {
+  Fd fd(accept4(listening.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
   if (!fd) {
     if (errno != EMFILE && errno != ENFILE && errno != ENOBUFS && errno != ENOMEM) return;
     pollfd wake{wake_.fd(), POLLIN, 0};  // the listening socket stays ready: do not spin

@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <thread>
+#include <vector>
 
 #include "common/fd.h"
 #include "transfer/endpoint.h"
@@ -17,8 +18,8 @@ namespace mk::transfer {
 
 class Server {
  public:
-  // Takes a bound socket and listens on it. `own` must outlive the server.
-  Server(Endpoint& own, Fd bound);
+  // Takes bound sockets and listens on them. `own` must outlive the server.
+  Server(Endpoint& own, std::vector<Fd> bound);
   Server(const Server&) = delete;
   ~Server();  // ends every session and joins every thread; waits for no peer
 
@@ -30,11 +31,11 @@ class Server {
   };
 
   void listen();
-  void accept_one();
+  void accept_one(const Fd& listening);
   void forget_finished();
 
   Endpoint& own_;
-  Fd listening_;
+  std::vector<Fd> listening_;
   std::atomic<bool> closing_{false};
   Interrupt wake_;            // of the listening thread: the server closes, or a session has ended
   std::list<Served> served_;  // the listening thread's, until it is joined

@@ -23,6 +23,7 @@ void Session::run() noexcept {
     // The peer left, or cannot be understood. It learns so from the connection's end.
   }
   socket_.close();
+  if (board_) board_->end();
   finished_ = true;
 }
 
@@ -55,6 +56,8 @@ void Session::serve(const BatchHeader& header, const Limit& limit) {
       return send_read(header, limit);
     case Op::kNotify:
       return receive_notification(header, limit);
+    case Op::kRegions:
+      return send_regions(header, limit);
     case Op::kCheckWrite:
     case Op::kCheckRead:
       break;
@@ -101,6 +104,38 @@ void Session::receive_notification(const BatchHeader& header, const Limit& limit
     return refuse(header, refused.what(), limit);
   }
   acknowledge(header, limit);
+}
+
+void Session::send_regions(const BatchHeader& header, const Limit& limit) {
+  if (socket_.peer_process() == 0) throw Failure("regions are not told to another machine or user");
+  const bool first = !board_;
+  if (first) board_ = std::make_shared<Board>();
+  std::vector<RegionEntry> entries;
+  std::vector<Fd> memories;
+  std::map<uint64_t, uint32_t> told;
+  for (const RegionTable::Offered& offered : own_.regions.offer(board_)) {
+    const Range& range = offered.range;
+    RegionEntry& entry =
+        entries.emplace_back(RegionEntry{range.address, range.num_bytes, offered.offer.generation,
+                                         0, offered.offer.slot, offered.rights, kNoMemory, 0});
+    auto part = SharedMemory::find(range.address, range.num_bytes);
+    if (!part) continue;
+    const auto known = sent_memories_.find(part->id);
+    const bool is_new = known == sent_memories_.end() && !told.count(part->id);
+    if (known != sent_memories_.end()) told.insert(*known);
+    if (is_new) {
+      told.emplace(part->id, num_memories_sent_++);
+      memories.push_back(std::move(part->fd));
+    }
+    entry.memory = told.at(part->id);
+    entry.offset = part->offset;
+  }
+  sent_memories_ = std::move(told);  // the initiator has let go of the others, too
+  Ack ack{Status::kDone, 0, header.request_id, entries.size() * sizeof(RegionEntry)};
+  iovec parts[] = {{&ack, sizeof(ack)}, {entries.data(), ack.num_bytes}};
+  socket_.send(parts, 2, limit);
+  if (first) socket_.send_fd(board_->fd(), limit);
+  for (const Fd& memory : memories) socket_.send_fd(memory, limit);
 }
 
 std::vector<RegionRef> Session::check(const BatchHeader& header, Rights needed) const {

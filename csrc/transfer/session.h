@@ -8,6 +8,8 @@
 
 #include <atomic>
 #include <cstdint>
+#include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -32,6 +34,7 @@ class Session {
   void receive_write(const BatchHeader& header, const Limit& limit);
   void send_read(const BatchHeader& header, const Limit& limit);
   void receive_notification(const BatchHeader& header, const Limit& limit);
+  void send_regions(const BatchHeader& header, const Limit& limit);
 
   // The regions of the batch in table_; throws Refused.
   std::vector<RegionRef> check(const BatchHeader& header, Rights needed) const;
@@ -46,6 +49,11 @@ class Session {
   uint64_t refused_request_ = 0;  // the rest of it is refused, too
   std::vector<Range> table_;
   std::vector<iovec> parts_;
+  // Within a machine: what the initiator copies by itself.
+  std::shared_ptr<Board> board_;
+  std::map<uint64_t, uint32_t> sent_memories_;  // by SharedMemory's id: the how-manieth it was
+  uint32_t num_memories_sent_ = 0;
+
   std::atomic<bool> finished_{false};
 };
 

@@ -92,6 +92,42 @@ Fd new_socket(const SocketAddress& address) {
   return Fd(MK_SYSCALL(::socket(address.storage.ss_family, kind, 0), "socket"));
 }
 
+bool is_within_machine(int fd) {
+  int domain = 0;
+  socklen_t num_bytes = sizeof(domain);
+  MK_SYSCALL(getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &num_bytes), "getsockopt");
+  return domain == AF_UNIX;
+}
+
+// A message of one byte, and room for a descriptor beside it.
+struct FdMessage {
+  FdMessage() {
+    header.msg_iov = &part;
+    header.msg_iovlen = 1;
+    header.msg_control = room;
+    header.msg_controllen = sizeof(room);
+  }
+  char byte = 0;
+  iovec part{&byte, 1};
+  alignas(cmsghdr) char room[CMSG_SPACE(sizeof(int))] = {};
+  msghdr header{};
+};
+
+template <class Call>
+void exchange_message(int fd, short events, const Limit& limit, Call call) {
+  while (true) {
+    limit.check();
+    const ssize_t moved = call();
+    if (moved > 0) return;
+    if (moved == 0) throw LinkDown("connection closed by peer");
+    if (errno == EAGAIN) {
+      wait_ready(fd, events, limit);
+    } else if (errno != EINTR) {
+      throw LinkDown(connection_cause(errno));
+    }
+  }
+}
+
 }  // namespace
 
 void shut_down(Fd& fd) noexcept {
@@ -101,6 +137,7 @@ void shut_down(Fd& fd) noexcept {
 
 Socket::Socket(Fd fd) : fd_(std::move(fd)) {
   MK_SYSCALL(fcntl(fd_.get(), F_SETFL, O_NONBLOCK), "fcntl");
+  if (is_within_machine(fd_.get())) return;
   set_option(fd_.get(), IPPROTO_TCP, TCP_NODELAY, 1);
   set_option(fd_.get(), SOL_SOCKET, SO_KEEPALIVE, 1);
   set_option(fd_.get(), IPPROTO_TCP, TCP_KEEPIDLE, kKeepAliveIdleS);
@@ -151,6 +188,39 @@ void Socket::discard(uint64_t num_bytes, const Limit& limit) {
   }
 }
 
+void Socket::send_fd(const Fd& fd, const Limit& limit) {
+  FdMessage message;
+  cmsghdr* const control = CMSG_FIRSTHDR(&message.header);
+  control->cmsg_level = SOL_SOCKET;
+  control->cmsg_type = SCM_RIGHTS;
+  control->cmsg_len = CMSG_LEN(sizeof(int));
+  const int number = fd.get();
+  std::memcpy(CMSG_DATA(control), &number, sizeof(number));
+  exchange_message(fd_.get(), POLLOUT, limit,
+                   [&] { return sendmsg(fd_.get(), &message.header, MSG_NOSIGNAL); });
+}
+
+Fd Socket::receive_fd(const Limit& limit) {
+  FdMessage message;
+  exchange_message(fd_.get(), POLLIN, limit,
+                   [&] { return recvmsg(fd_.get(), &message.header, MSG_CMSG_CLOEXEC); });
+  const cmsghdr* const control = CMSG_FIRSTHDR(&message.header);
+  if (!control || control->cmsg_level != SOL_SOCKET || control->cmsg_type != SCM_RIGHTS ||
+      control->cmsg_len != CMSG_LEN(sizeof(int))) {
+    throw Failure("protocol error: no descriptor");
+  }
+  int number;
+  std::memcpy(&number, CMSG_DATA(control), sizeof(number));
+  return Fd(number);
+}
+
+pid_t Socket::peer_process() const {
+  ucred peer{};
+  socklen_t num_bytes = sizeof(peer);
+  if (getsockopt(fd_.get(), SOL_SOCKET, SO_PEERCRED, &peer, &num_bytes) < 0) return 0;
+  return peer.uid == geteuid() ? peer.pid : 0;
+}
+
 bool Socket::at_rest() const {
   char byte;
   return fd_ && recv(fd_.get(), &byte, 1, MSG_PEEK | MSG_DONTWAIT) < 0 && errno == EAGAIN;
@@ -167,13 +237,17 @@ Fd bind_socket(const std::string& name, const std::vector<SocketAddress>& addres
   throw SystemError(error, "bind to " + name);
 }
 
+SocketAddress bound_address(const Fd& fd) {
+  SocketAddress address{{}, sizeof(sockaddr_storage)};
+  auto* const storage = reinterpret_cast<sockaddr*>(&address.storage);
+  MK_SYSCALL(getsockname(fd.get(), storage, &address.num_bytes), "getsockname");
+  return address;
+}
+
 uint16_t bound_port(const Fd& fd) {
-  sockaddr_storage storage{};
-  socklen_t num_bytes = sizeof(storage);
-  MK_SYSCALL(getsockname(fd.get(), reinterpret_cast<sockaddr*>(&storage), &num_bytes),
-             "getsockname");
   // The port is at the same place in sockaddr_in and sockaddr_in6.
-  return ntohs(reinterpret_cast<const sockaddr_in*>(&storage)->sin_port);
+  const SocketAddress address = bound_address(fd);
+  return ntohs(reinterpret_cast<const sockaddr_in*>(&address.storage)->sin_port);
 }
 
 }  // namespace mk::transfer

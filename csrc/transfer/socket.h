@@ -1,4 +1,4 @@
-// Socket: a non-blocking TCP connection whose every call ends at a Limit.
+// Socket: a non-blocking stream, TCP or within a machine, whose every call ends at a Limit.
 //
 //   Socket socket = Socket::connect(resolve(where), limit);
 //   socket.send(parts.data(), parts.size(), limit);       // gathers
@@ -44,6 +44,14 @@ class Socket {
   void receive(void* data, size_t num_bytes, const Limit& limit);
   void discard(uint64_t num_bytes, const Limit& limit);
 
+  // Within a machine: a descriptor, and a byte that goes with it.
+  void send_fd(const Fd& fd, const Limit& limit);
+  Fd receive_fd(const Limit& limit);  // throws Failure if there is none
+
+  // The process at the other end of a connection within the machine, if it is of the same user
+  // and not hidden in another namespace; otherwise 0.
+  pid_t peer_process() const;
+
   // Whether it is connected and at rest: the peer has neither closed it nor sent anything.
   bool at_rest() const;
   void close() noexcept { shut_down(fd_); }
@@ -56,6 +64,7 @@ class Socket {
 // an earlier owner of the port are still ending. Throws SystemError.
 Fd bind_socket(const std::string& name, const std::vector<SocketAddress>& addresses, bool reuse);
 
+SocketAddress bound_address(const Fd& fd);
 uint16_t bound_port(const Fd& fd);
 
 }  // namespace mk::transfer

@@ -51,6 +51,8 @@ void check_header(const BatchHeader& header) {
     expect(header.num_ranges >= 1 && header.num_ranges <= kMaxBatchRanges, "check of ",
            header.num_ranges, " ranges");
     expect(header.num_bytes == 0, "check with ", header.num_bytes, " bytes of payload");
+  } else if (header.op == Op::kRegions) {
+    expect(header.num_ranges == 0 && header.num_bytes == 0, "malformed question for regions");
   } else {
     expect(header.op == Op::kNotify, "unknown op ", static_cast<uint32_t>(header.op));
     expect(header.num_ranges == 0, "notification with ", header.num_ranges, " ranges");
@@ -81,6 +83,20 @@ void check_ack(const Ack& ack, uint64_t request_id, uint64_t num_bytes) {
   expect(ack.status == Status::kDone, "ack with status ", static_cast<uint32_t>(ack.status));
   expect(ack.refusal_bytes == 0 && ack.num_bytes == num_bytes, "ack of ", ack.num_bytes,
          " bytes instead of ", num_bytes);
+}
+
+void check_regions_ack(const Ack& ack, uint64_t request_id) {
+  expect(ack.request_id == request_id && ack.status == Status::kDone && ack.refusal_bytes == 0 &&
+             ack.num_bytes % sizeof(RegionEntry) == 0 &&
+             ack.num_bytes / sizeof(RegionEntry) <= Board::kNumSlots,
+         "malformed answer about regions");
+}
+
+void check_region(const RegionEntry& entry, uint32_t max_memories) {
+  expect(entry.num_bytes > 0 && entry.num_bytes <= UINT64_MAX - entry.address &&
+             entry.slot < Board::kNumSlots && entry.generation != 0 &&
+             (entry.memory == kNoMemory || entry.memory < max_memories),
+         "malformed region");
 }
 
 std::string printable(std::string text) {

@@ -33,6 +33,7 @@ enum class Op : uint32_t {
   kCheckWrite = 3,  // asks whether the ranges may be written; nothing moves
   kCheckRead = 4,
   kNotify = 5,
+  kRegions = 6,  // asks for the target's regions; only within a machine
 };
 
 enum class Status : uint32_t { kDone = 0, kRefused = 1 };
@@ -62,6 +63,21 @@ struct Ack {
 };
 static_assert(sizeof(Ack) == 24);
 
+// An entry of the answer to kRegions. How the initiator gets at the memory: `memory` counts the
+// descriptors that the target has sent, from 0; kNoMemory: by the target's process and address.
+struct RegionEntry {
+  uint64_t address;
+  uint64_t num_bytes;
+  uint64_t generation;  // of the offer on the board
+  uint64_t offset;      // in that memory
+  uint32_t slot;        // on the board
+  Rights rights;
+  uint32_t memory;
+  uint32_t reserved;
+};
+static_assert(sizeof(RegionEntry) == 48);
+constexpr uint32_t kNoMemory = 0xffffffff;
+
 static_assert(sizeof(Range) == 16);  // address, num_bytes: an entry of the table
 
 // All throw Failure saying how the peer broke the protocol.
@@ -71,6 +87,8 @@ void check_name(const std::string& name);  // printable ASCII
 void check_header(const BatchHeader& header);
 void check_table(const BatchHeader& header, const Range* ranges);
 void check_ack(const Ack& ack, uint64_t request_id, uint64_t num_bytes);
+void check_regions_ack(const Ack& ack, uint64_t request_id);
+void check_region(const RegionEntry& entry, uint32_t max_memories);
 
 // A peer's text, made safe to show.
 std::string printable(std::string text);

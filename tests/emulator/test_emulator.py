@@ -9,9 +9,9 @@ from ..cxx import build, run
 HERE = Path(__file__).parent
 SOURCES = {
     "test_emulator": [],
-    "test_copy_batch": ["kv/copy_batch.cc", "kv/copy_runs.cc", "common/cpu_cache.cc"],
+    "test_copy_batch": ["kv/copy_batch.cc", "common/run_copier.cc", "common/cpu_cache.cc"],
     "test_copy_bulk": [],
-    "test_copy_blocks": ["kv/copy_blocks.cc", "kv/copy_runs.cc", "common/cpu_cache.cc"],
+    "test_copy_blocks": ["kv/copy_blocks.cc", "common/run_copier.cc", "common/cpu_cache.cc"],
     "test_transform_blocks": ["kv/transform_blocks.cc", "kv/element_rows.cc"],
     "test_ready_flags": ["kv/ready_flags.cc"],
 }

@@ -105,7 +105,7 @@ def test_offsets_beyond_32_bits(tmp_path):
 
 
 def test_a_large_copy_goes_past_the_cache():
-    """36 MB, with ends that are not aligned; test_copy_runs.cc streams on any processor."""
+    """36 MB, with ends that are not aligned; test_run_copier.cc streams on any processor."""
     cache = addressed((2, 3, 9, 1 << 20), torch.uint8, "cpu", 3)[..., 1 : (1 << 20) - 6]
     view = mk.KVView(cache, "layer block token dim")
     out = mk.gather_blocks(view, [2, 0])

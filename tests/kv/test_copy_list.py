@@ -13,7 +13,7 @@ HERE = Path(__file__).parent
 DRIVER = ["kv/copy_engine.cc", "common/cuda_driver.cc"]
 SOURCES = {
     "test_copy_list": [*DRIVER, "kv/copy_list.cc", "common/memory_kind.cc"],
-    "test_list_runs": [*DRIVER, "kv/list_runs.cc", "kv/copy_blocks.cc", "kv/copy_runs.cc",
+    "test_list_runs": [*DRIVER, "kv/list_runs.cc", "kv/copy_blocks.cc", "common/run_copier.cc",
                        "common/cpu_cache.cc"],
 }  # fmt: skip
 

@@ -3,7 +3,7 @@ import pytest
 from .support import engine_pair
 
 
-@pytest.fixture(params=["local", "tcp"])
+@pytest.fixture(params=["local", "shm", "tcp"])
 def pair(request):
     """Two engines of this process, joined by each transport in turn."""
     with engine_pair(request.param) as engines:

@@ -136,7 +136,7 @@ def disjoint_blocks(draw):
     return int(near[-1]), [(int(near[i]), far[i], sizes[i]) for i in range(len(sizes))]
 
 
-@pytest.mark.parametrize("transport", ["local", "tcp"])
+@pytest.mark.parametrize("transport", ["local", "shm", "tcp"])
 def test_any_blocks(transport):
     with engine_pair(transport) as pair:
 

@@ -15,13 +15,14 @@ BATCH = 16 << 20  # what is confirmed at once
 SIZE = 64 << 20
 
 
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
 @pytest.mark.parametrize("direction", ["write", "read"])
 @pytest.mark.parametrize("after_s", [0.0, 0.05, 0.2])
-def test_a_peer_killed_in_the_middle(direction, after_s):
-    with TransferEngine() as engine, peer_process(SIZE) as other:
+def test_a_peer_killed_in_the_middle(transport, direction, after_s):
+    with TransferEngine(transports=[transport]) as engine, peer_process(SIZE) as other:
         region = engine.register(addressed(SIZE))
         with engine.open(other.name) as peer:
-            assert peer.transport == "tcp"
+            assert peer.transport == transport
             row = (region.address, other.address, SIZE)
             ticket = getattr(engine, direction)(peer, [row] * 4000)
             time.sleep(after_s)
@@ -39,7 +40,7 @@ def test_a_peer_killed_in_the_middle(direction, after_s):
 
 @pytest.mark.parametrize("direction", ["write", "read"])
 def test_a_peer_that_is_stopped_and_goes_on(direction):
-    with TransferEngine() as engine, peer_process(SIZE) as other:
+    with TransferEngine(transports=["tcp"]) as engine, peer_process(SIZE) as other:
         region = engine.register(addressed(SIZE))
         peer = engine.open(other.name)
         row = (region.address, other.address, SIZE)
@@ -58,8 +59,20 @@ def test_a_peer_that_is_stopped_and_goes_on(direction):
         np.testing.assert_array_equal(back._buffer.owner, addressed(SIZE))
 
 
+def test_a_stopped_peer_on_this_machine_is_not_missed():
+    with TransferEngine(transports=["shm"]) as engine, peer_process(SIZE) as other:
+        region, back = engine.register(addressed(SIZE)), engine.register(untouched(SIZE))
+        peer = engine.open(other.name)
+        other.signal(signal.SIGSTOP)
+        engine.write(peer, [(region.address, other.address, SIZE)], deadline_s=20).wait()
+        engine.read(peer, [(back.address, other.address, SIZE)], deadline_s=20).wait()
+        np.testing.assert_array_equal(back._buffer.owner, addressed(SIZE))
+        with pytest.raises(TransferError, match=r"deadline of 0.3 s passed"):
+            engine.write(peer, [], notify=b"are you there?", deadline_s=0.3).wait()
+
+
 def test_closing_does_not_wait_for_a_stopped_peer():
-    with TransferEngine() as engine, peer_process(SIZE) as other:
+    with TransferEngine(transports=["tcp"]) as engine, peer_process(SIZE) as other:
         region = engine.register(addressed(SIZE))
         ticket = engine.write(engine.open(other.name), [(region.address, other.address, SIZE)] * 9)
         other.signal(signal.SIGSTOP)

@@ -192,7 +192,7 @@ def num_descriptors_and_threads() -> tuple[int, int]:
     return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
 
 
-@pytest.mark.parametrize("transport", ["local", "tcp"])
+@pytest.mark.parametrize("transport", ["local", "shm", "tcp"])
 def test_nothing_is_leaked(transport):
     def life():
         with engine_pair(transport) as pair:

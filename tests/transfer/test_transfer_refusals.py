@@ -221,7 +221,9 @@ def test_bad_arguments_of_the_engine():
     with pytest.raises(InvalidArgument, match="metadata must be"):
         TransferEngine(metadata=np.zeros(2))
     for transports in (["rdma"], [], "tcp", ["tcp", "nvlink"], 5, [["tcp"]]):
-        with pytest.raises(InvalidArgument, match="transports must be a list of local and tcp"):
+        with pytest.raises(
+            InvalidArgument, match="transports must be a list of local, shm and tcp"
+        ):
             TransferEngine(transports=transports)
 
 

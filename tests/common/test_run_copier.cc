@@ -3,11 +3,11 @@
 #include <vector>
 
 #include "expect.h"
-#include "kv/copy_runs.h"
+#include "common/run_copier.h"
 
 namespace {
 
-using namespace mk::kv;
+using namespace mk;
 
 // Runs `gap` bytes apart; each is copied to where it is, shifted by `dst_offset`.
 void check(int64_t run_bytes, int num_runs, int64_t gap, int64_t src_offset, int64_t dst_offset,

@@ -5,7 +5,7 @@ from pathlib import Path
 from ..cxx import build, run
 
 
-def test_copy_runs(tmp_path):
-    sources = ["kv/copy_runs.cc", "common/cpu_cache.cc"]
+def test_run_copier(tmp_path):
+    sources = ["common/run_copier.cc", "common/cpu_cache.cc"]
     result = run(build(Path(__file__).with_suffix(".cc"), sources, tmp_path))
     assert result.returncode == 0, result.stderr

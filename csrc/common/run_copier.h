@@ -8,12 +8,12 @@
 // reads the line that it overwrites, which costs a third of the memory's bandwidth, and evicts what
 // somebody else was using. Runs are then read four at a time: the processor fetches ahead only
 // within a page, so that one run alone waits for memory at each new page. Short runs that go
-// through the cache are fetched some runs before they are copied, for the same reason. Layer: kv.
+// through the cache are fetched some runs before they are copied, for the same reason.
 #pragma once
 
 #include <cstdint>
 
-namespace mk::kv {
+namespace mk {
 
 // A contiguous range to copy; src is null where there is nothing to do.
 struct Run {
@@ -58,4 +58,4 @@ class RunCopier {
   int64_t num_fetched_ = 0;
 };
 
-}  // namespace mk::kv
+}  // namespace mk

@@ -1,4 +1,4 @@
-#include "kv/copy_runs.h"
+#include "common/run_copier.h"
 
 #include <algorithm>
 #include <atomic>
@@ -10,7 +10,7 @@
 
 #include "common/cpu_cache.h"
 
-namespace mk::kv {
+namespace mk {
 namespace {
 
 constexpr int64_t kLineBytes = 64;
@@ -219,4 +219,4 @@ void RunCopier::copy_alone(const Run& run) {
   std::memcpy(run.dst + done, run.src + done, run_bytes_ - done);
 }
 
-}  // namespace mk::kv
+}  // namespace mk

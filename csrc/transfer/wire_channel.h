@@ -1,4 +1,5 @@
-// TcpChannel: a TCP connection to the peer, made anew after a failure.
+// WireChannel: a connection to the peer that speaks docs/wire.md, made anew after a failure: the
+// transport tcp, and what shared memory is agreed upon over.
 //
 // Layer: transfer. The other end is a Session of the peer's Server. Works go out as frames, each of
 // which the peer acknowledges; writes keep two under way, so that one is received while the next is
@@ -18,9 +19,9 @@
 
 namespace mk::transfer {
 
-class TcpChannel : public Channel {
+class WireChannel : public Channel {
  public:
-  TcpChannel(std::shared_ptr<const Endpoint> own, std::vector<SocketAddress> addresses)
+  WireChannel(std::shared_ptr<const Endpoint> own, std::vector<SocketAddress> addresses)
       : own_(std::move(own)), addresses_(std::move(addresses)) {}
 
   Transport transport() const override { return Transport::kTcp; }
@@ -32,6 +33,17 @@ class TcpChannel : public Channel {
   void post(const Work& work, const Limit& limit, Interrupt& interrupt) override;
   Outcome finish(const Limit& limit) override;
 
+ protected:
+  // A kMove, of which current_ tells what came, or will; a kCheck.
+  virtual void move(const Work& work, const Limit& limit);
+  virtual void check(const Work& work, const Limit& limit);
+
+  // Waits until the peer has acknowledged all.
+  void drain(const Limit& limit);
+
+  Socket socket_;
+  Outcome current_;  // of the work whose frames are acknowledged now
+
  private:
   // What the peer has yet to acknowledge.
   struct Frame {
@@ -42,8 +54,6 @@ class TcpChannel : public Channel {
   };
 
   void greet(Socket& socket, const Limit& limit);
-  void check(const Work& work, const Limit& limit);
-  void move(const Work& work, const Limit& limit);
   void notify(const Work& work, const Limit& limit);
   void send(const Work& work, Op op, uint64_t first_range, const Range* ranges, size_t num_ranges,
             const std::vector<iovec>& payload, uint64_t num_bytes, const Limit& limit);
@@ -51,12 +61,10 @@ class TcpChannel : public Channel {
 
   const std::shared_ptr<const Endpoint> own_;
   const std::vector<SocketAddress> addresses_;
-  Socket socket_;
   uint64_t peer_instance_ = 0;  // 0 before the first connection
 
   std::deque<Frame> frames_;
   std::deque<Outcome> outcomes_;  // of works that are over
-  Outcome current_;               // of the work whose frames are acknowledged now
   Batch batch_;
   std::vector<iovec> parts_;
 };

@@ -1,4 +1,4 @@
-#include "transfer/tcp_channel.h"
+#include "transfer/wire_channel.h"
 
 #include <algorithm>
 #include <string>
@@ -14,14 +14,14 @@ constexpr size_t kMaxFrames = 2;  // under way at once
 
 }  // namespace
 
-void TcpChannel::connect(const Limit& limit) {
+void WireChannel::connect(const Limit& limit) {
   disconnect();
   Socket socket = Socket::connect(addresses_, limit);
   greet(socket, limit);
   socket_ = std::move(socket);
 }
 
-void TcpChannel::greet(Socket& socket, const Limit& limit) {
+void WireChannel::greet(Socket& socket, const Limit& limit) {
   send_greeting(socket, *own_, limit);
   const Greeting peer = receive_greeting(socket, limit);
   check_version(peer.hello);
@@ -32,14 +32,14 @@ void TcpChannel::greet(Socket& socket, const Limit& limit) {
   peer_instance_ = peer.hello.instance;
 }
 
-void TcpChannel::disconnect() noexcept {
+void WireChannel::disconnect() noexcept {
   socket_.close();
   frames_.clear();
   outcomes_.clear();
   current_ = {};
 }
 
-void TcpChannel::post(const Work& work, const Limit& limit, Interrupt&) {
+void WireChannel::post(const Work& work, const Limit& limit, Interrupt&) {
   switch (work.kind) {
     case Work::Kind::kCheck:
       check(work, limit);
@@ -59,14 +59,18 @@ void TcpChannel::post(const Work& work, const Limit& limit, Interrupt&) {
   }
 }
 
-Outcome TcpChannel::finish(const Limit& limit) {
+Outcome WireChannel::finish(const Limit& limit) {
   while (outcomes_.empty()) receive_ack(limit);
   Outcome outcome = std::move(outcomes_.front());
   outcomes_.pop_front();
   return outcome;
 }
 
-void TcpChannel::check(const Work& work, const Limit& limit) {
+void WireChannel::drain(const Limit& limit) {
+  while (!frames_.empty()) receive_ack(limit);
+}
+
+void WireChannel::check(const Work& work, const Limit& limit) {
   const Op op = work.request->writes() ? Op::kCheckWrite : Op::kCheckRead;
   const std::vector<Range>& ranges = work.request->remote;
   for (size_t first = 0; first < ranges.size(); first += kMaxBatchRanges) {
@@ -75,7 +79,7 @@ void TcpChannel::check(const Work& work, const Limit& limit) {
   }
 }
 
-void TcpChannel::move(const Work& work, const Limit& limit) {
+void WireChannel::move(const Work& work, const Limit& limit) {
   const Piece& piece = work.piece;
   fill(*work.request, piece, batch_);
   const auto send_table = [&](Op op, const std::vector<iovec>& payload) {
@@ -83,7 +87,7 @@ void TcpChannel::move(const Work& work, const Limit& limit) {
          piece.num_bytes, limit);
   };
   if (work.request->writes()) return send_table(Op::kWrite, batch_.local);
-  while (!frames_.empty()) receive_ack(limit);
+  drain(limit);
   send_table(Op::kRead, {});
   receive_ack(limit);
   if (!current_.refusal.empty()) return;
@@ -91,16 +95,16 @@ void TcpChannel::move(const Work& work, const Limit& limit) {
   current_.num_bytes += piece.num_bytes;
 }
 
-void TcpChannel::notify(const Work& work, const Limit& limit) {
+void WireChannel::notify(const Work& work, const Limit& limit) {
   const std::string& bytes = *work.request->notify;
   std::vector<iovec> payload;
   if (!bytes.empty()) payload.push_back({const_cast<char*>(bytes.data()), bytes.size()});
   send(work, Op::kNotify, 0, nullptr, 0, payload, bytes.size(), limit);
 }
 
-void TcpChannel::send(const Work& work, Op op, uint64_t first_range, const Range* ranges,
-                      size_t num_ranges, const std::vector<iovec>& payload, uint64_t num_bytes,
-                      const Limit& limit) {
+void WireChannel::send(const Work& work, Op op, uint64_t first_range, const Range* ranges,
+                       size_t num_ranges, const std::vector<iovec>& payload, uint64_t num_bytes,
+                       const Limit& limit) {
   while (frames_.size() >= kMaxFrames) receive_ack(limit);
   BatchHeader header{op, static_cast<uint32_t>(num_ranges), work.request_id, first_range,
                      num_bytes};
@@ -114,7 +118,7 @@ void TcpChannel::send(const Work& work, Op op, uint64_t first_range, const Range
   frames_.push_back({op, work.request_id, num_bytes, false});
 }
 
-void TcpChannel::receive_ack(const Limit& limit) {
+void WireChannel::receive_ack(const Limit& limit) {
   const Frame frame = frames_.front();
   Ack ack;
   socket_.receive(&ack, sizeof(ack), limit);

@@ -1,0 +1,85 @@
+// Board: shared memory between a target and one initiator on the same machine, by which the target
+// says which of its regions may be used, and the initiator which it is using.
+//
+//   // target                                    // initiator
+//   const Offer offer = board.offer();           const BoardUse use(board, offer);
+//   ...                                          if (use) copy();
+//   board.withdraw(offer);
+//   while (board.in_use(offer)) wait();
+//
+// Layer: transfer. An initiator that is killed takes its connection with it, and with that the
+// board counts no more. The slots are as trustworthy as the process at the other end, which, being
+// of the same user, could read and write the memory anyway.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+#include <vector>
+
+#include "common/shared_memory.h"
+
+namespace mk::transfer {
+
+// A region on a board.
+struct Offer {
+  uint32_t slot;
+  uint64_t generation;  // never 0, and no two of one board share it
+};
+
+class Board {
+ public:
+  static constexpr uint32_t kNumSlots = 4096;
+
+  struct Slot {
+    std::atomic<uint64_t> generation;  // of what may be used; 0: nothing
+    std::atomic<uint64_t> num_users;
+  };
+
+  Board() : memory_(kNumSlots * sizeof(Slot)) {}  // the target's; all slots are 0
+  explicit Board(const Fd& fd) : memory_(fd) {}   // the initiator's
+  bool is_whole() const { return memory_.num_bytes() >= kNumSlots * sizeof(Slot); }
+  const Fd& fd() const { return memory_.fd(); }
+  Slot& slot(uint32_t index) const { return reinterpret_cast<Slot*>(memory_.data())[index]; }
+
+  // The target's. offer() returns generation 0 if no slot is free.
+  Offer offer();
+  void withdraw(const Offer& offer);  // nobody begins to use it any more
+  bool in_use(const Offer& offer) const;
+  void release(const Offer& offer);  // the slot may be offered anew
+  void end() { ended_ = true; }      // the initiator is gone
+  bool ended() const { return ended_; }
+
+ private:
+  const SharedMemory memory_;
+  std::atomic<bool> ended_{false};
+  std::mutex mutex_;
+  std::vector<uint32_t> free_;
+  uint32_t num_slots_used_ = 0;
+  uint64_t num_offers_ = 0;
+};
+
+// Holds an offer in use, if it still stands.
+class BoardUse {
+ public:
+  BoardUse(const Board& board, const Offer& offer) : slot_(&board.slot(offer.slot)) {
+    // In this order, and in total order with withdraw() and in_use(): either the target sees the
+    // user, or the user sees that the offer is withdrawn.
+    slot_->num_users.fetch_add(1);
+    stands_ = slot_->generation.load() == offer.generation;
+  }
+  BoardUse(BoardUse&& other) noexcept : slot_(other.slot_), stands_(other.stands_) {
+    other.slot_ = nullptr;
+  }
+  ~BoardUse() {
+    if (slot_) slot_->num_users.fetch_sub(1);
+  }
+
+  explicit operator bool() const { return stands_; }
+
+ private:
+  Board::Slot* slot_;
+  bool stands_;
+};
+
+}  // namespace mk::transfer

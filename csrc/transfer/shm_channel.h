@@ -1,0 +1,53 @@
+// ShmChannel: the peer is on the same machine, and this process copies into and out of its memory.
+//
+// Layer: transfer. A connection within the machine, which tells the peer's regions and that it
+// lives, and carries what cannot be reached: checks that fail, notifications, and data of regions
+// that this process can neither map nor address. A copy into memory that is mapped would succeed
+// after the peer's death: it counts only if the connection stands when it is over.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <shared_mutex>
+#include <utility>
+#include <vector>
+
+#include "transfer/remote_memory.h"
+#include "transfer/wire_channel.h"
+
+namespace mk::transfer {
+
+class ShmChannel : public WireChannel {
+ public:
+  // `addresses` are the peer's within_machine().
+  using WireChannel::WireChannel;
+
+  // Whether someone of the same user listens there.
+  static bool reaches(const std::vector<SocketAddress>& addresses);
+
+  Transport transport() const override { return Transport::kShm; }
+  void connect(const Limit& limit) override;
+  void disconnect() noexcept override;
+  bool runs_here() const override { return true; }
+  std::optional<Outcome> run(const Work& work, const Limit& limit, Interrupt&) override;
+
+ protected:
+  void move(const Work& work, const Limit& limit) override;
+  void check(const Work& work, const Limit& limit) override;
+
+ private:
+  void learn_regions(const Limit& limit);
+  bool copy(const Work& work, const Limit& limit, uint64_t& num_bytes_done);
+
+  // Held by whoever copies: what it uses is not given back to the peer meanwhile.
+  std::shared_mutex mutex_;
+  std::shared_ptr<const RemoteMemory> remote_;  // null while not connected
+  bool by_address_ = true;                      // until the machine says that it does not allow it
+
+  // The leading thread's.
+  uint64_t num_questions_ = 0;
+  std::shared_ptr<const Board> board_;
+  std::vector<std::shared_ptr<const SharedMemory>> memories_;
+};
+
+}  // namespace mk::transfer
