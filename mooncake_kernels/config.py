@@ -79,7 +79,7 @@ class Settings:
         2,
         _positive_int,
         f"an integer in [1, {MAX_INT}]",
-        "connections of a TransferEngine to a peer, and threads that copy to it, for large transfers",
+        "connections of a TransferEngine to a peer, each with a thread, for large transfers",
     )
     calibration: str = _setting(
         "~/.cache/mooncake-kernels/calibration.json",
