@@ -1,0 +1,103 @@
+"""A request from its submission to its end: the blocks, the lane it goes by, the ticket."""
+
+import itertools
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+import mooncake_kernels as mk
+from mooncake_kernels.errors import InvalidArgument
+from mooncake_kernels.transfer import Ticket
+
+from .peers import Lane, Peers
+
+Column = Sequence[int] | np.ndarray
+Columns = tuple[Column, Column, Column]
+
+
+class Batch:
+    """A request under way."""
+
+    def __init__(self, peers: Peers, lane: Lane, ticket: Ticket | None):
+        self._peers = peers
+        self._lane = lane
+        self._ticket = ticket  # None: there was nothing to move
+
+    @property
+    def done(self) -> bool:
+        """Whether ``wait`` would not block."""
+        return self._ticket is None or self._ticket.done
+
+    def wait(self) -> int:
+        """Wait for the end, once; give the lane back. 0, or a ``TransferError``."""
+        failed = True
+        try:
+            if self._ticket is not None:
+                self._ticket.wait()
+            failed = False
+            return 0
+        finally:
+            if failed and self._ticket is not None:
+                self._ticket.cancel()  # of Ctrl-C; of all else it is over
+            self._peers.give_back(self._lane, failed=failed)
+
+
+def submit(
+    engine: mk.TransferEngine,
+    peers: Peers,
+    name: str,
+    columns: Columns,
+    *,
+    reads: bool,
+    notify: bytes | None,
+    timeout_s: float,
+) -> Batch:
+    """Open the peer, if need be, and hand the request to it.
+
+    Raises:
+        InvalidArgument, Unavailable, TransferError: nothing was moved.
+    """
+    begin_s = time.monotonic()
+    local, remote, sizes = columns
+    lane = peers.take(name, timeout_s)
+    try:
+        ticket = None
+        if len(sizes) or notify is not None:
+            move = engine.read_blocks if reads else engine.write_blocks
+            until_s = begin_s + timeout_s + np.sum(sizes, dtype=np.float64) * 1e-9  # as Mooncake
+            left_s = max(until_s - time.monotonic(), 1e-3)
+            ticket = move(lane.peer, local, remote, sizes, deadline_s=left_s, notify=notify)
+    except BaseException:
+        peers.give_back(lane, failed=False)  # the peer has no part in this
+        raise
+    return Batch(peers, lane, ticket)
+
+
+def columns_of(buffers: Any, addresses: Any, lengths: Any) -> Columns:
+    """The three lists without the blocks of no bytes, which Mooncake takes."""
+    lists = (buffers, addresses, lengths)
+    if not all(isinstance(one, Sequence | np.ndarray) for one in lists):
+        raise InvalidArgument(
+            "buffers, peer_buffer_addresses and lengths must be lists of integers, got "
+            f"{', '.join(type(one).__name__ for one in lists)}"
+        )
+    counts = [len(one) for one in lists]
+    if len(set(counts)) > 1:
+        raise InvalidArgument(
+            "buffers, peer_buffer_addresses and lengths must be equally long, got "
+            f"{', '.join(map(str, counts))}"
+        )
+    try:
+        sizes = np.asarray(lengths)
+    except ValueError:  # lists in it
+        sizes = np.empty(0, object)
+    if counts[0] and (sizes.ndim != 1 or sizes.dtype.kind not in "iu"):
+        raise InvalidArgument(f"lengths must be a list of integers, got {lengths!r:.80}")
+    if (sizes < 1).any():
+        if (sizes < 0).any():
+            raise InvalidArgument(f"lengths must not be negative, got {sizes.min()}")
+        buffers, addresses = ([*itertools.compress(one, sizes)] for one in (buffers, addresses))
+        sizes = sizes[sizes != 0]
+    return buffers, addresses, sizes

@@ -1,0 +1,35 @@
+"""``TransferEngine``: all of its calls."""
+
+from typing import Any, NoReturn
+
+from mooncake_kernels.errors import Unavailable
+
+from .async_transfers import AsyncTransfers
+from .memory_calls import MemoryCalls
+from .sync_transfers import SyncTransfers
+from .transfers import TransferOpcode as _TransferOpcode
+
+
+class TransferEngine(MemoryCalls, SyncTransfers, AsyncTransfers):
+    """Mooncake's ``TransferEngine``: registers memory, and moves it from and to peers.
+
+    Thread-safe: calls to one peer go side by side, each over a connection of its own, as far as
+    eight of them go. An engine that is dropped is closed.
+    """
+
+    TransferOpcode = _TransferOpcode
+
+    def transfer_write_on_cuda(self, *arguments: Any, **named: Any) -> NoReturn:
+        """Not here yet, like the next three: nothing moves GPU memory, or waits for a stream.
+
+        Raises:
+            Unavailable: always.
+        """
+        raise Unavailable(
+            "the _on_cuda calls are not here yet: synchronize the stream, and transfer from host "
+            "memory"
+        )
+
+    transfer_read_on_cuda = transfer_write_on_cuda
+    batch_transfer_write_on_cuda = transfer_write_on_cuda
+    batch_transfer_read_on_cuda = transfer_write_on_cuda

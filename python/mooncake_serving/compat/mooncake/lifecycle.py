@@ -1,0 +1,205 @@
+"""What is true of an engine as a whole: how it starts, what it is called, whom it reaches."""
+
+import errno
+import os
+import threading
+import weakref
+from dataclasses import dataclass, field
+
+import mooncake_kernels as mk
+from mooncake_kernels.errors import InvalidArgument, TransferError, Unavailable
+
+from . import names
+from .codes import ERR_DNS, ERR_INVALID_ARGUMENT, ERR_SOCKET, Failed, log, returns
+from .memory import Memory
+from .notify import TransferNotify, decode
+from .peers import Peers
+
+_PROBE_S = 5.0  # what Mooncake gives a handshake to connect
+
+_here: "weakref.WeakValueDictionary[str, Lifecycle]" = weakref.WeakValueDictionary()
+
+
+@dataclass(frozen=True)
+class Running:
+    """What ``initialize`` makes."""
+
+    engine: mk.TransferEngine
+    memory: Memory
+    peers: Peers
+    timeout_s: float
+    process_id: int = field(default_factory=os.getpid)
+
+
+class Lifecycle:
+    """The calls of ``TransferEngine`` that move nothing."""
+
+    def __init__(self) -> None:
+        self._starting = threading.Lock()
+        self._state: Running | None = None
+        self._finalizer: weakref.finalize | None = None
+
+    @returns(ERR_INVALID_ARGUMENT)
+    def initialize(
+        self, local_hostname: str, metadata_server: str, protocol: str, device_name: str | None
+    ) -> int:
+        """Start listening. An engine that has been started must be closed before the next time.
+
+        Args:
+            local_hostname: the host or address at which peers reach this engine, and where it
+                listens; with a port, that port if it is free. Ask ``get_rpc_port``.
+            metadata_server: ``"P2PHANDSHAKE"``: peers are named by host and port.
+            protocol: ``"tcp"``; any if the environment has ``MC_FORCE_TCP``.
+            device_name: RDMA devices, which tcp does not use.
+
+        Returns:
+            0, or -1 if it cannot be done.
+        """
+        return self._initialize(local_hostname, metadata_server, protocol, device_name, "etcd")
+
+    @returns(ERR_INVALID_ARGUMENT)
+    def initialize_ext(
+        self,
+        local_hostname: str,
+        metadata_server: str,
+        protocol: str,
+        device_name: str | None,
+        metadata_type: str,
+    ) -> int:
+        """Like ``initialize``; ``metadata_type`` is that of a server without ``type://``."""
+        return self._initialize(
+            local_hostname, metadata_server, protocol, device_name, metadata_type
+        )
+
+    @returns(ERR_INVALID_ARGUMENT)
+    def get_rpc_port(self) -> int:
+        """Return the port by which peers name this engine: ``"host:port"``."""
+        return int(self._running().engine.name.rpartition(":")[2])
+
+    def get_engine(self) -> mk.TransferEngine | None:
+        """Return the engine underneath, to share it; None before ``initialize``.
+
+        Who has it owns it too: from now on it is closed by ``close`` or when nobody has it.
+        """
+        if self._state is None:
+            return None
+        if self._finalizer is not None:
+            self._finalizer.detach()
+        return self._state.engine
+
+    def get_local_topology(self, device_name: str | None = None) -> str:
+        """Return ``{"cpu:0": [[preferred], [others]], "cuda:0": ...}`` of this machine's NICs.
+
+        Args:
+            device_name: only these, separated by commas; None or empty: all.
+        """
+        topology = mk.Topology.discover()
+        if not device_name:
+            return topology.to_mooncake_json()
+        wanted = {name.strip() for name in device_name.split(",")}
+        known = wanted & {nic.name for nic in topology.nics}
+        if known != wanted:
+            log.warning("get_local_topology: this machine has no %s", sorted(wanted - known))
+        return topology.to_mooncake_json(policy=mk.NicPolicy(allow=sorted(known)))
+
+    def get_notifies(self) -> list[TransferNotify]:
+        """Return the notifications that have come since the last call, in order of arrival.
+
+        Raises:
+            InvalidArgument: before ``initialize``.
+        """
+        return [decode(*one) for one in self._running().engine.receive_notifications()]
+
+    @returns(ERR_INVALID_ARGUMENT)
+    def send_probe(self, peer_server_name: str) -> int:
+        """Connect to a peer, anew, and hang up.
+
+        Returns:
+            0 if it is there; -101 if there is no such name, -102 if it does not answer.
+        """
+        running = self._running()
+        try:
+            name = names.peer_name(peer_server_name)
+            running.engine.open(name, deadline_s=min(_PROBE_S, running.timeout_s)).close()
+        except (InvalidArgument, Unavailable) as error:
+            raise Failed(ERR_DNS, str(error)) from None
+        except (TransferError, OSError) as error:
+            raise Failed(ERR_SOCKET, str(error)) from None
+        return 0
+
+    @returns(0)
+    def get_first_buffer_address(self, segment_name: str) -> int:
+        """Return where the memory begins that an engine *of this process* registered first.
+
+        Returns:
+            The address; 0 if nothing is registered there, and for an engine of another process:
+            peers cannot be asked for their addresses yet.
+        """
+        running = self._running()
+        name = names.peer_name(segment_name)
+        other = _here.get(name)
+        state = None if other is None else other._state
+        if state is None:
+            raise Unavailable(
+                f"segment_name must be an engine of this process ({running.engine.name}), for "
+                f"peers cannot be asked for their addresses yet, got {name}: have it send them"
+            )
+        return state.memory.first()
+
+    def warmup_efa_segment(self, segment_name: str) -> int:
+        """Return 0: there is no EFA transport to warm up."""
+        return 0
+
+    def close(self) -> None:
+        """Fail what is pending, forget all memory, stop listening. Not in Mooncake. Idempotent."""
+        with self._starting:
+            state, self._state = self._state, None
+        if state is not None:
+            _here.pop(state.engine.name, None)
+            state.engine.close()
+
+    def _initialize(
+        self,
+        local_hostname: str,
+        metadata_server: str,
+        protocol: str,
+        device_name: str | None,
+        metadata_type: str,
+    ) -> int:
+        name = names.listen_name(local_hostname)
+        metadata = names.metadata_of(metadata_server, metadata_type)
+        transports = names.transports_of(protocol)
+        timeout_s = names.timeout_s()
+        if device_name:
+            log.info("initialize: tcp uses no device, not %s", device_name)
+        with self._starting:
+            if self._state is not None:
+                raise InvalidArgument(f"it is initialized, as {self._state.engine.name}")
+            engine = _start(name, metadata, transports)
+            self._finalizer = weakref.finalize(self, engine.close)
+            self._state = Running(engine, Memory(engine), Peers(engine), timeout_s)
+        _here[engine.name] = self
+        return 0
+
+    def _running(self) -> Running:
+        state = self._state
+        if state is None:
+            raise InvalidArgument("call initialize first")
+        if state.process_id != os.getpid():  # where another thread's locks may be held for ever
+            raise InvalidArgument(
+                f"the engine {state.engine.name} is of another process: a forked child must make "
+                "its own"
+            )
+        return state
+
+
+def _start(name: str, metadata: str, transports: tuple[str, ...]) -> mk.TransferEngine:
+    try:
+        return mk.TransferEngine(name, metadata=metadata, transports=transports)
+    except OSError as error:
+        host, _, port = name.rpartition(":")
+        if error.errno != errno.EADDRINUSE or port == "0":
+            raise
+        # Mooncake ignores the port under P2PHANDSHAKE: programs start several with the same.
+        log.warning("initialize: %s is taken, listening on another port", name)
+        return mk.TransferEngine(f"{host}:0", metadata=metadata, transports=transports)

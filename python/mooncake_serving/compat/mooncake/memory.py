@@ -1,0 +1,138 @@
+"""The memory that an engine has registered, by address."""
+
+import ctypes
+import mmap
+import sys
+import threading
+from collections.abc import Iterable
+
+from mooncake_kernels.buffers import Buffer
+from mooncake_kernels.errors import InvalidArgument
+from mooncake_kernels.transfer import Region, TransferEngine
+
+from .codes import (
+    ERR_ADDRESS_NOT_REGISTERED,
+    ERR_ADDRESS_OVERLAPPED,
+    ERR_INVALID_ARGUMENT,
+    ERR_NOT_IMPLEMENTED,
+    Failed,
+)
+from .mapped import MappedMemory
+
+Range = tuple[int, int]  # address, bytes
+
+
+class Memory:
+    """Registers raw addresses with an engine, and memory of its own. Thread-safe."""
+
+    def __init__(self, engine: TransferEngine):
+        self._engine = engine
+        self._lock = threading.Lock()
+        self._regions: dict[int, Region] = {}  # in the order of registration
+        self._managed: dict[int, mmap.mmap] = {}  # the memory of those that are ours
+
+    def register(self, ranges: Iterable[Range], location: str) -> None:
+        """Register all of the ranges, or none."""
+        if not isinstance(location, str) or not (location == "*" or location.startswith("cpu:")):
+            raise Failed(
+                ERR_NOT_IMPLEMENTED,
+                f'location must be "*" or "cpu:<node>", for host memory is what is moved for now, '
+                f"got {location!r:.80}",
+            )
+        mapped = MappedMemory()
+        regions: list[Region] = []
+        try:
+            for address, num_bytes in ranges:
+                regions.append(self._register(address, num_bytes, mapped))
+        except InvalidArgument as error:
+            overlaps = self._overlaps(address, num_bytes, regions)
+            for region in regions:
+                region.close()
+            code = ERR_ADDRESS_OVERLAPPED if overlaps else ERR_INVALID_ARGUMENT
+            raise Failed(code, str(error)) from None
+        with self._lock:
+            self._regions.update({region.address: region for region in regions})
+
+    def unregister(self, addresses: list[int]) -> None:
+        """Unregister all of these, or none. Then no thread of the engine touches them."""
+        with self._lock:
+            unknown = [
+                address
+                for address in addresses
+                if address not in self._regions or address in self._managed
+            ]
+            if unknown or len(set(addresses)) < len(addresses):
+                raise Failed(
+                    ERR_ADDRESS_NOT_REGISTERED,
+                    "buffer_addr must be where registered memory begins, and named once, "
+                    f"got {[hex(address) for address in unknown or addresses][:8]}",
+                )
+            regions = [self._regions.pop(address) for address in addresses]
+        for region in regions:
+            region.close()
+
+    def allocate(self, num_bytes: int) -> int:
+        """Return the address of new registered memory: whole pages, zeros."""
+        if num_bytes > sys.maxsize:
+            raise InvalidArgument(f"length must be at most {sys.maxsize}, got {num_bytes}")
+        pages = mmap.mmap(-1, num_bytes)
+        region = self._engine.register(pages)
+        with self._lock:
+            self._regions[region.address] = region
+            self._managed[region.address] = pages
+        return region.address
+
+    def free(self, address: int, num_bytes: int) -> None:
+        """Free what ``allocate`` gave."""
+        with self._lock:
+            if address not in self._managed or len(self._managed[address]) != num_bytes:
+                raise Failed(
+                    ERR_ADDRESS_NOT_REGISTERED,
+                    "buffer_addr and length must be those of allocate_managed_buffer, "
+                    f"got {_shown(address, num_bytes)}",
+                )
+            region = self._regions.pop(address)
+            pages = self._managed.pop(address)
+        region.close()  # until then the engine may be using the pages
+        del pages
+
+    def first(self) -> int:
+        """The address that was registered first of those that still are, or 0."""
+        with self._lock:
+            return next(iter(self._regions), 0)
+
+    def view(self, address: int, num_bytes: int, *, writes: bool) -> memoryview:
+        """The bytes of a range of registered memory."""
+        with self._lock:
+            for region in self._regions.values():
+                is_inside = region.address <= address and (
+                    address + num_bytes <= region.address + region.num_bytes
+                )
+                if is_inside and not (writes and region.access == "read"):
+                    return memoryview((ctypes.c_ubyte * num_bytes).from_address(address)).cast("B")
+        raise InvalidArgument(
+            f"the address must be inside {'writable ' if writes else ''}registered memory, "
+            f"got {_shown(address, num_bytes)}"
+        )
+
+    def _register(self, address: int, num_bytes: int, mapped: MappedMemory) -> Region:
+        allowed = mapped.access(address, num_bytes)
+        if not allowed:
+            raise InvalidArgument(
+                "buffer_addr must be host memory that this process can read, "
+                f"got {_shown(address, num_bytes)}"
+            )
+        buffer = Buffer(address, num_bytes, "cpu:0", allowed == "rw", owner=None)
+        return self._engine.register(buffer, "read_write" if buffer.writable else "read")
+
+    def _overlaps(self, address: int, num_bytes: int, others: list[Region]) -> bool:
+        with self._lock:
+            regions = [*self._regions.values(), *others]
+        return any(
+            region.address < address + num_bytes and address < region.address + region.num_bytes
+            for region in regions
+        )
+
+
+def _shown(address: int, num_bytes: int) -> str:
+    return f"0x{address:x} + {num_bytes} bytes"

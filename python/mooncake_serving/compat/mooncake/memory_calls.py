@@ -1,0 +1,112 @@
+"""The calls of ``TransferEngine`` that register memory, or look into it."""
+
+from collections.abc import Iterable, Sequence
+
+from mooncake_kernels.errors import InvalidArgument
+
+from .codes import ERR_INVALID_ARGUMENT, as_natural, returns
+from .lifecycle import Lifecycle
+
+
+class MemoryCalls(Lifecycle):
+    """Memory is named by its address; who registered it keeps it alive."""
+
+    @returns(ERR_INVALID_ARGUMENT)
+    def register_memory(self, buffer_addr: int, capacity: int, location: str = "*") -> int:
+        """Let peers read and write a range; read-only memory they may only read.
+
+        Args:
+            buffer_addr: where it begins, in host memory of this process.
+            capacity: bytes.
+            location: ``"*"``, or ``"cpu:<node>"``.
+
+        Returns:
+            0; -7 if it overlaps what is registered, -303 for another location, else -1.
+        """
+        return self._register([buffer_addr], [capacity], location)
+
+    @returns(ERR_INVALID_ARGUMENT)
+    def unregister_memory(self, buffer_addr: int) -> int:
+        """Undo ``register_memory``; transfers that use the memory end with a failure.
+
+        Returns:
+            0, and from now on the engine does not touch it; -3 if nothing registered begins there.
+        """
+        self._running().memory.unregister([as_natural("buffer_addr", buffer_addr)])
+        return 0
+
+    @returns(ERR_INVALID_ARGUMENT)
+    def batch_register_memory(
+        self, buffer_addresses: Sequence[int], capacities: Sequence[int], location: str = "*"
+    ) -> int:
+        """Register all of several ranges, or, if that fails, none; see ``register_memory``."""
+        return self._register(buffer_addresses, capacities, location)
+
+    @returns(ERR_INVALID_ARGUMENT)
+    def batch_unregister_memory(self, buffer_addresses: Sequence[int]) -> int:
+        """Unregister all of several ranges, or, if one is not registered, none."""
+        self._running().memory.unregister(_naturals("buffer_addresses", buffer_addresses))
+        return 0
+
+    @returns(0)
+    def allocate_managed_buffer(self, length: int) -> int:
+        """Return the address of new registered memory of ``length`` bytes, 0 if there is none."""
+        return self._running().memory.allocate(as_natural("length", length, minimum=1))
+
+    @returns(ERR_INVALID_ARGUMENT)
+    def free_managed_buffer(self, buffer_addr: int, length: int) -> int:
+        """Free what ``allocate_managed_buffer(length)`` gave; transfers that use it fail.
+
+        Returns:
+            0; -3 if it gave no such buffer.
+        """
+        address, num_bytes = as_natural("buffer_addr", buffer_addr), as_natural("length", length)
+        self._running().memory.free(address, num_bytes)
+        return 0
+
+    @returns(ERR_INVALID_ARGUMENT)
+    def write_bytes_to_buffer(self, dest_address: int, src_ptr: bytes | str, length: int) -> int:
+        """Copy the first ``length`` bytes of an object into registered memory of this engine.
+
+        Returns:
+            0; -1 if the target is not inside registered memory, or the object is shorter.
+        """
+        address, num_bytes = as_natural("dest_address", dest_address), as_natural("length", length)
+        try:
+            data = memoryview(src_ptr.encode() if isinstance(src_ptr, str) else src_ptr).cast("B")
+        except TypeError:
+            raise InvalidArgument(f"src_ptr must be bytes, got {src_ptr!r:.80}") from None
+        if num_bytes > len(data):
+            raise InvalidArgument(f"length must be at most {len(data)}, got {num_bytes}")
+        self._running().memory.view(address, num_bytes, writes=True)[:] = data[:num_bytes]
+        return 0
+
+    def read_bytes_from_buffer(self, source_address: int, length: int) -> bytes:
+        """Return a copy of registered memory of this engine.
+
+        Raises:
+            InvalidArgument: the range is not inside registered memory.
+        """
+        address = as_natural("source_address", source_address)
+        num_bytes = as_natural("length", length)
+        return bytes(self._running().memory.view(address, num_bytes, writes=False))
+
+    def _register(self, addresses: Iterable[int], capacities: Iterable[int], location: str) -> int:
+        begins = _naturals("buffer_addr", addresses)
+        sizes = _naturals("capacity", capacities, minimum=1)
+        if len(begins) != len(sizes):
+            raise InvalidArgument(
+                "buffer_addresses and capacities must be equally long, got "
+                f"{len(begins)} and {len(sizes)}"
+            )
+        self._running().memory.register(zip(begins, sizes, strict=True), location)
+        return 0
+
+
+def _naturals(argument: str, values: Iterable[int], *, minimum: int = 0) -> list[int]:
+    try:
+        return [as_natural(argument, value, minimum=minimum) for value in values]
+    except TypeError:
+        raise InvalidArgument(
+            f"{argument} must be a list of integers, got {values!r:.80}"
+        ) from None

@@ -1,0 +1,92 @@
+"""Peers by name: opened when first needed, several connections to each, kept until one fails."""
+
+import concurrent.futures
+import threading
+
+from mooncake_kernels.errors import TransferError
+from mooncake_kernels.transfer import Peer, TransferEngine
+
+MAX_LANES = 8  # to one name; a call that finds all of them busy queues behind another
+
+
+class Lane:
+    """One connection to a peer. Its users are counted under the lock of ``Peers``."""
+
+    def __init__(self, name: str):
+        self.name = name
+        self.num_users = 0
+        self.retired = False
+        self._opened: concurrent.futures.Future[Peer] = concurrent.futures.Future()
+
+    @property
+    def peer(self) -> Peer:
+        return self._opened.result(timeout=0)
+
+    def open(self, engine: TransferEngine, deadline_s: float) -> None:
+        try:
+            self._opened.set_result(engine.open(self.name, deadline_s=deadline_s))
+        except BaseException as error:  # for those who wait, whatever it is
+            self._opened.set_exception(TransferError(self.name, f"it was not opened: {error}"))
+            raise
+
+    def wait_until_open(self, deadline_s: float) -> None:
+        try:
+            self._opened.result(deadline_s)
+        except concurrent.futures.TimeoutError:
+            raise TransferError(self.name, f"deadline of {deadline_s:g} s passed") from None
+
+    def close(self) -> None:
+        if self._opened.exception(timeout=0) is None:
+            self.peer.close()
+
+
+class Peers:
+    """The lanes of one engine, by the name of the peer. Thread-safe."""
+
+    def __init__(self, engine: TransferEngine):
+        self._engine = engine
+        self._lock = threading.Lock()
+        self._lanes: dict[str, list[Lane]] = {}
+
+    def take(self, name: str, deadline_s: float) -> Lane:
+        """Return an idle lane, else a new one, else the one with the fewest users.
+
+        Give it back. Nobody waits for the opening of a lane but those who share it.
+
+        Raises:
+            InvalidArgument, Unavailable, TransferError: as ``TransferEngine.open``.
+        """
+        with self._lock:
+            lanes = self._lanes.setdefault(name, [])
+            lane = min(lanes, key=lambda lane: lane.num_users, default=None)
+            is_new = lane is None or (lane.num_users > 0 and len(lanes) < MAX_LANES)
+            if lane is None or is_new:
+                lane = Lane(name)
+                lanes.append(lane)
+            lane.num_users += 1
+        try:
+            if is_new:
+                lane.open(self._engine, deadline_s)
+            else:
+                lane.wait_until_open(deadline_s)
+        except BaseException:
+            self.give_back(lane, failed=True)
+            raise
+        return lane
+
+    def give_back(self, lane: Lane, *, failed: bool) -> None:
+        """End one use of a lane.
+
+        After a failure none of the peer's lanes is used again: it may have been restarted, and
+        then each of them would fail once. Each is closed by the last of its users.
+        """
+        with self._lock:
+            lane.num_users -= 1
+            left = [lane]
+            if failed and not lane.retired:
+                left = self._lanes.pop(lane.name)
+                for one in left:
+                    one.retired = True
+            closing = [one for one in left if one.retired and one.num_users == 0]
+        for one in closing:
+            one.close()

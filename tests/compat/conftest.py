@@ -1,0 +1,29 @@
+import dataclasses
+
+import pytest
+
+from .support import SIZE, Process, Side, addressed, other_process, side, untouched
+
+
+@dataclasses.dataclass
+class Pair:
+    """An engine with hashed memory, and one that it reaches by name, whose memory is untouched."""
+
+    near: Side
+    far: Side | Process
+    name: str
+
+
+@pytest.fixture(params=["local", "tcp", "process"])
+def pair(request, monkeypatch):
+    """The peer in this process (by its own name, so a copy; by another, so tcp), or in another."""
+    monkeypatch.delenv("MC_FORCE_TCP", raising=False)
+    monkeypatch.delenv("MC_TRANSFER_TIMEOUT", raising=False)
+    with side(addressed(SIZE)) as near:
+        if request.param == "process":
+            with other_process() as far:
+                yield Pair(near, far, far.name)
+        else:
+            host = {"local": "127.0.0.1", "tcp": "localhost"}[request.param]
+            with side(untouched(SIZE)) as far:
+                yield Pair(near, far, f"{host}:{far.port}")

@@ -1,0 +1,74 @@
+"""The names, the order of the arguments and their defaults, as PyPI's 0.3.13.post1 has them."""
+
+import inspect
+
+import pytest
+
+from mooncake_serving.compat import mooncake
+
+ONE = ["target_hostname", "buffer", "peer_buffer_address", "length"]
+MANY = ["target_hostname", "buffers", "peer_buffer_addresses", "lengths"]
+HINT = ("transport_hint", "")
+TOLD = [("notify", None), HINT]
+
+SIGNATURES = {
+    "initialize": ["local_hostname", "metadata_server", "protocol", "device_name"],
+    "initialize_ext": [
+        *("local_hostname", "metadata_server", "protocol", "device_name"),
+        "metadata_type",
+    ],
+    "get_rpc_port": [],
+    "get_engine": [],
+    "get_local_topology": [("device_name", None)],
+    "register_memory": ["buffer_addr", "capacity", ("location", "*")],
+    "unregister_memory": ["buffer_addr"],
+    "batch_register_memory": ["buffer_addresses", "capacities", ("location", "*")],
+    "batch_unregister_memory": ["buffer_addresses"],
+    "allocate_managed_buffer": ["length"],
+    "free_managed_buffer": ["buffer_addr", "length"],
+    "get_first_buffer_address": ["segment_name"],
+    "write_bytes_to_buffer": ["dest_address", "src_ptr", "length"],
+    "read_bytes_from_buffer": ["source_address", "length"],
+    "transfer_sync_write": [*ONE, HINT],
+    "transfer_sync_read": [*ONE, HINT],
+    "transfer_sync": [*ONE, "opcode", *TOLD],
+    "batch_transfer_sync_write": [*MANY, HINT],
+    "batch_transfer_sync_read": [*MANY, HINT],
+    "batch_transfer_sync": [*MANY, "opcode", *TOLD],
+    "batch_transfer_async_write": [*MANY, HINT],
+    "batch_transfer_async_read": [*MANY, HINT],
+    "batch_transfer_async": [*MANY, "opcode", HINT],
+    "get_batch_transfer_status": ["batch_ids"],
+    "transfer_submit_write": [*ONE, HINT],
+    "transfer_check_status": ["batch_id"],
+    "get_notifies": [],
+    "send_probe": ["peer_server_name"],
+    "warmup_efa_segment": ["segment_name"],
+}
+
+
+@pytest.mark.parametrize("method", SIGNATURES)
+def test_arguments(method):
+    parameters = list(
+        inspect.signature(getattr(mooncake.TransferEngine, method)).parameters.values()
+    )
+    found = [
+        one.name if one.default is inspect.Parameter.empty else (one.name, one.default)
+        for one in parameters[1:]
+    ]
+    assert found == SIGNATURES[method]
+
+
+def test_enums_and_flags():
+    assert [one.name for one in mooncake.TransferOpcode] == ["Read", "Write"]
+    assert (mooncake.Read, mooncake.Write) == (0, 1)
+    assert mooncake.TransferEngine.TransferOpcode is mooncake.TransferOpcode
+    flags = [name for name in mooncake.__all__ if name.startswith("SUPPORT_")]
+    assert len(flags) == 6 and not any(getattr(mooncake, flag) for flag in flags)
+
+
+def test_notify():
+    notify = mooncake.TransferNotify()
+    assert (notify.name, notify.msg) == ("", "")
+    notify.msg = "done"
+    assert notify == mooncake.TransferNotify(name="", msg="done")

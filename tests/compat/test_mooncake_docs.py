@@ -1,0 +1,47 @@
+"""docs/mooncake_compat.md: its code runs, and its table names every call."""
+
+import inspect
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from mooncake_serving.compat import mooncake
+
+PAGE = (Path(__file__).parents[2] / "docs/mooncake_compat.md").read_text()
+
+USE = """
+use_mooncake_kernels()
+from mooncake.engine import TransferEngine as Theirs, TransferNotify, TransferOpcode
+import mooncake.engine
+
+assert mooncake.engine.TransferEngine is Theirs is TransferEngine
+engine = Theirs()
+assert engine.initialize("127.0.0.1", "P2PHANDSHAKE", "rdma", "") == 0
+assert engine.send_probe(f"127.0.0.1:{engine.get_rpc_port()}") == 0
+engine.close()
+"""
+
+
+def test_the_code_of_the_page_puts_it_in_the_place_of_mooncake():
+    code = "".join(re.findall(r"```python\n(.*?)```", PAGE, re.S))
+    command = ["env", "MC_FORCE_TCP=1", sys.executable, "-c", code + USE]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 0, ran.stderr
+
+
+def test_the_table_names_every_call():
+    table = PAGE[PAGE.index("## The calls") :]
+    named = set(re.findall(r"`(\w+)(?:\(|`)", table))
+    calls = {
+        name
+        for name, _ in inspect.getmembers(mooncake.TransferEngine, inspect.isfunction)
+        if not name.startswith("_")
+    }
+    assert calls <= named, calls - named
+
+
+def test_the_codes_of_the_page():
+    for code, name in re.findall(r"(-\d+) `(ERR_\w+)`", PAGE):
+        assert getattr(mooncake, name) == int(code)
+    assert len(re.findall(r"(-\d+) `(ERR_\w+)`", PAGE)) == 6
