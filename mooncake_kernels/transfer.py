@@ -92,8 +92,13 @@ class TransferEngine(Resource):
             host = config.current().listen_host
             name = f"[{host}]:0" if ":" in host else f"{host}:0"
         name = as_name("TransferEngine", name)
-        chosen = (transport in allowed for transport in TRANSPORTS)
-        self._engine = _host.TransferEngine(name, *chosen, config.current().transfer_lanes)
+        self._engine = _host.TransferEngine(
+            name,
+            local="local" in allowed,
+            shm="shm" in allowed,
+            tcp="tcp" in allowed,
+            num_lanes=config.current().transfer_lanes,
+        )
         self._regions: set[Region] = set()
         self._closed = False
         self.name = self._engine.name
