@@ -10,7 +10,7 @@ import time
 import numpy as np
 import pytest
 
-from mooncake_serving.compat.mooncake import TransferNotify, TransferOpcode, peers
+from mooncake_serving.compat.mooncake import TransferNotify, TransferOpcode, names, peers
 from mooncake_serving.compat.mooncake.peers import MAX_LANES
 
 from .support import (
@@ -147,7 +147,13 @@ def test_a_peer_that_is_killed_during_transfers(near, opcode):
         assert near.engine.send_probe(far.name) == -102
 
 
-def test_a_peer_that_is_stopped(near, caplog):
+@pytest.fixture
+def over_tcp(monkeypatch):
+    """By shared memory a transfer goes on although the peer is stopped."""
+    monkeypatch.setitem(names._TRANSPORTS, "tcp", ("local", "tcp"))
+
+
+def test_a_peer_that_is_stopped(over_tcp, near, caplog):
     """Every kind of call ends at its time, and says so."""
     with other_process() as far:
         block = (far.name, near.address, far.address, SIZE)
@@ -210,7 +216,7 @@ def test_a_call_that_never_reaches_its_peer_leaves_the_connection_free(near, cap
         assert lane.num_users == 0 and not lane.peer.closed
 
 
-def test_ctrl_c_ends_the_transfer_but_not_one_beside_it(near, monkeypatch):
+def test_ctrl_c_ends_the_transfer_but_not_one_beside_it(over_tcp, near, monkeypatch):
     """Both go by one connection: to give up one is not to close it."""
     monkeypatch.setattr(peers, "MAX_LANES", 1)
     half = SIZE // 2

@@ -9,7 +9,7 @@ from mooncake_kernels.errors import InvalidArgument, Unavailable
 from .codes import log
 
 _P2P = "P2PHANDSHAKE"
-_TRANSPORTS = {"tcp": ("local", "tcp")}  # what a protocol allows an engine to use
+_TRANSPORTS = {"tcp": ("local", "shm", "tcp")}  # what a protocol allows an engine to use
 _MIN_TIMEOUT_S = 5  # Mooncake's; what is set to less counts as this
 
 
