@@ -32,6 +32,7 @@ MAX_WINDOW_CALLS = 64
 PEERS = {
     "tcp": ("mooncake", "nixl-tcp", "stream"),
     "shm": ("mooncake", "nixl-cma", "memcpy"),
+    "shm-mapped": ("mooncake", "nixl-cma", "memcpy"),
 }
 
 

@@ -195,6 +195,7 @@ class Memcpy:
 LIBRARIES = {
     "tcp": (Engine, "tcp"),
     "shm": (Engine, "shm"),
+    "shm-mapped": (Engine, "shm"),  # into and out of mk.shared_memory()
     "mooncake": (Mooncake, "tcp"),
     "nixl-tcp": (Nixl, "tcp"),
     "nixl-cma": (Nixl, "self,cma,sysv,posix,tcp"),
@@ -210,7 +211,10 @@ def pattern(num_bytes: int, seed: int) -> np.ndarray:
 def run_side(pipe: Any, library: str, num_bytes: int) -> None:
     """The life of one of the processes."""
     kind, option = LIBRARIES[library]
-    memory = np.zeros(num_bytes, np.uint8)
+    if library == "shm-mapped":
+        memory = mk.shared_memory(num_bytes).numpy()
+    else:
+        memory = np.zeros(num_bytes, np.uint8)
     ctypes.CDLL(None).madvise(
         ctypes.c_void_p(memory.ctypes.data + 4095 & ~4095), ctypes.c_size_t(num_bytes - 4096), 14
     )  # MADV_HUGEPAGE

@@ -1,6 +1,7 @@
 """The data plane of KVCache-centric LLM serving. Importing it touches no device and no NIC."""
 
 from . import errors, hashing, kv, rdma, topology, transfer
+from .buffers import shared_memory
 from .errors import ChecksumError, CudaError, InvalidArgument, TransferError, Unavailable
 from .hashing import block_hashes
 from .kv import (
@@ -48,6 +49,7 @@ __all__ = [
     "rdma",
     "scatter_blocks",
     "shard_heads",
+    "shared_memory",
     "topology",
     "transfer",
 ]

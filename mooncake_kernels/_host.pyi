@@ -158,10 +158,18 @@ class TransferEngine:
         reads: bool,
         local: np.ndarray,
         remote: np.ndarray,
-        sizes: np.ndarray,
+        sizes: np.ndarray | int,
         notify: bytes | None,
         deadline_s: float,
     ) -> TransferTicket: ...
+    def submit_rows(
+        self,
+        peer: TransferPeer,
+        reads: bool,
+        rows: list[tuple[int, int, int]],
+        notify: bytes | None,
+        deadline_s: float,
+    ) -> TransferTicket | None: ...
     def take_notifications(self, timeout_s: float) -> list[tuple[str, bytes]]: ...
     def stats(self) -> list[tuple[str, str, int, int, int, int]]: ...
     def close(self) -> bool: ...

@@ -223,8 +223,7 @@ class TransferEngine(Resource):
             InvalidArgument: a descriptor is not inside the registered regions of this engine, or
                 is empty; the message names it. What the peer refuses is the ticket's error.
         """
-        columns = as_rows("write", descriptors)
-        return self._submit("write", peer, columns, deadline_s, notify)
+        return self._submit_rows("write", peer, descriptors, deadline_s, notify)
 
     def read(
         self,
@@ -254,7 +253,7 @@ class TransferEngine(Resource):
         Raises:
             InvalidArgument: as for ``write``.
         """
-        return self._submit("read", peer, as_rows("read", descriptors), deadline_s, notify)
+        return self._submit_rows("read", peer, descriptors, deadline_s, notify)
 
     def write_blocks(
         self,
@@ -348,14 +347,36 @@ class TransferEngine(Resource):
                     sums[field] += count
         return table
 
+    def _submit_rows(
+        self,
+        op: str,
+        peer: Peer,
+        descriptors: Descriptors,
+        deadline_s: float | None,
+        notify: bytes | None,
+    ) -> Ticket:
+        options = self._check_call(op, peer, notify, deadline_s)
+        if type(descriptors) is list:
+            ticket = self._engine.submit_rows(peer._peer, op == "read", descriptors, *options)
+            if ticket is not None:
+                return Ticket(ticket)
+        columns = as_rows(op, descriptors)
+        return Ticket(self._engine.submit(peer._peer, op == "read", *columns, *options))
+
     def _submit(
         self,
         op: str,
         peer: Peer,
-        columns: tuple[np.ndarray, np.ndarray, np.ndarray],
+        columns: tuple[np.ndarray, np.ndarray, np.ndarray | int],
         deadline_s: float | None,
         notify: bytes | None,
     ) -> Ticket:
+        options = self._check_call(op, peer, notify, deadline_s)
+        return Ticket(self._engine.submit(peer._peer, op == "read", *columns, *options))
+
+    def _check_call(
+        self, op: str, peer: Peer, notify: bytes | None, deadline_s: float | None
+    ) -> tuple[bytes | None, float]:
         self._check_open(op)
         if not isinstance(peer, Peer) or peer._engine is not self._engine:
             raise InvalidArgument(
@@ -365,10 +386,7 @@ class TransferEngine(Resource):
             raise InvalidArgument(f"{op}: peer must be open, got the closed {peer.name}")
         if notify is not None and not isinstance(notify, (bytes, bytearray, memoryview)):
             raise InvalidArgument(f"{op}: notify must be bytes, got {type(notify).__name__}")
-        message = None if notify is None else bytes(notify)
-        deadline_s = as_deadline(op, deadline_s)
-        reads = op == "read"
-        return Ticket(self._engine.submit(peer._peer, reads, *columns, message, deadline_s))
+        return None if notify is None else bytes(notify), as_deadline(op, deadline_s)
 
     def _check_open(self, op: str) -> None:
         if self._closed:

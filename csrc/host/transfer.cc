@@ -1,6 +1,6 @@
-// Binds the transfer engine. Descriptors cross as three uint64 arrays, with no Python object per
-// block; the GIL is released around everything that blocks or copies, and no thread of the engine
-// ever takes it.
+// Binds the transfer engine. Descriptors cross as uint64 arrays, with no Python object per block,
+// or as the few tuples that they are; the GIL is released around everything that blocks or copies,
+// and no thread of the engine ever takes it.
 #include "transfer/engine.h"
 
 #include <pybind11/numpy.h>
@@ -8,6 +8,7 @@
 
 #include <optional>
 #include <utility>
+#include <variant>
 
 #include "common/shared_memory.h"
 #include "host/gil.h"
@@ -47,25 +48,58 @@ Rights rights_of(bool writable, bool remote_read, bool remote_write) {
          (remote_write ? kRemoteWrite : 0);
 }
 
-TicketRef submit(Engine& engine, Peer& peer, bool reads, const Column& local, const Column& remote,
-                 const Column& sizes, std::optional<std::string> notify, double deadline_s) {
-  const size_t count = local.size();
-  const uint64_t *locals = local.data(), *remotes = remote.data(), *bytes = sizes.data();
-  MK_CHECK(
-      static_cast<size_t>(remote.size()) == count && static_cast<size_t>(sizes.size()) == count,
-      "submit: the arrays must be of one length, got ", count, ", ", remote.size(), " and ",
-      sizes.size());
-  const GilReleased released;
+void add(Request& request, uint64_t local, uint64_t remote, uint64_t num_bytes) {
+  request.local.push_back({local, num_bytes});
+  request.remote.push_back({remote, num_bytes});
+  request.num_bytes += num_bytes;
+}
+
+Request empty_request(bool reads, std::optional<std::string> notify, size_t count) {
   Request request{};
   request.direction = reads ? Direction::kRead : Direction::kWrite;
+  request.notify = std::move(notify);
   request.local.reserve(count);
   request.remote.reserve(count);
-  for (size_t i = 0; i < count; ++i) {
-    request.local.push_back({locals[i], bytes[i]});
-    request.remote.push_back({remotes[i], bytes[i]});
-    request.num_bytes += bytes[i];
+  return request;
+}
+
+TicketRef submit(Engine& engine, Peer& peer, bool reads, const Column& local, const Column& remote,
+                 const std::variant<uint64_t, Column>& sizes, std::optional<std::string> notify,
+                 double deadline_s) {
+  const auto* const size_column = std::get_if<Column>(&sizes);
+  const size_t count = local.size();
+  MK_CHECK(static_cast<size_t>(remote.size()) == count &&
+               (!size_column || static_cast<size_t>(size_column->size()) == count),
+           "submit: the arrays must be of one length");
+  const uint64_t *locals = local.data(), *remotes = remote.data();
+  const uint64_t* const each = size_column ? size_column->data() : nullptr;
+  const uint64_t all = size_column ? 0 : std::get<uint64_t>(sizes);
+  const GilReleased released;
+  Request request = empty_request(reads, std::move(notify), count);
+  for (size_t i = 0; i < count; ++i) add(request, locals[i], remotes[i], each ? each[i] : all);
+  return engine.submit(peer, std::move(request), deadline_s);
+}
+
+// Rows as most callers write them: a list of tuples of three plain integers from 0 to 2**64 - 1.
+// Returns null for anything else, which the caller takes the long way, for its errors, too.
+TicketRef submit_rows(Engine& engine, Peer& peer, bool reads, const py::list& rows,
+                      std::optional<std::string> notify, double deadline_s) {
+  Request request = empty_request(reads, std::move(notify), rows.size());
+  for (const py::handle row : rows) {
+    if (!PyTuple_CheckExact(row.ptr()) || PyTuple_GET_SIZE(row.ptr()) != 3) return nullptr;
+    uint64_t values[3];
+    for (int k = 0; k < 3; ++k) {
+      PyObject* const item = PyTuple_GET_ITEM(row.ptr(), k);
+      if (!PyLong_CheckExact(item)) return nullptr;
+      values[k] = PyLong_AsUnsignedLongLong(item);
+      if (values[k] == UINT64_MAX && PyErr_Occurred()) {
+        PyErr_Clear();
+        return nullptr;
+      }
+    }
+    add(request, values[0], values[1], values[2]);
   }
-  request.notify = std::move(notify);
+  const GilReleased released;
   return engine.submit(peer, std::move(request), deadline_s);
 }
 
@@ -184,7 +218,9 @@ void bind_transfer(py::module_& m) {
       .def("open", &open, py::arg("name"), py::arg("deadline_s"))
       .def("close_peer", &Engine::close_peer, py::arg("peer"), ReleaseGil())
       .def("submit", &submit, py::arg("peer"), py::arg("reads"), py::arg("local").noconvert(),
-           py::arg("remote").noconvert(), py::arg("sizes").noconvert(),
+           py::arg("remote").noconvert(), py::arg("sizes"), py::arg("notify").none(true),
+           py::arg("deadline_s"))
+      .def("submit_rows", &submit_rows, py::arg("peer"), py::arg("reads"), py::arg("rows"),
            py::arg("notify").none(true), py::arg("deadline_s"))
       .def("take_notifications", &take_notifications, py::arg("timeout_s"))
       .def("stats", &stats)

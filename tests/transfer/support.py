@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mooncake_kernels.buffers import shared_memory
 from mooncake_kernels.transfer import Peer, Region, TransferEngine
 
 UNTOUCHED = 0xEE  # what targets start full of, so that a byte written by mistake shows
@@ -62,12 +63,17 @@ def engine_pair(transport: str):
         yield Pair(near, far, peer)
 
 
-def serve(pipe, num_bytes: int) -> None:
-    """The life of a peer process: offer memory, then wait to be told to end."""
+def serve(pipe, num_bytes: int, shared: bool, writes_to: tuple[str, int] | None) -> None:
+    """The life of a peer process: offer memory, then write without end, or wait to be told."""
     engine = TransferEngine()
-    memory = np.zeros(num_bytes, np.uint8)
+    memory = shared_memory(num_bytes).numpy() if shared else np.zeros(num_bytes, np.uint8)
     region = engine.register(memory)
     pipe.send((engine.name, region.address))
+    if writes_to:
+        name, address = writes_to
+        peer = engine.open(name)
+        while True:
+            engine.write(peer, [(region.address, address, num_bytes)]).wait()
     pipe.recv()
 
 
@@ -84,11 +90,13 @@ class Process:
 
 
 @contextlib.contextmanager
-def peer_process(num_bytes: int):
+def peer_process(num_bytes: int, *, shared: bool = False, writes_to: tuple[str, int] | None = None):
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
     ours, theirs = context.Pipe()
-    process = context.Process(target=serve, args=(theirs, num_bytes), daemon=True)
+    process = context.Process(
+        target=serve, args=(theirs, num_bytes, shared, writes_to), daemon=True
+    )
     process.start()
     theirs.close()
     try:

@@ -1,0 +1,189 @@
+"""Peers on this machine, whose memory is mapped or addressed, and what of it is not."""
+
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+
+import mooncake_kernels as mk
+from mooncake_kernels.errors import InvalidArgument, TransferError
+from mooncake_kernels.transfer import TransferEngine
+
+from .support import WAIT_S, addressed, engine_pair, peer_process, untouched
+
+SIZE = 8 << 20
+
+
+def shared(values: np.ndarray) -> np.ndarray:
+    memory = mk.shared_memory(values.nbytes).numpy()
+    memory[:] = values
+    return memory
+
+
+@pytest.fixture
+def pair():
+    with engine_pair("shm") as engines:
+        yield engines
+
+
+def test_shared_memory():
+    memory = mk.shared_memory(4096)
+    assert memory.dtype == torch.uint8 and memory.shape == (4096,)
+    assert not memory.any()
+    memory.view(torch.int64)[:] = 7
+    for bad in (0, -1, 1.5, "4096", None, 1 << 63):
+        with pytest.raises(InvalidArgument, match="shared_memory: num_bytes must be an integer"):
+            mk.shared_memory(bad)
+
+
+@pytest.mark.parametrize("direction", ["write", "read"])
+@pytest.mark.parametrize("size", [1, 4097, 300_001, SIZE - 7])
+@pytest.mark.parametrize("far_is_shared", [True, False])
+def test_memory_of_either_kind(pair, direction, size, far_is_shared):
+    source, target = addressed(SIZE), untouched(SIZE)
+    near, far = (source, target) if direction == "write" else (target, source)
+    if far_is_shared:
+        far = shared(far)
+    here, there = pair.regions(near, far)
+    getattr(pair.near, direction)(pair.peer, [(here.address + 3, there.address + 7, size)]).wait()
+    (source, at), (target, to) = (
+        ((near, 3), (far, 7))
+        if direction == "write"
+        else (
+            (far, 7),
+            (near, 3),
+        )
+    )
+    want = untouched(SIZE)
+    want[to : to + size] = source[at : at + size]
+    np.testing.assert_array_equal(target, want)
+
+
+def test_one_request_into_memory_of_both_kinds(pair):
+    near = addressed(64 << 10)
+    far = [shared(untouched(32 << 10)), untouched(32 << 10)]
+    here = pair.near.register(near)
+    there = [pair.far.register(memory) for memory in far]
+    order = np.random.default_rng(0).permutation(64)
+    rows = [
+        (here.address + i * 1024, there[k % 2].address + k // 2 * 1024, 1024)
+        for i, k in enumerate(order.tolist())
+    ]
+    pair.near.write(pair.peer, rows).wait()
+    for i, k in enumerate(order.tolist()):
+        block = far[k % 2][k // 2 * 1024 : k // 2 * 1024 + 1024]
+        np.testing.assert_array_equal(block, near[i * 1024 : i * 1024 + 1024])
+
+
+def test_regions_that_come_and_go(pair):
+    """Each is found although it was not there when the peer was opened, and not any more after."""
+    here = pair.near.register(addressed(4096))
+    for i in range(50):
+        memory = shared(untouched(4096)) if i % 2 else untouched(4096)
+        with pair.far.register(memory) as there:
+            row = (here.address, there.address, 4096)
+            pair.near.write(pair.peer, [row]).wait()
+            np.testing.assert_array_equal(memory, addressed(4096))
+        memory[:] = 0
+        with pytest.raises(TransferError, match="is not inside a registered region"):
+            pair.near.write(pair.peer, [row]).wait()
+        assert not memory.any()
+
+
+@pytest.mark.parametrize("access", ["read", "write"])
+def test_rights(pair, access):
+    here = pair.near.register(addressed(64))
+    there = pair.far.register(shared(untouched(64)), access)
+    row = [(here.address, there.address, 64)]
+    refused = pair.near.read if access == "write" else pair.near.write
+    with pytest.raises(TransferError, match="is in a region that peers may not"):
+        refused(pair.peer, row).wait()
+    (pair.near.write if access == "write" else pair.near.read)(pair.peer, row).wait()
+
+
+def test_more_regions_than_a_board_has_room_for():
+    """The rest goes through the connection."""
+    with engine_pair("shm") as pair:
+        far = untouched(4200 * 64)
+        regions = [pair.far.register(far[i * 64 : i * 64 + 64]) for i in range(4200)]
+        here = pair.near.register(addressed(4200 * 64))
+        rows = [(here.address + i * 64, there.address, 64) for i, there in enumerate(regions)]
+        pair.near.write(pair.peer, rows).wait()
+        np.testing.assert_array_equal(far, addressed(4200 * 64))
+        for row in rows[-3:]:
+            pair.near.write(pair.peer, [row]).wait()
+
+
+def test_closing_a_region_waits_for_who_copies():
+    """After close() nothing is written, however the two meet."""
+    with engine_pair("shm") as pair:
+        here = pair.near.register(addressed(SIZE))
+        for round_ in range(20):
+            memory = shared(untouched(SIZE))
+            there = pair.far.register(memory)
+            row = (here.address, there.address, SIZE)
+            done, causes = threading.Event(), []
+
+            def write(row=row, done=done, causes=causes):
+                try:
+                    while not done.is_set():
+                        pair.near.write(pair.peer, [row] * 3).wait()
+                except TransferError as error:
+                    causes.append(error.cause)
+
+            writer = threading.Thread(target=write)
+            writer.start()
+            time.sleep(0.002 * round_)
+            there.close()
+            memory[:] = 0
+            time.sleep(0.01)
+            assert not memory.any(), "it was written after close()"
+            done.set()
+            writer.join(WAIT_S)
+            assert not writer.is_alive()
+            assert all("region" in cause for cause in causes)
+
+
+@pytest.mark.parametrize("direction", ["write", "read"])
+def test_a_killed_peer_is_noticed_though_its_memory_is_mapped(direction):
+    with TransferEngine(transports=["shm"]) as engine, peer_process(SIZE, shared=True) as other:
+        region = engine.register(addressed(SIZE))
+        peer = engine.open(other.name)
+        row = [(region.address, other.address, SIZE)]
+        getattr(engine, direction)(peer, row).wait()
+        other.signal(signal.SIGKILL)
+        other.process.join()
+        for rows in (row, [(region.address, other.address, 64)]):
+            with pytest.raises(TransferError, match="connection (closed by peer|refused)"):
+                getattr(engine, direction)(peer, rows).wait()
+
+
+def test_a_killed_initiator_lets_go_of_the_region():
+    """The board of a dead process holds nothing back."""
+    with TransferEngine() as engine:
+        memory = shared(untouched(SIZE))
+        region = engine.register(memory)
+        with peer_process(SIZE, writes_to=(engine.name, region.address)) as other:
+            until = time.monotonic() + WAIT_S
+            while (memory == untouched(SIZE)).all() and time.monotonic() < until:
+                time.sleep(0.001)
+            other.signal(signal.SIGKILL)
+            other.process.join()
+        region.close()
+        memory[:] = 0
+        time.sleep(0.05)
+        assert not memory.any()
+
+
+def test_another_machine_is_not_asked_for_its_regions():
+    """Over tcp nobody is told where the regions are."""
+    from .support import HEADER, connect, hear_hello, say_hello
+
+    with TransferEngine() as engine, connect(engine.name) as connection:
+        say_hello(connection)
+        hear_hello(connection)
+        connection.sendall(HEADER.pack(6, 0, 1, 0, 0))
+        assert connection.recv(1) == b""
