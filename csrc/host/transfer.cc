@@ -6,9 +6,11 @@
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
+#include <numeric>
 #include <optional>
 #include <utility>
 #include <variant>
+#include <vector>
 
 #include "common/shared_memory.h"
 #include "host/gil.h"
@@ -48,35 +50,31 @@ Rights rights_of(bool writable, bool remote_read, bool remote_write) {
          (remote_write ? kRemoteWrite : 0);
 }
 
-void add(Request& request, uint64_t local, uint64_t remote, uint64_t num_bytes) {
-  request.local.push_back({local, num_bytes});
-  request.remote.push_back({remote, num_bytes});
-  request.num_bytes += num_bytes;
-}
-
-Request empty_request(bool reads, std::optional<std::string> notify, size_t count) {
+Request empty_request(bool reads, std::optional<std::string> notify) {
   Request request{};
   request.direction = reads ? Direction::kRead : Direction::kWrite;
   request.notify = std::move(notify);
-  request.local.reserve(count);
-  request.remote.reserve(count);
   return request;
+}
+
+std::vector<uint64_t> numbers(const Column& column) {
+  return {column.data(), column.data() + column.size()};
 }
 
 TicketRef submit(Engine& engine, Peer& peer, bool reads, const Column& local, const Column& remote,
                  const std::variant<uint64_t, Column>& sizes, std::optional<std::string> notify,
                  double deadline_s) {
-  const auto* const size_column = std::get_if<Column>(&sizes);
-  const size_t count = local.size();
-  MK_CHECK(static_cast<size_t>(remote.size()) == count &&
-               (!size_column || static_cast<size_t>(size_column->size()) == count),
+  const auto* const each = std::get_if<Column>(&sizes);
+  MK_CHECK(remote.size() == local.size() && (!each || each->size() == local.size()),
            "submit: the arrays must be of one length");
-  const uint64_t *locals = local.data(), *remotes = remote.data();
-  const uint64_t* const each = size_column ? size_column->data() : nullptr;
-  const uint64_t all = size_column ? 0 : std::get<uint64_t>(sizes);
   const GilReleased released;
-  Request request = empty_request(reads, std::move(notify), count);
-  for (size_t i = 0; i < count; ++i) add(request, locals[i], remotes[i], each ? each[i] : all);
+  Request request = empty_request(reads, std::move(notify));
+  request.local = numbers(local);
+  request.remote = numbers(remote);
+  request.sizes = each ? numbers(*each) : std::vector<uint64_t>{std::get<uint64_t>(sizes)};
+  request.num_bytes = each
+                          ? std::accumulate(request.sizes.begin(), request.sizes.end(), uint64_t{0})
+                          : request.sizes[0] * request.num_ranges();
   return engine.submit(peer, std::move(request), deadline_s);
 }
 
@@ -84,20 +82,22 @@ TicketRef submit(Engine& engine, Peer& peer, bool reads, const Column& local, co
 // Returns null for anything else, which the caller takes the long way, for its errors, too.
 TicketRef submit_rows(Engine& engine, Peer& peer, bool reads, const py::list& rows,
                       std::optional<std::string> notify, double deadline_s) {
-  Request request = empty_request(reads, std::move(notify), rows.size());
+  Request request = empty_request(reads, std::move(notify));
+  std::vector<uint64_t>* const columns[] = {&request.local, &request.remote, &request.sizes};
+  for (auto* column : columns) column->reserve(rows.size());
   for (const py::handle row : rows) {
     if (!PyTuple_CheckExact(row.ptr()) || PyTuple_GET_SIZE(row.ptr()) != 3) return nullptr;
-    uint64_t values[3];
     for (int k = 0; k < 3; ++k) {
       PyObject* const item = PyTuple_GET_ITEM(row.ptr(), k);
       if (!PyLong_CheckExact(item)) return nullptr;
-      values[k] = PyLong_AsUnsignedLongLong(item);
-      if (values[k] == UINT64_MAX && PyErr_Occurred()) {
+      const uint64_t value = PyLong_AsUnsignedLongLong(item);
+      if (value == UINT64_MAX && PyErr_Occurred()) {
         PyErr_Clear();
         return nullptr;
       }
+      columns[k]->push_back(value);
     }
-    add(request, values[0], values[1], values[2]);
+    request.num_bytes += request.sizes.back();
   }
   const GilReleased released;
   return engine.submit(peer, std::move(request), deadline_s);

@@ -27,16 +27,15 @@ std::vector<RegionRef> check_request(const RegionTable& table, const Request& re
   const char* const op = writes ? "write" : "read";
   MK_CHECK(!request.local.empty() || request.notify, op,
            ": descriptors must not be empty unless notify is given");
-  for (size_t i = 0; i < request.local.size(); ++i) {
-    MK_CHECK(request.local[i].num_bytes > 0, op, ": descriptors[", i,
-             "] num_bytes must be positive, got 0");
+  for (size_t i = 0; i < request.sizes.size() && !request.local.empty(); ++i) {
+    MK_CHECK(request.sizes[i] > 0, op, ": descriptors[", i, "] num_bytes must be positive, got 0");
   }
   MK_CHECK(!request.notify || request.notify->size() <= kMaxNotificationBytes, op,
            ": notify must be at most ", kMaxNotificationBytes, " bytes, got ",
            request.notify->size());
   try {
     const Rights needed = writes ? 0 : kLocalWrite;
-    return table.check(request.local.data(), request.local.size(), needed, "local", 0);
+    return table.check(request.ranges(request.local), needed, "local", 0);
   } catch (const Refused& refused) {
     throw InvalidArgument(concat(op, ": ", refused.what()));
   }

@@ -13,7 +13,7 @@ namespace {
 constexpr int kMaxRetries = 3;
 
 bool fits_one_piece(const Request& request, uint64_t max_bytes) {
-  return request.local.size() <= kMaxBatchRanges && request.num_bytes <= max_bytes;
+  return request.num_ranges() <= kMaxBatchRanges && request.num_bytes <= max_bytes;
 }
 
 }  // namespace

@@ -64,11 +64,12 @@ void LocalChannel::carry_out(const Work& work, const Limit& limit, Interrupt& in
   const bool writes = request.writes();
   const auto check = [&](size_t first, size_t count) {
     const Rights needed = writes ? kRemoteWrite : kRemoteRead;
-    return peer->regions.check(request.remote.data() + first, count, needed, "remote", first);
+    const Ranges ranges = request.ranges(request.remote).part(first, count);
+    return peer->regions.check(ranges, needed, "remote", first);
   };
   limit.check();
   if (work.kind == Work::Kind::kCheck) {
-    check(0, request.remote.size());
+    check(0, request.num_ranges());
   } else if (work.piece.num_ranges > 0) {
     const auto regions = check(work.piece.first_range, work.piece.num_ranges);
     const Pin pin = peer->regions.pin(regions, interrupt);

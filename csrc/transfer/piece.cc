@@ -9,7 +9,7 @@ namespace mk::transfer {
 bool Cutter::next(Piece& piece) {
   piece = {index_, 0, offset_, 0};
   while (!at_end() && piece.num_ranges < kMaxBatchRanges && piece.num_bytes < max_bytes_) {
-    const uint64_t here = request_.local[index_].num_bytes - offset_;
+    const uint64_t here = request_.size_of(index_) - offset_;
     const uint64_t step = std::min(here, max_bytes_ - piece.num_bytes);
     piece.num_ranges += 1;
     piece.num_bytes += step;

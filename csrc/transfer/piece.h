@@ -28,7 +28,7 @@ class Cutter {
   Cutter(const Request& request, uint64_t max_bytes) : request_(request), max_bytes_(max_bytes) {}
 
   bool next(Piece& piece);  // false at the end
-  bool at_end() const { return index_ == request_.local.size(); }
+  bool at_end() const { return index_ == request_.num_ranges(); }
 
  private:
   const Request& request_;
@@ -49,10 +49,9 @@ template <class Move>
 void for_each_range(const Request& request, const Piece& piece, Move move) {
   uint64_t offset = piece.offset, left = piece.num_bytes;
   for (size_t i = piece.first_range; left > 0; ++i, offset = 0) {
-    const Range& local = request.local[i];
-    const uint64_t here = local.num_bytes - offset;
+    const uint64_t here = request.size_of(i) - offset;
     const uint64_t step = here < left ? here : left;
-    move(local.address + offset, request.remote[i].address + offset, step);
+    move(request.local[i] + offset, request.remote[i] + offset, step);
     left -= step;
   }
 }

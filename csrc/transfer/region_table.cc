@@ -112,24 +112,28 @@ const RegionRef* RegionTable::find(const Range& range) const {
   return contains(region->range, range) ? &region : nullptr;
 }
 
-std::vector<RegionRef> RegionTable::check(const Range* ranges, size_t num_ranges, Rights needed,
-                                          const char* side, uint64_t first_index) const {
+std::vector<RegionRef> RegionTable::check(const Ranges& ranges, Rights needed, const char* side,
+                                          uint64_t first_index) const {
   std::vector<RegionRef> found;
   const std::lock_guard lock(mutex_);
-  const RegionRef* region = nullptr;  // neighbours are mostly in the same one
-  for (size_t i = 0; i < num_ranges; ++i) {
-    if (region && contains((*region)->range, ranges[i])) continue;
-    region = find(ranges[i]);
+  Range inside{0, 0};  // of the region found last: neighbours are mostly in the same one
+  for (size_t i = 0; i < ranges.count; ++i) {
+    const Range range = ranges[i];
+    if (contains(inside, range)) continue;
+    const RegionRef* const region = find(range);
     const char* problem = !region ? "is not inside a registered region" : nullptr;
     if (region && needed & ~(*region)->rights) problem = missing_right(needed & ~(*region)->rights);
     if (problem) {
-      throw Refused(concat("descriptors[", first_index + i, "] ", side, " range ",
-                           describe(ranges[i]), " ", problem));
+      throw Refused(concat("descriptors[", first_index + i, "] ", side, " range ", describe(range),
+                           " ", problem));
     }
+    inside = (*region)->range;
     found.push_back(*region);
   }
-  std::sort(found.begin(), found.end());
-  found.erase(std::unique(found.begin(), found.end()), found.end());
+  if (found.size() > 1) {
+    std::sort(found.begin(), found.end());
+    found.erase(std::unique(found.begin(), found.end()), found.end());
+  }
   return found;
 }
 

@@ -1,6 +1,6 @@
 // RegionTable: the memory an engine may touch, and who is touching it now.
 //
-//   auto regions = table.check(ranges, count, kRemoteWrite, "remote", 0);   // or throws Refused
+//   auto regions = table.check(ranges, kRemoteWrite, "remote", 0);   // or throws Refused
 //   const Pin pin = table.pin(regions, interrupt);  // until ~Pin they cannot go away
 //   table.remove(region);   // signals the interrupts of those who pin it, waits for their ~Pin
 //
@@ -25,6 +25,25 @@ namespace mk::transfer {
 struct Range {
   uint64_t address;
   uint64_t num_bytes;
+};
+
+// Ranges as columns, or as rows, of 64-bit numbers: `step` of them from one range to the next.
+struct Ranges {
+  const uint64_t* addresses;
+  size_t address_step;
+  const uint64_t* sizes;
+  size_t size_step;
+  size_t count;
+
+  static Ranges rows(const std::vector<Range>& table) {
+    if (table.empty()) return {};
+    return {&table[0].address, 2, &table[0].num_bytes, 2, table.size()};
+  }
+  Range operator[](size_t i) const { return {addresses[i * address_step], sizes[i * size_step]}; }
+  Ranges part(size_t first, size_t num_ranges) const {
+    return {addresses + first * address_step, address_step, sizes + first * size_step, size_step,
+            num_ranges};
+  }
 };
 
 // What may be done with a region, besides reading it from its own engine. Bits.
@@ -80,8 +99,8 @@ class RegionTable {
 
   // The regions in which the ranges lie, each range wholly inside one that has the rights.
   // Throws Refused: "descriptors[<first_index + i>] <side> range 0x... + 4096 bytes is ...".
-  std::vector<RegionRef> check(const Range* ranges, size_t num_ranges, Rights needed,
-                               const char* side, uint64_t first_index) const;
+  std::vector<RegionRef> check(const Ranges& ranges, Rights needed, const char* side,
+                               uint64_t first_index) const;
 
   // Throws Refused if one of the regions was removed since.
   Pin pin(std::vector<RegionRef> regions, Interrupt& interrupt);

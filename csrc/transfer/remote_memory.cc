@@ -44,8 +44,11 @@ const RemoteMemory::Part* RemoteMemory::find(const Range& range, Rights needed) 
 
 bool RemoteMemory::covers(const Request& request) const {
   const Rights needed = needed_for(request);
-  return std::all_of(request.remote.begin(), request.remote.end(),
-                     [&](const Range& range) { return find(range, needed) != nullptr; });
+  const Ranges ranges = request.ranges(request.remote);
+  for (size_t i = 0; i < ranges.count; ++i) {
+    if (!find(ranges[i], needed)) return false;
+  }
+  return true;
 }
 
 std::optional<RemoteMemory::Copy> RemoteMemory::prepare(const Request& request,

@@ -3,6 +3,7 @@
 // Layer: transfer.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -14,16 +15,22 @@ namespace mk::transfer {
 
 enum class Direction { kWrite, kRead };  // as seen from the initiator: to the peer, from the peer
 
-// Descriptor i moves local[i].num_bytes (= remote[i].num_bytes) between local[i] and remote[i].
+// Descriptor i moves size_of(i) bytes between the addresses local[i] and remote[i].
 struct Request {
   Direction direction;
-  std::vector<Range> local;
-  std::vector<Range> remote;
+  std::vector<uint64_t> local;
+  std::vector<uint64_t> remote;
+  std::vector<uint64_t> sizes;        // a single one: that of all
   uint64_t num_bytes;                 // the sum
   std::optional<std::string> notify;  // handed to the peer after the data
   std::vector<RegionRef> regions;     // those of the local ranges
 
   bool writes() const { return direction == Direction::kWrite; }
+  size_t num_ranges() const { return local.size(); }
+  uint64_t size_of(size_t i) const { return sizes[sizes.size() == 1 ? 0 : i]; }
+  Ranges ranges(const std::vector<uint64_t>& addresses) const {
+    return {addresses.data(), 1, sizes.data(), sizes.size() == 1 ? size_t{0} : 1, addresses.size()};
+  }
 };
 
 }  // namespace mk::transfer

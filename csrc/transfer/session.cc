@@ -142,7 +142,7 @@ std::vector<RegionRef> Session::check(const BatchHeader& header, Rights needed) 
   if (header.request_id == refused_request_) {
     throw Refused("an earlier batch of the request was refused");
   }
-  return own_.regions.check(table_.data(), table_.size(), needed, "remote", header.first_range);
+  return own_.regions.check(Ranges::rows(table_), needed, "remote", header.first_range);
 }
 
 std::vector<iovec>& Session::parts_of_table() {

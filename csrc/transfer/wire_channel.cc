@@ -72,10 +72,12 @@ void WireChannel::drain(const Limit& limit) {
 
 void WireChannel::check(const Work& work, const Limit& limit) {
   const Op op = work.request->writes() ? Op::kCheckWrite : Op::kCheckRead;
-  const std::vector<Range>& ranges = work.request->remote;
-  for (size_t first = 0; first < ranges.size(); first += kMaxBatchRanges) {
-    const size_t count = std::min<size_t>(ranges.size() - first, kMaxBatchRanges);
-    send(work, op, first, &ranges[first], count, {}, 0, limit);
+  const Ranges ranges = work.request->ranges(work.request->remote);
+  for (size_t first = 0; first < ranges.count; first += kMaxBatchRanges) {
+    batch_.remote.clear();
+    const size_t end = std::min<size_t>(ranges.count, first + kMaxBatchRanges);
+    for (size_t i = first; i < end; ++i) batch_.remote.push_back(ranges[i]);
+    send(work, op, first, batch_.remote.data(), batch_.remote.size(), {}, 0, limit);
   }
 }
 
