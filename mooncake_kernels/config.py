@@ -75,6 +75,12 @@ class Settings:
         "a number > 0",
         "seconds a transfer may take when the call gives none",
     )
+    metadata_ttl_s: float = _setting(
+        15.0,
+        _positive_float,
+        "a number > 0",
+        "seconds after which a metadata server forgets an engine that died; refreshed in a third",
+    )
     calibration: str = _setting(
         "~/.cache/mooncake-kernels/calibration.json",
         str,
@@ -83,8 +89,8 @@ class Settings:
     )
     require: tuple[str, ...] = _setting(
         (),
-        _set_of("cuda", "triton", "model", "rdma"),
-        "a comma-separated list of cuda, triton, model, rdma",
+        _set_of("cuda", "triton", "model", "rdma", "redis"),
+        "a comma-separated list of cuda, triton, model, rdma, redis",
         "tests: what must be there, so that a skip becomes a failure",
     )
 

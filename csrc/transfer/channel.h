@@ -13,6 +13,9 @@ namespace mk::transfer {
 
 enum class Transport { kLocal, kTcp };
 
+// Why a peer is not opened that was to be a certain instance; Python knows the words.
+constexpr char kAnotherEngine[] = "another engine answers there";
+
 class Channel {
  public:
   virtual ~Channel() = default;

@@ -43,14 +43,18 @@ std::vector<RegionRef> check_request(const RegionTable& table, const Request& re
 }  // namespace
 
 Engine::Engine(const EngineOptions& options) : options_(options) {
-  HostPort where = parse_name("TransferEngine", options.name);
+  const std::string& listen = options.listen;
+  const char* const argument = options.name.empty() ? "name" : "listen";
+  HostPort where = parse_address("TransferEngine", argument, listen);
   const std::vector<SocketAddress> addresses = resolve(where);
   MK_CHECK(std::all_of(addresses.begin(), addresses.end(), is_unicast),
-           "TransferEngine: name must be an address at which peers reach this engine, got ",
-           options.name);
-  bound_ = bind_socket(options.name, addresses, options.tcp);
+           "TransferEngine: ", argument,
+           " must be an address at which peers reach this engine, got ", listen);
+  bound_ = bind_socket(listen, addresses, options.tcp);
   where.port = bound_port(bound_);
-  own_ = std::make_shared<Endpoint>(where.name(), random_instance());
+  const std::string address = where.name();
+  const std::string& name = options.name.empty() ? address : options.name;
+  own_ = std::make_shared<Endpoint>(name, address, random_instance());
   if (options.tcp) server_ = std::make_unique<Server>(*own_, std::move(bound_));
   enter_process(own_);
 }
@@ -64,19 +68,22 @@ void Engine::remove_region(const RegionRef& region) {
   if (!forked()) own_->regions.remove(region);
 }
 
-std::unique_ptr<Channel> Engine::make_channel(const std::string& name) const {
-  const HostPort where = parse_name("open", name);
-  MK_CHECK(where.port != 0, "open: name must have a port other than 0, got \"", name, "\"");
+std::unique_ptr<Channel> Engine::make_channel(const PeerAddress& to) const {
+  const HostPort where = parse_address("open", "name", to.address);
+  MK_CHECK(where.port != 0, "open: name must have a port other than 0, got \"", to.address, "\"");
   const auto here = options_.local ? find_in_process(where.name()) : nullptr;
+  if (here && to.instance != 0 && here->instance != to.instance) {
+    throw TransferError(to.name, kAnotherEngine);
+  }
   if (here) return std::make_unique<LocalChannel>(own_->name, *here);
-  if (!options_.tcp) throw TransferError(name, "no engine of that name in this process");
-  return std::make_unique<TcpChannel>(own_, resolve(where));
+  if (!options_.tcp) throw TransferError(to.name, "no engine of that name in this process");
+  return std::make_unique<TcpChannel>(own_, resolve(where), to.instance);
 }
 
-PeerRef Engine::open(const std::string& name, double deadline_s) {
+PeerRef Engine::open(const PeerAddress& to, double deadline_s) {
   owner_.check("open", "engine");
   const Deadline deadline = Deadline::after(deadline_s);
-  const auto peer = std::make_shared<Peer>(name, make_channel(name), own_, stats_);
+  const auto peer = std::make_shared<Peer>(to.name, make_channel(to), own_, stats_);
   {
     const std::lock_guard lock(mutex_);
     MK_CHECK(!closed_, "open: the engine is closed");

@@ -15,7 +15,9 @@ namespace mk::transfer {
 class LocalChannel : public Channel {
  public:
   LocalChannel(std::string own_name, const Endpoint& peer)
-      : own_name_(std::move(own_name)), peer_name_(peer.name), peer_instance_(peer.instance) {}
+      : own_name_(std::move(own_name)),
+        peer_address_(peer.address),
+        peer_instance_(peer.instance) {}
 
   Transport transport() const override { return Transport::kLocal; }
   void connect(Interrupt& interrupt, const Deadline& deadline) override;
@@ -27,7 +29,7 @@ class LocalChannel : public Channel {
   std::shared_ptr<Endpoint> find_peer() const;  // throws Failure once it is closed
 
   const std::string own_name_;
-  const std::string peer_name_;
+  const std::string peer_address_;
   const uint64_t peer_instance_;
 };
 

@@ -20,7 +20,7 @@ constexpr int kRetryMs = 100;  // after the machine ran out of descriptors or me
 }  // namespace
 
 Server::Server(Endpoint& own, Fd bound) : own_(own), listening_(std::move(bound)) {
-  MK_SYSCALL(::listen(listening_.get(), kBacklog), "listen on " + own.name);
+  MK_SYSCALL(::listen(listening_.get(), kBacklog), "listen on " + own.address);
   thread_ = start_thread([this] { listen(); });
 }
 

@@ -20,6 +20,9 @@ void TcpChannel::greet(Socket& socket, const Limit& limit) {
   send_greeting(socket, *own_, limit);
   const Greeting peer = receive_greeting(socket, limit);
   check_version(peer.hello);
+  if (expected_instance_ != 0 && peer_instance_ == 0 && peer.hello.instance != expected_instance_) {
+    throw Failure(kAnotherEngine);
+  }
   if (peer_instance_ != 0 && peer.hello.instance != peer_instance_) {
     // Its addresses, which our callers hold, are not those of the engine that was there before.
     throw Failure("the peer was restarted; open it again");

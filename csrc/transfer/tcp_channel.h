@@ -14,8 +14,12 @@ namespace mk::transfer {
 
 class TcpChannel : public Channel {
  public:
-  TcpChannel(std::shared_ptr<const Endpoint> own, std::vector<SocketAddress> addresses)
-      : own_(std::move(own)), addresses_(std::move(addresses)) {}
+  // An engine of another instance than the expected one is refused; 0: whoever answers first.
+  TcpChannel(std::shared_ptr<const Endpoint> own, std::vector<SocketAddress> addresses,
+             uint64_t expected_instance)
+      : own_(std::move(own)),
+        addresses_(std::move(addresses)),
+        expected_instance_(expected_instance) {}
 
   Transport transport() const override { return Transport::kTcp; }
   void connect(Interrupt& interrupt, const Deadline& deadline) override;
@@ -28,6 +32,7 @@ class TcpChannel : public Channel {
 
   const std::shared_ptr<const Endpoint> own_;
   const std::vector<SocketAddress> addresses_;
+  const uint64_t expected_instance_;
   Socket socket_;
   uint64_t peer_instance_ = 0;  // 0 before the first connection
   uint64_t request_id_ = 0;
