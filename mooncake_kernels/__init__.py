@@ -1,6 +1,6 @@
 """The data plane of KVCache-centric LLM serving. Importing it touches no device and no NIC."""
 
-from . import errors, hashing, kv, rdma, topology, transfer
+from . import errors, hashing, kv, metadata, rdma, topology, transfer
 from .buffers import shared_memory
 from .errors import ChecksumError, CudaError, InvalidArgument, TransferError, Unavailable
 from .hashing import block_hashes
@@ -46,6 +46,7 @@ __all__ = [
     "gather_blocks",
     "hashing",
     "kv",
+    "metadata",
     "rdma",
     "scatter_blocks",
     "shard_heads",

@@ -1,4 +1,4 @@
-"""``python -m mooncake_kernels doctor | topo | config | calibrate``."""
+"""``python -m mooncake_kernels doctor | topo | config | calibrate | metadata``."""
 
 import argparse
 import sys
@@ -37,6 +37,11 @@ def main(arguments: list[str] | None = None) -> int:
     measuring = commands.add_parser("calibrate", help='measure by what engine "auto" chooses')
     measuring.add_argument("--json", type=Path, help='the table; where "auto" looks if not given')
     measuring.add_argument("--quick", action="store_true", help="few sizes and few rounds")
+    serving = commands.add_parser("metadata", help="serve names and addresses of engines by HTTP")
+    serving.add_argument(
+        "--host", help="address to listen on; the setting listen_host if not given"
+    )
+    serving.add_argument("--port", type=int, default=8080, help="port; 0 takes a free one")
     topology_cli.add_parser(commands)
     options = parser.parse_args(arguments)
     command = options.command
@@ -49,6 +54,10 @@ def main(arguments: list[str] | None = None) -> int:
             doctor.error(str(error))
     if command == "topo":
         return topology_cli.run(options, probe)
+    if command == "metadata":
+        from .metadata import server
+
+        return server.run(options.host or config.current().listen_host, options.port)
     if command == "calibrate":
         default = config.current().calibration or config.Settings.calibration
         calibrate(options.json or Path(default).expanduser(), quick=options.quick)

@@ -14,10 +14,10 @@ Integers = np.ndarray | torch.Tensor | Sequence[int]
 Descriptors = np.ndarray | Iterable[tuple[int, int, int]]
 
 
-def as_name(op: str, value: Any) -> str:
+def as_address(op: str, argument: str, value: Any) -> str:
     # The host code checks the rest; what is not plain text would not arrive there as it is.
     if not isinstance(value, str) or not value.isascii() or not value.isprintable():
-        raise InvalidArgument(f'{op}: name must be "host:port", got {value!r}')
+        raise InvalidArgument(f'{op}: {argument} must be "host:port", got {value!r}')
     return value
 
 

@@ -81,6 +81,12 @@ class Settings:
         f"an integer in [1, {MAX_INT}]",
         "connections of a TransferEngine to a peer, each with a thread, for large transfers",
     )
+    metadata_ttl_s: float = _setting(
+        15.0,
+        _positive_float,
+        "a number > 0",
+        "seconds after which a metadata server forgets an engine that died; refreshed in a third",
+    )
     calibration: str = _setting(
         "~/.cache/mooncake-kernels/calibration.json",
         str,
@@ -89,8 +95,8 @@ class Settings:
     )
     require: tuple[str, ...] = _setting(
         (),
-        _set_of("cuda", "triton", "model", "rdma"),
-        "a comma-separated list of cuda, triton, model, rdma",
+        _set_of("cuda", "triton", "model", "rdma", "redis"),
+        "a comma-separated list of cuda, triton, model, rdma, redis",
         "tests: what must be there, so that a skip becomes a failure",
     )
 

@@ -8,6 +8,9 @@ may write to it or read from it, without the owner's program taking part::
         peer = engine.open("10.0.0.2:4711")                # engine.name of the other side
         engine.write(peer, [(local_address, remote_address, num_bytes)]).wait()
 
+Without a server a name is an address; with one (``metadata="redis://10.0.0.1:6379"``) it is of your
+choice, ``"prefill-3"``, and leads to that very engine or nowhere.
+
 Every transfer has a deadline; nothing here waits for ever. Transports: ``local`` (the peer is an
 engine of this process: a copy) and ``tcp``. There is no authentication yet: whoever can connect to
 the port can use the registered regions, which is why an engine listens on 127.0.0.1 unless told
@@ -26,17 +29,17 @@ from typing import Any
 
 import numpy as np
 
-from . import _host, config
+from . import _host
 from ._arguments import as_seconds
 from ._transfer_arguments import (
     Descriptors,
     Integers,
     as_columns,
     as_deadline,
-    as_name,
     as_rows,
 )
 from ._transfer_handles import ACCESS, Access, Peer, Region, Resource, Ticket
+from ._transfer_names import Names
 from .buffers import as_buffer
 from .errors import InvalidArgument, Unavailable
 
@@ -55,19 +58,27 @@ class TransferEngine(Resource):
     left open is closed when the interpreter exits.
 
     Args:
-        name: ``"host:port"`` to listen on, at which peers reach this engine; port 0 takes a free
-            one. None: the setting ``listen_host`` (127.0.0.1) and a free port.
-        metadata: how peers are found. ``"p2p"``: a peer's name is its address.
+        name: under p2p, ``"host:port"`` to listen on, at which peers reach this engine; port 0
+            takes a free one, and None the setting ``listen_host`` (127.0.0.1) and a free port.
+            With a metadata server, whatever peers shall call it: 1 to 255 printable ASCII
+            characters other than space and ``/``; None: made up.
+        metadata: how peers are found. ``"p2p"``: a peer's name is its address. The URL of a server
+            (``redis://host:port/db``, ``http://host:port/metadata``; see ``mk.metadata``): the
+            engine is entered there until it is closed. If it dies, it is forgotten after the
+            setting ``metadata_ttl_s``; if the server is away, it is entered again once it is back.
+        listen: with a metadata server, ``"host:port"`` to listen on; None as for ``name``.
         transports: the ones that may be used, of ``local`` and ``tcp``; nothing else is fallen
             back to. None: ``local`` for a peer in this process, ``tcp`` for others. An engine
             without ``tcp`` does not listen.
 
     Attributes:
-        name: what peers open: ``"host:port"``.
+        name: what peers open.
+        address: ``"host:port"`` at which it is reached; under p2p, its name.
 
     Raises:
-        InvalidArgument: an argument is wrong, named in the message.
-        Unavailable: the host cannot be resolved.
+        InvalidArgument: an argument is wrong, named in the message; another engine, which is not
+            known to be gone, has that name.
+        Unavailable: the host cannot be resolved, or the metadata server does not answer.
         OSError: the port is taken, or the host is not of this machine.
     """
 
@@ -76,11 +87,10 @@ class TransferEngine(Resource):
         name: str | None = None,
         *,
         metadata: str = "p2p",
+        listen: str | None = None,
         transports: Collection[str] | None = None,
     ):
         self._closed = True  # for __del__, should something be refused here
-        if not isinstance(metadata, str) or metadata != "p2p":
-            raise InvalidArgument(f'TransferEngine: metadata must be "p2p", got {metadata!r}')
         allowed = TRANSPORTS if transports is None else transports
         named = isinstance(allowed, Collection) and not isinstance(allowed, str)
         if not named or not allowed or not all(item in TRANSPORTS for item in allowed):
@@ -88,27 +98,20 @@ class TransferEngine(Resource):
                 f"TransferEngine: transports must be a list of {', '.join(TRANSPORTS[:-1])} and "
                 f"{TRANSPORTS[-1]}, got {transports!r}"
             )
-        if name is None:
-            host = config.current().listen_host
-            name = f"[{host}]:0" if ":" in host else f"{host}:0"
-        name = as_name("TransferEngine", name)
-        self._engine = _host.TransferEngine(
-            name,
-            local="local" in allowed,
-            shm="shm" in allowed,
-            tcp="tcp" in allowed,
-            num_lanes=config.current().transfer_lanes,
-        )
+        self._names = Names(metadata)
+        self._engine = self._names.start(name, listen, tuple(allowed))
         self._regions: set[Region] = set()
         self._closed = False
         self.name = self._engine.name
+        self.address = self._engine.address
         # Runs when this object goes, or when the interpreter exits; keeps the memory until then.
-        self._finalizer = weakref.finalize(self, _close, self._engine, self._regions)
+        self._finalizer = weakref.finalize(self, _close, self._names, self._engine, self._regions)
 
     def close(self) -> None:
         """Fail what is pending ("the engine was closed"), close peers and regions. Idempotent.
 
         When it returns, no thread of the engine touches the memory, whoever else is closing it.
+        First its name is given back; a metadata server that does not answer takes a few seconds.
         """
         self._closed = True
         self._finalizer()  # does nothing if another thread has called it
@@ -161,24 +164,27 @@ class TransferEngine(Resource):
         """Connect to another engine.
 
         Args:
-            name: its ``name``: ``"host:port"``. An engine of this process is found by that very
-                spelling; by another one (``localhost`` for ``127.0.0.1``) ``tcp`` reaches it, but
-                not an engine with ``transports=("local",)``.
-            deadline_s: seconds for connecting; None: the setting ``deadline_s``. Asking DNS for a
-                host name is not covered: resolv.conf(5) bounds that.
+            name: its ``name``. With a metadata server it is looked up there. Under p2p it is
+                ``"host:port"``: an engine of this process is found by that very spelling; by
+                another one (``localhost`` for ``127.0.0.1``) ``tcp`` reaches it, but not an engine
+                with ``transports=("local",)``.
+            deadline_s: seconds for connecting; None: the setting ``deadline_s``. A metadata server
+                has a few seconds of its own. Asking DNS for a host name is not covered:
+                resolv.conf(5) bounds that.
 
         Returns:
             A ``Peer``. After a failed transfer it reconnects for the next; if the peer's engine is
             not the one it was, that fails, because addresses are of the old one: open it again.
 
         Raises:
-            InvalidArgument: the name is not ``"host:port"``.
-            Unavailable: there is no such host.
-            TransferError: it is not there, is no engine, or did not answer in time.
+            InvalidArgument: nobody can be called so.
+            Unavailable: there is no such host, or the metadata server does not answer.
+            TransferError: it is not there, is no engine, or did not answer in time; the metadata
+                server has no such name, or its entry is stale: another engine has that address now.
         """
         self._check_open("open")
         deadline_s = as_deadline("open", deadline_s)
-        peer = Peer(self._engine, self._engine.open(as_name("open", name), deadline_s))
+        peer = Peer(self._engine, self._names.open(self._engine, name, deadline_s))
         _log.info("%s reaches %s by %s", self.name, peer.name, peer.transport)
         return peer
 
@@ -393,11 +399,12 @@ class TransferEngine(Resource):
             raise InvalidArgument(f"{op}: the engine {self.name} is closed")
 
 
-def _close(engine: _host.TransferEngine, regions: set[Region]) -> None:
-    if engine.close():
-        regions.clear()
-        return
-    _in_use.append(regions)
-    _log.warning(
-        "%s: a peer on this machine was stopped while it copied: its memory is kept", engine.name
-    )
+def _close(names: Names, engine: _host.TransferEngine, regions: set[Region]) -> None:
+    try:
+        names.close()  # first, for what is closed should not be found
+    finally:
+        if engine.close():
+            regions.clear()
+        else:
+            _in_use.append(regions)
+            _log.warning("%s: a stopped peer on this machine uses memory: it is kept", engine.name)

@@ -37,12 +37,12 @@ void translate(std::exception_ptr pointer) {
   }
 }
 
-std::shared_ptr<Engine> make_engine(const std::string& name, bool local, bool shm, bool tcp,
-                                    int num_lanes) {
+std::shared_ptr<Engine> make_engine(const std::string& name, const std::string& listen, bool local,
+                                    bool shm, bool tcp, int num_lanes) {
   const auto delete_in_owner = [](Engine* engine) {
     if (!engine->forked()) delete engine;
   };
-  return {new Engine({name, local, shm, tcp, num_lanes}), delete_in_owner};
+  return {new Engine({name, listen, local, shm, tcp, num_lanes}), delete_in_owner};
 }
 
 Rights rights_of(bool writable, bool remote_read, bool remote_write) {
@@ -119,11 +119,12 @@ bool wait_in_slices(std::optional<double> timeout_s, Wait wait) {
   }
 }
 
-PeerRef open(Engine& engine, const std::string& name, double deadline_s) {
+PeerRef open(Engine& engine, const std::string& name, const std::string& address, uint64_t instance,
+             double deadline_s) {
   PeerRef peer;
   try {
     wait_in_slices(std::nullopt, [&](const Deadline& until) {
-      if (!peer) peer = engine.open(name, deadline_s);
+      if (!peer) peer = engine.open({name, address, instance}, deadline_s);
       return peer->wait_connected(until);
     });
   } catch (...) {
@@ -202,9 +203,12 @@ void bind_transfer(py::module_& m) {
                                static_cast<py::ssize_t>(memory.num_bytes()));
       });
   py::class_<Engine, std::shared_ptr<Engine>>(m, "TransferEngine")
-      .def(py::init(&make_engine), py::arg("name"), py::arg("local"), py::arg("shm"),
-           py::arg("tcp"), py::arg("num_lanes"), ReleaseGil())
+      .def(py::init(&make_engine), py::arg("name"), py::arg("listen"), py::arg("local"),
+           py::arg("shm"), py::arg("tcp"), py::arg("num_lanes"), ReleaseGil())
       .def_property_readonly("name", &Engine::name)
+      .def_property_readonly("address", &Engine::address)
+      .def_property_readonly("instance", &Engine::instance)
+      .def("check_process", &Engine::check_process, py::arg("op"))
       .def(
           "add_region",
           [](Engine& engine, uint64_t address, uint64_t num_bytes, bool writable, bool remote_read,
@@ -215,7 +219,8 @@ void bind_transfer(py::module_& m) {
           py::arg("address"), py::arg("num_bytes"), py::arg("writable"), py::arg("remote_read"),
           py::arg("remote_write"), ReleaseGil())
       .def("remove_region", &Engine::remove_region, py::arg("region"), ReleaseGil())
-      .def("open", &open, py::arg("name"), py::arg("deadline_s"))
+      .def("open", &open, py::arg("name"), py::arg("address"), py::arg("instance"),
+           py::arg("deadline_s"))
       .def("close_peer", &Engine::close_peer, py::arg("peer"), ReleaseGil())
       .def("submit", &submit, py::arg("peer"), py::arg("reads"), py::arg("local").noconvert(),
            py::arg("remote").noconvert(), py::arg("sizes"), py::arg("notify").none(true),

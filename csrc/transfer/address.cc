@@ -65,15 +65,16 @@ std::string HostPort::name() const {
   return bracketed ? concat("[", host, "]:", port) : concat(host, ":", port);
 }
 
-HostPort parse_name(const std::string& op, const std::string& name) {
-  const size_t colon = name.rfind(':');
+HostPort parse_address(const std::string& op, const std::string& argument,
+                       const std::string& text) {
+  const size_t colon = text.rfind(':');
   const bool found = colon != std::string::npos;
-  std::string host = found ? name.substr(0, colon) : "";
+  std::string host = found ? text.substr(0, colon) : "";
   const bool bracketed = host.size() > 2 && host.front() == '[' && host.back() == ']';
   if (bracketed) host = host.substr(1, host.size() - 2);
-  const int port = found ? parse_port(name.substr(colon + 1)) : -1;
-  MK_CHECK(port >= 0 && is_host(host, bracketed), op, ": name must be \"host:port\", got \"", name,
-           "\"");
+  const int port = found ? parse_port(text.substr(colon + 1)) : -1;
+  MK_CHECK(port >= 0 && is_host(host, bracketed), op, ": ", argument,
+           " must be \"host:port\", got \"", text, "\"");
   return {host, static_cast<uint16_t>(port)};
 }
 

@@ -1,4 +1,4 @@
-// Names under p2p: "host:port", "[::1]:port". The name of an engine is where it listens.
+// Where engines listen: "host:port", "[::1]:port". Under p2p that is also their name.
 //
 // Layer: transfer.
 #pragma once
@@ -25,8 +25,8 @@ struct SocketAddress {
   const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&storage); }
 };
 
-// Throws InvalidArgument unless `name` is "host:port"; `op` is who asks.
-HostPort parse_name(const std::string& op, const std::string& name);
+// Throws InvalidArgument unless `text` is "host:port"; `op` is who asks, and by what argument.
+HostPort parse_address(const std::string& op, const std::string& argument, const std::string& text);
 
 // Where the host is, in the resolver's order. A host name may be asked of DNS, for as long as
 // resolv.conf(5) allows; an address never is. Throws Unavailable in the resolver's words.

@@ -39,6 +39,9 @@ struct Outcome {
   std::string refusal{};   // the peer has refused it; the channel stays good
 };
 
+// Why a peer is not opened that was to be a certain instance; Python knows the words.
+constexpr char kAnotherEngine[] = "another engine answers there";
+
 class Channel {
  public:
   virtual ~Channel() = default;

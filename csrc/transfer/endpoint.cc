@@ -23,23 +23,26 @@ Process& process() {
 
 void enter_process(const std::shared_ptr<Endpoint>& endpoint) {
   const std::lock_guard lock(process().mutex);
-  const bool entered = process().endpoints.emplace(endpoint->name, endpoint).second;
-  MK_CHECK(entered, "TransferEngine: name must be free, but ", endpoint->name,
+  std::shared_ptr<Endpoint>& place = process().endpoints[endpoint->address];
+  const bool free = !place || place->owner.forked();
+  MK_CHECK(free, "TransferEngine: name must be free, but ", endpoint->address,
            " is an engine of this process");
+  place = endpoint;
 }
 
 void leave_process(const Endpoint& endpoint) {
   const std::lock_guard lock(process().mutex);
-  const auto found = process().endpoints.find(endpoint.name);
+  const auto found = process().endpoints.find(endpoint.address);
   if (found != process().endpoints.end() && found->second.get() == &endpoint) {
     process().endpoints.erase(found);
   }
 }
 
-std::shared_ptr<Endpoint> find_in_process(const std::string& name) {
+std::shared_ptr<Endpoint> find_in_process(const std::string& address) {
   const std::lock_guard lock(process().mutex);
-  const auto found = process().endpoints.find(name);
-  return found == process().endpoints.end() ? nullptr : found->second;
+  const auto found = process().endpoints.find(address);
+  const bool here = found != process().endpoints.end() && !found->second->owner.forked();
+  return here ? found->second : nullptr;
 }
 
 }  // namespace mk::transfer

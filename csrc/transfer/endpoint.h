@@ -7,23 +7,28 @@
 #include <memory>
 #include <string>
 
+#include "common/owner.h"
 #include "transfer/notifications.h"
 #include "transfer/region_table.h"
 
 namespace mk::transfer {
 
 struct Endpoint {
-  Endpoint(std::string name, uint64_t instance) : name(std::move(name)), instance(instance) {}
+  Endpoint(std::string name, std::string address, uint64_t instance)
+      : name(std::move(name)), address(std::move(address)), instance(instance) {}
 
-  const std::string name;
-  const uint64_t instance;  // random, never 0: no two engines share it, also not after a restart
+  const std::string name;     // what peers are told
+  const std::string address;  // "host:port"; also the name, unless there is a metadata server
+  const uint64_t instance;    // random, never 0: no two engines share it, also not after a restart
+  const Owner owner;
   RegionTable regions;
   NotificationQueue notifications;
 };
 
-// The engines of this process, by name. They are entered and left by Engine.
+// The engines of this process, by address. They are entered and left by Engine. In a forked child
+// those of its parent are not here: what is in its memory of them are copies.
 void enter_process(const std::shared_ptr<Endpoint>& endpoint);  // throws InvalidArgument if taken
 void leave_process(const Endpoint& endpoint);
-std::shared_ptr<Endpoint> find_in_process(const std::string& name);  // null if not here
+std::shared_ptr<Endpoint> find_in_process(const std::string& address);  // null if not here
 
 }  // namespace mk::transfer

@@ -44,24 +44,28 @@ std::vector<RegionRef> check_request(const RegionTable& table, const Request& re
 }  // namespace
 
 Engine::Engine(const EngineOptions& options) : options_(options) {
-  HostPort where = parse_name("TransferEngine", options.name);
+  const std::string& listen = options.listen;
+  const char* const argument = options.name.empty() ? "name" : "listen";
+  HostPort where = parse_address("TransferEngine", argument, listen);
   const std::vector<SocketAddress> addresses = resolve(where);
   MK_CHECK(std::all_of(addresses.begin(), addresses.end(), is_unicast),
-           "TransferEngine: name must be an address at which peers reach this engine, got ",
-           options.name);
-  bound_ = bind_socket(options.name, addresses, options.tcp);
+           "TransferEngine: ", argument,
+           " must be an address at which peers reach this engine, got ", listen);
+  bound_ = bind_socket(listen, addresses, options.tcp);
   where.port = bound_port(bound_);
-  own_ = std::make_shared<Endpoint>(where.name(), random_instance());
-  listen();
+  const std::string address = where.name();
+  const std::string& name = options.name.empty() ? address : options.name;
+  own_ = std::make_shared<Endpoint>(name, address, random_instance());
+  start_server();
   enter_process(own_);
 }
 
-void Engine::listen() {
+void Engine::start_server() {
   std::vector<Fd> listening;
   if (options_.shm) {
     const SocketAddress address = within_machine(bound_address(bound_));
     try {
-      listening.push_back(bind_socket(own_->name, {address}, false));
+      listening.push_back(bind_socket(own_->address, {address}, false));
     } catch (const SystemError&) {
       // A forked child of an engine of this name, closed since, still has it.
       if (!options_.tcp) throw;
@@ -80,16 +84,19 @@ bool Engine::remove_region(const RegionRef& region) {
   return forked() || own_->regions.remove(region);
 }
 
-Channels Engine::make_channels(const std::string& name) const {
-  const HostPort where = parse_name("open", name);
-  MK_CHECK(where.port != 0, "open: name must have a port other than 0, got \"", name, "\"");
+Channels Engine::make_channels(const PeerAddress& to) const {
+  const HostPort where = parse_address("open", "name", to.address);
+  MK_CHECK(where.port != 0, "open: name must have a port other than 0, got \"", to.address, "\"");
   Channels channels;
   if (const auto here = options_.local ? find_in_process(where.name()) : nullptr) {
+    if (to.instance != 0 && here->instance != to.instance) {
+      throw TransferError(to.name, kAnotherEngine);
+    }
     channels.push_back(std::make_unique<LocalChannel>(own_->name, *here));
     return channels;
   }
   if (!options_.shm && !options_.tcp) {
-    throw TransferError(name, "no engine of that name in this process");
+    throw TransferError(to.name, "no engine of that name in this process");
   }
   const std::vector<SocketAddress> addresses = resolve(where);
   std::vector<SocketAddress> here;
@@ -97,22 +104,24 @@ Channels Engine::make_channels(const std::string& name) const {
     std::transform(addresses.begin(), addresses.end(), std::back_inserter(here), within_machine);
   }
   const bool is_here = options_.shm && ShmChannel::reaches(here);
-  if (!is_here && !options_.tcp)
-    throw TransferError(name, "no engine of that name on this machine");
+  if (!is_here && !options_.tcp) {
+    throw TransferError(to.name, "no engine of that name on this machine");
+  }
+  const auto identity = std::make_shared<PeerIdentity>(to.instance);
   for (int i = 0; i < options_.num_lanes; ++i) {
     if (is_here) {
-      channels.push_back(std::make_unique<ShmChannel>(own_, here));
+      channels.push_back(std::make_unique<ShmChannel>(own_, here, identity));
     } else {
-      channels.push_back(std::make_unique<WireChannel>(own_, addresses));
+      channels.push_back(std::make_unique<WireChannel>(own_, addresses, identity));
     }
   }
   return channels;
 }
 
-PeerRef Engine::open(const std::string& name, double deadline_s) {
+PeerRef Engine::open(const PeerAddress& to, double deadline_s) {
   owner_.check("open", "engine");
   const Deadline deadline = Deadline::after(deadline_s);
-  const auto peer = std::make_shared<Peer>(name, make_channels(name), own_, stats_);
+  const auto peer = std::make_shared<Peer>(to.name, make_channels(to), own_, stats_);
   {
     const std::lock_guard lock(mutex_);
     MK_CHECK(!closed_, "open: the engine is closed");

@@ -1,8 +1,9 @@
 // Engine: registers memory, listens to peers, and writes to and reads from theirs.
 //
-//   Engine engine({"127.0.0.1:0", /*local=*/true, /*shm=*/true, /*tcp=*/true, /*num_lanes=*/2});
+//   Engine engine({"prefill-3", "127.0.0.1:0", /*local=*/true, /*shm=*/true, /*tcp=*/true,
+//                  /*num_lanes=*/2});
 //   RegionRef region = engine.add_region({address, num_bytes}, kLocalWrite | kRemoteWrite);
-//   PeerRef peer = engine.open("10.0.0.2:4711", 30.0);
+//   PeerRef peer = engine.open({"decode-1", "10.0.0.2:4711", instance}, 30.0);
 //   peer->wait_connected(Deadline::after(30.0));
 //   TicketRef ticket = engine.submit(*peer, std::move(request), 30.0);
 //
@@ -23,21 +24,30 @@
 namespace mk::transfer {
 
 struct EngineOptions {
-  std::string name;  // "host:port" to listen on; port 0 for any
-  bool local;        // transports that may be used; without tcp it does not listen to machines
+  std::string name;    // what peers are told; empty: the address
+  std::string listen;  // "host:port" to listen on; port 0 for any
+  bool local;          // transports that may be used; without tcp it does not listen to machines
   bool shm;
   bool tcp;
   int num_lanes;  // connections to a peer, and threads that copy
 };
 
+struct PeerAddress {
+  std::string name;     // for errors, statistics and Peer::name
+  std::string address;  // "host:port"
+  uint64_t instance;    // which engine must answer there; 0: any
+};
+
 class Engine {
  public:
-  // Throws InvalidArgument (name), Unavailable (host not found), SystemError (port taken).
+  // Throws InvalidArgument (name, listen), Unavailable (host not found), SystemError (port taken).
   explicit Engine(const EngineOptions& options);
   Engine(const Engine&) = delete;
   ~Engine() { close(); }
 
   const std::string& name() const { return own_->name; }
+  const std::string& address() const { return own_->address; }
+  uint64_t instance() const { return own_->instance; }
 
   RegionRef add_region(const Range& range, Rights rights);
   bool remove_region(const RegionRef& region);  // see RegionTable::remove
@@ -45,7 +55,7 @@ class Engine {
   // Begins to connect; see Peer::wait_connected. By local if the peer lives in this process, else
   // shm if it lives on this machine, else tcp; of those that are allowed. Throws InvalidArgument
   // (name), Unavailable (no such host), TransferError.
-  PeerRef open(const std::string& name, double deadline_s);
+  PeerRef open(const PeerAddress& to, double deadline_s);
   void close_peer(const PeerRef& peer);
 
   // The request's regions are filled in here. Throws InvalidArgument: an empty descriptor, a local
@@ -63,10 +73,11 @@ class Engine {
   // remove_region, close_peer and close do nothing, the others throw InvalidArgument, and it must
   // not be destroyed.
   bool forked() const { return owner_.forked(); }
+  void check_process(const char* op) const { owner_.check(op, "engine"); }
 
  private:
-  Channels make_channels(const std::string& name) const;
-  void listen();
+  Channels make_channels(const PeerAddress& to) const;
+  void start_server();
 
   const EngineOptions options_;
   const Owner owner_;

@@ -39,7 +39,7 @@ class Copier {
 }  // namespace
 
 std::shared_ptr<Endpoint> LocalChannel::find_peer() const {
-  auto peer = find_in_process(peer_name_);
+  auto peer = find_in_process(peer_address_);
   if (!peer || peer->instance != peer_instance_) throw Failure("the peer's engine was closed");
   return peer;
 }

@@ -15,7 +15,9 @@ namespace mk::transfer {
 class LocalChannel : public Channel {
  public:
   LocalChannel(std::string own_name, const Endpoint& peer)
-      : own_name_(std::move(own_name)), peer_name_(peer.name), peer_instance_(peer.instance) {}
+      : own_name_(std::move(own_name)),
+        peer_address_(peer.address),
+        peer_instance_(peer.instance) {}
 
   Transport transport() const override { return Transport::kLocal; }
   size_t window() const override { return 1; }
@@ -36,7 +38,7 @@ class LocalChannel : public Channel {
   void carry_out(const Work& work, const Limit& limit, Interrupt& interrupt, Outcome& out) const;
 
   const std::string own_name_;
-  const std::string peer_name_;
+  const std::string peer_address_;
   const uint64_t peer_instance_;
   Outcome outcome_;
 };

@@ -21,7 +21,7 @@ constexpr int kRetryMs = 100;  // after the machine ran out of descriptors or me
 
 Server::Server(Endpoint& own, std::vector<Fd> bound) : own_(own), listening_(std::move(bound)) {
   for (const Fd& fd : listening_) {
-    MK_SYSCALL(::listen(fd.get(), kBacklog), "listen on " + own.name);
+    MK_SYSCALL(::listen(fd.get(), kBacklog), "listen on " + own.address);
   }
   thread_ = start_thread([this] { listen(); });
 }

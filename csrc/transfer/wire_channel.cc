@@ -14,6 +14,17 @@ constexpr size_t kMaxFrames = 2;  // under way at once
 
 }  // namespace
 
+void PeerIdentity::check(uint64_t instance) {
+  uint64_t before = 0;
+  if (instance_.load() == 0 && expected_ != 0 && instance != expected_) {
+    throw Failure(kAnotherEngine);
+  }
+  if (!instance_.compare_exchange_strong(before, instance) && before != instance) {
+    // Its addresses, which our callers hold, are not those of the engine that was there before.
+    throw Failure("the peer was restarted; open it again");
+  }
+}
+
 void WireChannel::connect(const Limit& limit) {
   disconnect();
   Socket socket = Socket::connect(addresses_, limit);
@@ -25,11 +36,7 @@ void WireChannel::greet(Socket& socket, const Limit& limit) {
   send_greeting(socket, *own_, limit);
   const Greeting peer = receive_greeting(socket, limit);
   check_version(peer.hello);
-  if (peer_instance_ != 0 && peer.hello.instance != peer_instance_) {
-    // Its addresses, which our callers hold, are not those of the engine that was there before.
-    throw Failure("the peer was restarted; open it again");
-  }
-  peer_instance_ = peer.hello.instance;
+  identity_->check(peer.hello.instance);
 }
 
 void WireChannel::disconnect() noexcept {

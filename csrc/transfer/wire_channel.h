@@ -7,6 +7,7 @@
 // socket buffers, leave both sides waiting for the other to read.
 #pragma once
 
+#include <atomic>
 #include <deque>
 #include <memory>
 #include <string>
@@ -19,10 +20,24 @@
 
 namespace mk::transfer {
 
+// Which engine a peer is: all connections to it must lead to the same one.
+class PeerIdentity {
+ public:
+  explicit PeerIdentity(uint64_t expected) : expected_(expected) {}  // 0: whoever answers first
+
+  // Throws Failure if it is another engine.
+  void check(uint64_t instance);
+
+ private:
+  const uint64_t expected_;
+  std::atomic<uint64_t> instance_{0};  // 0 before the first connection
+};
+
 class WireChannel : public Channel {
  public:
-  WireChannel(std::shared_ptr<const Endpoint> own, std::vector<SocketAddress> addresses)
-      : own_(std::move(own)), addresses_(std::move(addresses)) {}
+  WireChannel(std::shared_ptr<const Endpoint> own, std::vector<SocketAddress> addresses,
+              std::shared_ptr<PeerIdentity> identity)
+      : own_(std::move(own)), addresses_(std::move(addresses)), identity_(std::move(identity)) {}
 
   Transport transport() const override { return Transport::kTcp; }
   size_t window() const override { return 2; }
@@ -61,7 +76,7 @@ class WireChannel : public Channel {
 
   const std::shared_ptr<const Endpoint> own_;
   const std::vector<SocketAddress> addresses_;
-  uint64_t peer_instance_ = 0;  // 0 before the first connection
+  const std::shared_ptr<PeerIdentity> identity_;
 
   std::deque<Frame> frames_;
   std::deque<Outcome> outcomes_;  // of works that are over

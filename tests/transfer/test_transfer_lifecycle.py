@@ -355,3 +355,22 @@ assert not ticket.done or ticket.wait() is None, "the child has ended it"
 a.write(peer, [row]).wait()
 a.close(), b.close()
 """)
+
+
+def test_a_forked_child_does_not_take_its_copies_for_its_parent_s_engines():
+    run_script("""
+import signal
+pid = os.fork()
+if not pid:
+    signal.alarm(50)
+    with TransferEngine() as child:
+        with child.open(b.name) as peer:
+            assert peer.transport == "tcp", peer.transport
+            own = child.register(np.full(1 << 20, 7, np.uint8))
+            child.write(peer, [(own.address, far.address, 1 << 20)]).wait()
+    os._exit(0)
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+a.read(peer, [row]).wait()
+assert (memory == 7).all(), "it was written into the child's copy"
+a.close(), b.close()
+""")

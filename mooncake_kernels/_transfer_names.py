@@ -1,0 +1,154 @@
+"""How the engines of ``transfer.py`` are named and found: by address, or by a metadata server."""
+
+import ipaddress
+import os
+import re
+import secrets
+import socket
+from collections.abc import Collection
+from typing import Any
+
+from . import _host, config, metadata
+from ._transfer_arguments import as_address
+from .errors import InvalidArgument, TransferError, Unavailable
+
+PROBE_S = 2.0  # for an engine to answer whose name another one wants
+# Causes, as the host code says them, that leave no doubt: the engine is not at that address.
+GONE = ("connection refused", "another engine answers there")
+
+
+class Names:
+    """Publishes an engine under its name until closed, and opens others by theirs."""
+
+    def __init__(self, url: Any):
+        self._metadata = metadata.choose("TransferEngine", "metadata", url)
+        self._publication: metadata.Publication | None = None
+        self._pid = os.getpid()
+
+    def start(self, name: Any, listen: Any, transports: Collection[str]) -> _host.TransferEngine:
+        """Make the engine, and let it be found."""
+        if isinstance(self._metadata, metadata.P2P):
+            if listen is not None:
+                raise InvalidArgument(
+                    f"TransferEngine: listen must be None under p2p, where name is it, "
+                    f"got {listen!r}"
+                )
+            engine = make_engine("", address_or_free("name", name), transports)
+        else:
+            if "tcp" not in transports:
+                raise InvalidArgument(
+                    "TransferEngine: transports must have tcp with a metadata server, "
+                    f"got {', '.join(transports)}"
+                )
+            name = made_up_name() if name is None else name
+            self._metadata.check_name("TransferEngine", name)
+            engine = make_engine(name, address_or_free("listen", listen), transports)
+        try:
+            self._publication = self._metadata.publish(
+                own_entry(engine), lambda holder: is_gone(engine, holder)
+            )
+        except BaseException:
+            engine.close()
+            self._metadata.close()
+            raise
+        return engine
+
+    def open(
+        self, engine: _host.TransferEngine, name: Any, deadline_s: float
+    ) -> _host.TransferPeer:
+        """Look an engine up, and connect to it: to that one, not to who has its address now."""
+        engine.check_process("open")
+        name = self._metadata.check_name("open", name)
+        entry = self._metadata.lookup(name)
+        if entry is None:
+            raise TransferError(
+                name, f"{self._metadata.url} has no such name, or its time to live is over"
+            )
+        if entry.protocol != metadata.PROTOCOL:
+            raise TransferError(
+                name, f"{entry.address} speaks {entry.protocol or 'a protocol'} of Mooncake"
+            )
+        try:
+            return engine.open(name, entry.address, entry.instance, deadline_s)
+        except TransferError as error:
+            if entry.instance == 0:  # p2p: it was the name that said where
+                raise
+            raise TransferError(name, f"{error.cause}, {self._doubt(entry, error.cause)}") from None
+
+    def close(self) -> None:
+        """Take the name back. Idempotent; in a forked child, without effect."""
+        if os.getpid() != self._pid:
+            return
+        if self._publication is not None:
+            self._publication.close()
+        self._metadata.close()
+
+    def _doubt(self, entry: metadata.Entry, cause: str) -> str:
+        where = f"at {entry.address}, as {self._metadata.url} says"
+        if is_elsewhere(entry):
+            return f"{where}: an address within {entry.host}; it should listen to other machines"
+        return f"{where}: its entry is stale" if cause in GONE else where
+
+
+def make_engine(name: str, listen: str, transports: Collection[str]) -> _host.TransferEngine:
+    """Make the host's engine, of this name or, if it is empty, of its address."""
+    return _host.TransferEngine(
+        name,
+        listen,
+        local="local" in transports,
+        shm="shm" in transports,
+        tcp="tcp" in transports,
+        num_lanes=config.current().transfer_lanes,
+    )
+
+
+def is_gone(engine: _host.TransferEngine, holder: metadata.Entry) -> bool:
+    """Whether the engine of an entry is gone for sure: who does not answer may be slow."""
+    if holder.protocol != metadata.PROTOCOL or is_elsewhere(holder):
+        return False
+    try:
+        peer = engine.open(holder.name, holder.address, holder.instance, PROBE_S)
+    except TransferError as error:
+        return error.cause in GONE
+    except Unavailable:  # its host is not known here
+        return False
+    engine.close_peer(peer)
+    return False
+
+
+def is_elsewhere(entry: metadata.Entry) -> bool:
+    """Whether its address, seen from here, is of this machine, and so not of the engine's."""
+    host = entry.address.rpartition(":")[0].strip("[]")
+    try:
+        loops_back = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        loops_back = host == "localhost"
+    return loops_back and entry.host != socket.gethostname()
+
+
+def own_entry(engine: _host.TransferEngine) -> metadata.Entry:
+    """What others are told of an engine of this process."""
+    from . import __version__
+
+    return metadata.Entry(
+        engine.name,
+        engine.address,
+        metadata.PROTOCOL,
+        engine.instance,
+        __version__,
+        socket.gethostname(),
+        os.getpid(),
+    )
+
+
+def made_up_name() -> str:
+    """A name that nobody has."""
+    return f"{re.sub('[^A-Za-z0-9.-]', '', socket.gethostname())[:200]}-{secrets.token_hex(8)}"
+
+
+def address_or_free(argument: str, value: Any) -> str:
+    """Where an engine listens: if it is not said, at a free port."""
+    if value is not None:
+        return as_address("TransferEngine", argument, value)
+    host = config.current().listen_host
+    return f"[{host}]:0" if ":" in host else f"{host}:0"

@@ -1,0 +1,67 @@
+"""Metadata servers: which engines there are, and at which addresses.
+
+``mk.TransferEngine("prefill-3", metadata="redis://...")`` publishes itself in one, and finds others
+by their names there. A tool can look, too::
+
+    with mk.metadata.connect("redis://10.0.0.1:6379/0") as metadata:
+        for entry in metadata.entries():
+            print(entry.name, entry.address, entry.protocol)
+
+A server is Redis, or one of Mooncake's HTTP form, such as ``python -m mooncake_kernels metadata``.
+Whoever can write to it decides which engine a name leads to. docs/metadata.md says more.
+"""
+
+from typing import Any
+
+from .base import Metadata, Publication
+from .directory import Directory
+from .entry import PROTOCOL, Entry
+from .p2p import P2P
+from .segment import Segment, SegmentBuffer, SegmentDevice
+from .url import parse_url
+
+__all__ = [
+    "PROTOCOL",
+    "P2P",
+    "Directory",
+    "Entry",
+    "Metadata",
+    "Publication",
+    "Segment",
+    "SegmentBuffer",
+    "SegmentDevice",
+    "choose",
+    "connect",
+]
+
+
+def connect(url: str) -> Metadata:
+    """Make a client of a metadata server. It connects when it is first asked.
+
+    Args:
+        url: ``redis://``, ``rediss://``, ``unix://``, ``http://`` or ``https://``, with the query
+            parameter ``prefix`` for other keys than ``mooncake/...``; or ``p2p``, where a name is
+            an address.
+
+    Returns:
+        A ``Directory``: ``lookup(name)``, ``entries()``, ``close()``. Thread-safe.
+
+    Raises:
+        InvalidArgument: the URL is none of these.
+        Unavailable: redis-py is not installed.
+    """
+    return choose("connect", "url", url)
+
+
+def choose(op: str, argument: str, url: Any) -> Metadata:
+    """``connect``, for another argument of another call, which errors are to name."""
+    if isinstance(url, str) and url == "p2p":
+        return P2P()
+    parsed = parse_url(op, argument, url)
+    if parsed.parts.scheme in ("http", "https"):
+        from .http_store import HttpStore
+
+        return Directory(str(parsed), HttpStore(parsed), parsed.prefix)
+    from .redis_store import RedisStore
+
+    return Directory(str(parsed), RedisStore(parsed), parsed.prefix)

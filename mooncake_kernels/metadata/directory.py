@@ -1,0 +1,138 @@
+"""The engines that a metadata server knows, whatever kind of server it is."""
+
+import contextlib
+import dataclasses
+import logging
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from .. import config
+from .._arguments import shown
+from ..errors import InvalidArgument, Unavailable
+from .base import Metadata, Publication, Store
+from .entry import PROTOCOL, Entry, decode, encode
+from .publication import KeptPublication
+from .segment import decode_segment
+from .untrusted import Malformed
+
+NAME = re.compile(r"[!-.0-~]{1,255}")  # goes into a Hello, and into a key
+ATTEMPTS = 8  # to take a name that comes and goes meanwhile
+
+_log = logging.getLogger(__name__)
+
+
+class Directory(Metadata):
+    """Names and addresses of engines. Thread-safe.
+
+    Keys are Mooncake's: ``<prefix>rpc_meta/<name>`` is an engine, ours or Mooncake's, and
+    ``<prefix>ram/<name>`` what a Mooncake engine offers.
+    """
+
+    def __init__(self, url: str, store: Store, prefix: str):
+        self.url = url
+        self._store = store
+        self._engines = f"{prefix}rpc_meta/"
+        self._segments = f"{prefix}ram/"
+
+    def check_name(self, op: str, name: Any) -> str:
+        """Return the name if an engine may be called so; raise ``InvalidArgument`` if not."""
+        if not isinstance(name, str) or not NAME.fullmatch(name):
+            raise InvalidArgument(
+                f"{op}: name must be 1 to 255 printable ASCII characters other than space and /, "
+                f"got {shown(name)}"
+            )
+        return name
+
+    def lookup(self, name: str) -> Entry | None:
+        """Find an engine.
+
+        Args:
+            name: of the engine.
+
+        Returns:
+            Its entry; None if there is none, or its time to live is over.
+
+        Raises:
+            InvalidArgument: nobody can be called so.
+            Unavailable: the server does not answer, or what it holds is no entry.
+        """
+        key = self._engines + self.check_name("lookup", name)
+        with self._naming(name):
+            value = self._store.get(key)
+            return None if value is None else self._decode(name, value)
+
+    def entries(self) -> list[Entry]:
+        """List the engines, by name. What is no entry is left out, and logged.
+
+        Raises:
+            Unavailable: the server does not answer, or has no list.
+        """
+        entries = []
+        for key in sorted(self._store.keys(self._engines)):
+            name = key.removeprefix(self._engines)
+            try:
+                entry = self.lookup(name)
+            except (Malformed, InvalidArgument) as error:
+                _log.warning("left out: %s", error)
+                continue
+            if entry is not None:
+                entries.append(entry)
+        return entries
+
+    def publish(self, entry: Entry, is_gone: Callable[[Entry], bool]) -> Publication:
+        """Let an engine be found until the publication is closed.
+
+        Args:
+            entry: the engine.
+            is_gone: whether an engine that has the name is gone for sure.
+
+        Raises:
+            InvalidArgument: the name is taken.
+            Unavailable: the server does not answer.
+        """
+        key, value = self._engines + entry.name, encode(entry)
+        ttl_s = config.current().metadata_ttl_s
+        for _ in range(ATTEMPTS):
+            if self._store.create(key, value, ttl_s):
+                break
+            with self._naming(entry.name):
+                held = self._store.get(key)
+                if held is None:
+                    continue
+                holder = self._decode(entry.name, held)
+            if not is_gone(holder):
+                raise self._taken(holder)
+            if self._store.replace(key, held, value, ttl_s):
+                break
+        else:
+            raise Unavailable(f"metadata server {self.url}: {entry.name} comes and goes")
+        return KeptPublication(self._store, key, value, ttl_s)
+
+    def close(self) -> None:
+        """Disconnect. Idempotent."""
+        self._store.close()
+
+    @contextlib.contextmanager
+    def _naming(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except Malformed as error:
+            raise Malformed(f"metadata server {self.url}: {name} is no entry: {error}") from None
+
+    def _decode(self, name: str, value: bytes) -> Entry:
+        entry = decode(name, value)
+        described = None if entry.protocol == PROTOCOL else self._store.get(self._segments + name)
+        if described is None:
+            return entry
+        segment = decode_segment(described)
+        if segment.protocol == PROTOCOL:
+            raise Malformed(f"a segment of {PROTOCOL}, which has none")
+        return dataclasses.replace(entry, protocol=segment.protocol, segment=segment)
+
+    def _taken(self, holder: Entry) -> InvalidArgument:
+        who = f"pid {holder.pid} on {holder.host}" if holder.pid else "Mooncake's"
+        return InvalidArgument(
+            f"TransferEngine: name must be free at {self.url}, got {holder.name!r}, which the "
+            f"engine at {holder.address} has ({who})"
+        )

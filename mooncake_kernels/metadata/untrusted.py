@@ -1,0 +1,58 @@
+"""What others wrote, or say: checked and bounded before anything is made of it."""
+
+import json
+from typing import Any
+
+from .._arguments import shown
+from ..errors import Unavailable
+
+MAX_VALUE_BYTES = 16 << 20  # of what is under a key: a segment of some 100,000 buffers
+
+
+class Malformed(Unavailable):
+    """What the server holds is not what it should be."""
+
+
+def json_object(value: bytes) -> dict[str, Any]:
+    """Parse a JSON object; raise ``Malformed`` if it is none."""
+    if len(value) > MAX_VALUE_BYTES:
+        raise Malformed(f"it must be at most {MAX_VALUE_BYTES} bytes")
+    try:
+        document = json.loads(value)
+    except (ValueError, RecursionError):
+        raise Malformed(f"it must be JSON, got {quoted(value)}") from None
+    if not isinstance(document, dict):
+        raise Malformed(f"it must be a JSON object, got {quoted(document)}")
+    return document
+
+
+def integer(document: dict[str, Any], field: str, low: int, high: int) -> int:
+    """Return an integer; raise ``Malformed`` if it is none in [low, high]."""
+    value = document.get(field)
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        raise Malformed(f"{field} must be an integer in {low} to {high}, got {quoted(value)}")
+    return value
+
+
+def text(document: dict[str, Any], field: str) -> str:
+    """Return a string as one line of ASCII; empty if there is none."""
+    value = document.get(field)
+    return printable(value) if isinstance(value, str) else ""
+
+
+def objects(document: dict[str, Any], field: str) -> list[dict[str, Any]]:
+    """Return a list of objects, empty if there is none; raise ``Malformed`` for anything else."""
+    value = document.get(field) or []
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+        raise Malformed(f"{field} must be a list of objects, got {quoted(value)}")
+    return value
+
+
+def quoted(value: Any) -> str:
+    """What was found, for the text of an error: at most a line of it."""
+    return printable(shown(value), 100)
+
+
+def printable(words: str, max_chars: int = 255) -> str:
+    """One line of ASCII, safe to print."""
+    return "".join(c if " " <= c <= "~" else "?" for c in words[:max_chars])

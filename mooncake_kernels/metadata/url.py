@@ -1,0 +1,98 @@
+"""URLs of metadata servers. What they hold beside host and port may be secret: never shown."""
+
+import re
+from base64 import b64encode
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+
+from ..errors import InvalidArgument, Unavailable
+from .untrusted import printable
+
+FORMS = '"p2p", "redis://host:port/db" or "http://host:port/metadata"'
+DEFAULT_PREFIX = "mooncake/"
+LOGIN = ("db", "username", "password")
+OPTIONS = {  # of the query, beside prefix, by the scheme
+    "redis": LOGIN,
+    "rediss": (*LOGIN, "ssl_ca_certs", "ssl_certfile", "ssl_keyfile"),
+    "unix": LOGIN,
+    "http": (),
+    "https": ("ssl_ca_certs",),
+}
+
+
+@dataclass(frozen=True)
+class MetadataUrl:
+    """A URL that was checked.
+
+    Attributes:
+        parts: the URL; its query has become ``options``.
+        prefix: what all keys begin with.
+        options: of the connection.
+    """
+
+    parts: SplitResult
+    prefix: str
+    options: dict[str, str]
+
+    @property
+    def login(self) -> tuple[str, str]:
+        """User and password, empty if there are none."""
+        user, password = self.parts.username or "", self.parts.password or ""
+        return (
+            unquote(user) or self.options.get("username", ""),
+            unquote(password) or self.options.get("password", ""),
+        )
+
+    def error(self, words: str) -> Unavailable:
+        """Say what is wrong with the server, without secrets, which it may have quoted."""
+        for secret in (self.login[1], basic(*self.login)):
+            words = words.replace(secret, "***") if secret else words
+        return Unavailable(f"metadata server {self}: {printable(words)}")
+
+    def __str__(self) -> str:
+        """Return it without secrets."""
+        if self.parts.scheme == "unix":
+            return f"unix://{self.parts.path}"
+        host, port = self.parts.hostname or "", self.parts.port
+        host = f"[{host}]" if ":" in host else host
+        return f"{self.parts.scheme}://{host}{f':{port}' if port else ''}{self.parts.path}"
+
+
+def basic(user: str, password: str) -> str:
+    """What HTTP makes of a login."""
+    return b64encode(f"{user}:{password}".encode()).decode() if user or password else ""
+
+
+def parse_url(op: str, argument: str, value: Any) -> MetadataUrl:
+    """Check a URL; what is wrong with it is said without quoting it."""
+
+    def refuse(why: str) -> InvalidArgument:
+        return InvalidArgument(f"{op}: {argument} must be {FORMS}, got {why}")
+
+    if not isinstance(value, str):
+        raise refuse(f"a {type(value).__name__}")
+    try:
+        parts = urlsplit(value)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        raise refuse("no URL, or one with a port that is none") from None
+    if parts.scheme not in OPTIONS:
+        raise refuse("a URL of another scheme" if "://" in value else "no URL")
+    if parts.scheme == "unix" and (host or not parts.path.startswith("/")):
+        raise refuse("a unix:// URL without an absolute path")
+    if parts.scheme != "unix" and (not host or port == 0):
+        raise refuse("a URL without a host, or with port 0")
+    # A password with "/", "?" or "#" in it that is not quoted would be found in these.
+    if parts.fragment or "@" in parts.path or not value.isprintable() or not value.isascii():
+        raise refuse("a URL with characters that must be quoted (%XX)")
+    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    database = parts.path[1:] if parts.scheme in ("redis", "rediss") else ""
+    if not re.fullmatch(r"[0-9]{0,9}", database + options.get("db", "")):
+        raise refuse("a database that is no number")
+    prefix = options.pop("prefix", DEFAULT_PREFIX)
+    if not re.fullmatch(r"[!-~]{0,200}", prefix):
+        raise refuse("a prefix that is not printable ASCII without spaces")
+    if not set(options) <= set(OPTIONS[parts.scheme]):
+        raise refuse(f"options other than {', '.join(('prefix', *OPTIONS[parts.scheme]))}")
+    return MetadataUrl(parts._replace(query=""), prefix, options)

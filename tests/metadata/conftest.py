@@ -1,0 +1,59 @@
+from urllib.parse import quote
+
+import pytest
+
+from mooncake_kernels import config
+from mooncake_kernels.metadata import bounded_socket
+
+from .support import TTL_S, HttpServer, MooncakeServer, RedisServer
+
+
+@pytest.fixture
+def short_ttl():
+    """Names of dead engines are free soon."""
+    with config.override(metadata_ttl_s=TTL_S):
+        yield
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    """A server that does not answer is soon given up."""
+    monkeypatch.setattr(bounded_socket, "TIMEOUT_S", 0.4)
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory):
+    """One of each kind, started when it is first asked for."""
+    running = {}
+
+    def start(kind):
+        if kind not in running:
+            folder = tmp_path_factory.mktemp("redis")
+            running[kind] = RedisServer(folder) if kind == "redis" else HttpServer()
+        return running[kind]
+
+    yield start
+    for server in running.values():
+        server.stop()
+
+
+@pytest.fixture(params=["redis", "http"])
+def url(request, servers):
+    """A server that stays, of each kind in turn; every test has a prefix of its own."""
+    return f"{servers(request.param).url}?prefix={quote(request.node.name.replace(' ', ''))}/"
+
+
+@pytest.fixture(params=["redis", "http"])
+def server(request, tmp_path):
+    """A server that may be stopped and started."""
+    server = RedisServer(tmp_path) if request.param == "redis" else HttpServer()
+    yield server
+    server.stop()
+
+
+@pytest.fixture(params=[False, True], ids=["refuses", "same_again"])
+def mooncake_url(request):
+    """A server that does what Mooncake's do."""
+    server = HttpServer(lambda port: MooncakeServer(port, request.param))
+    yield server.url
+    server.stop()

@@ -1,0 +1,255 @@
+"""What the metadata tests share: servers that can die and come back, an engine in a process."""
+
+import contextlib
+import functools
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+import numpy as np
+
+from mooncake_kernels import config, metadata
+from mooncake_kernels.metadata.entry import encode
+from mooncake_kernels.metadata.server import MetadataServer
+from mooncake_kernels.transfer import TransferEngine
+
+from ..conftest import skip
+
+WAIT_S = 20.0  # longer than anything here takes; a test that needs it has failed
+TTL_S = 0.6  # short enough to be waited for
+
+
+def eventually(condition, what: str) -> None:
+    """Wait until it holds."""
+    until = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < until, what
+        time.sleep(0.02)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        return listening.getsockname()[1]
+
+
+class RedisServer:
+    """redis-server on a port of its own. What it holds is lost when it is stopped."""
+
+    scheme = "redis"
+
+    def __init__(self, folder: Path, *options: str, tls: bool = False):
+        if shutil.which("redis-server") is None:
+            skip("redis", "there is no redis-server (apt install redis-server)")
+        self.port = free_port()
+        self.folder = folder
+        ports = ["--port", "0", "--tls-port", str(self.port)] if tls else ["--port", str(self.port)]
+        self._command = [
+            "redis-server", "--bind", "127.0.0.1", *ports, "--save", "", "--dir", str(folder),
+            "--unixsocket", str(folder / "redis.sock"), *options,
+        ]  # fmt: skip
+        self.url = f"redis://127.0.0.1:{self.port}/0"
+        self.start()
+
+    def start(self) -> None:
+        self.process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL)
+        eventually(self._answers, "redis-server does not answer")
+
+    def stop(self) -> None:
+        self.process.kill()
+        self.process.wait(WAIT_S)
+
+    def freeze(self) -> None:
+        self.process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+
+    def _answers(self) -> bool:
+        try:
+            socket.create_connection(("127.0.0.1", self.port), timeout=WAIT_S).close()
+        except ConnectionRefusedError:
+            assert self.process.poll() is None, "redis-server has ended"
+            return False
+        return True
+
+
+class HttpServer:
+    """A server of the HTTP form in a thread. What it holds is lost when it is stopped."""
+
+    scheme = "http"
+
+    def __init__(self, make=None):
+        self._make = make or functools.partial(MetadataServer, "127.0.0.1")
+        self.port = 0
+        self.start()
+
+    def start(self) -> None:
+        self._server = self._make(self.port)
+        self.port = self._server.server_address[1]
+        self.url = f"http://127.0.0.1:{self.port}/metadata"
+        serve = functools.partial(self._server.serve_forever, poll_interval=0.02)
+        self._thread = threading.Thread(target=serve)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+class MooncakeHandler(BaseHTTPRequestHandler):
+    """What Mooncake's own HTTP metadata servers do, and no more: no conditions, time or list."""
+
+    def do_GET(self):
+        value = self.server.values.get(self._key())
+        self._answer(200, value) if value is not None else self._answer(404, b"metadata not found")
+
+    def do_PUT(self):
+        key, value = self._key(), self.rfile.read(int(self.headers["Content-Length"]))
+        with self.server.lock:
+            taken = "rpc_meta" in key and key in self.server.values
+            if taken and not (self.server.same_again and self.server.values[key] == value):
+                return self._answer(400, b"Duplicate rpc_meta key not allowed")
+            self.server.values[key] = value
+        return self._answer(200, b"metadata updated")
+
+    def do_DELETE(self):
+        found = self.server.values.pop(self._key(), None)
+        self._answer(200 if found is not None else 404, b"")
+
+    def log_message(self, format, *args):
+        pass
+
+    def _key(self) -> str:
+        return parse_qs(urlsplit(self.path).query).get("key", [""])[0]
+
+    def _answer(self, status: int, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+class MooncakeServer(ThreadingHTTPServer):
+    """``same_again``: whether a name may be published again with the same value (since 2311)."""
+
+    def __init__(self, port: int, same_again: bool):
+        self.values: dict[str, bytes] = {}
+        self.lock = threading.Lock()
+        self.same_again = same_again
+        super().__init__(("127.0.0.1", port), MooncakeHandler)
+
+
+def put(url: str, name: str, value: bytes | dict, ttl_s: float = 3600.0, segment=False) -> None:
+    """Put what may be anything under a name, as someone else might."""
+    value = value if isinstance(value, bytes) else json.dumps(value).encode()
+    with metadata.connect(url) as directory:
+        key = (directory._segments if segment else directory._engines) + name
+        assert directory._store.create(key, value, ttl_s)
+
+
+def put_entry(url: str, entry: metadata.Entry) -> None:
+    put(url, entry.name, encode(entry))
+
+
+def names(url: str) -> list[str]:
+    with metadata.connect(url) as directory:
+        return [entry.name for entry in directory.entries()]
+
+
+def serve(pipe, url: str, name: str, listen: str | None, num_bytes: int, ttl_s: float) -> None:
+    """The life of an engine in a process of its own: it waits to be told to end."""
+    with config.override(metadata_ttl_s=ttl_s):
+        engine = TransferEngine(name, metadata=url, listen=listen)
+        region = engine.register(np.zeros(num_bytes, np.uint8))
+        pipe.send((engine.address, region.address))
+        pipe.recv()
+        engine.close()
+
+
+class Process:
+    """An engine in a process of its own."""
+
+    def __init__(self, url, name, listen=None, num_bytes=1 << 16, ttl_s=TTL_S):
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload([__name__])
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(
+            target=serve, args=(theirs, url, name, listen, num_bytes, ttl_s), daemon=True
+        )
+        self._process.start()
+        theirs.close()
+        assert self._pipe.poll(60), "the engine did not start"
+        self.address, self.region_address = self._pipe.recv()
+        self.pid = self._process.pid
+
+    def signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self.signal(signal.SIGKILL)
+        self._process.join(WAIT_S)
+        self._pipe.close()
+
+    def close(self) -> None:
+        self._pipe.send(None)
+        self._process.join(WAIT_S)
+        assert self._process.exitcode == 0
+
+
+@contextlib.contextmanager
+def engine_process(*args, **options):
+    process = Process(*args, **options)
+    try:
+        yield process
+    finally:
+        process.kill()
+
+
+@contextlib.contextmanager
+def raw_server(behave):
+    """A server that runs ``behave(connection)`` for each connection; yields its port."""
+    listening = socket.create_server(("127.0.0.1", 0))
+    connections = []
+
+    def run_one(connection):
+        with contextlib.suppress(OSError):
+            behave(connection)
+        connection.close()
+
+    def run():
+        while True:
+            try:
+                connection, _ = listening.accept()
+            except OSError:
+                return
+            connection.settimeout(WAIT_S)
+            connections.append(connection)
+            threading.Thread(target=run_one, args=(connection,), daemon=True).start()
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        yield listening.getsockname()[1]
+    finally:
+        listening.shutdown(socket.SHUT_RDWR)
+        listening.close()
+        for connection in connections:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+        thread.join(WAIT_S)
+
+
+def urls_at(port: int) -> list[str]:
+    """The kinds of servers that might be at a port."""
+    return [f"redis://127.0.0.1:{port}/0", f"http://127.0.0.1:{port}/metadata"]

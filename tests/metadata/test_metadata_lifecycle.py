@@ -1,0 +1,118 @@
+"""Engines that are dropped, forked, or never closed: what becomes of their names."""
+
+import gc
+import os
+import subprocess
+import sys
+import warnings
+
+import pytest
+
+from mooncake_kernels.errors import InvalidArgument
+from mooncake_kernels.transfer import TransferEngine
+
+from .support import names
+
+PRELUDE = """
+import os, signal, sys, threading
+import mooncake_kernels as mk
+from mooncake_kernels.errors import InvalidArgument
+url = sys.argv[1]
+engine = mk.TransferEngine("a", metadata=url)
+tool = mk.metadata.connect(url)
+def names(): return [entry.name for entry in tool.entries()]
+"""
+
+
+def run_script(url: str, script: str) -> str:
+    command = [sys.executable, "-c", PRELUDE + script, url]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (run.returncode, run.stderr) == (0, "")
+    return run.stdout
+
+
+@pytest.mark.parametrize(
+    "script",
+    ["", "del engine", "engine.close(); engine.close()", "sys.exit(0)",
+     "tool.close(); threading.Thread(target=lambda: tool.lookup('a')).start()"],
+    ids=["pending", "dropped", "closed_twice", "exit", "a_thread"],
+)  # fmt: skip
+def test_a_process_that_ends_gives_its_name_back(url, script):
+    run_script(url, script)
+    assert names(url) == []
+
+
+FORK = """
+pid = os.fork()
+if not pid:
+    signal.alarm(50)
+    try:
+        engine.open("a")
+    except InvalidArgument as error:
+        assert "open: engine must be used in the process that made it" in str(error), error
+    else:
+        raise AssertionError("the child could open")
+    {end}
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+assert names() == ["a"], names()
+assert engine.open("a").name == "a"
+engine.close()
+assert names() == []
+"""
+
+
+@pytest.mark.parametrize(
+    "end", ["os._exit(0)", "engine.close(); os._exit(0)", "del engine; sys.exit(0)", "sys.exit(0)"]
+)
+def test_a_forked_child_leaves_the_name_alone(url, end):
+    run_script(url, FORK.format(end=end))
+
+
+def test_a_forked_child_has_a_name_of_its_own(url):
+    run_script(
+        url,
+        """
+pid = os.fork()
+if not pid:
+    signal.alarm(50)
+    with mk.TransferEngine("b", metadata=url) as child:
+        assert names() == ["a", "b"]
+        assert child.open("a").transport == "tcp"
+    os._exit(0)
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+assert names() == ["a"], names()
+""",
+    )
+
+
+def test_an_unclosed_engine_gives_its_name_back(url):
+    engine = TransferEngine("a", metadata=url)
+    assert names(url) == ["a"]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        del engine
+        gc.collect()
+    assert any("unclosed TransferEngine a" in str(w.message) for w in caught)
+    assert names(url) == []
+
+
+def num_descriptors_and_threads() -> tuple[int, int]:
+    gc.collect()
+    return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+
+
+def test_nothing_is_leaked(url):
+    def life():
+        with TransferEngine("a", metadata=url) as engine:
+            engine.open("a")
+            with pytest.raises(InvalidArgument):
+                TransferEngine("a", metadata=url)
+        names(url)
+
+    life()
+    before = num_descriptors_and_threads()
+    for _ in range(30):
+        life()
+    after = num_descriptors_and_threads()
+    # The server's threads are in this process, too: one may be about to end.
+    assert after[0] <= before[0] + 2 and after[1] <= before[1] + 2, (before, after)

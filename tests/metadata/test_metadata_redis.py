@@ -1,0 +1,128 @@
+"""What Redis alone has: passwords, TLS, databases, Unix sockets, other types, keys of others."""
+
+import shutil
+import subprocess
+
+import pytest
+import redis
+
+from mooncake_kernels import metadata
+from mooncake_kernels.errors import InvalidArgument, TransferError, Unavailable
+from mooncake_kernels.transfer import TransferEngine
+
+from ..conftest import skip
+from .support import RedisServer, names
+
+PASSWORD = "s3cr3t/!@#"
+QUOTED = "s3cr3t%2F%21%40%23"
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    server = RedisServer(tmp_path_factory.mktemp("redis"))
+    yield server
+    server.stop()
+
+
+def works(url: str) -> None:
+    with TransferEngine("a", metadata=url), TransferEngine("b", metadata=url) as engine:
+        assert engine.open("a").name == "a"
+        assert names(url) == ["a", "b"]
+    assert names(url) == []
+
+
+def test_databases_and_the_unix_socket(plain):
+    with TransferEngine("a", metadata=plain.url):
+        assert names(f"redis://127.0.0.1:{plain.port}") == ["a"]
+        assert names(f"unix://{plain.folder}/redis.sock") == ["a"]
+        assert names(f"redis://127.0.0.1:{plain.port}/1") == []
+        assert names(f"unix://{plain.folder}/redis.sock?db=1") == []
+    works(f"unix://{plain.folder}/redis.sock?db=1")
+
+
+def test_a_password(tmp_path):
+    server = RedisServer(tmp_path, "--requirepass", PASSWORD)
+    try:
+        works(f"redis://:{QUOTED}@127.0.0.1:{server.port}/0")
+        works(f"redis://default:{QUOTED}@127.0.0.1:{server.port}/0")
+        works(f"unix://{tmp_path}/redis.sock?password={QUOTED}")
+        for login in ("", ":wrong@", "nobody:wrong@"):
+            with pytest.raises(Unavailable, match=f"redis://127.0.0.1:{server.port}/0: ") as caught:
+                TransferEngine(metadata=f"redis://{login}127.0.0.1:{server.port}/0")
+            assert "wrong@" not in str(caught.value)
+    finally:
+        server.stop()
+
+
+def test_tls(tmp_path):
+    if shutil.which("openssl") is None:
+        skip("redis", "there is no openssl to make a certificate with")
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1",
+         "-nodes", "-days", "2", "-subj", "/CN=localhost", "-keyout", key, "-out", certificate,
+         "-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost"],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    options = ["--tls-cert-file", str(certificate), "--tls-key-file", str(key)]
+    server = RedisServer(tmp_path, *options, "--tls-auth-clients", "no", tls=True)
+    try:
+        works(f"rediss://127.0.0.1:{server.port}/0?ssl_ca_certs={certificate}")
+        with pytest.raises(Unavailable, match="CERTIFICATE_VERIFY_FAILED"):
+            names(f"rediss://127.0.0.1:{server.port}/0")
+        with pytest.raises(Unavailable):
+            names(f"redis://127.0.0.1:{server.port}/0")
+    finally:
+        server.stop()
+
+
+def test_keys_expire_by_themselves(plain):
+    client = redis.Redis(port=plain.port)
+    with TransferEngine("a", metadata=plain.url):
+        assert client.keys() == [b"mooncake/rpc_meta/a"]
+        assert 0 < client.pttl("mooncake/rpc_meta/a") <= 15_000
+    client.close()
+
+
+def test_keys_of_others(plain):
+    client = redis.Redis(port=plain.port)
+    client.mset({f"other{i}": b"x" for i in range(5000)})
+    client.mset({f"mooncake/rpc_meta/{i}": b"x" for i in (b"\xff", "é", "a b")})
+    client.hset("mooncake/rpc_meta/hash", "a", "b")
+    with (
+        metadata.connect(plain.url) as directory,
+        TransferEngine("a", metadata=plain.url) as engine,
+    ):
+        assert [entry.name for entry in directory.entries()] == ["a"]
+        with pytest.raises(Unavailable, match="hash is no entry: it must be a string"):
+            directory.lookup("hash")
+        with pytest.raises(Unavailable, match="hash is no entry"):
+            TransferEngine("hash", metadata=plain.url)
+        client.flushdb()
+        with pytest.raises(TransferError, match="no such name"):
+            engine.open("a")
+    client.close()
+
+
+def test_a_connection_that_was_lost_is_made_anew(plain):
+    with TransferEngine("a", metadata=plain.url) as engine:
+        client = redis.Redis(port=plain.port)
+        for _ in range(3):
+            client.client_kill_filter(_type="normal", skipme=True)
+            assert engine.open("a").name == "a"
+        client.close()
+
+
+def test_a_server_that_is_read_only(plain):
+    client = redis.Redis(port=plain.port)
+    client.replicaof("127.0.0.1", "1")
+    try:
+        with pytest.raises(Unavailable, match="read only replica"):
+            TransferEngine("a", metadata=plain.url)
+    finally:
+        client.replicaof("no", "one")
+        client.close()
+    works(plain.url)
+    with TransferEngine("a", metadata=plain.url):
+        with pytest.raises(InvalidArgument, match="name must be free"):
+            TransferEngine("a", metadata=plain.url)

@@ -1,0 +1,195 @@
+"""The server itself: Mooncake's form, and conditions, times and lists beyond it."""
+
+import contextlib
+import http.client
+import json
+import signal
+import socket
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from mooncake_kernels import metadata
+from mooncake_kernels.errors import Unavailable
+from mooncake_kernels.metadata import bounded_socket, server, values
+from mooncake_kernels.transfer import TransferEngine
+
+from .support import WAIT_S, HttpServer, eventually, free_port, names
+
+
+@pytest.fixture
+def running():
+    with contextlib.closing(HttpServer()) as it:
+        yield it
+
+
+HttpServer.close = HttpServer.stop
+
+
+def ask(port, method, query, body=None, **headers):
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=WAIT_S)
+    with contextlib.closing(connection):
+        headers = {name.replace("_", "-"): value for name, value in headers.items()}
+        connection.request(method, f"/metadata?{query}", body, headers)
+        response = connection.getresponse()
+        return response.status, response.read(), response.headers["ETag"]
+
+
+def test_values(running):
+    port = running.port
+    assert ask(port, "GET", "key=mooncake%2Fram%2Fa")[0] == 404
+    assert ask(port, "DELETE", "key=mooncake%2Fram%2Fa")[0] == 404
+    assert ask(port, "PUT", "key=mooncake%2Fram%2Fa", b"one")[0] == 200
+    assert ask(port, "PUT", "key=mooncake/ram/a", b"two")[0] == 200
+    assert ask(port, "GET", "key=mooncake%2Fram%2Fa")[:2] == (200, b"two")
+    assert ask(port, "DELETE", "key=mooncake%2Fram%2Fa")[0] == 200
+    assert ask(port, "GET", "key=mooncake%2Fram%2Fa")[0] == 404
+    assert ask(port, "PUT", "key=%E5%90%8D%00%26", b"")[0] == 200
+    assert ask(port, "GET", "key=%E5%90%8D%00%26")[:2] == (200, b"")
+
+
+def test_who_has_a_name_keeps_it(running):
+    key = "key=mooncake%2Frpc_meta%2Fa"
+    assert ask(running.port, "PUT", key, b"one")[0] == 200
+    assert ask(running.port, "PUT", key, b"two")[0] == 400
+    assert ask(running.port, "PUT", key, b"one")[0] == 200
+    assert ask(running.port, "GET", key)[1] == b"one"
+
+
+def test_conditions(running):
+    port = running.port
+    assert ask(port, "PUT", "key=a", b"one", If_Match='"x"')[0] == 412
+    assert ask(port, "PUT", "key=a", b"one", If_None_Match="*")[0] == 200
+    assert ask(port, "PUT", "key=a", b"two", If_None_Match="*")[0] == 412
+    one = ask(port, "GET", "key=a")[2]
+    assert one == values.etag(b"one")
+    assert ask(port, "PUT", "key=a", b"two", If_Match=one)[0] == 200
+    assert ask(port, "PUT", "key=a", b"three", If_Match=one)[0] == 412
+    assert ask(port, "DELETE", "key=a", If_Match=one)[0] == 412
+    assert ask(port, "GET", "key=a")[1] == b"two"
+    assert ask(port, "DELETE", "key=a", If_Match=values.etag(b"two"))[0] == 200
+    assert ask(port, "DELETE", "key=a", If_Match=one)[0] == 404
+
+
+def test_times_to_live_and_lists(running):
+    port = running.port
+    for key, time in (("a1", "&ttl_ms=100"), ("a2", "&ttl_ms=600000"), ("a3", ""), ("b1", "")):
+        assert ask(port, "PUT", f"key={key}{time}", b"x")[0] == 200
+    eventually(lambda: ask(port, "GET", "key=a1")[0] == 404, "it does not expire")
+    assert json.loads(ask(port, "GET", "prefix=a")[1]) == ["a2", "a3"]
+    assert json.loads(ask(port, "GET", "prefix=")[1]) == ["a2", "a3", "b1"]
+    assert ask(port, "PUT", "key=a1", b"y", If_None_Match="*")[0] == 200
+    assert ask(port, "PUT", "key=a2&ttl_ms=100", b"z")[0] == 200
+    eventually(lambda: json.loads(ask(port, "GET", "prefix=a2")[1]) == [], "it does not expire")
+
+
+@pytest.mark.parametrize(
+    "method, query, status",
+    [("GET", "", 400), ("GET", "key=", 400), ("PUT", "key=" + "x" * 1025, 400),
+     ("PUT", "key=a&ttl_ms=0", 400), ("PUT", "key=a&ttl_ms=x", 400),
+     ("PUT", "key=a&ttl_ms=1.5", 400), ("PUT", "key=a&ttl_ms=" + "9" * 13, 400),
+     ("POST", "key=a", 501), ("DELETE", "", 400)],
+)  # fmt: skip
+def test_requests_that_are_refused(running, method, query, status):
+    assert ask(running.port, method, query, b"x")[0] == status
+    assert ask(running.port, "GET", "prefix=")[1] == b"[]"
+
+
+def test_bodies_that_are_refused(running):
+    head = b"PUT /metadata?key=a HTTP/1.1\r\n"
+    for request, status in (
+        (head + b"\r\n", b" 411 "),
+        (head + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n", b" 411 "),
+        (head + b"Content-Length: x\r\n\r\n", b" 411 "),
+        (head + b"Content-Length: -1\r\n\r\n", b" 411 "),
+        (head + b"Content-Length: 99999999\r\n\r\n", b" 413 "),
+        (head + b"Content-Length: 2\r\n\r\nx", b" 400 "),
+        (b"GET /other?key=a HTTP/1.1\r\n\r\n", b" 404 "),
+        (b"GET http://[ HTTP/1.1\r\n\r\n", b" 404 "),
+        (b"\xff\xfe\r\n\r\n", b" 400 "),
+    ):
+        with socket.create_connection(("127.0.0.1", running.port), timeout=WAIT_S) as connection:
+            connection.sendall(request)
+            connection.shutdown(socket.SHUT_WR)
+            assert status in connection.makefile("rb").readline(), request[:60]
+    assert ask(running.port, "GET", "prefix=")[1] == b"[]"
+
+
+def test_room_is_bounded(running, monkeypatch):
+    port = running.port
+    monkeypatch.setattr(values, "MAX_KEYS", 2)
+    monkeypatch.setattr(values, "MAX_BYTES", 10)
+    assert ask(port, "PUT", "key=a&ttl_ms=100", b"x" * 4)[0] == 200
+    assert ask(port, "PUT", "key=b", b"x" * 4)[0] == 200
+    assert ask(port, "PUT", "key=b", b"x" * 11)[0] == 507
+    eventually(lambda: ask(port, "PUT", "key=c", b"x" * 6)[0] == 200, "what expired takes room")
+    assert ask(port, "PUT", "key=d", b"")[0] == 507
+    assert ask(port, "DELETE", "key=c")[0] == 200
+    assert ask(port, "PUT", "key=d", b"x" * 6)[0] == 200
+
+
+def test_those_who_say_nothing_do_not_keep_others_waiting(running, monkeypatch):
+    monkeypatch.setattr(bounded_socket, "TIMEOUT_S", 0.5)
+    monkeypatch.setattr(server, "MAX_REQUESTS", 4)
+    with contextlib.closing(HttpServer()) as few, contextlib.ExitStack() as stack:
+        silent = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", few.port), timeout=WAIT_S))
+            for _ in range(8)
+        ]
+        silent[0].sendall(b"GET /meta")
+        for connection in silent:  # closed at once, or when their time is over
+            with contextlib.suppress(ConnectionResetError):
+                assert connection.recv(100) == b""
+        assert ask(few.port, "GET", "prefix=")[0] == 200
+
+
+def test_many_at_once(running):
+    def work(i):
+        for k in range(20):
+            assert ask(running.port, "PUT", f"key={i}.{k}", b"x", If_None_Match="*")[0] == 200
+            assert ask(running.port, "DELETE", f"key={i}.{k}")[0] == 200
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert ask(running.port, "GET", "prefix=")[1] == b"[]"
+    assert running._server.values._num_bytes == 0
+
+
+def start(port: int) -> subprocess.Popen:
+    command = [sys.executable, "-m", "mooncake_kernels", "metadata", "--port", str(port)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_command(number):
+    process = start(0)
+    url = process.stdout.readline().strip()
+    with TransferEngine("a", metadata=url):
+        assert names(url) == ["a"]
+        again = start(int(url.rsplit(":", 1)[1].split("/")[0]))
+        assert "metadata: cannot listen on 127.0.0.1" in again.communicate(timeout=60)[1]
+        assert again.returncode == 1
+    process.send_signal(number)
+    assert process.communicate(timeout=60) == ("", "")
+    assert process.returncode == 0
+
+
+def test_the_command_killed_and_started_again():
+    port = free_port()
+    process = start(port)
+    url = process.stdout.readline().strip()
+    with TransferEngine("a", metadata=url), metadata.connect(url) as directory:
+        process.kill()
+        process.communicate()
+        with pytest.raises(Unavailable, match="refused"):
+            directory.lookup("a")
+        process = start(port)
+        assert process.stdout.readline().strip() == url
+        eventually(lambda: directory.lookup("a"), "the entry does not come back")
+    process.kill()
+    process.communicate()

@@ -1,0 +1,124 @@
+"""Servers that are killed, lose what they held, come back, or never answer."""
+
+import logging
+import socket
+import threading
+import time
+
+import pytest
+
+from mooncake_kernels import metadata
+from mooncake_kernels.errors import Unavailable
+from mooncake_kernels.metadata.entry import encode
+from mooncake_kernels.transfer import TransferEngine
+
+from .support import TTL_S, eventually, names, raw_server, urls_at
+
+pytestmark = pytest.mark.usefixtures("short_ttl", "impatient")
+
+
+@pytest.fixture
+def log(caplog):
+    caplog.set_level(logging.WARNING)
+    return lambda: [record.getMessage() for record in caplog.records]
+
+
+def keepers() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("keep ")]
+
+
+def test_a_name_stays_as_long_as_its_engine(url, log):
+    with TransferEngine("a", metadata=url):
+        assert len(keepers()) == 1
+        until = time.monotonic() + 4 * TTL_S
+        while time.monotonic() < until:
+            assert names(url) == ["a"]
+            time.sleep(TTL_S / 5)
+    assert keepers() == []
+    assert log() == []
+
+
+def test_a_server_that_loses_everything_is_told_again(server, log):
+    with TransferEngine("a", metadata=server.url) as engine:
+        for _ in range(2):
+            num_before = len(log())
+            server.stop()
+            eventually(lambda num=num_before: len(log()) > num, "nothing is logged")
+            time.sleep(TTL_S)
+            server.start()
+            eventually(lambda: names(server.url) == ["a"], "the entry does not come back")
+            eventually(lambda num=num_before: len(log()) > num + 1, "nothing is logged")
+            away, back = log()[num_before:]
+            assert away.startswith("mooncake/rpc_meta/a cannot be refreshed: metadata server")
+            assert back == "mooncake/rpc_meta/a is published again"
+        assert engine.open("a").transport == "local"
+    assert names(server.url) == []
+
+
+def test_a_name_that_another_engine_got(url, log):
+    key = metadata.connect(url)._engines + "a"
+    other = metadata.Entry("a", "127.0.0.1:1", instance=5, host=socket.gethostname())
+    with TransferEngine("a", metadata=url), metadata.connect(url) as tool:
+        assert tool._store.replace(key, tool._store.get(key), encode(other), 60)
+        eventually(lambda: log() == [f"{key} is another engine's by now"], "nothing is logged")
+        assert tool.lookup("a") == other
+    with metadata.connect(url) as tool:
+        assert tool.lookup("a") == other, "closing removed what is another's"
+
+
+def test_without_a_server(server):
+    with TransferEngine("a", metadata=server.url) as engine, metadata.connect(server.url) as tool:
+        server.stop()
+        for call in (
+            lambda: TransferEngine("b", metadata=server.url),
+            lambda: engine.open("a"),
+            lambda: tool.lookup("a"),
+            lambda: tool.entries(),
+        ):
+            with pytest.raises(Unavailable, match=f"metadata server {server.url}: .*refused"):
+                call()
+    assert keepers() == []
+
+
+def never(connection: socket.socket) -> None:
+    connection.recv(1 << 16)
+    connection.recv(1)  # until the other side has enough
+
+
+def drip(connection: socket.socket) -> None:
+    connection.recv(1 << 16)
+    connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n$1000000\r\n")
+    while True:
+        connection.sendall(b"x")
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("kind", [0, 1], ids=["redis", "http"])
+@pytest.mark.parametrize("behave", [never, drip])
+def test_a_server_that_does_not_answer(kind, behave):
+    with raw_server(behave) as port:
+        url = urls_at(port)[kind]
+        with pytest.raises(Unavailable, match=f"metadata server {url}: "):
+            TransferEngine("a", metadata=url)
+        with metadata.connect(url) as tool:
+            for call in (lambda: tool.lookup("a"), lambda: tool.entries()):
+                with pytest.raises(Unavailable, match=f"metadata server {url}: "):
+                    call()
+    assert keepers() == []
+
+
+@pytest.mark.parametrize("server", ["redis"], indirect=True)
+def test_a_server_that_freezes_under_an_engine(server, log):
+    with TransferEngine("a", metadata=server.url) as engine:
+        server.freeze()
+        eventually(lambda: log(), "nothing is logged")
+        with pytest.raises(Unavailable):
+            engine.open("a")
+        server.thaw()
+        eventually(lambda: len(log()) == 2, "nothing is logged")
+        assert engine.open("a").transport == "local"
+        server.freeze()
+    assert "stays for up to 0.6 s: metadata server" in log()[-1]
+    assert keepers() == []
+    server.thaw()
+    eventually(lambda: names(server.url) == [], "the entry stays")

@@ -1,0 +1,134 @@
+"""Entries that lead elsewhere: an engine that was there and is not, or is another by now."""
+
+import dataclasses
+import signal
+import socket
+
+import numpy as np
+import pytest
+
+from mooncake_kernels import metadata
+from mooncake_kernels.errors import InvalidArgument, TransferError
+from mooncake_kernels.metadata import Entry
+from mooncake_kernels.transfer import TransferEngine
+
+from ..transfer.support import hear_hello, say_hello
+from .support import engine_process, eventually, free_port, names, put_entry, raw_server
+
+SIZE = 1 << 12
+HERE = socket.gethostname()
+
+
+@pytest.fixture(params=["local", "tcp"])
+def engine(request, url):
+    transports = ["local", "tcp"] if request.param == "local" else ["tcp"]
+    with TransferEngine(metadata=url, transports=transports) as engine:
+        yield engine
+
+
+def cause_of_opening(engine: TransferEngine, name: str) -> str:
+    with pytest.raises(TransferError) as caught:
+        engine.open(name, deadline_s=10)
+    assert caught.value.peer == name
+    return caught.value.cause
+
+
+def test_another_engine_has_the_address(engine, url):
+    with TransferEngine("new", metadata=url) as new:
+        with metadata.connect(url) as directory:
+            entry = directory.lookup("new")
+        put_entry(url, dataclasses.replace(entry, name="old", instance=entry.instance ^ 1))
+        cause = cause_of_opening(engine, "old")
+        assert cause.startswith(f"another engine answers there, at {new.address}, as ")
+        assert cause.endswith(": its entry is stale")
+        assert new.receive_notifications() == []
+        assert engine.open("new").name == "new"
+
+
+def test_an_engine_that_is_not_the_expected_one_hears_no_more_than_hello(url):
+    heard = []
+
+    def behave(connection):
+        hear_hello(connection)
+        say_hello(connection)  # of instance 7
+        heard.append(connection.recv(1))
+
+    with raw_server(behave) as port, TransferEngine(metadata=url) as engine:
+        for instance, is_it in ((7, True), (8, False)):
+            put_entry(url, Entry(f"i{instance}", f"127.0.0.1:{port}", instance=instance, host=HERE))
+            if is_it:
+                engine.open("i7").close()
+            else:
+                assert "another engine answers there" in cause_of_opening(engine, "i8")
+        eventually(lambda: heard == [b"", b""], "something else was said")
+
+
+def test_nobody_has_the_address(engine, url):
+    address = f"127.0.0.1:{free_port()}"
+    put_entry(url, Entry("a", address, instance=5, host=HERE))
+    cause = cause_of_opening(engine, "a")
+    assert cause.startswith(f"connection refused, at {address}, as ")
+    assert cause.endswith(": its entry is stale")
+
+
+def test_an_address_within_another_machine(engine, url):
+    put_entry(url, Entry("a", f"127.0.0.1:{free_port()}", instance=5, host="elsewhere"))
+    assert "an address within elsewhere; it should listen to" in cause_of_opening(engine, "a")
+    with pytest.raises(InvalidArgument, match="name must be free"):  # nobody here can tell
+        TransferEngine("a", metadata=url)
+
+
+def test_a_killed_engine(url):
+    with engine_process(url, "a", ttl_s=60) as other, TransferEngine(metadata=url) as engine:
+        memory = engine.register(np.ones(SIZE, np.uint8))
+        peer = engine.open("a")
+        row = (memory.address, other.region_address, SIZE)
+        other.kill()
+        with pytest.raises(TransferError):
+            engine.write(peer, [row]).wait()
+        assert "its entry is stale" in cause_of_opening(engine, "a")
+        with TransferEngine("a", metadata=url) as successor:  # long before the entry expires
+            target = successor.register(np.zeros(SIZE, np.uint8))
+            with pytest.raises(TransferError):
+                engine.write(peer, [row]).wait()
+            engine.write(engine.open("a"), [(memory.address, target.address, SIZE)]).wait()
+            assert (target._buffer.owner == 1).all()
+
+
+def test_a_killed_engine_that_comes_back_where_it_was(url):
+    listen = f"127.0.0.1:{free_port()}"
+    with TransferEngine(metadata=url) as engine:
+        with engine_process(url, "a", listen, ttl_s=60) as other:
+            peer = engine.open("a")
+            row = (engine.register(np.ones(SIZE, np.uint8)).address, other.region_address, SIZE)
+            other.kill()
+        with engine_process(url, "a", listen, ttl_s=60) as again:
+            assert again.address == listen
+            causes = set()
+            for _ in range(2):  # the first may find the old connection closed
+                with pytest.raises(TransferError) as caught:
+                    engine.write(peer, [row]).wait()
+                causes.add(caught.value.cause)
+            assert "the peer was restarted; open it again" in causes
+            row = (row[0], again.region_address, SIZE)
+            engine.write(engine.open("a"), [row]).wait()
+
+
+def test_the_name_of_a_killed_engine_is_free_after_its_time_to_live(url):
+    with engine_process(url, "a") as other:
+        assert names(url) == ["a"]
+        other.kill()
+        eventually(lambda: names(url) == [], "the entry stays")
+        with TransferEngine(metadata=url) as engine:
+            assert "has no such name, or its time to live is over" in cause_of_opening(engine, "a")
+
+
+def test_a_stopped_engine_loses_its_name_and_does_not_take_it_back(url, caplog):
+    with engine_process(url, "a") as other:
+        other.signal(signal.SIGSTOP)
+        eventually(lambda: names(url) == [], "the entry stays")
+        with TransferEngine("a", metadata=url) as successor:
+            other.signal(signal.SIGCONT)
+            other.close()  # does not remove what is not its own
+            with metadata.connect(url) as directory:
+                assert directory.lookup("a").instance == successor._engine.instance

@@ -1,0 +1,106 @@
+"""URLs of servers: what they may be, and that their secrets stay secret."""
+
+import logging
+import sys
+
+import numpy as np
+import pytest
+
+from mooncake_kernels import metadata
+from mooncake_kernels.errors import InvalidArgument, Unavailable
+from mooncake_kernels.metadata.url import parse_url
+from mooncake_kernels.transfer import TransferEngine
+
+from .support import free_port, raw_server
+
+SECRET = "s3cr3t%21"  # written as it must be, in a URL
+UNQUOTED = "s3cr3t!"
+
+
+@pytest.mark.parametrize(
+    "url, shown, prefix",
+    [
+        ("redis://h:1/0", "redis://h:1/0", "mooncake/"),
+        ("redis://h", "redis://h", "mooncake/"),
+        (f"redis://u:{SECRET}@h:1/2?prefix=a/b/", "redis://h:1/2", "a/b/"),
+        (f"rediss://:{SECRET}@[::1]:1?ssl_ca_certs=/x", "rediss://[::1]:1", "mooncake/"),
+        (f"unix:///run/r.sock?db=1&password={SECRET}", "unix:///run/r.sock", "mooncake/"),
+        (f"http://u:{SECRET}@h:1/metadata?prefix=", "http://h:1/metadata", ""),
+        ("https://h/m?ssl_ca_certs=/x&prefix=%5B*%5D", "https://h/m", "[*]"),
+    ],
+)
+def test_urls(url, shown, prefix):
+    parsed = parse_url("connect", "url", url)
+    assert (str(parsed), parsed.prefix) == (shown, prefix)
+    with metadata.connect(url) as directory:
+        assert directory.url == shown
+        assert "s3cr3t" not in repr(directory)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "", "p2p ", "P2P", "etcd", f"etcd://:{SECRET}@h:1", f"//:{SECRET}@h", f"redis:{SECRET}",
+        f"redis://:{SECRET}@", "redis://", "redis://h:0", "redis://h:65536", "redis://h:x",
+        f"redis://:{SECRET}@h:1x", f"redis://:a/{SECRET}@h:1", f"redis://:a#{SECRET}@h:1",
+        f"redis://:a?{SECRET}@h:1", f"redis://u:1/{SECRET}@h:2", f"redis://u:1#{SECRET}@h:2",
+        f"redis://u:1?{SECRET}@h:2", f"redis://h/{SECRET}", "redis://h/-1", "redis://h?db=x",
+        f"redis://h?socket_timeout=9&{SECRET}", f"redis://h?ssl_ca_certs={SECRET}",
+        "redis://h?prefix=a b", "redis://h?prefix=%00", "redis://h?prefix=%C3%A9", "redis://[::1",
+        f"unix://h/x{SECRET}", f"unix:{SECRET}", f"http://h/metadata?token={SECRET}",
+        f"http://h/x@{SECRET}", f"http://h/\n{SECRET}", f"http://h/é{SECRET}", "ftp://h/x",
+        None, 5, b"redis://h", np.zeros(2),
+    ],
+)  # fmt: skip
+def test_urls_that_are_none(url):
+    for call, argument in (
+        (lambda: metadata.connect(url), "connect: url"),
+        (lambda: TransferEngine(metadata=url), "TransferEngine: metadata"),
+    ):
+        with pytest.raises(InvalidArgument, match=f'{argument} must be "p2p", "redis://') as caught:
+            call()
+        assert "s3cr3t" not in str(caught.value)
+        assert caught.value.__cause__ is None
+
+
+def unknown_command(connection):
+    """A server without AUTH: it quotes what it was told, as Redis does."""
+    connection.recv(1 << 16)
+    connection.sendall(f"-ERR unknown command `AUTH`, with args: `{UNQUOTED}`\r\n".encode())
+
+
+def gibberish(connection):
+    connection.recv(1 << 16)
+    connection.sendall(b"gibberish\r\n\r\n")
+
+
+@pytest.mark.parametrize("scheme", ["redis", "http", "rediss", "https"])
+@pytest.mark.parametrize("behave", [unknown_command, gibberish, None])
+def test_secrets_are_in_no_message(scheme, behave, caplog):
+    caplog.set_level(logging.DEBUG)
+
+    def messages(port):
+        url = f"{scheme}://user:{SECRET}@127.0.0.1:{port}"
+        for call in (
+            lambda: TransferEngine("a", metadata=url),
+            lambda: metadata.connect(url).lookup("a"),
+            lambda: metadata.connect(url).entries(),
+        ):
+            with pytest.raises(Unavailable, match=f"{scheme}://127.0.0.1:{port}: ") as caught:
+                call()
+            yield str(caught.value)
+
+    if behave is None:
+        found = list(messages(free_port()))
+    else:
+        with raw_server(behave) as port:
+            found = list(messages(port))
+    for text in [*found, *(record.getMessage() for record in caplog.records)]:
+        assert UNQUOTED not in text and SECRET not in text
+
+
+def test_redis_py_is_not_installed(monkeypatch):
+    monkeypatch.setitem(sys.modules, "redis", None)
+    with pytest.raises(Unavailable, match=r"redis://h: .*pip install 'mooncake-kernels\[metadata"):
+        TransferEngine(metadata="redis://h")
+    metadata.connect("http://h/metadata").close()
