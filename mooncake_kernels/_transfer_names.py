@@ -103,21 +103,25 @@ def make_engine(name: str, listen: str, transports: Collection[str]) -> _host.Tr
 
 
 def is_gone(engine: _host.TransferEngine, holder: metadata.Entry) -> bool:
-    """Whether the engine of an entry is gone for sure: who does not answer may be slow."""
-    if holder.protocol != metadata.PROTOCOL or is_elsewhere(holder):
+    """Whether the engine of an entry is gone for sure.
+
+    Who does not answer may be slow; and that a connection is refused proves something on its own
+    machine alone, for others may have a firewall between them, or the same private addresses.
+    """
+    if holder.protocol != metadata.PROTOCOL or holder.host != socket.gethostname():
         return False
     try:
         peer = engine.open(holder.name, holder.address, holder.instance, PROBE_S)
     except TransferError as error:
         return error.cause in GONE
-    except Unavailable:  # its host is not known here
+    except Unavailable:
         return False
     engine.close_peer(peer)
     return False
 
 
 def is_elsewhere(entry: metadata.Entry) -> bool:
-    """Whether its address, seen from here, is of this machine, and so not of the engine's."""
+    """Whether its address is that of every machine to itself, and its machine another one."""
     host = entry.address.rpartition(":")[0].strip("[]")
     try:
         loops_back = ipaddress.ip_address(host).is_loopback

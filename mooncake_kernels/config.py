@@ -85,7 +85,7 @@ class Settings:
         15.0,
         _positive_float,
         "a number > 0",
-        "seconds after which a metadata server forgets an engine that died; refreshed in a third",
+        "seconds for which a metadata server remembers an engine that has died",
     )
     calibration: str = _setting(
         "~/.cache/mooncake-kernels/calibration.json",

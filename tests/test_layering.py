@@ -35,8 +35,9 @@ SERVING_MAY_USE = {
 }
 EVERYTHING = {"mooncake_kernels", "demo", "demo_view", *SERVING_MAY_USE}
 SERVING_MAY_USE |= {"__main__": EVERYTHING, "demo": EVERYTHING, "demo_view": EVERYTHING}
-FAMILIES = {"kv", "mask", "attention", "similarity", "hashing", "topology", "rdma", "transfer"}
-FAMILY_MAY_USE = {"transfer": {"rdma", "topology"}}
+FAMILIES = {"kv", "mask", "attention", "similarity", "hashing"}
+FAMILIES |= {"topology", "rdma", "metadata", "transfer"}
+FAMILY_MAY_USE = {"transfer": {"rdma", "topology", "metadata"}}
 CONDUCTOR_MAY_USE = {"numpy"}  # and the standard library
 
 

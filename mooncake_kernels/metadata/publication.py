@@ -36,7 +36,8 @@ class KeptPublication:
         if self._closing.is_set() or os.getpid() != self._pid:
             return  # in a forked child: the entry is its parent's, and the thread is not here
         self._closing.set()
-        self._thread.join()
+        if threading.current_thread() is not self._thread:  # which may be collecting garbage
+            self._thread.join()
         try:
             self._store.remove(self._key, self._value)
         except Unavailable as error:

@@ -25,7 +25,7 @@ from mooncake_kernels.transfer import TransferEngine
 from ..conftest import skip
 
 WAIT_S = 20.0  # longer than anything here takes; a test that needs it has failed
-TTL_S = 0.6  # short enough to be waited for
+TTL_S = 1.2  # short enough to be waited for
 
 
 def eventually(condition, what: str) -> None:

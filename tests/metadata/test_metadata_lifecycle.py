@@ -8,10 +8,12 @@ import warnings
 
 import pytest
 
+from mooncake_kernels import metadata
 from mooncake_kernels.errors import InvalidArgument
+from mooncake_kernels.metadata import Entry
 from mooncake_kernels.transfer import TransferEngine
 
-from .support import names
+from .support import WAIT_S, names
 
 PRELUDE = """
 import os, signal, sys, threading
@@ -77,7 +79,7 @@ if not pid:
     signal.alarm(50)
     with mk.TransferEngine("b", metadata=url) as child:
         assert names() == ["a", "b"]
-        assert child.open("a").transport == "tcp"
+        assert child.open("a").transport == "shm"
     os._exit(0)
 assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 assert names() == ["a"], names()
@@ -94,6 +96,22 @@ def test_an_unclosed_engine_gives_its_name_back(url):
         gc.collect()
     assert any("unclosed TransferEngine a" in str(w.message) for w in caught)
     assert names(url) == []
+
+
+def test_the_thread_that_refreshes_may_be_the_one_that_collects_the_engine(
+    url, short_ttl, monkeypatch
+):
+    with metadata.connect(url) as directory:
+        publication = directory.publish(Entry("a", "127.0.0.1:1", instance=5), lambda holder: False)
+
+        def collect():
+            publication.close()
+            return "closed", ""
+
+        monkeypatch.setattr(publication, "_refresh", collect)
+        publication._thread.join(WAIT_S)
+        assert not publication._thread.is_alive()
+        assert directory.entries() == []
 
 
 def num_descriptors_and_threads() -> tuple[int, int]:

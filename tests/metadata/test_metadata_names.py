@@ -1,6 +1,7 @@
 """Engines that find each other by names in a server."""
 
 import os
+import signal
 import socket
 from concurrent.futures import ThreadPoolExecutor
 
@@ -40,7 +41,7 @@ def test_an_engine_of_another_process(url):
         source, back = np.arange(SIZE, dtype=np.uint8), np.zeros(SIZE, np.uint8)
         here, there = engine.register(source), engine.register(back)
         peer = engine.open("prefill-3")
-        assert peer.transport == "tcp"
+        assert peer.transport == "shm"
         engine.write(peer, [(here.address, other.region_address, SIZE)]).wait()
         engine.read(peer, [(there.address, other.region_address, SIZE)]).wait()
         np.testing.assert_array_equal(back, source)
@@ -102,7 +103,7 @@ def test_a_name_is_of_one_engine(url):
 def test_a_name_of_a_process_that_does_not_answer_stays_taken(url, monkeypatch):
     monkeypatch.setattr("mooncake_kernels._transfer_names.PROBE_S", 0.2)
     with engine_process(url, "a", ttl_s=60) as other:
-        other.signal(19)  # SIGSTOP
+        other.signal(signal.SIGSTOP)
         with pytest.raises(InvalidArgument, match=f"the engine at {other.address} has"):
             TransferEngine("a", metadata=url)
 

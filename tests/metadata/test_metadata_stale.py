@@ -78,6 +78,14 @@ def test_an_address_within_another_machine(engine, url):
         TransferEngine("a", metadata=url)
 
 
+def test_an_engine_of_another_machine_is_not_known_to_be_gone(url):
+    put_entry(url, Entry("a", f"127.0.0.2:{free_port()}", instance=5, host="elsewhere"))
+    put_entry(url, Entry("b", f"127.0.0.2:{free_port()}", instance=5, host=HERE))
+    with pytest.raises(InvalidArgument, match="name must be free"):
+        TransferEngine("a", metadata=url)
+    TransferEngine("b", metadata=url).close()
+
+
 def test_a_killed_engine(url):
     with engine_process(url, "a", ttl_s=60) as other, TransferEngine(metadata=url) as engine:
         memory = engine.register(np.ones(SIZE, np.uint8))

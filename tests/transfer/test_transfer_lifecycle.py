@@ -365,7 +365,7 @@ if not pid:
     signal.alarm(50)
     with TransferEngine() as child:
         with child.open(b.name) as peer:
-            assert peer.transport == "tcp", peer.transport
+            assert peer.transport == "shm", peer.transport
             own = child.register(np.full(1 << 20, 7, np.uint8))
             child.write(peer, [(own.address, far.address, 1 << 20)]).wait()
     os._exit(0)
