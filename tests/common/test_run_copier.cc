@@ -2,8 +2,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "expect.h"
 #include "common/run_copier.h"
+#include "expect.h"
 
 namespace {
 

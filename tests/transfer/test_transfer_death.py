@@ -30,7 +30,7 @@ def test_a_peer_killed_in_the_middle(transport, direction, after_s):
             with pytest.raises(TransferError) as caught:
                 ticket.wait()
             assert caught.value.peer == other.name
-            assert caught.value.cause == "connection closed by peer"
+            assert caught.value.cause in ("connection closed by peer", "connection refused")
             assert 0 <= caught.value.num_bytes_done < caught.value.num_bytes_total == 4000 * SIZE
             assert caught.value.num_bytes_done % BATCH == 0
             other.process.join()
