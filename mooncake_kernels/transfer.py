@@ -12,7 +12,9 @@ Without a server a name is an address; with one (``metadata="redis://10.0.0.1:63
 choice, ``"prefill-3"``, and leads to that very engine or nowhere.
 
 Every transfer has a deadline; nothing here waits for ever. Transports: ``local`` (the peer is an
-engine of this process: a copy) and ``tcp``. There is no authentication yet: whoever can connect to
+engine of this process: a copy), ``shm`` (a process of this user on this machine, in the same
+network namespace: this process copies into and out of its memory, faster for what
+``shared_memory()`` made) and ``tcp``. There is no authentication yet: whoever can connect to
 the port can use the registered regions, which is why an engine listens on 127.0.0.1 unless told
 otherwise. After ``fork()`` the child must make an engine of its own; all that it can do with the
 parent's is to close it, which has no effect. Until it ends or calls ``exec()`` the child holds
@@ -67,9 +69,10 @@ class TransferEngine(Resource):
             engine is entered there until it is closed. If it dies, it is forgotten after the
             setting ``metadata_ttl_s``; if the server is away, it is entered again once it is back.
         listen: with a metadata server, ``"host:port"`` to listen on; None as for ``name``.
-        transports: the ones that may be used, of ``local`` and ``tcp``; nothing else is fallen
-            back to. None: ``local`` for a peer in this process, ``tcp`` for others. An engine
-            without ``tcp`` does not listen.
+        transports: the ones that may be used, of ``local``, ``shm`` and ``tcp``; nothing else is
+            fallen back to. None: ``local`` for a peer in this process, ``shm`` for one on this
+            machine, ``tcp`` for others. An engine without ``tcp`` does not listen to machines,
+            one without ``shm`` not to processes of this one.
 
     Attributes:
         name: what peers open.
@@ -212,7 +215,13 @@ class TransferEngine(Resource):
         ``num_bytes_done`` says how much has arrived.
 
         Source and target may overlap only over ``local``, where a descriptor is copied as if
-        through a buffer; over ``tcp`` what such a target then holds is undefined.
+        through a buffer; else, and if a request names one target twice, what the target then holds
+        is undefined. Large requests of one engine to one peer overlap in time. A notification comes
+        after the data of its own request and of all earlier ones to that peer.
+
+        What a lost connection had under way is tried again over another one, three times a request;
+        a notification never is. A peer that was restarted meanwhile is noticed, and nothing is
+        written to it.
 
         Args:
             peer: from ``open``.
