@@ -1,6 +1,7 @@
-"""``python -m mooncake_kernels doctor | topo | config | calibrate``."""
+"""``python -m mooncake_kernels doctor | topo | config | calibrate | secret``."""
 
 import argparse
+import secrets
 import sys
 from pathlib import Path
 
@@ -37,6 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
     measuring = commands.add_parser("calibrate", help='measure by what engine "auto" chooses')
     measuring.add_argument("--json", type=Path, help='the table; where "auto" looks if not given')
     measuring.add_argument("--quick", action="store_true", help="few sizes and few rounds")
+    commands.add_parser("secret", help="make a secret for TransferEngine, of 256 random bits")
     topology_cli.add_parser(commands)
     options = parser.parse_args(arguments)
     command = options.command
@@ -52,6 +54,9 @@ def main(arguments: list[str] | None = None) -> int:
     if command == "calibrate":
         default = config.current().calibration or config.Settings.calibration
         calibrate(options.json or Path(default).expanduser(), quick=options.quick)
+        return 0
+    if command == "secret":
+        sys.stdout.write(secrets.token_hex() + "\n")
         return 0
     lines = ["| variable | default | meaning |", "|---|---|---|"]
     lines += [f"| `{name}` | {default} | {doc} |" for name, default, doc in config.table()]

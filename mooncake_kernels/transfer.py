@@ -9,13 +9,18 @@ may write to it or read from it, without the owner's program taking part::
         engine.write(peer, [(local_address, remote_address, num_bytes)]).wait()
 
 Every transfer has a deadline; nothing here waits for ever. Transports: ``local`` (the peer is an
-engine of this process: a copy) and ``tcp``. There is no authentication yet: whoever can connect to
-the port can use the registered regions, which is why an engine listens on 127.0.0.1 unless told
-otherwise. After ``fork()`` the child must make an engine of its own; all that it can do with the
-parent's is to close it, which has no effect. Until it ends or calls ``exec()`` the child holds
-copies of the parent's sockets. A parent that closes its engine disconnects all the same (only the
-name of an engine without ``tcp`` stays taken); but if it is killed, its peers see their
-connections end, and its port is free, when the child is gone as well.
+engine of this process: a copy) and ``tcp``.
+
+Without a secret whoever can connect to the port can use the registered regions, which is why an
+engine listens on 127.0.0.1 unless told otherwise. With one, both sides of a connection prove that
+they know it. That says nothing of the bytes that follow: where others can reach into the network,
+use TLS as well.
+
+After ``fork()`` the child must make an engine of its own; all that it can do with the parent's is
+to close it, which has no effect. Until it ends or calls ``exec()`` the child holds copies of the
+parent's sockets. A parent that closes its engine disconnects all the same (only the name of an
+engine without ``tcp`` stays taken); but if it is killed, its peers see their connections end, and
+its port is free, when the child is gone as well.
 """
 
 import logging
@@ -37,10 +42,11 @@ from ._transfer_arguments import (
     as_rows,
 )
 from ._transfer_handles import ACCESS, Access, Peer, Region, Resource, Ticket
+from ._transfer_security import Tls, as_secret, as_tls
 from .buffers import as_buffer
 from .errors import InvalidArgument, Unavailable
 
-__all__ = ["Access", "Peer", "Region", "Ticket", "TransferEngine"]
+__all__ = ["Access", "Peer", "Region", "Ticket", "Tls", "TransferEngine"]
 
 TRANSPORTS = ("local", "tcp")
 
@@ -60,14 +66,20 @@ class TransferEngine(Resource):
         transports: the ones that may be used, of ``local`` and ``tcp``; nothing else is fallen
             back to. None: ``local`` for a peer in this process, ``tcp`` for others. An engine
             without ``tcp`` does not listen.
+        secret: 16 to 4096 bytes that all engines have in common which may use each other's memory
+            over ``tcp``; others are refused, and so are those without. None: the setting
+            ``secret`` or ``secret_file``, and without these there is none. Engines of one process
+            need not prove anything over ``local``.
+        tls: certificates: ``tcp`` is TLS 1.3 then, and peers without are refused.
 
     Attributes:
         name: what peers open: ``"host:port"``.
 
     Raises:
         InvalidArgument: an argument is wrong, named in the message.
-        Unavailable: the host cannot be resolved.
-        OSError: the port is taken, or the host is not of this machine.
+        Unavailable: the host cannot be resolved, or there is no OpenSSL 3 for a secret or TLS.
+        OSError: the port is taken, the host is not of this machine, or the file of the secret
+            cannot be read.
     """
 
     def __init__(
@@ -76,6 +88,8 @@ class TransferEngine(Resource):
         *,
         metadata: str = "p2p",
         transports: Collection[str] | None = None,
+        secret: bytes | str | None = None,
+        tls: Tls | None = None,
     ):
         self._closed = True  # for __del__, should something be refused here
         if not isinstance(metadata, str) or metadata != "p2p":
@@ -91,7 +105,9 @@ class TransferEngine(Resource):
             host = config.current().listen_host
             name = f"[{host}]:0" if ":" in host else f"{host}:0"
         name = as_name("TransferEngine", name)
-        self._engine = _host.TransferEngine(name, "local" in allowed, "tcp" in allowed)
+        self._engine = _host.TransferEngine(
+            name, "local" in allowed, "tcp" in allowed, as_secret(secret), as_tls(tls)
+        )
         self._regions: set[Region] = set()
         self._closed = False
         self.name = self._engine.name
@@ -167,7 +183,9 @@ class TransferEngine(Resource):
         Raises:
             InvalidArgument: the name is not ``"host:port"``.
             Unavailable: there is no such host.
-            TransferError: it is not there, is no engine, or did not answer in time.
+            TransferError: it is not there, is no engine, did not answer in time, or one side does
+                not trust the other: ``the peer's secret is another``, ``the peer has no secret``,
+                ``the peer speaks TLS only``, ``TLS: certificate verify failed: ...``.
         """
         self._check_open("open")
         deadline_s = as_deadline("open", deadline_s)
@@ -323,6 +341,15 @@ class TransferEngine(Resource):
         self._check_open("receive_notifications")
         timeout_s = as_seconds("receive_notifications", "timeout_s", timeout_s, minimum=0.0)
         return self._engine.take_notifications(timeout_s)
+
+    def rejections(self) -> dict[str, int]:
+        """Return how many connections this engine has turned away since it was made, by cause.
+
+        Returns:
+            Like ``{"the peer has no secret": 3}``. Each is a connection that came here and ended
+            before its first request; 64 causes are told apart.
+        """
+        return self._engine.rejections()
 
     def stats(self) -> dict[str, dict[str, dict[str, int]]]:
         """Return what this engine has asked of its peers, since it was made.

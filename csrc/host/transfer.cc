@@ -7,6 +7,8 @@
 #include <pybind11/stl.h>
 
 #include <optional>
+#include <string>
+#include <tuple>
 #include <utility>
 
 #include "host/gil.h"
@@ -33,11 +35,28 @@ void translate(std::exception_ptr pointer) {
   }
 }
 
-std::shared_ptr<Engine> make_engine(const std::string& name, bool local, bool tcp) {
+// As crosses from Python: (certificate, key, ca, verify_host).
+using TlsFiles = std::tuple<std::string, std::string, std::string, bool>;
+
+Credentials credentials_of(const std::optional<std::string>& secret,
+                           const std::optional<TlsFiles>& tls) {
+  Credentials credentials;
+  if (secret) credentials.secret = std::make_shared<const Secret>(*secret);
+  if (tls) {
+    const auto& [certificate, key, ca, verify_host] = *tls;
+    credentials.tls =
+        std::make_shared<const TlsContext>(TlsOptions{certificate, key, ca, verify_host});
+  }
+  return credentials;
+}
+
+std::shared_ptr<Engine> make_engine(const std::string& name, bool local, bool tcp,
+                                    const std::optional<std::string>& secret,
+                                    const std::optional<TlsFiles>& tls) {
   const auto delete_in_owner = [](Engine* engine) {
     if (!engine->forked()) delete engine;
   };
-  return {new Engine({name, local, tcp}), delete_in_owner};
+  return {new Engine({name, local, tcp, credentials_of(secret, tls)}), delete_in_owner};
 }
 
 Rights rights_of(bool writable, bool remote_read, bool remote_write) {
@@ -152,7 +171,8 @@ void bind_transfer(py::module_& m) {
       .def("cancel", &Ticket::cancel, ReleaseGil())
       .def("push_when_finished", &Ticket::push_when_finished, py::arg("queue"), py::arg("key"));
   py::class_<Engine, std::shared_ptr<Engine>>(m, "TransferEngine")
-      .def(py::init(&make_engine), py::arg("name"), py::arg("local"), py::arg("tcp"), ReleaseGil())
+      .def(py::init(&make_engine), py::arg("name"), py::arg("local"), py::arg("tcp"),
+           py::arg("secret").none(true), py::arg("tls").none(true), ReleaseGil())
       .def_property_readonly("name", &Engine::name)
       .def(
           "add_region",
@@ -171,6 +191,7 @@ void bind_transfer(py::module_& m) {
            py::arg("notify").none(true), py::arg("deadline_s"))
       .def("take_notifications", &take_notifications, py::arg("timeout_s"))
       .def("stats", &stats)
+      .def("rejections", &Engine::rejections)
       .def("close", &Engine::close, ReleaseGil());
 }
 

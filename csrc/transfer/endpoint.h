@@ -7,18 +7,23 @@
 #include <memory>
 #include <string>
 
+#include "transfer/credentials.h"
 #include "transfer/notifications.h"
 #include "transfer/region_table.h"
+#include "transfer/verdict.h"
 
 namespace mk::transfer {
 
 struct Endpoint {
-  Endpoint(std::string name, uint64_t instance) : name(std::move(name)), instance(instance) {}
+  Endpoint(std::string name, uint64_t instance, Credentials credentials)
+      : name(std::move(name)), instance(instance), credentials(std::move(credentials)) {}
 
   const std::string name;
   const uint64_t instance;  // random, never 0: no two engines share it, also not after a restart
+  const Credentials credentials;
   RegionTable regions;
   NotificationQueue notifications;
+  Rejections rejections;
 };
 
 // The engines of this process, by name. They are entered and left by Engine.

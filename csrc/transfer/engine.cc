@@ -50,7 +50,7 @@ Engine::Engine(const EngineOptions& options) : options_(options) {
            options.name);
   bound_ = bind_socket(options.name, addresses, options.tcp);
   where.port = bound_port(bound_);
-  own_ = std::make_shared<Endpoint>(where.name(), random_instance());
+  own_ = std::make_shared<Endpoint>(where.name(), random_instance(), options.credentials);
   if (options.tcp) server_ = std::make_unique<Server>(*own_, std::move(bound_));
   enter_process(own_);
 }
@@ -70,7 +70,7 @@ std::unique_ptr<Channel> Engine::make_channel(const std::string& name) const {
   const auto here = options_.local ? find_in_process(where.name()) : nullptr;
   if (here) return std::make_unique<LocalChannel>(own_->name, *here);
   if (!options_.tcp) throw TransferError(name, "no engine of that name in this process");
-  return std::make_unique<TcpChannel>(own_, resolve(where));
+  return std::make_unique<TcpChannel>(own_, where);
 }
 
 PeerRef Engine::open(const std::string& name, double deadline_s) {
@@ -112,6 +112,11 @@ std::vector<Notification> Engine::take_notifications(const Deadline& deadline) {
 Stats::Table Engine::stats() const {
   owner_.check("stats", "engine");
   return stats_->table();
+}
+
+Rejections::Table Engine::rejections() const {
+  owner_.check("stats", "engine");
+  return own_->rejections.table();
 }
 
 void Engine::close() {

@@ -1,6 +1,6 @@
 // Engine: registers memory, listens to peers, and writes to and reads from theirs.
 //
-//   Engine engine({"127.0.0.1:0", /*local=*/true, /*tcp=*/true});
+//   Engine engine({"127.0.0.1:0", /*local=*/true, /*tcp=*/true, /*credentials=*/{}});
 //   RegionRef region = engine.add_region({address, num_bytes}, kLocalWrite | kRemoteWrite);
 //   PeerRef peer = engine.open("10.0.0.2:4711", 30.0);
 //   peer->wait_connected(Deadline::after(30.0));
@@ -26,6 +26,7 @@ struct EngineOptions {
   std::string name;  // "host:port" to listen on; port 0 for any
   bool local;        // transports that may be used; without tcp it does not listen
   bool tcp;
+  Credentials credentials;
 };
 
 class Engine {
@@ -51,6 +52,7 @@ class Engine {
 
   std::vector<Notification> take_notifications(const Deadline& deadline);
   Stats::Table stats() const;
+  Rejections::Table rejections() const;  // of peers that connected here
 
   // Fails what is pending, closes peers, stops listening, removes every region. Idempotent; a
   // second thread that closes waits for the first.

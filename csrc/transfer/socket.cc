@@ -13,6 +13,7 @@
 
 #include "common/check.h"
 #include "transfer/error.h"
+#include "transfer/stream.h"
 
 namespace mk::transfer {
 namespace {
@@ -25,23 +26,11 @@ void set_option(int fd, int level, int option, int value) {
   MK_SYSCALL(setsockopt(fd, level, option, &value, sizeof(value)), "setsockopt");
 }
 
-std::string connection_cause(int error) {
-  if (error == ECONNREFUSED) return "connection refused";
-  if (error == ECONNRESET || error == EPIPE) return "connection closed by peer";
-  return std::generic_category().message(error);
-}
-
-// Steps over `num_bytes` that were moved.
-void advance(iovec*& parts, size_t& num_parts, size_t num_bytes) {
-  while (num_parts > 0 && num_bytes >= parts->iov_len) {
-    num_bytes -= parts->iov_len;
-    ++parts;
-    --num_parts;
-  }
-  if (num_bytes > 0) {
-    parts->iov_base = static_cast<char*>(parts->iov_base) + num_bytes;
-    parts->iov_len -= num_bytes;
-  }
+bool is_tcp(int fd) {
+  int protocol = 0;
+  socklen_t num_bytes = sizeof(protocol);
+  MK_SYSCALL(getsockopt(fd, SOL_SOCKET, SO_PROTOCOL, &protocol, &num_bytes), "getsockopt");
+  return protocol == IPPROTO_TCP;
 }
 
 // Calls sendmsg or recvmsg until every part is used up.
@@ -101,6 +90,7 @@ void shut_down(Fd& fd) noexcept {
 
 Socket::Socket(Fd fd) : fd_(std::move(fd)) {
   MK_SYSCALL(fcntl(fd_.get(), F_SETFL, O_NONBLOCK), "fcntl");
+  if (!is_tcp(fd_.get())) return;
   set_option(fd_.get(), IPPROTO_TCP, TCP_NODELAY, 1);
   set_option(fd_.get(), SOL_SOCKET, SO_KEEPALIVE, 1);
   set_option(fd_.get(), IPPROTO_TCP, TCP_KEEPIDLE, kKeepAliveIdleS);
@@ -118,16 +108,26 @@ Socket Socket::connect(const std::vector<SocketAddress>& addresses, const Limit&
   throw Failure(connection_cause(error));
 }
 
+void Socket::start_tls(const TlsContext& context, const std::string& host, const Limit& limit) {
+  tls_ = std::make_unique<TlsStream>(context, fd_.get(), host, limit);
+}
+
 void Socket::send(iovec* parts, size_t num_parts, const Limit& limit) {
+  if (tls_) return tls_->send(parts, num_parts, limit);
   move_all(fd_.get(), parts, num_parts, POLLOUT, limit, [this](msghdr* message, bool more) {
     return sendmsg(fd_.get(), message, MSG_NOSIGNAL | (more ? MSG_MORE : 0));
   });
 }
 
 void Socket::receive(iovec* parts, size_t num_parts, const Limit& limit) {
-  move_all(fd_.get(), parts, num_parts, POLLIN, limit, [this](msghdr* message, bool) {
-    const ssize_t received = recvmsg(fd_.get(), message, 0);
-    if (received == 0) throw Failure("connection closed by peer");
+  if (tls_) return tls_->receive(parts, num_parts, limit);
+  receive_raw(parts, num_parts, 0, limit);
+}
+
+void Socket::receive_raw(iovec* parts, size_t num_parts, int flags, const Limit& limit) {
+  move_all(fd_.get(), parts, num_parts, POLLIN, limit, [&](msghdr* message, bool) {
+    const ssize_t received = recvmsg(fd_.get(), message, flags);
+    if (received == 0) throw Failure(closed_by_peer());
     return received;
   });
 }
@@ -151,8 +151,34 @@ void Socket::discard(uint64_t num_bytes, const Limit& limit) {
   }
 }
 
+unsigned char Socket::peek(const Limit& limit) {
+  unsigned char byte;
+  iovec part{&byte, 1};
+  receive_raw(&part, 1, MSG_PEEK, limit);
+  return byte;
+}
+
+void Socket::linger(const Limit& limit) noexcept {
+  std::array<char, 1 << 12> nowhere;
+  try {
+    shutdown(fd_.get(), SHUT_WR);
+    while (true) {
+      iovec part{nowhere.data(), nowhere.size()};
+      receive_raw(&part, 1, 0, limit);
+    }
+  } catch (const std::exception&) {
+    // The peer has closed, or has had the time to.
+  }
+}
+
+void Socket::close() noexcept {
+  tls_.reset();
+  shut_down(fd_);
+}
+
 bool Socket::at_rest() const {
   char byte;
+  if (tls_ && tls_->has_pending()) return false;
   return fd_ && recv(fd_.get(), &byte, 1, MSG_PEEK | MSG_DONTWAIT) < 0 && errno == EAGAIN;
 }
 

@@ -1,10 +1,8 @@
 #include "transfer/tcp_channel.h"
 
-#include <string>
-
 #include "transfer/error.h"
 #include "transfer/exchange.h"
-#include "transfer/greeting.h"
+#include "transfer/handshake.h"
 
 namespace mk::transfer {
 
@@ -12,19 +10,17 @@ void TcpChannel::connect(Interrupt& interrupt, const Deadline& deadline) {
   const Limit limit{deadline, interrupt};
   socket_.close();
   Socket socket = Socket::connect(addresses_, limit);
-  greet(socket, limit);
+  ++link_.epoch;  // the peer ends the connection before this one, should it still be serving it
+  check_instance(introduce(socket, *own_, link_, host_, limit).hello.instance);
   socket_ = std::move(socket);
 }
 
-void TcpChannel::greet(Socket& socket, const Limit& limit) {
-  send_greeting(socket, *own_, limit);
-  const Greeting peer = receive_greeting(socket, limit);
-  check_version(peer.hello);
-  if (peer_instance_ != 0 && peer.hello.instance != peer_instance_) {
+void TcpChannel::check_instance(uint64_t instance) {
+  if (peer_instance_ != 0 && instance != peer_instance_) {
     // Its addresses, which our callers hold, are not those of the engine that was there before.
     throw Failure("the peer was restarted; open it again");
   }
-  peer_instance_ = peer.hello.instance;
+  peer_instance_ = instance;
 }
 
 void TcpChannel::run(const Request& request, Interrupt& interrupt, const Deadline& deadline,
