@@ -8,8 +8,16 @@ namespace {
 
 constexpr unsigned char kTlsHandshake = 0x16;  // what TLS begins with; a Hello does with an M
 
-void expect_same_secret(bool is_same) {
-  if (!is_same) throw Failure(told(Verdict::kOtherSecret));
+// What either side makes of the two Hellos: no one agrees to less than he asks for.
+Verdict judge(const Greeting& initiators, const Greeting& targets, bool is_tls) {
+  if (targets.has(kFlagTls) && !is_tls) return Verdict::kNoTls;
+  if (targets.has(kFlagSecret) && !initiators.has(kFlagSecret)) return Verdict::kNoSecret;
+  if (initiators.has(kFlagSecret) && !targets.has(kFlagSecret)) return Verdict::kUnwantedSecret;
+  return Verdict::kWelcome;
+}
+
+void expect_welcome(Verdict verdict) {
+  if (verdict != Verdict::kWelcome) throw Failure(told(verdict));
 }
 
 }  // namespace
@@ -22,22 +30,21 @@ Greeting introduce(Socket& socket, const Endpoint& own, const Link& link, const 
   send_greeting(socket, mine, limit);
   const Greeting peer = receive_greeting(socket, limit);
   check_version(peer.hello);
-  const bool proves = credentials.secret && peer.has(kFlagSecret);
+  expect_welcome(judge(mine, peer, socket.is_tls()));
   const auto prove = [&](Side side) {
     return credentials.secret->prove(side, socket.binding(), mine.bytes(), peer.bytes());
   };
-  if (proves) {
+  if (credentials.secret) {
     const Bytes32 proof = prove(Side::kInitiator);
     socket.send(proof.data(), proof.size(), limit);
   }
   Welcome welcome;
   socket.receive(&welcome, sizeof(welcome), limit);
   check_welcome(welcome);
-  if (welcome.verdict != Verdict::kWelcome) throw Failure(told(welcome.verdict));
-  // Whoever lets us in although we do not agree is no engine, or between us and one.
-  if (credentials.secret && !proves) throw Failure(told(Verdict::kUnwantedSecret));
-  if (peer.has(kFlagSecret) && !proves) throw Failure(told(Verdict::kNoSecret));
-  if (proves) expect_same_secret(equal(welcome.proof, prove(Side::kTarget)));
+  expect_welcome(welcome.verdict);
+  if (credentials.secret && !equal(welcome.proof, prove(Side::kTarget))) {
+    throw Failure(told(Verdict::kOtherSecret));
+  }
   return peer;
 }
 
@@ -50,7 +57,8 @@ const Greeting& Reception::meet() {
   mine_ = make_greeting(own_, {});
   send_greeting(socket_, mine_, limit_);  // also to another version, so that it can tell
   check_version(theirs_.hello);
-  check_terms();
+  const Verdict verdict = judge(theirs_, mine_, socket_.is_tls());
+  if (verdict != Verdict::kWelcome) throw Rejected(verdict);
   if (!credentials.secret) return theirs_;
   Bytes32 proof;
   socket_.receive(proof.data(), proof.size(), limit_);
@@ -58,13 +66,6 @@ const Greeting& Reception::meet() {
                                                      theirs_.bytes(), mine_.bytes());
   if (!equal(proof, expected)) throw Rejected(Verdict::kOtherSecret);
   return theirs_;
-}
-
-void Reception::check_terms() const {
-  if (own_.credentials.tls && !socket_.is_tls()) throw Rejected(Verdict::kNoTls);
-  const bool has_secret = own_.credentials.secret != nullptr;
-  if (has_secret && !theirs_.has(kFlagSecret)) throw Rejected(Verdict::kNoSecret);
-  if (!has_secret && theirs_.has(kFlagSecret)) throw Rejected(Verdict::kUnwantedSecret);
 }
 
 void Reception::welcome() {

@@ -37,7 +37,6 @@ class Reception {
   void reject(Verdict verdict);  // tells the peer why not
 
  private:
-  void check_terms() const;
   void say(Verdict verdict, const Bytes32& proof);
 
   Socket& socket_;

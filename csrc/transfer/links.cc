@@ -19,6 +19,7 @@ Links::Hold Links::enter(const LinkId& id, uint64_t epoch, Interrupt& interrupt,
   if (epoch <= entry.epoch) throw Rejected(Verdict::kOldEpoch);
   entry.epoch = epoch;
   if (entry.inside) entry.inside->signal("the peer has connected anew");
+  left_.notify_all();  // those of lower epochs that wait do so in vain
   ++entry.num_users;
   left_.wait_until(lock, limit.deadline.at(),
                    [&] { return !entry.inside || entry.epoch != epoch; });

@@ -1,6 +1,6 @@
 // OpenSSL 3, opened when first asked for: who uses neither a secret nor TLS needs none of it. It is
 // not needed to build either: the few functions that we call are declared here, whose types are
-// opaque. tests/transfer/test_openssl.py has the compiler compare them with OpenSSL's own headers.
+// opaque. tests/transfer/test_openssl.cc has the compiler compare them with OpenSSL's own headers.
 //
 //   Crypto::get().p_CRYPTO_memcmp(...);   // throws Unavailable in the loader's own words
 //
@@ -75,7 +75,6 @@ constexpr int kCtrlSetMinProtoVersion = 123;
 constexpr long kTls13Version = 0x0304;
 constexpr long kModeEnablePartialWrite = 1;
 constexpr uint64_t kOpIgnoreUnexpectedEof = 1 << 7;
-constexpr int kVerifyNone = 0;
 constexpr int kVerifyPeer = 1;
 constexpr int kVerifyFailIfNoPeerCert = 2;
 constexpr int kKeyUpdateNotRequested = 0;
@@ -83,7 +82,8 @@ constexpr int kErrorSsl = 1;
 constexpr int kErrorWantRead = 2;
 constexpr int kErrorWantWrite = 3;
 constexpr int kErrorSyscall = 5;
-constexpr long kX509Ok = 0;
+constexpr unsigned long kReasonMask = 0x7fffff;
+constexpr unsigned long kReasonCertificateVerifyFailed = 134;
 }  // namespace ossl
 
 // clang-format off

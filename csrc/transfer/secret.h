@@ -1,6 +1,6 @@
 // Secret: what engines that may use each other's memory have in common, and the proof of it.
 //
-//   Secret secret(bytes);
+//   const Secret secret("...");
 //   Bytes32 proof = secret.prove(Side::kInitiator, binding, initiators_hello, targets_hello);
 //   if (!equal(proof, received)) ...
 //
@@ -18,7 +18,7 @@ enum class Side { kInitiator, kTarget };
 class Secret {
  public:
   // Throws InvalidArgument (its length) and Unavailable (there is no OpenSSL).
-  explicit Secret(std::string bytes);
+  explicit Secret(const std::string& secret);
 
   // `binding` is that of the TLS session, zeros without one. The sides' labels differ, so that
   // nobody's proof can be sent back to him, and each Hello has a fresh nonce: none fits twice.
@@ -26,7 +26,7 @@ class Secret {
                 const std::string& targets_hello) const;
 
  private:
-  const std::string bytes_;
+  Bytes32 key_;
 };
 
 bool equal(const Bytes32& a, const Bytes32& b);  // takes as long whatever they are

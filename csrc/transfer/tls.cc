@@ -18,11 +18,12 @@ constexpr size_t kRecordBytes = 16 << 10;     // the most that fits a record
 constexpr uint64_t kKeyBytes = 256ull << 20;  // AES-GCM wants another key after 2^38 bytes at most
 constexpr char kBindingLabel[] = "EXPORTER-mooncake-kernels";
 
-std::string first_reason() {
-  const Crypto& crypto = Crypto::get();
-  const char* const reason = crypto.p_ERR_reason_error_string(crypto.p_ERR_get_error());
-  return reason ? reason : "no reason given";
+std::string describe(unsigned long error) {
+  const char* const reason = Crypto::get().p_ERR_reason_error_string(error);
+  return reason ? reason : concat("error ", error);
 }
+
+std::string first_reason() { return describe(Crypto::get().p_ERR_get_error()); }
 
 void check_file(int result, const char* argument, const std::string& file, const char* what) {
   MK_CHECK(result == 1, "TransferEngine: tls.", argument, " must be a PEM file of ", what, ", got ",
@@ -131,10 +132,12 @@ void TlsStream::fail(int error, int error_number) const {
     const std::string cause = is_named ? connection_cause(error_number) : closed_by_peer();
     throw Failure(has_shaken_hands_ ? cause : cause + " during the TLS handshake");
   }
-  std::string cause = "TLS: " + first_reason();
-  const long verified = Ssl::get().p_SSL_get_verify_result(ssl_.get());
-  if (verified != ossl::kX509Ok) {
-    cause += concat(": ", Crypto::get().p_X509_verify_cert_error_string(verified));
+  const Crypto& crypto = Crypto::get();
+  const unsigned long reason = crypto.p_ERR_get_error();
+  std::string cause = "TLS: " + describe(reason);
+  if ((reason & ossl::kReasonMask) == ossl::kReasonCertificateVerifyFailed) {
+    const long result = Ssl::get().p_SSL_get_verify_result(ssl_.get());
+    cause += concat(": ", crypto.p_X509_verify_cert_error_string(result));
   }
   throw Failure(cause);
 }

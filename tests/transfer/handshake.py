@@ -1,6 +1,5 @@
 """The handshake of docs/wire.md over a raw socket, written anew from the document."""
 
-import hashlib
 import hmac
 import secrets
 import socket
@@ -54,8 +53,9 @@ def hear_hello(connection: socket.socket) -> Hello:
 
 
 def prove(secret: bytes, side: str, initiators: bytes, targets: bytes, binding: bytes = NOTHING):
+    key = hmac.digest(b"mooncake-kernels secret", secret, "sha256")
     label = f"mooncake-kernels {side}".encode().ljust(32, b"\0")
-    return hmac.digest(secret, label + binding + initiators + targets, hashlib.sha256)
+    return hmac.digest(key, label + binding + initiators + targets, "sha256")
 
 
 def hear_welcome(connection: socket.socket) -> tuple[int, bytes]:
