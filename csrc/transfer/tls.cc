@@ -159,8 +159,10 @@ void TlsStream::renew_key(size_t num_bytes) {
   num_bytes_of_key_ += num_bytes;
   if (num_bytes_of_key_ < kKeyBytes) return;
   num_bytes_of_key_ = 0;
-  // Is sent with the next record.
-  Ssl::get().p_SSL_key_update(ssl_.get(), ossl::kKeyUpdateNotRequested);
+  // It is sent with the next record.
+  if (!Ssl::get().p_SSL_key_update(ssl_.get(), ossl::kKeyUpdateNotRequested)) {
+    throw Failure("TLS: " + first_reason());
+  }
 }
 
 void TlsStream::receive(iovec* parts, size_t num_parts, const Limit& limit) {
