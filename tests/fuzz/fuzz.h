@@ -66,6 +66,9 @@ class Arena {
   static void restore(const Range& range) {
     std::memset(reinterpret_cast<void*>(range.address), kPattern, range.num_bytes);
   }
+
+  // Fills a range with what no peer may get to see, nor can guess. say_all looks for it.
+  static void hide(const Range& range);
 };
 
 // The peer's end of a socket pair, and the thread that plays the peer.

@@ -58,10 +58,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t num_bytes) {
   static Player& player = *new Player;  // its thread outlives main
   if (num_bytes == 0) return 0;
   const uint8_t mode = *data;
-  for (const Range& range : {kReadWrite, kReadOnly, kWriteOnly}) {
-    Arena::allow(range);
-    Arena::restore(range);
-  }
+  for (const Range& range : {kReadWrite, kReadOnly, kWriteOnly}) Arena::allow(range);
+  Arena::restore(kReadWrite);
+  Arena::hide(kWriteOnly);
   Endpoint& own = endpoint(mode & kHasSecret);
   Gate gate;
   {
