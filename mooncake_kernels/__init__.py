@@ -19,7 +19,7 @@ from .kv import (
     shard_heads,
 )
 from .topology import NicPolicy, Topology
-from .transfer import TransferEngine
+from .transfer import Tls, TransferEngine
 
 __version__ = "0.1.0"
 
@@ -35,6 +35,7 @@ __all__ = [
     "PackHeader",
     "Packer",
     "Rope",
+    "Tls",
     "Topology",
     "TransferEngine",
     "TransferError",

@@ -1,6 +1,7 @@
-"""``python -m mooncake_kernels doctor | topo | config | calibrate | metadata``."""
+"""``python -m mooncake_kernels doctor | topo | config | calibrate | metadata | secret``."""
 
 import argparse
+import secrets
 import sys
 from pathlib import Path
 
@@ -42,6 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
         "--host", help="address to listen on; the setting listen_host if not given"
     )
     serving.add_argument("--port", type=int, default=8080, help="port; 0 takes a free one")
+    commands.add_parser("secret", help="make a secret for TransferEngine, of 256 random bits")
     topology_cli.add_parser(commands)
     options = parser.parse_args(arguments)
     command = options.command
@@ -61,6 +63,9 @@ def main(arguments: list[str] | None = None) -> int:
     if command == "calibrate":
         default = config.current().calibration or config.Settings.calibration
         calibrate(options.json or Path(default).expanduser(), quick=options.quick)
+        return 0
+    if command == "secret":
+        sys.stdout.write(secrets.token_hex() + "\n")
         return 0
     lines = ["| variable | default | meaning |", "|---|---|---|"]
     lines += [f"| `{name}` | {default} | {doc} |" for name, default, doc in config.table()]

@@ -145,8 +145,8 @@ class Ticket:
     def cancel(self) -> bool:
         """End the transfer; when this returns, local memory is no longer touched.
 
-        What the peer has received so far it may still write to its own memory, even while the next
-        request is under way: use other remote ranges for that one.
+        What the peer has received so far it may still write to its own memory, until the next
+        request of this ``Peer`` begins: then the peer has ended that.
 
         Returns:
             Whether it was cancelled; False if it was over before.

@@ -5,7 +5,7 @@ import os
 import re
 import secrets
 import socket
-from collections.abc import Collection
+from dataclasses import dataclass
 from typing import Any
 
 from . import _host, config, metadata
@@ -17,6 +17,28 @@ PROBE_S = 2.0  # for an engine to answer whose name another one wants
 GONE = ("connection refused", "another engine answers there")
 
 
+@dataclass(frozen=True)
+class Options:
+    """What an engine is made with, wherever it listens and whatever it is called."""
+
+    transports: tuple[str, ...]
+    secret: bytes | None
+    tls: tuple[bytes, bytes, bytes, bool] | None
+
+    def make_engine(self, name: str, listen: str) -> _host.TransferEngine:
+        """Make the host's engine, of this name or, if it is empty, of its address."""
+        return _host.TransferEngine(
+            name,
+            listen,
+            local="local" in self.transports,
+            shm="shm" in self.transports,
+            tcp="tcp" in self.transports,
+            num_lanes=config.current().transfer_lanes,
+            secret=self.secret,
+            tls=self.tls,
+        )
+
+
 class Names:
     """Publishes an engine under its name until closed, and opens others by theirs."""
 
@@ -25,7 +47,7 @@ class Names:
         self._publication: metadata.Publication | None = None
         self._pid = os.getpid()
 
-    def start(self, name: Any, listen: Any, transports: Collection[str]) -> _host.TransferEngine:
+    def start(self, name: Any, listen: Any, options: Options) -> _host.TransferEngine:
         """Make the engine, and let it be found."""
         if isinstance(self._metadata, metadata.P2P):
             if listen is not None:
@@ -33,16 +55,16 @@ class Names:
                     f"TransferEngine: listen must be None under p2p, where name is it, "
                     f"got {listen!r}"
                 )
-            engine = make_engine("", address_or_free("name", name), transports)
+            engine = options.make_engine("", address_or_free("name", name))
         else:
-            if "tcp" not in transports:
+            if "tcp" not in options.transports:
                 raise InvalidArgument(
                     "TransferEngine: transports must have tcp with a metadata server, "
-                    f"got {', '.join(transports)}"
+                    f"got {', '.join(options.transports)}"
                 )
             name = made_up_name() if name is None else name
             self._metadata.check_name("TransferEngine", name)
-            engine = make_engine(name, address_or_free("listen", listen), transports)
+            engine = options.make_engine(name, address_or_free("listen", listen))
         try:
             self._publication = self._metadata.publish(
                 own_entry(engine), lambda holder: is_gone(engine, holder)
@@ -88,18 +110,6 @@ class Names:
         if is_elsewhere(entry):
             return f"{where}: an address within {entry.host}; it should listen to other machines"
         return f"{where}: its entry is stale" if cause in GONE else where
-
-
-def make_engine(name: str, listen: str, transports: Collection[str]) -> _host.TransferEngine:
-    """Make the host's engine, of this name or, if it is empty, of its address."""
-    return _host.TransferEngine(
-        name,
-        listen,
-        local="local" in transports,
-        shm="shm" in transports,
-        tcp="tcp" in transports,
-        num_lanes=config.current().transfer_lanes,
-    )
 
 
 def is_gone(engine: _host.TransferEngine, holder: metadata.Entry) -> bool:

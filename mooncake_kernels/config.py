@@ -49,8 +49,11 @@ def _set_of(*choices: str) -> Callable[[str], tuple[str, ...]]:
     return parse
 
 
-def _setting(default: Any, parse: Callable[[str], Any], expected: str, doc: str) -> Any:
-    return field(default=default, metadata={"parse": parse, "expected": expected, "doc": doc})
+def _setting(
+    default: Any, parse: Callable[[str], Any], expected: str, doc: str, *, shown: bool = True
+) -> Any:
+    metadata = {"parse": parse, "expected": expected, "doc": doc}
+    return field(default=default, repr=shown, metadata=metadata)
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,19 @@ class Settings:
         _positive_float,
         "a number > 0",
         "seconds for which a metadata server remembers an engine that has died",
+    )
+    secret: str = _setting(
+        "",
+        str,
+        "text",
+        "what TransferEngines that may use each other's memory have in common; empty: nothing",
+        shown=False,
+    )
+    secret_file: str = _setting(
+        "",
+        str,
+        "a path",
+        "the same, as a file's content but for the line's end",
     )
     calibration: str = _setting(
         "~/.cache/mooncake-kernels/calibration.json",

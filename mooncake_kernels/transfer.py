@@ -14,13 +14,18 @@ choice, ``"prefill-3"``, and leads to that very engine or nowhere.
 Every transfer has a deadline; nothing here waits for ever. Transports: ``local`` (the peer is an
 engine of this process: a copy), ``shm`` (a process of this user on this machine, in the same
 network namespace: this process copies into and out of its memory, faster for what
-``shared_memory()`` made) and ``tcp``. There is no authentication yet: whoever can connect to
-the port can use the registered regions, which is why an engine listens on 127.0.0.1 unless told
-otherwise. After ``fork()`` the child must make an engine of its own; all that it can do with the
-parent's is to close it, which has no effect. Until it ends or calls ``exec()`` the child holds
-copies of the parent's sockets. A parent that closes its engine disconnects all the same (only the
-name of an engine without ``tcp`` stays taken); but if it is killed, its peers see their
-connections end, and its port is free, when the child is gone as well.
+``shared_memory()`` made) and ``tcp``.
+
+Without a secret whoever can connect to the port can use the registered regions, which is why an
+engine listens on 127.0.0.1 unless told otherwise. With one, both sides of a connection prove that
+they know it. That says nothing of the bytes that follow: where others can reach into the network,
+use TLS as well.
+
+After ``fork()`` the child must make an engine of its own; all that it can do with the parent's is
+to close it, which has no effect. Until it ends or calls ``exec()`` the child holds copies of the
+parent's sockets. A parent that closes its engine disconnects all the same (only the name of an
+engine without ``tcp`` stays taken); but if it is killed, its peers see their connections end, and
+its port is free, when the child is gone as well.
 """
 
 import logging
@@ -41,11 +46,12 @@ from ._transfer_arguments import (
     as_rows,
 )
 from ._transfer_handles import ACCESS, Access, Peer, Region, Resource, Ticket
-from ._transfer_names import Names
+from ._transfer_names import Names, Options
+from ._transfer_security import Tls, as_secret, as_tls
 from .buffers import as_buffer
 from .errors import InvalidArgument, Unavailable
 
-__all__ = ["Access", "Peer", "Region", "Ticket", "TransferEngine"]
+__all__ = ["Access", "Peer", "Region", "Ticket", "Tls", "TransferEngine"]
 
 TRANSPORTS = ("local", "shm", "tcp")
 
@@ -73,6 +79,12 @@ class TransferEngine(Resource):
             fallen back to. None: ``local`` for a peer in this process, ``shm`` for one on this
             machine, ``tcp`` for others. An engine without ``tcp`` does not listen to machines,
             one without ``shm`` not to processes of this one.
+        secret: 16 to 4096 bytes that all engines have in common which may use each other's memory
+            over ``tcp`` and ``shm``; others are refused, and so are those without. None: the
+            setting ``secret`` or ``secret_file``, and without these there is none. Engines of one
+            process need not prove anything over ``local``.
+        tls: certificates: ``tcp`` is TLS 1.3 then, and peers without are refused. ``shm``, which
+            stays among the processes of one user on one machine, goes without.
 
     Attributes:
         name: what peers open.
@@ -81,8 +93,10 @@ class TransferEngine(Resource):
     Raises:
         InvalidArgument: an argument is wrong, named in the message; another engine, which is not
             known to be gone, has that name.
-        Unavailable: the host cannot be resolved, or the metadata server does not answer.
-        OSError: the port is taken, or the host is not of this machine.
+        Unavailable: the host cannot be resolved, the metadata server does not answer, or there is
+            no OpenSSL 3 for a secret or TLS.
+        OSError: the port is taken, the host is not of this machine, or the file of the secret
+            cannot be read.
     """
 
     def __init__(
@@ -92,6 +106,8 @@ class TransferEngine(Resource):
         metadata: str = "p2p",
         listen: str | None = None,
         transports: Collection[str] | None = None,
+        secret: bytes | str | None = None,
+        tls: Tls | None = None,
     ):
         self._closed = True  # for __del__, should something be refused here
         allowed = TRANSPORTS if transports is None else transports
@@ -102,7 +118,9 @@ class TransferEngine(Resource):
                 f"{TRANSPORTS[-1]}, got {transports!r}"
             )
         self._names = Names(metadata)
-        self._engine = self._names.start(name, listen, tuple(allowed))
+        self._engine = self._names.start(
+            name, listen, Options(tuple(allowed), as_secret(secret), as_tls(tls))
+        )
         self._regions: set[Region] = set()
         self._closed = False
         self.name = self._engine.name
@@ -183,7 +201,9 @@ class TransferEngine(Resource):
             InvalidArgument: nobody can be called so.
             Unavailable: there is no such host, or the metadata server does not answer.
             TransferError: it is not there, is no engine, or did not answer in time; the metadata
-                server has no such name, or its entry is stale: another engine has that address now.
+                server has no such name, or its entry is stale: another engine has that address now;
+                or one side does not trust the other: ``the peer's secret is another``, ``the peer
+                has no secret``, ``the peer speaks TLS only``, ``TLS: certificate verify failed``.
         """
         self._check_open("open")
         deadline_s = as_deadline("open", deadline_s)
@@ -344,6 +364,15 @@ class TransferEngine(Resource):
         self._check_open("receive_notifications")
         timeout_s = as_seconds("receive_notifications", "timeout_s", timeout_s, minimum=0.0)
         return self._engine.take_notifications(timeout_s)
+
+    def rejections(self) -> dict[str, int]:
+        """Return how many connections this engine has turned away since it was made, by cause.
+
+        Returns:
+            Like ``{"the peer has no secret": 3}``. Each is a connection that came here and ended
+            before its first request; 64 causes are told apart.
+        """
+        return self._engine.rejections()
 
     def stats(self) -> dict[str, dict[str, dict[str, int]]]:
         """Return what this engine has asked of its peers, since it was made.

@@ -8,6 +8,8 @@
 
 #include <numeric>
 #include <optional>
+#include <string>
+#include <tuple>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -37,12 +39,30 @@ void translate(std::exception_ptr pointer) {
   }
 }
 
+// As crosses from Python: (certificate, key, ca, verify_host).
+using TlsFiles = std::tuple<std::string, std::string, std::string, bool>;
+
+Credentials credentials_of(const std::optional<std::string>& secret,
+                           const std::optional<TlsFiles>& tls) {
+  Credentials credentials;
+  if (secret) credentials.secret = std::make_shared<const Secret>(*secret);
+  if (tls) {
+    const auto& [certificate, key, ca, verify_host] = *tls;
+    credentials.tls =
+        std::make_shared<const TlsContext>(TlsOptions{certificate, key, ca, verify_host});
+  }
+  return credentials;
+}
+
 std::shared_ptr<Engine> make_engine(const std::string& name, const std::string& listen, bool local,
-                                    bool shm, bool tcp, int num_lanes) {
+                                    bool shm, bool tcp, int num_lanes,
+                                    const std::optional<std::string>& secret,
+                                    const std::optional<TlsFiles>& tls) {
   const auto delete_in_owner = [](Engine* engine) {
     if (!engine->forked()) delete engine;
   };
-  return {new Engine({name, listen, local, shm, tcp, num_lanes}), delete_in_owner};
+  return {new Engine({name, listen, local, shm, tcp, num_lanes, credentials_of(secret, tls)}),
+          delete_in_owner};
 }
 
 Rights rights_of(bool writable, bool remote_read, bool remote_write) {
@@ -204,7 +224,8 @@ void bind_transfer(py::module_& m) {
       });
   py::class_<Engine, std::shared_ptr<Engine>>(m, "TransferEngine")
       .def(py::init(&make_engine), py::arg("name"), py::arg("listen"), py::arg("local"),
-           py::arg("shm"), py::arg("tcp"), py::arg("num_lanes"), ReleaseGil())
+           py::arg("shm"), py::arg("tcp"), py::arg("num_lanes"), py::arg("secret").none(true),
+           py::arg("tls").none(true), ReleaseGil())
       .def_property_readonly("name", &Engine::name)
       .def_property_readonly("address", &Engine::address)
       .def_property_readonly("instance", &Engine::instance)
@@ -229,6 +250,7 @@ void bind_transfer(py::module_& m) {
            py::arg("notify").none(true), py::arg("deadline_s"))
       .def("take_notifications", &take_notifications, py::arg("timeout_s"))
       .def("stats", &stats)
+      .def("rejections", &Engine::rejections)
       .def("close", &Engine::close, ReleaseGil());
 }
 

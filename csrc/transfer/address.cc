@@ -122,4 +122,15 @@ bool is_unicast(const SocketAddress& address) {
   return !IN6_IS_ADDR_UNSPECIFIED(&ipv6.sin6_addr) && !IN6_IS_ADDR_MULTICAST(&ipv6.sin6_addr);
 }
 
+std::string host_of(const SocketAddress& address) {
+  const SocketAddress plain = unmapped(address);
+  if (plain.storage.ss_family == AF_UNIX) return "this machine";
+  if (plain.storage.ss_family == AF_INET) {
+    const auto& ipv4 = reinterpret_cast<const sockaddr_in&>(plain.storage);
+    return std::string(reinterpret_cast<const char*>(&ipv4.sin_addr), 4);
+  }
+  const auto& ipv6 = reinterpret_cast<const sockaddr_in6&>(plain.storage);
+  return std::string(reinterpret_cast<const char*>(&ipv6.sin6_addr), 8);
+}
+
 }  // namespace mk::transfer

@@ -23,6 +23,7 @@ struct SocketAddress {
   socklen_t num_bytes;
 
   const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&storage); }
+  sockaddr* get() { return reinterpret_cast<sockaddr*>(&storage); }
 };
 
 // Throws InvalidArgument unless `text` is "host:port"; `op` is who asks, and by what argument.
@@ -39,5 +40,9 @@ SocketAddress within_machine(const SocketAddress& where);
 // Whether peers can connect to the address: it is neither "every address of this machine" nor a
 // multicast or broadcast address.
 bool is_unicast(const SocketAddress& address);
+
+// What is counted as one host: an IPv4 address, or an IPv6 network of 64 bits, within which a host
+// may have as many addresses as it likes. A key, not for people.
+std::string host_of(const SocketAddress& address);
 
 }  // namespace mk::transfer

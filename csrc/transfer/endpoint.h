@@ -8,21 +8,28 @@
 #include <string>
 
 #include "common/owner.h"
+#include "transfer/credentials.h"
 #include "transfer/notifications.h"
 #include "transfer/region_table.h"
+#include "transfer/verdict.h"
 
 namespace mk::transfer {
 
 struct Endpoint {
-  Endpoint(std::string name, std::string address, uint64_t instance)
-      : name(std::move(name)), address(std::move(address)), instance(instance) {}
+  Endpoint(std::string name, std::string address, uint64_t instance, Credentials credentials)
+      : name(std::move(name)),
+        address(std::move(address)),
+        instance(instance),
+        credentials(std::move(credentials)) {}
 
   const std::string name;     // what peers are told
   const std::string address;  // "host:port"; also the name, unless there is a metadata server
   const uint64_t instance;    // random, never 0: no two engines share it, also not after a restart
+  const Credentials credentials;
   const Owner owner;
   RegionTable regions;
   NotificationQueue notifications;
+  Rejections rejections;
 };
 
 // The engines of this process, by address. They are entered and left by Engine. In a forked child

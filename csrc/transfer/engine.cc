@@ -55,7 +55,7 @@ Engine::Engine(const EngineOptions& options) : options_(options) {
   where.port = bound_port(bound_);
   const std::string address = where.name();
   const std::string& name = options.name.empty() ? address : options.name;
-  own_ = std::make_shared<Endpoint>(name, address, random_instance());
+  own_ = std::make_shared<Endpoint>(name, address, random_instance(), options.credentials);
   start_server();
   enter_process(own_);
 }
@@ -110,9 +110,9 @@ Channels Engine::make_channels(const PeerAddress& to) const {
   const auto identity = std::make_shared<PeerIdentity>(to.instance);
   for (int i = 0; i < options_.num_lanes; ++i) {
     if (is_here) {
-      channels.push_back(std::make_unique<ShmChannel>(own_, here, identity));
+      channels.push_back(std::make_unique<ShmChannel>(own_, where.host, here, identity));
     } else {
-      channels.push_back(std::make_unique<WireChannel>(own_, addresses, identity));
+      channels.push_back(std::make_unique<WireChannel>(own_, where.host, addresses, identity));
     }
   }
   return channels;
@@ -157,6 +157,11 @@ std::vector<Notification> Engine::take_notifications(const Deadline& deadline) {
 Stats::Table Engine::stats() const {
   owner_.check("stats", "engine");
   return stats_->table();
+}
+
+Rejections::Table Engine::rejections() const {
+  owner_.check("stats", "engine");
+  return own_->rejections.table();
 }
 
 bool Engine::close() {

@@ -1,7 +1,7 @@
 // Engine: registers memory, listens to peers, and writes to and reads from theirs.
 //
 //   Engine engine({"prefill-3", "127.0.0.1:0", /*local=*/true, /*shm=*/true, /*tcp=*/true,
-//                  /*num_lanes=*/2});
+//                  /*num_lanes=*/2, /*credentials=*/{}});
 //   RegionRef region = engine.add_region({address, num_bytes}, kLocalWrite | kRemoteWrite);
 //   PeerRef peer = engine.open({"decode-1", "10.0.0.2:4711", instance}, 30.0);
 //   peer->wait_connected(Deadline::after(30.0));
@@ -30,6 +30,7 @@ struct EngineOptions {
   bool shm;
   bool tcp;
   int num_lanes;  // connections to a peer, and threads that copy
+  Credentials credentials;
 };
 
 struct PeerAddress {
@@ -64,6 +65,7 @@ class Engine {
 
   std::vector<Notification> take_notifications(const Deadline& deadline);
   Stats::Table stats() const;
+  Rejections::Table rejections() const;  // of peers that connected here
 
   // Fails what is pending, closes peers, stops listening, removes every region. Idempotent; a
   // second thread that closes waits for the first. False: as of RegionTable::close.

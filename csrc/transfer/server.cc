@@ -14,7 +14,6 @@ namespace mk::transfer {
 namespace {
 
 constexpr int kBacklog = 128;
-constexpr size_t kMaxSessions = 1024;
 constexpr int kRetryMs = 100;  // after the machine ran out of descriptors or memory
 
 }  // namespace
@@ -49,16 +48,18 @@ void Server::listen() {
 }
 
 void Server::accept_one(const Fd& listening) {
-  Fd fd(accept4(listening.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+  SocketAddress from{{}, sizeof(sockaddr_storage)};
+  Fd fd(accept4(listening.get(), from.get(), &from.num_bytes, SOCK_NONBLOCK | SOCK_CLOEXEC));
   if (!fd) {
     if (errno != EMFILE && errno != ENFILE && errno != ENOBUFS && errno != ENOMEM) return;
     pollfd wake{wake_.fd(), POLLIN, 0};  // the listening socket stays ready: do not spin
     poll(&wake, 1, kRetryMs);
     return;
   }
-  if (served_.size() >= kMaxSessions) return;  // closes it
+  std::optional<Admission::Visit> visit = gate_.admission.enter(host_of(from));
+  if (!visit) return own_.rejections.count("too many strangers");  // closes it
   try {
-    Served& served = served_.emplace_back(own_, Socket(std::move(fd)));
+    Served& served = served_.emplace_back(own_, gate_, std::move(*visit), Socket(std::move(fd)));
     served.thread = start_thread([this, &session = served.session] {
       session.run();
       wake_.signal("a session has ended");

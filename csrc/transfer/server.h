@@ -25,7 +25,8 @@ class Server {
 
  private:
   struct Served {
-    Served(Endpoint& own, Socket socket) : session(own, std::move(socket)) {}
+    Served(Endpoint& own, Gate& gate, Admission::Visit visit, Socket socket)
+        : session(own, gate, std::move(visit), std::move(socket)) {}
     Session session;
     std::thread thread;
   };
@@ -35,6 +36,7 @@ class Server {
   void forget_finished();
 
   Endpoint& own_;
+  Gate gate_;
   std::vector<Fd> listening_;
   std::atomic<bool> closing_{false};
   Interrupt wake_;            // of the listening thread: the server closes, or a session has ended

@@ -4,20 +4,21 @@
 #include <utility>
 
 #include "transfer/error.h"
-#include "transfer/greeting.h"
 #include "transfer/piece.h"
+#include "transfer/verdict.h"
 
 namespace mk::transfer {
 namespace {
 
-constexpr double kGreetingS = 10;  // to say hello, once connected
+constexpr double kGreetingS = 10;  // for the handshake, once connected
+constexpr double kLingerS = 1;     // to read why we turn a peer away
 constexpr double kBatchS = 60;     // to send the rest of a batch, or take in what it asked for
 
 }  // namespace
 
 void Session::run() noexcept {
   try {
-    greet();
+    const Links::Hold hold = greet();  // while we may touch memory
     while (true) serve_next();
   } catch (const std::exception&) {
     // The peer left, or cannot be understood. It learns so from the connection's end.
@@ -27,12 +28,30 @@ void Session::run() noexcept {
   finished_ = true;
 }
 
-void Session::greet() {
+Links::Hold Session::greet() {
   const Limit limit{Deadline::after(kGreetingS), interrupt_};
-  Greeting peer = receive_greeting(socket_, limit);
-  send_greeting(socket_, own_, limit);  // also to another version, so that it can tell
-  check_version(peer.hello);
-  peer_name_ = std::move(peer.name);
+  Reception reception(socket_, own_, limit);
+  try {
+    return let_in(reception, limit);
+  } catch (const Failure& failure) {
+    // Who only looks whether somebody listens here is nobody that we turned away.
+    if (!dynamic_cast<const LinkDown*>(&failure)) own_.rejections.count(failure.what());
+    if (const auto* rejected = dynamic_cast<const Rejected*>(&failure)) {
+      reception.reject(rejected->verdict);
+    }
+    socket_.linger({Deadline::after(kLingerS), interrupt_});
+    throw;
+  }
+}
+
+Links::Hold Session::let_in(Reception& reception, const Limit& limit) {
+  const Greeting& peer = reception.meet();
+  visit_.admit();
+  const LinkId id{peer.hello.instance, peer.tail.link.id};
+  Links::Hold hold = gate_.links.enter(id, peer.tail.link.epoch, interrupt_, limit);
+  peer_name_ = peer.name;
+  reception.welcome();
+  return hold;
 }
 
 void Session::serve_next() {

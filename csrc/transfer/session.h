@@ -14,6 +14,8 @@
 #include <vector>
 
 #include "transfer/endpoint.h"
+#include "transfer/gate.h"
+#include "transfer/handshake.h"
 #include "transfer/socket.h"
 #include "transfer/wire.h"
 
@@ -21,14 +23,16 @@ namespace mk::transfer {
 
 class Session {
  public:
-  Session(Endpoint& own, Socket socket) : own_(own), socket_(std::move(socket)) {}
+  Session(Endpoint& own, Gate& gate, Admission::Visit visit, Socket socket)
+      : own_(own), gate_(gate), visit_(std::move(visit)), socket_(std::move(socket)) {}
 
   void run() noexcept;
   void interrupt() { interrupt_.signal("the engine was closed"); }
   bool finished() const { return finished_; }
 
  private:
-  void greet();
+  Links::Hold greet();
+  Links::Hold let_in(Reception& reception, const Limit& limit);
   void serve_next();
   void serve(const BatchHeader& header, const Limit& limit);
   void receive_write(const BatchHeader& header, const Limit& limit);
@@ -43,6 +47,8 @@ class Session {
   void refuse(const BatchHeader& header, const std::string& why, const Limit& limit);
 
   Endpoint& own_;
+  Gate& gate_;
+  Admission::Visit visit_;
   Socket socket_;
   Interrupt interrupt_;
   std::string peer_name_;

@@ -13,6 +13,7 @@
 
 #include "common/check.h"
 #include "transfer/error.h"
+#include "transfer/stream.h"
 
 namespace mk::transfer {
 namespace {
@@ -25,23 +26,11 @@ void set_option(int fd, int level, int option, int value) {
   MK_SYSCALL(setsockopt(fd, level, option, &value, sizeof(value)), "setsockopt");
 }
 
-std::string connection_cause(int error) {
-  if (error == ECONNREFUSED) return "connection refused";
-  if (error == ECONNRESET || error == EPIPE) return "connection closed by peer";
-  return std::generic_category().message(error);
-}
-
-// Steps over `num_bytes` that were moved.
-void advance(iovec*& parts, size_t& num_parts, size_t num_bytes) {
-  while (num_parts > 0 && num_bytes >= parts->iov_len) {
-    num_bytes -= parts->iov_len;
-    ++parts;
-    --num_parts;
-  }
-  if (num_bytes > 0) {
-    parts->iov_base = static_cast<char*>(parts->iov_base) + num_bytes;
-    parts->iov_len -= num_bytes;
-  }
+bool is_tcp(int fd) {
+  int protocol = 0;
+  socklen_t num_bytes = sizeof(protocol);
+  MK_SYSCALL(getsockopt(fd, SOL_SOCKET, SO_PROTOCOL, &protocol, &num_bytes), "getsockopt");
+  return protocol == IPPROTO_TCP;
 }
 
 // Calls sendmsg or recvmsg until every part is used up.
@@ -92,13 +81,6 @@ Fd new_socket(const SocketAddress& address) {
   return Fd(MK_SYSCALL(::socket(address.storage.ss_family, kind, 0), "socket"));
 }
 
-bool is_within_machine(int fd) {
-  int domain = 0;
-  socklen_t num_bytes = sizeof(domain);
-  MK_SYSCALL(getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &num_bytes), "getsockopt");
-  return domain == AF_UNIX;
-}
-
 // A message of one byte, and room for a descriptor beside it.
 struct FdMessage {
   FdMessage() {
@@ -119,7 +101,7 @@ void exchange_message(int fd, short events, const Limit& limit, Call call) {
     limit.check();
     const ssize_t moved = call();
     if (moved > 0) return;
-    if (moved == 0) throw LinkDown("connection closed by peer");
+    if (moved == 0) throw LinkDown(closed_by_peer());
     if (errno == EAGAIN) {
       wait_ready(fd, events, limit);
     } else if (errno != EINTR) {
@@ -137,7 +119,7 @@ void shut_down(Fd& fd) noexcept {
 
 Socket::Socket(Fd fd) : fd_(std::move(fd)) {
   MK_SYSCALL(fcntl(fd_.get(), F_SETFL, O_NONBLOCK), "fcntl");
-  if (is_within_machine(fd_.get())) return;
+  if (!is_tcp(fd_.get())) return;
   set_option(fd_.get(), IPPROTO_TCP, TCP_NODELAY, 1);
   set_option(fd_.get(), SOL_SOCKET, SO_KEEPALIVE, 1);
   set_option(fd_.get(), IPPROTO_TCP, TCP_KEEPIDLE, kKeepAliveIdleS);
@@ -155,16 +137,26 @@ Socket Socket::connect(const std::vector<SocketAddress>& addresses, const Limit&
   throw LinkDown(connection_cause(error));
 }
 
+void Socket::start_tls(const TlsContext& context, const std::string& host, const Limit& limit) {
+  tls_ = std::make_unique<TlsStream>(context, fd_.get(), host, limit);
+}
+
 void Socket::send(iovec* parts, size_t num_parts, const Limit& limit) {
+  if (tls_) return tls_->send(parts, num_parts, limit);
   move_all(fd_.get(), parts, num_parts, POLLOUT, limit, [this](msghdr* message, bool more) {
     return sendmsg(fd_.get(), message, MSG_NOSIGNAL | (more ? MSG_MORE : 0));
   });
 }
 
 void Socket::receive(iovec* parts, size_t num_parts, const Limit& limit) {
-  move_all(fd_.get(), parts, num_parts, POLLIN, limit, [this](msghdr* message, bool) {
-    const ssize_t received = recvmsg(fd_.get(), message, 0);
-    if (received == 0) throw LinkDown("connection closed by peer");
+  if (tls_) return tls_->receive(parts, num_parts, limit);
+  receive_raw(parts, num_parts, 0, limit);
+}
+
+void Socket::receive_raw(iovec* parts, size_t num_parts, int flags, const Limit& limit) {
+  move_all(fd_.get(), parts, num_parts, POLLIN, limit, [&](msghdr* message, bool) {
+    const ssize_t received = recvmsg(fd_.get(), message, flags);
+    if (received == 0) throw LinkDown(closed_by_peer());
     return received;
   });
 }
@@ -214,6 +206,8 @@ Fd Socket::receive_fd(const Limit& limit) {
   return Fd(number);
 }
 
+bool Socket::is_within_machine() const { return !is_tcp(fd_.get()); }
+
 pid_t Socket::peer_process() const {
   ucred peer{};
   socklen_t num_bytes = sizeof(peer);
@@ -221,8 +215,34 @@ pid_t Socket::peer_process() const {
   return peer.uid == geteuid() ? peer.pid : 0;
 }
 
+unsigned char Socket::peek(const Limit& limit) {
+  unsigned char byte;
+  iovec part{&byte, 1};
+  receive_raw(&part, 1, MSG_PEEK, limit);
+  return byte;
+}
+
+void Socket::linger(const Limit& limit) noexcept {
+  std::array<char, 1 << 12> nowhere;
+  try {
+    shutdown(fd_.get(), SHUT_WR);
+    while (true) {
+      iovec part{nowhere.data(), nowhere.size()};
+      receive_raw(&part, 1, 0, limit);
+    }
+  } catch (const std::exception&) {
+    // The peer has closed, or has had the time to.
+  }
+}
+
+void Socket::close() noexcept {
+  tls_.reset();
+  shut_down(fd_);
+}
+
 bool Socket::at_rest() const {
   char byte;
+  if (tls_ && tls_->has_pending()) return false;
   return fd_ && recv(fd_.get(), &byte, 1, MSG_PEEK | MSG_DONTWAIT) < 0 && errno == EAGAIN;
 }
 

@@ -1,6 +1,8 @@
-// Socket: a non-blocking stream, TCP or within a machine, whose every call ends at a Limit.
+// Socket: a non-blocking connection, TCP, TLS over it, or within a machine, whose every call ends
+// at a Limit.
 //
 //   Socket socket = Socket::connect(resolve(where), limit);
+//   socket.start_tls(context, host, limit);               // from here on encrypted
 //   socket.send(parts.data(), parts.size(), limit);       // gathers
 //   socket.receive(parts.data(), parts.size(), limit);    // scatters
 //
@@ -12,12 +14,14 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "common/fd.h"
 #include "transfer/address.h"
 #include "transfer/limit.h"
+#include "transfer/tls.h"
 
 namespace mk::transfer {
 
@@ -28,13 +32,18 @@ void shut_down(Fd& fd) noexcept;
 class Socket {
  public:
   Socket() = default;
-  explicit Socket(Fd fd);  // a connected socket; makes it non-blocking
+  explicit Socket(Fd fd);  // a connected stream socket; makes it non-blocking
   Socket(Socket&&) = default;
   Socket& operator=(Socket&&) = default;
   ~Socket() { close(); }
 
   // Tries the addresses in turn.
   static Socket connect(const std::vector<SocketAddress>& addresses, const Limit& limit);
+
+  // Shakes hands; see TlsStream. The context must outlive the socket.
+  void start_tls(const TlsContext& context, const std::string& host, const Limit& limit);
+  bool is_tls() const { return tls_ != nullptr; }
+  Bytes32 binding() const { return tls_ ? tls_->binding() : Bytes32{}; }
 
   // Move every byte of the parts, which they use up: the iovecs are changed.
   void send(iovec* parts, size_t num_parts, const Limit& limit);
@@ -44,6 +53,8 @@ class Socket {
   void receive(void* data, size_t num_bytes, const Limit& limit);
   void discard(uint64_t num_bytes, const Limit& limit);
 
+  bool is_within_machine() const;
+
   // Within a machine: a descriptor, and a byte that goes with it.
   void send_fd(const Fd& fd, const Limit& limit);
   Fd receive_fd(const Limit& limit);  // throws Failure if there is none
@@ -51,13 +62,22 @@ class Socket {
   // The process at the other end of a connection within the machine, if it is of the same user
   // and not hidden in another namespace; otherwise 0.
   pid_t peer_process() const;
+  // The next byte on the wire, which stays there.
+  unsigned char peek(const Limit& limit);
+
+  // Says that nothing follows, and takes in what still comes until the peer closes: one that is
+  // sending meanwhile could otherwise lose our last words.
+  void linger(const Limit& limit) noexcept;
 
   // Whether it is connected and at rest: the peer has neither closed it nor sent anything.
   bool at_rest() const;
-  void close() noexcept { shut_down(fd_); }
+  void close() noexcept;
 
  private:
+  void receive_raw(iovec* parts, size_t num_parts, int flags, const Limit& limit);
+
   Fd fd_;
+  std::unique_ptr<TlsStream> tls_;
 };
 
 // A socket bound to the first of the addresses that allows it. `reuse`: also when connections of

@@ -40,6 +40,16 @@ void check_name(const std::string& name) {
   expect(std::all_of(name.begin(), name.end(), is_printable), "name is not printable");
 }
 
+void check_tail(const HelloTail& tail) {
+  expect((tail.flags & ~(kFlagSecret | kFlagTls)) == 0 && tail.zero == 0, "hello with flags ",
+         tail.flags);
+}
+
+void check_welcome(const Welcome& welcome) {
+  expect(welcome.verdict <= Verdict::kFull && welcome.zero == 0, "welcome with verdict ",
+         static_cast<uint32_t>(welcome.verdict));
+}
+
 void check_header(const BatchHeader& header) {
   if (moves_data(header.op)) {
     expect(header.num_ranges >= 1 && header.num_ranges <= kMaxBatchRanges, "batch of ",

@@ -1,6 +1,8 @@
-// The wire format, version 1: docs/wire.md holds the tables. Little-endian, fixed layouts.
+// The wire format, version 2: docs/wire.md holds the tables. Little-endian, fixed layouts.
 //
-//   both sides  Hello, name                         once a connection
+//   both sides  Hello, name, HelloTail              once a connection, the initiator first
+//   initiator   a proof of 32 bytes                 if both sides have a secret
+//   target      Welcome
 //   initiator   BatchHeader, Range[num_ranges], payload (write, notify)
 //   target      Ack, text (refused) or payload (read)
 //
@@ -8,6 +10,7 @@
 // size is bounded there, before anything is allocated or touched.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 
@@ -18,7 +21,7 @@ namespace mk::transfer {
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "structs go over the wire as they are");
 
 constexpr char kMagic[8] = {'M', 'K', 'T', 'R', 'N', 'S', 'F', 'R'};
-constexpr uint32_t kWireVersion = 1;
+constexpr uint32_t kWireVersion = 2;
 
 constexpr uint32_t kMaxNameBytes = 255;
 constexpr uint32_t kMaxBatchRanges = 8192;        // a table of 128 KiB
@@ -38,6 +41,21 @@ enum class Op : uint32_t {
 
 enum class Status : uint32_t { kDone = 0, kRefused = 1 };
 
+// Why a target ends a connection that has just begun. verdict.h has the words.
+enum class Verdict : uint32_t {
+  kWelcome = 0,
+  kNoSecret = 1,        // the initiator has no secret, the target has one
+  kUnwantedSecret = 2,  // the other way round
+  kOtherSecret = 3,     // the proof is wrong
+  kNoTls = 4,           // the target speaks TLS only
+  kOldEpoch = 5,        // it has met this or a later connection of the link
+  kStillBusy = 6,       // the connection before this one has not ended in time
+  kFull = 7,            // it serves as many connections as it may
+};
+
+using Bytes32 = std::array<unsigned char, 32>;
+
+// The same in all versions.
 struct Hello {
   char magic[8];
   uint32_t version;
@@ -45,6 +63,31 @@ struct Hello {
   uint64_t instance;  // random, new for every engine: tells a restarted peer from the one before
 };
 static_assert(sizeof(Hello) == 24);
+
+constexpr uint32_t kFlagSecret = 1;  // the sender has a secret
+constexpr uint32_t kFlagTls = 2;     // the sender speaks TLS only
+
+// One of the connections that an initiator keeps up, and which making of it this is.
+struct Link {
+  uint64_t id;     // random
+  uint64_t epoch;  // counts up from 1
+};
+
+// Follows the name in this version.
+struct HelloTail {
+  uint32_t flags;
+  uint32_t zero;
+  Link link;  // zeros in the target's
+  Bytes32 nonce;
+};
+static_assert(sizeof(HelloTail) == 56);
+
+struct Welcome {
+  Verdict verdict;
+  uint32_t zero;
+  Bytes32 proof;  // the target's; zeros without a secret, or if the initiator is not welcome
+};
+static_assert(sizeof(Welcome) == 40);
 
 struct BatchHeader {
   Op op;
@@ -84,6 +127,8 @@ static_assert(sizeof(Range) == 16);  // address, num_bytes: an entry of the tabl
 void check_magic(const Hello& hello);
 void check_version(const Hello& hello);
 void check_name(const std::string& name);  // printable ASCII
+void check_tail(const HelloTail& tail);
+void check_welcome(const Welcome& welcome);
 void check_header(const BatchHeader& header);
 void check_table(const BatchHeader& header, const Range* ranges);
 void check_ack(const Ack& ack, uint64_t request_id, uint64_t num_bytes);

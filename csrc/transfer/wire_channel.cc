@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "transfer/error.h"
-#include "transfer/greeting.h"
+#include "transfer/handshake.h"
 
 namespace mk::transfer {
 namespace {
@@ -28,15 +28,9 @@ void PeerIdentity::check(uint64_t instance) {
 void WireChannel::connect(const Limit& limit) {
   disconnect();
   Socket socket = Socket::connect(addresses_, limit);
-  greet(socket, limit);
+  ++link_.epoch;  // the peer ends the connection before this one, should it still be serving it
+  identity_->check(introduce(socket, *own_, link_, host_, limit).hello.instance);
   socket_ = std::move(socket);
-}
-
-void WireChannel::greet(Socket& socket, const Limit& limit) {
-  send_greeting(socket, *own_, limit);
-  const Greeting peer = receive_greeting(socket, limit);
-  check_version(peer.hello);
-  identity_->check(peer.hello.instance);
 }
 
 void WireChannel::disconnect() noexcept {

@@ -15,6 +15,7 @@
 
 #include "transfer/channel.h"
 #include "transfer/endpoint.h"
+#include "transfer/random.h"
 #include "transfer/socket.h"
 #include "transfer/wire.h"
 
@@ -35,9 +36,13 @@ class PeerIdentity {
 
 class WireChannel : public Channel {
  public:
-  WireChannel(std::shared_ptr<const Endpoint> own, std::vector<SocketAddress> addresses,
-              std::shared_ptr<PeerIdentity> identity)
-      : own_(std::move(own)), addresses_(std::move(addresses)), identity_(std::move(identity)) {}
+  // `host` is what the peer's certificate must be for.
+  WireChannel(std::shared_ptr<const Endpoint> own, std::string host,
+              std::vector<SocketAddress> addresses, std::shared_ptr<PeerIdentity> identity)
+      : own_(std::move(own)),
+        host_(std::move(host)),
+        addresses_(std::move(addresses)),
+        identity_(std::move(identity)) {}
 
   Transport transport() const override { return Transport::kTcp; }
   size_t window() const override { return 2; }
@@ -68,16 +73,17 @@ class WireChannel : public Channel {
     bool last_of_work;
   };
 
-  void greet(Socket& socket, const Limit& limit);
   void notify(const Work& work, const Limit& limit);
   void send(const Work& work, Op op, uint64_t first_range, const Range* ranges, size_t num_ranges,
             const std::vector<iovec>& payload, uint64_t num_bytes, const Limit& limit);
   void receive_ack(const Limit& limit);
 
   const std::shared_ptr<const Endpoint> own_;
+  const std::string host_;
   const std::vector<SocketAddress> addresses_;
   const std::shared_ptr<PeerIdentity> identity_;
 
+  Link link_{random_value<uint64_t>(), 0};
   std::deque<Frame> frames_;
   std::deque<Outcome> outcomes_;  // of works that are over
   Batch batch_;

@@ -1,6 +1,10 @@
 import pytest
 
-from .support import engine_pair
+from mooncake_kernels.transfer import TransferEngine
+
+from .certificates import authority
+from .secret import OURS
+from .support import engine_pair, untouched
 
 
 @pytest.fixture(params=["local", "shm", "tcp"])
@@ -14,3 +18,26 @@ def pair(request):
 def tcp_pair():
     with engine_pair("tcp") as engines:
         yield engines
+
+
+@pytest.fixture(scope="module")
+def ca(tmp_path_factory):
+    return authority(tmp_path_factory.mktemp("ca"))
+
+
+@pytest.fixture(scope="module")
+def other_ca(tmp_path_factory):
+    return authority(tmp_path_factory.mktemp("other"), "other")
+
+
+@pytest.fixture(scope="module")
+def node(ca):
+    """What every engine of ours has."""
+    return ca.tls("node")
+
+
+@pytest.fixture(scope="module")
+def guarded():
+    """An engine with our secret, and its region."""
+    with TransferEngine(secret=OURS) as engine:
+        yield engine, engine.register(untouched(4096))

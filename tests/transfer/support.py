@@ -15,14 +15,14 @@ import numpy as np
 from mooncake_kernels.buffers import shared_memory
 from mooncake_kernels.transfer import Peer, Region, TransferEngine
 
+from .handshake import answer
+
 UNTOUCHED = 0xEE  # what targets start full of, so that a byte written by mistake shows
 WAIT_S = 20.0  # longer than anything here takes; a test that needs it has failed
 
-HELLO = struct.Struct("<8sIIQ")  # magic, version, name_bytes, instance
 HEADER = struct.Struct("<IIQQQ")  # op, num_ranges, request_id, first_range, num_bytes
 ACK = struct.Struct("<IIQQ")  # status, refusal_bytes, request_id, num_bytes
 RANGE = struct.Struct("<QQ")  # address, num_bytes
-MAGIC = b"MKTRNSFR"
 WRITE, READ, CHECK_WRITE, CHECK_READ, NOTIFY = range(1, 6)
 
 
@@ -109,29 +109,17 @@ def peer_process(num_bytes: int, *, shared: bool = False, writes_to: tuple[str, 
         ours.close()
 
 
-def receive_exactly(connection: socket.socket, num_bytes: int) -> bytes:
-    data = b""
-    while len(data) < num_bytes:
-        part = connection.recv(num_bytes - len(data))
-        if not part:
-            raise EOFError
-        data += part
-    return data
-
-
-def say_hello(connection: socket.socket, name: bytes = b"raw:1", version: int = 1) -> None:
-    connection.sendall(HELLO.pack(MAGIC, version, len(name), 7) + name)
-
-
-def hear_hello(connection: socket.socket) -> tuple[int, str]:
-    magic, version, name_bytes, _ = HELLO.unpack(receive_exactly(connection, HELLO.size))
-    assert magic == MAGIC
-    return version, receive_exactly(connection, name_bytes).decode()
-
-
 def connect(name: str) -> socket.socket:
     host, port = name.rsplit(":", 1)
     return socket.create_connection((host, int(port)), timeout=WAIT_S)
+
+
+def ended(connection: socket.socket) -> bool:
+    """Whether the engine has closed the connection, without a word."""
+    try:
+        return connection.recv(1) == b""
+    except ConnectionResetError:
+        return True
 
 
 def send_last(connection: socket.socket, data: bytes) -> None:
@@ -172,8 +160,7 @@ def raw_server(behave):
 
 def stall(connection: socket.socket) -> None:
     """A peer that says hello and then neither reads nor answers; does not close either."""
-    hear_hello(connection)
-    say_hello(connection)
+    answer(connection)
 
 
 def hang_up_after_hello(connection: socket.socket) -> None:

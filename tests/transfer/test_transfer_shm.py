@@ -12,7 +12,17 @@ import mooncake_kernels as mk
 from mooncake_kernels.errors import InvalidArgument, TransferError
 from mooncake_kernels.transfer import TransferEngine
 
-from .support import WAIT_S, addressed, engine_pair, peer_process, untouched
+from .handshake import begin
+from .support import (
+    HEADER,
+    WAIT_S,
+    addressed,
+    connect,
+    ended,
+    engine_pair,
+    peer_process,
+    untouched,
+)
 
 SIZE = 8 << 20
 
@@ -180,10 +190,18 @@ def test_a_killed_initiator_lets_go_of_the_region():
 
 def test_another_machine_is_not_asked_for_its_regions():
     """Over tcp nobody is told where the regions are."""
-    from .support import HEADER, connect, hear_hello, say_hello
-
     with TransferEngine() as engine, connect(engine.name) as connection:
-        say_hello(connection)
-        hear_hello(connection)
+        begin(connection)
         connection.sendall(HEADER.pack(6, 0, 1, 0, 0))
-        assert connection.recv(1) == b""
+        assert ended(connection)
+
+
+def test_a_secret_is_asked_for_here_too():
+    secret = b"0123456789abcdef"
+    with TransferEngine(secret=secret) as engine:
+        with TransferEngine(transports=["shm"]) as stranger:
+            with pytest.raises(TransferError, match="secret"):
+                stranger.open(engine.name)
+        with TransferEngine(transports=["shm"], secret=secret) as friend:
+            near, far = friend.register(addressed(64)), engine.register(untouched(64))
+            friend.write(friend.open(engine.name), [(near.address, far.address, 64)]).wait()

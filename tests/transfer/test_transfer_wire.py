@@ -11,13 +11,23 @@ from hypothesis import strategies as st
 from mooncake_kernels.errors import TransferError
 from mooncake_kernels.transfer import TransferEngine
 
+from .handshake import (
+    HELLO,
+    MAGIC,
+    NOTHING,
+    TAIL,
+    WELCOME,
+    Hello,
+    answer,
+    begin,
+    hear_hello,
+    receive_exactly,
+)
 from .support import (
     ACK,
     CHECK_READ,
     CHECK_WRITE,
     HEADER,
-    HELLO,
-    MAGIC,
     NOTIFY,
     RANGE,
     READ,
@@ -26,10 +36,8 @@ from .support import (
     WRITE,
     addressed,
     connect,
-    hear_hello,
+    ended,
     raw_server,
-    receive_exactly,
-    say_hello,
     send_last,
     untouched,
 )
@@ -49,17 +57,8 @@ def target():
 def connection(target):
     """A raw connection to the target that has said hello."""
     with connect(target[0].name) as connection:
-        say_hello(connection)
-        assert hear_hello(connection) == (1, target[0].name)
+        assert begin(connection).name.decode() == target[0].name
         yield connection
-
-
-def ended(connection: socket.socket) -> bool:
-    """Whether the engine has closed the connection, without a word."""
-    try:
-        return connection.recv(1) == b""
-    except ConnectionResetError:
-        return True
 
 
 def still_serves(target) -> bool:
@@ -176,11 +175,15 @@ def test_a_connection_that_ends_within_a_batch(target, connection, num_bytes):
     "greeting",
     [
         b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
-        HELLO.pack(b"MKTRNSFX", 1, 1, 7) + b"x",
-        HELLO.pack(MAGIC, 1, 0, 7),
-        HELLO.pack(MAGIC, 1, 2**32 - 1, 7),
-        HELLO.pack(MAGIC, 1, 3, 7) + b"a\nb",
-        HELLO.pack(MAGIC, 1, 3, 7) + b"a\xffb",
+        HELLO.pack(b"MKTRNSFX", 2, 1, 7) + b"x",
+        HELLO.pack(MAGIC, 2, 0, 7),
+        HELLO.pack(MAGIC, 2, 2**32 - 1, 7),
+        HELLO.pack(MAGIC, 2, 3, 7) + b"a\nb",
+        HELLO.pack(MAGIC, 2, 3, 7) + b"a\xffb",
+        Hello(flags=4).packed(),
+        Hello(flags=2**32 - 1).packed(),
+        HELLO.pack(MAGIC, 2, 1, 7) + b"x" + TAIL.pack(0, 1, 7, 1, NOTHING),
+        Hello().packed()[:-1],
     ],
 )
 def test_greetings_that_are_none(target, greeting):
@@ -190,10 +193,11 @@ def test_greetings_that_are_none(target, greeting):
     assert still_serves(target)
 
 
-def test_another_version_is_answered_and_then_left(target):
+@pytest.mark.parametrize("version", [1, 3, 2**32 - 1])
+def test_another_version_is_answered_and_then_left(target, version):
     with connect(target[0].name) as connection:
-        say_hello(connection, version=2)
-        assert hear_hello(connection)[0] == 1
+        connection.sendall(HELLO.pack(MAGIC, version, 5, 7) + b"raw:1")
+        assert hear_hello(connection).version == 2
         assert ended(connection)
 
 
@@ -205,8 +209,7 @@ def test_garbage_to_the_server(target, garbage, greet, op):
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with connect(target[0].name) as connection:
         if greet:
-            say_hello(connection)
-            hear_hello(connection)
+            begin(connection)
             garbage = struct.pack("<I", op) + garbage
         send_last(connection, garbage)
         while not ended(connection):
@@ -231,18 +234,17 @@ def ask_bad_server(behave, direction: str) -> str:
         return caught.value.cause
 
 
-def answers_with(answer: bytes):
+def answers_with(data: bytes):
     def behave(connection):
-        hear_hello(connection)
-        say_hello(connection)
+        answer(connection)
         receive_exactly(connection, HEADER.size)
-        send_last(connection, answer)
+        send_last(connection, data)
 
     return behave
 
 
 @pytest.mark.parametrize(
-    ("answer", "cause"),
+    ("data", "cause"),
     [
         (ACK.pack(0, 0, 2, 100), "protocol error: ack of request 2 instead of 1"),
         (ACK.pack(0, 0, 1, 99), "protocol error: ack of 99 bytes instead of 100"),
@@ -257,8 +259,8 @@ def answers_with(answer: bytes):
     ],
 )
 @pytest.mark.parametrize("direction", ["write", "read"])
-def test_answers_that_break_the_rules(direction, answer, cause):
-    assert ask_bad_server(answers_with(answer), direction).startswith(cause)
+def test_answers_that_break_the_rules(direction, data, cause):
+    assert ask_bad_server(answers_with(data), direction).startswith(cause)
 
 
 def test_a_read_that_ends_too_soon():
@@ -270,9 +272,15 @@ def test_a_read_that_ends_too_soon():
     ("greeting", "cause"),
     [
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", "the peer is not a mooncake_kernels engine"),
-        (HELLO.pack(MAGIC, 9, 1, 7) + b"x", "the peer speaks wire version 9, this engine speaks 1"),
-        (HELLO.pack(MAGIC, 1, 256, 7), "protocol error: name of 256 bytes"),
-        (HELLO.pack(MAGIC, 1, 1, 7), "connection closed by peer"),
+        (HELLO.pack(MAGIC, 9, 1, 7) + b"x", "the peer speaks wire version 9, this engine speaks 2"),
+        (HELLO.pack(MAGIC, 1, 1, 7) + b"x", "the peer speaks wire version 1, this engine speaks 2"),
+        (HELLO.pack(MAGIC, 2, 256, 7), "protocol error: name of 256 bytes"),
+        (HELLO.pack(MAGIC, 2, 1, 7), "connection closed by peer"),
+        (Hello(flags=8).packed(), "protocol error: hello with flags 8"),
+        (Hello().packed(), "connection closed by peer"),
+        (Hello().packed() + WELCOME.pack(8, 0, NOTHING), "protocol error: welcome with verdict 8"),
+        (Hello().packed() + WELCOME.pack(0, 1, NOTHING), "protocol error: welcome with verdict 0"),
+        (Hello().packed() + WELCOME.pack(0, 0, NOTHING)[:39], "connection closed by peer"),
         (b"", "connection closed by peer"),
     ],
 )
@@ -290,7 +298,7 @@ def test_garbage_to_the_client(garbage, greet):
     def behave(connection):
         hear_hello(connection)
         if greet:
-            say_hello(connection)
+            connection.sendall(Hello().packed() + WELCOME.pack(0, 0, NOTHING))
             receive_exactly(connection, HEADER.size)
         send_last(connection, garbage)
 

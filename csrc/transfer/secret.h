@@ -1,0 +1,34 @@
+// Secret: what engines that may use each other's memory have in common, and the proof of it.
+//
+//   const Secret secret("...");
+//   Bytes32 proof = secret.prove(Side::kInitiator, binding, initiators_hello, targets_hello);
+//   if (!equal(proof, received)) ...
+//
+// Layer: transfer. The proof is an HMAC-SHA-256; docs/wire.md says of what.
+#pragma once
+
+#include <string>
+
+#include "transfer/wire.h"
+
+namespace mk::transfer {
+
+enum class Side { kInitiator, kTarget };
+
+class Secret {
+ public:
+  // Throws InvalidArgument (its length) and Unavailable (there is no OpenSSL).
+  explicit Secret(const std::string& secret);
+
+  // `binding` is that of the TLS session, zeros without one. The sides' labels differ, so that
+  // nobody's proof can be sent back to him, and each Hello has a fresh nonce: none fits twice.
+  Bytes32 prove(Side side, const Bytes32& binding, const std::string& initiators_hello,
+                const std::string& targets_hello) const;
+
+ private:
+  Bytes32 key_;
+};
+
+bool equal(const Bytes32& a, const Bytes32& b);  // takes as long whatever they are
+
+}  // namespace mk::transfer

@@ -1,0 +1,52 @@
+#include "transfer/verdict.h"
+
+namespace mk::transfer {
+namespace {
+
+constexpr size_t kMaxCauses = 64;  // some have a stranger's numbers in them
+
+struct Words {
+  const char* found;
+  const char* told;
+};
+
+Words words(Verdict verdict) {
+  switch (verdict) {
+    case Verdict::kWelcome:
+      break;
+    case Verdict::kNoSecret:
+      return {"the peer has no secret", "the peer has a secret, this engine has none"};
+    case Verdict::kUnwantedSecret:
+      return {"the peer has a secret, this engine has none", "the peer has no secret"};
+    case Verdict::kOtherSecret:
+      return {"the peer's secret is another", "the peer's secret is another"};
+    case Verdict::kNoTls:
+      return {"the peer speaks no TLS", "the peer speaks TLS only"};
+    case Verdict::kOldEpoch:
+      return {"the peer has connected anew since", "the peer has met a later connection of ours"};
+    case Verdict::kStillBusy:
+      return {"the peer's connection before has not ended in time",
+              "the peer has not ended the connection before in time"};
+    case Verdict::kFull:
+      return {"too many connections", "the peer has too many connections"};
+  }
+  return {"welcome", "welcome"};
+}
+
+}  // namespace
+
+const char* found(Verdict verdict) { return words(verdict).found; }
+const char* told(Verdict verdict) { return words(verdict).told; }
+
+void Rejections::count(const std::string& cause) {
+  const std::lock_guard lock(mutex_);
+  const bool is_known = table_.count(cause) != 0;
+  ++table_[is_known || table_.size() < kMaxCauses ? cause : "another cause"];
+}
+
+Rejections::Table Rejections::table() const {
+  const std::lock_guard lock(mutex_);
+  return table_;
+}
+
+}  // namespace mk::transfer

@@ -1,0 +1,41 @@
+// Why a peer was turned away before its first request: in words, for either side, and how often.
+//
+//   throw Rejected(Verdict::kOtherSecret);     // at the target, which tells the initiator
+//   throw Failure(told(welcome.verdict));      // at the initiator
+//
+// Layer: transfer.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <string>
+
+#include "transfer/error.h"
+#include "transfer/wire.h"
+
+namespace mk::transfer {
+
+const char* found(Verdict verdict);  // what the target says of the initiator
+const char* told(Verdict verdict);   // what the initiator makes of it
+
+// A target does not go on with a peer.
+struct Rejected : Failure {
+  explicit Rejected(Verdict verdict) : Failure(found(verdict)), verdict(verdict) {}
+  Verdict verdict;
+};
+
+// How many connections an engine has turned away, by cause. Thread-safe.
+class Rejections {
+ public:
+  using Table = std::map<std::string, uint64_t>;
+
+  void count(const std::string& cause);
+  Table table() const;
+
+ private:
+  mutable std::mutex mutex_;
+  Table table_;
+};
+
+}  // namespace mk::transfer

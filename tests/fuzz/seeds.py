@@ -1,0 +1,135 @@
+"""Where the fuzzers start: conversations by the rules, and nearly so. ``seeds.py <folder>``
+
+Also writes a dictionary, of frames: a mutation with one of them may be understood.
+"""
+
+import struct
+import sys
+from pathlib import Path
+
+MAGIC = b"MKTRNSFR"
+WRITE, READ, CHECK_WRITE, CHECK_READ, NOTIFY = range(1, 6)
+HAS_SECRET, PROVES, OWN_HELLO, READS, IS_LONG, NOTIFIES = (1 << bit for bit in range(6))
+ARENA = 0x2000_0000_0000
+READ_WRITE, READ_ONLY, WRITE_ONLY = ARENA + 0x4000, ARENA + 0x5000, ARENA + 0x8010
+LOCAL_BYTES = 0x3000
+MAX_RANGES = 8192
+
+
+def hello(version: int = 2, flags: int = 0, name: bytes = b"seed:1", epoch: int = 1) -> bytes:
+    prefix = struct.pack("<8sIIQ", MAGIC, version, len(name), 77)
+    return prefix + name + struct.pack("<IIQQ32s", flags, 0, 5, epoch, bytes(32))
+
+
+def welcome(verdict: int = 0) -> bytes:
+    return struct.pack("<II32s", verdict, 0, bytes(32))
+
+
+def header(op: int, num_ranges: int, num_bytes: int, request: int = 1) -> bytes:
+    return struct.pack("<IIQQQ", op, num_ranges, request, 0, num_bytes)
+
+
+def batch(op: int, ranges: list[tuple[int, int]], request: int = 1) -> bytes:
+    moved = sum(size for _, size in ranges) if op in (WRITE, READ) else 0
+    table = b"".join(struct.pack("<QQ", at, size) for at, size in ranges)
+    payload = bytes(moved) if op == WRITE else b""
+    return header(op, len(ranges), moved, request) + table + payload
+
+
+def ack(num_bytes: int, status: int = 0, text: bytes = b"") -> bytes:
+    return struct.pack("<IIQQ", status, len(text), 1, num_bytes) + text
+
+
+BATCHES = {
+    "write": batch(WRITE, [(READ_WRITE, 64), (WRITE_ONLY, 32)]),
+    "read": batch(READ, [(READ_WRITE, 64), (READ_ONLY, 0x1000)]),
+    "check_write": batch(CHECK_WRITE, [(READ_WRITE, 0x1000)]),
+    "check_read": batch(CHECK_READ, [(READ_ONLY, 1)]),
+    "notify": header(NOTIFY, 0, 5) + b"hello",
+    "write_read_only": batch(WRITE, [(READ_ONLY, 8)]),
+    "read_write_only": batch(READ, [(WRITE_ONLY, 8)]),
+    "write_across": batch(WRITE, [(READ_WRITE + 0xFFC, 8)]),
+    "write_before": batch(WRITE, [(READ_WRITE - 4, 8)]),
+    "write_behind": batch(WRITE, [(WRITE_ONLY + 0xFF0, 2)]),
+    "read_wrapping": batch(CHECK_READ, [(READ_WRITE, 2**64 - 1)]),
+    "write_many": batch(WRITE, [(READ_WRITE + 2 * i, 1) for i in range(100)]),
+    "write_beyond": header(WRITE, 1, 16 << 20) + struct.pack("<QQ", READ_WRITE, 16 << 20),
+    "read_beyond": header(READ, 1, 256 << 20) + struct.pack("<QQ", READ_WRITE, 256 << 20),
+    "too_many": header(WRITE, MAX_RANGES + 1, MAX_RANGES + 1),
+    "unknown": header(6, 0, 0),
+}
+ANSWERS = {
+    "acks": ack(LOCAL_BYTES // 3 * 3) + ack(4),
+    "read": ack(LOCAL_BYTES // 3 * 3) + bytes(LOCAL_BYTES // 3 * 3),
+    "refused": ack(0, status=1, text=b"descriptors[0] remote range is not inside"),
+    "refused_later": ack(0) + ack(0, status=1, text=b"no"),
+    "checked": ack(0) + ack(0) + ack(MAX_RANGES) + ack(10) + ack(4),
+    "checked_read": ack(0) + ack(0) + ack(MAX_RANGES) + bytes(MAX_RANGES) + ack(10) + bytes(10),
+    "malformed": ack(0, status=1) + ack(2**63) + ack(0, status=7),
+}
+
+
+def session_seeds() -> dict[str, bytes]:
+    modes = {"plain": 0, "proved": HAS_SECRET | PROVES}
+    seeds = {
+        f"{kind}_{name}": bytes([mode]) + frame
+        for kind, mode in modes.items()
+        for name, frame in BATCHES.items()
+    }
+    seeds["all"] = bytes([0]) + b"".join(BATCHES[name] for name in list(BATCHES)[:12])
+    seeds["wrong_proof"] = bytes([HAS_SECRET]) + bytes(32) + BATCHES["write"]
+    for name, said in {
+        "hello": hello() + BATCHES["write"],
+        "version_1": hello(version=1),
+        "flags": hello(flags=3),
+        "long_name": hello(name=b"x" * 255),
+        "old": hello(epoch=0),
+    }.items():
+        seeds[f"own_{name}"] = bytes([OWN_HELLO]) + said
+        seeds[f"own_secret_{name}"] = bytes([OWN_HELLO | HAS_SECRET]) + said
+    return seeds
+
+
+def initiator_seeds() -> dict[str, bytes]:
+    kinds = [0, READS, IS_LONG, IS_LONG | READS]
+    modes = {
+        f"{kind | notifies | secret:02x}": kind | notifies | secret | PROVES
+        for kind in kinds
+        for notifies in (0, NOTIFIES)
+        for secret in (0, HAS_SECRET)
+    }
+    seeds = {
+        f"{kind}_{name}": bytes([mode]) + answer
+        for kind, mode in modes.items()
+        for name, answer in ANSWERS.items()
+    }
+    for verdict in range(9):
+        for flags in (0, HAS_SECRET):
+            said = hello(flags=flags) + welcome(verdict) + ANSWERS["acks"]
+            seeds[f"verdict_{verdict}_{flags}"] = bytes([OWN_HELLO | flags]) + said
+    seeds["version_1"] = bytes([OWN_HELLO]) + hello(version=1)
+    return seeds
+
+
+def words() -> dict[str, bytes]:
+    """Entries of the dictionary: at most 64 bytes."""
+    found = {f"batch_{name}": frame for name, frame in BATCHES.items() if len(frame) <= 64}
+    found |= {f"begin_{name}": frame[:48] for name, frame in BATCHES.items() if len(frame) > 64}
+    found |= {f"ack_{size}": ack(size) for size in (0, 4, 10, MAX_RANGES, LOCAL_BYTES)}
+    found |= {f"at_{at:x}": struct.pack("<Q", at) for at in (READ_WRITE, READ_ONLY, WRITE_ONLY)}
+    found |= {"magic": MAGIC, "hello": hello()[:24], "welcome": welcome(), "max": b"\xff" * 8}
+    return found
+
+
+def main(folder: Path) -> None:
+    for target, seeds in {"session": session_seeds(), "initiator": initiator_seeds()}.items():
+        (folder / target).mkdir(parents=True, exist_ok=True)
+        for name, seed in seeds.items():
+            (folder / target / name).write_bytes(seed)
+    quoted = ('"' + "".join(f"\\x{byte:02x}" for byte in word) + '"' for word in words().values())
+    lines = [f"{name}={word}" for name, word in zip(words(), quoted, strict=True)]
+    (folder / "dictionary").write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,98 @@
+"""The handshake of docs/wire.md over a raw socket, written anew from the document."""
+
+import hmac
+import secrets
+import socket
+import struct
+from dataclasses import dataclass, field, replace
+
+VERSION = 2
+MAGIC = b"MKTRNSFR"
+HELLO = struct.Struct("<8sIIQ")  # magic, version, name_bytes, instance
+TAIL = struct.Struct("<IIQQ32s")  # flags, zero, link, epoch, nonce
+WELCOME = struct.Struct("<II32s")  # verdict, zero, proof
+SECRET, TLS = 1, 2  # flags
+WELCOMED, NO_SECRET, UNWANTED_SECRET, OTHER_SECRET, NO_TLS, OLD_EPOCH, STILL_BUSY, FULL = range(8)
+NOTHING = bytes(32)
+
+
+def receive_exactly(connection: socket.socket, num_bytes: int) -> bytes:
+    data = b""
+    while len(data) < num_bytes:
+        part = connection.recv(num_bytes - len(data))
+        if not part:
+            raise EOFError
+        data += part
+    return data
+
+
+@dataclass(frozen=True)
+class Hello:
+    """One side's; by default that of an initiator that connects for the first time."""
+
+    name: bytes = b"raw:1"
+    version: int = VERSION
+    instance: int = 7
+    flags: int = 0
+    link: int = field(default_factory=lambda: secrets.randbits(64))
+    epoch: int = 1
+    nonce: bytes = field(default_factory=lambda: secrets.token_bytes(32))
+
+    def packed(self) -> bytes:
+        prefix = HELLO.pack(MAGIC, self.version, len(self.name), self.instance)
+        return prefix + self.name + TAIL.pack(self.flags, 0, self.link, self.epoch, self.nonce)
+
+
+def hear_hello(connection: socket.socket) -> Hello:
+    magic, version, name_bytes, instance = HELLO.unpack(receive_exactly(connection, HELLO.size))
+    assert magic == MAGIC
+    name = receive_exactly(connection, name_bytes)
+    flags, zero, link, epoch, nonce = TAIL.unpack(receive_exactly(connection, TAIL.size))
+    assert zero == 0
+    return Hello(name, version, instance, flags, link, epoch, nonce)
+
+
+def prove(secret: bytes, side: str, initiators: bytes, targets: bytes, binding: bytes = NOTHING):
+    key = hmac.digest(b"mooncake-kernels secret", secret, "sha256")
+    label = f"mooncake-kernels {side}".encode().ljust(32, b"\0")
+    return hmac.digest(key, label + binding + initiators + targets, "sha256")
+
+
+def hear_welcome(connection: socket.socket) -> tuple[int, bytes]:
+    verdict, zero, proof = WELCOME.unpack(receive_exactly(connection, WELCOME.size))
+    assert zero == 0
+    return verdict, proof
+
+
+def begin(
+    connection: socket.socket, secret: bytes | None = None, hello: Hello | None = None
+) -> Hello:
+    """An initiator's part; returns the target's Hello once it has let us in."""
+    mine = hello or Hello()
+    if secret:
+        mine = replace(mine, flags=mine.flags | SECRET)
+    connection.sendall(mine.packed())
+    theirs = hear_hello(connection)
+    expected = NOTHING
+    if secret:
+        connection.sendall(prove(secret, "initiator", mine.packed(), theirs.packed()))
+        expected = prove(secret, "target", mine.packed(), theirs.packed())
+    assert hear_welcome(connection) == (WELCOMED, expected)
+    return theirs
+
+
+def answer(
+    connection: socket.socket, secret: bytes | None = None, verdict: int = WELCOMED
+) -> Hello:
+    """A target's part; returns the initiator's Hello."""
+    theirs = hear_hello(connection)
+    mine = Hello(flags=SECRET if secret else 0, link=0, epoch=0)
+    connection.sendall(mine.packed())
+    proof = NOTHING
+    if secret:
+        assert receive_exactly(connection, 32) == prove(
+            secret, "initiator", theirs.packed(), mine.packed()
+        )
+        proof = prove(secret, "target", theirs.packed(), mine.packed())
+    connection.sendall(WELCOME.pack(verdict, 0, proof))
+    return theirs

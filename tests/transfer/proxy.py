@@ -1,0 +1,121 @@
+"""Who stands between two engines: hands on bytes, late or altered, and keeps what has passed."""
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from .support import WAIT_S, connect
+
+Alter = Callable[[bytes], bytes]
+
+
+@dataclass
+class Flow:
+    """The bytes of one direction of one connection."""
+
+    passed: bytearray = field(default_factory=bytearray)
+    limit: int | None = None  # so many bytes may pass for now; None: all
+    ended: bool = False
+    changed: threading.Condition = field(default_factory=threading.Condition)
+
+    def hold(self, after: int) -> None:
+        with self.changed:
+            self.limit = len(self.passed) + after
+
+    def release(self) -> None:
+        with self.changed:
+            self.limit = None
+            self.changed.notify_all()
+
+    def wait(self, condition: Callable[["Flow"], bool]) -> None:
+        with self.changed:
+            assert self.changed.wait_for(lambda: condition(self), WAIT_S)
+
+    def pump(self, source: socket.socket, sink: socket.socket, alter: Alter) -> None:
+        try:
+            while data := source.recv(1 << 16):
+                data = alter(data)
+                while data:
+                    data = data[self._pass(sink, data) :]
+            sink.shutdown(socket.SHUT_WR)
+        except OSError:
+            for end in (source, sink):
+                with contextlib.suppress(OSError):
+                    end.shutdown(socket.SHUT_RDWR)
+        finally:
+            with self.changed:
+                self.ended = True
+                self.changed.notify_all()
+
+    def _pass(self, sink: socket.socket, data: bytes) -> int:
+        with self.changed:
+            self.changed.wait_for(lambda: self.limit is None or self.limit > len(self.passed))
+            room = len(data) if self.limit is None else self.limit - len(self.passed)
+            self.passed += data[:room]
+            self.changed.notify_all()
+        sink.sendall(data[:room])
+        return min(room, len(data))
+
+
+@dataclass
+class Relay:
+    """One connection: up is from the initiator to the target."""
+
+    up: Flow = field(default_factory=Flow)
+    down: Flow = field(default_factory=Flow)
+
+
+class Proxy:
+    """Listens in the place of an engine. A relay's target keeps its connection until its bytes
+    have arrived, whatever the initiator does."""
+
+    def __init__(self, target: str, alter_up: Alter = bytes, alter_down: Alter = bytes):
+        self._target = target
+        self._alters = (alter_up, alter_down)
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self._sockets: list[socket.socket] = []
+        self.relays: list[Relay] = []
+        self.name = f"127.0.0.1:{self._listening.getsockname()[1]}"
+        self._threads = [threading.Thread(target=self._accept, daemon=True)]
+        self._threads[0].start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                near, _ = self._listening.accept()
+            except OSError:
+                return
+            far = connect(self._target)
+            far.settimeout(None)
+            self._sockets += [near, far]
+            relay = Relay()
+            self.relays.append(relay)
+            for flow, *way in ((relay.up, near, far), (relay.down, far, near)):
+                alter = self._alters[flow is relay.down]
+                thread = threading.Thread(target=flow.pump, args=(*way, alter), daemon=True)
+                self._threads.append(thread)
+                thread.start()
+
+    def cut(self) -> None:
+        """End every connection as it is, without a word."""
+        for end in self._sockets:
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def __enter__(self) -> "Proxy":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._listening.shutdown(socket.SHUT_RDWR)
+        self._listening.close()
+        self.cut()
+        for relay in self.relays:
+            relay.up.release()
+            relay.down.release()
+        for thread in self._threads:
+            thread.join(WAIT_S)
+            assert not thread.is_alive()
+        for end in self._sockets:
+            end.close()

@@ -1,0 +1,162 @@
+"""What was written before a reconnect never lands after it."""
+
+import socket
+import threading
+
+import numpy as np
+import pytest
+
+from mooncake_kernels.errors import TransferError
+from mooncake_kernels.transfer import TransferEngine
+
+from .handshake import OLD_EPOCH, WELCOMED, Hello, begin, hear_hello, hear_welcome, receive_exactly
+from .proxy import Proxy
+from .support import (
+    ACK,
+    HEADER,
+    RANGE,
+    UNTOUCHED,
+    WAIT_S,
+    WRITE,
+    addressed,
+    connect,
+    ended,
+    untouched,
+)
+
+SIZE = 1 << 16
+FRAME = HEADER.size + RANGE.size  # what goes before the payload of a write of one range
+
+
+@pytest.fixture
+def target():
+    with TransferEngine() as engine:
+        yield engine, engine.register(untouched(SIZE))
+
+
+def verdict(name: str, hello: Hello) -> int:
+    with connect(name) as connection:
+        connection.sendall(hello.packed())
+        hear_hello(connection)
+        return hear_welcome(connection)[0]
+
+
+@pytest.mark.parametrize("after", [0, 1, FRAME - 1, FRAME, FRAME + 1, FRAME + SIZE // 2])
+@pytest.mark.parametrize("given_up", ["cancelled", "overdue"])
+def test_a_late_write_does_not_land(target, after, given_up):
+    far, landing = target
+    with Proxy(far.name) as proxy, TransferEngine(transports=["tcp"]) as near:
+        old, new = near.register(addressed(SIZE)), near.register(addressed(SIZE) ^ 0x55)
+        peer = near.open(proxy.name)
+        late = proxy.relays[0].up
+        late.hold(after)  # the rest of the write is on its way for now
+        rest = late.limit
+        row = (old.address, landing.address, SIZE)
+        ticket = near.write(peer, [row], deadline_s=1.0 if given_up == "overdue" else None)
+        late.wait(lambda flow: len(flow.passed) == rest)
+        if given_up == "cancelled":
+            assert ticket.cancel()
+        with pytest.raises(TransferError):
+            ticket.wait()
+        near.write(peer, [(new.address, landing.address, SIZE)]).wait()
+        assert len(proxy.relays) == 2
+        late.release()
+        late.wait(lambda flow: flow.ended)
+        proxy.relays[0].down.wait(lambda flow: flow.ended)  # the old session is gone
+        np.testing.assert_array_equal(landing._buffer.owner, addressed(SIZE) ^ 0x55)
+
+
+def test_a_cancelled_write_of_many_batches(target):
+    """Without a proxy: what lies in the buffers of TCP comes late enough by itself."""
+    far, _ = target
+    size, rounds = 4 << 20, 40
+    landing = far.register(untouched(size))
+    with TransferEngine(transports=["tcp"]) as near:
+        sources = [near.register(np.full(size, number + 1, np.uint8)) for number in range(rounds)]
+        peer = near.open(far.name)
+        for number, source in enumerate(sources):
+            row = (source.address, landing.address, size)
+            if number % 2 == 0:
+                near.write(peer, [row] * 50).cancel()
+                continue
+            near.write(peer, [row]).wait()
+            for _ in range(3):
+                assert (landing._buffer.owner == number + 1).all()
+
+
+def test_epochs_that_are_not_above_all_are_refused(target):
+    name = target[0].name
+    assert verdict(name, Hello(link=5, epoch=0)) == OLD_EPOCH
+    for epoch, expected in [(3, WELCOMED), (3, OLD_EPOCH), (2, OLD_EPOCH), (4, WELCOMED)]:
+        assert verdict(name, Hello(link=5, epoch=epoch)) == expected
+    assert verdict(name, Hello(link=5, epoch=2**64 - 1)) == WELCOMED
+    assert verdict(name, Hello(link=5, epoch=1)) == OLD_EPOCH
+    assert verdict(name, Hello(link=6, epoch=1)) == WELCOMED  # another link, another engine
+    assert verdict(name, Hello(link=5, epoch=1, instance=8)) == WELCOMED
+    assert target[0].rejections() == {"the peer has connected anew since": 4}
+
+
+@pytest.mark.parametrize("sent", [0, 10, FRAME, FRAME + 100])
+def test_a_higher_epoch_ends_the_connection_before(target, sent):
+    far, region = target
+    write = HEADER.pack(WRITE, 1, 1, 0, SIZE) + RANGE.pack(region.address, SIZE) + bytes(SIZE)
+    with connect(far.name) as old, connect(far.name) as new, connect(far.name) as other:
+        begin(other, hello=Hello(link=6))
+        begin(old, hello=Hello(link=5, epoch=1))
+        old.sendall(write[:sent])
+        begin(new, hello=Hello(link=5, epoch=2))
+        region._buffer.owner[:] = UNTOUCHED
+        with pytest.raises(OSError):  # reset, for it is gone
+            while True:
+                old.sendall(write[sent:])
+        assert ended(old)
+        assert (region._buffer.owner == UNTOUCHED).all()
+        for connection in (new, other):
+            connection.sendall(write)
+            assert receive_exactly(connection, ACK.size) == ACK.pack(0, 0, 1, SIZE)
+
+
+def test_of_many_that_connect_at_once_the_last_stays(target):
+    far, _ = target
+    start = threading.Barrier(8)
+    won: list[tuple[int, socket.socket]] = []
+    verdicts: list[int] = []
+
+    def race(epochs):
+        start.wait(WAIT_S)
+        for epoch in epochs:
+            connection = connect(far.name)
+            connection.sendall(Hello(link=5, epoch=epoch).packed())
+            hear_hello(connection)
+            verdicts.append(hear_welcome(connection)[0])
+            if verdicts[-1] == WELCOMED:
+                won.append((epoch, connection))
+            else:
+                connection.close()
+
+    threads = [threading.Thread(target=race, args=(range(i + 1, 160, 8),)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT_S)
+        assert not thread.is_alive()
+    assert len(verdicts) == 159 and set(verdicts) <= {WELCOMED, OLD_EPOCH}
+    *losers, (epoch, last) = sorted(won, key=lambda item: item[0])
+    assert epoch == 159
+    assert all(ended(connection) for _, connection in losers)
+    last.sendall(HEADER.pack(WRITE, 1, 1, 0, 4) + RANGE.pack(target[1].address, 4) + bytes(4))
+    assert receive_exactly(last, ACK.size) == ACK.pack(0, 0, 1, 4)
+    for _, connection in won:
+        connection.close()
+
+
+def test_a_stranger_cannot_end_a_connection():
+    secret = b"s" * 16
+    with TransferEngine(secret=secret) as far, connect(far.name) as mine:
+        begin(mine, secret, Hello(link=5, epoch=1))
+        assert verdict(far.name, Hello(link=5, epoch=2)) != WELCOMED
+        with connect(far.name) as other, pytest.raises(AssertionError):
+            begin(other, b"another secret here", Hello(link=5, epoch=3))
+        region = far.register(untouched(SIZE))
+        mine.sendall(HEADER.pack(WRITE, 1, 1, 0, 4) + RANGE.pack(region.address, 4) + bytes(4))
+        assert receive_exactly(mine, ACK.size) == ACK.pack(0, 0, 1, 4)

@@ -1,0 +1,269 @@
+"""Who does not know the secret gets nowhere, however he goes about it."""
+
+import socket
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mooncake_kernels.transfer import TransferEngine
+
+from .handshake import (
+    HELLO,
+    MAGIC,
+    NO_SECRET,
+    NOTHING,
+    OTHER_SECRET,
+    SECRET,
+    UNWANTED_SECRET,
+    WELCOME,
+    WELCOMED,
+    Hello,
+    answer,
+    begin,
+    hear_hello,
+    hear_welcome,
+    prove,
+    receive_exactly,
+)
+from .proxy import Proxy
+from .secret import ANOTHER, NONE, OURS, UNWANTED, cause_of_opening, initiator
+from .support import (
+    ACK,
+    HEADER,
+    RANGE,
+    UNTOUCHED,
+    WRITE,
+    addressed,
+    connect,
+    ended,
+    raw_server,
+    send_last,
+)
+
+ROOT = Path(__file__).parents[2]
+SIZE = 4096
+
+
+def still_serves(guarded) -> bool:
+    """And nobody has been here: the memory is as it was."""
+    engine, region = guarded
+    assert (region._buffer.owner == UNTOUCHED).all()
+    with initiator(OURS) as other:
+        mine = other.register(addressed(SIZE))
+        peer = other.open(engine.name)
+        other.write(peer, [(mine.address, region.address, SIZE)]).wait()
+        assert (region._buffer.owner == addressed(SIZE)).all()
+        region._buffer.owner[:] = UNTOUCHED
+    return True
+
+
+def test_the_proof_of_the_document():
+    """The example of docs/wire.md."""
+    initiators = Hello(b"10.0.0.1:4711", 2, 1, SECRET, 3, 1, bytes(range(32))).packed()
+    targets = Hello(b"10.0.0.2:4711", 2, 2, SECRET, 0, 0, bytes(range(32, 64))).packed()
+    secret = b"0123456789abcdef"
+    sides = ("initiator", "target")
+    proofs = [prove(secret, side, initiators, targets).hex() for side in sides]
+    text = (ROOT / "docs/wire.md").read_text()
+    assert all(proof in text for proof in proofs)
+
+
+def test_the_handshake_by_hand(guarded):
+    engine, region = guarded
+    with connect(engine.name) as connection:
+        assert begin(connection, OURS).name.decode() == engine.name
+        connection.sendall(HEADER.pack(WRITE, 1, 1, 0, 1) + RANGE.pack(region.address, 1) + b"\xee")
+        assert receive_exactly(connection, ACK.size) == ACK.pack(0, 0, 1, 1)
+    heard = []
+    with raw_server(lambda it: heard.append(answer(it, OURS))) as name, initiator(OURS) as engine:
+        engine.open(name).close()
+        assert heard[0].flags == SECRET and heard[0].epoch == 1 and heard[0].link != 0
+
+
+def verdict_of(connection: socket.socket, hello: Hello, proof: bytes) -> tuple[int, bytes]:
+    connection.sendall(hello.packed())
+    hear_hello(connection)
+    connection.sendall(proof)
+    return hear_welcome(connection)
+
+
+@pytest.mark.parametrize(
+    ("hello", "proof", "verdict"),
+    [
+        (Hello(), b"", NO_SECRET),
+        (Hello(), NOTHING, NO_SECRET),
+        (Hello(flags=SECRET), NOTHING, OTHER_SECRET),
+        (Hello(flags=SECRET), b"\xff" * 32, OTHER_SECRET),
+    ],
+)
+def test_strangers_learn_nothing(guarded, hello, proof, verdict):
+    with connect(guarded[0].name) as connection:
+        assert verdict_of(connection, hello, proof) == (verdict, NOTHING)
+        assert ended(connection)
+    assert still_serves(guarded)
+
+
+def test_every_bit_of_a_proof_counts(guarded):
+    for bit in range(256):
+        with connect(guarded[0].name) as connection:
+            mine = Hello(flags=SECRET)
+            connection.sendall(mine.packed())
+            theirs = hear_hello(connection)
+            right = prove(OURS, "initiator", mine.packed(), theirs.packed())
+            wrong = int.from_bytes(right, "little") ^ 1 << bit
+            connection.sendall(wrong.to_bytes(32, "little"))
+            assert hear_welcome(connection) == (OTHER_SECRET, NOTHING)
+
+
+def test_a_recorded_connection_is_of_no_use(guarded):
+    engine, region = guarded
+    with Proxy(engine.name) as proxy, initiator(OURS) as other:
+        mine = other.register(addressed(SIZE))
+        other.write(other.open(proxy.name), [(mine.address, region.address, SIZE)]).wait()
+        relay = proxy.relays[0]
+    region._buffer.owner[:] = UNTOUCHED
+    with connect(engine.name) as connection:  # to the target, as its initiator
+        send_last(connection, bytes(relay.up.passed))
+        hear_hello(connection)
+        assert hear_welcome(connection) == (OTHER_SECRET, NOTHING)
+    assert still_serves(guarded)
+
+    def replay(connection):  # to an initiator, as its target
+        connection.sendall(relay.down.passed)
+        hear_hello(connection)
+        receive_exactly(connection, 32)
+
+    with raw_server(replay) as name, initiator(OURS) as other:
+        assert cause_of_opening(other, name) == ANOTHER
+
+
+@pytest.mark.parametrize("own_hello", [False, True])
+def test_a_proof_sent_back(own_hello):
+    """A target that does not know the secret, and says what it is told."""
+
+    def reflect(connection):
+        theirs = hear_hello(connection)
+        mine = Hello(flags=SECRET, link=0, epoch=0) if own_hello else theirs
+        connection.sendall(mine.packed())
+        connection.sendall(WELCOME.pack(WELCOMED, 0, receive_exactly(connection, 32)))
+
+    with raw_server(reflect) as name, initiator(OURS) as engine:
+        assert cause_of_opening(engine, name) == ANOTHER
+
+
+@pytest.mark.parametrize("flags", [0, SECRET])
+def test_a_target_that_welcomes_everybody(flags):
+    def welcome(connection):
+        hear_hello(connection)
+        connection.sendall(Hello(flags=flags).packed() + WELCOME.pack(WELCOMED, 0, NOTHING))
+        connection.recv(1)
+
+    with raw_server(welcome) as name:
+        with initiator(OURS) as engine:
+            assert cause_of_opening(engine, name) == (ANOTHER if flags else NONE)
+        if flags:
+            with initiator(None) as engine:
+                assert cause_of_opening(engine, name) == UNWANTED
+
+
+ALTERED = {
+    "name": lambda hello: replace(hello, name=b"x" + hello.name[1:]),
+    "instance": lambda hello: replace(hello, instance=hello.instance ^ 1 << 63),
+    "secret": lambda hello: replace(hello, flags=hello.flags & ~SECRET),
+    "tls": lambda hello: replace(hello, flags=hello.flags ^ 2),
+    "link": lambda hello: replace(hello, link=hello.link ^ 1),
+    "epoch": lambda hello: replace(hello, epoch=hello.epoch + 1),
+    "nonce": lambda hello: replace(hello, nonce=hello.nonce[::-1]),
+    "version": lambda hello: replace(hello, version=1),
+}
+
+
+@pytest.mark.parametrize("side", ["initiator", "target"])
+@pytest.mark.parametrize("what", ALTERED)
+def test_hellos_altered_on_the_way(guarded, side, what):
+    once = []
+
+    def alter(data: bytes) -> bytes:
+        if once:
+            return data
+        name_bytes = HELLO.unpack_from(data)[2]
+        once.append(data)
+        size = HELLO.size + name_bytes + 56
+        ends = socket.socketpair()
+        with ends[0], ends[1]:
+            ends[0].sendall(data[:size])
+            return ALTERED[what](hear_hello(ends[1])).packed() + data[size:]
+
+    alters = {"alter_up" if side == "initiator" else "alter_down": alter}
+    with Proxy(guarded[0].name, **alters) as proxy, initiator(OURS) as engine:
+        cause = cause_of_opening(engine, proxy.name)
+    assert once and cause in (
+        ANOTHER,
+        NONE,
+        UNWANTED,
+        "the peer speaks TLS only",
+        "the peer speaks wire version 1, this engine speaks 2",
+        "connection closed by peer",
+    )
+    assert still_serves(guarded)
+
+
+@pytest.mark.parametrize("num_bytes", [0, 1, 23, 24, 28, 29, 60, 84, 85, 86, 100, 116])
+def test_handshakes_cut_short(guarded, num_bytes):
+    with connect(guarded[0].name) as connection:
+        send_last(connection, (Hello(flags=SECRET).packed() + bytes(31))[:num_bytes])
+        while connection.recv(1 << 10):
+            pass
+    assert still_serves(guarded)
+
+
+def test_more_than_a_handshake(guarded):
+    """Requests sent along with a wrong proof are not looked at; behind a right one they count."""
+    engine, region = guarded
+    write = HEADER.pack(WRITE, 1, 1, 0, 4) + RANGE.pack(region.address, 4) + b"\xee" * 4
+    with connect(engine.name) as connection:
+        assert verdict_of(connection, Hello(flags=SECRET), bytes(32) + write * 1000)[0] == 3
+        assert ended(connection)
+    with connect(engine.name) as connection:
+        mine = Hello(flags=SECRET)
+        connection.sendall(mine.packed())
+        theirs = hear_hello(connection)
+        proof = prove(OURS, "initiator", mine.packed(), theirs.packed())
+        connection.sendall(proof + b"\0" + write)  # a byte too many: the batch is none
+        assert hear_welcome(connection)[0] == WELCOMED
+        assert ended(connection)
+    assert still_serves(guarded)
+
+
+@pytest.mark.parametrize("cut", ["hello", "welcome"])
+def test_an_answer_cut_short(cut):
+    def behave(connection):
+        hear_hello(connection)
+        hello = Hello(flags=SECRET).packed()
+        if cut == "hello":
+            return send_last(connection, hello[:-1])
+        connection.sendall(hello)
+        receive_exactly(connection, 32)
+        send_last(connection, WELCOME.pack(0, 0, NOTHING)[:-1])
+
+    with raw_server(behave) as name, initiator(OURS) as engine:
+        assert cause_of_opening(engine, name) == "connection closed by peer"
+
+
+@pytest.mark.parametrize("secret", [OURS, None])
+def test_version_1_is_told_and_left(secret):
+    with TransferEngine(secret=secret) as engine, connect(engine.name) as connection:
+        connection.sendall(HELLO.pack(MAGIC, 1, 5, 7) + b"raw:1")
+        assert hear_hello(connection).version == 2
+        assert ended(connection)
+        cause = "the peer speaks wire version 1, this engine speaks 2"
+        assert engine.rejections() == {cause: 1}
+
+
+def test_a_target_without_a_secret_asks_for_none():
+    with TransferEngine() as engine, connect(engine.name) as connection:
+        connection.sendall(Hello(flags=SECRET).packed() + bytes(32))
+        assert hear_hello(connection).flags == 0
+        assert hear_welcome(connection) == (UNWANTED_SECRET, NOTHING)
+        assert ended(connection)

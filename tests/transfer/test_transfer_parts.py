@@ -1,0 +1,23 @@
+"""Parts of the transfer engine by themselves, in C++."""
+
+from pathlib import Path
+
+import pytest
+
+from ..cxx import build, run
+
+HERE = Path(__file__).parent
+GATE = ["admission", "links", "limit", "verdict"]
+
+
+def test_gate(tmp_path):
+    sources = [f"transfer/{name}.cc" for name in GATE]
+    result = run(build(HERE / "test_gate.cc", sources, tmp_path, "-pthread"))
+    assert result.returncode == 0, result.stderr
+
+
+def test_openssl_is_what_we_declare(tmp_path):
+    if not Path("/usr/include/openssl/ssl.h").is_file():
+        pytest.skip("there is no openssl/ssl.h in /usr/include")
+    result = run(build(HERE / "test_openssl.cc", [], tmp_path, "-ldl"))
+    assert result.returncode == 0, result.stderr

@@ -1,0 +1,134 @@
+"""The secret: who has which, where it comes from, and that nobody prints it."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from mooncake_kernels import config
+from mooncake_kernels.__main__ import main
+from mooncake_kernels.errors import InvalidArgument, TransferError
+from mooncake_kernels.transfer import TransferEngine
+
+from .handshake import (
+    NOTHING,
+)
+from .secret import ANOTHER, NONE, OURS, THEIRS, UNWANTED, cause_of_opening, initiator, rejections
+
+
+@pytest.mark.parametrize(
+    ("near", "far", "cause_near", "cause_far"),
+    [
+        (THEIRS, OURS, ANOTHER, ANOTHER),
+        (None, OURS, UNWANTED, NONE),
+        (OURS, None, NONE, UNWANTED),
+    ],
+)
+def test_both_sides_are_told_why(near, far, cause_near, cause_far):
+    with initiator(near) as engine, TransferEngine(secret=far) as other:
+        assert cause_of_opening(engine, other.name) == cause_near
+        assert rejections(other) == {cause_far: 1}
+        assert engine.rejections() == {}
+
+
+def test_a_secret_may_be_text(guarded):
+    with initiator(OURS.decode()) as engine, engine.open(guarded[0].name) as peer:
+        assert peer.transport == "tcp"
+
+
+def test_the_settings_have_it(guarded, tmp_path):
+    (tmp_path / "secret").write_bytes(OURS + b"\n")
+    for changes in ({"secret": OURS.decode()}, {"secret_file": str(tmp_path / "secret")}):
+        with config.override(**changes), initiator(None) as engine:
+            engine.open(guarded[0].name).close()
+            with initiator(THEIRS) as other:  # an argument is before the settings
+                assert cause_of_opening(other, guarded[0].name) == ANOTHER
+    with config.override(secret=OURS.decode(), secret_file="x"):
+        with pytest.raises(InvalidArgument, match=r"_SECRET and .*_SECRET_FILE must not both"):
+            TransferEngine()
+    with config.override(secret_file=str(tmp_path / "none")), pytest.raises(FileNotFoundError):
+        TransferEngine()
+    (tmp_path / "secret").write_bytes(b"\n")
+    with config.override(secret_file=str(tmp_path / "secret")):
+        with pytest.raises(InvalidArgument, match="16 to 4096 bytes, got 0"):
+            TransferEngine()
+
+
+@pytest.mark.parametrize(
+    ("secret", "message"),
+    [
+        (b"2short", "secret must be 16 to 4096 bytes, got 6"),
+        ("", "secret must be 16 to 4096 bytes, got 0"),
+        (b"x" * 4097, "secret must be 16 to 4096 bytes, got 4097"),
+        (17, "secret must be bytes or str, got int"),
+        (bytearray(32), "secret must be bytes or str, got bytearray"),
+        ("2short\ud800", "secret must be text that UTF-8 can hold"),
+    ],
+)
+def test_what_is_no_secret(secret, message):
+    with pytest.raises(InvalidArgument, match=f"TransferEngine: {message}") as caught:
+        TransferEngine(secret=secret)
+    assert "2short" not in str(caught.value)
+
+
+def test_nobody_prints_it(capsys, caplog, guarded):
+    text = OURS.decode()
+    with config.override(secret=text), caplog.at_level(0):
+        with initiator(None) as engine, engine.open(guarded[0].name) as peer:
+            said = [repr(config.current()), repr(engine), repr(peer), repr(vars(engine))]
+        assert main(["config"]) == 0
+        with initiator(THEIRS) as engine, pytest.raises(TransferError) as caught:
+            engine.open(guarded[0].name)
+    said += [repr(caught.value), caplog.text, *capsys.readouterr()]
+    assert all(text not in line and THEIRS.decode() not in line for line in said)
+    assert "MOONCAKE_KERNELS_SECRET_FILE" in said[-2]
+
+
+def test_the_command_makes_one(capsys):
+    made = set()
+    for _ in range(2):
+        assert main(["secret"]) == 0
+        made.add(capsys.readouterr().out)
+    assert len(made) == 2 and all(re.fullmatch(r"[0-9a-f]{64}\n", line) for line in made)
+
+
+@pytest.mark.parametrize("near", [NOTHING, OURS[:-1], OURS + b"\0", OURS.upper()])
+def test_a_secret_that_is_nearly_right(guarded, near):
+    with initiator(near) as engine:
+        assert cause_of_opening(engine, guarded[0].name) == ANOTHER
+
+
+def test_without_openssl(tmp_path):
+    """Empty libraries in its place: an engine works, and one with a secret says what is missing."""
+    for name in ("libcrypto.so.3", "libssl.so.3"):
+        library = ["-shared", "-o", tmp_path / name]
+        subprocess.run(["g++", "-x", "c++", "/dev/null", *library], check=True)
+    code = """
+from mooncake_kernels import _host
+
+one, two = (_host.TransferEngine("", "127.0.0.1:0", True, True, True, 1, None, None) for _ in range(2))
+one.open(two.name, two.name, 0, 5.0)
+for secret, tls in ((b"x" * 32, None), (None, (b"", b"", b"", True))):
+    try:
+        _host.TransferEngine("", "127.0.0.1:0", True, True, True, 1, secret, tls)
+    except RuntimeError as error:
+        print(error)
+"""
+    loader = f"""
+import importlib.machinery, importlib.util, sys, types
+path = {config.__file__!r}.replace("config.py", "")
+package = types.ModuleType("mooncake_kernels")
+package.__path__ = [path]
+sys.modules["mooncake_kernels"] = package  # and no torch, which may want OpenSSL
+{code}"""
+    run = subprocess.run(
+        [sys.executable, "-c", loader],
+        env={"LD_LIBRARY_PATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    for what, line in zip(("a secret", "TLS"), run.stdout.splitlines(), strict=True):
+        assert line.startswith(f"TransferEngine: {what} needs OpenSSL 3: ")

@@ -1,0 +1,109 @@
+"""Connections that do not say who they are: they end, and do not take the place of others."""
+
+import contextlib
+import socket
+import threading
+
+import pytest
+
+from mooncake_kernels.errors import TransferError
+from mooncake_kernels.transfer import TransferEngine
+
+from .handshake import Hello, hear_hello
+from .secret import OURS, initiator
+from .support import WAIT_S, addressed, ended, untouched
+
+OF_ONE_HOST = 128
+
+
+def connect_from(host: str, name: str) -> socket.socket:
+    """Linux takes all of 127.0.0.0/8 for its own, so one machine can be many hosts."""
+    target, port = name.rsplit(":", 1)
+    return socket.create_connection((target, int(port)), WAIT_S, source_address=(host, 0))
+
+
+@contextlib.contextmanager
+def strangers(host: str, name: str, count: int):
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(connect_from(host, name)) for _ in range(count)]
+
+
+def test_a_host_of_strangers_leaves_room_for_others():
+    with TransferEngine(secret=OURS) as far, initiator(OURS) as near:
+        mine, theirs = near.register(addressed(64)), far.register(untouched(64))
+        row = (mine.address, theirs.address, 64)
+        peer = near.open(far.name)
+        with strangers("127.0.0.2", far.name, OF_ONE_HOST) as first:
+            with strangers("127.0.0.2", far.name, 10) as second:
+                assert all(ended(connection) for connection in second)
+                assert far.rejections() == {"too many strangers": 10}
+                with strangers("127.0.0.3", far.name, OF_ONE_HOST // 2):
+                    near.write(peer, [row]).wait()
+                    for _ in range(20):  # they come and go, and are counted only while here
+                        near.open(far.name).close()
+            for connection in first:
+                connection.setblocking(False)
+                with pytest.raises(BlockingIOError):  # still waited for
+                    connection.recv(1)
+                connection.close()
+        while True:  # those have been noticed to be gone when there is room again
+            with connect_from("127.0.0.2", far.name) as connection:
+                connection.sendall(Hello().packed())
+                with contextlib.suppress(OSError, EOFError):
+                    hear_hello(connection)
+                    break
+
+
+@pytest.mark.parametrize("secret", [OURS, None])
+def test_who_does_not_go_on_is_left(secret):
+    """After 10 s: silent, in the middle of a Hello, before the proof, and however slowly fed."""
+    with TransferEngine(secret=secret) as engine, contextlib.ExitStack() as stack:
+        hello = Hello(flags=1 if secret else 0).packed()
+        beginnings = [b"", hello[:1], hello[:24], hello[:-1]] + ([hello] if secret else [])
+        connections = []
+        for beginning in beginnings:
+            connection = stack.enter_context(connect_from("127.0.0.2", engine.name))
+            connection.sendall(beginning)
+            connections.append(connection)
+        if secret:
+            hear_hello(connections[-1])
+        dripping = stack.enter_context(connect_from("127.0.0.2", engine.name))
+        stop = threading.Event()
+
+        def drip():
+            with contextlib.suppress(OSError):
+                for byte in hello * 10:
+                    dripping.sendall(bytes([byte]))
+                    if stop.wait(0.2):
+                        return
+
+        thread = threading.Thread(target=drip, daemon=True)
+        thread.start()
+        assert all(ended(connection) for connection in connections)
+        with contextlib.suppress(OSError):
+            while dripping.recv(1 << 10):
+                pass
+        stop.set()
+        thread.join(WAIT_S)
+        assert engine.rejections()["deadline of 10 s passed"] >= len(connections)
+
+
+def test_an_engine_closes_beside_strangers():
+    engine = TransferEngine(secret=OURS)
+    with engine, strangers("127.0.0.2", engine.name, 50) as connections:
+        for number, connection in enumerate(connections):
+            connection.sendall(Hello(flags=1).packed()[:number])
+        engine.close()
+        assert all(ended(connection) for connection in connections)
+
+
+def test_a_stranger_who_is_turned_away_is_not_waited_for_long():
+    """He may read why; but neither staying nor sending on keeps the engine busy."""
+    with TransferEngine(secret=OURS) as engine, connect_from("127.0.0.2", engine.name) as stranger:
+        stranger.sendall(Hello().packed())
+        with contextlib.suppress(OSError):
+            while True:
+                stranger.sendall(bytes(1 << 16))
+        with TransferEngine(transports=["tcp"]) as other, pytest.raises(TransferError):
+            other.open(engine.name)
+        assert engine.rejections() == {"the peer has no secret": 2}
