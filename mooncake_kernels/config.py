@@ -30,6 +30,13 @@ def _positive_float(text: str) -> float:
     return value
 
 
+def _part_of_a_day(text: str) -> float:
+    value = float(text)
+    if not 0.001 <= value <= 86_400:
+        raise ValueError
+    return value
+
+
 def _one_of(*choices: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
         if text not in choices:
@@ -86,8 +93,8 @@ class Settings:
     )
     metadata_ttl_s: float = _setting(
         15.0,
-        _positive_float,
-        "a number > 0",
+        _part_of_a_day,
+        "a number of seconds from 0.001 to 86400",
         "seconds for which a metadata server remembers an engine that has died",
     )
     secret: str = _setting(

@@ -34,6 +34,8 @@ def test_the_environment_is_parsed():
         (Settings, "DEADLINE_S", "0"),
         (Settings, "DEADLINE_S", "nan"),
         (Settings, "DEADLINE_S", "inf"),
+        (Settings, "METADATA_TTL_S", "0"),
+        (Settings, "METADATA_TTL_S", "1e9"),
         (Settings, "REQUIRE", "cuda,quantum"),
         (BuildSettings, "CUDA", "yes"),
         (BuildSettings, "CUDA_ARCHS", "sm_90"),

@@ -33,6 +33,11 @@ class Store(Protocol):
         """Disconnect."""
 
 
+def milliseconds(ttl_s: float) -> int:
+    """A time to live as servers take it."""
+    return max(1, round(ttl_s * 1000))
+
+
 class Publication(Protocol):
     """An engine that can be found by its name, until this is closed."""
 

@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from . import bounded_socket
+from .base import milliseconds
 from .bounded_socket import BoundedSocket
 from .untrusted import MAX_VALUE_BYTES
 from .url import MetadataUrl, basic
@@ -77,7 +78,7 @@ class HttpStore:
         pass
 
     def _put(self, key: str, value: bytes, ttl_s: float, condition: dict[str, str]) -> int:
-        query = {"key": key, "ttl_ms": str(round(ttl_s * 1000))}
+        query = {"key": key, "ttl_ms": str(milliseconds(ttl_s))}
         return self._request("PUT", query, value, condition)[0]
 
     def _request(

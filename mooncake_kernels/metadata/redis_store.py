@@ -6,6 +6,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from . import bounded_socket
+from .base import milliseconds
 from .bounded_socket import BoundedSocket
 from .untrusted import MAX_VALUE_BYTES, Malformed
 from .url import MetadataUrl
@@ -70,10 +71,10 @@ class RedisStore:
                 raise self._url.error("it has too many keys to be looked through")
 
     def create(self, key: str, value: bytes, ttl_s: float) -> bool:
-        return bool(self._ask(lambda: self._redis.set(key, value, nx=True, px=_ms(ttl_s))))
+        return bool(self._ask(lambda: self._redis.set(key, value, nx=True, px=milliseconds(ttl_s))))
 
     def replace(self, key: str, expected: bytes, value: bytes, ttl_s: float) -> bool:
-        arguments = (1, key, expected, value, _ms(ttl_s))
+        arguments = (1, key, expected, value, milliseconds(ttl_s))
         return self._ask(lambda: self._redis.eval(REPLACE, *arguments)) == 1
 
     def remove(self, key: str, expected: bytes) -> None:
@@ -102,8 +103,8 @@ class RedisStore:
 
 def _bound(connection: Any) -> None:
     connection._sock = BoundedSocket(connection._sock)
-    connection.on_connect()
-
-
-def _ms(ttl_s: float) -> int:
-    return max(1, round(ttl_s * 1000))
+    try:
+        connection.on_connect()
+    except BaseException:  # or it would be taken for one that has logged in and chosen its database
+        connection.disconnect()
+        raise

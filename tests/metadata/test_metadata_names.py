@@ -18,7 +18,7 @@ from .support import engine_process, free_port, names, put_entry
 SIZE = 1 << 16
 
 
-@pytest.mark.parametrize("transport", ["local", "tcp"])
+@pytest.mark.parametrize("transport", ["local", "shm", "tcp"])
 def test_engines_find_each_other(url, transport):
     with (
         TransferEngine("decode-1", metadata=url, transports=[transport, "tcp"]) as near,
@@ -36,12 +36,16 @@ def test_engines_find_each_other(url, transport):
         assert near.stats()["peers"]["prefill-3"]["num_bytes_written"] == SIZE
 
 
-def test_an_engine_of_another_process(url):
-    with TransferEngine(metadata=url) as engine, engine_process(url, "prefill-3") as other:
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_an_engine_of_another_process(url, transport):
+    with (
+        TransferEngine(metadata=url, transports={transport, "tcp"}) as engine,
+        engine_process(url, "prefill-3") as other,
+    ):
         source, back = np.arange(SIZE, dtype=np.uint8), np.zeros(SIZE, np.uint8)
         here, there = engine.register(source), engine.register(back)
         peer = engine.open("prefill-3")
-        assert peer.transport == "shm"
+        assert peer.transport == transport
         engine.write(peer, [(here.address, other.region_address, SIZE)]).wait()
         engine.read(peer, [(there.address, other.region_address, SIZE)]).wait()
         np.testing.assert_array_equal(back, source)

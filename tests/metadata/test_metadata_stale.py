@@ -19,10 +19,9 @@ SIZE = 1 << 12
 HERE = socket.gethostname()
 
 
-@pytest.fixture(params=["local", "tcp"])
+@pytest.fixture(params=["local", "shm", "tcp"])
 def engine(request, url):
-    transports = ["local", "tcp"] if request.param == "local" else ["tcp"]
-    with TransferEngine(metadata=url, transports=transports) as engine:
+    with TransferEngine(metadata=url, transports={request.param, "tcp"}) as engine:
         yield engine
 
 
