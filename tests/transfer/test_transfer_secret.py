@@ -107,11 +107,12 @@ def test_without_openssl(tmp_path):
     code = """
 from mooncake_kernels import _host
 
-one, two = (_host.TransferEngine("", "127.0.0.1:0", True, True, True, 1, None, None) for _ in range(2))
+where = ("", "127.0.0.1:0", True, True, True, 1)
+one, two = (_host.TransferEngine(*where, None, None) for _ in range(2))
 one.open(two.name, two.name, 0, 5.0)
 for secret, tls in ((b"x" * 32, None), (None, (b"", b"", b"", True))):
     try:
-        _host.TransferEngine("", "127.0.0.1:0", True, True, True, 1, secret, tls)
+        _host.TransferEngine(*where, secret, tls)
     except RuntimeError as error:
         print(error)
 """

@@ -126,7 +126,7 @@ def test_garbage_in_the_session(node):
 
 
 def test_a_connection_that_is_cut(node):
-    """Without TLS's own goodbye, in the middle of a batch."""
+    """Without TLS's own goodbye, in the middle of a batch: what it carried goes over another."""
     with engines(node, node) as (near, far):
         theirs, mine = far.register(untouched(SIZE)), near.register(addressed(SIZE))
         with Proxy(far.name) as proxy:
@@ -136,5 +136,5 @@ def test_a_connection_that_is_cut(node):
             ticket = near.write(peer, [(mine.address, theirs.address, SIZE)])
             flow.wait(lambda flow: len(flow.passed) == flow.limit)
             proxy.cut()
-            with pytest.raises(TransferError, match="connection closed by peer|TLS"):
-                ticket.wait()
+            ticket.wait()
+            assert (theirs._buffer.owner == addressed(SIZE)).all()
