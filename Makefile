@@ -10,7 +10,7 @@ BENCHES = $(patsubst bench/bench_%.py,%,$(wildcard bench/bench_*.py))
 BALANCER := tests/topology/test_balancer.py
 CXX_FILES = $(shell git ls-files 'csrc/*.h' 'csrc/*.cc' 'csrc/*.cu' 'csrc/*.cuh' 'tests/*.h' 'tests/*.cc')
 
-.PHONY: demo test test-rdma build lint format types sanitize bench bench-quick figures wheel clean
+.PHONY: demo test test-rdma build lint format types sanitize fuzz bench bench-quick figures wheel clean
 
 demo: build $(VENV)/.demo
 	$(BIN)/python -m mooncake_serving demo $(DEMO)
@@ -43,6 +43,10 @@ sanitize: build $(VENV)/.test
 	tests/sanitize thread tsan $(BIN)/python tests/hashing $(BALANCER) tests/transfer
 	MK_TEST_WORLD=fake tests/sanitize address,undefined asan $(BIN)/python tests/rdma/fake
 	MK_TEST_WORLD=fake tests/sanitize thread tsan $(BIN)/python tests/rdma/fake
+
+# What a peer can say, for FUZZ_SECONDS (60); tests/fuzz/run keeps what it has learned in build/fuzz.
+fuzz:
+	tests/fuzz/run
 
 bench: build $(VENV)/.bench
 	cd bench && for name in $(BENCHES); do \

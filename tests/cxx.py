@@ -1,5 +1,6 @@
 """Tests that are C++ programs: built with the sanitizers on, from sources of csrc."""
 
+import os
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,8 +17,13 @@ def build(test: Path, sources: Sequence[str], folder: Path, *more_flags: str) ->
     flags += ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
     command = ["g++", *flags, f"-I{CSRC}", f"-I{TESTS}", *files, "-o", program]
     command += more_flags
-    subprocess.run(command, check=True)
+    subprocess.run(command, check=True, env=without_sanitizer())
     return program
+
+
+def without_sanitizer() -> dict[str, str]:
+    """The environment for a compiler, should the tests run under a sanitizer."""
+    return {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
 
 
 def run(program: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess:

@@ -34,9 +34,9 @@ class ShmChannel : public WireChannel {
  protected:
   void move(const Work& work, const Limit& limit) override;
   void check(const Work& work, const Limit& limit) override;
+  void learn_regions(const Limit& limit);  // asks the peer
 
  private:
-  void learn_regions(const Limit& limit);
   bool copy(const Work& work, const Limit& limit, uint64_t& num_bytes_done);
 
   // Held by whoever copies: what it uses is not given back to the peer meanwhile.

@@ -1,9 +1,11 @@
-// An initiator's handshake and exchange, with a target who answers anything.
-#include <vector>
+// An initiator's handshake, and all that a request may consist of, with a target who answers
+// anything; also to the question for its regions.
+#include <memory>
+#include <utility>
 
 #include "fuzz.h"
 #include "transfer/error.h"
-#include "transfer/exchange.h"
+#include "transfer/shm_channel.h"
 
 namespace mk::fuzz {
 namespace {
@@ -14,7 +16,8 @@ constexpr uint8_t kOwnHello = 4;   // all that the target says is the fuzzer's
 constexpr uint8_t kReads = 8;      // what is asked for
 constexpr uint8_t kIsLong = 16;    // in several batches
 constexpr uint8_t kNotifies = 32;
-constexpr double kLongS = 60;  // longer than libFuzzer waits
+constexpr uint8_t kIsShared = 64;  // by ShmChannel
+constexpr double kLongS = 60;      // longer than libFuzzer waits
 
 constexpr Range kLocal{Arena::kAddress + 0x4000, 0x3000};  // of more ranges than a batch may have
 
@@ -24,10 +27,11 @@ Request request(uint8_t mode) {
   const size_t num_ranges = mode & kIsLong ? kMaxBatchRanges + 10 : 3;
   const size_t step = kLocal.num_bytes / num_ranges;
   for (size_t i = 0; i < num_ranges; ++i) {
-    request.local.push_back({kLocal.address + i * step, step});
-    request.remote.push_back({0x1000 + i * step, step});
+    request.local.push_back(kLocal.address + i * step);
+    request.remote.push_back(0x1000 + i * step);
     request.num_bytes += step;
   }
+  request.sizes = {step};
   if (mode & kNotifies) request.notify = "done";
   return request;
 }
@@ -35,7 +39,7 @@ Request request(uint8_t mode) {
 void welcome(int fd, uint8_t mode) {
   Credentials credentials;
   if (mode & kHasSecret) credentials.secret = std::make_shared<const Secret>(secret());
-  const Greeting mine = make_greeting(Endpoint("127.0.0.1:1", 77, credentials), {});
+  const Greeting mine = make_greeting(Endpoint("peer", "127.0.0.1:1", 77, credentials), {});
   Greeting theirs;
   if (!hear_greeting(fd, theirs)) return;
   const std::string bytes = mine.bytes();
@@ -50,16 +54,59 @@ void welcome(int fd, uint8_t mode) {
   send(fd, &welcome, sizeof(welcome), MSG_NOSIGNAL);
 }
 
-void initiate(Socket& socket, const Endpoint& own, const Request& request) {
+// On a connection that is there.
+template <class Base>
+class Adopting : public Base {
+ public:
+  Adopting(std::shared_ptr<const Endpoint> own, Socket socket)
+      : Base(std::move(own), "peer", {}, std::make_shared<PeerIdentity>(0)) {
+    this->socket_ = std::move(socket);
+  }
+};
+
+class Shared : public Adopting<ShmChannel> {
+ public:
+  using Adopting<ShmChannel>::Adopting;
+  using ShmChannel::learn_regions;
+};
+
+uint64_t move_all(Channel& channel, const Request& request, const Limit& limit) {
+  Interrupt interrupt;
+  uint64_t num_bytes_done = 0;
+  const auto run = [&](Work work) {
+    work.request = &request;
+    work.request_id = 1;
+    channel.post(work, limit, interrupt);
+    const Outcome outcome = channel.finish(limit);
+    num_bytes_done += outcome.num_bytes;
+    if (!outcome.refusal.empty()) throw Refused(outcome.refusal);
+  };
+  if (request.num_ranges() > kMaxBatchRanges) run({Work::Kind::kCheck});
+  Cutter cutter(request, channel.max_piece_bytes());
+  for (Piece piece; !cutter.at_end() && cutter.next(piece);) {
+    run({Work::Kind::kMove, nullptr, 0, piece, request.notify && cutter.at_end()});
+  }
+  FUZZ_EXPECT(num_bytes_done == request.num_bytes);
+  return num_bytes_done;
+}
+
+void initiate(Socket socket, std::shared_ptr<const Endpoint> own, const Request& request,
+              bool is_shared) {
   const Interrupt interrupt;
   const Limit limit{Deadline::after(kLongS), interrupt};
-  uint64_t num_bytes_done = 0;
   try {
-    introduce(socket, own, {5, 1}, "peer", limit);
-    Exchange(socket, request, 1, limit, num_bytes_done).run();
-    FUZZ_EXPECT(num_bytes_done == request.num_bytes);
+    introduce(socket, *own, {5, 1}, "peer", limit);
+    if (is_shared) {
+      Shared channel(std::move(own), std::move(socket));
+      channel.learn_regions(limit);
+      move_all(channel, request, limit);
+    } else {
+      Adopting<WireChannel> channel(std::move(own), std::move(socket));
+      move_all(channel, request, limit);
+    }
   } catch (const Failure&) {
-    FUZZ_EXPECT(num_bytes_done <= request.num_bytes);
+  } catch (const SystemError&) {  // of memory that the target has only told of
+    FUZZ_EXPECT(is_shared);
   }
 }
 
@@ -77,13 +124,13 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t num_bytes) {
   Arena::restore(kLocal);
   Credentials credentials;
   if (mode & kHasSecret) credentials.secret = std::make_shared<const Secret>(secret());
-  const Endpoint own("127.0.0.1:4711", 1, credentials);
+  const auto own = std::make_shared<const Endpoint>("peer", "127.0.0.1:4711", 1, credentials);
   {
     Socket ours = player.start([=](int fd) {
       if (!(mode & kOwnHello)) welcome(fd, mode);
       say_all(fd, data + 1, num_bytes - 1);
     });
-    initiate(ours, own, request(mode));
+    initiate(std::move(ours), own, request(mode), mode & kIsShared);
   }
   player.wait();
   FUZZ_EXPECT((mode & kReads) || Arena::is_untouched(kLocal));

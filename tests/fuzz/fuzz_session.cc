@@ -19,7 +19,7 @@ Endpoint& endpoint(bool has_secret) {
   const auto make = [](bool with_secret) {
     Credentials credentials;
     if (with_secret) credentials.secret = std::make_shared<const Secret>(secret());
-    auto* const made = new Endpoint("127.0.0.1:4711", 1, credentials);
+    auto* const made = new Endpoint("peer", "127.0.0.1:4711", 1, credentials);
     made->regions.add(kReadWrite, kLocalWrite | kRemoteRead | kRemoteWrite);
     made->regions.add(kReadOnly, kLocalWrite | kRemoteRead);
     made->regions.add(kWriteOnly, kLocalWrite | kRemoteWrite);
@@ -40,7 +40,8 @@ void play_initiator(int fd, uint8_t mode, const uint8_t* data, size_t num_bytes)
   if (!(mode & kOwnHello)) {
     Credentials credentials;
     if (mode & kHasSecret) credentials.secret = std::make_shared<const Secret>(secret());
-    const Greeting mine = make_greeting(Endpoint("127.0.0.1:1", kInstance, credentials), {5, 1});
+    const Greeting mine =
+        make_greeting(Endpoint("peer", "127.0.0.1:1", kInstance, credentials), {5, 1});
     const std::string bytes = mine.bytes();
     send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL);
     if ((mode & kHasSecret) && (mode & kProves)) prove(fd, mine);

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 MAGIC = b"MKTRNSFR"
-WRITE, READ, CHECK_WRITE, CHECK_READ, NOTIFY = range(1, 6)
-HAS_SECRET, PROVES, OWN_HELLO, READS, IS_LONG, NOTIFIES = (1 << bit for bit in range(6))
+WRITE, READ, CHECK_WRITE, CHECK_READ, NOTIFY, REGIONS = range(1, 7)
+HAS_SECRET, PROVES, OWN_HELLO, READS, IS_LONG, NOTIFIES, IS_SHARED = (1 << bit for bit in range(7))
 ARENA = 0x2000_0000_0000
 READ_WRITE, READ_ONLY, WRITE_ONLY = ARENA + 0x4000, ARENA + 0x5000, ARENA + 0x8010
 LOCAL_BYTES = 0x3000
@@ -56,9 +56,18 @@ BATCHES = {
     "write_beyond": header(WRITE, 1, 16 << 20) + struct.pack("<QQ", READ_WRITE, 16 << 20),
     "read_beyond": header(READ, 1, 256 << 20) + struct.pack("<QQ", READ_WRITE, 256 << 20),
     "too_many": header(WRITE, MAX_RANGES + 1, MAX_RANGES + 1),
-    "unknown": header(6, 0, 0),
+    "regions": header(REGIONS, 0, 0),
+    "unknown": header(7, 0, 0),
 }
+# Where the initiator will write: by address, in a memory that is not sent, behind the end of all.
+REGION_TABLE = b"".join(
+    struct.pack("<QQQQIIII", address, 0x3000, 1, 0, slot, 6, memory, 0)
+    for address, slot, memory in ((0x1000, 0, 2**32 - 1), (0x1000, 1, 0), (2**64 - 0x3000, 2, 7))
+)
 ANSWERS = {
+    "regions": ack(len(REGION_TABLE)) + REGION_TABLE,
+    "region": ack(48) + REGION_TABLE[:48] + bytes(1),
+    "no_regions": ack(0) + bytes(1),
     "acks": ack(LOCAL_BYTES // 3 * 3) + ack(4),
     "read": ack(LOCAL_BYTES // 3 * 3) + bytes(LOCAL_BYTES // 3 * 3),
     "refused": ack(0, status=1, text=b"descriptors[0] remote range is not inside"),
@@ -91,7 +100,7 @@ def session_seeds() -> dict[str, bytes]:
 
 
 def initiator_seeds() -> dict[str, bytes]:
-    kinds = [0, READS, IS_LONG, IS_LONG | READS]
+    kinds = [0, READS, IS_LONG, IS_LONG | READS, IS_SHARED, IS_SHARED | READS]
     modes = {
         f"{kind | notifies | secret:02x}": kind | notifies | secret | PROVES
         for kind in kinds

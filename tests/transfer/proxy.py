@@ -15,6 +15,7 @@ Alter = Callable[[bytes], bytes]
 class Flow:
     """The bytes of one direction of one connection."""
 
+    num_taken: int = 0  # bytes that have come, those that are held included
     passed: bytearray = field(default_factory=bytearray)
     limit: int | None = None  # so many bytes may pass for now; None: all
     ended: bool = False
@@ -36,6 +37,9 @@ class Flow:
     def pump(self, source: socket.socket, sink: socket.socket, alter: Alter) -> None:
         try:
             while data := source.recv(1 << 16):
+                with self.changed:
+                    self.num_taken += len(data)
+                    self.changed.notify_all()
                 data = alter(data)
                 while data:
                     data = data[self._pass(sink, data) :]

@@ -53,7 +53,7 @@ def test_a_late_write_does_not_land(target, after, given_up):
         rest = late.limit
         row = (old.address, landing.address, SIZE)
         ticket = near.write(peer, [row], deadline_s=1.0 if given_up == "overdue" else None)
-        late.wait(lambda flow: len(flow.passed) == rest)
+        late.wait(lambda flow: len(flow.passed) == rest < flow.num_taken)
         if given_up == "cancelled":
             assert ticket.cancel()
         with pytest.raises(TransferError):
@@ -128,7 +128,10 @@ def test_of_many_that_connect_at_once_the_last_stays(target):
             connection = connect(far.name)
             connection.sendall(Hello(link=5, epoch=epoch).packed())
             hear_hello(connection)
-            verdicts.append(hear_welcome(connection)[0])
+            try:
+                verdicts.append(hear_welcome(connection)[0])
+            except EOFError:  # another has come just before it was let in
+                verdicts.append(OLD_EPOCH)
             if verdicts[-1] == WELCOMED:
                 won.append((epoch, connection))
             else:

@@ -1,8 +1,10 @@
 """The secret: who has which, where it comes from, and that nobody prints it."""
 
+import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -11,10 +13,10 @@ from mooncake_kernels.__main__ import main
 from mooncake_kernels.errors import InvalidArgument, TransferError
 from mooncake_kernels.transfer import TransferEngine
 
-from .handshake import (
-    NOTHING,
-)
+from ..cxx import without_sanitizer
+from .handshake import NOTHING
 from .secret import ANOTHER, NONE, OURS, THEIRS, UNWANTED, cause_of_opening, initiator, rejections
+from .support import WAIT_S
 
 
 @pytest.mark.parametrize(
@@ -99,33 +101,35 @@ def test_a_secret_that_is_nearly_right(guarded, near):
         assert cause_of_opening(engine, guarded[0].name) == ANOTHER
 
 
-def test_without_openssl(tmp_path):
-    """Empty libraries in its place: an engine works, and one with a secret says what is missing."""
-    for name in ("libcrypto.so.3", "libssl.so.3"):
-        library = ["-shared", "-o", tmp_path / name]
-        subprocess.run(["g++", "-x", "c++", "/dev/null", *library], check=True)
-    code = """
+WITHOUT_OPENSSL = f"""
+import sys, types
+
+package = types.ModuleType("mooncake_kernels")  # without torch, which may want OpenSSL itself
+package.__path__ = [{str(Path(config.__file__).parent)!r}]
+sys.modules["mooncake_kernels"] = package
 from mooncake_kernels import _host
 
-where = ("", "127.0.0.1:0", True, True, True, 1)
-one, two = (_host.TransferEngine(*where, None, None) for _ in range(2))
-one.open(two.name, two.name, 0, 5.0)
-for secret, tls in ((b"x" * 32, None), (None, (b"", b"", b"", True))):
+def engine(secret=None, tls=None):
+    return _host.TransferEngine("", "127.0.0.1:0", False, False, True, 1, secret, tls)
+
+one, two = engine(), engine()
+one.open(two.name, two.name, 0, {WAIT_S})
+for arguments in ({{"secret": b"x" * 32}}, {{"tls": (b"", b"", b"", True)}}):
     try:
-        _host.TransferEngine(*where, secret, tls)
+        engine(**arguments)
     except RuntimeError as error:
         print(error)
 """
-    loader = f"""
-import importlib.machinery, importlib.util, sys, types
-path = {config.__file__!r}.replace("config.py", "")
-package = types.ModuleType("mooncake_kernels")
-package.__path__ = [path]
-sys.modules["mooncake_kernels"] = package  # and no torch, which may want OpenSSL
-{code}"""
+
+
+def test_without_openssl(tmp_path):
+    """Empty libraries in its place: an engine works, and one with a secret says what is missing."""
+    for name in ("libcrypto.so.3", "libssl.so.3"):
+        command = ["g++", "-x", "c++", "/dev/null", "-shared", "-o", tmp_path / name]
+        subprocess.run(command, check=True, env=without_sanitizer())
     run = subprocess.run(
-        [sys.executable, "-c", loader],
-        env={"LD_LIBRARY_PATH": str(tmp_path)},
+        [sys.executable, "-c", WITHOUT_OPENSSL],
+        env={**os.environ, "LD_LIBRARY_PATH": str(tmp_path)},
         capture_output=True,
         text=True,
         check=False,
