@@ -23,7 +23,7 @@ bool JobQueue::idle() {
 
 bool JobQueue::next(bool leads, Interrupt& carrier, bool wait, Task& task) {
   std::unique_lock lock(mutex_);
-  if (wait) carrier.clear();  // meant for something that is over
+  if (wait && !closed_) carrier.clear();  // it was meant for something that is over
   while (!closed_) {
     if (take(leads, carrier, task)) return true;
     if (!wait) return false;

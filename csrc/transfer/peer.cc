@@ -108,8 +108,8 @@ uint64_t Peer::max_piece_bytes(const Request& request) const {
 }
 
 void Peer::close(const std::string& cause) {
-  for (const auto& lane : lanes_) lane->interrupt().signal(cause);  // one may be connecting
   queue_.close(cause);
+  for (const auto& lane : lanes_) lane->interrupt().signal(cause);  // one may be connecting
   const std::lock_guard lock(threads_mutex_);
   closed_ = true;
   for (std::thread& thread : threads_) {
