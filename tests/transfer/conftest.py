@@ -1,5 +1,6 @@
 import pytest
 
+from mooncake_kernels import config
 from mooncake_kernels.transfer import TransferEngine
 
 from .certificates import authority
@@ -12,6 +13,17 @@ def pair(request):
     """Two engines of this process, joined by each transport in turn."""
     with engine_pair(request.param) as engines:
         yield engines
+
+
+@pytest.fixture
+def one_lane():
+    """Of requests that are long because they name one target again and again.
+
+    What two lanes write there at once is a race, which ThreadSanitizer takes its time to report,
+    though nobody wants to know.
+    """
+    with config.override(transfer_lanes=1):
+        yield
 
 
 @pytest.fixture

@@ -66,6 +66,7 @@ def test_a_late_write_does_not_land(target, after, given_up):
         np.testing.assert_array_equal(landing._buffer.owner, addressed(SIZE) ^ 0x55)
 
 
+@pytest.mark.usefixtures("one_lane")
 def test_a_cancelled_write_of_many_batches(target):
     """Without a proxy: what lies in the buffers of TCP comes late enough by itself."""
     far, _ = target

@@ -72,6 +72,7 @@ def test_every_thread_that_closes_finds_it_closed():
             assert [closer.result(WAIT_S) for closer in closers] == [[True, True]] * 4
 
 
+@pytest.mark.usefixtures("one_lane")
 def test_the_far_engine_closes(pair):
     near, far = pair.regions(addressed(SIZE), untouched(SIZE))
     row = (near.address, far.address, SIZE)
@@ -85,6 +86,7 @@ def test_the_far_engine_closes(pair):
 
 @pytest.mark.parametrize("direction", ["write", "read"])
 @pytest.mark.parametrize("closed", ["source", "target"])
+@pytest.mark.usefixtures("one_lane")
 def test_memory_is_left_alone_once_its_region_is_closed(pair, direction, closed):
     for i in range(8):
         source, target = addressed(SIZE) & 0x7F, untouched(SIZE) & 0x7F
@@ -218,6 +220,7 @@ def test_connections_that_end_are_forgotten(tcp_pair):
 
 PRELUDE = """
 import numpy as np, os, sys, threading
+os.environ["MOONCAKE_KERNELS_TRANSFER_LANES"] = "1"  # see one_lane
 from mooncake_kernels.transfer import TransferEngine
 memory = np.ones(1 << 20, np.uint8)
 a, b = TransferEngine(transports=["tcp"]), TransferEngine()

@@ -181,6 +181,7 @@ def test_cancel_after_the_end_changes_nothing(pair):
 
 
 @pytest.mark.parametrize("transport", ["local", "shm", "tcp"])
+@pytest.mark.usefixtures("one_lane")
 def test_cancelled_in_the_middle_and_used_again(transport):
     with engine_pair(transport) as pair:
         near, far = pair.regions(addressed(SIZE), untouched(SIZE))

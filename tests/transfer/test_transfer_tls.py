@@ -83,6 +83,7 @@ def test_parts_of_all_sizes(node, sizes, seed):
         np.testing.assert_array_equal(source, expected)
 
 
+@pytest.mark.usefixtures("one_lane")
 def test_more_than_one_key(node):
     """A key is good for 256 MiB; the next comes in time, in either direction."""
     size = 64 << 20
@@ -132,6 +133,7 @@ def test_the_format_by_hand(ca, node):
         assert (region._buffer.owner == 0).all()
 
 
+@pytest.mark.usefixtures("one_lane")
 def test_after_a_cancelled_transfer_comes_another(node):
     size = 16 << 20
     with engines(node, node) as (near, far):
@@ -168,6 +170,7 @@ def stalled(ca):
 
 @pytest.mark.parametrize("direction", ["write", "read"])
 @pytest.mark.parametrize("how", ["cancel", "deadline", "peer", "region", "engine"])
+@pytest.mark.usefixtures("one_lane")
 def test_a_transfer_ends_when_it_shall(ca, how, direction):
     with stalled(ca) as (engine, peer, region):
         deadline_s = 0.2 if how == "deadline" else None
