@@ -20,10 +20,10 @@ def initiator(secret: bytes | None) -> TransferEngine:
     return TransferEngine(transports=["tcp"], secret=secret)
 
 
-def rejections(engine: TransferEngine) -> dict[str, int]:
+def rejections(engine: TransferEngine, count: int = 1) -> dict[str, int]:
     """What an engine has turned away, once it has: that may be after the other side knows."""
     until = time.monotonic() + WAIT_S
-    while not engine.rejections() and time.monotonic() < until:
+    while sum(engine.rejections().values()) < count and time.monotonic() < until:
         time.sleep(0.001)
     return engine.rejections()
 

@@ -112,7 +112,8 @@ void one_that_waits_is_overtaken() {
   std::thread last;
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
   // Is given less time, for it is let in only after the one that waits has been told.
-  last = std::thread([&] { EXPECT(verdict_of(links, {1, 2}, 3, kLongS / 2) == Verdict::kWelcome); });
+  last =
+      std::thread([&] { EXPECT(verdict_of(links, {1, 2}, 3, kLongS / 2) == Verdict::kWelcome); });
   overtaken.join();
   hold.reset();
   last.join();
