@@ -15,7 +15,10 @@ namespace {
 constexpr uint64_t kReceive = uint64_t{1} << 63;
 constexpr int kGenerationShift = 48;
 constexpr uint64_t kSeqMask = (uint64_t{1} << kGenerationShift) - 1;
-constexpr size_t kChain = 32;  // work requests posted by one call
+// Work requests posted by one call. Of reads that come in a burst soft-RoCE loses some, and asks
+// for them again: they are posted one by one, which on hardware is little beside a read.
+constexpr size_t kChain = 32;
+constexpr size_t kReadChain = 1;
 
 }  // namespace
 
@@ -77,7 +80,7 @@ void QueuePair::post_pending(std::vector<Completion>* out) {
     }
     const size_t room = options_.max_sends - (head_ - tail_);
     const size_t left = batch.work.requests.size() - batch.num_posted;
-    const size_t count = std::min({room, left, kChain});
+    const size_t count = std::min({room, left, batch.work.reads ? kReadChain : kChain});
     if (count == 0) break;
     const int error = post_chain(&batch, count);
     if (error == 0) continue;
