@@ -16,7 +16,7 @@ constexpr uint64_t kReceive = uint64_t{1} << 63;
 constexpr int kGenerationShift = 48;
 constexpr uint64_t kSeqMask = (uint64_t{1} << kGenerationShift) - 1;
 // Work requests posted by one call. Of reads that come in a burst soft-RoCE loses some, and asks
-// for them again: they are posted one by one, which on hardware is little beside a read.
+// for them again: they are posted one by one. What that costs on hardware was not measured.
 constexpr size_t kChain = 32;
 constexpr size_t kReadChain = 1;
 

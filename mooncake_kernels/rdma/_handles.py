@@ -15,6 +15,9 @@ def require_verbs() -> None:
         raise Unavailable(f"rdma: {reason}")
 
 
+SIGNAL_CHECK_S = 0.1  # how long Ctrl-C may go unnoticed in a wait
+
+
 class Handle:
     """Something of a NIC, and a context manager that closes it."""
 

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any
 from .. import _host
 from .._arguments import as_int32, as_integer, as_seconds
 from ..errors import InvalidArgument, TransferError
-from ._handles import Handle
+from ._handles import SIGNAL_CHECK_S, Handle
 from .queue_pair import QueuePair
 
 if TYPE_CHECKING:
     from .device import Device
 
-_SIGNAL_CHECK_S = 0.1  # how long Ctrl-C may go unnoticed in a wait
 _MAX_WORK = 4096
 
 
@@ -27,7 +26,7 @@ class Completion:
         token: what ``write()`` or ``read()`` returned; None of an immediate.
         qp_num: of which queue pair.
         status: ``"success"``, or why it failed, in the words of verbs; ``"closed"`` of what was
-            not over when its queue pair was closed or connected anew.
+            not over when its queue pair was closed or reset.
         ok: whether it succeeded.
         vendor_error: a number for the NIC's vendor.
         immediate: what the peer sent along; None of a transfer.
@@ -110,7 +109,7 @@ class CompletionQueue(Handle):
         until = time.monotonic() + as_seconds("poll", "timeout_s", timeout_s, minimum=0)
         spin_s = as_seconds("poll", "spin_s", spin_s, minimum=0)
         while not (found := self._take()) and (left_s := until - time.monotonic()) > 0:
-            self._handle.wait(min(left_s, _SIGNAL_CHECK_S), spin_s)
+            self._handle.wait(min(left_s, SIGNAL_CHECK_S), spin_s)
         return found
 
     def wait(self, token: int, *, timeout_s: float = 30.0, spin_s: float = 0.0) -> Completion:
@@ -131,7 +130,7 @@ class CompletionQueue(Handle):
             left_s = until - time.monotonic()
             if left_s <= 0:
                 raise TimeoutError(f"wait: transfer {token} is not over after {timeout_s} s")
-            self._handle.wait(min(left_s, _SIGNAL_CHECK_S), spin_s)
+            self._handle.wait(min(left_s, SIGNAL_CHECK_S), spin_s)
         completion.check()
         return completion
 

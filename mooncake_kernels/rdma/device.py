@@ -10,12 +10,10 @@ from .._arguments import as_instance, as_int32, as_integer, as_seconds
 from .._machine_root import MachineRoot
 from ..buffers import Buffer
 from ..errors import InvalidArgument
-from ._handles import Handle, require_verbs
+from ._handles import SIGNAL_CHECK_S, Handle, require_verbs
 from .completion_queue import CompletionQueue
 from .info import DeviceInfo, PortInfo, describe, describe_port
 from .region import Access, Mapping, Region, access_flags, register
-
-_SIGNAL_CHECK_S = 0.1  # how long Ctrl-C may go unnoticed in a wait
 
 
 @dataclass(frozen=True)
@@ -128,8 +126,8 @@ class Device(Handle):
         until = time.monotonic() + as_seconds("wait_event", "timeout_s", timeout_s, minimum=0)
         while True:
             left_s = until - time.monotonic()
-            event = self._handle.wait_event(min(max(left_s, 0.0), _SIGNAL_CHECK_S))
-            if event or left_s <= _SIGNAL_CHECK_S:
+            event = self._handle.wait_event(min(max(left_s, 0.0), SIGNAL_CHECK_S))
+            if event or left_s <= SIGNAL_CHECK_S:
                 return event and Event(*event)
 
 
