@@ -109,7 +109,9 @@ class NicBalancer:
     def set_alive(self, nic: int, alive: bool) -> None: ...
     def in_flight(self, nic: int) -> int: ...
 
-class TransferRegion: ...
+class TransferRegion:
+    @property
+    def note(self) -> str: ...
 
 class TransferPeer:
     @property
@@ -145,6 +147,9 @@ class TransferEngine:
         local: bool,
         shm: bool,
         tcp: bool,
+        nics: list[tuple[str, int, float]],
+        near_nics: list[int],
+        nics_required: bool,
         num_lanes: int,
         secret: bytes | None,
         tls: tuple[bytes, bytes, bytes, bool] | None,

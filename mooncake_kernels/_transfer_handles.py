@@ -45,6 +45,7 @@ class Region(Resource):
         num_bytes: its size.
         location: ``cpu:0``.
         access: what peers may do with it: ``read_write``, ``read`` or ``write``.
+        note: why the engine's NICs cannot use it; empty if they can, or if there are none.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Region(Resource):
         self._region = engine.add_region(
             buffer.address, buffer.num_bytes, buffer.writable, remote_read, remote_write
         )
+        self.note: str = self._region.note
         siblings.add(self)
 
     def close(self) -> None:
@@ -90,16 +92,19 @@ class Peer(Resource):
 
     Attributes:
         name: the name it was opened by.
-        transport: ``local``, ``shm`` or ``tcp``.
         closed: whether ``close`` was called.
     """
 
     def __init__(self, engine: _host.TransferEngine, peer: _host.TransferPeer):
         self.name = peer.name
-        self.transport = peer.transport
         self.closed = False
         self._engine = engine
         self._peer = peer
+
+    @property
+    def transport(self) -> str:
+        """How its data goes: ``local``, ``shm``, ``rdma`` or ``tcp``; set once it is opened."""
+        return self._peer.transport
 
     def close(self) -> None:
         """Fail the requests that are pending ("the peer was closed") and disconnect. Idempotent."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from . import _host, config, metadata
 from ._transfer_arguments import as_address
+from ._transfer_nics import NicChoice
 from .errors import InvalidArgument, TransferError, Unavailable
 
 PROBE_S = 2.0  # for an engine to answer whose name another one wants
@@ -22,6 +23,7 @@ class Options:
     """What an engine is made with, wherever it listens and whatever it is called."""
 
     transports: tuple[str, ...]
+    nics: NicChoice
     secret: bytes | None
     tls: tuple[bytes, bytes, bytes, bool] | None
 
@@ -33,6 +35,9 @@ class Options:
             local="local" in self.transports,
             shm="shm" in self.transports,
             tcp="tcp" in self.transports,
+            nics=list(self.nics.nics),
+            near_nics=list(self.nics.near),
+            nics_required=self.nics.required,
             num_lanes=config.current().transfer_lanes,
             secret=self.secret,
             tls=self.tls,
@@ -57,9 +62,9 @@ class Names:
                 )
             engine = options.make_engine("", address_or_free("name", name))
         else:
-            if "tcp" not in options.transports:
+            if not {"tcp", "rdma"} & set(options.transports):
                 raise InvalidArgument(
-                    "TransferEngine: transports must have tcp with a metadata server, "
+                    "TransferEngine: transports must have tcp or rdma with a metadata server, "
                     f"got {', '.join(options.transports)}"
                 )
             name = made_up_name() if name is None else name

@@ -14,7 +14,8 @@ choice, ``"prefill-3"``, and leads to that very engine or nowhere.
 Every transfer has a deadline; nothing here waits for ever. Transports: ``local`` (the peer is an
 engine of this process: a copy), ``shm`` (a process of this user on this machine, in the same
 network namespace: this process copies into and out of its memory, faster for what
-``shared_memory()`` made) and ``tcp``.
+``shared_memory()`` made), ``rdma`` (NICs of both sides move the data, all of them at once; what is
+agreed upon, and notifications, go over a TCP connection beside them) and ``tcp``.
 
 Without a secret whoever can connect to the port can use the registered regions, which is why an
 engine listens on 127.0.0.1 unless told otherwise. With one, both sides of a connection prove that
@@ -47,13 +48,15 @@ from ._transfer_arguments import (
 )
 from ._transfer_handles import ACCESS, Access, Peer, Region, Resource, Ticket
 from ._transfer_names import Names, Options
+from ._transfer_nics import NicChoice, choose_nics
 from ._transfer_security import Tls, as_secret, as_tls
 from .buffers import as_buffer
 from .errors import InvalidArgument, Unavailable
+from .topology import Topology
 
 __all__ = ["Access", "Peer", "Region", "Ticket", "Tls", "TransferEngine"]
 
-TRANSPORTS = ("local", "shm", "tcp")
+TRANSPORTS = ("local", "shm", "rdma", "tcp")
 
 _log = logging.getLogger(__name__)
 _in_use: list[set[Region]] = []  # of closed engines, and never freed: someone may write there yet
@@ -75,10 +78,13 @@ class TransferEngine(Resource):
             engine is entered there until it is closed. If it dies, it is forgotten after the
             setting ``metadata_ttl_s``; if the server is away, it is entered again once it is back.
         listen: with a metadata server, ``"host:port"`` to listen on; None as for ``name``.
-        transports: the ones that may be used, of ``local``, ``shm`` and ``tcp``; nothing else is
-            fallen back to. None: ``local`` for a peer in this process, ``shm`` for one on this
-            machine, ``tcp`` for others. An engine without ``tcp`` does not listen to machines,
-            one without ``shm`` not to processes of this one.
+        transports: the ones that may be used, of ``local``, ``shm``, ``rdma`` and ``tcp``; nothing
+            else is fallen back to. None: ``local`` for a peer in this process, ``shm`` for one on
+            this machine, ``rdma`` for others if both sides have a NIC for it (but not beside
+            ``tls``, which it goes without), else ``tcp``. An engine without ``tcp`` and ``rdma``
+            does not listen to machines, one without ``shm`` not to processes of this one.
+        topology: which NICs ``rdma`` goes over: all that it would choose for host memory, which is
+            registered on each. None: ``Topology.discover()``.
         secret: 16 to 4096 bytes that all engines have in common which may use each other's memory
             over ``tcp`` and ``shm``; others are refused, and so are those without. None: the
             setting ``secret`` or ``secret_file``, and without these there is none. Engines of one
@@ -106,20 +112,26 @@ class TransferEngine(Resource):
         metadata: str = "p2p",
         listen: str | None = None,
         transports: Collection[str] | None = None,
+        topology: Topology | None = None,
         secret: bytes | str | None = None,
         tls: Tls | None = None,
     ):
         self._closed = True  # for __del__, should something be refused here
         allowed = TRANSPORTS if transports is None else transports
-        named = isinstance(allowed, Collection) and not isinstance(allowed, str)
-        if not named or not allowed or not all(item in TRANSPORTS for item in allowed):
+        is_list = isinstance(allowed, Collection) and not isinstance(allowed, str)
+        if not is_list or not allowed or not all(item in TRANSPORTS for item in allowed):
             raise InvalidArgument(
                 f"TransferEngine: transports must be a list of {', '.join(TRANSPORTS[:-1])} and "
                 f"{TRANSPORTS[-1]}, got {transports!r}"
             )
+        files = as_tls(tls)
+        named = transports is not None and "rdma" in allowed
+        nics = NicChoice()
+        if named or (transports is None and files is None):
+            nics = choose_nics(topology, named=named)
         self._names = Names(metadata)
         self._engine = self._names.start(
-            name, listen, Options(tuple(allowed), as_secret(secret), as_tls(tls))
+            name, listen, Options(tuple(allowed), nics, as_secret(secret), files)
         )
         self._regions: set[Region] = set()
         self._closed = False
@@ -158,6 +170,8 @@ class TransferEngine(Resource):
             InvalidArgument: the buffer is empty, not packed, overlaps another region, or is
                 read-only and offered for writing.
             Unavailable: it is CUDA memory.
+            OSError: a NIC cannot register it, and ``rdma`` was named: the errno and its reason.
+                If it was not, that is logged, and the region's ``note``.
         """
         self._check_open("register")
         if not isinstance(access, str) or access not in ACCESS:
@@ -179,7 +193,10 @@ class TransferEngine(Resource):
             raise InvalidArgument(
                 f'register: access must be "read" for read-only memory, got {access!r}'
             )
-        return Region(self._engine, self._regions, memory, access)
+        region = Region(self._engine, self._regions, memory, access)
+        if region.note:
+            _log.warning("%s: NICs cannot use a region, it goes by tcp: %s", self.name, region.note)
+        return region
 
     def open(self, name: str, *, deadline_s: float | None = None) -> Peer:
         """Connect to another engine.

@@ -42,6 +42,8 @@ void translate(std::exception_ptr pointer) {
 // As crosses from Python: (certificate, key, ca, verify_host).
 using TlsFiles = std::tuple<std::string, std::string, std::string, bool>;
 
+using NicTuple = std::tuple<std::string, int, double>;  // name, port, GB/s
+
 Credentials credentials_of(const std::optional<std::string>& secret,
                            const std::optional<TlsFiles>& tls) {
   Credentials credentials;
@@ -55,13 +57,17 @@ Credentials credentials_of(const std::optional<std::string>& secret,
 }
 
 std::shared_ptr<Engine> make_engine(const std::string& name, const std::string& listen, bool local,
-                                    bool shm, bool tcp, int num_lanes,
-                                    const std::optional<std::string>& secret,
+                                    bool shm, bool tcp, const std::vector<NicTuple>& nics,
+                                    const std::vector<NicSet>& near_nics, bool nics_required,
+                                    int num_lanes, const std::optional<std::string>& secret,
                                     const std::optional<TlsFiles>& tls) {
   const auto delete_in_owner = [](Engine* engine) {
     if (!engine->forked()) delete engine;
   };
-  return {new Engine({name, listen, local, shm, tcp, num_lanes, credentials_of(secret, tls)}),
+  std::vector<NicOptions> options;
+  for (const auto& [nic, port, gb_per_s] : nics) options.push_back({nic, port, gb_per_s});
+  return {new Engine({name, listen, local, shm, tcp, std::move(options), near_nics, nics_required,
+                      num_lanes, credentials_of(secret, tls)}),
           delete_in_owner};
 }
 
@@ -180,6 +186,8 @@ const char* transport_name(Transport transport) {
       return "local";
     case Transport::kShm:
       return "shm";
+    case Transport::kRdma:
+      return "rdma";
     case Transport::kTcp:
       break;
   }
@@ -200,7 +208,7 @@ py::list stats(const Engine& engine) {
 
 void bind_transfer(py::module_& m) {
   py::register_exception_translator(translate);
-  py::class_<Region, RegionRef>(m, "TransferRegion");
+  py::class_<Region, RegionRef>(m, "TransferRegion").def_readonly("note", &Region::note);
   py::class_<Peer, PeerRef>(m, "TransferPeer")
       .def_property_readonly("name", &Peer::name)
       .def_property_readonly("transport",
@@ -224,7 +232,8 @@ void bind_transfer(py::module_& m) {
       });
   py::class_<Engine, std::shared_ptr<Engine>>(m, "TransferEngine")
       .def(py::init(&make_engine), py::arg("name"), py::arg("listen"), py::arg("local"),
-           py::arg("shm"), py::arg("tcp"), py::arg("num_lanes"), py::arg("secret").none(true),
+           py::arg("shm"), py::arg("tcp"), py::arg("nics"), py::arg("near_nics"),
+           py::arg("nics_required"), py::arg("num_lanes"), py::arg("secret").none(true),
            py::arg("tls").none(true), ReleaseGil())
       .def_property_readonly("name", &Engine::name)
       .def_property_readonly("address", &Engine::address)

@@ -164,12 +164,23 @@ bool CompletionQueue::wait(double timeout_s, double spin_s) {
     if (has_pushed() || push_from_nic()) return true;
   }
   while (!has_pushed()) {
-    // An event is made of what comes after it was asked for: look again for what came before.
-    check_verb(ibv_req_notify_cq(cq_, 0), "ibv_req_notify_cq", device_->name());
+    ask_for_event();
     if (push_from_nic()) return true;
     if (!sleep(timeout_s - waited_s())) return has_pushed();
   }
   return true;
+}
+
+bool CompletionQueue::arm() {
+  const Use use(*this, "wait");
+  take_nic_event();
+  ask_for_event();
+  return push_from_nic() || has_pushed();
+}
+
+// An event is made of what comes after it was asked for: look again for what came before.
+void CompletionQueue::ask_for_event() {
+  check_verb(ibv_req_notify_cq(cq_, 0), "ibv_req_notify_cq", device_->name());
 }
 
 bool CompletionQueue::push_from_nic() {

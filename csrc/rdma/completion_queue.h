@@ -7,6 +7,7 @@
 // Layer: rdma. Thread-safe; whoever polls also posts what its queue pairs had no room for.
 #pragma once
 
+#include <array>
 #include <condition_variable>
 #include <cstdint>
 #include <map>
@@ -57,6 +58,11 @@ class CompletionQueue final : public Resource {
   // the first `spin_s` it looks without a pause: to be woken takes longer than a short transfer.
   bool wait(double timeout_s, double spin_s = 0);
 
+  // For one thread, which waits for other things, too: when arm() has returned false, one of fds()
+  // is readable as soon as there is something to poll, or once the queue is being closed.
+  bool arm();
+  std::array<int, 2> fds() const { return {channel_->fd, wake_.get()}; }
+
  private:
   friend class QueuePair;
   class Turn;
@@ -72,6 +78,7 @@ class CompletionQueue final : public Resource {
   void poll_nic(int max_work, std::vector<Completion>* out);
   bool has_pushed();
   bool sleep(double timeout_s);
+  void ask_for_event();
   void take_nic_event();
   void release() noexcept override;
   void interrupt() noexcept override;

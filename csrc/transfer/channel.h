@@ -1,7 +1,7 @@
 // Channel: one way to reach one peer. A transport is a subclass of it: local_channel.h,
-// shm_channel.h, wire_channel.h (tcp). It carries out one work after the other, in the order in
-// which they are posted; queueing, deadlines, retries and cancelling are the same for all, and not
-// its business.
+// shm_channel.h, rdma_channel.h, wire_channel.h (tcp). It carries out one work after the other, in
+// the order in which they are posted; queueing, deadlines, retries and cancelling are the same for
+// all, and not its business.
 //
 // Layer: transfer. One thread at a time, except where it says otherwise.
 #pragma once
@@ -17,7 +17,7 @@
 
 namespace mk::transfer {
 
-enum class Transport { kLocal, kShm, kTcp };
+enum class Transport { kLocal, kShm, kRdma, kTcp };
 
 // What a channel is asked to do in one go.
 struct Work {
@@ -47,6 +47,9 @@ class Channel {
   virtual ~Channel() = default;
 
   virtual Transport transport() const = 0;
+
+  // Whether other channels to the peer, on threads of their own, make it faster.
+  virtual bool gains_from_others() const { return true; }
 
   // How many works may be posted and not finished.
   virtual size_t window() const = 0;

@@ -9,6 +9,7 @@
 
 #include "common/owner.h"
 #include "transfer/credentials.h"
+#include "transfer/nics.h"
 #include "transfer/notifications.h"
 #include "transfer/region_table.h"
 #include "transfer/verdict.h"
@@ -16,16 +17,19 @@
 namespace mk::transfer {
 
 struct Endpoint {
-  Endpoint(std::string name, std::string address, uint64_t instance, Credentials credentials)
+  Endpoint(std::string name, std::string address, uint64_t instance, Credentials credentials,
+           std::shared_ptr<Nics> nics)
       : name(std::move(name)),
         address(std::move(address)),
         instance(instance),
-        credentials(std::move(credentials)) {}
+        credentials(std::move(credentials)),
+        nics(std::move(nics)) {}
 
   const std::string name;     // what peers are told
   const std::string address;  // "host:port"; also the name, unless there is a metadata server
   const uint64_t instance;    // random, never 0: no two engines share it, also not after a restart
   const Credentials credentials;
+  const std::shared_ptr<Nics> nics;  // may be none, but is not null
   const Owner owner;
   RegionTable regions;
   NotificationQueue notifications;

@@ -9,6 +9,7 @@
 #include "transfer/address.h"
 #include "transfer/error.h"
 #include "transfer/local_channel.h"
+#include "transfer/rdma_channel.h"
 #include "transfer/shm_channel.h"
 #include "transfer/wire.h"
 #include "transfer/wire_channel.h"
@@ -51,11 +52,13 @@ Engine::Engine(const EngineOptions& options) : options_(options) {
   MK_CHECK(std::all_of(addresses.begin(), addresses.end(), is_unicast),
            "TransferEngine: ", argument,
            " must be an address at which peers reach this engine, got ", listen);
-  bound_ = bind_socket(listen, addresses, options.tcp);
+  auto nics = std::make_shared<Nics>(options.nics, options.near_nics);
+  bound_ = bind_socket(listen, addresses, is_for_machines());
   where.port = bound_port(bound_);
   const std::string address = where.name();
   const std::string& name = options.name.empty() ? address : options.name;
-  own_ = std::make_shared<Endpoint>(name, address, random_instance(), options.credentials);
+  own_ = std::make_shared<Endpoint>(name, address, random_instance(), options.credentials,
+                                    std::move(nics));
   start_server();
   enter_process(own_);
 }
@@ -68,16 +71,23 @@ void Engine::start_server() {
       listening.push_back(bind_socket(own_->address, {address}, false));
     } catch (const SystemError&) {
       // A forked child of an engine of this name, closed since, still has it.
-      if (!options_.tcp) throw;
+      if (!is_for_machines()) throw;
     }
   }
-  if (options_.tcp) listening.push_back(std::move(bound_));
+  if (is_for_machines()) listening.push_back(std::move(bound_));
   if (!listening.empty()) server_ = std::make_unique<Server>(*own_, std::move(listening));
 }
 
 RegionRef Engine::add_region(const Range& range, Rights rights) {
   owner_.check("register", "engine");
-  return own_->regions.add(range, rights);
+  Region region{range, rights};
+  try {
+    region.on_nics = own_->nics->add(range, rights);
+  } catch (const std::runtime_error& error) {
+    if (options_.nics_required) throw;
+    region.note = error.what();
+  }
+  return own_->regions.add(std::move(region));
 }
 
 bool Engine::remove_region(const RegionRef& region) {
@@ -95,7 +105,7 @@ Channels Engine::make_channels(const PeerAddress& to) const {
     channels.push_back(std::make_unique<LocalChannel>(own_->name, *here));
     return channels;
   }
-  if (!options_.shm && !options_.tcp) {
+  if (!options_.shm && !is_for_machines()) {
     throw TransferError(to.name, "no engine of that name in this process");
   }
   const std::vector<SocketAddress> addresses = resolve(where);
@@ -104,11 +114,18 @@ Channels Engine::make_channels(const PeerAddress& to) const {
     std::transform(addresses.begin(), addresses.end(), std::back_inserter(here), within_machine);
   }
   const bool is_here = options_.shm && ShmChannel::reaches(here);
-  if (!is_here && !options_.tcp) {
+  if (!is_here && !is_for_machines()) {
     throw TransferError(to.name, "no engine of that name on this machine");
   }
   const auto identity = std::make_shared<PeerIdentity>(to.instance);
-  for (int i = 0; i < options_.num_lanes; ++i) {
+#if MK_HAVE_VERBS
+  if (!is_here && own_->nics->size() > 0) {
+    const bool only = !options_.tcp;
+    channels.push_back(std::make_unique<RdmaChannel>(own_, where.host, addresses, identity, only));
+    if (only) return channels;
+  }
+#endif
+  while (channels.size() < static_cast<size_t>(options_.num_lanes)) {
     if (is_here) {
       channels.push_back(std::make_unique<ShmChannel>(own_, where.host, here, identity));
     } else {
@@ -178,6 +195,7 @@ bool Engine::close() {
   own_->notifications.close();
   server_.reset();
   all_removed_ &= own_->regions.close();  // also ends what engines of this process do here
+  own_->nics->close();
   bound_.close();
   return all_removed_;
 }

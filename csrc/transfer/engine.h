@@ -1,7 +1,8 @@
 // Engine: registers memory, listens to peers, and writes to and reads from theirs.
 //
 //   Engine engine({"prefill-3", "127.0.0.1:0", /*local=*/true, /*shm=*/true, /*tcp=*/true,
-//                  /*num_lanes=*/2, /*credentials=*/{}});
+//                  /*nics=*/{}, /*near_nics=*/{}, /*nics_required=*/false, /*num_lanes=*/2,
+//                  /*credentials=*/{}});
 //   RegionRef region = engine.add_region({address, num_bytes}, kLocalWrite | kRemoteWrite);
 //   PeerRef peer = engine.open({"decode-1", "10.0.0.2:4711", instance}, 30.0);
 //   peer->wait_connected(Deadline::after(30.0));
@@ -29,7 +30,10 @@ struct EngineOptions {
   bool local;          // transports that may be used; without tcp it does not listen to machines
   bool shm;
   bool tcp;
-  int num_lanes;  // connections to a peer, and threads that copy
+  std::vector<NicOptions> nics;   // rdma goes over these; none: not at all
+  std::vector<NicSet> near_nics;  // of these, those near to each NUMA node
+  bool nics_required;             // memory that they cannot use is refused
+  int num_lanes;                  // connections to a peer, and threads that copy
   Credentials credentials;
 };
 
@@ -50,11 +54,13 @@ class Engine {
   const std::string& address() const { return own_->address; }
   uint64_t instance() const { return own_->instance; }
 
+  // Throws also as rdma::register_memory, if NICs are required.
   RegionRef add_region(const Range& range, Rights rights);
   bool remove_region(const RegionRef& region);  // see RegionTable::remove
 
   // Begins to connect; see Peer::wait_connected. By local if the peer lives in this process, else
-  // shm if it lives on this machine, else tcp; of those that are allowed. Throws InvalidArgument
+  // shm if it lives on this machine, else rdma if both have NICs, else tcp; of those that are
+  // allowed. Throws InvalidArgument
   // (name), Unavailable (no such host), TransferError.
   PeerRef open(const PeerAddress& to, double deadline_s);
   void close_peer(const PeerRef& peer);
@@ -78,6 +84,7 @@ class Engine {
   void check_process(const char* op) const { owner_.check(op, "engine"); }
 
  private:
+  bool is_for_machines() const { return options_.tcp || !options_.nics.empty(); }
   Channels make_channels(const PeerAddress& to) const;
   void start_server();
 

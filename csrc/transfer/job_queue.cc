@@ -120,7 +120,8 @@ void JobQueue::pause(double seconds) {
 
 void JobQueue::end(Ticket& ticket, const std::string& cause, uint64_t num_bytes_done) {
   const Request& request = ticket.request();
-  stats_->record(peer_name_, transport_, request.direction, num_bytes_done, !cause.empty());
+  stats_->record(peer_name_, lead_channel_.transport(), request.direction, num_bytes_done,
+                 !cause.empty());
   ticket.finish(cause, num_bytes_done);
 }
 

@@ -26,8 +26,9 @@ struct Task {
 
 class JobQueue {
  public:
-  JobQueue(std::string peer_name, Transport transport, std::shared_ptr<Stats> stats)
-      : peer_name_(std::move(peer_name)), transport_(transport), stats_(std::move(stats)) {}
+  // `lead`: whose transport is that of all.
+  JobQueue(std::string peer_name, const Channel& lead, std::shared_ptr<Stats> stats)
+      : peer_name_(std::move(peer_name)), lead_channel_(lead), stats_(std::move(stats)) {}
 
   // Throws InvalidArgument once closed.
   void push(TicketRef ticket, uint64_t max_piece_bytes);
@@ -60,7 +61,7 @@ class JobQueue {
   void changed(const JobRef& job, std::unique_lock<std::mutex>& lock);
 
   const std::string peer_name_;
-  const Transport transport_;
+  const Channel& lead_channel_;
   const std::shared_ptr<Stats> stats_;
 
   std::mutex mutex_;

@@ -21,9 +21,8 @@ constexpr uint64_t kMaxRunHereBytes = 256ull << 10;  // takes less time than to 
 Peer::Peer(std::string name, Channels channels, std::shared_ptr<Endpoint> own,
            std::shared_ptr<Stats> stats)
     : name_(std::move(name)),
-      transport_(channels.front()->transport()),
       own_(std::move(own)),
-      queue_(name_, transport_, std::move(stats)) {
+      queue_(name_, *channels.front(), std::move(stats)) {
   for (auto& channel : channels) {
     const bool leads = lanes_.empty();
     lanes_.push_back(std::make_unique<Lane>(std::move(channel), queue_, own_->regions, leads));
@@ -74,7 +73,8 @@ TicketRef Peer::submit(Request request, const Deadline& deadline) {
   auto ticket = std::make_shared<Ticket>(weak_from_this(), name_, std::move(request), deadline);
   if (run_here(*ticket)) return ticket;
   const uint64_t max_bytes = max_piece_bytes(ticket->request());
-  if (ticket->num_bytes() > max_bytes) start_others();
+  const bool gains = lanes_.front()->channel().gains_from_others();
+  if (gains && ticket->num_bytes() > max_bytes) start_others();
   queue_.push(ticket, max_bytes);
   return ticket;
 }
@@ -102,8 +102,10 @@ bool Peer::run_here(Ticket& ticket) {
 }
 
 uint64_t Peer::max_piece_bytes(const Request& request) const {
-  const uint64_t most = lanes_.front()->channel().max_piece_bytes();
-  if (lanes_.size() == 1 || request.num_bytes <= kSplitBytes) return most;
+  const Channel& lead = lanes_.front()->channel();
+  const uint64_t most = lead.max_piece_bytes();
+  if (lanes_.size() == 1 || !lead.gains_from_others() || request.num_bytes <= kSplitBytes)
+    return most;
   return std::clamp(request.num_bytes / (kPiecesPerLane * lanes_.size()), kMinPieceBytes, most);
 }
 

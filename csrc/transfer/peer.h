@@ -27,14 +27,14 @@ using Channels = std::vector<std::unique_ptr<Channel>>;
 
 class Peer : public std::enable_shared_from_this<Peer> {
  public:
-  // `channels` are of one transport; the first one leads.
+  // The first of the channels leads; the others move data beside it.
   Peer(std::string name, Channels channels, std::shared_ptr<Endpoint> own,
        std::shared_ptr<Stats> stats);
   Peer(const Peer&) = delete;
   ~Peer() { close("the peer was closed"); }
 
   const std::string& name() const { return name_; }
-  Transport transport() const { return transport_; }
+  Transport transport() const { return lanes_.front()->channel().transport(); }
 
   // Starts the leading lane, which connects. Throws TransferError if it was closed before.
   void start(const Deadline& deadline);
@@ -60,7 +60,6 @@ class Peer : public std::enable_shared_from_this<Peer> {
   uint64_t max_piece_bytes(const Request& request) const;
 
   const std::string name_;
-  const Transport transport_;
   const std::shared_ptr<Endpoint> own_;
   JobQueue queue_;
   std::vector<std::unique_ptr<Lane>> lanes_;

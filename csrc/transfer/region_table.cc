@@ -15,12 +15,6 @@ namespace {
 constexpr double kOffersInUseS = 10;
 constexpr std::chrono::microseconds kOfferCheckEvery{100};
 
-// No sums of untrusted numbers: they might wrap around.
-bool contains(const Range& outer, const Range& inner) {
-  return inner.address >= outer.address && inner.num_bytes <= outer.num_bytes &&
-         inner.address - outer.address <= outer.num_bytes - inner.num_bytes;
-}
-
 std::string describe(const Range& range) {
   return concat("0x", std::hex, range.address, std::dec, " + ", range.num_bytes, " bytes");
 }
@@ -35,7 +29,8 @@ const char* missing_right(Rights missing) {
 
 Pin::~Pin() { table_->unpin(regions_, interrupt_); }
 
-RegionRef RegionTable::add(const Range& range, Rights rights) {
+RegionRef RegionTable::add(Region region) {
+  const Range range = region.range;
   MK_CHECK(range.num_bytes > 0, "register: buffer must not be empty");
   MK_CHECK(range.num_bytes <= UINT64_MAX - range.address, "register: buffer must end below 2**64");
   const std::lock_guard lock(mutex_);
@@ -47,7 +42,7 @@ RegionRef RegionTable::add(const Range& range, Rights rights) {
              "register: buffer must not overlap a registered one, got ", describe(range),
              " and there is ", describe(before));
   }
-  return by_address_[range.address] = std::make_shared<Region>(Region{range, rights});
+  return by_address_[range.address] = std::make_shared<Region>(std::move(region));
 }
 
 bool RegionTable::remove(const RegionRef& region) {
@@ -61,6 +56,7 @@ bool RegionTable::remove(const RegionRef& region) {
   unpinned_.wait(lock, [&] { return region->users.empty(); });
   const auto offers = region->offers;
   lock.unlock();
+  if (region->on_nics) Nics::remove(*region->on_nics);
   const Deadline deadline = Deadline::after(kOffersInUseS);
   for (const auto& [board, offer] : offers) {
     while (board->in_use(offer)) {
@@ -94,22 +90,27 @@ std::vector<RegionTable::Offered> RegionTable::offer(const std::shared_ptr<Board
 }
 
 bool RegionTable::close() {
-  std::vector<RegionRef> regions;
   {
     const std::lock_guard lock(mutex_);
     closed_ = true;
-    for (const auto& [address, region] : by_address_) regions.push_back(region);
   }
-  bool all = true;
-  for (const RegionRef& region : regions) all &= remove(region);
-  return all;
+  bool is_free = true;
+  for (const RegionRef& region : all()) is_free &= remove(region);
+  return is_free;
+}
+
+std::vector<RegionRef> RegionTable::all() const {
+  std::vector<RegionRef> regions;
+  const std::lock_guard lock(mutex_);
+  for (const auto& [address, region] : by_address_) regions.push_back(region);
+  return regions;
 }
 
 const RegionRef* RegionTable::find(const Range& range) const {
   const auto behind = by_address_.upper_bound(range.address);
   if (behind == by_address_.begin()) return nullptr;
   const RegionRef& region = std::prev(behind)->second;
-  return contains(region->range, range) ? &region : nullptr;
+  return region->range.contains(range) ? &region : nullptr;
 }
 
 std::vector<RegionRef> RegionTable::check(const Ranges& ranges, Rights needed, const char* side,
@@ -119,7 +120,7 @@ std::vector<RegionRef> RegionTable::check(const Ranges& ranges, Rights needed, c
   Range inside{0, 0};  // of the region found last: neighbours are mostly in the same one
   for (size_t i = 0; i < ranges.count; ++i) {
     const Range range = ranges[i];
-    if (contains(inside, range)) continue;
+    if (inside.contains(range)) continue;
     const RegionRef* const region = find(range);
     const char* problem = !region ? "is not inside a registered region" : nullptr;
     if (region && needed & ~(*region)->rights) problem = missing_right(needed & ~(*region)->rights);

@@ -1,5 +1,6 @@
 // RegionTable: the memory an engine may touch, and who is touching it now.
 //
+//   RegionRef region = table.add({{address, num_bytes}, kRemoteWrite});
 //   auto regions = table.check(ranges, kRemoteWrite, "remote", 0);   // or throws Refused
 //   const Pin pin = table.pin(regions, interrupt);  // until ~Pin they cannot go away
 //   table.remove(region);   // signals the interrupts of those who pin it, waits for their ~Pin
@@ -19,42 +20,16 @@
 
 #include "transfer/board.h"
 #include "transfer/limit.h"
+#include "transfer/nics.h"
+#include "transfer/range.h"
 
 namespace mk::transfer {
-
-struct Range {
-  uint64_t address;
-  uint64_t num_bytes;
-};
-
-// Ranges as columns, or as rows, of 64-bit numbers: `step` of them from one range to the next.
-struct Ranges {
-  const uint64_t* addresses;
-  size_t address_step;
-  const uint64_t* sizes;
-  size_t size_step;
-  size_t count;
-
-  static Ranges rows(const std::vector<Range>& table) {
-    if (table.empty()) return {};
-    return {&table[0].address, 2, &table[0].num_bytes, 2, table.size()};
-  }
-  Range operator[](size_t i) const { return {addresses[i * address_step], sizes[i * size_step]}; }
-  Ranges part(size_t first, size_t num_ranges) const {
-    return {addresses + first * address_step, address_step, sizes + first * size_step, size_step,
-            num_ranges};
-  }
-};
-
-// What may be done with a region, besides reading it from its own engine. Bits.
-using Rights = uint32_t;
-constexpr Rights kLocalWrite = 1;
-constexpr Rights kRemoteRead = 2;
-constexpr Rights kRemoteWrite = 4;
 
 struct Region {
   Range range;
   Rights rights;
+  NicMemoryRef on_nics{};           // null: on none
+  std::string note{};               // why not
   bool open = true;                 // this and `users` belong to the table, under its mutex
   std::vector<Interrupt*> users{};  // one entry a pin
   std::vector<std::pair<std::shared_ptr<Board>, Offer>> offers{};  // to processes that map it
@@ -79,7 +54,7 @@ class Pin {
 class RegionTable {
  public:
   // Throws InvalidArgument: empty, overlapping another region, or the table is closed.
-  RegionRef add(const Range& range, Rights rights);
+  RegionRef add(Region region);
 
   // After it returns true nobody touches the region. Waits only as long as its users need to notice
   // that they are interrupted; false: a peer on this machine that copies by itself does not notice,
@@ -88,6 +63,8 @@ class RegionTable {
 
   // Removes every region; add() throws from now on. False: as of remove().
   bool close();
+
+  std::vector<RegionRef> all() const;
 
   // Puts all regions on a board, as far as it has room, and tells which.
   struct Offered {

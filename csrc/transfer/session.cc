@@ -18,14 +18,23 @@ constexpr double kBatchS = 60;     // to send the rest of a batch, or take in wh
 
 void Session::run() noexcept {
   try {
-    const Links::Hold hold = greet();  // while we may touch memory
-    while (true) serve_next();
+    const Links::Hold hold = greet();  // while memory may be touched
+    serve_all();
   } catch (const std::exception&) {
-    // The peer left, or cannot be understood. It learns so from the connection's end.
+    // It never got in.
   }
   socket_.close();
   if (board_) board_->end();
   finished_ = true;
+}
+
+void Session::serve_all() {
+  try {
+    while (true) serve_next();
+  } catch (const std::exception&) {
+    // The peer left, or cannot be understood. It learns so from the connection's end.
+  }
+  rdma_.close();
 }
 
 Links::Hold Session::greet() {
@@ -77,6 +86,11 @@ void Session::serve(const BatchHeader& header, const Limit& limit) {
       return receive_notification(header, limit);
     case Op::kRegions:
       return send_regions(header, limit);
+    case Op::kNics:
+    case Op::kAttach:
+    case Op::kDetach:
+    case Op::kKeys:
+      return answer_about_nics(header, limit);
     case Op::kCheckWrite:
     case Op::kCheckRead:
       break;
@@ -157,6 +171,25 @@ void Session::send_regions(const BatchHeader& header, const Limit& limit) {
   for (const Fd& memory : memories) socket_.send_fd(memory, limit);
 }
 
+void Session::answer_about_nics(const BatchHeader& header, const Limit& limit) {
+  AttachRequest attach;
+  DetachRequest detach;
+  if (header.op == Op::kAttach) socket_.receive(&attach, sizeof(attach), limit);
+  if (header.op == Op::kDetach) socket_.receive(&detach, sizeof(detach), limit);
+  std::string answer;
+  try {
+    answer = header.op == Op::kNics     ? rdma_.nics()
+             : header.op == Op::kAttach ? rdma_.attach(attach)
+             : header.op == Op::kDetach ? rdma_.detach(detach)
+                                        : rdma_.keys();
+  } catch (const Refused& refused) {
+    return refuse(header, refused.what(), limit);
+  }
+  Ack ack{Status::kDone, 0, header.request_id, answer.size()};
+  iovec parts[] = {{&ack, sizeof(ack)}, {answer.data(), answer.size()}};
+  socket_.send(parts, answer.empty() ? 1 : 2, limit);
+}
+
 std::vector<RegionRef> Session::check(const BatchHeader& header, Rights needed) const {
   if (header.request_id == refused_request_) {
     throw Refused("an earlier batch of the request was refused");
@@ -176,9 +209,11 @@ void Session::acknowledge(const BatchHeader& header, const Limit& limit) {
 }
 
 void Session::refuse(const BatchHeader& header, const std::string& why, const Limit& limit) {
-  refused_request_ = header.request_id;
-  Ack ack{Status::kRefused, static_cast<uint32_t>(why.size()), header.request_id, 0};
-  iovec parts[] = {{&ack, sizeof(ack)}, {const_cast<char*>(why.data()), why.size()}};
+  const bool is_of_request = header.op <= Op::kNotify;  // what comes behind are questions
+  if (is_of_request) refused_request_ = header.request_id;
+  const std::string text = why.substr(0, kMaxRefusalBytes);
+  Ack ack{Status::kRefused, static_cast<uint32_t>(text.size()), header.request_id, 0};
+  iovec parts[] = {{&ack, sizeof(ack)}, {const_cast<char*>(text.data()), text.size()}};
   socket_.send(parts, 2, limit);
 }
 

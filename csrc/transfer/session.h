@@ -16,6 +16,7 @@
 #include "transfer/endpoint.h"
 #include "transfer/gate.h"
 #include "transfer/handshake.h"
+#include "transfer/rdma_target.h"
 #include "transfer/socket.h"
 #include "transfer/wire.h"
 
@@ -24,13 +25,14 @@ namespace mk::transfer {
 class Session {
  public:
   Session(Endpoint& own, Gate& gate, Admission::Visit visit, Socket socket)
-      : own_(own), gate_(gate), visit_(std::move(visit)), socket_(std::move(socket)) {}
+      : own_(own), gate_(gate), visit_(std::move(visit)), socket_(std::move(socket)), rdma_(own) {}
 
   void run() noexcept;
   void interrupt() { interrupt_.signal("the engine was closed"); }
   bool finished() const { return finished_; }
 
  private:
+  void serve_all();
   Links::Hold greet();
   Links::Hold let_in(Reception& reception, const Limit& limit);
   void serve_next();
@@ -39,6 +41,7 @@ class Session {
   void send_read(const BatchHeader& header, const Limit& limit);
   void receive_notification(const BatchHeader& header, const Limit& limit);
   void send_regions(const BatchHeader& header, const Limit& limit);
+  void answer_about_nics(const BatchHeader& header, const Limit& limit);
 
   // The regions of the batch in table_; throws Refused.
   std::vector<RegionRef> check(const BatchHeader& header, Rights needed) const;
@@ -59,6 +62,7 @@ class Session {
   std::shared_ptr<Board> board_;
   std::map<uint64_t, uint32_t> sent_memories_;  // by SharedMemory's id: the how-manieth it was
   uint32_t num_memories_sent_ = 0;
+  RdmaTarget rdma_;
 
   std::atomic<bool> finished_{false};
 };

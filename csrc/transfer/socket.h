@@ -71,6 +71,7 @@ class Socket {
 
   // Whether it is connected and at rest: the peer has neither closed it nor sent anything.
   bool at_rest() const;
+  int fd() const { return fd_.get(); }  // for poll(2)
   void close() noexcept;
 
  private:

@@ -4,7 +4,9 @@
 #include <cstring>
 
 #include "common/check.h"
+#include "transfer/board.h"
 #include "transfer/error.h"
+#include "transfer/nic_wire.h"
 
 namespace mk::transfer {
 namespace {
@@ -61,8 +63,11 @@ void check_header(const BatchHeader& header) {
     expect(header.num_ranges >= 1 && header.num_ranges <= kMaxBatchRanges, "check of ",
            header.num_ranges, " ranges");
     expect(header.num_bytes == 0, "check with ", header.num_bytes, " bytes of payload");
-  } else if (header.op == Op::kRegions) {
-    expect(header.num_ranges == 0 && header.num_bytes == 0, "malformed question for regions");
+  } else if (header.op == Op::kRegions || header.op == Op::kNics || header.op == Op::kKeys) {
+    expect(header.num_ranges == 0 && header.num_bytes == 0, "malformed question");
+  } else if (header.op == Op::kAttach || header.op == Op::kDetach) {
+    const uint64_t due = header.op == Op::kAttach ? sizeof(AttachRequest) : sizeof(DetachRequest);
+    expect(header.num_ranges == 0 && header.num_bytes == due, "malformed question");
   } else {
     expect(header.op == Op::kNotify, "unknown op ", static_cast<uint32_t>(header.op));
     expect(header.num_ranges == 0, "notification with ", header.num_ranges, " ranges");
@@ -96,10 +101,14 @@ void check_ack(const Ack& ack, uint64_t request_id, uint64_t num_bytes) {
 }
 
 void check_regions_ack(const Ack& ack, uint64_t request_id) {
-  expect(ack.request_id == request_id && ack.status == Status::kDone && ack.refusal_bytes == 0 &&
-             ack.num_bytes % sizeof(RegionEntry) == 0 &&
-             ack.num_bytes / sizeof(RegionEntry) <= Board::kNumSlots,
-         "malformed answer about regions");
+  expect(ack.status == Status::kDone, "no answer about regions");
+  check_answer(ack, request_id, sizeof(RegionEntry), Board::kNumSlots * sizeof(RegionEntry));
+}
+
+void check_answer(const Ack& ack, uint64_t request_id, uint64_t entry_bytes, uint64_t max_bytes) {
+  check_ack(ack, request_id, ack.num_bytes);
+  expect(ack.num_bytes % entry_bytes == 0 && ack.num_bytes <= max_bytes, "answer of ",
+         ack.num_bytes, " bytes");
 }
 
 void check_region(const RegionEntry& entry, uint32_t max_memories) {

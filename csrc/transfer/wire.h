@@ -14,7 +14,7 @@
 #include <cstdint>
 #include <string>
 
-#include "transfer/region_table.h"
+#include "transfer/range.h"
 
 namespace mk::transfer {
 
@@ -37,6 +37,10 @@ enum class Op : uint32_t {
   kCheckRead = 4,
   kNotify = 5,
   kRegions = 6,  // asks for the target's regions; only within a machine
+  kNics = 7,     // of these and what follows: nic_wire.h
+  kAttach = 8,
+  kDetach = 9,
+  kKeys = 10,
 };
 
 enum class Status : uint32_t { kDone = 0, kRefused = 1 };
@@ -133,6 +137,7 @@ void check_header(const BatchHeader& header);
 void check_table(const BatchHeader& header, const Range* ranges);
 void check_ack(const Ack& ack, uint64_t request_id, uint64_t num_bytes);
 void check_regions_ack(const Ack& ack, uint64_t request_id);
+void check_answer(const Ack& ack, uint64_t request_id, uint64_t entry_bytes, uint64_t max_bytes);
 void check_region(const RegionEntry& entry, uint32_t max_memories);
 
 // A peer's text, made safe to show.

@@ -1,0 +1,110 @@
+#include "transfer/rail.h"
+
+#if MK_HAVE_VERBS
+#include <algorithm>
+
+#include "common/check.h"
+
+namespace mk::transfer {
+namespace {
+
+constexpr int kMaxSends = 128;  // work requests in flight
+constexpr int kPollBatch = 64;
+constexpr double kFirstPauseS = 1, kLongestPauseS = 30;
+constexpr double kNewShare = 0.2;  // of a measurement in the mean
+constexpr double kLeastGbPerS = 0.01;
+
+}  // namespace
+
+uint32_t Rail::link_layer() const {
+  return code_of_link_layer(nic_.device->info().ports.at(nic_.port - 1).link_layer);
+}
+
+rdma::Endpoint Rail::open() {
+  close();
+  active_port(nic_);
+  queue_ = rdma::CompletionQueue::make(nic_.device, kMaxSends + 1);
+  rdma::QueuePairOptions options;
+  options.port = nic_.port;
+  options.max_sends = kMaxSends;
+  pair_ = rdma::QueuePair::make(queue_, options);
+  return pair_->endpoint();
+}
+
+void Rail::connect(const rdma::Endpoint& peer, size_t peer_nic, double peer_gb_per_s) {
+  pair_->connect(peer, {});
+  peer_nic_ = peer_nic;
+  bytes_per_s_ = std::max(std::min(nic_.gb_per_s, peer_gb_per_s), kLeastGbPerS) * 1e9;
+  is_up_ = true;
+}
+
+std::vector<Slice> Rail::close() noexcept {
+  is_up_ = false;
+  if (queue_) queue_->close();  // and the pair
+  pair_.reset();
+  queue_.reset();
+  std::vector<Slice> left;
+  for (auto& [token, slice] : under_way_) left.push_back(std::move(slice));
+  under_way_.clear();
+  num_bytes_under_way_ = 0;
+  return left;
+}
+
+void Rail::submit(Slice slice, const std::shared_ptr<const rdma::RemoteRegion>& remote) {
+  rdma::Transfer transfer;
+  transfer.reads = slice.reads;
+  transfer.region = slice.local->regions[index_];
+  transfer.remote = remote;
+  transfer.segments = slice.segments;
+  transfer.token = ++last_token_;
+  if (under_way_.empty()) busy_since_ = Clock::now();
+  num_bytes_under_way_ += slice.num_bytes;
+  under_way_[transfer.token] = std::move(slice);
+  try {
+    pair_->submit(transfer);
+  } catch (const std::exception& error) {
+    throw RailDown(error.what(), false);
+  }
+}
+
+void Rail::collect(std::vector<Slice>& done) {
+  std::vector<rdma::Completion> completions;
+  try {
+    completions = queue_->poll(kPollBatch);
+  } catch (const std::exception& error) {
+    throw RailDown(error.what(), false);
+  }
+  uint64_t num_bytes = 0;
+  for (const rdma::Completion& completion : completions) {
+    if (completion.status != IBV_WC_SUCCESS) {
+      const bool is_refused =
+          completion.status == IBV_WC_REM_ACCESS_ERR || completion.status == IBV_WC_REM_INV_REQ_ERR;
+      throw RailDown(concat(nic_.device->name(), ": ", rdma::status_text(completion.status)),
+                     is_refused);
+    }
+    const auto found = under_way_.find(completion.token);
+    num_bytes += found->second.num_bytes;
+    done.push_back(std::move(found->second));
+    under_way_.erase(found);
+  }
+  if (num_bytes == 0) return;
+  const Clock::time_point now = Clock::now();
+  const double seconds = std::chrono::duration<double>(now - busy_since_).count();
+  busy_since_ = now;
+  num_bytes_under_way_ -= num_bytes;
+  if (seconds > 0)
+    bytes_per_s_ += kNewShare * (static_cast<double>(num_bytes) / seconds - bytes_per_s_);
+  bytes_per_s_ = std::max(bytes_per_s_, kLeastGbPerS * 1e9);
+  pause_s_ = 0;
+}
+
+void Rail::pause(const std::string& cause, size_t peer_nic) {
+  cause_ = cause;
+  peer_nic_ = peer_nic;
+  pause_s_ = std::clamp(2 * pause_s_, kFirstPauseS, kLongestPauseS);
+  try_at_ = Clock::now() +
+            std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(pause_s_));
+}
+
+}  // namespace mk::transfer
+#endif

@@ -1,0 +1,101 @@
+// Rail: a way to a peer, from a NIC of ours to one of its.
+//
+//   Rail rail(nics[0], 0);
+//   rail.connect(ask_the_peer(rail.open()), /*peer's NIC*/ 1, gb_per_s);
+//   if (rail.has_room()) rail.submit(std::move(slice), remote);
+//   rail.collect(done);                         // slices that are over; throws RailDown
+//   std::vector<Slice> left = rail.close();     // what it had under way
+//
+// Layer: transfer. One thread.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "rdma/queue_pair.h"
+#include "transfer/error.h"
+#include "transfer/nic_wire.h"
+#include "transfer/nics.h"
+
+#if MK_HAVE_VERBS
+namespace mk::transfer {
+
+// A part of a work that one rail moves in one go: of one region at either end.
+struct Slice {
+  uint64_t work = 0;  // of RdmaChannel's
+  bool reads = false;
+  NicMemoryRef local;
+  std::vector<rdma::Segment> segments;
+  uint64_t num_bytes = 0;
+  int num_tries = 0;
+};
+
+// A queue pair has failed, and nothing moves over it any more.
+struct RailDown : std::runtime_error {
+  RailDown(const std::string& cause, bool is_refused)
+      : std::runtime_error(cause), is_refused(is_refused) {}
+  bool is_refused;  // by the peer's NIC: our keys are not those of its regions
+};
+
+class Rail {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  Rail(const Nic& nic, size_t index) : nic_(nic), index_(index) {}
+
+  // A new queue pair of our NIC, and what the peer must know of it. Throws as the verbs.
+  rdma::Endpoint open();
+  void connect(const rdma::Endpoint& peer, size_t peer_nic, double peer_gb_per_s);
+  // Ends the queue pair: when it returns, our NIC touches no memory for it. Idempotent.
+  std::vector<Slice> close() noexcept;
+
+  bool is_up() const { return is_up_; }
+  uint32_t link_layer() const;                   // as of NicEntry
+  size_t nic() const { return index_; }          // of ours
+  size_t peer_nic() const { return peer_nic_; }  // the one connected to last
+  const rdma::CompletionQueue& queue() const { return *queue_; }
+
+  // How long it takes, in seconds by what was seen so far, until it has done that as well.
+  double seconds_for(uint64_t num_bytes) const {
+    return static_cast<double>(num_bytes_under_way_ + num_bytes) / bytes_per_s_;
+  }
+  bool has_room() const { return num_bytes_under_way_ < kRoomBytes; }
+  void submit(Slice slice, const std::shared_ptr<const rdma::RemoteRegion>& remote);
+  void collect(std::vector<Slice>& done);
+  // Whether there is something to collect; if not, queue().fds() tell when there is.
+  bool arm() { return queue_->arm(); }
+
+  // After a failure: not to be tried for a while, each time longer, until it has moved something.
+  void pause(const std::string& cause, size_t peer_nic);
+  bool may_try() const { return Clock::now() >= try_at_; }
+  const std::string& cause() const { return cause_; }
+
+ private:
+  // Enough to keep a fast link busy while we sleep; what is under way cannot be given to others.
+  static constexpr uint64_t kRoomBytes = 4ull << 20;
+
+  const Nic& nic_;
+  const size_t index_;
+  size_t peer_nic_ = 0;
+  std::shared_ptr<rdma::CompletionQueue> queue_;
+  std::shared_ptr<rdma::QueuePair> pair_;
+  bool is_up_ = false;
+
+  std::map<uint64_t, Slice> under_way_;  // by token
+  uint64_t last_token_ = 0;
+  uint64_t num_bytes_under_way_ = 0;
+  double bytes_per_s_ = 1;
+  Clock::time_point busy_since_{};  // or since the last completion
+
+  std::string cause_;
+  double pause_s_ = 0;
+  Clock::time_point try_at_{};
+};
+
+}  // namespace mk::transfer
+#endif

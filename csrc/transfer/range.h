@@ -1,0 +1,48 @@
+// Range: bytes from an address on; Rights: what may be done with them.
+//
+// Layer: transfer.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace mk::transfer {
+
+struct Range {
+  uint64_t address;
+  uint64_t num_bytes;
+
+  // No sums of untrusted numbers: they might wrap around.
+  bool contains(const Range& inner) const {
+    return inner.address >= address && inner.num_bytes <= num_bytes &&
+           inner.address - address <= num_bytes - inner.num_bytes;
+  }
+};
+
+// Ranges as columns, or as rows, of 64-bit numbers: `step` of them from one range to the next.
+struct Ranges {
+  const uint64_t* addresses;
+  size_t address_step;
+  const uint64_t* sizes;
+  size_t size_step;
+  size_t count;
+
+  static Ranges rows(const std::vector<Range>& table) {
+    if (table.empty()) return {};
+    return {&table[0].address, 2, &table[0].num_bytes, 2, table.size()};
+  }
+  Range operator[](size_t i) const { return {addresses[i * address_step], sizes[i * size_step]}; }
+  Ranges part(size_t first, size_t num_ranges) const {
+    return {addresses + first * address_step, address_step, sizes + first * size_step, size_step,
+            num_ranges};
+  }
+};
+
+// What may be done with a region, besides reading it from its own engine. Bits.
+using Rights = uint32_t;
+constexpr Rights kLocalWrite = 1;
+constexpr Rights kRemoteRead = 2;
+constexpr Rights kRemoteWrite = 4;
+
+}  // namespace mk::transfer

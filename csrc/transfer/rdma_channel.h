@@ -1,0 +1,90 @@
+// RdmaChannel: the data goes over NICs, all of either side at once; a connection beside them
+// (docs/wire.md) agrees on queue pairs, tells keys, carries notifications, and what no NIC can.
+//
+// Layer: transfer. A piece is cut into slices, each of which goes to the rail that will be done
+// with it first, so that a slow one gets less and an idle one more. If a rail fails, its slices are
+// given to others, once the peer has ended its queue pair: of what was under way nothing lands
+// later. Then it is tried again from time to time, with another NIC of the peer's.
+#pragma once
+
+#include <atomic>
+#include <deque>
+#include <string>
+#include <vector>
+
+#include "transfer/slicer.h"
+#include "transfer/wire_channel.h"
+
+#if MK_HAVE_VERBS
+namespace mk::transfer {
+
+class RdmaChannel : public WireChannel {
+ public:
+  // `only`: what NICs cannot move is an error; otherwise it goes over the connection.
+  RdmaChannel(std::shared_ptr<const Endpoint> own, std::string host,
+              std::vector<SocketAddress> addresses, std::shared_ptr<PeerIdentity> identity,
+              bool only)
+      : WireChannel(own, std::move(host), std::move(addresses), std::move(identity)),
+        own_(std::move(own)),
+        only_(only) {}
+  ~RdmaChannel() override { disconnect(); }
+
+  // kTcp if the peer has no NIC to connect to.
+  Transport transport() const override { return has_rails_ ? Transport::kRdma : Transport::kTcp; }
+  bool gains_from_others() const override { return !has_rails_; }
+  size_t window() const override;
+  void connect(const Limit& limit) override;
+  void disconnect() noexcept override;
+  void post(const Work& work, const Limit& limit, Interrupt& interrupt) override;
+  Outcome finish(const Limit& limit) override;
+
+ private:
+  struct Doing {
+    Work work;
+    uint64_t num_slices = 0;  // that are not over
+    uint64_t num_bytes = 0;
+    bool by_nics = false;   // false: by the connection
+    bool has_lost = false;  // the peer has given up the memory of some slices meanwhile
+  };
+
+  // Questions about NICs.
+  std::vector<char> ask(Op op, const void* payload, size_t num_bytes, size_t entry_bytes,
+                        const Limit& limit);
+  void learn_nics(const Limit& limit);
+  void learn_keys(const Limit& limit);
+
+  // Rails.
+  void make_rails();
+  void bring_up(size_t index, const Limit& limit);
+  void bring_up(size_t index, size_t peer_nic, const Limit& limit);
+  void bring_up_some(const Limit& limit);
+  Rail* best_rail(const Slice& slice, const RemoteRegion& remote);
+  void lose(Rail& rail, const RailDown& down, const Limit& limit);
+
+  // Works.
+  bool plan(Doing& doing);
+  Outcome after_slices(const Doing& doing, const Limit& limit);
+  Outcome ask_why_not(const Doing& doing, const Limit& limit);
+  Outcome over_connection(const Work& work, const Limit& limit);
+  void pump(const Limit& limit);
+  void collect(const Limit& limit);
+  void settle(std::vector<Slice>& done);
+  void sleep(const Limit& limit);
+  Doing& doing_of(const Slice& slice) { return doing_[slice.work - first_doing_]; }
+  bool is_any_up() const;
+
+  const std::shared_ptr<const Endpoint> own_;
+  const bool only_;
+  std::atomic<bool> has_rails_{false};
+
+  std::vector<NicEntry> peer_nics_;
+  RemoteKeys keys_;
+  uint64_t num_questions_ = 0;
+  std::vector<Rail> rails_;
+  std::deque<Slice> ready_;   // no rail has them
+  std::deque<Doing> doing_;   // in the order in which they were posted
+  uint64_t first_doing_ = 0;  // number of the first of them
+};
+
+}  // namespace mk::transfer
+#endif

@@ -1,0 +1,106 @@
+#include "transfer/slicer.h"
+
+#if MK_HAVE_VERBS
+#include <algorithm>
+#include <map>
+#include <utility>
+
+namespace mk::transfer {
+namespace {
+
+// The last region, of some in the order of their addresses, that begins at or before an address.
+template <class Regions, class RangeOf>
+auto find_region(const Regions& regions, const Range& range, RangeOf range_of) {
+  const auto behind = std::upper_bound(
+      regions.begin(), regions.end(), range.address,
+      [&](uint64_t address, const auto& region) { return address < range_of(region).address; });
+  const bool is_inside = behind != regions.begin() && range_of(*(behind - 1)).contains(range);
+  return is_inside ? behind - 1 : regions.end();
+}
+
+// Slices that are being filled, one for each pair of regions.
+class Filler {
+ public:
+  Filler(bool reads, uint64_t slice_bytes, std::vector<Slice>& slices)
+      : reads_(reads), slice_bytes_(slice_bytes), slices_(slices) {}
+
+  void add(const Region& local, const RemoteRegion& remote, rdma::Segment segment) {
+    Slice& slice = open_[{&local, &remote}];
+    slice.local = local.on_nics;
+    while (segment.num_bytes > 0) {
+      const uint64_t step = std::min(segment.num_bytes, slice_bytes_ - slice.num_bytes);
+      slice.segments.push_back({segment.local, segment.remote, step});
+      slice.num_bytes += step;
+      segment = {segment.local + step, segment.remote + step, segment.num_bytes - step};
+      if (slice.num_bytes == slice_bytes_) close(slice);
+    }
+  }
+
+  void finish() {
+    for (auto& [regions, slice] : open_) {
+      if (slice.num_bytes > 0) close(slice);
+    }
+  }
+
+ private:
+  void close(Slice& slice) {
+    slice.reads = reads_;
+    Slice next;
+    next.local = slice.local;
+    slices_.push_back(std::exchange(slice, std::move(next)));
+  }
+
+  const bool reads_;
+  const uint64_t slice_bytes_;
+  std::vector<Slice>& slices_;
+  std::map<std::pair<const Region*, const RemoteRegion*>, Slice> open_;
+};
+
+}  // namespace
+
+const RemoteRegion* RemoteKeys::find(const Range& range) const {
+  const auto found =
+      find_region(regions_, range, [](const RemoteRegion& region) { return region.range; });
+  return found == regions_.end() ? nullptr : &*found;
+}
+
+const RemoteRegion* RemoteKeys::find(const Slice& slice) const {
+  const RemoteRegion* region = nullptr;
+  for (const rdma::Segment& segment : slice.segments) {
+    const Range range{segment.remote, segment.num_bytes};
+    if (!region) region = find(range);
+    if (!region || !region->range.contains(range)) return nullptr;
+  }
+  return region;
+}
+
+bool cut(const Request& request, const Piece& piece, const RemoteKeys& keys, uint64_t slice_bytes,
+         std::vector<Slice>& slices) {
+  std::vector<RegionRef> regions = request.regions;
+  const auto range_of = [](const RegionRef& region) { return region->range; };
+  std::sort(regions.begin(), regions.end(), [&](const RegionRef& a, const RegionRef& b) {
+    return range_of(a).address < range_of(b).address;
+  });
+  const Rights needed = request.writes() ? kRemoteWrite : kRemoteRead;
+  Filler filler(!request.writes(), slice_bytes, slices);
+  const Region* local = nullptr;  // of the range before: mostly they are in the same one
+  const RemoteRegion* remote = nullptr;
+  bool all = true;
+  for_each_range(request, piece, [&](uint64_t here, uint64_t there, uint64_t num_bytes) {
+    if (!all) return;
+    if (!local || !local->range.contains({here, num_bytes})) {
+      const auto found = find_region(regions, {here, num_bytes}, range_of);
+      local = found == regions.end() ? nullptr : found->get();
+    }
+    if (!remote || !remote->range.contains({there, num_bytes})) {
+      remote = keys.find(Range{there, num_bytes});
+    }
+    all = local && local->on_nics && remote && !(needed & ~remote->rights);
+    if (all) filler.add(*local, *remote, {here, there, num_bytes});
+  });
+  if (all) filler.finish();
+  return all;
+}
+
+}  // namespace mk::transfer
+#endif
