@@ -1,8 +1,10 @@
-// What two engines say of their NICs: docs/wire.md, ops 7 to 10. Little-endian, fixed layouts.
+// What two engines say of their NICs: docs/wire.md, ops 7 to 11. Little-endian, fixed layouts.
 //
 //   kNics     the target answers NicEntry[]
 //   kAttach   AttachRequest follows the header; the target answers QueuePairEntry
 //   kDetach   DetachRequest follows the header; the answer is empty
+//   kFlush    uint32_t rails[] follow, over each of which an immediate has been sent; the empty
+//             answer says that it has come, and hence what was written before it
 //   kKeys     the target answers KeysEntry, KeyEntry[num_keys]; KeysEntry, ...
 //
 // Layer: transfer.

@@ -47,6 +47,8 @@ std::vector<Slice> Rail::close() noexcept {
   for (auto& [token, slice] : under_way_) left.push_back(std::move(slice));
   under_way_.clear();
   num_bytes_under_way_ = 0;
+  last_write_.reset();
+  flush_token_ = 0;
   return left;
 }
 
@@ -59,7 +61,23 @@ void Rail::submit(Slice slice, const std::shared_ptr<const rdma::RemoteRegion>& 
   transfer.token = ++last_token_;
   if (under_way_.empty()) busy_since_ = Clock::now();
   num_bytes_under_way_ += slice.num_bytes;
+  const bool writes = !slice.reads;
   under_way_[transfer.token] = std::move(slice);
+  post(transfer);
+  if (!writes) return;
+  transfer.segments.clear();
+  last_write_ = std::move(transfer);
+}
+
+void Rail::flush() {
+  rdma::Transfer nothing = std::move(*last_write_);
+  last_write_.reset();
+  nothing.immediate = 0;
+  nothing.token = flush_token_ = ++last_token_;
+  post(nothing);
+}
+
+void Rail::post(const rdma::Transfer& transfer) {
   try {
     pair_->submit(transfer);
   } catch (const std::exception& error) {
@@ -81,6 +99,10 @@ void Rail::collect(std::vector<Slice>& done) {
           completion.status == IBV_WC_REM_ACCESS_ERR || completion.status == IBV_WC_REM_INV_REQ_ERR;
       throw RailDown(concat(nic_.device->name(), ": ", rdma::status_text(completion.status)),
                      is_refused);
+    }
+    if (completion.token == flush_token_) {
+      flush_token_ = 0;
+      continue;
     }
     const auto found = under_way_.find(completion.token);
     num_bytes += found->second.num_bytes;

@@ -3,10 +3,10 @@
 //   Rail rail(nics[0], 0);
 //   rail.connect(ask_the_peer(rail.open()), /*peer's NIC*/ 1, gb_per_s);
 //   if (rail.has_room()) rail.submit(std::move(slice), remote);
-//   rail.collect(done);                         // slices that are over; throws RailDown
+//   rail.collect(done);                         // slices that are over
 //   std::vector<Slice> left = rail.close();     // what it had under way
 //
-// Layer: transfer. One thread.
+// Layer: transfer. One thread. What fails throws RailDown.
 #pragma once
 
 #include <chrono>
@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -67,6 +68,11 @@ class Rail {
   bool has_room() const { return num_bytes_under_way_ < kRoomBytes; }
   void submit(Slice slice, const std::shared_ptr<const rdma::RemoteRegion>& remote);
   void collect(std::vector<Slice>& done);
+
+  // What is written is certain to be visible when something that was sent after it has arrived.
+  bool must_flush() const { return last_write_.has_value(); }
+  void flush();  // sends that something; over when is_flushed()
+  bool is_flushed() const { return flush_token_ == 0; }
   // Whether there is something to collect; if not, queue().fds() tell when there is.
   bool arm() { return queue_->arm(); }
 
@@ -76,6 +82,8 @@ class Rail {
   const std::string& cause() const { return cause_; }
 
  private:
+  void post(const rdma::Transfer& transfer);
+
   // Enough to keep a fast link busy while we sleep; what is under way cannot be given to others.
   static constexpr uint64_t kRoomBytes = 4ull << 20;
 
@@ -88,6 +96,8 @@ class Rail {
 
   std::map<uint64_t, Slice> under_way_;  // by token
   uint64_t last_token_ = 0;
+  std::optional<rdma::Transfer> last_write_;  // since the last flush; without its segments
+  uint64_t flush_token_ = 0;                  // 0: none is under way
   uint64_t num_bytes_under_way_ = 0;
   double bytes_per_s_ = 1;
   Clock::time_point busy_since_{};  // or since the last completion

@@ -203,9 +203,35 @@ Outcome RdmaChannel::ask_why_not(const Doing& doing, const Limit& limit) {
 }
 
 Outcome RdmaChannel::over_connection(const Work& work, const Limit& limit) {
+  if (work.with_notify || work.kind == Work::Kind::kNotify) flush(limit);
   Interrupt nobody;
   WireChannel::post(work, limit, nobody);
   return WireChannel::finish(limit);
+}
+
+// Makes what was written visible at the peer, before it is told so. A rail that fails meanwhile is
+// taken down at both ends, which does the same.
+void RdmaChannel::flush(const Limit& limit) {
+  std::vector<uint32_t> flushed;
+  for (size_t i = 0; i < rails_.size(); ++i) {
+    Rail& rail = rails_[i];
+    if (!rail.is_up() || !rail.must_flush()) continue;
+    try {
+      rail.flush();
+      flushed.push_back(static_cast<uint32_t>(i));
+    } catch (const RailDown& down) {
+      lose(rail, down, limit);
+    }
+  }
+  const auto is_over = [&](uint32_t i) { return rails_[i].is_flushed(); };
+  while (!std::all_of(flushed.begin(), flushed.end(), is_over)) {
+    sleep(limit);
+    collect(limit);
+  }
+  const auto is_gone = [&](uint32_t i) { return !rails_[i].is_up(); };
+  flushed.erase(std::remove_if(flushed.begin(), flushed.end(), is_gone), flushed.end());
+  if (flushed.empty()) return;
+  ask(Op::kFlush, flushed.data(), flushed.size() * sizeof(uint32_t), 1, limit);
 }
 
 Rail* RdmaChannel::best_rail(const Slice& slice, const RemoteRegion& remote) {

@@ -66,6 +66,7 @@ class RdmaChannel : public WireChannel {
   Outcome after_slices(const Doing& doing, const Limit& limit);
   Outcome ask_why_not(const Doing& doing, const Limit& limit);
   Outcome over_connection(const Work& work, const Limit& limit);
+  void flush(const Limit& limit);
   void pump(const Limit& limit);
   void collect(const Limit& limit);
   void settle(std::vector<Slice>& done);

@@ -10,6 +10,15 @@
 namespace mk::transfer {
 namespace {
 
+template <class Question>
+Question read(const std::vector<char>& bytes) {
+  Question question;
+  std::memcpy(&question, bytes.data(), sizeof(question));
+  return question;
+}
+
+constexpr double kFlushCheckS = 0.1;  // how long it may take to notice that the limit is reached
+
 template <class Entry>
 void append(std::string& bytes, const Entry& entry) {
   bytes.append(reinterpret_cast<const char*>(&entry), sizeof(entry));
@@ -18,6 +27,24 @@ void append(std::string& bytes, const Entry& entry) {
 }  // namespace
 
 #if MK_HAVE_VERBS
+std::string RdmaTarget::answer(Op op, const std::vector<char>& question, const Limit& limit) {
+  switch (op) {
+    case Op::kNics:
+      return nics();
+    case Op::kAttach:
+      return attach(read<AttachRequest>(question));
+    case Op::kDetach:
+      return detach(read<DetachRequest>(question));
+    case Op::kFlush: {
+      std::vector<uint32_t> rails(question.size() / sizeof(uint32_t));
+      if (!rails.empty()) std::memcpy(rails.data(), question.data(), question.size());
+      return flush(rails, limit);
+    }
+    default:
+      return keys();
+  }
+}
+
 std::string RdmaTarget::nics() const {
   std::string answer;
   for (size_t i = 0; i < own_.nics->size(); ++i) {
@@ -45,16 +72,17 @@ std::string RdmaTarget::attach(const AttachRequest& request) {
   const Nic& nic = (*own_.nics)[request.nic];
   try {
     active_port(nic);
-    const auto queue = rdma::CompletionQueue::make(nic.device, 2);
     rdma::QueuePairOptions options;
     options.port = nic.port;
     options.max_sends = 1;  // it answers, and never asks
+    options.max_immediates = 1;
     options.max_sges = 1;
+    const auto queue = rdma::CompletionQueue::make(nic.device, 2);
     const auto pair = rdma::QueuePair::make(queue, options);
     std::string answer;
     append(answer, entry_of(pair->endpoint()));
     pair->connect(endpoint_of(request.initiator), {});
-    rails_[request.rail] = pair;
+    rails_[request.rail] = {queue, pair};
     return answer;
   } catch (const Failure&) {
     throw;
@@ -93,12 +121,30 @@ std::string RdmaTarget::keys() const {
   return answer;
 }
 
+std::string RdmaTarget::flush(const std::vector<uint32_t>& rails, const Limit& limit) {
+  for (const uint32_t number : rails) {
+    const auto found = rails_.find(number);
+    if (found == rails_.end()) throw Refused("there is no such rail");
+    rdma::CompletionQueue& queue = *found->second.queue;
+    const auto is_immediate = [](const rdma::Completion& completion) {
+      return completion.kind == rdma::Completion::Kind::kImmediate;
+    };
+    while (true) {
+      const auto completions = queue.poll(1);
+      if (std::any_of(completions.begin(), completions.end(), is_immediate)) break;
+      limit.check();
+      queue.wait(kFlushCheckS);
+    }
+  }
+  return "";
+}
+
 void RdmaTarget::close() noexcept { rails_.clear(); }
 #else
-std::string RdmaTarget::nics() const { return ""; }
-std::string RdmaTarget::attach(const AttachRequest&) { throw Refused("there is no such NIC"); }
-std::string RdmaTarget::detach(const DetachRequest&) { return ""; }
-std::string RdmaTarget::keys() const { return ""; }
+std::string RdmaTarget::answer(Op op, const std::vector<char>&, const Limit&) {
+  if (op == Op::kAttach) throw Refused("there is no such NIC");
+  return "";  // no NICs, and no keys
+}
 void RdmaTarget::close() noexcept {}
 #endif
 

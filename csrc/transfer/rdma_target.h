@@ -9,10 +9,13 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "rdma/queue_pair.h"
 #include "transfer/endpoint.h"
+#include "transfer/limit.h"
 #include "transfer/nic_wire.h"
+#include "transfer/wire.h"
 
 namespace mk::transfer {
 
@@ -20,18 +23,27 @@ class RdmaTarget {
  public:
   explicit RdmaTarget(const Endpoint& own) : own_(own) {}
 
-  // Answers, as bytes. All may throw Refused.
-  std::string nics() const;
-  std::string attach(const AttachRequest& request);
-  std::string detach(const DetachRequest& request);  // when it returns, nothing lands any more
-  std::string keys() const;
+  // Answers one of the ops in nic_wire.h, of a size that check_header has seen. Throws Refused.
+  std::string answer(Op op, const std::vector<char>& question, const Limit& limit);
 
   void close() noexcept;  // all queue pairs
 
  private:
   const Endpoint& own_;
 #if MK_HAVE_VERBS
-  std::map<uint32_t, std::shared_ptr<rdma::QueuePair>> rails_;
+  std::string nics() const;
+  std::string attach(const AttachRequest& request);
+  // When it returns, nothing lands any more.
+  std::string detach(const DetachRequest& request);
+  std::string keys() const;
+  // Waits for an immediate on each. The arrival of a write is certain by that of what follows it.
+  std::string flush(const std::vector<uint32_t>& rails, const Limit& limit);
+
+  struct Rail {
+    std::shared_ptr<rdma::CompletionQueue> queue;
+    std::shared_ptr<rdma::QueuePair> pair;
+  };
+  std::map<uint32_t, Rail> rails_;
 #endif
 };
 

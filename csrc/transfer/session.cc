@@ -90,6 +90,7 @@ void Session::serve(const BatchHeader& header, const Limit& limit) {
     case Op::kAttach:
     case Op::kDetach:
     case Op::kKeys:
+    case Op::kFlush:
       return answer_about_nics(header, limit);
     case Op::kCheckWrite:
     case Op::kCheckRead:
@@ -172,16 +173,11 @@ void Session::send_regions(const BatchHeader& header, const Limit& limit) {
 }
 
 void Session::answer_about_nics(const BatchHeader& header, const Limit& limit) {
-  AttachRequest attach;
-  DetachRequest detach;
-  if (header.op == Op::kAttach) socket_.receive(&attach, sizeof(attach), limit);
-  if (header.op == Op::kDetach) socket_.receive(&detach, sizeof(detach), limit);
+  std::vector<char> question(header.num_bytes);
+  socket_.receive(question.data(), question.size(), limit);
   std::string answer;
   try {
-    answer = header.op == Op::kNics     ? rdma_.nics()
-             : header.op == Op::kAttach ? rdma_.attach(attach)
-             : header.op == Op::kDetach ? rdma_.detach(detach)
-                                        : rdma_.keys();
+    answer = rdma_.answer(header.op, question, limit);
   } catch (const Refused& refused) {
     return refuse(header, refused.what(), limit);
   }

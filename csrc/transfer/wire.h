@@ -41,6 +41,7 @@ enum class Op : uint32_t {
   kAttach = 8,
   kDetach = 9,
   kKeys = 10,
+  kFlush = 11,
 };
 
 enum class Status : uint32_t { kDone = 0, kRefused = 1 };
