@@ -18,7 +18,7 @@ namespace mk::transfer {
 
 struct Endpoint {
   Endpoint(std::string name, std::string address, uint64_t instance, Credentials credentials,
-           std::shared_ptr<Nics> nics)
+           std::shared_ptr<Nics> nics = std::make_shared<Nics>())
       : name(std::move(name)),
         address(std::move(address)),
         instance(instance),

@@ -50,6 +50,7 @@ using NicMemoryRef = std::shared_ptr<const NicMemory>;
 
 class Nics {
  public:
+  Nics() = default;
   // Opens them. `near_node`: those near to the memory of each NUMA node. Throws Unavailable,
   // InvalidArgument (no such NIC, too many), SystemError.
   Nics(const std::vector<NicOptions>& options, std::vector<NicSet> near_node);

@@ -20,9 +20,9 @@ Endpoint& endpoint(bool has_secret) {
     Credentials credentials;
     if (with_secret) credentials.secret = std::make_shared<const Secret>(secret());
     auto* const made = new Endpoint("peer", "127.0.0.1:4711", 1, credentials);
-    made->regions.add(kReadWrite, kLocalWrite | kRemoteRead | kRemoteWrite);
-    made->regions.add(kReadOnly, kLocalWrite | kRemoteRead);
-    made->regions.add(kWriteOnly, kLocalWrite | kRemoteWrite);
+    made->regions.add({kReadWrite, kLocalWrite | kRemoteRead | kRemoteWrite});
+    made->regions.add({kReadOnly, kLocalWrite | kRemoteRead});
+    made->regions.add({kWriteOnly, kLocalWrite | kRemoteWrite});
     return made;
   };
   static Endpoint* const endpoints[] = {make(false), make(true)};

@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 
 MAGIC = b"MKTRNSFR"
-WRITE, READ, CHECK_WRITE, CHECK_READ, NOTIFY, REGIONS = range(1, 7)
+WRITE, READ, CHECK_WRITE, CHECK_READ, NOTIFY, REGIONS, NICS, ATTACH, DETACH, KEYS, FLUSH = range(
+    1, 12
+)
 HAS_SECRET, PROVES, OWN_HELLO, READS, IS_LONG, NOTIFIES, IS_SHARED = (1 << bit for bit in range(7))
 ARENA = 0x2000_0000_0000
 READ_WRITE, READ_ONLY, WRITE_ONLY = ARENA + 0x4000, ARENA + 0x5000, ARENA + 0x8010
@@ -40,6 +42,17 @@ def ack(num_bytes: int, status: int = 0, text: bytes = b"") -> bytes:
     return struct.pack("<IIQQ", status, len(text), 1, num_bytes) + text
 
 
+# Number, first packet, MTU, reads, LID, link layer, kind of GID, GID.
+QUEUE_PAIR = struct.pack(
+    "<IIIIIHH16s", 17, 99, 1024, 16, 0, 2, 3, bytes(10) + b"\xff\xff\x0a\0\0\1"
+)
+# Of two regions: on two NICs, the second one in two pieces; and on none.
+KEYS_ANSWER = struct.pack("<QQQII", 0x1000, 0x3000, 3, 6, 3)
+KEYS_ANSWER += struct.pack("<QQII", 0x1000, 0x3000, 7, 0)
+KEYS_ANSWER += struct.pack("<QQII", 0x1000, 0x1000, 8, 1)
+KEYS_ANSWER += struct.pack("<QQII", 0x2000, 0x2000, 9, 1)
+KEYS_ANSWER += struct.pack("<QQQII", 0x8000, 0x10, 0, 2, 0)
+
 BATCHES = {
     "write": batch(WRITE, [(READ_WRITE, 64), (WRITE_ONLY, 32)]),
     "read": batch(READ, [(READ_WRITE, 64), (READ_ONLY, 0x1000)]),
@@ -57,7 +70,12 @@ BATCHES = {
     "read_beyond": header(READ, 1, 256 << 20) + struct.pack("<QQ", READ_WRITE, 256 << 20),
     "too_many": header(WRITE, MAX_RANGES + 1, MAX_RANGES + 1),
     "regions": header(REGIONS, 0, 0),
-    "unknown": header(7, 0, 0),
+    "nics": header(NICS, 0, 0),
+    "attach": header(ATTACH, 0, 48) + struct.pack("<II", 3, 1) + QUEUE_PAIR,
+    "detach": header(DETACH, 0, 8) + struct.pack("<II", 3, 0),
+    "keys": header(KEYS, 0, 0),
+    "flush": header(FLUSH, 0, 8) + struct.pack("<II", 3, 4),
+    "unknown": header(12, 0, 0),
 }
 # Where the initiator will write: by address, in a memory that is not sent, behind the end of all.
 REGION_TABLE = b"".join(
@@ -131,7 +149,12 @@ def words() -> dict[str, bytes]:
 
 
 def main(folder: Path) -> None:
-    for target, seeds in {"session": session_seeds(), "initiator": initiator_seeds()}.items():
+    seeds_of = {
+        "session": session_seeds(),
+        "initiator": initiator_seeds(),
+        "keys": {"keys": KEYS_ANSWER, "queue_pair": QUEUE_PAIR},
+    }
+    for target, seeds in seeds_of.items():
         (folder / target).mkdir(parents=True, exist_ok=True)
         for name, seed in seeds.items():
             (folder / target / name).write_bytes(seed)
