@@ -82,7 +82,11 @@ void RdmaChannel::learn_keys(const Limit& limit) {
 void RdmaChannel::make_rails() {
   const Nics& nics = *own_->nics;
   const size_t count = peer_nics_.empty() ? 0 : std::max(nics.size(), peer_nics_.size());
-  for (size_t i = 0; i < count; ++i) rails_.emplace_back(nics[i % nics.size()], i % nics.size());
+  for (size_t i = 0; i < count; ++i) {
+    Rail rail(nics[i % nics.size()], i % nics.size());
+    const auto meets = [&](const NicEntry& nic) { return nic.link_layer == rail.link_layer(); };
+    if (std::any_of(peer_nics_.begin(), peer_nics_.end(), meets)) rails_.push_back(std::move(rail));
+  }
   has_rails_ = !rails_.empty();
 }
 
@@ -258,7 +262,7 @@ void RdmaChannel::pump(const Limit& limit) {
     const RemoteRegion* const remote = keys_.find(slice);
     Rail* const rail = remote ? best_rail(slice, *remote) : nullptr;
     if (!rail) {
-      if (!is_any_up()) throw LinkDown(rails_.front().cause());
+      if (only_ && !is_any_up()) throw LinkDown(rails_.front().cause());
       Doing& doing = doing_of(slice);
       doing.has_lost = true;
       --doing.num_slices;
@@ -306,7 +310,7 @@ void RdmaChannel::lose(Rail& rail, const RailDown& down, const Limit& limit) {
   ask(Op::kDetach, &request, sizeof(request), 1, limit);
   if (down.is_refused) learn_keys(limit);
   for (Slice& slice : left) {
-    if (++slice.num_tries == kMaxTries) throw LinkDown(down.what());
+    if (++slice.num_tries == kMaxTries && only_) throw LinkDown(down.what());
     ready_.push_front(std::move(slice));
   }
 }

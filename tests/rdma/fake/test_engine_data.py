@@ -1,0 +1,111 @@
+"""The engine over several NICs: every byte where it belongs, and notifications behind them."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mooncake_kernels.transfer import TransferEngine
+
+from .engines import ALL, engines, topology_of
+from .pairs import addressed
+
+DIRECTIONS = ("write", "read")
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("size", [1, 63, 4096, 4097, (1 << 20) + 1, (16 << 20) - 1, (40 << 20) + 3])
+def test_one_block(direction, size):
+    with engines(size + 10) as pair:
+        assert pair.peer.transport == "rdma"
+        pair.move(direction, [(3, 5, size)])
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("count", [2, 100, 9000])
+def test_scattered_blocks(direction, count):
+    places = np.random.default_rng(count).permutation(count)
+    with engines(count * 300) as pair:
+        pair.move(direction, [(300 * i, 300 * int(p) + 7, 257) for i, p in enumerate(places)])
+
+
+@settings(max_examples=30)
+@given(st.data())
+def test_any_ranges(data):
+    size = 1 << 12
+    sides = st.lists(st.sampled_from(ALL), min_size=1, max_size=4, unique=True)
+    with engines(size, near=data.draw(sides), far=data.draw(sides)) as pair:
+        for direction in data.draw(st.lists(st.sampled_from(DIRECTIONS), min_size=1, max_size=3)):
+            cuts = sorted(data.draw(st.sets(st.integers(0, size), min_size=2, max_size=20)))
+            pieces = [(a, b - a) for a, b in itertools.pairwise(cuts)]
+            ranges = [(size - a - n, a, n) for a, n in data.draw(st.permutations(pieces))]
+            pair.move(direction, ranges)
+
+
+def test_many_regions_at_both_ends():
+    """Each range is of another pair of them; slices are of one pair each."""
+    layers, block = 7, 4096
+    with (
+        TransferEngine(transports=["rdma"], topology=topology_of(ALL[:2])) as near,
+        TransferEngine(transports=["rdma"], topology=topology_of(ALL[2:])) as far,
+    ):
+        here = [addressed(16 * block, i) for i in range(layers)]
+        there = [np.zeros(16 * block, np.uint8) for _ in range(layers)]
+        here_at = [near.register(memory).address for memory in here]
+        there_at = [far.register(memory).address for memory in there]
+        with near.open(far.name) as peer:
+            rows = [
+                (here_at[layer] + block * i, there_at[layer] + block * (15 - i), block)
+                for i in range(16)
+                for layer in range(layers)
+            ]
+            near.write(peer, rows).wait()
+        for ours, theirs in zip(here, there, strict=True):
+            np.testing.assert_array_equal(theirs.reshape(16, -1), ours.reshape(16, -1)[::-1])
+
+
+@pytest.mark.parametrize(("near", "far"), [(1, 1), (1, 4), (4, 1), (3, 2)])
+def test_every_nic_of_either_side_has_a_queue_pair(world, near, far):
+    with engines(near=ALL[:near], far=ALL[:far]):
+        queue_pairs = world.live()["queue pair"]
+        assert queue_pairs == 2 * max(near, far)
+
+
+def test_a_notification_waits_for_the_data(world):
+    with engines() as pair:
+        with world.held() as let:
+            first = pair.write([(0, 0, 100)])
+            second = pair.write([(200, 200, 100)], notify=b"there")
+            assert pair.far.receive_notifications(0.2) == []
+            let(1)
+            assert pair.far.receive_notifications(0.2) == []
+        [(sender, told)] = pair.far.receive_notifications(10.0)
+        assert (sender, told) == (pair.near.name, b"there")
+        first.wait()
+        second.wait()
+        assert (pair.there[200:300] == pair.here[200:300]).all()
+
+
+def test_a_notification_alone_and_after_a_read():
+    with engines() as pair:
+        pair.near.write(pair.peer, [], notify=b"nothing").wait()
+        pair.move("read", [(0, 0, 100)], notify=b"read")
+        pair.move("write", [(0, 0, 40 << 10)], notify=b"written")
+        told = [told for _, told in pair.far.receive_notifications(10.0)]
+        assert told == [b"nothing", b"read", b"written"]
+
+
+def test_requests_of_many_threads_of_work_stay_apart():
+    with engines(1 << 18) as pair:
+        expected = pair.there.copy()
+        tickets = []
+        for i in range(200):
+            rows = [(512 * i, 512 * i, 500), (512 * i + 505, 512 * i + 506, 3)]
+            for a, b, size in rows:
+                expected[b : b + size] = pair.here[a : a + size]
+            tickets.append(pair.write(rows))
+        for ticket in tickets:
+            ticket.wait()
+        np.testing.assert_array_equal(pair.there, expected)

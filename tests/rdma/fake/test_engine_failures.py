@@ -1,0 +1,161 @@
+"""NICs that fail under the engine: others take over, or the error says all there is to know."""
+
+import errno
+import time
+
+import numpy as np
+import pytest
+
+from mooncake_kernels import TransferError
+
+from .engines import ALL, UNTOUCHED, engines
+from .pairs import addressed
+
+MIB = 1 << 20
+
+
+def in_blocks(size: int, block: int = 4096) -> list[tuple[int, int, int]]:
+    """The same bytes, in an order that joins no neighbours."""
+    count = size // block
+    return [(block * i, block * (count - 1 - i), block) for i in range(count)]
+
+
+@pytest.mark.parametrize("direction", ["write", "read"])
+@pytest.mark.parametrize("skip", [0, 1, 40])
+def test_a_queue_pair_that_fails(world, direction, skip):
+    with engines(MIB) as pair:
+        world.fail_work("remote access error", skip=skip)
+        pair.move(direction, in_blocks(MIB), notify=b"done")
+        assert pair.far.receive_notifications(10.0) == [(pair.near.name, b"done")]
+        pair.move(direction, in_blocks(MIB))
+
+
+@pytest.mark.parametrize("verb", ["ibv_post_send", "ibv_poll_cq", "ibv_req_notify_cq"])
+def test_a_nic_whose_verbs_fail(world, verb):
+    with engines(MIB) as pair:
+        world.fail(verb, errno.EIO, device="fake0", count=1 << 20)
+        for _ in range(3):
+            pair.move("write", in_blocks(MIB))
+
+
+@pytest.mark.parametrize("verb", ["ibv_create_cq", "ibv_create_qp", "ibv_modify_qp"])
+@pytest.mark.parametrize("nic", ["fake0", "fake2"])
+def test_a_nic_that_cannot_connect(world, verb, nic):
+    """At one end, then at the other."""
+    world.fail(verb, errno.ENOMEM, device=nic, count=1 << 20)
+    with engines() as pair:
+        pair.move("write", [(0, 0, 1 << 16)])
+        pair.move("read", [(0, 0, 1 << 16)])
+
+
+def test_a_port_that_is_down_is_tried_again(world):
+    world.set_port(0, state="DOWN")
+    with engines() as pair:
+        pair.move("write", [(0, 0, 1 << 16)])
+        assert world.live()["queue pair"] == 2
+        world.set_port(0, state="ACTIVE")
+        deadline = time.monotonic() + 20
+        while world.live()["queue pair"] < 4:
+            assert time.monotonic() < deadline
+            pair.move("write", [(0, 0, 100)])
+            time.sleep(0.05)
+
+
+def test_a_nic_of_the_peer_that_is_down_is_replaced(world):
+    """Both of ours go on, with the one that is left there."""
+    world.set_port(2, state="DOWN")
+    with engines() as pair:
+        pair.move("write", [(0, 0, 1 << 16)])
+        assert world.live()["queue pair"] == 4
+
+
+def test_no_nic_can_connect(world):
+    world.fail("ibv_modify_qp", errno.ETIMEDOUT, count=1 << 20)
+    with pytest.raises(TransferError, match=r"ibv_modify_qp: .* Connection timed out"), engines():
+        pass
+
+
+def test_all_nics_fail_and_come_back(world):
+    with engines() as pair:
+        world.fail("ibv_post_send", errno.EIO, count=1 << 20)
+        with pytest.raises(TransferError, match="general error") as error:
+            pair.write([(0, 0, 1 << 16)]).wait()
+        assert error.value.num_bytes_done == 0
+        world.reset_rules()
+        pair.move("write", [(0, 0, 1 << 16)])
+
+
+def test_tcp_takes_over_where_it_may(world):
+    with engines(transports=["rdma", "tcp"]) as pair:
+        world.fail("ibv_post_send", errno.EIO, count=1 << 20)
+        pair.move("write", in_blocks(1 << 16), notify=b"by tcp")
+        pair.move("read", in_blocks(1 << 16))
+        assert pair.far.receive_notifications(10.0) == [(pair.near.name, b"by tcp")]
+
+
+def test_a_region_that_is_closed_and_registered_anew():
+    """The keys that were told are of the old one."""
+    with engines() as pair:
+        pair.move("write", [(0, 0, 100)])
+        pair.far_region.close()
+        with pytest.raises(TransferError, match="is not inside a registered region"):
+            pair.write([(0, 0, 100)]).wait()
+        pair.far_region = pair.far.register(pair.there)
+        pair.move("write", [(0, 0, 100)])
+        pair.move("read", [(0, 0, 1 << 16)])
+
+
+def test_a_region_that_is_closed_while_its_memory_is_written(world):
+    with engines() as pair:
+        with world.held():
+            ticket = pair.write([(0, 0, 1 << 16)])
+            time.sleep(0.1)
+            before = pair.there.copy()
+            pair.far_region.close()  # nothing lands from here on
+        with pytest.raises(TransferError, match="is not inside a registered region"):
+            ticket.wait()
+        np.testing.assert_array_equal(pair.there, before)
+
+
+@pytest.mark.parametrize("how", ["cancel", "deadline", "close the region", "close the engine"])
+def test_what_has_ended_here_touches_nothing(world, how):
+    with engines() as pair:
+        pair.here[:] = UNTOUCHED
+        with world.held():
+            ticket = pair.read([(0, 0, 1 << 16)], deadline_s=0.3 if how == "deadline" else 60)
+            time.sleep(0.1)
+            if how == "cancel":
+                assert ticket.cancel()
+            elif how == "close the region":
+                pair.near_region.close()
+            elif how == "close the engine":
+                pair.near.close()
+            with pytest.raises(TransferError):
+                ticket.wait()
+        time.sleep(0.1)
+        assert (pair.here == UNTOUCHED).all()
+        if how in ("cancel", "deadline"):
+            pair.here[:] = addressed(1 << 16)
+            pair.move("write", [(0, 0, 1 << 16)])
+
+
+def test_a_peer_that_closes_its_engine(world):
+    with engines() as pair:
+        with world.held():
+            ticket = pair.write([(0, 0, 1 << 16)])
+            time.sleep(0.1)
+            before = pair.there.copy()
+            pair.far.close()
+        with pytest.raises(TransferError, match=r"connection (refused|closed by peer|reset)"):
+            ticket.wait()
+        np.testing.assert_array_equal(pair.there, before)
+
+
+def test_a_request_before_a_lost_one_stays_delivered(world):
+    """What is confirmed of a request that fails is told."""
+    with engines(MIB, near=ALL[:1], far=ALL[1:2]) as pair:
+        pair.move("write", [(0, 0, MIB // 2)])
+        world.fail("ibv_post_send", errno.EIO, count=1 << 20)
+        with pytest.raises(TransferError):
+            pair.write([(MIB // 2, MIB // 2, MIB // 2)]).wait()
+        assert (pair.there[: MIB // 2] == pair.here[: MIB // 2]).all()

@@ -1,0 +1,206 @@
+"""What an engine over NICs does not do, and what it says then."""
+
+import errno
+import ipaddress
+import logging
+import struct
+
+import numpy as np
+import pytest
+
+from mooncake_kernels import InvalidArgument, TransferError, Unavailable, rdma
+from mooncake_kernels.topology import System, Topology
+from mooncake_kernels.transfer import TransferEngine
+
+from ...transfer.handshake import begin, receive_exactly
+from ...transfer.support import ACK, HEADER, connect, ended
+from .engines import ALL, engines, topology_of
+
+NICS, ATTACH, DETACH, KEYS, FLUSH = range(7, 12)
+NIC_BYTES, KEYS_ENTRY, KEY_ENTRY = 80, struct.Struct("<QQQII"), struct.Struct("<QQII")
+QUEUE_PAIR = struct.Struct("<IIIIIHH16s")
+
+
+@pytest.mark.parametrize(("access", "direction"), [("read", "write"), ("write", "read")])
+def test_a_right_that_is_missing(access, direction):
+    with engines(access=access) as pair:
+        before = pair.here.copy(), pair.there.copy()
+        with pytest.raises(TransferError, match=f"in a region that peers may not {direction}"):
+            (pair.write if direction == "write" else pair.read)([(0, 0, 100)]).wait()
+        np.testing.assert_array_equal(pair.here, before[0])
+        np.testing.assert_array_equal(pair.there, before[1])
+
+
+@pytest.mark.parametrize("count", [1, 9000])
+def test_a_range_outside(count):
+    """Nothing of the request has moved, in one piece or in many."""
+    with engines(1 << 20) as pair:
+        before = pair.there.copy()
+        rows = [(100 * i, 100 * i, 90) for i in range(count)]
+        rows.append((0, (1 << 20) - 1, 2))
+        with pytest.raises(TransferError, match=rf"descriptors\[{count}\] remote range 0x"):
+            pair.write(rows).wait()
+        np.testing.assert_array_equal(pair.there, before)
+
+
+def test_memory_that_no_nic_can_register(world):
+    world.fail("ibv_reg_mr_iova2", errno.ENOMEM, count=1 << 20)
+    with (
+        TransferEngine(transports=["rdma"], topology=topology_of()) as engine,
+        pytest.raises(OSError, match="Cannot allocate memory"),
+    ):
+        engine.register(np.zeros(4096, np.uint8))
+
+
+def test_memory_that_no_nic_can_register_goes_by_tcp_if_nothing_was_named(world, caplog):
+    world.fail("ibv_reg_mr_iova2", errno.ENOMEM, count=1 << 20)
+    with (
+        TransferEngine(topology=topology_of()) as engine,
+        caplog.at_level(logging.WARNING, "mooncake_kernels"),
+    ):
+        region = engine.register(np.zeros(4096, np.uint8))
+        assert "Cannot allocate memory" in region.note
+        assert "NICs cannot use a region" in caplog.text
+
+
+def test_a_peer_without_nics():
+    memory = np.arange(256, dtype=np.uint8)
+    target = np.zeros(256, np.uint8)
+    with (
+        TransferEngine(transports=["tcp"]) as far,
+        TransferEngine(transports=["rdma"], topology=topology_of()) as only,
+        TransferEngine(transports=["rdma", "tcp"], topology=topology_of()) as either,
+    ):
+        with pytest.raises(TransferError, match="no NIC that can be connected with ours"):
+            only.open(far.name)
+        there, here = far.register(target), either.register(memory)
+        with either.open(far.name) as peer:
+            assert peer.transport == "tcp"
+            either.write(peer, [(here.address, there.address, 256)], notify=b"x").wait()
+        assert (target == memory).all()
+
+
+def test_fabrics_that_do_not_meet(world):
+    for index in (2, 3):
+        world.set_port(index, link_layer="InfiniBand")
+    with pytest.raises(TransferError, match="no NIC that can be connected with ours"), engines():
+        pass
+
+
+def test_no_nic_at_all(world):
+    with pytest.raises(Unavailable, match="the topology has no NIC that can be chosen"):
+        TransferEngine(transports=["rdma"], topology=Topology(System()))
+    world.reset(0)
+    with pytest.raises(Unavailable, match="this machine has no RDMA device"):
+        TransferEngine(transports=["rdma"])
+    with TransferEngine() as engine:  # which nobody has told to use any
+        assert engine.register(np.zeros(8, np.uint8)).note == ""
+
+
+def test_a_topology_that_is_wrong():
+    with pytest.raises(InvalidArgument, match="topology must be a Topology or None, got 'fake0'"):
+        TransferEngine(transports=["rdma"], topology="fake0")
+    with pytest.raises(InvalidArgument, match='got "mlx5_7"'):
+        TransferEngine(transports=["rdma"], topology=topology_of(["mlx5_7"]))
+
+
+@pytest.fixture
+def stranger():
+    """A connection of nobody we know to an engine with four NICs and a region."""
+    with (
+        TransferEngine(transports=["rdma"], topology=topology_of()) as engine,
+        connect(engine.name) as connection,
+    ):
+        region = engine.register(np.zeros(4096, np.uint8), "write")
+        begin(connection)
+        yield connection, region
+
+
+def ask(connection, op: int, payload: bytes = b"", request: int = 1) -> tuple[int, bytes]:
+    """The status of the answer, and what it says."""
+    connection.sendall(HEADER.pack(op, 0, request, 0, len(payload)) + payload)
+    status, refusal_bytes, answered, num_bytes = ACK.unpack(receive_exactly(connection, ACK.size))
+    assert answered == request
+    return status, receive_exactly(connection, refusal_bytes or num_bytes)
+
+
+def queue_pair(number: int = 99, mtu: int = 1024, layer: int = 2, kind: int = 3) -> bytes:
+    gids = rdma.devices()[1].ports[0].gids
+    gid = next(ipaddress.IPv6Address(gid.gid).packed for gid in gids if gid.type == "RoCE v2")
+    return QUEUE_PAIR.pack(number, 7, mtu, 16, 0, layer, kind, gid)
+
+
+def test_what_is_told_of_nics_and_keys(stranger):
+    connection, region = stranger
+    status, nics = ask(connection, NICS)
+    names = [nics[i : i + 64].rstrip(b"\0").decode() for i in range(0, len(nics), NIC_BYTES)]
+    assert (status, names) == (0, list(ALL))
+    status, keys = ask(connection, KEYS)
+    address, num_bytes, near, rights, num_keys = KEYS_ENTRY.unpack_from(keys)
+    assert (status, address, num_bytes) == (0, region.address, 4096)
+    assert (rights & 6, num_keys) == (4, 4)
+    assert near & 15 == 15
+    told = [KEY_ENTRY.unpack_from(keys, KEYS_ENTRY.size + i * KEY_ENTRY.size) for i in range(4)]
+    assert [(at, size, nic) for at, size, _, nic in told] == [
+        (address, num_bytes, nic) for nic in range(4)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("rail", "nic", "fields", "why"),
+    [
+        (0, 4, {}, "there is no such NIC"),
+        (4096, 0, {}, "too many queue pairs"),
+        (0, 0, {"layer": 1}, "peer must be on Ethernet"),
+        (0, 0, {"mtu": 300}, "an MTU of 256 to 4096, got 300"),
+        (0, 0, {"number": 1 << 24}, "numbers of 24 bits"),
+    ],
+)
+def test_attaching_is_refused(world, stranger, rail, nic, fields, why):
+    connection, _ = stranger
+    status, text = ask(connection, ATTACH, struct.pack("<II", rail, nic) + queue_pair(**fields))
+    assert status == 1
+    assert why in text.decode()
+    assert "queue pair" not in world.live()
+    assert ask(connection, NICS)[0] == 0  # the connection stays good
+
+
+@pytest.mark.parametrize(
+    ("op", "payload"),
+    [
+        (NICS, b"x"),
+        (KEYS, b"x"),
+        (ATTACH, bytes(47)),
+        (ATTACH, bytes(8) + QUEUE_PAIR.pack(99, 7, 1024, 16, 0, 3, 3, bytes(16))),
+        (ATTACH, bytes(8) + QUEUE_PAIR.pack(99, 7, 1024, 16, 0, 2, 4, bytes(16))),
+        (DETACH, bytes(7)),
+        (FLUSH, bytes(5)),
+        (FLUSH, bytes(4 * 4097)),
+        (12, b""),
+    ],
+)
+def test_malformed_questions_end_the_connection(world, stranger, op, payload):
+    connection, _ = stranger
+    connection.sendall(HEADER.pack(op, 0, 1, 0, len(payload)) + payload)
+    assert ended(connection)
+    assert "queue pair" not in world.live()
+
+
+def test_flushing_what_is_not_attached(stranger):
+    connection, _ = stranger
+    assert ask(connection, FLUSH, struct.pack("<I", 3)) == (1, b"there is no such rail")
+    assert ask(connection, DETACH, struct.pack("<II", 3, 0)) == (0, b"")
+    assert ask(connection, FLUSH) == (0, b"")
+
+
+def test_queue_pairs_end_with_their_connection(world, stranger):
+    connection, _ = stranger
+    for rail in range(6):
+        assert ask(connection, ATTACH, struct.pack("<II", rail, rail % 4) + queue_pair())[0] == 0
+    assert ask(connection, ATTACH, struct.pack("<II", 5, 0) + queue_pair())[0] == 0
+    assert world.live()["queue pair"] == 6
+    assert ask(connection, DETACH, struct.pack("<II", 0, 0))[0] == 0
+    assert world.live()["queue pair"] == 5
+    connection.shutdown(1)
+    assert connection.recv(1) == b""
+    assert "queue pair" not in world.live()
