@@ -7,25 +7,21 @@ it. Without RDMA NICs it runs in a guest with soft-RoCE.
 """
 
 import argparse
-import re
-import socket
 import statistics
-import subprocess
 import sys
 import time
-from collections.abc import Callable
 from typing import Any
 
 import in_guest
 import numpy as np
+import perftest
 from harness import arguments, spread
+from perftest import DEPTH, in_turn
 from table import heading, save
 
 import mooncake_kernels as mk
 
 SIZES = (4 << 10, 64 << 10, 1 << 20, 8 << 20)
-GID_INDEX = 1  # that of the guest's IPv4 address
-DEPTH = 128  # messages in flight, as perftest's
 
 
 class Link:
@@ -59,45 +55,6 @@ class Link:
         assert (source[:size] == target[:size]).all(), "wrong: not timed"
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
-
-
-def perftest(program: str, names: list[str], *words: str) -> str:
-    """Run both ends of one of its programs, and return what the client says."""
-    common = [program, "-x", str(GID_INDEX), "-F", "-p", str(free_port()), *words]
-    server = subprocess.Popen(
-        [*common, "-d", names[1]], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    try:
-        for _ in range(50):  # until the server listens
-            client = [*common, "-d", names[0], "127.0.0.1"]
-            done = subprocess.run(client, capture_output=True, text=True, timeout=120)
-            if done.returncode == 0:
-                return done.stdout
-            time.sleep(0.1)
-    finally:
-        server.kill()
-        server.wait()
-    raise RuntimeError(f"{program} failed: {done.stdout}{done.stderr}")
-
-
-def perftest_gb_per_s(verb: str, names: list[str], size: int, count: int) -> float:
-    words = "-s", str(size), "-n", str(count), "-t", str(DEPTH), "--report_gbits"
-    said = perftest(f"ib_{verb}_bw", names, *words)
-    columns = re.search(rf"^ *{size} +\d+ +([\d.]+) +([\d.]+)", said, re.MULTILINE)
-    if not columns or float(columns[2]) == 0:
-        raise RuntimeError(f"ib_{verb}_bw told no bandwidth: {said}")
-    return float(columns[2]) / 8
-
-
-def perftest_read_us(names: list[str], size: int, count: int) -> float:
-    said = perftest("ib_read_lat", names, "-s", str(size), "-n", str(count))
-    columns = re.search(rf"^ *{size} +\d+ +[\d.]+ +[\d.]+ +([\d.]+)", said, re.MULTILINE)
-    return float(columns[1])
-
-
 def bandwidth(
     link: Link, names: list[str], verb: str, size: int, options: argparse.Namespace
 ) -> dict[str, Any]:
@@ -109,7 +66,7 @@ def bandwidth(
         return size * count / (time.perf_counter() - start) / 1e9
 
     link.check(verb, size)
-    theirs = lambda: perftest_gb_per_s(verb, names, size, count)  # noqa: E731
+    theirs = lambda: perftest.gb_per_s(verb, names, size, count)  # noqa: E731
     rounds = in_turn(ours, theirs, options)
     gb_per_s = statistics.median(a for a, _ in rounds)
     ratio, quartiles = spread([a / b for a, b in rounds])
@@ -134,7 +91,7 @@ def latency(link: Link, names: list[str], options: argparse.Namespace) -> dict[s
             taken.append(time.perf_counter() - start)
         return statistics.median(taken) * 1e6
 
-    rounds = in_turn(ours, lambda: perftest_read_us(names, 8, count), options)
+    rounds = in_turn(ours, lambda: perftest.read_us(names, 8, count), options)
     ratio, quartiles = spread([b / a for a, b in rounds])
     return {
         "case": "read of 8 bytes, call to completion",
@@ -144,20 +101,6 @@ def latency(link: Link, names: list[str], options: argparse.Namespace) -> dict[s
         "x_perftest_quartiles": quartiles,
         "rounds": len(rounds),
     }
-
-
-def in_turn(
-    ours: Callable[[], float], theirs: Callable[[], float], options: argparse.Namespace
-) -> list[tuple[float, float]]:
-    ours()
-    rounds = []
-    for i in range(min(options.repeat, 3 if options.quick else 9)):
-        if i % 2:
-            second = theirs()
-            rounds.append((ours(), second))
-        else:
-            rounds.append((ours(), theirs()))
-    return rounds
 
 
 def say(row: dict[str, Any]) -> None:

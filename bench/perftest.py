@@ -1,0 +1,64 @@
+"""The baseline of RDMA benches: perftest's programs, both ends on this machine."""
+
+import argparse
+import re
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+
+GID_INDEX = 1  # that of the guest's IPv4 address
+DEPTH = 128  # messages in flight
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+def run(program: str, names: list[str], *words: str) -> str:
+    """Run both ends of one of its programs, and return what the client says."""
+    common = [program, "-x", str(GID_INDEX), "-F", "-p", str(free_port()), *words]
+    server = subprocess.Popen(
+        [*common, "-d", names[1]], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        for _ in range(50):  # until the server listens
+            client = [*common, "-d", names[0], "127.0.0.1"]
+            done = subprocess.run(client, capture_output=True, text=True, timeout=120)
+            if done.returncode == 0:
+                return done.stdout
+            time.sleep(0.1)
+    finally:
+        server.kill()
+        server.wait()
+    raise RuntimeError(f"{program} failed: {done.stdout}{done.stderr}")
+
+
+def gb_per_s(verb: str, names: list[str], size: int, count: int) -> float:
+    words = "-s", str(size), "-n", str(count), "-t", str(DEPTH), "--report_gbits"
+    said = run(f"ib_{verb}_bw", names, *words)
+    columns = re.search(rf"^ *{size} +\d+ +([\d.]+) +([\d.]+)", said, re.MULTILINE)
+    if not columns or float(columns[2]) == 0:
+        raise RuntimeError(f"ib_{verb}_bw told no bandwidth: {said}")
+    return float(columns[2]) / 8
+
+
+def read_us(names: list[str], size: int, count: int) -> float:
+    said = run("ib_read_lat", names, "-s", str(size), "-n", str(count))
+    columns = re.search(rf"^ *{size} +\d+ +[\d.]+ +[\d.]+ +([\d.]+)", said, re.MULTILINE)
+    return float(columns[1])
+
+
+def in_turn(
+    ours: Callable[[], float], theirs: Callable[[], float], options: argparse.Namespace
+) -> list[tuple[float, float]]:
+    ours()
+    rounds = []
+    for i in range(min(options.repeat, 3 if options.quick else 9)):
+        if i % 2:
+            second = theirs()
+            rounds.append((ours(), second))
+        else:
+            rounds.append((ours(), theirs()))
+    return rounds
