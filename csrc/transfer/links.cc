@@ -1,5 +1,6 @@
 #include "transfer/links.h"
 
+#include "transfer/error.h"
 #include "transfer/verdict.h"
 
 namespace mk::transfer {
@@ -30,6 +31,21 @@ Links::Hold Links::enter(const LinkId& id, uint64_t epoch, Interrupt& interrupt,
   }
   entry.inside = &interrupt;
   return {*this, entry};
+}
+
+void Links::fence(const LinkId& id, uint64_t epoch, const Limit& limit) {
+  std::unique_lock lock(mutex_);
+  if (entries_.count(id) == 0 && entries_.size() >= kMaxEntries) forget_one();
+  Entry& entry = entries_[id];
+  if (entry.epoch > epoch) return;  // a later connection has done it
+  entry.epoch = epoch;
+  left_.notify_all();
+  if (!entry.inside) return;
+  entry.inside->signal("the peer has lost this connection");
+  ++entry.num_users;
+  const bool has_left = left_.wait_until(lock, limit.deadline.at(), [&] { return !entry.inside; });
+  --entry.num_users;
+  if (!has_left) throw Refused("the connection that was lost has not ended in time");
 }
 
 void Links::leave(Entry& entry) {

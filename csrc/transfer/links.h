@@ -55,6 +55,10 @@ class Links {
   // `interrupt` is that of the one that enters.
   Hold enter(const LinkId& id, uint64_t epoch, Interrupt& interrupt, const Limit& limit);
 
+  // Ends a connection that will not be made anew, and waits for it to leave: up to that epoch none
+  // of the link is let in any more. Throws Refused at the limit.
+  void fence(const LinkId& id, uint64_t epoch, const Limit& limit);
+
  private:
   void leave(Entry& entry);
   void forget_one();

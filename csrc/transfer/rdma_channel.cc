@@ -42,6 +42,7 @@ void RdmaChannel::connect(const Limit& limit) {
 }
 
 void RdmaChannel::disconnect() noexcept {
+  is_writing_ |= !doing_.empty();
   rails_.clear();  // the NICs let go of our memory
   has_rails_ = false;
   ready_.clear();
@@ -139,6 +140,7 @@ bool RdmaChannel::is_any_up() const {
 
 void RdmaChannel::post(const Work& work, const Limit& limit, Interrupt& interrupt) {
   if (!has_rails_) return WireChannel::post(work, limit, interrupt);
+  fence_lost(limit);
   Doing& doing = doing_.emplace_back(Doing{work});
   if (work.kind != Work::Kind::kMove || work.piece.num_ranges == 0) return;
   bring_up_some(limit);

@@ -56,8 +56,8 @@ Links::Hold Session::greet() {
 Links::Hold Session::let_in(Reception& reception, const Limit& limit) {
   const Greeting& peer = reception.meet();
   visit_.admit();
-  const LinkId id{peer.hello.instance, peer.tail.link.id};
-  Links::Hold hold = gate_.links.enter(id, peer.tail.link.epoch, interrupt_, limit);
+  link_ = {peer.hello.instance, peer.tail.link.id};
+  Links::Hold hold = gate_.links.enter(link_, peer.tail.link.epoch, interrupt_, limit);
   peer_name_ = peer.name;
   reception.welcome();
   return hold;
@@ -86,6 +86,8 @@ void Session::serve(const BatchHeader& header, const Limit& limit) {
       return receive_notification(header, limit);
     case Op::kRegions:
       return send_regions(header, limit);
+    case Op::kFence:
+      return end_links(header, limit);
     case Op::kNics:
     case Op::kAttach:
     case Op::kDetach:
@@ -170,6 +172,20 @@ void Session::send_regions(const BatchHeader& header, const Limit& limit) {
   socket_.send(parts, 2, limit);
   if (first) socket_.send_fd(board_->fd(), limit);
   for (const Fd& memory : memories) socket_.send_fd(memory, limit);
+}
+
+void Session::end_links(const BatchHeader& header, const Limit& limit) {
+  std::vector<Link> links(header.num_bytes / sizeof(Link));
+  socket_.receive(links.data(), header.num_bytes, limit);
+  try {
+    for (const Link& link : links) {
+      if (link.id == link_.link) throw Failure("protocol error: a connection that fences itself");
+      gate_.links.fence({link_.instance, link.id}, link.epoch, limit);
+    }
+  } catch (const Refused& refused) {
+    return refuse(header, refused.what(), limit);
+  }
+  acknowledge(header, limit);
 }
 
 void Session::answer_about_nics(const BatchHeader& header, const Limit& limit) {

@@ -41,6 +41,7 @@ class Session {
   void send_read(const BatchHeader& header, const Limit& limit);
   void receive_notification(const BatchHeader& header, const Limit& limit);
   void send_regions(const BatchHeader& header, const Limit& limit);
+  void end_links(const BatchHeader& header, const Limit& limit);
   void answer_about_nics(const BatchHeader& header, const Limit& limit);
 
   // The regions of the batch in table_; throws Refused.
@@ -55,6 +56,7 @@ class Session {
   Socket socket_;
   Interrupt interrupt_;
   std::string peer_name_;
+  LinkId link_{};
   uint64_t refused_request_ = 0;  // the rest of it is refused, too
   std::vector<Range> table_;
   std::vector<iovec> parts_;

@@ -86,7 +86,7 @@ bool ShmChannel::copy(const Work& work, const Limit& limit, uint64_t& num_bytes_
 }
 
 std::optional<Outcome> ShmChannel::run(const Work& work, const Limit& limit, Interrupt&) {
-  if (work.request->local.empty() || work.with_notify) return std::nullopt;
+  if (work.request->local.empty() || work.with_notify || must_fence()) return std::nullopt;
   const std::shared_lock lock(mutex_);
   Outcome outcome;
   try {

@@ -68,10 +68,11 @@ void check_header(const BatchHeader& header) {
   } else if (header.op == Op::kAttach || header.op == Op::kDetach) {
     const uint64_t due = header.op == Op::kAttach ? sizeof(AttachRequest) : sizeof(DetachRequest);
     expect(header.num_ranges == 0 && header.num_bytes == due, "malformed question");
-  } else if (header.op == Op::kFlush) {
-    const uint64_t num_rails = header.num_bytes / sizeof(uint32_t);
-    expect(header.num_ranges == 0 && num_rails <= kMaxRails &&
-               header.num_bytes == num_rails * sizeof(uint32_t),
+  } else if (header.op == Op::kFlush || header.op == Op::kFence) {
+    const bool is_flush = header.op == Op::kFlush;
+    const uint64_t each = is_flush ? sizeof(uint32_t) : sizeof(Link);
+    expect(header.num_ranges == 0 && header.num_bytes % each == 0 &&
+               header.num_bytes / each <= (is_flush ? kMaxRails : kMaxFencedLinks),
            "malformed question");
   } else {
     expect(header.op == Op::kNotify, "unknown op ", static_cast<uint32_t>(header.op));

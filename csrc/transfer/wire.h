@@ -28,6 +28,7 @@ constexpr uint32_t kMaxBatchRanges = 8192;        // a table of 128 KiB
 constexpr uint64_t kMaxWriteBytes = 16ull << 20;  // what a target takes in before it confirms
 constexpr uint64_t kMaxReadBytes = 256ull << 20;  // more: the next batch waits for this one
 constexpr uint64_t kMaxNotificationBytes = 64 << 10;
+constexpr uint32_t kMaxFencedLinks = 4096;
 constexpr uint32_t kMaxRefusalBytes = 1024;
 
 enum class Op : uint32_t {
@@ -42,6 +43,7 @@ enum class Op : uint32_t {
   kDetach = 9,
   kKeys = 10,
   kFlush = 11,
+  kFence = 12,  // ends other connections of the initiator's, of which it has lost its end
 };
 
 enum class Status : uint32_t { kDone = 0, kRefused = 1 };

@@ -14,26 +14,17 @@ constexpr size_t kMaxFrames = 2;  // under way at once
 
 }  // namespace
 
-void PeerIdentity::check(uint64_t instance) {
-  uint64_t before = 0;
-  if (instance_.load() == 0 && expected_ != 0 && instance != expected_) {
-    throw Failure(kAnotherEngine);
-  }
-  if (!instance_.compare_exchange_strong(before, instance) && before != instance) {
-    // Its addresses, which our callers hold, are not those of the engine that was there before.
-    throw Failure("the peer was restarted; open it again");
-  }
-}
-
 void WireChannel::connect(const Limit& limit) {
   disconnect();
   Socket socket = Socket::connect(addresses_, limit);
   ++link_.epoch;  // the peer ends the connection before this one, should it still be serving it
   identity_->check(introduce(socket, *own_, link_, host_, limit).hello.instance);
+  identity_->recover(link_);
   socket_ = std::move(socket);
 }
 
 void WireChannel::disconnect() noexcept {
+  if (std::exchange(is_writing_, false)) identity_->lose(link_);
   socket_.close();
   frames_.clear();
   outcomes_.clear();
@@ -41,6 +32,7 @@ void WireChannel::disconnect() noexcept {
 }
 
 void WireChannel::post(const Work& work, const Limit& limit, Interrupt&) {
+  fence_lost(limit);
   switch (work.kind) {
     case Work::Kind::kCheck:
       check(work, limit);
@@ -69,6 +61,24 @@ Outcome WireChannel::finish(const Limit& limit) {
 
 void WireChannel::drain(const Limit& limit) {
   while (!frames_.empty()) receive_ack(limit);
+}
+
+void WireChannel::fence_lost(const Limit& limit) {
+  if (!identity_->has_lost()) return;
+  drain(limit);
+  std::vector<Link> lost = identity_->take_lost();
+  try {
+    BatchHeader header{Op::kFence, 0, 0, 0, lost.size() * sizeof(Link)};
+    iovec parts[] = {{&header, sizeof(header)}, {lost.data(), header.num_bytes}};
+    socket_.send(parts, 2, limit);
+    frames_.push_back({Op::kFence, 0, header.num_bytes, false});
+    drain(limit);
+    if (current_.refusal.empty()) return;
+    throw LinkDown(current_.refusal);
+  } catch (...) {
+    for (const Link& link : lost) identity_->lose(link);
+    throw;
+  }
 }
 
 void WireChannel::check(const Work& work, const Limit& limit) {
@@ -117,6 +127,7 @@ void WireChannel::send(const Work& work, Op op, uint64_t first_range, const Rang
     parts_.push_back({const_cast<Range*>(ranges), num_ranges * sizeof(Range)});
   }
   parts_.insert(parts_.end(), payload.begin(), payload.end());
+  is_writing_ |= op == Op::kWrite;
   socket_.send(parts_.data(), parts_.size(), limit);
   frames_.push_back({op, work.request_id, num_bytes, false});
 }
@@ -134,6 +145,7 @@ void WireChannel::receive_ack(const Limit& limit) {
   } else if (frame.op == Op::kWrite) {
     current_.num_bytes += frame.num_bytes;
   }
+  if (frames_.empty()) is_writing_ = false;
   if (frame.last_of_work) outcomes_.push_back(std::exchange(current_, {}));
 }
 

@@ -7,7 +7,6 @@
 // socket buffers, leave both sides waiting for the other to read.
 #pragma once
 
-#include <atomic>
 #include <deque>
 #include <memory>
 #include <string>
@@ -15,24 +14,12 @@
 
 #include "transfer/channel.h"
 #include "transfer/endpoint.h"
+#include "transfer/peer_identity.h"
 #include "transfer/random.h"
 #include "transfer/socket.h"
 #include "transfer/wire.h"
 
 namespace mk::transfer {
-
-// Which engine a peer is: all connections to it must lead to the same one.
-class PeerIdentity {
- public:
-  explicit PeerIdentity(uint64_t expected) : expected_(expected) {}  // 0: whoever answers first
-
-  // Throws Failure if it is another engine.
-  void check(uint64_t instance);
-
- private:
-  const uint64_t expected_;
-  std::atomic<uint64_t> instance_{0};  // 0 before the first connection
-};
 
 class WireChannel : public Channel {
  public:
@@ -61,7 +48,13 @@ class WireChannel : public Channel {
   // Waits until the peer has acknowledged all.
   void drain(const Limit& limit);
 
+  // Before anything new moves: what other connections to the peer were writing when they were lost
+  // is over, or will not land.
+  void fence_lost(const Limit& limit);
+  bool must_fence() const { return identity_->has_lost(); }
+
   Socket socket_;
+  bool is_writing_ = false;  // the peer has not confirmed all that it may write to its memory
   Outcome current_;  // of the work whose frames are acknowledged now
 
  private:

@@ -8,9 +8,8 @@ import sys
 from pathlib import Path
 
 MAGIC = b"MKTRNSFR"
-WRITE, READ, CHECK_WRITE, CHECK_READ, NOTIFY, REGIONS, NICS, ATTACH, DETACH, KEYS, FLUSH = range(
-    1, 12
-)
+WRITE, READ, CHECK_WRITE, CHECK_READ, NOTIFY, REGIONS = range(1, 7)
+NICS, ATTACH, DETACH, KEYS, FLUSH, FENCE = range(7, 13)
 HAS_SECRET, PROVES, OWN_HELLO, READS, IS_LONG, NOTIFIES, IS_SHARED = (1 << bit for bit in range(7))
 ARENA = 0x2000_0000_0000
 READ_WRITE, READ_ONLY, WRITE_ONLY = ARENA + 0x4000, ARENA + 0x5000, ARENA + 0x8010
@@ -75,7 +74,8 @@ BATCHES = {
     "detach": header(DETACH, 0, 8) + struct.pack("<II", 3, 0),
     "keys": header(KEYS, 0, 0),
     "flush": header(FLUSH, 0, 8) + struct.pack("<II", 3, 4),
-    "unknown": header(12, 0, 0),
+    "fence": header(FENCE, 0, 16) + struct.pack("<QQ", 9, 1),
+    "unknown": header(13, 0, 0),
 }
 # Where the initiator will write: by address, in a memory that is not sent, behind the end of all.
 REGION_TABLE = b"".join(

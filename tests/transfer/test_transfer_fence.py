@@ -1,6 +1,7 @@
 """What was written before a reconnect never lands after it."""
 
 import socket
+import struct
 import threading
 
 import numpy as np
@@ -21,10 +22,12 @@ from .support import (
     addressed,
     connect,
     ended,
+    send_last,
     untouched,
 )
 
 SIZE = 1 << 16
+FENCE = 12
 FRAME = HEADER.size + RANGE.size  # what goes before the payload of a write of one range
 
 
@@ -64,6 +67,61 @@ def test_a_late_write_does_not_land(target, after, given_up):
         late.wait(lambda flow: flow.ended)
         proxy.relays[0].down.wait(lambda flow: flow.ended)  # the old session is gone
         np.testing.assert_array_equal(landing._buffer.owner, addressed(SIZE) ^ 0x55)
+
+
+def test_what_a_lane_beside_has_on_its_way_does_not_land(target):
+    """Nothing follows on its connection: another one has it ended before it goes on."""
+    far, _ = target
+    size, step = 8 << 20, 1 << 20
+    landing = far.register(untouched(size))
+    with Proxy(far.name) as proxy, TransferEngine(transports=["tcp"]) as near:
+        old, new = near.register(untouched(size)), near.register(addressed(size))
+        peer = near.open(proxy.name)
+        for _ in range(100):  # until both lanes have had something to do
+            near.write(peer, [(old.address, landing.address, size)]).wait()
+            if len(proxy.relays) == 2 and len(proxy.relays[1].up.passed) > step:
+                break
+        late = proxy.relays[1].up
+        late.hold(FRAME + 1000)
+        ticket = near.write(peer, [(old.address, landing.address, size)])
+        late.wait(lambda flow: len(flow.passed) == flow.limit < flow.num_taken)
+        assert ticket.cancel()
+        for at in range(0, size, step):  # on the leading lane alone
+            near.write(peer, [(new.address + at, landing.address + at, step)]).wait()
+        late.release()
+        late.wait(lambda flow: flow.ended)
+        proxy.relays[1].down.wait(lambda flow: flow.ended)
+        np.testing.assert_array_equal(landing._buffer.owner, addressed(size))
+
+
+@pytest.mark.parametrize("epoch", [1, 2])
+def test_another_connection_ends_one_that_is_lost(target, epoch):
+    far, region = target
+    write = HEADER.pack(WRITE, 1, 1, 0, SIZE) + RANGE.pack(region.address, SIZE) + bytes(SIZE)
+    fence = HEADER.pack(FENCE, 0, 0, 0, 16) + struct.pack("<QQ", 5, epoch)
+    with connect(far.name) as lost, connect(far.name) as other:
+        begin(lost, hello=Hello(link=5, epoch=1))
+        begin(other, hello=Hello(link=6))
+        lost.sendall(write[: FRAME + 10])
+        other.sendall(fence)
+        assert receive_exactly(other, ACK.size) == ACK.pack(0, 0, 0, 16)
+        assert ended(lost)
+        assert verdict(far.name, Hello(link=5, epoch=epoch)) == OLD_EPOCH
+        assert verdict(far.name, Hello(link=5, epoch=epoch + 1)) == WELCOMED
+        with connect(far.name) as later:
+            begin(later, hello=Hello(link=5, epoch=9))
+            other.sendall(fence)  # of what is over
+            assert receive_exactly(other, ACK.size) == ACK.pack(0, 0, 0, 16)
+            later.sendall(write)
+            assert receive_exactly(later, ACK.size) == ACK.pack(0, 0, 1, SIZE)
+
+
+@pytest.mark.parametrize("payload", [struct.pack("<QQ", 6, 1), bytes(15), bytes(16 * 4097)])
+def test_a_fence_that_makes_no_sense_ends_the_connection(target, payload):
+    with connect(target[0].name) as connection:
+        begin(connection, hello=Hello(link=6))
+        send_last(connection, HEADER.pack(FENCE, 0, 0, 0, len(payload)) + payload)
+        assert ended(connection)
 
 
 @pytest.mark.usefixtures("one_lane")
