@@ -97,6 +97,10 @@ bool Peer::run_here(Ticket& ticket) {
   } catch (const std::exception& error) {
     outcome = Outcome{0, error.what()};
   }
+  // See coalesce.h. Queued, it keeps its place before what is asked for after it.
+  if (outcome && !outcome->refusal.empty() && outcome->num_bytes == 0 && ticket.split_request()) {
+    return false;
+  }
   if (outcome) queue_.end(ticket, outcome->refusal, outcome->num_bytes);
   return outcome.has_value();
 }

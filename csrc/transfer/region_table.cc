@@ -21,10 +21,6 @@ bool contains(const Range& outer, const Range& inner) {
          inner.address - outer.address <= outer.num_bytes - inner.num_bytes;
 }
 
-std::string describe(const Range& range) {
-  return concat("0x", std::hex, range.address, std::dec, " + ", range.num_bytes, " bytes");
-}
-
 const char* missing_right(Rights missing) {
   if (missing & kLocalWrite) return "is in read-only memory";
   return missing & kRemoteWrite ? "is in a region that peers may not write"
@@ -32,6 +28,10 @@ const char* missing_right(Rights missing) {
 }
 
 }  // namespace
+
+std::string describe(const Range& range) {
+  return concat("0x", std::hex, range.address, std::dec, " + ", range.num_bytes, " bytes");
+}
 
 Pin::~Pin() { table_->unpin(regions_, interrupt_); }
 
