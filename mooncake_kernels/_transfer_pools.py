@@ -14,6 +14,8 @@ from .errors import InvalidArgument
 
 END = 1 << 64  # of addresses
 
+Fields = tuple[tuple[int, ...], int, int, int]  # of a pool, in their order
+
 
 @dataclass(frozen=True, init=False)
 class BlockPool:
@@ -124,8 +126,10 @@ class Blocks:
     ids: np.ndarray
 
 
-def as_paged(op: str, local: Any, remote: Any, sizes: Any) -> "tuple[Any, ...]":
-    """What the host code takes for blocks of two pools; what they hold it checks itself."""
+def as_paged(
+    op: str, local: Any, remote: Any, sizes: Any
+) -> tuple[Fields, np.ndarray, Fields, np.ndarray]:
+    """What the host code takes for blocks of two pools; the ids it checks itself."""
     if not isinstance(local, Blocks) or not isinstance(remote, Blocks):
         raise InvalidArgument(
             f"{op}: local_addresses and remote_addresses must both be blocks of pools or both be "
@@ -136,7 +140,7 @@ def as_paged(op: str, local: Any, remote: Any, sizes: Any) -> "tuple[Any, ...]":
     return _fields(local.pool), local.ids, _fields(remote.pool), remote.ids
 
 
-def _fields(pool: BlockPool) -> tuple[tuple[int, ...], int, int, int]:
+def _fields(pool: BlockPool) -> Fields:
     return pool.planes, pool.num_blocks, pool.block_bytes, pool.stride_bytes
 
 

@@ -413,14 +413,20 @@ class TransferEngine(Resource):
         return Ticket(self._engine.submit(peer._peer, op == "read", *columns, *options))
 
     def _submit_blocks(
-        self, verb: str, peer: Peer, where: Any, deadline_s: float | None, notify: bytes | None
+        self,
+        verb: str,
+        peer: Peer,
+        where: tuple[Any, Any, Any],
+        deadline_s: float | None,
+        notify: bytes | None,
     ) -> Ticket:
-        op = f"{verb}_blocks"
-        paged = isinstance(where[0], Blocks) or isinstance(where[1], Blocks)
-        blocks = as_paged(op, *where) if paged else as_columns(op, *where)
-        options = self._check_call(verb, peer, notify, deadline_s)
-        submit: Any = self._engine.submit_paged if paged else self._engine.submit
-        return Ticket(submit(peer._peer, verb == "read", *blocks, *options))
+        op, reads = f"{verb}_blocks", verb == "read"
+        options = self._check_call(op, peer, notify, deadline_s)
+        if isinstance(where[0], Blocks) or isinstance(where[1], Blocks):
+            paged = as_paged(op, *where)
+            return Ticket(self._engine.submit_paged(peer._peer, reads, *paged, *options))
+        columns = as_columns(op, *where)
+        return Ticket(self._engine.submit(peer._peer, reads, *columns, *options))
 
     def _check_call(
         self, op: str, peer: Peer, notify: bytes | None, deadline_s: float | None

@@ -50,7 +50,7 @@ BlockPool pool_of(PoolFields fields) {
 Direction direction_of(bool reads) { return reads ? Direction::kRead : Direction::kWrite; }
 
 TicketRef submit(Engine& engine, Peer& peer, bool reads, const py::array& local,
-                 const py::array& remote, const std::variant<uint64_t, py::array>& sizes,
+                 const py::array& remote, const std::variant<py::array, uint64_t>& sizes,
                  std::optional<std::string> notify, double deadline_s) {
   const char* const op = reads ? "read_blocks" : "write_blocks";
   const Integers from = integers_of(local), to = integers_of(remote);

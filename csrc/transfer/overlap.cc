@@ -38,19 +38,18 @@ uint64_t low_bits(size_t count) { return count < kWordBits ? (uint64_t{1} << cou
 // Nothing if it would be too large.
 std::optional<bool> overlap_in_bitmap(const Ranges& ranges) {
   if (ranges.size_step != 0) return std::nullopt;
-  const uint64_t size = ranges.sizes[0], any = ranges.addresses[0];
-  uint64_t low = any, high = any, odd = size;
+  const uint64_t size = ranges.sizes[0], base = ranges.addresses[0];
+  uint64_t low = base, high = base, odd = size;
   for (size_t i = 0; i < ranges.count; ++i) {
     const uint64_t address = ranges.addresses[i * ranges.address_step];
     low = std::min(low, address);
     high = std::max(high, address);
-    odd |= address ^ any;
+    odd |= address ^ base;
   }
   const int shift = __builtin_ctzll(odd);
-  const uint64_t range_bits = size >> shift, num_words = ((high - low) >> shift) / kWordBits + 2;
-  if (range_bits > kWordBits || num_words - 2 > kMaxWordsPerRange * ranges.count)
-    return std::nullopt;
-  std::vector<uint64_t> words(num_words);
+  const uint64_t range_bits = size >> shift, last_word = ((high - low) >> shift) / kWordBits;
+  if (range_bits > kWordBits || last_word > kMaxWordsPerRange * ranges.count) return std::nullopt;
+  std::vector<uint64_t> words(last_word + 2);  // a range may reach into one more
   const uint64_t mask = low_bits(range_bits);
   uint64_t taken = 0;
   for (size_t i = 0; i < ranges.count; ++i) {
@@ -66,6 +65,12 @@ std::optional<bool> overlap_in_bitmap(const Ranges& ranges) {
 }
 
 bool overlap_when_sorted(const Ranges& ranges) {
+  if (ranges.size_step == 0) {
+    std::vector<uint64_t> sorted(ranges.count);
+    for (size_t i = 0; i < ranges.count; ++i) sorted[i] = ranges[i].address;
+    radix_sort(sorted, [](uint64_t address) { return address; });
+    return !ascends({sorted.data(), 1, ranges.sizes, 0, sorted.size()});
+  }
   std::vector<Range> sorted(ranges.count);
   for (size_t i = 0; i < ranges.count; ++i) sorted[i] = ranges[i];
   radix_sort(sorted, [](const Range& range) { return range.address; });

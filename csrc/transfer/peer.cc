@@ -94,12 +94,10 @@ bool Peer::run_here(Ticket& ticket) {
   try {
     const Pin pin = own_->regions.pin(request.regions, run_interrupt_);
     outcome = channel.run(work, {ticket.deadline(), run_interrupt_}, run_interrupt_);
+    const bool refused = outcome && !outcome->refusal.empty() && outcome->num_bytes == 0;
+    if (refused && ticket.split_request()) return false;  // see coalesce.h
   } catch (const std::exception& error) {
     outcome = Outcome{0, error.what()};
-  }
-  // See coalesce.h. Queued, it keeps its place before what is asked for after it.
-  if (outcome && !outcome->refusal.empty() && outcome->num_bytes == 0 && ticket.split_request()) {
-    return false;
   }
   if (outcome) queue_.end(ticket, outcome->refusal, outcome->num_bytes);
   return outcome.has_value();
