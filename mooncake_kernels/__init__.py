@@ -19,11 +19,12 @@ from .kv import (
     shard_heads,
 )
 from .topology import NicPolicy, Topology
-from .transfer import Tls, TransferEngine
+from .transfer import BlockPool, Tls, TransferEngine
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "BlockPool",
     "ChecksumError",
     "CopyPlan",
     "CudaError",

@@ -182,6 +182,17 @@ class TransferEngine:
         notify: bytes | None,
         deadline_s: float,
     ) -> TransferTicket: ...
+    def submit_paged(
+        self,
+        peer: TransferPeer,
+        reads: bool,
+        local: tuple[tuple[int, ...], int, int, int],
+        local_ids: np.ndarray,
+        remote: tuple[tuple[int, ...], int, int, int],
+        remote_ids: np.ndarray,
+        notify: bytes | None,
+        deadline_s: float,
+    ) -> TransferTicket: ...
     def submit_rows(
         self,
         peer: TransferPeer,

@@ -13,6 +13,8 @@ from .errors import InvalidArgument
 Integers = np.ndarray | torch.Tensor | Sequence[int]
 Descriptors = np.ndarray | Iterable[tuple[int, int, int]]
 
+READ_AS_THEY_ARE = frozenset(map(np.dtype, (np.int32, np.int64, np.uint64)))  # without a copy
+
 
 def as_address(op: str, argument: str, value: Any) -> str:
     # The host code checks the rest; what is not plain text would not arrive there as it is.
@@ -34,13 +36,13 @@ def as_rows(op: str, descriptors: Descriptors) -> tuple[np.ndarray, np.ndarray, 
 def as_columns(
     op: str, local_addresses: Integers, remote_addresses: Integers, sizes: Integers | int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | int]:
-    local = _column(op, "local_addresses", local_addresses)
-    remote = _column(op, "remote_addresses", remote_addresses)
+    local = as_column(op, "local_addresses", local_addresses)
+    remote = as_column(op, "remote_addresses", remote_addresses)
     if isinstance(sizes, int | np.integer):
         lengths: np.ndarray | int = as_integer(op, "sizes", sizes, 0, (1 << 64) - 1)
         num_sizes = len(local)
     else:
-        lengths = _column(op, "sizes", sizes)
+        lengths = as_column(op, "sizes", sizes)
         num_sizes = len(lengths)
     if not len(local) == len(remote) == num_sizes:
         raise InvalidArgument(
@@ -50,11 +52,18 @@ def as_columns(
     return local, remote, lengths
 
 
-def _column(op: str, argument: str, values: Integers) -> np.ndarray:
-    if type(values) is np.ndarray and values.dtype == np.uint64 and values.flags.c_contiguous:
-        array = values
-    else:
+def as_column(op: str, argument: str, values: Integers) -> np.ndarray:
+    """``[n]`` packed integers of a type that the host code reads; it looks at their values."""
+    array = values if type(values) is np.ndarray else _as_array(values)
+    if array is None or array.dtype not in READ_AS_THEY_ARE:
         array = as_integers(op, argument, values, "[n]")
     if array.ndim != 1:
         raise InvalidArgument(f"{op}: {argument} must be [n] integers, got shape {array.shape}")
-    return np.ascontiguousarray(array)
+    return array if array.flags.c_contiguous and array.flags.aligned else array.copy()
+
+
+def _as_array(values: Any) -> np.ndarray | None:
+    try:
+        return np.asarray(values)
+    except (ValueError, TypeError, OverflowError, RuntimeError):
+        return None

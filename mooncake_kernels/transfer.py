@@ -7,6 +7,7 @@ may write to it or read from it, without the owner's program taking part::
         engine.register(cache)
         peer = engine.open("10.0.0.2:4711")                # engine.name of the other side
         engine.write(peer, [(local_address, remote_address, num_bytes)]).wait()
+        engine.write_blocks(peer, pool.blocks(src_ids), peer_pool.blocks(dst_ids)).wait()
 
 Without a server a name is an address; with one (``metadata="redis://10.0.0.1:6379"``) it is of your
 choice, ``"prefill-3"``, and leads to that very engine or nowhere.
@@ -35,8 +36,6 @@ import weakref
 from collections.abc import Collection
 from typing import Any
 
-import numpy as np
-
 from . import _host
 from ._arguments import as_seconds
 from ._transfer_arguments import (
@@ -49,12 +48,13 @@ from ._transfer_arguments import (
 from ._transfer_handles import ACCESS, Access, Peer, Region, Resource, Ticket
 from ._transfer_names import Names, Options
 from ._transfer_nics import NicChoice, choose_nics
+from ._transfer_pools import BlockPool, Blocks, as_paged
 from ._transfer_security import Tls, as_secret, as_tls
 from .buffers import as_buffer
 from .errors import InvalidArgument, Unavailable
 from .topology import Topology
 
-__all__ = ["Access", "Peer", "Region", "Ticket", "Tls", "TransferEngine"]
+__all__ = ["Access", "BlockPool", "Blocks", "Peer", "Region", "Ticket", "Tls", "TransferEngine"]
 
 TRANSPORTS = ("local", "shm", "rdma", "tcp")
 
@@ -251,9 +251,9 @@ class TransferEngine(Resource):
         descriptors or 16 MiB (read: 256 MiB) is confirmed in parts: if it fails on the way,
         ``num_bytes_done`` says how much has arrived.
 
-        Source and target may overlap only over ``local``, where a descriptor is copied as if
-        through a buffer; else, and if a request names one target twice, what the target then holds
-        is undefined. Large requests of one engine to one peer overlap in time. A notification comes
+        No two targets of a request may overlap. Source and target may do so only over ``local``,
+        where a descriptor is copied as if through a buffer; else what the target then holds is
+        undefined. Large requests of one engine to one peer overlap in time. A notification comes
         after the data of its own request and of all earlier ones to that peer.
 
         What a lost connection had under way is tried again over another one, three times a request;
@@ -273,7 +273,8 @@ class TransferEngine(Resource):
 
         Raises:
             InvalidArgument: a descriptor is not inside the registered regions of this engine, or
-                is empty; the message names it. What the peer refuses is the ticket's error.
+                is empty, or its target overlaps another's; the message names it. What the peer
+                refuses is the ticket's error, which names it, too.
         """
         return self._submit_rows("write", peer, descriptors, deadline_s, notify)
 
@@ -310,20 +311,21 @@ class TransferEngine(Resource):
     def write_blocks(
         self,
         peer: Peer,
-        local_addresses: Integers,
-        remote_addresses: Integers,
-        sizes: Integers | int,
+        local_addresses: Integers | Blocks,
+        remote_addresses: Integers | Blocks,
+        sizes: Integers | int | None = None,
         *,
         deadline_s: float | None = None,
         notify: bytes | None = None,
     ) -> Ticket:
-        """Write many blocks, given as arrays: ``write`` without a Python object per block.
+        """Write many blocks, given as arrays or of pools: ``write`` without an object a block.
 
         Args:
             peer: from ``open``.
-            local_addresses: ``[n]`` integers.
-            remote_addresses: ``[n]`` integers.
-            sizes: ``[n]`` integers, or one size in bytes for all.
+            local_addresses: ``[n]`` integers; or blocks of a pool, ``pool.blocks(ids)``.
+            remote_addresses: ``[n]`` integers; or as many blocks of the peer's pool, which has
+                blocks of the same size, and as many planes.
+            sizes: ``[n]`` integers, or one size in bytes for all; None for blocks of pools.
             deadline_s: seconds from now; None: the setting ``deadline_s``.
             notify: at most 64 KiB, delivered to the peer after the data is visible there.
 
@@ -331,28 +333,30 @@ class TransferEngine(Resource):
             A ``Ticket``.
 
         Raises:
-            InvalidArgument: as for ``write``, where block i is ``descriptors[i]``.
+            InvalidArgument: as for ``write``, where block i, in plane p of pools, is
+                ``descriptors[p * n + i]``; or an id is not of its pool, or the target of two.
         """
-        columns = as_columns("write_blocks", local_addresses, remote_addresses, sizes)
-        return self._submit("write", peer, columns, deadline_s, notify)
+        where = local_addresses, remote_addresses, sizes
+        return self._submit_blocks("write", peer, where, deadline_s, notify)
 
     def read_blocks(
         self,
         peer: Peer,
-        local_addresses: Integers,
-        remote_addresses: Integers,
-        sizes: Integers | int,
+        local_addresses: Integers | Blocks,
+        remote_addresses: Integers | Blocks,
+        sizes: Integers | int | None = None,
         *,
         deadline_s: float | None = None,
         notify: bytes | None = None,
     ) -> Ticket:
-        """Read many blocks, given as arrays: ``read`` without a Python object per block.
+        """Read many blocks, given as arrays or of pools: ``read`` without an object a block.
 
         Args:
             peer: from ``open``.
-            local_addresses: ``[n]`` integers.
-            remote_addresses: ``[n]`` integers.
-            sizes: ``[n]`` integers, or one size in bytes for all.
+            local_addresses: ``[n]`` integers; or blocks of a pool, ``pool.blocks(ids)``.
+            remote_addresses: ``[n]`` integers; or as many blocks of the peer's pool, which has
+                blocks of the same size, and as many planes.
+            sizes: ``[n]`` integers, or one size in bytes for all; None for blocks of pools.
             deadline_s: seconds from now; None: the setting ``deadline_s``.
             notify: at most 64 KiB, delivered to the peer after all the data has arrived here.
 
@@ -360,10 +364,11 @@ class TransferEngine(Resource):
             A ``Ticket``.
 
         Raises:
-            InvalidArgument: as for ``write``, where block i is ``descriptors[i]``.
+            InvalidArgument: as for ``write``, where block i, in plane p of pools, is
+                ``descriptors[p * n + i]``; or an id is not of its pool, or the target of two.
         """
-        columns = as_columns("read_blocks", local_addresses, remote_addresses, sizes)
-        return self._submit("read", peer, columns, deadline_s, notify)
+        where = local_addresses, remote_addresses, sizes
+        return self._submit_blocks("read", peer, where, deadline_s, notify)
 
     def receive_notifications(self, timeout_s: float = 0.0) -> list[tuple[str, bytes]]:
         """Return the notifications that have come since the last call, in order of arrival.
@@ -424,16 +429,21 @@ class TransferEngine(Resource):
         columns = as_rows(op, descriptors)
         return Ticket(self._engine.submit(peer._peer, op == "read", *columns, *options))
 
-    def _submit(
+    def _submit_blocks(
         self,
-        op: str,
+        verb: str,
         peer: Peer,
-        columns: tuple[np.ndarray, np.ndarray, np.ndarray | int],
+        where: tuple[Any, Any, Any],
         deadline_s: float | None,
         notify: bytes | None,
     ) -> Ticket:
+        op, reads = f"{verb}_blocks", verb == "read"
         options = self._check_call(op, peer, notify, deadline_s)
-        return Ticket(self._engine.submit(peer._peer, op == "read", *columns, *options))
+        if isinstance(where[0], Blocks) or isinstance(where[1], Blocks):
+            paged = as_paged(op, *where)
+            return Ticket(self._engine.submit_paged(peer._peer, reads, *paged, *options))
+        columns = as_columns(op, *where)
+        return Ticket(self._engine.submit(peer._peer, reads, *columns, *options))
 
     def _check_call(
         self, op: str, peer: Peer, notify: bytes | None, deadline_s: float | None

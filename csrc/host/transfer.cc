@@ -1,22 +1,19 @@
-// Binds the transfer engine. Descriptors cross as uint64 arrays, with no Python object per block,
-// or as the few tuples that they are; the GIL is released around everything that blocks or copies,
-// and no thread of the engine ever takes it.
+// Binds the transfer engine. The GIL is released around everything that blocks or copies, and no
+// thread of the engine ever takes it.
 #include "transfer/engine.h"
 
-#include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
-#include <numeric>
 #include <optional>
 #include <string>
 #include <tuple>
 #include <utility>
-#include <variant>
 #include <vector>
 
 #include "common/shared_memory.h"
 #include "host/gil.h"
 #include "host/module.h"
+#include "host/transfer_requests.h"
 #include "transfer/error.h"
 
 namespace py = pybind11;
@@ -25,7 +22,6 @@ namespace mk::host {
 namespace {
 
 using namespace mk::transfer;
-using Column = py::array_t<uint64_t, py::array::c_style>;
 
 constexpr double kSignalCheckS = 0.1;  // how long Ctrl-C may go unnoticed in a wait
 
@@ -74,59 +70,6 @@ std::shared_ptr<Engine> make_engine(const std::string& name, const std::string& 
 Rights rights_of(bool writable, bool remote_read, bool remote_write) {
   return (writable ? kLocalWrite : 0) | (remote_read ? kRemoteRead : 0) |
          (remote_write ? kRemoteWrite : 0);
-}
-
-Request empty_request(bool reads, std::optional<std::string> notify) {
-  Request request{};
-  request.direction = reads ? Direction::kRead : Direction::kWrite;
-  request.notify = std::move(notify);
-  return request;
-}
-
-std::vector<uint64_t> numbers(const Column& column) {
-  return {column.data(), column.data() + column.size()};
-}
-
-TicketRef submit(Engine& engine, Peer& peer, bool reads, const Column& local, const Column& remote,
-                 const std::variant<uint64_t, Column>& sizes, std::optional<std::string> notify,
-                 double deadline_s) {
-  const auto* const each = std::get_if<Column>(&sizes);
-  MK_CHECK(remote.size() == local.size() && (!each || each->size() == local.size()),
-           "submit: the arrays must be of one length");
-  const GilReleased released;
-  Request request = empty_request(reads, std::move(notify));
-  request.local = numbers(local);
-  request.remote = numbers(remote);
-  request.sizes = each ? numbers(*each) : std::vector<uint64_t>{std::get<uint64_t>(sizes)};
-  request.num_bytes = each
-                          ? std::accumulate(request.sizes.begin(), request.sizes.end(), uint64_t{0})
-                          : request.sizes[0] * request.num_ranges();
-  return engine.submit(peer, std::move(request), deadline_s);
-}
-
-// Rows as most callers write them: a list of tuples of three plain integers from 0 to 2**64 - 1.
-// Returns null for anything else, which the caller takes the long way, for its errors, too.
-TicketRef submit_rows(Engine& engine, Peer& peer, bool reads, const py::list& rows,
-                      std::optional<std::string> notify, double deadline_s) {
-  Request request = empty_request(reads, std::move(notify));
-  std::vector<uint64_t>* const columns[] = {&request.local, &request.remote, &request.sizes};
-  for (auto* column : columns) column->reserve(rows.size());
-  for (const py::handle row : rows) {
-    if (!PyTuple_CheckExact(row.ptr()) || PyTuple_GET_SIZE(row.ptr()) != 3) return nullptr;
-    for (int k = 0; k < 3; ++k) {
-      PyObject* const item = PyTuple_GET_ITEM(row.ptr(), k);
-      if (!PyLong_CheckExact(item)) return nullptr;
-      const uint64_t value = PyLong_AsUnsignedLongLong(item);
-      if (value == UINT64_MAX && PyErr_Occurred()) {
-        PyErr_Clear();
-        return nullptr;
-      }
-      columns[k]->push_back(value);
-    }
-    request.num_bytes += request.sizes.back();
-  }
-  const GilReleased released;
-  return engine.submit(peer, std::move(request), deadline_s);
 }
 
 // Calls `wait(until)` in slices, looking for signals between them, until it returns true or the
@@ -230,7 +173,8 @@ void bind_transfer(py::module_& m) {
         return py::buffer_info(reinterpret_cast<uint8_t*>(memory.data()),
                                static_cast<py::ssize_t>(memory.num_bytes()));
       });
-  py::class_<Engine, std::shared_ptr<Engine>>(m, "TransferEngine")
+  EngineClass engine(m, "TransferEngine");
+  engine
       .def(py::init(&make_engine), py::arg("name"), py::arg("listen"), py::arg("local"),
            py::arg("shm"), py::arg("tcp"), py::arg("nics"), py::arg("near_nics"),
            py::arg("nics_required"), py::arg("num_lanes"), py::arg("secret").none(true),
@@ -252,15 +196,11 @@ void bind_transfer(py::module_& m) {
       .def("open", &open, py::arg("name"), py::arg("address"), py::arg("instance"),
            py::arg("deadline_s"))
       .def("close_peer", &Engine::close_peer, py::arg("peer"), ReleaseGil())
-      .def("submit", &submit, py::arg("peer"), py::arg("reads"), py::arg("local").noconvert(),
-           py::arg("remote").noconvert(), py::arg("sizes"), py::arg("notify").none(true),
-           py::arg("deadline_s"))
-      .def("submit_rows", &submit_rows, py::arg("peer"), py::arg("reads"), py::arg("rows"),
-           py::arg("notify").none(true), py::arg("deadline_s"))
       .def("take_notifications", &take_notifications, py::arg("timeout_s"))
       .def("stats", &stats)
       .def("rejections", &Engine::rejections)
       .def("close", &Engine::close, ReleaseGil());
+  bind_requests(engine);
 }
 
 }  // namespace mk::host

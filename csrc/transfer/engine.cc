@@ -10,8 +10,8 @@
 #include "transfer/error.h"
 #include "transfer/local_channel.h"
 #include "transfer/rdma_channel.h"
+#include "transfer/prepare.h"
 #include "transfer/shm_channel.h"
-#include "transfer/wire.h"
 #include "transfer/wire_channel.h"
 
 namespace mk::transfer {
@@ -20,26 +20,6 @@ namespace {
 uint64_t random_instance() {
   std::random_device device;
   return (uint64_t{device()} << 32 | device()) | 1;  // never 0
-}
-
-// Checks what can be known without the peer; returns the local regions.
-std::vector<RegionRef> check_request(const RegionTable& table, const Request& request) {
-  const bool writes = request.direction == Direction::kWrite;
-  const char* const op = writes ? "write" : "read";
-  MK_CHECK(!request.local.empty() || request.notify, op,
-           ": descriptors must not be empty unless notify is given");
-  for (size_t i = 0; i < request.sizes.size() && !request.local.empty(); ++i) {
-    MK_CHECK(request.sizes[i] > 0, op, ": descriptors[", i, "] num_bytes must be positive, got 0");
-  }
-  MK_CHECK(!request.notify || request.notify->size() <= kMaxNotificationBytes, op,
-           ": notify must be at most ", kMaxNotificationBytes, " bytes, got ",
-           request.notify->size());
-  try {
-    const Rights needed = writes ? 0 : kLocalWrite;
-    return table.check(request.ranges(request.local), needed, "local", 0);
-  } catch (const Refused& refused) {
-    throw InvalidArgument(concat(op, ": ", refused.what()));
-  }
 }
 
 }  // namespace
@@ -162,7 +142,7 @@ void Engine::close_peer(const PeerRef& peer) {
 
 TicketRef Engine::submit(Peer& peer, Request request, double deadline_s) {
   owner_.check(request.direction == Direction::kWrite ? "write" : "read", "engine");
-  request.regions = check_request(own_->regions, request);
+  prepare(own_->regions, request);
   return peer.submit(std::move(request), Deadline::after(deadline_s));
 }
 

@@ -65,8 +65,7 @@ class Engine {
   PeerRef open(const PeerAddress& to, double deadline_s);
   void close_peer(const PeerRef& peer);
 
-  // The request's regions are filled in here. Throws InvalidArgument: an empty descriptor, a local
-  // range outside the regions, a notification that is too long, a closed peer.
+  // See prepare.h. Throws InvalidArgument, also for a closed peer.
   TicketRef submit(Peer& peer, Request request, double deadline_s);
 
   std::vector<Notification> take_notifications(const Deadline& deadline);

@@ -22,6 +22,7 @@ Job::Job(TicketRef ticket, uint64_t id, uint64_t max_bytes)
     : ticket_(std::move(ticket)),
       request_(ticket_->request()),
       id_(id),
+      max_bytes_(max_bytes),
       cutter_(request_, max_bytes),
       has_pieces_(!fits_one_piece(request_, max_bytes)),
       checked_(!has_pieces_),
@@ -57,6 +58,7 @@ void Job::finish(const Work& work, const Interrupt& carrier, const Outcome& outc
   release(carrier);
   num_bytes_done_ += outcome.num_bytes;
   if (!outcome.refusal.empty()) {
+    refused_ = cause_.empty();
     stop(outcome.refusal);
   } else if (work.kind == Work::Kind::kCheck) {
     checked_ = true;

@@ -25,6 +25,7 @@ class Job {
 
   const TicketRef& ticket() const { return ticket_; }
   const Request& request() const { return request_; }
+  uint64_t max_bytes() const { return max_bytes_; }
   bool has_pieces() const { return has_pieces_; }  // more than one
 
   // The next work, if there is any to do now; `carrier` is who will do it. Works that are tried
@@ -41,6 +42,8 @@ class Job {
 
   bool over() const;                                   // nothing is under way, and nothing will be
   const std::string& cause() const { return cause_; }  // why it failed; "" if it did not
+  // By the peer, before anything moved.
+  bool refused_whole() const { return refused_ && num_bytes_done_ == 0; }
   uint64_t num_bytes_done() const { return num_bytes_done_; }
 
  private:
@@ -49,6 +52,7 @@ class Job {
   const TicketRef ticket_;
   const Request& request_;  // the ticket's
   const uint64_t id_;
+  const uint64_t max_bytes_;
   Cutter cutter_;
   bool has_pieces_;
   bool checked_, check_taken_ = false;
@@ -59,6 +63,7 @@ class Job {
   std::vector<Interrupt*> carriers_;  // one entry a work that is under way
   uint64_t num_bytes_done_ = 0;
   std::string cause_;
+  bool refused_ = false;
 };
 using JobRef = std::shared_ptr<Job>;
 

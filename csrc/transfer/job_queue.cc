@@ -12,8 +12,12 @@ void JobQueue::push(TicketRef ticket, uint64_t max_piece_bytes) {
   const std::lock_guard lock(mutex_);
   MK_CHECK(!closed_, "submit: peer must be open, got the closed ", peer_name_);
   jobs_.push_back(std::make_shared<Job>(std::move(ticket), ++num_pushed_, max_piece_bytes));
+  wake_for(*jobs_.back());
+}
+
+void JobQueue::wake_for(const Job& job) {
   lead_.notify_one();
-  if (jobs_.back()->has_pieces()) others_.notify_all();
+  if (job.has_pieces()) others_.notify_all();
 }
 
 bool JobQueue::idle() {
@@ -82,6 +86,10 @@ void JobQueue::changed(const JobRef& job, std::unique_lock<std::mutex>& lock) {
   const auto found = std::find(jobs_.begin(), jobs_.end(), job);
   if (found == jobs_.end()) return;
   const JobRef over = *found;
+  if (over->refused_whole() && !closed_ && over->ticket()->split_request()) {  // see coalesce.h
+    *found = std::make_shared<Job>(over->ticket(), ++num_pushed_, over->max_bytes());
+    return wake_for(**found);
+  }
   jobs_.erase(found);
   lock.unlock();
   end(*over->ticket(), over->cause(), over->num_bytes_done());

@@ -59,6 +59,7 @@ class JobQueue {
  private:
   bool take(bool leads, Interrupt& carrier, Task& task);
   void changed(const JobRef& job, std::unique_lock<std::mutex>& lock);
+  void wake_for(const Job& job);
 
   const std::string peer_name_;
   const Channel& lead_channel_;

@@ -94,6 +94,8 @@ bool Peer::run_here(Ticket& ticket) {
   try {
     const Pin pin = own_->regions.pin(request.regions, run_interrupt_);
     outcome = channel.run(work, {ticket.deadline(), run_interrupt_}, run_interrupt_);
+    const bool refused = outcome && !outcome->refusal.empty() && outcome->num_bytes == 0;
+    if (refused && ticket.split_request()) return false;  // see coalesce.h
   } catch (const std::exception& error) {
     outcome = Outcome{0, error.what()};
   }

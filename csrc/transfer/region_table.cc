@@ -15,10 +15,6 @@ namespace {
 constexpr double kOffersInUseS = 10;
 constexpr std::chrono::microseconds kOfferCheckEvery{100};
 
-std::string describe(const Range& range) {
-  return concat("0x", std::hex, range.address, std::dec, " + ", range.num_bytes, " bytes");
-}
-
 const char* missing_right(Rights missing) {
   if (missing & kLocalWrite) return "is in read-only memory";
   return missing & kRemoteWrite ? "is in a region that peers may not write"
@@ -26,6 +22,10 @@ const char* missing_right(Rights missing) {
 }
 
 }  // namespace
+
+std::string describe(const Range& range) {
+  return concat("0x", std::hex, range.address, std::dec, " + ", range.num_bytes, " bytes");
+}
 
 Pin::~Pin() { table_->unpin(regions_, interrupt_); }
 

@@ -36,6 +36,8 @@ struct Region {
 };
 using RegionRef = std::shared_ptr<Region>;
 
+std::string describe(const Range& range);  // "0x7f00 + 4096 bytes"
+
 class RegionTable;
 
 class Pin {

@@ -20,13 +20,16 @@ struct Request {
   Direction direction;
   std::vector<uint64_t> local;
   std::vector<uint64_t> remote;
-  std::vector<uint64_t> sizes;        // a single one: that of all
-  uint64_t num_bytes;                 // the sum
-  std::optional<std::string> notify;  // handed to the peer after the data
-  std::vector<RegionRef> regions;     // those of the local ranges
+  std::vector<uint64_t> sizes;           // a single one: that of all
+  std::vector<uint64_t> unmerged_sizes;  // what they were, if coalesce() has merged some
+  uint64_t num_bytes;                    // the sum
+  std::optional<std::string> notify;     // handed to the peer after the data
+  std::vector<RegionRef> regions;        // those of the local ranges
+  bool is_distinct = false;              // no two targets overlap, as is known already
 
   bool writes() const { return direction == Direction::kWrite; }
   size_t num_ranges() const { return local.size(); }
+  const std::vector<uint64_t>& targets() const { return writes() ? remote : local; }
   uint64_t size_of(size_t i) const { return sizes[sizes.size() == 1 ? 0 : i]; }
   Ranges ranges(const std::vector<uint64_t>& addresses) const {
     return {addresses.data(), 1, sizes.data(), sizes.size() == 1 ? size_t{0} : 1, addresses.size()};

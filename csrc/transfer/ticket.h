@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "common/owner.h"
+#include "transfer/coalesce.h"
 #include "transfer/completions.h"
 #include "transfer/limit.h"
 #include "transfer/request.h"
@@ -30,6 +31,7 @@ class Ticket {
          const Deadline& deadline);
 
   const Request& request() const { return request_; }  // until it is finished
+  bool split_request() { return split(request_); }     // while nobody carries out any of it
   uint64_t num_bytes() const { return num_bytes_; }
   const Deadline& deadline() const { return deadline_; }
 

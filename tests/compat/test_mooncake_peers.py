@@ -132,7 +132,8 @@ def test_a_peer_that_is_killed_and_started_again(near, caplog):
 @pytest.mark.parametrize("opcode", list(TransferOpcode))
 def test_a_peer_that_is_killed_during_transfers(near, opcode):
     with other_process() as far:
-        columns = ([near.address] * 4096, [far.address] * 4096, [SIZE // 16] * 4096)
+        offsets = np.arange(4096)[::-1] * (SIZE // 4096)
+        columns = (near.address + offsets, far.address + offsets, [SIZE // 4096] * 4096)
 
         def run(_: int) -> int:
             while (code := near.engine.batch_transfer_sync(far.name, *columns, opcode)) == 0:
@@ -179,28 +180,25 @@ def checked(engine, batch_id: int) -> int:
     return status
 
 
-def test_a_failed_call_does_not_end_those_beside_it(near, caplog):
+def test_a_failed_call_does_not_end_those_beside_it(caplog):
     """The other's connections are closed when its own calls are over, not before."""
-    with other_process() as far:
-        batch_ids = [
-            near.engine.batch_transfer_async_write(
-                far.name, [near.address] * 500, [far.address] * 500, [SIZE] * 500
-            )
-            for _ in range(3)
-        ]
+    size = 128 * SIZE  # takes longer than the call that fails
+    with side(addressed(size)) as near, other_process(num_bytes=size) as far:
+        block = (far.name, [near.address], [far.address], [size])
+        batch_ids = [near.engine.batch_transfer_async_write(*block) for _ in range(3)]
         before = list(lanes(near.engine, far.name))
         refused(
             caplog,
             -1,
             "not inside a registered region",
             near.engine.transfer_sync_write,
-            *(far.name, near.address, far.address + SIZE, 8),
+            *(far.name, near.address, far.address + size, 8),
         )
         assert lanes(near.engine, far.name) == []
         assert len(before) == 3 and not any(lane.peer.closed for lane in before)
         assert near.engine.get_batch_transfer_status(batch_ids) == 0
         assert all(lane.peer.closed for lane in before)
-        far.sees(addressed(SIZE))
+        far.sees(addressed(SIZE))  # its beginning
         assert near.engine.transfer_sync_write(far.name, near.address, far.address, SIZE) == 0
         assert len(lanes(near.engine, far.name)) == 1
 

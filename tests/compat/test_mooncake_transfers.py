@@ -80,17 +80,26 @@ def test_blocks_of_different_sizes_and_of_none(pair):
     assert notifies(pair.far) == [TransferNotify("n", "m")]
 
 
-def test_4096_blocks_of_16_kib_in_one_batch(pair):
+def test_4096_blocks_in_one_batch(pair):
     """Mooncake refuses more than about 2,050 of one batch over tcp."""
-    engine, block, count = pair.near.engine, 16384, 4096
-    local = [pair.near.address + i % 64 * block for i in range(count)]
-    remote = [pair.far.address + i * 37 % 64 * block for i in range(count)]
+    engine, block, count = pair.near.engine, SIZE // 4096, 4096
+    order = [i * 37 % count for i in range(count)]
+    local = [pair.near.address + i * block for i in range(count)]
+    remote = [pair.far.address + i * block for i in order]
     assert engine.batch_transfer_sync_write(pair.name, local, remote, [block] * count) == 0
-    order = [i * 37 % 64 for i in range(64)]
-    pair.far.sees(addressed(SIZE).reshape(64, block)[np.argsort(order)].reshape(-1))
+    pair.far.sees(addressed(SIZE).reshape(count, block)[np.argsort(order)].reshape(-1))
     pair.near.memory[:] = UNTOUCHED
     assert engine.batch_transfer_sync_read(pair.name, local, remote, [block] * count) == 0
     pair.near.sees(addressed(SIZE))
+
+
+def test_a_batch_that_names_a_target_twice(pair, caplog):
+    engine, near, far = pair.near.engine, pair.near.address, pair.far.address
+    reason = r"descriptors\[0\] and descriptors\[2\] must not overlap"
+    columns = ([near] * 3, [far, far + 100, far + 99], [100, 100, 1])
+    batch = engine.batch_transfer_sync_write
+    refused(caplog, -1, reason, batch, pair.name, *columns)
+    pair.far.sees(untouched(SIZE))
 
 
 def test_a_remote_range_outside_registered_memory(pair, caplog):
@@ -117,7 +126,7 @@ def test_a_local_range_outside_registered_memory(pair, caplog):
 def test_wrong_arguments(pair, caplog):
     engine, near, far = pair.near.engine, pair.near.address, pair.far.address
     one, many = engine.transfer_sync_write, engine.batch_transfer_sync_write
-    integers = "integers"
+    integers = "must be .*integer"
     for wrong in (-1, 2**64, "x", None, 1.5):
         refused(caplog, -1, integers, one, pair.name, wrong, far, 8)
         refused(caplog, -1, integers, one, pair.name, near, wrong, 8)

@@ -17,7 +17,7 @@ def pair(request):
 
 @pytest.fixture
 def one_lane():
-    """Of requests that are long because they name one target again and again.
+    """Of large requests that follow one another into one target.
 
     What two lanes write there at once is a race, which ThreadSanitizer takes its time to report,
     though nobody wants to know.

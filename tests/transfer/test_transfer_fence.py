@@ -136,7 +136,8 @@ def test_a_cancelled_write_of_many_batches(target):
         for number, source in enumerate(sources):
             row = (source.address, landing.address, size)
             if number % 2 == 0:
-                near.write(peer, [row] * 50).cancel()
+                for ticket in reversed([near.write(peer, [row]) for _ in range(50)]):
+                    ticket.cancel()
                 continue
             near.write(peer, [row]).wait()
             for _ in range(3):

@@ -8,11 +8,18 @@ from ..cxx import build, run
 
 HERE = Path(__file__).parent
 GATE = ["admission", "links", "limit", "verdict"]
+REQUEST = ["block_pool", "coalesce", "integers", "overlap"]
 
 
 def test_gate(tmp_path):
     sources = [f"transfer/{name}.cc" for name in GATE]
     result = run(build(HERE / "test_gate.cc", sources, tmp_path, "-pthread"))
+    assert result.returncode == 0, result.stderr
+
+
+def test_request(tmp_path):
+    sources = [f"transfer/{name}.cc" for name in REQUEST]
+    result = run(build(HERE / "test_request.cc", sources, tmp_path))
     assert result.returncode == 0, result.stderr
 
 

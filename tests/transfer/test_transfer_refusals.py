@@ -21,20 +21,21 @@ def engine():
 @pytest.fixture
 def rows(pair):
     """(near region, far region, and a function that makes a descriptor of offsets)."""
-    near, far = pair.regions(addressed(SIZE), untouched(SIZE))
+    near, far = pair.regions(addressed(2 * SIZE), untouched(SIZE))
     return near, far, lambda n, f, size: (near.address + n, far.address + f, size)
 
 
 @pytest.mark.parametrize("direction", ["write", "read"])
 @pytest.mark.parametrize(
     ("far_offset", "size"),
-    [(-1, 10), (SIZE, 1), (SIZE - 5, 6), (1 << 40, 8), (-(1 << 44), 1), (1, SIZE)],
+    [(-1, 10), (SIZE, 1), (SIZE - 5, 6), (1 << 40, 8), (-(1 << 44), 1), (SIZE // 2, SIZE)],
 )
 def test_a_remote_range_outside_the_region(pair, rows, direction, far_offset, size):
     _, far, row = rows
     size_of_good = 16
     call = getattr(pair.near, direction)
-    ticket = call(pair.peer, [row(0, 0, size_of_good), row(0, far_offset, size)], notify=b"never")
+    good = row(0, 64, size_of_good)
+    ticket = call(pair.peer, [good, row(SIZE, far_offset, size)], notify=b"never")
     message = rf"descriptors\[1\] remote range {far.address + far_offset:#x} \+ {size} bytes is not"
     with pytest.raises(TransferError, match=message) as caught:
         ticket.wait()
@@ -43,14 +44,14 @@ def test_a_remote_range_outside_the_region(pair, rows, direction, far_offset, si
     assert caught.value.num_bytes_total == size_of_good + size
     assert (far._buffer.owner == UNTOUCHED).all(), "the good descriptor was carried out"
     assert pair.far.receive_notifications(0.05) == []
-    call(pair.peer, [row(0, 0, size_of_good)]).wait()  # the peer is still good
+    call(pair.peer, [good]).wait()  # the peer is still good
 
 
 def test_a_request_of_many_batches_is_checked_whole(pair):
     size, count = 64, 30_000
-    near, far = pair.regions(addressed(count * size), untouched(count * size))
-    remote = far.address + np.arange(count) * size
-    remote[-1] = far.address + count * size - 1
+    near, far = pair.regions(addressed(count * size), untouched((count + 1) * size))
+    remote = far.address + np.arange(count, 0, -1) * size  # nothing to merge
+    remote[-1] = far.address - 1
     local = near.address + np.arange(count) * size
     with pytest.raises(TransferError, match=rf"descriptors\[{count - 1}\] remote range") as caught:
         pair.near.write_blocks(pair.peer, local, remote, size, notify=b"never").wait()
@@ -86,7 +87,7 @@ def test_access_rights(pair, access, direction, message):
 @pytest.mark.parametrize("direction", ["write", "read"])
 def test_a_local_range_outside_the_region(pair, rows, direction):
     _, far, row = rows
-    bad = row(1, 0, SIZE)
+    bad = row(SIZE + 1, 0, SIZE)
     message = (
         rf"^{direction}: descriptors\[3\] local range {bad[0]:#x} \+ {SIZE} bytes "
         "is not inside a registered region$"

@@ -140,7 +140,7 @@ def test_closing_a_region_waits_for_who_copies():
             def write(row=row, done=done, causes=causes):
                 try:
                     while not done.is_set():
-                        pair.near.write(pair.peer, [row] * 3).wait()
+                        pair.near.write(pair.peer, [row]).wait()
                 except TransferError as error:
                     causes.append(error.cause)
 

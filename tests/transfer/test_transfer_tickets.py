@@ -183,15 +183,18 @@ def test_cancel_after_the_end_changes_nothing(pair):
 @pytest.mark.parametrize("transport", ["local", "shm", "tcp"])
 @pytest.mark.usefixtures("one_lane")
 def test_cancelled_in_the_middle_and_used_again(transport):
+    size = 64 << 20
     with engine_pair(transport) as pair:
-        near, far = pair.regions(addressed(SIZE), untouched(SIZE))
-        row = (near.address, far.address, SIZE)
+        near, far = pair.regions(addressed(size), untouched(size))
+        row = (near.address, far.address, size)
         for i in range(20):
-            long = pair.near.write(pair.peer, [row] * 10_000)
+            tickets = [pair.near.write(pair.peer, [row]) for _ in range(30)]
             time.sleep(i * 1e-3)
-            assert long.cancel()
-            error = transfer_error(long)
-            assert error.cause == "cancelled" and error.num_bytes_done < error.num_bytes_total
+            cancelled = [ticket.cancel() for ticket in reversed(tickets)]  # the running one last
+            assert cancelled == sorted(cancelled, reverse=True) and cancelled[0]
+            for ticket in tickets[len(tickets) - sum(cancelled) :]:
+                error = transfer_error(ticket)
+                assert error.cause == "cancelled" and error.num_bytes_done <= error.num_bytes_total
             pair.near.write(pair.peer, [row]).wait()
 
 
@@ -287,9 +290,8 @@ def test_await_ends_at_the_deadline_and_with_the_task():
 def test_stats(pair):
     near, far = pair.regions(addressed(SIZE), untouched(SIZE))
     pair.near.write(pair.peer, [(near.address, far.address, 1000)]).wait()
-    pair.near.read(
-        pair.peer, [(near.address, far.address, 10), (near.address, far.address, 1)]
-    ).wait()
+    rows = [(near.address, far.address, 10), (near.address + 20, far.address, 1)]
+    pair.near.read(pair.peer, rows).wait()
     transfer_error(pair.near.write(pair.peer, [(near.address, 1, 1)]))
     counters = {"num_bytes_read": 11, "num_bytes_written": 1000, "num_requests": 3}
     counters["num_errors"] = 1

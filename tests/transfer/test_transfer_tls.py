@@ -92,10 +92,12 @@ def test_more_than_one_key(node):
         mine, theirs = near.register(source), far.register(target)
         peer = near.open(far.name)
         row = (mine.address, theirs.address, size)
-        near.write(peer, [row] * 6).wait()
+        for _ in range(6):
+            near.write(peer, [row]).wait()
         assert (target == source).all()
         source[:] = UNTOUCHED
-        near.read(peer, [row] * 6).wait()
+        for _ in range(6):
+            near.read(peer, [row]).wait()
         assert (target == source).all()
         near.write(peer, [row]).wait()
 
@@ -142,9 +144,10 @@ def test_after_a_cancelled_transfer_comes_another(node):
         peer = near.open(far.name)
         row = (mine.address, theirs.address, size)
         for number in range(5):
-            running = near.write(peer, [row] * 50)
+            tickets = [near.write(peer, [row]) for _ in range(50)]
             threading.Event().wait(0.01)
-            running.cancel()
+            for ticket in reversed(tickets):  # the running one last
+                ticket.cancel()
             source[:] = number
             near.write(peer, [row]).wait()
             assert (target == number).all()
@@ -175,7 +178,7 @@ def test_a_transfer_ends_when_it_shall(ca, how, direction):
     with stalled(ca) as (engine, peer, region):
         deadline_s = 0.2 if how == "deadline" else None
         row = (region.address, 4096, region.num_bytes)
-        ticket = getattr(engine, direction)(peer, [row] * 4, deadline_s=deadline_s)
+        ticket = getattr(engine, direction)(peer, [row], deadline_s=deadline_s)
         threading.Event().wait(0.05)
         if how == "cancel":
             assert ticket.cancel()

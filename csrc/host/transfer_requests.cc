@@ -1,0 +1,128 @@
+// Binds the calls that move memory. Descriptors cross as arrays or as ids of blocks, with no Python
+// object a block, or as the few tuples that they are; the GIL is released before they are looked
+// at.
+#include "host/transfer_requests.h"
+
+#include <pybind11/numpy.h>
+#include <pybind11/stl.h>
+
+#include <numeric>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "common/check.h"
+#include "host/gil.h"
+#include "transfer/block_pool.h"
+
+namespace py = pybind11;
+
+namespace mk::host {
+namespace {
+
+using namespace mk::transfer;
+
+// As crosses from Python: (planes, num_blocks, block_bytes, stride_bytes).
+using PoolFields = std::tuple<std::vector<uint64_t>, uint64_t, uint64_t, uint64_t>;
+
+// Python has made it one-dimensional and packed, of one of these types.
+Integers integers_of(const py::array& array) {
+  const char kind = array.dtype().kind();
+  const py::ssize_t item_bytes = array.itemsize();
+  MK_CHECK(array.ndim() == 1 && (array.flags() & py::array::c_style),
+           "submit: an array is not packed");
+  MK_CHECK((kind == 'i' && item_bytes == 4) || ((kind == 'i' || kind == 'u') && item_bytes == 8),
+           "submit: an array must be of int32, int64 or uint64");
+  const auto type = kind == 'u'       ? Integers::Type::kUint64
+                    : item_bytes == 8 ? Integers::Type::kInt64
+                                      : Integers::Type::kInt32;
+  return {array.data(), type, static_cast<size_t>(array.size())};
+}
+
+BlockPool pool_of(PoolFields fields) {
+  auto& [planes, num_blocks, block_bytes, stride_bytes] = fields;
+  return {std::move(planes), num_blocks, block_bytes, stride_bytes};
+}
+
+Direction direction_of(bool reads) { return reads ? Direction::kRead : Direction::kWrite; }
+
+TicketRef submit(Engine& engine, Peer& peer, bool reads, const py::array& local,
+                 const py::array& remote, const std::variant<py::array, uint64_t>& sizes,
+                 std::optional<std::string> notify, double deadline_s) {
+  const char* const op = reads ? "read_blocks" : "write_blocks";
+  const Integers from = integers_of(local), to = integers_of(remote);
+  std::optional<Integers> each;
+  if (const auto* const array = std::get_if<py::array>(&sizes)) each = integers_of(*array);
+  MK_CHECK(from.count == to.count && (!each || each->count == from.count),
+           "submit: the arrays must be of one length");
+  const GilReleased released;
+  Request request{};
+  request.direction = direction_of(reads);
+  request.local = non_negative(op, "local_addresses", from);
+  request.remote = non_negative(op, "remote_addresses", to);
+  if (each) {
+    request.sizes = non_negative(op, "sizes", *each);
+    request.num_bytes = std::accumulate(request.sizes.begin(), request.sizes.end(), uint64_t{0});
+  } else {
+    request.sizes = {std::get<uint64_t>(sizes)};
+    request.num_bytes = request.sizes[0] * request.num_ranges();
+  }
+  request.notify = std::move(notify);
+  return engine.submit(peer, std::move(request), deadline_s);
+}
+
+TicketRef submit_paged(Engine& engine, Peer& peer, bool reads, PoolFields local,
+                       const py::array& local_ids, PoolFields remote, const py::array& remote_ids,
+                       std::optional<std::string> notify, double deadline_s) {
+  const Integers from = integers_of(local_ids), to = integers_of(remote_ids);
+  const GilReleased released;
+  Request request = paged_request(direction_of(reads), pool_of(std::move(local)), from,
+                                  pool_of(std::move(remote)), to);
+  request.notify = std::move(notify);
+  return engine.submit(peer, std::move(request), deadline_s);
+}
+
+// Rows as most callers write them: a list of tuples of three plain integers from 0 to 2**64 - 1.
+// Returns null for anything else, which the caller takes the long way, for its errors, too.
+TicketRef submit_rows(Engine& engine, Peer& peer, bool reads, const py::list& rows,
+                      std::optional<std::string> notify, double deadline_s) {
+  Request request{};
+  request.direction = direction_of(reads);
+  request.notify = std::move(notify);
+  std::vector<uint64_t>* const columns[] = {&request.local, &request.remote, &request.sizes};
+  for (auto* column : columns) column->reserve(rows.size());
+  for (const py::handle row : rows) {
+    if (!PyTuple_CheckExact(row.ptr()) || PyTuple_GET_SIZE(row.ptr()) != 3) return nullptr;
+    for (int k = 0; k < 3; ++k) {
+      PyObject* const item = PyTuple_GET_ITEM(row.ptr(), k);
+      if (!PyLong_CheckExact(item)) return nullptr;
+      const uint64_t value = PyLong_AsUnsignedLongLong(item);
+      if (value == UINT64_MAX && PyErr_Occurred()) {
+        PyErr_Clear();
+        return nullptr;
+      }
+      columns[k]->push_back(value);
+    }
+    request.num_bytes += request.sizes.back();
+  }
+  const GilReleased released;
+  return engine.submit(peer, std::move(request), deadline_s);
+}
+
+}  // namespace
+
+void bind_requests(EngineClass& engine) {
+  engine
+      .def("submit", &submit, py::arg("peer"), py::arg("reads"), py::arg("local"),
+           py::arg("remote"), py::arg("sizes"), py::arg("notify").none(true), py::arg("deadline_s"))
+      .def("submit_paged", &submit_paged, py::arg("peer"), py::arg("reads"), py::arg("local"),
+           py::arg("local_ids"), py::arg("remote"), py::arg("remote_ids"),
+           py::arg("notify").none(true), py::arg("deadline_s"))
+      .def("submit_rows", &submit_rows, py::arg("peer"), py::arg("reads"), py::arg("rows"),
+           py::arg("notify").none(true), py::arg("deadline_s"));
+}
+
+}  // namespace mk::host

@@ -1,0 +1,16 @@
+// What a caller asks of the engine, as it crosses from Python.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <memory>
+
+#include "transfer/engine.h"
+
+namespace mk::host {
+
+using EngineClass = pybind11::class_<transfer::Engine, std::shared_ptr<transfer::Engine>>;
+
+void bind_requests(EngineClass& engine);
+
+}  // namespace mk::host

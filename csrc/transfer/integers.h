@@ -1,0 +1,32 @@
+// Integers: an array of a caller's, of any of the types that addresses, sizes and ids come in.
+//
+//   std::vector<uint64_t> local = non_negative("write_blocks", "local_addresses", integers);
+//
+// Layer: transfer. They are copied first and judged then, so that a caller who changes them
+// meanwhile gets what he asks for, and nobody touches what was not judged.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace mk::transfer {
+
+struct Integers {
+  enum class Type { kInt32, kInt64, kUint64 };
+
+  const void* data;
+  Type type;
+  size_t count;
+
+  std::string text(uint64_t value) const;  // of the copy, as the caller would write it
+};
+
+// Negative numbers become huge ones.
+std::vector<uint64_t> copy_of(const Integers& values);
+
+// Throws InvalidArgument naming the first that is negative.
+std::vector<uint64_t> non_negative(const char* op, const char* argument, const Integers& values);
+
+}  // namespace mk::transfer

@@ -1,0 +1,159 @@
+"""Pools of equally sized blocks: what paged requests of ``transfer.py`` are made of."""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ._arguments import as_integer
+from ._transfer_arguments import Integers, as_column
+from ._transfer_handles import Region
+from .errors import InvalidArgument
+
+END = 1 << 64  # of addresses
+
+Fields = tuple[tuple[int, ...], int, int, int]  # of a pool, in their order
+
+
+@dataclass(frozen=True, init=False)
+class BlockPool:
+    """Blocks of one size at ``base + id * stride_bytes``, in one plane or several.
+
+    A plane is what one tensor of a KV cache holds of all blocks: a layer's keys, its values. A
+    pool describes memory and holds none of it: the description of a peer's pool is sent there as
+    it is, pickled or as JSON (``BlockPool(**json.loads(json.dumps(dataclasses.asdict(pool))))``)::
+
+        pool = mk.BlockPool([t.data_ptr() for t in layers], num_blocks, layers[0][0].nbytes)
+        engine.write_blocks(peer, pool.blocks(src_ids), peer_pool.blocks(dst_ids)).wait()
+
+    Part of each block (some heads of it) is a pool of its own: the same stride, a smaller block,
+    and bases that are so much higher.
+
+    Args:
+        planes: the address of block 0, or the ``Region`` that begins with it; or a sequence of
+            these, one a plane.
+        num_blocks: ids are 0 to ``num_blocks - 1``, the same in all planes.
+        block_bytes: size of a block in one plane.
+        stride_bytes: from a block to the next, at least ``block_bytes``; None: they are packed.
+
+    Attributes:
+        planes: the addresses, one a plane.
+        num_blocks: as given.
+        block_bytes: as given.
+        stride_bytes: in bytes, also if it was None.
+
+    Raises:
+        InvalidArgument: a number is out of range, the pool is larger than its region, or a block
+            overlaps one of another plane.
+    """
+
+    planes: tuple[int, ...]
+    num_blocks: int
+    block_bytes: int
+    stride_bytes: int
+
+    def __init__(
+        self,
+        planes: int | Region | Sequence[int | Region],
+        num_blocks: int,
+        block_bytes: int,
+        *,
+        stride_bytes: int | None = None,
+    ):
+        num_blocks = _as_count("num_blocks", num_blocks, 1)
+        block_bytes = _as_count("block_bytes", block_bytes, 1)
+        stride = block_bytes
+        if stride_bytes is not None:
+            stride = _as_count("stride_bytes", stride_bytes, block_bytes)
+        listed = planes if isinstance(planes, Sequence | np.ndarray) else [planes]
+        if len(listed) == 0:
+            raise InvalidArgument("BlockPool: planes must be at least one address, got none")
+        num_bytes = (num_blocks - 1) * stride + block_bytes
+        if num_bytes > END:
+            raise InvalidArgument(
+                f"BlockPool: the pool must end below 2**64, got {num_bytes} bytes"
+            )
+        addresses = tuple(_as_base(i, plane, num_bytes) for i, plane in enumerate(listed))
+        object.__setattr__(self, "planes", addresses)
+        object.__setattr__(self, "num_blocks", num_blocks)
+        object.__setattr__(self, "block_bytes", block_bytes)
+        object.__setattr__(self, "stride_bytes", stride)
+        self._check_planes(num_bytes)
+
+    def blocks(self, ids: Integers) -> "Blocks":
+        """Name blocks of this pool, for ``write_blocks`` and ``read_blocks``.
+
+        Args:
+            ids: ``[n]`` integers from 0 to ``num_blocks - 1``; int32 and int64 arrays and CPU
+                tensors are taken as they are. They are looked at when the request is made.
+
+        Returns:
+            The blocks, in this order.
+
+        Raises:
+            InvalidArgument: the ids are not ``[n]`` integers.
+        """
+        return Blocks(self, as_column("blocks", "ids", ids))
+
+    def _check_planes(self, num_bytes: int) -> None:
+        order = sorted(range(len(self.planes)), key=self.planes.__getitem__)
+        for rank, i in enumerate(order):
+            for j in itertools.islice(order, rank + 1, None):
+                distance = self.planes[j] - self.planes[i]
+                if distance >= num_bytes:  # as those of all planes behind it
+                    break
+                steps, offset = divmod(distance, self.stride_bytes)
+                reaches_next = self.stride_bytes - offset < self.block_bytes
+                if offset < self.block_bytes or (reaches_next and steps + 1 < self.num_blocks):
+                    raise InvalidArgument(
+                        f"BlockPool: planes must not overlap, got planes[{i}] = "
+                        f"{self.planes[i]:#x} and planes[{j}] = {self.planes[j]:#x}"
+                    )
+
+
+@dataclass(frozen=True, eq=False)
+class Blocks:
+    """Blocks of a pool: what ``BlockPool.blocks`` returns.
+
+    Attributes:
+        pool: where they are.
+        ids: which they are.
+    """
+
+    pool: BlockPool
+    ids: np.ndarray
+
+
+def as_paged(
+    op: str, local: Any, remote: Any, sizes: Any
+) -> tuple[Fields, np.ndarray, Fields, np.ndarray]:
+    """What the host code takes for blocks of two pools; the ids it checks itself."""
+    if not isinstance(local, Blocks) or not isinstance(remote, Blocks):
+        raise InvalidArgument(
+            f"{op}: local_addresses and remote_addresses must both be blocks of pools or both be "
+            f"arrays, got {type(local).__name__} and {type(remote).__name__}"
+        )
+    if sizes is not None:
+        raise InvalidArgument(f"{op}: sizes must be None for blocks of pools, got {sizes!r:.80}")
+    return _fields(local.pool), local.ids, _fields(remote.pool), remote.ids
+
+
+def _fields(pool: BlockPool) -> Fields:
+    return pool.planes, pool.num_blocks, pool.block_bytes, pool.stride_bytes
+
+
+def _as_count(argument: str, value: Any, low: int) -> int:
+    return as_integer("BlockPool", argument, value, low, END - 1)
+
+
+def _as_base(i: int, plane: Any, num_bytes: int) -> int:
+    if not isinstance(plane, Region):
+        return as_integer("BlockPool", f"planes[{i}]", plane, 0, END - num_bytes)
+    if plane.num_bytes < num_bytes:
+        raise InvalidArgument(
+            f"BlockPool: planes[{i}] must be a region of at least {num_bytes} bytes, got "
+            f"{plane.num_bytes}"
+        )
+    return plane.address

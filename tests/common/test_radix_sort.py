@@ -1,0 +1,12 @@
+"""radix_sort by itself, in C++."""
+
+from pathlib import Path
+
+from ..cxx import build, run
+
+HERE = Path(__file__).parent
+
+
+def test_radix_sort(tmp_path):
+    result = run(build(HERE / "test_radix_sort.cc", [], tmp_path))
+    assert result.returncode == 0, result.stderr
