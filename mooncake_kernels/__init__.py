@@ -19,7 +19,7 @@ from .kv import (
     shard_heads,
 )
 from .topology import NicPolicy, Topology
-from .transfer import Tls, TransferEngine
+from .transfer import PathChoice, Tls, TransferEngine
 
 __version__ = "0.1.0"
 
@@ -34,6 +34,7 @@ __all__ = [
     "NicPolicy",
     "PackHeader",
     "Packer",
+    "PathChoice",
     "Rope",
     "Tls",
     "Topology",

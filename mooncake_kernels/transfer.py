@@ -28,7 +28,6 @@ engine without ``tcp`` stays taken); but if it is killed, its peers see their co
 its port is free, when the child is gone as well.
 """
 
-import logging
 import warnings
 import weakref
 from collections.abc import Collection
@@ -36,7 +35,7 @@ from typing import Any
 
 import numpy as np
 
-from . import _host
+from . import _host, _transfer_log
 from ._arguments import as_seconds
 from ._transfer_arguments import (
     Descriptors,
@@ -47,15 +46,16 @@ from ._transfer_arguments import (
 )
 from ._transfer_handles import ACCESS, Access, Peer, Region, Resource, Ticket
 from ._transfer_names import Names, Options
+from ._transfer_paths import PathChoice, explain
 from ._transfer_security import Tls, as_secret, as_tls
+from ._transfer_stats import rows_of, table_of
 from .buffers import as_buffer
-from .errors import InvalidArgument, Unavailable
+from .errors import InvalidArgument, TransferError, Unavailable
 
-__all__ = ["Access", "Peer", "Region", "Ticket", "Tls", "TransferEngine"]
+__all__ = ["Access", "PathChoice", "Peer", "Region", "Ticket", "Tls", "TransferEngine"]
 
 TRANSPORTS = ("local", "shm", "tcp")
 
-_log = logging.getLogger(__name__)
 _in_use: list[set[Region]] = []  # of closed engines, and never freed: someone may write there yet
 
 
@@ -207,8 +207,12 @@ class TransferEngine(Resource):
         """
         self._check_open("open")
         deadline_s = as_deadline("open", deadline_s)
-        peer = Peer(self._engine, self._names.open(self._engine, name, deadline_s))
-        _log.info("%s reaches %s by %s", self.name, peer.name, peer.transport)
+        try:
+            peer = Peer(self._engine, self._names.open(self._engine, name, deadline_s))
+        except TransferError as error:
+            _transfer_log.not_opened(self.name, error)
+            raise
+        _transfer_log.opened(self.name, peer.name, peer.transport)
         return peer
 
     def write(
@@ -374,22 +378,64 @@ class TransferEngine(Resource):
         """
         return self._engine.rejections()
 
-    def stats(self) -> dict[str, dict[str, dict[str, int]]]:
+    def stats(self) -> dict[str, dict[str, Any]]:
         """Return what this engine has asked of its peers, since it was made.
 
         Returns:
-            ``{"peers": {name: counters}, "transports": {name: counters}}``, where counters are
-            ``num_bytes_read`` and ``num_bytes_written`` (confirmed ones), ``num_requests`` (those
-            that are over) and ``num_errors`` (those of them that failed or were cancelled).
+            ``{"peers": {name: counters}, "transports": {name: counters}, "paths": {peer's name:
+            {path: counters of it}}}``.
+
+            Counters are ``num_bytes_read`` and ``num_bytes_written`` (confirmed ones),
+            ``num_requests`` (those that are over), ``num_errors`` (those of them that failed or
+            were cancelled), ``num_retries`` (parts of requests that were tried again),
+            ``num_in_flight`` and ``num_bytes_in_flight`` (requests that are not over, and all of
+            their bytes), ``latency_us`` (``{bound: requests}``: those that took less than so many
+            microseconds, from the call on, and no less than the bound before; the last is
+            infinite) and ``latency_total_us`` (what they took in sum).
+
+            A path is a connection, like ``tcp:0``, or what goes by one NIC. Its counters are
+            ``num_bytes_read``, ``num_bytes_written``, ``num_pieces`` (parts of requests that it
+            has moved), ``num_retries``, ``num_reconnects`` and ``num_failures`` (times that it was
+            lost, or could not be connected).
+
+            Peers of one name are one, also when they are opened again. Those that are closed stay,
+            but beyond 1024 of them the one that was closed the longest ago becomes a part of
+            ``other peers``.
         """
-        fields = ("num_bytes_read", "num_bytes_written", "num_requests", "num_errors")
-        table: dict[str, dict[str, dict[str, int]]] = {"peers": {}, "transports": {}}
-        for peer, transport, *counters in self._engine.stats():
-            for group, key in (("peers", peer), ("transports", transport)):
-                sums = table[group].setdefault(key, dict.fromkeys(fields, 0))
-                for field, count in zip(fields, counters, strict=True):
-                    sums[field] += count
-        return table
+        return table_of(rows_of(self._engine))
+
+    def explain_path(
+        self,
+        local: Region | int,
+        peer: Peer,
+        remote: int,
+        num_bytes: int = 1,
+        *,
+        deadline_s: float | None = None,
+    ) -> PathChoice:
+        """Say which way bytes between local memory and a peer's go, and why.
+
+        It is tried, by another connection like those that the peer has: the peer is asked whether
+        it lets the range be written and read, and its memory is reached for. None is changed.
+
+        Args:
+            local: a region of this engine, or an address inside one.
+            peer: from ``open``.
+            remote: an address in the peer's memory.
+            num_bytes: length of the range at either end.
+            deadline_s: seconds for all of it; None: the setting ``deadline_s``, but at most 5.
+
+        Returns:
+            A ``PathChoice``; as text, it says all of it in words.
+
+        Raises:
+            InvalidArgument: the local range is not inside one registered region.
+            TransferError: the peer cannot be asked: it is gone, was restarted, or is too slow.
+        """
+        _, seconds = self._check_call("explain_path", peer, None, deadline_s)
+        if deadline_s is None:
+            seconds = min(seconds, 5.0)
+        return explain(self._engine, self._regions, local, peer, remote, num_bytes, seconds)
 
     def _submit_rows(
         self,
@@ -403,9 +449,10 @@ class TransferEngine(Resource):
         if type(descriptors) is list:
             ticket = self._engine.submit_rows(peer._peer, op == "read", descriptors, *options)
             if ticket is not None:
-                return Ticket(ticket)
+                return Ticket(ticket, peer.transport)
         columns = as_rows(op, descriptors)
-        return Ticket(self._engine.submit(peer._peer, op == "read", *columns, *options))
+        ticket = self._engine.submit(peer._peer, op == "read", *columns, *options)
+        return Ticket(ticket, peer.transport)
 
     def _submit(
         self,
@@ -416,7 +463,8 @@ class TransferEngine(Resource):
         notify: bytes | None,
     ) -> Ticket:
         options = self._check_call(op, peer, notify, deadline_s)
-        return Ticket(self._engine.submit(peer._peer, op == "read", *columns, *options))
+        ticket = self._engine.submit(peer._peer, op == "read", *columns, *options)
+        return Ticket(ticket, peer.transport)
 
     def _check_call(
         self, op: str, peer: Peer, notify: bytes | None, deadline_s: float | None
@@ -440,9 +488,10 @@ class TransferEngine(Resource):
 def _close(names: Names, engine: _host.TransferEngine, regions: set[Region]) -> None:
     try:
         names.close()  # first, for what is closed should not be found
+        _transfer_log.rejected(engine)
     finally:
         if engine.close():
             regions.clear()
         else:
             _in_use.append(regions)
-            _log.warning("%s: a stopped peer on this machine uses memory: it is kept", engine.name)
+            _transfer_log.kept(engine.name)

@@ -8,9 +8,11 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 
+#include "common/check.h"
 #include "transfer/limit.h"
 #include "transfer/piece.h"
 #include "transfer/request.h"
@@ -39,6 +41,13 @@ struct Outcome {
   std::string refusal{};   // the peer has refused it; the channel stays good
 };
 
+// How a channel moves bytes to and from a range of the peer's, and what it has found that says so.
+struct Way {
+  std::string means{};   // "copy", "mapped", "process_vm", "connection"
+  std::string remote{};  // whose memory that is
+  std::string why{};     // a sentence
+};
+
 // Why a peer is not opened that was to be a certain instance; Python knows the words.
 constexpr char kAnotherEngine[] = "another engine answers there";
 
@@ -47,6 +56,9 @@ class Channel {
   virtual ~Channel() = default;
 
   virtual Transport transport() const = 0;
+
+  // What it goes by, in statistics: of several channels to a peer, this is the one of that number.
+  virtual std::string path(size_t number) const { return concat("lane:", number); }
 
   // How many works may be posted and not finished.
   virtual size_t window() const = 0;
@@ -70,6 +82,12 @@ class Channel {
 
   // Waits for the oldest of the works that were posted. Throws as post().
   virtual Outcome finish(const Limit& limit) = 0;
+
+  // Another one like it, not connected; null: there is none to be had. Any thread.
+  virtual std::unique_ptr<Channel> another() const { return nullptr; }
+
+  // The way to a range, of which a kCheck has been asked before.
+  virtual Way way_to(const Range&) const { return {}; }
 
   // Whether short works may be passed to run() instead, by any thread, beside what is posted.
   virtual bool runs_here() const { return false; }

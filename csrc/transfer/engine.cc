@@ -41,6 +41,10 @@ std::vector<RegionRef> check_request(const RegionTable& table, const Request& re
   }
 }
 
+std::string not_chosen(const char* transport, bool allowed, const std::string& why_not) {
+  return concat(transport, " was not chosen: ", allowed ? why_not : "this engine does without it");
+}
+
 }  // namespace
 
 Engine::Engine(const EngineOptions& options) : options_(options) {
@@ -84,17 +88,20 @@ bool Engine::remove_region(const RegionRef& region) {
   return forked() || own_->regions.remove(region);
 }
 
-Channels Engine::make_channels(const PeerAddress& to) const {
+Route Engine::find_route(const PeerAddress& to) const {
   const HostPort where = parse_address("open", "name", to.address);
   MK_CHECK(where.port != 0, "open: name must have a port other than 0, got \"", to.address, "\"");
-  Channels channels;
+  Route route;
+  auto& [channels, reasons] = route;
   if (const auto here = options_.local ? find_in_process(where.name()) : nullptr) {
     if (to.instance != 0 && here->instance != to.instance) {
       throw TransferError(to.name, kAnotherEngine);
     }
     channels.push_back(std::make_unique<LocalChannel>(own_->name, *here));
-    return channels;
+    reasons.push_back(concat("local: the engine at ", to.address, " is of this process"));
+    return route;
   }
+  reasons.push_back(not_chosen("local", options_.local, "no engine of this process has that name"));
   if (!options_.shm && !options_.tcp) {
     throw TransferError(to.name, "no engine of that name in this process");
   }
@@ -103,9 +110,17 @@ Channels Engine::make_channels(const PeerAddress& to) const {
   if (options_.shm) {
     std::transform(addresses.begin(), addresses.end(), std::back_inserter(here), within_machine);
   }
-  const bool is_here = options_.shm && ShmChannel::reaches(here);
+  std::string why_not;
+  const bool is_here = options_.shm && ShmChannel::reaches(here, why_not);
   if (!is_here && !options_.tcp) {
     throw TransferError(to.name, "no engine of that name on this machine");
+  }
+  if (is_here) {
+    reasons.push_back(
+        concat("shm: an engine of this user listens at ", to.address, " within this machine"));
+  } else {
+    reasons.push_back(not_chosen("shm", options_.shm, why_not));
+    reasons.push_back(concat("tcp: ", options_.num_lanes, " connections to ", to.address));
   }
   const auto identity = std::make_shared<PeerIdentity>(to.instance);
   for (int i = 0; i < options_.num_lanes; ++i) {
@@ -115,13 +130,13 @@ Channels Engine::make_channels(const PeerAddress& to) const {
       channels.push_back(std::make_unique<WireChannel>(own_, where.host, addresses, identity));
     }
   }
-  return channels;
+  return route;
 }
 
 PeerRef Engine::open(const PeerAddress& to, double deadline_s) {
   owner_.check("open", "engine");
   const Deadline deadline = Deadline::after(deadline_s);
-  const auto peer = std::make_shared<Peer>(to.name, make_channels(to), own_, stats_);
+  const auto peer = std::make_shared<Peer>(to.name, find_route(to), own_, *stats_);
   {
     const std::lock_guard lock(mutex_);
     MK_CHECK(!closed_, "open: the engine is closed");
@@ -149,12 +164,19 @@ TicketRef Engine::submit(Peer& peer, Request request, double deadline_s) {
   return peer.submit(std::move(request), Deadline::after(deadline_s));
 }
 
+Explanation Engine::explain_path(const Peer& peer, const Range& local, const Range& remote,
+                                 double deadline_s) const {
+  owner_.check("explain_path", "engine");
+  const Interrupt nobody;
+  return explain(peer, own_->regions, local, remote, {Deadline::after(deadline_s), nobody});
+}
+
 std::vector<Notification> Engine::take_notifications(const Deadline& deadline) {
   owner_.check("receive_notifications", "engine");
   return own_->notifications.take(deadline);
 }
 
-Stats::Table Engine::stats() const {
+std::vector<Stats::Row> Engine::stats() const {
   owner_.check("stats", "engine");
   return stats_->table();
 }

@@ -17,6 +17,7 @@
 
 #include "common/owner.h"
 #include "transfer/endpoint.h"
+#include "transfer/explain.h"
 #include "transfer/peer.h"
 #include "transfer/server.h"
 #include "transfer/stats.h"
@@ -63,8 +64,12 @@ class Engine {
   // range outside the regions, a notification that is too long, a closed peer.
   TicketRef submit(Peer& peer, Request request, double deadline_s);
 
+  // See explain.h. Of a peer that is open.
+  Explanation explain_path(const Peer& peer, const Range& local, const Range& remote,
+                           double deadline_s) const;
+
   std::vector<Notification> take_notifications(const Deadline& deadline);
-  Stats::Table stats() const;
+  std::vector<Stats::Row> stats() const;
   Rejections::Table rejections() const;  // of peers that connected here
 
   // Fails what is pending, closes peers, stops listening, removes every region. Idempotent; a
@@ -78,7 +83,7 @@ class Engine {
   void check_process(const char* op) const { owner_.check(op, "engine"); }
 
  private:
-  Channels make_channels(const PeerAddress& to) const;
+  Route find_route(const PeerAddress& to) const;
   void start_server();
 
   const EngineOptions options_;

@@ -67,6 +67,12 @@ Outcome WireChannel::finish(const Limit& limit) {
   return outcome;
 }
 
+Way WireChannel::way_to(const Range&) const {
+  const char* const guarded =
+      socket_.is_tls() ? "by a TCP connection, within TLS" : "by a TCP connection";
+  return {"connection", "", concat("the bytes go ", guarded)};
+}
+
 void WireChannel::drain(const Limit& limit) {
   while (!frames_.empty()) receive_ack(limit);
 }

@@ -45,6 +45,7 @@ class WireChannel : public Channel {
         identity_(std::move(identity)) {}
 
   Transport transport() const override { return Transport::kTcp; }
+  std::string path(size_t number) const override { return concat("tcp:", number); }
   size_t window() const override { return 2; }
   uint64_t max_piece_bytes() const override { return kMaxWriteBytes; }
   void connect(const Limit& limit) override;
@@ -52,6 +53,10 @@ class WireChannel : public Channel {
   bool connected() const override { return socket_.at_rest(); }
   void post(const Work& work, const Limit& limit, Interrupt& interrupt) override;
   Outcome finish(const Limit& limit) override;
+  std::unique_ptr<Channel> another() const override {
+    return std::make_unique<WireChannel>(own_, host_, addresses_, identity_);
+  }
+  Way way_to(const Range&) const override;
 
  protected:
   // A kMove, of which current_ tells what came, or will; a kCheck.
@@ -61,6 +66,10 @@ class WireChannel : public Channel {
   // Waits until the peer has acknowledged all.
   void drain(const Limit& limit);
 
+  const std::shared_ptr<const Endpoint> own_;
+  const std::string host_;
+  const std::vector<SocketAddress> addresses_;
+  const std::shared_ptr<PeerIdentity> identity_;
   Socket socket_;
   Outcome current_;  // of the work whose frames are acknowledged now
 
@@ -77,11 +86,6 @@ class WireChannel : public Channel {
   void send(const Work& work, Op op, uint64_t first_range, const Range* ranges, size_t num_ranges,
             const std::vector<iovec>& payload, uint64_t num_bytes, const Limit& limit);
   void receive_ack(const Limit& limit);
-
-  const std::shared_ptr<const Endpoint> own_;
-  const std::string host_;
-  const std::vector<SocketAddress> addresses_;
-  const std::shared_ptr<PeerIdentity> identity_;
 
   Link link_{random_value<uint64_t>(), 0};
   std::deque<Frame> frames_;
