@@ -189,6 +189,9 @@ class TransferEngine:
     def stats(
         self,
     ) -> list[tuple[str, str, dict[str, int], list[int], int, dict[str, dict[str, int]]]]: ...
+    def list_regions(
+        self, peer: TransferPeer, deadline_s: float
+    ) -> list[tuple[int, int, bool, bool]]: ...
     def explain_path(
         self, peer: TransferPeer, local: int, remote: int, num_bytes: int, deadline_s: float
     ) -> tuple[str, str, list[str], list[str], str, str]: ...

@@ -11,9 +11,13 @@ from ._transfer_completions import completion
 from .buffers import Buffer
 from .errors import InvalidArgument, TransferError
 
-ACCESS = {"read_write": (True, True), "read": (True, False), "write": (False, True)}
-
 Access = Literal["read_write", "read", "write"]
+
+ACCESS: dict[Access, tuple[bool, bool]] = {
+    "read_write": (True, True),
+    "read": (True, False),
+    "write": (False, True),
+}
 
 
 class Resource:

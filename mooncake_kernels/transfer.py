@@ -47,12 +47,22 @@ from ._transfer_arguments import (
 from ._transfer_handles import ACCESS, Access, Peer, Region, Resource, Ticket
 from ._transfer_names import Names, Options
 from ._transfer_paths import PathChoice, explain
+from ._transfer_regions import RemoteRegion, regions_of
 from ._transfer_security import Tls, as_secret, as_tls
 from ._transfer_stats import rows_of, table_of
 from .buffers import as_buffer
 from .errors import InvalidArgument, TransferError, Unavailable
 
-__all__ = ["Access", "PathChoice", "Peer", "Region", "Ticket", "Tls", "TransferEngine"]
+__all__ = [
+    "Access",
+    "PathChoice",
+    "Peer",
+    "Region",
+    "RemoteRegion",
+    "Ticket",
+    "Tls",
+    "TransferEngine",
+]
 
 TRANSPORTS = ("local", "shm", "tcp")
 
@@ -432,10 +442,30 @@ class TransferEngine(Resource):
             InvalidArgument: the local range is not inside one registered region.
             TransferError: the peer cannot be asked: it is gone, was restarted, or is too slow.
         """
-        _, seconds = self._check_call("explain_path", peer, None, deadline_s)
-        if deadline_s is None:
-            seconds = min(seconds, 5.0)
+        seconds = self._as_question("explain_path", peer, deadline_s)
         return explain(self._engine, self._regions, local, peer, remote, num_bytes, seconds)
+
+    def regions(self, peer: Peer, *, deadline_s: float | None = None) -> list[RemoteRegion]:
+        """Ask a peer which memory it has registered, over a connection of its own.
+
+        A peer tells that within a process, and within a machine to the same user; to others only
+        if both have a secret.
+
+        Args:
+            peer: from ``open``.
+            deadline_s: seconds for all of it; None: the setting ``deadline_s``, but at most 5.
+
+        Returns:
+            What it has now, in the order of registration, and no more than 65,536.
+
+        Raises:
+            TransferError: it does not tell, is gone, was restarted, or is too slow.
+        """
+        return regions_of(self._engine, peer, self._as_question("regions", peer, deadline_s))
+
+    def _as_question(self, op: str, peer: Peer, deadline_s: float | None) -> float:
+        _, seconds = self._check_call(op, peer, None, deadline_s)
+        return min(seconds, 5.0) if deadline_s is None else seconds
 
     def _submit_rows(
         self,

@@ -242,6 +242,7 @@ void bind_transfer(py::module_& m) {
            py::arg("notify").none(true), py::arg("deadline_s"))
       .def("take_notifications", &take_notifications, py::arg("timeout_s"))
       .def("stats", &stats)
+      .def("list_regions", &list_regions, py::arg("peer"), py::arg("deadline_s"))
       .def("explain_path", &explain_path, py::arg("peer"), py::arg("local"), py::arg("remote"),
            py::arg("num_bytes"), py::arg("deadline_s"))
       .def("rejections", &Engine::rejections)

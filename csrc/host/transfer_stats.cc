@@ -64,4 +64,18 @@ py::tuple explain_path(const Engine& engine, const Peer& peer, uint64_t local, u
                         found.write_refusal, found.read_refusal);
 }
 
+py::list list_regions(const Engine& engine, const Peer& peer, double deadline_s) {
+  std::vector<RegionTable::Listed> listed;
+  {
+    const GilReleased released;
+    listed = engine.list_regions(peer, deadline_s);
+  }
+  py::list rows;
+  for (const auto& [range, rights] : listed) {
+    rows.append(py::make_tuple(range.address, range.num_bytes, (rights & kRemoteRead) != 0,
+                               (rights & kRemoteWrite) != 0));
+  }
+  return rows;
+}
+
 }  // namespace mk::host

@@ -1,4 +1,4 @@
-// What the transfer engine can tell of itself, for Python.
+// What the transfer engine can tell of itself and its peers, for Python.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -17,5 +17,9 @@ pybind11::list stats(const transfer::Engine& engine);
 pybind11::tuple explain_path(const transfer::Engine& engine, const transfer::Peer& peer,
                              uint64_t local, uint64_t remote, uint64_t num_bytes,
                              double deadline_s);
+
+// Rows of (address, num_bytes, readable, writable).
+pybind11::list list_regions(const transfer::Engine& engine, const transfer::Peer& peer,
+                            double deadline_s);
 
 }  // namespace mk::host

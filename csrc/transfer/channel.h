@@ -11,8 +11,10 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "common/check.h"
+#include "transfer/error.h"
 #include "transfer/limit.h"
 #include "transfer/piece.h"
 #include "transfer/request.h"
@@ -50,6 +52,7 @@ struct Way {
 
 // Why a peer is not opened that was to be a certain instance; Python knows the words.
 constexpr char kAnotherEngine[] = "another engine answers there";
+constexpr char kRegionsNotTold[] = "this transport does not tell regions";
 
 class Channel {
  public:
@@ -88,6 +91,12 @@ class Channel {
 
   // The way to a range, of which a kCheck has been asked before.
   virtual Way way_to(const Range&) const { return {}; }
+
+  // The peer's regions, in the order of their registration; rights are those of peers. Connected,
+  // and nothing posted. Throws as post(), and Refused.
+  virtual std::vector<RegionTable::Listed> list_regions(const Limit&) {
+    throw Refused(kRegionsNotTold);
+  }
 
   // Whether short works may be passed to run() instead, by any thread, beside what is posted.
   virtual bool runs_here() const { return false; }

@@ -171,6 +171,12 @@ Explanation Engine::explain_path(const Peer& peer, const Range& local, const Ran
   return explain(peer, own_->regions, local, remote, {Deadline::after(deadline_s), nobody});
 }
 
+std::vector<RegionTable::Listed> Engine::list_regions(const Peer& peer, double deadline_s) const {
+  owner_.check("regions", "engine");
+  const Interrupt nobody;
+  return transfer::list_regions(peer, {Deadline::after(deadline_s), nobody});
+}
+
 std::vector<Notification> Engine::take_notifications(const Deadline& deadline) {
   owner_.check("receive_notifications", "engine");
   return own_->notifications.take(deadline);

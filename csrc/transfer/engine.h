@@ -67,6 +67,7 @@ class Engine {
   // See explain.h. Of a peer that is open.
   Explanation explain_path(const Peer& peer, const Range& local, const Range& remote,
                            double deadline_s) const;
+  std::vector<RegionTable::Listed> list_regions(const Peer& peer, double deadline_s) const;
 
   std::vector<Notification> take_notifications(const Deadline& deadline);
   std::vector<Stats::Row> stats() const;

@@ -1,5 +1,7 @@
-// explain: which way a transfer to a peer goes, and why. It is tried, not reasoned: over a channel
-// of its own, like those of the peer, which is asked for its rights and reaches for the memory.
+// What a peer is asked beside transfers, over a channel of its own, like those it has.
+//
+// explain: which way a transfer goes, and why. It is tried, not reasoned: the peer is asked for its
+// rights, and its memory is reached for.
 //
 //   const Explanation found = explain(*peer, own_regions, {local, 4096}, {remote, 4096}, limit);
 //   found.way.means, found.reasons, found.write_refusal.empty()
@@ -25,5 +27,9 @@ struct Explanation {
 // asked.
 Explanation explain(const Peer& peer, const RegionTable& own_regions, const Range& local,
                     const Range& remote, const Limit& limit);
+
+// The peer's regions, in the order of their registration, as far as peers may use them. Throws
+// TransferError: it does not tell, or cannot be asked.
+std::vector<RegionTable::Listed> list_regions(const Peer& peer, const Limit& limit);
 
 }  // namespace mk::transfer

@@ -37,6 +37,7 @@ class LocalChannel : public Channel {
   Way way_to(const Range&) const override {
     return {"copy", "this process", "it is a copy within this process"};
   }
+  std::vector<RegionTable::Listed> list_regions(const Limit&) override;
   bool runs_here() const override { return true; }
   std::optional<Outcome> run(const Work& work, const Limit& limit, Interrupt& interrupt) override;
 

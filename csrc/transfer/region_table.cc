@@ -47,7 +47,26 @@ RegionRef RegionTable::add(const Range& range, Rights rights) {
              "register: buffer must not overlap a registered one, got ", describe(range),
              " and there is ", describe(before));
   }
-  return by_address_[range.address] = std::make_shared<Region>(Region{range, rights});
+  auto region = std::make_shared<Region>(Region{range, rights});
+  region->number = ++num_registrations_;
+  return by_address_[range.address] = std::move(region);
+}
+
+std::vector<RegionTable::Listed> RegionTable::list(size_t most) const {
+  std::vector<RegionRef> regions;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [address, region] : by_address_) {
+      if (region->rights & ~kLocalWrite) regions.push_back(region);
+    }
+  }
+  std::sort(regions.begin(), regions.end(),
+            [](const RegionRef& a, const RegionRef& b) { return a->number < b->number; });
+  if (regions.size() > most) regions.resize(most);
+  std::vector<Listed> listed;
+  for (const RegionRef& region : regions)
+    listed.push_back({region->range, region->rights & ~kLocalWrite});
+  return listed;
 }
 
 bool RegionTable::remove(const RegionRef& region) {

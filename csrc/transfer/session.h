@@ -39,6 +39,7 @@ class Session {
   void send_read(const BatchHeader& header, const Limit& limit);
   void receive_notification(const BatchHeader& header, const Limit& limit);
   void send_regions(const BatchHeader& header, const Limit& limit);
+  void send_list(const BatchHeader& header, const Limit& limit);
 
   // The regions of the batch in table_; throws Refused.
   std::vector<RegionRef> check(const BatchHeader& header, Rights needed) const;

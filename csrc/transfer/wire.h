@@ -29,6 +29,7 @@ constexpr uint64_t kMaxWriteBytes = 16ull << 20;  // what a target takes in befo
 constexpr uint64_t kMaxReadBytes = 256ull << 20;  // more: the next batch waits for this one
 constexpr uint64_t kMaxNotificationBytes = 64 << 10;
 constexpr uint32_t kMaxRefusalBytes = 1024;
+constexpr uint32_t kMaxListed = 65536;  // regions: an answer of 1.5 MiB
 
 enum class Op : uint32_t {
   kWrite = 1,
@@ -36,7 +37,8 @@ enum class Op : uint32_t {
   kCheckWrite = 3,  // asks whether the ranges may be written; nothing moves
   kCheckRead = 4,
   kNotify = 5,
-  kRegions = 6,  // asks for the target's regions; only within a machine
+  kRegions = 6,  // asks for the target's regions, to map them; only within a machine
+  kList = 7,     // asks for the target's regions
 };
 
 enum class Status : uint32_t { kDone = 0, kRefused = 1 };
@@ -121,6 +123,15 @@ struct RegionEntry {
 static_assert(sizeof(RegionEntry) == 48);
 constexpr uint32_t kNoMemory = 0xffffffff;
 
+// An entry of the answer to kList.
+struct ListEntry {
+  uint64_t address;
+  uint64_t num_bytes;
+  Rights rights;  // of peers
+  uint32_t reserved;
+};
+static_assert(sizeof(ListEntry) == 24);
+
 static_assert(sizeof(Range) == 16);  // address, num_bytes: an entry of the table
 
 // All throw Failure saying how the peer broke the protocol.
@@ -134,6 +145,8 @@ void check_table(const BatchHeader& header, const Range* ranges);
 void check_ack(const Ack& ack, uint64_t request_id, uint64_t num_bytes);
 void check_regions_ack(const Ack& ack, uint64_t request_id);
 void check_region(const RegionEntry& entry, uint32_t max_memories);
+void check_list_ack(const Ack& ack, uint64_t request_id);
+void check_listed(const ListEntry& entry);
 
 // A peer's text, made safe to show.
 std::string printable(std::string text);

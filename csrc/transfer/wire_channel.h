@@ -57,6 +57,7 @@ class WireChannel : public Channel {
     return std::make_unique<WireChannel>(own_, host_, addresses_, identity_);
   }
   Way way_to(const Range&) const override;
+  std::vector<RegionTable::Listed> list_regions(const Limit& limit) override;
 
  protected:
   // A kMove, of which current_ tells what came, or will; a kCheck.
@@ -86,6 +87,7 @@ class WireChannel : public Channel {
   void send(const Work& work, Op op, uint64_t first_range, const Range* ranges, size_t num_ranges,
             const std::vector<iovec>& payload, uint64_t num_bytes, const Limit& limit);
   void receive_ack(const Limit& limit);
+  std::string receive_refusal(const Ack& ack, const Limit& limit);
 
   Link link_{random_value<uint64_t>(), 0};
   std::deque<Frame> frames_;

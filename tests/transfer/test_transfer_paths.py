@@ -160,6 +160,16 @@ def test_a_peer_that_does_not_answer_and_one_that_is_gone():
         assert not caught.value.timed_out
 
 
+def test_a_peer_of_this_process_that_is_closed():
+    with engine_pair("local") as pair:
+        here = pair.near.register(addressed(64))
+        pair.far.close()
+        with pytest.raises(TransferError, match="the peer's engine was closed"):
+            pair.near.explain_path(here, pair.peer, 1)
+        with pytest.raises(TransferError, match="the peer's engine was closed"):
+            pair.near.regions(pair.peer)
+
+
 # The system calls, which a filter of seccomp refuses as a kernel does that restricts ptrace.
 CALLS = {"x86_64": (310, 311), "aarch64": (270, 271)}
 NOT_PERMITTED = """

@@ -17,9 +17,6 @@ from .peers import Peers
 
 _PROBE_S = 5.0  # what Mooncake gives a handshake to connect
 
-# By the metadata server, or p2p, and the name.
-_here: "weakref.WeakValueDictionary[tuple[str, str], Lifecycle]" = weakref.WeakValueDictionary()
-
 
 @dataclass(frozen=True)
 class Running:
@@ -133,22 +130,22 @@ class Lifecycle:
 
     @returns(0)
     def get_first_buffer_address(self, segment_name: str) -> int:
-        """Return where the memory begins that an engine *of this process* registered first.
+        """Ask a peer where the memory begins that it registered first, of what it has now.
 
         Returns:
-            The address; 0 if nothing is registered there, and for an engine of another process:
-            peers cannot be asked for their addresses yet.
+            The address; 0 if nothing is registered there, or it does not tell: it tells processes
+            of its machine and user, others only if both have a secret.
         """
         running = self._running()
         name = names.peer_name(segment_name, running.metadata)
-        other = _here.get((running.metadata, name))
-        state = None if other is None else other._state
-        if state is None:
-            raise Unavailable(
-                f"segment_name must be an engine of this process ({running.engine.name}), for "
-                f"peers cannot be asked for their addresses yet, got {name}: have it send them"
-            )
-        return state.memory.first()
+        lane = running.peers.take(name, running.timeout_s)
+        failed = True  # it may have been restarted
+        try:
+            regions = running.engine.regions(lane.peer)
+            failed = False
+        finally:
+            running.peers.give_back(lane, failed=failed)
+        return regions[0].address if regions else 0
 
     def warmup_efa_segment(self, segment_name: str) -> int:
         """Return 0: there is no EFA transport to warm up."""
@@ -159,7 +156,6 @@ class Lifecycle:
         with self._starting:
             state, self._state = self._state, None
         if state is not None:
-            _here.pop((state.metadata, state.engine.name), None)
             state.engine.close()
 
     def _initialize(
@@ -182,7 +178,6 @@ class Lifecycle:
             engine = _start(local_hostname, listen, metadata, transports)
             self._finalizer = weakref.finalize(self, engine.close)
             self._state = Running(engine, metadata, Memory(engine), Peers(engine), timeout_s)
-        _here[metadata, engine.name] = self
         return 0
 
     def _running(self) -> Running:
