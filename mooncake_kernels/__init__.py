@@ -1,6 +1,6 @@
 """The data plane of KVCache-centric LLM serving. Importing it touches no device and no NIC."""
 
-from . import errors, hashing, kv, metadata, rdma, topology, transfer
+from . import errors, hashing, kv, metadata, metrics, rdma, topology, transfer
 from .buffers import shared_memory
 from .errors import ChecksumError, CudaError, InvalidArgument, TransferError, Unavailable
 from .hashing import block_hashes
@@ -18,8 +18,9 @@ from .kv import (
     scatter_blocks,
     shard_heads,
 )
+from .metrics import prometheus_collector
 from .topology import NicPolicy, Topology
-from .transfer import BlockPool, Tls, TransferEngine
+from .transfer import BlockPool, PathChoice, Tls, TransferEngine
 
 __version__ = "0.1.0"
 
@@ -35,6 +36,7 @@ __all__ = [
     "NicPolicy",
     "PackHeader",
     "Packer",
+    "PathChoice",
     "Rope",
     "Tls",
     "Topology",
@@ -49,6 +51,8 @@ __all__ = [
     "hashing",
     "kv",
     "metadata",
+    "metrics",
+    "prometheus_collector",
     "rdma",
     "scatter_blocks",
     "shard_heads",

@@ -5,15 +5,19 @@ from collections.abc import Generator
 from types import TracebackType
 from typing import Any, Literal
 
-from . import _host
+from . import _host, _transfer_log
 from ._arguments import as_seconds
 from ._transfer_completions import completion
 from .buffers import Buffer
-from .errors import InvalidArgument
-
-ACCESS = {"read_write": (True, True), "read": (True, False), "write": (False, True)}
+from .errors import InvalidArgument, TransferError
 
 Access = Literal["read_write", "read", "write"]
+
+ACCESS: dict[Access, tuple[bool, bool]] = {
+    "read_write": (True, True),
+    "read": (True, False),
+    "write": (False, True),
+}
 
 
 class Resource:
@@ -118,8 +122,9 @@ class Ticket:
     Dropping a ticket does not cancel its transfer.
     """
 
-    def __init__(self, ticket: _host.TransferTicket):
+    def __init__(self, ticket: _host.TransferTicket, transport: str = ""):
         self._ticket = ticket
+        self._transport = transport  # for the log
 
     @property
     def num_bytes(self) -> int:
@@ -144,7 +149,12 @@ class Ticket:
         """
         if timeout_s is not None:
             timeout_s = as_seconds("wait", "timeout_s", timeout_s, minimum=0.0)
-        if not self._ticket.wait(timeout_s):
+        try:
+            finished = self._ticket.wait(timeout_s)
+        except TransferError as error:
+            _transfer_log.failed(self._transport, error)
+            raise
+        if not finished:
             raise TimeoutError(f"wait: the transfer is still under way after {timeout_s} s")
 
     def cancel(self) -> bool:

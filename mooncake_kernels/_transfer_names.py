@@ -100,7 +100,8 @@ class Names:
         except TransferError as error:
             if entry.instance == 0:  # p2p: it was the name that said where
                 raise
-            raise TransferError(name, f"{error.cause}, {self._doubt(entry, error.cause)}") from None
+            cause = f"{error.cause}, {self._doubt(entry, error.cause)}"
+            raise TransferError(name, cause, timed_out=error.timed_out) from None
 
     def close(self) -> None:
         """Take the name back. Idempotent; in a forked child, without effect."""

@@ -29,12 +29,21 @@ class TransferError(RuntimeError):
         cause: what went wrong, in one phrase.
         num_bytes_done: payload bytes that the other side has confirmed.
         num_bytes_total: payload bytes of the whole request.
+        timed_out: whether it ended because its deadline passed.
     """
 
-    def __init__(self, peer: str, cause: str, num_bytes_done: int = 0, num_bytes_total: int = 0):
+    def __init__(
+        self,
+        peer: str,
+        cause: str,
+        num_bytes_done: int = 0,
+        num_bytes_total: int = 0,
+        timed_out: bool = False,
+    ):
         self.peer = peer
         self.cause = cause
         self.num_bytes_done = num_bytes_done
         self.num_bytes_total = num_bytes_total
+        self.timed_out = timed_out
         confirmed = f" ({num_bytes_done} of {num_bytes_total} bytes confirmed)"
         super().__init__(f"transfer with {peer}: {cause}{confirmed if num_bytes_total else ''}")

@@ -30,13 +30,12 @@ engine without ``tcp`` stays taken); but if it is killed, its peers see their co
 its port is free, when the child is gone as well.
 """
 
-import logging
 import warnings
 import weakref
 from collections.abc import Collection
 from typing import Any
 
-from . import _host
+from . import _host, _transfer_log
 from ._arguments import as_seconds
 from ._transfer_arguments import (
     Descriptors,
@@ -46,23 +45,36 @@ from ._transfer_arguments import (
     as_rows,
 )
 from ._transfer_handles import ACCESS, Access, Peer, Region, Resource, Ticket
+from ._transfer_inspection import Inspection
 from ._transfer_names import Names, Options
 from ._transfer_nics import NicChoice, choose_nics
+from ._transfer_paths import PathChoice
 from ._transfer_pools import BlockPool, Blocks, as_paged
+from ._transfer_regions import RemoteRegion
 from ._transfer_security import Tls, as_secret, as_tls
 from .buffers import as_buffer
-from .errors import InvalidArgument, Unavailable
+from .errors import InvalidArgument, TransferError, Unavailable
 from .topology import Topology
 
-__all__ = ["Access", "BlockPool", "Blocks", "Peer", "Region", "Ticket", "Tls", "TransferEngine"]
+__all__ = [
+    "Access",
+    "BlockPool",
+    "Blocks",
+    "PathChoice",
+    "Peer",
+    "Region",
+    "RemoteRegion",
+    "Ticket",
+    "Tls",
+    "TransferEngine",
+]
 
 TRANSPORTS = ("local", "shm", "rdma", "tcp")
 
-_log = logging.getLogger(__name__)
 _in_use: list[set[Region]] = []  # of closed engines, and never freed: someone may write there yet
 
 
-class TransferEngine(Resource):
+class TransferEngine(Inspection, Resource):
     """Registers memory, listens to peers, and writes to and reads from their memory.
 
     Thread-safe. Close it: that fails what is pending, closes its peers and its regions. What is
@@ -195,7 +207,7 @@ class TransferEngine(Resource):
             )
         region = Region(self._engine, self._regions, memory, access)
         if region.note:
-            _log.warning("%s: NICs cannot use a region, it goes by tcp: %s", self.name, region.note)
+            _transfer_log.without_nics(self.name, region.note)
         return region
 
     def open(self, name: str, *, deadline_s: float | None = None) -> Peer:
@@ -224,8 +236,12 @@ class TransferEngine(Resource):
         """
         self._check_open("open")
         deadline_s = as_deadline("open", deadline_s)
-        peer = Peer(self._engine, self._names.open(self._engine, name, deadline_s))
-        _log.info("%s reaches %s by %s", self.name, peer.name, peer.transport)
+        try:
+            peer = Peer(self._engine, self._names.open(self._engine, name, deadline_s))
+        except TransferError as error:
+            _transfer_log.not_opened(self.name, error)
+            raise
+        _transfer_log.opened(self.name, peer.name, peer.transport)
         return peer
 
     def write(
@@ -387,32 +403,6 @@ class TransferEngine(Resource):
         timeout_s = as_seconds("receive_notifications", "timeout_s", timeout_s, minimum=0.0)
         return self._engine.take_notifications(timeout_s)
 
-    def rejections(self) -> dict[str, int]:
-        """Return how many connections this engine has turned away since it was made, by cause.
-
-        Returns:
-            Like ``{"the peer has no secret": 3}``. Each is a connection that came here and ended
-            before its first request; 64 causes are told apart.
-        """
-        return self._engine.rejections()
-
-    def stats(self) -> dict[str, dict[str, dict[str, int]]]:
-        """Return what this engine has asked of its peers, since it was made.
-
-        Returns:
-            ``{"peers": {name: counters}, "transports": {name: counters}}``, where counters are
-            ``num_bytes_read`` and ``num_bytes_written`` (confirmed ones), ``num_requests`` (those
-            that are over) and ``num_errors`` (those of them that failed or were cancelled).
-        """
-        fields = ("num_bytes_read", "num_bytes_written", "num_requests", "num_errors")
-        table: dict[str, dict[str, dict[str, int]]] = {"peers": {}, "transports": {}}
-        for peer, transport, *counters in self._engine.stats():
-            for group, key in (("peers", peer), ("transports", transport)):
-                sums = table[group].setdefault(key, dict.fromkeys(fields, 0))
-                for field, count in zip(fields, counters, strict=True):
-                    sums[field] += count
-        return table
-
     def _submit_rows(
         self,
         op: str,
@@ -425,9 +415,10 @@ class TransferEngine(Resource):
         if type(descriptors) is list:
             ticket = self._engine.submit_rows(peer._peer, op == "read", descriptors, *options)
             if ticket is not None:
-                return Ticket(ticket)
+                return Ticket(ticket, peer.transport)
         columns = as_rows(op, descriptors)
-        return Ticket(self._engine.submit(peer._peer, op == "read", *columns, *options))
+        ticket = self._engine.submit(peer._peer, op == "read", *columns, *options)
+        return Ticket(ticket, peer.transport)
 
     def _submit_blocks(
         self,
@@ -441,9 +432,11 @@ class TransferEngine(Resource):
         options = self._check_call(op, peer, notify, deadline_s)
         if isinstance(where[0], Blocks) or isinstance(where[1], Blocks):
             paged = as_paged(op, *where)
-            return Ticket(self._engine.submit_paged(peer._peer, reads, *paged, *options))
-        columns = as_columns(op, *where)
-        return Ticket(self._engine.submit(peer._peer, reads, *columns, *options))
+            ticket = self._engine.submit_paged(peer._peer, reads, *paged, *options)
+        else:
+            columns = as_columns(op, *where)
+            ticket = self._engine.submit(peer._peer, reads, *columns, *options)
+        return Ticket(ticket, peer.transport)
 
     def _check_call(
         self, op: str, peer: Peer, notify: bytes | None, deadline_s: float | None
@@ -467,9 +460,10 @@ class TransferEngine(Resource):
 def _close(names: Names, engine: _host.TransferEngine, regions: set[Region]) -> None:
     try:
         names.close()  # first, for what is closed should not be found
+        _transfer_log.rejected(engine)
     finally:
         if engine.close():
             regions.clear()
         else:
             _in_use.append(regions)
-            _log.warning("%s: a stopped peer on this machine uses memory: it is kept", engine.name)
+            _transfer_log.kept(engine.name)

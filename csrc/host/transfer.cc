@@ -14,6 +14,7 @@
 #include "host/gil.h"
 #include "host/module.h"
 #include "host/transfer_requests.h"
+#include "host/transfer_stats.h"
 #include "transfer/error.h"
 
 namespace py = pybind11;
@@ -30,7 +31,8 @@ void translate(std::exception_ptr pointer) {
     if (pointer) std::rethrow_exception(pointer);
   } catch (const TransferError& e) {
     const py::object type = py::module_::import("mooncake_kernels.errors").attr("TransferError");
-    const py::object error = type(e.peer, e.cause, e.num_bytes_done, e.num_bytes_total);
+    const py::object error =
+        type(e.peer, e.cause, e.num_bytes_done, e.num_bytes_total, e.timed_out);
     PyErr_SetObject(type.ptr(), error.ptr());
   }
 }
@@ -123,6 +125,8 @@ py::list take_notifications(Engine& engine, double timeout_s) {
   return list;
 }
 
+}  // namespace
+
 const char* transport_name(Transport transport) {
   switch (transport) {
     case Transport::kLocal:
@@ -136,18 +140,6 @@ const char* transport_name(Transport transport) {
   }
   return "tcp";
 }
-
-py::list stats(const Engine& engine) {
-  py::list list;
-  for (const auto& [key, counters] : engine.stats()) {
-    list.append(py::make_tuple(key.first, transport_name(key.second), counters.num_bytes_read,
-                               counters.num_bytes_written, counters.num_requests,
-                               counters.num_errors));
-  }
-  return list;
-}
-
-}  // namespace
 
 void bind_transfer(py::module_& m) {
   py::register_exception_translator(translate);
@@ -198,6 +190,9 @@ void bind_transfer(py::module_& m) {
       .def("close_peer", &Engine::close_peer, py::arg("peer"), ReleaseGil())
       .def("take_notifications", &take_notifications, py::arg("timeout_s"))
       .def("stats", &stats)
+      .def("list_regions", &list_regions, py::arg("peer"), py::arg("deadline_s"))
+      .def("explain_path", &explain_path, py::arg("peer"), py::arg("local"), py::arg("remote"),
+           py::arg("num_bytes"), py::arg("deadline_s"))
       .def("rejections", &Engine::rejections)
       .def("close", &Engine::close, ReleaseGil());
   bind_requests(engine);

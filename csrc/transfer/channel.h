@@ -8,9 +8,14 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
+#include "common/check.h"
+#include "transfer/counters.h"
+#include "transfer/error.h"
 #include "transfer/limit.h"
 #include "transfer/piece.h"
 #include "transfer/request.h"
@@ -35,12 +40,21 @@ struct Work {
 
 // What has come of a work.
 struct Outcome {
-  uint64_t num_bytes = 0;  // confirmed by the peer
-  std::string refusal{};   // the peer has refused it; the channel stays good
+  uint64_t num_bytes = 0;   // confirmed by the peer
+  std::string refusal{};    // the peer has refused it; the channel stays good
+  bool is_counted = false;  // the channel has counted the bytes itself, see count_in()
+};
+
+// How a channel moves bytes to and from a range of the peer's, and what it has found that says so.
+struct Way {
+  std::string means{};   // "copy", "mapped", "process_vm", "connection"
+  std::string remote{};  // whose memory that is
+  std::string why{};     // a sentence
 };
 
 // Why a peer is not opened that was to be a certain instance; Python knows the words.
 constexpr char kAnotherEngine[] = "another engine answers there";
+constexpr char kRegionsNotTold[] = "this transport does not tell regions";
 
 class Channel {
  public:
@@ -48,8 +62,11 @@ class Channel {
 
   virtual Transport transport() const = 0;
 
-  // Whether other channels to the peer, on threads of their own, make it faster.
-  virtual bool gains_from_others() const { return true; }
+  // What it goes by, in statistics: of several channels to a peer, this is the one of that number.
+  virtual std::string path(size_t number) const { return concat("lane:", number); }
+
+  // Where to count what goes by several paths of its own, which outlives the channel.
+  virtual void count_in(PeerCounters&) {}
 
   // How many works may be posted and not finished.
   virtual size_t window() const = 0;
@@ -73,6 +90,18 @@ class Channel {
 
   // Waits for the oldest of the works that were posted. Throws as post().
   virtual Outcome finish(const Limit& limit) = 0;
+
+  // Another one like it, not connected; null: there is none to be had. Any thread.
+  virtual std::unique_ptr<Channel> another() const { return nullptr; }
+
+  // The way to a range, of which a kCheck has been asked before.
+  virtual Way way_to(const Range&) const { return {}; }
+
+  // The peer's regions, in the order of their registration; rights are those of peers. Connected,
+  // and nothing posted. Throws as post(), and Refused.
+  virtual std::vector<RegionTable::Listed> list_regions(const Limit&) {
+    throw Refused(kRegionsNotTold);
+  }
 
   // Whether short works may be passed to run() instead, by any thread, beside what is posted.
   virtual bool runs_here() const { return false; }

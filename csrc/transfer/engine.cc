@@ -9,8 +9,8 @@
 #include "transfer/address.h"
 #include "transfer/error.h"
 #include "transfer/local_channel.h"
-#include "transfer/rdma_channel.h"
 #include "transfer/prepare.h"
+#include "transfer/rdma_channel.h"
 #include "transfer/shm_channel.h"
 #include "transfer/wire_channel.h"
 
@@ -20,6 +20,10 @@ namespace {
 uint64_t random_instance() {
   std::random_device device;
   return (uint64_t{device()} << 32 | device()) | 1;  // never 0
+}
+
+std::string not_chosen(const char* transport, bool allowed, const std::string& why_not) {
+  return concat(transport, " was not chosen: ", allowed ? why_not : "this engine does without it");
 }
 
 }  // namespace
@@ -74,17 +78,20 @@ bool Engine::remove_region(const RegionRef& region) {
   return forked() || own_->regions.remove(region);
 }
 
-Channels Engine::make_channels(const PeerAddress& to) const {
+Route Engine::find_route(const PeerAddress& to, const Deadline& deadline) const {
   const HostPort where = parse_address("open", "name", to.address);
   MK_CHECK(where.port != 0, "open: name must have a port other than 0, got \"", to.address, "\"");
-  Channels channels;
+  Route route;
+  auto& [channels, reasons] = route;
   if (const auto here = options_.local ? find_in_process(where.name()) : nullptr) {
     if (to.instance != 0 && here->instance != to.instance) {
       throw TransferError(to.name, kAnotherEngine);
     }
     channels.push_back(std::make_unique<LocalChannel>(own_->name, *here));
-    return channels;
+    reasons.push_back(concat("local: the engine at ", to.address, " is of this process"));
+    return route;
   }
+  reasons.push_back(not_chosen("local", options_.local, "no engine of this process has that name"));
   if (!options_.shm && !is_for_machines()) {
     throw TransferError(to.name, "no engine of that name in this process");
   }
@@ -93,18 +100,32 @@ Channels Engine::make_channels(const PeerAddress& to) const {
   if (options_.shm) {
     std::transform(addresses.begin(), addresses.end(), std::back_inserter(here), within_machine);
   }
-  const bool is_here = options_.shm && ShmChannel::reaches(here);
+  std::string why_not;
+  const bool is_here = options_.shm && ShmChannel::reaches(here, why_not);
   if (!is_here && !is_for_machines()) {
     throw TransferError(to.name, "no engine of that name on this machine");
+  }
+  if (is_here) {
+    reasons.push_back(
+        concat("shm: an engine of this user listens at ", to.address, " within this machine"));
+  } else {
+    reasons.push_back(not_chosen("shm", options_.shm, why_not));
   }
   const auto identity = std::make_shared<PeerIdentity>(to.instance);
 #if MK_HAVE_VERBS
   if (!is_here && own_->nics->size() > 0) {
-    const bool only = !options_.tcp;
-    channels.push_back(std::make_unique<RdmaChannel>(own_, where.host, addresses, identity, only));
-    if (only) return channels;
+    auto rdma = std::make_unique<RdmaChannel>(own_, where.host, addresses, identity, !options_.tcp);
+    if (!options_.tcp || rdma->finds_nics(deadline, why_not)) {
+      reasons.push_back(concat("rdma: ", own_->nics->size(), " NICs of this engine"));
+      channels.push_back(std::move(rdma));
+      return route;
+    }
+    reasons.push_back(concat("rdma was not chosen: ", why_not));
   }
 #endif
+  if (!is_here) {
+    reasons.push_back(concat("tcp: ", options_.num_lanes, " connections to ", to.address));
+  }
   while (channels.size() < static_cast<size_t>(options_.num_lanes)) {
     if (is_here) {
       channels.push_back(std::make_unique<ShmChannel>(own_, where.host, here, identity));
@@ -112,13 +133,13 @@ Channels Engine::make_channels(const PeerAddress& to) const {
       channels.push_back(std::make_unique<WireChannel>(own_, where.host, addresses, identity));
     }
   }
-  return channels;
+  return route;
 }
 
 PeerRef Engine::open(const PeerAddress& to, double deadline_s) {
   owner_.check("open", "engine");
   const Deadline deadline = Deadline::after(deadline_s);
-  const auto peer = std::make_shared<Peer>(to.name, make_channels(to), own_, stats_);
+  const auto peer = std::make_shared<Peer>(to.name, find_route(to, deadline), own_, *stats_);
   {
     const std::lock_guard lock(mutex_);
     MK_CHECK(!closed_, "open: the engine is closed");
@@ -146,12 +167,25 @@ TicketRef Engine::submit(Peer& peer, Request request, double deadline_s) {
   return peer.submit(std::move(request), Deadline::after(deadline_s));
 }
 
+Explanation Engine::explain_path(const Peer& peer, const Range& local, const Range& remote,
+                                 double deadline_s) const {
+  owner_.check("explain_path", "engine");
+  const Interrupt nobody;
+  return explain(peer, own_->regions, local, remote, {Deadline::after(deadline_s), nobody});
+}
+
+std::vector<RegionTable::Listed> Engine::list_regions(const Peer& peer, double deadline_s) const {
+  owner_.check("regions", "engine");
+  const Interrupt nobody;
+  return transfer::list_regions(peer, {Deadline::after(deadline_s), nobody});
+}
+
 std::vector<Notification> Engine::take_notifications(const Deadline& deadline) {
   owner_.check("receive_notifications", "engine");
   return own_->notifications.take(deadline);
 }
 
-Stats::Table Engine::stats() const {
+std::vector<Stats::Row> Engine::stats() const {
   owner_.check("stats", "engine");
   return stats_->table();
 }

@@ -18,6 +18,7 @@
 
 #include "common/owner.h"
 #include "transfer/endpoint.h"
+#include "transfer/explain.h"
 #include "transfer/peer.h"
 #include "transfer/server.h"
 #include "transfer/stats.h"
@@ -68,8 +69,13 @@ class Engine {
   // See prepare.h. Throws InvalidArgument, also for a closed peer.
   TicketRef submit(Peer& peer, Request request, double deadline_s);
 
+  // See explain.h. Of a peer that is open.
+  Explanation explain_path(const Peer& peer, const Range& local, const Range& remote,
+                           double deadline_s) const;
+  std::vector<RegionTable::Listed> list_regions(const Peer& peer, double deadline_s) const;
+
   std::vector<Notification> take_notifications(const Deadline& deadline);
-  Stats::Table stats() const;
+  std::vector<Stats::Row> stats() const;
   Rejections::Table rejections() const;  // of peers that connected here
 
   // Fails what is pending, closes peers, stops listening, removes every region. Idempotent; a
@@ -84,7 +90,7 @@ class Engine {
 
  private:
   bool is_for_machines() const { return options_.tcp || !options_.nics.empty(); }
-  Channels make_channels(const PeerAddress& to) const;
+  Route find_route(const PeerAddress& to, const Deadline& deadline) const;
   void start_server();
 
   const EngineOptions options_;

@@ -70,11 +70,13 @@ void JobQueue::finish(const Task& task, const Interrupt& carrier, const Outcome&
   changed(task.job, lock);
 }
 
-void JobQueue::fail(const Task& task, const Interrupt& carrier, const std::string& cause,
+bool JobQueue::fail(const Task& task, const Interrupt& carrier, const std::string& cause,
                     Retry retry) {
   std::unique_lock lock(mutex_);
   task.job->fail(task.work, carrier, cause, retry);
+  const bool again = task.job->cause().empty();
   changed(task.job, lock);
+  return again;
 }
 
 void JobQueue::changed(const JobRef& job, std::unique_lock<std::mutex>& lock) {
@@ -92,7 +94,7 @@ void JobQueue::changed(const JobRef& job, std::unique_lock<std::mutex>& lock) {
   }
   jobs_.erase(found);
   lock.unlock();
-  end(*over->ticket(), over->cause(), over->num_bytes_done());
+  over->ticket()->finish(over->cause(), over->num_bytes_done());
 }
 
 void JobQueue::abandon(const Ticket& ticket, const std::string& cause) {
@@ -124,13 +126,6 @@ void JobQueue::pause(double seconds) {
   const auto until = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
   while (!closed_ && others_.wait_until(lock, until) != std::cv_status::timeout) {
   }
-}
-
-void JobQueue::end(Ticket& ticket, const std::string& cause, uint64_t num_bytes_done) {
-  const Request& request = ticket.request();
-  stats_->record(peer_name_, lead_channel_.transport(), request.direction, num_bytes_done,
-                 !cause.empty());
-  ticket.finish(cause, num_bytes_done);
 }
 
 }  // namespace mk::transfer

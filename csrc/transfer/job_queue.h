@@ -15,7 +15,6 @@
 #include <string>
 
 #include "transfer/job.h"
-#include "transfer/stats.h"
 
 namespace mk::transfer {
 
@@ -26,9 +25,7 @@ struct Task {
 
 class JobQueue {
  public:
-  // `lead`: whose transport is that of all.
-  JobQueue(std::string peer_name, const Channel& lead, std::shared_ptr<Stats> stats)
-      : peer_name_(std::move(peer_name)), lead_channel_(lead), stats_(std::move(stats)) {}
+  explicit JobQueue(std::string peer_name) : peer_name_(std::move(peer_name)) {}
 
   // Throws InvalidArgument once closed.
   void push(TicketRef ticket, uint64_t max_piece_bytes);
@@ -38,7 +35,8 @@ class JobQueue {
   // With `wait` (a lane that has nothing under way) it waits for one. False: none now, or closed.
   bool next(bool leads, Interrupt& carrier, bool wait, Task& task);
   void finish(const Task& task, const Interrupt& carrier, const Outcome& outcome);
-  void fail(const Task& task, const Interrupt& carrier, const std::string& cause, Retry retry);
+  // Returns whether it will be handed out again.
+  bool fail(const Task& task, const Interrupt& carrier, const std::string& cause, Retry retry);
 
   // Waits until there is something for a lane beside the leading one. False: closed.
   bool wait_for_pieces(Interrupt& carrier);
@@ -53,17 +51,12 @@ class JobQueue {
   // Sleeps; returns early once closed.
   void pause(double seconds);
 
-  // Of a request that was not queued, or of one that is over.
-  void end(Ticket& ticket, const std::string& cause, uint64_t num_bytes_done);
-
  private:
   bool take(bool leads, Interrupt& carrier, Task& task);
   void changed(const JobRef& job, std::unique_lock<std::mutex>& lock);
   void wake_for(const Job& job);
 
   const std::string peer_name_;
-  const Channel& lead_channel_;
-  const std::shared_ptr<Stats> stats_;
 
   std::mutex mutex_;
   std::condition_variable lead_, others_;  // whom a request of one piece does not concern sleeps on

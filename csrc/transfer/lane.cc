@@ -29,12 +29,30 @@ void Lane::run() {
   channel_->disconnect();
 }
 
+void Lane::connect(const Limit& limit) {
+  channel_->connect(limit);
+  if (was_connected_) counters_.num_reconnects += 1;
+  was_connected_ = true;
+}
+
+void Lane::count(const Work& work, const Outcome& outcome) {
+  if (outcome.is_counted) return;
+  (work.request->writes() ? counters_.num_bytes_written : counters_.num_bytes_read) +=
+      outcome.num_bytes;
+  if (outcome.num_bytes > 0) counters_.num_pieces += 1;
+}
+
+void Lane::count_failure(const std::exception& error) {
+  if (!dynamic_cast<const Ended*>(&error)) counters_.num_failures += 1;
+}
+
 bool Lane::connect_beside() {
   while (queue_.wait_for_pieces(interrupt_)) {
     if (channel_->connected()) return true;
     try {
-      channel_->connect({Deadline::after(kConnectS), interrupt_});
-    } catch (const std::exception&) {
+      connect({Deadline::after(kConnectS), interrupt_});
+    } catch (const std::exception& error) {
+      count_failure(error);
       channel_->disconnect();
       queue_.pause(kPauseS);
     }
@@ -51,11 +69,11 @@ void Lane::begin(const Task& task) {
   try {
     posted_.emplace_back(task, own_regions_, interrupt_);
   } catch (const Refused& refused) {
-    return queue_.fail(task, interrupt_, refused.what(), Retry::kNo);
+    return fail(task, refused.what(), Retry::kNo);
   }
   try {
     const Limit limit = limit_of(task);
-    if (first && !channel_->connected()) channel_->connect(limit);
+    if (first && !channel_->connected()) connect(limit);
     channel_->post(task.work, limit, interrupt_);
   } catch (const std::exception& error) {
     lose(error);
@@ -68,6 +86,7 @@ void Lane::settle() {
     const Outcome outcome = channel_->finish(limit_of(task));
     const Task done = task;
     posted_.pop_front();  // unpins: whoever waits for the ticket may deregister
+    count(done.work, outcome);
     queue_.finish(done, interrupt_, outcome);
   } catch (const std::exception& error) {
     lose(error);
@@ -77,6 +96,7 @@ void Lane::settle() {
 // What was posted is void, whosever fault it was: the others' works are tried again.
 void Lane::lose(const std::exception& error) {
   channel_->disconnect();
+  count_failure(error);
   const bool lost = dynamic_cast<const LinkDown*>(&error) != nullptr;
   const bool ended = dynamic_cast<const Ended*>(&error) != nullptr;  // by someone's limit
   const std::string cause = error.what();
@@ -85,13 +105,17 @@ void Lane::lose(const std::exception& error) {
     posted_.pop_front();
     const Deadline& deadline = task.job->ticket()->deadline();
     if (deadline.passed()) {
-      queue_.fail(task, interrupt_, deadline.cause(), Retry::kNo);
+      fail(task, deadline.cause(), Retry::kNo);
     } else if (ended) {
-      queue_.fail(task, interrupt_, cause, Retry::kFree);
+      fail(task, cause, Retry::kFree);
     } else {
-      queue_.fail(task, interrupt_, cause, lost ? Retry::kCounted : Retry::kNo);
+      fail(task, cause, lost ? Retry::kCounted : Retry::kNo);
     }
   }
+}
+
+void Lane::fail(const Task& task, const std::string& cause, Retry retry) {
+  if (queue_.fail(task, interrupt_, cause, retry)) counters_.num_retries += 1;
 }
 
 }  // namespace mk::transfer

@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "transfer/channel.h"
+#include "transfer/counters.h"
 #include "transfer/job_queue.h"
 #include "transfer/region_table.h"
 
@@ -18,13 +19,23 @@ namespace mk::transfer {
 
 class Lane {
  public:
-  Lane(std::unique_ptr<Channel> channel, JobQueue& queue, RegionTable& own_regions, bool leads)
-      : channel_(std::move(channel)), queue_(queue), own_regions_(own_regions), leads_(leads) {}
+  Lane(std::unique_ptr<Channel> channel, JobQueue& queue, RegionTable& own_regions, bool leads,
+       PathCounters& counters)
+      : channel_(std::move(channel)),
+        queue_(queue),
+        own_regions_(own_regions),
+        leads_(leads),
+        counters_(counters) {}
 
   Channel& channel() { return *channel_; }
   Interrupt& interrupt() { return interrupt_; }
 
-  void run();  // until the queue is closed
+  void connect(const Limit& limit);  // as the channel's
+  void run();                        // until the queue is closed
+
+  // What came of a work, and why the channel was lost, unless somebody's limit has ended it.
+  void count(const Work& work, const Outcome& outcome);
+  void count_failure(const std::exception& error);
 
  private:
   struct Posted {
@@ -38,12 +49,15 @@ class Lane {
   void begin(const Task& task);
   void settle();
   void lose(const std::exception& error);
+  void fail(const Task& task, const std::string& cause, Retry retry);
   Limit limit_of(const Task& task) const;
 
   const std::unique_ptr<Channel> channel_;
   JobQueue& queue_;
   RegionTable& own_regions_;
   const bool leads_;
+  PathCounters& counters_;
+  bool was_connected_ = false;
   Interrupt interrupt_;
   std::deque<Posted> posted_;
 };

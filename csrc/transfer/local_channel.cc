@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "transfer/error.h"
+#include "transfer/wire.h"
 
 namespace mk::transfer {
 namespace {
@@ -45,6 +46,10 @@ std::shared_ptr<Endpoint> LocalChannel::find_peer() const {
 }
 
 void LocalChannel::connect(const Limit&) { find_peer(); }
+
+std::vector<RegionTable::Listed> LocalChannel::list_regions(const Limit&) {
+  return find_peer()->regions.list(kMaxListed);
+}
 
 std::optional<Outcome> LocalChannel::run(const Work& work, const Limit& limit,
                                          Interrupt& interrupt) {

@@ -20,6 +20,7 @@ class LocalChannel : public Channel {
         peer_instance_(peer.instance) {}
 
   Transport transport() const override { return Transport::kLocal; }
+  std::string path(size_t number) const override { return concat("local:", number); }
   size_t window() const override { return 1; }
   // A copy inside itself cannot be cut.
   uint64_t max_piece_bytes() const override { return UINT64_MAX; }
@@ -30,6 +31,13 @@ class LocalChannel : public Channel {
     outcome_ = *run(work, limit, interrupt);
   }
   Outcome finish(const Limit&) override { return std::move(outcome_); }
+  std::unique_ptr<Channel> another() const override {
+    return std::make_unique<LocalChannel>(own_name_, *find_peer());
+  }
+  Way way_to(const Range&) const override {
+    return {"copy", "this process", "it is a copy within this process"};
+  }
+  std::vector<RegionTable::Listed> list_regions(const Limit&) override;
   bool runs_here() const override { return true; }
   std::optional<Outcome> run(const Work& work, const Limit& limit, Interrupt& interrupt) override;
 

@@ -18,14 +18,20 @@ constexpr uint64_t kMaxRunHereBytes = 256ull << 10;  // takes less time than to 
 
 }  // namespace
 
-Peer::Peer(std::string name, Channels channels, std::shared_ptr<Endpoint> own,
-           std::shared_ptr<Stats> stats)
+Peer::Peer(std::string name, Route route, std::shared_ptr<Endpoint> own, Stats& stats)
     : name_(std::move(name)),
+      transport_(route.channels.front()->transport()),
+      reasons_(std::move(route.reasons)),
       own_(std::move(own)),
-      queue_(name_, *channels.front(), std::move(stats)) {
-  for (auto& channel : channels) {
-    const bool leads = lanes_.empty();
-    lanes_.push_back(std::make_unique<Lane>(std::move(channel), queue_, own_->regions, leads));
+      counters_(stats.enter(name_, transport_)),
+      queue_(name_) {
+  for (auto& channel : route.channels) {
+    const size_t number = lanes_.size();
+    paths_.push_back(channel->path(number));
+    PathCounters& counters = counters_->path(paths_.back());
+    channel->count_in(*counters_);
+    lanes_.push_back(std::make_unique<Lane>(std::move(channel), queue_, own_->regions,
+                                            /*leads=*/number == 0, counters));
   }
 }
 
@@ -50,12 +56,14 @@ bool Peer::connect(const Deadline& deadline) {
   Lane& lane = *lanes_.front();
   std::string cause;
   try {
-    lane.channel().connect({deadline, lane.interrupt()});
+    lane.connect({deadline, lane.interrupt()});
   } catch (const std::exception& error) {
     cause = error.what();
+    lane.count_failure(error);
   }
   const std::lock_guard lock(mutex_);
   connected_ = cause;
+  timed_out_ = cause == deadline.cause();
   changed_.notify_all();
   return cause.empty();
 }
@@ -65,22 +73,23 @@ bool Peer::wait_connected(const Deadline& until) {
   if (!changed_.wait_until(lock, until.at(), [this] { return connected_.has_value(); })) {
     return false;
   }
-  if (!connected_->empty()) throw TransferError(name_, *connected_);
+  if (!connected_->empty()) throw TransferError(name_, *connected_, 0, 0, timed_out_);
   return true;
 }
 
 TicketRef Peer::submit(Request request, const Deadline& deadline) {
-  auto ticket = std::make_shared<Ticket>(weak_from_this(), name_, std::move(request), deadline);
+  auto ticket =
+      std::make_shared<Ticket>(weak_from_this(), name_, std::move(request), deadline, counters_);
   if (run_here(*ticket)) return ticket;
   const uint64_t max_bytes = max_piece_bytes(ticket->request());
-  const bool gains = lanes_.front()->channel().gains_from_others();
-  if (gains && ticket->num_bytes() > max_bytes) start_others();
+  if (ticket->num_bytes() > max_bytes) start_others();
   queue_.push(ticket, max_bytes);
   return ticket;
 }
 
 bool Peer::run_here(Ticket& ticket) {
-  Channel& channel = lanes_.front()->channel();
+  Lane& lane = *lanes_.front();
+  Channel& channel = lane.channel();
   const Request& request = ticket.request();
   if (!channel.runs_here() || request.num_bytes > kMaxRunHereBytes) return false;
   const std::unique_lock lock(run_mutex_, std::try_to_lock);
@@ -99,15 +108,15 @@ bool Peer::run_here(Ticket& ticket) {
   } catch (const std::exception& error) {
     outcome = Outcome{0, error.what()};
   }
-  if (outcome) queue_.end(ticket, outcome->refusal, outcome->num_bytes);
-  return outcome.has_value();
+  if (!outcome) return false;
+  lane.count(work, *outcome);
+  ticket.finish(outcome->refusal, outcome->num_bytes);
+  return true;
 }
 
 uint64_t Peer::max_piece_bytes(const Request& request) const {
-  const Channel& lead = lanes_.front()->channel();
-  const uint64_t most = lead.max_piece_bytes();
-  if (lanes_.size() == 1 || !lead.gains_from_others() || request.num_bytes <= kSplitBytes)
-    return most;
+  const uint64_t most = lanes_.front()->channel().max_piece_bytes();
+  if (lanes_.size() == 1 || request.num_bytes <= kSplitBytes) return most;
   return std::clamp(request.num_bytes / (kPiecesPerLane * lanes_.size()), kMinPieceBytes, most);
 }
 

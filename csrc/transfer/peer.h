@@ -1,7 +1,7 @@
 // Peer: another engine, as one engine sees it: the channels to it, and the queue of what is asked
 // of it.
 //
-//   auto peer = std::make_shared<Peer>(name, std::move(channels), own_endpoint, stats);
+//   auto peer = std::make_shared<Peer>(name, std::move(route), own_endpoint, stats);
 //   peer->start(Deadline::after(5.0));             // connects
 //   peer->wait_connected(Deadline::after(0.1));    // true once it has
 //   TicketRef ticket = peer->submit(std::move(request), Deadline::after(30.0));
@@ -20,21 +20,31 @@
 #include "transfer/endpoint.h"
 #include "transfer/job_queue.h"
 #include "transfer/lane.h"
+#include "transfer/stats.h"
 
 namespace mk::transfer {
 
 using Channels = std::vector<std::unique_ptr<Channel>>;
 
+// How a peer is reached, and what was found that says so.
+struct Route {
+  Channels channels;                 // of one transport; the first one leads
+  std::vector<std::string> reasons;  // a sentence each
+};
+
 class Peer : public std::enable_shared_from_this<Peer> {
  public:
-  // The first of the channels leads; the others move data beside it.
-  Peer(std::string name, Channels channels, std::shared_ptr<Endpoint> own,
-       std::shared_ptr<Stats> stats);
+  Peer(std::string name, Route route, std::shared_ptr<Endpoint> own, Stats& stats);
   Peer(const Peer&) = delete;
   ~Peer() { close("the peer was closed"); }
 
   const std::string& name() const { return name_; }
-  Transport transport() const { return lanes_.front()->channel().transport(); }
+  Transport transport() const { return transport_; }
+  const std::vector<std::string>& reasons() const { return reasons_; }
+  const std::vector<std::string>& paths() const { return paths_; }  // of the channels
+
+  // A channel like those it has, not connected; null: there is none to be had.
+  std::unique_ptr<Channel> another_channel() const { return lanes_.front()->channel().another(); }
 
   // Starts the leading lane, which connects. Throws TransferError if it was closed before.
   void start(const Deadline& deadline);
@@ -60,13 +70,18 @@ class Peer : public std::enable_shared_from_this<Peer> {
   uint64_t max_piece_bytes(const Request& request) const;
 
   const std::string name_;
+  const Transport transport_;
+  const std::vector<std::string> reasons_;
   const std::shared_ptr<Endpoint> own_;
+  const CountersRef counters_;
   JobQueue queue_;
   std::vector<std::unique_ptr<Lane>> lanes_;
+  std::vector<std::string> paths_;
 
   std::mutex mutex_;
   std::condition_variable changed_;
   std::optional<std::string> connected_;  // once tried: "", or why not
+  bool timed_out_ = false;                // that is why
 
   std::mutex run_mutex_;
   Interrupt run_interrupt_;  // of what is carried out in a caller's thread

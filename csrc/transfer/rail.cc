@@ -2,6 +2,7 @@
 
 #if MK_HAVE_VERBS
 #include <algorithm>
+#include <utility>
 
 #include "common/check.h"
 
@@ -36,6 +37,7 @@ void Rail::connect(const rdma::Endpoint& peer, size_t peer_nic, double peer_gb_p
   peer_nic_ = peer_nic;
   bytes_per_s_ = std::max(std::min(nic_.gb_per_s, peer_gb_per_s), kLeastGbPerS) * 1e9;
   is_up_ = true;
+  if (std::exchange(was_up_, true)) counters_.num_reconnects += 1;
 }
 
 std::vector<Slice> Rail::close() noexcept {
@@ -44,6 +46,7 @@ std::vector<Slice> Rail::close() noexcept {
   pair_.reset();
   queue_.reset();
   std::vector<Slice> left;
+  counters_.num_retries += under_way_.size();
   for (auto& [token, slice] : under_way_) left.push_back(std::move(slice));
   under_way_.clear();
   num_bytes_under_way_ = 0;
@@ -105,7 +108,10 @@ void Rail::collect(std::vector<Slice>& done) {
       continue;
     }
     const auto found = under_way_.find(completion.token);
-    num_bytes += found->second.num_bytes;
+    const uint64_t size = found->second.num_bytes;
+    (found->second.reads ? counters_.num_bytes_read : counters_.num_bytes_written) += size;
+    counters_.num_pieces += 1;
+    num_bytes += size;
     done.push_back(std::move(found->second));
     under_way_.erase(found);
   }
@@ -121,6 +127,7 @@ void Rail::collect(std::vector<Slice>& done) {
 }
 
 void Rail::pause(const std::string& cause, size_t peer_nic) {
+  counters_.num_failures += 1;
   cause_ = cause;
   peer_nic_ = peer_nic;
   pause_s_ = std::clamp(2 * pause_s_, kFirstPauseS, kLongestPauseS);

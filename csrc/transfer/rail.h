@@ -1,6 +1,6 @@
 // Rail: a way to a peer, from a NIC of ours to one of its.
 //
-//   Rail rail(nics[0], 0);
+//   Rail rail(nics[0], 0, counters);
 //   rail.connect(ask_the_peer(rail.open()), /*peer's NIC*/ 1, gb_per_s);
 //   if (rail.has_room()) rail.submit(std::move(slice), remote);
 //   rail.collect(done);                         // slices that are over
@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "rdma/queue_pair.h"
+#include "transfer/counters.h"
 #include "transfer/error.h"
 #include "transfer/nic_wire.h"
 #include "transfer/nics.h"
@@ -47,7 +48,9 @@ class Rail {
  public:
   using Clock = std::chrono::steady_clock;
 
-  Rail(const Nic& nic, size_t index) : nic_(nic), index_(index) {}
+  // `counters`: of all rails of that NIC.
+  Rail(const Nic& nic, size_t index, PathCounters& counters)
+      : nic_(nic), index_(index), counters_(counters) {}
 
   // A new queue pair of our NIC, and what the peer must know of it. Throws as the verbs.
   rdma::Endpoint open();
@@ -89,10 +92,11 @@ class Rail {
 
   const Nic& nic_;
   const size_t index_;
+  PathCounters& counters_;
   size_t peer_nic_ = 0;
   std::shared_ptr<rdma::CompletionQueue> queue_;
   std::shared_ptr<rdma::QueuePair> pair_;
-  bool is_up_ = false;
+  bool is_up_ = false, was_up_ = false;
 
   std::map<uint64_t, Slice> under_way_;  // by token
   uint64_t last_token_ = 0;

@@ -14,6 +14,7 @@
 namespace mk::transfer {
 namespace {
 
+constexpr double kProbeS = 2;  // for a peer to say which NICs it has
 constexpr size_t kWindow = 4;  // works under way
 constexpr uint64_t kMinSliceBytes = 64ull << 10;
 constexpr uint64_t kMaxSliceBytes = 1ull << 20;
@@ -26,25 +27,49 @@ uint64_t bit(size_t nic) { return uint64_t{1} << nic; }
 
 }  // namespace
 
-size_t RdmaChannel::window() const { return has_rails_ ? kWindow : WireChannel::window(); }
+size_t RdmaChannel::window() const { return kWindow; }
 
 void RdmaChannel::connect(const Limit& limit) {
   WireChannel::connect(limit);
   learn_nics(limit);
   make_rails();
-  if (!has_rails_) {
-    if (only_) throw Failure("the peer has no NIC that can be connected with ours");
-    return;
-  }
   bring_up_some(limit);
   if (only_ && !is_any_up()) throw LinkDown(rails_.front().cause());
   learn_keys(limit);
 }
 
+Way RdmaChannel::way_to(const Range& range) const {
+  if (!keys_.find(range)) {
+    if (!only_) return WireChannel::way_to(range);
+    return {"nics", "", "the memory is not registered with the peer's NICs"};
+  }
+  std::string rails;
+  for (const Rail& rail : rails_) {
+    const NicEntry& theirs = peer_nics_[rail.peer_nic()];
+    const std::string name(theirs.name.data(), strnlen(theirs.name.data(), theirs.name.size()));
+    rails += concat(rails.empty() ? "" : ", ", (*own_->nics)[rail.nic()].device->name(), " to ",
+                    printable(name), rail.is_up() ? "" : concat(" (down: ", rail.cause(), ")"));
+  }
+  return {"nics", "", concat("slices go from NIC to NIC: ", rails)};
+}
+
+bool RdmaChannel::finds_nics(const Deadline& deadline, std::string& why_not) {
+  const Interrupt nobody;
+  try {
+    WireChannel::connect({Deadline::after(std::min(deadline.left_s(), kProbeS)), nobody});
+    learn_nics({deadline, nobody});
+    make_rails();
+  } catch (const Failure& failure) {
+    why_not = failure.what();
+  }
+  const bool found = !rails_.empty();
+  disconnect();
+  return found;
+}
+
 void RdmaChannel::disconnect() noexcept {
   is_writing_ |= !doing_.empty();
   rails_.clear();  // the NICs let go of our memory
-  has_rails_ = false;
   ready_.clear();
   doing_.clear();
   WireChannel::disconnect();
@@ -84,11 +109,12 @@ void RdmaChannel::make_rails() {
   const Nics& nics = *own_->nics;
   const size_t count = peer_nics_.empty() ? 0 : std::max(nics.size(), peer_nics_.size());
   for (size_t i = 0; i < count; ++i) {
-    Rail rail(nics[i % nics.size()], i % nics.size());
+    const Nic& nic = nics[i % nics.size()];
+    Rail rail(nic, i % nics.size(), counters_->path(nic.device->name()));
     const auto meets = [&](const NicEntry& nic) { return nic.link_layer == rail.link_layer(); };
     if (std::any_of(peer_nics_.begin(), peer_nics_.end(), meets)) rails_.push_back(std::move(rail));
   }
-  has_rails_ = !rails_.empty();
+  if (rails_.empty()) throw Failure("the peer has no NIC that can be connected with ours");
 }
 
 // Tries the peer's NIC of the same number first: machines of a kind have those on the same switch,
@@ -138,8 +164,7 @@ bool RdmaChannel::is_any_up() const {
   return std::any_of(rails_.begin(), rails_.end(), [](const Rail& rail) { return rail.is_up(); });
 }
 
-void RdmaChannel::post(const Work& work, const Limit& limit, Interrupt& interrupt) {
-  if (!has_rails_) return WireChannel::post(work, limit, interrupt);
+void RdmaChannel::post(const Work& work, const Limit& limit, Interrupt&) {
   fence_lost(limit);
   Doing& doing = doing_.emplace_back(Doing{work});
   if (work.kind != Work::Kind::kMove || work.piece.num_ranges == 0) return;
@@ -173,7 +198,6 @@ bool RdmaChannel::plan(Doing& doing) {
 }
 
 Outcome RdmaChannel::finish(const Limit& limit) {
-  if (!has_rails_) return WireChannel::finish(limit);
   while (doing_.front().num_slices > 0) {
     collect(limit);
     pump(limit);
@@ -188,11 +212,12 @@ Outcome RdmaChannel::finish(const Limit& limit) {
 }
 
 Outcome RdmaChannel::after_slices(const Doing& doing, const Limit& limit) {
-  if (!doing.work.with_notify) return {doing.num_bytes, ""};
+  if (!doing.work.with_notify) return {doing.num_bytes, "", true};
   Work notify = doing.work;
   notify.kind = Work::Kind::kNotify;
   Outcome outcome = over_connection(notify, limit);
   outcome.num_bytes = doing.num_bytes;
+  outcome.is_counted = true;
   return outcome;
 }
 
@@ -205,6 +230,7 @@ Outcome RdmaChannel::ask_why_not(const Doing& doing, const Limit& limit) {
     outcome.refusal = "the memory is not registered with the NICs of both sides";
   }
   outcome.num_bytes = doing.num_bytes;
+  outcome.is_counted = true;
   return outcome;
 }
 

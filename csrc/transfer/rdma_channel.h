@@ -7,7 +7,6 @@
 // later. Then it is tried again from time to time, with another NIC of the peer's.
 #pragma once
 
-#include <atomic>
 #include <deque>
 #include <string>
 #include <vector>
@@ -24,14 +23,20 @@ class RdmaChannel : public WireChannel {
   RdmaChannel(std::shared_ptr<const Endpoint> own, std::string host,
               std::vector<SocketAddress> addresses, std::shared_ptr<PeerIdentity> identity,
               bool only)
-      : WireChannel(own, std::move(host), std::move(addresses), std::move(identity)),
-        own_(std::move(own)),
+      : WireChannel(std::move(own), std::move(host), std::move(addresses), std::move(identity)),
         only_(only) {}
   ~RdmaChannel() override { disconnect(); }
 
-  // kTcp if the peer has no NIC to connect to.
-  Transport transport() const override { return has_rails_ ? Transport::kRdma : Transport::kTcp; }
-  bool gains_from_others() const override { return !has_rails_; }
+  // Whether the peer has NICs that can be connected with ours. Asks it; does not stay connected.
+  bool finds_nics(const Deadline& deadline, std::string& why_not);
+
+  Transport transport() const override { return Transport::kRdma; }
+  std::string path(size_t) const override { return "connection"; }
+  void count_in(PeerCounters& counters) override { counters_ = &counters; }
+  std::unique_ptr<Channel> another() const override {
+    return std::make_unique<RdmaChannel>(own_, host_, addresses_, identity_, only_);
+  }
+  Way way_to(const Range& range) const override;
   size_t window() const override;
   void connect(const Limit& limit) override;
   void disconnect() noexcept override;
@@ -74,9 +79,9 @@ class RdmaChannel : public WireChannel {
   Doing& doing_of(const Slice& slice) { return doing_[slice.work - first_doing_]; }
   bool is_any_up() const;
 
-  const std::shared_ptr<const Endpoint> own_;
   const bool only_;
-  std::atomic<bool> has_rails_{false};
+  PeerCounters not_read_;  // until somebody says where to count
+  PeerCounters* counters_ = &not_read_;
 
   std::vector<NicEntry> peer_nics_;
   RemoteKeys keys_;

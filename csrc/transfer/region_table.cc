@@ -42,7 +42,21 @@ RegionRef RegionTable::add(Region region) {
              "register: buffer must not overlap a registered one, got ", describe(range),
              " and there is ", describe(before));
   }
+  region.number = ++num_registrations_;
   return by_address_[range.address] = std::make_shared<Region>(std::move(region));
+}
+
+std::vector<RegionTable::Listed> RegionTable::list(size_t most) const {
+  std::vector<RegionRef> regions = all();
+  const auto is_own = [](const RegionRef& region) { return !(region->rights & ~kLocalWrite); };
+  regions.erase(std::remove_if(regions.begin(), regions.end(), is_own), regions.end());
+  std::sort(regions.begin(), regions.end(),
+            [](const RegionRef& a, const RegionRef& b) { return a->number < b->number; });
+  if (regions.size() > most) regions.resize(most);
+  std::vector<Listed> listed;
+  for (const RegionRef& region : regions)
+    listed.push_back({region->range, region->rights & ~kLocalWrite});
+  return listed;
 }
 
 bool RegionTable::remove(const RegionRef& region) {

@@ -33,6 +33,7 @@ struct Region {
   bool open = true;                 // this and `users` belong to the table, under its mutex
   std::vector<Interrupt*> users{};  // one entry a pin
   std::vector<std::pair<std::shared_ptr<Board>, Offer>> offers{};  // to processes that map it
+  uint64_t number = 0;  // of the table's registrations, in their order
 };
 using RegionRef = std::shared_ptr<Region>;
 
@@ -76,6 +77,14 @@ class RegionTable {
   };
   std::vector<Offered> offer(const std::shared_ptr<Board>& board);
 
+  // The regions that peers may use, or the first so many, in the order of their registration; the
+  // rights are those of peers.
+  struct Listed {
+    Range range;
+    Rights rights;
+  };
+  std::vector<Listed> list(size_t most) const;
+
   // The regions in which the ranges lie, each range wholly inside one that has the rights.
   // Throws Refused: "descriptors[<first_index + i>] <side> range 0x... + 4096 bytes is ...".
   std::vector<RegionRef> check(const Ranges& ranges, Rights needed, const char* side,
@@ -93,6 +102,7 @@ class RegionTable {
   mutable std::mutex mutex_;
   std::condition_variable unpinned_;
   std::map<uint64_t, RegionRef> by_address_;
+  uint64_t num_registrations_ = 0;
   bool closed_ = false;
 };
 

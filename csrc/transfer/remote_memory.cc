@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <fstream>
 #include <iterator>
 #include <utility>
 
@@ -17,6 +18,13 @@ namespace {
 constexpr uint64_t kStepBytes = 4ull << 20;  // copied between two looks at the limit
 // Ranges of one system call: more make it no faster, and it cannot be interrupted.
 constexpr size_t kMaxCallRanges = 512;
+
+// What may be the reason why a process must not reach into another, if there is such a setting.
+std::string yama() {
+  std::ifstream file("/proc/sys/kernel/yama/ptrace_scope");
+  int scope = 0;
+  return file >> scope ? concat(" (kernel.yama.ptrace_scope is ", scope, ")") : "";
+}
 
 Rights needed_for(const Request& request) { return request.writes() ? kRemoteWrite : kRemoteRead; }
 
@@ -49,6 +57,20 @@ bool RemoteMemory::covers(const Request& request) const {
     if (!find(ranges[i], needed)) return false;
   }
   return true;
+}
+
+RemoteMemory::Reach RemoteMemory::reach(const Range& range) const {
+  const Part* const part = find(range, 0);
+  if (!part) return {false, "the peer has not told where such a region is"};
+  if (part->memory) return {true};
+  const BoardUse use(*board_, {part->entry.slot, part->entry.generation});
+  if (!use) return {false, "the region is closed"};
+  char byte;
+  const iovec local{&byte, 1};
+  const iovec remote{reinterpret_cast<void*>(range.address), 1};
+  if (process_vm_readv(process_, &local, 1, &remote, 1, 0) == 1) return {};
+  const SystemError error(errno, "process_vm_readv");
+  return {false, concat(error.what(), yama())};
 }
 
 std::optional<RemoteMemory::Copy> RemoteMemory::prepare(const Request& request,

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "transfer/board.h"
@@ -59,6 +60,13 @@ class RemoteMemory {
   // Nothing if one of the ranges cannot be reached, may not be used, or is not known here.
   std::optional<Copy> prepare(const Request& request, const Piece& piece) const;
   bool covers(const Request& request) const;  // whether all of it could be prepared
+
+  // How a range can be reached, which is tried if it is not mapped; `error`: why not.
+  struct Reach {
+    bool mapped = false;
+    std::string error{};
+  };
+  Reach reach(const Range& range) const;
 
  private:
   const Part* find(const Range& range, Rights needed) const;

@@ -94,6 +94,8 @@ void Session::serve(const BatchHeader& header, const Limit& limit) {
     case Op::kKeys:
     case Op::kFlush:
       return answer_about_nics(header, limit);
+    case Op::kList:
+      return send_list(header, limit);
     case Op::kCheckWrite:
     case Op::kCheckRead:
       break;
@@ -200,6 +202,21 @@ void Session::answer_about_nics(const BatchHeader& header, const Limit& limit) {
   Ack ack{Status::kDone, 0, header.request_id, answer.size()};
   iovec parts[] = {{&ack, sizeof(ack)}, {answer.data(), answer.size()}};
   socket_.send(parts, answer.empty() ? 1 : 2, limit);
+}
+
+void Session::send_list(const BatchHeader& header, const Limit& limit) {
+  const bool is_known = own_.credentials.secret || socket_.peer_process() != 0;
+  if (!is_known) {
+    return refuse(header, "regions are told to who knows a secret or is of this machine and user",
+                  limit);
+  }
+  std::vector<ListEntry> entries;
+  for (const auto& [range, rights] : own_.regions.list(kMaxListed)) {
+    entries.push_back({range.address, range.num_bytes, rights, 0});
+  }
+  Ack ack{Status::kDone, 0, header.request_id, entries.size() * sizeof(ListEntry)};
+  iovec parts[] = {{&ack, sizeof(ack)}, {entries.data(), ack.num_bytes}};
+  socket_.send(parts, entries.empty() ? 1 : 2, limit);
 }
 
 std::vector<RegionRef> Session::check(const BatchHeader& header, Rights needed) const {

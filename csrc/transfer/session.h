@@ -43,6 +43,7 @@ class Session {
   void send_regions(const BatchHeader& header, const Limit& limit);
   void end_links(const BatchHeader& header, const Limit& limit);
   void answer_about_nics(const BatchHeader& header, const Limit& limit);
+  void send_list(const BatchHeader& header, const Limit& limit);
 
   // The regions of the batch in table_; throws Refused.
   std::vector<RegionRef> check(const BatchHeader& header, Rights needed) const;

@@ -8,13 +8,15 @@
 
 namespace mk::transfer {
 
-bool ShmChannel::reaches(const std::vector<SocketAddress>& addresses) {
+bool ShmChannel::reaches(const std::vector<SocketAddress>& addresses, std::string& why_not) {
   const Interrupt nobody;
   try {
-    return Socket::connect(addresses, {Deadline::after(1), nobody}).peer_process() != 0;
-  } catch (const Failure&) {
-    return false;
+    if (Socket::connect(addresses, {Deadline::after(1), nobody}).peer_process() != 0) return true;
+    why_not = "who listens there within this machine is of another user or PID namespace";
+  } catch (const Failure& failure) {
+    why_not = concat("nobody answers there within this machine (", failure.what(), ")");
   }
+  return false;
 }
 
 void ShmChannel::connect(const Limit& limit) {
@@ -113,6 +115,20 @@ void ShmChannel::move(const Work& work, const Limit& limit) {
     learn_regions(limit);
   }
   WireChannel::move(work, limit);
+}
+
+Way ShmChannel::way_to(const Range& range) const {
+  const std::string remote = concat("process ", socket_.peer_process());
+  const RemoteMemory::Reach reach = remote_->reach(range);
+  if (reach.mapped) {
+    return {"mapped", remote, "the region is of shared memory, which is mapped here"};
+  }
+  if (reach.error.empty()) {
+    return {"process_vm", remote,
+            "the region is not of shared memory; process_vm_readv and process_vm_writev reach it"};
+  }
+  return {"connection", remote,
+          concat("the bytes go by a connection within the machine: ", reach.error)};
 }
 
 void ShmChannel::check(const Work& work, const Limit& limit) {

@@ -22,12 +22,17 @@ class ShmChannel : public WireChannel {
   // `addresses` are the peer's within_machine().
   using WireChannel::WireChannel;
 
-  // Whether someone of the same user listens there.
-  static bool reaches(const std::vector<SocketAddress>& addresses);
+  // Whether someone of the same user listens there; if not, why not.
+  static bool reaches(const std::vector<SocketAddress>& addresses, std::string& why_not);
 
   Transport transport() const override { return Transport::kShm; }
+  std::string path(size_t number) const override { return concat("shm:", number); }
   void connect(const Limit& limit) override;
   void disconnect() noexcept override;
+  std::unique_ptr<Channel> another() const override {
+    return std::make_unique<ShmChannel>(own_, host_, addresses_, identity_);
+  }
+  Way way_to(const Range& range) const override;
   bool runs_here() const override { return true; }
   std::optional<Outcome> run(const Work& work, const Limit& limit, Interrupt&) override;
 

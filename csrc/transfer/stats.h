@@ -1,47 +1,57 @@
-// Stats: what an engine has asked of its peers, and what came of it.
+// Stats: the counters of all peers that an engine has met, by name and transport.
 //
-// Layer: transfer. Counted where the request was made, when it ends.
+//   CountersRef counters = stats->enter("10.0.0.2:4711", Transport::kTcp);   // when a peer is
+//   opened for (const Stats::Row& row : stats->table()) ...
+//
+// Layer: transfer. Thread-safe. Peers of one name and transport share their counters, also one
+// after the other. What nobody holds any more is kept, but of no more than kMaxLeft peers: beyond
+// that the one that was left the longest ago is added to the row `kOtherPeers`, and forgotten.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "transfer/channel.h"
+#include "transfer/counters.h"
 
 namespace mk::transfer {
 
-struct Counters {
-  uint64_t num_bytes_read = 0;  // confirmed bytes, also those of requests that failed later
-  uint64_t num_bytes_written = 0;
-  uint64_t num_requests = 0;
-  uint64_t num_errors = 0;  // requests that failed, were cancelled or ran out of time
-};
+constexpr char kOtherPeers[] = "other peers";  // with a space, which no name of a peer has
 
-class Stats {
+class Stats : public std::enable_shared_from_this<Stats> {
  public:
-  using Table = std::map<std::pair<std::string, Transport>, Counters>;  // by peer and transport
+  static constexpr size_t kMaxLeft = 1024;
 
-  void record(const std::string& peer, Transport transport, Direction direction, uint64_t num_bytes,
-              bool failed) {
-    const std::lock_guard lock(mutex_);
-    Counters& counters = table_[{peer, transport}];
-    (direction == Direction::kRead ? counters.num_bytes_read : counters.num_bytes_written) +=
-        num_bytes;
-    counters.num_requests += 1;
-    counters.num_errors += failed;
-  }
+  struct Row {
+    std::string peer;
+    Transport transport;
+    std::shared_ptr<const PeerCounters> counters;
+  };
 
-  Table table() const {
-    const std::lock_guard lock(mutex_);
-    return table_;
-  }
+  CountersRef enter(const std::string& peer, Transport transport);
+  std::vector<Row> table() const;
 
  private:
+  using Key = std::pair<std::string, Transport>;
+  struct Entry {
+    CountersRef counters = std::make_shared<PeerCounters>();
+    size_t num_users = 0;
+    uint64_t left_at = 0;  // by the clock of departures
+  };
+
+  void leave(const Key& key);
+  void forget_one();
+
   mutable std::mutex mutex_;
-  Table table_;
+  std::map<Key, Entry> entries_;
+  size_t num_left_ = 0;
+  uint64_t num_departures_ = 0;
 };
 
 }  // namespace mk::transfer

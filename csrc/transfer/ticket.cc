@@ -14,12 +14,13 @@ constexpr char kCancelled[] = "cancelled";
 }  // namespace
 
 Ticket::Ticket(std::weak_ptr<Peer> peer, std::string peer_name, Request request,
-               const Deadline& deadline)
+               const Deadline& deadline, CountersRef counters)
     : peer_(std::move(peer)),
       peer_name_(std::move(peer_name)),
       num_bytes_(request.num_bytes),
       deadline_(deadline),
-      request_(std::move(request)) {}
+      request_(std::move(request)),
+      counted_(std::move(counters), request_.direction, num_bytes_) {}
 
 bool Ticket::finished() {
   owner_.check("done", "ticket");
@@ -46,7 +47,8 @@ bool Ticket::wait_until(const Deadline& until) {
 
 void Ticket::check() const {
   const std::lock_guard lock(mutex_);
-  if (!cause_.empty()) throw TransferError(peer_name_, cause_, num_bytes_done_, num_bytes_);
+  if (cause_.empty()) return;
+  throw TransferError(peer_name_, cause_, num_bytes_done_, num_bytes_, cause_ == deadline_.cause());
 }
 
 bool Ticket::cancel() {
@@ -81,6 +83,7 @@ void Ticket::wait_finished() {
 
 void Ticket::finish(const std::string& cause, uint64_t num_bytes_done) {
   const std::lock_guard lock(mutex_);
+  counted_.end(num_bytes_done, !cause.empty());  // before anybody learns that it is over
   cause_ = cause;
   num_bytes_done_ = num_bytes_done;
   request_ = {};  // the ticket may be kept for long

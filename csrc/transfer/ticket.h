@@ -18,6 +18,7 @@
 #include "common/owner.h"
 #include "transfer/coalesce.h"
 #include "transfer/completions.h"
+#include "transfer/counters.h"
 #include "transfer/limit.h"
 #include "transfer/request.h"
 
@@ -27,8 +28,8 @@ class Peer;
 
 class Ticket {
  public:
-  Ticket(std::weak_ptr<Peer> peer, std::string peer_name, Request request,
-         const Deadline& deadline);
+  Ticket(std::weak_ptr<Peer> peer, std::string peer_name, Request request, const Deadline& deadline,
+         CountersRef counters);
 
   const Request& request() const { return request_; }  // until it is finished
   bool split_request() { return split(request_); }     // while nobody carries out any of it
@@ -66,6 +67,7 @@ class Ticket {
   const uint64_t num_bytes_;
   const Deadline deadline_;
   Request request_;
+  Counted counted_;
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;

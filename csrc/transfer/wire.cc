@@ -63,7 +63,8 @@ void check_header(const BatchHeader& header) {
     expect(header.num_ranges >= 1 && header.num_ranges <= kMaxBatchRanges, "check of ",
            header.num_ranges, " ranges");
     expect(header.num_bytes == 0, "check with ", header.num_bytes, " bytes of payload");
-  } else if (header.op == Op::kRegions || header.op == Op::kNics || header.op == Op::kKeys) {
+  } else if (header.op == Op::kRegions || header.op == Op::kList || header.op == Op::kNics ||
+             header.op == Op::kKeys) {
     expect(header.num_ranges == 0 && header.num_bytes == 0, "malformed question");
   } else if (header.op == Op::kAttach || header.op == Op::kDetach) {
     const uint64_t due = header.op == Op::kAttach ? sizeof(AttachRequest) : sizeof(DetachRequest);
@@ -121,6 +122,19 @@ void check_region(const RegionEntry& entry, uint32_t max_memories) {
   expect(entry.num_bytes > 0 && entry.num_bytes <= UINT64_MAX - entry.address &&
              entry.slot < Board::kNumSlots && entry.generation != 0 &&
              (entry.memory == kNoMemory || entry.memory < max_memories),
+         "malformed region");
+}
+
+void check_list_ack(const Ack& ack, uint64_t request_id) {
+  if (ack.status == Status::kRefused) return check_ack(ack, request_id, 0);
+  check_ack(ack, request_id, ack.num_bytes);
+  expect(ack.num_bytes % sizeof(ListEntry) == 0 && ack.num_bytes / sizeof(ListEntry) <= kMaxListed,
+         "list of ", ack.num_bytes, " bytes");
+}
+
+void check_listed(const ListEntry& entry) {
+  expect(entry.num_bytes > 0 && entry.num_bytes <= UINT64_MAX - entry.address &&
+             entry.rights != 0 && (entry.rights & ~(kRemoteRead | kRemoteWrite)) == 0,
          "malformed region");
 }
 

@@ -30,6 +30,7 @@ constexpr uint64_t kMaxReadBytes = 256ull << 20;  // more: the next batch waits 
 constexpr uint64_t kMaxNotificationBytes = 64 << 10;
 constexpr uint32_t kMaxFencedLinks = 4096;
 constexpr uint32_t kMaxRefusalBytes = 1024;
+constexpr uint32_t kMaxListed = 65536;  // regions: an answer of 1.5 MiB
 
 enum class Op : uint32_t {
   kWrite = 1,
@@ -37,13 +38,14 @@ enum class Op : uint32_t {
   kCheckWrite = 3,  // asks whether the ranges may be written; nothing moves
   kCheckRead = 4,
   kNotify = 5,
-  kRegions = 6,  // asks for the target's regions; only within a machine
+  kRegions = 6,  // asks for the target's regions, to map them; only within a machine
   kNics = 7,     // of these and what follows: nic_wire.h
   kAttach = 8,
   kDetach = 9,
   kKeys = 10,
   kFlush = 11,
   kFence = 12,  // ends other connections of the initiator's, of which it has lost its end
+  kList = 13,   // asks for the target's regions
 };
 
 enum class Status : uint32_t { kDone = 0, kRefused = 1 };
@@ -128,6 +130,15 @@ struct RegionEntry {
 static_assert(sizeof(RegionEntry) == 48);
 constexpr uint32_t kNoMemory = 0xffffffff;
 
+// An entry of the answer to kList.
+struct ListEntry {
+  uint64_t address;
+  uint64_t num_bytes;
+  Rights rights;  // of peers
+  uint32_t reserved;
+};
+static_assert(sizeof(ListEntry) == 24);
+
 static_assert(sizeof(Range) == 16);  // address, num_bytes: an entry of the table
 
 // All throw Failure saying how the peer broke the protocol.
@@ -142,6 +153,8 @@ void check_ack(const Ack& ack, uint64_t request_id, uint64_t num_bytes);
 void check_regions_ack(const Ack& ack, uint64_t request_id);
 void check_answer(const Ack& ack, uint64_t request_id, uint64_t entry_bytes, uint64_t max_bytes);
 void check_region(const RegionEntry& entry, uint32_t max_memories);
+void check_list_ack(const Ack& ack, uint64_t request_id);
+void check_listed(const ListEntry& entry);
 
 // A peer's text, made safe to show.
 std::string printable(std::string text);

@@ -59,6 +59,36 @@ Outcome WireChannel::finish(const Limit& limit) {
   return outcome;
 }
 
+Way WireChannel::way_to(const Range&) const {
+  const char* const guarded =
+      socket_.is_tls() ? "by a TCP connection, within TLS" : "by a TCP connection";
+  return {"connection", "", concat("the bytes go ", guarded)};
+}
+
+std::vector<RegionTable::Listed> WireChannel::list_regions(const Limit& limit) {
+  constexpr uint64_t kId = 1;
+  const BatchHeader header{Op::kList, 0, kId, 0, 0};
+  socket_.send(&header, sizeof(header), limit);
+  Ack ack;
+  socket_.receive(&ack, sizeof(ack), limit);
+  check_list_ack(ack, kId);
+  if (ack.status == Status::kRefused) throw Refused(receive_refusal(ack, limit));
+  std::vector<ListEntry> entries(ack.num_bytes / sizeof(ListEntry));
+  socket_.receive(entries.data(), ack.num_bytes, limit);
+  std::vector<RegionTable::Listed> listed;
+  for (const ListEntry& entry : entries) {
+    check_listed(entry);
+    listed.push_back({{entry.address, entry.num_bytes}, entry.rights});
+  }
+  return listed;
+}
+
+std::string WireChannel::receive_refusal(const Ack& ack, const Limit& limit) {
+  std::string refusal(ack.refusal_bytes, '\0');
+  socket_.receive(refusal.data(), refusal.size(), limit);
+  return printable(std::move(refusal));
+}
+
 void WireChannel::drain(const Limit& limit) {
   while (!frames_.empty()) receive_ack(limit);
 }
@@ -139,9 +169,8 @@ void WireChannel::receive_ack(const Limit& limit) {
   check_ack(ack, frame.request_id, frame.num_bytes);
   frames_.pop_front();
   if (ack.status == Status::kRefused) {
-    std::string refusal(ack.refusal_bytes, '\0');
-    socket_.receive(refusal.data(), refusal.size(), limit);
-    if (current_.refusal.empty()) current_.refusal = printable(std::move(refusal));
+    std::string refusal = receive_refusal(ack, limit);
+    if (current_.refusal.empty()) current_.refusal = std::move(refusal);
   } else if (frame.op == Op::kWrite) {
     current_.num_bytes += frame.num_bytes;
   }

@@ -32,6 +32,7 @@ class WireChannel : public Channel {
         identity_(std::move(identity)) {}
 
   Transport transport() const override { return Transport::kTcp; }
+  std::string path(size_t number) const override { return concat("tcp:", number); }
   size_t window() const override { return 2; }
   uint64_t max_piece_bytes() const override { return kMaxWriteBytes; }
   void connect(const Limit& limit) override;
@@ -39,6 +40,11 @@ class WireChannel : public Channel {
   bool connected() const override { return socket_.at_rest(); }
   void post(const Work& work, const Limit& limit, Interrupt& interrupt) override;
   Outcome finish(const Limit& limit) override;
+  std::unique_ptr<Channel> another() const override {
+    return std::make_unique<WireChannel>(own_, host_, addresses_, identity_);
+  }
+  Way way_to(const Range&) const override;
+  std::vector<RegionTable::Listed> list_regions(const Limit& limit) override;
 
  protected:
   // A kMove, of which current_ tells what came, or will; a kCheck.
@@ -53,9 +59,13 @@ class WireChannel : public Channel {
   void fence_lost(const Limit& limit);
   bool must_fence() const { return identity_->has_lost(); }
 
+  const std::shared_ptr<const Endpoint> own_;
+  const std::string host_;
+  const std::vector<SocketAddress> addresses_;
+  const std::shared_ptr<PeerIdentity> identity_;
   Socket socket_;
   bool is_writing_ = false;  // the peer has not confirmed all that it may write to its memory
-  Outcome current_;  // of the work whose frames are acknowledged now
+  Outcome current_;          // of the work whose frames are acknowledged now
 
  private:
   // What the peer has yet to acknowledge.
@@ -70,11 +80,7 @@ class WireChannel : public Channel {
   void send(const Work& work, Op op, uint64_t first_range, const Range* ranges, size_t num_ranges,
             const std::vector<iovec>& payload, uint64_t num_bytes, const Limit& limit);
   void receive_ack(const Limit& limit);
-
-  const std::shared_ptr<const Endpoint> own_;
-  const std::string host_;
-  const std::vector<SocketAddress> addresses_;
-  const std::shared_ptr<PeerIdentity> identity_;
+  std::string receive_refusal(const Ack& ack, const Limit& limit);
 
   Link link_{random_value<uint64_t>(), 0};
   std::deque<Frame> frames_;

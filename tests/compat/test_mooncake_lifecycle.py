@@ -67,11 +67,13 @@ def test_a_port_that_is_free_and_one_that_is_taken(engine, caplog):
         ((None, "P2PHANDSHAKE", "tcp", ""), "local_hostname must be a string"),
         (
             ("127.0.0.1", "p2phandshake", "tcp", ""),
-            'must be "P2PHANDSHAKE" for now, got etcd://p2p',
+            r'must be "P2PHANDSHAKE", redis://.* no client of etcd here, got etcd://p2p',
         ),
         (("127.0.0.1", "10.0.0.1:2379", "tcp", ""), "got etcd://10.0.0.1:2379"),
-        (("127.0.0.1", "redis://10.0.0.1:6379", "tcp", ""), "got redis://10.0.0.1:6379"),
-        (("127.0.0.1", "http://h/metadata", "tcp", ""), "got http://h/metadata"),
+        (("127.0.0.1", "etcd://10.0.0.1:2379", "tcp", ""), "got etcd://10.0.0.1:2379"),
+        (("127.0.0.1", "redis://127.0.0.1:1", "tcp", ""), "metadata server redis://127.0.0.1:1"),
+        (("127.0.0.1", "http://127.0.0.1:1/metadata", "tcp", ""), "server http://127.0.0.1:1/meta"),
+        (("127.0.0.1", "redis://h:x", "tcp", ""), "metadata must be .* with a port that is none"),
         (("127.0.0.1", None, "tcp", ""), "metadata_server must be a string"),
         (("127.0.0.1", "P2PHANDSHAKE", "rdma", ""), "'rdma'; MC_FORCE_TCP=1 makes any"),
         (("127.0.0.1", "P2PHANDSHAKE", "nvlink", ""), "protocol must be one of tcp for now"),
@@ -89,9 +91,9 @@ def test_initialize_ext(engine, caplog):
     refused(
         caplog,
         -1,
-        "got redis://10.0.0.1:6379",
+        "metadata server redis://127.0.0.1:1",
         engine.initialize_ext,
-        *("127.0.0.1", "10.0.0.1:6379", "tcp", "", "redis"),
+        *("127.0.0.1", "127.0.0.1:1", "tcp", "", "redis"),
     )
     assert engine.initialize_ext("127.0.0.1", "P2PHANDSHAKE", "tcp", None, "etcd") == 0
 
@@ -174,7 +176,7 @@ def test_close_and_start_again(engine, caplog):
     start(engine, "127.0.0.2")
     assert engine.allocate_managed_buffer(1) > 0
     first = engine.get_first_buffer_address
-    refused(caplog, 0, f"got 127.0.0.1:{port}", first, f"127.0.0.1:{port}")  # it is that no more
+    refused(caplog, 0, "connection refused", first, f"127.0.0.1:{port}")  # it is that no more
 
 
 def test_a_dropped_engine_is_closed_unless_it_is_shared():

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from mooncake_kernels import config
 from mooncake_kernels.errors import InvalidArgument
-from mooncake_serving.compat.mooncake import TransferEngine
+from mooncake_serving.compat.mooncake import TransferEngine, names
 from mooncake_serving.compat.mooncake.mapped import MappedMemory
 
 from .support import addressed, in_threads, refused, side, start, untouched
@@ -195,19 +196,28 @@ def test_bytes_in_and_out(engine, caplog):
             engine.read_bytes_from_buffer(*wrong)
 
 
-def test_the_first_buffer_of_an_engine_of_another_process_is_not_known(engine, caplog):
-    refused(
-        caplog,
-        0,
-        "peers cannot be asked for their addresses yet, got 127.0.0.1:1",
-        engine.get_first_buffer_address,
-        "127.0.0.1:1",
-    )
-    with side(untouched(PAGE)) as other:
-        name = f"127.0.0.1:{other.port}"
-        assert engine.get_first_buffer_address(name) == other.address
-    refused(caplog, 0, "yet", engine.get_first_buffer_address, name)  # it is closed
-    refused(caplog, 0, "must be a string", engine.get_first_buffer_address, None)
+def test_the_first_buffer_of_another_engine(pair):
+    assert pair.near.engine.get_first_buffer_address(pair.name) == pair.far.address
+
+
+def test_who_has_none_and_who_is_not_there(engine, caplog):
+    first = engine.get_first_buffer_address
+    with contextlib.closing(TransferEngine()) as other:
+        name = f"127.0.0.1:{start(other).get_rpc_port()}"
+        assert first(name) == 0 and caplog.text == ""
+    refused(caplog, 0, "the peer's engine was closed", first, name)
+    refused(caplog, 0, "connection refused", first, name)
+    refused(caplog, 0, "must be a string", first, None)
+
+
+def test_the_first_buffer_over_tcp_needs_a_secret(monkeypatch, caplog):
+    monkeypatch.setitem(names._TRANSPORTS, "tcp", ("tcp",))
+    with side(untouched(PAGE)) as near, side(untouched(PAGE)) as far:
+        first = near.engine.get_first_buffer_address
+        refused(caplog, 0, "regions are told to who knows a secret", first, f"localhost:{far.port}")
+    with config.override(secret="what all of us know"):
+        with side(untouched(PAGE)) as near, side(untouched(PAGE)) as far:
+            assert near.engine.get_first_buffer_address(f"localhost:{far.port}") == far.address
 
 
 def test_threads_that_register_the_same_and_their_own(engine):

@@ -17,6 +17,7 @@ constexpr uint8_t kReads = 8;      // what is asked for
 constexpr uint8_t kIsLong = 16;    // in several batches
 constexpr uint8_t kNotifies = 32;
 constexpr uint8_t kIsShared = 64;  // by ShmChannel
+constexpr uint8_t kLists = 128;    // asks for the list of regions first
 constexpr double kLongS = 60;      // longer than libFuzzer waits
 
 constexpr Range kLocal{Arena::kAddress + 0x4000, 0x3000};  // of more ranges than a batch may have
@@ -70,6 +71,13 @@ class Shared : public Adopting<ShmChannel> {
   using ShmChannel::learn_regions;
 };
 
+void list_all(Channel& channel, const Limit& limit) {
+  for (const auto& [range, rights] : channel.list_regions(limit)) {
+    FUZZ_EXPECT(range.num_bytes > 0 && range.num_bytes <= UINT64_MAX - range.address);
+    FUZZ_EXPECT(rights != 0 && !(rights & ~(kRemoteRead | kRemoteWrite)));
+  }
+}
+
 uint64_t move_all(Channel& channel, const Request& request, const Limit& limit) {
   Interrupt interrupt;
   uint64_t num_bytes_done = 0;
@@ -91,7 +99,7 @@ uint64_t move_all(Channel& channel, const Request& request, const Limit& limit) 
 }
 
 void initiate(Socket socket, std::shared_ptr<const Endpoint> own, const Request& request,
-              bool is_shared) {
+              bool is_shared, bool lists) {
   const Interrupt interrupt;
   const Limit limit{Deadline::after(kLongS), interrupt};
   try {
@@ -102,6 +110,7 @@ void initiate(Socket socket, std::shared_ptr<const Endpoint> own, const Request&
       move_all(channel, request, limit);
     } else {
       Adopting<WireChannel> channel(std::move(own), std::move(socket));
+      if (lists) list_all(channel, limit);
       move_all(channel, request, limit);
     }
   } catch (const Failure&) {
@@ -130,7 +139,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t num_bytes) {
       if (!(mode & kOwnHello)) welcome(fd, mode);
       say_all(fd, data + 1, num_bytes - 1);
     });
-    initiate(std::move(ours), own, request(mode), mode & kIsShared);
+    initiate(std::move(ours), own, request(mode), mode & kIsShared, mode & kLists);
   }
   player.wait();
   FUZZ_EXPECT((mode & kReads) || Arena::is_untouched(kLocal));

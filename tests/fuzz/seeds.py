@@ -9,8 +9,10 @@ from pathlib import Path
 
 MAGIC = b"MKTRNSFR"
 WRITE, READ, CHECK_WRITE, CHECK_READ, NOTIFY, REGIONS = range(1, 7)
-NICS, ATTACH, DETACH, KEYS, FLUSH, FENCE = range(7, 13)
-HAS_SECRET, PROVES, OWN_HELLO, READS, IS_LONG, NOTIFIES, IS_SHARED = (1 << bit for bit in range(7))
+NICS, ATTACH, DETACH, KEYS, FLUSH, FENCE, LIST = range(7, 14)
+HAS_SECRET, PROVES, OWN_HELLO, READS, IS_LONG, NOTIFIES, IS_SHARED, LISTS = (
+    1 << bit for bit in range(8)
+)
 ARENA = 0x2000_0000_0000
 READ_WRITE, READ_ONLY, WRITE_ONLY = ARENA + 0x4000, ARENA + 0x5000, ARENA + 0x8010
 LOCAL_BYTES = 0x3000
@@ -75,7 +77,8 @@ BATCHES = {
     "keys": header(KEYS, 0, 0),
     "flush": header(FLUSH, 0, 8) + struct.pack("<II", 3, 4),
     "fence": header(FENCE, 0, 16) + struct.pack("<QQ", 9, 1),
-    "unknown": header(13, 0, 0),
+    "list": header(LIST, 0, 0),
+    "unknown": header(14, 0, 0),
 }
 # Where the initiator will write: by address, in a memory that is not sent, behind the end of all.
 REGION_TABLE = b"".join(
@@ -86,6 +89,8 @@ ANSWERS = {
     "regions": ack(len(REGION_TABLE)) + REGION_TABLE,
     "region": ack(48) + REGION_TABLE[:48] + bytes(1),
     "no_regions": ack(0) + bytes(1),
+    "list": ack(48) + struct.pack("<QQIIQQII", 1 << 40, 8, 6, 0, 2**64 - 8, 7, 2, 0),
+    "wrong_list": ack(24) + struct.pack("<QQII", 2**64 - 8, 9, 6, 0),
     "acks": ack(LOCAL_BYTES // 3 * 3) + ack(4),
     "read": ack(LOCAL_BYTES // 3 * 3) + bytes(LOCAL_BYTES // 3 * 3),
     "refused": ack(0, status=1, text=b"descriptors[0] remote range is not inside"),
@@ -118,7 +123,7 @@ def session_seeds() -> dict[str, bytes]:
 
 
 def initiator_seeds() -> dict[str, bytes]:
-    kinds = [0, READS, IS_LONG, IS_LONG | READS, IS_SHARED, IS_SHARED | READS]
+    kinds = [0, READS, IS_LONG, IS_LONG | READS, IS_SHARED, IS_SHARED | READS, LISTS]
     modes = {
         f"{kind | notifies | secret:02x}": kind | notifies | secret | PROVES
         for kind in kinds

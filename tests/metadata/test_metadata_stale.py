@@ -12,7 +12,7 @@ from mooncake_kernels.errors import InvalidArgument, TransferError
 from mooncake_kernels.metadata import Entry
 from mooncake_kernels.transfer import TransferEngine
 
-from ..transfer.support import hear_hello, say_hello
+from ..transfer.handshake import answer
 from .support import engine_process, eventually, free_port, names, put_entry, raw_server
 
 SIZE = 1 << 12
@@ -48,8 +48,7 @@ def test_an_engine_that_is_not_the_expected_one_hears_no_more_than_hello(url):
     heard = []
 
     def behave(connection):
-        hear_hello(connection)
-        say_hello(connection)  # of instance 7
+        answer(connection)  # of instance 7
         heard.append(connection.recv(1))
 
     with raw_server(behave) as port, TransferEngine(metadata=url) as engine:

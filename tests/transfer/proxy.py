@@ -103,8 +103,8 @@ class Proxy:
                 thread.start()
 
     def cut(self) -> None:
-        """End every connection as it is, without a word."""
-        for end in self._sockets:
+        """End every connection as it is, without a word; not those that are made meanwhile."""
+        for end in list(self._sockets):
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
 

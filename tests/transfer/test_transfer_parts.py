@@ -23,6 +23,12 @@ def test_request(tmp_path):
     assert result.returncode == 0, result.stderr
 
 
+def test_counters(tmp_path):
+    sources = ["transfer/counters.cc", "transfer/stats.cc"]
+    result = run(build(HERE / "test_counters.cc", sources, tmp_path, "-pthread"))
+    assert result.returncode == 0, result.stderr
+
+
 def test_openssl_is_what_we_declare(tmp_path):
     if not Path("/usr/include/openssl/ssl.h").is_file():
         pytest.skip("there is no openssl/ssl.h in /usr/include")

@@ -1,4 +1,4 @@
-"""Tickets, notifications and statistics: what a caller learns, and when."""
+"""Tickets and notifications: what a caller learns, and when."""
 
 import asyncio
 import contextlib
@@ -285,18 +285,3 @@ def test_await_ends_at_the_deadline_and_with_the_task():
             assert transfer_error(running).cause == "cancelled"
 
         asyncio.run(main())
-
-
-def test_stats(pair):
-    near, far = pair.regions(addressed(SIZE), untouched(SIZE))
-    pair.near.write(pair.peer, [(near.address, far.address, 1000)]).wait()
-    rows = [(near.address, far.address, 10), (near.address + 20, far.address, 1)]
-    pair.near.read(pair.peer, rows).wait()
-    transfer_error(pair.near.write(pair.peer, [(near.address, 1, 1)]))
-    counters = {"num_bytes_read": 11, "num_bytes_written": 1000, "num_requests": 3}
-    counters["num_errors"] = 1
-    assert pair.near.stats() == {
-        "peers": {pair.far.name: counters},
-        "transports": {pair.peer.transport: counters},
-    }
-    assert pair.far.stats() == {"peers": {}, "transports": {}}

@@ -73,6 +73,33 @@ def test_every_nic_of_either_side_has_a_queue_pair(world, near, far):
         assert queue_pairs == 2 * max(near, far)
 
 
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_every_nic_of_either_side_moves_some_of_it(direction):
+    size = 8 << 20
+    with engines(size, near=ALL[:3], far=ALL[3:]) as pair:
+        pair.move(direction, [(0, 0, size)])
+        paths = pair.near.stats()["paths"][pair.far.name]
+        moved = {
+            name: counters["num_bytes_written" if direction == "write" else "num_bytes_read"]
+            for name, counters in paths.items()
+        }
+        assert sum(moved.values()) == size
+        assert set(moved) == {"connection", *ALL[:3]} and moved.pop("connection") == 0
+        assert all(moved.values())
+
+
+def test_the_path_is_explained(world):
+    world.set_port(1, state="DOWN")
+    with engines(near=ALL[:2], far=ALL[2:]) as pair:
+        here, there = pair.near_region, pair.far_region
+        found = pair.near.explain_path(here.address, pair.peer, there.address, 100)
+        assert (found.transport, found.method) == ("rdma", "nics")
+        assert found.writable and found.readable
+        told = "\n".join(found.reasons)
+        assert "fake0 to fake2, fake1 to fake" in told
+        assert "(down: port 1 of fake1 is DOWN)" in told
+
+
 def test_a_notification_waits_for_the_data(world):
     with engines() as pair:
         with world.held() as let:

@@ -28,6 +28,9 @@ def test_a_queue_pair_that_fails(world, direction, skip):
         pair.move(direction, in_blocks(MIB), notify=b"done")
         assert pair.far.receive_notifications(10.0) == [(pair.near.name, b"done")]
         pair.move(direction, in_blocks(MIB))
+        paths = pair.near.stats()["paths"][pair.far.name].values()
+        assert sum(path["num_failures"] for path in paths) == 1
+        assert sum(path["num_retries"] for path in paths) >= 1
 
 
 @pytest.mark.parametrize("verb", ["ibv_post_send", "ibv_poll_cq", "ibv_req_notify_cq"])

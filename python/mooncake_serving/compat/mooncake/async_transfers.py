@@ -100,7 +100,7 @@ class AsyncTransfers(Transfers):
             self._take(batch_id).wait()
         except TransferError as error:
             log.error("transfer_check_status: %s", error)
-            return -2 if error.cause.startswith("deadline") else -1
+            return -2 if error.timed_out else -1
         return 1
 
     def _begin(

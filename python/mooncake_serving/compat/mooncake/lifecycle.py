@@ -17,14 +17,13 @@ from .peers import Peers
 
 _PROBE_S = 5.0  # what Mooncake gives a handshake to connect
 
-_here: "weakref.WeakValueDictionary[str, Lifecycle]" = weakref.WeakValueDictionary()
-
 
 @dataclass(frozen=True)
 class Running:
     """What ``initialize`` makes."""
 
     engine: mk.TransferEngine
+    metadata: str
     memory: Memory
     peers: Peers
     timeout_s: float
@@ -48,7 +47,9 @@ class Lifecycle:
         Args:
             local_hostname: the host or address at which peers reach this engine, and where it
                 listens; with a port, that port if it is free. Ask ``get_rpc_port``.
-            metadata_server: ``"P2PHANDSHAKE"``: peers are named by host and port.
+            metadata_server: ``"P2PHANDSHAKE"``: peers are named by host and port. With
+                ``"redis://host:port"`` or ``"http://host:port/metadata"`` by their
+                ``local_hostname``, as they have spelled it.
             protocol: ``"tcp"``; any if the environment has ``MC_FORCE_TCP``.
             device_name: RDMA devices, which tcp does not use.
 
@@ -73,8 +74,8 @@ class Lifecycle:
 
     @returns(ERR_INVALID_ARGUMENT)
     def get_rpc_port(self) -> int:
-        """Return the port by which peers name this engine: ``"host:port"``."""
-        return int(self._running().engine.name.rpartition(":")[2])
+        """Return the port at which this engine listens; under P2P peers name it by that."""
+        return int(self._running().engine.address.rpartition(":")[2])
 
     def get_engine(self) -> mk.TransferEngine | None:
         """Return the engine underneath, to share it; None before ``initialize``.
@@ -119,7 +120,7 @@ class Lifecycle:
         """
         running = self._running()
         try:
-            name = names.peer_name(peer_server_name)
+            name = names.peer_name(peer_server_name, running.metadata)
             running.engine.open(name, deadline_s=min(_PROBE_S, running.timeout_s)).close()
         except (InvalidArgument, Unavailable) as error:
             raise Failed(ERR_DNS, str(error)) from None
@@ -129,22 +130,22 @@ class Lifecycle:
 
     @returns(0)
     def get_first_buffer_address(self, segment_name: str) -> int:
-        """Return where the memory begins that an engine *of this process* registered first.
+        """Ask a peer where the memory begins that it registered first, of what it has now.
 
         Returns:
-            The address; 0 if nothing is registered there, and for an engine of another process:
-            peers cannot be asked for their addresses yet.
+            The address; 0 if nothing is registered there, or it does not tell: it tells processes
+            of its machine and user, others only if both have a secret.
         """
         running = self._running()
-        name = names.peer_name(segment_name)
-        other = _here.get(name)
-        state = None if other is None else other._state
-        if state is None:
-            raise Unavailable(
-                f"segment_name must be an engine of this process ({running.engine.name}), for "
-                f"peers cannot be asked for their addresses yet, got {name}: have it send them"
-            )
-        return state.memory.first()
+        name = names.peer_name(segment_name, running.metadata)
+        lane = running.peers.take(name, running.timeout_s)
+        failed = True  # it may have been restarted
+        try:
+            regions = running.engine.regions(lane.peer)
+            failed = False
+        finally:
+            running.peers.give_back(lane, failed=failed)
+        return regions[0].address if regions else 0
 
     def warmup_efa_segment(self, segment_name: str) -> int:
         """Return 0: there is no EFA transport to warm up."""
@@ -155,7 +156,6 @@ class Lifecycle:
         with self._starting:
             state, self._state = self._state, None
         if state is not None:
-            _here.pop(state.engine.name, None)
             state.engine.close()
 
     def _initialize(
@@ -166,7 +166,7 @@ class Lifecycle:
         device_name: str | None,
         metadata_type: str,
     ) -> int:
-        name = names.listen_name(local_hostname)
+        listen = names.listen_name(local_hostname)
         metadata = names.metadata_of(metadata_server, metadata_type)
         transports = names.transports_of(protocol)
         timeout_s = names.timeout_s()
@@ -175,10 +175,9 @@ class Lifecycle:
         with self._starting:
             if self._state is not None:
                 raise InvalidArgument(f"it is initialized, as {self._state.engine.name}")
-            engine = _start(name, metadata, transports)
+            engine = _start(local_hostname, listen, metadata, transports)
             self._finalizer = weakref.finalize(self, engine.close)
-            self._state = Running(engine, Memory(engine), Peers(engine), timeout_s)
-        _here[engine.name] = self
+            self._state = Running(engine, metadata, Memory(engine), Peers(engine), timeout_s)
         return 0
 
     def _running(self) -> Running:
@@ -193,13 +192,18 @@ class Lifecycle:
         return state
 
 
-def _start(name: str, metadata: str, transports: tuple[str, ...]) -> mk.TransferEngine:
+def _start(name: str, listen: str, metadata: str, transports: tuple[str, ...]) -> mk.TransferEngine:
+    def make(where: str) -> mk.TransferEngine:
+        if metadata == "p2p":
+            return mk.TransferEngine(where, transports=transports)
+        return mk.TransferEngine(name, metadata=metadata, listen=where, transports=transports)
+
     try:
-        return mk.TransferEngine(name, metadata=metadata, transports=transports)
+        return make(listen)
     except OSError as error:
-        host, _, port = name.rpartition(":")
+        host, _, port = listen.rpartition(":")
         if error.errno != errno.EADDRINUSE or port == "0":
             raise
         # Mooncake ignores the port under P2PHANDSHAKE: programs start several with the same.
-        log.warning("initialize: %s is taken, listening on another port", name)
-        return mk.TransferEngine(f"{host}:0", metadata=metadata, transports=transports)
+        log.warning("initialize: %s is taken, listening on another port", listen)
+        return make(f"{host}:0")

@@ -28,7 +28,7 @@ class Memory:
     def __init__(self, engine: TransferEngine):
         self._engine = engine
         self._lock = threading.Lock()
-        self._regions: dict[int, Region] = {}  # in the order of registration
+        self._regions: dict[int, Region] = {}
         self._managed: dict[int, mmap.mmap] = {}  # the memory of those that are ours
 
     def register(self, ranges: Iterable[Range], location: str) -> None:
@@ -95,11 +95,6 @@ class Memory:
             pages = self._managed.pop(address)
         region.close()  # until then the engine may be using the pages
         del pages
-
-    def first(self) -> int:
-        """The address that was registered first of those that still are, or 0."""
-        with self._lock:
-            return next(iter(self._regions), 0)
 
     def view(self, address: int, num_bytes: int, *, writes: bool) -> memoryview:
         """The bytes of a range of registered memory."""

@@ -3,12 +3,14 @@
 import ipaddress
 import os
 from collections.abc import Mapping
+from urllib.parse import urlencode, urlsplit
 
 from mooncake_kernels.errors import InvalidArgument, Unavailable
 
 from .codes import log
 
 _P2P = "P2PHANDSHAKE"
+_SERVERS = ("redis", "rediss", "http", "https")
 _TRANSPORTS = {"tcp": ("local", "shm", "tcp")}  # what a protocol allows an engine to use
 _MIN_TIMEOUT_S = 5  # Mooncake's; what is set to less counts as this
 
@@ -22,20 +24,53 @@ def listen_name(local_hostname: str) -> str:
     return local_hostname if has_port else f"{local_hostname}:0"
 
 
-def peer_name(target_hostname: str) -> str:
-    """The peer's ``"host:port"``; an address of IPv6 may come without its brackets."""
+def peer_name(target_hostname: str, metadata: str = "p2p") -> str:
+    """What the peer's engine is called: with a metadata server, just that.
+
+    Else its ``"host:port"``; an address of IPv6 may come without its brackets.
+    """
     _check_text("target_hostname", target_hostname)
+    if metadata != "p2p":
+        return target_hostname
     host, _, port = target_hostname.rpartition(":")
     return f"[{host}]:{port}" if _is_ipv6(host) else target_hostname
 
 
-def metadata_of(server: str, kind: str = "etcd") -> str:
-    """Our ``metadata`` for Mooncake's server; ``kind`` is that of one without ``kind://``."""
+def metadata_of(server: str, kind: str = "etcd", environ: Mapping[str, str] = os.environ) -> str:
+    """Our ``metadata`` for Mooncake's server; ``kind`` is that of one without ``kind://``.
+
+    ``MC_METADATA_CLUSTER_ID`` is a part of all keys; ``MC_REDIS_USERNAME``, ``MC_REDIS_PASSWORD``
+    and ``MC_REDIS_DB_INDEX`` are for what the URL does not say.
+    """
     _check_text("metadata_server", server)
     if server == _P2P:
         return "p2p"
+    _check_text("metadata_type", kind)
     url = server if "://" in server else f"{kind}://{server}"
-    raise Unavailable(f'metadata_server must be "{_P2P}" for now, got {url}')
+    scheme = url.partition("://")[0]
+    if scheme not in _SERVERS:
+        raise Unavailable(
+            f'metadata_server must be "{_P2P}", redis://host:port or http://host:port/metadata, '
+            f"for there is no client of {scheme} here, got {url}"
+        )
+    added = {"prefix": _prefix(environ)} | (_redis_login(url, environ) if "redis" in scheme else {})
+    query = urlencode({name: value for name, value in added.items() if value})
+    return f"{url}{'&' if '?' in url else '?'}{query}" if query else url
+
+
+def _prefix(environ: Mapping[str, str]) -> str:
+    cluster = environ.get("MC_METADATA_CLUSTER_ID", "")
+    return f"mooncake/{cluster.removesuffix('/')}/" if cluster else ""
+
+
+def _redis_login(url: str, environ: Mapping[str, str]) -> dict[str, str]:
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # which the engine refuses in its own words
+        return {}
+    login = {} if "@" in parts.netloc else {"username": "USERNAME", "password": "PASSWORD"}
+    login |= {} if parts.path.strip("/") else {"db": "DB_INDEX"}
+    return {option: environ.get(f"MC_REDIS_{name}", "") for option, name in login.items()}
 
 
 def transports_of(protocol: str, environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:

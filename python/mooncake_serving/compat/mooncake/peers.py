@@ -33,7 +33,8 @@ class Lane:
         try:
             self._opened.result(deadline_s)
         except concurrent.futures.TimeoutError:
-            raise TransferError(self.name, f"deadline of {deadline_s:g} s passed") from None
+            cause = f"deadline of {deadline_s:g} s passed"
+            raise TransferError(self.name, cause, timed_out=True) from None
 
     def close(self) -> None:
         if self._opened.exception(timeout=0) is None:

@@ -1,0 +1,79 @@
+#include "transfer/explain.h"
+
+#include "common/check.h"
+#include "transfer/error.h"
+
+namespace mk::transfer {
+namespace {
+
+void check_local(const RegionTable& regions, const Range& range) {
+  try {
+    regions.check(Ranges::rows({range}), 0, "local", 0);
+  } catch (const Refused& refused) {
+    throw InvalidArgument(concat("explain_path: ", refused.what()));
+  }
+}
+
+// Of a read: its target is here.
+std::string local_refusal(const RegionTable& regions, const Range& range) {
+  try {
+    regions.check(Ranges::rows({range}), kLocalWrite, "local", 0);
+  } catch (const Refused& refused) {
+    return refused.what();
+  }
+  return "";
+}
+
+std::string remote_refusal(Channel& channel, const Request& request, uint64_t id,
+                           const Limit& limit) {
+  Interrupt interrupt;
+  channel.post({Work::Kind::kCheck, &request, id, {}, false}, limit, interrupt);
+  return channel.finish(limit).refusal;
+}
+
+// Lets `ask` use another channel. False: there is none to be had.
+template <class Ask>
+bool ask_peer(const Peer& peer, const Limit& limit, Ask ask) {
+  try {
+    const std::unique_ptr<Channel> channel = peer.another_channel();
+    if (!channel) return false;
+    channel->connect(limit);
+    ask(*channel);
+    channel->disconnect();
+    return true;
+  } catch (const Failure& failure) {
+    const std::string cause = failure.what();
+    throw TransferError(peer.name(), cause, 0, 0, cause == limit.deadline.cause());
+  }
+}
+
+}  // namespace
+
+Explanation explain(const Peer& peer, const RegionTable& own_regions, const Range& local,
+                    const Range& remote, const Limit& limit) {
+  check_local(own_regions, local);
+  Explanation found{{}, peer.reasons(), "", local_refusal(own_regions, local)};
+  Request request{};
+  request.local = {local.address};
+  request.remote = {remote.address};
+  request.sizes = {request.num_bytes = remote.num_bytes};
+  ask_peer(peer, limit, [&](Channel& channel) {
+    request.direction = Direction::kWrite;
+    found.write_refusal = remote_refusal(channel, request, 1, limit);
+    request.direction = Direction::kRead;
+    const std::string refusal = remote_refusal(channel, request, 2, limit);
+    if (found.read_refusal.empty()) found.read_refusal = refusal;
+    found.way = channel.way_to(remote);
+    found.reasons.push_back(found.way.why);
+  });
+  return found;
+}
+
+std::vector<RegionTable::Listed> list_regions(const Peer& peer, const Limit& limit) {
+  std::vector<RegionTable::Listed> listed;
+  const auto ask = [&](Channel& channel) { listed = channel.list_regions(limit); };
+  if (!ask_peer(peer, limit, ask)) throw TransferError(peer.name(), kRegionsNotTold);
+  return listed;
+}
+
+}  // namespace mk::transfer

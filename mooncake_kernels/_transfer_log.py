@@ -1,0 +1,71 @@
+"""What the transfer engine logs, and the fields of its records. docs/metrics.md lists both."""
+
+import contextlib
+import logging
+
+from . import _host
+from .errors import InvalidArgument, TransferError
+
+_log = logging.getLogger("mooncake_kernels.transfer")
+
+
+def opened(engine: str, peer: str, transport: str) -> None:
+    """Tell by which transport a peer is reached."""
+    _log.info(
+        "%s reaches %s by %s",
+        engine,
+        peer,
+        transport,
+        extra={"engine": engine, "peer": peer, "transport": transport},
+    )
+
+
+def without_nics(engine: str, reason: str) -> None:
+    """Tell why the engine's NICs cannot use a region."""
+    _log.warning(
+        "%s: NICs cannot use a region, it goes by tcp: %s",
+        engine,
+        reason,
+        extra={"engine": engine, "cause": reason},
+    )
+
+
+def not_opened(engine: str, error: TransferError) -> None:
+    """Tell why a peer could not be opened."""
+    fields = {"engine": engine, "peer": error.peer, "cause": error.cause}
+    _log.debug("%s does not reach %s: %s", engine, error.peer, error.cause, extra=fields)
+
+
+def failed(transport: str, error: TransferError) -> None:
+    """Tell why a request failed. Its caller is told by the error: this is for who reads along."""
+    fields = {
+        "peer": error.peer,
+        "transport": transport,
+        "cause": error.cause,
+        "num_bytes": error.num_bytes_total,
+        "num_bytes_done": error.num_bytes_done,
+        "timed_out": error.timed_out,
+    }
+    _log.debug("%s", error, extra=fields)
+
+
+def rejected(engine: _host.TransferEngine) -> None:
+    """Tell, when an engine closes, whom it has turned away."""
+    with contextlib.suppress(InvalidArgument):  # a forked child: they are its parent's
+        for cause, count in engine.rejections().items():
+            _log.warning(
+                "%s has turned %d connections away: %s",
+                engine.name,
+                count,
+                cause,
+                extra={"engine": engine.name, "cause": cause, "count": count},
+            )
+
+
+def kept(engine: str) -> None:
+    """Tell that memory of a closed engine is never freed."""
+    _log.warning(
+        "%s: a stopped peer on this machine uses memory: it is kept",
+        engine,
+        extra={"engine": engine},
+    )

@@ -1,0 +1,82 @@
+"""Which way a transfer goes, and why: what ``TransferEngine.explain_path`` returns."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from . import _host
+from ._arguments import as_integer
+from ._transfer_handles import Peer, Region
+from .errors import InvalidArgument
+
+LARGEST = (1 << 64) - 1
+
+
+@dataclass(frozen=True)
+class PathChoice:
+    """The way between local memory and memory of a peer.
+
+    Attributes:
+        transport: that of the peer: ``local``, ``shm`` or ``tcp``.
+        method: how the bytes move. ``copy``: within this process. ``mapped``: this process copies
+            into and out of the peer's memory, which it has mapped. ``process_vm``: it does so by
+            process_vm_readv and process_vm_writev. ``connection``: they are sent.
+        local: location of the local memory, like ``cpu:0``.
+        remote: whose memory it is at the other end: ``this process``, ``process 4711``, or the
+            address of the peer.
+        lanes: the connections to the peer, as ``stats()`` names them. Requests of one piece go by
+            the first.
+        writable: whether a write of that range would be let through.
+        readable: whether a read would.
+        reasons: what was found, a sentence each: why not one transport, why another, why so.
+    """
+
+    transport: str
+    method: str
+    local: str
+    remote: str
+    lanes: tuple[str, ...]
+    writable: bool
+    readable: bool
+    reasons: tuple[str, ...]
+
+    def __str__(self) -> str:
+        """Return all of it in words, a line for the way and one for each reason."""
+        way = f"{self.transport} ({self.method}): {self.local} - {self.remote}"
+        return "\n  ".join([f"{way}, by {', '.join(self.lanes)}", *self.reasons])
+
+
+def explain(
+    engine: _host.TransferEngine,
+    regions: Iterable[Region],
+    local: Region | int,
+    peer: Peer,
+    remote: int,
+    num_bytes: int,
+    deadline_s: float,
+) -> PathChoice:
+    """Ask the peer, by a connection of its own, and reach for its memory: see ``explain_path``."""
+    address = local.address if isinstance(local, Region) else _integer("local", local)
+    num_bytes = as_integer("explain_path", "num_bytes", num_bytes, 1, LARGEST)
+    remote = _integer("remote", remote)
+    method, whose, lanes, reasons, write_refusal, read_refusal = engine.explain_path(
+        peer._peer, address, remote, num_bytes, deadline_s
+    )
+    holder = next(r for r in list(regions) if 0 <= address - r.address < r.num_bytes)
+    for op, refusal in (("write", write_refusal), ("read", read_refusal)):
+        reasons += [f"a {op} would be refused: {refusal}"] if refusal else []
+    return PathChoice(
+        peer.transport,
+        method,
+        holder.location,
+        whose or peer.name,
+        tuple(lanes),
+        not write_refusal,
+        not read_refusal,
+        tuple(reasons),
+    )
+
+
+def _integer(argument: str, value: int) -> int:
+    if isinstance(value, Region):
+        raise InvalidArgument(f"explain_path: {argument} must be an address, got a Region")
+    return as_integer("explain_path", argument, value, 0, LARGEST)

@@ -1,0 +1,31 @@
+"""The memory that a peer has registered: what ``TransferEngine.regions`` returns."""
+
+from dataclasses import dataclass
+
+from . import _host
+from ._transfer_handles import ACCESS, Access, Peer
+
+NAME_OF: dict[tuple[bool, bool], Access] = {rights: name for name, rights in ACCESS.items()}
+
+
+@dataclass(frozen=True)
+class RemoteRegion:
+    """Memory of a peer.
+
+    Attributes:
+        address: where it begins, in the peer's address space.
+        num_bytes: its length.
+        access: what its owner lets peers do: ``read_write``, ``read`` or ``write``.
+    """
+
+    address: int
+    num_bytes: int
+    access: Access
+
+
+def regions_of(engine: _host.TransferEngine, peer: Peer, deadline_s: float) -> list[RemoteRegion]:
+    """Ask a peer for its regions, in the order of their registration."""
+    return [
+        RemoteRegion(address, num_bytes, NAME_OF[readable, writable])
+        for address, num_bytes, readable, writable in engine.list_regions(peer._peer, deadline_s)
+    ]
