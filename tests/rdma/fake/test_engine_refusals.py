@@ -176,7 +176,7 @@ def test_attaching_is_refused(world, stranger, rail, nic, fields, why):
         (DETACH, bytes(7)),
         (FLUSH, bytes(5)),
         (FLUSH, bytes(4 * 4097)),
-        (13, b""),
+        (14, b""),
     ],
 )
 def test_malformed_questions_end_the_connection(world, stranger, op, payload):
