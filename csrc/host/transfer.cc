@@ -55,13 +55,13 @@ Credentials credentials_of(const std::optional<std::string>& secret,
 }
 
 std::shared_ptr<Engine> make_engine(const std::string& name, const std::string& listen, bool local,
-                                    bool shm, bool tcp, int num_lanes,
+                                    bool shm, bool tcp, bool file, int num_lanes,
                                     const std::optional<std::string>& secret,
                                     const std::optional<TlsFiles>& tls) {
   const auto delete_in_owner = [](Engine* engine) {
     if (!engine->forked()) delete engine;
   };
-  return {new Engine({name, listen, local, shm, tcp, num_lanes, credentials_of(secret, tls)}),
+  return {new Engine({name, listen, local, shm, tcp, file, num_lanes, credentials_of(secret, tls)}),
           delete_in_owner};
 }
 
@@ -180,6 +180,8 @@ const char* transport_name(Transport transport) {
       return "local";
     case Transport::kShm:
       return "shm";
+    case Transport::kFile:
+      return "file";
     case Transport::kTcp:
       break;
   }
@@ -224,8 +226,8 @@ void bind_transfer(py::module_& m) {
       });
   py::class_<Engine, std::shared_ptr<Engine>>(m, "TransferEngine")
       .def(py::init(&make_engine), py::arg("name"), py::arg("listen"), py::arg("local"),
-           py::arg("shm"), py::arg("tcp"), py::arg("num_lanes"), py::arg("secret").none(true),
-           py::arg("tls").none(true), ReleaseGil())
+           py::arg("shm"), py::arg("tcp"), py::arg("file"), py::arg("num_lanes"),
+           py::arg("secret").none(true), py::arg("tls").none(true), ReleaseGil())
       .def_property_readonly("name", &Engine::name)
       .def_property_readonly("address", &Engine::address)
       .def_property_readonly("instance", &Engine::instance)
@@ -248,6 +250,7 @@ void bind_transfer(py::module_& m) {
            py::arg("deadline_s"))
       .def("submit_rows", &submit_rows, py::arg("peer"), py::arg("reads"), py::arg("rows"),
            py::arg("notify").none(true), py::arg("deadline_s"))
+      .def("sync", &Engine::sync, py::arg("peer"), py::arg("deadline_s"), ReleaseGil())
       .def("take_notifications", &take_notifications, py::arg("timeout_s"))
       .def("stats", &stats)
       .def("rejections", &Engine::rejections)

@@ -7,7 +7,9 @@
 
 #include "common/check.h"
 #include "transfer/address.h"
+#include "transfer/disk_file.h"
 #include "transfer/error.h"
+#include "transfer/file_channel.h"
 #include "transfer/local_channel.h"
 #include "transfer/shm_channel.h"
 #include "transfer/wire.h"
@@ -39,6 +41,18 @@ std::vector<RegionRef> check_request(const RegionTable& table, const Request& re
   } catch (const Refused& refused) {
     throw InvalidArgument(concat(op, ": ", refused.what()));
   }
+}
+
+Channels file_channels(const PeerAddress& to, const std::string& path, int num_lanes) {
+  std::shared_ptr<const DiskFile> file;
+  try {
+    file = std::make_shared<const DiskFile>(path);
+  } catch (const Failure& failure) {
+    throw TransferError(to.name, failure.what());
+  }
+  Channels channels;
+  for (int i = 0; i < num_lanes; ++i) channels.push_back(std::make_unique<FileChannel>(file));
+  return channels;
 }
 
 }  // namespace
@@ -85,6 +99,11 @@ bool Engine::remove_region(const RegionRef& region) {
 }
 
 Channels Engine::make_channels(const PeerAddress& to) const {
+  if (const auto path = path_of_file(to.address)) {
+    MK_CHECK(options_.file, "open: name must be of an engine without the transport file, got \"",
+             to.address, "\"");
+    return file_channels(to, *path, options_.num_lanes);
+  }
   const HostPort where = parse_address("open", "name", to.address);
   MK_CHECK(where.port != 0, "open: name must have a port other than 0, got \"", to.address, "\"");
   Channels channels;
@@ -144,8 +163,23 @@ void Engine::close_peer(const PeerRef& peer) {
 }
 
 TicketRef Engine::submit(Peer& peer, Request request, double deadline_s) {
-  owner_.check(request.direction == Direction::kWrite ? "write" : "read", "engine");
+  const char* const op = request.writes() ? "write" : "read";
+  owner_.check(op, "engine");
+  MK_CHECK(!request.notify || peer.transport() != Transport::kFile, op,
+           ": notify must be None for a file, which has nobody to be notified, got ",
+           request.notify->size(), " bytes");
   request.regions = check_request(own_->regions, request);
+  return peer.submit(std::move(request), Deadline::after(deadline_s));
+}
+
+TicketRef Engine::sync(Peer& peer, double deadline_s) {
+  owner_.check("sync", "engine");
+  MK_CHECK(peer.transport() == Transport::kFile, "sync: peer must be a file, got ", peer.name());
+  Request request{};
+  request.direction = Direction::kWrite;
+  request.sizes = {0};
+  request.notify = "";  // see FileChannel
+  request.may_notify_again = true;
   return peer.submit(std::move(request), Deadline::after(deadline_s));
 }
 

@@ -1,7 +1,7 @@
 // Engine: registers memory, listens to peers, and writes to and reads from theirs.
 //
 //   Engine engine({"prefill-3", "127.0.0.1:0", /*local=*/true, /*shm=*/true, /*tcp=*/true,
-//                  /*num_lanes=*/2, /*credentials=*/{}});
+//                  /*file=*/true, /*num_lanes=*/2, /*credentials=*/{}});
 //   RegionRef region = engine.add_region({address, num_bytes}, kLocalWrite | kRemoteWrite);
 //   PeerRef peer = engine.open({"decode-1", "10.0.0.2:4711", instance}, 30.0);
 //   peer->wait_connected(Deadline::after(30.0));
@@ -29,13 +29,14 @@ struct EngineOptions {
   bool local;          // transports that may be used; without tcp it does not listen to machines
   bool shm;
   bool tcp;
+  bool file;
   int num_lanes;  // connections to a peer, and threads that copy
   Credentials credentials;
 };
 
 struct PeerAddress {
   std::string name;     // for errors, statistics and Peer::name
-  std::string address;  // "host:port"
+  std::string address;  // "host:port", or "file:/mnt/ssd/pool"
   uint64_t instance;    // which engine must answer there; 0: any
 };
 
@@ -54,14 +55,17 @@ class Engine {
   bool remove_region(const RegionRef& region);  // see RegionTable::remove
 
   // Begins to connect; see Peer::wait_connected. By local if the peer lives in this process, else
-  // shm if it lives on this machine, else tcp; of those that are allowed. Throws InvalidArgument
-  // (name), Unavailable (no such host), TransferError.
+  // shm if it lives on this machine, else tcp; of those that are allowed. What is called file:...
+  // is a file. Throws InvalidArgument (name), Unavailable (no such host), TransferError.
   PeerRef open(const PeerAddress& to, double deadline_s);
   void close_peer(const PeerRef& peer);
 
   // The request's regions are filled in here. Throws InvalidArgument: an empty descriptor, a local
   // range outside the regions, a notification that is too long, a closed peer.
   TicketRef submit(Peer& peer, Request request, double deadline_s);
+
+  // Makes what was written to a file outlast a loss of power: all that was submitted before.
+  TicketRef sync(Peer& peer, double deadline_s);
 
   std::vector<Notification> take_notifications(const Deadline& deadline);
   Stats::Table stats() const;

@@ -23,6 +23,7 @@ struct Request {
   std::vector<uint64_t> sizes;        // a single one: that of all
   uint64_t num_bytes;                 // the sum
   std::optional<std::string> notify;  // handed to the peer after the data
+  bool may_notify_again = false;      // once too often does no harm
   std::vector<RegionRef> regions;     // those of the local ranges
 
   bool writes() const { return direction == Direction::kWrite; }
