@@ -74,7 +74,8 @@ DiskFile::DiskFile(const std::string& path) {
     buffered_ = Fd(open(path.c_str(), access | O_CLOEXEC));
   }
   if (!buffered_) fail("open", errno);
-  // What goes through the cache are ends of blocks, beside which nobody asks for more.
+  // What goes through the cache are ends of blocks: nobody asks for what follows, and it should be
+  // cached page by page, see file_op.h.
   posix_fadvise(buffered_.get(), 0, 0, POSIX_FADV_RANDOM);
   open_direct(path, access);
 }

@@ -116,10 +116,22 @@ bool FileChannel::take(Posted& work, Slot& slot) {
     if (!work.cutter.next(slot.op)) return false;
     slot.kind = work.writes ? IoCall::Kind::kWrite : IoCall::Kind::kRead;
   }
-  slot.parts = slot.op.parts.data();
-  slot.num_parts = slot.op.parts.size();
+  prepare(slot);
   ++work.num_under_way;
   return true;
+}
+
+void FileChannel::prepare(Slot& slot) {
+  FileOp& op = slot.op;
+  slot.parts = op.parts.data();
+  slot.num_parts = op.parts.size();
+  if (!op.bounced) return;
+  char* const memory = slot.kind == IoCall::Kind::kWrite
+                           ? slot.bounce.gather(op.parts, op.num_bytes)
+                           : slot.bounce.room(op.num_bytes);
+  slot.bounced = {memory, op.num_bytes};
+  slot.parts = &slot.bounced;
+  slot.num_parts = 1;
 }
 
 void FileChannel::push(size_t index) {
@@ -133,10 +145,15 @@ void FileChannel::complete(const IoDone& done) {
   Outcome& outcome = slot.work->outcome;
   if (done.result > 0) {
     const auto num_bytes = static_cast<uint64_t>(done.result);
-    outcome.num_bytes += num_bytes;
     slot.op.offset += num_bytes;
     advance(slot.parts, slot.num_parts, num_bytes);
+    const bool scatters = slot.op.bounced && slot.kind == IoCall::Kind::kRead;
+    if (!scatters) outcome.num_bytes += num_bytes;
     if (slot.num_parts > 0) return push(done.slot);
+    if (scatters) {
+      slot.bounce.scatter(slot.op.parts);
+      outcome.num_bytes += slot.op.num_bytes;
+    }
   } else if (done.result == -EAGAIN || done.result == -EINTR) {
     return push(done.slot);
   } else if (done.result == -EINVAL && slot.op.direct) {

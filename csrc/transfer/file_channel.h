@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "transfer/bounce.h"
 #include "transfer/channel.h"
 #include "transfer/disk_file.h"
 #include "transfer/file_op.h"
@@ -51,6 +52,8 @@ class FileChannel : public Channel {
     Posted* work;
     IoCall::Kind kind;
     FileOp op;
+    Bounce bounce;
+    iovec bounced;  // the whole of it, if the op is bounced
     iovec* parts;
     size_t num_parts;
   };
@@ -58,6 +61,7 @@ class FileChannel : public Channel {
   void check(const Work& work) const;  // throws Refused
   void issue();
   bool take(Posted& work, Slot& slot);
+  void prepare(Slot& slot);
   void push(size_t index);
   void complete(const IoDone& done);
 

@@ -4,8 +4,10 @@
 //   for (FileOp op; cutter.next(op);) preadv(file.fd(op.direct), op.parts.data(), ...);
 //
 // Layer: transfer. Ranges that follow each other in the file are one op, wherever in memory they
-// lie. The pages that a range covers go past the page cache if its address allows, its ends through
-// it: so no page is ever touched both ways, unless ranges overlap.
+// lie. What they cover of whole pages goes past the page cache, what is left at either end through
+// it, a page at most. So no page is touched both ways, unless ranges overlap; and the kernel, which
+// caches what is written at once as one folio, has none that holds pages of both kinds: it would
+// call that an I/O error at the next sync.
 #pragma once
 
 #include <sys/uio.h>
@@ -19,11 +21,13 @@
 
 namespace mk::transfer {
 
-constexpr uint64_t kMaxOpBytes = 1ull << 20;  // more of it does not make a disk faster
-constexpr size_t kMaxOpParts = 256;           // of the 1024 that the kernel takes
+constexpr uint64_t kMaxOpBytes = 1ull << 20;         // more of it does not make a disk faster
+constexpr uint64_t kMaxBouncedBytes = 256ull << 10;  // what is copied stays in a CPU's cache
+constexpr size_t kMaxOpParts = 256;                  // of the 1024 that the kernel takes
 
 struct FileOp {
-  bool direct;
+  bool direct;      // past the page cache
+  bool bounced;     // by way of aligned memory, for its own is not
   uint64_t offset;  // in the file
   uint64_t num_bytes;
   std::vector<iovec> parts;
@@ -43,16 +47,9 @@ class OpCutter {
   bool at_end() const { return num_left_ == 0; }
 
  private:
-  // The next bytes that go one way.
-  struct Step {
-    bool direct;
-    uint64_t memory;
-    uint64_t offset;
-    uint64_t num_bytes;
-  };
-
-  Step look() const;
-  void skip(uint64_t num_bytes);
+  uint64_t place() const { return request_->remote[index_] + offset_; }
+  void take(uint64_t max_bytes, FileOp& op);
+  bool is_aligned(const FileOp& op) const;
 
   const Request* request_ = nullptr;
   DirectRules rules_;

@@ -117,6 +117,7 @@ def test_many_transfers_leave_no_descriptor(pool):
     for _ in range(100):
         with pool.engine.open(f"file:{pool.path}") as peer:
             pool.engine.write(peer, row).wait()
+    del peer
     assert len(open_files()) <= before + 2
 
 
@@ -156,7 +157,7 @@ def test_without_io_uring(tests):
     """These tests again, where the kernel says no to it, as a container's may."""
     if os.environ.get("MK_TEST_WITHOUT_IO_URING"):
         pytest.skip("this is without it")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-x"]
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-x"]
     path = Path(__file__).with_name(f"test_transfer_file{tests}.py")
     result = subprocess.run(
         [sys.executable, "-m", "tests.transfer.files", *command, "--import-mode=append", path],
