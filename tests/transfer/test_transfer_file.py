@@ -169,7 +169,7 @@ def test_sync_comes_after_what_was_asked_for_before(tmp_path):
             pool.memory[:] = addressed(9 * MIB)
             pool.engine.write(pool.peer, pool.rows([(0, 0, 9 * MIB)])).wait()
             pool.memory[:] = UNTOUCHED
-            cuts = [0, 5000, 8 * MIB, 8 * MIB + 1, 9 * MIB]  # for one piece, and for several
+            cuts = [0, 5000, 8 * MIB, 8 * MIB + 2, 9 * MIB]  # for one piece, and for several
             for begin, end in itertools.pairwise(cuts):
                 pool.engine.write(pool.peer, pool.rows([(begin + 1, begin, end - begin - 1)]))
             synced = pool.peer.sync()

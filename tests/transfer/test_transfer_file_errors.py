@@ -1,10 +1,12 @@
 """The transport file: what is refused, what a disk says, and what was done all the same."""
 
+import contextlib
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -99,14 +101,29 @@ def test_sync_is_of_open_files(pool):
         pool.peer.sync()
 
 
-@pytest.mark.parametrize("num_blocks", [2, 8])
-def test_a_file_that_has_become_shorter_meanwhile(pool, num_blocks, monkeypatch):
-    """Read beyond its end: what is there is read, and counted."""
+@pytest.mark.parametrize("num_blocks", [2, 8])  # 8: several pieces
+def test_a_file_that_has_become_shorter(pool, num_blocks):
     rows = pool.rows([(i * MIB, i * MIB, MIB) for i in range(num_blocks)])
     os.truncate(pool.path, MIB + 5000)
-    error = error_of(pool.engine.read(pool.peer, rows))
-    assert "is not inside the file of" in error.cause
-    assert error.num_bytes_done == 0
+    for call in (pool.engine.read, pool.engine.write):
+        error = error_of(call(pool.peer, rows))
+        assert error.cause.endswith(f"is not inside the file of {MIB + 5000} bytes")
+        assert error.num_bytes_done == 0
+    assert pool.path.stat().st_size == MIB + 5000
+
+
+def test_a_file_that_becomes_shorter_meanwhile(pool):
+    """What is not there any more is refused, or not read; nothing is made up."""
+    with ThreadPoolExecutor(1) as threads:
+        for _ in range(20):
+            os.truncate(pool.path, 8 * MIB)
+            ticket = pool.engine.read(pool.peer, pool.rows([(0, 0, 8 * MIB)] * 20))
+            threads.submit(os.truncate, pool.path, MIB).result()
+            with contextlib.suppress(TransferError):
+                ticket.wait()
+                continue
+            cause = error_of(ticket).cause
+            assert "the file ends there now" in cause or "is not inside the file of" in cause
 
 
 PERMISSION = """
@@ -164,8 +181,8 @@ from tests.transfer.files import Pool
 MIB = 1 << 20
 with Pool(Path(sys.argv[1]), 4 * MIB) as pool:
     resource.setrlimit(resource.RLIMIT_FSIZE, (MIB, MIB))
-    for direct in (4096, 1):
-        rows = pool.rows([(0, 0, MIB), (2 * MIB, 3 * MIB + direct, 8192)])
+    for offset, size in ((3 * MIB, 8192), (3 * MIB + 1, 100)):  # past the page cache, and not
+        rows = pool.rows([(0, 0, MIB), (2 * MIB, offset, size)])
         try:
             pool.engine.write(pool.peer, rows).wait()
         except TransferError as error:
@@ -176,10 +193,9 @@ with Pool(Path(sys.argv[1]), 4 * MIB) as pool:
 
 def test_a_limit_of_the_process(tmp_path):
     result = run(LIMITED, tmp_path / "pool")
-    offset = 3 * MIB
     assert result.stdout.splitlines() == [
-        f"writing at offset {offset + 4096}: File too large {MIB}",
-        f"writing at offset {offset + 1}: File too large {MIB}",
+        f"writing at offset {3 * MIB}: File too large {MIB}",
+        f"writing at offset {3 * MIB + 1}: File too large {MIB}",
     ], result.stderr
     assert result.returncode == 0, result.stderr
 
