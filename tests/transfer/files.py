@@ -16,6 +16,13 @@ from .support import addressed
 
 IO_URING_SETUP = 425  # on every architecture
 PAGE = 4096
+ROOT = Path(__file__).parents[2]
+
+
+def environment(**variables: str) -> dict[str, str]:
+    """That of another Python, with the package that is tested here, and behind it these tests."""
+    folders = [*filter(None, [os.environ.get("PYTHONPATH")]), str(ROOT)]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(folders), **variables}
 
 
 def forbid_io_uring() -> None:
