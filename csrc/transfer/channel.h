@@ -1,7 +1,7 @@
 // Channel: one way to reach one peer. A transport is a subclass of it: local_channel.h,
-// shm_channel.h, wire_channel.h (tcp), file_channel.h. It carries out one work after the other, in the order in
-// which they are posted; queueing, deadlines, retries and cancelling are the same for all, and not
-// its business.
+// shm_channel.h, wire_channel.h (tcp), file_channel.h. Works are finished in the order in which
+// they are posted; queueing, deadlines, retries and cancelling are the same for all, and not its
+// business.
 //
 // Layer: transfer. One thread at a time, except where it says otherwise.
 #pragma once
