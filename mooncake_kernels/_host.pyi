@@ -147,6 +147,7 @@ class TransferEngine:
         local: bool,
         shm: bool,
         tcp: bool,
+        file: bool,
         nics: list[tuple[str, int, float]],
         near_nics: list[int],
         nics_required: bool,
@@ -201,6 +202,7 @@ class TransferEngine:
         notify: bytes | None,
         deadline_s: float,
     ) -> TransferTicket | None: ...
+    def sync(self, peer: TransferPeer, deadline_s: float) -> TransferTicket: ...
     def take_notifications(self, timeout_s: float) -> list[tuple[str, bytes]]: ...
     def stats(
         self,

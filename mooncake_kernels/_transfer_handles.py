@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from . import _host, _transfer_log
 from ._arguments import as_seconds
+from ._transfer_arguments import as_deadline
 from ._transfer_completions import completion
 from .buffers import Buffer
 from .errors import InvalidArgument, TransferError
@@ -88,7 +89,7 @@ class Region(Resource):
 
 
 class Peer(Resource):
-    """Another engine: what ``TransferEngine.open`` returns.
+    """Another engine, or a file: what ``TransferEngine.open`` returns.
 
     It has as many connections and threads as the setting ``transfer_lanes`` says, all but the first
     only when there is work for them. Large requests are moved by all of them at once, so that
@@ -107,8 +108,32 @@ class Peer(Resource):
 
     @property
     def transport(self) -> str:
-        """How its data goes: ``local``, ``shm``, ``rdma`` or ``tcp``; set once it is opened."""
+        """How its data goes: ``local``, ``shm``, ``rdma``, ``tcp`` or ``file``."""
         return self._peer.transport
+
+    def sync(self, *, deadline_s: float | None = None) -> "Ticket":
+        """Make what was written to a file outlast a loss of power (``fdatasync(2)``).
+
+        Equivalent to waiting for all transfers that were asked for before, and then::
+
+            os.fdatasync(file)
+
+        A write's own ticket says less: that the bytes are with the disk or in the page cache, where
+        every process of this machine sees them, also after this one was killed.
+
+        Args:
+            deadline_s: seconds from now; None: the setting ``deadline_s``.
+
+        Returns:
+            A ``Ticket``, of 0 bytes. Its error is that of the disk; what transfers met is theirs.
+
+        Raises:
+            InvalidArgument: the peer is an engine, or is closed.
+        """
+        if self.closed:
+            raise InvalidArgument(f"sync: peer must be open, got the closed {self.name}")
+        ticket = self._engine.sync(self._peer, as_deadline("sync", deadline_s))
+        return Ticket(ticket, self.transport)
 
     def close(self) -> None:
         """Fail the requests that are pending ("the peer was closed") and disconnect. Idempotent."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from . import _host, config, metadata
 from ._transfer_arguments import as_address
+from ._transfer_files import is_file, open_file
 from ._transfer_nics import NicChoice
 from .errors import InvalidArgument, TransferError, Unavailable
 
@@ -38,6 +39,7 @@ class Options:
             nics=list(self.nics.nics),
             near_nics=list(self.nics.near),
             nics_required=self.nics.required,
+            file="file" in self.transports,
             num_lanes=config.current().transfer_lanes,
             secret=self.secret,
             tls=self.tls,
@@ -83,7 +85,12 @@ class Names:
     def open(
         self, engine: _host.TransferEngine, name: Any, deadline_s: float
     ) -> _host.TransferPeer:
-        """Look an engine up, and connect to it: to that one, not to who has its address now."""
+        """Look an engine up, and connect to it: to that one, not to who has its address now.
+
+        Files are not looked up: their names say where they are.
+        """
+        if is_file(name):
+            return open_file(engine, name, deadline_s)
         engine.check_process("open")
         name = self._metadata.check_name("open", name)
         entry = self._metadata.lookup(name)

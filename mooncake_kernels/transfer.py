@@ -16,7 +16,9 @@ Every transfer has a deadline; nothing here waits for ever. Transports: ``local`
 engine of this process: a copy), ``shm`` (a process of this user on this machine, in the same
 network namespace: this process copies into and out of its memory, faster for what
 ``shared_memory()`` made), ``rdma`` (NICs of both sides move the data, all of them at once; what is
-agreed upon, and notifications, go over a TCP connection beside them) and ``tcp``.
+agreed upon, and notifications, go over a TCP connection beside them), ``tcp``, and ``file``, for
+what is no engine but a file on a local disk: ``engine.open("file:/mnt/ssd/pool")`` is a peer whose
+addresses are offsets in that file.
 
 Without a secret whoever can connect to the port can use the registered regions, which is why an
 engine listens on 127.0.0.1 unless told otherwise. With one, both sides of a connection prove that
@@ -69,7 +71,7 @@ __all__ = [
     "TransferEngine",
 ]
 
-TRANSPORTS = ("local", "shm", "rdma", "tcp")
+TRANSPORTS = ("local", "shm", "rdma", "tcp", "file")
 
 _in_use: list[set[Region]] = []  # of closed engines, and never freed: someone may write there yet
 
@@ -90,11 +92,12 @@ class TransferEngine(Inspection, Resource):
             engine is entered there until it is closed. If it dies, it is forgotten after the
             setting ``metadata_ttl_s``; if the server is away, it is entered again once it is back.
         listen: with a metadata server, ``"host:port"`` to listen on; None as for ``name``.
-        transports: the ones that may be used, of ``local``, ``shm``, ``rdma`` and ``tcp``; nothing
-            else is fallen back to. None: ``local`` for a peer in this process, ``shm`` for one on
-            this machine, ``rdma`` for others if both sides have a NIC for it (but not beside
-            ``tls``, which it goes without), else ``tcp``. An engine without ``tcp`` and ``rdma``
-            does not listen to machines, one without ``shm`` not to processes of this one.
+        transports: those that may be used, of ``local``, ``shm``, ``rdma``, ``tcp`` and ``file``;
+            nothing else is fallen back to. None: ``local`` for a peer in this process, ``shm`` for
+            one on this machine, ``rdma`` for others if both sides have a NIC for it (but not beside
+            ``tls``, which it goes without), else ``tcp``; ``file`` for files. An engine without
+            ``tcp`` and ``rdma`` does not listen to machines, one without ``shm`` not to processes
+            of this one.
         topology: which NICs ``rdma`` goes over: all that it would choose for host memory, which is
             registered on each. None: ``Topology.discover()``.
         secret: 16 to 4096 bytes that all engines have in common which may use each other's memory
@@ -211,7 +214,11 @@ class TransferEngine(Inspection, Resource):
         return region
 
     def open(self, name: str, *, deadline_s: float | None = None) -> Peer:
-        """Connect to another engine.
+        """Connect to another engine, or open a file.
+
+        A file, ``"file:"`` and an absolute path, must be there, a regular file or a block device;
+        it does not grow by a transfer. Which addresses and sizes are fast, and what a ``Ticket``
+        that is done promises: docs/files.md.
 
         Args:
             name: its ``name``. With a metadata server it is looked up there. Under p2p it is
@@ -227,9 +234,10 @@ class TransferEngine(Inspection, Resource):
             not the one it was, that fails, because addresses are of the old one: open it again.
 
         Raises:
-            InvalidArgument: nobody can be called so.
+            InvalidArgument: nobody can be called so, or ``file`` is not among the transports.
             Unavailable: there is no such host, or the metadata server does not answer.
-            TransferError: it is not there, is no engine, or did not answer in time; the metadata
+            TransferError: it is not there, is no engine, or did not answer in time; the file is
+                not there, is none, or may not be read; the metadata
                 server has no such name, or its entry is stale: another engine has that address now;
                 or one side does not trust the other: ``the peer's secret is another``, ``the peer
                 has no secret``, ``the peer speaks TLS only``, ``TLS: certificate verify failed``.
@@ -282,7 +290,8 @@ class TransferEngine(Inspection, Resource):
                 integers. May be empty if ``notify`` is given. Copied before the call returns; the
                 memory itself must stay as it is until the ticket is done.
             deadline_s: seconds from now; None: the setting ``deadline_s``.
-            notify: at most 64 KiB, delivered to the peer after the data is visible there.
+            notify: at most 64 KiB, delivered to the peer after the data is visible there. A file
+                has nobody to be notified: None.
 
         Returns:
             A ``Ticket``.
@@ -290,7 +299,8 @@ class TransferEngine(Inspection, Resource):
         Raises:
             InvalidArgument: a descriptor is not inside the registered regions of this engine, or
                 is empty, or its target overlaps another's; the message names it. What the peer
-                refuses is the ticket's error, which names it, too.
+                refuses is the ticket's error, which names it, too; so is what a disk does: that
+                names the offset, and ``num_bytes_done`` what it has moved.
         """
         return self._submit_rows("write", peer, descriptors, deadline_s, notify)
 

@@ -55,7 +55,8 @@ Credentials credentials_of(const std::optional<std::string>& secret,
 }
 
 std::shared_ptr<Engine> make_engine(const std::string& name, const std::string& listen, bool local,
-                                    bool shm, bool tcp, const std::vector<NicTuple>& nics,
+                                    bool shm, bool tcp, bool file,
+                                    const std::vector<NicTuple>& nics,
                                     const std::vector<NicSet>& near_nics, bool nics_required,
                                     int num_lanes, const std::optional<std::string>& secret,
                                     const std::optional<TlsFiles>& tls) {
@@ -64,8 +65,8 @@ std::shared_ptr<Engine> make_engine(const std::string& name, const std::string& 
   };
   std::vector<NicOptions> options;
   for (const auto& [nic, port, gb_per_s] : nics) options.push_back({nic, port, gb_per_s});
-  return {new Engine({name, listen, local, shm, tcp, std::move(options), near_nics, nics_required,
-                      num_lanes, credentials_of(secret, tls)}),
+  return {new Engine({name, listen, local, shm, tcp, file, std::move(options), near_nics,
+                      nics_required, num_lanes, credentials_of(secret, tls)}),
           delete_in_owner};
 }
 
@@ -135,6 +136,8 @@ const char* transport_name(Transport transport) {
       return "shm";
     case Transport::kRdma:
       return "rdma";
+    case Transport::kFile:
+      return "file";
     case Transport::kTcp:
       break;
   }
@@ -168,7 +171,7 @@ void bind_transfer(py::module_& m) {
   EngineClass engine(m, "TransferEngine");
   engine
       .def(py::init(&make_engine), py::arg("name"), py::arg("listen"), py::arg("local"),
-           py::arg("shm"), py::arg("tcp"), py::arg("nics"), py::arg("near_nics"),
+           py::arg("shm"), py::arg("tcp"), py::arg("file"), py::arg("nics"), py::arg("near_nics"),
            py::arg("nics_required"), py::arg("num_lanes"), py::arg("secret").none(true),
            py::arg("tls").none(true), ReleaseGil())
       .def_property_readonly("name", &Engine::name)
@@ -188,6 +191,7 @@ void bind_transfer(py::module_& m) {
       .def("open", &open, py::arg("name"), py::arg("address"), py::arg("instance"),
            py::arg("deadline_s"))
       .def("close_peer", &Engine::close_peer, py::arg("peer"), ReleaseGil())
+      .def("sync", &Engine::sync, py::arg("peer"), py::arg("deadline_s"), ReleaseGil())
       .def("take_notifications", &take_notifications, py::arg("timeout_s"))
       .def("stats", &stats)
       .def("list_regions", &list_regions, py::arg("peer"), py::arg("deadline_s"))

@@ -1,7 +1,7 @@
 // Channel: one way to reach one peer. A transport is a subclass of it: local_channel.h,
-// shm_channel.h, rdma_channel.h, wire_channel.h (tcp). It carries out one work after the other, in
-// the order in which they are posted; queueing, deadlines, retries and cancelling are the same for
-// all, and not its business.
+// shm_channel.h, rdma_channel.h, wire_channel.h (tcp), file_channel.h. Works are finished in the
+// order in which they are posted; queueing, deadlines, retries and cancelling are the same for all,
+// and not its business.
 //
 // Layer: transfer. One thread at a time, except where it says otherwise.
 #pragma once
@@ -22,7 +22,7 @@
 
 namespace mk::transfer {
 
-enum class Transport { kLocal, kShm, kRdma, kTcp };
+enum class Transport { kLocal, kShm, kRdma, kTcp, kFile };
 
 // What a channel is asked to do in one go.
 struct Work {
@@ -80,6 +80,9 @@ class Channel {
   // Leaves the peer; connect() comes back to it. What was posted is void: local memory is not
   // touched any more.
   virtual void disconnect() noexcept = 0;
+
+  // Leaves it for good. Idempotent; by whichever thread, once no other uses the channel.
+  virtual void close() noexcept { disconnect(); }
 
   // Whether post() may be called without connect(): connected, and nothing wrong is known.
   virtual bool connected() const = 0;

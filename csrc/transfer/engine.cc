@@ -7,7 +7,9 @@
 
 #include "common/check.h"
 #include "transfer/address.h"
+#include "transfer/disk_file.h"
 #include "transfer/error.h"
+#include "transfer/file_channel.h"
 #include "transfer/local_channel.h"
 #include "transfer/prepare.h"
 #include "transfer/rdma_channel.h"
@@ -24,6 +26,20 @@ uint64_t random_instance() {
 
 std::string not_chosen(const char* transport, bool allowed, const std::string& why_not) {
   return concat(transport, " was not chosen: ", allowed ? why_not : "this engine does without it");
+}
+
+Route file_route(const PeerAddress& to, const std::string& path, int num_lanes) {
+  std::shared_ptr<const DiskFile> file;
+  try {
+    file = std::make_shared<const DiskFile>(path);
+  } catch (const Failure& failure) {
+    throw TransferError(to.name, failure.what());
+  }
+  Route route{{}, {concat("file: ", path, " of this machine")}};
+  for (int i = 0; i < num_lanes; ++i) {
+    route.channels.push_back(std::make_unique<FileChannel>(file));
+  }
+  return route;
 }
 
 }  // namespace
@@ -79,6 +95,11 @@ bool Engine::remove_region(const RegionRef& region) {
 }
 
 Route Engine::find_route(const PeerAddress& to, const Deadline& deadline) const {
+  if (const auto path = path_of_file(to.address)) {
+    MK_CHECK(options_.file, "open: name must be of an engine without the transport file, got \"",
+             to.address, "\"");
+    return file_route(to, *path, options_.num_lanes);
+  }
   const HostPort where = parse_address("open", "name", to.address);
   MK_CHECK(where.port != 0, "open: name must have a port other than 0, got \"", to.address, "\"");
   Route route;
@@ -162,8 +183,23 @@ void Engine::close_peer(const PeerRef& peer) {
 }
 
 TicketRef Engine::submit(Peer& peer, Request request, double deadline_s) {
-  owner_.check(request.direction == Direction::kWrite ? "write" : "read", "engine");
+  const char* const op = request.writes() ? "write" : "read";
+  owner_.check(op, "engine");
+  MK_CHECK(!request.notify || peer.transport() != Transport::kFile, op,
+           ": notify must be None for a file, which has nobody to be notified, got ",
+           request.notify->size(), " bytes");
   prepare(own_->regions, request);
+  return peer.submit(std::move(request), Deadline::after(deadline_s));
+}
+
+TicketRef Engine::sync(Peer& peer, double deadline_s) {
+  owner_.check("sync", "engine");
+  MK_CHECK(peer.transport() == Transport::kFile, "sync: peer must be a file, got ", peer.name());
+  Request request{};
+  request.direction = Direction::kWrite;
+  request.sizes = {0};
+  request.notify = "";  // see FileChannel
+  request.may_notify_again = true;
   return peer.submit(std::move(request), Deadline::after(deadline_s));
 }
 

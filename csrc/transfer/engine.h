@@ -1,8 +1,8 @@
 // Engine: registers memory, listens to peers, and writes to and reads from theirs.
 //
 //   Engine engine({"prefill-3", "127.0.0.1:0", /*local=*/true, /*shm=*/true, /*tcp=*/true,
-//                  /*nics=*/{}, /*near_nics=*/{}, /*nics_required=*/false, /*num_lanes=*/2,
-//                  /*credentials=*/{}});
+//                  /*file=*/true, /*nics=*/{}, /*near_nics=*/{}, /*nics_required=*/false,
+//                  /*num_lanes=*/2, /*credentials=*/{}});
 //   RegionRef region = engine.add_region({address, num_bytes}, kLocalWrite | kRemoteWrite);
 //   PeerRef peer = engine.open({"decode-1", "10.0.0.2:4711", instance}, 30.0);
 //   peer->wait_connected(Deadline::after(30.0));
@@ -31,6 +31,7 @@ struct EngineOptions {
   bool local;          // transports that may be used; without tcp it does not listen to machines
   bool shm;
   bool tcp;
+  bool file;
   std::vector<NicOptions> nics;   // rdma goes over these; none: not at all
   std::vector<NicSet> near_nics;  // of these, those near to each NUMA node
   bool nics_required;             // memory that they cannot use is refused
@@ -40,7 +41,7 @@ struct EngineOptions {
 
 struct PeerAddress {
   std::string name;     // for errors, statistics and Peer::name
-  std::string address;  // "host:port"
+  std::string address;  // "host:port", or "file:/mnt/ssd/pool"
   uint64_t instance;    // which engine must answer there; 0: any
 };
 
@@ -61,13 +62,16 @@ class Engine {
 
   // Begins to connect; see Peer::wait_connected. By local if the peer lives in this process, else
   // shm if it lives on this machine, else rdma if both have NICs, else tcp; of those that are
-  // allowed. Throws InvalidArgument
-  // (name), Unavailable (no such host), TransferError.
+  // allowed. What is called file:... is a file. Throws InvalidArgument (name), Unavailable (no such
+  // host), TransferError.
   PeerRef open(const PeerAddress& to, double deadline_s);
   void close_peer(const PeerRef& peer);
 
   // See prepare.h. Throws InvalidArgument, also for a closed peer.
   TicketRef submit(Peer& peer, Request request, double deadline_s);
+
+  // Makes what was written to a file outlast a loss of power: all that was submitted before.
+  TicketRef sync(Peer& peer, double deadline_s);
 
   // See explain.h. Of a peer that is open.
   Explanation explain_path(const Peer& peer, const Range& local, const Range& remote,

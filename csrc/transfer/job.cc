@@ -70,13 +70,15 @@ void Job::fail(const Work& work, const Interrupt& carrier, const std::string& ca
   release(carrier);
   // The peer may have the notification already: it is not handed over twice.
   const bool notifies = work.with_notify || work.kind == Work::Kind::kNotify;
-  if (retry == Retry::kNo || notifies) return stop(cause);
+  if (retry == Retry::kNo || (notifies && !request_.may_notify_again)) return stop(cause);
   if (retry == Retry::kCounted) {
     if (lost_.empty()) lost_ = cause;
     if (++num_retries_ > kMaxRetries) return stop(lost_);
   }
   if (work.kind == Work::Kind::kCheck) {
     check_taken_ = false;
+  } else if (work.kind == Work::Kind::kNotify) {
+    notify_taken_ = false;
   } else {
     again_.push_back(work.piece);
   }

@@ -13,6 +13,7 @@ namespace {
 constexpr uint64_t kSplitBytes = 2ull << 20;
 constexpr uint64_t kMinPieceBytes = 1ull << 20;
 constexpr uint64_t kPiecesPerLane = 4;  // so that a slow lane's last piece is waited for less
+constexpr uint64_t kPageBytes = 4096;   // a cut within one would keep a disk from moving it whole
 
 constexpr uint64_t kMaxRunHereBytes = 256ull << 10;  // takes less time than to wake a thread up
 
@@ -117,7 +118,8 @@ bool Peer::run_here(Ticket& ticket) {
 uint64_t Peer::max_piece_bytes(const Request& request) const {
   const uint64_t most = lanes_.front()->channel().max_piece_bytes();
   if (lanes_.size() == 1 || request.num_bytes <= kSplitBytes) return most;
-  return std::clamp(request.num_bytes / (kPiecesPerLane * lanes_.size()), kMinPieceBytes, most);
+  const uint64_t share = request.num_bytes / (kPiecesPerLane * lanes_.size());
+  return std::clamp(share / kPageBytes * kPageBytes, kMinPieceBytes, most);
 }
 
 void Peer::close(const std::string& cause) {
@@ -128,6 +130,7 @@ void Peer::close(const std::string& cause) {
   for (std::thread& thread : threads_) {
     if (thread.joinable()) thread.join();
   }
+  for (const auto& lane : lanes_) lane->channel().close();
 }
 
 }  // namespace mk::transfer

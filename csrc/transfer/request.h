@@ -24,6 +24,7 @@ struct Request {
   std::vector<uint64_t> unmerged_sizes;  // what they were, if coalesce() has merged some
   uint64_t num_bytes;                    // the sum
   std::optional<std::string> notify;     // handed to the peer after the data
+  bool may_notify_again = false;         // once too often does no harm
   std::vector<RegionRef> regions;        // those of the local ranges
   bool is_distinct = false;              // no two targets overlap, as is known already
 

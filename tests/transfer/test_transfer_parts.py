@@ -29,6 +29,12 @@ def test_counters(tmp_path):
     assert result.returncode == 0, result.stderr
 
 
+def test_file_op(tmp_path):
+    sources = [f"transfer/{name}.cc" for name in ("file_op", "piece")]
+    result = run(build(HERE / "test_file_op.cc", sources, tmp_path))
+    assert result.returncode == 0, result.stderr
+
+
 def test_openssl_is_what_we_declare(tmp_path):
     if not Path("/usr/include/openssl/ssl.h").is_file():
         pytest.skip("there is no openssl/ssl.h in /usr/include")

@@ -110,7 +110,7 @@ sys.modules["mooncake_kernels"] = package
 from mooncake_kernels import _host
 
 def engine(secret=None, tls=None):
-    return _host.TransferEngine("", "127.0.0.1:0", False, False, True, 1, secret, tls)
+    return _host.TransferEngine("", "127.0.0.1:0", False, False, True, False, 1, secret, tls)
 
 one, two = engine(), engine()
 one.open(two.name, two.name, 0, {WAIT_S})

@@ -1,0 +1,104 @@
+#include "transfer/disk_file.h"
+
+#include <fcntl.h>
+#include <linux/fs.h>
+#include <sys/ioctl.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <system_error>
+
+#include "common/check.h"
+#include "transfer/error.h"
+
+namespace mk::transfer {
+namespace {
+
+constexpr char kPrefix[] = "file:";
+constexpr uint64_t kPageBytes = 4096;
+constexpr uint64_t kUsualAlign = 4096;  // where the kernel does not say: no disk asks for more
+
+[[noreturn]] void fail(const char* what, int error_number) {
+  throw Failure(concat(what, ": ", std::generic_category().message(error_number)));
+}
+
+// Looked at before it is opened: to open a pipe waits for somebody, and a tape would be rewound.
+mode_t kind_of(const std::string& path) {
+  struct stat info;
+  if (stat(path.c_str(), &info) < 0) fail("stat", errno);
+  return info.st_mode & S_IFMT;
+}
+
+bool same_file(const Fd& a, const Fd& b) {
+  struct stat of_a, of_b;
+  return fstat(a.get(), &of_a) == 0 && fstat(b.get(), &of_b) == 0 && of_a.st_dev == of_b.st_dev &&
+         of_a.st_ino == of_b.st_ino;
+}
+
+// What the kernel (6.1 and later) asks of O_DIRECT; zeros if it does not do it for this file.
+DirectRules rules_of(const Fd& fd) {
+#ifdef STATX_DIOALIGN
+  struct statx info{};
+  if (statx(fd.get(), "", AT_EMPTY_PATH, STATX_DIOALIGN, &info) == 0 &&
+      info.stx_mask & STATX_DIOALIGN) {
+    return {info.stx_dio_offset_align, info.stx_dio_mem_align};
+  }
+#endif
+  return {kUsualAlign, kUsualAlign};
+}
+
+}  // namespace
+
+std::optional<std::string> path_of_file(const std::string& name) {
+  const size_t num_prefix = sizeof(kPrefix) - 1;
+  if (name.compare(0, num_prefix, kPrefix) != 0) return std::nullopt;
+  std::string path = name.substr(num_prefix);
+  MK_CHECK(!path.empty() && path[0] == '/' && path.find('\0') == std::string::npos,
+           "open: name must have an absolute path after file:, got \"", name, "\"");
+  return path;
+}
+
+DiskFile::DiskFile(const std::string& path) {
+  const mode_t kind = kind_of(path);
+  is_device_ = kind == S_IFBLK;
+  if (!is_device_ && kind != S_IFREG) {
+    throw Failure(concat("it must be a regular file or a block device, got ",
+                         kind == S_IFDIR ? "a directory" : "something else"));
+  }
+  int access = O_RDWR;
+  buffered_ = Fd(open(path.c_str(), access | O_CLOEXEC));
+  if (!buffered_ && (errno == EACCES || errno == EROFS || errno == EPERM || errno == ETXTBSY)) {
+    read_only_ = std::generic_category().message(errno);
+    access = O_RDONLY;
+    buffered_ = Fd(open(path.c_str(), access | O_CLOEXEC));
+  }
+  if (!buffered_) fail("open", errno);
+  // What goes through the cache are ends of blocks: nobody asks for what follows, and it should be
+  // cached page by page, see file_op.h.
+  posix_fadvise(buffered_.get(), 0, 0, POSIX_FADV_RANDOM);
+  open_direct(path, access);
+}
+
+// Where there is no O_DIRECT (tmpfs) everything goes through the page cache.
+void DiskFile::open_direct(const std::string& path, int access) {
+  Fd direct(open(path.c_str(), access | O_CLOEXEC | O_DIRECT));
+  if (!direct || !same_file(direct, buffered_)) return;
+  rules_ = rules_of(direct);
+  if (rules_.file_align == 0) return;
+  rules_.file_align = std::max(rules_.file_align, kPageBytes);
+  direct_ = std::move(direct);
+}
+
+uint64_t DiskFile::num_bytes() const {
+  if (is_device_) {
+    uint64_t num_bytes;
+    MK_SYSCALL(ioctl(buffered_.get(), BLKGETSIZE64, &num_bytes), "BLKGETSIZE64");
+    return num_bytes;
+  }
+  struct stat info;
+  MK_SYSCALL(fstat(buffered_.get(), &info), "fstat");
+  return static_cast<uint64_t>(info.st_size);
+}
+
+}  // namespace mk::transfer

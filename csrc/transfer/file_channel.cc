@@ -1,0 +1,169 @@
+#include "transfer/file_channel.h"
+
+#include <cerrno>
+#include <numeric>
+#include <system_error>
+#include <utility>
+
+#include "common/check.h"
+#include "transfer/error.h"
+#include "transfer/stream.h"
+
+namespace mk::transfer {
+namespace {
+
+constexpr size_t kNumSlots = 64;  // ops under way: what a fast disk needs, and some
+
+std::string cause_of(IoCall::Kind kind, uint64_t offset, int64_t result) {
+  const std::string why = result < 0 ? std::generic_category().message(static_cast<int>(-result))
+                                     : "the file ends there now";
+  switch (kind) {
+    case IoCall::Kind::kRead:
+      return concat("reading at offset ", offset, ": ", why);
+    case IoCall::Kind::kWrite:
+      return concat("writing at offset ", offset, ": ", why);
+    case IoCall::Kind::kSync:
+      break;
+  }
+  return concat("syncing: ", why);
+}
+
+}  // namespace
+
+void FileChannel::connect(const Limit&) {
+  if (!file_) throw Failure("the file was closed");
+  io_ = make_io_queue(kNumSlots);
+  slots_.resize(io_->num_slots());
+  free_.resize(slots_.size());
+  std::iota(free_.begin(), free_.end(), size_t{0});
+}
+
+void FileChannel::disconnect() noexcept {
+  io_.reset();  // first: it may use the parts of a slot until then
+  posted_.clear();
+}
+
+void FileChannel::close() noexcept {
+  disconnect();
+  file_.reset();
+}
+
+void FileChannel::post(const Work& work, const Limit&, Interrupt&) {
+  Posted& posted = posted_.emplace_back();
+  posted.writes = work.request->writes();
+  posted.syncs = work.kind == Work::Kind::kNotify;
+  if (posted.syncs) return;
+  try {
+    check(work);
+  } catch (const Refused& refused) {
+    posted.outcome.refusal = refused.what();
+    return;
+  }
+  if (work.kind == Work::Kind::kCheck) return;
+  posted.cutter = {*work.request, work.piece, file_->direct_rules()};
+  issue();
+}
+
+Outcome FileChannel::finish(const Limit& limit) {
+  Posted& oldest = posted_.front();
+  while (!oldest.over()) {
+    issue();
+    complete(io_->next(limit));
+  }
+  Outcome outcome = std::move(oldest.outcome);
+  posted_.pop_front();
+  return outcome;
+}
+
+void FileChannel::check(const Work& work) const {
+  const Request& request = *work.request;
+  if (request.writes() && !file_->why_read_only().empty()) {
+    throw Refused(concat("the file may only be read: ", file_->why_read_only()));
+  }
+  const bool whole = work.kind == Work::Kind::kCheck;
+  const size_t begin = whole ? 0 : work.piece.first_range;
+  const size_t end = whole ? request.num_ranges() : begin + work.piece.num_ranges;
+  const uint64_t file_bytes = file_->num_bytes();  // each time: it may have grown
+  for (size_t i = begin; i < end; ++i) {
+    const uint64_t offset = request.remote[i], num_bytes = request.size_of(i);
+    if (num_bytes <= file_bytes && offset <= file_bytes - num_bytes) continue;
+    throw Refused(concat("descriptors[", i, "] remote range 0x", std::hex, offset, std::dec, " + ",
+                         num_bytes, " bytes is not inside the file of ", file_bytes, " bytes"));
+  }
+}
+
+// Of the oldest works first.
+void FileChannel::issue() {
+  for (Posted& work : posted_) {
+    while (!free_.empty() && take(work, slots_[free_.back()])) {
+      const size_t index = free_.back();
+      free_.pop_back();
+      push(index);
+    }
+    if (free_.empty()) return;
+  }
+}
+
+bool FileChannel::take(Posted& work, Slot& slot) {
+  if (work.failed()) return false;
+  slot.work = &work;
+  if (work.syncs) {
+    if (&work != &posted_.front()) return false;  // some before it may be under way
+    work.syncs = false;
+    slot.kind = IoCall::Kind::kSync;
+    slot.op = {};
+  } else {
+    if (!work.cutter.next(slot.op)) return false;
+    slot.kind = work.writes ? IoCall::Kind::kWrite : IoCall::Kind::kRead;
+  }
+  prepare(slot);
+  ++work.num_under_way;
+  return true;
+}
+
+void FileChannel::prepare(Slot& slot) {
+  FileOp& op = slot.op;
+  slot.parts = op.parts.data();
+  slot.num_parts = op.parts.size();
+  if (!op.bounced) return;
+  char* const memory = slot.kind == IoCall::Kind::kWrite
+                           ? slot.bounce.gather(op.parts, op.num_bytes)
+                           : slot.bounce.room(op.num_bytes);
+  slot.bounced = {memory, op.num_bytes};
+  slot.parts = &slot.bounced;
+  slot.num_parts = 1;
+}
+
+void FileChannel::push(size_t index) {
+  const Slot& slot = slots_[index];
+  io_->push(index,
+            {slot.kind, file_->fd(slot.op.direct), slot.op.offset, slot.parts, slot.num_parts});
+}
+
+void FileChannel::complete(const IoDone& done) {
+  Slot& slot = slots_[done.slot];
+  Outcome& outcome = slot.work->outcome;
+  if (done.result > 0) {
+    const auto num_bytes = static_cast<uint64_t>(done.result);
+    slot.op.offset += num_bytes;
+    advance(slot.parts, slot.num_parts, num_bytes);
+    const bool scatters = slot.op.bounced && slot.kind == IoCall::Kind::kRead;
+    if (!scatters) outcome.num_bytes += num_bytes;
+    if (slot.num_parts > 0) return push(done.slot);
+    if (scatters) {
+      slot.bounce.scatter(slot.op.parts);
+      outcome.num_bytes += slot.op.num_bytes;
+    }
+  } else if (done.result == -EAGAIN || done.result == -EINTR) {
+    return push(done.slot);
+  } else if (done.result == -EINVAL && slot.op.direct) {
+    slot.op.direct = false;  // the file system asks for more than the kernel has told
+    return push(done.slot);
+  } else if (done.result < 0 || slot.kind != IoCall::Kind::kSync) {
+    if (!slot.work->failed()) outcome.refusal = cause_of(slot.kind, slot.op.offset, done.result);
+  }
+  --slot.work->num_under_way;
+  free_.push_back(done.slot);
+}
+
+}  // namespace mk::transfer

@@ -1,0 +1,75 @@
+// FileChannel: the peer is a file on a disk of this machine; its addresses are offsets in the file.
+//
+// Layer: transfer. Many works are under way at once, in no order; their ops share the slots of one
+// IoQueue. What a disk refuses is the outcome of that work alone, and says how much of it is done.
+// A file has nobody to be notified: a notification is a sync, which follows all that was posted.
+#pragma once
+
+#include <sys/uio.h>
+
+#include <deque>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "transfer/bounce.h"
+#include "transfer/channel.h"
+#include "transfer/disk_file.h"
+#include "transfer/file_op.h"
+#include "transfer/io_queue.h"
+
+namespace mk::transfer {
+
+class FileChannel : public Channel {
+ public:
+  explicit FileChannel(std::shared_ptr<const DiskFile> file) : file_(std::move(file)) {}
+
+  Transport transport() const override { return Transport::kFile; }
+  size_t window() const override { return 64; }
+  uint64_t max_piece_bytes() const override { return 16ull << 20; }
+  void connect(const Limit& limit) override;
+  void disconnect() noexcept override;
+  void close() noexcept override;
+  bool connected() const override { return io_ != nullptr; }
+  void post(const Work& work, const Limit& limit, Interrupt& interrupt) override;
+  Outcome finish(const Limit& limit) override;
+
+ private:
+  // A work that was posted.
+  struct Posted {
+    bool writes = false;
+    bool syncs = false;  // and has not begun to
+    OpCutter cutter{};
+    size_t num_under_way = 0;  // of its ops
+    Outcome outcome{};
+
+    bool failed() const { return !outcome.refusal.empty(); }
+    bool over() const { return num_under_way == 0 && (failed() || (cutter.at_end() && !syncs)); }
+  };
+
+  // An op under way, and what is left of it.
+  struct Slot {
+    Posted* work;
+    IoCall::Kind kind;
+    FileOp op;
+    Bounce bounce;
+    iovec bounced;  // the whole of it, if the op is bounced
+    iovec* parts;
+    size_t num_parts;
+  };
+
+  void check(const Work& work) const;  // throws Refused
+  void issue();
+  bool take(Posted& work, Slot& slot);
+  void prepare(Slot& slot);
+  void push(size_t index);
+  void complete(const IoDone& done);
+
+  std::shared_ptr<const DiskFile> file_;
+  std::unique_ptr<IoQueue> io_;
+  std::vector<Slot> slots_;
+  std::vector<size_t> free_;
+  std::deque<Posted> posted_;
+};
+
+}  // namespace mk::transfer

@@ -1,0 +1,206 @@
+"""The transport file: what is in memory gets into the file and back, bit by bit."""
+
+import asyncio
+import itertools
+import os
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from mooncake_kernels import config
+from mooncake_kernels.transfer import TransferEngine
+
+from .files import PAGE, Pool, has_io_uring, open_files
+from .support import UNTOUCHED, addressed
+
+MIB = 1 << 20
+SIZES = [1, 2, 511, 4095, 4096, 4097, 65_535, 300_001, MIB, 3 * MIB + 5, 17 * MIB, 64 * MIB]
+
+
+@pytest.fixture(params=["disk", "memory"])
+def folder(request, tmp_path):
+    """Where there is O_DIRECT, most likely; and tmpfs, where there was none for long."""
+    if request.param == "disk":
+        yield tmp_path
+        return
+    if not os.access("/dev/shm", os.W_OK):
+        pytest.skip("there is no /dev/shm to write to")
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as name:
+        yield Path(name)
+
+
+@pytest.mark.parametrize("at,offset", [(0, 0), (0, 1000), (1, 0), (100, 8292), (512, 512)])
+@pytest.mark.parametrize("size", SIZES)
+def test_any_size_from_anywhere(folder, size, at, offset):
+    room = max(at, offset) + size + PAGE
+    with Pool(folder / "pool", room) as pool:
+        assert pool.peer.transport == "file"
+        pool.engine.read(pool.peer, pool.rows([(at, offset, size)])).wait()
+        expected = np.full(room, UNTOUCHED, np.uint8)
+        expected[at : at + size] = addressed(room)[offset : offset + size]
+        assert np.array_equal(pool.memory, expected)
+
+        pool.memory[:] = ~addressed(room)
+        pool.engine.write(pool.peer, pool.rows([(at, offset, size)])).wait()
+        expected = addressed(room)
+        expected[offset : offset + size] = pool.memory[at : at + size]
+        assert np.array_equal(pool.content(), expected)
+
+
+@pytest.mark.parametrize("size", [1000, 4096, 65_536])
+@pytest.mark.parametrize("scattered", ["both", "memory", "file"])
+@pytest.mark.parametrize("direction", ["write", "read"])
+def test_many_blocks(folder, size, scattered, direction):
+    count = 3000 if size < 65_536 else 400
+    rng = np.random.default_rng(size)
+    places, offsets = np.arange(count) * size, np.arange(count) * size
+    if scattered != "file":
+        places = rng.permutation(places)
+    if scattered != "memory":
+        offsets = rng.permutation(offsets)
+    with Pool(folder / "pool", count * size) as pool:
+        blocks = addressed(count * size).reshape(count, size)
+        if direction == "write":
+            pool.memory[:] = ~addressed(count * size)
+            blocks[offsets // size] = pool.memory.reshape(count, size)[places // size]
+            call = pool.engine.write_blocks
+        else:
+            call = pool.engine.read_blocks
+        call(pool.peer, pool.region.address + places, offsets, size).wait()
+        assert np.array_equal(pool.content().reshape(count, size), blocks)
+        if direction == "read":
+            moved = pool.memory.reshape(count, size)[places // size]
+            assert np.array_equal(moved, blocks[offsets // size])
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 5])
+def test_the_same_by_any_number_of_lanes(tmp_path, lanes):
+    size = 33 * MIB + 4097
+    with config.override(transfer_lanes=lanes), Pool(tmp_path / "pool", size + 3) as pool:
+        pool.engine.read(pool.peer, pool.rows([(0, 3, size)])).wait()
+        assert np.array_equal(pool.memory[:size], addressed(size + 3)[3:])
+        pool.memory[:] = ~addressed(size + 3)
+        pool.engine.write(pool.peer, pool.rows([(0, 0, size)])).wait()
+        assert np.array_equal(pool.content()[:size], pool.memory[:size])
+
+
+@st.composite
+def pieces(draw):
+    """Ranges of a file that do not overlap, each with a place in memory of its own."""
+    sizes = draw(st.lists(st.integers(1, 3 * PAGE), min_size=1, max_size=12))
+    gaps = draw(st.lists(st.sampled_from([0, 0, 1, 512, PAGE]), min_size=12, max_size=12))
+    order = draw(st.permutations(range(len(sizes))))
+    ranges, offset = [], draw(st.integers(0, PAGE))
+    for size, gap in zip(sizes, gaps, strict=False):
+        ranges.append((offset, size))
+        offset += size + gap
+    rows, at = [], draw(st.sampled_from([0, 0, 3, 512]))
+    for i in order:
+        aligned = draw(st.booleans())  # as its offset in the file is, which goes past the cache
+        at = -(-at // PAGE) * PAGE + ranges[i][0] % PAGE if aligned else at
+        rows.append((at, *ranges[i]))
+        at += ranges[i][1]
+    return rows
+
+
+@given(rows=pieces(), write=st.booleans())
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+def test_any_ranges(tmp_path, rows, write):
+    room = 40 * 3 * PAGE
+    with Pool(tmp_path / "pool", room) as pool:
+        memory, content = np.full(room, UNTOUCHED, np.uint8), addressed(room)
+        if write:
+            memory = ~content
+            pool.memory[:] = memory
+        for at, offset, size in rows:
+            if write:
+                content[offset : offset + size] = memory[at : at + size]
+            else:
+                memory[at : at + size] = content[offset : offset + size]
+        call = pool.engine.write if write else pool.engine.read
+        call(pool.peer, pool.rows(rows)).wait()
+        assert np.array_equal(pool.memory, memory)
+        assert np.array_equal(pool.content(), content)
+
+
+def test_many_requests_at_once(folder):
+    count, size = 500, 8192
+    with Pool(folder / "pool", count * size) as pool:
+        rows = pool.rows([(i * size, (count - 1 - i) * size, size) for i in range(count)])
+        tickets = [pool.engine.read(pool.peer, [row]) for row in rows]
+
+        async def main():
+            await asyncio.gather(*[wait(ticket) for ticket in tickets])
+
+        async def wait(ticket):
+            await ticket
+
+        asyncio.run(main())
+        blocks = addressed(count * size).reshape(count, size)
+        assert np.array_equal(pool.memory.reshape(count, size), blocks[::-1])
+
+
+def test_read_only_memory_can_be_written_to_a_file(tmp_path):
+    with Pool(tmp_path / "pool", PAGE) as pool:
+        source = np.frombuffer(bytes(range(256)), np.uint8)
+        with pool.engine.register(source, access="read") as region:
+            pool.engine.write(pool.peer, [(region.address, 100, 256)]).wait()
+        assert np.array_equal(pool.content()[100:356], source)
+
+
+def test_a_file_may_grow(folder):
+    with Pool(folder / "pool", 2 * PAGE) as pool:
+        os.truncate(pool.path, PAGE)
+        row = pool.rows([(0, PAGE, PAGE)])
+        with pytest.raises(Exception, match="is not inside the file of 4096 bytes"):
+            pool.engine.write(pool.peer, row).wait()
+        os.truncate(pool.path, 2 * PAGE)
+        pool.engine.write(pool.peer, row).wait()
+        assert (pool.content()[PAGE:] == UNTOUCHED).all()
+
+
+def test_sync_comes_after_what_was_asked_for_before(tmp_path):
+    with Pool(tmp_path / "pool", 9 * MIB) as pool:
+        for _ in range(20):
+            pool.memory[:] = addressed(9 * MIB)
+            pool.engine.write(pool.peer, pool.rows([(0, 0, 9 * MIB)])).wait()
+            pool.memory[:] = UNTOUCHED
+            cuts = [0, 5000, 8 * MIB, 8 * MIB + 2, 9 * MIB]  # for one piece, and for several
+            for begin, end in itertools.pairwise(cuts):
+                pool.engine.write(pool.peer, pool.rows([(begin + 1, begin, end - begin - 1)]))
+            synced = pool.peer.sync()
+            synced.wait()
+            assert synced.num_bytes == 0
+            assert (np.delete(pool.content(), [end - 1 for end in cuts[1:]]) == UNTOUCHED).all()
+
+
+def test_stats(tmp_path):
+    with Pool(tmp_path / "pool", PAGE) as pool:
+        pool.engine.write(pool.peer, pool.rows([(0, 0, 1000)])).wait()
+        pool.engine.read(pool.peer, pool.rows([(0, 0, 10)])).wait()
+        counters = {"num_bytes_read": 10, "num_bytes_written": 1000}
+        counters |= {"num_requests": 2, "num_errors": 0}
+        assert pool.engine.stats()["transports"] == {"file": counters}
+        assert pool.engine.stats()["peers"] == {f"file:{pool.path}": counters}
+
+
+def test_two_engines_and_a_peer_of_another_kind_beside_it(tmp_path):
+    with Pool(tmp_path / "pool", PAGE) as pool, TransferEngine() as far:
+        region = far.register(np.zeros(PAGE, np.uint8))
+        engine_peer = pool.engine.open(far.name)
+        pool.engine.read(pool.peer, pool.rows([(0, 0, PAGE)])).wait()
+        row = (pool.region.address, region.address, PAGE)
+        pool.engine.write(engine_peer, [row]).wait()
+        assert engine_peer.transport == "local"
+        own = far.open(f"file:{pool.path}")
+        far.write(own, [(region.address, 7, 100)]).wait()
+        assert np.array_equal(pool.content()[7:107], addressed(PAGE)[:100])
+
+
+def test_io_uring_is_used_where_it_is_allowed(tmp_path):
+    with Pool(tmp_path / "pool", PAGE):
+        assert any("[io_uring]" in link for link in open_files()) == has_io_uring()

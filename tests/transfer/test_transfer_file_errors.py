@@ -1,0 +1,236 @@
+"""The transport file: what is refused, what a disk says, and what was done all the same."""
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mooncake_kernels.errors import InvalidArgument, TransferError
+from mooncake_kernels.transfer import TransferEngine
+
+from .files import PAGE, Pool, environment
+from .support import UNTOUCHED, addressed, engine_pair
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def pool(tmp_path):
+    with Pool(tmp_path / "pool", 8 * MIB) as pool:
+        yield pool
+
+
+def error_of(ticket) -> TransferError:
+    with pytest.raises(TransferError) as caught:
+        ticket.wait()
+    return caught.value
+
+
+@pytest.mark.parametrize("direction", ["write", "read"])
+@pytest.mark.parametrize(
+    "offset,size",
+    [(8 * MIB, 1), (8 * MIB - 1, 2), (2**64 - 1, 1), (2**63, 4096), (2**64 - 4096, 4096)],
+)
+@pytest.mark.parametrize("num_before", [1, 8])  # 8: several pieces, of which the last is wrong
+def test_outside(pool, direction, offset, size, num_before):
+    rows = pool.rows([(i * MIB, i * MIB, MIB) for i in range(num_before)] + [(0, offset, size)])
+    error = error_of(getattr(pool.engine, direction)(pool.peer, rows))
+    assert error.cause == (
+        f"descriptors[{num_before}] remote range {offset:#x} + {size} bytes is not inside the file "
+        f"of {8 * MIB} bytes"
+    )
+    assert error.peer == pool.peer.name and error.num_bytes_done == 0
+    assert (pool.memory == UNTOUCHED).all()
+    assert np.array_equal(pool.content(), addressed(8 * MIB))
+    pool.engine.read(pool.peer, pool.rows([(0, 0, PAGE)])).wait()
+
+
+def test_names_that_are_no_file(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with TransferEngine() as engine:
+        for name in ("file:", "file:pool", "file:./pool", "file:/a\0b"):
+            with pytest.raises(InvalidArgument, match="open: name must have an absolute path"):
+                engine.open(name)
+        with pytest.raises(InvalidArgument, match="must be text that UTF-8 can hold"):
+            engine.open("file:/\udc80")
+        for path, cause in (
+            ("none", "stat: No such file or directory"),
+            ("", "it must be a regular file or a block device, got a directory"),
+            ("pipe", "it must be a regular file or a block device, got something else"),
+            ("pipe/below", "stat: Not a directory"),
+        ):
+            with pytest.raises(TransferError) as caught:
+                engine.open(f"file:{tmp_path / path}")
+            assert caught.value.cause == cause
+            assert caught.value.peer == f"file:{tmp_path / path}"
+
+
+def test_a_file_must_be_allowed(tmp_path):
+    (tmp_path / "pool").write_bytes(b"1")
+    with TransferEngine(transports=["local", "shm", "tcp"]) as engine:
+        with pytest.raises(InvalidArgument, match="without the transport file, got .*/pool"):
+            engine.open(f"file:{tmp_path}/pool")
+    with TransferEngine() as far, TransferEngine(transports=["file"]) as engine:
+        with pytest.raises(TransferError, match="no engine of that name in this process"):
+            engine.open(far.name)
+        assert engine.open(f"file:{tmp_path}/pool").transport == "file"
+
+
+def test_nobody_is_notified(pool):
+    for rows in ([], pool.rows([(0, 0, 1)])):
+        for call in (pool.engine.write, pool.engine.read):
+            with pytest.raises(InvalidArgument, match="notify must be None for a file.* 3 bytes"):
+                call(pool.peer, rows, notify=b"abc")
+
+
+def test_sync_is_of_open_files(pool):
+    with engine_pair("local") as pair, pytest.raises(InvalidArgument, match="must be a file, got"):
+        pair.peer.sync()
+    with pytest.raises(InvalidArgument, match="deadline_s must be a number of seconds"):
+        pool.peer.sync(deadline_s=-1)
+    pool.peer.close()
+    with pytest.raises(InvalidArgument, match="sync: peer must be open, got the closed file:"):
+        pool.peer.sync()
+
+
+@pytest.mark.parametrize("num_blocks", [2, 8])  # 8: several pieces
+def test_a_file_that_has_become_shorter(pool, num_blocks):
+    rows = pool.rows([(i * MIB, i * MIB, MIB) for i in range(num_blocks)])
+    os.truncate(pool.path, MIB + 5000)
+    for call in (pool.engine.read, pool.engine.write):
+        error = error_of(call(pool.peer, rows))
+        assert error.cause.endswith(f"is not inside the file of {MIB + 5000} bytes")
+        assert error.num_bytes_done == 0
+    assert pool.path.stat().st_size == MIB + 5000
+
+
+def test_a_file_that_becomes_shorter_meanwhile(pool):
+    """What is not there any more is refused, or not read; nothing is made up."""
+    with ThreadPoolExecutor(1) as threads:
+        for _ in range(20):
+            os.truncate(pool.path, 8 * MIB)
+            ticket = pool.engine.read(pool.peer, pool.rows([(0, 0, 8 * MIB)] * 20))
+            threads.submit(os.truncate, pool.path, MIB).result()
+            with contextlib.suppress(TransferError):
+                ticket.wait()
+                continue
+            cause = error_of(ticket).cause
+            assert "the file ends there now" in cause or "is not inside the file of" in cause
+
+
+PERMISSION = """
+import os, sys
+from mooncake_kernels.errors import TransferError
+from tests.transfer.files import addressed, paged
+from mooncake_kernels.transfer import TransferEngine
+path = sys.argv[1]
+if os.getuid() == 0:
+    os.setgid(65534); os.setuid(65534)
+with TransferEngine() as engine:
+    memory = paged(8192)
+    region = engine.register(memory)
+    peer = engine.open("file:" + path)
+    engine.read(peer, [(region.address, 0, 8192)]).wait()
+    assert (memory == addressed(8192)).all()
+    try:
+        engine.write(peer, [(region.address, 0, 8192)]).wait()
+    except TransferError as error:
+        print(error.cause)
+    peer.sync().wait()
+    os.environ["SECRET"] and engine.open("file:" + os.environ["SECRET"])
+"""
+
+
+def run(script: str, *arguments, command=(), **variables) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [*command, sys.executable, "-c", script, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        env=environment(**variables),
+        cwd="/",
+        timeout=120,
+    )
+
+
+def test_a_read_only_file():
+    with tempfile.TemporaryDirectory() as name:
+        os.chmod(name, 0o755)  # pytest's own folders are ours alone
+        path, secret = Path(name) / "pool", Path(name) / "secret"
+        for file, mode in ((path, 0o444), (secret, 0)):
+            file.write_bytes(addressed(8192))
+            file.chmod(mode)
+        result = run(PERMISSION, path, SECRET=str(secret))
+        assert result.stdout == "the file may only be read: Permission denied\n", result.stderr
+        assert f"transfer with file:{secret}: open: Permission denied" in result.stderr
+        assert np.array_equal(np.frombuffer(path.read_bytes(), np.uint8), addressed(8192))
+
+
+LIMITED = """
+import resource, signal, sys
+from pathlib import Path
+from mooncake_kernels.errors import TransferError
+from tests.transfer.files import Pool
+MIB = 1 << 20
+with Pool(Path(sys.argv[1]), 4 * MIB) as pool:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (MIB, MIB))
+    for offset, size in ((3 * MIB, 8192), (3 * MIB + 1, 100)):  # past the page cache, and not
+        rows = pool.rows([(0, 0, MIB), (2 * MIB, offset, size)])
+        try:
+            pool.engine.write(pool.peer, rows).wait()
+        except TransferError as error:
+            print(error.cause, error.num_bytes_done)
+    pool.engine.write(pool.peer, rows[:1]).wait()
+"""
+
+
+def test_a_limit_of_the_process(tmp_path):
+    result = run(LIMITED, tmp_path / "pool")
+    assert result.stdout.splitlines() == [
+        f"writing at offset {3 * MIB}: File too large {MIB}",
+        f"writing at offset {3 * MIB + 1}: File too large {MIB}",
+    ], result.stderr
+    assert result.returncode == 0, result.stderr
+
+
+FULL = """
+import os, subprocess, sys
+from pathlib import Path
+folder = sys.argv[1]
+subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "none", folder], check=True)
+from mooncake_kernels.errors import TransferError
+from tests.transfer.files import Pool
+MIB = 1 << 20
+with Pool(Path(folder) / "pool", MIB) as pool:
+    os.truncate(pool.path, 16 * MIB)
+    peer = pool.engine.open(f"file:{pool.path}")
+    rows = [(pool.region.address, i * MIB, MIB) for i in range(16)]
+    try:
+        pool.engine.write(peer, rows).wait()
+    except TransferError as error:
+        assert 0 < error.num_bytes_done <= 4 * MIB, error
+        assert error.num_bytes_done == os.stat(pool.path).st_blocks * 512, error
+        print(error.cause.split(": ")[1])
+    pool.engine.read(peer, rows[:1]).wait()
+"""
+
+
+def test_a_full_disk(tmp_path):
+    """num_bytes_done is what the disk has: a hole before, all of that fills it."""
+    if not shutil.which("unshare"):
+        pytest.skip("there is no unshare")
+    alone = ["unshare", "--mount", *(["--map-root-user"] if os.getuid() else [])]
+    mounted = subprocess.run(
+        [*alone, "mount", "-t", "tmpfs", "none", tmp_path], capture_output=True, text=True
+    )
+    if mounted.returncode:
+        pytest.skip(f"tmpfs cannot be mounted: {mounted.stderr.strip()}")
+    # One lane: what another had under way when this one failed is not known to be done.
+    result = run(FULL, tmp_path, command=alone, MOONCAKE_KERNELS_TRANSFER_LANES="1")
+    assert (result.returncode, result.stdout) == (0, "No space left on device\n"), result.stderr

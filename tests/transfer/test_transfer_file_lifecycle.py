@@ -1,0 +1,166 @@
+"""The transport file: everything ends, at any time, and leaves nothing under way."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from mooncake_kernels.errors import InvalidArgument, TransferError
+
+from .files import PAGE, Pool, environment, open_files
+from .support import addressed, untouched
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def pool(tmp_path):
+    with Pool(tmp_path / "pool", 16 * MIB) as pool:
+        yield pool
+
+
+def long_rows(pool, count=4000):
+    """Takes seconds: the file again and again, past the page cache and through it."""
+    return pool.rows([(0, i % 2 * 5, 15 * MIB) for i in range(count)])
+
+
+def cause_of(ticket) -> str:
+    with pytest.raises(TransferError) as caught:
+        ticket.wait()
+    assert caught.value.num_bytes_done < caught.value.num_bytes_total
+    return caught.value.cause
+
+
+@pytest.mark.parametrize("direction", ["write", "read"])
+@pytest.mark.usefixtures("one_lane")
+def test_cancelled_in_the_middle_and_used_again(tmp_path, direction):
+    with Pool(tmp_path / "pool", 16 * MIB) as pool:
+        for i in range(10):
+            pool.memory[:] = 0x55
+            ticket = getattr(pool.engine, direction)(pool.peer, long_rows(pool))
+            time.sleep(i * 3e-3)
+            assert ticket.cancel()
+            pool.memory[:] = 0x77
+            assert cause_of(ticket) == "cancelled"
+            pool.engine.write(pool.peer, pool.rows([(0, 3, 15 * MIB)])).wait()
+            assert (pool.memory == 0x77).all(), "it was read into after the ticket had ended"
+            assert (pool.content()[3 : 15 * MIB] == 0x77).all(), "it was written afterwards"
+
+
+@pytest.mark.usefixtures("one_lane")
+def test_who_cancels_does_not_end_what_others_have_asked_for(tmp_path):
+    with Pool(tmp_path / "pool", 16 * MIB) as pool:
+        for _ in range(10):
+            long = pool.engine.read(pool.peer, long_rows(pool, 50))
+            short = [pool.engine.write(pool.peer, pool.rows([(0, 15 * MIB, 9)])) for _ in range(9)]
+            synced = pool.peer.sync()
+            long.cancel()
+            for ticket in (*short, synced):
+                ticket.wait()
+
+
+def test_the_deadline(pool):
+    ticket = pool.engine.read(pool.peer, long_rows(pool), deadline_s=0.05)
+    assert cause_of(ticket) == "deadline of 0.05 s passed"
+    pool.engine.read(pool.peer, pool.rows([(0, 0, 16 * MIB)])).wait()
+    assert (pool.memory == addressed(16 * MIB)).all()
+
+
+@pytest.mark.parametrize("what", ["peer", "engine", "region"])
+@pytest.mark.usefixtures("one_lane")
+def test_closed_in_flight(tmp_path, what):
+    with Pool(tmp_path / "pool", 16 * MIB) as pool:
+        ticket = pool.engine.read(pool.peer, long_rows(pool))
+        time.sleep(0.01)
+        getattr(pool, what).close()
+        pool.memory[:] = 0xFF
+        cause = "a region in use was closed" if what == "region" else f"the {what} was closed"
+        assert cause_of(ticket) == cause
+        time.sleep(0.05)
+        assert (pool.memory == 0xFF).all()
+
+
+def test_a_closed_peer_has_let_go_of_its_file(pool):
+    mine = [link for link in open_files() if link == str(pool.path) or "io_uring" in link]
+    assert str(pool.path) in mine
+    pool.engine.read(pool.peer, pool.rows([(0, 0, 16 * MIB)])).wait()
+    pool.peer.close()
+    assert not [link for link in open_files() if link == str(pool.path) or "io_uring" in link]
+    with pytest.raises(InvalidArgument, match="read: peer must be open"):
+        pool.engine.read(pool.peer, pool.rows([(0, 0, 1)]))
+
+
+def test_a_file_that_nobody_can_find_any_more_is_still_the_same(pool):
+    os.unlink(pool.path)
+    pool.engine.write(pool.peer, pool.rows([(0, 0, MIB)])).wait()
+    assert pool.engine.read(pool.peer, long_rows(pool)).cancel()
+    pool.path.write_bytes(bytes(16 * MIB))  # another one, of that name
+    pool.memory[:] = 0
+    pool.engine.read(pool.peer, pool.rows([(0, 0, MIB)])).wait()
+    assert (pool.memory[:MIB] == 0xEE).all()
+
+
+def test_many_transfers_leave_no_descriptor(pool):
+    row = pool.rows([(1, 1, PAGE)])
+    pool.engine.read(pool.peer, pool.rows([(0, 0, 16 * MIB)])).wait()  # all lanes are there
+    before = len(open_files())
+    for _ in range(100):
+        tickets = [pool.engine.read(pool.peer, row) for _ in range(100)]
+        assert pool.peer.sync().wait() is None
+        for ticket in tickets:
+            ticket.wait()
+    assert len(open_files()) <= before + 2  # other tests' may come and go
+    for _ in range(100):
+        with pool.engine.open(f"file:{pool.path}") as peer:
+            pool.engine.write(peer, row).wait()
+    del peer
+    assert len(open_files()) <= before + 2
+
+
+def test_what_is_queued_when_a_region_goes_fails(pool):
+    other = pool.engine.register(untouched(MIB))
+    running = pool.engine.read(pool.peer, long_rows(pool))
+    queued = [pool.engine.write(pool.peer, [(other.address, 0, MIB)]) for _ in range(200)]
+    other.close()
+    assert running.cancel()
+    assert cause_of(queued[-1]) == "a region in use was closed"
+
+
+def test_forked_children_leave_it_alone(pool):
+    row = pool.rows([(0, 0, 16 * MIB)])
+    pool.engine.write(pool.peer, row).wait()
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            pool.peer.sync()
+        except InvalidArgument as error:
+            code = 0 if "in the process that made it" in str(error) else 2
+        pool.engine.close()
+        os._exit(code)
+    for _ in range(5):
+        pool.engine.read(pool.peer, row).wait()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert (pool.memory == 0xEE).all()
+
+
+@pytest.mark.parametrize("tests", ["", "_errors", "_lifecycle"])
+def test_without_io_uring(tests):
+    """These tests again, where the kernel says no to it, as a container's may."""
+    if os.environ.get("MK_TEST_WITHOUT_IO_URING"):
+        pytest.skip("this is without it")
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-x", "-k", "not forked"]
+    path = Path(__file__).with_name(f"test_transfer_file{tests}.py")
+    result = subprocess.run(
+        [sys.executable, "-m", "tests.transfer.files", *command, "--import-mode=append", path],
+        cwd="/",
+        env=environment(MK_TEST_WITHOUT_IO_URING="1"),
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert " passed" in result.stdout
