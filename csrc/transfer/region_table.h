@@ -96,6 +96,7 @@ class RegionTable {
     Offer offer;
   };
   std::vector<Offered> offer(const std::shared_ptr<Board>& board);
+  void forget(const std::shared_ptr<Board>& board);  // which has ended
 
   // The regions in which the ranges lie, each range wholly inside one that has the rights.
   // Throws Refused: "descriptors[<first_index + i>] <side> range 0x... + 4096 bytes is ...".

@@ -24,7 +24,10 @@ void Session::run() noexcept {
     // The peer left, or cannot be understood. It learns so from the connection's end.
   }
   socket_.close();
-  if (board_) board_->end();
+  if (board_) {
+    board_->end();
+    own_.regions.forget(board_);
+  }
   finished_ = true;
 }
 
