@@ -1,7 +1,5 @@
 #include "transfer/tls.h"
 
-#include <poll.h>
-
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
@@ -117,9 +115,9 @@ void TlsStream::finish(const Limit& limit, Call call) {
     if (result == 1) return;
     const int error = Ssl::get().p_SSL_get_error(ssl_.get(), result);
     if (error == ossl::kErrorWantRead) {
-      wait_ready(fd_, POLLIN, limit);
+      wait_readable(fd_, limit);
     } else if (error == ossl::kErrorWantWrite) {
-      wait_ready(fd_, POLLOUT, limit);
+      wait_writable(fd_, limit);
     } else {
       fail(error, error_number);
     }

@@ -104,7 +104,7 @@ class Proxy:
 
     def cut(self) -> None:
         """End every connection as it is, without a word."""
-        for end in self._sockets:
+        for end in list(self._sockets):  # not those that come meanwhile
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
 
