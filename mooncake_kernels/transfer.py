@@ -240,8 +240,8 @@ class TransferEngine(Resource):
         after the data of its own request and of all earlier ones to that peer.
 
         What a lost connection had under way is tried again over another one, each part up to three
-        times; a notification never is. A peer that was restarted meanwhile is noticed, and nothing is
-        written to it.
+        times; a notification never is. A peer that was restarted meanwhile is noticed, and nothing
+        is written to it.
 
         Args:
             peer: from ``open``.
