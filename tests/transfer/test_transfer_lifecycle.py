@@ -209,16 +209,13 @@ def test_nothing_is_leaked(transport):
 def test_connections_that_end_are_forgotten(transport):
     with engine_pair(transport) as pair:
         pair.regions(addressed(64), untouched(64))
-        check_that_connections_are_forgotten(pair)
-
-
-def check_that_connections_are_forgotten(pair):
-    before = num_descriptors_and_threads()
-    for _ in range(10):
-        peers = [pair.near.open(pair.far.name) for _ in range(10)]
-        for peer in peers:
-            peer.close()
-    until = time.monotonic() + WAIT_S
-    while num_descriptors_and_threads() != before and time.monotonic() < until:
-        time.sleep(0.01)
-    assert num_descriptors_and_threads() == before
+        before = num_descriptors_and_threads()
+        for _ in range(10):
+            with contextlib.ExitStack() as open_at_once:
+                for _ in range(10):
+                    open_at_once.enter_context(pair.near.open(pair.far.name))
+        del open_at_once  # and with it the peers
+        until = time.monotonic() + WAIT_S
+        while num_descriptors_and_threads() != before and time.monotonic() < until:
+            time.sleep(0.01)
+        assert num_descriptors_and_threads() == before
