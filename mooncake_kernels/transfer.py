@@ -280,9 +280,9 @@ class TransferEngine(Inspection, Resource):
         undefined. Large requests of one engine to one peer overlap in time. A notification comes
         after the data of its own request and of all earlier ones to that peer.
 
-        What a lost connection had under way is tried again over another one, three times a request;
-        a notification never is. A peer that was restarted meanwhile is noticed, and nothing is
-        written to it.
+        What a lost connection had under way is tried again over another one, each part up to three
+        times; a notification never is. A peer that was restarted meanwhile is noticed, and nothing
+        is written to it.
 
         Args:
             peer: from ``open``.

@@ -1,4 +1,4 @@
-"""What every test shares: the `backend` fixture, and skips that can be made failures."""
+"""What every test shares: the `backend` fixture, skips that can be made failures, `--soak`."""
 
 import importlib.util
 import os
@@ -19,6 +19,16 @@ if not HAS_CUDA:
 torch.set_num_threads(2)
 # In the background of a script SIGINT is ignored, by us and by every process that a test starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--soak", action="store_true", help="the long form of tests that repeat")
+
+
+@pytest.fixture
+def soak(request: pytest.FixtureRequest) -> bool:
+    """Whether to run the long form, see CONTRIBUTING.md."""
+    return request.config.getoption("--soak")
 
 
 def skip(need: str, reason: str) -> None:

@@ -48,7 +48,6 @@ class Board {
   bool in_use(const Offer& offer) const;
   void release(const Offer& offer);  // the slot may be offered anew
   void end() { ended_ = true; }      // the initiator is gone
-  bool ended() const { return ended_; }
 
  private:
   const SharedMemory memory_;

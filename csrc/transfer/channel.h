@@ -36,6 +36,7 @@ struct Work {
   uint64_t request_id = 0;  // counts up from 1, of one peer
   Piece piece{};
   bool with_notify = false;
+  int num_losses = 0;  // connections that were lost under it
 };
 
 // What has come of a work.

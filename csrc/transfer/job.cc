@@ -8,9 +8,9 @@
 namespace mk::transfer {
 namespace {
 
-// Of works of one request whose connection was lost: enough to outlive some lost connections, and
-// few enough that a peer which is gone is reported soon.
-constexpr int kMaxRetries = 3;
+// Of one work: enough to outlive some lost connections, and few enough that a peer which is gone is
+// reported soon. They are not counted for the request, which loses all of its lanes at once.
+constexpr int kMaxLosses = 3;
 
 bool fits_one_piece(const Request& request, uint64_t max_bytes) {
   return request.num_ranges() <= kMaxBatchRanges && request.num_bytes <= max_bytes;
@@ -33,17 +33,12 @@ bool Job::take(Work& work, Interrupt& carrier, bool may_lead, bool may_notify) {
   work = {Work::Kind::kMove, &request_, id_, {}, false};
   if (!checked_) {
     if (check_taken_ || !may_lead) return false;
-    work.kind = Work::Kind::kCheck;
+    if (!take_again(work)) work.kind = Work::Kind::kCheck;
     check_taken_ = true;
   } else if (!again_.empty() || !cutter_.at_end()) {
     work.with_notify = !has_pieces_ && !notified_;
     if (work.with_notify && !may_notify) return false;
-    if (again_.empty()) {
-      cutter_.next(work.piece);
-    } else {
-      work.piece = again_.back();
-      again_.pop_back();
-    }
+    if (!take_again(work)) cutter_.next(work.piece);
     notify_taken_ |= work.with_notify;
   } else {
     if (notified_ || notify_taken_ || !carriers_.empty() || !may_lead || !may_notify) return false;
@@ -71,17 +66,13 @@ void Job::fail(const Work& work, const Interrupt& carrier, const std::string& ca
   // The peer may have the notification already: it is not handed over twice.
   const bool notifies = work.with_notify || work.kind == Work::Kind::kNotify;
   if (retry == Retry::kNo || (notifies && !request_.may_notify_again)) return stop(cause);
+  Work again = work;
   if (retry == Retry::kCounted) {
     if (lost_.empty()) lost_ = cause;
-    if (++num_retries_ > kMaxRetries) return stop(lost_);
+    if (++again.num_losses > kMaxLosses) return stop(lost_);
   }
-  if (work.kind == Work::Kind::kCheck) {
-    check_taken_ = false;
-  } else if (work.kind == Work::Kind::kNotify) {
-    notify_taken_ = false;
-  } else {
-    again_.push_back(work.piece);
-  }
+  if (work.kind == Work::Kind::kCheck) check_taken_ = false;
+  again_.push_back(again);
 }
 
 void Job::stop(const std::string& cause) {
@@ -92,6 +83,13 @@ void Job::stop(const std::string& cause) {
 bool Job::over() const {
   if (!carriers_.empty()) return false;
   return !cause_.empty() || (checked_ && cutter_.at_end() && again_.empty() && notified_);
+}
+
+bool Job::take_again(Work& work) {
+  if (again_.empty()) return false;
+  work = again_.back();
+  again_.pop_back();
+  return true;
 }
 
 void Job::release(const Interrupt& carrier) {

@@ -16,7 +16,7 @@
 
 namespace mk::transfer {
 
-enum class Retry { kNo, kCounted, kFree };  // counted: it is the job's share of bad luck
+enum class Retry { kNo, kCounted, kFree };  // counted: it is the work's share of bad luck
 
 class Job {
  public:
@@ -47,6 +47,7 @@ class Job {
   uint64_t num_bytes_done() const { return num_bytes_done_; }
 
  private:
+  bool take_again(Work& work);
   void release(const Interrupt& carrier);
 
   const TicketRef ticket_;
@@ -57,9 +58,8 @@ class Job {
   bool has_pieces_;
   bool checked_, check_taken_ = false;
   bool notified_, notify_taken_ = false;
-  std::vector<Piece> again_;
-  int num_retries_ = 0;
-  std::string lost_;                  // why the first of them was necessary
+  std::vector<Work> again_;
+  std::string lost_;                  // why the first of these was to be tried again
   std::vector<Interrupt*> carriers_;  // one entry a work that is under way
   uint64_t num_bytes_done_ = 0;
   std::string cause_;

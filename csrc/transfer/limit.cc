@@ -63,11 +63,12 @@ void Limit::check() const {
   if (deadline.passed()) throw Ended(deadline.cause());
 }
 
-void wait_ready(int fd, short events, const Limit& limit) {
+short wait_ready(int fd, short events, const Limit& limit) {
   pollfd polled[] = {{fd, events, 0}, {limit.interrupt.fd(), POLLIN, 0}};
   const int num_ready = poll(polled, 2, limit.deadline.poll_ms());
   if (num_ready < 0 && errno != EINTR) throw SystemError(errno, "poll");
-  limit.check();  // else ready, or woken early: the caller tries again and comes back
+  limit.check();
+  return num_ready > 0 ? polled[0].revents : 0;
 }
 
 }  // namespace mk::transfer

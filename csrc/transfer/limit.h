@@ -58,7 +58,8 @@ struct Limit {
   void check() const;  // throws Ended
 };
 
-// Waits until `fd` is ready for `events` (POLLIN, POLLOUT); throws Ended at the limit.
-void wait_ready(int fd, short events, const Limit& limit);
+// Waits until `fd` is ready for one of `events` (POLLIN, POLLOUT) and returns for which; 0: woken
+// early, to be called again. Throws Ended at the limit.
+short wait_ready(int fd, short events, const Limit& limit);
 
 }  // namespace mk::transfer

@@ -88,9 +88,6 @@ std::vector<RegionTable::Offered> RegionTable::offer(const std::shared_ptr<Board
   const std::lock_guard lock(mutex_);
   for (const auto& [address, region] : by_address_) {
     auto& offers = region->offers;
-    offers.erase(std::remove_if(offers.begin(), offers.end(),
-                                [](const auto& item) { return item.first->ended(); }),
-                 offers.end());
     auto known = std::find_if(offers.begin(), offers.end(),
                               [&](const auto& item) { return item.first == board; });
     if (known == offers.end()) {
@@ -101,6 +98,16 @@ std::vector<RegionTable::Offered> RegionTable::offer(const std::shared_ptr<Board
     offered.push_back({region->range, region->rights, known->second});
   }
   return offered;
+}
+
+void RegionTable::forget(const std::shared_ptr<Board>& board) {
+  const std::lock_guard lock(mutex_);
+  for (const auto& [address, region] : by_address_) {
+    auto& offers = region->offers;
+    offers.erase(std::remove_if(offers.begin(), offers.end(),
+                                [&](const auto& item) { return item.first == board; }),
+                 offers.end());
+  }
 }
 
 bool RegionTable::close() {

@@ -76,6 +76,7 @@ class RegionTable {
     Offer offer;
   };
   std::vector<Offered> offer(const std::shared_ptr<Board>& board);
+  void forget(const std::shared_ptr<Board>& board);  // which has ended
 
   // The regions that peers may use, or the first so many, in the order of their registration; the
   // rights are those of peers.

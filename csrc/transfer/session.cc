@@ -24,7 +24,10 @@ void Session::run() noexcept {
     // It never got in.
   }
   socket_.close();
-  if (board_) board_->end();
+  if (board_) {
+    board_->end();
+    own_.regions.forget(board_);
+  }
   finished_ = true;
 }
 

@@ -35,7 +35,8 @@ bool is_tcp(int fd) {
 
 // Calls sendmsg or recvmsg until every part is used up.
 template <class Call>
-void move_all(int fd, iovec* parts, size_t num_parts, short events, const Limit& limit, Call call) {
+void move_all(int fd, iovec* parts, size_t num_parts, void (*wait)(int, const Limit&),
+              const Limit& limit, Call call) {
   while (num_parts > 0) {
     limit.check();
     msghdr message{};
@@ -45,7 +46,7 @@ void move_all(int fd, iovec* parts, size_t num_parts, short events, const Limit&
     if (moved >= 0) {
       advance(parts, num_parts, moved);
     } else if (errno == EAGAIN) {
-      wait_ready(fd, events, limit);
+      wait(fd, limit);
     } else if (errno != EINTR) {
       throw LinkDown(connection_cause(errno));
     }
@@ -143,7 +144,7 @@ void Socket::start_tls(const TlsContext& context, const std::string& host, const
 
 void Socket::send(iovec* parts, size_t num_parts, const Limit& limit) {
   if (tls_) return tls_->send(parts, num_parts, limit);
-  move_all(fd_.get(), parts, num_parts, POLLOUT, limit, [this](msghdr* message, bool more) {
+  move_all(fd_.get(), parts, num_parts, wait_writable, limit, [this](msghdr* message, bool more) {
     return sendmsg(fd_.get(), message, MSG_NOSIGNAL | (more ? MSG_MORE : 0));
   });
 }
@@ -154,7 +155,7 @@ void Socket::receive(iovec* parts, size_t num_parts, const Limit& limit) {
 }
 
 void Socket::receive_raw(iovec* parts, size_t num_parts, int flags, const Limit& limit) {
-  move_all(fd_.get(), parts, num_parts, POLLIN, limit, [&](msghdr* message, bool) {
+  move_all(fd_.get(), parts, num_parts, wait_readable, limit, [&](msghdr* message, bool) {
     const ssize_t received = recvmsg(fd_.get(), message, flags);
     if (received == 0) throw LinkDown(closed_by_peer());
     return received;

@@ -1,7 +1,11 @@
 #include "transfer/stream.h"
 
+#include <poll.h>
+
 #include <cerrno>
 #include <system_error>
+
+#include "transfer/error.h"
 
 namespace mk::transfer {
 
@@ -15,6 +19,13 @@ void advance(iovec*& parts, size_t& num_parts, size_t num_bytes) {
     parts->iov_base = static_cast<char*>(parts->iov_base) + num_bytes;
     parts->iov_len -= num_bytes;
   }
+}
+
+void wait_readable(int fd, const Limit& limit) { wait_ready(fd, POLLIN, limit); }
+
+void wait_writable(int fd, const Limit& limit) {
+  const short ready = wait_ready(fd, POLLOUT | POLLRDHUP, limit);
+  if (ready & POLLRDHUP && !(ready & POLLOUT)) throw LinkDown(closed_by_peer());
 }
 
 std::string connection_cause(int error_number) {

@@ -1,4 +1,5 @@
-// What Socket and TlsStream have in common: how they walk over iovecs, and their words for errors.
+// What Socket and TlsStream have in common: how they walk over iovecs and wait, and their words for
+// errors.
 //
 // Layer: transfer.
 #pragma once
@@ -8,10 +9,17 @@
 #include <cstddef>
 #include <string>
 
+#include "transfer/limit.h"
+
 namespace mk::transfer {
 
 // Steps over `num_bytes` that were moved; with 0, over parts that are empty.
 void advance(iovec*& parts, size_t& num_parts, size_t num_bytes);
+
+// They throw Ended at the limit. wait_writable throws LinkDown if there is no room and the peer has
+// closed: on a connection that a copy in its forked child keeps open, nobody will ever make any.
+void wait_readable(int fd, const Limit& limit);
+void wait_writable(int fd, const Limit& limit);
 
 std::string connection_cause(int error_number);  // "connection refused", ...
 std::string closed_by_peer();

@@ -1,7 +1,5 @@
 #include "transfer/tls.h"
 
-#include <poll.h>
-
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
@@ -117,9 +115,9 @@ void TlsStream::finish(const Limit& limit, Call call) {
     if (result == 1) return;
     const int error = Ssl::get().p_SSL_get_error(ssl_.get(), result);
     if (error == ossl::kErrorWantRead) {
-      wait_ready(fd_, POLLIN, limit);
+      wait_readable(fd_, limit);
     } else if (error == ossl::kErrorWantWrite) {
-      wait_ready(fd_, POLLOUT, limit);
+      wait_writable(fd_, limit);
     } else {
       fail(error, error_number);
     }
@@ -130,8 +128,7 @@ void TlsStream::fail(int error, int error_number) const {
   if (error != ossl::kErrorSsl) {
     const bool is_named = error == ossl::kErrorSyscall && error_number != 0;
     const std::string cause = is_named ? connection_cause(error_number) : closed_by_peer();
-    if (has_shaken_hands_) throw LinkDown(cause);
-    throw Failure(cause + " during the TLS handshake");
+    throw LinkDown(has_shaken_hands_ ? cause : cause + " during the TLS handshake");
   }
   const Crypto& crypto = Crypto::get();
   const unsigned long reason = crypto.p_ERR_get_error();

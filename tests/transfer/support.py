@@ -8,6 +8,8 @@ import signal
 import socket
 import struct
 import threading
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,13 +36,21 @@ def _addressed(num_bytes: int) -> np.ndarray:
 
 def addressed(num_bytes: int) -> np.ndarray:
     """Bytes hashed from their own position: a block from the wrong place differs."""
-    longest = 65 << 20
-    assert num_bytes <= longest
-    return _addressed(1 << 20 if num_bytes <= 1 << 20 else longest)[:num_bytes].copy()
+    sizes = (1 << 20, 8 << 20, 65 << 20)
+    return _addressed(next(size for size in sizes if num_bytes <= size))[:num_bytes].copy()
 
 
 def untouched(num_bytes: int) -> np.ndarray:
     return np.full(num_bytes, UNTOUCHED, np.uint8)
+
+
+def eventually(condition: Callable[[], bool]) -> bool:
+    until = time.monotonic() + WAIT_S
+    while not condition():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.005)
+    return True
 
 
 @dataclass

@@ -116,13 +116,15 @@ def test_a_file_that_becomes_shorter_meanwhile(pool):
     with ThreadPoolExecutor(1) as threads:
         for _ in range(20):
             os.truncate(pool.path, 8 * MIB)
-            ticket = pool.engine.read(pool.peer, pool.rows([(0, 0, 8 * MIB)] * 20))
+            rows = pool.rows([(0, 0, 8 * MIB)])
+            tickets = [pool.engine.read(pool.peer, rows) for _ in range(20)]
             threads.submit(os.truncate, pool.path, MIB).result()
-            with contextlib.suppress(TransferError):
-                ticket.wait()
-                continue
-            cause = error_of(ticket).cause
-            assert "the file ends there now" in cause or "is not inside the file of" in cause
+            for ticket in tickets:
+                with contextlib.suppress(TransferError):
+                    ticket.wait()
+                    continue
+                cause = error_of(ticket).cause
+                assert "the file ends there now" in cause or "is not inside the file of" in cause
 
 
 PERMISSION = """

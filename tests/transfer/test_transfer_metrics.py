@@ -150,7 +150,7 @@ def test_scrapes_beside_transfers(tcp_pair):
     def move():
         while not over.is_set():
             with tcp_pair.near.open(tcp_pair.far.name) as peer:
-                tcp_pair.near.write(peer, [(here.address, there.address, 64)] * 100).wait()
+                tcp_pair.near.write(peer, [(here.address, there.address, 640)]).wait()
 
     threads = [threading.Thread(target=move) for _ in range(2)]
     for thread in threads:

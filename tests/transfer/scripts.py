@@ -1,0 +1,61 @@
+"""Scripts of users, each run in a Python of its own that must end well."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+PRELUDE = """
+import numpy as np, os, sys, threading
+os.environ["MOONCAKE_KERNELS_TRANSFER_LANES"] = "1"  # see one_lane
+from mooncake_kernels.transfer import TransferEngine
+memory = np.ones(1 << 20, np.uint8)
+a, b = TransferEngine(transports=["tcp"]), TransferEngine()
+near, far = a.register(memory), b.register(np.zeros(1 << 20, np.uint8))
+peer = a.open(b.name)
+row = (near.address, far.address, 1 << 20)
+def keep_busy(count): return [a.write(peer, [row]) for _ in range(count)][-1]
+"""
+
+
+def run_script(script: str) -> None:
+    """Run it behind ``PRELUDE``; it must exit with 0 and complain of nothing."""
+    run = subprocess.run(
+        [sys.executable, "-c", PRELUDE + script], capture_output=True, text=True, timeout=60
+    )
+    assert (run.returncode, run.stderr) == (0, "")
+
+
+# To import torch takes seconds: each script has a fork of one interpreter, which ends as any does.
+FORKING = """
+import json, os, signal, sys, threading, time
+import numpy as np
+from mooncake_kernels.errors import InvalidArgument, TransferError
+from mooncake_kernels.transfer import TransferEngine
+folder, scripts, statuses = sys.argv[1], json.load(sys.stdin), []
+for number, script in enumerate(scripts):
+    pid = os.fork()
+    if not pid:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.alarm(30)  # it hangs
+        os.dup2(os.open(f"{folder}/{number}", os.O_WRONLY | os.O_CREAT), 2)
+        exec(script)
+        break
+    statuses.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+else:
+    json.dump(statuses, sys.stdout)
+"""
+
+
+def run_forks(scripts: list[str], folder: Path) -> list[tuple[int, str]]:
+    """Run each script; return their exit statuses, -n for signal n, and what they complain of."""
+    run = subprocess.run(
+        [sys.executable, "-c", FORKING, str(folder)],
+        input=json.dumps(scripts),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert (run.returncode, run.stderr) == (0, "")
+    complaints = [(folder / str(number)).read_text() for number in range(len(scripts))]
+    return list(zip(json.loads(run.stdout), complaints, strict=True))

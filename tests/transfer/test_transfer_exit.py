@@ -1,0 +1,105 @@
+"""The interpreter ends, however that comes about: nothing hangs, nothing is complained of."""
+
+import itertools
+import os
+import random
+import signal
+
+import pytest
+
+from .scripts import run_forks, run_script
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "keep_busy(5000)\nb.write(b.open(b.name), [row[1:2] * 2 + row[2:]])",
+        "del memory, near, far, a\nb.receive_notifications()",
+        "threading.Thread(target=keep_busy(3000).wait).start()",
+        "keep_busy(5000)\npid = os.fork()\n"
+        "sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) if pid else None)",
+        "keep_busy(5000)\npid = os.fork()\nnear.close(), peer.close(), a.close()\n"
+        "sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) if pid else None)",
+    ],
+    ids=["pending", "dropped", "waiting_thread", "forked", "forked_and_closed"],
+)
+def test_a_process_that_closes_nothing_exits_cleanly(script):
+    run_script(script)
+
+
+@pytest.mark.parametrize("wait", ["b.receive_notifications(50)", "ticket.wait()", "a.close()"])
+@pytest.mark.parametrize("closes", [True, False], ids=["closed_at_exit", "never_closed"])
+def test_a_daemon_thread_may_wait_while_the_interpreter_ends(wait, closes):
+    run_script(f"""
+import time
+class Late:  # goes after the interpreter has begun to end, and lets other threads run meanwhile
+    def __del__(self): time.sleep(0.5)
+late = Late()
+a._finalizer.atexit = b._finalizer.atexit = {closes}
+ticket = keep_busy(5000)
+def wait():
+    try: {wait}
+    except Exception: pass
+threading.Thread(target=wait, daemon=True).start()
+time.sleep(0.05)
+""")
+
+
+BUSY = """
+memory = np.ones(32 << 20, np.uint8)
+a, b = TransferEngine(transports=["{transport}"]), TransferEngine()
+near, far = a.register(memory), b.register(np.zeros(32 << 20, np.uint8))
+peer = a.open(b.name)
+row = (near.address, far.address, 32 << 20)
+def move():
+    while True:
+        a.write(peer, [row]).wait()
+def move_until_closed():
+    try: move()
+    except (TransferError, InvalidArgument): pass
+def later(call, *arguments):
+    def wait():
+        time.sleep({delay_s})
+        call(*arguments)
+    threading.Thread(target=wait, daemon=True).start()
+"""
+ENDS = {  # how a process ends in the middle of its transfers, and its exit status
+    "in_flight": ("tickets = [a.write(peer, [row]) for _ in range(8)]", 0),
+    "exit_in_a_thread": (
+        "ticket = a.write(peer, [row])\n"
+        "threading.Thread(target=lambda: (time.sleep({delay_s}), sys.exit(3))).start()",
+        0,
+    ),
+    "exit_beside_a_thread": (
+        "threading.Thread(target=move_until_closed, daemon=True).start()\n"
+        "time.sleep({delay_s})\nsys.exit(0)",
+        0,
+    ),
+    "sigint": ("later(os.kill, os.getpid(), signal.SIGINT)\nmove()", -signal.SIGINT),
+    "sigterm": ("later(os.kill, os.getpid(), signal.SIGTERM)\nmove()", -signal.SIGTERM),
+    "sigterm_handled": (
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\n"
+        "later(os.kill, os.getpid(), signal.SIGTERM)\nmove()",
+        0,
+    ),
+}
+
+
+def test_forked_processes_end_in_the_middle_of_transfers(tmp_path, soak):
+    """Over each transport, at random moments; those that a signal ends at most say so."""
+    rng = random.Random(seed := int.from_bytes(os.urandom(4), "little"))
+    cases = list(itertools.product(["local", "shm", "tcp"], ENDS)) * (20 if soak else 1)
+    scripts = []
+    for transport, end in cases:
+        delay_s = rng.uniform(0, 0.05)
+        script = BUSY + ENDS[end][0]
+        scripts.append(
+            script.replace("{transport}", transport).replace("{delay_s}", f"{delay_s:.6f}")
+        )
+    for case, (status, complaint) in zip(cases, run_forks(scripts, tmp_path), strict=True):
+        assert status == ENDS[case[1]][1], (seed, case, complaint)
+        if case[1] == "sigint":
+            assert complaint.startswith("Traceback") and complaint.count("Traceback") == 1
+            assert complaint.rstrip().endswith("KeyboardInterrupt"), (seed, case, complaint)
+        else:
+            assert complaint == "", (seed, case)

@@ -1,0 +1,113 @@
+"""fork(): the child has copies of what is its parent's, and disturbs nobody."""
+
+import textwrap
+
+import pytest
+
+from .scripts import run_script
+
+FORKED = """
+import signal, time
+from mooncake_kernels.errors import InvalidArgument, TransferError
+pid = os.fork()
+if not pid:
+    signal.alarm(50)
+    time.sleep(50)
+try:
+{body}
+finally:
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+a.close(), b.close()
+"""
+
+
+def run_beside_a_forked_child(body: str) -> None:
+    run_script(FORKED.format(body=textwrap.indent(textwrap.dedent(body), "    ")))
+
+
+def test_a_name_is_free_once_closed_though_a_forked_child_lives():
+    run_beside_a_forked_child("""
+        name = b.name
+        b.close()
+        try:
+            a.open(name, deadline_s=4)
+        except TransferError as error:
+            assert error.cause == "connection refused", error
+        else:
+            raise AssertionError("someone answered")
+        b = TransferEngine(name)
+        a.open(name, deadline_s=4)
+    """)
+
+
+@pytest.mark.parametrize("closes", ["b.close()", "peer.close()"])
+def test_the_other_side_learns_of_a_close_though_a_forked_child_lives(closes):
+    run_beside_a_forked_child(f"""
+        def num_connections():  # a line each; 01 is ESTABLISHED
+            port = "%04X" % int(b.name.rsplit(":", 1)[1])
+            lines = [line.split() for line in open("/proc/self/net/tcp")][1:]
+            return sum(port in line[1] + line[2] and line[3] == "01" for line in lines)
+        assert num_connections() == 2
+        {closes}
+        until = time.monotonic() + 20
+        while num_connections() and time.monotonic() < until:
+            time.sleep(0.01)
+        assert num_connections() == 0
+    """)
+
+
+def test_a_forked_child_is_told_that_it_cannot_use_the_engine():
+    run_script("""
+import asyncio, signal
+from mooncake_kernels.errors import InvalidArgument
+async def wait(ticket): await ticket
+uses = {
+    "wait": lambda: ticket.wait(),
+    "done": lambda: ticket.done,
+    "cancel": lambda: ticket.cancel(),
+    "await": lambda: asyncio.run(wait(ticket)),
+    "write": lambda: a.write(peer, [row]),
+    "read": lambda: a.read(peer, [row]),
+    "open": lambda: a.open(b.name),
+    "register": lambda: a.register(bytearray(8)),
+    "receive_notifications": lambda: a.receive_notifications(50),
+    "stats": lambda: a.stats(),
+}
+ticket = keep_busy(5000)
+pid = os.fork()
+if not pid:
+    signal.alarm(50)
+    for op, use in uses.items():
+        try:
+            use()
+        except InvalidArgument as error:
+            assert str(error).startswith(f"{op}: "), error
+            assert f"process that made it, {os.getppid()}, got {os.getpid()}" in str(error), error
+        else:
+            raise AssertionError(f"{op} did not raise")
+    os._exit(0)
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+assert not ticket.done or ticket.wait() is None, "the child has ended it"
+a.write(peer, [row]).wait()
+a.close(), b.close()
+""")
+
+
+def test_a_forked_child_does_not_take_its_copies_for_its_parent_s_engines():
+    run_script("""
+import signal
+pid = os.fork()
+if not pid:
+    signal.alarm(50)
+    with TransferEngine() as child:
+        with child.open(b.name) as peer:
+            assert peer.transport == "shm", peer.transport
+            own = child.register(np.full(1 << 20, 7, np.uint8))
+            child.write(peer, [(own.address, far.address, 1 << 20)]).wait()
+    os._exit(0)
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+a.read(peer, [row]).wait()
+assert (memory == 7).all(), "it was written into the child's copy"
+a.close(), b.close()
+""")

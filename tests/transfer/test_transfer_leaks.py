@@ -1,0 +1,47 @@
+"""Many small transfers leave nothing behind. ``--soak`` makes it 10 million; tcp a million."""
+
+import sys
+from collections import deque
+
+import numpy as np
+import pytest
+
+from .resources import assert_no_growth, held
+from .support import addressed, engine_pair, untouched
+
+NUM_TRANSFERS = {"local": 100_000, "shm": 80_000, "tcp": 20_000}
+NUM_SOAK = {"local": 10_000_000, "shm": 10_000_000, "tcp": 1_000_000}
+WARM_UP = 10_000
+UNDER_WAY = 32  # requests at a time
+SIZE, BLOCK = 1 << 16, 64
+
+
+def transfer(pair, near: int, far: int, count: int) -> None:
+    """Move blocks there and back, one a request, a few requests at a time."""
+    under_way: deque = deque()
+    for number in range(count):
+        move = pair.near.read if number & 1 else pair.near.write
+        at = (number >> 1) * BLOCK % SIZE
+        under_way.append(move(pair.peer, [(near + at, far + at, BLOCK)]))
+        if len(under_way) == UNDER_WAY:
+            under_way.popleft().wait()
+    for ticket in under_way:
+        ticket.wait()
+
+
+@pytest.mark.parametrize("transport", NUM_TRANSFERS)
+def test_nothing_grows_over_many_transfers(transport, soak):
+    count = (NUM_SOAK if soak else NUM_TRANSFERS)[transport]
+    with engine_pair(transport) as pair:
+        here, there = addressed(SIZE), untouched(SIZE)
+        near, far = (region.address for region in pair.regions(here, there))
+        transfer(pair, near, far, WARM_UP)
+        before = held()
+        transfer(pair, near, far, count)
+        after = held()
+        for memory in (here, there):
+            np.testing.assert_array_equal(memory, addressed(SIZE))
+        counters = pair.near.stats()["transports"][transport]
+    sys.stdout.write(f"{transport}: {count} transfers\nbefore: {before}\nafter: {after}\n")
+    assert counters["num_requests"] == WARM_UP + count and counters["num_errors"] == 0
+    assert_no_growth(before, after)

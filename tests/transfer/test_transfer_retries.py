@@ -1,0 +1,64 @@
+"""Connections that are lost on the way: what they carried goes over others, as often as allowed."""
+
+import time
+
+import numpy as np
+import pytest
+
+from mooncake_kernels import config
+from mooncake_kernels.errors import TransferError
+from mooncake_kernels.transfer import TransferEngine
+
+from .proxy import Proxy
+from .support import addressed, eventually, untouched
+
+SIZE = 8 << 20
+
+
+def slowly(data: bytes) -> bytes:
+    time.sleep(0.002)
+    return data
+
+
+@pytest.mark.parametrize("direction", ["write", "read"])
+@pytest.mark.parametrize("lanes", [1, 2, 4])
+def test_all_lanes_are_lost_at_once(direction, lanes):
+    with (
+        config.override(transfer_lanes=lanes),
+        TransferEngine() as far,
+        Proxy(far.name, slowly, slowly) as proxy,
+        TransferEngine(transports=["tcp"]) as near,
+    ):
+        source, target = addressed(SIZE), untouched(SIZE)
+        here, there = (source, target) if direction == "write" else (target, source)
+        row = (near.register(here).address, far.register(there).address, SIZE)
+        ticket = getattr(near, direction)(near.open(proxy.name), [row])
+        assert eventually(lambda: len(proxy.relays) == lanes)
+        assert eventually(lambda: all(moved(relay) > 1 << 16 for relay in proxy.relays))
+        proxy.cut()
+        ticket.wait()
+        assert len(proxy.relays) > lanes
+        np.testing.assert_array_equal(target, source)
+
+
+def moved(relay) -> int:
+    return len(relay.up.passed) + len(relay.down.passed)
+
+
+@pytest.mark.usefixtures("one_lane")
+def test_who_loses_every_connection_gives_up():
+    with (
+        TransferEngine() as far,
+        Proxy(far.name, slowly) as proxy,
+        TransferEngine(transports=["tcp"]) as near,
+    ):
+        here, there = near.register(addressed(SIZE)), far.register(untouched(SIZE))
+        ticket = near.write(near.open(proxy.name), [(here.address, there.address, SIZE)])
+        for number in range(4):
+            assert eventually(lambda number=number: len(proxy.relays) == number + 1)
+            assert eventually(lambda: moved(proxy.relays[-1]) > 1 << 16)
+            assert not ticket.done
+            proxy.cut()
+        with pytest.raises(TransferError, match="connection closed by peer"):
+            ticket.wait()
+        assert len(proxy.relays) == 4
