@@ -43,7 +43,12 @@ def choose_nics(topology: Any, *, named: bool) -> NicChoice:
     """
     if topology is not None:
         as_instance("TransferEngine", "topology", topology, Topology, "a Topology or None")
+    missing = _missing()
+    if missing and topology is None and not named:
+        return NicChoice()  # as on most machines
     try:
+        if missing:
+            raise Unavailable(f"TransferEngine: {missing}")
         chosen = _choice(topology, named)
     except (Unavailable, InvalidArgument, OSError) as error:
         if named or topology is not None:
@@ -54,12 +59,14 @@ def choose_nics(topology: Any, *, named: bool) -> NicChoice:
     return chosen
 
 
+def _missing() -> str:
+    """Why there can be no NIC."""
+    return _host.missing_verbs() or (
+        "" if _host.rdma_devices() else "this machine has no RDMA device"
+    )
+
+
 def _choice(topology: Topology | None, named: bool) -> NicChoice:
-    missing = _host.missing_verbs()
-    if missing:
-        raise Unavailable(f"TransferEngine: {missing}")
-    if not _host.rdma_devices():
-        raise Unavailable("TransferEngine: this machine has no RDMA device")
     topology = topology or Topology.discover()
     nodes = {node.id: f"cpu:{node.id}" for node in topology.numa_nodes}
     tiers = {node: topology.nic_tiers(place) for node, place in nodes.items()}

@@ -184,8 +184,10 @@ def test_stats(tmp_path):
         pool.engine.read(pool.peer, pool.rows([(0, 0, 10)])).wait()
         counters = {"num_bytes_read": 10, "num_bytes_written": 1000}
         counters |= {"num_requests": 2, "num_errors": 0}
-        assert pool.engine.stats()["transports"] == {"file": counters}
-        assert pool.engine.stats()["peers"] == {f"file:{pool.path}": counters}
+        [(transport, of_all)] = pool.engine.stats()["transports"].items()
+        [(peer, of_peer)] = pool.engine.stats()["peers"].items()
+        assert (transport, peer) == ("file", f"file:{pool.path}")
+        assert of_all == of_peer and counters.items() <= of_peer.items()
 
 
 def test_two_engines_and_a_peer_of_another_kind_beside_it(tmp_path):

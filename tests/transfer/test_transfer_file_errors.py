@@ -40,7 +40,8 @@ def error_of(ticket) -> TransferError:
 )
 @pytest.mark.parametrize("num_before", [1, 8])  # 8: several pieces, of which the last is wrong
 def test_outside(pool, direction, offset, size, num_before):
-    rows = pool.rows([(i * MIB, i * MIB, MIB) for i in range(num_before)] + [(0, offset, size)])
+    before = [(i * MIB, i * MIB, MIB - PAGE) for i in range(num_before)]
+    rows = pool.rows([*before, (MIB - PAGE, offset, size)])
     error = error_of(getattr(pool.engine, direction)(pool.peer, rows))
     assert error.cause == (
         f"descriptors[{num_before}] remote range {offset:#x} + {size} bytes is not inside the file "

@@ -22,9 +22,16 @@ def pool(tmp_path):
         yield pool
 
 
-def long_rows(pool, count=4000):
-    """Takes seconds: the file again and again, past the page cache and through it."""
-    return pool.rows([(0, i % 2 * 5, 15 * MIB) for i in range(count)])
+def train(pool, direction, count=60, **options):
+    """Requests that take long together: the file again and again, past the page cache, or not."""
+    call = getattr(pool.engine, direction)
+    return [call(pool.peer, pool.rows([(0, i % 2 * 5, 15 * MIB)]), **options) for i in range(count)]
+
+
+def cancel(tickets) -> None:
+    """Cancel all; of those that are over it has no effect. The last one is not."""
+    cancelled = [ticket.cancel() for ticket in reversed(tickets)]
+    assert cancelled[0]
 
 
 def cause_of(ticket) -> str:
@@ -40,11 +47,11 @@ def test_cancelled_in_the_middle_and_used_again(tmp_path, direction):
     with Pool(tmp_path / "pool", 16 * MIB) as pool:
         for i in range(10):
             pool.memory[:] = 0x55
-            ticket = getattr(pool.engine, direction)(pool.peer, long_rows(pool))
+            tickets = train(pool, direction)
             time.sleep(i * 3e-3)
-            assert ticket.cancel()
+            cancel(tickets)
             pool.memory[:] = 0x77
-            assert cause_of(ticket) == "cancelled"
+            assert cause_of(tickets[-1]) == "cancelled"
             pool.engine.write(pool.peer, pool.rows([(0, 3, 15 * MIB)])).wait()
             assert (pool.memory == 0x77).all(), "it was read into after the ticket had ended"
             assert (pool.content()[3 : 15 * MIB] == 0x77).all(), "it was written afterwards"
@@ -54,17 +61,18 @@ def test_cancelled_in_the_middle_and_used_again(tmp_path, direction):
 def test_who_cancels_does_not_end_what_others_have_asked_for(tmp_path):
     with Pool(tmp_path / "pool", 16 * MIB) as pool:
         for _ in range(10):
-            long = pool.engine.read(pool.peer, long_rows(pool, 50))
+            long = train(pool, "read", 10)
             short = [pool.engine.write(pool.peer, pool.rows([(0, 15 * MIB, 9)])) for _ in range(9)]
             synced = pool.peer.sync()
-            long.cancel()
+            for ticket in long:
+                ticket.cancel()
             for ticket in (*short, synced):
                 ticket.wait()
 
 
 def test_the_deadline(pool):
-    ticket = pool.engine.read(pool.peer, long_rows(pool), deadline_s=0.05)
-    assert cause_of(ticket) == "deadline of 0.05 s passed"
+    tickets = train(pool, "read", deadline_s=0.05)
+    assert cause_of(tickets[-1]) == "deadline of 0.05 s passed"
     pool.engine.read(pool.peer, pool.rows([(0, 0, 16 * MIB)])).wait()
     assert (pool.memory == addressed(16 * MIB)).all()
 
@@ -73,12 +81,12 @@ def test_the_deadline(pool):
 @pytest.mark.usefixtures("one_lane")
 def test_closed_in_flight(tmp_path, what):
     with Pool(tmp_path / "pool", 16 * MIB) as pool:
-        ticket = pool.engine.read(pool.peer, long_rows(pool))
+        tickets = train(pool, "read")
         time.sleep(0.01)
         getattr(pool, what).close()
         pool.memory[:] = 0xFF
         cause = "a region in use was closed" if what == "region" else f"the {what} was closed"
-        assert cause_of(ticket) == cause
+        assert cause_of(tickets[-1]) == cause
         time.sleep(0.05)
         assert (pool.memory == 0xFF).all()
 
@@ -96,7 +104,7 @@ def test_a_closed_peer_has_let_go_of_its_file(pool):
 def test_a_file_that_nobody_can_find_any_more_is_still_the_same(pool):
     os.unlink(pool.path)
     pool.engine.write(pool.peer, pool.rows([(0, 0, MIB)])).wait()
-    assert pool.engine.read(pool.peer, long_rows(pool)).cancel()
+    cancel(train(pool, "read"))
     pool.path.write_bytes(bytes(16 * MIB))  # another one, of that name
     pool.memory[:] = 0
     pool.engine.read(pool.peer, pool.rows([(0, 0, MIB)])).wait()
@@ -122,10 +130,11 @@ def test_many_transfers_leave_no_descriptor(pool):
 
 def test_what_is_queued_when_a_region_goes_fails(pool):
     other = pool.engine.register(untouched(MIB))
-    running = pool.engine.read(pool.peer, long_rows(pool))
+    running = train(pool, "read")
     queued = [pool.engine.write(pool.peer, [(other.address, 0, MIB)]) for _ in range(200)]
     other.close()
-    assert running.cancel()
+    for ticket in running:
+        ticket.cancel()
     assert cause_of(queued[-1]) == "a region in use was closed"
 
 

@@ -221,9 +221,9 @@ def test_bad_arguments_of_the_engine():
         TransferEngine(metadata="etcd")
     with pytest.raises(InvalidArgument, match="metadata must be"):
         TransferEngine(metadata=np.zeros(2))
-    for transports in (["rdma"], [], "tcp", ["tcp", "nvlink"], 5, [["tcp"]]):
+    for transports in (["RDMA"], [], "tcp", ["tcp", "nvlink"], 5, [["tcp"]]):
         with pytest.raises(
-            InvalidArgument, match="transports must be .* local, shm, tcp and file, got"
+            InvalidArgument, match="transports must be .* local, shm, rdma, tcp and file, got"
         ):
             TransferEngine(transports=transports)
 
