@@ -193,7 +193,9 @@ def test_prefixes_keep_clusters_apart(servers):
 
 
 def test_transports_and_listen_must_fit(url):
-    with pytest.raises(InvalidArgument, match="transports must have tcp with a metadata server"):
+    with pytest.raises(
+        InvalidArgument, match="transports must have tcp or rdma with a metadata server"
+    ):
         TransferEngine("a", metadata=url, transports=["local"])
     with pytest.raises(InvalidArgument, match="listen must be None under p2p"):
         TransferEngine(listen="127.0.0.1:0")

@@ -12,7 +12,7 @@ from .handshake import answer, begin, receive_exactly
 from .secret import OURS
 from .support import ACK, HEADER, connect, ended, engine_pair, peer_process, raw_server, untouched
 
-LIST = 7
+LIST = 13
 ENTRY = struct.Struct("<QQII")  # address, num_bytes, rights, reserved
 MAX_LISTED = 65536
 

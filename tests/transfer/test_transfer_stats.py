@@ -22,7 +22,7 @@ def test_peers_and_transports(pair):
     near, far = pair.regions(addressed(SIZE), untouched(SIZE))
     pair.near.write(pair.peer, [(near.address, far.address, 1000)]).wait()
     pair.near.read(
-        pair.peer, [(near.address, far.address, 10), (near.address, far.address, 1)]
+        pair.peer, [(near.address, far.address, 10), (near.address + 20, far.address, 1)]
     ).wait()
     with pytest.raises(TransferError):
         pair.near.write(pair.peer, [(near.address, 1, 1)]).wait()
