@@ -5,7 +5,8 @@
 //   kDetach   DetachRequest follows the header; the answer is empty
 //   kFlush    uint32_t rails[] follow, over each of which an immediate has been sent; the empty
 //             answer says that it has come, and hence what was written before it
-//   kKeys     the target answers KeysEntry, KeyEntry[num_keys]; KeysEntry, ...
+//   kKeys     uint64_t addresses[] follow; the target answers, of the regions that these are in,
+//             KeysEntry, KeyEntry[num_keys]; KeysEntry, ...
 //
 // Layer: transfer.
 #pragma once

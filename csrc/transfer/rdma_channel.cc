@@ -35,7 +35,7 @@ void RdmaChannel::connect(const Limit& limit) {
   make_rails();
   bring_up_some(limit);
   if (only_ && !is_any_up()) throw LinkDown(rails_.front().cause());
-  learn_keys(limit);
+  keys_ = {};
 }
 
 Way RdmaChannel::way_to(const Range& range) const {
@@ -100,8 +100,22 @@ void RdmaChannel::learn_nics(const Limit& limit) {
   }
 }
 
-void RdmaChannel::learn_keys(const Limit& limit) {
-  keys_ = RemoteKeys(parse_keys(ask(Op::kKeys, nullptr, 0, 1, limit), peer_nics_.size()));
+void RdmaChannel::learn_keys(const Request& request, const Piece& piece, const Limit& limit) {
+  std::vector<uint64_t> unknown;
+  const RemoteRegion* known = nullptr;  // of the range before: mostly they are in the same one
+  for_each_range(request, piece, [&](uint64_t, uint64_t address, uint64_t num_bytes) {
+    const Range range{address, num_bytes};
+    if (known && known->range.contains(range)) return;
+    known = keys_.find(range);
+    if (!known && unknown.size() < kMaxBatchRanges) unknown.push_back(address);
+  });
+  learn_keys(unknown, limit);
+}
+
+void RdmaChannel::learn_keys(const std::vector<uint64_t>& addresses, const Limit& limit) {
+  if (addresses.empty()) return;
+  const uint64_t num_bytes = addresses.size() * sizeof(uint64_t);
+  keys_.add(parse_keys(ask(Op::kKeys, addresses.data(), num_bytes, 1, limit), peer_nics_.size()));
 }
 
 // As many as the side with more NICs has, so that each is used.
@@ -167,26 +181,27 @@ bool RdmaChannel::is_any_up() const {
 void RdmaChannel::post(const Work& work, const Limit& limit, Interrupt&) {
   fence_lost(limit);
   Doing& doing = doing_.emplace_back(Doing{work});
-  if (work.kind != Work::Kind::kMove || work.piece.num_ranges == 0) return;
+  if (work.request->local.empty() || work.kind == Work::Kind::kNotify) return;
+  Piece piece = work.piece;
+  if (work.kind == Work::Kind::kCheck) Cutter(*work.request, max_piece_bytes()).next(piece);
+  learn_keys(*work.request, piece, limit);
+  if (work.kind == Work::Kind::kCheck) return;
   bring_up_some(limit);
   if (!is_any_up()) {
     if (only_) throw LinkDown(rails_.front().cause());
     return;
   }
-  if (!plan(doing)) {
-    learn_keys(limit);
-    plan(doing);
-  }
+  plan(doing);
   pump(limit);
 }
 
-bool RdmaChannel::plan(Doing& doing) {
+void RdmaChannel::plan(Doing& doing) {
   const uint64_t share = doing.work.piece.num_bytes / (kSlicesPerRail * rails_.size());
   std::vector<Slice> slices;
   const Work& work = doing.work;
   if (!cut(*work.request, work.piece, keys_, std::clamp(share, kMinSliceBytes, kMaxSliceBytes),
            slices)) {
-    return false;
+    return;
   }
   doing.by_nics = true;
   doing.num_slices = slices.size();
@@ -194,7 +209,6 @@ bool RdmaChannel::plan(Doing& doing) {
     slice.work = first_doing_ + doing_.size() - 1;
     ready_.push_back(std::move(slice));
   }
-  return true;
 }
 
 Outcome RdmaChannel::finish(const Limit& limit) {
@@ -336,11 +350,16 @@ void RdmaChannel::lose(Rail& rail, const RailDown& down, const Limit& limit) {
   std::vector<Slice> left = rail.close();
   rail.pause(down.what(), rail.peer_nic());
   ask(Op::kDetach, &request, sizeof(request), 1, limit);
-  if (down.is_refused) learn_keys(limit);
   for (Slice& slice : left) {
     if (++slice.num_tries == kMaxTries && only_) throw LinkDown(down.what());
     ready_.push_front(std::move(slice));
   }
+  if (!down.is_refused) return;
+  std::vector<uint64_t> addresses;
+  for (const Slice& slice : ready_) addresses.push_back(slice.segments.front().remote);
+  addresses.resize(std::min<size_t>(addresses.size(), kMaxBatchRanges));
+  keys_ = {};
+  learn_keys(addresses, limit);
 }
 
 // Until a rail has something, or the connection ends.

@@ -56,7 +56,9 @@ class RdmaChannel : public WireChannel {
   std::vector<char> ask(Op op, const void* payload, size_t num_bytes, size_t entry_bytes,
                         const Limit& limit);
   void learn_nics(const Limit& limit);
-  void learn_keys(const Limit& limit);
+  // Of the peer's regions that are not known and that these are in.
+  void learn_keys(const Request& request, const Piece& piece, const Limit& limit);
+  void learn_keys(const std::vector<uint64_t>& addresses, const Limit& limit);
 
   // Rails.
   void make_rails();
@@ -67,7 +69,7 @@ class RdmaChannel : public WireChannel {
   void lose(Rail& rail, const RailDown& down, const Limit& limit);
 
   // Works.
-  bool plan(Doing& doing);
+  void plan(Doing& doing);
   Outcome after_slices(const Doing& doing, const Limit& limit);
   Outcome ask_why_not(const Doing& doing, const Limit& limit);
   Outcome over_connection(const Work& work, const Limit& limit);

@@ -17,6 +17,13 @@ Question read(const std::vector<char>& bytes) {
   return question;
 }
 
+template <class Item>
+std::vector<Item> read_all(const std::vector<char>& bytes) {
+  std::vector<Item> items(bytes.size() / sizeof(Item));
+  if (!items.empty()) std::memcpy(items.data(), bytes.data(), bytes.size());
+  return items;
+}
+
 constexpr double kFlushCheckS = 0.1;  // how long it may take to notice that the limit is reached
 
 template <class Entry>
@@ -35,13 +42,10 @@ std::string RdmaTarget::answer(Op op, const std::vector<char>& question, const L
       return attach(read<AttachRequest>(question));
     case Op::kDetach:
       return detach(read<DetachRequest>(question));
-    case Op::kFlush: {
-      std::vector<uint32_t> rails(question.size() / sizeof(uint32_t));
-      if (!rails.empty()) std::memcpy(rails.data(), question.data(), question.size());
-      return flush(rails, limit);
-    }
+    case Op::kFlush:
+      return flush(read_all<uint32_t>(question), limit);
     default:
-      return keys();
+      return keys(read_all<uint64_t>(question));
   }
 }
 
@@ -96,9 +100,9 @@ std::string RdmaTarget::detach(const DetachRequest& request) {
   return "";
 }
 
-std::string RdmaTarget::keys() const {
+std::string RdmaTarget::keys(const std::vector<uint64_t>& addresses) const {
   std::string answer;
-  for (const RegionRef& region : own_.regions.all()) {
+  for (const RegionRef& region : own_.regions.around(addresses)) {
     if (!region->on_nics || !(region->rights & (kRemoteRead | kRemoteWrite))) continue;
     const NicMemory& memory = *region->on_nics;
     std::string keys;

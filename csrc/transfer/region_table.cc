@@ -127,6 +127,18 @@ std::vector<RegionRef> RegionTable::all() const {
   return regions;
 }
 
+std::vector<RegionRef> RegionTable::around(const std::vector<uint64_t>& addresses) const {
+  std::map<uint64_t, RegionRef> found;
+  const std::lock_guard lock(mutex_);
+  for (const uint64_t address : addresses) {
+    if (const RegionRef* const region = find({address, 1}))
+      found[(*region)->range.address] = *region;
+  }
+  std::vector<RegionRef> regions;
+  for (auto& [address, region] : found) regions.push_back(std::move(region));
+  return regions;
+}
+
 const RegionRef* RegionTable::find(const Range& range) const {
   const auto behind = by_address_.upper_bound(range.address);
   if (behind == by_address_.begin()) return nullptr;

@@ -68,6 +68,8 @@ class RegionTable {
   bool close();
 
   std::vector<RegionRef> all() const;
+  // Those that some of the addresses are in, by address, each once.
+  std::vector<RegionRef> around(const std::vector<uint64_t>& addresses) const;
 
   // Puts all regions on a board, as far as it has room, and tells which.
   struct Offered {

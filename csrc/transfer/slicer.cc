@@ -2,6 +2,7 @@
 
 #if MK_HAVE_VERBS
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <utility>
 
@@ -57,6 +58,20 @@ class Filler {
 };
 
 }  // namespace
+
+void RemoteKeys::add(std::vector<RemoteRegion> regions) {
+  const auto is_gone = [&](const RemoteRegion& known) {
+    return std::any_of(regions.begin(), regions.end(), [&](const RemoteRegion& told) {
+      return told.range.address < known.range.address + known.range.num_bytes &&
+             known.range.address < told.range.address + told.range.num_bytes;
+    });
+  };
+  regions_.erase(std::remove_if(regions_.begin(), regions_.end(), is_gone), regions_.end());
+  std::move(regions.begin(), regions.end(), std::back_inserter(regions_));
+  std::sort(regions_.begin(), regions_.end(), [](const RemoteRegion& a, const RemoteRegion& b) {
+    return a.range.address < b.range.address;
+  });
+}
 
 const RemoteRegion* RemoteKeys::find(const Range& range) const {
   const auto found =

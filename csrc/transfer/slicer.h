@@ -20,7 +20,8 @@ namespace mk::transfer {
 class RemoteKeys {
  public:
   RemoteKeys() = default;
-  explicit RemoteKeys(std::vector<RemoteRegion> regions) : regions_(std::move(regions)) {}
+  // What has been told since, by address; what it overlaps is gone.
+  void add(std::vector<RemoteRegion> regions);
 
   // The region that the range is in; null: none.
   const RemoteRegion* find(const Range& range) const;
@@ -28,7 +29,7 @@ class RemoteKeys {
   const RemoteRegion* find(const Slice& slice) const;
 
  private:
-  std::vector<RemoteRegion> regions_;
+  std::vector<RemoteRegion> regions_;  // by address
 };
 
 // Slices of `slice_bytes`, and what is left over.

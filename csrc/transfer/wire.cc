@@ -63,9 +63,13 @@ void check_header(const BatchHeader& header) {
     expect(header.num_ranges >= 1 && header.num_ranges <= kMaxBatchRanges, "check of ",
            header.num_ranges, " ranges");
     expect(header.num_bytes == 0, "check with ", header.num_bytes, " bytes of payload");
-  } else if (header.op == Op::kRegions || header.op == Op::kList || header.op == Op::kNics ||
-             header.op == Op::kKeys) {
+  } else if (header.op == Op::kRegions || header.op == Op::kList || header.op == Op::kNics) {
     expect(header.num_ranges == 0 && header.num_bytes == 0, "malformed question");
+  } else if (header.op == Op::kKeys) {
+    const uint64_t num_addresses = header.num_bytes / sizeof(uint64_t);
+    expect(header.num_ranges == 0 && num_addresses <= kMaxBatchRanges &&
+               header.num_bytes == num_addresses * sizeof(uint64_t),
+           "malformed question");
   } else if (header.op == Op::kAttach || header.op == Op::kDetach) {
     const uint64_t due = header.op == Op::kAttach ? sizeof(AttachRequest) : sizeof(DetachRequest);
     expect(header.num_ranges == 0 && header.num_bytes == due, "malformed question");

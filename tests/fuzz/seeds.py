@@ -74,7 +74,7 @@ BATCHES = {
     "nics": header(NICS, 0, 0),
     "attach": header(ATTACH, 0, 48) + struct.pack("<II", 3, 1) + QUEUE_PAIR,
     "detach": header(DETACH, 0, 8) + struct.pack("<II", 3, 0),
-    "keys": header(KEYS, 0, 0),
+    "keys": header(KEYS, 0, 16) + struct.pack("<QQ", READ_WRITE, WRITE_ONLY + 1),
     "flush": header(FLUSH, 0, 8) + struct.pack("<II", 3, 4),
     "fence": header(FENCE, 0, 16) + struct.pack("<QQ", 9, 1),
     "list": header(LIST, 0, 0),

@@ -108,6 +108,16 @@ def test_a_region_that_is_closed_and_registered_anew():
         pair.move("read", [(0, 0, 1 << 16)])
 
 
+def test_a_region_that_is_registered_anew_is_larger():
+    with engines() as pair:
+        pair.far_region.close()
+        with pair.far.register(pair.there[:1000]):
+            pair.move("write", [(0, 0, 1000)])
+        pair.far_region = pair.far.register(pair.there)
+        pair.move("write", [(5000, 5000, 100)])
+        pair.move("write", [(0, 0, 1 << 16)])
+
+
 def test_a_region_that_is_closed_while_its_memory_is_written(world):
     with engines() as pair:
         with world.held():

@@ -135,7 +135,9 @@ def test_what_is_told_of_nics_and_keys(stranger):
     status, nics = ask(connection, NICS)
     names = [nics[i : i + 64].rstrip(b"\0").decode() for i in range(0, len(nics), NIC_BYTES)]
     assert (status, names) == (0, list(ALL))
-    status, keys = ask(connection, KEYS)
+    assert ask(connection, KEYS) == (0, b"")  # nobody is told what he does not know
+    inside = struct.pack("<QQQ", region.address + 4095, region.address + 4096, 8)
+    status, keys = ask(connection, KEYS, inside)
     address, num_bytes, near, rights, num_keys = KEYS_ENTRY.unpack_from(keys)
     assert (status, address, num_bytes) == (0, region.address, 4096)
     assert (rights & 6, num_keys) == (4, 4)
@@ -170,6 +172,7 @@ def test_attaching_is_refused(world, stranger, rail, nic, fields, why):
     [
         (NICS, b"x"),
         (KEYS, b"x"),
+        (KEYS, bytes(8 * 8193)),
         (ATTACH, bytes(47)),
         (ATTACH, bytes(8) + QUEUE_PAIR.pack(99, 7, 1024, 16, 0, 3, 3, bytes(16))),
         (ATTACH, bytes(8) + QUEUE_PAIR.pack(99, 7, 1024, 16, 0, 2, 4, bytes(16))),
