@@ -34,7 +34,7 @@ format: $(VENV)/.lint
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(CXX_FILES)
 
-types: build $(VENV)/.demo $(VENV)/.lint
+types: build $(VENV)/.demo $(VENV)/.test $(VENV)/.lint
 	$(BIN)/mypy
 
 # The host code under AddressSanitizer and UBSan, then under ThreadSanitizer.
