@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
 #include <utility>
 
 #include "common/check.h"
@@ -20,21 +19,15 @@ constexpr uint64_t kMinSliceBytes = 64ull << 10;
 constexpr uint64_t kMaxSliceBytes = 1ull << 20;
 constexpr uint64_t kSlicesPerRail = 4;  // so that a slow rail's last slice is waited for less
 constexpr int kMaxTries = 4;            // of a slice
-// A NIC that is not near the memory is taken when the near ones are so much busier.
-constexpr double kFarCost = 4;
-
-uint64_t bit(size_t nic) { return uint64_t{1} << nic; }
-
 }  // namespace
 
 size_t RdmaChannel::window() const { return kWindow; }
 
 void RdmaChannel::connect(const Limit& limit) {
   WireChannel::connect(limit);
-  learn_nics(limit);
-  make_rails();
-  bring_up_some(limit);
-  if (only_ && !is_any_up()) throw LinkDown(rails_.front().cause());
+  rails_.meet(questions_.nics(limit), *counters_);
+  rails_.bring_up(questions_, only_, limit);
+  if (only_ && !rails_.is_any_up()) throw LinkDown(rails_.cause());
   keys_ = {};
 }
 
@@ -43,26 +36,18 @@ Way RdmaChannel::way_to(const Range& range) const {
     if (!only_) return WireChannel::way_to(range);
     return {"nics", "", "the memory is not registered with the peer's NICs"};
   }
-  std::string rails;
-  for (const Rail& rail : rails_) {
-    const NicEntry& theirs = peer_nics_[rail.peer_nic()];
-    const std::string name(theirs.name.data(), strnlen(theirs.name.data(), theirs.name.size()));
-    rails += concat(rails.empty() ? "" : ", ", (*own_->nics)[rail.nic()].device->name(), " to ",
-                    printable(name), rail.is_up() ? "" : concat(" (down: ", rail.cause(), ")"));
-  }
-  return {"nics", "", concat("slices go from NIC to NIC: ", rails)};
+  return {"nics", "", concat("slices go from NIC to NIC: ", rails_.describe())};
 }
 
 bool RdmaChannel::finds_nics(const Deadline& deadline, std::string& why_not) {
   const Interrupt nobody;
   try {
     WireChannel::connect({Deadline::after(std::min(deadline.left_s(), kProbeS)), nobody});
-    learn_nics({deadline, nobody});
-    make_rails();
+    rails_.meet(questions_.nics({deadline, nobody}), *counters_);
   } catch (const Failure& failure) {
     why_not = failure.what();
   }
-  const bool found = !rails_.empty();
+  const bool found = rails_.size() > 0;
   disconnect();
   return found;
 }
@@ -73,31 +58,6 @@ void RdmaChannel::disconnect() noexcept {
   ready_.clear();
   doing_.clear();
   WireChannel::disconnect();
-}
-
-std::vector<char> RdmaChannel::ask(Op op, const void* payload, size_t num_bytes, size_t entry_bytes,
-                                   const Limit& limit) {
-  const BatchHeader header{op, 0, ++num_questions_, 0, num_bytes};
-  iovec parts[] = {{const_cast<BatchHeader*>(&header), sizeof(header)},
-                   {const_cast<void*>(payload), num_bytes}};
-  socket_.send(parts, num_bytes > 0 ? 2 : 1, limit);
-  Ack ack;
-  socket_.receive(&ack, sizeof(ack), limit);
-  check_answer(ack, num_questions_, entry_bytes, kMaxKeysBytes);
-  std::vector<char> answer(ack.status == Status::kDone ? ack.num_bytes : ack.refusal_bytes);
-  socket_.receive(answer.data(), answer.size(), limit);
-  if (ack.status == Status::kRefused) {
-    throw Refused(printable(std::string(answer.begin(), answer.end())));
-  }
-  return answer;
-}
-
-void RdmaChannel::learn_nics(const Limit& limit) {
-  const std::vector<char> answer = ask(Op::kNics, nullptr, 0, sizeof(NicEntry), limit);
-  peer_nics_.resize(std::min(answer.size() / sizeof(NicEntry), kMaxNics));
-  if (!peer_nics_.empty()) {
-    std::memcpy(peer_nics_.data(), answer.data(), peer_nics_.size() * sizeof(NicEntry));
-  }
 }
 
 void RdmaChannel::learn_keys(const Request& request, const Piece& piece, const Limit& limit) {
@@ -114,68 +74,7 @@ void RdmaChannel::learn_keys(const Request& request, const Piece& piece, const L
 
 void RdmaChannel::learn_keys(const std::vector<uint64_t>& addresses, const Limit& limit) {
   if (addresses.empty()) return;
-  const uint64_t num_bytes = addresses.size() * sizeof(uint64_t);
-  keys_.add(parse_keys(ask(Op::kKeys, addresses.data(), num_bytes, 1, limit), peer_nics_.size()));
-}
-
-// As many as the side with more NICs has, so that each is used.
-void RdmaChannel::make_rails() {
-  const Nics& nics = *own_->nics;
-  const size_t count = peer_nics_.empty() ? 0 : std::max(nics.size(), peer_nics_.size());
-  for (size_t i = 0; i < count; ++i) {
-    const Nic& nic = nics[i % nics.size()];
-    Rail rail(nic, i % nics.size(), counters_->path(nic.device->name()));
-    const auto meets = [&](const NicEntry& nic) { return nic.link_layer == rail.link_layer(); };
-    if (std::any_of(peer_nics_.begin(), peer_nics_.end(), meets)) rails_.push_back(std::move(rail));
-  }
-  if (rails_.empty()) throw Failure("the peer has no NIC that can be connected with ours");
-}
-
-// Tries the peer's NIC of the same number first: machines of a kind have those on the same switch,
-// or rail. Then, and after a failure, those behind it, in a circle.
-void RdmaChannel::bring_up(size_t index, const Limit& limit) {
-  Rail& rail = rails_[index];
-  const size_t count = peer_nics_.size();
-  const size_t first = rail.cause().empty() ? index % count : (rail.peer_nic() + 1) % count;
-  for (size_t i = 0; i < count && !rail.is_up(); ++i) {
-    const size_t peer_nic = (first + i) % count;
-    if (peer_nics_[peer_nic].link_layer == rail.link_layer()) bring_up(index, peer_nic, limit);
-  }
-}
-
-void RdmaChannel::bring_up(size_t index, size_t peer_nic, const Limit& limit) {
-  Rail& rail = rails_[index];
-  AttachRequest request{static_cast<uint32_t>(index), static_cast<uint32_t>(peer_nic), {}};
-  std::string cause;
-  try {
-    request.initiator = entry_of(rail.open());
-    const auto answer = ask(Op::kAttach, &request, sizeof(request), sizeof(QueuePairEntry), limit);
-    QueuePairEntry entry{};
-    if (answer.size() != sizeof(entry)) throw Failure("protocol error: no queue pair");
-    std::memcpy(&entry, answer.data(), sizeof(entry));
-    const double gb_per_s = static_cast<double>(peer_nics_[peer_nic].mb_per_s) / 1e3;
-    return rail.connect(endpoint_of(entry), peer_nic, gb_per_s);
-  } catch (const Refused& refused) {
-    cause = refused.what();
-  } catch (const Failure&) {  // of the connection
-    throw;
-  } catch (const std::exception& error) {
-    cause = error.what();
-  }
-  rail.close();
-  rail.pause(cause, peer_nic);
-}
-
-// Those whose pause is over; all if none is left and nothing else will do.
-void RdmaChannel::bring_up_some(const Limit& limit) {
-  const bool at_once = only_ && !is_any_up();
-  for (size_t i = 0; i < rails_.size(); ++i) {
-    if (!rails_[i].is_up() && (at_once || rails_[i].may_try())) bring_up(i, limit);
-  }
-}
-
-bool RdmaChannel::is_any_up() const {
-  return std::any_of(rails_.begin(), rails_.end(), [](const Rail& rail) { return rail.is_up(); });
+  keys_.add(questions_.keys(addresses, rails_.num_peer_nics(), limit));
 }
 
 void RdmaChannel::post(const Work& work, const Limit& limit, Interrupt&) {
@@ -186,9 +85,9 @@ void RdmaChannel::post(const Work& work, const Limit& limit, Interrupt&) {
   if (work.kind == Work::Kind::kCheck) Cutter(*work.request, max_piece_bytes()).next(piece);
   learn_keys(*work.request, piece, limit);
   if (work.kind == Work::Kind::kCheck) return;
-  bring_up_some(limit);
-  if (!is_any_up()) {
-    if (only_) throw LinkDown(rails_.front().cause());
+  rails_.bring_up(questions_, only_, limit);
+  if (!rails_.is_any_up()) {
+    if (only_) throw LinkDown(rails_.cause());
     return;
   }
   plan(doing);
@@ -277,34 +176,18 @@ void RdmaChannel::flush(const Limit& limit) {
   const auto is_gone = [&](uint32_t i) { return !rails_[i].is_up(); };
   flushed.erase(std::remove_if(flushed.begin(), flushed.end(), is_gone), flushed.end());
   if (flushed.empty()) return;
-  ask(Op::kFlush, flushed.data(), flushed.size() * sizeof(uint32_t), 1, limit);
-}
-
-Rail* RdmaChannel::best_rail(const Slice& slice, const RemoteRegion& remote) {
-  Rail* best = nullptr;
-  double least = 0;
-  for (Rail& rail : rails_) {
-    if (!rail.is_up() || !remote.on_nics[rail.peer_nic()]) continue;
-    const double here = slice.local->near & bit(rail.nic()) ? 1 : kFarCost;
-    const double there = remote.near & bit(rail.peer_nic()) ? 1 : kFarCost;
-    const double cost = rail.seconds_for(slice.num_bytes) * here * there;
-    if (!best || cost < least) {
-      best = &rail;
-      least = cost;
-    }
-  }
-  return best;
+  questions_.flush(flushed, limit);
 }
 
 // Gives slices to rails, as far as there is room.
 void RdmaChannel::pump(const Limit& limit) {
-  bring_up_some(limit);
+  rails_.bring_up(questions_, only_, limit);
   while (!ready_.empty()) {
     Slice& slice = ready_.front();
     const RemoteRegion* const remote = keys_.find(slice);
-    Rail* const rail = remote ? best_rail(slice, *remote) : nullptr;
+    Rail* const rail = remote ? rails_.best(slice, *remote) : nullptr;
     if (!rail) {
-      if (only_ && !is_any_up()) throw LinkDown(rails_.front().cause());
+      if (only_ && !rails_.is_any_up()) throw LinkDown(rails_.cause());
       Doing& doing = doing_of(slice);
       doing.has_lost = true;
       --doing.num_slices;
@@ -346,10 +229,9 @@ void RdmaChannel::settle(std::vector<Slice>& done) {
 }
 
 void RdmaChannel::lose(Rail& rail, const RailDown& down, const Limit& limit) {
-  const DetachRequest request{static_cast<uint32_t>(&rail - rails_.data()), 0};
   std::vector<Slice> left = rail.close();
   rail.pause(down.what(), rail.peer_nic());
-  ask(Op::kDetach, &request, sizeof(request), 1, limit);
+  questions_.detach(rails_.index_of(rail), limit);
   for (Slice& slice : left) {
     if (++slice.num_tries == kMaxTries && only_) throw LinkDown(down.what());
     ready_.push_front(std::move(slice));

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "transfer/rails.h"
 #include "transfer/slicer.h"
 #include "transfer/wire_channel.h"
 
@@ -52,20 +53,9 @@ class RdmaChannel : public WireChannel {
     bool has_lost = false;  // the peer has given up the memory of some slices meanwhile
   };
 
-  // Questions about NICs.
-  std::vector<char> ask(Op op, const void* payload, size_t num_bytes, size_t entry_bytes,
-                        const Limit& limit);
-  void learn_nics(const Limit& limit);
   // Of the peer's regions that are not known and that these are in.
   void learn_keys(const Request& request, const Piece& piece, const Limit& limit);
   void learn_keys(const std::vector<uint64_t>& addresses, const Limit& limit);
-
-  // Rails.
-  void make_rails();
-  void bring_up(size_t index, const Limit& limit);
-  void bring_up(size_t index, size_t peer_nic, const Limit& limit);
-  void bring_up_some(const Limit& limit);
-  Rail* best_rail(const Slice& slice, const RemoteRegion& remote);
   void lose(Rail& rail, const RailDown& down, const Limit& limit);
 
   // Works.
@@ -79,16 +69,14 @@ class RdmaChannel : public WireChannel {
   void settle(std::vector<Slice>& done);
   void sleep(const Limit& limit);
   Doing& doing_of(const Slice& slice) { return doing_[slice.work - first_doing_]; }
-  bool is_any_up() const;
 
   const bool only_;
   PeerCounters not_read_;  // until somebody says where to count
   PeerCounters* counters_ = &not_read_;
 
-  std::vector<NicEntry> peer_nics_;
   RemoteKeys keys_;
-  uint64_t num_questions_ = 0;
-  std::vector<Rail> rails_;
+  NicQuestions questions_{socket_};
+  Rails rails_{*own_->nics};
   std::deque<Slice> ready_;   // no rail has them
   std::deque<Doing> doing_;   // in the order in which they were posted
   uint64_t first_doing_ = 0;  // number of the first of them

@@ -1,0 +1,56 @@
+// Rails: all ways to a peer, from NICs of ours to its: as many as the side with more NICs has.
+//
+//   Rails rails(nics, counters);
+//   rails.meet(questions.nics(limit));
+//   rails.bring_up(questions, /*at_once=*/true, limit);
+//   Rail* rail = rails.best(slice, remote);
+//
+// Layer: transfer. One thread.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "transfer/nic_questions.h"
+#include "transfer/rail.h"
+
+#if MK_HAVE_VERBS
+namespace mk::transfer {
+
+class Rails {
+ public:
+  explicit Rails(const Nics& nics) : nics_(nics) {}
+
+  // Makes them, none of which is up. Throws Failure if the peer has no NIC of a fabric of ours.
+  void meet(std::vector<NicEntry> peer_nics, PeerCounters& counters);
+  void clear() { rails_.clear(); }  // our NICs let go of our memory
+
+  // Connects those whose pause is over; `at_once`: all, if none is up. Throws Failure of the
+  // connection; of a rail, see its cause().
+  void bring_up(NicQuestions& questions, bool at_once, const Limit& limit);
+  bool is_any_up() const;
+
+  // The one that will be done with the slice first; null: none reaches it.
+  Rail* best(const Slice& slice, const RemoteRegion& remote);
+
+  std::string describe() const;  // which NIC to which, and what is down
+  const std::string& cause() const { return rails_.front().cause(); }
+  size_t num_peer_nics() const { return peer_nics_.size(); }
+
+  size_t size() const { return rails_.size(); }
+  Rail& operator[](size_t i) { return rails_[i]; }
+  size_t index_of(const Rail& rail) const { return &rail - rails_.data(); }
+  std::vector<Rail>::iterator begin() { return rails_.begin(); }
+  std::vector<Rail>::iterator end() { return rails_.end(); }
+
+ private:
+  void try_all(size_t index, NicQuestions& questions, const Limit& limit);
+  void try_one(size_t index, size_t peer_nic, NicQuestions& questions, const Limit& limit);
+
+  const Nics& nics_;
+  std::vector<NicEntry> peer_nics_;
+  std::vector<Rail> rails_;
+};
+
+}  // namespace mk::transfer
+#endif
