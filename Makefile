@@ -10,7 +10,7 @@ BENCHES = $(patsubst bench/bench_%.py,%,$(wildcard bench/bench_*.py))
 BALANCER := tests/topology/test_balancer.py
 CXX_FILES = $(shell git ls-files 'csrc/*.h' 'csrc/*.cc' 'csrc/*.cu' 'csrc/*.cuh' 'tests/*.h' 'tests/*.cc')
 
-.PHONY: demo test test-rdma build lint format types sanitize fuzz bench bench-quick figures wheel clean
+.PHONY: demo test test-rdma build lint format types sanitize sanitize-address sanitize-thread fuzz bench bench-quick figures wheel clean
 
 demo: build $(VENV)/.demo
 	$(BIN)/python -m mooncake_serving demo $(DEMO)
@@ -37,11 +37,16 @@ format: $(VENV)/.lint
 types: build $(VENV)/.demo $(VENV)/.test $(VENV)/.lint
 	$(BIN)/mypy
 
-# The host code under AddressSanitizer and UBSan, then under ThreadSanitizer.
+# The host code under AddressSanitizer and UBSan, and under ThreadSanitizer, beside each other.
 sanitize: build $(VENV)/.test
+	$(MAKE) -j2 --output-sync=target sanitize-address sanitize-thread
+
+sanitize-address:
 	tests/sanitize address,undefined asan $(BIN)/python tests/hashing $(BALANCER) tests/transfer tests/kv
-	tests/sanitize thread tsan $(BIN)/python tests/hashing $(BALANCER) tests/transfer
 	MK_TEST_WORLD=fake tests/sanitize address,undefined asan $(BIN)/python tests/rdma/fake
+
+sanitize-thread:
+	tests/sanitize thread tsan $(BIN)/python tests/hashing $(BALANCER) tests/transfer
 	MK_TEST_WORLD=fake tests/sanitize thread tsan $(BIN)/python tests/rdma/fake
 
 # What a peer can say, for FUZZ_SECONDS (60); tests/fuzz/run keeps what it has learned in build/fuzz.
