@@ -24,7 +24,7 @@
 
 namespace mk::transfer {
 
-constexpr uint32_t kMaxRails = 4096;  // queue pairs of one connection
+constexpr uint32_t kMaxRails = kMaxNics;  // queue pairs of one connection
 constexpr uint64_t kMaxKeysBytes = 64 << 20;
 
 struct NicEntry {
