@@ -41,9 +41,10 @@ Way RdmaChannel::way_to(const Range& range) const {
 
 bool RdmaChannel::finds_nics(const Deadline& deadline, std::string& why_not) {
   const Interrupt nobody;
+  const Limit limit{Deadline::after(std::min(deadline.left_s(), kProbeS)), nobody};
   try {
-    WireChannel::connect({Deadline::after(std::min(deadline.left_s(), kProbeS)), nobody});
-    rails_.meet(questions_.nics({deadline, nobody}), *counters_);
+    WireChannel::connect(limit);
+    rails_.meet(questions_.nics(limit), *counters_);
   } catch (const Failure& failure) {
     why_not = failure.what();
   }
