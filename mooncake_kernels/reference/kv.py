@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from ..kv.bad_ids import BAD_CHECKSUM, BadIds
+from ..bad_ids import BAD_CHECKSUM, BadIds
 from ..kv.layout import Selection
 from ..kv.row_plan import RowCall, RowPlan
 from .kv_rows import checksum, transformed, words_of

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from ..kv.transforms import FP8, Rope
+from ..transforms import FP8, Rope
 
 WORD_BYTES = 8
 

@@ -1,0 +1,207 @@
+"""Masks of a chunk: rows and block map against create_block_mask, packed bits against packbits.
+
+ours, of a block map: mask.rows and block_map (128 x 128, counts, ranges, and both lists of tiles),
+from the lengths on. create_block_mask is torch's, for the same rule and tiles, eager and (not with
+--quick) compiled; it is checked to say the same. Eager it takes 10 bytes a pair, 21 GB for 16,384
+x 131,072: it is left out where half of the free memory is less.
+
+ours, of bits: mask.rows and packed(). packbits is the dense mask and numpy's packbits, as
+FlashInfer's segment_packbits does it. Beside the times stands the memory that a call takes at its
+peak, results included, by the kernel's high-water mark of this process, but at least the bytes of
+its results: memory that is used again does not show.
+"""
+
+import argparse
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from harness import Case, LeftOut, arguments
+from table import report
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask
+
+import mooncake_kernels as mk
+
+SHAPES = [(2048, 32768), (16384, 131072)]
+QUICK_SHAPES = [(512, 4096), (1024, 16384)]
+MOST_BITS = 1 << 29
+EAGER_BYTES = 10  # a pair: as bool, and as int64 for the sums
+BLOCK = 128
+WINDOW, SINK, DOCUMENT = 4096, 4, 8192
+compiled_block_mask = torch.compile(create_block_mask)
+Predicate = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def rules(q_len: int, kv_len: int) -> dict[str, tuple[mk.mask.Rule, Predicate]]:
+    """Return each rule, and the same for create_block_mask: of a query's row and a key."""
+    first = kv_len - q_len
+    cuts = list(range(0, kv_len, DOCUMENT))
+
+    def window_and_sink(row: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        position = row + first
+        return (key <= position) & ((key > position - WINDOW) | (key < SINK))
+
+    def documents(row: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        position = row + first
+        return (key <= position) & (key // DOCUMENT == position // DOCUMENT)
+
+    causal, window = mk.mask.causal(), mk.mask.sliding_window(WINDOW)
+    return {
+        "causal": (causal, lambda row, key: key <= row + first),
+        "window 4096, sink 4": ((causal & window) | mk.mask.sink(SINK), window_and_sink),
+        "documents of 8192": (causal & mk.mask.documents(cuts), documents),
+    }
+
+
+def our_map(rule: mk.mask.Rule, q_len: int, kv_len: int) -> mk.mask.BlockMap:
+    """Make rows, map and lists."""
+    block_map = mk.mask.rows(rule, mk.ChunkBatch([q_len], [kv_len])).block_map(BLOCK, BLOCK)
+    assert block_map.partial_indices is not None and block_map.full_indices is not None
+    return block_map
+
+
+def torch_map(sees: Predicate, q_len: int, kv_len: int, *, compiled: bool = False) -> BlockMask:
+    """Make torch's; compiled it is one fused loop, and makes no dense mask."""
+
+    def mask_mod(b: Any, h: Any, row: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        return sees(row, key)
+
+    make = compiled_block_mask if compiled else create_block_mask
+    return make(mask_mod, None, None, q_len, kv_len, device="cpu", BLOCK_SIZE=BLOCK)
+
+
+def dense(sees: Predicate, q_len: int, kv_len: int) -> torch.Tensor:
+    """Make the mask itself."""
+    return sees(torch.arange(q_len)[:, None], torch.arange(kv_len)[None])
+
+
+def packbits(sees: Predicate, q_len: int, kv_len: int) -> np.ndarray:
+    """Make bits of a dense mask."""
+    return np.packbits(dense(sees, q_len, kv_len).numpy().reshape(-1), bitorder="little")
+
+
+def peak_bytes(call: Callable[[], Any]) -> int:
+    """Return what a call takes at its peak, of memory that this process did not have before."""
+    call()
+    Path("/proc/self/clear_refs").write_text("5")  # the high-water mark begins anew
+    before = status_bytes("VmRSS")
+    result = call()
+    del result
+    return max(status_bytes("VmHWM") - before, 0)
+
+
+def free_bytes() -> int:
+    """Return what can be had without swapping."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError("/proc/meminfo has no MemAvailable")
+
+
+def status_bytes(name: str) -> int:
+    """Return a size from /proc/self/status."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(name + ":"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError(f"/proc/self/status has no {name}")
+
+
+def map_bytes(block_map: mk.mask.BlockMap) -> int:
+    """Return the bytes of all that a map and its rows hold."""
+    rows = block_map.rows
+    tensors = [rows.intervals, rows.tail_bits, rows.tail_base, block_map.ranges]
+    tensors += [block_map.num_partial, block_map.num_full, block_map.cu_q_blocks]
+    tensors += [block_map.partial_indices, block_map.full_indices]
+    return sum(tensor.nbytes for tensor in tensors)
+
+
+def torch_bytes(block_mask: BlockMask) -> int:
+    """Return the bytes of all that a BlockMask holds."""
+    return sum(part.nbytes for part in block_mask.as_tuple() if isinstance(part, torch.Tensor))
+
+
+def check_map(ours: mk.mask.BlockMap, theirs: BlockMask) -> None:
+    """Compare all tiles."""
+    assert theirs.full_kv_num_blocks is not None and theirs.full_kv_indices is not None
+    for kind, counts, indices in (
+        ("partial", theirs.kv_num_blocks, theirs.kv_indices),
+        ("full", theirs.full_kv_num_blocks, theirs.full_kv_indices),
+    ):
+        assert torch.equal(ours.count(kind), counts[0, 0]), f"{kind}: wrong, not timed"
+        listed = ours.indices(kind)
+        inside = torch.arange(listed.shape[1]) < ours.count(kind)[:, None]
+        assert torch.equal(listed[inside], indices[0, 0, :, : listed.shape[1]][inside])
+
+
+def baselines_of(
+    sees: Predicate, q_len: int, kv_len: int, compiled: bool
+) -> dict[str, Callable[[], BlockMask]]:
+    """Return torch's ways for which there is memory."""
+    baselines = {}
+    if EAGER_BYTES * q_len * kv_len < free_bytes() / 2:
+        baselines["create_block_mask"] = lambda: torch_map(sees, q_len, kv_len)
+    if compiled:
+        baselines["compiled"] = lambda: torch_map(sees, q_len, kv_len, compiled=True)
+    return baselines
+
+
+def map_case(name: str, q_len: int, kv_len: int, compiled: bool) -> Case | LeftOut:
+    rule, sees = rules(q_len, kv_len)[name]
+    title = f"map {q_len} x {kv_len}, {name}"
+
+    def ours() -> mk.mask.BlockMap:
+        return our_map(rule, q_len, kv_len)
+
+    def check() -> None:
+        for call in baselines.values():
+            check_map(ours(), call())
+
+    baselines = baselines_of(sees, q_len, kv_len, compiled)
+    if not baselines:
+        return LeftOut(title, "too little memory for create_block_mask")
+    result_bytes = map_bytes(ours())
+    own = max(peak_bytes(ours), result_bytes)
+    fields: dict[str, Any] = {"q_len": q_len, "kv_len": kv_len, "bytes": result_bytes}
+    fields["peak_bytes"] = own
+    for baseline, call in baselines.items():
+        fields[f"peak_bytes_{baseline}"] = max(peak_bytes(call), torch_bytes(call()))
+        fields[f"x_peak_{baseline}"] = fields[f"peak_bytes_{baseline}"] / own
+    return Case(title, ours, dict(baselines), check, fields=fields)
+
+
+def bits_case(name: str, q_len: int, kv_len: int) -> Case:
+    rule, sees = rules(q_len, kv_len)[name]
+
+    def ours() -> mk.mask.PackedMask:
+        return mk.mask.rows(rule, mk.ChunkBatch([q_len], [kv_len])).packed()
+
+    def check() -> None:
+        assert np.array_equal(ours().packed.numpy(), packbits(sees, q_len, kv_len)), "wrong"
+
+    own = max(peak_bytes(ours), q_len * kv_len // 8)
+    theirs = peak_bytes(lambda: packbits(sees, q_len, kv_len))
+    return Case(
+        f"bits {q_len} x {kv_len}, {name}",
+        ours,
+        {"packbits": lambda: packbits(sees, q_len, kv_len)},
+        check,
+        fields={
+            "q_len": q_len, "kv_len": kv_len, "peak_bytes": own,
+            "peak_bytes_packbits": theirs, "x_peak_packbits": theirs / own,
+        },
+    )  # fmt: skip
+
+
+def cases(options: argparse.Namespace) -> Iterator[Case | LeftOut]:
+    for q_len, kv_len in QUICK_SHAPES if options.quick else SHAPES:
+        for name in rules(q_len, kv_len):
+            yield map_case(name, q_len, kv_len, compiled=not options.quick)
+        if q_len * kv_len <= MOST_BITS:
+            yield bits_case("causal", q_len, kv_len)
+
+
+if __name__ == "__main__":
+    options = arguments(__doc__)
+    report("mask", cases(options), options)

@@ -1,0 +1,129 @@
+// block_map: which tiles of a mask are full, partial or empty.
+//
+//   for q_block: for tile of its request:
+//     full:    every row of the q-block sees every key of the tile
+//     empty:   none sees any
+//     partial: else
+//
+// A row's runs do not touch, so that it sees all of a tile if and only if one run covers it. So
+// each run adds 1 to the tiles that it covers and to those that it touches, at their two ends (a
+// difference array), and a running sum gives both counts of every tile: rows + tiles, not
+// rows x tiles. It goes over windows of kWindow tiles, to fit the shared memory of a block.
+// Layer: mask. Python: mooncake_kernels/mask/block_map.py.
+#pragma once
+
+#include <cstdint>
+
+#include "common/math.h"
+#include "mask/mask_row.h"
+#include "mask/tile_ranges.h"
+
+namespace mk::mask {
+
+constexpr int kWindow = 1024;
+constexpr int kMaxLists = 3;
+
+// Bits, so that a list may be of both.
+enum TileKind : int32_t { kPartialTiles = 1, kFullTiles = 2 };
+
+// Where the tiles of some kinds go: those of q-block i from indices[begin(i)] on, ascending, as far
+// as there is room. The counts say how many there are.
+struct TileList {
+  int32_t* indices;
+  int64_t size;
+  const int64_t* begins;  // or null: rows of `width`
+  int64_t width;
+  int32_t kinds;
+
+  MK_HD int64_t begin(int64_t index) const { return begins ? begins[index] : index * width; }
+  MK_HD int64_t end(int64_t index) const { return begins ? size : (index + 1) * width; }
+  MK_HD bool has(bool is_full) const { return kinds & (is_full ? kFullTiles : kPartialTiles); }
+};
+
+struct QBlock {
+  int64_t request;
+  int64_t first_row;
+  int64_t num_rows;  // 0: past the batch's last
+  int64_t kv_len;
+  int64_t num_tiles;
+};
+
+struct Tiles {
+  int64_t begin;
+  int64_t end;
+};
+
+struct BlockMapParams {
+  MaskRowsView rows;
+  int64_t block_q;
+  int64_t block_kv;
+  bool whole;  // what reaches past the last query or key is not full
+  int64_t num_q_blocks;
+  int32_t* cu_q_blocks;  // [num_requests + 1]; these three may be null
+  int32_t* ranges;       // [num_q_blocks, 4]
+  int32_t* counts;       // [num_q_blocks, 2], partial and full
+  int32_t num_lists;
+  TileList lists[kMaxLists];
+
+  MK_HD int64_t num_blocks_of(int64_t request) const {
+    return ceil_div(rows.lengths.q_len(request), block_q);
+  }
+
+  // The q-block of a request that is its `local`-th.
+  MK_HD QBlock block_of(int64_t request, int64_t local) const {
+    const int64_t first = local * block_q, left = rows.lengths.q_len(request) - first;
+    const int64_t kv_len = rows.lengths.kv_lens[request];
+    return {request, rows.lengths.cu_q[request] + first, left < block_q ? left : block_q, kv_len,
+            ceil_div(kv_len, block_kv)};
+  }
+
+  MK_HD Tiles touched(int64_t begin, int64_t end) const {
+    return {begin / block_kv, ceil_div(end, block_kv)};
+  }
+
+  // The last tile of a request may be a short one, and is covered by what reaches its end.
+  MK_HD Tiles covered(const QBlock& block, int64_t begin, int64_t end) const {
+    const bool reaches_end = !whole && end == block.kv_len;
+    return {ceil_div(begin, block_kv), reaches_end ? block.num_tiles : end / block_kv};
+  }
+
+  MK_HD bool can_be_full(const QBlock& block) const { return !whole || block.num_rows == block_q; }
+
+  // Adds the runs of a row to the difference arrays of the tiles [first, first + kWindow), which
+  // have one entry more than tiles. `add` may have to be atomic.
+  template <class Add>
+  MK_HD void count_row(const QBlock& block, int64_t row, int64_t first, int32_t* touches,
+                       int32_t* covers, const Add& add) const {
+    const auto add_tiles = [&](Tiles tiles, int32_t* to) {
+      const int64_t begin = tiles.begin > first ? tiles.begin - first : 0;
+      const int64_t end = tiles.end - first < kWindow ? tiles.end - first : kWindow;
+      if (begin >= end) return;
+      add(to + begin, 1);
+      add(to + end, -1);
+    };
+    rows.row(row, block.request).for_each_run([&](int64_t begin, int64_t end) {
+      add_tiles(touched(begin, end), touches);
+      add_tiles(covered(block, begin, end), covers);
+    });
+  }
+
+  MK_HD void store(int64_t index, const TileRanges& found, int64_t num_any,
+                   int64_t num_full) const {
+    if (ranges) found.store(ranges + 4 * index);
+    if (!counts) return;
+    counts[2 * index] = static_cast<int32_t>(num_any - num_full);
+    counts[2 * index + 1] = static_cast<int32_t>(num_full);
+  }
+};
+
+// Where the q-blocks of each request begin, if that is asked.
+void fill_cu_q_blocks(const BlockMapParams& params);
+
+// q-blocks [begin, end), on the calling thread.
+void block_map_host(const BlockMapParams& params, int64_t begin, int64_t end);
+
+// All of it, one launch queued on `stream` (a cudaStream_t) of the current device. Throws
+// CudaError.
+void launch_block_map(const BlockMapParams& params, void* stream);
+
+}  // namespace mk::mask

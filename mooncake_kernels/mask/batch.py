@@ -1,0 +1,135 @@
+"""What one step computes, as lengths: some queries of each of several requests."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from .._arguments import shown
+from ..errors import InvalidArgument
+
+INT32_MAX = (1 << 31) - 1
+
+
+class ChunkBatch:
+    """Describe a mixed batch: decodes, extends and prefill chunks side by side.
+
+    Query ``i`` of request ``b`` is row ``cu_q[b] + i`` of the batch, and stands at position
+    ``kv_lens[b] - q_lens[b] + i`` of its request, unless ``positions`` says otherwise. The keys of
+    request ``b`` are those at positions 0 to ``kv_lens[b] - 1``: those of the queries included.
+
+    Args:
+        q_lens: ``[num_requests]`` queries of each request; 0 is allowed.
+        kv_lens: ``[num_requests]`` keys of each request, at least as many as its queries.
+        positions: ``[num_q]`` where each query stands in its request, each in
+            ``[0, kv_lens[b])``, for queries that do not follow one another (selected rows, as
+            CacheBlend and SemShareKV recompute them); None for the last ``q_lens[b]`` positions.
+        device: where the tensors go; None: where ``q_lens`` is, or the CPU.
+
+    Attributes:
+        q_lens, kv_lens: int32 ``[num_requests]``.
+        cu_q: int32 ``[num_requests + 1]``, where each request's rows begin (and the last ends).
+        positions: int32 ``[num_q]``, or None.
+        num_requests, num_q: ints.
+        q_lens_list, kv_lens_list: the lengths that it was made with, as Python ints.
+
+    Raises:
+        InvalidArgument: an argument is not as above; the message names the request.
+    """
+
+    def __init__(
+        self,
+        q_lens: Any,
+        kv_lens: Any,
+        positions: Any = None,
+        *,
+        device: torch.device | str | None = None,
+    ) -> None:
+        if device is None and isinstance(q_lens, torch.Tensor):
+            device = q_lens.device
+        self.q_lens = _as_int32("q_lens", q_lens, device)
+        self.kv_lens = _as_int32("kv_lens", kv_lens, device)
+        queries, keys = self.q_lens.tolist(), self.kv_lens.tolist()
+        if len(queries) != len(keys):
+            raise InvalidArgument(
+                "ChunkBatch: kv_lens must have one entry a request, as q_lens "
+                f"({len(queries)}), got {len(keys)}"
+            )
+        for index, (q_len, kv_len) in enumerate(zip(queries, keys, strict=True)):
+            if q_len < 0:
+                raise InvalidArgument(f"ChunkBatch: q_lens[{index}] must be >= 0, got {q_len}")
+            if kv_len < q_len:
+                raise InvalidArgument(
+                    f"ChunkBatch: kv_lens[{index}] must be at least q_lens[{index}] ({q_len}), "
+                    f"got {kv_len}"
+                )
+        self.q_lens_list, self.kv_lens_list = queries, keys
+        self.num_requests, self.num_q = len(queries), sum(queries)
+        if self.num_q > INT32_MAX:
+            raise InvalidArgument(
+                f"ChunkBatch: q_lens must sum to less than 2**31, got {self.num_q}"
+            )
+        self.cu_q = torch.zeros(self.num_requests + 1, dtype=torch.int32, device=self.q_lens.device)
+        torch.cumsum(self.q_lens, 0, out=self.cu_q[1:])
+        self.positions = None if positions is None else self._as_positions(positions)
+
+    @property
+    def device(self) -> torch.device:
+        """Return where the tensors are."""
+        return self.q_lens.device
+
+    def request_of(self) -> torch.Tensor:
+        """Return the request of each row, int64 ``[num_q]``."""
+        return torch.repeat_interleave(self.q_lens, output_size=self.num_q)
+
+    def query_positions(self) -> torch.Tensor:
+        """Return where each row stands in its request, int32 ``[num_q]``."""
+        if self.positions is not None:
+            return self.positions[: self.num_q]  # a MaskBuilder's batch may have room for more
+        request = self.request_of()
+        first = (self.kv_lens - self.q_lens - self.cu_q[:-1])[request]
+        rows = torch.arange(self.num_q, dtype=torch.int32, device=self.device)
+        return first + rows
+
+    def _as_positions(self, positions: Any) -> torch.Tensor:
+        result = _as_int32("positions", positions, self.device)
+        if result.numel() != self.num_q:
+            raise InvalidArgument(
+                f"ChunkBatch: positions must have one entry a query ({self.num_q}), "
+                f"got {result.numel()}"
+            )
+        limits = self.kv_lens[self.request_of()]
+        outside = ((result < 0) | (result >= limits)).nonzero()
+        if outside.numel():
+            row = int(outside[0])
+            raise InvalidArgument(
+                f"ChunkBatch: positions[{row}] must be in [0, {int(limits[row])}), the keys of "
+                f"its request, got {int(result[row])}"
+            )
+        return result
+
+    def __repr__(self) -> str:
+        """Show the lengths."""
+        return f"ChunkBatch(q_lens={self.q_lens.tolist()}, kv_lens={self.kv_lens.tolist()})"
+
+
+def _as_int32(
+    name: str, values: torch.Tensor | Sequence[int], device: torch.device | str | None
+) -> torch.Tensor:
+    try:
+        wide = torch.as_tensor(values, device=device)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InvalidArgument(
+            f"ChunkBatch: {name} must be 1-d integers, got {shown(values)}: {error}"
+        ) from None
+    if wide.numel() == 0 and not isinstance(values, torch.Tensor):
+        wide = wide.to(torch.int64)  # torch takes an empty list for floats
+    is_integer = not (wide.dtype.is_floating_point or wide.dtype.is_complex)
+    if wide.dim() != 1 or not is_integer or wide.dtype == torch.bool:
+        raise InvalidArgument(
+            f"ChunkBatch: {name} must be 1-d integers, got {wide.dtype} of shape "
+            f"{tuple(wide.shape)}"
+        )
+    if wide.numel() and (int(wide.max()) > INT32_MAX or int(wide.min()) < -INT32_MAX):
+        raise InvalidArgument(f"ChunkBatch: {name} must be below 2**31, got {int(wide.max())}")
+    return wide.to(torch.int32).contiguous()

@@ -1,0 +1,225 @@
+"""Which tiles of a mask are full, partial or empty: what lets a kernel skip and not compare."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import torch
+
+from .._arguments import as_integer
+from ..errors import InvalidArgument
+from .batch import INT32_MAX
+from .block_engine import BlockCall, Kind, TileList, run
+from .mask_engine import choose
+from .to_flash_attn4 import to_flash_attn4
+from .to_flex import to_flex
+
+if TYPE_CHECKING:
+    from .mask_rows import MaskRows
+
+
+@dataclass(frozen=True)
+class BlockMap:
+    """Say of each tile whether its queries see all of its keys, some, or none.
+
+    Tile (i, t) is the rows of q-block i against keys ``[t * block_kv, (t + 1) * block_kv)`` of
+    their request, as far as these exist. Request b has ``ceil(q_lens[b] / block_q)`` q-blocks, in
+    the order of the rows, and ``ceil(kv_lens[b] / block_kv)`` tiles a q-block::
+
+        full:    every row of the q-block sees every key of the tile
+        empty:   none sees any
+        partial: else
+
+    The counts and ranges are there; lists are made when they are first asked for, and kept.
+
+    Attributes:
+        rows: the mask.
+        block_q, block_kv: rows and keys of a tile.
+        whole: no tile is called full that reaches past its request's last query or key.
+        cu_q_blocks: int32 ``[num_requests + 1]``, where each request's q-blocks begin.
+        ranges: int32 ``[num_q_blocks, 4]``: ``(kv_begin, full_begin, full_end, kv_end)``, counted
+            in tiles. All tiles outside ``[kv_begin, kv_end)`` are empty, those in
+            ``[full_begin, full_end)`` full: it is the first of the longest runs of full tiles.
+            What is between may be of any class. ``(0, 0, 0, 0)`` where all is empty, and
+            ``full_begin == full_end == kv_begin`` where no tile is full.
+        num_partial, num_full: int32 ``[num_q_blocks]``.
+    """
+
+    rows: "MaskRows"
+    block_q: int
+    block_kv: int
+    whole: bool
+    engine: str
+    cu_q_blocks: torch.Tensor
+    ranges: torch.Tensor
+    num_partial: torch.Tensor
+    num_full: torch.Tensor
+
+    @property
+    def num_q_blocks(self) -> int:
+        """Return how many q-blocks there are."""
+        return len(self.ranges)
+
+    @property
+    def num_kv_blocks(self) -> torch.Tensor:
+        """Return the tiles a q-block of each request has, empty ones included: int32."""
+        return -torch.div(-self.rows.batch.kv_lens, self.block_kv, rounding_mode="floor")
+
+    @property
+    def work(self) -> torch.Tensor:
+        """Return the tiles that each q-block has to compute, int32 ``[num_q_blocks]``."""
+        return self.num_partial + self.num_full
+
+    @property
+    def total_tiles(self) -> int:
+        """Return the tiles to compute in all. It waits for the device."""
+        return int(self.work.sum(dtype=torch.int64))
+
+    @cached_property
+    def partial_indices(self) -> torch.Tensor:
+        """Return ``indices("partial")``."""
+        return self.indices("partial")
+
+    @cached_property
+    def full_indices(self) -> torch.Tensor:
+        """Return ``indices("full")``."""
+        return self.indices("full")
+
+    def request_of(self) -> torch.Tensor:
+        """Return the request of each q-block, int64 ``[num_q_blocks]``.
+
+        Of q-blocks that the batch does not have, it is the last.
+        """
+        blocks = torch.arange(self.num_q_blocks, device=self.ranges.device, dtype=torch.int32)
+        request = torch.bucketize(blocks, self.cu_q_blocks[1:], right=True)
+        return request.clamp(max=max(self.rows.batch.num_requests - 1, 0))
+
+    def count(self, kind: Kind) -> torch.Tensor:
+        """Return how many tiles of a kind each q-block has: "partial", "full" or "any" of both."""
+        return {"partial": self.num_partial, "full": self.num_full, "any": self.work}[kind]
+
+    def indices(self, kind: Kind, width: int | None = None) -> torch.Tensor:
+        """Return the tiles of a kind, ascending: int32 ``[num_q_blocks, width]``, then zeros.
+
+        The form of FlexAttention's ``kv_indices`` and of FlashAttention-4's fixed length.
+
+        Args:
+            kind: "partial", "full" or "any" of both.
+            width: entries of a row; None for as many as the fullest row has. Either way it waits
+                for the device, for an error if there is too little room; ``block_map(width=)``
+                does not.
+
+        Raises:
+            InvalidArgument: a row has more tiles than ``width``.
+        """
+        longest = self.num_q_blocks and int(self.count(kind).max())
+        width = longest if width is None else as_integer("block_map", "width", width, 0, INT32_MAX)
+        if width < longest:
+            raise InvalidArgument(f"block_map: width must be at least {longest}, got {width}")
+        begins = torch.arange(self.num_q_blocks, device=self.ranges.device) * width
+        flat = self._list(kind, begins, self.num_q_blocks * width)
+        return flat.view(self.num_q_blocks, width)
+
+    def varlen_indices(self, kind: Kind) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the tiles of a kind as FlashAttention-4 takes them for batches of any lengths.
+
+        Request b has a matrix ``[q-blocks, tiles]`` of its own, padded with zeros, in one flat
+        int32 tensor from ``cu[b]`` on.
+
+        Returns:
+            The flat tensor, and ``cu``: int64 ``[num_requests + 1]``.
+        """
+        tiles = self.num_kv_blocks.to(torch.int64)
+        blocks = self.cu_q_blocks.diff().to(torch.int64)
+        cu = torch.nn.functional.pad(torch.cumsum(tiles * blocks, 0), (1, 0))
+        request = self.request_of()
+        local = torch.arange(self.num_q_blocks, device=cu.device) - self.cu_q_blocks[request]
+        return self._list(kind, cu[request] + local * tiles[request], int(cu[-1])), cu
+
+    def bsr(self, kind: Kind = "any") -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the tiles of a kind as compressed rows, as FlashInfer's block-sparse takes them.
+
+        Returns:
+            ``indptr`` int32 ``[num_q_blocks + 1]``, and ``indices`` int32 ``[indptr[-1]]``.
+        """
+        indptr = torch.nn.functional.pad(torch.cumsum(self.count(kind), 0), (1, 0))
+        indices = self._list(kind, indptr[:-1], int(indptr[-1]))
+        return indptr.to(torch.int32), indices
+
+    def physical_bsr(
+        self, block_table: torch.Tensor, kind: Kind = "any"
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return ``bsr(kind)`` with the blocks of a paged cache in the place of tiles.
+
+        Args:
+            block_table: integers ``[num_requests, max_blocks]``: where tile t of request b is,
+                which is to say that a block of the cache holds ``block_kv`` keys.
+            kind: as in ``bsr``.
+
+        Raises:
+            InvalidArgument: the table is too short for the keys of a request.
+        """
+        requests, tiles = self.rows.batch.num_requests, self.rows.batch.kv_lens_list
+        needed = max((-(-kv_len // self.block_kv) for kv_len in tiles), default=0)
+        if block_table.dim() != 2 or len(block_table) < requests or block_table.shape[1] < needed:
+            raise InvalidArgument(
+                f"block_map: block_table must be at least [{requests}, {needed}], got "
+                f"{tuple(block_table.shape)}"
+            )
+        indptr, indices = self.bsr(kind)
+        request = torch.repeat_interleave(self.request_of(), self.count(kind), dim=0)
+        return indptr, block_table[request, indices.to(torch.int64)].to(torch.int32)
+
+    to_flash_attn4 = to_flash_attn4
+    to_flex = to_flex
+
+    def _list(self, kind: Kind, begins: torch.Tensor, size: int) -> torch.Tensor:
+        out = torch.zeros(size, dtype=torch.int32, device=self.ranges.device)
+        call = BlockCall(self.rows, self.block_q, self.block_kv, self.whole, self.num_q_blocks)
+        run(call, self.engine, lists=(TileList(kind, out, begins),))
+        return out
+
+
+def build(
+    rows: "MaskRows",
+    block_q: int,
+    block_kv: int,
+    whole: bool,
+    width: int | None,
+    num_q_blocks: int | None,
+    engine: str,
+) -> BlockMap:
+    """Make the map of a mask; see ``MaskRows.block_map``."""
+    block_q = as_integer("block_map", "block_q", block_q, 1, INT32_MAX)
+    block_kv = as_integer("block_map", "block_kv", block_kv, 1, INT32_MAX)
+    batch = rows.batch
+    there_are = sum(-(-q_len // block_q) for q_len in batch.q_lens_list)
+    if num_q_blocks is None:
+        num_q_blocks = there_are
+    num_q_blocks = as_integer("block_map", "num_q_blocks", num_q_blocks, there_are, INT32_MAX)
+    engine = choose("block_map", engine, batch.device)
+    cu_q_blocks = torch.zeros(batch.num_requests + 1, dtype=torch.int32, device=batch.device)
+    ranges, counts = (
+        torch.zeros(num_q_blocks, width, dtype=torch.int32, device=batch.device) for width in (4, 2)
+    )
+    call = BlockCall(rows, block_q, block_kv, bool(whole), num_q_blocks)
+    lists = () if width is None else _wide_lists(call, width)
+    run(call, engine, cu_q_blocks=cu_q_blocks, ranges=ranges, counts=counts, lists=lists)
+    result = BlockMap(
+        rows, block_q, block_kv, bool(whole), engine, cu_q_blocks, ranges, *counts.unbind(1)
+    )
+    for each in lists:  # where cached_property looks for them
+        vars(result)[f"{each.kind}_indices"] = each.indices.view(num_q_blocks, -1)
+    return result
+
+
+def _wide_lists(call: BlockCall, width: int) -> tuple[TileList, ...]:
+    width = as_integer("block_map", "width", width, 1, INT32_MAX)
+    device = call.rows.batch.device
+    no_begins = torch.empty(0, dtype=torch.int64, device=device)
+    size = call.num_q_blocks * width
+    kinds: tuple[Kind, ...] = ("partial", "full")
+    return tuple(
+        TileList(kind, torch.zeros(size, dtype=torch.int32, device=device), no_begins)
+        for kind in kinds
+    )

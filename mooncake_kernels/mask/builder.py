@@ -1,0 +1,97 @@
+"""Rows of one rule, again and again, for batches of changing lengths: for CUDA graphs."""
+
+from typing import Any
+
+from ..errors import InvalidArgument
+from .batch import ChunkBatch
+from .build import raise_if_unfit, run
+from .mask_engine import choose
+from .mask_rows import MaskRows
+from .program import check_arguments, compile_rule, each_own, tail_lengths
+from .rule import Rule
+
+
+class MaskBuilder:
+    """Make the rows of a rule without waiting for anything, for batches up to a size.
+
+    The rule is compiled once. The lengths are read on the device when the kernel runs, so that a
+    CUDA graph which captured ``build()`` replays with those that ``set_lengths`` put there::
+
+        builder = mk.mask.MaskBuilder(rule, largest_batch)
+        with torch.cuda.graph(graph):
+            rows = builder.build()
+            block_map = rows.block_map(128, 128, num_q_blocks=num_q // 128 + num_requests)
+        for q_lens, kv_lens in steps:
+            builder.set_lengths(q_lens, kv_lens)
+            graph.replay()
+
+    Args:
+        rule: what is seen; its parameters stay.
+        batch: the first batch, which is the builder's from then on. Later ones have as many
+            requests, at most as many queries, and positions if this one has.
+        engine: "host", "cuda", "reference" or "auto", by where the batch is.
+
+    Raises:
+        InvalidArgument: as ``mask.rows``.
+        Unavailable: the named engine is not here.
+    """
+
+    def __init__(self, rule: Rule, batch: ChunkBatch, *, engine: str = "auto") -> None:
+        check_arguments("MaskBuilder", rule, batch)
+        self.rule, self.batch = rule, batch
+        self._max_num_q = batch.num_q
+        self._engine = choose("MaskBuilder", engine, batch.device)
+        self._program = compile_rule(rule, batch.kv_lens_list, batch.device)
+        self._last: MaskRows | None = None
+
+    def set_lengths(self, q_lens: Any, kv_lens: Any, positions: Any = None) -> None:
+        """Take over the lengths of a batch, checked as those of a ``ChunkBatch``.
+
+        They are copied to the device in the order of the current stream.
+
+        Raises:
+            InvalidArgument: the batch is none, or is not one that there is room for.
+        """
+        own, new = self.batch, ChunkBatch(q_lens, kv_lens, positions, device="cpu")
+        if new.num_requests != own.num_requests:
+            raise InvalidArgument(
+                f"MaskBuilder: q_lens must be of {own.num_requests} requests, got "
+                f"{new.num_requests}"
+            )
+        if new.num_q > self._max_num_q:
+            raise InvalidArgument(
+                f"MaskBuilder: q_lens must sum to at most {self._max_num_q}, as for the first "
+                f"batch, got {new.num_q}"
+            )
+        if (new.positions is None) != (own.positions is None):
+            raise InvalidArgument(
+                f"MaskBuilder: positions must be {'None' if own.positions is None else 'given'}, "
+                "as for the first batch"
+            )
+        tail_lengths(each_own(self.rule, new.num_requests), new.kv_lens_list)
+        for name in ("q_lens", "kv_lens", "cu_q"):
+            getattr(own, name).copy_(getattr(new, name))
+        if own.positions is not None and new.positions is not None:
+            own.positions[: new.num_q].copy_(new.positions)
+        own.num_q = new.num_q
+        own.q_lens_list, own.kv_lens_list = new.q_lens_list, new.kv_lens_list
+
+    def build(self) -> MaskRows:
+        """Return the rows: one launch on the current stream, and nothing is waited for.
+
+        There are as many as the first batch had; those past the batch's last see nothing. A row
+        that does not fit has intervals of -1 until ``raise_if_unfit`` is asked.
+        """
+        self._last = run(self.rule, self._program, self.batch, self._engine, self._max_num_q)
+        return self._last
+
+    def raise_if_unfit(self) -> None:
+        """Raise for the first row of the last build or replay that does not fit.
+
+        It waits for the device, unless the rule is one that always fits.
+
+        Raises:
+            InvalidArgument: a row sees more than two runs of keys before a tree's drafts.
+        """
+        if self._last is not None and not self._program.always_fits:
+            raise_if_unfit(self.rule, self._last)

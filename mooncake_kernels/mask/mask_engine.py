@@ -1,0 +1,20 @@
+"""Which engine makes masks: the host's code or CUDA, by where the batch is, or the reference."""
+
+import torch
+
+from .. import _library
+from .._arguments import as_one_of
+
+ENGINES = ("auto", "host", "cuda", "reference")
+
+
+def choose(op: str, engine: str, device: torch.device) -> str:
+    """Return the engine that an operation is to run on, which is not "auto"."""
+    as_one_of(op, "engine", engine, ENGINES)
+    if engine == "reference":
+        return engine
+    if engine == "auto":
+        engine = _library.choose_engine(device.type)
+        engine = "cuda" if engine == "triton" else engine  # which has no masks: it says so below
+    _library.require_engine(engine, device.type)
+    return engine

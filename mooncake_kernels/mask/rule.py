@@ -1,0 +1,172 @@
+"""What a rule is: an operation with its parameters, and how rules are put together."""
+
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import cached_property
+from typing import Any, TypeAlias
+
+from ..errors import InvalidArgument
+
+Value: TypeAlias = int | tuple[int, ...]  # a number, or a table of them
+
+
+class Op(IntEnum):
+    """One instruction of a compiled rule. The numbers are those of csrc/mask/rule_program.h."""
+
+    END = 0
+    AND = 1
+    OR = 2
+    CAUSAL = 3
+    FULL = 4
+    SLIDING_WINDOW = 5
+    CHUNKED_LOCAL = 6
+    SINK = 7
+    PREFIX_LM = 8
+    DOCUMENTS = 9
+    SPANS = 10
+    ITEMS = 11
+    TREE = 12
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One parameter of a rule: a value for all requests, or one a request."""
+
+    values: tuple[Value, ...]
+    is_per_request: bool = False
+
+    def of(self, request: int) -> Value:
+        """Return the value for one request."""
+        return self.values[request if self.is_per_request else 0]
+
+
+class Rule:
+    """Say which keys a query sees: a predicate ``sees(position, key)`` of one request.
+
+    Rules are made by the functions of this package, do not change, and are put together as their
+    predicates are: ``a & b`` sees what both see, ``a | b`` what either sees.
+    """
+
+    def __and__(self, other: "Rule") -> "Rule":
+        """See what both see."""
+        return Both(self, other) if isinstance(other, Rule) else NotImplemented
+
+    def __or__(self, other: "Rule") -> "Rule":
+        """See what either sees."""
+        return Either(self, other) if isinstance(other, Rule) else NotImplemented
+
+    @property
+    def depth(self) -> int:
+        """Return how high the stack gets when it is evaluated, the deeper of two parts first."""
+        return 1
+
+    @property
+    def varies(self) -> bool:
+        """Return whether ``per_request`` has a part in it."""
+        return False
+
+    def of(self, request: int) -> "Rule":
+        """Return the rule of one request, with no choice by request left in it."""
+        return self
+
+    def check(self, num_requests: int) -> None:
+        """Raise InvalidArgument unless it has a parameter for each of so many requests."""
+
+
+@dataclass(frozen=True)
+class Leaf(Rule):
+    """A rule that is not made of others."""
+
+    op: Op
+    parameters: tuple[Parameter, ...] = ()
+
+    def check(self, num_requests: int) -> None:
+        for parameter in self.parameters:
+            if parameter.is_per_request and len(parameter.values) != num_requests:
+                raise InvalidArgument(
+                    f"{self.op.name.lower()}: parameters must be one for all requests or one a "
+                    f"request ({num_requests}), got {len(parameter.values)}"
+                )
+
+    def __str__(self) -> str:
+        """Show it as it is written."""
+        shown = [_shown(self.op, parameter) for parameter in self.parameters]
+        return f"{self.op.name.lower()}({', '.join(shown)})"
+
+
+def _shown(op: Op, parameter: Parameter) -> str:
+    """Show a parameter as it was given."""
+    values: list[Any] = [list(v) if isinstance(v, tuple) else v for v in parameter.values]
+    if op is Op.SPANS:
+        values = [[*zip(flat[::2], flat[1::2], strict=True)] for flat in values]
+    return str(values if parameter.is_per_request else values[0])
+
+
+@dataclass(frozen=True)
+class _Pair(Rule):
+    left: Rule
+    right: Rule
+
+    @cached_property
+    def depth(self) -> int:
+        left, right = self.left.depth, self.right.depth
+        return max(left, right) + (left == right)
+
+    @cached_property
+    def varies(self) -> bool:
+        return self.left.varies or self.right.varies
+
+    def of(self, request: int) -> Rule:
+        left, right = self.left.of(request), self.right.of(request)
+        same = left is self.left and right is self.right
+        return self if same else type(self)(left, right)
+
+    def check(self, num_requests: int) -> None:
+        self.left.check(num_requests)
+        self.right.check(num_requests)
+
+
+class Both(_Pair):
+    """``left & right``."""
+
+    def __str__(self) -> str:
+        """Show it as it is written."""
+        return f"({self.left} & {self.right})"
+
+
+class Either(_Pair):
+    """``left | right``."""
+
+    def __str__(self) -> str:
+        """Show it as it is written."""
+        return f"({self.left} | {self.right})"
+
+
+@dataclass(frozen=True)
+class PerRequest(Rule):
+    """A rule for each request."""
+
+    rules: tuple[Rule, ...]
+
+    @cached_property
+    def depth(self) -> int:
+        return max((rule.depth for rule in self.rules), default=1)
+
+    @property
+    def varies(self) -> bool:
+        return True
+
+    def of(self, request: int) -> Rule:
+        return self.rules[request].of(request)
+
+    def check(self, num_requests: int) -> None:
+        if len(self.rules) != num_requests:
+            raise InvalidArgument(
+                f"per_request: rules must be one a request ({num_requests}), got {len(self.rules)}"
+            )
+        for rule in set(self.rules):
+            rule.check(num_requests)
+
+    def __str__(self) -> str:
+        """Show it as it is written."""
+        return f"per_request([{', '.join(map(str, self.rules))}])"

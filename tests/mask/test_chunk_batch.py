@@ -1,0 +1,52 @@
+"""Lengths and positions of a batch, and what is refused."""
+
+import pytest
+import torch
+
+import mooncake_kernels as mk
+
+
+def test_rows_follow_one_another_at_the_end_of_their_request() -> None:
+    batch = mk.ChunkBatch([3, 0, 1], [5, 4, 1])
+    assert batch.cu_q.tolist() == [0, 3, 3, 4]
+    assert batch.request_of().tolist() == [0, 0, 0, 2]
+    assert batch.query_positions().tolist() == [2, 3, 4, 0]
+
+
+def test_selected_rows() -> None:
+    batch = mk.ChunkBatch([2, 1], [9, 7], positions=torch.tensor([8, 1, 0]))
+    assert batch.query_positions().tolist() == [8, 1, 0]
+
+
+def test_an_empty_batch() -> None:
+    batch = mk.ChunkBatch([], [])
+    assert (batch.num_requests, batch.num_q) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (([2], [1]), r"kv_lens\[0\] must be at least q_lens\[0\] \(2\), got 1"),
+        (([-1], [1]), r"q_lens\[0\] must be >= 0, got -1"),
+        (([1, 1], [1]), "one entry a request"),
+        (([0.5], [1]), "q_lens must be 1-d integers, got torch.float32"),
+        (([1], [2**31]), "kv_lens must be below"),
+        (([1], [2], [2]), r"positions\[0\] must be in \[0, 2\)"),
+        (([1], [2], [0, 1]), r"one entry a query \(1\), got 2"),
+    ],
+)
+def test_bad_lengths_are_named(arguments: tuple, words: str) -> None:
+    with pytest.raises(mk.InvalidArgument, match=words):
+        mk.ChunkBatch(*arguments)
+
+
+def test_dense_is_the_definition() -> None:
+    batch = mk.ChunkBatch([2], [6])
+    rows = mk.MaskRows(
+        batch,
+        intervals=torch.tensor([[0, 2, 4, 5], [0, 0, 0, 0]], dtype=torch.int32),
+        tail_bits=torch.tensor([0b10, 0b11]),
+        tail_base=torch.tensor([4], dtype=torch.int32),
+    )
+    (dense,) = rows.dense()
+    assert dense.int().tolist() == [[1, 1, 0, 0, 1, 1], [0, 0, 0, 0, 1, 1]]

@@ -1,0 +1,158 @@
+"""The operators: opcheck, torch.compile, engines that are not here, and CUDA graphs."""
+
+import pytest
+import torch
+
+import mooncake_kernels as mk
+from mooncake_kernels import _library
+from mooncake_kernels.mask.program import compile_rule
+
+from ..conftest import HAS_CUDA, skip
+
+RULE = (mk.mask.causal() & mk.mask.sliding_window([7, 3, 9])) | mk.mask.sink(2)
+OTHER = mk.mask.tree([[-1, 0, 0], [], [-1, -1]]) | mk.mask.spans([(1, 4)])
+
+
+def batch_on(device: str = "cpu") -> mk.ChunkBatch:
+    return mk.ChunkBatch([5, 0, 3], [12, 4, 9], device=device)
+
+
+def test_opcheck_rows():
+    batch = batch_on()
+    words = compile_rule(RULE, batch.kv_lens_list, batch.device).words
+    outputs = (
+        torch.zeros(8, 4, dtype=torch.int32),
+        torch.zeros(8, dtype=torch.int64),
+        torch.zeros(3, dtype=torch.int32),
+    )
+    for positions in (None, batch.query_positions()):
+        torch.library.opcheck(
+            _library.mask_rows, (words, batch.cu_q, batch.kv_lens, positions, *outputs)
+        )
+
+
+def test_opcheck_block_map():
+    rows = mk.mask.rows(RULE, batch_on())
+    form = (rows.intervals, rows.tail_bits, rows.tail_base, rows.batch.cu_q, rows.batch.kv_lens)
+    num_blocks = 3 + 2
+
+    def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+        return torch.zeros(shape, dtype=dtype)
+
+    begins = torch.arange(num_blocks) * 4
+    lists = ([zeros(20), zeros(20)], [begins, begins], [1, 2])
+    for outputs in (zeros(4), zeros(num_blocks, 4), zeros(num_blocks, 2)), (None, None, None):
+        arguments = (*form, 2, 4, False, num_blocks, *outputs, *lists)
+        torch.library.opcheck(_library.mask_block_map, arguments)
+
+
+def test_opcheck_packed():
+    batch = batch_on()
+    rows = mk.mask.rows(RULE, batch)
+    indptr, packed = rows.packed().indptr, torch.zeros(12, dtype=torch.uint8)
+    form = (rows.intervals, rows.tail_bits, rows.tail_base, batch.cu_q, batch.kv_lens)
+    torch.library.opcheck(_library.mask_pack_rows, (*form, indptr, packed))
+    words = compile_rule(RULE, batch.kv_lens_list, batch.device).words
+    lengths = (batch.cu_q, batch.kv_lens, None, batch.num_q)
+    torch.library.opcheck(_library.mask_pack_rule, (words, *lengths, indptr, packed))
+
+
+def test_under_torch_compile():
+    """A model's step: rows and what kernels take of them, in one graph."""
+    batch = batch_on()
+    builder = mk.mask.MaskBuilder(RULE, batch)
+
+    def step(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        rows = builder.build()
+        block_map = rows.block_map(2, 4, width=3)
+        lists = (block_map.partial_indices, block_map.full_indices)
+        return x + 1, rows.intervals, rows.tail_bits, block_map.ranges, block_map.work, *lists
+
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
+    for got, want in zip(compiled(torch.ones(2)), step(torch.ones(2)), strict=True):
+        assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("rule", [RULE, OTHER], ids=str)
+def test_a_builder_follows_its_batch(engine, rule):
+    builder = mk.mask.MaskBuilder(rule, batch_on(engine.device), engine=engine.engine)
+    for lengths in ([[5, 0, 3], [12, 4, 9]], [[1, 1, 4], [30, 4, 6]], [[0, 0, 2], [4, 1, 70]]):
+        builder.set_lengths(*lengths)
+        rows = builder.build()
+        want = mk.mask.rows(rule, mk.ChunkBatch(*lengths))
+        num_q = sum(lengths[0])
+        assert torch.equal(rows.intervals[:num_q].cpu(), want.intervals)
+        assert torch.equal(rows.tail_bits[:num_q].cpu(), want.tail_bits)
+        assert torch.equal(rows.tail_base.cpu(), want.tail_base)
+        assert not rows.intervals[num_q:].any()
+        builder.raise_if_unfit()
+        ours, theirs = rows.block_map(2, 4, num_q_blocks=8 // 2 + 3), want.block_map(2, 4)
+        there = theirs.num_q_blocks
+        assert torch.equal(ours.ranges[:there].cpu(), theirs.ranges)
+        assert not ours.work[there:].any()
+
+
+def test_a_builder_with_positions(engine):
+    batch = mk.ChunkBatch([2, 1], [9, 9], positions=[8, 0, 4], device=engine.device)
+    builder = mk.mask.MaskBuilder(mk.mask.causal(), batch, engine=engine.engine)
+    builder.set_lengths([1, 1], [9, 7], positions=[3, 6])
+    assert builder.build().intervals[:, 1].tolist() == [4, 7, 0]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "words"),
+    [
+        (([1, 1], [5, 5]), r"q_lens must be of 3 requests, got 2"),
+        (([9, 0, 0], [9, 5, 5]), r"q_lens must sum to at most 8, .* got 9"),
+        (([1, 1, 1], [2, 5, 5]), r"parents must be at most the keys of request 0 \(2\), got 3"),
+        (([1, 1, 1], [5, 5, 5], [0, 0, 0]), "positions must be None, as for the first batch"),
+    ],
+)
+def test_lengths_that_a_builder_has_no_room_for(lengths, words):
+    builder = mk.mask.MaskBuilder(OTHER, batch_on())
+    with pytest.raises(mk.InvalidArgument, match=words):
+        builder.set_lengths(*lengths)
+
+
+def test_a_builder_names_rows_that_do_not_fit(engine):
+    unfit = mk.mask.sink(1) | (mk.mask.items(3, [4]) & mk.mask.sliding_window(7))
+    batch = mk.ChunkBatch([1], [5], device=engine.device)
+    builder = mk.mask.MaskBuilder(unfit | mk.mask.sink(0), batch, engine=engine.engine)
+    builder.build()
+    builder.raise_if_unfit()
+    builder.set_lengths([1], [9])
+    builder.build()
+    with pytest.raises(mk.InvalidArgument, match="row 0, query 0 of request 0"):
+        builder.raise_if_unfit()
+
+
+def test_a_captured_graph_replays_with_other_lengths():
+    if not HAS_CUDA:
+        skip("cuda", "torch finds no CUDA device")
+    builder = mk.mask.MaskBuilder(RULE, batch_on("cuda"))
+    builder.build().block_map(2, 4)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        rows = builder.build()
+        block_map = rows.block_map(2, 4, width=18, num_q_blocks=7)
+    for lengths in ([[1, 1, 4], [30, 4, 6]], [[0, 0, 2], [4, 1, 70]]):
+        builder.set_lengths(*lengths)
+        graph.replay()
+        want = mk.mask.rows(RULE, mk.ChunkBatch(*lengths))
+        assert torch.equal(rows.intervals[: sum(lengths[0])].cpu(), want.intervals)
+        theirs = want.block_map(2, 4)
+        there = theirs.num_q_blocks
+        assert torch.equal(block_map.ranges[:there].cpu(), theirs.ranges)
+        assert torch.equal(block_map.full_indices[:there].cpu(), theirs.indices("full", 18))
+
+
+def test_engines_that_are_not_here():
+    batch = batch_on()
+    if not _library.has_cuda:
+        with pytest.raises(mk.Unavailable, match="built without nvcc"):
+            mk.mask.rows(RULE, batch, engine="cuda")
+    else:
+        with pytest.raises(mk.InvalidArgument, match="must be given cuda tensors, got cpu"):
+            mk.mask.rows(RULE, batch, engine="cuda")
+    with pytest.raises(mk.InvalidArgument, match=r"mask.packed: engine must be one of"):
+        mk.mask.packed(RULE, batch, engine="triton")

@@ -1,0 +1,152 @@
+"""What each rule means, written out by hand, and what is refused."""
+
+import pytest
+import torch
+
+import mooncake_kernels as mk
+
+rule = mk.mask
+TREE = [-1, 0, 0, 2]  # two branches; the last draft goes on with the second
+
+# Rule, keys, and a line a query that ends at the last key; "x" is seen.
+PICTURES = {
+    "causal": (rule.causal(), ["xxx.", "xxxx"]),
+    "full": (rule.full(), ["xxxx", "xxxx"]),
+    "window alone": (rule.sliding_window(2), [".xxx", "..xx"]),
+    "window": (rule.causal() & rule.sliding_window(2), [".xx..", "..xx.", "...xx"]),
+    "chunked alone": (rule.chunked_local(2), ["xx...", "..xx.", "..xx.", "....x"]),
+    "chunked": (rule.causal() & rule.chunked_local(2), ["xx...", "..x..", "..xx.", "....x"]),
+    "sink": (rule.sink(2), ["x...", "xx..", "xx..", "xx.."]),
+    "window and sink": (
+        (rule.causal() & rule.sliding_window(2)) | rule.sink(1),
+        ["x.....", "xx....", "xxx...", "x.xx..", "x..xx.", "x...xx"],
+    ),
+    "prefix": (rule.prefix_lm(3), ["xxx..", "xxx..", "xxx..", "xxxx.", "xxxxx"]),
+    "documents": (rule.documents([0, 2, 3]), ["xx...", "xx...", "..x..", "...xx", "...xx"]),
+    "spans": (rule.spans([(1, 3)]), ["....", ".xx.", ".xx.", "...."]),
+    "images": (rule.causal() | rule.spans([(1, 3)]), ["x...", "xxx.", "xxx.", "xxxx"]),
+    "items": (
+        rule.items(2, [2, 5]),
+        ["x.......", "xx......", "xx......", "xx.x....", "xx.xx...", "xx......", "xx....x.",
+         "xx....xx"],
+    ),
+    "items, one bare": (rule.items(1, [3]), ["x....", "xx...", "xxx..", "x....", "x...x"]),
+    "tree": (rule.tree(TREE), ["xx....", "xxx...", "xxxx..", "xxx.x.", "xxx.xx"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_every_rule_as_drawn(engine, name):
+    made, lines = PICTURES[name]
+    batch = mk.ChunkBatch([len(lines)], [len(lines[0])], device=engine.device)
+    dense = rule.rows(made, batch, engine=engine.engine).dense()[0]
+    assert ["".join(".x"[int(seen)] for seen in line) for line in dense] == lines
+
+
+def test_one_parameter_a_request(engine):
+    batch = mk.ChunkBatch([1, 1, 1], [9, 9, 9], device=engine.device)
+    windows = rule.causal() & rule.sliding_window([1, 5, 20])
+    assert rule.rows(windows, batch, engine=engine.engine).intervals[:, 0].tolist() == [8, 4, 0]
+    own = rule.per_request([rule.sink(3), rule.causal(), rule.documents([0, 6])])
+    rows = rule.rows(own, batch, engine=engine.engine).intervals[:, :2].tolist()
+    assert rows == [[0, 3], [0, 9], [6, 9]]
+
+
+def test_64_drafts_in_one_chain(engine):
+    """Every other draft is a dead end: runs of one key, up to the last bit."""
+    parents = [-1, *(max(i - 2, 0) for i in range(1, 64))]
+    batch = mk.ChunkBatch([65], [100], device=engine.device)
+    rows = rule.rows(rule.tree(parents), batch, engine=engine.engine)
+    seen = rows.dense()[0][-1]
+    assert seen.nonzero().flatten().tolist() == [*range(37), *range(37, 100, 2)]
+    assert rows.intervals[-1].tolist() == [0, 38, 39, 40]
+    assert rows.tail_base.tolist() == [36]
+
+
+def test_trees_of_two_sizes_share_a_tail(engine):
+    batch = mk.ChunkBatch([4], [6], device=engine.device)
+    both = rule.rows(rule.tree([-1, -1, -1]) | rule.tree([-1]), batch, engine=engine.engine)
+    lines = ["".join(".x"[int(seen)] for seen in line) for line in both.dense()[0]]
+    assert lines == ["xxx...", "xxxx..", "xxxxx.", "xxxxxx"]
+
+
+def test_a_rule_shows_how_it_was_written():
+    made = (rule.causal() & rule.sliding_window(4096)) | rule.sink([4, 8])
+    assert str(made) == "((causal() & sliding_window(4096)) | sink([4, 8]))"
+    made = rule.spans([(1, 3)]) | rule.per_request([rule.tree([-1]), rule.documents([[0], [0, 4]])])
+    assert str(made) == "(spans([(1, 3)]) | per_request([tree([-1]), documents([[0], [0, 4]])]))"
+
+
+BAD = {
+    "window": (lambda: rule.sliding_window(0), r"sliding_window: window must be an integer in 1"),
+    "one window": (lambda: rule.sliding_window([4, 0]), r"window\[1\] must be .*, got 0"),
+    "float": (lambda: rule.sink(1.5), r"sink: num_keys must be an integer .* got 1.5"),
+    "chunk": (lambda: rule.chunked_local(-3), r"chunked_local: chunk must be .* got -3"),
+    "overlap": (lambda: rule.documents([0, 5, 3]), "documents overlap that begin at 5 and 3"),
+    "no first": (lambda: rule.documents([[0, 1], [1, 5]]), r"cu\[1\] must begin with 0, got \[1"),
+    "spans overlap": (lambda: rule.spans([(0, 4), (3, 5)]), r"table\[1\] must begin at or after 4"),
+    "empty span": (lambda: rule.spans([[(1, 2)], [(4, 4)]]), r"table\[1\]\[0\] must not be empty"),
+    "span": (lambda: rule.spans([[(1, 2)], [(4, 4, 4)]]), r"must be \(begin, end\)"),
+    "delimiters": (lambda: rule.items(3, [5, 5]), r"delimiters must ascend"),
+    "in prefix": (lambda: rule.items([1, 4], [[2], [3]]), r"delimiters\[1\] .* \(4\), got 3"),
+    "cycle": (lambda: rule.tree([1, 2, 0]), r"got a cycle above draft 0: \[1, 2, 0\]"),
+    "own parent": (lambda: rule.tree([-1, 1]), "got a cycle above draft 1"),
+    "parent": (lambda: rule.tree([-1, 2]), r"parents\[1\] must be an integer in -1 to 1, got 2"),
+    "65 drafts": (lambda: rule.tree([-1] * 65), "must be at most 64 drafts, got 65"),
+    "no rule": (lambda: rule.per_request([rule.full(), 3]), r"rules\[1\] must be a rule, got 3"),
+    "no list": (lambda: rule.documents(7), "documents: cu must be a list, got 7"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_parameters_are_named(name):
+    call, words = BAD[name]
+    with pytest.raises(mk.InvalidArgument, match=words):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        (rule.sink([1, 2, 3]), r"one a request \(2\), got 3"),
+        (rule.causal() | rule.spans([[(1, 2)]]), r"one a request \(2\), got 1"),
+        (rule.per_request([rule.full()]), r"one a request \(2\), got 1"),
+        (rule.tree([-1] * 5), r"at most the keys of request 1 \(4\), got 5"),
+        ("causal", "must be a rule"),
+    ],
+)
+def test_a_rule_that_does_not_suit_its_batch_is_named(made, words):
+    batch = mk.ChunkBatch([1, 1], [5, 4])
+    for make in (rule.rows, rule.packed):
+        with pytest.raises(mk.InvalidArgument, match=words):
+            make(made, batch)
+
+
+def test_too_deep_a_rule_is_refused_and_a_long_one_is_not():
+    made = rule.causal()
+    for _ in range(100):
+        made = made | rule.sink(1)
+        made = rule.full() & made
+    assert rule.rows(made, mk.ChunkBatch([1], [3])).intervals.tolist() == [[0, 3, 0, 0]]
+    made = rule.causal()
+    for _ in range(8):
+        made = made & made
+    with pytest.raises(mk.InvalidArgument, match="a stack of at most 8, got one of 9"):
+        rule.rows(made, mk.ChunkBatch([1], [3]))
+
+
+def test_unfit_rows_are_named_and_packed_holds_them(engine):
+    three = rule.sink(1) | rule.causal() & (rule.sliding_window(1) | rule.documents([0, 3]))
+    three = three | rule.prefix_lm(9) & rule.chunked_local(2) & rule.documents([0, 5])
+    holes = rule.sink(1) | (rule.causal() & rule.sliding_window(1))
+    holes = holes | (rule.prefix_lm(5) & rule.per_request([rule.full(), rule.spans([(3, 9)])]))
+    batch = mk.ChunkBatch([1, 2], [9, 9], positions=[8, 1, 8], device=engine.device)
+    middle = rule.items(1, [3]) & rule.items(5, [6])
+    unfit = rule.sink(1) | (rule.items(3, [4]) & rule.sliding_window(7)) | rule.documents([0, 8])
+    words = r"row 2, query 1 of request 1, sees more; mask.packed\(rule, batch\)"
+    with pytest.raises(mk.InvalidArgument, match=words):
+        rule.rows(rule.per_request([rule.full(), unfit]), batch, engine=engine.engine)
+    for made in (three, holes, middle, unfit):
+        packed = rule.packed(made, batch, engine=engine.engine)
+        reference = rule.packed(made, batch, engine="reference")
+        assert torch.equal(packed.packed, reference.packed)
