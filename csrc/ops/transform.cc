@@ -21,9 +21,9 @@
 
 namespace {
 
+using mk::ElementType;
 using mk::kv::BadId;
 using mk::kv::CopyBlocksParams;
-using mk::kv::ElementType;
 using mk::kv::Plane;
 using mk::kv::TransformBlocksParams;
 using mk::ops::CopyPlan;

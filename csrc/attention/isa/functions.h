@@ -1,0 +1,11 @@
+// All of an instruction set, in the one order in which it can be included. Layer: attention.
+
+// clang-format off
+#include "attention/isa/vectors.h"
+#include "attention/isa/products.h"
+#include "attention/isa/pack.h"
+#include "attention/isa/softmax.h"
+#include "attention/isa/attend.h"
+// clang-format on
+
+static constexpr AttendFunctions kFunctions{attend, merge};

@@ -1,0 +1,92 @@
+// Keys and values of a tile, read through the block table and packed for products.h. What no query
+// of the tile sees is not loaded, and becomes 0. Layer: attention.
+
+// The words of a row of `dim` elements, zeros behind it up to `num_words`.
+static void stage(ElementType type, const char* row, int64_t dim, float* words, int64_t num_words) {
+  if (!kPairs) {
+    RowFunctions::best().load(type, row, dim, words);
+  } else if (type == ElementType::kBFloat16) {
+    __builtin_memcpy(words, row, dim * 2);
+  } else {  // fp8: exact in bfloat16
+    constexpr int64_t kPart = 128;
+    float values[kPart];
+    auto* const codes = reinterpret_cast<uint16_t*>(words);
+    for (int64_t first = 0; first < dim; first += kPart) {
+      const int64_t count = dim - first < kPart ? dim - first : kPart;
+      RowFunctions::best().load(type, row + first, count, values);
+      for (int64_t i = 0; i < count; ++i) {
+        codes[first + i] = static_cast<uint16_t>(bits_of(values[i]) >> 16);
+      }
+    }
+  }
+  char* const end = reinterpret_cast<char*>(words + num_words);
+  char* const behind = reinterpret_cast<char*>(words) + dim * (kPairs ? 2 : 4);
+  __builtin_memset(behind, 0, end - behind);
+}
+
+using Rows = const char* [kTileKeys];
+
+// Where the rows of a tile are; null where `seen` has no bit.
+static void find_rows(const PagedAttentionParams& p, const PagedCache& cache, const Task& task,
+                      int64_t first_key, uint64_t seen, Rows& rows) {
+  const int32_t* const table = p.block_table + task.request * p.table_stride;
+  const char* const head = cache.data + task.kv_head * cache.head_stride;
+  int64_t entry = first_key / p.block_size, token = first_key % p.block_size;
+  for (int64_t key = 0; key < kTileKeys; ++key) {
+    rows[key] = nullptr;
+    if (seen >> key & 1) {
+      const int64_t block = table[entry];
+      if (block >= 0 && block < p.num_blocks) {
+        rows[key] = head + block * cache.block_stride + token * cache.token_stride;
+      } else {
+        report_bad_entry(*p.bad_entry, task.request * p.table_stride + entry);
+      }
+    }
+    if (++token == p.block_size) token = 0, ++entry;
+  }
+}
+
+// The rows as [kTileKeys][num_words]. Meanwhile those of `later`, which are staged next, are on
+// their way: they lie apart, so that the processor would not guess them.
+static void stage_rows(const PagedCache& cache, const Rows& rows, const Rows& later,
+                       int64_t later_bytes, float* words, int64_t num_words) {
+  constexpr int64_t kLineBytes = 64;
+  for (int64_t key = 0; key < kTileKeys; ++key, words += num_words) {
+    for (int64_t i = 0; later[key] && i < later_bytes; i += kLineBytes) {
+      __builtin_prefetch(later[key] + i);
+    }
+    if (rows[key]) {
+      stage(cache.type, rows[key], cache.dim, words, num_words);
+    } else {
+      __builtin_memset(words, 0, num_words * sizeof(float));
+    }
+  }
+}
+
+// From [kTileKeys][num_words] to panels of keys, [panel][word][kPanel].
+static void pack_keys(const float* staged, int64_t num_words, float* panels) {
+  for (int64_t key = 0; key < kTileKeys; key += kLanes) {
+    float* const panel = panels + key / kPanel * num_words * kPanel + key % kPanel;
+    for (int64_t word = 0; word < num_words; word += kLanes) {
+      transpose(staged + key * num_words + word, num_words, panel + word * kPanel, kPanel);
+    }
+  }
+}
+
+// To panels of dims, [panel][keys / kPerWord][kPanel].
+static void pack_values(const float* staged, int64_t num_words, float* panels) {
+  constexpr int64_t kPanelWords = kTileKeys / kPerWord * kPanel;
+  for (int64_t key = 0; key < kTileKeys; key += kPerWord) {
+    const float* const row = staged + key * num_words;
+    float* to = panels + key / kPerWord * kPanel;
+    for (int64_t word = 0; word < num_words; word += kPanel / kPerWord, to += kPanelWords) {
+      if constexpr (kPairs) {
+        interleave(load(row + word), load(row + num_words + word), to,
+                   std::make_integer_sequence<int, kLanes>());
+      } else {
+        store(to, load(row + word));
+        store(to + kLanes, load(row + word + kLanes));
+      }
+    }
+  }
+}

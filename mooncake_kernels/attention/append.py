@@ -1,0 +1,135 @@
+"""New keys and values, written to their slots of a paged KV cache."""
+
+from typing import Literal
+
+import torch
+
+from .. import _library
+from .._arguments import as_instance, as_one_of
+from ..errors import InvalidArgument
+from ..reference import attention as reference
+from ..transforms import FLOATS, Rope
+from .caches import AXES, Caches
+
+AppendEngine = Literal["auto", "host", "triton", "reference"]
+ENGINES = ("auto", "host", "triton", "reference")
+OP = "append_kv"
+
+
+def append_kv(
+    k: torch.Tensor,
+    v: torch.Tensor | None,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor | None,
+    slots: torch.Tensor,
+    *,
+    axes: str = AXES,
+    rope: Rope | None = None,
+    positions: torch.Tensor | None = None,
+    k_scale: float | torch.Tensor | None = None,
+    v_scale: float | torch.Tensor | None = None,
+    engine: AppendEngine = "auto",
+) -> None:
+    """Write the keys and values of new tokens to their slots of a paged cache.
+
+    Equivalent to::
+
+        for i, slot in enumerate(slots):
+            if slot != -1:
+                block, token = slot // block_size, slot % block_size
+                key = k[i] if rope is None else rope turns k[i] by positions[i]
+                k_cache[block, token] = (key / k_scale).to(k_cache.dtype)     # fp8 saturates
+                v_cache[block, token] = (v[i] / v_scale).to(v_cache.dtype)
+
+    with float32 in between, IEEE division and rounding to nearest even, as ``Fp8`` and ``Rope`` of
+    a ``CopyPlan``. Angles are computed in float64.
+
+    Args:
+        k: ``[n, kv_head, dim]``, float32, float16 or bfloat16, dim packed; ``[n, dim]`` where the
+            axes have no head (MLA).
+        v: the same but for dim; None, with ``v_cache``, if the cache has no values of its own.
+        k_cache: as for ``paged_attention``; it is written to.
+        v_cache: the same.
+        slots: int64 ``[n]``, each ``block * block_size + token``, or -1 for a token that is not
+            written. What a slot holds that is named twice is not defined; this is not checked.
+        axes: the order of the caches' axes.
+        rope: turns the keys; None to take them as they are.
+        positions: integers ``[n]``, where each token stands; needed by ``rope`` alone.
+        k_scale: what 1.0 in ``k_cache`` stands for: a number, or float ``[kv_head]``; None for 1.
+        v_scale: the same of ``v_cache``.
+        engine: "host", "triton", "reference"; "auto" by the device.
+
+    Raises:
+        InvalidArgument: an argument is not as above; then nothing is written. On CUDA a slot that
+            is not in the cache is skipped, and a later call on that device raises.
+        Unavailable: the named engine is not here.
+    """
+    as_one_of(OP, "engine", engine, ENGINES)
+    if (v is None) != (v_cache is None):
+        raise InvalidArgument(f"{OP}: v and v_cache must both be given, or none of them")
+    caches = Caches.of(
+        OP, k_cache, k_cache if v_cache is None else v_cache, axes, (k_scale, v_scale)
+    )
+    k = _rows("k", k, caches.k)
+    v = None if v is None else _rows("v", v, caches.v)
+    _check_slots(slots, k)
+    cos_sin = None if rope is None else _cos_sin(rope, positions, k)
+    arguments = (
+        *(k, v, caches.k, None if v is None else caches.v, slots.contiguous(), cos_sin),
+        *(0 if rope is None else rope.first, rope is not None and rope.interleaved),
+        *(caches.k_scale, None if v is None else caches.v_scale),
+    )
+    if engine == "auto":
+        engine = "host" if k.device.type == "cpu" else "triton"
+    if engine == "reference":
+        reference.append_kv(*arguments)
+    elif engine == "triton":
+        _library.triton_module("attention_append").append_kv(*arguments)
+    else:
+        _library.require_engine("host", k.device.type)
+        _library.call(_library.append_kv, *arguments)
+
+
+def _rows(name: str, rows: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
+    as_instance(OP, name, rows, torch.Tensor, "a tensor")
+    if rows.dim() == 2 and cache.shape[2] == 1:
+        rows = rows.unsqueeze(1)
+    if rows.dim() != 3 or rows.shape[1:] != cache.shape[2:] or rows.dtype not in FLOATS:
+        raise InvalidArgument(
+            f"{OP}: {name} must be float32, float16 or bfloat16 [n, {cache.shape[2]}, "
+            f"{cache.shape[3]}], as its cache says, got {rows.dtype} of shape {tuple(rows.shape)}"
+        )
+    if rows.shape[2] > 1 and rows.stride(2) != 1:
+        raise InvalidArgument(
+            f"{OP}: {name} must have its dims packed (stride 1), got stride {rows.stride(2)}"
+        )
+    if rows.device != cache.device:
+        raise InvalidArgument(
+            f"{OP}: {name} must be on the device of its cache, {cache.device}, got {rows.device}"
+        )
+    return rows
+
+
+def _check_slots(slots: torch.Tensor, k: torch.Tensor) -> None:
+    as_instance(OP, "slots", slots, torch.Tensor, "a tensor")
+    if slots.dtype != torch.int64 or slots.shape != k.shape[:1] or slots.device != k.device:
+        raise InvalidArgument(
+            f"{OP}: slots must be int64 [{k.shape[0]}] on {k.device}, got {slots.dtype} of shape "
+            f"{tuple(slots.shape)} on {slots.device}"
+        )
+
+
+def _cos_sin(rope: Rope, positions: torch.Tensor | None, k: torch.Tensor) -> torch.Tensor:
+    """Return cosines and sines, float32 ``[n, 2, pairs]``."""
+    as_instance(OP, "rope", rope, Rope, "a Rope")
+    as_instance(OP, "positions", positions, torch.Tensor, "a tensor where there is a rope")
+    assert positions is not None
+    is_integer = positions.dtype in (torch.int32, torch.int64)
+    if not is_integer or positions.shape != k.shape[:1] or positions.device != k.device:
+        raise InvalidArgument(
+            f"{OP}: positions must be int32 or int64 [{k.shape[0]}] on {k.device}, got "
+            f"{positions.dtype} of shape {tuple(positions.shape)} on {positions.device}"
+        )
+    frequencies = rope.frequencies(k.shape[2]).to(k.device)
+    angles = positions.to(torch.float64)[:, None] * frequencies
+    return torch.stack((angles.cos(), angles.sin()), dim=1).to(torch.float32)

@@ -1,0 +1,98 @@
+"""The caches that attention reads and writes, checked and put into one order of axes."""
+
+import numbers
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .._arguments import as_instance, shown
+from ..errors import InvalidArgument
+from ..transforms import FLOATS, FP8
+
+ORDER = ("block", "token", "head", "dim")
+AXES = " ".join(ORDER)
+
+
+@dataclass(frozen=True)
+class Caches:
+    """Keys and values as ``[block, token, head, dim]``, strided, and what 1.0 in them stands for.
+
+    Attributes:
+        k, v: views of the tensors that were given; ``v`` may be a part of ``k`` (MLA).
+        k_scale, v_scale: float32 ``[head]``, or None for 1.
+    """
+
+    k: torch.Tensor
+    v: torch.Tensor
+    k_scale: torch.Tensor | None
+    v_scale: torch.Tensor | None
+
+    @classmethod
+    def of(
+        cls,
+        op: str,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        axes: str,
+        scales: tuple[Any, Any],
+    ) -> "Caches":
+        """Check the caches of a call of ``op``, and their scales.
+
+        Raises:
+            InvalidArgument: they do not fit the axes, each other or the scales.
+        """
+        k, v = (
+            _in_order(op, name, cache, axes)
+            for name, cache in (("k_cache", k_cache), ("v_cache", v_cache))
+        )
+        if k.shape[:3] != v.shape[:3] or k.device != v.device:
+            raise InvalidArgument(
+                f"{op}: v_cache must have the shape of k_cache ({tuple(k.shape[:3])}, but for "
+                f"dim) and its device ({k.device}), got {tuple(v.shape[:3])} on {v.device}"
+            )
+        return cls(k, v, *(_scale(op, *pair, k) for pair in zip("kv", scales, strict=True)))
+
+
+def _in_order(op: str, name: str, cache: torch.Tensor, axes: str) -> torch.Tensor:
+    as_instance(op, name, cache, torch.Tensor, "a tensor")
+    names = axes.split() if isinstance(axes, str) else []
+    if sorted(names) not in (sorted(ORDER), sorted(set(ORDER) - {"head"})):
+        raise InvalidArgument(
+            f"{op}: axes must be an order of {AXES!r}, 'head' may be missing, got {shown(axes)}"
+        )
+    if cache.dim() != len(names):
+        raise InvalidArgument(
+            f"{op}: {name} must have {len(names)} axes, {axes!r}, got shape {tuple(cache.shape)}"
+        )
+    if cache.dtype not in (*FLOATS, *FP8):
+        raise InvalidArgument(
+            f"{op}: {name} must be float32, float16, bfloat16 or fp8, got {cache.dtype}"
+        )
+    if "head" not in names:
+        cache, names = cache.unsqueeze(-1), [*names, "head"]
+    cache = cache.permute([names.index(axis) for axis in ORDER])
+    if 0 in cache.shape[1:]:
+        raise InvalidArgument(
+            f"{op}: {name} must have tokens, heads and dims, got shape {tuple(cache.shape)}"
+        )
+    if cache.shape[3] > 1 and cache.stride(3) != 1:
+        raise InvalidArgument(
+            f"{op}: {name} must have its dims packed (stride 1), got stride {cache.stride(3)}"
+        )
+    return cache
+
+
+def _scale(op: str, which: str, scale: Any, cache: torch.Tensor) -> torch.Tensor | None:
+    if scale is None:
+        return None
+    num_heads = cache.shape[2]
+    if isinstance(scale, numbers.Real) and not isinstance(scale, bool):
+        return torch.full((num_heads,), float(scale), dtype=torch.float32, device=cache.device)
+    is_table = isinstance(scale, torch.Tensor) and scale.dtype in (*FLOATS, torch.float64)
+    if not is_table or scale.shape not in ((), (1,), (num_heads,)) or scale.device != cache.device:
+        raise InvalidArgument(
+            f"{op}: {which}_scale must be a number, or a floating-point tensor on {cache.device} "
+            f"that is a scalar or has one entry a KV head ({num_heads}), got {shown(scale)}"
+        )
+    return scale.to(torch.float32).expand(num_heads).contiguous()

@@ -1,0 +1,148 @@
+"""Attention of a mixed batch over a paged KV cache, under the rows of a mask."""
+
+import math
+import numbers
+from typing import Any, Literal
+
+import torch
+
+from .. import _library
+from .._arguments import as_instance, as_one_of, shown
+from ..errors import InvalidArgument
+from ..mask import MaskRows
+from ..reference import attention as reference
+from ..transforms import FLOATS
+from .caches import AXES, Caches
+
+Engine = Literal["auto", "host", "triton", "reference"]
+ENGINES = ("auto", "host", "triton", "reference")
+OP = "paged_attention"
+
+
+def paged_attention(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    rows: MaskRows,
+    scale: float | None = None,
+    *,
+    axes: str = AXES,
+    k_scale: float | torch.Tensor | None = None,
+    v_scale: float | torch.Tensor | None = None,
+    engine: Engine = "auto",
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attend, for each query of a batch, to the keys of its request that it sees.
+
+    Equivalent to, where ``key(b, n) = block_table[b, n // block_size], n % block_size``::
+
+        for row, b in enumerate(rows.batch.request_of()):
+            for head in range(num_heads):
+                kv_head = head // (num_heads // num_kv_heads)
+                seen = [n for n in range(kv_lens[b]) if rows.dense()[b] sees n]
+                scores = [scale * q[row, head] @ k_cache[key(b, n)][kv_head] for n in seen]
+                lse[row, head] = log(sum(exp(scores)))
+                weights = exp(scores - lse[row, head])
+                out[row, head] = sum(weights * [v_cache[key(b, n)][kv_head] for n in seen])
+
+    A query that sees nothing has ``out`` 0 and ``lse`` -inf. Keys that no query sees are not read
+    in tiles that none of its neighbours sees. Sums are kept in float32. On the CPU the bits of a
+    row depend on its query, mask and keys alone: not on the batch, on the chunks that a prompt
+    came in, on threads, or on the layout of the cache. (FlashAttention-2, section 3.1; split over
+    the keys as in Flash-Decoding.)
+
+    Args:
+        q: ``[num_q, heads, dim]``, float32, float16 or bfloat16, rows as in ``rows.batch``, dim
+            packed.
+        k_cache: ``[block, token, kv_head, dim]`` or as ``axes`` says, strided but for dim; of q's
+            dtype, another one of the three, or fp8. ``heads`` must be a multiple of ``kv_head``.
+        v_cache: the same but for dim, which may be another (MLA: ``k_cache[..., :512]``).
+        block_table: int32 ``[num_requests, max_blocks]``, the blocks of each request in order.
+            Entries whose keys no query sees may be anything.
+        rows: what each query sees.
+        scale: of the scores; None for ``dim ** -0.5``.
+        axes: the order of the caches' axes, an order of "block token head dim", or without "head"
+            (MLA); "block head token dim" is FlashInfer's HND.
+        k_scale: what 1.0 in ``k_cache`` stands for: a number, or float ``[kv_head]``; None for 1.
+        v_scale: the same of ``v_cache``.
+        engine: "host" (the CPU's vectors); "triton" (a GPU; on the CPU in its interpreter);
+            "reference" (float64); "auto" by the device.
+
+    Returns:
+        ``out`` ``[num_q, heads, v_dim]`` of q's dtype, and ``lse`` ``[num_q, heads]``, float32,
+        natural logarithms. On CUDA both are queued on the current stream. No gradients.
+
+    Raises:
+        InvalidArgument: an argument is not as above, or a block that is seen is not in the cache
+            or not in the table. On CUDA its keys count as not seen, and a later call raises.
+        Unavailable: the named engine is not here.
+    """
+    as_one_of(OP, "engine", engine, ENGINES)
+    as_instance(OP, "rows", rows, MaskRows, "a MaskRows")
+    caches = Caches.of(OP, k_cache, v_cache, axes, (k_scale, v_scale))
+    _check_q(q, caches, rows)
+    _check_table(block_table, caches, rows)
+    arguments = (
+        *(q, caches.k, caches.v, block_table.contiguous()),
+        *(rows.intervals, rows.tail_bits, rows.tail_base, rows.batch.cu_q, rows.batch.kv_lens),
+        *(_as_scale(scale, q.shape[2]), caches.k_scale, caches.v_scale),
+    )
+    if engine == "auto":
+        engine = "host" if q.device.type == "cpu" else "triton"
+        _library.log_choice(f"attention on {q.device.type}", engine)
+    if engine == "reference":
+        out, lse = reference.paged_attention(*arguments)
+        return out.to(q.dtype), lse.float()
+    if engine == "triton":
+        return _library.triton_module("attention").paged_attention(*arguments)
+    _library.require_engine("host", q.device.type)
+    return _library.call(_library.paged_attention, *arguments)
+
+
+def _check_q(q: torch.Tensor, caches: Caches, rows: MaskRows) -> None:
+    as_instance(OP, "q", q, torch.Tensor, "a tensor")
+    num_q, dim, num_kv_heads = rows.batch.num_q, caches.k.shape[3], caches.k.shape[2]
+    if q.dtype not in FLOATS:
+        raise InvalidArgument(f"{OP}: q must be float32, float16 or bfloat16, got {q.dtype}")
+    if q.dim() != 3 or q.shape[0] != num_q or q.shape[2] != dim:
+        raise InvalidArgument(
+            f"{OP}: q must be [{num_q}, heads, {dim}], as rows and k_cache say, got shape "
+            f"{tuple(q.shape)}"
+        )
+    if q.shape[1] == 0 or q.shape[1] % num_kv_heads:
+        raise InvalidArgument(
+            f"{OP}: q must have a multiple of the {num_kv_heads} heads of k_cache, got {q.shape[1]}"
+        )
+    if dim > 1 and q.stride(2) != 1:
+        raise InvalidArgument(
+            f"{OP}: q must have its dims packed (stride 1), got stride {q.stride(2)}"
+        )
+    for name, tensor in (("k_cache", caches.k), ("rows", rows.intervals)):
+        if tensor.device != q.device:
+            raise InvalidArgument(
+                f"{OP}: {name} must be on the device of q, {q.device}, got {tensor.device}"
+            )
+
+
+def _check_table(block_table: torch.Tensor, caches: Caches, rows: MaskRows) -> None:
+    as_instance(OP, "block_table", block_table, torch.Tensor, "a tensor")
+    num_requests = rows.batch.num_requests
+    if block_table.dtype != torch.int32 or block_table.device != caches.k.device:
+        raise InvalidArgument(
+            f"{OP}: block_table must be int32 on {caches.k.device}, got {block_table.dtype} on "
+            f"{block_table.device}"
+        )
+    if block_table.dim() != 2 or block_table.shape[0] != num_requests:
+        raise InvalidArgument(
+            f"{OP}: block_table must be [{num_requests}, max_blocks], got shape "
+            f"{tuple(block_table.shape)}"
+        )
+
+
+def _as_scale(scale: Any, dim: int) -> float:
+    if scale is None:
+        return float(dim**-0.5)
+    is_number = isinstance(scale, numbers.Real) and not isinstance(scale, bool)
+    if not is_number or not math.isfinite(scale):
+        raise InvalidArgument(f"{OP}: scale must be a finite number, got {shown(scale)}")
+    return float(scale)

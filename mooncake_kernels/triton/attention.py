@@ -1,0 +1,147 @@
+"""paged_attention in Triton: how a call is cut into programs, without a look at what is in it."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from ..bad_ids import BadIds
+from ..errors import InvalidArgument, Unavailable
+from .attention_kernel import paged_attention_kernel
+from .attention_merge import merge_attention
+
+INTERPRETED = triton.knobs.runtime.interpret  # triton.jit looks at it once, here
+# The interpreter multiplies no bfloat16.
+DOT_TYPES = {
+    torch.float32: tl.float32,
+    torch.float16: tl.float16,
+    torch.bfloat16: tl.float32 if INTERPRETED else tl.bfloat16,
+}
+MIN_SPLIT_KEYS = 512
+_bad_entries: dict[torch.device, BadIds] = {}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How a call is cut into programs.
+
+    Attributes:
+        constants: those of the kernel.
+        num_warps, num_stages: Triton's.
+    """
+
+    constants: dict[str, Any]
+    num_warps: int
+    num_stages: int
+
+    @classmethod
+    def of(cls, num_queries: float, group: int, k_dim: int, v_dim: int, block_size: int) -> "Shape":
+        """Choose for requests of about that many queries. Reasoned, not yet measured on a GPU."""
+        widest = max(k_dim, v_dim)
+        most = 128 if widest <= 128 else 64 if widest <= 256 else 16
+        rows = min(most, max(16, triton.next_power_of_2(int(num_queries * group))))
+        rows = max(rows, triton.next_power_of_2(group))
+        main = max(16, 1 << (k_dim.bit_length() - 1))
+        rest = max(16, triton.next_power_of_2(k_dim - main)) if k_dim > main else 0
+        constants = {
+            "GROUP": group, "ROWS": rows, "TILE": 64 if widest <= 128 else 32,
+            "BLOCK_SIZE": block_size, "K_DIM": k_dim, "MAIN": main, "REST": rest,
+            "V_DIM": v_dim, "V_PADDED": max(16, triton.next_power_of_2(v_dim)),
+        }  # fmt: skip
+        return cls(constants, 8 if rows >= 128 or widest > 256 else 4, 2)
+
+
+def paged_attention(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    intervals: torch.Tensor,
+    tail_bits: torch.Tensor,
+    tail_base: torch.Tensor,
+    cu_q: torch.Tensor,
+    kv_lens: torch.Tensor,
+    scale: float,
+    k_scale: torch.Tensor | None,
+    v_scale: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Run the kernel; the arguments are those of ``torch.ops.mooncake_kernels.paged_attention``.
+
+    Raises:
+        InvalidArgument: an earlier call on the device met a block that is not in its cache.
+        Unavailable: the tensors are on the CPU and Triton is not in its interpreter.
+    """
+    if q.device.type == "cpu" and not INTERPRETED:
+        raise Unavailable(
+            "engine triton: CPU tensors need TRITON_INTERPRET=1 set before the import"
+        )
+    num_q, num_heads, k_dim = q.shape
+    num_blocks, block_size, num_kv_heads, v_dim = v_cache.shape
+    num_requests, max_blocks = block_table.shape
+    out = q.new_empty(num_q, num_heads, v_dim)
+    lse = q.new_empty(num_q, num_heads, dtype=torch.float32)
+    if num_q == 0:
+        return out, lse
+    bad = _take_bad(q.device)
+    shape = Shape.of(num_q / num_requests, num_heads // num_kv_heads, k_dim, v_dim, block_size)
+    tile = shape.constants["TILE"]
+    num_tiles = num_q // (shape.constants["ROWS"] // shape.constants["GROUP"]) + num_requests
+    max_keys = max_blocks * block_size
+    num_splits = _num_splits(num_tiles * num_kv_heads, max_keys, q.device)
+    split_keys = triton.cdiv(triton.cdiv(max_keys, num_splits), tile) * tile
+    outs, lses = out[None], lse[None]
+    if num_splits > 1:
+        outs = q.new_empty(num_splits, *out.shape, dtype=torch.float32)
+        lses = lse.new_empty(num_splits, *lse.shape)
+    with torch.cuda.device_of(q):  # Triton launches on the current device
+        paged_attention_kernel[(num_tiles, num_kv_heads, num_splits)](
+            *(q, k_cache, v_cache, outs, lses, block_table),
+            *(intervals, tail_bits, tail_base, cu_q, kv_lens),
+            *(lse if scales is None else scales for scales in (k_scale, v_scale)),
+            *(bad.words, scale, num_q, num_requests, num_blocks, max_blocks, split_keys),
+            *(*q.stride()[:2], *k_cache.stride()[:3], *v_cache.stride()[:3]),
+            HAS_K_SCALES=k_scale is not None,
+            HAS_V_SCALES=v_scale is not None,
+            DOT_TYPE=DOT_TYPES[q.dtype],
+            **shape.constants,
+            num_warps=shape.num_warps,
+            num_stages=shape.num_stages,
+        )
+    if num_splits > 1:
+        merged, lse = merge_attention(outs, lses, False)
+        out.copy_(merged)
+    if q.device.type == "cpu":
+        _raise_if_any(bad, is_earlier=False)
+    return out, lse
+
+
+def _num_splits(num_programs: int, max_keys: int, device: torch.device) -> int:
+    """As many as fill the GPU twice, none of them short."""
+    num_sms = 8
+    if device.type == "cuda":
+        num_sms = torch.cuda.get_device_properties(device).multi_processor_count
+    wanted = triton.cdiv(2 * num_sms, num_programs)
+    return max(1, min(wanted, max_keys // MIN_SPLIT_KEYS))
+
+
+def _take_bad(device: torch.device) -> BadIds:
+    """Return where a kernel reports a bad block, after a look at what earlier ones did."""
+    if device not in _bad_entries:
+        _bad_entries[device] = BadIds(device, ("", ""), (0, 0))
+    bad = _bad_entries[device]
+    _raise_if_any(bad, is_earlier=True)
+    return bad
+
+
+def _raise_if_any(bad: BadIds, *, is_earlier: bool) -> None:
+    is_bad, place, block = bad.words[:3].tolist()
+    if not is_bad:
+        return
+    bad.words.zero_()
+    whose = " of a call before this one" if is_earlier else ""
+    raise InvalidArgument(
+        f"paged_attention: block_table[{place >> 32}, {place & 0xFFFFFFFF}]{whose} must be a block "
+        f"of the cache, for its keys are seen, got {block}"
+    )

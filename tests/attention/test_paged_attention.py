@@ -1,0 +1,137 @@
+"""paged_attention against float64, in every engine: masks, layouts, dtypes, shapes."""
+
+import pytest
+import torch
+
+import mooncake_kernels as mk
+
+from .steps import LAYOUTS, check, make_step
+
+RULES = {
+    "causal": mk.mask.causal(),
+    "full": mk.mask.full(),
+    "window and sinks": (mk.mask.causal() & mk.mask.sliding_window(9)) | mk.mask.sink(3),
+    "chunked local": mk.mask.causal() & mk.mask.chunked_local(24),
+    "prefix-LM": mk.mask.prefix_lm(40),
+    "documents": mk.mask.causal() & mk.mask.documents([0, 30, 71]),
+    "spans": mk.mask.causal() | mk.mask.spans([(10, 25), (80, 92)]),
+    "items": mk.mask.items(20, [35, 50]),
+}
+# A decode, an extend, an idle request, a prefill chunk.
+MIXED = mk.ChunkBatch([1, 5, 0, 24], [100, 75, 10, 90])
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_rules(engine, rule):
+    check(make_step(mk.mask.rows(RULES[rule], MIXED)), engine)
+
+
+def test_a_tree_of_drafts_as_tail_bits(engine):
+    batch = mk.ChunkBatch([7, 7], [7 + 60, 7 + 5])
+    rows = mk.mask.rows(mk.mask.tree([-1, 0, 0, 1, 1, 2, 5]), batch)
+    assert rows.tail_bits.any()
+    check(make_step(rows), engine)
+
+
+def test_selected_rows(engine):
+    positions = [3, 17, 64, 65, 99, 0, 50]
+    batch = mk.ChunkBatch([5, 2], [100, 51], positions)
+    check(make_step(mk.mask.rows(mk.mask.causal(), batch)), engine)
+
+
+def test_rows_that_see_nothing(engine):
+    rows = mk.mask.rows(mk.mask.causal(), MIXED)
+    rows.intervals[::3] = 0
+    rows.intervals[-24:] = 0
+    check(make_step(rows), engine)
+
+
+@pytest.mark.parametrize("axes, block_size", [*zip(LAYOUTS, (1, 3, 64), strict=True)])
+def test_layouts_and_block_sizes(engine, axes, block_size):
+    rows = mk.mask.rows(RULES["window and sinks"], MIXED)
+    check(make_step(rows, axes=axes, block_size=block_size, dims=(32, 32)), engine)
+
+
+@pytest.mark.parametrize(
+    "dtype, dims",
+    [
+        (torch.bfloat16, (64, 64)),
+        (torch.float32, (96, 96)),
+        (torch.float16, (128, 128)),
+        (torch.bfloat16, (256, 256)),
+        (torch.float32, (72, 40)),
+        (torch.bfloat16, (72, 40)),
+        (torch.float32, (8, 8)),
+        (torch.bfloat16, (8, 8)),
+    ],
+)
+def test_dtypes_and_dims(engine, dtype, dims):
+    batch = mk.ChunkBatch([1, 6], [70, 70])
+    check(make_step(mk.mask.rows(mk.mask.causal(), batch), dtype=dtype, dims=dims), engine)
+
+
+@pytest.mark.parametrize("heads", [(1, 1), (6, 6), (6, 1), (16, 2)])
+def test_groups_of_heads(engine, heads):
+    batch = mk.ChunkBatch([3, 1], [70, 30])
+    check(make_step(mk.mask.rows(mk.mask.causal(), batch), heads=heads, dims=(32, 32)), engine)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_mla_reads_values_from_the_keys(engine, dtype):
+    batch = mk.ChunkBatch([1, 3], [70, 20])
+    rows = mk.mask.rows(mk.mask.causal(), batch)
+    step = make_step(rows, heads=(16, 1), dims=(576, 512), dtype=dtype, scale=192**-0.5)
+    step.v_cache = step.k_cache[..., :512]
+    check(step, engine)
+    with_heads = step.to(engine.device).run(engine.engine)
+    step.k_cache, step.v_cache = step.k_cache[:, :, 0], step.v_cache[:, :, 0]
+    step.axes = "block token dim"
+    for ours, other in zip(step.to(engine.device).run(engine.engine), with_heads, strict=True):
+        assert torch.equal(ours, other)
+
+
+@pytest.mark.parametrize("cache_dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_fp8_with_scales(engine, dtype, cache_dtype):
+    batch = mk.ChunkBatch([1, 6], [70, 70])
+    step = make_step(
+        mk.mask.rows(mk.mask.causal(), batch), dtype=dtype, cache_dtype=cache_dtype,
+        k_scale=0.75, v_scale=torch.tensor([0.5, 2.0]),
+    )  # fmt: skip
+    step.options["v_scale"] = step.options["v_scale"].to(engine.device)
+    check(step, engine, loose=2.0)
+
+
+def test_caches_of_another_dtype_than_the_queries(engine):
+    rows = mk.mask.rows(mk.mask.causal(), mk.ChunkBatch([1, 6], [70, 70]))
+    check(make_step(rows, dtype=torch.float32, cache_dtype=torch.bfloat16), engine)
+    check(make_step(rows, dtype=torch.bfloat16, cache_dtype=torch.float32), engine)
+
+
+def test_strided_queries(engine):
+    step = make_step(mk.mask.rows(mk.mask.causal(), MIXED))
+    qkv = torch.randn(MIXED.num_q, 8, 64)
+    step.q = qkv[:, 2:6]
+    check(step, engine)
+
+
+def test_split_over_keys(engine):
+    """Longer than a split, for a few queries, and with a window that skips some."""
+    batch = mk.ChunkBatch([1, 2], [2300, 1025])
+    for rule in ("causal", "window and sinks"):
+        rows = mk.mask.rows(RULES[rule], batch)
+        check(make_step(rows, heads=(4, 1), dims=(16, 16)), engine)
+
+
+def test_no_queries(engine):
+    step = make_step(mk.mask.rows(mk.mask.causal(), mk.ChunkBatch([0, 0], [10, 3])))
+    out, lse = step.to(engine.device).run(engine.engine)
+    assert out.shape == (0, 4, 64) and lse.shape == (0, 4)
+
+
+def test_nan_where_a_query_looks_is_not_hidden(engine):
+    step = make_step(mk.mask.rows(mk.mask.causal(), mk.ChunkBatch([1, 1], [70, 70])))
+    step.k_cache[step.block_table[1, 2].item(), 3] = torch.nan
+    out, lse = step.to(engine.device).run(engine.engine)
+    assert out[0].isfinite().all() and lse[0].isfinite().all()
+    assert out[1].isnan().all() and lse[1].isnan().all()

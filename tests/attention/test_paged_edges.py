@@ -1,0 +1,82 @@
+"""What paged_attention refuses, and what it says."""
+
+import pytest
+import torch
+
+import mooncake_kernels as mk
+
+from .steps import make_step
+
+
+def arguments(**changes):
+    step = make_step(mk.mask.rows(mk.mask.causal(), mk.ChunkBatch([2, 1], [40, 33])))
+    named = {
+        "q": step.q, "k_cache": step.k_cache, "v_cache": step.v_cache,
+        "block_table": step.block_table, "rows": step.rows,
+    }  # fmt: skip
+    return {**named, **changes}
+
+
+@pytest.mark.parametrize("block", [-1, 8, 1 << 30])
+def test_a_bad_block_is_named_if_it_is_seen(engine, block):
+    if engine.device == "cuda":
+        pytest.skip("on CUDA a later call raises")
+    call = arguments()
+    call["block_table"][1, 2] = block
+    with pytest.raises(mk.InvalidArgument, match=rf"block_table\[1, 2\] must be .*, got {block}"):
+        mk.paged_attention(**call, engine=engine.engine)
+    window = mk.mask.causal() & mk.mask.sliding_window(1)
+    call["rows"] = mk.mask.rows(window, call["rows"].batch)
+    call["block_table"][1, :2] = block
+    call["block_table"][1, 2] = 0
+    mk.paged_attention(**call, engine=engine.engine)
+
+
+def test_a_block_table_too_short(engine):
+    call = arguments()
+    call["block_table"] = call["block_table"][:, :2]
+    if engine.device == "cuda":
+        pytest.skip("on CUDA a later call raises")
+    message = "block_table must have blocks for 40 keys of request 0, got 2 blocks of 16"
+    if engine.engine == "triton":  # lengths are on the device
+        message = r"block_table\[[01], 2\] must be a block of the cache, .* got -1"
+    with pytest.raises(mk.InvalidArgument, match=message):
+        mk.paged_attention(**call, engine=engine.engine)
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"q": torch.ones(3, 4, 32)}, r"q must be \[3, heads, 64\]"),
+        ({"q": torch.ones(2, 4, 64)}, r"q must be \[3, heads, 64\]"),
+        ({"q": torch.ones(3, 3, 64)}, "q must have a multiple of the 2 heads of k_cache, got 3"),
+        ({"q": torch.ones(3, 4, 64).double()}, "q must be float32, float16 or bfloat16, got"),
+        ({"q": torch.ones(3, 4, 128)[..., ::2]}, r"q must have its dims packed \(stride 1\)"),
+        ({"q": None}, "q must be a tensor, got None"),
+        ({"k_cache": torch.ones(4, 16, 2, 64).int()}, "k_cache must be .* got torch.int32"),
+        ({"k_cache": torch.ones(4, 16, 64)}, "k_cache must have 4 axes"),
+        ({"k_cache": torch.ones(4, 16, 2, 128)[..., ::2]}, "k_cache must have its dims packed"),
+        ({"v_cache": torch.ones(4, 8, 2, 64)}, "v_cache must have the shape of k_cache"),
+        ({"block_table": torch.ones(2, 9).long()}, "block_table must be int32 on cpu"),
+        ({"block_table": torch.ones(3, 9).int()}, r"block_table must be \[2, max_blocks\]"),
+        ({"rows": torch.ones(3, 4)}, "rows must be a MaskRows"),
+        ({"scale": float("nan")}, "scale must be a finite number, got nan"),
+        ({"axes": "block token dim head dim"}, "axes must be an order of"),
+        ({"k_scale": torch.ones(3)}, "k_scale must be a number, or a floating-point tensor"),
+        ({"v_scale": "1"}, "v_scale must be a number"),
+        ({"engine": "cuda"}, "engine must be one of"),
+    ],
+)
+def test_bad_arguments(change, message):
+    with pytest.raises(mk.InvalidArgument, match=f"^paged_attention: .*{message}"):
+        mk.paged_attention(**arguments(**change))
+
+
+def test_rows_that_were_made_by_hand_stay_inside_the_cache():
+    """Intervals past the keys, or negative: only keys that are there are seen."""
+    call = arguments()
+    expected, _ = mk.paged_attention(**call)
+    call["rows"].intervals[1, 1] = 1 << 30
+    call["rows"].intervals[1, 0] = -5
+    out, _ = mk.paged_attention(**call)
+    assert torch.equal(out, expected)
