@@ -40,6 +40,13 @@ set_stream_from_bytes = torch.ops.mooncake_kernels.set_stream_from_bytes.default
 signal_flag = torch.ops.mooncake_kernels.signal_flag.default
 wait_flag = torch.ops.mooncake_kernels.wait_flag.default
 poll_flag = torch.ops.mooncake_kernels.poll_flag.default
+paged_attention = torch.ops.mooncake_kernels.paged_attention.default
+merge_attention = torch.ops.mooncake_kernels.merge_attention.default
+append_kv = torch.ops.mooncake_kernels.append_kv.default
+mask_rows = torch.ops.mooncake_kernels.mask_rows.default
+mask_block_map = torch.ops.mooncake_kernels.mask_block_map.default
+mask_pack_rows = torch.ops.mooncake_kernels.mask_pack_rows.default
+mask_pack_rule = torch.ops.mooncake_kernels.mask_pack_rule.default
 has_cuda: bool = torch.ops.mooncake_kernels.has_cuda()
 
 
@@ -130,8 +137,13 @@ def _flag_fake(step: torch.Tensor | None, *arguments: Any) -> None:
 @torch.library.register_fake("mooncake_kernels::transform_resolved")
 @torch.library.register_fake("mooncake_kernels::checksum_blocks")
 @torch.library.register_fake("mooncake_kernels::checksum_resolved")
+@torch.library.register_fake("mooncake_kernels::append_kv")
 @torch.library.register_fake("mooncake_kernels::copy_resolved")
 @torch.library.register_fake("mooncake_kernels::resolve_copy_plan")
+@torch.library.register_fake("mooncake_kernels::mask_rows")
+@torch.library.register_fake("mooncake_kernels::mask_block_map")
+@torch.library.register_fake("mooncake_kernels::mask_pack_rows")
+@torch.library.register_fake("mooncake_kernels::mask_pack_rule")
 def _no_result_fake(*arguments: Any) -> None:
     """Return nothing, as the operators do."""
 
@@ -143,3 +155,20 @@ def _no_result_fake(*arguments: Any) -> None:
 def _copy_batch_fake(*arguments: Any) -> int:
     """Return a number, as the operators do. They are not for compiled code."""
     return 0
+
+
+@torch.library.register_fake("mooncake_kernels::paged_attention")
+def _paged_attention_fake(
+    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, *arguments: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return tensors of the shapes that the operator's results have."""
+    out = q.new_empty(q.shape[0], q.shape[1], v_cache.shape[3])
+    return out, q.new_empty(q.shape[:2], dtype=torch.float32)
+
+
+@torch.library.register_fake("mooncake_kernels::merge_attention")
+def _merge_attention_fake(
+    outs: torch.Tensor, lses: torch.Tensor, log2: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return tensors of the shapes that the operator's results have."""
+    return outs.new_empty(outs.shape[1:]), lses.new_empty(lses.shape[1:])

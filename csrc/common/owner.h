@@ -2,24 +2,23 @@
 // eventfds, sockets and NIC handles are shared with it.
 #pragma once
 
-#include <unistd.h>
-
 #include "common/check.h"
+#include "common/process_id.h"
 
 namespace mk {
 
 class Owner {
  public:
-  bool forked() const { return getpid() != pid_; }
+  bool forked() const { return process_id() != pid_; }
 
   // Throws InvalidArgument in a forked child.
   void check(const char* op, const char* argument) const {
     MK_CHECK(!forked(), op, ": ", argument, " must be used in the process that made it, ", pid_,
-             ", got ", getpid());
+             ", got ", process_id());
   }
 
  private:
-  const pid_t pid_ = getpid();
+  const pid_t pid_ = process_id();
 };
 
 }  // namespace mk

@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "kv/element_rows.h"
+#include "common/element_rows.h"
 
 namespace mk::kv {
 namespace {

@@ -8,6 +8,7 @@ On the CPU copies run on torch's threads, which do not survive a ``fork()``: as 
 torch call, a child that is forked later must not copy. Autograd does not see a copy.
 """
 
+from ..transforms import Fp8, Rope
 from .batch import copy_batch
 from .blocks import checksum_blocks, gather_blocks, scatter_blocks
 from .copy_plan import CopyPlan
@@ -15,7 +16,6 @@ from .layer_stream import LayerStream
 from .pack_header import PackHeader
 from .packing import Packer
 from .select import shard_heads
-from .transforms import Fp8, Rope
 from .view import KVView
 
 __all__ = [

@@ -5,14 +5,14 @@ from typing import Any
 
 import torch
 
+from ..bad_ids import BadIds
 from ..errors import InvalidArgument, Unavailable
-from .bad_ids import BadIds
+from ..transforms import Fp8, Rope
 from .choose import choose
 from .copy_parts import CopyPart, Layers, as_layers, check_layers_alike
 from .execute import BlockIds, Engine, as_ids, check_memory, execute
 from .execute_rows import MOVES_BYTES, add_checksums, transform
 from .row_plan import RowCall, RowPlan
-from .transforms import Fp8, Rope
 from .view import BlockPlan
 
 Job = tuple[CopyPart, BlockPlan | RowPlan]

@@ -6,13 +6,13 @@ from typing import Any
 import torch
 
 from ..errors import InvalidArgument
+from ..transforms import Fp8, Rope
 from .execute import check_writable, have_addresses
 from .layout import Selection
 from .pack_overlap import Held
 from .row_plan import RowPlan, check_dtypes
 from .select import as_pairs, choose_heads, choose_layers
 from .sides import device_of_copy
-from .transforms import Fp8, Rope
 from .view import BlockPlan, KVView
 
 Layers = slice | Sequence[int | tuple[int, int]] | None

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..bad_ids import BadIds
 from ..errors import InvalidArgument
-from .bad_ids import BadIds
+from ..transforms import FP8, Fp8, Rope
 from .copy_jobs import CopyJobs, Job, add_up_jobs, check_checksum, check_transforms, run_jobs
 from .copy_parts import (
     CopyPart,
@@ -22,7 +23,6 @@ from .execute import BlockIds, Engine, as_ids, check_call
 from .overlap import check_apart, touch
 from .pack_overlap import Held
 from .row_plan import RowCall
-from .transforms import FP8, Fp8, Rope
 from .view import KVView
 
 if TYPE_CHECKING:

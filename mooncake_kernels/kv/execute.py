@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from .. import _library
+from ..bad_ids import BadIds
 from ..errors import InvalidArgument
 from ..reference import kv as reference
-from .bad_ids import BadIds
 from .calibration import default_engine
 from .execute_listed import COPY_ENGINE, copy_by_kernel, copy_listed
 from .sides import check_packed_device, device_of, gpu_index, packed_address

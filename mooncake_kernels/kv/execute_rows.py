@@ -6,9 +6,9 @@ from typing import Any
 import torch
 
 from .. import _library
+from ..bad_ids import BadIds
 from ..errors import InvalidArgument, Unavailable
 from ..reference import kv as reference
-from .bad_ids import BadIds
 from .execute import ENGINES, Engine, have_addresses
 from .row_plan import RowCall, RowPlan
 from .sides import gpu_index

@@ -4,9 +4,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..errors import InvalidArgument
+from ..transforms import FLOATS, FP8, Fp8
 from .pack_header import DTYPES, PackedView
 from .select import choose_heads
-from .transforms import FLOATS, FP8, Fp8
 from .view import KVView
 
 

@@ -4,14 +4,14 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from ..bad_ids import BadIds
 from ..errors import InvalidArgument
-from .bad_ids import BadIds
+from ..transforms import Fp8, Rope
 from .copy_plan import CopyPlan
 from .pack_header import ALIGNMENT, PackedView, PackHeader, align
 from .pack_overlap import Held, Overlap
 from .select import choose_heads
 from .staging import Staging
-from .transforms import Fp8, Rope
 
 MAX_STAGINGS = 4  # that are remembered
 

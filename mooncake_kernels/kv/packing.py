@@ -4,8 +4,9 @@ from collections.abc import Sequence
 
 import torch
 
+from ..bad_ids import BadIds
 from ..errors import ChecksumError, InvalidArgument
-from .bad_ids import BadIds
+from ..transforms import FP8, Fp8, Rope
 from .copy_jobs import check_checksum, check_transforms, run_jobs
 from .copy_parts import as_views, block_size_of
 from .execute import BlockIds, Engine, as_ids, check_call, check_memory
@@ -14,7 +15,6 @@ from .pack_header import PackHeader
 from .pack_overlap import Held
 from .pack_plans import PackPlans, Side
 from .staging import Staging, check_buffer
-from .transforms import FP8, Fp8, Rope
 from .view import KVView
 
 DEFAULT_CHUNK_BYTES = 32 << 20

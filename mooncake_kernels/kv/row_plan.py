@@ -5,11 +5,11 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from ..bad_ids import BadIds
 from ..errors import InvalidArgument
-from .bad_ids import BadIds
+from ..transforms import BYTES, ELEMENT_TYPES, FLOATS, FP8, Fp8, Rope
 from .layout import Layout, Selection, plan_values, tokens_of_piece
 from .sides import device_of
-from .transforms import BYTES, ELEMENT_TYPES, FLOATS, FP8, Fp8, Rope
 from .view import KVView, PlanTensor, constants
 
 WORD_BYTES = 8

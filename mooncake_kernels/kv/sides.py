@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from .. import _library
+from ..bad_ids import BadIds
 from ..errors import InvalidArgument
-from .bad_ids import BadIds
 
 if TYPE_CHECKING:
     from .view import KVView

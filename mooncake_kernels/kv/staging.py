@@ -2,8 +2,8 @@
 
 import torch
 
+from ..bad_ids import BadIds
 from ..errors import InvalidArgument
-from .bad_ids import BadIds
 from .execute import Engine
 from .execute_rows import add_checksums
 from .pack_header import DTYPES, PackedView, PackHeader

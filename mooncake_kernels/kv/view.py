@@ -7,8 +7,8 @@ import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from .. import _library
+from ..bad_ids import BadIds
 from ..errors import InvalidArgument
-from .bad_ids import BadIds
 from .layout import (
     HEADER,
     PLANE_FIELDS,

@@ -11,9 +11,13 @@ SOURCES = {
     "test_emulator": [],
     "test_copy_batch": ["kv/copy_batch.cc", "common/run_copier.cc", "common/cpu_cache.cc"],
     "test_copy_bulk": [],
+    "test_merge_attention": ["attention/merge_attention.cc", "common/element_rows.cc"],
     "test_copy_blocks": ["kv/copy_blocks.cc", "common/run_copier.cc", "common/cpu_cache.cc"],
-    "test_transform_blocks": ["kv/transform_blocks.cc", "kv/element_rows.cc"],
+    "test_transform_blocks": ["kv/transform_blocks.cc", "common/element_rows.cc"],
     "test_ready_flags": ["kv/ready_flags.cc"],
+    "test_mask_rows": ["mask/mask_rows.cc"],
+    "test_block_map": ["mask/block_map.cc"],
+    "test_packed_mask": ["mask/packed_mask.cc"],
 }
 
 

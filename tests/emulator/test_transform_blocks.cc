@@ -5,6 +5,7 @@
 
 namespace {
 
+using namespace mk;
 using namespace mk::kv;
 
 constexpr int kLayers = 2, kPlanes = 2 * kLayers, kBlocks = 5, kTokens = 3;

@@ -5,8 +5,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import mooncake_kernels as mk
-from mooncake_kernels import _library
-from mooncake_kernels.kv import bad_ids
+from mooncake_kernels import _library, bad_ids
 from mooncake_kernels.kv.layout import HEADER
 
 from .layouts import Sizes, make_view

@@ -7,7 +7,7 @@
 // last one filled up with zeros; packed order is [layer, kv, head, token], so that two caches of
 // different layouts give equal sums of equal blocks. The position is in each term: what is in the
 // wrong place counts as wrong. For one position a term is a bijection of its word: one flipped bit
-// always shows. It guards against faults, not against forgers. Layer: kv.
+// always shows. It guards against faults, not against forgers. Layer: common.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@
 
 #include "common/hd.h"
 
-namespace mk::kv {
+namespace mk {
 
 constexpr int64_t kWordBytes = 8;
 
@@ -43,4 +43,4 @@ MK_HD uint64_t checksum_bytes(const char* bytes, int64_t num_bytes, uint64_t ind
   return sum + checksum_term(last, index);
 }
 
-}  // namespace mk::kv
+}  // namespace mk

@@ -6,12 +6,13 @@ from typing import Any
 
 import torch
 
-from ..errors import InvalidArgument
+from .errors import InvalidArgument
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 BYTES = 0
-ELEMENT_TYPES = {dtype: i for i, dtype in enumerate((*FLOATS, *FP8), start=1)}  # csrc/kv/element.h
+# The numbers of csrc/common/element.h.
+ELEMENT_TYPES = {dtype: i for i, dtype in enumerate((*FLOATS, *FP8), start=1)}
 
 
 class Fp8:

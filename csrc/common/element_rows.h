@@ -1,13 +1,13 @@
 // Rows of elements on the CPU: converted, turned and summed by the widest vectors there are.
-// Layer: kv.
+// Layer: common.
 #pragma once
 
 #include <cstdint>
 
-#include "kv/element.h"
-#include "kv/transform_blocks.h"
+#include "common/element.h"
+#include "common/rotation.h"
 
-namespace mk::kv {
+namespace mk {
 
 struct RowFunctions {
   void (*load)(ElementType type, const char* row, int64_t count, float* values);
@@ -20,4 +20,4 @@ struct RowFunctions {
   static const RowFunctions& best();  // for this processor
 };
 
-}  // namespace mk::kv
+}  // namespace mk

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from ..errors import ChecksumError, InvalidArgument
+from .errors import ChecksumError, InvalidArgument
 
 WORDS = 3  # side (0: none, 1: src, 2: dst, -1: being written), index, id; BadId in copy_blocks.h
 BAD_CHECKSUM = 3  # in the place of a side; csrc/kv/transform_blocks.h

@@ -4,7 +4,7 @@
 // beyond their largest number, infinity included, becomes that number, as engines quantize; NaN
 // stays NaN, which of its codes is not told. Written as arithmetic without branches, of which the
 // compiler makes vectors; on a GPU its own conversions are used, which give the same numbers.
-// Layer: kv.
+// Layer: common.
 #pragma once
 
 #include <cstdint>
@@ -18,9 +18,9 @@
 #include <cuda_fp8.h>
 #endif
 
-namespace mk::kv {
+namespace mk {
 
-// Numbers that mooncake_kernels/kv/transforms.py knows.
+// Numbers that mooncake_kernels/transforms.py knows.
 enum class ElementType : int32_t {
   kBytes,
   kFloat32,
@@ -29,6 +29,11 @@ enum class ElementType : int32_t {
   kFloat8E4M3,
   kFloat8E5M2
 };
+
+MK_HD int64_t size_of(ElementType type) {
+  if (type == ElementType::kFloat32) return 4;
+  return type == ElementType::kFloat16 || type == ElementType::kBFloat16 ? 2 : 1;
+}
 
 MK_HD uint32_t bits_of(float value) {
   uint32_t bits;
@@ -181,4 +186,4 @@ MK_HD void with_element(ElementType type, const Body& body) {
   }
 }
 
-}  // namespace mk::kv
+}  // namespace mk

@@ -1,6 +1,8 @@
-#include "kv/element_rows.h"
+#include "common/element_rows.h"
 
-namespace mk::kv {
+#include "common/checksum.h"
+
+namespace mk {
 namespace {
 
 #define MK_INLINE __attribute__((always_inline)) inline
@@ -95,4 +97,4 @@ const RowFunctions& RowFunctions::best() {
   return k_plain;
 }
 
-}  // namespace mk::kv
+}  // namespace mk
