@@ -2,12 +2,13 @@
 
 from collections import deque
 
+from ..chunking import pack_batch
 from .block_allocator import BlockAllocator
 from .request import Request
 
 
 class Scheduler:
-    """Batch continuously, first come first served: decodes first, then prefill chunks.
+    """Batch continuously, first come first served: decodes first, then prefill chunks (SARATHI).
 
     A request is admitted when every block it can ever need is free, so one that runs never runs
     out and nothing is preempted. The head of the queue waits for its blocks; those behind wait
@@ -41,17 +42,18 @@ class Scheduler:
         return -(-request.max_kv_tokens // self.block_size)
 
     def next_step(self) -> list[tuple[Request, int]]:
-        """Admit what fits, and choose requests with the tokens to compute of each."""
-        self._admit()
-        budget = self.max_batch_tokens
-        step: list[tuple[Request, int]] = []
-        by_urgency = sorted(self.running, key=lambda request: request.num_pending > 1)  # stable
-        for request in by_urgency[: self.max_requests]:
-            num_tokens = min(request.num_pending, self.chunk_tokens, budget)
-            if num_tokens:
-                step.append((request, num_tokens))
-                budget -= num_tokens
-        return step
+        """Choose requests with the tokens to compute of each, and admit what then fits."""
+        decodes = [request for request in self.running if request.num_pending == 1]
+        prefills = [request for request in self.running if request.num_pending > 1]
+        return pack_batch(
+            decodes,
+            prefills,
+            self.max_batch_tokens,
+            waiting=list(self.waiting),
+            admit=self._admit,
+            max_chunk=self.chunk_tokens,
+            max_requests=self.max_requests,
+        ).chunks
 
     def finish(self, request: Request) -> None:
         """Forget a request and free its blocks."""
@@ -59,11 +61,10 @@ class Scheduler:
         self.allocator.free(request.block_ids)
         request.block_ids = []
 
-    def _admit(self) -> None:
-        while self.waiting and len(self.running) < self.max_requests:
-            num_blocks = self.num_blocks_for(self.waiting[0])
-            if num_blocks > self.allocator.num_free:
-                return
-            request = self.waiting.popleft()
-            request.block_ids = self.allocator.allocate(num_blocks)
-            self.running.append(request)
+    def _admit(self, request: Request) -> bool:
+        num_blocks = self.num_blocks_for(request)
+        if len(self.running) >= self.max_requests or num_blocks > self.allocator.num_free:
+            return False
+        request.block_ids = self.allocator.allocate(num_blocks)
+        self.running.append(self.waiting.popleft())
+        return True

@@ -79,6 +79,14 @@ def test_decodes_come_before_prompts(make_engine, prompts):
         assert [output.request_id for output in engine.step()] == [first]
 
 
+def test_a_request_gets_its_blocks_with_its_first_tokens(make_engine, prompts):
+    engine = make_engine(max_batch_tokens=8)
+    for _ in range(2):
+        engine.add_request(prompts[4], PARAMS)  # 71 tokens each
+    engine.step()
+    assert (engine.num_running, engine.num_waiting) == (1, 1)
+
+
 def test_tokens_stream_as_they_come(make_engine, prompts, alone):
     seen = [[] for _ in prompts]
     for index, output in make_engine().stream(prompts, PARAMS):

@@ -1,0 +1,96 @@
+"""How long a step takes, by its tokens: measured once, and read between the measurements."""
+
+import statistics
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+
+from mooncake_kernels import InvalidArgument
+
+
+@dataclass(frozen=True)
+class ChunkProfile:
+    """Say how long a step of so many tokens takes.
+
+    Attributes:
+        sizes: tokens of the steps that were measured, ascending.
+        seconds: of each.
+
+    Raises:
+        InvalidArgument: sizes that do not ascend from 1, or not a positive time for each.
+    """
+
+    sizes: tuple[int, ...]
+    seconds: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        """Check the table."""
+        ascending = all(before < after for before, after in pairwise((0, *self.sizes)))
+        if not self.sizes or not ascending:
+            raise InvalidArgument(
+                f"ChunkProfile: sizes must ascend and be at least 1, got {self.sizes}"
+            )
+        if len(self.seconds) != len(self.sizes) or not all(s > 0 for s in self.seconds):
+            raise InvalidArgument(
+                f"ChunkProfile: seconds must be positive, one a size ({len(self.sizes)}), got "
+                f"{self.seconds}"
+            )
+
+    def step_seconds(self, num_tokens: int) -> float:
+        """Return the time of a step: on the line between its neighbours in the table.
+
+        A step below the smallest size takes as long as that: it is bound by reading the weights.
+
+        Raises:
+            InvalidArgument: more tokens than the largest size.
+        """
+        if num_tokens > self.sizes[-1]:
+            raise InvalidArgument(
+                f"ChunkProfile: num_tokens must be at most {self.sizes[-1]}, the largest size "
+                f"measured, got {num_tokens}"
+            )
+        index = bisect_left(self.sizes, num_tokens)
+        if index == 0 or self.sizes[index] == num_tokens:
+            return self.seconds[index]
+        (low, high), (begin, end) = (
+            values[index - 1 : index + 1] for values in (self.sizes, self.seconds)
+        )
+        return begin + (end - begin) * (num_tokens - low) / (high - low)
+
+
+def profile_chunks(
+    run: Callable[[int], object],
+    sizes: Iterable[int],
+    *,
+    repeats: int = 3,
+    clock: Callable[[], float] = time.perf_counter,
+) -> ChunkProfile:
+    """Measure steps: for each size the median of ``repeats`` calls, after one that does not count.
+
+    Args:
+        run: computes one step of so many tokens, and returns when it is done (on CUDA it has to
+            wait for the device).
+        sizes: tokens, ascending; multiples of the tile are what ``choose_chunk_size`` looks up.
+        repeats: calls that are timed.
+        clock: tells seconds.
+
+    Raises:
+        InvalidArgument: see ``ChunkProfile``; or no repeats.
+
+    Source: the one-time profile of SARATHI, section 4.4, and Sarathi-Serve, section 4.3.
+    """
+    if repeats < 1:
+        raise InvalidArgument(f"profile_chunks: repeats must be at least 1, got {repeats}")
+    sizes = tuple(sizes)
+    medians = []
+    for size in sizes:
+        run(size)  # warm: allocations, autotuning, the first touch of memory
+        times = []
+        for _ in range(repeats):
+            begin = clock()
+            run(size)
+            times.append(clock() - begin)
+        medians.append(statistics.median(times))
+    return ChunkProfile(sizes, tuple(medians))
