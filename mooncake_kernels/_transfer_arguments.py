@@ -29,6 +29,14 @@ def as_deadline(op: str, deadline_s: float | None) -> float:
     return as_seconds(op, "deadline_s", deadline_s, minimum=1e-6)
 
 
+def as_checksum(op: str, checksum: bool | None, *, default: bool) -> bool:
+    if checksum is None:
+        return default
+    if not isinstance(checksum, bool):
+        raise InvalidArgument(f"{op}: checksum must be True or False, got {checksum!r}")
+    return checksum
+
+
 def as_rows(op: str, descriptors: Descriptors) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return as_triples(op, "descriptors", descriptors, "(local_address, remote_address, num_bytes)")
 

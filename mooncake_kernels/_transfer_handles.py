@@ -48,7 +48,7 @@ class Region(Resource):
     Attributes:
         address: where it starts; what peers are told.
         num_bytes: its size.
-        location: ``cpu:0``.
+        location: ``cpu:0``, or ``cuda:1`` of GPU memory, by this process's ordinals.
         access: what peers may do with it: ``read_write``, ``read`` or ``write``.
         note: why the engine's NICs cannot use it; empty if they can, or if there are none.
     """
@@ -64,8 +64,14 @@ class Region(Resource):
         self._engine = engine
         self._siblings = siblings
         remote_read, remote_write = ACCESS[access]
+        kind, _, ordinal = buffer.location.partition(":")
         self._region = engine.add_region(
-            buffer.address, buffer.num_bytes, buffer.writable, remote_read, remote_write
+            buffer.address,
+            buffer.num_bytes,
+            buffer.writable,
+            remote_read,
+            remote_write,
+            int(ordinal) if kind == "cuda" else -1,
         )
         self.note: str = self._region.note
         siblings.add(self)
@@ -97,19 +103,17 @@ class Peer(Resource):
 
     Attributes:
         name: the name it was opened by.
+        transport: how its data goes: ``local``, ``shm``, ``cuda_ipc``, ``rdma``, ``tcp`` or
+            ``file``.
         closed: whether ``close`` was called.
     """
 
     def __init__(self, engine: _host.TransferEngine, peer: _host.TransferPeer):
         self.name = peer.name
+        self.transport = peer.transport
         self.closed = False
         self._engine = engine
         self._peer = peer
-
-    @property
-    def transport(self) -> str:
-        """How its data goes: ``local``, ``shm``, ``rdma``, ``tcp`` or ``file``."""
-        return self._peer.transport
 
     def sync(self, *, deadline_s: float | None = None) -> "Ticket":
         """Make what was written to a file outlast a loss of power (``fdatasync(2)``).

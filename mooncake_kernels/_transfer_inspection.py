@@ -3,6 +3,7 @@
 from typing import Any
 
 from . import _host
+from ._transfer_arguments import as_deadline
 from ._transfer_handles import Peer, Region
 from ._transfer_paths import PathChoice, explain
 from ._transfer_regions import RemoteRegion, regions_of
@@ -102,10 +103,9 @@ class Inspection:
         return regions_of(self._engine, peer, self._as_question("regions", peer, deadline_s))
 
     def _as_question(self, op: str, peer: Peer, deadline_s: float | None) -> float:
-        _, seconds = self._check_call(op, peer, None, deadline_s)
+        self._check_peer(op, peer)
+        seconds = as_deadline(op, deadline_s)
         return min(seconds, MAX_QUESTION_S) if deadline_s is None else seconds
 
-    def _check_call(
-        self, op: str, peer: Peer, notify: bytes | None, deadline_s: float | None
-    ) -> tuple[bytes | None, float]:
+    def _check_peer(self, op: str, peer: Peer) -> None:
         raise NotImplementedError

@@ -27,6 +27,8 @@ class Options:
     nics: NicChoice
     secret: bytes | None
     tls: tuple[bytes, bytes, bytes, bool] | None
+    max_connections: int
+    spin_us: int
 
     def make_engine(self, name: str, listen: str) -> _host.TransferEngine:
         """Make the host's engine, of this name or, if it is empty, of its address."""
@@ -35,12 +37,15 @@ class Options:
             listen,
             local="local" in self.transports,
             shm="shm" in self.transports,
+            cuda_ipc="cuda_ipc" in self.transports,
             tcp="tcp" in self.transports,
             nics=list(self.nics.nics),
             near_nics=list(self.nics.near),
             nics_required=self.nics.required,
             file="file" in self.transports,
             num_lanes=config.current().transfer_lanes,
+            max_connections=self.max_connections,
+            spin_us=self.spin_us,
             secret=self.secret,
             tls=self.tls,
         )

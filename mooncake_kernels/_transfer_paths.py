@@ -16,11 +16,13 @@ class PathChoice:
     """The way between local memory and memory of a peer.
 
     Attributes:
-        transport: that of the peer: ``local``, ``shm`` or ``tcp``.
+        transport: that of the peer: ``local``, ``shm``, ``rdma`` or ``tcp``; or ``cuda_ipc``.
         method: how the bytes move. ``copy``: within this process. ``mapped``: this process copies
             into and out of the peer's memory, which it has mapped. ``process_vm``: it does so by
-            process_vm_readv and process_vm_writev. ``connection``: they are sent.
-        local: location of the local memory, like ``cpu:0``.
+            process_vm_readv and process_vm_writev. ``ipc``: a GPU copies into and out of GPU memory
+            of the peer, which is opened here. ``nics``: NICs move them. ``connection``: they are
+            sent.
+        local: location of the local memory, like ``cpu:0`` or ``cuda:1``.
         remote: whose memory it is at the other end: ``this process``, ``process 4711``, or the
             address of the peer.
         lanes: the connections to the peer, as ``stats()`` names them. Requests of one piece go by
@@ -65,7 +67,7 @@ def explain(
     for op, refusal in (("write", write_refusal), ("read", read_refusal)):
         reasons += [f"a {op} would be refused: {refusal}"] if refusal else []
     return PathChoice(
-        peer.transport,
+        "cuda_ipc" if method == "ipc" else peer.transport,
         method,
         holder.location,
         whose or peer.name,

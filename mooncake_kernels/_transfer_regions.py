@@ -16,16 +16,25 @@ class RemoteRegion:
         address: where it begins, in the peer's address space.
         num_bytes: its length.
         access: what its owner lets peers do: ``read_write``, ``read`` or ``write``.
+        location: ``cpu:0``, or ``cuda:1`` of GPU memory, by the ordinals of the peer's process.
     """
 
     address: int
     num_bytes: int
     access: Access
+    location: str = "cpu:0"
 
 
 def regions_of(engine: _host.TransferEngine, peer: Peer, deadline_s: float) -> list[RemoteRegion]:
     """Ask a peer for its regions, in the order of their registration."""
     return [
-        RemoteRegion(address, num_bytes, NAME_OF[readable, writable])
-        for address, num_bytes, readable, writable in engine.list_regions(peer._peer, deadline_s)
+        RemoteRegion(
+            address,
+            num_bytes,
+            NAME_OF[readable, writable],
+            f"cuda:{device}" if device >= 0 else "cpu:0",
+        )
+        for address, num_bytes, readable, writable, device in engine.list_regions(
+            peer._peer, deadline_s
+        )
     ]

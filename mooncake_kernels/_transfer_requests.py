@@ -2,11 +2,23 @@
 
 from typing import Any
 
+import numpy as np
+
 from . import _host
-from ._transfer_arguments import Descriptors, Integers, as_columns, as_deadline, as_rows
+from ._transfer_arguments import (
+    Descriptors,
+    Integers,
+    as_checksum,
+    as_columns,
+    as_deadline,
+    as_rows,
+)
 from ._transfer_handles import Peer, Ticket
 from ._transfer_pools import Blocks, as_paged
+from ._transfer_streams import After, Fence, as_fence
 from .errors import InvalidArgument
+
+PLAIN = [np.ndarray, np.ndarray, int]  # addresses and a size that the host code looks at by itself
 
 
 class Requests:
@@ -15,6 +27,7 @@ class Requests:
     name: str
     _engine: _host.TransferEngine
     _closed: bool
+    _checksum: bool
 
     def write(
         self,
@@ -23,6 +36,8 @@ class Requests:
         *,
         deadline_s: float | None = None,
         notify: bytes | None = None,
+        after: After = None,
+        checksum: bool | None = None,
     ) -> Ticket:
         """Write local memory to a peer's.
 
@@ -56,6 +71,18 @@ class Requests:
             deadline_s: seconds from now; None: the setting ``deadline_s``.
             notify: at most 64 KiB, delivered to the peer after the data is visible there. A file
                 has nobody to be notified: None.
+            after: work of a GPU that must be done before local memory is touched: a
+                ``torch.cuda.Event``, a ``torch.cuda.Stream`` (what is in it at the time of this
+                call) or a CUevent's handle. The event may be recorded anew, or dropped, when the
+                call returns; the deadline holds meanwhile. None: it is done.
+            checksum: whether, once a part of the data has moved, the peer's process compares what
+                its memory holds then with a 64-bit checksum (XXH3) of each range at this end. What
+                differs fails the transfer with the cause ``checksum: ...``, which names the range
+                at both ends; it is not moved again, and what has moved stays; no notification is
+                delivered. Memory that others change meanwhile differs, too. It costs a pass over
+                the data at either end (a GPU's comes to the host for it), and a round trip each
+                part; parts do not overlap on a connection. Not for files. None: what the engine
+                was told.
 
         Returns:
             A ``Ticket``.
@@ -66,7 +93,7 @@ class Requests:
                 refuses is the ticket's error, which names it, too; so is what a disk does: that
                 names the offset, and ``num_bytes_done`` what it has moved.
         """
-        return self._submit_rows("write", peer, descriptors, deadline_s, notify)
+        return self._submit_rows("write", peer, descriptors, deadline_s, notify, after, checksum)
 
     def read(
         self,
@@ -75,6 +102,8 @@ class Requests:
         *,
         deadline_s: float | None = None,
         notify: bytes | None = None,
+        after: After = None,
+        checksum: bool | None = None,
     ) -> Ticket:
         """Read a peer's memory into local memory.
 
@@ -89,6 +118,8 @@ class Requests:
             descriptors: as for ``write``. The local regions must be writable memory.
             deadline_s: seconds from now; None: the setting ``deadline_s``.
             notify: at most 64 KiB, delivered to the peer after all the data has arrived here.
+            after: as for ``write``.
+            checksum: as for ``write``.
 
         Returns:
             A ``Ticket``.
@@ -96,7 +127,7 @@ class Requests:
         Raises:
             InvalidArgument: as for ``write``.
         """
-        return self._submit_rows("read", peer, descriptors, deadline_s, notify)
+        return self._submit_rows("read", peer, descriptors, deadline_s, notify, after, checksum)
 
     def write_blocks(
         self,
@@ -107,6 +138,8 @@ class Requests:
         *,
         deadline_s: float | None = None,
         notify: bytes | None = None,
+        after: After = None,
+        checksum: bool | None = None,
     ) -> Ticket:
         """Write many blocks, given as arrays or of pools: ``write`` without an object a block.
 
@@ -118,6 +151,8 @@ class Requests:
             sizes: ``[n]`` integers, or one size in bytes for all; None for blocks of pools.
             deadline_s: seconds from now; None: the setting ``deadline_s``.
             notify: at most 64 KiB, delivered to the peer after the data is visible there.
+            after: as for ``write``.
+            checksum: as for ``write``.
 
         Returns:
             A ``Ticket``.
@@ -127,7 +162,7 @@ class Requests:
                 ``descriptors[p * n + i]``; or an id is not of its pool, or the target of two.
         """
         where = local_addresses, remote_addresses, sizes
-        return self._submit_blocks("write", peer, where, deadline_s, notify)
+        return self._submit_blocks("write", peer, where, deadline_s, notify, after, checksum)
 
     def read_blocks(
         self,
@@ -138,6 +173,8 @@ class Requests:
         *,
         deadline_s: float | None = None,
         notify: bytes | None = None,
+        after: After = None,
+        checksum: bool | None = None,
     ) -> Ticket:
         """Read many blocks, given as arrays or of pools: ``read`` without an object a block.
 
@@ -149,6 +186,8 @@ class Requests:
             sizes: ``[n]`` integers, or one size in bytes for all; None for blocks of pools.
             deadline_s: seconds from now; None: the setting ``deadline_s``.
             notify: at most 64 KiB, delivered to the peer after all the data has arrived here.
+            after: as for ``write``.
+            checksum: as for ``write``.
 
         Returns:
             A ``Ticket``.
@@ -158,7 +197,7 @@ class Requests:
                 ``descriptors[p * n + i]``; or an id is not of its pool, or the target of two.
         """
         where = local_addresses, remote_addresses, sizes
-        return self._submit_blocks("read", peer, where, deadline_s, notify)
+        return self._submit_blocks("read", peer, where, deadline_s, notify, after, checksum)
 
     def _submit_rows(
         self,
@@ -167,14 +206,17 @@ class Requests:
         descriptors: Descriptors,
         deadline_s: float | None,
         notify: bytes | None,
+        after: After,
+        checksum: bool | None,
     ) -> Ticket:
-        options = self._check_call(op, peer, notify, deadline_s)
+        self._check_peer(op, peer)
+        options = self._as_options(op, notify, deadline_s, after, checksum)
         if type(descriptors) is list:
             ticket = self._engine.submit_rows(peer._peer, op == "read", descriptors, *options)
             if ticket is not None:
                 return Ticket(ticket, peer.transport)
-        columns = as_rows(op, descriptors)
-        ticket = self._engine.submit(peer._peer, op == "read", *columns, *options)
+        local, remote, sizes = as_rows(op, descriptors)
+        ticket = self._engine.submit(peer._peer, op == "read", local, remote, sizes, *options)
         return Ticket(ticket, peer.transport)
 
     def _submit_blocks(
@@ -184,20 +226,41 @@ class Requests:
         where: tuple[Any, Any, Any],
         deadline_s: float | None,
         notify: bytes | None,
+        after: After,
+        checksum: bool | None,
     ) -> Ticket:
         op, reads = f"{verb}_blocks", verb == "read"
-        options = self._check_call(op, peer, notify, deadline_s)
-        if isinstance(where[0], Blocks) or isinstance(where[1], Blocks):
+        self._check_peer(op, peer)
+        options = self._as_options(op, notify, deadline_s, after, checksum)
+        local, remote, sizes = where
+        if [type(values) for values in where] == PLAIN and 0 <= sizes < 1 << 64:
+            ticket = self._engine.submit_plain(peer._peer, reads, local, remote, sizes, *options)
+            if ticket is not None:
+                return Ticket(ticket, peer.transport)
+        if isinstance(local, Blocks) or isinstance(remote, Blocks):
             paged = as_paged(op, *where)
             ticket = self._engine.submit_paged(peer._peer, reads, *paged, *options)
         else:
-            columns = as_columns(op, *where)
-            ticket = self._engine.submit(peer._peer, reads, *columns, *options)
+            local, remote, sizes = as_columns(op, *where)
+            ticket = self._engine.submit(peer._peer, reads, local, remote, sizes, *options)
         return Ticket(ticket, peer.transport)
 
-    def _check_call(
-        self, op: str, peer: Peer, notify: bytes | None, deadline_s: float | None
-    ) -> tuple[bytes | None, float]:
+    def _as_options(
+        self,
+        op: str,
+        notify: bytes | None,
+        deadline_s: float | None,
+        after: After,
+        checksum: bool | None,
+    ) -> tuple[bytes | None, float, Fence, bool]:
+        if notify is not None:
+            if not isinstance(notify, (bytes, bytearray, memoryview)):
+                raise InvalidArgument(f"{op}: notify must be bytes, got {type(notify).__name__}")
+            notify = bytes(notify)
+        verify = self._checksum if checksum is None else as_checksum(op, checksum, default=False)
+        return notify, as_deadline(op, deadline_s), as_fence(op, after), verify
+
+    def _check_peer(self, op: str, peer: Peer) -> None:
         self._check_open(op)
         if not isinstance(peer, Peer) or peer._engine is not self._engine:
             raise InvalidArgument(
@@ -205,9 +268,6 @@ class Requests:
             )
         if peer.closed:
             raise InvalidArgument(f"{op}: peer must be open, got the closed {peer.name}")
-        if notify is not None and not isinstance(notify, (bytes, bytearray, memoryview)):
-            raise InvalidArgument(f"{op}: notify must be bytes, got {type(notify).__name__}")
-        return None if notify is None else bytes(notify), as_deadline(op, deadline_s)
 
     def _check_open(self, op: str) -> None:
         if self._closed:

@@ -15,10 +15,11 @@ choice, ``"prefill-3"``, and leads to that very engine or nowhere.
 Every transfer has a deadline; nothing here waits for ever. Transports: ``local`` (the peer is an
 engine of this process: a copy), ``shm`` (a process of this user on this machine, in the same
 network namespace: this process copies into and out of its memory, faster for what
-``shared_memory()`` made), ``rdma`` (NICs of both sides move the data, all of them at once; what is
-agreed upon, and notifications, go over a TCP connection beside them), ``tcp``, and ``file``, for
-what is no engine but a file on a local disk: ``engine.open("file:/mnt/ssd/pool")`` is a peer whose
-addresses are offsets in that file.
+``shared_memory()`` made), ``cuda_ipc`` (such a process, and memory of GPUs, which copy), ``rdma``
+(NICs of both sides move the data, all of them at once; what is agreed upon, and notifications, go
+over a TCP connection beside them), ``tcp``, and ``file``, for what is no engine but a file on a
+local disk: ``engine.open("file:/mnt/ssd/pool")`` is a peer whose addresses are offsets in that
+file. Memory of GPUs goes by all of them, see docs/gpu_memory.md.
 
 Without a secret whoever can connect to the port can use the registered regions, which is why an
 engine listens on 127.0.0.1 unless told otherwise. With one, both sides of a connection prove that
@@ -38,10 +39,8 @@ from collections.abc import Collection
 from typing import Any
 
 from . import _host, _transfer_log
-from ._arguments import as_seconds
-from ._transfer_arguments import (
-    as_deadline,
-)
+from ._arguments import as_integer, as_seconds
+from ._transfer_arguments import as_checksum, as_deadline
 from ._transfer_handles import ACCESS, Access, Peer, Region, Resource, Ticket
 from ._transfer_inspection import Inspection
 from ._transfer_names import Names, Options
@@ -52,7 +51,7 @@ from ._transfer_regions import RemoteRegion
 from ._transfer_requests import Requests
 from ._transfer_security import Tls, as_secret, as_tls
 from .buffers import as_buffer
-from .errors import InvalidArgument, TransferError, Unavailable
+from .errors import InvalidArgument, TransferError
 from .topology import Topology
 
 __all__ = [
@@ -68,7 +67,7 @@ __all__ = [
     "TransferEngine",
 ]
 
-TRANSPORTS = ("local", "shm", "rdma", "tcp", "file")
+TRANSPORTS = ("local", "shm", "cuda_ipc", "rdma", "tcp", "file")
 
 _in_use: list[set[Region]] = []  # of closed engines, and never freed: someone may write there yet
 
@@ -89,12 +88,13 @@ class TransferEngine(Requests, Inspection, Resource):
             engine is entered there until it is closed. If it dies, it is forgotten after the
             setting ``metadata_ttl_s``; if the server is away, it is entered again once it is back.
         listen: with a metadata server, ``"host:port"`` to listen on; None as for ``name``.
-        transports: those that may be used, of ``local``, ``shm``, ``rdma``, ``tcp`` and ``file``;
-            nothing else is fallen back to. None: ``local`` for a peer in this process, ``shm`` for
-            one on this machine, ``rdma`` for others if both sides have a NIC for it (but not beside
-            ``tls``, which it goes without), else ``tcp``; ``file`` for files. An engine without
-            ``tcp`` and ``rdma`` does not listen to machines, one without ``shm`` not to processes
-            of this one.
+        transports: those that may be used, of ``local``, ``shm``, ``cuda_ipc``, ``rdma``, ``tcp``
+            and ``file``; nothing else is fallen back to. None: ``local`` for a peer in this
+            process, ``shm`` for one on this machine, with ``cuda_ipc`` for its GPU memory, ``rdma``
+            for others if both sides have a NIC for it (but not beside ``tls``, which it goes
+            without), else ``tcp``; ``file`` for files. An engine without ``tcp`` and ``rdma`` does
+            not listen to machines, one without ``shm`` and ``cuda_ipc`` not to processes of this
+            one.
         topology: which NICs ``rdma`` goes over: all that it would choose for host memory, which is
             registered on each. None: ``Topology.discover()``.
         secret: 16 to 4096 bytes that all engines have in common which may use each other's memory
@@ -103,6 +103,13 @@ class TransferEngine(Requests, Inspection, Resource):
             process need not prove anything over ``local``.
         tls: certificates: ``tcp`` is TLS 1.3 then, and peers without are refused. ``shm``, which
             stays among the processes of one user on one machine, goes without.
+        max_connections: how many connections to peers it keeps, 1 to 2**31 - 1. For one more an
+            idle one is closed, by SIEVE, and made again when its peer is next asked for something;
+            while all are in use, what needs one waits, within its deadline.
+        checksum: what ``checksum`` is in calls that do not say.
+        spin_us: how long a thread that waits for a peer's next words looks for them before it
+            sleeps, in microseconds, 0 to 1,000,000: shorter round trips over ``tcp``, on either
+            side, for a core that does nothing else meanwhile.
 
     Attributes:
         name: what peers open.
@@ -127,6 +134,9 @@ class TransferEngine(Requests, Inspection, Resource):
         topology: Topology | None = None,
         secret: bytes | str | None = None,
         tls: Tls | None = None,
+        max_connections: int = 512,
+        checksum: bool = False,
+        spin_us: int = 0,
     ):
         self._closed = True  # for __del__, should something be refused here
         allowed = TRANSPORTS if transports is None else transports
@@ -136,6 +146,11 @@ class TransferEngine(Requests, Inspection, Resource):
                 f"TransferEngine: transports must be a list of {', '.join(TRANSPORTS[:-1])} and "
                 f"{TRANSPORTS[-1]}, got {transports!r}"
             )
+        max_connections = as_integer(
+            "TransferEngine", "max_connections", max_connections, 1, (1 << 31) - 1
+        )
+        spin_us = as_integer("TransferEngine", "spin_us", spin_us, 0, 1_000_000)
+        self._checksum = as_checksum("TransferEngine", checksum, default=False)
         files = as_tls(tls)
         named = transports is not None and "rdma" in allowed
         nics = NicChoice()
@@ -143,7 +158,9 @@ class TransferEngine(Requests, Inspection, Resource):
             nics = choose_nics(topology, named=named)
         self._names = Names(metadata)
         self._engine = self._names.start(
-            name, listen, Options(tuple(allowed), nics, as_secret(secret), files)
+            name,
+            listen,
+            Options(tuple(allowed), nics, as_secret(secret), files, max_connections, spin_us),
         )
         self._regions: set[Region] = set()
         self._closed = False
@@ -171,17 +188,18 @@ class TransferEngine(Requests, Inspection, Resource):
         """Register memory: this engine may use it from now on, and peers as far as allowed.
 
         Args:
-            buffer: a torch tensor, numpy array or object with the buffer protocol: packed host
-                memory, not overlapping other regions of this engine. It is kept alive.
+            buffer: a torch tensor, cupy or numpy array or object with the buffer protocol: packed
+                memory of the host or of one GPU, not overlapping other regions of this engine. It
+                is kept alive.
             access: what peers may do: ``read_write``, ``read`` or ``write``.
 
         Returns:
             A ``Region``; pass its address to those who should use it.
 
         Raises:
-            InvalidArgument: the buffer is empty, not packed, overlaps another region, or is
-                read-only and offered for writing.
-            Unavailable: it is CUDA memory.
+            InvalidArgument: the buffer is empty, not packed, overlaps another region, is not all
+                of one GPU, or is read-only and offered for writing.
+            Unavailable: it is CUDA memory, and the driver cannot be used, for the reason given.
             OSError: a NIC cannot register it, and ``rdma`` was named: the errno and its reason.
                 If it was not, that is logged, and the region's ``note``.
         """
@@ -197,10 +215,6 @@ class TransferEngine(Requests, Inspection, Resource):
                 f"register: buffer must have the buffer protocol, got {type(buffer).__name__} "
                 f"({error})"
             ) from None
-        if not memory.location.startswith("cpu:"):
-            raise Unavailable(
-                f"register: tcp and local move host memory for now, got {memory.location}"
-            )
         if not memory.writable and access != "read":
             raise InvalidArgument(
                 f'register: access must be "read" for read-only memory, got {access!r}'

@@ -55,18 +55,20 @@ Credentials credentials_of(const std::optional<std::string>& secret,
 }
 
 std::shared_ptr<Engine> make_engine(const std::string& name, const std::string& listen, bool local,
-                                    bool shm, bool tcp, bool file,
+                                    bool shm, bool cuda_ipc, bool tcp, bool file,
                                     const std::vector<NicTuple>& nics,
                                     const std::vector<NicSet>& near_nics, bool nics_required,
-                                    int num_lanes, const std::optional<std::string>& secret,
+                                    int num_lanes, size_t max_connections, int64_t spin_us,
+                                    const std::optional<std::string>& secret,
                                     const std::optional<TlsFiles>& tls) {
   const auto delete_in_owner = [](Engine* engine) {
     if (!engine->forked()) delete engine;
   };
   std::vector<NicOptions> options;
   for (const auto& [nic, port, gb_per_s] : nics) options.push_back({nic, port, gb_per_s});
-  return {new Engine({name, listen, local, shm, tcp, file, std::move(options), near_nics,
-                      nics_required, num_lanes, credentials_of(secret, tls)}),
+  return {new Engine({name, listen, local, shm, cuda_ipc, tcp, file, std::move(options), near_nics,
+                      nics_required, num_lanes, max_connections, std::chrono::microseconds(spin_us),
+                      credentials_of(secret, tls)}),
           delete_in_owner};
 }
 
@@ -108,6 +110,10 @@ PeerRef open(Engine& engine, const std::string& name, const std::string& address
 }
 
 bool wait_ticket(Ticket& ticket, std::optional<double> timeout_s) {
+  if (ticket.is_over()) {  // as what was done in the caller's thread
+    ticket.check();
+    return true;
+  }
   const bool finished =
       wait_in_slices(timeout_s, [&](const Deadline& until) { return ticket.wait(until); });
   if (finished) ticket.check();
@@ -134,6 +140,8 @@ const char* transport_name(Transport transport) {
       return "local";
     case Transport::kShm:
       return "shm";
+    case Transport::kCudaIpc:
+      return "cuda_ipc";
     case Transport::kRdma:
       return "rdma";
     case Transport::kFile:
@@ -171,8 +179,9 @@ void bind_transfer(py::module_& m) {
   EngineClass engine(m, "TransferEngine");
   engine
       .def(py::init(&make_engine), py::arg("name"), py::arg("listen"), py::arg("local"),
-           py::arg("shm"), py::arg("tcp"), py::arg("file"), py::arg("nics"), py::arg("near_nics"),
-           py::arg("nics_required"), py::arg("num_lanes"), py::arg("secret").none(true),
+           py::arg("shm"), py::arg("cuda_ipc"), py::arg("tcp"), py::arg("file"), py::arg("nics"),
+           py::arg("near_nics"), py::arg("nics_required"), py::arg("num_lanes"),
+           py::arg("max_connections"), py::arg("spin_us"), py::arg("secret").none(true),
            py::arg("tls").none(true), ReleaseGil())
       .def_property_readonly("name", &Engine::name)
       .def_property_readonly("address", &Engine::address)
@@ -181,12 +190,12 @@ void bind_transfer(py::module_& m) {
       .def(
           "add_region",
           [](Engine& engine, uint64_t address, uint64_t num_bytes, bool writable, bool remote_read,
-             bool remote_write) {
+             bool remote_write, int device) {
             const Rights rights = rights_of(writable, remote_read, remote_write);
-            return engine.add_region({address, num_bytes}, rights);
+            return engine.add_region({address, num_bytes}, rights, device);
           },
           py::arg("address"), py::arg("num_bytes"), py::arg("writable"), py::arg("remote_read"),
-          py::arg("remote_write"), ReleaseGil())
+          py::arg("remote_write"), py::arg("device"), ReleaseGil())
       .def("remove_region", &Engine::remove_region, py::arg("region"), ReleaseGil())
       .def("open", &open, py::arg("name"), py::arg("address"), py::arg("instance"),
            py::arg("deadline_s"))

@@ -17,6 +17,7 @@
 #include "common/check.h"
 #include "host/gil.h"
 #include "transfer/block_pool.h"
+#include "transfer/gpu_fence.h"
 
 namespace py = pybind11;
 
@@ -28,14 +29,31 @@ using namespace mk::transfer;
 // As crosses from Python: (planes, num_blocks, block_bytes, stride_bytes).
 using PoolFields = std::tuple<std::vector<uint64_t>, uint64_t, uint64_t, uint64_t>;
 
-// Python has made it one-dimensional and packed, of one of these types.
-Integers integers_of(const py::array& array) {
+// What a request comes after: (whether it is a stream, the driver's handle, which GPU's or -1).
+using After = std::optional<std::tuple<bool, uint64_t, int>>;
+
+std::shared_ptr<GpuFence> fence_of(const After& after) {
+  if (!after) return nullptr;
+  const auto& [is_stream, handle, device] = *after;
+  return is_stream ? GpuFence::behind_stream(handle, device)
+                   : GpuFence::behind_event(handle, device);
+}
+
+// Whether it is one-dimensional and packed, of a type that is read as it is.
+bool is_plain(const py::array& array) {
   const char kind = array.dtype().kind();
   const py::ssize_t item_bytes = array.itemsize();
-  MK_CHECK(array.ndim() == 1 && (array.flags() & py::array::c_style),
-           "submit: an array is not packed");
-  MK_CHECK((kind == 'i' && item_bytes == 4) || ((kind == 'i' || kind == 'u') && item_bytes == 8),
-           "submit: an array must be of int32, int64 or uint64");
+  constexpr int kPacked =
+      py::detail::npy_api::NPY_ARRAY_C_CONTIGUOUS_ | py::detail::npy_api::NPY_ARRAY_ALIGNED_;
+  return array.ndim() == 1 && (array.flags() & kPacked) == kPacked &&
+         ((kind == 'i' && item_bytes == 4) || ((kind == 'i' || kind == 'u') && item_bytes == 8));
+}
+
+// Python has made it so.
+Integers integers_of(const py::array& array) {
+  MK_CHECK(is_plain(array), "submit: an array must be packed, of int32, int64 or uint64");
+  const char kind = array.dtype().kind();
+  const py::ssize_t item_bytes = array.itemsize();
   const auto type = kind == 'u'       ? Integers::Type::kUint64
                     : item_bytes == 8 ? Integers::Type::kInt64
                                       : Integers::Type::kInt32;
@@ -51,7 +69,8 @@ Direction direction_of(bool reads) { return reads ? Direction::kRead : Direction
 
 TicketRef submit(Engine& engine, Peer& peer, bool reads, const py::array& local,
                  const py::array& remote, const std::variant<py::array, uint64_t>& sizes,
-                 std::optional<std::string> notify, double deadline_s) {
+                 std::optional<std::string> notify, double deadline_s, const After& after,
+                 bool verify) {
   const char* const op = reads ? "read_blocks" : "write_blocks";
   const Integers from = integers_of(local), to = integers_of(remote);
   std::optional<Integers> each;
@@ -71,27 +90,44 @@ TicketRef submit(Engine& engine, Peer& peer, bool reads, const py::array& local,
     request.num_bytes = request.sizes[0] * request.num_ranges();
   }
   request.notify = std::move(notify);
+  request.after = fence_of(after);
+  request.verify = verify;
   return engine.submit(peer, std::move(request), deadline_s);
 }
 
 TicketRef submit_paged(Engine& engine, Peer& peer, bool reads, PoolFields local,
                        const py::array& local_ids, PoolFields remote, const py::array& remote_ids,
-                       std::optional<std::string> notify, double deadline_s) {
+                       std::optional<std::string> notify, double deadline_s, const After& after,
+                       bool verify) {
   const Integers from = integers_of(local_ids), to = integers_of(remote_ids);
   const GilReleased released;
   Request request = paged_request(direction_of(reads), pool_of(std::move(local)), from,
                                   pool_of(std::move(remote)), to);
   request.notify = std::move(notify);
+  request.after = fence_of(after);
+  request.verify = verify;
   return engine.submit(peer, std::move(request), deadline_s);
+}
+
+// Arrays as most callers have them, and one size. Returns null for anything else, which the caller
+// takes the long way, for its errors, too.
+TicketRef submit_plain(Engine& engine, Peer& peer, bool reads, const py::array& local,
+                       const py::array& remote, uint64_t size, std::optional<std::string> notify,
+                       double deadline_s, const After& after, bool verify) {
+  if (!is_plain(local) || !is_plain(remote) || local.size() != remote.size()) return nullptr;
+  return submit(engine, peer, reads, local, remote, size, std::move(notify), deadline_s, after,
+                verify);
 }
 
 // Rows as most callers write them: a list of tuples of three plain integers from 0 to 2**64 - 1.
 // Returns null for anything else, which the caller takes the long way, for its errors, too.
 TicketRef submit_rows(Engine& engine, Peer& peer, bool reads, const py::list& rows,
-                      std::optional<std::string> notify, double deadline_s) {
+                      std::optional<std::string> notify, double deadline_s, const After& after,
+                      bool verify) {
   Request request{};
   request.direction = direction_of(reads);
   request.notify = std::move(notify);
+  request.verify = verify;
   std::vector<uint64_t>* const columns[] = {&request.local, &request.remote, &request.sizes};
   for (auto* column : columns) column->reserve(rows.size());
   for (const py::handle row : rows) {
@@ -109,6 +145,7 @@ TicketRef submit_rows(Engine& engine, Peer& peer, bool reads, const py::list& ro
     request.num_bytes += request.sizes.back();
   }
   const GilReleased released;
+  request.after = fence_of(after);
   return engine.submit(peer, std::move(request), deadline_s);
 }
 
@@ -117,12 +154,19 @@ TicketRef submit_rows(Engine& engine, Peer& peer, bool reads, const py::list& ro
 void bind_requests(EngineClass& engine) {
   engine
       .def("submit", &submit, py::arg("peer"), py::arg("reads"), py::arg("local"),
-           py::arg("remote"), py::arg("sizes"), py::arg("notify").none(true), py::arg("deadline_s"))
+           py::arg("remote"), py::arg("sizes"), py::arg("notify").none(true), py::arg("deadline_s"),
+           py::arg("after").none(true), py::arg("verify"))
+      .def("submit_plain", &submit_plain, py::arg("peer"), py::arg("reads"),
+           py::arg("local").noconvert(), py::arg("remote").noconvert(), py::arg("size"),
+           py::arg("notify").none(true), py::arg("deadline_s"), py::arg("after").none(true),
+           py::arg("verify"))
       .def("submit_paged", &submit_paged, py::arg("peer"), py::arg("reads"), py::arg("local"),
            py::arg("local_ids"), py::arg("remote"), py::arg("remote_ids"),
-           py::arg("notify").none(true), py::arg("deadline_s"))
+           py::arg("notify").none(true), py::arg("deadline_s"), py::arg("after").none(true),
+           py::arg("verify"))
       .def("submit_rows", &submit_rows, py::arg("peer"), py::arg("reads"), py::arg("rows"),
-           py::arg("notify").none(true), py::arg("deadline_s"));
+           py::arg("notify").none(true), py::arg("deadline_s"), py::arg("after").none(true),
+           py::arg("verify"));
 }
 
 }  // namespace mk::host

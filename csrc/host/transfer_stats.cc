@@ -71,9 +71,9 @@ py::list list_regions(const Engine& engine, const Peer& peer, double deadline_s)
     listed = engine.list_regions(peer, deadline_s);
   }
   py::list rows;
-  for (const auto& [range, rights] : listed) {
+  for (const auto& [range, rights, device] : listed) {
     rows.append(py::make_tuple(range.address, range.num_bytes, (rights & kRemoteRead) != 0,
-                               (rights & kRemoteWrite) != 0));
+                               (rights & kRemoteWrite) != 0, device));
   }
   return rows;
 }

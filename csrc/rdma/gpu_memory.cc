@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "common/check.h"
+#include "common/cuda_context.h"
 #include "common/memory_kind.h"
 #include "rdma/cuda_rdma.h"
 
@@ -32,37 +33,10 @@ std::optional<GpuMemory> find_gpu_memory(Span span) {
 #if MK_HAVE_CUDA_H
 namespace {
 
-void check(CUresult result, const char* function) {
-  if (result != CUDA_SUCCESS) {
-    throw CudaError(concat("CUDA: ", function, ": ", cuda_error_name(result)));
-  }
-}
-
-// The primary context of a GPU, current in this thread for as long as it lives.
-class PrimaryContext {
- public:
-  explicit PrimaryContext(int device) : device_(device) {
-    const CudaDriver& driver = CudaDriver::get();
-    CUcontext context = nullptr;
-    check(driver.p_cuDevicePrimaryCtxRetain(&context, device), "cuDevicePrimaryCtxRetain");
-    const CUresult pushed = driver.p_cuCtxPushCurrent(context);
-    if (pushed != CUDA_SUCCESS) driver.p_cuDevicePrimaryCtxRelease(device);
-    check(pushed, "cuCtxPushCurrent");
-  }
-  PrimaryContext(const PrimaryContext&) = delete;
-  ~PrimaryContext() {
-    CUcontext context = nullptr;
-    CudaDriver::get().p_cuCtxPopCurrent(&context);
-    CudaDriver::get().p_cuDevicePrimaryCtxRelease(device_);
-  }
-
- private:
-  const int device_;
-};
-
 int attribute(CUdevice_attribute attribute, int device) {
   int value = 0;
-  check(CudaRdma::get().p_cuDeviceGetAttribute(&value, attribute, device), "cuDeviceGetAttribute");
+  check_cuda(CudaRdma::get().p_cuDeviceGetAttribute(&value, attribute, device),
+             "cuDeviceGetAttribute");
   return value;
 }
 
@@ -113,6 +87,7 @@ DmabufExports export_dmabufs(const GpuMemory& memory, Span span) {
   result.reason = CudaDmabuf::reason();
   if (!result.reason.empty()) return result;
   const PrimaryContext context(memory.device);
+  const CurrentContext current(context);
   int supported = attribute(CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED, memory.device);
   if (!supported) {
     result.reason = concat("cuda:", memory.device,
@@ -134,6 +109,7 @@ DmabufExports export_dmabufs(const GpuMemory& memory, Span span) {
 
 std::string synchronize_copies(const GpuMemory& memory) {
   const PrimaryContext context(memory.device);
+  const CurrentContext current(context);
   CUresult result = CUDA_SUCCESS;
   for (const Span& mapping : memory.mappings) {
     unsigned one = 1;
@@ -164,10 +140,11 @@ bool flush_writes(int device) {
                              "a byte of them back over RDMA instead"));
   }
   const PrimaryContext context(device);
-  check(CudaFlush::get().p_cuFlushGPUDirectRDMAWrites(
-            CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX,
-            CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER),
-        "cuFlushGPUDirectRDMAWrites");
+  const CurrentContext current(context);
+  check_cuda(CudaFlush::get().p_cuFlushGPUDirectRDMAWrites(
+                 CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX,
+                 CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER),
+             "cuFlushGPUDirectRDMAWrites");
   return true;
 }
 

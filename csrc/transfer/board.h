@@ -36,11 +36,15 @@ class Board {
     std::atomic<uint64_t> num_users;
   };
 
-  Board() : memory_(kNumSlots * sizeof(Slot)) {}  // the target's; all slots are 0
-  explicit Board(const Fd& fd) : memory_(fd) {}   // the initiator's
-  bool is_whole() const { return memory_.num_bytes() >= kNumSlots * sizeof(Slot); }
+  Board() : memory_(kNumBytes) {}                // the target's; all slots are 0
+  explicit Board(const Fd& fd) : memory_(fd) {}  // the initiator's
+  bool is_whole() const { return memory_.num_bytes() >= kNumBytes; }
   const Fd& fd() const { return memory_.fd(); }
   Slot& slot(uint32_t index) const { return reinterpret_cast<Slot*>(memory_.data())[index]; }
+  // Raised (life_sign.h) while the target's thread serves the connection.
+  std::atomic<uint32_t>& life_sign() const {
+    return *reinterpret_cast<std::atomic<uint32_t>*>(memory_.data() + kNumSlots * sizeof(Slot));
+  }
 
   // The target's. offer() returns generation 0 if no slot is free.
   Offer offer();
@@ -50,6 +54,8 @@ class Board {
   void end() { ended_ = true; }      // the initiator is gone
 
  private:
+  static constexpr uint64_t kNumBytes = kNumSlots * sizeof(Slot) + sizeof(uint64_t);
+
   const SharedMemory memory_;
   std::atomic<bool> ended_{false};
   std::mutex mutex_;

@@ -6,6 +6,7 @@
 // Layer: transfer. One thread at a time, except where it says otherwise.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -22,7 +23,7 @@
 
 namespace mk::transfer {
 
-enum class Transport { kLocal, kShm, kRdma, kTcp, kFile };
+enum class Transport { kLocal, kShm, kCudaIpc, kRdma, kTcp, kFile };
 
 // What a channel is asked to do in one go.
 struct Work {
@@ -48,7 +49,7 @@ struct Outcome {
 
 // How a channel moves bytes to and from a range of the peer's, and what it has found that says so.
 struct Way {
-  std::string means{};   // "copy", "mapped", "process_vm", "connection"
+  std::string means{};   // "copy", "mapped", "process_vm", "ipc", "nics", "connection"
   std::string remote{};  // whose memory that is
   std::string why{};     // a sentence
 };
@@ -98,14 +99,26 @@ class Channel {
   // Another one like it, not connected; null: there is none to be had. Any thread.
   virtual std::unique_ptr<Channel> another() const { return nullptr; }
 
-  // The way to a range, of which a kCheck has been asked before.
-  virtual Way way_to(const Range&) const { return {}; }
+  // The way between local memory, of that GPU or of the host (-1), and a range, of which a kCheck
+  // has been asked before.
+  virtual Way way_to(const Range&, int /*device*/) const { return {}; }
 
   // The peer's regions, in the order of their registration; rights are those of peers. Connected,
   // and nothing posted. Throws as post(), and Refused.
   virtual std::vector<RegionTable::Listed> list_regions(const Limit&) {
     throw Refused(kRegionsNotTold);
   }
+
+  // Whether post() of such a request does not wait, so that a caller may do it who then waits, as
+  // long as he likes, for answer_fd() to be readable, and if answered(), calls finish(), which does
+  // not wait either. spin(): how long to look before a wait sleeps.
+  virtual bool answers_callers(const Request&) const { return false; }
+  virtual int answer_fd() const { return -1; }
+  virtual bool answered() const { return false; }
+  virtual std::chrono::microseconds spin() const { return {}; }
+
+  // Whether it is one of the connections of which an engine has only so many.
+  virtual bool is_pooled() const { return false; }
 
   // Whether short works may be passed to run() instead, by any thread, beside what is posted.
   virtual bool runs_here() const { return false; }

@@ -3,6 +3,7 @@
 // Layer: transfer.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -18,18 +19,21 @@ namespace mk::transfer {
 
 struct Endpoint {
   Endpoint(std::string name, std::string address, uint64_t instance, Credentials credentials,
-           std::shared_ptr<Nics> nics = std::make_shared<Nics>())
+           std::shared_ptr<Nics> nics = std::make_shared<Nics>(),
+           std::chrono::microseconds spin = {})
       : name(std::move(name)),
         address(std::move(address)),
         instance(instance),
         credentials(std::move(credentials)),
-        nics(std::move(nics)) {}
+        nics(std::move(nics)),
+        spin(spin) {}
 
   const std::string name;     // what peers are told
   const std::string address;  // "host:port"; also the name, unless there is a metadata server
   const uint64_t instance;    // random, never 0: no two engines share it, also not after a restart
   const Credentials credentials;
-  const std::shared_ptr<Nics> nics;  // may be none, but is not null
+  const std::shared_ptr<Nics> nics;      // may be none, but is not null
+  const std::chrono::microseconds spin;  // before a wait for a peer's next bytes sleeps
   const Owner owner;
   RegionTable regions;
   NotificationQueue notifications;

@@ -6,10 +6,12 @@
 #include <utility>
 
 #include "common/check.h"
+#include "rdma/gpu_memory.h"
 #include "transfer/address.h"
 #include "transfer/disk_file.h"
 #include "transfer/error.h"
 #include "transfer/file_channel.h"
+#include "transfer/gpu_stream.h"
 #include "transfer/local_channel.h"
 #include "transfer/prepare.h"
 #include "transfer/rdma_channel.h"
@@ -28,6 +30,15 @@ std::string not_chosen(const char* transport, bool allowed, const std::string& w
   return concat(transport, " was not chosen: ", allowed ? why_not : "this engine does without it");
 }
 
+void check_gpu_memory(const Range& range, int device) {
+  if (const std::string missing = missing_gpu_driver(); !missing.empty()) {
+    throw Unavailable(concat("register: memory of cuda:", device, ": ", missing));
+  }
+  const auto found = rdma::find_gpu_memory({range.address, range.num_bytes});
+  MK_CHECK(found && found->device == device, "register: buffer must be memory of cuda:", device,
+           ", got memory of ", found ? concat("cuda:", found->device) : "the host");
+}
+
 Route file_route(const PeerAddress& to, const std::string& path, int num_lanes) {
   std::shared_ptr<const DiskFile> file;
   try {
@@ -44,7 +55,8 @@ Route file_route(const PeerAddress& to, const std::string& path, int num_lanes) 
 
 }  // namespace
 
-Engine::Engine(const EngineOptions& options) : options_(options) {
+Engine::Engine(const EngineOptions& options)
+    : options_(options), pool_(std::make_shared<ConnectionPool>(options.max_connections)) {
   const std::string& listen = options.listen;
   const char* const argument = options.name.empty() ? "name" : "listen";
   HostPort where = parse_address("TransferEngine", argument, listen);
@@ -58,14 +70,14 @@ Engine::Engine(const EngineOptions& options) : options_(options) {
   const std::string address = where.name();
   const std::string& name = options.name.empty() ? address : options.name;
   own_ = std::make_shared<Endpoint>(name, address, random_instance(), options.credentials,
-                                    std::move(nics));
+                                    std::move(nics), options.spin);
   start_server();
   enter_process(own_);
 }
 
 void Engine::start_server() {
   std::vector<Fd> listening;
-  if (options_.shm) {
+  if (is_for_processes()) {
     const SocketAddress address = within_machine(bound_address(bound_));
     try {
       listening.push_back(bind_socket(own_->address, {address}, false));
@@ -78,9 +90,10 @@ void Engine::start_server() {
   if (!listening.empty()) server_ = std::make_unique<Server>(*own_, std::move(listening));
 }
 
-RegionRef Engine::add_region(const Range& range, Rights rights) {
+RegionRef Engine::add_region(const Range& range, Rights rights, int device) {
   owner_.check("register", "engine");
-  Region region{range, rights};
+  if (device >= 0 && range.num_bytes > 0) check_gpu_memory(range, device);
+  Region region{range, rights, device};
   try {
     region.on_nics = own_->nics->add(range, rights);
   } catch (const std::runtime_error& error) {
@@ -113,24 +126,25 @@ Route Engine::find_route(const PeerAddress& to, const Deadline& deadline) const 
     return route;
   }
   reasons.push_back(not_chosen("local", options_.local, "no engine of this process has that name"));
-  if (!options_.shm && !is_for_machines()) {
+  if (!is_for_processes() && !is_for_machines()) {
     throw TransferError(to.name, "no engine of that name in this process");
   }
   const std::vector<SocketAddress> addresses = resolve(where);
   std::vector<SocketAddress> here;
-  if (options_.shm) {
+  if (is_for_processes()) {
     std::transform(addresses.begin(), addresses.end(), std::back_inserter(here), within_machine);
   }
   std::string why_not;
-  const bool is_here = options_.shm && ShmChannel::reaches(here, why_not);
+  const bool is_here = is_for_processes() && ShmChannel::reaches(here, why_not);
   if (!is_here && !is_for_machines()) {
     throw TransferError(to.name, "no engine of that name on this machine");
   }
   if (is_here) {
-    reasons.push_back(
-        concat("shm: an engine of this user listens at ", to.address, " within this machine"));
+    reasons.push_back(concat(options_.shm ? "shm" : "cuda_ipc",
+                             ": an engine of this user listens at ", to.address,
+                             " within this machine"));
   } else {
-    reasons.push_back(not_chosen("shm", options_.shm, why_not));
+    reasons.push_back(not_chosen("shm", is_for_processes(), why_not));
   }
   const auto identity = std::make_shared<PeerIdentity>(to.instance);
 #if MK_HAVE_VERBS
@@ -149,7 +163,8 @@ Route Engine::find_route(const PeerAddress& to, const Deadline& deadline) const 
   }
   while (channels.size() < static_cast<size_t>(options_.num_lanes)) {
     if (is_here) {
-      channels.push_back(std::make_unique<ShmChannel>(own_, where.host, here, identity));
+      channels.push_back(std::make_unique<ShmChannel>(
+          own_, where.host, here, identity, ShmChannel::Ways{options_.shm, options_.cuda_ipc}));
     } else {
       channels.push_back(std::make_unique<WireChannel>(own_, where.host, addresses, identity));
     }
@@ -160,7 +175,7 @@ Route Engine::find_route(const PeerAddress& to, const Deadline& deadline) const 
 PeerRef Engine::open(const PeerAddress& to, double deadline_s) {
   owner_.check("open", "engine");
   const Deadline deadline = Deadline::after(deadline_s);
-  const auto peer = std::make_shared<Peer>(to.name, find_route(to, deadline), own_, *stats_);
+  const auto peer = std::make_shared<Peer>(to.name, find_route(to, deadline), own_, pool_, *stats_);
   {
     const std::lock_guard lock(mutex_);
     MK_CHECK(!closed_, "open: the engine is closed");
@@ -188,6 +203,9 @@ TicketRef Engine::submit(Peer& peer, Request request, double deadline_s) {
   MK_CHECK(!request.notify || peer.transport() != Transport::kFile, op,
            ": notify must be None for a file, which has nobody to be notified, got ",
            request.notify->size(), " bytes");
+  MK_CHECK(
+      !request.verify || peer.transport() != Transport::kFile, op,
+      ": checksum must be False for a file, which has no process that could compare, got True");
   prepare(own_->regions, request);
   return peer.submit(std::move(request), Deadline::after(deadline_s));
 }

@@ -1,9 +1,10 @@
 // Engine: registers memory, listens to peers, and writes to and reads from theirs.
 //
-//   Engine engine({"prefill-3", "127.0.0.1:0", /*local=*/true, /*shm=*/true, /*tcp=*/true,
-//                  /*file=*/true, /*nics=*/{}, /*near_nics=*/{}, /*nics_required=*/false,
-//                  /*num_lanes=*/2, /*credentials=*/{}});
-//   RegionRef region = engine.add_region({address, num_bytes}, kLocalWrite | kRemoteWrite);
+//   Engine engine({"prefill-3", "127.0.0.1:0", /*local=*/true, /*shm=*/true, /*cuda_ipc=*/true,
+//                  /*tcp=*/true, /*file=*/true, /*nics=*/{}, /*near_nics=*/{},
+//                  /*nics_required=*/false, /*num_lanes=*/2, /*max_connections=*/512,
+//                  /*spin=*/{}, /*credentials=*/{}});
+//   RegionRef region = engine.add_region({address, num_bytes}, kRemoteWrite, /*device=*/-1);
 //   PeerRef peer = engine.open({"decode-1", "10.0.0.2:4711", instance}, 30.0);
 //   peer->wait_connected(Deadline::after(30.0));
 //   TicketRef ticket = engine.submit(*peer, std::move(request), 30.0);
@@ -30,12 +31,15 @@ struct EngineOptions {
   std::string listen;  // "host:port" to listen on; port 0 for any
   bool local;          // transports that may be used; without tcp it does not listen to machines
   bool shm;
+  bool cuda_ipc;
   bool tcp;
   bool file;
-  std::vector<NicOptions> nics;   // rdma goes over these; none: not at all
-  std::vector<NicSet> near_nics;  // of these, those near to each NUMA node
-  bool nics_required;             // memory that they cannot use is refused
-  int num_lanes;                  // connections to a peer, and threads that copy
+  std::vector<NicOptions> nics;    // rdma goes over these; none: not at all
+  std::vector<NicSet> near_nics;   // of these, those near to each NUMA node
+  bool nics_required;              // memory that they cannot use is refused
+  int num_lanes;                   // connections to a peer, and threads that copy
+  size_t max_connections;          // to all peers
+  std::chrono::microseconds spin;  // see Socket::spin_for
   Credentials credentials;
 };
 
@@ -56,8 +60,9 @@ class Engine {
   const std::string& address() const { return own_->address; }
   uint64_t instance() const { return own_->instance; }
 
-  // Throws also as rdma::register_memory, if NICs are required.
-  RegionRef add_region(const Range& range, Rights rights);
+  // `device`: the GPU whose memory it is; -1: of the host. Throws InvalidArgument, Unavailable (no
+  // driver), and as rdma::register_memory, if NICs are required.
+  RegionRef add_region(const Range& range, Rights rights, int device);
   bool remove_region(const RegionRef& region);  // see RegionTable::remove
 
   // Begins to connect; see Peer::wait_connected. By local if the peer lives in this process, else
@@ -93,6 +98,7 @@ class Engine {
   void check_process(const char* op) const { owner_.check(op, "engine"); }
 
  private:
+  bool is_for_processes() const { return options_.shm || options_.cuda_ipc; }
   bool is_for_machines() const { return options_.tcp || !options_.nics.empty(); }
   Route find_route(const PeerAddress& to, const Deadline& deadline) const;
   void start_server();
@@ -100,6 +106,7 @@ class Engine {
   const EngineOptions options_;
   const Owner owner_;
   const std::shared_ptr<Stats> stats_ = std::make_shared<Stats>();
+  const std::shared_ptr<ConnectionPool> pool_;
   Fd bound_;  // holds the port, hence the name, of an engine that does not listen
   std::shared_ptr<Endpoint> own_;
   std::unique_ptr<Server> server_;

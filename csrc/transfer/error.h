@@ -25,6 +25,11 @@ struct Ended : Failure {
   using Failure::Failure;
 };
 
+// A GPU's driver said no, or the GPU failed.
+struct GpuFailure : Failure {
+  using Failure::Failure;
+};
+
 // One side said no before any byte of the batch moved; the connection stays good.
 struct Refused : Failure {
   using Failure::Failure;

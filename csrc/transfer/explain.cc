@@ -6,9 +6,12 @@
 namespace mk::transfer {
 namespace {
 
-void check_local(const RegionTable& regions, const Range& range) {
+constexpr char kStaged[] = " goes by way of pinned memory ";
+
+// Which GPU's it is; -1: of the host.
+int check_local(const RegionTable& regions, const Range& range) {
   try {
-    regions.check(Ranges::rows({range}), 0, "local", 0);
+    return regions.check(Ranges::rows({range}), 0, "local", 0).front()->device;
   } catch (const Refused& refused) {
     throw InvalidArgument(concat("explain_path: ", refused.what()));
   }
@@ -47,11 +50,23 @@ bool ask_peer(const Peer& peer, const Limit& limit, Ask ask) {
   }
 }
 
+// Which of the peer's GPUs the range is of, as far as it tells; else -1.
+int peer_device(Channel& channel, const Range& range, const Limit& limit) {
+  try {
+    for (const RegionTable::Listed& region : channel.list_regions(limit)) {
+      if (region.range.contains(range)) return region.device;
+    }
+  } catch (const Refused&) {
+    // It does not tell strangers.
+  }
+  return -1;
+}
+
 }  // namespace
 
 Explanation explain(const Peer& peer, const RegionTable& own_regions, const Range& local,
                     const Range& remote, const Limit& limit) {
-  check_local(own_regions, local);
+  const int device = check_local(own_regions, local);
   Explanation found{{}, peer.reasons(), "", local_refusal(own_regions, local)};
   Request request{};
   request.local = {local.address};
@@ -63,8 +78,12 @@ Explanation explain(const Peer& peer, const RegionTable& own_regions, const Rang
     request.direction = Direction::kRead;
     const std::string refusal = remote_refusal(channel, request, 2, limit);
     if (found.read_refusal.empty()) found.read_refusal = refusal;
-    found.way = channel.way_to(remote);
+    found.way = channel.way_to(remote, device);
     found.reasons.push_back(found.way.why);
+    if (found.way.means != "connection") return;
+    if (device >= 0) found.reasons.push_back(concat("cuda:", device, kStaged, "here"));
+    const int there = peer_device(channel, remote, limit);
+    if (there >= 0) found.reasons.push_back(concat("the peer's cuda:", there, kStaged, "there"));
   });
   return found;
 }

@@ -41,14 +41,16 @@ void FileChannel::connect(const Limit&) {
 void FileChannel::disconnect() noexcept {
   io_.reset();  // first: it may use the parts of a slot until then
   posted_.clear();
+  gpu_bounce_.settle();
 }
 
 void FileChannel::close() noexcept {
   disconnect();
+  gpu_bounce_.close();
   file_.reset();
 }
 
-void FileChannel::post(const Work& work, const Limit&, Interrupt&) {
+void FileChannel::post(const Work& work, const Limit& limit, Interrupt&) {
   Posted& posted = posted_.emplace_back();
   posted.writes = work.request->writes();
   posted.syncs = work.kind == Work::Kind::kNotify;
@@ -61,14 +63,15 @@ void FileChannel::post(const Work& work, const Limit&, Interrupt&) {
   }
   if (work.kind == Work::Kind::kCheck) return;
   posted.cutter = {*work.request, work.piece, file_->direct_rules()};
-  issue();
+  posted.gpus = GpuRanges(work.request->regions);
+  issue(limit);
 }
 
 Outcome FileChannel::finish(const Limit& limit) {
   Posted& oldest = posted_.front();
   while (!oldest.over()) {
-    issue();
-    complete(io_->next(limit));
+    issue(limit);
+    if (!oldest.over()) complete(io_->next(limit), limit);
   }
   Outcome outcome = std::move(oldest.outcome);
   posted_.pop_front();
@@ -93,9 +96,9 @@ void FileChannel::check(const Work& work) const {
 }
 
 // Of the oldest works first.
-void FileChannel::issue() {
+void FileChannel::issue(const Limit& limit) {
   for (Posted& work : posted_) {
-    while (!free_.empty() && take(work, slots_[free_.back()])) {
+    while (!free_.empty() && take(work, slots_[free_.back()], limit)) {
       const size_t index = free_.back();
       free_.pop_back();
       push(index);
@@ -104,8 +107,8 @@ void FileChannel::issue() {
   }
 }
 
-bool FileChannel::take(Posted& work, Slot& slot) {
-  if (work.failed()) return false;
+bool FileChannel::take(Posted& work, Slot& slot, const Limit& limit) {
+  if (work.failed() || (!work.gpus.empty() && !gpu_bounce_.has_room())) return false;
   slot.work = &work;
   if (work.syncs) {
     if (&work != &posted_.front()) return false;  // some before it may be under way
@@ -116,15 +119,36 @@ bool FileChannel::take(Posted& work, Slot& slot) {
     if (!work.cutter.next(slot.op)) return false;
     slot.kind = work.writes ? IoCall::Kind::kWrite : IoCall::Kind::kRead;
   }
-  prepare(slot);
+  try {
+    prepare(slot, limit);
+  } catch (const GpuFailure& failure) {
+    if (slot.chunk) gpu_bounce_.give_back(slot.chunk);
+    work.outcome.refusal = failure.what();
+    return false;
+  }
   ++work.num_under_way;
   return true;
 }
 
-void FileChannel::prepare(Slot& slot) {
+void FileChannel::prepare(Slot& slot, const Limit& limit) {
   FileOp& op = slot.op;
   slot.parts = op.parts.data();
   slot.num_parts = op.parts.size();
+  slot.chunk = nullptr;
+  int gpu = -1;
+  for_each_stretch(op.parts, slot.work->gpus, [&](uint64_t, uint64_t, int device) {
+    if (device >= 0) gpu = device;
+  });
+  if (gpu >= 0) {
+    slot.chunk = gpu_bounce_.take(gpu);
+    if (slot.kind == IoCall::Kind::kWrite) {
+      gpu_bounce_.gather(op.parts, slot.work->gpus, slot.chunk, limit);
+    }
+    slot.bounced = {slot.chunk, op.num_bytes};
+    slot.parts = &slot.bounced;
+    slot.num_parts = 1;
+    return;
+  }
   if (!op.bounced) return;
   char* const memory = slot.kind == IoCall::Kind::kWrite
                            ? slot.bounce.gather(op.parts, op.num_bytes)
@@ -140,20 +164,17 @@ void FileChannel::push(size_t index) {
             {slot.kind, file_->fd(slot.op.direct), slot.op.offset, slot.parts, slot.num_parts});
 }
 
-void FileChannel::complete(const IoDone& done) {
+void FileChannel::complete(const IoDone& done, const Limit& limit) {
   Slot& slot = slots_[done.slot];
   Outcome& outcome = slot.work->outcome;
   if (done.result > 0) {
     const auto num_bytes = static_cast<uint64_t>(done.result);
     slot.op.offset += num_bytes;
     advance(slot.parts, slot.num_parts, num_bytes);
-    const bool scatters = slot.op.bounced && slot.kind == IoCall::Kind::kRead;
+    const bool scatters = (slot.op.bounced || slot.chunk) && slot.kind == IoCall::Kind::kRead;
     if (!scatters) outcome.num_bytes += num_bytes;
     if (slot.num_parts > 0) return push(done.slot);
-    if (scatters) {
-      slot.bounce.scatter(slot.op.parts);
-      outcome.num_bytes += slot.op.num_bytes;
-    }
+    if (scatters) scatter(slot, limit);
   } else if (done.result == -EAGAIN || done.result == -EINTR) {
     return push(done.slot);
   } else if (done.result == -EINVAL && slot.op.direct) {
@@ -162,8 +183,23 @@ void FileChannel::complete(const IoDone& done) {
   } else if (done.result < 0 || slot.kind != IoCall::Kind::kSync) {
     if (!slot.work->failed()) outcome.refusal = cause_of(slot.kind, slot.op.offset, done.result);
   }
+  if (slot.chunk) gpu_bounce_.give_back(slot.chunk);
   --slot.work->num_under_way;
   free_.push_back(done.slot);
+}
+
+void FileChannel::scatter(Slot& slot, const Limit& limit) {
+  Outcome& outcome = slot.work->outcome;
+  try {
+    if (slot.chunk) {
+      gpu_bounce_.scatter(slot.chunk, slot.op.parts, slot.work->gpus, limit);
+    } else {
+      slot.bounce.scatter(slot.op.parts);
+    }
+    outcome.num_bytes += slot.op.num_bytes;
+  } catch (const GpuFailure& failure) {
+    if (!slot.work->failed()) outcome.refusal = failure.what();
+  }
 }
 
 }  // namespace mk::transfer

@@ -16,6 +16,8 @@
 #include "transfer/channel.h"
 #include "transfer/disk_file.h"
 #include "transfer/file_op.h"
+#include "transfer/gpu_bounce.h"
+#include "transfer/gpu_ranges.h"
 #include "transfer/io_queue.h"
 
 namespace mk::transfer {
@@ -40,6 +42,7 @@ class FileChannel : public Channel {
     bool writes = false;
     bool syncs = false;  // and has not begun to
     OpCutter cutter{};
+    GpuRanges gpus{};          // of its local memory
     size_t num_under_way = 0;  // of its ops
     Outcome outcome{};
 
@@ -53,23 +56,26 @@ class FileChannel : public Channel {
     IoCall::Kind kind;
     FileOp op;
     Bounce bounce;
-    iovec bounced;  // the whole of it, if the op is bounced
+    char* chunk;    // of pinned memory, if some of its memory is a GPU's
+    iovec bounced;  // the whole of it, if the op is bounced or has a chunk
     iovec* parts;
     size_t num_parts;
   };
 
   void check(const Work& work) const;  // throws Refused
-  void issue();
-  bool take(Posted& work, Slot& slot);
-  void prepare(Slot& slot);
+  void issue(const Limit& limit);
+  bool take(Posted& work, Slot& slot, const Limit& limit);
+  void prepare(Slot& slot, const Limit& limit);
   void push(size_t index);
-  void complete(const IoDone& done);
+  void complete(const IoDone& done, const Limit& limit);
+  void scatter(Slot& slot, const Limit& limit);
 
   std::shared_ptr<const DiskFile> file_;
   std::unique_ptr<IoQueue> io_;
   std::vector<Slot> slots_;
   std::vector<size_t> free_;
   std::deque<Posted> posted_;
+  GpuBounce gpu_bounce_;
 };
 
 }  // namespace mk::transfer

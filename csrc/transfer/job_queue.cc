@@ -8,6 +8,14 @@
 
 namespace mk::transfer {
 
+namespace {
+
+// What a caller has begun and does not wait for is looked after between one and two of these. So
+// callers need not wake a thread at each request; if they make none for so long, it sleeps again.
+constexpr std::chrono::milliseconds kLookEvery{1};
+
+}  // namespace
+
 void JobQueue::push(TicketRef ticket, uint64_t max_piece_bytes) {
   const std::lock_guard lock(mutex_);
   MK_CHECK(!closed_, "submit: peer must be open, got the closed ", peer_name_);
@@ -15,8 +23,47 @@ void JobQueue::push(TicketRef ticket, uint64_t max_piece_bytes) {
   wake_for(*jobs_.back());
 }
 
-void JobQueue::wake_for(const Job& job) {
+bool JobQueue::push_and_take(const TicketRef& ticket, uint64_t max_piece_bytes, Interrupt& carrier,
+                             Task& task) {
+  const std::lock_guard lock(mutex_);
+  if (closed_ || !jobs_.empty()) return false;
+  carrier.clear();
+  jobs_.push_back(std::make_shared<Job>(ticket, ++num_pushed_, max_piece_bytes));
+  take(/*leads=*/true, carrier, task);
+  ++num_begun_here_;
+  if (!watches_) lead_.notify_one();
+  watches_ = true;
+  return true;
+}
+
+bool JobQueue::wait_to_lead() {
+  std::unique_lock lock(mutex_);
+  while (!closed_ && !lead_called_) {
+    const uint64_t seen = num_begun_here_;
+    if (!watches_) {
+      lead_.wait(lock);
+    } else if (lead_.wait_for(lock, kLookEvery) == std::cv_status::timeout &&
+               num_begun_here_ == seen) {
+      watches_ = false;
+      if (!jobs_.empty()) return true;
+    }
+  }
+  lead_called_ = false;
+  return !closed_;
+}
+
+void JobQueue::call_lead() {
+  const std::lock_guard lock(mutex_);
+  wake_lead();
+}
+
+void JobQueue::wake_lead() {
+  lead_called_ = true;
   lead_.notify_one();
+}
+
+void JobQueue::wake_for(const Job& job) {
+  wake_lead();
   if (job.has_pieces()) others_.notify_all();
 }
 
@@ -25,13 +72,20 @@ bool JobQueue::idle() {
   return jobs_.empty() && !closed_;
 }
 
-bool JobQueue::next(bool leads, Interrupt& carrier, bool wait, Task& task) {
+bool JobQueue::next(bool leads, Interrupt& carrier, bool idle, Task& task) {
+  const std::lock_guard lock(mutex_);
+  if (closed_) return false;
+  if (idle) carrier.clear();  // it was meant for something that is over
+  if (leads) lead_called_ = false;
+  return take(leads, carrier, task);
+}
+
+bool JobQueue::wait_next(Interrupt& carrier, Task& task) {
   std::unique_lock lock(mutex_);
-  if (wait && !closed_) carrier.clear();  // it was meant for something that is over
+  if (!closed_) carrier.clear();
   while (!closed_) {
-    if (take(leads, carrier, task)) return true;
-    if (!wait) return false;
-    (leads ? lead_ : others_).wait(lock);
+    if (take(/*leads=*/false, carrier, task)) return true;
+    others_.wait(lock);
   }
   return false;
 }
@@ -43,11 +97,6 @@ bool JobQueue::wait_for_pieces(Interrupt& carrier) {
                [&] { return closed_ || std::any_of(jobs_.begin(), jobs_.end(), has_pieces); });
   if (!closed_) carrier.clear();
   return !closed_;
-}
-
-bool JobQueue::closed() {
-  const std::lock_guard lock(mutex_);
-  return closed_;
 }
 
 bool JobQueue::take(bool leads, Interrupt& carrier, Task& task) {
@@ -75,13 +124,14 @@ bool JobQueue::fail(const Task& task, const Interrupt& carrier, const std::strin
   std::unique_lock lock(mutex_);
   task.job->fail(task.work, carrier, cause, retry);
   const bool again = task.job->cause().empty();
+  if (again) wake_lead();  // a caller may have been at it
   changed(task.job, lock);
   return again;
 }
 
 void JobQueue::changed(const JobRef& job, std::unique_lock<std::mutex>& lock) {
   if (job->has_pieces()) {  // others may go on with it, or with what waited for it
-    lead_.notify_all();
+    wake_lead();
     others_.notify_all();
   }
   if (!job->over()) return;
@@ -105,6 +155,7 @@ void JobQueue::abandon(const Ticket& ticket, const std::string& cause) {
   if (found == jobs_.end()) return;
   const JobRef job = *found;
   job->stop(cause);
+  wake_lead();  // it may have been left alone
   changed(job, lock);
 }
 

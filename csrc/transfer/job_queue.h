@@ -1,7 +1,9 @@
 // JobQueue: the requests to one peer, in order, and who is carrying out what of them.
 //
 //   queue.push(job);                                     // a caller
-//   for (Task task; queue.next(lane, task, true);) ...   // a lane: takes, then finish() or fail()
+//   while (queue.wait_to_lead()) {                       // the leading lane
+//     while (queue.next(true, carrier, idle, task)) ...  // takes, then finish() or fail()
+//   }
 //
 // Layer: transfer. Thread-safe. Lanes take works as they have room for them, so that a fast one
 // does more of a request than a slow one. Requests of one piece stay in order, on the leading lane;
@@ -31,17 +33,27 @@ class JobQueue {
   void push(TicketRef ticket, uint64_t max_piece_bytes);
   bool idle();  // nothing is queued or under way
 
-  // The next task for a lane, of which `carrier` is the interrupt; `leads` says which lane it is.
-  // With `wait` (a lane that has nothing under way) it waits for one. False: none now, or closed.
-  bool next(bool leads, Interrupt& carrier, bool wait, Task& task);
+  // For a caller who drives the leading lane, which has nothing under way: its task, at once.
+  // False: something is before it, or closed.
+  bool push_and_take(const TicketRef& ticket, uint64_t max_piece_bytes, Interrupt& carrier,
+                     Task& task);
+
+  // Sleeps until there may be something for the leading lane's thread, or something that a caller
+  // has begun is left alone. False: closed.
+  bool wait_to_lead();
+  void call_lead();
+
+  // The next task for a lane, of which `carrier` is the interrupt; `leads` says which lane it is,
+  // and `idle` that it has nothing under way. False: none now, or closed.
+  bool next(bool leads, Interrupt& carrier, bool idle, Task& task);
+  // The same for another lane than the leading one, which is idle and waits. False: closed.
+  bool wait_next(Interrupt& carrier, Task& task);
   void finish(const Task& task, const Interrupt& carrier, const Outcome& outcome);
   // Returns whether it will be handed out again.
   bool fail(const Task& task, const Interrupt& carrier, const std::string& cause, Retry retry);
 
   // Waits until there is something for a lane beside the leading one. False: closed.
   bool wait_for_pieces(Interrupt& carrier);
-  bool closed();
-
   // Ends one request, if it is still here; see Ticket::cancel.
   void abandon(const Ticket& ticket, const std::string& cause);
 
@@ -55,6 +67,7 @@ class JobQueue {
   bool take(bool leads, Interrupt& carrier, Task& task);
   void changed(const JobRef& job, std::unique_lock<std::mutex>& lock);
   void wake_for(const Job& job);
+  void wake_lead();
 
   const std::string peer_name_;
 
@@ -62,6 +75,9 @@ class JobQueue {
   std::condition_variable lead_, others_;  // whom a request of one piece does not concern sleeps on
   std::deque<JobRef> jobs_;
   uint64_t num_pushed_ = 0;
+  bool lead_called_ = false;
+  bool watches_ = false;         // the leading lane's thread looks from time to time
+  uint64_t num_begun_here_ = 0;  // by callers
   bool closed_ = false;
 };
 

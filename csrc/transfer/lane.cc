@@ -1,38 +1,129 @@
 #include "transfer/lane.h"
 
+#include <poll.h>
+
+#include <cerrno>
+#include <chrono>
 #include <utility>
 
 #include "transfer/error.h"
+#include "transfer/gpu_fence.h"
 
 namespace mk::transfer {
 namespace {
 
 constexpr double kConnectS = 5;  // of a lane beside the leading one
 constexpr double kPauseS = 1;    // after it could not
+constexpr std::chrono::microseconds kLookAtGpuEvery{20};
 
 }  // namespace
 
 void Lane::run() {
+  leads_ ? lead() : run_beside();
+  const Baton::Hold hold(baton_);
+  while (!posted_.empty()) settle();  // the queue is closed: each is interrupted
+  disconnect();
+}
+
+void Lane::lead() {
+  while (queue_.wait_to_lead()) {
+    const Baton::Hold hold(baton_);
+    run_dry();
+  }
+}
+
+void Lane::run_beside() {
+  Task task;
+  while (connect_beside() && queue_.wait_next(interrupt_, task)) {
+    const Baton::Hold hold(baton_);
+    if (channel_->connected()) {
+      begin(task);
+      run_dry();
+    } else {  // its connection was closed for another: it must not wait for one with work in hand
+      queue_.fail(task, interrupt_, "", Retry::kFree);
+    }
+  }
+}
+
+void Lane::run_dry() {
   while (true) {
-    if (!leads_ && posted_.empty() && !connect_beside()) break;
     Task task;
     while (posted_.size() < channel_->window() &&
            queue_.next(leads_, interrupt_, posted_.empty(), task)) {
       begin(task);
     }
-    if (!posted_.empty()) {
-      settle();
-    } else if (queue_.closed()) {
-      break;
-    }
+    if (posted_.empty()) return;
+    settle();
+    if (!leads_ && posted_.empty() && !channel_->connected()) return;  // as above
   }
-  channel_->disconnect();
+}
+
+void Lane::close() {
+  const Baton::Hold hold(baton_);
+  channel_->close();
+  pool_.leave(*this);
 }
 
 void Lane::connect(const Limit& limit) {
+  const Baton::Hold hold(baton_);
+  connect_held(limit);
+}
+
+void Lane::connect_held(const Limit& limit) {
+  if (channel_->is_pooled()) pool_.enter(*this, limit);
   channel_->connect(limit);
   if (was_connected_) counters_.num_reconnects += 1;
   was_connected_ = true;
+}
+
+void Lane::disconnect() {
+  channel_->disconnect();
+  pool_.leave(*this);
+}
+
+bool Lane::try_disconnect() {
+  const Baton::Hold hold(baton_, std::try_to_lock);
+  if (!hold || !posted_.empty() || (leads_ && !queue_.idle())) return false;
+  channel_->disconnect();
+  return true;
+}
+
+bool Lane::begin_here(const TicketRef& ticket, uint64_t max_piece_bytes) {
+  const Baton::Hold hold(baton_, std::try_to_lock);
+  if (!hold || !posted_.empty() || !channel_->answers_callers(ticket->request())) return false;
+  Task task;
+  if (!channel_->connected() || !queue_.push_and_take(ticket, max_piece_bytes, interrupt_, task)) {
+    return false;
+  }
+  ticket->leave_to_caller();
+  begin(task, /*connects=*/false);
+  return true;
+}
+
+void Lane::wait_here(const Ticket& ticket, const Deadline& until) {
+  {
+    const Baton::Hold hold(baton_, std::try_to_lock);
+    if (!hold || posted_.empty()) return;  // somebody else goes on with it, or is through
+    const bool is_sooner = until.at() < ticket.deadline().at();
+    if (wait_answered(is_sooner ? until : ticket.deadline())) settle();
+    if (posted_.empty()) return;
+  }
+  queue_.call_lead();
+}
+
+// Whether settle() need not wait any more.
+bool Lane::wait_answered(const Deadline& until) {
+  const auto spin_until = Deadline::Clock::now() + channel_->spin();
+  pollfd polled[] = {{channel_->answer_fd(), POLLIN, 0},
+                     {interrupt_.fd(), POLLIN, 0},
+                     {baton_.wanted_fd(), POLLIN, 0}};
+  while (true) {
+    const bool spins = Deadline::Clock::now() < spin_until;
+    const int num_ready = poll(polled, 3, spins ? 0 : until.poll_ms());
+    if (num_ready > 0) return polled[1].revents || (!polled[2].revents && channel_->answered());
+    if (num_ready < 0 && errno != EINTR) return false;
+    if (!spins && until.passed()) return false;
+  }
 }
 
 void Lane::count(const Work& work, const Outcome& outcome) {
@@ -48,14 +139,18 @@ void Lane::count_failure(const std::exception& error) {
 
 bool Lane::connect_beside() {
   while (queue_.wait_for_pieces(interrupt_)) {
-    if (channel_->connected()) return true;
-    try {
-      connect({Deadline::after(kConnectS), interrupt_});
-    } catch (const std::exception& error) {
-      count_failure(error);
-      channel_->disconnect();
-      queue_.pause(kPauseS);
+    {
+      const Baton::Hold hold(baton_);
+      if (channel_->connected()) return true;
+      try {
+        connect_held({Deadline::after(kConnectS), interrupt_});
+        return true;
+      } catch (const std::exception& error) {
+        count_failure(error);
+        disconnect();
+      }
     }
+    queue_.pause(kPauseS);
   }
   return false;
 }
@@ -64,7 +159,10 @@ Limit Lane::limit_of(const Task& task) const {
   return {task.job->ticket()->deadline(), interrupt_};
 }
 
-void Lane::begin(const Task& task) {
+void Lane::begin(const Task& task, bool connects) {
+  visited.store(true, std::memory_order_relaxed);
+  const bool waits = task.job->request().after != nullptr;
+  while (waits && !posted_.empty()) settle();  // they shall not wait for a GPU as well
   const bool first = posted_.empty();
   try {
     posted_.emplace_back(task, own_regions_, interrupt_);
@@ -73,10 +171,19 @@ void Lane::begin(const Task& task) {
   }
   try {
     const Limit limit = limit_of(task);
-    if (first && !channel_->connected()) connect(limit);
+    if (waits) wait_for_gpu(task);
+    if (connects && first && !channel_->connected()) connect_held(limit);
     channel_->post(task.work, limit, interrupt_);
   } catch (const std::exception& error) {
     lose(error);
+  }
+}
+
+void Lane::wait_for_gpu(const Task& task) {
+  const Limit limit = limit_of(task);
+  while (!task.job->request().after->passed()) {
+    limit.check();
+    std::this_thread::sleep_for(kLookAtGpuEvery);
   }
 }
 
@@ -95,7 +202,7 @@ void Lane::settle() {
 
 // What was posted is void, whosever fault it was: the others' works are tried again.
 void Lane::lose(const std::exception& error) {
-  channel_->disconnect();
+  disconnect();
   count_failure(error);
   const bool lost = dynamic_cast<const LinkDown*>(&error) != nullptr;
   const bool ended = dynamic_cast<const Ended*>(&error) != nullptr;  // by someone's limit

@@ -1,8 +1,14 @@
 // Lane: a channel, and the thread that works on it: takes tasks from a queue, as many as the
 // channel has room for, and tells the queue what came of them.
 //
+//   lane.run();                          // its thread
+//   if (lane.begin_here(ticket, most))   // a caller: begun, if the lane was idle
+//     lane.wait_here(*ticket, until);    // and received in his own thread, should he wait
+//
 // Layer: transfer. The leading lane is the first to connect, and connects anew for what it has
-// taken; the others connect before they take something, so that they hold nothing up.
+// taken; the others connect before they take something, so that they hold nothing up. Who holds the
+// baton drives: a small request to a lane that is idle needs no other thread than its caller's.
+// What he does not wait for, or not long enough, the lane's thread looks after.
 #pragma once
 
 #include <deque>
@@ -10,20 +16,23 @@
 #include <memory>
 #include <thread>
 
+#include "transfer/baton.h"
 #include "transfer/channel.h"
+#include "transfer/connection_pool.h"
 #include "transfer/counters.h"
 #include "transfer/job_queue.h"
 #include "transfer/region_table.h"
 
 namespace mk::transfer {
 
-class Lane {
+class Lane final : public Connected {
  public:
-  Lane(std::unique_ptr<Channel> channel, JobQueue& queue, RegionTable& own_regions, bool leads,
-       PathCounters& counters)
+  Lane(std::unique_ptr<Channel> channel, JobQueue& queue, RegionTable& own_regions,
+       ConnectionPool& pool, bool leads, PathCounters& counters)
       : channel_(std::move(channel)),
         queue_(queue),
         own_regions_(own_regions),
+        pool_(pool),
         leads_(leads),
         counters_(counters) {}
 
@@ -32,6 +41,14 @@ class Lane {
 
   void connect(const Limit& limit);  // as the channel's
   void run();                        // until the queue is closed
+  void close();                      // for good, once it does not run
+
+  // Of the leading lane. False: the request is to be pushed.
+  bool begin_here(const TicketRef& ticket, uint64_t max_piece_bytes);
+  // Until it is over, or `until`, or somebody else goes on with it.
+  void wait_here(const Ticket& ticket, const Deadline& until);
+
+  bool try_disconnect() override;
 
   // What came of a work, and why the channel was lost, unless somebody's limit has ended it.
   void count(const Work& work, const Outcome& outcome);
@@ -45,18 +62,29 @@ class Lane {
     Pin pin;
   };
 
-  bool connect_beside();
-  void begin(const Task& task);
+  // What follows is for who holds the baton.
+  void connect_held(const Limit& limit);
+  void disconnect();
+  void run_dry();
+  void begin(const Task& task, bool connects = true);
+  void wait_for_gpu(const Task& task);  // to have done what the request comes after
   void settle();
   void lose(const std::exception& error);
   void fail(const Task& task, const std::string& cause, Retry retry);
   Limit limit_of(const Task& task) const;
+  bool wait_answered(const Deadline& until);
+
+  void lead();
+  void run_beside();
+  bool connect_beside();
 
   const std::unique_ptr<Channel> channel_;
   JobQueue& queue_;
   RegionTable& own_regions_;
+  ConnectionPool& pool_;
   const bool leads_;
   PathCounters& counters_;
+  Baton baton_;
   bool was_connected_ = false;
   Interrupt interrupt_;
   std::deque<Posted> posted_;

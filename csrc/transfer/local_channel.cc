@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "transfer/checksum.h"
 #include "transfer/error.h"
 #include "transfer/wire.h"
 
@@ -37,6 +38,51 @@ class Copier {
   uint64_t since_check_ = 0;
 };
 
+// Copies what is of the host at both ends, and returns how much that was; the rest is for a GPU.
+uint64_t append_gpu_copies(std::vector<GpuCopy>& copies, uint64_t dst, const GpuRanges& dst_gpus,
+                           uint64_t src, const GpuRanges& src_gpus, uint64_t num_bytes,
+                           Copier& copier) {
+  uint64_t num_bytes_done = 0;
+  while (num_bytes > 0) {
+    const GpuRanges::Stretch from = src_gpus.at(src, num_bytes);
+    const auto [to, step] = dst_gpus.at(dst, from.num_bytes);
+    if (from.device >= 0) {
+      copies.push_back({dst, src, step, from.device, to >= 0 ? to : kAnyHost});
+    } else if (to >= 0) {
+      copies.push_back({dst, src, step, to, kAnyHost});
+    } else {
+      copier.copy(dst, src, step);
+      num_bytes_done += step;
+    }
+    dst += step;
+    src += step;
+    num_bytes -= step;
+  }
+  return num_bytes_done;
+}
+
+// Copies between two sums; the first is of the sources, before the copy: they may overlap.
+template <class Copy>
+void verified(const Request& request, const Piece& piece, const GpuRanges& here,
+              const GpuRanges& there, const Limit& limit, const Copy& copy) {
+  Staging staging;
+  Summer local(here, staging, limit), remote(there, staging, limit);
+  const auto sum = [&](bool of_local, uint64_t local_at, uint64_t remote_at, uint64_t num_bytes) {
+    return of_local ? local.sum({local_at, num_bytes}) : remote.sum({remote_at, num_bytes});
+  };
+  std::vector<uint64_t> expected;
+  for_each_range(request, piece, [&](uint64_t local_at, uint64_t remote_at, uint64_t num_bytes) {
+    expected.push_back(sum(request.writes(), local_at, remote_at, num_bytes));
+  });
+  copy();
+  size_t i = 0;
+  for_each_range(request, piece, [&](uint64_t local_at, uint64_t remote_at, uint64_t num_bytes) {
+    if (sum(!request.writes(), local_at, remote_at, num_bytes) != expected[i++]) {
+      throw Refused(checksum_cause(remote_at, local_at, num_bytes));
+    }
+  });
+}
+
 }  // namespace
 
 std::shared_ptr<Endpoint> LocalChannel::find_peer() const {
@@ -51,19 +97,30 @@ std::vector<RegionTable::Listed> LocalChannel::list_regions(const Limit&) {
   return find_peer()->regions.list(kMaxListed);
 }
 
+void LocalChannel::post(const Work& work, const Limit& limit, Interrupt& interrupt) {
+  outcome_ = {};
+  try {
+    carry_out(work, limit, interrupt, &queue_, outcome_);
+  } catch (const Refused& refused) {
+    outcome_.refusal = refused.what();
+  } catch (const GpuFailure& failure) {
+    outcome_.refusal = failure.what();
+  }
+}
+
 std::optional<Outcome> LocalChannel::run(const Work& work, const Limit& limit,
                                          Interrupt& interrupt) {
   Outcome outcome;
   try {
-    carry_out(work, limit, interrupt, outcome);
+    if (!carry_out(work, limit, interrupt, nullptr, outcome)) return std::nullopt;
   } catch (const Refused& refused) {
     outcome.refusal = refused.what();
   }
   return outcome;
 }
 
-void LocalChannel::carry_out(const Work& work, const Limit& limit, Interrupt& interrupt,
-                             Outcome& outcome) const {
+bool LocalChannel::carry_out(const Work& work, const Limit& limit, Interrupt& interrupt,
+                             GpuQueue* queue, Outcome& outcome) const {
   const auto peer = find_peer();
   const Request& request = *work.request;
   const bool writes = request.writes();
@@ -78,15 +135,30 @@ void LocalChannel::carry_out(const Work& work, const Limit& limit, Interrupt& in
   } else if (work.piece.num_ranges > 0) {
     const auto regions = check(work.piece.first_range, work.piece.num_ranges);
     const Pin pin = peer->regions.pin(regions, interrupt);
+    const GpuRanges here(request.regions), there(regions);
+    const bool on_gpu = !here.empty() || !there.empty();
+    if (on_gpu && !queue) return false;
     Copier copier(limit);
-    for_each_range(request, work.piece, [&](uint64_t local, uint64_t remote, uint64_t num_bytes) {
-      copier.copy(writes ? remote : local, writes ? local : remote, num_bytes);
-      outcome.num_bytes += num_bytes;
-    });
+    std::vector<GpuCopy> copies;
+    const auto copy = [&] {
+      for_each_range(request, work.piece, [&](uint64_t local, uint64_t remote, uint64_t num_bytes) {
+        const uint64_t dst = writes ? remote : local, src = writes ? local : remote;
+        if (on_gpu) {
+          num_bytes = append_gpu_copies(copies, dst, writes ? there : here, src,
+                                        writes ? here : there, num_bytes, copier);
+        } else {
+          copier.copy(dst, src, num_bytes);
+        }
+        outcome.num_bytes += num_bytes;
+      });
+      if (!copies.empty()) queue->copy(copies, limit, outcome.num_bytes);
+    };
+    request.verify ? verified(request, work.piece, here, there, limit, copy) : copy();
   }
   if (work.with_notify || work.kind == Work::Kind::kNotify) {
     peer->notifications.push(own_name_, *request.notify);
   }
+  return true;
 }
 
 }  // namespace mk::transfer

@@ -1,7 +1,8 @@
 // LocalChannel: the peer is an engine of this process, and a transfer is a copy.
 //
 // Layer: transfer. Descriptors are copied in order; one whose source and target overlap arrives as
-// if it had been copied through a buffer (memmove).
+// if it had been copied through a buffer (memmove). With memory of GPUs at one of the ends it is
+// copied by these, in any order, by the lane's thread.
 #pragma once
 
 #include <memory>
@@ -9,6 +10,8 @@
 
 #include "transfer/channel.h"
 #include "transfer/endpoint.h"
+#include "transfer/gpu_queue.h"
+#include "transfer/gpu_ranges.h"
 
 namespace mk::transfer {
 
@@ -26,15 +29,14 @@ class LocalChannel : public Channel {
   uint64_t max_piece_bytes() const override { return UINT64_MAX; }
   void connect(const Limit& limit) override;
   void disconnect() noexcept override {}
+  void close() noexcept override { queue_.close(); }
   bool connected() const override { return true; }
-  void post(const Work& work, const Limit& limit, Interrupt& interrupt) override {
-    outcome_ = *run(work, limit, interrupt);
-  }
+  void post(const Work& work, const Limit& limit, Interrupt& interrupt) override;
   Outcome finish(const Limit&) override { return std::move(outcome_); }
   std::unique_ptr<Channel> another() const override {
     return std::make_unique<LocalChannel>(own_name_, *find_peer());
   }
-  Way way_to(const Range&) const override {
+  Way way_to(const Range&, int) const override {
     return {"copy", "this process", "it is a copy within this process"};
   }
   std::vector<RegionTable::Listed> list_regions(const Limit&) override;
@@ -43,12 +45,15 @@ class LocalChannel : public Channel {
 
  private:
   std::shared_ptr<Endpoint> find_peer() const;  // throws Failure once it is closed
-  void carry_out(const Work& work, const Limit& limit, Interrupt& interrupt, Outcome& out) const;
+  // `queue`: null if it must not be one for GPUs; then false if it is.
+  bool carry_out(const Work& work, const Limit& limit, Interrupt& interrupt, GpuQueue* queue,
+                 Outcome& out) const;
 
   const std::string own_name_;
   const std::string peer_address_;
   const uint64_t peer_instance_;
   Outcome outcome_;
+  GpuQueue queue_;
 };
 
 }  // namespace mk::transfer

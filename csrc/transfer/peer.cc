@@ -15,15 +15,18 @@ constexpr uint64_t kMinPieceBytes = 1ull << 20;
 constexpr uint64_t kPiecesPerLane = 4;  // so that a slow lane's last piece is waited for less
 constexpr uint64_t kPageBytes = 4096;   // a cut within one would keep a disk from moving it whole
 
-constexpr uint64_t kMaxRunHereBytes = 256ull << 10;  // takes less time than to wake a thread up
+constexpr uint64_t kMaxRunHereBytes = 256ull << 10;   // takes less time than to wake a thread up
+constexpr uint64_t kMaxBeginHereBytes = 16ull << 10;  // an idle socket has room for it
 
 }  // namespace
 
-Peer::Peer(std::string name, Route route, std::shared_ptr<Endpoint> own, Stats& stats)
+Peer::Peer(std::string name, Route route, std::shared_ptr<Endpoint> own,
+           std::shared_ptr<ConnectionPool> pool, Stats& stats)
     : name_(std::move(name)),
       transport_(route.channels.front()->transport()),
       reasons_(std::move(route.reasons)),
       own_(std::move(own)),
+      pool_(std::move(pool)),
       counters_(stats.enter(name_, transport_)),
       queue_(name_) {
   for (auto& channel : route.channels) {
@@ -31,7 +34,7 @@ Peer::Peer(std::string name, Route route, std::shared_ptr<Endpoint> own, Stats& 
     paths_.push_back(channel->path(number));
     PathCounters& counters = counters_->path(paths_.back());
     channel->count_in(*counters_);
-    lanes_.push_back(std::make_unique<Lane>(std::move(channel), queue_, own_->regions,
+    lanes_.push_back(std::make_unique<Lane>(std::move(channel), queue_, own_->regions, *pool_,
                                             /*leads=*/number == 0, counters));
   }
 }
@@ -83,6 +86,8 @@ TicketRef Peer::submit(Request request, const Deadline& deadline) {
       std::make_shared<Ticket>(weak_from_this(), name_, std::move(request), deadline, counters_);
   if (run_here(*ticket)) return ticket;
   const uint64_t max_bytes = max_piece_bytes(ticket->request());
+  const bool is_small = ticket->num_bytes() <= kMaxBeginHereBytes;
+  if (is_small && lanes_.front()->begin_here(ticket, max_bytes)) return ticket;
   if (ticket->num_bytes() > max_bytes) start_others();
   queue_.push(ticket, max_bytes);
   return ticket;
@@ -92,7 +97,7 @@ bool Peer::run_here(Ticket& ticket) {
   Lane& lane = *lanes_.front();
   Channel& channel = lane.channel();
   const Request& request = ticket.request();
-  if (!channel.runs_here() || request.num_bytes > kMaxRunHereBytes) return false;
+  if (!channel.runs_here() || request.num_bytes > kMaxRunHereBytes || request.after) return false;
   const std::unique_lock lock(run_mutex_, std::try_to_lock);
   if (!lock || !queue_.idle()) return false;
   Work work{Work::Kind::kMove, &request, 0, {}, request.notify.has_value()};
@@ -110,6 +115,7 @@ bool Peer::run_here(Ticket& ticket) {
     outcome = Outcome{0, error.what()};
   }
   if (!outcome) return false;
+  lane.visited.store(true, std::memory_order_relaxed);
   lane.count(work, *outcome);
   ticket.finish(outcome->refusal, outcome->num_bytes);
   return true;
@@ -130,7 +136,7 @@ void Peer::close(const std::string& cause) {
   for (std::thread& thread : threads_) {
     if (thread.joinable()) thread.join();
   }
-  for (const auto& lane : lanes_) lane->channel().close();
+  for (const auto& lane : lanes_) lane->close();
 }
 
 }  // namespace mk::transfer

@@ -34,7 +34,8 @@ struct Route {
 
 class Peer : public std::enable_shared_from_this<Peer> {
  public:
-  Peer(std::string name, Route route, std::shared_ptr<Endpoint> own, Stats& stats);
+  Peer(std::string name, Route route, std::shared_ptr<Endpoint> own,
+       std::shared_ptr<ConnectionPool> pool, Stats& stats);
   Peer(const Peer&) = delete;
   ~Peer() { close("the peer was closed"); }
 
@@ -56,6 +57,11 @@ class Peer : public std::enable_shared_from_this<Peer> {
   // Throws InvalidArgument once closed.
   TicketRef submit(Request request, const Deadline& deadline);
 
+  // For who waits for a ticket that Lane::begin_here() has begun.
+  void wait_here(const Ticket& ticket, const Deadline& until) {
+    lanes_.front()->wait_here(ticket, until);
+  }
+
   // Ends one request, if it is still here; see Ticket::cancel.
   void abandon(const Ticket& ticket, const std::string& cause) { queue_.abandon(ticket, cause); }
 
@@ -73,6 +79,7 @@ class Peer : public std::enable_shared_from_this<Peer> {
   const Transport transport_;
   const std::vector<std::string> reasons_;
   const std::shared_ptr<Endpoint> own_;
+  const std::shared_ptr<ConnectionPool> pool_;
   const CountersRef counters_;
   JobQueue queue_;
   std::vector<std::unique_ptr<Lane>> lanes_;

@@ -9,6 +9,7 @@
 
 #include "common/check.h"
 #include "transfer/error.h"
+#include "transfer/nic_gpus.h"
 
 namespace mk::transfer {
 namespace {
@@ -31,9 +32,9 @@ void RdmaChannel::connect(const Limit& limit) {
   keys_ = {};
 }
 
-Way RdmaChannel::way_to(const Range& range) const {
+Way RdmaChannel::way_to(const Range& range, int device) const {
   if (!keys_.find(range)) {
-    if (!only_) return WireChannel::way_to(range);
+    if (!only_) return WireChannel::way_to(range, device);
     return {"nics", "", "the memory is not registered with the peer's NICs"};
   }
   return {"nics", "", concat("slices go from NIC to NIC: ", rails_.describe())};
@@ -126,6 +127,17 @@ Outcome RdmaChannel::finish(const Limit& limit) {
 }
 
 Outcome RdmaChannel::after_slices(const Doing& doing, const Limit& limit) {
+  try {
+    if (!doing.work.request->writes()) flush_gpus(doing.work.request->regions);
+  } catch (const Refused& refused) {
+    return {doing.num_bytes, refused.what(), true};
+  }
+  if (doing.work.request->verify) {
+    flush(limit);  // so that the peer's process sees what it compares
+    verify(doing.work, limit);
+    const Outcome verified = std::exchange(current_, {});
+    if (!verified.refusal.empty()) return {doing.num_bytes, verified.refusal, true};
+  }
   if (!doing.work.with_notify) return {doing.num_bytes, "", true};
   Work notify = doing.work;
   notify.kind = Work::Kind::kNotify;

@@ -37,7 +37,7 @@ class RdmaChannel : public WireChannel {
   std::unique_ptr<Channel> another() const override {
     return std::make_unique<RdmaChannel>(own_, host_, addresses_, identity_, only_);
   }
-  Way way_to(const Range& range) const override;
+  Way way_to(const Range& range, int device) const override;
   size_t window() const override;
   void connect(const Limit& limit) override;
   void disconnect() noexcept override;

@@ -6,6 +6,7 @@
 
 #include "common/check.h"
 #include "transfer/error.h"
+#include "transfer/nic_gpus.h"
 
 namespace mk::transfer {
 namespace {
@@ -140,6 +141,7 @@ std::string RdmaTarget::flush(const std::vector<uint32_t>& rails, const Limit& l
       queue.wait(kFlushCheckS);
     }
   }
+  flush_gpus(own_.regions.all());
   return "";
 }
 

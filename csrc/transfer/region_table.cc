@@ -55,7 +55,7 @@ std::vector<RegionTable::Listed> RegionTable::list(size_t most) const {
   if (regions.size() > most) regions.resize(most);
   std::vector<Listed> listed;
   for (const RegionRef& region : regions)
-    listed.push_back({region->range, region->rights & ~kLocalWrite});
+    listed.push_back({region->range, region->rights & ~kLocalWrite, region->device});
   return listed;
 }
 
@@ -95,7 +95,7 @@ std::vector<RegionTable::Offered> RegionTable::offer(const std::shared_ptr<Board
       if (made.generation == 0) break;  // what is not offered goes through the connection
       known = offers.insert(offers.end(), {board, made});
     }
-    offered.push_back({region->range, region->rights, known->second});
+    offered.push_back({region->range, region->rights, region->device, known->second});
   }
   return offered;
 }

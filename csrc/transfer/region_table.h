@@ -28,6 +28,7 @@ namespace mk::transfer {
 struct Region {
   Range range;
   Rights rights;
+  int device = -1;                  // the GPU whose memory it is; -1: of the host
   NicMemoryRef on_nics{};           // null: on none
   std::string note{};               // why not
   bool open = true;                 // this and `users` belong to the table, under its mutex
@@ -75,6 +76,7 @@ class RegionTable {
   struct Offered {
     Range range;
     Rights rights;
+    int device;
     Offer offer;
   };
   std::vector<Offered> offer(const std::shared_ptr<Board>& board);
@@ -85,6 +87,7 @@ class RegionTable {
   struct Listed {
     Range range;
     Rights rights;
+    int device;  // as the region's
   };
   std::vector<Listed> list(size_t most) const;
 

@@ -1,11 +1,12 @@
 // RemoteMemory: the regions of a peer on this machine, and how this process gets at them.
 //
 //   RemoteMemory memory(board, std::move(parts), process);
-//   if (auto copy = memory.prepare(request, piece)) copy->run(limit, num_bytes_done);
+//   if (auto copy = memory.prepare(request, piece, means, why_not)) copy->run(limit, done);
 //
 // Layer: transfer. Memory that the peer has made as SharedMemory is mapped here, and copied to and
 // from like any other; what it got from elsewhere is reached by process_vm_readv(2) and
-// process_vm_writev(2), where the machine allows that.
+// process_vm_writev(2), where the machine allows that. With memory of a GPU at one of the ends the
+// GPU copies, as far as the other end can be had in this process.
 #pragma once
 
 #include <sys/types.h>
@@ -18,6 +19,10 @@
 
 #include "transfer/board.h"
 #include "transfer/channel.h"
+#include "transfer/gpu_mapping.h"
+#include "transfer/gpu_queue.h"
+#include "transfer/gpu_ranges.h"
+#include "transfer/life_sign.h"
 #include "transfer/wire.h"
 
 namespace mk::transfer {
@@ -27,6 +32,14 @@ class RemoteMemory {
   struct Part {
     RegionEntry entry;
     std::shared_ptr<const SharedMemory> memory;  // null: by address
+    std::shared_ptr<GpuMapping> gpu{};           // of memory of a GPU, unless it is not to be used
+    uint64_t gpu_offset = 0;                     // of the region in that
+  };
+
+  // Which ways a copy may go.
+  struct Means {
+    bool host;        // between memory of the host at both ends
+    GpuQueue* queue;  // null: no GPU
   };
 
   // `process` is the peer's, 0 if it cannot be reached by address.
@@ -37,39 +50,53 @@ class RemoteMemory {
    public:
     // Counts what is done, also when it throws Failure.
     void run(const Limit& limit, uint64_t& num_bytes_done);
+    uint64_t num_gpu_bytes() const;  // how much of it is between it and the peer's GPUs
 
    private:
     friend class RemoteMemory;
+    enum class By { kMapping, kAddress, kGpu };
     struct Step {
       uint64_t local;
-      uint64_t remote;  // in this process if it is mapped, else in the peer's
+      uint64_t remote;  // in the peer's process if it is by address, else in this one
       uint64_t num_bytes;
-      bool mapped;
+      By by;
+      int local_device;  // -1: of the host
+      int remote_device;
     };
 
     void copy_mapped(size_t begin, size_t end, const Limit& limit, uint64_t& num_bytes_done);
+    void copy_by_gpu(size_t begin, size_t end, const Limit& limit, uint64_t& num_bytes_done);
     void copy_by_address(size_t begin, size_t end, const Limit& limit, uint64_t& num_bytes_done);
 
     bool writes_ = false;
     uint64_t num_bytes_ = 0;
     pid_t process_ = 0;
+    GpuQueue* queue_ = nullptr;
     std::vector<Step> steps_;
     std::vector<std::pair<const Part*, BoardUse>> uses_;
   };
 
   // Nothing if one of the ranges cannot be reached, may not be used, or is not known here.
-  std::optional<Copy> prepare(const Request& request, const Piece& piece) const;
+  std::optional<Copy> prepare(const Request& request, const Piece& piece, const Means& means,
+                              std::string& why_not) const;
   bool covers(const Request& request) const;  // whether all of it could be prepared
 
-  // How a range can be reached, which is tried if it is not mapped; `error`: why not.
+  // Whether the peer serves the connection still, for sure.
+  bool peer_lives() const { return LifeSign::is_raised(board_->life_sign()); }
+
+  // How a range can be reached from memory of that GPU, or of the host (-1), which is tried if it
+  // is not mapped; `error`: why not.
   struct Reach {
     bool mapped = false;
+    bool by_gpu = false;
     std::string error{};
   };
-  Reach reach(const Range& range) const;
+  Reach reach(const Range& range, int local_device) const;
 
  private:
   const Part* find(const Range& range, Rights needed) const;
+  std::optional<Copy::Step> step(const Part& part, const Range& local, uint64_t remote,
+                                 int local_device, const Means& means, std::string& why_not) const;
 
   const std::shared_ptr<const Board> board_;
   std::vector<Part> parts_;  // in the order of addresses

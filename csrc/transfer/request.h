@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -12,6 +13,8 @@
 #include "transfer/region_table.h"
 
 namespace mk::transfer {
+
+class GpuFence;
 
 enum class Direction { kWrite, kRead };  // as seen from the initiator: to the peer, from the peer
 
@@ -24,7 +27,9 @@ struct Request {
   std::vector<uint64_t> unmerged_sizes;  // what they were, if coalesce() has merged some
   uint64_t num_bytes;                    // the sum
   std::optional<std::string> notify;     // handed to the peer after the data
+  bool verify = false;                   // by checksums, see checksum.h
   bool may_notify_again = false;         // once too often does no harm
+  std::shared_ptr<GpuFence> after;       // null: it may begin at once
   std::vector<RegionRef> regions;        // those of the local ranges
   bool is_distinct = false;              // no two targets overlap, as is known already
 

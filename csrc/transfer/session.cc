@@ -3,6 +3,7 @@
 #include <exception>
 #include <utility>
 
+#include "transfer/checksum.h"
 #include "transfer/error.h"
 #include "transfer/piece.h"
 #include "transfer/verdict.h"
@@ -19,10 +20,12 @@ constexpr double kBatchS = 60;     // to send the rest of a batch, or take in wh
 void Session::run() noexcept {
   try {
     const Links::Hold hold = greet();  // while memory may be touched
+    socket_.spin_for(own_.spin);
     serve_all();
   } catch (const std::exception&) {
     // It never got in.
   }
+  life_sign_.reset();
   socket_.close();
   if (board_) {
     board_->end();
@@ -69,9 +72,10 @@ Links::Hold Session::let_in(Reception& reception, const Limit& limit) {
 void Session::serve_next() {
   BatchHeader header;
   char* const start = reinterpret_cast<char*>(&header);
-  socket_.receive(start, 1, {Deadline::never(), interrupt_});  // a connection may idle
+  const Limit idling{Deadline::never(), interrupt_};
+  const size_t num_bytes = socket_.receive_some(start, sizeof(header), idling);
   const Limit limit{Deadline::after(kBatchS), interrupt_};
-  socket_.receive(start + 1, sizeof(header) - 1, limit);
+  socket_.receive(start + num_bytes, sizeof(header) - num_bytes, limit);
   check_header(header);
   table_.resize(header.num_ranges);
   socket_.receive(table_.data(), table_.size() * sizeof(Range), limit);
@@ -89,6 +93,8 @@ void Session::serve(const BatchHeader& header, const Limit& limit) {
       return receive_notification(header, limit);
     case Op::kRegions:
       return send_regions(header, limit);
+    case Op::kGpus:
+      return send_gpus(header, limit);
     case Op::kFence:
       return end_links(header, limit);
     case Op::kNics:
@@ -99,6 +105,9 @@ void Session::serve(const BatchHeader& header, const Limit& limit) {
       return answer_about_nics(header, limit);
     case Op::kList:
       return send_list(header, limit);
+    case Op::kVerifyWrite:
+    case Op::kVerifyRead:
+      return verify(header, limit);
     case Op::kCheckWrite:
     case Op::kCheckRead:
       break;
@@ -112,27 +121,51 @@ void Session::serve(const BatchHeader& header, const Limit& limit) {
 }
 
 void Session::receive_write(const BatchHeader& header, const Limit& limit) {
+  std::string failure;
   try {
-    const Pin pin = own_.regions.pin(check(header, kRemoteWrite), interrupt_);
-    std::vector<iovec>& parts = parts_of_table();
-    socket_.receive(parts.data(), parts.size(), limit);
+    const std::vector<RegionRef> regions = check(header, kRemoteWrite);
+    const Pin pin = own_.regions.pin(regions, interrupt_);
+    const auto receive = [&](iovec* parts, size_t n) { socket_.receive(parts, n, limit); };
+    failure = staging_.scatter(parts_of_table(), GpuRanges(regions), limit, receive);
   } catch (const Refused& refused) {  // thrown before the first byte of payload was received
     socket_.discard(header.num_bytes, limit);
     return refuse(header, refused.what(), limit);
   }
+  if (!failure.empty()) return refuse(header, concat("at the peer: ", failure), limit);
   acknowledge(header, limit);
 }
 
 void Session::send_read(const BatchHeader& header, const Limit& limit) {
   try {
-    const Pin pin = own_.regions.pin(check(header, kRemoteRead), interrupt_);
+    const std::vector<RegionRef> regions = check(header, kRemoteRead);
+    const Pin pin = own_.regions.pin(regions, interrupt_);
     Ack ack{Status::kDone, 0, header.request_id, header.num_bytes};
     std::vector<iovec>& parts = parts_of_table();
     parts.insert(parts.begin(), {&ack, sizeof(ack)});
-    socket_.send(parts.data(), parts.size(), limit);
+    const auto send = [&](iovec* host, size_t n) { socket_.send(host, n, limit); };
+    staging_.gather(parts, GpuRanges(regions), limit, send);
   } catch (const Refused& refused) {
     refuse(header, refused.what(), limit);
   }
+}
+
+void Session::verify(const BatchHeader& header, const Limit& limit) {
+  checksums_.resize(header.num_ranges);
+  socket_.receive(checksums_.data(), header.num_bytes, limit);
+  NumEqual num_equal = 0;
+  try {
+    const Rights needed = header.op == Op::kVerifyWrite ? kRemoteWrite : kRemoteRead;
+    const std::vector<RegionRef> regions = check(header, needed);
+    const Pin pin = own_.regions.pin(regions, interrupt_);
+    num_equal = Summer(GpuRanges(regions), staging_, limit).count_equal(table_, checksums_);
+  } catch (const Refused& refused) {
+    return refuse(header, refused.what(), limit);
+  } catch (const GpuFailure& failure) {
+    return refuse(header, concat("at the peer: ", failure.what()), limit);
+  }
+  Ack ack{Status::kDone, 0, header.request_id, sizeof(num_equal)};
+  iovec parts[] = {{&ack, sizeof(ack)}, {&num_equal, sizeof(num_equal)}};
+  socket_.send(parts, 2, limit);
 }
 
 void Session::receive_notification(const BatchHeader& header, const Limit& limit) {
@@ -145,38 +178,6 @@ void Session::receive_notification(const BatchHeader& header, const Limit& limit
     return refuse(header, refused.what(), limit);
   }
   acknowledge(header, limit);
-}
-
-void Session::send_regions(const BatchHeader& header, const Limit& limit) {
-  if (socket_.peer_process() == 0) throw Failure("regions are not told to another machine or user");
-  const bool first = !board_;
-  if (first) board_ = std::make_shared<Board>();
-  std::vector<RegionEntry> entries;
-  std::vector<Fd> memories;
-  std::map<uint64_t, uint32_t> told;
-  for (const RegionTable::Offered& offered : own_.regions.offer(board_)) {
-    const Range& range = offered.range;
-    RegionEntry& entry =
-        entries.emplace_back(RegionEntry{range.address, range.num_bytes, offered.offer.generation,
-                                         0, offered.offer.slot, offered.rights, kNoMemory, 0});
-    auto part = SharedMemory::find(range.address, range.num_bytes);
-    if (!part) continue;
-    const auto known = sent_memories_.find(part->id);
-    const bool is_new = known == sent_memories_.end() && !told.count(part->id);
-    if (known != sent_memories_.end()) told.insert(*known);
-    if (is_new) {
-      told.emplace(part->id, num_memories_sent_++);
-      memories.push_back(std::move(part->fd));
-    }
-    entry.memory = told.at(part->id);
-    entry.offset = part->offset;
-  }
-  sent_memories_ = std::move(told);  // the initiator has let go of the others, too
-  Ack ack{Status::kDone, 0, header.request_id, entries.size() * sizeof(RegionEntry)};
-  iovec parts[] = {{&ack, sizeof(ack)}, {entries.data(), ack.num_bytes}};
-  socket_.send(parts, 2, limit);
-  if (first) socket_.send_fd(board_->fd(), limit);
-  for (const Fd& memory : memories) socket_.send_fd(memory, limit);
 }
 
 void Session::end_links(const BatchHeader& header, const Limit& limit) {
@@ -205,21 +206,6 @@ void Session::answer_about_nics(const BatchHeader& header, const Limit& limit) {
   Ack ack{Status::kDone, 0, header.request_id, answer.size()};
   iovec parts[] = {{&ack, sizeof(ack)}, {answer.data(), answer.size()}};
   socket_.send(parts, answer.empty() ? 1 : 2, limit);
-}
-
-void Session::send_list(const BatchHeader& header, const Limit& limit) {
-  const bool is_known = own_.credentials.secret || socket_.peer_process() != 0;
-  if (!is_known) {
-    return refuse(header, "regions are told to who knows a secret or is of this machine and user",
-                  limit);
-  }
-  std::vector<ListEntry> entries;
-  for (const auto& [range, rights] : own_.regions.list(kMaxListed)) {
-    entries.push_back({range.address, range.num_bytes, rights, 0});
-  }
-  Ack ack{Status::kDone, 0, header.request_id, entries.size() * sizeof(ListEntry)};
-  iovec parts[] = {{&ack, sizeof(ack)}, {entries.data(), ack.num_bytes}};
-  socket_.send(parts, entries.empty() ? 1 : 2, limit);
 }
 
 std::vector<RegionRef> Session::check(const BatchHeader& header, Rights needed) const {

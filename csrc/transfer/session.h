@@ -1,7 +1,8 @@
 // Session: the target's side of one connection. Serves batches until the peer leaves or breaks the
 // protocol, or until it is interrupted.
 //
-// Layer: transfer. Runs in a thread of Server. Payload goes straight into and out of the regions.
+// Layer: transfer. Runs in a thread of Server. Payload goes straight into and out of the regions,
+// or by way of pinned memory if they are a GPU's.
 #pragma once
 
 #include <sys/uio.h>
@@ -10,14 +11,17 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "transfer/endpoint.h"
 #include "transfer/gate.h"
 #include "transfer/handshake.h"
+#include "transfer/life_sign.h"
 #include "transfer/rdma_target.h"
 #include "transfer/socket.h"
+#include "transfer/staging.h"
 #include "transfer/wire.h"
 
 namespace mk::transfer {
@@ -39,8 +43,10 @@ class Session {
   void serve(const BatchHeader& header, const Limit& limit);
   void receive_write(const BatchHeader& header, const Limit& limit);
   void send_read(const BatchHeader& header, const Limit& limit);
+  void verify(const BatchHeader& header, const Limit& limit);
   void receive_notification(const BatchHeader& header, const Limit& limit);
   void send_regions(const BatchHeader& header, const Limit& limit);
+  void send_gpus(const BatchHeader& header, const Limit& limit);
   void end_links(const BatchHeader& header, const Limit& limit);
   void answer_about_nics(const BatchHeader& header, const Limit& limit);
   void send_list(const BatchHeader& header, const Limit& limit);
@@ -61,11 +67,14 @@ class Session {
   uint64_t refused_request_ = 0;  // the rest of it is refused, too
   std::vector<Range> table_;
   std::vector<iovec> parts_;
+  std::vector<uint64_t> checksums_;
   // Within a machine: what the initiator copies by itself.
   std::shared_ptr<Board> board_;
+  std::optional<LifeSign> life_sign_;           // on the board
   std::map<uint64_t, uint32_t> sent_memories_;  // by SharedMemory's id: the how-manieth it was
   uint32_t num_memories_sent_ = 0;
   RdmaTarget rdma_;
+  Staging staging_;  // of GPU memory
 
   std::atomic<bool> finished_{false};
 };

@@ -1,5 +1,6 @@
 #include "transfer/shm_channel.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <string>
 
@@ -7,6 +8,11 @@
 #include "transfer/error.h"
 
 namespace mk::transfer {
+namespace {
+
+constexpr char kNoWay[] = "cuda_ipc does not reach the memory";
+
+}  // namespace
 
 bool ShmChannel::reaches(const std::vector<SocketAddress>& addresses, std::string& why_not) {
   const Interrupt nobody;
@@ -31,7 +37,13 @@ void ShmChannel::disconnect() noexcept {
   }
   board_.reset();
   memories_.clear();
+  gpus_.clear();
   WireChannel::disconnect();
+}
+
+void ShmChannel::close() noexcept {
+  WireChannel::close();
+  queue_.close();
 }
 
 void ShmChannel::learn_regions(const Limit& limit) {
@@ -69,30 +81,77 @@ void ShmChannel::learn_regions(const Limit& limit) {
   for (size_t i = 0; i < told.size(); ++i) {
     if (!told[i]) memories_[i].reset();  // the peer has given it up, and counts on
   }
+  learn_gpus(parts, limit);
   auto remote = std::make_shared<RemoteMemory>(board_, std::move(parts),
                                                by_address_ ? socket_.peer_process() : 0);
   const std::unique_lock lock(mutex_);
   remote_ = std::move(remote);
 }
 
+// Those which are open stay so, as long as the peer has a region in them.
+void ShmChannel::learn_gpus(std::vector<RemoteMemory::Part>& parts, const Limit& limit) {
+  const auto on_gpu = [](const RemoteMemory::Part& part) { return part.entry.location != 0; };
+  std::vector<GpuEntry> entries;
+  if (ways_.cuda_ipc && std::any_of(parts.begin(), parts.end(), on_gpu)) {
+    const BatchHeader header{Op::kGpus, 0, ++num_questions_, 0, 0};
+    socket_.send(&header, sizeof(header), limit);
+    Ack ack;
+    socket_.receive(&ack, sizeof(ack), limit);
+    check_gpus_ack(ack, num_questions_);
+    entries.resize(ack.num_bytes / sizeof(GpuEntry));
+    socket_.receive(entries.data(), ack.num_bytes, limit);
+  }
+  std::vector<std::shared_ptr<GpuMapping>> gpus;
+  for (const GpuEntry& entry : entries) {
+    const auto is_it = [&](const auto& mapping) { return mapping->is_of(entry); };
+    const auto known = std::find_if(gpus_.begin(), gpus_.end(), is_it);
+    if (std::none_of(gpus.begin(), gpus.end(), is_it)) {
+      gpus.push_back(known != gpus_.end() ? *known : std::make_shared<GpuMapping>(entry));
+    }
+    for (RemoteMemory::Part& part : parts) {
+      if (!on_gpu(part) || part.entry.address != entry.address) continue;
+      part.gpu = *std::find_if(gpus.begin(), gpus.end(), is_it);
+      part.gpu_offset = entry.offset;
+    }
+  }
+  gpus_ = std::move(gpus);
+}
+
 // False if it is not to be had here: then the peer, over the connection, has the last word.
-bool ShmChannel::copy(const Work& work, const Limit& limit, uint64_t& num_bytes_done) {
+bool ShmChannel::copy(const Work& work, const Limit& limit, GpuQueue* queue, Outcome& outcome,
+                      std::string& why_not) {
   if (!remote_) return false;
-  std::optional<RemoteMemory::Copy> copy = remote_->prepare(*work.request, work.piece);
+  auto copy = remote_->prepare(*work.request, work.piece, {ways_.shm, queue}, why_not);
   if (!copy) return false;
   uint64_t num_bytes = 0;
   copy->run(limit, num_bytes);
-  if (!socket_.at_rest()) throw LinkDown("connection closed by peer");
-  num_bytes_done += num_bytes;
+  // The first costs nothing, and the second a system call.
+  if (!remote_->peer_lives() && !socket_.at_rest()) throw LinkDown("connection closed by peer");
+  outcome.num_bytes += num_bytes;
+  count(work, copy->num_gpu_bytes(), outcome);
   return true;
 }
 
+// What GPUs have copied is a path of its own.
+void ShmChannel::count(const Work& work, uint64_t num_gpu_bytes, Outcome& outcome) {
+  if (num_gpu_bytes == 0 || !ways_.shm || !counters_) return;
+  PathCounters& counters = counters_->path("cuda_ipc");
+  (work.request->writes() ? counters.num_bytes_written : counters.num_bytes_read) +=
+      outcome.num_bytes;
+  counters.num_pieces += 1;
+  outcome.is_counted = true;
+}
+
 std::optional<Outcome> ShmChannel::run(const Work& work, const Limit& limit, Interrupt&) {
-  if (work.request->local.empty() || work.with_notify || must_fence()) return std::nullopt;
+  const Request& request = *work.request;
+  if (request.local.empty() || work.with_notify || request.verify || must_fence()) {
+    return std::nullopt;
+  }
   const std::shared_lock lock(mutex_);
   Outcome outcome;
   try {
-    if (!copy(work, limit, outcome.num_bytes)) return std::nullopt;
+    std::string why_not;
+    if (!copy(work, limit, nullptr, outcome, why_not)) return std::nullopt;
   } catch (const std::exception&) {
     return std::nullopt;  // posted, it has a thread that can connect anew
   }
@@ -101,9 +160,11 @@ std::optional<Outcome> ShmChannel::run(const Work& work, const Limit& limit, Int
 
 void ShmChannel::move(const Work& work, const Limit& limit) {
   drain(limit);
+  std::string why_not;
   const auto try_copy = [&] {
     const std::shared_lock lock(mutex_);
-    return copy(work, limit, current_.num_bytes);
+    why_not.clear();
+    return copy(work, limit, &queue_, current_, why_not);
   };
   try {
     if (try_copy()) return;
@@ -114,14 +175,21 @@ void ShmChannel::move(const Work& work, const Limit& limit) {
     by_address_ = false;
     learn_regions(limit);
   }
-  WireChannel::move(work, limit);
+  if (ways_.shm) return WireChannel::move(work, limit);
+  if (why_not.empty()) WireChannel::check(work, limit), drain(limit);
+  if (current_.refusal.empty()) current_.refusal = why_not.empty() ? kNoWay : why_not;
 }
 
-Way ShmChannel::way_to(const Range& range) const {
+Way ShmChannel::way_to(const Range& range, int device) const {
   const std::string remote = concat("process ", socket_.peer_process());
-  const RemoteMemory::Reach reach = remote_->reach(range);
+  const RemoteMemory::Reach reach = remote_->reach(range, device);
   if (reach.mapped) {
-    return {"mapped", remote, "the region is of shared memory, which is mapped here"};
+    return {"mapped", remote,
+            concat("the region is of shared memory, which is mapped here",
+                   reach.by_gpu ? ", and the GPU copies" : "")};
+  }
+  if (reach.by_gpu && reach.error.empty()) {
+    return {"ipc", remote, "the peer's GPU memory is opened here, and GPUs copy"};
   }
   if (reach.error.empty()) {
     return {"process_vm", remote,

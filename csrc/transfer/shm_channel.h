@@ -19,20 +19,35 @@ namespace mk::transfer {
 
 class ShmChannel : public WireChannel {
  public:
+  // Ways that may be gone. Without shm it is the transport cuda_ipc, which moves GPU memory alone,
+  // and by no connection.
+  struct Ways {
+    bool shm;
+    bool cuda_ipc;
+  };
+
   // `addresses` are the peer's within_machine().
-  using WireChannel::WireChannel;
+  ShmChannel(std::shared_ptr<const Endpoint> own, std::string host,
+             std::vector<SocketAddress> addresses, std::shared_ptr<PeerIdentity> identity,
+             Ways ways)
+      : WireChannel(std::move(own), std::move(host), std::move(addresses), std::move(identity)),
+        ways_(ways) {}
 
   // Whether someone of the same user listens there; if not, why not.
   static bool reaches(const std::vector<SocketAddress>& addresses, std::string& why_not);
 
-  Transport transport() const override { return Transport::kShm; }
-  std::string path(size_t number) const override { return concat("shm:", number); }
+  Transport transport() const override { return ways_.shm ? Transport::kShm : Transport::kCudaIpc; }
+  std::string path(size_t number) const override {
+    return concat(ways_.shm ? "shm:" : "cuda_ipc:", number);
+  }
+  void count_in(PeerCounters& counters) override { counters_ = &counters; }
   void connect(const Limit& limit) override;
   void disconnect() noexcept override;
+  void close() noexcept override;
   std::unique_ptr<Channel> another() const override {
-    return std::make_unique<ShmChannel>(own_, host_, addresses_, identity_);
+    return std::make_unique<ShmChannel>(own_, host_, addresses_, identity_, ways_);
   }
-  Way way_to(const Range& range) const override;
+  Way way_to(const Range& range, int device) const override;
   bool runs_here() const override { return true; }
   std::optional<Outcome> run(const Work& work, const Limit& limit, Interrupt&) override;
 
@@ -42,7 +57,13 @@ class ShmChannel : public WireChannel {
   void learn_regions(const Limit& limit);  // asks the peer
 
  private:
-  bool copy(const Work& work, const Limit& limit, uint64_t& num_bytes_done);
+  bool copy(const Work& work, const Limit& limit, GpuQueue* queue, Outcome& outcome,
+            std::string& why_not);
+  void count(const Work& work, uint64_t num_gpu_bytes, Outcome& outcome);
+  void learn_gpus(std::vector<RemoteMemory::Part>& parts, const Limit& limit);
+
+  const Ways ways_;
+  PeerCounters* counters_ = nullptr;  // null until somebody says where to count
 
   // Held by whoever copies: what it uses is not given back to the peer meanwhile.
   std::shared_mutex mutex_;
@@ -53,6 +74,8 @@ class ShmChannel : public WireChannel {
   uint64_t num_questions_ = 0;
   std::shared_ptr<const Board> board_;
   std::vector<std::shared_ptr<const SharedMemory>> memories_;
+  std::vector<std::shared_ptr<GpuMapping>> gpus_;
+  GpuQueue queue_;
 };
 
 }  // namespace mk::transfer

@@ -4,6 +4,7 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <sys/ioctl.h>
 
 #include <algorithm>
 #include <array>
@@ -34,9 +35,8 @@ bool is_tcp(int fd) {
 }
 
 // Calls sendmsg or recvmsg until every part is used up.
-template <class Call>
-void move_all(int fd, iovec* parts, size_t num_parts, void (*wait)(int, const Limit&),
-              const Limit& limit, Call call) {
+template <class Wait, class Call>
+void move_all(iovec* parts, size_t num_parts, const Limit& limit, Wait wait, Call call) {
   while (num_parts > 0) {
     limit.check();
     msghdr message{};
@@ -46,7 +46,7 @@ void move_all(int fd, iovec* parts, size_t num_parts, void (*wait)(int, const Li
     if (moved >= 0) {
       advance(parts, num_parts, moved);
     } else if (errno == EAGAIN) {
-      wait(fd, limit);
+      wait();
     } else if (errno != EINTR) {
       throw LinkDown(connection_cause(errno));
     }
@@ -144,7 +144,8 @@ void Socket::start_tls(const TlsContext& context, const std::string& host, const
 
 void Socket::send(iovec* parts, size_t num_parts, const Limit& limit) {
   if (tls_) return tls_->send(parts, num_parts, limit);
-  move_all(fd_.get(), parts, num_parts, wait_writable, limit, [this](msghdr* message, bool more) {
+  const auto wait = [&] { wait_writable(fd_.get(), limit); };
+  move_all(parts, num_parts, limit, wait, [this](msghdr* message, bool more) {
     return sendmsg(fd_.get(), message, MSG_NOSIGNAL | (more ? MSG_MORE : 0));
   });
 }
@@ -155,7 +156,8 @@ void Socket::receive(iovec* parts, size_t num_parts, const Limit& limit) {
 }
 
 void Socket::receive_raw(iovec* parts, size_t num_parts, int flags, const Limit& limit) {
-  move_all(fd_.get(), parts, num_parts, wait_readable, limit, [&](msghdr* message, bool) {
+  const auto wait = [&] { wait_for_bytes(limit); };
+  move_all(parts, num_parts, limit, wait, [&](msghdr* message, bool) {
     const ssize_t received = recvmsg(fd_.get(), message, flags);
     if (received == 0) throw LinkDown(closed_by_peer());
     return received;
@@ -170,6 +172,32 @@ void Socket::send(const void* data, size_t num_bytes, const Limit& limit) {
 void Socket::receive(void* data, size_t num_bytes, const Limit& limit) {
   iovec part{data, num_bytes};
   receive(&part, num_bytes > 0, limit);
+}
+
+size_t Socket::receive_some(void* data, size_t num_bytes, const Limit& limit) {
+  if (tls_) {
+    receive(data, 1, limit);
+    return 1;
+  }
+  while (true) {
+    limit.check();
+    const ssize_t received = recv(fd_.get(), data, num_bytes, 0);
+    if (received > 0) return received;
+    if (received == 0) throw LinkDown(closed_by_peer());
+    if (errno == EAGAIN) {
+      wait_for_bytes(limit);
+    } else if (errno != EINTR) {
+      throw LinkDown(connection_cause(errno));
+    }
+  }
+}
+
+void Socket::wait_for_bytes(const Limit& limit) const {
+  const auto until = Deadline::Clock::now() + spin_;
+  while (spin_.count() > 0 && Deadline::Clock::now() < until) {
+    if (!is_silent()) return;
+  }
+  wait_readable(fd_.get(), limit);
 }
 
 void Socket::discard(uint64_t num_bytes, const Limit& limit) {
@@ -241,10 +269,16 @@ void Socket::close() noexcept {
   shut_down(fd_);
 }
 
-bool Socket::at_rest() const {
+bool Socket::at_rest() const { return fd_ && !(tls_ && tls_->has_pending()) && is_silent(); }
+
+uint64_t Socket::num_bytes_here() const {
+  int num_bytes = 0;
+  return ioctl(fd_.get(), FIONREAD, &num_bytes) == 0 ? num_bytes : 0;
+}
+
+bool Socket::is_silent() const {
   char byte;
-  if (tls_ && tls_->has_pending()) return false;
-  return fd_ && recv(fd_.get(), &byte, 1, MSG_PEEK | MSG_DONTWAIT) < 0 && errno == EAGAIN;
+  return recv(fd_.get(), &byte, 1, MSG_PEEK | MSG_DONTWAIT) < 0 && errno == EAGAIN;
 }
 
 Fd bind_socket(const std::string& name, const std::vector<SocketAddress>& addresses, bool reuse) {

@@ -12,6 +12,7 @@
 
 #include <sys/uio.h>
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -51,7 +52,12 @@ class Socket {
 
   void send(const void* data, size_t num_bytes, const Limit& limit);
   void receive(void* data, size_t num_bytes, const Limit& limit);
+  // At least one byte, and at most so many.
+  size_t receive_some(void* data, size_t num_bytes, const Limit& limit);
   void discard(uint64_t num_bytes, const Limit& limit);
+
+  // Before a receive sleeps, it looks for so long whether something has come.
+  void spin_for(std::chrono::microseconds time) { spin_ = time; }
 
   bool is_within_machine() const;
 
@@ -71,14 +77,18 @@ class Socket {
 
   // Whether it is connected and at rest: the peer has neither closed it nor sent anything.
   bool at_rest() const;
+  uint64_t num_bytes_here() const;      // that have come and were not received
   int fd() const { return fd_.get(); }  // for poll(2)
   void close() noexcept;
 
  private:
+  bool is_silent() const;  // nothing has come, not even its end
+  void wait_for_bytes(const Limit& limit) const;
   void receive_raw(iovec* parts, size_t num_parts, int flags, const Limit& limit);
 
   Fd fd_;
   std::unique_ptr<TlsStream> tls_;
+  std::chrono::microseconds spin_{0};
 };
 
 // A socket bound to the first of the addresses that allows it. `reuse`: also when connections of

@@ -27,12 +27,25 @@ bool Ticket::finished() {
   return wait_until(Deadline::after(0));
 }
 
+bool Ticket::is_over() {
+  owner_.check("wait", "ticket");
+  const std::lock_guard lock(mutex_);
+  return finished_;
+}
+
 bool Ticket::wait(const Deadline& until) {
   owner_.check("wait", "ticket");
   return wait_until(until);
 }
 
+// Whoever looks at it first. What is not over then is looked after by its lane.
+void Ticket::wait_here(const Deadline& until) {
+  if (!is_with_caller_.load(std::memory_order_relaxed) || !is_with_caller_.exchange(false)) return;
+  if (const auto peer = peer_.lock()) peer->wait_here(*this, until);
+}
+
 bool Ticket::wait_until(const Deadline& until) {
+  wait_here(until);
   {
     std::unique_lock lock(mutex_);
     const auto at = std::min(until.at(), deadline_.at());
@@ -61,6 +74,7 @@ bool Ticket::cancel() {
 
 void Ticket::push_when_finished(std::shared_ptr<CompletionQueue> queue, uint64_t key) {
   owner_.check("await", "ticket");
+  wait_here(Deadline::after(0));
   const std::lock_guard lock(mutex_);
   if (finished_) {
     queue->push(key);

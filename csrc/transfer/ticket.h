@@ -7,6 +7,7 @@
 // has no worker, what would look at the request or change it throws InvalidArgument.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <memory>
@@ -39,6 +40,8 @@ class Ticket {
   // Whether nothing more will happen: delivered, failed or cancelled.
   bool finished();
 
+  bool is_over();  // the same, without a look at what is under way
+
   // Returns finished(), after waiting for it until `until` or the request's own deadline. Past its
   // own deadline it is finished.
   bool wait(const Deadline& until);
@@ -53,11 +56,15 @@ class Ticket {
   // Pushes the key into the queue when finished, or now if it is.
   void push_when_finished(std::shared_ptr<CompletionQueue> queue, uint64_t key);
 
+  // Its caller has begun it in his own thread, and may go on with it there. Before others have it.
+  void leave_to_caller() { is_with_caller_ = true; }
+
   // Ends it, once; "" means delivered.
   void finish(const std::string& cause, uint64_t num_bytes_done);
 
  private:
   bool wait_until(const Deadline& until);
+  void wait_here(const Deadline& until);
   void abandon(const std::string& cause);
   void wait_finished();
 
@@ -67,6 +74,7 @@ class Ticket {
   const uint64_t num_bytes_;
   const Deadline deadline_;
   Request request_;
+  std::atomic<bool> is_with_caller_{false};
   Counted counted_;
 
   mutable std::mutex mutex_;

@@ -63,7 +63,12 @@ void check_header(const BatchHeader& header) {
     expect(header.num_ranges >= 1 && header.num_ranges <= kMaxBatchRanges, "check of ",
            header.num_ranges, " ranges");
     expect(header.num_bytes == 0, "check with ", header.num_bytes, " bytes of payload");
-  } else if (header.op == Op::kRegions || header.op == Op::kList || header.op == Op::kNics) {
+  } else if (verifies(header.op)) {
+    expect(header.num_ranges >= 1 && header.num_ranges <= kMaxBatchRanges &&
+               header.num_bytes == header.num_ranges * sizeof(uint64_t),
+           "malformed question");
+  } else if (header.op == Op::kRegions || header.op == Op::kList || header.op == Op::kNics ||
+             header.op == Op::kGpus) {
     expect(header.num_ranges == 0 && header.num_bytes == 0, "malformed question");
   } else if (header.op == Op::kKeys) {
     const uint64_t num_addresses = header.num_bytes / sizeof(uint64_t);
@@ -116,6 +121,11 @@ void check_regions_ack(const Ack& ack, uint64_t request_id) {
   check_answer(ack, request_id, sizeof(RegionEntry), Board::kNumSlots * sizeof(RegionEntry));
 }
 
+void check_gpus_ack(const Ack& ack, uint64_t request_id) {
+  expect(ack.status == Status::kDone, "no answer about memory of GPUs");
+  check_answer(ack, request_id, sizeof(GpuEntry), Board::kNumSlots * sizeof(GpuEntry));
+}
+
 void check_answer(const Ack& ack, uint64_t request_id, uint64_t entry_bytes, uint64_t max_bytes) {
   check_ack(ack, request_id, ack.num_bytes);
   expect(ack.num_bytes % entry_bytes == 0 && ack.num_bytes <= max_bytes, "answer of ",
@@ -125,7 +135,8 @@ void check_answer(const Ack& ack, uint64_t request_id, uint64_t entry_bytes, uin
 void check_region(const RegionEntry& entry, uint32_t max_memories) {
   expect(entry.num_bytes > 0 && entry.num_bytes <= UINT64_MAX - entry.address &&
              entry.slot < Board::kNumSlots && entry.generation != 0 &&
-             (entry.memory == kNoMemory || entry.memory < max_memories),
+             (entry.memory == kNoMemory || entry.memory < max_memories) &&
+             entry.location <= kMaxLocation,
          "malformed region");
 }
 
@@ -138,7 +149,8 @@ void check_list_ack(const Ack& ack, uint64_t request_id) {
 
 void check_listed(const ListEntry& entry) {
   expect(entry.num_bytes > 0 && entry.num_bytes <= UINT64_MAX - entry.address &&
-             entry.rights != 0 && (entry.rights & ~(kRemoteRead | kRemoteWrite)) == 0,
+             entry.rights != 0 && (entry.rights & ~(kRemoteRead | kRemoteWrite)) == 0 &&
+             entry.location <= kMaxLocation,
          "malformed region");
 }
 

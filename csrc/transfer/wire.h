@@ -1,9 +1,9 @@
-// The wire format, version 2: docs/wire.md holds the tables. Little-endian, fixed layouts.
+// The wire format, version 3: docs/wire.md holds the tables. Little-endian, fixed layouts.
 //
 //   both sides  Hello, name, HelloTail              once a connection, the initiator first
 //   initiator   a proof of 32 bytes                 if both sides have a secret
 //   target      Welcome
-//   initiator   BatchHeader, Range[num_ranges], payload (write, notify)
+//   initiator   BatchHeader, Range[num_ranges], payload (write, notify), checksums (verify)
 //   target      Ack, text (refused) or payload (read)
 //
 // Layer: transfer. The check_* functions are the only judges of what a peer sent: every count and
@@ -21,7 +21,7 @@ namespace mk::transfer {
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "structs go over the wire as they are");
 
 constexpr char kMagic[8] = {'M', 'K', 'T', 'R', 'N', 'S', 'F', 'R'};
-constexpr uint32_t kWireVersion = 2;
+constexpr uint32_t kWireVersion = 3;
 
 constexpr uint32_t kMaxNameBytes = 255;
 constexpr uint32_t kMaxBatchRanges = 8192;        // a table of 128 KiB
@@ -44,8 +44,11 @@ enum class Op : uint32_t {
   kDetach = 9,
   kKeys = 10,
   kFlush = 11,
-  kFence = 12,  // ends other connections of the initiator's, of which it has lost its end
-  kList = 13,   // asks for the target's regions
+  kFence = 12,        // ends other connections of the initiator's, of which it has lost its end
+  kList = 13,         // asks for the target's regions
+  kGpus = 14,         // asks for handles of those in GPU memory; only within a machine
+  kVerifyWrite = 15,  // compares checksums of ranges that may be written
+  kVerifyRead = 16,
 };
 
 enum class Status : uint32_t { kDone = 0, kRefused = 1 };
@@ -125,19 +128,38 @@ struct RegionEntry {
   uint32_t slot;        // on the board
   Rights rights;
   uint32_t memory;
-  uint32_t reserved;
+  uint32_t location;  // 0: host memory; n + 1: of the target's cuda:n
 };
 static_assert(sizeof(RegionEntry) == 48);
 constexpr uint32_t kNoMemory = 0xffffffff;
+constexpr uint32_t kMaxLocation = 4096;
+inline uint32_t location_of(int device) { return static_cast<uint32_t>(device + 1); }
+inline int device_at(uint32_t location) { return static_cast<int>(location) - 1; }
+
+// An entry of the answer to kGpus: a region, and the allocation that it is in.
+struct GpuEntry {
+  uint64_t address;                      // of the region
+  uint64_t offset;                       // of the region in the allocation
+  std::array<unsigned char, 64> handle;  // the driver's, by which another process opens it
+  std::array<unsigned char, 16> gpu;     // UUID
+  uint32_t error;                        // CUresult: why there is no handle; 0: there is
+  uint32_t reserved;
+};
+static_assert(sizeof(GpuEntry) == 104);
 
 // An entry of the answer to kList.
 struct ListEntry {
   uint64_t address;
   uint64_t num_bytes;
-  Rights rights;  // of peers
-  uint32_t reserved;
+  Rights rights;      // of peers
+  uint32_t location;  // as above
 };
 static_assert(sizeof(ListEntry) == 24);
+
+// Whether this op compares checksums; its Ack is followed by how many ranges from the first on
+// agree.
+inline bool verifies(Op op) { return op == Op::kVerifyWrite || op == Op::kVerifyRead; }
+using NumEqual = uint64_t;
 
 static_assert(sizeof(Range) == 16);  // address, num_bytes: an entry of the table
 
@@ -151,6 +173,7 @@ void check_header(const BatchHeader& header);
 void check_table(const BatchHeader& header, const Range* ranges);
 void check_ack(const Ack& ack, uint64_t request_id, uint64_t num_bytes);
 void check_regions_ack(const Ack& ack, uint64_t request_id);
+void check_gpus_ack(const Ack& ack, uint64_t request_id);
 void check_answer(const Ack& ack, uint64_t request_id, uint64_t entry_bytes, uint64_t max_bytes);
 void check_region(const RegionEntry& entry, uint32_t max_memories);
 void check_list_ack(const Ack& ack, uint64_t request_id);

@@ -4,6 +4,7 @@
 #include <string>
 #include <utility>
 
+#include "transfer/checksum.h"
 #include "transfer/error.h"
 #include "transfer/handshake.h"
 
@@ -31,7 +32,13 @@ void WireChannel::disconnect() noexcept {
   current_ = {};
 }
 
+void WireChannel::close() noexcept {
+  disconnect();
+  staging_.close();
+}
+
 void WireChannel::post(const Work& work, const Limit& limit, Interrupt&) {
+  if (is_reading()) drain(limit);
   fence_lost(limit);
   switch (work.kind) {
     case Work::Kind::kCheck:
@@ -39,13 +46,15 @@ void WireChannel::post(const Work& work, const Limit& limit, Interrupt&) {
       break;
     case Work::Kind::kMove:
       move(work, limit);
-      if (work.with_notify) notify(work, limit);
+      if (work.request->verify || (work.with_notify && is_reading())) drain(limit);
+      verify(work, limit);
+      if (work.with_notify && current_.refusal.empty()) notify(work, limit);
       break;
     case Work::Kind::kNotify:
       notify(work, limit);
       break;
   }
-  if (frames_.empty()) {  // a read: its payload has been received
+  if (frames_.empty()) {  // all of it is acknowledged
     outcomes_.push_back(std::exchange(current_, {}));
   } else {
     frames_.back().last_of_work = true;
@@ -59,7 +68,23 @@ Outcome WireChannel::finish(const Limit& limit) {
   return outcome;
 }
 
-Way WireChannel::way_to(const Range&) const {
+// Not what is answered in turns, nor what a subclass does otherwise; and TLS does not tell how much
+// has come; and what a GPU does is waited for elsewhere.
+bool WireChannel::answers_callers(const Request& request) const {
+  const bool in_turns = request.verify || (!request.writes() && request.notify);
+  if (request.after || !GpuRanges(request.regions).empty()) return false;
+  return transport() == Transport::kTcp && !in_turns && !must_fence() && !socket_.is_tls();
+}
+
+bool WireChannel::answered() const {
+  uint64_t due = 0;
+  for (const Frame& frame : frames_) {
+    due += sizeof(Ack) + (frame.op == Op::kRead ? frame.num_bytes : 0);
+  }
+  return socket_.num_bytes_here() >= due;
+}
+
+Way WireChannel::way_to(const Range&, int) const {
   const char* const guarded =
       socket_.is_tls() ? "by a TCP connection, within TLS" : "by a TCP connection";
   return {"connection", "", concat("the bytes go ", guarded)};
@@ -78,7 +103,7 @@ std::vector<RegionTable::Listed> WireChannel::list_regions(const Limit& limit) {
   std::vector<RegionTable::Listed> listed;
   for (const ListEntry& entry : entries) {
     check_listed(entry);
-    listed.push_back({{entry.address, entry.num_bytes}, entry.rights});
+    listed.push_back({{entry.address, entry.num_bytes}, entry.rights, device_at(entry.location)});
   }
   return listed;
 }
@@ -131,11 +156,22 @@ void WireChannel::move(const Work& work, const Limit& limit) {
   };
   if (work.request->writes()) return send_table(Op::kWrite, batch_.local);
   drain(limit);
+  reading_gpus_ = GpuRanges(work.request->regions);
   send_table(Op::kRead, {});
-  receive_ack(limit);
-  if (!current_.refusal.empty()) return;
-  socket_.receive(batch_.local.data(), batch_.local.size(), limit);
-  current_.num_bytes += piece.num_bytes;
+}
+
+void WireChannel::verify(const Work& work, const Limit& limit) {
+  const Request& request = *work.request;
+  if (!request.verify || work.piece.num_ranges == 0 || !current_.refusal.empty()) return;
+  fill(request, work.piece, batch_);
+  Summer(GpuRanges(request.regions), staging_, limit).sum(request, work.piece, checksums_);
+  const size_t num_ranges = batch_.remote.size(), num_bytes = num_ranges * sizeof(uint64_t);
+  send(work, request.writes() ? Op::kVerifyWrite : Op::kVerifyRead, work.piece.first_range,
+       batch_.remote.data(), num_ranges, {{checksums_.data(), num_bytes}}, num_bytes, limit);
+  drain(limit);
+  if (!current_.refusal.empty() || num_equal_ == num_ranges) return;
+  if (num_equal_ > num_ranges) throw Failure("protocol error: more ranges agree than were asked");
+  current_.refusal = checksum_cause(request, work.piece, num_equal_);
 }
 
 void WireChannel::notify(const Work& work, const Limit& limit) {
@@ -158,8 +194,10 @@ void WireChannel::send(const Work& work, Op op, uint64_t first_range, const Rang
   }
   parts_.insert(parts_.end(), payload.begin(), payload.end());
   is_writing_ |= op == Op::kWrite;
-  socket_.send(parts_.data(), parts_.size(), limit);
-  frames_.push_back({op, work.request_id, num_bytes, false});
+  const GpuRanges gpus = op == Op::kWrite ? GpuRanges(work.request->regions) : GpuRanges();
+  staging_.gather(parts_, gpus, limit,
+                  [&](iovec* host, size_t n) { socket_.send(host, n, limit); });
+  frames_.push_back({op, work.request_id, verifies(op) ? sizeof(NumEqual) : num_bytes, false});
 }
 
 void WireChannel::receive_ack(const Limit& limit) {
@@ -173,6 +211,14 @@ void WireChannel::receive_ack(const Limit& limit) {
     if (current_.refusal.empty()) current_.refusal = std::move(refusal);
   } else if (frame.op == Op::kWrite) {
     current_.num_bytes += frame.num_bytes;
+  } else if (frame.op == Op::kRead) {
+    const std::string failure =
+        staging_.scatter(batch_.local, reading_gpus_, limit,
+                         [&](iovec* parts, size_t n) { socket_.receive(parts, n, limit); });
+    if (failure.empty()) current_.num_bytes += frame.num_bytes;
+    if (current_.refusal.empty()) current_.refusal = failure;
+  } else if (verifies(frame.op)) {
+    socket_.receive(&num_equal_, sizeof(num_equal_), limit);
   }
   if (frames_.empty()) is_writing_ = false;
   if (frame.last_of_work) outcomes_.push_back(std::exchange(current_, {}));

@@ -17,6 +17,7 @@
 #include "transfer/peer_identity.h"
 #include "transfer/random.h"
 #include "transfer/socket.h"
+#include "transfer/staging.h"
 #include "transfer/wire.h"
 
 namespace mk::transfer {
@@ -37,13 +38,19 @@ class WireChannel : public Channel {
   uint64_t max_piece_bytes() const override { return kMaxWriteBytes; }
   void connect(const Limit& limit) override;
   void disconnect() noexcept override;
+  void close() noexcept override;
   bool connected() const override { return socket_.at_rest(); }
   void post(const Work& work, const Limit& limit, Interrupt& interrupt) override;
   Outcome finish(const Limit& limit) override;
   std::unique_ptr<Channel> another() const override {
     return std::make_unique<WireChannel>(own_, host_, addresses_, identity_);
   }
-  Way way_to(const Range&) const override;
+  bool answers_callers(const Request& request) const override;
+  int answer_fd() const override { return socket_.fd(); }
+  bool answered() const override;
+  std::chrono::microseconds spin() const override { return own_->spin; }
+  bool is_pooled() const override { return true; }
+  Way way_to(const Range&, int device) const override;
   std::vector<RegionTable::Listed> list_regions(const Limit& limit) override;
 
  protected:
@@ -57,6 +64,10 @@ class WireChannel : public Channel {
   // Before anything new moves: what other connections to the peer were writing when they were lost
   // is over, or will not land.
   void fence_lost(const Limit& limit);
+
+  // Has the peer compare what it holds now of a piece that has moved, if the request asks for it:
+  // what differs is current_'s refusal.
+  void verify(const Work& work, const Limit& limit);
   bool must_fence() const { return identity_->has_lost(); }
 
   const std::shared_ptr<const Endpoint> own_;
@@ -75,6 +86,7 @@ class WireChannel : public Channel {
     uint64_t num_bytes;
     bool last_of_work;
   };
+  bool is_reading() const { return !frames_.empty() && frames_.back().op == Op::kRead; }
 
   void notify(const Work& work, const Limit& limit);
   void send(const Work& work, Op op, uint64_t first_range, const Range* ranges, size_t num_ranges,
@@ -85,8 +97,12 @@ class WireChannel : public Channel {
   Link link_{random_value<uint64_t>(), 0};
   std::deque<Frame> frames_;
   std::deque<Outcome> outcomes_;  // of works that are over
-  Batch batch_;
+  Batch batch_;                   // of a read that is under way, too
+  GpuRanges reading_gpus_;        // of that read's local memory
+  NumEqual num_equal_ = 0;
+  std::vector<uint64_t> checksums_;
   std::vector<iovec> parts_;
+  Staging staging_;  // of GPU memory
 };
 
 }  // namespace mk::transfer

@@ -17,7 +17,7 @@ constexpr uint8_t kReads = 8;      // what is asked for
 constexpr uint8_t kIsLong = 16;    // in several batches
 constexpr uint8_t kNotifies = 32;
 constexpr uint8_t kIsShared = 64;  // by ShmChannel
-constexpr uint8_t kLists = 128;    // asks for the list of regions first
+constexpr uint8_t kLists = 128;    // asks for the list of regions first, and for checksums
 constexpr double kLongS = 60;      // longer than libFuzzer waits
 
 constexpr Range kLocal{Arena::kAddress + 0x4000, 0x3000};  // of more ranges than a batch may have
@@ -34,6 +34,7 @@ Request request(uint8_t mode) {
   }
   request.sizes = {step};
   if (mode & kNotifies) request.notify = "done";
+  request.verify = mode & kLists;
   return request;
 }
 
@@ -59,8 +60,9 @@ void welcome(int fd, uint8_t mode) {
 template <class Base>
 class Adopting : public Base {
  public:
-  Adopting(std::shared_ptr<const Endpoint> own, Socket socket)
-      : Base(std::move(own), "peer", {}, std::make_shared<PeerIdentity>(0)) {
+  template <class... Ways>
+  Adopting(std::shared_ptr<const Endpoint> own, Socket socket, Ways... ways)
+      : Base(std::move(own), "peer", {}, std::make_shared<PeerIdentity>(0), ways...) {
     this->socket_ = std::move(socket);
   }
 };
@@ -72,9 +74,10 @@ class Shared : public Adopting<ShmChannel> {
 };
 
 void list_all(Channel& channel, const Limit& limit) {
-  for (const auto& [range, rights] : channel.list_regions(limit)) {
+  for (const auto& [range, rights, device] : channel.list_regions(limit)) {
     FUZZ_EXPECT(range.num_bytes > 0 && range.num_bytes <= UINT64_MAX - range.address);
     FUZZ_EXPECT(rights != 0 && !(rights & ~(kRemoteRead | kRemoteWrite)));
+    FUZZ_EXPECT(device >= -1);
   }
 }
 
@@ -105,7 +108,7 @@ void initiate(Socket socket, std::shared_ptr<const Endpoint> own, const Request&
   try {
     introduce(socket, *own, {5, 1}, "peer", limit);
     if (is_shared) {
-      Shared channel(std::move(own), std::move(socket));
+      Shared channel(std::move(own), std::move(socket), ShmChannel::Ways{true, true});
       channel.learn_regions(limit);
       move_all(channel, request, limit);
     } else {

@@ -9,7 +9,7 @@ from pathlib import Path
 
 MAGIC = b"MKTRNSFR"
 WRITE, READ, CHECK_WRITE, CHECK_READ, NOTIFY, REGIONS = range(1, 7)
-NICS, ATTACH, DETACH, KEYS, FLUSH, FENCE, LIST = range(7, 14)
+NICS, ATTACH, DETACH, KEYS, FLUSH, FENCE, LIST, GPUS, VERIFY_WRITE, VERIFY_READ = range(7, 17)
 HAS_SECRET, PROVES, OWN_HELLO, READS, IS_LONG, NOTIFIES, IS_SHARED, LISTS = (
     1 << bit for bit in range(8)
 )
@@ -19,7 +19,7 @@ LOCAL_BYTES = 0x3000
 MAX_RANGES = 8192
 
 
-def hello(version: int = 2, flags: int = 0, name: bytes = b"seed:1", epoch: int = 1) -> bytes:
+def hello(version: int = 3, flags: int = 0, name: bytes = b"seed:1", epoch: int = 1) -> bytes:
     prefix = struct.pack("<8sIIQ", MAGIC, version, len(name), 77)
     return prefix + name + struct.pack("<IIQQ32s", flags, 0, 5, epoch, bytes(32))
 
@@ -37,6 +37,11 @@ def batch(op: int, ranges: list[tuple[int, int]], request: int = 1) -> bytes:
     table = b"".join(struct.pack("<QQ", at, size) for at, size in ranges)
     payload = bytes(moved) if op == WRITE else b""
     return header(op, len(ranges), moved, request) + table + payload
+
+
+def verify(op: int, ranges: list[tuple[int, int]]) -> bytes:
+    table = b"".join(struct.pack("<QQ", at, size) for at, size in ranges)
+    return header(op, len(ranges), 8 * len(ranges)) + table + bytes(8 * len(ranges))
 
 
 def ack(num_bytes: int, status: int = 0, text: bytes = b"") -> bytes:
@@ -78,7 +83,11 @@ BATCHES = {
     "flush": header(FLUSH, 0, 8) + struct.pack("<II", 3, 4),
     "fence": header(FENCE, 0, 16) + struct.pack("<QQ", 9, 1),
     "list": header(LIST, 0, 0),
-    "unknown": header(14, 0, 0),
+    "verify_write": verify(VERIFY_WRITE, [(READ_WRITE, 64), (WRITE_ONLY, 0xFF1)]),
+    "verify_read": verify(VERIFY_READ, [(READ_ONLY, 0x1000)]),
+    "verify_write_only": verify(VERIFY_READ, [(WRITE_ONLY, 8)]),
+    "verify_across": verify(VERIFY_WRITE, [(READ_WRITE + 0xFFC, 8)]),
+    "unknown": header(16, 0, 0),
 }
 # Where the initiator will write: by address, in a memory that is not sent, behind the end of all.
 REGION_TABLE = b"".join(
@@ -97,6 +106,9 @@ ANSWERS = {
     "refused_later": ack(0) + ack(0, status=1, text=b"no"),
     "checked": ack(0) + ack(0) + ack(MAX_RANGES) + ack(10) + ack(4),
     "checked_read": ack(0) + ack(0) + ack(MAX_RANGES) + bytes(MAX_RANGES) + ack(10) + bytes(10),
+    "verified": ack(LOCAL_BYTES // 3 * 3) + ack(8) + struct.pack("<Q", 3) + ack(4),
+    "differs": ack(LOCAL_BYTES // 3 * 3) + ack(8) + struct.pack("<Q", 1),
+    "listed_verified": ack(0) + ack(LOCAL_BYTES // 3 * 3) + ack(8) + struct.pack("<Q", 3),
     "malformed": ack(0, status=1) + ack(2**63) + ack(0, status=7),
 }
 
@@ -123,7 +135,8 @@ def session_seeds() -> dict[str, bytes]:
 
 
 def initiator_seeds() -> dict[str, bytes]:
-    kinds = [0, READS, IS_LONG, IS_LONG | READS, IS_SHARED, IS_SHARED | READS, LISTS]
+    kinds = [0, READS, IS_LONG, IS_LONG | READS, IS_SHARED, IS_SHARED | READS]
+    kinds += [LISTS, LISTS | READS, LISTS | IS_LONG]  # these ask for checksums, too
     modes = {
         f"{kind | notifies | secret:02x}": kind | notifies | secret | PROVES
         for kind in kinds

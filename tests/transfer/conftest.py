@@ -11,7 +11,9 @@ from .certificates import authority
 from .secret import OURS
 from .support import engine_pair, untouched
 
-collect_ignore = [] if os.environ.get("MK_TEST_WORLD") == "two_hosts" else ["two_hosts"]
+WORLD = os.environ.get("MK_TEST_WORLD")
+collect_ignore = [] if WORLD == "two_hosts" else ["two_hosts"]
+collect_ignore += [] if WORLD in ("gpu", "fake_gpu") else ["gpu"]
 
 
 @pytest.fixture(params=["local", "shm", "tcp"])

@@ -37,6 +37,7 @@ from .support import (
     addressed,
     connect,
     ended,
+    eventually,
     raw_server,
     send_last,
 )
@@ -78,6 +79,7 @@ def test_the_handshake_by_hand(guarded):
     heard = []
     with raw_server(lambda it: heard.append(answer(it, OURS))) as name, initiator(OURS) as engine:
         engine.open(name).close()
+        assert eventually(lambda: heard)
         assert heard[0].flags == SECRET and heard[0].epoch == 1 and heard[0].link != 0
 
 
@@ -203,7 +205,7 @@ def test_hellos_altered_on_the_way(guarded, side, what):
         NONE,
         UNWANTED,
         "the peer speaks TLS only",
-        "the peer speaks wire version 1, this engine speaks 2",
+        "the peer speaks wire version 1, this engine speaks 3",
         "connection closed by peer",
     )
     assert still_serves(guarded)
@@ -255,9 +257,9 @@ def test_an_answer_cut_short(cut):
 def test_version_1_is_told_and_left(secret):
     with TransferEngine(secret=secret) as engine, connect(engine.name) as connection:
         connection.sendall(HELLO.pack(MAGIC, 1, 5, 7) + b"raw:1")
-        assert hear_hello(connection).version == 2
+        assert hear_hello(connection).version == 3
         assert ended(connection)
-        cause = "the peer speaks wire version 1, this engine speaks 2"
+        cause = "the peer speaks wire version 1, this engine speaks 3"
         assert engine.rejections() == {cause: 1}
 
 

@@ -40,3 +40,9 @@ def test_openssl_is_what_we_declare(tmp_path):
         pytest.skip("there is no openssl/ssl.h in /usr/include")
     result = run(build(HERE / "test_openssl.cc", [], tmp_path, "-ldl"))
     assert result.returncode == 0, result.stderr
+
+
+def test_life_sign(tmp_path):
+    sources = ["transfer/life_sign.cc", "common/process_id.cc"]
+    result = run(build(HERE / "test_life_sign.cc", sources, tmp_path, "-pthread"))
+    assert result.returncode == 0, result.stderr

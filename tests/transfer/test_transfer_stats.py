@@ -89,7 +89,7 @@ def test_what_is_not_submitted_is_not_counted(tcp_pair):
     tcp_pair.peer.close()
     with pytest.raises(ValueError, match="peer must be open"):
         tcp_pair.near._engine.submit_rows(
-            host_peer, False, [(near.address, far.address, 8)], None, 1.0
+            host_peer, False, [(near.address, far.address, 8)], None, 1.0, None, False
         )
     counters = peer_of(tcp_pair.near, tcp_pair.far.name)
     assert counters["num_in_flight"] == counters["num_requests"] == 0

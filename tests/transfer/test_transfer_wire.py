@@ -16,6 +16,7 @@ from .handshake import (
     MAGIC,
     NOTHING,
     TAIL,
+    VERSION,
     WELCOME,
     Hello,
     answer,
@@ -175,14 +176,14 @@ def test_a_connection_that_ends_within_a_batch(target, connection, num_bytes):
     "greeting",
     [
         b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
-        HELLO.pack(b"MKTRNSFX", 2, 1, 7) + b"x",
-        HELLO.pack(MAGIC, 2, 0, 7),
-        HELLO.pack(MAGIC, 2, 2**32 - 1, 7),
-        HELLO.pack(MAGIC, 2, 3, 7) + b"a\nb",
-        HELLO.pack(MAGIC, 2, 3, 7) + b"a\xffb",
+        HELLO.pack(b"MKTRNSFX", VERSION, 1, 7) + b"x",
+        HELLO.pack(MAGIC, VERSION, 0, 7),
+        HELLO.pack(MAGIC, VERSION, 2**32 - 1, 7),
+        HELLO.pack(MAGIC, VERSION, 3, 7) + b"a\nb",
+        HELLO.pack(MAGIC, VERSION, 3, 7) + b"a\xffb",
         Hello(flags=4).packed(),
         Hello(flags=2**32 - 1).packed(),
-        HELLO.pack(MAGIC, 2, 1, 7) + b"x" + TAIL.pack(0, 1, 7, 1, NOTHING),
+        HELLO.pack(MAGIC, VERSION, 1, 7) + b"x" + TAIL.pack(0, 1, 7, 1, NOTHING),
         Hello().packed()[:-1],
     ],
 )
@@ -193,11 +194,11 @@ def test_greetings_that_are_none(target, greeting):
     assert still_serves(target)
 
 
-@pytest.mark.parametrize("version", [1, 3, 2**32 - 1])
+@pytest.mark.parametrize("version", [1, 2, 4, 2**32 - 1])
 def test_another_version_is_answered_and_then_left(target, version):
     with connect(target[0].name) as connection:
         connection.sendall(HELLO.pack(MAGIC, version, 5, 7) + b"raw:1")
-        assert hear_hello(connection).version == 2
+        assert hear_hello(connection).version == 3
         assert ended(connection)
 
 
@@ -272,10 +273,10 @@ def test_a_read_that_ends_too_soon():
     ("greeting", "cause"),
     [
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", "the peer is not a mooncake_kernels engine"),
-        (HELLO.pack(MAGIC, 9, 1, 7) + b"x", "the peer speaks wire version 9, this engine speaks 2"),
-        (HELLO.pack(MAGIC, 1, 1, 7) + b"x", "the peer speaks wire version 1, this engine speaks 2"),
-        (HELLO.pack(MAGIC, 2, 256, 7), "protocol error: name of 256 bytes"),
-        (HELLO.pack(MAGIC, 2, 1, 7), "connection closed by peer"),
+        (HELLO.pack(MAGIC, 9, 1, 7) + b"x", "the peer speaks wire version 9, this engine speaks 3"),
+        (HELLO.pack(MAGIC, 1, 1, 7) + b"x", "the peer speaks wire version 1, this engine speaks 3"),
+        (HELLO.pack(MAGIC, VERSION, 256, 7), "protocol error: name of 256 bytes"),
+        (HELLO.pack(MAGIC, VERSION, 1, 7), "connection closed by peer"),
         (Hello(flags=8).packed(), "protocol error: hello with flags 8"),
         (Hello().packed(), "connection closed by peer"),
         (Hello().packed() + WELCOME.pack(8, 0, NOTHING), "protocol error: welcome with verdict 8"),

@@ -17,22 +17,24 @@ _SANITIZERS = {"libasan": "address,undefined", "libtsan": "thread"}
 
 def build_verbs(*flags: str) -> Path:
     """Compile libibverbs.so.1; `-DFAKE_OLD` is one that lacks what newer versions have."""
-    return _build("libibverbs.so.1", VERBS, *flags)
+    return build_library("libibverbs.so.1", VERBS, *flags)
 
 
 def build_driver() -> Path | None:
     """Compile libcuda.so.1; None without CUDA's headers."""
     if not (CUDA_INCLUDE / "cudaTypedefs.h").is_file():
         return None
-    return _build("libcuda.so.1", DRIVER, f"-isystem{CUDA_INCLUDE}")
+    return build_library("libcuda.so.1", DRIVER, f"-isystem{CUDA_INCLUDE}")
 
 
-def _build(name: str, sources: list[Path], *flags: str) -> Path:
+def build_library(name: str, sources: list[Path], *flags: str) -> Path:
+    """Compile a library, unless it is there already."""
     preloaded = os.environ.get("LD_PRELOAD", "")
     sanitize = [f"-fsanitize={kind}" for name, kind in _SANITIZERS.items() if name in preloaded]
     command = ["g++", "-std=c++17", "-O1", "-g", "-Wall", "-shared", "-fPIC", *sanitize]
     command += [f"-I{TESTS}", f"-Wl,-soname,{name}", *flags, *map(str, sources), "-ldl"]
-    texts = [file.read_bytes() for file in (*sources, *HERE.glob("*.h"))]
+    headers = {header for file in sources for header in file.parent.glob("*.h")}
+    texts = [file.read_bytes() for file in (*sources, *sorted(headers))]
     key = sha256(b"".join([*texts, " ".join(command).encode()])).hexdigest()[:16]
     folder = Path(tempfile.gettempdir()) / f"mooncake-kernels-fake-{os.getuid()}" / key
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,52 @@
+#include "transfer/connection_pool.h"
+
+#include <chrono>
+
+#include "common/check.h"
+#include "transfer/error.h"
+
+namespace mk::transfer {
+namespace {
+
+// Who becomes idle does not say so, for that would be a lock at each request.
+constexpr std::chrono::milliseconds kLookEvery{2};
+
+}  // namespace
+
+void ConnectionPool::enter(Connected& member, const Limit& limit) {
+  std::unique_lock lock(mutex_);
+  if (member.is_in_pool_) return;
+  while (!has_room()) {
+    limit.interrupt.check();
+    if (limit.deadline.passed()) {
+      throw Ended(concat(limit.deadline.cause(), ": all ", max_connections_,
+                         " connections (max_connections) are in use"));
+    }
+    left_.wait_for(lock, kLookEvery);
+  }
+  sieve_.insert(member);
+  member.is_in_pool_ = true;
+}
+
+bool ConnectionPool::has_room() {
+  if (sieve_.size() < max_connections_) return true;
+  Connected* const evicted =
+      sieve_.evict([](Connected& member) { return member.try_disconnect(); });
+  if (evicted) evicted->is_in_pool_ = false;
+  return evicted != nullptr;
+}
+
+void ConnectionPool::leave(Connected& member) {
+  const std::lock_guard lock(mutex_);
+  if (!member.is_in_pool_) return;
+  member.is_in_pool_ = false;
+  sieve_.remove(member);
+  left_.notify_all();
+}
+
+size_t ConnectionPool::size() const {
+  const std::lock_guard lock(mutex_);
+  return sieve_.size();
+}
+
+}  // namespace mk::transfer

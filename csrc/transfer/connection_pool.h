@@ -1,0 +1,52 @@
+// ConnectionPool: bounds how many connections an engine keeps to all of its peers. For a new one an
+// idle one is closed, by SIEVE; its lane connects anew when it has something to do.
+//
+//   pool.enter(lane, limit);   // before it connects; waits while all others are in use
+//   lane.visited = true;       // it is used
+//   pool.leave(lane);          // it is not connected any more
+//
+// Layer: transfer. Thread-safe.
+#pragma once
+
+#include <condition_variable>
+#include <cstddef>
+#include <mutex>
+
+#include "common/sieve.h"
+#include "transfer/limit.h"
+
+namespace mk::transfer {
+
+// Who has a connection.
+class Connected : public SieveEntry {
+ public:
+  // Disconnects unless it is in use, which is all that may be waited for. Under the pool's lock.
+  virtual bool try_disconnect() = 0;
+
+ protected:
+  ~Connected() = default;
+
+ private:
+  friend class ConnectionPool;
+  bool is_in_pool_ = false;
+};
+
+class ConnectionPool {
+ public:
+  explicit ConnectionPool(size_t max_connections) : max_connections_(max_connections) {}
+
+  // Throws Failure at the limit.
+  void enter(Connected& member, const Limit& limit);
+  void leave(Connected& member);  // idempotent
+  size_t size() const;
+
+ private:
+  bool has_room();
+
+  const size_t max_connections_;
+  mutable std::mutex mutex_;
+  std::condition_variable left_;
+  Sieve<Connected> sieve_;
+};
+
+}  // namespace mk::transfer

@@ -1,0 +1,24 @@
+// What the transfer engine needs of the CUDA driver, each table of one purpose.
+//
+// Layer: transfer. For .cc files only.
+#pragma once
+
+#include "common/cuda_context.h"
+
+#if MK_HAVE_CUDA_H
+namespace mk::transfer {
+
+// clang-format off
+#define MK_CUDA_COPY_FUNCTIONS(X)                                                       \
+  X(cuStreamCreate) X(cuStreamDestroy) X(cuStreamWaitEvent) X(cuEventCreate)            \
+  X(cuEventDestroy) X(cuEventRecord) X(cuEventQuery) X(cuMemcpyAsync) X(cuMemHostAlloc) \
+  X(cuMemFreeHost) X(cuDeviceCanAccessPeer) X(cuCtxEnablePeerAccess)
+#define MK_CUDA_IPC_FUNCTIONS(X)                                         \
+  X(cuIpcGetMemHandle) X(cuIpcOpenMemHandle) X(cuIpcCloseMemHandle)      \
+  X(cuMemGetAddressRange) X(cuDeviceGetUuid)
+// clang-format on
+MK_DYNLIB(CudaCopy, kCudaDriverName, MK_CUDA_COPY_FUNCTIONS)
+MK_DYNLIB(CudaIpc, kCudaDriverName, MK_CUDA_IPC_FUNCTIONS)
+
+}  // namespace mk::transfer
+#endif

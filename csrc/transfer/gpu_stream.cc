@@ -1,0 +1,206 @@
+#include "transfer/gpu_stream.h"
+
+#include <algorithm>
+#include <deque>
+#include <map>
+#include <string>
+
+#include "common/check.h"
+#include "transfer/cuda_calls.h"
+
+#if MK_HAVE_CUDA_H && CUDA_VERSION >= 12080
+#include <cudaTypedefs.h>
+#define MK_HAVE_MEMCPY_BATCH 1
+#else
+#define MK_HAVE_MEMCPY_BATCH 0
+#endif
+
+namespace mk::transfer {
+
+#if MK_HAVE_CUDA_H
+namespace {
+
+#if MK_HAVE_MEMCPY_BATCH
+// CUDA 13's header has another signature under this name; its drivers still have that of 12.8.
+PFN_cuMemcpyBatchAsync_v12080 find_batch() {
+  void* function = nullptr;
+  if (!CudaProcAddress::reason().empty()) return nullptr;
+  CUdriverProcAddressQueryResult status = CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
+  const CUresult result = CudaProcAddress::get().p_cuGetProcAddress(
+      "cuMemcpyBatchAsync", &function, 12080, CU_GET_PROC_ADDRESS_DEFAULT, &status);
+  return result == CUDA_SUCCESS ? reinterpret_cast<PFN_cuMemcpyBatchAsync_v12080>(function)
+                                : nullptr;
+}
+
+// False if the driver has no such call, or does not take these: then it has begun none.
+bool copy_at_once(const std::vector<GpuCopy>& copies, CUstream stream) {
+  static const PFN_cuMemcpyBatchAsync_v12080 call = find_batch();
+  if (!call) return false;
+  std::vector<CUdeviceptr> dst, src;
+  std::vector<size_t> sizes;
+  for (const GpuCopy& copy : copies) {
+    dst.push_back(copy.dst);
+    src.push_back(copy.src);
+    sizes.push_back(copy.num_bytes);
+  }
+  CUmemcpyAttributes attributes = {};
+  attributes.srcAccessOrder = CU_MEMCPY_SRC_ACCESS_ORDER_STREAM;
+  attributes.flags = CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE;
+  size_t first = 0, failed = 0;
+  const CUresult result = call(dst.data(), src.data(), sizes.data(), sizes.size(), &attributes,
+                               &first, 1, &failed, stream);
+  if (result == CUDA_ERROR_NOT_SUPPORTED) return false;
+  check_cuda(result, "cuMemcpyBatchAsync");
+  return true;
+}
+#else
+bool copy_at_once(const std::vector<GpuCopy>&, CUstream) { return false; }
+#endif
+
+}  // namespace
+
+struct GpuStream::Driver {
+  explicit Driver(int device) : context(device) {
+    const CurrentContext current(context);
+    check_cuda(CudaCopy::get().p_cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
+  }
+  ~Driver() {
+    try {
+      const CurrentContext current(context);
+      for (const CUevent event : under_way) CudaCopy::get().p_cuEventDestroy(event);
+      for (const CUevent event : free) CudaCopy::get().p_cuEventDestroy(event);
+      CudaCopy::get().p_cuStreamDestroy(stream);
+    } catch (const std::exception&) {
+      // The process ends, and the driver is gone already.
+    }
+  }
+
+  // Lets copies between two GPUs go directly, over NVLink or PCIe, where the machine can.
+  void reach(int other) {
+    if (other < 0 || other == context.device() || reached.count(other)) return;
+    int can = 0;
+    const PrimaryContext& there = reached.try_emplace(other, other).first->second;
+    if (CudaCopy::get().p_cuDeviceCanAccessPeer(&can, context.device(), other) != CUDA_SUCCESS ||
+        !can) {
+      return;
+    }
+    CudaCopy::get().p_cuCtxEnablePeerAccess(there.get(), 0);  // fails if it is enabled already
+  }
+
+  void prepare() {
+    if (!free.empty()) return;
+    CUevent event = nullptr;
+    check_cuda(CudaCopy::get().p_cuEventCreate(&event, CU_EVENT_DISABLE_TIMING), "cuEventCreate");
+    free.push_back(event);
+  }
+
+  void record() {
+    const CUevent event = free.back();
+    check_cuda(CudaCopy::get().p_cuEventRecord(event, stream), "cuEventRecord");
+    free.pop_back();
+    under_way.push_back(event);
+  }
+
+  const PrimaryContext context;
+  CUstream stream = nullptr;
+  std::deque<CUevent> under_way;  // one a batch
+  std::vector<CUevent> free;
+  std::map<int, PrimaryContext> reached;
+};
+
+std::string missing_gpu_driver() { return CudaDriver::reason(); }
+
+GpuStream::GpuStream(int device) : driver_(std::make_unique<Driver>(device)) {}
+GpuStream::~GpuStream() = default;
+
+uint64_t GpuStream::copy(const std::vector<GpuCopy>& copies) {
+  const CurrentContext current(driver_->context);
+  driver_->prepare();
+  try {
+    begin(copies);
+    driver_->record();
+  } catch (const CudaError&) {
+    remember();
+    throw;
+  }
+  return ++num_begun_;
+}
+
+// Some copies may have begun: an event behind these is what they can be waited for by.
+void GpuStream::remember() {
+  try {
+    driver_->record();
+    ++num_begun_;
+  } catch (const CudaError&) {
+    is_lost_ = true;
+  }
+}
+
+void GpuStream::begin(const std::vector<GpuCopy>& copies) {
+  for (const GpuCopy& copy : copies) driver_->reach(copy.other);
+  // Of memory that is not pinned the driver makes a copy of its own, each by itself.
+  const bool pinned = std::none_of(copies.begin(), copies.end(),
+                                   [](const GpuCopy& copy) { return copy.other == kAnyHost; });
+  if (copies.size() > 1 && pinned && copy_at_once(copies, driver_->stream)) return;
+  for (const GpuCopy& copy : copies) {
+    check_cuda(CudaCopy::get().p_cuMemcpyAsync(copy.dst, copy.src, copy.num_bytes, driver_->stream),
+               "cuMemcpyAsync");
+  }
+}
+
+bool GpuStream::is_over(uint64_t number) {
+  if (num_over_ >= number) return true;
+  if (is_lost_) throw CudaError("CUDA: copies whose end the driver does not tell");
+  const CurrentContext current(driver_->context);
+  while (num_over_ < number) {
+    const CUresult result = CudaCopy::get().p_cuEventQuery(driver_->under_way.front());
+    if (result == CUDA_ERROR_NOT_READY) return false;
+    check_cuda(result, "cuEventQuery");
+    driver_->free.push_back(driver_->under_way.front());
+    driver_->under_way.pop_front();
+    ++num_over_;
+  }
+  return true;
+}
+
+struct PinnedMemory::Context {
+  explicit Context(int device) : held(device) {}
+  const PrimaryContext held;
+};
+
+PinnedMemory::PinnedMemory(uint64_t num_bytes, int device)
+    : context_(std::make_unique<Context>(device)) {
+  const CurrentContext current(context_->held);
+  void* data = nullptr;
+  check_cuda(CudaCopy::get().p_cuMemHostAlloc(&data, num_bytes, CU_MEMHOSTALLOC_PORTABLE),
+             "cuMemHostAlloc");
+  data_ = static_cast<char*>(data);
+}
+
+PinnedMemory::~PinnedMemory() {
+  if (!data_) return;
+  try {
+    const CurrentContext current(context_->held);
+    CudaCopy::get().p_cuMemFreeHost(data_);
+  } catch (const std::exception&) {
+    // As above.
+  }
+}
+
+#else
+
+std::string missing_gpu_driver() { return "built without cuda.h"; }
+
+struct GpuStream::Driver {};
+GpuStream::GpuStream(int) { throw Unavailable("built without cuda.h"); }
+GpuStream::~GpuStream() = default;
+uint64_t GpuStream::copy(const std::vector<GpuCopy>&) { return 0; }
+bool GpuStream::is_over(uint64_t) { return true; }
+
+struct PinnedMemory::Context {};
+PinnedMemory::PinnedMemory(uint64_t, int) { throw Unavailable("built without cuda.h"); }
+PinnedMemory::~PinnedMemory() = default;
+
+#endif
+
+}  // namespace mk::transfer

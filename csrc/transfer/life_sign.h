@@ -1,0 +1,41 @@
+// LifeSign: a word of shared memory that tells another process, without a system call, that a
+// thread of this one is still at its work.
+//
+//   const LifeSign sign(word);               // here; lowered with this object or with the thread
+//   if (LifeSign::is_raised(word)) trust();  // in the other process
+//
+// Layer: transfer. If the thread ends in any other way, for one because its process is killed, the
+// kernel lowers the word (robust futexes, set_robust_list(2)), before anybody can learn of the
+// death by waiting for the process or for its connections to end. Where the kernel has no such
+// lists it is never raised.
+#pragma once
+
+#include <linux/futex.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+namespace mk::transfer {
+
+class LifeSign {
+ public:
+  // Of the calling thread, which must be the one that ends it, and has one at a time.
+  explicit LifeSign(std::atomic<uint32_t>& word);
+  LifeSign(const LifeSign&) = delete;
+  ~LifeSign();
+
+  static bool is_raised(const std::atomic<uint32_t>& word) {
+    return (word.load() & FUTEX_TID_MASK) != 0;
+  }
+
+ private:
+  std::atomic<uint32_t>& word_;
+  // Not beside the word: the other process could bend the list.
+  robust_list entry_;
+  robust_list_head list_;
+  robust_list_head* before_ = nullptr;  // the thread's own
+  size_t before_bytes_ = 0;
+};
+
+}  // namespace mk::transfer

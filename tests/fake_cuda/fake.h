@@ -1,0 +1,79 @@
+// A libcuda.so.1 for tests of asynchronous copies, of two GPUs whose memory is made up. Host code
+// that touches that memory crashes: at its address nothing is mapped that may be read or written,
+// and only the driver's calls know where its bytes are. Nothing is copied before somebody asks, by
+// cuEventQuery, whether it is: who does not ask, and wait, finds other bytes than he would like.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+#include <deque>
+#include <list>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+namespace fake {
+
+constexpr int kNumDevices = 2;
+
+struct Allocation {
+  uint64_t begin, end;
+  unsigned type;  // CU_MEMORYTYPE_HOST: pinned
+  int device;
+  char* bytes;  // where they are
+  int fd;       // of the file that they are in; -1 for what another process cannot open
+  bool is_imported;
+};
+
+struct Event;
+struct Op {
+  enum class Kind { kCopy, kRecord, kWait, kGate } kind;
+  uint64_t dst, src, num_bytes;
+  std::shared_ptr<Event> event;
+  uint64_t number;  // of the record
+};
+
+struct Stream {
+  std::deque<Op> ops;  // not done
+  void run();          // as far as it goes
+};
+
+struct Event {
+  std::shared_ptr<Stream> stream;
+  uint64_t num_recorded = 0, num_done = 0;
+  int64_t num_looks = 0;  // how often it is said to be not ready yet
+};
+
+struct World {
+  std::mutex mutex;
+  std::list<Allocation> allocations;
+  std::map<void*, std::shared_ptr<Stream>> streams;
+  std::map<void*, std::shared_ptr<Event>> events;
+  std::shared_ptr<Stream> legacy = std::make_shared<Stream>();
+  std::map<std::string, int64_t> values;  // what a test sets, and what it counts
+  struct Fault {
+    int64_t after;
+    CUresult error;
+  };
+  std::map<std::string, Fault> faults;
+
+  Allocation* find(uint64_t address);
+  char* bytes_at(uint64_t address, uint64_t num_bytes);  // null: not all of it is of one allocation
+  std::shared_ptr<Stream> stream(CUstream handle);
+  CUresult fault(const char* function);  // the error that a test wants of this call
+};
+World& world();
+
+// Of the calling thread; null if it has none.
+CUcontext current_context();
+
+}  // namespace fake
+
+// The first lines of a call: one at a time, the error that a test wants, a context.
+#define FAKE_CALL(function)                                               \
+  const std::lock_guard lock(fake::world().mutex);                        \
+  if (const CUresult error = fake::world().fault(function)) return error; \
+  if (!fake::current_context()) return CUDA_ERROR_INVALID_CONTEXT

@@ -1,0 +1,112 @@
+"""A peer with GPU memory in a process of its own, told what to do over a pipe."""
+
+import contextlib
+import multiprocessing
+import os
+import signal
+from typing import Any
+
+import numpy as np
+
+from mooncake_kernels.errors import TransferError
+from mooncake_kernels.transfer import TransferEngine
+
+from ..support import WAIT_S, addressed
+from .gpus import GPUS
+
+
+class Side:
+    """What the peer process can be asked to do."""
+
+    def __init__(self, transports):
+        self.engine = TransferEngine(transports=transports)
+        self.memories, self.regions = [], []
+
+    def name(self) -> str:
+        return self.engine.name
+
+    def register(self, num_bytes: int, device: int = 0, exportable: bool = True) -> int:
+        """Register a part of an allocation that is larger; return its address."""
+        whole = GPUS.allocate(num_bytes + 8192, device, exportable)
+        self.memories.append(whole.part(4096, 4096 + num_bytes))
+        self.regions.append(self.engine.register(self.memories[-1].buffer))
+        return self.regions[-1].address
+
+    def register_host(self, memory: np.ndarray) -> int:
+        self.regions.append(self.engine.register(memory))
+        self.memories.append(memory)
+        return self.regions[-1].address
+
+    def fill(self, index: int, shift: int = 0) -> None:
+        self.memories[index].put(np.roll(addressed(self.memories[index].num_bytes), shift))
+
+    def get(self, index: int) -> np.ndarray:
+        return self.memories[index].get()
+
+    def close_region(self, index: int) -> None:
+        self.regions[index].close()
+
+    def next_notification(self) -> tuple[bytes, np.ndarray]:
+        """The notification, and the bytes of the first memory at the moment that it came."""
+        ((_, text),) = self.engine.receive_notifications(WAIT_S)
+        return text, self.memories[0].get()
+
+    def driver(self, method: str, *arguments: Any, **options: Any) -> Any:
+        return getattr(GPUS.driver, method)(*arguments, **options)
+
+    def close(self) -> dict[str, int]:
+        """Close the engine; what it has left of the driver's."""
+        self.engine.close()
+        return GPUS.driver.owned() if GPUS.driver else {}
+
+
+def serve(pipe, transports) -> None:
+    side = Side(transports)
+    while True:
+        method, arguments, options = pipe.recv()
+        try:
+            answer = getattr(side, method)(*arguments, **options)
+        except (TransferError, OSError, ValueError, RuntimeError) as error:
+            answer = error
+        pipe.send(answer)
+
+
+class Remote:
+    """``Side``, from here: ``remote.fill(0)`` is carried out over there."""
+
+    def __init__(self, process, pipe):
+        self.process = process
+        self._pipe = pipe
+
+    def __getattr__(self, method: str):
+        def ask(*arguments: Any, **options: Any) -> Any:
+            self._pipe.send((method, arguments, options))
+            assert self._pipe.poll(60), f"the peer process does not answer {method}"
+            answer = self._pipe.recv()
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+        return ask
+
+    def kill(self) -> None:
+        os.kill(self.process.pid, signal.SIGKILL)
+        self.process.join(WAIT_S)
+
+
+@contextlib.contextmanager
+def gpu_peer(transports=None):
+    # A server without threads and without a CUDA context, which imports what takes seconds once.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "mooncake_kernels.transfer"])
+    ours, theirs = context.Pipe()
+    process = context.Process(target=serve, args=(theirs, transports), daemon=True)
+    process.start()
+    theirs.close()
+    try:
+        yield Remote(process, ours)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGKILL)
+        process.join(WAIT_S)
+        ours.close()

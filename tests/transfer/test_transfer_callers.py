@@ -1,0 +1,248 @@
+"""Small tcp requests, which their callers' threads carry out: whoever waits, or does not."""
+
+import asyncio
+import os
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from mooncake_kernels.errors import TransferError
+from mooncake_kernels.transfer import TransferEngine
+
+from .handshake import answer, receive_exactly
+from .support import (
+    ACK,
+    HEADER,
+    RANGE,
+    READ,
+    WAIT_S,
+    addressed,
+    engine_pair,
+    eventually,
+    raw_server,
+    stall,
+    untouched,
+)
+
+SIZE = 4096
+
+
+@pytest.fixture
+def stalled():
+    """An engine, a region of its, and a peer that never answers."""
+    with raw_server(stall) as name, TransferEngine(transports=["tcp"]) as near:
+        yield near, near.register(addressed(SIZE)), near.open(name)
+
+
+@pytest.mark.parametrize("spin_us", [0, 200])
+@pytest.mark.parametrize("size", [1, 4096, 16 << 10, (16 << 10) + 1])
+def test_one_after_the_other(spin_us, size):
+    with (
+        TransferEngine(transports=["tcp"], spin_us=spin_us) as near,
+        TransferEngine(spin_us=spin_us) as far,
+    ):
+        here, there = near.register(addressed(size)), far.register(untouched(size))
+        peer = near.open(far.name)
+        for i in range(50):
+            here._buffer.owner[:] = i
+            near.write(peer, [(here.address, there.address, size)]).wait()
+            assert (there._buffer.owner == i).all()
+            there._buffer.owner[:] = i + 1
+            near.read(peer, [(here.address, there.address, size)]).wait()
+            assert (here._buffer.owner == i + 1).all()
+
+
+def test_what_nobody_waits_for_ends_as_well(tcp_pair):
+    near, far = tcp_pair.regions(addressed(SIZE), untouched(SIZE))
+    ticket = tcp_pair.near.write(tcp_pair.peer, [(near.address, far.address, SIZE)])
+    requests = lambda: tcp_pair.near.stats()["peers"][tcp_pair.far.name]  # noqa: E731
+    assert eventually(lambda: requests()["num_in_flight"] == 0)
+    assert (far._buffer.owner == near._buffer.owner).all()
+    assert ticket.done
+
+
+def test_done_tells_without_waiting(tcp_pair):
+    near, far = tcp_pair.regions(addressed(SIZE), untouched(SIZE))
+    for verb in ("read", "write"):
+        row = [(near.address, far.address, SIZE)]
+        ticket = getattr(tcp_pair.near, verb)(tcp_pair.peer, row)
+        assert eventually(lambda ticket=ticket: ticket.done)
+        ticket.wait()
+
+
+def test_many_at_once_from_one_thread(tcp_pair):
+    near, far = tcp_pair.regions(addressed(SIZE), untouched(SIZE))
+    step = SIZE // 64
+    tickets = [
+        tcp_pair.near.write(tcp_pair.peer, [(near.address + at, far.address + at, step)])
+        for at in range(0, SIZE, step)
+    ]
+    for ticket in reversed(tickets):
+        ticket.wait()
+    np.testing.assert_array_equal(near._buffer.owner, far._buffer.owner)
+
+
+def test_many_threads(tcp_pair):
+    count = 16
+    near, far = tcp_pair.regions(addressed(SIZE * count), untouched(SIZE * count))
+
+    def work(i):
+        for _ in range(40):
+            row = [(near.address + i * SIZE, far.address + i * SIZE, SIZE)]
+            tcp_pair.near.write(tcp_pair.peer, row).wait()
+
+    with ThreadPoolExecutor(count) as threads:
+        list(threads.map(work, range(count)))
+    np.testing.assert_array_equal(near._buffer.owner, far._buffer.owner)
+
+
+def test_several_wait_for_one(tcp_pair):
+    near, far = tcp_pair.regions(addressed(SIZE), untouched(SIZE))
+    with ThreadPoolExecutor(4) as threads:
+        for _ in range(50):
+            ticket = tcp_pair.near.write(tcp_pair.peer, [(near.address, far.address, SIZE)])
+            waits = [threads.submit(ticket.wait) for _ in range(4)]
+            ticket.wait()
+            for wait in waits:
+                wait.result(WAIT_S)
+
+
+def test_awaited_in_asyncio(tcp_pair):
+    near, far = tcp_pair.regions(addressed(SIZE), untouched(SIZE))
+
+    async def main():
+        for _ in range(20):
+            await tcp_pair.near.write(tcp_pair.peer, [(near.address, far.address, SIZE)])
+
+    asyncio.run(main())
+    np.testing.assert_array_equal(near._buffer.owner, far._buffer.owner)
+
+
+def test_the_order_is_kept_whoever_sends(tcp_pair):
+    """A small one in the caller's thread, then more than the connection takes at once."""
+    near, far = tcp_pair.regions(addressed(SIZE), untouched(SIZE))
+    row = [(near.address, far.address, SIZE)]
+    for i in range(100):
+        tcp_pair.near.write(tcp_pair.peer, row, notify=i.to_bytes(2, "big"))
+    notes = []
+    while len(notes) < 100:
+        notes += tcp_pair.far.receive_notifications(WAIT_S)
+    assert [int.from_bytes(note, "big") for _, note in notes] == list(range(100))
+
+
+def test_a_timeout_leaves_it_under_way(stalled):
+    near, here, peer = stalled
+    ticket = near.write(peer, [(here.address, 1 << 20, SIZE)], deadline_s=WAIT_S)
+    with pytest.raises(TimeoutError):
+        ticket.wait(0.05)
+    assert not ticket.done
+    assert ticket.cancel()
+
+
+@pytest.mark.parametrize("verb", ["write", "read"])
+def test_a_deadline_of_what_is_waited_for(stalled, verb):
+    near, here, peer = stalled
+    ticket = getattr(near, verb)(peer, [(here.address, 1 << 20, SIZE)], deadline_s=0.1)
+    with pytest.raises(TransferError, match="deadline of 0.1 s passed"):
+        ticket.wait()
+
+
+def test_a_deadline_of_what_nobody_waits_for(stalled):
+    near, here, peer = stalled
+    ticket = near.write(peer, [(here.address, 1 << 20, SIZE)], deadline_s=0.05)
+    time.sleep(0.1)
+    with pytest.raises(TransferError, match="deadline of 0.05 s passed"):
+        ticket.wait()
+
+
+@pytest.mark.parametrize("waits", [False, True])
+@pytest.mark.parametrize("what", ["ticket", "peer", "region", "engine"])
+def test_it_ends_with_what_it_needs(stalled, what, waits):
+    near, here, peer = stalled
+    ticket = near.write(peer, [(here.address, 1 << 20, SIZE)], deadline_s=WAIT_S)
+    with ThreadPoolExecutor(1) as threads:
+        wait = threads.submit(ticket.wait) if waits else None
+        time.sleep(0.02 if waits else 0)
+        ends = {"ticket": ticket.cancel, "peer": peer.close, "region": here.close}
+        ends.get(what, near.close)()
+        causes = {"ticket": "cancelled", "region": "a region in use was closed"}
+        for outcome in (wait.result, ticket.wait) if wait else (ticket.wait,):
+            with pytest.raises(TransferError, match=causes.get(what, f"the {what} was closed")):
+                outcome()
+
+
+def test_another_request_while_somebody_waits(stalled):
+    """Whoever waits lets the lane go: the next one is sent at once."""
+    near, here, peer = stalled
+    first = near.write(peer, [(here.address, 1 << 20, 8)], deadline_s=WAIT_S)
+    with ThreadPoolExecutor(1) as threads:
+        wait = threads.submit(first.wait)
+        time.sleep(0.02)
+        second = near.write(peer, [(here.address, 1 << 20, 8)], deadline_s=0.1)
+        with pytest.raises(TransferError, match="deadline of 0.1 s passed"):
+            second.wait()
+        first.cancel()
+        with pytest.raises(TransferError, match="cancelled"):
+            wait.result(WAIT_S)
+
+
+def test_an_answer_in_parts():
+    """Its waiter does not go beyond his time for the rest."""
+    go_on = threading.Event()
+
+    def behave(connection):
+        answer(connection)
+        op, _, request, _, size = HEADER.unpack(receive_exactly(connection, HEADER.size))
+        assert op == READ
+        receive_exactly(connection, RANGE.size)
+        whole = ACK.pack(0, 0, request, size) + b"a" * size
+        connection.sendall(whole[:100])
+        go_on.wait(WAIT_S)
+        connection.sendall(whole[100:])
+        receive_exactly(connection, 1)
+
+    with raw_server(behave) as name, TransferEngine(transports=["tcp"]) as near:
+        here = near.register(untouched(SIZE))
+        ticket = near.read(near.open(name), [(here.address, 1 << 20, SIZE)])
+        with pytest.raises(TimeoutError):
+            ticket.wait(0.05)
+        go_on.set()
+        ticket.wait()
+        assert (here._buffer.owner == ord("a")).all()
+
+
+def test_a_connection_that_ends_under_it_is_made_anew():
+    served = []
+
+    def behave(connection):
+        answer(connection)
+        served.append(connection)
+        while True:
+            _, _, request, _, size = HEADER.unpack(receive_exactly(connection, HEADER.size))
+            receive_exactly(connection, RANGE.size + size)
+            if len(served) == 1:
+                return connection.close()
+            connection.sendall(ACK.pack(0, 0, request, size))
+
+    with raw_server(behave) as name, TransferEngine(transports=["tcp"]) as near:
+        here = near.register(addressed(SIZE))
+        near.write(near.open(name), [(here.address, 1 << 20, SIZE)]).wait()
+        assert len(served) == 2
+
+
+def test_a_forked_child_waits_for_nothing_of_its_parent():
+    with engine_pair("tcp") as pair:
+        near, far = pair.regions(addressed(SIZE), untouched(SIZE))
+        ticket = pair.near.write(pair.peer, [(near.address, far.address, SIZE)])
+        pid = os.fork()
+        if pid == 0:
+            try:
+                ticket.wait()
+            except ValueError:
+                os._exit(0)
+            os._exit(1)
+        assert os.waitpid(pid, 0)[1] == 0
+        ticket.wait()
