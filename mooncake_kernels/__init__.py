@@ -1,6 +1,19 @@
 """The data plane of KVCache-centric LLM serving. Importing it touches no device and no NIC."""
 
-from . import errors, hashing, kv, metadata, metrics, rdma, topology, transfer
+from . import (
+    attention,
+    errors,
+    hashing,
+    kv,
+    mask,
+    metadata,
+    metrics,
+    pool,
+    rdma,
+    topology,
+    transfer,
+)
+from .attention import append_kv, merge_attention, paged_attention
 from .buffers import shared_memory
 from .errors import ChecksumError, CudaError, InvalidArgument, TransferError, Unavailable
 from .hashing import block_hashes
@@ -18,7 +31,9 @@ from .kv import (
     scatter_blocks,
     shard_heads,
 )
+from .mask import ChunkBatch, MaskRows
 from .metrics import prometheus_collector
+from .pool import ObjectPool, ObjectPut, PutResult, object_key, object_keys
 from .topology import NicPolicy, Topology
 from .transfer import BlockPool, PathChoice, Tls, TransferEngine
 
@@ -27,22 +42,29 @@ __version__ = "0.1.0"
 __all__ = [
     "BlockPool",
     "ChecksumError",
+    "ChunkBatch",
     "CopyPlan",
     "CudaError",
     "Fp8",
     "InvalidArgument",
     "KVView",
     "LayerStream",
+    "MaskRows",
     "NicPolicy",
+    "ObjectPool",
+    "ObjectPut",
     "PackHeader",
     "Packer",
     "PathChoice",
+    "PutResult",
     "Rope",
     "Tls",
     "Topology",
     "TransferEngine",
     "TransferError",
     "Unavailable",
+    "append_kv",
+    "attention",
     "block_hashes",
     "checksum_blocks",
     "copy_batch",
@@ -50,8 +72,14 @@ __all__ = [
     "gather_blocks",
     "hashing",
     "kv",
+    "mask",
     "metadata",
+    "merge_attention",
     "metrics",
+    "object_key",
+    "object_keys",
+    "paged_attention",
+    "pool",
     "prometheus_collector",
     "rdma",
     "scatter_blocks",

@@ -135,6 +135,67 @@ class TransferTicket:
     def cancel(self) -> bool: ...
     def push_when_finished(self, queue: TransferCompletionQueue, key: int) -> None: ...
 
+class ObjectPool:
+    path: str
+    alignment: int
+    capacity_bytes: int
+    @staticmethod
+    def create(
+        path: str,
+        capacity_bytes: int,
+        alignment: int,
+        num_objects: int,
+        num_processes: int,
+        num_pins: int,
+    ) -> ObjectPool: ...
+    @staticmethod
+    def open(path: str) -> ObjectPool: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+    def contains(self, hash: int, scope: int) -> bool: ...
+    def contains_each(self, keys: np.ndarray) -> np.ndarray: ...
+    def match_prefix(self, keys: np.ndarray) -> int: ...
+    def remove(self, hash: int, scope: int) -> bool: ...
+    def retain(self, hash: int, scope: int, retention: int) -> bool: ...
+    def evict(self, num_bytes: int, sieve: bool) -> tuple[np.ndarray, int]: ...
+    def evict_keys(self, keys: np.ndarray) -> tuple[np.ndarray, int]: ...
+    def reap(self) -> int: ...
+    def scan(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]: ...
+    def stats(self) -> dict[str, int]: ...
+    def pin(self, hash: int, scope: int) -> ObjectPin | None: ...
+    def begin(self, hash: int, scope: int, num_bytes: int) -> tuple[int, ObjectPut | None]: ...
+    def write(
+        self,
+        hash: int,
+        scope: int,
+        buffers: list[Any],
+        checksum: bool,
+        retention: int,
+    ) -> int: ...
+    def read(
+        self,
+        hash: int,
+        scope: int,
+        offset: int | None,
+        buffers: list[Any],
+        verify: bool,
+    ) -> tuple[int, int]: ...
+    def read_each(
+        self, keys: np.ndarray, buffers: list[Any], verify: bool
+    ) -> tuple[np.ndarray, np.ndarray]: ...
+
+class ObjectPin:
+    num_bytes: int
+    def is_whole(self) -> bool: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
+class ObjectPut:
+    num_bytes: int
+    def commit(self, checksum: bool, retention: int) -> None: ...
+    def abort(self) -> None: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
+def hash_name(name: bytes) -> tuple[int, int]: ...
+
 class SharedMemory:
     def __init__(self, num_bytes: int) -> None: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
@@ -146,12 +207,15 @@ class TransferEngine:
         listen: str,
         local: bool,
         shm: bool,
+        cuda_ipc: bool,
         tcp: bool,
         file: bool,
         nics: list[tuple[str, int, float]],
         near_nics: list[int],
         nics_required: bool,
         num_lanes: int,
+        max_connections: int,
+        spin_us: int,
         secret: bytes | None,
         tls: tuple[bytes, bytes, bytes, bool] | None,
     ) -> None: ...
@@ -169,6 +233,7 @@ class TransferEngine:
         writable: bool,
         remote_read: bool,
         remote_write: bool,
+        device: int,
     ) -> TransferRegion: ...
     def remove_region(self, region: TransferRegion) -> bool: ...
     def open(self, name: str, address: str, instance: int, deadline_s: float) -> TransferPeer: ...
@@ -182,7 +247,21 @@ class TransferEngine:
         sizes: np.ndarray | int,
         notify: bytes | None,
         deadline_s: float,
+        after: tuple[bool, int, int] | None,
+        verify: bool,
     ) -> TransferTicket: ...
+    def submit_plain(
+        self,
+        peer: TransferPeer,
+        reads: bool,
+        local: np.ndarray,
+        remote: np.ndarray,
+        size: int,
+        notify: bytes | None,
+        deadline_s: float,
+        after: tuple[bool, int, int] | None,
+        verify: bool,
+    ) -> TransferTicket | None: ...
     def submit_paged(
         self,
         peer: TransferPeer,
@@ -193,6 +272,8 @@ class TransferEngine:
         remote_ids: np.ndarray,
         notify: bytes | None,
         deadline_s: float,
+        after: tuple[bool, int, int] | None,
+        verify: bool,
     ) -> TransferTicket: ...
     def submit_rows(
         self,
@@ -201,6 +282,8 @@ class TransferEngine:
         rows: list[tuple[int, int, int]],
         notify: bytes | None,
         deadline_s: float,
+        after: tuple[bool, int, int] | None,
+        verify: bool,
     ) -> TransferTicket | None: ...
     def sync(self, peer: TransferPeer, deadline_s: float) -> TransferTicket: ...
     def take_notifications(self, timeout_s: float) -> list[tuple[str, bytes]]: ...
@@ -209,7 +292,7 @@ class TransferEngine:
     ) -> list[tuple[str, str, dict[str, int], list[int], int, dict[str, dict[str, int]]]]: ...
     def list_regions(
         self, peer: TransferPeer, deadline_s: float
-    ) -> list[tuple[int, int, bool, bool]]: ...
+    ) -> list[tuple[int, int, bool, bool, int]]: ...
     def explain_path(
         self, peer: TransferPeer, local: int, remote: int, num_bytes: int, deadline_s: float
     ) -> tuple[str, str, list[str], list[str], str, str]: ...

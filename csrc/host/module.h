@@ -9,6 +9,7 @@ void bind_errors(pybind11::module_& m);
 void bind_libraries(pybind11::module_& m);
 void bind_hash(pybind11::module_& m);
 void bind_rdma(pybind11::module_& m);
+void bind_store(pybind11::module_& m);
 void bind_topology(pybind11::module_& m);
 void bind_transfer(pybind11::module_& m);
 

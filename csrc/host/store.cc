@@ -1,0 +1,153 @@
+// Binds the pools of objects. The GIL is released where bytes are copied or a mutex is waited for.
+#include "store/pool.h"
+
+#include <pybind11/numpy.h>
+#include <pybind11/stl.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "host/gil.h"
+#include "host/module.h"
+#include "host/store_objects.h"
+
+namespace py = pybind11;
+
+namespace mk::host {
+namespace {
+
+using namespace mk::store;
+
+constexpr size_t kFewKeys =
+    512;  // some 50 us: to release the GIL for less costs more than it gives
+
+std::shared_ptr<Pool> create(const std::string& path, uint64_t capacity_bytes, uint64_t alignment,
+                             uint64_t num_objects, uint64_t num_processes, uint64_t num_pins) {
+  return Pool::create(
+      path, Geometry::of(capacity_bytes, alignment, num_objects, num_processes, num_pins));
+}
+
+// The body with the GIL released, if there are many keys.
+template <class Body>
+void over(const Keys& keys, const Body& body) {
+  std::optional<GilReleased> released;
+  if (num_keys(keys) > kFewKeys) released.emplace();
+  body(keys_of(keys), num_keys(keys));
+}
+
+py::array_t<bool> contains_each(const Pool& pool, const Keys& keys) {
+  py::array_t<bool> result(static_cast<py::ssize_t>(num_keys(keys)));
+  bool* const out = result.mutable_data();
+  over(keys, [&](const Key* all, size_t count) { pool.contains_each(all, count, out); });
+  return result;
+}
+
+size_t match_prefix(const Pool& pool, const Keys& keys) {
+  size_t matched = 0;
+  over(keys, [&](const Key* all, size_t count) { matched = pool.match_prefix(all, count); });
+  return matched;
+}
+
+template <class T, class Field>
+py::array_t<T> column(const std::vector<ObjectInfo>& objects, Field field) {
+  py::array_t<T> result(static_cast<py::ssize_t>(objects.size()));
+  T* out = result.mutable_data();
+  for (const ObjectInfo& object : objects) *out++ = static_cast<T>(field(object));
+  return result;
+}
+
+// keys, num_bytes, recency, retention
+py::tuple scan(Pool& pool) {
+  std::vector<ObjectInfo> objects;
+  {
+    const GilReleased released;
+    objects = pool.scan();
+  }
+  std::vector<Key> keys;
+  for (const ObjectInfo& object : objects) keys.push_back(object.key);
+  return py::make_tuple(array_of(keys),
+                        column<uint64_t>(objects, [](auto& object) { return object.num_bytes; }),
+                        column<uint64_t>(objects, [](auto& object) { return object.recency; }),
+                        column<uint8_t>(objects, [](auto& object) { return object.retention; }));
+}
+
+py::tuple as_tuple(const Evicted& evicted) {
+  return py::make_tuple(array_of(evicted.keys), evicted.num_bytes);
+}
+
+py::tuple evict(Pool& pool, uint64_t num_bytes, bool sieve) {
+  Evicted evicted;
+  {
+    const GilReleased released;
+    evicted = pool.evict(num_bytes, sieve ? Policy::kSieve : Policy::kLru);
+  }
+  return as_tuple(evicted);
+}
+
+py::tuple evict_keys(Pool& pool, const Keys& keys) {
+  Evicted evicted;
+  {
+    const GilReleased released;
+    evicted = pool.evict_keys(keys_of(keys), num_keys(keys));
+  }
+  return as_tuple(evicted);
+}
+
+py::dict stats(Pool& pool) {
+  PoolStats s;
+  {
+    const GilReleased released;
+    s = pool.stats();
+  }
+  using namespace py::literals;
+  return py::dict(
+      "capacity_bytes"_a = s.capacity_bytes, "free_bytes"_a = s.free_bytes,
+      "largest_free_bytes"_a = s.largest_free_bytes, "num_free_spans"_a = s.num_free_spans,
+      "max_objects"_a = s.max_objects, "num_ready"_a = s.num_ready, "num_writing"_a = s.num_writing,
+      "num_doomed"_a = s.num_doomed, "doomed_bytes"_a = s.doomed_bytes, "num_pins"_a = s.num_pins,
+      "num_processes"_a = s.num_processes, "num_repairs"_a = s.num_repairs);
+}
+
+}  // namespace
+
+void bind_store(py::module_& m) {
+  py::class_<Pool, std::shared_ptr<Pool>> pool(m, "ObjectPool", py::buffer_protocol());
+  pool.def_static("create", &create, py::arg("path"), py::arg("capacity_bytes"),
+                  py::arg("alignment"), py::arg("num_objects"), py::arg("num_processes"),
+                  py::arg("num_pins"), ReleaseGil())
+      .def_static("open", &Pool::open, py::arg("path"), ReleaseGil())
+      .def_property_readonly("path", &Pool::path)
+      .def_property_readonly("alignment", [](const Pool& p) { return p.geometry().alignment; })
+      .def_property_readonly("capacity_bytes",
+                             [](const Pool& p) { return p.geometry().capacity_bytes; })
+      .def_buffer([](const Pool& p) {
+        return py::buffer_info(reinterpret_cast<uint8_t*>(p.data()),
+                               static_cast<py::ssize_t>(p.geometry().capacity_bytes));
+      })
+      .def(
+          "contains",
+          [](const Pool& p, uint64_t hash, uint64_t scope) { return p.contains({hash, scope}); },
+          py::arg("hash"), py::arg("scope"))
+      .def("contains_each", &contains_each, py::arg("keys"))
+      .def("match_prefix", &match_prefix, py::arg("keys"))
+      .def(
+          "remove", [](Pool& p, uint64_t hash, uint64_t scope) { return p.remove({hash, scope}); },
+          py::arg("hash"), py::arg("scope"), ReleaseGil())
+      .def(
+          "retain",
+          [](Pool& p, uint64_t hash, uint64_t scope, int retention) {
+            return p.retain({hash, scope}, static_cast<Retention>(retention));
+          },
+          py::arg("hash"), py::arg("scope"), py::arg("retention"), ReleaseGil())
+      .def("evict", &evict, py::arg("num_bytes"), py::arg("sieve"))
+      .def("evict_keys", &evict_keys, py::arg("keys"))
+      .def("reap", &Pool::reap, ReleaseGil())
+      .def("scan", &scan)
+      .def("stats", &stats);
+  bind_objects(m, pool);
+}
+
+}  // namespace mk::host

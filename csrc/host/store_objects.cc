@@ -1,0 +1,193 @@
+#include "host/store_objects.h"
+
+#include <pybind11/stl.h>
+
+#include <exception>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "host/gil.h"
+#include "store/objects.h"
+
+namespace py = pybind11;
+
+namespace mk::host {
+namespace {
+
+using namespace mk::store;
+using PoolRef = std::shared_ptr<Pool>;
+
+// Ends with the last view of it.
+class ObjectPin {
+ public:
+  ObjectPin(PoolRef pool, const Pin& pin) : pool_(std::move(pool)), pin_(pin) {}
+  ObjectPin(const ObjectPin&) = delete;
+  ~ObjectPin() { pool_->unpin(pin_); }
+
+  const Pin& pin() const { return pin_; }
+  bool is_whole() const {
+    return pin_.checksum == 0 || checksum_of(pin_.data, pin_.num_bytes) == pin_.checksum;
+  }
+
+ private:
+  const PoolRef pool_;
+  const Pin pin_;
+};
+
+class ObjectPut {
+ public:
+  ObjectPut(PoolRef pool, const Writing& writing) : pool_(std::move(pool)), writing_(writing) {}
+  ObjectPut(const ObjectPut&) = delete;
+  ~ObjectPut() {
+    try {
+      abort();
+    } catch (const std::exception&) {
+      // A forked child's, or the pool is held by a stopped process: its owner's death frees it.
+    }
+  }
+
+  const Writing& writing() const { return writing_; }
+
+  void commit(bool checksum, int retention) {
+    MK_CHECK(is_open_, "commit: put must be open, got one that was committed or aborted");
+    const uint64_t sum = checksum ? checksum_of(writing_.data, writing_.num_bytes) : 0;
+    pool_->commit(writing_, sum, static_cast<Retention>(retention));
+    is_open_ = false;
+  }
+
+  void abort() {
+    if (!std::exchange(is_open_, false)) return;
+    pool_->abort(writing_);
+  }
+
+ private:
+  const PoolRef pool_;
+  const Writing writing_;
+  bool is_open_ = true;
+};
+
+py::buffer_info bytes_at(const char* data, uint64_t num_bytes) {
+  auto* const bytes = reinterpret_cast<uint8_t*>(const_cast<char*>(data));
+  return py::buffer_info(bytes, static_cast<py::ssize_t>(num_bytes));
+}
+
+// Memory of Python, held for as long as it lives: objects with the buffer protocol, or pairs of an
+// address and a size, which the caller holds. Raises what they raise if they are not packed or, as
+// wanted, writable.
+class Buffers {
+ public:
+  Buffers(const py::sequence& buffers, bool writable) {
+    const int flags = PyBUF_C_CONTIGUOUS | (writable ? PyBUF_WRITABLE : 0);
+    views_.reserve(buffers.size());
+    for (const py::handle item : buffers) {
+      if (py::isinstance<py::tuple>(item)) {
+        const auto [address, num_bytes] = item.cast<std::pair<uint64_t, uint64_t>>();
+        pieces.push_back({reinterpret_cast<char*>(address), num_bytes});
+        continue;
+      }
+      views_.emplace_back();
+      if (PyObject_GetBuffer(item.ptr(), &views_.back(), flags) != 0) {
+        views_.pop_back();
+        release();
+        throw py::error_already_set();
+      }
+      const Py_buffer& view = views_.back();
+      pieces.push_back({static_cast<char*>(view.buf), static_cast<uint64_t>(view.len)});
+    }
+  }
+  Buffers(const Buffers&) = delete;
+  ~Buffers() { release(); }
+
+  Pieces pieces;
+
+ private:
+  void release() {
+    for (Py_buffer& view : views_) PyBuffer_Release(&view);
+    views_.clear();
+  }
+
+  std::vector<Py_buffer> views_;
+};
+
+std::unique_ptr<ObjectPin> pin(const PoolRef& pool, uint64_t hash, uint64_t scope) {
+  const std::optional<Pin> pin = pool->pin({hash, scope});
+  return pin ? std::make_unique<ObjectPin>(pool, *pin) : nullptr;
+}
+
+// (Begun, the put or None)
+std::pair<int, std::unique_ptr<ObjectPut>> begin(const PoolRef& pool, uint64_t hash, uint64_t scope,
+                                                 uint64_t num_bytes) {
+  Writing writing;
+  const Begun begun = pool->begin({hash, scope}, num_bytes, &writing);
+  return {static_cast<int>(begun),
+          begun == Begun::kOpen ? std::make_unique<ObjectPut>(pool, writing) : nullptr};
+}
+
+int write(Pool& pool, uint64_t hash, uint64_t scope, const py::sequence& buffers, bool checksum,
+          int retention) {
+  const Buffers held(buffers, /*writable=*/false);
+  const GilReleased released;
+  const PutOptions options{checksum, static_cast<Retention>(retention)};
+  return static_cast<int>(put_from(&pool, {hash, scope}, held.pieces, options));
+}
+
+// (Got, the object's size)
+std::pair<int, uint64_t> read(Pool& pool, uint64_t hash, uint64_t scope,
+                              std::optional<uint64_t> offset, const py::sequence& buffers,
+                              bool verify) {
+  const Buffers held(buffers, /*writable=*/true);
+  const GilReleased released;
+  uint64_t object_bytes = 0;
+  const Got got = get_into(&pool, {hash, scope}, offset, held.pieces, verify, &object_bytes);
+  return {static_cast<int>(got), object_bytes};
+}
+
+// One buffer a key: the outcome of each, and the sizes of those that were read.
+py::tuple read_each(Pool& pool, const Keys& keys, const py::sequence& buffers, bool verify) {
+  const Buffers held(buffers, /*writable=*/true);
+  const size_t count = held.pieces.size();
+  py::array_t<uint8_t> outcomes(static_cast<py::ssize_t>(count));
+  py::array_t<uint64_t> object_bytes(static_cast<py::ssize_t>(count));
+  uint8_t* const outcome = outcomes.mutable_data();
+  uint64_t* const bytes = object_bytes.mutable_data();
+  {
+    const GilReleased released;
+    for (size_t i = 0; i < count; ++i) {
+      bytes[i] = 0;
+      outcome[i] = static_cast<uint8_t>(
+          get_into(&pool, keys_of(keys)[i], std::nullopt, {held.pieces[i]}, verify, &bytes[i]));
+    }
+  }
+  return py::make_tuple(outcomes, object_bytes);
+}
+
+py::tuple hash_of(const std::string& name) {
+  const Key key = hash_of_name(name.data(), name.size());
+  return py::make_tuple(key.hash, key.scope);
+}
+
+}  // namespace
+
+void bind_objects(py::module_& m, py::class_<Pool, std::shared_ptr<Pool>>& pool) {
+  py::class_<ObjectPin>(m, "ObjectPin", py::buffer_protocol())
+      .def_property_readonly("num_bytes", [](const ObjectPin& p) { return p.pin().num_bytes; })
+      .def("is_whole", &ObjectPin::is_whole, ReleaseGil())
+      .def_buffer([](const ObjectPin& p) { return bytes_at(p.pin().data, p.pin().num_bytes); });
+  py::class_<ObjectPut>(m, "ObjectPut", py::buffer_protocol())
+      .def_property_readonly("num_bytes", [](const ObjectPut& p) { return p.writing().num_bytes; })
+      .def("commit", &ObjectPut::commit, py::arg("checksum"), py::arg("retention"), ReleaseGil())
+      .def("abort", &ObjectPut::abort, ReleaseGil())
+      .def_buffer(
+          [](const ObjectPut& p) { return bytes_at(p.writing().data, p.writing().num_bytes); });
+  pool.def("pin", &pin, py::arg("hash"), py::arg("scope"))
+      .def("begin", &begin, py::arg("hash"), py::arg("scope"), py::arg("num_bytes"), ReleaseGil())
+      .def("write", &write, py::arg("hash"), py::arg("scope"), py::arg("buffers"),
+           py::arg("checksum"), py::arg("retention"))
+      .def("read", &read, py::arg("hash"), py::arg("scope"), py::arg("offset").none(true),
+           py::arg("buffers"), py::arg("verify"))
+      .def("read_each", &read_each, py::arg("keys"), py::arg("buffers"), py::arg("verify"));
+  m.def("hash_name", &hash_of, "XXH3-128 of bytes, in two words.", py::arg("name"));
+}
+
+}  // namespace mk::host

@@ -1,0 +1,95 @@
+// Allocator: which parts of a pool's memory are in use, in O(1) a call.
+//
+//   Allocator allocator(&state, spans, num_spans);      // both may lie in shared memory
+//   allocator.rebuild(num_units, &no_ranges);
+//   const uint32_t span = allocator.allocate(num_units);    // kNone: there is no room
+//   use(allocator.start(span));
+//   allocator.release(span);
+//
+// A two-level segregated fit over numbers, not over memory: free spans are listed by size class,
+// 32 classes for each power of two, and two words of bits find the first class that has one. (M.
+// Masmano et al., "TLSF: a new dynamic memory allocator for real-time systems", ECRTS 2004.) Pages
+// of the memory itself are never touched, so that they can be anybody's: a NIC's, a GPU's.
+// Neighbours that are free are always joined: u used spans have at most u + 1 free ones around
+// them, and 2 u + 1 records are enough. Units are what the pool aligns objects to. Layer: store.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace mk::store {
+
+constexpr uint32_t kNone = UINT32_MAX;
+
+// Records of spans and the lists that they are in, as offsets: valid wherever they are mapped.
+struct Span {
+  uint32_t start;
+  uint32_t size;
+  uint32_t left;  // neighbours in memory
+  uint32_t right;
+  uint32_t previous;  // in the list of free spans of its class; of an unused record only `next`
+  uint32_t next;
+  uint32_t is_used;
+};
+
+struct AllocatorState {
+  static constexpr int kRows = 28;
+  static constexpr int kColumns = 32;
+
+  uint32_t num_units;
+  uint32_t free_units;
+  uint32_t num_free_spans;
+  uint32_t unused_records;
+  uint32_t row_bits;  // which rows, and below which classes of a row, have a free span
+  uint32_t column_bits[kRows];
+  uint32_t heads[kRows][kColumns];
+};
+
+struct Range {
+  uint32_t start;
+  uint32_t size;
+  uint32_t span;  // set by rebuild()
+};
+
+class Allocator {
+ public:
+  Allocator(AllocatorState* state, Span* spans, uint32_t num_spans)
+      : state_(*state), spans_(spans), num_spans_(num_spans) {}
+
+  // Starts anew from the ranges that are in use, which are sorted; returns whether they lie beside
+  // each other and within num_units.
+  bool rebuild(uint32_t num_units, std::vector<Range>* used);
+
+  // A span of `num_units`, which must not be 0, or kNone. Where a span fits exactly or nearly so,
+  // that is found among the first kTries of its own class; else one of a larger class is cut.
+  uint32_t allocate(uint32_t num_units);
+  void release(uint32_t span);
+
+  uint32_t start(uint32_t span) const { return spans_[span].start; }
+  uint32_t size(uint32_t span) const { return spans_[span].size; }
+  uint32_t free_units() const { return state_.free_units; }
+  uint32_t num_free_spans() const { return state_.num_free_spans; }
+  uint32_t largest_free_units() const;  // walks one list
+
+ private:
+  static constexpr int kTries = 8;
+
+  struct Class {
+    int row;
+    int column;
+  };
+  static Class class_of(uint32_t size);
+
+  uint32_t find_in(Class at, uint32_t num_units) const;
+  uint32_t find_above(Class at) const;
+  uint32_t new_record(uint32_t start, uint32_t size, uint32_t left, uint32_t right);
+  void forget_record(uint32_t span);
+  void list(uint32_t span);
+  void unlist(uint32_t span);
+
+  AllocatorState& state_;
+  Span* const spans_;
+  const uint32_t num_spans_;
+};
+
+}  // namespace mk::store

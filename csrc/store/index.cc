@@ -1,0 +1,97 @@
+#include "store/index.h"
+
+#include <vector>
+
+namespace mk::store {
+
+// Keys may be hashes or just numbers: either way neighbours shall not meet in a bucket.
+Bucket& Index::bucket_of(const Key& key) const {
+  uint64_t mixed = key.hash * 0x9e3779b97f4a7c15 + key.scope * 0xc2b2ae3d27d4eb4f;
+  mixed = (mixed ^ mixed >> 32) * 0xd6e8feb86659fd93;
+  return view_.buckets[(mixed ^ mixed >> 32) & mask_];
+}
+
+Bucket& Index::bucket_of(const Entry& entry) const {
+  return bucket_of(Key{entry.hash.load(), entry.scope.load()});
+}
+
+Found Index::find(const Key& key) const { return find_in(bucket_of(key), key); }
+
+Found Index::find_in(const Bucket& bucket, const Key& key) const {
+  while (true) {
+    const uint32_t num_removed = bucket.num_removed.load(std::memory_order_acquire);
+    uint32_t at = bucket.head.load(std::memory_order_acquire);
+    // No chain is longer than there are entries, but a reader may stray from one to the next.
+    for (uint32_t steps = 0; at < num_entries_ && steps < num_entries_; ++steps) {
+      const Entry& entry = view_.entries[at];
+      const uint64_t word = entry.word.load(std::memory_order_acquire);
+      const bool is_key = entry.hash.load(std::memory_order_acquire) == key.hash &&
+                          entry.scope.load(std::memory_order_acquire) == key.scope;
+      // The key was of this generation if the word is still the same.
+      if (is_key && is_live(word) && entry.word.load(std::memory_order_acquire) == word) {
+        return {at, word};
+      }
+      at = entry.next.load(std::memory_order_acquire);
+    }
+    if (bucket.num_removed.load(std::memory_order_acquire) == num_removed) return {};
+  }
+}
+
+Bucket* Index::prefetch_bucket(const Key& key) const {
+  Bucket& bucket = bucket_of(key);
+  __builtin_prefetch(&bucket);
+  return &bucket;
+}
+
+void Index::prefetch_entry(const Bucket& bucket) const {
+  const uint32_t head = bucket.head.load(std::memory_order_relaxed);
+  if (head < num_entries_) __builtin_prefetch(&view_.entries[head]);
+}
+
+void Index::insert(uint32_t at) {
+  Entry& entry = view_.entries[at];
+  Bucket& bucket = bucket_of(entry);
+  entry.next.store(bucket.head.load(), std::memory_order_release);
+  bucket.head.store(at, std::memory_order_release);
+}
+
+void Index::unlink(uint32_t at) {
+  Entry& entry = view_.entries[at];
+  Bucket& bucket = bucket_of(entry);
+  std::atomic<uint32_t>* link = &bucket.head;
+  while (link->load() != at && link->load() < num_entries_) {
+    link = &view_.entries[link->load()].next;
+  }
+  if (link->load() == at) link->store(entry.next.load(), std::memory_order_release);
+  bucket.num_removed.fetch_add(1, std::memory_order_release);
+}
+
+// Each change above is one store, so that every chain is whole whenever its writer dies; at most an
+// entry is in it that should not be, or one that should is not. Readers go on meanwhile.
+void Index::repair() {
+  std::vector<bool> is_linked(num_entries_);
+  for (uint32_t i = 0; i <= mask_; ++i) {
+    Bucket& bucket = view_.buckets[i];
+    std::atomic<uint32_t>* link = &bucket.head;
+    for (uint32_t at = link->load(); at < num_entries_; at = link->load()) {
+      Entry& entry = view_.entries[at];
+      if (is_live(entry.word.load()) && &bucket_of(entry) == &bucket && !is_linked[at]) {
+        is_linked[at] = true;
+        link = &entry.next;
+      } else {
+        link->store(entry.next.load(), std::memory_order_release);
+        bucket.num_removed.fetch_add(1, std::memory_order_release);
+      }
+    }
+  }
+  for (uint32_t at = 0; at < num_entries_; ++at) {
+    const uint64_t word = view_.entries[at].word.load();
+    if (is_live(word) && !is_linked[at]) insert(at);
+    // Taken out, but perhaps not counted.
+    if (state_of(word) == State::kDoomed) {
+      bucket_of(view_.entries[at]).num_removed.fetch_add(1, std::memory_order_release);
+    }
+  }
+}
+
+}  // namespace mk::store

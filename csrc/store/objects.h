@@ -1,0 +1,47 @@
+// Whole objects in one call: bytes from anywhere into a pool, and out of it.
+//
+//   put_from(pool.get(), key, {{k.data(), k.size()}, {v.data(), v.size()}}, options);
+//   get_into(pool.get(), key, std::nullopt, {{buffer, sizeof(buffer)}}, /*verify=*/true, &size);
+//
+// A checksum is XXH3-64 of all bytes of the object, 1 where that is 0. Layer: store.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "store/pool.h"
+
+namespace mk::store {
+
+struct Piece {
+  char* data;
+  uint64_t num_bytes;
+};
+using Pieces = std::vector<Piece>;
+
+uint64_t total_bytes(const Pieces& pieces);
+uint64_t checksum_of(const char* data, uint64_t num_bytes);
+Key hash_of_name(const char* name, uint64_t num_bytes);  // 128 bits: in both words
+
+struct PutOptions {
+  bool checksum;
+  Retention retention;
+};
+// The object is the pieces one behind the other. Throws as Pool::begin does.
+Begun put_from(Pool* pool, const Key& key, const Pieces& pieces, const PutOptions& options);
+
+enum class Got {
+  kDone,
+  kAbsent,
+  kTooSmall,    // the pieces, for the object
+  kOutOfRange,  // what was asked for, in the object
+  kDamaged,     // the checksum is another: nothing was copied
+};
+// Fills the pieces, one behind the other, from `offset` on; without an offset they take the whole
+// object and may be larger. `object_bytes` is the object's size, if it is there. An object without
+// a checksum is not verified.
+Got get_into(Pool* pool, const Key& key, std::optional<uint64_t> offset, const Pieces& pieces,
+             bool verify, uint64_t* object_bytes);
+
+}  // namespace mk::store

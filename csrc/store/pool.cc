@@ -1,0 +1,121 @@
+#include "store/pool.h"
+
+#include <new>
+#include <utility>
+
+#include "common/check.h"
+
+namespace mk::store {
+
+Pool::Pool(std::unique_ptr<PoolMemory> memory, const Geometry& geometry)
+    : memory_(std::move(memory)), view_(memory_->data(), geometry), index_(view_), ledger_(view_) {}
+
+std::shared_ptr<Pool> Pool::create(const std::string& path, const Geometry& geometry) {
+  auto memory = PoolMemory::create(path, View::num_bytes(geometry), [&](char* base) {
+    const View view(base, geometry);
+    Header& header = *view.header;
+    header.version = kLayoutVersion;
+    header.geometry = geometry;
+    header.pid_namespace = pid_namespace();
+    header.mutex.init();
+    for (uint32_t i = 0; i < geometry.num_buckets; ++i) view.buckets[i].head.store(kNone);
+    Ledger(view).rebuild();  // of no objects
+    header.magic.store(kMagic);
+  });
+  std::shared_ptr<Pool> pool(new Pool(std::move(memory), geometry));
+  pool->claim();
+  return pool;
+}
+
+std::shared_ptr<Pool> Pool::open(const std::string& path) {
+  auto memory = PoolMemory::open(path);
+  const auto& header = *reinterpret_cast<const Header*>(memory->data());
+  MK_CHECK(memory->num_bytes() >= sizeof(Header) && header.magic.load() == kMagic,
+           "ObjectPool.open: path must be the memory of a pool, got ", path);
+  if (header.version != kLayoutVersion) {
+    throw Unavailable(concat("ObjectPool.open: ", path, " has layout ", header.version,
+                             ", and this build has ", kLayoutVersion));
+  }
+  MK_CHECK(memory->num_bytes() >= View::num_bytes(header.geometry),
+           "ObjectPool.open: path must be the whole memory of a pool, got ", memory->num_bytes(),
+           " bytes of ", View::num_bytes(header.geometry));
+  if (header.pid_namespace != pid_namespace()) {
+    throw Unavailable(concat("ObjectPool.open: ", path, " is of another pid namespace, in which ",
+                             "this process cannot be told from one that has died"));
+  }
+  std::shared_ptr<Pool> pool(new Pool(std::move(memory), header.geometry));
+  pool->claim();
+  return pool;
+}
+
+void Pool::claim() {
+  {
+    const Lock lock(*this);
+    ledger_.reap();
+    row_ = claim_row(view_);
+  }
+  if (row_ == kNone) {
+    throw Unavailable(concat("ObjectPool.open: all ", geometry().num_rows,
+                             " processes that the pool has room for (num_processes) are there"));
+  }
+  slots_ = std::make_unique<OwnSlots>(view_, row_);
+}
+
+// Who holds a pin or writes holds the pool too, so that nothing of this row is in use. In a forked
+// child the row is its parent's.
+Pool::~Pool() {
+  if (row_ != kNone && !owner_.forked()) clear_row(view_, row_);
+}
+
+void Pool::contains_each(const Key* keys, size_t count, bool* out) const {
+  index_.find_each(keys, count, [&](size_t i, const Found& found) {
+    out[i] = found.is_ready();
+    return true;
+  });
+}
+
+size_t Pool::match_prefix(const Key* keys, size_t count) const {
+  size_t num_matched = 0;
+  index_.find_each(keys, count, [&](size_t, const Found& found) {
+    num_matched += found.is_ready();
+    return found.is_ready();
+  });
+  return num_matched;
+}
+
+void Pool::touch(Entry& entry) {
+  const uint64_t now = view_.header->clock.fetch_add(1, std::memory_order_relaxed) + 1;
+  entry.recency.store(now, std::memory_order_relaxed);
+  if (!entry.visited.load(std::memory_order_relaxed)) {
+    entry.visited.store(1, std::memory_order_relaxed);
+  }
+}
+
+std::optional<Pin> Pool::pin(const Key& key) {
+  owner_.check("pin", "pool");
+  Found found = index_.find(key);
+  if (!found.is_ready()) return std::nullopt;
+  const uint32_t slot = slots_->take();
+  if (slot == kNone) {
+    throw Unavailable(concat("pin: this process holds ", geometry().num_slots,
+                             " pins, as many as the pool has room for (num_pins)"));
+  }
+  // Who evicts marks the entry and then looks at the slots; here it is the other way round, so that
+  // one of the two sees the other.
+  for (; found.is_ready(); found = index_.find(key)) {
+    Entry& entry = view_.entries[found.entry];
+    view_.slots[slot].store(slot_of(found.entry, generation_of(found.word)));
+    if (entry.word.load() == found.word) {
+      touch(entry);
+      return Pin{found.entry, slot, view_.data_of(entry), entry.num_bytes, entry.checksum};
+    }
+  }
+  slots_->give_back(slot);
+  return std::nullopt;
+}
+
+void Pool::unpin(const Pin& pin) {
+  if (!owner_.forked()) slots_->give_back(pin.slot);
+}
+
+}  // namespace mk::store

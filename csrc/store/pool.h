@@ -1,0 +1,140 @@
+// Pool: objects in the memory of one host, shared by all its processes. Each of them finds, pins,
+// reads and writes objects by itself, in the memory that it maps; there is no server.
+//
+//   auto pool = Pool::create("/dev/shm/kv", geometry);  // others: Pool::open("/dev/shm/kv")
+//   Writing writing;
+//   if (pool->begin(key, num_bytes, &writing) == Begun::kOpen) {
+//     fill(writing.data);
+//     pool->commit(writing, checksum, Retention::kNormal);  // now others see it
+//   }
+//   if (const auto pin = pool->pin(key)) {
+//     use(pin->data, pin->num_bytes);  // stays, whatever others do
+//     pool->unpin(*pin);
+//   }
+//
+// Lookups and pins take no lock. What changes the pool holds one mutex; docs/store.md says what is
+// left when a process dies, at any moment. Layer: store. Python face: mooncake_kernels/pool.py.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "common/owner.h"
+#include "store/index.h"
+#include "store/layout.h"
+#include "store/ledger.h"
+#include "store/memory.h"
+#include "store/rows.h"
+
+namespace mk::store {
+
+// An object that this process writes.
+struct Writing {
+  uint32_t entry;
+  uint64_t generation;
+  char* data;
+  uint64_t num_bytes;
+};
+
+enum class Begun { kOpen, kExists, kBeingWritten, kFull };
+
+// An object that this process reads.
+struct Pin {
+  uint32_t entry;
+  uint32_t slot;
+  const char* data;
+  uint64_t num_bytes;
+  uint64_t checksum;  // 0: none
+};
+
+enum class Policy { kLru, kSieve };
+
+struct Evicted {
+  std::vector<Key> keys;
+  uint64_t num_bytes = 0;  // that can be allocated again now
+};
+
+struct ObjectInfo {
+  Key key;
+  uint64_t num_bytes;
+  uint64_t recency;
+  Retention retention;
+};
+
+struct PoolStats {
+  uint64_t capacity_bytes, free_bytes, largest_free_bytes, num_free_spans;
+  uint64_t max_objects, num_ready, num_writing, num_doomed;
+  uint64_t doomed_bytes;  // removed, but still read by somebody
+  uint64_t num_pins, num_processes;
+  uint64_t num_repairs;  // how often a process died that was changing the pool
+};
+
+class Pool {
+ public:
+  // An empty path: memory without a name. Throws SystemError.
+  static std::shared_ptr<Pool> create(const std::string& path, const Geometry& geometry);
+  // Throws SystemError, InvalidArgument (it is no pool), Unavailable (another version, another pid
+  // namespace, no row left).
+  static std::shared_ptr<Pool> open(const std::string& path);
+  Pool(const Pool&) = delete;
+  ~Pool();
+
+  const std::string& path() const { return memory_->path(); }
+  const Geometry& geometry() const { return view_.header->geometry; }
+  char* data() const { return view_.data; }
+
+  bool contains(const Key& key) const { return index_.find(key).is_ready(); }
+  void contains_each(const Key* keys, size_t count, bool* out) const;
+  size_t match_prefix(const Key* keys, size_t count) const;  // how many of the first are there
+
+  // Space for an object, which nobody sees before commit(). kFull: there is no room, or no entry.
+  Begun begin(const Key& key, uint64_t num_bytes, Writing* writing);
+  void commit(const Writing& writing, uint64_t checksum, Retention retention);
+  void abort(const Writing& writing);
+
+  // Counts as a use. Nothing if there is no such object.
+  std::optional<Pin> pin(const Key& key);
+  void unpin(const Pin& pin);
+
+  bool remove(const Key& key);  // whether it was there
+  bool retain(const Key& key, Retention retention);
+
+  // Makes room, at least `num_bytes` if it can; never what is pinned, hard or by a reader.
+  Evicted evict(uint64_t num_bytes, Policy policy);
+  Evicted evict_keys(const Key* keys, size_t count);
+
+  // Takes back what processes that have died were holding; how many of them there were.
+  uint32_t reap();
+  std::vector<ObjectInfo> scan();  // all that are ready
+  PoolStats stats();
+
+ private:
+  class Lock;
+
+  Pool(std::unique_ptr<PoolMemory> memory, const Geometry& geometry);
+  void claim();
+  void touch(Entry& entry);
+  Entry& checked(const char* op, const Writing& writing) const;
+
+  const std::unique_ptr<PoolMemory> memory_;
+  const View view_;
+  const Index index_;
+  Ledger ledger_;
+  const Owner owner_;
+  std::unique_ptr<OwnSlots> slots_;
+  uint32_t row_ = kNone;
+};
+
+// Who holds the pool's mutex.
+class Pool::Lock {
+ public:
+  explicit Lock(Pool& pool)
+      : lock_(pool.view_.header->mutex, [&pool] { pool.ledger_.rebuild(); }) {}
+
+ private:
+  RobustMutex::Lock lock_;
+};
+
+}  // namespace mk::store

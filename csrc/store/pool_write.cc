@@ -1,0 +1,119 @@
+// What puts objects into a pool and takes them out by name.
+#include <algorithm>
+
+#include "common/check.h"
+#include "store/pool.h"
+
+namespace mk::store {
+
+Begun Pool::begin(const Key& key, uint64_t num_bytes, Writing* writing) {
+  owner_.check("put", "pool");
+  MK_CHECK(num_bytes <= geometry().capacity_bytes, "put: num_bytes must be at most the pool's ",
+           geometry().capacity_bytes, ", got ", num_bytes);
+  const Lock lock(*this);
+  if (const Found found = index_.find(key); found.entry != kNone) {
+    if (found.is_ready()) return Begun::kExists;
+    if (is_alive(view_.rows[view_.entries[found.entry].row])) return Begun::kBeingWritten;
+    ledger_.reap();
+  }
+  uint32_t at = ledger_.add(key, num_bytes, row_);
+  if (at == kNone && ledger_.sweep() > 0) at = ledger_.add(key, num_bytes, row_);
+  if (at == kNone) return Begun::kFull;
+  const Entry& entry = view_.entries[at];
+  *writing = {at, generation_of(entry.word.load()), view_.data_of(entry), num_bytes};
+  return Begun::kOpen;
+}
+
+Entry& Pool::checked(const char* op, const Writing& writing) const {
+  owner_.check(op, "put");
+  Entry& entry = view_.entries[writing.entry];
+  MK_CHECK(entry.word.load() == word_of(writing.generation, State::kWriting), op,
+           ": put must be open, got one that was committed or aborted");
+  return entry;
+}
+
+void Pool::commit(const Writing& writing, uint64_t checksum, Retention retention) {
+  const Lock lock(*this);
+  checked("commit", writing);
+  ledger_.publish(writing.entry, checksum, retention);
+}
+
+void Pool::abort(const Writing& writing) {
+  const Lock lock(*this);
+  checked("abort", writing);
+  ledger_.doom(writing.entry);
+  ledger_.sweep();
+}
+
+bool Pool::remove(const Key& key) {
+  owner_.check("remove", "pool");
+  const Lock lock(*this);
+  const Found found = index_.find(key);
+  if (!found.is_ready()) return false;
+  ledger_.doom(found.entry);
+  ledger_.sweep();
+  return true;
+}
+
+bool Pool::retain(const Key& key, Retention retention) {
+  owner_.check("retain", "pool");
+  const Lock lock(*this);
+  const Found found = index_.find(key);
+  if (!found.is_ready()) return false;
+  ledger_.retain(found.entry, retention);
+  return true;
+}
+
+uint32_t Pool::reap() {
+  owner_.check("reap", "pool");
+  const Lock lock(*this);
+  const uint32_t num_dead = ledger_.reap();
+  ledger_.sweep();
+  return num_dead;
+}
+
+std::vector<ObjectInfo> Pool::scan() {
+  owner_.check("scan", "pool");
+  constexpr uint32_t kPart = 1 << 14;  // entries; others have their turn in between
+  std::vector<ObjectInfo> objects;
+  for (uint32_t begin = 0; begin < geometry().num_entries; begin += kPart) {
+    const uint32_t end = std::min(begin + kPart, geometry().num_entries);
+    const Lock lock(*this);
+    for (uint32_t at = begin; at < end; ++at) {
+      const Entry& entry = view_.entries[at];
+      if (state_of(entry.word.load()) != State::kReady) continue;
+      objects.push_back({{entry.hash.load(), entry.scope.load()},
+                         entry.num_bytes,
+                         entry.recency.load(),
+                         entry.retention});
+    }
+  }
+  return objects;
+}
+
+PoolStats Pool::stats() {
+  owner_.check("stats", "pool");
+  const Lock lock(*this);
+  ledger_.sweep();
+  const Header& header = *view_.header;
+  const Allocator& allocator = ledger_.allocator();
+  const uint64_t unit = header.geometry.alignment;
+  PoolStats stats{};
+  stats.capacity_bytes = header.geometry.capacity_bytes;
+  stats.free_bytes = allocator.free_units() * unit;
+  stats.largest_free_bytes = allocator.largest_free_units() * unit;
+  stats.num_free_spans = allocator.num_free_spans();
+  stats.max_objects = header.geometry.num_entries;
+  stats.num_ready = header.num_ready;
+  stats.num_writing = header.num_writing;
+  stats.num_doomed = header.num_doomed;
+  stats.doomed_bytes = header.doomed_units * unit;
+  stats.num_repairs = header.num_rebuilds - 1;
+  stats.num_pins = PinnedSet(view_).size();
+  for (uint32_t row = 0; row < header.geometry.num_rows; ++row) {
+    stats.num_processes += view_.rows[row].pid.load() != 0;
+  }
+  return stats;
+}
+
+}  // namespace mk::store

@@ -1,0 +1,39 @@
+// RobustMutex: a mutex in shared memory that outlives the processes that hold it.
+//
+//   mutex->init();  // once, by who makes the memory
+//   const RobustMutex::Lock lock(*mutex, [&] { repair_what_it_guards(); });
+//
+// Who takes it after the death of its holder repairs first. If that one dies too, or the repair
+// throws, the next one does. Layer: store.
+#pragma once
+
+#include <pthread.h>
+
+#include <functional>
+
+namespace mk::store {
+
+class RobustMutex {
+ public:
+  // How long a lock waits: a holder works for milliseconds, unless somebody has stopped it.
+  static constexpr int kLimitS = 10;
+
+  void init();
+
+  class Lock {
+   public:
+    // Throws SystemError (ETIMEDOUT) at its limit, and what `repair` throws.
+    Lock(RobustMutex& mutex, const std::function<void()>& repair);
+    Lock(const Lock&) = delete;
+    ~Lock();
+
+   private:
+    RobustMutex& mutex_;
+  };
+
+ private:
+  pthread_mutex_t mutex_;
+  bool needs_repair_;
+};
+
+}  // namespace mk::store

@@ -1,0 +1,54 @@
+// Rows: the processes that use a pool, and what each of them is reading.
+//
+//   const uint32_t row = claim_row(view);               // with the pool's mutex
+//   OwnSlots slots(view, row);
+//   const uint32_t slot = slots.take();                 // any thread of this process
+//   view.slots[slot].store(slot_of(entry, generation)); // a pin, if the entry is still ready then
+//   PinnedSet(view).contains(entry, generation);        // what anybody reads
+//
+// A pin is a word in a slot of its process's row and not a count: whose it was is still known when
+// that process has died. (M. Michael, "Hazard Pointers", IEEE TPDS 2004.) Layer: store.
+#pragma once
+
+#include <mutex>
+#include <vector>
+
+#include "store/layout.h"
+#include "store/process.h"
+
+namespace mk::store {
+
+// A row for this process, or kNone if all are taken. With the pool's mutex held.
+uint32_t claim_row(const View& view);
+// Whether somebody has the row and is alive.
+bool is_alive(const Row& row);
+// Empties all slots of a row and gives it up.
+void clear_row(const View& view, uint32_t row);
+
+// The slots of this process's own row.
+class OwnSlots {
+ public:
+  OwnSlots(const View& view, uint32_t row);
+
+  uint32_t take();  // kNone: all are in use
+  void give_back(uint32_t slot);
+
+ private:
+  const View& view_;
+  const uint32_t row_;
+  std::mutex mutex_;
+  std::vector<uint32_t> returned_;  // the last one first, so that few are ever used
+};
+
+// All pins there are at one moment.
+class PinnedSet {
+ public:
+  explicit PinnedSet(const View& view);
+  bool contains(uint32_t entry, uint64_t generation) const;
+  size_t size() const { return words_.size(); }
+
+ private:
+  std::vector<uint64_t> words_;  // sorted
+};
+
+}  // namespace mk::store

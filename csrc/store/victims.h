@@ -1,0 +1,86 @@
+// Victims: which objects an eviction takes, one after the other, by a policy.
+//
+//   LruVictims victims(view, ledger, pinned);
+//   while (freed < wanted && (entry = victims.next()) != kNone) ledger->doom(entry);
+//
+// Those that somebody reads are passed over. Each that is returned must be doomed before the next
+// is asked for. With the pool's mutex held. Layer: store.
+#pragma once
+
+#include <vector>
+
+#include "store/ledger.h"
+
+namespace mk::store {
+
+inline bool is_pinned(const View& view, const PinnedSet& pinned, uint32_t at) {
+  return pinned.contains(at, generation_of(view.entries[at].word.load()));
+}
+
+class LruVictims {
+ public:
+  LruVictims(const View& view, Ledger* ledger, const PinnedSet& pinned)
+      : view_(view), heap_(ledger->heap()), pinned_(pinned), begun_(view.header->clock.load()) {}
+  LruVictims(const LruVictims&) = delete;
+  ~LruVictims() {
+    for (const HeapItem& item : passed_over_) heap_.push(item.entry, item.stamp);
+  }
+
+  uint32_t next() {
+    while (!heap_.empty()) {
+      const HeapItem top = heap_.top();
+      const uint64_t stamp = lru_stamp(view_.entries[top.entry]);
+      // Uses that come while this goes on do not matter, or it might never end.
+      const bool is_of_before = (top.stamp & ~(uint64_t{1} << 63)) <= begun_;
+      if (stamp > top.stamp && is_of_before) {
+        heap_.restamp(top.entry, stamp);
+      } else if (is_pinned(view_, pinned_, top.entry)) {
+        passed_over_.push_back(top);
+        heap_.remove(top.entry);
+      } else {
+        return top.entry;
+      }
+    }
+    return kNone;
+  }
+
+ private:
+  const View& view_;
+  LruHeap& heap_;
+  const PinnedSet& pinned_;
+  const uint64_t begun_;
+  std::vector<HeapItem> passed_over_;
+};
+
+class SieveVictims {
+ public:
+  SieveVictims(const View& view, Ledger* ledger, const PinnedSet& pinned)
+      : view_(view), queue_(ledger->queue()), pinned_(pinned) {}
+
+  uint32_t next() {
+    for (; steps_left_ > 0 || !takes_soft_; --steps_left_) {
+      if (steps_left_ == 0) {
+        takes_soft_ = true;
+        steps_left_ = two_rounds();
+      }
+      const uint32_t at = queue_.hand();
+      if (at == kNone) break;
+      Entry& entry = view_.entries[at];
+      const bool is_spared = entry.retention == Retention::kSoft && !takes_soft_;
+      if (!is_spared && !entry.visited.exchange(0) && !is_pinned(view_, pinned_, at)) return at;
+      queue_.pass();
+    }
+    return kNone;
+  }
+
+ private:
+  uint64_t two_rounds() const { return 2 * uint64_t{view_.header->heap_size} + 1; }
+
+  const View& view_;
+  SieveQueue& queue_;
+  const PinnedSet& pinned_;
+  bool takes_soft_ = false;
+  uint64_t steps_left_ = two_rounds();
+};
+
+}  // namespace mk::store

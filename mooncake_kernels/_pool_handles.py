@@ -1,0 +1,196 @@
+"""What an ``ObjectPool`` gives out: an object that is read, and one that is written."""
+
+import contextlib
+from types import TracebackType
+from typing import Any, Literal
+
+import torch
+
+from . import _host
+from ._arguments import as_one_of
+from .errors import ChecksumError, InvalidArgument
+
+Retention = Literal["normal", "soft", "hard"]
+
+RETENTIONS: tuple[Retention, ...] = ("normal", "soft", "hard")  # as csrc/store/layout.h counts them
+
+
+def as_retention(op: str, retention: Any) -> int:
+    """How the host code calls it."""
+    return RETENTIONS.index(as_one_of(op, "retention", retention, RETENTIONS))
+
+
+class _Bytes:
+    """An object in the memory of its pool, which the native handle keeps there."""
+
+    def __init__(self, native: _host.ObjectPin | _host.ObjectPut):
+        self.num_bytes = native.num_bytes
+        self._view: memoryview | None = None
+
+    def _view_of(self, native: _host.ObjectPin | _host.ObjectPut | None) -> memoryview:
+        if native is None:
+            raise InvalidArgument("view: the object must be open, got one that was closed")
+        if self._view is None:
+            view = memoryview(native)
+            self._view = view if isinstance(native, _host.ObjectPut) else view.toreadonly()
+        return self._view
+
+    def _tensor(
+        self, native: _host.ObjectPin | _host.ObjectPut | None, dtype: torch.dtype
+    ) -> torch.Tensor:
+        if native is None:
+            raise InvalidArgument("tensor: the object must be open, got one that was closed")
+        if self.num_bytes == 0:
+            return torch.empty(0, dtype=dtype)
+        if self.num_bytes % dtype.itemsize:
+            raise InvalidArgument(
+                f"tensor: dtype must divide the object's {self.num_bytes} bytes, got {dtype}"
+            )
+        # Of the handle itself: a tensor would not notice that a memoryview was released.
+        return torch.frombuffer(native, dtype=dtype)
+
+    def _release(self) -> None:
+        if self._view is not None:
+            with contextlib.suppress(BufferError):  # arrays have it
+                self._view.release()
+
+
+class PinnedObject(_Bytes):
+    """An object that is read where it is: what ``ObjectPool.pin`` returns. A context manager.
+
+    While it is pinned its bytes stay as they are, also if the object is removed or evicted. The pin
+    ends with ``close()``, or with the last of the views, arrays and tensors made of it, whichever
+    is later; and with the process.
+
+    Attributes:
+        num_bytes: size of the object.
+    """
+
+    def __init__(self, pin: _host.ObjectPin):
+        super().__init__(pin)
+        self._pin: _host.ObjectPin | None = pin
+
+    @property
+    def view(self) -> memoryview:
+        """The bytes where they are, not a copy; read-only."""
+        return self._view_of(self._pin)
+
+    def tensor(self, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
+        """Return the bytes as a tensor, not a copy, which must not be written to.
+
+        Args:
+            dtype: of its elements.
+
+        Returns:
+            ``[num_bytes / itemsize]``.
+
+        Raises:
+            InvalidArgument: the size is no multiple of the item's, or the object was closed.
+        """
+        return self._tensor(self._pin, dtype)
+
+    def verify(self) -> None:
+        """Compare the bytes with the checksum that they were stored with, if there is one.
+
+        Raises:
+            ChecksumError: they are not the same any more.
+            InvalidArgument: the object was closed.
+        """
+        if self._pin is None:
+            raise InvalidArgument("verify: the object must be open, got one that was closed")
+        if not self._pin.is_whole():
+            raise ChecksumError("verify: the object is not what its checksum says")
+
+    def close(self) -> None:
+        """Give up the object; ``view`` cannot be used any more. Idempotent."""
+        self._release()
+        self._pin = None
+
+    def __enter__(self) -> "PinnedObject":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class ObjectPut(_Bytes):
+    """An object that is being written: what ``ObjectPool.begin`` returns. A context manager.
+
+    Nobody sees it before ``commit()``, which the end of a ``with`` block calls, unless by an
+    exception; then, or when it is dropped, or when the process dies, its space is free again. What
+    is written to ``view`` and ``tensor()`` after that is an error that nobody notices.
+
+    Attributes:
+        num_bytes: size of the object.
+        is_open: whether it was neither committed nor aborted.
+    """
+
+    def __init__(self, put: _host.ObjectPut, checksum: bool, retention: int):
+        super().__init__(put)
+        self._put: _host.ObjectPut | None = put
+        self._checksum = checksum
+        self._retention = retention
+
+    @property
+    def view(self) -> memoryview:
+        """The bytes where they are, to be written."""
+        return self._view_of(self._put)
+
+    @property
+    def is_open(self) -> bool:
+        return self._put is not None
+
+    def tensor(self, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
+        """Return the bytes to be written as a tensor.
+
+        Args:
+            dtype: of its elements.
+
+        Returns:
+            ``[num_bytes / itemsize]``.
+
+        Raises:
+            InvalidArgument: the size is no multiple of the item's, or the put is over.
+        """
+        return self._tensor(self._put, dtype)
+
+    def commit(self) -> None:
+        """Let everybody see the object, which does not change any more.
+
+        Raises:
+            InvalidArgument: the put is over, or another process's.
+            TimeoutError: a stopped process holds the pool.
+        """
+        if self._put is None:
+            raise InvalidArgument("commit: put must be open, got one that was committed or aborted")
+        self._put.commit(self._checksum, self._retention)
+        self._end()
+
+    def abort(self) -> None:
+        """Give the space back, as if there had been no put. Idempotent; nothing after a commit."""
+        if self._put is not None:
+            self._put.abort()
+            self._end()
+
+    def _end(self) -> None:
+        self._put = None
+        self._release()
+
+    def __enter__(self) -> "ObjectPut":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is not None:
+            self.abort()
+        elif self._put is not None:
+            self.commit()

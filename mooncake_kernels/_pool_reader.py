@@ -1,0 +1,135 @@
+"""The half of ``ObjectPool`` that finds and reads objects. It takes no lock."""
+
+from types import TracebackType
+from typing import Any, TypeVar
+
+import numpy as np
+
+from . import _host
+from ._arguments import shown
+from ._pool_handles import PinnedObject
+from ._pool_reads import DONE, as_offset, check_read, with_buffers
+from ._pool_values import Key, as_key, as_keys
+from .errors import InvalidArgument
+
+Self = TypeVar("Self", bound="PoolReader")
+
+
+class PoolReader:
+    """A context manager around ``close()``, and all that does not change a pool.
+
+    Attributes:
+        path: where other processes open it.
+        capacity_bytes: for objects, each rounded up to ``alignment``.
+        alignment: of objects, in bytes.
+    """
+
+    def __init__(self, native: _host.ObjectPool):
+        self.path = native.path
+        self.capacity_bytes = native.capacity_bytes
+        self.alignment = native.alignment
+        self._native: _host.ObjectPool | None = native
+
+    def contains(self, key: Key) -> bool:
+        """Tell whether an object can be read; not a use of it."""
+        return self._pool.contains(*as_key("contains", key))
+
+    def contains_each(self, keys: Any) -> np.ndarray:
+        """Tell of ``[n, 2]`` keys which are there: ``[n]`` bool."""
+        return self._pool.contains_each(as_keys("contains_each", keys))
+
+    def match_prefix(self, keys: Any) -> int:
+        """Count the first of ``[n, 2]`` keys that are there, up to one that is not.
+
+        Equivalent to::
+
+            count = 0
+            while count < n and pool.contains(keys[count]):
+                count += 1
+
+        It is no promise: until they are pinned, objects may be evicted.
+        """
+        return self._pool.match_prefix(as_keys("match_prefix", keys))
+
+    def pin(self, key: Key) -> PinnedObject | None:
+        """Read an object where it is; None if there is none. Counts as a use.
+
+        Raises:
+            Unavailable: this process reads ``num_pins`` objects already.
+        """
+        pin = self._pool.pin(*as_key("pin", key))
+        return None if pin is None else PinnedObject(pin)
+
+    def get_into(
+        self, key: Key, *buffers: Any, offset: int | None = None, verify: bool = False
+    ) -> int | None:
+        """Copy an object, or a part of it, into buffers, one behind the other. Counts as a use.
+
+        Args:
+            key: of the object.
+            *buffers: packed, writable host memory. Without an offset they take the whole object and
+                may be larger.
+            offset: where in the object to begin; then all buffers are filled.
+            verify: first compare the whole object with the checksum it was stored with, if any.
+
+        Returns:
+            Size of the object; None if there is none.
+
+        Raises:
+            InvalidArgument: the buffers are too small, or what was asked for is not in the object.
+            ChecksumError: the object is damaged; nothing was copied.
+        """
+        words, start, read = as_key("get_into", key), as_offset(offset), self._pool.read
+        outcome, object_bytes = with_buffers(
+            "get_into", buffers, True, lambda held: read(*words, start, held, verify)
+        )
+        return check_read(outcome, object_bytes, key, offset, buffers)
+
+    def get_into_each(self, keys: Any, buffers: Any, *, verify: bool = False) -> np.ndarray:
+        """Copy many whole objects, each into a buffer of its own, in one call.
+
+        Args:
+            keys: ``[n, 2]``.
+            buffers: n of packed, writable host memory, each as large as its object or larger.
+            verify: as in ``get_into``; what is damaged is not copied.
+
+        Returns:
+            ``[n]`` int64: sizes of the objects; -1 where there is none, -2 where the buffer is too
+            small, -4 where the object is damaged.
+
+        Raises:
+            InvalidArgument: an argument is wrong.
+        """
+        words, read_each = as_keys("get_into_each", keys), self._pool.read_each
+        if len(buffers) != len(words):
+            raise InvalidArgument(
+                f"get_into_each: buffers must be as many as keys, got {len(buffers)} and "
+                f"{len(words)}"
+            )
+        outcomes, object_bytes = with_buffers(
+            "get_into_each", buffers, True, lambda held: read_each(words, held, verify)
+        )
+        return np.where(outcomes == DONE, object_bytes.astype(np.int64), -outcomes.astype(np.int64))
+
+    def close(self) -> None:
+        """Stop using the pool; pins and puts that are open go on until they end. Idempotent."""
+        self._native = None
+
+    @property
+    def _pool(self) -> _host.ObjectPool:
+        if self._native is None:
+            raise InvalidArgument(
+                f"ObjectPool: pool must be open, got the closed {shown(self.path)}"
+            )
+        return self._native
+
+    def __enter__(self: Self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

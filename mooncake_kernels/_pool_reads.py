@@ -1,0 +1,67 @@
+"""Buffers of a pool's reads and writes, and what came of a read."""
+
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+import numpy as np
+
+from ._arguments import as_integer, shown
+from ._pool_values import END, Key
+from .buffers import Buffer, as_buffer
+from .errors import ChecksumError, InvalidArgument
+
+DONE, ABSENT, TOO_SMALL, OUT_OF_RANGE, DAMAGED = range(5)  # of csrc/store/objects.h
+
+# What the host code takes by itself; of all else it is given the address and the size.
+BUFFER_TYPES = (np.ndarray, bytes, bytearray, memoryview)
+
+Result = TypeVar("Result")
+
+
+def with_buffers(
+    op: str, buffers: Iterable[Any], writable: bool, call: Callable[[list[Any]], Result]
+) -> Result:
+    """Call with the buffers as the host code takes them; what is wrong with one is told."""
+    listed = list(buffers)
+    try:
+        if all(isinstance(buffer, BUFFER_TYPES) for buffer in listed):
+            return call(listed)
+    except (BufferError, ValueError) as error:
+        if isinstance(error, InvalidArgument):  # not of a buffer
+            raise
+    owners = [_as_host_buffer(op, i, buffer, writable) for i, buffer in enumerate(listed)]
+    return call([(owner.address, owner.num_bytes) for owner in owners])
+
+
+def _as_host_buffer(op: str, i: int, buffer: Any, writable: bool) -> Buffer:
+    owner = as_buffer(buffer, argument=f"{op}: buffers[{i}]")
+    if not owner.location.startswith("cpu"):
+        raise InvalidArgument(f"{op}: buffers[{i}] must be host memory, got {owner.location}")
+    if writable and not owner.writable:
+        raise InvalidArgument(f"{op}: buffers[{i}] must be writable, got read-only memory")
+    return owner
+
+
+def as_offset(offset: Any) -> int | None:
+    return None if offset is None else as_integer("get_into", "offset", offset, 0, END - 1)
+
+
+def check_read(
+    outcome: int, object_bytes: int, key: Key, offset: int | None, buffers: Iterable[Any]
+) -> int | None:
+    """The object's size, None if there is none, or the error."""
+    if outcome == DONE:
+        return object_bytes
+    if outcome == ABSENT:
+        return None
+    wanted = sum(as_buffer(buffer).num_bytes for buffer in buffers)
+    if outcome == TOO_SMALL:
+        raise InvalidArgument(
+            f"get_into: buffers must have room for {object_bytes} bytes, got {wanted}"
+        )
+    if outcome == OUT_OF_RANGE:
+        raise InvalidArgument(
+            f"get_into: offset and buffers must be within the object's {object_bytes} bytes, got "
+            f"{wanted} from {offset}"
+        )
+    raise ChecksumError(f"get_into: object {shown(key)} is not what its checksum says")

@@ -1,0 +1,170 @@
+"""Values of ``pool.py``: keys, and what a pool tells of itself."""
+
+import enum
+import operator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from . import _host
+from ._arguments import as_integers, shown
+from .errors import InvalidArgument
+
+Key = tuple[int, int]  # hash, scope
+
+END = 1 << 64
+
+
+class PutResult(enum.Enum):
+    """What became of a put. The values are those of csrc/store/pool.h."""
+
+    STORED = 0
+    EXISTS = 1  # an object has this key; objects do not change
+    BEING_WRITTEN = 2  # by a process that is alive
+    FULL = 3  # evict, and try again
+
+
+@dataclass(frozen=True)
+class Evicted:
+    """What an eviction removed.
+
+    Attributes:
+        keys: ``[n, 2]`` uint64 of the objects.
+        num_bytes: of the pool that can be used again; what somebody reads is free only later.
+    """
+
+    keys: np.ndarray
+    num_bytes: int
+
+
+@dataclass(frozen=True)
+class PoolObjects:
+    """All objects of a pool, in no order: what eviction policies look at.
+
+    Attributes:
+        keys: ``[n, 2]`` uint64.
+        num_bytes: ``[n]`` uint64.
+        recency: ``[n]`` uint64, the pool's clock when each was last used: one more a use.
+        retention: ``[n]`` uint8: 0 normal, 1 soft, 2 hard.
+    """
+
+    keys: np.ndarray
+    num_bytes: np.ndarray
+    recency: np.ndarray
+    retention: np.ndarray
+
+
+@dataclass(frozen=True)
+class PoolStats:
+    """Counts of one moment.
+
+    Attributes:
+        capacity_bytes: for objects, each rounded up to the pool's alignment.
+        free_bytes: that are in no object.
+        largest_free_bytes: the largest object that fits.
+        num_free_spans: in how many parts the free bytes lie.
+        max_objects: how many there can be.
+        num_ready: objects that can be read.
+        num_writing: that are being written.
+        num_doomed: that were removed and are still being read, with ``doomed_bytes``.
+        doomed_bytes: see above.
+        num_pins: objects that are being read, each as often as it is.
+        num_processes: that have the pool open, or died and were not noticed yet.
+        num_repairs: how often a process died in the middle of a change.
+    """
+
+    capacity_bytes: int
+    free_bytes: int
+    largest_free_bytes: int
+    num_free_spans: int
+    max_objects: int
+    num_ready: int
+    num_writing: int
+    num_doomed: int
+    doomed_bytes: int
+    num_pins: int
+    num_processes: int
+    num_repairs: int
+
+    @property
+    def fragmentation(self) -> float:
+        """From 0 (what is free lies in one part) to almost 1: 1 - largest / free."""
+        return 1 - self.largest_free_bytes / self.free_bytes if self.free_bytes else 0.0
+
+
+def object_key(name: str | bytes, scope: int | str = 0) -> Key:
+    """Make the key of an object that has a name and not a prefix hash.
+
+    Args:
+        name: any string; 128 bits of its XXH3 are the key.
+        scope: as in ``object_keys``.
+
+    Returns:
+        ``(hash, scope)``.
+
+    Raises:
+        InvalidArgument: an argument is of another type, or out of range.
+    """
+    if not isinstance(name, str | bytes):
+        raise InvalidArgument(f"object_key: name must be a str or bytes, got {shown(name)}")
+    low, high = _host.hash_name(name.encode() if isinstance(name, str) else name)
+    return low, high ^ as_scope("object_key", scope)
+
+
+def object_keys(hashes: Any, scope: int | str = 0) -> np.ndarray:
+    """Make the keys of blocks from their prefix hashes.
+
+    Equivalent to::
+
+        for i in range(n):
+            keys[i] = hashes[i], scope
+
+    Args:
+        hashes: ``[n]`` integers from 0 to 2**64 - 1, as ``block_hashes`` makes them.
+        scope: whose blocks they are: tenant, model, layout, rank. A string counts by its XXH3.
+
+    Returns:
+        ``[n, 2]`` uint64.
+
+    Raises:
+        InvalidArgument: an argument is not as above.
+    """
+    column = as_integers("object_keys", "hashes", hashes, "[n]")
+    if column.ndim != 1:
+        raise InvalidArgument(f"object_keys: hashes must be [n], got shape {column.shape}")
+    keys = np.empty((len(column), 2), np.uint64)
+    keys[:, 0] = column
+    keys[:, 1] = as_scope("object_keys", scope)
+    return keys
+
+
+def as_scope(op: str, scope: Any) -> int:
+    """A word, also of a string."""
+    if isinstance(scope, str):
+        return _host.hash_name(scope.encode())[0]
+    return as_key(op, (0, scope))[1]
+
+
+def as_key(op: str, key: Any) -> Key:
+    """Two words."""
+    try:
+        first, second = map(operator.index, key)
+    except (TypeError, ValueError):
+        pass
+    else:
+        if 0 <= first < END and 0 <= second < END:
+            return first, second
+    raise InvalidArgument(
+        f"{op}: key must be two integers from 0 to 2**64 - 1, got {shown(key)}"
+    ) from None
+
+
+def as_keys(op: str, keys: Any) -> np.ndarray:
+    """``[n, 2]`` uint64, packed; an array of these is taken as it is."""
+    if not isinstance(keys, np.ndarray) and not len(keys):
+        return np.empty((0, 2), np.uint64)
+    array = as_integers(op, "keys", keys, "[n, 2]")
+    if array.ndim != 2 or array.shape[1] != 2:
+        raise InvalidArgument(f"{op}: keys must be [n, 2] integers, got shape {array.shape}")
+    return np.ascontiguousarray(array)

@@ -1,0 +1,229 @@
+"""Pools of objects in the memory of one host, which all its processes read and write by themselves.
+
+Mechanism: it never decides what to evict or when. ``mooncake_serving.store`` does. What holds when
+processes die is in docs/store.md.
+"""
+
+import os
+from typing import Any, Literal
+
+import torch
+
+from . import _host
+from ._arguments import as_integer, as_one_of
+from ._pool_handles import ObjectPut, PinnedObject, Retention, as_retention
+from ._pool_reader import PoolReader
+from ._pool_reads import with_buffers
+from ._pool_values import (
+    END,
+    Evicted,
+    Key,
+    PoolObjects,
+    PoolStats,
+    PutResult,
+    as_key,
+    as_keys,
+    object_key,
+    object_keys,
+)
+
+__all__ = [
+    "Evicted",
+    "Key",
+    "ObjectPool",
+    "ObjectPut",
+    "PinnedObject",
+    "PoolObjects",
+    "PoolStats",
+    "PutResult",
+    "Retention",
+    "object_key",
+    "object_keys",
+]
+
+MAX_OBJECTS = 1 << 30
+
+
+class ObjectPool(PoolReader):
+    """Immutable objects under 128-bit keys, in shared memory. A context manager.
+
+    The index, the allocator's state and the bytes lie in one piece of memory, so that a lookup, a
+    read or a write is made by whoever wants it, without a server::
+
+        pool = mk.ObjectPool.create(64 << 30, "/dev/shm/kv")       # elsewhere ObjectPool.open(path)
+        keys = mk.object_keys(mk.block_hashes(tokens, 256), "llama-70b/rank0")
+        num_blocks = pool.match_prefix(keys)
+        with pool.pin(keys[0]) as block:                           # stays for as long as this lasts
+            cache.copy_(block.tensor(torch.bfloat16))
+        if isinstance(put := pool.begin(keys[1], num_bytes), mk.ObjectPut):
+            with put:                                              # seen by others at its end
+                put.tensor(torch.bfloat16).copy_(cache)
+
+    All methods may be called by many threads. Lookups and pins take no lock. What changes the pool
+    waits for its mutex, at most 10 s, which only a process that somebody has stopped (SIGSTOP, a
+    debugger) can hold so long: then it raises ``TimeoutError``. In a forked child only lookups
+    work: it opens the pool itself. Whoever can open a pool can write all of it: it is for processes
+    that trust each other.
+
+    Attributes:
+        path: where other processes open it.
+        capacity_bytes: for objects, each rounded up to ``alignment``.
+        alignment: of objects, in bytes.
+    """
+
+    @classmethod
+    def create(
+        cls,
+        capacity_bytes: int,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        alignment: int = 4096,
+        num_objects: int | None = None,
+        num_processes: int = 64,
+        num_pins: int = 4096,
+    ) -> "ObjectPool":
+        """Make an empty pool.
+
+        Args:
+            capacity_bytes: of its objects; the memory is larger, by the index.
+            path: a file to be made on a memory file system, of which all pages are taken at once,
+                and which stays until it is removed. None: memory without a name, taken as it is
+                touched; others open ``path`` for as long as this process lives, and it is gone with
+                the last that has it open.
+            alignment: where objects begin, a power of two from 64 to 2 MiB.
+            num_objects: how many there can be; None: one for each 8 units of alignment, at least
+                1024. Each costs 160 bytes.
+            num_processes: how many can have it open at once.
+            num_pins: how many objects each of them can read at once.
+
+        Raises:
+            InvalidArgument: a number is out of range.
+            OSError: the file is there already, there is not so much memory, ...
+        """
+        op = "ObjectPool.create"
+        capacity_bytes = as_integer(op, "capacity_bytes", capacity_bytes, 1, END - 1)
+        alignment = as_integer(op, "alignment", alignment, 64, 2 << 20)
+        if num_objects is None:
+            num_objects = min(max(1024, capacity_bytes // (8 * alignment)), MAX_OBJECTS)
+        numbers = [
+            as_integer(op, "num_objects", num_objects, 1, MAX_OBJECTS),
+            as_integer(op, "num_processes", num_processes, 1, (1 << 16) - 1),
+            as_integer(op, "num_pins", num_pins, 1, 1 << 20),
+        ]
+        file = "" if path is None else os.fspath(path)
+        return cls(_host.ObjectPool.create(file, capacity_bytes, alignment, *numbers))
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> "ObjectPool":
+        """Open a pool that a process of this host has made.
+
+        Args:
+            path: its ``path``.
+
+        Raises:
+            InvalidArgument: the file is no pool.
+            Unavailable: its layout is of another version, it is of another pid namespace (a
+                container's, where nobody here can tell who has died), or too many have it open.
+            OSError: there is no such file, or it is not ours.
+        """
+        return cls(_host.ObjectPool.open(os.fspath(path)))
+
+    def begin(
+        self, key: Key, num_bytes: int, *, checksum: bool = True, retention: Retention = "normal"
+    ) -> ObjectPut | PutResult:
+        """Reserve space for an object, to be written in place.
+
+        Args:
+            key: of the object.
+            num_bytes: its size.
+            checksum: compute its XXH3-64 at the commit.
+            retention: "soft": evicted only when all others are; "hard": never.
+
+        Returns:
+            The put; or why there is none: ``EXISTS``, ``BEING_WRITTEN`` or ``FULL``.
+
+        Raises:
+            InvalidArgument: an argument is wrong, or the object larger than the pool.
+        """
+        words = as_key("begin", key)
+        kind = as_retention("begin", retention)
+        size = as_integer("begin", "num_bytes", num_bytes, 0, END - 1)
+        result, put = self._pool.begin(*words, size)
+        return PutResult(result) if put is None else ObjectPut(put, checksum, kind)
+
+    def put_from(
+        self, key: Key, *buffers: Any, checksum: bool = True, retention: Retention = "normal"
+    ) -> PutResult:
+        """Store an object: the bytes of all buffers, one behind the other.
+
+        Args:
+            key: of the object.
+            *buffers: packed host memory: tensors, arrays, bytes, anything ``register`` takes.
+            checksum: compute its XXH3-64 while it is copied.
+            retention: as in ``begin``.
+
+        Returns:
+            ``STORED``, or why it was not.
+
+        Raises:
+            InvalidArgument: an argument is wrong, or the object larger than the pool.
+        """
+        words = as_key("put_from", key)
+        kind = as_retention("put_from", retention)
+        write = self._pool.write
+        return PutResult(
+            with_buffers(
+                "put_from", buffers, False, lambda held: write(*words, held, checksum, kind)
+            )
+        )
+
+    def remove(self, key: Key) -> bool:
+        """Remove an object; who reads it keeps it. Returns whether it was there."""
+        return self._pool.remove(*as_key("remove", key))
+
+    def retain(self, key: Key, retention: Retention) -> bool:
+        """Say how long an object shall stay, see ``begin``. Returns whether it was there."""
+        return self._pool.retain(*as_key("retain", key), as_retention("retain", retention))
+
+    def evict(self, num_bytes: int, policy: Literal["lru", "sieve"] = "lru") -> Evicted:
+        """Remove objects until there are so many bytes more, not of one piece.
+
+        What somebody reads, what is being written and what is "hard" stays; "soft" goes last.
+
+        Args:
+            num_bytes: how many are wanted.
+            policy: "lru": exactly what was used longest ago; "sieve": what was not used since a
+                hand last passed it (Zhang et al., NSDI 2024).
+
+        Returns:
+            What was removed; ``num_bytes`` of it is less than wanted if there was no more.
+
+        Raises:
+            InvalidArgument: an argument is wrong.
+        """
+        size = as_integer("evict", "num_bytes", num_bytes, 0, END - 1)
+        sieve = as_one_of("evict", "policy", policy, ("lru", "sieve")) == "sieve"
+        return Evicted(*self._pool.evict(size, sieve))
+
+    def evict_keys(self, keys: Any) -> Evicted:
+        """Remove those of ``[n, 2]`` objects that nobody reads and that are not "hard"."""
+        return Evicted(*self._pool.evict_keys(as_keys("evict_keys", keys)))
+
+    def objects(self) -> PoolObjects:
+        """List all objects, for policies that choose by themselves."""
+        return PoolObjects(*self._pool.scan())
+
+    def stats(self) -> PoolStats:
+        return PoolStats(**self._pool.stats())
+
+    def reap(self) -> int:
+        """Take back what processes that have died were reading and writing; returns how many.
+
+        It is done by itself when the pool is opened, when an eviction finds too little, and for a
+        key that such a process was writing.
+        """
+        return self._pool.reap()
+
+    def memory(self) -> torch.Tensor:
+        """Return the bytes of all objects, ``[capacity_bytes]`` uint8, to be registered."""
+        return torch.frombuffer(self._pool, dtype=torch.uint8)

@@ -1,0 +1,20 @@
+"""The store: KV objects by prefix hash, shared by all processes of a host.
+
+::
+
+    from mooncake_serving.store import Store
+
+    with Store.create(64 << 30, "/dev/shm/kv", namespace="llama-70b/rank0") as store:
+        keys = mk.block_hashes(tokens, 256)
+        num_blocks = store.match_prefix(keys)
+        store.get_into_each(keys[:num_blocks], blocks)
+        store.put_each(keys[num_blocks:], new_blocks)
+
+docs/store.md says what is promised, also when processes die, and what is still missing: other
+hosts, replicas and the SSD tier.
+"""
+
+from .eviction import EvictionPolicy, largest_first, lru, sieve
+from .store import Store
+
+__all__ = ["EvictionPolicy", "Store", "largest_first", "lru", "sieve"]

@@ -1,0 +1,36 @@
+"""Keys of callers, as those of a pool: whose object it is goes into the key."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from mooncake_kernels.errors import InvalidArgument
+from mooncake_kernels.pool import Key, object_key, object_keys
+
+StoreKey = str | bytes | int | np.integer
+StoreKeys = Sequence[StoreKey] | np.ndarray
+
+
+class Keyspace:
+    """The keys of one namespace: integers are prefix hashes, strings are names.
+
+    Args:
+        namespace: tenant, model, layout, rank: whatever tells objects of equal hashes apart.
+    """
+
+    def __init__(self, namespace: str):
+        if not isinstance(namespace, str):
+            raise InvalidArgument(f"Store: namespace must be a str, got {namespace!r}")
+        self._scope = int(object_keys([0], namespace)[0, 1])
+
+    def key(self, key: StoreKey) -> Key:
+        """``(hash, scope)`` of one key; a wrong integer is refused where it is used."""
+        if isinstance(key, str | bytes):
+            return object_key(key, self._scope)
+        return key, self._scope  # type: ignore[return-value]
+
+    def keys(self, keys: StoreKeys) -> np.ndarray:
+        """``[n, 2]`` uint64 of many."""
+        if not isinstance(keys, np.ndarray) and any(isinstance(k, str | bytes) for k in keys):
+            return np.array([self.key(key) for key in keys], np.uint64).reshape(-1, 2)
+        return object_keys(keys, self._scope)

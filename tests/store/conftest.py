@@ -1,0 +1,20 @@
+"""Pools of each kind."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from mooncake_kernels.pool import ObjectPool
+
+
+@pytest.fixture(params=["file", "nameless"])
+def pool(request, tmp_path_factory):
+    """A pool of 64 units of 4 KiB and 32 objects; a file's is on a memory file system."""
+    path = None
+    if request.param == "file":
+        path = Path("/dev/shm") / f"mk-test-{os.getpid()}-{tmp_path_factory.mktemp('pool').name}"
+    with ObjectPool.create(64 * 4096, path, num_objects=32, num_processes=4, num_pins=8) as made:
+        yield made
+    if path is not None:
+        path.unlink()

@@ -1,0 +1,87 @@
+"""Content that tells its key, processes, and what must hold of a pool in the end."""
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from mooncake_kernels.pool import Key, ObjectPool, PutResult
+
+WAIT_S = 30
+
+
+def content(key: Key, num_bytes: int) -> np.ndarray:
+    """The bytes of an object, which tell its key, its size and their place."""
+    seed = (key[0] * 0x9E3779B97F4A7C15 ^ key[1] ^ int(num_bytes) << 40) % 2**64
+    words = np.arange((num_bytes + 7) // 8, dtype=np.uint64) + np.uint64(seed)
+    words *= np.uint64(0xD6E8FEB86659FD93)
+    return (words ^ (words >> np.uint64(29))).view(np.uint8)[:num_bytes]
+
+
+def put(pool: ObjectPool, key: Key, num_bytes: int, **options) -> PutResult:
+    return pool.put_from(key, content(key, num_bytes), **options)
+
+
+def check(pool: ObjectPool) -> int:
+    """Nothing is left of dead processes, each object is whole; return how many there are."""
+    pool.reap()
+    stats = pool.stats()
+    assert (stats.num_writing, stats.num_doomed, stats.num_pins) == (0, 0, 0)
+    assert stats.num_processes == 1
+    objects, used = pool.objects(), 0
+    for (first, second), num_bytes in zip(objects.keys.tolist(), objects.num_bytes, strict=True):
+        with pool.pin((first, second)) as pinned:
+            pinned.verify()
+            expected = content((first, second), int(num_bytes))
+            np.testing.assert_array_equal(np.frombuffer(pinned.view, np.uint8), expected)
+        used += max(1, -(-int(num_bytes) // pool.alignment)) * pool.alignment
+    assert len(objects.keys) == stats.num_ready
+    assert used + stats.free_bytes == stats.capacity_bytes
+    return stats.num_ready
+
+
+@contextlib.contextmanager
+def child(life: Callable[[], None]) -> Iterator[int]:
+    """A forked process that lives so, and is killed in the end if it does not end by itself."""
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            life()
+            status = 0
+        finally:
+            os._exit(status)
+    try:
+        yield pid
+    finally:
+        kill(pid)
+
+
+def kill(pid: int) -> None:
+    """Kill it with SIGKILL and wait for it, unless that was done."""
+    with contextlib.suppress(ProcessLookupError, ChildProcessError):
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def ended_well(pid: int) -> bool:
+    """Wait for the end of a child."""
+    until = time.monotonic() + WAIT_S
+    while time.monotonic() < until:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status) == 0
+        time.sleep(0.005)
+    raise AssertionError("it did not end")
+
+
+def eventually(condition: Callable[[], bool]) -> bool:
+    until = time.monotonic() + WAIT_S
+    while not condition():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.002)
+    return True

@@ -1,0 +1,270 @@
+"""Objects in a pool: put, found, read where they are, copied out, removed; and every refusal."""
+
+import os
+
+import numpy as np
+import pytest
+import torch
+
+import mooncake_kernels as mk
+from mooncake_kernels.errors import ChecksumError, InvalidArgument, Unavailable
+from mooncake_kernels.pool import ObjectPool, ObjectPut, PutResult, object_key, object_keys
+
+from .support import check, content, put
+
+KEY = (7, 1)
+
+
+def test_what_is_put_is_read_wherever_the_pool_is_open(pool):
+    with ObjectPool.open(pool.path) as other:
+        assert other.pin(KEY) is None and not other.contains(KEY)
+        assert put(pool, KEY, 5000) is PutResult.STORED
+        with other.pin(KEY) as pinned:
+            assert pinned.num_bytes == 5000 and pinned.view.readonly
+            assert bytes(pinned.view) == content(KEY, 5000).tobytes()
+            pinned.verify()
+        assert other.contains(KEY) and not other.contains((7, 2)) and not other.contains((1, 7))
+        assert other.remove(KEY) and not pool.contains(KEY) and not pool.remove(KEY)
+    assert check(pool) == 0
+
+
+@pytest.mark.parametrize("num_bytes", [0, 1, 4095, 4096, 4097, 64 * 4096])
+def test_sizes(pool, num_bytes):
+    assert put(pool, KEY, num_bytes) is PutResult.STORED
+    out = np.zeros(num_bytes + 3, np.uint8)
+    assert pool.get_into(KEY, out, verify=True) == num_bytes
+    np.testing.assert_array_equal(out[:num_bytes], content(KEY, num_bytes))
+    assert not out[num_bytes:].any()
+    assert pool.pin(KEY).tensor().tolist() == content(KEY, num_bytes).tolist()
+    assert check(pool) == 1
+
+
+def test_a_put_is_seen_when_it_is_committed(pool):
+    with pool.begin(KEY, 100) as writing:
+        writing.tensor(torch.float32).fill_(2.5)
+        assert not pool.contains(KEY) and pool.pin(KEY) is None and not pool.remove(KEY)
+        assert pool.begin(KEY, 100) is PutResult.BEING_WRITTEN
+        assert put(pool, KEY, 5) is PutResult.BEING_WRITTEN
+    assert not writing.is_open
+    assert pool.pin(KEY).tensor(torch.float32).tolist() == [2.5] * 25
+    assert pool.begin(KEY, 1) is PutResult.EXISTS and put(pool, KEY, 1) is PutResult.EXISTS
+    with pytest.raises(InvalidArgument, match="commit: put must be open"):
+        writing.commit()
+    writing.abort()
+    assert pool.contains(KEY)
+
+
+def test_a_put_that_is_given_up_leaves_nothing(pool):
+    with pytest.raises(RuntimeError, match="no more"), pool.begin(KEY, 4096):
+        raise RuntimeError("no more")
+    dropped = pool.begin(KEY, 64 * 4096)
+    assert isinstance(dropped, ObjectPut) and pool.stats().free_bytes == 0
+    del dropped
+    with pool.begin(KEY, 9) as writing:
+        writing.abort()
+    assert check(pool) == 0 and pool.stats().free_bytes == pool.capacity_bytes
+
+
+def test_no_room(pool):
+    assert put(pool, (1, 0), 60 * 4096) is PutResult.STORED
+    assert pool.begin((2, 0), 5 * 4096) is PutResult.FULL
+    assert put(pool, (2, 0), 4 * 4096) is PutResult.STORED
+    pool.evict(pool.capacity_bytes)
+    for i in range(32):
+        assert put(pool, (i, 0), 1) is PutResult.STORED
+    assert put(pool, (32, 0), 1) is PutResult.FULL  # no entry
+    with pytest.raises(InvalidArgument, match=r"put: num_bytes must be at most the pool's 262144"):
+        pool.begin(KEY, 64 * 4096 + 1)
+
+
+def test_parts_and_ranges(pool):
+    parts = [content((i, 0), size) for i, size in enumerate([100, 0, 4096, 3])]
+    assert pool.put_from(KEY, *parts[:2], bytes(parts[2]), torch.from_numpy(parts[3])) is (
+        PutResult.STORED
+    )
+    whole = np.concatenate(parts)
+    pieces = [np.zeros(size, np.uint8) for size in (1, 4000, 200)]
+    assert pool.get_into(KEY, *pieces) == len(whole)
+    np.testing.assert_array_equal(np.concatenate(pieces)[: len(whole)], whole)
+    some = np.zeros(300, np.uint8)
+    assert pool.get_into(KEY, some[:100], some[100:], offset=50, verify=True) == len(whole)
+    np.testing.assert_array_equal(some, whole[50:350])
+    assert pool.get_into((0, 0), some) is None
+    with pytest.raises(InvalidArgument, match="buffers must have room for 4199 bytes, got 300"):
+        pool.get_into(KEY, some)
+    with pytest.raises(InvalidArgument, match=r"within the object's 4199 bytes, got 300 from 3900"):
+        pool.get_into(KEY, some, offset=3900)
+
+
+def test_many_in_one_call(pool):
+    keys = object_keys(np.arange(20), "scope")
+    for i, key in enumerate(keys.tolist()):
+        if i != 12:
+            put(pool, tuple(key), 100 + i)
+    there = np.arange(20) != 12
+    np.testing.assert_array_equal(pool.contains_each(keys), there)
+    assert pool.match_prefix(keys) == 12 and pool.match_prefix(keys[13:]) == 7
+    assert pool.match_prefix(keys[12:]) == 0 and pool.match_prefix([]) == 0
+    buffers = [np.zeros(300, np.uint8) for _ in keys]
+    buffers[3] = np.zeros(5, np.uint8)
+    sizes = pool.get_into_each(keys, buffers, verify=True)
+    expected = np.where(there, 100 + np.arange(20), -1)
+    expected[3] = -2
+    np.testing.assert_array_equal(sizes, expected)
+    for key, size, buffer in zip(keys.tolist(), sizes, buffers, strict=True):
+        if size > 0:
+            np.testing.assert_array_equal(buffer[:size], content(tuple(key), size))
+
+
+def test_a_pin_lasts_as_long_as_a_view_of_it(pool):
+    put(pool, KEY, 4096)
+    pinned = pool.pin(KEY)
+    array, tensor = np.frombuffer(pinned.view, np.uint8), pinned.tensor()
+    pinned.close()
+    with pytest.raises(InvalidArgument, match="tensor: the object must be open"):
+        pinned.tensor()
+    assert pool.remove(KEY) and not pool.contains(KEY)
+    assert put(pool, KEY, 63 * 4096) is PutResult.STORED  # beside it, not over it
+    assert (pool.stats().num_pins, pool.stats().doomed_bytes) == (1, 4096)
+    np.testing.assert_array_equal(array, content(KEY, 4096))
+    pool.close()
+    np.testing.assert_array_equal(tensor, content(KEY, 4096))
+
+
+def test_views_end_with_close(pool):
+    put(pool, KEY, 10)
+    with pool.pin(KEY) as pinned:
+        view = pinned.view
+    with pytest.raises(ValueError, match="released"):
+        bytes(view)
+    assert pool.stats().num_pins == 0
+    with pytest.raises(TypeError):
+        pool.pin(KEY).view[0] = 1
+
+
+def test_pins_are_limited(pool):
+    for i in range(9):
+        put(pool, (i, 0), 1)
+    pins = [pool.pin((i % 9, 0)) for i in range(8)]
+    with pytest.raises(Unavailable, match="pin: this process holds 8 pins"):
+        pool.pin((8, 0))
+    assert pool.pin((99, 0)) is None
+    pins.pop()
+    pool.pin((8, 0)).close()
+
+
+def test_damage_is_found(pool):
+    put(pool, KEY, 5000)
+    put(pool, (8, 1), 5000, checksum=False)
+    pool.memory().flip(0)[0]  # readable to its end
+    pool.memory()[123] ^= 4
+    out = np.zeros(5000, np.uint8)
+    with pytest.raises(ChecksumError, match=r"object \(7, 1\) is not what its checksum says"):
+        pool.get_into(KEY, out, verify=True)
+    assert not out.any()
+    with pytest.raises(ChecksumError), pool.pin(KEY) as pinned:
+        pinned.verify()
+    assert pool.get_into_each([KEY], [out], verify=True).tolist() == [-4]
+    assert pool.get_into(KEY, out) == 5000 and pool.get_into((8, 1), out, verify=True) == 5000
+
+
+def test_keys():
+    assert object_key("a", "x") == object_key(b"a", "x")
+    names = [("a", 0), ("b", 0), ("a", 1), ("a", "x"), ("", 0)]
+    assert len({object_key(*name) for name in names}) == 5
+    keys = object_keys(np.array([3, 2**64 - 1], np.uint64), 5)
+    assert keys.tolist() == [[3, 5], [2**64 - 1, 5]] and keys.dtype == np.uint64
+    assert object_keys([1], "x")[0, 1] == object_keys([1], "x")[0, 1] != object_keys([1], "y")[0, 1]
+
+
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda p: p.contains(7), "contains: key must be two integers"),
+        (lambda p: p.pin((1, 2, 3)), "pin: key must be two integers"),
+        (lambda p: p.remove((1, 1 << 64)), "remove: key must be two integers"),
+        (lambda p: p.match_prefix(np.zeros(3, np.uint64)), r"keys must be \[n, 2\] integers"),
+        (lambda p: p.contains_each([[1.5, 2.0]]), r"keys must be \[n, 2\] integers"),
+        (lambda p: p.begin(KEY, -1), "begin: num_bytes must be an integer"),
+        (lambda p: p.begin(KEY, 1, retention="no"), "begin: retention must be one of"),
+        (lambda p: p.put_from(KEY, 5), r"put_from: buffers\[0\] must be"),
+        (lambda p: p.put_from(KEY, np.zeros((4, 4))[:, 1]), r"buffers\[0\] must be packed"),
+        (lambda p: p.put_from(KEY, "text"), r"put_from: buffers\[0\] must be"),
+        (lambda p: p.get_into(KEY, b"123"), r"get_into: buffers\[0\] must be writable"),
+        (lambda p: p.get_into(KEY, bytearray(1), offset=-1), "get_into: offset must be an integer"),
+        (lambda p: p.get_into_each([KEY], []), "buffers must be as many as keys, got 0 and 1"),
+        (lambda p: p.evict(1, policy="fifo"), "evict: policy must be one of"),
+        (lambda p: p.retain(KEY, None), "retain: retention must be one of"),
+        (lambda p: object_key(5), "object_key: name must be a str or bytes"),
+        (lambda p: object_keys([[1]]), r"object_keys: hashes must be \[n\]"),
+        (lambda p: object_keys([1], 1.5), "object_keys: key must be two integers"),
+        (lambda p: ObjectPool.create(0), "ObjectPool.create: capacity_bytes must be"),
+        (lambda p: ObjectPool.create(4095), "ObjectPool: capacity_bytes must be from 4096"),
+        (lambda p: ObjectPool.create(4096, alignment=96), "alignment must be a power of two"),
+    ],
+)
+def test_refusals(pool, call, message):
+    with pytest.raises(InvalidArgument, match=message):
+        call(pool)
+
+
+def test_a_tensor_of_another_size_is_refused(pool):
+    put(pool, KEY, 6)
+    with pytest.raises(InvalidArgument, match="dtype must divide the object's 6 bytes"):
+        pool.pin(KEY).tensor(torch.float32)
+
+
+def test_a_closed_pool(pool):
+    other = ObjectPool.open(pool.path)
+    other.close()
+    other.close()
+    with pytest.raises(InvalidArgument, match="ObjectPool: pool must be open, got the closed"):
+        other.contains(KEY)
+
+
+def test_what_is_no_pool(tmp_path, pool):
+    for size in (0, 10, 1 << 20):
+        (tmp_path / "file").write_bytes(bytes(size))
+        with pytest.raises(InvalidArgument, match="ObjectPool.open: path must be the memory of"):
+            ObjectPool.open(tmp_path / "file")
+    with pytest.raises(FileNotFoundError):
+        ObjectPool.open(tmp_path / "none")
+    others = [ObjectPool.open(pool.path) for _ in range(3)]
+    with pytest.raises(Unavailable, match="all 4 processes that the pool has room for"):
+        ObjectPool.open(pool.path)
+    others.pop().close()
+    ObjectPool.open(pool.path).close()
+
+
+@pytest.mark.parametrize("path", [None, "/dev/shm/mk-test-too-large"])
+def test_more_memory_than_there_is(path):
+    with pytest.raises(OSError):
+        ObjectPool.create(1 << 50, path, alignment=2 << 20, num_objects=1)
+    assert path is None or not os.path.exists(path)
+
+
+def test_other_layouts_and_short_files_are_refused(tmp_path):
+    with ObjectPool.create(4096, tmp_path / "pool", num_objects=1, num_processes=1):
+        with pytest.raises(FileExistsError):
+            ObjectPool.create(4096, tmp_path / "pool")
+    whole = (tmp_path / "pool").read_bytes()
+    (tmp_path / "pool").write_bytes(whole[:8] + b"\x63" + whole[9:])
+    with pytest.raises(Unavailable, match="has layout 99, and this build has 1"):
+        ObjectPool.open(tmp_path / "pool")
+    (tmp_path / "pool").write_bytes(whole[:-1])
+    with pytest.raises(InvalidArgument, match="path must be the whole memory of a pool"):
+        ObjectPool.open(tmp_path / "pool")
+
+
+def test_an_engine_reads_a_peer_s_pool(pool):
+    """A pool's memory is registered as any other, and an object in it is a range of it."""
+    put(pool, KEY, 5000)
+    with mk.TransferEngine() as near, mk.TransferEngine() as far:
+        region = far.register(pool.memory())
+        out = np.zeros(5000, np.uint8)
+        near.register(out)
+        with pool.pin(KEY) as pinned, near.open(far.name) as peer:
+            offset = np.frombuffer(pinned.view, np.uint8).ctypes.data - region.address
+            near.read(peer, [(out.ctypes.data, region.address + offset, 5000)]).wait()
+        region.close()
+    np.testing.assert_array_equal(out, content(KEY, 5000))

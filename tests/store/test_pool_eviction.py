@@ -1,0 +1,104 @@
+"""The policies against straightforward simulations, and what is never evicted."""
+
+from collections import OrderedDict
+
+import numpy as np
+import pytest
+
+from mooncake_kernels.pool import ObjectPool, PutResult
+
+from .support import check, put
+
+
+def accesses(count: int) -> list[int]:
+    """Skewed, with a working set that drifts: hits and misses of both policies differ."""
+    rng = np.random.default_rng(3)
+    return ((rng.zipf(1.3, count) + np.arange(count) // 50) % 200).tolist()
+
+
+class Lru(OrderedDict):
+    def hit(self, key):
+        self.move_to_end(key)
+
+    def victim(self):
+        return self.popitem(last=False)[0]
+
+
+class Sieve(OrderedDict):
+    """Values are the marks, old keys first; the hand is a key."""
+
+    hand = None
+
+    def hit(self, key):
+        self[key] = True
+
+    def victim(self):
+        keys = list(self)
+        at = keys.index(self.hand) if self.hand in self else 0
+        while self[keys[at]]:
+            self[keys[at]] = False
+            at = (at + 1) % len(keys)
+        self.hand = keys[at + 1] if at + 1 < len(keys) else None
+        del self[keys[at]]
+        return keys[at]
+
+
+@pytest.mark.parametrize("policy, simulation", [("lru", Lru), ("sieve", Sieve)])
+def test_the_policy_is_that_of_its_simulation(policy, simulation):
+    capacity, expected, hits = 40, simulation(), 0
+    with ObjectPool.create(capacity * 64, alignment=64, num_objects=50) as pool:
+        for key in accesses(4000):
+            pinned = pool.pin((key, 0))
+            assert (pinned is not None) == (key in expected)
+            if pinned is not None:
+                pinned.close()
+                expected.hit(key)
+                hits += 1
+                continue
+            if len(expected) == capacity:
+                assert pool.evict(64, policy).keys.tolist() == [[expected.victim(), 0]]
+            assert put(pool, (key, 0), 50) is PutResult.STORED
+            expected[key] = False
+    assert 1000 < hits < 3500
+
+
+@pytest.mark.parametrize("policy", ["lru", "sieve"])
+def test_what_is_read_or_kept_stays_and_soft_goes_last(pool, policy):
+    for i in range(20):
+        put(pool, (i, 0), 4096, retention="soft" if i < 5 else "normal")
+    pool.retain((6, 0), "hard")
+    with pool.pin((0, 0)), pool.pin((7, 0)), pool.begin((50, 0), 4096) as writing:
+        # The first round of SIEVE takes the mark off what was just read.
+        normal = pool.evict(13 * 4096, policy)
+        assert sorted(normal.keys[:, 0].tolist()) == [5, *range(8, 20)]
+        assert normal.num_bytes == 13 * 4096
+        soft = pool.evict(1 << 40, policy)
+        assert sorted(soft.keys[:, 0].tolist()) == [1, 2, 3, 4] and soft.num_bytes == 4 * 4096
+        assert len(pool.evict(1 << 40, policy).keys) == 0
+        writing.abort()
+    assert pool.evict(1 << 40, policy).keys[:, 0].tolist() in ([0, 7], [7, 0])
+    assert pool.objects().keys.tolist() == [[6, 0]]
+    assert pool.retain((6, 0), "normal") and not pool.retain((5, 0), "hard")
+    assert pool.evict(1, policy).keys.tolist() == [[6, 0]]
+    assert check(pool) == 0
+
+
+def test_a_policy_in_python(pool):
+    """The least recently used of the largest, by what the pool tells of its objects."""
+    for i in range(10):
+        put(pool, (i, 0), 4096 * (1 + i % 2), retention="soft" if i == 3 else "normal")
+    pool.pin((1, 0)).close()
+    objects = pool.objects()
+    order = np.lexsort([objects.recency, -objects.num_bytes.astype(np.int64)])
+    assert objects.keys[order][:5, 0].tolist() == [3, 5, 7, 9, 1]
+    assert objects.retention[order[0]] == 1 and (np.diff(objects.recency[order[5:]]) > 0).all()
+    evicted = pool.evict_keys(objects.keys[order][:2])
+    assert evicted.keys[:, 0].tolist() == [3, 5] and evicted.num_bytes == 4 * 4096
+
+
+def test_lookups_are_no_uses(pool):
+    for i in range(3):
+        put(pool, (i, 0), 1)
+    keys = [(0, 0), (1, 0), (2, 0)]
+    assert pool.contains((0, 0)) and pool.match_prefix(keys) == 3 and pool.contains_each(keys).all()
+    assert pool.evict(1).keys.tolist() == [[0, 0]]

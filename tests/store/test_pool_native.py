@@ -1,0 +1,44 @@
+"""A pool by itself, in C++: it loses nothing whenever a process that uses it dies."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from ..cxx import CSRC, build, run
+
+HERE = Path(__file__).parent
+SOURCES = [f"store/{file.name}" for file in sorted((CSRC / "store").glob("*.cc"))]
+SOURCES += ["common/process_id.cc", "common/shared_memory.cc"]
+INCLUDE = f"-I{CSRC.parent / 'third_party'}"
+
+
+def test_killed_between_any_two_instructions(tmp_path, soak):
+    # Without sanitizers: it is their instructions that would be stepped through.
+    program = build(HERE / "test_pool_steps.cc", SOURCES, tmp_path, INCLUDE, "-fno-sanitize=all")
+    seed = int.from_bytes(os.urandom(4), "little")
+    result = run(program, str(seed), "10000" if soak else "40")
+    if result.returncode == 77:
+        pytest.skip("ptrace is forbidden here")
+    sys.stdout.write(result.stdout)
+    assert result.returncode == 0, f"seed {seed}: {result.stderr[:2000]}"
+
+
+@pytest.mark.parametrize("sanitizers", ["address,undefined", "thread"])
+def test_threads(tmp_path, sanitizers, soak):
+    if sanitizers != "thread" and not soak:
+        pytest.skip("with --soak")
+    flags = ["-fno-sanitize=all", f"-fsanitize={sanitizers}"]
+    if sanitizers != "thread":
+        flags += ["-fno-sanitize-recover=undefined"]
+    program = build(HERE / "test_pool_threads.cc", SOURCES, tmp_path, INCLUDE, *flags)
+    result = run(program)
+    assert result.returncode == 0, result.stderr[:4000]
+
+
+def test_the_mutex(tmp_path, soak):
+    program = build(HERE / "test_robust_mutex.cc", ["store/robust_mutex.cc"], tmp_path)
+    for arguments in [(), ("stopped",)] if soak else [()]:  # which takes the limit, 10 s
+        result = run(program, *arguments)
+        assert result.returncode == 0, result.stderr[:2000]

@@ -1,0 +1,75 @@
+// Threads that look objects up, pin and read them, while others put, remove and evict them.
+#include <atomic>
+#include <thread>
+
+#include "pool_checks.h"
+
+using namespace mk::store;
+
+namespace {
+
+#ifdef __SANITIZE_THREAD__
+constexpr int kRounds = 30000;
+#else
+constexpr int kRounds = 300000;
+#endif
+
+// Keys below kKept are always there; those above come and go, through the same buckets.
+constexpr uint64_t kKept = 16, kAll = 48;
+
+void read_all(Pool* pool, uint64_t seed, const std::atomic<bool>* done) {
+  std::mt19937_64 random(seed);
+  Key keys[kKept];
+  for (uint64_t i = 0; i < kKept; ++i) keys[i] = {i, 5};
+  while (!*done) {
+    EXPECT(pool->match_prefix(keys, kKept) == kKept);
+    const Key key{random() % kAll, 5};
+    if (const auto pin = pool->pin(key)) {
+      EXPECT(is_filled(pin->data, pin->num_bytes, key));
+      pool->unpin(*pin);
+    } else {
+      EXPECT(key.hash >= kKept);
+    }
+  }
+}
+
+void change(Pool* pool, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  for (int i = 0; i < kRounds; ++i) {
+    const Key key{kKept + random() % (kAll - kKept), 5};
+    if (random() % 2) {
+      if (put(pool, key, random() % 300) == Begun::kFull) pool->evict(256, Policy::kSieve);
+    } else if (random() % 4) {
+      pool->remove(key);
+    } else {
+      pool->evict(64, Policy::kLru);
+    }
+  }
+}
+
+}  // namespace
+
+int main() {
+  Geometry geometry = Geometry::of(100 * 64, 64, 40, 4, 64);
+  geometry.num_buckets = 2;  // long chains, on which readers stray
+  const auto pool = Pool::create("", geometry);
+#ifdef __SANITIZE_THREAD__  // which takes memory that is mapped twice for two pieces of memory
+  const auto other = pool;
+#else
+  const auto other = Pool::open(pool->path());
+#endif
+  for (uint64_t i = 0; i < kKept; ++i) put(pool.get(), {i, 5}, 40 + i, Retention::kHard);
+  std::atomic<bool> done = false;
+  std::vector<std::thread> readers, writers;
+  for (uint64_t i = 0; i < 2; ++i) {
+    readers.emplace_back(read_all, i ? other.get() : pool.get(), i, &done);
+    writers.emplace_back(change, i ? pool.get() : other.get(), 100 + i);
+  }
+  for (std::thread& writer : writers) writer.join();
+  done = true;
+  for (std::thread& reader : readers) reader.join();
+  const PoolStats stats = pool->stats();
+  EXPECT(stats.num_pins == 0 && stats.num_doomed == 0 && stats.num_writing == 0);
+  EXPECT(pool->evict(UINT64_MAX, Policy::kLru).keys.size() == stats.num_ready - kKept);
+  return failures() != 0;
+}
