@@ -1,0 +1,119 @@
+"""The conductor: where a request is prefilled and decoded, and whether it is taken at all.
+
+Plain data in, a decision with its reason out. It needs the standard library and numpy only, so
+that the same code runs in the simulator and in front of engines. ``docs/conductor.md`` is its map.
+"""
+
+from .admission import (
+    AcceptAll,
+    Admission,
+    Baseline,
+    EarlyRejection,
+    Limits,
+    PredictiveRejection,
+)
+from .cluster import Cluster, Role
+from .conductor import Conductor
+from .copies import (
+    CachedBlock,
+    Heat,
+    ReplicaPolicy,
+    Replicate,
+    Swap,
+    SwapAction,
+    choose_swaps,
+)
+from .costs import (
+    A800_X8,
+    LLAMA2_70B,
+    LLAMA3_70B,
+    LLAMA_13B,
+    Costs,
+    DecodeCost,
+    LinearDecode,
+    MachineSpec,
+    ModelSpec,
+    NicTransfer,
+    PolynomialPrefill,
+    PrefillCost,
+    Roofline,
+    RooflineDecode,
+    RooflinePrefill,
+    TransferCost,
+)
+from .decision import Decision, DecodeChoice, Fetch, PrefillChoice
+from .decoding import DecodeLoad, InFlight, choose_decode
+from .errors import InvalidArgument
+from .index import Index, KVEvent, PrefixIndex, ShardedIndex
+from .policies import (
+    KVCacheCentric,
+    LoadBalance,
+    LocalCacheAware,
+    PrefillPolicy,
+    PrefillView,
+    Random,
+    RoundRobin,
+)
+from .reasons import Reason, Why
+from .request import Request, Slo
+from .roles import RoleAdvice, RoleAdvisor
+
+__all__ = [
+    "A800_X8",
+    "AcceptAll",
+    "Admission",
+    "Baseline",
+    "CachedBlock",
+    "Cluster",
+    "Conductor",
+    "Costs",
+    "Decision",
+    "DecodeChoice",
+    "DecodeCost",
+    "DecodeLoad",
+    "EarlyRejection",
+    "Fetch",
+    "Heat",
+    "InFlight",
+    "Index",
+    "InvalidArgument",
+    "KVCacheCentric",
+    "KVEvent",
+    "LLAMA2_70B",
+    "LLAMA3_70B",
+    "LLAMA_13B",
+    "Limits",
+    "LinearDecode",
+    "LoadBalance",
+    "LocalCacheAware",
+    "MachineSpec",
+    "ModelSpec",
+    "NicTransfer",
+    "PolynomialPrefill",
+    "PredictiveRejection",
+    "PrefillChoice",
+    "PrefillCost",
+    "PrefillPolicy",
+    "PrefillView",
+    "PrefixIndex",
+    "Random",
+    "Reason",
+    "ReplicaPolicy",
+    "Replicate",
+    "Request",
+    "Role",
+    "RoleAdvice",
+    "RoleAdvisor",
+    "Roofline",
+    "RooflineDecode",
+    "RooflinePrefill",
+    "RoundRobin",
+    "ShardedIndex",
+    "Slo",
+    "Swap",
+    "SwapAction",
+    "TransferCost",
+    "Why",
+    "choose_decode",
+    "choose_swaps",
+]

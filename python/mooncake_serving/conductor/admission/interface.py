@@ -1,0 +1,65 @@
+"""What the conductor asks of an admission rule."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from ..cluster import Cluster
+from ..costs import DecodeCost
+from ..decision import DecodeChoice, PrefillChoice
+from ..decoding import DecodeLoad, InFlight
+from ..reasons import Reason
+from ..request import Request, Slo
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A request whose prefill is chosen, beside what a rule may look at.
+
+    Attributes:
+        request: that has arrived.
+        slo: its objectives.
+        now_s: when it is decided.
+        prefill: where it would be prefilled.
+        cluster: the state of all instances.
+        in_flight: requests that were taken and are not over.
+        decode_cost: of a step.
+    """
+
+    request: Request
+    slo: Slo
+    now_s: float
+    prefill: PrefillChoice
+    cluster: Cluster
+    in_flight: InFlight
+    decode_cost: DecodeCost
+
+
+class Admission(Protocol):
+    """Decides which requests are taken under overload; None means taken.
+
+    ``refuse_prefill`` is asked at arrival. If ``decode_load`` then returns a load, decode is chosen
+    by it and ``refuse_decode`` is asked. ``refuse_later`` is asked once the prefill is over.
+    """
+
+    @property
+    def needs_room(self) -> bool:
+        """Tell whether only instances with room for a request's KV may be chosen to decode."""
+        ...
+
+    def refuse_prefill(self, arrival: Arrival) -> Reason | None:
+        """Look at the TTFT that is predicted."""
+        ...
+
+    def decode_load(self, arrival: Arrival) -> DecodeLoad | None:
+        """Return the load by which decode is chosen at arrival; None to choose it later."""
+        ...
+
+    def refuse_decode(
+        self, arrival: Arrival, load: DecodeLoad, decode: DecodeChoice
+    ) -> Reason | None:
+        """Look at the TBT that is predicted."""
+        ...
+
+    def refuse_later(self, request: Request, slo: Slo, decode: DecodeChoice) -> Reason | None:
+        """Look at the TBT that is predicted when the prefill is over."""
+        ...

@@ -1,0 +1,49 @@
+"""Up to which share of its objectives a request is taken."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ..decision import DecodeChoice, PrefillChoice
+from ..errors import InvalidArgument
+from ..reasons import Reason, Why
+from ..request import Request, Slo
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The load, a predicted time over its objective, up to which requests are taken.
+
+    Where low priorities have a lower limit, the rest of the objective is kept for the others.
+
+    Attributes:
+        default: for requests whose priority is not in ``by_priority``; in (0, 1], so that who is
+            taken is predicted to meet the objective.
+        by_priority: for the others.
+    """
+
+    default: float = 1.0
+    by_priority: Mapping[int, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Check that all are in (0, 1]."""
+        for limit in (self.default, *self.by_priority.values()):
+            if not 0 < limit <= 1:
+                raise InvalidArgument(f"Limits: a limit must be in (0, 1], got {limit!r}")
+
+    def of(self, request: Request) -> float:
+        """Return the limit for a request."""
+        return self.by_priority.get(request.priority, self.default)
+
+    def refuse_ttft(self, request: Request, slo: Slo, prefill: PrefillChoice) -> Reason | None:
+        """Return why a request's predicted TTFT is too long, or None."""
+        load, limit = prefill.ttft_s / slo.ttft_s, self.of(request)
+        if load <= limit:
+            return None
+        return Reason(Why.PREFILL_LOAD, {"ttft_s": prefill.ttft_s, "load": load, "limit": limit})
+
+    def refuse_tbt(self, request: Request, slo: Slo, decode: DecodeChoice) -> Reason | None:
+        """Return why the predicted TBT of where it would be decoded is too long, or None."""
+        load, limit = decode.tbt_s / slo.tbt_s, self.of(request)
+        if load <= limit:
+            return None
+        return Reason(Why.DECODE_LOAD, {"tbt_s": decode.tbt_s, "load": load, "limit": limit})

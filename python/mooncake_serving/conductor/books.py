@@ -1,0 +1,109 @@
+"""What has been promised: decisions written into the state that the next decision reads."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from .cluster import Cluster
+from .costs import Costs
+from .decision import Decision, DecodeChoice
+from .decoding import InFlight
+from .errors import InvalidArgument
+from .index import Index
+
+
+class Books:
+    """Follows each accepted request through its life, in ``cluster``, ``index`` and ``in_flight``.
+
+    Counters are only ever added to, and what was added is taken off again, so that an owner may
+    add to the same ones.
+    """
+
+    def __init__(self, cluster: Cluster, index: Index, costs: Costs, in_flight: InFlight) -> None:
+        self.cluster, self.index, self.costs, self.in_flight = cluster, index, costs, in_flight
+        self.open: dict[int, Decision] = {}
+        self.decoding: set[int] = set()
+        self.fetching: set[int] = set()
+        self.coming_tokens = np.zeros(cluster.num_instances, np.int64)  # of reserved_requests
+
+    def get(self, op: str, request_id: int) -> Decision:
+        """Return the decision about a request that is not over."""
+        if request_id not in self.open:
+            raise InvalidArgument(f"{op}: request_id must be of a booked request, got {request_id}")
+        return self.open[request_id]
+
+    def book(self, decision: Decision) -> None:
+        """Write the queue, the source's backlog, the cache to be and the memory to be kept."""
+        request, prefill, cluster = decision.request, decision.prefill, self.cluster
+        if not decision.accepted or prefill is None or request.request_id in self.open:
+            raise InvalidArgument("book: decision must be accepted and not yet booked")
+        self.open[request.request_id] = decision
+        now_s, instance = decision.at_s, prefill.instance
+        begin_s = max(float(cluster.free_at_s[instance]), now_s)
+        cluster.free_at_s[instance] = begin_s + prefill.prefill_s
+        if prefill.fetch is not None:
+            source = prefill.fetch.source
+            own_s = float(self.costs.transfer.seconds(prefill.fetch.num_tokens, 0.0, 0))
+            backlog_from_s = max(float(cluster.sending_until_s[source]), now_s)
+            cluster.sending_until_s[source] = backlog_from_s + own_s
+            cluster.num_sending[source] += 1
+            self.fetching.add(request.request_id)
+        self.index.add(instance, request.keys)
+        if decision.decode is not None:
+            self._reserve(decision, decision.decode, +1)
+            self.in_flight.put(request, decision.decode.instance, now_s + prefill.ttft_s)
+
+    def fetched(self, decision: Decision) -> None:
+        """Take a fetch that is over off its source."""
+        fetch = decision.prefill.fetch if decision.prefill else None
+        if fetch is not None and decision.request.request_id in self.fetching:
+            self.fetching.remove(decision.request.request_id)
+            self.cluster.num_sending[fetch.source] -= 1
+
+    def source_failed(self, instance: int) -> None:
+        """Strike the fetches from an instance that is no longer there to send."""
+        for request_id in list(self.fetching):
+            prefill = self.open[request_id].prefill
+            if prefill is not None and prefill.fetch and prefill.fetch.source == instance:
+                self.fetching.remove(request_id)
+
+    def release(self, request_id: int) -> Decision:
+        """Take off what is reserved for a request that is not decoded yet."""
+        decision = self.open[request_id]
+        if decision.decode is not None:
+            self._reserve(decision, decision.decode, -1)
+        return decision
+
+    def begin_decode(self, decision: Decision, decode: DecodeChoice, now_s: float) -> None:
+        """Put a request, of which nothing is reserved, into the batch that decodes it."""
+        request, instance = decision.request, decode.instance
+        self.open[request.request_id] = replace(decision, decode=decode)
+        self.decoding.add(request.request_id)
+        self.cluster.batch_size[instance] += 1
+        self.cluster.kv_tokens[instance] += request.num_tokens
+        self.cluster.reserved_tokens[instance] += request.num_output_tokens
+        self.in_flight.put(request, instance, now_s)
+
+    def end(self, request_id: int, num_generated: int = 0) -> None:
+        """Take off all that a request still has, wherever it is in its life."""
+        decision = self.open[request_id]
+        self.fetched(decision)
+        if request_id in self.decoding and decision.decode is not None:
+            request, instance = decision.request, decision.decode.instance
+            self.cluster.batch_size[instance] -= 1
+            self.cluster.kv_tokens[instance] -= request.num_tokens + num_generated
+            self.cluster.reserved_tokens[instance] -= request.num_output_tokens - num_generated
+        else:
+            self.release(request_id)
+        self.forget(request_id)
+
+    def forget(self, request_id: int) -> None:
+        """Strike a request of which nothing is left."""
+        self.open.pop(request_id, None)
+        self.decoding.discard(request_id)
+        self.in_flight.remove(request_id)
+
+    def _reserve(self, decision: Decision, decode: DecodeChoice, sign: int) -> None:
+        self.cluster.reserved_requests[decode.instance] += sign
+        self.cluster.reserved_tokens[decode.instance] += sign * decision.request.num_kv_tokens
+        self.coming_tokens[decode.instance] += sign * decision.request.num_kv_tokens

@@ -1,0 +1,103 @@
+"""The state of all instances, as arrays: what the conductor decides by."""
+
+from collections.abc import Sequence
+from enum import IntFlag
+
+import numpy as np
+
+from .errors import InvalidArgument
+
+
+class Role(IntFlag):
+    """What an instance does; ``BOTH`` is an instance that does not hand its requests on."""
+
+    PREFILL = 1
+    DECODE = 2
+    BOTH = 3
+
+
+class Cluster:
+    """The state of ``n`` instances, numbered from 0; the owner writes it, the conductor reads it.
+
+    An instance keeps its number for good, whatever its role becomes, and whether it is up or not.
+    All times are seconds of one clock, of which only differences count. An array's element may be
+    written at any time between two decisions. :class:`~.conductor.Conductor` writes what it
+    promises (``book``), so that the next decision knows of it; what an instance then reports
+    overwrites this.
+
+    Attributes:
+        role: ``[n]`` int8, a :class:`Role`.
+        up: ``[n]`` bool; an instance that is not up gets nothing, and nothing is fetched from it.
+        free_at_s: ``[n]`` float64, when an instance will have prefilled all that it has been given.
+        sending_until_s: ``[n]`` float64, when its NIC will have sent all the KV it has been asked
+            for, at its full bandwidth.
+        num_sending: ``[n]`` int64, transfers among which it shares that bandwidth.
+        batch_size: ``[n]`` int64, requests that it decodes now.
+        kv_tokens: ``[n]`` int64, tokens whose KV these hold now; it grows as they are decoded.
+        reserved_requests: ``[n]`` int64, requests that it will decode once they are prefilled.
+        reserved_tokens: ``[n]`` int64, memory kept: for those, and for what is still to be
+            generated of those that it decodes.
+        capacity_tokens: ``[n]`` int64, tokens whose KV its memory holds for decoding.
+        max_batch_size: ``[n]`` int64, requests that it decodes at once.
+        names: of the instances, for sentences.
+    """
+
+    def __init__(
+        self,
+        roles: Sequence[Role],
+        *,
+        capacity_tokens: int | Sequence[int] = 2**62,
+        max_batch_size: int | Sequence[int] = 2**31,
+        names: Sequence[str] | None = None,
+    ) -> None:
+        n = len(roles)
+        if any(role not in (Role.PREFILL, Role.DECODE, Role.BOTH) for role in roles):
+            raise InvalidArgument(f"Cluster: roles must be of Role, got {list(roles)[:8]}")
+        if names is not None and len(names) != n:
+            raise InvalidArgument(f"Cluster: names must be {n}, one an instance, got {len(names)}")
+        self.role = np.array([int(role) for role in roles], np.int8)
+        self.up = np.ones(n, bool)
+        self.free_at_s = np.zeros(n)
+        self.sending_until_s = np.zeros(n)
+        self.num_sending = np.zeros(n, np.int64)
+        self.batch_size = np.zeros(n, np.int64)
+        self.kv_tokens = np.zeros(n, np.int64)
+        self.reserved_requests = np.zeros(n, np.int64)
+        self.reserved_tokens = np.zeros(n, np.int64)
+        self.capacity_tokens = np.full(n, capacity_tokens, np.int64)
+        self.max_batch_size = np.full(n, max_batch_size, np.int64)
+        self.names = tuple(names) if names is not None else tuple(str(i) for i in range(n))
+
+    @property
+    def num_instances(self) -> int:
+        """Count the instances, those that are down too."""
+        return len(self.role)
+
+    def of_role(self, role: Role) -> np.ndarray:
+        """List the instances that are up and do ``role``, others beside it or not, ascending."""
+        return np.flatnonzero(self.up & (self.role & int(role) != 0))
+
+    def of_role_only(self, role: Role) -> np.ndarray:
+        """List the instances that are up and do ``role`` and no other, ascending."""
+        return np.flatnonzero(self.up & (self.role == int(role)))
+
+    def wait_s(self, instances: np.ndarray, now_s: float) -> np.ndarray:
+        """Tell how long a new request waits on each of ``instances`` before its prefill begins."""
+        return np.maximum(self.free_at_s[instances] - now_s, 0.0)
+
+    def backlog_s(self, instances: np.ndarray, now_s: float) -> np.ndarray:
+        """Tell how long each of ``instances`` needs to send what it has been asked for."""
+        return np.maximum(self.sending_until_s[instances] - now_s, 0.0)
+
+    def reset(self, instance: int) -> None:
+        """Forget all that an instance does: it has failed, or begins anew."""
+        for state in (
+            self.free_at_s,
+            self.sending_until_s,
+            self.num_sending,
+            self.batch_size,
+            self.kv_tokens,
+            self.reserved_requests,
+            self.reserved_tokens,
+        ):
+            state[instance] = 0

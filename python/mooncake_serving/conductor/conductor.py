@@ -1,0 +1,197 @@
+"""Conductor: decides about each request, and keeps books of what it has promised.
+
+decision = conductor.decide(request, now_s)
+if decision.accepted:
+    conductor.book(decision)
+    ...                                    # the fetch, the prefill
+    later = conductor.prefilled(request.request_id, now_s)
+    if later.accepted:
+        ...                                # the tokens
+        conductor.decoded(request.request_id)
+"""
+
+import numpy as np
+
+from .admission import Admission, Arrival, EarlyRejection
+from .books import Books
+from .cluster import Cluster, Role
+from .costs import Costs
+from .decision import Decision, DecodeChoice
+from .decoding import DecodeLoad, InFlight, choose_decode
+from .errors import InvalidArgument
+from .index import Index
+from .policies import KVCacheCentric, PrefillPolicy, PrefillView
+from .reasons import Reason, Why
+from .request import Request, Slo
+
+
+class Conductor:
+    """Global scheduler of prefill and decode instances (Mooncake, FAST'25, algorithm 1).
+
+    The same calls at the same state give the same decisions: nothing here reads a clock, and
+    ``seed`` is the only source of chance.
+
+    Args:
+        cluster: the state of all instances, which the owner keeps up to date.
+        index: which of them hold which block.
+        costs: what prefill, decode and transfers take.
+        slo: what every request may wait for.
+        policy: where to prefill.
+        admission: who is taken under overload.
+        seed: of policies that draw lots.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        index: Index,
+        costs: Costs,
+        slo: Slo,
+        *,
+        policy: PrefillPolicy | None = None,
+        admission: Admission | None = None,
+        seed: int = 0,
+    ) -> None:
+        if index.num_instances != cluster.num_instances:
+            raise InvalidArgument(
+                f"Conductor: index must be of {cluster.num_instances} instances, "
+                f"got {index.num_instances}"
+            )
+        self.cluster, self.index, self.costs, self.slo = cluster, index, costs, slo
+        self.policy: PrefillPolicy = policy if policy is not None else KVCacheCentric()
+        self.admission: Admission = admission if admission is not None else EarlyRejection()
+        self.in_flight = InFlight()
+        self.books = Books(cluster, index, costs, self.in_flight)
+        self._rng = np.random.default_rng(seed)
+
+    def decide(self, request: Request, now_s: float) -> Decision:
+        """Decide where a request goes, or that it is refused; nothing is booked.
+
+        Equivalent to::
+
+            prefill = policy(request)              # the least predicted TTFT, for algorithm 1
+            if admission refuses its TTFT: refuse
+            decode = the least predicted TBT       # if admission wants it at arrival
+            if admission refuses its TBT: refuse
+
+        It changes nothing but a policy's turn.
+        """
+        cluster = self.cluster
+        candidates = cluster.of_role(Role.PREFILL)
+        if not len(candidates):
+            return Decision.refuse(request, now_s, Reason(Why.NO_PREFILL_INSTANCE))
+        view = PrefillView.of(
+            request,
+            now_s,
+            cluster,
+            self.costs,
+            candidates,
+            self.index.match(request.keys),
+            self._rng,
+        )
+        prefill = self.policy.choose(view)
+        arrival = Arrival(
+            request, self.slo, now_s, prefill, cluster, self.in_flight, self.costs.decode
+        )
+        if reason := self.admission.refuse_prefill(arrival):
+            return Decision.refuse(request, now_s, reason, prefill)
+        load = self.admission.decode_load(arrival)
+        if load is None:
+            return Decision.accept(request, now_s, prefill, None)
+        decode = self._choose_decode(request, prefill.instance, load)
+        if isinstance(decode, Reason):
+            return Decision.refuse(request, now_s, decode, prefill)
+        if reason := self.admission.refuse_decode(arrival, load, decode):
+            return Decision.refuse(request, now_s, reason, prefill, decode)
+        return Decision.accept(request, now_s, prefill, decode)
+
+    def book(self, decision: Decision) -> None:
+        """Write what an accepted decision promises into ``cluster`` and ``index``."""
+        self.books.book(decision)
+
+    def fetched(self, decision: Decision) -> None:
+        """Note that a decision's fetch is over; without a fetch, or a second time, nothing."""
+        self.books.fetched(decision)
+
+    def prefilled(self, request_id: int, now_s: float) -> Decision:
+        """Note that a prefill is over, and decide whether and where it is decoded.
+
+        It is the instance that was chosen at arrival, if one was, and it is up and has room. A
+        request that is refused here is forgotten; its prefill was in vain, though its blocks remain
+        cached.
+
+        Raises:
+            InvalidArgument: the request was not booked, or is decoded already.
+        """
+        decision = self.books.get("prefilled", request_id)
+        if request_id in self.books.decoding or decision.prefill is None:
+            raise InvalidArgument(f"prefilled: request {request_id} must not be decoded already")
+        self.books.fetched(decision)
+        self.books.release(request_id)
+        request, prefill = decision.request, decision.prefill
+        chosen = decision.decode.instance if decision.decode else None
+        load = DecodeLoad.now(self.cluster).without_reserved(self.books.coming_tokens)
+        decode = self._choose_decode(request, prefill.instance, load, chosen)
+        if isinstance(decode, Reason):
+            self.books.forget(request_id)
+            return Decision.refuse(request, now_s, decode, prefill)
+        if reason := self.admission.refuse_later(request, self.slo, decode):
+            self.books.forget(request_id)
+            return Decision.refuse(request, now_s, reason, prefill, decode)
+        self.books.begin_decode(decision, decode, now_s)
+        return Decision.accept(request, now_s, prefill, decode)
+
+    def decoded(self, request_id: int, num_generated: int = 0) -> None:
+        """Note that a request is over, finished or given up, and free what was kept for it.
+
+        Args:
+            request_id: of a booked request.
+            num_generated: tokens that the owner has moved from ``cluster.reserved_tokens`` to
+                ``cluster.kv_tokens`` as they were generated; 0 if it does not follow them.
+        """
+        self.books.get("decoded", request_id)
+        self.books.end(request_id, num_generated)
+
+    def failed(self, instance: int) -> list[int]:
+        """Note that an instance is down, and its cache lost.
+
+        Returns:
+            The requests that were to be prefilled or decoded there. They are over for the
+            conductor, and may be decided about anew. One that only fetches from there is not among
+            them: it goes on without the prefix, later than was predicted.
+        """
+        lost = []
+        for request_id, decision in list(self.books.open.items()):
+            prefills = decision.prefill is not None and decision.prefill.instance == instance
+            decodes = decision.decode is not None and decision.decode.instance == instance
+            if decodes or (prefills and request_id not in self.books.decoding):
+                self.books.end(request_id)
+                lost.append(request_id)
+        self.books.source_failed(instance)
+        self.cluster.reset(instance)
+        self.cluster.up[instance] = False
+        self.index.clear(instance)
+        return lost
+
+    def recovered(self, instance: int) -> None:
+        """Note that an instance is up again, with an empty cache."""
+        self.cluster.up[instance] = True
+
+    def _choose_decode(
+        self, request: Request, prefill: int, load: DecodeLoad, chosen: int | None = None
+    ) -> DecodeChoice | Reason:
+        cluster = self.cluster
+
+        def among(candidates: np.ndarray, why: Why = Why.LEAST_TBT) -> DecodeChoice | Reason:
+            cost, needs_room = self.costs.decode, self.admission.needs_room
+            return choose_decode(
+                request, cluster, cost, candidates, load, needs_room=needs_room, why=why
+            )
+
+        if cluster.role[prefill] == Role.BOTH:
+            return among(np.array([prefill]), Why.SAME_INSTANCE)
+        if chosen is not None and cluster.up[chosen]:
+            choice = among(np.array([chosen]))
+            if isinstance(choice, DecodeChoice):
+                return choice
+        return among(cluster.of_role_only(Role.DECODE))

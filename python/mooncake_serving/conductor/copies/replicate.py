@@ -1,0 +1,109 @@
+"""Copies of hot prefixes ahead of the requests that would fetch them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..cluster import Cluster, Role
+from ..costs import TransferCost
+from ..errors import check_at_least, check_positive
+from ..index import Index
+from ..reasons import Reason, Why
+from .heat import Heat
+
+
+@dataclass(frozen=True, slots=True)
+class Replicate:
+    """Copy blocks from one instance to another, where none of them is missing before them."""
+
+    keys: tuple[int, ...]
+    source: int
+    target: int
+    num_tokens: int
+    seconds: float  # predicted, with the source's congestion
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaPolicy:
+    """A prefix is hot while each of its holders is asked for it more than ``rate_per_holder``.
+
+    Algorithm 1 copies a hot prefix when a holder is so busy that another instance fetches it. This
+    does so before, and away from any request's path (Mooncake's conductor replicates hot blocks;
+    the papers leave open when).
+
+    Attributes:
+        rate_per_holder: requests a second.
+        max_holders: no more copies than that.
+        block_size: tokens in a block.
+    """
+
+    rate_per_holder: float
+    max_holders: int = 8
+    block_size: int = 512
+
+    def __post_init__(self) -> None:
+        """Check that all are positive."""
+        check_positive("ReplicaPolicy", "rate_per_holder", self.rate_per_holder)
+        check_at_least("ReplicaPolicy", "max_holders", self.max_holders, 1)
+        check_at_least("ReplicaPolicy", "block_size", self.block_size, 1)
+
+    def advise(
+        self,
+        keys: Sequence[int],
+        heat: Heat,
+        index: Index,
+        cluster: Cluster,
+        cost: TransferCost,
+        now_s: float,
+    ) -> Replicate | None:
+        """Say which part of a chain to copy where, if any.
+
+        Equivalent to::
+
+            hot = the longest prefix of keys each of whose blocks has 1 to max_holders - 1 holders
+                  and is asked for more than rate_per_holder * holders times a second
+            source = of those that hold all of hot, the one with the least to send
+            target = of the others that prefill, the one with the least to do
+
+        Args:
+            keys: a chain from its first block: of a request that has just been served, say.
+            heat: how often each block is asked for.
+            index: who holds what.
+            cluster: the state of all instances.
+            cost: of the copy.
+            now_s: when this is asked.
+        """
+        num_hot = self._num_hot(keys, heat, index, now_s)
+        if not num_hot:
+            return None
+        matched = np.where(cluster.up, index.match(keys[:num_hot]), 0)
+        num_hot = int(matched.max())  # blocks may be spread, so that nobody has all
+        if not num_hot:
+            return None
+        holders = np.flatnonzero(matched == num_hot)
+        prefillers = cluster.of_role(Role.PREFILL)
+        others = prefillers[matched[prefillers] < num_hot]
+        if len(holders) >= self.max_holders or not len(others):
+            return None
+        source = int(holders[cluster.backlog_s(holders, now_s).argmin()])
+        target = int(others[cluster.wait_s(others, now_s).argmin()])
+        missing = tuple(keys[int(matched[target]) : num_hot])
+        num_tokens = len(missing) * self.block_size
+        backlog_s = cluster.backlog_s(np.array([source]), now_s)[0]
+        seconds = float(cost.seconds(num_tokens, backlog_s, cluster.num_sending[source]))
+        values = {
+            "rate": heat.rate(missing[0], now_s),
+            "holders": len(holders),
+            "limit": self.rate_per_holder,
+        }
+        return Replicate(missing, source, target, num_tokens, seconds, Reason(Why.HOT, values))
+
+    def _num_hot(self, keys: Sequence[int], heat: Heat, index: Index, now_s: float) -> int:
+        for number, key in enumerate(keys):
+            holders = index.num_holders(key)
+            hot = heat.rate(key, now_s) > self.rate_per_holder * holders
+            if not hot or not 0 < holders < self.max_holders:
+                return number
+        return len(keys)

@@ -1,0 +1,91 @@
+"""Cost models whose coefficients are fitted to measurements."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from .fit import fit_nonnegative
+
+
+@dataclass(frozen=True, slots=True)
+class PolynomialPrefill:
+    """Prefill time as a polynomial of the length and the prefix.
+
+    With ``new = num_tokens - prefix_tokens``::
+
+        seconds = base_s + per_token_s * new + per_pair_s * (num_tokens**2 - prefix_tokens**2) / 2
+
+    The linear layers see each new token once. Attention sees each new token with all before it,
+    which is the last term. The paper predicts prefill times by such a regression on measurements
+    made before (Mooncake, arXiv 2407.00079, section 6.1).
+    """
+
+    base_s: float
+    per_token_s: float
+    per_pair_s: float
+
+    def seconds(self, num_tokens: ArrayLike, prefix_tokens: ArrayLike) -> np.ndarray:
+        """Predict the prefill of a prompt; see :class:`~.interface.PrefillCost`."""
+        tokens, prefix = np.asarray(num_tokens, float), np.asarray(prefix_tokens, float)
+        per_token_s = self.per_token_s + self.per_pair_s / 2 * (tokens + prefix)
+        return self.base_s + per_token_s * (tokens - prefix)
+
+    @classmethod
+    def fit(
+        cls, num_tokens: ArrayLike, prefix_tokens: ArrayLike, seconds: ArrayLike
+    ) -> "PolynomialPrefill":
+        """Fit the three coefficients to measured prefills, by the least relative error.
+
+        Args:
+            num_tokens: ``[n]`` lengths of prompts, at least three different ones.
+            prefix_tokens: ``[n]``, of them already cached.
+            seconds: ``[n]``, measured.
+
+        Raises:
+            InvalidArgument: too few measurements, or some are not positive and finite.
+        """
+        tokens, prefix = np.broadcast_arrays(
+            np.asarray(num_tokens, float), np.asarray(prefix_tokens, float)
+        )
+        columns = (np.ones_like(tokens), tokens - prefix, (tokens**2 - prefix**2) / 2)
+        features = np.stack(columns, axis=-1)
+        fitted = fit_nonnegative("PolynomialPrefill.fit", features, np.asarray(seconds, float))
+        return cls(*map(float, fitted))
+
+
+@dataclass(frozen=True, slots=True)
+class LinearDecode:
+    """Time of one decoding step as a line in its requests and their tokens.
+
+    ``seconds = base_s + per_request_s * batch_size + per_kv_token_s * kv_tokens``
+
+    The weights are read once (base), each request adds its row to the linear layers, and each
+    cached token is read once (Infinite-LLM, arXiv 2401.02669, models a step the same way).
+    """
+
+    base_s: float
+    per_request_s: float
+    per_kv_token_s: float
+
+    def seconds(self, batch_size: ArrayLike, kv_tokens: ArrayLike) -> np.ndarray:
+        """Predict one step; see :class:`~.interface.DecodeCost`."""
+        requests, tokens = np.asarray(batch_size, float), np.asarray(kv_tokens, float)
+        return self.base_s + self.per_request_s * requests + self.per_kv_token_s * tokens
+
+    @classmethod
+    def fit(cls, batch_size: ArrayLike, kv_tokens: ArrayLike, seconds: ArrayLike) -> "LinearDecode":
+        """Fit the three coefficients to measured steps, by the least relative error.
+
+        Args:
+            batch_size: ``[n]`` requests in the step.
+            kv_tokens: ``[n]`` tokens that they attend to in all.
+            seconds: ``[n]``, measured.
+
+        Raises:
+            InvalidArgument: too few measurements, or some are not positive and finite.
+        """
+        columns = np.broadcast_arrays(1.0, np.asarray(batch_size, float), kv_tokens)
+        features = np.stack(columns, axis=-1).astype(float)
+        fitted = fit_nonnegative("LinearDecode.fit", features, np.asarray(seconds, float))
+        return cls(*map(float, fitted))

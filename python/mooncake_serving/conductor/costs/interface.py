@@ -1,0 +1,54 @@
+"""What the conductor asks of a cost model. All calls take numbers or arrays, and broadcast."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+
+class PrefillCost(Protocol):
+    """Predicts the seconds that one prefill takes."""
+
+    def seconds(self, num_tokens: ArrayLike, prefix_tokens: ArrayLike) -> np.ndarray:
+        """Predict the prefill of a prompt.
+
+        Args:
+            num_tokens: of the whole prompt.
+            prefix_tokens: of them, those whose KV is there already, in ``[0, num_tokens)``: at
+                least one token is computed, for its logits are the first token's.
+        """
+        ...
+
+
+class DecodeCost(Protocol):
+    """Predicts the seconds of one decoding step, which are the TBT of all requests in it."""
+
+    def seconds(self, batch_size: ArrayLike, kv_tokens: ArrayLike) -> np.ndarray:
+        """Predict one step of ``batch_size`` requests that attend to ``kv_tokens`` in all."""
+        ...
+
+
+class TransferCost(Protocol):
+    """Predicts the seconds that it takes to fetch KV from another instance."""
+
+    def seconds(
+        self, num_tokens: ArrayLike, backlog_s: ArrayLike, num_sending: ArrayLike
+    ) -> np.ndarray:
+        """Predict a transfer.
+
+        Args:
+            num_tokens: whose KV is moved.
+            backlog_s: seconds that the source needs for what it has been asked for already.
+            num_sending: transfers that this backlog consists of.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """The three models that a decision needs."""
+
+    prefill: PrefillCost
+    decode: DecodeCost
+    transfer: TransferCost

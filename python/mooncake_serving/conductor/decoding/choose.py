@@ -1,0 +1,73 @@
+"""Where a request is decoded: who has room, and whose steps stay shortest."""
+
+import numpy as np
+
+from ..cluster import Cluster
+from ..costs import DecodeCost
+from ..decision import DecodeChoice
+from ..reasons import Reason, Why
+from ..request import Request
+from .load import DecodeLoad
+
+
+def choose_decode(
+    request: Request,
+    cluster: Cluster,
+    cost: DecodeCost,
+    candidates: np.ndarray,
+    load: DecodeLoad,
+    *,
+    needs_room: bool = True,
+    why: Why = Why.LEAST_TBT,
+) -> DecodeChoice | Reason:
+    """Choose the instance whose steps are shortest once all it has promised is in its batch.
+
+    Equivalent to::
+
+        for i in candidates:
+            batch, tokens = load.batch_size[i] + 1, load.kv_tokens[i] + request.num_tokens
+            if needs_room:
+                if tokens + reserved_tokens[i] + request.num_output_tokens > capacity_tokens[i]:
+                    continue
+                if batch + reserved_requests[i] > max_batch_size[i]: continue
+            reserved_tbt_s = cost(batch + reserved_requests[i], tokens + reserved_tokens[i])
+            tbt_s = cost(batch, tokens)
+        choose the least reserved_tbt_s
+
+    (SelectDecodingInstance of Mooncake's algorithm 1: load balance by the predicted TBT.)
+
+    Args:
+        request: to be placed.
+        cluster: whose capacities count.
+        cost: of a step.
+        candidates: ``[c]`` instances that may be chosen.
+        load: of all instances, now or at a later moment.
+        needs_room: pass over instances without room; else a request may have to wait there.
+        why: what the choice's reason says.
+
+    Returns:
+        The choice, or the reason why there is none.
+    """
+    if not len(candidates):
+        return Reason(Why.NO_DECODE_INSTANCE)
+    batch = load.batch_size[candidates] + 1
+    tokens = load.kv_tokens[candidates] + request.num_tokens
+    all_batch = batch + load.reserved_requests[candidates]
+    all_tokens = tokens + load.reserved_tokens[candidates]
+    reserved_tbt_s = cost.seconds(all_batch, all_tokens)
+    if needs_room:
+        room = all_tokens + request.num_output_tokens <= cluster.capacity_tokens[candidates]
+        room &= all_batch <= cluster.max_batch_size[candidates]
+        if not room.any():
+            return Reason(Why.NO_DECODE_ROOM, {"kv_tokens": request.num_kv_tokens})
+        reserved_tbt_s = np.where(room, reserved_tbt_s, np.inf)
+    position = int(np.argmin(reserved_tbt_s))
+    tbt_s, batch_size = float(cost.seconds(batch[position], tokens[position])), int(batch[position])
+    return DecodeChoice(
+        instance=int(candidates[position]),
+        batch_size=batch_size,
+        kv_tokens=int(tokens[position]),
+        tbt_s=tbt_s,
+        reserved_tbt_s=float(reserved_tbt_s[position]),
+        reason=Reason(why, {"tbt_s": tbt_s, "batch_size": batch_size}),
+    )

@@ -1,0 +1,87 @@
+"""The index in several parts, of which one knows all that a request needs."""
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from ..errors import check_at_least
+from .event_order import EventOrder
+from .events import KVEvent
+from .prefix_index import PrefixIndex
+
+MIX = 0x9E3779B97F4A7C15  # 2**64 over the golden ratio (Knuth 6.4): keys may be small numbers
+
+
+class ShardedIndex:
+    """Blocks in ``num_shards`` indexes, by the prefix that they belong to.
+
+    A chain lies in the shard of its block ``depth - 1``, so that one shard answers for a whole
+    request. The blocks before it, which chains of several shards have in common (a system prompt),
+    are in all of them. Which block an evicted key was is not known: a removal goes to all shards.
+
+    Args:
+        num_instances: that may hold blocks.
+        num_shards: parts, each of which could be a process of its own.
+        depth: the block that decides. If many prompts begin alike, it must lie behind that.
+    """
+
+    def __init__(
+        self, num_instances: int, num_shards: int, *, depth: int = 1, max_waiting_events: int = 1024
+    ) -> None:
+        check_at_least("ShardedIndex", "num_shards", num_shards, 1)
+        check_at_least("ShardedIndex", "depth", depth, 1)
+        self.shards = [PrefixIndex(num_instances) for _ in range(num_shards)]
+        self.depth = depth
+        self._order = EventOrder(max_waiting_events)
+
+    @property
+    def num_instances(self) -> int:
+        """Count the instances that may hold blocks."""
+        return self.shards[0].num_instances
+
+    def shard_of(self, keys: Sequence[int]) -> int:
+        """Number the shard that answers for a chain."""
+        if len(keys) < self.depth:
+            return 0  # all of its blocks are in all shards
+        return ((keys[self.depth - 1] * MIX) % 2**64 >> 32) % len(self.shards)
+
+    def match(self, keys: Sequence[int]) -> np.ndarray:
+        """Find the longest prefix that each instance holds: one shard is asked."""
+        return self.shards[self.shard_of(keys)].match(keys)
+
+    def holders(self, key: int) -> list[int]:
+        """List the instances that hold a block, ascending: all shards are asked."""
+        return sorted({holder for shard in self.shards for holder in shard.holders(key)})
+
+    def num_holders(self, key: int) -> int:
+        """Count the instances that hold a block: all shards are asked."""
+        return len(self.holders(key))
+
+    def add(self, instance: int, keys: Sequence[int]) -> None:
+        """Note that an instance holds blocks: a chain from its first block."""
+        shared = keys[: self.depth - 1]
+        chosen = self.shard_of(keys)
+        for number, shard in enumerate(self.shards):
+            if number == chosen or shared:
+                shard.add(instance, keys if number == chosen else shared)
+
+    def remove(self, instance: int, keys: Iterable[int]) -> None:
+        """Note that an instance no longer holds blocks; those that are unknown are passed over."""
+        keys = list(keys)
+        for shard in self.shards:
+            shard.remove(instance, keys)
+
+    def clear(self, instance: int) -> None:
+        """Note that an instance holds nothing."""
+        for shard in self.shards:
+            shard.clear(instance)
+
+    def apply(self, event: KVEvent) -> bool:
+        """Follow an event, and those that waited for it; False if a snapshot is needed."""
+        for ready in self._order.take(event):
+            if ready.snapshot:
+                self.clear(ready.instance)
+            self.remove(ready.instance, ready.removed)
+            for chain in ready.stored:
+                self.add(ready.instance, chain)
+        return not self._order.is_lost(event.instance)

@@ -1,0 +1,16 @@
+"""Where a request is prefilled: Algorithm 1, and what it is compared with."""
+
+from .baselines import LoadBalance, LocalCacheAware, Random, RoundRobin
+from .interface import PrefillPolicy
+from .kvcache_centric import KVCacheCentric
+from .view import PrefillView
+
+__all__ = [
+    "KVCacheCentric",
+    "LoadBalance",
+    "LocalCacheAware",
+    "PrefillPolicy",
+    "PrefillView",
+    "Random",
+    "RoundRobin",
+]

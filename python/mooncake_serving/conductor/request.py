@@ -1,0 +1,64 @@
+"""What a request asks for, and what it may expect."""
+
+from dataclasses import dataclass
+
+from .errors import InvalidArgument, check_at_least, check_positive
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request, as the conductor sees it when it arrives.
+
+    Attributes:
+        request_id: of the caller's choice; unique among those that are not over.
+        num_tokens: tokens of the prompt.
+        keys: the prompt's chain of block keys: key i stands for all tokens up to the end of block
+            i. As many as full blocks, and one more where the caller names the last, partial block
+            too (as Mooncake's traces do).
+        block_size: tokens in a block.
+        num_output_tokens: what is expected of it, to keep memory for; the conductor does not know
+            when a request will end.
+        priority: the higher, the longer it is served under overload.
+    """
+
+    request_id: int
+    num_tokens: int
+    keys: tuple[int, ...] = ()
+    block_size: int = 512
+    num_output_tokens: int = 0
+    priority: int = 0
+
+    def __post_init__(self) -> None:
+        """Check that the keys agree with the length."""
+        check_at_least("Request", "num_tokens", self.num_tokens, 1)
+        check_at_least("Request", "block_size", self.block_size, 1)
+        check_at_least("Request", "num_output_tokens", self.num_output_tokens, 0)
+        most = -(-self.num_tokens // self.block_size)
+        if len(self.keys) > most:
+            raise InvalidArgument(
+                f"Request: keys must be at most {most} for {self.num_tokens} tokens in blocks of "
+                f"{self.block_size}, got {len(self.keys)}"
+            )
+
+    @property
+    def num_kv_tokens(self) -> int:
+        """Bound the tokens whose keys and values it keeps while it is decoded."""
+        return self.num_tokens + self.num_output_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Slo:
+    """What a request may wait for: service level objectives.
+
+    Attributes:
+        ttft_s: seconds from its arrival to its first token.
+        tbt_s: seconds between two tokens.
+    """
+
+    ttft_s: float
+    tbt_s: float
+
+    def __post_init__(self) -> None:
+        """Check that both are positive."""
+        check_positive("Slo", "ttft_s", self.ttft_s)
+        check_positive("Slo", "tbt_s", self.tbt_s)

@@ -1,0 +1,207 @@
+"""Who is taken under overload. A step takes 10 ms and 1 ms a request; 0.02 s hold 10 of them."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mooncake_serving.conductor import (
+    AcceptAll,
+    Baseline,
+    EarlyRejection,
+    InvalidArgument,
+    KVCacheCentric,
+    Limits,
+    LoadBalance,
+    LocalCacheAware,
+    PredictiveRejection,
+    Random,
+    RoundRobin,
+    Slo,
+    Why,
+)
+
+from .support import make, request
+
+SLO = Slo(ttft_s=5, tbt_s=0.02)
+
+
+def test_ttft_over_its_objective():
+    for admission in (Baseline(), EarlyRejection(), PredictiveRejection()):
+        conductor = make(1, slo=SLO, admission=admission)
+        conductor.cluster.free_at_s[0] = 4.0
+        assert conductor.decide(request(), 0.0).accepted, "4 + 1 s is 5 s"
+        conductor.cluster.free_at_s[0] = 4.001
+        decision = conductor.decide(request(), 0.0)
+        assert not decision.accepted and decision.reason.why is Why.PREFILL_LOAD
+        assert str(decision.reason) == "TTFT 5.001 s is 1.00 of its objective, over 1.00"
+        assert decision.prefill is not None and decision.decode is None
+
+
+def full(conductor, batch=10):
+    conductor.cluster.batch_size[-1] = batch
+    return conductor
+
+
+def test_the_baseline_wastes_a_prefill():
+    conductor = full(make(1, slo=SLO, admission=Baseline()))
+    decision = conductor.decide(request(), 0.0)
+    assert decision.accepted and decision.decode is None
+    assert decision.reason.why is Why.ACCEPTED_PREFILL
+    conductor.book(decision)
+    later = conductor.prefilled(0, 1.0)
+    assert not later.accepted and later.reason.why is Why.DECODE_LOAD
+    assert later.reason.values["load"] == pytest.approx(0.021 / 0.02)
+
+
+def test_early_rejection_does_not():
+    conductor = make(1, slo=SLO, admission=EarlyRejection())
+    assert full(conductor, 9).decide(request(), 0.0).accepted
+    decision = full(conductor, 10).decide(request(), 0.0)
+    assert not decision.accepted and decision.reason.why is Why.DECODE_LOAD
+    assert decision.decode.instance == 1 and decision.decode.tbt_s == pytest.approx(0.021)
+
+
+def test_early_rejection_may_check_again():
+    for check_again in (True, False):
+        conductor = make(1, slo=SLO, admission=EarlyRejection(check_again=check_again))
+        conductor.book(conductor.decide(request(), 0.0))
+        later = full(conductor).prefilled(0, 1.0)
+        assert later.accepted is not check_again
+
+
+def test_early_rejection_does_not_see_what_is_being_prefilled_and_prediction_does():
+    """15 are taken at once, for none is decoded yet; they meet when their prefills are over."""
+    asked = [request(i, num_blocks=1, first_key=1000 * i) for i in range(15)]
+    early = make(1, slo=SLO, admission=EarlyRejection(check_again=False))
+    predictive = make(1, slo=SLO, admission=PredictiveRejection(decode_s=100))
+    taken = {}
+    for conductor in (early, predictive):
+        decisions = [conductor.decide(one, 0.0) for one in asked]
+        assert all(decision.accepted for decision in decisions), "nothing is booked yet"
+        for one in asked:
+            decision = conductor.decide(one, 0.0)
+            if decision.accepted:
+                conductor.book(decision)
+        taken[conductor] = len(conductor.in_flight)
+    assert taken == {early: 15, predictive: 10}
+    refused = predictive.decide(asked[14], 0.0)
+    assert refused.reason.why is Why.FORECAST_LOAD
+    assert "when its prefill ends, TBT will be 1.05 of its objective" in str(refused.reason)
+
+
+def test_prediction_sees_that_others_will_be_done():
+    """10 are decoded now. In 1 s, when this prefill ends, all have been decoded for over t_d."""
+    early = make(1, slo=SLO, admission=EarlyRejection())
+    predictive = make(1, slo=SLO, admission=PredictiveRejection(decode_s=0.8))
+    for conductor in (early, predictive):
+        for number in range(10):
+            one = request(number + 1, num_blocks=1, first_key=1000 * number)
+            conductor.book(conductor.decide(one, 0.0))
+            assert conductor.prefilled(number + 1, 0.1).accepted
+        conductor.cluster.free_at_s[0] = 0
+    assert not early.decide(request(), 0.1).accepted
+    assert predictive.decide(request(), 0.1).accepted
+    again = PredictiveRejection(decode_s=1.1)
+    predictive.admission = again
+    assert predictive.decide(request(), 0.1).reason.why is Why.FORECAST_LOAD
+
+
+def test_prediction_takes_the_mean_over_those_that_decode():
+    conductor = make(1, 2, slo=SLO, admission=PredictiveRejection(decode_s=100))
+    for number in range(10):
+        conductor.in_flight.put(request(number + 1), 1, 0.0)
+    decision = conductor.decide(request(), 0.0)
+    assert decision.accepted and decision.decode.instance == 2
+    conductor.admission = PredictiveRejection(Limits(0.7), decode_s=100)
+    decision = conductor.decide(request(), 0.0)
+    assert decision.reason.values["load"] == pytest.approx((0.020 + 0.011) / 2 / 0.02)
+
+
+def test_low_priorities_are_refused_first():
+    admission = EarlyRejection(Limits(1.0, {0: 0.62, 2: 0.92}))
+    conductor = make(1, slo=SLO, admission=admission)
+    taken = {}
+    for batch in range(12):
+        full(conductor, batch)
+        for priority in range(3):
+            decision = conductor.decide(request(priority=priority), 0.0)
+            taken.setdefault(priority, 0)
+            taken[priority] += decision.accepted
+    assert taken == {0: 2, 1: 10, 2: 8}, "12.4, 20 and 18.4 ms are their limits"
+
+
+def test_who_is_always_taken_waits_for_room():
+    conductor = make(1, slo=Slo(1e-9, 1e-9), admission=AcceptAll(), capacity_tokens=10)
+    conductor.book(conductor.decide(request(), 0.0))
+    assert conductor.prefilled(0, 1.0).accepted
+
+
+def test_no_room_is_refused():
+    conductor = make(1, admission=EarlyRejection(), capacity_tokens=999)
+    assert conductor.decide(request(), 0.0).reason.why is Why.NO_DECODE_ROOM
+    conductor.admission = Baseline()
+    conductor.book(conductor.decide(request(), 0.0))
+    later = conductor.prefilled(0, 1.0)
+    assert later.reason.why is Why.NO_DECODE_ROOM and later.decode is None
+
+
+limits = st.sampled_from([Limits(), Limits(0.5), Limits(0.9, {1: 0.3})])
+admissions = st.one_of(
+    st.builds(Baseline, limits),
+    st.builds(EarlyRejection, limits),
+    st.builds(PredictiveRejection, limits, decode_s=st.sampled_from([0.5, 5.0, 500.0])),
+)
+policies = st.sampled_from([KVCacheCentric, LocalCacheAware, LoadBalance, RoundRobin, Random])
+arrivals = st.lists(
+    st.tuples(st.integers(0, 3), st.integers(1, 30), st.integers(0, 500), st.integers(0, 1)),
+    min_size=1,
+    max_size=40,
+)
+
+
+@given(admissions, policies, arrivals, st.integers(0, 5))
+@settings(max_examples=150, deadline=None)
+def test_who_is_accepted_is_predicted_to_meet_the_objectives(admission, policy, asked, seed):
+    slo = Slo(ttft_s=6, tbt_s=0.016)
+    conductor = make(
+        3, 2, slo=slo, capacity_tokens=20_000, policy=policy(), admission=admission, seed=seed
+    )
+    cluster, now_s = conductor.cluster, 0.0
+    for number, (family, blocks, wait_ms, priority) in enumerate(asked):
+        now_s += wait_ms * 1e-3
+        one = request(number, blocks, 1000 * family, num_output_tokens=100, priority=priority)
+        decision = conductor.decide(one, now_s)
+        assert str(decision).startswith(f"request {number} is ")
+        if decision.accepted:
+            assert decision.prefill.ttft_s / slo.ttft_s <= admission.limits.of(one)
+            if decision.decode is not None:
+                assert decision.decode.tbt_s / slo.tbt_s <= admission.limits.of(one)
+            conductor.book(decision)
+            if number % 3 == 0:
+                later = conductor.prefilled(number, now_s)
+                if later.accepted:
+                    checked = getattr(admission, "check_again", True)
+                    within = later.decode.tbt_s / slo.tbt_s <= admission.limits.of(one)
+                    assert within or not checked
+        else:
+            load, limit = decision.reason.values.get("load"), admission.limits.of(one)
+            assert decision.reason.why is Why.NO_DECODE_ROOM or load > limit
+        decoders = slice(3, 5)
+        held = cluster.kv_tokens[decoders] + cluster.reserved_tokens[decoders]
+        if type(admission) is not PredictiveRejection:  # it reserves memory that will be free
+            assert (held <= cluster.capacity_tokens[decoders]).all()
+
+
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda: Limits(0), r"a limit must be in \(0, 1\], got 0"),
+        (lambda: Limits(1, {3: 1.5}), r"a limit must be in \(0, 1\], got 1.5"),
+        (lambda: PredictiveRejection(decode_s=0), "decode_s must be positive, got 0"),
+        (lambda: Slo(1, 0), "Slo: tbt_s must be positive, got 0"),
+        (lambda: Slo(float("nan"), 1), "Slo: ttft_s must be positive, got nan"),
+    ],
+)
+def test_a_bad_argument_is_named(call, message):
+    with pytest.raises(InvalidArgument, match=message):
+        call()

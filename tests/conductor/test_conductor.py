@@ -1,0 +1,201 @@
+"""The life of a request, and that the books balance."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mooncake_serving.conductor import (
+    AcceptAll,
+    Baseline,
+    Cluster,
+    Conductor,
+    InvalidArgument,
+    KVCacheCentric,
+    PrefixIndex,
+    Random,
+    Request,
+    Role,
+    Slo,
+    Why,
+)
+
+from .support import COSTS, make, request, state
+
+
+def test_the_life_of_a_request():
+    conductor = make(2)
+    cluster, index = conductor.cluster, conductor.index
+    index.add(1, request().keys[:8])
+    cluster.free_at_s[1] = 11.0
+    idle = state(conductor)
+
+    decision = conductor.decide(request(num_output_tokens=50), now_s=10.0)
+    assert state(conductor) == idle and index.holders(9) == [], "to decide books nothing"
+    assert decision.accepted and decision.prefill.instance == 0
+    conductor.book(decision)
+    assert cluster.free_at_s[0] == pytest.approx(10.2), "the fetch does not hold the GPU"
+    assert cluster.sending_until_s[1] == pytest.approx(10.08) and cluster.num_sending[1] == 1
+    assert index.match(request().keys).tolist() == [10, 8, 0]
+    assert cluster.reserved_requests[2] == 1 and cluster.reserved_tokens[2] == 1050
+    assert len(conductor.in_flight) == 1
+
+    conductor.fetched(decision)
+    conductor.fetched(decision)
+    assert cluster.num_sending[1] == 0
+    later = conductor.prefilled(0, now_s=10.3)
+    assert later.accepted and later.decode.instance == 2
+    assert (cluster.batch_size[2], cluster.kv_tokens[2]) == (1, 1000)
+    assert (cluster.reserved_requests[2], cluster.reserved_tokens[2]) == (0, 50)
+
+    cluster.kv_tokens[2] += 20  # as they are generated
+    cluster.reserved_tokens[2] -= 20
+    conductor.decoded(0, num_generated=20)
+    assert state(conductor) == idle and len(conductor.in_flight) == 0
+
+
+def test_a_decision_reads_as_sentences():
+    conductor = make(1)
+    assert str(conductor.decide(request(7), 0.0)) == (
+        "request 7 is taken: TTFT 1.000 s and TBT 0.0110 s are within their limits\n"
+        "  prefill on 0: the shortest TTFT, 1.000 s, with 0 tokens of its own cache\n"
+        "  decode on 1: the shortest TBT, 0.0110 s, in a batch of 1"
+    )
+
+
+def test_the_queue_grows_by_what_is_booked():
+    conductor = make(2, admission=AcceptAll())
+    chosen = []
+    for number in range(4):
+        decision = conductor.decide(request(number, first_key=100 * number), 0.0)
+        conductor.book(decision)
+        chosen.append((decision.prefill.instance, round(decision.prefill.ttft_s, 6)))
+    assert chosen == [(0, 1.0), (1, 1.0), (0, 2.0), (1, 2.0)]
+    assert conductor.decide(request(9, first_key=900), 1.5).prefill.ttft_s == pytest.approx(1.5)
+
+
+def test_decode_is_where_it_was_promised_unless_that_is_down():
+    conductor = make(1, 3)
+    conductor.book(conductor.decide(request(0), 0.0))
+    conductor.book(conductor.decide(request(1), 0.0))
+    conductor.cluster.batch_size[1] = 5
+    assert conductor.prefilled(0, 1.0).decode.instance == 1, "promised, though others are idle"
+    conductor.cluster.up[2] = False
+    assert conductor.prefilled(1, 1.0).decode.instance == 3
+
+
+def test_decode_is_elsewhere_if_there_is_no_room_left_where_it_was_promised():
+    conductor = make(1, 2, capacity_tokens=1500)
+    conductor.book(conductor.decide(request(), 0.0))
+    conductor.cluster.kv_tokens[1] = 600  # more than was foreseen
+    assert conductor.prefilled(0, 1.0).decode.instance == 2
+
+
+def test_an_instance_that_does_both_keeps_its_requests():
+    cluster = Cluster([Role.BOTH, Role.BOTH, Role.DECODE])
+    conductor = Conductor(cluster, PrefixIndex(3), COSTS, Slo(30, 0.1))
+    cluster.free_at_s[0] = 1.0
+    cluster.batch_size[1] = 50
+    decision = conductor.decide(request(), 0.0)
+    assert decision.prefill.instance == decision.decode.instance == 1
+    assert decision.decode.reason.why is Why.SAME_INSTANCE
+
+
+def test_nobody_is_there():
+    conductor = make(1, 1)
+    conductor.cluster.up[1] = False
+    assert conductor.decide(request(), 0.0).reason.why is Why.NO_DECODE_INSTANCE
+    conductor.cluster.up[0] = False
+    assert conductor.decide(request(), 0.0).reason.why is Why.NO_PREFILL_INSTANCE
+
+
+steps = st.lists(
+    st.tuples(
+        st.sampled_from(["arrive", "fetched", "prefilled", "decoded", "failed"]),
+        st.integers(0, 15),
+        st.integers(1, 20),
+    ),
+    max_size=80,
+)
+
+
+@given(steps, st.sampled_from([AcceptAll, Baseline]), st.booleans())
+@settings(max_examples=150, deadline=None)
+def test_the_books_balance(steps, admission, random):
+    """Whatever happens to requests: when all are over, nothing is left of them."""
+    policy = Random() if random else KVCacheCentric()
+    conductor = make(3, 2, slo=Slo(20, 0.02), policy=policy, admission=admission())
+    now_s, decisions = 0.0, {}
+    for what, number, blocks in steps:
+        now_s += 0.05
+        if what == "arrive" and number not in conductor.books.open:
+            decision = conductor.decide(request(number, blocks, 100 * (number % 3)), now_s)
+            if decision.accepted:
+                conductor.book(decision)
+                decisions[number] = decision
+        elif what == "failed" and number < 5 and blocks == 1:
+            for lost in conductor.failed(number):
+                assert lost not in conductor.books.open
+            conductor.recovered(number)
+        elif number in conductor.books.open:
+            if what == "fetched":
+                conductor.fetched(decisions[number])
+            elif what == "prefilled" and number not in conductor.books.decoding:
+                conductor.prefilled(number, now_s)
+            elif what == "decoded":
+                conductor.decoded(number)
+        assert all(min(values) >= 0 for values in state(conductor).values())
+        assert len(conductor.in_flight) <= len(conductor.books.open)
+    for number in list(conductor.books.open):
+        conductor.decoded(number)
+    assert not any(any(values) for values in state(conductor).values())
+    assert len(conductor.in_flight) == 0 and not conductor.books.fetching
+
+
+@pytest.mark.parametrize("policy", [Random, KVCacheCentric])
+def test_the_same_requests_have_the_same_decisions(policy):
+    def run(seed):
+        conductor = make(5, 3, policy=policy(), seed=seed)
+        told = []
+        for number in range(60):
+            one = request(number, 1 + number % 7, 100 * (number % 4))
+            decision = conductor.decide(one, 0.1 * number)
+            told.append(str(decision))
+            conductor.book(decision)
+        return told
+
+    assert run(3) == run(3)
+    assert (run(3) == run(4)) is (policy is KVCacheCentric)
+
+
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda: Request(0, 0), "Request: num_tokens must be at least 1, got 0"),
+        (lambda: Request(0, 512, (1, 2)), "keys must be at most 1 for 512 tokens in blocks of 512"),
+        (lambda: Cluster([Role.PREFILL, 9]), "Cluster: roles must be of Role"),
+        (lambda: Cluster([Role.PREFILL], names=["a", "b"]), "names must be 1, one an instance"),
+        (
+            lambda: Conductor(Cluster([Role.BOTH]), PrefixIndex(2), COSTS, Slo(1, 1)),
+            "Conductor: index must be of 1 instances, got 2",
+        ),
+        (lambda: make().prefilled(5, 0.0), "prefilled: request_id must be of a booked request"),
+        (lambda: make().decoded(5), "decoded: request_id must be of a booked request, got 5"),
+    ],
+)
+def test_a_bad_argument_is_named(call, message):
+    with pytest.raises(InvalidArgument, match=message):
+        call()
+
+
+def test_a_decision_is_booked_once_and_only_if_accepted():
+    conductor = make(1)
+    decision = conductor.decide(request(), 0.0)
+    conductor.book(decision)
+    with pytest.raises(InvalidArgument, match="accepted and not yet booked"):
+        conductor.book(decision)
+    conductor.prefilled(0, 1.0)
+    with pytest.raises(InvalidArgument, match="must not be decoded already"):
+        conductor.prefilled(0, 1.0)
+    conductor.cluster.up[0] = False
+    with pytest.raises(InvalidArgument, match="accepted and not yet booked"):
+        conductor.book(conductor.decide(request(1), 0.0))

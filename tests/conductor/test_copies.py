@@ -1,0 +1,164 @@
+"""Heat, replicas of what is hot, swaps of what is cold."""
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mooncake_serving.conductor import (
+    CachedBlock,
+    Heat,
+    InvalidArgument,
+    ReplicaPolicy,
+    SwapAction,
+    Why,
+    choose_swaps,
+)
+
+from .support import BLOCK, COSTS, make
+
+
+def heated(keys, per_second, seconds=600, half_life_s=60.0) -> Heat:
+    heat = Heat(half_life_s)
+    for step in range(seconds * per_second):
+        heat.touch(keys, step / per_second)
+    return heat
+
+
+def test_a_steady_rate_is_told_as_it_is():
+    heat = heated([1], per_second=5)
+    assert heat.rate(1, 600.0) == pytest.approx(5, rel=0.02)
+    assert heat.rate(1, 660.0) == pytest.approx(2.5, rel=0.02), "half of it, a half-life later"
+    assert heat.rate(2, 600.0) == 0
+
+
+def test_what_is_cold_is_forgotten():
+    heat = Heat(10.0)
+    heat.touch([1, 2], 0.0)
+    heat.touch([2], 50.0)
+    heat.forget_below(0.01, 50.0)
+    assert len(heat) == 1 and heat.rate(2, 50.0) == pytest.approx(math.log(2) / 10 * (1 + 1 / 32))
+
+
+def advise(conductor, heat, keys=range(1, 7), rate=1.0, max_holders=3):
+    policy = ReplicaPolicy(rate, max_holders, BLOCK)
+    return policy.advise(
+        tuple(keys), heat, conductor.index, conductor.cluster, COSTS.transfer, 600.0
+    )
+
+
+def test_a_hot_prefix_is_copied_to_who_has_the_least_to_do():
+    conductor = make(4)
+    conductor.index.add(1, range(1, 7))
+    conductor.cluster.free_at_s[:4] = 700, 800, 650, 680
+    heat = heated([1, 2, 3, 4], per_second=2)  # blocks 5 and 6 are not
+    advice = advise(conductor, heat)
+    assert (advice.keys, advice.source, advice.target) == ((1, 2, 3, 4), 1, 2)
+    assert advice.num_tokens == 400 and advice.seconds == pytest.approx(0.04)
+    assert advice.reason.why is Why.HOT
+    conductor.index.add(2, advice.keys)
+    assert advise(conductor, heat) is None, "2 requests a second, 2 holders"
+    assert advise(conductor, heat, rate=0.9).target == 3
+    assert advise(conductor, heat, rate=0.9, max_holders=2) is None
+
+
+def test_only_what_is_missing_is_copied():
+    conductor = make(2)
+    conductor.index.add(0, range(1, 7))
+    conductor.index.add(1, range(1, 3))
+    advice = advise(conductor, heated(range(1, 7), 3))
+    assert (advice.keys, advice.target) == ((3, 4, 5, 6), 1)
+
+
+def test_nobody_to_copy_to_or_from():
+    conductor = make(2)
+    heat = heated(range(1, 7), 3)
+    assert advise(conductor, heat) is None
+    conductor.index.add(0, range(1, 7))
+    conductor.cluster.up[1] = False
+    assert advise(conductor, heat) is None
+    conductor.cluster.up[:] = [False, True, True]
+    assert advise(conductor, heat) is None, "the holder is down"
+
+
+def chain(keys, parent=None):
+    blocks = []
+    for key in keys:
+        blocks.append(CachedBlock(key, parent, len(blocks) * BLOCK, BLOCK))
+        parent = key
+    return blocks
+
+
+def swaps(blocks, count, heat, conductor=None, load_s=None):
+    conductor = conductor or make(2)
+    return choose_swaps(
+        blocks, count, 0, heat=heat, index=conductor.index, costs=COSTS, now_s=600.0, load_s=load_s
+    )
+
+
+def test_the_coldest_leave_and_the_end_of_a_chain_first():
+    heat = heated([1, 2, 3], 1)
+    heat.touch([11, 12], 600.0)
+    left = swaps(chain([1, 2, 3]) + chain([11, 12]), 4, heat)
+    assert [swap.key for swap in left] == [12, 11, 3, 2]
+    assert all(swap.action is SwapAction.DROP for swap in left)
+    assert len(swaps(chain([1, 2]), 9, heat)) == 2 and swaps(chain([1]), 0, heat) == []
+
+
+def test_what_another_holds_leaves_before_what_nobody_does():
+    """100 tokens take 0.1 s to compute and 0.01 s to fetch."""
+    conductor = make(2)
+    conductor.index.add(0, [1, 2])
+    conductor.index.add(1, [2])
+    heat = heated([1, 2], 1)
+    blocks = chain([1]) + chain([2])
+    first, second = swaps(blocks, 2, heat, conductor)
+    assert (first.key, first.reason.why) == (2, Why.HELD_ELSEWHERE)
+    assert first.reason.values["holders"] == 1
+    assert (second.key, second.reason.why) == (1, Why.COLD)
+
+
+def test_a_last_copy_is_demoted_where_loading_is_faster():
+    heat = heated([1], 1)
+    (swap,) = swaps(chain([1]), 1, heat, load_s=0.02)
+    assert swap.action is SwapAction.DEMOTE and swap.reason.why is Why.WORTH_KEEPING
+    (swap,) = swaps(chain([1]), 1, heat, load_s=0.2)
+    assert swap.action is SwapAction.DROP and swap.reason.why is Why.COLD
+    assert str(swap.reason).endswith("a second, and to recompute it takes 0.1000 s")
+
+
+@given(
+    tree=st.lists(st.integers(0, 30), min_size=1, max_size=25),
+    asked=st.lists(st.integers(0, 24), max_size=30),
+    count=st.integers(0, 25),
+)
+@settings(max_examples=80, deadline=None)
+def test_a_block_never_leaves_before_one_that_follows_it(tree, asked, count):
+    blocks: list[CachedBlock] = []
+    for key, choice in enumerate(tree):
+        parent = blocks[choice] if choice < len(blocks) else None
+        start = parent.prefix_tokens + BLOCK if parent else 0
+        blocks.append(CachedBlock(key, parent.key if parent else None, start, BLOCK))
+    heat = Heat()
+    for key in asked:
+        heat.touch([key], 600.0)
+    left = [swap.key for swap in swaps(blocks, count, heat)]
+    assert len(left) == min(count, len(blocks)) == len(set(left))
+    for block in blocks:
+        if block.parent in left:
+            assert left.index(block.key) < left.index(block.parent)
+
+
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda: Heat(0), "Heat: half_life_s must be positive, got 0"),
+        (lambda: ReplicaPolicy(0), "rate_per_holder must be positive, got 0"),
+        (lambda: swaps([], -1, Heat()), "num_needed must be at least 0, got -1"),
+        (lambda: swaps([], 1, Heat(), load_s=-1), "load_s must be at least 0, got -1"),
+    ],
+)
+def test_a_bad_argument_is_named(call, message):
+    with pytest.raises(InvalidArgument, match=message):
+        call()

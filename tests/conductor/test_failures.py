@@ -1,0 +1,38 @@
+"""Instances that go down: what is lost with them, and what is not."""
+
+from .support import make, request, state
+
+
+def test_a_failure_ends_what_was_there_and_nothing_else():
+    conductor = make(2, 2)
+    for number in range(4):
+        conductor.book(conductor.decide(request(number, first_key=100 * number), 0.0))
+    booked = conductor.books.open.values()
+    assert [(d.prefill.instance, d.decode.instance) for d in booked] == [
+        (0, 2),
+        (1, 3),
+        (0, 2),
+        (1, 3),
+    ]
+    conductor.prefilled(0, 1.0)
+    assert conductor.failed(0) == [2], "request 0 is decoded elsewhere already"
+    assert conductor.index.match(request(2, first_key=200).keys).tolist() == [0] * 4
+    assert conductor.failed(2) == [0]
+    assert conductor.decide(request(9), 1.0).prefill.instance == 1
+    for number in (1, 3):
+        conductor.decoded(number)
+    assert not any(any(values) for values in state(conductor).values())
+    conductor.recovered(0)
+    assert conductor.decide(request(9), 1.0).prefill.instance == 0
+
+
+def test_a_failed_source_sends_to_nobody():
+    conductor = make(2)
+    conductor.index.add(1, request().keys[:8])
+    conductor.cluster.free_at_s[1] = 9.0
+    conductor.book(conductor.decide(request(), 0.0))
+    assert conductor.cluster.num_sending[1] == 1
+    assert conductor.failed(1) == [], "request 0 goes on without the prefix"
+    conductor.recovered(1)
+    assert conductor.prefilled(0, 1.0).accepted
+    assert conductor.cluster.num_sending[1] == 0

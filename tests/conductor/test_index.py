@@ -1,0 +1,173 @@
+"""The prefix index against sets of keys, one an instance."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mooncake_serving.conductor import InvalidArgument, KVEvent, PrefixIndex, ShardedIndex
+
+NUM_INSTANCES = 11
+
+
+def longest(held: set[int], keys) -> int:
+    """Count the leading keys that are held."""
+    return next((i for i, key in enumerate(keys) if key not in held), len(keys))
+
+
+def chain(tail: int, length: int) -> list[int]:
+    """A way through a binary tree of prefixes: the lower bits of ``tail`` are its turns."""
+    return [(1 << depth) | (tail & ((1 << depth) - 1)) for depth in range(length)]
+
+
+chains = st.builds(chain, st.integers(0, 255), st.integers(0, 9))
+instances = st.integers(0, NUM_INSTANCES - 1)
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("add"), instances, chains),
+        st.tuples(st.just("remove"), instances, st.lists(st.integers(1, 511), max_size=8)),
+        st.tuples(st.just("clear"), instances, st.just([])),
+    ),
+    max_size=30,
+)
+
+
+def do(index, step) -> None:
+    name, instance, keys = step
+    index.clear(instance) if name == "clear" else getattr(index, name)(instance, keys)
+
+
+def follow(held: list[set[int]], step) -> None:
+    name, instance, keys = step
+    if name == "add":
+        held[instance] |= set(keys)
+    else:
+        held[instance] -= set(keys) if name == "remove" else set(held[instance])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        PrefixIndex,
+        lambda n: ShardedIndex(n, 1),
+        lambda n: ShardedIndex(n, 3),
+        lambda n: ShardedIndex(n, 5, depth=4),
+    ],
+    ids=["one", "1 shard", "3 shards", "5 shards, depth 4"],
+)
+@given(steps=steps, asked=st.lists(chains, min_size=1, max_size=5))
+@settings(max_examples=60, deadline=None)
+def test_matches_the_obvious_index(make, steps, asked):
+    index, held = make(NUM_INSTANCES), [set() for _ in range(NUM_INSTANCES)]
+    for step in steps:
+        do(index, step)
+        follow(held, step)
+    for keys in asked:
+        assert index.match(keys).tolist() == [longest(one, keys) for one in held]
+        for key in keys:
+            holders = [i for i, one in enumerate(held) if key in one]
+            assert index.holders(key) == holders and index.num_holders(key) == len(holders)
+
+
+@pytest.mark.parametrize("num_instances", [1, 7, 8, 9, 1000])
+def test_every_length_of_a_long_chain(num_instances):
+    index, keys = PrefixIndex(num_instances), list(range(10_000, 10_600))
+    rng = np.random.default_rng(num_instances)
+    lengths = rng.integers(0, 601, num_instances)
+    for instance, length in enumerate(lengths):
+        index.add(instance, keys[:length])
+    assert index.match(keys).tolist() == lengths.tolist()
+    assert index.match([]).tolist() == [0] * num_instances
+    assert len(index) == lengths.max()
+
+
+def test_a_hole_ends_a_prefix():
+    index = PrefixIndex(2)
+    index.add(0, [1, 2, 3])
+    index.remove(0, [2, 99])
+    assert index.match([1, 2, 3]).tolist() == [1, 0]
+    index.add(0, [1, 2])
+    assert index.match([1, 2, 3]).tolist() == [3, 0]
+
+
+@given(steps=steps, data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_events_in_any_order_and_twice(steps, data):
+    """However they arrive: once all are there, the index is as if they had come in turn."""
+    held = [set() for _ in range(NUM_INSTANCES)]
+    sequence = [0] * NUM_INSTANCES
+    events = []
+    for step in steps:
+        name, instance, keys = step
+        follow(held, step)
+        number = sequence[instance]
+        sequence[instance] += 1
+        if name == "add":
+            events.append(KVEvent(instance, number, stored=(tuple(keys),)))
+        elif name == "remove":
+            events.append(KVEvent(instance, number, removed=tuple(keys)))
+        else:
+            events.append(KVEvent(instance, number, snapshot=True))
+    again = data.draw(st.lists(st.sampled_from(events), max_size=5)) if events else []
+    for index in (PrefixIndex(NUM_INSTANCES), ShardedIndex(NUM_INSTANCES, 3, depth=2)):
+        for event in data.draw(st.permutations(events + again)):
+            assert index.apply(event)
+        for tail in (0, 37, 255):
+            keys = chain(tail, 9)
+            assert index.match(keys).tolist() == [longest(one, keys) for one in held]
+
+
+def test_a_late_event_is_waited_for():
+    index = PrefixIndex(1)
+    assert index.apply(KVEvent(0, 1, removed=(7,)))
+    assert index.apply(KVEvent(0, 2, stored=((5, 6),)))
+    assert index.match([5, 6]).tolist() == [0], "event 0 may yet come"
+    assert index.apply(KVEvent(0, 0, stored=((7,),)))
+    assert index.match([5, 6]).tolist() == [2] and index.holders(7) == []
+
+
+@pytest.mark.parametrize("make", [PrefixIndex, lambda n, **o: ShardedIndex(n, 2, **o)])
+def test_a_lost_event_costs_a_snapshot(make):
+    index = make(2, max_waiting_events=3)
+    index.add(1, [1])
+    lost = [KVEvent(0, number, stored=((number,),)) for number in range(1, 6)]
+    assert [index.apply(event) for event in lost] == [True, True, True, False, False]
+    assert index.apply(KVEvent(1, 0, stored=((8,),))), "the others go on"
+    assert index.apply(KVEvent(0, 6, stored=((1, 2), (1, 3)), snapshot=True))
+    assert index.match([1, 3]).tolist() == [2, 1]
+    assert index.holders(4) == []
+    assert index.apply(KVEvent(0, 7, removed=(3,)))
+    assert index.match([1, 3]).tolist() == [1, 1]
+    assert index.apply(KVEvent(0, 0, stored=((9,),))) and index.holders(9) == [], "too late"
+
+
+def test_equal_sets_of_holders_are_one_object():
+    index = PrefixIndex(5000)
+    for instance in (7, 4999):
+        index.add(instance, range(1000))
+    index.remove(7, range(0, 1000, 2))
+    assert len({id(held) for held in index._holders.values()}) <= 4
+
+
+def test_one_shard_is_asked():
+    index = ShardedIndex(2, 8, depth=2)
+    index.add(0, [1, 2, 3, 4])
+    answering = index.shards[index.shard_of([1, 2, 3, 4])]
+    assert answering.match([1, 2, 3, 4]).tolist() == [4, 0]
+    assert sorted(len(shard) for shard in index.shards) == [1] * 7 + [4], "block 1 is in all"
+
+
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda: PrefixIndex(0), "PrefixIndex: num_instances must be at least 1, got 0"),
+        (lambda: PrefixIndex(2).add(2, [1]), r"add: instance must be in \[0, 2\), got 2"),
+        (lambda: PrefixIndex(2).clear(-1), r"clear: instance must be in \[0, 2\), got -1"),
+        (lambda: PrefixIndex(2).apply(KVEvent(3, 0)), "apply: instance must be in"),
+        (lambda: ShardedIndex(2, 0), "num_shards must be at least 1, got 0"),
+        (lambda: ShardedIndex(2, 2, depth=0), "depth must be at least 1, got 0"),
+    ],
+)
+def test_a_bad_argument_is_named(call, message):
+    with pytest.raises(InvalidArgument, match=message):
+        call()
