@@ -1,0 +1,70 @@
+"""``fast25-fig1`` and the others: one command for each figure of a paper."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from ..reproductions import NEEDS_TRACE, REPRODUCTIONS, Outcome, Setup, as_lines
+from ..traces import TraceProfile, TraceRequest, read_trace, synth_trace
+
+
+def add_commands(commands: Any) -> None:
+    """Declare a command for each reproduction."""
+    for name, reproduction in REPRODUCTIONS.items():
+        summary = (reproduction.__doc__ or "").partition("\n")[0].replace("%", "%%")
+        parser = commands.add_parser(name, help=summary, description=summary)
+        if name in NEEDS_TRACE:
+            source = parser.add_mutually_exclusive_group(required=True)
+            source.add_argument("--trace", help="to replay: Mooncake's JSON lines")
+            source.add_argument("--profile", help="of a trace to make up, by trace synth")
+            parser.add_argument(
+                "--requests", type=int, metavar="N", help="only the first N, or so many made up"
+            )
+        parser.add_argument("--out", metavar="FOLDER", help="for NAME.jsonl and NAME.png")
+        parser.add_argument("--seed", type=int, default=0, help="of what is random (default: 0)")
+        parser.add_argument("--json", action="store_true", help="print JSON lines, nothing else")
+        parser.set_defaults(run=run, reproduction=name)
+
+
+def run(options: argparse.Namespace) -> None:
+    """Reproduce, print ours beside the published figures, and keep both."""
+    from .view import View  # needs rich
+
+    name = options.reproduction
+    requests, trace_name = _trace(options) if name in NEEDS_TRACE else ([], "")
+    with View(max(1, len(requests)), quiet=options.json) as view:
+        setup = Setup(
+            trace=requests,
+            trace_name=trace_name,
+            on_step=view.step,
+            on_progress=view.advance,
+            seed=options.seed,
+        )
+        outcome = REPRODUCTIONS[name](setup)
+    lines = [json.dumps(line) + "\n" for line in as_lines(name, outcome)]
+    if options.json:
+        sys.stdout.writelines(lines)
+    else:
+        view.outcome(outcome)
+    if options.out is not None:
+        _keep(Path(options.out), name, outcome, lines)
+
+
+def _trace(options: argparse.Namespace) -> tuple[list[TraceRequest], str]:
+    if options.requests is not None and options.requests < 1:
+        raise ValueError(f"--requests must be at least 1, got {options.requests}")
+    if options.trace is not None:
+        return read_trace(options.trace)[: options.requests], Path(options.trace).name
+    profile = TraceProfile.load(options.profile)
+    made_up = synth_trace(profile, options.requests or 1000, seed=options.seed)
+    return made_up, f"made up by {Path(options.profile).name}"
+
+
+def _keep(folder: Path, name: str, outcome: Outcome, lines: list[str]) -> None:
+    from ..plot import save_plot  # needs matplotlib
+
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")
+    save_plot(outcome, folder / f"{name}.png")

@@ -1,0 +1,93 @@
+"""The conductor of a simulated cluster, its cost models fitted on prefills and steps run alone."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ..conductor import (
+    AcceptAll,
+    Admission,
+    Cluster,
+    Conductor,
+    Costs,
+    KVCacheCentric,
+    LinearDecode,
+    NicTransfer,
+    PolynomialPrefill,
+    PrefillPolicy,
+    PrefixIndex,
+    Role,
+    Slo,
+)
+from .machines import Machine, Model
+from .options import DisaggregatedOptions
+from .step_cost import StepCost
+
+NO_LIMIT = Slo(ttft_s=1e9, tbt_s=1e9)
+LENGTHS = (64, 256, 1024, 4096, 8192, 16384, 32768, 65536, 131072)
+BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
+
+
+def fit_costs(model: Model, machine: Machine, chunk_tokens: int, group_size: int = 1) -> Costs:
+    """Fit the conductor's cost models on a grid of prefills and steps, run alone.
+
+    The paper does so offline, by regression (FAST'25, section 5). A pipeline of ``group_size``
+    nodes is taken to be so many times as fast.
+    """
+    cost = StepCost(model, machine)
+    prompts = [(n, n * part // 4) for n in LENGTHS for part in range(4)]
+    prefill_s = [cost.prefill_s(n, prefix, chunk_tokens) / group_size for n, prefix in prompts]
+    lengths, prefixes = np.array(prompts).T
+    steps = [(size, size * tokens) for size in BATCHES for tokens in (512, 4096, 16384)]
+    step_s = [cost.decode_s(size, tokens) for size, tokens in steps]
+    sizes, kv_tokens = np.array(steps).T
+    return Costs(
+        PolynomialPrefill.fit(lengths, prefixes, prefill_s),
+        LinearDecode.fit(sizes, kv_tokens, step_s),
+        NicTransfer(model.kv_bytes_per_token, machine.nic_bytes_per_s),
+    )
+
+
+def make_conductor(
+    roles: Sequence[Role],
+    costs: Costs,
+    *,
+    capacity_tokens: int,
+    max_batch_size: int,
+    policy: PrefillPolicy | None = None,
+    admission: Admission | None = None,
+    slo: Slo = NO_LIMIT,
+    seed: int = 0,
+) -> Conductor:
+    """Make a conductor over instances of these roles; by default Algorithm 1, and all are taken."""
+    return Conductor(
+        Cluster(roles, capacity_tokens=capacity_tokens, max_batch_size=max_batch_size),
+        PrefixIndex(len(roles)),
+        costs,
+        slo,
+        policy=policy or KVCacheCentric(),
+        admission=admission or AcceptAll(),
+        seed=seed,
+    )
+
+
+def conductor_of(
+    options: DisaggregatedOptions,
+    *,
+    policy: PrefillPolicy | None = None,
+    admission: Admission | None = None,
+    slo: Slo = NO_LIMIT,
+    seed: int = 0,
+) -> Conductor:
+    """Make the conductor of a disaggregated cluster."""
+    chunk_tokens, group_size = options.prefill.chunk_tokens, options.prefill.group_size
+    return make_conductor(
+        [Role.PREFILL] * options.num_prefill + [Role.DECODE] * options.num_decode,
+        fit_costs(options.model, options.machine, chunk_tokens, group_size),
+        capacity_tokens=options.machine.kv_capacity_tokens(options.model),
+        max_batch_size=options.max_batch_size,
+        policy=policy,
+        admission=admission,
+        slo=slo,
+        seed=seed,
+    )

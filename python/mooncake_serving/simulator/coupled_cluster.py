@@ -1,0 +1,105 @@
+"""A cluster of coupled instances, vLLM's way: each request is served by one of them throughout."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from ..conductor import InvalidArgument, LoadBalance, PrefillPolicy, Request, Role
+from .conducting import fit_costs, make_conductor
+from .coupled import CoupledInstance
+from .coupled_options import CoupledOptions
+from .events import Clock
+from .job import Job
+from .machines import A800_NODE, LLAMA3_70B, Machine, Model
+from .report import Report
+from .step_cost import StepCost
+from .traces import BLOCK_SIZE, TraceRequest
+
+
+@dataclass(frozen=True)
+class CoupledClusterOptions:
+    """Instances that prefill and decode, and how they do it."""
+
+    model: Model = LLAMA3_70B
+    machine: Machine = A800_NODE
+    num_instances: int = 16
+    engine: CoupledOptions = field(default_factory=CoupledOptions)
+
+    def __post_init__(self) -> None:
+        if self.num_instances < 1:
+            raise InvalidArgument(
+                f"CoupledClusterOptions: num_instances must be at least 1, got {self.num_instances}"
+            )
+        self.machine.kv_capacity_tokens(self.model)  # the model must fit
+
+
+class CoupledCluster:
+    """Replays a trace on coupled instances; the conductor chooses one for each request.
+
+    Args:
+        options: the cluster.
+        policy: where a request goes; by default to the shortest queue.
+        on_progress: is called whenever a request is done with.
+        seed: of the policy.
+    """
+
+    def __init__(
+        self,
+        options: CoupledClusterOptions,
+        policy: PrefillPolicy | None = None,
+        *,
+        on_progress: Callable[[], None] = lambda: None,
+        seed: int = 0,
+    ):
+        self.clock = Clock()
+        self.jobs: list[Job] = []
+        self._on_progress = on_progress
+        capacity = options.machine.kv_capacity_tokens(options.model)
+        budget = options.engine.max_batched_tokens
+        self._conductor = make_conductor(
+            [Role.BOTH] * options.num_instances,
+            fit_costs(options.model, options.machine, budget),
+            capacity_tokens=capacity,
+            max_batch_size=options.engine.max_batch_size,
+            policy=policy or LoadBalance(),
+            seed=seed,
+        )
+        self.instances = [
+            CoupledInstance(
+                self.clock,
+                StepCost(options.model, options.machine),
+                options.engine,
+                capacity_tokens=capacity,
+                prefilled=self._prefilled,
+                finished=self._finish,
+            )
+            for _ in range(options.num_instances)
+        ]
+
+    def run(self, requests: Sequence[TraceRequest]) -> Report:
+        """Replay a trace to the last token of the last request."""
+        for job_id, request in enumerate(requests):
+            job = Job(job_id, request, request.timestamp_ms / 1000)
+            self.jobs.append(job)
+            self.clock.at(job.arrival_s, self._arrive, job)
+        self.clock.run()
+        return Report(
+            self.jobs,
+            self.clock.now - (self.jobs[0].arrival_s if self.jobs else 0.0),
+            self.clock.num_events,
+            peak_tokens=[instance.peak_tokens for instance in self.instances],
+        )
+
+    def _arrive(self, job: Job) -> None:
+        request = Request(job.job_id, job.request.input_length, block_size=BLOCK_SIZE)
+        decision = self._conductor.decide(request, self.clock.now)
+        assert decision.accepted and decision.prefill is not None
+        self._conductor.book(decision)
+        job.prefill_instance = job.decode_instance = decision.prefill.instance
+        self.instances[decision.prefill.instance].arrive(job)
+
+    def _prefilled(self, job: Job) -> None:
+        self._conductor.prefilled(job.job_id, self.clock.now)
+
+    def _finish(self, job: Job) -> None:
+        self._conductor.decoded(job.job_id)
+        self._on_progress()

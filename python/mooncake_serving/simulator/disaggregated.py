@@ -1,0 +1,220 @@
+"""A disaggregated cluster: the conductor decides, prefill and decode instances carry it out."""
+
+from collections.abc import Callable, Sequence
+
+from ..conductor import Conductor, Decision, Fetch, Request
+from .decode import DecodeInstance
+from .events import Clock
+from .job import Job
+from .kv_events import Publisher
+from .network import Flow, Network, Nic
+from .options import DisaggregatedOptions
+from .prefill import PrefillInstance
+from .recovery import fail, restart
+from .report import Report
+from .step_cost import StepCost
+from .store import NodeStore
+from .traces import BLOCK_SIZE, TraceRequest
+
+
+class Disaggregated:
+    """Replays a trace on prefill and decode instances; every decision is the conductor's.
+
+    arrival: decide -> (fetch KV of the prefix) -> prefill, its KV streaming to the decode instance
+    -> decode, once the last of it is there -> done. Source: FAST'25, section 3.2.
+
+    Args:
+        options: the cluster.
+        conductor: over ``options.num_prefill`` prefill, then ``options.num_decode`` decode
+            instances, by :func:`~.conducting.conductor_of`. It is this simulation's alone: its
+            state is written.
+        on_progress: is called whenever a request is done with.
+    """
+
+    def __init__(
+        self,
+        options: DisaggregatedOptions,
+        conductor: Conductor,
+        *,
+        on_progress: Callable[[], None] = lambda: None,
+    ):
+        self.options = options
+        self.clock = Clock()
+        self.jobs: list[Job] = []
+        self.conductor = conductor
+        self._on_progress = on_progress
+        self._cost = StepCost(options.model, options.machine)
+        self.network = Network(self.clock)
+        num_instances = options.num_prefill + options.num_decode
+        self.nics = [Nic(options.machine.nic_bytes_per_s) for _ in range(num_instances)]
+        self.publishers = [
+            Publisher(self.clock, conductor.index, i, options.event_delay_s)
+            for i in range(options.num_prefill)
+        ]
+        self.prefill = [self._make_prefill(i) for i in range(options.num_prefill)]
+        capacity = options.machine.kv_capacity_tokens(options.model)
+        self.decode = [
+            DecodeInstance(
+                self.clock,
+                self._cost,
+                capacity_tokens=capacity,
+                max_batch_size=options.max_batch_size,
+                finished=self._finish,
+            )
+            for _ in range(options.num_decode)
+        ]
+        self.fetches: dict[Job, Flow] = {}
+        self.streams: dict[Job, Flow] = {}
+        self.landed: set[Job] = set()  # all KV is at the decode instance
+        self._mean_output = 0
+
+    def run(self, requests: Sequence[TraceRequest]) -> Report:
+        """Replay a trace to the last token of the last request."""
+        self._mean_output = sum(r.output_length for r in requests) // max(1, len(requests))
+        for job_id, request in enumerate(requests):
+            job = Job(job_id, request, request.timestamp_ms / 1000)
+            self.jobs.append(job)
+            self.clock.at(job.arrival_s, self.arrive, job)
+        for failure in self.options.failures:
+            self.clock.at(failure.at_s, fail, self, failure)
+        self.clock.run()
+        return Report(
+            self.jobs,
+            self.clock.now - (self.jobs[0].arrival_s if self.jobs else 0.0),
+            self.clock.num_events,
+            peak_tokens=[instance.peak_tokens for instance in self.decode],
+            sent_bytes=sum(nic.sent_bytes for nic in self.nics),
+        )
+
+    def _make_prefill(self, i: int) -> PrefillInstance:
+        options = self.options
+        store = NodeStore(
+            options.dram_blocks,
+            ssd_blocks=options.ssd_tokens // BLOCK_SIZE,
+            policy=options.eviction,
+            lost=self.publishers[i].removed,
+        )
+        return PrefillInstance(
+            self.clock,
+            self._cost,
+            store,
+            options.prefill,
+            started=self._started,
+            done=self._prefilled,
+        )
+
+    # --- the life of a job -------------------------------------------------------------------
+
+    def arrive(self, job: Job) -> None:
+        request = Request(
+            job.job_id,
+            job.request.input_length,
+            job.request.hash_ids if self.options.prefill.use_cache else (),
+            BLOCK_SIZE,
+            self._mean_output,
+        )
+        decision = self.conductor.decide(request, self.clock.now)
+        if not decision.accepted:
+            self._reject(job, decision)
+            return
+        assert decision.prefill is not None
+        self.conductor.book(decision)
+        job.prefill_instance = decision.prefill.instance
+        job.decode_instance = decision.decode.instance if decision.decode else None
+        job.expected_s = decision.prefill.prefill_s
+        if decision.prefill.fetch is not None:
+            self._fetch(job, decision, decision.prefill.fetch)
+        self.prefill[job.prefill_instance].arrive(job)
+
+    def _fetch(self, job: Job, decision: Decision, fetch: Fetch) -> None:
+        job.ready = False
+        last = fetch.first_block + fetch.num_blocks
+        there, _ = self.prefill[fetch.source].store.match(job.request.hash_ids[:last])
+        tokens = min(there * BLOCK_SIZE, job.request.input_length)
+        tokens = max(0, tokens - fetch.first_block * BLOCK_SIZE)  # what the source still has
+
+        def over() -> None:
+            del self.fetches[job]
+            self.conductor.fetched(decision)
+            job.ready = True
+            self.prefill[fetch.target].wake()
+
+        def landed() -> None:
+            job.fetched_tokens += tokens
+            if tokens:
+                self._store(fetch.target, job.request.hash_ids[:there])
+            over()
+
+        self.fetches[job] = self.network.send(
+            self.nics[fetch.source],
+            self.nics[fetch.target],
+            tokens * self.options.model.kv_bytes_per_token,
+            landed,
+            lost=over,
+        )
+
+    def _store(self, instance: int, keys: tuple[int, ...]) -> None:
+        """Have blocks in a store, of which the first ones may have left it: then not the rest."""
+        store = self.prefill[instance].store
+        store.insert(keys)
+        held, _ = store.match(keys)
+        self.publishers[instance].stored(keys[:held])
+
+    def _started(self, job: Job) -> None:
+        assert job.prefill_instance is not None
+        self.conductor.cluster.free_at_s[job.prefill_instance] = self._free_at(job.prefill_instance)
+        if self.options.stream and job.decode_instance is not None and job.num_decode_steps:
+            self._stream(job)
+
+    def _free_at(self, i: int) -> float:
+        return max(self.clock.now, self.prefill[i].busy_until_s) + self.prefill[i].expected_s
+
+    def _stream(self, job: Job) -> None:
+        assert job.prefill_instance is not None and job.decode_instance is not None
+
+        def landed() -> None:
+            del self.streams[job]
+            self.landed.add(job)
+            self._try_decode(job)
+
+        self.streams[job] = self.network.send(
+            self.nics[job.prefill_instance],
+            self.nics[job.decode_instance],
+            job.request.input_length * self.options.model.kv_bytes_per_token,
+            landed,
+            lost=lambda: restart(self, job),
+        )
+
+    def _prefilled(self, job: Job) -> None:
+        assert job.prefill_instance is not None
+        held, _ = self.prefill[job.prefill_instance].store.match(job.request.hash_ids)
+        self.publishers[job.prefill_instance].stored(job.request.hash_ids[:held])
+        decision = self.conductor.prefilled(job.job_id, self.clock.now)
+        if not decision.accepted or decision.decode is None:
+            self._reject(job, decision)
+        elif not job.num_decode_steps:
+            self._finish(job)
+        elif job in self.streams or job in self.landed:
+            self._try_decode(job)
+        else:
+            job.decode_instance = decision.decode.instance
+            self._stream(job)
+
+    def _try_decode(self, job: Job) -> None:
+        """Decode a job whose prompt is prefilled, and whose KV is there to the last layer."""
+        if job.first_token_s is not None and job in self.landed:
+            self.landed.discard(job)
+            assert job.decode_instance is not None
+            self.decode[job.decode_instance - self.options.num_prefill].arrive(job)
+
+    def _finish(self, job: Job) -> None:
+        job.finished_s = self.clock.now
+        self.conductor.decoded(job.job_id)
+        self._on_progress()
+
+    def _reject(self, job: Job, decision: Decision) -> None:
+        job.rejected = decision.reason.why.name
+        self.landed.discard(job)
+        if job in self.streams:  # refused after its prefill, while its KV was on its way
+            self.network.cancel(self.streams.pop(job))
+        self._on_progress()

@@ -1,0 +1,79 @@
+"""What a cache of some capacity saves of a trace: hit tokens over input tokens."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from .caches import BlockCache, Key, make_policy
+from .caches.frequency import Belady
+
+
+class Prompt(Protocol):
+    """What the replay reads of a request."""
+
+    @property
+    def input_length(self) -> int: ...
+
+    @property
+    def hash_ids(self) -> Sequence[Key]: ...
+
+
+@dataclass(frozen=True)
+class HitRate:
+    """The outcome of a replay; tokens of the requests that were measured, without the warm-up."""
+
+    capacity_tokens: float
+    hit_tokens: int
+    input_tokens: int
+
+    @property
+    def hit_rate(self) -> float:
+        """Hit tokens over input tokens; 0 of an empty trace."""
+        return self.hit_tokens / self.input_tokens if self.input_tokens else 0.0
+
+
+def replay(
+    requests: Iterable[Prompt],
+    capacity_tokens: float,
+    *,
+    policy: str = "lru",
+    block_tokens: int = 512,
+    warm_up: float = 0.0,
+) -> HitRate:
+    """Replay a trace against one pool of blocks.
+
+    for request: hit += tokens of its longest cached prefix of whole blocks; store all its blocks
+
+    A prompt's last block counts with the tokens that the prompt has in it.
+
+    Args:
+        requests: in the order of their arrival.
+        capacity_tokens: of the pool, rounded down to whole blocks; inf for no limit.
+        policy: lru, fifo, lfu, length-aware, sieve or belady.
+        block_tokens: tokens of a block.
+        warm_up: this share of the requests, the first ones, fill the cache and are not counted.
+
+    Raises:
+        ValueError: capacity_tokens is negative or not a number, or there is no such policy.
+
+    Source: Mooncake (FAST'25), section 5.3.1 and Figure 9.
+    """
+    if not capacity_tokens >= 0:
+        raise ValueError(f"replay: capacity_tokens must be >= 0, got {capacity_tokens!r}")
+    if not 0 <= warm_up < 1:
+        raise ValueError(f"replay: warm_up must be in [0, 1), got {warm_up!r}")
+    prompts = list(requests)
+    rule = make_policy(policy, [prompt.hash_ids for prompt in prompts])
+    unlimited = capacity_tokens == float("inf")
+    cache = BlockCache(None if unlimited else int(capacity_tokens // block_tokens), rule)
+    first = int(len(prompts) * warm_up)
+    hit_tokens = input_tokens = 0
+    for index, prompt in enumerate(prompts):
+        if isinstance(rule, Belady):
+            rule.begin()
+        if index >= first:
+            blocks = cache.match(prompt.hash_ids)
+            hit_tokens += min(blocks * block_tokens, prompt.input_length)
+            input_tokens += prompt.input_length
+        cache.insert(prompt.hash_ids)
+    return HitRate(capacity_tokens, hit_tokens, input_tokens)

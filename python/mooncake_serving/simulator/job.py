@@ -1,0 +1,79 @@
+"""One request on its way through a simulated cluster, and what became of it."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from .running_batch import RunningBatch
+from .traces import TraceRequest
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """A request and its times, in simulated seconds; None is what has not happened.
+
+    ``rejected`` says why it was not served. ``prefix_tokens`` are those whose KV was reused,
+    ``gpu_s`` what its prefill kept GPUs busy for. After a failure it starts anew: ``restarts``.
+    """
+
+    job_id: int
+    request: TraceRequest
+    arrival_s: float
+    prefill_instance: int | None = None
+    decode_instance: int | None = None
+    prefix_tokens: int = 0
+    fetched_tokens: int = 0
+    gpu_s: float = 0.0
+    first_token_s: float | None = None
+    finished_s: float | None = None
+    rejected: str | None = None
+    restarts: int = 0
+    ready: bool = True  # what it fetches is there
+    expected_s: float = 0.0  # of its prefill, by the conductor
+    _batch: "RunningBatch[Job] | None" = field(default=None, repr=False)
+    _first_step: int = 0
+    _before_first_step_s: float = 0.0
+
+    @property
+    def num_decode_steps(self) -> int:
+        """Steps after the prefill, whose result is the first token."""
+        return max(0, self.request.output_length - 1)
+
+    @property
+    def num_kv_tokens(self) -> int:
+        """Tokens whose KV it needs in the end."""
+        return self.request.input_length + self.request.output_length
+
+    @property
+    def ttft_s(self) -> float | None:
+        """From arrival to the first token."""
+        return None if self.first_token_s is None else self.first_token_s - self.arrival_s
+
+    def join(self, batch: "RunningBatch[Job]", now: float) -> None:
+        """Be decoded in a batch from now on."""
+        assert self.first_token_s is not None
+        self._before_first_step_s = now - self.first_token_s - batch.pending_stall_s
+        self._batch = batch
+        self._first_step = batch.join(self, self.request.input_length, self.num_decode_steps)
+
+    def restart(self) -> None:
+        """Forget what was done; an instance that had it has failed."""
+        self.restarts += 1
+        self.first_token_s = self._batch = None
+        self.prefill_instance = self.decode_instance = None
+
+    def gaps_s(self) -> np.ndarray:
+        """Seconds between its tokens; the first counts from the end of its prefill."""
+        if self._batch is None:
+            return np.zeros(0)
+        gaps = self._batch.gaps_s(self._first_step, self.num_decode_steps).copy()
+        gaps[:1] += self._before_first_step_s
+        return gaps
+
+    def tbt_s(self) -> float:
+        """Mean of the longest tenth of the gaps, as FAST'25 (section 5.1) measures TBT."""
+        gaps = self.gaps_s()
+        if not len(gaps):
+            return 0.0
+        top = -(-len(gaps) // 10)
+        return float(np.partition(gaps, len(gaps) - top)[-top:].mean())

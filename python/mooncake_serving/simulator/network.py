@@ -1,0 +1,135 @@
+"""NICs with contention: transfers that share them."""
+
+from collections.abc import Callable
+
+from .events import Clock, Event
+
+
+class Flow:
+    """Bytes on their way from one NIC to another."""
+
+    __slots__ = ("_event", "_rate", "_updated", "done", "dst", "lost", "remaining", "src")
+
+    def __init__(
+        self,
+        src: "Nic",
+        dst: "Nic",
+        num_bytes: float,
+        done: Callable[[], None],
+        lost: Callable[[], None],
+    ):
+        self.src = src
+        self.dst = dst
+        self.remaining = num_bytes
+        self.done = done
+        self.lost = lost
+        self._rate = 0.0
+        self._updated = 0.0
+        self._event: Event | None = None
+
+
+class Nic:
+    """The network of one machine, in both directions.
+
+    Args:
+        bytes_per_s: of each direction, all its cards together.
+    """
+
+    __slots__ = ("bytes_per_s", "inbound", "outbound", "received_bytes", "sent_bytes")
+
+    def __init__(self, bytes_per_s: float):
+        if not bytes_per_s > 0:
+            raise ValueError(f"Nic: bytes_per_s must be > 0, got {bytes_per_s!r}")
+        self.bytes_per_s = bytes_per_s
+        self.outbound: dict[Flow, None] = {}  # a set in order: runs are the same
+        self.inbound: dict[Flow, None] = {}
+        self.sent_bytes = 0.0
+        self.received_bytes = 0.0
+
+
+class Network:
+    """Moves bytes between NICs; each NIC shares its rate equally among its flows.
+
+    rate(flow) = min(src.bytes_per_s / flows out of src, dst.bytes_per_s / flows into dst)
+
+    What a flow that is held up elsewhere leaves over is given to no other, so this is a little
+    below max-min fairness, and never above it. The switches between are non-blocking.
+    """
+
+    def __init__(self, clock: Clock):
+        self._clock = clock
+
+    def send(
+        self,
+        src: Nic,
+        dst: Nic,
+        num_bytes: float,
+        done: Callable[[], None],
+        lost: Callable[[], None] = lambda: None,
+    ) -> Flow:
+        """Move bytes and call ``done`` when the last one is there; within a machine at once.
+
+        ``lost`` is called instead if one of the machines fails before.
+        """
+        flow = Flow(src, dst, num_bytes, done, lost)
+        if src is dst or num_bytes <= 0:
+            flow._event = self._clock.after(0.0, done)
+            return flow
+        flow._updated = self._clock.now
+        src.outbound[flow] = None
+        dst.inbound[flow] = None
+        self._share(src, dst)
+        return flow
+
+    def cancel(self, flow: Flow) -> None:
+        """Stop a flow, if it is on its way; neither ``done`` nor ``lost`` is called."""
+        if flow._event is not None:
+            flow._event.cancel()
+        if flow in flow.src.outbound:
+            self._advance(flow)
+            self._remove(flow)
+
+    def fail(self, nic: Nic) -> None:
+        """Stop every flow of a machine that is gone."""
+        flows = [*nic.outbound, *nic.inbound]
+        for flow in flows:
+            self.cancel(flow)
+        for flow in flows:
+            flow.lost()
+
+    def _share(self, src: Nic, dst: Nic) -> None:
+        """Flows of these NICs have come or gone: those that are left have new rates."""
+        for flow in {**src.outbound, **dst.inbound}:
+            sender, receiver = flow.src, flow.dst
+            rate = min(
+                sender.bytes_per_s / len(sender.outbound),
+                receiver.bytes_per_s / len(receiver.inbound),
+            )
+            if rate != flow._rate:
+                self._advance(flow)
+                flow._rate = rate
+                if flow._event is not None:
+                    flow._event.cancel()
+                flow._event = self._clock.after(flow.remaining / rate, self._finish, flow)
+
+    def _advance(self, flow: Flow) -> None:
+        now = self._clock.now
+        moved = min(flow.remaining, (now - flow._updated) * flow._rate)
+        flow.remaining -= moved
+        flow._updated = now
+        flow.src.sent_bytes += moved
+        flow.dst.received_bytes += moved
+
+    def _finish(self, flow: Flow) -> None:
+        flow.src.sent_bytes += flow.remaining  # what rounding has left
+        flow.dst.received_bytes += flow.remaining
+        flow.remaining = 0.0
+        self._remove(flow)
+        flow.done()
+
+    def _remove(self, flow: Flow) -> None:
+        if flow._event is not None:
+            flow._event.cancel()
+        del flow.src.outbound[flow]
+        del flow.dst.inbound[flow]
+        self._share(flow.src, flow.dst)

@@ -1,0 +1,80 @@
+"""What a simulated cluster consists of."""
+
+from dataclasses import dataclass, field
+
+from ..conductor import InvalidArgument
+from .machines import A800_NODE, LLAMA3_70B, Machine, Model
+from .prefill import PrefillOptions
+from .traces import BLOCK_SIZE
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An instance that is gone for a while, with its KV and all that it was doing."""
+
+    instance: int  # prefill instances first, then decode instances
+    at_s: float
+    down_s: float
+
+
+@dataclass(frozen=True)
+class DisaggregatedOptions:
+    """Prefill and decode instances, a store over the DRAM of the former, and what joins them.
+
+    Attributes:
+        model, machine: what an instance runs, and on what; a machine of another group size is a
+            pipeline of so many nodes.
+        num_prefill, num_decode: instances of each kind, numbered in this order.
+        prefill: how prompts are prefilled.
+        dram_tokens: of the store, an instance; None for no limit. The default is FAST'25's 1 TB.
+        ssd_tokens: of the store's second tier, an instance.
+        eviction: of either tier: lru, fifo, lfu, length-aware, sieve.
+        max_batch_size: of a decode instance.
+        stream: send KV to the decode instance layer by layer during prefill, not after it.
+        event_delay_s: until the conductor's index knows of a change in a store.
+        failures: what breaks, and when.
+    """
+
+    model: Model = LLAMA3_70B
+    machine: Machine = A800_NODE
+    num_prefill: int = 8
+    num_decode: int = 8
+    prefill: PrefillOptions = field(default_factory=PrefillOptions)
+    dram_tokens: int | None = 3_000_000
+    ssd_tokens: int = 0
+    eviction: str = "lru"
+    max_batch_size: int = 256
+    stream: bool = True
+    event_delay_s: float = 0.0
+    failures: tuple[Failure, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name, what in (("num_prefill", "prefill"), ("num_decode", "decode")):
+            if getattr(self, name) < 1:
+                raise InvalidArgument(
+                    f"DisaggregatedOptions: {name} must be at least 1, for without a {what} "
+                    f"instance nothing is served, got {getattr(self, name)}"
+                )
+        self.machine.kv_capacity_tokens(self.model)  # the model must fit
+        for name in ("dram_tokens", "ssd_tokens", "event_delay_s"):
+            value = getattr(self, name)
+            if value is not None and not value >= 0:
+                raise InvalidArgument(
+                    f"DisaggregatedOptions: {name} must be at least 0, got {value!r}"
+                )
+        for failure in self.failures:
+            if not (failure.at_s >= 0 and failure.down_s >= 0):
+                raise InvalidArgument(
+                    "DisaggregatedOptions: failures must begin and last at least 0 s, "
+                    f"got {failure}"
+                )
+            if not 0 <= failure.instance < self.num_prefill + self.num_decode:
+                raise InvalidArgument(
+                    "DisaggregatedOptions: failures must be of instances 0 to "
+                    f"{self.num_prefill + self.num_decode - 1}, got {failure}"
+                )
+
+    @property
+    def dram_blocks(self) -> int | None:
+        """Capacity of an instance's DRAM, in blocks of the trace."""
+        return None if self.dram_tokens is None else self.dram_tokens // BLOCK_SIZE

@@ -1,0 +1,52 @@
+"""When an instance fails: what is lost with it, and how it is done anew."""
+
+from typing import TYPE_CHECKING
+
+from .job import Job
+
+if TYPE_CHECKING:
+    from .disaggregated import Disaggregated
+    from .options import Failure
+
+
+def fail(cluster: "Disaggregated", failure: "Failure") -> None:
+    """Lose an instance with its KV for a while; its requests are decided about anew.
+
+    What was prefilled on another instance is in that one's cache, so that a decode instance's
+    requests are soon back.
+    """
+    i, num_prefill = failure.instance, cluster.options.num_prefill
+    lost = cluster.conductor.failed(i)
+    if i < num_prefill:
+        cluster.prefill[i].fail()
+        cluster.publishers[i].lost_all()
+    else:
+        cluster.decode[i - num_prefill].fail()
+    jobs = [cluster.jobs[job_id] for job_id in lost]
+    for job in jobs:
+        _forget(cluster, job)
+    cluster.network.fail(cluster.nics[i])
+    cluster.clock.after(failure.down_s, cluster.conductor.recovered, i)
+    for job in jobs:
+        cluster.arrive(job)
+
+
+def restart(cluster: "Disaggregated", job: Job) -> None:
+    """Serve a job anew whose prefill instance has failed while its KV was on its way."""
+    if job.finished_s is None and job.rejected is None:
+        cluster.conductor.decoded(job.job_id)
+        _forget(cluster, job)
+        cluster.clock.after(0.0, cluster.arrive, job)
+
+
+def _forget(cluster: "Disaggregated", job: Job) -> None:
+    """Take a job out of everything; what it fetched stays where it is."""
+    if job.prefill_instance is not None:
+        cluster.prefill[job.prefill_instance].drop(job)
+    for flows in (cluster.fetches, cluster.streams):
+        flow = flows.pop(job, None)
+        if flow is not None:
+            cluster.network.cancel(flow)
+    cluster.landed.discard(job)
+    job.restart()
+    job.ready = True

@@ -1,0 +1,55 @@
+"""The papers' figures, one function each: what they find, beside what was published."""
+
+from . import (
+    arxiv_overload,
+    arxiv_policies,
+    fast25_cache,
+    fast25_capacity,
+    fast25_scheduling,
+    fast25_sweeps,
+    infinite_llm,
+    sarathi,
+    sarathi_pipeline,
+    sarathi_serve,
+    staleness,
+)
+from .outcome import Claim, Curve, Outcome, Reproduction, Row, Setup, as_lines
+
+ON_A_TRACE: dict[str, Reproduction] = {
+    "fast25-fig1": fast25_capacity.conversation,
+    "fast25-fig1-sensitivity": fast25_capacity.sensitivity,
+    "fast25-fig5": fast25_scheduling.fast25,
+    "fast25-fig9": fast25_cache.hit_rate_over_capacity,
+    "fast25-fig11": fast25_cache.replicas,
+    "fast25-global-cache": fast25_cache.global_cache,
+    "arxiv-fig8": fast25_scheduling.arxiv,
+    "arxiv-real": fast25_capacity.real_workload,
+    "arxiv-overload": arxiv_overload.overload,
+    "arxiv-policies": arxiv_policies.policies,
+    "staleness": staleness.staleness,
+}
+ALONE: dict[str, Reproduction] = {
+    "fast25-fig7": fast25_capacity.synthetic,
+    "fast25-fig13": fast25_sweeps.bandwidth,
+    "fast25-fig15": fast25_sweeps.ratio,
+    "fast25-fig14": fast25_sweeps.breakdown,
+    "sarathi-tiles": sarathi.tiles,
+    "sarathi-pd-peak": sarathi.pd_peak,
+    "sarathi-bubbles": sarathi_pipeline.bubbles,
+    "sarathi-serve-table4": sarathi_serve.table4,
+    "infinite-llm": infinite_llm.pooling,
+}
+REPRODUCTIONS = ON_A_TRACE | ALONE
+NEEDS_TRACE = frozenset(ON_A_TRACE)
+
+__all__ = [
+    "NEEDS_TRACE",
+    "REPRODUCTIONS",
+    "Claim",
+    "Curve",
+    "Outcome",
+    "Reproduction",
+    "Row",
+    "Setup",
+    "as_lines",
+]

@@ -1,0 +1,46 @@
+"""The clusters that several reproductions compare."""
+
+from collections.abc import Sequence
+
+from ...conductor import Admission, PrefillPolicy, Slo
+from ..conducting import NO_LIMIT, conductor_of
+from ..coupled_cluster import CoupledCluster, CoupledClusterOptions
+from ..coupled_options import Batching, CoupledOptions
+from ..disaggregated import Disaggregated
+from ..machines import A800_NODE, Machine
+from ..options import DisaggregatedOptions
+from ..report import Report
+from ..traces import TraceRequest
+from .outcome import Setup
+
+# vLLM 0.5.1, as FAST'25 compares with: its three modes, by its defaults. Whole prompts go alone
+# where they are long: its limit of tokens a step is the model's context length.
+VLLM = {
+    "vLLM": CoupledOptions(),
+    "vLLM prefix caching": CoupledOptions(use_cache=True),
+    "vLLM chunked prefill": CoupledOptions(batching=Batching.CHUNKED),
+}
+
+
+def serve(
+    setup: Setup,
+    options: DisaggregatedOptions,
+    *,
+    trace: Sequence[TraceRequest] | None = None,
+    policy: PrefillPolicy | None = None,
+    admission: Admission | None = None,
+    slo: Slo = NO_LIMIT,
+) -> Report:
+    """Replay the trace on a disaggregated cluster."""
+    conductor = conductor_of(options, policy=policy, admission=admission, slo=slo, seed=setup.seed)
+    cluster = Disaggregated(options, conductor, on_progress=setup.on_progress)
+    return cluster.run(setup.trace if trace is None else trace)
+
+
+def serve_coupled(
+    setup: Setup, engine: CoupledOptions, *, num_instances: int = 16, machine: Machine = A800_NODE
+) -> Report:
+    """Replay the trace on coupled instances."""
+    options = CoupledClusterOptions(machine=machine, num_instances=num_instances, engine=engine)
+    cluster = CoupledCluster(options, on_progress=setup.on_progress, seed=setup.seed)
+    return cluster.run(setup.trace)

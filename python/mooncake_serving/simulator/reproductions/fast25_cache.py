@@ -1,0 +1,118 @@
+"""Mooncake (FAST'25), section 5.3: one cache for all instances, how large, and its copies."""
+
+from collections import Counter
+
+import numpy as np
+
+from ...conductor import KVCacheCentric, LoadBalance, LocalCacheAware
+from ..conducting import conductor_of
+from ..disaggregated import Disaggregated
+from ..hit_rate import replay
+from ..options import DisaggregatedOptions
+from ..traces import TraceRequest
+from .clusters import serve
+from .outcome import Claim, Curve, Outcome, Row, Setup
+
+INF = float("inf")
+
+
+def hit_rate_over_capacity(setup: Setup) -> Outcome:
+    """Figure 9: a pool of one LRU."""
+    capacities = [1e6, 2e6, 3e6, 5e6, 1e7, 2e7, 3e7, 5e7, INF]
+    curves, rates = [], {}
+    for policy in ("lru", "fifo", "lfu", "length-aware", "sieve", "belady"):
+        setup.on_step(policy, 6)
+        rates[policy] = [replay(setup.trace, c, policy=policy).hit_rate for c in capacities]
+        curves.append(Curve(policy, capacities[:-1], rates[policy][:-1]))
+    lru, belady = rates["lru"], rates["belady"]
+    share = {c: 100 * rate / lru[-1] for c, rate in zip(capacities, lru, strict=True)}
+    return Outcome(
+        f"FAST'25, Figure 9: hit rate over capacity, {setup.trace_name}",
+        [
+            Row("hit rate without a limit", lru[-1], 0.40, ""),
+            Row("LRU at 3 million tokens, of that", share[3e6], 41.0, "%"),
+            Row("LRU at 50 million tokens, of that", share[5e7], 100.0, "%"),
+        ],
+        [
+            Claim("50 million tokens are nearly as good as no limit", share[5e7] > 97),
+            Claim("3 million are less than half as good", share[3e6] < 50),
+            Claim(
+                "nothing beats Belady",
+                all(b >= max(r) for b, *r in zip(belady, *rates.values(), strict=True)),
+            ),
+        ],
+        curves,
+        "tokens",
+        "hit rate",
+        log_x=True,
+    )
+
+
+def _first_tokens(setup: Setup) -> list[TraceRequest]:
+    return [TraceRequest(r.timestamp_ms, r.input_length, 1, r.hash_ids) for r in setup.trace]
+
+
+def global_cache(setup: Setup) -> Outcome:
+    """Section 5.3.1: 10 prefill nodes of 3 million tokens each, one token generated."""
+    options = DisaggregatedOptions(num_prefill=10, num_decode=1)
+    trace = _first_tokens(setup)
+    setup.on_step("local caches, by load", 3)
+    local = serve(setup, options, trace=trace, policy=LoadBalance())
+    setup.on_step("local caches, by cache", 3)
+    aware = serve(setup, options, trace=trace, policy=LocalCacheAware())
+    setup.on_step("global cache", 3)
+    shared = serve(setup, options, trace=trace, policy=KVCacheCentric(balancing_threshold=1.0))
+    hits = shared.hit_rate / local.hit_rate if local.hit_rate else INF
+    gpu = shared.prefill_gpu_s / local.prefill_gpu_s
+    return Outcome(
+        f"FAST'25, section 5.3.1: global against local caches, {setup.trace_name}",
+        [
+            Row("hit rate, global over local", hits, 2.22, "x"),
+            Row("prefill GPU time, global over local", gpu, 0.76, "x"),
+            Row("hit rate of local caches, requests by load", local.hit_rate),
+            Row("hit rate of local caches, requests to where most is cached", aware.hit_rate),
+            Row("hit rate of the global cache", shared.hit_rate),
+        ],
+        [
+            Claim("more hits", hits > 1),
+            Claim("less GPU time", gpu < 1),
+            Claim(
+                "more hits than with cache-aware requests, too", shared.hit_rate > aware.hit_rate
+            ),
+        ],
+        remarks=["local caches: requests go by load; the paper does not say by what"],
+    )
+
+
+def replicas(setup: Setup) -> Outcome:
+    """Figure 11: how many prefill instances hold each of the 10, 100, 1,000 hottest blocks."""
+    options = DisaggregatedOptions(num_prefill=8, num_decode=8)
+    cluster = Disaggregated(
+        options, conductor_of(options, seed=setup.seed), on_progress=setup.on_progress
+    )
+    setup.on_step("Mooncake", 1)
+    cluster.run(setup.trace)
+    uses = Counter(key for request in setup.trace for key in request.hash_ids)
+    hottest = [key for key, _ in uses.most_common(1000)]
+    copies = [sum(key in node.store for node in cluster.prefill) for key in hottest]
+    everybody = options.num_prefill
+    top = {n: float(np.mean(copies[:n])) for n in (1, 10, 100, 1000)}
+    return Outcome(
+        f"FAST'25, Figure 11: copies of hot blocks at the end, {setup.trace_name}",
+        [
+            Row("copies of the hottest block", top[1], everybody, f"of {everybody}"),
+            Row("copies of the 10 hottest, mean", top[10], None, f"of {everybody}"),
+            Row("copies of the 100 hottest, mean", top[100], everybody, f"of {everybody}"),
+            Row("copies of the 1,000 hottest, mean", top[1000], None, f"of {everybody}"),
+        ],
+        [
+            Claim("the hottest block is on every prefill instance", top[1] == everybody),
+            Claim("the 100 hottest are on more than half", top[100] > everybody / 2),
+            Claim("hotter blocks have more copies", top[10] >= top[100] >= top[1000]),
+        ],
+        [Curve("copies", list(range(1, len(copies) + 1)), copies)],
+        "rank of the block by its uses",
+        "prefill instances that hold it",
+        log_x=True,
+        remarks=["the published figure is read as: nearly all instances for the 100 hottest keys"],
+    )

@@ -1,0 +1,141 @@
+"""Mooncake (FAST'25), Figures 1, 6 and 7: requests that meet their objectives, beside vLLM's."""
+
+from dataclasses import replace
+
+from ..machines import A800_NODE
+from ..options import DisaggregatedOptions
+from .clusters import VLLM, serve, serve_coupled
+from .made_up import MADE_UP, like_synthetic
+from .outcome import Claim, Curve, Outcome, Row, Setup
+
+TTFT_S = 30.0
+TBT_S = (0.1, 0.2, 0.3)
+CURVE_TBT_S = tuple(0.02 * i for i in range(1, 26))
+PUBLISHED_GAIN = {  # over vLLM, at each limit of TBT
+    "conversation": (4.98, 1.57, 0.59),
+    "synthetic": (0.62, 0.40, 0.28),
+}
+PUBLISHED_GPU = {  # prefill GPU time over Mooncake's: the modes in the order of VLLM
+    "conversation": (1.56, 1.43, 1.90),
+    "synthetic": (2.76, 2.59, 3.33),
+}
+
+
+def effective_capacity(setup: Setup, workload: str) -> Outcome:
+    """Replay a trace as it came; count requests with TTFT <= 30 s and TBT within a limit."""
+    reports = {}
+    for name, engine in VLLM.items():
+        setup.on_step(name, len(VLLM) + 1)
+        reports[name] = serve_coupled(setup, engine)
+    setup.on_step("Mooncake", len(VLLM) + 1)
+    mooncake = serve(setup, DisaggregatedOptions())
+    base = reports["vLLM"]
+    rows, gains = [], []
+    for limit, published in zip(TBT_S, PUBLISHED_GAIN[workload], strict=True):
+        ours = mooncake.num_effective(TTFT_S, limit) / max(1, base.num_effective(TTFT_S, limit)) - 1
+        gains.append(ours)
+        rows.append(
+            Row(f"gain over vLLM, TBT {1e3 * limit:.0f} ms", 100 * ours, 100 * published, "%")
+        )
+    for (name, report), published in zip(reports.items(), PUBLISHED_GPU[workload], strict=True):
+        ours = report.prefill_gpu_s / mooncake.prefill_gpu_s
+        rows.append(Row(f"prefill GPU time of {name}", ours, published, "x Mooncake"))
+    everyone = {"Mooncake": mooncake, **reports}
+    for name, report in everyone.items():
+        effective = report.num_effective(TTFT_S, TBT_S[0]) / len(report.jobs)
+        rows.append(Row(f"{name}: requests within 30 s and 100 ms", 100 * effective, None, "%"))
+    gpu = [report.prefill_gpu_s for report in (mooncake, *reports.values())]
+    return Outcome(
+        f"FAST'25, effective request capacity: {setup.trace_name}, 16 nodes, 8P + 8D",
+        rows,
+        [
+            Claim("Mooncake serves more at every limit", all(gain > 0 for gain in gains)),
+            Claim("the tighter the limit, the more", gains[0] > gains[1] > gains[2]),
+            Claim(
+                "prefill GPU time: Mooncake < prefix caching < vLLM < chunked prefill",
+                gpu[0] < gpu[2] < gpu[1] < gpu[3],
+            ),
+        ],
+        [
+            Curve(
+                name,
+                [1e3 * limit for limit in CURVE_TBT_S],
+                [100 * r.num_effective(TTFT_S, limit) / len(r.jobs) for limit in CURVE_TBT_S],
+            )
+            for name, r in everyone.items()
+        ],
+        "TBT limit, ms",
+        "requests within TTFT 30 s and this TBT, %",
+    )
+
+
+def real_workload(setup: Setup) -> Outcome:
+    """arXiv:2407.00079, real workload: 10P + 10D beside 20 vLLM; TTFT 30 s, TBT 100 ms."""
+    setup.on_step("20 vLLM", 2)
+    vllm = serve_coupled(setup, VLLM["vLLM"], num_instances=20)
+    setup.on_step("Mooncake 10P + 10D", 2)
+    mooncake = serve(setup, DisaggregatedOptions(num_prefill=10, num_decode=10))
+    shares = {}
+    for name, report in (("Mooncake", mooncake), ("vLLM", vllm)):
+        shares[name, "TTFT"] = 100 * float((report.ttft_s <= TTFT_S).mean())
+        shares[name, "TBT"] = 100 * float((report.tbt_s <= TBT_S[0]).mean())
+    published = {("Mooncake", "TTFT"): 100.0, ("vLLM", "TTFT"): 100.0}
+    published |= {("Mooncake", "TBT"): 100.0, ("vLLM", "TBT"): 57.0}
+    gain = mooncake.num_effective(TTFT_S, TBT_S[0]) / vllm.num_effective(TTFT_S, TBT_S[0]) - 1
+    return Outcome(
+        f"arXiv:2407.00079, real workload: {setup.trace_name}, 20 nodes",
+        [
+            *(
+                Row(f"{name}: within its {limit}", shares[name, limit], published[name, limit], "%")
+                for name, limit in published
+            ),
+            Row("more requests within both", 100 * gain, 75.0, "%"),
+        ],
+        [
+            Claim(
+                "nearly all meet TTFT on both", min(shares[n, "TTFT"] for n, _ in published) > 95
+            ),
+            Claim("nearly all of Mooncake's meet TBT", shares["Mooncake", "TBT"] > 95),
+            Claim("far fewer of vLLM's do", shares["vLLM", "TBT"] < 80),
+        ],
+        remarks=["the paper's trace of 23,000 requests is another one"],
+    )
+
+
+def sensitivity(setup: Setup) -> Outcome:
+    """Figure 1 again, with GPUs that reach less or more of their peak: no paper says how much."""
+    rows = []
+    shares = (0.3, 0.4, 0.5, 0.6)
+    gains: dict[float, list[float]] = {limit: [] for limit in TBT_S}
+    for share in shares:
+        machine = replace(A800_NODE, math_efficiency=share, attention_efficiency=0.8 * share)
+        setup.on_step(f"vLLM, {share:.0%} of the peak", 2 * len(shares))
+        vllm = serve_coupled(setup, VLLM["vLLM"], machine=machine)
+        setup.on_step(f"Mooncake, {share:.0%} of the peak", 2 * len(shares))
+        mooncake = serve(setup, DisaggregatedOptions(machine=machine))
+        for limit, gain in gains.items():
+            ours = mooncake.num_effective(TTFT_S, limit) / max(1, vllm.num_effective(TTFT_S, limit))
+            gain.append(100 * (ours - 1))
+            what = f"{share:.0%} of the peak: gain over vLLM, TBT {1e3 * limit:.0f} ms"
+            published = dict(zip(TBT_S, PUBLISHED_GAIN["conversation"], strict=True))[limit]
+            rows.append(Row(what, gain[-1], 100 * published, "%"))
+    curves = [Curve(f"TBT {1e3 * limit:.0f} ms", shares, gain) for limit, gain in gains.items()]
+    return Outcome(
+        f"FAST'25, Figure 1, over the share of the GPUs' peak: {setup.trace_name}",
+        rows,
+        [Claim("Mooncake serves more at each", all(min(gain) > 0 for gain in gains.values()))],
+        curves,
+        "share of the peak in matrix products",
+        "gain over vLLM, %",
+    )
+
+
+def conversation(setup: Setup) -> Outcome:
+    """Figure 1, the conversation workload."""
+    return effective_capacity(setup, "conversation")
+
+
+def synthetic(setup: Setup) -> Outcome:
+    """Figure 7, the synthetic workload, made up by its published figures."""
+    made_up = like_synthetic(setup.seed)
+    return effective_capacity(replace(setup, trace=made_up, trace_name=MADE_UP), "synthetic")

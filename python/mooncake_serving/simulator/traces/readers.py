@@ -1,0 +1,44 @@
+"""Traces from files: Mooncake's JSON lines, Azure's and BurstGPT's CSV."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from .azure import read_azure
+from .burstgpt import read_burstgpt
+from .errors import InvalidTrace
+from .mooncake import read_mooncake
+from .request import TraceRequest
+
+
+def read_trace(path: str | Path) -> list[TraceRequest]:
+    """Read a whole trace, in the format that its first line shows.
+
+    Args:
+        path: of Mooncake's JSON lines, or of a CSV file of Azure or BurstGPT.
+
+    Raises:
+        InvalidTrace: it is none of these, holds no request, or a line is wrong; named by number.
+        OSError: it cannot be read.
+    """
+    with Path(path).open(encoding="utf-8", errors="replace") as file:
+        first = file.readline()
+    requests = list(_reader_for(first, str(path))(path))
+    if not requests:
+        raise InvalidTrace(str(path), 1, "a trace must hold at least one request")
+    return requests
+
+
+def _reader_for(line: str, source: str) -> Callable[[str | Path], Iterator[TraceRequest]]:
+    if line.lstrip().startswith("{"):
+        return read_mooncake
+    columns = {column.strip() for column in line.split(",")}
+    if "ContextTokens" in columns:
+        return read_azure
+    if "Request tokens" in columns:
+        return read_burstgpt
+    raise InvalidTrace(
+        source,
+        1,
+        "must be a JSON object (Mooncake), or a header with ContextTokens (Azure) or "
+        f"Request tokens (BurstGPT), got {line.strip()[:60]!r}",
+    )

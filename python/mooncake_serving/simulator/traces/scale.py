@@ -1,0 +1,51 @@
+"""The same trace faster or slower, with more or fewer requests."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from .request import TraceRequest
+
+
+def scale_trace(
+    requests: Sequence[TraceRequest], *, time: float = 1.0, load: float = 1.0, seed: int = 0
+) -> list[TraceRequest]:
+    """Stretch a trace's clock, and multiply its requests.
+
+    ``time`` moves each request to ``time * timestamp_ms``: 0.5 replays at twice the speed, with all
+    bursts and all reuse closer together. ``load`` keeps the clock, and plays that many copies at
+    once: each copy starts elsewhere in the trace, so that bursts do not meet, and has hash ids of
+    its own, for its users are others. Of a fraction of a copy, requests are kept by chance, each as
+    likely; what they shared with those that are gone is lost. ``load < 1`` thins in the same way.
+
+    Args:
+        requests: in the order of time.
+        time: factor of the clock, positive.
+        load: factor of the number of requests, positive.
+        seed: of the chance.
+
+    Raises:
+        ValueError: a factor is not positive and finite.
+    """
+    for name, value in (("time", time), ("load", load)):
+        if not (math.isfinite(value) and value > 0):
+            raise ValueError(f"scale_trace: {name} must be positive, got {value!r}")
+    if not requests:
+        return []
+    rng = np.random.default_rng(seed)
+    end_ms = requests[-1].timestamp_ms
+    num_copies = math.ceil(load)
+    stride = 1 + max((max(r.hash_ids) for r in requests if r.hash_ids), default=0)
+    out = []
+    for copy in range(num_copies):
+        kept_share = min(1.0, load - copy)
+        shift_ms = end_ms * copy / num_copies
+        kept = np.flatnonzero(rng.random(len(requests)) < kept_share)
+        for request in (requests[int(i)] for i in kept):
+            at_ms = request.timestamp_ms + shift_ms
+            at_ms = at_ms - end_ms if at_ms > end_ms else at_ms
+            ids = tuple(hash_id + copy * stride for hash_id in request.hash_ids)
+            out.append(replace(request, timestamp_ms=at_ms * time, hash_ids=ids))
+    return sorted(out, key=lambda request: request.timestamp_ms)

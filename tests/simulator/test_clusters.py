@@ -1,0 +1,179 @@
+"""Whole clusters: nothing is lost, nobody is over memory, every run is the same."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mooncake_serving.conductor import (
+    Baseline,
+    EarlyRejection,
+    InvalidArgument,
+    KVCacheCentric,
+    LocalCacheAware,
+    PredictiveRejection,
+    Random,
+    Slo,
+)
+from mooncake_serving.simulator import (
+    CoupledCluster,
+    CoupledClusterOptions,
+    Disaggregated,
+    DisaggregatedOptions,
+    Failure,
+    conductor_of,
+)
+from mooncake_serving.simulator.coupled_options import Batching, CoupledOptions
+from mooncake_serving.simulator.machines import A800_NODE, GPT3_175B
+from mooncake_serving.simulator.prefill import PrefillOptions
+from mooncake_serving.simulator.traces import TraceProfile, scale_trace, synth_trace
+
+PROFILE = TraceProfile.load(Path(__file__).parent / "conversation.profile.json")
+TRACE = scale_trace(synth_trace(PROFILE, 400, seed=3), time=0.25)
+ONE_GPU = replace(A800_NODE, name="one GPU", memory_bytes=80e9)
+SMALL = DisaggregatedOptions(num_prefill=4, num_decode=3, dram_tokens=400_000)
+
+
+def serve(options=SMALL, trace=TRACE, **conductor):
+    cluster = Disaggregated(options, conductor_of(options, **conductor))
+    return cluster, cluster.run(trace)
+
+
+def check_everybody_is_served(cluster, report, trace=TRACE):
+    assert [job.request for job in report.jobs] == list(trace)
+    for job in report.jobs:
+        assert (job.finished_s is None) == (job.rejected is not None)
+        if job.rejected is None:
+            assert job.arrival_s < job.first_token_s <= job.finished_s
+            gaps = job.gaps_s()
+            assert len(gaps) == job.request.output_length - 1 and (gaps > 0).all()
+            assert gaps.sum() == pytest.approx(job.finished_s - job.first_token_s)
+    for instance in cluster.decode:
+        assert instance.peak_tokens <= instance.capacity_tokens
+        assert instance.reserved_tokens == 0 and len(instance) == 0
+    for instance in cluster.prefill:
+        assert len(instance) == 0 and instance.expected_s == pytest.approx(0, abs=1e-6)
+        capacity = instance.store.dram.capacity_blocks
+        assert capacity is None or len(instance.store.dram) <= capacity
+    assert not cluster.fetches and not cluster.streams and not cluster.landed
+    state = cluster.conductor.cluster
+    for name in ("batch_size", "reserved_requests", "reserved_tokens", "num_sending"):
+        assert not getattr(state, name).any(), name
+
+
+def test_requests_and_bytes_are_conserved():
+    cluster, report = serve()
+    check_everybody_is_served(cluster, report)
+    per_token = SMALL.model.kv_bytes_per_token
+    streamed = sum(j.request.input_length for j in report.jobs if j.request.output_length > 1)
+    fetched = sum(job.fetched_tokens for job in report.jobs)
+    assert report.sent_bytes == pytest.approx((streamed + fetched) * per_token)
+    received = sum(nic.received_bytes for nic in cluster.nics)
+    assert received == pytest.approx(report.sent_bytes)
+    assert fetched > 0
+
+
+def test_the_same_seed_gives_the_same_run_and_another_one_does_not():
+    def times(seed):
+        return [job.finished_s for job in serve(policy=Random(), seed=seed)[1].jobs]
+
+    assert times(5) == times(5) != times(6)
+
+
+def test_the_index_knows_what_stores_hold_when_events_are_not_late():
+    cluster, _ = serve()
+    for request in TRACE:
+        held = [node.store.match(request.hash_ids)[0] for node in cluster.prefill]
+        index = cluster.conductor.index.match(request.hash_ids)
+        assert index[: SMALL.num_prefill].tolist() == held
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        DisaggregatedOptions(num_prefill=4, num_decode=3, dram_tokens=None),
+        DisaggregatedOptions(num_prefill=4, num_decode=3, dram_tokens=50_000, ssd_tokens=400_000),
+        DisaggregatedOptions(num_prefill=4, num_decode=3, eviction="sieve", dram_tokens=100_000),
+        DisaggregatedOptions(num_prefill=4, num_decode=1, stream=False, max_batch_size=4),
+        DisaggregatedOptions(num_prefill=2, num_decode=3, prefill=PrefillOptions(group_size=2)),
+        DisaggregatedOptions(num_prefill=4, num_decode=3, event_delay_s=5.0),
+    ],
+    ids=["no limit", "ssd", "sieve", "small decode", "pipelines", "late events"],
+)
+def test_other_clusters_lose_nothing_either(options):
+    cluster, report = serve(options)
+    check_everybody_is_served(cluster, report)
+
+
+def test_more_cache_saves_prefill_and_an_ssd_counts_as_cache():
+    def gpu_s(**options):
+        return serve(DisaggregatedOptions(num_prefill=4, num_decode=3, **options))[1].prefill_gpu_s
+
+    none = gpu_s(prefill=PrefillOptions(use_cache=False))
+    little, with_ssd, much = (
+        gpu_s(dram_tokens=30_000),
+        gpu_s(dram_tokens=30_000, ssd_tokens=10**7),
+        gpu_s(dram_tokens=None),
+    )
+    assert much <= with_ssd < little < none
+
+
+@pytest.mark.parametrize("failed", [0, 5])
+def test_what_a_failed_instance_had_is_served_by_others(failed):
+    options = DisaggregatedOptions(
+        num_prefill=4, num_decode=3, failures=(Failure(failed, 8.0, 10.0), Failure(1, 9.0, 5.0))
+    )
+    cluster, report = serve(options)
+    check_everybody_is_served(cluster, report)
+    assert sum(job.restarts for job in report.jobs) > 0
+    assert all(job.rejected is None for job in report.jobs)
+
+
+@pytest.mark.parametrize("rule", [Baseline(), EarlyRejection(), PredictiveRejection(decode_s=5.0)])
+def test_who_is_refused_leaves_nothing_behind_and_has_a_reason(rule):
+    slo = Slo(ttft_s=1.5, tbt_s=0.024)
+    cluster, report = serve(admission=rule, slo=slo)
+    check_everybody_is_served(cluster, report)
+    rejected = {job.rejected for job in report.jobs if job.rejected}
+    assert rejected and rejected <= {
+        "PREFILL_LOAD", "DECODE_LOAD", "NO_DECODE_ROOM", "FORECAST_LOAD"
+    }  # fmt: skip
+    late = [job for job in report.jobs if job.rejected and job.first_token_s is not None]
+    if type(rule) is Baseline:
+        assert late  # it looks at TBT only after the prefill
+    assert report.ttft_s.max() < serve(policy=KVCacheCentric())[1].ttft_s.max()
+
+
+def test_a_cache_for_all_hits_more_than_caches_of_one():
+    ample = DisaggregatedOptions(num_prefill=4, num_decode=3)
+    shared = serve(ample, policy=KVCacheCentric(balancing_threshold=1.0))[1]
+    local = serve(ample, policy=LocalCacheAware())[1]
+    by_chance = serve(ample, policy=Random())[1]
+    assert shared.hit_rate > local.hit_rate > by_chance.hit_rate
+
+
+@pytest.mark.parametrize("engine", Batching, ids=lambda batching: batching.value)
+def test_coupled_clusters_lose_nothing(engine):
+    options = CoupledClusterOptions(num_instances=4, engine=CoupledOptions(batching=engine))
+    cluster = CoupledCluster(options)
+    report = cluster.run(TRACE)
+    assert report.hit_rate == 0 and len(report.ttft_s) == len(TRACE)
+    for instance in cluster.instances:
+        assert instance.peak_tokens <= instance.capacity_tokens and len(instance) == 0
+    for job in report.jobs:
+        gaps = job.gaps_s()
+        assert gaps.sum() == pytest.approx(job.finished_s - job.first_token_s)
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"num_decode": 0}, "num_decode must be at least 1.* got 0"),
+        ({"num_prefill": -1}, "num_prefill must be at least 1.* got -1"),
+        ({"model": GPT3_175B, "machine": ONE_GPU}, "must fit into 72 GB of one GPU, got GPT-3"),
+        ({"failures": (Failure(16, 0.0, 1.0),)}, "failures must be of instances 0 to 15"),
+    ],
+)
+def test_impossible_clusters_are_named(options, message):
+    with pytest.raises(InvalidArgument, match=message):
+        DisaggregatedOptions(**options)

@@ -1,0 +1,187 @@
+"""Stats, scale and synth: by hand, and against a trace made up of the profile in this folder.
+
+With MK_TEST_TRACE the path of a real trace, one more test compares what is made up with it.
+"""
+
+import json
+import os
+from collections import OrderedDict
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mooncake_serving.simulator.traces import (
+    InvalidTrace,
+    TraceProfile,
+    TraceRequest,
+    read_trace,
+    scale_trace,
+    synth_trace,
+    trace_stats,
+    write_mooncake,
+)
+
+PROFILE = Path(__file__).parent / "conversation.profile.json"
+
+
+@pytest.fixture(scope="module")
+def profile() -> TraceProfile:
+    return TraceProfile.load(PROFILE)
+
+
+@pytest.fixture(scope="module")
+def made_up(profile) -> list[TraceRequest]:
+    return synth_trace(profile, 3000, seed=1)
+
+
+def lru_hit_rate(requests, capacity_tokens: float) -> float:
+    """Replay a trace through one cache of blocks that forgets what was used longest ago."""
+    cache: OrderedDict[int, None] = OrderedDict()
+    hits = 0
+    for request in requests:
+        matched = 0
+        while matched < len(request.hash_ids) and request.hash_ids[matched] in cache:
+            matched += 1
+        hits += min(matched * 512, request.input_length)
+        for hash_id in request.hash_ids:
+            cache[hash_id] = None
+            cache.move_to_end(hash_id)
+            while len(cache) > capacity_tokens // 512:
+                cache.popitem(last=False)
+    return hits / sum(request.input_length for request in requests)
+
+
+def test_stats_by_hand():
+    requests = [
+        TraceRequest(0, 1000, 10, (0, 1)),
+        TraceRequest(1000, 600, 20, (0, 2)),
+        TraceRequest(4000, 1500, 60, (0, 1, 3)),
+    ]
+    stats = trace_stats(requests)
+    assert (stats.num_requests, stats.duration_s, stats.requests_per_s) == (3, 4, 0.75)
+    assert (stats.num_blocks, stats.num_unique_blocks, stats.seen_once) == (7, 4, 0.5)
+    assert stats.max_hit_rate == pytest.approx((0 + 512 + 1024) / 3100)
+    assert stats.gap_variation == pytest.approx(0.5)
+    assert (stats.input.mean, stats.input.p50, stats.input.max) == (3100 / 3, 1000, 1500)
+    assert stats.output.p90 == pytest.approx(52)
+    assert json.loads(json.dumps(stats.as_dict()))["output"]["max"] == 60
+    assert "requests      3 in 4.0 s: 0.750/s" in str(stats)
+
+
+def test_stats_of_one_request():
+    stats = trace_stats([TraceRequest(7, 5, 1)])
+    assert stats.requests_per_s == stats.max_hit_rate == stats.seen_once == 0
+
+
+def test_stats_and_a_full_replay_agree(made_up):
+    assert trace_stats(made_up).max_hit_rate == pytest.approx(lru_hit_rate(made_up, 1e12))
+
+
+def test_a_made_up_trace_is_a_valid_one(made_up, tmp_path):
+    write_mooncake(made_up, tmp_path / "trace.jsonl")
+    assert read_trace(tmp_path / "trace.jsonl") == made_up
+    assert len(made_up) == 3000 and made_up[0].timestamp_ms == 0
+
+
+def test_the_seed_decides(profile):
+    assert synth_trace(profile, 200, seed=3) == synth_trace(profile, 200, seed=3)
+    assert synth_trace(profile, 200, seed=3) != synth_trace(profile, 200, seed=4)
+    assert len(synth_trace(profile, 1)) == 1
+
+
+def test_a_made_up_trace_is_like_its_profile(profile, made_up):
+    rows = np.array(profile.rows)
+    stats = trace_stats(made_up)
+    assert stats.input.mean == pytest.approx(rows[:, 0].mean(), rel=0.05)
+    assert stats.output.mean == pytest.approx(rows[:, 1].mean(), rel=0.05)
+    assert stats.input.p90 == pytest.approx(np.percentile(rows[:, 0], 90), rel=0.05)
+    shared = np.minimum(rows[:, 2] * 512, rows[:, 0]).sum() / rows[:, 0].sum()
+    assert stats.max_hit_rate == pytest.approx(shared, abs=0.02)
+    rate = np.mean(profile.counts) / np.mean(profile.gaps_ms) * 1e3
+    assert stats.requests_per_s == pytest.approx(rate, rel=0.1)
+
+
+def test_a_profile_of_what_was_made_up_is_the_profile_again(made_up):
+    """What waits for how long to be reused: capacity for capacity, caches hit as much."""
+    again = synth_trace(TraceProfile.of(made_up), len(made_up), seed=9)
+    for capacity in (1e6, 3e6, 1e7, 1e9):
+        expected = lru_hit_rate(made_up, capacity)
+        assert lru_hit_rate(again, capacity) == pytest.approx(expected, abs=0.035)
+
+
+@pytest.mark.skipif("MK_TEST_TRACE" not in os.environ, reason="no path in MK_TEST_TRACE")
+def test_a_made_up_trace_is_like_the_real_one():
+    real = read_trace(os.environ["MK_TEST_TRACE"])
+    ours = synth_trace(TraceProfile.of(real), len(real))
+    for capacity in (1e6, 3e6, 1e7, 3e7, 1e12):
+        expected = lru_hit_rate(real, capacity)
+        assert lru_hit_rate(ours, capacity) == pytest.approx(expected, abs=0.03)
+    theirs = trace_stats(real)
+    assert trace_stats(ours).input.mean == pytest.approx(theirs.input.mean, rel=0.03)
+    assert trace_stats(ours).num_unique_blocks == pytest.approx(theirs.num_unique_blocks, rel=0.03)
+
+
+def test_a_profile_is_kept_in_a_file(profile, tmp_path):
+    profile.save(tmp_path / "profile.json")
+    assert TraceProfile.load(tmp_path / "profile.json") == profile
+    assert len(profile.rows) == 512 and "Apache-2.0" in profile.source
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("{", "must be a profile of a trace: JSONDecodeError"),
+        ("{}", "must be a profile of a trace: KeyError 'rows'"),
+        ("[1, 2]", "must be a profile of a trace: TypeError"),
+        ('{"rows": [], "gaps_ms": [1], "counts": [1], "block_size": 512}', "a list is empty"),
+        (
+            '{"rows": [[0, 1, 0, 0, 0]], "gaps_ms": [1], "counts": [1], "block_size": 512}',
+            "a number out of its range",
+        ),
+    ],
+)
+def test_a_bad_profile_is_named(tmp_path, text, message):
+    path = tmp_path / "profile.json"
+    path.write_text(text)
+    with pytest.raises(InvalidTrace, match=message):
+        TraceProfile.load(path)
+
+
+def test_a_clock_that_is_stretched(made_up):
+    faster = scale_trace(made_up, time=0.5)
+    assert [r.timestamp_ms for r in faster] == [r.timestamp_ms / 2 for r in made_up]
+    assert [r.hash_ids for r in faster] == [r.hash_ids for r in made_up]
+
+
+def test_more_load_is_other_users_at_the_same_time(made_up):
+    double, one = trace_stats(scale_trace(made_up, load=2)), trace_stats(made_up)
+    assert double.num_requests == 6000
+    assert double.num_unique_blocks == 2 * one.num_unique_blocks
+    assert double.duration_s <= one.duration_s
+    assert double.max_hit_rate == pytest.approx(one.max_hit_rate, abs=0.02)
+    times = [r.timestamp_ms for r in scale_trace(made_up, load=2)]
+    assert times == sorted(times)
+
+
+def test_less_load_keeps_each_request_with_the_same_chance(made_up):
+    third = scale_trace(made_up, load=0.3, seed=2)
+    assert 800 < len(third) < 1000
+    assert set(third) <= set(made_up) and third == scale_trace(made_up, load=0.3, seed=2)
+    assert len(scale_trace(made_up, load=1.5)) == pytest.approx(4500, rel=0.05)
+    assert scale_trace([], load=2) == []
+
+
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda: scale_trace([], time=0), "scale_trace: time must be positive, got 0"),
+        (lambda: scale_trace([], load=float("inf")), "load must be positive, got inf"),
+        (lambda: trace_stats([]), "a trace must hold at least one request"),
+        (lambda: TraceProfile.of([]), "a trace must hold at least one request"),
+        (lambda: synth_trace(TraceProfile.load(PROFILE), 0), "num_requests must be at least 1"),
+    ],
+)
+def test_a_bad_argument_is_named(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
