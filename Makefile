@@ -10,13 +10,25 @@ BENCHES = $(patsubst bench/bench_%.py,%,$(wildcard bench/bench_*.py))
 BALANCER := tests/topology/test_balancer.py
 CXX_FILES = $(shell git ls-files 'csrc/*.h' 'csrc/*.cc' 'csrc/*.cu' 'csrc/*.cuh' 'tests/*.h' 'tests/*.cc')
 
-.PHONY: demo test test-rdma build lint format types sanitize sanitize-address sanitize-thread fuzz bench bench-quick figures wheel clean
+.PHONY: demo test test-peers test-others test-rdma build lint format types sanitize sanitize-address sanitize-thread fuzz bench bench-quick figures wheel clean
 
 demo: build $(VENV)/.demo
 	$(BIN)/python -m mooncake_serving demo $(DEMO)
 
+# All of them, those that wait for peers beside those that compute; or those that PYTEST names.
 test: build $(VENV)/.demo $(VENV)/.test
+ifdef PYTEST
 	$(BIN)/python -m pytest $(PYTEST)
+else
+	$(MAKE) -j2 test-peers test-others
+endif
+
+PEERS := tests/transfer tests/rdma tests/compat tests/metadata
+test-peers:
+	$(BIN)/python -m pytest $(PEERS)
+
+test-others:
+	$(BIN)/python -m pytest $(PEERS:%=--ignore %)
 
 # In a guest with soft-RoCE NICs, see CONTRIBUTING.md. `make test` has them too, where it finds qemu.
 test-rdma: build $(VENV)/.test
@@ -44,10 +56,12 @@ sanitize: build $(VENV)/.test
 sanitize-address:
 	tests/sanitize address,undefined asan $(BIN)/python tests/hashing $(BALANCER) tests/transfer tests/kv
 	MK_TEST_WORLD=fake tests/sanitize address,undefined asan $(BIN)/python tests/rdma/fake
+	MK_TEST_WORLD=fake_gpu tests/sanitize address,undefined asan $(BIN)/python tests/transfer/gpu
 
 sanitize-thread:
 	tests/sanitize thread tsan $(BIN)/python tests/hashing $(BALANCER) tests/transfer
 	MK_TEST_WORLD=fake tests/sanitize thread tsan $(BIN)/python tests/rdma/fake
+	MK_TEST_WORLD=fake_gpu tests/sanitize thread tsan $(BIN)/python tests/transfer/gpu
 
 # What a peer can say, for FUZZ_SECONDS (60); tests/fuzz/run keeps what it has learned in build/fuzz.
 fuzz:

@@ -32,6 +32,8 @@ class Case:
         num_bytes: read plus written by one call, for GB/s; None where bytes mean nothing.
         on_host: on CUDA, time what the caller spends and not what the GPU does.
         ceiling: GB/s, measured in this run, that GB/s is given as a percentage of.
+        num_flops: of one call, for GFLOP/s.
+        peak: GFLOP/s, measured in this run, that GFLOP/s is given as a percentage of.
         warm: call each once more before it is timed: of what fits the cache, the others have left
             little in it.
         fields: what else the row in the JSON says of the case.
@@ -45,6 +47,8 @@ class Case:
     on_host: bool = False
     ceiling: float | None = None
     warm: bool = False
+    num_flops: float | None = None
+    peak: float | None = None
     fields: dict[str, Any] = field(default_factory=dict)
 
 
@@ -131,6 +135,11 @@ def measure(case: Case, options: argparse.Namespace) -> dict[str, Any]:
     if case.ceiling is not None:
         row["ceiling_gb_per_s"] = case.ceiling
         row["percent_of_ceiling"] = 100 * row["gb_per_s"] / case.ceiling
+    if case.num_flops is not None:
+        row["gflop_per_s"] = case.num_flops / statistics.median(ours) / 1e9
+    if case.num_flops is not None and case.peak is not None:
+        row["peak_gflop_per_s"] = case.peak
+        row["percent_of_peak"] = 100 * row["gflop_per_s"] / case.peak
     for name in case.baselines:
         ratios = [taken[name][clock] / taken["ours"][clock] for taken in rounds]
         row[f"x_{name}"], row[f"x_{name}_quartiles"] = spread(ratios)

@@ -44,6 +44,10 @@ def line(row: dict[str, Any], baselines: list[str]) -> str:
         text += f" {row['gb_per_s']:8.2f} GB/s"
     if "percent_of_ceiling" in row:
         text += f" {row['percent_of_ceiling']:4.0f} % of {row['ceiling_gb_per_s']:.1f}"
+    if "gflop_per_s" in row:
+        text += f" {row['gflop_per_s']:8.1f} GFLOP/s"
+    if "percent_of_peak" in row:
+        text += f" {row['percent_of_peak']:4.0f} % of {row['peak_gflop_per_s']:.0f}"
     if row["us_host"] < 0.99 * row["us"]:  # on the CPU, and where that is measured, they are one
         text += f"   {row['us_host']:.1f} us of the host"
     for name in baselines:

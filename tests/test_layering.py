@@ -13,18 +13,20 @@ KERNELS = sorted((ROOT / "mooncake_kernels").rglob("*.py"))
 SERVING = sorted((ROOT / "python/mooncake_serving").rglob("*.py"))
 
 OPS = {"common", "kv", "mask", "attention", "similarity"}
-HOST = {"common", "hash", "topology", "rdma", "transfer"}
+HOST = {"common", "hash", "topology", "rdma", "store", "transfer"}
 CSRC_MAY_USE = {
     "common": set(),
     **{family: {"common"} for family in OPS | HOST},
+    "attention": {"common", "mask"},
     "transfer": {"common", "rdma", "topology"},
     "ops": OPS,
     "host": HOST,
 }
 KERNELS_ONLY = {"mooncake_kernels"}
-ALL_BELOW = {"mooncake_kernels", "conductor", "store", "pooling", "semantic"}
+ALL_BELOW = {"mooncake_kernels", "chunking", "conductor", "store", "pooling", "semantic"}
 SERVING_MAY_USE = {
     "conductor": set(),
+    "chunking": KERNELS_ONLY,
     "store": KERNELS_ONLY,
     "pooling": KERNELS_ONLY,
     "semantic": KERNELS_ONLY,
@@ -36,8 +38,8 @@ SERVING_MAY_USE = {
 EVERYTHING = {"mooncake_kernels", "demo", "demo_view", *SERVING_MAY_USE}
 SERVING_MAY_USE |= {"__main__": EVERYTHING, "demo": EVERYTHING, "demo_view": EVERYTHING}
 FAMILIES = {"kv", "mask", "attention", "similarity", "hashing"}
-FAMILIES |= {"topology", "rdma", "metadata", "transfer"}
-FAMILY_MAY_USE = {"transfer": {"rdma", "topology", "metadata"}}
+FAMILIES |= {"topology", "rdma", "metadata", "pool", "transfer"}
+FAMILY_MAY_USE = {"attention": {"mask"}, "transfer": {"rdma", "topology", "metadata"}}
 CONDUCTOR_MAY_USE = {"numpy"}  # and the standard library
 
 
