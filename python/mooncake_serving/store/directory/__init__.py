@@ -1,0 +1,5 @@
+"""Which processes take part in a store, and which pools have which objects."""
+
+from .base import MAX_KEYS, Claim, Directory, Holders, Member
+
+__all__ = ["MAX_KEYS", "Claim", "Directory", "Holders", "Member"]
