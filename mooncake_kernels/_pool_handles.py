@@ -8,6 +8,7 @@ import torch
 
 from . import _host
 from ._arguments import as_one_of
+from ._closing import Closing
 from .errors import ChecksumError, InvalidArgument
 
 Retention = Literal["normal", "soft", "hard"]
@@ -55,7 +56,7 @@ class _Bytes:
                 self._view.release()
 
 
-class PinnedObject(_Bytes):
+class PinnedObject(_Bytes, Closing):
     """An object that is read where it is: what ``ObjectPool.pin`` returns. A context manager.
 
     While it is pinned its bytes stay as they are, also if the object is removed or evicted. The pin
@@ -105,17 +106,6 @@ class PinnedObject(_Bytes):
         """Give up the object; ``view`` cannot be used any more. Idempotent."""
         self._release()
         self._pin = None
-
-    def __enter__(self) -> "PinnedObject":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 class ObjectPut(_Bytes):
