@@ -6,7 +6,6 @@ from urllib.parse import urlencode
 
 from . import bounded_socket
 from .bounded_socket import BoundedSocket
-from .untrusted import Malformed
 from .url import MetadataUrl
 
 # Whatever redis-py makes of an answer that makes no sense.
@@ -53,10 +52,7 @@ class RedisClient:
         try:
             return question(self._redis)
         except self._errors as error:
-            words = str(error) or type(error).__name__
-            if words.startswith("WRONGTYPE"):
-                raise Malformed("it must be a string, got another type of Redis") from None
-            raise self._url.error(words) from None
+            raise self._url.error(str(error) or type(error).__name__) from None
 
     def close(self) -> None:
         """Disconnect. Idempotent."""

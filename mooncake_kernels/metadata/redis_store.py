@@ -1,10 +1,13 @@
 """Keys and values in Redis. Conditions are Lua scripts: they are atomic."""
 
 import time
+from collections.abc import Callable
+from typing import Any
 
+from ..errors import Unavailable
 from .base import milliseconds
-from .redis_client import RedisClient
-from .untrusted import MAX_VALUE_BYTES
+from .redis_client import Answer, RedisClient
+from .untrusted import MAX_VALUE_BYTES, Malformed
 from .url import MetadataUrl
 
 LIST_S = 30.0  # a server may hold many keys of others, among which ours are looked for
@@ -30,7 +33,7 @@ class RedisStore:
 
     def get(self, key: str) -> bytes | None:
         # Of a longer value one byte too many comes, by which it is known.
-        value = self._client.ask(lambda redis: redis.getrange(key, 0, MAX_VALUE_BYTES))
+        value = self._ask(lambda redis: redis.getrange(key, 0, MAX_VALUE_BYTES))
         if not isinstance(value, bytes):
             raise self._url.error("no value")
         return value or None
@@ -50,22 +53,28 @@ class RedisStore:
 
     def create(self, key: str, value: bytes, ttl_s: float) -> bool:
         px = milliseconds(ttl_s)
-        return bool(self._client.ask(lambda redis: redis.set(key, value, nx=True, px=px)))
+        return bool(self._ask(lambda redis: redis.set(key, value, nx=True, px=px)))
 
     def replace(self, key: str, expected: bytes, value: bytes, ttl_s: float) -> bool:
         arguments = (1, key, expected, value, milliseconds(ttl_s))
-        return self._client.ask(lambda redis: redis.eval(REPLACE, *arguments)) == 1
+        return self._ask(lambda redis: redis.eval(REPLACE, *arguments)) == 1
 
     def remove(self, key: str, expected: bytes) -> None:
-        self._client.ask(lambda redis: redis.eval(REMOVE, 1, key, expected))
+        self._ask(lambda redis: redis.eval(REMOVE, 1, key, expected))
 
     def close(self) -> None:
         self._client.close()
 
+    def _ask(self, question: Callable[[Any], Answer]) -> Answer:
+        try:
+            return self._client.ask(question)
+        except Unavailable as error:
+            if ": WRONGTYPE" in str(error):
+                raise Malformed("it must be a string, got another type of Redis") from None
+            raise
+
     def _scan(self, cursor: int, pattern: str) -> tuple[int, list[str]]:
-        return self._client.ask(
-            lambda redis: _as_page(redis.scan(cursor, match=pattern, count=1000))
-        )
+        return self._ask(lambda redis: _as_page(redis.scan(cursor, match=pattern, count=1000)))
 
 
 def _as_page(answer: tuple[int, list[bytes]]) -> tuple[int, list[str]]:

@@ -5,14 +5,14 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
 from mooncake_kernels.errors import InvalidArgument, Unavailable
 from mooncake_kernels.metadata.base import milliseconds
-from mooncake_kernels.metadata.redis_client import RedisClient
-from mooncake_kernels.metadata.url import parse_url
+from mooncake_kernels.metadata.redis_client import Answer, RedisClient
+from mooncake_kernels.metadata.url import DEFAULT_PREFIX, parse_url
 
 from . import redis_answers as answers
 from . import redis_scripts as scripts
@@ -24,8 +24,6 @@ FORMS = '"redis://host:port/db", "rediss://host:port/db" or "unix:///path?db=db"
 SCHEMES = ("redis", "rediss", "unix")
 CHUNK = 4096  # keys a script: the server does nothing else meanwhile, for some milliseconds
 MAX_OBJECTS = 1 << 48  # that a pool can be said to have
-
-Answer = TypeVar("Answer")
 
 
 class RedisDirectory:
@@ -44,6 +42,10 @@ class RedisDirectory:
 
     def __init__(self, url: str, cluster: str = "mooncake"):
         parsed = parse_url("RedisDirectory", "url", url, FORMS, SCHEMES)
+        if parsed.prefix != DEFAULT_PREFIX:
+            raise InvalidArgument(
+                f"RedisDirectory: url must be {FORMS}, got a prefix; a cluster does what that would"
+            )
         if not isinstance(cluster, str) or not re.fullmatch(r"[\w./:-]{1,64}", cluster, re.ASCII):
             raise InvalidArgument(
                 "RedisDirectory: cluster must be 1 to 64 letters, digits or any of _./:-, "
