@@ -20,8 +20,11 @@ from .arguments import KEY_BYTES, as_keys, as_member, as_name, as_range, as_ttl_
 from .base import Holders, Member
 from .redis_script import Script, run
 
-FORMS = '"redis://host:port/db", "rediss://host:port/db" or "unix:///path?db=db"'
-SCHEMES = ("redis", "rediss", "unix")
+FORMS = (
+    '"redis://host:port/db", "rediss://host:port/db", "unix:///path?db=db" '
+    'or "redis+sentinel://host:port,host:port/service?db=db"'
+)
+SCHEMES = ("redis", "rediss", "unix", "redis+sentinel")
 CHUNK = 4096  # keys a script: the server does nothing else meanwhile, for some milliseconds
 MAX_OBJECTS = 1 << 48  # that a pool can be said to have
 
@@ -32,7 +35,8 @@ class RedisDirectory:
     Atomic for 4096 keys at a time. The server must not evict: ``maxmemory-policy noeviction``.
 
     Args:
-        url: ``redis://``, ``rediss://`` or ``unix://``, as of a metadata server.
+        url: ``redis://``, ``rediss://``, ``unix://`` or ``redis+sentinel://``, as of a metadata
+            server.
         cluster: names the group of pools; groups in one server do not see each other.
 
     Raises:
