@@ -1,4 +1,4 @@
-"""What an entry keeps for policies: how often its object was used, by whom ever, and its position."""
+"""What an entry keeps for policies: how often its object was used, by whomever, and where it is."""
 
 import numpy as np
 import pytest
