@@ -10,8 +10,9 @@ reads it, and puts the rest. A hit is a token of that prefix; blocks behind a ga
 The store evicts 5 % of its pool at once, as it does if nothing is said; `lru exact` evicts one
 block at a time. Both must be what a dict in the order of use does, to the last token. `lru, heads
 first` reads a prompt's blocks in their order, so that heads are evicted before their tails.
-`belady` is a bound for all: the best eviction there can be, of blocks that are found without what
-comes before them. `infinite` never evicts.
+`cost alone` is length_aware by what a block costs to compute, where attention over 100 blocks is
+as much as all the rest. `belady` is a bound for all: the best eviction there can be, of blocks that
+are found without what comes before them. `infinite` never evicts.
 """
 
 import argparse
@@ -29,7 +30,16 @@ mpl.use("Agg")
 from matplotlib import pyplot as plt
 
 from mooncake_kernels.pool import ObjectPool
-from mooncake_serving.store import EvictionPolicy, Store, belady, length_aware, lfu, lru, sieve
+from mooncake_serving.store import (
+    EvictionPolicy,
+    LengthAware,
+    Store,
+    belady,
+    length_aware,
+    lfu,
+    lru,
+    sieve,
+)
 
 BLOCK_TOKENS = 512
 UNIT = 64  # bytes; an object is one
@@ -43,6 +53,7 @@ POLICIES: dict[str, EvictionPolicy] = {
     "length_aware": length_aware,
 }
 
+COST_ALONE = LengthAware(depth=np.inf, attention=100.0)
 # Told apart by marker and dash, not by colour: a printed page is grey.
 MARKS = {
     "lru": ("o", "-"),
@@ -124,6 +135,7 @@ def measure(requests: list[Request], num_blocks: int, total: int) -> dict[str, f
     hits = {name: replay(requests, num_blocks, policy) for name, policy in POLICIES.items()}
     hits["lru exact"] = replay(requests, num_blocks, lru, 0.0)
     hits["lru, heads first"] = replay(requests, num_blocks, lru, heads_first=True)
+    hits["cost alone"] = replay(requests, num_blocks, COST_ALONE)
     hits["belady"] = bound(requests, num_blocks)
     at_once = max(1, -(-int(AT_ONCE * num_blocks * UNIT) // UNIT))
     for name, count in (("lru", at_once), ("lru exact", 1)):
