@@ -33,7 +33,8 @@ void Ledger::publish(uint32_t at, uint64_t checksum, Retention retention, uint16
   entry.retention = retention;
   entry.recency.store(header_.clock.fetch_add(1) + 1, std::memory_order_relaxed);
   entry.word.store(word_of(generation_of(entry.word.load()), State::kReady));
-  // Only now: until then this is the row, by which a death would be noticed.
+  // Only now: until then this is the row, by which a death would be noticed. If it comes in
+  // between, the row's number is taken for uses.
   entry.row_or_uses.store(1, std::memory_order_relaxed);
   enter_orders(at);
   --header_.num_writing;

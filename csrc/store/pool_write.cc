@@ -87,7 +87,7 @@ std::vector<ObjectInfo> Pool::scan() {
       objects.push_back({{entry.hash.load(), entry.scope.load()},
                          entry.num_bytes,
                          entry.recency.load(),
-                         entry.row_or_uses.load(),
+                         std::max<uint16_t>(entry.row_or_uses.load(), 1),  // 0: a row, see publish
                          static_cast<uint16_t>(entry.position),
                          entry.retention});
     }
