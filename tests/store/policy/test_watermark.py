@@ -167,9 +167,10 @@ def test_one_of_them_evicts():
             assert second.check() == 0
 
 
-def test_another_takes_over_when_it_is_killed():
+@pytest.mark.parametrize("kind", ["file", "nameless"])
+def test_another_takes_over_when_it_is_killed(kind, tmp_path):
     reads, writes = os.pipe()
-    with make() as store:
+    with make(path=tmp_path / "pool" if kind == "file" else None) as store:
         for key in range(30):
             put(store, key)
 
