@@ -7,18 +7,25 @@ from typing import Any, Literal
 import torch
 
 from . import _host
-from ._arguments import as_one_of
+from ._arguments import as_integer, as_one_of
 from ._closing import Closing
+from ._pool_values import END
 from .errors import ChecksumError, InvalidArgument
 
 Retention = Literal["normal", "soft", "hard"]
 
+MAX_POSITION = (1 << 16) - 1
 RETENTIONS: tuple[Retention, ...] = ("normal", "soft", "hard")  # as csrc/store/layout.h counts them
 
 
 def as_retention(op: str, retention: Any) -> int:
     """How the host code calls it."""
     return RETENTIONS.index(as_one_of(op, "retention", retention, RETENTIONS))
+
+
+def as_position(op: str, position: Any) -> int:
+    """How the host code keeps it: in 16 bits."""
+    return min(as_integer(op, "position", position, 0, END - 1), MAX_POSITION)
 
 
 class _Bytes:
@@ -120,11 +127,12 @@ class ObjectPut(_Bytes):
         is_open: whether it was neither committed nor aborted.
     """
 
-    def __init__(self, put: _host.ObjectPut, checksum: bool, retention: int):
+    def __init__(self, put: _host.ObjectPut, checksum: bool, retention: int, position: int):
         super().__init__(put)
         self._put: _host.ObjectPut | None = put
         self._checksum = checksum
         self._retention = retention
+        self._position = position
 
     @property
     def view(self) -> memoryview:
@@ -158,7 +166,7 @@ class ObjectPut(_Bytes):
         """
         if self._put is None:
             raise InvalidArgument("commit: put must be open, got one that was committed or aborted")
-        self._put.commit(self._checksum, self._retention)
+        self._put.commit(self._checksum, self._retention, self._position)
         self._end()
 
     def abort(self) -> None:

@@ -8,13 +8,39 @@
         keys = mk.block_hashes(tokens, 256)
         num_blocks = store.match_prefix(keys)
         store.get_into_each(keys[:num_blocks], blocks)
-        store.put_each(keys[num_blocks:], new_blocks)
+        store.put_each(keys[num_blocks:], new_blocks, position=num_blocks)
 
 docs/store.md says what is promised, also when processes die, and what is still missing: other
 hosts, replicas and the SSD tier.
 """
 
-from .eviction import EvictionPolicy, largest_first, lru, sieve
+from .eviction import (
+    EvictionPolicy,
+    LengthAware,
+    Lfu,
+    belady,
+    largest_first,
+    length_aware,
+    lfu,
+    lru,
+    sieve,
+)
+from .quotas import Quota, Usage
 from .store import Store
+from .watermark import Watermark
 
-__all__ = ["EvictionPolicy", "Store", "largest_first", "lru", "sieve"]
+__all__ = [
+    "EvictionPolicy",
+    "LengthAware",
+    "Lfu",
+    "Quota",
+    "Store",
+    "Usage",
+    "Watermark",
+    "belady",
+    "largest_first",
+    "length_aware",
+    "lfu",
+    "lru",
+    "sieve",
+]
