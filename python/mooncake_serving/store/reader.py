@@ -19,11 +19,12 @@ class StoreReader:
 
     Attributes:
         pool: where the objects are.
+        keyspace: how keys of callers become those of the pool.
     """
 
     def __init__(self, pool: ObjectPool, keyspace: Keyspace, verify: float):
         self.pool = pool
-        self._keyspace = keyspace
+        self.keyspace = keyspace
         self._verify = verify
 
     def get(self, key: StoreKey) -> bytes | None:
@@ -44,13 +45,13 @@ class StoreReader:
         Raises:
             ChecksumError: as in ``get``.
         """
-        pinned = self.pool.pin(self._keyspace.key(key))
+        pinned = self.pool.pin(self.keyspace.key(key))
         if pinned is not None and self._verifies():
             try:
                 pinned.verify()
             except ChecksumError:
                 pinned.close()
-                self.remove(key)
+                self.pool.remove(self.keyspace.key(key))
                 raise
         return pinned
 
@@ -60,11 +61,11 @@ class StoreReader:
         Raises:
             ChecksumError: as in ``get``; nothing was copied.
         """
-        words = self._keyspace.key(key)
+        words = self.keyspace.key(key)
         try:
             return self.pool.get_into(words, *buffers, offset=offset, verify=self._verifies())
         except ChecksumError:
-            self.remove(key)
+            self.pool.remove(words)
             raise
 
     def get_each(self, keys: StoreKeys) -> list[bytes | None]:
@@ -86,7 +87,7 @@ class StoreReader:
             small, -4 where the object was verified and damaged; it was removed.
         """
         check_pairs("get_into_each", "buffers", keys, buffers)
-        key_array = self._keyspace.keys(keys)[::-1]
+        key_array = self.keyspace.keys(keys)[::-1]
         verify = self._verifies()
         sizes = self.pool.get_into_each(key_array, buffers[::-1], verify=verify)
         for words in key_array[sizes == DAMAGED].tolist():
@@ -94,25 +95,26 @@ class StoreReader:
         return sizes[::-1]
 
     def exists(self, key: StoreKey) -> bool:
-        return self.pool.contains(self._keyspace.key(key))
+        return self.pool.contains(self.keyspace.key(key))
 
     def exists_each(self, keys: StoreKeys) -> np.ndarray:
         """Tell of n keys which are there: ``[n]`` bool."""
-        return self.pool.contains_each(self._keyspace.keys(keys))
+        return self.pool.contains_each(self.keyspace.keys(keys))
 
     def match_prefix(self, keys: StoreKeys) -> int:
         """Count the first keys that are there, up to one that is not; one call, no lock."""
-        return self.pool.match_prefix(self._keyspace.keys(keys))
+        return self.pool.match_prefix(self.keyspace.keys(keys))
 
     def remove(self, key: StoreKey) -> bool:
         """Remove an object; who reads it keeps it. Returns whether it was there."""
-        return self.pool.remove(self._keyspace.key(key))
+        return self.pool.remove(self.keyspace.key(key))
 
     def _verifies(self) -> bool:
         return self._verify > 0 and random.random() < self._verify
 
 
 def check_pairs(op: str, argument: str, keys: StoreKeys, others: Sequence[Any]) -> None:
+    """Refuse keys and what belongs to them if they are not as many."""
     if len(keys) != len(others):
         raise InvalidArgument(
             f"{op}: {argument} must be as many as keys, got {len(others)} and {len(keys)}"

@@ -17,15 +17,18 @@ class Room:
         pool: where room is made.
         eviction: which objects go.
         at_least: bytes that are evicted at once, so that not every put of a full pool has to.
+
+    Attributes:
+        eviction: see above; may be replaced.
     """
 
     def __init__(self, pool: ObjectPool, eviction: EvictionPolicy, at_least: int):
         self._pool = pool
-        self._eviction = eviction
+        self.eviction = eviction
         self._at_least = at_least
 
     def evict(self, num_bytes: int) -> Evicted:
-        return self._eviction(self._pool, num_bytes)
+        return self.eviction(self._pool, num_bytes)
 
     def make(self, num_bytes: Callable[[], int], attempt: Callable[[], Result]) -> Result:
         """Try until it is not ``FULL``, evicting twice as much each time, up to everything."""

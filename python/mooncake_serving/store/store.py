@@ -68,7 +68,7 @@ class Store(StoreReader):
                 raise InvalidArgument(f"Store: {name} must be from 0 to 1, got {value!r}")
         super().__init__(pool, Keyspace(namespace), verify)
         self._room = Room(pool, eviction, int(evict_ratio * pool.capacity_bytes))
-        self._quota = None if quota is None else QuotaKeeper(pool, self._keyspace.scope, quota)
+        self._quota = None if quota is None else QuotaKeeper(pool, self.keyspace.scope, quota)
         self._checksum = checksum
         self._watermark = None if watermark is None else Watermark(self, *watermark)
 
@@ -109,12 +109,17 @@ class Store(StoreReader):
         Raises:
             InvalidArgument: an argument is wrong, or the object larger than the pool.
         """
-        words = self._keyspace.key(key)
+        return self.put_key(self._admitted(key), *parts, retention=retention, position=position)
+
+    def put_key(
+        self, key: Key, *parts: Any, retention: Retention = "normal", position: int = 0
+    ) -> PutResult:
+        """Do the same with a key of the pool, of whatever namespace it is."""
         return self._put(
             key,
             lambda: sum(as_buffer(part).num_bytes for part in parts),
             lambda: self.pool.put_from(
-                words, *parts, checksum=self._checksum, retention=retention, position=position
+                key, *parts, checksum=self._checksum, retention=retention, position=position
             ),
         )
 
@@ -127,12 +132,19 @@ class Store(StoreReader):
         position: int = 0,
     ) -> ObjectPut | PutResult:
         """Reserve space for an object that is written in place, see ``ObjectPool.begin``."""
-        words = self._keyspace.key(key)
+        return self.begin_key(
+            self._admitted(key), num_bytes, retention=retention, position=position
+        )
+
+    def begin_key(
+        self, key: Key, num_bytes: int, *, retention: Retention = "normal", position: int = 0
+    ) -> ObjectPut | PutResult:
+        """Do the same with a key of the pool, of whatever namespace it is."""
         return self._put(
             key,
             lambda: num_bytes,
             lambda: self.pool.begin(
-                words, num_bytes, checksum=self._checksum, retention=retention, position=position
+                key, num_bytes, checksum=self._checksum, retention=retention, position=position
             ),
         )
 
@@ -154,7 +166,16 @@ class Store(StoreReader):
 
     def retain(self, key: StoreKey, retention: Retention) -> bool:
         """Say how long an object shall stay, see ``put_from``. Returns whether it was there."""
-        return self.pool.retain(self._keyspace.key(key), retention)
+        return self.pool.retain(self.keyspace.key(key), retention)
+
+    @property
+    def eviction(self) -> EvictionPolicy:
+        """How room is made; may be replaced."""
+        return self._room.eviction
+
+    @eviction.setter
+    def eviction(self, policy: EvictionPolicy) -> None:
+        self._room.eviction = policy
 
     def evict(self, num_bytes: int) -> Evicted:
         """Make room before it is needed, by the store's policy, whatever namespace it is of."""
@@ -177,17 +198,19 @@ class Store(StoreReader):
             self._watermark.close()
         self.pool.close()
 
-    def _put(
-        self, key: StoreKey, num_bytes: Callable[[], int], attempt: Callable[[], Result]
-    ) -> Result | PutResult:
-        if self._quota is None:
-            return self._with_room(num_bytes, attempt)
-        if isinstance(key, str | bytes):
+    def _admitted(self, key: StoreKey) -> Key:
+        if self._quota is not None and isinstance(key, str | bytes):
             raise InvalidArgument(
                 f"put: key must be an integer in a namespace with a quota, got {key!r}"
             )
-        words: Key = self._keyspace.key(key)
-        return self._quota.admit(words, num_bytes(), lambda: self._with_room(num_bytes, attempt))
+        return self.keyspace.key(key)
+
+    def _put(
+        self, key: Key, num_bytes: Callable[[], int], attempt: Callable[[], Result]
+    ) -> Result | PutResult:
+        if self._quota is None or key[1] != self.keyspace.scope:
+            return self._with_room(num_bytes, attempt)
+        return self._quota.admit(key, num_bytes(), lambda: self._with_room(num_bytes, attempt))
 
     def _with_room(self, num_bytes: Callable[[], int], attempt: Callable[[], Result]) -> Result:
         """Try until it is not ``FULL``, evicting twice as much each time, up to everything."""
