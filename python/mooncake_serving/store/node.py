@@ -14,6 +14,7 @@ from mooncake_kernels.transfer import Region, TransferEngine
 from .answers import Answers, PoolAnswers
 from .asking import Asking
 from .calls import Calls
+from .claims import Claims
 from .directory import Directory, Member
 from .eviction import telling
 from .listing import Listing
@@ -95,9 +96,8 @@ class Node:
         self.memory = RegisteredMemory(engine)
         if store is not None:
             self.memory.register(store.pool.memory(), "read")
-        self.listing = Listing(
-            directory, self.name, self.pool_name, None if store is None else store.pool
-        )
+        self.listing = Listing(directory, self.pool_name, None if store is None else store.pool)
+        self.claims = Claims(directory, self.name, self.listing)
         self._peers = Peers(engine)
         self._calls = Calls(engine, self._peers)
         self._executor = ThreadPoolExecutor(READS_AT_ONCE, "mk-store-read")

@@ -101,13 +101,16 @@ class RemoteReader:
             For each: ``DONE``; ``NOT_TAKEN`` by its sink; ``DAMAGED``: it was where it could be
             read; ``ABSENT``.
         """
-        candidates = [Candidates(names, members, self._host) for names in pools]
+        served: dict[str, list[Member]] = defaultdict(list)
+        for member in members:
+            served[member.pool].append(member)
+        candidates = [Candidates([served[p] for p in names], self._host) for names in pools]
         outcomes = [Outcome.ABSENT] * len(keys)
-        pending = list(range(len(keys)))
-        while groups := _groups(pending, candidates):
+        done: set[int] = set()
+        while groups := _groups([i for i in range(len(keys)) if i not in done], candidates):
             missing: dict[str, list[int]] = defaultdict(list)
             for member, indices, results in self._read_groups(groups, keys, sinks, verify):
-                has_moved = Outcome.DONE in results
+                is_busy = set(results) <= {Outcome.BUSY, Outcome.UNREACHED}
                 for i, result in zip(indices, results, strict=True):
                     if result is Outcome.ABSENT:
                         missing[member.pool].append(i)
@@ -117,8 +120,8 @@ class RemoteReader:
                         candidates[i].drop_pool()
                     elif result in (Outcome.DONE, Outcome.NOT_TAKEN):
                         outcomes[i] = result
-                        pending.remove(i)
-                    elif result is Outcome.UNREACHED or not has_moved:
+                        done.add(i)
+                    elif result is Outcome.UNREACHED or is_busy:
                         candidates[i].drop_member()
             for pool, indices in missing.items():
                 self._withdraw(keys[indices], pool)

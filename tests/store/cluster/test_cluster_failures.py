@@ -1,5 +1,6 @@
 """What goes wrong between hosts: damage, holders that are away, a directory that is, strangers."""
 
+import contextlib
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -7,8 +8,8 @@ import numpy as np
 import pytest
 
 from mooncake_kernels.errors import ChecksumError, InvalidArgument, TransferError, Unavailable
-from mooncake_kernels.pool import PutResult
-from mooncake_serving.store import Store
+from mooncake_kernels.pool import ObjectPool, PutResult
+from mooncake_serving.store import Store, pins
 from mooncake_serving.store.directory import Claim
 from mooncake_serving.store.messages import Pin, Pinned, Release, Released, key_bytes
 
@@ -60,7 +61,11 @@ def test_an_own_damaged_copy_is_replaced_by_another(hosts):
     one = hosts.make("one")
     two = hosts.make("two", store=Store.create(64 * UNIT, verify=1.0))
     one.cluster.put("a", value(1))
-    for read in (two.cluster.get, lambda key: bytes(two.cluster.view(key).view)):
+    for read in (
+        two.cluster.get,
+        lambda key: two.cluster.get_each([key])[0],
+        lambda key: bytes(two.cluster.view(key).view),
+    ):
         two.cluster.fetch(["a"])
         damage(Store(two.store.pool), "a")
         assert read("a") == value(1)
@@ -155,6 +160,52 @@ def test_of_many_writers_one_wins(hosts):
         assert {results[i][k] for i in range(len(writers))} <= {STORED, EXISTS, BEING_WRITTEN}
         for host in writers:
             assert host.cluster.get(k) == value(100 * won[0] + k, 300)
+
+
+def test_a_key_is_written_by_one_thread_of_a_node(hosts):
+    one, none = hosts.make("one"), hosts.make("none", 0)
+    none.node._membership.refresh()
+    for host, writes in ((one, (one.store, "put_key")), (none, (none.node.asking, "give"))):
+        others = []
+
+        def written_twice(put, *args, host=host, others=others, **options):
+            if not others:
+                others.append(None)
+                others[0] = host.cluster.put_each(["a", "b"], [value(2), value(3)])
+            return put(*args, **options)
+
+        with replaced(*writes, written_twice):
+            assert host.cluster.put("a", value(1)) is STORED
+        assert others[0] == [BEING_WRITTEN, STORED]
+        assert one.cluster.get("a") == value(1)
+        assert one.cluster.remove("a") and one.cluster.remove("b")
+    assert one.cluster.put_each(["a", "a"], [value(1), value(2)]) == [STORED, EXISTS]
+
+
+def test_what_the_own_pool_has_lost_can_be_put_again(hosts):
+    one, two = hosts.several(2)
+    one.cluster.put_each(["a", "b"], [value(1), value(2)])
+    two.cluster.fetch(["b"])
+    for key in ("a", "b"):
+        one.store.remove(key)  # and nobody was told
+    assert one.cluster.put_each(["a", "b"], [value(1), value(2)]) == [STORED, EXISTS]
+    assert two.cluster.get("a") == value(1)
+
+
+@pytest.mark.parametrize("limit", ["pins", "bytes"])
+def test_a_holder_pins_only_so_much_at_once(hosts, limit, monkeypatch):
+    if limit == "bytes":
+        monkeypatch.setattr(pins, "MAX_PINNED_BYTES", 3 * UNIT)
+    pool = ObjectPool.create(64 * UNIT, num_pins=4 if limit == "pins" else 64)
+    one, two = hosts.make("one", store=Store(pool)), hosts.make("two")
+    one.cluster.put_each(range(30), [value(i) for i in range(30)])
+    assert two.cluster.get_each(range(30)) == [value(i) for i in range(30)]
+    if limit == "pins":
+        with contextlib.ExitStack() as held:
+            for i in range(4):
+                held.enter_context(one.store.view(i))
+            assert two.cluster.get_each(range(30)) == [None] * 30
+        assert two.cluster.get(29) == value(29)
 
 
 def test_a_claim_that_comes_to_nothing_is_given_back(hosts):

@@ -56,7 +56,7 @@ def pin(host, name: str, keys: bytes) -> None:
 
 
 def claim(host, keys: np.ndarray) -> list[int]:
-    return host.node.listing.claim(keys, 600.0).tolist()
+    return host.node.claims.ask(keys, 600.0).tolist()
 
 
 def put_one_after_another(host, first: int) -> None:
