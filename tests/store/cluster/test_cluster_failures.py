@@ -222,7 +222,7 @@ def test_a_claim_that_comes_to_nothing_is_given_back(hosts):
 
 
 def test_without_the_directory_the_own_host_works(hosts, away):
-    one = hosts.make("one", directory=away)
+    one = hosts.make("one", directory=away, ttl_s=SHORT_TTL_S)
     two = hosts.make("two")
     two.cluster.put("theirs", value(1))
     one.cluster.put("ours", value(2))
@@ -253,7 +253,7 @@ def test_without_the_directory_the_own_host_works(hosts, away):
 
 
 def test_a_put_is_published_late_if_the_directory_goes_in_between(hosts, away):
-    one, two = hosts.make("one", directory=away), hosts.make("two")
+    one, two = hosts.make("one", directory=away, ttl_s=SHORT_TTL_S), hosts.make("two")
 
     def goes(put, *args, **options):
         away.is_away = True
@@ -267,7 +267,7 @@ def test_a_put_is_published_late_if_the_directory_goes_in_between(hosts, away):
 
 
 def test_a_directory_that_has_forgotten_all_is_told_anew(hosts):
-    one, two = hosts.several(2)
+    one, two = hosts.several(2, ttl_s=SHORT_TTL_S)
     one.cluster.put_each(range(5), [value(i) for i in range(5)])
     hosts.directory.leave(one.node.name)
     assert not two.cluster.exists(3)

@@ -130,7 +130,7 @@ def test_one_of_two_nodes_of_a_pool_is_killed(hosts, start):
         assert maker.do(put, "a", value(1)) is STORED and other.do(get, "a") == value(1)
         maker.kill()
         for _ in range(5):
-            assert here.cluster.get("a") == value(1)
+            assert eventually(lambda: here.cluster.get("a") == value(1))
         assert eventually(lambda: maker.name not in here.node._membership.refresh())
         assert here.cluster.exists("a") and here.cluster.get("a") == value(1)
         other.kill()
@@ -165,7 +165,7 @@ def test_a_writer_is_killed_anywhere(hosts, start, soak):
 
 
 def test_redis_is_killed_and_comes_back(hosts, start, redis):
-    here, there = hosts.make("here"), start("there")
+    here, there = hosts.make("here", ttl_s=SHORT_TTL_S), start("there", ttl_s=SHORT_TTL_S)
     assert here.cluster.put_each(range(5), [value(i) for i in range(5)]) == [STORED] * 5
     assert there.do(put, "theirs", value(7)) is STORED
     redis.stop()

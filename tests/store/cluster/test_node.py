@@ -12,7 +12,7 @@ from mooncake_serving.store.directory import EmbeddedDirectory
 
 from ...transfer.resources import held, settled
 from ..support import child, ended_well, eventually
-from .support import UNIT, Hosts, replaced, value
+from .support import SHORT_TTL_S, UNIT, Hosts, replaced, value
 
 STORED = PutResult.STORED
 
@@ -123,7 +123,7 @@ def test_nothing_is_left_of_many_hosts():
 
 def test_what_is_said_of_a_host(hosts):
     store = Store.create(64 * UNIT)
-    one = hosts.make("one", store=store, host=None)
+    one = hosts.make("one", store=store, host=None, ttl_s=SHORT_TTL_S)
     [member] = one.cluster.members()
     assert member.host.startswith(f"{os.uname().nodename}-")
     assert member.pool == one.node.pool_name and member.capacity_bytes == 64 * UNIT
