@@ -125,8 +125,9 @@ class Listing:
                 return np.concatenate(parts)
 
     def _tell_later(self, error: Unavailable) -> None:
+        if not self.is_stale:
+            logger.warning("the directory is told later: %s", error)
         self.is_stale = True
-        logger.warning("the directory is told later: %s", error)
 
 
 def in_parts(keys: np.ndarray) -> Iterator[np.ndarray]:

@@ -33,6 +33,7 @@ class Outcome(enum.Enum):
     NOT_TAKEN = 3  # by its sink
     UNREACHED = 4  # nobody can say
     BUSY = 5  # too much is pinned there
+    SPOILED = 6  # it, or what was read with it, on its way
 
 
 OUTCOMES = {
@@ -115,8 +116,8 @@ class RemoteReader:
                     if result is Outcome.ABSENT:
                         missing[member.pool].append(i)
                         candidates[i].drop_pool()
-                    elif result is Outcome.DAMAGED:
-                        outcomes[i] = result
+                    elif result in (Outcome.DAMAGED, Outcome.SPOILED):
+                        outcomes[i] = Outcome.DAMAGED
                         candidates[i].drop_pool()
                     elif result in (Outcome.DONE, Outcome.NOT_TAKEN):
                         outcomes[i] = result
@@ -139,8 +140,13 @@ class RemoteReader:
             results: list[Outcome] = []
             for first in range(0, len(indices), PINS_AT_ONCE):
                 part = indices[first : first + PINS_AT_ONCE]
-                results += self._read_from(member, keys[part], [sinks[i] for i in part], verify)
-                if results[-1] is Outcome.UNREACHED:
+                found = self._read_from(member, keys[part], [sinks[i] for i in part], verify)
+                if found[0] is Outcome.SPOILED and len(part) > 1:  # which of them was it?
+                    found = [
+                        self._read_from(member, keys[[i]], [sinks[i]], verify)[0] for i in part
+                    ]
+                results += found
+                if found[-1] is Outcome.UNREACHED:
                     break
             missing = len(indices) - len(results)
             return member, indices, results + [Outcome.UNREACHED] * missing
@@ -174,8 +180,8 @@ class RemoteReader:
                 raise TransferError(member.name, "release: it took this node for dead")
         except (TransferError, Unavailable) as error:
             logger.info("%s is passed over: %s", member.name, error)
-            is_damaged = isinstance(error, TransferError) and error.cause.startswith("checksum")
-            return [Outcome.DAMAGED if is_damaged else Outcome.UNREACHED] * len(keys)
+            is_spoiled = isinstance(error, TransferError) and error.cause.startswith("checksum")
+            return [Outcome.SPOILED if is_spoiled else Outcome.UNREACHED] * len(keys)
         finally:
             for sink in opened:
                 sink.commit() if is_good else sink.abort()

@@ -57,6 +57,26 @@ def test_damage_is_told_of_each_object(hosts):
     assert one.node.num_readers() == 0
 
 
+def test_what_is_spoiled_on_its_way_is_told_of_that_object(hosts):
+    one, two, three = hosts.several(3)
+    one.cluster.put_each(range(4), [value(i) for i in range(4)])
+    with one.store.view(2) as seen:
+        bad = seen.tensor().data_ptr()
+
+    def spoiled(read, peer, moves, **options):
+        read(peer, moves, **options)
+        if bad in [address for address, _ in moves]:
+            raise TransferError(peer.name, "checksum: a range differs")
+
+    with replaced(two.node._reader._mover, "read", spoiled):
+        assert two.cluster.fetch(range(4)) == [STORED, STORED, None, STORED]
+        with pytest.raises(ChecksumError):
+            two.cluster.get(2)
+        three.cluster.fetch([2])
+        assert two.cluster.get(2) == value(2)  # from there
+    assert one.store.get(2) == value(2)  # where it is right
+
+
 def test_an_own_damaged_copy_is_replaced_by_another(hosts):
     one = hosts.make("one")
     two = hosts.make("two", store=Store.create(64 * UNIT, verify=1.0))
