@@ -170,7 +170,7 @@ class RemoteReader:
                 number=token, keys=key_bytes(keys), verify=verify,
             )  # fmt: skip
             is_pinned = True
-            results, moves = _open(answer, sinks, opened, member.name)
+            results, moves = _open(answer, sinks, opened, member)
             if moves:
                 with self._peers.lease(member.name, self._answer_s) as peer:
                     self._mover.read(peer, moves, checksum=verify, deadline_s=self._read_s)
@@ -211,17 +211,19 @@ def _groups(
 
 
 def _open(
-    answer: Pinned, sinks: Sequence[Sink], opened: list[Sink], name: str
+    answer: Pinned, sinks: Sequence[Sink], opened: list[Sink], member: Member
 ) -> tuple[list[Outcome], list[Move]]:
     """What is there, and what is to be moved of it; adds the sinks that want it to ``opened``."""
     rows = answer.rows().tolist()
     if len(rows) != len(sinks):
-        raise TransferError(name, f"pin: {len(rows)} answers to {len(sinks)} keys")
+        raise TransferError(member.name, f"pin: {len(rows)} answers to {len(sinks)} keys")
     results: list[Outcome] = []
     moves: list[Move] = []
     for sink, (status, address, num_bytes) in zip(sinks, rows, strict=True):
         outcome = OUTCOMES.get(status, Outcome.UNREACHED)
         if outcome is Outcome.DONE:
+            if num_bytes > member.capacity_bytes or address + num_bytes >= 1 << 64:
+                raise TransferError(member.name, f"pin: an object of {num_bytes} bytes")
             ranges = sink.open(num_bytes)
             if ranges is None:
                 outcome = Outcome.NOT_TAKEN

@@ -162,6 +162,21 @@ def test_a_pin_that_is_answered_too_late_is_given_back(hosts):
     assert two.cluster.get("a") == value(1)
 
 
+@pytest.mark.parametrize("row", [(0, 0, 1 << 60), (0, 2**64 - 8, UNIT), (7, 1, 1), None])
+def test_a_holder_that_answers_nonsense_is_passed_over(hosts, row):
+    one, two, three = hosts.make("near"), hosts.make("far"), hosts.make("near")
+    one.cluster.put("a", value(1))
+    two.cluster.fetch(["a"])
+
+    def nonsense(pin, *args, **options):
+        found = pin(*args, **options)
+        found[:] = row or found
+        return found if row else np.concatenate([found, found])
+
+    with replaced(one.node._pins, "pin", nonsense):
+        assert three.cluster.get("a") == value(1)
+
+
 def test_of_many_writers_one_wins(hosts):
     made = hosts.several(3)
     none = hosts.make("none", 0)
