@@ -117,6 +117,22 @@ def test_a_read_that_its_holder_does_not_confirm_is_not_trusted(hosts):
         assert three.cluster.get("a") == value(1)  # the next holder's
 
 
+def test_a_reader_that_was_taken_for_dead_learns_it(hosts):
+    one, two = hosts.several(2, ttl_s=SHORT_TTL_S)
+    one.cluster.put("a", value(1))
+
+    def slow(read, *args, **options):
+        read(*args, **options)
+        assert one.node.num_readers() == 1
+        two.node._membership._is_over.set()  # as if it had been stopped meanwhile
+        hosts.directory.leave(two.node.name)
+        assert eventually(lambda: one.node.num_readers() == 0)
+
+    with replaced(two.node._reader._mover, "read", slow):
+        assert two.cluster.fetch(["a"]) == [None]
+    assert not two.store.exists("a") and two.store.stats().num_writing == 0
+
+
 def test_pins_of_a_reader_end_with_its_membership(hosts):
     one, two = hosts.several(2, ttl_s=SHORT_TTL_S)
     one.cluster.put("a", value(1))

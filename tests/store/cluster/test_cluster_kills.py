@@ -18,6 +18,7 @@ from .processes import HostProcess, fetch, get, pool_file, put
 from .support import SHORT_TTL_S, UNIT, Hosts, replaced, value
 
 STORED, EXISTS, BEING_WRITTEN, FULL = PutResult
+NUM_RACED = 30
 
 
 @pytest.fixture
@@ -59,6 +60,10 @@ def claim(host, keys: np.ndarray) -> list[int]:
     return host.node.claims.ask(keys, 600.0).tolist()
 
 
+def put_all(host, writer: int) -> list[PutResult]:
+    return [host.cluster.put(k, value(1000 * writer + k, 500)) for k in range(NUM_RACED)]
+
+
 def put_one_after_another(host, first: int) -> None:
     for i in range(first, first + 1_000_000):
         host.cluster.put(i % 100, value(i % 100, 1 + 37 * (i % 100)))
@@ -72,6 +77,17 @@ def test_objects_of_other_processes(hosts, start):
     assert here.cluster.put("b", value(2)) is STORED
     assert there.do(fetch, ["a", "b", "c"]) == [EXISTS, STORED, None]
     assert here.cluster.remove("b") and there.do(get, "b") is None
+
+
+def test_of_writers_in_many_processes_one_wins(hosts, start):
+    here, others = hosts.make("here"), [start(f"there-{i}") for i in range(2)]
+    for i, other in enumerate(others):
+        other.begin(put_all, i + 1)
+    results = [put_all(here, 0), *(other.end() for other in others)]
+    for key in range(NUM_RACED):
+        [winner] = [i for i, result in enumerate(results) if result[key] is STORED]
+        for read in (lambda k: here.cluster.get(k), *(lambda k, o=o: o.do(get, k) for o in others)):
+            assert read(key) == value(1000 * winner + key, 500)
 
 
 def test_a_reader_is_killed_while_it_has_pins(hosts, start):
