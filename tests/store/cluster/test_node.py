@@ -1,11 +1,13 @@
 """A node's arguments, its end, and what it leaves behind."""
 
 import os
+import sys
 
 import numpy as np
 import pytest
 
-from mooncake_kernels.errors import InvalidArgument, TransferError
+import mooncake_serving.store as store_package
+from mooncake_kernels.errors import InvalidArgument, TransferError, Unavailable
 from mooncake_kernels.pool import PutResult
 from mooncake_serving.store import ClusterStore, Node, Store
 from mooncake_serving.store.directory import EmbeddedDirectory
@@ -47,6 +49,18 @@ def test_wrong_arguments_of_calls_are_named(hosts):
         none.cluster.put_from("a", *[b"x"] * 2049)
     assert none.cluster.put_from("a", *[b"x"] * 2048) is STORED
     assert two.cluster.get("a") == b"x" * 2048
+
+
+def test_without_msgspec_there_is_the_store_of_one_host(monkeypatch):
+    monkeypatch.setitem(sys.modules, "msgspec", None)
+    for module in ("cluster", "cluster_reads", "node", "answers", "messages"):
+        monkeypatch.delitem(sys.modules, f"mooncake_serving.store.{module}")
+        monkeypatch.delattr(store_package, module)
+    with pytest.raises(Unavailable, match="Node: msgspec is not installed: pip install"):
+        _ = store_package.Node
+    with pytest.raises(AttributeError, match="has no attribute 'Nod'"):
+        _ = store_package.Nod
+    assert store_package.Store is Store
 
 
 def test_a_pool_is_registered_once(hosts):
