@@ -1,0 +1,146 @@
+"""What a node tells the directory of its pool, and asks it: any number of keys at a time."""
+
+import logging
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+
+from mooncake_kernels.errors import Unavailable
+from mooncake_kernels.pool import ObjectPool
+
+from .directory import MAX_KEYS, Directory, Holders
+
+logger = logging.getLogger(__name__)
+
+
+class Listing:
+    """A pool's entries in a directory. Thread-safe. Keys are ``[n, 2]`` uint64.
+
+    What could not be told because the directory is away is told by ``publish_all``.
+
+    Args:
+        directory: to be told and asked.
+        pool_name: what the directory calls the pool; "" for none.
+        pool: what it has; None for none.
+
+    Attributes:
+        is_stale: whether the directory may not have all that was told.
+    """
+
+    def __init__(self, directory: Directory, pool_name: str, pool: ObjectPool | None):
+        self._directory = directory
+        self._pool_name = pool_name
+        self._pool = pool
+        self._all = threading.Lock()
+        self.is_stale = False
+
+    def publish(self, keys: np.ndarray) -> None:
+        """Say that the pool has objects; later, if the directory is away."""
+        try:
+            for part in in_parts(keys):
+                self._directory.publish(self._pool_name, part)
+        except Unavailable as error:
+            self._tell_later(error)
+
+    def withdraw(self, keys: np.ndarray, pool_name: str | None = None) -> None:
+        """Say that this pool, or another, does not have objects; later, if the directory is away.
+
+        Another process may have put them back meanwhile: then they are published again.
+        """
+        try:
+            for part in in_parts(keys):
+                self._directory.withdraw(pool_name or self._pool_name, part)
+        except Unavailable as error:
+            self._tell_later(error)
+        if pool_name in (None, self._pool_name) and self._pool is not None:
+            self.publish(keys[self._pool.contains_each(keys)])
+
+    def withdraw_gone(self, keys: np.ndarray) -> np.ndarray:
+        """Withdraw what the directory says the pool has, and it has not: ``[n]`` bool.
+
+        Raises:
+            Unavailable: the directory is away.
+        """
+        is_listed = np.array([self._pool_name in pools for pools in self.holders(keys)], bool)
+        if self._pool is not None:
+            is_listed &= ~self._pool.contains_each(keys)
+            self.withdraw(keys[is_listed])
+        return is_listed
+
+    def publish_all(self) -> None:
+        """Make what the directory says of the pool true.
+
+        Raises:
+            Unavailable: the directory is away.
+        """
+        if self._pool is None:
+            return
+        with self._all:
+            self.is_stale = False  # from here on others are told what changes
+            try:
+                listed = self._listed()
+                present = self._pool.objects().keys
+                gone = listed[~_are_in(listed, present)]
+                for part in in_parts(present[~_are_in(present, listed)]):
+                    self._directory.publish(self._pool_name, part)
+                if len(gone):
+                    self.withdraw(gone)
+            except BaseException:
+                self.is_stale = True
+                raise
+
+    def holders(self, keys: np.ndarray) -> list[list[str]]:
+        """For each key, the names of living pools that have it.
+
+        Raises:
+            Unavailable: the directory is away.
+        """
+        found: list[list[str]] = []
+        for part in in_parts(keys):
+            holders: Holders = self._directory.holders(part)
+            found.extend(holders.of(i) for i in range(len(part)))
+        return found
+
+    def match_prefix(self, keys: np.ndarray) -> int:
+        """Count the first keys that any living pool has.
+
+        Raises:
+            Unavailable: the directory is away.
+        """
+        count = 0
+        for part in in_parts(keys):
+            found = self._directory.match_prefix(part)
+            count += found
+            if found < len(part):
+                break
+        return count
+
+    def _listed(self) -> np.ndarray:
+        parts, cursor = [np.empty((0, 2), np.uint64)], 0
+        while True:
+            cursor, keys = self._directory.keys_of(self._pool_name, cursor)
+            parts.append(keys)
+            if cursor == 0:
+                return np.concatenate(parts)
+
+    def _tell_later(self, error: Unavailable) -> None:
+        if not self.is_stale:
+            logger.warning("the directory is told later: %s", error)
+        self.is_stale = True
+
+
+def in_parts(keys: np.ndarray) -> Iterator[np.ndarray]:
+    """As many at a time as a directory takes."""
+    for first in range(0, len(keys), MAX_KEYS):
+        yield keys[first : first + MAX_KEYS]
+
+
+def _are_in(keys: np.ndarray, others: np.ndarray) -> np.ndarray:
+    known = set(words_of(others))
+    return np.array([key in known for key in words_of(keys)], bool)
+
+
+def words_of(keys: np.ndarray) -> list[bytes]:
+    """Keys as what can be in a set."""
+    return np.ascontiguousarray(keys, np.uint64).view("V16").reshape(-1).tolist()
