@@ -142,7 +142,7 @@ class Store:
                 pinned.verify()
             except ChecksumError:
                 pinned.close()
-                self.remove(key)
+                self.pool.remove(self._keyspace.key(key))
                 raise
         return pinned
 
@@ -156,7 +156,7 @@ class Store:
         try:
             return self.pool.get_into(words, *buffers, offset=offset, verify=self._verifies())
         except ChecksumError:
-            self.remove(key)
+            self.pool.remove(words)
             raise
 
     def get_each(self, keys: StoreKeys) -> list[bytes | None]:
