@@ -10,11 +10,22 @@
         store.get_into_each(keys[:num_blocks], blocks)
         store.put_each(keys[num_blocks:], new_blocks)
 
-docs/store.md says what is promised, also when processes die, and what is still missing: other
-hosts, replicas and the SSD tier.
+``TieredStore`` has an ``SsdTier`` behind its pool. docs/store.md and docs/store_ssd.md say what is
+promised, also when processes die, and what is still missing: other hosts and replicas.
 """
 
 from .eviction import EvictionPolicy, largest_first, lru, sieve
+from .ssd import SsdStats, SsdTier
 from .store import Store
+from .tiered import TieredStore
 
-__all__ = ["EvictionPolicy", "Store", "largest_first", "lru", "sieve"]
+__all__ = [
+    "EvictionPolicy",
+    "SsdStats",
+    "SsdTier",
+    "Store",
+    "TieredStore",
+    "largest_first",
+    "lru",
+    "sieve",
+]
