@@ -43,11 +43,13 @@ class Entry:
     Attributes:
         bucket: in which it is.
         record: in there.
-        is_used: whether it was read since it was written there.
+        is_stored: whether it was written.
+        is_used: whether it was read since.
     """
 
     bucket: Bucket
     record: Record
+    is_stored: bool = False
     is_used: bool = False
 
 

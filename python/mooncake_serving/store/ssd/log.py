@@ -93,6 +93,7 @@ class Log:
         for entry in self._pending:
             entry.bucket.records.append(entry.record)
             entry.bucket.end = entry.record.end
+            entry.is_stored = True
             if entry.record.kind == OBJECT:
                 self._index.add(entry.record.key, entry)
             else:

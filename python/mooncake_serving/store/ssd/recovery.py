@@ -93,7 +93,7 @@ def recover(
     for bucket in sorted(buckets, key=lambda bucket: bucket.sequence):
         for record in bucket.records:
             if record.kind == OBJECT:
-                index.add(record.key, Entry(bucket, record))
+                index.add(record.key, Entry(bucket, record, is_stored=True))
             else:
                 index.remove(record.key)
 

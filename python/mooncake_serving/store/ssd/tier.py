@@ -162,7 +162,7 @@ class SsdTier:
             else:
                 if appended:
                     self._health.succeeded()
-            stored = {pair for pair, entry in appended.items() if self._index.find(pair) is entry}
+        stored = {pair for pair, entry in appended.items() if entry.is_stored}
         results = []
         for pair, array, exists in zip(pairs, arrays, existed, strict=True):
             if pair in stored:
