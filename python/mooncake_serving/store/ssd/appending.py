@@ -44,6 +44,8 @@ class Appender:
             TransferError: something that was added before cannot be written.
         """
         while len(data):
+            if not self._filled:
+                self._wait(self._half)  # for what was written from there last
             room = self._half_bytes - self._filled
             part, data = data[:room], data[room:]
             self._staged(len(part))[:] = part
@@ -84,7 +86,6 @@ class Appender:
         self._offset += self._filled
         self._filled = 0
         self._half = 1 - self._half
-        self._wait(self._half)
 
     def _wait(self, half: int) -> None:
         ticket, self._tickets[half] = self._tickets[half], None

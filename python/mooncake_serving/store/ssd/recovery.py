@@ -122,13 +122,12 @@ def _by_headers(
             if offset < end:
                 continue  # what looks like a header in the data of an object
             record = unpack_record(rows[row], tier_id, bucket.sequence, offset)
-            if record is not None and record.end <= stop and _is_whole(reader, record):
+            if record is None or record.end > stop:
+                continue
+            place = (row + 1) * PAGE
+            data: np.ndarray | None = window[place : place + record.num_bytes]
+            if record.end > start + len(window):
+                data = reader.read(offset + PAGE, record.num_bytes)
+            if data is not None and record.checksum == checksum(data):
                 end = record.end
                 yield record
-
-
-def _is_whole(reader: Reader, record: Record) -> bool:
-    if record.kind != OBJECT:
-        return True
-    data = reader.read(record.offset + PAGE, record.num_bytes)
-    return data is not None and checksum(data) == record.checksum
