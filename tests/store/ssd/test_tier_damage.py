@@ -1,6 +1,7 @@
 """What is torn or damaged is found, dropped and told; the rest is served."""
 
 import logging
+import os
 
 import numpy as np
 import pytest
@@ -147,6 +148,18 @@ def test_a_damaged_object_is_not_moved_on(path):
         for i in range(100, 160):
             put(tier, (i, 0))
         assert tier.stats().num_damaged == 1 and not tier.contains_each(KEYS[1:2])[0]
+
+
+def test_a_place_that_cannot_be_read(path):
+    """The others of the same call are served."""
+    record = make(path, sealed=True)[KEYS[3]]
+    with opened(path) as tier:
+        os.truncate(path, record.offset + PAGE)
+        buffers = [np.zeros(20_000, np.uint8) for _ in KEYS]
+        sizes = tier.get_into_each(KEYS, buffers, verify=False)
+        assert (sizes >= 0).tolist() == [True] * 3 + [False] * 3
+        assert sizes[3:].tolist() == [-4] * 3 and keys_of(tier) == set(KEYS[:3])
+        assert tier.stats().num_damaged == 3
 
 
 @pytest.mark.parametrize("how", [zero, flip])

@@ -9,8 +9,9 @@ import sys
 
 import pytest
 
-from mooncake_kernels.errors import Unavailable
+from mooncake_kernels.errors import TransferError, Unavailable
 from mooncake_kernels.pool import PutResult
+from mooncake_serving.store.ssd.disk import Disk
 
 from ...transfer.files import environment
 from .support import BUCKET, keys_of, no_writes_from, open_tier, put, read
@@ -77,6 +78,25 @@ def test_a_part_of_the_disk_that_cannot_be_written(path, place):
     with open_tier(path, 4) as tier:
         there = keys_of(tier)
         assert read(tier, *there, verify=False) == there and len(there) >= 5
+
+
+def test_a_sync_that_fails_is_told(path, monkeypatch):
+    """By a stand-in for the system call's error: no disk of a test refuses fdatasync."""
+    with open_tier(path, retry_s=0) as tier:
+        put(tier, *KEYS)
+
+        def fail(own):
+            raise TransferError(own.path, "syncing: Input/output error")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Disk, "sync", fail)
+            with pytest.raises(Unavailable, match="could not be synced: .* Input/output error"):
+                tier.sync()
+            assert tier.stats().error == "syncing: Input/output error"
+            results = [put(tier, (i, 1))[0] for i in range(60)]  # until a bucket is full
+            assert STORED in results and FULL in results
+            assert read(tier, *KEYS) == set(KEYS)
+        assert put(tier, (100, 0)) == [STORED] and tier.stats().error == ""
 
 
 def test_close_survives_it(path):

@@ -14,7 +14,8 @@ from .layout import PAGE
 class Appender:
     """Writes pages one behind the other, from where ``seek`` says. For one thread at a time.
 
-    After an error nothing is under way, and what was added since the last ``flush`` is forgotten.
+    After a ``TransferError`` nothing is under way, and what was added since the last ``flush`` is
+    forgotten.
 
     Args:
         disk: what is written.

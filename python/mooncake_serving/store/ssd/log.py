@@ -87,7 +87,7 @@ class Log:
         """Wait for what was appended, and let others see it."""
         try:
             self._appender.flush()
-        except TransferError:
+        except BaseException:
             self._forget()
             raise
         for entry in self._pending:
@@ -122,7 +122,7 @@ class Log:
         try:
             self._appender.add(pack_record(self._tier_id, self._newest.sequence, record))
             self._appender.add(data)
-        except TransferError:
+        except BaseException:  # also by Ctrl-C: half a record must not be followed by another
             self._forget()
             raise
         self._end = record.end
@@ -208,6 +208,7 @@ class Log:
 
     def _forget(self) -> None:
         self._pending.clear()
+        self._appender.forget()
         if self._newest is not None:
             self._go_on_at(self._newest.end)
 
