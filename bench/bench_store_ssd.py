@@ -3,8 +3,9 @@
 A call moves one object, or as many as make up 1 MiB, and the next call the next ones. The baseline
 moves blocks of the same size, one by one and in its own thread, between a file beside the tier and
 aligned memory such as the tier's: it names, checks and copies nothing. Both files were written all
-over before. "checked" compares XXH3-64 of every byte. "restart" opens and closes a tier of 10,000 objects: by its footer, and after a death, when
-each record is looked at and its data compared, and a footer is written again.
+over before. "checked" compares XXH3-64 of every byte. "restart" opens and closes a tier of 10,000
+objects: by its footer, and after a death, when each record is looked at and its data compared, and
+a footer is written again.
 """
 
 import argparse

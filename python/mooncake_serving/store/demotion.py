@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mooncake_kernels.errors import Unavailable
+from mooncake_kernels.errors import ChecksumError, Unavailable
 from mooncake_kernels.pool import Key, ObjectPool, PinnedObject, PutResult
 
 from .ssd import SsdTier
@@ -28,7 +28,7 @@ class DemotionStats:
         num_written: objects that were written, and evicted then.
         written_bytes: of these.
         num_dropped: objects that should have been written, and were not: the queue was full, the
-            disk could not be written, or the store was closed.
+            disk could not be written, the object was damaged, or the store was closed.
     """
 
     num_queued: int
@@ -154,15 +154,26 @@ class Demoter:
 
     def _write(self, batch: dict[Key, PinnedObject]) -> list[Key]:
         """Write objects, and evict them; returns the keys of those that are on the disk."""
-        keys = list(batch)
-        results = [PutResult.FULL] * len(keys)
+        stored = []
         try:  # the thread goes on whatever happens: others wait for it
-            results = self._tier.put_each(keys, [pinned.view for pinned in batch.values()])
+            whole = [key for key, pinned in batch.items() if self._is_whole(key, pinned)]
+            results = self._tier.put_each(whole, [batch[key].view for key in whole])
+            stored = [k for k, r in zip(whole, results, strict=True) if r is not PutResult.FULL]
             for pinned in batch.values():
                 pinned.close()
-            self._pool.evict_keys(np.array(keys, np.uint64))
+            self._pool.evict_keys(np.array(list(batch), np.uint64))
         except Exception:
-            log.exception("%d objects could not be written", len(keys))
+            log.exception("%d objects could not be written", len(batch))
         for pinned in batch.values():
             pinned.close()
-        return [k for k, r in zip(keys, results, strict=True) if r is not PutResult.FULL]
+        return stored
+
+    @staticmethod
+    def _is_whole(key: Key, pinned: PinnedObject) -> bool:
+        """Whether it is what was put: on the disk it would get a checksum of what it is now."""
+        try:
+            pinned.verify()
+        except ChecksumError:
+            log.warning("object %#x, %#x is damaged: not written", *key, extra={"key": key})
+            return False
+        return True

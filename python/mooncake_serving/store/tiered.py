@@ -22,6 +22,7 @@ from .ssd import SsdTier
 from .store import DAMAGED, Store
 
 ABSENT = -1  # of ObjectPool.get_into_each
+MAX_COUNTED = 1 << 22  # keys whose uses are told apart: 64 MiB of counts
 
 Result = TypeVar("Result")
 
@@ -77,7 +78,7 @@ class TieredStore(Store):
         self.tier = tier
         self._evict_bytes = min(self._evict_bytes, queue_bytes // 4)  # the queue has room for it
         self._min_uses = min_uses
-        self._uses = UseSketch(pool.stats().max_objects)
+        self._uses = UseSketch(min(pool.stats().max_objects, MAX_COUNTED))
         self._demoter = Demoter(pool, tier, queue_bytes)
         self._close_deadline_s = close_deadline_s
 

@@ -54,6 +54,13 @@ def read(store: Store, *keys: int) -> list[int]:
     return sizes.tolist()
 
 
+def flip_in_pool(store: TieredStore, key: int) -> None:
+    memory = store.pool.memory().numpy()
+    at = memory.tobytes().find(value(key)[:64].tobytes())
+    assert at >= 0
+    memory[at + 5] ^= 1
+
+
 def test_nothing_is_lost_that_was_evicted(opened):
     store = opened()
     assert put(store, *KEYS) == [STORED] * len(KEYS)
@@ -219,14 +226,22 @@ def test_damaged_on_the_disk(opened, tmp_path):
     assert put(store, first) == [STORED]
 
 
+def test_what_is_damaged_in_the_pool_does_not_get_to_the_disk(opened):
+    store = opened()
+    put(store, *range(IN_POOL))
+    flip_in_pool(store, 0)
+    put(store, *range(10, 10 + IN_POOL))
+    store.flush()
+    assert store.exists_each([0, 1, 2]).tolist() == [False, True, True]
+    assert store.demotion_stats().num_dropped == 1
+
+
 def test_damaged_in_the_pool_the_disk_has_it_still(opened):
     store = opened(verify=1.0)
     put(store, *KEYS)
     store.flush()
     read(store, 0)
-    memory = store.pool.memory().numpy()
-    at = memory.tobytes().find(value(0)[:64].tobytes())
-    memory[at + 5] ^= 1
+    flip_in_pool(store, 0)
     with pytest.raises(ChecksumError):
         store.get(0)
     assert store.get(0) == value(0).tobytes()
