@@ -10,8 +10,9 @@
         store.get_into_each(keys[:num_blocks], blocks)
         store.put_each(keys[num_blocks:], new_blocks, position=num_blocks)
 
-``ClusterStore`` has the same calls over all hosts whose nodes share a directory. docs/store.md and
-docs/store_cluster.md say what is promised, also when somebody dies, and what is still missing.
+``TieredStore`` has an ``SsdTier`` behind its pool. ``ClusterStore`` has the same calls over all
+hosts whose nodes share a directory. docs/store.md, store_ssd.md and store_cluster.md say what is
+promised, also when somebody dies, and what is still missing.
 """
 
 import importlib
@@ -31,7 +32,9 @@ from .eviction import (
     sieve,
 )
 from .quotas import Quota, Usage
+from .ssd import SsdStats, SsdTier
 from .store import Store
+from .tiered import TieredStore
 from .watermark import Watermark
 
 if TYPE_CHECKING:
@@ -45,7 +48,10 @@ __all__ = [
     "Lfu",
     "Node",
     "Quota",
+    "SsdStats",
+    "SsdTier",
     "Store",
+    "TieredStore",
     "Usage",
     "Watermark",
     "belady",

@@ -210,7 +210,7 @@ class Node:
         """What this node does for others with its pool, of which it tells what goes from now on."""
         self._own_eviction = store.eviction
         store.eviction = telling(store.eviction, self.listing.withdraw)
-        self._pins = Pins(store.pool, self._drop_damaged)
+        self._pins = Pins(store.pin_key, self._drop_damaged)
         puller = Puller(
             store,
             self.listing,

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from mooncake_kernels.errors import ChecksumError, InvalidArgument
-from mooncake_kernels.pool import ObjectPool, PinnedObject
+from mooncake_kernels.pool import Key, ObjectPool, PinnedObject
 
 from .keyspace import Keyspace, StoreKey, StoreKeys
 
@@ -45,7 +45,7 @@ class StoreReader:
         Raises:
             ChecksumError: as in ``get``.
         """
-        pinned = self.pool.pin(self.keyspace.key(key))
+        pinned = self.pin_key(self.keyspace.key(key))
         if pinned is not None and self._verifies():
             try:
                 pinned.verify()
@@ -54,6 +54,10 @@ class StoreReader:
                 self.pool.remove(self.keyspace.key(key))
                 raise
         return pinned
+
+    def pin_key(self, key: Key) -> PinnedObject | None:
+        """Do the same with a key of the pool, of whatever namespace it is; nothing is verified."""
+        return self.pool.pin(key)
 
     def get_into(self, key: StoreKey, *buffers: Any, offset: int | None = None) -> int | None:
         """Copy an object, or the part of it from ``offset`` on, see ``ObjectPool.get_into``.

@@ -67,10 +67,13 @@ class Store(StoreReader):
             if not 0 <= value <= 1:
                 raise InvalidArgument(f"Store: {name} must be from 0 to 1, got {value!r}")
         super().__init__(pool, Keyspace(namespace), verify)
-        self._room = Room(pool, eviction, int(evict_ratio * pool.capacity_bytes))
+        self._room = self._make_room(eviction, int(evict_ratio * pool.capacity_bytes))
         self._quota = None if quota is None else QuotaKeeper(pool, self.keyspace.scope, quota)
         self._checksum = checksum
         self._watermark = None if watermark is None else Watermark(self, *watermark)
+
+    def _make_room(self, eviction: EvictionPolicy, at_least: int) -> Room:
+        return Room(self.pool, eviction, at_least)
 
     @classmethod
     def create(
