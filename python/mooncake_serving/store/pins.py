@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mooncake_kernels.errors import ChecksumError, Unavailable
-from mooncake_kernels.pool import PinnedObject
+from mooncake_kernels.pool import Key, PinnedObject
 
 from .messages import ABSENT, BUSY, DAMAGED, FOUND, PINNED
 
