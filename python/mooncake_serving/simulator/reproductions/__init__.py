@@ -25,6 +25,7 @@ ON_A_TRACE: dict[str, Reproduction] = {
     "arxiv-fig8": fast25_scheduling.arxiv,
     "arxiv-real": fast25_capacity.real_workload,
     "arxiv-overload": arxiv_overload.overload,
+    "arxiv-overload-sensitivity": arxiv_overload.sensitivity,
     "arxiv-policies": arxiv_policies.policies,
     "staleness": staleness.staleness,
 }
