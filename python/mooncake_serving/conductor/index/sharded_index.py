@@ -71,7 +71,7 @@ class ShardedIndex:
     def remove(self, instance: int, keys: Iterable[int]) -> None:
         """Note that an instance no longer holds blocks; those that are unknown are passed over."""
         of_shard: list[list[int]] = [[] for _ in self.shards]
-        of_all = []
+        of_all: list[int] = []
         for key in keys:
             number = self._shard_of_key.get(key)
             (of_all if number is None else of_shard[number]).append(key)

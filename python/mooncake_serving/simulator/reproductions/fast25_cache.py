@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -88,10 +89,9 @@ def global_cache(setup: Setup) -> Outcome:
 
 
 def _copies(
-    setup: Setup, trace: Sequence[TraceRequest], name: str, **store: int | None
+    setup: Setup, trace: Sequence[TraceRequest], name: str, options: DisaggregatedOptions
 ) -> tuple[np.ndarray, np.ndarray]:
     """Count copies of the 1,000 hottest blocks: the most at any one time, and at the end."""
-    options = DisaggregatedOptions(num_prefill=NUM_PREFILL, num_decode=8, **store)
     cluster = Disaggregated(
         options, conductor_of(options, seed=setup.seed), on_progress=setup.on_progress
     )
@@ -115,9 +115,11 @@ def _copies(
 
 def replicas(setup: Setup) -> Outcome:
     """Figure 11: how many prefill instances come to hold the 10, 100, 1,000 hottest blocks."""
-    most, at_end = _copies(setup, setup.trace, "3 million tokens an instance")
-    kept, _ = _copies(setup, setup.trace, "stores without a limit", dram_tokens=None)
-    synthetic, _ = _copies(setup, like_synthetic(setup.seed), MADE_UP)
+    options = DisaggregatedOptions(num_prefill=NUM_PREFILL, num_decode=8)
+    unlimited = replace(options, dram_tokens=None)
+    most, at_end = _copies(setup, setup.trace, "3 million tokens an instance", options)
+    kept, _ = _copies(setup, setup.trace, "stores without a limit", unlimited)
+    synthetic, _ = _copies(setup, like_synthetic(setup.seed), MADE_UP, options)
     unit = f"of {NUM_PREFILL}"
     top = {n: float(most[:n].mean()) for n in (1, 10, 100, 1000)}
     return Outcome(
@@ -134,7 +136,10 @@ def replicas(setup: Setup) -> Outcome:
         [
             Claim("the hottest block is on every prefill instance", top[1] == NUM_PREFILL),
             Claim("the 100 hottest come to be on most", top[100] > 0.75 * NUM_PREFILL),
-            Claim("half as many in the synthetic workload", bool(synthetic[:100].mean() < top[100] / 2)),
+            Claim(
+                "half as many in the synthetic workload",
+                bool(synthetic[:100].mean() < top[100] / 2),
+            ),
         ],
         [
             Curve("3 million tokens an instance", list(range(1, len(most) + 1)), most.tolist()),
