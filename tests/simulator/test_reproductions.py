@@ -122,6 +122,15 @@ def test_copies_are_counted_while_blocks_are_hot(monkeypatch):
     assert rows["copies of the 1,000 hottest, at their most, mean"] <= most
 
 
+def test_a_global_cache_hits_more_in_each_workload(monkeypatch):
+    for name in ("like_synthetic", "like_toolagent"):
+        whole = getattr(fast25_cache, name)
+        monkeypatch.setattr(fast25_cache, name, lambda seed, whole=whole: whole(seed)[:400])
+    found = claims("fast25-global-cache")
+    assert len(found) == 9
+    assert all(holds for what, holds in found.items() if "too" not in what)
+
+
 def test_what_is_left_to_store_is_the_last_layer_or_what_the_link_is_behind():
     assert store_latency_s(8.0, 4.0, 1) == 4
     assert store_latency_s(8.0, 4.0, 4) == 1, "one layer"
