@@ -8,7 +8,7 @@ import pytest
 
 from mooncake_serving.simulator.hit_rate import replay
 from mooncake_serving.simulator.machines import A800_NODE, LLAMA3_70B
-from mooncake_serving.simulator.pooling import serve_pooled
+from mooncake_serving.simulator.pooling import _Pool, serve_pooled
 from mooncake_serving.simulator.reproductions import (
     REPRODUCTIONS,
     Setup,
@@ -159,24 +159,20 @@ def test_instances_that_do_not_lend_take_the_time_of_their_own_steps():
     assert result.seconds == pytest.approx(100 * step_s, rel=0.01)
 
 
-def test_memory_is_borrowed_only_where_both_together_are_faster_by_it():
-    """What fits into one instance waits for it if a creditor would lose more than it gains."""
-    requests = [
-        TraceRequest(0.0, tokens, 200)
-        for own, other in ((50_000, 1_000), (50_000, 1_000), (50_000, 1_000))
-        for tokens in (own, other)
-    ]
-
-    def serve(**options):
-        return serve_pooled(COST, requests, num_instances=2, capacity_tokens=60_000, **options)
-
-    alone, together = serve(pooled=False), serve(pooled=True)
-    assert together.tokens == pytest.approx(alone.tokens) and together.seconds < alone.seconds
-    slow = StepCost(LLAMA3_70B, replace(A800_NODE, memory_bytes_per_s=1e11))
-    waits = serve_pooled(
-        slow, requests, num_instances=2, capacity_tokens=60_000, pooled=True, period_s=1.0
-    )
-    assert waits.refused == 0 and waits.tokens == pytest.approx(alone.tokens)
+@pytest.mark.parametrize("num_others, borrows", [(0, True), (20, False)])
+def test_memory_is_borrowed_only_where_both_together_are_faster_by_it(num_others, borrows):
+    """A creditor that decodes many short requests would lose more than the debtor gains."""
+    attention_bound = StepCost(LLAMA3_70B, replace(A800_NODE, step_s=0.0, flops_per_s=1e18))
+    pool = _Pool(attention_bound, 2, 600_000, 64)
+    pool.instances[0].waiting.extend([TraceRequest(0.0, 450_000, 200)] * 2)
+    pool.instances[1].waiting.extend([TraceRequest(0.0, 1_000, 200)] * num_others)
+    pool.admit(borrow=False)
+    assert [len(instance.running) for instance in pool.instances] == [1, num_others]
+    pool.admit(borrow=True)
+    assert len(pool.instances[0].running) == 1 + borrows
+    assert pool.instances[1].lent_tokens == (300_400 if borrows else 0)
+    pool.decode(1e6)
+    assert all(not i.running and i.lent_tokens == 0 for i in pool.instances), "all is given back"
 
 
 def test_throughput_is_that_of_the_time_in_which_all_have_requests_waiting():
