@@ -6,7 +6,7 @@ told so, and asks the next. What it does decide is which of several writers of o
 """
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Protocol
@@ -51,12 +51,21 @@ class Holders:
     """Where objects are.
 
     Attributes:
-        pools: names of living pools.
+        pools: names of living pools that have any of them, sorted.
         found: ``[n, p]`` bool: whether pool p has object n.
     """
 
     pools: tuple[str, ...]
     found: np.ndarray
+
+    @staticmethod
+    def from_indices(num_keys: int, indices: Mapping[str, Sequence[int] | np.ndarray]) -> "Holders":
+        """Make them of the objects that each pool has."""
+        pools = tuple(sorted(indices))
+        found = np.zeros((num_keys, len(pools)), bool)
+        for p, pool in enumerate(pools):
+            found[indices[pool], p] = True
+        return Holders(pools, found)
 
     def of(self, index: int) -> list[str]:
         """Pools that have one of the objects."""
@@ -76,11 +85,19 @@ class Directory(Protocol):
     """
 
     def join(self, member: Member, ttl_s: float) -> None:
-        """Enter a member, or put another entry in the place of the one of its name."""
+        """Enter a member, or put another entry in the place of the one of its name.
+
+        Its claims go on if it was there and serves the same pool; else they are void.
+        """
 
     def renew(self, member: Member, ttl_s: float) -> bool:
         """Say that it lives, and how much is free. False: it is not known (any more), because its
-        time was over, or the server has forgotten: ``join`` again, and ``publish`` all it has.
+        time was over, or the server has forgotten, or serves another pool than this says: ``join``
+        again, and ``publish`` all it has.
+
+        Also False when the server is another one than it joined: one that was restarted, or took
+        the place of one that failed. It may not have what was said last, though it knows the
+        member.
         """
 
     def leave(self, name: str) -> None:
@@ -96,10 +113,16 @@ class Directory(Protocol):
 
         A claim that was granted is void after its time, and when its member is gone. Who has a
         claim may claim again.
+
+        Raises:
+            Unavailable: also if the member is not known; ``renew`` tells it what to do.
         """
 
     def publish(self, pool: str, keys: np.ndarray) -> None:
-        """Say that a pool has objects now, which ends claims to them. Idempotent."""
+        """Say that a pool has objects now, which ends claims to them. Idempotent.
+
+        Nothing comes of it if no living member serves the pool: when one joins, all is published.
+        """
 
     def withdraw(self, pool: str, keys: np.ndarray) -> None:
         """Say that a pool does not have objects (any more). Idempotent."""
