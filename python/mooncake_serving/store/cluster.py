@@ -73,8 +73,8 @@ class ClusterStore(ClusterReader):
     def put_from(self, key: StoreKey, *parts: Any, retention: Retention = "normal") -> PutResult:
         """Store an object of one or many parts, which are its bytes one behind the other.
 
-        It is put into the own pool. A node without one has another take it out of its memory, which
-        is registered meanwhile; ``retention`` is "normal" there.
+        It is put into the own pool. A node without one, or that is draining, has another take it
+        out of its memory, which is registered meanwhile; ``retention`` is "normal" there.
 
         Returns:
             As ``Store.put_from``, of all hosts. ``STORED`` if the directory went away after it had
@@ -121,6 +121,11 @@ class ClusterStore(ClusterReader):
         """Say how long the own pool's copy shall stay. Returns whether it has one."""
         return self._store is not None and self._store.retain(key, retention)
 
+    @property
+    def keyspace(self) -> Keyspace:
+        """How keys of callers become those of pools."""
+        return self._keyspace
+
     def members(self) -> list[Member]:
         """Who takes part, by name, as far as was heard."""
         return self.node.members()
@@ -165,7 +170,7 @@ class ClusterStore(ClusterReader):
         granted = missing[claims == Claim.GRANTED]
         stored = np.zeros(len(words), bool)
         try:
-            if self._store is None:
+            if self._store is None or self.node.is_draining:
                 self._give(words, objects, granted, results)
             else:
                 for i in granted:
@@ -213,8 +218,9 @@ class ClusterStore(ClusterReader):
             raise Unavailable(f"put: no node with a pool takes it: {reason}")
 
     def _homes(self) -> list[Member]:
-        """One member of each pool that takes objects, the emptiest pool first."""
-        pools = {m.pool: m for m in self.members() if m.pool and not m.is_draining}
+        """One member of each other pool that takes objects, the emptiest pool first."""
+        takers = [m for m in self.members() if m.pool and not m.is_draining]
+        pools = {m.pool: m for m in takers if m.pool != self.node.pool_name}
         return sorted(pools.values(), key=lambda member: -member.free_bytes)
 
     def _drop(self, pool: str, words: np.ndarray) -> int:

@@ -45,9 +45,6 @@ class Placement:
         return len(self.preferred)
 
 
-ANYWHERE = Placement(num_sampled=2, may_evict=True)
-
-
 @dataclass(frozen=True)
 class Choice:
     """A member that takes a copy, and why it does."""
