@@ -13,6 +13,7 @@ from mooncake_kernels.transfer import Region
 
 from .cluster_reads import ClusterReader
 from .directory import Claim, Member
+from .hot_keys import HotKeys
 from .keyspace import Keyspace, StoreKey, StoreKeys
 from .node import Node
 from .store import check_pairs
@@ -41,6 +42,8 @@ class ClusterStore(ClusterReader):
         verify: the share of reads from other nodes that are compared with their checksums, first
             at the holder, then here: 0 to 1.
         claim_s: how long a put may take, at most, before another node may write the same key.
+        hot: chooses which objects that are read from other hosts are copied into the own pool;
+            None: none is.
 
     Raises:
         InvalidArgument: an argument is wrong.
@@ -53,6 +56,7 @@ class ClusterStore(ClusterReader):
         namespace: str | None = None,
         verify: float = 1.0,
         claim_s: float = 60.0,
+        hot: HotKeys | None = None,
     ):
         if not 0 <= verify <= 1:
             raise InvalidArgument(f"ClusterStore: verify must be from 0 to 1, got {verify!r}")
@@ -64,6 +68,7 @@ class ClusterStore(ClusterReader):
         self._keyspace = node.store.keyspace if node.store else Keyspace(namespace or "")
         self._verify = verify
         self._claim_s = claim_s
+        self._hot = hot
         self._wait_s = claim_s
 
     def put(self, key: StoreKey, value: Any, *, retention: Retention = "normal") -> PutResult:
