@@ -2,6 +2,7 @@
 
 import re
 from base64 import b64encode
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
@@ -64,11 +65,25 @@ def basic(user: str, password: str) -> str:
     return b64encode(f"{user}:{password}".encode()).decode() if user or password else ""
 
 
-def parse_url(op: str, argument: str, value: Any) -> MetadataUrl:
-    """Check a URL; what is wrong with it is said without quoting it."""
+def parse_url(
+    op: str,
+    argument: str,
+    value: Any,
+    forms: str = FORMS,
+    schemes: Collection[str] = tuple(OPTIONS),
+) -> MetadataUrl:
+    """Check a URL; what is wrong with it is said without quoting it.
+
+    Args:
+        op: whose argument it is.
+        argument: its name.
+        value: of the argument.
+        forms: what it must be, for the text of an error.
+        schemes: of ``OPTIONS``, those that may be.
+    """
 
     def refuse(why: str) -> InvalidArgument:
-        return InvalidArgument(f"{op}: {argument} must be {FORMS}, got {why}")
+        return InvalidArgument(f"{op}: {argument} must be {forms}, got {why}")
 
     if not isinstance(value, str):
         raise refuse(f"a {type(value).__name__}")
@@ -77,7 +92,7 @@ def parse_url(op: str, argument: str, value: Any) -> MetadataUrl:
         host, port = parts.hostname, parts.port
     except ValueError:
         raise refuse("no URL, or one with a port that is none") from None
-    if parts.scheme not in OPTIONS:
+    if parts.scheme not in schemes:
         raise refuse("a URL of another scheme" if "://" in value else "no URL")
     if parts.scheme == "unix" and (host or not parts.path.startswith("/")):
         raise refuse("a unix:// URL without an absolute path")

@@ -7,6 +7,7 @@ import time
 from collections.abc import Container
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NoAnswer
+from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
 from mooncake_kernels.errors import TransferError
@@ -17,6 +18,19 @@ from .peers import Peers
 
 A = TypeVar("A", bound=Answer)
 R = TypeVar("R", bound=Request)
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    """A request that was not answered yet."""
+
+    name: str  # who was asked
+    since: float
+    future: Future[Answer] = field(default_factory=Future)
+
+    def fail(self, cause: str) -> None:
+        if not self.future.done():
+            self.future.set_exception(TransferError(self.name, cause))
 
 
 class Calls:
@@ -32,7 +46,7 @@ class Calls:
         self._peers = peers
         # Far from those of others, of which some come back as tokens.
         self._numbers = itertools.count(secrets.randbits(60))
-        self._waiting: dict[int, tuple[str, Future[Answer]]] = {}
+        self._waiting: dict[int, _Waiting] = {}
         self._lock = threading.Lock()
         self._is_closed = False
 
@@ -74,14 +88,14 @@ class Calls:
         request = self.make(
             kind, deadline_s if valid_s is None else valid_s, number=number, **fields
         )
-        future: Future[Answer] = Future()
+        waiting = _Waiting(name, time.monotonic())
         with self._lock:
             if self._is_closed:
                 raise TransferError(name, "the node was closed")
-            self._waiting[request.number] = (name, future)
+            self._waiting[request.number] = waiting
         try:
             self.tell(name, cast(Message, request), deadline_s)
-            answer = future.result(max(0.0, until - time.monotonic()))
+            answer = waiting.future.result(max(0.0, until - time.monotonic()))
         except NoAnswer:
             what = f"{kind.__name__.lower()}: no answer in {deadline_s:g} s"
             raise TransferError(name, what, timed_out=True) from None
@@ -106,23 +120,26 @@ class Calls:
     def take_answer(self, sender: str, answer: Answer) -> bool:
         """Hand an answer to who waits for it; returns whether somebody did, for that node's."""
         with self._lock:
-            name, future = self._waiting.get(answer.number, ("", None))
-            if future is None or name != sender or future.done():
+            waiting = self._waiting.get(answer.number)
+            if waiting is None or waiting.name != sender or waiting.future.done():
                 return False
-            future.set_result(answer)
+            waiting.future.set_result(answer)
             return True
 
-    def give_up(self, living: Container[str]) -> None:
-        """Fail what others were asked who are gone."""
+    def give_up(self, living: Container[str], grace_s: float) -> None:
+        """Fail what nodes were asked who are no members, unless it was just now.
+
+        A directory that was restarted does not know its members yet.
+        """
+        before = time.monotonic() - grace_s
         with self._lock:
-            for name, future in self._waiting.values():
-                if name not in living and not future.done():
-                    future.set_exception(TransferError(name, "it is no member any more"))
+            for waiting in self._waiting.values():
+                if waiting.name not in living and waiting.since < before:
+                    waiting.fail("it is no member any more")
 
     def close(self) -> None:
         """Fail all that is waited for, and what is asked from now on. Idempotent."""
         with self._lock:
             self._is_closed = True
-            for name, future in self._waiting.values():
-                if not future.done():
-                    future.set_exception(TransferError(name, "the node was closed"))
+            for waiting in self._waiting.values():
+                waiting.fail("the node was closed")

@@ -38,13 +38,18 @@ class Listing:
         self.is_stale = False
 
     def claim(self, keys: np.ndarray, ttl_s: float) -> np.ndarray:
-        """Ask to write objects: ``[n]`` of ``Claim``.
+        """Ask to write objects that are not in the pool: ``[n]`` of ``Claim``.
 
         Raises:
             Unavailable: the directory is away; nothing is claimed for longer than ``ttl_s``.
         """
-        claims = [self._directory.claim(self._member, part, ttl_s) for part in _parts(keys)]
-        return np.concatenate(claims) if claims else np.empty(0, np.int8)
+        claims = self._claim(keys, ttl_s)
+        listed = np.flatnonzero(claims == Claim.EXISTS)
+        ours = [self._pool_name in pools for pools in self.holders(keys[listed])]
+        if any(ours):  # they went, and nobody told
+            self.withdraw(keys[listed[ours]])
+            claims[listed[ours]] = self._claim(keys[listed[ours]], ttl_s)
+        return claims
 
     def abandon(self, keys: np.ndarray) -> None:
         """End claims without objects; if that cannot be told, they run out."""
@@ -123,6 +128,10 @@ class Listing:
                 break
         return count
 
+    def _claim(self, keys: np.ndarray, ttl_s: float) -> np.ndarray:
+        claims = [self._directory.claim(self._member, part, ttl_s) for part in _parts(keys)]
+        return np.concatenate(claims) if claims else np.empty(0, np.int8)
+
     def _listed(self) -> np.ndarray:
         parts, cursor = [np.empty((0, 2), np.uint64)], 0
         while True:
@@ -134,11 +143,6 @@ class Listing:
     def _tell_later(self, error: Unavailable) -> None:
         self.is_stale = True
         logger.warning("the directory is told later: %s", error)
-
-
-def granted(claims: np.ndarray) -> np.ndarray:
-    """Which of ``[n]`` claims are ours."""
-    return claims == Claim.GRANTED
 
 
 def _parts(keys: np.ndarray) -> Iterator[np.ndarray]:

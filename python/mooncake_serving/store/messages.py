@@ -26,7 +26,7 @@ PINNED, ABSENT, DAMAGED, BUSY = range(4)
 FOUND = np.dtype([("status", "<u8"), ("address", "<u8"), ("num_bytes", "<u8")])
 PLACE = np.dtype([("address", "<u8"), ("num_bytes", "<u8")])
 
-Number = Annotated[int, msgspec.Meta(ge=0)]  # and less than 2**63: what msgspec bounds
+Number = Annotated[int, msgspec.Meta(ge=0)]  # and less than 2**64, as msgpack has them
 Deadline = Annotated[int, msgspec.Meta(ge=0, le=MAX_DEADLINE_MS)]
 Keys = Annotated[bytes, msgspec.Meta(max_length=KEY_BYTES * MAX_KEYS)]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=255)]

@@ -222,7 +222,7 @@ class Node:
     def _stop(self) -> None:
         self._calls.close()
         self._server.close()
-        self._executor.shutdown(wait=True, cancel_futures=True)
+        self._executor.shutdown()
         if self._pins is not None:
             self._pins.close()
         self._peers.close()
@@ -244,7 +244,7 @@ class Node:
         )
 
     def _on_members(self, members: dict[str, Member]) -> None:
-        self._calls.give_up(members)
+        self._calls.give_up(members, self._ttl_s)
         self._peers.keep(members)
         if self._pins is not None:
             self._pins.release_gone(members, self._ttl_s)

@@ -5,7 +5,7 @@ import logging
 import random
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
+from concurrent.futures import Executor, wait
 
 import numpy as np
 
@@ -181,7 +181,9 @@ class RemoteReader:
 
         if len(groups) == 1:
             return [read_group(groups[0])]
-        return list(self._executor.map(read_group, groups))
+        reads = [self._executor.submit(read_group, group) for group in groups]
+        wait(reads)  # all of them, before an error of one lets the caller free its buffers
+        return [read.result() for read in reads]
 
     def _read_from(
         self, member: Member, keys: np.ndarray, sinks: Sequence[Sink], verify: bool

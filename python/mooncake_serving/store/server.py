@@ -3,6 +3,7 @@
 import logging
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 
 from mooncake_kernels.errors import InvalidArgument, TransferError, Unavailable
@@ -66,20 +67,19 @@ class Server:
 
     def _take(self, sender: str, message: Message) -> None:
         if isinstance(message, Pull):
-            self._submit(self._pulling, sender, message)
+            self._submit(self._pulling, self._serve, sender, message, time.monotonic())
         elif isinstance(message, Request):
-            self._submit(self._serving, sender, message)
+            self._submit(self._serving, self._serve, sender, message, time.monotonic())
         elif not self._calls.take_answer(sender, message) and isinstance(message, Pinned):
             # Too late: nobody reads what was pinned.
             release = self._calls.make(Release, self._answer_s, token=message.number)
-            self._serving.submit(self._send, sender, release)
+            self._submit(self._serving, self._send, sender, release)
 
-    def _submit(self, executor: Executor, sender: str, request: Request) -> None:
+    def _submit(self, executor: Executor, work: Callable[..., object], *args: object) -> None:
         if self._room.acquire(blocking=False):
-            done = executor.submit(self._serve, sender, request, time.monotonic())
-            done.add_done_callback(lambda _: self._room.release())
+            executor.submit(work, *args).add_done_callback(lambda _: self._room.release())
         else:
-            logger.warning("a request of %s is not answered: too many wait", sender)
+            logger.warning("a request of %s is not answered: too many wait", args[0])
 
     def _serve(self, sender: str, request: Request, received: float) -> None:
         if time.monotonic() > received + request.deadline_ms / 1000:

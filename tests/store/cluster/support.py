@@ -110,6 +110,5 @@ def replaced(owner, name: str, wrap: Callable) -> Iterator[None]:
 def damage(store: Store, key) -> None:
     """Flip a bit of an object where it lies."""
     with store.view(key) as pinned:
-        array = np.frombuffer(pinned._pin, np.uint8)
         array = pinned.tensor().numpy()
         array[len(array) // 2] ^= 1
