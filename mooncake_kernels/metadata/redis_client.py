@@ -30,17 +30,17 @@ class RedisClient:
             from redis.retry import Retry
         except ImportError as error:
             raise url.error(f"{error}: pip install 'mooncake-kernels[metadata]'") from None
-        self._url, parts = url, url.parts
+        self._url = url
         self._errors = (redis.RedisError, *NONSENSE)
-        self._pool = redis.ConnectionPool.from_url(
-            f"{parts.scheme}://{parts.netloc}{parts.path}?{urlencode(url.options)}",
-            protocol=2,
-            driver_info=None,  # not said: it would take two more requests
-            retry=Retry(NoBackoff(), 0),
-            socket_connect_timeout=bounded_socket.TIMEOUT_S,
-            socket_timeout=bounded_socket.TIMEOUT_S,
-            redis_connect_func=_bound,
-        )
+        bounds = {
+            "protocol": 2,
+            "driver_info": None,  # not said: it would take two more requests
+            "retry": Retry(NoBackoff(), 0),
+            "socket_connect_timeout": bounded_socket.TIMEOUT_S,
+            "socket_timeout": bounded_socket.TIMEOUT_S,
+            "redis_connect_func": _bound,
+        }
+        self._pool = _sentinel_pool(url, bounds) if url.sentinels else _pool(url, bounds)
         self._redis = redis.Redis(connection_pool=self._pool)
 
     def ask(self, question: Callable[[Any], Answer]) -> Answer:
@@ -58,6 +58,32 @@ class RedisClient:
         """Disconnect. Idempotent."""
         self._redis.close()
         self._pool.disconnect()
+        if self._url.sentinels:
+            self._pool.sentinel_manager.close()
+
+
+def _pool(url: MetadataUrl, bounds: dict[str, Any]) -> Any:
+    """Connections to the server of a URL."""
+    from redis import ConnectionPool
+
+    parts = url.parts
+    whole = f"{parts.scheme}://{parts.netloc}{parts.path}?{urlencode(url.options)}"
+    return ConnectionPool.from_url(whole, **bounds)
+
+
+def _sentinel_pool(url: MetadataUrl, bounds: dict[str, Any]) -> Any:
+    """Connections to who is the master of a service, for which each asks the sentinels."""
+    from redis.sentinel import Sentinel, SentinelConnectionPool
+
+    user, password = url.login
+    return SentinelConnectionPool(
+        url.parts.path[1:],
+        Sentinel(url.sentinels, sentinel_kwargs=bounds),
+        db=int(url.options.get("db") or 0),
+        username=user or None,
+        password=password or None,
+        **bounds,
+    )
 
 
 def _bound(connection: Any) -> None:

@@ -12,11 +12,13 @@ from .untrusted import printable
 
 FORMS = '"p2p", "redis://host:port/db" or "http://host:port/metadata"'
 DEFAULT_PREFIX = "mooncake/"
+SENTINEL_PORT = 26379
 LOGIN = ("db", "username", "password")
 OPTIONS = {  # of the query, beside prefix, by the scheme
     "redis": LOGIN,
     "rediss": (*LOGIN, "ssl_ca_certs", "ssl_certfile", "ssl_keyfile"),
     "unix": LOGIN,
+    "redis+sentinel": LOGIN,
     "http": (),
     "https": ("ssl_ca_certs",),
 }
@@ -30,11 +32,14 @@ class MetadataUrl:
         parts: the URL; its query has become ``options``.
         prefix: what all keys begin with.
         options: of the connection.
+        sentinels: hosts and ports of those who know which server is the master of a service, if
+            the URL is of such; ``parts`` has the first, and the service as its path.
     """
 
     parts: SplitResult
     prefix: str
     options: dict[str, str]
+    sentinels: tuple[tuple[str, int], ...] = ()
 
     @property
     def login(self) -> tuple[str, str]:
@@ -55,9 +60,14 @@ class MetadataUrl:
         """Return it without secrets."""
         if self.parts.scheme == "unix":
             return f"unix://{self.parts.path}"
-        host, port = self.parts.hostname or "", self.parts.port
-        host = f"[{host}]" if ":" in host else host
-        return f"{self.parts.scheme}://{host}{f':{port}' if port else ''}{self.parts.path}"
+        hosts = self.sentinels or ((self.parts.hostname or "", self.parts.port),)
+        address = ",".join(_address(host, port) for host, port in hosts)
+        return f"{self.parts.scheme}://{address}{self.parts.path}"
+
+
+def _address(host: str, port: int | None) -> str:
+    host = f"[{host}]" if ":" in host else host
+    return f"{host}:{port}" if port else host
 
 
 def basic(user: str, password: str) -> str:
@@ -88,7 +98,7 @@ def parse_url(
     if not isinstance(value, str):
         raise refuse(f"a {type(value).__name__}")
     try:
-        parts = urlsplit(value)
+        parts, sentinels = _split(value)
         host, port = parts.hostname, parts.port
     except ValueError:
         raise refuse("no URL, or one with a port that is none") from None
@@ -101,6 +111,8 @@ def parse_url(
     # A password with "/", "?" or "#" in it that is not quoted would be found in these.
     if parts.fragment or "@" in parts.path or not value.isprintable() or not value.isascii():
         raise refuse("a URL with characters that must be quoted (%XX)")
+    if sentinels and not re.fullmatch(r"/[A-Za-z0-9._-]+", parts.path):
+        raise refuse("sentinels without the name of a service")
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     database = parts.path[1:] if parts.scheme in ("redis", "rediss") else ""
     if not re.fullmatch(r"[0-9]{0,9}", database + options.get("db", "")):
@@ -110,4 +122,17 @@ def parse_url(
         raise refuse("a prefix that is not printable ASCII without spaces")
     if not set(options) <= set(OPTIONS[parts.scheme]):
         raise refuse(f"options other than {', '.join(('prefix', *OPTIONS[parts.scheme]))}")
-    return MetadataUrl(parts._replace(query=""), prefix, options)
+    return MetadataUrl(parts._replace(query=""), prefix, options, sentinels)
+
+
+def _split(value: str) -> tuple[SplitResult, tuple[tuple[str, int], ...]]:
+    """Split a URL; of several hosts, which only sentinels have, it keeps the first."""
+    parts = urlsplit(value)
+    if parts.scheme != "redis+sentinel":
+        return parts, ()
+    login, at, hosts = parts.netloc.rpartition("@")
+    each = [urlsplit(f"//{host}") for host in hosts.split(",")]
+    if any(not one.hostname or one.port == 0 for one in each):
+        raise ValueError("a sentinel without a host, or with port 0")
+    sentinels = tuple((str(one.hostname), one.port or SENTINEL_PORT) for one in each)
+    return parts._replace(netloc=f"{login}{at}{each[0].netloc}"), sentinels

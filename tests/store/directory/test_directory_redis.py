@@ -40,6 +40,9 @@ def client(server):
         (f"redis://:{SECRET}#@host", "got no URL"),
         (f"redis://host?password={SECRET}&x=1", "options other than"),
         ("redis://host?prefix=x/", "got a prefix"),
+        ("redis+sentinel://a:1,b:2", "sentinels without the name of a service"),
+        ("redis+sentinel://a:1,:2/name", "got no URL"),
+        ("redis+sentinel://a:1,b:0/name", "got no URL"),
     ],
 )
 def test_wrong_urls(url, why):

@@ -28,7 +28,7 @@ def connect(url: str, cluster: str = "mooncake") -> Directory:
     """Make a client of the directory at a URL. It connects when it is first asked.
 
     Args:
-        url: of Redis: ``redis://``, ``rediss://`` or ``unix://``.
+        url: of Redis: ``redis://``, ``rediss://``, ``unix://`` or ``redis+sentinel://``.
         cluster: names the group of pools; groups in one server do not see each other.
 
     Raises:

@@ -8,10 +8,11 @@ told so, and asks the next. What it does decide is which of several writers of o
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import TracebackType
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
+
+Self = TypeVar("Self", bound="Directory")
 
 
 @dataclass(frozen=True)
@@ -153,14 +154,11 @@ class Directory(Protocol):
     def close(self) -> None:
         """Disconnect. Idempotent."""
 
-    def __enter__(self) -> "Directory": ...
+    def __enter__(self: Self) -> Self:
+        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None: ...
+    def __exit__(self, *exc: object) -> None:
+        self.close()
 
 
 MAX_KEYS = 1 << 16  # of one call

@@ -5,14 +5,13 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
 
 import numpy as np
 
 from mooncake_kernels.errors import Unavailable
 
 from .arguments import KEY_BYTES, as_keys, as_member, as_name, as_range, as_ttl_s
-from .base import Claim, Holders, Member
+from .base import Claim, Directory, Holders, Member
 from .key_set import KeySet
 
 
@@ -33,7 +32,7 @@ class _Seat:
     until: float
 
 
-class EmbeddedDirectory:
+class EmbeddedDirectory(Directory):
     """A ``Directory`` for nodes of one process: tests, simulations, a single host.
 
     All nodes share the object; ``close`` does nothing, for others may still use it.
@@ -51,7 +50,6 @@ class EmbeddedDirectory:
         self._claims: dict[bytes, tuple[_Seat, float]] = {}
 
     def join(self, member: Member, ttl_s: float) -> None:
-        """See ``Directory.join``."""
         as_member("join", member)
         ttl_s = as_ttl_s("join", ttl_s)
         with self._lock:
@@ -68,7 +66,6 @@ class EmbeddedDirectory:
             self._seats[member.name] = _Seat(member, pool, now + ttl_s)
 
     def renew(self, member: Member, ttl_s: float) -> bool:
-        """See ``Directory.renew``."""
         as_member("renew", member)
         ttl_s = as_ttl_s("renew", ttl_s)
         with self._lock:
@@ -80,20 +77,17 @@ class EmbeddedDirectory:
             return True
 
     def leave(self, name: str) -> None:
-        """See ``Directory.leave``."""
         as_name("leave", "name", name)
         with self._lock:
             self._end(name)
 
     def members(self) -> list[Member]:
-        """See ``Directory.members``."""
         with self._lock:
             now = self._clock()
             living = [seat.member for seat in self._seats.values() if seat.until > now]
         return sorted(living, key=lambda member: member.name)
 
     def claim(self, name: str, keys: np.ndarray, ttl_s: float) -> np.ndarray:
-        """See ``Directory.claim``."""
         as_name("claim", "name", name)
         key_bytes = _as_bytes("claim", keys)
         ttl_s = as_ttl_s("claim", ttl_s)
@@ -107,7 +101,6 @@ class EmbeddedDirectory:
         return np.array(answers, np.int8)
 
     def publish(self, pool: str, keys: np.ndarray) -> None:
-        """See ``Directory.publish``."""
         as_name("publish", "pool", pool)
         key_bytes = _as_bytes("publish", keys)
         with self._lock:
@@ -120,7 +113,6 @@ class EmbeddedDirectory:
                 self._claims.pop(key, None)
 
     def withdraw(self, pool: str, keys: np.ndarray) -> None:
-        """See ``Directory.withdraw``."""
         as_name("withdraw", "pool", pool)
         key_bytes = _as_bytes("withdraw", keys)
         with self._lock:
@@ -132,7 +124,6 @@ class EmbeddedDirectory:
                 self._forget(living, key)
 
     def abandon(self, name: str, keys: np.ndarray) -> None:
-        """See ``Directory.abandon``."""
         as_name("abandon", "name", name)
         key_bytes = _as_bytes("abandon", keys)
         with self._lock:
@@ -142,7 +133,6 @@ class EmbeddedDirectory:
                     del self._claims[key]
 
     def holders(self, keys: np.ndarray) -> Holders:
-        """See ``Directory.holders``."""
         key_bytes = _as_bytes("holders", keys)
         found: dict[str, list[int]] = {}
         with self._lock:
@@ -154,7 +144,6 @@ class EmbeddedDirectory:
         return Holders.from_indices(len(key_bytes), found)
 
     def match_prefix(self, keys: np.ndarray) -> int:
-        """See ``Directory.match_prefix``."""
         key_bytes = _as_bytes("match_prefix", keys)
         with self._lock:
             living = set(self._living_pools(self._clock()).values())
@@ -164,7 +153,6 @@ class EmbeddedDirectory:
         return len(key_bytes)
 
     def keys_of(self, pool: str, cursor: int = 0, count: int = 1000) -> tuple[int, np.ndarray]:
-        """See ``Directory.keys_of``."""
         as_name("keys_of", "pool", pool)
         cursor, count = as_range("keys_of", cursor, count)
         with self._lock:
@@ -173,14 +161,12 @@ class EmbeddedDirectory:
         return cursor, np.array(keys, f"V{KEY_BYTES}").view("<u8").reshape(-1, 2)
 
     def num_objects(self, pool: str) -> int:
-        """See ``Directory.num_objects``."""
         as_name("num_objects", "pool", pool)
         with self._lock:
             living = self._living_pools(self._clock()).get(pool)
             return len(living.keys) if living else 0
 
     def sweep(self) -> Sequence[str]:
-        """See ``Directory.sweep``."""
         with self._lock:
             now = self._clock()
             living = set(self._living_pools(now).values())
@@ -225,17 +211,6 @@ class EmbeddedDirectory:
         holders.discard(pool)
         if not holders:
             self._holders.pop(key, None)
-
-    def __enter__(self) -> "EmbeddedDirectory":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def _as_bytes(op: str, keys: np.ndarray) -> list[bytes]:

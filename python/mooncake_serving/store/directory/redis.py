@@ -4,7 +4,6 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -17,22 +16,26 @@ from mooncake_kernels.metadata.url import DEFAULT_PREFIX, parse_url
 from . import redis_answers as answers
 from . import redis_scripts as scripts
 from .arguments import KEY_BYTES, as_keys, as_member, as_name, as_range, as_ttl_s
-from .base import Holders, Member
+from .base import Directory, Holders, Member
 from .redis_script import Script, run
 
-FORMS = '"redis://host:port/db", "rediss://host:port/db" or "unix:///path?db=db"'
-SCHEMES = ("redis", "rediss", "unix")
+FORMS = (
+    '"redis://host:port/db", "rediss://host:port/db", "unix:///path?db=db" '
+    'or "redis+sentinel://host:port,host:port/service?db=db"'
+)
+SCHEMES = ("redis", "rediss", "unix", "redis+sentinel")
 CHUNK = 4096  # keys a script: the server does nothing else meanwhile, for some milliseconds
 MAX_OBJECTS = 1 << 48  # that a pool can be said to have
 
 
-class RedisDirectory:
+class RedisDirectory(Directory):
     """A ``Directory`` in Redis 7, Valkey, or a later one. It connects when it is first asked.
 
     Atomic for 4096 keys at a time. The server must not evict: ``maxmemory-policy noeviction``.
 
     Args:
-        url: ``redis://``, ``rediss://`` or ``unix://``, as of a metadata server.
+        url: ``redis://``, ``rediss://``, ``unix://`` or ``redis+sentinel://``, as of a metadata
+            server.
         cluster: names the group of pools; groups in one server do not see each other.
 
     Raises:
@@ -55,23 +58,18 @@ class RedisDirectory:
         self._client = RedisClient(parsed)
 
     def join(self, member: Member, ttl_s: float) -> None:
-        """See ``Directory.join``."""
         self._run(scripts.JOIN, [_entry("join", member, ttl_s)], answers.as_done)
 
     def renew(self, member: Member, ttl_s: float) -> bool:
-        """See ``Directory.renew``."""
         return self._run(scripts.RENEW, [_entry("renew", member, ttl_s)], answers.as_done)
 
     def leave(self, name: str) -> None:
-        """See ``Directory.leave``."""
         self._run(scripts.LEAVE, [(as_name("leave", "name", name),)], answers.as_done)
 
     def members(self) -> list[Member]:
-        """See ``Directory.members``."""
         return self._run(scripts.MEMBERS, [()], answers.as_members)
 
     def claim(self, name: str, keys: np.ndarray, ttl_s: float) -> np.ndarray:
-        """See ``Directory.claim``."""
         as_name("claim", "name", name)
         chunks = _chunks("claim", keys)
         ttl_ms = milliseconds(as_ttl_s("claim", ttl_s))
@@ -85,19 +83,15 @@ class RedisDirectory:
         return claims
 
     def publish(self, pool: str, keys: np.ndarray) -> None:
-        """See ``Directory.publish``."""
         self._say("publish", "pool", pool, keys, scripts.PUBLISH)
 
     def withdraw(self, pool: str, keys: np.ndarray) -> None:
-        """See ``Directory.withdraw``."""
         self._say("withdraw", "pool", pool, keys, scripts.WITHDRAW)
 
     def abandon(self, name: str, keys: np.ndarray) -> None:
-        """See ``Directory.abandon``."""
         self._say("abandon", "name", name, keys, scripts.ABANDON)
 
     def holders(self, keys: np.ndarray) -> Holders:
-        """See ``Directory.holders``."""
         chunks = _chunks("holders", keys)
         return self._run(
             scripts.HOLDERS,
@@ -106,7 +100,6 @@ class RedisDirectory:
         )
 
     def match_prefix(self, keys: np.ndarray) -> int:
-        """See ``Directory.match_prefix``."""
         chunks = _chunks("match_prefix", keys)
         return self._run(
             scripts.MATCH_PREFIX,
@@ -115,13 +108,12 @@ class RedisDirectory:
         )
 
     def keys_of(self, pool: str, cursor: int = 0, count: int = 1000) -> tuple[int, np.ndarray]:
-        """See ``Directory.keys_of``. Returns about ``count`` keys, a few more at times."""
+        """Return about ``count`` keys, a few more at times, and else see ``Directory.keys_of``."""
         as_name("keys_of", "pool", pool)
         call = (pool, *as_range("keys_of", cursor, count))
         return self._run(scripts.KEYS_OF, [call], answers.as_page)
 
     def num_objects(self, pool: str) -> int:
-        """See ``Directory.num_objects``."""
         as_name("num_objects", "pool", pool)
         return self._run(
             scripts.NUM_OBJECTS,
@@ -130,7 +122,7 @@ class RedisDirectory:
         )
 
     def sweep(self) -> Sequence[str]:
-        """See ``Directory.sweep``. Forgets 4096 objects in a round trip."""
+        """Forget 4096 objects in a round trip, and else see ``Directory.sweep``."""
         swept: set[str] = set()
         more = True
         while more:
@@ -139,7 +131,6 @@ class RedisDirectory:
         return sorted(swept)
 
     def close(self) -> None:
-        """See ``Directory.close``."""
         self._client.close()
 
     def _say(self, op: str, argument: str, who: str, keys: np.ndarray, script: Script) -> None:
@@ -151,17 +142,6 @@ class RedisDirectory:
     ) -> Answer:
         """Run a script once for each call's arguments, in one round trip."""
         return self._client.ask(lambda redis: parse(run(redis, script, self._prefix, calls)))
-
-    def __enter__(self) -> "RedisDirectory":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def _entry(op: str, member: Member, ttl_s: float) -> tuple[str, str, str, int]:
