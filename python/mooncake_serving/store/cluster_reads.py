@@ -46,7 +46,8 @@ class ClusterReader:
                 if (value := self._store.get(key)) is not None:
                     return value
             except ChecksumError:
-                is_damaged = self._forget(key)
+                is_damaged = True
+                self._withdraw(key)
         sink = IntoBytes()
         return sink.value() if self._read("get", key, sink, is_damaged) else None
 
@@ -68,7 +69,8 @@ class ClusterReader:
                 if size is not None:
                     return size
             except ChecksumError:
-                is_damaged = self._forget(key)
+                is_damaged = True
+                self._withdraw(key)
         sink = IntoBuffers("get_into", buffers, offset)
         if not self._read("get_into", key, sink, is_damaged):
             return None
@@ -145,7 +147,8 @@ class ClusterReader:
                 if (pinned := store.view(key)) is not None:
                     return pinned
             except ChecksumError:
-                is_damaged = self._forget(key)
+                is_damaged = True
+                self._withdraw(key)
             [result], [outcome] = self._fetch(words)
             if result is None:
                 if is_damaged or outcome is Outcome.DAMAGED:
@@ -191,7 +194,7 @@ class ClusterReader:
     def match_prefix(self, keys: StoreKeys) -> int:
         """Count the first keys that are anywhere, up to one that is not.
 
-        One round trip, if the own pool has the beginning or nothing.
+        One round trip, unless the own pool has some that the directory does not know.
 
         Raises:
             Unavailable: the directory does not answer, and something is not here.
@@ -200,11 +203,13 @@ class ClusterReader:
         count = 0
         while count < len(words):
             here = 0 if self._store is None else self._store.pool.match_prefix(words[count:])
+            if here == 0 and count > 0:
+                break  # where the directory has stopped, too
             count += here
             there = self.node.listing.match_prefix(words[count:]) if count < len(words) else 0
-            count += there
-            if there == 0 or self._store is None:
+            if there == 0:
                 break
+            count += there
         return count
 
     @property
@@ -221,10 +226,9 @@ class ClusterReader:
             return np.zeros(len(words), bool)
         return self._store.pool.contains_each(words)
 
-    def _forget(self, key: StoreKey) -> bool:
+    def _withdraw(self, key: StoreKey) -> None:
         """Tell the directory that the own object is gone, as it was damaged."""
         self.node.listing.withdraw(self._keyspace.keys([key]))
-        return True
 
     def _read(self, op: str, key: StoreKey, sink: Sink, is_damaged: bool) -> bool:
         """Read one object; returns whether there was one, also if its sink did not take it."""

@@ -2,7 +2,6 @@
 
 import enum
 import logging
-import random
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, wait
@@ -13,6 +12,7 @@ from mooncake_kernels.errors import TransferError, Unavailable
 
 from . import messages
 from .calls import Calls
+from .candidates import Candidates
 from .directory import Member
 from .messages import Pin, Pinned, Release, Released, key_bytes
 from .moving import Move, Mover
@@ -41,26 +41,6 @@ OUTCOMES = {
     messages.DAMAGED: Outcome.DAMAGED,
     messages.BUSY: Outcome.BUSY,
 }
-
-
-class Holder:
-    """What is left to be asked for one object: members by pool, the best one first."""
-
-    def __init__(self, pools: Sequence[Sequence[Member]]):
-        self._pools = [list(members) for members in pools if members]
-
-    def best(self) -> Member | None:
-        return self._pools[0][0] if self._pools else None
-
-    def drop_member(self) -> None:
-        """The best one cannot be asked; others may serve its pool."""
-        del self._pools[0][0]
-        if not self._pools[0]:
-            del self._pools[0]
-
-    def drop_pool(self) -> None:
-        """The best one has told what holds for its pool."""
-        del self._pools[0]
 
 
 class RemoteReader:
@@ -121,45 +101,28 @@ class RemoteReader:
             For each: ``DONE``; ``NOT_TAKEN`` by its sink; ``DAMAGED``: it was where it could be
             read; ``ABSENT``.
         """
-        holders = [self._holder(names, members) for names in pools]
+        candidates = [Candidates(names, members, self._host) for names in pools]
         outcomes = [Outcome.ABSENT] * len(keys)
         pending = list(range(len(keys)))
-        while groups := self._groups(pending, holders):
+        while groups := _groups(pending, candidates):
             missing: dict[str, list[int]] = defaultdict(list)
             for member, indices, results in self._read_groups(groups, keys, sinks, verify):
                 has_moved = Outcome.DONE in results
                 for i, result in zip(indices, results, strict=True):
                     if result is Outcome.ABSENT:
                         missing[member.pool].append(i)
-                        holders[i].drop_pool()
+                        candidates[i].drop_pool()
                     elif result is Outcome.DAMAGED:
                         outcomes[i] = result
-                        holders[i].drop_pool()
+                        candidates[i].drop_pool()
                     elif result in (Outcome.DONE, Outcome.NOT_TAKEN):
                         outcomes[i] = result
                         pending.remove(i)
                     elif result is Outcome.UNREACHED or not has_moved:
-                        holders[i].drop_member()
+                        candidates[i].drop_member()
             for pool, indices in missing.items():
                 self._withdraw(keys[indices], pool)
         return outcomes
-
-    def _holder(self, names: Sequence[str], members: Sequence[Member]) -> Holder:
-        by_pool = [[m for m in members if m.pool == name] for name in names]
-        for served_by in by_pool:
-            random.shuffle(served_by)
-        random.shuffle(by_pool)
-        by_pool.sort(key=lambda found: not found or found[0].host != self._host)
-        return Holder(by_pool)
-
-    def _groups(
-        self, pending: Sequence[int], holders: Sequence[Holder]
-    ) -> list[tuple[Member, list[int]]]:
-        groups: dict[Member, list[int]] = defaultdict(list)
-        for i in pending:
-            if (member := holders[i].best()) is not None:
-                groups[member].append(i)
-        return list(groups.items())
 
     def _read_groups(
         self,
@@ -225,6 +188,17 @@ class RemoteReader:
             self._release(member, token)
         except (TransferError, Unavailable) as error:
             logger.info("%s lets go by itself: %s", member.name, error)
+
+
+def _groups(
+    pending: Sequence[int], candidates: Sequence[Candidates]
+) -> list[tuple[Member, list[int]]]:
+    """Whom to ask next, and for which objects."""
+    groups: dict[Member, list[int]] = defaultdict(list)
+    for i in pending:
+        if (member := candidates[i].best()) is not None:
+            groups[member].append(i)
+    return list(groups.items())
 
 
 def _open(

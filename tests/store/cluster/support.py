@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +14,7 @@ from mooncake_serving.store.directory import Directory
 
 UNIT = 4096
 TTL_S = 3.0  # long for a busy machine, and short enough to be waited for
+SHORT_TTL_S = 1.2  # of nodes that die before they could be late
 
 
 @dataclass
@@ -75,8 +77,9 @@ class Hosts:
         return made
 
     def close(self) -> None:
-        for host in self.all:
-            host.close()
+        """Close all at a time: each waits for its threads."""
+        with ThreadPoolExecutor() as executor:
+            list(executor.map(Host.close, self.all))
 
 
 class SomeDirectory:

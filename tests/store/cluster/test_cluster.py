@@ -35,7 +35,7 @@ def test_what_one_host_stores_all_read(hosts, transports):
 def test_sizes(hosts, num_bytes):
     large = 80 << 20 if num_bytes > 1 << 20 else 64 * UNIT
     one = hosts.make("one", large)
-    two = hosts.make("two", large, staging_slots=2, slot_bytes=1 << 20)
+    two = hosts.make("two", large, staging_slots=1, slot_bytes=3 << 20)
     array = np.frombuffer(value(1, num_bytes), np.uint8)
     assert one.cluster.put(1, array) is STORED
     into = np.zeros(num_bytes, np.uint8)

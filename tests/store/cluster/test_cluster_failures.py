@@ -14,7 +14,7 @@ from mooncake_serving.store.messages import Pin, Pinned, Release, Released, key_
 
 from ...transfer.certificates import authority
 from ..support import eventually
-from .support import UNIT, SomeDirectory, damage, replaced, value
+from .support import SHORT_TTL_S, UNIT, SomeDirectory, damage, replaced, value
 
 STORED, EXISTS, BEING_WRITTEN, FULL = PutResult
 
@@ -93,7 +93,7 @@ def test_a_read_that_its_holder_does_not_confirm_is_not_trusted(hosts):
 
 
 def test_pins_of_a_reader_end_with_its_membership(hosts):
-    one, two = hosts.several(2)
+    one, two = hosts.several(2, ttl_s=SHORT_TTL_S)
     one.cluster.put("a", value(1))
     keys = key_bytes(one.store.keyspace.keys(["a"]))
     answer = two.node._calls.ask(
