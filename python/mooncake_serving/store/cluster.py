@@ -223,10 +223,10 @@ class ClusterStore(ClusterReader):
             raise Unavailable(f"put: no node with a pool takes it: {reason}")
 
     def _homes(self) -> list[Member]:
-        """One member of each other pool that takes objects, the emptiest pool first."""
-        takers = [m for m in self.members() if m.pool and not m.is_draining]
-        pools = {m.pool: m for m in takers if m.pool != self.node.pool_name}
-        return sorted(pools.values(), key=lambda member: -member.free_bytes)
+        """Members whose pools take objects, other than the own one; the emptiest pool first."""
+        others = [m for m in self.members() if m.pool not in ("", self.node.pool_name)]
+        takers = [m for m in others if not m.is_draining]
+        return sorted(takers, key=lambda member: -member.free_bytes)
 
     def _drop(self, pool: str, words: np.ndarray) -> int:
         """Have one of a pool's nodes remove objects."""

@@ -21,40 +21,40 @@ def copy_to(
     target: Member,
     keys: np.ndarray,
     pools: Sequence[Sequence[str]],
-    members: Iterable[Member],
+    members: Sequence[Member],
 ) -> list[PutResult | str]:
-    """Have a node take n objects into its pool, each from the first holder that can give it.
+    """Have a pool take n objects, each from the first holder that can give it.
 
     Args:
-        node: that asks.
-        target: that takes them; may be the node itself.
+        node: that asks; the pool may be its own.
+        target: serves the pool; others who do are asked if it does not answer.
         keys: ``[n, 2]``.
         pools: of each object, the names of those that have it.
-        members: who serves pools.
+        members: who lives.
 
     Returns:
-        For each ``STORED`` or ``EXISTS``: the target has it now; or why not.
+        For each ``STORED`` or ``EXISTS``: the pool has it now; or why not.
     """
-    if target.name == node.name:
+    if target.pool == node.pool_name:
         return _copy_here(node, keys, pools)
+    takers = [target.name]
+    takers += [m.name for m in members if m.pool == target.pool and m.name != target.name]
     sources = [_sources(names, members, target) for names in pools]
     results: list[PutResult | str] = [NO_HOLDER] * len(keys)
     pending = [i for i in range(len(keys)) if sources[i]]
-    while pending:
-        source = sources[pending[0]].pop(0)
-        asked = [pending[0]]
-        for i in pending[1:]:
-            if source in sources[i]:
-                sources[i].remove(source)
-                asked.append(i)
+    while pending and takers:
+        source = sources[pending[0]][0]
+        asked = [i for i in pending if source in sources[i]]
         try:
-            answers = node.asking.pull(target.name, keys[asked], source)
-        except (TransferError, Unavailable) as error:  # the target's fault: no source helps
+            answers = node.asking.pull(takers[0], keys[asked], source)
+        except (TransferError, Unavailable) as error:  # no other source would help
             for i in pending:
                 results[i] = str(error)
-            break
+            del takers[0]
+            continue
         for i, answer in zip(asked, answers, strict=True):
             results[i] = answer
+            sources[i].remove(source)
         pending = [i for i in pending if isinstance(results[i], str) and sources[i]]
     return results
 
@@ -79,7 +79,7 @@ def drop_from(node: Node, pool: str, keys: np.ndarray, members: Iterable[Member]
 
 def _sources(pools: Iterable[str], members: Iterable[Member], target: Member) -> list[str]:
     """Names of those who serve pools, the target's host first."""
-    serving = [m for m in members if m.pool in pools and m.name != target.name]
+    serving = [m for m in members if m.pool in pools and m.pool != target.pool]
     random.shuffle(serving)
     return [m.name for m in sorted(serving, key=lambda m: m.host != target.host)]
 
