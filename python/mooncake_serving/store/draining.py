@@ -89,7 +89,10 @@ def drain(
 
 
 class _Mover:
-    """Moves what a pool has, each object once."""
+    """Moves what a pool has, again and again, until nothing is left or nothing more can be moved.
+
+    A pool that evicts for one object may so lose its copy of another, which then has to be moved.
+    """
 
     def __init__(self, node: Node, store: Store, placement: Placement, drained: Drained):
         self._node = node
@@ -97,22 +100,25 @@ class _Mover:
         self._placement = placement
         self._drained = drained
         self._room = Room()
-        self._tried: set[Key] = set()
+        self._num_before = -1
         self._keys = np.empty((0, 2), np.uint64)
         self._num_bytes = np.empty(0, np.int64)
 
     def find(self) -> bool:
-        """Look for objects that were not tried, until nobody writes any; tell whether there are."""
+        """Look for objects, until nobody writes any; tell whether there are some to be moved."""
         while True:
             is_written_to = self._store.stats().num_writing > 0
             objects = self._store.pool.objects()
-            is_new = [tuple(key) not in self._tried for key in objects.keys.tolist()]
-            self._keys = objects.keys[is_new]
-            self._num_bytes = objects.num_bytes[is_new].astype(np.int64)
-            if len(self._keys) or not is_written_to:
-                return len(self._keys) > 0
+            if len(objects.keys) or not is_written_to:
+                break
             self._store.pool.reap()
             time.sleep(PAUSE_S)
+        has_moved = self._drained.num_moved > self._num_before
+        self._num_before = self._drained.num_moved
+        if len(objects.keys) and has_moved:
+            self._drained.failed.clear()
+            self._keys, self._num_bytes = objects.keys, objects.num_bytes.astype(np.int64)
+        return len(self._keys) > 0
 
     def move_batch(self) -> bool:
         """Move some of what was found; tell whether there was any left."""
@@ -129,11 +135,9 @@ class _Mover:
         self._drained.num_moved += int((~is_here).sum())
         self._drained.num_bytes += int(num_bytes[~is_here].sum())
         self._drained.num_left = self._store.stats().num_ready
-        for i, key in enumerate(keys.tolist()):
-            self._tried.add(tuple(key))
-            if is_here[i]:
-                reason = copied.failed.get(i) or change.failed.get(i, "it was put again")
-                self._drained.failed[tuple(key)] = reason
+        for i in np.flatnonzero(is_here).tolist():
+            reason = copied.failed.get(i) or change.failed.get(i, "it was put again")
+            self._drained.failed[int(keys[i, 0]), int(keys[i, 1])] = reason
         return True
 
 
