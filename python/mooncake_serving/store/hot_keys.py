@@ -18,7 +18,7 @@ MAX_COOLING = 1 << 16
 class HotKeys:
     """Chooses what is copied here since it is read from afar again and again. Thread-safe.
 
-    The paper's hot-spot migration copies blocks to where requests are sent (FAST'25, section 5.2);
+    The paper's hot-spot migration copies blocks to where requests are sent (FAST'25, Algorithm 1);
     this does so for whatever is read, and so that one object's copies stay few and are not made
     again and again where they are soon evicted.
 
