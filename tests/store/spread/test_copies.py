@@ -7,6 +7,7 @@ import pytest
 
 from mooncake_kernels.errors import InvalidArgument, Unavailable
 from mooncake_kernels.pool import PutResult
+from mooncake_serving.store import spreading
 from mooncake_serving.store.copies import Copies, Stored
 from mooncake_serving.store.placement import Placement
 
@@ -87,6 +88,24 @@ def test_copies_of_objects_that_are_there(hosts):
     assert copied.failed == {20: "no living pool has it"}
     assert all(len(hosts_with(made, i)) == 2 for i in range(20))
     assert copies.replicate(range(20), 2).num_made == 0
+
+
+def test_large_batches_are_cut(hosts, monkeypatch):
+    one, two = hosts.several(2)
+    monkeypatch.setattr(spreading, "BATCH_BYTES", 3 * UNIT)
+    monkeypatch.setattr(spreading, "BATCH_KEYS", 8)
+    sizes = [UNIT, UNIT, UNIT, UNIT, 5 * UNIT, UNIT, 0, UNIT, UNIT, UNIT]
+    asked = []
+
+    def pull(original, member, words, *rest):
+        asked.append(len(words))
+        return original(member, words, *rest)
+
+    with replaced(one.node.asking, "pull", pull):
+        blocks = [value(i, size) for i, size in enumerate(sizes)]
+        stored = Copies(one.cluster).put_each(list(range(10)), blocks, replicas=2)
+    assert stored == [Stored(STORED, 2)] * 10 and asked == [3, 1, 1, 3, 2]
+    assert two.store.get_each(range(10)) == blocks
 
 
 def test_a_source_that_has_it_no_more_is_followed_by_the_next(hosts):

@@ -14,7 +14,7 @@ from mooncake_serving.store.placement import Placement
 
 from ..cluster.support import UNIT, SomeDirectory, value
 from ..support import eventually
-from .support import die, hosts_with
+from .support import die, forget, hosts_with
 
 STORED, EXISTS, BEING_WRITTEN, FULL = PutResult
 
@@ -133,6 +133,7 @@ def test_a_pool_that_another_node_serves_stays(hosts):
     one.cluster.put("a", value(1))
     drained = drain(one.node)
     assert drained.has_left and drained.num_moved == 0
+    one.engine.close()
     assert other.store.get("a") == far.cluster.get("a") == value(1)
 
 
@@ -180,7 +181,7 @@ def test_of_two_that_keep_it_one_is_dead(hosts):
     assert living.store.get("a") == value(1)
 
 
-def test_a_dead_neighbour_is_passed_over(hosts):
+def test_what_a_dead_neighbour_has_is_not_elsewhere(hosts):
     one, dead, two = hosts.several(3, answer_s=2.0, read_s=2.0)
     for i in range(20):
         one.cluster.put(i, value(i))
@@ -189,7 +190,10 @@ def test_a_dead_neighbour_is_passed_over(hosts):
     for i in range(20):
         assert two.store.remove(i)
     two.node.listing.publish_all()
-    assert eventually(lambda: drain(one.node).has_left)  # when the dead one is known to be dead
+    drained = drain(one.node)  # the directory says that the dead one has them
+    assert not drained.has_left and len(drained.failed) == drained.num_left == 20
+    forget(hosts.directory, dead)
+    assert drain(one.node).has_left
     assert two.store.get_each(range(20)) == [value(i) for i in range(20)]
 
 
