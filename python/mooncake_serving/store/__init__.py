@@ -11,8 +11,9 @@
         store.put_each(keys[num_blocks:], new_blocks, position=num_blocks)
 
 ``TieredStore`` has an ``SsdTier`` behind its pool. ``ClusterStore`` has the same calls over all
-hosts whose nodes share a directory. docs/store.md, store_ssd.md and store_cluster.md say what is
-promised, also when somebody dies, and what is still missing.
+hosts whose nodes share a directory; ``Copies`` and ``drain`` say on how many of them an object is.
+docs/store.md, store_ssd.md and store_cluster.md say what is promised, also when somebody dies, and
+what is still missing.
 """
 
 import importlib
@@ -39,14 +40,21 @@ from .watermark import Watermark
 
 if TYPE_CHECKING:
     from .cluster import ClusterStore
+    from .copies import Copies
+    from .draining import drain
+    from .hot_keys import HotKeys
     from .node import Node
+    from .placement import Placement
 
 __all__ = [
     "ClusterStore",
+    "Copies",
     "EvictionPolicy",
+    "HotKeys",
     "LengthAware",
     "Lfu",
     "Node",
+    "Placement",
     "Quota",
     "SsdStats",
     "SsdTier",
@@ -55,6 +63,7 @@ __all__ = [
     "Usage",
     "Watermark",
     "belady",
+    "drain",
     "largest_first",
     "length_aware",
     "lfu",
@@ -62,19 +71,25 @@ __all__ = [
     "sieve",
 ]
 
-_NEEDS_EXTRA = {"ClusterStore": "cluster", "Node": "node"}  # and in which module it is
+OF_CLUSTERS = {
+    "ClusterStore": "cluster",
+    "Copies": "copies",
+    "HotKeys": "hot_keys",
+    "Node": "node",
+    "Placement": "placement",
+    "drain": "draining",
+}
 
 
 def __getattr__(name: str) -> Any:
     """Load what needs the extra ``store`` when it is first asked for."""
-    if name not in _NEEDS_EXTRA:
+    if name not in OF_CLUSTERS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        module = importlib.import_module(f".{_NEEDS_EXTRA[name]}", __name__)
+        return getattr(importlib.import_module(f".{OF_CLUSTERS[name]}", __name__), name)
     except ModuleNotFoundError as error:
         if error.name != "msgspec":
             raise
         raise Unavailable(
             f"{name}: msgspec is not installed: pip install 'mooncake-kernels[store]'"
         ) from None
-    return getattr(module, name)
