@@ -11,6 +11,7 @@ import numpy as np
 from mooncake_kernels.buffers import as_buffer
 from mooncake_kernels.errors import ChecksumError, InvalidArgument
 from mooncake_kernels.pool import (
+    Evicted,
     ObjectPool,
     ObjectPut,
     PinnedObject,
@@ -207,6 +208,10 @@ class Store:
     def remove_all(self) -> int:
         """Remove the objects of all namespaces, "hard" ones too; returns how many there were."""
         return sum(self.pool.remove(tuple(key)) for key in self.pool.objects().keys.tolist())
+
+    def evict(self, num_bytes: int) -> Evicted:
+        """Make room ahead of need, as ``eviction`` does; returns what went."""
+        return self._eviction(self.pool, num_bytes)
 
     def stats(self) -> PoolStats:
         return self.pool.stats()
