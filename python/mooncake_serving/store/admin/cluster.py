@@ -1,0 +1,88 @@
+"""Routes of a cluster: who takes part, and sending one of them home."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from fastapi import APIRouter, HTTPException, Response
+
+from ..directory import Member
+from .errors import NotHere
+from .models import DrainRequest, MemberEntry, PoolEntry
+
+NO_DIRECTORY = "this store has no directory: it is of one host"
+
+
+class Cluster(Protocol):
+    """What the routes need of a cluster."""
+
+    def members(self) -> Sequence[Member]:
+        """All who live."""
+
+    def own_pool(self) -> str:
+        """The name by which the cluster knows the pool of this store."""
+
+    def drain(self, name: str) -> None:
+        """Begin to move what a member has elsewhere; it takes no new objects from now on.
+
+        Raises:
+            NotImplementedError: it cannot be done; the message says why.
+        """
+
+
+def cluster_routes(cluster: Cluster | None) -> APIRouter:
+    """Make ``/members`` and ``/drain``, which say 501 where there is no cluster."""
+    routes = APIRouter(tags=["cluster"])
+
+    @routes.get("/members", summary="List the members that live")
+    def members() -> list[MemberEntry]:
+        return [
+            MemberEntry(
+                name=member.name,
+                host=member.host,
+                pool=member.pool,
+                capacity_bytes=member.capacity_bytes,
+                free_bytes=member.free_bytes,
+                is_draining=member.is_draining,
+            )
+            for member in _known(cluster).members()
+        ]
+
+    @routes.post("/drain", status_code=202, summary="Move what a member has elsewhere")
+    def drain(request: DrainRequest) -> Response:
+        known = _known(cluster)
+        if request.node not in [member.name for member in known.members()]:
+            raise HTTPException(404, f"there is no member {request.node}")
+        try:
+            known.drain(request.node)
+        except NotImplementedError as reason:
+            raise NotHere(str(reason)) from None
+        return Response(status_code=202)
+
+    return routes
+
+
+def pools_elsewhere(cluster: Cluster) -> list[PoolEntry]:
+    """What is known of the other pools: what their members last said."""
+    own = cluster.own_pool()
+    by_name = {member.pool: member for member in cluster.members() if member.pool not in ("", own)}
+    return [
+        PoolEntry(
+            pool=name,
+            host=member.host,
+            capacity_bytes=member.capacity_bytes,
+            free_bytes=member.free_bytes,
+            largest_free_bytes=None,
+            num_free_spans=None,
+            fragmentation=None,
+            num_objects=None,
+            num_pins=None,
+            num_processes=None,
+        )
+        for name, member in sorted(by_name.items())
+    ]
+
+
+def _known(cluster: Cluster | None) -> Cluster:
+    if cluster is None:
+        raise NotHere(NO_DIRECTORY)
+    return cluster
