@@ -1,94 +1,159 @@
-"""The objects of a pool as a list with an order, page by page."""
+"""What a node tells the directory of its pool, and asks it: any number of keys at a time."""
 
-from dataclasses import dataclass
+import logging
+import threading
+from collections.abc import Iterator
 
 import numpy as np
 
-from mooncake_kernels.pool import Key, ObjectPool, Retention
+from mooncake_kernels.errors import Unavailable
+from mooncake_kernels.pool import ObjectPool
 
-from .key_text import NUM_DIGITS, parse_digits
+from .directory import MAX_KEYS, Claim, Directory, Holders
 
-RETENTIONS: tuple[Retention, ...] = ("normal", "soft", "hard")
-
-
-@dataclass(frozen=True)
-class ListedObject:
-    """An object as it was when it was looked at.
-
-    Attributes:
-        key: of the pool.
-        num_bytes: its size.
-        retention: how long it stays.
-        recency: the pool's clock when it was last used.
-    """
-
-    key: Key
-    num_bytes: int
-    retention: Retention
-    recency: int
+logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Page:
-    """Part of a list: its objects, and how many there are in all from its first one on."""
+class Listing:
+    """A pool's entries in a directory. Thread-safe. Keys are ``[n, 2]`` uint64.
 
-    objects: list[ListedObject]
-    num_left: int
-
-
-def list_objects(
-    pool: ObjectPool, *, prefix: str = "", after: Key | None = None, limit: int | None = None
-) -> Page:
-    """List objects by their keys. It looks at every object of the pool, and uses none.
+    What could not be told because the directory is away is told by ``publish_all``.
 
     Args:
-        pool: whose objects.
-        prefix: hexadecimal digits with which their keys begin.
-        after: only keys behind this one: the last key of the page before.
-        limit: how many at most; None: all.
+        directory: to be told and asked.
+        member: name of the node, whose claims are its own.
+        pool_name: what the directory calls the pool; "" for none.
+        pool: what it has; None for none.
 
-    Raises:
-        InvalidArgument: the prefix is no hexadecimal digits.
+    Attributes:
+        is_stale: whether the directory may not have all that was told.
     """
-    digits = parse_digits("list_objects", "prefix", prefix)
-    first, last = digits.ljust(NUM_DIGITS, "0"), digits.ljust(NUM_DIGITS, "f")
-    found = pool.objects()
-    chosen = _at_least(found.keys, _words(first)) & ~_above(found.keys, _words(last))
-    if after is not None:
-        chosen &= _above(found.keys, after)
-    indices = np.flatnonzero(chosen)
-    order = np.lexsort([found.keys[indices, 1], found.keys[indices, 0]])
-    shown = indices[order[:limit]]
-    rows = zip(
-        found.keys[shown].tolist(),
-        found.num_bytes[shown].tolist(),
-        found.retention[shown].tolist(),
-        found.recency[shown].tolist(),
-        strict=True,
-    )
-    objects = [
-        ListedObject((key[0], key[1]), num_bytes, RETENTIONS[retention], recency)
-        for key, num_bytes, retention, recency in rows
-    ]
-    return Page(objects, len(indices))
+
+    def __init__(self, directory: Directory, member: str, pool_name: str, pool: ObjectPool | None):
+        self._directory = directory
+        self._member = member
+        self._pool_name = pool_name
+        self._pool = pool
+        self._all = threading.Lock()
+        self.is_stale = False
+
+    def claim(self, keys: np.ndarray, ttl_s: float) -> np.ndarray:
+        """Ask to write objects that are not in the pool: ``[n]`` of ``Claim``.
+
+        Raises:
+            Unavailable: the directory is away; nothing is claimed for longer than ``ttl_s``.
+        """
+        claims = self._claim(keys, ttl_s)
+        listed = np.flatnonzero(claims == Claim.EXISTS)
+        ours = [self._pool_name in pools for pools in self.holders(keys[listed])]
+        if any(ours):  # they went, and nobody told
+            self.withdraw(keys[listed[ours]])
+            claims[listed[ours]] = self._claim(keys[listed[ours]], ttl_s)
+        return claims
+
+    def abandon(self, keys: np.ndarray) -> None:
+        """End claims without objects; if that cannot be told, they run out."""
+        try:
+            for part in _parts(keys):
+                self._directory.abandon(self._member, part)
+        except Unavailable as error:
+            logger.warning("claims stay until they run out: %s", error)
+
+    def publish(self, keys: np.ndarray) -> None:
+        """Say that the pool has objects; later, if the directory is away."""
+        try:
+            for part in _parts(keys):
+                self._directory.publish(self._pool_name, part)
+        except Unavailable as error:
+            self._tell_later(error)
+
+    def withdraw(self, keys: np.ndarray, pool_name: str | None = None) -> None:
+        """Say that this pool, or another, does not have objects; later, if the directory is away.
+
+        Another process may have put them back meanwhile: then they are published again.
+        """
+        try:
+            for part in _parts(keys):
+                self._directory.withdraw(pool_name or self._pool_name, part)
+        except Unavailable as error:
+            self._tell_later(error)
+        if pool_name in (None, self._pool_name) and self._pool is not None:
+            self.publish(keys[self._pool.contains_each(keys)])
+
+    def publish_all(self) -> None:
+        """Make what the directory says of the pool true.
+
+        Raises:
+            Unavailable: the directory is away.
+        """
+        if self._pool is None:
+            return
+        with self._all:
+            self.is_stale = False  # from here on others are told what changes
+            try:
+                listed = self._listed()
+                present = self._pool.objects().keys
+                gone = listed[~_are_in(listed, present)]
+                for part in _parts(present[~_are_in(present, listed)]):
+                    self._directory.publish(self._pool_name, part)
+                if len(gone):
+                    self.withdraw(gone)
+            except BaseException:
+                self.is_stale = True
+                raise
+
+    def holders(self, keys: np.ndarray) -> list[list[str]]:
+        """For each key, the names of living pools that have it.
+
+        Raises:
+            Unavailable: the directory is away.
+        """
+        found: list[list[str]] = []
+        for part in _parts(keys):
+            holders: Holders = self._directory.holders(part)
+            found.extend(holders.of(i) for i in range(len(part)))
+        return found
+
+    def match_prefix(self, keys: np.ndarray) -> int:
+        """Count the first keys that any living pool has.
+
+        Raises:
+            Unavailable: the directory is away.
+        """
+        count = 0
+        for part in _parts(keys):
+            found = self._directory.match_prefix(part)
+            count += found
+            if found < len(part):
+                break
+        return count
+
+    def _claim(self, keys: np.ndarray, ttl_s: float) -> np.ndarray:
+        claims = [self._directory.claim(self._member, part, ttl_s) for part in _parts(keys)]
+        return np.concatenate(claims) if claims else np.empty(0, np.int8)
+
+    def _listed(self) -> np.ndarray:
+        parts, cursor = [np.empty((0, 2), np.uint64)], 0
+        while True:
+            cursor, keys = self._directory.keys_of(self._pool_name, cursor)
+            parts.append(keys)
+            if cursor == 0:
+                return np.concatenate(parts)
+
+    def _tell_later(self, error: Unavailable) -> None:
+        self.is_stale = True
+        logger.warning("the directory is told later: %s", error)
 
 
-def find_object(pool: ObjectPool, key: Key) -> ListedObject | None:
-    """Look at one object without using it; None if there is none."""
-    if not pool.contains(key):
-        return None
-    digits = f"{key[0]:016x}{key[1]:016x}"
-    return next(iter(list_objects(pool, prefix=digits).objects), None)
+def _parts(keys: np.ndarray) -> Iterator[np.ndarray]:
+    for first in range(0, len(keys), MAX_KEYS):
+        yield keys[first : first + MAX_KEYS]
 
 
-def _words(digits: str) -> Key:
-    return int(digits[:16], 16), int(digits[16:], 16)
+def _are_in(keys: np.ndarray, others: np.ndarray) -> np.ndarray:
+    known = set(_words(others))
+    return np.array([key in known for key in _words(keys)], bool)
 
 
-def _above(keys: np.ndarray, bound: Key) -> np.ndarray:
-    high, low = np.uint64(bound[0]), np.uint64(bound[1])
-    return (keys[:, 0] > high) | ((keys[:, 0] == high) & (keys[:, 1] > low))
-
-
-def _at_least(keys: np.ndarray, bound: Key) -> np.ndarray:
-    return _above(keys, bound) | (keys == np.array([bound], np.uint64)).all(axis=1)
+def _words(keys: np.ndarray) -> list[bytes]:
+    return np.ascontiguousarray(keys, np.uint64).view("V16").reshape(-1).tolist()

@@ -12,7 +12,6 @@ from mooncake_kernels.pool import (
     ObjectPut,
     PinnedObject,
     PutResult,
-    Retention,
 )
 
 
@@ -50,18 +49,14 @@ class ObservedPool(ObjectPool):
         """Tell these, too, from now on."""
         self._observers += observers
 
-    def begin(
-        self, key: Key, num_bytes: int, *, checksum: bool = True, retention: Retention = "normal"
-    ) -> ObjectPut | PutResult:
-        put = super().begin(key, num_bytes, checksum=checksum, retention=retention)
+    def begin(self, key: Key, num_bytes: int, **options: Any) -> ObjectPut | PutResult:
+        put = super().begin(key, num_bytes, **options)
         if isinstance(put, ObjectPut):
             put.on_commit = lambda: self._stored(key, num_bytes)
         return put
 
-    def put_from(
-        self, key: Key, *buffers: Any, checksum: bool = True, retention: Retention = "normal"
-    ) -> PutResult:
-        result = super().put_from(key, *buffers, checksum=checksum, retention=retention)
+    def put_from(self, key: Key, *buffers: Any, **options: Any) -> PutResult:
+        result = super().put_from(key, *buffers, **options)
         if result is PutResult.STORED:
             self._stored(key, sum(as_buffer(buffer).num_bytes for buffer in buffers))
         return result

@@ -5,7 +5,7 @@ from typing import Annotated
 from fastapi import APIRouter, HTTPException, Query, Response
 
 from ..key_text import key_text, parse_key
-from ..listing import ListedObject, find_object, list_objects
+from ..object_list import ListedObject, find_object, list_objects
 from ..store import Store
 from .models import KeyText, ObjectEntry, ObjectPage
 

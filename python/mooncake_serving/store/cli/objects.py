@@ -12,7 +12,7 @@ from mooncake_kernels.pool import PutResult
 
 from ..counters import Counters
 from ..key_text import key_text
-from ..listing import list_objects
+from ..object_list import list_objects
 from ..observer import ObservedPool
 from ..store import Store
 from .failure import Failed
