@@ -17,6 +17,17 @@ docs/store_cluster.md say what is promised, also when somebody dies, and what is
 from .cluster import ClusterStore
 from .eviction import EvictionPolicy, largest_first, lru, sieve
 from .node import Node
+from .observer import ObservedPool, Observer
 from .store import Store
 
-__all__ = ["ClusterStore", "EvictionPolicy", "Node", "Store", "largest_first", "lru", "sieve"]
+__all__ = [
+    "ClusterStore",
+    "EvictionPolicy",
+    "Node",
+    "ObservedPool",
+    "Observer",
+    "Store",
+    "largest_first",
+    "lru",
+    "sieve",
+]

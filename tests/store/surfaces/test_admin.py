@@ -23,6 +23,7 @@ class MadeUpCluster:
 
     def __init__(self):
         self.drained: list[str] = []
+        self.withdrawn: list[tuple[int, int]] = []
         self.error: Exception | None = None
 
     def members(self):
@@ -37,6 +38,9 @@ class MadeUpCluster:
 
     def own_pool(self):
         return "pool-1"
+
+    def withdraw(self, key):
+        self.withdrawn.append(key)
 
     def drain(self, name):
         if name == "reader":
@@ -184,6 +188,13 @@ def test_members_and_pools_of_a_cluster(of_cluster, pool):
     assert [(one["pool"], one["host"]) for one in pools] == [(pool.path, None), ("pool-2", "far")]
     assert (pools[1]["capacity_bytes"], pools[1]["free_bytes"]) == (200, 50)
     assert pools[1]["fragmentation"] is None
+
+
+def test_what_is_removed_is_told(of_cluster, cluster, pool):
+    pool.put_from((1, 2), b"x")
+    assert of_cluster.delete(f"/objects/{key_text((1, 2))}").status_code == 204
+    assert of_cluster.delete(f"/objects/{key_text((1, 2))}").status_code == 404
+    assert cluster.withdrawn == [(1, 2)]
 
 
 def test_drain(of_cluster, cluster):

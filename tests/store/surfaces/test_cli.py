@@ -1,8 +1,11 @@
 """The command: whole, as processes, and piece by piece."""
 
+import contextlib
 import io
 import json
 import os
+import pty
+import select
 import signal
 import subprocess
 import sys
@@ -189,6 +192,39 @@ def test_stat_and_top(pool, path, run):
         assert status == 0 and "8 KiB of 256 KiB, 3.1%" in out and "50.0%" in out
         status, out, _ = run("top", path, "--once", "--interval", "0.01")
         assert status == 0 and "hit rate now" in out and "nothing was read" in out
+
+
+def test_top_is_live(pool, path, monkeypatch):
+    """In a terminal: it shows what happens, and ends with SIGINT."""
+    monkeypatch.setenv("TERM", "xterm")
+    terminal, its_side = pty.openpty()
+    with Counters(pool.path) as counters:
+        pool.observe(counters)
+        pid = forked(its_side, "top", path, "--interval", "0.05")
+        os.close(its_side)
+        try:
+            assert shows(terminal, b"nothing was read")
+            pool.get_into((1, 1), np.zeros(1, np.uint8))
+            assert shows(terminal, b"0.0%")
+            os.kill(pid, signal.SIGINT)
+            with contextlib.suppress(OSError):  # EIO: it has ended
+                while os.read(terminal, 65536):
+                    pass
+            assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 130
+        finally:
+            kill(pid)
+            os.close(terminal)
+
+
+def shows(terminal: int, words: bytes) -> bool:
+    """Read until it shows the words."""
+    seen = b""
+    while words not in seen:
+        ready, _, _ = select.select([terminal], [], [], WAIT_S)
+        if not ready:
+            return False
+        seen += os.read(terminal, 65536)
+    return True
 
 
 def test_stat_and_top_of_a_server(pool, path, run, tmp_path):

@@ -21,7 +21,7 @@ def make_app(store: Store, *, cluster: Cluster | None = None, token: str | None 
 
     Args:
         store: whose pool; it must stay open.
-        cluster: the cluster in which it takes part; None: it is of one host.
+        cluster: in which it takes part, such as ``NodeCluster(node)``; None: it is of one host.
         token: what callers must have ("Authorization: Bearer ..."). None: whoever reaches it may
             use it, so let it listen on loopback only; then it answers to names of this machine
             alone, so that no web page gets at it through its reader's browser.
@@ -43,6 +43,6 @@ def make_app(store: Store, *, cluster: Cluster | None = None, token: str | None 
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=LOCAL_NAMES, www_redirect=False)
     add_error_handlers(app)
     app.include_router(pool_routes(store, cluster))
-    app.include_router(object_routes(store))
+    app.include_router(object_routes(store, cluster))
     app.include_router(cluster_routes(cluster))
     return app

@@ -5,6 +5,8 @@ from typing import Protocol
 
 from fastapi import APIRouter, HTTPException, Response
 
+from mooncake_kernels.pool import Key
+
 from ..directory import Member
 from .errors import NotHere
 from .models import DrainRequest, MemberEntry, PoolEntry
@@ -16,10 +18,13 @@ class Cluster(Protocol):
     """What the routes need of a cluster."""
 
     def members(self) -> Sequence[Member]:
-        """All who live."""
+        """All who live, as far as was heard."""
 
     def own_pool(self) -> str:
         """The name by which the cluster knows the pool of this store."""
+
+    def withdraw(self, key: Key) -> None:
+        """Say that the pool of this store does not have an object any more."""
 
     def drain(self, name: str) -> None:
         """Begin to move what a member has elsewhere; it takes no new objects from now on.

@@ -7,12 +7,13 @@ from fastapi import APIRouter, HTTPException, Query, Response
 from ..key_text import key_text, parse_key
 from ..object_list import ListedObject, find_object, list_objects
 from ..store import Store
+from .cluster import Cluster
 from .models import KeyText, ObjectEntry, ObjectPage
 
 MAX_PAGE = 10_000
 
 
-def object_routes(store: Store) -> APIRouter:
+def object_routes(store: Store, cluster: Cluster | None) -> APIRouter:
     """Make the routes below ``/objects``."""
     routes = APIRouter(prefix="/objects", tags=["objects"])
 
@@ -37,10 +38,13 @@ def object_routes(store: Store) -> APIRouter:
         _found(store, key)
         return Response(media_type="application/json")
 
-    @routes.delete("/{key}", status_code=204, summary="Remove one object, also a hard one")
+    @routes.delete("/{key}", status_code=204, summary="Remove one object of this pool")
     def remove(key: KeyText) -> None:
-        if not store.pool.remove(parse_key("objects", key)):
+        words = parse_key("objects", key)
+        if not store.pool.remove(words):
             raise _missing(key)
+        if cluster is not None:
+            cluster.withdraw(words)
 
     return routes
 

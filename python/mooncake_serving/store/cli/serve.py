@@ -7,15 +7,21 @@ import signal
 import sys
 import threading
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mooncake_kernels.errors import InvalidArgument
+from mooncake_kernels.transfer import TransferEngine
 
+from .. import directory
 from ..counters import Counters, counters_folder
 from ..eviction import largest_first, lru, sieve
+from ..node import Node
 from ..observer import ObservedPool
 from ..store import Store
 from .options import add_command, add_pool, add_token, as_bytes
+
+if TYPE_CHECKING:
+    from ..admin import NodeCluster
 
 POLICIES = {"lru": lru, "sieve": sieve, "largest_first": largest_first}
 
@@ -46,6 +52,16 @@ def add_commands(commands: Any) -> None:
     )
     parser.add_argument("--replay", metavar="ENDPOINT", help="for events that were missed")
     parser.add_argument(
+        "--directory", metavar="URL", help="take part in a cluster, as redis://10.0.0.1:6379/0"
+    )
+    parser.add_argument(
+        "--cluster", default="mooncake", metavar="NAME", help="which (default: mooncake)"
+    )
+    parser.add_argument(
+        "--engine", metavar="HOST:PORT",
+        help="where other nodes reach the pool (default: a free port of listen_host)",
+    )  # fmt: skip
+    parser.add_argument(
         "--temporary", action="store_true", help="remove the pool's file in the end, if it was made"
     )
 
@@ -62,8 +78,11 @@ def run(options: argparse.Namespace) -> None:
         if options.events is not None:
             _publish(options, pool, stack)
         store = Store(pool, eviction=POLICIES[options.eviction])
+        cluster = None if options.directory is None else _join(options, store, stack)
         admin = stack.enter_context(
-            AdminServer(store, host=options.host, port=options.port, token=options.token)
+            AdminServer(
+                store, host=options.host, port=options.port, cluster=cluster, token=options.token
+            )
         )
         sys.stdout.write(f"serving {pool.path} at {admin.url}\n")
         sys.stdout.flush()
@@ -91,6 +110,16 @@ def _pool(options: argparse.Namespace, stack: contextlib.ExitStack) -> ObservedP
         stack.callback(shutil.rmtree, counters_folder(pool.path), ignore_errors=True)
         stack.callback(path.unlink, missing_ok=True)
     return pool
+
+
+def _join(options: argparse.Namespace, store: Store, stack: contextlib.ExitStack) -> "NodeCluster":
+    from ..admin import NodeCluster
+
+    servers = stack.enter_context(directory.connect(options.directory, options.cluster))
+    engine = stack.enter_context(TransferEngine(options.engine))
+    node = stack.enter_context(Node(store, engine, servers))
+    sys.stdout.write(f"node {node.name} of {options.cluster}\n")
+    return NodeCluster(node)
 
 
 def _publish(options: argparse.Namespace, pool: ObservedPool, stack: contextlib.ExitStack) -> None:
