@@ -13,6 +13,7 @@ from mooncake_kernels.transfer import Region
 
 from .cluster_reads import ClusterReader
 from .directory import Claim, Member
+from .hot_keys import HotKeys
 from .keyspace import Keyspace, StoreKey, StoreKeys
 from .node import Node
 from .store import check_pairs
@@ -41,6 +42,8 @@ class ClusterStore(ClusterReader):
         verify: the share of reads from other nodes that are compared with their checksums, first
             at the holder, then here: 0 to 1.
         claim_s: how long a put may take, at most, before another node may write the same key.
+        hot: chooses which objects that are read from other hosts are copied into the own pool;
+            None: none is.
 
     Raises:
         InvalidArgument: an argument is wrong.
@@ -53,6 +56,7 @@ class ClusterStore(ClusterReader):
         namespace: str | None = None,
         verify: float = 1.0,
         claim_s: float = 60.0,
+        hot: HotKeys | None = None,
     ):
         if not 0 <= verify <= 1:
             raise InvalidArgument(f"ClusterStore: verify must be from 0 to 1, got {verify!r}")
@@ -64,6 +68,7 @@ class ClusterStore(ClusterReader):
         self._keyspace = node.store.keyspace if node.store else Keyspace(namespace or "")
         self._verify = verify
         self._claim_s = claim_s
+        self._hot = hot
         self._wait_s = claim_s
 
     def put(self, key: StoreKey, value: Any, *, retention: Retention = "normal") -> PutResult:
@@ -73,8 +78,8 @@ class ClusterStore(ClusterReader):
     def put_from(self, key: StoreKey, *parts: Any, retention: Retention = "normal") -> PutResult:
         """Store an object of one or many parts, which are its bytes one behind the other.
 
-        It is put into the own pool. A node without one has another take it out of its memory, which
-        is registered meanwhile; ``retention`` is "normal" there.
+        It is put into the own pool. A node without one, or that is draining, has another take it
+        out of its memory, which is registered meanwhile; ``retention`` is "normal" there.
 
         Returns:
             As ``Store.put_from``, of all hosts. ``STORED`` if the directory went away after it had
@@ -121,6 +126,11 @@ class ClusterStore(ClusterReader):
         """Say how long the own pool's copy shall stay. Returns whether it has one."""
         return self._store is not None and self._store.retain(key, retention)
 
+    @property
+    def keyspace(self) -> Keyspace:
+        """How keys of callers become those of pools."""
+        return self._keyspace
+
     def members(self) -> list[Member]:
         """Who takes part, by name, as far as was heard."""
         return self.node.members()
@@ -165,7 +175,7 @@ class ClusterStore(ClusterReader):
         granted = missing[claims == Claim.GRANTED]
         stored = np.zeros(len(words), bool)
         try:
-            if self._store is None:
+            if self._store is None or self.node.is_draining:
                 self._give(words, objects, granted, results)
             else:
                 for i in granted:
@@ -213,9 +223,10 @@ class ClusterStore(ClusterReader):
             raise Unavailable(f"put: no node with a pool takes it: {reason}")
 
     def _homes(self) -> list[Member]:
-        """One member of each pool that takes objects, the emptiest pool first."""
-        pools = {m.pool: m for m in self.members() if m.pool and not m.is_draining}
-        return sorted(pools.values(), key=lambda member: -member.free_bytes)
+        """Members whose pools take objects, other than the own one; the emptiest pool first."""
+        others = [m for m in self.members() if m.pool not in ("", self.node.pool_name)]
+        takers = [m for m in others if not m.is_draining]
+        return sorted(takers, key=lambda member: -member.free_bytes)
 
     def _drop(self, pool: str, words: np.ndarray) -> int:
         """Have one of a pool's nodes remove objects."""
