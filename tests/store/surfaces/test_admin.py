@@ -8,7 +8,7 @@ import pytest
 
 from mooncake_kernels.errors import InvalidArgument, Unavailable
 from mooncake_serving.store import Store
-from mooncake_serving.store.admin import AdminServer, make_app
+from mooncake_serving.store.admin import AdminServer, Draining, make_app
 from mooncake_serving.store.directory import Member
 from mooncake_serving.store.key_text import key_text
 
@@ -46,6 +46,9 @@ class MadeUpCluster:
         if name == "reader":
             raise NotImplementedError("reader has no pool")
         self.drained.append(name)
+
+    def draining(self):
+        return Draining("failed", 5, 3, 1, "a reason")
 
 
 @pytest.fixture
@@ -178,6 +181,7 @@ def test_evict(client, store):
 def test_a_store_of_one_host_has_no_members(client):
     refused(client.get("/members"), 501, None, "no directory")
     refused(client.post("/drain", json={"node": "x"}), 501, None, "no directory")
+    refused(client.get("/drain"), 501, None, "no directory")
 
 
 def test_members_and_pools_of_a_cluster(of_cluster, pool):
@@ -203,6 +207,8 @@ def test_drain(of_cluster, cluster):
     refused(of_cluster.post("/drain", json={"node": "nobody"}), 404, None, "nobody")
     refused(of_cluster.post("/drain", json={"node": ""}), 400, "node")
     refused(of_cluster.post("/drain", json={"node": "reader"}), 501, None, "reader has no pool")
+    progress = {"state": "failed", "num_moved": 5, "num_left": 3, "num_failed": 1}
+    assert of_cluster.get("/drain").json() == {**progress, "error": "a reason"}
     cluster.error = Unavailable("the directory does not answer")
     refused(of_cluster.post("/drain", json={"node": "far:2"}), 503, None, "does not answer")
     assert cluster.drained == ["far:2"]

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from mooncake_kernels.transfer import TransferEngine
-from mooncake_serving.store import ClusterStore, Node, directory
+from mooncake_serving.store import ClusterStore, Node, Store, directory
+from mooncake_serving.store.cli import main
 
 from ...metadata.support import RedisServer
 from ..support import WAIT_S, ended_well, eventually
@@ -67,6 +68,42 @@ def test_what_is_removed_or_evicted_is_told_to_the_directory(served, cluster):
         assert cluster.exists("x")
         assert remove(entry["key"]).is_success
         assert not cluster.exists("x")
+
+
+def test_drain(served, cluster, servers, path, capsys):
+    """What it has goes to another pool, and then it goes itself; the command waits for the end."""
+    _, name, client = served
+    values = {f"x{i}": np.random.default_rng(i).bytes(1000 * i) for i in range(20)}
+    cluster.put_each(list(values), list(values.values()))
+    url, other = str(client.base_url), cluster.node.name
+    assert eventually(lambda: other in [one["name"] for one in client.get("/members").json()])
+    assert main(["drain", url, other]) == 2
+    assert "ask its admin server" in capsys.readouterr().err
+    assert client.get("/drain").json()["state"] == "idle"
+    with (
+        Store.create(1 << 20) as store,
+        TransferEngine() as engine,
+        Node(store, engine, servers) as node,
+    ):
+        assert main(["drain", url, name, "--wait"]) == 0
+        progress = {"state": "left", "num_moved": 20, "num_left": 0, "num_failed": 0}
+        assert client.get("/drain").json() == {**progress, "error": None}
+        assert sorted(one.name for one in servers.members()) == sorted(
+            [cluster.node.name, node.name]
+        )
+        assert store.stats().num_ready == 20
+        assert cluster.get_each(list(values)) == list(values.values())
+
+
+def test_what_cannot_be_drained(served, cluster, capsys):
+    """There is nowhere to go."""
+    _, name, client = served
+    cluster.put("x", VALUE)
+    assert main(["drain", str(client.base_url), name, "--wait"]) == 1
+    assert "1 objects could not be moved" in capsys.readouterr().err
+    progress = client.get("/drain").json()
+    assert (progress["state"], progress["num_failed"], progress["num_left"]) == ("failed", 1, 1)
+    assert len(client.get("/objects").json()["objects"]) == 1
 
 
 def test_it_leaves(served, servers):

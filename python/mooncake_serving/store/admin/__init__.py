@@ -9,8 +9,8 @@ Needs the packages fastapi, uvicorn and prometheus-client. docs/store_admin.md h
 """
 
 from .app import make_app
-from .cluster import Cluster
+from .cluster import Cluster, Draining
 from .node_cluster import NodeCluster
 from .server import AdminServer
 
-__all__ = ["AdminServer", "Cluster", "NodeCluster", "make_app"]
+__all__ = ["AdminServer", "Cluster", "Draining", "NodeCluster", "make_app"]

@@ -1,7 +1,9 @@
 """Routes of a cluster: who takes part, and sending one of them home."""
 
+import dataclasses
 from collections.abc import Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Literal, Protocol
 
 from fastapi import APIRouter, HTTPException, Response
 
@@ -9,9 +11,30 @@ from mooncake_kernels.pool import Key
 
 from ..directory import Member
 from .errors import NotHere
-from .models import DrainRequest, MemberEntry, PoolEntry
+from .models import DrainProgress, DrainRequest, MemberEntry, PoolEntry
 
+DrainState = Literal["idle", "draining", "left", "failed"]
 NO_DIRECTORY = "this store has no directory: it is of one host"
+
+
+@dataclass(frozen=True)
+class Draining:
+    """How far a node is with moving its objects elsewhere.
+
+    Attributes:
+        state: "idle": nobody asked for it, or it was stopped; "left": it is done, and the node has
+            left the cluster; "failed": some could not be moved, or ``error`` ended it.
+        num_moved: objects that other pools have now, and this one has not.
+        num_left: objects that are still here, as of the last batch.
+        num_failed: objects that could not be moved.
+        error: what ended it.
+    """
+
+    state: DrainState
+    num_moved: int
+    num_left: int
+    num_failed: int
+    error: str | None
 
 
 class Cluster(Protocol):
@@ -32,6 +55,9 @@ class Cluster(Protocol):
         Raises:
             NotImplementedError: it cannot be done; the message says why.
         """
+
+    def draining(self) -> Draining:
+        """How far this node is."""
 
 
 def cluster_routes(cluster: Cluster | None) -> APIRouter:
@@ -62,6 +88,10 @@ def cluster_routes(cluster: Cluster | None) -> APIRouter:
         except NotImplementedError as reason:
             raise NotHere(str(reason)) from None
         return Response(status_code=202)
+
+    @routes.get("/drain", summary="Tell how far this node is")
+    def draining() -> DrainProgress:
+        return DrainProgress(**dataclasses.asdict(_known(cluster).draining()))
 
     return routes
 

@@ -72,6 +72,14 @@ class Evictions(BaseModel):
     num_bytes: int = Field(description="less than was asked for if nothing else can be evicted")
 
 
+class DrainProgress(BaseModel):
+    state: Literal["idle", "draining", "left", "failed"]
+    num_moved: int = Field(description="objects that other pools have now, and this one has not")
+    num_left: int = Field(description="objects that are still here, as of the last batch")
+    num_failed: int = Field(description="objects that could not be moved")
+    error: str | None = Field(description="what ended it")
+
+
 class DrainRequest(BaseModel):
     model_config = ConfigDict(extra="forbid")
 

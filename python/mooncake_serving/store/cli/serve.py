@@ -119,7 +119,7 @@ def _join(options: argparse.Namespace, store: Store, stack: contextlib.ExitStack
     engine = stack.enter_context(TransferEngine(options.engine))
     node = stack.enter_context(Node(store, engine, servers))
     sys.stdout.write(f"node {node.name} of {options.cluster}\n")
-    return NodeCluster(node)
+    return stack.enter_context(NodeCluster(node))
 
 
 def _publish(options: argparse.Namespace, pool: ObservedPool, stack: contextlib.ExitStack) -> None:
