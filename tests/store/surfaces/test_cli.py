@@ -190,6 +190,8 @@ def test_stat_and_top(pool, path, run):
         assert (told["pool"], told["free_bytes"]) == (str(path), 62 * 4096)
         status, out, _ = run("stat", path)
         assert status == 0 and "8 KiB of 256 KiB, 3.1%" in out and "50.0%" in out
+        status, _, error = run("top", path)
+        assert status == 2 and "must be a terminal" in error
         status, out, _ = run("top", path, "--once", "--interval", "0.01")
         assert status == 0 and "hit rate now" in out and "nothing was read" in out
 

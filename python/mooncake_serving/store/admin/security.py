@@ -3,7 +3,7 @@
 import ipaddress
 import secrets
 import socket
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import Depends, HTTPException
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
@@ -44,16 +44,22 @@ class TokenCheck:
             )
 
 
-def is_loopback(host: str) -> bool:
-    """Tell whether only processes of this machine reach what listens at a host.
+def resolve(host: str, port: int) -> tuple[int, tuple[Any, ...]]:
+    """Find where to listen: the family of addresses, and the address.
 
     Raises:
         InvalidArgument: there is no such host.
     """
     try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:
         raise InvalidArgument(
             f"AdminServer: host must be an address, got {host!r} ({error})"
         ) from None
-    return all(ipaddress.ip_address(address[4][0]).is_loopback for address in found)
+    family, _, _, _, address = found[0]
+    return family, address
+
+
+def is_loopback(address: tuple[Any, ...]) -> bool:
+    """Tell whether only processes of this machine reach what listens there."""
+    return ipaddress.ip_address(address[0].partition("%")[0]).is_loopback

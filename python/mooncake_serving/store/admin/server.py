@@ -11,7 +11,7 @@ from mooncake_kernels.errors import InvalidArgument
 from ..store import Store
 from .app import make_app
 from .cluster import Cluster
-from .security import is_loopback
+from .security import is_loopback, resolve
 
 CLOSE_S = 5
 
@@ -45,13 +45,13 @@ class AdminServer:
     ):
         if not 0 <= port <= 65_535:
             raise InvalidArgument(f"AdminServer: port must be from 0 to 65535, got {port}")
-        if token is None and not is_loopback(host):
+        family, address = resolve(host, port)
+        if token is None and not is_loopback(address):
             raise InvalidArgument(
                 f"AdminServer: token must be given where others reach the host, got none and {host}"
             )
         app = make_app(store, cluster=cluster, token=token)
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        self._socket = socket.create_server((host, port), family=family)
+        self._socket = socket.create_server(address, family=family)
         port = self._socket.getsockname()[1]
         self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         config = uvicorn.Config(

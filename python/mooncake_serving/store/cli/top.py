@@ -1,8 +1,11 @@
 """``top``: a pool, live."""
 
 import argparse
+import sys
 import time
 from typing import Any
+
+from mooncake_kernels.errors import InvalidArgument
 
 from .options import add_command, add_token, as_seconds
 from .sample import Source
@@ -38,6 +41,8 @@ def run(options: argparse.Namespace) -> None:
         time.sleep(options.interval)
         console().print(as_table(source.sample(), before))
         return
+    if not sys.stdout.isatty():
+        raise InvalidArgument("top: standard output must be a terminal, or --once be given")
     with Live(as_table(before), console=console(), screen=True, auto_refresh=False) as live:
         while True:
             time.sleep(options.interval)

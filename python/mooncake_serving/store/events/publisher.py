@@ -130,6 +130,8 @@ class EventPublisher(Observer):
     def publish_snapshot(self, keys: Any) -> None:
         """Say that nothing is there but these objects: how a router begins, and begins again.
 
+        What comes or goes between the listing of the keys and this call may be told wrongly.
+
         Args:
             keys: ``[n, 2]``, such as ``pool.objects().keys``.
         """
