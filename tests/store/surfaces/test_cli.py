@@ -256,6 +256,7 @@ def test_bench(path, run):
     expected = [(name, size) for size in (4096, 65536) for name in operations]
     assert [(row["operation"], row["num_bytes"]) for row in rows] == expected
     assert all(row["ops_per_s"] > 0 for row in rows)
+    assert all((row["gb_per_s"] is None) == (row["operation"] == "view") for row in rows)
     with ObjectPool.create(1 << 20, path) as pool:
         pool.put_from((1, 1), b"stays")
         status, out, _ = run("bench", path, *sizes, "--ops", "put,get_into")

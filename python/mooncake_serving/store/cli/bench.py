@@ -65,8 +65,8 @@ def run(options: argparse.Namespace) -> None:
 
     table = Table("operation", "size", "GB/s", "operations/s")
     for row in rows:
-        rates = f"{row['gb_per_s']:.2f}", f"{row['ops_per_s']:,.0f}"
-        table.add_row(row["operation"], size(row["num_bytes"]), *rates)
+        speed = "" if row["gb_per_s"] is None else f"{row['gb_per_s']:.2f}"
+        table.add_row(row["operation"], size(row["num_bytes"]), speed, f"{row['ops_per_s']:,.0f}")
     console().print(table)
 
 
@@ -76,7 +76,8 @@ def measure(
     """Measure operations on objects of a size, which are removed in the end.
 
     Returns:
-        For each: ``operation``, ``num_bytes``, ``gb_per_s`` (of 10**9 bytes), ``ops_per_s``.
+        For each: ``operation``, ``num_bytes``, ``gb_per_s`` (of 10**9 bytes; None of a view, which
+        copies nothing), ``ops_per_s``. A put removes what was there first.
 
     Raises:
         Failed: they do not fit into half of the pool, or what is read is not what was stored.
@@ -106,17 +107,19 @@ def measure(
         for key in range(count):
             put(key)
         _check(store, count, value, landing)
-        return [
-            {
-                "operation": name,
-                "num_bytes": num_bytes,
-                **_rate(calls[name], count, num_bytes, seconds),
-            }
-            for name in operations
-        ]
+        rates = {name: _rate(calls[name], count, seconds) for name in operations}
     finally:
         for key in range(count):
             store.remove(key)
+    return [
+        {
+            "operation": name,
+            "num_bytes": num_bytes,
+            "gb_per_s": None if name == "view" else rate * num_bytes / 1e9,
+            "ops_per_s": rate,
+        }
+        for name, rate in rates.items()
+    ]
 
 
 def _check(store: Store, count: int, value: np.ndarray, landing: np.ndarray) -> None:
@@ -125,15 +128,13 @@ def _check(store: Store, count: int, value: np.ndarray, landing: np.ndarray) -> 
             raise Failed(f"object {key} is not what was stored: does somebody else evict it?")
 
 
-def _rate(
-    call: Callable[[int], Any], count: int, num_bytes: int, seconds: float
-) -> dict[str, float]:
+def _rate(call: Callable[[int], Any], count: int, seconds: float) -> float:
     done, start = 0, time.perf_counter()
     while (passed := time.perf_counter() - start) < seconds or done == 0:
         for key in range(count):
             call(key)
         done += count
-    return {"gb_per_s": done * num_bytes / passed / 1e9, "ops_per_s": done / passed}
+    return done / passed
 
 
 def _sizes(text: str) -> list[int]:

@@ -43,7 +43,10 @@ def add_commands(commands: Any) -> None:
     parser.add_argument("--port", type=int, default=9410, help="0: a free one (default: 9410)")
     add_token(parser)
     parser.add_argument(
-        "--eviction", choices=POLICIES, default="lru", help="what POST /evict does (default: lru)"
+        "--eviction",
+        choices=POLICIES,
+        default="lru",
+        help="what goes when room is needed (default: lru)",
     )
     parser.add_argument(
         "--events",
