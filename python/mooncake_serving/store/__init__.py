@@ -8,26 +8,46 @@
         keys = mk.block_hashes(tokens, 256)
         num_blocks = store.match_prefix(keys)
         store.get_into_each(keys[:num_blocks], blocks)
-        store.put_each(keys[num_blocks:], new_blocks)
+        store.put_each(keys[num_blocks:], new_blocks, position=num_blocks)
 
 ``ClusterStore`` has the same calls over all hosts whose nodes share a directory. docs/store.md and
 docs/store_cluster.md say what is promised, also when somebody dies, and what is still missing.
 """
 
 from .cluster import ClusterStore
-from .eviction import EvictionPolicy, largest_first, lru, sieve
+from .eviction import (
+    EvictionPolicy,
+    LengthAware,
+    Lfu,
+    belady,
+    largest_first,
+    length_aware,
+    lfu,
+    lru,
+    sieve,
+)
 from .node import Node
 from .observer import ObservedPool, Observer
+from .quotas import Quota, Usage
 from .store import Store
+from .watermark import Watermark
 
 __all__ = [
     "ClusterStore",
     "EvictionPolicy",
+    "LengthAware",
+    "Lfu",
     "Node",
     "ObservedPool",
     "Observer",
+    "Quota",
     "Store",
+    "Usage",
+    "Watermark",
+    "belady",
     "largest_first",
+    "length_aware",
+    "lfu",
     "lru",
     "sieve",
 ]

@@ -16,7 +16,7 @@ from .directory import Claim, Member
 from .hot_keys import HotKeys
 from .keyspace import Keyspace, StoreKey, StoreKeys
 from .node import Node
-from .store import check_pairs
+from .reader import check_pairs
 
 RESULT_OF = {Claim.EXISTS: PutResult.EXISTS, Claim.TAKEN: PutResult.BEING_WRITTEN}
 

@@ -14,9 +14,10 @@ from mooncake_kernels.pool import PinnedObject, PutResult
 from .hot_keys import HotKeys
 from .keyspace import Keyspace, StoreKey, StoreKeys
 from .node import Node
+from .reader import DAMAGED, check_pairs
 from .remote import Outcome
 from .sinks import IntoBuffers, IntoBytes, IntoPool, Sink
-from .store import DAMAGED, Store, check_pairs
+from .store import Store
 
 logger = logging.getLogger(__name__)
 
