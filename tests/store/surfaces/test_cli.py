@@ -21,7 +21,7 @@ from mooncake_serving.store.counters import Counters, counters_folder, read_coun
 from mooncake_serving.store.events import BlockRemoved, subscribe
 from mooncake_serving.store.key_text import key_text
 
-from ..support import WAIT_S, ended_well, kill
+from ..support import WAIT_S, ended_well, eventually, kill
 from .support import forked, said_by, serving, url_of
 
 
@@ -98,6 +98,20 @@ def test_a_killed_server_leaves_the_pool(path):
     with serving(path, "--port", 0) as (pid, lines):
         page = httpx.get(f"{url_of(lines)}/objects", timeout=WAIT_S).json()
         assert len(page["objects"]) == 1
+
+
+def test_a_watermark_evicts_ahead_of_need(path):
+    """The server makes room for what others put, by the policy that it was told, and counts it."""
+    options = ["--watermark", "0.5,0.25", "--eviction", "lfu"]
+    with serving(path, "--capacity", "256KiB", "--port", 0, *options) as (pid, _):
+        with ObjectPool.open(path) as pool:
+            for key in range(48):
+                pool.put_from((key, 0), bytes(4096))
+            assert eventually(lambda: pool.stats().num_ready <= 32)
+            evicted = 48 - pool.stats().num_ready
+            assert eventually(lambda: read_counts(str(path)).num_evicted == evicted)
+        os.kill(pid, signal.SIGTERM)
+        assert ended_well(pid)
 
 
 def test_nobody_reads_the_output(pool, path):
@@ -281,6 +295,8 @@ def test_bench(path, run):
         (["serve", "/dev/shm/no-such-pool"], "--capacity must be given"),
         (["serve", "/dev/shm/no-such-pool", "--capacity", "much"], "like 4096, 64KiB or 1.5G"),
         (["serve", "x", "--eviction", "mru"], "invalid choice: 'mru'"),
+        (["serve", "x", "--watermark", "0.8,0.9"], "must be HIGH,LOW"),
+        (["serve", "x", "--watermark", "0.8"], "must be HIGH,LOW"),
         (["bench", "--ops", "put,pot"], "must be of put, get, get_into, view, got 'put,pot'"),
         (["bench", "--sizes", "1KiB,0"], "like 4096, 64KiB or 1.5G, got '0'"),
         (["bench", "--seconds", "-1"], "must be seconds from"),

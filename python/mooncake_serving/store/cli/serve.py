@@ -14,7 +14,7 @@ from mooncake_kernels.transfer import TransferEngine
 
 from .. import directory
 from ..counters import Counters, counters_folder
-from ..eviction import largest_first, lru, sieve
+from ..eviction import EvictionPolicy, largest_first, length_aware, lfu, lru, sieve
 from ..node import Node
 from ..observer import ObservedPool
 from ..store import Store
@@ -23,7 +23,13 @@ from .options import add_command, add_pool, add_token, as_bytes
 if TYPE_CHECKING:
     from ..admin import NodeCluster
 
-POLICIES = {"lru": lru, "sieve": sieve, "largest_first": largest_first}
+POLICIES: dict[str, EvictionPolicy] = {
+    "lru": lru,
+    "sieve": sieve,
+    "lfu": lfu,
+    "length_aware": length_aware,
+    "largest_first": largest_first,
+}
 
 
 def add_commands(commands: Any) -> None:
@@ -48,6 +54,10 @@ def add_commands(commands: Any) -> None:
         default="lru",
         help="what goes when room is needed (default: lru)",
     )
+    parser.add_argument(
+        "--watermark", type=_watermark, metavar="HIGH,LOW",
+        help="evict ahead of need, as 0.9,0.85: down to LOW of the pool when HIGH is used",
+    )  # fmt: skip
     parser.add_argument(
         "--events",
         metavar="ENDPOINT",
@@ -80,7 +90,8 @@ def run(options: argparse.Namespace) -> None:
         pool.observe(stack.enter_context(Counters(pool.path)))
         if options.events is not None:
             _publish(options, pool, stack)
-        store = Store(pool, eviction=POLICIES[options.eviction])
+        eviction = POLICIES[options.eviction]
+        store = stack.enter_context(Store(pool, eviction=eviction, watermark=options.watermark))
         cluster = None if options.directory is None else _join(options, store, stack)
         admin = stack.enter_context(
             AdminServer(
@@ -132,3 +143,13 @@ def _publish(options: argparse.Namespace, pool: ObservedPool, stack: contextlib.
     pool.observe(stack.enter_context(publisher))
     publisher.publish_snapshot(pool.objects().keys)
     sys.stdout.write(f"events at {publisher.endpoint} {publisher.replay_endpoint}".rstrip() + "\n")
+
+
+def _watermark(text: str) -> tuple[float, float]:
+    try:
+        high, low = map(float, text.split(","))
+    except ValueError:
+        high, low = 0.0, 0.0
+    if not 0 < low <= high <= 1:
+        raise argparse.ArgumentTypeError(f"must be HIGH,LOW, 0 < LOW <= HIGH <= 1, got {text!r}")
+    return high, low
