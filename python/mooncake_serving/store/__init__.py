@@ -14,7 +14,11 @@
 docs/store_cluster.md say what is promised, also when somebody dies, and what is still missing.
 """
 
-from .cluster import ClusterStore
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from mooncake_kernels.errors import Unavailable
+
 from .eviction import (
     EvictionPolicy,
     LengthAware,
@@ -26,11 +30,14 @@ from .eviction import (
     lru,
     sieve,
 )
-from .node import Node
 from .observer import ObservedPool, Observer
 from .quotas import Quota, Usage
 from .store import Store
 from .watermark import Watermark
+
+if TYPE_CHECKING:
+    from .cluster import ClusterStore
+    from .node import Node
 
 __all__ = [
     "ClusterStore",
@@ -51,3 +58,20 @@ __all__ = [
     "lru",
     "sieve",
 ]
+
+_NEEDS_EXTRA = {"ClusterStore": "cluster", "Node": "node"}  # and in which module it is
+
+
+def __getattr__(name: str) -> Any:
+    """Load what needs the extra ``store`` when it is first asked for."""
+    if name not in _NEEDS_EXTRA:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        module = importlib.import_module(f".{_NEEDS_EXTRA[name]}", __name__)
+    except ModuleNotFoundError as error:
+        if error.name != "msgspec":
+            raise
+        raise Unavailable(
+            f"{name}: msgspec is not installed: pip install 'mooncake-kernels[store]'"
+        ) from None
+    return getattr(module, name)

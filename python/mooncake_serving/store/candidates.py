@@ -10,14 +10,12 @@ class Candidates:
     """Members whose pools may have an object: those of one host first, the others in any order.
 
     Args:
-        pools: names of the pools that may have it.
-        members: who lives.
+        pools: who serves the pools that may have it, a list for each of them.
         host: whose pools are asked first.
     """
 
-    def __init__(self, pools: Sequence[str], members: Sequence[Member], host: str):
-        by_pool = [[m for m in members if m.pool == pool] for pool in pools]
-        self._by_pool = [served_by for served_by in by_pool if served_by]
+    def __init__(self, pools: Sequence[Sequence[Member]], host: str):
+        self._by_pool = [list(served_by) for served_by in pools if served_by]
         for served_by in self._by_pool:
             random.shuffle(served_by)
         random.shuffle(self._by_pool)

@@ -71,15 +71,20 @@ class ClusterStore(ClusterReader):
         self._hot = hot
         self._wait_s = claim_s
 
-    def put(self, key: StoreKey, value: Any, *, retention: Retention = "normal") -> PutResult:
+    def put(
+        self, key: StoreKey, value: Any, *, retention: Retention = "normal", position: int = 0
+    ) -> PutResult:
         """Store a value: bytes, a packed tensor or array in host memory. See ``put_from``."""
-        return self.put_from(key, value, retention=retention)
+        return self.put_from(key, value, retention=retention, position=position)
 
-    def put_from(self, key: StoreKey, *parts: Any, retention: Retention = "normal") -> PutResult:
+    def put_from(
+        self, key: StoreKey, *parts: Any, retention: Retention = "normal", position: int = 0
+    ) -> PutResult:
         """Store an object of one or many parts, which are its bytes one behind the other.
 
         It is put into the own pool. A node without one, or that is draining, has another take it
-        out of its memory, which is registered meanwhile; ``retention`` is "normal" there.
+        out of its memory, which is registered meanwhile; ``retention`` is "normal" there, and
+        ``position`` 0.
 
         Returns:
             As ``Store.put_from``, of all hosts. ``STORED`` if the directory went away after it had
@@ -90,15 +95,17 @@ class ClusterStore(ClusterReader):
             Unavailable: it is not here, and the directory does not answer; or, without a pool, no
                 other node takes it.
         """
-        return self._put_each([key], [parts], retention)[0]
+        return self._put_each([key], [parts], retention, position)[0]
 
-    def put_each(self, keys: StoreKeys, values: Sequence[Any]) -> list[PutResult]:
+    def put_each(
+        self, keys: StoreKeys, values: Sequence[Any], *, position: int = 0
+    ) -> list[PutResult]:
         """Store many objects, in their order; the directory is asked and told once.
 
         An error ends it, for those that come after.
         """
         check_pairs("put_each", "values", keys, values)
-        return self._put_each(keys, [(value,) for value in values], "normal")
+        return self._put_each(keys, [(value,) for value in values], "normal", position)
 
     def remove(self, key: StoreKey) -> bool:
         """Remove an object everywhere; who reads it keeps it. Returns whether it was anywhere.
@@ -163,13 +170,13 @@ class ClusterStore(ClusterReader):
         self.node.close()
 
     def _put_each(
-        self, keys: StoreKeys, objects: Sequence[Sequence[Any]], retention: Retention
+        self, keys: StoreKeys, objects: Sequence[Sequence[Any]], retention: Retention, position: int
     ) -> list[PutResult]:
         self.node.check_process()
         words = self._keyspace.keys(keys)
         results = [PutResult.EXISTS] * len(words)
         missing = np.flatnonzero(~self._are_here(words))
-        claims = self.node.listing.claim(words[missing], self._claim_s)
+        claims = self.node.claims.ask(words[missing], self._claim_s)
         for i, claim in zip(missing, claims, strict=True):
             results[i] = RESULT_OF.get(Claim(claim), PutResult.FULL)
         granted = missing[claims == Claim.GRANTED]
@@ -180,11 +187,16 @@ class ClusterStore(ClusterReader):
             else:
                 for i in granted:
                     key = (int(words[i, 0]), int(words[i, 1]))
-                    results[i] = self._store.put_key(key, *objects[i], retention=retention)
+                    results[i] = self._store.put_key(
+                        key, *objects[i], retention=retention, position=position + int(i)
+                    )
                     stored[i] = results[i] in (PutResult.STORED, PutResult.EXISTS)
         finally:
-            self.node.listing.publish(words[stored])
-            self.node.listing.abandon(words[[i for i in granted if not stored[i]]])
+            self.node.claims.settle(words[granted], stored[granted])
+        taken = [i for i in missing if results[i] is PutResult.BEING_WRITTEN]
+        for i, is_here in zip(taken, self._are_here(words[taken]), strict=True):
+            if is_here:  # by now, as where a key is named twice
+                results[i] = PutResult.EXISTS
         return results
 
     def _give(
@@ -217,7 +229,7 @@ class ClusterStore(ClusterReader):
                     continue
                 results[i] = answer
                 unanswered.discard(i)
-                if answer is not PutResult.FULL:
+                if answer not in (PutResult.FULL, PutResult.OVER_QUOTA):
                     left.remove(i)
         if unanswered:
             raise Unavailable(f"put: no node with a pool takes it: {reason}")

@@ -41,14 +41,9 @@ class ClusterReader:
             ChecksumError: it is damaged wherever it is; what was damaged was removed.
             Unavailable: it is not here, and the directory does not answer.
         """
-        is_damaged = False
-        if self._store is not None:
-            try:
-                if (value := self._store.get(key)) is not None:
-                    return value
-            except ChecksumError:
-                is_damaged = True
-                self._withdraw(key)
+        value, is_damaged = self._get_here(key)
+        if value is not None:
+            return value
         sink = IntoBytes()
         return sink.value() if self._read("get", key, sink, is_damaged) else None
 
@@ -81,16 +76,15 @@ class ClusterReader:
     def get_each(self, keys: StoreKeys) -> list[bytes | None]:
         """Return copies of many objects, see ``get``; those of a holder are read at once."""
         words = self._keyspace.keys(keys)
-        found: list[bytes | None] = [None] * len(words)
-        if self._store is not None:
-            found = self._store.get_each(keys)
+        here = [self._get_here(key) for key in reversed(list(keys))][::-1]  # as Store.get_each
+        found = [value for value, _ in here]
         missing = [i for i, value in enumerate(found) if value is None]
         sinks = [IntoBytes() for _ in missing]
         outcomes = self._read_each(words[missing], sinks)
         for i, sink, outcome in zip(missing, sinks, outcomes, strict=True):
             if outcome is Outcome.DONE:
                 found[i] = sink.value()
-            elif outcome is Outcome.DAMAGED:
+            elif outcome is Outcome.DAMAGED or here[i][1]:
                 raise _damaged("get_each", words[i])
         return found
 
@@ -155,7 +149,7 @@ class ClusterReader:
                 if is_damaged or outcome is Outcome.DAMAGED:
                     raise _damaged("view", words[0])
                 return None
-            if result is PutResult.FULL:
+            if result in (PutResult.FULL, PutResult.OVER_QUOTA):
                 raise Unavailable("view: the own pool has no room, and nothing can be evicted")
             if time.monotonic() > until:
                 raise Unavailable(f"view: the object is not here after {self._wait_s:g} s")
@@ -226,6 +220,14 @@ class ClusterReader:
         if self._store is None:
             return np.zeros(len(words), bool)
         return self._store.pool.contains_each(words)
+
+    def _get_here(self, key: StoreKey) -> tuple[bytes | None, bool]:
+        """The own pool's object, and whether that was damaged, and is gone now."""
+        try:
+            return None if self._store is None else self._store.get(key), False
+        except ChecksumError:
+            self._withdraw(key)
+            return None, True
 
     def _withdraw(self, key: StoreKey) -> None:
         """Tell the directory that the own object is gone, as it was damaged."""

@@ -1,6 +1,7 @@
 """A process that takes part in a store over several hosts."""
 
 import os
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType, UnionType
@@ -14,6 +15,7 @@ from mooncake_kernels.transfer import Region, TransferEngine
 from .answers import Answers, PoolAnswers
 from .asking import Asking
 from .calls import Calls
+from .claims import Claims
 from .directory import Directory, Member
 from .eviction import telling
 from .listing import Listing
@@ -30,6 +32,7 @@ from .sinks import Sink
 from .store import Store
 
 READS_AT_ONCE = 8  # holders, of all threads together
+PAUSE_S = 0.005  # while others end what they read
 MAX_S = 600  # seconds, of anything
 MAX_SLOTS = 1024
 MAX_SLOT_BYTES = 1 << 30
@@ -93,13 +96,13 @@ class Node:
         self.is_draining = False
         self._pid = os.getpid()
         self._ttl_s = ttl_s
+        self._answer_s = answer_s
         self._is_closed = False
         self.memory = RegisteredMemory(engine)
         if store is not None:
             self.memory.register(store.pool.memory(), "read")
-        self.listing = Listing(
-            directory, self.name, self.pool_name, None if store is None else store.pool
-        )
+        self.listing = Listing(directory, self.pool_name, None if store is None else store.pool)
+        self.claims = Claims(directory, self.name, self.listing)
         self._peers = Peers(engine)
         self._calls = Calls(engine, self._peers)
         self._executor = ThreadPoolExecutor(READS_AT_ONCE, "mk-store-read")
@@ -202,7 +205,7 @@ class Node:
             raise InvalidArgument(f"Node: node must be open, got {self.name}, which is {state}")
 
     def close(self) -> None:
-        """Leave; what others read here is over, and what is under way fails. Idempotent.
+        """Leave. Who reads here has ``answer_s`` to end it; what this node asks fails. Idempotent.
 
         In a forked child it has no effect.
         """
@@ -210,6 +213,9 @@ class Node:
             return
         self._is_closed = True
         self._membership.close()
+        until = time.monotonic() + self._answer_s
+        while self.num_readers() and time.monotonic() < until:
+            time.sleep(PAUSE_S)
         self._stop()
 
     def _answers(self, store: Store, mover: Mover, answer_s: float) -> PoolAnswers:

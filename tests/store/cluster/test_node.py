@@ -1,18 +1,21 @@
 """A node's arguments, its end, and what it leaves behind."""
 
 import os
+import sys
+import threading
 
 import numpy as np
 import pytest
 
-from mooncake_kernels.errors import InvalidArgument, TransferError
+import mooncake_serving.store as store_package
+from mooncake_kernels.errors import InvalidArgument, TransferError, Unavailable
 from mooncake_kernels.pool import PutResult
 from mooncake_serving.store import ClusterStore, Node, Store
 from mooncake_serving.store.directory import EmbeddedDirectory
 
 from ...transfer.resources import held, settled
 from ..support import child, ended_well, eventually
-from .support import UNIT, Hosts, replaced, value
+from .support import SHORT_TTL_S, UNIT, Hosts, replaced, value
 
 STORED = PutResult.STORED
 
@@ -49,6 +52,18 @@ def test_wrong_arguments_of_calls_are_named(hosts):
     assert two.cluster.get("a") == b"x" * 2048
 
 
+def test_without_msgspec_there_is_the_store_of_one_host(monkeypatch):
+    monkeypatch.setitem(sys.modules, "msgspec", None)
+    for module in ("cluster", "cluster_reads", "node", "answers", "messages"):
+        monkeypatch.delitem(sys.modules, f"mooncake_serving.store.{module}")
+        monkeypatch.delattr(store_package, module)
+    with pytest.raises(Unavailable, match="Node: msgspec is not installed: pip install"):
+        _ = store_package.Node
+    with pytest.raises(AttributeError, match="has no attribute 'Nod'"):
+        _ = store_package.Nod
+    assert store_package.Store is Store
+
+
 def test_a_pool_is_registered_once(hosts):
     one = hosts.make("one")
     with pytest.raises(InvalidArgument, match="overlap"):
@@ -73,6 +88,22 @@ def test_the_end_of_a_node(hosts):
     ):
         with pytest.raises(InvalidArgument, match="node must be open, got .*, which is closed"):
             call()
+
+
+def test_who_reads_may_end_it_before_a_node_is_closed(hosts):
+    one, two = hosts.several(2)
+    one.cluster.put("a", value(1))
+    closing = threading.Thread(target=one.cluster.close)
+
+    def begin_to_close(read, *args, **options):
+        closing.start()
+        assert eventually(lambda: one.node.name not in two.node._membership.refresh())
+        return read(*args, **options)
+
+    with replaced(two.node._reader._mover, "read", begin_to_close):
+        assert two.cluster.get("a") == value(1)
+    closing.join()
+    assert two.cluster.get("a") is None
 
 
 def test_a_node_is_closed_while_others_read_it(hosts):
@@ -123,7 +154,7 @@ def test_nothing_is_left_of_many_hosts():
 
 def test_what_is_said_of_a_host(hosts):
     store = Store.create(64 * UNIT)
-    one = hosts.make("one", store=store, host=None)
+    one = hosts.make("one", store=store, host=None, ttl_s=SHORT_TTL_S)
     [member] = one.cluster.members()
     assert member.host.startswith(f"{os.uname().nodename}-")
     assert member.pool == one.node.pool_name and member.capacity_bytes == 64 * UNIT

@@ -31,7 +31,7 @@ CUT, MENDED = "ip link set wire down", "ip link set wire up"
 def make(servers, name: str, address: str) -> Host:
     store = Store.create(64 * UNIT)
     engine = TransferEngine(f"{address}:0")
-    node = Node(store, engine, servers, host=name, ttl_s=TTL_S, answer_s=1.0, read_s=2.0)
+    node = Node(store, engine, servers, host=name, ttl_s=TTL_S, answer_s=1.0, read_s=1.0)
     return Host(store, engine, node, ClusterStore(node))
 
 
