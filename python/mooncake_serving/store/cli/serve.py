@@ -15,7 +15,6 @@ from mooncake_kernels.transfer import TransferEngine
 from .. import directory
 from ..counters import Counters, counters_folder
 from ..eviction import EvictionPolicy, largest_first, length_aware, lfu, lru, sieve
-from ..node import Node
 from ..observer import ObservedPool
 from ..store import Store
 from .options import add_command, add_pool, add_token, as_bytes
@@ -128,6 +127,7 @@ def _pool(options: argparse.Namespace, stack: contextlib.ExitStack) -> ObservedP
 
 def _join(options: argparse.Namespace, store: Store, stack: contextlib.ExitStack) -> "NodeCluster":
     from ..admin import NodeCluster
+    from ..node import Node
 
     servers = stack.enter_context(directory.connect(options.directory, options.cluster))
     engine = stack.enter_context(TransferEngine(options.engine))
