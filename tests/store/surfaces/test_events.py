@@ -354,6 +354,7 @@ def test_the_queue():
         ({"form": "json"}, 'form must be "map" or "array", got \'json\''),
         ({"namespace": 5.0}, "got"),
         ({"topic": 5}, "topic must be a str, got 5"),
+        ({"data_parallel_rank": "0"}, "data_parallel_rank must be an integer from 0 on, got '0'"),
         ({"block_size": -1}, "block_size must be an integer from 0 on, got -1"),
     ],
 )

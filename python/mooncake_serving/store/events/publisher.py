@@ -87,6 +87,8 @@ class EventPublisher(Observer):
         check_integer(op, "buffer_steps", buffer_steps, 1)
         check_integer(op, "hwm", hwm, 1)
         check_integer(op, "block_size", block_size, 0)
+        if data_parallel_rank is not None:
+            check_integer(op, "data_parallel_rank", data_parallel_rank, 0)
         if not isinstance(topic, str):
             raise InvalidArgument(f"EventPublisher: topic must be a str, got {topic!r}")
         if form not in ("map", "array"):
