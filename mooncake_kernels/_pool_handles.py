@@ -1,6 +1,7 @@
 """What an ``ObjectPool`` gives out: an object that is read, and one that is written."""
 
 import contextlib
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Literal
 
@@ -125,7 +126,10 @@ class ObjectPut(_Bytes):
     Attributes:
         num_bytes: size of the object.
         is_open: whether it was neither committed nor aborted.
+        on_commit: called after the commit, if it is not None.
     """
+
+    on_commit: Callable[[], None] | None = None
 
     def __init__(self, put: _host.ObjectPut, checksum: bool, retention: int, position: int):
         super().__init__(put)
@@ -168,6 +172,8 @@ class ObjectPut(_Bytes):
             raise InvalidArgument("commit: put must be open, got one that was committed or aborted")
         self._put.commit(self._checksum, self._retention, self._position)
         self._end()
+        if self.on_commit is not None:
+            self.on_commit()
 
     def abort(self) -> None:
         """Give the space back, as if there had been no put. Idempotent; nothing after a commit."""

@@ -5,7 +5,7 @@ processes die is in docs/store.md.
 """
 
 import os
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 
@@ -43,6 +43,7 @@ __all__ = [
 ]
 
 MAX_OBJECTS = 1 << 30
+Self = TypeVar("Self", bound="ObjectPool")
 
 
 class ObjectPool(PoolReader):
@@ -74,7 +75,7 @@ class ObjectPool(PoolReader):
 
     @classmethod
     def create(
-        cls,
+        cls: type[Self],
         capacity_bytes: int,
         path: str | os.PathLike[str] | None = None,
         *,
@@ -82,7 +83,7 @@ class ObjectPool(PoolReader):
         num_objects: int | None = None,
         num_processes: int = 64,
         num_pins: int = 4096,
-    ) -> "ObjectPool":
+    ) -> Self:
         """Make an empty pool.
 
         Args:
@@ -115,7 +116,7 @@ class ObjectPool(PoolReader):
         return cls(_host.ObjectPool.create(file, capacity_bytes, alignment, *numbers))
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str]) -> "ObjectPool":
+    def open(cls: type[Self], path: str | os.PathLike[str]) -> Self:
         """Open a pool that a process of this host has made.
 
         Args:

@@ -32,6 +32,7 @@ from .eviction import (
     lru,
     sieve,
 )
+from .observer import ObservedPool, Observer
 from .quotas import Quota, Usage
 from .ssd import SsdStats, SsdTier
 from .store import Store
@@ -54,6 +55,8 @@ __all__ = [
     "LengthAware",
     "Lfu",
     "Node",
+    "ObservedPool",
+    "Observer",
     "Placement",
     "Quota",
     "SsdStats",

@@ -21,7 +21,9 @@ from mooncake_serving.store.draining import drain
 from ..cluster.support import Host, make_host
 from ..spread.support import die
 
-STORED, EXISTS, BEING_WRITTEN, FULL = PutResult
+STORED = PutResult.STORED
+EXISTS = PutResult.EXISTS
+FULL = PutResult.FULL
 UNIT, UNITS, NUM_KEYS = 4096, 12, 12
 POOLS = 3
 KEYS = st.integers(0, NUM_KEYS - 1)

@@ -14,7 +14,9 @@ from mooncake_serving.store.placement import Placement
 from ..cluster.support import UNIT, SomeDirectory, replaced, value
 from .support import die, forget, hosts_with, pools_of
 
-STORED, EXISTS, BEING_WRITTEN, FULL = PutResult
+STORED = PutResult.STORED
+EXISTS = PutResult.EXISTS
+FULL = PutResult.FULL
 
 
 def test_a_put_with_copies(hosts):

@@ -16,7 +16,7 @@ from ..cluster.support import UNIT, SomeDirectory, value
 from ..support import eventually
 from .support import die, forget, hosts_with
 
-STORED, EXISTS, BEING_WRITTEN, FULL = PutResult
+STORED = PutResult.STORED
 
 
 def names(hosts) -> set[str]:
