@@ -40,12 +40,9 @@ from .tiered import TieredStore
 from .watermark import Watermark
 
 if TYPE_CHECKING:
-    from .cluster import ClusterStore
-    from .copies import Copies
-    from .draining import drain
-    from .hot_keys import HotKeys
+    from .cluster import ClusterStore, HotKeys
+    from .copies import Copies, Placement, drain
     from .node import Node
-    from .placement import Placement
 
 __all__ = [
     "ClusterStore",
@@ -77,10 +74,10 @@ __all__ = [
 OF_CLUSTERS = {
     "ClusterStore": "cluster",
     "Copies": "copies",
-    "HotKeys": "hot_keys",
+    "HotKeys": "cluster",
     "Node": "node",
-    "Placement": "placement",
-    "drain": "draining",
+    "Placement": "copies",
+    "drain": "copies",
 }
 
 

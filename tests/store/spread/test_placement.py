@@ -5,10 +5,16 @@ import random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from mooncake_serving.store.copies.copies.placement import (
+    Placement,
+    explain,
+    free_ratio,
+    place,
+    refusal,
+)
 
 from mooncake_kernels.errors import InvalidArgument
 from mooncake_serving.store.directory import Member
-from mooncake_serving.store.placement import Placement, explain, free_ratio, place, refusal
 
 HOSTS = ["h0", "h1", "h2", "h3"]
 

@@ -10,8 +10,8 @@ import numpy as np
 from mooncake_kernels.errors import InvalidArgument, TransferError, Unavailable
 from mooncake_kernels.pool import Key
 
+from ..copies.draining import Drained, drain
 from ..directory import Member
-from ..draining import Drained, drain
 from ..node import Node
 from .cluster import Draining, DrainState
 

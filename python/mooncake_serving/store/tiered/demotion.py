@@ -10,9 +10,9 @@ import numpy as np
 from mooncake_kernels.errors import ChecksumError, Unavailable
 from mooncake_kernels.pool import Key, ObjectPool, PinnedObject, PutResult
 
-from .ssd import SsdTier
+from ..ssd import SsdTier
 
-log = logging.getLogger("mooncake_serving.store.demotion")
+log = logging.getLogger("mooncake_serving.store.tiered")
 
 BATCH_BYTES = 16 << 20
 BATCH_OBJECTS = 256

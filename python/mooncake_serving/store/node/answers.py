@@ -2,6 +2,7 @@
 
 from mooncake_kernels.errors import InvalidArgument
 
+from ..store import Store
 from .listing import Listing
 from .messages import (
     Answer,
@@ -19,7 +20,6 @@ from .messages import (
 )
 from .pins import Pins
 from .pulls import Offers, Puller
-from .store import Store
 
 PINS_LAST = 2  # times as long as their reader said that it would read
 

@@ -10,7 +10,7 @@ from mooncake_kernels.buffers import Buffer, as_buffer
 from mooncake_kernels.errors import InvalidArgument
 from mooncake_kernels.pool import Key, ObjectPut, PutResult
 
-from .store import Store
+from ..store import Store
 
 
 @dataclass(frozen=True)

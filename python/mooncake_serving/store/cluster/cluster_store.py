@@ -11,12 +11,12 @@ from mooncake_kernels.errors import InvalidArgument, TransferError, Unavailable
 from mooncake_kernels.pool import PoolStats, PutResult, Retention
 from mooncake_kernels.transfer import Region
 
-from .cluster_reads import ClusterReader
-from .directory import Claim, Member
+from ..directory import Claim, Member
+from ..keyspace import Keyspace, StoreKey, StoreKeys
+from ..node import Node
+from ..reader import check_pairs
+from .cluster_reader import ClusterReader
 from .hot_keys import HotKeys
-from .keyspace import Keyspace, StoreKey, StoreKeys
-from .node import Node
-from .reader import check_pairs
 
 RESULT_OF = {Claim.EXISTS: PutResult.EXISTS, Claim.TAKEN: PutResult.BEING_WRITTEN}
 

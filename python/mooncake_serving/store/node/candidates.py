@@ -3,7 +3,7 @@
 import random
 from collections.abc import Sequence
 
-from .directory import Member
+from ..directory import Member
 
 
 class Candidates:

@@ -8,9 +8,9 @@ import numpy as np
 from mooncake_kernels.errors import TransferError, Unavailable
 from mooncake_kernels.pool import PutResult
 
-from .directory import Member
-from .node import Node
-from .sinks import IntoPool
+from ..directory import Member
+from ..node import Node
+from ..node.sinks import IntoPool
 
 HERE = (PutResult.STORED, PutResult.EXISTS)
 NO_HOLDER = "no living pool has it"

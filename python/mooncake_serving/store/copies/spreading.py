@@ -8,9 +8,9 @@ import numpy as np
 
 from mooncake_kernels.pool import PutResult
 
+from ..directory import Member
+from ..node import Node
 from .copying import HERE, NO_HOLDER, copy_to
-from .directory import Member
-from .node import Node
 from .placement import Placement, place
 
 BATCH_KEYS = 128  # that one node is asked to take at once

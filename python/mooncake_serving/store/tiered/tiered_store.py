@@ -14,14 +14,14 @@ from mooncake_kernels.pool import (
     PutResult,
 )
 
+from ..eviction import EvictionPolicy
+from ..keyspace import StoreKey, StoreKeys
+from ..reader import DAMAGED
+from ..room import Room
+from ..ssd import SsdTier
+from ..store import Store
 from .admission import UseSketch
 from .demotion import Demoter, DemotionStats
-from .eviction import EvictionPolicy
-from .keyspace import StoreKey, StoreKeys
-from .reader import DAMAGED
-from .room import Room
-from .ssd import SsdTier
-from .store import Store
 from .tiered_room import Demotion, TieredRoom
 
 ABSENT = -1  # of ObjectPool.get_into_each

@@ -6,9 +6,9 @@ import numpy as np
 
 from mooncake_kernels.pool import PutResult
 
+from ..directory import Member
+from ..node import Node
 from .copying import HERE, NO_HOLDER, copy_to, drop_from
-from .directory import Member
-from .node import Node
 from .spreading import Copied
 
 

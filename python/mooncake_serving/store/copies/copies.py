@@ -10,11 +10,11 @@ from mooncake_kernels.buffers import as_buffer
 from mooncake_kernels.errors import InvalidArgument, Unavailable
 from mooncake_kernels.pool import Key, PutResult
 
+from ..cluster import ClusterStore
+from ..directory import Member
+from ..keyspace import StoreKey, StoreKeys
 from .changing import ReplicaChange
-from .cluster import ClusterStore
 from .copying import HERE
-from .directory import Member
-from .keyspace import StoreKey, StoreKeys
 from .placement import Placement
 from .spreading import ANYWHERE, Copied, Room, Spreader
 

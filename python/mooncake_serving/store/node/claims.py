@@ -7,7 +7,7 @@ import numpy as np
 
 from mooncake_kernels.errors import Unavailable
 
-from .directory import Claim, Directory
+from ..directory import Claim, Directory
 from .listing import Listing, in_parts, words_of
 
 logger = logging.getLogger(__name__)

@@ -7,11 +7,11 @@ import numpy as np
 
 from mooncake_kernels.pool import Evicted, ObjectPool, PutResult
 
+from ..eviction.policy import HARD, EvictionPolicy, pool_bytes
+from ..room import Room
+from ..ssd import SsdTier
 from .admission import UseSketch
 from .demotion import Demoter
-from .eviction.policy import HARD, EvictionPolicy, pool_bytes
-from .room import Room
-from .ssd import SsdTier
 
 Result = TypeVar("Result")
 

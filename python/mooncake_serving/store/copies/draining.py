@@ -10,11 +10,11 @@ import numpy as np
 from mooncake_kernels.errors import InvalidArgument
 from mooncake_kernels.pool import Key
 
+from ..node import Node
+from ..store import Store
 from .changing import ReplicaChange
-from .node import Node
 from .placement import Placement
 from .spreading import ANYWHERE, BATCH_KEYS, Room, Spreader
-from .store import Store
 
 PAUSE_S = 0.01  # while others of this host end what they write
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from mooncake_kernels.errors import InvalidArgument
 
-from .directory import Member
+from ..directory import Member
 
 
 @dataclass(frozen=True)

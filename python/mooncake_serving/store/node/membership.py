@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from mooncake_kernels.errors import Unavailable
 
-from .directory import Directory, Member
+from ..directory import Directory, Member
 from .listing import Listing
 
 logger = logging.getLogger(__name__)

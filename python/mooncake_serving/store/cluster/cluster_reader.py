@@ -11,13 +11,13 @@ import numpy as np
 from mooncake_kernels.errors import ChecksumError, InvalidArgument, Unavailable
 from mooncake_kernels.pool import PinnedObject, PutResult
 
+from ..keyspace import Keyspace, StoreKey, StoreKeys
+from ..node import Node
+from ..node.remote import Outcome
+from ..node.sinks import IntoBuffers, IntoBytes, IntoPool, Sink
+from ..reader import DAMAGED, check_pairs
+from ..store import Store
 from .hot_keys import HotKeys
-from .keyspace import Keyspace, StoreKey, StoreKeys
-from .node import Node
-from .reader import DAMAGED, check_pairs
-from .remote import Outcome
-from .sinks import IntoBuffers, IntoBytes, IntoPool, Sink
-from .store import Store
 
 logger = logging.getLogger(__name__)
 

@@ -12,12 +12,13 @@ import numpy as np
 from mooncake_kernels.errors import InvalidArgument
 from mooncake_kernels.transfer import Region, TransferEngine
 
+from ..directory import Directory, Member
+from ..eviction import telling
+from ..store import Store
 from .answers import Answers, PoolAnswers
 from .asking import Asking
 from .calls import Calls
 from .claims import Claims
-from .directory import Directory, Member
-from .eviction import telling
 from .listing import Listing
 from .membership import Membership
 from .memory import RegisteredMemory, Staging
@@ -29,7 +30,6 @@ from .pulls import Offers, Puller
 from .remote import Outcome, RemoteReader
 from .server import Server
 from .sinks import Sink
-from .store import Store
 
 READS_AT_ONCE = 8  # holders, of all threads together
 PAUSE_S = 0.005  # while others end what they read

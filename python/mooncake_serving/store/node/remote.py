@@ -10,10 +10,10 @@ import numpy as np
 
 from mooncake_kernels.errors import TransferError, Unavailable
 
+from ..directory import Member
 from . import messages
 from .calls import Calls
 from .candidates import Candidates
-from .directory import Member
 from .messages import Pin, Pinned, Release, Released, key_bytes
 from .moving import Move, Mover
 from .peers import Peers

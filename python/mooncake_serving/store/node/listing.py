@@ -9,7 +9,7 @@ import numpy as np
 from mooncake_kernels.errors import Unavailable
 from mooncake_kernels.pool import ObjectPool
 
-from .directory import MAX_KEYS, Directory, Holders
+from ..directory import MAX_KEYS, Directory, Holders
 
 logger = logging.getLogger(__name__)
 
