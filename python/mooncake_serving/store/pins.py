@@ -45,7 +45,10 @@ class Pins:
         self._lock = threading.Lock()
 
     def pin(self, token: Token, keys: np.ndarray, *, verify: bool, keep_s: float) -> np.ndarray:
-        """Pin what there is of ``[n, 2]`` keys, for ``keep_s`` at most: ``[n]`` of ``FOUND``."""
+        """Pin what there is of ``[n, 2]`` keys, for ``keep_s`` at most: ``[n]`` of ``FOUND``.
+
+        If there is nothing, there is nothing to be released.
+        """
         now = time.monotonic()
         held = _Held([], now, now + keep_s)
         found = np.zeros(len(keys), FOUND)
@@ -106,13 +109,13 @@ class Pins:
 
     def _keep(self, token: Token, held: _Held) -> None:
         reader, life, _ = token
-        # An earlier process of that name is gone.
-        self._release_if(lambda other, _: other[0] == reader and other[1] != life)
-        with self._lock:
-            before = self._held.pop(token, None)  # nobody asks twice by one number
-            self._held[token] = held
-        if before is not None:
-            before.release()
+        # An earlier process of that name is gone, and nobody asks twice by one number.
+        self._release_if(
+            lambda other, _: other == token or (other[0] == reader and other[1] != life)
+        )
+        if held.objects:
+            with self._lock:
+                self._held[token] = held
 
     def _release_if(self, condition: Callable[[Token, _Held], bool]) -> None:
         with self._lock:

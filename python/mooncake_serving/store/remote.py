@@ -42,6 +42,7 @@ OUTCOMES = {
     messages.DAMAGED: Outcome.DAMAGED,
     messages.BUSY: Outcome.BUSY,
 }
+NOT_PINNED = (messages.ABSENT, messages.DAMAGED, messages.BUSY)
 
 
 class RemoteReader:
@@ -169,8 +170,10 @@ class RemoteReader:
                 member.name, Pin, Pinned, self._answer_s, valid_s=self._answer_s + self._read_s,
                 number=token, keys=key_bytes(keys), verify=verify,
             )  # fmt: skip
-            is_pinned = True
+            is_pinned = not np.isin(answer.rows()["status"], NOT_PINNED).all()
             results, moves = _open(answer, sinks, opened, member)
+            if not is_pinned:
+                return results
             if moves:
                 with self._peers.lease(member.name, self._answer_s) as peer:
                     self._mover.read(peer, moves, checksum=verify, deadline_s=self._read_s)

@@ -5,6 +5,7 @@ import threading
 
 import pytest
 
+from mooncake_serving.store import server
 from mooncake_serving.store.directory import EmbeddedDirectory
 
 from ..support import eventually
@@ -13,14 +14,21 @@ from .support import Hosts
 collect_ignore = [] if os.environ.get("MK_TEST_WORLD") == "two_hosts" else ["two_hosts"]
 
 
+@pytest.fixture(autouse=True)
+def _closed_soon(monkeypatch):
+    """Nodes notice their end at once."""
+    monkeypatch.setattr(server, "POLL_S", 0.01)
+
+
 @pytest.fixture
 def hosts():
     """Makes hosts; when they are closed nothing of them is left."""
     before = set(threading.enumerate())
     made = Hosts(EmbeddedDirectory())
     yield made
-    for host in made.all:
-        if host.store is not None:
+    try:
+        for host in made.all:
             assert eventually(lambda h=host: h.node.num_readers() == 0), "pins of readers are left"
-    made.close()
+    finally:
+        made.close()
     assert eventually(lambda: set(threading.enumerate()) <= before), "threads are left"
