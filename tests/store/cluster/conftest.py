@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
-from mooncake_serving.store import server
 from mooncake_serving.store.directory import EmbeddedDirectory
+from mooncake_serving.store.node import server
 
 from ..support import eventually
 from .support import Hosts

@@ -9,8 +9,8 @@ from mooncake_serving.store.node.node.messages import MAGIC, decode, encode
 
 from mooncake_kernels.errors import InvalidArgument, TransferError
 from mooncake_kernels.transfer import TransferEngine
-from mooncake_serving.store import messages
 from mooncake_serving.store.directory import EmbeddedDirectory
+from mooncake_serving.store.node import messages
 
 from .support import Hosts, value
 

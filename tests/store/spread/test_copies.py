@@ -8,7 +8,7 @@ from mooncake_serving.store.copies.copies.placement import Placement
 
 from mooncake_kernels.errors import InvalidArgument, Unavailable
 from mooncake_kernels.pool import PutResult
-from mooncake_serving.store import spreading
+from mooncake_serving.store.copies import spreading
 from mooncake_serving.store.copies.copies import Copies, Stored
 
 from ..cluster.support import UNIT, SomeDirectory, replaced, value

@@ -11,7 +11,7 @@ from mooncake_serving.store.copies.copies.hot_keys import HotKeys
 
 from mooncake_kernels.errors import InvalidArgument
 from mooncake_kernels.pool import object_keys
-from mooncake_serving.store import hot_keys
+from mooncake_serving.store.cluster import hot_keys
 
 
 class Clock:
