@@ -1,4 +1,4 @@
-"""What the tests of ``compat.mooncake.store`` share: a store in a file of its own, hashed memory."""
+"""What the tests of ``compat.mooncake.store`` share: a store in a file, hashed memory."""
 
 import contextlib
 import itertools
