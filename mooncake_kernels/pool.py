@@ -37,6 +37,7 @@ __all__ = [
     "PoolStats",
     "PutResult",
     "Retention",
+    "as_keys",
     "object_key",
     "object_keys",
 ]

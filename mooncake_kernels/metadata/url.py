@@ -2,6 +2,7 @@
 
 import re
 from base64 import b64encode
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
@@ -11,11 +12,13 @@ from .untrusted import printable
 
 FORMS = '"p2p", "redis://host:port/db" or "http://host:port/metadata"'
 DEFAULT_PREFIX = "mooncake/"
+SENTINEL_PORT = 26379
 LOGIN = ("db", "username", "password")
 OPTIONS = {  # of the query, beside prefix, by the scheme
     "redis": LOGIN,
     "rediss": (*LOGIN, "ssl_ca_certs", "ssl_certfile", "ssl_keyfile"),
     "unix": LOGIN,
+    "redis+sentinel": LOGIN,
     "http": (),
     "https": ("ssl_ca_certs",),
 }
@@ -29,11 +32,14 @@ class MetadataUrl:
         parts: the URL; its query has become ``options``.
         prefix: what all keys begin with.
         options: of the connection.
+        sentinels: hosts and ports of those who know which server is the master of a service, if
+            the URL is of such; ``parts`` has the first, and the service as its path.
     """
 
     parts: SplitResult
     prefix: str
     options: dict[str, str]
+    sentinels: tuple[tuple[str, int], ...] = ()
 
     @property
     def login(self) -> tuple[str, str]:
@@ -54,9 +60,14 @@ class MetadataUrl:
         """Return it without secrets."""
         if self.parts.scheme == "unix":
             return f"unix://{self.parts.path}"
-        host, port = self.parts.hostname or "", self.parts.port
-        host = f"[{host}]" if ":" in host else host
-        return f"{self.parts.scheme}://{host}{f':{port}' if port else ''}{self.parts.path}"
+        hosts = self.sentinels or ((self.parts.hostname or "", self.parts.port),)
+        address = ",".join(_address(host, port) for host, port in hosts)
+        return f"{self.parts.scheme}://{address}{self.parts.path}"
+
+
+def _address(host: str, port: int | None) -> str:
+    host = f"[{host}]" if ":" in host else host
+    return f"{host}:{port}" if port else host
 
 
 def basic(user: str, password: str) -> str:
@@ -64,20 +75,34 @@ def basic(user: str, password: str) -> str:
     return b64encode(f"{user}:{password}".encode()).decode() if user or password else ""
 
 
-def parse_url(op: str, argument: str, value: Any) -> MetadataUrl:
-    """Check a URL; what is wrong with it is said without quoting it."""
+def parse_url(
+    op: str,
+    argument: str,
+    value: Any,
+    forms: str = FORMS,
+    schemes: Collection[str] = tuple(OPTIONS),
+) -> MetadataUrl:
+    """Check a URL; what is wrong with it is said without quoting it.
+
+    Args:
+        op: whose argument it is.
+        argument: its name.
+        value: of the argument.
+        forms: what it must be, for the text of an error.
+        schemes: of ``OPTIONS``, those that may be.
+    """
 
     def refuse(why: str) -> InvalidArgument:
-        return InvalidArgument(f"{op}: {argument} must be {FORMS}, got {why}")
+        return InvalidArgument(f"{op}: {argument} must be {forms}, got {why}")
 
     if not isinstance(value, str):
         raise refuse(f"a {type(value).__name__}")
     try:
-        parts = urlsplit(value)
+        parts, sentinels = _split(value)
         host, port = parts.hostname, parts.port
     except ValueError:
         raise refuse("no URL, or one with a port that is none") from None
-    if parts.scheme not in OPTIONS:
+    if parts.scheme not in schemes:
         raise refuse("a URL of another scheme" if "://" in value else "no URL")
     if parts.scheme == "unix" and (host or not parts.path.startswith("/")):
         raise refuse("a unix:// URL without an absolute path")
@@ -86,6 +111,8 @@ def parse_url(op: str, argument: str, value: Any) -> MetadataUrl:
     # A password with "/", "?" or "#" in it that is not quoted would be found in these.
     if parts.fragment or "@" in parts.path or not value.isprintable() or not value.isascii():
         raise refuse("a URL with characters that must be quoted (%XX)")
+    if sentinels and not re.fullmatch(r"/[A-Za-z0-9._-]+", parts.path):
+        raise refuse("sentinels without the name of a service")
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     database = parts.path[1:] if parts.scheme in ("redis", "rediss") else ""
     if not re.fullmatch(r"[0-9]{0,9}", database + options.get("db", "")):
@@ -95,4 +122,17 @@ def parse_url(op: str, argument: str, value: Any) -> MetadataUrl:
         raise refuse("a prefix that is not printable ASCII without spaces")
     if not set(options) <= set(OPTIONS[parts.scheme]):
         raise refuse(f"options other than {', '.join(('prefix', *OPTIONS[parts.scheme]))}")
-    return MetadataUrl(parts._replace(query=""), prefix, options)
+    return MetadataUrl(parts._replace(query=""), prefix, options, sentinels)
+
+
+def _split(value: str) -> tuple[SplitResult, tuple[tuple[str, int], ...]]:
+    """Split a URL; of several hosts, which only sentinels have, it keeps the first."""
+    parts = urlsplit(value)
+    if parts.scheme != "redis+sentinel":
+        return parts, ()
+    login, at, hosts = parts.netloc.rpartition("@")
+    each = [urlsplit(f"//{host}") for host in hosts.split(",")]
+    if any(not one.hostname or one.port == 0 for one in each):
+        raise ValueError("a sentinel without a host, or with port 0")
+    sentinels = tuple((str(one.hostname), one.port or SENTINEL_PORT) for one in each)
+    return parts._replace(netloc=f"{login}{at}{each[0].netloc}"), sentinels

@@ -24,6 +24,11 @@ UNQUOTED = "s3cr3t!"
         ("redis://h", "redis://h", "mooncake/"),
         (f"redis://u:{SECRET}@h:1/2?prefix=a/b/", "redis://h:1/2", "a/b/"),
         (f"rediss://:{SECRET}@[::1]:1?ssl_ca_certs=/x", "rediss://[::1]:1", "mooncake/"),
+        (
+            f"redis+sentinel://:{SECRET}@h:1,[::1]/kv",
+            "redis+sentinel://h:1,[::1]:26379/kv",
+            "mooncake/",
+        ),
         (f"unix:///run/r.sock?db=1&password={SECRET}", "unix:///run/r.sock", "mooncake/"),
         (f"http://u:{SECRET}@h:1/metadata?prefix=", "http://h:1/metadata", ""),
         ("https://h/m?ssl_ca_certs=/x&prefix=%5B*%5D", "https://h/m", "[*]"),

@@ -1,5 +1,38 @@
-"""Which processes take part in a store, and which pools have which objects."""
+"""Which processes take part in a store, and which pools have which objects.
+
+::
+
+    with directory.connect("redis://10.0.0.1:6379/0", cluster="llama-70b") as servers:
+        print(servers.members())
+
+docs/store_directory.md says what is promised, and how it lies in Redis.
+"""
 
 from .base import MAX_KEYS, Claim, Directory, Holders, Member
+from .embedded import EmbeddedDirectory
+from .redis import RedisDirectory
 
-__all__ = ["MAX_KEYS", "Claim", "Directory", "Holders", "Member"]
+__all__ = [
+    "MAX_KEYS",
+    "Claim",
+    "Directory",
+    "EmbeddedDirectory",
+    "Holders",
+    "Member",
+    "RedisDirectory",
+    "connect",
+]
+
+
+def connect(url: str, cluster: str = "mooncake") -> Directory:
+    """Make a client of the directory at a URL. It connects when it is first asked.
+
+    Args:
+        url: of Redis: ``redis://``, ``rediss://``, ``unix://`` or ``redis+sentinel://``.
+        cluster: names the group of pools; groups in one server do not see each other.
+
+    Raises:
+        InvalidArgument: the URL is none of these, or the name cannot be.
+        Unavailable: redis-py is not installed.
+    """
+    return RedisDirectory(url, cluster)

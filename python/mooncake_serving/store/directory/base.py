@@ -6,12 +6,13 @@ told so, and asks the next. What it does decide is which of several writers of o
 """
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import TracebackType
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
+
+Self = TypeVar("Self", bound="Directory")
 
 
 @dataclass(frozen=True)
@@ -51,12 +52,21 @@ class Holders:
     """Where objects are.
 
     Attributes:
-        pools: names of living pools.
+        pools: names of living pools that have any of them, sorted.
         found: ``[n, p]`` bool: whether pool p has object n.
     """
 
     pools: tuple[str, ...]
     found: np.ndarray
+
+    @staticmethod
+    def from_indices(num_keys: int, indices: Mapping[str, Sequence[int] | np.ndarray]) -> "Holders":
+        """Make them of the objects that each pool has."""
+        pools = tuple(sorted(indices))
+        found = np.zeros((num_keys, len(pools)), bool)
+        for p, pool in enumerate(pools):
+            found[indices[pool], p] = True
+        return Holders(pools, found)
 
     def of(self, index: int) -> list[str]:
         """Pools that have one of the objects."""
@@ -76,11 +86,19 @@ class Directory(Protocol):
     """
 
     def join(self, member: Member, ttl_s: float) -> None:
-        """Enter a member, or put another entry in the place of the one of its name."""
+        """Enter a member, or put another entry in the place of the one of its name.
+
+        Its claims go on if it was there and serves the same pool; else they are void.
+        """
 
     def renew(self, member: Member, ttl_s: float) -> bool:
         """Say that it lives, and how much is free. False: it is not known (any more), because its
-        time was over, or the server has forgotten: ``join`` again, and ``publish`` all it has.
+        time was over, or the server has forgotten, or serves another pool than this says: ``join``
+        again, and ``publish`` all it has.
+
+        Also False when the server is another one than it joined: one that was restarted, or took
+        the place of one that failed. It may not have what was said last, though it knows the
+        member.
         """
 
     def leave(self, name: str) -> None:
@@ -96,10 +114,16 @@ class Directory(Protocol):
 
         A claim that was granted is void after its time, and when its member is gone. Who has a
         claim may claim again.
+
+        Raises:
+            Unavailable: also if the member is not known; ``renew`` tells it what to do.
         """
 
     def publish(self, pool: str, keys: np.ndarray) -> None:
-        """Say that a pool has objects now, which ends claims to them. Idempotent."""
+        """Say that a pool has objects now, which ends claims to them. Idempotent.
+
+        Nothing comes of it if no living member serves the pool: when one joins, all is published.
+        """
 
     def withdraw(self, pool: str, keys: np.ndarray) -> None:
         """Say that a pool does not have objects (any more). Idempotent."""
@@ -130,14 +154,11 @@ class Directory(Protocol):
     def close(self) -> None:
         """Disconnect. Idempotent."""
 
-    def __enter__(self) -> "Directory": ...
+    def __enter__(self: Self) -> Self:
+        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None: ...
+    def __exit__(self, *exc: object) -> None:
+        self.close()
 
 
 MAX_KEYS = 1 << 16  # of one call

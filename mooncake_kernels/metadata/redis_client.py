@@ -1,0 +1,95 @@
+"""Redis, or what speaks its protocol, by redis-py: bounded, with errors in our words."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+from urllib.parse import urlencode
+
+from . import bounded_socket
+from .bounded_socket import BoundedSocket
+from .url import MetadataUrl
+
+# Whatever redis-py makes of an answer that makes no sense.
+NONSENSE = (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError)
+
+Answer = TypeVar("Answer")
+
+
+class RedisClient:
+    """A client that connects when it is first asked, and anew when the connection is lost.
+
+    Thread-safe: threads that ask at the same time have connections of their own.
+
+    Raises:
+        Unavailable: redis-py is not installed.
+    """
+
+    def __init__(self, url: MetadataUrl):
+        try:
+            import redis
+            from redis.backoff import NoBackoff
+            from redis.retry import Retry
+        except ImportError as error:
+            raise url.error(f"{error}: pip install 'mooncake-kernels[metadata]'") from None
+        self._url = url
+        self._errors = (redis.RedisError, *NONSENSE)
+        bounds = {
+            "protocol": 2,
+            "driver_info": None,  # not said: it would take two more requests
+            "retry": Retry(NoBackoff(), 0),
+            "socket_connect_timeout": bounded_socket.TIMEOUT_S,
+            "socket_timeout": bounded_socket.TIMEOUT_S,
+            "redis_connect_func": _bound,
+        }
+        self._pool = _sentinel_pool(url, bounds) if url.sentinels else _pool(url, bounds)
+        self._redis = redis.Redis(connection_pool=self._pool)
+
+    def ask(self, question: Callable[[Any], Answer]) -> Answer:
+        """Return what a function makes of a ``redis.Redis``.
+
+        Raises:
+            Unavailable: the server cannot be reached, or answers what the function cannot take.
+        """
+        try:
+            return question(self._redis)
+        except self._errors as error:
+            raise self._url.error(str(error) or type(error).__name__) from None
+
+    def close(self) -> None:
+        """Disconnect. Idempotent."""
+        self._redis.close()
+        self._pool.disconnect()
+        if self._url.sentinels:
+            self._pool.sentinel_manager.close()
+
+
+def _pool(url: MetadataUrl, bounds: dict[str, Any]) -> Any:
+    """Connections to the server of a URL."""
+    from redis import ConnectionPool
+
+    parts = url.parts
+    whole = f"{parts.scheme}://{parts.netloc}{parts.path}?{urlencode(url.options)}"
+    return ConnectionPool.from_url(whole, **bounds)
+
+
+def _sentinel_pool(url: MetadataUrl, bounds: dict[str, Any]) -> Any:
+    """Connections to who is the master of a service, for which each asks the sentinels."""
+    from redis.sentinel import Sentinel, SentinelConnectionPool
+
+    user, password = url.login
+    return SentinelConnectionPool(
+        url.parts.path[1:],
+        Sentinel(url.sentinels, sentinel_kwargs=bounds),
+        db=int(url.options.get("db") or 0),
+        username=user or None,
+        password=password or None,
+        **bounds,
+    )
+
+
+def _bound(connection: Any) -> None:
+    connection._sock = BoundedSocket(connection._sock)
+    try:
+        connection.on_connect()
+    except BaseException:  # or it would be taken for one that has logged in and chosen its database
+        connection.disconnect()
+        raise

@@ -1,0 +1,222 @@
+"""A directory in this process."""
+
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from mooncake_kernels.errors import Unavailable
+
+from .arguments import KEY_BYTES, as_keys, as_member, as_name, as_range, as_ttl_s
+from .base import Claim, Directory, Holders, Member
+from .key_set import KeySet
+
+
+@dataclass(eq=False)
+class _Pool:
+    """A pool from its first member to its last; another one when it comes back."""
+
+    name: str
+    keys: KeySet = field(default_factory=KeySet)
+
+
+@dataclass(eq=False)
+class _Seat:
+    """A member for as long as it lives; another one when it comes back."""
+
+    member: Member
+    pool: _Pool | None
+    until: float
+
+
+class EmbeddedDirectory(Directory):
+    """A ``Directory`` for nodes of one process: tests, simulations, a single host.
+
+    All nodes share the object; ``close`` does nothing, for others may still use it.
+
+    Args:
+        clock: seconds that have passed, by which members and claims run out.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic):
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._seats: dict[str, _Seat] = {}
+        self._pools: list[_Pool] = []  # dead ones too, until they are swept
+        self._holders: dict[bytes, set[_Pool]] = {}
+        self._claims: dict[bytes, tuple[_Seat, float]] = {}
+
+    def join(self, member: Member, ttl_s: float) -> None:
+        as_member("join", member)
+        ttl_s = as_ttl_s("join", ttl_s)
+        with self._lock:
+            now = self._clock()
+            seat = self._seats.get(member.name)
+            if seat is not None and _sits(seat, member, now):
+                seat.member, seat.until = member, now + ttl_s
+                return
+            self._end(member.name)
+            pool = self._living_pools(now).get(member.pool)
+            if pool is None and member.pool:
+                pool = _Pool(member.pool)
+                self._pools.append(pool)
+            self._seats[member.name] = _Seat(member, pool, now + ttl_s)
+
+    def renew(self, member: Member, ttl_s: float) -> bool:
+        as_member("renew", member)
+        ttl_s = as_ttl_s("renew", ttl_s)
+        with self._lock:
+            now = self._clock()
+            seat = self._seats.get(member.name)
+            if seat is None or not _sits(seat, member, now):
+                return False
+            seat.member, seat.until = member, now + ttl_s
+            return True
+
+    def leave(self, name: str) -> None:
+        as_name("leave", "name", name)
+        with self._lock:
+            self._end(name)
+
+    def members(self) -> list[Member]:
+        with self._lock:
+            now = self._clock()
+            living = [seat.member for seat in self._seats.values() if seat.until > now]
+        return sorted(living, key=lambda member: member.name)
+
+    def claim(self, name: str, keys: np.ndarray, ttl_s: float) -> np.ndarray:
+        as_name("claim", "name", name)
+        key_bytes = _as_bytes("claim", keys)
+        ttl_s = as_ttl_s("claim", ttl_s)
+        with self._lock:
+            now = self._clock()
+            seat = self._seats.get(name)
+            if seat is None or seat.until <= now:
+                raise Unavailable(f"claim: the directory knows no living member {name!r}")
+            living = set(self._living_pools(now).values())
+            answers = [self._claim(seat, key, now, ttl_s, living) for key in key_bytes]
+        return np.array(answers, np.int8)
+
+    def publish(self, pool: str, keys: np.ndarray) -> None:
+        as_name("publish", "pool", pool)
+        key_bytes = _as_bytes("publish", keys)
+        with self._lock:
+            living = self._living_pools(self._clock()).get(pool)
+            if living is None:
+                return
+            for key in key_bytes:
+                self._holders.setdefault(key, set()).add(living)
+                living.keys.add(key)
+                self._claims.pop(key, None)
+
+    def withdraw(self, pool: str, keys: np.ndarray) -> None:
+        as_name("withdraw", "pool", pool)
+        key_bytes = _as_bytes("withdraw", keys)
+        with self._lock:
+            living = self._living_pools(self._clock()).get(pool)
+            if living is None:
+                return
+            for key in key_bytes:
+                living.keys.discard(key)
+                self._forget(living, key)
+
+    def abandon(self, name: str, keys: np.ndarray) -> None:
+        as_name("abandon", "name", name)
+        key_bytes = _as_bytes("abandon", keys)
+        with self._lock:
+            seat = self._seats.get(name)
+            for key in key_bytes:
+                if key in self._claims and self._claims[key][0] is seat:
+                    del self._claims[key]
+
+    def holders(self, keys: np.ndarray) -> Holders:
+        key_bytes = _as_bytes("holders", keys)
+        found: dict[str, list[int]] = {}
+        with self._lock:
+            living = set(self._living_pools(self._clock()).values())
+            for i, key in enumerate(key_bytes):
+                for pool in self._holders.get(key, ()):
+                    if pool in living:
+                        found.setdefault(pool.name, []).append(i)
+        return Holders.from_indices(len(key_bytes), found)
+
+    def match_prefix(self, keys: np.ndarray) -> int:
+        key_bytes = _as_bytes("match_prefix", keys)
+        with self._lock:
+            living = set(self._living_pools(self._clock()).values())
+            for i, key in enumerate(key_bytes):
+                if living.isdisjoint(self._holders.get(key, ())):
+                    return i
+        return len(key_bytes)
+
+    def keys_of(self, pool: str, cursor: int = 0, count: int = 1000) -> tuple[int, np.ndarray]:
+        as_name("keys_of", "pool", pool)
+        cursor, count = as_range("keys_of", cursor, count)
+        with self._lock:
+            living = self._living_pools(self._clock()).get(pool)
+            cursor, keys = living.keys.scan(cursor, count) if living else (0, [])
+        return cursor, np.array(keys, f"V{KEY_BYTES}").view("<u8").reshape(-1, 2)
+
+    def num_objects(self, pool: str) -> int:
+        as_name("num_objects", "pool", pool)
+        with self._lock:
+            living = self._living_pools(self._clock()).get(pool)
+            return len(living.keys) if living else 0
+
+    def sweep(self) -> Sequence[str]:
+        with self._lock:
+            now = self._clock()
+            living = set(self._living_pools(now).values())
+            dead = [pool for pool in self._pools if pool not in living]
+            for pool in dead:
+                for key in pool.keys:
+                    self._forget(pool, key)
+            self._pools = [pool for pool in self._pools if pool in living]
+            self._seats = {name: seat for name, seat in self._seats.items() if seat.until > now}
+            self._claims = {
+                key: (seat, until)
+                for key, (seat, until) in self._claims.items()
+                if until > now and seat.until > now
+            }
+        return sorted({pool.name for pool in dead})
+
+    def close(self) -> None:
+        """Do nothing: what others know stays."""
+
+    def _living_pools(self, now: float) -> dict[str, _Pool]:
+        seats = self._seats.values()
+        return {seat.pool.name: seat.pool for seat in seats if seat.pool and seat.until > now}
+
+    def _end(self, name: str) -> None:
+        seat = self._seats.pop(name, None)
+        if seat is not None:
+            seat.until = -math.inf  # its claims still name it
+
+    def _claim(
+        self, seat: _Seat, key: bytes, now: float, ttl_s: float, living: set[_Pool]
+    ) -> Claim:
+        if not living.isdisjoint(self._holders.get(key, ())):
+            return Claim.EXISTS
+        claimant, until = self._claims.get(key, (seat, now))
+        if claimant is not seat and until > now and claimant.until > now:
+            return Claim.TAKEN
+        self._claims[key] = (seat, now + ttl_s)
+        return Claim.GRANTED
+
+    def _forget(self, pool: _Pool, key: bytes) -> None:
+        holders = self._holders.get(key, set())
+        holders.discard(pool)
+        if not holders:
+            self._holders.pop(key, None)
+
+
+def _as_bytes(op: str, keys: np.ndarray) -> list[bytes]:
+    return as_keys(op, keys).view(f"V{KEY_BYTES}").ravel().tolist()
+
+
+def _sits(seat: _Seat, member: Member, now: float) -> bool:
+    """Whether the member is there, and serves the pool that it says."""
+    return seat.until > now and seat.member.pool == member.pool

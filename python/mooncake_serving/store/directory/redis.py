@@ -1,0 +1,156 @@
+"""A directory in Redis, for nodes of many hosts."""
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from mooncake_kernels.errors import InvalidArgument, Unavailable
+from mooncake_kernels.metadata.base import milliseconds
+from mooncake_kernels.metadata.redis_client import Answer, RedisClient
+from mooncake_kernels.metadata.url import DEFAULT_PREFIX, parse_url
+
+from . import redis_answers as answers
+from . import redis_scripts as scripts
+from .arguments import KEY_BYTES, as_keys, as_member, as_name, as_range, as_ttl_s
+from .base import Directory, Holders, Member
+from .redis_script import Script, run
+
+FORMS = (
+    '"redis://host:port/db", "rediss://host:port/db", "unix:///path?db=db" '
+    'or "redis+sentinel://host:port,host:port/service?db=db"'
+)
+SCHEMES = ("redis", "rediss", "unix", "redis+sentinel")
+CHUNK = 4096  # keys a script: the server does nothing else meanwhile, for some milliseconds
+MAX_OBJECTS = 1 << 48  # that a pool can be said to have
+
+
+class RedisDirectory(Directory):
+    """A ``Directory`` in Redis 7, Valkey, or a later one. It connects when it is first asked.
+
+    Atomic for 4096 keys at a time. The server must not evict: ``maxmemory-policy noeviction``.
+
+    Args:
+        url: ``redis://``, ``rediss://``, ``unix://`` or ``redis+sentinel://``, as of a metadata
+            server.
+        cluster: names the group of pools; groups in one server do not see each other.
+
+    Raises:
+        InvalidArgument: the URL is none of these, or the name cannot be.
+        Unavailable: redis-py is not installed.
+    """
+
+    def __init__(self, url: str, cluster: str = "mooncake"):
+        parsed = parse_url("RedisDirectory", "url", url, FORMS, SCHEMES)
+        if parsed.prefix != DEFAULT_PREFIX:
+            raise InvalidArgument(
+                f"RedisDirectory: url must be {FORMS}, got a prefix; a cluster does what that would"
+            )
+        if not isinstance(cluster, str) or not re.fullmatch(r"[\w./:-]{1,64}", cluster, re.ASCII):
+            raise InvalidArgument(
+                "RedisDirectory: cluster must be 1 to 64 letters, digits or any of _./:-, "
+                f"got {cluster!r}"
+            )
+        self._prefix = f"{{{cluster}}}:"
+        self._client = RedisClient(parsed)
+
+    def join(self, member: Member, ttl_s: float) -> None:
+        self._run(scripts.JOIN, [_entry("join", member, ttl_s)], answers.as_done)
+
+    def renew(self, member: Member, ttl_s: float) -> bool:
+        return self._run(scripts.RENEW, [_entry("renew", member, ttl_s)], answers.as_done)
+
+    def leave(self, name: str) -> None:
+        self._run(scripts.LEAVE, [(as_name("leave", "name", name),)], answers.as_done)
+
+    def members(self) -> list[Member]:
+        return self._run(scripts.MEMBERS, [()], answers.as_members)
+
+    def claim(self, name: str, keys: np.ndarray, ttl_s: float) -> np.ndarray:
+        as_name("claim", "name", name)
+        chunks = _chunks("claim", keys)
+        ttl_ms = milliseconds(as_ttl_s("claim", ttl_s))
+        claims = self._run(
+            scripts.CLAIM,
+            [(name, ttl_ms, chunk) for chunk in chunks],
+            lambda replies: answers.as_claims(replies, chunks),
+        )
+        if claims is None:
+            raise Unavailable(f"claim: the directory knows no living member {name!r}")
+        return claims
+
+    def publish(self, pool: str, keys: np.ndarray) -> None:
+        self._say("publish", "pool", pool, keys, scripts.PUBLISH)
+
+    def withdraw(self, pool: str, keys: np.ndarray) -> None:
+        self._say("withdraw", "pool", pool, keys, scripts.WITHDRAW)
+
+    def abandon(self, name: str, keys: np.ndarray) -> None:
+        self._say("abandon", "name", name, keys, scripts.ABANDON)
+
+    def holders(self, keys: np.ndarray) -> Holders:
+        chunks = _chunks("holders", keys)
+        return self._run(
+            scripts.HOLDERS,
+            [(chunk,) for chunk in chunks],
+            lambda replies: answers.as_holders(replies, chunks),
+        )
+
+    def match_prefix(self, keys: np.ndarray) -> int:
+        chunks = _chunks("match_prefix", keys)
+        return self._run(
+            scripts.MATCH_PREFIX,
+            [(chunk,) for chunk in chunks],
+            lambda replies: answers.as_prefix(replies, chunks),
+        )
+
+    def keys_of(self, pool: str, cursor: int = 0, count: int = 1000) -> tuple[int, np.ndarray]:
+        """Return about ``count`` keys, a few more at times, and else see ``Directory.keys_of``."""
+        as_name("keys_of", "pool", pool)
+        call = (pool, *as_range("keys_of", cursor, count))
+        return self._run(scripts.KEYS_OF, [call], answers.as_page)
+
+    def num_objects(self, pool: str) -> int:
+        as_name("num_objects", "pool", pool)
+        return self._run(
+            scripts.NUM_OBJECTS,
+            [(pool,)],
+            lambda replies: answers.as_integer(replies[0], MAX_OBJECTS),
+        )
+
+    def sweep(self) -> Sequence[str]:
+        """Forget 4096 objects in a round trip, and else see ``Directory.sweep``."""
+        swept: set[str] = set()
+        more = True
+        while more:
+            more, names = self._run(scripts.SWEEP, [(CHUNK,)], answers.as_swept)
+            swept.update(names)
+        return sorted(swept)
+
+    def close(self) -> None:
+        self._client.close()
+
+    def _say(self, op: str, argument: str, who: str, keys: np.ndarray, script: Script) -> None:
+        as_name(op, argument, who)
+        self._run(script, [(who, chunk) for chunk in _chunks(op, keys)], answers.as_done)
+
+    def _run(
+        self, script: Script, calls: list[tuple], parse: Callable[[list[Any]], Answer]
+    ) -> Answer:
+        """Run a script once for each call's arguments, in one round trip."""
+        return self._client.ask(lambda redis: parse(run(redis, script, self._prefix, calls)))
+
+
+def _entry(op: str, member: Member, ttl_s: float) -> tuple[str, str, str, int]:
+    as_member(op, member)
+    ttl_ms = milliseconds(as_ttl_s(op, ttl_s))
+    return member.name, member.pool, json.dumps(asdict(member), default=int), ttl_ms
+
+
+def _chunks(op: str, keys: np.ndarray) -> list[bytes]:
+    packed = as_keys(op, keys).tobytes()
+    size = CHUNK * KEY_BYTES
+    return [packed[i : i + size] for i in range(0, max(1, len(packed)), size)]

@@ -1,0 +1,91 @@
+"""What a server answered, checked: anything else than it should is a ``ValueError``."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+
+from .arguments import KEY_BYTES, as_member
+from .base import Claim, Holders, Member
+
+INDEX = np.dtype("<u4")
+FIRST_CLAIM = ord("0")
+
+
+def as_integer(answer: Any, high: int) -> int:
+    """An integer from 0 to high."""
+    if not isinstance(answer, int) or not 0 <= answer <= high:
+        raise ValueError(f"an integer from 0 to {high} was expected")
+    return answer
+
+
+def as_done(answers: list[Any]) -> bool:
+    """Whether the last of some scripts, which all tell this, has done something."""
+    return [as_integer(answer, 1) for answer in answers][-1] == 1
+
+
+def as_members(answers: list[Any]) -> list[Member]:
+    """Members by name, of the entries that they wrote."""
+    (entries,) = answers
+    members = []
+    for entry in entries:
+        document = json.loads(entry)
+        values = {field.name: document[field.name] for field in fields(Member)}
+        members.append(as_member("members", Member(**values)))
+    return sorted(members, key=lambda member: member.name)
+
+
+def as_claims(answers: list[Any], chunks: Sequence[bytes]) -> np.ndarray | None:
+    """``[n]`` int8 of ``Claim``; None if the member is not known."""
+    if None in answers:
+        return None
+    for answer, chunk in zip(answers, chunks, strict=True):
+        if len(answer) != num_keys(chunk):
+            raise ValueError(f"{num_keys(chunk)} claims were expected, got {len(answer)}")
+    claims = np.frombuffer(b"".join(answers), np.uint8) - FIRST_CLAIM
+    if claims.size and claims.max() > max(Claim):
+        raise ValueError("claims were expected")
+    return claims.astype(np.int8)
+
+
+def as_holders(answers: list[Any], chunks: Sequence[bytes]) -> Holders:
+    """Of names of pools, each with the indices in its chunk of what the pool has."""
+    found: dict[str, list[np.ndarray]] = {}
+    first = 0
+    for answer, chunk in zip(answers, chunks, strict=True):
+        for name, packed in zip(answer[::2], answer[1::2], strict=True):
+            indices = np.frombuffer(packed, INDEX)
+            if indices.size and indices.max() >= num_keys(chunk):
+                raise ValueError(f"indices below {num_keys(chunk)} were expected")
+            found.setdefault(name.decode(), []).append(first + indices.astype(np.int64))
+        first += num_keys(chunk)
+    return Holders.from_indices(first, {pool: np.concatenate(all) for pool, all in found.items()})
+
+
+def as_prefix(answers: list[Any], chunks: Sequence[bytes]) -> int:
+    """How many keys match, of how many of each chunk do."""
+    total = 0
+    for answer, chunk in zip(answers, chunks, strict=True):
+        count = as_integer(answer, num_keys(chunk))
+        total += count
+        if count < num_keys(chunk):
+            break
+    return total
+
+
+def as_page(answers: list[Any]) -> tuple[int, np.ndarray]:
+    """The next cursor, and ``[k, 2]`` keys."""
+    ((cursor, keys),) = answers
+    return as_integer(int(cursor), (1 << 64) - 1), np.frombuffer(keys, "<u8").reshape(-1, 2).copy()
+
+
+def as_swept(answers: list[Any]) -> tuple[bool, list[str]]:
+    """Whether there is more to do, and names of pools that are done."""
+    ((more, *names),) = answers
+    return as_integer(more, 1) == 1, [name.decode() for name in names]
+
+
+def num_keys(chunk: bytes) -> int:
+    return len(chunk) // KEY_BYTES

@@ -1,0 +1,52 @@
+import itertools
+
+import pytest
+
+from mooncake_kernels.metadata import bounded_socket
+
+from ...metadata.support import RedisServer
+from .support import EmbeddedWorld, RedisWorld
+
+CLUSTERS = map("test-{}".format, itertools.count())
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory):
+    """A server that stays; every test has a cluster of its own."""
+    server = RedisServer(tmp_path_factory.mktemp("redis"))
+    yield server
+    server.stop()
+
+
+@pytest.fixture(params=["embedded", "redis"])
+def make_world(request):
+    """Makes empty directories of each kind in turn."""
+    worlds = []
+
+    def make():
+        if request.param == "embedded":
+            worlds.append(EmbeddedWorld())
+        else:
+            server = request.getfixturevalue("server")
+            worlds.append(RedisWorld(f"unix://{server.folder}/redis.sock", next(CLUSTERS)))
+        return worlds[-1]
+
+    yield make
+    for world in worlds:
+        world.close()
+
+
+@pytest.fixture
+def world(make_world):
+    return make_world()
+
+
+@pytest.fixture
+def directory(world):
+    return world.directory
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    """A server that does not answer is soon given up."""
+    monkeypatch.setattr(bounded_socket, "TIMEOUT_S", 0.4)

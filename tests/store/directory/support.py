@@ -1,0 +1,74 @@
+"""Directories in which time can be made to pass, keys, and what can be seen of a directory."""
+
+import numpy as np
+
+from mooncake_serving.store.directory import Directory, EmbeddedDirectory, Member, RedisDirectory
+
+from ...metadata.support import eventually
+
+LONG_S = 1000.0  # nothing that has so long to live dies in a test
+SOON_S = 0.001
+
+
+class EmbeddedWorld:
+    """A directory in this process, by a clock that stands still until something shall run out."""
+
+    def __init__(self):
+        self.now = 0.0
+        self.directory: Directory = EmbeddedDirectory(lambda: self.now)
+
+    def wait(self, condition, what: str) -> None:
+        """Let something run out that had only ``SOON_S``."""
+        self.now += 2 * SOON_S
+        assert condition(), what
+
+    def close(self) -> None:
+        self.directory.close()
+
+
+class RedisWorld:
+    """A directory in Redis, by the server's clock."""
+
+    def __init__(self, url: str, cluster: str):
+        self.directory: Directory = RedisDirectory(url, cluster)
+
+    def wait(self, condition, what: str) -> None:
+        eventually(condition, what)
+
+    def close(self) -> None:
+        self.directory.close()
+
+
+def kill(world, member: Member) -> None:
+    """Let a member's time run out."""
+    assert world.directory.renew(member, SOON_S)
+    world.wait(lambda: member not in world.directory.members(), "the member does not die")
+
+
+def keys(*numbers: int) -> np.ndarray:
+    """Keys with zeros and all ones in them, as bytes that mean something to somebody may be."""
+    return np.array([(n, 2**64 - 1 - n) for n in numbers], np.uint64).reshape(-1, 2)
+
+
+def numbers(key_array: np.ndarray) -> list[int]:
+    """Which ``keys`` they are."""
+    assert (key_array[:, 0] + key_array[:, 1] == np.uint64(2**64 - 1)).all()
+    return key_array[:, 0].tolist()
+
+
+def all_of(directory: Directory, pool: str, count: int = 1000) -> set[int]:
+    """What a pool is said to have."""
+    found, cursor = set(), 0
+    while True:
+        cursor, page = directory.keys_of(pool, cursor, count)
+        found.update(numbers(page))
+        if cursor == 0:
+            return found
+
+
+def holders_of(directory: Directory, *numbers: int) -> list[list[str]]:
+    """The names of the pools that have each object."""
+    found = directory.holders(keys(*numbers))
+    assert found.found.shape == (len(numbers), len(found.pools)) and found.found.dtype == bool
+    assert list(found.pools) == sorted(found.pools) and found.found.any(axis=0).all()
+    return [found.of(i) for i in range(len(numbers))]

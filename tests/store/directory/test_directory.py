@@ -1,0 +1,339 @@
+"""What every directory must do."""
+
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mooncake_kernels.errors import InvalidArgument, Unavailable
+from mooncake_serving.store.directory import MAX_KEYS, Claim, Member
+
+from .support import LONG_S, SOON_S, all_of, holders_of, keys, kill, numbers
+
+A = Member("a", "host 1", "pool 1", 1 << 40, 1 << 39)
+A2 = Member("a2", "host 1", "pool 1")
+B = Member("b", "host 2", "pool 2")
+POOLLESS = Member("c", "host 2")
+
+
+def claims(directory, member: Member, *numbers: int, ttl_s: float = LONG_S) -> list[Claim]:
+    answers = directory.claim(member.name, keys(*numbers), ttl_s)
+    assert answers.dtype == np.int8 and answers.shape == (len(numbers),)
+    return [Claim(answer) for answer in answers]
+
+
+def join(directory, *members: Member) -> None:
+    for member in members:
+        directory.join(member, LONG_S)
+
+
+def test_members_come_and_go(directory):
+    assert directory.members() == []
+    join(directory, POOLLESS, B, A)
+    assert directory.members() == [A, B, POOLLESS]
+    assert directory.renew(A.with_free(7), LONG_S)
+    assert directory.members()[0].free_bytes == 7
+    draining = Member("b", "host 3", "pool 2", 5, 4, is_draining=True)
+    join(directory, draining)
+    assert directory.members()[1] == draining
+    directory.leave("a")
+    directory.leave("a")
+    assert directory.members() == [draining, POOLLESS]
+    assert not directory.renew(A, LONG_S)
+    assert directory.members() == [draining, POOLLESS]
+
+
+def test_names_may_be_anything(directory):
+    odd = Member('é "1 2\0\n%{}', "日本", "0 0 x\n", (1 << 63) - 1)
+    join(directory, odd)
+    assert directory.members() == [odd]
+    assert directory.renew(odd, LONG_S)
+    directory.publish(odd.pool, keys(1))
+    assert holders_of(directory, 1) == [[odd.pool]]
+    assert claims(directory, odd, 2) == [Claim.GRANTED]
+    directory.leave(odd.name)
+    assert list(directory.sweep()) == [odd.pool]
+
+
+def test_a_member_dies_when_its_time_is_over(world, directory):
+    join(directory, A, B)
+    kill(world, A)
+    assert directory.members() == [B]
+    assert not directory.renew(A, LONG_S)
+    join(directory, A)
+    assert directory.members() == [A, B]
+    assert directory.renew(A, LONG_S)
+
+
+def test_objects_are_published_and_withdrawn(directory):
+    join(directory, A, B)
+    for _ in range(2):
+        directory.publish("pool 1", keys(1, 2, 2))
+        directory.publish("pool 2", keys(2, 3))
+        assert holders_of(directory, 1, 2, 3, 4, 2) == [
+            ["pool 1"], ["pool 1", "pool 2"], ["pool 2"], [], ["pool 1", "pool 2"]
+        ]  # fmt: skip
+        assert [directory.num_objects(pool) for pool in ("pool 1", "pool 2", "x")] == [2, 2, 0]
+    for _ in range(2):
+        directory.withdraw("pool 1", keys(2, 2, 4))
+        assert holders_of(directory, 1, 2, 3) == [["pool 1"], ["pool 2"], ["pool 2"]]
+        assert all_of(directory, "pool 1") == {1} and directory.num_objects("pool 1") == 1
+    directory.withdraw("pool 2", keys(2))
+    assert holders_of(directory, 2) == [[]]
+
+
+def test_no_keys_at_all(directory):
+    join(directory, A)
+    none = np.empty((0, 2), np.uint64)
+    directory.publish("pool 1", none)
+    directory.withdraw("pool 1", none)
+    directory.abandon("a", none)
+    assert directory.claim("a", none, 1).shape == (0,)
+    assert directory.holders(none).found.shape == (0, 0) and directory.match_prefix(none) == 0
+    assert directory.keys_of("pool 1")[1].shape == (0, 2)
+
+
+def test_one_of_many_claims_wins(directory):
+    """Threads ask for the same objects in orders of their own."""
+    members = [Member(f"m{i}", "host") for i in range(8)]
+    join(directory, *members)
+    wanted = list(range(100))
+    won = {}
+
+    def ask(index: int) -> None:
+        order = np.random.default_rng(index).permutation(wanted).tolist()
+        won[index] = []
+        for start in range(0, len(order), 10):
+            part = order[start : start + 10]
+            answers = claims(directory, members[index], *part)
+            assert set(answers) <= {Claim.GRANTED, Claim.TAKEN}
+            won[index] += [key for key, a in zip(part, answers, strict=True) if a is Claim.GRANTED]
+
+    threads = [threading.Thread(target=ask, args=(i,)) for i in range(len(members))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(key for part in won.values() for key in part) == wanted
+
+
+def test_a_claim_ends(directory):
+    join(directory, A, B)
+    assert claims(directory, A, 1, 2, 3) == [Claim.GRANTED] * 3
+    assert claims(directory, A, 1, 2, 3) == [Claim.GRANTED] * 3
+    assert claims(directory, B, 1, 2, 3, 4) == [Claim.TAKEN] * 3 + [Claim.GRANTED]
+    directory.publish("pool 1", keys(1))
+    for _ in range(2):
+        directory.abandon("a", keys(2, 4))  # of which one is not its own
+    assert claims(directory, A, 4) == [Claim.TAKEN]
+    assert claims(directory, B, 1, 2, 3) == [Claim.EXISTS, Claim.GRANTED, Claim.TAKEN]
+    assert claims(directory, A, 1) == [Claim.EXISTS]
+    directory.withdraw("pool 1", keys(1))
+    assert claims(directory, B, 1) == [Claim.GRANTED]
+
+
+def test_a_claim_is_void_after_its_time(world, directory):
+    join(directory, A, B)
+    assert claims(directory, A, 1, 2) == [Claim.GRANTED] * 2
+    assert claims(directory, A, 1, ttl_s=SOON_S) == [Claim.GRANTED]
+    world.wait(lambda: claims(directory, B, 1) == [Claim.GRANTED], "the claim stays")
+    assert claims(directory, A, 1, 2) == [Claim.TAKEN, Claim.GRANTED]
+
+
+@pytest.mark.parametrize("dies", [True, False], ids=["dies", "leaves"])
+def test_the_claims_of_the_dead_are_void(world, directory, dies):
+    join(directory, A, B, POOLLESS)
+    assert claims(directory, A, 1) == claims(directory, POOLLESS, 2) == [Claim.GRANTED]
+    for member in (A, POOLLESS):
+        if dies:
+            kill(world, member)
+        else:
+            directory.leave(member.name)
+    with pytest.raises(Unavailable, match="knows no living member 'a'"):
+        directory.claim("a", keys(1), LONG_S)
+    join(directory, A)  # has come back, and knows nothing of its claim
+    assert claims(directory, B, 1, 2) == [Claim.GRANTED] * 2
+    assert claims(directory, A, 1) == [Claim.TAKEN]
+
+
+def test_a_claim_outlasts_its_member_joining_again(directory):
+    join(directory, A, B)
+    assert claims(directory, A, 1) == [Claim.GRANTED]
+    join(directory, A)
+    assert claims(directory, B, 1) == [Claim.TAKEN]
+    join(directory, Member("a", "host 1", "pool 3"))
+    assert claims(directory, B, 1) == [Claim.GRANTED]
+
+
+def test_a_pool_lives_as_long_as_one_of_its_members(world, directory):
+    join(directory, A, A2, B)
+    directory.publish("pool 1", keys(1, 2))
+    directory.publish("pool 2", keys(2))
+    directory.leave("a")
+    assert holders_of(directory, 1, 2) == [["pool 1"], ["pool 1", "pool 2"]]
+    assert directory.sweep() == []
+    kill(world, A2)
+    assert holders_of(directory, 1, 2) == [[], ["pool 2"]]
+    assert directory.match_prefix(keys(2, 1)) == 1
+    assert claims(directory, B, 1, 2) == [Claim.GRANTED, Claim.EXISTS]
+    assert directory.num_objects("pool 1") == 0 and all_of(directory, "pool 1") == set()
+    directory.publish("pool 1", keys(5))  # too late
+    directory.withdraw("pool 1", keys(2))
+    join(directory, A)
+    assert holders_of(directory, 1, 2, 5) == [[], ["pool 2"], []]
+    directory.publish("pool 1", keys(1))
+    assert directory.sweep() == ["pool 1"]  # the one that died
+    assert holders_of(directory, 1, 2) == [["pool 1"], ["pool 2"]]
+    assert directory.sweep() == []
+
+
+def test_a_member_that_goes_to_another_pool(directory):
+    join(directory, A)
+    directory.publish("pool 1", keys(1))
+    moved = Member("a", "host 1", "pool 3")
+    assert not directory.renew(moved, LONG_S)
+    join(directory, moved)
+    assert holders_of(directory, 1) == [[]]
+    directory.publish("pool 3", keys(1))
+    assert holders_of(directory, 1) == [["pool 3"]]
+    assert directory.sweep() == ["pool 1"]
+
+
+def test_sweep_by_many_at_once(directory):
+    join(directory, *(Member(f"m{i}", "host", f"pool {i}") for i in range(6)))
+    everything = keys(*range(3000))
+    for i in range(6):
+        directory.publish(f"pool {i}", everything)
+    for i in range(1, 6):
+        directory.leave(f"m{i}")
+    swept = []
+    sweepers = [threading.Thread(target=lambda: swept.extend(directory.sweep())) for _ in range(4)]
+    for sweeper in sweepers:
+        sweeper.start()
+    for sweeper in sweepers:
+        sweeper.join()
+    assert sorted(swept) == [f"pool {i}" for i in range(1, 6)]
+    assert directory.match_prefix(everything) == 3000
+    assert directory.holders(everything).pools == ("pool 0",)
+
+
+def test_what_stays_is_found_while_others_come_and_go(directory):
+    join(directory, A)
+    stay, go = list(range(0, 4000, 2)), list(range(1, 4000, 2))
+    directory.publish("pool 1", keys(*range(4000)))
+    found, cursor, turn = set(), 0, 0
+    while True:
+        cursor, page = directory.keys_of("pool 1", cursor, 50)
+        found.update(numbers(page))
+        if cursor == 0:
+            break
+        directory.withdraw("pool 1", keys(*go[turn * 100 : turn * 100 + 100]))
+        directory.publish("pool 1", keys(*range(10_000 + turn * 50, 10_000 + turn * 50 + 20)))
+        turn += 1
+    assert found >= set(stay)
+    assert turn > 10
+
+
+def test_as_many_keys_as_there_may_be(directory):
+    join(directory, A, B)
+    many = keys(*range(MAX_KEYS))
+    assert (directory.claim("a", many, LONG_S) == Claim.GRANTED).all()
+    assert (directory.claim("b", many, LONG_S) == Claim.TAKEN).all()
+    directory.publish("pool 1", many)
+    directory.withdraw("pool 1", many[50_000:50_001])
+    assert directory.match_prefix(many) == 50_000
+    holders = directory.holders(many)
+    assert holders.pools == ("pool 1",)
+    np.testing.assert_array_equal(holders.found[:, 0], np.arange(MAX_KEYS) != 50_000)
+    assert all_of(directory, "pool 1", 10_000) == set(range(MAX_KEYS)) - {50_000}
+    directory.withdraw("pool 1", many)
+    assert directory.num_objects("pool 1") == 0
+    with pytest.raises(InvalidArgument, match="claim: keys must be at most 65536, got 65537"):
+        directory.claim("a", keys(*range(MAX_KEYS + 1)), LONG_S)
+
+
+def test_match_prefix_is_a_loop(make_world):
+    directory = make_world().directory
+    join(directory, A, B)
+
+    @settings(max_examples=60, deadline=None)
+    @given(
+        has=st.tuples(*2 * [st.sets(st.integers(0, 12))]),
+        asked=st.lists(st.integers(0, 12), max_size=16),
+    )
+    def check(has, asked):
+        for pool, objects in zip(("pool 1", "pool 2"), has, strict=True):
+            directory.withdraw(pool, keys(*range(13)))
+            directory.publish(pool, keys(*objects))
+        expected = 0
+        for key in asked:
+            if not any(key in objects for objects in has):
+                break
+            expected += 1
+        assert directory.match_prefix(keys(*asked)) == expected
+
+    check()
+
+
+def test_keys_may_be_a_list(directory):
+    join(directory, A)
+    directory.publish("pool 1", [(1, 2**64 - 1), (0, 0)])
+    assert directory.match_prefix([(0, 0), (1, 2**64 - 1), (1, 0)]) == 2
+
+
+WRONG = {
+    "join: member must be a Member, got None": lambda d: d.join(None, 1),
+    "join: member.name must be a str of 1 to 255 bytes, got ''": lambda d: d.join(
+        Member("", "h"), 1
+    ),
+    "join: member.host must be a str of at most 255 bytes, got 5": lambda d: d.join(
+        Member("a", 5), 1
+    ),
+    "join: member.pool must be": lambda d: d.join(Member("a", "h", "\ud800"), 1),
+    "join: member.capacity_bytes must be an integer": lambda d: d.join(
+        Member("a", "h", "p", -1), 1
+    ),
+    "join: member.free_bytes must be an integer from 0 to": lambda d: d.join(
+        Member("a", "h", "p", 1, 0.5), 1
+    ),
+    "join: member.is_draining must be a bool, got 2": lambda d: d.join(
+        Member("a", "h", is_draining=2), 1
+    ),
+    "join: ttl_s must be a number of seconds above 0, up to 1e": lambda d: d.join(A, 0),
+    "renew: ttl_s must be a number of seconds": lambda d: d.renew(A, float("nan")),
+    "renew: member must be": lambda d: d.renew("a", 1),
+    "leave: name must be a str of 1 to 255 bytes, got None": lambda d: d.leave(None),
+    "claim: name must be": lambda d: d.claim("", keys(1), 1),
+    "claim: ttl_s must be": lambda d: d.claim("a", keys(1), "1"),
+    "claim: keys must be .n, 2. integers, got shape": lambda d: d.claim("a", keys(1)[0], 1),
+    "publish: pool must be a str of 1 to 255 bytes, got 'xxx": lambda d: d.publish(
+        256 * "x", keys(1)
+    ),
+    "publish: keys must be .n, 2. integers": lambda d: d.publish("p", keys(1).astype(float)),
+    "withdraw: keys must be .n, 2. integers, got 5": lambda d: d.withdraw("p", 5),
+    "abandon: name must be": lambda d: d.abandon(7, keys(1)),
+    "holders: keys must be .n, 2. integers, got 'ab'": lambda d: d.holders("ab"),
+    "match_prefix: keys must be .n, 2. integers": lambda d: d.match_prefix([(1, 2, 3)]),
+    "keys_of: pool must be": lambda d: d.keys_of(""),
+    "keys_of: cursor must be 0 or what was returned last, an integer, got -1": lambda d: d.keys_of(
+        "p", -1
+    ),
+    "keys_of: count must be an integer from 1 to 65536, got 0": lambda d: d.keys_of("p", 0, 0),
+    "num_objects: pool must be": lambda d: d.num_objects(None),
+}
+
+
+@pytest.mark.parametrize("message", WRONG)
+def test_wrong_arguments(directory, message):
+    join(directory, A)
+    with pytest.raises(InvalidArgument, match=f"^{message}"):
+        WRONG[message](directory)
+    assert directory.members() == [A]
+
+
+def test_closing_twice(directory):
+    with directory as same:
+        assert same is directory
+    directory.close()

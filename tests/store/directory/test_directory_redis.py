@@ -1,0 +1,248 @@
+"""What Redis alone has: URLs, passwords, clusters, scripts that are gone, what stays in it."""
+
+import numpy as np
+import pytest
+import redis
+
+from mooncake_kernels.errors import InvalidArgument, Unavailable
+from mooncake_serving.store.directory import Claim, Member, RedisDirectory, connect
+
+from ...metadata.support import RedisServer, raw_server
+from .support import LONG_S, keys
+
+A = Member("a", "host 1", "pool 1")
+B = Member("b", "host 2", "pool 2")
+SECRET = "s3cr3t"
+
+
+@pytest.fixture
+def url(server):
+    return server.url
+
+
+@pytest.fixture
+def client(server):
+    with redis.Redis(port=server.port) as client:
+        client.flushall()
+        yield client
+
+
+@pytest.mark.parametrize(
+    "url, why",
+    [
+        (None, "got a NoneType"),
+        ("redis", "got no URL"),
+        ("http://host/metadata", "got a URL of another scheme"),
+        ("redis://", "got a URL without a host"),
+        ("redis://host:0", "port 0"),
+        ("redis://host/x", "got a database that is no number"),
+        ("unix://host/x", "without an absolute path"),
+        (f"redis://:{SECRET}#@host", "got no URL"),
+        (f"redis://host?password={SECRET}&x=1", "options other than"),
+        ("redis://host?prefix=x/", "got a prefix"),
+        ("redis+sentinel://a:1,b:2", "sentinels without the name of a service"),
+        ("redis+sentinel://a:1,:2/name", "got no URL"),
+        ("redis+sentinel://a:1,b:0/name", "got no URL"),
+    ],
+)
+def test_wrong_urls(url, why):
+    with pytest.raises(
+        InvalidArgument, match=f'RedisDirectory: url must be "redis://.*{why}'
+    ) as caught:
+        connect(url)
+    assert SECRET not in str(caught.value)
+
+
+@pytest.mark.parametrize("cluster", ["", "a b", "{a}", 65 * "x", "é", None])
+def test_wrong_clusters(cluster):
+    with pytest.raises(InvalidArgument, match="RedisDirectory: cluster must be 1 to 64 letters"):
+        connect("redis://127.0.0.1:1", cluster)
+
+
+def test_clusters_do_not_see_each_other(url):
+    with connect(url, "one") as one, connect(url, "two") as two, connect(url, "one") as again:
+        one.join(A, LONG_S)
+        two.join(B, LONG_S)
+        one.publish("pool 1", keys(1))
+        assert again.members() == [A] and two.members() == [B]
+        assert again.match_prefix(keys(1)) == 1 and two.match_prefix(keys(1)) == 0
+        assert one.claim("a", keys(2), LONG_S) == two.claim("b", keys(2), LONG_S) == Claim.GRANTED
+        one.leave("a")
+        assert one.sweep() == ["pool 1"] and two.sweep() == [] and two.members() == [B]
+
+
+def test_a_password_is_used_and_not_told(tmp_path):
+    server = RedisServer(tmp_path, "--requirepass", SECRET)
+    try:
+        for url in (
+            f"redis://:{SECRET}@127.0.0.1:{server.port}",
+            f"unix://{tmp_path}/redis.sock?password={SECRET}",
+        ):
+            with connect(url) as directory:
+                directory.join(A, LONG_S)
+                assert directory.members() == [A]
+        with connect(f"redis://:wrong{SECRET}@127.0.0.1:{server.port}/0") as directory:
+            with pytest.raises(Unavailable, match=f"redis://127.0.0.1:{server.port}/0: ") as caught:
+                directory.members()
+            assert SECRET not in str(caught.value)
+    finally:
+        server.stop()
+
+
+def test_scripts_that_the_server_forgot(url, client):
+    with connect(url) as directory:
+        for _ in range(2):
+            directory.join(A, LONG_S)
+            client.script_flush()
+            many = keys(*range(10_000))
+            directory.publish("pool 1", many)  # three scripts in one round trip
+            client.script_flush()
+            assert directory.match_prefix(many) == 10_000
+            client.script_flush()
+            assert directory.renew(A, LONG_S)
+            assert directory.sweep() == []
+
+
+def test_one_call_is_one_round_trip(url, client):
+    """The server counts how often it reads: what comes together is read at once."""
+
+    def reads() -> int:
+        return client.info("stats")["total_reads_processed"]
+
+    some = keys(*range(256))
+    with connect(url) as directory:
+        directory.join(A, LONG_S)
+        for call in (
+            lambda: directory.renew(A, LONG_S),
+            lambda: directory.members(),
+            lambda: directory.claim("a", some, LONG_S),
+            lambda: directory.publish("pool 1", some),
+            lambda: directory.holders(some),
+            lambda: directory.match_prefix(some),
+            lambda: directory.withdraw("pool 1", some),
+        ):
+            call()  # its script is known from now on
+            before = reads()
+            call()
+            assert reads() - before == 1 + 1  # this question itself
+
+
+def test_nothing_stays_of_the_dead(url, client):
+    with connect(url) as directory:
+        directory.join(A, LONG_S)
+        directory.join(B, LONG_S)
+        many = keys(*range(10_000))
+        directory.claim("a", many, LONG_S)
+        directory.publish("pool 1", many)
+        directory.publish("pool 2", many[:10])
+        directory.leave("a")
+        assert directory.sweep() == ["pool 1"]
+        assert client.dbsize() == 10 + len(["p<pool 2>", "alive", "members", "pools", "numbers"])
+        directory.leave("b")
+        assert directory.sweep() == ["pool 2"]
+        assert client.keys() == [b"{mooncake}:numbers"]
+
+
+def test_claims_go_by_themselves_and_pools_are_small_numbers(url, client):
+    with connect(url, "c") as directory:
+        directory.join(A, LONG_S)
+        directory.join(B, LONG_S)
+        directory.claim("a", keys(1, 2), LONG_S)
+        claims = client.keys("{c}:c*")
+        assert len(claims) == 2
+        assert all(0 < client.pttl(claim) <= LONG_S * 1000 for claim in claims)
+        directory.publish("pool 1", keys(1, 2))
+        directory.publish("pool 2", keys(1, 2))
+        assert client.keys("{c}:c*") == []
+        names = client.keys("{c}:o*")
+        assert sorted(names) == sorted(b"{c}:o" + key.tobytes() for key in keys(1, 2))
+        assert {client.object("encoding", name) for name in names} == {b"intset"}
+
+
+def test_a_replica_takes_no_orders(tmp_path):
+    server = RedisServer(tmp_path)
+    try:
+        with connect(server.url) as directory, redis.Redis(port=server.port) as client:
+            directory.join(A, LONG_S)
+            client.replicaof("127.0.0.1", "1")
+            with pytest.raises(Unavailable, match=f"metadata server {server.url}: .*replica"):
+                directory.publish("pool 1", keys(1))
+            with pytest.raises(Unavailable):
+                directory.renew(A, LONG_S)
+            client.replicaof("no", "one")
+            assert not directory.renew(A, LONG_S)  # it was a replica, who knows of whom
+    finally:
+        server.stop()
+
+
+def test_a_type_of_others_under_our_name(url, client):
+    with connect(url) as directory:
+        client.set("{mooncake}:members", "x")
+        with pytest.raises(Unavailable, match="metadata server redis://.*WRONGTYPE"):
+            directory.members()
+
+
+CALLS = {
+    "join": lambda d: d.join(A, 1),
+    "renew": lambda d: d.renew(A, 1),
+    "leave": lambda d: d.leave("a"),
+    "members": lambda d: d.members(),
+    "claim": lambda d: d.claim("a", keys(1, 2), 1),
+    "publish": lambda d: d.publish("p", keys(1)),
+    "withdraw": lambda d: d.withdraw("p", keys(1)),
+    "abandon": lambda d: d.abandon("a", keys(1)),
+    "holders": lambda d: d.holders(keys(1, 2)),
+    "match_prefix": lambda d: d.match_prefix(keys(1, 2)),
+    "keys_of": lambda d: d.keys_of("p"),
+    "num_objects": lambda d: d.num_objects("p"),
+    "sweep": lambda d: d.sweep(),
+}
+NONSENSE = {
+    "nothing": b"",
+    "no protocol": b"HTTP/1.1 400 Bad Request\r\n\r\n",
+    "a status": b"+OK\r\n",
+    "null": b"$-1\r\n",
+    "a negative number": b":-5\r\n",
+    "a large number": b":99999999999999999999\r\n",
+    "a string": b"$3\r\nabc\r\n",
+    "a list of numbers": b"*3\r\n:1\r\n:2\r\n:3\r\n",
+    "strings that say nothing": b"*2\r\n$1\r\na\r\n$2\r\nbc\r\n",
+    "an index out of range": b"*2\r\n$1\r\np\r\n$4\r\n\xff\x00\x00\x00\r\n",
+    "a member without a host": b'*1\r\n$12\r\n{"name":"a"}\r\n',
+    "lists in lists": 5000 * b"*1\r\n",
+    "more than there may be": b"$40000000\r\n" + b"x" * 40_000_000,
+    "half an answer": b"*2\r\n$5\r\nab",
+}
+
+
+@pytest.mark.parametrize("nonsense", NONSENSE)
+def test_a_server_that_answers_nonsense(nonsense, impatient):
+    def behave(connection):
+        while connection.recv(1 << 16):
+            connection.sendall(NONSENSE[nonsense])
+
+    with raw_server(behave) as port:
+        slow = nonsense in ("nothing", "half an answer", "more than there may be")
+        for name in ("claim", "members") if slow else CALLS:
+            with connect(f"redis://127.0.0.1:{port}/0") as directory:
+                with pytest.raises(Unavailable):
+                    CALLS[name](directory)
+
+
+def test_nobody_is_there():
+    with raw_server(lambda connection: None) as port:
+        pass
+    with RedisDirectory(f"redis://127.0.0.1:{port}/0") as directory:
+        for call in CALLS.values():
+            with pytest.raises(Unavailable, match=f"metadata server redis://127.0.0.1:{port}/0: "):
+                call(directory)
+
+
+def test_keys_lie_little_endian(url, client):
+    with connect(url) as directory:
+        directory.join(A, LONG_S)
+        directory.publish("pool 1", np.array([[1, 2]], np.uint64))
+        assert client.exists(b"{mooncake}:o" + b"\1" + 7 * b"\0" + b"\2" + 7 * b"\0")
+        assert directory.keys_of("pool 1")[1].tolist() == [[1, 2]]
+        directory.publish("pool 1", keys(3).astype(">u8"))
+        assert directory.match_prefix(keys(3)) == 1

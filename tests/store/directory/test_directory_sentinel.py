@@ -1,0 +1,106 @@
+"""Redis's own failover: a sentinel makes a replica the master, and clients find it."""
+
+import subprocess
+
+import pytest
+import redis
+
+from mooncake_kernels import metadata
+from mooncake_kernels.errors import Unavailable
+from mooncake_kernels.transfer import TransferEngine
+from mooncake_serving.store.directory import Member, connect
+
+from ...metadata.support import RedisServer, eventually, free_port
+from .support import LONG_S, keys
+
+A = Member("a", "host 1", "pool 1")
+PASSWORD = "s3cr3t"
+CONFIGURATION = """
+port {port}
+bind 127.0.0.1
+dir {folder}
+sentinel monitor kv 127.0.0.1 {master} 1
+sentinel auth-pass kv {password}
+sentinel down-after-milliseconds kv 500
+sentinel failover-timeout kv 5000
+"""
+
+
+def make_server(folder):
+    folder.mkdir()
+    password = ("--requirepass", PASSWORD, "--masterauth", PASSWORD)
+    return RedisServer(folder, "--repl-diskless-sync-delay", "0", *password)
+
+
+@pytest.fixture
+def servers(tmp_path):
+    """A master and its replica."""
+    first, second = make_server(tmp_path / "1"), make_server(tmp_path / "2")
+    with redis.Redis(port=second.port, password=PASSWORD) as replica:
+        replica.replicaof("127.0.0.1", str(first.port))
+        eventually(lambda: replica.info()["master_link_status"] == "up", "no replica")
+    yield first, second
+    first.stop()
+    second.stop()
+
+
+@pytest.fixture
+def sentinel(tmp_path, servers):
+    """A sentinel, which is alone to decide; its port."""
+    port, path = free_port(), tmp_path / "sentinel.conf"
+    path.write_text(
+        CONFIGURATION.format(port=port, folder=tmp_path, master=servers[0].port, password=PASSWORD)
+    )
+    process = subprocess.Popen(["redis-server", str(path), "--sentinel"], stdout=subprocess.DEVNULL)
+    with redis.Redis(port=port) as client:
+
+        def knows_the_replica() -> bool:
+            try:
+                return len(client.sentinel_slaves("kv")) == 1
+            except redis.ConnectionError:
+                return False
+
+        eventually(knows_the_replica, "the sentinel does not find the replica")
+    yield port
+    process.kill()
+    process.wait()
+
+
+def test_a_failover_by_a_sentinel(servers, sentinel):
+    nobody = free_port()
+    shown = f"redis+sentinel://127.0.0.1:{nobody},127.0.0.1:{sentinel}/kv"
+    with connect(shown.replace("//", f"//:{PASSWORD}@") + "?db=1") as directory:
+        directory.join(A, LONG_S)
+        directory.publish("pool 1", keys(1))
+        with redis.Redis(port=servers[1].port, db=1, password=PASSWORD) as replica:
+            eventually(lambda: replica.exists("{mooncake}:members"), "nothing was replicated")
+        servers[0].stop()
+        with pytest.raises(Unavailable, match="127.0.0.1") as caught:
+            directory.members()
+        assert shown in str(caught.value) and PASSWORD not in str(caught.value)
+
+        def is_back() -> bool:
+            try:
+                return directory.members() == [A]
+            except Unavailable:
+                return False
+
+        eventually(is_back, "no failover")
+        assert not directory.renew(A, LONG_S)
+        directory.join(A, LONG_S)
+        directory.publish("pool 1", keys(1, 2))
+        assert directory.renew(A, LONG_S) and directory.match_prefix(keys(1, 2)) == 2
+
+
+def test_engines_find_each_other_by_a_sentinel(servers, sentinel):
+    url = f"redis+sentinel://:{PASSWORD}@127.0.0.1:{sentinel}/kv"
+    with TransferEngine("a", metadata=url), TransferEngine("b", metadata=url) as engine:
+        assert engine.open("a").name == "a"
+        with metadata.connect(url) as directory:
+            assert [entry.name for entry in directory.entries()] == ["a", "b"]
+
+
+def test_a_service_that_the_sentinel_does_not_know(servers, sentinel):
+    with connect(f"redis+sentinel://127.0.0.1:{sentinel}/other") as directory:
+        with pytest.raises(Unavailable, match="No master found for 'other'"):
+            directory.members()
