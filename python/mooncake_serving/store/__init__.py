@@ -10,11 +10,13 @@
         store.get_into_each(keys[:num_blocks], blocks)
         store.put_each(keys[num_blocks:], new_blocks)
 
-docs/store.md says what is promised, also when processes die, and what is still missing: other
-hosts, replicas and the SSD tier.
+``ClusterStore`` has the same calls over all hosts whose nodes share a directory. docs/store.md and
+docs/store_cluster.md say what is promised, also when somebody dies, and what is still missing.
 """
 
+from .cluster import ClusterStore
 from .eviction import EvictionPolicy, largest_first, lru, sieve
+from .node import Node
 from .store import Store
 
-__all__ = ["EvictionPolicy", "Store", "largest_first", "lru", "sieve"]
+__all__ = ["ClusterStore", "EvictionPolicy", "Node", "Store", "largest_first", "lru", "sieve"]

@@ -19,6 +19,18 @@ def sieve(pool: ObjectPool, num_bytes: int) -> Evicted:
     return pool.evict(num_bytes, "sieve")
 
 
+def telling(policy: EvictionPolicy, tell: Callable[[np.ndarray], object]) -> EvictionPolicy:
+    """Make a policy that says which objects went: ``tell`` is called with their keys."""
+
+    def evict(pool: ObjectPool, num_bytes: int) -> Evicted:
+        evicted = policy(pool, num_bytes)
+        if len(evicted.keys):
+            tell(evicted.keys)
+        return evicted
+
+    return evict
+
+
 def largest_first(pool: ObjectPool, num_bytes: int) -> Evicted:
     """Evict the largest objects, of equally large ones what was used longest ago; "soft" last.
 

@@ -11,6 +11,7 @@ import numpy as np
 from mooncake_kernels.buffers import as_buffer
 from mooncake_kernels.errors import ChecksumError, InvalidArgument
 from mooncake_kernels.pool import (
+    Key,
     ObjectPool,
     ObjectPut,
     PinnedObject,
@@ -42,6 +43,11 @@ class Store:
         checksum: keep an XXH3-64 of each object, computed while it is copied.
         verify: the share of reads that compare it first: 0 to 1.
 
+    Attributes:
+        pool: see above.
+        keyspace: how keys of callers become those of the pool.
+        eviction: see above; may be replaced.
+
     Raises:
         InvalidArgument: a number is not between 0 and 1, or the namespace no string.
     """
@@ -60,8 +66,8 @@ class Store:
             if not 0 <= value <= 1:
                 raise InvalidArgument(f"Store: {name} must be from 0 to 1, got {value!r}")
         self.pool = pool
-        self._keyspace = Keyspace(namespace)
-        self._eviction = eviction
+        self.keyspace = Keyspace(namespace)
+        self.eviction = eviction
         self._evict_bytes = int(evict_ratio * pool.capacity_bytes)
         self._checksum = checksum
         self._verify = verify
@@ -97,25 +103,33 @@ class Store:
         Raises:
             InvalidArgument: an argument is wrong, or the object larger than the pool.
         """
-        words = self._keyspace.key(key)
+        return self.put_key(self.keyspace.key(key), *parts, retention=retention)
+
+    def put_key(self, key: Key, *parts: Any, retention: Retention = "normal") -> PutResult:
+        """Do the same with a key of the pool, of whatever namespace it is."""
         return self._with_room(
             lambda: sum(as_buffer(part).num_bytes for part in parts),
-            lambda: self.pool.put_from(words, *parts, checksum=self._checksum, retention=retention),
+            lambda: self.pool.put_from(key, *parts, checksum=self._checksum, retention=retention),
         )
 
     def begin(
         self, key: StoreKey, num_bytes: int, *, retention: Retention = "normal"
     ) -> ObjectPut | PutResult:
         """Reserve space for an object that is written in place, see ``ObjectPool.begin``."""
-        words = self._keyspace.key(key)
+        return self.begin_key(self.keyspace.key(key), num_bytes, retention=retention)
+
+    def begin_key(
+        self, key: Key, num_bytes: int, *, retention: Retention = "normal"
+    ) -> ObjectPut | PutResult:
+        """Do the same with a key of the pool, of whatever namespace it is."""
         return self._with_room(
             lambda: num_bytes,
-            lambda: self.pool.begin(words, num_bytes, checksum=self._checksum, retention=retention),
+            lambda: self.pool.begin(key, num_bytes, checksum=self._checksum, retention=retention),
         )
 
     def put_each(self, keys: StoreKeys, values: Sequence[Any]) -> list[PutResult]:
         """Store many objects, in their order: a prefix is there before what continues it."""
-        self._check_pairs("put_each", "values", keys, values)
+        check_pairs("put_each", "values", keys, values)
         return [self.put_from(key, value) for key, value in zip(keys, values, strict=True)]
 
     def get(self, key: StoreKey) -> bytes | None:
@@ -136,7 +150,7 @@ class Store:
         Raises:
             ChecksumError: as in ``get``.
         """
-        pinned = self.pool.pin(self._keyspace.key(key))
+        pinned = self.pool.pin(self.keyspace.key(key))
         if pinned is not None and self._verifies():
             try:
                 pinned.verify()
@@ -152,7 +166,7 @@ class Store:
         Raises:
             ChecksumError: as in ``get``; nothing was copied.
         """
-        words = self._keyspace.key(key)
+        words = self.keyspace.key(key)
         try:
             return self.pool.get_into(words, *buffers, offset=offset, verify=self._verifies())
         except ChecksumError:
@@ -177,8 +191,8 @@ class Store:
             ``[n]`` int64: sizes of the objects; -1 where there is none, -2 where the buffer is too
             small, -4 where the object was verified and damaged; it was removed.
         """
-        self._check_pairs("get_into_each", "buffers", keys, buffers)
-        key_array = self._keyspace.keys(keys)[::-1]
+        check_pairs("get_into_each", "buffers", keys, buffers)
+        key_array = self.keyspace.keys(keys)[::-1]
         verify = self._verifies()
         sizes = self.pool.get_into_each(key_array, buffers[::-1], verify=verify)
         for words in key_array[sizes == DAMAGED].tolist():
@@ -186,23 +200,23 @@ class Store:
         return sizes[::-1]
 
     def exists(self, key: StoreKey) -> bool:
-        return self.pool.contains(self._keyspace.key(key))
+        return self.pool.contains(self.keyspace.key(key))
 
     def exists_each(self, keys: StoreKeys) -> np.ndarray:
         """Tell of n keys which are there: ``[n]`` bool."""
-        return self.pool.contains_each(self._keyspace.keys(keys))
+        return self.pool.contains_each(self.keyspace.keys(keys))
 
     def match_prefix(self, keys: StoreKeys) -> int:
         """Count the first keys that are there, up to one that is not; one call, no lock."""
-        return self.pool.match_prefix(self._keyspace.keys(keys))
+        return self.pool.match_prefix(self.keyspace.keys(keys))
 
     def retain(self, key: StoreKey, retention: Retention) -> bool:
         """Say how long an object shall stay, see ``put_from``. Returns whether it was there."""
-        return self.pool.retain(self._keyspace.key(key), retention)
+        return self.pool.retain(self.keyspace.key(key), retention)
 
     def remove(self, key: StoreKey) -> bool:
         """Remove an object; who reads it keeps it. Returns whether it was there."""
-        return self.pool.remove(self._keyspace.key(key))
+        return self.pool.remove(self.keyspace.key(key))
 
     def remove_all(self) -> int:
         """Remove the objects of all namespaces, "hard" ones too; returns how many there were."""
@@ -221,20 +235,13 @@ class Store:
             return result
         wanted = max(num_bytes(), self._evict_bytes, 1)
         while result is PutResult.FULL and wanted < 2 * self.pool.capacity_bytes:
-            self._eviction(self.pool, wanted)
+            self.eviction(self.pool, wanted)
             result = attempt()
             wanted *= 2
         return result
 
     def _verifies(self) -> bool:
         return self._verify > 0 and random.random() < self._verify
-
-    @staticmethod
-    def _check_pairs(op: str, argument: str, keys: StoreKeys, others: Sequence[Any]) -> None:
-        if len(keys) != len(others):
-            raise InvalidArgument(
-                f"{op}: {argument} must be as many as keys, got {len(others)} and {len(keys)}"
-            )
 
     def __enter__(self) -> "Store":
         return self
@@ -246,3 +253,11 @@ class Store:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def check_pairs(op: str, argument: str, keys: StoreKeys, others: Sequence[Any]) -> None:
+    """Refuse keys and what belongs to them if they are not as many."""
+    if len(keys) != len(others):
+        raise InvalidArgument(
+            f"{op}: {argument} must be as many as keys, got {len(others)} and {len(keys)}"
+        )

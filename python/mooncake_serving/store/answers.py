@@ -1,0 +1,103 @@
+"""What a node answers to requests of others."""
+
+from mooncake_kernels.errors import InvalidArgument
+
+from .listing import Listing
+from .messages import (
+    Answer,
+    Drop,
+    Dropped,
+    Pin,
+    Pinned,
+    Pull,
+    Release,
+    Released,
+    Request,
+    Stat,
+    Stats,
+    keys_of,
+)
+from .pins import Pins
+from .pulls import Offers, Puller
+from .store import Store
+
+PINS_LAST = 2  # times as long as their reader said that it would read
+
+
+class PoolAnswers:
+    """Answers for a pool. Thread-safe.
+
+    Args:
+        store: of the pool.
+        listing: what the directory knows of it.
+        pins: what others read.
+        puller: takes copies.
+    """
+
+    def __init__(self, store: Store, listing: Listing, pins: Pins, puller: Puller):
+        self._store = store
+        self._listing = listing
+        self._puller = puller
+        self.pins = pins
+
+    def pin(self, sender: str, request: Pin) -> Pinned:
+        found = self.pins.pin(
+            (sender, request.life, request.number),
+            keys_of(request.keys),
+            verify=request.verify,
+            keep_s=PINS_LAST * request.deadline_ms / 1000,
+        )
+        return Pinned(request.number, found.tobytes())
+
+    def release(self, sender: str, request: Release) -> bool:
+        return self.pins.release((sender, request.life, request.token))
+
+    def drop(self, request: Drop) -> Dropped:
+        keys = keys_of(request.keys)
+        count = sum(self._store.pool.remove((first, second)) for first, second in keys.tolist())
+        self._listing.withdraw(keys)
+        return Dropped(request.number, count)
+
+    def answer(self, sender: str, request: Request) -> Answer:
+        """Carry out a request of a node."""
+        if isinstance(request, Pin):
+            return self.pin(sender, request)
+        if isinstance(request, Pull):
+            return self._puller.pull(request)
+        if isinstance(request, Drop):
+            return self.drop(request)
+        if isinstance(request, Stat):
+            return Stats(request.number, self._store.stats())
+        raise InvalidArgument(f"answer: request must be a known one, got {request!r}")
+
+
+class Answers:
+    """Answers of a node, which may have no pool. Thread-safe.
+
+    Args:
+        offers: what others were asked to take.
+        pool: answers for its pool, if it has one.
+    """
+
+    def __init__(self, offers: Offers, pool: PoolAnswers | None):
+        self._offers = offers
+        self._pool = pool
+
+    def answer(self, sender: str, request: Request) -> Answer:
+        """Carry out a request of a node.
+
+        Raises:
+            InvalidArgument: it needs a pool, and there is none.
+        """
+        if isinstance(request, Release):
+            return Released(request.number, self._release(sender, request))
+        if self._pool is not None:
+            return self._pool.answer(sender, request)
+        if isinstance(request, Stat):
+            return Stats(request.number, None)
+        raise InvalidArgument("answer: request must be one to a node without a pool")
+
+    def _release(self, sender: str, request: Release) -> bool:
+        if self._offers.end(request.token, sender):
+            return True
+        return self._pool is not None and self._pool.release(sender, request)

@@ -1,0 +1,143 @@
+"""What a node asks one other node to do with its pool."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+
+import numpy as np
+
+from mooncake_kernels.buffers import Buffer
+from mooncake_kernels.errors import InvalidArgument
+from mooncake_kernels.pool import PoolStats, PutResult
+
+from .calls import Calls
+from .memory import RegisteredMemory
+from .messages import (
+    MAX_KEYS,
+    MAX_PLACES_BYTES,
+    MAX_PULLED,
+    PLACE,
+    PLACE_BYTES,
+    Drop,
+    Dropped,
+    Pull,
+    Pulled,
+    Stat,
+    Stats,
+    key_bytes,
+)
+from .pulls import Offers
+
+Pulls = list[PutResult | str]  # a string says what failed
+
+
+class Asking:
+    """Requests to other nodes, any number of keys at a time. Thread-safe.
+
+    All raise ``TransferError`` where the node cannot be reached, refuses, or does not answer in
+    time; what was asked for may have been done then.
+
+    Args:
+        calls: how they are asked.
+        offers: what they may take.
+        memory: lends them what is not registered.
+        answer_s: how long an answer may take.
+        read_s: and what must be read for it.
+    """
+
+    def __init__(
+        self,
+        calls: Calls,
+        offers: Offers,
+        memory: RegisteredMemory,
+        answer_s: float,
+        read_s: float,
+    ):
+        self._calls = calls
+        self._offers = offers
+        self._memory = memory
+        self._answer_s = answer_s
+        self._pull_s = answer_s + read_s
+
+    def pull(self, member: str, keys: np.ndarray, source: str, *, verify: bool = True) -> Pulls:
+        """Have a node copy ``[n, 2]`` objects of the pool that ``source`` serves."""
+        results: Pulls = []
+        for first in range(0, len(keys), MAX_PULLED):
+            part = keys[first : first + MAX_PULLED]
+            results += self._pull(member, part, source, [], verify)
+        return results
+
+    def give(
+        self,
+        member: str,
+        keys: np.ndarray,
+        objects: Sequence[Sequence[Buffer]],
+        source: str,
+        *,
+        verify: bool = True,
+    ) -> Pulls:
+        """Have a node copy n objects out of this one's memory.
+
+        Args:
+            member: its name.
+            keys: ``[n, 2]``.
+            objects: of each, the parts one behind the other; registered meanwhile if need be.
+            source: name of this node.
+            verify: whether what has arrived is compared with what is here.
+
+        Raises:
+            InvalidArgument: an object has more parts than fit into a request.
+        """
+        places = [_places(parts) for parts in objects]
+        results: Pulls = []
+        for first, end in _batches(places):
+            with ExitStack() as lent:
+                for part in (part for parts in objects[first:end] for part in parts):
+                    lent.enter_context(self._memory.lend(part))
+                results += self._pull(member, keys[first:end], source, places[first:end], verify)
+        return results
+
+    def drop(self, member: str, keys: np.ndarray) -> int:
+        """Have a node remove ``[n, 2]`` objects; returns how many there were."""
+        count = 0
+        for first in range(0, len(keys), MAX_KEYS):
+            part = key_bytes(keys[first : first + MAX_KEYS])
+            count += self._calls.ask(member, Drop, Dropped, self._answer_s, keys=part).count
+        return count
+
+    def stat(self, member: str) -> PoolStats | None:
+        """Return the numbers of a node's pool; None if it has none."""
+        return self._calls.ask(member, Stat, Stats, self._answer_s).pool
+
+    def _pull(
+        self, member: str, keys: np.ndarray, source: str, places: list[bytes], verify: bool
+    ) -> Pulls:
+        number = self._calls.next_number()
+        if places:
+            self._offers.add(number, member)
+        try:
+            answer = self._calls.ask(
+                member, Pull, Pulled, self._pull_s,
+                number=number, keys=key_bytes(keys), source=source, verify=verify, places=places,
+            )  # fmt: skip
+        finally:
+            self._offers.end(number, member)  # what is not taken by now never is
+        return [PutResult(r) if isinstance(r, int) else r for r in answer.results]
+
+
+def _places(parts: Sequence[Buffer]) -> bytes:
+    limit = MAX_PLACES_BYTES // PLACE_BYTES
+    if len(parts) > limit:
+        raise InvalidArgument(f"put: parts must be at most {limit}, got {len(parts)}")
+    return np.array([(part.address, part.num_bytes) for part in parts], PLACE).tobytes()
+
+
+def _batches(places: Sequence[bytes]) -> Iterator[tuple[int, int]]:
+    """Ranges of objects that fit into one request."""
+    first = num_bytes = 0
+    for i, place in enumerate(places):
+        if i - first == MAX_PULLED or num_bytes + len(place) > MAX_PLACES_BYTES:
+            yield first, i
+            first, num_bytes = i, 0
+        num_bytes += len(place)
+    if first < len(places):
+        yield first, len(places)

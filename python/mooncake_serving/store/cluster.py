@@ -1,0 +1,242 @@
+"""The store over all hosts: the calls of ``Store``, which look at home first."""
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from mooncake_kernels.buffers import as_buffer
+from mooncake_kernels.errors import InvalidArgument, TransferError, Unavailable
+from mooncake_kernels.pool import PoolStats, PutResult, Retention
+from mooncake_kernels.transfer import Region
+
+from .cluster_reads import ClusterReader
+from .directory import Claim, Member
+from .keyspace import Keyspace, StoreKey, StoreKeys
+from .node import Node
+from .store import check_pairs
+
+RESULT_OF = {Claim.EXISTS: PutResult.EXISTS, Claim.TAKEN: PutResult.BEING_WRITTEN}
+
+
+class ClusterStore(ClusterReader):
+    """KV objects of all hosts whose nodes share a directory. Thread-safe. A context manager.
+
+    ::
+
+        with Store.create(64 << 30, "/dev/shm/kv", namespace="llama-70b/rank0") as store:
+            with mk.TransferEngine("10.0.0.7:0") as engine, Node(store, engine, directory) as node:
+                cluster = ClusterStore(node)
+                cluster.put_each(keys, blocks)          # here; all hosts find them
+                cluster.get_into_each(other_keys, ...)  # from here, or from wherever they are
+
+    What the own pool has is found and read as by ``Store``, without asking anybody. An object is
+    written once in all hosts, unless the directory has lost what it knew in the meantime: bytes
+    should follow from their key, as those of a prefix hash do.
+
+    Args:
+        node: of this process; ``close()`` closes it.
+        namespace: for a node without a pool, as of ``Store``; others have their store's.
+        verify: the share of reads from other nodes that are compared with their checksums, first
+            at the holder, then here: 0 to 1.
+        claim_s: how long a put may take, at most, before another node may write the same key.
+
+    Raises:
+        InvalidArgument: an argument is wrong.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        *,
+        namespace: str | None = None,
+        verify: float = 1.0,
+        claim_s: float = 60.0,
+    ):
+        if not 0 <= verify <= 1:
+            raise InvalidArgument(f"ClusterStore: verify must be from 0 to 1, got {verify!r}")
+        if node.store is not None and namespace is not None:
+            raise InvalidArgument(
+                f"ClusterStore: namespace must be None beside a store's own, got {namespace!r}"
+            )
+        self.node = node
+        self._keyspace = node.store.keyspace if node.store else Keyspace(namespace or "")
+        self._verify = verify
+        self._claim_s = claim_s
+        self._wait_s = claim_s
+
+    def put(self, key: StoreKey, value: Any, *, retention: Retention = "normal") -> PutResult:
+        """Store a value: bytes, a packed tensor or array in host memory. See ``put_from``."""
+        return self.put_from(key, value, retention=retention)
+
+    def put_from(self, key: StoreKey, *parts: Any, retention: Retention = "normal") -> PutResult:
+        """Store an object of one or many parts, which are its bytes one behind the other.
+
+        It is put into the own pool. A node without one has another take it out of its memory, which
+        is registered meanwhile; ``retention`` is "normal" there.
+
+        Returns:
+            As ``Store.put_from``, of all hosts. ``STORED`` if the directory went away after it had
+            been asked: then it is told later.
+
+        Raises:
+            InvalidArgument: as ``Store.put_from``.
+            Unavailable: it is not here, and the directory does not answer; or, without a pool, no
+                other node takes it.
+        """
+        return self._put_each([key], [parts], retention)[0]
+
+    def put_each(self, keys: StoreKeys, values: Sequence[Any]) -> list[PutResult]:
+        """Store many objects, in their order; the directory is asked and told once.
+
+        An error ends it, for those that come after.
+        """
+        check_pairs("put_each", "values", keys, values)
+        return self._put_each(keys, [(value,) for value in values], "normal")
+
+    def remove(self, key: StoreKey) -> bool:
+        """Remove an object everywhere; who reads it keeps it. Returns whether it was anywhere.
+
+        Raises:
+            Unavailable: the directory, or a node that has it, does not answer; it was removed
+                wherever else it is.
+        """
+        words = self._keyspace.keys([key])
+        removed = 0 if self._store is None else int(self._store.remove(key))
+        if self._store is not None:
+            self.node.listing.withdraw(words)
+        unreached = []
+        for pool in self.node.listing.holders(words)[0]:
+            if pool != self.node.pool_name:
+                try:
+                    removed += self._drop(pool, words)
+                except TransferError as error:
+                    unreached.append(str(error))
+        if unreached:
+            raise Unavailable(f"remove: it is not removed everywhere: {'; '.join(unreached)}")
+        return removed > 0
+
+    def retain(self, key: StoreKey, retention: Retention) -> bool:
+        """Say how long the own pool's copy shall stay. Returns whether it has one."""
+        return self._store is not None and self._store.retain(key, retention)
+
+    def members(self) -> list[Member]:
+        """Who takes part, by name, as far as was heard."""
+        return self.node.members()
+
+    def stats(self) -> dict[str, PoolStats]:
+        """Ask for the numbers of all pools, by name; those that do not answer are left out."""
+        found: dict[str, PoolStats] = {}
+        if self._store is not None:
+            found[self.node.pool_name] = self._store.stats()
+        for member in self.members():
+            if member.pool and member.pool not in found:
+                try:
+                    stats = self.node.asking.stat(member.name)
+                except (TransferError, Unavailable):
+                    continue
+                if stats is not None:
+                    found[member.pool] = stats
+        return found
+
+    def register(self, buffer: Any) -> Region:
+        """Register memory, so that objects go there without a copy in between. See ``Node``."""
+        return self.node.register(buffer)
+
+    def deregister(self, region: Region) -> None:
+        """End that, before the memory is freed."""
+        self.node.deregister(region)
+
+    def close(self) -> None:
+        """Close the node, see there. Idempotent."""
+        self.node.close()
+
+    def _put_each(
+        self, keys: StoreKeys, objects: Sequence[Sequence[Any]], retention: Retention
+    ) -> list[PutResult]:
+        self.node.check_process()
+        words = self._keyspace.keys(keys)
+        results = [PutResult.EXISTS] * len(words)
+        missing = np.flatnonzero(~self._are_here(words))
+        claims = self.node.listing.claim(words[missing], self._claim_s)
+        for i, claim in zip(missing, claims, strict=True):
+            results[i] = RESULT_OF.get(Claim(claim), PutResult.FULL)
+        granted = missing[claims == Claim.GRANTED]
+        stored = np.zeros(len(words), bool)
+        try:
+            if self._store is None:
+                self._give(words, objects, granted, results)
+            else:
+                for i in granted:
+                    key = (int(words[i, 0]), int(words[i, 1]))
+                    results[i] = self._store.put_key(key, *objects[i], retention=retention)
+                    stored[i] = results[i] in (PutResult.STORED, PutResult.EXISTS)
+        finally:
+            self.node.listing.publish(words[stored])
+            self.node.listing.abandon(words[[i for i in granted if not stored[i]]])
+        return results
+
+    def _give(
+        self,
+        words: np.ndarray,
+        objects: Sequence[Sequence[Any]],
+        granted: np.ndarray,
+        results: list[PutResult],
+    ) -> None:
+        """Have others take objects, who publish them; one that cannot is followed by the next."""
+        buffers = [[as_buffer(part) for part in parts] for parts in objects]
+        left, unanswered, reason = list(granted), set(granted), "there is none"
+        for member in self._homes():
+            if not left:
+                break
+            try:
+                answers = self.node.asking.give(
+                    member.name,
+                    words[left],
+                    [buffers[i] for i in left],
+                    self.node.name,
+                    verify=self._verify > 0,
+                )
+            except TransferError as error:
+                reason = str(error)
+                continue
+            for i, answer in zip(list(left), answers, strict=True):
+                if isinstance(answer, str):
+                    reason = answer
+                    continue
+                results[i] = answer
+                unanswered.discard(i)
+                if answer is not PutResult.FULL:
+                    left.remove(i)
+        if unanswered:
+            raise Unavailable(f"put: no node with a pool takes it: {reason}")
+
+    def _homes(self) -> list[Member]:
+        """One member of each pool that takes objects, the emptiest pool first."""
+        pools = {m.pool: m for m in self.members() if m.pool and not m.is_draining}
+        return sorted(pools.values(), key=lambda member: -member.free_bytes)
+
+    def _drop(self, pool: str, words: np.ndarray) -> int:
+        """Have one of a pool's nodes remove objects."""
+        failure: TransferError | None = None
+        for member in self.members():
+            if member.pool == pool:
+                try:
+                    return self.node.asking.drop(member.name, words)
+                except TransferError as error:
+                    failure = error
+        if failure is None:
+            return 0  # it has no members any more
+        raise failure
+
+    def __enter__(self) -> "ClusterStore":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

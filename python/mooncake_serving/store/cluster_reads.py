@@ -1,0 +1,253 @@
+"""The half of ``ClusterStore`` that finds and reads objects."""
+
+import random
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from mooncake_kernels.errors import ChecksumError, InvalidArgument, Unavailable
+from mooncake_kernels.pool import PinnedObject, PutResult
+
+from .keyspace import Keyspace, StoreKey, StoreKeys
+from .node import Node
+from .remote import Outcome
+from .sinks import IntoBuffers, IntoBytes, IntoPool, Sink
+from .store import DAMAGED, Store, check_pairs
+
+ABSENT, TOO_SMALL = -1, -2  # of ObjectPool.get_into_each
+PAUSE_S = 0.001  # while another process of this host brings an object here
+
+
+class ClusterReader:
+    """Looks for objects in the own pool first, then in all others."""
+
+    node: Node
+    _keyspace: Keyspace
+    _verify: float
+    _wait_s: float
+
+    def get(self, key: StoreKey) -> bytes | None:
+        """Return a copy of an object; None if there is none that can be reached.
+
+        Raises:
+            ChecksumError: it is damaged wherever it is; what was damaged was removed.
+            Unavailable: it is not here, and the directory does not answer.
+        """
+        is_damaged = False
+        if self._store is not None:
+            try:
+                if (value := self._store.get(key)) is not None:
+                    return value
+            except ChecksumError:
+                is_damaged = self._forget(key)
+        sink = IntoBytes()
+        return sink.value() if self._read("get", key, sink, is_damaged) else None
+
+    def get_into(self, key: StoreKey, *buffers: Any, offset: int | None = None) -> int | None:
+        """Copy an object, or the part of it from ``offset`` on, see ``ObjectPool.get_into``.
+
+        Returns:
+            Size of the object; None if there is none that can be reached: what the buffers hold
+            then is undefined.
+
+        Raises:
+            InvalidArgument: the buffers are too small, or what was asked for is not in the object.
+            ChecksumError, Unavailable: as in ``get``.
+        """
+        is_damaged = False
+        if self._store is not None:
+            try:
+                size = self._store.get_into(key, *buffers, offset=offset)
+                if size is not None:
+                    return size
+            except ChecksumError:
+                is_damaged = self._forget(key)
+        sink = IntoBuffers("get_into", buffers, offset)
+        if not self._read("get_into", key, sink, is_damaged):
+            return None
+        sink.check("get_into")
+        return sink.object_bytes
+
+    def get_each(self, keys: StoreKeys) -> list[bytes | None]:
+        """Return copies of many objects, see ``get``; those of a holder are read at once."""
+        words = self._keyspace.keys(keys)
+        found: list[bytes | None] = [None] * len(words)
+        if self._store is not None:
+            found = self._store.get_each(keys)
+        missing = [i for i, value in enumerate(found) if value is None]
+        sinks = [IntoBytes() for _ in missing]
+        outcomes = self._read_each(words[missing], sinks)
+        for i, sink, outcome in zip(missing, sinks, outcomes, strict=True):
+            if outcome is Outcome.DONE:
+                found[i] = sink.value()
+            elif outcome is Outcome.DAMAGED:
+                raise _damaged("get_each", words[i])
+        return found
+
+    def get_into_each(self, keys: StoreKeys, buffers: Sequence[Any]) -> np.ndarray:
+        """Copy many objects, each into its buffer; those of a holder are read at once.
+
+        Args:
+            keys: n of them.
+            buffers: n of packed, writable host memory, each as large as its object or larger.
+
+        Returns:
+            ``[n]`` int64: sizes of the objects; -1 where there is none that can be reached, -2
+            where the buffer is too small, -4 where it is damaged wherever it is.
+
+        Raises:
+            Unavailable: the directory does not answer, and something is not here; what is here was
+                copied.
+        """
+        check_pairs("get_into_each", "buffers", keys, buffers)
+        words = self._keyspace.keys(keys)
+        sizes = np.full(len(words), ABSENT, np.int64)
+        if self._store is not None:
+            sizes = self._store.get_into_each(keys, buffers)
+            self.node.listing.withdraw(words[sizes == DAMAGED])
+        missing = np.flatnonzero((sizes == ABSENT) | (sizes == DAMAGED)).tolist()
+        sinks = [IntoBuffers("get_into_each", [buffers[i]]) for i in missing]
+        outcomes = self._read_each(words[missing], sinks)
+        for i, sink, outcome in zip(missing, sinks, outcomes, strict=True):
+            if outcome is Outcome.DONE:
+                sizes[i] = sink.object_bytes
+            elif outcome is Outcome.NOT_TAKEN:
+                sizes[i] = TOO_SMALL
+            elif outcome is Outcome.DAMAGED:
+                sizes[i] = DAMAGED
+        return sizes
+
+    def view(self, key: StoreKey) -> PinnedObject | None:
+        """Return an object where it is in the own pool, into which it is brought first.
+
+        Returns:
+            See ``Store.view``; None if there is none that can be reached.
+
+        Raises:
+            InvalidArgument: the node has no pool.
+            Unavailable: there is no room in the pool, another process brings it and does not end,
+                or the directory does not answer.
+            ChecksumError: as in ``get``.
+        """
+        store = self._own_pool("view")
+        until = time.monotonic() + self._wait_s
+        words = self._keyspace.keys([key])
+        while True:
+            is_damaged = False
+            try:
+                if (pinned := store.view(key)) is not None:
+                    return pinned
+            except ChecksumError:
+                is_damaged = self._forget(key)
+            [result], [outcome] = self._fetch(words)
+            if result is None:
+                if is_damaged or outcome is Outcome.DAMAGED:
+                    raise _damaged("view", words[0])
+                return None
+            if result is PutResult.FULL:
+                raise Unavailable("view: the own pool has no room, and nothing can be evicted")
+            if time.monotonic() > until:
+                raise Unavailable(f"view: the object is not here after {self._wait_s:g} s")
+            if result is PutResult.BEING_WRITTEN:
+                time.sleep(PAUSE_S)
+
+    def fetch(self, keys: StoreKeys) -> list[PutResult | None]:
+        """Bring objects into the own pool, from where they are, and publish that.
+
+        Returns:
+            For each key ``STORED``; ``EXISTS``: it was here; ``BEING_WRITTEN``: another process
+            brings it; ``FULL``; None: there is none that can be reached, or it is damaged.
+
+        Raises:
+            InvalidArgument: the node has no pool.
+            Unavailable: the directory does not answer, and something is not here.
+        """
+        self._own_pool("fetch")
+        return self._fetch(self._keyspace.keys(keys))[0]
+
+    def exists(self, key: StoreKey) -> bool:
+        """Tell whether an object is anywhere, as far as the directory knows."""
+        return bool(self.exists_each([key])[0])
+
+    def exists_each(self, keys: StoreKeys) -> np.ndarray:
+        """Tell of n keys which are anywhere: ``[n]`` bool.
+
+        Raises:
+            Unavailable: the directory does not answer, and something is not here.
+        """
+        words = self._keyspace.keys(keys)
+        found = self._are_here(words)
+        if not found.all():
+            found[~found] = [bool(pools) for pools in self.node.listing.holders(words[~found])]
+        return found
+
+    def match_prefix(self, keys: StoreKeys) -> int:
+        """Count the first keys that are anywhere, up to one that is not.
+
+        One round trip, if the own pool has the beginning or nothing.
+
+        Raises:
+            Unavailable: the directory does not answer, and something is not here.
+        """
+        words = self._keyspace.keys(keys)
+        count = 0
+        while count < len(words):
+            here = 0 if self._store is None else self._store.pool.match_prefix(words[count:])
+            count += here
+            there = self.node.listing.match_prefix(words[count:]) if count < len(words) else 0
+            count += there
+            if there == 0 or self._store is None:
+                break
+        return count
+
+    @property
+    def _store(self) -> Store | None:
+        return self.node.store
+
+    def _own_pool(self, op: str) -> Store:
+        if self._store is None:
+            raise InvalidArgument(f"{op}: node must have a pool, got {self.node.name} without")
+        return self._store
+
+    def _are_here(self, words: np.ndarray) -> np.ndarray:
+        if self._store is None:
+            return np.zeros(len(words), bool)
+        return self._store.pool.contains_each(words)
+
+    def _forget(self, key: StoreKey) -> bool:
+        """Tell the directory that the own object is gone, as it was damaged."""
+        self.node.listing.withdraw(self._keyspace.keys([key]))
+        return True
+
+    def _read(self, op: str, key: StoreKey, sink: Sink, is_damaged: bool) -> bool:
+        """Read one object; returns whether there was one, also if its sink did not take it."""
+        words = self._keyspace.keys([key])
+        [outcome] = self._read_each(words, [sink])
+        if outcome is Outcome.DAMAGED or (is_damaged and outcome is Outcome.ABSENT):
+            raise _damaged(op, words[0])
+        return outcome is not Outcome.ABSENT
+
+    def _read_each(self, words: np.ndarray, sinks: Sequence[Sink]) -> list[Outcome]:
+        if not len(words):
+            return []
+        verify = self._verify > 0 and random.random() < self._verify
+        return self.node.read(words, sinks, verify=verify)
+
+    def _fetch(self, words: np.ndarray) -> tuple[list[PutResult | None], list[Outcome]]:
+        store = self._own_pool("fetch")
+        results: list[PutResult | None] = [PutResult.EXISTS] * len(words)
+        outcomes = [Outcome.DONE] * len(words)
+        missing = np.flatnonzero(~self._are_here(words))
+        sinks = [IntoPool(store, (first, second)) for first, second in words[missing].tolist()]
+        read = self._read_each(words[missing], sinks)
+        for i, sink, outcome in zip(missing, sinks, read, strict=True):
+            results[i], outcomes[i] = sink.result, outcome
+        is_new = [sink.result is PutResult.STORED for sink in sinks]
+        self.node.listing.publish(words[missing[is_new]])
+        return results, outcomes
+
+
+def _damaged(op: str, key: np.ndarray) -> ChecksumError:
+    return ChecksumError(f"{op}: object {tuple(key.tolist())} is damaged wherever it is")

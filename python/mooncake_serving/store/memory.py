@@ -1,0 +1,123 @@
+"""Memory that the engine may use: what was registered, and a staging area for all else."""
+
+import contextlib
+import queue
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from mooncake_kernels.buffers import as_buffer, shared_memory
+from mooncake_kernels.transfer import Access, Region, TransferEngine
+
+
+class RegisteredMemory:
+    """Regions of an engine, which are looked up by address. Thread-safe."""
+
+    def __init__(self, engine: TransferEngine):
+        self._engine = engine
+        self._regions: list[Region] = []
+        self._num_lent: Counter[Region] = Counter()  # of regions that end when nobody has them
+        self._lock = threading.RLock()
+
+    def register(self, buffer: Any, access: Access) -> Region:
+        """Register memory, see ``TransferEngine.register``."""
+        with self._lock:
+            region = self._engine.register(buffer, access)
+            self._regions.append(region)
+            return region
+
+    def deregister(self, region: Region) -> None:
+        with self._lock:
+            if region in self._regions:
+                self._regions.remove(region)
+        region.close()
+
+    def covers(self, address: int, num_bytes: int) -> bool:
+        """Whether a range lies in one region."""
+        return self._region_of(address, num_bytes) is not None
+
+    @contextlib.contextmanager
+    def lend(self, buffer: Any) -> Iterator[None]:
+        """Let peers read a buffer for as long as this lasts.
+
+        Raises:
+            InvalidArgument: a part of it is registered, and not all.
+        """
+        memory = as_buffer(buffer)
+        if memory.num_bytes == 0:
+            yield
+            return
+        with self._lock:
+            region = self._region_of(memory.address, memory.num_bytes)
+            is_lent = region is None or region in self._num_lent
+            if region is None:
+                region = self.register(memory, "read")
+            if is_lent:
+                self._num_lent[region] += 1
+        try:
+            yield
+        finally:
+            if is_lent:
+                self._take_back(region)
+
+    def close(self) -> None:
+        """Deregister everything."""
+        with self._lock:
+            regions, self._regions = self._regions, []
+        for region in regions:
+            region.close()
+
+    def _take_back(self, region: Region) -> None:
+        with self._lock:
+            self._num_lent[region] -= 1
+            is_last = self._num_lent[region] == 0
+            if is_last:
+                del self._num_lent[region]
+                self._regions = [other for other in self._regions if other is not region]
+        if is_last:
+            region.close()
+
+    def _region_of(self, address: int, num_bytes: int) -> Region | None:
+        end = address + num_bytes
+        with self._lock:
+            for region in self._regions:
+                if region.address <= address and end <= region.address + region.num_bytes:
+                    return region
+        return None
+
+
+class Staging:
+    """Registered memory in slots, for bytes that go to memory which is not. Thread-safe.
+
+    Args:
+        memory: where it is registered, when it is first needed.
+        num_slots: how many may be in use at once; who needs one more waits.
+        slot_bytes: size of each.
+    """
+
+    def __init__(self, memory: RegisteredMemory, num_slots: int, slot_bytes: int):
+        self.slot_bytes = slot_bytes
+        self._memory = memory
+        self._num_slots = num_slots
+        self._slots: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._region: Region | None = None
+
+    @contextlib.contextmanager
+    def slot(self) -> Iterator[int]:
+        """Borrow a slot: its address."""
+        self._prepare()
+        address = self._slots.get()
+        try:
+            yield address
+        finally:
+            self._slots.put(address)
+
+    def _prepare(self) -> None:
+        with self._lock:
+            if self._region is None:
+                area = shared_memory(self._num_slots * self.slot_bytes)
+                self._region = self._memory.register(area, "read")
+                for i in range(self._num_slots):
+                    self._slots.put(self._region.address + i * self.slot_bytes)

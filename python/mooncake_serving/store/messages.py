@@ -1,0 +1,190 @@
+"""What nodes say to each other: requests and answers, each one notification of the engine.
+
+A message is ``MAGIC``, whose last byte is the version, and msgpack. What is decoded came from
+others: nothing in it is longer than its bound, and every word is of its type.
+"""
+
+from typing import Annotated
+
+import msgspec
+import numpy as np
+
+from mooncake_kernels.errors import InvalidArgument
+from mooncake_kernels.pool import PoolStats
+
+MAGIC = b"MKS\x01"
+MAX_MESSAGE_BYTES = 64 << 10  # of a notification
+MAX_KEYS = 1024  # of a request
+MAX_PULLED = 128  # keys of a pull, whose answer may have a reason for each
+MAX_PLACES_BYTES = 32 << 10  # of a pull
+MAX_REASON = 256
+MAX_DEADLINE_MS = 3_600_000
+KEY_BYTES = PLACE_BYTES = 16
+
+# What came of a pin, and where the object is: a row for each key.
+PINNED, ABSENT, DAMAGED, BUSY = range(4)
+FOUND = np.dtype([("status", "<u8"), ("address", "<u8"), ("num_bytes", "<u8")])
+PLACE = np.dtype([("address", "<u8"), ("num_bytes", "<u8")])
+
+Number = Annotated[int, msgspec.Meta(ge=0)]  # and less than 2**64, as msgpack has them
+Deadline = Annotated[int, msgspec.Meta(ge=0, le=MAX_DEADLINE_MS)]
+Keys = Annotated[bytes, msgspec.Meta(max_length=KEY_BYTES * MAX_KEYS)]
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
+Reason = Annotated[str, msgspec.Meta(max_length=MAX_REASON)]
+
+
+class _Message(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
+    number: Number
+
+
+class Request(_Message, frozen=True):
+    """What all requests say.
+
+    Attributes:
+        number: of the request, by which its answer is known.
+        life: random, new for every node: a name may have been somebody else's before.
+        deadline_ms: for how long the asker will care.
+    """
+
+    life: Number
+    deadline_ms: Deadline
+
+
+class _OfKeys(Request, frozen=True):
+    keys: Keys
+
+    def __post_init__(self) -> None:
+        if len(self.keys) % KEY_BYTES:
+            raise ValueError("keys must be of 16 bytes each")
+
+
+class Pin(_OfKeys, frozen=True, tag=1):
+    """Keep objects where they are until the token, this request's number, is released."""
+
+    verify: bool
+
+
+class Release(Request, frozen=True, tag=2):
+    """End the pins of a token."""
+
+    token: Number
+
+
+class Pull(_OfKeys, frozen=True, tag=3):
+    """Take copies of objects: of ``source``'s pool, or from ``places`` in its memory.
+
+    Attributes:
+        source: name of a member.
+        places: for each key, where its bytes are, one range behind the other (``PLACE``); none: in
+            the source's pool.
+    """
+
+    source: Name
+    verify: bool
+    places: Annotated[
+        list[Annotated[bytes, msgspec.Meta(max_length=MAX_PLACES_BYTES)]],
+        msgspec.Meta(max_length=MAX_PULLED),
+    ]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        num_keys = len(self.keys) // KEY_BYTES
+        if num_keys > MAX_PULLED or len(self.places) not in (0, num_keys):
+            raise ValueError(f"keys must be {MAX_PULLED} or fewer, with places for all or none")
+        if any(len(place) % PLACE_BYTES for place in self.places):
+            raise ValueError("places must be of 16 bytes each")
+
+
+class Drop(_OfKeys, frozen=True, tag=4):
+    """Remove objects."""
+
+
+class Stat(Request, frozen=True, tag=5):
+    """Say how the pool is."""
+
+
+class Pinned(_Message, frozen=True, tag=16):
+    """To ``Pin``: ``FOUND`` of each key."""
+
+    found: Annotated[bytes, msgspec.Meta(max_length=FOUND.itemsize * MAX_KEYS)]
+
+    def __post_init__(self) -> None:
+        if len(self.found) % FOUND.itemsize:
+            raise ValueError("found must be of 24 bytes each")
+
+    def rows(self) -> np.ndarray:
+        return np.frombuffer(self.found, FOUND)
+
+
+class Released(_Message, frozen=True, tag=17):
+    """To ``Release``: whether the pins held until then."""
+
+    held: bool
+
+
+class Pulled(_Message, frozen=True, tag=18):
+    """To ``Pull``, for each key: the value of a ``PutResult``, or what failed."""
+
+    results: Annotated[
+        list[Annotated[int, msgspec.Meta(ge=0, le=3)] | Reason],
+        msgspec.Meta(max_length=MAX_PULLED),
+    ]
+
+
+class Dropped(_Message, frozen=True, tag=19):
+    """To ``Drop``: how many there were."""
+
+    count: Number
+
+
+class Stats(_Message, frozen=True, tag=20):
+    """To ``Stat``; None: there is no pool."""
+
+    pool: PoolStats | None
+
+
+class Refused(_Message, frozen=True, tag=21):
+    """To any request."""
+
+    reason: Reason
+
+
+Answer = Pinned | Released | Pulled | Dropped | Stats | Refused
+Message = Pin | Release | Pull | Drop | Stat | Answer
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Message)
+
+
+def encode(message: Message) -> bytes:
+    return MAGIC + _encoder.encode(message)
+
+
+def decode(data: bytes) -> Message:
+    """Read a message.
+
+    Raises:
+        InvalidArgument: it is none of this version.
+    """
+    if data[: len(MAGIC)] != MAGIC:
+        raise InvalidArgument(f"decode: message must begin with {MAGIC!r}, got {data[:8]!r}")
+    try:
+        return _decoder.decode(data[len(MAGIC) :])
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise InvalidArgument(
+            f"decode: message must be as docs/store_cluster.md says: {error}"
+        ) from None
+
+
+def key_bytes(keys: np.ndarray) -> bytes:
+    """``[n, 2]`` uint64, as messages have them."""
+    return np.ascontiguousarray(keys, "<u8").tobytes()
+
+
+def keys_of(data: bytes) -> np.ndarray:
+    return np.frombuffer(data, "<u8").astype(np.uint64, copy=False).reshape(-1, 2)
+
+
+def reason_of(error: BaseException) -> str:
+    """An error as an answer has it."""
+    return f"{type(error).__name__}: {error}"[:MAX_REASON]

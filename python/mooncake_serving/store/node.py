@@ -1,0 +1,265 @@
+"""A process that takes part in a store over several hosts."""
+
+import os
+import socket
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from mooncake_kernels.errors import InvalidArgument
+from mooncake_kernels.transfer import Region, TransferEngine
+
+from .answers import Answers, PoolAnswers
+from .asking import Asking
+from .calls import Calls
+from .directory import Directory, Member
+from .eviction import telling
+from .listing import Listing
+from .membership import Membership
+from .memory import RegisteredMemory, Staging
+from .moving import Mover
+from .peers import Peers
+from .pins import Pins
+from .pulls import Offers, Puller
+from .remote import Outcome, RemoteReader
+from .server import Server
+from .sinks import Sink
+from .store import Store
+
+READS_AT_ONCE = 8  # holders, of all threads together
+
+
+class Node:
+    """Takes part: serves its pool to others, and asks them. Thread-safe. A context manager.
+
+    Several processes may serve one pool, each with a node of its own. Store, engine and directory
+    stay the caller's: they are closed after the node. All notifications of the engine are the
+    node's.
+
+    Args:
+        store: of the pool; None: this process has none, and still reads and writes.
+        engine: by which others read the pool, which is registered with it.
+        directory: says who else takes part.
+        host: what the machine is called, by which copies are spread; None: its host name and what
+            Linux calls this boot of it.
+        ttl_s: for how long the others wait for a node that is not heard of.
+        answer_s: how long a node may take to answer.
+        read_s: how long it may take to read what a holder has pinned at once.
+        staging_slots: how many parts of objects may be on their way at once to memory that is not
+            registered.
+        slot_bytes: size of such a part.
+
+    Attributes:
+        name: of the engine.
+        host: see above.
+        pool_name: what the directory calls the pool, the same for all who serve it; "" for none.
+        is_draining: whether others shall give it no new objects; may be set.
+
+    Raises:
+        InvalidArgument: an argument is wrong, or the engine has registered the pool already.
+        Unavailable: the directory does not answer.
+    """
+
+    def __init__(
+        self,
+        store: Store | None,
+        engine: TransferEngine,
+        directory: Directory,
+        *,
+        host: str | None = None,
+        ttl_s: float = 10.0,
+        answer_s: float = 5.0,
+        read_s: float = 30.0,
+        staging_slots: int = 8,
+        slot_bytes: int = 4 << 20,
+    ):
+        for argument, value in (("ttl_s", ttl_s), ("answer_s", answer_s), ("read_s", read_s)):
+            if not 0 < value <= 600:
+                raise InvalidArgument(
+                    f"Node: {argument} must be seconds above 0, at most 600, got {value!r}"
+                )
+        self.name = engine.name
+        self.host = f"{socket.gethostname()}-{_boot_id()[:8]}" if host is None else host
+        self.store = store
+        self.pool_name = "" if store is None else _pool_name(store.pool.path)
+        self.is_draining = False
+        self._pid = os.getpid()
+        self._ttl_s = ttl_s
+        self._is_closed = False
+        self.memory = RegisteredMemory(engine)
+        if store is not None:
+            self.memory.register(store.pool.memory(), "read")
+        self.listing = Listing(
+            directory, self.name, self.pool_name, None if store is None else store.pool
+        )
+        self._peers = Peers(engine)
+        self._calls = Calls(engine, self._peers)
+        self._executor = ThreadPoolExecutor(READS_AT_ONCE, "mk-store-read")
+        mover = Mover(engine, self.memory, Staging(self.memory, staging_slots, slot_bytes))
+        self._reader = RemoteReader(
+            self._calls,
+            self._peers,
+            mover,
+            self._executor,
+            self.listing.withdraw,
+            host=self.host,
+            answer_s=answer_s,
+            read_s=read_s,
+        )
+        offers = Offers()
+        self.asking = Asking(self._calls, offers, self.memory, answer_s, read_s)
+        self._pins: Pins | None = None
+        answers = None
+        if store is not None:
+            self._own_eviction = store.eviction
+            store.eviction = telling(store.eviction, self.listing.withdraw)
+            self._pins = Pins(store.pool, self._drop_damaged)
+            puller = Puller(
+                store, self.listing, self._reader, self._calls, self._peers, mover, self.member,
+                answer_s,
+            )  # fmt: skip
+            answers = PoolAnswers(store, self.listing, self._pins, puller)
+        self._server = Server(engine, self._calls, Answers(offers, answers), answer_s)
+        try:
+            self._membership = Membership(
+                directory, self.listing, self._describe, ttl_s, self._on_members
+            )
+        except BaseException:
+            self._stop()
+            raise
+
+    def members(self) -> list[Member]:
+        """Who took part when the directory was last asked, by name."""
+        return [member for _, member in sorted(self._membership.members().items())]
+
+    def member(self, name: str) -> Member | None:
+        """One of them; the directory is asked if it is not known yet.
+
+        Raises:
+            Unavailable: the directory does not answer.
+        """
+        return self._membership.members().get(name) or self._membership.refresh().get(name)
+
+    def register(self, buffer: Any) -> Region:
+        """Register memory, into which objects are read, and out of which they are written, at once.
+
+        Returns:
+            A region; ``deregister`` it before the memory is freed.
+
+        Raises:
+            InvalidArgument: as ``TransferEngine.register``.
+        """
+        return self.memory.register(buffer, "read")
+
+    def deregister(self, region: Region) -> None:
+        self.memory.deregister(region)
+
+    def read(
+        self,
+        keys: np.ndarray,
+        sinks: Sequence[Sink],
+        pools: Sequence[Sequence[str]] | None = None,
+        *,
+        verify: bool = True,
+    ) -> list[Outcome]:
+        """Read n objects of other pools, see ``RemoteReader.read``.
+
+        Args:
+            keys: ``[n, 2]``.
+            sinks: n, where they go.
+            pools: where they are; None: the directory is asked.
+            verify: whether checksums are compared.
+
+        Raises:
+            Unavailable: the directory does not answer.
+        """
+        self.check_process()
+        if pools is None:
+            pools = self.listing.holders(keys)
+        others = [[name for name in names if name != self.pool_name] for names in pools]
+        members = self._membership.members().values()
+        if not {name for names in others for name in names} <= {m.pool for m in members}:
+            members = self._membership.refresh().values()
+        return self._reader.read(keys, sinks, others, list(members), verify=verify)
+
+    def num_readers(self) -> int:
+        """How many reads of other nodes have objects of this pool pinned."""
+        return 0 if self._pins is None else self._pins.num_tokens()
+
+    def check_process(self) -> None:
+        """Refuse to work after the end, and in a forked child."""
+        if self._is_closed or os.getpid() != self._pid:
+            state = "closed" if self._is_closed else "its parent's"
+            raise InvalidArgument(f"Node: node must be open, got {self.name}, which is {state}")
+
+    def close(self) -> None:
+        """Leave; what others read here is over, and what is under way fails. Idempotent.
+
+        In a forked child it has no effect.
+        """
+        if self._is_closed or os.getpid() != self._pid:
+            return
+        self._is_closed = True
+        self._membership.close()
+        self._stop()
+
+    def _stop(self) -> None:
+        self._calls.close()
+        self._server.close()
+        self._executor.shutdown()
+        if self._pins is not None:
+            self._pins.close()
+        self._peers.close()
+        self.memory.close()
+        if self.store is not None:
+            self.store.eviction = self._own_eviction
+
+    def _describe(self) -> Member:
+        if self.store is None:
+            return Member(self.name, self.host)
+        stats = self.store.stats()
+        return Member(
+            self.name,
+            self.host,
+            self.pool_name,
+            stats.capacity_bytes,
+            stats.free_bytes,
+            self.is_draining,
+        )
+
+    def _on_members(self, members: dict[str, Member]) -> None:
+        self._calls.give_up(members, self._ttl_s)
+        self._peers.keep(members)
+        if self._pins is not None:
+            self._pins.release_gone(members, self._ttl_s)
+
+    def _drop_damaged(self, keys: np.ndarray) -> None:
+        if self.store is not None:
+            for first, second in keys.tolist():
+                self.store.pool.remove((first, second))
+            self.listing.withdraw(keys)
+
+    def __enter__(self) -> "Node":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def _pool_name(path: str) -> str:
+    """What all who open a pool agree upon, and nobody else."""
+    file = os.stat(path)
+    return f"{_boot_id()}-{file.st_dev:x}-{file.st_ino:x}"

@@ -1,0 +1,121 @@
+"""What other nodes read of this pool: objects that stay until their reader lets go, or is gone."""
+
+import threading
+import time
+from collections.abc import Callable, Container
+from dataclasses import dataclass
+
+import numpy as np
+
+from mooncake_kernels.errors import ChecksumError, Unavailable
+from mooncake_kernels.pool import ObjectPool, PinnedObject
+
+from .messages import ABSENT, BUSY, DAMAGED, FOUND, PINNED
+
+Token = tuple[str, int, int]  # name of the reader, its life, number of its request
+
+
+@dataclass
+class _Held:
+    objects: list[PinnedObject]
+    since: float
+    until: float
+
+    def release(self) -> None:
+        for pinned in self.objects:
+            pinned.close()
+
+
+class Pins:
+    """Pins by token. Thread-safe.
+
+    Args:
+        pool: whose objects are pinned.
+        drop: is called with ``[n, 2]`` keys of objects that turned out to be damaged.
+    """
+
+    def __init__(self, pool: ObjectPool, drop: Callable[[np.ndarray], object]):
+        self._pool = pool
+        self._drop = drop
+        self._held: dict[Token, _Held] = {}
+        self._lock = threading.Lock()
+
+    def pin(self, token: Token, keys: np.ndarray, *, verify: bool, keep_s: float) -> np.ndarray:
+        """Pin what there is of ``[n, 2]`` keys, for ``keep_s`` at most: ``[n]`` of ``FOUND``."""
+        now = time.monotonic()
+        held = _Held([], now, now + keep_s)
+        found = np.zeros(len(keys), FOUND)
+        for row, key in zip(found, keys.tolist(), strict=True):
+            try:
+                pinned = self._pool.pin(tuple(key))
+            except Unavailable:  # this process reads as many as it can
+                row["status"] = BUSY
+                continue
+            if pinned is None:
+                row["status"] = ABSENT
+            elif verify and not _is_whole(pinned):
+                pinned.close()
+                row["status"] = DAMAGED
+            else:
+                held.objects.append(pinned)
+                row["status"], row["num_bytes"] = PINNED, pinned.num_bytes
+                row["address"] = pinned.tensor().data_ptr() if pinned.num_bytes else 0
+        if (damaged := found["status"] == DAMAGED).any():
+            self._drop(keys[damaged])
+        self._keep(token, held)
+        return found
+
+    def release(self, token: Token) -> bool:
+        """End a token's pins; returns whether they held until now."""
+        with self._lock:
+            held = self._held.pop(token, None)
+        if held is None:
+            return False
+        held.release()
+        return True
+
+    def release_gone(self, living: Container[str], grace_s: float) -> None:
+        """Release what readers had who are no members, and what was kept too long.
+
+        A token that is younger than ``grace_s`` stays: a directory that was restarted does not know
+        its members yet.
+        """
+        now = time.monotonic()
+        self._release_if(
+            lambda token, held: (
+                now > held.until or (token[0] not in living and now > held.since + grace_s)
+            )
+        )
+
+    def num_tokens(self) -> int:
+        with self._lock:
+            return len(self._held)
+
+    def close(self) -> None:
+        """Release everything."""
+        self._release_if(lambda token, held: True)
+
+    def _keep(self, token: Token, held: _Held) -> None:
+        reader, life, _ = token
+        # An earlier process of that name is gone.
+        self._release_if(lambda other, _: other[0] == reader and other[1] != life)
+        with self._lock:
+            before = self._held.pop(token, None)  # nobody asks twice by one number
+            self._held[token] = held
+        if before is not None:
+            before.release()
+
+    def _release_if(self, condition: Callable[[Token, _Held], bool]) -> None:
+        with self._lock:
+            gone = [token for token, held in self._held.items() if condition(token, held)]
+            taken = [self._held.pop(token) for token in gone]
+        for held in taken:
+            held.release()
+
+
+def _is_whole(pinned: PinnedObject) -> bool:
+    try:
+        pinned.verify()
+    except ChecksumError:
+        return False
+    return True

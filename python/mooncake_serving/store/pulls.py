@@ -1,0 +1,128 @@
+"""Copies that this node takes because another one asks it to, and what it lets others take."""
+
+import threading
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from mooncake_kernels.errors import TransferError
+from mooncake_kernels.pool import PutResult
+
+from .calls import Calls
+from .directory import Member
+from .listing import Listing
+from .messages import PLACE, Pull, Pulled, Release, Released, keys_of, reason_of
+from .moving import Move, Mover
+from .peers import Peers
+from .remote import RemoteReader
+from .sinks import IntoPool, Range
+from .store import Store
+
+
+class Offers:
+    """Memory that others have been asked to read. Thread-safe.
+
+    They ask at the end whether the offer stood until then: what is given up meanwhile is nobody's
+    object, however late somebody reads it.
+    """
+
+    def __init__(self) -> None:
+        self._names: dict[int, str] = {}
+        self._lock = threading.Lock()
+
+    def add(self, number: int, name: str) -> None:
+        with self._lock:
+            self._names[number] = name
+
+    def end(self, number: int, name: str) -> bool:
+        """End an offer; returns whether it stood."""
+        with self._lock:
+            if self._names.get(number) != name:
+                return False
+            del self._names[number]
+            return True
+
+
+class Puller:
+    """Takes copies into the own pool, and publishes them. Thread-safe."""
+
+    def __init__(
+        self,
+        store: Store,
+        listing: Listing,
+        reader: RemoteReader,
+        calls: Calls,
+        peers: Peers,
+        mover: Mover,
+        find: Callable[[str], Member | None],
+        answer_s: float,
+    ):
+        self._store = store
+        self._listing = listing
+        self._reader = reader
+        self._calls = calls
+        self._peers = peers
+        self._mover = mover
+        self._find = find
+        self._answer_s = answer_s
+
+    def pull(self, request: Pull) -> Pulled:
+        """Do what is asked; what failed is said of each key."""
+        keys = keys_of(request.keys)
+        sinks = [IntoPool(self._store, tuple(key)) for key in keys.tolist()]
+        if request.places:
+            reasons = self._from_memory(request, sinks)
+        else:
+            reasons = self._from_pool(request, keys, sinks)
+        is_here = [s.result in (PutResult.STORED, PutResult.EXISTS) for s in sinks]
+        self._listing.publish(keys[is_here])
+        return Pulled(
+            request.number,
+            [
+                reason if sink.result is None else sink.result.value
+                for sink, reason in zip(sinks, reasons, strict=True)
+            ],
+        )
+
+    def _from_pool(self, request: Pull, keys: np.ndarray, sinks: Sequence[IntoPool]) -> list[str]:
+        source = self._find(request.source)
+        if source is None or not source.pool:
+            return [f"{request.source} has no pool"] * len(keys)
+        pools = [[source.pool]] * len(keys)
+        outcomes = self._reader.read(keys, sinks, pools, [source], verify=request.verify)
+        return [f"{outcome.name} at {request.source}" for outcome in outcomes]
+
+    def _from_memory(self, request: Pull, sinks: Sequence[IntoPool]) -> list[str]:
+        opened: list[IntoPool] = []
+        moves: list[Move] = []
+        reason, is_good = "", False
+        try:
+            for sink, place in zip(sinks, request.places, strict=True):
+                parts = np.frombuffer(place, PLACE).tolist()
+                ranges = sink.open(sum(num_bytes for _, num_bytes in parts))
+                if ranges is not None:
+                    opened.append(sink)
+                    moves += _moves(ranges, parts)
+            if moves:
+                with self._peers.lease(request.source, self._answer_s) as peer:
+                    deadline_s = max(0.001, request.deadline_ms / 1000)
+                    self._mover.read(peer, moves, checksum=request.verify, deadline_s=deadline_s)
+            is_good = self._calls.ask(
+                request.source, Release, Released, self._answer_s, token=request.number
+            ).held
+            reason = "the offer was withdrawn"
+        except TransferError as error:
+            reason = reason_of(error)
+        finally:
+            for sink in opened:
+                sink.commit() if is_good else sink.abort()
+        return [reason] * len(sinks)
+
+
+def _moves(ranges: Sequence[Range], parts: Sequence[tuple[int, int]]) -> list[Move]:
+    moves, done = [], ranges[0].address if ranges else 0
+    for address, num_bytes in parts:
+        if num_bytes:
+            moves.append((address, Range(done, 0, num_bytes)))
+            done += num_bytes
+    return moves

@@ -1,0 +1,96 @@
+"""The threads by which a node hears what others ask and answer."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
+
+from mooncake_kernels.errors import InvalidArgument, TransferError, Unavailable
+from mooncake_kernels.transfer import TransferEngine
+
+from .answers import Answers
+from .calls import Calls
+from .messages import Message, Pinned, Pull, Refused, Release, Request, decode, reason_of
+
+logger = logging.getLogger(__name__)
+
+NUM_THREADS = 4
+MAX_PENDING = 1024  # requests; what comes beyond is not answered
+POLL_S = 0.1  # how long the end of the node may go unnoticed
+
+
+class Server:
+    """Takes the notifications of an engine, all of which are the node's.
+
+    One thread receives, and hands answers to who waits for them; requests are carried out by
+    others, and pulls by one of their own: they wait for other nodes, which may wait for a pin here.
+
+    Args:
+        engine: whose notifications.
+        calls: what this node has asked, and how it answers.
+        answers: to what others ask.
+        answer_s: how long it may take to deliver an answer.
+    """
+
+    def __init__(self, engine: TransferEngine, calls: Calls, answers: Answers, answer_s: float):
+        self._engine = engine
+        self._calls = calls
+        self._answers = answers
+        self._answer_s = answer_s
+        self._is_over = threading.Event()
+        self._room = threading.BoundedSemaphore(MAX_PENDING)
+        self._serving = ThreadPoolExecutor(NUM_THREADS, "mk-store-serve")
+        self._pulling = ThreadPoolExecutor(1, "mk-store-pull")
+        self._thread = threading.Thread(target=self._run, name="mk-store-receive", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop; what is being carried out ends first, and what waits is not answered."""
+        self._is_over.set()
+        self._thread.join()
+        for executor in (self._pulling, self._serving):
+            executor.shutdown(wait=True, cancel_futures=True)
+
+    def _run(self) -> None:
+        while not self._is_over.is_set():
+            try:
+                received = self._engine.receive_notifications(POLL_S)
+            except InvalidArgument as error:  # somebody has closed the engine
+                logger.warning("%s hears no longer: %s", self._engine.name, error)
+                return
+            for sender, data in received:
+                try:
+                    self._take(sender, decode(data))
+                except InvalidArgument as error:
+                    logger.warning("from %s: %s", sender, error)
+
+    def _take(self, sender: str, message: Message) -> None:
+        if isinstance(message, Pull):
+            self._submit(self._pulling, self._serve, sender, message, time.monotonic())
+        elif isinstance(message, Request):
+            self._submit(self._serving, self._serve, sender, message, time.monotonic())
+        elif not self._calls.take_answer(sender, message) and isinstance(message, Pinned):
+            # Too late: nobody reads what was pinned.
+            release = self._calls.make(Release, self._answer_s, token=message.number)
+            self._submit(self._serving, self._send, sender, release)
+
+    def _submit(self, executor: Executor, work: Callable[..., object], *args: object) -> None:
+        if self._room.acquire(blocking=False):
+            executor.submit(work, *args).add_done_callback(lambda _: self._room.release())
+        else:
+            logger.warning("a request of %s is not answered: too many wait", args[0])
+
+    def _serve(self, sender: str, request: Request, received: float) -> None:
+        if time.monotonic() > received + request.deadline_ms / 1000:
+            return  # the asker has given it up
+        try:
+            self._send(sender, self._answers.answer(sender, request))
+        except (RuntimeError, ValueError, OSError) as error:  # ours, the pool's, the system's
+            self._send(sender, Refused(request.number, reason_of(error)))
+
+    def _send(self, name: str, message: Message) -> None:
+        try:
+            self._calls.tell(name, message, self._answer_s)
+        except (TransferError, Unavailable, InvalidArgument) as error:
+            logger.info("%s is not told: %s", name, error)

@@ -1,0 +1,148 @@
+"""Where the bytes of an object go that is read from another node."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from mooncake_kernels.buffers import Buffer, as_buffer
+from mooncake_kernels.errors import InvalidArgument
+from mooncake_kernels.pool import Key, ObjectPut, PutResult
+
+from .store import Store
+
+
+@dataclass(frozen=True)
+class Range:
+    """A part of an object, and where in local memory it goes."""
+
+    address: int
+    offset: int
+    num_bytes: int
+
+
+class Sink(Protocol):
+    """Takes one object. ``open`` may be called again after ``abort``, for another copy of it."""
+
+    def open(self, num_bytes: int) -> Sequence[Range] | None:
+        """Say where the bytes of an object of this size go; None: it is not taken."""
+
+    def commit(self) -> None:
+        """The bytes are there, and right."""
+
+    def abort(self) -> None:
+        """They are not, or not for sure."""
+
+
+class IntoBuffers:
+    """Packed, writable memory that the caller has, as ``ObjectPool.get_into`` fills it.
+
+    Attributes:
+        object_bytes: size of the object, once it is known.
+        is_done: whether it was read.
+    """
+
+    def __init__(self, op: str, buffers: Sequence[Any], offset: int | None = None):
+        self._buffers = [_as_writable(op, i, buffer) for i, buffer in enumerate(buffers)]
+        self._offset = offset
+        self.num_bytes = sum(buffer.num_bytes for buffer in self._buffers)
+        self.object_bytes = 0
+        self.is_done = False
+
+    def fits(self) -> bool:
+        """Whether the object, or the part of it that is asked for, is as large as it must be."""
+        if self._offset is None:
+            return self.object_bytes <= self.num_bytes
+        return self._offset + self.num_bytes <= self.object_bytes
+
+    def check(self, op: str) -> None:
+        """Raise what ``ObjectPool.get_into`` does if the object did not fit."""
+        if not self.fits():
+            need = (
+                f"must have room for {self.object_bytes} bytes, got {self.num_bytes}"
+                if self._offset is None
+                else f"and offset must be within the object's {self.object_bytes} bytes, got "
+                f"{self.num_bytes} from {self._offset}"
+            )
+            raise InvalidArgument(f"{op}: buffers {need}")
+
+    def open(self, num_bytes: int) -> list[Range] | None:
+        self.object_bytes = num_bytes
+        if not self.fits():
+            return None
+        ranges, offset = [], self._offset or 0
+        end = num_bytes if self._offset is None else offset + self.num_bytes
+        for buffer in self._buffers:
+            if part := min(buffer.num_bytes, end - offset):
+                ranges.append(Range(buffer.address, offset, part))
+                offset += part
+        return ranges
+
+    def commit(self) -> None:
+        self.is_done = True
+
+    def abort(self) -> None:
+        pass
+
+
+class IntoBytes(IntoBuffers):
+    """New memory, as large as the object."""
+
+    def __init__(self) -> None:
+        super().__init__("get", ())
+        self._array = np.empty(0, np.uint8)
+
+    def open(self, num_bytes: int) -> list[Range] | None:
+        self._array = np.empty(num_bytes, np.uint8)
+        self._buffers = [as_buffer(self._array)]
+        self.num_bytes = num_bytes
+        return super().open(num_bytes)
+
+    def value(self) -> bytes:
+        return self._array.tobytes()
+
+
+class IntoPool:
+    """The own pool: room is made there as for any put.
+
+    Attributes:
+        result: of the put; None while there is none.
+    """
+
+    def __init__(self, store: Store, key: Key):
+        self._store = store
+        self._key = key
+        self._put: ObjectPut | None = None
+        self.result: PutResult | None = None
+
+    def open(self, num_bytes: int) -> list[Range] | None:
+        if num_bytes > self._store.pool.capacity_bytes:
+            self.result = PutResult.FULL
+            return None
+        begun = self._store.begin_key(self._key, num_bytes)
+        if isinstance(begun, PutResult):
+            self.result = begun
+            return None
+        self._put = begun
+        return [Range(begun.tensor().data_ptr(), 0, num_bytes)] if num_bytes else []
+
+    def commit(self) -> None:
+        if self._put is not None:
+            self._put.commit()
+            self.result = PutResult.STORED
+            self._put = None
+
+    def abort(self) -> None:
+        if self._put is not None:
+            self._put.abort()
+            self._put = None
+
+
+def _as_writable(op: str, i: int, buffer: Any) -> Buffer:
+    memory = as_buffer(buffer, argument=f"{op}: buffers[{i}]")
+    if not memory.location.startswith("cpu"):
+        raise InvalidArgument(f"{op}: buffers[{i}] must be host memory, got {memory.location}")
+    if not memory.writable:
+        raise InvalidArgument(f"{op}: buffers[{i}] must be writable, got read-only memory")
+    return memory

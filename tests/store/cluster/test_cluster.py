@@ -1,0 +1,169 @@
+"""Objects of several hosts: round trips, prefixes, ranges, evictions, nodes without a pool."""
+
+import numpy as np
+import pytest
+
+import mooncake_kernels as mk
+from mooncake_kernels.errors import InvalidArgument, Unavailable
+from mooncake_kernels.pool import PutResult
+
+from .support import UNIT, value
+
+STORED, EXISTS, BEING_WRITTEN, FULL = PutResult
+
+
+@pytest.mark.parametrize("transports", [["tcp"], ["shm", "tcp"], ["local", "shm", "tcp"]])
+def test_what_one_host_stores_all_read(hosts, transports):
+    one, two, none = (
+        hosts.make("one", transports=transports),
+        hosts.make("two", transports=transports),
+        hosts.make("none", 0, transports=transports),
+    )
+    assert one.cluster.put("a", value(1)) is STORED
+    assert two.cluster.put("a", value(2)) is EXISTS and none.cluster.put("a", value(3)) is EXISTS
+    for host in (one, two, none):
+        assert host.cluster.get("a") == value(1)
+        assert host.cluster.exists("a") and not host.cluster.exists("b")
+        assert host.cluster.get("b") is None
+    assert two.store.get("a") is None  # it was not brought here
+    assert two.cluster.fetch(["a", "b"]) == [STORED, None]
+    assert two.store.get("a") == value(1) and two.cluster.fetch(["a"]) == [EXISTS]
+    assert hosts.directory.num_objects(two.node.pool_name) == 1
+
+
+@pytest.mark.parametrize("num_bytes", [0, 1, UNIT, 100_003, 64 << 20])
+def test_sizes(hosts, num_bytes):
+    large = 80 << 20 if num_bytes > 1 << 20 else 64 * UNIT
+    one = hosts.make("one", large)
+    two = hosts.make("two", large, staging_slots=1, slot_bytes=3 << 20)
+    array = np.frombuffer(value(1, num_bytes), np.uint8)
+    assert one.cluster.put(1, array) is STORED
+    into = np.zeros(num_bytes, np.uint8)
+    assert two.cluster.get_into(1, into) == num_bytes  # by way of staging
+    np.testing.assert_array_equal(into, array)
+    into[:] = 0
+    if num_bytes:
+        region = two.cluster.register(into)
+        assert two.cluster.get_into(1, into) == num_bytes  # at once
+        np.testing.assert_array_equal(into, array)
+        two.cluster.deregister(region)
+    with two.cluster.view(1) as seen:
+        assert seen.num_bytes == num_bytes
+        np.testing.assert_array_equal(np.frombuffer(seen.view, np.uint8), array)
+
+
+def test_parts_and_ranges(hosts):
+    one, two = hosts.several(2)
+    layers = np.arange(60_000, dtype=np.float32).reshape(60, 1000)
+    assert one.cluster.put_from("kv", *layers, value(1, 5)) is STORED
+    parts = [np.zeros(n, np.uint8) for n in (1, 100_000, 139_999, 100)]
+    assert two.cluster.get_into("kv", *parts) == 240_005
+    assert b"".join(map(bytes, parts))[:240_005] == layers.tobytes() + value(1, 5)
+    layer = np.zeros(1000, np.float32)
+    assert two.cluster.get_into("kv", layer, offset=17 * 4000) == 240_005
+    np.testing.assert_array_equal(layer, layers[17])
+    with pytest.raises(InvalidArgument, match=r"buffers must have room for 240005 bytes, got 4000"):
+        two.cluster.get_into("kv", layer)
+    with pytest.raises(
+        InvalidArgument, match=r"within the object's 240005 bytes, got 4000 from 23"
+    ):
+        two.cluster.get_into("kv", layer, offset=239_000)
+    with pytest.raises(InvalidArgument, match="must be writable, got read-only"):
+        two.cluster.get_into("kv", b"12345")
+
+
+def test_a_prefix_that_lies_in_several_pools(hosts):
+    one, two, three = hosts.several(3)
+    keys = mk.block_hashes(np.arange(60, dtype=np.uint32), 4)
+    blocks = [value(i, 1000 + i) for i in range(15)]
+    assert one.cluster.put_each(keys[:6], blocks[:6]) == [STORED] * 6
+    assert two.cluster.put_each(keys[:12], blocks[:12]) == [EXISTS] * 6 + [STORED] * 6
+    for host in (one, two, three):
+        assert host.cluster.match_prefix(keys) == 12
+        assert host.cluster.exists_each(keys).tolist() == [True] * 12 + [False] * 3
+        assert host.cluster.get_each(keys) == blocks[:12] + [None] * 3
+        buffers = [np.zeros(1011 - 3 * (i == 11), np.uint8) for i in range(15)]
+        sizes = [1000 + i for i in range(11)] + [-2] + [-1] * 3
+        assert host.cluster.get_into_each(keys, buffers).tolist() == sizes
+        for size, buffer, block in zip(sizes[:11], buffers, blocks, strict=False):
+            assert bytes(buffer[:size]) == block
+    assert three.store.stats().num_ready == 0
+    assert three.cluster.fetch(keys) == [STORED] * 12 + [None] * 3
+    assert three.store.get_each(keys) == blocks[:12] + [None] * 3
+
+
+def test_a_namespace_is_not_seen_by_others(hosts):
+    one, none = hosts.make("one"), hosts.make("none", 0, options={"namespace": "theirs"})
+    one.cluster.put("a", value(1))
+    assert none.cluster.get("a") is None
+    with pytest.raises(InvalidArgument, match="namespace must be None beside a store's own"):
+        type(one.cluster)(one.node, namespace="mine")
+
+
+def test_more_objects_than_are_pinned_at_once(hosts):
+    one, two = hosts.several(2, 1000 * UNIT)
+    values = [i.to_bytes(8, "little") for i in range(1000)]
+    assert one.cluster.put_each(range(1000), values) == [STORED] * 1000
+    assert two.cluster.get_each(range(1000)) == values
+
+
+def test_what_was_evicted_is_not_said_to_be_there(hosts):
+    one, two = hosts.several(2, 4 * UNIT)
+    for i in range(6):
+        assert one.cluster.put(i, value(i)) is STORED
+    assert two.cluster.exists_each(range(6)).tolist() == [False] * 2 + [True] * 4
+    assert two.cluster.get(0) is None and two.cluster.get(5) == value(5)
+    assert two.cluster.put(0, value(7)) is STORED and one.cluster.get(0) == value(7)
+
+
+def test_what_went_without_a_word_is_told_by_its_readers(hosts):
+    one, two = hosts.several(2)
+    one.cluster.put_each(range(3), [value(i) for i in range(3)])
+    one.store.remove(1)
+    assert two.cluster.exists(1)
+    assert two.cluster.get_each(range(3)) == [value(0), None, value(2)]
+    assert not two.cluster.exists(1) and two.cluster.put(1, value(9)) is STORED
+
+
+def test_a_node_without_a_pool_has_others_take_its_objects(hosts):
+    none = hosts.make("none", 0)
+    with pytest.raises(Unavailable, match="put: no node with a pool takes it: there is none"):
+        none.cluster.put("a", value(1))
+    one, two = hosts.make("one", 4 * UNIT), hosts.make("two", 16 * UNIT)
+    none.node._membership.refresh()
+    layers = np.arange(300.0).reshape(3, 100)
+    assert none.cluster.put_from("kv", *layers, b"end") is STORED
+    assert two.store.get("kv") == layers.tobytes() + b"end"  # it has more room
+    assert none.cluster.put_from("kv", *layers) is EXISTS
+    assert none.cluster.put("empty", b"") is STORED and one.cluster.get("empty") == b""
+    memory = np.frombuffer(value(3, 3 * UNIT), np.uint8).copy()
+    region = none.cluster.register(memory)
+    results = none.cluster.put_each(range(3), memory.reshape(3, UNIT))
+    assert results == [STORED] * 3
+    none.cluster.deregister(region)
+    assert one.cluster.get_each(range(3)) == [bytes(row) for row in memory.reshape(3, UNIT)]
+    assert none.cluster.put("too large", value(1, 20 * UNIT)) is FULL
+    two.node.is_draining = True
+    with pytest.raises(InvalidArgument, match="view: node must have a pool"):
+        none.cluster.view("kv")
+    assert none.cluster.stats().keys() == {one.node.pool_name, two.node.pool_name}
+
+
+def test_remove_removes_everywhere(hosts):
+    one, two, none = hosts.make("one"), hosts.make("two"), hosts.make("none", 0)
+    one.cluster.put("a", value(1))
+    two.cluster.fetch(["a"])
+    assert none.cluster.remove("a") and not none.cluster.remove("a")
+    for host in (one, two, none):
+        assert not host.cluster.exists("a") and host.cluster.get("a") is None
+
+
+def test_copies_are_taken_on_request(hosts):
+    one, two, three = hosts.several(3)
+    one.cluster.put_each(range(5), [value(i) for i in range(5)])
+    keys = one.store.keyspace.keys(range(7))
+    pulled = three.node.asking.pull(two.node.name, keys, one.node.name)
+    assert pulled[:5] == [STORED] * 5 and pulled[5] == f"ABSENT at {one.node.name}"
+    assert two.store.get_each(range(5)) == [value(i) for i in range(5)]
+    assert three.node.asking.pull(two.node.name, keys[:1], one.node.name) == [EXISTS]
+    assert "has no pool" in three.node.asking.pull(two.node.name, keys[5:6], "nobody")[0]

@@ -1,0 +1,271 @@
+"""What goes wrong between hosts: damage, holders that are away, a directory that is, strangers."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from mooncake_kernels.errors import ChecksumError, InvalidArgument, TransferError, Unavailable
+from mooncake_kernels.pool import PutResult
+from mooncake_serving.store import Store
+from mooncake_serving.store.directory import Claim
+from mooncake_serving.store.messages import Pin, Pinned, Release, Released, key_bytes
+
+from ...transfer.certificates import authority
+from ..support import eventually
+from .support import SHORT_TTL_S, UNIT, SomeDirectory, damage, replaced, value
+
+STORED, EXISTS, BEING_WRITTEN, FULL = PutResult
+
+
+@pytest.fixture
+def away(hosts):
+    """The directory as a client sees it that loses it."""
+    return SomeDirectory(hosts.directory)
+
+
+def test_a_damaged_copy_is_dropped_and_the_next_is_read(hosts):
+    one, two = hosts.make("near"), hosts.make("far")
+    three = hosts.make("near")  # asks the pool of its host first
+    one.cluster.put("a", value(1))
+    two.cluster.fetch(["a"])
+    damage(one.store, "a")
+    assert three.cluster.get("a") == value(1)
+    assert not one.store.exists("a") and two.store.exists("a")
+    damage(two.store, "a")
+    with pytest.raises(ChecksumError, match="is damaged wherever it is"):
+        three.cluster.get("a")
+    assert not two.store.exists("a") and not three.cluster.exists("a")
+    assert three.cluster.get("a") is None
+    assert three.cluster.put("a", value(2)) is STORED
+
+
+def test_damage_is_told_of_each_object(hosts):
+    one, two = hosts.several(2)
+    one.cluster.put_each(range(4), [value(i) for i in range(4)])
+    damage(one.store, 2)
+    buffers = np.zeros((4, UNIT), np.uint8)
+    assert two.cluster.get_into_each(range(4), buffers).tolist() == [UNIT, UNIT, -4, UNIT]
+    assert bytes(buffers[3]) == value(3)
+    assert two.cluster.fetch(range(4)) == [STORED, STORED, None, STORED]
+    damage(one.store, 0)
+    damage(two.store, 0)
+    with pytest.raises(ChecksumError):
+        Store(two.store.pool, verify=1.0).get(0)
+    assert one.node.num_readers() == 0
+
+
+def test_an_own_damaged_copy_is_replaced_by_another(hosts):
+    one = hosts.make("one")
+    two = hosts.make("two", store=Store.create(64 * UNIT, verify=1.0))
+    one.cluster.put("a", value(1))
+    for read in (two.cluster.get, lambda key: bytes(two.cluster.view(key).view)):
+        two.cluster.fetch(["a"])
+        damage(Store(two.store.pool), "a")
+        assert read("a") == value(1)
+    two.cluster.fetch(["a"])
+    one.store.remove("a")
+    damage(Store(two.store.pool), "a")
+    with pytest.raises(ChecksumError):
+        two.cluster.get("a")
+    assert two.cluster.get("a") is None
+
+
+def test_a_read_that_its_holder_does_not_confirm_is_not_trusted(hosts):
+    one, two, three = hosts.several(3)
+    one.cluster.put("a", value(1))
+
+    def took_it_for_dead(release, token):
+        release(token)
+        return False
+
+    into = np.zeros(UNIT, np.uint8)
+    with replaced(one.node._pins, "release", took_it_for_dead):
+        assert three.cluster.get("a") is None
+        assert three.cluster.get_into("a", into) is None
+        assert three.cluster.fetch(["a"]) == [None] and three.store.stats().num_writing == 0
+        assert two.node.asking.pull(three.node.name, one.store.keyspace.keys(["a"]), one.node.name)
+        assert not three.store.exists("a")
+    two.cluster.fetch(["a"])
+    with replaced(one.node._pins, "release", took_it_for_dead):
+        assert three.cluster.get("a") == value(1)  # the next holder's
+
+
+def test_pins_of_a_reader_end_with_its_membership(hosts):
+    one, two = hosts.several(2, ttl_s=SHORT_TTL_S)
+    one.cluster.put("a", value(1))
+    keys = key_bytes(one.store.keyspace.keys(["a"]))
+    answer = two.node._calls.ask(
+        one.node.name, Pin, Pinned, 5.0, valid_s=600, keys=keys, verify=False
+    )
+    assert one.node.num_readers() == 1 and one.store.stats().num_pins == 1
+    hosts.directory.leave(two.node.name)
+    two.node._membership._is_over.set()  # it does not come back
+    assert eventually(lambda: one.node.num_readers() == 0) and one.store.stats().num_pins == 0
+    released = two.node._calls.ask(one.node.name, Release, Released, 5.0, token=answer.number)
+    assert not released.held
+
+
+def test_pins_of_an_earlier_process_of_that_name_end(hosts):
+    one, two = hosts.several(2)
+    one.cluster.put("a", value(1))
+    keys = one.store.keyspace.keys(["a"])
+    two.node._calls.ask(
+        one.node.name, Pin, Pinned, 5.0, valid_s=600, keys=key_bytes(keys), verify=False
+    )
+    two.node._calls.life += 1  # as if it had been started again
+    assert two.cluster.get("a") == value(1)
+    assert one.node.num_readers() == 0
+
+
+def test_a_pin_that_is_answered_too_late_is_given_back(hosts):
+    one = hosts.make("one")
+    two = hosts.make("two", answer_s=0.3)
+    one.cluster.put("a", value(1))
+    go_on = threading.Event()
+
+    def slow(pin, *args, **options):
+        go_on.wait(20)
+        return pin(*args, **options)
+
+    with replaced(one.node._pins, "pin", slow):
+        assert two.cluster.get("a") is None
+        go_on.set()
+        assert eventually(lambda: one.store.stats().num_pins > 0 or one.node.num_readers() == 0)
+    assert eventually(lambda: one.node.num_readers() == 0)
+    assert two.cluster.get("a") == value(1)
+
+
+def test_of_many_writers_one_wins(hosts):
+    made = hosts.several(3)
+    none = hosts.make("none", 0)
+    writers = [*made, none]
+    barrier = threading.Barrier(len(writers))
+
+    def write(i: int) -> list[PutResult]:
+        barrier.wait()
+        return writers[i].cluster.put_each(range(20), [value(100 * i + k, 300) for k in range(20)])
+
+    with ThreadPoolExecutor(len(writers)) as pool:
+        results = list(pool.map(write, range(len(writers))))
+    for k in range(20):
+        won = [i for i in range(len(writers)) if results[i][k] is STORED]
+        assert len(won) == 1, results
+        assert {results[i][k] for i in range(len(writers))} <= {STORED, EXISTS, BEING_WRITTEN}
+        for host in writers:
+            assert host.cluster.get(k) == value(100 * won[0] + k, 300)
+
+
+def test_a_claim_that_comes_to_nothing_is_given_back(hosts):
+    one, two = hosts.several(2, 4 * UNIT)
+    one.cluster.put("stays", value(1, 3 * UNIT), retention="hard")
+    assert one.cluster.put("a", value(1, 2 * UNIT)) is FULL
+    with pytest.raises(InvalidArgument, match="num_bytes"):
+        one.cluster.put("b", value(1, 5 * UNIT))
+    with pytest.raises(InvalidArgument, match="buffer"):
+        one.cluster.put_each(["c", "d", "e"], [value(1, UNIT), 17, value(2)])
+    assert two.cluster.get("c") == value(1)
+    keys = one.store.keyspace.keys(["a", "b", "d", "e"])
+    assert (hosts.directory.claim(two.node.name, keys, 1.0) == Claim.GRANTED).all()
+
+
+def test_without_the_directory_the_own_host_works(hosts, away):
+    one = hosts.make("one", directory=away)
+    two = hosts.make("two")
+    two.cluster.put("theirs", value(1))
+    one.cluster.put("ours", value(2))
+    away.is_away = True
+    assert one.cluster.get("ours") == value(2) and one.cluster.exists("ours")
+    assert one.cluster.put("ours", value(3)) is EXISTS
+    assert one.cluster.match_prefix(["ours"]) == 1
+    for call in (
+        lambda: one.cluster.get("theirs"),
+        lambda: one.cluster.put("new", value(1)),
+        lambda: one.cluster.get_into("theirs", np.zeros(UNIT, np.uint8)),
+        lambda: one.cluster.exists_each(["ours", "theirs"]),
+        lambda: one.cluster.match_prefix(["ours", "theirs"]),
+        lambda: one.cluster.remove("theirs"),
+        lambda: one.cluster.view("theirs"),
+    ):
+        with pytest.raises(Unavailable, match="the directory is away"):
+            call()
+    with pytest.raises(Unavailable):
+        hosts.make("three", directory=away)
+    # What is evicted and put by others meanwhile is told once it is back.
+    one.store.put("beside", value(4))
+    one.store.eviction(one.store.pool, 64 * UNIT)
+    one.store.put("late", value(5))
+    away.is_away = False
+    assert eventually(lambda: two.cluster.get("late") == value(5))
+    assert not two.cluster.exists("ours") and not two.cluster.exists("beside")
+
+
+def test_a_put_is_published_late_if_the_directory_goes_in_between(hosts, away):
+    one, two = hosts.make("one", directory=away), hosts.make("two")
+
+    def goes(put, *args, **options):
+        away.is_away = True
+        return put(*args, **options)
+
+    with replaced(one.store, "put_key", goes):
+        assert one.cluster.put("a", value(1)) is STORED
+    assert not two.cluster.exists("a")
+    away.is_away = False
+    assert eventually(lambda: two.cluster.get("a") == value(1))
+
+
+def test_a_directory_that_has_forgotten_all_is_told_anew(hosts):
+    one, two = hosts.several(2)
+    one.cluster.put_each(range(5), [value(i) for i in range(5)])
+    hosts.directory.leave(one.node.name)
+    assert not two.cluster.exists(3)
+    assert eventually(lambda: two.cluster.exists_each(range(5)).all())
+    assert two.cluster.get(3) == value(3)
+
+
+def test_a_holder_whose_engine_is_gone_is_passed_over(hosts):
+    one, two, three = hosts.several(3)
+    one.cluster.put("a", value(1))
+    one.cluster.put("only there", value(2))
+    two.cluster.fetch(["a"])
+    one.node._server.close()
+    one.engine.close()  # and yet a member
+    for _ in range(5):
+        assert three.cluster.get("a") == value(1)
+    assert three.cluster.get("only there") is None
+    with pytest.raises(Unavailable, match="it is not removed everywhere"):
+        three.cluster.remove("only there")
+
+
+def test_two_nodes_serve_one_pool_and_one_goes(hosts):
+    one = hosts.make("one")
+    again = hosts.make("one", store=Store.open(one.store.pool.path))
+    two = hosts.make("two")
+    assert one.node.pool_name == again.node.pool_name != two.node.pool_name
+    one.cluster.put("a", value(1))
+    assert again.cluster.get("a") == value(1) and again.store.get("a") == value(1)
+    one.node._server.close()
+    one.engine.close()
+    for _ in range(5):
+        assert two.cluster.get("a") == value(1)
+    one.node.close()
+    assert two.cluster.exists("a") and two.cluster.get("a") == value(1)
+    again.node.close()
+    assert not two.cluster.exists("a")
+
+
+@pytest.mark.parametrize("kind", ["secret", "tls"])
+def test_with_a_secret_and_with_tls(hosts, kind, tmp_path):
+    options = {"secret": b"what all of us know, and others do not"}
+    if kind == "tls":
+        options["tls"] = authority(tmp_path).tls("node")
+    one, two = hosts.several(2, **options)
+    stranger = hosts.make("stranger")
+    one.cluster.put("a", value(1))
+    assert two.cluster.get("a") == value(1)
+    assert stranger.cluster.exists("a") and stranger.cluster.get("a") is None
+    with pytest.raises(TransferError):
+        stranger.node.asking.stat(one.node.name)
+    two.node._membership.refresh()
+    assert two.cluster.stats().keys() == {one.node.pool_name, two.node.pool_name}

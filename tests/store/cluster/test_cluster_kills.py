@@ -1,0 +1,185 @@
+"""Hosts in processes of their own, with Redis: each is killed in the middle of something."""
+
+import random
+import time
+
+import numpy as np
+import pytest
+
+from mooncake_kernels.errors import Unavailable
+from mooncake_kernels.pool import PutResult
+from mooncake_serving.store import Store
+from mooncake_serving.store.directory import Claim, connect
+from mooncake_serving.store.messages import Pin, Pinned, key_bytes
+
+from ...metadata.support import RedisServer
+from ..support import eventually
+from .processes import HostProcess, fetch, get, pool_file, put
+from .support import SHORT_TTL_S, UNIT, Hosts, replaced, value
+
+STORED, EXISTS, BEING_WRITTEN, FULL = PutResult
+
+
+@pytest.fixture
+def redis(tmp_path):
+    server = RedisServer(tmp_path)
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def hosts(redis):
+    """Makes hosts of this process, whose directory is in Redis."""
+    with connect(redis.url) as servers:
+        made = Hosts(servers)
+        yield made
+        made.close()
+
+
+@pytest.fixture
+def start(redis):
+    """Starts hosts in processes of their own."""
+    started = []
+
+    def start_one(name: str, path=None, **options) -> HostProcess:
+        started.append(HostProcess(redis.url, name, path, **options))
+        return started[-1]
+
+    yield start_one
+    for process in started:
+        process.close()
+
+
+def pin(host, name: str, keys: bytes) -> None:
+    """Pin objects at a node, and read nothing."""
+    host.node._calls.ask(name, Pin, Pinned, 5.0, valid_s=600, keys=keys, verify=False)
+
+
+def claim(host, keys: np.ndarray) -> list[int]:
+    return host.node.listing.claim(keys, 600.0).tolist()
+
+
+def put_one_after_another(host, first: int) -> None:
+    for i in range(first, first + 1_000_000):
+        host.cluster.put(i % 100, value(i % 100, 1 + 37 * (i % 100)))
+
+
+def test_objects_of_other_processes(hosts, start):
+    here, there = hosts.make("here", transports=["shm", "tcp"]), start("there")
+    assert there.do(put, "a", value(1, 300_000)) is STORED
+    assert here.cluster.get("a") == value(1, 300_000)
+    assert here.cluster.put("a", b"") is EXISTS
+    assert here.cluster.put("b", value(2)) is STORED
+    assert there.do(fetch, ["a", "b", "c"]) == [EXISTS, STORED, None]
+    assert here.cluster.remove("b") and there.do(get, "b") is None
+
+
+def test_a_reader_is_killed_while_it_has_pins(hosts, start):
+    here, there = hosts.make("here", ttl_s=SHORT_TTL_S), start("there", ttl_s=SHORT_TTL_S)
+    here.cluster.put("a", value(1))
+    there.do(pin, here.node.name, key_bytes(here.store.keyspace.keys(["a"])))
+    assert here.node.num_readers() == 1 and here.store.stats().num_pins == 1
+    there.kill()
+    assert eventually(lambda: here.node.num_readers() == 0)
+    assert here.store.stats().num_pins == 0
+
+
+def test_a_writer_is_killed_after_its_claim(hosts, start):
+    here, there = hosts.make("here"), start("there", ttl_s=SHORT_TTL_S)
+    assert there.do(claim, here.store.keyspace.keys(["a"])) == [Claim.GRANTED]
+    assert here.cluster.put("a", value(1)) is BEING_WRITTEN
+    there.kill()
+    assert eventually(lambda: here.cluster.put("a", value(1)) is STORED)
+
+
+def test_a_holder_is_killed_in_the_middle_of_a_read(hosts, start):
+    here = hosts.make("here")
+    near, far = start("here", ttl_s=SHORT_TTL_S), start("far")  # the near one is asked first
+    near.do(put, "a", value(1, 500_000))
+    near.do(put, "only there", value(2))
+    far.do(fetch, ["a"])
+
+    def killed(read, *args, **options):
+        near.kill()
+        return read(*args, **options)
+
+    with replaced(here.node._reader._mover, "read", killed):
+        assert here.cluster.get("a") == value(1, 500_000)
+    assert here.cluster.get("only there") is None
+    assert eventually(lambda: not here.cluster.exists("only there"))
+    assert here.cluster.put("only there", value(3)) is STORED
+
+
+def test_a_holder_is_killed_after_the_bytes_were_read(hosts, start):
+    here, there = hosts.make("here"), start("there")
+    there.do(put, "a", value(1))
+
+    def killed(read, *args, **options):
+        read(*args, **options)
+        there.kill()
+
+    with replaced(here.node._reader._mover, "read", killed):
+        assert here.cluster.get("a") is None  # nobody says that the bytes were good
+    assert here.cluster.fetch(["a"]) == [None] and here.store.stats().num_writing == 0
+
+
+def test_one_of_two_nodes_of_a_pool_is_killed(hosts, start):
+    here = hosts.make("here")
+    with pool_file("two-nodes") as path:
+        maker, other = (start("there", path, ttl_s=SHORT_TTL_S) for _ in range(2))
+        assert maker.do(put, "a", value(1)) is STORED and other.do(get, "a") == value(1)
+        maker.kill()
+        for _ in range(5):
+            assert here.cluster.get("a") == value(1)
+        assert eventually(lambda: maker.name not in here.node._membership.refresh())
+        assert here.cluster.exists("a") and here.cluster.get("a") == value(1)
+        other.kill()
+        assert eventually(lambda: not here.cluster.exists("a"))
+
+
+def test_a_writer_is_killed_anywhere(hosts, start, soak):
+    seed = random.randrange(1 << 30)
+    draw = random.Random(seed)
+    here = hosts.make("here")
+    for round_index in range(40 if soak else 1):
+        with pool_file(f"anywhere-{round_index}") as path, Store.create(100 * UNIT, path) as store:
+            writer, beside = (
+                start("there", path, ttl_s=SHORT_TTL_S),
+                hosts.make("there", store=store),
+            )
+            writer.begin(put_one_after_another, draw.randrange(100))
+            assert eventually(lambda store=store: store.stats().num_ready > 10)
+            time.sleep(draw.random() * 0.05)
+            writer.kill()
+            for i in range(100):
+                expected = value(i, 1 + 37 * i)
+                assert here.cluster.get(i) in (None, expected), seed
+                assert eventually(
+                    lambda i=i: here.cluster.put(i, value(i, 1 + 37 * i)) is not BEING_WRITTEN
+                )
+                assert here.cluster.get(i) == beside.cluster.get(i) == expected, seed
+            here.store.remove_all()
+            here.node.listing.publish_all()
+            beside.close()
+            hosts.all.remove(beside)
+
+
+def test_redis_is_killed_and_comes_back(hosts, start, redis):
+    here, there = hosts.make("here"), start("there")
+    assert here.cluster.put_each(range(5), [value(i) for i in range(5)]) == [STORED] * 5
+    assert there.do(put, "theirs", value(7)) is STORED
+    redis.stop()
+    assert here.cluster.get_each(range(5)) == [value(i) for i in range(5)]
+    assert here.cluster.put(3, b"") is EXISTS
+    for call in (
+        lambda: here.cluster.get("theirs"),
+        lambda: here.cluster.put("new", value(8)),
+        lambda: there.do(get, 3),
+    ):
+        with pytest.raises(Unavailable):
+            call()
+    redis.start()
+    assert eventually(lambda: here.cluster.exists("theirs"))
+    assert here.cluster.get("theirs") == value(7)
+    assert eventually(lambda: there.do(get, 3) == value(3))
+    assert here.cluster.put("new", value(8)) is STORED and there.do(get, "new") == value(8)

@@ -1,0 +1,157 @@
+"""What nodes say to each other comes back as it was; what strangers say harms nobody."""
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from mooncake_kernels.errors import InvalidArgument, TransferError
+from mooncake_kernels.transfer import TransferEngine
+from mooncake_serving.store import messages
+from mooncake_serving.store.directory import EmbeddedDirectory
+from mooncake_serving.store.messages import MAGIC, decode, encode
+
+from .support import Hosts, value
+
+NUMBERS = st.integers(0, 2**64 - 1)
+DEADLINES = st.integers(0, messages.MAX_DEADLINE_MS)
+KEYS = st.integers(0, 40).map(lambda n: value(n, 16 * n))
+PLACES = st.integers(0, 9).map(lambda n: value(n, 16 * n))
+REASONS = st.text(max_size=messages.MAX_REASON)
+STATS = messages.PoolStats(*range(12))
+
+
+def pulls(number, life, deadline_ms, places, is_placed):
+    keys = value(1, 16 * len(places))
+    return messages.Pull(
+        number, life, deadline_ms, keys, "10.0.0.1:7", True, places if is_placed else []
+    )
+
+
+MESSAGES = st.one_of(
+    st.builds(messages.Pin, NUMBERS, NUMBERS, DEADLINES, KEYS, st.booleans()),
+    st.builds(messages.Release, NUMBERS, NUMBERS, DEADLINES, NUMBERS),
+    st.builds(pulls, NUMBERS, NUMBERS, DEADLINES, st.lists(PLACES, max_size=9), st.booleans()),
+    st.builds(messages.Drop, NUMBERS, NUMBERS, DEADLINES, KEYS),
+    st.builds(messages.Stat, NUMBERS, NUMBERS, DEADLINES),
+    st.builds(messages.Pinned, NUMBERS, st.integers(0, 9).map(lambda n: value(n, 24 * n))),
+    st.builds(messages.Released, NUMBERS, st.booleans()),
+    st.builds(messages.Pulled, NUMBERS, st.lists(st.integers(0, 3) | REASONS, max_size=9)),
+    st.builds(messages.Dropped, NUMBERS, NUMBERS),
+    st.builds(messages.Stats, NUMBERS, st.sampled_from([None, STATS])),
+    st.builds(messages.Refused, NUMBERS, REASONS),
+)
+
+
+@given(MESSAGES)
+def test_messages_come_back_as_they_were(message):
+    assert decode(encode(message)) == message
+
+
+def test_the_largest_fit_into_a_notification():
+    keys, name = bytes(16 * messages.MAX_PULLED), "n" * 255
+    last = 2**64 - 1
+    whole = messages.MAX_PLACES_BYTES // messages.MAX_PULLED
+    places = [bytes(whole)] * messages.MAX_PULLED
+    for message in (
+        messages.Pin(last, last, 1, bytes(16 * messages.MAX_KEYS), True),
+        messages.Pinned(last, bytes(24 * messages.MAX_KEYS)),
+        messages.Pull(last, last, 1, keys, name, True, places),
+        messages.Pulled(last, ["x" * messages.MAX_REASON] * messages.MAX_PULLED),
+    ):
+        assert len(encode(message)) <= messages.MAX_MESSAGE_BYTES
+        assert decode(encode(message)) == message
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [1, 1, 2, 3, bytes(15), True],
+        [1, 1, 2, 3, bytes(16 * messages.MAX_KEYS + 16), True],
+        [1, -1, 2, 3, b"", True],
+        [1, 1, 2, messages.MAX_DEADLINE_MS + 1, b"", True],
+        [1, 1, 2, 3, "keys", True],
+        [1, 1, 2, 3, b"", 1],
+        [1, 1, 2, 3, b""],
+        [1, 1, 2, 3, b"", True, "more"],
+        [2, 1, 2, 3, 4.5],
+        [3, 1, 2, 3, bytes(32), "peer", True, [b""]],
+        [3, 1, 2, 3, bytes(16), "peer", True, [b"1234"]],
+        [3, 1, 2, 3, bytes(16), "", True, []],
+        [3, 1, 2, 3, bytes(16 * messages.MAX_PULLED + 16), "peer", True, []],
+        [16, 1, bytes(25)],
+        [18, 1, [4]],
+        [20, 1, {"capacity_bytes": 1}],
+        [21, 1, "x" * (messages.MAX_REASON + 1)],
+        [99, 1],
+        [],
+        17,
+        [[[]]],
+    ],
+)
+def test_what_is_out_of_bounds_is_refused(words):
+    with pytest.raises(InvalidArgument, match="message must be"):
+        decode(MAGIC + msgspec.msgpack.encode(words))
+
+
+def test_a_deep_one_is_refused():
+    with pytest.raises(InvalidArgument, match="message must be"):
+        decode(MAGIC + b"\x91" * 60_000)
+
+
+@pytest.mark.parametrize("data", [b"", b"MK", b"MKS\x02" + encode(messages.Stat(1, 2, 3))[4:]])
+def test_another_version_is_refused(data):
+    with pytest.raises(InvalidArgument, match="must begin with"):
+        decode(data)
+
+
+@pytest.fixture(scope="module")
+def attacked():
+    """A node with an object, and a stranger's engine that may send it what it likes."""
+    hosts = Hosts(EmbeddedDirectory())
+    one, two = hosts.several(2)
+    one.cluster.put("a", value(1))
+    with TransferEngine(transports=["tcp"]) as engine:
+        peer = engine.open(one.engine.name)
+
+        def send(data: bytes) -> None:
+            engine.write(peer, [], notify=data).wait()
+
+        yield one, two, send
+    hosts.close()
+
+
+ANYTHING = st.one_of(
+    st.binary(min_size=1, max_size=300),
+    st.binary(max_size=300).map(lambda data: MAGIC + data),
+    MESSAGES.map(encode),
+    st.tuples(MESSAGES.map(encode), st.integers(4, 400), st.integers(0, 255)).map(
+        lambda parts: parts[0][: parts[1]] + bytes([parts[2]]) + parts[0][parts[1] + 1 :]
+    ),
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(data=st.lists(ANYTHING, min_size=1, max_size=5))
+def test_whatever_a_stranger_says_the_node_goes_on(attacked, data):
+    one, two, send = attacked
+    for message in data:
+        send(message)
+    assert two.node.asking.stat(one.node.name).num_ready == 1
+    assert two.cluster.get("a") == value(1)
+
+
+def test_answers_to_nobody_and_of_others_are_not_taken(attacked):
+    one, two, send = attacked
+    calls = one.node._calls
+    send(encode(messages.Released(calls.next_number() + 1, True)))  # of the next question
+    with pytest.raises(TransferError, match="release: an answer to something else"):
+        calls.ask(two.node.name, messages.Release, messages.Pinned, 5.0, token=1)
+    assert not calls.ask(two.node.name, messages.Release, messages.Released, 5.0, token=1).held
+    assert not calls._waiting
+
+
+def test_keys_are_bytes_and_back():
+    keys = np.array([[1, 2], [2**64 - 1, 0]], np.uint64)
+    assert (messages.keys_of(messages.key_bytes(keys)) == keys).all()
