@@ -5,7 +5,7 @@ from functools import partial
 
 from mooncake_kernels.errors import InvalidArgument
 
-from .codes import OBJECT_NOT_FOUND, code_of, returns_code
+from .codes import code_of, returns_code
 from .lifecycle import Lifecycle
 from .replicate_config import ReplicateConfig, retention_of
 
@@ -24,13 +24,21 @@ class BufferCalls(Lifecycle):
 
         Who registers it keeps it alive.
         """
-        self._running().buffers.register(buffer_ptr, size)
+        running = self._running()
+        view = running.buffers.register(buffer_ptr, size)
+        try:
+            running.objects.register(view)
+        except BaseException:
+            running.buffers.unregister(buffer_ptr)
+            raise
         return 0
 
     @returns_code
     def unregister_buffer(self, buffer_ptr: int) -> int:
         """Undo ``register_buffer``: 0; -600 if nothing registered begins there."""
-        self._running().buffers.unregister(buffer_ptr)
+        running = self._running()
+        running.buffers.unregister(buffer_ptr)
+        running.objects.deregister(buffer_ptr)
         return 0
 
     @returns_code
@@ -99,18 +107,18 @@ class BufferCalls(Lifecycle):
         Returns:
             The bytes of the value; -704 if there is none, -600 if the memory is too small.
         """
-        return self._get(key, [buffer_ptr], [size])
+        running = self._running()
+        return running.objects.get_into(key, [running.buffers.view(buffer_ptr, size, writes=True)])
 
     def batch_get_into(
         self, keys: Sequence[str], buffer_ptrs: Numbers, sizes: Numbers
     ) -> list[int]:
         """Copy values into memory, each as ``get_into`` does."""
-        return self._each(
+        return self._get_each(
             "batch_get_into",
             keys,
             (buffer_ptrs, sizes),
-            lambda i: self._get(keys[i], [buffer_ptrs[i]], [sizes[i]]),
-            backwards=True,
+            lambda i: self._views([buffer_ptrs[i]], [sizes[i]], writes=True),
         )
 
     def batch_get_into_multi_buffers(
@@ -125,12 +133,11 @@ class BufferCalls(Lifecycle):
         Returns:
             As ``get_into``. ``prefer_alloc_in_same_node`` is not looked at.
         """
-        return self._each(
+        return self._get_each(
             "batch_get_into_multi_buffers",
             keys,
             (all_buffer_ptrs, all_sizes),
-            lambda i: self._get(keys[i], all_buffer_ptrs[i], all_sizes[i]),
-            backwards=True,
+            lambda i: self._views(all_buffer_ptrs[i], all_sizes[i], writes=True),
         )
 
     def _put(
@@ -148,11 +155,27 @@ class BufferCalls(Lifecycle):
         put(key, views, retention_of(config))
         return 0
 
-    def _get(self, key: str, pointers: Numbers, sizes: Numbers) -> int:
-        running = self._running()
-        views = self._views(pointers, sizes, writes=True)
-        num_bytes = running.objects.get_into(key, views)
-        return OBJECT_NOT_FOUND if num_bytes is None else num_bytes
+    def _get_each(
+        self,
+        op: str,
+        keys: Sequence[str],
+        columns: Sequence[Sequence],
+        views_of: Callable[[int], list[memoryview]],
+    ) -> list[int]:
+        """Copy each key's value into its views, those whose memory is right in one call."""
+        views: dict[int, list[memoryview]] = {}
+
+        def look_up(i: int) -> int:
+            views[i] = views_of(i)
+            return 0
+
+        codes = self._each(op, keys, columns, look_up)
+        if views:
+            wanted = [keys[i] for i in views]
+            copied = self._running().objects.get_into_each(op, wanted, [*views.values()])
+            for i, code in zip(views, copied, strict=True):
+                codes[i] = code
+        return codes
 
     def _views(self, pointers: Numbers, sizes: Numbers, *, writes: bool) -> list[memoryview]:
         if len(pointers) != len(sizes):
@@ -168,10 +191,8 @@ class BufferCalls(Lifecycle):
         keys: Sequence[str],
         columns: Sequence[Sequence],
         call: Callable[[int], int],
-        *,
-        backwards: bool = False,
     ) -> list[int]:
-        """The code of each key's call. Backwards: of a prefix the tail is used longest ago."""
+        """The code of each key's call."""
 
         def one(i: int) -> int:
             if any(len(column) != len(keys) for column in columns):
@@ -181,6 +202,4 @@ class BufferCalls(Lifecycle):
                 )
             return call(i)
 
-        order = range(len(keys))
-        codes = [code_of(op, partial(one, i)) for i in (reversed(order) if backwards else order)]
-        return codes[::-1] if backwards else codes
+        return [code_of(op, partial(one, i)) for i in range(len(keys))]

@@ -2,8 +2,6 @@
 
 import numpy as np
 
-from mooncake_kernels.pool import PinnedObject
-
 
 class BufferHandle(np.ndarray):
     """The bytes of an object, not a copy; read-only. They stay for as long as this lasts.
@@ -27,6 +25,6 @@ class BufferHandle(np.ndarray):
         return f"<BufferHandle of {self.nbytes} bytes>"
 
 
-def handle_of(pinned: PinnedObject, begin: int) -> BufferHandle:
-    """What of a pinned object lies from ``begin`` on. The pin ends with the handle."""
-    return np.frombuffer(pinned.view, np.uint8, offset=begin).view(BufferHandle)
+def handle_of(view: memoryview) -> BufferHandle:
+    """The handle of a value, which it keeps there."""
+    return np.frombuffer(view, np.uint8).view(BufferHandle)

@@ -29,8 +29,7 @@ class KeyCalls(Lifecycle):
     @returns_code
     def get_size(self, key: str) -> int:
         """Return the bytes of a value; -704 if there is none."""
-        num_bytes = self._running().objects.num_bytes(key)
-        return OBJECT_NOT_FOUND if num_bytes is None else num_bytes
+        return self._running().objects.num_bytes(key)
 
     @returns_code
     def remove(self, key: str, force: bool = False) -> int:

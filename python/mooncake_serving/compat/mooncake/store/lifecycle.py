@@ -1,6 +1,7 @@
 """How a store is set up, and what is true of it as a whole."""
 
 import threading
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +30,7 @@ class Lifecycle:
     def __init__(self) -> None:
         self._starting = threading.Lock()
         self._state: Running | None = None
+        self._finalizer: weakref.finalize
 
     def setup(self, *args: Any, **kwargs: Any) -> int:
         """Open the store. A second time, it stays as it is.
@@ -42,19 +44,26 @@ class Lifecycle:
         return code_of("setup", lambda: self._setup(*args, **kwargs))
 
     def health_check(self) -> int:
-        """Return 0 if the store can be used, 1 if it was not set up, or closed."""
-        return 1 if self._state is None else 0
+        """Return 0 if the store can be used, 1 if it was not set up, or closed.
+
+        2 if who knows where the objects of other hosts are does not answer.
+        """
+        return 1 if self._state is None else self._state.objects.health()
 
     def get_hostname(self) -> str:
         """Return what this process is called; "" before ``setup``."""
-        return "" if self._state is None else self._state.settings.local_hostname
+        state = self._state
+        return "" if state is None else state.objects.hostname(state.settings.local_hostname)
 
     def close(self) -> int:
-        """Leave the store, in which objects stay. What has been read in place stays too. 0."""
+        """Leave the store; who has a ``BufferHandle`` keeps it. 0.
+
+        In a pool of the host objects stay; those of a process among many hosts go with it.
+        """
         with self._starting:
             state, self._state = self._state, None
-        if state is not None:
-            state.objects.close()
+            if state is not None:
+                self._finalizer()
         return 0
 
     def _setup(self, *args: Any, **kwargs: Any) -> int:
@@ -70,7 +79,9 @@ class Lifecycle:
             if self._state is not None:
                 log.warning("setup: it is set up, on %s, and stays so", self._state.settings.path)
                 return 0
-            self._state = Running(settings, open_objects(settings), Buffers())
+            objects = open_objects(settings)
+            self._finalizer = weakref.finalize(self, objects.close)
+            self._state = Running(settings, objects, Buffers())
         return 0
 
     def _running(self) -> Running:

@@ -14,6 +14,7 @@ _START = struct.Struct("<8sI")
 _MAGIC = b"MKNAMED1"
 _LINE = 64
 MAX_NAME_BYTES = 1 << 16
+MIN_HEADER_BYTES = _LINE
 
 
 def header_of(name: str) -> bytes:
@@ -28,16 +29,24 @@ def header_of(name: str) -> bytes:
         raise InvalidArgument(f"key must be a string, got {name!r:.80}") from None
     if not 0 < len(text) <= MAX_NAME_BYTES:
         raise InvalidArgument(f"key must have 1 to {MAX_NAME_BYTES} bytes, got {len(text)}")
-    header = _START.pack(_MAGIC, len(text)) + text
-    return header.ljust(-(-len(header) // _LINE) * _LINE, b"\0")
+    return (_START.pack(_MAGIC, len(text)) + text).ljust(_whole(len(text)), b"\0")
+
+
+def header_bytes(start: bytes | bytearray | memoryview) -> int:
+    """How long the header is that begins so; 0 if it is none."""
+    if len(start) < MIN_HEADER_BYTES:
+        return 0
+    magic, num_bytes = _START.unpack_from(start)
+    return _whole(num_bytes) if magic == _MAGIC and 0 < num_bytes <= MAX_NAME_BYTES else 0
 
 
 def name_in(view: memoryview) -> str | None:
     """The name at the beginning of an object; None if it was not put by name."""
-    if len(view) < _START.size:
+    if not 0 < header_bytes(view) <= len(view):
         return None
-    magic, num_bytes = _START.unpack_from(view)
-    text = bytes(view[_START.size : _START.size + num_bytes])
-    if magic != _MAGIC or len(text) != num_bytes:
-        return None
-    return text.decode(errors="replace")
+    _, num_bytes = _START.unpack_from(view)
+    return bytes(view[_START.size : _START.size + num_bytes]).decode(errors="replace")
+
+
+def _whole(name_bytes: int) -> int:
+    return -(-(_START.size + name_bytes) // _LINE) * _LINE

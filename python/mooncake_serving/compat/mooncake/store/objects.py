@@ -1,32 +1,36 @@
-"""Objects that have names, in a store of this host."""
+"""Objects that have names, in a store."""
 
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from mooncake_kernels.buffers import as_buffer
 from mooncake_kernels.errors import InvalidArgument
-from mooncake_kernels.pool import PinnedObject, PutResult, Retention
-from mooncake_serving.store import Store
+from mooncake_kernels.pool import ObjectPool, PutResult, Retention
+from mooncake_serving.store import ClusterStore, Store
 from mooncake_serving.store.keyspace import Keyspace
 
 from ..codes import Failed
-from .codes import INTERNAL_ERROR, NO_AVAILABLE_HANDLE
+from .codes import INTERNAL_ERROR, NO_AVAILABLE_HANDLE, OBJECT_NOT_FOUND, code_of
 from .naming import header_of, name_in
 
 _REPLACE_S = 10.0  # to replace an object that others write too
 _PAUSE_S = 1e-3
 
+Views = Sequence[memoryview]
+
 
 class Objects:
-    """What is in the store under names of one namespace. Thread-safe.
+    """What is in the store of a host under names of one namespace. Thread-safe.
 
     An object is its header and its value, as two parts that are written and read in one call.
     Names are ``key`` in errors, as callers call them.
     """
 
-    def __init__(self, store: Store, namespace: str):
-        self.store = store
+    def __init__(self, store: Store | ClusterStore, pool: ObjectPool | None, namespace: str):
+        self._store = store
+        self._pool = pool
         self._keyspace = Keyspace(namespace)
 
     def put(self, name: str, parts: Sequence[Any], retention: Retention) -> None:
@@ -48,18 +52,18 @@ class Objects:
         self._check(name, parts)
         until_s = time.monotonic() + _REPLACE_S
         while True:
-            self.store.remove(name)
+            self._store.remove(name)
             if self._put(name, parts, retention) is PutResult.STORED:
                 return
             if time.monotonic() > until_s:
                 raise Failed(INTERNAL_ERROR, f"others write {name!r:.80} all the time")
             time.sleep(_PAUSE_S)
 
-    def get_into(self, name: str, views: Sequence[memoryview]) -> int | None:
+    def get_into(self, name: str, views: Views) -> int:
         """Copy a value into buffers, one behind the other, which may be larger than it.
 
         Returns:
-            Its size; None if there is none.
+            Its size; -704 if there is none.
 
         Raises:
             InvalidArgument: the buffers are too small.
@@ -67,49 +71,60 @@ class Objects:
         """
         header = header_of(name)
         found = bytearray(len(header))
-        num_bytes = self.store.get_into(name, found, *views)
-        return None if num_bytes is None or found != header else num_bytes - len(header)
+        num_bytes = self._store.get_into(name, found, *views)
+        if num_bytes is None or found != header:
+            return OBJECT_NOT_FOUND
+        return num_bytes - len(header)
 
-    def get_range(self, name: str, offset: int, view: memoryview) -> int | None:
-        """Fill a buffer from a part of a value; returns its size, None if there is none.
+    def get_into_each(self, op: str, names: Sequence[str], views: Sequence[Views]) -> list[int]:
+        """Copy values, each into its buffers: of each what ``get_into`` returns, or a code.
+
+        They are read from the last to the first, so that of a prefix the tail was used longest ago.
+        """
+        pairs = list(zip(names, views, strict=True))
+        return [code_of(op, partial(self.get_into, *pair)) for pair in reversed(pairs)][::-1]
+
+    def get_range(self, name: str, offset: int, view: memoryview) -> int:
+        """Fill a buffer from a part of a value; returns its size, -704 if there is no value.
 
         Raises:
             InvalidArgument: the part is not within the value.
         """
-        num_bytes = self.store.get_into(name, view, offset=len(header_of(name)) + offset)
-        return None if num_bytes is None else len(view)
+        num_bytes = self._store.get_into(name, view, offset=len(header_of(name)) + offset)
+        return OBJECT_NOT_FOUND if num_bytes is None else len(view)
 
-    def view(self, name: str) -> tuple[PinnedObject, int] | None:
-        """An object where it is, and where its value begins in it; None if there is none."""
+    def view(self, name: str) -> memoryview | None:
+        """A value, which stays for as long as this is there; None if there is none."""
         header = header_of(name)
-        pinned = self.store.view(name)
-        if pinned is None or pinned.view[: len(header)] != header:
+        found = self._find(name)
+        if found is None or found[: len(header)] != header:
             return None
-        return pinned, len(header)
+        return found[len(header) :]
 
-    def num_bytes(self, name: str) -> int | None:
-        """The size of a value; None if there is none."""
+    def num_bytes(self, name: str) -> int:
+        """The size of a value; -704 if there is none."""
         header = header_of(name)
-        num_bytes = self.store.get_into(name, bytearray(len(header)), offset=0)
-        return None if num_bytes is None else num_bytes - len(header)
+        num_bytes = self._store.get_into(name, bytearray(len(header)), offset=0)
+        return OBJECT_NOT_FOUND if num_bytes is None else num_bytes - len(header)
 
     def exist(self, names: Sequence[str]) -> list[bool]:
         """Tell of names which are there. Not a use of them."""
         for name in names:
             if not isinstance(name, str):
                 raise InvalidArgument(f"key must be a string, got {name!r:.80}")
-        return self.store.exists_each(names).tolist() if len(names) else []
+        return self._store.exists_each(names).tolist() if len(names) else []
 
     def remove(self, name: str) -> bool:
         """Remove an object; who reads it keeps it. Returns whether it was there."""
         header_of(name)
-        return self.store.remove(name)
+        return self._store.remove(name)
 
     def names(self) -> Iterator[str]:
         """All names that are there, in no order. Reads each object's header."""
-        pool = self.store.pool
-        for key in map(tuple, pool.objects().keys.tolist()):
-            pinned = pool.pin(key)
+        if self._pool is None:
+            return
+        for key in map(tuple, self._pool.objects().keys.tolist()):
+            pinned = self._pool.pin(key)
             if pinned is None:
                 continue
             with pinned:
@@ -117,22 +132,41 @@ class Objects:
             if name is not None and self._keyspace.key(name) == key:
                 yield name
 
+    def register(self, view: memoryview) -> None:
+        """Let values be moved to and from this memory, which stays until ``deregister``."""
+
+    def deregister(self, address: int) -> None:
+        """Undo ``register``."""
+
+    def hostname(self, local_hostname: str) -> str:
+        """What this process is called."""
+        return local_hostname
+
+    def health(self) -> int:
+        """0; 2 if who knows where the objects are does not answer."""
+        return 0
+
     def close(self) -> None:
-        self.store.close()
+        self._store.close()
+
+    def _find(self, name: str) -> memoryview | None:
+        pinned = self._store.view(name)
+        return None if pinned is None else pinned.view  # the pin ends with it
 
     def _check(self, name: str, parts: Sequence[Any]) -> None:
         num_bytes = sum(as_buffer(part, argument="value").num_bytes for part in parts)
         if num_bytes == 0:
             raise InvalidArgument("value must have at least 1 byte, got none")
-        capacity_bytes = self.store.pool.capacity_bytes
-        if len(header_of(name)) + num_bytes > capacity_bytes:
+        num_bytes += len(header_of(name))
+        if self._pool is not None and num_bytes > self._pool.capacity_bytes:
             raise Failed(
                 NO_AVAILABLE_HANDLE,
-                f"value and key must fit into the pool's {capacity_bytes} bytes, got {num_bytes}",
+                f"value and key must fit into the pool's {self._pool.capacity_bytes} bytes, "
+                f"got {num_bytes}",
             )
 
     def _put(self, name: str, parts: Sequence[Any], retention: Retention) -> PutResult:
-        result = self.store.put_from(name, header_of(name), *parts, retention=retention)
+        result = self._store.put_from(name, header_of(name), *parts, retention=retention)
         if result is PutResult.FULL:
             raise Failed(
                 NO_AVAILABLE_HANDLE, f"there is no room for {name!r:.80}: all must stay that is"

@@ -6,7 +6,7 @@ from functools import partial
 from mooncake_kernels.errors import InvalidArgument
 
 from ..codes import as_natural
-from .codes import INVALID_PARAMS, OBJECT_NOT_FOUND, code_of, log
+from .codes import INVALID_PARAMS, code_of, log
 from .lifecycle import Lifecycle
 
 Ranges = Sequence[Sequence[int]]  # of each key, its ranges
@@ -73,5 +73,4 @@ class RangeCalls(Lifecycle):
             return 0
         begin = as_natural("buffer_ptr", pointer) + as_natural("dst_offset", dst_offset)
         view = running.buffers.view(begin, size, writes=True)
-        copied = running.objects.get_range(key, as_natural("src_offset", src_offset), view)
-        return OBJECT_NOT_FOUND if copied is None else copied
+        return running.objects.get_range(key, as_natural("src_offset", src_offset), view)

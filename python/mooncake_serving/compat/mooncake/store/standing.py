@@ -1,59 +1,100 @@
-"""What stands behind a store: the pool of this host."""
+"""What stands behind a store: the pool of this host, or those of many hosts and a directory."""
 
 import contextlib
 
 from mooncake_kernels.errors import InvalidArgument
 from mooncake_kernels.pool import ObjectPool
-from mooncake_serving.store import Store
+from mooncake_serving.store import ClusterStore, Node, Store, directory
 
 from .. import names
 from ..codes import Failed
+from ..lifecycle import start_engine
+from .cluster_objects import ClusterObjects
 from .codes import INTERNAL_ERROR, log
 from .objects import Objects
 from .settings import Settings
 
 _ALIGNMENT = 512  # of objects, which may be small
 _BYTES_PER_OBJECT = 8 << 10  # of a pool: there can be one for each of these, see ObjectPool.create
+_STAGING_SLOTS = 8
+_MIN_SLOT_BYTES = 64 << 10
+_SCHEMES = ("redis://", "rediss://", "unix://", "redis+sentinel://")
 
 
 def open_objects(settings: Settings) -> Objects:
-    """Open what ``master_server_addr`` names; the pool is made if there is none.
+    """Open what ``master_server_addr`` names.
 
     Raises:
-        InvalidArgument, Unavailable, OSError: a setting is wrong, or the pool is not to be had.
+        InvalidArgument, Unavailable, OSError: a setting is wrong, or something is not to be had.
         Failed: the address is one of Mooncake's master.
     """
     names.metadata_of(settings.metadata_server)
     names.transports_of(settings.protocol)
+    if settings.master_server_addr.startswith(_SCHEMES):
+        return _open_cluster(settings)
     if "/" not in settings.path:
         raise Failed(
             INTERNAL_ERROR,
-            "master_server_addr must be the path of a pool, for example /dev/shm/kv, "
-            f"for nothing here speaks to a mooncake_master, got {settings.path!r:.80}",
+            "master_server_addr must be the path of a pool (/dev/shm/kv) or the URL of a directory "
+            f"(redis://host:port), for nothing here speaks to a mooncake_master, got "
+            f"{settings.path!r:.80}",
         )
-    namespace = f"mooncake/{settings.tenant_id}"
-    return Objects(Store(_open_pool(settings), namespace=namespace), namespace)
+    pool = _open_pool(settings)
+    return Objects(Store(pool, namespace=_namespace(settings)), pool, _namespace(settings))
+
+
+def _open_cluster(settings: Settings) -> Objects:
+    """Take part with a pool of this process alone, as Mooncake's clients do."""
+    namespace = _namespace(settings)
+    slot_bytes = max(settings.local_buffer_size // _STAGING_SLOTS, _MIN_SLOT_BYTES)
+    with contextlib.ExitStack() as opened:
+        servers = opened.enter_context(directory.connect(settings.master_server_addr))
+        store = None
+        if settings.global_segment_size:
+            store = opened.enter_context(Store(_new_pool(settings, None), namespace=namespace))
+        engine = opened.enter_context(
+            start_engine(
+                settings.local_hostname,
+                names.listen_name(settings.local_hostname),
+                names.metadata_of(settings.metadata_server),
+                names.transports_of(settings.protocol),
+            )
+        )
+        node = opened.enter_context(
+            Node(store, engine, servers, staging_slots=_STAGING_SLOTS, slot_bytes=slot_bytes)
+        )
+        cluster = ClusterStore(node, namespace=None if store else namespace)
+        return ClusterObjects(cluster, servers, namespace, opened.pop_all())
+
+
+def _namespace(settings: Settings) -> str:
+    return f"mooncake/{settings.tenant_id}"
 
 
 def _open_pool(settings: Settings) -> ObjectPool:
+    """Open the pool of this host; it is made if there is none."""
     with contextlib.suppress(FileNotFoundError):
-        return _existing(settings)
+        return _existing_pool(settings)
     if settings.global_segment_size == 0:
         raise InvalidArgument(
             "global_segment_size must be above 0 for who makes the pool, and there is no "
             f"{settings.path} yet, got 0"
         )
     with contextlib.suppress(FileExistsError):  # another has made it meanwhile
-        return ObjectPool.create(
-            settings.global_segment_size,
-            settings.path,
-            alignment=_ALIGNMENT,
-            num_objects=max(1024, settings.global_segment_size // _BYTES_PER_OBJECT),
-        )
-    return _existing(settings)
+        return _new_pool(settings, settings.path)
+    return _existing_pool(settings)
 
 
-def _existing(settings: Settings) -> ObjectPool:
+def _new_pool(settings: Settings, path: str | None) -> ObjectPool:
+    return ObjectPool.create(
+        settings.global_segment_size,
+        path,
+        alignment=_ALIGNMENT,
+        num_objects=max(1024, settings.global_segment_size // _BYTES_PER_OBJECT),
+    )
+
+
+def _existing_pool(settings: Settings) -> ObjectPool:
     pool = ObjectPool.open(settings.path)
     if settings.global_segment_size not in (0, pool.capacity_bytes):
         log.info(

@@ -49,12 +49,7 @@ class TensorCalls(Lifecycle):
     def get_tensor(self, key: str) -> torch.Tensor | None:
         """Return a copy of a tensor; None if there is none, or the value is something else."""
         found = self._running().objects.view(key)
-        if found is None:
-            return None
-        pinned, begin = found
-        with pinned:
-            value = bytearray(pinned.view[begin:])
-        return decode(value)
+        return None if found is None else decode(bytearray(found))
 
     def batch_get_tensor(self, keys: Sequence[str]) -> list[torch.Tensor | None]:
         """``get_tensor`` many."""

@@ -9,7 +9,6 @@ from mooncake_kernels.errors import InvalidArgument
 from .codes import returns_code, returns_instead
 from .handle import BufferHandle, handle_of
 from .lifecycle import Lifecycle
-from .objects import Objects
 from .replicate_config import ReplicateConfig, retention_of
 
 
@@ -58,7 +57,8 @@ class ValueCalls(Lifecycle):
     @returns_instead(b"")
     def get(self, key: str) -> bytes:
         """Return a value; ``b""`` if there is none."""
-        return _value(self._running().objects, key)
+        found = self._running().objects.view(key)
+        return b"" if found is None else bytes(found)
 
     def get_batch(self, keys: Sequence[str]) -> list[bytes]:
         """Return values, each as ``get`` does."""
@@ -68,7 +68,7 @@ class ValueCalls(Lifecycle):
     def get_buffer(self, key: str) -> BufferHandle | None:
         """Return a value where it is; it stays for as long as the handle lasts. None: no value."""
         found = self._running().objects.view(key)
-        return None if found is None else handle_of(*found)
+        return None if found is None else handle_of(found)
 
     def batch_get_buffer(self, keys: Sequence[str]) -> list[BufferHandle | None]:
         """Return values, each as ``get_buffer`` does."""
@@ -101,12 +101,3 @@ class ValueCalls(Lifecycle):
         for key, value in zip(keys, values, strict=True):
             (objects.replace if replace else objects.put)(key, [value], retention)
         return 0
-
-
-def _value(objects: Objects, key: str) -> bytes:
-    found = objects.view(key)
-    if found is None:
-        return b""
-    pinned, begin = found
-    with pinned:
-        return bytes(pinned.view[begin:])
