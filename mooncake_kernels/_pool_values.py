@@ -141,6 +141,8 @@ def object_keys(hashes: Any, scope: int | str = 0) -> np.ndarray:
 
 def as_scope(op: str, scope: Any) -> int:
     """A word, also of a string."""
+    if type(scope) is int and 0 <= scope < END:
+        return scope
     if isinstance(scope, str):
         return _host.hash_name(scope.encode())[0]
     return as_key(op, (0, scope))[1]

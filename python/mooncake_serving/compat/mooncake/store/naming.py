@@ -23,13 +23,18 @@ def header_of(name: str) -> bytes:
     Raises:
         InvalidArgument: it is not a text of 1 to 65536 bytes.
     """
-    try:
-        text = name.encode()
-    except (AttributeError, UnicodeError):
-        raise InvalidArgument(f"key must be a string, got {name!r:.80}") from None
+    text = encoded(name)
     if not 0 < len(text) <= MAX_NAME_BYTES:
         raise InvalidArgument(f"key must have 1 to {MAX_NAME_BYTES} bytes, got {len(text)}")
     return (_START.pack(_MAGIC, len(text)) + text).ljust(_whole(len(text)), b"\0")
+
+
+def encoded(name: str) -> bytes:
+    """The bytes of a name; what is no text is refused."""
+    try:
+        return name.encode()
+    except (AttributeError, UnicodeError):
+        raise InvalidArgument(f"key must be a string, got {name!r:.80}") from None
 
 
 def header_bytes(start: bytes | bytearray | memoryview) -> int:

@@ -13,7 +13,7 @@ from mooncake_serving.store.keyspace import Keyspace
 
 from ..codes import Failed
 from .codes import INTERNAL_ERROR, NO_AVAILABLE_HANDLE, OBJECT_NOT_FOUND, code_of
-from .naming import header_of, name_in
+from .naming import encoded, header_of, name_in
 
 _REPLACE_S = 10.0  # to replace an object that others write too
 _PAUSE_S = 1e-3
@@ -40,8 +40,7 @@ class Objects:
             InvalidArgument: an argument is wrong, or the value empty.
             Failed: there is no room.
         """
-        self._check(name, parts)
-        self._put(name, parts, retention)
+        self._put(name, self._object(name, parts), retention)
 
     def replace(self, name: str, parts: Sequence[Any], retention: Retention) -> None:
         """Store a value in the place of what is there. Who reads that keeps it.
@@ -49,7 +48,7 @@ class Objects:
         Raises:
             InvalidArgument, Failed: as in ``put``; but if there is no room, what was there is gone.
         """
-        self._check(name, parts)
+        parts = self._object(name, parts)
         until_s = time.monotonic() + _REPLACE_S
         while True:
             self._store.remove(name)
@@ -110,13 +109,12 @@ class Objects:
     def exist(self, names: Sequence[str]) -> list[bool]:
         """Tell of names which are there. Not a use of them."""
         for name in names:
-            if not isinstance(name, str):
-                raise InvalidArgument(f"key must be a string, got {name!r:.80}")
+            encoded(name)
         return self._store.exists_each(names).tolist() if len(names) else []
 
     def remove(self, name: str) -> bool:
         """Remove an object; who reads it keeps it. Returns whether it was there."""
-        header_of(name)
+        encoded(name)
         return self._store.remove(name)
 
     def names(self) -> Iterator[str]:
@@ -153,22 +151,30 @@ class Objects:
         pinned = self._store.view(name)
         return None if pinned is None else pinned.view  # the pin ends with it
 
-    def _check(self, name: str, parts: Sequence[Any]) -> None:
-        num_bytes = sum(as_buffer(part, argument="value").num_bytes for part in parts)
+    def _object(self, name: str, parts: Sequence[Any]) -> list[Any]:
+        """The parts of an object: the header, and those of its value."""
+        header = header_of(name)
+        num_bytes = sum(map(_num_bytes, parts))
         if num_bytes == 0:
             raise InvalidArgument("value must have at least 1 byte, got none")
-        num_bytes += len(header_of(name))
-        if self._pool is not None and num_bytes > self._pool.capacity_bytes:
+        if self._pool is not None and len(header) + num_bytes > self._pool.capacity_bytes:
             raise Failed(
                 NO_AVAILABLE_HANDLE,
                 f"value and key must fit into the pool's {self._pool.capacity_bytes} bytes, "
-                f"got {num_bytes}",
+                f"got {len(header) + num_bytes}",
             )
+        return [header, *parts]
 
     def _put(self, name: str, parts: Sequence[Any], retention: Retention) -> PutResult:
-        result = self._store.put_from(name, header_of(name), *parts, retention=retention)
+        result = self._store.put_from(name, *parts, retention=retention)
         if result is PutResult.FULL:
             raise Failed(
                 NO_AVAILABLE_HANDLE, f"there is no room for {name!r:.80}: all must stay that is"
             )
         return result
+
+
+def _num_bytes(part: Any) -> int:
+    if isinstance(part, memoryview) and part.c_contiguous:
+        return part.nbytes
+    return as_buffer(part, argument="value").num_bytes
