@@ -1,17 +1,17 @@
 """This project's store beside Mooncake's, Redis, memcpy and a raw stream, in turn.
 
-Values of one size, 16 MiB of them, are copied into registered memory and put from there, each call
-some that the last one has not touched. "in process": the values are in memory of the client's own
-process, or its host's pool. "other process": another one of this host has put them, and Mooncake's
-are in its segment. "tcp": between two processes, with no transport but tcp, and for ours a
-directory in Redis; the client has no pool of its own. Redis is one over a unix socket. GB/s counts
-what is moved, once. Peers that are not installed are left out
-(`pip install --no-deps mooncake-transfer-engine-non-cuda`).
+Values of one size, 16 MiB of them, are copied into registered memory and put from there, by the
+batched call where there are several. Each call moves some that the last one has not touched; all
+of them have been read once before. "in process": the client's own process has put them. "other
+process": another one of this host has, and Mooncake's are in its segment. "tcp": between two
+processes, with no transport but tcp, and for ours a directory in Redis; the client has no pool of
+its own. Redis is one over a unix socket. GB/s counts what is moved, once. Peers that are not
+installed are left out (`pip install --no-deps mooncake-transfer-engine-non-cuda`).
 """
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,7 @@ from harness import Case, LeftOut, arguments
 from store_sides import SIZES, SMALL_KEYS, TOTAL, Memory, Missing, key_of
 from table import report
 
-CALL = 1 << 20
+MOVES = [("64 KiB", 1), ("64 KiB", 16), ("1 MiB", 1), ("16 MiB", 1)]  # values, and how many a call
 PIECE = 16 << 10
 NUM_PIECES = 64
 
@@ -29,9 +29,9 @@ NUM_PIECES = 64
 class Turns:
     """Which values a call moves: the next ones, so that those of the last are not in the cache."""
 
-    def __init__(self, size: int):
+    def __init__(self, size: int, each: int = 1):
         self.size = size
-        self.each = max(1, CALL // size)
+        self.each = each
         self._next = 0
 
     def take(self) -> list[int]:
@@ -50,52 +50,55 @@ class Memcpy:
         self.target = sides.mk.shared_memory(TOTAL).numpy()
         self.target[:] = 0
 
-    def get(self, key: str, offset: int, size: int) -> None:
-        np.copyto(self.memory[offset : offset + size], self.shared[offset : offset + size])
+    def get(self, keys: list[str], offsets: Sequence[int], size: int) -> None:
+        for offset in offsets:
+            np.copyto(self.memory[offset : offset + size], self.shared[offset : offset + size])
 
-    def put(self, key: str, offset: int, size: int) -> None:
-        np.copyto(self.target[offset : offset + size], self.memory[offset : offset + size])
+    def put(self, keys: list[str], offsets: Sequence[int], size: int) -> None:
+        for offset in offsets:
+            np.copyto(self.target[offset : offset + size], self.memory[offset : offset + size])
 
-    def remove(self, key: str) -> None:
+    def remove(self, keys: list[str]) -> None:
         pass
 
 
-def moving(title: str, clients: dict[str, Any], memory: Memory, name: str) -> Iterator[Case]:
+def moving(
+    title: str, clients: dict[str, Any], memory: Memory, name: str, each: int
+) -> Iterator[Case]:
     size = SIZES[name]
     expected = sides.values()
 
     def get(client: Any, turns: Turns) -> None:
-        for i in turns.take():
-            client.get(key_of(size, i), i * size, size)
+        taken = turns.take()
+        client.get([key_of(size, i) for i in taken], [i * size for i in taken], size)
 
     def put(client: Any, turns: Turns) -> None:
         taken = turns.take()
-        for i in taken:
-            client.put(f"put/{size}/{i}", i * size, size)
-        for i in taken:
-            client.remove(f"put/{size}/{i}")
+        keys = [f"put/{size}/{i}" for i in taken]
+        client.put(keys, [i * size for i in taken], size)
+        client.remove(keys)
 
     def calls(work: Callable) -> dict[str, Callable[[], None]]:
-        return {kind: partial(work, client, Turns(size)) for kind, client in clients.items()}
+        return {kind: partial(work, client, Turns(size, each)) for kind, client in clients.items()}
 
     def check_gets() -> None:
+        indices = range(TOTAL // size)
         for client in clients.values():
             memory.bytes[:] = 0
-            client.get(key_of(size, 0), 0, size)
-            assert np.array_equal(memory.bytes[:size], expected[:size]), "wrong: not timed"
+            client.get([key_of(size, i) for i in indices], [i * size for i in indices], size)
+            assert np.array_equal(memory.bytes, expected), "wrong: not timed"
 
     def check_puts() -> None:
         for kind, client in clients.items():
             if kind in ("memcpy", "stream"):
                 continue
             memory.bytes[:] = expected
-            client.put("check", 0, size)
+            client.put(["check"], [0], size)
             memory.bytes[:] = 0
-            client.get("check", 0, size)
+            client.get(["check"], [0], size)
             assert np.array_equal(memory.bytes[:size], expected[:size]), "wrong: not timed"
-            client.remove("check")
+            client.remove(["check"])
 
-    each = max(1, CALL // size)
     for verb, work, check in (("get_into", get, check_gets), ("put_from, remove", put, check_puts)):
         timed = calls(work)
         yield Case(
@@ -210,7 +213,7 @@ def over_tcp(peers: Peers, memory: Memory, path: str) -> None:
 
 def cases(quick: bool) -> Iterator[Case | LeftOut]:
     left_out: dict[str, str] = {}
-    sizes = list(SIZES)[: 2 if quick else None]
+    sizes = MOVES[: 2 if quick else None]
     for title, prepare in (
         ("in process", in_process),
         ("other process", other_process),
@@ -221,8 +224,8 @@ def cases(quick: bool) -> Iterator[Case | LeftOut]:
             opened.callback(lambda path=path: os.path.exists(path) and os.remove(path))
             peers = Peers(opened, left_out)
             prepare(peers, memory, path)
-            for name in sizes:
-                yield from moving(title, peers.clients, memory, name)
+            for name, each in sizes:
+                yield from moving(title, peers.clients, memory, name, each)
             if title == "other process":
                 peers.clients.pop("memcpy")
                 yield from pieces(peers.clients, memory)

@@ -61,19 +61,27 @@ class ByAddress:
         self.memory = memory
         assert store.register_buffer(memory.address, TOTAL) == 0
 
-    def get(self, key: str, offset: int, size: int) -> None:
-        assert self.store.get_into(key, self.memory.address + offset, size) == size
+    def get(self, keys: list[str], offsets: Sequence[int], size: int) -> None:
+        if len(keys) == 1:
+            assert self.store.get_into(keys[0], self.memory.address + offsets[0], size) == size
+            return
+        places = [self.memory.address + offset for offset in offsets]
+        assert self.store.batch_get_into(keys, places, [size] * len(keys)) == [size] * len(keys)
 
-    def put(self, key: str, offset: int, size: int) -> None:
-        assert self.store.put_from(key, self.memory.address + offset, size) == 0
+    def put(self, keys: list[str], offsets: Sequence[int], size: int) -> None:
+        if len(keys) == 1:
+            assert self.store.put_from(keys[0], self.memory.address + offsets[0], size) == 0
+            return
+        places = [self.memory.address + offset for offset in offsets]
+        assert not any(self.store.batch_put_from(keys, places, [size] * len(keys)))
 
     def get_pieces(self, key: str, offsets: Sequence[int], size: int) -> None:
         places = [self.memory.address + offset for offset in offsets]
         [code] = self.store.batch_get_into_multi_buffers([key], [places], [[size] * len(places)])
         assert code == size * len(offsets)
 
-    def remove(self, key: str) -> None:
-        assert self.store.remove(key, True) == 0
+    def remove(self, keys: list[str]) -> None:
+        assert not any(self.store.batch_remove(keys, True))
 
     def exists(self, keys: list[str]) -> bool:
         return all(self.store.batch_is_exist(keys))
@@ -94,15 +102,17 @@ class Cluster:
         self.region = self.cluster.register(memory.bytes)
         self.view = memory.view
 
-    def get(self, key: str, offset: int, size: int) -> None:
-        assert self.cluster.get_into(key, self.view[offset : offset + size]) == size
+    def get(self, keys: list[str], offsets: Sequence[int], size: int) -> None:
+        views = [self.view[offset : offset + size] for offset in offsets]
+        assert (self.cluster.get_into_each(keys, views) == size).all()
 
-    def put(self, key: str, offset: int, size: int) -> None:
-        result = self.cluster.put_from(key, self.view[offset : offset + size])
-        assert result is mk.PutResult.STORED, result
+    def put(self, keys: list[str], offsets: Sequence[int], size: int) -> None:
+        views = [self.view[offset : offset + size] for offset in offsets]
+        assert set(self.cluster.put_each(keys, views)) == {mk.PutResult.STORED}
 
-    def remove(self, key: str) -> None:
-        assert self.cluster.remove(key)
+    def remove(self, keys: list[str]) -> None:
+        for key in keys:
+            assert self.cluster.remove(key)
 
     def close(self) -> None:
         self.cluster.close()
@@ -119,19 +129,21 @@ class Redis:
         self.client = redis.Redis(unix_socket_path=path)
         self.view = memory.view
 
-    def get(self, key: str, offset: int, size: int) -> None:
-        self.view[offset : offset + size] = self.client.get(key)
+    def get(self, keys: list[str], offsets: Sequence[int], size: int) -> None:
+        for offset, value in zip(offsets, self.client.mget(keys), strict=True):
+            self.view[offset : offset + size] = value
 
-    def put(self, key: str, offset: int, size: int) -> None:
-        assert self.client.set(key, self.view[offset : offset + size])
+    def put(self, keys: list[str], offsets: Sequence[int], size: int) -> None:
+        views = [self.view[offset : offset + size] for offset in offsets]
+        assert self.client.mset(dict(zip(keys, views, strict=True)))
 
     def get_pieces(self, key: str, offsets: Sequence[int], size: int) -> None:
         value = memoryview(self.client.get(key))
         for i, offset in enumerate(offsets):
             self.view[offset : offset + size] = value[i * size : (i + 1) * size]
 
-    def remove(self, key: str) -> None:
-        assert self.client.delete(key) == 1
+    def remove(self, keys: list[str]) -> None:
+        assert self.client.delete(*keys) == len(keys)
 
     def exists(self, keys: list[str]) -> bool:
         return self.client.exists(*keys) == len(keys)
@@ -148,16 +160,18 @@ class Stream:
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.view = memory.view
 
-    def get(self, key: str, offset: int, size: int) -> None:
-        self.socket.sendall(struct.pack("<qq", size, 0))
-        _receive(self.socket, self.view[offset : offset + size])
+    def get(self, keys: list[str], offsets: Sequence[int], size: int) -> None:
+        self.socket.sendall(struct.pack("<qq", len(keys) * size, 0))
+        for offset in offsets:
+            _receive(self.socket, self.view[offset : offset + size])
 
-    def put(self, key: str, offset: int, size: int) -> None:
-        self.socket.sendall(struct.pack("<qq", 0, size))
-        self.socket.sendall(self.view[offset : offset + size])
+    def put(self, keys: list[str], offsets: Sequence[int], size: int) -> None:
+        self.socket.sendall(struct.pack("<qq", 0, len(keys) * size))
+        for offset in offsets:
+            self.socket.sendall(self.view[offset : offset + size])
         assert self.socket.recv(1) == b"."
 
-    def remove(self, key: str) -> None:
+    def remove(self, keys: list[str]) -> None:
         pass
 
     def close(self) -> None:
@@ -208,9 +222,8 @@ def fill(client: Any, memory: Memory) -> None:
     memory.bytes[:] = values()
     for size in SIZES.values():
         for i in range(TOTAL // size):
-            client.put(key_of(size, i), i * size, size)
-    for key in SMALL_KEYS:
-        client.put(key, 0, 64)
+            client.put([key_of(size, i)], [i * size], size)
+    client.put(SMALL_KEYS, [0] * len(SMALL_KEYS), 64)
 
 
 def hold(pipe: Any, make: Any) -> None:

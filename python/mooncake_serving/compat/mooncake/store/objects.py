@@ -108,8 +108,8 @@ class Objects:
 
     def exist(self, names: Sequence[str]) -> list[bool]:
         """Tell of names which are there. Not a use of them."""
-        for name in names:
-            encoded(name)
+        if not all(isinstance(name, str) for name in names):
+            raise InvalidArgument(f"key must be a string, got one that is none in {names!r:.80}")
         return self._store.exists_each(names).tolist() if len(names) else []
 
     def remove(self, name: str) -> bool:

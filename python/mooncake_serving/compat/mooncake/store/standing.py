@@ -39,8 +39,9 @@ def open_objects(settings: Settings) -> Objects:
             f"(redis://host:port), for nothing here speaks to a mooncake_master, got "
             f"{settings.path!r:.80}",
         )
-    pool = _open_pool(settings)
-    return Objects(Store(pool, namespace=_namespace(settings)), pool, _namespace(settings))
+    pool, namespace = _open_pool(settings), _namespace(settings)
+    store = Store(pool, namespace=namespace, checksum=False)  # which no one here would compare
+    return Objects(store, pool, namespace)
 
 
 def _open_cluster(settings: Settings) -> Objects:
