@@ -33,7 +33,7 @@ answers = []
 
 def ask(name, *args, **kwargs):
     answer = getattr(store, name)(*args, **kwargs)
-    answers.append([name, repr(args)[:80], plain(answer)])
+    answers.append([name, str(args[:1])[:80], plain(answer)])
 
 def plain(answer):
     if isinstance(answer, list):
