@@ -47,6 +47,28 @@ def directory(world):
 
 
 @pytest.fixture
-def impatient(monkeypatch):
+def start(tmp_path):
+    """Starts servers that a test may stop, each in a folder of its own."""
+    servers = []
+
+    def start_one(*options):
+        folder = tmp_path / f"redis {len(servers)}"
+        folder.mkdir()
+        servers.append(RedisServer(folder, "--repl-diskless-sync-delay", "0", *options))
+        return servers[-1]
+
+    yield start_one
+    for server in servers:
+        server.stop()
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch):
+    """A machine that is busy with other things is waited for."""
+    monkeypatch.setattr(bounded_socket, "TIMEOUT_S", 60)
+
+
+@pytest.fixture
+def impatient(monkeypatch, patient):
     """A server that does not answer is soon given up."""
     monkeypatch.setattr(bounded_socket, "TIMEOUT_S", 0.4)

@@ -47,12 +47,13 @@ def kill(world, member: Member) -> None:
 
 def keys(*numbers: int) -> np.ndarray:
     """Keys with zeros and all ones in them, as bytes that mean something to somebody may be."""
-    return np.array([(n, 2**64 - 1 - n) for n in numbers], np.uint64).reshape(-1, 2)
+    first = np.array(numbers, np.uint64)
+    return np.stack([first, ~first], axis=1)
 
 
 def numbers(key_array: np.ndarray) -> list[int]:
     """Which ``keys`` they are."""
-    assert (key_array[:, 0] + key_array[:, 1] == np.uint64(2**64 - 1)).all()
+    np.testing.assert_array_equal(~key_array[:, 0], key_array[:, 1])
     return key_array[:, 0].tolist()
 
 

@@ -9,27 +9,11 @@ import redis
 from mooncake_kernels.errors import Unavailable
 from mooncake_serving.store.directory import Claim, Member, connect
 
-from ...metadata.support import RedisServer, eventually
+from ...metadata.support import eventually
 from .support import LONG_S, holders_of, keys
 
 A = Member("a", "host 1", "pool 1")
 B = Member("b", "host 2", "pool 2")
-
-
-@pytest.fixture
-def start(tmp_path):
-    """Starts servers, each in a folder of its own."""
-    servers = []
-
-    def start_one(*options):
-        folder = tmp_path / str(len(servers))
-        folder.mkdir()
-        servers.append(RedisServer(folder, "--repl-diskless-sync-delay", "0", *options))
-        return servers[-1]
-
-    yield start_one
-    for server in servers:
-        server.stop()
 
 
 def settle(directory, member: Member, has: np.ndarray) -> None:

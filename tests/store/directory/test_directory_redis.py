@@ -7,7 +7,7 @@ import redis
 from mooncake_kernels.errors import InvalidArgument, Unavailable
 from mooncake_serving.store.directory import Claim, Member, RedisDirectory, connect
 
-from ...metadata.support import RedisServer, raw_server
+from ...metadata.support import raw_server
 from .support import LONG_S, keys
 
 A = Member("a", "host 1", "pool 1")
@@ -71,22 +71,19 @@ def test_clusters_do_not_see_each_other(url):
         assert one.sweep() == ["pool 1"] and two.sweep() == [] and two.members() == [B]
 
 
-def test_a_password_is_used_and_not_told(tmp_path):
-    server = RedisServer(tmp_path, "--requirepass", SECRET)
-    try:
-        for url in (
-            f"redis://:{SECRET}@127.0.0.1:{server.port}",
-            f"unix://{tmp_path}/redis.sock?password={SECRET}",
-        ):
-            with connect(url) as directory:
-                directory.join(A, LONG_S)
-                assert directory.members() == [A]
-        with connect(f"redis://:wrong{SECRET}@127.0.0.1:{server.port}/0") as directory:
-            with pytest.raises(Unavailable, match=f"redis://127.0.0.1:{server.port}/0: ") as caught:
-                directory.members()
-            assert SECRET not in str(caught.value)
-    finally:
-        server.stop()
+def test_a_password_is_used_and_not_told(start):
+    server = start("--requirepass", SECRET)
+    for url in (
+        f"redis://:{SECRET}@127.0.0.1:{server.port}",
+        f"unix://{server.folder}/redis.sock?password={SECRET}",
+    ):
+        with connect(url) as directory:
+            directory.join(A, LONG_S)
+            assert directory.members() == [A]
+    with connect(f"redis://:wrong{SECRET}@127.0.0.1:{server.port}/0") as directory:
+        with pytest.raises(Unavailable, match=f"redis://127.0.0.1:{server.port}/0: ") as caught:
+            directory.members()
+        assert SECRET not in str(caught.value)
 
 
 def test_scripts_that_the_server_forgot(url, client):
@@ -159,20 +156,17 @@ def test_claims_go_by_themselves_and_pools_are_small_numbers(url, client):
         assert {client.object("encoding", name) for name in names} == {b"intset"}
 
 
-def test_a_replica_takes_no_orders(tmp_path):
-    server = RedisServer(tmp_path)
-    try:
-        with connect(server.url) as directory, redis.Redis(port=server.port) as client:
-            directory.join(A, LONG_S)
-            client.replicaof("127.0.0.1", "1")
-            with pytest.raises(Unavailable, match=f"metadata server {server.url}: .*replica"):
-                directory.publish("pool 1", keys(1))
-            with pytest.raises(Unavailable):
-                directory.renew(A, LONG_S)
-            client.replicaof("no", "one")
-            assert not directory.renew(A, LONG_S)  # it was a replica, who knows of whom
-    finally:
-        server.stop()
+def test_a_replica_takes_no_orders(start):
+    server = start()
+    with connect(server.url) as directory, redis.Redis(port=server.port) as client:
+        directory.join(A, LONG_S)
+        client.replicaof("127.0.0.1", "1")
+        with pytest.raises(Unavailable, match=f"metadata server {server.url}: .*replica"):
+            directory.publish("pool 1", keys(1))
+        with pytest.raises(Unavailable):
+            directory.renew(A, LONG_S)
+        client.replicaof("no", "one")
+        assert not directory.renew(A, LONG_S)  # it was a replica, who knows of whom
 
 
 def test_a_type_of_others_under_our_name(url, client):

@@ -10,7 +10,7 @@ from mooncake_kernels.errors import Unavailable
 from mooncake_kernels.transfer import TransferEngine
 from mooncake_serving.store.directory import Member, connect
 
-from ...metadata.support import RedisServer, eventually, free_port
+from ...metadata.support import eventually, free_port
 from .support import LONG_S, keys
 
 A = Member("a", "host 1", "pool 1")
@@ -21,54 +21,53 @@ bind 127.0.0.1
 dir {folder}
 sentinel monitor kv 127.0.0.1 {master} 1
 sentinel auth-pass kv {password}
-sentinel down-after-milliseconds kv 500
+sentinel down-after-milliseconds kv 60000
 sentinel failover-timeout kv 5000
 """
 
 
-def make_server(folder):
-    folder.mkdir()
-    password = ("--requirepass", PASSWORD, "--masterauth", PASSWORD)
-    return RedisServer(folder, "--repl-diskless-sync-delay", "0", *password)
-
-
 @pytest.fixture
-def servers(tmp_path):
+def servers(start):
     """A master and its replica."""
-    first, second = make_server(tmp_path / "1"), make_server(tmp_path / "2")
+    first, second = (start("--requirepass", PASSWORD, "--masterauth", PASSWORD) for _ in range(2))
     with redis.Redis(port=second.port, password=PASSWORD) as replica:
         replica.replicaof("127.0.0.1", str(first.port))
         eventually(lambda: replica.info()["master_link_status"] == "up", "no replica")
-    yield first, second
-    first.stop()
-    second.stop()
+    return first, second
 
 
 @pytest.fixture
 def sentinel(tmp_path, servers):
-    """A sentinel, which is alone to decide; its port."""
+    """A sentinel, which is alone to decide: a client of it."""
     port, path = free_port(), tmp_path / "sentinel.conf"
     path.write_text(
         CONFIGURATION.format(port=port, folder=tmp_path, master=servers[0].port, password=PASSWORD)
     )
     process = subprocess.Popen(["redis-server", str(path), "--sentinel"], stdout=subprocess.DEVNULL)
-    with redis.Redis(port=port) as client:
+    client = redis.Redis(port=port)
 
-        def knows_the_replica() -> bool:
-            try:
-                return len(client.sentinel_slaves("kv")) == 1
-            except redis.ConnectionError:
-                return False
+    def knows_the_replica() -> bool:
+        try:
+            return len(client.sentinel_slaves("kv")) == 1
+        except redis.ConnectionError:
+            return False
 
+    try:
         eventually(knows_the_replica, "the sentinel does not find the replica")
-    yield port
-    process.kill()
-    process.wait()
+        yield client
+    finally:
+        client.close()
+        process.kill()
+        process.wait()
+
+
+def port_of(sentinel: redis.Redis) -> int:
+    return sentinel.connection_pool.connection_kwargs["port"]
 
 
 def test_a_failover_by_a_sentinel(servers, sentinel):
     nobody = free_port()
-    shown = f"redis+sentinel://127.0.0.1:{nobody},127.0.0.1:{sentinel}/kv"
+    shown = f"redis+sentinel://127.0.0.1:{nobody},127.0.0.1:{port_of(sentinel)}/kv"
     with connect(shown.replace("//", f"//:{PASSWORD}@") + "?db=1") as directory:
         directory.join(A, LONG_S)
         directory.publish("pool 1", keys(1))
@@ -78,6 +77,7 @@ def test_a_failover_by_a_sentinel(servers, sentinel):
         with pytest.raises(Unavailable, match="127.0.0.1") as caught:
             directory.members()
         assert shown in str(caught.value) and PASSWORD not in str(caught.value)
+        sentinel.sentinel_set("kv", "down-after-milliseconds", 1000)
 
         def is_back() -> bool:
             try:
@@ -86,6 +86,7 @@ def test_a_failover_by_a_sentinel(servers, sentinel):
                 return False
 
         eventually(is_back, "no failover")
+        sentinel.sentinel_set("kv", "down-after-milliseconds", 60_000)
         assert not directory.renew(A, LONG_S)
         directory.join(A, LONG_S)
         directory.publish("pool 1", keys(1, 2))
@@ -93,7 +94,7 @@ def test_a_failover_by_a_sentinel(servers, sentinel):
 
 
 def test_engines_find_each_other_by_a_sentinel(servers, sentinel):
-    url = f"redis+sentinel://:{PASSWORD}@127.0.0.1:{sentinel}/kv"
+    url = f"redis+sentinel://:{PASSWORD}@127.0.0.1:{port_of(sentinel)}/kv"
     with TransferEngine("a", metadata=url), TransferEngine("b", metadata=url) as engine:
         assert engine.open("a").name == "a"
         with metadata.connect(url) as directory:
@@ -101,6 +102,6 @@ def test_engines_find_each_other_by_a_sentinel(servers, sentinel):
 
 
 def test_a_service_that_the_sentinel_does_not_know(servers, sentinel):
-    with connect(f"redis+sentinel://127.0.0.1:{sentinel}/other") as directory:
+    with connect(f"redis+sentinel://127.0.0.1:{port_of(sentinel)}/other") as directory:
         with pytest.raises(Unavailable, match="No master found for 'other'"):
             directory.members()

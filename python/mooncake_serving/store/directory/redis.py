@@ -29,7 +29,7 @@ MAX_OBJECTS = 1 << 48  # that a pool can be said to have
 
 
 class RedisDirectory(Directory):
-    """A ``Directory`` in Redis 7, Valkey, or a later one. It connects when it is first asked.
+    """A ``Directory`` in Redis 7, or what has its scripts. It connects when it is first asked.
 
     Atomic for 4096 keys at a time. The server must not evict: ``maxmemory-policy noeviction``.
 

@@ -26,7 +26,7 @@ local now = time[1] * 1000 + math.floor(time[2] / 1000)
 
 local function key_at(keys, i) return string.sub(keys, 16 * i - 15, 16 * i) end
 
--- A restart changes the one, a failover the other.
+-- A restart changes the one for sure, a failover the other.
 local function server()
   local info = redis.call('INFO', 'server', 'replication')
   return string.match(info, 'run_id:(%w+)') .. string.match(info, 'master_replid:(%w+)')
