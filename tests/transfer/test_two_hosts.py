@@ -32,9 +32,8 @@ def own_network() -> list[str]:
     return OWN_NETWORK
 
 
-def run(world: list, *tests: str) -> None:
+def run(world: list, *tests: str, folder: str = "tests/transfer/two_hosts") -> None:
     without = ["-p", "no:cacheprovider", "-p", "no:hypothesispytest", "--durations=3", "-rs"]
-    folder = "tests/transfer/two_hosts"
     pytest_there = [sys.executable, "-m", "pytest", *without, *(f"{folder}/{t}" for t in tests)]
     done = subprocess.run(
         [*world, "env", "MK_TEST_WORLD=two_hosts", *pytest_there],

@@ -14,9 +14,30 @@
 docs/store_cluster.md say what is promised, also when somebody dies, and what is still missing.
 """
 
-from .cluster import ClusterStore
+from typing import TYPE_CHECKING, Any
+
+from mooncake_kernels.errors import Unavailable
+
 from .eviction import EvictionPolicy, largest_first, lru, sieve
-from .node import Node
 from .store import Store
 
+if TYPE_CHECKING:
+    from .cluster import ClusterStore
+    from .node import Node
+
 __all__ = ["ClusterStore", "EvictionPolicy", "Node", "Store", "largest_first", "lru", "sieve"]
+
+
+def __getattr__(name: str) -> Any:
+    """Load what needs the extra ``store`` when it is first asked for."""
+    if name not in ("ClusterStore", "Node"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        from . import cluster, node
+    except ModuleNotFoundError as error:
+        if error.name != "msgspec":
+            raise
+        raise Unavailable(
+            f"{name}: msgspec is not installed: pip install 'mooncake-kernels[store]'"
+        ) from None
+    return cluster.ClusterStore if name == "ClusterStore" else node.Node

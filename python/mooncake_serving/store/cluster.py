@@ -159,7 +159,7 @@ class ClusterStore(ClusterReader):
         words = self._keyspace.keys(keys)
         results = [PutResult.EXISTS] * len(words)
         missing = np.flatnonzero(~self._are_here(words))
-        claims = self.node.listing.claim(words[missing], self._claim_s)
+        claims = self.node.claims.ask(words[missing], self._claim_s)
         for i, claim in zip(missing, claims, strict=True):
             results[i] = RESULT_OF.get(Claim(claim), PutResult.FULL)
         granted = missing[claims == Claim.GRANTED]
@@ -173,8 +173,11 @@ class ClusterStore(ClusterReader):
                     results[i] = self._store.put_key(key, *objects[i], retention=retention)
                     stored[i] = results[i] in (PutResult.STORED, PutResult.EXISTS)
         finally:
-            self.node.listing.publish(words[stored])
-            self.node.listing.abandon(words[[i for i in granted if not stored[i]]])
+            self.node.claims.settle(words[granted], stored[granted])
+        taken = [i for i in missing if results[i] is PutResult.BEING_WRITTEN]
+        for i, is_here in zip(taken, self._are_here(words[taken]), strict=True):
+            if is_here:  # by now, as where a key is named twice
+                results[i] = PutResult.EXISTS
         return results
 
     def _give(

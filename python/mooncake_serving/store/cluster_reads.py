@@ -35,13 +35,9 @@ class ClusterReader:
             ChecksumError: it is damaged wherever it is; what was damaged was removed.
             Unavailable: it is not here, and the directory does not answer.
         """
-        is_damaged = False
-        if self._store is not None:
-            try:
-                if (value := self._store.get(key)) is not None:
-                    return value
-            except ChecksumError:
-                is_damaged = self._forget(key)
+        value, is_damaged = self._get_here(key)
+        if value is not None:
+            return value
         sink = IntoBytes()
         return sink.value() if self._read("get", key, sink, is_damaged) else None
 
@@ -63,7 +59,8 @@ class ClusterReader:
                 if size is not None:
                     return size
             except ChecksumError:
-                is_damaged = self._forget(key)
+                is_damaged = True
+                self._withdraw(key)
         sink = IntoBuffers("get_into", buffers, offset)
         if not self._read("get_into", key, sink, is_damaged):
             return None
@@ -73,16 +70,15 @@ class ClusterReader:
     def get_each(self, keys: StoreKeys) -> list[bytes | None]:
         """Return copies of many objects, see ``get``; those of a holder are read at once."""
         words = self._keyspace.keys(keys)
-        found: list[bytes | None] = [None] * len(words)
-        if self._store is not None:
-            found = self._store.get_each(keys)
+        here = [self._get_here(key) for key in reversed(list(keys))][::-1]  # as Store.get_each
+        found = [value for value, _ in here]
         missing = [i for i, value in enumerate(found) if value is None]
         sinks = [IntoBytes() for _ in missing]
         outcomes = self._read_each(words[missing], sinks)
         for i, sink, outcome in zip(missing, sinks, outcomes, strict=True):
             if outcome is Outcome.DONE:
                 found[i] = sink.value()
-            elif outcome is Outcome.DAMAGED:
+            elif outcome is Outcome.DAMAGED or here[i][1]:
                 raise _damaged("get_each", words[i])
         return found
 
@@ -140,7 +136,8 @@ class ClusterReader:
                 if (pinned := store.view(key)) is not None:
                     return pinned
             except ChecksumError:
-                is_damaged = self._forget(key)
+                is_damaged = True
+                self._withdraw(key)
             [result], [outcome] = self._fetch(words)
             if result is None:
                 if is_damaged or outcome is Outcome.DAMAGED:
@@ -186,7 +183,7 @@ class ClusterReader:
     def match_prefix(self, keys: StoreKeys) -> int:
         """Count the first keys that are anywhere, up to one that is not.
 
-        One round trip, if the own pool has the beginning or nothing.
+        One round trip, unless the own pool has some that the directory does not know.
 
         Raises:
             Unavailable: the directory does not answer, and something is not here.
@@ -195,11 +192,13 @@ class ClusterReader:
         count = 0
         while count < len(words):
             here = 0 if self._store is None else self._store.pool.match_prefix(words[count:])
+            if here == 0 and count > 0:
+                break  # where the directory has stopped, too
             count += here
             there = self.node.listing.match_prefix(words[count:]) if count < len(words) else 0
-            count += there
-            if there == 0 or self._store is None:
+            if there == 0:
                 break
+            count += there
         return count
 
     @property
@@ -216,10 +215,17 @@ class ClusterReader:
             return np.zeros(len(words), bool)
         return self._store.pool.contains_each(words)
 
-    def _forget(self, key: StoreKey) -> bool:
+    def _get_here(self, key: StoreKey) -> tuple[bytes | None, bool]:
+        """The own pool's object, and whether that was damaged, and is gone now."""
+        try:
+            return None if self._store is None else self._store.get(key), False
+        except ChecksumError:
+            self._withdraw(key)
+            return None, True
+
+    def _withdraw(self, key: StoreKey) -> None:
         """Tell the directory that the own object is gone, as it was damaged."""
         self.node.listing.withdraw(self._keyspace.keys([key]))
-        return True
 
     def _read(self, op: str, key: StoreKey, sink: Sink, is_damaged: bool) -> bool:
         """Read one object; returns whether there was one, also if its sink did not take it."""

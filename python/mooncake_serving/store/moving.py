@@ -37,7 +37,6 @@ class Mover:
 
         Raises:
             TransferError: it failed, or was not over in time.
-            InvalidArgument: memory of a GPU is not registered.
         """
         until = time.monotonic() + deadline_s
         direct: list[Move] = []

@@ -1,11 +1,9 @@
 """A process that takes part in a store over several hosts."""
 
 import os
-import socket
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from types import TracebackType
+from types import TracebackType, UnionType
 from typing import Any
 
 import numpy as np
@@ -16,12 +14,14 @@ from mooncake_kernels.transfer import Region, TransferEngine
 from .answers import Answers, PoolAnswers
 from .asking import Asking
 from .calls import Calls
+from .claims import Claims
 from .directory import Directory, Member
 from .eviction import telling
 from .listing import Listing
 from .membership import Membership
 from .memory import RegisteredMemory, Staging
 from .moving import Mover
+from .naming import host_name, pool_name
 from .peers import Peers
 from .pins import Pins
 from .pulls import Offers, Puller
@@ -31,6 +31,9 @@ from .sinks import Sink
 from .store import Store
 
 READS_AT_ONCE = 8  # holders, of all threads together
+MAX_S = 600  # seconds, of anything
+MAX_SLOTS = 1024
+MAX_SLOT_BYTES = 1 << 30
 
 
 class Node:
@@ -77,15 +80,15 @@ class Node:
         staging_slots: int = 8,
         slot_bytes: int = 4 << 20,
     ):
-        for argument, value in (("ttl_s", ttl_s), ("answer_s", answer_s), ("read_s", read_s)):
-            if not 0 < value <= 600:
-                raise InvalidArgument(
-                    f"Node: {argument} must be seconds above 0, at most 600, got {value!r}"
-                )
+        _check_range("ttl_s", ttl_s, MAX_S)
+        _check_range("answer_s", answer_s, MAX_S)
+        _check_range("read_s", read_s, MAX_S)
+        _check_range("staging_slots", staging_slots, MAX_SLOTS, int)
+        _check_range("slot_bytes", slot_bytes, MAX_SLOT_BYTES, int)
         self.name = engine.name
-        self.host = f"{socket.gethostname()}-{_boot_id()[:8]}" if host is None else host
+        self.host = host_name() if host is None else host
         self.store = store
-        self.pool_name = "" if store is None else _pool_name(store.pool.path)
+        self.pool_name = "" if store is None else pool_name(store.pool.path)
         self.is_draining = False
         self._pid = os.getpid()
         self._ttl_s = ttl_s
@@ -93,9 +96,8 @@ class Node:
         self.memory = RegisteredMemory(engine)
         if store is not None:
             self.memory.register(store.pool.memory(), "read")
-        self.listing = Listing(
-            directory, self.name, self.pool_name, None if store is None else store.pool
-        )
+        self.listing = Listing(directory, self.pool_name, None if store is None else store.pool)
+        self.claims = Claims(directory, self.name, self.listing)
         self._peers = Peers(engine)
         self._calls = Calls(engine, self._peers)
         self._executor = ThreadPoolExecutor(READS_AT_ONCE, "mk-store-read")
@@ -113,16 +115,7 @@ class Node:
         offers = Offers()
         self.asking = Asking(self._calls, offers, self.memory, answer_s, read_s)
         self._pins: Pins | None = None
-        answers = None
-        if store is not None:
-            self._own_eviction = store.eviction
-            store.eviction = telling(store.eviction, self.listing.withdraw)
-            self._pins = Pins(store.pool, self._drop_damaged)
-            puller = Puller(
-                store, self.listing, self._reader, self._calls, self._peers, mover, self.member,
-                answer_s,
-            )  # fmt: skip
-            answers = PoolAnswers(store, self.listing, self._pins, puller)
+        answers = None if store is None else self._answers(store, mover, answer_s)
         self._server = Server(engine, self._calls, Answers(offers, answers), answer_s)
         try:
             self._membership = Membership(
@@ -207,6 +200,23 @@ class Node:
         self._membership.close()
         self._stop()
 
+    def _answers(self, store: Store, mover: Mover, answer_s: float) -> PoolAnswers:
+        """What this node does for others with its pool, of which it tells what goes from now on."""
+        self._own_eviction = store.eviction
+        store.eviction = telling(store.eviction, self.listing.withdraw)
+        self._pins = Pins(store.pool, self._drop_damaged)
+        puller = Puller(
+            store,
+            self.listing,
+            self._reader,
+            self._calls,
+            self._peers,
+            mover,
+            self.member,
+            answer_s,
+        )
+        return PoolAnswers(store, self.listing, self._pins, puller)
+
     def _stop(self) -> None:
         self._calls.close()
         self._server.close()
@@ -255,11 +265,11 @@ class Node:
         self.close()
 
 
-def _boot_id() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-
-
-def _pool_name(path: str) -> str:
-    """What all who open a pool agree upon, and nobody else."""
-    file = os.stat(path)
-    return f"{_boot_id()}-{file.st_dev:x}-{file.st_ino:x}"
+def _check_range(
+    argument: str, value: float, high: int, kind: type | UnionType = int | float
+) -> None:
+    if not isinstance(value, kind) or not 0 < value <= high:
+        what = "an integer" if kind is int else "a number"
+        raise InvalidArgument(
+            f"Node: {argument} must be {what} above 0 and at most {high}, got {value!r}"
+        )

@@ -66,13 +66,13 @@ class Peers:
     def _open(self, name: str, deadline_s: float) -> _Entry:
         peer = self._engine.open(name, deadline_s=deadline_s)
         with self._lock:
+            entry = None
             if not self._is_closed:
                 entry = self._entries.setdefault(name, _Entry(peer))
                 entry.num_users += 1
-                if entry.peer is peer:
-                    return entry
-        peer.close()  # another thread was first, or the node is closed
-        if self._is_closed:
+        if entry is None or entry.peer is not peer:
+            peer.close()  # the node is closed, or another thread was first
+        if entry is None:
             raise TransferError(name, "the node was closed")
         return entry
 

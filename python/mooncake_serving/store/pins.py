@@ -12,6 +12,10 @@ from mooncake_kernels.pool import ObjectPool, PinnedObject
 
 from .messages import ABSENT, BUSY, DAMAGED, FOUND, PINNED
 
+MAX_PINNED_BYTES = (
+    256 << 20
+)  # of a token, and an object more: what can be compared and read in time
+
 Token = tuple[str, int, int]  # name of the reader, its life, number of its request
 
 
@@ -45,7 +49,11 @@ class Pins:
         now = time.monotonic()
         held = _Held([], now, now + keep_s)
         found = np.zeros(len(keys), FOUND)
+        num_bytes = 0
         for row, key in zip(found, keys.tolist(), strict=True):
+            if num_bytes >= MAX_PINNED_BYTES:
+                row["status"] = BUSY
+                continue
             try:
                 pinned = self._pool.pin(tuple(key))
             except Unavailable:  # this process reads as many as it can
@@ -58,6 +66,7 @@ class Pins:
                 row["status"] = DAMAGED
             else:
                 held.objects.append(pinned)
+                num_bytes += pinned.num_bytes
                 row["status"], row["num_bytes"] = PINNED, pinned.num_bytes
                 row["address"] = pinned.tensor().data_ptr() if pinned.num_bytes else 0
         if (damaged := found["status"] == DAMAGED).any():

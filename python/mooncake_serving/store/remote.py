@@ -2,7 +2,6 @@
 
 import enum
 import logging
-import random
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, wait
@@ -13,6 +12,7 @@ from mooncake_kernels.errors import TransferError, Unavailable
 
 from . import messages
 from .calls import Calls
+from .candidates import Candidates
 from .directory import Member
 from .messages import Pin, Pinned, Release, Released, key_bytes
 from .moving import Move, Mover
@@ -33,6 +33,7 @@ class Outcome(enum.Enum):
     NOT_TAKEN = 3  # by its sink
     UNREACHED = 4  # nobody can say
     BUSY = 5  # too much is pinned there
+    SPOILED = 6  # it, or what was read with it, on its way
 
 
 OUTCOMES = {
@@ -41,26 +42,6 @@ OUTCOMES = {
     messages.DAMAGED: Outcome.DAMAGED,
     messages.BUSY: Outcome.BUSY,
 }
-
-
-class Holder:
-    """What is left to be asked for one object: members by pool, the best one first."""
-
-    def __init__(self, pools: Sequence[Sequence[Member]]):
-        self._pools = [list(members) for members in pools if members]
-
-    def best(self) -> Member | None:
-        return self._pools[0][0] if self._pools else None
-
-    def drop_member(self) -> None:
-        """The best one cannot be asked; others may serve its pool."""
-        del self._pools[0][0]
-        if not self._pools[0]:
-            del self._pools[0]
-
-    def drop_pool(self) -> None:
-        """The best one has told what holds for its pool."""
-        del self._pools[0]
 
 
 class RemoteReader:
@@ -121,45 +102,31 @@ class RemoteReader:
             For each: ``DONE``; ``NOT_TAKEN`` by its sink; ``DAMAGED``: it was where it could be
             read; ``ABSENT``.
         """
-        holders = [self._holder(names, members) for names in pools]
+        served: dict[str, list[Member]] = defaultdict(list)
+        for member in members:
+            served[member.pool].append(member)
+        candidates = [Candidates([served[p] for p in names], self._host) for names in pools]
         outcomes = [Outcome.ABSENT] * len(keys)
-        pending = list(range(len(keys)))
-        while groups := self._groups(pending, holders):
+        done: set[int] = set()
+        while groups := _groups([i for i in range(len(keys)) if i not in done], candidates):
             missing: dict[str, list[int]] = defaultdict(list)
             for member, indices, results in self._read_groups(groups, keys, sinks, verify):
-                has_moved = Outcome.DONE in results
+                is_busy = set(results) <= {Outcome.BUSY, Outcome.UNREACHED}
                 for i, result in zip(indices, results, strict=True):
                     if result is Outcome.ABSENT:
                         missing[member.pool].append(i)
-                        holders[i].drop_pool()
-                    elif result is Outcome.DAMAGED:
-                        outcomes[i] = result
-                        holders[i].drop_pool()
+                        candidates[i].drop_pool()
+                    elif result in (Outcome.DAMAGED, Outcome.SPOILED):
+                        outcomes[i] = Outcome.DAMAGED
+                        candidates[i].drop_pool()
                     elif result in (Outcome.DONE, Outcome.NOT_TAKEN):
                         outcomes[i] = result
-                        pending.remove(i)
-                    elif result is Outcome.UNREACHED or not has_moved:
-                        holders[i].drop_member()
+                        done.add(i)
+                    elif result is Outcome.UNREACHED or is_busy:
+                        candidates[i].drop_member()
             for pool, indices in missing.items():
                 self._withdraw(keys[indices], pool)
         return outcomes
-
-    def _holder(self, names: Sequence[str], members: Sequence[Member]) -> Holder:
-        by_pool = [[m for m in members if m.pool == name] for name in names]
-        for served_by in by_pool:
-            random.shuffle(served_by)
-        random.shuffle(by_pool)
-        by_pool.sort(key=lambda found: not found or found[0].host != self._host)
-        return Holder(by_pool)
-
-    def _groups(
-        self, pending: Sequence[int], holders: Sequence[Holder]
-    ) -> list[tuple[Member, list[int]]]:
-        groups: dict[Member, list[int]] = defaultdict(list)
-        for i in pending:
-            if (member := holders[i].best()) is not None:
-                groups[member].append(i)
-        return list(groups.items())
 
     def _read_groups(
         self,
@@ -173,8 +140,13 @@ class RemoteReader:
             results: list[Outcome] = []
             for first in range(0, len(indices), PINS_AT_ONCE):
                 part = indices[first : first + PINS_AT_ONCE]
-                results += self._read_from(member, keys[part], [sinks[i] for i in part], verify)
-                if results[-1] is Outcome.UNREACHED:
+                found = self._read_from(member, keys[part], [sinks[i] for i in part], verify)
+                if found[0] is Outcome.SPOILED and len(part) > 1:  # which of them was it?
+                    found = [
+                        self._read_from(member, keys[[i]], [sinks[i]], verify)[0] for i in part
+                    ]
+                results += found
+                if found[-1] is Outcome.UNREACHED:
                     break
             missing = len(indices) - len(results)
             return member, indices, results + [Outcome.UNREACHED] * missing
@@ -198,7 +170,7 @@ class RemoteReader:
                 number=token, keys=key_bytes(keys), verify=verify,
             )  # fmt: skip
             is_pinned = True
-            results, moves = _open(answer, sinks, opened, member.name)
+            results, moves = _open(answer, sinks, opened, member)
             if moves:
                 with self._peers.lease(member.name, self._answer_s) as peer:
                     self._mover.read(peer, moves, checksum=verify, deadline_s=self._read_s)
@@ -208,8 +180,8 @@ class RemoteReader:
                 raise TransferError(member.name, "release: it took this node for dead")
         except (TransferError, Unavailable) as error:
             logger.info("%s is passed over: %s", member.name, error)
-            is_damaged = isinstance(error, TransferError) and error.cause.startswith("checksum")
-            return [Outcome.DAMAGED if is_damaged else Outcome.UNREACHED] * len(keys)
+            is_spoiled = isinstance(error, TransferError) and error.cause.startswith("checksum")
+            return [Outcome.SPOILED if is_spoiled else Outcome.UNREACHED] * len(keys)
         finally:
             for sink in opened:
                 sink.commit() if is_good else sink.abort()
@@ -227,18 +199,31 @@ class RemoteReader:
             logger.info("%s lets go by itself: %s", member.name, error)
 
 
+def _groups(
+    pending: Sequence[int], candidates: Sequence[Candidates]
+) -> list[tuple[Member, list[int]]]:
+    """Whom to ask next, and for which objects."""
+    groups: dict[Member, list[int]] = defaultdict(list)
+    for i in pending:
+        if (member := candidates[i].best()) is not None:
+            groups[member].append(i)
+    return list(groups.items())
+
+
 def _open(
-    answer: Pinned, sinks: Sequence[Sink], opened: list[Sink], name: str
+    answer: Pinned, sinks: Sequence[Sink], opened: list[Sink], member: Member
 ) -> tuple[list[Outcome], list[Move]]:
     """What is there, and what is to be moved of it; adds the sinks that want it to ``opened``."""
     rows = answer.rows().tolist()
     if len(rows) != len(sinks):
-        raise TransferError(name, f"pin: {len(rows)} answers to {len(sinks)} keys")
+        raise TransferError(member.name, f"pin: {len(rows)} answers to {len(sinks)} keys")
     results: list[Outcome] = []
     moves: list[Move] = []
     for sink, (status, address, num_bytes) in zip(sinks, rows, strict=True):
         outcome = OUTCOMES.get(status, Outcome.UNREACHED)
         if outcome is Outcome.DONE:
+            if num_bytes > member.capacity_bytes or address + num_bytes >= 1 << 64:
+                raise TransferError(member.name, f"pin: an object of {num_bytes} bytes")
             ranges = sink.open(num_bytes)
             if ranges is None:
                 outcome = Outcome.NOT_TAKEN

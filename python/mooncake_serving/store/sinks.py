@@ -40,7 +40,6 @@ class IntoBuffers:
 
     Attributes:
         object_bytes: size of the object, once it is known.
-        is_done: whether it was read.
     """
 
     def __init__(self, op: str, buffers: Sequence[Any], offset: int | None = None):
@@ -48,7 +47,6 @@ class IntoBuffers:
         self._offset = offset
         self.num_bytes = sum(buffer.num_bytes for buffer in self._buffers)
         self.object_bytes = 0
-        self.is_done = False
 
     def fits(self) -> bool:
         """Whether the object, or the part of it that is asked for, is as large as it must be."""
@@ -80,10 +78,10 @@ class IntoBuffers:
         return ranges
 
     def commit(self) -> None:
-        self.is_done = True
+        pass  # it is where it belongs
 
     def abort(self) -> None:
-        pass
+        pass  # what the buffers hold is undefined
 
 
 class IntoBytes(IntoBuffers):

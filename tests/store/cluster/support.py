@@ -13,8 +13,8 @@ from mooncake_serving.store import ClusterStore, Node, Store
 from mooncake_serving.store.directory import Directory
 
 UNIT = 4096
-TTL_S = 3.0  # long for a busy machine, and short enough to be waited for
-SHORT_TTL_S = 1.2  # of nodes that die before they could be late
+TTL_S = 20.0  # so that no node of a busy machine is taken for dead
+SHORT_TTL_S = 2.0  # of nodes that die, or must soon notice something
 
 
 @dataclass

@@ -41,8 +41,8 @@ def test_sizes(hosts, num_bytes):
     into = np.zeros(num_bytes, np.uint8)
     assert two.cluster.get_into(1, into) == num_bytes  # by way of staging
     np.testing.assert_array_equal(into, array)
-    into[:] = 0
-    if num_bytes:
+    if 0 < num_bytes < large // 2:
+        into[:] = 0
         region = two.cluster.register(into)
         assert two.cluster.get_into(1, into) == num_bytes  # at once
         np.testing.assert_array_equal(into, array)
@@ -143,7 +143,6 @@ def test_a_node_without_a_pool_has_others_take_its_objects(hosts):
     none.cluster.deregister(region)
     assert one.cluster.get_each(range(3)) == [bytes(row) for row in memory.reshape(3, UNIT)]
     assert none.cluster.put("too large", value(1, 20 * UNIT)) is FULL
-    two.node.is_draining = True
     with pytest.raises(InvalidArgument, match="view: node must have a pool"):
         none.cluster.view("kv")
     assert none.cluster.stats().keys() == {one.node.pool_name, two.node.pool_name}

@@ -1,5 +1,6 @@
 """What goes wrong between hosts: damage, holders that are away, a directory that is, strangers."""
 
+import contextlib
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -7,8 +8,8 @@ import numpy as np
 import pytest
 
 from mooncake_kernels.errors import ChecksumError, InvalidArgument, TransferError, Unavailable
-from mooncake_kernels.pool import PutResult
-from mooncake_serving.store import Store
+from mooncake_kernels.pool import ObjectPool, PutResult
+from mooncake_serving.store import Store, pins
 from mooncake_serving.store.directory import Claim
 from mooncake_serving.store.messages import Pin, Pinned, Release, Released, key_bytes
 
@@ -56,11 +57,35 @@ def test_damage_is_told_of_each_object(hosts):
     assert one.node.num_readers() == 0
 
 
+def test_what_is_spoiled_on_its_way_is_told_of_that_object(hosts):
+    one, two, three = hosts.several(3)
+    one.cluster.put_each(range(4), [value(i) for i in range(4)])
+    with one.store.view(2) as seen:
+        bad = seen.tensor().data_ptr()
+
+    def spoiled(read, peer, moves, **options):
+        read(peer, moves, **options)
+        if bad in [address for address, _ in moves]:
+            raise TransferError(peer.name, "checksum: a range differs")
+
+    with replaced(two.node._reader._mover, "read", spoiled):
+        assert two.cluster.fetch(range(4)) == [STORED, STORED, None, STORED]
+        with pytest.raises(ChecksumError):
+            two.cluster.get(2)
+        three.cluster.fetch([2])
+        assert two.cluster.get(2) == value(2)  # from there
+    assert one.store.get(2) == value(2)  # where it is right
+
+
 def test_an_own_damaged_copy_is_replaced_by_another(hosts):
     one = hosts.make("one")
     two = hosts.make("two", store=Store.create(64 * UNIT, verify=1.0))
     one.cluster.put("a", value(1))
-    for read in (two.cluster.get, lambda key: bytes(two.cluster.view(key).view)):
+    for read in (
+        two.cluster.get,
+        lambda key: two.cluster.get_each([key])[0],
+        lambda key: bytes(two.cluster.view(key).view),
+    ):
         two.cluster.fetch(["a"])
         damage(Store(two.store.pool), "a")
         assert read("a") == value(1)
@@ -90,6 +115,22 @@ def test_a_read_that_its_holder_does_not_confirm_is_not_trusted(hosts):
     two.cluster.fetch(["a"])
     with replaced(one.node._pins, "release", took_it_for_dead):
         assert three.cluster.get("a") == value(1)  # the next holder's
+
+
+def test_a_reader_that_was_taken_for_dead_learns_it(hosts):
+    one, two = hosts.several(2, ttl_s=SHORT_TTL_S)
+    one.cluster.put("a", value(1))
+
+    def slow(read, *args, **options):
+        read(*args, **options)
+        assert one.node.num_readers() == 1
+        two.node._membership._is_over.set()  # as if it had been stopped meanwhile
+        hosts.directory.leave(two.node.name)
+        assert eventually(lambda: one.node.num_readers() == 0)
+
+    with replaced(two.node._reader._mover, "read", slow):
+        assert two.cluster.fetch(["a"]) == [None]
+    assert not two.store.exists("a") and two.store.stats().num_writing == 0
 
 
 def test_pins_of_a_reader_end_with_its_membership(hosts):
@@ -137,6 +178,21 @@ def test_a_pin_that_is_answered_too_late_is_given_back(hosts):
     assert two.cluster.get("a") == value(1)
 
 
+@pytest.mark.parametrize("row", [(0, 0, 1 << 60), (0, 2**64 - 8, UNIT), (7, 1, 1), None])
+def test_a_holder_that_answers_nonsense_is_passed_over(hosts, row):
+    one, two, three = hosts.make("near"), hosts.make("far"), hosts.make("near")
+    one.cluster.put("a", value(1))
+    two.cluster.fetch(["a"])
+
+    def nonsense(pin, *args, **options):
+        found = pin(*args, **options)
+        found[:] = row or found
+        return found if row else np.concatenate([found, found])
+
+    with replaced(one.node._pins, "pin", nonsense):
+        assert three.cluster.get("a") == value(1)
+
+
 def test_of_many_writers_one_wins(hosts):
     made = hosts.several(3)
     none = hosts.make("none", 0)
@@ -157,6 +213,52 @@ def test_of_many_writers_one_wins(hosts):
             assert host.cluster.get(k) == value(100 * won[0] + k, 300)
 
 
+def test_a_key_is_written_by_one_thread_of_a_node(hosts):
+    one, none = hosts.make("one"), hosts.make("none", 0)
+    none.node._membership.refresh()
+    for host, writes in ((one, (one.store, "put_key")), (none, (none.node.asking, "give"))):
+        others = []
+
+        def written_twice(put, *args, host=host, others=others, **options):
+            if not others:
+                others.append(None)
+                others[0] = host.cluster.put_each(["a", "b"], [value(2), value(3)])
+            return put(*args, **options)
+
+        with replaced(*writes, written_twice):
+            assert host.cluster.put("a", value(1)) is STORED
+        assert others[0] == [BEING_WRITTEN, STORED]
+        assert one.cluster.get("a") == value(1)
+        assert one.cluster.remove("a") and one.cluster.remove("b")
+    assert one.cluster.put_each(["a", "a"], [value(1), value(2)]) == [STORED, EXISTS]
+
+
+def test_what_the_own_pool_has_lost_can_be_put_again(hosts):
+    one, two = hosts.several(2)
+    one.cluster.put_each(["a", "b"], [value(1), value(2)])
+    two.cluster.fetch(["b"])
+    for key in ("a", "b"):
+        one.store.remove(key)  # and nobody was told
+    assert one.cluster.put_each(["a", "b"], [value(1), value(2)]) == [STORED, EXISTS]
+    assert two.cluster.get("a") == value(1)
+
+
+@pytest.mark.parametrize("limit", ["pins", "bytes"])
+def test_a_holder_pins_only_so_much_at_once(hosts, limit, monkeypatch):
+    if limit == "bytes":
+        monkeypatch.setattr(pins, "MAX_PINNED_BYTES", 3 * UNIT)
+    pool = ObjectPool.create(64 * UNIT, num_pins=4 if limit == "pins" else 64)
+    one, two = hosts.make("one", store=Store(pool)), hosts.make("two")
+    one.cluster.put_each(range(30), [value(i) for i in range(30)])
+    assert two.cluster.get_each(range(30)) == [value(i) for i in range(30)]
+    if limit == "pins":
+        with contextlib.ExitStack() as held:
+            for i in range(4):
+                held.enter_context(one.store.view(i))
+            assert two.cluster.get_each(range(30)) == [None] * 30
+        assert two.cluster.get(29) == value(29)
+
+
 def test_a_claim_that_comes_to_nothing_is_given_back(hosts):
     one, two = hosts.several(2, 4 * UNIT)
     one.cluster.put("stays", value(1, 3 * UNIT), retention="hard")
@@ -171,7 +273,7 @@ def test_a_claim_that_comes_to_nothing_is_given_back(hosts):
 
 
 def test_without_the_directory_the_own_host_works(hosts, away):
-    one = hosts.make("one", directory=away)
+    one = hosts.make("one", directory=away, ttl_s=SHORT_TTL_S)
     two = hosts.make("two")
     two.cluster.put("theirs", value(1))
     one.cluster.put("ours", value(2))
@@ -202,7 +304,7 @@ def test_without_the_directory_the_own_host_works(hosts, away):
 
 
 def test_a_put_is_published_late_if_the_directory_goes_in_between(hosts, away):
-    one, two = hosts.make("one", directory=away), hosts.make("two")
+    one, two = hosts.make("one", directory=away, ttl_s=SHORT_TTL_S), hosts.make("two")
 
     def goes(put, *args, **options):
         away.is_away = True
@@ -216,7 +318,7 @@ def test_a_put_is_published_late_if_the_directory_goes_in_between(hosts, away):
 
 
 def test_a_directory_that_has_forgotten_all_is_told_anew(hosts):
-    one, two = hosts.several(2)
+    one, two = hosts.several(2, ttl_s=SHORT_TTL_S)
     one.cluster.put_each(range(5), [value(i) for i in range(5)])
     hosts.directory.leave(one.node.name)
     assert not two.cluster.exists(3)

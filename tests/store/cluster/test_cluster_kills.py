@@ -18,6 +18,7 @@ from .processes import HostProcess, fetch, get, pool_file, put
 from .support import SHORT_TTL_S, UNIT, Hosts, replaced, value
 
 STORED, EXISTS, BEING_WRITTEN, FULL = PutResult
+NUM_RACED = 30
 
 
 @pytest.fixture
@@ -56,7 +57,11 @@ def pin(host, name: str, keys: bytes) -> None:
 
 
 def claim(host, keys: np.ndarray) -> list[int]:
-    return host.node.listing.claim(keys, 600.0).tolist()
+    return host.node.claims.ask(keys, 600.0).tolist()
+
+
+def put_all(host, writer: int) -> list[PutResult]:
+    return [host.cluster.put(k, value(1000 * writer + k, 500)) for k in range(NUM_RACED)]
 
 
 def put_one_after_another(host, first: int) -> None:
@@ -72,6 +77,17 @@ def test_objects_of_other_processes(hosts, start):
     assert here.cluster.put("b", value(2)) is STORED
     assert there.do(fetch, ["a", "b", "c"]) == [EXISTS, STORED, None]
     assert here.cluster.remove("b") and there.do(get, "b") is None
+
+
+def test_of_writers_in_many_processes_one_wins(hosts, start):
+    here, others = hosts.make("here"), [start(f"there-{i}") for i in range(2)]
+    for i, other in enumerate(others):
+        other.begin(put_all, i + 1)
+    results = [put_all(here, 0), *(other.end() for other in others)]
+    for key in range(NUM_RACED):
+        [winner] = [i for i, result in enumerate(results) if result[key] is STORED]
+        for read in (lambda k: here.cluster.get(k), *(lambda k, o=o: o.do(get, k) for o in others)):
+            assert read(key) == value(1000 * winner + key, 500)
 
 
 def test_a_reader_is_killed_while_it_has_pins(hosts, start):
@@ -130,7 +146,7 @@ def test_one_of_two_nodes_of_a_pool_is_killed(hosts, start):
         assert maker.do(put, "a", value(1)) is STORED and other.do(get, "a") == value(1)
         maker.kill()
         for _ in range(5):
-            assert here.cluster.get("a") == value(1)
+            assert eventually(lambda: here.cluster.get("a") == value(1))
         assert eventually(lambda: maker.name not in here.node._membership.refresh())
         assert here.cluster.exists("a") and here.cluster.get("a") == value(1)
         other.kill()
@@ -165,7 +181,7 @@ def test_a_writer_is_killed_anywhere(hosts, start, soak):
 
 
 def test_redis_is_killed_and_comes_back(hosts, start, redis):
-    here, there = hosts.make("here"), start("there")
+    here, there = hosts.make("here", ttl_s=SHORT_TTL_S), start("there", ttl_s=SHORT_TTL_S)
     assert here.cluster.put_each(range(5), [value(i) for i in range(5)]) == [STORED] * 5
     assert there.do(put, "theirs", value(7)) is STORED
     redis.stop()

@@ -1,0 +1,80 @@
+"""Which objects this node may write: it asks the directory, and keeps its own threads apart."""
+
+import logging
+import threading
+
+import numpy as np
+
+from mooncake_kernels.errors import Unavailable
+
+from .directory import Claim, Directory
+from .listing import Listing, in_parts, words_of
+
+logger = logging.getLogger(__name__)
+
+
+class Claims:
+    """Claims of a node. Thread-safe. Keys are ``[n, 2]`` uint64.
+
+    For the directory all threads of a node are one member, who may claim again what it has. So what
+    one of them writes is refused to the others here.
+
+    Args:
+        directory: decides among nodes.
+        member: name of this one.
+        listing: of its pool, told what was stored.
+    """
+
+    def __init__(self, directory: Directory, member: str, listing: Listing):
+        self._directory = directory
+        self._member = member
+        self._listing = listing
+        self._writing: set[bytes] = set()
+        self._lock = threading.Lock()
+
+    def ask(self, keys: np.ndarray, ttl_s: float) -> np.ndarray:
+        """Ask to write objects that are not in the pool: ``[n]`` of ``Claim``.
+
+        What is granted must be settled. A key that is named twice is granted once.
+
+        Raises:
+            Unavailable: the directory is away; nothing is claimed for longer than ``ttl_s``.
+        """
+        words = words_of(keys)
+        is_first = np.zeros(len(words), bool)
+        with self._lock:
+            for i, word in enumerate(words):
+                is_first[i] = word not in self._writing
+                self._writing.add(word)
+        claims = np.full(len(words), Claim.TAKEN, np.int8)
+        try:
+            claims[is_first] = self._ask(keys[is_first], ttl_s)
+        finally:
+            self._forget(keys[is_first & (claims != Claim.GRANTED)])
+        return claims
+
+    def settle(self, keys: np.ndarray, is_stored: np.ndarray) -> None:
+        """End granted claims: ``[n]`` bool says which objects the own pool has now."""
+        try:
+            self._listing.publish(keys[is_stored])
+            for part in in_parts(keys[~is_stored]):
+                self._directory.abandon(self._member, part)
+        except Unavailable as error:
+            logger.warning("claims stay until they run out: %s", error)
+        finally:
+            self._forget(keys)
+
+    def _ask(self, keys: np.ndarray, ttl_s: float) -> np.ndarray:
+        claims = self._ask_directory(keys, ttl_s)
+        listed = np.flatnonzero(claims == Claim.EXISTS)
+        went = listed[self._listing.withdraw_gone(keys[listed])]
+        claims[went] = self._ask_directory(keys[went], ttl_s)
+        return claims
+
+    def _ask_directory(self, keys: np.ndarray, ttl_s: float) -> np.ndarray:
+        claims = [self._directory.claim(self._member, part, ttl_s) for part in in_parts(keys)]
+        return np.concatenate(claims) if claims else np.empty(0, np.int8)
+
+    def _forget(self, keys: np.ndarray) -> None:
+        with self._lock:
+            self._writing.difference_update(words_of(keys))

@@ -1,0 +1,149 @@
+"""A node's arguments, its end, and what it leaves behind."""
+
+import os
+import sys
+
+import numpy as np
+import pytest
+
+import mooncake_serving.store as store_package
+from mooncake_kernels.errors import InvalidArgument, TransferError, Unavailable
+from mooncake_kernels.pool import PutResult
+from mooncake_serving.store import ClusterStore, Node, Store
+from mooncake_serving.store.directory import EmbeddedDirectory
+
+from ...transfer.resources import held, settled
+from ..support import child, ended_well, eventually
+from .support import SHORT_TTL_S, UNIT, Hosts, replaced, value
+
+STORED = PutResult.STORED
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"ttl_s": 0}, "ttl_s must be a number above 0 and at most 600, got 0"),
+        ({"answer_s": "soon"}, "answer_s must be a number above 0 and at most 600, got 'soon'"),
+        ({"read_s": 1e9}, "read_s must be a number above 0"),
+        ({"slot_bytes": 0.5}, "slot_bytes must be an integer above 0"),
+        ({"staging_slots": -1}, "staging_slots must be an integer above 0"),
+    ],
+)
+def test_wrong_arguments_are_named(hosts, options, message):
+    with pytest.raises(InvalidArgument, match=message):
+        hosts.make("one", 0, **options)
+
+
+def test_wrong_arguments_of_calls_are_named(hosts):
+    one, two = hosts.several(2)
+    with pytest.raises(InvalidArgument, match="verify must be from 0 to 1, got 2"):
+        ClusterStore(one.node, verify=2)
+    with pytest.raises(InvalidArgument, match="values must be as many as keys, got 1 and 2"):
+        one.cluster.put_each([1, 2], [b""])
+    with pytest.raises(InvalidArgument, match="buffers must be as many as keys, got 0 and 1"):
+        one.cluster.get_into_each([1], [])
+    with pytest.raises(InvalidArgument, match="key"):
+        one.cluster.get(-1)
+    none = hosts.make("none", 0)
+    with pytest.raises(InvalidArgument, match="parts must be at most 2048, got 2049"):
+        none.cluster.put_from("a", *[b"x"] * 2049)
+    assert none.cluster.put_from("a", *[b"x"] * 2048) is STORED
+    assert two.cluster.get("a") == b"x" * 2048
+
+
+def test_without_msgspec_there_is_the_store_of_one_host(monkeypatch):
+    monkeypatch.setitem(sys.modules, "msgspec", None)
+    for module in ("cluster", "cluster_reads", "node", "answers", "messages"):
+        monkeypatch.delitem(sys.modules, f"mooncake_serving.store.{module}")
+        monkeypatch.delattr(store_package, module)
+    with pytest.raises(Unavailable, match="Node: msgspec is not installed: pip install"):
+        _ = store_package.Node
+    with pytest.raises(AttributeError, match="has no attribute 'Nod'"):
+        _ = store_package.Nod
+    assert store_package.Store is Store
+
+
+def test_a_pool_is_registered_once(hosts):
+    one = hosts.make("one")
+    with pytest.raises(InvalidArgument, match="overlap"):
+        Node(one.store, one.engine, hosts.directory)
+    assert one.cluster.put("a", value(1)) is STORED
+
+
+def test_the_end_of_a_node(hosts):
+    one, two = hosts.several(2)
+    one.cluster.put("a", value(1))
+    evict = two.store.eviction
+    two.cluster.close()
+    two.cluster.close()
+    assert two.store.eviction is not evict  # the store's own again
+    assert [member.name for member in hosts.directory.members()] == [one.node.name]
+    assert two.store.put("b", value(2)) is STORED  # store and engine are still open
+    two.engine.register(np.zeros(8)).close()
+    for call in (
+        lambda: two.cluster.get("a"),
+        lambda: two.cluster.put("c", value(3)),
+        lambda: two.cluster.fetch(["a"]),
+    ):
+        with pytest.raises(InvalidArgument, match="node must be open, got .*, which is closed"):
+            call()
+
+
+def test_a_node_is_closed_while_others_read_it(hosts):
+    one, two = hosts.several(2, answer_s=0.5)
+    one.cluster.put("a", value(1))
+
+    def closed(read, *args, **options):
+        one.node.close()
+        return read(*args, **options)
+
+    with replaced(two.node._reader._mover, "read", closed):
+        assert two.cluster.get("a") is None
+    assert one.store.stats().num_pins == 0
+    with pytest.raises(TransferError, match="the node was closed"):
+        one.node.asking.stat(two.node.name)
+
+
+def test_a_forked_child_has_no_node(hosts):
+    one, two = hosts.several(2)
+    one.cluster.put("a", value(1))
+
+    def life():
+        for call in (lambda: two.cluster.fetch(["a"]), lambda: two.cluster.put("b", b"")):
+            with pytest.raises(InvalidArgument, match="which is its parent's"):
+                call()
+        two.cluster.close()
+        one.cluster.close()
+
+    with child(life) as pid:
+        assert ended_well(pid)
+    assert two.cluster.get("a") == value(1) and one.cluster.put("b", b"") is STORED
+
+
+def test_nothing_is_left_of_many_hosts():
+    def use() -> None:
+        hosts = Hosts(EmbeddedDirectory())
+        one, two = hosts.several(2, transports=["shm", "tcp"])
+        assert one.cluster.put_each(range(20), [value(i) for i in range(20)]) == [STORED] * 20
+        assert two.cluster.get_each(range(20)) == [value(i) for i in range(20)]
+        hosts.close()
+
+    use()  # what is made once, is
+    before = held()
+    for _ in range(3):
+        use()
+    assert settled(before), (str(before), str(held()))
+
+
+def test_what_is_said_of_a_host(hosts):
+    store = Store.create(64 * UNIT)
+    one = hosts.make("one", store=store, host=None, ttl_s=SHORT_TTL_S)
+    [member] = one.cluster.members()
+    assert member.host.startswith(f"{os.uname().nodename}-")
+    assert member.pool == one.node.pool_name and member.capacity_bytes == 64 * UNIT
+    one.cluster.put("a", value(1))
+    one.node.is_draining = True
+    assert eventually(lambda: one.cluster.members()[0].is_draining)
+    assert one.cluster.members()[0].free_bytes == 63 * UNIT
+    assert one.cluster.stats()[one.node.pool_name].num_ready == 1
+    assert one.cluster.retain("a", "hard") and not one.cluster.retain("b", "hard")

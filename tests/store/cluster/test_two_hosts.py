@@ -1,0 +1,7 @@
+"""The tests of two_hosts/ pass where a process may have a network of its own."""
+
+from ...transfer.test_two_hosts import own_network, run  # noqa: F401
+
+
+def test_two_hosts(own_network):  # noqa: F811
+    run(own_network, "test_partition.py", folder="tests/store/cluster/two_hosts")
