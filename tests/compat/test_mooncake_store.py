@@ -2,6 +2,8 @@
 
 import inspect
 import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -266,3 +268,24 @@ def test_names_order_and_defaults_are_those_of_mooncake():
         "buffer_ptrs", "all_keys", "all_dst_offsets", "all_src_offsets", "all_sizes",
     ]  # fmt: skip
     assert not hasattr(calls, "get_replica_desc")
+
+
+WITHOUT = """
+import logging, sys
+sys.modules["msgspec"] = sys.modules["redis"] = None
+from mooncake_serving.compat.mooncake.store import MooncakeDistributedStore
+settings = {"local_hostname": "127.0.0.1", "metadata_server": "P2PHANDSHAKE"}
+store = MooncakeDistributedStore()
+assert store.setup(settings | {"master_server_addr": sys.argv[1]}) == 0
+assert store.put("a", b"1") == 0 and store.get("a") == b"1"
+store.close()
+assert store.setup(settings | {"master_server_addr": "redis://127.0.0.1:1"}) == -900
+"""
+
+
+def test_a_pool_of_one_host_needs_no_extra():
+    with pool_file() as path:
+        command = [sys.executable, "-c", WITHOUT, path]
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 0, ran.stderr
+    assert "not installed" in ran.stderr

@@ -3,17 +3,22 @@
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mooncake_kernels.buffers import as_buffer
 from mooncake_kernels.errors import InvalidArgument
 from mooncake_kernels.pool import ObjectPool, PutResult, Retention
-from mooncake_serving.store import ClusterStore, Store
+from mooncake_serving.store import Store
 from mooncake_serving.store.keyspace import Keyspace
 
 from ..codes import Failed
 from .codes import INTERNAL_ERROR, NO_AVAILABLE_HANDLE, OBJECT_NOT_FOUND, code_of
 from .naming import encoded, header_of, name_in
+
+if TYPE_CHECKING:  # it needs an extra, and a pool of one host does not
+    from mooncake_serving.store import ClusterStore
+
+    AnyStore = Store | ClusterStore
 
 _REPLACE_S = 10.0  # to replace an object that others write too
 _PAUSE_S = 1e-3
@@ -28,7 +33,7 @@ class Objects:
     Names are ``key`` in errors, as callers call them.
     """
 
-    def __init__(self, store: Store | ClusterStore, pool: ObjectPool | None, namespace: str):
+    def __init__(self, store: "AnyStore", pool: ObjectPool | None, namespace: str):
         self._store = store
         self._pool = pool
         self._keyspace = Keyspace(namespace)

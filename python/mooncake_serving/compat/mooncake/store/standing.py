@@ -4,12 +4,11 @@ import contextlib
 
 from mooncake_kernels.errors import InvalidArgument
 from mooncake_kernels.pool import ObjectPool
-from mooncake_serving.store import ClusterStore, Node, Store, directory
+from mooncake_serving.store import Store
 
 from .. import names
 from ..codes import Failed
 from ..lifecycle import start_engine
-from .cluster_objects import ClusterObjects
 from .codes import INTERNAL_ERROR, log
 from .objects import Objects
 from .settings import Settings
@@ -46,6 +45,11 @@ def open_objects(settings: Settings) -> Objects:
 
 def _open_cluster(settings: Settings) -> Objects:
     """Take part with a pool of this process alone, as Mooncake's clients do."""
+    # What these need is an extra, which a pool of one host does without.
+    from mooncake_serving.store import ClusterStore, Node, directory
+
+    from .cluster_objects import ClusterObjects
+
     namespace = _namespace(settings)
     slot_bytes = max(settings.local_buffer_size // _STAGING_SLOTS, _MIN_SLOT_BYTES)
     with contextlib.ExitStack() as opened:
