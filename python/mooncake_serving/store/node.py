@@ -1,6 +1,7 @@
 """A process that takes part in a store over several hosts."""
 
 import os
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType, UnionType
@@ -31,6 +32,7 @@ from .sinks import Sink
 from .store import Store
 
 READS_AT_ONCE = 8  # holders, of all threads together
+PAUSE_S = 0.005  # while others end what they read
 MAX_S = 600  # seconds, of anything
 MAX_SLOTS = 1024
 MAX_SLOT_BYTES = 1 << 30
@@ -92,6 +94,7 @@ class Node:
         self.is_draining = False
         self._pid = os.getpid()
         self._ttl_s = ttl_s
+        self._answer_s = answer_s
         self._is_closed = False
         self.memory = RegisteredMemory(engine)
         if store is not None:
@@ -190,7 +193,7 @@ class Node:
             raise InvalidArgument(f"Node: node must be open, got {self.name}, which is {state}")
 
     def close(self) -> None:
-        """Leave; what others read here is over, and what is under way fails. Idempotent.
+        """Leave. Who reads here has ``answer_s`` to end it; what this node asks fails. Idempotent.
 
         In a forked child it has no effect.
         """
@@ -198,6 +201,9 @@ class Node:
             return
         self._is_closed = True
         self._membership.close()
+        until = time.monotonic() + self._answer_s
+        while self.num_readers() and time.monotonic() < until:
+            time.sleep(PAUSE_S)
         self._stop()
 
     def _answers(self, store: Store, mover: Mover, answer_s: float) -> PoolAnswers:

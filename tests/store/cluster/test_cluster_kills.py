@@ -178,6 +178,8 @@ def test_a_writer_is_killed_anywhere(hosts, start, soak):
             here.node.listing.publish_all()
             beside.close()
             hosts.all.remove(beside)
+            # Until the writer is forgotten its pool is said to have what it had.
+            assert eventually(lambda: not here.cluster.exists_each(range(100)).any())
 
 
 def test_redis_is_killed_and_comes_back(hosts, start, redis):

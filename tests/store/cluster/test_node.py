@@ -2,6 +2,7 @@
 
 import os
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -87,6 +88,22 @@ def test_the_end_of_a_node(hosts):
     ):
         with pytest.raises(InvalidArgument, match="node must be open, got .*, which is closed"):
             call()
+
+
+def test_who_reads_may_end_it_before_a_node_is_closed(hosts):
+    one, two = hosts.several(2)
+    one.cluster.put("a", value(1))
+    closing = threading.Thread(target=one.cluster.close)
+
+    def begin_to_close(read, *args, **options):
+        closing.start()
+        assert eventually(lambda: one.node.name not in two.node._membership.refresh())
+        return read(*args, **options)
+
+    with replaced(two.node._reader._mover, "read", begin_to_close):
+        assert two.cluster.get("a") == value(1)
+    closing.join()
+    assert two.cluster.get("a") is None
 
 
 def test_a_node_is_closed_while_others_read_it(hosts):
