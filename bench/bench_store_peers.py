@@ -21,6 +21,8 @@ from harness import Case, LeftOut, arguments
 from store_sides import SIZES, SMALL_KEYS, TOTAL, Memory, Missing, key_of
 from table import report
 
+from mooncake_kernels.errors import Unavailable
+
 MOVES = [("64 KiB", 1), ("64 KiB", 16), ("1 MiB", 1), ("16 MiB", 1)]  # values, and how many a call
 PIECE = 16 << 10
 NUM_PIECES = 64
@@ -147,7 +149,7 @@ class Peers:
     def add(self, name: str, make: Callable[[], Any]) -> None:
         try:
             client = make()
-        except Missing as why:
+        except (Missing, ImportError, Unavailable) as why:
             self.left_out[name] = str(why)
             return
         if hasattr(client, "close"):
@@ -224,6 +226,8 @@ def cases(quick: bool) -> Iterator[Case | LeftOut]:
             opened.callback(lambda path=path: os.path.exists(path) and os.remove(path))
             peers = Peers(opened, left_out)
             prepare(peers, memory, path)
+            if "ours" not in peers.clients:
+                continue
             for name, each in sizes:
                 yield from moving(title, peers.clients, memory, name, each)
             if title == "other process":

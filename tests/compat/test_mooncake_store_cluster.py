@@ -49,7 +49,6 @@ def store(server):
 @pytest.fixture
 def other(server, store):
     with processes(settings_of(server)) as (other,):
-        eventually(lambda: len(store._running().objects._cluster.members()) == 2, "no other")
         yield other
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from ..metadata.support import eventually
 from .store_processes import processes
 from .store_support import Memory, pool_file, set_up, value_of
 from .support import in_threads
@@ -53,8 +54,7 @@ def test_a_process_that_is_killed_while_it_writes(path, turn):
     store = set_up(path, 32 << 20)
     with processes(settings_of(path)) as (writer,):
         writer.begin("upsert_batch", names, values)
-        while turn and store.is_exist(names[2 * turn]) == 0:
-            pass
+        eventually(lambda: turn == 0 or store.is_exist(names[2 * turn]), "nothing was written")
         writer.kill()
     for i, name in enumerate(names):
         assert store.get(name) in (b"", values[i])

@@ -78,7 +78,7 @@ class ClusterObjects(Objects):
         """All names that are anywhere, as far as the directory knows."""
         known = set(super().names())
         yield from known
-        for pool in {member.pool for member in self._cluster.members() if member.pool}:
+        for pool in {member.pool for member in self._directory.members() if member.pool}:
             cursor, is_first = 0, True
             while cursor or is_first:
                 cursor, keys = self._directory.keys_of(pool, cursor)
