@@ -24,8 +24,8 @@ class Settings:
         local_buffer_size: bytes for what is on its way between hosts to memory not registered.
         protocol: "tcp"; any if the environment has ``MC_FORCE_TCP``.
         rdma_devices: which tcp does not use.
-        master_server_addr: the file of the pool that the processes of this host share; "" for the
-            one of this user.
+        master_server_addr: the file of the pool that the processes of this host share, "" for the
+            one of this user; or the URL of a directory, ``redis://...``: the store of many hosts.
         engine: not used: a store has an engine of its own.
         enable_ssd_offload, ssd_offload_path: must be off: objects are in memory.
         tenant_id: whose objects are seen.
