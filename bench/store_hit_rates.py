@@ -1,13 +1,18 @@
-"""Hit rates of a pool over a trace of prefix blocks: the paper's Figure 9, by its own data.
+"""Hit rates of a store over a trace of prefix blocks: the paper's Figure 9, by its own data.
 
-    python store_hit_rates.py --trace conversation_trace.jsonl --json results/store_hit_rates.json
+    python store_hit_rates.py --trace conversation_trace.jsonl \\
+        --json results/store_hit_rates.json --plot results/store_hit_rates.svg
 
 The traces of the Mooncake paper (FAST'25) have one line a request, with an id for each 512 tokens
-of its prompt. Each block is looked up, and put if it is not there, in one pool that has as many
-blocks as the capacity says. `lru` must be what a dict in the order of use does, to the last hit.
-`tail first` is LRU that looks a prompt's blocks up from the last to the first, as the store's
-batches do, so that the tail of a prefix goes before its head. Counted in tokens; `infinite` never
-evicts.
+of its prompt. A request does what an engine does: it looks for the longest prefix that is there,
+reads it, and puts the rest. A hit is a token of that prefix; blocks behind a gap count for nothing.
+
+The store evicts 5 % of its pool at once, as it does if nothing is said; `lru exact` evicts one
+block at a time. Both must be what a dict in the order of use does, to the last token. `lru, heads
+first` reads a prompt's blocks in their order, so that heads are evicted before their tails.
+`cost alone` is length_aware by what a block costs to compute, where attention over 100 blocks is
+as much as all the rest. `belady` is a bound for all: the best eviction there can be, of blocks that
+are found without what comes before them. `infinite` never evicts.
 """
 
 import argparse
@@ -18,85 +23,168 @@ from pathlib import Path
 from typing import Any
 
 import machine
+import matplotlib as mpl
+import numpy as np
 
-from mooncake_kernels.pool import ObjectPool, PutResult
+mpl.use("Agg")
+from matplotlib import pyplot as plt
+
+from mooncake_kernels.pool import ObjectPool
+from mooncake_serving.store import (
+    EvictionPolicy,
+    LengthAware,
+    Store,
+    belady,
+    length_aware,
+    lfu,
+    lru,
+    sieve,
+)
 
 BLOCK_TOKENS = 512
 UNIT = 64  # bytes; an object is one
-CAPACITIES = (1e6, 3e6, 1e7, 3e7, 5e7)  # tokens
-POLICIES = {"lru": ("lru", False), "sieve": ("sieve", False), "tail first": ("lru", True)}
+CAPACITIES = (1e6, 2e6, 3e6, 5e6, 1e7, 2e7, 3e7, 5e7)  # tokens
+AT_ONCE = 0.05
 
-Request = list[tuple[int, int]]  # (block, tokens)
+POLICIES: dict[str, EvictionPolicy] = {
+    "lru": lru,
+    "sieve": sieve,
+    "lfu": lfu,
+    "length_aware": length_aware,
+}
+
+COST_ALONE = LengthAware(depth=np.inf, attention=100.0)
+# Told apart by marker and dash, not by colour: a printed page is grey.
+MARKS = {
+    "lru": ("o", "-"),
+    "sieve": ("s", "--"),
+    "lfu": ("^", "-"),
+    "length_aware": ("D", "-."),
+    "belady": ("", "--"),
+}
+
+Request = tuple[np.ndarray, int]  # ids of blocks, tokens
 
 
 def read(trace: Path) -> list[Request]:
-    requests = []
-    for line in trace.read_text().splitlines():
-        record = json.loads(line)
-        ids, length = record["hash_ids"], record["input_length"]
-        tokens = [BLOCK_TOKENS] * (len(ids) - 1) + [length - BLOCK_TOKENS * (len(ids) - 1)]
-        requests.append(list(zip(ids, tokens, strict=True)))
-    return requests
+    records = map(json.loads, trace.read_text().splitlines())
+    return [(np.array(r["hash_ids"], np.uint64), r["input_length"]) for r in records]
 
 
-def replay(requests: list[Request], num_blocks: int, policy: str) -> int:
-    """Return how many tokens were found in a pool."""
-    eviction, reverse = POLICIES[policy]
+def prefix_tokens(num_blocks: int, num_tokens: int) -> int:
+    return min(num_blocks * BLOCK_TOKENS, num_tokens)
+
+
+def replay(
+    requests: list[Request],
+    num_blocks: int,
+    eviction: EvictionPolicy,
+    at_once: float = AT_ONCE,
+    heads_first: bool = False,
+) -> int:
+    """Return how many tokens were found in a store."""
     hits = 0
-    with ObjectPool.create(num_blocks * UNIT, alignment=UNIT, num_objects=num_blocks) as pool:
-        for request in requests:
-            for block, tokens in reversed(request) if reverse else request:
-                pinned = pool.pin((block, 0))
-                if pinned is not None:
-                    pinned.close()
-                    hits += tokens
-                    continue
-                while pool.put_from((block, 0), b"1", checksum=False) is PutResult.FULL:
-                    pool.evict(UNIT, eviction)
+    options: dict[str, Any] = {"evict_ratio": at_once, "checksum": False}
+    pool = ObjectPool.create(num_blocks * UNIT, alignment=UNIT, num_objects=num_blocks)
+    with Store(pool, eviction=eviction, **options) as store:
+        for keys, num_tokens in requests:
+            found = store.match_prefix(keys)
+            if heads_first:
+                for key in keys[:found]:
+                    store.get(key)
+            else:
+                store.get_into_each(keys[:found], [bytearray(1)] * found)
+            store.put_each(keys[found:], [b"1"] * (len(keys) - found), position=found)
+            hits += prefix_tokens(found, num_tokens)
     return hits
 
 
-def simulate(requests: list[Request], num_blocks: float) -> int:
+def simulate(requests: list[Request], num_blocks: float, at_once: int = 1) -> int:
     """Return what LRU would find, from an ordered dict."""
     cache: OrderedDict[int, None] = OrderedDict()
     hits = 0
-    for request in requests:
-        for block, tokens in request:
+    for ids, num_tokens in requests:
+        blocks = ids.tolist()
+        found = 0
+        while found < len(blocks) and blocks[found] in cache:
+            found += 1
+        for block in reversed(blocks[:found]):
+            cache.move_to_end(block)
+        for block in blocks[found:]:
             if block in cache:
-                hits += tokens
-                cache.move_to_end(block)
-            else:
-                cache[block] = None
-                if len(cache) > num_blocks:
+                continue
+            if len(cache) >= num_blocks:
+                for _ in range(at_once):
                     cache.popitem(last=False)
+            cache[block] = None
+        hits += prefix_tokens(found, num_tokens)
     return hits
+
+
+def bound(requests: list[Request], num_blocks: int) -> int:
+    """Return what no eviction could exceed, but for tokens that a prompt's last block lacks."""
+    found = belady(np.concatenate([ids for ids, _ in requests]).astype(np.int64), num_blocks)
+    sizes = np.full(len(found), BLOCK_TOKENS)
+    ends = np.cumsum([len(ids) for ids, _ in requests]) - 1
+    sizes[ends] = [tokens - BLOCK_TOKENS * (len(ids) - 1) for ids, tokens in requests]
+    return int(sizes[found].sum())
+
+
+def measure(requests: list[Request], num_blocks: int, total: int) -> dict[str, float]:
+    """The hit rates of all policies in a store of so many blocks."""
+    hits = {name: replay(requests, num_blocks, policy) for name, policy in POLICIES.items()}
+    hits["lru exact"] = replay(requests, num_blocks, lru, 0.0)
+    hits["lru, heads first"] = replay(requests, num_blocks, lru, heads_first=True)
+    hits["cost alone"] = replay(requests, num_blocks, COST_ALONE)
+    hits["belady"] = bound(requests, num_blocks)
+    at_once = max(1, -(-int(AT_ONCE * num_blocks * UNIT) // UNIT))
+    for name, count in (("lru", at_once), ("lru exact", 1)):
+        expected = simulate(requests, num_blocks, count)
+        assert hits[name] == expected, f"{name}: {hits[name]} tokens are not LRU's {expected}"
+    return {name: tokens / total for name, tokens in hits.items()}
+
+
+def plot(file: Path, rows: list[dict[str, float]], infinite: float) -> None:
+    with mpl.rc_context({"svg.hashsalt": "mooncake-kernels", "font.size": 9}):
+        figure, axes = plt.subplots(figsize=(7, 4.2))
+        millions = [row["capacity_tokens"] / 1e6 for row in rows]
+        for name, (marker, line) in MARKS.items():
+            rates = [row[name] for row in rows]
+            axes.plot(millions, rates, color="black", marker=marker, linestyle=line, label=name)
+        axes.axhline(infinite, color="0.55", linestyle=":", label="infinite")
+        axes.set_xscale("log")
+        axes.set_xticks(millions, [f"{value:g}" for value in millions])
+        axes.minorticks_off()
+        axes.set(xlabel="capacity, million tokens", ylabel="hit rate", ylim=(0, 0.4))
+        axes.legend(loc="lower right")
+        axes.grid(alpha=0.3)
+        figure.tight_layout()
+        figure.savefig(file, metadata={"Date": None})
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--trace", type=Path, required=True)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--plot", type=Path)
     options = parser.parse_args()
     requests = read(options.trace)
-    total = sum(tokens for request in requests for _, tokens in request)
+    total = sum(tokens for _, tokens in requests)
     infinite = simulate(requests, float("inf")) / total
-    rows: list[dict[str, Any]] = []
     sys.stdout.write(f"infinite {infinite:.4f}\n")
+    rows: list[dict[str, Any]] = []
     for capacity in CAPACITIES:
-        num_blocks = int(capacity) // BLOCK_TOKENS
-        row: dict[str, Any] = {"capacity_tokens": int(capacity)}
-        for policy in POLICIES:
-            row[policy] = replay(requests, num_blocks, policy) / total
-        expected = simulate(requests, num_blocks) / total
-        assert row["lru"] == expected, f"{row['lru']} is not LRU's {expected}"
-        rows.append(row)
-        cells = "  ".join(f"{policy} {row[policy]:.4f}" for policy in POLICIES)
+        rates = measure(requests, int(capacity) // BLOCK_TOKENS, total)
+        rows.append({"capacity_tokens": int(capacity), **rates})
+        cells = "  ".join(f"{name} {rate:.4f}" for name, rate in rates.items())
         sys.stdout.write(f"{int(capacity):>10} tokens  {cells}\n")
         sys.stdout.flush()
     if options.json:
         head = {"bench": "store_hit_rates", **machine.describe("cpu", 1)}
         head |= {"trace": options.trace.name, "requests": len(requests), "infinite": infinite}
         options.json.write_text(json.dumps({**head, "rows": rows}, indent=1) + "\n")
+    if options.plot:
+        plot(options.plot, rows, infinite)
 
 
 if __name__ == "__main__":

@@ -1,23 +1,32 @@
 """What an ``ObjectPool`` gives out: an object that is read, and one that is written."""
 
 import contextlib
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Literal
 
 import torch
 
 from . import _host
-from ._arguments import as_one_of
+from ._arguments import as_integer, as_one_of
+from ._closing import Closing
+from ._pool_values import END
 from .errors import ChecksumError, InvalidArgument
 
 Retention = Literal["normal", "soft", "hard"]
 
+MAX_POSITION = (1 << 16) - 1
 RETENTIONS: tuple[Retention, ...] = ("normal", "soft", "hard")  # as csrc/store/layout.h counts them
 
 
 def as_retention(op: str, retention: Any) -> int:
     """How the host code calls it."""
     return RETENTIONS.index(as_one_of(op, "retention", retention, RETENTIONS))
+
+
+def as_position(op: str, position: Any) -> int:
+    """How the host code keeps it: in 16 bits."""
+    return min(as_integer(op, "position", position, 0, END - 1), MAX_POSITION)
 
 
 class _Bytes:
@@ -55,7 +64,7 @@ class _Bytes:
                 self._view.release()
 
 
-class PinnedObject(_Bytes):
+class PinnedObject(_Bytes, Closing):
     """An object that is read where it is: what ``ObjectPool.pin`` returns. A context manager.
 
     While it is pinned its bytes stay as they are, also if the object is removed or evicted. The pin
@@ -106,17 +115,6 @@ class PinnedObject(_Bytes):
         self._release()
         self._pin = None
 
-    def __enter__(self) -> "PinnedObject":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
 
 class ObjectPut(_Bytes):
     """An object that is being written: what ``ObjectPool.begin`` returns. A context manager.
@@ -128,13 +126,17 @@ class ObjectPut(_Bytes):
     Attributes:
         num_bytes: size of the object.
         is_open: whether it was neither committed nor aborted.
+        on_commit: called after the commit, if it is not None.
     """
 
-    def __init__(self, put: _host.ObjectPut, checksum: bool, retention: int):
+    on_commit: Callable[[], None] | None = None
+
+    def __init__(self, put: _host.ObjectPut, checksum: bool, retention: int, position: int):
         super().__init__(put)
         self._put: _host.ObjectPut | None = put
         self._checksum = checksum
         self._retention = retention
+        self._position = position
 
     @property
     def view(self) -> memoryview:
@@ -168,8 +170,10 @@ class ObjectPut(_Bytes):
         """
         if self._put is None:
             raise InvalidArgument("commit: put must be open, got one that was committed or aborted")
-        self._put.commit(self._checksum, self._retention)
+        self._put.commit(self._checksum, self._retention, self._position)
         self._end()
+        if self.on_commit is not None:
+            self.on_commit()
 
     def abort(self) -> None:
         """Give the space back, as if there had been no put. Idempotent; nothing after a commit."""

@@ -1,21 +1,19 @@
 """The half of ``ObjectPool`` that finds and reads objects. It takes no lock."""
 
-from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
 from . import _host
 from ._arguments import shown
+from ._closing import Closing
 from ._pool_handles import PinnedObject
 from ._pool_reads import DONE, as_offset, check_read, with_buffers
 from ._pool_values import Key, as_key, as_keys
 from .errors import InvalidArgument
 
-Self = TypeVar("Self", bound="PoolReader")
 
-
-class PoolReader:
+class PoolReader(Closing):
     """A context manager around ``close()``, and all that does not change a pool.
 
     Attributes:
@@ -122,14 +120,3 @@ class PoolReader:
                 f"ObjectPool: pool must be open, got the closed {shown(self.path)}"
             )
         return self._native
-
-    def __enter__(self: Self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

@@ -19,12 +19,13 @@ END = 1 << 64
 
 
 class PutResult(enum.Enum):
-    """What became of a put. The values are those of csrc/store/pool.h."""
+    """What became of a put. The first values are those of csrc/store/pool.h."""
 
     STORED = 0
     EXISTS = 1  # an object has this key; objects do not change
     BEING_WRITTEN = 2  # by a process that is alive
     FULL = 3  # evict, and try again
+    OVER_QUOTA = 4  # of a namespace of a Store; a pool has none
 
 
 @dataclass(frozen=True)
@@ -49,12 +50,16 @@ class PoolObjects:
         num_bytes: ``[n]`` uint64.
         recency: ``[n]`` uint64, the pool's clock when each was last used: one more a use.
         retention: ``[n]`` uint8: 0 normal, 1 soft, 2 hard.
+        uses: ``[n]`` uint16, by all processes since each was stored, which is the first.
+        position: ``[n]`` uint16, where in its prompt each is, as who stored it said.
     """
 
     keys: np.ndarray
     num_bytes: np.ndarray
     recency: np.ndarray
     retention: np.ndarray
+    uses: np.ndarray
+    position: np.ndarray
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,11 @@
 
 import asyncio
 from collections.abc import Generator
-from types import TracebackType
 from typing import Any, Literal
 
 from . import _host, _transfer_log
 from ._arguments import as_seconds
+from ._closing import Closing
 from ._transfer_arguments import as_deadline
 from ._transfer_completions import completion
 from .buffers import Buffer
@@ -21,25 +21,7 @@ ACCESS: dict[Access, tuple[bool, bool]] = {
 }
 
 
-class Resource:
-    """A context manager around ``close()``."""
-
-    def close(self) -> None:
-        raise NotImplementedError
-
-    def __enter__(self) -> Any:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-
-class Region(Resource):
+class Region(Closing):
     """Registered memory: what ``TransferEngine.register`` returns.
 
     The engine keeps the memory alive until the region or the engine is closed, also when this
@@ -94,7 +76,7 @@ class Region(Resource):
         self._buffer = None
 
 
-class Peer(Resource):
+class Peer(Closing):
     """Another engine, or a file: what ``TransferEngine.open`` returns.
 
     It has as many connections and threads as the setting ``transfer_lanes`` says, all but the first

@@ -5,13 +5,13 @@ processes die is in docs/store.md.
 """
 
 import os
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 
 from . import _host
 from ._arguments import as_integer, as_one_of
-from ._pool_handles import ObjectPut, PinnedObject, Retention, as_retention
+from ._pool_handles import ObjectPut, PinnedObject, Retention, as_position, as_retention
 from ._pool_reader import PoolReader
 from ._pool_reads import with_buffers
 from ._pool_values import (
@@ -45,6 +45,7 @@ __all__ = [
 ]
 
 MAX_OBJECTS = 1 << 30
+Self = TypeVar("Self", bound="ObjectPool")
 
 
 class ObjectPool(PoolReader):
@@ -76,7 +77,7 @@ class ObjectPool(PoolReader):
 
     @classmethod
     def create(
-        cls,
+        cls: type[Self],
         capacity_bytes: int,
         path: str | os.PathLike[str] | None = None,
         *,
@@ -84,7 +85,7 @@ class ObjectPool(PoolReader):
         num_objects: int | None = None,
         num_processes: int = 64,
         num_pins: int = 4096,
-    ) -> "ObjectPool":
+    ) -> Self:
         """Make an empty pool.
 
         Args:
@@ -117,7 +118,7 @@ class ObjectPool(PoolReader):
         return cls(_host.ObjectPool.create(file, capacity_bytes, alignment, *numbers))
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str]) -> "ObjectPool":
+    def open(cls: type[Self], path: str | os.PathLike[str]) -> Self:
         """Open a pool that a process of this host has made.
 
         Args:
@@ -132,7 +133,13 @@ class ObjectPool(PoolReader):
         return cls(_host.ObjectPool.open(os.fspath(path)))
 
     def begin(
-        self, key: Key, num_bytes: int, *, checksum: bool = True, retention: Retention = "normal"
+        self,
+        key: Key,
+        num_bytes: int,
+        *,
+        checksum: bool = True,
+        retention: Retention = "normal",
+        position: int = 0,
     ) -> ObjectPut | PutResult:
         """Reserve space for an object, to be written in place.
 
@@ -141,6 +148,8 @@ class ObjectPool(PoolReader):
             num_bytes: its size.
             checksum: compute its XXH3-64 at the commit.
             retention: "soft": evicted only when all others are; "hard": never.
+            position: how many objects of its prompt come before it, for policies that look at it;
+                65535 and more count alike.
 
         Returns:
             The put; or why there is none: ``EXISTS``, ``BEING_WRITTEN`` or ``FULL``.
@@ -149,13 +158,18 @@ class ObjectPool(PoolReader):
             InvalidArgument: an argument is wrong, or the object larger than the pool.
         """
         words = as_key("begin", key)
-        kind = as_retention("begin", retention)
+        kind, place = as_retention("begin", retention), as_position("begin", position)
         size = as_integer("begin", "num_bytes", num_bytes, 0, END - 1)
         result, put = self._pool.begin(*words, size)
-        return PutResult(result) if put is None else ObjectPut(put, checksum, kind)
+        return PutResult(result) if put is None else ObjectPut(put, checksum, kind, place)
 
     def put_from(
-        self, key: Key, *buffers: Any, checksum: bool = True, retention: Retention = "normal"
+        self,
+        key: Key,
+        *buffers: Any,
+        checksum: bool = True,
+        retention: Retention = "normal",
+        position: int = 0,
     ) -> PutResult:
         """Store an object: the bytes of all buffers, one behind the other.
 
@@ -164,6 +178,7 @@ class ObjectPool(PoolReader):
             *buffers: packed host memory: tensors, arrays, bytes, anything ``register`` takes.
             checksum: compute its XXH3-64 while it is copied.
             retention: as in ``begin``.
+            position: as in ``begin``.
 
         Returns:
             ``STORED``, or why it was not.
@@ -172,11 +187,11 @@ class ObjectPool(PoolReader):
             InvalidArgument: an argument is wrong, or the object larger than the pool.
         """
         words = as_key("put_from", key)
-        kind = as_retention("put_from", retention)
+        kind, place = as_retention("put_from", retention), as_position("put_from", position)
         write = self._pool.write
         return PutResult(
             with_buffers(
-                "put_from", buffers, False, lambda held: write(*words, held, checksum, kind)
+                "put_from", buffers, False, lambda held: write(*words, held, checksum, kind, place)
             )
         )
 

@@ -40,8 +40,9 @@ from typing import Any
 
 from . import _host, _transfer_log
 from ._arguments import as_integer, as_seconds
+from ._closing import Closing
 from ._transfer_arguments import as_checksum, as_deadline
-from ._transfer_handles import ACCESS, Access, Peer, Region, Resource, Ticket
+from ._transfer_handles import ACCESS, Access, Peer, Region, Ticket
 from ._transfer_inspection import Inspection
 from ._transfer_names import Names, Options
 from ._transfer_nics import NicChoice, choose_nics
@@ -72,7 +73,7 @@ TRANSPORTS = ("local", "shm", "cuda_ipc", "rdma", "tcp", "file")
 _in_use: list[set[Region]] = []  # of closed engines, and never freed: someone may write there yet
 
 
-class TransferEngine(Requests, Inspection, Resource):
+class TransferEngine(Requests, Inspection, Closing):
     """Registers memory, listens to peers, and writes to and reads from their memory.
 
     Thread-safe. Close it: that fails what is pending, closes its peers and its regions. What is

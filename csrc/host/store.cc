@@ -59,7 +59,7 @@ py::array_t<T> column(const std::vector<ObjectInfo>& objects, Field field) {
   return result;
 }
 
-// keys, num_bytes, recency, retention
+// keys, num_bytes, recency, retention, uses, position
 py::tuple scan(Pool& pool) {
   std::vector<ObjectInfo> objects;
   {
@@ -71,7 +71,9 @@ py::tuple scan(Pool& pool) {
   return py::make_tuple(array_of(keys),
                         column<uint64_t>(objects, [](auto& object) { return object.num_bytes; }),
                         column<uint64_t>(objects, [](auto& object) { return object.recency; }),
-                        column<uint8_t>(objects, [](auto& object) { return object.retention; }));
+                        column<uint8_t>(objects, [](auto& object) { return object.retention; }),
+                        column<uint16_t>(objects, [](auto& object) { return object.uses; }),
+                        column<uint16_t>(objects, [](auto& object) { return object.position; }));
 }
 
 py::tuple as_tuple(const Evicted& evicted) {

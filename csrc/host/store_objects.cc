@@ -49,10 +49,10 @@ class ObjectPut {
 
   const Writing& writing() const { return writing_; }
 
-  void commit(bool checksum, int retention) {
+  void commit(bool checksum, int retention, uint16_t position) {
     MK_CHECK(is_open_, "commit: put must be open, got one that was committed or aborted");
     const uint64_t sum = checksum ? checksum_of(writing_.data, writing_.num_bytes) : 0;
-    pool_->commit(writing_, sum, static_cast<Retention>(retention));
+    pool_->commit(writing_, sum, static_cast<Retention>(retention), position);
     is_open_ = false;
   }
 
@@ -125,10 +125,10 @@ std::pair<int, std::unique_ptr<ObjectPut>> begin(const PoolRef& pool, uint64_t h
 }
 
 int write(Pool& pool, uint64_t hash, uint64_t scope, const py::sequence& buffers, bool checksum,
-          int retention) {
+          int retention, uint16_t position) {
   const Buffers held(buffers, /*writable=*/false);
   const GilReleased released;
-  const PutOptions options{checksum, static_cast<Retention>(retention)};
+  const PutOptions options{checksum, static_cast<Retention>(retention), position};
   return static_cast<int>(put_from(&pool, {hash, scope}, held.pieces, options));
 }
 
@@ -176,14 +176,15 @@ void bind_objects(py::module_& m, py::class_<Pool, std::shared_ptr<Pool>>& pool)
       .def_buffer([](const ObjectPin& p) { return bytes_at(p.pin().data, p.pin().num_bytes); });
   py::class_<ObjectPut>(m, "ObjectPut", py::buffer_protocol())
       .def_property_readonly("num_bytes", [](const ObjectPut& p) { return p.writing().num_bytes; })
-      .def("commit", &ObjectPut::commit, py::arg("checksum"), py::arg("retention"), ReleaseGil())
+      .def("commit", &ObjectPut::commit, py::arg("checksum"), py::arg("retention"),
+           py::arg("position"), ReleaseGil())
       .def("abort", &ObjectPut::abort, ReleaseGil())
       .def_buffer(
           [](const ObjectPut& p) { return bytes_at(p.writing().data, p.writing().num_bytes); });
   pool.def("pin", &pin, py::arg("hash"), py::arg("scope"))
       .def("begin", &begin, py::arg("hash"), py::arg("scope"), py::arg("num_bytes"), ReleaseGil())
       .def("write", &write, py::arg("hash"), py::arg("scope"), py::arg("buffers"),
-           py::arg("checksum"), py::arg("retention"))
+           py::arg("checksum"), py::arg("retention"), py::arg("position"))
       .def("read", &read, py::arg("hash"), py::arg("scope"), py::arg("offset").none(true),
            py::arg("buffers"), py::arg("verify"))
       .def("read_each", &read_each, py::arg("keys"), py::arg("buffers"), py::arg("verify"));

@@ -27,6 +27,8 @@ Geometry Geometry::of(uint64_t capacity_bytes, uint64_t alignment, uint64_t num_
   const uint64_t num_units = capacity_bytes / alignment;
   MK_CHECK(num_units >= 1 && num_units < kNone, op, ": capacity_bytes must be from ", alignment,
            " to ", (uint64_t{kNone} - 1) * alignment, " for this alignment, got ", capacity_bytes);
+  MK_CHECK(capacity_bytes < kMaxCapacity, op, ": capacity_bytes must be below ", kMaxCapacity,
+           ", got ", capacity_bytes);
   MK_CHECK(num_objects >= 1 && num_objects <= 1u << 30, op, ": num_objects must be from 1 to ",
            1u << 30, ", got ", num_objects);
   MK_CHECK(num_processes >= 1 && num_processes <= UINT16_MAX, op,

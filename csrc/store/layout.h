@@ -17,7 +17,7 @@
 namespace mk::store {
 
 constexpr uint64_t kMagic = 0x314c4f4f504b4d;  // "MKPOOL1"
-constexpr uint32_t kLayoutVersion = 1;
+constexpr uint32_t kLayoutVersion = 2;
 
 // The name of an object: what it holds (a prefix hash), and of whom (tenant, model, layout, rank).
 struct Key {
@@ -45,17 +45,20 @@ struct alignas(64) Entry {
   std::atomic<uint64_t> word;
   std::atomic<uint64_t> hash;
   std::atomic<uint64_t> scope;
-  uint64_t num_bytes;
+  uint64_t num_bytes : 48;
+  uint64_t position : 16;         // in its prompt, in objects, as who stored it says
   uint64_t checksum;              // 0: none
   std::atomic<uint64_t> recency;  // the pool's clock at its last use
   std::atomic<uint32_t> next;     // in its bucket
   uint32_t span;
   uint32_t first_unit;
-  uint16_t row;  // of who writes it
+  std::atomic<uint16_t> row_or_uses;  // kWriting: of who writes it; kReady: how often it was used
   std::atomic<uint8_t> visited;
   Retention retention;
 };
 static_assert(sizeof(Entry) == 64);
+
+constexpr uint64_t kMaxCapacity = uint64_t{1} << 48;  // num_bytes of an entry
 
 struct Bucket {
   std::atomic<uint32_t> head;

@@ -18,7 +18,7 @@ uint32_t Ledger::add(const Key& key, uint64_t num_bytes, uint32_t row) {
   entry.recency.store(0, std::memory_order_relaxed);
   entry.span = span;
   entry.first_unit = allocator_.start(span);
-  entry.row = static_cast<uint16_t>(row);
+  entry.row_or_uses.store(static_cast<uint16_t>(row), std::memory_order_relaxed);
   entry.visited.store(0, std::memory_order_relaxed);
   entry.retention = Retention::kNormal;
   entry.word.store(word_of(generation_of(entry.word.load()) + 1, State::kWriting));
@@ -26,12 +26,16 @@ uint32_t Ledger::add(const Key& key, uint64_t num_bytes, uint32_t row) {
   return at;
 }
 
-void Ledger::publish(uint32_t at, uint64_t checksum, Retention retention) {
+void Ledger::publish(uint32_t at, uint64_t checksum, Retention retention, uint16_t position) {
   Entry& entry = view_.entries[at];
+  entry.position = position;
   entry.checksum = checksum;
   entry.retention = retention;
   entry.recency.store(header_.clock.fetch_add(1) + 1, std::memory_order_relaxed);
   entry.word.store(word_of(generation_of(entry.word.load()), State::kReady));
+  // Only now: until then this is the row, by which a death would be noticed. If it comes in
+  // between, the row's number is taken for uses.
+  entry.row_or_uses.store(1, std::memory_order_relaxed);
   enter_orders(at);
   --header_.num_writing;
   ++header_.num_ready;

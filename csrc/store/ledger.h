@@ -1,7 +1,7 @@
 // Ledger: what is done to a pool with its mutex held, and how it is set right when the holder died.
 //
 //   const uint32_t entry = ledger.add(key, num_bytes, row);    // kWriting; kNone: no room
-//   ledger.publish(entry, checksum, retention);                // kReady
+//   ledger.publish(entry, checksum, retention, position);      // kReady
 //   ledger.doom(entry);                                        // kDoomed: nobody finds it
 //   ledger.sweep();                                            // kFree, unless somebody reads it
 //
@@ -31,7 +31,7 @@ class Ledger {
         queue_(view) {}
 
   uint32_t add(const Key& key, uint64_t num_bytes, uint32_t row);
-  void publish(uint32_t entry, uint64_t checksum, Retention retention);
+  void publish(uint32_t entry, uint64_t checksum, Retention retention, uint16_t position);
   void retain(uint32_t entry, Retention retention);
   void doom(uint32_t entry);
   uint64_t sweep();  // bytes of the pool that are free now and were not

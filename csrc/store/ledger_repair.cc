@@ -25,7 +25,8 @@ uint32_t Ledger::reap() {
   // First what they were writing: a row that is given up may be somebody else's at once.
   for (uint32_t at = 0; at < header_.geometry.num_entries; ++at) {
     const Entry& entry = view_.entries[at];
-    if (state_of(entry.word.load()) == State::kWriting && is_dead[entry.row]) doom(at);
+    if (state_of(entry.word.load()) == State::kWriting && is_dead[entry.row_or_uses.load()])
+      doom(at);
   }
   for (uint32_t row = 0; row < is_dead.size(); ++row) {
     if (is_to_clear(row)) clear_row(view_, row);
@@ -39,7 +40,7 @@ void Ledger::rebuild() {
   for (uint32_t at = 0; at < header_.geometry.num_entries; ++at) {
     Entry& entry = view_.entries[at];
     const uint64_t word = entry.word.load();
-    if (state_of(word) == State::kWriting && is_dead[entry.row]) {
+    if (state_of(word) == State::kWriting && is_dead[entry.row_or_uses.load()]) {
       entry.word.store(word_of(generation_of(word), State::kDoomed));
     }
   }

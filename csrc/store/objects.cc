@@ -81,7 +81,7 @@ Begun put_from(Pool* pool, const Key& key, const Pieces& pieces, const PutOption
   } else {
     copy_all(writing.data, pieces);
   }
-  pool->commit(writing, checksum, options.retention);
+  pool->commit(writing, checksum, options.retention, options.position);
   return Begun::kOpen;
 }
 

@@ -27,6 +27,7 @@ Key hash_of_name(const char* name, uint64_t num_bytes);  // 128 bits: in both wo
 struct PutOptions {
   bool checksum;
   Retention retention;
+  uint16_t position = 0;
 };
 // The object is the pieces one behind the other. Throws as Pool::begin does.
 Begun put_from(Pool* pool, const Key& key, const Pieces& pieces, const PutOptions& options);

@@ -86,6 +86,9 @@ size_t Pool::match_prefix(const Key* keys, size_t count) const {
 void Pool::touch(Entry& entry) {
   const uint64_t now = view_.header->clock.fetch_add(1, std::memory_order_relaxed) + 1;
   entry.recency.store(now, std::memory_order_relaxed);
+  // Of two uses at the same moment one may not be counted: that is cheaper than to lock the bus.
+  const uint16_t uses = entry.row_or_uses.load(std::memory_order_relaxed);
+  if (uses < UINT16_MAX) entry.row_or_uses.store(uses + 1, std::memory_order_relaxed);
   if (!entry.visited.load(std::memory_order_relaxed)) {
     entry.visited.store(1, std::memory_order_relaxed);
   }

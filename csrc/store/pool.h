@@ -60,6 +60,8 @@ struct ObjectInfo {
   Key key;
   uint64_t num_bytes;
   uint64_t recency;
+  uint16_t uses;      // since it was stored, which is the first; no more are counted than fit
+  uint16_t position;  // in its prompt
   Retention retention;
 };
 
@@ -91,7 +93,8 @@ class Pool {
 
   // Space for an object, which nobody sees before commit(). kFull: there is no room, or no entry.
   Begun begin(const Key& key, uint64_t num_bytes, Writing* writing);
-  void commit(const Writing& writing, uint64_t checksum, Retention retention);
+  void commit(const Writing& writing, uint64_t checksum, Retention retention,
+              uint16_t position = 0);
   void abort(const Writing& writing);
 
   // Counts as a use. Nothing if there is no such object.

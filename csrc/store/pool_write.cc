@@ -13,7 +13,8 @@ Begun Pool::begin(const Key& key, uint64_t num_bytes, Writing* writing) {
   const Lock lock(*this);
   if (const Found found = index_.find(key); found.entry != kNone) {
     if (found.is_ready()) return Begun::kExists;
-    if (is_alive(view_.rows[view_.entries[found.entry].row])) return Begun::kBeingWritten;
+    const uint16_t row = view_.entries[found.entry].row_or_uses.load();
+    if (is_alive(view_.rows[row])) return Begun::kBeingWritten;
     ledger_.reap();
   }
   uint32_t at = ledger_.add(key, num_bytes, row_);
@@ -32,10 +33,11 @@ Entry& Pool::checked(const char* op, const Writing& writing) const {
   return entry;
 }
 
-void Pool::commit(const Writing& writing, uint64_t checksum, Retention retention) {
+void Pool::commit(const Writing& writing, uint64_t checksum, Retention retention,
+                  uint16_t position) {
   const Lock lock(*this);
   checked("commit", writing);
-  ledger_.publish(writing.entry, checksum, retention);
+  ledger_.publish(writing.entry, checksum, retention, position);
 }
 
 void Pool::abort(const Writing& writing) {
@@ -85,6 +87,8 @@ std::vector<ObjectInfo> Pool::scan() {
       objects.push_back({{entry.hash.load(), entry.scope.load()},
                          entry.num_bytes,
                          entry.recency.load(),
+                         std::max<uint16_t>(entry.row_or_uses.load(), 1),  // 0: a row, see publish
+                         static_cast<uint16_t>(entry.position),
                          entry.retention});
     }
   }

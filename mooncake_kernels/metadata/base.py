@@ -1,9 +1,9 @@
 """What a server must be able to do (``Store``), and what is made of it (``Metadata``)."""
 
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, Protocol
 
+from .._closing import Closing
 from .entry import Entry
 
 
@@ -45,7 +45,7 @@ class Publication(Protocol):
         """Take the name back. Idempotent."""
 
 
-class Metadata:
+class Metadata(Closing):
     """Which engines there are, and where; a context manager.
 
     Attributes:
@@ -72,14 +72,3 @@ class Metadata:
 
     def close(self) -> None:
         """Disconnect. Idempotent."""
-
-    def __enter__(self) -> "Metadata":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

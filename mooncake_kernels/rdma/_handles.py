@@ -1,11 +1,10 @@
 """What every handle of RDMA shares: it is closed once, by whoever comes first."""
 
-from typing import Any, TypeVar
+from typing import Any
 
 from .. import _host
+from .._closing import Closing
 from ..errors import Unavailable
-
-Self = TypeVar("Self")
 
 
 def require_verbs() -> None:
@@ -18,7 +17,7 @@ def require_verbs() -> None:
 SIGNAL_CHECK_S = 0.1  # how long Ctrl-C may go unnoticed in a wait
 
 
-class Handle:
+class Handle(Closing):
     """Something of a NIC, and a context manager that closes it."""
 
     def __init__(self, handle: Any):
@@ -32,9 +31,3 @@ class Handle:
     def close(self) -> None:
         """Give it back, after all that lives on it. Again, and in a forked child: no effect."""
         self._handle.close()
-
-    def __enter__(self: Self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()

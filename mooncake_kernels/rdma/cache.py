@@ -8,6 +8,7 @@ import numpy as np
 
 from .. import _host
 from .._arguments import as_instance, as_integer, as_one_of
+from .._closing import Closing
 from ..buffers import Buffer, as_buffer
 from ..errors import InvalidArgument
 from ._handles import require_verbs
@@ -26,7 +27,7 @@ from .region import (
 _Key = tuple[int, int, int]
 
 
-class Lease:
+class Lease(Closing):
     """Memory in use: registered until this is closed, and maybe longer.
 
     Attributes:
@@ -64,14 +65,8 @@ class Lease:
             self._forgetful.invalidate(*self._span)
             self._forgetful = None
 
-    def __enter__(self) -> "Lease":
-        return self
 
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
-
-class RegistrationCache:
+class RegistrationCache(Closing):
     """Registers memory when it is first needed, and keeps it registered while that is allowed.
 
     A range that a registered one covers is found, some microseconds of Python instead of a call to
@@ -162,12 +157,6 @@ class RegistrationCache:
             finalizer.detach()
         self._watched.clear()
         self._handle.close()
-
-    def __enter__(self) -> "RegistrationCache":
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
     def _watch(self, memory: Buffer) -> bool:
         """Whether it may stay registered: whether it will be known when the memory is freed."""

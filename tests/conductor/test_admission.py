@@ -42,11 +42,12 @@ def full(conductor, batch=10):
     return conductor
 
 
-def test_the_baseline_wastes_a_prefill():
-    conductor = full(make(1, slo=SLO, admission=Baseline()))
+@pytest.mark.parametrize("pre_select", [False, True])
+def test_the_baseline_wastes_a_prefill(pre_select):
+    conductor = full(make(1, slo=SLO, admission=Baseline(pre_select=pre_select)))
     decision = conductor.decide(request(), 0.0)
-    assert decision.accepted and decision.decode is None
-    assert decision.reason.why is Why.ACCEPTED_PREFILL
+    assert decision.accepted and (decision.decode is not None) is pre_select
+    assert decision.reason.why is (Why.ACCEPTED if pre_select else Why.ACCEPTED_PREFILL)
     conductor.book(decision)
     later = conductor.prefilled(0, 1.0)
     assert not later.accepted and later.reason.why is Why.DECODE_LOAD
@@ -59,6 +60,23 @@ def test_early_rejection_does_not():
     decision = full(conductor, 10).decide(request(), 0.0)
     assert not decision.accepted and decision.reason.why is Why.DECODE_LOAD
     assert decision.decode.instance == 1 and decision.decode.tbt_s == pytest.approx(0.021)
+
+
+def test_early_rejection_looks_at_all_that_decode_and_at_the_chosen_one():
+    """Batches of 3 and 15 take 13 and 25 ms: the next request makes the mean 19.5 ms."""
+    conductor = make(1, 2, slo=SLO, admission=EarlyRejection())
+    conductor.cluster.batch_size[1:] = 3, 15
+    assert conductor.decide(request(), 0.0).accepted
+    conductor.cluster.batch_size[1] = 5
+    decision = conductor.decide(request(), 0.0)
+    assert decision.decode.tbt_s == pytest.approx(0.016), "it alone would do"
+    assert decision.reason.values["tbt_s"] == pytest.approx((0.016 + 0.025) / 2)
+
+    conductor.cluster.batch_size[1:] = 10, 3
+    conductor.cluster.reserved_requests[2] = 20  # so that it is not chosen
+    assert conductor.decide(request(), 0.0).reason.values["tbt_s"] == pytest.approx(0.021)
+    conductor.admission = EarlyRejection(per_instance=False)
+    assert conductor.decide(request(), 0.0).accepted
 
 
 def test_early_rejection_may_check_again():
@@ -147,7 +165,7 @@ def test_no_room_is_refused():
 
 limits = st.sampled_from([Limits(), Limits(0.5), Limits(0.9, {1: 0.3})])
 admissions = st.one_of(
-    st.builds(Baseline, limits),
+    st.builds(Baseline, limits, pre_select=st.just(False)),
     st.builds(EarlyRejection, limits),
     st.builds(PredictiveRejection, limits, decode_s=st.sampled_from([0.5, 5.0, 500.0])),
 )

@@ -56,7 +56,7 @@ def test_the_life_of_a_request():
 def test_a_decision_reads_as_sentences():
     conductor = make(1)
     assert str(conductor.decide(request(7), 0.0)) == (
-        "request 7 is taken: TTFT 1.000 s and TBT 0.0110 s are within their limits\n"
+        "request 7 is taken: TTFT 1.000 s and TBT 0.0110 s are predicted\n"
         "  prefill on 0: the shortest TTFT, 1.000 s, with 0 tokens of its own cache\n"
         "  decode on 1: the shortest TBT, 0.0110 s, in a batch of 1"
     )

@@ -157,6 +157,30 @@ def test_one_shard_is_asked():
     assert sorted(len(shard) for shard in index.shards) == [1] * 7 + [4], "block 1 is in all"
 
 
+def test_a_removal_goes_to_the_one_shard_that_has_the_block(monkeypatch):
+    index = ShardedIndex(2, 8, depth=2)
+    for instance in (0, 1):
+        index.add(instance, [1, 2, 3, 4])
+    asked = []
+    for number, shard in enumerate(index.shards):
+        monkeypatch.setattr(shard, "remove", lambda _, keys, n=number: asked.append((n, keys)))
+    index.remove(0, [4, 3])
+    assert asked == [(index.shard_of([1, 2]), [4, 3])]
+    asked.clear()
+    index.remove(0, [1])
+    assert asked == [(number, [1]) for number in range(8)], "block 1 is in all"
+
+
+@given(steps=steps)
+@settings(max_examples=60, deadline=None)
+def test_shards_remember_the_keys_that_somebody_holds_and_no_others(steps):
+    index, held = ShardedIndex(NUM_INSTANCES, 3, depth=2), [set() for _ in range(NUM_INSTANCES)]
+    for step in steps:
+        do(index, step)
+        follow(held, step)
+    assert set(index._shard_of_key) == set().union(*held) - {1}, "block 1 is in all"
+
+
 @pytest.mark.parametrize(
     "call, message",
     [

@@ -60,7 +60,8 @@ class Decision:
     """Whether a request is taken, where it goes, and why.
 
     Of a request that is refused, ``prefill`` and ``decode`` are what was considered, where it
-    came to that. Under :class:`~.overload.Baseline` ``decode`` is None until its prefill is over.
+    came to that. Under :class:`~.admission.Baseline` ``decode`` is None until its prefill is over,
+    if it is chosen only then.
     """
 
     request: Request

@@ -29,7 +29,7 @@ class Why(Enum):
     LEAST_TBT = "the shortest TBT, {tbt_s:.4f} s, in a batch of {batch_size}"
     SAME_INSTANCE = "the instance that prefills it decodes it: TBT {tbt_s:.4f} s"
     # whether to take it
-    ACCEPTED = "TTFT {ttft_s:.3f} s and TBT {tbt_s:.4f} s are within their limits"
+    ACCEPTED = "TTFT {ttft_s:.3f} s and TBT {tbt_s:.4f} s are predicted"
     ACCEPTED_PREFILL = "TTFT {ttft_s:.3f} s is within its limit; TBT is looked at after prefill"
     NO_PREFILL_INSTANCE = "no instance that prefills is up"
     NO_DECODE_INSTANCE = "no instance that decodes is up"

@@ -18,25 +18,44 @@ class _Running:
 
 @dataclass(slots=True)
 class _Instance:
+    waiting: deque[TraceRequest] = field(default_factory=deque)
     running: list[_Running] = field(default_factory=list)
     lent_tokens: float = 0.0  # others' KV in its memory
 
     def own_tokens(self) -> float:
         return sum(r.tokens - sum(r.lent.values()) for r in self.running)
 
+    def step_s(self, cost: StepCost) -> float:
+        """The longer of what it has to do itself and of what its busiest creditor does for it."""
+        lent: dict[int, float] = {}
+        for member in self.running:
+            for creditor, tokens in member.lent.items():
+                lent[creditor] = lent.get(creditor, 0.0) + tokens
+        here = self.own_tokens() + self.lent_tokens
+        return cost.decode_s(len(self.running), max(here, *lent.values(), 0.0))
+
+    def tokens_per_s(self, cost: StepCost) -> float:
+        return len(self.running) / self.step_s(cost) if self.running else 0.0
+
 
 @dataclass(frozen=True)
 class PoolingResult:
-    """What was generated, in which time, and which requests fit nowhere."""
+    """What was generated, in which time, and which requests fit nowhere.
+
+    The saturated figures are up to when the first instance has nobody waiting: later on it counts
+    who has the last long request.
+    """
 
     tokens: float
     seconds: float
     refused: int
+    saturated_tokens: float = 0.0
+    saturated_s: float = 0.0
 
     @property
-    def tokens_per_s(self) -> float:
-        """Throughput of all instances together."""
-        return self.tokens / self.seconds if self.seconds else 0.0
+    def saturated_tokens_per_s(self) -> float:
+        """Throughput of all instances together, while all of them have requests waiting."""
+        return self.saturated_tokens / self.saturated_s if self.saturated_s else 0.0
 
 
 def serve_pooled(
@@ -51,8 +70,12 @@ def serve_pooled(
 ) -> PoolingResult:
     """Decode requests that are all there; long ones borrow other instances' memory, or do not fit.
 
-    for period: admit, in order, what has room (its prompt and whole output), pooled: beyond an
-    instance's own memory on the creditors with most free memory; then all decode for a period
+    deal the requests to the instances in turn
+    for period:
+        every instance admits, in order, what its own memory has room for (prompt and whole output)
+        pooled: in turn, each borrows for its next request from who has most free memory, if those
+            two make more tokens a second by it, or if no instance could hold it alone
+        all decode for a period
 
     A step takes W(batch) + A(tokens in its own memory, others' included), or W(batch) + A(what its
     busiest creditor attends to for it) if that is longer (DistAttention).
@@ -67,71 +90,93 @@ def serve_pooled(
         max_batch_size: requests an instance decodes at once.
         period_s: between two rounds of admission.
     """
-    instances = [_Instance() for _ in range(num_instances)]
-    waiting = deque(requests)
-    seconds = tokens = 0.0
-    refused = 0
+    pool = _Pool(cost, num_instances, capacity_tokens, max_batch_size)
     limit = capacity_tokens * (num_instances if pooled else 1)
-    while waiting or any(instance.running for instance in instances):
-        while waiting:
-            request = waiting[0]
-            if request.input_length + request.output_length > limit:
-                refused += 1
-            elif not _admit(instances, request, capacity_tokens, max_batch_size, pooled):
-                break
-            waiting.popleft()
+    fitting = [r for r in requests if r.input_length + r.output_length <= limit]
+    for number, request in enumerate(fitting):
+        pool.instances[number % num_instances].waiting.append(request)
+    seconds = tokens = 0.0
+    saturated: tuple[float, float] | None = None
+    while any(instance.waiting or instance.running for instance in pool.instances):
+        pool.admit(borrow=False)
+        if pooled:
+            pool.admit(borrow=True)
+        if saturated is None and not all(instance.waiting for instance in pool.instances):
+            saturated = tokens, seconds
         seconds += period_s
-        for instance in instances:
-            step_s = _step_s(cost, instance)
+        tokens += pool.decode(period_s)
+    return PoolingResult(tokens, seconds, len(requests) - len(fitting), *(saturated or (0.0, 0.0)))
+
+
+class _Pool:
+    def __init__(self, cost: StepCost, num_instances: int, capacity: int, max_batch_size: int):
+        self.instances = [_Instance() for _ in range(num_instances)]
+        self._cost = cost
+        self._capacity = capacity
+        self._max_batch_size = max_batch_size
+
+    def admit(self, *, borrow: bool) -> None:
+        """Admit what has room, one request an instance and turn."""
+        turn = [i for i in self.instances if i.waiting]
+        while turn:
+            turn = [i for i in turn if self._admit_next(i, borrow)]
+            for instance in turn:
+                instance.waiting.popleft()
+            turn = [i for i in turn if i.waiting]
+
+    def _admit_next(self, home: _Instance, borrow: bool) -> bool:
+        request = home.waiting[0]
+        need = float(request.input_length + request.output_length)
+        short = need - max(0.0, self._free(home))
+        if len(home.running) >= self._max_batch_size or (short > 0 and not borrow):
+            return False
+        lent = self._creditors(home, short)
+        if lent is None:
+            return False
+        concerned = [home, *(self.instances[n] for n in lent)]
+        before = sum(instance.tokens_per_s(self._cost) for instance in concerned)
+        self._lend(lent, +1)
+        home.running.append(_Running(request, need, lent=lent))
+        after = sum(instance.tokens_per_s(self._cost) for instance in concerned)
+        if lent and need <= self._capacity and after <= before:
+            home.running.pop()
+            self._lend(lent, -1)
+            return False
+        return True
+
+    def _creditors(self, home: _Instance, short: float) -> dict[int, float] | None:
+        """Find who lends how much, most free memory first; None if there is not enough."""
+        lent: dict[int, float] = {}
+        if short <= 0:
+            return lent
+        free = {n: self._free(i) for n, i in enumerate(self.instances) if i is not home}
+        for n in sorted(free, key=lambda n: -free[n]):
+            if short > 0 and free[n] > 0:
+                lent[n] = min(short, free[n])
+                short -= lent[n]
+        return lent if short <= 0 else None
+
+    def _free(self, instance: _Instance) -> float:
+        return self._capacity - instance.own_tokens() - instance.lent_tokens
+
+    def _lend(self, lent: dict[int, float], sign: int) -> None:
+        for n, tokens in lent.items():
+            self.instances[n].lent_tokens += sign * tokens
+
+    def decode(self, period_s: float) -> float:
+        """Decode for a period; return how many tokens that made."""
+        tokens = 0.0
+        for instance in self.instances:
+            step_s = instance.step_s(self._cost)
             for member in instance.running:
                 made = min(period_s / step_s, member.request.output_length - member.generated)
                 member.generated += made
                 tokens += made
             for member in [m for m in instance.running if _is_over(m)]:
                 instance.running.remove(member)
-                for creditor, lent in member.lent.items():
-                    instances[creditor].lent_tokens -= lent
-    return PoolingResult(tokens, seconds, refused)
+                self._lend(member.lent, -1)
+        return tokens
 
 
 def _is_over(member: _Running) -> bool:
     return member.generated >= member.request.output_length - 1e-6
-
-
-def _step_s(cost: StepCost, instance: _Instance) -> float:
-    """The longer of what it has to do itself and of what its busiest creditor does for it."""
-    lent: dict[int, float] = {}
-    for member in instance.running:
-        for creditor, tokens in member.lent.items():
-            lent[creditor] = lent.get(creditor, 0.0) + tokens
-    here = instance.own_tokens() + instance.lent_tokens
-    return cost.decode_s(len(instance.running), max(here, *lent.values(), 0.0))
-
-
-def _admit(
-    instances: list[_Instance],
-    request: TraceRequest,
-    capacity: int,
-    max_batch_size: int,
-    pooled: bool,
-) -> bool:
-    """Give a request memory for all its tokens; False if there is none."""
-    need = float(request.input_length + request.output_length)
-    free = [capacity - i.own_tokens() - i.lent_tokens for i in instances]
-    homes = [n for n, i in enumerate(instances) if len(i.running) < max_batch_size]
-    if not homes:
-        return False
-    home = max(homes, key=lambda n: (free[n] >= need, -len(instances[n].running), free[n]))
-    member = _Running(request, need)
-    short = need - max(0.0, free[home])
-    if short > 0:
-        if not pooled or short > sum(max(0.0, f) for n, f in enumerate(free) if n != home):
-            return False
-        for n in sorted(range(len(free)), key=lambda n: -free[n]):
-            if n != home and short > 0 and free[n] > 0:
-                member.lent[n] = min(short, free[n])
-                short -= member.lent[n]
-    for n, lent in member.lent.items():
-        instances[n].lent_tokens += lent
-    instances[home].running.append(member)
-    return True

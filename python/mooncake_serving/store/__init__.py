@@ -8,36 +8,91 @@
         keys = mk.block_hashes(tokens, 256)
         num_blocks = store.match_prefix(keys)
         store.get_into_each(keys[:num_blocks], blocks)
-        store.put_each(keys[num_blocks:], new_blocks)
+        store.put_each(keys[num_blocks:], new_blocks, position=num_blocks)
 
-``ClusterStore`` has the same calls over all hosts whose nodes share a directory. docs/store.md and
-docs/store_cluster.md say what is promised, also when somebody dies, and what is still missing.
+``TieredStore`` has an ``SsdTier`` behind its pool. ``ClusterStore`` has the same calls over all
+hosts whose nodes share a directory; ``Copies`` and ``drain`` say on how many of them an object is.
+docs/store.md, store_ssd.md and store_cluster.md say what is promised, also when somebody dies, and
+what is still missing.
 """
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from mooncake_kernels.errors import Unavailable
 
-from .eviction import EvictionPolicy, largest_first, lru, sieve
+from .eviction import (
+    EvictionPolicy,
+    LengthAware,
+    Lfu,
+    belady,
+    largest_first,
+    length_aware,
+    lfu,
+    lru,
+    sieve,
+)
+from .observer import ObservedPool, Observer
+from .quotas import Quota, Usage
+from .ssd import SsdStats, SsdTier
 from .store import Store
+from .tiered import TieredStore
+from .watermark import Watermark
 
 if TYPE_CHECKING:
     from .cluster import ClusterStore
+    from .copies import Copies
+    from .draining import drain
+    from .hot_keys import HotKeys
     from .node import Node
+    from .placement import Placement
 
-__all__ = ["ClusterStore", "EvictionPolicy", "Node", "Store", "largest_first", "lru", "sieve"]
+__all__ = [
+    "ClusterStore",
+    "Copies",
+    "EvictionPolicy",
+    "HotKeys",
+    "LengthAware",
+    "Lfu",
+    "Node",
+    "ObservedPool",
+    "Observer",
+    "Placement",
+    "Quota",
+    "SsdStats",
+    "SsdTier",
+    "Store",
+    "TieredStore",
+    "Usage",
+    "Watermark",
+    "belady",
+    "drain",
+    "largest_first",
+    "length_aware",
+    "lfu",
+    "lru",
+    "sieve",
+]
+
+OF_CLUSTERS = {
+    "ClusterStore": "cluster",
+    "Copies": "copies",
+    "HotKeys": "hot_keys",
+    "Node": "node",
+    "Placement": "placement",
+    "drain": "draining",
+}
 
 
 def __getattr__(name: str) -> Any:
     """Load what needs the extra ``store`` when it is first asked for."""
-    if name not in ("ClusterStore", "Node"):
+    if name not in OF_CLUSTERS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        from . import cluster, node
+        return getattr(importlib.import_module(f".{OF_CLUSTERS[name]}", __name__), name)
     except ModuleNotFoundError as error:
         if error.name != "msgspec":
             raise
         raise Unavailable(
             f"{name}: msgspec is not installed: pip install 'mooncake-kernels[store]'"
         ) from None
-    return cluster.ClusterStore if name == "ClusterStore" else node.Node

@@ -13,9 +13,10 @@ from mooncake_kernels.transfer import Region
 
 from .cluster_reads import ClusterReader
 from .directory import Claim, Member
+from .hot_keys import HotKeys
 from .keyspace import Keyspace, StoreKey, StoreKeys
 from .node import Node
-from .store import check_pairs
+from .reader import check_pairs
 
 RESULT_OF = {Claim.EXISTS: PutResult.EXISTS, Claim.TAKEN: PutResult.BEING_WRITTEN}
 
@@ -41,6 +42,8 @@ class ClusterStore(ClusterReader):
         verify: the share of reads from other nodes that are compared with their checksums, first
             at the holder, then here: 0 to 1.
         claim_s: how long a put may take, at most, before another node may write the same key.
+        hot: chooses which objects that are read from other hosts are copied into the own pool;
+            None: none is.
 
     Raises:
         InvalidArgument: an argument is wrong.
@@ -53,6 +56,7 @@ class ClusterStore(ClusterReader):
         namespace: str | None = None,
         verify: float = 1.0,
         claim_s: float = 60.0,
+        hot: HotKeys | None = None,
     ):
         if not 0 <= verify <= 1:
             raise InvalidArgument(f"ClusterStore: verify must be from 0 to 1, got {verify!r}")
@@ -64,17 +68,23 @@ class ClusterStore(ClusterReader):
         self._keyspace = node.store.keyspace if node.store else Keyspace(namespace or "")
         self._verify = verify
         self._claim_s = claim_s
+        self._hot = hot
         self._wait_s = claim_s
 
-    def put(self, key: StoreKey, value: Any, *, retention: Retention = "normal") -> PutResult:
+    def put(
+        self, key: StoreKey, value: Any, *, retention: Retention = "normal", position: int = 0
+    ) -> PutResult:
         """Store a value: bytes, a packed tensor or array in host memory. See ``put_from``."""
-        return self.put_from(key, value, retention=retention)
+        return self.put_from(key, value, retention=retention, position=position)
 
-    def put_from(self, key: StoreKey, *parts: Any, retention: Retention = "normal") -> PutResult:
+    def put_from(
+        self, key: StoreKey, *parts: Any, retention: Retention = "normal", position: int = 0
+    ) -> PutResult:
         """Store an object of one or many parts, which are its bytes one behind the other.
 
-        It is put into the own pool. A node without one has another take it out of its memory, which
-        is registered meanwhile; ``retention`` is "normal" there.
+        It is put into the own pool. A node without one, or that is draining, has another take it
+        out of its memory, which is registered meanwhile; ``retention`` is "normal" there, and
+        ``position`` 0.
 
         Returns:
             As ``Store.put_from``, of all hosts. ``STORED`` if the directory went away after it had
@@ -85,15 +95,17 @@ class ClusterStore(ClusterReader):
             Unavailable: it is not here, and the directory does not answer; or, without a pool, no
                 other node takes it.
         """
-        return self._put_each([key], [parts], retention)[0]
+        return self._put_each([key], [parts], retention, position)[0]
 
-    def put_each(self, keys: StoreKeys, values: Sequence[Any]) -> list[PutResult]:
+    def put_each(
+        self, keys: StoreKeys, values: Sequence[Any], *, position: int = 0
+    ) -> list[PutResult]:
         """Store many objects, in their order; the directory is asked and told once.
 
         An error ends it, for those that come after.
         """
         check_pairs("put_each", "values", keys, values)
-        return self._put_each(keys, [(value,) for value in values], "normal")
+        return self._put_each(keys, [(value,) for value in values], "normal", position)
 
     def remove(self, key: StoreKey) -> bool:
         """Remove an object everywhere; who reads it keeps it. Returns whether it was anywhere.
@@ -120,6 +132,11 @@ class ClusterStore(ClusterReader):
     def retain(self, key: StoreKey, retention: Retention) -> bool:
         """Say how long the own pool's copy shall stay. Returns whether it has one."""
         return self._store is not None and self._store.retain(key, retention)
+
+    @property
+    def keyspace(self) -> Keyspace:
+        """How keys of callers become those of pools."""
+        return self._keyspace
 
     def members(self) -> list[Member]:
         """Who takes part, by name, as far as was heard."""
@@ -153,7 +170,7 @@ class ClusterStore(ClusterReader):
         self.node.close()
 
     def _put_each(
-        self, keys: StoreKeys, objects: Sequence[Sequence[Any]], retention: Retention
+        self, keys: StoreKeys, objects: Sequence[Sequence[Any]], retention: Retention, position: int
     ) -> list[PutResult]:
         self.node.check_process()
         words = self._keyspace.keys(keys)
@@ -165,12 +182,14 @@ class ClusterStore(ClusterReader):
         granted = missing[claims == Claim.GRANTED]
         stored = np.zeros(len(words), bool)
         try:
-            if self._store is None:
+            if self._store is None or self.node.is_draining:
                 self._give(words, objects, granted, results)
             else:
                 for i in granted:
                     key = (int(words[i, 0]), int(words[i, 1]))
-                    results[i] = self._store.put_key(key, *objects[i], retention=retention)
+                    results[i] = self._store.put_key(
+                        key, *objects[i], retention=retention, position=position + int(i)
+                    )
                     stored[i] = results[i] in (PutResult.STORED, PutResult.EXISTS)
         finally:
             self.node.claims.settle(words[granted], stored[granted])
@@ -210,15 +229,16 @@ class ClusterStore(ClusterReader):
                     continue
                 results[i] = answer
                 unanswered.discard(i)
-                if answer is not PutResult.FULL:
+                if answer not in (PutResult.FULL, PutResult.OVER_QUOTA):
                     left.remove(i)
         if unanswered:
             raise Unavailable(f"put: no node with a pool takes it: {reason}")
 
     def _homes(self) -> list[Member]:
-        """One member of each pool that takes objects, the emptiest pool first."""
-        pools = {m.pool: m for m in self.members() if m.pool and not m.is_draining}
-        return sorted(pools.values(), key=lambda member: -member.free_bytes)
+        """Members whose pools take objects, other than the own one; the emptiest pool first."""
+        others = [m for m in self.members() if m.pool not in ("", self.node.pool_name)]
+        takers = [m for m in others if not m.is_draining]
+        return sorted(takers, key=lambda member: -member.free_bytes)
 
     def _drop(self, pool: str, words: np.ndarray) -> int:
         """Have one of a pool's nodes remove objects."""

@@ -1,5 +1,6 @@
 """The half of ``ClusterStore`` that finds and reads objects."""
 
+import logging
 import random
 import time
 from collections.abc import Sequence
@@ -10,11 +11,15 @@ import numpy as np
 from mooncake_kernels.errors import ChecksumError, InvalidArgument, Unavailable
 from mooncake_kernels.pool import PinnedObject, PutResult
 
+from .hot_keys import HotKeys
 from .keyspace import Keyspace, StoreKey, StoreKeys
 from .node import Node
+from .reader import DAMAGED, check_pairs
 from .remote import Outcome
 from .sinks import IntoBuffers, IntoBytes, IntoPool, Sink
-from .store import DAMAGED, Store, check_pairs
+from .store import Store
+
+logger = logging.getLogger(__name__)
 
 ABSENT, TOO_SMALL = -1, -2  # of ObjectPool.get_into_each
 PAUSE_S = 0.001  # while another process of this host brings an object here
@@ -25,6 +30,7 @@ class ClusterReader:
 
     node: Node
     _keyspace: Keyspace
+    _hot: HotKeys | None
     _verify: float
     _wait_s: float
 
@@ -143,7 +149,7 @@ class ClusterReader:
                 if is_damaged or outcome is Outcome.DAMAGED:
                     raise _damaged("view", words[0])
                 return None
-            if result is PutResult.FULL:
+            if result in (PutResult.FULL, PutResult.OVER_QUOTA):
                 raise Unavailable("view: the own pool has no room, and nothing can be evicted")
             if time.monotonic() > until:
                 raise Unavailable(f"view: the object is not here after {self._wait_s:g} s")
@@ -236,10 +242,26 @@ class ClusterReader:
         return outcome is not Outcome.ABSENT
 
     def _read_each(self, words: np.ndarray, sinks: Sequence[Sink]) -> list[Outcome]:
+        """Read objects of other pools; those that are read again and again are brought here."""
         if not len(words):
             return []
-        verify = self._verify > 0 and random.random() < self._verify
-        return self.node.read(words, sinks, verify=verify)
+        pools = self.node.listing.holders(words)
+        outcomes = self.node.read(words, sinks, pools, verify=self._verifies())
+        if self._hot is not None and self._store is not None and not self.node.is_draining:
+            read = [i for i, outcome in enumerate(outcomes) if outcome is Outcome.DONE]
+            num_copies = np.array([len(pools[i]) for i in read])
+            if (chosen := self._hot.read(words[read], num_copies)).any():
+                self._fetch_hot(words[read][chosen])
+        return outcomes
+
+    def _fetch_hot(self, words: np.ndarray) -> None:
+        try:
+            self._fetch(words)
+        except Unavailable as error:  # what was asked for has been read
+            logger.info("hot objects are not copied here: %s", error)
+
+    def _verifies(self) -> bool:
+        return self._verify > 0 and random.random() < self._verify
 
     def _fetch(self, words: np.ndarray) -> tuple[list[PutResult | None], list[Outcome]]:
         store = self._own_pool("fetch")
@@ -247,7 +269,7 @@ class ClusterReader:
         outcomes = [Outcome.DONE] * len(words)
         missing = np.flatnonzero(~self._are_here(words))
         sinks = [IntoPool(store, (first, second)) for first, second in words[missing].tolist()]
-        read = self._read_each(words[missing], sinks)
+        read = self.node.read(words[missing], sinks, verify=self._verifies())
         for i, sink, outcome in zip(missing, sinks, read, strict=True):
             results[i], outcomes[i] = sink.result, outcome
         is_new = [sink.result is PutResult.STORED for sink in sinks]

@@ -16,18 +16,21 @@ class Keyspace:
 
     Args:
         namespace: tenant, model, layout, rank: whatever tells objects of equal hashes apart.
+
+    Attributes:
+        scope: the second word of keys that are prefix hashes.
     """
 
     def __init__(self, namespace: str):
         if not isinstance(namespace, str):
             raise InvalidArgument(f"Store: namespace must be a str, got {namespace!r}")
-        self._scope = int(object_keys([0], namespace)[0, 1])
+        self.scope = int(object_keys([0], namespace)[0, 1])
 
     def key(self, key: StoreKey) -> Key:
         """``(hash, scope)`` of one key; a wrong integer is refused where it is used."""
         if isinstance(key, str | bytes):
-            return object_key(key, self._scope)
-        return key, self._scope  # type: ignore[return-value]
+            return object_key(key, self.scope)
+        return key, self.scope  # type: ignore[return-value]
 
     def keys(self, keys: StoreKeys) -> np.ndarray:
         """``[n, 2]`` uint64 of many."""
@@ -35,4 +38,4 @@ class Keyspace:
             if all(isinstance(k, str | bytes) for k in keys):
                 return named_keys(keys, self._scope)  # type: ignore[arg-type]
             return np.array([self.key(key) for key in keys], np.uint64).reshape(-1, 2)
-        return object_keys(keys, self._scope)
+        return object_keys(keys, self.scope)

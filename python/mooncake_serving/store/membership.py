@@ -62,6 +62,16 @@ class Membership:
         self._members = {member.name: member for member in self._directory.members()}
         return self._members
 
+    def announce(self) -> None:
+        """Tell the directory now what has changed.
+
+        Raises:
+            Unavailable: the directory does not answer; it is told later.
+        """
+        if not self._directory.renew(self._describe(), self._ttl_s):
+            self._join()
+        self.refresh()
+
     def close(self) -> None:
         """Leave. A directory that does not answer forgets the member by itself."""
         self._is_over.set()

@@ -62,7 +62,8 @@ class Node:
         name: of the engine.
         host: see above.
         pool_name: what the directory calls the pool, the same for all who serve it; "" for none.
-        is_draining: whether others shall give it no new objects; may be set.
+        directory: see above.
+        is_draining: whether others shall give it no new objects, see ``set_draining``.
 
     Raises:
         InvalidArgument: an argument is wrong, or the engine has registered the pool already.
@@ -90,6 +91,7 @@ class Node:
         self.name = engine.name
         self.host = host_name() if host is None else host
         self.store = store
+        self.directory = directory
         self.pool_name = "" if store is None else pool_name(store.pool.path)
         self.is_draining = False
         self._pid = os.getpid()
@@ -131,6 +133,16 @@ class Node:
     def members(self) -> list[Member]:
         """Who took part when the directory was last asked, by name."""
         return [member for _, member in sorted(self._membership.members().items())]
+
+    def set_draining(self, is_draining: bool) -> None:
+        """Say whether others shall give it no new objects, and what it puts goes to others.
+
+        Raises:
+            Unavailable: the directory does not answer; it is told later.
+        """
+        self.check_process()
+        self.is_draining = is_draining
+        self._membership.announce()
 
     def member(self, name: str) -> Member | None:
         """One of them; the directory is asked if it is not known yet.
@@ -210,7 +222,7 @@ class Node:
         """What this node does for others with its pool, of which it tells what goes from now on."""
         self._own_eviction = store.eviction
         store.eviction = telling(store.eviction, self.listing.withdraw)
-        self._pins = Pins(store.pool, self._drop_damaged)
+        self._pins = Pins(store.pin_key, self._drop_damaged)
         puller = Puller(
             store,
             self.listing,

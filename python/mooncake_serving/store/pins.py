@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mooncake_kernels.errors import ChecksumError, Unavailable
-from mooncake_kernels.pool import ObjectPool, PinnedObject
+from mooncake_kernels.pool import Key, PinnedObject
 
 from .messages import ABSENT, BUSY, DAMAGED, FOUND, PINNED
 
@@ -34,12 +34,16 @@ class Pins:
     """Pins by token. Thread-safe.
 
     Args:
-        pool: whose objects are pinned.
+        pin: pins an object by its key; None: there is none.
         drop: is called with ``[n, 2]`` keys of objects that turned out to be damaged.
     """
 
-    def __init__(self, pool: ObjectPool, drop: Callable[[np.ndarray], object]):
-        self._pool = pool
+    def __init__(
+        self,
+        pin: Callable[[Key], PinnedObject | None],
+        drop: Callable[[np.ndarray], object],
+    ):
+        self._pin = pin
         self._drop = drop
         self._held: dict[Token, _Held] = {}
         self._lock = threading.Lock()
@@ -55,9 +59,12 @@ class Pins:
                 row["status"] = BUSY
                 continue
             try:
-                pinned = self._pool.pin(tuple(key))
+                pinned = self._pin(tuple(key))
             except Unavailable:  # this process reads as many as it can
                 row["status"] = BUSY
+                continue
+            except ChecksumError:  # as it came from the disk
+                row["status"] = DAMAGED
                 continue
             if pinned is None:
                 row["status"] = ABSENT

@@ -9,7 +9,7 @@ import torch
 import mooncake_kernels as mk
 from mooncake_kernels.errors import ChecksumError, InvalidArgument
 from mooncake_kernels.pool import PutResult
-from mooncake_serving.store import Store, largest_first, lru, sieve
+from mooncake_serving.store import LengthAware, Store, largest_first, length_aware, lfu, lru, sieve
 
 UNIT = 4096
 STORED, EXISTS, FULL = PutResult.STORED, PutResult.EXISTS, PutResult.FULL
@@ -68,6 +68,22 @@ def test_the_tail_of_a_prefix_is_evicted_first(store, read):
     assert store.match_prefix(keys) == 5 == store.exists_each(keys).sum()
 
 
+def test_positions_follow_one_another(store):
+    store.put_each(range(4), [b"1"] * 4, position=3)
+    store.put(9, b"1", position=20)
+    objects = store.pool.objects()
+    positions = dict(zip(objects.keys[:, 0].tolist(), objects.position.tolist(), strict=True))
+    assert positions == {0: 3, 1: 4, 2: 5, 3: 6, 9: 20}
+    Store(store.pool, eviction=LengthAware(depth=4)).evict(UNIT)
+    assert not store.exists(9) and store.match_prefix(range(4)) == 4
+
+
+def test_room_ahead_of_need(store):
+    store.put_each(range(10), [value(i) for i in range(10)])
+    assert store.evict(3 * UNIT).num_bytes == 3 * UNIT
+    assert store.exists_each(range(10)).tolist() == [False] * 3 + [True] * 7
+
+
 def test_namespaces_do_not_see_each_other(store):
     other = Store(store.pool, namespace="another")
     for key in (5, "five"):
@@ -77,7 +93,7 @@ def test_namespaces_do_not_see_each_other(store):
     assert Store(store.pool, namespace="another").get(5) == b"theirs"
 
 
-@pytest.mark.parametrize("eviction", [lru, sieve, largest_first])
+@pytest.mark.parametrize("eviction", [lru, sieve, lfu, length_aware, largest_first])
 def test_room_is_made(eviction):
     with Store.create(32 * UNIT, eviction=eviction) as store:
         for i in range(100):

@@ -9,7 +9,9 @@ from mooncake_kernels.pool import PutResult
 
 from .support import UNIT, value
 
-STORED, EXISTS, BEING_WRITTEN, FULL = PutResult
+STORED = PutResult.STORED
+EXISTS = PutResult.EXISTS
+FULL = PutResult.FULL
 
 
 @pytest.mark.parametrize("transports", [["tcp"], ["shm", "tcp"], ["local", "shm", "tcp"]])

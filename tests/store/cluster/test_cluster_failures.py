@@ -17,7 +17,10 @@ from ...transfer.certificates import authority
 from ..support import eventually
 from .support import SHORT_TTL_S, UNIT, SomeDirectory, damage, replaced, value
 
-STORED, EXISTS, BEING_WRITTEN, FULL = PutResult
+STORED = PutResult.STORED
+EXISTS = PutResult.EXISTS
+BEING_WRITTEN = PutResult.BEING_WRITTEN
+FULL = PutResult.FULL
 
 
 @pytest.fixture

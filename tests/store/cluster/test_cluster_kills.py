@@ -17,7 +17,9 @@ from ..support import eventually
 from .processes import HostProcess, fetch, get, pool_file, put
 from .support import SHORT_TTL_S, UNIT, Hosts, replaced, value
 
-STORED, EXISTS, BEING_WRITTEN, FULL = PutResult
+STORED = PutResult.STORED
+EXISTS = PutResult.EXISTS
+BEING_WRITTEN = PutResult.BEING_WRITTEN
 NUM_RACED = 30
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ..decision import DecodeChoice, PrefillChoice
+from ..decision import PrefillChoice
 from ..errors import InvalidArgument
 from ..reasons import Reason, Why
 from ..request import Request, Slo
@@ -41,9 +41,9 @@ class Limits:
             return None
         return Reason(Why.PREFILL_LOAD, {"ttft_s": prefill.ttft_s, "load": load, "limit": limit})
 
-    def refuse_tbt(self, request: Request, slo: Slo, decode: DecodeChoice) -> Reason | None:
-        """Return why the predicted TBT of where it would be decoded is too long, or None."""
-        load, limit = decode.tbt_s / slo.tbt_s, self.of(request)
+    def refuse_tbt(self, request: Request, slo: Slo, tbt_s: float) -> Reason | None:
+        """Return why a predicted TBT is too long, or None."""
+        load, limit = tbt_s / slo.tbt_s, self.of(request)
         if load <= limit:
             return None
-        return Reason(Why.DECODE_LOAD, {"tbt_s": decode.tbt_s, "load": load, "limit": limit})
+        return Reason(Why.DECODE_LOAD, {"tbt_s": tbt_s, "load": load, "limit": limit})

@@ -45,8 +45,8 @@ class AcceptAll:
 
 
 @dataclass(frozen=True, slots=True)
-class Baseline:
-    """TTFT is looked at when a request arrives, TBT when its prefill is over (section 7.1)."""
+class _WithinLimits:
+    """What the rules have in common: TTFT is looked at when a request arrives."""
 
     limits: Limits = field(default_factory=Limits)
     needs_room: bool = True
@@ -55,9 +55,21 @@ class Baseline:
         """Look at the TTFT that is predicted."""
         return self.limits.refuse_ttft(arrival.request, arrival.slo, arrival.prefill)
 
+
+@dataclass(frozen=True, slots=True)
+class Baseline(_WithinLimits):
+    """TTFT is looked at when a request arrives, TBT when its prefill is over (section 7.1).
+
+    Attributes:
+        pre_select: choose where to decode when the request arrives, as algorithm 1 does, so that
+            KV streams there during the prefill; else when it is over, by the load of that moment.
+    """
+
+    pre_select: bool = False
+
     def decode_load(self, arrival: Arrival) -> DecodeLoad | None:
-        """Choose later."""
-        return None
+        """Choose by what is decoded now, or later."""
+        return DecodeLoad.now(arrival.cluster) if self.pre_select else None
 
     def refuse_decode(
         self, arrival: Arrival, load: DecodeLoad, decode: DecodeChoice
@@ -67,18 +79,24 @@ class Baseline:
 
     def refuse_later(self, request: Request, slo: Slo, decode: DecodeChoice) -> Reason | None:
         """Look at the TBT that is predicted: by now the prefill is wasted."""
-        return self.limits.refuse_tbt(request, slo, decode)
+        return self.limits.refuse_tbt(request, slo, decode.tbt_s)
 
 
 @dataclass(frozen=True, slots=True)
-class EarlyRejection(Baseline):
+class EarlyRejection(_WithinLimits):
     """Both are looked at when a request arrives, by what is decoded then (section 7.2).
 
+    The decode load is the mean over all instances that decode, as it is one load of the pool that
+    the paper compares.
+
     Attributes:
+        per_instance: the chosen instance's own TBT must meet its limit, too, so that who is taken
+            is predicted to meet its objective; beyond the paper.
         check_again: look at the TBT once more when the prefill is over, as the decoding
             instance's own scheduler does in the paper.
     """
 
+    per_instance: bool = True
     check_again: bool = True
 
     def decode_load(self, arrival: Arrival) -> DecodeLoad | None:
@@ -88,21 +106,26 @@ class EarlyRejection(Baseline):
     def refuse_decode(
         self, arrival: Arrival, load: DecodeLoad, decode: DecodeChoice
     ) -> Reason | None:
-        """Look at the TBT that is predicted."""
-        return self.limits.refuse_tbt(arrival.request, arrival.slo, decode)
+        """Look at the mean TBT that is predicted, and at the chosen one's if that is wanted."""
+        if reason := self._refuse_pool(arrival, _mean_tbt_s(arrival, load, decode)):
+            return reason
+        if not self.per_instance:
+            return None
+        return self.limits.refuse_tbt(arrival.request, arrival.slo, decode.tbt_s)
 
     def refuse_later(self, request: Request, slo: Slo, decode: DecodeChoice) -> Reason | None:
         """Look at it once more, if that is wanted."""
-        return self.limits.refuse_tbt(request, slo, decode) if self.check_again else None
+        return self.limits.refuse_tbt(request, slo, decode.tbt_s) if self.check_again else None
+
+    def _refuse_pool(self, arrival: Arrival, mean_tbt_s: float) -> Reason | None:
+        return self.limits.refuse_tbt(arrival.request, arrival.slo, mean_tbt_s)
 
 
 @dataclass(frozen=True, slots=True)
 class PredictiveRejection(EarlyRejection):
     """Both at arrival, TBT by what will be decoded when the prefill is over (section 7.4).
 
-    Every request in flight is taken to be decoded for ``decode_s`` (the paper's t_d). The load is
-    the mean over all instances that decode; beyond the paper, the chosen instance's own TBT must
-    meet its limit, too, so that who is taken is predicted to meet its objective.
+    Every request in flight is taken to be decoded for ``decode_s`` (the paper's t_d).
     """
 
     decode_s: float = 10.0
@@ -117,15 +140,16 @@ class PredictiveRejection(EarlyRejection):
         num_instances = arrival.cluster.num_instances
         return arrival.in_flight.load_at(horizon_s, self.decode_s, num_instances)
 
-    def refuse_decode(
-        self, arrival: Arrival, load: DecodeLoad, decode: DecodeChoice
-    ) -> Reason | None:
-        """Look at the mean TBT that is forecast, and at the chosen one's."""
-        decoders = arrival.cluster.of_role(Role.DECODE)
-        tbt_s = arrival.decode_cost.seconds(load.batch_size[decoders], load.kv_tokens[decoders])
-        tbt_s = np.where(decoders == decode.instance, decode.tbt_s, tbt_s)
-        mean, limit = float(tbt_s.mean()) / arrival.slo.tbt_s, self.limits.of(arrival.request)
-        if mean > limit:
-            values = {"horizon_s": arrival.prefill.ttft_s, "load": mean, "limit": limit}
-            return Reason(Why.FORECAST_LOAD, values)
-        return self.limits.refuse_tbt(arrival.request, arrival.slo, decode)
+    def _refuse_pool(self, arrival: Arrival, mean_tbt_s: float) -> Reason | None:
+        load, limit = mean_tbt_s / arrival.slo.tbt_s, self.limits.of(arrival.request)
+        if load <= limit:
+            return None
+        values = {"horizon_s": arrival.prefill.ttft_s, "load": load, "limit": limit}
+        return Reason(Why.FORECAST_LOAD, values)
+
+
+def _mean_tbt_s(arrival: Arrival, load: DecodeLoad, decode: DecodeChoice) -> float:
+    """Predict the TBT of all that decode, the request among them; the mean."""
+    decoders = arrival.cluster.of_role(Role.DECODE)
+    tbt_s = arrival.decode_cost.seconds(load.batch_size[decoders], load.kv_tokens[decoders])
+    return float(np.where(decoders == decode.instance, decode.tbt_s, tbt_s).mean())

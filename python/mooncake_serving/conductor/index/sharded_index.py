@@ -17,7 +17,8 @@ class ShardedIndex:
 
     A chain lies in the shard of its block ``depth - 1``, so that one shard answers for a whole
     request. The blocks before it, which chains of several shards have in common (a system prompt),
-    are in all of them. Which block an evicted key was is not known: a removal goes to all shards.
+    are in all of them. An evicted key does not say which chain it was of: who gets events has a map
+    from keys to shards, which who only asks does not need.
 
     Args:
         num_instances: that may hold blocks.
@@ -32,6 +33,7 @@ class ShardedIndex:
         check_at_least("ShardedIndex", "depth", depth, 1)
         self.shards = [PrefixIndex(num_instances) for _ in range(num_shards)]
         self.depth = depth
+        self._shard_of_key: dict[int, int] = {}  # of the blocks that are in one shard alone
         self._order = EventOrder(max_waiting_events)
 
     @property
@@ -50,12 +52,12 @@ class ShardedIndex:
         return self.shards[self.shard_of(keys)].match(keys)
 
     def holders(self, key: int) -> list[int]:
-        """List the instances that hold a block, ascending: all shards are asked."""
-        return sorted({holder for shard in self.shards for holder in shard.holders(key)})
+        """List the instances that hold a block, ascending."""
+        return self._holding(key).holders(key)
 
     def num_holders(self, key: int) -> int:
-        """Count the instances that hold a block: all shards are asked."""
-        return len(self.holders(key))
+        """Count the instances that hold a block."""
+        return self._holding(key).num_holders(key)
 
     def add(self, instance: int, keys: Sequence[int]) -> None:
         """Note that an instance holds blocks: a chain from its first block."""
@@ -64,17 +66,35 @@ class ShardedIndex:
         for number, shard in enumerate(self.shards):
             if number == chosen or shared:
                 shard.add(instance, keys if number == chosen else shared)
+        self._shard_of_key.update(dict.fromkeys(keys[self.depth - 1 :], chosen))
 
     def remove(self, instance: int, keys: Iterable[int]) -> None:
         """Note that an instance no longer holds blocks; those that are unknown are passed over."""
-        keys = list(keys)
-        for shard in self.shards:
-            shard.remove(instance, keys)
+        of_shard: list[list[int]] = [[] for _ in self.shards]
+        of_all: list[int] = []
+        for key in keys:
+            number = self._shard_of_key.get(key)
+            (of_all if number is None else of_shard[number]).append(key)
+        for shard, own in zip(self.shards, of_shard, strict=True):
+            if own or of_all:
+                shard.remove(instance, own + of_all)
+            for key in own:
+                if not shard.num_holders(key):
+                    self._shard_of_key.pop(key, None)
 
     def clear(self, instance: int) -> None:
-        """Note that an instance holds nothing."""
+        """Note that an instance holds nothing. It looks at every key."""
         for shard in self.shards:
             shard.clear(instance)
+        self._shard_of_key = {
+            key: number
+            for key, number in self._shard_of_key.items()
+            if self.shards[number].num_holders(key)
+        }
+
+    def _holding(self, key: int) -> PrefixIndex:
+        """Return the shard that knows of a block; of one that is in all shards, the first."""
+        return self.shards[self._shard_of_key.get(key, 0)]
 
     def apply(self, event: KVEvent) -> bool:
         """Follow an event, and those that waited for it; False if a snapshot is needed."""

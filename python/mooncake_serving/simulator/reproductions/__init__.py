@@ -1,11 +1,14 @@
 """The papers' figures, one function each: what they find, beside what was published."""
 
 from . import (
+    arxiv_datasets,
+    arxiv_layer_wise,
     arxiv_overload,
     arxiv_policies,
     fast25_cache,
     fast25_capacity,
     fast25_scheduling,
+    fast25_sensitivity,
     fast25_sweeps,
     infinite_llm,
     sarathi,
@@ -17,7 +20,7 @@ from .outcome import Claim, Curve, Outcome, Reproduction, Row, Setup, as_lines
 
 ON_A_TRACE: dict[str, Reproduction] = {
     "fast25-fig1": fast25_capacity.conversation,
-    "fast25-fig1-sensitivity": fast25_capacity.sensitivity,
+    "fast25-fig1-sensitivity": fast25_sensitivity.sensitivity,
     "fast25-fig5": fast25_scheduling.fast25,
     "fast25-fig9": fast25_cache.hit_rate_over_capacity,
     "fast25-fig11": fast25_cache.replicas,
@@ -25,10 +28,14 @@ ON_A_TRACE: dict[str, Reproduction] = {
     "arxiv-fig8": fast25_scheduling.arxiv,
     "arxiv-real": fast25_capacity.real_workload,
     "arxiv-overload": arxiv_overload.overload,
+    "arxiv-overload-sensitivity": arxiv_overload.sensitivity,
     "arxiv-policies": arxiv_policies.policies,
     "staleness": staleness.staleness,
 }
 ALONE: dict[str, Reproduction] = {
+    "arxiv-datasets": arxiv_datasets.datasets,
+    "arxiv-fig7": arxiv_layer_wise.layer_wise,
+    "fast25-fig6": fast25_capacity.toolagent,
     "fast25-fig7": fast25_capacity.synthetic,
     "fast25-fig13": fast25_sweeps.bandwidth,
     "fast25-fig15": fast25_sweeps.ratio,

@@ -1,78 +1,187 @@
 """Mooncake (arXiv:2407.00079), section 7 and Table 3: whom to refuse under overload."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
 import numpy as np
 
 from ...conductor import Admission, Baseline, EarlyRejection, PredictiveRejection, Slo
 from ..conducting import conductor_of
 from ..disaggregated import Disaggregated
+from ..machines import A800_NODE, Machine
 from ..options import DisaggregatedOptions
-from ..traces import scale_trace
+from ..traces import TraceRequest, scale_trace
 from .outcome import Claim, Curve, Outcome, Row, Setup
 
-# The paper replays 23,000 requests at twice their speed on 8P + 8D and gives neither objectives nor
-# t_d. CHOSEN so that prefill and decode are both overloaded by the conversation trace. The rules
-# are as it describes them: no memory is kept for what is still prefilled, no second look.
-SPEED, OPTIONS = 4.0, DisaggregatedOptions(num_prefill=8, num_decode=2)
-SLO = Slo(ttft_s=30.0, tbt_s=0.040)
-DECODE_S = 10.0  # t_d: 343 tokens of 30 ms
-RULES: dict[str, tuple[Admission, float]] = {  # share refused of 23,000
-    "baseline": (Baseline(needs_room=False), 100 * 4183 / 23000),
-    "early rejection": (EarlyRejection(needs_room=False, check_again=False), 100 * 3771 / 23000),
-    "with prediction": (
-        PredictiveRejection(decode_s=DECODE_S, needs_room=False, check_again=False),
-        100 * 3589 / 23000,
-    ),
-}
+# 8P + 8D at twice the trace's speed, as published. The objectives are not: 30 s is that of the
+# paper's real workload. CHOSEN, so that both kinds of instances are overloaded: GPUs at 40 % of
+# their peak, for at 50 % hardly a prefill waits, and a TBT near what a step takes at this load, for
+# with the 100 ms of that workload no decode instance of ours is ever loaded.
+SPEED, TTFT_S, TBT_S, SHARE = 2.0, 30.0, 0.024, 0.4
+NUM_REQUESTS = 23_000
+REFUSED = {"baseline": 4183, "early rejection": 3771, "with prediction": 3589}
+SHARES, OBJECTIVES_S = (0.3, 0.4, 0.5), (0.023, 0.024, 0.025)
+
+
+@dataclass(frozen=True)
+class _Overloaded:
+    """What became of an overloaded cluster under one rule; shares are in percent."""
+
+    refused: float
+    wasted: float  # of the prefill's GPU time, on requests that were refused after it
+    effective: float  # within both objectives
+    decode_s: float  # mean time from the first token to the last
+    num_decoded: Sequence[int]  # at each second
+
+    @property
+    def swing(self) -> float:
+        """Deviation of the decode load over its mean, once it has settled."""
+        settled = self.num_decoded[len(self.num_decoded) // 10 :]
+        return float(np.std(settled) / max(1e-9, np.mean(settled)))
+
+
+def _replay(
+    setup: Setup, trace: Sequence[TraceRequest], rule: Admission, slo: Slo, machine: Machine
+) -> _Overloaded:
+    options = DisaggregatedOptions(machine=machine)
+    conductor = conductor_of(options, admission=rule, slo=slo, seed=setup.seed)
+    cluster = Disaggregated(options, conductor, on_progress=setup.on_progress)
+    num_decoded: list[int] = []
+
+    def sample() -> None:
+        num_decoded.append(sum(len(instance.batch) for instance in cluster.decode))
+
+    for second in range(int(trace[-1].timestamp_ms / 1e3)):
+        cluster.clock.at(float(second), sample)
+    report = cluster.run(trace)
+    out = [job for job in report.jobs if job.rejected is not None]
+    decode_s = [
+        job.finished_s - job.first_token_s
+        for job in report.jobs
+        if job.finished_s is not None and job.first_token_s is not None
+    ]
+    return _Overloaded(
+        refused=100 * len(out) / len(trace),
+        wasted=100 * sum(job.gpu_s for job in out) / max(1e-9, report.prefill_gpu_s),
+        effective=100 * report.num_effective(slo.ttft_s, slo.tbt_s) / len(trace),
+        decode_s=float(np.mean(decode_s)) if decode_s else 1.0,
+        num_decoded=num_decoded,
+    )
+
+
+def _compare(
+    setup: Setup, slo: Slo, machine: Machine, *, check_again: bool, num_runs: int
+) -> dict[str, _Overloaded]:
+    """Replay under each rule as section 7 has it: decode loads are those of the whole pool.
+
+    Where to decode is chosen at arrival under all of them, for KV streams there during the
+    prefill; no memory is kept for what is still prefilled. t_d is what the baseline measures.
+    """
+    trace = scale_trace(setup.trace, time=1 / SPEED)
+
+    def replay(name: str, rule: Admission) -> _Overloaded:
+        setup.on_step(f"{name}, {machine.name}, TBT {1e3 * slo.tbt_s:.0f} ms", num_runs)
+        return _replay(setup, trace, rule, slo, machine)
+
+    baseline = replay("baseline", Baseline(needs_room=False, pre_select=True))
+    early = EarlyRejection(needs_room=False, per_instance=False, check_again=check_again)
+    prediction = PredictiveRejection(
+        needs_room=False,
+        per_instance=False,
+        check_again=check_again,
+        decode_s=max(1e-3, baseline.decode_s),
+    )
+    return {
+        "baseline": baseline,
+        "early rejection": replay("early rejection", early),
+        "with prediction": replay("with prediction", prediction),
+    }
+
+
+def _machine(share: float) -> Machine:
+    return replace(
+        A800_NODE,
+        name=f"{share:.0%} of the peak",
+        math_efficiency=share,
+        attention_efficiency=0.8 * share,
+    )
 
 
 def overload(setup: Setup) -> Outcome:
     """Requests refused, prefill wasted on them, and the swing of the decode load."""
-    trace = scale_trace(setup.trace, time=1 / SPEED)
-    end_s = trace[-1].timestamp_ms / 1e3
-    rows, curves = [], []
-    refused, wasted, effective, swing = [], [], [], []
-    for name, (rule, published) in RULES.items():
-        setup.on_step(name, len(RULES))
-        cluster = Disaggregated(
-            OPTIONS,
-            conductor_of(OPTIONS, admission=rule, slo=SLO, seed=setup.seed),
-            on_progress=setup.on_progress,
-        )
-        load: list[int] = []
-
-        def sample(cluster: Disaggregated = cluster, load: list[int] = load) -> None:
-            load.append(sum(len(instance.batch) for instance in cluster.decode))
-
-        for second in range(int(end_s)):
-            cluster.clock.at(float(second), sample)
-        report = cluster.run(trace)
-        out = [job for job in report.jobs if job.rejected is not None]
-        refused.append(100 * len(out) / len(trace))
-        wasted.append(100 * sum(job.gpu_s for job in out) / report.prefill_gpu_s)
-        effective.append(100 * report.num_effective(SLO.ttft_s, SLO.tbt_s) / len(trace))
-        settled = load[len(load) // 10 :]
-        swing.append(float(np.std(settled) / max(1e-9, np.mean(settled))))
+    found = _compare(setup, Slo(TTFT_S, TBT_S), _machine(SHARE), check_again=False, num_runs=3)
+    rows = []
+    for name, one in found.items():
+        published = 100 * REFUSED[name] / NUM_REQUESTS
         rows += [
-            Row(f"{name}: refused", refused[-1], published, "%"),
-            Row(f"{name}: prefill wasted on refused ones", wasted[-1], None, "%"),
-            Row(f"{name}: within both objectives", effective[-1], None, "%"),
-            Row(f"{name}: swing of the decode load (deviation over mean)", swing[-1]),
+            Row(f"{name}: refused", one.refused, published, "%"),
+            Row(f"{name}: prefill wasted on refused ones", one.wasted, None, "%"),
+            Row(f"{name}: within both objectives", one.effective, None, "%"),
+            Row(f"{name}: swing of the decode load (deviation over mean)", one.swing),
         ]
-        curves.append(Curve(name, list(range(len(load))), load))
+    baseline, early, prediction = found.values()
     return Outcome(
         f"arXiv:2407.00079, Table 3 and Figure 9: overload, {setup.trace_name} at {SPEED:g} x",
         rows,
         [
-            Claim("refused: baseline > early rejection", refused[0] > refused[1]),
-            Claim("refused: early rejection > with prediction", refused[1] > refused[2]),
-            Claim("refused: baseline > with prediction", refused[0] > refused[2]),
-            Claim("only the baseline wastes prefill", wasted[0] > max(wasted[1:])),
-            Claim("early rejection serves more within objectives", effective[1] > effective[0]),
-            Claim("prediction does, too", effective[2] > effective[0]),
-            Claim("prediction swings less than early rejection", swing[2] < swing[1]),
+            Claim("refused: baseline > early rejection", baseline.refused > early.refused),
+            Claim("refused: early rejection > with prediction", early.refused > prediction.refused),
+            Claim(
+                "only the baseline wastes prefill",
+                baseline.wasted > max(early.wasted, prediction.wasted),
+            ),
+            Claim("prediction swings less than early rejection", prediction.swing < early.swing),
         ],
-        curves,
+        [
+            Curve(name, list(range(len(one.num_decoded))), one.num_decoded)
+            for name, one in found.items()
+        ],
         "s",
         "requests that are decoded",
-        remarks=["the paper's trace, objectives and t_d are not published; ours are chosen"],
+        remarks=["the paper's trace and objectives are not published; ours are chosen"],
+    )
+
+
+def sensitivity(setup: Setup) -> Outcome:
+    """Table 3 again, over machines and TBT objectives, without and with a second look."""
+    rows, claims, curves = [], [], []
+    num_runs = 3 * 2 * len(SHARES) * len(OBJECTIVES_S)
+    for check_again in (False, True):
+        in_order = []
+        look = "looked at again" if check_again else "not looked at again"
+        for share in SHARES:
+            machine = _machine(share)
+            saved = []
+            for tbt_s in OBJECTIVES_S:
+                found = _compare(
+                    setup,
+                    Slo(TTFT_S, tbt_s),
+                    machine,
+                    check_again=check_again,
+                    num_runs=num_runs,
+                )
+                refused = [one.refused for one in found.values()]
+                in_order.append(refused == sorted(refused, reverse=True))
+                saved.append(refused[0] - refused[2])
+                what = f"{machine.name}, TBT {1e3 * tbt_s:.0f} ms, {look}"
+                rows += [
+                    Row(f"{what}: {name} refused", one.refused, None, "%")
+                    for name, one in found.items()
+                ]
+            if not check_again:
+                objectives_ms = [1e3 * tbt_s for tbt_s in OBJECTIVES_S]
+                curves.append(Curve(machine.name, objectives_ms, saved))
+        rows.append(
+            Row(f"settings in the published order or equal, {look}", sum(in_order), None, "")
+        )
+        claims.append(
+            Claim(f"baseline >= early rejection >= with prediction, {look}", all(in_order))
+        )
+    return Outcome(
+        f"arXiv:2407.00079, Table 3, over machines and objectives: {setup.trace_name}, {SPEED:g} x",
+        rows,
+        claims,
+        curves,
+        "TBT objective, ms",
+        "points fewer refused with prediction than by the baseline",
     )

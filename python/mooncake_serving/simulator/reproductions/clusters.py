@@ -7,7 +7,7 @@ from ..conducting import NO_LIMIT, conductor_of
 from ..coupled_cluster import CoupledCluster, CoupledClusterOptions
 from ..coupled_options import Batching, CoupledOptions
 from ..disaggregated import Disaggregated
-from ..machines import A800_NODE, Machine
+from ..machines import A800_NODE, LLAMA3_70B, Machine, Model
 from ..options import DisaggregatedOptions
 from ..report import Report
 from ..traces import TraceRequest
@@ -38,9 +38,17 @@ def serve(
 
 
 def serve_coupled(
-    setup: Setup, engine: CoupledOptions, *, num_instances: int = 16, machine: Machine = A800_NODE
+    setup: Setup,
+    engine: CoupledOptions,
+    *,
+    num_instances: int = 16,
+    machine: Machine = A800_NODE,
+    model: Model = LLAMA3_70B,
+    policy: PrefillPolicy | None = None,
 ) -> Report:
-    """Replay the trace on coupled instances."""
-    options = CoupledClusterOptions(machine=machine, num_instances=num_instances, engine=engine)
-    cluster = CoupledCluster(options, on_progress=setup.on_progress, seed=setup.seed)
+    """Replay the trace on coupled instances; by default each request goes to the shortest queue."""
+    options = CoupledClusterOptions(
+        model=model, machine=machine, num_instances=num_instances, engine=engine
+    )
+    cluster = CoupledCluster(options, policy, on_progress=setup.on_progress, seed=setup.seed)
     return cluster.run(setup.trace)

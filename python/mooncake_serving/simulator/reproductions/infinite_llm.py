@@ -17,14 +17,14 @@ GPUS_AN_INSTANCE: dict[str, tuple[Model, int]] = {
 # ASSUMED: the paper's nine traces span 1 to 60K up to 1 to 2,000K tokens; their distributions are
 # not at hand. Ours are uniform in the logarithm, with outputs of 256 tokens.
 MAX_TOKENS = (60_000, 100_000, 200_000, 400_000, 600_000)
-NUM_REQUESTS = 300
+NUM_REQUESTS = 3200
 OUTPUT = 256
 
 
-def workload(max_tokens: int, seed: int) -> list[TraceRequest]:
-    """Prompts of 1 to ``max_tokens`` tokens."""
+def workload(max_tokens: int, num_requests: int, seed: int) -> list[TraceRequest]:
+    """Prompts of 1,000 to ``max_tokens`` tokens."""
     rng = np.random.default_rng(seed)
-    lengths = np.exp(rng.uniform(np.log(1000), np.log(max_tokens), NUM_REQUESTS))
+    lengths = np.exp(rng.uniform(np.log(1000), np.log(max_tokens), num_requests))
     return [TraceRequest(0.0, int(n), OUTPUT) for n in lengths]
 
 
@@ -38,22 +38,21 @@ def pooling(setup: Setup) -> Outcome:
         gains = []
         for max_tokens in MAX_TOKENS:
             # Only what one instance can hold: else there would be nothing to compare with.
-            fits = [
-                r for r in workload(max_tokens, setup.seed) if r.input_length + OUTPUT <= capacity
-            ]
+            requests = workload(max_tokens, NUM_REQUESTS, setup.seed)
+            fits = [r for r in requests if r.input_length + OUTPUT <= capacity]
             setup.on_step(f"{name}, {max_tokens:,} tokens", len(MAX_TOKENS) * 3)
             alone, together = (
                 serve_pooled(
                     cost, fits, num_instances=count, capacity_tokens=capacity, pooled=pooled
-                ).tokens_per_s
+                ).saturated_tokens_per_s
                 for pooled in (False, True)
             )
             gains.append(together / alone)
-        rows.append(Row(f"{name}: smallest gain in throughput", min(gains), None, "x"))
+        rows.append(Row(f"{name}: smallest gain in throughput", min(gains), 1.35, "x"))
         rows.append(Row(f"{name}: largest gain in throughput", max(gains), 1.73, "x"))
         # 32 GPUs of one model copy each: the published range is 2 to 19, over models and GPUs
         rows.append(Row(f"{name}: longest context over one instance's", count, 19, "x"))
-        claims.append(Claim(f"{name}: pooling is never slower", min(gains) > 0.99))
+        claims.append(Claim(f"{name}: pooling is never slower", min(gains) >= 1))
         claims.append(Claim(f"{name}: pooling is faster somewhere", max(gains) > 1.05))
         curves.append(Curve(name, MAX_TOKENS, gains))
     return Outcome(
@@ -64,5 +63,8 @@ def pooling(setup: Setup) -> Outcome:
         "longest prompt, tokens",
         "throughput, pooled over not",
         log_x=True,
-        remarks=["decoding only, outputs of 256 tokens; the paper's traces are not at hand"],
+        remarks=[
+            "decoding only, outputs of 256 tokens; the paper's traces are not at hand",
+            "published: 1.35 to 1.73 on three traces of contexts that one instance can hold",
+        ],
     )

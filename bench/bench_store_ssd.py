@@ -1,0 +1,190 @@
+"""Objects of an SsdTier put and read beside plain pwrite(2) and pread(2) past the page cache.
+
+A call moves one object, or as many as make up 1 MiB, and the next call the next ones. The baseline
+moves blocks of the same size, one by one and in its own thread, between a file beside the tier and
+aligned memory such as the tier's: it names, checks and copies nothing. Both files were written all
+over before. "checked" compares XXH3-64 of every byte. "restart" opens and closes a tier of 10,000
+objects: by its footer, and after a death, when each record is looked at and its data compared, and
+a footer is written again.
+"""
+
+import argparse
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+from harness import Case, arguments
+from table import report
+
+from mooncake_kernels.buffers import shared_memory
+from mooncake_kernels.pool import PutResult, object_keys
+from mooncake_serving.store import SsdTier
+
+MIB = 1 << 20
+CALL = MIB
+SIZES = {"64 KiB": 64 << 10, "1 MiB": MIB, "16 MiB": 16 * MIB}
+NUM_OBJECTS, OBJECT = 10_000, 16 << 10
+BUCKET = 256 * MIB
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--folder", type=Path, default=Path("."), help="on the disk in question")
+    parser.add_argument("--mib", type=int, default=256, help="of objects that are read, in turn")
+
+
+class Plain:
+    """A file that is read and written past the page cache, block by block."""
+
+    def __init__(self, path: Path, num_bytes: int):
+        self.file = os.open(path, os.O_CREAT | os.O_RDWR | os.O_DIRECT)
+        os.posix_fallocate(self.file, 0, num_bytes)
+        self.memory = shared_memory(num_bytes).numpy()
+
+    def read(self, offset: int, num_bytes: int) -> None:
+        view = self.memory[offset : offset + num_bytes]
+        assert os.preadv(self.file, [view], offset) == num_bytes
+
+    def write(self, offset: int, num_bytes: int) -> None:
+        view = self.memory[offset : offset + num_bytes]
+        assert os.pwritev(self.file, [view], offset) == num_bytes
+
+    def close(self) -> None:
+        os.close(self.file)
+
+
+class Turns:
+    """Each call takes the next objects of so many."""
+
+    def __init__(self, count: int, each: int):
+        self.parts = [range(start, start + each) for start in range(0, count, each)]
+        self.next = -1
+
+    def take(self) -> range:
+        self.next = (self.next + 1) % len(self.parts)
+        return self.parts[self.next]
+
+
+def write_all_over(tier: SsdTier) -> None:
+    """A file system takes longer for what was never written."""
+    filler, lap = np.ones(16 * MIB, np.uint8), tier.stats().num_buckets
+    for i in range(1 << 62):
+        if tier.stats().num_buckets_begun > lap:
+            return
+        tier.put_each([(i, 2)], [filler])
+
+
+def moves(folder: Path, name: str, size: int, total: int, num_rounds: int) -> Iterator[Case]:
+    count, each = total // size, max(1, CALL // size)
+    content = np.random.default_rng(1).integers(0, 256, (count, size), np.uint8)
+    keys = object_keys(np.arange(count), name)
+    plain = Plain(folder / "plain", total)
+    plain.memory[:] = content.reshape(-1)
+    out = np.zeros_like(content)
+    put_bytes = (num_rounds + 1) * 2 * each * size  # new objects in each round
+    capacity = (-(-(total + put_bytes) // BUCKET) + 3) * BUCKET
+    tier = SsdTier(folder / "tier", capacity, bucket_bytes=BUCKET)
+    write_all_over(tier)
+    for key, row in zip(keys, content, strict=True):
+        assert tier.put_each(key[None], [row]) == [PutResult.STORED]
+    tier.sync()
+    reads, plain_reads, plain_writes = (Turns(count, each) for _ in range(3))
+    fresh = iter(range(1 << 62))
+
+    def get(verify: bool) -> None:
+        part = reads.take()
+        tier.get_into_each(keys[part.start : part.stop], out[part.start : part.stop], verify=verify)
+
+    def put() -> None:
+        new = np.array([[next(fresh), 1] for _ in range(each)], np.uint64)
+        assert set(tier.put_each(new, content[:each])) == {PutResult.STORED}
+
+    def pread() -> None:
+        for i in plain_reads.take():
+            plain.read(i * size, size)
+
+    def pwrite() -> None:
+        for i in plain_writes.take():
+            plain.write(i * size, size)
+
+    def check_reads(call: Callable[[], None]) -> Callable[[], None]:
+        def check() -> None:
+            out[:] = 0
+            for _ in reads.parts:
+                call()
+            assert np.array_equal(out, content), "wrong: not timed"
+
+        return check
+
+    def check_put() -> None:
+        put()
+        new = np.array([[i, 1] for i in range(each)], np.uint64)
+        got = np.zeros((each, size), np.uint8)
+        assert tier.get_into_each(new, got).tolist() == [size] * each
+        assert np.array_equal(got, content[:each]), "wrong: not timed"
+
+    for _ in plain_writes.parts:
+        pwrite()  # so that what pread reads is on the disk
+    title, num_bytes = f"{each} x {name}", each * size
+    yield Case(f"put_each: {title}", put, {"pwrite": pwrite}, check_put, num_bytes)
+    for kind, verify in {"get_into_each": False, "get_into_each, checked": True}.items():
+
+        def call(verify: bool = verify) -> None:
+            get(verify)
+
+        yield Case(f"{kind}: {title}", call, {"pread": pread}, check_reads(call), num_bytes)
+    plain.close()
+    tier.close()
+    for file in folder.iterdir():
+        file.unlink()
+
+
+def restarts(folder: Path, num_objects: int) -> Iterator[Case]:
+    path, content = folder / "tier", np.random.default_rng(2).integers(0, 256, OBJECT, np.uint8)
+    keys = object_keys(np.arange(num_objects), "restart")
+
+    def opened() -> SsdTier:
+        return SsdTier(path, 3 * BUCKET, bucket_bytes=BUCKET)
+
+    with opened() as tier:
+        for start in range(0, num_objects, 100):
+            some = keys[start : start + 100]
+            assert set(tier.put_each(some, [content] * len(some))) == {PutResult.STORED}
+
+    def restart() -> None:
+        opened().close()
+
+    def restart_after_death() -> None:
+        with open(path, "r+b") as file:  # as if the footer had not been written
+            file.seek(MIB + BUCKET - 4096)
+            file.write(bytes(4096))
+        restart()
+
+    def check(call: Callable[[], None]) -> Callable[[], None]:
+        def check() -> None:
+            call()
+            with opened() as tier:
+                assert tier.match_prefix(keys) == num_objects, "wrong: not timed"
+
+        return check
+
+    name = f"{num_objects:,} x 16 KiB"
+    yield Case(f"restart: {name}", restart, {}, check(restart))
+    yield Case(
+        f"restart after a death: {name}", restart_after_death, {}, check(restart_after_death)
+    )
+
+
+def cases(folder: Path, options: argparse.Namespace) -> Iterator[Case]:
+    total = (32 if options.quick else options.mib) * MIB
+    for name, size in SIZES.items():
+        yield from moves(folder, name, size, total, options.repeat + 3)
+    yield from restarts(folder, 1000 if options.quick else NUM_OBJECTS)
+
+
+if __name__ == "__main__":
+    options = arguments(__doc__, add_options)
+    options.device = "cpu"
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+        report("store_ssd", cases(Path(folder).resolve(), options), options)

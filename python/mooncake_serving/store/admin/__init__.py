@@ -1,0 +1,16 @@
+"""Looking at a store, and after it, by HTTP: health, metrics, objects, members, draining.
+
+::
+
+    with AdminServer(store, port=9410) as admin:
+        print(admin.url)
+
+Needs the packages fastapi, uvicorn and prometheus-client. docs/store_admin.md has all routes.
+"""
+
+from .app import make_app
+from .cluster import Cluster, Draining
+from .node_cluster import NodeCluster
+from .server import AdminServer
+
+__all__ = ["AdminServer", "Cluster", "Draining", "NodeCluster", "make_app"]

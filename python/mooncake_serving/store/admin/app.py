@@ -1,0 +1,48 @@
+"""The app: all routes over one store."""
+
+from typing import Any
+
+from fastapi import Depends, FastAPI
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+
+from ..store import Store
+from .cluster import Cluster, cluster_routes
+from .errors import add_error_handlers
+from .models import ErrorAnswer
+from .objects import object_routes
+from .pools import pool_routes
+from .security import LOCAL_NAMES, TokenCheck
+
+DESCRIPTION = "Look at a store of KV objects, and after it. Keys are those of the pool."
+
+
+def make_app(store: Store, *, cluster: Cluster | None = None, token: str | None = None) -> FastAPI:
+    """Make the admin app of a store, to be served by any ASGI server.
+
+    Args:
+        store: whose pool; it must stay open.
+        cluster: in which it takes part, such as ``NodeCluster(node)``; None: it is of one host.
+        token: what callers must have ("Authorization: Bearer ..."). None: whoever reaches it may
+            use it, so let it listen on loopback only; then it answers to names of this machine
+            alone, so that no web page gets at it through its reader's browser.
+
+    Raises:
+        InvalidArgument: the token is empty, or not printable ASCII.
+    """
+    errors: dict[int | str, dict[str, Any]] = {
+        "default": {"model": ErrorAnswer, "description": "Why it was not done"}
+    }
+    app = FastAPI(
+        title="mooncake-store",
+        version="1",
+        description=DESCRIPTION,
+        responses=errors,
+        dependencies=[] if token is None else [Depends(TokenCheck(token))],
+    )
+    if token is None:
+        app.add_middleware(TrustedHostMiddleware, allowed_hosts=LOCAL_NAMES, www_redirect=False)
+    add_error_handlers(app)
+    app.include_router(pool_routes(store, cluster))
+    app.include_router(object_routes(store, cluster))
+    app.include_router(cluster_routes(cluster))
+    return app

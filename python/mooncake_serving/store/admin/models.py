@@ -1,0 +1,86 @@
+"""What the routes take and answer: the source of the OpenAPI description."""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+KeyText = Annotated[
+    str, Field(description="0x and 32 hexadecimal digits: 16 of the hash, 16 of the scope")
+]
+
+
+class Problem(BaseModel):
+    """Why a request was not done."""
+
+    message: str
+    argument: str | None = Field(None, description="which argument is wrong, if one is")
+
+
+class ErrorAnswer(BaseModel):
+    error: Problem
+
+
+class Health(BaseModel):
+    status: Literal["ok"]
+    pool: str = Field(description="path of the pool")
+
+
+class ObjectEntry(BaseModel):
+    key: KeyText
+    num_bytes: int
+    retention: Literal["normal", "soft", "hard"]
+    recency: int = Field(description="the pool's clock when it was last used: one more a use")
+
+
+class ObjectPage(BaseModel):
+    objects: list[ObjectEntry] = Field(description="in the order of their keys")
+    next: KeyText | None = Field(description="`after` of the next page; null: this is the last")
+
+
+class PoolEntry(BaseModel):
+    """A segment: memory of one host, whose objects all its processes share."""
+
+    pool: str
+    host: str | None = Field(description="null: this one")
+    capacity_bytes: int
+    free_bytes: int
+    largest_free_bytes: int | None = Field(description="null of a pool of another host, and so on")
+    num_free_spans: int | None
+    fragmentation: float | None = Field(description="1 - largest free part / free bytes")
+    num_objects: int | None
+    num_pins: int | None
+    num_processes: int | None
+
+
+class MemberEntry(BaseModel):
+    name: str
+    host: str
+    pool: str = Field(description="which it serves; empty: none")
+    capacity_bytes: int
+    free_bytes: int
+    is_draining: bool
+
+
+class EvictRequest(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    num_bytes: Annotated[int, Field(strict=True, ge=1, lt=2**63)]
+
+
+class Evictions(BaseModel):
+    num_objects: int
+    num_bytes: int = Field(description="less than was asked for if nothing else can be evicted")
+
+
+class DrainProgress(BaseModel):
+    state: Literal["idle", "draining", "left", "failed"]
+    num_moved: int = Field(description="objects that other pools have now, and this one has not")
+    num_left: int = Field(description="objects that are still here, as of the last batch")
+    num_failed: int = Field(description="objects that could not be moved")
+    error: str | None = Field(description="what ended it")
+
+
+class DrainRequest(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    node: Annotated[str, Field(min_length=1, description="name of a member")]

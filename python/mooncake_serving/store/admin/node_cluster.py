@@ -1,0 +1,104 @@
+"""A node of this process, as the routes of a cluster see it."""
+
+import logging
+import threading
+from collections.abc import Sequence
+from types import TracebackType
+
+import numpy as np
+
+from mooncake_kernels.errors import InvalidArgument, TransferError, Unavailable
+from mooncake_kernels.pool import Key
+
+from ..directory import Member
+from ..draining import Drained, drain
+from ..node import Node
+from .cluster import Draining, DrainState
+
+logger = logging.getLogger(__name__)
+
+
+class NodeCluster:
+    """The cluster in which a node takes part, for ``make_app``. A context manager.
+
+    Args:
+        node: with the pool of the app's store; it stays the caller's, and is closed after this. It
+            is closed by itself when it was drained.
+    """
+
+    def __init__(self, node: Node):
+        self._node = node
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._stop = threading.Event()
+        self._drained = Drained()
+        self._error: str | None = None
+
+    def members(self) -> Sequence[Member]:
+        return self._node.members()
+
+    def own_pool(self) -> str:
+        return self._node.pool_name
+
+    def withdraw(self, key: Key) -> None:
+        self._node.listing.withdraw(np.array([key], np.uint64))
+
+    def drain(self, name: str) -> None:
+        """Begin to drain the node, in a thread; nothing if that is under way, or was done."""
+        if name != self._node.name:
+            raise NotImplementedError(f"only {name} itself can do that: ask its admin server")
+        with self._lock:
+            if self._stop.is_set() or self._drained.has_left or self._is_draining():
+                return
+            self._drained, self._error = Drained(), None
+            self._thread = threading.Thread(target=self._drain, name="store-drain", daemon=True)
+            self._thread.start()
+
+    def draining(self) -> Draining:
+        with self._lock:
+            drained = self._drained
+            return Draining(
+                self._state(),
+                drained.num_moved,
+                drained.num_left,
+                len(drained.failed),
+                self._error,
+            )
+
+    def close(self) -> None:
+        """Stop draining after the batch; to begin again is to go on. Idempotent."""
+        with self._lock:
+            self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _state(self) -> DrainState:
+        if self._drained.has_left:
+            return "left"
+        if self._is_draining():
+            return "draining"
+        return "failed" if self._error is not None or self._drained.failed else "idle"
+
+    def _is_draining(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def _drain(self) -> None:
+        try:
+            self._note(drain(self._node, on_progress=self._note, stop=self._stop))
+        except (InvalidArgument, TransferError, Unavailable) as error:
+            logger.warning("%s was not drained: %s", self._node.name, error)
+            self._error = str(error)
+
+    def _note(self, drained: Drained) -> None:
+        self._drained = drained
+
+    def __enter__(self) -> "NodeCluster":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

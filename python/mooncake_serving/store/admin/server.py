@@ -1,0 +1,81 @@
+"""The admin app behind a socket, in a thread of its own."""
+
+import socket
+import threading
+from types import TracebackType
+
+import uvicorn
+
+from mooncake_kernels.errors import InvalidArgument
+
+from ..store import Store
+from .app import make_app
+from .cluster import Cluster
+from .security import is_loopback, resolve
+
+CLOSE_S = 5
+
+
+class AdminServer:
+    """Serves a store's admin app until it is closed. A context manager.
+
+    Args:
+        store: see ``make_app``.
+        host: where to listen.
+        port: the same; 0: a free one.
+        cluster: see ``make_app``.
+        token: see ``make_app``; needed unless the host is a loopback address.
+
+    Attributes:
+        url: where it listens.
+
+    Raises:
+        InvalidArgument: there is no such host or port, or it is not loopback and there is no token.
+        OSError: somebody else listens there, ...
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        cluster: Cluster | None = None,
+        token: str | None = None,
+    ):
+        if not 0 <= port <= 65_535:
+            raise InvalidArgument(f"AdminServer: port must be from 0 to 65535, got {port}")
+        family, address = resolve(host, port)
+        if token is None and not is_loopback(address):
+            raise InvalidArgument(
+                f"AdminServer: token must be given where others reach the host, got none and {host}"
+            )
+        app = make_app(store, cluster=cluster, token=token)
+        self._socket = socket.create_server(address, family=family)
+        port = self._socket.getsockname()[1]
+        self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        config = uvicorn.Config(
+            app, log_config=None, access_log=False, timeout_graceful_shutdown=CLOSE_S
+        )
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(
+            target=self._server.run, args=([self._socket],), name="store-admin", daemon=True
+        )
+        self._thread.start()
+
+    def close(self) -> None:
+        """Answer what was asked, and end. Idempotent."""
+        self._server.should_exit = True
+        self._thread.join()
+        self._socket.close()
+
+    def __enter__(self) -> "AdminServer":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

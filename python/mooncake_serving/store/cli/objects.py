@@ -1,0 +1,116 @@
+"""``list``, ``get``, ``put``, ``remove``: objects of a pool of this host, as files."""
+
+import argparse
+import contextlib
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from mooncake_kernels.pool import PutResult
+
+from ..counters import Counters
+from ..key_text import key_text
+from ..object_list import list_objects
+from ..observer import ObservedPool
+from ..store import Store
+from .failure import Failed
+from .options import KEY_HELP, add_command, add_namespace, add_pool, as_count, pool_key, store_key
+
+REASONS = {
+    PutResult.EXISTS: "there is such an object already, and objects do not change",
+    PutResult.BEING_WRITTEN: "another process writes it just now",
+    PutResult.FULL: "there is no room, and what there is cannot be evicted",
+}
+
+
+def add_commands(commands: Any) -> None:
+    """Declare the commands."""
+    listing = add_command(
+        commands, "list", run_list, "List objects by their keys.", "list /dev/shm/kv --prefix 00ff"
+    )
+    add_pool(listing)
+    listing.add_argument("--prefix", default="", metavar="DIGITS", help="of the keys")
+    listing.add_argument("--limit", type=as_count, metavar="N", help="how many at most")
+    listing.add_argument("--json", action="store_true", help="an object a line")
+
+    get = add_command(
+        commands, "get", run_get, "Write an object to a file.", "get /dev/shm/kv greeting out.txt"
+    )
+    add_pool(get)
+    get.add_argument("key", metavar="KEY", help=KEY_HELP)
+    get.add_argument("file", nargs="?", default="-", metavar="FILE", help="-: standard output")
+    add_namespace(get)
+
+    put = add_command(
+        commands, "put", run_put, "Store a file as an object.", "put /dev/shm/kv greeting - < a.txt"
+    )
+    add_pool(put)
+    put.add_argument("key", metavar="KEY", help=KEY_HELP)
+    put.add_argument("file", nargs="?", default="-", metavar="FILE", help="-: standard input")
+    put.add_argument(
+        "--retention", choices=["normal", "soft", "hard"], default="normal",
+        help="soft goes last, hard is never evicted",
+    )  # fmt: skip
+    add_namespace(put)
+
+    remove = add_command(
+        commands, "remove", run_remove, "Remove objects.", "remove /dev/shm/kv greeting"
+    )
+    add_pool(remove)
+    remove.add_argument("keys", nargs="+", metavar="KEY", help=KEY_HELP)
+    add_namespace(remove)
+
+
+@contextlib.contextmanager
+def counted_pool(path: str) -> Iterator[ObservedPool]:
+    """Open a pool, and count what is done with it."""
+    with ObservedPool.open(path) as pool, Counters(pool.path) as counters:
+        pool.observe(counters)
+        yield pool
+
+
+def run_list(options: argparse.Namespace) -> None:
+    with ObservedPool.open(options.path) as pool:
+        page = list_objects(pool, prefix=options.prefix, limit=options.limit)
+    for found in page.objects:
+        key = key_text(found.key)
+        if options.json:
+            row = {"key": key, "num_bytes": found.num_bytes, "retention": found.retention}
+            line = json.dumps(row)
+        else:
+            line = f"{key}  {found.num_bytes:>12}  {found.retention}"
+        sys.stdout.write(line + "\n")
+
+
+def run_get(options: argparse.Namespace) -> None:
+    with counted_pool(options.path) as pool:
+        pinned = pool.pin(pool_key(options.key, options.namespace))
+        if pinned is None:
+            raise Failed(f"there is no object {options.key}")
+        with pinned:
+            pinned.verify()
+            if options.file == "-":
+                sys.stdout.buffer.write(pinned.view)
+                sys.stdout.buffer.flush()
+            else:
+                Path(options.file).write_bytes(pinned.view)
+
+
+def run_put(options: argparse.Namespace) -> None:
+    key = store_key(options.key)
+    value = sys.stdin.buffer.read() if options.file == "-" else Path(options.file).read_bytes()
+    with counted_pool(options.path) as pool:
+        store = Store(pool, namespace=options.namespace)
+        result = store.put(key, value, retention=options.retention)
+    if result is not PutResult.STORED:
+        raise Failed(f"{options.key} was not stored: {REASONS[result]}")
+
+
+def run_remove(options: argparse.Namespace) -> None:
+    keys = {text: pool_key(text, options.namespace) for text in options.keys}
+    with counted_pool(options.path) as pool:
+        missing = [text for text, key in keys.items() if not pool.remove(key)]
+    if missing:
+        raise Failed(f"there is no object {', '.join(missing)}")

@@ -1,0 +1,109 @@
+"""What a pool says of itself, looked at here or asked of its admin server."""
+
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from mooncake_kernels.errors import InvalidArgument
+from mooncake_kernels.pool import ObjectPool
+
+from ..counters import Counts, read_counts
+
+TIMEOUT_S = 10
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A moment.
+
+    Attributes:
+        pool: path of the pool, as its host names it.
+        time_s: of a clock without meaning but for differences.
+        gauges: by the names of metrics, without what they begin with.
+        counts: of all processes.
+    """
+
+    pool: str
+    time_s: float
+    gauges: Mapping[str, float]
+    counts: Counts
+
+    @property
+    def used_bytes(self) -> float:
+        return self.gauges["capacity_bytes"] - self.gauges["free_bytes"]
+
+
+class Source:
+    """Where samples come from: a pool of this host, or an admin server.
+
+    Args:
+        where: a path, or an address that begins with http.
+        token: of the server.
+
+    Raises:
+        OSError, Unavailable, InvalidArgument: as ``ObjectPool.open``; the server does not answer.
+    """
+
+    def __init__(self, where: str, token: str | None):
+        self._url = where if where.startswith(("http://", "https://")) else None
+        self._token = token
+        self._pool = ObjectPool.open(where) if self._url is None else None
+
+    def sample(self) -> Sample:
+        """Look now."""
+        from ..metrics import GAUGES  # which needs prometheus-client
+
+        if self._pool is None:
+            return self._ask()
+        stats = self._pool.stats()
+        gauges = {name: float(getattr(stats, field)) for name, (field, _) in GAUGES.items()}
+        counts = read_counts(self._pool.path)
+        return Sample(self._pool.path, time.monotonic(), gauges, counts)
+
+    def _ask(self) -> Sample:
+        from prometheus_client.parser import text_string_to_metric_families
+
+        from ..metrics import COUNTERS, GAUGES, PREFIX
+
+        text = request(f"{self._url}/metrics", self._token).decode()
+        values: dict[str, float] = {}
+        pool = ""
+        for family in text_string_to_metric_families(text):
+            for one in family.samples:
+                values[one.name.removeprefix(PREFIX)] = one.value
+                pool = one.labels.get("pool", pool)
+        try:
+            gauges = {name: values[name] for name in GAUGES}
+            counts = {field: int(values[f"{name}_total"]) for name, (field, _) in COUNTERS.items()}
+        except KeyError as missing:
+            raise OSError(
+                f"{self._url} is no admin server of a store: it has no {missing}"
+            ) from None
+        return Sample(pool, time.monotonic(), gauges, Counts(**counts))
+
+
+def request(url: str, token: str | None, body: bytes | None = None) -> bytes:
+    """Ask an admin server: GET, or POST if there is a body of JSON.
+
+    Raises:
+        OSError: it refuses or does not answer; the message has its reason.
+        InvalidArgument: the address is none.
+    """
+    headers = {"Content-Type": "application/json"} if body is not None else {}
+    if token is not None:
+        headers["Authorization"] = f"Bearer {token}"
+    try:
+        asking = urllib.request.Request(url, body, headers)
+        with urllib.request.urlopen(asking, timeout=TIMEOUT_S) as answer:
+            return answer.read()
+    except urllib.error.HTTPError as error:
+        text = error.read(4096).decode(errors="replace")
+        raise OSError(f"{url} answers {error.code}: {text}") from None
+    except urllib.error.URLError as error:
+        raise OSError(f"{url} does not answer: {error.reason}") from None
+    except ValueError as error:
+        raise InvalidArgument(
+            f"mooncake-store: URL must be an http address, got {url} ({error})"
+        ) from None

@@ -1,0 +1,155 @@
+"""``serve``: make or open a pool, and let people and Prometheus look at it."""
+
+import argparse
+import contextlib
+import shutil
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mooncake_kernels.errors import InvalidArgument
+from mooncake_kernels.transfer import TransferEngine
+
+from .. import directory
+from ..counters import Counters, counters_folder
+from ..eviction import EvictionPolicy, largest_first, length_aware, lfu, lru, sieve
+from ..observer import ObservedPool
+from ..store import Store
+from .options import add_command, add_pool, add_token, as_bytes
+
+if TYPE_CHECKING:
+    from ..admin import NodeCluster
+
+POLICIES: dict[str, EvictionPolicy] = {
+    "lru": lru,
+    "sieve": sieve,
+    "lfu": lfu,
+    "length_aware": length_aware,
+    "largest_first": largest_first,
+}
+
+
+def add_commands(commands: Any) -> None:
+    """Declare the command."""
+    parser = add_command(
+        commands, "serve", run, "Make or open a pool, and serve its admin interface.",
+        "serve /dev/shm/kv --capacity 64GiB --port 9410",
+    )  # fmt: skip
+    add_pool(parser)
+    parser.add_argument(
+        "--capacity",
+        type=as_bytes,
+        metavar="SIZE",
+        help="of the pool if there is none yet, as 64GiB",
+    )
+    parser.add_argument("--host", default="127.0.0.1", help="to listen on (default: 127.0.0.1)")
+    parser.add_argument("--port", type=int, default=9410, help="0: a free one (default: 9410)")
+    add_token(parser)
+    parser.add_argument(
+        "--eviction",
+        choices=POLICIES,
+        default="lru",
+        help="what goes when room is needed (default: lru)",
+    )
+    parser.add_argument(
+        "--watermark", type=_watermark, metavar="HIGH,LOW",
+        help="evict ahead of need, as 0.9,0.85: down to LOW of the pool when HIGH is used",
+    )  # fmt: skip
+    parser.add_argument(
+        "--events",
+        metavar="ENDPOINT",
+        help="publish what this process removes, as tcp://127.0.0.1:5557",
+    )
+    parser.add_argument("--replay", metavar="ENDPOINT", help="for events that were missed")
+    parser.add_argument(
+        "--directory", metavar="URL", help="take part in a cluster, as redis://10.0.0.1:6379/0"
+    )
+    parser.add_argument(
+        "--cluster", default="mooncake", metavar="NAME", help="which (default: mooncake)"
+    )
+    parser.add_argument(
+        "--engine", metavar="HOST:PORT",
+        help="where other nodes reach the pool (default: a free port of listen_host)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--temporary", action="store_true", help="remove the pool's file in the end, if it was made"
+    )
+
+
+def run(options: argparse.Namespace) -> None:
+    from ..admin import AdminServer
+
+    if options.replay is not None and options.events is None:
+        raise InvalidArgument("serve: --replay needs --events")
+    with contextlib.ExitStack() as stack:
+        stop = _stopped_by_signals(stack)
+        pool = stack.enter_context(_pool(options, stack))
+        pool.observe(stack.enter_context(Counters(pool.path)))
+        if options.events is not None:
+            _publish(options, pool, stack)
+        eviction = POLICIES[options.eviction]
+        store = stack.enter_context(Store(pool, eviction=eviction, watermark=options.watermark))
+        cluster = None if options.directory is None else _join(options, store, stack)
+        admin = stack.enter_context(
+            AdminServer(
+                store, host=options.host, port=options.port, cluster=cluster, token=options.token
+            )
+        )
+        sys.stdout.write(f"serving {pool.path} at {admin.url}\n")
+        sys.stdout.flush()
+        stop.wait()
+
+
+def _stopped_by_signals(stack: contextlib.ExitStack) -> threading.Event:
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        before = signal.signal(number, lambda *_: stop.set())
+        stack.callback(signal.signal, number, before)
+    return stop
+
+
+def _pool(options: argparse.Namespace, stack: contextlib.ExitStack) -> ObservedPool:
+    path = Path(options.path)
+    if path.exists():
+        return ObservedPool.open(path)
+    if options.capacity is None:
+        raise InvalidArgument(
+            f"serve: --capacity must be given to make a pool, got none, and no {path}"
+        )
+    pool = ObservedPool.create(options.capacity, path)
+    if options.temporary:
+        stack.callback(shutil.rmtree, counters_folder(pool.path), ignore_errors=True)
+        stack.callback(path.unlink, missing_ok=True)
+    return pool
+
+
+def _join(options: argparse.Namespace, store: Store, stack: contextlib.ExitStack) -> "NodeCluster":
+    from ..admin import NodeCluster
+    from ..node import Node
+
+    servers = stack.enter_context(directory.connect(options.directory, options.cluster))
+    engine = stack.enter_context(TransferEngine(options.engine))
+    node = stack.enter_context(Node(store, engine, servers))
+    sys.stdout.write(f"node {node.name} of {options.cluster}\n")
+    return stack.enter_context(NodeCluster(node))
+
+
+def _publish(options: argparse.Namespace, pool: ObservedPool, stack: contextlib.ExitStack) -> None:
+    from ..events import EventPublisher
+
+    publisher = EventPublisher(options.events, replay_endpoint=options.replay)
+    pool.observe(stack.enter_context(publisher))
+    publisher.publish_snapshot(pool.objects().keys)
+    sys.stdout.write(f"events at {publisher.endpoint} {publisher.replay_endpoint}".rstrip() + "\n")
+
+
+def _watermark(text: str) -> tuple[float, float]:
+    try:
+        high, low = map(float, text.split(","))
+    except ValueError:
+        high, low = 0.0, 0.0
+    if not 0 < low <= high <= 1:
+        raise argparse.ArgumentTypeError(f"must be HIGH,LOW, 0 < LOW <= HIGH <= 1, got {text!r}")
+    return high, low

@@ -1,0 +1,32 @@
+"""``stat``: what a pool says of itself, once."""
+
+import argparse
+import dataclasses
+import json
+import sys
+from typing import Any
+
+from .options import add_command, add_token
+from .sample import Source
+
+WHERE_HELP = "file of the pool, or http://host:port of its admin server"
+
+
+def add_commands(commands: Any) -> None:
+    """Declare the command."""
+    parser = add_command(commands, "stat", run, "Show a pool's numbers.", "stat /dev/shm/kv --json")
+    parser.add_argument("where", metavar="PATH|URL", help=WHERE_HELP)
+    parser.add_argument("--json", action="store_true", help="one object")
+    add_token(parser)
+
+
+def run(options: argparse.Namespace) -> None:
+    sample = Source(options.where, options.token).sample()
+    counts = {**dataclasses.asdict(sample.counts), "hit_rate": sample.counts.hit_rate}
+    if options.json:
+        json.dump({"pool": sample.pool, **sample.gauges, **counts}, sys.stdout)
+        sys.stdout.write("\n")
+        return
+    from .view import as_table, console  # which needs rich
+
+    console().print(as_table(sample))

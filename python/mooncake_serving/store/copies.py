@@ -1,0 +1,216 @@
+"""Copies of objects on several hosts: made with them or later, moved, given up, made good."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mooncake_kernels.buffers import as_buffer
+from mooncake_kernels.errors import InvalidArgument, Unavailable
+from mooncake_kernels.pool import Key, PutResult
+
+from .changing import ReplicaChange
+from .cluster import ClusterStore
+from .copying import HERE
+from .directory import Member
+from .keyspace import StoreKey, StoreKeys
+from .placement import Placement
+from .spreading import ANYWHERE, Copied, Room, Spreader
+
+
+class Stored(NamedTuple):
+    """What came of a put with copies.
+
+    Attributes:
+        result: of the put itself.
+        num_copies: how many pools have the object, as far as is known; 0 if it was not stored.
+    """
+
+    result: PutResult
+    num_copies: int
+
+
+@dataclass
+class Repaired:
+    """What came of a repair.
+
+    Attributes:
+        num_objects: that were looked at.
+        num_made: how many copies were made.
+        failed: keys of objects that still have fewer copies than they shall, and why.
+    """
+
+    num_objects: int = 0
+    num_made: int = 0
+    failed: dict[Key, str] = field(default_factory=dict)
+
+
+class Copies:
+    """Copies of the objects of a cluster. Thread-safe.
+
+    ::
+
+        copies = Copies(cluster)
+        copies.put(key, block, replicas=2)             # here, and on another host
+        copies.replicate(keys, 3)                      # of what is there already
+        copies.move(keys, "10.0.0.7:4000", "10.0.0.9:4000")
+        copies.repair(2)                               # after hosts have died
+
+    One copy is as good as another, and each pool evicts what it likes. How many there shall be is
+    written nowhere: who asks for them says it, each time.
+
+    Args:
+        cluster: whose objects they are.
+        placement: where copies go if no node is named. By default a pool without room evicts for
+            them, as it does for a put, if no other pool has room.
+    """
+
+    def __init__(
+        self,
+        cluster: ClusterStore,
+        placement: Placement = ANYWHERE,
+    ):
+        self._cluster = cluster
+        self._node = cluster.node
+        self._placement = placement
+
+    def put(self, key: StoreKey, value: Any, *, replicas: int) -> Stored:
+        """Store an object, and further copies of it on other hosts. See ``put_each``."""
+        return self.put_each([key], [value], replicas=replicas)[0]
+
+    def put_each(self, keys: StoreKeys, values: Sequence[Any], *, replicas: int) -> list[Stored]:
+        """Store many objects, each in as many pools as can be had, up to ``replicas``.
+
+        Objects that were there get the copies that they lack.
+
+        Args:
+            keys: n of them.
+            values: n: bytes, packed tensors or arrays in host memory.
+            replicas: how many copies, the first one counted.
+
+        Raises:
+            InvalidArgument: an argument is wrong.
+            Unavailable: as ``ClusterStore.put_from``. If the directory goes away only when the
+                objects are stored, there are fewer copies.
+        """
+        _check_count("put_each", "replicas", replicas)
+        results = self._cluster.put_each(keys, values)
+        stored = [i for i, result in enumerate(results) if result in HERE]
+        num_copies = dict.fromkeys(stored, 1)
+        if replicas > 1 and stored:
+            sizes = np.array([as_buffer(values[i]).num_bytes for i in stored], np.int64)
+            words = self._cluster.keyspace.keys(keys)[stored]
+            try:
+                copied = self._spread(words, replicas, sizes)
+            except Unavailable:  # nobody knows where copies could go
+                pass
+            else:
+                num_copies = dict(zip(stored, copied.num_copies.tolist(), strict=True))
+        return [Stored(result, num_copies.get(i, 0)) for i, result in enumerate(results)]
+
+    def replicate(self, keys: StoreKeys, num_copies: int) -> Copied:
+        """Make copies of n objects until each has so many.
+
+        Raises:
+            InvalidArgument: an argument is wrong.
+            Unavailable: the directory does not answer.
+        """
+        _check_count("replicate", "num_copies", num_copies)
+        words = self._cluster.keyspace.keys(keys)
+        return self._spread(words, num_copies, np.zeros(len(words), np.int64))
+
+    def change_replica(
+        self, keys: StoreKeys, *, add: Sequence[str] = (), remove: Sequence[str] = ()
+    ) -> Copied:
+        """Say of n objects which nodes shall have them, and which shall not.
+
+        An object is removed from a pool only when all that were to be added have it, and when one
+        that keeps it has just said so: the last copy is never removed, and of copies that are
+        removed while others are added there are at no time fewer than before or after.
+
+        Args:
+            keys: of the objects.
+            add: names of members into whose pools they are copied.
+            remove: names of members out of whose pools they are removed.
+
+        Returns:
+            How many copies there are, and of which objects not everything was done.
+
+        Raises:
+            InvalidArgument: a name is none of a member with a pool, or a pool is in both.
+            Unavailable: the directory does not answer.
+        """
+        members = {member.name: member for member in self._node.directory.members()}
+        added = _members_of("change_replica", "add", add, members)
+        removed = {m.pool for m in _members_of("change_replica", "remove", remove, members)}
+        for member in added:
+            if member.pool in removed:
+                raise InvalidArgument(
+                    f"change_replica: add must be of other pools than remove, got {member.name}"
+                )
+        words = self._cluster.keyspace.keys(keys)
+        return ReplicaChange(self._node, words, list(members.values())).run(added, removed)
+
+    def copy(self, keys: StoreKeys, target: str) -> Copied:
+        """Copy objects to a node, see ``change_replica``."""
+        return self.change_replica(keys, add=[target])
+
+    def move(self, keys: StoreKeys, source: str, target: str) -> Copied:
+        """Copy objects to a node and remove them from another, see ``change_replica``."""
+        return self.change_replica(keys, add=[target], remove=[source])
+
+    def repair(self, num_copies: int) -> Repaired:
+        """Make copies of all objects of which fewer pools have one, in all namespaces.
+
+        It reads the whole directory. What is written or evicted meanwhile may be missed. Any number
+        of nodes may do it at once; what two of them copy to one node is there once.
+
+        Raises:
+            InvalidArgument: an argument is wrong.
+            Unavailable: the directory does not answer.
+        """
+        _check_count("repair", "num_copies", num_copies)
+        room, repaired = Room(), Repaired()
+        for words in self._all_objects():
+            copied = self._spread(words, num_copies, np.zeros(len(words), np.int64), room)
+            repaired.num_objects += len(words)
+            repaired.num_made += copied.num_made
+            for i, reason in copied.failed.items():
+                repaired.failed[int(words[i, 0]), int(words[i, 1])] = reason
+        return repaired
+
+    def _spread(
+        self, words: np.ndarray, num_copies: int, num_bytes: np.ndarray, room: Room | None = None
+    ) -> Copied:
+        return Spreader(
+            self._node, self._placement, room or Room(), num_copies, words, num_bytes
+        ).run()
+
+    def _all_objects(self) -> Iterator[np.ndarray]:
+        """``[n, 2]`` of some objects after others: each with the first of its pools."""
+        pools = {member.pool for member in self._node.directory.members() if member.pool}
+        for pool in sorted(pools):
+            cursor = 0
+            while True:
+                cursor, words = self._node.directory.keys_of(pool, cursor)
+                holders = self._node.listing.holders(words)
+                yield words[[names[:1] == [pool] for names in holders]]
+                if cursor == 0:
+                    break
+
+
+def _members_of(
+    op: str, argument: str, names: Sequence[str], members: dict[str, Member]
+) -> list[Member]:
+    if isinstance(names, str):
+        raise InvalidArgument(f"{op}: {argument} must be a sequence of names, got {names!r}")
+    for name in names:
+        if name not in members or not members[name].pool:
+            raise InvalidArgument(f"{op}: {argument} must be members with pools, got {name!r}")
+    return [members[name] for name in names]
+
+
+def _check_count(op: str, argument: str, value: int) -> None:
+    if not isinstance(value, int) or value < 1:
+        raise InvalidArgument(f"{op}: {argument} must be an int >= 1, got {value!r}")

@@ -1,0 +1,99 @@
+"""Objects onto one node, or away from it: who is asked, and who next if that fails."""
+
+import random
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from mooncake_kernels.errors import TransferError, Unavailable
+from mooncake_kernels.pool import PutResult
+
+from .directory import Member
+from .node import Node
+from .sinks import IntoPool
+
+HERE = (PutResult.STORED, PutResult.EXISTS)
+NO_HOLDER = "no living pool has it"
+
+
+def copy_to(
+    node: Node,
+    target: Member,
+    keys: np.ndarray,
+    pools: Sequence[Sequence[str]],
+    members: Sequence[Member],
+) -> list[PutResult | str]:
+    """Have a pool take n objects, each from the first holder that can give it.
+
+    Args:
+        node: that asks; the pool may be its own.
+        target: serves the pool; others who do are asked if it does not answer.
+        keys: ``[n, 2]``.
+        pools: of each object, the names of those that have it.
+        members: who lives.
+
+    Returns:
+        For each ``STORED`` or ``EXISTS``: the pool has it now; or why not.
+    """
+    if target.pool == node.pool_name:
+        return _copy_here(node, keys, pools)
+    takers = [target.name]
+    takers += [m.name for m in members if m.pool == target.pool and m.name != target.name]
+    sources = [_sources(names, members, target) for names in pools]
+    results: list[PutResult | str] = [NO_HOLDER] * len(keys)
+    pending = [i for i in range(len(keys)) if sources[i]]
+    while pending and takers:
+        source = sources[pending[0]][0]
+        asked = [i for i in pending if source in sources[i]]
+        try:
+            answers = node.asking.pull(takers[0], keys[asked], source)
+        except (TransferError, Unavailable) as error:  # no other source would help
+            for i in pending:
+                results[i] = str(error)
+            del takers[0]
+            continue
+        for i, answer in zip(asked, answers, strict=True):
+            results[i] = answer
+            sources[i].remove(source)
+        pending = [i for i in pending if isinstance(results[i], str) and sources[i]]
+    return results
+
+
+def drop_from(node: Node, pool: str, keys: np.ndarray, members: Iterable[Member]) -> str:
+    """Have one of those who serve a pool remove objects from it: "", or why nobody has."""
+    if pool == node.pool_name and node.store is not None:
+        for first, second in keys.tolist():
+            node.store.pool.remove((first, second))
+        node.listing.withdraw(keys)
+        return ""
+    reason = f"nobody serves {pool}"
+    for member in members:
+        if member.pool == pool:
+            try:
+                node.asking.drop(member.name, keys)
+                return ""
+            except (TransferError, Unavailable) as error:
+                reason = str(error)
+    return reason
+
+
+def _sources(pools: Iterable[str], members: Iterable[Member], target: Member) -> list[str]:
+    """Names of those who serve pools, the target's host first."""
+    serving = [m for m in members if m.pool in pools and m.pool != target.pool]
+    random.shuffle(serving)
+    return [m.name for m in sorted(serving, key=lambda m: m.host != target.host)]
+
+
+def _copy_here(
+    node: Node, keys: np.ndarray, pools: Sequence[Sequence[str]]
+) -> list[PutResult | str]:
+    if node.store is None:
+        return [f"{node.name} has no pool"] * len(keys)
+    results: list[PutResult | str] = [PutResult.EXISTS] * len(keys)
+    missing = np.flatnonzero(~node.store.pool.contains_each(keys)).tolist()
+    sinks = [IntoPool(node.store, (first, second)) for first, second in keys[missing].tolist()]
+    outcomes = node.read(keys[missing], sinks, [pools[i] for i in missing])
+    for i, sink, outcome in zip(missing, sinks, outcomes, strict=True):
+        results[i] = sink.result or outcome.name
+    node.listing.publish(keys[[result in HERE for result in results]])
+    return results

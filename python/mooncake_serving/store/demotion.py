@@ -1,0 +1,179 @@
+"""Objects on their way from a pool to the disk: a bounded queue, and the thread that writes it."""
+
+import logging
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from mooncake_kernels.errors import ChecksumError, Unavailable
+from mooncake_kernels.pool import Key, ObjectPool, PinnedObject, PutResult
+
+from .ssd import SsdTier
+
+log = logging.getLogger("mooncake_serving.store.demotion")
+
+BATCH_BYTES = 16 << 20
+BATCH_OBJECTS = 256
+
+
+@dataclass(frozen=True)
+class DemotionStats:
+    """Counts of one moment, since the store was opened.
+
+    Attributes:
+        num_queued: objects that wait to be written, or are being written.
+        queued_bytes: of these.
+        num_written: objects that were written, and evicted then.
+        written_bytes: of these.
+        num_dropped: objects that should have been written, and were not: the queue was full, the
+            disk could not be written, the object was damaged, or the store was closed.
+    """
+
+    num_queued: int
+    queued_bytes: int
+    num_written: int
+    written_bytes: int
+    num_dropped: int
+
+
+class Demoter:
+    """Writes objects of a pool to a tier, and evicts them then. Thread-safe.
+
+    Args:
+        pool: where they are; they are pinned while they wait.
+        tier: where they go.
+        queue_bytes: how much may wait; what comes then is refused.
+    """
+
+    def __init__(self, pool: ObjectPool, tier: SsdTier, queue_bytes: int):
+        self._pool, self._tier = pool, tier
+        self._queue_bytes = queue_bytes
+        self._queue: dict[Key, PinnedObject] = {}  # in the order of their coming
+        self._writing: dict[Key, PinnedObject] = {}
+        self._queued_bytes = 0
+        self._num_batches = self._num_written = self._written_bytes = self._num_dropped = 0
+        self._closing = False
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name="mk-demotion", daemon=True)
+        self._thread.start()
+
+    def offer(self, key: Key) -> bool:
+        """Queue an object, unless it is; tells whether it is. If not, it counts as dropped."""
+        with self._changed:
+            if key in self._queue or key in self._writing:
+                return True
+            pinned = None if self._closing else self._pin(key)
+            if pinned is not None and self._queued_bytes + pinned.num_bytes <= self._queue_bytes:
+                self._queue[key] = pinned
+                self._queued_bytes += pinned.num_bytes
+                self._changed.notify_all()
+                return True
+            if pinned is not None:
+                pinned.close()
+            self._num_dropped += 1
+            return False
+
+    def wait_written(self) -> bool:
+        """Wait until a part of what is queued was written; False if nothing is."""
+        with self._changed:
+            before = self._num_batches
+            if not self._queue and not self._writing:
+                return False
+            self._changed.wait_for(lambda: self._num_batches != before)
+            return True
+
+    def discard(self, keys: Sequence[Key]) -> None:
+        """Take objects out of the queue; of what is being written wait for the end."""
+        with self._changed:
+            self._give_up([key for key in keys if key in self._queue])
+            self._changed.wait_for(lambda: not any(key in self._writing for key in keys))
+
+    def flush(self, timeout_s: float | None = None) -> bool:
+        """Wait until nothing is queued; tells whether that came true in time."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._queue and not self._writing, timeout_s)
+
+    def close(self, timeout_s: float) -> None:
+        """Write what is queued, for so long; drop the rest. Idempotent."""
+        self.flush(timeout_s)
+        with self._changed:
+            self._closing = True
+            self._num_dropped += self._give_up(list(self._queue))
+            self._changed.notify_all()
+        self._thread.join()
+
+    def stats(self) -> DemotionStats:
+        with self._changed:
+            return DemotionStats(
+                len(self._queue) + len(self._writing),
+                self._queued_bytes,
+                self._num_written,
+                self._written_bytes,
+                self._num_dropped,
+            )
+
+    def _pin(self, key: Key) -> PinnedObject | None:
+        try:
+            return self._pool.pin(key)
+        except Unavailable:  # too many pins of this process
+            return None
+
+    def _give_up(self, keys: Sequence[Key]) -> int:
+        for key in keys:
+            pinned = self._queue.pop(key)
+            self._queued_bytes -= pinned.num_bytes
+            pinned.close()
+        self._changed.notify_all()
+        return len(keys)
+
+    def _run(self) -> None:
+        while batch := self._take():
+            num_bytes = sum(pinned.num_bytes for pinned in batch.values())
+            stored = self._write(batch)
+            with self._changed:
+                self._num_written += len(stored)
+                self._written_bytes += sum(batch[key].num_bytes for key in stored)
+                self._num_dropped += len(batch) - len(stored)
+                self._queued_bytes -= num_bytes
+                self._num_batches += 1
+                self._writing = {}
+                self._changed.notify_all()
+
+    def _take(self) -> dict[Key, PinnedObject]:
+        """Wait for objects to be written; none if there will be no more."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._queue or self._closing)
+            num_bytes = 0
+            while self._queue and num_bytes < BATCH_BYTES and len(self._writing) < BATCH_OBJECTS:
+                key = next(iter(self._queue))
+                self._writing[key] = self._queue.pop(key)
+                num_bytes += self._writing[key].num_bytes
+            return self._writing
+
+    def _write(self, batch: dict[Key, PinnedObject]) -> list[Key]:
+        """Write objects, and evict them; returns the keys of those that are on the disk."""
+        stored = []
+        try:  # the thread goes on whatever happens: others wait for it
+            whole = [key for key, pinned in batch.items() if self._is_whole(key, pinned)]
+            results = self._tier.put_each(whole, [batch[key].view for key in whole])
+            stored = [k for k, r in zip(whole, results, strict=True) if r is not PutResult.FULL]
+            for pinned in batch.values():
+                pinned.close()
+            self._pool.evict_keys(np.array(list(batch), np.uint64))
+        except Exception:
+            log.exception("%d objects could not be written", len(batch))
+        for pinned in batch.values():
+            pinned.close()
+        return stored
+
+    @staticmethod
+    def _is_whole(key: Key, pinned: PinnedObject) -> bool:
+        """Whether it is what was put: on the disk it would get a checksum of what it is now."""
+        try:
+            pinned.verify()
+        except ChecksumError:
+            log.warning("object %#x, %#x is damaged: not written", *key, extra={"key": key})
+            return False
+        return True

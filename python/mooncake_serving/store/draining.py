@@ -1,0 +1,148 @@
+"""A node that leaves without taking anything with it."""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from mooncake_kernels.errors import InvalidArgument
+from mooncake_kernels.pool import Key
+
+from .changing import ReplicaChange
+from .node import Node
+from .placement import Placement
+from .spreading import ANYWHERE, BATCH_KEYS, Room, Spreader
+from .store import Store
+
+PAUSE_S = 0.01  # while others of this host end what they write
+
+
+@dataclass
+class Drained:
+    """How far a node is.
+
+    Attributes:
+        num_moved: objects that are gone from its pool, as another pool said that it has them.
+        num_copied: for how many of them that pool had to make a copy.
+        num_bytes: of those that are gone.
+        num_left: objects that are in its pool.
+        failed: keys of those that could not be moved, and why.
+        has_left: whether the node has left.
+    """
+
+    num_moved: int = 0
+    num_copied: int = 0
+    num_bytes: int = 0
+    num_left: int = 0
+    failed: dict[Key, str] = field(default_factory=dict)
+    has_left: bool = False
+
+
+def drain(
+    node: Node,
+    *,
+    placement: Placement = ANYWHERE,
+    on_progress: Callable[[Drained], object] = lambda drained: None,
+    stop: threading.Event | None = None,
+) -> Drained:
+    """Move all objects of a node's pool to others, then close the node.
+
+    From the beginning it is given no new objects, and what it puts itself goes to others. An object
+    goes only when another pool, which stays, has said that it has it; so nothing is lost if this
+    ends anywhere, and to begin again is to go on. If another node that stays serves the same pool,
+    there is nothing to move.
+
+    Args:
+        node: with a pool; of this process.
+        placement: where objects go. By default a pool without room evicts for them, if no other
+            has room.
+        on_progress: is called after each batch.
+        stop: may be set to end it after the batch. The node then stays, and stays draining, as it
+            does if something could not be moved: ``node.set_draining(False)`` has it take part as
+            before.
+
+    Returns:
+        How far it came.
+
+    Raises:
+        InvalidArgument: the node has no pool, or was closed.
+        Unavailable: the directory does not answer.
+    """
+    node.check_process()
+    if node.store is None:
+        raise InvalidArgument(f"drain: node must have a pool, got {node.name} without")
+    node.set_draining(True)
+    drained = Drained()
+    if not _is_served_by_others(node):
+        mover = _Mover(node, node.store, placement, drained)
+        while mover.find():
+            while mover.move_batch():
+                on_progress(drained)
+                if stop is not None and stop.is_set():
+                    return drained
+    if not drained.failed:
+        node.close()
+        drained.has_left = True
+    return drained
+
+
+class _Mover:
+    """Moves what a pool has, again and again, until nothing is left or nothing more can be moved.
+
+    A pool that evicts for one object may so lose its copy of another, which then has to be moved.
+    """
+
+    def __init__(self, node: Node, store: Store, placement: Placement, drained: Drained):
+        self._node = node
+        self._store = store
+        self._placement = placement
+        self._drained = drained
+        self._room = Room()
+        self._num_before = -1
+        self._keys = np.empty((0, 2), np.uint64)
+        self._num_bytes = np.empty(0, np.int64)
+
+    def find(self) -> bool:
+        """Look for objects, until nobody writes any; tell whether there are some to be moved."""
+        while True:
+            is_written_to = self._store.stats().num_writing > 0
+            objects = self._store.pool.objects()
+            if len(objects.keys) or not is_written_to:
+                break
+            self._store.pool.reap()
+            time.sleep(PAUSE_S)
+        has_moved = self._drained.num_moved > self._num_before
+        self._num_before = self._drained.num_moved
+        if len(objects.keys) and has_moved:
+            self._drained.failed.clear()
+            self._keys, self._num_bytes = objects.keys, objects.num_bytes.astype(np.int64)
+        return len(self._keys) > 0
+
+    def move_batch(self) -> bool:
+        """Move some of what was found; tell whether there was any left."""
+        keys, self._keys = np.split(self._keys, [BATCH_KEYS])
+        num_bytes, self._num_bytes = np.split(self._num_bytes, [BATCH_KEYS])
+        if not len(keys):
+            return False
+        self._node.listing.publish(keys)  # what was put just now may not be
+        copied = Spreader(self._node, self._placement, self._room, 1, keys, num_bytes).run()
+        members = self._node.directory.members()
+        change = ReplicaChange(self._node, keys, members).run([], [self._node.pool_name])
+        is_here = self._store.pool.contains_each(keys)
+        self._drained.num_copied += copied.num_made + change.num_made
+        self._drained.num_moved += int((~is_here).sum())
+        self._drained.num_bytes += int(num_bytes[~is_here].sum())
+        self._drained.num_left = self._store.stats().num_ready
+        for i in np.flatnonzero(is_here).tolist():
+            reason = copied.failed.get(i) or change.failed.get(i, "it was put again")
+            self._drained.failed[int(keys[i, 0]), int(keys[i, 1])] = reason
+        return True
+
+
+def _is_served_by_others(node: Node) -> bool:
+    return any(
+        member.pool == node.pool_name and member.name != node.name and not member.is_draining
+        for member in node.directory.members()
+    )

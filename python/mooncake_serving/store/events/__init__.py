@@ -1,0 +1,29 @@
+"""KV events, for routers that know who has what: published and received over ZeroMQ as vLLM's.
+
+::
+
+    pool = ObservedPool.open("/dev/shm/kv")
+    pool.observe(EventPublisher("tcp://127.0.0.1:5557", replay_endpoint="tcp://127.0.0.1:5558"))
+
+    with subscribe("tcp://127.0.0.1:5557", replay_endpoint="tcp://127.0.0.1:5558") as batches:
+        for batch in batches:
+            ...
+
+Needs the packages pyzmq and msgspec. docs/store_admin.md says what is in an event.
+"""
+
+from .messages import AllBlocksCleared, AnyEvent, BlockHash, BlockRemoved, BlockStored
+from .publisher import EventPublisher
+from .subscriber import EventBatch, Subscription, subscribe
+
+__all__ = [
+    "AllBlocksCleared",
+    "AnyEvent",
+    "BlockHash",
+    "BlockRemoved",
+    "BlockStored",
+    "EventBatch",
+    "EventPublisher",
+    "Subscription",
+    "subscribe",
+]

@@ -1,0 +1,97 @@
+"""KV events on the wire, as vLLM's: MessagePack of its structs, in either of its two forms.
+
+A batch is an array ``[ts, events, data_parallel_rank]``. An event is a map with a field ``type``
+(vLLM since 2026) or an array that begins with its type (vLLM before, SGLang). Fields that we do not
+know are passed over, so that newer publishers are understood.
+"""
+
+import time
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from mooncake_kernels.errors import InvalidArgument
+
+Form = Literal["map", "array"]
+BlockHash = int | bytes
+MEDIUM = "CPU"  # vLLM's word for host memory
+
+
+class Event(msgspec.Struct, frozen=True, tag=True):
+    """One of the three below."""
+
+
+class BlockStored(Event, frozen=True):
+    """Blocks can be read now.
+
+    Attributes:
+        block_hashes: which.
+        parent_block_hash: the block that the first of them continues; None: not known, or none.
+        token_ids: of the blocks; empty, for a store knows hashes and not tokens.
+        block_size: in tokens; 0: not known.
+        lora_id: None; who it matters to has it in the namespace.
+        medium: where they are: "GPU", "CPU", "STORAGE".
+        lora_name: as ``lora_id``.
+    """
+
+    block_hashes: list[BlockHash]
+    parent_block_hash: BlockHash | None
+    token_ids: list[int]
+    block_size: int
+    lora_id: int | None
+    medium: str | None = None
+    lora_name: str | None = None
+
+
+class BlockRemoved(Event, frozen=True):
+    """Blocks cannot be read any more from this medium."""
+
+    block_hashes: list[BlockHash]
+    medium: str | None = None
+
+
+class AllBlocksCleared(Event, frozen=True):
+    """Nothing can be read of what was told before."""
+
+
+AnyEvent = BlockStored | BlockRemoved | AllBlocksCleared
+TYPES = {kind.__name__: kind for kind in (BlockStored, BlockRemoved, AllBlocksCleared)}
+_decoder = msgspec.msgpack.Decoder(tuple[Any, ...])
+
+
+def encode(events: Sequence[AnyEvent], data_parallel_rank: int | None, form: Form) -> bytes:
+    """Make the payload of a batch that happened now."""
+    items = events if form == "map" else [_as_array(event) for event in events]
+    return msgspec.msgpack.encode([time.time(), items, data_parallel_rank])
+
+
+def decode(payload: bytes) -> tuple[float, list[AnyEvent], int | None]:
+    """Read a batch in either form: ``(ts, events, data_parallel_rank)``.
+
+    Raises:
+        InvalidArgument: it is not one.
+    """
+    try:
+        batch = _decoder.decode(payload)
+        ts, items, rank = (*batch, None)[:3]
+        return (
+            msgspec.convert(ts, float),
+            [_as_event(item) for item in msgspec.convert(items, list)],
+            msgspec.convert(rank, int | None),
+        )
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise InvalidArgument(f"decode: payload must be a batch of KV events: {error}") from None
+
+
+def _as_array(event: AnyEvent) -> list[Any]:
+    return [type(event).__name__, *msgspec.structs.astuple(event)]
+
+
+def _as_event(item: Any) -> AnyEvent:
+    if isinstance(item, list) and item:
+        kind = TYPES.get(item[0]) if isinstance(item[0], str) else None
+        if kind is None:
+            raise ValueError(f"there is no event {item[0]!r:.80}")
+        item = {"type": item[0], **dict(zip(kind.__struct_fields__, item[1:], strict=False))}
+    return msgspec.convert(item, AnyEvent)

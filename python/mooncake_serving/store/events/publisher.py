@@ -1,0 +1,222 @@
+"""Tells everybody who listens which objects came and went, without ever waiting for them."""
+
+import itertools
+import threading
+import time
+from collections import deque
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import zmq
+
+from mooncake_kernels.errors import InvalidArgument
+from mooncake_kernels.pool import object_keys
+
+from ..observer import Observer
+from .change_queue import ChangeQueue
+from .messages import (
+    MEDIUM,
+    AllBlocksCleared,
+    AnyEvent,
+    BlockHash,
+    BlockRemoved,
+    BlockStored,
+    Form,
+    encode,
+)
+from .replay import NUMBER_BYTES, Numbered, answer_replay
+from .sockets import check_integer, endpoint_of, listening
+
+MAX_QUEUED = 100_000  # changes that wait for the thread
+MAX_BATCH = 4096  # changes told at once
+MAX_EVENT_BLOCKS = 4096  # of a snapshot
+HEARTBEAT_S = 1.0  # of silence, after which an empty batch says that there is nothing
+CLOSE_S = 2.0
+
+Change = tuple[type[AnyEvent], list[BlockHash]]
+
+
+class EventPublisher(Observer):
+    """Publishes what this process stores in a pool and removes from it. A context manager.
+
+    A put only appends to a queue. A thread numbers what is there, sends it, and keeps it to be sent
+    again. Where a subscriber is slow, ZeroMQ drops what it has no room for; where the thread is too
+    slow, changes are dropped and a number with them. Either way the subscriber sees the gap, at the
+    latest by the empty batch that is sent every second in which there is nothing to tell.
+
+    Numbers begin at the microseconds since 1970, so that a publisher that was started again is a
+    gap to its subscribers, too.
+
+    Args:
+        endpoint: where to listen, as ZeroMQ writes it; of "tcp://127.0.0.1:0" a free port. Who can
+            connect reads which hashes there are: there is no secret and no TLS.
+        topic: first frame of each message, by which subscribers choose.
+        replay_endpoint: where to listen for requests for batches that a subscriber has missed.
+        buffer_steps: how many batches are kept for them.
+        hwm: how many batches wait for a slow subscriber before they are dropped for it.
+        namespace: publish the prefix hashes of this one, as integers. None: of all namespaces,
+            as 16 bytes, which are hash and scope, each big-endian.
+        block_size: tokens of a block, to be said in events; 0: unknown.
+        data_parallel_rank: to be said in batches.
+        form: of events: "map" as vLLM's today, "array" as vLLM's before and SGLang's.
+
+    Attributes:
+        endpoint: where it listens, with the port.
+        replay_endpoint: the same, "" if it does not.
+
+    Raises:
+        InvalidArgument: a number is out of range, or an endpoint is none.
+        OSError: somebody else listens there, ...
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        *,
+        topic: str = "",
+        replay_endpoint: str | None = None,
+        buffer_steps: int = 10_000,
+        hwm: int = 100_000,
+        namespace: str | None = None,
+        block_size: int = 0,
+        data_parallel_rank: int | None = None,
+        form: Form = "map",
+    ):
+        op = "EventPublisher"
+        check_integer(op, "buffer_steps", buffer_steps, 1)
+        check_integer(op, "hwm", hwm, 1)
+        check_integer(op, "block_size", block_size, 0)
+        if data_parallel_rank is not None:
+            check_integer(op, "data_parallel_rank", data_parallel_rank, 0)
+        if not isinstance(topic, str):
+            raise InvalidArgument(f"EventPublisher: topic must be a str, got {topic!r}")
+        if form not in ("map", "array"):
+            raise InvalidArgument(f'EventPublisher: form must be "map" or "array", got {form!r}')
+        self._topic = topic.encode()
+        self._scope = None if namespace is None else object_keys([0], namespace)[0, 1]
+        self._block_size = block_size
+        self._rank = data_parallel_rank
+        self._form: Form = form
+        self._next = time.time_ns() // 1000
+        self._kept: deque[Numbered] = deque(maxlen=buffer_steps)
+        self._publish = listening(zmq.PUB, op, "endpoint", endpoint, hwm)
+        self.endpoint = endpoint_of(self._publish)
+        self._replay: zmq.Socket[bytes] | None = None
+        self.replay_endpoint = ""
+        if replay_endpoint is not None:
+            try:
+                # All that is kept fits in an answer; what does not is dropped, not waited for.
+                self._replay = listening(
+                    zmq.ROUTER, op, "replay_endpoint", replay_endpoint, buffer_steps + 1
+                )
+            except BaseException:
+                self._publish.close()
+                raise
+            self.replay_endpoint = endpoint_of(self._replay)
+        self._queue: ChangeQueue[Change] = ChangeQueue(MAX_QUEUED)
+        self._thread = threading.Thread(target=self._run, name="kv-events", daemon=True)
+        self._thread.start()
+
+    @property
+    def num_dropped(self) -> int:
+        """Changes that were dropped because the thread was too slow."""
+        return self._queue.num_dropped
+
+    def on_stored(self, keys: np.ndarray, num_bytes: int) -> None:
+        self._enqueue(BlockStored, self._hashes(keys))
+
+    def on_removed(self, keys: np.ndarray, *, evicted: bool) -> None:
+        self._enqueue(BlockRemoved, self._hashes(keys))
+
+    def publish_snapshot(self, keys: Any) -> None:
+        """Say that nothing is there but these objects: how a router begins, and begins again.
+
+        What comes or goes between the listing of the keys and this call may be told wrongly.
+
+        Args:
+            keys: ``[n, 2]``, such as ``pool.objects().keys``.
+        """
+        hashes = self._hashes(np.asarray(keys, np.uint64).reshape(-1, 2))
+        self._queue.put((AllBlocksCleared, []))
+        for start in range(0, len(hashes), MAX_EVENT_BLOCKS):
+            self._enqueue(BlockStored, hashes[start : start + MAX_EVENT_BLOCKS])
+
+    def close(self) -> None:
+        """Send what is queued, and end. Idempotent."""
+        if self._queue.close():
+            self._thread.join(CLOSE_S)
+
+    def _hashes(self, keys: np.ndarray) -> list[BlockHash]:
+        if self._scope is None:
+            words = keys.astype(">u8").tobytes()
+            return [words[start : start + 16] for start in range(0, len(words), 16)]
+        return keys[keys[:, 1] == self._scope, 0].tolist()
+
+    def _enqueue(self, kind: type[AnyEvent], hashes: list[BlockHash]) -> None:
+        if hashes:
+            self._queue.put((kind, hashes))
+
+    def _run(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._queue.wake_fd, zmq.POLLIN)
+        if self._replay is not None:
+            poller.register(self._replay, zmq.POLLIN)
+        is_closed = False
+        while not is_closed:
+            ready = dict(poller.poll(int(HEARTBEAT_S * 1000)))
+            if not ready:
+                self._send([])
+            if self._queue.wake_fd in ready:
+                self._queue.clear_wake()
+                is_closed = self._queue.is_closed
+                while changes := self._queue.take(MAX_BATCH):
+                    self._send_changes(changes)
+            if self._replay is not None and self._replay in ready:
+                answer_replay(self._replay, self._topic, self._kept)
+        self._publish.close(linger=int(CLOSE_S * 1000))
+        if self._replay is not None:
+            self._replay.close()
+        self._queue.destroy()
+
+    def _send_changes(self, changes: list[Change | None]) -> None:
+        """Send a batch; neighbours of a kind are one event, and a number is left out for a gap."""
+        events: list[AnyEvent] = []
+        for kind, group in itertools.groupby(changes, _kind):
+            if kind is None:
+                self._send(events)
+                self._next += 1
+                events = []
+            else:
+                hashes = [one for change in group if change is not None for one in change[1]]
+                events.append(self._event(kind, hashes))
+        self._send(events)  # an empty one, too: it shows the gap before it
+
+    def _send(self, events: list[AnyEvent]) -> None:
+        payload = encode(events, self._rank, self._form)
+        number = self._next.to_bytes(NUMBER_BYTES, "big")
+        self._publish.send_multipart((self._topic, number, payload))
+        self._kept.append((self._next, payload))
+        self._next += 1
+
+    def _event(self, kind: type[AnyEvent], hashes: list[BlockHash]) -> AnyEvent:
+        if kind is BlockStored:
+            return BlockStored(hashes, None, [], self._block_size, None, MEDIUM)
+        if kind is BlockRemoved:
+            return BlockRemoved(hashes, MEDIUM)
+        return AllBlocksCleared()
+
+    def __enter__(self) -> "EventPublisher":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _kind(change: Change | None) -> type[AnyEvent] | None:
+    return None if change is None else change[0]

@@ -1,0 +1,65 @@
+"""ZeroMQ sockets, with errors that name the argument."""
+
+import errno
+from typing import Any
+
+import zmq
+
+from mooncake_kernels.errors import InvalidArgument
+
+NOT_AN_ENDPOINT = (errno.EINVAL, errno.EPROTONOSUPPORT, errno.ENODEV, errno.ENOENT)
+
+
+def listening(kind: int, op: str, argument: str, endpoint: Any, hwm: int) -> zmq.Socket[bytes]:
+    """Make a socket that others connect to.
+
+    Raises:
+        InvalidArgument: it is no endpoint of ZeroMQ's.
+        OSError: somebody else listens there, ...
+    """
+    return _opened(kind, op, argument, endpoint, hwm, zmq.Socket.bind)
+
+
+def connected(kind: int, op: str, argument: str, endpoint: Any, hwm: int) -> zmq.Socket[bytes]:
+    """Make a socket that connects, as often as it has to.
+
+    Raises:
+        InvalidArgument: it is no endpoint of ZeroMQ's.
+    """
+    return _opened(kind, op, argument, endpoint, hwm, zmq.Socket.connect)
+
+
+def endpoint_of(socket: zmq.Socket[bytes]) -> str:
+    """Where a socket listens, with its port."""
+    return socket.getsockopt_string(zmq.LAST_ENDPOINT)
+
+
+def check_integer(op: str, argument: str, value: Any, low: int) -> None:
+    """Refuse what is no integer, or too small.
+
+    Raises:
+        InvalidArgument: it is not as it must be.
+    """
+    if not isinstance(value, int) or isinstance(value, bool) or value < low:
+        raise InvalidArgument(f"{op}: {argument} must be an integer from {low} on, got {value!r}")
+
+
+def _opened(
+    kind: int, op: str, argument: str, endpoint: Any, hwm: int, open_at: Any
+) -> zmq.Socket[bytes]:
+    if not isinstance(endpoint, str):
+        raise InvalidArgument(f"{op}: {argument} must be a str, got {endpoint!r}")
+    socket: zmq.Socket[bytes] = zmq.Context.instance().socket(kind)
+    socket.set_hwm(hwm)
+    socket.linger = 0
+    try:
+        open_at(socket, endpoint)
+    except zmq.ZMQError as error:
+        socket.close()
+        if error.errno in NOT_AN_ENDPOINT:
+            raise InvalidArgument(
+                f"{op}: {argument} must be an endpoint like tcp://127.0.0.1:5557, "
+                f"got {endpoint!r:.80} ({error.strerror})"
+            ) from None
+        raise OSError(error.errno, f"{op}: {argument} {endpoint}: {error.strerror}") from None
+    return socket

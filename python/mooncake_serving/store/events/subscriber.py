@@ -1,0 +1,151 @@
+"""Hears what publishers tell, ours or vLLM's, in order, and knows what it has missed."""
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import TracebackType
+
+import zmq
+
+from mooncake_kernels.errors import InvalidArgument
+
+from .messages import AnyEvent, decode
+from .replay import NUMBER_BYTES, Numbered, request_replay
+from .sockets import check_integer, connected
+
+POLL_S = 0.5
+
+
+@dataclass(frozen=True)
+class EventBatch:
+    """What a publisher told at once.
+
+    Attributes:
+        sequence: its number.
+        timestamp: when it was sent, in seconds since 1970 by the publisher's clock.
+        events: in the order in which they happened.
+        data_parallel_rank: whose, if the publisher says so.
+        is_after_gap: whether batches before it were lost for good, or the publisher is another one
+            by now: what is known of it may be wrong, and is to be asked for anew.
+    """
+
+    sequence: int
+    timestamp: float
+    events: list[AnyEvent]
+    data_parallel_rank: int | None
+    is_after_gap: bool
+
+
+class Subscription:
+    """What ``subscribe`` returns; for one thread. A context manager, and an iterator without end.
+
+    Attributes:
+        num_malformed: messages that were no batches, and were passed over.
+    """
+
+    def __init__(self, endpoint: str, topic: str, replay_endpoint: str | None, hwm: int):
+        check_integer("subscribe", "hwm", hwm, 1)
+        if not isinstance(topic, str):
+            raise InvalidArgument(f"subscribe: topic must be a str, got {topic!r}")
+        if replay_endpoint is not None:
+            connected(zmq.DEALER, "subscribe", "replay_endpoint", replay_endpoint, hwm).close()
+        self._socket = connected(zmq.SUB, "subscribe", "endpoint", endpoint, hwm)
+        self._socket.subscribe(topic)
+        self._replay_endpoint = replay_endpoint
+        self._hwm = hwm
+        self._expected: int | None = None
+        self._arrived: deque[Numbered] = deque()
+        self.num_malformed = 0
+
+    def receive(self, timeout_s: float | None = None) -> EventBatch | None:
+        """Wait for the next batch.
+
+        Args:
+            timeout_s: seconds; None: for as long as it takes.
+
+        Returns:
+            The batch; None if there was none in time.
+        """
+        until = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            while self._arrived:
+                batch = self._accept(*self._arrived.popleft())
+                if batch is not None:
+                    return batch
+            left_s = POLL_S if until is None else min(POLL_S, until - time.monotonic())
+            if self._socket.poll(max(0, int(left_s * 1000))):
+                self._take_message()
+            elif until is not None and time.monotonic() >= until:
+                return None
+
+    def close(self) -> None:
+        """Disconnect. Idempotent."""
+        self._socket.close(linger=0)
+
+    def _take_message(self) -> None:
+        frames = self._socket.recv_multipart()
+        if len(frames) != 3 or len(frames[1]) != NUMBER_BYTES:
+            self.num_malformed += 1
+            return
+        number = int.from_bytes(frames[1], "big")
+        if self._expected is not None and number > self._expected:
+            self._arrived.extend(self._missed(self._expected, number))
+        self._arrived.append((number, frames[2]))
+
+    def _missed(self, first: int, end: int) -> list[Numbered]:
+        """Ask for the batches from ``first`` to before ``end``; those that can still be had."""
+        if self._replay_endpoint is None:
+            return []
+        missed: dict[int, bytes] = {}
+        for number, payload in request_replay(self._replay_endpoint, first, self._hwm):
+            if number >= end:
+                break
+            if number >= first:
+                missed[number] = payload
+        return sorted(missed.items())
+
+    def _accept(self, number: int, payload: bytes) -> EventBatch | None:
+        try:
+            timestamp, events, rank = decode(payload)
+        except InvalidArgument:  # its number is missing from now on, which the next batch shows
+            self.num_malformed += 1
+            return None
+        is_after_gap = self._expected is not None and number != self._expected
+        self._expected = number + 1
+        return EventBatch(number, timestamp, events, rank, is_after_gap)
+
+    def __iter__(self) -> Iterator[EventBatch]:
+        while True:
+            batch = self.receive()
+            assert batch is not None
+            yield batch
+
+    def __enter__(self) -> "Subscription":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def subscribe(
+    endpoint: str, *, topic: str = "", replay_endpoint: str | None = None, hwm: int = 100_000
+) -> Subscription:
+    """Hear the events of one publisher, from now on.
+
+    Args:
+        endpoint: where it listens. It may come later, go, and come again.
+        topic: with which topics must begin.
+        replay_endpoint: where it listens for requests for batches that were missed; without it
+            every gap is for good.
+        hwm: how many batches may wait here; what comes then is missed.
+
+    Raises:
+        InvalidArgument: an endpoint is none.
+    """
+    return Subscription(endpoint, topic, replay_endpoint, hwm)

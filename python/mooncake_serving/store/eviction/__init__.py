@@ -1,0 +1,26 @@
+"""Which objects go when room is needed: functions of a pool and a number of bytes.
+
+``lru`` and ``sieve`` are the pool's own and take as long as what they evict. The others look at all
+objects of the pool, some 0.1 us each: they are for evictions of many at once (``evict_ratio``, a
+``Watermark``), not of one.
+"""
+
+from .aged import LengthAware, Lfu, length_aware, lfu
+from .belady import belady
+from .largest import largest_first
+from .native import lru, sieve
+from .policy import EvictionPolicy, evict_in_order, telling
+
+__all__ = [
+    "EvictionPolicy",
+    "LengthAware",
+    "Lfu",
+    "belady",
+    "evict_in_order",
+    "largest_first",
+    "length_aware",
+    "lfu",
+    "lru",
+    "sieve",
+    "telling",
+]

@@ -1,0 +1,62 @@
+"""What a policy is, and the half of it that all which look at every object share."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from mooncake_kernels.pool import Evicted, ObjectPool, PoolObjects
+
+EvictionPolicy = Callable[[ObjectPool, int], Evicted]
+
+HARD = 2  # of PoolObjects.retention
+
+
+def telling(policy: EvictionPolicy, tell: Callable[[np.ndarray], object]) -> EvictionPolicy:
+    """Make a policy that says which objects went: ``tell`` is called with their keys."""
+
+    def evict(pool: ObjectPool, num_bytes: int) -> Evicted:
+        evicted = policy(pool, num_bytes)
+        if len(evicted.keys):
+            tell(evicted.keys)
+        return evicted
+
+    return evict
+
+
+def pool_bytes(pool: ObjectPool, num_bytes: np.ndarray) -> np.ndarray:
+    """What objects of these sizes take of a pool, ``[n]`` int64."""
+    units = -(-np.maximum(num_bytes, 1).astype(np.int64) // pool.alignment)
+    return units * pool.alignment
+
+
+def evict_in_order(
+    pool: ObjectPool, objects: PoolObjects, rank: np.ndarray, num_bytes: int, num_objects: int = 0
+) -> Evicted:
+    """Evict objects by rank until there is enough; "soft" ones after all others.
+
+    Args:
+        pool: where they are.
+        objects: ``pool.objects()``, or some of them.
+        rank: ``[n]``, the lowest goes first; of equal ones what was used longest ago.
+        num_bytes: how many are wanted, at least.
+        num_objects: how many are to go, at least.
+
+    Returns:
+        What was removed: less than wanted if there was no more. What somebody reads and what is
+        "hard" stays.
+    """
+    order = np.lexsort([objects.recency, rank, objects.retention])
+    order = order[objects.retention[order] < HARD]
+    ends = np.cumsum(pool_bytes(pool, objects.num_bytes[order]))
+    removed, freed, begin = [np.empty((0, 2), np.uint64)], 0, 0
+    while begin < len(order) and (freed < num_bytes or sum(map(len, removed)) < num_objects):
+        before = ends[begin - 1] if begin else 0
+        end = int(np.searchsorted(ends, before + num_bytes - freed)) + 1
+        end = max(end, begin + num_objects - sum(map(len, removed)))
+        evicted = pool.evict_keys(objects.keys[order[begin:end]])
+        removed.append(evicted.keys)
+        freed += evicted.num_bytes
+        begin = end
+    if freed < num_bytes:
+        pool.reap()  # what the dead were reading can go the next time
+    return Evicted(np.concatenate(removed), freed)

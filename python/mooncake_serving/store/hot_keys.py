@@ -1,0 +1,93 @@
+"""Which objects that are read from other hosts get a copy on the host that reads them."""
+
+import math
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+
+import numpy as np
+
+from mooncake_kernels.errors import InvalidArgument
+
+from .heat import Heat, mix
+
+MAX_COOLING = 1 << 16
+
+
+class HotKeys:
+    """Chooses what is copied here since it is read from afar again and again. Thread-safe.
+
+    The paper's hot-spot migration copies blocks to where requests are sent (FAST'25, Algorithm 1);
+    this does so for whatever is read, and so that one object's copies stay few and are not made
+    again and again where they are soon evicted.
+
+    Args:
+        min_reads: how often an object must be read from afar, as ``Heat`` counts: more than so
+            many times within a half life or two.
+        max_copies: an object of which there are so many gets no more.
+        cooldown_s: an object that was chosen is not chosen again for so long.
+        half_life_s: of the count.
+        clock: seconds, which never go back.
+
+    Raises:
+        InvalidArgument: a number is out of range.
+    """
+
+    def __init__(
+        self,
+        min_reads: float = 4.0,
+        *,
+        max_copies: int = 3,
+        cooldown_s: float = 30.0,
+        half_life_s: float = 60.0,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        if not 0 <= min_reads < math.inf:
+            raise InvalidArgument(f"HotKeys: min_reads must be a number >= 0, got {min_reads!r}")
+        if not isinstance(max_copies, int) or max_copies < 1:
+            raise InvalidArgument(f"HotKeys: max_copies must be an int >= 1, got {max_copies!r}")
+        if not 0 <= cooldown_s < math.inf:
+            raise InvalidArgument(f"HotKeys: cooldown_s must be a number >= 0, got {cooldown_s!r}")
+        self._min_reads = min_reads
+        self._max_copies = max_copies
+        self._cooldown_s = cooldown_s
+        self._heat = Heat(half_life_s, clock=clock)
+        self._clock = clock
+        self._cooling = OrderedDict[int, float]()  # hashes, and until when; in the order of time
+        self._lock = threading.Lock()
+
+    def read(self, keys: np.ndarray, num_copies: np.ndarray) -> np.ndarray:
+        """Count reads from afar, and choose what to copy here.
+
+        Args:
+            keys: ``[n, 2]`` uint64 of objects that were just read from other hosts.
+            num_copies: ``[n]``, how many pools have each, or one number for all.
+
+        Returns:
+            ``[n]`` bool: which shall be copied here now. They count as chosen.
+        """
+        few = np.asarray(num_copies) < self._max_copies
+        chosen = (self._heat.add(keys) > self._min_reads) & few
+        if chosen.any():
+            indices = np.flatnonzero(chosen)
+            hashes = mix(keys[indices]).tolist()
+            chosen[indices] = self._start_cooldown(hashes)
+        return chosen
+
+    def _start_cooldown(self, hashes: list[int]) -> list[bool]:
+        """Tell which were not cooling down, and do now."""
+        now_s = self._clock()
+        with self._lock:
+            self._forget(now_s)
+            started = []
+            for key in hashes:
+                started.append(key not in self._cooling)
+                self._cooling.setdefault(key, now_s + self._cooldown_s)
+            return started
+
+    def _forget(self, now_s: float) -> None:
+        """Forget those whose time is over, and, if there are too many, the first of the others."""
+        cooling = self._cooling
+        while cooling and (next(iter(cooling.values())) <= now_s or len(cooling) > MAX_COOLING):
+            cooling.popitem(last=False)

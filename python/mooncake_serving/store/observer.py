@@ -1,0 +1,118 @@
+"""Who wants to know what a process does to a pool: publishers of events, counters, directories."""
+
+from typing import Any
+
+import numpy as np
+
+from mooncake_kernels.buffers import as_buffer
+from mooncake_kernels.pool import (
+    Evicted,
+    Key,
+    ObjectPool,
+    ObjectPut,
+    PinnedObject,
+    PutResult,
+)
+
+
+class Observer:
+    """Is told what this process did, after it was done, in the thread that did it.
+
+    Nothing here is called under a lock, so two threads may tell of one key in another order than
+    that of what they did. An observer is quick and raises nothing. Override what is of interest.
+    """
+
+    def on_stored(self, keys: np.ndarray, num_bytes: int) -> None:
+        """``[n, 2]`` objects, of so many bytes in all, can be read now."""
+
+    def on_removed(self, keys: np.ndarray, *, evicted: bool) -> None:
+        """``[n, 2]`` objects cannot be found any more: evicted to make room, or removed."""
+
+    def on_read(self, num_hits: int, num_misses: int, num_bytes: int) -> None:
+        """So many objects were read, of so many bytes in all, and so many were not there."""
+
+
+class ObservedPool(ObjectPool):
+    """A pool that tells observers what this process does with it; for a ``Store`` like any other.
+
+    It sees what is done by whoever has it: a store, its eviction, a node that serves others. What
+    other processes do to the same memory they tell themselves::
+
+        pool = ObservedPool.open("/dev/shm/kv")
+        pool.observe(EventPublisher("tcp://127.0.0.1:5557"))
+        store = Store(pool, namespace="llama-70b/rank0")
+    """
+
+    _observers: tuple[Observer, ...] = ()
+
+    def observe(self, *observers: Observer) -> None:
+        """Tell these, too, from now on."""
+        self._observers += observers
+
+    def begin(self, key: Key, num_bytes: int, **options: Any) -> ObjectPut | PutResult:
+        put = super().begin(key, num_bytes, **options)
+        if isinstance(put, ObjectPut):
+            put.on_commit = lambda: self._stored(key, num_bytes)
+        return put
+
+    def put_from(self, key: Key, *buffers: Any, **options: Any) -> PutResult:
+        result = super().put_from(key, *buffers, **options)
+        if result is PutResult.STORED:
+            self._stored(key, sum(as_buffer(buffer).num_bytes for buffer in buffers))
+        return result
+
+    def remove(self, key: Key) -> bool:
+        found = super().remove(key)
+        if found:
+            self._removed(_one(key), evicted=False)
+        return found
+
+    def evict(self, num_bytes: int, policy: Any = "lru") -> Evicted:
+        return self._evicted(super().evict(num_bytes, policy))
+
+    def evict_keys(self, keys: Any) -> Evicted:
+        return self._evicted(super().evict_keys(keys))
+
+    def pin(self, key: Key) -> PinnedObject | None:
+        pinned = super().pin(key)
+        self._read(None if pinned is None else pinned.num_bytes)
+        return pinned
+
+    def get_into(
+        self, key: Key, *buffers: Any, offset: int | None = None, verify: bool = False
+    ) -> int | None:
+        num_bytes = super().get_into(key, *buffers, offset=offset, verify=verify)
+        self._read(num_bytes)
+        return num_bytes
+
+    def get_into_each(self, keys: Any, buffers: Any, *, verify: bool = False) -> np.ndarray:
+        sizes = super().get_into_each(keys, buffers, verify=verify)
+        hits, misses = sizes[sizes >= 0], int((sizes == -1).sum())
+        for observer in self._observers:
+            observer.on_read(len(hits), misses, int(hits.sum()))
+        return sizes
+
+    def _stored(self, key: Key, num_bytes: int) -> None:
+        keys = _one(key)
+        for observer in self._observers:
+            observer.on_stored(keys, num_bytes)
+
+    def _evicted(self, evicted: Evicted) -> Evicted:
+        if len(evicted.keys):
+            self._removed(evicted.keys, evicted=True)
+        return evicted
+
+    def _removed(self, keys: np.ndarray, *, evicted: bool) -> None:
+        for observer in self._observers:
+            observer.on_removed(keys, evicted=evicted)
+
+    def _read(self, num_bytes: int | None) -> None:
+        for observer in self._observers:
+            if num_bytes is None:
+                observer.on_read(0, 1, 0)
+            else:
+                observer.on_read(1, 0, num_bytes)
+
+
+def _one(key: Key) -> np.ndarray:
+    return np.array([key], np.uint64)

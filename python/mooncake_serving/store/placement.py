@@ -1,0 +1,198 @@
+"""Where the next copies of an object go: functions of the members, which ask nobody."""
+
+import random
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from mooncake_kernels.errors import InvalidArgument
+
+from .directory import Member
+
+
+@dataclass(frozen=True)
+class Placement:
+    """What decides between members that could take a copy.
+
+    Attributes:
+        preferred: names of members, or hosts, the best first: taken before all others, also where
+            their host has a copy already.
+        near: a host that is taken before others while it has no copy; "" if none is.
+        num_sampled: the one with most free is chosen among so many, which the seed draws; None:
+            among all. Many who know the same free bytes would all fill the same pool.
+        may_evict: take pools that must evict to have room, too, after those that have it.
+    """
+
+    preferred: Sequence[str] = ()
+    near: str = ""
+    num_sampled: int | None = None
+    may_evict: bool = False
+
+    def __post_init__(self) -> None:
+        if isinstance(self.preferred, str):
+            raise InvalidArgument(
+                "Placement: preferred must be a sequence of names and hosts, got "
+                f"{self.preferred!r}"
+            )
+        if self.num_sampled is not None:
+            _check_count("Placement", "num_sampled", self.num_sampled, 1)
+
+    def preference(self, member: Member) -> int:
+        """How many wishes come before this member: all of them if it is none."""
+        for place, wish in enumerate(self.preferred):
+            if wish in (member.name, member.host):
+                return place
+        return len(self.preferred)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A member that takes a copy, and why it does."""
+
+    member: Member
+    reason: str
+
+
+class _Rank(NamedTuple):
+    """What is compared before free bytes are, the most important first; smaller is better."""
+
+    must_evict: bool
+    preference: int
+    host_has_copy: bool
+    is_far: bool
+
+
+def place(
+    members: Iterable[Member],
+    num_copies: int,
+    num_bytes: int,
+    *,
+    having: Collection[str] = (),
+    placement: Placement = Placement(),
+    seed: int = 0,
+) -> list[Choice]:
+    """Choose the members that take the next copies of an object, each of another pool.
+
+    Equivalent to::
+
+        for each copy, among pools that have none, have room and are not all draining:
+            the preferred first
+            then those of hosts that have no copy, before other pools of hosts that have
+            then those near
+            of what is left: a sample, and of this the pool with the largest part free
+
+    Args:
+        members: who lives. What their order is does not matter.
+        num_copies: how many are wanted.
+        num_bytes: of the object; 0 if that is not known.
+        having: names of pools that have the object.
+        placement: what decides.
+        seed: the same choice for the same seed.
+
+    Returns:
+        At most ``num_copies``, in the order of choice; fewer if there are no more pools.
+
+    Raises:
+        InvalidArgument: a number is out of range.
+    """
+    _check_count("place", "num_copies", num_copies, 0)
+    _check_count("place", "num_bytes", num_bytes, 0)
+    everyone = sorted(members, key=lambda member: member.name)
+    random_source = random.Random(seed)
+    random_source.shuffle(everyone)
+    hosts = {member.host for member in everyone if member.pool in having}
+    able = [m for m in everyone if not refusal(m, num_bytes, having, placement)]
+    pools: dict[str, Member] = {}
+    for member in sorted(able, key=placement.preference):
+        pools.setdefault(member.pool, member)  # of those that serve one pool, any will do
+    choices: list[Choice] = []
+    while pools and len(choices) < num_copies:
+        ranks = {pool: _rank(m, num_bytes, hosts, placement) for pool, m in pools.items()}
+        best = min(ranks.values())
+        tier = [pool for pool, rank in ranks.items() if rank == best]
+        num_sampled = min(placement.num_sampled or len(tier), len(tier))
+        sample = random_source.sample(tier, num_sampled)
+        pool = max(sample, key=lambda pool: free_ratio(pools[pool]))
+        member = pools.pop(pool)
+        hosts.add(member.host)
+        choices.append(Choice(member, _reason(member, best, placement, num_sampled)))
+    return choices
+
+
+def refusal(
+    member: Member, num_bytes: int, having: Collection[str], placement: Placement = Placement()
+) -> str:
+    """Why a member cannot take a copy; "" if it can."""
+    if not member.pool:
+        return "it serves no pool"
+    if member.pool in having:
+        return "its pool has the object"
+    if member.is_draining:
+        return "it is draining"
+    room = member.capacity_bytes if placement.may_evict else member.free_bytes
+    if room < num_bytes:
+        return f"it has no room for {num_bytes} bytes: {room}"
+    return ""
+
+
+def free_ratio(member: Member) -> float:
+    """The part of its pool that is free, 0 to 1."""
+    return member.free_bytes / member.capacity_bytes if member.capacity_bytes else 0.0
+
+
+def explain(
+    members: Iterable[Member],
+    num_copies: int,
+    num_bytes: int,
+    *,
+    having: Collection[str] = (),
+    placement: Placement = Placement(),
+    seed: int = 0,
+) -> list[str]:
+    """Say of every member why ``place``, with the same arguments, chooses it, or does not.
+
+    Returns:
+        A line a member: those chosen, in the order of choice, then the others by name.
+
+    Raises:
+        InvalidArgument: as ``place`` does.
+    """
+    everyone = sorted(members, key=lambda member: member.name)
+    choices = place(everyone, num_copies, num_bytes, having=having, placement=placement, seed=seed)
+    chosen = {choice.member.pool: choice.member.name for choice in choices}
+    lines = [f"{choice.member.name}: {choice.reason}" for choice in choices]
+    for member in everyone:
+        if chosen.get(member.pool) == member.name:
+            continue
+        why_not = refusal(member, num_bytes, having, placement)
+        if not why_not and member.pool in chosen:
+            why_not = f"{chosen[member.pool]} takes it into the same pool"
+        lines.append(f"{member.name}: not chosen: {why_not or 'others come first'}")
+    return lines
+
+
+def _rank(member: Member, num_bytes: int, hosts: Collection[str], placement: Placement) -> _Rank:
+    return _Rank(
+        must_evict=member.free_bytes < num_bytes,
+        preference=placement.preference(member),
+        host_has_copy=member.host in hosts,
+        is_far=member.host != placement.near,
+    )
+
+
+def _reason(member: Member, rank: _Rank, placement: Placement, num_sampled: int) -> str:
+    if rank.preference < len(placement.preferred):
+        why = f"{placement.preferred[rank.preference]} is preferred"
+    elif rank.host_has_copy:
+        why = f"no other host can, {member.host} has a copy"
+    elif rank.is_far:
+        why = f"{member.host} has no copy"
+    else:
+        why = f"{member.host} is near and has no copy"
+    how = "must evict" if rank.must_evict else f"{free_ratio(member):.0%} free"
+    return f"{why}; {how}, the most of {num_sampled}"
+
+
+def _check_count(op: str, argument: str, value: int, minimum: int) -> None:
+    if not isinstance(value, int) or value < minimum:
+        raise InvalidArgument(f"{op}: {argument} must be an int >= {minimum}, got {value!r}")

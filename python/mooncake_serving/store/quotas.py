@@ -1,0 +1,146 @@
+"""Quotas: how much of a pool the objects of one namespace may take."""
+
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+
+from mooncake_kernels.errors import InvalidArgument
+from mooncake_kernels.pool import Key, ObjectPool, ObjectPut, PoolObjects, PutResult
+
+from .eviction.policy import evict_in_order, pool_bytes
+
+NO_LIMIT = np.iinfo(np.int64).max // 4  # sums of some stay integers
+EVICT_SHARE = 20  # a twentieth of the quota goes at once, so that not every put has to evict
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Quota:
+    """What the objects of a namespace may take.
+
+    Attributes:
+        num_bytes: of the pool, each object rounded up to its alignment; None for no limit.
+        num_objects: how many; None for no limit.
+
+    Raises:
+        InvalidArgument: a limit is no positive integer, or there is none.
+    """
+
+    num_bytes: int | None = None
+    num_objects: int | None = None
+
+    def __post_init__(self) -> None:
+        limits = [limit for limit in (self.num_bytes, self.num_objects) if limit is not None]
+        if not limits or any(not isinstance(limit, int) or limit < 1 for limit in limits):
+            raise InvalidArgument(
+                "Quota: num_bytes and num_objects must be positive integers, one of them at "
+                f"least, got {self.num_bytes!r} and {self.num_objects!r}"
+            )
+
+
+class Usage(NamedTuple):
+    """What a namespace has, counted as its ``Quota`` is."""
+
+    num_bytes: int
+    num_objects: int
+
+
+class QuotaKeeper:
+    """Lets puts through as long as their namespace stays within its quota.
+
+    The pool is the truth: what a namespace has is counted from ``pool.objects()``, and what this
+    process has begun to put since is added. Between two counts a process may put its share of what
+    was left: that divided by the processes that have the pool open. It counts anew where that is
+    used up, and after ``max_age_s``. So one process alone never passes the quota. Several may, by
+    what the others put within ``max_age_s`` or are still writing.
+
+    Args:
+        pool: where the objects are.
+        scope: of the namespace's keys.
+        quota: what they may take.
+        max_age_s: how long a count may serve, in seconds.
+        clock: seconds, from anywhere.
+    """
+
+    def __init__(
+        self,
+        pool: ObjectPool,
+        scope: int,
+        quota: Quota,
+        max_age_s: float = 1.0,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self._pool = pool
+        self._scope = scope
+        self._clock = clock
+        self._max_age_s = max_age_s
+        # Pairs of bytes and objects, from here on.
+        self._limit = np.array([quota.num_bytes or NO_LIMIT, quota.num_objects or NO_LIMIT])
+        self._under_way = np.zeros(2, np.int64)  # in attempts that have not returned
+        self._share = np.zeros(2, np.int64)  # that may be put without counting
+        self._counted_at = -np.inf
+        self._open: weakref.WeakSet[ObjectPut] = weakref.WeakSet()
+        self._lock = threading.Lock()
+
+    def admit(
+        self, key: Key, num_bytes: int, attempt: Callable[[], Result | PutResult]
+    ) -> Result | PutResult:
+        """Make room in the quota and put, or return ``OVER_QUOTA``; ``EXISTS`` needs no room."""
+        if self._pool.contains(key):
+            return PutResult.EXISTS
+        is_size = isinstance(num_bytes, int | np.integer)
+        if not (is_size and 0 <= num_bytes <= self._pool.capacity_bytes):
+            return attempt()  # which refuses it
+        need = np.array([pool_bytes(self._pool, np.array([num_bytes]))[0], 1])
+        with self._lock:
+            if not self._has_room(need):
+                return PutResult.OVER_QUOTA
+            self._share -= need
+            self._under_way += need
+        result: Result | PutResult | None = None
+        try:
+            result = attempt()
+        finally:
+            with self._lock:
+                self._under_way -= need
+                if isinstance(result, ObjectPut):
+                    self._open.add(result)
+        return result
+
+    def usage(self) -> Usage:
+        """Count what the namespace has, with what this process is writing."""
+        with self._lock:
+            return Usage(*self._count()[1].tolist())
+
+    def _has_room(self, need: np.ndarray) -> bool:
+        if (need > self._limit).any():
+            return False
+        is_recent = self._clock() - self._counted_at < self._max_age_s
+        if is_recent and (need <= self._share).all():
+            return True
+        own, count = self._count()
+        over = count + need - self._limit
+        if (over > 0).any():
+            wanted = np.where(over > 0, np.maximum(over, self._limit // EVICT_SHARE), 0).tolist()
+            evict_in_order(self._pool, own, own.recency, wanted[0], wanted[1])
+            count = self._count()[1]
+        self._share = (self._limit - count) // self._pool.stats().num_processes
+        self._counted_at = self._clock()
+        return bool((count + need <= self._limit).all())
+
+    def _count(self) -> tuple[PoolObjects, np.ndarray]:
+        """The namespace's objects, and what they and those to come take."""
+        # These first: what is committed meanwhile is counted twice, and not missed.
+        writing = [put.num_bytes for put in self._open if put.is_open]
+        objects = self._pool.objects()
+        is_own = objects.keys[:, 1] == self._scope
+        own = PoolObjects(**{name: column[is_own] for name, column in vars(objects).items()})
+        sizes = np.concatenate([own.num_bytes, np.array(writing, np.uint64)])
+        taken = np.array([pool_bytes(self._pool, sizes).sum(), len(sizes)])
+        return own, taken + self._under_way

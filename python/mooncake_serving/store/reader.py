@@ -1,0 +1,125 @@
+"""The half of ``Store`` that finds and reads objects, and removes those that it finds damaged."""
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from mooncake_kernels.errors import ChecksumError, InvalidArgument
+from mooncake_kernels.pool import Key, ObjectPool, PinnedObject
+
+from .keyspace import Keyspace, StoreKey, StoreKeys
+
+DAMAGED = -4  # of ObjectPool.get_into_each
+
+
+class StoreReader:
+    """What does not put anything.
+
+    Attributes:
+        pool: where the objects are.
+        keyspace: how keys of callers become those of the pool.
+    """
+
+    def __init__(self, pool: ObjectPool, keyspace: Keyspace, verify: float):
+        self.pool = pool
+        self.keyspace = keyspace
+        self._verify = verify
+
+    def get(self, key: StoreKey) -> bytes | None:
+        """Return a copy of an object; None if there is none.
+
+        Raises:
+            ChecksumError: it was verified and is damaged; it was removed.
+        """
+        pinned = self.view(key)
+        if pinned is None:
+            return None
+        with pinned:
+            return bytes(pinned.view)
+
+    def view(self, key: StoreKey) -> PinnedObject | None:
+        """Return an object where it is, without a copy; None if there is none.
+
+        Raises:
+            ChecksumError: as in ``get``.
+        """
+        pinned = self.pin_key(self.keyspace.key(key))
+        if pinned is not None and self._verifies():
+            try:
+                pinned.verify()
+            except ChecksumError:
+                pinned.close()
+                self.pool.remove(self.keyspace.key(key))
+                raise
+        return pinned
+
+    def pin_key(self, key: Key) -> PinnedObject | None:
+        """Do the same with a key of the pool, of whatever namespace it is; nothing is verified."""
+        return self.pool.pin(key)
+
+    def get_into(self, key: StoreKey, *buffers: Any, offset: int | None = None) -> int | None:
+        """Copy an object, or the part of it from ``offset`` on, see ``ObjectPool.get_into``.
+
+        Raises:
+            ChecksumError: as in ``get``; nothing was copied.
+        """
+        words = self.keyspace.key(key)
+        try:
+            return self.pool.get_into(words, *buffers, offset=offset, verify=self._verifies())
+        except ChecksumError:
+            self.pool.remove(words)
+            raise
+
+    def get_each(self, keys: StoreKeys) -> list[bytes | None]:
+        """Return copies of many objects, see ``get_into_each``."""
+        return [self.get(key) for key in reversed(list(keys))][::-1]
+
+    def get_into_each(self, keys: StoreKeys, buffers: Sequence[Any]) -> np.ndarray:
+        """Copy many objects, each into its buffer, in one call.
+
+        They are read from the last to the first, so that of a prefix the tail was used longest ago:
+        LRU evicts it before what it continues, without which it is useless.
+
+        Args:
+            keys: n of them.
+            buffers: n of packed, writable host memory, each as large as its object or larger.
+
+        Returns:
+            ``[n]`` int64: sizes of the objects; -1 where there is none, -2 where the buffer is too
+            small, -4 where the object was verified and damaged; it was removed.
+        """
+        check_pairs("get_into_each", "buffers", keys, buffers)
+        key_array = self.keyspace.keys(keys)[::-1]
+        verify = self._verifies()
+        sizes = self.pool.get_into_each(key_array, buffers[::-1], verify=verify)
+        for words in key_array[sizes == DAMAGED].tolist():
+            self.pool.remove(tuple(words))
+        return sizes[::-1]
+
+    def exists(self, key: StoreKey) -> bool:
+        return self.pool.contains(self.keyspace.key(key))
+
+    def exists_each(self, keys: StoreKeys) -> np.ndarray:
+        """Tell of n keys which are there: ``[n]`` bool."""
+        return self.pool.contains_each(self.keyspace.keys(keys))
+
+    def match_prefix(self, keys: StoreKeys) -> int:
+        """Count the first keys that are there, up to one that is not; one call, no lock."""
+        return self.pool.match_prefix(self.keyspace.keys(keys))
+
+    def remove(self, key: StoreKey) -> bool:
+        """Remove an object; who reads it keeps it. Returns whether it was there."""
+        return self.pool.remove(self.keyspace.key(key))
+
+    def _verifies(self) -> bool:
+        return self._verify > 0 and random.random() < self._verify
+
+
+def check_pairs(op: str, argument: str, keys: StoreKeys, others: Sequence[Any]) -> None:
+    """Refuse keys and what belongs to them if they are not as many."""
+    if len(keys) != len(others):
+        raise InvalidArgument(
+            f"{op}: {argument} must be as many as keys, got {len(others)} and {len(keys)}"
+        )

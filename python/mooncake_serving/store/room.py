@@ -1,0 +1,42 @@
+"""How room is made in a pool: by the put that finds none, or ahead of it by a ``Watermark``."""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from mooncake_kernels.pool import Evicted, ObjectPool, PutResult
+
+from .eviction import EvictionPolicy
+
+Result = TypeVar("Result")
+
+
+class Room:
+    """A pool with the policy by which objects leave it.
+
+    Args:
+        pool: where room is made.
+        eviction: which objects go.
+        at_least: bytes that are evicted at once, so that not every put of a full pool has to.
+
+    Attributes:
+        eviction: see above; may be replaced.
+    """
+
+    def __init__(self, pool: ObjectPool, eviction: EvictionPolicy, at_least: int):
+        self._pool = pool
+        self.eviction = eviction
+        self._at_least = at_least
+
+    def evict(self, num_bytes: int) -> Evicted:
+        return self.eviction(self._pool, num_bytes)
+
+    def make(self, num_bytes: Callable[[], int], attempt: Callable[[], Result]) -> Result:
+        """Try until it is not ``FULL``, evicting twice as much each time, up to everything."""
+        if (result := attempt()) is not PutResult.FULL:
+            return result
+        wanted = max(num_bytes(), self._at_least, 1)
+        while result is PutResult.FULL and wanted < 2 * self._pool.capacity_bytes:
+            self.evict(wanted)
+            result = attempt()
+            wanted *= 2
+        return result

@@ -1,0 +1,6 @@
+"""The SSD tier of the store: objects in a file on a local disk, see docs/store_ssd.md."""
+
+from .stats import SsdStats
+from .tier import SsdTier
+
+__all__ = ["SsdStats", "SsdTier"]

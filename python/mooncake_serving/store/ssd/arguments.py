@@ -1,0 +1,62 @@
+"""What callers of a tier pass, checked."""
+
+import ctypes
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from mooncake_kernels.buffers import as_buffer
+from mooncake_kernels.errors import InvalidArgument
+from mooncake_kernels.pool import Key
+
+
+def as_number(argument: str, value: Any, low: float, high: float, kind: type = int) -> Any:
+    """A number of the constructor within [low, high]."""
+    is_number = isinstance(value, (int, np.integer, kind)) and not isinstance(value, bool)
+    if not is_number or not low <= value <= high:
+        what = "an integer" if kind is int else "a number"
+        raise InvalidArgument(
+            f"SsdTier: {argument} must be {what} from {low} to {high}, got {value!r}"
+        )
+    return kind(value)
+
+
+def as_pairs(op: str, keys: Any) -> list[Key]:
+    """``[n, 2]`` words as tuples."""
+    if isinstance(keys, np.ndarray):
+        keys = keys.tolist()
+    try:
+        pairs = [(operator.index(first), operator.index(second)) for first, second in keys]
+    except (TypeError, ValueError):
+        raise InvalidArgument(f"{op}: keys must be [n, 2] integers, got {keys!r:.100}") from None
+    for pair in pairs:
+        if not all(0 <= word < 1 << 64 for word in pair):
+            raise InvalidArgument(f"{op}: keys must be from 0 to 2**64 - 1, got {pair}")
+    return pairs
+
+
+def as_arrays(
+    op: str, argument: str, buffers: Sequence[Any], num_keys: int, *, writable: bool
+) -> list[np.ndarray]:
+    """Packed host memory as ``[bytes]`` uint8; the caller keeps the buffers alive."""
+    if len(buffers) != num_keys:
+        raise InvalidArgument(
+            f"{op}: {argument} must be as many as keys, got {len(buffers)} and {num_keys}"
+        )
+    return [
+        _as_array(f"{op}: {argument}[{i}]", buffer, writable) for i, buffer in enumerate(buffers)
+    ]
+
+
+def _as_array(what: str, memory: Any, writable: bool) -> np.ndarray:
+    buffer = as_buffer(memory, argument=what)
+    if not buffer.location.startswith("cpu"):
+        raise InvalidArgument(f"{what} must be host memory, got {buffer.location}")
+    if writable and not buffer.writable:
+        raise InvalidArgument(f"{what} must be writable, got read-only memory")
+    if not buffer.num_bytes:
+        return np.empty(0, np.uint8)
+    raw = (ctypes.c_uint8 * buffer.num_bytes).from_address(buffer.address)
+    return np.frombuffer(memoryview(raw), np.uint8)

@@ -1,0 +1,105 @@
+"""The file of a tier: one process has it, all its space is taken, whole pages are moved."""
+
+import contextlib
+import fcntl
+import os
+import stat
+
+from mooncake_kernels.buffers import shared_memory
+from mooncake_kernels.errors import InvalidArgument, Unavailable
+from mooncake_kernels.transfer import Ticket, TransferEngine
+
+from .layout import PAGE
+
+
+class Disk:
+    """A locked file, and an engine that moves pages between it and staging memory.
+
+    Args:
+        path: of the file; made if it is not there.
+        num_bytes: how large it shall be at least; all of it is allocated, so that a file system
+            that does not copy on write has no reason to refuse a later write.
+        staging_bytes: of memory that pages go through.
+        deadline_s: of each read, write and sync.
+
+    Attributes:
+        path: of the file.
+        is_new: whether its first page is all zeros: nothing was ever in it.
+        staging: ``[staging_bytes]`` uint8, registered.
+
+    Raises:
+        InvalidArgument: it is no regular file, or larger already.
+        Unavailable: another tier, of this process or another, has it open.
+        OSError: it cannot be made, or there is no space; a file that was made is removed.
+    """
+
+    def __init__(self, path: str, num_bytes: int, staging_bytes: int, deadline_s: float):
+        self.path = os.path.abspath(path)
+        self._deadline_s = deadline_s
+        with contextlib.ExitStack() as undo:
+            made = not os.path.exists(self.path)
+            self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            undo.callback(os.close, self._fd)
+            self._lock()
+            if made:
+                undo.callback(os.unlink, self.path)
+            self._take_space(num_bytes)
+            self.is_new = not any(os.pread(self._fd, PAGE, 0))
+            self.engine = TransferEngine(transports=["file"])
+            undo.callback(self.engine.close)
+            self.staging = shared_memory(staging_bytes).numpy()
+            self._address = self.engine.register(self.staging).address
+            self._peer = self.engine.open(f"file:{self.path}", deadline_s=deadline_s)
+            undo.pop_all()
+
+    def write(self, offset: int, start: int, num_bytes: int) -> Ticket:
+        """Begin to write pages of the staging memory, from ``start`` on."""
+        moves = [(self._address + start, offset, num_bytes)]
+        return self.engine.write(self._peer, moves, deadline_s=self._deadline_s)
+
+    def read(self, moves: list[tuple[int, int, int]]) -> Ticket:
+        """Begin to read pages: (start in the staging memory, offset, bytes) each."""
+        rows = [(self._address + start, offset, num_bytes) for start, offset, num_bytes in moves]
+        return self.engine.read(self._peer, rows, deadline_s=self._deadline_s)
+
+    def sync(self) -> None:
+        """Wait until all that was written outlasts a loss of power.
+
+        Raises:
+            TransferError: the disk says that it does not.
+        """
+        self._peer.sync(deadline_s=self._deadline_s).wait()
+
+    def sync_name(self) -> None:
+        """Let the file's size and name outlast a loss of power, too."""
+        os.fsync(self._fd)
+        folder = os.open(os.path.dirname(self.path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+    def close(self) -> None:
+        self.engine.close()
+        os.close(self._fd)
+
+    def _lock(self) -> None:
+        if not stat.S_ISREG(os.fstat(self._fd).st_mode):
+            raise InvalidArgument(f"SsdTier: path must be a regular file, got {self.path!r}")
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Unavailable(f"SsdTier: another tier has {self.path!r} open") from None
+
+    def _take_space(self, num_bytes: int) -> None:
+        had = os.fstat(self._fd).st_size
+        if had > num_bytes:
+            raise InvalidArgument(
+                f"SsdTier: capacity_bytes must not be less than {self.path!r} has, "
+                f"got a file of {num_bytes} bytes for one of {had}"
+            )
+        try:
+            os.posix_fallocate(self._fd, 0, num_bytes)
+        except OSError as error:
+            os.ftruncate(self._fd, had)
+            raise OSError(error.errno, f"SsdTier: {error.strerror}", self.path) from None

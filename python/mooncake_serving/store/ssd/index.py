@@ -1,0 +1,136 @@
+"""Where each object is: what readers and writers of a tier share, under one short lock."""
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from mooncake_kernels.pool import Key
+
+from .layout import PAGE, Record
+
+
+@dataclass(eq=False, slots=True)
+class Bucket:
+    """A part of the file that is written from its begin to its end, and then reused as a whole.
+
+    Attributes:
+        index: which it is.
+        offset: in the file.
+        sequence: of its content, one more for each bucket that is begun; 0: it is free.
+        records: what it holds, in order.
+        end: where the next record goes.
+        is_sealed: whether it has a footer.
+        num_readers: reads of it that are under way.
+    """
+
+    index: int
+    offset: int
+    sequence: int = 0
+    records: list[Record] = field(default_factory=list)
+    end: int = 0
+    is_sealed: bool = False
+    num_readers: int = 0
+
+    def clear(self) -> None:
+        """Forget the content."""
+        self.sequence, self.records, self.end, self.is_sealed = 0, [], self.offset + PAGE, False
+
+
+@dataclass(eq=False, slots=True)
+class Entry:
+    """An object on the disk.
+
+    Attributes:
+        bucket: in which it is.
+        record: in there.
+        is_stored: whether it was written.
+        is_used: whether it was read since.
+    """
+
+    bucket: Bucket
+    record: Record
+    is_stored: bool = False
+    is_used: bool = False
+
+
+class Index:
+    """Entries by key. Thread-safe; the lock is held for lookups, never for reads of the disk."""
+
+    def __init__(self) -> None:
+        self._entries: dict[Key, Entry] = {}
+        self._live_bytes = 0
+        self._lock = threading.Lock()
+        self._unread = threading.Condition(self._lock)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._entries
+
+    @property
+    def live_bytes(self) -> int:
+        """Of all objects, as users count."""
+        return self._live_bytes
+
+    def find(self, key: Key) -> Entry | None:
+        return self._entries.get(key)
+
+    def keys(self) -> list[Key]:
+        with self._lock:
+            return list(self._entries)
+
+    def pin_each(self, keys: Sequence[Key]) -> list[Entry | None]:
+        """Find objects, whose bytes stay until they are unpinned; a use of them."""
+        with self._lock:
+            entries = [self._entries.get(key) for key in keys]
+            for entry in entries:
+                if entry is not None:
+                    entry.is_used = True
+                    entry.bucket.num_readers += 1
+        return entries
+
+    def unpin_each(self, entries: Sequence[Entry]) -> None:
+        with self._lock:
+            for entry in entries:
+                entry.bucket.num_readers -= 1
+            self._unread.notify_all()
+
+    def wait_unread(self, bucket: Bucket, timeout_s: float | None) -> bool:
+        """Wait until nobody reads a bucket, of whose objects none is in the index any more."""
+        with self._lock:
+            return self._unread.wait_for(lambda: bucket.num_readers == 0, timeout_s)
+
+    def add(self, key: Key, entry: Entry) -> None:
+        """Enter an object, in the place of an older one of the same bytes."""
+        with self._lock:
+            self._forget(key)
+            self._entries[key] = entry
+            self._live_bytes += entry.record.num_bytes
+
+    def remove(self, key: Key, entry: Entry | None = None) -> bool:
+        """Take an object out, or only this entry of it; tells whether it was there."""
+        with self._lock:
+            found = self._entries.get(key)
+            return found is not None and entry in (None, found) and self._forget(key)
+
+    def remove_bucket(self, bucket: Bucket) -> int:
+        """Take out all objects that are in a bucket; returns how many there were."""
+        num_removed = 0
+        with self._lock:
+            for record in bucket.records:
+                entry = self._entries.get(record.key)
+                if entry is not None and entry.bucket is bucket:
+                    num_removed += self._forget(record.key)
+        return num_removed
+
+    def clear(self) -> None:
+        with self._lock:
+            self._entries.clear()
+            self._live_bytes = 0
+
+    def _forget(self, key: Key) -> bool:
+        entry = self._entries.pop(key, None)
+        if entry is not None:
+            self._live_bytes -= entry.record.num_bytes
+        return entry is not None

@@ -1,0 +1,173 @@
+"""What lies where in the file of a tier: version 1, as docs/store_ssd.md has it."""
+
+import struct
+from dataclasses import dataclass
+
+import numpy as np
+
+from mooncake_kernels.errors import InvalidArgument, Unavailable
+from mooncake_kernels.hashing import block_hashes
+from mooncake_kernels.pool import Key
+
+VERSION = 1
+PAGE = 4096
+FIRST_BUCKET = 1 << 20
+OBJECT, REMOVAL = 1, 2  # kinds of records
+
+# Each begins with its magic and the version, and is followed by its checksum.
+TIER_ID = "16s"
+SUPERBLOCK = struct.Struct(f"<8sII{TIER_ID}Q")  # ..., page, tier, bucket_bytes
+BUCKET = struct.Struct(f"<8sII{TIER_ID}Q")  # ..., index, tier, sequence
+RECORD = struct.Struct(f"<8sII{TIER_ID}6Q")  # ..., kind, tier, sequence, a Record
+FOOTER = struct.Struct(f"<8sII{TIER_ID}3Q")  # ..., index, tier, sequence, count, checksum
+CHECKSUM = struct.Struct("<Q")
+
+SUPERBLOCK_MAGIC = b"MKSSDT\0\1"
+BUCKET_MAGIC = b"MKSSDB\0\1"
+RECORD_MAGIC = b"MKSSDR\0\1"
+FOOTER_MAGIC = b"MKSSDF\0\1"
+
+ENTRY = np.dtype(
+    [(name, "<u8") for name in ("offset", "hash", "scope", "num_bytes", "checksum", "kind")]
+)  # of a footer: a record
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """The header of a record; the data begins a page behind it.
+
+    Attributes:
+        offset: of the header in the file.
+        key: of the object.
+        num_bytes: of the data.
+        checksum: of the data.
+        kind: ``OBJECT``, or ``REMOVAL`` of what has this key in earlier records.
+    """
+
+    offset: int
+    key: Key
+    num_bytes: int = 0
+    checksum: int = 0
+    kind: int = OBJECT
+
+    @property
+    def end(self) -> int:
+        return self.offset + record_bytes(self.num_bytes)
+
+
+def pages(num_bytes: int) -> int:
+    """The bytes of the pages that so many bytes take."""
+    return -(-num_bytes // PAGE) * PAGE
+
+
+def record_bytes(num_bytes: int) -> int:
+    """What a record of so many bytes of data takes."""
+    return PAGE + pages(num_bytes)
+
+
+def footer_bytes(num_records: int) -> int:
+    """What the footer of so many records takes: their entries, and the page that ends a bucket."""
+    return pages(num_records * ENTRY.itemsize) + PAGE
+
+
+def checksum(data: np.ndarray) -> int:
+    """XXH3-64 of ``[n]`` uint8, padded with zeros to words of 4 bytes, to one at least."""
+    missing = -len(data) % 4 if len(data) else 4
+    if missing:
+        data = np.concatenate([data, np.zeros(missing, np.uint8)])
+    words = data.view("<u4")
+    return int(block_hashes(words, len(words))[0])  # of one block it is just that
+
+
+def pack_superblock(tier_id: bytes, bucket_bytes: int) -> np.ndarray:
+    return _page(SUPERBLOCK.pack(SUPERBLOCK_MAGIC, VERSION, PAGE, tier_id, bucket_bytes))
+
+
+def unpack_superblock(page: np.ndarray, path: str) -> tuple[bytes, int]:
+    """The id of the tier, and the bytes of its buckets.
+
+    Raises:
+        InvalidArgument: it is the page of something else, or damaged.
+        Unavailable: the layout is of another version.
+    """
+    raw = page.tobytes()
+    magic, version = struct.unpack_from("<8sI", raw)
+    if magic != SUPERBLOCK_MAGIC:
+        raise InvalidArgument(f"SsdTier: path must be a tier or a new file, got {path!r}")
+    if version != VERSION:
+        raise Unavailable(f"SsdTier: {path!r} has layout {version}, this is for layout {VERSION}")
+    fields = _fields(SUPERBLOCK, raw)
+    if fields is None:
+        raise InvalidArgument(f"SsdTier: path must be a tier, got {path!r}, whose head is damaged")
+    return fields[3], fields[4]
+
+
+def pack_bucket(tier_id: bytes, index: int, sequence: int) -> np.ndarray:
+    return _page(BUCKET.pack(BUCKET_MAGIC, VERSION, index, tier_id, sequence))
+
+
+def unpack_bucket(page: np.ndarray, tier_id: bytes, index: int) -> int | None:
+    """The sequence number of a bucket's content, 0 of none; None if the page does not say."""
+    fields = _fields(BUCKET, page.tobytes())
+    return fields[4] if fields and fields[:4] == (BUCKET_MAGIC, VERSION, index, tier_id) else None
+
+
+def pack_record(tier_id: bytes, sequence: int, record: Record) -> np.ndarray:
+    words = (record.offset, *record.key, record.num_bytes, record.checksum)
+    return _page(RECORD.pack(RECORD_MAGIC, VERSION, record.kind, tier_id, sequence, *words))
+
+
+def unpack_record(page: np.ndarray, tier_id: bytes, sequence: int, offset: int) -> Record | None:
+    """The record whose header this is; None if it is none of this tier, content and place."""
+    fields = _fields(RECORD, page.tobytes())
+    if not fields or (*fields[:2], *fields[3:6]) != (
+        RECORD_MAGIC,
+        VERSION,
+        tier_id,
+        sequence,
+        offset,
+    ):
+        return None
+    return Record(offset, (fields[6], fields[7]), fields[8], fields[9], fields[2])
+
+
+def pack_footer(tier_id: bytes, index: int, sequence: int, records: list[Record]) -> np.ndarray:
+    """The end of a bucket: entries, and behind them the page that tells of them."""
+    rows = [(r.offset, *r.key, r.num_bytes, r.checksum, r.kind) for r in records]
+    entries = np.array(rows, ENTRY).view(np.uint8)
+    padding = np.zeros(pages(len(entries)) - len(entries), np.uint8)
+    words = (sequence, len(records), checksum(entries))
+    last = _page(FOOTER.pack(FOOTER_MAGIC, VERSION, index, tier_id, *words))
+    return np.concatenate([entries, padding, last])
+
+
+def unpack_footer(page: np.ndarray, tier_id: bytes, index: int) -> tuple[int, int, int] | None:
+    """Sequence number, number of entries before this page, their checksum; None if none of it."""
+    fields = _fields(FOOTER, page.tobytes())
+    return fields[4:] if fields and fields[:4] == (FOOTER_MAGIC, VERSION, index, tier_id) else None
+
+
+def unpack_entries(data: np.ndarray, expected_checksum: int) -> list[Record] | None:
+    """The records of a footer; None if its entries are damaged."""
+    if checksum(data) != expected_checksum:
+        return None
+    return [
+        Record(offset, (first, second), num_bytes, data_checksum, kind)
+        for offset, first, second, num_bytes, data_checksum, kind in data.view(ENTRY).tolist()
+    ]
+
+
+def _page(fields: bytes) -> np.ndarray:
+    """A page of these fields, the checksum of them, and zeros."""
+    page = np.zeros(PAGE, np.uint8)
+    sealed = fields + CHECKSUM.pack(checksum(np.frombuffer(fields, np.uint8)))
+    page[: len(sealed)] = np.frombuffer(sealed, np.uint8)
+    return page
+
+
+def _fields(form: struct.Struct, page: bytes) -> tuple | None:
+    """The fields of a page; None if their checksum is of others."""
+    (expected,) = CHECKSUM.unpack_from(page, form.size)
+    if checksum(np.frombuffer(page, np.uint8, form.size)) != expected:
+        return None
+    return form.unpack_from(page)

@@ -1,0 +1,217 @@
+"""The buckets as one log: records are appended, and the oldest bucket is made free in time."""
+
+from collections import deque
+
+import numpy as np
+
+from mooncake_kernels.errors import TransferError
+from mooncake_kernels.pool import Key
+
+from .appending import Appender
+from .disk import Disk
+from .index import Bucket, Entry, Index
+from .layout import (
+    OBJECT,
+    PAGE,
+    Record,
+    checksum,
+    footer_bytes,
+    pack_bucket,
+    pack_footer,
+    pack_record,
+    pack_superblock,
+    record_bytes,
+)
+from .reading import Reader
+from .stats import Counters
+
+
+class Log:
+    """Appends records to the newest bucket, for one thread at a time.
+
+    Buckets are reused in the order in which they were written, so that all wear alike. One is
+    always kept free: into the newest go the objects of the oldest that were used, and only when
+    these are safe is the oldest given up.
+
+    Whatever raises ``TransferError`` can be tried again: what was appended since the last ``flush``
+    is not stored, and all else is as it was.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        reader: Reader,
+        appender: Appender,
+        index: Index,
+        counters: Counters,
+        buckets: list[Bucket],
+        *,
+        tier_id: bytes,
+        bucket_bytes: int,
+        move_ratio: float,
+        deadline_s: float,
+    ):
+        self._disk, self._reader, self._appender = disk, reader, appender
+        self._index, self._counters, self._buckets = index, counters, buckets
+        self._bucket_bytes = bucket_bytes
+        self._move_bytes = int(move_ratio * bucket_bytes)
+        self._deadline_s = deadline_s
+        self._end = 0  # where the next record goes
+        self._begin(tier_id)
+
+    def _begin(self, tier_id: bytes) -> None:
+        """Go on where the newest bucket ends."""
+        self._tier_id = tier_id
+        self._free = deque(bucket for bucket in self._buckets if not bucket.sequence)
+        newest = max(self._buckets, key=lambda bucket: bucket.sequence)
+        self._newest = newest if newest.sequence else None
+        self._pending: list[Entry] = []
+        self._go_on_at(newest.end)
+
+    @property
+    def sequence(self) -> int:
+        """Of the newest bucket: how many were begun since the file was made."""
+        return self._newest.sequence if self._newest else 0
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    def append(self, key: Key, data: np.ndarray, kind: int = OBJECT) -> Entry:
+        """Write a record behind the last one; seen by others after ``flush``."""
+        if not self._fits(len(data)):
+            self._roll()
+        return self._append(key, data, kind)
+
+    def flush(self) -> None:
+        """Wait for what was appended, and let others see it."""
+        try:
+            self._appender.flush()
+        except BaseException:
+            self._forget()
+            raise
+        for entry in self._pending:
+            entry.bucket.records.append(entry.record)
+            entry.bucket.end = entry.record.end
+            entry.is_stored = True
+            if entry.record.kind == OBJECT:
+                self._index.add(entry.record.key, entry)
+            else:
+                self._index.remove(entry.record.key)
+        self._pending.clear()
+
+    def close(self) -> None:
+        """Write a footer, so that the next start need not look at each record."""
+        if self._newest is not None and not self._newest.is_sealed:
+            self._seal(self._newest)
+
+    def clear(self, tier_id: bytes) -> None:
+        """Begin anew under another id of the tier, of which nothing is on the disk."""
+        self._write(0, pack_superblock(tier_id, self._bucket_bytes))
+        self._disk.sync()
+        self._index.clear()
+        for bucket in self._buckets:
+            bucket.clear()
+        self._begin(tier_id)
+
+    def _append(self, key: Key, data: np.ndarray, kind: int = OBJECT) -> Entry:
+        assert self._newest is not None
+        if self._newest.is_sealed:
+            self._unseal(self._newest)
+        record = Record(self._end, key, len(data), checksum(data), kind)
+        try:
+            self._appender.add(pack_record(self._tier_id, self._newest.sequence, record))
+            self._appender.add(data)
+        except BaseException:  # also by Ctrl-C: half a record must not be followed by another
+            self._forget()
+            raise
+        self._end = record.end
+        self._pending.append(Entry(self._newest, record))
+        return self._pending[-1]
+
+    def _fits(self, num_bytes: int) -> bool:
+        if self._newest is None:
+            return False
+        num_records = len(self._newest.records) + len(self._pending) + 1
+        end = self._end + record_bytes(num_bytes) + footer_bytes(num_records)
+        return end <= self._newest.offset + self._bucket_bytes
+
+    def _roll(self) -> None:
+        """Seal the newest bucket, and begin a free one."""
+        self.flush()
+        if not self._free:  # after an error, or a death: there is little room to move anything to
+            self._reclaim()
+        if self._newest is not None and not self._newest.is_sealed:
+            self._seal(self._newest)
+        bucket, sequence = self._free[0], self.sequence + 1
+        if not self._index.wait_unread(bucket, self._deadline_s):
+            raise TransferError(self._disk.path, "a bucket is still being read", timed_out=True)
+        self._write(bucket.offset, pack_bucket(self._tier_id, bucket.index, sequence))
+        self._free.popleft()
+        bucket.sequence = sequence
+        self._newest = bucket
+        self._go_on_at(bucket.end)
+        if not self._free:
+            self._reclaim()
+
+    def _seal(self, bucket: Bucket) -> None:
+        self._disk.sync()  # a footer vouches for the data
+        footer = pack_footer(self._tier_id, bucket.index, bucket.sequence, bucket.records)
+        self._write(bucket.offset + self._bucket_bytes - len(footer), footer)
+        bucket.is_sealed = True
+
+    def _unseal(self, bucket: Bucket) -> None:
+        """Take the footer away, which would hide what is appended now."""
+        self._write(bucket.offset + self._bucket_bytes - PAGE, np.zeros(PAGE, np.uint8))
+        bucket.is_sealed = False
+
+    def _reclaim(self) -> None:
+        """Make the oldest bucket free: move what was used, as far as allowed, and drop the rest."""
+        in_use = [b for b in self._buckets if b.sequence and b is not self._newest]
+        oldest = min(in_use, key=lambda bucket: bucket.sequence)
+        self._move_used(oldest)
+        self._disk.sync()  # the copies, before the originals are overwritten
+        self._write(oldest.offset, pack_bucket(self._tier_id, oldest.index, 0))
+        self._unseal(oldest)
+        self._counters.num_dropped += self._index.remove_bucket(oldest)
+        oldest.clear()
+        self._free.append(oldest)
+
+    def _move_used(self, bucket: Bucket) -> None:
+        budget = self._move_bytes
+        for record in bucket.records:
+            entry = self._index.find(record.key)
+            if entry is None or entry.record is not record or not entry.is_used:
+                continue
+            size = record_bytes(record.num_bytes)
+            if size > budget or not self._fits(record.num_bytes):
+                continue
+            data = self._reader.read(record.offset + PAGE, record.num_bytes)
+            if data is None or checksum(data) != record.checksum:
+                self._counters.damaged(record.key)
+                self._index.remove(record.key, entry)
+                continue
+            self._append(record.key, data)
+            budget -= size
+            self._counters.num_moved += 1
+            self._counters.moved_bytes += record.num_bytes
+        self.flush()
+
+    def _write(self, offset: int, data: np.ndarray) -> None:
+        """Write pages elsewhere; nothing is pending."""
+        self._appender.seek(offset)
+        try:
+            self._appender.add(data)
+            self._appender.flush()
+        finally:
+            self._appender.seek(self._end)
+
+    def _forget(self) -> None:
+        self._pending.clear()
+        self._appender.forget()
+        if self._newest is not None:
+            self._go_on_at(self._newest.end)
+
+    def _go_on_at(self, offset: int) -> None:
+        self._end = offset
+        self._appender.seek(offset)

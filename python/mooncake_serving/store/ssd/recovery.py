@@ -1,0 +1,133 @@
+"""What a file holds: read back from footers, and where there is none from the records."""
+
+import os
+from collections.abc import Iterator
+
+import numpy as np
+
+from mooncake_kernels.errors import InvalidArgument, TransferError
+
+from .appending import Appender
+from .disk import Disk
+from .index import Bucket, Entry, Index
+from .layout import (
+    ENTRY,
+    OBJECT,
+    PAGE,
+    RECORD_MAGIC,
+    Record,
+    checksum,
+    footer_bytes,
+    pack_superblock,
+    unpack_bucket,
+    unpack_entries,
+    unpack_footer,
+    unpack_record,
+    unpack_superblock,
+)
+from .reading import Reader
+
+WINDOW_BYTES = 8 << 20
+
+
+def identify(disk: Disk, reader: Reader, appender: Appender, bucket_bytes: int) -> bytes:
+    """The id of the tier that a file is, or becomes if it is new.
+
+    Raises:
+        InvalidArgument: it is something else, or has other buckets.
+        Unavailable: it is of another version.
+        TransferError: it cannot be read or written.
+    """
+    if disk.is_new:
+        tier_id = os.urandom(16)
+        appender.seek(0)
+        appender.add(pack_superblock(tier_id, bucket_bytes))
+        appender.flush()
+        disk.sync_name()
+        return tier_id
+    page = reader.read(0, PAGE)
+    if page is None:
+        raise TransferError(disk.path, "its first page cannot be read")
+    tier_id, found = unpack_superblock(page, disk.path)
+    if found != bucket_bytes:
+        raise InvalidArgument(
+            f"SsdTier: bucket_bytes must be {found}, as {disk.path!r} has them, got {bucket_bytes}"
+        )
+    return tier_id
+
+
+def recover(
+    reader: Reader, tier_id: bytes, bucket_bytes: int, buckets: list[Bucket], index: Index
+) -> None:
+    """Find the content of all buckets, and enter their objects: of one key the latest.
+
+    A record that was torn, or whose data is not what its checksum says, is passed over.
+    """
+    heads = [np.empty(PAGE, np.uint8) for _ in buckets]
+    lasts = [np.empty(PAGE, np.uint8) for _ in buckets]
+    places = [(bucket.offset, head) for bucket, head in zip(buckets, heads, strict=True)]
+    places += [
+        (bucket.offset + bucket_bytes - PAGE, last)
+        for bucket, last in zip(buckets, lasts, strict=True)
+    ]
+    for i in reader.read_each(places):
+        places[i][1][:] = 0  # as if nothing were there
+    for bucket, head, last in zip(buckets, heads, lasts, strict=True):
+        bucket.clear()
+        footer = unpack_footer(last, tier_id, bucket.index)
+        sequence = unpack_bucket(head, tier_id, bucket.index)
+        if sequence is None and footer is not None:
+            sequence = footer[0]  # the head is damaged
+        if not sequence:
+            continue
+        bucket.sequence = sequence
+        records = None
+        if footer is not None and footer[0] == sequence:
+            records = _by_footer(reader, bucket, bucket_bytes, *footer[1:])
+        bucket.is_sealed = records is not None
+        if records is None:
+            records = list(_by_headers(reader, tier_id, bucket, bucket_bytes))
+        bucket.records = records
+        if records:
+            bucket.end = records[-1].end
+    for bucket in sorted(buckets, key=lambda bucket: bucket.sequence):
+        for record in bucket.records:
+            if record.kind == OBJECT:
+                index.add(record.key, Entry(bucket, record, is_stored=True))
+            else:
+                index.remove(record.key)
+
+
+def _by_footer(
+    reader: Reader, bucket: Bucket, bucket_bytes: int, num_records: int, expected: int
+) -> list[Record] | None:
+    offset = bucket.offset + bucket_bytes - footer_bytes(num_records)
+    entries = reader.read(offset, num_records * ENTRY.itemsize)
+    return None if entries is None else unpack_entries(entries, expected)
+
+
+def _by_headers(
+    reader: Reader, tier_id: bytes, bucket: Bucket, bucket_bytes: int
+) -> Iterator[Record]:
+    """Look at every page, for one that cannot be read, or is torn, says not where the next is."""
+    stop, end = bucket.offset + bucket_bytes, bucket.end
+    for start in range(end, stop, WINDOW_BYTES):
+        window = reader.read(start, min(WINDOW_BYTES, stop - start))
+        if window is None:
+            continue
+        rows = window.reshape(-1, PAGE)
+        is_header = (rows[:, : len(RECORD_MAGIC)] == np.frombuffer(RECORD_MAGIC, np.uint8)).all(1)
+        for row in np.flatnonzero(is_header).tolist():
+            offset = start + row * PAGE
+            if offset < end:
+                continue  # what looks like a header in the data of an object
+            record = unpack_record(rows[row], tier_id, bucket.sequence, offset)
+            if record is None or record.end > stop:
+                continue
+            place = (row + 1) * PAGE
+            data: np.ndarray | None = window[place : place + record.num_bytes]
+            if record.end > start + len(window):
+                data = reader.read(offset + PAGE, record.num_bytes)
+            if data is not None and record.checksum == checksum(data):
+                end = record.end
+                yield record

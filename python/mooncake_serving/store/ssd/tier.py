@@ -1,0 +1,265 @@
+"""The SSD tier: objects in a file on a local disk, found again after a restart."""
+
+import os
+import threading
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from mooncake_kernels.errors import InvalidArgument, TransferError, Unavailable
+from mooncake_kernels.pool import Key, PutResult
+
+from .appending import Appender
+from .arguments import as_arrays, as_number, as_pairs
+from .disk import Disk
+from .health import Health
+from .index import Bucket, Entry, Index
+from .layout import (
+    FIRST_BUCKET,
+    PAGE,
+    REMOVAL,
+    footer_bytes,
+    record_bytes,
+)
+from .log import Log
+from .reading import Reader
+from .recovery import identify, recover
+from .stats import Counters, SsdStats
+from .tier_reads import TierReads
+
+NUM_HALVES = 2  # of the appender's memory
+MAX_BYTES = 1 << 62
+
+
+class SsdTier(TierReads):
+    """Immutable objects under 128-bit keys, in a file on a local disk. A context manager.
+
+    ::
+
+        with SsdTier("/mnt/ssd/kv", 1 << 40) as tier:
+            tier.put_each(keys, blocks)
+            tier.sync()                              # from now on they outlast a loss of power
+            sizes = tier.get_into_each(keys, buffers)
+
+    The file is a log of large buckets that are written one after the other and reused in turn, as a
+    whole: objects that were read meanwhile are moved on, the others dropped. Thread-safe; reads
+    take a lock for a lookup only. One tier at a time has the file open. Layout and promises:
+    docs/store_ssd.md.
+
+    Args:
+        path: of the file; made if it is not there.
+        capacity_bytes: of all buckets, allocated at once; later the same or more.
+        bucket_bytes: whole pages of 4 KiB, from 64 KiB on, as often as ``capacity_bytes`` has room
+            for, at least twice. One bucket is always free. An object is smaller than a bucket.
+        move_ratio: how much of a bucket that is made free may be moved on, 0 to 0.5: writes are
+            amplified by ``1 / (1 - move_ratio)`` at most, headers and padding apart.
+        retry_s: after a write that failed, how long puts are answered ``FULL``, in seconds.
+        deadline_s: of each read, write and sync, in seconds.
+        slot_bytes: what is read or written in one go: whole pages.
+        num_slots: how many reads are under way at once.
+
+    Raises:
+        InvalidArgument: an argument is wrong, or the file is no tier, or one of other buckets.
+        Unavailable: the layout is of another version, or another tier has the file open.
+        OSError: the file cannot be made, or there is no space for it.
+        TransferError: it cannot be read.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        capacity_bytes: int,
+        *,
+        bucket_bytes: int = 256 << 20,
+        move_ratio: float = 0.25,
+        retry_s: float = 10.0,
+        deadline_s: float = 30.0,
+        slot_bytes: int = 4 << 20,
+        num_slots: int = 4,
+    ):
+        as_number("bucket_bytes", bucket_bytes, 64 << 10, MAX_BYTES)
+        as_number("capacity_bytes", capacity_bytes, 2 * bucket_bytes, MAX_BYTES)
+        as_number("slot_bytes", slot_bytes, PAGE, 1 << 30)
+        as_number("num_slots", num_slots, 1, 1024)
+        retry_s = as_number("retry_s", retry_s, 0, MAX_BYTES, float)
+        deadline_s = as_number("deadline_s", deadline_s, 1e-3, 1e6, float)
+        move_ratio = as_number("move_ratio", move_ratio, 0, 0.5, float)
+        for name, value in (("bucket_bytes", bucket_bytes), ("slot_bytes", slot_bytes)):
+            if value % PAGE:
+                raise InvalidArgument(f"SsdTier: {name} must be whole pages of 4096, got {value}")
+        self._bucket_bytes = bucket_bytes
+        self.max_object_bytes = bucket_bytes - PAGE - footer_bytes(1) - record_bytes(0)
+        num_buckets = capacity_bytes // bucket_bytes
+        num_bytes = FIRST_BUCKET + num_buckets * bucket_bytes
+        staging_bytes = (NUM_HALVES + num_slots) * slot_bytes
+        self._disk = Disk(os.fspath(path), num_bytes, staging_bytes, deadline_s)
+        self.path = self._disk.path
+        self._closed = False
+        self._write_lock = threading.Lock()
+        self._index, self._counters = Index(), Counters()
+        self._health = Health(self.path, retry_s)
+        self._appender = Appender(self._disk, slot_bytes)
+        self._buckets = [Bucket(i, FIRST_BUCKET + i * bucket_bytes) for i in range(num_buckets)]
+        try:
+            reader = Reader(self._disk, NUM_HALVES * slot_bytes, num_slots, slot_bytes)
+            tier_id = identify(self._disk, reader, self._appender, bucket_bytes)
+            recover(reader, tier_id, bucket_bytes, self._buckets, self._index)
+        except BaseException:
+            self._disk.close()
+            raise
+        self._reader = reader
+        self._log = Log(
+            self._disk,
+            reader,
+            self._appender,
+            self._index,
+            self._counters,
+            self._buckets,
+            tier_id=tier_id,
+            bucket_bytes=bucket_bytes,
+            move_ratio=move_ratio,
+            deadline_s=deadline_s,
+        )
+
+    def put_each(self, keys: Any, values: Sequence[Any]) -> list[PutResult]:
+        """Store objects, in their order. They outlast this process, and after ``sync`` its host.
+
+        Args:
+            keys: ``[n, 2]``.
+            values: n of packed host memory, which stays as it is during the call.
+
+        Returns:
+            n of: ``STORED``; ``EXISTS``: nothing was done; ``FULL``: the disk could not be written,
+            now or less than ``retry_s`` ago, see ``stats()``.
+
+        Raises:
+            InvalidArgument: an argument is wrong, or an object larger than ``max_object_bytes``;
+                nothing was stored.
+        """
+        pairs = as_pairs("put_each", keys)
+        arrays = as_arrays("put_each", "values", values, len(pairs), writable=False)
+        for i, array in enumerate(arrays):
+            if len(array) > self.max_object_bytes:
+                raise InvalidArgument(
+                    f"put_each: values[{i}] must be at most {self.max_object_bytes} bytes, "
+                    f"got {len(array)}"
+                )
+        appended: dict[Key, Entry] = {}
+        with self._write_lock:
+            self._check_open("put_each")
+            existed = self._exist(pairs)
+            try:
+                if self._health.is_writable:
+                    for pair, array in zip(pairs, arrays, strict=True):
+                        if pair not in self._index and pair not in appended:
+                            appended[pair] = self._log.append(pair, array)
+                    self._log.flush()
+            except TransferError as error:
+                self._health.failed(error)
+            else:
+                if appended:
+                    self._health.succeeded()
+        stored = {pair for pair, entry in appended.items() if entry.is_stored}
+        results = []
+        for pair, array, exists in zip(pairs, arrays, existed, strict=True):
+            if pair in stored:
+                stored.remove(pair)  # of one key twice, the first is stored
+                self._counters.user_bytes += len(array)
+                results.append(PutResult.STORED)
+            else:
+                exists = exists or pair in self._index
+                results.append(PutResult.EXISTS if exists else PutResult.FULL)
+        return results
+
+    def remove(self, key: Key) -> bool:
+        """Remove an object, which takes a page of the disk; returns whether it was there.
+
+        Raises:
+            Unavailable: the disk could not be written; the object is still there.
+        """
+        (pair,) = as_pairs("remove", [key])
+        with self._write_lock:
+            self._check_open("remove")
+            if pair not in self._index:
+                return False
+            try:
+                self._log.append(pair, np.empty(0, np.uint8), REMOVAL)
+                self._log.flush()
+            except TransferError as error:
+                self._health.failed(error)
+                raise Unavailable(f"remove: {self.path!r} could not be written: {error}") from None
+        return True
+
+    def remove_all(self) -> int:
+        """Remove all objects; returns how many there were.
+
+        Raises:
+            Unavailable: as in ``remove``.
+        """
+        with self._write_lock:
+            self._check_open("remove_all")
+            num_removed = len(self._index)
+            try:
+                self._log.clear(os.urandom(16))
+            except TransferError as error:
+                self._health.failed(error)
+                raise Unavailable(
+                    f"remove_all: {self.path!r} could not be written: {error}"
+                ) from None
+        return num_removed
+
+    def sync(self) -> None:
+        """Wait until all that was stored and removed outlasts a loss of power (fdatasync).
+
+        Raises:
+            Unavailable: the disk could not promise it.
+        """
+        self._check_open("sync")
+        try:
+            self._disk.sync()
+        except TransferError as error:
+            self._health.failed(error)
+            raise Unavailable(f"sync: {self.path!r} could not be synced: {error}") from None
+
+    def stats(self) -> SsdStats:
+        return SsdStats(
+            capacity_bytes=len(self._buckets) * self._bucket_bytes,
+            num_buckets=len(self._buckets),
+            num_free_buckets=self._log.num_free,
+            num_buckets_begun=self._log.sequence,
+            num_objects=len(self._index),
+            live_bytes=self._index.live_bytes,
+            written_bytes=self._appender.num_bytes,
+            is_writable=self._health.is_writable,
+            num_write_errors=self._health.num_errors,
+            error=self._health.error,
+            **vars(self._counters),
+        )
+
+    def close(self) -> None:
+        """Wait for reads and writes that are under way, and close the file. Idempotent."""
+        with self._write_lock:
+            if self._closed:
+                return
+            self._closed = True
+            for bucket in self._buckets:
+                self._index.wait_unread(bucket, None)
+            try:
+                self._log.close()
+            except TransferError as error:  # then the next start looks at each record
+                self._health.failed(error)
+            finally:
+                self._disk.close()
+
+    def __enter__(self) -> "SsdTier":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

@@ -1,0 +1,236 @@
+"""A store of two tiers: a pool in memory, and behind it a disk."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from mooncake_kernels.errors import ChecksumError, InvalidArgument
+from mooncake_kernels.pool import (
+    Key,
+    ObjectPool,
+    ObjectPut,
+    PinnedObject,
+    PutResult,
+)
+
+from .admission import UseSketch
+from .demotion import Demoter, DemotionStats
+from .eviction import EvictionPolicy
+from .keyspace import StoreKey, StoreKeys
+from .reader import DAMAGED
+from .room import Room
+from .ssd import SsdTier
+from .store import Store
+from .tiered_room import Demotion, TieredRoom
+
+ABSENT = -1  # of ObjectPool.get_into_each
+MAX_COUNTED = 1 << 22  # keys whose uses are told apart: 64 MiB of counts
+
+
+class TieredStore(Store):
+    """A ``Store`` whose pool evicts to a disk, and finds there again what it has not. All calls and
+    their results are those of ``Store``; an object is there if either tier has it.
+
+    ::
+
+        tier = SsdTier("/mnt/ssd/kv", 1 << 40)
+        store = TieredStore.create(64 << 30, "/dev/shm/kv", tier=tier, namespace="llama-70b/rank0")
+
+    What goes is what was used longest ago, as with ``lru``. It is written before it goes if it was
+    used ``min_uses`` times of late, a put being one; what the disk has already, goes at once. A
+    thread writes; a put waits for it only while it finds no room. What is read from the disk is
+    brought into the pool first; if there is no room in it, ``get_into_each`` reads past it, and for
+    the others the object is not there just now.
+
+    One process of a host has the tier. Others may have ``Store``s on the same pool: they see what
+    is in there, and what they evict is gone.
+
+    Args:
+        pool: of ``Store``; ``close()`` closes it.
+        tier: behind it; ``close()`` closes it.
+        namespace: of ``Store``.
+        min_uses: 1: write all that goes; 2: what was used again, at least once.
+        queue_bytes: how much may wait to be written; what comes then is dropped, and counted.
+        close_deadline_s: how long ``close()`` writes what waits, in seconds.
+        **options: of ``Store``, but no ``eviction``.
+
+    Raises:
+        InvalidArgument: an argument is wrong.
+    """
+
+    def __init__(
+        self,
+        pool: ObjectPool,
+        tier: SsdTier,
+        *,
+        namespace: str = "",
+        min_uses: int = 2,
+        queue_bytes: int = 256 << 20,
+        close_deadline_s: float = 30.0,
+        **options: Any,
+    ):
+        if "eviction" in options:
+            raise InvalidArgument("TieredStore: eviction must not be given, it is by last use")
+        for name, value in (("min_uses", min_uses), ("queue_bytes", queue_bytes)):
+            if not isinstance(value, int) or value < 1:
+                raise InvalidArgument(f"TieredStore: {name} must be at least 1, got {value!r}")
+        self.tier = tier
+        self._queue_bytes = queue_bytes
+        self._uses = UseSketch(min(pool.stats().max_objects, MAX_COUNTED))
+        self._demoter = Demoter(pool, tier, queue_bytes)
+        self._close_deadline_s = close_deadline_s
+        demotion = Demotion(tier, self._demoter, self._uses, min_uses)
+        super().__init__(pool, namespace=namespace, eviction=demotion, **options)
+
+    def _make_room(self, eviction: EvictionPolicy, at_least: int) -> Room:
+        # The queue has room for what is evicted at once.
+        return TieredRoom(self.pool, eviction, self._demoter, min(at_least, self._queue_bytes // 4))
+
+    def put_key(self, key: Key, *parts: Any, **options: Any) -> PutResult:
+        if self._is_on_disk(key):
+            return PutResult.EXISTS
+        return super().put_key(key, *parts, **options)
+
+    def begin_key(self, key: Key, num_bytes: int, **options: Any) -> ObjectPut | PutResult:
+        if self._is_on_disk(key):
+            return PutResult.EXISTS
+        return super().begin_key(key, num_bytes, **options)
+
+    def pin_key(self, key: Key) -> PinnedObject | None:
+        words = np.array([key], np.uint64)
+        self._uses.add(words)
+        pinned = super().pin_key(key)
+        if pinned is None and self._promote_one(words):
+            pinned = super().pin_key(key)
+        return pinned
+
+    def get_into(self, key: StoreKey, *buffers: Any, offset: int | None = None) -> int | None:
+        words = self._used([key])
+        size = super().get_into(key, *buffers, offset=offset)
+        if size is None and self._promote_one(words):
+            size = super().get_into(key, *buffers, offset=offset)
+        return size
+
+    def get_into_each(self, keys: StoreKeys, buffers: Sequence[Any]) -> np.ndarray:
+        words = self._used(keys)
+        sizes = super().get_into_each(keys, buffers)
+        missing = np.flatnonzero((sizes == ABSENT) & self.tier.contains_each(words))
+        if not len(missing):
+            return sizes
+        sizes = sizes.copy()
+        sizes[missing[self._promote(words[missing])]] = DAMAGED
+        for read in (self.pool.get_into_each, self.tier.get_into_each):
+            missing = missing[sizes[missing] == ABSENT][::-1]
+            sizes[missing] = read(words[missing], [buffers[i] for i in missing])
+        return sizes
+
+    def exists(self, key: StoreKey) -> bool:
+        return bool(self.exists_each([key])[0])
+
+    def exists_each(self, keys: StoreKeys) -> np.ndarray:
+        words = self.keyspace.keys(keys)
+        # In this order: an object is on the disk before it leaves the pool.
+        return self.pool.contains_each(words) | self.tier.contains_each(words)
+
+    def match_prefix(self, keys: StoreKeys) -> int:
+        num_in_pool = super().match_prefix(keys)
+        if num_in_pool == len(keys):
+            return num_in_pool
+        missing = np.flatnonzero(~self.exists_each(keys[num_in_pool:]))
+        return num_in_pool + int(missing[0]) if len(missing) else len(keys)
+
+    def remove(self, key: StoreKey) -> bool:
+        """Remove an object from both tiers; who reads it keeps it. Returns whether it was there.
+
+        Raises:
+            Unavailable: the disk could not be written, where the object still is.
+        """
+        words = self.keyspace.key(key)
+        self._demoter.discard([words])
+        was_on_disk = self.tier.remove(words)
+        return self.pool.remove(words) or was_on_disk
+
+    def remove_all(self) -> int:
+        """Remove the objects of all namespaces, "hard" ones too; returns how many there were."""
+        in_pool = [tuple(key) for key in self.pool.objects().keys.tolist()]
+        on_disk = {tuple(key) for key in self.tier.keys().tolist()}
+        self._demoter.discard(in_pool)
+        self.tier.remove_all()
+        super().remove_all()
+        return len(on_disk | set(in_pool))
+
+    def demotion_stats(self) -> DemotionStats:
+        """Tell what went to the disk; ``tier.stats()`` tells of it, ``stats()`` of the pool."""
+        return self._demoter.stats()
+
+    def flush(self, timeout_s: float | None = None) -> bool:
+        """Wait until what was evicted so far is on the disk, and outlasts a loss of power.
+
+        What is in the pool alone stays there.
+
+        Returns:
+            Whether it came true within ``timeout_s`` seconds.
+
+        Raises:
+            Unavailable: the disk could not be synced.
+        """
+        if not self._demoter.flush(timeout_s):
+            return False
+        self.tier.sync()
+        return True
+
+    def close(self) -> None:
+        """Write what waits to be written, then close the tier and the pool. Idempotent."""
+        self._demoter.close(self._close_deadline_s)
+        self.tier.close()
+        super().close()
+
+    def _used(self, keys: StoreKeys) -> np.ndarray:
+        """The words of keys, whose use is counted: ``[n, 2]``."""
+        words = self.keyspace.keys(keys)
+        self._uses.add(words)
+        return words
+
+    def _is_on_disk(self, key: Key) -> bool:
+        words = np.array([key], np.uint64)
+        self._uses.add(words)
+        return bool(self.tier.contains_each(words)[0])
+
+    def _promote_one(self, words: np.ndarray) -> bool:
+        """Bring an object from the disk; tells whether to look again."""
+        if self._promote(words).any():
+            first, second = words[0].tolist()
+            raise ChecksumError(f"object ({first}, {second}) is not what its checksum says")
+        return bool(self.pool.contains_each(words)[0])
+
+    def _promote(self, words: np.ndarray) -> np.ndarray:
+        """Bring objects from the disk into the pool, as far as there is room.
+
+        Returns:
+            ``[n]`` bool: which are damaged, and are on the disk no more.
+        """
+        damaged = np.zeros(len(words), bool)
+        puts: list[tuple[int, ObjectPut]] = []
+        try:
+            for i, num_bytes in enumerate(self.tier.num_bytes_each(words).tolist()):
+                if num_bytes >= 0:
+                    put = self._begin_in_pool(tuple(words[i].tolist()), num_bytes)
+                    if isinstance(put, ObjectPut):
+                        puts.append((i, put))
+            wanted = [i for i, _ in puts]
+            sizes = self.tier.get_into_each(words[wanted], [put.view for _, put in puts])
+            damaged[wanted] = sizes == DAMAGED
+            for (_, put), size in zip(puts, sizes.tolist(), strict=True):
+                if size == put.num_bytes:
+                    put.commit()
+        finally:
+            for _, put in puts:
+                put.abort()  # which does nothing after a commit
+        return damaged
+
+    def _begin_in_pool(self, words: Key, num_bytes: int) -> ObjectPut | PutResult:
+        return self._with_room(
+            lambda: num_bytes,
+            lambda: self.pool.begin(words, num_bytes, checksum=self._checksum),
+        )

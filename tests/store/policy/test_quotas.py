@@ -1,0 +1,206 @@
+"""Quotas of namespaces: what a put over one does, and how exact they are between processes."""
+
+import os
+import threading
+from collections import OrderedDict
+from functools import partial
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mooncake_kernels.errors import InvalidArgument
+from mooncake_kernels.pool import ObjectPool, ObjectPut, PutResult, object_keys
+from mooncake_serving.store import Quota, Store
+from mooncake_serving.store.quotas import QuotaKeeper
+
+from ..support import child, ended_well
+
+UNIT = 4096
+STORED, EXISTS, FULL = PutResult.STORED, PutResult.EXISTS, PutResult.FULL
+OVER_QUOTA = PutResult.OVER_QUOTA
+
+
+@pytest.fixture
+def store():
+    """A namespace of at most 10 units and 8 objects in a pool of 64 units."""
+    with Store.create(64 * UNIT, namespace="ours", quota=Quota(10 * UNIT, 8)) as made:
+        yield made
+
+
+def test_its_own_objects_make_room(store):
+    other = Store(store.pool, namespace="theirs")
+    assert [other.put(i, bytes(UNIT)) for i in range(40)] == [STORED] * 40
+    assert [store.put(i, bytes(UNIT)) for i in range(8)] == [STORED] * 8
+    assert store.usage() == (8 * UNIT, 8) and other.usage() is None
+    store.get(0)
+    assert store.put(8, bytes(3 * UNIT)) is STORED  # by bytes 1 is too much, by objects 1
+    assert store.exists_each(range(9)).tolist() == [True, False] + [True] * 7
+    assert store.usage() == (10 * UNIT, 8)
+    assert store.put(9, b"") is STORED and store.usage() == (10 * UNIT, 8)
+    assert other.exists_each(range(40)).all()
+
+
+def test_what_cannot_go(store):
+    for i in range(8):
+        assert store.put(i, bytes(UNIT), retention="hard" if i else "soft") is STORED
+    assert store.put(0, bytes(UNIT)) is EXISTS
+    with store.view(0):
+        assert store.put(8, bytes(UNIT)) is OVER_QUOTA
+    assert store.put(9, bytes(11 * UNIT)) is OVER_QUOTA and store.exists(0)  # nothing went for it
+    assert store.put_each([8, 9], [bytes(UNIT)] * 2) == [STORED] * 2
+    assert not store.exists(0) and not store.exists(8)
+    assert isinstance(store.begin(10, 1), ObjectPut)
+    assert store.usage().num_objects <= 8
+
+
+def test_what_is_being_written_counts(store):
+    writing = [store.begin(i, UNIT) for i in range(8)]
+    assert store.usage() == (8 * UNIT, 8) and store.pool.stats().num_ready == 0
+    assert store.put(8, b"1") is OVER_QUOTA and store.begin(8, 1) is OVER_QUOTA
+    writing.pop().abort()
+    assert store.put(8, b"1") is STORED
+    writing.pop().commit()
+    del writing
+    assert store.usage() == (2 * UNIT, 2)
+
+
+def test_names_are_refused(store):
+    for call in (lambda: store.put("a name", b"1"), lambda: store.begin(b"a name", 1)):
+        with pytest.raises(InvalidArgument, match="put: key must be an integer in a namespace"):
+            call()
+
+
+def test_wrong_arguments_are_refused_as_ever(store):
+    for call in (
+        lambda: store.put(1, bytes(65 * UNIT)),
+        lambda: store.begin(1, -1),
+        lambda: store.begin(1, "all"),
+        lambda: store.put(-1, b"1"),
+    ):
+        with pytest.raises(InvalidArgument):
+            call()
+
+
+@pytest.mark.parametrize("limits", [(), (0,), (None, -1), (1.5,), (None, None)])
+def test_wrong_quotas(limits):
+    with pytest.raises(InvalidArgument, match="num_bytes and num_objects must be positive"):
+        Quota(*limits)
+
+
+PUTS = st.lists(
+    st.tuples(st.integers(0, 30), st.integers(0, 4 * UNIT), st.sampled_from("pwr")), max_size=80
+)
+
+
+@settings(deadline=None, max_examples=60)
+@given(puts=PUTS, num_units=st.integers(1, 20) | st.none(), num_objects=st.integers(1, 20))
+def test_one_process_never_passes_it(puts, num_units, num_objects):
+    """And its objects are those that an LRU of this size would have, where one goes at a time."""
+    limit = 1 << 40 if num_units is None else num_units * UNIT
+    quota = Quota(None if num_units is None else limit, num_objects)
+    model: OrderedDict[int, int] = OrderedDict()
+    with Store.create(256 * UNIT, quota=quota) as store:
+        neighbour = Store(store.pool, namespace="another")
+        neighbour.put(1, b"1")
+        for key, size, kind in puts:
+            if kind == "r":
+                assert (store.get(key) is not None) == (key in model)
+                if key in model:
+                    model.move_to_end(key)
+                continue
+            taken = max(1, -(-size // UNIT))
+            if kind == "w" and isinstance(put := store.begin(key, size), ObjectPut):
+                put.commit()
+                result = STORED
+            else:
+                result = store.put(key, bytes(size))
+            if key in model:
+                assert result is EXISTS
+                continue
+            if taken * UNIT > limit:
+                assert result is OVER_QUOTA
+                continue
+            assert result is STORED
+            while len(model) >= num_objects or (sum(model.values()) + taken) * UNIT > limit:
+                model.popitem(last=False)
+            model[key] = taken
+            assert store.usage() == (sum(model.values()) * UNIT, len(model))
+            assert store.exists_each(list(model)).all()
+        assert neighbour.exists(1)
+
+
+def test_threads_of_one_process():
+    with Store.create(256 * UNIT, quota=Quota(20 * UNIT)) as store:
+        over = []
+
+        def life(first: int) -> None:
+            for i in range(first, first + 100):
+                store.put(i, bytes(UNIT + i % UNIT))
+                over.append(store.usage().num_bytes - store._quota._under_way[0] > 20 * UNIT)
+
+        threads = [threading.Thread(target=life, args=(1000 * i,)) for i in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(over) == 400 and not any(over)
+        assert store.usage().num_bytes <= 20 * UNIT
+
+
+def test_two_processes():
+    """Each counts what the other put; neither passes the quota by more than the other's share."""
+    quota = Quota(32 * UNIT)
+    with Store.create(256 * UNIT, quota=quota) as store:
+        reads, writes = os.pipe()
+
+        def life() -> None:
+            with Store.open(store.pool.path, quota=quota) as own:
+                os.write(writes, b"go")
+                for key in range(1000, 1400):
+                    assert own.put(key, bytes(UNIT)) in (STORED, OVER_QUOTA)
+
+        with child(life) as pid:
+            assert os.read(reads, 2) == b"go"
+            most = 0
+            for key in range(400):
+                assert store.put(key, bytes(UNIT)) in (STORED, OVER_QUOTA)
+                most = max(most, store.stats().num_ready)
+            assert ended_well(pid)
+        os.close(reads)
+        os.close(writes)
+        assert 16 < most <= 32 + 16 + 2
+        store._quota._counted_at = -np.inf  # as if it were long ago
+        assert store.put(5000, bytes(UNIT)) is STORED and store.usage().num_bytes <= 32 * UNIT
+
+
+def test_a_day_of_two_processes():
+    """Who has just counted leaves the quota kept; in between it is passed by one share at most."""
+    rng = np.random.default_rng(9)
+    now, limit = 0.0, 24
+    scope = int(object_keys([0], "ours")[0, 1])
+    with ObjectPool.create(256 * UNIT) as first, ObjectPool.open(first.path) as second:
+        keepers = [
+            QuotaKeeper(pool, scope, Quota(limit * UNIT), clock=lambda: now)
+            for pool in (first, second)
+        ]
+        counted = [-9.0, -9.0]
+        num_passed = 0
+        while now < 24 * 3600:
+            now += float(rng.choice([0.01, 0.3, 200.0]))
+            which = int(rng.integers(2))
+            pool, keeper = (first, second)[which], keepers[which]
+            key = (int(rng.integers(1 << 40)), scope)
+            put = partial(pool.put_from, key, b"1", checksum=False)
+            result = keeper.admit(key, UNIT, put)
+            assert result is STORED
+            counts_anew = keeper._counted_at == now
+            counted[which] = keeper._counted_at
+            taken = pool.stats().num_ready
+            assert taken <= limit + limit // 2
+            if counts_anew:
+                assert taken <= limit
+            num_passed += taken > limit
+        assert min(counted) > 24 * 3600 - 10_000
+        assert num_passed < 100

@@ -1,0 +1,234 @@
+"""Room ahead of need: when the thread evicts, that one process does it, and that it ends."""
+
+import logging
+import os
+import threading
+
+import numpy as np
+import pytest
+
+from mooncake_kernels.errors import InvalidArgument
+from mooncake_kernels.pool import Evicted, ObjectPool, PutResult
+from mooncake_serving.store import Store, Watermark, lfu, lru
+
+from ..support import child, eventually, kill
+
+UNIT = 4096
+NEVER_S = 3600.0  # an interval that no test sees the end of
+
+
+def make(num_units: int = 32, **options) -> Store:
+    return Store.create(num_units * UNIT, evict_ratio=0.0, **options)
+
+
+def put(store: Store, key: int, **options) -> PutResult:
+    return store.put(key, bytes(UNIT), **options)
+
+
+def used_units(store: Store) -> int:
+    stats = store.stats()
+    return (stats.capacity_bytes - stats.free_bytes) // UNIT
+
+
+def threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("watermark")]
+
+
+class Noted:
+    """A policy that notes in which thread it was asked, and for how much."""
+
+    def __init__(self, policy=lru):
+        self.policy = policy
+        self.calls: list[tuple[str, int]] = []
+
+    def __call__(self, pool: ObjectPool, num_bytes: int) -> Evicted:
+        self.calls.append((threading.current_thread().name, num_bytes))
+        return self.policy(pool, num_bytes)
+
+
+@pytest.mark.parametrize("policy", [lru, lfu])
+def test_puts_slower_than_it_evicts_never_evict(policy):
+    noted = Noted(policy)
+    with make(eviction=noted, watermark=(0.75, 0.5)) as store:
+        for key in range(300):
+            assert put(store, key) is PutResult.STORED
+            assert eventually(lambda: used_units(store) <= 24)
+        assert len(noted.calls) >= 20
+        assert all(name.startswith("watermark") for name, _ in noted.calls)
+        assert all(num_bytes == 9 * UNIT for _, num_bytes in noted.calls)
+        assert store.exists_each(range(300 - 16, 300)).all() or policy is lfu
+
+
+def test_a_put_that_comes_too_fast_evicts_by_itself():
+    asked = threading.Event()
+    go = threading.Event()
+
+    def slow(pool: ObjectPool, num_bytes: int) -> Evicted:
+        if threading.current_thread().name.startswith("watermark"):
+            asked.set()
+            go.wait(60)
+        return lru(pool, num_bytes)
+
+    with make(eviction=slow, watermark=(0.75, 0.5)) as store:
+        for key in range(25):
+            put(store, key)
+        assert asked.wait(60)
+        assert [put(store, key) for key in range(25, 50)] == [PutResult.STORED] * 25
+        go.set()
+        assert eventually(lambda: used_units(store) <= 24)
+
+
+def test_puts_of_others_are_found_at_the_interval():
+    with make() as store, Watermark(store, 0.75, 0.5, interval_s=0.005):
+        for key in range(30):
+            store.put(key, bytes(UNIT))
+        assert eventually(lambda: used_units(store) <= 24)
+
+
+def test_it_ends_with_its_store():
+    before = threads()
+    store = make(watermark=(0.9, 0.8))
+    assert len(threads()) == len(before) + 1
+    store.close()
+    store.close()
+    assert threads() == before
+
+
+def test_a_pool_that_is_closed_under_it_ends_it(caplog):
+    store = make()
+    watermark = Watermark(store, interval_s=0.005)
+    store.pool.close()
+    assert eventually(lambda: not watermark._thread.is_alive())
+    assert "ends: ObjectPool: pool must be open" in caplog.text
+    watermark.close()
+
+
+def test_a_policy_that_fails_is_logged_and_asked_again(caplog):
+    def broken(pool: ObjectPool, num_bytes: int) -> Evicted:
+        if len(calls) < 3:
+            calls.append(num_bytes)
+            raise OSError("not today")
+        return lru(pool, num_bytes)
+
+    calls: list[int] = []
+    with caplog.at_level(logging.ERROR), make(eviction=broken) as store:
+        for key in range(30):
+            put(store, key)
+        with Watermark(store, 0.5, 0.25, interval_s=0.005):
+            assert eventually(lambda: used_units(store) == 8)
+    assert caplog.text.count("could not evict") == 3
+
+
+def test_what_cannot_go_is_not_asked_for_at_each_put():
+    noted = Noted()
+    with make(eviction=noted) as store:
+        store._watermark = Watermark(store, 0.5, 0.25, interval_s=NEVER_S)
+        for key in range(20):
+            put(store, key, retention="hard")
+        assert eventually(lambda: noted.calls)
+        asked = len(noted.calls)
+        for key in range(20, 32):
+            put(store, key, retention="hard")
+        store._watermark.close()
+        assert len(noted.calls) <= asked + 1  # that was under way
+        assert put(store, 99) is PutResult.FULL
+
+
+def test_what_is_read_is_not_evicted_twice():
+    """What readers hold of evicted objects is on its way out: no more goes for its sake."""
+    with make() as store, Watermark(store, 0.75, 0.5, interval_s=NEVER_S) as watermark:
+        for key in range(24):
+            put(store, key)
+        with store.view(0):
+            store.remove(0)
+            put(store, 24)
+            assert used_units(store) == 25 and watermark.check() == 0
+
+
+def test_one_of_them_evicts():
+    inside, go = threading.Event(), threading.Event()
+
+    def slow(pool: ObjectPool, num_bytes: int) -> Evicted:
+        inside.set()
+        go.wait(60)
+        return lru(pool, num_bytes)
+
+    with make(eviction=slow) as store, Store.open(store.pool.path) as other:
+        for key in range(30):
+            put(other, key)
+        with (
+            Watermark(store, 0.75, 0.5, interval_s=NEVER_S),
+            Watermark(other, 0.75, 0.5, interval_s=NEVER_S) as second,
+        ):
+            assert inside.wait(60)
+            assert second.check() == 0 and used_units(other) == 30
+            go.set()
+            assert eventually(lambda: used_units(other) == 16)
+            assert second.check() == 0
+
+
+@pytest.mark.parametrize("kind", ["file", "nameless"])
+def test_another_takes_over_when_it_is_killed(kind, tmp_path):
+    reads, writes = os.pipe()
+    with make(path=tmp_path / "pool" if kind == "file" else None) as store:
+        for key in range(30):
+            put(store, key)
+
+        def life() -> None:
+            def stuck(pool: ObjectPool, num_bytes: int) -> Evicted:
+                os.write(writes, b"in")
+                threading.Event().wait()
+                raise AssertionError
+
+            with Store.open(store.pool.path, eviction=stuck, watermark=(0.75, 0.5)):
+                threading.Event().wait()
+
+        with child(life) as pid:
+            assert os.read(reads, 2) == b"in"
+            with Watermark(store, 0.75, 0.5, interval_s=0.005) as watermark:
+                assert [watermark.check() for _ in range(20)] == [0] * 20
+                assert used_units(store) == 30
+                kill(pid)
+                assert eventually(lambda: used_units(store) == 16)
+    os.close(reads)
+    os.close(writes)
+
+
+def test_a_forked_child_leaves_it_alone():
+    with make(watermark=(0.9, 0.8)) as store:
+        pid = os.fork()
+        if pid == 0:
+            store.close()
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        assert store._watermark._thread.is_alive()
+
+
+def test_a_day():
+    """A look each 5 s, and between two of them up to a tenth of the pool is put."""
+    rng = np.random.default_rng(5)
+    key = 0
+    with make(64) as store, Watermark(store, 0.9, 0.85, interval_s=NEVER_S) as watermark:
+        for puts in rng.choice([0, 0, 0, 1, 6], 24 * 3600 // 5):
+            for _ in range(int(puts)):
+                put(store, key)
+                key += 1
+            watermark.check()
+            assert used_units(store) <= 57
+    assert key > 20_000
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"high": 0.5, "low": 0.6}, "low and high must be 0 < low <= high <= 1, got 0.6 and 0.5"),
+        ({"high": 1.5}, "low and high"),
+        ({"low": 0}, "low and high"),
+        ({"interval_s": 0}, "interval_s must be above 0, got 0"),
+    ],
+)
+def test_wrong_options(options, message):
+    before = threads()
+    with make() as store, pytest.raises(InvalidArgument, match=f"Watermark: {message}"):
+        Watermark(store, **options)
+    assert threads() == before

@@ -1,0 +1,27 @@
+"""What dies, and what must hold of copies."""
+
+from mooncake_serving.store.directory import Directory
+
+from ..cluster.support import Host
+
+
+def die(host: Host) -> None:
+    """Answer nobody from now on, and tell nobody: the directory still takes it for living."""
+    membership = host.node._membership
+    membership._is_over.set()
+    membership._thread.join()
+    host.engine.close()
+
+
+def forget(directory: Directory, host: Host) -> None:
+    """What the directory does when a member's time is over."""
+    directory.leave(host.node.name)
+
+
+def pools_of(directory: Directory, host: Host, key) -> set[str]:
+    return set(directory.holders(host.cluster.keyspace.keys([key])).of(0))
+
+
+def hosts_with(hosts: list[Host], key) -> list[str]:
+    """Names of the hosts whose pools have an object, whatever the directory says."""
+    return [host.node.host for host in hosts if host.store is not None and host.store.exists(key)]

@@ -1,0 +1,215 @@
+"""Nodes that leave without taking anything with them."""
+
+import itertools
+import threading
+
+import pytest
+
+from mooncake_kernels.errors import InvalidArgument, Unavailable
+from mooncake_kernels.pool import PutResult
+from mooncake_serving.store import Store
+from mooncake_serving.store.copies import Copies
+from mooncake_serving.store.draining import drain
+from mooncake_serving.store.placement import Placement
+
+from ..cluster.support import UNIT, SomeDirectory, value
+from ..support import eventually
+from .support import die, forget, hosts_with
+
+STORED = PutResult.STORED
+
+
+def names(hosts) -> set[str]:
+    return {member.name for member in hosts.directory.members()}
+
+
+def test_what_only_it_had_is_elsewhere_and_it_has_left(hosts):
+    made = hosts.several(3, 512 * UNIT)
+    one = made[0]
+    for i in range(300):
+        assert one.cluster.put(i, value(i, 100 + i)) is STORED
+    Copies(one.cluster).replicate(range(100), 2)
+    seen = []
+    drained = drain(one.node, on_progress=lambda d: seen.append((d.num_moved, d.num_left)))
+    assert (drained.num_moved, drained.num_copied, drained.num_left) == (300, 200, 0)
+    assert drained.num_bytes == sum(100 + i for i in range(300))
+    assert drained.has_left and drained.failed == {}
+    assert one.node.name not in names(hosts)
+    assert [moved + left for moved, left in seen] == [300] * 3
+    assert [moved for moved, _ in seen] == [128, 256, 300]
+    for host in made[1:]:
+        assert host.cluster.get_each(range(300)) == [value(i, 100 + i) for i in range(300)]
+    assert all(len(hosts_with(made, i)) == 1 for i in range(300))
+    with pytest.raises(InvalidArgument, match="which is closed"):
+        drain(one.node)
+
+
+def test_while_all_hosts_write_and_read(hosts):
+    """Nothing that was acknowledged is lost, and nobody is told that it is not there."""
+    made = hosts.several(3, 4096 * UNIT)
+    one, two, three = made
+    acknowledged: list[int] = []
+    problems: list[str] = []
+    numbers = itertools.count()
+    is_over = threading.Event()
+
+    def write(host) -> None:
+        while not is_over.is_set():
+            i = next(numbers)
+            try:
+                if host.cluster.put(i, value(i, 64)) is STORED:
+                    acknowledged.append(i)
+            except (InvalidArgument, Unavailable) as error:
+                if host is one and one.node._is_closed:
+                    return  # by the drain, in the middle of a put that is not acknowledged
+                problems.append(f"put {i}: {error}")
+
+    def read() -> None:
+        while not is_over.is_set():
+            for i in acknowledged[-50:]:
+                if three.cluster.get(i) != value(i, 64):
+                    problems.append(f"get {i}")
+
+    threads = [threading.Thread(target=write, args=(host,)) for host in (one, two)]
+    threads.append(threading.Thread(target=read))
+    for thread in threads:
+        thread.start()
+    assert eventually(lambda: one.store.stats().num_ready > 50)
+    try:
+        drained = drain(one.node)
+        num_before = len(acknowledged)
+        assert eventually(lambda: len(acknowledged) > num_before + 10)
+    finally:
+        is_over.set()
+        for thread in threads:
+            thread.join()
+    assert drained.has_left and drained.failed == {} and drained.num_moved > 50
+    assert one.node.name not in names(hosts)
+    assert three.cluster.get_each(acknowledged) == [value(i, 64) for i in acknowledged]
+    assert problems == []
+
+
+def test_stopped_and_taken_up_again(hosts):
+    one, two = hosts.several(2, 1024 * UNIT)
+    for i in range(300):
+        one.cluster.put(i, value(i, 64))
+    stop = threading.Event()
+    drained = drain(one.node, on_progress=lambda _: stop.set(), stop=stop)
+    assert (drained.num_moved, drained.num_left, drained.has_left) == (128, 172, False)
+    assert one.node.name in names(hosts) and one.node.is_draining
+    assert one.cluster.put("new", value(7)) is STORED
+    assert two.store.get("new") == value(7) and not one.store.exists("new")
+    assert two.cluster.get_each(range(300)) == [value(i, 64) for i in range(300)]
+    drained = drain(one.node)
+    assert (drained.num_moved, drained.num_left, drained.has_left) == (172, 0, True)
+    assert two.store.get_each(range(300)) == [value(i, 64) for i in range(300)]
+
+
+def test_what_has_no_room_elsewhere_stays_and_is_told(hosts):
+    one, two = hosts.several(2, 16 * UNIT)
+    for i in range(10):
+        two.store.put(f"mine/{i}", value(i), retention="hard")
+    two.node.set_draining(False)  # tells how full it is
+    for i in range(16):
+        one.cluster.put(i, value(i))
+    drained = drain(one.node, placement=Placement())
+    assert (drained.num_moved, drained.num_left, drained.has_left) == (6, 10, False)
+    assert len(drained.failed) == 10
+    assert set(drained.failed.values()) == {"no other pool has room"}
+    assert two.cluster.get_each(range(16)) == [value(i) for i in range(16)]
+    one.node.set_draining(False)
+    assert one.cluster.put("back", value(1)) is STORED and one.store.exists("back")
+    two.store.remove_all()
+    assert drain(one.node).has_left
+    objects = two.store.pool.objects().keys.tolist()
+    assert {tuple(key) for key in objects} > set(drained.failed) and len(objects) == 11
+    assert two.store.get("back") == value(1)
+
+
+def test_a_pool_that_another_node_serves_stays(hosts):
+    one = hosts.make("one")
+    other = hosts.make("one", store=Store.open(one.store.pool.path))
+    far = hosts.make("far")
+    one.cluster.put("a", value(1))
+    drained = drain(one.node)
+    assert drained.has_left and drained.num_moved == 0
+    one.engine.close()
+    assert other.store.get("a") == far.cluster.get("a") == value(1)
+
+
+def test_the_last_node_keeps_what_it_has(hosts):
+    one = hosts.make("one")
+    one.cluster.put("a", value(1))
+    drained = drain(one.node)
+    assert not drained.has_left and len(drained.failed) == 1
+    assert one.cluster.get("a") == value(1)
+    with pytest.raises(Unavailable):
+        one.cluster.put("b", value(2))
+
+
+def test_two_that_drain_give_each_other_nothing(hosts):
+    one, two, three = hosts.several(3, 512 * UNIT)
+    for i in range(200):
+        (one, two)[i % 2].cluster.put(i, value(i, 64))
+    one.node.set_draining(True)
+    two.node.set_draining(True)
+    threads = [threading.Thread(target=drain, args=(host.node,)) for host in (one, two)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert names(hosts) == {three.node.name}
+    assert three.store.get_each(range(200)) == [value(i, 64) for i in range(200)]
+
+
+def test_a_copy_that_the_directory_only_thinks_of_is_made_again(hosts):
+    one, two = hosts.several(2)
+    Copies(one.cluster).put("a", value(1), replicas=2)
+    assert two.store.remove("a")  # and nobody is told
+    drained = drain(one.node)
+    assert drained.has_left and drained.num_copied == 1
+    assert two.store.get("a") == value(1)
+
+
+def test_of_two_that_keep_it_one_is_dead(hosts):
+    made = hosts.several(3, answer_s=2.0, read_s=2.0)
+    one, *others = made
+    Copies(one.cluster).put("a", value(1), replicas=3)
+    dead, living = sorted(others, key=lambda host: host.node.pool_name)  # in which order are asked
+    die(dead)
+    assert drain(one.node).has_left
+    assert living.store.get("a") == value(1)
+
+
+def test_what_a_dead_neighbour_has_is_not_elsewhere(hosts):
+    one, dead, two = hosts.several(3, answer_s=2.0, read_s=2.0)
+    for i in range(20):
+        one.cluster.put(i, value(i))
+    Copies(one.cluster).replicate(range(20), 3)
+    die(dead)
+    for i in range(20):
+        assert two.store.remove(i)
+    two.node.listing.publish_all()
+    drained = drain(one.node)  # the directory says that the dead one has them
+    assert not drained.has_left and len(drained.failed) == drained.num_left == 20
+    forget(hosts.directory, dead)
+    assert drain(one.node).has_left
+    assert two.store.get_each(range(20)) == [value(i) for i in range(20)]
+
+
+def test_a_directory_that_is_away(hosts):
+    directory = SomeDirectory(hosts.directory)
+    one = hosts.make("one", directory=directory)
+    two = hosts.make("two")
+    one.cluster.put("a", value(1))
+    directory.is_away = True
+    with pytest.raises(Unavailable):
+        drain(one.node)
+    assert one.store.get("a") == value(1)
+    directory.is_away = False
+    assert drain(one.node).has_left and two.store.get("a") == value(1)
+
+
+def test_a_node_without_a_pool_has_nothing_to_drain(hosts):
+    with pytest.raises(InvalidArgument, match="node must have a pool"):
+        drain(hosts.make("none", 0).node)

@@ -1,0 +1,191 @@
+"""Decayed counts beside exact ones, and what is chosen by them."""
+
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mooncake_kernels.errors import InvalidArgument
+from mooncake_kernels.pool import object_keys
+from mooncake_serving.store import hot_keys
+from mooncake_serving.store.heat import MAX_HALF_LIVES, Heat
+from mooncake_serving.store.hot_keys import HotKeys
+
+
+class Clock:
+    def __init__(self):
+        self.now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class ExactHeat:
+    """The same, one number a key and a time."""
+
+    def __init__(self, half_life_s: float, clock: Clock):
+        self.half_life_s, self.clock = half_life_s, clock
+        self.uses: dict[int, list[float]] = {}
+
+    def add(self, hashes: np.ndarray) -> np.ndarray:
+        for key in set(hashes.tolist()):
+            self.uses.setdefault(key, []).append(self.clock.now_s)
+        return self.counts(hashes)
+
+    def counts(self, hashes: np.ndarray) -> np.ndarray:
+        return np.array([self.count(key) for key in hashes.tolist()])
+
+    def count(self, key: int) -> float:
+        ages_s = self.clock.now_s - np.array(self.uses.get(key, []))
+        return float((0.5 ** (ages_s / self.half_life_s)).sum())
+
+    def total(self) -> float:
+        return sum(self.count(key) for key in self.uses)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.lists(st.integers(0, 9), min_size=1, max_size=12),
+            st.sampled_from([0.0, 0.1, 5.0, 60.0, 1e5]),
+        ),
+        max_size=30,
+    )
+)
+def test_few_objects_are_counted_exactly(calls):
+    clock = Clock()
+    heat, exact = Heat(10.0, clock=clock), ExactHeat(10.0, clock)
+    for hashes, wait_s in calls:
+        keys = object_keys(hashes, "a")
+        np.testing.assert_allclose(heat.add(keys), exact.add(keys[:, 0]), rtol=1e-9)
+        clock.now_s += wait_s
+        every = np.arange(12, dtype=np.uint64)
+        np.testing.assert_allclose(
+            heat.counts(object_keys(every, "a")), exact.counts(every), rtol=1e-9, atol=1e-15
+        )
+
+
+def test_more_objects_than_counters_are_never_counted_too_little_and_rarely_too_much():
+    clock, rng, width = Clock(), np.random.default_rng(5), 1 << 10
+    heat, exact = Heat(60.0, width=width, clock=clock), ExactHeat(60.0, clock)
+    for _ in range(200):
+        hashes = rng.zipf(1.2, 64).astype(np.uint64) % np.uint64(4096)
+        heat.add(object_keys(hashes, 1))
+        exact.add(hashes)
+        clock.now_s += 1.0
+    every = np.arange(4096, dtype=np.uint64)
+    too_much = heat.counts(object_keys(every, 1)) - exact.counts(every)
+    assert too_much.min() > -1e-9
+    bound = np.e / width * exact.total()
+    assert (too_much > bound).mean() < 1 / 55
+
+
+def test_keys_that_differ_in_scope_alone_are_counted_apart():
+    heat = Heat(clock=Clock())
+    hashes = np.arange(512)
+    assert (heat.add(object_keys(hashes, 1)) == 1).all()
+    assert (heat.add(object_keys(hashes, 2)) == 1).all()
+    assert (heat.counts(object_keys(hashes, 3)) == 0).all()
+
+
+def test_counts_outlast_many_half_lives_without_a_change_of_scale():
+    clock = Clock()
+    heat = Heat(1.0, clock=clock)
+    keys = object_keys([7], 0)
+    for _ in range(3 * MAX_HALF_LIVES):
+        clock.now_s += 1.0
+        count = heat.add(keys)[0]
+    assert count == pytest.approx(2.0)  # 1 + 1/2 + 1/4 ...
+    clock.now_s += 1e9
+    assert heat.counts(keys)[0] == 0
+    assert heat.add(keys)[0] == 1
+
+
+def test_a_second_use_within_a_half_life_is_told_from_a_first_one():
+    clock = Clock()
+    heat = Heat(60.0, clock=clock)
+    keys = object_keys([1, 2, 3], 0)
+    assert not (heat.add(keys) >= 1.5).any()
+    clock.now_s += 59
+    assert (heat.add(keys[:1]) >= 1.5).all()
+    clock.now_s += 2
+    assert not (heat.add(keys[1:]) >= 1.5).any()
+
+
+def test_no_use_by_any_thread_is_lost():
+    heat = Heat(clock=Clock())
+    keys = object_keys(np.arange(100), 0)
+
+    def use() -> None:
+        for _ in range(50):
+            heat.add(keys)
+
+    threads = [threading.Thread(target=use) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (heat.counts(keys) == 200).all()
+
+
+def test_no_keys():
+    assert Heat().add(object_keys([], 0)).shape == (0,)
+    assert HotKeys().read(object_keys([], 0), np.array([])).shape == (0,)
+
+
+def test_what_is_read_from_afar_again_and_again_is_chosen_once_a_cooldown():
+    clock = Clock()
+    hot = HotKeys(2, cooldown_s=30, clock=clock)
+    keys = object_keys([1, 2], 0)
+    assert hot.read(keys, 1).tolist() == [False, False]
+    assert hot.read(keys[:1], 1).tolist() == [False]
+    assert hot.read(keys, 1).tolist() == [True, False]
+    assert hot.read(keys, 1).tolist() == [False, True]
+    clock.now_s += 29.9
+    assert hot.read(keys, 1).tolist() == [False, False]
+    clock.now_s += 0.2
+    assert hot.read(keys, 1).tolist() == [True, True]
+
+
+def test_objects_of_many_copies_get_no_more():
+    hot = HotKeys(0, max_copies=3, clock=Clock())
+    assert hot.read(object_keys([1, 2, 3], 0), np.array([2, 3, 4])).tolist() == [True, False, False]
+
+
+def test_what_is_read_rarely_is_never_chosen():
+    clock = Clock()
+    hot = HotKeys(2, half_life_s=60, clock=clock)
+    for _ in range(1000):
+        clock.now_s += 120  # comes to 1 + 1/4 + 1/16 ...
+        assert not hot.read(object_keys([1], 0), 1)[0]
+
+
+def test_what_cools_down_is_forgotten_in_time_and_bounded(monkeypatch):
+    monkeypatch.setattr(hot_keys, "MAX_COOLING", 10)
+    clock = Clock()
+    hot = HotKeys(0, cooldown_s=30, clock=clock)
+    for first in range(0, 100, 5):
+        assert hot.read(object_keys(np.arange(first, first + 5), 0), 1).all()
+        assert len(hot._cooling) <= 15
+    clock.now_s += 31
+    hot.read(object_keys([1000], 0), 1)
+    assert len(hot._cooling) == 1
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: Heat(0), "Heat: half_life_s must be a number > 0, got 0"),
+        (lambda: Heat(float("nan")), "Heat: half_life_s must be a number > 0, got nan"),
+        (lambda: Heat(width=1000), "Heat: width must be a power of two >= 2, got 1000"),
+        (lambda: HotKeys(-1), "HotKeys: min_reads must be a number >= 0, got -1"),
+        (lambda: HotKeys(max_copies=0), "HotKeys: max_copies must be an int >= 1, got 0"),
+        (lambda: HotKeys(cooldown_s=-1), "HotKeys: cooldown_s must be a number >= 0, got -1"),
+    ],
+)
+def test_wrong_arguments_are_named(call, message):
+    with pytest.raises(InvalidArgument) as caught:
+        call()
+    assert str(caught.value) == message

@@ -1,0 +1,61 @@
+"""Tiers of small buckets, and objects that tell their key."""
+
+import contextlib
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from mooncake_kernels.pool import Key, PutResult
+from mooncake_serving.store.ssd import SsdTier
+
+from ..support import content
+
+BUCKET = 64 << 10  # the least that there is
+PAGE = 4096
+SIZES = [0, 1, 100, 4095, 4096, 4097, 12_288, 20_000]
+
+
+def size_of(key: Key) -> int:
+    """Each key has an object of its own size."""
+    return SIZES[(key[0] + key[1]) % len(SIZES)]
+
+
+def value(key: Key) -> np.ndarray:
+    return content(key, size_of(key))
+
+
+def open_tier(path: Path, num_buckets: int = 8, **options) -> SsdTier:
+    options = {"bucket_bytes": BUCKET, "slot_bytes": 2 * PAGE, **options}
+    return SsdTier(path, num_buckets * options["bucket_bytes"], **options)
+
+
+def put(tier: SsdTier, *keys: Key) -> list[PutResult]:
+    return tier.put_each(keys, [value(key) for key in keys])
+
+
+def read(tier: SsdTier, *keys: Key, verify: bool = True) -> set[Key]:
+    """The keys of objects that are there, each of which is what was put."""
+    buffers = [np.full(max(SIZES), 7, np.uint8) for _ in keys]
+    sizes = tier.get_into_each(keys, buffers, verify=verify)
+    for key, buffer, size in zip(keys, buffers, sizes.tolist(), strict=True):
+        if size >= 0:
+            np.testing.assert_array_equal(buffer[:size], value(key))
+            assert (buffer[size:] == 7).all()
+    return {key for key, size in zip(keys, sizes.tolist(), strict=True) if size >= 0}
+
+
+def keys_of(tier: SsdTier) -> set[Key]:
+    return set(map(tuple, tier.keys().tolist()))
+
+
+@contextlib.contextmanager
+def no_writes_from(offset: int) -> Iterator[None]:
+    """Let writes of this process to places of files from there on fail with EFBIG."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (offset, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)

@@ -1,0 +1,229 @@
+"""SsdTier: what is put is read, also after a restart, and what it refuses."""
+
+import fcntl
+import os
+import struct
+
+import numpy as np
+import pytest
+import torch
+
+from mooncake_kernels.errors import InvalidArgument, Unavailable
+from mooncake_kernels.pool import PutResult, object_keys
+from mooncake_serving.store.ssd import SsdTier, layout
+
+from ..support import child, content, ended_well
+from .support import BUCKET, PAGE, keys_of, open_tier, put, read, value
+
+KEYS = [(i, i % 3) for i in range(24)]
+STORED, EXISTS, FULL = PutResult.STORED, PutResult.EXISTS, PutResult.FULL
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "tier"
+
+
+def test_what_is_put_is_read_also_after_a_restart(path):
+    with open_tier(path) as tier:
+        assert put(tier, *KEYS) == [STORED] * len(KEYS)
+        assert read(tier, *KEYS) == keys_of(tier) == set(KEYS)
+        before = tier.stats()
+    with open_tier(path) as tier:
+        assert read(tier, *KEYS) == read(tier, *KEYS, verify=False) == keys_of(tier) == set(KEYS)
+        after = tier.stats()
+        assert (after.num_objects, after.live_bytes) == (before.num_objects, before.live_bytes)
+        assert after.live_bytes == before.user_bytes == sum(len(value(key)) for key in KEYS)
+        assert put(tier, (100, 0)) == [STORED]  # behind what was there
+    with open_tier(path) as tier:
+        assert read(tier, *KEYS, (100, 0)) == {*KEYS, (100, 0)}
+
+
+def test_objects_larger_than_a_slot_and_any_kind_of_memory(path):
+    size = 3 * PAGE + 5
+    kinds = [bytes, bytearray, memoryview, np.array, torch.from_numpy]
+    values = [content((i, 0), size) for i in range(len(kinds))]
+    keys = object_keys(np.arange(len(kinds)), "model")
+    with open_tier(path, slot_bytes=PAGE) as tier:
+        puts = [kind(v) for kind, v in zip(kinds, values, strict=True)]
+        assert tier.put_each(keys, puts) == [STORED] * len(kinds)
+        buffers = [bytearray(size), torch.zeros(size, dtype=torch.uint8), np.zeros(size + 1, "u1")]
+        assert tier.get_into_each(keys[:3], buffers).tolist() == [size] * 3
+        for got, expected in zip(buffers, values[:3], strict=True):
+            np.testing.assert_array_equal(np.asarray(got)[:size], expected)
+
+
+def test_codes(path):
+    with open_tier(path) as tier:
+        assert put(tier, (1, 0), (2, 0), (1, 0)) == [STORED, STORED, EXISTS]
+        assert tier.put_each([(1, 0)], [b"other"]) == [EXISTS]
+        sizes = tier.get_into_each([(9, 0), (2, 0), (1, 0)], [bytearray(1) for _ in range(3)])
+        assert sizes.tolist() == [-1, -2, 1]
+        assert tier.num_bytes_each([(2, 0), (9, 0)]).tolist() == [100, -1]
+        assert tier.contains_each([(2, 0), (9, 0)]).tolist() == [True, False]
+        assert tier.match_prefix([(1, 0), (2, 0), (9, 0), (1, 0)]) == 2
+        assert tier.match_prefix([(1, 0)]) == 1 and tier.match_prefix([]) == 0
+        assert tier.put_each([], []) == [] and len(tier.get_into_each([], [])) == 0
+        assert (tier.stats().num_hits, tier.stats().num_misses) == (1, 1)
+
+
+@pytest.mark.parametrize("kill", [False, True])
+def test_what_is_removed_stays_so(path, kill):
+    with open_tier(path) as tier:
+        put(tier, *KEYS)
+        assert tier.remove(KEYS[3]) and not tier.remove(KEYS[3])
+        tier.remove(KEYS[4])
+        assert put(tier, KEYS[4]) == [STORED]
+        if kill:
+            image = path.read_bytes()
+    if kill:
+        path.write_bytes(image)  # without the footer of the end
+    with open_tier(path) as tier:
+        assert read(tier, *KEYS) == set(KEYS) - {KEYS[3]}
+        assert tier.remove_all() == len(KEYS) - 1 and tier.remove_all() == 0
+        assert read(tier, *KEYS) == set() and put(tier, KEYS[0]) == [STORED]
+    with open_tier(path) as tier:
+        assert read(tier, *KEYS) == {KEYS[0]}
+
+
+def test_objects_that_were_read_are_moved_on_and_others_go(path):
+    used = [(2, 0), (3, 0)]
+    with open_tier(path, 3) as tier:
+        put(tier, *used)
+        for i in range(100, 400):
+            assert put(tier, (i, 0)) == [STORED]
+            assert read(tier, *used) == set(used)
+        stats = tier.stats()
+        assert stats.num_moved >= 2 and stats.num_dropped > 200
+        assert stats.num_buckets_begun > 3 * 3  # laps
+        assert stats.num_free_buckets == 1
+        padded = sum(layout.record_bytes(len(value((i, 0)))) for i in range(100, 400))
+        bound = (padded + stats.num_moved * (PAGE + layout.pages(20_000))) * 1.5
+        assert stats.user_bytes < stats.written_bytes < bound
+        assert stats.write_amplification == stats.written_bytes / stats.user_bytes
+        kept = keys_of(tier)
+    with open_tier(path, 3) as tier:
+        assert keys_of(tier) == kept == read(tier, *kept)
+
+
+def test_nothing_is_moved_on_if_nothing_may_be(path):
+    with open_tier(path, 3, move_ratio=0) as tier:
+        put(tier, (3, 0))
+        for i in range(100, 150):
+            read(tier, (3, 0))
+            put(tier, (i, 0))
+        assert tier.stats().num_moved == 0 and not tier.contains_each([(3, 0)])[0]
+
+
+def test_a_tier_grows_and_does_not_shrink(path):
+    with open_tier(path, 3) as tier:
+        put(tier, *KEYS[:8])
+        had = keys_of(tier)
+    with open_tier(path, 6) as tier:
+        assert read(tier, *had) == had
+        assert tier.stats().capacity_bytes == 6 * BUCKET
+    with pytest.raises(InvalidArgument, match="capacity_bytes must not be less than"):
+        open_tier(path, 3)
+    with pytest.raises(InvalidArgument, match="bucket_bytes must be 65536, as .* got 131072"):
+        open_tier(path, 3, bucket_bytes=2 * BUCKET)
+
+
+def test_one_tier_at_a_time_has_the_file(path):
+    with open_tier(path) as tier:
+        put(tier, (1, 0))
+        with pytest.raises(Unavailable, match="another tier has '.*tier' open"):
+            open_tier(path)
+
+        def refuse():
+            with pytest.raises(Unavailable, match="another tier"):
+                open_tier(path)
+
+        with child(refuse) as pid:
+            assert ended_well(pid)
+        assert read(tier, (1, 0)) == {(1, 0)}  # it has taken no harm
+    with open_tier(path) as tier:
+        assert keys_of(tier) == {(1, 0)}
+
+
+def test_another_version_is_refused(path):
+    with open_tier(path) as tier:
+        put(tier, (1, 0))
+    with open(path, "r+b") as file:
+        file.seek(8)
+        file.write(struct.pack("<I", 2))
+    image = path.read_bytes()
+    with pytest.raises(Unavailable, match="has layout 2, this is for layout 1"):
+        open_tier(path)
+    assert path.read_bytes() == image
+
+
+def test_another_file_is_refused_and_left_alone(path):
+    path.write_bytes(b"precious" * 1000)
+    with pytest.raises(InvalidArgument, match="path must be a tier or a new file"):
+        open_tier(path, 8)
+    assert path.read_bytes()[:8000] == b"precious" * 1000
+    with pytest.raises(InvalidArgument, match="path must be a regular file"):
+        SsdTier("/dev/null", 8 * BUCKET, bucket_bytes=BUCKET)
+    with pytest.raises(FileNotFoundError):
+        open_tier(path.parent / "no" / "tier")
+    with open(path, "rb") as file:  # no lock is left
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_a_file_of_zeros_becomes_a_tier(path):
+    path.touch()
+    os.truncate(path, BUCKET)
+    with open_tier(path) as tier:
+        put(tier, (1, 0))
+    with open_tier(path) as tier:
+        assert keys_of(tier) == {(1, 0)}
+
+
+@pytest.mark.parametrize(
+    "options,message",
+    [
+        ({"bucket_bytes": 1000}, "bucket_bytes must be an integer from 65536 to .*, got 1000"),
+        ({"bucket_bytes": BUCKET + 1}, "bucket_bytes must be whole pages of 4096, got 65537"),
+        ({"num_buckets": 1}, "capacity_bytes must be an integer from 131072 to .*, got 65536"),
+        ({"slot_bytes": 5000}, "slot_bytes must be whole pages of 4096, got 5000"),
+        ({"num_slots": 0}, "num_slots must be an integer from 1 to 1024, got 0"),
+        ({"move_ratio": 0.6}, "move_ratio must be a number from 0 to 0.5, got 0.6"),
+        ({"retry_s": "1"}, "retry_s must be a number from 0 to .*, got '1'"),
+        ({"deadline_s": True}, "deadline_s must be a number from 0.001 to .*, got True"),
+    ],
+)
+def test_wrong_options(path, options, message):
+    with pytest.raises(InvalidArgument, match=message):
+        open_tier(path, **options)
+    assert not path.exists()
+
+
+def test_wrong_arguments(path):
+    with open_tier(path) as tier:
+        large = np.zeros(tier.max_object_bytes + 1, np.uint8)
+        assert tier.put_each([(1, 1)], [large[:-1]]) == [STORED]
+        calls = {
+            "values must be as many as keys, got 1 and 2": lambda: tier.put_each(KEYS[:2], [b""]),
+            "buffers must be as many as keys, got 0": lambda: tier.get_into_each(KEYS[:1], []),
+            r"keys must be \[n, 2\] integers, got \[1\]": lambda: tier.put_each([1], [b""]),
+            r"keys must be from 0 to 2\*\*64 - 1, got \(-1, 0\)": lambda: tier.remove((-1, 0)),
+            r"values\[1\] must be at most 49152 bytes, got": lambda: tier.put_each(
+                KEYS[:2], [b"", large]
+            ),
+            r"buffers\[0\] must be writable": lambda: tier.get_into_each([(1, 1)], [b"123"]),
+            r"values\[0\] must be packed": lambda: tier.put_each([(1, 2)], [large[::2]]),
+        }
+        for message, call in calls.items():
+            with pytest.raises(InvalidArgument, match=message):
+                call()
+        assert keys_of(tier) == {(1, 1)}
+    tier.close()
+    for call in (
+        lambda: put(tier, (1, 0)),
+        lambda: read(tier, (1, 0)),
+        lambda: tier.remove((1, 0)),
+        tier.sync,
+        tier.remove_all,
+    ):
+        with pytest.raises(InvalidArgument, match="tier must be open, got the closed"):
+            call()

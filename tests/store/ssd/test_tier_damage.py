@@ -1,0 +1,191 @@
+"""What is torn or damaged is found, dropped and told; the rest is served."""
+
+import logging
+import os
+
+import numpy as np
+import pytest
+
+from mooncake_kernels.errors import InvalidArgument
+from mooncake_kernels.pool import PutResult
+from mooncake_serving.store.ssd import layout
+
+from .support import PAGE, keys_of, open_tier, put, read
+
+BUCKET = 128 << 10  # with room for all KEYS
+
+KEYS = [(i, 0) for i in range(2, 8)]
+FIELDS = {  # of the header of a record: where, how many bytes
+    "magic": (0, 8),
+    "version": (8, 4),
+    "kind": (12, 4),
+    "tier": (16, 16),
+    "sequence": (32, 8),
+    "offset": (40, 8),
+    "hash": (48, 8),
+    "scope": (56, 8),
+    "num_bytes": (64, 8),
+    "data checksum": (72, 8),
+    "header checksum": (80, 8),
+}
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "tier"
+
+
+def opened(path):
+    return open_tier(path, 4, bucket_bytes=BUCKET)
+
+
+def zero(image, start, num_bytes):
+    num_bytes = min(num_bytes, len(image) - start)
+    image[start : start + num_bytes] = bytes(num_bytes)
+
+
+def flip(image, start, num_bytes):
+    for i in {start, start + num_bytes - 1}:
+        image[i] ^= 0x10
+
+
+def make(path, sealed: bool) -> dict:
+    """Put all KEYS; return where their records are. Without a footer, as after a death."""
+    with opened(path) as tier:
+        put(tier, *KEYS)
+        where = {key: tier._index.find(key).record for key in KEYS}
+        image = path.read_bytes()
+    if not sealed:
+        path.write_bytes(image)
+    return where
+
+
+def damage(path, how, start, num_bytes) -> None:
+    image = bytearray(path.read_bytes())
+    how(image, start, num_bytes)
+    path.write_bytes(image)
+
+
+def test_the_fields_are_where_this_file_says(path):
+    record = make(path, sealed=False)[KEYS[2]]
+    page = path.read_bytes()[record.offset :][:PAGE]
+    words = {name: page[at : at + size] for name, (at, size) in FIELDS.items()}
+    expected = {"offset": record.offset, "hash": 4, "num_bytes": record.num_bytes, "kind": 1}
+    expected |= {"data checksum": record.checksum, "sequence": 1, "version": 1, "scope": 0}
+    for name, number in expected.items():
+        assert int.from_bytes(words[name], "little") == number, name
+    assert words["magic"] == layout.RECORD_MAGIC
+    assert words["tier"] == path.read_bytes()[16:32]
+
+
+@pytest.mark.parametrize("how", [zero, flip])
+@pytest.mark.parametrize("field", FIELDS)
+def test_a_torn_header(path, field, how):
+    """Nothing but that object is lost: the next header is looked for page by page."""
+    record = make(path, sealed=False)[KEYS[2]]
+    at, size = FIELDS[field]
+    before = path.read_bytes()
+    damage(path, how, record.offset + at, size)
+    lost = {KEYS[2]} if path.read_bytes() != before else set()  # zeros may be zeroed
+    with opened(path) as tier:
+        assert keys_of(tier) == read(tier, *KEYS, verify=False) == set(KEYS) - lost
+        assert put(tier, KEYS[2])[0] is (PutResult.STORED if lost else PutResult.EXISTS)
+        assert read(tier, *KEYS) == set(KEYS)
+
+
+@pytest.mark.parametrize("how", [zero, flip])
+@pytest.mark.parametrize("place", [0, PAGE, -1])
+def test_torn_data(path, how, place):
+    record = make(path, sealed=False)[KEYS[-1]]
+    assert record.num_bytes > 2 * PAGE
+    damage(path, how, record.offset + PAGE + place % record.num_bytes, 1)
+    with opened(path) as tier:
+        assert keys_of(tier) == read(tier, *KEYS, verify=False) == set(KEYS[:-1])
+
+
+@pytest.mark.parametrize("kept", [0, 1, PAGE, 2 * PAGE, 20_000 + PAGE - 1])
+def test_a_write_that_ended_early(path, kept):
+    """What follows on the disk is older: zeros, as in a new file."""
+    record = make(path, sealed=False)[KEYS[-1]]
+    damage(path, zero, record.offset + kept, 2 * BUCKET)
+    with opened(path) as tier:
+        assert read(tier, *KEYS, verify=False) == set(KEYS[:-1])
+        assert put(tier, KEYS[-1]) == [PutResult.STORED]
+    with opened(path) as tier:
+        assert read(tier, *KEYS) == set(KEYS)
+
+
+def test_a_file_that_was_cut_off(path):
+    record = make(path, sealed=False)[KEYS[-1]]
+    with open(path, "r+b") as file:
+        file.truncate(record.offset + 2 * PAGE)
+    with opened(path) as tier:
+        assert read(tier, *KEYS) == set(KEYS[:-1])
+
+
+@pytest.mark.parametrize("bit", [0, 13])
+def test_flipped_bits_in_data_are_told_and_zeroed(path, bit, caplog):
+    record = make(path, sealed=True)[KEYS[-1]]
+    damage(path, lambda image, i, _: image.__setitem__(i, image[i] ^ 1 << bit % 8), *_place(record))
+    with opened(path) as tier, caplog.at_level(logging.WARNING):
+        assert keys_of(tier) == set(KEYS)
+        buffer = np.ones(record.num_bytes, np.uint8)
+        assert tier.get_into_each(KEYS[-1:], [buffer]).tolist() == [-4]
+        assert not buffer.any() and tier.stats().num_damaged == 1
+        assert "object 0x7, 0x0 is damaged: dropped" in caplog.text
+        assert read(tier, *KEYS) == set(KEYS[:-1])
+        assert put(tier, KEYS[-1]) == [PutResult.STORED] and read(tier, *KEYS) == set(KEYS)
+    with opened(path) as tier:
+        assert read(tier, *KEYS) == set(KEYS)  # of one key the latest
+
+
+def test_a_damaged_object_is_not_moved_on(path):
+    record = make(path, sealed=True)[KEYS[1]]
+    damage(path, flip, record.offset + PAGE, 1 + 1)
+    with opened(path) as tier:
+        entry = tier._index.find(KEYS[1])
+        entry.is_used = True
+        for i in range(100, 160):
+            put(tier, (i, 0))
+        assert tier.stats().num_damaged == 1 and not tier.contains_each(KEYS[1:2])[0]
+
+
+def test_a_place_that_cannot_be_read(path):
+    """The others of the same call are served."""
+    record = make(path, sealed=True)[KEYS[3]]
+    with opened(path) as tier:
+        os.truncate(path, record.offset + PAGE)
+        buffers = [np.zeros(20_000, np.uint8) for _ in KEYS]
+        sizes = tier.get_into_each(KEYS, buffers, verify=False)
+        assert (sizes >= 0).tolist() == [True] * 3 + [False] * 3
+        assert sizes[3:].tolist() == [-4] * 3 and keys_of(tier) == set(KEYS[:3])
+        assert tier.stats().num_damaged == 3
+
+
+@pytest.mark.parametrize("how", [zero, flip])
+@pytest.mark.parametrize("part", ["last page", "entries"])
+def test_without_a_footer_the_records_are_looked_at(path, how, part):
+    make(path, sealed=True)
+    back = PAGE if part == "last page" else layout.footer_bytes(len(KEYS))
+    damage(path, how, layout.FIRST_BUCKET + BUCKET - back + 40, 8)
+    with opened(path) as tier:
+        assert read(tier, *KEYS, verify=False) == set(KEYS)
+
+
+@pytest.mark.parametrize("how", [zero, flip])
+def test_without_the_head_of_a_bucket_its_footer_is_looked_at(path, how):
+    make(path, sealed=True)
+    damage(path, how, layout.FIRST_BUCKET, 32)
+    with opened(path) as tier:
+        assert read(tier, *KEYS) == set(KEYS)
+
+
+def test_a_head_that_is_damaged_is_told(path):
+    make(path, sealed=True)
+    damage(path, flip, 16, 16)
+    with pytest.raises(InvalidArgument, match="path must be a tier, got .*, whose head is damaged"):
+        opened(path)
+
+
+def _place(record) -> tuple[int, int]:
+    return record.offset + PAGE + record.num_bytes // 2, 1

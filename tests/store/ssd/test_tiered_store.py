@@ -1,0 +1,320 @@
+"""TieredStore: what a pool evicts is found on the disk, by the calls and results of Store."""
+
+import contextlib
+import threading
+
+import numpy as np
+import pytest
+
+from mooncake_kernels.errors import ChecksumError, InvalidArgument
+from mooncake_kernels.pool import ObjectPut, PutResult
+from mooncake_serving.store import SsdTier, Store, TieredStore
+
+from ..support import content
+from .support import PAGE, no_writes_from
+from .test_tier_threads import in_threads
+
+STORED, EXISTS, FULL = PutResult.STORED, PutResult.EXISTS, PutResult.FULL
+BUCKET = 256 << 10
+OBJECT = 2 * PAGE
+IN_POOL = 8  # objects that it has room for
+KEYS = list(range(30))
+
+
+def value(key: int) -> np.ndarray:
+    return content((key, 0), OBJECT)
+
+
+@pytest.fixture
+def opened(tmp_path):
+    """Opens stores on one file, each with an empty pool, as after a restart of the host."""
+    with contextlib.ExitStack() as stores:
+
+        def open_store(num_buckets: int = 8, **options) -> TieredStore:
+            tier = SsdTier(
+                tmp_path / "tier", num_buckets * BUCKET, bucket_bytes=BUCKET, slot_bytes=4 * PAGE,
+                retry_s=0,
+            )  # fmt: skip
+            options = {"namespace": "model", "min_uses": 1, **options}
+            return stores.enter_context(TieredStore.create(IN_POOL * OBJECT, tier=tier, **options))
+
+        yield open_store
+
+
+def put(store: Store, *keys: int) -> list[PutResult]:
+    return store.put_each(keys, [value(key) for key in keys])
+
+
+def read(store: Store, *keys: int) -> list[int]:
+    """Sizes of objects, each of which is what was put."""
+    buffers = [np.full(OBJECT, 7, np.uint8) for _ in keys]
+    sizes = store.get_into_each(keys, buffers)
+    for key, buffer, size in zip(keys, buffers, sizes.tolist(), strict=True):
+        np.testing.assert_array_equal(buffer, value(key) if size > 0 else np.uint8(7))
+    return sizes.tolist()
+
+
+def flip_in_pool(store: TieredStore, key: int) -> None:
+    memory = store.pool.memory().numpy()
+    at = memory.tobytes().find(value(key)[:64].tobytes())
+    assert at >= 0
+    memory[at + 5] ^= 1
+
+
+def test_nothing_is_lost_that_was_evicted(opened):
+    store = opened()
+    assert put(store, *KEYS) == [STORED] * len(KEYS)
+    assert store.exists_each(KEYS).all() and store.match_prefix([*KEYS, 99, 0]) == len(KEYS)
+    assert store.flush()
+    assert store.demotion_stats().num_written >= len(KEYS) - IN_POOL
+    assert read(store, *KEYS) == [OBJECT] * len(KEYS)
+    assert store.match_prefix(KEYS) == len(KEYS)
+    assert store.demotion_stats().num_dropped == 0
+
+
+def test_what_is_on_the_disk_is_not_written_again(opened):
+    store = opened()
+    put(store, *KEYS)
+    for _ in range(3):
+        read(store, *KEYS)
+    assert store.tier.stats().user_bytes <= len(KEYS) * OBJECT
+
+
+def test_after_a_restart_of_the_host(opened):
+    store = opened()
+    put(store, *KEYS)
+    store.flush()
+    there = store.tier.contains_each(store.keyspace.keys(KEYS))
+    assert there.sum() >= len(KEYS) - IN_POOL
+    store.close()
+    store.close()
+    store = opened()
+    assert store.stats().num_ready == 0
+    np.testing.assert_array_equal(store.exists_each(KEYS), there)
+    assert [size > 0 for size in read(store, *KEYS)] == there.tolist()
+    assert put(store, *KEYS) == [EXISTS if t else STORED for t in there]
+
+
+def test_each_way_to_read_brings_it_into_the_pool(opened):
+    store = opened()
+    put(store, *KEYS)
+    store.flush()
+    cold = [k for k in KEYS if not store.pool.contains(store.keyspace.key(k))]
+    assert len(cold) >= 4
+    assert store.get(cold[0]) == value(cold[0]).tobytes()
+    with store.view(cold[1]) as pinned:
+        assert bytes(pinned.view) == value(cold[1]).tobytes()
+    part = bytearray(100)
+    assert store.get_into(cold[2], part, offset=50) == OBJECT
+    assert part == value(cold[2])[50:150].tobytes()
+    assert store.get_each(cold[2:4]) == [value(k).tobytes() for k in cold[2:4]]
+    assert all(store.pool.contains(store.keyspace.key(k)) for k in cold[:4])
+    assert store.get(999) is None and store.view(999) is None and store.get_into(999, part) is None
+    assert store.get_into_each([999, cold[0]], [part, part]).tolist() == [-1, -2]
+
+
+def test_named_objects_and_other_namespaces(opened):
+    store = opened()
+    other = Store(store.pool, namespace="other")
+    assert store.put("name", b"value") is STORED
+    put(store, *KEYS)
+    assert store.get("name") == b"value" and store.exists("name")
+    assert not other.exists("name") and not other.exists_each(KEYS).any()
+
+
+def test_only_what_was_used_again_is_written(opened):
+    store = opened(min_uses=2)
+    put(store, 0, 1, 2)
+    read(store, 1)
+    assert put(store, 2) == [EXISTS]  # a use as well
+    put(store, *range(10, 30))
+    store.flush()
+    assert store.exists_each([0, 1, 2]).tolist() == [False, True, True]
+    assert store.demotion_stats().num_dropped == 0  # nobody wanted them
+
+
+def test_begin(opened):
+    store = opened()
+    for key in KEYS:
+        put = store.begin(key, OBJECT)
+        assert isinstance(put, ObjectPut)
+        with put:
+            put.view[:] = value(key)
+    store.flush()
+    assert read(store, *KEYS) == [OBJECT] * len(KEYS)
+    assert {store.begin(key, OBJECT) for key in KEYS} == {EXISTS}
+
+
+def test_removed_is_removed_from_both(opened):
+    store = opened()
+    put(store, *KEYS)
+    assert [store.remove(key) for key in KEYS] == [True] * len(KEYS)
+    store.flush()
+    assert not store.exists_each(KEYS).any() and not store.remove(0)
+    assert put(store, *KEYS) == [STORED] * len(KEYS)
+    assert store.remove_all() == len(KEYS)
+    store.flush()
+    assert not store.exists_each(KEYS).any()
+    store.close()
+    assert not opened().exists_each(KEYS).any()
+
+
+def test_retention(opened):
+    store = opened()
+    store.put(0, value(0), retention="soft")
+    store.put(1, value(1), retention="hard")
+    put(store, *range(2, IN_POOL + 2))
+    assert store.pool.contains(store.keyspace.key(0))  # goes last
+    put(store, *range(10, 30))
+    assert store.pool.contains(store.keyspace.key(1))  # never
+
+
+def test_a_full_queue_drops_and_counts(opened, monkeypatch):
+    store = opened(queue_bytes=2 * OBJECT)
+    goes_on = threading.Event()
+    real = store.tier.put_each
+
+    def slow(keys, values):
+        assert goes_on.wait(60)
+        return real(keys, values)
+
+    monkeypatch.setattr(store.tier, "put_each", slow)
+    put(store, *range(IN_POOL))
+    assert all(store._demoter.offer(store.keyspace.key(k)) for k in (0, 1))
+    assert put(store, *range(10, 14)) == [STORED] * 4  # without waiting for the disk
+    stats = store.demotion_stats()
+    assert (stats.num_queued, stats.queued_bytes, stats.num_written) == (2, 2 * OBJECT, 0)
+    assert stats.num_dropped >= 1
+    goes_on.set()
+    assert store.flush()
+    assert store.exists_each([0, 1]).all()
+    gone = store.demotion_stats().num_dropped
+    assert (~store.exists_each([*range(IN_POOL), *range(10, 14)])).sum() == gone
+
+
+def test_a_disk_that_fails_makes_it_a_store_without_one(opened):
+    store = opened()
+    with no_writes_from(0):
+        assert put(store, *KEYS) == [STORED] * len(KEYS)
+        store.flush()
+        stats = store.demotion_stats()
+        assert stats.num_dropped == len(KEYS) - store.stats().num_ready
+        assert store.tier.stats().num_objects == 0 and store.tier.stats().error
+    assert put(store, *range(100, 130)) == [STORED] * 30
+    store.flush()
+    assert store.exists_each(range(100, 130)).all()
+
+
+def test_damaged_on_the_disk(opened, tmp_path):
+    store = opened()
+    put(store, *KEYS)
+    store.flush()
+    first, second, *_ = cold = [k for k in KEYS if not store.pool.contains(store.keyspace.key(k))]
+    records = [store.tier._index.find(store.keyspace.key(k)).record for k in (first, second)]
+    store.close()
+    with open(tmp_path / "tier", "r+b") as file:
+        for record in records:
+            file.seek(record.offset + PAGE + 11)
+            file.write(b"\0\1\2")
+    store = opened()
+    with pytest.raises(ChecksumError, match="is not what its checksum says"):
+        store.get(first)
+    assert not store.exists(first) and store.get(first) is None
+    buffers = [bytearray(OBJECT) for _ in range(3)]
+    sizes = store.get_into_each([second, cold[2], first], buffers)
+    assert sizes.tolist() == [-4, OBJECT, -1] and not store.exists(second)
+    assert put(store, first) == [STORED]
+
+
+def test_what_is_damaged_in_the_pool_does_not_get_to_the_disk(opened):
+    store = opened()
+    put(store, *range(IN_POOL))
+    flip_in_pool(store, 0)
+    put(store, *range(10, 10 + IN_POOL))
+    store.flush()
+    assert store.exists_each([0, 1, 2]).tolist() == [False, True, True]
+    assert store.demotion_stats().num_dropped == 1
+
+
+def test_damaged_in_the_pool_the_disk_has_it_still(opened):
+    store = opened(verify=1.0)
+    put(store, *KEYS)
+    store.flush()
+    read(store, 0)
+    flip_in_pool(store, 0)
+    with pytest.raises(ChecksumError):
+        store.get(0)
+    assert store.get(0) == value(0).tobytes()
+
+
+def test_without_room_in_the_pool_it_is_read_past_it(opened):
+    store = opened()
+    put(store, *KEYS)
+    store.flush()
+    cold = [k for k in KEYS if not store.pool.contains(store.keyspace.key(k))]
+    with contextlib.ExitStack() as pins:
+        for key in KEYS:
+            if key not in cold:
+                pins.enter_context(store.view(key))
+        assert store.put(1000, value(1000)) is FULL
+        assert read(store, *cold[:5]) == [OBJECT] * 5
+        assert store.get(cold[0]) is None
+
+
+def test_close_gives_up_in_time(opened, monkeypatch):
+    store = opened(close_deadline_s=0.05)
+    goes_on, waits = threading.Event(), threading.Event()
+    real = store.tier.put_each
+
+    def slow(keys, values):
+        waits.set()
+        assert goes_on.wait(60)
+        return real(keys, values)
+
+    monkeypatch.setattr(store.tier, "put_each", slow)
+    put(store, *range(6))
+    assert store._demoter.offer(store.keyspace.key(0)) and waits.wait(60)
+    assert all(store._demoter.offer(store.keyspace.key(k)) for k in range(1, 6))
+    closer = threading.Thread(target=store.close)
+    closer.start()
+    while store.demotion_stats().num_dropped < 5:
+        assert closer.is_alive()  # what is being written ends first
+    goes_on.set()
+    closer.join()
+    assert store.demotion_stats().num_written == 1
+    assert opened().exists_each(range(6)).tolist() == [True, *[False] * 5]
+
+
+def test_threads(opened, soak):
+    """Each thread puts and reads keys of all: what is there is what was put."""
+    store = opened(num_buckets=4)
+
+    def life(number):
+        chance = np.random.default_rng(number)
+        for _ in range(400 if soak else 40):
+            keys = chance.integers(0, 40, 5).tolist()
+            results = put(store, *dict.fromkeys(keys))
+            assert set(results) <= {STORED, EXISTS, PutResult.BEING_WRITTEN, FULL}
+            assert set(read(store, *keys)) <= {OBJECT, -1}
+            if chance.random() < 0.1:
+                store.remove(keys[0])
+
+    in_threads(*(lambda i=i: life(i) for i in range(3)))
+    assert store.flush()
+    stats = store.stats()
+    assert (stats.num_writing, stats.num_pins, stats.num_doomed) == (0, 0, 0)
+    assert store.tier.stats().num_damaged == store.tier.stats().num_write_errors == 0
+
+
+@pytest.mark.parametrize(
+    "options,message",
+    [
+        ({"eviction": None}, "eviction must not be given"),
+        ({"min_uses": 0}, "min_uses must be at least 1, got 0"),
+        ({"queue_bytes": "1"}, "queue_bytes must be at least 1, got '1'"),
+        ({"verify": 2}, "verify must be from 0 to 1, got 2"),
+    ],
+)
+def test_wrong_options(opened, options, message):
+    with pytest.raises(InvalidArgument, match=message):
+        opened(**options)

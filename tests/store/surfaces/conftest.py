@@ -1,0 +1,27 @@
+"""Pools that are observed."""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from mooncake_serving.store.observer import ObservedPool
+
+UNIT = 4096
+
+
+@pytest.fixture
+def path(tmp_path_factory):
+    """Where a pool may be made on a memory file system."""
+    path = Path("/dev/shm") / f"mk-test-{os.getpid()}-{tmp_path_factory.mktemp('pool').name}"
+    yield path
+    path.unlink(missing_ok=True)
+    shutil.rmtree(f"{path}.counters", ignore_errors=True)
+
+
+@pytest.fixture
+def pool(path):
+    """A pool of 64 units, with a name."""
+    with ObservedPool.create(64 * UNIT, path, num_objects=64) as made:
+        yield made

@@ -1,0 +1,332 @@
+"""The command: whole, as processes, and piece by piece."""
+
+import contextlib
+import io
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+
+import httpx
+import numpy as np
+import pytest
+
+from mooncake_kernels.pool import ObjectPool
+from mooncake_serving.store import Store
+from mooncake_serving.store.cli import main
+from mooncake_serving.store.counters import Counters, counters_folder, read_counts
+from mooncake_serving.store.events import BlockRemoved, subscribe
+from mooncake_serving.store.key_text import key_text
+
+from ..support import WAIT_S, ended_well, eventually, kill
+from .support import forked, said_by, serving, url_of
+
+
+@pytest.fixture
+def run(capsys):
+    """Run a command in this process; returns its status, output and errors."""
+
+    def run(*arguments):
+        try:
+            status = main([str(one) for one in arguments])
+        except SystemExit as end:
+            status = end.code
+        return status, *capsys.readouterr()
+
+    return run
+
+
+def stdin_of(monkeypatch, content: bytes) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+
+
+def test_serve_and_what_it_serves(path, tmp_path, run, monkeypatch):
+    """The command as users start it, from its start to its end."""
+    token = tmp_path / "token"
+    token.write_text("s3cret\n")
+    command = [sys.executable, "-m", "mooncake_serving.store", "serve", path, "--capacity", "1MiB"]
+    options = ["--port", "0", "--temporary", "--token-file", token, "--events", "tcp://127.0.0.1:0"]
+    with subprocess.Popen([*command, *options], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            lines = said_by(process.stdout)
+            stdin_of(monkeypatch, b"hello")
+            assert run("put", path, "greeting")[0] == 0
+            check_server(url_of(lines), lines[0].split()[2], path)
+            process.terminate()
+            assert process.wait(WAIT_S) == 0
+        finally:
+            process.kill()
+    assert not path.exists() and not counters_folder(str(path)).exists()
+
+
+def check_server(url: str, events: str, path) -> None:
+    """It shows and removes the one object, tells so, and refuses who has no token."""
+    headers = {"Authorization": "Bearer s3cret"}
+    with httpx.Client(base_url=url, headers=headers, timeout=WAIT_S) as client:
+        [entry] = client.get("/objects").json()["objects"]
+        assert entry["num_bytes"] == 5
+        series = f'mooncake_kernels_store_stored_total{{pool="{path}"}} 1.0'
+        assert series in client.get("/metrics").text
+        with subscribe(events) as heard:
+            assert heard.receive(WAIT_S).events == []  # a heartbeat
+            assert client.delete(f"/objects/{entry['key']}").status_code == 204
+            while not (told := heard.receive(WAIT_S).events):
+                pass
+            assert told == [BlockRemoved([bytes.fromhex(entry["key"][2:])], "CPU")]
+        assert httpx.get(f"{url}/health", timeout=WAIT_S).status_code == 401
+
+
+def test_sigint_ends_serve_and_a_pool_that_was_there_stays(path):
+    ObjectPool.create(1 << 20, path).close()
+    with serving(path, "--port", 0, "--temporary") as (pid, lines):
+        assert lines[-1].startswith(f"serving {path} at http://127.0.0.1:")
+        assert httpx.get(f"{url_of(lines)}/health", timeout=WAIT_S).json()["pool"] == str(path)
+        os.kill(pid, signal.SIGINT)
+        assert ended_well(pid)
+    assert path.exists()
+
+
+def test_a_killed_server_leaves_the_pool(path):
+    with serving(path, "--capacity", "1MiB", "--port", 0) as (pid, lines):
+        kill(pid)
+        with ObjectPool.open(path) as pool:
+            pool.put_from((1, 2), b"x")
+            assert pool.stats().num_processes == 1
+    with serving(path, "--port", 0) as (pid, lines):
+        page = httpx.get(f"{url_of(lines)}/objects", timeout=WAIT_S).json()
+        assert len(page["objects"]) == 1
+
+
+def test_a_watermark_evicts_ahead_of_need(path):
+    """The server makes room for what others put, by the policy that it was told, and counts it."""
+    options = ["--watermark", "0.5,0.25", "--eviction", "lfu"]
+    with serving(path, "--capacity", "256KiB", "--port", 0, *options) as (pid, _):
+        with ObjectPool.open(path) as pool:
+            for key in range(48):
+                pool.put_from((key, 0), bytes(4096))
+            assert eventually(lambda: pool.stats().num_ready <= 32)
+            evicted = 48 - pool.stats().num_ready
+            assert eventually(lambda: read_counts(str(path)).num_evicted == evicted)
+        os.kill(pid, signal.SIGTERM)
+        assert ended_well(pid)
+
+
+def test_nobody_reads_the_output(pool, path):
+    pool.put_from((1, 2), bytes(200_000))
+    reader, writer = os.pipe()
+    os.close(reader)
+    pid = forked(writer, "get", path, key_text((1, 2)))
+    os.close(writer)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
+
+
+def test_files_in_and_out(pool, path, run, tmp_path):
+    source, landing = tmp_path / "in", tmp_path / "out"
+    source.write_bytes(np.random.default_rng(0).bytes(10_000))
+    assert run("put", path, "x", source, "--namespace", "a", "--retention", "soft") == (0, "", "")
+    assert run("get", path, "x", landing, "--namespace", "a") == (0, "", "")
+    assert landing.read_bytes() == source.read_bytes()
+    assert Store(pool, namespace="a").get("x") == source.read_bytes()
+    assert pool.objects().retention.tolist() == [1]
+    status, out, error = run("put", path, "x", source, "--namespace", "a")
+    assert (status, out) == (1, "") and "there is such an object already" in error
+    landing.unlink()
+    status, out, error = run("get", path, "x", landing)
+    assert (status, out, error) == (1, "", "error: there is no object x\n")
+    assert not landing.exists()
+    assert read_counts(str(path)).num_stored == 1
+
+
+def test_prefix_hashes_and_whole_keys(pool, path, run, monkeypatch):
+    store = Store(pool, namespace="a")
+    store.put(0xABC, b"by hash")
+    key = key_text(pool.objects().keys[0])
+    for text in ("0xabc", "0x0ABC", key):
+        assert run("get", path, text, "--namespace", "a")[0] == 0
+    assert run("get", path, key)[0] == 0, "a whole key is of any namespace"
+    assert run("get", path, "0xabc")[0] == 1
+    stdin_of(monkeypatch, b"from stdin")
+    assert run("put", path, "0x5", "-", "--namespace", "a")[0] == 0
+    assert store.get(5) == b"from stdin"
+    for text in ("0x", "0xyz", "0x" + "0" * 17):
+        status, _, error = run("get", path, text)
+        assert status == 2 and text in error
+    assert run("remove", path, key, "0x5", "--namespace", "a") == (0, "", "")
+    status, _, error = run("remove", path, key, "gone")
+    assert status == 1 and error == f"error: there is no object {key}, gone\n"
+    assert pool.stats().num_ready == 0
+
+
+def test_a_pool_without_room(path, run, tmp_path):
+    with ObjectPool.create(4096, path) as pool:
+        pool.put_from((1, 1), b"x", retention="hard")
+        file = tmp_path / "file"
+        file.write_bytes(bytes(4096))
+        status, _, error = run("put", path, "x", file)
+        assert status == 1 and "cannot be evicted" in error
+        file.write_bytes(bytes(4097))
+        status, _, error = run("put", path, "x", file)
+        assert status == 2 and "4097" in error
+
+
+def test_a_damaged_object_is_not_written(pool, path, run, tmp_path):
+    pool.put_from((1, 2), b"whole")
+    pool.memory().fill_(1)
+    status, out, error = run("get", path, key_text((1, 2)), tmp_path / "out")
+    assert status == 2 and out == "" and "checksum" in error
+    assert not (tmp_path / "out").exists()
+
+
+def test_list(pool, path, run):
+    for number in range(5):
+        pool.put_from((number << 56, number), bytes(number))
+    rows = [json.loads(line) for line in run("list", path, "--json")[1].splitlines()]
+    assert [row["num_bytes"] for row in rows] == [0, 1, 2, 3, 4]
+    assert run("list", path, "--prefix", "0x03")[1].split() == [
+        "0x0300000000000000" + f"{3:016x}", "3", "normal"
+    ]  # fmt: skip
+    assert len(run("list", path, "--limit", "2")[1].splitlines()) == 2
+    assert run("list", path, "--prefix", "no")[0] == 2
+
+
+def test_stat_and_top(pool, path, run):
+    with Counters(pool.path) as counters:
+        pool.observe(counters)
+        store = Store(pool)
+        store.put("a", bytes(2 * 4096))
+        store.get("a"), store.get("b")
+        status, out, _ = run("stat", path, "--json")
+        told = json.loads(out)
+        assert status == 0 and told["hit_rate"] == 0.5 and told["num_stored"] == 1
+        assert (told["pool"], told["free_bytes"]) == (str(path), 62 * 4096)
+        status, out, _ = run("stat", path)
+        assert status == 0 and "8 KiB of 256 KiB, 3.1%" in out and "50.0%" in out
+        status, _, error = run("top", path)
+        assert status == 2 and "must be a terminal" in error
+        status, out, _ = run("top", path, "--once", "--interval", "0.01")
+        assert status == 0 and "hit rate now" in out and "nothing was read" in out
+
+
+def test_top_is_live(pool, path, monkeypatch):
+    """In a terminal: it shows what happens, and ends with SIGINT."""
+    monkeypatch.setenv("TERM", "xterm")
+    terminal, its_side = pty.openpty()
+    with Counters(pool.path) as counters:
+        pool.observe(counters)
+        pid = forked(its_side, "top", path, "--interval", "0.05")
+        os.close(its_side)
+        try:
+            assert shows(terminal, b"nothing was read")
+            pool.get_into((1, 1), np.zeros(1, np.uint8))
+            assert shows(terminal, b"0.0%")
+            os.kill(pid, signal.SIGINT)
+            with contextlib.suppress(OSError):  # EIO: it has ended
+                while os.read(terminal, 65536):
+                    pass
+            assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 130
+        finally:
+            kill(pid)
+            os.close(terminal)
+
+
+def shows(terminal: int, words: bytes) -> bool:
+    """Read until it shows the words."""
+    seen = b""
+    while words not in seen:
+        ready, _, _ = select.select([terminal], [], [], WAIT_S)
+        if not ready:
+            return False
+        seen += os.read(terminal, 65536)
+    return True
+
+
+def test_stat_and_top_of_a_server(pool, path, run, tmp_path):
+    from mooncake_serving.store.admin import AdminServer
+
+    token = tmp_path / "token"
+    token.write_text("s3cret\nand nothing of this")
+    with AdminServer(Store(pool), token="s3cret") as server:
+        here = json.loads(run("stat", path, "--json")[1])
+        there = run("stat", server.url, "--json", "--token-file", token)[1]
+        assert {**here, "processes": 0} == {**json.loads(there), "processes": 0}
+        arguments = ["--once", "--interval", "0.01", "--token-file", token]
+        status, out, _ = run("top", server.url, *arguments)
+        assert status == 0 and str(path) in out
+        status, _, error = run("stat", server.url)
+        assert status == 2 and "answers 401" in error
+        status, _, error = run("drain", server.url, "node", "--token-file", token)
+        assert status == 2 and "answers 501" in error and "no directory" in error
+    status, _, error = run("stat", server.url)
+    assert status == 2 and "does not answer" in error
+
+
+def test_bench(path, run):
+    sizes = ["--sizes", "4KiB,64KiB", "--seconds", "0.01"]
+    rows = json.loads(run("bench", "--capacity", "1MiB", *sizes, "--json")[1])
+    operations = ["put", "get", "get_into", "view"]
+    expected = [(name, size) for size in (4096, 65536) for name in operations]
+    assert [(row["operation"], row["num_bytes"]) for row in rows] == expected
+    assert all(row["ops_per_s"] > 0 for row in rows)
+    assert all((row["gb_per_s"] is None) == (row["operation"] == "view") for row in rows)
+    with ObjectPool.create(1 << 20, path) as pool:
+        pool.put_from((1, 1), b"stays")
+        status, out, _ = run("bench", path, *sizes, "--ops", "put,get_into")
+        assert status == 0 and out.count("64 KiB") == 2 and "GB/s" in out
+        assert pool.objects().keys.tolist() == [[1, 1]]
+    status, _, error = run("bench", "--capacity", "4096", "--sizes", "4096")
+    assert status == 1 and "do not fit" in error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "COMMAND"),
+        (["dance"], "invalid choice: 'dance'"),
+        (["stat", "/nowhere/kv"], "No such file"),
+        (["stat", "/etc/passwd"], "/etc/passwd"),
+        (["stat", "http://127.0.0.1:1"], "does not answer"),
+        (["stat", "http://"], "http"),
+        (["stat", "x", "--token-file", "/nowhere"], "cannot read /nowhere"),
+        (["stat", "x", "--token-file", "/dev/null"], "must be a token"),
+        (["top", "x", "--interval", "soon"], "must be seconds from 0.01 to 3600, got 'soon'"),
+        (["serve", "/dev/shm/no-such-pool"], "--capacity must be given"),
+        (["serve", "/dev/shm/no-such-pool", "--capacity", "much"], "like 4096, 64KiB or 1.5G"),
+        (["serve", "x", "--eviction", "mru"], "invalid choice: 'mru'"),
+        (["serve", "x", "--watermark", "0.8,0.9"], "must be HIGH,LOW"),
+        (["serve", "x", "--watermark", "0.8"], "must be HIGH,LOW"),
+        (["bench", "--ops", "put,pot"], "must be of put, get, get_into, view, got 'put,pot'"),
+        (["bench", "--sizes", "1KiB,0"], "like 4096, 64KiB or 1.5G, got '0'"),
+        (["bench", "--seconds", "-1"], "must be seconds from"),
+        (["list", "x", "--limit", "-1"], "must be an integer from 1 on, got '-1'"),
+        (["put", "x", "key", "--retention", "long"], "invalid choice: 'long'"),
+    ],
+)
+def test_wrong_arguments(run, arguments, words):
+    status, out, error = run(*arguments)
+    assert (status, out) == (2, "") and words in error and error.count("\n") == 1, error
+
+
+def test_serve_refuses_before_it_serves(path, run):
+    make = ["serve", path, "--capacity", "1MiB", "--temporary"]
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    for arguments, words in [
+        (["--host", "0.0.0.0"], "token must be given"),
+        (["--port", "70000"], "port must be from 0 to 65535"),
+        (["--events", "nowhere"], "endpoint must be an endpoint"),
+        (["--replay", "tcp://127.0.0.1:0"], "--replay needs --events"),
+    ]:
+        status, out, error = run(*make, *arguments)
+        assert (status, out) == (2, "") and words in error
+        assert not path.exists() and not counters_folder(str(path)).exists()
+    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
+
+
+@pytest.mark.parametrize(
+    "name", ["", "serve", "stat", "top", "list", "get", "put", "remove", "drain", "bench"]
+)
+def test_help_has_an_example(run, name):
+    status, out, _ = run(*([name] if name else []), "--help")
+    assert status == 0 and f"mooncake-store {name}".rstrip() in out.partition("example")[2]

@@ -1,0 +1,122 @@
+"""``serve`` as a node of a cluster with Redis, beside a node without a pool in this process."""
+
+import os
+import signal
+
+import httpx
+import numpy as np
+import pytest
+
+from mooncake_kernels.transfer import TransferEngine
+from mooncake_serving.store import ClusterStore, Node, Store, directory
+from mooncake_serving.store.cli import main
+
+from ...metadata.support import RedisServer
+from ..support import WAIT_S, ended_well, eventually
+from .support import serving, url_of
+
+VALUE = np.random.default_rng(0).bytes(10_000)
+
+
+@pytest.fixture(scope="module")
+def redis(tmp_path_factory):
+    server = RedisServer(tmp_path_factory.mktemp("redis"))
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def served(redis, path):
+    """A node with a pool in a process of its own: its id, its name, and a client of its routes."""
+    options = ["--directory", redis.url, "--cluster", path.name]
+    with serving(path, "--capacity", "1MiB", "--port", 0, *options) as (pid, lines):
+        name = lines[0].split()[1]
+        with httpx.Client(base_url=url_of(lines), timeout=WAIT_S) as client:
+            yield pid, name, client
+
+
+@pytest.fixture
+def servers(redis, path):
+    with directory.connect(redis.url, cluster=path.name) as made:
+        yield made
+
+
+@pytest.fixture
+def cluster(served, servers):
+    with TransferEngine() as engine, Node(None, engine, servers) as node:
+        yield ClusterStore(node)
+
+
+def test_members_and_objects(served, cluster):
+    _, name, client = served
+    names = sorted([name, cluster.node.name])
+    assert eventually(lambda: [one["name"] for one in client.get("/members").json()] == names)
+    assert len(client.get("/pools").json()) == 1
+    cluster.put("x", VALUE)
+    [entry] = client.get("/objects").json()["objects"]
+    assert entry["num_bytes"] == len(VALUE) and cluster.get("x") == VALUE
+
+
+def test_what_is_removed_or_evicted_is_told_to_the_directory(served, cluster):
+    _, _, client = served
+    for remove in (
+        lambda key: client.delete(f"/objects/{key}"),
+        lambda key: client.post("/evict", json={"num_bytes": 1}),
+    ):
+        cluster.put("x", VALUE)
+        [entry] = client.get("/objects").json()["objects"]
+        assert cluster.exists("x")
+        assert remove(entry["key"]).is_success
+        assert not cluster.exists("x")
+
+
+def test_drain(served, cluster, servers, path, capsys):
+    """What it has goes to another pool, and then it goes itself; the command waits for the end."""
+    _, name, client = served
+    values = {f"x{i}": np.random.default_rng(i).bytes(1000 * i) for i in range(20)}
+    cluster.put_each(list(values), list(values.values()))
+    url, other = str(client.base_url), cluster.node.name
+    assert eventually(lambda: other in [one["name"] for one in client.get("/members").json()])
+    assert main(["drain", url, other]) == 2
+    assert "ask its admin server" in capsys.readouterr().err
+    assert client.get("/drain").json()["state"] == "idle"
+    with (
+        Store.create(1 << 20) as store,
+        TransferEngine() as engine,
+        Node(store, engine, servers) as node,
+    ):
+        assert main(["drain", url, name, "--wait"]) == 0
+        progress = {"state": "left", "num_moved": 20, "num_left": 0, "num_failed": 0}
+        assert client.get("/drain").json() == {**progress, "error": None}
+        assert sorted(one.name for one in servers.members()) == sorted(
+            [cluster.node.name, node.name]
+        )
+        assert store.stats().num_ready == 20
+        assert cluster.get_each(list(values)) == list(values.values())
+
+
+def test_what_cannot_be_drained(served, cluster, capsys):
+    """There is nowhere to go."""
+    _, name, client = served
+    cluster.put("x", VALUE)
+    assert main(["drain", str(client.base_url), name, "--wait"]) == 1
+    assert "1 objects could not be moved" in capsys.readouterr().err
+    progress = client.get("/drain").json()
+    assert (progress["state"], progress["num_failed"], progress["num_left"]) == ("failed", 1, 1)
+    assert len(client.get("/objects").json()["objects"]) == 1
+
+
+def test_it_leaves(served, servers):
+    pid, name, client = served
+    assert [member.name for member in servers.members()] == [name]
+    assert client.get("/health").status_code == 200
+    os.kill(pid, signal.SIGTERM)
+    assert ended_well(pid)
+    assert servers.members() == []
+
+
+def test_a_directory_that_does_not_answer(path, capfd):
+    with pytest.raises(AssertionError, match="serve has ended"):
+        with serving(path, "--capacity", "1MiB", "--port", 0, "--directory", "redis://127.0.0.1:1"):
+            pass
+    assert "127.0.0.1:1" in capfd.readouterr().err

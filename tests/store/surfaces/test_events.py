@@ -1,0 +1,373 @@
+"""Publishers over real sockets: what a store does is heard, whoever is slow, dead or strange."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import uuid
+
+import msgspec
+import numpy as np
+import pytest
+import zmq
+
+from mooncake_kernels.errors import InvalidArgument
+from mooncake_kernels.pool import object_keys
+from mooncake_serving.store import Store
+from mooncake_serving.store.events import (
+    AllBlocksCleared,
+    BlockRemoved,
+    BlockStored,
+    EventPublisher,
+    subscribe,
+)
+from mooncake_serving.store.events import publisher as publisher_module
+from mooncake_serving.store.events.change_queue import ChangeQueue
+
+from ..support import WAIT_S, child, eventually, kill
+from .support import VllmBlockStored, VllmMapBatch
+
+TCP = "tcp://127.0.0.1:0"
+STALLED = """
+import sys, zmq
+socket = zmq.Context().socket(zmq.SUB)
+socket.subscribe(b"")
+socket.connect(sys.argv[1])
+socket.recv_multipart()
+print("heard", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture(params=["tcp", "inproc"])
+def endpoints(request):
+    """Two, of events and of replays."""
+    if request.param == "tcp":
+        return TCP, TCP
+    return f"inproc://{uuid.uuid4()}", f"inproc://{uuid.uuid4()}"
+
+
+@pytest.fixture(autouse=True)
+def _no_heartbeats(monkeypatch):
+    """They come when nothing else does, which on a busy machine can be at any moment."""
+    monkeypatch.setattr(publisher_module, "HEARTBEAT_S", 1000)
+
+
+@pytest.fixture
+def publisher():
+    with EventPublisher(TCP, replay_endpoint=TCP, namespace="a") as made:
+        yield made
+
+
+def keys(*hashes: int, namespace: str = "a") -> np.ndarray:
+    return object_keys(list(hashes), namespace)
+
+
+@contextlib.contextmanager
+def listening(publisher, **options):
+    """A subscription that hears, and has heard all so far."""
+    options.setdefault("replay_endpoint", publisher.replay_endpoint or None)
+    with subscribe(publisher.endpoint, **options) as subscription:
+        heard = []
+
+        def is_heard():
+            publisher.publish_snapshot(keys())
+            heard.append(subscription.receive(0.02))
+            return heard[-1] is not None
+
+        assert eventually(is_heard)
+        publisher.publish_snapshot(keys(0))
+        while BlockStored not in [type(event) for event in heard[-1].events]:
+            heard.append(subscription.receive(WAIT_S))
+            assert heard[-1] is not None
+        yield subscription
+
+
+def hear(subscription, num_hashes: int) -> list[tuple[type, list]]:
+    """Changes until there are so many, without a gap: neighbours of a kind as one."""
+    heard: list[tuple[type, list]] = []
+    while sum(len(hashes) for _, hashes in heard) < num_hashes:
+        batch = subscription.receive(WAIT_S)
+        assert batch is not None and not batch.is_after_gap
+        for event in batch.events:
+            if not heard or heard[-1][0] is not type(event):
+                heard.append((type(event), []))
+            heard[-1][1].extend(getattr(event, "block_hashes", []))
+    return heard
+
+
+@pytest.mark.parametrize("form", ["map", "array"])
+def test_what_a_store_does_is_heard(pool, endpoints, form):
+    options = {"replay_endpoint": endpoints[1], "namespace": "a", "form": form}
+    with EventPublisher(endpoints[0], **options) as publisher, listening(publisher) as heard:
+        pool.observe(publisher)
+        store = Store(pool, namespace="a", evict_ratio=0)
+        Store(pool, namespace="b").put(5, b"of somebody else")
+        store.put_each([1, 2], [bytes(4096)] * 2)
+        store.put("a name, not a hash", b"x")
+        store.remove(1)
+        store.put(3, bytes(63 * 4096))
+        assert hear(heard, 5) == [
+            (BlockStored, [1, 2]),
+            (BlockRemoved, [1, 2]),
+            (BlockStored, [3]),
+        ]
+
+
+def test_of_all_namespaces_whole_keys_are_told(pool):
+    with EventPublisher(TCP) as publisher, listening(publisher) as heard:
+        pool.observe(publisher)
+        pool.put_from((1, 2**64 - 1), b"x")
+        assert hear(heard, 1) == [(BlockStored, [bytes(7) + b"\x01" + b"\xff" * 8])]
+
+
+def test_a_snapshot_is_all_and_nothing_else(publisher):
+    many = keys(*range(10_000))
+    with listening(publisher) as heard:
+        publisher.on_stored(keys(99_999), 1)
+        publisher.publish_snapshot(many)
+        told = hear(heard, 10_001)
+    assert told == [
+        (BlockStored, [99_999]),
+        (AllBlocksCleared, []),
+        (BlockStored, list(range(10_000))),
+    ]
+
+
+def test_frames_and_fields_are_vllms():
+    """A subscriber that is not ours, with vLLM's structs and sockets."""
+    with EventPublisher(
+        TCP, topic="kv", replay_endpoint=TCP, namespace="a", block_size=256, data_parallel_rank=3
+    ) as publisher:
+        context = zmq.Context.instance()
+        with context.socket(zmq.SUB) as listener, context.socket(zmq.DEALER) as asking:
+            listener.subscribe(b"kv")
+            listener.connect(publisher.endpoint)
+            asking.connect(publisher.replay_endpoint)
+
+            def is_heard():
+                publisher.on_stored(keys(1, 2), 1)
+                return listener.poll(20)
+
+            assert eventually(is_heard)
+            topic, number, payload = listener.recv_multipart()
+            assert topic == b"kv" and len(number) == 8
+            batch = msgspec.msgpack.decode(payload, type=VllmMapBatch)
+            assert batch.data_parallel_rank == 3
+            event = batch.events[0]
+            assert set(event.block_hashes) == {1, 2}
+            event.block_hashes = []
+            assert event == VllmBlockStored([], None, [], 256, None, "CPU", None)
+
+            asking.send_multipart((b"", number))
+            answers = []
+            while not answers or answers[-1][3]:
+                assert asking.poll(WAIT_S * 1000)
+                answers.append(asking.recv_multipart())
+            assert answers[0] == [b"", b"kv", number, payload]
+            assert answers[-1] == [b"", b"", b"\xff" * 8, b""]
+            numbers = [int.from_bytes(answer[2], "big") for answer in answers[:-1]]
+            assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+
+
+def test_only_the_last_batches_are_kept(monkeypatch):
+    monkeypatch.setattr(publisher_module, "MAX_BATCH", 1)
+    with EventPublisher(TCP, replay_endpoint=TCP, buffer_steps=3, namespace="a") as publisher:
+        for key in range(5):
+            publisher.on_stored(keys(key), 1)
+        with zmq.Context.instance().socket(zmq.DEALER) as asking:
+            asking.connect(publisher.replay_endpoint)
+
+            def kept():
+                asking.send_multipart((b"", bytes(8)))
+                answers = []
+                while not answers or answers[-1][3]:
+                    assert asking.poll(WAIT_S * 1000)
+                    answers.append(asking.recv_multipart())
+                batches = [msgspec.msgpack.decode(answer[3]) for answer in answers[:-1]]
+                return [batch[1][0]["block_hashes"] for batch in batches]
+
+            assert eventually(lambda: kept() == [[2], [3], [4]])
+
+
+def test_strangers_are_passed_over(publisher):
+    with zmq.Context.instance().socket(zmq.DEALER) as stranger:
+        stranger.connect(publisher.replay_endpoint)
+        for frames in [(b"x",), (b"", b"short"), (b"x", bytes(8)), (b"", bytes(8), b"more")]:
+            stranger.send_multipart(frames)
+        stranger.send_multipart((b"", b"\xff" * 8))
+        assert stranger.poll(WAIT_S * 1000)
+        assert stranger.recv_multipart() == [b"", b"", b"\xff" * 8, b""]
+
+
+def test_a_slow_subscriber_has_it_all_in_the_end(monkeypatch):
+    """20 MB are more than its socket holds; the rest is dropped, and had again."""
+    monkeypatch.setattr(publisher_module, "MAX_BATCH", 1)
+    monkeypatch.setattr(publisher_module, "HEARTBEAT_S", 0.1)
+    replays = []
+    answer = publisher_module.answer_replay
+    monkeypatch.setattr(
+        publisher_module, "answer_replay", lambda *args: (replays.append(1), answer(*args))
+    )
+    with EventPublisher(TCP, replay_endpoint=TCP, hwm=1) as publisher:
+        with listening(publisher, hwm=1) as heard:
+            for number in range(40):
+                publisher.on_stored(object_keys(np.full(1 << 15, number), "a"), 1)
+            assert eventually(lambda: not publisher._queue._changes)
+            [(kind, hashes)] = hear(heard, 40 << 15)
+    numbers = [int.from_bytes(one[:8], "big") for one in hashes]
+    assert kind is BlockStored and numbers == [i for i in range(40) for _ in range(1 << 15)]
+    assert replays
+
+
+def test_stopped_and_killed_subscribers_hold_up_nobody(publisher, monkeypatch):
+    monkeypatch.setattr(publisher_module, "MAX_BATCH", 1)
+    with subprocess.Popen(
+        [sys.executable, "-c", STALLED, publisher.endpoint],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as stalled:
+
+        def has_heard():
+            publisher.publish_snapshot(keys())
+            return os.get_blocking(stalled.stdout.fileno()) or stalled.stdout.read()
+
+        os.set_blocking(stalled.stdout.fileno(), False)
+        assert eventually(has_heard)
+        stalled.send_signal(signal.SIGSTOP)
+        some = keys(*range(4096))
+        with listening(publisher) as heard:
+            for _ in range(300):
+                publisher.on_stored(some, 1)
+            assert len(hear(heard, 300 * 4096)[0][1]) == 300 * 4096
+            stalled.kill()
+            publisher.on_removed(some, evicted=True)
+            assert hear(heard, 4096)[0][0] is BlockRemoved
+
+
+def test_a_killed_publisher_that_comes_again_is_a_gap(tmp_path):
+    endpoint = f"ipc://{tmp_path}/events"
+
+    def life():
+        with EventPublisher(endpoint, namespace="a") as publisher:
+            while True:
+                publisher.on_stored(keys(os.getpid()), 1)
+                threading.Event().wait(0.01)
+
+    with subscribe(endpoint) as heard:
+        with child(life) as first:
+            batches = [heard.receive(WAIT_S) for _ in range(3)]
+            assert not any(batch.is_after_gap for batch in batches)
+            assert batches[2].sequence == batches[0].sequence + 2
+            kill(first)
+        while heard.receive(0.1) is not None:
+            pass
+        with child(life) as second:
+            batch = heard.receive(WAIT_S)
+            assert batch.is_after_gap and batch.events[0].block_hashes[0] == second
+            assert not heard.receive(WAIT_S).is_after_gap
+
+
+def test_silence_is_told(monkeypatch):
+    monkeypatch.setattr(publisher_module, "HEARTBEAT_S", 0.01)
+    with EventPublisher(TCP) as publisher, subscribe(publisher.endpoint) as heard:
+        first, second = heard.receive(WAIT_S), heard.receive(WAIT_S)
+    assert first.events == second.events == [] and second.sequence == first.sequence + 1
+
+
+def test_closing_sends_what_is_queued(publisher):
+    with listening(publisher) as heard:
+        publisher.on_stored(keys(*range(1, 4)), 1)
+        publisher.close()
+        publisher.close()
+        publisher.on_stored(keys(9), 1)
+        assert hear(heard, 3) == [(BlockStored, [1, 2, 3])]
+    assert not [one for one in threading.enumerate() if one.name == "kv-events"]
+
+
+def test_what_threads_do_is_told_once(publisher):
+    with listening(publisher) as heard:
+
+        def life(first):
+            for key in range(first, first + 500):
+                publisher.on_stored(keys(key), 1)
+
+        threads = [threading.Thread(target=life, args=(i * 500,)) for i in range(1, 5)]
+        for thread in threads:
+            thread.start()
+        [(kind, hashes)] = hear(heard, 2000)
+        for thread in threads:
+            thread.join()
+    assert kind is BlockStored and sorted(hashes) == list(range(500, 2500))
+    for i in range(1, 5):
+        own = [one for one in hashes if one // 500 == i]
+        assert own == sorted(own)
+
+
+def test_a_thread_that_is_too_slow_leaves_a_gap(monkeypatch):
+    """A put does not wait for it: what does not fit is dropped, and the subscriber knows where."""
+    monkeypatch.setattr(publisher_module, "MAX_QUEUED", 10)
+    may_go_on, encode = threading.Event(), publisher_module.encode
+    with EventPublisher(TCP, namespace="a") as publisher, listening(publisher) as heard:
+
+        def slow(*args):
+            may_go_on.wait(WAIT_S)
+            return encode(*args)
+
+        monkeypatch.setattr(publisher_module, "encode", slow)
+        publisher.on_stored(keys(1), 1)
+        assert eventually(lambda: not publisher._queue._changes)  # the thread has it
+        for key in range(2, 32):
+            publisher.on_stored(keys(key), 1)
+        assert publisher.num_dropped == 20
+        may_go_on.set()
+        assert hear(heard, 11) == [(BlockStored, list(range(1, 12)))]
+        batch = heard.receive(WAIT_S)  # at once: the gap is not noticed only with the next change
+        assert batch.is_after_gap and batch.events == []
+        publisher.on_stored(keys(32), 1)
+        assert hear(heard, 1) == [(BlockStored, [32])]
+
+
+def test_the_queue():
+    queue: ChangeQueue[int] = ChangeQueue(2)
+    for number in range(5):
+        queue.put(number)
+    assert queue.take(2) == [0, 1] and queue.num_dropped == 3
+    queue.put(5)
+    assert queue.take(9) == [None, 5] and queue.take(9) == []
+    assert queue.close() and not queue.close()
+    queue.put(6)
+    assert queue.take(9) == []
+    queue.destroy()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"endpoint": "nowhere"}, "endpoint must be an endpoint like"),
+        ({"endpoint": 5}, "endpoint must be a str, got 5"),
+        ({"replay_endpoint": "x://y"}, "replay_endpoint must be an endpoint like"),
+        ({"buffer_steps": 0}, "buffer_steps must be an integer from 1 on, got 0"),
+        ({"hwm": 1.5}, "hwm must be an integer from 1 on, got 1.5"),
+        ({"form": "json"}, 'form must be "map" or "array", got \'json\''),
+        ({"namespace": 5.0}, "got"),
+        ({"topic": 5}, "topic must be a str, got 5"),
+        ({"data_parallel_rank": "0"}, "data_parallel_rank must be an integer from 0 on, got '0'"),
+        ({"block_size": -1}, "block_size must be an integer from 0 on, got -1"),
+    ],
+)
+def test_wrong_arguments(options, message):
+    with pytest.raises(InvalidArgument, match=message):
+        EventPublisher(**{"endpoint": TCP, **options})
+
+
+def test_somebody_else_listens_there(publisher):
+    with pytest.raises(OSError, match="endpoint"):
+        EventPublisher(publisher.endpoint)
+    with EventPublisher(TCP) as other:
+        free = other.endpoint
+    with pytest.raises(OSError, match="replay_endpoint"):
+        EventPublisher(free, replay_endpoint=publisher.endpoint)
+    EventPublisher(free).close()  # the one that failed has given it back

@@ -1,0 +1,189 @@
+"""Subscriptions beside publishers of any kind: what was missed, what is nonsense."""
+
+import contextlib
+import threading
+
+import pytest
+import zmq
+
+from mooncake_kernels.errors import InvalidArgument
+from mooncake_serving.store.events import BlockRemoved, subscribe
+from mooncake_serving.store.events import replay as replay_module
+from mooncake_serving.store.events.messages import encode
+
+from ..support import WAIT_S, eventually
+
+END = b"\xff" * 8
+
+
+def payload(number: int) -> bytes:
+    return encode([BlockRemoved([number])], None, "map")
+
+
+class AnyPublisher:
+    """Sends what it is told to, and answers each request for a replay with ``answers``."""
+
+    def __init__(self):
+        context = zmq.Context.instance()
+        self._publish = context.socket(zmq.PUB)
+        self._publish.bind("tcp://127.0.0.1:0")
+        self._replay = context.socket(zmq.ROUTER)
+        self._replay.bind("tcp://127.0.0.1:0")
+        self.endpoint = self._publish.getsockopt_string(zmq.LAST_ENDPOINT)
+        self.replay_endpoint = self._replay.getsockopt_string(zmq.LAST_ENDPOINT)
+        self.answers: list[tuple[bytes, ...]] = []
+        self.requests: list[int] = []
+        self._is_closed = threading.Event()
+        self._thread = threading.Thread(target=self._answer)
+        self._thread.start()
+
+    def send(self, number: int, content: bytes | None = None) -> None:
+        content = payload(number) if content is None else content
+        self.send_frames(b"", number.to_bytes(8, "big"), content)
+
+    def send_frames(self, *frames: bytes) -> None:
+        self._publish.send_multipart(frames)
+
+    def close(self) -> None:
+        self._is_closed.set()
+        self._thread.join()
+        self._publish.close(linger=0)
+        self._replay.close(linger=0)
+
+    def _answer(self) -> None:
+        while not self._is_closed.is_set():
+            if self._replay.poll(10):
+                client, delimiter, start = self._replay.recv_multipart()
+                self.requests.append(int.from_bytes(start, "big"))
+                for answer in self.answers:
+                    self._replay.send_multipart((client, delimiter, *answer))
+
+
+@pytest.fixture
+def publisher():
+    made = AnyPublisher()
+    yield made
+    made.close()
+
+
+@contextlib.contextmanager
+def listening(publisher, *, replay=True):
+    """A subscription that has heard the batch 0."""
+    where = publisher.replay_endpoint if replay else None
+    with subscribe(publisher.endpoint, replay_endpoint=where) as heard:
+
+        def is_heard():
+            publisher.send(0, b"no batch")
+            return heard.receive(0.02) is not None or heard.num_malformed
+
+        assert eventually(is_heard)
+        publisher.send(0)
+        assert heard.receive(WAIT_S).sequence == 0
+        heard.num_malformed = 0
+        yield heard
+
+
+def numbers(heard, count: int) -> list[tuple[int, bool]]:
+    batches = [heard.receive(WAIT_S) for _ in range(count)]
+    assert all(batch.events == [BlockRemoved([batch.sequence])] for batch in batches)
+    return [(batch.sequence, batch.is_after_gap) for batch in batches]
+
+
+@pytest.mark.parametrize("has_topic", [True, False])
+def test_missed_batches_are_had_again(publisher, has_topic):
+    topic = (b"",) if has_topic else ()
+    publisher.answers = [
+        *((*topic, number.to_bytes(8, "big"), payload(number)) for number in range(1, 6)),
+        (*topic, END, b""),
+    ]
+    with listening(publisher) as heard:
+        publisher.send(3)
+        publisher.send(4)
+        assert numbers(heard, 4) == [(1, False), (2, False), (3, False), (4, False)]
+        assert publisher.requests == [1] and heard.receive(0.05) is None
+
+
+def test_what_cannot_be_had_again_is_a_gap(publisher):
+    publisher.answers = [(b"", (4).to_bytes(8, "big"), payload(4)), (b"", END, b"")]
+    with listening(publisher) as heard:
+        publisher.send(5)
+        assert numbers(heard, 2) == [(4, True), (5, False)]
+
+
+def test_without_replay_every_gap_is_for_good(publisher):
+    with listening(publisher, replay=False) as heard:
+        publisher.send(1)
+        publisher.send(3)
+        publisher.send(4)
+        assert numbers(heard, 3) == [(1, False), (3, True), (4, False)]
+
+
+def test_a_publisher_that_begins_anew_is_a_gap(publisher):
+    with listening(publisher, replay=False) as heard:
+        publisher.send(1)
+        publisher.send(0)
+        publisher.send(1)
+        assert numbers(heard, 3) == [(1, False), (0, True), (1, False)]
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        [],  # it never says that this is the end
+        [(b"x",), (b"", b"short", b"x"), (b"", END, b"")],
+        [(b"", (2).to_bytes(8, "big"), b"no batch"), (b"", END, b"")],
+        [(b"", (9).to_bytes(8, "big"), payload(9)), (b"", END, b"")],  # not asked for
+    ],
+)
+def test_replays_that_are_nonsense(publisher, answers, monkeypatch):
+    monkeypatch.setattr(replay_module, "WAIT_S", 0.3)
+    publisher.answers = answers
+    with listening(publisher) as heard:
+        publisher.send(3)
+        assert numbers(heard, 1) == [(3, True)]
+        publisher.send(4)
+        assert numbers(heard, 1) == [(4, False)]
+
+
+def test_nobody_answers(publisher, monkeypatch):
+    monkeypatch.setattr(replay_module, "WAIT_S", 0.2)
+    with listening(publisher) as heard:
+        heard._replay_endpoint = "tcp://127.0.0.1:1"
+        publisher.send(2)
+        assert numbers(heard, 1) == [(2, True)]
+
+
+def test_nonsense_is_counted_and_shows_as_a_gap(publisher):
+    with listening(publisher, replay=False) as heard:
+        publisher.send_frames(b"", b"short", payload(1))
+        publisher.send_frames(b"alone")
+        publisher.send(1, b"\xc1")
+        publisher.send(2)
+        assert numbers(heard, 1) == [(2, True)] and heard.num_malformed == 3
+
+
+def test_iteration_and_topics(publisher):
+    with subscribe(publisher.endpoint, topic="kv") as heard:
+
+        def is_heard():
+            publisher.send_frames(b"other", bytes(8), payload(9))
+            publisher.send_frames(b"kv", bytes(8), payload(0))
+            return heard.receive(0.02)
+
+        assert eventually(is_heard)
+        publisher.send_frames(b"kv", bytes(8), payload(0))
+        batch = next(iter(heard))
+        assert batch.events == [BlockRemoved([0])]
+        heard.close()
+        heard.close()
+
+
+def test_wrong_arguments(publisher):
+    with pytest.raises(InvalidArgument, match="subscribe: endpoint must be an endpoint like"):
+        subscribe("nowhere")
+    with pytest.raises(InvalidArgument, match="subscribe: endpoint must be a str, got 7"):
+        subscribe(7)
+    with pytest.raises(InvalidArgument, match="subscribe: hwm must be an integer from 1 on"):
+        subscribe(publisher.endpoint, hwm=0)
+    with pytest.raises(InvalidArgument, match="subscribe: replay_endpoint must be an endpoint"):
+        subscribe(publisher.endpoint, replay_endpoint="nowhere")

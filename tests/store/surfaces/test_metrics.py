@@ -1,0 +1,87 @@
+"""Metrics of stores, as Prometheus' own parser reads them, and the page that lists them."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from mooncake_kernels.errors import InvalidArgument
+from mooncake_serving.store import Store
+from mooncake_serving.store.counters import Counters
+
+prometheus = pytest.importorskip("prometheus_client")
+parser = pytest.importorskip("prometheus_client.parser")
+metrics = pytest.importorskip("mooncake_serving.store.metrics")
+
+PAGE = (Path(__file__).parents[3] / "docs/store_admin.md").read_text()
+
+
+def scrape(collector) -> dict[tuple[str, str], float]:
+    """What Prometheus gets: {(name, pool): value}."""
+    registry = prometheus.CollectorRegistry()
+    registry.register(collector)
+    text = prometheus.generate_latest(registry).decode()
+    samples = [
+        sample
+        for family in parser.text_string_to_metric_families(text)
+        for sample in family.samples
+    ]
+    values = {
+        (one.name.removeprefix(metrics.PREFIX), one.labels["pool"]): one.value for one in samples
+    }
+    assert len(values) == len(samples), "a series is there twice"
+    return values
+
+
+def test_what_is_told(pool):
+    store = Store(pool, evict_ratio=0)
+    with Counters(pool.path) as counters:
+        pool.observe(counters)
+        store.put("a", bytes(4097))
+        store.get("a")
+        store.get("b")
+        store.evict(1)
+        store.put("c", b"x")
+        with store.view("c"):
+            values = scrape(metrics.StoreCollector(store))
+    told = {name: value for (name, path), value in values.items() if path == pool.path}
+    assert told == {
+        "capacity_bytes": 64 * 4096,
+        "free_bytes": 63 * 4096,
+        "largest_free_bytes": pool.stats().largest_free_bytes,
+        "free_spans": pool.stats().num_free_spans,
+        "fragmentation": pool.stats().fragmentation,
+        "max_objects": 64,
+        "objects": 1,
+        "objects_being_written": 0,
+        "doomed_objects": 0,
+        "doomed_bytes": 0,
+        "pins": 1,
+        "processes": 1,
+        "hits_total": 2,
+        "misses_total": 1,
+        "stored_total": 2,
+        "removed_total": 0,
+        "evicted_total": 1,
+        "read_bytes_total": 4098,
+        "stored_bytes_total": 4098,
+        "repairs_total": 0,
+    }
+
+
+def test_several_stores_and_closed_ones(pool):
+    other = Store.create(4096)
+    collector = metrics.StoreCollector(Store(pool))
+    collector.add(other)
+    collector.add(other)
+    assert {path for _, path in scrape(collector)} == {pool.path, other.pool.path}
+    with pytest.raises(InvalidArgument, match="stores must have pools of their own, got two of"):
+        collector.add(Store(pool))
+    other.close()
+    assert {path for _, path in scrape(collector)} == {pool.path}
+
+
+def test_the_page_lists_all_metrics(pool):
+    names = {name for name, _ in scrape(metrics.StoreCollector(Store(pool)))}
+    table = PAGE[PAGE.index("## Metrics") :].partition("\n## ")[0]
+    assert set(re.findall(r"^\| `([a-z_]+)` \|", table, re.MULTILINE)) == names

@@ -1,0 +1,82 @@
+"""What observers are told of everything that a process does with a pool."""
+
+import numpy as np
+import pytest
+
+from mooncake_kernels.pool import ObjectPool, ObjectPut, PutResult, object_key
+from mooncake_serving.store import Store, largest_first
+from mooncake_serving.store.observer import ObservedPool, Observer
+
+from .support import Recorder
+
+UNIT = 4096
+
+
+@pytest.fixture
+def told(pool):
+    recorder = Recorder()
+    pool.observe(Observer(), recorder)  # the first one wants to know nothing
+    return recorder
+
+
+def test_puts_and_reads(pool, told):
+    store = Store(pool, namespace="a")
+    key = list(object_key("x", "a"))
+    assert store.put_from("x", b"12", np.zeros(3)) is PutResult.STORED
+    assert store.put("x", b"34") is PutResult.EXISTS
+    assert told.take() == [("stored", [key], 26)]
+    assert len(store.get("x")) == 26 and store.get("y") is None
+    assert store.get_into("x", np.zeros(4, np.uint8), offset=3) == 26
+    assert store.get_into("y", np.zeros(4, np.uint8)) is None
+    buffers = [np.zeros(30, np.uint8) for _ in range(3)]
+    assert store.get_into_each(["x", "y", "x"], buffers).tolist() == [26, -1, 26]
+    reads = [("read", 1, 0, 26), ("read", 0, 1, 0), ("read", 1, 0, 26), ("read", 0, 1, 0)]
+    assert told.take() == [*reads, ("read", 2, 1, 52)]
+    assert store.exists("x") and store.match_prefix([1, 2]) == 0 and told.take() == []
+    assert store.remove("x") and not store.remove("x")
+    assert told.take() == [("removed", [key])]
+
+
+def test_what_is_written_in_place_is_told_at_its_commit(pool, told):
+    with pool.begin((1, 2), 10) as put:
+        assert isinstance(put, ObjectPut) and told.take() == []
+    assert told.take() == [("stored", [[1, 2]], 10)]
+    put.abort()
+    pool.begin((1, 3), 10).abort()
+    with pytest.raises(ZeroDivisionError), pool.begin((1, 4), 10):
+        raise ZeroDivisionError
+    assert pool.begin((1, 2), 10) is PutResult.EXISTS and told.take() == []
+
+
+@pytest.mark.parametrize("eviction", [None, largest_first])
+def test_evictions(pool, told, eviction):
+    store = Store(pool, evict_ratio=0, **({} if eviction is None else {"eviction": eviction}))
+    for key in range(64):
+        store.put(key, bytes(UNIT))
+    told.take()
+    store.put(64, bytes(UNIT))
+    (kind, [victim]), stored = told.take()
+    assert kind == "evicted" and victim[0] == 0 and stored[1][0][0] == 64
+    evicted = store.evict(3 * UNIT)
+    assert told.take() == [("evicted", sorted(evicted.keys.tolist()))] and len(evicted.keys) == 3
+
+
+def test_what_others_do_is_theirs_to_tell(pool, told):
+    with ObjectPool.open(pool.path) as other:
+        other.put_from((1, 1), b"x")
+        other.remove((1, 1))
+    assert told.take() == []
+
+
+def test_a_damaged_object_is_told_as_removed(pool, told):
+    store = Store(pool, verify=1.0)
+    store.put(7, b"whole")
+    pool.memory()[: 64 * UNIT].fill_(1)
+    assert store.get_into_each([7], [np.zeros(5, np.uint8)]).tolist() == [-4]
+    assert [kind for kind, *_ in told.take()] == ["stored", "read", "removed"]
+
+
+def test_a_pool_without_observers_is_a_pool(path):
+    with ObservedPool.create(UNIT, path) as pool:
+        assert pool.put_from((0, 0), b"a") is PutResult.STORED
+        assert pool.get_into((0, 0), np.zeros(1, np.uint8)) == 1 and pool.remove((0, 0))

@@ -1,0 +1,59 @@
+"""What an entry keeps for policies: how often its object was used, by whomever, and where it is."""
+
+import numpy as np
+import pytest
+
+from mooncake_kernels.errors import InvalidArgument
+from mooncake_kernels.pool import ObjectPool
+
+from .support import child, ended_well, put
+
+
+def columns(pool: ObjectPool) -> dict[int, tuple[int, int]]:
+    objects = pool.objects()
+    pairs = zip(objects.uses.tolist(), objects.position.tolist(), strict=True)
+    return dict(zip(objects.keys[:, 0].tolist(), pairs, strict=True))
+
+
+def test_uses_and_positions(pool):
+    put(pool, (1, 0), 100)
+    put(pool, (2, 0), 100, position=7)
+    with pool.begin((3, 0), 100, position=70_000) as writing:
+        writing.view[:] = bytes(100)
+    assert columns(pool) == {1: (1, 0), 2: (1, 7), 3: (1, 65535)}
+    pool.pin((1, 0)).close()
+    pool.get_into((1, 0), bytearray(100))
+    pool.get_into_each([(2, 0), (9, 0)], [bytearray(100), bytearray(100)])
+    pool.contains((3, 0))
+    assert columns(pool) == {1: (3, 0), 2: (2, 7), 3: (1, 65535)}
+    pool.remove((1, 0))
+    put(pool, (1, 0), 100)
+    assert columns(pool)[1] == (1, 0)
+    assert (pool.objects().num_bytes == 100).all()
+
+
+def test_uses_of_other_processes_count(pool):
+    put(pool, (1, 0), 100)
+
+    def life() -> None:
+        with ObjectPool.open(pool.path) as own:
+            for _ in range(5):
+                own.pin((1, 0)).close()
+
+    with child(life) as pid:
+        assert ended_well(pid)
+    assert columns(pool) == {1: (6, 0)}
+
+
+def test_no_more_uses_are_counted_than_fit(pool):
+    put(pool, (1, 0), 1)
+    keys, buffers = np.array([(1, 0)] * 66_000, np.uint64), [bytearray(1)] * 66_000
+    pool.get_into_each(keys, buffers)
+    assert columns(pool) == {1: (65535, 0)}
+
+
+@pytest.mark.parametrize("position", [-1, "first", 1.5])
+def test_a_position_is_a_number(pool, position):
+    for call in (pool.put_from, pool.begin):
+        with pytest.raises(InvalidArgument, match="position must be"):
+            call((1, 0), b"1" if call == pool.put_from else 1, position=position)
