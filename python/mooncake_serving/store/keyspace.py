@@ -36,6 +36,6 @@ class Keyspace:
         """``[n, 2]`` uint64 of many."""
         if not isinstance(keys, np.ndarray) and any(isinstance(k, str | bytes) for k in keys):
             if all(isinstance(k, str | bytes) for k in keys):
-                return named_keys(keys, self._scope)  # type: ignore[arg-type]
+                return named_keys(keys, self.scope)  # type: ignore[arg-type]
             return np.array([self.key(key) for key in keys], np.uint64).reshape(-1, 2)
         return object_keys(keys, self.scope)
