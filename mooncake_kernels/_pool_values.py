@@ -1,7 +1,9 @@
 """Values of ``pool.py``: keys, and what a pool tells of itself."""
 
 import enum
+import itertools
 import operator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -144,8 +146,28 @@ def object_keys(hashes: Any, scope: int | str = 0) -> np.ndarray:
     return keys
 
 
+def named_keys(names: Sequence[str | bytes], scope: int | str = 0) -> np.ndarray:
+    """Make the keys of objects that have names: ``object_key`` of each, ``[n, 2]`` uint64.
+
+    Raises:
+        InvalidArgument: as in ``object_key``.
+    """
+    try:
+        encoded = [name.encode() if isinstance(name, str) else name for name in names]
+        words = itertools.chain.from_iterable(map(_host.hash_name, encoded))
+        keys = np.fromiter(words, np.uint64, 2 * len(encoded)).reshape(-1, 2)
+    except (TypeError, UnicodeError):
+        raise InvalidArgument(
+            f"named_keys: names must be str or bytes, got {shown(names)}"
+        ) from None
+    keys[:, 1] ^= np.uint64(as_scope("named_keys", scope))
+    return keys
+
+
 def as_scope(op: str, scope: Any) -> int:
     """A word, also of a string."""
+    if type(scope) is int and 0 <= scope < END:
+        return scope
     if isinstance(scope, str):
         return _host.hash_name(scope.encode())[0]
     return as_key(op, (0, scope))[1]

@@ -23,6 +23,7 @@ from ._pool_values import (
     PutResult,
     as_key,
     as_keys,
+    named_keys,
     object_key,
     object_keys,
 )
@@ -38,6 +39,7 @@ __all__ = [
     "PutResult",
     "Retention",
     "as_keys",
+    "named_keys",
     "object_key",
     "object_keys",
 ]

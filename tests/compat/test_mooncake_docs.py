@@ -20,6 +20,10 @@ engine = Theirs()
 assert engine.initialize("127.0.0.1", "P2PHANDSHAKE", "rdma", "") == 0
 assert engine.send_probe(f"127.0.0.1:{engine.get_rpc_port()}") == 0
 engine.close()
+
+from mooncake.store import MooncakeDistributedStore as TheirStore, ReplicateConfig
+
+assert TheirStore is MooncakeDistributedStore
 """
 
 
@@ -41,7 +45,22 @@ def test_the_table_names_every_call():
     assert calls <= named, calls - named
 
 
+def test_the_table_of_the_store_names_every_call():
+    table = PAGE[PAGE.index("## The store") :]
+    named = set(re.findall(r"`(\w+)(?:\(|`)", table))
+    calls = {
+        name
+        for name, _ in inspect.getmembers(mooncake.store.MooncakeDistributedStore, callable)
+        if not name.startswith("_")
+    }
+    assert calls <= named, calls - named
+
+
 def test_the_codes_of_the_page():
     for code, name in re.findall(r"(-\d+) `(ERR_\w+)`", PAGE):
         assert getattr(mooncake, name) == int(code)
     assert len(re.findall(r"(-\d+) `(ERR_\w+)`", PAGE)) == 6
+    codes = re.findall(r"(-\d+) `([A-Z]+_[A-Z_]+)` \|", PAGE[PAGE.index("## The store") :])
+    assert len(codes) == 7
+    for code, name in codes:
+        assert getattr(mooncake.store, name) == int(code)

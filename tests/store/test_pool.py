@@ -8,7 +8,14 @@ import torch
 
 import mooncake_kernels as mk
 from mooncake_kernels.errors import ChecksumError, InvalidArgument, Unavailable
-from mooncake_kernels.pool import ObjectPool, ObjectPut, PutResult, object_key, object_keys
+from mooncake_kernels.pool import (
+    ObjectPool,
+    ObjectPut,
+    PutResult,
+    named_keys,
+    object_key,
+    object_keys,
+)
 
 from .support import check, content, put
 
@@ -172,6 +179,10 @@ def test_keys():
     assert object_key("a", "x") == object_key(b"a", "x")
     names = [("a", 0), ("b", 0), ("a", 1), ("a", "x"), ("", 0)]
     assert len({object_key(*name) for name in names}) == 5
+    for scope in (0, 7, 2**64 - 1, "x"):
+        expected = [object_key(name, scope) for name in ("a", b"b", "")]
+        assert list(map(tuple, named_keys(["a", b"b", ""], scope).tolist())) == expected
+    assert named_keys([]).shape == (0, 2)
     keys = object_keys(np.array([3, 2**64 - 1], np.uint64), 5)
     assert keys.tolist() == [[3, 5], [2**64 - 1, 5]] and keys.dtype == np.uint64
     assert object_keys([1], "x")[0, 1] == object_keys([1], "x")[0, 1] != object_keys([1], "y")[0, 1]
@@ -196,6 +207,7 @@ def test_keys():
         (lambda p: p.evict(1, policy="fifo"), "evict: policy must be one of"),
         (lambda p: p.retain(KEY, None), "retain: retention must be one of"),
         (lambda p: object_key(5), "object_key: name must be a str or bytes"),
+        (lambda p: named_keys(["a", 5]), "named_keys: names must be str or bytes"),
         (lambda p: object_keys([[1]]), r"object_keys: hashes must be \[n\]"),
         (lambda p: object_keys([1], 1.5), "object_keys: key must be two integers"),
         (lambda p: ObjectPool.create(0), "ObjectPool.create: capacity_bytes must be"),

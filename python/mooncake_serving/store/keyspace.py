@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from mooncake_kernels.errors import InvalidArgument
-from mooncake_kernels.pool import Key, object_key, object_keys
+from mooncake_kernels.pool import Key, named_keys, object_key, object_keys
 
 StoreKey = str | bytes | int | np.integer
 StoreKeys = Sequence[StoreKey] | np.ndarray
@@ -35,5 +35,7 @@ class Keyspace:
     def keys(self, keys: StoreKeys) -> np.ndarray:
         """``[n, 2]`` uint64 of many."""
         if not isinstance(keys, np.ndarray) and any(isinstance(k, str | bytes) for k in keys):
+            if all(isinstance(k, str | bytes) for k in keys):
+                return named_keys(keys, self.scope)  # type: ignore[arg-type]
             return np.array([self.key(key) for key in keys], np.uint64).reshape(-1, 2)
         return object_keys(keys, self.scope)

@@ -10,10 +10,11 @@ Who calls ``mooncake.engine`` changes the import, and nothing else::
     assert engine.transfer_sync_write("10.0.0.2:4711", address, peer_address, num_bytes) == 0
 
 What returns an integer does not raise: a failure is one of the codes of Mooncake, and its reason is
-logged as an error of the logger ``mooncake_serving.compat.mooncake``. docs/mooncake_compat.md has
-the table of all calls and every difference.
+logged as an error of the logger ``mooncake_serving.compat.mooncake``. ``store`` stands in for
+``mooncake.store``. docs/mooncake_compat.md has the table of all calls and every difference.
 """
 
+from . import store
 from .codes import (
     ERR_ADDRESS_NOT_REGISTERED,
     ERR_ADDRESS_OVERLAPPED,
@@ -48,4 +49,5 @@ __all__ = [
     "TransferNotify",
     "TransferOpcode",
     "Write",
+    "store",
 ]

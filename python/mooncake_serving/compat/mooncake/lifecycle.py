@@ -175,7 +175,7 @@ class Lifecycle:
         with self._starting:
             if self._state is not None:
                 raise InvalidArgument(f"it is initialized, as {self._state.engine.name}")
-            engine = _start(local_hostname, listen, metadata, transports)
+            engine = start_engine(local_hostname, listen, metadata, transports)
             self._finalizer = weakref.finalize(self, engine.close)
             self._state = Running(engine, metadata, Memory(engine), Peers(engine), timeout_s)
         return 0
@@ -192,7 +192,11 @@ class Lifecycle:
         return state
 
 
-def _start(name: str, listen: str, metadata: str, transports: tuple[str, ...]) -> mk.TransferEngine:
+def start_engine(
+    name: str, listen: str, metadata: str, transports: tuple[str, ...]
+) -> mk.TransferEngine:
+    """Make an engine that listens there; on another port if that one is taken."""
+
     def make(where: str) -> mk.TransferEngine:
         if metadata == "p2p":
             return mk.TransferEngine(where, transports=transports)

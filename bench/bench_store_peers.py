@@ -1,0 +1,245 @@
+"""This project's store beside Mooncake's, Redis, memcpy and a raw stream, in turn.
+
+Values of one size, 16 MiB of them, are copied into registered memory and put from there, by the
+batched call where there are several. Each call moves some that the last one has not touched; all
+of them have been read once before. "in process": the client's own process has put them. "other
+process": another one of this host has, and Mooncake's are in its segment. "tcp": between two
+processes, with no transport but tcp, and for ours a directory in Redis; the client has no pool of
+its own. Redis is one over a unix socket. GB/s counts what is moved, once. Peers that are not
+installed are left out (`pip install --no-deps mooncake-transfer-engine-non-cuda`).
+"""
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import store_sides as sides
+from harness import Case, LeftOut, arguments
+from store_sides import SIZES, SMALL_KEYS, TOTAL, Memory, Missing, key_of
+from table import report
+
+from mooncake_kernels.errors import Unavailable
+
+MOVES = [("64 KiB", 1), ("64 KiB", 16), ("1 MiB", 1), ("16 MiB", 1)]  # values, and how many a call
+PIECE = 16 << 10
+NUM_PIECES = 64
+
+
+class Turns:
+    """Which values a call moves: the next ones, so that those of the last are not in the cache."""
+
+    def __init__(self, size: int, each: int = 1):
+        self.size = size
+        self.each = each
+        self._next = 0
+
+    def take(self) -> list[int]:
+        first = self._next
+        self._next = (first + self.each) % (TOTAL // self.size)
+        return list(range(first, first + self.each))
+
+
+class Memcpy:
+    """numpy's copies between the memory and shared memory, such as a pool's is."""
+
+    def __init__(self, memory: Memory):
+        self.memory = memory.bytes
+        self.shared = sides.mk.shared_memory(TOTAL).numpy()
+        self.shared[:] = sides.values()
+        self.target = sides.mk.shared_memory(TOTAL).numpy()
+        self.target[:] = 0
+
+    def get(self, keys: list[str], offsets: Sequence[int], size: int) -> None:
+        for offset in offsets:
+            np.copyto(self.memory[offset : offset + size], self.shared[offset : offset + size])
+
+    def put(self, keys: list[str], offsets: Sequence[int], size: int) -> None:
+        for offset in offsets:
+            np.copyto(self.target[offset : offset + size], self.memory[offset : offset + size])
+
+    def remove(self, keys: list[str]) -> None:
+        pass
+
+
+def moving(
+    title: str, clients: dict[str, Any], memory: Memory, name: str, each: int
+) -> Iterator[Case]:
+    size = SIZES[name]
+    expected = sides.values()
+
+    def get(client: Any, turns: Turns) -> None:
+        taken = turns.take()
+        client.get([key_of(size, i) for i in taken], [i * size for i in taken], size)
+
+    def put(client: Any, turns: Turns) -> None:
+        taken = turns.take()
+        keys = [f"put/{size}/{i}" for i in taken]
+        client.put(keys, [i * size for i in taken], size)
+        client.remove(keys)
+
+    def calls(work: Callable) -> dict[str, Callable[[], None]]:
+        return {kind: partial(work, client, Turns(size, each)) for kind, client in clients.items()}
+
+    def check_gets() -> None:
+        indices = range(TOTAL // size)
+        for client in clients.values():
+            memory.bytes[:] = 0
+            client.get([key_of(size, i) for i in indices], [i * size for i in indices], size)
+            assert np.array_equal(memory.bytes, expected), "wrong: not timed"
+
+    def check_puts() -> None:
+        for kind, client in clients.items():
+            if kind in ("memcpy", "stream"):
+                continue
+            memory.bytes[:] = expected
+            client.put(["check"], [0], size)
+            memory.bytes[:] = 0
+            client.get(["check"], [0], size)
+            assert np.array_equal(memory.bytes[:size], expected[:size]), "wrong: not timed"
+            client.remove(["check"])
+
+    for verb, work, check in (("get_into", get, check_gets), ("put_from, remove", put, check_puts)):
+        timed = calls(work)
+        yield Case(
+            f"{title}, {verb}: {each} x {name}", timed.pop("ours"), timed, check, each * size
+        )
+
+
+def pieces(clients: dict[str, Any], memory: Memory) -> Iterator[Case]:
+    size = PIECE * NUM_PIECES
+    offsets = [(i * 2 * PIECE) for i in range(NUM_PIECES)]
+    expected = sides.values().reshape(-1, PIECE)
+
+    def get(client: Any, turns: Turns) -> None:
+        [i] = turns.take()
+        client.get_pieces(key_of(size, i), offsets, PIECE)
+
+    def check() -> None:
+        for client in clients.values():
+            memory.bytes[:] = 0
+            client.get_pieces(key_of(size, 0), offsets, PIECE)
+            found = memory.bytes.reshape(-1, PIECE)[: 2 * NUM_PIECES : 2]
+            assert np.array_equal(found, expected[:NUM_PIECES]), "wrong: not timed"
+
+    timed = {kind: partial(get, client, Turns(size)) for kind, client in clients.items()}
+    yield Case("other process, 64 buffers of 16 KiB", timed.pop("ours"), timed, check, size)
+
+
+def small_keys(clients: dict[str, Any]) -> Iterator[Case]:
+    def check() -> None:
+        for client in clients.values():
+            assert client.exists(SMALL_KEYS), "wrong: not timed"
+            assert not client.exists(["none"]), "wrong: not timed"
+
+    timed = {kind: partial(client.exists, SMALL_KEYS) for kind, client in clients.items()}
+    yield Case(f"other process, exists: {len(SMALL_KEYS)} keys", timed.pop("ours"), timed, check)
+
+
+class Peers:
+    """The clients of one part of the bench; those that are missing are told once."""
+
+    def __init__(self, opened: contextlib.ExitStack, left_out: dict[str, str]):
+        self.opened = opened
+        self.left_out = left_out
+        self.clients: dict[str, Any] = {}
+
+    def add(self, name: str, make: Callable[[], Any]) -> None:
+        try:
+            client = make()
+        except (Missing, ImportError, Unavailable) as why:
+            self.left_out[name] = str(why)
+            return
+        if hasattr(client, "close"):
+            self.opened.callback(client.close)
+        self.clients[name] = client
+
+
+def in_process(peers: Peers, memory: Memory, path: str) -> None:
+    def filled(client: Any) -> Any:
+        sides.fill(client, memory)
+        return client
+
+    enter = peers.opened.enter_context
+    peers.add("ours", lambda: filled(sides.set_up_ours(path, memory)))
+    peers.add(
+        "mooncake",
+        lambda: filled(sides.set_up_mooncake(enter(sides.mooncake_master()), 256 << 20, memory)),
+    )
+    peers.add("memcpy", lambda: Memcpy(memory))
+
+
+def other_process(peers: Peers, memory: Memory, path: str) -> None:
+    enter = peers.opened.enter_context
+
+    def ours() -> Any:
+        enter(sides.holder(sides.hold, sides.holder_of_ours(path)))
+        return sides.set_up_ours(path, memory)
+
+    def mooncake() -> Any:
+        master = enter(sides.mooncake_master())
+        enter(sides.holder(sides.hold, sides.holder_of_mooncake(master)))
+        return sides.set_up_mooncake(master, 0, memory)
+
+    def redis() -> Any:
+        _, socket_path = enter(sides.redis_server())
+        client = sides.Redis(socket_path, memory)
+        sides.fill(client, memory)
+        return client
+
+    peers.add("ours", ours)
+    peers.add("mooncake", mooncake)
+    peers.add("redis", redis)
+    peers.add("memcpy", lambda: Memcpy(memory))
+
+
+def over_tcp(peers: Peers, memory: Memory, path: str) -> None:
+    enter = peers.opened.enter_context
+
+    def ours() -> Any:
+        url, _ = enter(sides.redis_server())
+        enter(sides.holder(sides.hold, sides.holder_of_cluster(url)))
+        return sides.Cluster(url, memory)
+
+    def mooncake() -> Any:
+        master = enter(sides.mooncake_master())
+        enter(sides.holder(sides.hold, sides.holder_of_mooncake(master)))
+        return sides.set_up_mooncake(master, 0, memory)
+
+    peers.add("ours", ours)
+    peers.add("mooncake", mooncake)
+    peers.add("stream", lambda: sides.Stream(enter(sides.holder(sides.serve_stream)), memory))
+
+
+def cases(quick: bool) -> Iterator[Case | LeftOut]:
+    left_out: dict[str, str] = {}
+    sizes = MOVES[: 2 if quick else None]
+    for title, prepare in (
+        ("in process", in_process),
+        ("other process", other_process),
+        ("tcp", over_tcp),
+    ):
+        memory, path = Memory(), f"/dev/shm/mk-bench-{os.getpid()}-{title.replace(' ', '-')}"
+        with contextlib.ExitStack() as opened:
+            opened.callback(lambda path=path: os.path.exists(path) and os.remove(path))
+            peers = Peers(opened, left_out)
+            prepare(peers, memory, path)
+            if "ours" not in peers.clients:
+                continue
+            for name, each in sizes:
+                yield from moving(title, peers.clients, memory, name, each)
+            if title == "other process":
+                peers.clients.pop("memcpy")
+                yield from pieces(peers.clients, memory)
+                yield from small_keys(peers.clients)
+    left_out["lmcache"] = "its wheel does not start without numba, cupy and some 40 more packages"
+    for name, why in left_out.items():
+        yield LeftOut(name, why)
+
+
+if __name__ == "__main__":
+    options = arguments(__doc__)
+    options.device = "cpu"
+    report("store_peers", cases(options.quick), options)

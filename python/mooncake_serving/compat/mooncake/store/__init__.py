@@ -1,0 +1,43 @@
+"""The Python API of Mooncake's store (``mooncake.store``) on ours.
+
+Who calls ``mooncake.store`` changes the import, and where the master is::
+
+    from mooncake_serving.compat.mooncake.store import MooncakeDistributedStore, ReplicateConfig
+
+    store = MooncakeDistributedStore()
+    path = "/dev/shm/kv"  # in the place of the master: the pool that the processes of a host share
+    assert store.setup("127.0.0.1", "P2PHANDSHAKE", 4 << 30, 64 << 20, "tcp", "", path) == 0
+    assert store.put("a", b"value") == 0 and store.get("a") == b"value"
+
+Calls return Mooncake's codes and do not raise; why something failed is logged as an error of the
+logger ``mooncake_serving.compat.mooncake.store``. docs/mooncake_compat.md has the table of all
+calls and every difference.
+"""
+
+from .codes import (
+    CHECKSUM_MISMATCH,
+    INTERNAL_ERROR,
+    INVALID_PARAMS,
+    NO_AVAILABLE_HANDLE,
+    OBJECT_NOT_FOUND,
+    RPC_FAIL,
+    TRANSFER_FAIL,
+)
+from .distributed_store import MooncakeDistributedStore
+from .handle import BufferHandle
+from .replicate_config import ObjectDataType, ReplicateConfig, SoftPinAction
+
+__all__ = [
+    "CHECKSUM_MISMATCH",
+    "INTERNAL_ERROR",
+    "INVALID_PARAMS",
+    "NO_AVAILABLE_HANDLE",
+    "OBJECT_NOT_FOUND",
+    "RPC_FAIL",
+    "TRANSFER_FAIL",
+    "BufferHandle",
+    "MooncakeDistributedStore",
+    "ObjectDataType",
+    "ReplicateConfig",
+    "SoftPinAction",
+]

@@ -1,0 +1,205 @@
+"""The calls of ``MooncakeDistributedStore`` that move values to and from memory by address."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from mooncake_kernels.errors import InvalidArgument
+
+from .codes import code_of, returns_code
+from .lifecycle import Lifecycle
+from .replicate_config import ReplicateConfig, retention_of
+
+Numbers = Sequence[int]
+
+
+class BufferCalls(Lifecycle):
+    """Addresses are of host memory, which is used at once if it is registered, and else looked up.
+
+    A batch returns one code a key, and goes on after one has failed.
+    """
+
+    @returns_code
+    def register_buffer(self, buffer_ptr: int, size: int) -> int:
+        """Remember memory that is used by other calls: 0; -600 if it overlaps what is registered.
+
+        Who registers it keeps it alive.
+        """
+        running = self._running()
+        view = running.buffers.register(buffer_ptr, size)
+        try:
+            running.objects.register(view)
+        except BaseException:
+            running.buffers.unregister(buffer_ptr)
+            raise
+        return 0
+
+    @returns_code
+    def unregister_buffer(self, buffer_ptr: int) -> int:
+        """Undo ``register_buffer``: 0; -600 if nothing registered begins there."""
+        running = self._running()
+        running.buffers.unregister(buffer_ptr)
+        running.objects.deregister(buffer_ptr)
+        return 0
+
+    @returns_code
+    def put_from(
+        self, key: str, buffer_ptr: int, size: int, config: ReplicateConfig | None = None
+    ) -> int:
+        """Store a value that is in memory: 0, -200 or -600. Of no bytes it is 0, and no value."""
+        return self._put(key, [buffer_ptr], [size], config) if size else 0
+
+    @returns_code
+    def upsert_from(
+        self, key: str, buffer_ptr: int, size: int, config: ReplicateConfig | None = None
+    ) -> int:
+        """``put_from`` in the place of what is there, see ``upsert``."""
+        return self._put(key, [buffer_ptr], [size], config, replace=True)
+
+    def batch_put_from(
+        self,
+        keys: Sequence[str],
+        buffer_ptrs: Numbers,
+        sizes: Numbers,
+        config: ReplicateConfig | None = None,
+    ) -> list[int]:
+        """Store values that are in memory: 0, -200 or -600 each."""
+        return self._each(
+            "batch_put_from",
+            keys,
+            (buffer_ptrs, sizes),
+            lambda i: self._put(keys[i], [buffer_ptrs[i]], [sizes[i]], config),
+        )
+
+    def batch_upsert_from(
+        self,
+        keys: Sequence[str],
+        buffer_ptrs: Numbers,
+        sizes: Numbers,
+        config: ReplicateConfig | None = None,
+    ) -> list[int]:
+        """``batch_put_from`` in the place of what is there, see ``upsert``."""
+        return self._each(
+            "batch_upsert_from",
+            keys,
+            (buffer_ptrs, sizes),
+            lambda i: self._put(keys[i], [buffer_ptrs[i]], [sizes[i]], config, replace=True),
+        )
+
+    def batch_put_from_multi_buffers(
+        self,
+        keys: Sequence[str],
+        all_buffer_ptrs: Sequence[Numbers],
+        all_sizes: Sequence[Numbers],
+        config: ReplicateConfig | None = None,
+    ) -> list[int]:
+        """Store values of many ranges of memory each: 0, -200 or -600 each."""
+        return self._each(
+            "batch_put_from_multi_buffers",
+            keys,
+            (all_buffer_ptrs, all_sizes),
+            lambda i: self._put(keys[i], all_buffer_ptrs[i], all_sizes[i], config),
+        )
+
+    @returns_code
+    def get_into(self, key: str, buffer_ptr: int, size: int) -> int:
+        """Copy a value into memory, which may be larger.
+
+        Returns:
+            The bytes of the value; -704 if there is none, -600 if the memory is too small.
+        """
+        running = self._running()
+        return running.objects.get_into(key, [running.buffers.view(buffer_ptr, size, writes=True)])
+
+    def batch_get_into(
+        self, keys: Sequence[str], buffer_ptrs: Numbers, sizes: Numbers
+    ) -> list[int]:
+        """Copy values into memory, each as ``get_into`` does."""
+        return self._get_each(
+            "batch_get_into",
+            keys,
+            (buffer_ptrs, sizes),
+            lambda i: self._views([buffer_ptrs[i]], [sizes[i]], writes=True),
+        )
+
+    def batch_get_into_multi_buffers(
+        self,
+        keys: Sequence[str],
+        all_buffer_ptrs: Sequence[Numbers],
+        all_sizes: Sequence[Numbers],
+        prefer_alloc_in_same_node: bool = False,
+    ) -> list[int]:
+        """Copy each value into ranges of memory, which are filled one after the other.
+
+        Returns:
+            As ``get_into``. ``prefer_alloc_in_same_node`` is not looked at.
+        """
+        return self._get_each(
+            "batch_get_into_multi_buffers",
+            keys,
+            (all_buffer_ptrs, all_sizes),
+            lambda i: self._views(all_buffer_ptrs[i], all_sizes[i], writes=True),
+        )
+
+    def _put(
+        self,
+        key: str,
+        pointers: Numbers,
+        sizes: Numbers,
+        config: ReplicateConfig | None,
+        *,
+        replace: bool = False,
+    ) -> int:
+        running = self._running()
+        views = self._views(pointers, sizes, writes=False)
+        put = running.objects.replace if replace else running.objects.put
+        put(key, views, retention_of(config))
+        return 0
+
+    def _get_each(
+        self,
+        op: str,
+        keys: Sequence[str],
+        columns: Sequence[Sequence],
+        views_of: Callable[[int], list[memoryview]],
+    ) -> list[int]:
+        """Copy each key's value into its views, those whose memory is right in one call."""
+        views: dict[int, list[memoryview]] = {}
+
+        def look_up(i: int) -> int:
+            views[i] = views_of(i)
+            return 0
+
+        codes = self._each(op, keys, columns, look_up)
+        if views:
+            wanted = [keys[i] for i in views]
+            copied = self._running().objects.get_into_each(op, wanted, [*views.values()])
+            for i, code in zip(views, copied, strict=True):
+                codes[i] = code
+        return codes
+
+    def _views(self, pointers: Numbers, sizes: Numbers, *, writes: bool) -> list[memoryview]:
+        if len(pointers) != len(sizes):
+            raise InvalidArgument(
+                f"sizes must be as many as buffer_ptrs, got {len(sizes)} and {len(pointers)}"
+            )
+        view = self._running().buffers.view
+        return [view(*one, writes=writes) for one in zip(pointers, sizes, strict=True)]
+
+    def _each(
+        self,
+        op: str,
+        keys: Sequence[str],
+        columns: Sequence[Sequence],
+        call: Callable[[int], int],
+    ) -> list[int]:
+        """The code of each key's call."""
+
+        def one(i: int) -> int:
+            if any(len(column) != len(keys) for column in columns):
+                raise InvalidArgument(
+                    f"the other lists must be as long as keys, got "
+                    f"{', '.join(str(len(column)) for column in columns)} and {len(keys)}"
+                )
+            return call(i)
+
+        return [code_of(op, partial(one, i)) for i in range(len(keys))]

@@ -1,0 +1,79 @@
+"""The integers that Mooncake's store returns, and how a failure becomes one of them."""
+
+import functools
+import logging
+from collections.abc import Callable
+from typing import Concatenate, ParamSpec, TypeVar
+
+from mooncake_kernels.errors import ChecksumError, InvalidArgument, TransferError, Unavailable
+
+from ..codes import Failed
+
+INTERNAL_ERROR = -1
+NO_AVAILABLE_HANDLE = -200  # there is no room
+INVALID_PARAMS = -600
+OBJECT_NOT_FOUND = -704
+TRANSFER_FAIL = -800
+CHECKSUM_MISMATCH = -801
+RPC_FAIL = -900  # who knows where the objects are does not answer
+
+log = logging.getLogger(__package__)
+
+Arguments = ParamSpec("Arguments")
+Self = TypeVar("Self")
+Answer = TypeVar("Answer")
+Otherwise = TypeVar("Otherwise")
+Method = Callable[Concatenate[Self, Arguments], Answer]
+
+_CODES: dict[type[Exception], int] = {
+    InvalidArgument: INVALID_PARAMS,
+    ChecksumError: CHECKSUM_MISMATCH,
+    TransferError: TRANSFER_FAIL,
+    Unavailable: RPC_FAIL,
+    OSError: INTERNAL_ERROR,  # and TimeoutError: a stopped process holds the pool
+}
+_FAILURES: tuple[type[Exception], ...] = (*_CODES, Failed)
+
+
+def returns_code(method: Method[Self, Arguments, int]) -> Method[Self, Arguments, int]:
+    """Make a method that raises one that logs the reason and returns its code."""
+
+    @functools.wraps(method)
+    def call(self: Self, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> int:
+        return code_of(method.__name__, lambda: method(self, *args, **kwargs))
+
+    return call
+
+
+def returns_instead(
+    otherwise: Otherwise,
+) -> Callable[[Method[Self, Arguments, Answer]], Method[Self, Arguments, Answer | Otherwise]]:
+    """Make a method that raises one that logs the reason and returns ``otherwise``."""
+
+    def decorate(
+        method: Method[Self, Arguments, Answer],
+    ) -> Method[Self, Arguments, Answer | Otherwise]:
+        @functools.wraps(method)
+        def call(
+            self: Self, /, *args: Arguments.args, **kwargs: Arguments.kwargs
+        ) -> Answer | Otherwise:
+            try:
+                return method(self, *args, **kwargs)
+            except _FAILURES as error:
+                log.error("%s: %s", method.__name__, error)
+                return otherwise
+
+        return call
+
+    return decorate
+
+
+def code_of(op: str, call: Callable[[], int]) -> int:
+    """What a call returns, or the code of its failure, whose reason is logged."""
+    try:
+        return call()
+    except _FAILURES as error:
+        log.error("%s: %s", op, error)
+        if isinstance(error, Failed):
+            return error.code
+        return next(code for kind, code in _CODES.items() if isinstance(error, kind))

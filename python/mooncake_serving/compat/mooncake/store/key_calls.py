@@ -1,0 +1,62 @@
+"""The calls of ``MooncakeDistributedStore`` that move no value."""
+
+import re
+from collections.abc import Sequence
+
+from mooncake_kernels.errors import InvalidArgument
+
+from .codes import INTERNAL_ERROR, OBJECT_NOT_FOUND, returns_code, returns_instead
+from .lifecycle import Lifecycle
+
+
+class KeyCalls(Lifecycle):
+    """``force`` is not looked at: no lease stands against a removal, for who reads keeps it."""
+
+    @returns_code
+    def is_exist(self, key: str) -> int:
+        """Return 1 if there is a value, else 0."""
+        return int(self._running().objects.exist([key])[0])
+
+    def batch_is_exist(self, keys: Sequence[str]) -> list[int]:
+        """Tell of many keys, in one look at the store: 1, 0; all -1 if it fails."""
+
+        @returns_instead([INTERNAL_ERROR] * len(keys))
+        def batch_is_exist(store: KeyCalls) -> list[int]:
+            return [int(found) for found in store._running().objects.exist(keys)]
+
+        return batch_is_exist(self)
+
+    @returns_code
+    def get_size(self, key: str) -> int:
+        """Return the bytes of a value; -704 if there is none."""
+        return self._running().objects.num_bytes(key)
+
+    @returns_code
+    def remove(self, key: str, force: bool = False) -> int:
+        """Remove a value: 0; -704 if there is none."""
+        return 0 if self._running().objects.remove(key) else OBJECT_NOT_FOUND
+
+    def batch_remove(self, keys: Sequence[str], force: bool = False) -> list[int]:
+        """Remove values, each as ``remove`` does."""
+        return [self.remove(key, force) for key in keys]
+
+    @returns_code
+    def remove_by_regex(self, regex_pattern: str, force: bool = False) -> int:
+        """Remove what has a match of Python's ``re`` anywhere in its key; returns how many.
+
+        Looks at every object.
+        """
+        objects = self._running().objects
+        try:
+            pattern = re.compile(regex_pattern)
+        except (re.error, TypeError) as error:
+            raise InvalidArgument(
+                f"regex_pattern must be a regular expression ({error}), got {regex_pattern!r:.80}"
+            ) from None
+        return sum(objects.remove(name) for name in objects.names() if pattern.search(name))
+
+    @returns_code
+    def remove_all(self, force: bool = False) -> int:
+        """Remove all values of this tenant; returns how many there were."""
+        objects = self._running().objects
+        return sum(objects.remove(name) for name in objects.names())

@@ -1,0 +1,91 @@
+"""How a store is set up, and what is true of it as a whole."""
+
+import threading
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mooncake_kernels.errors import InvalidArgument
+
+from .buffers import Buffers
+from .codes import code_of, log
+from .objects import Objects
+from .settings import Settings
+from .standing import open_objects
+
+
+@dataclass(frozen=True)
+class Running:
+    """What ``setup`` makes."""
+
+    settings: Settings
+    objects: Objects
+    buffers: Buffers
+
+
+class Lifecycle:
+    """The calls that start and end a store."""
+
+    def __init__(self) -> None:
+        self._starting = threading.Lock()
+        self._state: Running | None = None
+        self._finalizer: weakref.finalize
+
+    def setup(self, *args: Any, **kwargs: Any) -> int:
+        """Open the store. A second time, it stays as it is.
+
+        Call it with the arguments of ``Settings``, or with a dict of them, in which numbers may be
+        strings.
+
+        Returns:
+            0; -600 if an argument is wrong, -1 if it cannot be opened.
+        """
+        return code_of("setup", lambda: self._setup(*args, **kwargs))
+
+    def health_check(self) -> int:
+        """Return 0 if the store can be used, 1 if it was not set up, or closed.
+
+        2 if who knows where the objects of other hosts are does not answer.
+        """
+        return 1 if self._state is None else self._state.objects.health()
+
+    def get_hostname(self) -> str:
+        """Return what this process is called; "" before ``setup``."""
+        state = self._state
+        return "" if state is None else state.objects.hostname(state.settings.local_hostname)
+
+    def close(self) -> int:
+        """Leave the store; who has a ``BufferHandle`` keeps it. 0.
+
+        In a pool of the host objects stay; those of a process among many hosts go with it.
+        """
+        with self._starting:
+            state, self._state = self._state, None
+            if state is not None:
+                self._finalizer()
+        return 0
+
+    def _setup(self, *args: Any, **kwargs: Any) -> int:
+        if len(args) == 1 and not kwargs and isinstance(args[0], Mapping):
+            settings = Settings.of(args[0])
+        else:
+            try:
+                settings = Settings(*args, **kwargs)
+            except TypeError as error:
+                raise InvalidArgument(f"{error}") from None
+        settings.check()
+        with self._starting:
+            if self._state is not None:
+                log.warning("setup: it is set up, on %s, and stays so", self._state.settings.path)
+                return 0
+            objects = open_objects(settings)
+            self._finalizer = weakref.finalize(self, objects.close)
+            self._state = Running(settings, objects, Buffers())
+        return 0
+
+    def _running(self) -> Running:
+        state = self._state
+        if state is None:
+            raise InvalidArgument("call setup first")
+        return state

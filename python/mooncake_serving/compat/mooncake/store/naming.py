@@ -1,0 +1,57 @@
+"""The name of an object, which stands in front of its bytes.
+
+Pools know objects by a hash. To be listed, and to be told from another of the same hash, each one
+that is put by name begins with a header of whole cache lines::
+
+    "MKNAMED1"   the number of bytes of the name, u32   the name, UTF-8   zeros
+"""
+
+import struct
+
+from mooncake_kernels.errors import InvalidArgument
+
+_START = struct.Struct("<8sI")
+_MAGIC = b"MKNAMED1"
+_LINE = 64
+MAX_NAME_BYTES = 1 << 16
+MIN_HEADER_BYTES = _LINE
+
+
+def header_of(name: str) -> bytes:
+    """What stands in front of an object of this name.
+
+    Raises:
+        InvalidArgument: it is not a text of 1 to 65536 bytes.
+    """
+    text = encoded(name)
+    if not 0 < len(text) <= MAX_NAME_BYTES:
+        raise InvalidArgument(f"key must have 1 to {MAX_NAME_BYTES} bytes, got {len(text)}")
+    return (_START.pack(_MAGIC, len(text)) + text).ljust(_whole(len(text)), b"\0")
+
+
+def encoded(name: str) -> bytes:
+    """The bytes of a name; what is no text is refused."""
+    try:
+        return name.encode()
+    except (AttributeError, UnicodeError):
+        raise InvalidArgument(f"key must be a string, got {name!r:.80}") from None
+
+
+def header_bytes(start: bytes | bytearray | memoryview) -> int:
+    """How long the header is that begins so; 0 if it is none."""
+    if len(start) < MIN_HEADER_BYTES:
+        return 0
+    magic, num_bytes = _START.unpack_from(start)
+    return _whole(num_bytes) if magic == _MAGIC and 0 < num_bytes <= MAX_NAME_BYTES else 0
+
+
+def name_in(view: memoryview) -> str | None:
+    """The name at the beginning of an object; None if it was not put by name."""
+    if not 0 < header_bytes(view) <= len(view):
+        return None
+    _, num_bytes = _START.unpack_from(view)
+    return bytes(view[_START.size : _START.size + num_bytes]).decode(errors="replace")
+
+
+def _whole(name_bytes: int) -> int:
+    return -(-(_START.size + name_bytes) // _LINE) * _LINE

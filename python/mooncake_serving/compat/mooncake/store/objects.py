@@ -1,0 +1,185 @@
+"""Objects that have names, in a store."""
+
+import time
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from mooncake_kernels.buffers import as_buffer
+from mooncake_kernels.errors import InvalidArgument
+from mooncake_kernels.pool import ObjectPool, PutResult, Retention
+from mooncake_serving.store import Store
+from mooncake_serving.store.keyspace import Keyspace
+
+from ..codes import Failed
+from .codes import INTERNAL_ERROR, NO_AVAILABLE_HANDLE, OBJECT_NOT_FOUND, code_of
+from .naming import encoded, header_of, name_in
+
+if TYPE_CHECKING:  # it needs an extra, and a pool of one host does not
+    from mooncake_serving.store import ClusterStore
+
+    AnyStore = Store | ClusterStore
+
+_REPLACE_S = 10.0  # to replace an object that others write too
+_PAUSE_S = 1e-3
+
+Views = Sequence[memoryview]
+
+
+class Objects:
+    """What is in the store of a host under names of one namespace. Thread-safe.
+
+    An object is its header and its value, as two parts that are written and read in one call.
+    Names are ``key`` in errors, as callers call them.
+    """
+
+    def __init__(self, store: "AnyStore", pool: ObjectPool | None, namespace: str):
+        self._store = store
+        self._pool = pool
+        self._keyspace = Keyspace(namespace)
+
+    def put(self, name: str, parts: Sequence[Any], retention: Retention) -> None:
+        """Store a value, if there is none of this name: else what is there stays.
+
+        Raises:
+            InvalidArgument: an argument is wrong, or the value empty.
+            Failed: there is no room.
+        """
+        self._put(name, self._object(name, parts), retention)
+
+    def replace(self, name: str, parts: Sequence[Any], retention: Retention) -> None:
+        """Store a value in the place of what is there. Who reads that keeps it.
+
+        Raises:
+            InvalidArgument, Failed: as in ``put``; but if there is no room, what was there is gone.
+        """
+        parts = self._object(name, parts)
+        until_s = time.monotonic() + _REPLACE_S
+        while True:
+            self._store.remove(name)
+            if self._put(name, parts, retention) is PutResult.STORED:
+                return
+            if time.monotonic() > until_s:
+                raise Failed(INTERNAL_ERROR, f"others write {name!r:.80} all the time")
+            time.sleep(_PAUSE_S)
+
+    def get_into(self, name: str, views: Views) -> int:
+        """Copy a value into buffers, one behind the other, which may be larger than it.
+
+        Returns:
+            Its size; -704 if there is none.
+
+        Raises:
+            InvalidArgument: the buffers are too small.
+            ChecksumError: it was verified and is damaged.
+        """
+        header = header_of(name)
+        found = bytearray(len(header))
+        num_bytes = self._store.get_into(name, found, *views)
+        if num_bytes is None or found != header:
+            return OBJECT_NOT_FOUND
+        return num_bytes - len(header)
+
+    def get_into_each(self, op: str, names: Sequence[str], views: Sequence[Views]) -> list[int]:
+        """Copy values, each into its buffers: of each what ``get_into`` returns, or a code.
+
+        They are read from the last to the first, so that of a prefix the tail was used longest ago.
+        """
+        pairs = list(zip(names, views, strict=True))
+        return [code_of(op, partial(self.get_into, *pair)) for pair in reversed(pairs)][::-1]
+
+    def get_range(self, name: str, offset: int, view: memoryview) -> int:
+        """Fill a buffer from a part of a value; returns its size, -704 if there is no value.
+
+        Raises:
+            InvalidArgument: the part is not within the value.
+        """
+        num_bytes = self._store.get_into(name, view, offset=len(header_of(name)) + offset)
+        return OBJECT_NOT_FOUND if num_bytes is None else len(view)
+
+    def view(self, name: str) -> memoryview | None:
+        """A value, which stays for as long as this is there; None if there is none."""
+        header = header_of(name)
+        found = self._find(name)
+        if found is None or found[: len(header)] != header:
+            return None
+        return found[len(header) :]
+
+    def num_bytes(self, name: str) -> int:
+        """The size of a value; -704 if there is none."""
+        header = header_of(name)
+        num_bytes = self._store.get_into(name, bytearray(len(header)), offset=0)
+        return OBJECT_NOT_FOUND if num_bytes is None else num_bytes - len(header)
+
+    def exist(self, names: Sequence[str]) -> list[bool]:
+        """Tell of names which are there. Not a use of them."""
+        if not all(isinstance(name, str) for name in names):
+            raise InvalidArgument(f"key must be a string, got one that is none in {names!r:.80}")
+        return self._store.exists_each(names).tolist() if len(names) else []
+
+    def remove(self, name: str) -> bool:
+        """Remove an object; who reads it keeps it. Returns whether it was there."""
+        encoded(name)
+        return self._store.remove(name)
+
+    def names(self) -> Iterator[str]:
+        """All names that are there, in no order. Reads each object's header."""
+        if self._pool is None:
+            return
+        for key in map(tuple, self._pool.objects().keys.tolist()):
+            pinned = self._pool.pin(key)
+            if pinned is None:
+                continue
+            with pinned:
+                name = name_in(pinned.view)
+            if name is not None and self._keyspace.key(name) == key:
+                yield name
+
+    def register(self, view: memoryview) -> None:
+        """Let values be moved to and from this memory, which stays until ``deregister``."""
+
+    def deregister(self, address: int) -> None:
+        """Undo ``register``."""
+
+    def hostname(self, local_hostname: str) -> str:
+        """What this process is called."""
+        return local_hostname
+
+    def health(self) -> int:
+        """0; 2 if who knows where the objects are does not answer."""
+        return 0
+
+    def close(self) -> None:
+        self._store.close()
+
+    def _find(self, name: str) -> memoryview | None:
+        pinned = self._store.view(name)
+        return None if pinned is None else pinned.view  # the pin ends with it
+
+    def _object(self, name: str, parts: Sequence[Any]) -> list[Any]:
+        """The parts of an object: the header, and those of its value."""
+        header = header_of(name)
+        num_bytes = sum(map(_num_bytes, parts))
+        if num_bytes == 0:
+            raise InvalidArgument("value must have at least 1 byte, got none")
+        if self._pool is not None and len(header) + num_bytes > self._pool.capacity_bytes:
+            raise Failed(
+                NO_AVAILABLE_HANDLE,
+                f"value and key must fit into the pool's {self._pool.capacity_bytes} bytes, "
+                f"got {len(header) + num_bytes}",
+            )
+        return [header, *parts]
+
+    def _put(self, name: str, parts: Sequence[Any], retention: Retention) -> PutResult:
+        result = self._store.put_from(name, *parts, retention=retention)
+        if result is PutResult.FULL:
+            raise Failed(
+                NO_AVAILABLE_HANDLE, f"there is no room for {name!r:.80}: all must stay that is"
+            )
+        return result
+
+
+def _num_bytes(part: Any) -> int:
+    if isinstance(part, memoryview) and part.c_contiguous:
+        return part.nbytes
+    return as_buffer(part, argument="value").num_bytes

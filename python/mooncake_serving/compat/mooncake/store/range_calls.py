@@ -1,0 +1,76 @@
+"""``get_into_ranges``: parts of values, for example single layers."""
+
+from collections.abc import Sequence
+from functools import partial
+
+from mooncake_kernels.errors import InvalidArgument
+
+from ..codes import as_natural
+from .codes import INVALID_PARAMS, code_of, log
+from .lifecycle import Lifecycle
+
+Ranges = Sequence[Sequence[int]]  # of each key, its ranges
+
+
+class RangeCalls(Lifecycle):
+    """Lists of lists: of each buffer its keys, of each key its ranges."""
+
+    def get_into_ranges(
+        self,
+        buffer_ptrs: Sequence[int],
+        all_keys: Sequence[Sequence[str]],
+        all_dst_offsets: Sequence[Ranges],
+        all_src_offsets: Sequence[Ranges],
+        all_sizes: Sequence[Ranges],
+    ) -> list[list[list[int]]]:
+        """Copy ranges of values into memory.
+
+        Equivalent to::
+
+            for b, k, r in all ranges r of all keys k of all buffers b:
+                value = get(all_keys[b][k])[all_src_offsets[b][k][r] :][: all_sizes[b][k][r]]
+                memory[buffer_ptrs[b] + all_dst_offsets[b][k][r] :] = value
+
+        Returns:
+            Of each range its bytes; -704 if there is no such value, -600 if the range is not in it.
+        """
+        columns = (all_dst_offsets, all_src_offsets, all_sizes)
+        if any(len(column) != len(buffer_ptrs) for column in (all_keys, *columns)):
+            log.error("get_into_ranges: the lists must be as long as buffer_ptrs")
+            return [[[INVALID_PARAMS]] for _ in buffer_ptrs]
+        return [
+            self._into_buffer(*one) for one in zip(buffer_ptrs, all_keys, *columns, strict=True)
+        ]
+
+    def _into_buffer(
+        self,
+        pointer: int,
+        keys: Sequence[str],
+        dst_offsets: Ranges,
+        src_offsets: Ranges,
+        sizes: Ranges,
+    ) -> list[list[int]]:
+        columns = (dst_offsets, src_offsets, sizes)
+
+        def num_ranges(k: int) -> int:  # of whichever list has the most
+            return max([len(column[k]) for column in columns if k < len(column)], default=1)
+
+        def one(k: int, r: int) -> int:
+            if not all(
+                len(column) == len(keys) and len(column[k]) == num_ranges(k) for column in columns
+            ):
+                raise InvalidArgument("offsets and sizes must be lists of one shape, got others")
+            return self._copy(keys[k], pointer, dst_offsets[k][r], src_offsets[k][r], sizes[k][r])
+
+        return [
+            [code_of("get_into_ranges", partial(one, k, r)) for r in range(num_ranges(k))]
+            for k in range(len(keys))
+        ]
+
+    def _copy(self, key: str, pointer: int, dst_offset: int, src_offset: int, size: int) -> int:
+        running = self._running()
+        if as_natural("size", size) == 0:
+            return 0
+        begin = as_natural("buffer_ptr", pointer) + as_natural("dst_offset", dst_offset)
+        view = running.buffers.view(begin, size, writes=True)
+        return running.objects.get_range(key, as_natural("src_offset", src_offset), view)

@@ -1,0 +1,82 @@
+"""``ReplicateConfig``: how an object is to be kept."""
+
+import enum
+from dataclasses import dataclass, field
+
+from mooncake_kernels.errors import InvalidArgument
+from mooncake_kernels.pool import Retention
+
+
+class SoftPinAction(enum.IntEnum):
+    """What a put does to the soft pin of its object."""
+
+    PRESERVE = 0
+    ENABLE = 1
+    DISABLE = 2
+
+
+class ObjectDataType(enum.IntEnum):
+    """What an object is, for Mooncake's statistics."""
+
+    UNKNOWN = 0
+    KVCACHE = 1
+    TENSOR = 2
+    WEIGHT = 3
+    SAMPLE = 4
+    ACTIVATION = 5
+    GRADIENT = 6
+    OPTIMIZER_STATE = 7
+    METADATA = 8
+    GENERAL = 9
+
+
+@dataclass(slots=True)
+class ReplicateConfig:
+    """How an object is to be kept. Mooncake's names and defaults.
+
+    Attributes:
+        replica_num: copies, at least 1; as many are made as there are hosts for.
+        with_hard_pin: never evict it.
+        soft_pin_action: ``ENABLE``: evict it after all others.
+        nof_replica_num, dfs_replica_num: copies on remote SSDs and in file systems: 0.
+
+    The others are there to be set, and not looked at.
+    """
+
+    replica_num: int = 1
+    with_hard_pin: bool = False
+    soft_pin_action: SoftPinAction = SoftPinAction.PRESERVE
+    soft_pin_ttl_ms: int | None = None
+    nof_replica_num: int = 0
+    dfs_replica_num: int = 0
+    preferred_segment: str = ""
+    preferred_segments: list[str] = field(default_factory=list)
+    preferred_nof_segments: list[str] = field(default_factory=list)
+    prefer_alloc_in_same_node: bool = False
+    data_type: ObjectDataType = ObjectDataType.UNKNOWN
+    group_ids: list[str] | None = None
+
+
+def retention_of(config: ReplicateConfig | None) -> Retention:
+    """How long the pool shall keep an object of this configuration.
+
+    Raises:
+        InvalidArgument: it is none, or asks for what there is not.
+    """
+    if config is None:
+        return "normal"
+    if not isinstance(config, ReplicateConfig):
+        raise InvalidArgument(f"config must be a ReplicateConfig, got {config!r:.80}")
+    if not isinstance(config.replica_num, int) or config.replica_num < 1:
+        raise InvalidArgument(
+            f"config.replica_num must be an integer from 1 on, got {config.replica_num!r:.80}"
+        )
+    for name in ("nof_replica_num", "dfs_replica_num"):
+        if getattr(config, name) != 0:
+            raise InvalidArgument(
+                f"config.{name} must be 0, for objects are in memory, "
+                f"got {getattr(config, name)!r:.80}"
+            )
+    if config.with_hard_pin:
+        return "hard"
+    return "soft" if config.soft_pin_action == SoftPinAction.ENABLE else "normal"

@@ -1,0 +1,101 @@
+"""The arguments of ``setup``."""
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mooncake_kernels.errors import InvalidArgument
+
+_FLAGS = {"true": True, "1": True, "false": False, "0": False}
+_IGNORED = ("ipc_socket_path",)  # of Mooncake's dict: there is no client of another process here
+_DEFAULT_BYTES = 16 << 20
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What ``setup`` takes, in Mooncake's order.
+
+    Attributes:
+        local_hostname: what this process is called, and where it listens.
+        metadata_server: "P2PHANDSHAKE", ``redis://...`` or ``http://...``, see ``TransferEngine``.
+        global_segment_size: bytes of the pool, if this process makes it; else it has what it has.
+        local_buffer_size: bytes for what is on its way between hosts to memory not registered.
+        protocol: "tcp"; any if the environment has ``MC_FORCE_TCP``.
+        rdma_devices: which tcp does not use.
+        master_server_addr: the file of the pool that the processes of this host share, "" for the
+            one of this user; or the URL of a directory, ``redis://...``: the store of many hosts.
+        engine: not used: a store has an engine of its own.
+        enable_ssd_offload, ssd_offload_path: must be off: objects are in memory.
+        tenant_id: whose objects are seen.
+        enable_client_http_server, client_http_port: must be off.
+    """
+
+    local_hostname: str
+    metadata_server: str
+    global_segment_size: int
+    local_buffer_size: int
+    protocol: str
+    rdma_devices: str
+    master_server_addr: str
+    engine: Any = None
+    enable_ssd_offload: bool = False
+    ssd_offload_path: str = ""
+    tenant_id: str = "default"
+    enable_client_http_server: bool = False
+    client_http_port: int = 9300
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> "Settings":
+        """The settings of a dict, whose numbers and flags may be strings.
+
+        Raises:
+            InvalidArgument: a name is not known, or missing.
+        """
+        values: dict[str, Any] = {
+            "global_segment_size": _DEFAULT_BYTES,
+            "local_buffer_size": _DEFAULT_BYTES,
+            "protocol": "tcp",
+            "rdma_devices": "",
+            "master_server_addr": "",
+        }
+        known = {field.name: field.type for field in dataclasses.fields(cls)}
+        for name, value in config.items():
+            if name in _IGNORED:
+                continue
+            if name not in known:
+                raise InvalidArgument(f"config must have names of setup, got {name!r:.80}")
+            is_text = isinstance(value, str)
+            if known[name] is int and is_text and value.isdecimal():
+                value = int(value)
+            if known[name] is bool and is_text:
+                value = _FLAGS.get(value.lower(), value)
+            values[name] = value
+        missing = [name for name in ("local_hostname", "metadata_server") if name not in values]
+        if missing:
+            raise InvalidArgument(f"config must have {' and '.join(missing)}, got {[*config]}")
+        return cls(**values)
+
+    def check(self) -> None:
+        """Refuse what is of a wrong type, or not here.
+
+        Raises:
+            InvalidArgument: what is wrong.
+        """
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.type in (int, str, bool) and type(value) is not field.type:
+                kind = field.type.__name__
+                raise InvalidArgument(f"{field.name} must be of type {kind}, got {value!r:.80}")
+        for name in ("global_segment_size", "local_buffer_size"):
+            if getattr(self, name) < 0:
+                raise InvalidArgument(f"{name} must not be negative, got {getattr(self, name)}")
+        for name in ("enable_ssd_offload", "enable_client_http_server"):
+            if getattr(self, name):
+                raise InvalidArgument(f"{name} must be False, for it is not here, got True")
+
+    @property
+    def path(self) -> str:
+        """The file of the pool of this host."""
+        return self.master_server_addr or f"/dev/shm/mooncake-store-{os.getuid()}"

@@ -1,0 +1,111 @@
+"""What stands behind a store: the pool of this host, or those of many hosts and a directory."""
+
+import contextlib
+
+from mooncake_kernels.errors import InvalidArgument
+from mooncake_kernels.pool import ObjectPool
+from mooncake_serving.store import Store
+
+from .. import names
+from ..codes import Failed
+from ..lifecycle import start_engine
+from .codes import INTERNAL_ERROR, log
+from .objects import Objects
+from .settings import Settings
+
+_ALIGNMENT = 512  # of objects, which may be small
+_BYTES_PER_OBJECT = 8 << 10  # of a pool: there can be one for each of these, see ObjectPool.create
+_STAGING_SLOTS = 8
+_MIN_SLOT_BYTES = 64 << 10
+_SCHEMES = ("redis://", "rediss://", "unix://", "redis+sentinel://")
+
+
+def open_objects(settings: Settings) -> Objects:
+    """Open what ``master_server_addr`` names.
+
+    Raises:
+        InvalidArgument, Unavailable, OSError: a setting is wrong, or something is not to be had.
+        Failed: the address is one of Mooncake's master.
+    """
+    names.metadata_of(settings.metadata_server)
+    names.transports_of(settings.protocol)
+    if settings.master_server_addr.startswith(_SCHEMES):
+        return _open_cluster(settings)
+    if "/" not in settings.path:
+        raise Failed(
+            INTERNAL_ERROR,
+            "master_server_addr must be the path of a pool (/dev/shm/kv) or the URL of a directory "
+            f"(redis://host:port), for nothing here speaks to a mooncake_master, got "
+            f"{settings.path!r:.80}",
+        )
+    pool, namespace = _open_pool(settings), _namespace(settings)
+    store = Store(pool, namespace=namespace, checksum=False)  # which no one here would compare
+    return Objects(store, pool, namespace)
+
+
+def _open_cluster(settings: Settings) -> Objects:
+    """Take part with a pool of this process alone, as Mooncake's clients do."""
+    # What these need is an extra, which a pool of one host does without.
+    from mooncake_serving.store import ClusterStore, Node, directory
+
+    from .cluster_objects import ClusterObjects
+
+    namespace = _namespace(settings)
+    slot_bytes = max(settings.local_buffer_size // _STAGING_SLOTS, _MIN_SLOT_BYTES)
+    with contextlib.ExitStack() as opened:
+        servers = opened.enter_context(directory.connect(settings.master_server_addr))
+        store = None
+        if settings.global_segment_size:
+            store = opened.enter_context(Store(_new_pool(settings, None), namespace=namespace))
+        engine = opened.enter_context(
+            start_engine(
+                settings.local_hostname,
+                names.listen_name(settings.local_hostname),
+                names.metadata_of(settings.metadata_server),
+                names.transports_of(settings.protocol),
+            )
+        )
+        node = opened.enter_context(
+            Node(store, engine, servers, staging_slots=_STAGING_SLOTS, slot_bytes=slot_bytes)
+        )
+        cluster = ClusterStore(node, namespace=None if store else namespace)
+        return ClusterObjects(cluster, servers, namespace, opened.pop_all())
+
+
+def _namespace(settings: Settings) -> str:
+    return f"mooncake/{settings.tenant_id}"
+
+
+def _open_pool(settings: Settings) -> ObjectPool:
+    """Open the pool of this host; it is made if there is none."""
+    with contextlib.suppress(FileNotFoundError):
+        return _existing_pool(settings)
+    if settings.global_segment_size == 0:
+        raise InvalidArgument(
+            "global_segment_size must be above 0 for who makes the pool, and there is no "
+            f"{settings.path} yet, got 0"
+        )
+    with contextlib.suppress(FileExistsError):  # another has made it meanwhile
+        return _new_pool(settings, settings.path)
+    return _existing_pool(settings)
+
+
+def _new_pool(settings: Settings, path: str | None) -> ObjectPool:
+    return ObjectPool.create(
+        settings.global_segment_size,
+        path,
+        alignment=_ALIGNMENT,
+        num_objects=max(1024, settings.global_segment_size // _BYTES_PER_OBJECT),
+    )
+
+
+def _existing_pool(settings: Settings) -> ObjectPool:
+    pool = ObjectPool.open(settings.path)
+    if settings.global_segment_size not in (0, pool.capacity_bytes):
+        log.info(
+            "setup: %s has %d bytes, whatever global_segment_size says (%d)",
+            settings.path,
+            pool.capacity_bytes,
+            settings.global_segment_size,
+        )
+    return pool

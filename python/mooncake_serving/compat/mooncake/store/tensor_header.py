@@ -1,0 +1,49 @@
+"""What stands before the elements of a tensor that is a value."""
+
+import struct
+
+import torch
+
+from mooncake_kernels.errors import InvalidArgument
+
+_HEADER = struct.Struct("<8s16sB39x8q")  # the magic, the dtype, how many dimensions; the shape
+_MAGIC = b"MKTENSOR"
+_MAX_DIMS = 8
+HEADER_BYTES = _HEADER.size  # 128: elements are as aligned as values
+
+
+def encode(tensor: torch.Tensor) -> bytes:
+    """The header of a tensor.
+
+    Raises:
+        InvalidArgument: it is none, not in host memory, or has too many dimensions.
+    """
+    if not isinstance(tensor, torch.Tensor):
+        raise InvalidArgument(f"tensor must be a torch.Tensor, got {type(tensor).__name__}")
+    if tensor.device.type != "cpu":
+        raise InvalidArgument(f"tensor must be in host memory, got one on {tensor.device}")
+    if tensor.dim() > _MAX_DIMS:
+        raise InvalidArgument(f"tensor must have at most {_MAX_DIMS} axes, got {tensor.dim()}")
+    shape = (*tensor.shape, *[0] * (_MAX_DIMS - tensor.dim()))
+    dtype = str(tensor.dtype).removeprefix("torch.").encode()
+    return _HEADER.pack(_MAGIC, dtype, tensor.dim(), *shape)
+
+
+def decode(value: bytearray) -> torch.Tensor:
+    """The tensor of a value, in whose memory it is.
+
+    Raises:
+        InvalidArgument: the value is no tensor.
+    """
+    if len(value) < HEADER_BYTES or not value.startswith(_MAGIC):
+        raise InvalidArgument("the value must be one of put_tensor, got another")
+    _, name, num_dims, *shape = _HEADER.unpack_from(value)
+    dtype = getattr(torch, name.rstrip(b"\0").decode(errors="replace"), None)
+    size = torch.Size(shape[:num_dims]) if num_dims <= _MAX_DIMS and min(shape) >= 0 else None
+    if not isinstance(dtype, torch.dtype) or size is None:
+        raise InvalidArgument("the value must be a tensor of this torch, got another")
+    if HEADER_BYTES + size.numel() * dtype.itemsize != len(value):
+        raise InvalidArgument(f"the value must be {size} of {dtype}, got {len(value)} bytes")
+    if size.numel() == 0:
+        return torch.empty(size, dtype=dtype)
+    return torch.frombuffer(value, dtype=dtype, offset=HEADER_BYTES).reshape(size)

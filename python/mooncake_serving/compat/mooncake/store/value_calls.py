@@ -1,0 +1,103 @@
+"""The calls of ``MooncakeDistributedStore`` that take and return values."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from mooncake_kernels.buffers import as_buffer
+from mooncake_kernels.errors import InvalidArgument
+
+from .codes import returns_code, returns_instead
+from .handle import BufferHandle, handle_of
+from .lifecycle import Lifecycle
+from .replicate_config import ReplicateConfig, retention_of
+
+
+class ValueCalls(Lifecycle):
+    """A value is whatever has a packed buffer. What is there is not put again: that returns 0."""
+
+    @returns_code
+    def put(self, key: str, value: Any, config: ReplicateConfig | None = None) -> int:
+        """Store a value: 0; -200 if there is no room, -600 if it is empty."""
+        self._running().objects.put(key, [value], retention_of(config))
+        return 0
+
+    @returns_code
+    def put_parts(self, key: str, *parts: Any, config: ReplicateConfig | None = None) -> int:
+        """Store parts as one value, one behind the other. Nothing at all is no error: 0."""
+        return self._put_parts(key, parts, config, replace=False)
+
+    @returns_code
+    def put_batch(
+        self, keys: Sequence[str], values: Sequence[Any], config: ReplicateConfig | None = None
+    ) -> int:
+        """Store values, of which none may be empty: 0, or the code of the first that failed."""
+        return self._put_batch(keys, values, config, replace=False)
+
+    @returns_code
+    def upsert(self, key: str, value: Any, config: ReplicateConfig | None = None) -> int:
+        """Store a value in the place of what is there: 0, -200 or -600.
+
+        For a moment there is nothing under the key, and nothing is if there is no room.
+        """
+        self._running().objects.replace(key, [value], retention_of(config))
+        return 0
+
+    @returns_code
+    def upsert_parts(self, key: str, *parts: Any, config: ReplicateConfig | None = None) -> int:
+        """``upsert`` with the parts of ``put_parts``."""
+        return self._put_parts(key, parts, config, replace=True)
+
+    @returns_code
+    def upsert_batch(
+        self, keys: Sequence[str], values: Sequence[Any], config: ReplicateConfig | None = None
+    ) -> int:
+        """``upsert`` many."""
+        return self._put_batch(keys, values, config, replace=True)
+
+    @returns_instead(b"")
+    def get(self, key: str) -> bytes:
+        """Return a value; ``b""`` if there is none."""
+        found = self._running().objects.view(key)
+        return b"" if found is None else bytes(found)
+
+    def get_batch(self, keys: Sequence[str]) -> list[bytes]:
+        """Return values, each as ``get`` does."""
+        return [self.get(key) for key in keys]
+
+    @returns_instead(None)
+    def get_buffer(self, key: str) -> BufferHandle | None:
+        """Return a value where it is; it stays for as long as the handle lasts. None: no value."""
+        found = self._running().objects.view(key)
+        return None if found is None else handle_of(found)
+
+    def batch_get_buffer(self, keys: Sequence[str]) -> list[BufferHandle | None]:
+        """Return values, each as ``get_buffer`` does."""
+        return [self.get_buffer(key) for key in keys]
+
+    def _put_parts(
+        self, key: str, parts: Sequence[Any], config: ReplicateConfig | None, *, replace: bool
+    ) -> int:
+        objects, retention = self._running().objects, retention_of(config)
+        if any(as_buffer(part, argument="parts").num_bytes for part in parts):
+            (objects.replace if replace else objects.put)(key, parts, retention)
+        return 0
+
+    def _put_batch(
+        self,
+        keys: Sequence[str],
+        values: Sequence[Any],
+        config: ReplicateConfig | None,
+        *,
+        replace: bool,
+    ) -> int:
+        objects, retention = self._running().objects, retention_of(config)
+        if len(keys) != len(values):
+            raise InvalidArgument(
+                f"values must be as many as keys, got {len(values)} and {len(keys)}"
+            )
+        empty = [i for i, value in enumerate(values) if not as_buffer(value).num_bytes]
+        if empty:
+            raise InvalidArgument(f"values must have at least 1 byte each, got none in {empty[:8]}")
+        for key, value in zip(keys, values, strict=True):
+            (objects.replace if replace else objects.put)(key, [value], retention)
+        return 0

@@ -1,0 +1,291 @@
+"""The calls of ``MooncakeDistributedStore`` on values and keys, and their codes."""
+
+import inspect
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from mooncake_serving.compat.mooncake.store import (
+    INVALID_PARAMS,
+    NO_AVAILABLE_HANDLE,
+    OBJECT_NOT_FOUND,
+    MooncakeDistributedStore,
+    ReplicateConfig,
+    SoftPinAction,
+)
+from mooncake_serving.store import Store
+
+from .store_support import CAPACITY, pool_file, reasons, set_up, value_of
+
+WRONG, ABSENT, FULL = INVALID_PARAMS, OBJECT_NOT_FOUND, NO_AVAILABLE_HANDLE
+
+
+@pytest.fixture
+def store():
+    with pool_file() as path:
+        store = set_up(path)
+        yield store
+        store.close()
+
+
+@pytest.mark.parametrize("num_bytes", [1, 63, 64, 65, 4096, 1 << 20, 20 << 20])
+def test_a_value_comes_back(store, num_bytes):
+    value = value_of(num_bytes, num_bytes)
+    assert store.put("a", value) == 0
+    assert store.get("a") == value
+    assert bytes(store.get_buffer("a")) == value
+    assert store.get_size("a") == num_bytes
+    assert store.is_exist("a") == 1
+
+
+@pytest.mark.parametrize("key", ["a", "k" * 4096, "ключ", "a\0b", "/x y/\n", "k" * 65536])
+def test_keys_are_any_text(store, key):
+    assert store.put(key, b"value") == 0
+    assert store.get(key) == b"value"
+    assert store.remove_by_regex("^" + key[0]) == 1
+    assert store.is_exist(key) == 0
+
+
+@pytest.mark.parametrize("value", [bytearray(b"abc"), memoryview(b"abc"), np.arange(3.0)])
+def test_a_value_is_all_bytes_of_a_buffer(store, value):
+    assert store.put("a", value) == 0
+    assert store.get("a") == bytes(value)
+
+
+def test_what_is_there_is_not_put_again(store):
+    assert store.put("a", b"first") == store.put("a", b"second") == 0
+    assert store.put_batch(["a", "b"], [b"third", b"b"]) == 0
+    assert store.get_batch(["a", "b", "no"]) == [b"first", b"b", b""]
+
+
+def test_upserts_replace(store):
+    assert store.upsert("a", b"1") == 0
+    assert store.upsert("a", b"22") == 0 and store.get("a") == b"22"
+    assert store.upsert_parts("a", b"3", b"", b"33") == 0 and store.get("a") == b"333"
+    assert store.upsert_batch(["a", "b"], [b"4", b"5"]) == 0
+    assert store.get_batch(["a", "b"]) == [b"4", b"5"]
+    assert store.upsert("a", b"") == WRONG and store.get("a") == b"4"
+    assert store.upsert("a", bytes(CAPACITY)) == FULL and store.get("a") == b"4"
+
+
+def test_parts(store):
+    assert store.put_parts("p", b"ab", b"", np.frombuffer(b"cd", np.uint8)) == 0
+    assert store.get("p") == b"abcd"
+    assert store.put_parts("none") == store.put_parts("empty", b"", b"") == 0
+    assert store.batch_is_exist(["none", "empty"]) == [0, 0]
+
+
+def test_what_is_not_there(store, caplog):
+    assert store.get("no") == b""
+    assert store.get_batch(["no", "nor"]) == [b"", b""]
+    assert store.get_buffer("no") is None and store.batch_get_buffer(["no"]) == [None]
+    assert store.is_exist("no") == 0 and store.batch_is_exist(["no"]) == [0]
+    assert store.get_size("no") == store.remove("no") == store.remove("no", True) == ABSENT
+    assert store.batch_remove(["no"]) == [ABSENT]
+    assert store.get_tensor("no") is None
+    assert store.batch_is_exist([]) == store.get_batch([]) == store.batch_remove([]) == []
+    assert store.remove_all() == store.remove_by_regex(".") == 0
+    assert not caplog.records  # it is no error
+
+
+@pytest.mark.parametrize(
+    ("call", "reason"),
+    [
+        (lambda s: s.put("", b"1"), "key must have 1 to"),
+        (lambda s: s.put("k" * 65537, b"1"), "key must have 1 to"),
+        (lambda s: s.put(5, b"1"), "key must be a string, got 5"),
+        (lambda s: s.put("a", b""), "value must have at least 1 byte"),
+        (lambda s: s.put("a", "text"), "value must be .* got str"),
+        (lambda s: s.put("a", np.arange(8)[::2]), "packed"),
+        (lambda s: s.put("a", b"1", {}), "config must be a ReplicateConfig"),
+        (lambda s: s.put("a", b"1", ReplicateConfig(replica_num=0)), "replica_num must be"),
+        (lambda s: s.put("a", b"1", ReplicateConfig(nof_replica_num=1)), "nof_replica_num"),
+        (lambda s: s.put_batch(["a"], [b"1", b"2"]), "values must be as many as keys"),
+        (lambda s: s.put_batch(["a", "b"], [b"1", b""]), r"got none in \[1\]"),
+        (lambda s: s.put_parts("a", b"1", 5), "value must be"),
+        (lambda s: s.remove_by_regex("("), "regex_pattern must be"),
+        (lambda s: s.is_exist(b"a"), "key must be a string"),
+        (lambda s: s.get_size(""), "key must have"),
+    ],
+)
+def test_what_is_wrong_changes_nothing(store, caplog, call, reason):
+    assert call(store) == WRONG
+    reasons(caplog, reason)
+    assert store.remove_all() == 0
+
+
+def test_one_wrong_key_of_many(store, caplog):
+    assert store.batch_is_exist(["a", 5]) == [-1, -1]
+    reasons(caplog, "batch_is_exist: key must be a string")
+    assert store.get(5) == b""
+    reasons(caplog, "get: key must be a string")
+
+
+def test_a_full_store_evicts_what_was_not_pinned(store):
+    pinned, soft = ReplicateConfig(with_hard_pin=True), ReplicateConfig()
+    soft.soft_pin_action = SoftPinAction.ENABLE
+    assert store.put("hard", bytes(8 << 20), pinned) == 0
+    assert store.put("soft", bytes(8 << 20), soft) == 0
+    for i in range(20):
+        assert store.put(f"k{i}", bytes(8 << 20)) == 0
+    assert store.batch_is_exist(["hard", "soft", "k0", "k19"]) == [1, 1, 0, 1]
+
+
+def test_a_store_that_cannot_evict_is_full(store, caplog):
+    pinned = ReplicateConfig(with_hard_pin=True)
+    codes = [store.put(f"k{i}", bytes(20 << 20), config=pinned) for i in range(4)]
+    assert codes == [0, 0, 0, FULL]
+    reasons(caplog, "there is no room")
+    assert store.put("huge", bytes(CAPACITY + 1)) == FULL
+    assert store.batch_is_exist(["k0", "k3", "huge"]) == [1, 0, 0]
+
+
+def test_a_buffer_stays_when_its_value_goes(store):
+    store.put("a", b"value")
+    handle = store.get_buffer("a")
+    assert store.remove("a") == 0
+    assert handle and len(handle) == handle.size() == 5 and handle.ptr() == handle.ctypes.data
+    store.close()
+    assert bytes(memoryview(handle)) == b"value" and memoryview(handle).readonly
+
+
+def test_removal_by_regex_searches(store):
+    for key in ("rx1", "rx2", "ry", "k-abc-1"):
+        store.put(key, b"1")
+    assert store.remove_by_regex("rx.") == 2
+    assert store.remove_by_regex("abc", force=True) == 1
+    assert store.remove_by_regex("^y") == 0
+    assert store.remove_all() == 1
+
+
+def test_tenants_do_not_see_each_other():
+    with pool_file() as path:
+        one, two = set_up(path), set_up(path, tenant_id="two")
+        assert one.put("a", b"1") == two.put("a", b"2") == 0
+        assert (one.get("a"), two.get("a")) == (b"1", b"2")
+        assert one.remove_all() == 1 and two.get("a") == b"2"
+
+
+def test_objects_of_others_in_the_pool_are_not_listed():
+    with pool_file() as path:
+        store = set_up(path)
+        with Store.open(path, namespace="mooncake/default") as other:
+            other.put("no header", b"1")
+            other.put(b"short", b"")
+        store.put("a", b"1")
+        assert store.get("no header") == b"" and store.get_buffer("no header") is None
+        assert store.remove_all() == 1
+
+
+def test_before_setup_and_after_close(store, caplog):
+    store.put("a", b"1")
+    assert store.close() == store.close() == 0
+    for one in (store, MooncakeDistributedStore()):
+        caplog.clear()
+        assert one.health_check() == 1 and one.get_hostname() == "" and one.close() == 0
+        assert one.put("a", b"1") == one.get_size("a") == one.remove_all() == WRONG
+        assert one.get("a") == b"" and one.get_buffer("a") is None and one.get_tensor("a") is None
+        assert one.is_exist("a") == WRONG and one.batch_is_exist(["a"]) == [-1]
+        assert one.put_from("a", 1 << 20, 8) == one.register_buffer(1 << 20, 8) == WRONG
+        assert one.batch_get_into(["a"], [1 << 20], [8]) == [WRONG]
+        reasons(caplog, "call setup first")
+
+
+def test_values_outlast_the_store():
+    with pool_file() as path:
+        set_up(path).put("a", b"1")
+        again = set_up(path, capacity=0)  # whatever is there
+        assert again.get("a") == b"1" and again.health_check() == 0
+        assert again.close() == 0
+
+
+SETTINGS = {"local_hostname": "127.0.0.1", "metadata_server": "P2PHANDSHAKE"}
+
+
+def test_setup_by_dict():
+    with pool_file() as path:
+        store = MooncakeDistributedStore()
+        sizes = {"global_segment_size": str(1 << 20), "enable_ssd_offload": "false"}
+        assert store.setup({**SETTINGS, **sizes, "master_server_addr": path}) == 0
+        assert store.get_hostname() == "127.0.0.1"
+        assert store.setup({**SETTINGS}) == 0  # it stays as it is
+        assert os.path.getsize(path) < 8 << 20
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "reason"),
+    [
+        ({"master_server_addr": "127.0.0.1:50051"}, -1, "nothing here speaks to a mooncake_master"),
+        ({"master_server_addr": "/dev/shm/none/there"}, -1, "none/there"),
+        ({"master_server_addr": "/dev/shm/mk-none", "global_segment_size": 0}, WRONG, "above 0"),
+        ({"local_hostname": 5}, WRONG, "local_hostname must be of type str, got 5"),
+        ({"global_segment_size": "abc"}, WRONG, "global_segment_size must be of type int"),
+        ({"global_segment_size": -1}, WRONG, "must not be negative"),
+        ({"enable_ssd_offload": True}, WRONG, "enable_ssd_offload must be False"),
+        ({"enable_client_http_server": "true"}, WRONG, "enable_client_http_server must be False"),
+        ({"unknown": 1}, WRONG, "config must have names of setup, got 'unknown'"),
+        ({"metadata_server": "etcd://1"}, -900, "no client of etcd"),
+        ({"protocol": "cxl"}, -900, "protocol must be one of"),
+    ],
+)
+def test_a_setup_that_fails(monkeypatch, caplog, changes, code, reason):
+    monkeypatch.delenv("MC_FORCE_TCP", raising=False)
+    store = MooncakeDistributedStore()
+    assert store.setup(SETTINGS | changes) == code
+    reasons(caplog, reason)
+    assert store.health_check() == 1
+
+
+def test_setup_names_what_is_missing(caplog):
+    store = MooncakeDistributedStore()
+    assert store.setup({"local_hostname": "127.0.0.1"}) == WRONG
+    reasons(caplog, "config must have metadata_server")
+    assert store.setup("127.0.0.1") == WRONG
+    reasons(caplog, "missing")
+
+
+def test_names_order_and_defaults_are_those_of_mooncake():
+    def parameters(call) -> list[str]:
+        return [
+            f"{p.name}={p.default}" if p.default is not p.empty else p.name
+            for p in list(inspect.signature(call).parameters.values())[1:]
+        ]
+
+    calls = MooncakeDistributedStore
+    assert parameters(calls.put) == ["key", "value", "config=None"]
+    assert parameters(calls.put_from) == ["key", "buffer_ptr", "size", "config=None"]
+    assert parameters(calls.get_into) == ["key", "buffer_ptr", "size"]
+    assert parameters(calls.batch_get_into) == ["keys", "buffer_ptrs", "sizes"]
+    assert parameters(calls.remove) == ["key", "force=False"]
+    assert parameters(calls.remove_by_regex) == ["regex_pattern", "force=False"]
+    assert parameters(calls.batch_put_from_multi_buffers) == [
+        "keys", "all_buffer_ptrs", "all_sizes", "config=None",
+    ]  # fmt: skip
+    assert parameters(calls.get_into_ranges) == [
+        "buffer_ptrs", "all_keys", "all_dst_offsets", "all_src_offsets", "all_sizes",
+    ]  # fmt: skip
+    assert not hasattr(calls, "get_replica_desc")
+
+
+WITHOUT = """
+import logging, sys
+sys.modules["msgspec"] = sys.modules["redis"] = None
+from mooncake_serving.compat.mooncake.store import MooncakeDistributedStore
+settings = {"local_hostname": "127.0.0.1", "metadata_server": "P2PHANDSHAKE"}
+store = MooncakeDistributedStore()
+assert store.setup(settings | {"master_server_addr": sys.argv[1]}) == 0
+assert store.put("a", b"1") == 0 and store.get("a") == b"1"
+store.close()
+assert store.setup(settings | {"master_server_addr": "redis://127.0.0.1:1"}) == -900
+"""
+
+
+def test_a_pool_of_one_host_needs_no_extra():
+    with pool_file() as path:
+        command = [sys.executable, "-c", WITHOUT, path]
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 0, ran.stderr
+    assert "not installed" in ran.stderr

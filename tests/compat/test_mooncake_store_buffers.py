@@ -1,0 +1,237 @@
+"""The calls of ``MooncakeDistributedStore`` on memory by address, and on tensors."""
+
+import mmap
+
+import numpy as np
+import pytest
+import torch
+
+from mooncake_serving.compat.mooncake.store import INVALID_PARAMS, OBJECT_NOT_FOUND
+
+from .store_support import Memory, pool_file, reasons, set_up
+
+WRONG, ABSENT = INVALID_PARAMS, OBJECT_NOT_FOUND
+KIB = 1024
+
+
+@pytest.fixture
+def store():
+    with pool_file() as path:
+        store = set_up(path)
+        yield store
+        store.close()
+
+
+@pytest.fixture
+def memory(store):
+    return Memory(store)
+
+
+def test_a_range_goes_in_and_comes_out(store, memory):
+    for size in (1, 64, 1000, 64 * KIB):
+        assert store.put_from(f"f{size}", memory.address + 7, size) == 0
+        assert store.get(f"f{size}") == memory.at(7, size)
+        assert store.get_into(f"f{size}", memory.address + 512 * KIB, size) == size
+        assert memory.at(512 * KIB, size) == memory.at(7, size)
+
+
+def test_sizes_of_destinations(store, memory):
+    store.put_from("f", memory.address, 1000)
+    beyond = memory.at(101_000, 1000)
+    assert store.get_into("f", memory.address + 100_000, 2000) == 1000  # larger
+    assert memory.at(101_000, 1000) == beyond
+    assert store.get_into("f", memory.address + 100_000, 999) == WRONG
+    assert store.get_into("f", memory.address, 0) == WRONG
+    assert store.get_into("no", memory.address, 10) == ABSENT
+
+
+def test_a_value_of_no_bytes(store, memory):
+    assert store.put_from("f", memory.address, 0) == 0 and store.is_exist("f") == 0
+    assert store.batch_put_from(["f"], [memory.address], [0]) == [WRONG]
+    codes = store.batch_put_from_multi_buffers(["m"], [[memory.address] * 2], [[0, 8]])
+    assert codes == [0] and store.get_size("m") == 8
+
+
+def test_registered_memory(store, memory, caplog):
+    begin, size = memory.address, memory.bytes.nbytes
+    for address, num_bytes in ((begin, size), (begin + 4096, 4096), (begin - 1, 2)):
+        assert store.register_buffer(address, num_bytes) == WRONG
+        reasons(caplog, "must not overlap|this process can read")
+    for address, num_bytes in ((begin, 0), (0, 4096), (1 << 40, 4096), (-1, 8), ("a", 8)):
+        assert store.register_buffer(address, num_bytes) == WRONG
+    assert store.unregister_buffer(begin + 10) == WRONG
+    reasons(caplog, "must be where a registered buffer begins")
+    assert store.unregister_buffer(begin) == 0
+    assert store.unregister_buffer(begin) == WRONG
+    assert store.register_buffer(begin + 4096, 4096) == store.register_buffer(begin, 4096) == 0
+
+
+def test_memory_that_is_not_registered_is_looked_up(store, memory, caplog):
+    other = np.zeros(1000, np.uint8)
+    assert store.put_from("f", memory.address, 1000) == 0
+    assert store.get_into("f", other.ctypes.data, 1000) == 1000
+    assert other.tobytes() == memory.at(0, 1000)
+    assert store.put_from("g", other.ctypes.data, 1000) == 0
+    for address in (0, 4096, 1 << 45):
+        assert store.get_into("f", address, 1000) == store.put_from("h", address, 8) == WRONG
+        reasons(caplog, "must be host memory that this process can read")
+    assert store.is_exist("h") == 0
+
+
+def test_read_only_memory_is_only_read(store):
+    pages = mmap.mmap(-1, 4096, prot=mmap.PROT_READ)
+    address = np.frombuffer(pages, np.uint8).ctypes.data
+    assert store.register_buffer(address, 4096) == 0
+    assert store.put_from("z", address, 4096) == 0 and store.get("z") == bytes(4096)
+    assert store.get_into("z", address, 4096) == WRONG
+
+
+def test_batches(store, memory):
+    p = memory.address
+    keys, pointers, sizes = ["a", "b", "c"], [p, p + 100, p + 200], [100, 100, 50]
+    assert store.batch_put_from(keys, pointers, sizes) == [0, 0, 0]
+    assert store.batch_put_from(["a", "d"], [p, p], [5, 5]) == [0, 0]
+    targets = [p + 4 * KIB, p + 5 * KIB, p + 6 * KIB, p + 7 * KIB]
+    codes = store.batch_get_into(["a", "no", "b", "c"], targets, [100, 9, 40, 60])
+    assert codes == [100, ABSENT, WRONG, 50]
+    assert memory.at(4 * KIB, 100) == memory.at(0, 100)
+    assert memory.at(7 * KIB, 50) == memory.at(200, 50)
+    assert store.batch_upsert_from(["a", "c"], [p, p], [7, 8]) == [0, 0]
+    assert (store.get_size("a"), store.get_size("c")) == (7, 8)
+    assert store.upsert_from("a", p, 9) == 0 and store.get_size("a") == 9
+    assert store.batch_put_from([], [], []) == store.batch_get_into([], [], []) == []
+
+
+def test_lists_that_do_not_fit(store, memory, caplog):
+    p = memory.address
+    assert store.batch_put_from(["x", "y"], [p], [8, 8]) == [WRONG, WRONG]
+    assert store.batch_get_into(["x"], [p, p], [8, 8]) == [WRONG]
+    assert store.batch_put_from_multi_buffers(["x"], [[p, p]], [[8]]) == [WRONG]
+    assert store.batch_put_from_multi_buffers(["x", "y"], [[p]], [[8]]) == [WRONG, WRONG]
+    assert store.batch_put_from_multi_buffers(["x"], [[]], [[]]) == [WRONG]
+    assert store.batch_get_into_multi_buffers(["x", "y"], [[p]], [[8]]) == [WRONG, WRONG]
+    reasons(caplog, "as long as keys")
+    assert store.remove_all() == 0
+
+
+def test_many_buffers(store, memory):
+    p = memory.address
+    pieces = [p + i * 3000 for i in range(64)]
+    assert store.batch_put_from_multi_buffers(["m"], [pieces], [[1000] * 64]) == [0]
+    whole = b"".join(memory.at(i * 3000, 1000) for i in range(64))
+    assert store.get("m") == whole
+    far = p + 512 * KIB
+    targets = [far + i * 2000 for i in range(64)]
+    codes = store.batch_get_into_multi_buffers(["m", "no"], [targets] * 2, [[1000] * 64] * 2)
+    assert codes == [64_000, ABSENT]
+    assert b"".join(memory.at(512 * KIB + i * 2000, 1000) for i in range(64)) == whole
+    other_cut = store.batch_get_into_multi_buffers(["m"], [[far, far + 64 * KIB]], [[10, 64_000]])
+    assert other_cut == [64_000]
+    assert memory.at(512 * KIB, 10) + memory.at(576 * KIB, 63_990) == whole
+    assert store.batch_get_into_multi_buffers(["m"], [[far]], [[50]]) == [WRONG]
+
+
+def test_ranges(store, memory):
+    p, far = memory.address, 512 * KIB
+    store.put_from("f", p, 1000)
+    store.put_from("g", p + 5000, 300)
+    found = store.get_into_ranges(
+        [p + far, p + far + 10_000],
+        [["f", "g"], ["f"]],
+        [[[0, 100], [200]], [[5]]],
+        [[[10, 20], [0]], [[0]]],
+        [[[10, 20], [300]], [[1000]]],
+    )
+    assert found == [[[10, 20], [300]], [[1000]]]
+    assert memory.at(far, 10) == memory.at(10, 10)
+    assert memory.at(far + 100, 20) == memory.at(20, 20)
+    assert memory.at(far + 200, 300) == memory.at(5000, 300)
+    assert memory.at(far + 10_005, 1000) == memory.at(0, 1000)
+
+
+@pytest.mark.parametrize(
+    ("lists", "expected"),
+    [
+        (([["f"]], [[[0]]], [[[990]]], [[[20]]]), [[[WRONG]]]),  # beyond the value
+        (([["no"]], [[[0]]], [[[0]]], [[[20]]]), [[[ABSENT]]]),
+        (([["f"]], [[[0, 1]]], [[[0]]], [[[20]]]), [[[WRONG, WRONG]]]),
+        (([["no", "f"]], [[[0], [0, 9]]], [[[0], [0, 995]]], [[[9], [9, 9]]]),
+         [[[ABSENT], [9, WRONG]]]),
+        (([["f"]], [[[0]]], [[[0]]], [[[0]]]), [[[0]]]),
+        (([["f"]], [[[-1]]], [[[0]]], [[[1]]]), [[[WRONG]]]),
+        (([], [], [], []), [[[WRONG]]]),
+    ],
+)  # fmt: skip
+def test_ranges_that_fail(store, memory, lists, expected):
+    store.put_from("f", memory.address, 1000)
+    assert store.get_into_ranges([memory.address + 4096], *lists) == expected
+
+
+DTYPES = [
+    torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.float8_e4m3fn,
+    torch.float8_e5m2, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.bool,
+    torch.complex64,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_tensor_comes_back(store, dtype):
+    tensor = (torch.arange(24).reshape(2, 3, 4) % 2).to(dtype)
+    assert store.put_tensor("t", tensor) == 0
+    found = store.get_tensor("t")
+    assert found.dtype == dtype and found.shape == tensor.shape
+    assert bytes(found.contiguous().view(torch.uint8).numpy()) == bytes(
+        tensor.view(torch.uint8).numpy()
+    )
+    found.zero_()  # a copy
+    assert bool(store.get_tensor("t").view(torch.uint8).any())
+
+
+@pytest.mark.parametrize("shape", [(), (0, 3), (1,) * 8, (5, 1, 7)])
+def test_shapes(store, shape):
+    tensor = torch.rand(shape)
+    assert store.put_tensor("t", tensor) == 0
+    assert torch.equal(store.get_tensor("t"), tensor)
+    if len(shape) > 1:
+        assert store.upsert_tensor("t", tensor.mT) == 0
+        assert torch.equal(store.get_tensor("t"), tensor.mT)
+
+
+def test_what_is_no_tensor(store, caplog):
+    for value in (5, torch.rand((1,) * 9), torch.rand(2, device="meta")):
+        assert store.put_tensor("t", value) == WRONG
+    reasons(caplog, "tensor must be|tensor must have")
+    for i, value in enumerate((b"abc", b"a" * 1000, b"MKTENSOR" + b"\xff" * 200)):
+        store.put(f"v{i}", value)
+        assert store.get_tensor(f"v{i}") is None
+        reasons(caplog, "the value must be")
+    assert store.put_tensor("t", torch.rand(8)) == 0
+    store.put("short", store.get("t")[:-1])
+    assert store.get_tensor("short") is None
+
+
+def test_batches_of_tensors(store):
+    tensors = [torch.rand(2), torch.rand(3)]
+    assert store.batch_put_tensor(["a", "b"], tensors) == [0, 0]
+    found = store.batch_get_tensor(["a", "no", "b"])
+    assert torch.equal(found[0], tensors[0]) and found[1] is None
+    assert torch.equal(found[2], tensors[1])
+    assert store.batch_put_tensor(["c"], tensors) == [WRONG]
+    assert store.pub_tensor("p", tensors[0]) == 0
+
+
+def test_shards(store, caplog):
+    tensor = torch.arange(8.0).reshape(2, 4)
+    assert store.put_tensor_with_tp("t", tensor, 0, 2, 1) == 0
+    assert store.batch_is_exist(["t", "t_tp_0", "t_tp_1"]) == [0, 1, 1]
+    assert torch.equal(store.get_tensor_with_tp("t", 1, 2, 1), tensor[:, 2:])
+    assert store.get_tensor_with_tp("t") is None
+    assert store.put_tensor_with_tp("odd", torch.arange(5.0), 0, 2, 0) == WRONG
+    reasons(caplog, "tp_size must divide axis 0")
+    assert store.put_tensor_with_tp("odd", tensor, 0, 2, 2) == WRONG
+    assert store.put_tensor_with_tp("one", tensor) == 0
+    assert torch.equal(store.get_tensor_with_tp("one"), tensor)
+    assert store.batch_put_tensor_with_tp(["x", "y"], [tensor, tensor], 0, 2) == [0, 0]
+    for shard in store.batch_get_tensor_with_tp(["x", "y"], 1, 2):
+        assert torch.equal(shard, tensor[1:])
+    assert store.remove_by_regex("odd") == 0

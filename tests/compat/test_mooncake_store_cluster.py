@@ -1,0 +1,146 @@
+"""A store over several hosts: processes with pools of their own, and a directory in Redis."""
+
+import pytest
+import torch
+
+from mooncake_serving.compat.mooncake.store import (
+    INVALID_PARAMS,
+    OBJECT_NOT_FOUND,
+    RPC_FAIL,
+    MooncakeDistributedStore,
+)
+
+from ..metadata.support import RedisServer, eventually
+from .store_processes import processes
+from .store_support import Memory, reasons, value_of
+
+pytest.importorskip("redis")
+pytest.importorskip("msgspec")
+
+CAPACITY = 32 << 20
+LONG = "n" * 500  # a name that does not fit into the first line of an object
+
+
+@pytest.fixture
+def server(tmp_path):
+    server = RedisServer(tmp_path)
+    yield server
+    server.stop()
+
+
+def settings_of(server: RedisServer, capacity: int = CAPACITY) -> dict:
+    return {
+        "local_hostname": "127.0.0.1",
+        "metadata_server": "P2PHANDSHAKE",
+        "global_segment_size": capacity,
+        "local_buffer_size": 1 << 20,
+        "master_server_addr": server.url,
+    }
+
+
+@pytest.fixture
+def store(server):
+    store = MooncakeDistributedStore()
+    assert store.setup(settings_of(server)) == 0
+    yield store
+    assert store.close() == 0
+
+
+@pytest.fixture
+def other(server, store):
+    with processes(settings_of(server)) as (other,):
+        yield other
+
+
+def test_values_of_others_are_read(store, other):
+    memory = Memory(store)
+    for i, num_bytes in enumerate((1, 4096, 300_000, 5 << 20)):
+        value = value_of(i, num_bytes)
+        assert other.call("put", f"k{i}", value) == 0
+        assert store.get(f"k{i}") == bytes(store.get_buffer(f"k{i}")) == value
+        assert store.get_size(f"k{i}") == num_bytes and store.is_exist(f"k{i}") == 1
+        if num_bytes < memory.bytes.nbytes:
+            assert store.get_into(f"k{i}", memory.address, num_bytes) == num_bytes
+            assert memory.at(0, num_bytes) == value
+    assert store.put("k0", b"again") == 0 and store.get("k0") == value_of(0, 1)
+    assert other.call("get_batch", ["k0", "k9"]) == [value_of(0, 1), b""]
+
+
+def test_batches_from_here_and_there(store, other):
+    memory, p = Memory(store), 0
+    p = memory.address
+    here, there = value_of(1, 2000), value_of(2, 3000)
+    assert store.put("here", here) == 0 and other.call("put", "there", there) == 0
+    keys = ["there", "no", "here", "there", 5]
+    targets = [p, p, p + 4000, p + 8000, p]
+    codes = store.batch_get_into(keys, targets, [3000, 9, 2000, 2999, 9])
+    assert codes == [3000, OBJECT_NOT_FOUND, 2000, INVALID_PARAMS, INVALID_PARAMS]
+    assert memory.at(0, 3000) == there and memory.at(4000, 2000) == here
+    pieces = [p + 20_000 + i * 200 for i in range(30)]
+    assert store.batch_get_into_multi_buffers(["there"], [pieces], [[100] * 30]) == [3000]
+    assert b"".join(memory.at(20_000 + i * 200, 100) for i in range(30)) == there
+    found = store.get_into_ranges([p], [["there"]], [[[0, 50]]], [[[100, 2999]]], [[[50, 1]]])
+    assert found == [[[50, 1]]] and memory.at(0, 51) == there[100:150] + there[2999:]
+    assert store.batch_is_exist(["here", "there", "no"]) == [1, 1, 0]
+
+
+def test_tensors_and_upserts(store, other):
+    tensor = torch.rand(3, 5).to(torch.bfloat16)
+    assert store.put_tensor("t", tensor) == 0
+    assert torch.equal(other.call("get_tensor", "t"), tensor)
+    assert other.call("upsert", "t", b"value") == 0
+    assert store.get("t") == b"value"
+
+
+def test_names_are_listed_from_all_hosts(store, other):
+    assert store.put("mine-1", b"1") == 0
+    for name in ("theirs-1", "theirs-2", LONG):
+        assert other.call("put", name, b"1") == 0
+    assert store.remove_by_regex("^theirs-2|^n+$") == 2
+    assert other.call("batch_is_exist", ["theirs-1", "theirs-2", LONG]) == [1, 0, 0]
+    assert store.remove_all() == 2
+    assert other.call("batch_is_exist", ["mine-1", "theirs-1"]) == [0, 0]
+
+
+def test_a_process_without_a_pool(server, store, other):
+    client = MooncakeDistributedStore()
+    assert client.setup(settings_of(server, 0)) == 0
+    memory = Memory(client)
+    assert client.put_from("a", memory.address, 100_000) == 0
+    assert store.get("a") == client.get("a") == memory.at(0, 100_000)
+    targets = [memory.address + 200_000, memory.address]
+    assert client.batch_get_into(["a", 5], targets, [100_000, 9]) == [100_000, INVALID_PARAMS]
+    assert memory.at(200_000, 100_000) == memory.at(0, 100_000)
+    assert client.remove_all() == 1
+    assert client.close() == 0
+
+
+def test_a_killed_process_takes_its_values_along(store, other):
+    assert other.call("put", "theirs", b"1") == store.put("mine", b"2") == 0
+    assert store.get("theirs") == b"1"
+    other.kill()
+    eventually(lambda: store.is_exist("theirs") == 0, "its values are still listed")
+    assert store.get("theirs") == b"" and store.get("mine") == b"2"
+    assert store.put("theirs", b"3") == 0 and store.get("theirs") == b"3"
+
+
+def test_without_the_directory(server, store, caplog):
+    store.put("mine", b"1")
+    server.stop()
+    assert store.get("mine") == b"1" and store.health_check() == 2
+    caplog.clear()
+    assert store.get("theirs") == b""
+    reasons(caplog, "get: ")
+    assert store.put("new", b"1") == store.get_size("theirs") == RPC_FAIL
+    assert store.batch_get_into(["theirs"], [0], [0]) == [INVALID_PARAMS]
+    server.start()
+    eventually(lambda: store.put("new", b"1") == 0, "it does not come back")
+    assert store.health_check() == 0
+
+
+def test_a_server_that_is_none(caplog):
+    store = MooncakeDistributedStore()
+    settings = {"local_hostname": "127.0.0.1", "metadata_server": "P2PHANDSHAKE"}
+    assert store.setup(settings | {"master_server_addr": "redis://127.0.0.1:1"}) == RPC_FAIL
+    reasons(caplog, "setup: ")
+    assert store.health_check() == 1

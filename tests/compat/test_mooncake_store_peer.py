@@ -1,0 +1,266 @@
+"""The same calls on Mooncake's own store: both answer alike.
+
+Runs where MOONCAKE_PEER_SITE names a folder with Mooncake's wheel
+(`pip install --no-deps --target FOLDER mooncake-transfer-engine-non-cuda`). Its master, and its
+client in a process of its own, are started for it. What differs on purpose is in
+docs/mooncake_compat.md, and not asked here.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ..conftest import skip
+from ..metadata.support import free_port
+from .store_support import pool_file
+
+# What both are asked, in this order: a call, and what its answer is made comparable by.
+SCRIPT = r"""
+import json, sys
+import numpy as np
+import torch
+
+module, arguments = sys.argv[1], sys.argv[2:]
+store_module = __import__(module, fromlist=["MooncakeDistributedStore"])
+store = store_module.MooncakeDistributedStore()
+config = store_module.ReplicateConfig()
+answers = []
+
+def ask(name, *args, **kwargs):
+    answer = getattr(store, name)(*args, **kwargs)
+    answers.append([name, str(args[:1])[:80], plain(answer)])
+
+def plain(answer):
+    if isinstance(answer, list):
+        return [plain(one) for one in answer]
+    if isinstance(answer, bytes):
+        return answer.hex()
+    if isinstance(answer, torch.Tensor):
+        return [str(answer.dtype), list(answer.shape), answer.float().tolist()]
+    return answer if answer is None or isinstance(answer, int) else bytes(answer).hex()
+
+answers.append(["health", "", store.health_check()])
+answers.append(["close", "", store.close()])
+ask("get", "before")
+ask("get_tensor", "before")
+answers.append(["setup", "", store.setup(
+    "127.0.0.1", "P2PHANDSHAKE", 64 << 20, 32 << 20, "tcp", "", arguments[0])])
+ask("health_check")
+answers.append(["setup again", "", store.setup(
+    "127.0.0.1", "P2PHANDSHAKE", 64 << 20, 32 << 20, "tcp", "", arguments[0])])
+for name in ("get", "is_exist", "get_size", "remove", "get_buffer", "get_tensor"):
+    ask(name, "none")
+for name in ("get_batch", "batch_is_exist", "batch_remove", "batch_get_buffer"):
+    ask(name, ["none", "nor"])
+for value in (b"hello", b"hello", b"other"):
+    ask("put", "a", value)
+for name in ("get", "get_size", "is_exist", "get_buffer"):
+    ask(name, "a")
+ask("put", "e", b"")
+ask("is_exist", "e")
+ask("put", "", b"x")
+ask("is_exist", "")
+ask("get", "")
+ask("put", "k" * 1000, b"1")
+ask("put_parts", "p", b"ab", b"", b"cd")
+ask("get", "p")
+ask("put_parts", "p0")
+ask("put_parts", "p1", b"", b"")
+ask("batch_is_exist", ["p0", "p1"])
+ask("put_batch", ["b1", "b2"], [b"1", b"22"])
+ask("put_batch", ["b1", "b3"], [b"9", b"3"])
+ask("get_batch", ["b1", "none", "b2", "b3"])
+ask("put_batch", ["c1"], [b"1", b"2"])
+ask("put_batch", [], [])
+ask("put_batch", ["d", "d"], [b"1", b"2"])
+ask("get", "d")
+ask("put_batch", ["g1", "g2"], [b"", b"2"])
+ask("get_batch", ["g1", "g2"])
+ask("put", "ba", bytearray(b"xx"))
+ask("batch_get_buffer", ["a", "none", "b2"])
+
+memory = (np.arange(1 << 20) % 251).astype(np.uint8)
+p = memory.ctypes.data
+
+def see(offset, size):
+    answers.append(["memory", str(offset), memory[offset : offset + size].tobytes().hex()])
+
+for arguments in ((p, 1 << 20), (p, 1 << 20), (p + 4096, 4096), (p, 0), (0, 4096)):
+    code = store.register_buffer(*arguments)
+    answers.append(["register_buffer", "", code])
+def at(*offsets):
+    return [p + offset for offset in offsets]
+def ask_at(name, *args):
+    answer = getattr(store, name)(*args)
+    answers.append([name, "", plain(answer)])
+
+ask_at("put_from", "f", p, 1000)
+ask_at("put_from", "f", p, 1000)
+ask_at("put_from", "f0", p, 0)
+ask_at("get_into", "f", p + 5000, 1000)
+see(5000, 1000)
+ask_at("get_into", "f", p + 5000, 2000)
+ask_at("get_into", "f", p + 5000, 500)
+ask_at("get_into", "none", p, 500)
+ask_at("get_into", "f", p, 0)
+ask_at("batch_put_from", ["q1", "q2", "f", "q4"], at(0, 100, 0, 0), [100, 100, 10, 0])
+ask_at("batch_put_from", ["r1", "r2"], at(0), [10, 10])
+ask_at("batch_put_from", [], [], [])
+targets = at(2000, 3000, 4000, 5000)
+ask_at("batch_get_into", ["q1", "none", "q2", "f"], targets, [100, 100, 50, 5000])
+ask_at("batch_get_into", ["q1"], at(0, 0), [10, 10])
+ask_at("batch_get_into", ["q1", "q1"], at(2000, 3000), [100, 100])
+ask_at("batch_put_from_multi_buffers", ["m1", "m2"], [at(0, 200), at(400)], [[100, 100], [50]])
+ask_at("batch_put_from_multi_buffers", ["m9"], [at(0, 200)], [[100]])
+ask_at("batch_put_from_multi_buffers", ["m9", "m8"], [at(0, 200)], [[100, 100]])
+ask_at("batch_put_from_multi_buffers", ["m9"], [[]], [[]])
+ask_at("batch_put_from_multi_buffers", ["m7"], [at(0, 8)], [[0, 8]])
+ask("get", "m1")
+lists = [at(8000, 9000), at(9500), at(0)]
+ask_at("batch_get_into_multi_buffers", ["m1", "m2", "none"], lists, [[100, 100], [50], [10]])
+see(8000, 100)
+see(9000, 100)
+ask_at("batch_get_into_multi_buffers", ["m1"], [at(8000, 9000)], [[50, 150]])
+see(8000, 50)
+see(9000, 150)
+ask_at("batch_get_into_multi_buffers", ["m1"], [at(8000)], [[50]])
+ranges = store.get_into_ranges
+for label, arguments in {
+    "two": (at(10000, 20000), [["f", "m1"], ["f"]], [[[0, 100], [200]], [[5]]],
+            [[[10, 20], [0]], [[0]]], [[[10, 20], [200]], [[1000]]]),
+    "beyond": (at(10000), [["f"]], [[[0]]], [[[990]]], [[[20]]]),
+    "none": (at(10000), [["none"]], [[[0]]], [[[0]]], [[[20]]]),
+    "shape": (at(10000), [["f"]], [[[0, 1]]], [[[0]]], [[[20]]]),
+    "mixed": (at(10000), [["none", "f"]],
+              [[[0], [100, 200]]], [[[0], [0, 995]]], [[[20], [10, 10]]]),
+    "empty": ([], [], [], [], []),
+    "zero": (at(0), [["f"]], [[[0]]], [[[0]]], [[[0]]]),
+    "outer": (at(0, 0), [["f"]], [[[0]]], [[[0]]], [[[0]]]),
+}.items():
+    answers.append(["get_into_ranges", label, ranges(*arguments)])
+see(10000, 10)
+see(20005, 1000)
+
+ask("upsert", "a", b"changed")
+ask("get", "a")
+ask("upsert", "un", b"new")
+ask("upsert_parts", "a", b"x", b"y")
+ask("get", "a")
+ask("upsert_batch", ["a", "b1"], [b"A", b"B"])
+ask_at("upsert_from", "f", p, 10)
+ask("get_size", "f")
+ask_at("batch_upsert_from", ["f", "q1"], at(0, 0), [20, 30])
+ask("upsert", "a", b"")
+ask("get", "a")
+ask("remove", "a", True)
+ask("is_exist", "a")
+ask("batch_remove", ["b1", "none"], True)
+ask("batch_remove", [])
+for key in ("rx1", "rx2", "ry", "k-abc"):
+    ask("put", key, b"1")
+for pattern in ("rx.", "abc", "^y", "(", "zzz"):
+    ask("remove_by_regex", pattern, True)
+ask("batch_is_exist", ["rx1", "rx2", "ry", "k-abc"])
+
+for dtype in (torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.float8_e4m3fn):
+    ask("put_tensor", str(dtype), (torch.arange(12).reshape(3, 4) % 2).to(dtype))
+    ask("get_tensor", str(dtype))
+ask("put_tensor", "ts", torch.arange(12).reshape(3, 4).t())
+ask("get_tensor", "ts")
+ask("put_tensor", "te", torch.empty(0, 3))
+ask("get_tensor", "te")
+ask("put_tensor", "tx", 5)
+ask("put_tensor", "t5", torch.ones(1, 2, 3, 4, 5))
+ask("put_tensor", "t9", torch.ones([1] * 9))
+ask("put", "bytes", b"abc")
+ask("get_tensor", "bytes")
+ask("batch_put_tensor", ["bt1", "bt2"], [torch.ones(2), torch.zeros(3)])
+ask("batch_get_tensor", ["bt1", "none", "bt2"])
+ask("batch_put_tensor", ["bt1"], [torch.ones(2), torch.zeros(3)])
+ask("put_tensor_with_tp", "tp", torch.arange(8.0).reshape(2, 4), 0, 2, 1)
+ask("batch_is_exist", ["tp", "tp_tp_0", "tp_tp_1"])
+ask("get_tensor_with_tp", "tp", 1, 2, 1)
+ask("get_tensor_with_tp", "tp")
+ask("put_tensor_with_tp", "odd", torch.arange(5.0), 0, 2, 0)
+ask("pub_tensor", "pt", torch.ones(2))
+
+config.replica_num = 2
+ask("put", "r2", b"1", config)
+config.replica_num = 0
+ask("put", "r0", b"1", config)
+config.replica_num, config.with_hard_pin = 1, True
+ask("put", "hp", b"1", config=config)
+ask("remove", "hp", True)
+answers.append(["defaults", "", [
+    int(config.nof_replica_num), int(config.dfs_replica_num), int(config.soft_pin_action),
+    config.soft_pin_ttl_ms, config.group_ids, config.preferred_segments, int(config.data_type),
+    config.prefer_alloc_in_same_node, config.preferred_segment,
+]])
+ask_at("unregister_buffer", p + 10)
+ask_at("unregister_buffer", p)
+ask_at("unregister_buffer", p)
+ask("put", "b", b"buf")
+handle = store.get_buffer("b")
+ask("remove", "b", True)
+answers.append(["handle", "", [bytes(handle).hex(), handle.size(), len(handle), handle.ptr() > 0]])
+del handle
+answers.append(["remove_all", "", store.remove_all(True) > 0])
+ask("remove_all", True)
+ask("close")
+ask("close")
+ask("health_check")
+ask("get", "a")
+print("ANSWERS" + json.dumps(answers))
+"""
+
+
+@pytest.fixture
+def site() -> Path:
+    folder = os.environ.get("MOONCAKE_PEER_SITE", "")
+    if not folder:
+        skip("mooncake", "MOONCAKE_PEER_SITE does not name a folder with Mooncake's wheel")
+    return Path(folder)
+
+
+@pytest.fixture
+def master(site):
+    port, metrics = free_port(), free_port()
+    command = [site / "mooncake/mooncake_master", f"--rpc_port={port}", f"--metrics_port={metrics}"]
+    process = subprocess.Popen(
+        [*command, "--rpc_address=127.0.0.1"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    yield f"127.0.0.1:{port}"
+    process.kill()
+    process.wait()
+
+
+def answers_of(module: str, address: str, *folders: Path) -> list:
+    """What a store says to all of the script, in a process of its own."""
+    path = os.pathsep.join([*map(str, folders), *sys.path])
+    ran = subprocess.run(
+        [sys.executable, "-c", SCRIPT, module, address],
+        env=os.environ | {"PYTHONPATH": path, "MC_LOG_LEVEL": "ERROR"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    found = [line for line in ran.stdout.splitlines() if line.startswith("ANSWERS")]
+    assert found, ran.stderr[-2000:]
+    return json.loads(found[0].removeprefix("ANSWERS"))
+
+
+def test_both_answer_alike(site, master):
+    with pool_file() as path:
+        ours = answers_of("mooncake_serving.compat.mooncake.store", path)
+    for _ in range(50):  # the master may not listen yet; its client then fails at once
+        theirs = answers_of("mooncake.store", master, site)
+        if ["setup", "", 0] in theirs:
+            break
+        time.sleep(0.1)
+    assert len(ours) > 100
+    assert ours == theirs
