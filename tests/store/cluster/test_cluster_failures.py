@@ -6,12 +6,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from mooncake_serving.store.node.node.messages import Pin, Pinned, Release, Released, key_bytes
 
 from mooncake_kernels.errors import ChecksumError, InvalidArgument, TransferError, Unavailable
 from mooncake_kernels.pool import ObjectPool, PutResult
 from mooncake_serving.store import Store, pins
 from mooncake_serving.store.directory import Claim
+from mooncake_serving.store.node.messages import Pin, Pinned, Release, Released, key_bytes
 
 from ...transfer.certificates import authority
 from ..support import eventually

@@ -5,12 +5,12 @@ import time
 
 import numpy as np
 import pytest
-from mooncake_serving.store.node.node.messages import Pin, Pinned, key_bytes
 
 from mooncake_kernels.errors import Unavailable
 from mooncake_kernels.pool import PutResult
 from mooncake_serving.store import Store
 from mooncake_serving.store.directory import Claim, connect
+from mooncake_serving.store.node.messages import Pin, Pinned, key_bytes
 
 from ...metadata.support import RedisServer
 from ..support import eventually

@@ -5,12 +5,12 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from mooncake_serving.store.node.node.messages import MAGIC, decode, encode
 
 from mooncake_kernels.errors import InvalidArgument, TransferError
 from mooncake_kernels.transfer import TransferEngine
 from mooncake_serving.store.directory import EmbeddedDirectory
 from mooncake_serving.store.node import messages
+from mooncake_serving.store.node.messages import MAGIC, decode, encode
 
 from .support import Hosts, value
 

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from mooncake_serving.store.copies.copies.draining import drain
 
 from mooncake_kernels.errors import Unavailable
 from mooncake_kernels.pool import Evicted, ObjectPool, PutResult, object_keys
 from mooncake_serving.store import Store, lru
 from mooncake_serving.store.copies.copies import Copies
+from mooncake_serving.store.copies.draining import drain
 
 from ..cluster.support import Host, make_host
 from ..spread.support import die

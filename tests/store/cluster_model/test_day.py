@@ -8,10 +8,10 @@ import random
 from dataclasses import dataclass, field
 
 import numpy as np
-from mooncake_serving.store.copies.copies.hot_keys import HotKeys
-from mooncake_serving.store.copies.copies.placement import Placement, place
 
 from mooncake_kernels.pool import object_keys
+from mooncake_serving.store.cluster.hot_keys import HotKeys
+from mooncake_serving.store.copies.placement import Placement, place
 from mooncake_serving.store.directory import Claim, Member
 from mooncake_serving.store.directory.embedded import EmbeddedDirectory
 

@@ -4,12 +4,12 @@ import threading
 
 import numpy as np
 import pytest
-from mooncake_serving.store.copies.copies.placement import Placement
 
 from mooncake_kernels.errors import InvalidArgument, Unavailable
 from mooncake_kernels.pool import PutResult
 from mooncake_serving.store.copies import spreading
 from mooncake_serving.store.copies.copies import Copies, Stored
+from mooncake_serving.store.copies.placement import Placement
 
 from ..cluster.support import UNIT, SomeDirectory, replaced, value
 from .support import die, forget, hosts_with, pools_of

@@ -4,13 +4,13 @@ import itertools
 import threading
 
 import pytest
-from mooncake_serving.store.copies.copies.draining import drain
-from mooncake_serving.store.copies.copies.placement import Placement
 
 from mooncake_kernels.errors import InvalidArgument, Unavailable
 from mooncake_kernels.pool import PutResult
 from mooncake_serving.store import Store
 from mooncake_serving.store.copies.copies import Copies
+from mooncake_serving.store.copies.draining import drain
+from mooncake_serving.store.copies.placement import Placement
 
 from ..cluster.support import UNIT, SomeDirectory, value
 from ..support import eventually

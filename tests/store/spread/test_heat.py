@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from mooncake_serving.store.copies.copies.heat import MAX_HALF_LIVES, Heat
-from mooncake_serving.store.copies.copies.hot_keys import HotKeys
 
 from mooncake_kernels.errors import InvalidArgument
 from mooncake_kernels.pool import object_keys
 from mooncake_serving.store.cluster import hot_keys
+from mooncake_serving.store.cluster.heat import MAX_HALF_LIVES, Heat
+from mooncake_serving.store.cluster.hot_keys import HotKeys
 
 
 class Clock:

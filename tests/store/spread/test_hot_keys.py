@@ -3,9 +3,9 @@
 import threading
 
 import numpy as np
-from mooncake_serving.store.copies.copies.hot_keys import HotKeys
 
 from mooncake_kernels.pool import PutResult
+from mooncake_serving.store.cluster.hot_keys import HotKeys
 
 from ..cluster.support import SomeDirectory, value
 from .support import hosts_with

@@ -5,15 +5,15 @@ import random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from mooncake_serving.store.copies.copies.placement import (
+
+from mooncake_kernels.errors import InvalidArgument
+from mooncake_serving.store.copies.placement import (
     Placement,
     explain,
     free_ratio,
     place,
     refusal,
 )
-
-from mooncake_kernels.errors import InvalidArgument
 from mooncake_serving.store.directory import Member
 
 HOSTS = ["h0", "h1", "h2", "h3"]

@@ -3,9 +3,9 @@
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mooncake_serving.store.tiered.tiered_store.admission import MAX_COUNT, UseSketch
 
 from mooncake_kernels.pool import object_keys
+from mooncake_serving.store.tiered.admission import MAX_COUNT, UseSketch
 
 WORD = st.integers(0, 2**64 - 1)
 
