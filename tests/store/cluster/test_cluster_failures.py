@@ -9,8 +9,9 @@ import pytest
 
 from mooncake_kernels.errors import ChecksumError, InvalidArgument, TransferError, Unavailable
 from mooncake_kernels.pool import ObjectPool, PutResult
-from mooncake_serving.store import Store, pins
+from mooncake_serving.store import Store
 from mooncake_serving.store.directory import Claim
+from mooncake_serving.store.node import pins
 from mooncake_serving.store.node.messages import Pin, Pinned, Release, Released, key_bytes
 
 from ...transfer.certificates import authority

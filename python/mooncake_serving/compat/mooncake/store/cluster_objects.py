@@ -11,8 +11,8 @@ from mooncake_kernels.errors import Unavailable
 from mooncake_kernels.transfer import Region
 from mooncake_serving.store import ClusterStore
 from mooncake_serving.store.directory import Directory
-from mooncake_serving.store.remote import Outcome
-from mooncake_serving.store.sinks import IntoBuffers
+from mooncake_serving.store.node.remote import Outcome
+from mooncake_serving.store.node.sinks import IntoBuffers
 
 from .codes import CHECKSUM_MISMATCH, INVALID_PARAMS, OBJECT_NOT_FOUND, code_of
 from .naming import MIN_HEADER_BYTES, header_bytes, header_of, name_in
