@@ -14,10 +14,10 @@ import os
 import threading
 from dataclasses import dataclass, fields
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 
+from .closing import Closing
 from .observer import Observer
 
 
@@ -61,7 +61,7 @@ HITS, MISSES, STORED, REMOVED, EVICTED, READ_BYTES, STORED_BYTES = range(len(NAM
 NUM_BYTES = 8 * len(NAMES)
 
 
-class Counters(Observer):
+class Counters(Observer, Closing):
     """Counts what this process does, for all to see. A context manager.
 
     Args:
@@ -104,17 +104,6 @@ class Counters(Observer):
         with self._lock:
             for index, amount in amounts:
                 self._row[index] += amount
-
-    def __enter__(self) -> "Counters":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def read_counts(pool_path: str) -> Counts:

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import Any, TypeVar
 
 from mooncake_kernels.buffers import as_buffer
@@ -17,6 +16,7 @@ from mooncake_kernels.pool import (
     Retention,
 )
 
+from .closing import Closing
 from .eviction import EvictionPolicy, lru
 from .keyspace import Keyspace, StoreKey, StoreKeys
 from .quotas import Quota, QuotaKeeper, Usage
@@ -27,7 +27,7 @@ from .watermark import Watermark
 Result = TypeVar("Result")
 
 
-class Store(StoreReader):
+class Store(StoreReader, Closing):
     """KV objects of a host, shared by all processes that open its pool. A context manager.
 
     Objects do not change: the first who puts one wins, and the others are told ``EXISTS``. A put
@@ -222,14 +222,3 @@ class Store(StoreReader):
         if self._watermark is not None and is_stored:
             self._watermark.added(num_bytes())
         return result
-
-    def __enter__(self) -> "Store":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

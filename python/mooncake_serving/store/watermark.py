@@ -6,10 +6,11 @@ import logging
 import os
 import threading
 from collections.abc import Iterator
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from mooncake_kernels.errors import InvalidArgument
+
+from .closing import Closing
 
 if TYPE_CHECKING:
     from .store import Store
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-class Watermark:
+class Watermark(Closing):
     """Evicts down to ``low`` whenever more than ``high`` of a pool is used. A context manager.
 
     Its thread looks every ``interval_s``; that of a ``Store(watermark=...)`` also when the store's
@@ -93,17 +94,6 @@ class Watermark:
         if threading.current_thread() is not self._thread:
             self._thread.join()
         os.close(self._file)
-
-    def __enter__(self) -> "Watermark":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _keep(self) -> None:
         while not self._closing:

@@ -3,13 +3,13 @@
 import logging
 import threading
 from collections.abc import Sequence
-from types import TracebackType
 
 import numpy as np
 
 from mooncake_kernels.errors import InvalidArgument, TransferError, Unavailable
 from mooncake_kernels.pool import Key
 
+from ..closing import Closing
 from ..copies.draining import Drained, drain
 from ..directory import Member
 from ..node import Node
@@ -18,7 +18,7 @@ from .cluster import Draining, DrainState
 logger = logging.getLogger(__name__)
 
 
-class NodeCluster:
+class NodeCluster(Closing):
     """The cluster in which a node takes part, for ``make_app``. A context manager.
 
     Args:
@@ -91,14 +91,3 @@ class NodeCluster:
 
     def _note(self, drained: Drained) -> None:
         self._drained = drained
-
-    def __enter__(self) -> "NodeCluster":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

@@ -2,12 +2,12 @@
 
 import socket
 import threading
-from types import TracebackType
 
 import uvicorn
 
 from mooncake_kernels.errors import InvalidArgument
 
+from ..closing import Closing
 from ..store import Store
 from .app import make_app
 from .cluster import Cluster
@@ -16,7 +16,7 @@ from .security import is_loopback, resolve
 CLOSE_S = 5
 
 
-class AdminServer:
+class AdminServer(Closing):
     """Serves a store's admin app until it is closed. A context manager.
 
     Args:
@@ -68,14 +68,3 @@ class AdminServer:
         self._server.should_exit = True
         self._thread.join()
         self._socket.close()
-
-    def __enter__(self) -> "AdminServer":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

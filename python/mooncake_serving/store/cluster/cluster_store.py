@@ -1,7 +1,6 @@
 """The store over all hosts: the calls of ``Store``, which look at home first."""
 
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ from mooncake_kernels.errors import InvalidArgument, TransferError, Unavailable
 from mooncake_kernels.pool import PoolStats, PutResult, Retention
 from mooncake_kernels.transfer import Region
 
+from ..closing import Closing
 from ..directory import Claim, Member
 from ..keyspace import Keyspace, StoreKey, StoreKeys
 from ..node import Node
@@ -21,7 +21,7 @@ from .hot_keys import HotKeys
 RESULT_OF = {Claim.EXISTS: PutResult.EXISTS, Claim.TAKEN: PutResult.BEING_WRITTEN}
 
 
-class ClusterStore(ClusterReader):
+class ClusterStore(ClusterReader, Closing):
     """KV objects of all hosts whose nodes share a directory. Thread-safe. A context manager.
 
     ::
@@ -252,14 +252,3 @@ class ClusterStore(ClusterReader):
         if failure is None:
             return 0  # it has no members any more
         raise failure
-
-    def __enter__(self) -> "ClusterStore":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

@@ -4,7 +4,6 @@ import itertools
 import threading
 import time
 from collections import deque
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ import zmq
 from mooncake_kernels.errors import InvalidArgument
 from mooncake_kernels.pool import object_keys
 
+from ..closing import Closing
 from ..observer import Observer
 from .change_queue import ChangeQueue
 from .messages import (
@@ -37,7 +37,7 @@ CLOSE_S = 2.0
 Change = tuple[type[AnyEvent], list[BlockHash]]
 
 
-class EventPublisher(Observer):
+class EventPublisher(Observer, Closing):
     """Publishes what this process stores in a pool and removes from it. A context manager.
 
     A put only appends to a queue. A thread numbers what is there, sends it, and keeps it to be sent
@@ -205,17 +205,6 @@ class EventPublisher(Observer):
         if kind is BlockRemoved:
             return BlockRemoved(hashes, MEDIUM)
         return AllBlocksCleared()
-
-    def __enter__(self) -> "EventPublisher":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def _kind(change: Change | None) -> type[AnyEvent] | None:

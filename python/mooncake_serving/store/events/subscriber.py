@@ -4,12 +4,12 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from types import TracebackType
 
 import zmq
 
 from mooncake_kernels.errors import InvalidArgument
 
+from ..closing import Closing
 from .messages import AnyEvent, decode
 from .replay import NUMBER_BYTES, Numbered, request_replay
 from .sockets import check_integer, connected
@@ -37,7 +37,7 @@ class EventBatch:
     is_after_gap: bool
 
 
-class Subscription:
+class Subscription(Closing):
     """What ``subscribe`` returns; for one thread. A context manager, and an iterator without end.
 
     Attributes:
@@ -120,17 +120,6 @@ class Subscription:
             batch = self.receive()
             assert batch is not None
             yield batch
-
-    def __enter__(self) -> "Subscription":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def subscribe(

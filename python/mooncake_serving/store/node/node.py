@@ -4,7 +4,7 @@ import os
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from types import TracebackType, UnionType
+from types import UnionType
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ import numpy as np
 from mooncake_kernels.errors import InvalidArgument
 from mooncake_kernels.transfer import Region, TransferEngine
 
+from ..closing import Closing
 from ..directory import Directory, Member
 from ..eviction import telling
 from ..store import Store
@@ -38,7 +39,7 @@ MAX_SLOTS = 1024
 MAX_SLOT_BYTES = 1 << 30
 
 
-class Node:
+class Node(Closing):
     """Takes part: serves its pool to others, and asks them. Thread-safe. A context manager.
 
     Several processes may serve one pool, each with a node of its own. Store, engine and directory
@@ -270,17 +271,6 @@ class Node:
             for first, second in keys.tolist():
                 self.store.pool.remove((first, second))
             self.listing.withdraw(keys)
-
-    def __enter__(self) -> "Node":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def _check_range(

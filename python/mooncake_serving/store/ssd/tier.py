@@ -3,7 +3,6 @@
 import os
 import threading
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ import numpy as np
 from mooncake_kernels.errors import InvalidArgument, TransferError, Unavailable
 from mooncake_kernels.pool import Key, PutResult
 
+from ..closing import Closing
 from .appending import Appender
 from .arguments import as_arrays, as_number, as_pairs
 from .disk import Disk
@@ -33,7 +33,7 @@ NUM_HALVES = 2  # of the appender's memory
 MAX_BYTES = 1 << 62
 
 
-class SsdTier(TierReads):
+class SsdTier(TierReads, Closing):
     """Immutable objects under 128-bit keys, in a file on a local disk. A context manager.
 
     ::
@@ -252,14 +252,3 @@ class SsdTier(TierReads):
                 self._health.failed(error)
             finally:
                 self._disk.close()
-
-    def __enter__(self) -> "SsdTier":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
