@@ -103,15 +103,30 @@ class StoreReader:
 
     def exists_each(self, keys: StoreKeys) -> np.ndarray:
         """Tell of n keys which are there: ``[n]`` bool."""
-        return self.pool.contains_each(self.keyspace.keys(keys))
+        return self.has_keys(self.keyspace.keys(keys))
 
     def match_prefix(self, keys: StoreKeys) -> int:
         """Count the first keys that are there, up to one that is not; one call, no lock."""
-        return self.pool.match_prefix(self.keyspace.keys(keys))
+        return self.match_keys(self.keyspace.keys(keys))
 
     def remove(self, key: StoreKey) -> bool:
         """Remove an object; who reads it keeps it. Returns whether it was there."""
-        return self.pool.remove(self.keyspace.key(key))
+        return self.remove_key(self.keyspace.key(key))
+
+    # The same with keys of the pool, ``[n, 2]`` uint64, of whatever namespace.
+
+    def has_keys(self, keys: np.ndarray) -> np.ndarray:
+        return self.pool.contains_each(keys)
+
+    def match_keys(self, keys: np.ndarray) -> int:
+        return self.pool.match_prefix(keys)
+
+    def remove_key(self, key: Key) -> bool:
+        return self.pool.remove(key)
+
+    def list_keys(self) -> np.ndarray:
+        """All that is there, of all namespaces."""
+        return self.pool.objects().keys
 
     def _verifies(self) -> bool:
         return self._verify > 0 and random.random() < self._verify

@@ -197,7 +197,7 @@ class ClusterReader:
         words = self._keyspace.keys(keys)
         count = 0
         while count < len(words):
-            here = 0 if self._store is None else self._store.pool.match_prefix(words[count:])
+            here = 0 if self._store is None else self._store.match_keys(words[count:])
             if here == 0 and count > 0:
                 break  # where the directory has stopped, too
             count += here
@@ -219,7 +219,7 @@ class ClusterReader:
     def _are_here(self, words: np.ndarray) -> np.ndarray:
         if self._store is None:
             return np.zeros(len(words), bool)
-        return self._store.pool.contains_each(words)
+        return self._store.has_keys(words)
 
     def _get_here(self, key: StoreKey) -> tuple[bytes | None, bool]:
         """The own pool's object, and whether that was damaged, and is gone now."""

@@ -63,7 +63,7 @@ def drop_from(node: Node, pool: str, keys: np.ndarray, members: Iterable[Member]
     """Have one of those who serve a pool remove objects from it: "", or why nobody has."""
     if pool == node.pool_name and node.store is not None:
         for first, second in keys.tolist():
-            node.store.pool.remove((first, second))
+            node.store.remove_key((first, second))
         node.listing.withdraw(keys)
         return ""
     reason = f"nobody serves {pool}"
@@ -90,7 +90,7 @@ def _copy_here(
     if node.store is None:
         return [f"{node.name} has no pool"] * len(keys)
     results: list[PutResult | str] = [PutResult.EXISTS] * len(keys)
-    missing = np.flatnonzero(~node.store.pool.contains_each(keys)).tolist()
+    missing = np.flatnonzero(~node.store.has_keys(keys)).tolist()
     sinks = [IntoPool(node.store, (first, second)) for first, second in keys[missing].tolist()]
     outcomes = node.read(keys[missing], sinks, [pools[i] for i in missing])
     for i, sink, outcome in zip(missing, sinks, outcomes, strict=True):

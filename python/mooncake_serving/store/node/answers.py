@@ -54,7 +54,7 @@ class PoolAnswers:
 
     def drop(self, request: Drop) -> Dropped:
         keys = keys_of(request.keys)
-        count = sum(self._store.pool.remove((first, second)) for first, second in keys.tolist())
+        count = sum(self._store.remove_key((first, second)) for first, second in keys.tolist())
         self._listing.withdraw(keys)
         return Dropped(request.number, count)
 

@@ -7,9 +7,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from mooncake_kernels.errors import Unavailable
-from mooncake_kernels.pool import ObjectPool
 
 from ..directory import MAX_KEYS, Directory, Holders
+from ..store import Store
+
+SPREAD = np.uint64(0x9E3779B97F4A7C15)
 
 logger = logging.getLogger(__name__)
 
@@ -22,17 +24,18 @@ class Listing:
     Args:
         directory: to be told and asked.
         pool_name: what the directory calls the pool; "" for none.
-        pool: what it has; None for none.
+        store: what it has; None for none.
 
     Attributes:
         is_stale: whether the directory may not have all that was told.
     """
 
-    def __init__(self, directory: Directory, pool_name: str, pool: ObjectPool | None):
+    def __init__(self, directory: Directory, pool_name: str, store: Store | None):
         self._directory = directory
         self._pool_name = pool_name
-        self._pool = pool
+        self._store = store
         self._all = threading.Lock()
+        self._seen = np.empty((0, 2), np.uint64)
         self.is_stale = False
 
     def publish(self, keys: np.ndarray) -> None:
@@ -53,8 +56,8 @@ class Listing:
                 self._directory.withdraw(pool_name or self._pool_name, part)
         except Unavailable as error:
             self._tell_later(error)
-        if pool_name in (None, self._pool_name) and self._pool is not None:
-            self.publish(keys[self._pool.contains_each(keys)])
+        if pool_name in (None, self._pool_name) and self._store is not None:
+            self.publish(keys[self._store.has_keys(keys)])
 
     def withdraw_gone(self, keys: np.ndarray) -> np.ndarray:
         """Withdraw what the directory says the pool has, and it has not: ``[n]`` bool.
@@ -63,8 +66,8 @@ class Listing:
             Unavailable: the directory is away.
         """
         is_listed = np.array([self._pool_name in pools for pools in self.holders(keys)], bool)
-        if self._pool is not None:
-            is_listed &= ~self._pool.contains_each(keys)
+        if self._store is not None:
+            is_listed &= ~self._store.has_keys(keys)
             self.withdraw(keys[is_listed])
         return is_listed
 
@@ -74,21 +77,27 @@ class Listing:
         Raises:
             Unavailable: the directory is away.
         """
-        if self._pool is None:
+        if self._store is None:
             return
         with self._all:
             self.is_stale = False  # from here on others are told what changes
             try:
-                listed = self._listed()
-                present = self._pool.objects().keys
-                gone = listed[~_are_in(listed, present)]
-                for part in in_parts(present[~_are_in(present, listed)]):
-                    self._directory.publish(self._pool_name, part)
-                if len(gone):
-                    self.withdraw(gone)
+                self._seen = self._tell_difference(self._listed())
             except BaseException:
                 self.is_stale = True
                 raise
+
+    def tell_changes(self) -> None:
+        """Tell what has come and gone since the last time, whoever of the host did that.
+
+        For processes without a node put objects as well, and evict them.
+
+        Raises:
+            Unavailable: the directory is away.
+        """
+        if self._store is not None:
+            with self._all:
+                self._seen = self._tell_difference(self._seen)
 
     def holders(self, keys: np.ndarray) -> list[list[str]]:
         """For each key, the names of living pools that have it.
@@ -116,6 +125,17 @@ class Listing:
                 break
         return count
 
+    def _tell_difference(self, before: np.ndarray) -> np.ndarray:
+        """Tell how the pool differs from what it was; returns what it has."""
+        assert self._store is not None
+        present = self._store.list_keys()
+        gone = before[~_are_in(before, present)]
+        for part in in_parts(present[~_are_in(present, before)]):
+            self._directory.publish(self._pool_name, part)
+        if len(gone):
+            self.withdraw(gone)
+        return present
+
     def _listed(self) -> np.ndarray:
         parts, cursor = [np.empty((0, 2), np.uint64)], 0
         while True:
@@ -137,8 +157,12 @@ def in_parts(keys: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def _are_in(keys: np.ndarray, others: np.ndarray) -> np.ndarray:
-    known = set(words_of(others))
-    return np.array([key in known for key in words_of(keys)], bool)
+    return np.isin(_fingerprints(keys), _fingerprints(others))
+
+
+def _fingerprints(keys: np.ndarray) -> np.ndarray:
+    """A word of each key: the same hash is in many scopes, and both words are random bits."""
+    return keys[:, 0] ^ (keys[:, 1] * SPREAD)
 
 
 def words_of(keys: np.ndarray) -> list[bytes]:

@@ -11,6 +11,7 @@ from .listing import Listing
 
 logger = logging.getLogger(__name__)
 
+BEATS_A_LOOK = 3  # at all objects of the pool
 BEATS_A_SWEEP = 10
 
 
@@ -86,20 +87,22 @@ class Membership:
         while not self._is_over.wait(self._ttl_s / 3):
             num_beats += 1
             try:
-                self._beat(is_sweeping=num_beats % BEATS_A_SWEEP == 0)
+                self._beat(num_beats)
                 is_away = False
             except (RuntimeError, OSError, ValueError) as error:  # also of a pool or an engine
                 if not is_away:
                     logger.warning("%s cannot renew its membership: %s", self._name, error)
                 is_away = True
 
-    def _beat(self, *, is_sweeping: bool) -> None:
+    def _beat(self, number: int) -> None:
         if not self._directory.renew(self._describe(), self._ttl_s):
             self._join()
         elif self._listing.is_stale:
             self._listing.publish_all()
+        elif number % BEATS_A_LOOK == 0:
+            self._listing.tell_changes()
         self._on_members(self.refresh())
-        if is_sweeping:
+        if number % BEATS_A_SWEEP == 0:
             self._directory.sweep()
 
     def _join(self) -> None:

@@ -102,7 +102,7 @@ class Node(Closing):
         self.memory = RegisteredMemory(engine)
         if store is not None:
             self.memory.register(store.pool.memory(), "read")
-        self.listing = Listing(directory, self.pool_name, None if store is None else store.pool)
+        self.listing = Listing(directory, self.pool_name, store)
         self.claims = Claims(directory, self.name, self.listing)
         self._peers = Peers(engine)
         self._calls = Calls(engine, self._peers)
@@ -223,7 +223,7 @@ class Node(Closing):
         """What this node does for others with its pool, of which it tells what goes from now on."""
         self._own_eviction = store.eviction
         store.eviction = telling(store.eviction, self.listing.withdraw)
-        self._pins = Pins(store.pin_key, self._drop_damaged)
+        self._pins = Pins(store, self._drop_damaged)
         puller = Puller(
             store,
             self.listing,

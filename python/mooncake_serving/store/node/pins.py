@@ -2,14 +2,15 @@
 
 import threading
 import time
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from mooncake_kernels.errors import ChecksumError, Unavailable
-from mooncake_kernels.pool import Key, PinnedObject
+from mooncake_kernels.pool import PinnedObject
 
+from ..store import Store
 from .messages import ABSENT, BUSY, DAMAGED, FOUND, PINNED
 
 MAX_PINNED_BYTES = (
@@ -34,16 +35,12 @@ class Pins:
     """Pins by token. Thread-safe.
 
     Args:
-        pin: pins an object by its key; None: there is none.
+        store: whose objects are pinned, wherever it keeps them.
         drop: is called with ``[n, 2]`` keys of objects that turned out to be damaged.
     """
 
-    def __init__(
-        self,
-        pin: Callable[[Key], PinnedObject | None],
-        drop: Callable[[np.ndarray], object],
-    ):
-        self._pin = pin
+    def __init__(self, store: Store, drop: Callable[[np.ndarray], object]):
+        self._store = store
         self._drop = drop
         self._held: dict[Token, _Held] = {}
         self._lock = threading.Lock()
@@ -62,15 +59,15 @@ class Pins:
                 row["status"] = BUSY
                 continue
             try:
-                pinned = self._pin(tuple(key))
+                pinned = self._store.pin_key(tuple(key))
             except Unavailable:  # this process reads as many as it can
                 row["status"] = BUSY
                 continue
             except ChecksumError:  # as it came from the disk
                 row["status"] = DAMAGED
                 continue
-            if pinned is None:
-                row["status"] = ABSENT
+            if pinned is None:  # on a disk: there is no room to bring it, while others are read
+                row["status"] = BUSY if self._has(key) else ABSENT
             elif verify and not _is_whole(pinned):
                 pinned.close()
                 row["status"] = DAMAGED
@@ -83,6 +80,9 @@ class Pins:
             self._drop(keys[damaged])
         self._keep(token, held)
         return found
+
+    def _has(self, key: Sequence[int]) -> bool:
+        return bool(self._store.has_keys(np.array([key], np.uint64))[0])
 
     def release(self, token: Token) -> bool:
         """End a token's pins; returns whether they held until now."""

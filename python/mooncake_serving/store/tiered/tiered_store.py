@@ -128,17 +128,20 @@ class TieredStore(Store):
     def exists(self, key: StoreKey) -> bool:
         return bool(self.exists_each([key])[0])
 
-    def exists_each(self, keys: StoreKeys) -> np.ndarray:
-        words = self.keyspace.keys(keys)
+    def has_keys(self, keys: np.ndarray) -> np.ndarray:
         # In this order: an object is on the disk before it leaves the pool.
-        return self.pool.contains_each(words) | self.tier.contains_each(words)
+        return super().has_keys(keys) | self.tier.contains_each(keys)
 
-    def match_prefix(self, keys: StoreKeys) -> int:
-        num_in_pool = super().match_prefix(keys)
+    def match_keys(self, keys: np.ndarray) -> int:
+        num_in_pool = super().match_keys(keys)
         if num_in_pool == len(keys):
             return num_in_pool
-        missing = np.flatnonzero(~self.exists_each(keys[num_in_pool:]))
+        missing = np.flatnonzero(~self.has_keys(keys[num_in_pool:]))
         return num_in_pool + int(missing[0]) if len(missing) else len(keys)
+
+    def list_keys(self) -> np.ndarray:
+        # In this order, again; what is in both is there once.
+        return np.unique(np.concatenate([super().list_keys(), self.tier.keys()]), axis=0)
 
     def remove(self, key: StoreKey) -> bool:
         """Remove an object from both tiers; who reads it keeps it. Returns whether it was there.
@@ -146,10 +149,12 @@ class TieredStore(Store):
         Raises:
             Unavailable: the disk could not be written, where the object still is.
         """
-        words = self.keyspace.key(key)
-        self._demoter.discard([words])
-        was_on_disk = self.tier.remove(words)
-        return self.pool.remove(words) or was_on_disk
+        return super().remove(key)
+
+    def remove_key(self, key: Key) -> bool:
+        self._demoter.discard([key])
+        was_on_disk = self.tier.remove(key)
+        return super().remove_key(key) or was_on_disk
 
     def remove_all(self) -> int:
         """Remove the objects of all namespaces, "hard" ones too; returns how many there were."""
