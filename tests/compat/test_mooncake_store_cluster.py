@@ -8,6 +8,7 @@ from mooncake_serving.compat.mooncake.store import (
     OBJECT_NOT_FOUND,
     RPC_FAIL,
     MooncakeDistributedStore,
+    ReplicateConfig,
 )
 
 from ..metadata.support import RedisServer, eventually
@@ -122,6 +123,15 @@ def test_a_killed_process_takes_its_values_along(store, other):
     eventually(lambda: store.is_exist("theirs") == 0, "its values are still listed")
     assert store.get("theirs") == b"" and store.get("mine") == b"2"
     assert store.put("theirs", b"3") == 0 and store.get("theirs") == b"3"
+
+
+def test_copies_outlive_a_killed_process(store, other):
+    config = ReplicateConfig(replica_num=2)
+    assert other.call("put", "theirs", b"1", config) == 0
+    assert other.call("upsert", "changed", b"2", config) == 0
+    assert store.put("mine", b"3", ReplicateConfig(replica_num=5)) == 0  # as many as there can be
+    other.kill()
+    assert [store.get(name) for name in ("theirs", "changed", "mine")] == [b"1", b"2", b"3"]
 
 
 def test_without_the_directory(server, store, caplog):

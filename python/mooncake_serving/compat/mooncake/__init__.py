@@ -25,6 +25,7 @@ from .codes import (
 )
 from .engine import TransferEngine
 from .notify import TransferNotify
+from .store import MooncakeDistributedStore, ReplicateConfig
 from .transfers import TransferOpcode
 
 Read, Write = TransferOpcode.Read, TransferOpcode.Write
@@ -38,7 +39,9 @@ __all__ = [
     "ERR_INVALID_ARGUMENT",
     "ERR_NOT_IMPLEMENTED",
     "ERR_SOCKET",
+    "MooncakeDistributedStore",
     "Read",
+    "ReplicateConfig",
     "SUPPORT_CUDA",
     "SUPPORT_EFA",
     "SUPPORT_HIP",

@@ -7,7 +7,7 @@ from mooncake_kernels.errors import InvalidArgument
 
 from .codes import code_of, returns_code
 from .lifecycle import Lifecycle
-from .replicate_config import ReplicateConfig, retention_of
+from .replicate_config import ReplicateConfig, keeping_of
 
 Numbers = Sequence[int]
 
@@ -152,7 +152,7 @@ class BufferCalls(Lifecycle):
         running = self._running()
         views = self._views(pointers, sizes, writes=False)
         put = running.objects.replace if replace else running.objects.put
-        put(key, views, retention_of(config))
+        put(key, views, keeping_of(config))
         return 0
 
     def _get_each(

@@ -4,19 +4,22 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
+from typing import Any
 
 import numpy as np
 
 from mooncake_kernels.errors import Unavailable
+from mooncake_kernels.pool import PutResult
 from mooncake_kernels.transfer import Region
-from mooncake_serving.store import ClusterStore
+from mooncake_serving.store import ClusterStore, Copies
 from mooncake_serving.store.directory import Directory
 from mooncake_serving.store.node.remote import Outcome
 from mooncake_serving.store.node.sinks import IntoBuffers
 
-from .codes import CHECKSUM_MISMATCH, INVALID_PARAMS, OBJECT_NOT_FOUND, code_of
+from .codes import CHECKSUM_MISMATCH, INVALID_PARAMS, OBJECT_NOT_FOUND, code_of, log
 from .naming import MIN_HEADER_BYTES, header_bytes, header_of, name_in
 from .objects import Objects, Views
+from .replicate_config import Keeping
 
 _CODES = {
     Outcome.NOT_TAKEN: INVALID_PARAMS,  # the buffers are too small
@@ -40,6 +43,7 @@ class ClusterObjects(Objects):
         own = cluster.node.store
         super().__init__(cluster, None if own is None else own.pool, namespace)
         self._cluster = cluster
+        self._copies = Copies(cluster)
         self._directory = directory
         self._here = None if own is None else Objects(own, own.pool, namespace)
         self._closing = closing
@@ -110,6 +114,15 @@ class ClusterObjects(Objects):
 
     def close(self) -> None:
         self._closing.close()
+
+    def _put(self, name: str, parts: Sequence[Any], keeping: Keeping) -> PutResult:
+        """Further copies are tried: the object is stored with the first."""
+        result = super()._put(name, parts, keeping)
+        if result is PutResult.STORED and keeping.num_copies > 1:
+            copied = self._copies.replicate([name], keeping.num_copies)
+            for reason in copied.failed.values():
+                log.warning("put: %r has fewer copies than asked for: %s", name, reason)
+        return result
 
     def _find(self, name: str) -> memoryview | None:
         if self._here is not None and (found := self._here._find(name)) is not None:

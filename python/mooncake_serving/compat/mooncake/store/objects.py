@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from mooncake_kernels.buffers import as_buffer
 from mooncake_kernels.errors import InvalidArgument
-from mooncake_kernels.pool import ObjectPool, PutResult, Retention
+from mooncake_kernels.pool import ObjectPool, PutResult
 from mooncake_serving.store import Store
 from mooncake_serving.store.keyspace import Keyspace
 
 from ..codes import Failed
 from .codes import INTERNAL_ERROR, NO_AVAILABLE_HANDLE, OBJECT_NOT_FOUND, code_of
 from .naming import encoded, header_of, name_in
+from .replicate_config import Keeping
 
 if TYPE_CHECKING:  # it needs an extra, and a pool of one host does not
     from mooncake_serving.store import ClusterStore
@@ -38,16 +39,16 @@ class Objects:
         self._pool = pool
         self._keyspace = Keyspace(namespace)
 
-    def put(self, name: str, parts: Sequence[Any], retention: Retention) -> None:
+    def put(self, name: str, parts: Sequence[Any], keeping: Keeping) -> None:
         """Store a value, if there is none of this name: else what is there stays.
 
         Raises:
             InvalidArgument: an argument is wrong, or the value empty.
             Failed: there is no room.
         """
-        self._put(name, self._object(name, parts), retention)
+        self._put(name, self._object(name, parts), keeping)
 
-    def replace(self, name: str, parts: Sequence[Any], retention: Retention) -> None:
+    def replace(self, name: str, parts: Sequence[Any], keeping: Keeping) -> None:
         """Store a value in the place of what is there. Who reads that keeps it.
 
         Raises:
@@ -57,7 +58,7 @@ class Objects:
         until_s = time.monotonic() + _REPLACE_S
         while True:
             self._store.remove(name)
-            if self._put(name, parts, retention) is PutResult.STORED:
+            if self._put(name, parts, keeping) is PutResult.STORED:
                 return
             if time.monotonic() > until_s:
                 raise Failed(INTERNAL_ERROR, f"others write {name!r:.80} all the time")
@@ -170,8 +171,8 @@ class Objects:
             )
         return [header, *parts]
 
-    def _put(self, name: str, parts: Sequence[Any], retention: Retention) -> PutResult:
-        result = self._store.put_from(name, *parts, retention=retention)
+    def _put(self, name: str, parts: Sequence[Any], keeping: Keeping) -> PutResult:
+        result = self._store.put_from(name, *parts, retention=keeping.retention)
         if result is PutResult.FULL:
             raise Failed(
                 NO_AVAILABLE_HANDLE, f"there is no room for {name!r:.80}: all must stay that is"

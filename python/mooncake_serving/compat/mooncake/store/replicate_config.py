@@ -2,6 +2,7 @@
 
 import enum
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from mooncake_kernels.errors import InvalidArgument
 from mooncake_kernels.pool import Retention
@@ -57,14 +58,21 @@ class ReplicateConfig:
     group_ids: list[str] | None = None
 
 
-def retention_of(config: ReplicateConfig | None) -> Retention:
-    """How long the pool shall keep an object of this configuration.
+class Keeping(NamedTuple):
+    """How long pools shall keep an object, and how many of them."""
+
+    retention: Retention = "normal"
+    num_copies: int = 1
+
+
+def keeping_of(config: ReplicateConfig | None) -> Keeping:
+    """How an object of this configuration shall be kept.
 
     Raises:
         InvalidArgument: it is none, or asks for what there is not.
     """
     if config is None:
-        return "normal"
+        return Keeping()
     if not isinstance(config, ReplicateConfig):
         raise InvalidArgument(f"config must be a ReplicateConfig, got {config!r:.80}")
     if not isinstance(config.replica_num, int) or config.replica_num < 1:
@@ -78,5 +86,6 @@ def retention_of(config: ReplicateConfig | None) -> Retention:
                 f"got {getattr(config, name)!r:.80}"
             )
     if config.with_hard_pin:
-        return "hard"
-    return "soft" if config.soft_pin_action == SoftPinAction.ENABLE else "normal"
+        return Keeping("hard", config.replica_num)
+    is_soft = config.soft_pin_action == SoftPinAction.ENABLE
+    return Keeping("soft" if is_soft else "normal", config.replica_num)

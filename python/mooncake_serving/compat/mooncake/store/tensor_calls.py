@@ -8,7 +8,7 @@ from mooncake_kernels.errors import InvalidArgument
 
 from .codes import INVALID_PARAMS, log, returns_code, returns_instead
 from .lifecycle import Lifecycle
-from .replicate_config import ReplicateConfig, retention_of
+from .replicate_config import ReplicateConfig, keeping_of
 from .tensor_header import decode, encode
 
 Tensors = Sequence[torch.Tensor]
@@ -114,7 +114,7 @@ class TensorCalls(Lifecycle):
         objects = self._running().objects
         header = encode(tensor)
         put = objects.replace if replace else objects.put
-        put(key, [header, tensor.detach().contiguous()], retention_of(config))
+        put(key, [header, tensor.detach().contiguous()], keeping_of(config))
         return 0
 
 

@@ -9,7 +9,7 @@ from mooncake_kernels.errors import InvalidArgument
 from .codes import returns_code, returns_instead
 from .handle import BufferHandle, handle_of
 from .lifecycle import Lifecycle
-from .replicate_config import ReplicateConfig, retention_of
+from .replicate_config import ReplicateConfig, keeping_of
 
 
 class ValueCalls(Lifecycle):
@@ -18,7 +18,7 @@ class ValueCalls(Lifecycle):
     @returns_code
     def put(self, key: str, value: Any, config: ReplicateConfig | None = None) -> int:
         """Store a value: 0; -200 if there is no room, -600 if it is empty."""
-        self._running().objects.put(key, [value], retention_of(config))
+        self._running().objects.put(key, [value], keeping_of(config))
         return 0
 
     @returns_code
@@ -39,7 +39,7 @@ class ValueCalls(Lifecycle):
 
         For a moment there is nothing under the key, and nothing is if there is no room.
         """
-        self._running().objects.replace(key, [value], retention_of(config))
+        self._running().objects.replace(key, [value], keeping_of(config))
         return 0
 
     @returns_code
@@ -77,9 +77,9 @@ class ValueCalls(Lifecycle):
     def _put_parts(
         self, key: str, parts: Sequence[Any], config: ReplicateConfig | None, *, replace: bool
     ) -> int:
-        objects, retention = self._running().objects, retention_of(config)
+        objects, keeping = self._running().objects, keeping_of(config)
         if any(as_buffer(part, argument="parts").num_bytes for part in parts):
-            (objects.replace if replace else objects.put)(key, parts, retention)
+            (objects.replace if replace else objects.put)(key, parts, keeping)
         return 0
 
     def _put_batch(
@@ -90,7 +90,7 @@ class ValueCalls(Lifecycle):
         *,
         replace: bool,
     ) -> int:
-        objects, retention = self._running().objects, retention_of(config)
+        objects, keeping = self._running().objects, keeping_of(config)
         if len(keys) != len(values):
             raise InvalidArgument(
                 f"values must be as many as keys, got {len(values)} and {len(keys)}"
@@ -99,5 +99,5 @@ class ValueCalls(Lifecycle):
         if empty:
             raise InvalidArgument(f"values must have at least 1 byte each, got none in {empty[:8]}")
         for key, value in zip(keys, values, strict=True):
-            (objects.replace if replace else objects.put)(key, [value], retention)
+            (objects.replace if replace else objects.put)(key, [value], keeping)
         return 0
