@@ -72,6 +72,8 @@ def append_kv(
     )
     k = _rows("k", k, caches.k)
     v = None if v is None else _rows("v", v, caches.v)
+    if v is not None and len(v) != len(k):
+        raise InvalidArgument(f"{OP}: v must be as long as k, {len(k)}, got {len(v)}")
     _check_slots(slots, k)
     cos_sin = None if rope is None else _cos_sin(rope, positions, k)
     arguments = (

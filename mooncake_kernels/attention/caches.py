@@ -88,6 +88,8 @@ def _scale(op: str, which: str, scale: Any, cache: torch.Tensor) -> torch.Tensor
         return None
     num_heads = cache.shape[2]
     if isinstance(scale, numbers.Real) and not isinstance(scale, bool):
+        if not abs(float(scale)) <= torch.finfo(torch.float32).max:
+            raise InvalidArgument(f"{op}: {which}_scale must be a finite float32, got {scale!r}")
         return torch.full((num_heads,), float(scale), dtype=torch.float32, device=cache.device)
     is_table = isinstance(scale, torch.Tensor) and scale.dtype in (*FLOATS, torch.float64)
     if not is_table or scale.shape not in ((), (1,), (num_heads,)) or scale.device != cache.device:

@@ -82,9 +82,16 @@ def paged_attention(
     caches = Caches.of(OP, k_cache, v_cache, axes, (k_scale, v_scale))
     _check_q(q, caches, rows)
     _check_table(block_table, caches, rows)
+    num_q = rows.batch.num_q  # a MaskBuilder's rows have room for more
     arguments = (
         *(q, caches.k, caches.v, block_table.contiguous()),
-        *(rows.intervals, rows.tail_bits, rows.tail_base, rows.batch.cu_q, rows.batch.kv_lens),
+        *(
+            rows.intervals[:num_q],
+            rows.tail_bits[:num_q],
+            rows.tail_base,
+            rows.batch.cu_q,
+            rows.batch.kv_lens,
+        ),
         *(_as_scale(scale, q.shape[2]), caches.k_scale, caches.v_scale),
     )
     if engine == "auto":

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from .._arguments import as_integer
+from .._arguments import as_instance, as_integer, as_one_of
 from ..errors import InvalidArgument
 from .batch import INT32_MAX
 from .block_engine import BlockCall, Kind, TileList, run
@@ -96,6 +96,7 @@ class BlockMap:
 
     def count(self, kind: Kind) -> torch.Tensor:
         """Return how many tiles of a kind each q-block has: "partial", "full" or "any" of both."""
+        as_one_of("block_map", "kind", kind, ("partial", "full", "any"))
         return {"partial": self.num_partial, "full": self.num_full, "any": self.work}[kind]
 
     def indices(self, kind: Kind, width: int | None = None) -> torch.Tensor:
@@ -159,6 +160,11 @@ class BlockMap:
         Raises:
             InvalidArgument: the table is too short for the keys of a request.
         """
+        as_instance("block_map", "block_table", block_table, torch.Tensor, "a tensor")
+        if block_table.is_floating_point() or block_table.is_complex():
+            raise InvalidArgument(
+                f"block_map: block_table must be of integers, got {block_table.dtype}"
+            )
         requests, tiles = self.rows.batch.num_requests, self.rows.batch.kv_lens_list
         needed = max((-(-kv_len // self.block_kv) for kv_len in tiles), default=0)
         if block_table.dim() != 2 or len(block_table) < requests or block_table.shape[1] < needed:

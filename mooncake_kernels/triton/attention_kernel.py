@@ -130,7 +130,7 @@ def paged_attention_kernel(
                 BLOCK_SIZE, TILE, K_DIM, MAIN, REST, V_DIM, V_PADDED, DOT_TYPE, IS_FULL=True,
             )  # fmt: skip
 
-    is_empty = largest == float("-inf")
+    is_empty = total == 0.0  # where all scores are NaN, the largest is -inf as well
     total = tl.where(is_empty, 1.0, total)
     factor = 1.0 / total
     if HAS_V_SCALES:

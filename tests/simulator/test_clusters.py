@@ -7,6 +7,7 @@ import pytest
 
 from mooncake_serving.conductor import (
     Baseline,
+    Conductor,
     EarlyRejection,
     InvalidArgument,
     KVCacheCentric,
@@ -127,6 +128,20 @@ def test_what_a_failed_instance_had_is_served_by_others(failed):
     check_everybody_is_served(cluster, report)
     assert sum(job.restarts for job in report.jobs) > 0
     assert all(job.rejected is None for job in report.jobs)
+
+
+def test_an_instance_that_fails_again_is_down_for_the_longer_of_both(monkeypatch):
+    recovered = []
+    bring_back = Conductor.recovered
+
+    def note(self, instance):
+        recovered.append(instance)
+        bring_back(self, instance)
+
+    monkeypatch.setattr(Conductor, "recovered", note)
+    failures = (Failure(0, 1.0, 50.0), Failure(0, 2.0, 1.0), Failure(1, 1.0, 2.0))
+    serve(DisaggregatedOptions(num_prefill=4, num_decode=3, failures=failures))
+    assert recovered == [1, 0]
 
 
 @pytest.mark.parametrize("rule", [Baseline(), EarlyRejection(), PredictiveRejection(decode_s=5.0)])

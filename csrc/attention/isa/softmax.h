@@ -1,4 +1,7 @@
 // The states of rows: see Softmax in paged_attention.h. Layer: attention.
+//
+// A row has seen nothing if its sum is 0: its largest score adds 1 to it. Its maximum does not tell,
+// for it is -inf as well where all scores are NaN, which must stay NaN.
 
 static void clear(const Softmax& state, int64_t num_rows, int64_t padded_dim) {
   for (int64_t row = 0; row < num_rows; ++row) state.maximum[row] = -INFINITY;
@@ -10,7 +13,7 @@ static void clear(const Softmax& state, int64_t num_rows, int64_t padded_dim) {
 static void fold(const Softmax& other, const Softmax& state, int64_t num_rows, int64_t padded_dim) {
   for (int64_t row = 0; row < num_rows; ++row) {
     const float old = state.maximum[row], added = other.maximum[row];
-    if (added == -INFINITY) continue;
+    if (other.sum[row] == 0.f) continue;
     const float now = added > old ? added : old;
     const float keep = exp2(old - now), take = exp2(added - now);
     state.maximum[row] = now;
@@ -33,7 +36,7 @@ static void finish(const PagedAttentionParams& p, const Task& task, const Softma
     const int64_t head = task.kv_head * group + row % group;
     const int64_t index = (task.first_query + row / group) * p.num_heads + head;
     const float sum = state.sum[row];
-    const bool is_empty = state.maximum[row] == -INFINITY;
+    const bool is_empty = sum == 0.f;
     p.lse[index] = is_empty ? -INFINITY : (state.maximum[row] + log2f(sum)) * kLn2;
     float* const values = state.values + row * padded_dim;
     functions.multiply(values, p.v.dim, is_empty ? 0.f : scale / sum);

@@ -48,7 +48,8 @@ def choose_chunk_size(
     _check("tile", tile, tile >= 1, "at least 1")
     _check("max_loss", max_loss, max_loss >= 0, "at least 0")
     if prefill_per_decode is not None:
-        _check("prefill_per_decode", prefill_per_decode, prefill_per_decode > 0, "positive")
+        is_good = 0 < prefill_per_decode < math.inf
+        _check("prefill_per_decode", prefill_per_decode, is_good, "positive")
 
     smallest = (num_decodes // tile + 1) * tile
     _check(

@@ -1,5 +1,6 @@
 """What goes into the next step: decodes first, then prompts, as far as the budget goes."""
 
+import numbers
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
@@ -94,8 +95,10 @@ def pack_batch(
     largest = budget if max_chunk is None else max_chunk
     step: _Step[R] = _Step(budget, budget if max_requests is None else max_requests)
     for name, value in (("budget", budget), ("max_chunk", largest), ("max_requests", step.room)):
-        if value < 1:
-            raise InvalidArgument(f"pack_batch: {name} must be at least 1, got {value}")
+        if not isinstance(value, numbers.Integral) or value < 1:
+            raise InvalidArgument(
+                f"pack_batch: {name} must be an integer of at least 1, got {value!r}"
+            )
     for request in decodes:
         if request.num_pending > budget:
             raise InvalidArgument(
@@ -125,7 +128,7 @@ class _Step(Generic[R]):
         return self.num_left > 0 and len(self.chunks) < self.room
 
     def take(self, request: R, num_tokens: int) -> bool:
-        if request.num_pending < 1:
+        if not request.num_pending >= 1:
             raise InvalidArgument(
                 f"pack_batch: requests must have pending tokens, got {request!r} with "
                 f"{request.num_pending}"

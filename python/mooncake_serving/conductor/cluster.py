@@ -55,6 +55,8 @@ class Cluster:
             raise InvalidArgument(f"Cluster: roles must be of Role, got {list(roles)[:8]}")
         if names is not None and len(names) != n:
             raise InvalidArgument(f"Cluster: names must be {n}, one an instance, got {len(names)}")
+        _check_each("capacity_tokens", capacity_tokens, n, 0)
+        _check_each("max_batch_size", max_batch_size, n, 1)
         self.role = np.array([int(role) for role in roles], np.int8)
         self.up = np.ones(n, bool)
         self.free_at_s = np.zeros(n)
@@ -101,3 +103,14 @@ class Cluster:
             self.reserved_tokens,
         ):
             state[instance] = 0
+
+
+def _check_each(name: str, value: int | Sequence[int], count: int, low: int) -> None:
+    """Refuse what is not a number, or as many as there are instances, of at least ``low``."""
+    values = np.asarray(value)
+    is_good = values.dtype.kind in "iu" and values.shape in ((), (count,)) and (values >= low).all()
+    if not is_good:
+        raise InvalidArgument(
+            f"Cluster: {name} must be an integer of at least {low}, or {count} of them, "
+            f"got {value!r:.80}"
+        )

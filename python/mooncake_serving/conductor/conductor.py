@@ -18,7 +18,7 @@ from .cluster import Cluster, Role
 from .costs import Costs
 from .decision import Decision, DecodeChoice
 from .decoding import DecodeLoad, InFlight, choose_decode
-from .errors import InvalidArgument
+from .errors import InvalidArgument, check_index
 from .index import Index
 from .policies import KVCacheCentric, PrefillPolicy, PrefillView
 from .reasons import Reason, Why
@@ -160,6 +160,7 @@ class Conductor:
             conductor, and may be decided about anew. One that only fetches from there is not among
             them: it goes on without the prefix, later than was predicted.
         """
+        check_index("failed", "instance", instance, self.cluster.num_instances)
         lost = []
         for request_id, decision in list(self.books.open.items()):
             prefills = decision.prefill is not None and decision.prefill.instance == instance
@@ -175,6 +176,7 @@ class Conductor:
 
     def recovered(self, instance: int) -> None:
         """Note that an instance is up again, with an empty cache."""
+        check_index("recovered", "instance", instance, self.cluster.num_instances)
         self.cluster.up[instance] = True
 
     def _choose_decode(

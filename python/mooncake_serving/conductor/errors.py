@@ -5,6 +5,8 @@ one error that it raises; like ``mooncake_kernels.InvalidArgument`` it is a ``Va
 """
 
 import math
+import numbers
+from typing import Any
 
 
 class InvalidArgument(ValueError):
@@ -13,11 +15,22 @@ class InvalidArgument(ValueError):
 
 def check_at_least(op: str, name: str, value: float, low: float) -> None:
     """Raise :class:`InvalidArgument` unless ``value`` is finite and at least ``low``."""
-    if not (math.isfinite(value) and value >= low):
+    if not (_is_finite(value) and value >= low):
         raise InvalidArgument(f"{op}: {name} must be at least {low:g}, got {value!r}")
 
 
 def check_positive(op: str, name: str, value: float) -> None:
     """Raise :class:`InvalidArgument` unless ``value`` is finite and positive."""
-    if not (math.isfinite(value) and value > 0):
+    if not (_is_finite(value) and value > 0):
         raise InvalidArgument(f"{op}: {name} must be positive, got {value!r}")
+
+
+def check_index(op: str, name: str, value: int, count: int) -> None:
+    """Raise :class:`InvalidArgument` unless ``value`` is an integer from 0 to ``count`` - 1."""
+    is_integer = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    if not (is_integer and 0 <= value < count):
+        raise InvalidArgument(f"{op}: {name} must be in [0, {count}), got {value!r}")
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, numbers.Real) and math.isfinite(value)

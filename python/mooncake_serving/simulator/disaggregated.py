@@ -66,6 +66,7 @@ class Disaggregated:
         self.fetches: dict[Job, Flow] = {}
         self.streams: dict[Job, Flow] = {}
         self.landed: set[Job] = set()  # all KV is at the decode instance
+        self.up_at_s: dict[int, float] = {}  # of instances that have failed
         self._mean_output = 0
 
     def run(self, requests: Sequence[TraceRequest]) -> Report:

@@ -1,5 +1,6 @@
 """What a simulated cluster consists of."""
 
+import math
 from dataclasses import dataclass, field
 
 from ..conductor import InvalidArgument
@@ -58,12 +59,12 @@ class DisaggregatedOptions:
         self.machine.kv_capacity_tokens(self.model)  # the model must fit
         for name in ("dram_tokens", "ssd_tokens", "event_delay_s"):
             value = getattr(self, name)
-            if value is not None and not value >= 0:
+            if value is not None and not 0 <= value < math.inf:
                 raise InvalidArgument(
                     f"DisaggregatedOptions: {name} must be at least 0, got {value!r}"
                 )
         for failure in self.failures:
-            if not (failure.at_s >= 0 and failure.down_s >= 0):
+            if not (0 <= failure.at_s < math.inf and 0 <= failure.down_s < math.inf):
                 raise InvalidArgument(
                     "DisaggregatedOptions: failures must begin and last at least 0 s, "
                     f"got {failure}"

@@ -26,7 +26,9 @@ def fail(cluster: "Disaggregated", failure: "Failure") -> None:
     for job in jobs:
         _forget(cluster, job)
     cluster.network.fail(cluster.nics[i])
-    cluster.clock.after(failure.down_s, cluster.conductor.recovered, i)
+    up_at_s = cluster.clock.now + failure.down_s
+    cluster.up_at_s[i] = max(up_at_s, cluster.up_at_s.get(i, 0.0))
+    cluster.clock.after(failure.down_s, _recover, cluster, i)
     for job in jobs:
         cluster.arrive(job)
 
@@ -37,6 +39,12 @@ def restart(cluster: "Disaggregated", job: Job) -> None:
         cluster.conductor.decoded(job.job_id)
         _forget(cluster, job)
         cluster.clock.after(0.0, cluster.arrive, job)
+
+
+def _recover(cluster: "Disaggregated", instance: int) -> None:
+    """Bring an instance back, unless it has failed again meanwhile, and for longer."""
+    if cluster.clock.now >= cluster.up_at_s[instance]:
+        cluster.conductor.recovered(instance)
 
 
 def _forget(cluster: "Disaggregated", job: Job) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from ..errors import InvalidArgument, check_at_least
+from ..errors import check_at_least, check_index
 from .event_order import EventOrder
 from .events import KVEvent
 
@@ -22,7 +22,6 @@ class PrefixIndex:
     def __init__(self, num_instances: int, *, max_waiting_events: int = 1024) -> None:
         check_at_least("PrefixIndex", "num_instances", num_instances, 1)
         self._num_instances = num_instances
-        self._bits = [1 << instance for instance in range(num_instances)]
         self._holders: dict[int, int] = {}
         self._shared: dict[int, int] = {}
         self._order = EventOrder(max_waiting_events)
@@ -125,8 +124,5 @@ class PrefixIndex:
         return self._shared.setdefault(held, held)
 
     def _bit(self, op: str, instance: int) -> int:
-        if not 0 <= instance < self._num_instances:
-            raise InvalidArgument(
-                f"{op}: instance must be in [0, {self._num_instances}), got {instance}"
-            )
-        return self._bits[instance]
+        check_index(op, "instance", instance, self._num_instances)
+        return 1 << instance

@@ -11,6 +11,7 @@ from ...conductor import (
     Admission,
     Baseline,
     EarlyRejection,
+    InvalidArgument,
     KVCacheCentric,
     LoadBalance,
     LocalCacheAware,
@@ -85,7 +86,7 @@ def run(options: argparse.Namespace) -> None:
         ssd_tokens=options.ssd,
         eviction=options.eviction,
         event_delay_s=options.event_delay,
-        failures=tuple(Failure(int(i), at_s, down_s) for i, at_s, down_s in options.fail),
+        failures=tuple(_failure(*values) for values in options.fail),
     )
     slo = Slo(options.ttft, options.tbt)
     conductor = conductor_of(
@@ -114,3 +115,9 @@ def _admission(options: argparse.Namespace) -> Admission:
     if options.admission == "predictive":
         return PredictiveRejection(decode_s=options.decode_s)
     return AcceptAll()
+
+
+def _failure(instance: float, at_s: float, down_s: float) -> Failure:
+    if not instance.is_integer():
+        raise InvalidArgument(f"run: --fail must begin with an instance, got {instance:g}")
+    return Failure(int(instance), at_s, down_s)
