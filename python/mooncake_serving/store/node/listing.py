@@ -1,5 +1,6 @@
 """What a node tells the directory of its pool, and asks it: any number of keys at a time."""
 
+import contextlib
 import logging
 import threading
 from collections.abc import Iterator
@@ -35,13 +36,14 @@ class Listing:
         self._pool_name = pool_name
         self._store = store
         self._all = threading.Lock()
+        self._leaving: tuple[np.ndarray, ...] = ()
         self._seen = np.empty((0, 2), np.uint64)
         self.is_stale = False
 
     def publish(self, keys: np.ndarray) -> None:
         """Say that the pool has objects; later, if the directory is away."""
         try:
-            for part in in_parts(keys):
+            for part in in_parts(self._staying(keys)):
                 self._directory.publish(self._pool_name, part)
         except Unavailable as error:
             self._tell_later(error)
@@ -58,6 +60,23 @@ class Listing:
             self._tell_later(error)
         if pool_name in (None, self._pool_name) and self._store is not None:
             self.publish(keys[self._store.has_keys(keys)])
+
+    @contextlib.contextmanager
+    def leaving(self, keys: np.ndarray) -> Iterator[None]:
+        """Withdraw objects that may be removed, and publish them meanwhile by no means.
+
+        In the end what the pool has nevertheless is published again.
+        """
+        with self._all:  # what a look has found is told before
+            self._leaving += (keys,)
+        try:
+            self.withdraw(keys)
+            yield
+        finally:
+            with self._all:
+                self._leaving = tuple(other for other in self._leaving if other is not keys)
+            if self._store is not None:
+                self.publish(keys[self._store.has_keys(keys)])
 
     def withdraw_gone(self, keys: np.ndarray) -> np.ndarray:
         """Withdraw what the directory says the pool has, and it has not: ``[n]`` bool.
@@ -128,13 +147,19 @@ class Listing:
     def _tell_difference(self, before: np.ndarray) -> np.ndarray:
         """Tell how the pool differs from what it was; returns what it has."""
         assert self._store is not None
-        present = self._store.list_keys()
+        present = self._staying(self._store.list_keys())
         gone = before[~_are_in(before, present)]
         for part in in_parts(present[~_are_in(present, before)]):
             self._directory.publish(self._pool_name, part)
         if len(gone):
             self.withdraw(gone)
         return present
+
+    def _staying(self, keys: np.ndarray) -> np.ndarray:
+        """Those of some keys that are not about to go."""
+        for going in self._leaving:
+            keys = keys[~_are_in(keys, going)]
+        return keys
 
     def _listed(self) -> np.ndarray:
         parts, cursor = [np.empty((0, 2), np.uint64)], 0
