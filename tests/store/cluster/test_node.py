@@ -74,10 +74,10 @@ def test_a_pool_is_registered_once(hosts):
 def test_the_end_of_a_node(hosts):
     one, two = hosts.several(2)
     one.cluster.put("a", value(1))
-    evict = two.store.eviction
+    assert len(two.store.on_evicted) == 1
     two.cluster.close()
     two.cluster.close()
-    assert two.store.eviction is not evict  # the store's own again
+    assert two.store.on_evicted == []
     assert [member.name for member in hosts.directory.members()] == [one.node.name]
     assert two.store.put("b", value(2)) is STORED  # store and engine are still open
     two.engine.register(np.zeros(8)).close()

@@ -14,7 +14,6 @@ from mooncake_kernels.transfer import Region, TransferEngine
 
 from ..closing import Closing
 from ..directory import Directory, Member
-from ..eviction import telling
 from ..store import Store
 from .answers import Answers, PoolAnswers
 from .asking import Asking
@@ -221,8 +220,7 @@ class Node(Closing):
 
     def _answers(self, store: Store, mover: Mover, answer_s: float) -> PoolAnswers:
         """What this node does for others with its pool, of which it tells what goes from now on."""
-        self._own_eviction = store.eviction
-        store.eviction = telling(store.eviction, self.listing.withdraw)
+        store.on_evicted.append(self.listing.withdraw)
         self._pins = Pins(store, self._drop_damaged)
         puller = Puller(
             store,
@@ -245,7 +243,7 @@ class Node(Closing):
         self._peers.close()
         self.memory.close()
         if self.store is not None:
-            self.store.eviction = self._own_eviction
+            self.store.on_evicted.remove(self.listing.withdraw)
 
     def _describe(self) -> Member:
         if self.store is None:
