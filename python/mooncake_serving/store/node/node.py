@@ -19,6 +19,7 @@ from .answers import Answers, PoolAnswers
 from .asking import Asking
 from .calls import Calls
 from .claims import Claims
+from .engines import return_engine, take_engine
 from .listing import Listing
 from .membership import Membership
 from .memory import RegisteredMemory, Staging
@@ -66,7 +67,7 @@ class Node(Closing):
         is_draining: whether others shall give it no new objects, see ``set_draining``.
 
     Raises:
-        InvalidArgument: an argument is wrong, or the engine has registered the pool already.
+        InvalidArgument: an argument is wrong, or the engine has a node, or has registered the pool.
         Unavailable: the directory does not answer.
     """
 
@@ -98,9 +99,15 @@ class Node(Closing):
         self._ttl_s = ttl_s
         self._answer_s = answer_s
         self._is_closed = False
+        self._engine = engine
         self.memory = RegisteredMemory(engine)
-        if store is not None:
-            self.memory.register(store.pool.memory(), "read")
+        take_engine(engine)
+        try:
+            if store is not None:
+                self.memory.register(store.pool.memory(), "read")
+        except BaseException:
+            return_engine(engine)
+            raise
         self.listing = Listing(directory, self.pool_name, store)
         self.claims = Claims(directory, self.name, self.listing)
         self._peers = Peers(engine)
@@ -242,6 +249,7 @@ class Node(Closing):
             self._pins.close()
         self._peers.close()
         self.memory.close()
+        return_engine(self._engine)
         if self.store is not None:
             self.store.on_evicted.remove(self.listing.withdraw)
 
