@@ -5,14 +5,15 @@ import time
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 from mooncake_kernels.errors import InvalidArgument
-from mooncake_kernels.pool import Key, ObjectPool, ObjectPut, PoolObjects, PutResult
+from mooncake_kernels.pool import Evicted, Key, ObjectPool, ObjectPut, PoolObjects, PutResult
 
-from .eviction.policy import evict_in_order, pool_bytes
+from .eviction.policy import EvictionPolicy, evict_in_order, pool_bytes
 
 NO_LIMIT = np.iinfo(np.int64).max // 4  # sums of some stay integers
 EVICT_SHARE = 20  # a twentieth of the quota goes at once, so that not every put has to evict
@@ -64,6 +65,7 @@ class QuotaKeeper:
         pool: where the objects are.
         scope: of the namespace's keys.
         quota: what they may take.
+        evict: removes by a policy, see ``Room.evict_by``.
         max_age_s: how long a count may serve, in seconds.
         clock: seconds, from anywhere.
     """
@@ -73,11 +75,13 @@ class QuotaKeeper:
         pool: ObjectPool,
         scope: int,
         quota: Quota,
+        evict: Callable[[EvictionPolicy, int], Evicted],
         max_age_s: float = 1.0,
         clock: Callable[[], float] = time.monotonic,
     ):
         self._pool = pool
         self._scope = scope
+        self._evict = evict
         self._clock = clock
         self._max_age_s = max_age_s
         # Pairs of bytes and objects, from here on.
@@ -128,7 +132,7 @@ class QuotaKeeper:
         over = count + need - self._limit
         if (over > 0).any():
             wanted = np.where(over > 0, np.maximum(over, self._limit // EVICT_SHARE), 0).tolist()
-            evict_in_order(self._pool, own, own.recency, wanted[0], wanted[1])
+            self._evict(partial(_evict_own, own, wanted[1]), wanted[0])
             count = self._count()[1]
         self._share = (self._limit - count) // self._pool.stats().num_processes
         self._counted_at = self._clock()
@@ -144,3 +148,8 @@ class QuotaKeeper:
         sizes = np.concatenate([own.num_bytes, np.array(writing, np.uint64)])
         taken = np.array([pool_bytes(self._pool, sizes).sum(), len(sizes)])
         return own, taken + self._under_way
+
+
+def _evict_own(own: PoolObjects, num_objects: int, pool: ObjectPool, num_bytes: int) -> Evicted:
+    """Evict of a namespace's objects what was used longest ago."""
+    return evict_in_order(pool, own, own.recency, num_bytes, num_objects)

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import TypeVar
 
+import numpy as np
+
 from mooncake_kernels.pool import Evicted, ObjectPool, PutResult
 
 from .eviction import EvictionPolicy
@@ -20,15 +22,25 @@ class Room:
 
     Attributes:
         eviction: see above; may be replaced.
+        on_evicted: functions that are told the keys of what went, ``[n, 2]``.
     """
 
     def __init__(self, pool: ObjectPool, eviction: EvictionPolicy, at_least: int):
         self._pool = pool
         self.eviction = eviction
+        self.on_evicted: list[Callable[[np.ndarray], object]] = []
         self._at_least = at_least
 
     def evict(self, num_bytes: int) -> Evicted:
-        return self.eviction(self._pool, num_bytes)
+        return self.evict_by(self.eviction, num_bytes)
+
+    def evict_by(self, policy: EvictionPolicy, num_bytes: int) -> Evicted:
+        """Evict by another policy, and tell of it."""
+        evicted = policy(self._pool, num_bytes)
+        if len(evicted.keys):
+            for tell in tuple(self.on_evicted):
+                tell(evicted.keys)
+        return evicted
 
     def make(self, num_bytes: Callable[[], int], attempt: Callable[[], Result]) -> Result:
         """Try until it is not ``FULL``, evicting twice as much each time, up to everything."""

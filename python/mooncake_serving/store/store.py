@@ -4,6 +4,8 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+import numpy as np
+
 from mooncake_kernels.buffers import as_buffer
 from mooncake_kernels.errors import InvalidArgument
 from mooncake_kernels.pool import (
@@ -68,7 +70,11 @@ class Store(StoreReader, Closing):
                 raise InvalidArgument(f"Store: {name} must be from 0 to 1, got {value!r}")
         super().__init__(pool, Keyspace(namespace), verify)
         self._room = self._make_room(eviction, int(evict_ratio * pool.capacity_bytes))
-        self._quota = None if quota is None else QuotaKeeper(pool, self.keyspace.scope, quota)
+        self._quota = (
+            None
+            if quota is None
+            else QuotaKeeper(pool, self.keyspace.scope, quota, self._room.evict_by)
+        )
         self._checksum = checksum
         self._watermark = None if watermark is None else Watermark(self, *watermark)
 
@@ -179,6 +185,11 @@ class Store(StoreReader, Closing):
     @eviction.setter
     def eviction(self, policy: EvictionPolicy) -> None:
         self._room.eviction = policy
+
+    @property
+    def on_evicted(self) -> list[Callable[[np.ndarray], object]]:
+        """Functions that are told the keys ``[n, 2]`` of all that this store evicts."""
+        return self._room.on_evicted
 
     def evict(self, num_bytes: int) -> Evicted:
         """Make room before it is needed, by the store's policy, whatever namespace it is of."""

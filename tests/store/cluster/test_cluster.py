@@ -6,6 +6,7 @@ import pytest
 import mooncake_kernels as mk
 from mooncake_kernels.errors import InvalidArgument, Unavailable
 from mooncake_kernels.pool import PutResult
+from mooncake_serving.store import Quota, Store
 
 from .support import UNIT, value
 
@@ -31,6 +32,15 @@ def test_what_one_host_stores_all_read(hosts, transports):
     assert two.cluster.fetch(["a", "b"]) == [STORED, None]
     assert two.store.get("a") == value(1) and two.cluster.fetch(["a"]) == [EXISTS]
     assert hosts.directory.num_objects(two.node.pool_name) == 1
+
+
+def test_what_goes_for_a_quota_is_withdrawn(hosts):
+    one = hosts.make("one", store=Store.create(64 * UNIT, quota=Quota(num_objects=2)))
+    two = hosts.make("two")
+    for i in range(10):
+        assert one.cluster.put(i, value(i)) is STORED
+    assert two.cluster.exists_each(range(10)).tolist() == [False] * 8 + [True] * 2
+    assert two.cluster.put(0, value(0)) is STORED
 
 
 @pytest.mark.parametrize("num_bytes", [0, 1, UNIT, 100_003, 64 << 20])

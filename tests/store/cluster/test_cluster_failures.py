@@ -300,7 +300,7 @@ def test_without_the_directory_the_own_host_works(hosts, away):
         hosts.make("three", directory=away)
     # What is evicted and put by others meanwhile is told once it is back.
     one.store.put("beside", value(4))
-    one.store.eviction(one.store.pool, 64 * UNIT)
+    one.store.evict(64 * UNIT)
     one.store.put("late", value(5))
     away.is_away = False
     assert eventually(lambda: two.cluster.get("late") == value(5))

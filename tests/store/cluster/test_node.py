@@ -64,20 +64,26 @@ def test_without_msgspec_there_is_the_store_of_one_host(monkeypatch):
     assert store_package.Store is Store
 
 
-def test_a_pool_is_registered_once(hosts):
-    one = hosts.make("one")
-    with pytest.raises(InvalidArgument, match="overlap"):
+def test_an_engine_has_one_node_at_a_time(hosts):
+    one, two = hosts.several(2)
+    for store in (one.store, two.store, None):
+        with pytest.raises(InvalidArgument, match="engine must be without a node, got .*has one"):
+            Node(store, one.engine, hosts.directory)
+    assert one.cluster.put("a", value(1)) is STORED and two.cluster.get("a") == value(1)
+    one.cluster.close()
+    with one.engine.register(one.store.pool.memory()), pytest.raises(InvalidArgument, match="over"):
         Node(one.store, one.engine, hosts.directory)
-    assert one.cluster.put("a", value(1)) is STORED
+    with Node(one.store, one.engine, hosts.directory) as again:
+        assert ClusterStore(again).get("a") == value(1)
 
 
 def test_the_end_of_a_node(hosts):
     one, two = hosts.several(2)
     one.cluster.put("a", value(1))
-    evict = two.store.eviction
+    assert len(two.store.on_evicted) == 1
     two.cluster.close()
     two.cluster.close()
-    assert two.store.eviction is not evict  # the store's own again
+    assert two.store.on_evicted == []
     assert [member.name for member in hosts.directory.members()] == [one.node.name]
     assert two.store.put("b", value(2)) is STORED  # store and engine are still open
     two.engine.register(np.zeros(8)).close()

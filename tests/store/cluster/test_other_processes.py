@@ -2,8 +2,10 @@
 
 import numpy as np
 
-from mooncake_kernels.pool import ObjectPool
+from mooncake_kernels.pool import ObjectPool, PutResult, object_keys
 from mooncake_serving.store import SsdTier, Store, TieredStore
+from mooncake_serving.store.node.membership import BEATS_A_COMPARISON
+from mooncake_serving.store.node.told import Told
 
 from ..support import eventually
 from .support import SHORT_TTL_S, UNIT, value
@@ -24,6 +26,49 @@ def test_what_processes_without_a_node_put_and_evict_is_told(hosts):
         assert two.cluster.get("a") == value(1)
     finally:
         other.close()
+
+
+def test_what_comes_and_goes_between_two_looks_is_told(hosts):
+    one, two = hosts.several(2)
+    listing, keys = one.node.listing, range(4)
+    listing.tell_changes()
+    other = Store.open(one.store.pool.path)
+    try:
+        one.cluster.put_each(keys, [value(i) for i in keys])
+        for i in keys:
+            other.remove(i)  # before the node has looked
+        assert two.cluster.exists_each(keys).all()
+        listing.tell_changes()
+        assert not two.cluster.exists_each(keys).any()
+        assert two.cluster.put(0, value(0)) is PutResult.STORED
+        one.cluster.put_each([5, 6], [value(5), value(6)])
+        listing.tell_changes()
+        one.cluster.remove(5)
+        other.put(5, value(5))
+        listing.tell_changes()
+        assert two.cluster.get_each([5, 6]) == [value(5), value(6)]
+    finally:
+        other.close()
+
+
+def test_what_others_have_withdrawn_wrongly_is_told_again(hosts):
+    one, two = hosts.several(2)
+    one.cluster.put("a", value(1))
+    two.node.listing.withdraw(one.cluster.keyspace.keys(["a"]), one.node.pool_name)
+    assert not two.cluster.exists("a")
+    one.node._membership._beat(BEATS_A_COMPARISON)
+    assert two.cluster.get("a") == value(1)
+
+
+def test_of_what_is_told_of_a_key_the_last_holds():
+    told, keys = Told(), object_keys(np.arange(4), "")
+    told.put(keys[:2])
+    told.note(keys, is_there=True)
+    told.note(keys[1:3], is_there=False)
+    told.note(keys[2:3], is_there=True)
+    assert sorted(told.take().tolist()) == sorted(keys[[0, 2, 3]].tolist())
+    told.note(keys[:0], is_there=False)
+    assert len(told.take()) == 3
 
 
 def test_what_was_evicted_to_a_disk_is_read_by_others(hosts, tmp_path):

@@ -198,8 +198,7 @@ class ClusterMachine(RuleBasedStateMachine):
     @rule(data=st.data(), num_bytes=st.integers(1, UNITS * UNIT))
     @precondition(lambda self: self.up())
     def evict(self, data, num_bytes):
-        store = self.some_slot(data).host.store
-        store.eviction(store.pool, num_bytes)
+        self.some_slot(data).host.store.evict(num_bytes)
         self.settle()
 
     @rule(data=st.data(), key=KEYS)

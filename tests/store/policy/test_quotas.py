@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from mooncake_kernels.errors import InvalidArgument
 from mooncake_kernels.pool import ObjectPool, ObjectPut, PutResult, object_keys
-from mooncake_serving.store import Quota, Store
+from mooncake_serving.store import Quota, Store, lru
 from mooncake_serving.store.quotas import QuotaKeeper
+from mooncake_serving.store.room import Room
 
 from ..support import child, ended_well
 
@@ -40,6 +41,13 @@ def test_its_own_objects_make_room(store):
     assert store.usage() == (10 * UNIT, 8)
     assert store.put(9, b"") is STORED and store.usage() == (10 * UNIT, 8)
     assert other.exists_each(range(40)).all()
+
+
+def test_what_goes_for_a_quota_is_told(store):
+    gone = []
+    store.on_evicted.append(lambda keys: gone.extend(keys.tolist()))
+    assert [store.put(i, bytes(UNIT)) for i in range(10)] == [STORED] * 10
+    assert gone == store.keyspace.keys(range(2)).tolist()
 
 
 def test_what_cannot_go(store):
@@ -182,7 +190,9 @@ def test_a_day_of_two_processes():
     scope = int(object_keys([0], "ours")[0, 1])
     with ObjectPool.create(256 * UNIT) as first, ObjectPool.open(first.path) as second:
         keepers = [
-            QuotaKeeper(pool, scope, Quota(limit * UNIT), clock=lambda: now)
+            QuotaKeeper(
+                pool, scope, Quota(limit * UNIT), Room(pool, lru, 0).evict_by, clock=lambda: now
+            )
             for pool in (first, second)
         ]
         counted = [-9.0, -9.0]

@@ -8,6 +8,7 @@ import pytest
 from mooncake_kernels.errors import InvalidArgument, Unavailable
 from mooncake_kernels.pool import PutResult
 from mooncake_serving.store.copies import spreading
+from mooncake_serving.store.copies.changing import ReplicaChange
 from mooncake_serving.store.copies.copies import Copies, Stored
 from mooncake_serving.store.copies.placement import Placement
 
@@ -136,6 +137,47 @@ def test_copies_are_added_and_removed_by_name(hosts):
         assert changed.failed == {} and changed.num_copies.tolist() == [1] * 10
         assert all(hosts_with(made, i) == ["host-0"] for i in keys)
     assert made[2].cluster.get_each(keys) == [value(i) for i in keys]
+
+
+@pytest.mark.parametrize("is_move", [False, True])
+def test_two_that_give_up_their_copies_at_once_keep_one(hosts, is_move):
+    made = hosts.several(2)
+    names = [host.node.name for host in made]
+    copies = [Copies(host.cluster) for host in made]
+    for key in range(50):
+        assert copies[0].put(key, value(key, 64), replicas=2) == Stored(STORED, 2)
+        start = threading.Barrier(2)
+
+        def give_up(i: int, key: int, start: threading.Barrier) -> None:
+            start.wait()
+            add = [names[1 - i]] if is_move else []
+            copies[i].change_replica([key], add=add, remove=[names[i]])
+
+        threads = [threading.Thread(target=give_up, args=(i, key, start)) for i in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        holders = hosts_with(made, key)
+        assert holders
+        listed = pools_of(hosts.directory, made[0], key)
+        assert listed == {h.node.pool_name for h in made if h.node.host in holders}
+
+
+def test_who_gives_up_a_copy_sees_that_another_goes(hosts):
+    """The other one goes between the first look at the directory and the removal."""
+    one, two = hosts.several(2)
+    copies = Copies(one.cluster)
+    assert copies.put("a", value(1), replicas=2) == Stored(STORED, 2)
+    words = one.cluster.keyspace.keys(["a"])
+    change = ReplicaChange(one.node, words, hosts.directory.members())
+    with two.node.listing.leaving(words):
+        two.node.listing.publish_all()  # as a renewal may
+        changed = change.run([], [one.node.pool_name])
+    assert changed.failed == {0: "it is the last copy"}
+    assert hosts_with([one, two], "a") == ["host-0", "host-1"]
+    pools = {host.node.pool_name for host in (one, two)}
+    assert pools_of(hosts.directory, one, "a") == pools
 
 
 def test_the_last_copy_is_never_removed(hosts):

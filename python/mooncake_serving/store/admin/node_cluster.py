@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mooncake_kernels.errors import InvalidArgument, TransferError, Unavailable
 from mooncake_kernels.pool import Key
 
 from ..closing import Closing
@@ -85,9 +84,9 @@ class NodeCluster(Closing):
     def _drain(self) -> None:
         try:
             self._note(drain(self._node, on_progress=self._note, stop=self._stop))
-        except (InvalidArgument, TransferError, Unavailable) as error:
+        except (RuntimeError, ValueError, OSError) as error:  # ours, the pool's, the system's
             logger.warning("%s was not drained: %s", self._node.name, error)
-            self._error = str(error)
+            self._error = str(error) or type(error).__name__
 
     def _note(self, drained: Drained) -> None:
         self._drained = drained

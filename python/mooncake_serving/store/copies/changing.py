@@ -8,7 +8,7 @@ from mooncake_kernels.pool import PutResult
 
 from ..directory import Member
 from ..node import Node
-from .copying import HERE, NO_HOLDER, copy_to, drop_from
+from .copying import HERE, NO_HOLDER, copy_to, drop_from, leaving
 from .spreading import Copied
 
 
@@ -36,11 +36,8 @@ class ReplicaChange:
         """Copy to members, then remove from pools what all of them have."""
         for target in added:
             self._add(target, self._ready())
-        if removed:
-            if not added:
-                self._confirm(removed)
-            for pool in removed:
-                self._remove(pool)
+        for pool in removed:
+            self._remove(pool, removed)
         self._copied.num_copies[:] = [len(pools & self._staying) for pools in self._pools]
         return self._copied
 
@@ -61,33 +58,52 @@ class ReplicaChange:
                 reason = result.name if isinstance(result, PutResult) else result
                 self._copied.failed[i] = f"{target.name}: {reason}"
 
-    def _confirm(self, removed: Collection[str]) -> None:
+    def _remove(self, pool: str, removed: Collection[str]) -> None:
+        """Remove what a pool has of the objects, but no last copy.
+
+        Others may be giving up theirs just now. Each first says that its own is going, and only
+        then looks for one that stays: so of two, one at least sees that the other goes.
+        """
+        indices = [i for i in self._ready() if pool in self._pools[i]]
+        if not indices:
+            return
+        with leaving(self._node, pool, self._keys[indices]) as has_left:
+            self._confirm(indices, removed)
+            self._check_withdrawn(indices, pool)
+            going = [i for i in indices if i not in self._copied.failed]
+            if not going:
+                return
+            if reason := drop_from(self._node, pool, self._keys[going], self._members):
+                self._copied.failed.update(dict.fromkeys(going, reason))
+                return
+            has_left[np.isin(indices, going)] = True
+        for i in going:
+            self._pools[i].remove(pool)
+
+    def _confirm(self, indices: list[int], removed: Collection[str]) -> None:
         """Have one that keeps each object say that it has it: the directory may be wrong."""
         by_pool = {m.pool: m for m in self._members if not m.is_draining}
         keepers: dict[int, list[str]] = {}
-        for i in self._ready():
-            if self._pools[i].isdisjoint(removed):
-                continue
-            if kept := (self._pools[i] & self._staying).difference(removed):
+        for i, pools in zip(indices, self._holders(indices), strict=True):
+            if kept := self._staying.intersection(pools).difference(removed):
                 keepers[i] = sorted(kept)
             else:
                 self._copied.failed[i] = "it is the last copy"
         while keepers:
             pool = next(iter(keepers.values()))[0]
-            indices = [i for i, pools in keepers.items() if pools[0] == pool]
-            self._add(by_pool[pool], indices)
-            for i in indices:
+            asked = [i for i, pools in keepers.items() if pools[0] == pool]
+            self._add(by_pool[pool], asked)
+            for i in asked:
                 others = keepers.pop(i)[1:]
                 if i in self._copied.failed and others:
                     del self._copied.failed[i]
                     keepers[i] = others
 
-    def _remove(self, pool: str) -> None:
-        indices = [i for i in self._ready() if pool in self._pools[i]]
-        if not indices:
-            return
-        if reason := drop_from(self._node, pool, self._keys[indices], self._members):
-            self._copied.failed.update(dict.fromkeys(indices, reason))
-        else:
-            for i in indices:
-                self._pools[i].remove(pool)
+    def _check_withdrawn(self, indices: list[int], pool: str) -> None:
+        """Keep what one of the pool's nodes has published again: others may count on it."""
+        for i, pools in zip(indices, self._holders(indices), strict=True):
+            if pool in pools:
+                self._copied.failed.setdefault(i, "its pool has published it again")
+
+    def _holders(self, indices: list[int]) -> list[list[str]]:
+        return self._node.listing.holders(self._keys[indices])

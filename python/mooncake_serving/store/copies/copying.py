@@ -1,7 +1,8 @@
 """Objects onto one node, or away from it: who is asked, and who next if that fails."""
 
+import contextlib
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -10,6 +11,7 @@ from mooncake_kernels.pool import PutResult
 
 from ..directory import Member
 from ..node import Node
+from ..node.listing import in_parts
 from ..node.sinks import IntoPool
 
 HERE = (PutResult.STORED, PutResult.EXISTS)
@@ -75,6 +77,28 @@ def drop_from(node: Node, pool: str, keys: np.ndarray, members: Iterable[Member]
             except (TransferError, Unavailable) as error:
                 reason = str(error)
     return reason
+
+
+@contextlib.contextmanager
+def leaving(node: Node, pool: str, keys: np.ndarray) -> Iterator[np.ndarray]:
+    """Withdraw ``[n, 2]`` objects that are about to leave a pool.
+
+    Yields:
+        ``[n]`` bool, false: which have left, to be filled in. The others are published again.
+    """
+    has_left = np.zeros(len(keys), bool)
+    if pool == node.pool_name:  # which sees itself what it has in the end
+        with node.listing.leaving(keys):
+            yield has_left
+        return
+    try:
+        for part in in_parts(keys):
+            node.directory.withdraw(pool, part)
+        yield has_left
+    finally:
+        with contextlib.suppress(Unavailable):  # that pool's nodes tell it when they look
+            for part in in_parts(keys[~has_left]):
+                node.directory.publish(pool, part)
 
 
 def _sources(pools: Iterable[str], members: Iterable[Member], target: Member) -> list[str]:

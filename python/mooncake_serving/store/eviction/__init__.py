@@ -9,7 +9,7 @@ from .aged import LengthAware, Lfu, length_aware, lfu
 from .belady import belady
 from .largest import largest_first
 from .native import lru, sieve
-from .policy import EvictionPolicy, evict_in_order, telling
+from .policy import EvictionPolicy, evict_in_order
 
 __all__ = [
     "EvictionPolicy",
@@ -22,5 +22,4 @@ __all__ = [
     "lfu",
     "lru",
     "sieve",
-    "telling",
 ]

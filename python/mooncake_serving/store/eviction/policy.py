@@ -11,18 +11,6 @@ EvictionPolicy = Callable[[ObjectPool, int], Evicted]
 HARD = 2  # of PoolObjects.retention
 
 
-def telling(policy: EvictionPolicy, tell: Callable[[np.ndarray], object]) -> EvictionPolicy:
-    """Make a policy that says which objects went: ``tell`` is called with their keys."""
-
-    def evict(pool: ObjectPool, num_bytes: int) -> Evicted:
-        evicted = policy(pool, num_bytes)
-        if len(evicted.keys):
-            tell(evicted.keys)
-        return evicted
-
-    return evict
-
-
 def pool_bytes(pool: ObjectPool, num_bytes: np.ndarray) -> np.ndarray:
     """What objects of these sizes take of a pool, ``[n]`` int64."""
     units = -(-np.maximum(num_bytes, 1).astype(np.int64) // pool.alignment)

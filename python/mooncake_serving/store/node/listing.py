@@ -1,5 +1,6 @@
 """What a node tells the directory of its pool, and asks it: any number of keys at a time."""
 
+import contextlib
 import logging
 import threading
 from collections.abc import Iterator
@@ -10,8 +11,7 @@ from mooncake_kernels.errors import Unavailable
 
 from ..directory import MAX_KEYS, Directory, Holders
 from ..store import Store
-
-SPREAD = np.uint64(0x9E3779B97F4A7C15)
+from .told import Told, are_in
 
 logger = logging.getLogger(__name__)
 
@@ -35,11 +35,14 @@ class Listing:
         self._pool_name = pool_name
         self._store = store
         self._all = threading.Lock()
-        self._seen = np.empty((0, 2), np.uint64)
+        self._leaving: tuple[np.ndarray, ...] = ()
+        self._told = Told()
         self.is_stale = False
 
     def publish(self, keys: np.ndarray) -> None:
         """Say that the pool has objects; later, if the directory is away."""
+        keys = self._staying(keys)
+        self._told.note(keys, is_there=True)
         try:
             for part in in_parts(keys):
                 self._directory.publish(self._pool_name, part)
@@ -51,13 +54,33 @@ class Listing:
 
         Another process may have put them back meanwhile: then they are published again.
         """
+        is_own = pool_name in (None, self._pool_name)
+        if is_own:
+            self._told.note(keys, is_there=False)
         try:
             for part in in_parts(keys):
                 self._directory.withdraw(pool_name or self._pool_name, part)
         except Unavailable as error:
             self._tell_later(error)
-        if pool_name in (None, self._pool_name) and self._store is not None:
+        if is_own and self._store is not None:
             self.publish(keys[self._store.has_keys(keys)])
+
+    @contextlib.contextmanager
+    def leaving(self, keys: np.ndarray) -> Iterator[None]:
+        """Withdraw objects that may be removed, and publish them meanwhile by no means.
+
+        In the end what the pool has nevertheless is published again.
+        """
+        with self._all:  # what a look has found is told before
+            self._leaving += (keys,)
+        try:
+            self.withdraw(keys)
+            yield
+        finally:
+            with self._all:
+                self._leaving = tuple(other for other in self._leaving if other is not keys)
+            if self._store is not None:
+                self.publish(keys[self._store.has_keys(keys)])
 
     def withdraw_gone(self, keys: np.ndarray) -> np.ndarray:
         """Withdraw what the directory says the pool has, and it has not: ``[n]`` bool.
@@ -82,22 +105,28 @@ class Listing:
         with self._all:
             self.is_stale = False  # from here on others are told what changes
             try:
-                self._seen = self._tell_difference(self._listed())
+                self._told.take()  # the directory says what it was told
+                self._told.put(self._tell_difference(self._listed()))
             except BaseException:
                 self.is_stale = True
                 raise
 
     def tell_changes(self) -> None:
-        """Tell what has come and gone since the last time, whoever of the host did that.
+        """Tell how the pool differs from what was told of it, whoever of the host changed it.
 
-        For processes without a node put objects as well, and evict them.
+        For processes without a node put objects as well, and evict them. What others have
+        withdrawn is not noticed here, but by ``publish_all``.
 
         Raises:
             Unavailable: the directory is away.
         """
         if self._store is not None:
             with self._all:
-                self._seen = self._tell_difference(self._seen)
+                try:
+                    self._told.put(self._tell_difference(self._told.take()))
+                except BaseException:
+                    self.is_stale = True  # so all is compared the next time
+                    raise
 
     def holders(self, keys: np.ndarray) -> list[list[str]]:
         """For each key, the names of living pools that have it.
@@ -128,13 +157,19 @@ class Listing:
     def _tell_difference(self, before: np.ndarray) -> np.ndarray:
         """Tell how the pool differs from what it was; returns what it has."""
         assert self._store is not None
-        present = self._store.list_keys()
-        gone = before[~_are_in(before, present)]
-        for part in in_parts(present[~_are_in(present, before)]):
+        present = self._staying(self._store.list_keys())
+        gone = before[~are_in(before, present)]
+        for part in in_parts(present[~are_in(present, before)]):
             self._directory.publish(self._pool_name, part)
         if len(gone):
             self.withdraw(gone)
         return present
+
+    def _staying(self, keys: np.ndarray) -> np.ndarray:
+        """Those of some keys that are not about to go."""
+        for going in self._leaving:
+            keys = keys[~are_in(keys, going)]
+        return keys
 
     def _listed(self) -> np.ndarray:
         parts, cursor = [np.empty((0, 2), np.uint64)], 0
@@ -154,15 +189,6 @@ def in_parts(keys: np.ndarray) -> Iterator[np.ndarray]:
     """As many at a time as a directory takes."""
     for first in range(0, len(keys), MAX_KEYS):
         yield keys[first : first + MAX_KEYS]
-
-
-def _are_in(keys: np.ndarray, others: np.ndarray) -> np.ndarray:
-    return np.isin(_fingerprints(keys), _fingerprints(others))
-
-
-def _fingerprints(keys: np.ndarray) -> np.ndarray:
-    """A word of each key: the same hash is in many scopes, and both words are random bits."""
-    return keys[:, 0] ^ (keys[:, 1] * SPREAD)
 
 
 def words_of(keys: np.ndarray) -> list[bytes]:

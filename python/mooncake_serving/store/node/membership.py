@@ -12,6 +12,7 @@ from .listing import Listing
 logger = logging.getLogger(__name__)
 
 BEATS_A_LOOK = 3  # at all objects of the pool
+BEATS_A_COMPARISON = 30  # of all objects with all that the directory has of them
 BEATS_A_SWEEP = 10
 
 
@@ -97,7 +98,7 @@ class Membership:
     def _beat(self, number: int) -> None:
         if not self._directory.renew(self._describe(), self._ttl_s):
             self._join()
-        elif self._listing.is_stale:
+        elif self._listing.is_stale or number % BEATS_A_COMPARISON == 0:
             self._listing.publish_all()
         elif number % BEATS_A_LOOK == 0:
             self._listing.tell_changes()

@@ -14,12 +14,12 @@ from mooncake_kernels.transfer import Region, TransferEngine
 
 from ..closing import Closing
 from ..directory import Directory, Member
-from ..eviction import telling
 from ..store import Store
 from .answers import Answers, PoolAnswers
 from .asking import Asking
 from .calls import Calls
 from .claims import Claims
+from .engines import return_engine, take_engine
 from .listing import Listing
 from .membership import Membership
 from .memory import RegisteredMemory, Staging
@@ -67,7 +67,7 @@ class Node(Closing):
         is_draining: whether others shall give it no new objects, see ``set_draining``.
 
     Raises:
-        InvalidArgument: an argument is wrong, or the engine has registered the pool already.
+        InvalidArgument: an argument is wrong, or the engine has a node, or has registered the pool.
         Unavailable: the directory does not answer.
     """
 
@@ -99,9 +99,15 @@ class Node(Closing):
         self._ttl_s = ttl_s
         self._answer_s = answer_s
         self._is_closed = False
+        self._engine = engine
         self.memory = RegisteredMemory(engine)
-        if store is not None:
-            self.memory.register(store.pool.memory(), "read")
+        take_engine(engine)
+        try:
+            if store is not None:
+                self.memory.register(store.pool.memory(), "read")
+        except BaseException:
+            return_engine(engine)
+            raise
         self.listing = Listing(directory, self.pool_name, store)
         self.claims = Claims(directory, self.name, self.listing)
         self._peers = Peers(engine)
@@ -221,8 +227,7 @@ class Node(Closing):
 
     def _answers(self, store: Store, mover: Mover, answer_s: float) -> PoolAnswers:
         """What this node does for others with its pool, of which it tells what goes from now on."""
-        self._own_eviction = store.eviction
-        store.eviction = telling(store.eviction, self.listing.withdraw)
+        store.on_evicted.append(self.listing.withdraw)
         self._pins = Pins(store, self._drop_damaged)
         puller = Puller(
             store,
@@ -244,8 +249,9 @@ class Node(Closing):
             self._pins.close()
         self._peers.close()
         self.memory.close()
+        return_engine(self._engine)
         if self.store is not None:
-            self.store.eviction = self._own_eviction
+            self.store.on_evicted.remove(self.listing.withdraw)
 
     def _describe(self) -> Member:
         if self.store is None:
