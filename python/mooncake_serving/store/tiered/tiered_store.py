@@ -22,6 +22,8 @@ from ..ssd import SsdTier
 from ..store import Store
 from .admission import UseSketch
 from .demotion import Demoter, DemotionStats
+from .moves import Moves
+from .scatter import scatter
 from .tiered_room import Demotion, TieredRoom
 
 ABSENT = -1  # of ObjectPool.get_into_each
@@ -40,8 +42,8 @@ class TieredStore(Store):
     What goes is what was used longest ago, as with ``lru``. It is written before it goes if it was
     used ``min_uses`` times of late, a put being one; what the disk has already, goes at once. A
     thread writes; a put waits for it only while it finds no room. What is read from the disk is
-    brought into the pool first; if there is no room in it, ``get_into_each`` reads past it, and for
-    the others the object is not there just now.
+    brought into the pool first; if there is no room in it, it is read past it, and ``view`` says
+    that the object is not there just now.
 
     One process of a host has the tier. Others may have ``Store``s on the same pool: they see what
     is in there, and what they evict is gone.
@@ -76,6 +78,7 @@ class TieredStore(Store):
             if not isinstance(value, int) or value < 1:
                 raise InvalidArgument(f"TieredStore: {name} must be at least 1, got {value!r}")
         self.tier = tier
+        self._moves = Moves()
         self._queue_bytes = queue_bytes
         self._uses = UseSketch(min(pool.stats().max_objects, MAX_COUNTED))
         self._demoter = Demoter(pool, tier, queue_bytes)
@@ -101,15 +104,25 @@ class TieredStore(Store):
         words = np.array([key], np.uint64)
         self._uses.add(words)
         pinned = super().pin_key(key)
-        if pinned is None and self._promote_one(words):
+        while pinned is None and self._promote_one(words):
             pinned = super().pin_key(key)
         return pinned
+
+    def get(self, key: StoreKey) -> bytes | None:
+        value = super().get(key)
+        if value is not None:
+            return value
+        past_pool = self._read_past_pool(self.keyspace.keys([key]))
+        return None if past_pool is None else bytes(past_pool)
 
     def get_into(self, key: StoreKey, *buffers: Any, offset: int | None = None) -> int | None:
         words = self._used([key])
         size = super().get_into(key, *buffers, offset=offset)
-        if size is None and self._promote_one(words):
+        while size is None and self._promote_one(words):
             size = super().get_into(key, *buffers, offset=offset)
+        if size is None and (value := self._read_past_pool(words)) is not None:
+            scatter("get_into", value, buffers, offset)
+            size = len(value)
         return size
 
     def get_into_each(self, keys: StoreKeys, buffers: Sequence[Any]) -> np.ndarray:
@@ -152,17 +165,19 @@ class TieredStore(Store):
         return super().remove(key)
 
     def remove_key(self, key: Key) -> bool:
-        self._demoter.discard([key])
-        was_on_disk = self.tier.remove(key)
-        return super().remove_key(key) or was_on_disk
+        with self._moves.hold([key]):  # nobody brings it back meanwhile
+            was_in_pool = super().remove_key(key)  # and what is not there is not queued
+            self._demoter.discard([key])
+            return self.tier.remove(key) or was_in_pool
 
     def remove_all(self) -> int:
         """Remove the objects of all namespaces, "hard" ones too; returns how many there were."""
-        in_pool = [tuple(key) for key in self.pool.objects().keys.tolist()]
-        on_disk = {tuple(key) for key in self.tier.keys().tolist()}
-        self._demoter.discard(in_pool)
-        self.tier.remove_all()
-        super().remove_all()
+        with self._moves.hold_all():
+            in_pool = [tuple(key) for key in self.pool.objects().keys.tolist()]
+            on_disk = {tuple(key) for key in self.tier.keys().tolist()}
+            super().remove_all()
+            self._demoter.discard(in_pool)
+            self.tier.remove_all()
         return len(on_disk | set(in_pool))
 
     def demotion_stats(self) -> DemotionStats:
@@ -205,9 +220,19 @@ class TieredStore(Store):
     def _promote_one(self, words: np.ndarray) -> bool:
         """Bring an object from the disk; tells whether to look again."""
         if self._promote(words).any():
-            first, second = words[0].tolist()
-            raise ChecksumError(f"object ({first}, {second}) is not what its checksum says")
+            raise _damaged(words)
         return bool(self.pool.contains_each(words)[0])
+
+    def _read_past_pool(self, words: np.ndarray) -> bytearray | None:
+        """An object from the disk, for which the pool had no room; None if it is not there."""
+        num_bytes = int(self.tier.num_bytes_each(words)[0])
+        if num_bytes < 0:
+            return None
+        value = bytearray(num_bytes)
+        size = int(self.tier.get_into_each(words, [value])[0])
+        if size == DAMAGED:
+            raise _damaged(words)
+        return value if size == num_bytes else None
 
     def _promote(self, words: np.ndarray) -> np.ndarray:
         """Bring objects from the disk into the pool, as far as there is room.
@@ -215,6 +240,10 @@ class TieredStore(Store):
         Returns:
             ``[n]`` bool: which are damaged, and are on the disk no more.
         """
+        with self._moves.hold(tuple(key) for key in words.tolist()):
+            return self._promote_held(words)
+
+    def _promote_held(self, words: np.ndarray) -> np.ndarray:
         damaged = np.zeros(len(words), bool)
         puts: list[tuple[int, ObjectPut]] = []
         try:
@@ -239,3 +268,8 @@ class TieredStore(Store):
             lambda: num_bytes,
             lambda: self.pool.begin(words, num_bytes, checksum=self._checksum),
         )
+
+
+def _damaged(words: np.ndarray) -> ChecksumError:
+    first, second = words[0].tolist()
+    return ChecksumError(f"object ({first}, {second}) is not what its checksum says")
