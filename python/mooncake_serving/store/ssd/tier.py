@@ -196,7 +196,8 @@ class SsdTier(TierReads, Closing):
         """Remove all objects; returns how many there were.
 
         Raises:
-            Unavailable: as in ``remove``.
+            Unavailable: the disk could not be written, and they are still there; or not be synced:
+                they are not, but may be again after a loss of power.
         """
         with self._write_lock:
             self._check_open("remove_all")
