@@ -8,7 +8,7 @@ import pytest
 
 from mooncake_kernels.errors import ChecksumError, InvalidArgument
 from mooncake_kernels.pool import ObjectPut, PutResult
-from mooncake_serving.store import SsdTier, Store, TieredStore
+from mooncake_serving.store import Quota, SsdTier, Store, TieredStore
 
 from ..support import content
 from .support import PAGE, no_writes_from
@@ -268,6 +268,26 @@ def test_without_room_in_the_pool_it_is_read_past_it(opened):
             store.get_into(cold[1], parts[0])
         with pytest.raises(InvalidArgument, match="the object's 8192 bytes, got 100 from 8100"):
             store.get_into(cold[1], parts[0], offset=8100)
+
+
+def test_what_comes_back_stays_within_the_quota(opened):
+    store = opened()
+    put(store, *KEYS)
+    store.flush()
+    store.close()
+    limit = 3 * OBJECT
+    store = opened(quota=Quota(num_bytes=limit))
+    there = [k for k in KEYS if store.exists(k)]
+    assert len(there) > IN_POOL
+    for key in there:
+        assert store.get(key) == value(key).tobytes()
+        assert store.usage().num_bytes <= limit
+    with contextlib.ExitStack() as pins:
+        for key in there[:3]:
+            pins.enter_context(store.view(key))
+        assert read(store, *there) == [OBJECT] * len(there)
+        assert store.get(there[4]) == value(there[4]).tobytes()
+        assert store.usage().num_bytes <= limit
 
 
 def test_who_reads_what_another_brings_up_waits_for_it(opened, monkeypatch):

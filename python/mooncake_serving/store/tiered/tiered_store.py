@@ -42,8 +42,8 @@ class TieredStore(Store):
     What goes is what was used longest ago, as with ``lru``. It is written before it goes if it was
     used ``min_uses`` times of late, a put being one; what the disk has already, goes at once. A
     thread writes; a put waits for it only while it finds no room. What is read from the disk is
-    brought into the pool first; if there is no room in it, it is read past it, and ``view`` says
-    that the object is not there just now.
+    brought into the pool first; if there is no room in it, or in the quota, it is read past it, and
+    ``view`` says that the object is not there just now.
 
     One process of a host has the tier. Others may have ``Store``s on the same pool: they see what
     is in there, and what they evict is gone.
@@ -264,7 +264,8 @@ class TieredStore(Store):
         return damaged
 
     def _begin_in_pool(self, words: Key, num_bytes: int) -> ObjectPut | PutResult:
-        return self._with_room(
+        return self._put(
+            words,
             lambda: num_bytes,
             lambda: self.pool.begin(words, num_bytes, checksum=self._checksum),
         )
