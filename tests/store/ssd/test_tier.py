@@ -224,6 +224,11 @@ def test_wrong_arguments(path):
         lambda: put(tier, (1, 0)),
         lambda: read(tier, (1, 0)),
         lambda: tier.remove((1, 0)),
+        lambda: tier.contains_each([(1, 0)]),
+        lambda: tier.num_bytes_each([(1, 0)]),
+        lambda: tier.match_prefix([(1, 0)]),
+        tier.keys,
+        tier.stats,
         tier.sync,
         tier.remove_all,
     ):

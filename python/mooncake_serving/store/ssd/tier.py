@@ -225,6 +225,7 @@ class SsdTier(TierReads, Closing):
             raise Unavailable(f"sync: {self.path!r} could not be synced: {error}") from None
 
     def stats(self) -> SsdStats:
+        self._check_open("stats")
         return SsdStats(
             capacity_bytes=len(self._buckets) * self._bucket_bytes,
             num_buckets=len(self._buckets),
