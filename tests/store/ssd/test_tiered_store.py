@@ -10,7 +10,7 @@ from mooncake_kernels.errors import ChecksumError, InvalidArgument
 from mooncake_kernels.pool import ObjectPut, PutResult
 from mooncake_serving.store import Quota, SsdTier, Store, TieredStore
 
-from ..support import content
+from ..support import child, content, ended_well
 from .support import PAGE, no_writes_from
 from .test_tier_threads import in_threads
 
@@ -423,8 +423,26 @@ def test_threads(opened, soak):
         ({"min_uses": 0}, "min_uses must be at least 1, got 0"),
         ({"queue_bytes": "1"}, "queue_bytes must be at least 1, got '1'"),
         ({"verify": 2}, "verify must be from 0 to 1, got 2"),
+        ({"close_deadline_s": "x"}, "close_deadline_s must be a number from 0 on, got 'x'"),
     ],
 )
 def test_wrong_options(opened, options, message):
+    before = threading.active_count()
     with pytest.raises(InvalidArgument, match=message):
         opened(**options)
+    assert threading.active_count() == before
+    assert put(opened(), 0) == [STORED]  # nobody has the file open
+
+
+def test_a_store_without_a_tier():
+    with pytest.raises(InvalidArgument, match="tier must be an SsdTier, got None"):
+        TieredStore.create(IN_POOL * OBJECT, tier=None)
+
+
+def test_a_forked_child_does_not_close_it(opened):
+    store = opened(watermark=(0.9, 0.5))
+    put(store, *KEYS)
+    with child(store.close) as pid:
+        assert ended_well(pid)
+    assert store.flush()
+    assert store.exists_each(KEYS).all() and read(store, *KEYS) == [OBJECT] * len(KEYS)

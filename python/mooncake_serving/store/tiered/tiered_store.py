@@ -1,5 +1,7 @@
 """A store of two tiers: a pool in memory, and behind it a disk."""
 
+import contextlib
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -50,7 +52,7 @@ class TieredStore(Store):
 
     Args:
         pool: of ``Store``; ``close()`` closes it.
-        tier: behind it; ``close()`` closes it.
+        tier: behind it; ``close()`` closes it, and so does a constructor that fails.
         namespace: of ``Store``.
         min_uses: 1: write all that goes; 2: what was used again, at least once.
         queue_bytes: how much may wait to be written; what comes then is dropped, and counted.
@@ -72,19 +74,31 @@ class TieredStore(Store):
         close_deadline_s: float = 30.0,
         **options: Any,
     ):
-        if "eviction" in options:
-            raise InvalidArgument("TieredStore: eviction must not be given, it is by last use")
-        for name, value in (("min_uses", min_uses), ("queue_bytes", queue_bytes)):
-            if not isinstance(value, int) or value < 1:
-                raise InvalidArgument(f"TieredStore: {name} must be at least 1, got {value!r}")
-        self.tier = tier
-        self._moves = Moves()
-        self._queue_bytes = queue_bytes
-        self._uses = UseSketch(min(pool.stats().max_objects, MAX_COUNTED))
-        self._demoter = Demoter(pool, tier, queue_bytes)
-        self._close_deadline_s = close_deadline_s
-        demotion = Demotion(tier, self._demoter, self._uses, min_uses)
-        super().__init__(pool, namespace=namespace, eviction=demotion, **options)
+        if not isinstance(tier, SsdTier):
+            raise InvalidArgument(f"TieredStore: tier must be an SsdTier, got {tier!r}")
+        with contextlib.ExitStack() as undo:
+            undo.callback(tier.close)
+            if "eviction" in options:
+                raise InvalidArgument("TieredStore: eviction must not be given, it is by last use")
+            for name, value in (("min_uses", min_uses), ("queue_bytes", queue_bytes)):
+                if not isinstance(value, int) or value < 1:
+                    raise InvalidArgument(f"TieredStore: {name} must be at least 1, got {value!r}")
+            if not isinstance(close_deadline_s, int | float) or not close_deadline_s >= 0:
+                raise InvalidArgument(
+                    "TieredStore: close_deadline_s must be a number from 0 on, "
+                    f"got {close_deadline_s!r}"
+                )
+            self.tier = tier
+            self._pid = os.getpid()
+            self._moves = Moves()
+            self._queue_bytes = queue_bytes
+            self._uses = UseSketch(min(pool.stats().max_objects, MAX_COUNTED))
+            self._demoter = Demoter(pool, tier, queue_bytes)
+            undo.callback(self._demoter.close, 0)
+            self._close_deadline_s = close_deadline_s
+            demotion = Demotion(tier, self._demoter, self._uses, min_uses)
+            super().__init__(pool, namespace=namespace, eviction=demotion, **options)
+            undo.pop_all()
 
     def _make_room(self, eviction: EvictionPolicy, at_least: int) -> Room:
         # The queue has room for what is evicted at once.
@@ -201,7 +215,14 @@ class TieredStore(Store):
         return True
 
     def close(self) -> None:
-        """Write what waits to be written, then close the tier and the pool. Idempotent."""
+        """Write what waits to be written, then close the tier and the pool. Idempotent.
+
+        In a forked child it does nothing: the thread that writes is not there.
+        """
+        if os.getpid() != self._pid:
+            return
+        if self._watermark is not None:  # which would go on to evict
+            self._watermark.close()
         self._demoter.close(self._close_deadline_s)
         self.tier.close()
         super().close()
