@@ -147,9 +147,10 @@ def test_a_killed_writer(tmp_path, soak, num_buckets):
             if num_buckets > 4:
                 assert found >= {(i, j) for i in range(last + 1) for j in range(3)}
             assert max(found) >= (last, 0)  # also over laps: the oldest go first
-            assert tier.stats().live_bytes == sum(map(size_of, found))
+            stats = tier.stats()
+            assert stats.live_bytes == sum(map(size_of, found))
         start = last + 1
-        if num_buckets > 4 and tier.stats().num_buckets_begun > 200:  # it is almost full
+        if num_buckets > 4 and stats.num_buckets_begun > 200:  # it is almost full
             path.unlink()
             start = 0
 

@@ -12,6 +12,7 @@ import pytest
 from mooncake_kernels.errors import TransferError, Unavailable
 from mooncake_kernels.pool import PutResult
 from mooncake_serving.store.ssd.disk import Disk
+from mooncake_serving.store.ssd.log import Log
 
 from ...transfer.files import environment
 from .support import BUCKET, keys_of, no_writes_from, open_tier, put, read
@@ -97,6 +98,34 @@ def test_a_sync_that_fails_is_told(path, monkeypatch):
             assert STORED in results and FULL in results
             assert read(tier, *KEYS) == set(KEYS)
         assert put(tier, (100, 0)) == [STORED] and tier.stats().error == ""
+
+
+def test_after_a_remove_all_that_failed_nothing_is_lost(path, monkeypatch):
+    """Whether its sync fails, by a stand-in as above, or its write, before or after it is done."""
+
+    def fail(own, *_):
+        raise TransferError(own.path, "syncing: Input/output error")
+
+    def write_and_fail(log, tier_id):
+        real_write_head(log, tier_id)
+        log._is_head_known = False
+        raise TransferError(str(path), "timed out", timed_out=True)
+
+    real_write_head = Log._write_head
+    for i, (kind, name, failing, removed) in enumerate(
+        [(Disk, "sync", fail, True), (Log, "_write_head", write_and_fail, False)]
+    ):
+        with open_tier(path, retry_s=0) as tier:
+            put(tier, *KEYS)
+            with monkeypatch.context() as patch:
+                patch.setattr(kind, name, failing)
+                with pytest.raises(Unavailable, match="remove_all: .* could not be written"):
+                    tier.remove_all()
+            assert keys_of(tier) == (set() if removed else {(0, 1), *KEYS})
+            assert put(tier, (i, 1)) == [STORED]
+            there = keys_of(tier)
+        with open_tier(path) as tier:
+            assert read(tier, *there) == keys_of(tier) == there
 
 
 def test_close_survives_it(path):

@@ -8,9 +8,9 @@ import pytest
 
 from mooncake_kernels.errors import ChecksumError, InvalidArgument
 from mooncake_kernels.pool import ObjectPut, PutResult
-from mooncake_serving.store import SsdTier, Store, TieredStore
+from mooncake_serving.store import Quota, SsdTier, Store, TieredStore
 
-from ..support import content
+from ..support import child, content, ended_well
 from .support import PAGE, no_writes_from
 from .test_tier_threads import in_threads
 
@@ -258,7 +258,117 @@ def test_without_room_in_the_pool_it_is_read_past_it(opened):
                 pins.enter_context(store.view(key))
         assert store.put(1000, value(1000)) is FULL
         assert read(store, *cold[:5]) == [OBJECT] * 5
-        assert store.get(cold[0]) is None
+        assert store.get(cold[0]) == value(cold[0]).tobytes() and store.view(cold[0]) is None
+        parts = [bytearray(100), bytearray(OBJECT)]
+        assert store.get_into(cold[1], *parts) == OBJECT
+        assert (parts[0] + parts[1])[:OBJECT] == value(cold[1]).tobytes()
+        assert store.get_into(cold[2], parts[0], offset=50) == OBJECT
+        assert parts[0] == value(cold[2])[50:150].tobytes()
+        with pytest.raises(InvalidArgument, match="must have room for 8192 bytes, got 100"):
+            store.get_into(cold[1], parts[0])
+        with pytest.raises(InvalidArgument, match="the object's 8192 bytes, got 100 from 8100"):
+            store.get_into(cold[1], parts[0], offset=8100)
+
+
+def test_what_comes_back_stays_within_the_quota(opened):
+    store = opened()
+    put(store, *KEYS)
+    store.flush()
+    store.close()
+    limit = 3 * OBJECT
+    store = opened(quota=Quota(num_bytes=limit))
+    there = [k for k in KEYS if store.exists(k)]
+    assert len(there) > IN_POOL
+    for key in there:
+        assert store.get(key) == value(key).tobytes()
+        assert store.usage().num_bytes <= limit
+    with contextlib.ExitStack() as pins:
+        for key in there[:3]:
+            pins.enter_context(store.view(key))
+        assert read(store, *there) == [OBJECT] * len(there)
+        assert store.get(there[4]) == value(there[4]).tobytes()
+        assert store.usage().num_bytes <= limit
+
+
+def test_who_reads_what_another_brings_up_waits_for_it(opened, monkeypatch):
+    store = opened()
+    put(store, *KEYS)
+    store.flush()
+    cold = next(k for k in KEYS if not store.pool.contains(store.keyspace.key(k)))
+    begun, goes_on = threading.Event(), threading.Event()
+    real = store.tier.get_into_each
+
+    def slow(*args, **options):
+        begun.set()
+        assert goes_on.wait(60)
+        return real(*args, **options)
+
+    monkeypatch.setattr(store.tier, "get_into_each", slow)
+    results = []
+
+    def look():
+        with store.view(cold) as pinned:
+            results.append(bytes(pinned.view))
+
+    lives = [threading.Thread(target=look)]
+    lives[0].start()
+    assert begun.wait(60)
+    lives += [threading.Thread(target=lambda: results.append(store.get(cold))) for _ in range(2)]
+    lives += [threading.Thread(target=look)]
+    for life in lives[1:]:
+        life.start()
+    goes_on.set()
+    for life in lives:
+        life.join()
+    assert results == [value(cold).tobytes()] * 4
+
+
+def test_threads_that_read_the_same_all_get_it(opened):
+    store = opened()
+    put(store, *KEYS)
+    store.flush()
+    there = [k for k in KEYS if store.tier.contains_each(store.keyspace.keys([k]))[0]]
+    gate = threading.Barrier(3)
+
+    def life():
+        for key in there:
+            gate.wait(60)
+            assert store.get(key) == value(key).tobytes()
+
+    in_threads(life, life, life)
+
+
+def test_what_was_removed_does_not_come_back(opened, soak):
+    """While others evict it, and bring it up."""
+    store = opened()
+    done = threading.Event()
+
+    def evict():
+        while not done.is_set():
+            store.evict(IN_POOL * OBJECT)
+
+    def remove():
+        try:
+            for key in range(2000 if soak else 200):
+                put(store, key)
+                assert store.remove(key)
+                assert not store.exists(key) and store.get(key) is None
+                if key % 20 == 0:
+                    put(store, key, key + 10_000)
+                    store.remove_all()
+                    assert not store.exists_each([key, key + 10_000]).any()
+        finally:
+            done.set()
+
+    def look():
+        chance = np.random.default_rng(1)
+        while not done.is_set():
+            key = int(chance.integers(0, 200))
+            assert store.get(key) in (None, value(key).tobytes())
+
+    in_threads(evict, remove, look)
+    store.flush()
+    assert not store.exists_each(range(200)).any()
 
 
 def test_close_gives_up_in_time(opened, monkeypatch):
@@ -313,8 +423,26 @@ def test_threads(opened, soak):
         ({"min_uses": 0}, "min_uses must be at least 1, got 0"),
         ({"queue_bytes": "1"}, "queue_bytes must be at least 1, got '1'"),
         ({"verify": 2}, "verify must be from 0 to 1, got 2"),
+        ({"close_deadline_s": "x"}, "close_deadline_s must be a number from 0 on, got 'x'"),
     ],
 )
 def test_wrong_options(opened, options, message):
+    before = threading.active_count()
     with pytest.raises(InvalidArgument, match=message):
         opened(**options)
+    assert threading.active_count() == before
+    assert put(opened(), 0) == [STORED]  # nobody has the file open
+
+
+def test_a_store_without_a_tier():
+    with pytest.raises(InvalidArgument, match="tier must be an SsdTier, got None"):
+        TieredStore.create(IN_POOL * OBJECT, tier=None)
+
+
+def test_a_forked_child_does_not_close_it(opened):
+    store = opened(watermark=(0.9, 0.5))
+    put(store, *KEYS)
+    with child(store.close) as pid:
+        assert ended_well(pid)
+    assert store.flush()
+    assert store.exists_each(KEYS).all() and read(store, *KEYS) == [OBJECT] * len(KEYS)

@@ -5,11 +5,13 @@ import fcntl
 import os
 import stat
 
+import numpy as np
+
 from mooncake_kernels.buffers import shared_memory
 from mooncake_kernels.errors import InvalidArgument, Unavailable
 from mooncake_kernels.transfer import Ticket, TransferEngine
 
-from .layout import PAGE
+from .layout import PAGE, unpack_superblock
 
 
 class Disk:
@@ -17,6 +19,7 @@ class Disk:
 
     Args:
         path: of the file; made if it is not there.
+        bucket_bytes: of the tier; a file of other buckets is refused, and left as it is.
         num_bytes: how large it shall be at least; all of it is allocated, so that a file system
             that does not copy on write has no reason to refuse a later write.
         staging_bytes: of memory that pages go through.
@@ -24,16 +27,19 @@ class Disk:
 
     Attributes:
         path: of the file.
-        is_new: whether its first page is all zeros: nothing was ever in it.
+        tier_id: which the file has; None if its first page is all zeros: nothing was ever in it.
         staging: ``[staging_bytes]`` uint8, registered.
 
     Raises:
-        InvalidArgument: it is no regular file, or larger already.
-        Unavailable: another tier, of this process or another, has it open.
+        InvalidArgument: it is no regular file, no tier, one of other buckets, or larger already.
+        Unavailable: another tier, of this process or another, has it open; or it is of another
+            version.
         OSError: it cannot be made, or there is no space; a file that was made is removed.
     """
 
-    def __init__(self, path: str, num_bytes: int, staging_bytes: int, deadline_s: float):
+    def __init__(
+        self, path: str, bucket_bytes: int, num_bytes: int, staging_bytes: int, deadline_s: float
+    ):
         self.path = os.path.abspath(path)
         self._deadline_s = deadline_s
         with contextlib.ExitStack() as undo:
@@ -43,8 +49,8 @@ class Disk:
             self._lock()
             if made:
                 undo.callback(os.unlink, self.path)
+            self.tier_id = self._identify(bucket_bytes)
             self._take_space(num_bytes)
-            self.is_new = not any(os.pread(self._fd, PAGE, 0))
             self.engine = TransferEngine(transports=["file"])
             undo.callback(self.engine.close)
             self.staging = shared_memory(staging_bytes).numpy()
@@ -90,6 +96,18 @@ class Disk:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise Unavailable(f"SsdTier: another tier has {self.path!r} open") from None
+
+    def _identify(self, bucket_bytes: int) -> bytes | None:
+        head = os.pread(self._fd, PAGE, 0).ljust(PAGE, b"\0")
+        if not any(head):
+            return None
+        tier_id, found = unpack_superblock(np.frombuffer(head, np.uint8), self.path)
+        if found != bucket_bytes:
+            raise InvalidArgument(
+                f"SsdTier: bucket_bytes must be {found}, as {self.path!r} has them, "
+                f"got {bucket_bytes}"
+            )
+        return tier_id
 
     def _take_space(self, num_bytes: int) -> None:
         had = os.fstat(self._fd).st_size

@@ -57,6 +57,7 @@ class Log:
         self._move_bytes = int(move_ratio * bucket_bytes)
         self._deadline_s = deadline_s
         self._end = 0  # where the next record goes
+        self._is_head_known = True  # whether the disk has the id of the tier for certain
         self._begin(tier_id)
 
     def _begin(self, tier_id: bytes) -> None:
@@ -79,6 +80,8 @@ class Log:
 
     def append(self, key: Key, data: np.ndarray, kind: int = OBJECT) -> Entry:
         """Write a record behind the last one; seen by others after ``flush``."""
+        if not self._is_head_known:
+            self._write_head(self._tier_id)
         if not self._fits(len(data)):
             self._roll()
         return self._append(key, data, kind)
@@ -102,17 +105,28 @@ class Log:
 
     def close(self) -> None:
         """Write a footer, so that the next start need not look at each record."""
+        if not self._is_head_known:
+            self._write_head(self._tier_id)
         if self._newest is not None and not self._newest.is_sealed:
             self._seal(self._newest)
 
     def clear(self, tier_id: bytes) -> None:
-        """Begin anew under another id of the tier, of which nothing is on the disk."""
-        self._write(0, pack_superblock(tier_id, self._bucket_bytes))
-        self._disk.sync()
+        """Begin anew under another id of the tier, of which nothing is on the disk.
+
+        If only the sync fails, it is done, but may not outlast a loss of power.
+        """
+        self._write_head(tier_id)
         self._index.clear()
         for bucket in self._buckets:
             bucket.clear()
         self._begin(tier_id)
+        self._disk.sync()
+
+    def _write_head(self, tier_id: bytes) -> None:
+        """Write the id of the tier; a write that failed may have done it, or not."""
+        self._is_head_known = False
+        self._write(0, pack_superblock(tier_id, self._bucket_bytes))
+        self._is_head_known = True
 
     def _append(self, key: Key, data: np.ndarray, kind: int = OBJECT) -> Entry:
         assert self._newest is not None

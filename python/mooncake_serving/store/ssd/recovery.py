@@ -5,8 +5,6 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from mooncake_kernels.errors import InvalidArgument, TransferError
-
 from .appending import Appender
 from .disk import Disk
 from .index import Bucket, Entry, Index
@@ -23,36 +21,23 @@ from .layout import (
     unpack_entries,
     unpack_footer,
     unpack_record,
-    unpack_superblock,
 )
 from .reading import Reader
 
 WINDOW_BYTES = 8 << 20
 
 
-def identify(disk: Disk, reader: Reader, appender: Appender, bucket_bytes: int) -> bytes:
-    """The id of the tier that a file is, or becomes if it is new.
+def begin(disk: Disk, appender: Appender, bucket_bytes: int) -> bytes:
+    """Make a tier of a new file; returns its id.
 
     Raises:
-        InvalidArgument: it is something else, or has other buckets.
-        Unavailable: it is of another version.
-        TransferError: it cannot be read or written.
+        TransferError: it cannot be written.
     """
-    if disk.is_new:
-        tier_id = os.urandom(16)
-        appender.seek(0)
-        appender.add(pack_superblock(tier_id, bucket_bytes))
-        appender.flush()
-        disk.sync_name()
-        return tier_id
-    page = reader.read(0, PAGE)
-    if page is None:
-        raise TransferError(disk.path, "its first page cannot be read")
-    tier_id, found = unpack_superblock(page, disk.path)
-    if found != bucket_bytes:
-        raise InvalidArgument(
-            f"SsdTier: bucket_bytes must be {found}, as {disk.path!r} has them, got {bucket_bytes}"
-        )
+    tier_id = os.urandom(16)
+    appender.seek(0)
+    appender.add(pack_superblock(tier_id, bucket_bytes))
+    appender.flush()
+    disk.sync_name()
     return tier_id
 
 

@@ -25,7 +25,7 @@ from .layout import (
 )
 from .log import Log
 from .reading import Reader
-from .recovery import identify, recover
+from .recovery import begin, recover
 from .stats import Counters, SsdStats
 from .tier_reads import TierReads
 
@@ -94,7 +94,7 @@ class SsdTier(TierReads, Closing):
         num_buckets = capacity_bytes // bucket_bytes
         num_bytes = FIRST_BUCKET + num_buckets * bucket_bytes
         staging_bytes = (NUM_HALVES + num_slots) * slot_bytes
-        self._disk = Disk(os.fspath(path), num_bytes, staging_bytes, deadline_s)
+        self._disk = Disk(os.fspath(path), bucket_bytes, num_bytes, staging_bytes, deadline_s)
         self.path = self._disk.path
         self._closed = False
         self._write_lock = threading.Lock()
@@ -104,7 +104,7 @@ class SsdTier(TierReads, Closing):
         self._buckets = [Bucket(i, FIRST_BUCKET + i * bucket_bytes) for i in range(num_buckets)]
         try:
             reader = Reader(self._disk, NUM_HALVES * slot_bytes, num_slots, slot_bytes)
-            tier_id = identify(self._disk, reader, self._appender, bucket_bytes)
+            tier_id = self._disk.tier_id or begin(self._disk, self._appender, bucket_bytes)
             recover(reader, tier_id, bucket_bytes, self._buckets, self._index)
         except BaseException:
             self._disk.close()
@@ -196,7 +196,8 @@ class SsdTier(TierReads, Closing):
         """Remove all objects; returns how many there were.
 
         Raises:
-            Unavailable: as in ``remove``.
+            Unavailable: the disk could not be written, and they are still there; or not be synced:
+                they are not, but may be again after a loss of power.
         """
         with self._write_lock:
             self._check_open("remove_all")
@@ -224,6 +225,7 @@ class SsdTier(TierReads, Closing):
             raise Unavailable(f"sync: {self.path!r} could not be synced: {error}") from None
 
     def stats(self) -> SsdStats:
+        self._check_open("stats")
         return SsdStats(
             capacity_bytes=len(self._buckets) * self._bucket_bytes,
             num_buckets=len(self._buckets),

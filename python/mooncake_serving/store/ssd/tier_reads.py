@@ -77,20 +77,24 @@ class TierReads:
 
     def num_bytes_each(self, keys: Any) -> np.ndarray:
         """Sizes of the objects of ``[n, 2]`` keys, ``[n]`` int64; -1 where there is none."""
+        self._check_open("num_bytes_each")
         entries = [self._index.find(pair) for pair in as_pairs("num_bytes_each", keys)]
         return np.array([ABSENT if e is None else e.record.num_bytes for e in entries], np.int64)
 
     def contains_each(self, keys: Any) -> np.ndarray:
         """Tell of ``[n, 2]`` keys which are there: ``[n]`` bool. Not a use of them."""
+        self._check_open("contains_each")
         return self._exist(as_pairs("contains_each", keys))
 
     def match_prefix(self, keys: Any) -> int:
         """Count the first of ``[n, 2]`` keys that are there, up to one that is not."""
-        missing = np.flatnonzero(~self.contains_each(keys))
+        self._check_open("match_prefix")
+        missing = np.flatnonzero(~self._exist(as_pairs("match_prefix", keys)))
         return int(missing[0]) if len(missing) else len(keys)
 
     def keys(self) -> np.ndarray:
         """Keys of all objects, ``[n, 2]`` uint64, in no order."""
+        self._check_open("keys")
         return np.array(self._index.keys(), np.uint64).reshape(-1, 2)
 
     def _exist(self, pairs: list[Key]) -> np.ndarray:

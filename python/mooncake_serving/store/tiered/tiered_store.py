@@ -1,5 +1,7 @@
 """A store of two tiers: a pool in memory, and behind it a disk."""
 
+import contextlib
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,6 +24,8 @@ from ..ssd import SsdTier
 from ..store import Store
 from .admission import UseSketch
 from .demotion import Demoter, DemotionStats
+from .moves import Moves
+from .scatter import scatter
 from .tiered_room import Demotion, TieredRoom
 
 ABSENT = -1  # of ObjectPool.get_into_each
@@ -40,15 +44,15 @@ class TieredStore(Store):
     What goes is what was used longest ago, as with ``lru``. It is written before it goes if it was
     used ``min_uses`` times of late, a put being one; what the disk has already, goes at once. A
     thread writes; a put waits for it only while it finds no room. What is read from the disk is
-    brought into the pool first; if there is no room in it, ``get_into_each`` reads past it, and for
-    the others the object is not there just now.
+    brought into the pool first; if there is no room in it, or in the quota, it is read past it, and
+    ``view`` says that the object is not there just now.
 
     One process of a host has the tier. Others may have ``Store``s on the same pool: they see what
     is in there, and what they evict is gone.
 
     Args:
         pool: of ``Store``; ``close()`` closes it.
-        tier: behind it; ``close()`` closes it.
+        tier: behind it; ``close()`` closes it, and so does a constructor that fails.
         namespace: of ``Store``.
         min_uses: 1: write all that goes; 2: what was used again, at least once.
         queue_bytes: how much may wait to be written; what comes then is dropped, and counted.
@@ -70,18 +74,31 @@ class TieredStore(Store):
         close_deadline_s: float = 30.0,
         **options: Any,
     ):
-        if "eviction" in options:
-            raise InvalidArgument("TieredStore: eviction must not be given, it is by last use")
-        for name, value in (("min_uses", min_uses), ("queue_bytes", queue_bytes)):
-            if not isinstance(value, int) or value < 1:
-                raise InvalidArgument(f"TieredStore: {name} must be at least 1, got {value!r}")
-        self.tier = tier
-        self._queue_bytes = queue_bytes
-        self._uses = UseSketch(min(pool.stats().max_objects, MAX_COUNTED))
-        self._demoter = Demoter(pool, tier, queue_bytes)
-        self._close_deadline_s = close_deadline_s
-        demotion = Demotion(tier, self._demoter, self._uses, min_uses)
-        super().__init__(pool, namespace=namespace, eviction=demotion, **options)
+        if not isinstance(tier, SsdTier):
+            raise InvalidArgument(f"TieredStore: tier must be an SsdTier, got {tier!r}")
+        with contextlib.ExitStack() as undo:
+            undo.callback(tier.close)
+            if "eviction" in options:
+                raise InvalidArgument("TieredStore: eviction must not be given, it is by last use")
+            for name, value in (("min_uses", min_uses), ("queue_bytes", queue_bytes)):
+                if not isinstance(value, int) or value < 1:
+                    raise InvalidArgument(f"TieredStore: {name} must be at least 1, got {value!r}")
+            if not isinstance(close_deadline_s, int | float) or not close_deadline_s >= 0:
+                raise InvalidArgument(
+                    "TieredStore: close_deadline_s must be a number from 0 on, "
+                    f"got {close_deadline_s!r}"
+                )
+            self.tier = tier
+            self._pid = os.getpid()
+            self._moves = Moves()
+            self._queue_bytes = queue_bytes
+            self._uses = UseSketch(min(pool.stats().max_objects, MAX_COUNTED))
+            self._demoter = Demoter(pool, tier, queue_bytes)
+            undo.callback(self._demoter.close, 0)
+            self._close_deadline_s = close_deadline_s
+            demotion = Demotion(tier, self._demoter, self._uses, min_uses)
+            super().__init__(pool, namespace=namespace, eviction=demotion, **options)
+            undo.pop_all()
 
     def _make_room(self, eviction: EvictionPolicy, at_least: int) -> Room:
         # The queue has room for what is evicted at once.
@@ -101,15 +118,25 @@ class TieredStore(Store):
         words = np.array([key], np.uint64)
         self._uses.add(words)
         pinned = super().pin_key(key)
-        if pinned is None and self._promote_one(words):
+        while pinned is None and self._promote_one(words):
             pinned = super().pin_key(key)
         return pinned
+
+    def get(self, key: StoreKey) -> bytes | None:
+        value = super().get(key)
+        if value is not None:
+            return value
+        past_pool = self._read_past_pool(self.keyspace.keys([key]))
+        return None if past_pool is None else bytes(past_pool)
 
     def get_into(self, key: StoreKey, *buffers: Any, offset: int | None = None) -> int | None:
         words = self._used([key])
         size = super().get_into(key, *buffers, offset=offset)
-        if size is None and self._promote_one(words):
+        while size is None and self._promote_one(words):
             size = super().get_into(key, *buffers, offset=offset)
+        if size is None and (value := self._read_past_pool(words)) is not None:
+            scatter("get_into", value, buffers, offset)
+            size = len(value)
         return size
 
     def get_into_each(self, keys: StoreKeys, buffers: Sequence[Any]) -> np.ndarray:
@@ -152,17 +179,19 @@ class TieredStore(Store):
         return super().remove(key)
 
     def remove_key(self, key: Key) -> bool:
-        self._demoter.discard([key])
-        was_on_disk = self.tier.remove(key)
-        return super().remove_key(key) or was_on_disk
+        with self._moves.hold([key]):  # nobody brings it back meanwhile
+            was_in_pool = super().remove_key(key)  # and what is not there is not queued
+            self._demoter.discard([key])
+            return self.tier.remove(key) or was_in_pool
 
     def remove_all(self) -> int:
         """Remove the objects of all namespaces, "hard" ones too; returns how many there were."""
-        in_pool = [tuple(key) for key in self.pool.objects().keys.tolist()]
-        on_disk = {tuple(key) for key in self.tier.keys().tolist()}
-        self._demoter.discard(in_pool)
-        self.tier.remove_all()
-        super().remove_all()
+        with self._moves.hold_all():
+            in_pool = [tuple(key) for key in self.pool.objects().keys.tolist()]
+            on_disk = {tuple(key) for key in self.tier.keys().tolist()}
+            super().remove_all()
+            self._demoter.discard(in_pool)
+            self.tier.remove_all()
         return len(on_disk | set(in_pool))
 
     def demotion_stats(self) -> DemotionStats:
@@ -186,7 +215,14 @@ class TieredStore(Store):
         return True
 
     def close(self) -> None:
-        """Write what waits to be written, then close the tier and the pool. Idempotent."""
+        """Write what waits to be written, then close the tier and the pool. Idempotent.
+
+        In a forked child it does nothing: the thread that writes is not there.
+        """
+        if os.getpid() != self._pid:
+            return
+        if self._watermark is not None:  # which would go on to evict
+            self._watermark.close()
         self._demoter.close(self._close_deadline_s)
         self.tier.close()
         super().close()
@@ -205,9 +241,19 @@ class TieredStore(Store):
     def _promote_one(self, words: np.ndarray) -> bool:
         """Bring an object from the disk; tells whether to look again."""
         if self._promote(words).any():
-            first, second = words[0].tolist()
-            raise ChecksumError(f"object ({first}, {second}) is not what its checksum says")
+            raise _damaged(words)
         return bool(self.pool.contains_each(words)[0])
+
+    def _read_past_pool(self, words: np.ndarray) -> bytearray | None:
+        """An object from the disk, for which the pool had no room; None if it is not there."""
+        num_bytes = int(self.tier.num_bytes_each(words)[0])
+        if num_bytes < 0:
+            return None
+        value = bytearray(num_bytes)
+        size = int(self.tier.get_into_each(words, [value])[0])
+        if size == DAMAGED:
+            raise _damaged(words)
+        return value if size == num_bytes else None
 
     def _promote(self, words: np.ndarray) -> np.ndarray:
         """Bring objects from the disk into the pool, as far as there is room.
@@ -215,6 +261,10 @@ class TieredStore(Store):
         Returns:
             ``[n]`` bool: which are damaged, and are on the disk no more.
         """
+        with self._moves.hold(tuple(key) for key in words.tolist()):
+            return self._promote_held(words)
+
+    def _promote_held(self, words: np.ndarray) -> np.ndarray:
         damaged = np.zeros(len(words), bool)
         puts: list[tuple[int, ObjectPut]] = []
         try:
@@ -235,7 +285,13 @@ class TieredStore(Store):
         return damaged
 
     def _begin_in_pool(self, words: Key, num_bytes: int) -> ObjectPut | PutResult:
-        return self._with_room(
+        return self._put(
+            words,
             lambda: num_bytes,
             lambda: self.pool.begin(words, num_bytes, checksum=self._checksum),
         )
+
+
+def _damaged(words: np.ndarray) -> ChecksumError:
+    first, second = words[0].tolist()
+    return ChecksumError(f"object ({first}, {second}) is not what its checksum says")
