@@ -201,6 +201,10 @@ def test_what_is_no_tensor(store, caplog):
     for value in (5, torch.rand((1,) * 9), torch.rand(2, device="meta")):
         assert store.put_tensor("t", value) == WRONG
     reasons(caplog, "tensor must be|tensor must have")
+    quantized = torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8)
+    for value in (torch.eye(3).to_sparse(), torch.eye(3).to_sparse_csr(), quantized):
+        assert store.put_tensor("t", value) == WRONG
+        reasons(caplog, "tensor must be dense and not quantized")
     for i, value in enumerate((b"abc", b"a" * 1000, b"MKTENSOR" + b"\xff" * 200)):
         store.put(f"v{i}", value)
         assert store.get_tensor(f"v{i}") is None
@@ -208,6 +212,13 @@ def test_what_is_no_tensor(store, caplog):
     assert store.put_tensor("t", torch.rand(8)) == 0
     store.put("short", store.get("t")[:-1])
     assert store.get_tensor("short") is None
+
+
+def test_lazy_conjugates_and_negatives_are_stored_as_their_values(store):
+    lazy = torch.tensor([1 + 2j, 3 + 4j]).conj()
+    for i, tensor in enumerate((lazy, lazy.imag, torch._neg_view(torch.ones(3)))):
+        assert store.put_tensor(f"t{i}", tensor) == 0
+        assert store.get_tensor(f"t{i}").tolist() == tensor.tolist()
 
 
 def test_batches_of_tensors(store):

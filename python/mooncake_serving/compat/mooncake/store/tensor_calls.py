@@ -113,8 +113,9 @@ class TensorCalls(Lifecycle):
     ) -> int:
         objects = self._running().objects
         header = encode(tensor)
+        elements = tensor.detach().resolve_conj().resolve_neg().contiguous()
         put = objects.replace if replace else objects.put
-        put(key, [header, tensor.detach().contiguous()], keeping_of(config))
+        put(key, [header, elements], keeping_of(config))
         return 0
 
 
