@@ -93,7 +93,7 @@ class StoreReader:
         check_pairs("get_into_each", "buffers", keys, buffers)
         key_array = self.keyspace.keys(keys)[::-1]
         verify = self._verifies()
-        sizes = self.pool.get_into_each(key_array, buffers[::-1], verify=verify)
+        sizes = self.pool.get_into_each(key_array, list(buffers)[::-1], verify=verify)
         for words in key_array[sizes == DAMAGED].tolist():
             self.pool.remove(tuple(words))
         return sizes[::-1]

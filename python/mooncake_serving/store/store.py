@@ -201,11 +201,16 @@ class Store(StoreReader, Closing):
             self._watermark.close()
         self.pool.close()
 
+    def check_puts(self, keys: StoreKeys) -> None:
+        """Refuse names where there is a quota: they hide whose they are."""
+        for key in () if self._quota is None else keys:
+            if isinstance(key, str | bytes):
+                raise InvalidArgument(
+                    f"put: key must be an integer in a namespace with a quota, got {key!r}"
+                )
+
     def _admitted(self, key: StoreKey) -> Key:
-        if self._quota is not None and isinstance(key, str | bytes):
-            raise InvalidArgument(
-                f"put: key must be an integer in a namespace with a quota, got {key!r}"
-            )
+        self.check_puts([key])
         return self.keyspace.key(key)
 
     def _put(

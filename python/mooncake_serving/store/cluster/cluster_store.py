@@ -174,6 +174,8 @@ class ClusterStore(ClusterReader, Closing):
     ) -> list[PutResult]:
         self.node.check_process()
         words = self._keyspace.keys(keys)
+        if self._store is not None:
+            self._store.check_puts(keys)
         results = [PutResult.EXISTS] * len(words)
         missing = np.flatnonzero(~self._are_here(words))
         claims = self.node.claims.ask(words[missing], self._claim_s)
