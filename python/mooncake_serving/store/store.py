@@ -20,7 +20,7 @@ from .closing import Closing
 from .eviction import EvictionPolicy, lru
 from .keyspace import Keyspace, StoreKey, StoreKeys
 from .quotas import Quota, QuotaKeeper, Usage
-from .reader import StoreReader, check_pairs
+from .reader import StoreReader, check_pairs, check_share
 from .room import Room
 from .watermark import Watermark
 
@@ -48,7 +48,7 @@ class Store(StoreReader, Closing):
         verify: the share of reads that compare it first: 0 to 1.
 
     Raises:
-        InvalidArgument: a number is not between 0 and 1, or the namespace no string.
+        InvalidArgument: a number is not between 0 and 1, or an argument of another type.
     """
 
     def __init__(
@@ -63,9 +63,13 @@ class Store(StoreReader, Closing):
         checksum: bool = True,
         verify: float = 0.0,
     ):
-        for name, value in (("evict_ratio", evict_ratio), ("verify", verify)):
-            if not 0 <= value <= 1:
-                raise InvalidArgument(f"Store: {name} must be from 0 to 1, got {value!r}")
+        check_share("Store", "evict_ratio", evict_ratio)
+        check_share("Store", "verify", verify)
+        _check_eviction(eviction)
+        if not isinstance(quota, Quota | None):
+            raise InvalidArgument(f"Store: quota must be a Quota or None, got {quota!r}")
+        if watermark is not None and not (isinstance(watermark, Sequence) and len(watermark) == 2):
+            raise InvalidArgument(f"Store: watermark must be (high, low), got {watermark!r}")
         super().__init__(pool, Keyspace(namespace), verify)
         self._room = self._make_room(eviction, int(evict_ratio * pool.capacity_bytes))
         self._quota = None if quota is None else QuotaKeeper(pool, self.keyspace.scope, quota)
@@ -80,12 +84,24 @@ class Store(StoreReader, Closing):
         cls, capacity_bytes: int, path: str | os.PathLike[str] | None = None, **options: Any
     ) -> "Store":
         """Make the pool too, see ``ObjectPool.create``; other processes ``Store.open`` it."""
-        return cls(ObjectPool.create(capacity_bytes, path), **options)
+        pool = ObjectPool.create(capacity_bytes, path)
+        try:
+            return cls(pool, **options)
+        except BaseException:
+            pool.close()
+            if path is not None:
+                os.unlink(path)
+            raise
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], **options: Any) -> "Store":
         """Open the pool that a process of this host has made."""
-        return cls(ObjectPool.open(path), **options)
+        pool = ObjectPool.open(path)
+        try:
+            return cls(pool, **options)
+        except BaseException:
+            pool.close()
+            raise
 
     def put(
         self, key: StoreKey, value: Any, *, retention: Retention = "normal", position: int = 0
@@ -178,6 +194,7 @@ class Store(StoreReader, Closing):
 
     @eviction.setter
     def eviction(self, policy: EvictionPolicy) -> None:
+        _check_eviction(policy)
         self._room.eviction = policy
 
     def evict(self, num_bytes: int) -> Evicted:
@@ -227,3 +244,8 @@ class Store(StoreReader, Closing):
         if self._watermark is not None and is_stored:
             self._watermark.added(num_bytes())
         return result
+
+
+def _check_eviction(policy: EvictionPolicy) -> None:
+    if not callable(policy):
+        raise InvalidArgument(f"Store: eviction must be a function, as lru is, got {policy!r}")
