@@ -114,6 +114,31 @@ def test_lists_that_do_not_fit(store, memory, caplog):
     assert store.remove_all() == 0
 
 
+@pytest.mark.parametrize("wrong", [None, 5, "abc"])
+def test_what_is_no_list(store, memory, caplog, wrong):
+    p = memory.address
+    calls = [
+        ([b""], lambda: store.get_batch(wrong)),
+        ([None], lambda: store.batch_get_buffer(wrong)),
+        ([None], lambda: store.batch_get_tensor(wrong)),
+        ([-1], lambda: store.batch_is_exist(wrong)),
+        ([WRONG], lambda: store.batch_remove(wrong)),
+        ([WRONG], lambda: store.batch_put_tensor(wrong, [torch.zeros(1)] * 3)),
+        ([WRONG], lambda: store.batch_put_tensor_with_tp(["a"], wrong)),
+        (WRONG, lambda: store.put_batch(wrong, [b"1"] * 3)),
+        ([WRONG], lambda: store.batch_put_from(wrong, [p] * 3, [8] * 3)),
+        ([WRONG], lambda: store.batch_get_into(["a"], wrong, [8])),
+        ([WRONG], lambda: store.batch_put_from_multi_buffers(["a"], [wrong], [[8]])),
+        ([WRONG], lambda: store.batch_get_into_multi_buffers(["a"], [[p]], [wrong])),
+        ([[[WRONG]]], lambda: store.get_into_ranges(wrong, [["a"]], [[[0]]], [[[0]]], [[[4]]])),
+        ([[[WRONG]]], lambda: store.get_into_ranges([p], [["a"]], [wrong], [[[0]]], [[[4]]])),
+    ]
+    for answer, call in calls:
+        assert call() == answer
+        reasons(caplog, "must be a list, got")
+    assert store.remove_all() == 0
+
+
 def test_many_buffers(store, memory):
     p = memory.address
     pieces = [p + i * 3000 for i in range(64)]
