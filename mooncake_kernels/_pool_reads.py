@@ -12,9 +12,6 @@ from .errors import ChecksumError, InvalidArgument
 
 DONE, ABSENT, TOO_SMALL, OUT_OF_RANGE, DAMAGED = range(5)  # of csrc/store/objects.h
 
-# What the host code takes by itself; of all else it is given the address and the size.
-BUFFER_TYPES = (np.ndarray, bytes, bytearray, memoryview)
-
 Result = TypeVar("Result")
 
 
@@ -24,13 +21,22 @@ def with_buffers(
     """Call with the buffers as the host code takes them; what is wrong with one is told."""
     listed = list(buffers)
     try:
-        if all(isinstance(buffer, BUFFER_TYPES) for buffer in listed):
+        if all(map(_is_taken, listed)):
             return call(listed)
     except (BufferError, ValueError) as error:
         if isinstance(error, InvalidArgument):  # not of a buffer
             raise
     owners = [_as_host_buffer(op, i, buffer, writable) for i, buffer in enumerate(listed)]
     return call([(owner.address, owner.num_bytes) for owner in owners])
+
+
+def _is_taken(buffer: Any) -> bool:
+    """Whether the host code takes it by itself; of others it is given address and size."""
+    if isinstance(buffer, np.ndarray):
+        return not buffer.dtype.hasobject
+    if isinstance(buffer, memoryview):
+        return "O" not in buffer.format
+    return isinstance(buffer, bytes | bytearray)
 
 
 def _as_host_buffer(op: str, i: int, buffer: Any, writable: bool) -> Buffer:

@@ -3,6 +3,7 @@
 import enum
 import itertools
 import operator
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -162,6 +163,17 @@ def named_keys(names: Sequence[str | bytes], scope: int | str = 0) -> np.ndarray
         ) from None
     keys[:, 1] ^= np.uint64(as_scope("named_keys", scope))
     return keys
+
+
+def as_path(op: str, path: Any) -> str:
+    """The name of a file, which is not empty."""
+    try:
+        name = os.fspath(path)
+    except TypeError:
+        name = None
+    if not isinstance(name, str) or not name or "\0" in name:
+        raise InvalidArgument(f"{op}: path must be the name of a file, got {shown(path)}")
+    return name
 
 
 def as_scope(op: str, scope: Any) -> int:

@@ -46,7 +46,8 @@ def as_buffer(memory: Any, *, argument: str = "buffer") -> Buffer:
         A ``Buffer`` that keeps ``memory`` alive.
 
     Raises:
-        InvalidArgument: the object has no memory of its own, or is not packed.
+        InvalidArgument: the object has no memory of its own, is not packed, or its bytes are not
+            its values: Python objects, sparse tensors, lazy conjugates and negatives.
     """
     if isinstance(memory, Buffer):
         return memory
@@ -61,6 +62,8 @@ def as_buffer(memory: Any, *, argument: str = "buffer") -> Buffer:
             f"{argument} must be a torch tensor, a cupy or numpy array or an object with the "
             f"buffer protocol, got {type(memory).__name__}"
         ) from None
+    if "O" in view.format:
+        raise InvalidArgument(f"{argument} must hold no Python objects, got format {view.format!r}")
     if not view.c_contiguous:
         raise InvalidArgument(f"{argument} must be packed, got strides {view.strides}")
     # numpy finds the address, also of read-only memory, which ctypes.from_buffer refuses.
@@ -92,6 +95,15 @@ def shared_memory(num_bytes: int) -> torch.Tensor:
 
 
 def _from_tensor(tensor: torch.Tensor, argument: str) -> Buffer:
+    if tensor.layout != torch.strided or tensor.is_nested:
+        layout = "nested" if tensor.is_nested else tensor.layout
+        raise InvalidArgument(f"{argument} must be a dense tensor, got a {layout} one")
+    if tensor.is_conj() or tensor.is_neg():
+        bit = "conj" if tensor.is_conj() else "neg"
+        raise InvalidArgument(
+            f"{argument} must have its values in its memory, got a tensor with the {bit} bit: "
+            f"call resolve_{bit}()"
+        )
     if not tensor.is_contiguous():
         raise InvalidArgument(
             f"{argument} must be packed, got shape {tuple(tensor.shape)} "

@@ -23,6 +23,7 @@ from ._pool_values import (
     PutResult,
     as_key,
     as_keys,
+    as_path,
     named_keys,
     object_key,
     object_keys,
@@ -101,7 +102,7 @@ class ObjectPool(PoolReader):
             num_pins: how many objects each of them can read at once.
 
         Raises:
-            InvalidArgument: a number is out of range.
+            InvalidArgument: a number is out of range, or the path no name of a file.
             OSError: the file is there already, there is not so much memory, ...
         """
         op = "ObjectPool.create"
@@ -114,7 +115,7 @@ class ObjectPool(PoolReader):
             as_integer(op, "num_processes", num_processes, 1, (1 << 16) - 1),
             as_integer(op, "num_pins", num_pins, 1, 1 << 20),
         ]
-        file = "" if path is None else os.fspath(path)
+        file = "" if path is None else as_path(op, path)
         return cls(_host.ObjectPool.create(file, capacity_bytes, alignment, *numbers))
 
     @classmethod
@@ -125,12 +126,12 @@ class ObjectPool(PoolReader):
             path: its ``path``.
 
         Raises:
-            InvalidArgument: the file is no pool.
+            InvalidArgument: the file is no pool, or the path no name of a file.
             Unavailable: its layout is of another version, it is of another pid namespace (a
                 container's, where nobody here can tell who has died), or too many have it open.
             OSError: there is no such file, or it is not ours.
         """
-        return cls(_host.ObjectPool.open(os.fspath(path)))
+        return cls(_host.ObjectPool.open(as_path("ObjectPool.open", path)))
 
     def begin(
         self,

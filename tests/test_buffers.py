@@ -81,6 +81,11 @@ def test_the_cuda_array_interface():
         ([1, 2, 3], "got list"),
         (None, "got NoneType"),
         (torch.empty(2, device="meta"), "must be on cpu or cuda, got meta"),
+        (torch.ones(2, dtype=torch.cfloat).conj(), "got a tensor with the conj bit"),
+        (torch._neg_view(torch.ones(2)), "got a tensor with the neg bit"),
+        (torch.eye(3).to_sparse(), "must be a dense tensor, got a torch.sparse_coo one"),
+        (np.array([None, [1]], object), "must hold no Python objects, got format 'O'"),
+        (np.zeros(2, "i4,O"), "must hold no Python objects"),
     ],
 )
 def test_what_is_refused(memory, message):

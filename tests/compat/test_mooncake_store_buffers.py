@@ -114,6 +114,31 @@ def test_lists_that_do_not_fit(store, memory, caplog):
     assert store.remove_all() == 0
 
 
+@pytest.mark.parametrize("wrong", [None, 5, "abc"])
+def test_what_is_no_list(store, memory, caplog, wrong):
+    p = memory.address
+    calls = [
+        ([b""], lambda: store.get_batch(wrong)),
+        ([None], lambda: store.batch_get_buffer(wrong)),
+        ([None], lambda: store.batch_get_tensor(wrong)),
+        ([-1], lambda: store.batch_is_exist(wrong)),
+        ([WRONG], lambda: store.batch_remove(wrong)),
+        ([WRONG], lambda: store.batch_put_tensor(wrong, [torch.zeros(1)] * 3)),
+        ([WRONG], lambda: store.batch_put_tensor_with_tp(["a"], wrong)),
+        (WRONG, lambda: store.put_batch(wrong, [b"1"] * 3)),
+        ([WRONG], lambda: store.batch_put_from(wrong, [p] * 3, [8] * 3)),
+        ([WRONG], lambda: store.batch_get_into(["a"], wrong, [8])),
+        ([WRONG], lambda: store.batch_put_from_multi_buffers(["a"], [wrong], [[8]])),
+        ([WRONG], lambda: store.batch_get_into_multi_buffers(["a"], [[p]], [wrong])),
+        ([[[WRONG]]], lambda: store.get_into_ranges(wrong, [["a"]], [[[0]]], [[[0]]], [[[4]]])),
+        ([[[WRONG]]], lambda: store.get_into_ranges([p], [["a"]], [wrong], [[[0]]], [[[4]]])),
+    ]
+    for answer, call in calls:
+        assert call() == answer
+        reasons(caplog, "must be a list, got")
+    assert store.remove_all() == 0
+
+
 def test_many_buffers(store, memory):
     p = memory.address
     pieces = [p + i * 3000 for i in range(64)]
@@ -201,6 +226,10 @@ def test_what_is_no_tensor(store, caplog):
     for value in (5, torch.rand((1,) * 9), torch.rand(2, device="meta")):
         assert store.put_tensor("t", value) == WRONG
     reasons(caplog, "tensor must be|tensor must have")
+    quantized = torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8)
+    for value in (torch.eye(3).to_sparse(), torch.eye(3).to_sparse_csr(), quantized):
+        assert store.put_tensor("t", value) == WRONG
+        reasons(caplog, "tensor must be dense and not quantized")
     for i, value in enumerate((b"abc", b"a" * 1000, b"MKTENSOR" + b"\xff" * 200)):
         store.put(f"v{i}", value)
         assert store.get_tensor(f"v{i}") is None
@@ -208,6 +237,13 @@ def test_what_is_no_tensor(store, caplog):
     assert store.put_tensor("t", torch.rand(8)) == 0
     store.put("short", store.get("t")[:-1])
     assert store.get_tensor("short") is None
+
+
+def test_lazy_conjugates_and_negatives_are_stored_as_their_values(store):
+    lazy = torch.tensor([1 + 2j, 3 + 4j]).conj()
+    for i, tensor in enumerate((lazy, lazy.imag, torch._neg_view(torch.ones(3)))):
+        assert store.put_tensor(f"t{i}", tensor) == 0
+        assert store.get_tensor(f"t{i}").tolist() == tensor.tolist()
 
 
 def test_batches_of_tensors(store):

@@ -134,6 +134,21 @@ def test_copies_outlive_a_killed_process(store, other):
     assert [store.get(name) for name in ("theirs", "changed", "mine")] == [b"1", b"2", b"3"]
 
 
+def test_a_value_is_stored_though_the_directory_goes_before_its_copies(
+    server, store, other, monkeypatch
+):
+    copies = store._state.objects._copies
+    replicate = copies.replicate
+
+    def without_directory(*arguments):
+        server.stop()
+        return replicate(*arguments)
+
+    monkeypatch.setattr(copies, "replicate", without_directory)
+    assert store.put("a", b"value", config=ReplicateConfig(replica_num=2)) == 0
+    assert store.get("a") == b"value"
+
+
 def test_without_the_directory(server, store, caplog):
     store.put("mine", b"1")
     server.stop()

@@ -220,6 +220,20 @@ def test_refusals(pool, call, message):
         call(pool)
 
 
+def test_arrays_of_objects_are_neither_stored_nor_read_into(pool):
+    pool.put_from(KEY, b"\1" * 16)
+    array = np.array([None, None], object)
+    for call in (
+        lambda: pool.put_from((8, 1), array),
+        lambda: pool.get_into(KEY, array),
+        lambda: pool.get_into(KEY, memoryview(array)),
+        lambda: pool.get_into_each([KEY], [array]),
+    ):
+        with pytest.raises(InvalidArgument, match=r"buffers\[0\] must hold no Python objects"):
+            call()
+    assert array.tolist() == [None, None] and not pool.contains((8, 1))
+
+
 def test_a_tensor_of_another_size_is_refused(pool):
     put(pool, KEY, 6)
     with pytest.raises(InvalidArgument, match="dtype must divide the object's 6 bytes"):

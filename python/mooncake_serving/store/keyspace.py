@@ -1,6 +1,7 @@
 """Keys of callers, as those of a pool: whose object it is goes into the key."""
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
+from typing import Any
 
 import numpy as np
 
@@ -34,8 +35,15 @@ class Keyspace:
 
     def keys(self, keys: StoreKeys) -> np.ndarray:
         """``[n, 2]`` uint64 of many."""
+        check_keys(keys)
         if not isinstance(keys, np.ndarray) and any(isinstance(k, str | bytes) for k in keys):
             if all(isinstance(k, str | bytes) for k in keys):
                 return named_keys(keys, self.scope)  # type: ignore[arg-type]
             return np.array([self.key(key) for key in keys], np.uint64).reshape(-1, 2)
         return object_keys(keys, self.scope)
+
+
+def check_keys(keys: Any) -> None:
+    """Refuse what is one key, or none, where many are wanted."""
+    if isinstance(keys, str | bytes) or not isinstance(keys, Sized):
+        raise InvalidArgument(f"Store: keys must be a list or an array of keys, got {keys!r:.80}")

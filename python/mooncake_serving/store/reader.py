@@ -1,7 +1,8 @@
 """The half of ``Store`` that finds and reads objects, and removes those that it finds damaged."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 from mooncake_kernels.errors import ChecksumError, InvalidArgument
 from mooncake_kernels.pool import Key, ObjectPool, PinnedObject
 
-from .keyspace import Keyspace, StoreKey, StoreKeys
+from .keyspace import Keyspace, StoreKey, StoreKeys, check_keys
 
 DAMAGED = -4  # of ObjectPool.get_into_each
 
@@ -74,6 +75,7 @@ class StoreReader:
 
     def get_each(self, keys: StoreKeys) -> list[bytes | None]:
         """Return copies of many objects, see ``get_into_each``."""
+        check_keys(keys)
         return [self.get(key) for key in reversed(list(keys))][::-1]
 
     def get_into_each(self, keys: StoreKeys, buffers: Sequence[Any]) -> np.ndarray:
@@ -93,7 +95,7 @@ class StoreReader:
         check_pairs("get_into_each", "buffers", keys, buffers)
         key_array = self.keyspace.keys(keys)[::-1]
         verify = self._verifies()
-        sizes = self.pool.get_into_each(key_array, buffers[::-1], verify=verify)
+        sizes = self.pool.get_into_each(key_array, list(buffers)[::-1], verify=verify)
         for words in key_array[sizes == DAMAGED].tolist():
             self.pool.remove(tuple(words))
         return sizes[::-1]
@@ -134,7 +136,16 @@ class StoreReader:
 
 def check_pairs(op: str, argument: str, keys: StoreKeys, others: Sequence[Any]) -> None:
     """Refuse keys and what belongs to them if they are not as many."""
+    check_keys(keys)
+    if not isinstance(others, Sized):
+        raise InvalidArgument(f"{op}: {argument} must be as many as keys, got {others!r:.80}")
     if len(keys) != len(others):
         raise InvalidArgument(
             f"{op}: {argument} must be as many as keys, got {len(others)} and {len(keys)}"
         )
+
+
+def check_share(op: str, argument: str, value: Any) -> None:
+    """Refuse what is no number from 0 to 1."""
+    if not isinstance(value, Real) or not 0 <= float(value) <= 1:
+        raise InvalidArgument(f"{op}: {argument} must be from 0 to 1, got {value!r}")

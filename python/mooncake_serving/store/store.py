@@ -22,7 +22,7 @@ from .closing import Closing
 from .eviction import EvictionPolicy, lru
 from .keyspace import Keyspace, StoreKey, StoreKeys
 from .quotas import Quota, QuotaKeeper, Usage
-from .reader import StoreReader, check_pairs
+from .reader import StoreReader, check_pairs, check_share
 from .room import Room
 from .watermark import Watermark
 
@@ -50,7 +50,7 @@ class Store(StoreReader, Closing):
         verify: the share of reads that compare it first: 0 to 1.
 
     Raises:
-        InvalidArgument: a number is not between 0 and 1, or the namespace no string.
+        InvalidArgument: a number is not between 0 and 1, or an argument of another type.
     """
 
     def __init__(
@@ -65,9 +65,13 @@ class Store(StoreReader, Closing):
         checksum: bool = True,
         verify: float = 0.0,
     ):
-        for name, value in (("evict_ratio", evict_ratio), ("verify", verify)):
-            if not 0 <= value <= 1:
-                raise InvalidArgument(f"Store: {name} must be from 0 to 1, got {value!r}")
+        check_share("Store", "evict_ratio", evict_ratio)
+        check_share("Store", "verify", verify)
+        _check_eviction(eviction)
+        if not isinstance(quota, Quota | None):
+            raise InvalidArgument(f"Store: quota must be a Quota or None, got {quota!r}")
+        if watermark is not None and not (isinstance(watermark, Sequence) and len(watermark) == 2):
+            raise InvalidArgument(f"Store: watermark must be (high, low), got {watermark!r}")
         super().__init__(pool, Keyspace(namespace), verify)
         self._room = self._make_room(eviction, int(evict_ratio * pool.capacity_bytes))
         self._quota = (
@@ -86,12 +90,24 @@ class Store(StoreReader, Closing):
         cls, capacity_bytes: int, path: str | os.PathLike[str] | None = None, **options: Any
     ) -> "Store":
         """Make the pool too, see ``ObjectPool.create``; other processes ``Store.open`` it."""
-        return cls(ObjectPool.create(capacity_bytes, path), **options)
+        pool = ObjectPool.create(capacity_bytes, path)
+        try:
+            return cls(pool, **options)
+        except BaseException:
+            pool.close()
+            if path is not None:
+                os.unlink(path)
+            raise
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], **options: Any) -> "Store":
         """Open the pool that a process of this host has made."""
-        return cls(ObjectPool.open(path), **options)
+        pool = ObjectPool.open(path)
+        try:
+            return cls(pool, **options)
+        except BaseException:
+            pool.close()
+            raise
 
     def put(
         self, key: StoreKey, value: Any, *, retention: Retention = "normal", position: int = 0
@@ -184,6 +200,7 @@ class Store(StoreReader, Closing):
 
     @eviction.setter
     def eviction(self, policy: EvictionPolicy) -> None:
+        _check_eviction(policy)
         self._room.eviction = policy
 
     @property
@@ -212,11 +229,16 @@ class Store(StoreReader, Closing):
             self._watermark.close()
         self.pool.close()
 
+    def check_puts(self, keys: StoreKeys) -> None:
+        """Refuse names where there is a quota: they hide whose they are."""
+        for key in () if self._quota is None else keys:
+            if isinstance(key, str | bytes):
+                raise InvalidArgument(
+                    f"put: key must be an integer in a namespace with a quota, got {key!r}"
+                )
+
     def _admitted(self, key: StoreKey) -> Key:
-        if self._quota is not None and isinstance(key, str | bytes):
-            raise InvalidArgument(
-                f"put: key must be an integer in a namespace with a quota, got {key!r}"
-            )
+        self.check_puts([key])
         return self.keyspace.key(key)
 
     def _put(
@@ -233,3 +255,8 @@ class Store(StoreReader, Closing):
         if self._watermark is not None and is_stored:
             self._watermark.added(num_bytes())
         return result
+
+
+def _check_eviction(policy: EvictionPolicy) -> None:
+    if not callable(policy):
+        raise InvalidArgument(f"Store: eviction must be a function, as lru is, got {policy!r}")

@@ -6,7 +6,8 @@ import logging
 import os
 import threading
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from numbers import Real
+from typing import TYPE_CHECKING, Any
 
 from mooncake_kernels.errors import InvalidArgument
 
@@ -44,11 +45,11 @@ class Watermark(Closing):
         low: float = 0.85,
         interval_s: float = 1.0,
     ):
-        if not 0 < low <= high <= 1:
+        if not (_are_numbers(low, high) and 0 < low <= high <= 1):
             raise InvalidArgument(
                 f"Watermark: low and high must be 0 < low <= high <= 1, got {low!r} and {high!r}"
             )
-        if not interval_s > 0:
+        if not (_are_numbers(interval_s) and interval_s > 0):
             raise InvalidArgument(f"Watermark: interval_s must be above 0, got {interval_s!r}")
         pool = store.pool
         self._store = store
@@ -123,3 +124,7 @@ class Watermark(Closing):
             yield True
         finally:
             fcntl.flock(self._file, fcntl.LOCK_UN)
+
+
+def _are_numbers(*values: Any) -> bool:
+    return all(isinstance(value, Real) for value in values)

@@ -64,6 +64,17 @@ def test_sizes(hosts, num_bytes):
         np.testing.assert_array_equal(np.frombuffer(seen.view, np.uint8), array)
 
 
+def test_names_are_refused_where_there_is_a_quota(hosts):
+    host = hosts.make("one", store=Store.create(64 * UNIT, quota=Quota(10 * UNIT)))
+    for call in (
+        lambda: host.cluster.put("name", value(1)),
+        lambda: host.cluster.put_each([1, "name"], [value(1), value(2)]),
+    ):
+        with pytest.raises(InvalidArgument, match="key must be an integer in a namespace with"):
+            call()
+    assert host.store.stats().num_ready == 0 and host.cluster.put(1, value(1)) is STORED
+
+
 def test_parts_and_ranges(hosts):
     one, two = hosts.several(2)
     layers = np.arange(60_000, dtype=np.float32).reshape(60, 1000)

@@ -225,6 +225,8 @@ def test_a_day():
         ({"high": 1.5}, "low and high"),
         ({"low": 0}, "low and high"),
         ({"interval_s": 0}, "interval_s must be above 0, got 0"),
+        ({"interval_s": "1"}, "interval_s must be above 0, got '1'"),
+        ({"high": "0.9"}, "low and high"),
     ],
 )
 def test_wrong_options(options, message):

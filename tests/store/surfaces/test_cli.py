@@ -309,8 +309,16 @@ def test_wrong_arguments(run, arguments, words):
     assert (status, out) == (2, "") and words in error and error.count("\n") == 1, error
 
 
+def test_serve_says_that_a_pool_keeps_its_capacity(path, run):
+    ObjectPool.create(1 << 20, path).close()
+    bad_port = ["--port", "70000"]
+    _, _, error = run("serve", path, "--capacity", "2MiB", *bad_port)
+    assert "has 1048576 bytes: --capacity 2097152 changes nothing" in error and path.exists()
+    assert "warning" not in run("serve", path, "--capacity", "1MiB", *bad_port)[2]
+
+
 def test_serve_refuses_before_it_serves(path, run):
-    make = ["serve", path, "--capacity", "1MiB", "--temporary"]
+    make = ["serve", path, "--capacity", "1MiB"]
     before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
     for arguments, words in [
         (["--host", "0.0.0.0"], "token must be given"),

@@ -85,7 +85,8 @@ def run(options: argparse.Namespace) -> None:
         raise InvalidArgument("serve: --replay needs --events")
     with contextlib.ExitStack() as stack:
         stop = _stopped_by_signals(stack)
-        pool = stack.enter_context(_pool(options, stack))
+        removal = stack.enter_context(contextlib.ExitStack())
+        pool = stack.enter_context(_pool(options, removal))
         pool.observe(stack.enter_context(Counters(pool.path)))
         if options.events is not None:
             _publish(options, pool, stack)
@@ -97,6 +98,8 @@ def run(options: argparse.Namespace) -> None:
                 store, host=options.host, port=options.port, cluster=cluster, token=options.token
             )
         )
+        if not options.temporary:
+            removal.pop_all()  # it is served: what was made stays
         sys.stdout.write(f"serving {pool.path} at {admin.url}\n")
         sys.stdout.flush()
         stop.wait()
@@ -110,18 +113,24 @@ def _stopped_by_signals(stack: contextlib.ExitStack) -> threading.Event:
     return stop
 
 
-def _pool(options: argparse.Namespace, stack: contextlib.ExitStack) -> ObservedPool:
+def _pool(options: argparse.Namespace, removal: contextlib.ExitStack) -> ObservedPool:
+    """Open the pool or make it; then it goes with ``removal``."""
     path = Path(options.path)
     if path.exists():
-        return ObservedPool.open(path)
+        pool = ObservedPool.open(path)
+        if options.capacity and abs(options.capacity - pool.capacity_bytes) >= pool.alignment:
+            sys.stderr.write(
+                f"warning: {path} is there and has {pool.capacity_bytes} bytes: "
+                f"--capacity {options.capacity} changes nothing\n"
+            )
+        return pool
     if options.capacity is None:
         raise InvalidArgument(
             f"serve: --capacity must be given to make a pool, got none, and no {path}"
         )
     pool = ObservedPool.create(options.capacity, path)
-    if options.temporary:
-        stack.callback(shutil.rmtree, counters_folder(pool.path), ignore_errors=True)
-        stack.callback(path.unlink, missing_ok=True)
+    removal.callback(shutil.rmtree, counters_folder(pool.path), ignore_errors=True)
+    removal.callback(path.unlink, missing_ok=True)
     return pool
 
 

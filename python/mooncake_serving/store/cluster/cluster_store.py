@@ -14,7 +14,7 @@ from ..closing import Closing
 from ..directory import Claim, Member
 from ..keyspace import Keyspace, StoreKey, StoreKeys
 from ..node import Node
-from ..reader import check_pairs
+from ..reader import check_pairs, check_share
 from .cluster_reader import ClusterReader
 from .hot_keys import HotKeys
 
@@ -58,8 +58,9 @@ class ClusterStore(ClusterReader, Closing):
         claim_s: float = 60.0,
         hot: HotKeys | None = None,
     ):
-        if not 0 <= verify <= 1:
-            raise InvalidArgument(f"ClusterStore: verify must be from 0 to 1, got {verify!r}")
+        check_share("ClusterStore", "verify", verify)
+        if not isinstance(hot, HotKeys | None):
+            raise InvalidArgument(f"ClusterStore: hot must be HotKeys or None, got {hot!r}")
         if node.store is not None and namespace is not None:
             raise InvalidArgument(
                 f"ClusterStore: namespace must be None beside a store's own, got {namespace!r}"
@@ -174,6 +175,8 @@ class ClusterStore(ClusterReader, Closing):
     ) -> list[PutResult]:
         self.node.check_process()
         words = self._keyspace.keys(keys)
+        if self._store is not None:
+            self._store.check_puts(keys)
         results = [PutResult.EXISTS] * len(words)
         missing = np.flatnonzero(~self._are_here(words))
         claims = self.node.claims.ask(words[missing], self._claim_s)

@@ -5,7 +5,7 @@ from functools import partial
 
 from mooncake_kernels.errors import InvalidArgument
 
-from .codes import code_of, returns_code
+from .codes import INVALID_PARAMS, check_list, code_of, returns_code, returns_instead
 from .lifecycle import Lifecycle
 from .replicate_config import ReplicateConfig, keeping_of
 
@@ -55,6 +55,7 @@ class BufferCalls(Lifecycle):
         """``put_from`` in the place of what is there, see ``upsert``."""
         return self._put(key, [buffer_ptr], [size], config, replace=True)
 
+    @returns_instead([INVALID_PARAMS])
     def batch_put_from(
         self,
         keys: Sequence[str],
@@ -70,6 +71,7 @@ class BufferCalls(Lifecycle):
             lambda i: self._put(keys[i], [buffer_ptrs[i]], [sizes[i]], config),
         )
 
+    @returns_instead([INVALID_PARAMS])
     def batch_upsert_from(
         self,
         keys: Sequence[str],
@@ -85,6 +87,7 @@ class BufferCalls(Lifecycle):
             lambda i: self._put(keys[i], [buffer_ptrs[i]], [sizes[i]], config, replace=True),
         )
 
+    @returns_instead([INVALID_PARAMS])
     def batch_put_from_multi_buffers(
         self,
         keys: Sequence[str],
@@ -110,6 +113,7 @@ class BufferCalls(Lifecycle):
         running = self._running()
         return running.objects.get_into(key, [running.buffers.view(buffer_ptr, size, writes=True)])
 
+    @returns_instead([INVALID_PARAMS])
     def batch_get_into(
         self, keys: Sequence[str], buffer_ptrs: Numbers, sizes: Numbers
     ) -> list[int]:
@@ -121,6 +125,7 @@ class BufferCalls(Lifecycle):
             lambda i: self._views([buffer_ptrs[i]], [sizes[i]], writes=True),
         )
 
+    @returns_instead([INVALID_PARAMS])
     def batch_get_into_multi_buffers(
         self,
         keys: Sequence[str],
@@ -178,6 +183,8 @@ class BufferCalls(Lifecycle):
         return codes
 
     def _views(self, pointers: Numbers, sizes: Numbers, *, writes: bool) -> list[memoryview]:
+        check_list("buffer_ptrs", pointers)
+        check_list("sizes", sizes)
         if len(pointers) != len(sizes):
             raise InvalidArgument(
                 f"sizes must be as many as buffer_ptrs, got {len(sizes)} and {len(pointers)}"
@@ -193,8 +200,11 @@ class BufferCalls(Lifecycle):
         call: Callable[[int], int],
     ) -> list[int]:
         """The code of each key's call."""
+        check_list("keys", keys)
 
         def one(i: int) -> int:
+            for column in columns:
+                check_list("what belongs to keys", column)
             if any(len(column) != len(keys) for column in columns):
                 raise InvalidArgument(
                     f"the other lists must be as long as keys, got "

@@ -119,8 +119,11 @@ class ClusterObjects(Objects):
         """Further copies are tried: the object is stored with the first."""
         result = super()._put(name, parts, keeping)
         if result is PutResult.STORED and keeping.num_copies > 1:
-            copied = self._copies.replicate([name], keeping.num_copies)
-            for reason in copied.failed.values():
+            try:
+                failed = list(self._copies.replicate([name], keeping.num_copies).failed.values())
+            except Unavailable as error:
+                failed = [str(error)]
+            for reason in failed:
                 log.warning("put: %r has fewer copies than asked for: %s", name, reason)
         return result
 

@@ -1,9 +1,12 @@
 """The integers that Mooncake's store returns, and how a failure becomes one of them."""
 
+import copy
 import functools
 import logging
-from collections.abc import Callable
-from typing import Concatenate, ParamSpec, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import numpy as np
 
 from mooncake_kernels.errors import ChecksumError, InvalidArgument, TransferError, Unavailable
 
@@ -61,7 +64,7 @@ def returns_instead(
                 return method(self, *args, **kwargs)
             except _FAILURES as error:
                 log.error("%s: %s", method.__name__, error)
-                return otherwise
+                return copy.deepcopy(otherwise)  # a list is the caller's
 
         return call
 
@@ -77,3 +80,12 @@ def code_of(op: str, call: Callable[[], int]) -> int:
         if isinstance(error, Failed):
             return error.code
         return next(code for kind, code in _CODES.items() if isinstance(error, kind))
+
+
+def check_list(argument: str, value: Any, depth: int = 1) -> None:
+    """Refuse what is no list, or no list of lists of this depth; a string is none."""
+    if isinstance(value, str | bytes) or not isinstance(value, Sequence | np.ndarray):
+        raise InvalidArgument(f"{argument} must be a list, got {value!r:.80}")
+    if depth > 1:
+        for one in value:
+            check_list(f"each of {argument}", one, depth - 1)

@@ -5,7 +5,14 @@ from collections.abc import Sequence
 
 from mooncake_kernels.errors import InvalidArgument
 
-from .codes import INTERNAL_ERROR, OBJECT_NOT_FOUND, returns_code, returns_instead
+from .codes import (
+    INTERNAL_ERROR,
+    INVALID_PARAMS,
+    OBJECT_NOT_FOUND,
+    check_list,
+    returns_code,
+    returns_instead,
+)
 from .lifecycle import Lifecycle
 
 
@@ -17,8 +24,10 @@ class KeyCalls(Lifecycle):
         """Return 1 if there is a value, else 0."""
         return int(self._running().objects.exist([key])[0])
 
+    @returns_instead([INTERNAL_ERROR])
     def batch_is_exist(self, keys: Sequence[str]) -> list[int]:
         """Tell of many keys, in one look at the store: 1, 0; all -1 if it fails."""
+        check_list("keys", keys)
 
         @returns_instead([INTERNAL_ERROR] * len(keys))
         def batch_is_exist(store: KeyCalls) -> list[int]:
@@ -36,8 +45,10 @@ class KeyCalls(Lifecycle):
         """Remove a value: 0; -704 if there is none."""
         return 0 if self._running().objects.remove(key) else OBJECT_NOT_FOUND
 
+    @returns_instead([INVALID_PARAMS])
     def batch_remove(self, keys: Sequence[str], force: bool = False) -> list[int]:
         """Remove values, each as ``remove`` does."""
+        check_list("keys", keys)
         return [self.remove(key, force) for key in keys]
 
     @returns_code

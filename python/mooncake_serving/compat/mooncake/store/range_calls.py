@@ -6,7 +6,7 @@ from functools import partial
 from mooncake_kernels.errors import InvalidArgument
 
 from ..codes import as_natural
-from .codes import INVALID_PARAMS, code_of, log
+from .codes import INVALID_PARAMS, check_list, code_of, log, returns_instead
 from .lifecycle import Lifecycle
 
 Ranges = Sequence[Sequence[int]]  # of each key, its ranges
@@ -15,6 +15,7 @@ Ranges = Sequence[Sequence[int]]  # of each key, its ranges
 class RangeCalls(Lifecycle):
     """Lists of lists: of each buffer its keys, of each key its ranges."""
 
+    @returns_instead([[[INVALID_PARAMS]]])
     def get_into_ranges(
         self,
         buffer_ptrs: Sequence[int],
@@ -34,9 +35,16 @@ class RangeCalls(Lifecycle):
         Returns:
             Of each range its bytes; -704 if there is no such value, -600 if the range is not in it.
         """
+        check_list("buffer_ptrs", buffer_ptrs)
         columns = (all_dst_offsets, all_src_offsets, all_sizes)
-        if any(len(column) != len(buffer_ptrs) for column in (all_keys, *columns)):
-            log.error("get_into_ranges: the lists must be as long as buffer_ptrs")
+        try:
+            check_list("all_keys", all_keys, 2)
+            for column in columns:
+                check_list("offsets and sizes", column, 3)
+            if any(len(column) != len(buffer_ptrs) for column in (all_keys, *columns)):
+                raise InvalidArgument("the lists must be as long as buffer_ptrs, got others")
+        except InvalidArgument as error:
+            log.error("get_into_ranges: %s", error)
             return [[[INVALID_PARAMS]] for _ in buffer_ptrs]
         return [
             self._into_buffer(*one) for one in zip(buffer_ptrs, all_keys, *columns, strict=True)

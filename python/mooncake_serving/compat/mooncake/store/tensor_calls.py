@@ -6,7 +6,7 @@ import torch
 
 from mooncake_kernels.errors import InvalidArgument
 
-from .codes import INVALID_PARAMS, log, returns_code, returns_instead
+from .codes import INVALID_PARAMS, check_list, log, returns_code, returns_instead
 from .lifecycle import Lifecycle
 from .replicate_config import ReplicateConfig, keeping_of
 from .tensor_header import decode, encode
@@ -34,8 +34,11 @@ class TensorCalls(Lifecycle):
         """``put_tensor`` in the place of what is there, see ``upsert``."""
         return self._put_tensor(key, tensor, None, replace=True)
 
+    @returns_instead([INVALID_PARAMS])
     def batch_put_tensor(self, keys: Sequence[str], tensors_list: Tensors) -> list[int]:
         """``put_tensor`` many: one code each."""
+        check_list("keys", keys)
+        check_list("tensors_list", tensors_list)
         if len(keys) != len(tensors_list):
             log.error(
                 "batch_put_tensor: tensors_list must be as many as keys, got %d and %d",
@@ -51,8 +54,10 @@ class TensorCalls(Lifecycle):
         found = self._running().objects.view(key)
         return None if found is None else decode(bytearray(found))
 
+    @returns_instead([None])
     def batch_get_tensor(self, keys: Sequence[str]) -> list[torch.Tensor | None]:
         """``get_tensor`` many."""
+        check_list("keys", keys)
         return [self.get_tensor(key) for key in keys]
 
     @returns_code
@@ -81,6 +86,7 @@ class TensorCalls(Lifecycle):
         """Return the shard of a rank; of ``tp_size`` 1 the whole tensor. None if there is none."""
         return self.get_tensor(key if tp_size == 1 else f"{key}_tp_{tp_rank}")
 
+    @returns_instead([INVALID_PARAMS])
     def batch_put_tensor_with_tp(
         self,
         base_keys: Sequence[str],
@@ -90,6 +96,8 @@ class TensorCalls(Lifecycle):
         split_dim: int = 0,
     ) -> list[int]:
         """``put_tensor_with_tp`` many: one code each."""
+        check_list("base_keys", base_keys)
+        check_list("tensors_list", tensors_list)
         if len(base_keys) != len(tensors_list):
             return self.batch_put_tensor(base_keys, tensors_list)  # which says so
         return [
@@ -97,10 +105,12 @@ class TensorCalls(Lifecycle):
             for key, tensor in zip(base_keys, tensors_list, strict=True)
         ]
 
+    @returns_instead([None])
     def batch_get_tensor_with_tp(
         self, base_keys: Sequence[str], tp_rank: int = 0, tp_size: int = 1
     ) -> list[torch.Tensor | None]:
         """``get_tensor_with_tp`` many."""
+        check_list("base_keys", base_keys)
         return [self.get_tensor_with_tp(key, tp_rank, tp_size) for key in base_keys]
 
     def _put_tensor(
@@ -113,8 +123,9 @@ class TensorCalls(Lifecycle):
     ) -> int:
         objects = self._running().objects
         header = encode(tensor)
+        elements = tensor.detach().resolve_conj().resolve_neg().contiguous()
         put = objects.replace if replace else objects.put
-        put(key, [header, tensor.detach().contiguous()], keeping_of(config))
+        put(key, [header, elements], keeping_of(config))
         return 0
 
 

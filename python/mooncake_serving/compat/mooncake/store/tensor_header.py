@@ -16,12 +16,16 @@ def encode(tensor: torch.Tensor) -> bytes:
     """The header of a tensor.
 
     Raises:
-        InvalidArgument: it is none, not in host memory, or has too many dimensions.
+        InvalidArgument: it is none, not in host memory, not dense, quantized, or has too many
+            dimensions.
     """
     if not isinstance(tensor, torch.Tensor):
         raise InvalidArgument(f"tensor must be a torch.Tensor, got {type(tensor).__name__}")
     if tensor.device.type != "cpu":
         raise InvalidArgument(f"tensor must be in host memory, got one on {tensor.device}")
+    if tensor.layout != torch.strided or tensor.is_nested or tensor.is_quantized:
+        kind = "quantized" if tensor.is_quantized else "nested" if tensor.is_nested else "sparse"
+        raise InvalidArgument(f"tensor must be dense and not quantized, got a {kind} one")
     if tensor.dim() > _MAX_DIMS:
         raise InvalidArgument(f"tensor must have at most {_MAX_DIMS} axes, got {tensor.dim()}")
     shape = (*tensor.shape, *[0] * (_MAX_DIMS - tensor.dim()))

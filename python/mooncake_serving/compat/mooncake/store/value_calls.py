@@ -6,7 +6,7 @@ from typing import Any
 from mooncake_kernels.buffers import as_buffer
 from mooncake_kernels.errors import InvalidArgument
 
-from .codes import returns_code, returns_instead
+from .codes import check_list, returns_code, returns_instead
 from .handle import BufferHandle, handle_of
 from .lifecycle import Lifecycle
 from .replicate_config import ReplicateConfig, keeping_of
@@ -60,8 +60,10 @@ class ValueCalls(Lifecycle):
         found = self._running().objects.view(key)
         return b"" if found is None else bytes(found)
 
+    @returns_instead([b""])
     def get_batch(self, keys: Sequence[str]) -> list[bytes]:
         """Return values, each as ``get`` does."""
+        check_list("keys", keys)
         return [self.get(key) for key in keys]
 
     @returns_instead(None)
@@ -70,8 +72,10 @@ class ValueCalls(Lifecycle):
         found = self._running().objects.view(key)
         return None if found is None else handle_of(found)
 
+    @returns_instead([None])
     def batch_get_buffer(self, keys: Sequence[str]) -> list[BufferHandle | None]:
         """Return values, each as ``get_buffer`` does."""
+        check_list("keys", keys)
         return [self.get_buffer(key) for key in keys]
 
     def _put_parts(
@@ -91,6 +95,8 @@ class ValueCalls(Lifecycle):
         replace: bool,
     ) -> int:
         objects, keeping = self._running().objects, keeping_of(config)
+        check_list("keys", keys)
+        check_list("values", values)
         if len(keys) != len(values):
             raise InvalidArgument(
                 f"values must be as many as keys, got {len(values)} and {len(keys)}"

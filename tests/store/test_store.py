@@ -1,0 +1,98 @@
+"""``Store``: what it is called with."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from mooncake_kernels.errors import InvalidArgument
+from mooncake_kernels.pool import ObjectPool
+from mooncake_serving.store import Store, sieve
+
+UNIT = 4096
+
+
+@pytest.fixture
+def pool_path(tmp_path_factory):
+    path = Path("/dev/shm") / f"mk-test-{os.getpid()}-{tmp_path_factory.mktemp('store').name}"
+    yield path
+    path.unlink(missing_ok=True)
+
+
+@pytest.fixture
+def store():
+    with Store.create(64 * UNIT) as made:
+        yield made
+
+
+@pytest.mark.parametrize("make", [torch.zeros, np.zeros])
+def test_buffers_may_be_rows_of_one_array(store, make):
+    values = np.random.default_rng(0).random((3, 100))
+    store.put_each([1, 2, 3], values)
+    rows = make((3, 100), dtype=torch.float64 if make is torch.zeros else np.float64)
+    assert store.get_into_each([1, 2, 3], rows).tolist() == [800] * 3
+    assert np.array_equal(rows, values)
+
+
+@pytest.mark.parametrize("keys", ["abc", b"abc", None, 5])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda store, keys: store.exists_each(keys),
+        lambda store, keys: store.match_prefix(keys),
+        lambda store, keys: store.get_each(keys),
+        lambda store, keys: store.put_each(keys, [b"1"] * 3),
+        lambda store, keys: store.get_into_each(keys, [bytearray(1)] * 3),
+    ],
+)
+def test_one_key_is_no_list_of_keys(store, call, keys):
+    with pytest.raises(InvalidArgument, match="keys must be a list or an array of keys, got"):
+        call(store, keys)
+    assert store.stats().num_ready == 0
+
+
+def test_values_are_a_list(store):
+    with pytest.raises(InvalidArgument, match="put_each: values must be as many as keys, got None"):
+        store.put_each([1], None)
+
+
+WRONG_OPTIONS = [
+    ({"eviction": "lru"}, "eviction must be a function, as lru is, got 'lru'"),
+    ({"eviction": None}, "eviction must be a function"),
+    ({"quota": 5}, "quota must be a Quota or None, got 5"),
+    ({"watermark": 0.9}, r"watermark must be \(high, low\), got 0.9"),
+    ({"watermark": (0.9, 0.8, 0.7)}, "watermark must be"),
+    ({"watermark": ("0.9", "0.8")}, "low and high must be"),
+    ({"evict_ratio": "0.5"}, "evict_ratio must be from 0 to 1, got '0.5'"),
+    ({"verify": None}, "verify must be from 0 to 1, got None"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), WRONG_OPTIONS)
+def test_a_wrong_option_leaves_nothing_behind(pool_path, options, message):
+    with pytest.raises(InvalidArgument, match=message):
+        Store.create(64 * UNIT, pool_path, **options)
+    assert not pool_path.exists()
+    with ObjectPool.create(64 * UNIT, pool_path) as pool:
+        with pytest.raises(InvalidArgument, match=message):
+            Store.open(pool_path, **options)
+        assert pool.stats().num_processes == 1
+        with pytest.raises(FileExistsError):
+            Store.create(64 * UNIT, pool_path)
+        assert pool_path.exists()
+
+
+def test_the_policy_may_be_replaced_by_another_function_only(store):
+    store.eviction = sieve
+    with pytest.raises(InvalidArgument, match="eviction must be a function"):
+        store.eviction = "lru"
+    assert store.eviction is sieve
+
+
+@pytest.mark.parametrize("path", ["", "/dev/shm/a\0b", b"/dev/shm/a", 5])
+def test_paths_are_names_of_files(path):
+    for call in (lambda: Store.create(64 * UNIT, path), lambda: Store.open(path)):
+        with pytest.raises(InvalidArgument, match="path must be the name of a file, got"):
+            call()
