@@ -57,10 +57,10 @@ def as_buffer(memory: Any, *, argument: str = "buffer") -> Buffer:
         return _from_cuda_array(memory, argument)
     try:
         view = memoryview(memory)
-    except TypeError:
+    except (TypeError, ValueError) as error:  # numpy's ValueError: dates have no buffer
         raise InvalidArgument(
             f"{argument} must be a torch tensor, a cupy or numpy array or an object with the "
-            f"buffer protocol, got {type(memory).__name__}"
+            f"buffer protocol, got {type(memory).__name__} ({error})"
         ) from None
     if "O" in view.format:
         raise InvalidArgument(f"{argument} must hold no Python objects, got format {view.format!r}")

@@ -85,6 +85,7 @@ def test_the_cuda_array_interface():
         (torch._neg_view(torch.ones(2)), "got a tensor with the neg bit"),
         (torch.eye(3).to_sparse(), "must be a dense tensor, got a torch.sparse_coo one"),
         (np.array([None, [1]], object), "must hold no Python objects, got format 'O'"),
+        (np.array(["2020"], "M8[Y]"), r"got ndarray \(cannot include dtype 'M'"),
         (np.zeros(2, "i4,O"), "must hold no Python objects"),
     ],
 )
