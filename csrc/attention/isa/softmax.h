@@ -1,7 +1,7 @@
 // The states of rows: see Softmax in paged_attention.h. Layer: attention.
 //
-// A row has seen nothing if its sum is 0: its largest score adds 1 to it. Its maximum does not tell,
-// for it is -inf as well where all scores are NaN, which must stay NaN.
+// A row has seen nothing if its sum is 0: its largest score adds 1 to it. Its maximum does not
+// tell, for it is -inf as well where all scores are NaN, which must stay NaN.
 
 static void clear(const Softmax& state, int64_t num_rows, int64_t padded_dim) {
   for (int64_t row = 0; row < num_rows; ++row) state.maximum[row] = -INFINITY;
