@@ -30,6 +30,7 @@ Links::Hold Links::enter(const LinkId& id, uint64_t epoch, Interrupt& interrupt,
     throw Rejected(is_old ? Verdict::kOldEpoch : Verdict::kStillBusy);
   }
   entry.inside = &interrupt;
+  entry.inside_epoch = epoch;
   return {*this, entry};
 }
 
@@ -37,15 +38,18 @@ void Links::fence(const LinkId& id, uint64_t epoch, const Limit& limit) {
   std::unique_lock lock(mutex_);
   if (entries_.count(id) == 0 && entries_.size() >= kMaxEntries) forget_one();
   Entry& entry = entries_[id];
-  if (entry.epoch > epoch) return;  // a later connection has done it
-  entry.epoch = epoch;
-  left_.notify_all();
-  if (!entry.inside) return;
+  if (entry.epoch < epoch) {
+    entry.epoch = epoch;
+    left_.notify_all();
+  }
+  // A later connection may wait for the lost one to leave, as we do, or be inside already.
+  const auto has_left = [&] { return !entry.inside || entry.inside_epoch > epoch; };
+  if (has_left()) return;
   entry.inside->signal("the peer has lost this connection");
   ++entry.num_users;
-  const bool has_left = left_.wait_until(lock, limit.deadline.at(), [&] { return !entry.inside; });
+  const bool in_time = left_.wait_until(lock, limit.deadline.at(), has_left);
   --entry.num_users;
-  if (!has_left) throw Refused("the connection that was lost has not ended in time");
+  if (!in_time) throw Refused("the connection that was lost has not ended in time");
 }
 
 void Links::leave(Entry& entry) {

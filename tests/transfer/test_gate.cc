@@ -119,6 +119,58 @@ void one_that_waits_is_overtaken() {
   last.join();
 }
 
+std::unique_ptr<Links::Hold> enter(Links& links, uint64_t epoch, Interrupt& interrupt) {
+  return std::make_unique<Links::Hold>(
+      links.enter({1, 2}, epoch, interrupt, {Deadline::after(kLongS), interrupt}));
+}
+
+bool is_fenced_in_time(Links& links, uint64_t epoch, double limit_s = kLongS) {
+  Interrupt interrupt;
+  try {
+    links.fence({1, 2}, epoch, {Deadline::after(limit_s), interrupt});
+  } catch (const Refused&) {
+    return false;
+  }
+  return true;
+}
+
+void a_fence_ends_what_is_inside_and_lets_none_follow() {
+  Links links;
+  Interrupt first, second;
+  auto hold = enter(links, 5, first);
+  EXPECT(is_fenced_in_time(links, 4));  // that one has left before this one came
+  EXPECT(!is_signalled(first));
+  EXPECT(!is_fenced_in_time(links, 5, 0.01));
+  EXPECT(is_signalled(first));
+  hold.reset();
+  EXPECT(is_fenced_in_time(links, 5));
+  EXPECT(is_fenced_in_time(links, 7));  // of which nothing has come
+  EXPECT(verdict_of(links, {1, 2}, 7) == Verdict::kOldEpoch);
+  EXPECT(enter(links, 8, second) && !is_signalled(second));
+}
+
+// The connection that is lost is fenced by one lane, and made anew by its own meanwhile.
+void a_fence_waits_for_the_lost_one_and_for_no_later_one() {
+  for (int i = 0; i < 200; ++i) {  // who is woken first is the kernel's choice
+    Links links;
+    Interrupt first, second;
+    auto lost = enter(links, 1, first);
+    std::unique_ptr<Links::Hold> later;
+    std::atomic<bool> has_left{false};
+    std::thread connects([&] { later = enter(links, 2, second); });
+    std::thread fences([&] {
+      EXPECT(is_fenced_in_time(links, 1));
+      EXPECT(has_left);
+    });
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    has_left = true;
+    lost.reset();
+    connects.join();
+    fences.join();
+    EXPECT(!is_signalled(second));
+  }
+}
+
 void old_links_are_forgotten_those_in_use_are_not() {
   Links links;
   Interrupt interrupt;
@@ -167,6 +219,8 @@ int main() {
   peers_do_not_count_as_strangers();
   a_later_connection_waits_for_the_one_before();
   one_that_waits_is_overtaken();
+  a_fence_ends_what_is_inside_and_lets_none_follow();
+  a_fence_waits_for_the_lost_one_and_for_no_later_one();
   old_links_are_forgotten_those_in_use_are_not();
   nobody_is_inside_twice();
   return failures();
