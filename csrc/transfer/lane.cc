@@ -81,6 +81,13 @@ void Lane::disconnect() {
   pool_.leave(*this);
 }
 
+// What an idle lane holds of a peer that has died, it would hold until it has something to do: open
+// GPU memory, which is freed when nobody has it open any more.
+void Lane::leave_if_lost() {
+  const Baton::Hold hold(baton_, std::try_to_lock);
+  if (hold && posted_.empty() && !channel_->connected()) disconnect();
+}
+
 bool Lane::try_disconnect() {
   const Baton::Hold hold(baton_, std::try_to_lock);
   if (!hold || !posted_.empty() || (leads_ && !queue_.idle())) return false;
@@ -207,6 +214,9 @@ void Lane::lose(const std::exception& error) {
   const bool lost = dynamic_cast<const LinkDown*>(&error) != nullptr;
   const bool ended = dynamic_cast<const Ended*>(&error) != nullptr;  // by someone's limit
   const std::string cause = error.what();
+  for (const auto& lane : lanes_) {
+    if (!ended && lane.get() != this) lane->leave_if_lost();
+  }
   while (!posted_.empty()) {
     const Task task = posted_.front().task;
     posted_.pop_front();

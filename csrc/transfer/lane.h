@@ -15,6 +15,7 @@
 #include <exception>
 #include <memory>
 #include <thread>
+#include <vector>
 
 #include "transfer/baton.h"
 #include "transfer/channel.h"
@@ -25,15 +26,20 @@
 
 namespace mk::transfer {
 
+class Lane;
+using Lanes = std::vector<std::unique_ptr<Lane>>;
+
 class Lane final : public Connected {
  public:
+  // The first of `lanes`, all of that peer, leads.
   Lane(std::unique_ptr<Channel> channel, JobQueue& queue, RegionTable& own_regions,
-       ConnectionPool& pool, bool leads, PathCounters& counters)
+       ConnectionPool& pool, const Lanes& lanes, PathCounters& counters)
       : channel_(std::move(channel)),
         queue_(queue),
         own_regions_(own_regions),
         pool_(pool),
-        leads_(leads),
+        lanes_(lanes),
+        leads_(lanes.empty()),
         counters_(counters) {}
 
   Channel& channel() { return *channel_; }
@@ -65,6 +71,7 @@ class Lane final : public Connected {
   // What follows is for who holds the baton.
   void connect_held(const Limit& limit);
   void disconnect();
+  void leave_if_lost();  // of another lane; as try_disconnect(), if nobody is there any more
   void run_dry();
   void begin(const Task& task, bool connects = true);
   void wait_for_gpu(const Task& task);  // to have done what the request comes after
@@ -82,6 +89,7 @@ class Lane final : public Connected {
   JobQueue& queue_;
   RegionTable& own_regions_;
   ConnectionPool& pool_;
+  const Lanes& lanes_;  // itself included
   const bool leads_;
   PathCounters& counters_;
   Baton baton_;

@@ -35,7 +35,7 @@ Peer::Peer(std::string name, Route route, std::shared_ptr<Endpoint> own,
     PathCounters& counters = counters_->path(paths_.back());
     channel->count_in(*counters_);
     lanes_.push_back(std::make_unique<Lane>(std::move(channel), queue_, own_->regions, *pool_,
-                                            /*leads=*/number == 0, counters));
+                                            lanes_, counters));
   }
 }
 

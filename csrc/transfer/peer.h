@@ -82,7 +82,7 @@ class Peer : public std::enable_shared_from_this<Peer> {
   const std::shared_ptr<ConnectionPool> pool_;
   const CountersRef counters_;
   JobQueue queue_;
-  std::vector<std::unique_ptr<Lane>> lanes_;
+  Lanes lanes_;
   std::vector<std::string> paths_;
 
   std::mutex mutex_;

@@ -187,7 +187,7 @@ def test_regions_registered_later_are_found(remote, engine):
             assert np.array_equal(remote.get(index), addressed(SIZE))
 
 
-def test_a_peer_that_is_killed(one_lane, remote, engine):
+def test_a_peer_that_is_killed(remote, engine):
     near = GPUS.allocate(SIZE)
     engine.register(near.buffer)
     address = remote.register(SIZE)
