@@ -69,8 +69,9 @@ def _best_port(root: MachineRoot, folder: str) -> int:
 
 
 def _state(root: MachineRoot, base: str) -> str:
-    """Return ACTIVE of ``4: ACTIVE``."""
-    return (root.text(f"{base}/state") or "").rpartition(":")[2].strip()
+    """Return ACTIVE of ``4: ACTIVE``; "" if it is no word."""
+    state = (root.text(f"{base}/state") or "").rpartition(":")[2].strip()
+    return state if state.isidentifier() else ""
 
 
 def _link_layer(root: MachineRoot, base: str) -> str:

@@ -219,6 +219,18 @@ def machine_root(tmp_path_factory):
 WORDS = ["", "-1", "0x", "99999999999999999999", "1e9 GT/s", "nan Gb/sec", "4:", "\0", "../..", "é"]
 
 
+@pytest.mark.parametrize("state", [b"\x00\n\x00", b"4: ACTIVE\nDOWN", b"", b"4:"])
+def test_a_state_that_is_no_word_is_unknown(machine_root, state):
+    path = sorted(machine_root.rglob("ports/*/state"))[0]
+    whole = path.read_bytes()
+    path.write_bytes(state)
+    try:
+        topology = Topology.discover(machine_root)
+    finally:
+        path.write_bytes(whole)
+    assert topology.explain("cpu:0").count("\n") == len(topology.nics) - 1
+
+
 @given(data=st.data())
 @settings(max_examples=150, deadline=None)
 def test_damaged_files_are_read_or_refused(data, machine_root):
