@@ -1,26 +1,29 @@
-"""paged_attention beside torch's attention: SDPA, SDPA with a mask, flex_attention (compiled).
+"""paged_attention beside torch's attention; on a GPU also beside FlashInfer's and FlashAttention-3.
 
 Ours reads a paged cache through a block table, in blocks of 16. The baselines get what they like
-best, made before they are timed: keys and values gathered, packed, and repeated for the heads that
-share them; a bool mask; a BlockMask. GFLOP/s counts the pairs that the mask lets see each other,
-4 * dim each; the peak is that of torch.mm in this dtype, measured in this run. Of requests side by
-side SDPA takes one after the other, and flex_attention all at once, by a mask of documents.
+best, made before they are timed, see attention_sides.py. GFLOP/s counts the pairs that the mask
+lets see each other, 4 * dim each; the peak is that of torch.mm in this dtype, measured in this run.
+A row "with its mask" has the making of the mask in it, on the side of each that makes one:
+create_block_mask (compiled on a GPU); FlashInfer's plan; ours, rows. SDPA's dense mask is given.
 """
 
-import time
-from collections.abc import Callable
+import argparse
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from harness import Case, arguments
+from attention_sides import Job, NotHere, Ours, Sees, baselines_of
+from harness import Case, LeftOut, arguments, seconds
 from table import report
-from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import mooncake_kernels as mk
 
-HEADS, KV_HEADS, DIM, BLOCK_SIZE = 8, 2, 128, 16
+BLOCK_SIZE, DIM = 16, 128
+HEADS = {"cpu": (8, 2), "cuda": (32, 8)}  # and those of keys
+KEYS = {"cpu": 2048, "cuda": 8192}
+DTYPES = {"cpu": [torch.float32, torch.bfloat16], "cuda": [torch.bfloat16]}
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 3e-2}
-Sees = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+CAUSAL = mk.mask.causal()
 
 
 @dataclass
@@ -35,9 +38,8 @@ class Workload:
     positions: list[int] | None = None
 
 
-def workloads(n: int) -> list[Workload]:
+def workloads(n: int, device: str) -> list[Workload]:
     """Return the cases, of about n keys."""
-    causal = mk.mask.causal()
     window, sinks = n // 8, 4
     images = [(n // 8 * i + n // 32, n // 8 * i + n // 16) for i in range(8)]
     image_of = torch.full((n,), -1)
@@ -48,6 +50,7 @@ def workloads(n: int) -> list[Workload]:
     item_of = (torch.arange(n) - prefix).clamp(min=-1) // item
     item_of[:prefix], item_of[cuts] = -1, -2  # a delimiter sees the prefix alone
     selected = torch.randperm(n)[: n // 8].sort().values.tolist()
+    image_of, item_of = image_of.to(device), item_of.to(device)
 
     def in_window(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
         return (k <= q) & ((k > q - window) | (k < sinks))
@@ -62,115 +65,81 @@ def workloads(n: int) -> list[Workload]:
     def before(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
         return k <= q
 
-    sliding = (causal & mk.mask.sliding_window(window)) | mk.mask.sink(sinks)
+    sliding = (CAUSAL & mk.mask.sliding_window(window)) | mk.mask.sink(sinks)
     return [
-        Workload("causal prompt", causal, [n], [n], before),
-        Workload("causal chunk", causal, [n // 8], [n], before),
+        Workload("causal prompt", CAUSAL, [n], [n], before),
+        Workload("causal chunk", CAUSAL, [n // 8], [n], before),
         Workload("window and sinks", sliding, [n], [n], in_window),
-        Workload("image spans", causal | mk.mask.spans(images), [n], [n], with_images),
+        Workload("image spans", CAUSAL | mk.mask.spans(images), [n], [n], with_images),
         Workload("multi-item", mk.mask.items(prefix, cuts), [n], [n], of_items),
-        Workload("selected rows", causal, [n // 8], [n], before, selected),
-        Workload("8 decodes and a chunk", causal, [1] * 8 + [n // 8], [n // 2] * 9, before),
-        Workload("decode", causal, [1], [4 * n], before),
+        Workload("selected rows", CAUSAL, [n // 8], [n], before, selected),
+        Workload("8 decodes and a chunk", CAUSAL, [1] * 8 + [n // 8], [n // 2] * 9, before),
+        Workload("decode", CAUSAL, [1], [4 * n], before),
     ]
 
 
-def case(work: Workload, dtype: torch.dtype, peak: float, compiled: Callable) -> Case:
-    batch = mk.ChunkBatch(work.q_lens, work.kv_lens, work.positions)
-    rows = mk.mask.rows(work.rule, batch)
+def job_of(work: Workload, dtype: torch.dtype, device: str) -> Job:
+    heads, kv_heads = HEADS[device]
+    batch = mk.ChunkBatch(work.q_lens, work.kv_lens, work.positions, device=device)
     counts = [-(-kv_len // BLOCK_SIZE) for kv_len in work.kv_lens]
     ids = torch.randperm(sum(counts)).int().split(counts)
-    table = torch.nn.utils.rnn.pad_sequence(list(ids), batch_first=True)
-    k_cache, v_cache = torch.randn(2, sum(counts), BLOCK_SIZE, KV_HEADS, DIM).to(dtype)
-    q = torch.randn(batch.num_q, HEADS, DIM).to(dtype)
-    masks = rows.dense()
-    gathered = [
-        [c[blocks.long()].flatten(0, 1)[:kv_len].transpose(0, 1) for c in (k_cache, v_cache)]
-        for blocks, kv_len in zip(ids, work.kv_lens, strict=True)
-    ]
-    repeated = [[t.repeat_interleave(HEADS // KV_HEADS, 0) for t in pair] for pair in gathered]
-    queries = [part.transpose(0, 1).contiguous() for part in q.split(work.q_lens)]
-    sdpa = torch.nn.functional.scaled_dot_product_attention
+    table = torch.nn.utils.rnn.pad_sequence(list(ids), batch_first=True).to(device)
+    cache = torch.randn(2, sum(counts), BLOCK_SIZE, kv_heads, DIM, device=device).to(dtype)
+    q = torch.randn(batch.num_q, heads, DIM, device=device).to(dtype)
+    is_causal = work.rule is CAUSAL and work.positions is None
+    return Job(work.rule, work.sees, is_causal, batch, q, (cache[0], cache[1]), table)
 
-    def ours() -> torch.Tensor:
-        return mk.paged_attention(q, k_cache, v_cache, table, rows)[0]
 
-    def masked() -> torch.Tensor:
-        outs = [
-            sdpa(part[None], *(t[None] for t in pair), attn_mask=mask)[0]
-            for part, pair, mask in zip(queries, repeated, masks, strict=True)
-        ]
-        return torch.cat(outs, 1).transpose(0, 1)
-
-    def causal() -> torch.Tensor:
-        return sdpa(queries[0][None], *(t[None] for t in repeated[0]), is_causal=True)[0]
-
-    baselines = {"sdpa_mask": masked, "flex": by_flex(work, batch, q, repeated, compiled)}
-    if work.name == "causal prompt":
-        baselines = {"sdpa_causal": causal, **baselines}
+def cases_of(
+    work: Workload, dtype: torch.dtype, peak: float, options: argparse.Namespace
+) -> Iterator[Case | LeftOut]:
+    """Yield a row with the masks made beforehand, and one with the making of them."""
+    name = f"{work.name}, {str(dtype).removeprefix('torch.')}"
+    job = job_of(work, dtype, options.device)
+    sides = {"ours": Ours(job)}
+    for side, kind in baselines_of(job).items():
+        try:
+            sides[side] = kind(job)
+        except NotHere as why:
+            yield LeftOut(f"{name}: {side}", str(why))
+    made = {side: sides[side].make() for side in sides}
+    attend = {side: (lambda s=side: sides[s].attend(made[s])) for side in sides}
+    both = {side: (lambda s=side: sides[s].attend(sides[s].make())) for side in sides}
 
     def check() -> None:
-        expected = baselines["sdpa_mask"]()
         atol = TOLERANCE[dtype]
-        for result in (ours(), baselines["flex"]()):
-            torch.testing.assert_close(result, expected, rtol=atol, atol=atol)
+        expected = attend["sdpa_mask"]()
+        for call in attend.values():
+            torch.testing.assert_close(call(), expected, rtol=atol, atol=atol)
 
-    pairs = sum(int(mask.sum()) for mask in masks)
-    name = f"{work.name}, {str(dtype).removeprefix('torch.')}"
-    return Case(
-        name, ours, baselines, check, num_flops=4 * pairs * HEADS * DIM, peak=peak,
-        fields={"q_lens": work.q_lens, "kv_lens": work.kv_lens},
-    )  # fmt: skip
-
-
-def by_flex(
-    work: Workload,
-    batch: mk.ChunkBatch,
-    q: torch.Tensor,
-    repeated: list[list[torch.Tensor]],
-    compiled: Callable,
-) -> Callable:
-    """Return flex_attention over all requests at once, its BlockMask made beforehand."""
-    position = batch.query_positions().long()
-    request = batch.request_of()
-    key_position = torch.cat([torch.arange(kv_len) for kv_len in work.kv_lens])
-    key_request = torch.repeat_interleave(batch.kv_lens)
-
-    def mask_mod(b, h, i, j):
-        if batch.num_requests == 1:
-            return work.sees(position[i], j)
-        return (request[i] == key_request[j]) & work.sees(position[i], key_position[j])
-
-    num_keys = sum(work.kv_lens)
-    block_mask = create_block_mask(mask_mod, None, None, batch.num_q, num_keys, device="cpu")
-    keys, values = (torch.cat([pair[i] for pair in repeated], 1)[None] for i in range(2))
-    heads_first = q.transpose(0, 1)[None].contiguous()
-    return lambda: compiled(heads_first, keys, values, block_mask=block_mask)[0].transpose(0, 1)
+    pairs = sum(int(mask.sum()) for mask in made["sdpa_mask"])
+    num_flops = 4 * pairs * job.q.shape[1] * DIM
+    fields = {"q_lens": work.q_lens, "kv_lens": work.kv_lens}
+    for suffix, calls in (("", attend), (", with its mask", both)):
+        ours, baselines = calls["ours"], {s: call for s, call in calls.items() if s != "ours"}
+        yield Case(
+            name + suffix, ours, baselines, check, num_flops=num_flops, peak=peak, fields=fields
+        )
 
 
-def measured_peak(dtype: torch.dtype) -> float:
+def measured_peak(dtype: torch.dtype, device: str) -> float:
     """Return GFLOP/s of the fastest of some matrix products."""
-    n = 1024
-    a, b = torch.randn(2, n, n).to(dtype)
-    taken = []
-    for _ in range(12):
-        start = time.perf_counter()
-        torch.mm(a, b)
-        taken.append(time.perf_counter() - start)
-    return 2 * n**3 / min(taken) / 1e9
+    n = 1024 if device == "cpu" else 8192
+    a, b = torch.randn(2, n, n, device=device).to(dtype)
+    return 2 * n**3 / min(seconds(lambda: torch.mm(a, b), device)[0] for _ in range(12)) / 1e9
 
 
-def all_cases(quick: bool):
-    n, dtypes = (256, [torch.float32]) if quick else (2048, list(TOLERANCE))
+def all_cases(options: argparse.Namespace) -> Iterator[Case | LeftOut]:
+    device = options.device
+    n, dtypes = (256, [torch.float32]) if options.quick else (KEYS[device], DTYPES[device])
     torch._dynamo.config.cache_size_limit = 64
-    compiled = torch.compile(flex_attention, dynamic=False)
     with torch.no_grad():
         for dtype in dtypes:
-            peak = measured_peak(dtype)
-            for work in workloads(n):
-                yield case(work, dtype, peak, compiled)
+            peak = measured_peak(dtype, device)
+            for work in workloads(n, device):
+                yield from cases_of(work, dtype, peak, options)
 
 
 if __name__ == "__main__":
     options = arguments(__doc__)
-    report("attention", all_cases(options.quick), options)
+    report("attention", all_cases(options), options)

@@ -6,9 +6,10 @@ from the lengths on. create_block_mask is torch's, for the same rule and tiles, 
 x 131,072: it is left out where half of the free memory is less.
 
 ours, of bits: mask.rows and packed(). packbits is the dense mask and numpy's packbits, as
-FlashInfer's segment_packbits does it. Beside the times stands the memory that a call takes at its
-peak, results included, by the kernel's high-water mark of this process, but at least the bytes of
-its results: memory that is used again does not show.
+FlashInfer's segment_packbits does it; on a GPU by torch. Beside the times stands the memory that a
+call takes at its peak, results included: on a GPU what torch has allocated, else by the kernel's
+high-water mark of this process, but at least the bytes of its results: memory that is used again
+does not show there.
 """
 
 import argparse
@@ -55,36 +56,49 @@ def rules(q_len: int, kv_len: int) -> dict[str, tuple[mk.mask.Rule, Predicate]]:
     }
 
 
-def our_map(rule: mk.mask.Rule, q_len: int, kv_len: int) -> mk.mask.BlockMap:
+def our_map(rule: mk.mask.Rule, q_len: int, kv_len: int, device: str) -> mk.mask.BlockMap:
     """Make rows, map and lists."""
-    block_map = mk.mask.rows(rule, mk.ChunkBatch([q_len], [kv_len])).block_map(BLOCK, BLOCK)
+    batch = mk.ChunkBatch([q_len], [kv_len], device=device)
+    block_map = mk.mask.rows(rule, batch).block_map(BLOCK, BLOCK)
     assert block_map.partial_indices is not None and block_map.full_indices is not None
     return block_map
 
 
-def torch_map(sees: Predicate, q_len: int, kv_len: int, *, compiled: bool = False) -> BlockMask:
+def torch_map(
+    sees: Predicate, q_len: int, kv_len: int, device: str, *, compiled: bool = False
+) -> BlockMask:
     """Make torch's; compiled it is one fused loop, and makes no dense mask."""
 
     def mask_mod(b: Any, h: Any, row: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
         return sees(row, key)
 
     make = compiled_block_mask if compiled else create_block_mask
-    return make(mask_mod, None, None, q_len, kv_len, device="cpu", BLOCK_SIZE=BLOCK)
+    return make(mask_mod, None, None, q_len, kv_len, device=device, BLOCK_SIZE=BLOCK)
 
 
-def dense(sees: Predicate, q_len: int, kv_len: int) -> torch.Tensor:
+def dense(sees: Predicate, q_len: int, kv_len: int, device: str) -> torch.Tensor:
     """Make the mask itself."""
-    return sees(torch.arange(q_len)[:, None], torch.arange(kv_len)[None])
+    rows, keys = torch.arange(q_len, device=device), torch.arange(kv_len, device=device)
+    return sees(rows[:, None], keys[None])
 
 
-def packbits(sees: Predicate, q_len: int, kv_len: int) -> np.ndarray:
+def packbits(sees: Predicate, q_len: int, kv_len: int, device: str) -> torch.Tensor:
     """Make bits of a dense mask."""
-    return np.packbits(dense(sees, q_len, kv_len).numpy().reshape(-1), bitorder="little")
+    flat = dense(sees, q_len, kv_len, device).reshape(-1)
+    if device == "cpu":
+        return torch.from_numpy(np.packbits(flat.numpy(), bitorder="little"))
+    weights = 1 << torch.arange(8, dtype=torch.uint8, device=device)
+    return (flat.view(-1, 8) * weights).sum(-1, dtype=torch.uint8)
 
 
-def peak_bytes(call: Callable[[], Any]) -> int:
+def peak_bytes(call: Callable[[], Any], device: str) -> int:
     """Return what a call takes at its peak, of memory that this process did not have before."""
     call()
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        call()
+        return torch.cuda.max_memory_allocated() - before
     Path("/proc/self/clear_refs").write_text("5")  # the high-water mark begins anew
     before = status_bytes("VmRSS")
     result = call()
@@ -92,8 +106,10 @@ def peak_bytes(call: Callable[[], Any]) -> int:
     return max(status_bytes("VmHWM") - before, 0)
 
 
-def free_bytes() -> int:
+def free_bytes(device: str) -> int:
     """Return what can be had without swapping."""
+    if device == "cuda":
+        return torch.cuda.mem_get_info()[0]
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
@@ -131,65 +147,69 @@ def check_map(ours: mk.mask.BlockMap, theirs: BlockMask) -> None:
     ):
         assert torch.equal(ours.count(kind), counts[0, 0]), f"{kind}: wrong, not timed"
         listed = ours.indices(kind)
-        inside = torch.arange(listed.shape[1]) < ours.count(kind)[:, None]
+        columns = torch.arange(listed.shape[1], device=listed.device)
+        inside = columns < ours.count(kind)[:, None]
         assert torch.equal(listed[inside], indices[0, 0, :, : listed.shape[1]][inside])
 
 
 def baselines_of(
-    sees: Predicate, q_len: int, kv_len: int, compiled: bool
+    sees: Predicate, q_len: int, kv_len: int, device: str, compiled: bool
 ) -> dict[str, Callable[[], BlockMask]]:
     """Return torch's ways for which there is memory."""
     baselines = {}
-    if EAGER_BYTES * q_len * kv_len < free_bytes() / 2:
-        baselines["create_block_mask"] = lambda: torch_map(sees, q_len, kv_len)
+    if EAGER_BYTES * q_len * kv_len < free_bytes(device) / 2:
+        baselines["create_block_mask"] = lambda: torch_map(sees, q_len, kv_len, device)
     if compiled:
-        baselines["compiled"] = lambda: torch_map(sees, q_len, kv_len, compiled=True)
+        baselines["compiled"] = lambda: torch_map(sees, q_len, kv_len, device, compiled=True)
     return baselines
 
 
-def map_case(name: str, q_len: int, kv_len: int, compiled: bool) -> Case | LeftOut:
+def map_case(name: str, q_len: int, kv_len: int, device: str, compiled: bool) -> Case | LeftOut:
     rule, sees = rules(q_len, kv_len)[name]
     title = f"map {q_len} x {kv_len}, {name}"
 
     def ours() -> mk.mask.BlockMap:
-        return our_map(rule, q_len, kv_len)
+        return our_map(rule, q_len, kv_len, device)
 
     def check() -> None:
         for call in baselines.values():
             check_map(ours(), call())
 
-    baselines = baselines_of(sees, q_len, kv_len, compiled)
+    baselines = baselines_of(sees, q_len, kv_len, device, compiled)
     if not baselines:
         return LeftOut(title, "too little memory for create_block_mask")
     result_bytes = map_bytes(ours())
-    own = max(peak_bytes(ours), result_bytes)
+    own = max(peak_bytes(ours, device), result_bytes)
     fields: dict[str, Any] = {"q_len": q_len, "kv_len": kv_len, "bytes": result_bytes}
     fields["peak_bytes"] = own
     for baseline, call in baselines.items():
-        fields[f"peak_bytes_{baseline}"] = max(peak_bytes(call), torch_bytes(call()))
+        fields[f"peak_bytes_{baseline}"] = max(peak_bytes(call, device), torch_bytes(call()))
         fields[f"x_peak_{baseline}"] = fields[f"peak_bytes_{baseline}"] / own
     return Case(title, ours, dict(baselines), check, fields=fields)
 
 
-def bits_case(name: str, q_len: int, kv_len: int) -> Case:
+def bits_case(name: str, q_len: int, kv_len: int, device: str) -> Case:
     rule, sees = rules(q_len, kv_len)[name]
 
     def ours() -> mk.mask.PackedMask:
-        return mk.mask.rows(rule, mk.ChunkBatch([q_len], [kv_len])).packed()
+        return mk.mask.rows(rule, mk.ChunkBatch([q_len], [kv_len], device=device)).packed()
+
+    def theirs() -> torch.Tensor:
+        return packbits(sees, q_len, kv_len, device)
 
     def check() -> None:
-        assert np.array_equal(ours().packed.numpy(), packbits(sees, q_len, kv_len)), "wrong"
+        assert torch.equal(ours().packed, theirs()), "wrong, not timed"
 
-    own = max(peak_bytes(ours), q_len * kv_len // 8)
-    theirs = peak_bytes(lambda: packbits(sees, q_len, kv_len))
+    own = max(peak_bytes(ours, device), q_len * kv_len // 8)
+    their_bytes = peak_bytes(theirs, device)
     return Case(
         f"bits {q_len} x {kv_len}, {name}",
         ours,
-        {"packbits": lambda: packbits(sees, q_len, kv_len)},
+        {"packbits": theirs},
         check,
         fields={
             "q_len": q_len, "kv_len": kv_len, "peak_bytes": own,
-            "peak_bytes_packbits": theirs, "x_peak_packbits": theirs / own,
+            "peak_bytes_packbits": their_bytes, "x_peak_packbits": their_bytes / own,
         },
     )  # fmt: skip
 
@@ -197,9 +217,9 @@ def bits_case(name: str, q_len: int, kv_len: int) -> Case:
 def cases(options: argparse.Namespace) -> Iterator[Case | LeftOut]:
     for q_len, kv_len in QUICK_SHAPES if options.quick else SHAPES:
         for name in rules(q_len, kv_len):
-            yield map_case(name, q_len, kv_len, compiled=not options.quick)
+            yield map_case(name, q_len, kv_len, options.device, compiled=not options.quick)
         if q_len * kv_len <= MOST_BITS:
-            yield bits_case("causal", q_len, kv_len)
+            yield bits_case("causal", q_len, kv_len, options.device)
 
 
 if __name__ == "__main__":

@@ -35,6 +35,8 @@ bench copy_batch
 bench copy_plan
 bench kv_transforms
 bench kv_beside_mm --max-sms 0 32 8
+bench mask
+bench attention
 bench kv_shapes --max-sms 0 8 --repeat 11 --seconds 2
 python3 "$root/bench/plot_roofline.py" "$results/kv_shapes_gpu.json" "$results" || status=1
 python3 -m mooncake_serving demo --device cuda --json >"$results/demo_gpu.json" || status=1

@@ -1,4 +1,4 @@
-"""A Llama-family model over a paged KV cache, in plain torch, and an engine that serves it.
+"""A Llama-family model over a paged KV cache, and an engine that serves it.
 
 from mooncake_serving.engine import Engine, PagedKVCache, SamplingParams, load_model
 

@@ -1,121 +1,69 @@
-"""Attention of a mixed batch over a paged cache, in plain torch.
+"""How a step's keys are written and attended to: by the kernels, or on a GPU by torch.
 
 For every request b and each of its queries i, at position kv_lens[b] - q_lens[b] + i::
 
     out[b, i] = softmax(q[b, i] @ k[b, : position + 1].T / sqrt(head_dim)) @ v[b, : position + 1]
 
-The blocks of a request are first gathered into one tensor, so any layout of the cache gives the
-same bits.
+Any layout of the cache gives the same bits.
 """
 
-from collections import defaultdict
-from dataclasses import dataclass
+from typing import Protocol
 
 import torch
-from torch.nn import functional
+
+import mooncake_kernels as mk
 
 from .batch import Batch
+from .sdpa_attention import SdpaAttention
 
 
-@dataclass(frozen=True)
-class _Group:
-    """Requests with as many queries each, attended to in one call."""
+class Attention(Protocol):
+    """Decided once a step, and used for every layer."""
 
-    rows: slice | torch.Tensor  # which rows of q: num_requests * q_len of them
-    num_requests: int
-    kv_len: int  # of each request, padding included
-    block_ids: torch.Tensor  # [num_requests * num_blocks]
-    mask: torch.Tensor | None = None  # bool, True attends; broadcasts to [n, heads, q, kv]
-    is_causal: bool = False
-    padding: torch.Tensor | None = None  # [n, kv, 1, 1] True where gathered rows mean nothing
+    def append(
+        self, k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor
+    ) -> None:
+        """Write the batch's keys and values to its slots of one layer's cache.
 
+        Args:
+            k: ``[num_tokens, num_kv_heads, head_dim]``.
+            v: the same.
+            k_cache: ``[block, token, num_kv_heads, head_dim]``, strided at will.
+            v_cache: the same.
+        """
 
-class AttentionPlan:
-    """Decide once a step which rows attend to which blocks; run for every layer.
-
-    Args:
-        batch: the step.
-        group_decodes: attend to decodes of similar length together. That saves launches on a GPU;
-            one at a time keeps a request's rounding independent of its neighbours, and is exact
-            to the cache's length, which suits the CPU.
-    """
-
-    def __init__(self, batch: Batch, *, group_decodes: bool) -> None:
-        self._groups: list[_Group] = []
-        decodes = defaultdict(list)
-        for index, (q_len, kv_len) in enumerate(zip(batch.q_lens, batch.kv_lens, strict=True)):
-            if group_decodes and q_len == 1:
-                num_blocks = -(-kv_len // batch.block_size)
-                decodes[num_blocks.bit_length()].append(index)  # at most half is padding
-            else:
-                self._groups.append(_one_request(batch, index))
-        self._groups += [_decode_group(batch, indices) for indices in decodes.values()]
-
-    def run(self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> torch.Tensor:
+    def attend(self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> torch.Tensor:
         """Attend to one layer's cache, into which the batch's own keys are written already.
 
         Args:
             q: ``[num_tokens, num_heads, head_dim]``.
-            k_cache: ``[block, token, num_kv_heads, head_dim]``, strided at will.
-            v_cache: the same.
+            k_cache: as above.
+            v_cache: as above.
 
         Returns:
             ``[num_tokens, num_heads, head_dim]``, q's dtype.
         """
-        out = torch.empty_like(q)
-        for group in self._groups:
-            k, v = (_gather(cache, group) for cache in (k_cache, v_cache))
-            out[group.rows] = _attend(q[group.rows], k, v, group)
-        return out
 
 
-def _one_request(batch: Batch, index: int) -> _Group:
-    q_len, kv_len = batch.q_lens[index], batch.kv_lens[index]
-    start = batch.row_starts[index]
-    rows = slice(start, start + q_len)
-    table = batch.block_tables[index, : -(-kv_len // batch.block_size)]
-    mask = None
-    if 1 < q_len < kv_len:  # a later chunk: causal, aligned at the bottom right
-        keys = torch.arange(kv_len, device=table.device)
-        mask = keys <= batch.positions[rows, None]
-    return _Group(rows, 1, kv_len, table, mask, is_causal=1 < q_len == kv_len)
+class PagedAttention:
+    """``mk.paged_attention``: the bits of a row depend on its request alone."""
+
+    def __init__(self, batch: Batch) -> None:
+        device = batch.positions.device
+        step = mk.ChunkBatch(batch.q_lens, batch.kv_lens, device=device)
+        self._rows = mk.mask.rows(mk.mask.causal(), step)
+        self._table = batch.block_tables.int()
+        self._slots = batch.slots
+
+    def append(
+        self, k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor
+    ) -> None:
+        mk.append_kv(k, v, k_cache, v_cache, self._slots)
+
+    def attend(self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> torch.Tensor:
+        return mk.paged_attention(q, k_cache, v_cache, self._table, self._rows)[0]
 
 
-def _decode_group(batch: Batch, indices: list[int]) -> _Group:
-    device = batch.positions.device
-    starts = batch.row_starts
-    rows = torch.tensor([starts[index] for index in indices], device=device)
-    num_blocks = max(-(-batch.kv_lens[index] // batch.block_size) for index in indices)
-    tables = batch.block_tables[torch.tensor(indices, device=device), :num_blocks]
-    kv_len = num_blocks * batch.block_size
-    mask = torch.arange(kv_len, device=device) <= batch.positions[rows, None]
-    return _Group(
-        rows=rows,
-        num_requests=len(indices),
-        kv_len=kv_len,
-        block_ids=tables.reshape(-1),
-        mask=mask[:, None, None, :],
-        padding=~mask[:, :, None, None],
-    )
-
-
-def _gather(cache: torch.Tensor, group: _Group) -> torch.Tensor:
-    """Gather ``[n, kv, num_kv_heads, head_dim]``; padding becomes 0, whatever lay there."""
-    blocks = cache.index_select(0, group.block_ids)
-    rows = blocks.reshape(group.num_requests, -1, *cache.shape[2:])[:, : group.kv_len]
-    return rows if group.padding is None else rows.masked_fill_(group.padding, 0)
-
-
-def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, group: _Group) -> torch.Tensor:
-    num_rows, num_heads, head_dim = q.shape
-    k, v = k.transpose(1, 2), v.transpose(1, 2)  # [n, num_kv_heads, kv, head_dim]
-    n, num_kv_heads = k.shape[:2]
-    if num_rows == n:  # one query each: the heads that share a KV head become its queries
-        folded = q.view(n, num_kv_heads, num_heads // num_kv_heads, head_dim)
-        out = functional.scaled_dot_product_attention(folded, k, v, attn_mask=group.mask)
-        return out.reshape(q.shape)
-    heads_first = q.view(n, num_rows // n, num_heads, head_dim).transpose(1, 2)
-    out = functional.scaled_dot_product_attention(
-        heads_first, k, v, attn_mask=group.mask, is_causal=group.is_causal, enable_gqa=True
-    )
-    return out.transpose(1, 2).reshape(q.shape)
+def attention_of(batch: Batch) -> Attention:
+    """Return the kernels on the CPU; torch on a GPU, where those have never run."""
+    return PagedAttention(batch) if batch.positions.device.type == "cpu" else SdpaAttention(batch)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
-from .attention import AttentionPlan
+from .attention import attention_of
 from .batch import Batch
 from .config import ModelConfig
 from .kv_cache import PagedKVCache
@@ -30,9 +30,9 @@ class LayerHooks:
 class Llama:
     """Compute logits of a mixed batch, reading and writing keys and values in a paged cache.
 
-    What is and is not guaranteed about rounding: attention is computed request by request on the
-    CPU, so neighbours do not touch it; the matrix products are over all tokens of the batch, and
-    a BLAS may round a row differently for different numbers of rows. Logits then move by about
+    What is and is not guaranteed about rounding: on the CPU neither neighbours nor the chunks that
+    a prompt came in touch attention; the matrix products are over all tokens of the batch, and a
+    BLAS may round a row differently for different numbers of rows. Logits then move by about
     1e-5 in float32, and a greedy token changes only where two logits are that close.
     ``batch_invariant`` pads those products to a multiple of 16 rows, after which the results with
     and without neighbours were bitwise equal on the x86 CPUs (MKL) we measured, at about 1.5 to 2
@@ -75,9 +75,8 @@ class Llama:
             ``[len(requests), vocab_size]``, or ``[num_tokens, vocab_size]``; the model's dtype.
             On CUDA the work is queued on the current stream.
         """
-        plan = AttentionPlan(batch, group_decodes=self.device.type != "cpu")
+        attention = attention_of(batch)
         cos_sin = rotation(batch.positions, self.weights.frequencies, self.dtype)
-        slots = (batch.slots // batch.block_size, batch.slots % batch.block_size)
         x = self.weights.embedding[batch.token_ids]
         hooks = hooks or LayerHooks()
         for layer_index, layer in enumerate(self.weights.layers):
@@ -85,10 +84,10 @@ class Llama:
             if hooks.before_attention:
                 hooks.before_attention(layer_index)
             k_cache, v_cache = cache.layer(layer_index)
-            k_cache[slots], v_cache[slots] = k, v
+            attention.append(k, v, k_cache, v_cache)
             if hooks.after_write:
                 hooks.after_write(layer_index)
-            attended = plan.run(q, k_cache, v_cache)
+            attended = attention.attend(q, k_cache, v_cache)
             x = x + self._linear(attended.flatten(1), layer.attention_out)
             x = x + self._feed_forward(layer, x)
         if not all_logits:

@@ -1,10 +1,12 @@
 """Logits agree with transformers, and with themselves however the work is cut."""
 
+import itertools
+
 import pytest
 import torch
 
 from mooncake_serving.engine import Batch, Chunk, LayerHooks, Llama, PagedKVCache, load_model
-from mooncake_serving.engine.attention import AttentionPlan
+from mooncake_serving.engine.attention import PagedAttention, SdpaAttention
 
 LAYOUTS = ["kv block token head dim", "block layer kv head token dim"]
 
@@ -125,8 +127,8 @@ def test_batch_invariance_is_to_the_bit(tiny, prompts):
         assert torch.equal(alone[0], together[index])
 
 
-def test_grouped_decodes_equal_lone_ones(tiny):
-    """The GPU's grouping, tried on the CPU, with NaN in every slot that nobody wrote."""
+def test_attention_is_that_of_torch():
+    """What runs on GPUs, tried on the CPU, with NaN in every slot that nobody wrote."""
     generator = torch.Generator().manual_seed(3)
     kv_lens, block_size = [1, 7, 8, 9, 30, 33, 64], 8
     k, v = (torch.full((60, 8, 2, 16), float("nan")) for _ in range(2))
@@ -142,27 +144,53 @@ def test_grouped_decodes_equal_lone_ones(tiny):
     chunks.insert(2, Chunk([1, 1, 1], 6, chunks[-1].block_ids))  # a prefill chunk among them
     batch = Batch.build(chunks, block_size)
     q = torch.randn(10, 4, 16, generator=generator)
-    lone, grouped = (
-        AttentionPlan(batch, group_decodes=group).run(q, k, v) for group in (False, True)
-    )
-    assert lone.isfinite().all()
-    assert worst(lone, grouped) < 1e-6
+    ours, torchs = (kind(batch).attend(q, k, v) for kind in (PagedAttention, SdpaAttention))
+    assert ours.isfinite().all()
+    assert worst(ours, torchs) < 1e-6
+    mine, its = ((k.clone(), v.clone()) for _ in range(2))
+    new = torch.randn(2, 10, 2, 16, generator=generator)
+    PagedAttention(batch).append(*new, *mine)
+    SdpaAttention(batch).append(*new, *its)
+    for one, other, before in zip(mine, its, (k, v), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
+        assert not torch.allclose(one, before, equal_nan=True)
 
 
-def test_attention_equals_its_definition(tiny):
+@pytest.mark.parametrize("cuts", [(1,), (8,), (70,), (5, 6, 7, 40)])
+def test_attention_of_chunks_is_that_of_the_whole_to_the_bit(cuts):
+    generator = torch.Generator().manual_seed(5)
+    k, v = torch.randn(2, 10, 8, 2, 16, generator=generator)
+    q = torch.randn(71, 4, 16, generator=generator)
+    table = [3, 1, 0, 9, 7, 8, 2, 5, 6]
+
+    def attended(start, stop):
+        batch = Batch.build([Chunk([0] * (stop - start), start, table)], 8)
+        return PagedAttention(batch).attend(q[start:stop], k, v)
+
+    ends = [0, *cuts, 71]
+    chunks = [attended(start, stop) for start, stop in itertools.pairwise(ends)]
+    assert torch.equal(torch.cat(chunks), attended(0, 71))
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype", "most"),
+    [(PagedAttention, torch.float32, 1e-6), (SdpaAttention, torch.float64, 1e-12)],
+)
+def test_attention_equals_its_definition(kind, dtype, most):
     generator = torch.Generator().manual_seed(4)
-    k, v = (torch.randn(4, 8, 2, 16, generator=generator, dtype=torch.float64) for _ in range(2))
-    q = torch.randn(5, 4, 16, generator=generator, dtype=torch.float64)
+    k, v = torch.randn(2, 4, 8, 2, 16, generator=generator, dtype=dtype)
+    q = torch.randn(5, 4, 16, generator=generator, dtype=dtype)
     table, start = [3, 1, 0], 14
     batch = Batch.build([Chunk([0] * 5, start, table)], 8)
-    got = AttentionPlan(batch, group_decodes=False).run(q, k, v)
+    got = kind(batch).attend(q, k, v)
+    q, k, v = q.double(), k.double(), v.double()
     keys, values = (x[table].reshape(-1, 2, 16) for x in (k, v))
     for i in range(5):
         for head in range(4):
             visible = keys[: start + i + 1, head // 2]
             weights = (visible @ q[i, head] / 16**0.5).softmax(0)
             want = weights @ values[: start + i + 1, head // 2]
-            assert worst(got[i, head], want) < 1e-12
+            assert worst(got[i, head], want) < most
 
 
 def test_hooks_see_every_layer_in_order(tiny, prompts):
