@@ -73,10 +73,12 @@ class PinnedObject(_Bytes, Closing):
 
     Attributes:
         num_bytes: size of the object.
+        checksum: XXH3-64 that it was stored with, see ``checksum()``; None if it has none.
     """
 
     def __init__(self, pin: _host.ObjectPin):
         super().__init__(pin)
+        self.checksum: int | None = pin.checksum or None
         self._pin: _host.ObjectPin | None = pin
 
     @property

@@ -5,6 +5,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from . import _host
 from ._arguments import as_integer, shown
 from ._pool_values import END, Key
 from .buffers import Buffer, as_buffer
@@ -46,6 +47,21 @@ def _as_host_buffer(op: str, i: int, buffer: Any, writable: bool) -> Buffer:
     if writable and not owner.writable:
         raise InvalidArgument(f"{op}: buffers[{i}] must be writable, got read-only memory")
     return owner
+
+
+def checksum_of(*buffers: Any) -> int:
+    """Return the checksum of an object that consists of buffers, as ``PinnedObject.checksum``.
+
+    Args:
+        *buffers: packed host memory, one part of the object behind the other.
+
+    Returns:
+        XXH3-64 of all the bytes; 1 where that is 0.
+
+    Raises:
+        InvalidArgument: a buffer is not as above.
+    """
+    return with_buffers("checksum_of", buffers, False, _host.checksum)
 
 
 def as_offset(offset: Any) -> int | None:

@@ -13,7 +13,7 @@ from . import _host
 from ._arguments import as_integer, as_one_of
 from ._pool_handles import ObjectPut, PinnedObject, Retention, as_position, as_retention
 from ._pool_reader import PoolReader
-from ._pool_reads import with_buffers
+from ._pool_reads import checksum_of, with_buffers
 from ._pool_values import (
     END,
     Evicted,
@@ -40,6 +40,7 @@ __all__ = [
     "PutResult",
     "Retention",
     "as_keys",
+    "checksum_of",
     "named_keys",
     "object_key",
     "object_keys",

@@ -162,6 +162,12 @@ py::tuple read_each(Pool& pool, const Keys& keys, const py::sequence& buffers, b
   return py::make_tuple(outcomes, object_bytes);
 }
 
+uint64_t checksum(const py::sequence& buffers) {
+  const Buffers held(buffers, /*writable=*/false);
+  const GilReleased released;
+  return checksum_of(held.pieces);
+}
+
 py::tuple hash_of(const std::string& name) {
   const Key key = hash_of_name(name.data(), name.size());
   return py::make_tuple(key.hash, key.scope);
@@ -172,6 +178,7 @@ py::tuple hash_of(const std::string& name) {
 void bind_objects(py::module_& m, py::class_<Pool, std::shared_ptr<Pool>>& pool) {
   py::class_<ObjectPin>(m, "ObjectPin", py::buffer_protocol())
       .def_property_readonly("num_bytes", [](const ObjectPin& p) { return p.pin().num_bytes; })
+      .def_property_readonly("checksum", [](const ObjectPin& p) { return p.pin().checksum; })
       .def("is_whole", &ObjectPin::is_whole, ReleaseGil())
       .def_buffer([](const ObjectPin& p) { return bytes_at(p.pin().data, p.pin().num_bytes); });
   py::class_<ObjectPut>(m, "ObjectPut", py::buffer_protocol())
@@ -188,6 +195,8 @@ void bind_objects(py::module_& m, py::class_<Pool, std::shared_ptr<Pool>>& pool)
       .def("read", &read, py::arg("hash"), py::arg("scope"), py::arg("offset").none(true),
            py::arg("buffers"), py::arg("verify"))
       .def("read_each", &read_each, py::arg("keys"), py::arg("buffers"), py::arg("verify"));
+  m.def("checksum", &checksum, "XXH3-64 of what buffers hold, as objects keep it.",
+        py::arg("buffers"));
   m.def("hash_name", &hash_of, "XXH3-128 of bytes, in two words.", py::arg("name"));
 }
 

@@ -66,6 +66,15 @@ uint64_t checksum_of(const char* data, uint64_t num_bytes) {
   return as_checksum(XXH3_64bits(data, num_bytes));
 }
 
+uint64_t checksum_of(const Pieces& pieces) {
+  if (pieces.size() == 1) return checksum_of(pieces[0].data, pieces[0].num_bytes);
+  XXH3_state_t state;
+  XXH3_INITSTATE(&state);
+  XXH3_64bits_reset(&state);
+  for (const Piece& piece : pieces) XXH3_64bits_update(&state, piece.data, piece.num_bytes);
+  return as_checksum(XXH3_64bits_digest(&state));
+}
+
 Key hash_of_name(const char* name, uint64_t num_bytes) {
   const XXH128_hash_t hash = XXH3_128bits(name, num_bytes);
   return {hash.low64, hash.high64};

@@ -22,6 +22,7 @@ using Pieces = std::vector<Piece>;
 
 uint64_t total_bytes(const Pieces& pieces);
 uint64_t checksum_of(const char* data, uint64_t num_bytes);
+uint64_t checksum_of(const Pieces& pieces);  // of the object that they are, one behind the other
 Key hash_of_name(const char* name, uint64_t num_bytes);  // 128 bits: in both words
 
 struct PutOptions {

@@ -12,6 +12,7 @@ from mooncake_kernels.pool import (
     ObjectPool,
     ObjectPut,
     PutResult,
+    checksum_of,
     named_keys,
     object_key,
     object_keys,
@@ -294,3 +295,21 @@ def test_an_engine_reads_a_peer_s_pool(pool):
             near.read(peer, [(out.ctypes.data, region.address + offset, 5000)]).wait()
         region.close()
     np.testing.assert_array_equal(out, content(KEY, 5000))
+
+
+@pytest.mark.parametrize("num_bytes", [0, 1, 1000, 300_000])
+def test_the_checksum_of_parts_is_that_of_their_object(num_bytes):
+    whole = np.random.default_rng(num_bytes).integers(0, 256, num_bytes, np.uint8)
+    with ObjectPool.create(1 << 20) as pool:
+        assert pool.put_from((1, 2), whole) is PutResult.STORED
+        assert pool.put_from((3, 4), whole, checksum=False) is PutResult.STORED
+        with pool.pin((1, 2)) as pinned, pool.pin((3, 4)) as unsummed:
+            assert pinned.checksum == checksum_of(whole) == checksum_of(bytes(whole))
+            assert unsummed.checksum is None
+            for cut in (0, num_bytes // 3, num_bytes):
+                assert checksum_of(whole[:cut], torch.from_numpy(whole[cut:])) == pinned.checksum
+            if num_bytes:
+                whole[num_bytes // 2] ^= 1
+                assert checksum_of(whole) != pinned.checksum
+    with pytest.raises(InvalidArgument, match=r"checksum_of: buffers\[1\] must be"):
+        checksum_of(b"", 5)

@@ -1,6 +1,7 @@
 """What goes wrong between hosts: damage, holders that are away, a directory that is, strangers."""
 
 import contextlib
+import ctypes
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -11,7 +12,7 @@ from mooncake_kernels.errors import ChecksumError, InvalidArgument, TransferErro
 from mooncake_kernels.pool import ObjectPool, PutResult
 from mooncake_serving.store import Store
 from mooncake_serving.store.directory import Claim
-from mooncake_serving.store.node import pins
+from mooncake_serving.store.node import pins, remote
 from mooncake_serving.store.node.messages import Pin, Pinned, Release, Released, key_bytes
 
 from ...transfer.certificates import authority
@@ -58,7 +59,7 @@ def test_damage_is_told_of_each_object(hosts):
     damage(two.store, 0)
     with pytest.raises(ChecksumError):
         Store(two.store.pool, verify=1.0).get(0)
-    assert one.node.num_readers() == 0
+    assert eventually(lambda: one.node.num_readers() == 0)
 
 
 def test_what_is_spoiled_on_its_way_is_told_of_that_object(hosts):
@@ -101,8 +102,62 @@ def test_an_own_damaged_copy_is_replaced_by_another(hosts):
     assert two.cluster.get("a") is None
 
 
-def test_a_read_that_its_holder_does_not_confirm_is_not_trusted(hosts):
-    one, two, three = hosts.several(3)
+@pytest.mark.parametrize("verify", [0, 1])
+def test_what_is_not_what_was_stored_is_read_again(hosts, verify):
+    one, two = hosts.several(2, options={"verify": verify})
+    one.cluster.put_each(range(3), [value(i) for i in range(3)])
+    num_reads = 0
+
+    def spoiled(read, peer, moves, **options):
+        nonlocal num_reads
+        num_reads += 1
+        read(peer, moves, **options)
+        if num_reads == 1:
+            ctypes.memset(moves[1][1].address + 7, 0, 1)
+
+    into = np.zeros((3, UNIT), np.uint8)
+    with replaced(two.node._reader._mover, "read", spoiled):
+        assert two.cluster.get_into_each(range(3), into).tolist() == [UNIT] * 3
+    assert [bytes(row) for row in into] == [value(i) for i in range(3)] and num_reads == 4
+    num_reads = 0
+    with replaced(two.node._reader._mover, "read", spoiled):
+        assert two.cluster.fetch(range(3)) == [STORED] * 3
+    assert two.store.get_each(range(3)) == [value(i) for i in range(3)] and num_reads == 4
+    assert two.store.stats().num_writing == 0
+
+
+def test_what_is_given_is_compared_where_it_arrives(hosts):
+    one, two = hosts.make("one"), hosts.make("two", 0)
+
+    def spoiled(read, peer, moves, **options):
+        read(peer, moves, **options)
+        ctypes.memset(moves[0][1].address + 7, 0, 1)
+
+    with replaced(one.node._reader._mover, "read", spoiled):
+        with pytest.raises(Unavailable, match="checksum: what has arrived is something else"):
+            two.cluster.put("a", value(1))
+    assert not one.store.exists("a") and one.store.stats().num_writing == 0
+    assert two.cluster.put("a", value(1)) is STORED and one.store.get("a") == value(1)
+
+
+def test_nobody_waits_for_the_release_of_what_is_proved(hosts):
+    one, two = hosts.several(2)
+    one.cluster.put("a", value(1))
+    go_on = threading.Event()
+
+    def slow(release, token):
+        go_on.wait(20)
+        return release(token)
+
+    with replaced(one.node._pins, "release", slow):
+        assert two.cluster.get("a") == value(1)
+        assert one.node.num_readers() == 1
+        go_on.set()
+
+
+def test_a_read_that_its_holder_does_not_confirm_is_not_trusted(hosts, monkeypatch):
+    monkeypatch.setattr(remote, "SOONER_BYTES", 0)
+    one, two, three = hosts.several(3, options={"verify": 0})
     one.cluster.put("a", value(1))
 
     def took_it_for_dead(release, token):
@@ -114,15 +169,20 @@ def test_a_read_that_its_holder_does_not_confirm_is_not_trusted(hosts):
         assert three.cluster.get("a") is None
         assert three.cluster.get_into("a", into) is None
         assert three.cluster.fetch(["a"]) == [None] and three.store.stats().num_writing == 0
-        assert two.node.asking.pull(three.node.name, one.store.keyspace.keys(["a"]), one.node.name)
+        keys = one.store.keyspace.keys(["a"])
+        assert two.node.asking.pull(three.node.name, keys, one.node.name, verify=False)
         assert not three.store.exists("a")
     two.cluster.fetch(["a"])
     with replaced(one.node._pins, "release", took_it_for_dead):
         assert three.cluster.get("a") == value(1)  # the next holder's
 
 
-def test_a_reader_that_was_taken_for_dead_learns_it(hosts):
-    one, two = hosts.several(2, ttl_s=SHORT_TTL_S)
+@pytest.mark.parametrize("verify", [0, 1])
+def test_a_reader_that_was_taken_for_dead_learns_it_or_has_the_right_bytes(
+    hosts, verify, monkeypatch
+):
+    monkeypatch.setattr(remote, "SOONER_BYTES", 0)
+    one, two = hosts.several(2, ttl_s=SHORT_TTL_S, options={"verify": verify})
     one.cluster.put("a", value(1))
 
     def slow(read, *args, **options):
@@ -133,8 +193,9 @@ def test_a_reader_that_was_taken_for_dead_learns_it(hosts):
         assert eventually(lambda: one.node.num_readers() == 0)
 
     with replaced(two.node._reader._mover, "read", slow):
-        assert two.cluster.fetch(["a"]) == [None]
-    assert not two.store.exists("a") and two.store.stats().num_writing == 0
+        assert two.cluster.fetch(["a"]) == [STORED if verify else None]
+    assert two.store.get("a") == (value(1) if verify else None)
+    assert two.store.stats().num_writing == 0
 
 
 def test_pins_of_a_reader_end_with_its_membership(hosts):
@@ -148,7 +209,9 @@ def test_pins_of_a_reader_end_with_its_membership(hosts):
     hosts.directory.leave(two.node.name)
     two.node._membership._is_over.set()  # it does not come back
     assert eventually(lambda: one.node.num_readers() == 0) and one.store.stats().num_pins == 0
-    released = two.node._calls.ask(one.node.name, Release, Released, 5.0, token=answer.number)
+    released = two.node._calls.ask(
+        one.node.name, Release, Released, 5.0, token=answer.number, is_answered=True
+    )
     assert not released.held
 
 
@@ -161,7 +224,7 @@ def test_pins_of_an_earlier_process_of_that_name_end(hosts):
     )
     two.node._calls.life += 1  # as if it had been started again
     assert two.cluster.get("a") == value(1)
-    assert one.node.num_readers() == 0
+    assert eventually(lambda: one.node.num_readers() == 0)
 
 
 def test_a_pin_that_is_answered_too_late_is_given_back(hosts):
@@ -182,7 +245,7 @@ def test_a_pin_that_is_answered_too_late_is_given_back(hosts):
     assert two.cluster.get("a") == value(1)
 
 
-@pytest.mark.parametrize("row", [(0, 0, 1 << 60), (0, 2**64 - 8, UNIT), (7, 1, 1), None])
+@pytest.mark.parametrize("row", [(0, 0, 1 << 60, 0), (0, 2**64 - 8, UNIT, 0), (7, 1, 1, 0), None])
 def test_a_holder_that_answers_nonsense_is_passed_over(hosts, row):
     one, two, three = hosts.make("near"), hosts.make("far"), hosts.make("near")
     one.cluster.put("a", value(1))
@@ -255,6 +318,7 @@ def test_a_holder_pins_only_so_much_at_once(hosts, limit, monkeypatch):
     one, two = hosts.make("one", store=Store(pool)), hosts.make("two")
     one.cluster.put_each(range(30), [value(i) for i in range(30)])
     assert two.cluster.get_each(range(30)) == [value(i) for i in range(30)]
+    assert eventually(lambda: one.node.num_readers() == 0)
     if limit == "pins":
         with contextlib.ExitStack() as held:
             for i in range(4):

@@ -10,6 +10,7 @@ from mooncake_kernels.errors import Unavailable
 from mooncake_kernels.pool import PutResult
 from mooncake_serving.store import Store
 from mooncake_serving.store.directory import Claim, connect
+from mooncake_serving.store.node import remote
 from mooncake_serving.store.node.messages import Pin, Pinned, key_bytes
 
 from ...metadata.support import RedisServer
@@ -128,8 +129,10 @@ def test_a_holder_is_killed_in_the_middle_of_a_read(hosts, start):
     assert here.cluster.put("only there", value(3)) is STORED
 
 
-def test_a_holder_is_killed_after_the_bytes_were_read(hosts, start):
-    here, there = hosts.make("here"), start("there")
+@pytest.mark.parametrize("verify", [0, 1])
+def test_a_holder_is_killed_after_the_bytes_were_read(hosts, start, verify, monkeypatch):
+    monkeypatch.setattr(remote, "SOONER_BYTES", 0)
+    here, there = hosts.make("here", options={"verify": verify}), start("there")
     there.do(put, "a", value(1))
 
     def killed(read, *args, **options):
@@ -137,7 +140,8 @@ def test_a_holder_is_killed_after_the_bytes_were_read(hosts, start):
         there.kill()
 
     with replaced(here.node._reader._mover, "read", killed):
-        assert here.cluster.get("a") is None  # nobody says that the bytes were good
+        # Their checksum says that the bytes are good, or nobody does.
+        assert here.cluster.get("a") == (value(1) if verify else None)
     assert here.cluster.fetch(["a"]) == [None] and here.store.stats().num_writing == 0
 
 

@@ -24,18 +24,18 @@ STATS = messages.PoolStats(*range(12))
 
 def pulls(number, life, deadline_ms, places, is_placed):
     keys = value(1, 16 * len(places))
-    return messages.Pull(
-        number, life, deadline_ms, keys, "10.0.0.1:7", True, places if is_placed else []
-    )
+    places = places if is_placed else []
+    sums = value(2, 8 * len(places))
+    return messages.Pull(number, life, deadline_ms, keys, "10.0.0.1:7", True, places, sums)
 
 
 MESSAGES = st.one_of(
     st.builds(messages.Pin, NUMBERS, NUMBERS, DEADLINES, KEYS, st.booleans()),
-    st.builds(messages.Release, NUMBERS, NUMBERS, DEADLINES, NUMBERS),
+    st.builds(messages.Release, NUMBERS, NUMBERS, DEADLINES, NUMBERS, st.booleans()),
     st.builds(pulls, NUMBERS, NUMBERS, DEADLINES, st.lists(PLACES, max_size=9), st.booleans()),
     st.builds(messages.Drop, NUMBERS, NUMBERS, DEADLINES, KEYS),
     st.builds(messages.Stat, NUMBERS, NUMBERS, DEADLINES),
-    st.builds(messages.Pinned, NUMBERS, st.integers(0, 9).map(lambda n: value(n, 24 * n))),
+    st.builds(messages.Pinned, NUMBERS, st.integers(0, 9).map(lambda n: value(n, 32 * n))),
     st.builds(messages.Released, NUMBERS, st.booleans()),
     st.builds(messages.Pulled, NUMBERS, st.lists(st.integers(0, 3) | REASONS, max_size=9)),
     st.builds(messages.Dropped, NUMBERS, NUMBERS),
@@ -56,8 +56,8 @@ def test_the_largest_fit_into_a_notification():
     places = [bytes(whole)] * messages.MAX_PULLED
     for message in (
         messages.Pin(last, last, 1, bytes(16 * messages.MAX_KEYS), True),
-        messages.Pinned(last, bytes(24 * messages.MAX_KEYS)),
-        messages.Pull(last, last, 1, keys, name, True, places),
+        messages.Pinned(last, bytes(32 * messages.MAX_KEYS)),
+        messages.Pull(last, last, 1, keys, name, True, places, bytes(8 * len(places))),
         messages.Pulled(last, ["x" * messages.MAX_REASON] * messages.MAX_PULLED),
     ):
         assert len(encode(message)) <= messages.MAX_MESSAGE_BYTES
@@ -75,12 +75,15 @@ def test_the_largest_fit_into_a_notification():
         [1, 1, 2, 3, b"", 1],
         [1, 1, 2, 3, b""],
         [1, 1, 2, 3, b"", True, "more"],
-        [2, 1, 2, 3, 4.5],
-        [3, 1, 2, 3, bytes(32), "peer", True, [b""]],
-        [3, 1, 2, 3, bytes(16), "peer", True, [b"1234"]],
-        [3, 1, 2, 3, bytes(16), "", True, []],
-        [3, 1, 2, 3, bytes(16 * messages.MAX_PULLED + 16), "peer", True, []],
-        [16, 1, bytes(25)],
+        [2, 1, 2, 3, 4.5, True],
+        [2, 1, 2, 3, 4],
+        [3, 1, 2, 3, bytes(32), "peer", True, [b""], b""],
+        [3, 1, 2, 3, bytes(16), "peer", True, [b"1234"], b""],
+        [3, 1, 2, 3, bytes(16), "", True, [], b""],
+        [3, 1, 2, 3, bytes(16 * messages.MAX_PULLED + 16), "peer", True, [], b""],
+        [3, 1, 2, 3, bytes(16), "peer", True, [], bytes(8)],
+        [3, 1, 2, 3, bytes(32), "peer", True, [b"", b""], bytes(8)],
+        [16, 1, bytes(24)],
         [18, 1, [4]],
         [20, 1, {"capacity_bytes": 1}],
         [21, 1, "x" * (messages.MAX_REASON + 1)],
@@ -147,8 +150,14 @@ def test_answers_to_nobody_and_of_others_are_not_taken(attacked):
     calls = one.node._calls
     send(encode(messages.Released(calls.next_number() + 1, True)))  # of the next question
     with pytest.raises(TransferError, match="release: an answer to something else"):
-        calls.ask(two.node.name, messages.Release, messages.Pinned, 5.0, token=1)
-    assert not calls.ask(two.node.name, messages.Release, messages.Released, 5.0, token=1).held
+        calls.ask(two.node.name, messages.Release, messages.Pinned, 5.0, token=1, is_answered=True)
+    assert not calls.ask(
+        two.node.name, messages.Release, messages.Released, 5.0, token=1, is_answered=True
+    ).held
+    with pytest.raises(TransferError, match="release: no answer in 0.2 s"):
+        calls.ask(
+            two.node.name, messages.Release, messages.Released, 0.2, token=1, is_answered=False
+        )
     assert not calls._waiting
 
 

@@ -13,7 +13,7 @@ from mooncake_kernels.pool import PinnedObject, PutResult
 
 from ..keyspace import Keyspace, StoreKey, StoreKeys
 from ..node import Node
-from ..node.remote import Outcome
+from ..node.arriving import Outcome
 from ..node.sinks import IntoBuffers, IntoBytes, IntoPool, Sink
 from ..reader import DAMAGED, check_pairs
 from ..store import Store

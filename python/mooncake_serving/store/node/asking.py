@@ -7,7 +7,7 @@ import numpy as np
 
 from mooncake_kernels.buffers import Buffer
 from mooncake_kernels.errors import InvalidArgument
-from mooncake_kernels.pool import PoolStats, PutResult
+from mooncake_kernels.pool import PoolStats, PutResult, checksum_of
 
 from .calls import Calls
 from .memory import RegisteredMemory
@@ -63,7 +63,7 @@ class Asking:
         results: Pulls = []
         for first in range(0, len(keys), MAX_PULLED):
             part = keys[first : first + MAX_PULLED]
-            results += self._pull(member, part, source, [], verify)
+            results += self._pull(member, part, source, verify)
         return results
 
     def give(
@@ -93,7 +93,10 @@ class Asking:
             with ExitStack() as lent:
                 for part in (part for parts in objects[first:end] for part in parts):
                     lent.enter_context(self._memory.lend(part))
-                results += self._pull(member, keys[first:end], source, places[first:end], verify)
+                sums = [checksum_of(*parts) for parts in objects[first:end]] if verify else []
+                results += self._pull(
+                    member, keys[first:end], source, verify, places[first:end], sums
+                )
         return results
 
     def drop(self, member: str, keys: np.ndarray) -> int:
@@ -109,7 +112,13 @@ class Asking:
         return self._calls.ask(member, Stat, Stats, self._answer_s).pool
 
     def _pull(
-        self, member: str, keys: np.ndarray, source: str, places: list[bytes], verify: bool
+        self,
+        member: str,
+        keys: np.ndarray,
+        source: str,
+        verify: bool,
+        places: Sequence[bytes] = (),
+        checksums: Sequence[int] = (),
     ) -> Pulls:
         number = self._calls.next_number()
         if places:
@@ -117,7 +126,8 @@ class Asking:
         try:
             answer = self._calls.ask(
                 member, Pull, Pulled, self._pull_s,
-                number=number, keys=key_bytes(keys), source=source, verify=verify, places=places,
+                number=number, keys=key_bytes(keys), source=source, verify=verify,
+                places=list(places), checksums=np.array(checksums, "<u8").tobytes(),
             )  # fmt: skip
         finally:
             self._offers.end(number, member)  # what is not taken by now never is

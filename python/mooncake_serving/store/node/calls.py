@@ -117,6 +117,15 @@ class Calls:
         with self._peers.lease(name, deadline_s) as peer:
             self._engine.write(peer, [], notify=encode(message), deadline_s=deadline_s).wait()
 
+    def post(self, name: str, message: Message, deadline_s: float) -> None:
+        """Send a message: nobody waits for it, nor learns whether it arrived.
+
+        Raises:
+            TransferError: the node cannot be reached.
+        """
+        with self._peers.lease(name, deadline_s) as peer:
+            self._engine.write(peer, [], notify=encode(message), deadline_s=deadline_s)
+
     def take_answer(self, sender: str, answer: Answer) -> bool:
         """Hand an answer to who waits for it; returns whether somebody did, for that node's."""
         with self._lock:

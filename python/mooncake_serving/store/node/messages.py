@@ -20,10 +20,11 @@ MAX_PLACES_BYTES = 32 << 10  # of a pull
 MAX_REASON = 256
 MAX_DEADLINE_MS = 3_600_000
 KEY_BYTES = PLACE_BYTES = 16
+CHECKSUM_BYTES = 8
 
-# What came of a pin, and where the object is: a row for each key.
+# What came of a pin, where the object is, and its checksum (0: none): a row for each key.
 PINNED, ABSENT, DAMAGED, BUSY = range(4)
-FOUND = np.dtype([("status", "<u8"), ("address", "<u8"), ("num_bytes", "<u8")])
+FOUND = np.dtype([("status", "<u8"), ("address", "<u8"), ("num_bytes", "<u8"), ("checksum", "<u8")])
 PLACE = np.dtype([("address", "<u8"), ("num_bytes", "<u8")])
 
 Number = Annotated[int, msgspec.Meta(ge=0)]  # and less than 2**64, as msgpack has them
@@ -65,9 +66,10 @@ class Pin(_OfKeys, frozen=True, tag=1):
 
 
 class Release(Request, frozen=True, tag=2):
-    """End the pins of a token."""
+    """End the pins of a token. There is an answer if it is wanted."""
 
     token: Number
+    is_answered: bool
 
 
 class Pull(_OfKeys, frozen=True, tag=3):
@@ -77,6 +79,7 @@ class Pull(_OfKeys, frozen=True, tag=3):
         source: name of a member.
         places: for each key, where its bytes are, one range behind the other (``PLACE``); none: in
             the source's pool.
+        checksums: of what is there, 8 bytes for each place; none: nobody has computed them.
     """
 
     source: Name
@@ -85,6 +88,7 @@ class Pull(_OfKeys, frozen=True, tag=3):
         list[Annotated[bytes, msgspec.Meta(max_length=MAX_PLACES_BYTES)]],
         msgspec.Meta(max_length=MAX_PULLED),
     ]
+    checksums: Annotated[bytes, msgspec.Meta(max_length=CHECKSUM_BYTES * MAX_PULLED)]
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -93,6 +97,8 @@ class Pull(_OfKeys, frozen=True, tag=3):
             raise ValueError(f"keys must be {MAX_PULLED} or fewer, with places for all or none")
         if any(len(place) % PLACE_BYTES for place in self.places):
             raise ValueError("places must be of 16 bytes each")
+        if len(self.checksums) not in (0, CHECKSUM_BYTES * len(self.places)):
+            raise ValueError("checksums must be of 8 bytes each, for all places or none")
 
 
 class Drop(_OfKeys, frozen=True, tag=4):
@@ -110,7 +116,7 @@ class Pinned(_Message, frozen=True, tag=16):
 
     def __post_init__(self) -> None:
         if len(self.found) % FOUND.itemsize:
-            raise ValueError("found must be of 24 bytes each")
+            raise ValueError("found must be of 32 bytes each")
 
     def rows(self) -> np.ndarray:
         return np.frombuffer(self.found, FOUND)
@@ -170,7 +176,7 @@ def decode(data: bytes) -> Message:
         raise InvalidArgument(f"decode: message must begin with {MAGIC!r}, got {data[:8]!r}")
     try:
         return _decoder.decode(data[len(MAGIC) :])
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidArgument(
             f"decode: message must be as docs/store_cluster.md says: {error}"
         ) from None

@@ -16,6 +16,7 @@ from ..closing import Closing
 from ..directory import Directory, Member
 from ..store import Store
 from .answers import Answers, PoolAnswers
+from .arriving import Outcome
 from .asking import Asking
 from .calls import Calls
 from .claims import Claims
@@ -28,7 +29,7 @@ from .naming import host_name, pool_name
 from .peers import Peers
 from .pins import Pins
 from .pulls import Offers, Puller
-from .remote import Outcome, RemoteReader
+from .remote import RemoteReader
 from .server import Server
 from .sinks import Sink
 

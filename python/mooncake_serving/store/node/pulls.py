@@ -93,28 +93,33 @@ class Puller:
         return [f"{outcome.name} at {request.source}" for outcome in outcomes]
 
     def _from_memory(self, request: Pull, sinks: Sequence[IntoPool]) -> list[str]:
-        opened: list[IntoPool] = []
+        checksums = np.frombuffer(request.checksums, "<u8").tolist()
+        opened: list[tuple[int, IntoPool]] = []
         moves: list[Move] = []
         reason, is_good = "", False
         try:
-            for sink, place in zip(sinks, request.places, strict=True):
+            for i, (sink, place) in enumerate(zip(sinks, request.places, strict=True)):
                 parts = np.frombuffer(place, PLACE).tolist()
                 ranges = sink.open(sum(num_bytes for _, num_bytes in parts))
                 if ranges is not None:
-                    opened.append(sink)
+                    opened.append((i, sink))
                     moves += _moves(ranges, parts)
             if moves:
+                checksum = request.verify and not checksums
                 with self._peers.lease(request.source, self._answer_s) as peer:
                     deadline_s = max(0.001, request.deadline_ms / 1000)
-                    self._mover.read(peer, moves, checksum=request.verify, deadline_s=deadline_s)
+                    self._mover.read(peer, moves, checksum=checksum, deadline_s=deadline_s)
+            if any(sink.checksum() != checksums[i] for i, sink in opened if checksums):
+                raise TransferError(request.source, "checksum: what has arrived is something else")
             is_good = self._calls.ask(
-                request.source, Release, Released, self._answer_s, token=request.number
-            ).held
+                request.source, Release, Released, self._answer_s,
+                token=request.number, is_answered=True,
+            ).held  # fmt: skip
             reason = "the offer was withdrawn"
         except TransferError as error:
             reason = reason_of(error)
         finally:
-            for sink in opened:
+            for _, sink in opened:
                 sink.commit() if is_good else sink.abort()
         return [reason] * len(sinks)
 

@@ -1,6 +1,5 @@
 """Reading objects of other pools: pin, read, release; and the next holder if that fails."""
 
-import enum
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -11,38 +10,18 @@ import numpy as np
 from mooncake_kernels.errors import TransferError, Unavailable
 
 from ..directory import Member
-from . import messages
+from .arriving import NOT_PINNED, Arriving, Outcome, open_sinks
 from .calls import Calls
 from .candidates import Candidates
 from .messages import Pin, Pinned, Release, Released, key_bytes
-from .moving import Move, Mover
+from .moving import Mover
 from .peers import Peers
 from .sinks import Sink
 
 logger = logging.getLogger(__name__)
 
 PINS_AT_ONCE = 256  # of a holder: it has 4096 for all readers
-
-
-class Outcome(enum.Enum):
-    """What came of reading an object."""
-
-    DONE = 0
-    ABSENT = 1
-    DAMAGED = 2
-    NOT_TAKEN = 3  # by its sink
-    UNREACHED = 4  # nobody can say
-    BUSY = 5  # too much is pinned there
-    SPOILED = 6  # it, or what was read with it, on its way
-
-
-OUTCOMES = {
-    messages.PINNED: Outcome.DONE,  # unless it fails
-    messages.ABSENT: Outcome.ABSENT,
-    messages.DAMAGED: Outcome.DAMAGED,
-    messages.BUSY: Outcome.BUSY,
-}
-NOT_PINNED = (messages.ABSENT, messages.DAMAGED, messages.BUSY)
+SOONER_BYTES = 4 << 20  # up to here a checksum is computed sooner than a holder answers
 
 
 class RemoteReader:
@@ -96,8 +75,7 @@ class RemoteReader:
             sinks: n, where they go.
             pools: for each object, names of pools that may have it.
             members: who serves pools.
-            verify: whether holders compare objects with their checksums first, and what has
-                arrived afterwards.
+            verify: whether what has arrived is compared with its checksum.
 
         Returns:
             For each: ``DONE``; ``NOT_TAKEN`` by its sink; ``DAMAGED``: it was where it could be
@@ -142,9 +120,10 @@ class RemoteReader:
             for first in range(0, len(indices), PINS_AT_ONCE):
                 part = indices[first : first + PINS_AT_ONCE]
                 found = self._read_from(member, keys[part], [sinks[i] for i in part], verify)
-                if found[0] is Outcome.SPOILED and len(part) > 1:  # which of them was it?
+                if found[0] is Outcome.SPOILED:  # which of them was it, and where?
                     found = [
-                        self._read_from(member, keys[[i]], [sinks[i]], verify)[0] for i in part
+                        self._read_from(member, keys[[i]], [sinks[i]], verify, is_careful=True)[0]
+                        for i in part
                     ]
                 results += found
                 if found[-1] is Outcome.UNREACHED:
@@ -159,47 +138,81 @@ class RemoteReader:
         return [read.result() for read in reads]
 
     def _read_from(
-        self, member: Member, keys: np.ndarray, sinks: Sequence[Sink], verify: bool
+        self,
+        member: Member,
+        keys: np.ndarray,
+        sinks: Sequence[Sink],
+        verify: bool,
+        *,
+        is_careful: bool = False,
     ) -> list[Outcome]:
-        """Read what one holder has of some objects."""
+        """Read what one holder has of some objects.
+
+        With ``verify``, or if that is sooner, what has arrived is compared with the checksums that
+        the holder tells: then it is right, whatever became of the pins. Else these must have held
+        until it was here. With ``verify``, where there is no such checksum, or of a part of an
+        object, and if ``is_careful``, the holder compares it first, and the engine what has arrived
+        with what is there.
+        """
+        is_careful |= verify and not all(sink.takes_all for sink in sinks)
         token = self._calls.next_number()
-        opened: list[Sink] = []
+        opened: list[Arriving] = []
         is_good = is_pinned = False
         try:
             answer = self._calls.ask(
                 member.name, Pin, Pinned, self._answer_s, valid_s=self._answer_s + self._read_s,
-                number=token, keys=key_bytes(keys), verify=verify,
+                number=token, keys=key_bytes(keys), verify=is_careful,
             )  # fmt: skip
             is_pinned = not np.isin(answer.rows()["status"], NOT_PINNED).all()
-            results, moves = _open(answer, sinks, opened, member)
+            results = open_sinks(answer, sinks, opened, member)
             if not is_pinned:
                 return results
-            if moves:
+            is_proved = not is_careful and _can_be_proved(opened, verify)
+            if moves := [move for one in opened for move in one.moves()]:
                 with self._peers.lease(member.name, self._answer_s) as peer:
-                    self._mover.read(peer, moves, checksum=verify, deadline_s=self._read_s)
-            is_pinned = False
-            is_good = self._release(member, token)
-            if not is_good:
-                raise TransferError(member.name, "release: it took this node for dead")
+                    checksum = (verify or is_careful) and not is_proved
+                    self._mover.read(peer, moves, checksum=checksum, deadline_s=self._read_s)
+            if is_proved:
+                for one in opened:
+                    one.check(member)
+                is_good = True
+                if Outcome.BUSY in results:  # it is asked again, and shall have room then
+                    is_pinned = not self._release(member, token)
+            else:
+                is_pinned = False
+                is_good = self._release(member, token)
+                if not is_good:
+                    raise TransferError(member.name, "release: it took this node for dead")
         except (TransferError, Unavailable) as error:
             logger.info("%s is passed over: %s", member.name, error)
             is_spoiled = isinstance(error, TransferError) and error.cause.startswith("checksum")
             return [Outcome.SPOILED if is_spoiled else Outcome.UNREACHED] * len(keys)
         finally:
-            for sink in opened:
-                sink.commit() if is_good else sink.abort()
+            for one in opened:
+                one.sink.commit() if is_good else one.sink.abort()
             if is_pinned:
-                self._try_to_release(member, token)
+                self._post_release(member, token)
         return results
 
     def _release(self, member: Member, token: int) -> bool:
-        return self._calls.ask(member.name, Release, Released, self._answer_s, token=token).held
+        return self._calls.ask(
+            member.name, Release, Released, self._answer_s, token=token, is_answered=True
+        ).held
 
-    def _try_to_release(self, member: Member, token: int) -> None:
+    def _post_release(self, member: Member, token: int) -> None:
+        """Have the holder let go, before it hears of what is asked next."""
+        release = self._calls.make(Release, self._answer_s, token=token, is_answered=False)
         try:
-            self._release(member, token)
+            self._calls.post(member.name, release, self._answer_s)
         except (TransferError, Unavailable) as error:
             logger.info("%s lets go by itself: %s", member.name, error)
+
+
+def _can_be_proved(opened: Sequence[Arriving], verify: bool) -> bool:
+    """Whether there are checksums of all, and of nothing but whole objects."""
+    if not all(one.checksum and one.sink.takes_all for one in opened):
+        return False
+    return verify or sum(one.num_bytes for one in opened) <= SOONER_BYTES
 
 
 def _groups(
@@ -211,27 +224,3 @@ def _groups(
         if (member := candidates[i].best()) is not None:
             groups[member].append(i)
     return list(groups.items())
-
-
-def _open(
-    answer: Pinned, sinks: Sequence[Sink], opened: list[Sink], member: Member
-) -> tuple[list[Outcome], list[Move]]:
-    """What is there, and what is to be moved of it; adds the sinks that want it to ``opened``."""
-    rows = answer.rows().tolist()
-    if len(rows) != len(sinks):
-        raise TransferError(member.name, f"pin: {len(rows)} answers to {len(sinks)} keys")
-    results: list[Outcome] = []
-    moves: list[Move] = []
-    for sink, (status, address, num_bytes) in zip(sinks, rows, strict=True):
-        outcome = OUTCOMES.get(status, Outcome.UNREACHED)
-        if outcome is Outcome.DONE:
-            if num_bytes > member.capacity_bytes or address + num_bytes >= 1 << 64:
-                raise TransferError(member.name, f"pin: an object of {num_bytes} bytes")
-            ranges = sink.open(num_bytes)
-            if ranges is None:
-                outcome = Outcome.NOT_TAKEN
-            else:
-                opened.append(sink)
-                moves.extend((address, part) for part in ranges)
-        results.append(outcome)
-    return results, moves

@@ -66,13 +66,17 @@ class Server:
                     logger.warning("from %s: %s", sender, error)
 
     def _take(self, sender: str, message: Message) -> None:
-        if isinstance(message, Pull):
+        if isinstance(message, Release) and not message.is_answered:
+            self._answers.answer(sender, message)
+        elif isinstance(message, Pull):
             self._submit(self._pulling, self._serve, sender, message, time.monotonic())
         elif isinstance(message, Request):
             self._submit(self._serving, self._serve, sender, message, time.monotonic())
         elif not self._calls.take_answer(sender, message) and isinstance(message, Pinned):
             # Too late: nobody reads what was pinned.
-            release = self._calls.make(Release, self._answer_s, token=message.number)
+            release = self._calls.make(
+                Release, self._answer_s, token=message.number, is_answered=False
+            )
             self._submit(self._serving, self._send, sender, release)
 
     def _submit(self, executor: Executor, work: Callable[..., object], *args: object) -> None:

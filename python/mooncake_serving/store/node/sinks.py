@@ -8,7 +8,7 @@ import numpy as np
 
 from mooncake_kernels.buffers import Buffer, as_buffer
 from mooncake_kernels.errors import InvalidArgument
-from mooncake_kernels.pool import Key, ObjectPut, PutResult
+from mooncake_kernels.pool import Key, ObjectPut, PutResult, checksum_of
 
 from ..store import Store
 
@@ -23,7 +23,13 @@ class Range:
 
 
 class Sink(Protocol):
-    """Takes one object. ``open`` may be called again after ``abort``, for another copy of it."""
+    """Takes one object. ``open`` may be called again after ``abort``, for another copy of it.
+
+    Attributes:
+        takes_all: of the object, not a part of it.
+    """
+
+    takes_all: bool
 
     def open(self, num_bytes: int) -> Sequence[Range] | None:
         """Say where the bytes of an object of this size go; None: it is not taken."""
@@ -45,6 +51,7 @@ class IntoBuffers:
     def __init__(self, op: str, buffers: Sequence[Any], offset: int | None = None):
         self._buffers = [_as_writable(op, i, buffer) for i, buffer in enumerate(buffers)]
         self._offset = offset
+        self.takes_all = offset is None
         self.num_bytes = sum(buffer.num_bytes for buffer in self._buffers)
         self.object_bytes = 0
 
@@ -108,6 +115,8 @@ class IntoPool:
         result: of the put; None while there is none.
     """
 
+    takes_all = True
+
     def __init__(self, store: Store, key: Key):
         self._store = store
         self._key = key
@@ -124,6 +133,10 @@ class IntoPool:
             return None
         self._put = begun
         return [Range(begun.tensor().data_ptr(), 0, num_bytes)] if num_bytes else []
+
+    def checksum(self) -> int:
+        """Of what is there, before it is committed."""
+        return checksum_of() if self._put is None else checksum_of(self._put.tensor())
 
     def commit(self) -> None:
         if self._put is not None:

@@ -143,10 +143,26 @@ def test_a_cut_after_the_bytes_were_read(far):
         shell(CUT)
 
     with replaced(near.node._reader._mover, "read", cut):
+        assert near.cluster.get("a") == value(1)  # their checksum says that they are right
         assert near.cluster.get("a") is None
         assert near.cluster.fetch(["a"]) == [None] and not near.store.exists("a")
     shell(MENDED)
     assert eventually(lambda: near.cluster.get("a") == value(1))
+
+
+def test_a_cut_before_the_holder_confirms(far):
+    pipe, near = far
+    put(pipe, "b", 1)
+    into = np.zeros(1000, np.uint8)
+
+    def cut(read, *args, **options):
+        read(*args, **options)
+        shell(CUT)
+
+    with replaced(near.node._reader._mover, "read", cut):
+        assert near.cluster.get_into("b", into, offset=0) is None  # a part has no checksum
+    shell(MENDED)
+    assert eventually(lambda: near.cluster.get("b") == value(1))
 
 
 assert os.environ.get("MK_TEST_WORLD") == "two_hosts", "these tests need a network of their own"

@@ -13,7 +13,7 @@ from mooncake_kernels.pool import PutResult
 from mooncake_kernels.transfer import Region
 from mooncake_serving.store import ClusterStore, Copies
 from mooncake_serving.store.directory import Directory
-from mooncake_serving.store.node.remote import Outcome
+from mooncake_serving.store.node.arriving import Outcome
 from mooncake_serving.store.node.sinks import IntoBuffers
 
 from .codes import CHECKSUM_MISMATCH, INVALID_PARAMS, OBJECT_NOT_FOUND, code_of, log

@@ -1,0 +1,87 @@
+"""What a holder says of objects, and where they go that are read from it."""
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mooncake_kernels.buffers import Buffer
+from mooncake_kernels.errors import TransferError
+from mooncake_kernels.pool import checksum_of
+
+from ..directory import Member
+from . import messages
+from .messages import Pinned
+from .moving import Move
+from .sinks import Range, Sink
+
+
+class Outcome(enum.Enum):
+    """What came of reading an object."""
+
+    DONE = 0
+    ABSENT = 1
+    DAMAGED = 2
+    NOT_TAKEN = 3  # by its sink
+    UNREACHED = 4  # nobody can say
+    BUSY = 5  # too much is pinned there
+    SPOILED = 6  # it, or what was read with it, on its way
+
+
+OUTCOMES = {
+    messages.PINNED: Outcome.DONE,  # unless it fails
+    messages.ABSENT: Outcome.ABSENT,
+    messages.DAMAGED: Outcome.DAMAGED,
+    messages.BUSY: Outcome.BUSY,
+}
+NOT_PINNED = (messages.ABSENT, messages.DAMAGED, messages.BUSY)
+
+
+@dataclass(frozen=True)
+class Arriving:
+    """An object that is read, or a part of it.
+
+    Attributes:
+        sink: which has taken it.
+        address: where it is at its holder.
+        ranges: where it goes.
+        checksum: what its holder says; 0: it has none.
+    """
+
+    sink: Sink
+    address: int
+    ranges: Sequence[Range]
+    checksum: int
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(part.num_bytes for part in self.ranges)
+
+    def moves(self) -> list[Move]:
+        return [(self.address, part) for part in self.ranges]
+
+    def check(self, member: Member) -> None:
+        here = [Buffer(part.address, part.num_bytes, "cpu:0", True, None) for part in self.ranges]
+        if checksum_of(*here) != self.checksum:
+            raise TransferError(member.name, "checksum: what has arrived is not what was stored")
+
+
+def open_sinks(
+    answer: Pinned, sinks: Sequence[Sink], opened: list[Arriving], member: Member
+) -> list[Outcome]:
+    """Say what is there; adds what is wanted of it to ``opened``."""
+    rows = answer.rows().tolist()
+    if len(rows) != len(sinks):
+        raise TransferError(member.name, f"pin: {len(rows)} answers to {len(sinks)} keys")
+    results: list[Outcome] = []
+    for sink, (status, address, num_bytes, checksum) in zip(sinks, rows, strict=True):
+        outcome = OUTCOMES.get(status, Outcome.UNREACHED)
+        if outcome is Outcome.DONE:
+            if num_bytes > member.capacity_bytes or address + num_bytes >= 1 << 64:
+                raise TransferError(member.name, f"pin: an object of {num_bytes} bytes")
+            ranges = sink.open(num_bytes)
+            if ranges is None:
+                outcome = Outcome.NOT_TAKEN
+            else:
+                opened.append(Arriving(sink, address, ranges, checksum))
+        results.append(outcome)
+    return results
