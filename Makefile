@@ -71,12 +71,14 @@ bench: build $(VENV)/.bench
 	cd bench && for name in $(BENCHES); do \
 	  $(BIN)/python bench_$$name.py --json results/$$name.json || exit 1; done
 	cd bench && $(BIN)/python plot_roofline.py results/kv_shapes.json results
+	cd bench && $(BIN)/python plot_transfer.py results/transfer.json results
 
 bench-quick: build $(VENV)/.bench
 	mkdir -p build/bench
 	cd bench && for name in $(BENCHES); do \
 	  $(BIN)/python bench_$$name.py --quick --json ../build/bench/$$name.json || exit 1; done
 	cd bench && $(BIN)/python plot_roofline.py ../build/bench/kv_shapes.json ../build/bench
+	cd bench && $(BIN)/python plot_transfer.py ../build/bench/transfer.json ../build/bench
 
 figures: $(VENV)/.deps
 	$(BIN)/python docs/architecture.py

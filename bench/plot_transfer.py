@@ -41,8 +41,15 @@ def split(case: str) -> tuple[str, str, str]:
     return transport, verb, moved
 
 
+def label(moved: str) -> str:
+    """``64 x 1024 KiB`` as 64 x 1 MiB."""
+    count, _, size = moved.partition(" x ")
+    kib = int(size.removesuffix(" KiB"))
+    return f"{count} x {kib >> 10} MiB" if kib >= 1024 else moved
+
+
 def draw(axes: Axes, rows: list[Row], verb: str) -> None:
-    labels = [split(row["case"])[2] for row in rows]
+    labels = [label(split(row["case"])[2]) for row in rows]
     sides = [
         "ours",
         *(key[len("x_") :] for key in rows[0] if key[:2] == "x_" and key[-9:] != "quartiles"),
