@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Sequence, Sized
-from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -143,9 +142,3 @@ def check_pairs(op: str, argument: str, keys: StoreKeys, others: Sequence[Any]) 
         raise InvalidArgument(
             f"{op}: {argument} must be as many as keys, got {len(others)} and {len(keys)}"
         )
-
-
-def check_share(op: str, argument: str, value: Any) -> None:
-    """Refuse what is no number from 0 to 1."""
-    if not isinstance(value, Real) or not 0 <= float(value) <= 1:
-        raise InvalidArgument(f"{op}: {argument} must be from 0 to 1, got {value!r}")

@@ -18,11 +18,12 @@ from mooncake_kernels.pool import (
     Retention,
 )
 
+from .checks import check_share
 from .closing import Closing
 from .eviction import EvictionPolicy, lru
 from .keyspace import Keyspace, StoreKey, StoreKeys
 from .quotas import Quota, QuotaKeeper, Usage
-from .reader import StoreReader, check_pairs, check_share
+from .reader import StoreReader, check_pairs
 from .room import Room
 from .watermark import Watermark
 

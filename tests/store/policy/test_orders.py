@@ -140,11 +140,15 @@ def test_enough_is_evicted_and_no_more(data):
     [
         (Lfu, "half_life", 0),
         (Lfu, "half_life", np.inf),
+        (Lfu, "half_life", "long"),
         (LengthAware, "half_life", -1),
+        (LengthAware, "depth", None),
         (LengthAware, "depth", 0),
         (LengthAware, "attention", float("nan")),
     ],
 )
 def test_wrong_options(policy, name, value):
-    with pytest.raises(InvalidArgument, match=f"{policy.__name__}: {name} must be above 0"):
+    with pytest.raises(
+        InvalidArgument, match=f"{policy.__name__}: {name} must be (above 0|finite)"
+    ):
         policy(**{name: value})

@@ -323,9 +323,9 @@ def test_wrong_arguments_are_named(hosts):
     one, two = hosts.several(2)
     copies = Copies(one.cluster)
     for call, message in [
-        (lambda: copies.put("a", b"", replicas=0), "replicas must be an int >= 1, got 0"),
-        (lambda: copies.replicate(["a"], 0.5), "num_copies must be an int >= 1, got 0.5"),
-        (lambda: copies.repair(0), "repair: num_copies must be an int >= 1, got 0"),
+        (lambda: copies.put("a", b"", replicas=0), "replicas must be an integer from 1 on, got 0"),
+        (lambda: copies.replicate(["a"], 0.5), "num_copies must be an integer from 1 on, got 0.5"),
+        (lambda: copies.repair(0), "repair: num_copies must be an integer from 1 on, got 0"),
         (lambda: copies.copy(["a"], "nobody"), "add must be members with pools, got 'nobody'"),
         (lambda: copies.change_replica(["a"], remove="x"), "remove must be a sequence of names"),
         (lambda: copies.move(["a"], two.node.name, two.node.name), "of other pools than remove"),

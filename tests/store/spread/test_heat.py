@@ -177,12 +177,15 @@ def test_what_cools_down_is_forgotten_in_time_and_bounded(monkeypatch):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: Heat(0), "Heat: half_life_s must be a number > 0, got 0"),
-        (lambda: Heat(float("nan")), "Heat: half_life_s must be a number > 0, got nan"),
+        (lambda: Heat(0), "Heat: half_life_s must be above 0, got 0"),
+        (lambda: Heat(float("nan")), "Heat: half_life_s must be above 0, got nan"),
+        (lambda: Heat("1"), "Heat: half_life_s must be above 0, got '1'"),
+        (lambda: Heat(float("inf")), "Heat: half_life_s must be finite, got inf"),
+        (lambda: HotKeys("4"), "HotKeys: min_reads must be a number from 0 on, got '4'"),
         (lambda: Heat(width=1000), "Heat: width must be a power of two >= 2, got 1000"),
-        (lambda: HotKeys(-1), "HotKeys: min_reads must be a number >= 0, got -1"),
-        (lambda: HotKeys(max_copies=0), "HotKeys: max_copies must be an int >= 1, got 0"),
-        (lambda: HotKeys(cooldown_s=-1), "HotKeys: cooldown_s must be a number >= 0, got -1"),
+        (lambda: HotKeys(-1), "HotKeys: min_reads must be a number from 0 on, got -1"),
+        (lambda: HotKeys(max_copies=0), "HotKeys: max_copies must be an integer from 1 on, got 0"),
+        (lambda: HotKeys(cooldown_s=-1), "HotKeys: cooldown_s must be a number from 0 on, got -1"),
     ],
 )
 def test_wrong_arguments_are_named(call, message):

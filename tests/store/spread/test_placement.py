@@ -194,10 +194,14 @@ def test_explanations():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: place([], -1, 0), "place: num_copies must be an int >= 0, got -1"),
-        (lambda: place([], 1, 0.5), "place: num_bytes must be an int >= 0, got 0.5"),
+        (lambda: place([], -1, 0), "place: num_copies must be an integer from 0 on, got -1"),
+        (lambda: place([], 1, 0.5), "place: num_bytes must be an integer from 0 on, got 0.5"),
         (lambda: Placement(preferred="h0"), "Placement: preferred must be a sequence of names"),
-        (lambda: Placement(num_sampled=0), "Placement: num_sampled must be an int >= 1, got 0"),
+        (lambda: Placement(near=7), "Placement: near must be a host's name, got 7"),
+        (
+            lambda: Placement(num_sampled=0),
+            "Placement: num_sampled must be an integer from 1 on, got 0",
+        ),
     ],
 )
 def test_wrong_arguments_are_named(call, message):

@@ -274,6 +274,9 @@ def test_who_can_be_reached_needs_a_token(store, host):
         ({"token": "é"}, "token must be printable ASCII"),
         ({"port": -1}, "port must be from 0 to 65535, got -1"),
         ({"port": 65_536}, "port must be from 0 to 65535, got 65536"),
+        ({"port": "80"}, "port must be from 0 to 65535, got '80'"),
+        ({"host": 7}, "host must be an address, got 7"),
+        ({"token": 7}, "token must be printable ASCII"),
         ({"host": "no host of this name"}, "host must be an address, got 'no host of this name'"),
     ],
 )

@@ -25,7 +25,7 @@ class TokenCheck:
     """
 
     def __init__(self, token: str):
-        if not (token and token.isascii() and token.isprintable()):
+        if not (isinstance(token, str) and token and token.isascii() and token.isprintable()):
             raise InvalidArgument("make_app: token must be printable ASCII, got something else")
         self._token = token.encode()
 

@@ -43,8 +43,10 @@ class AdminServer(Closing):
         cluster: Cluster | None = None,
         token: str | None = None,
     ):
-        if not 0 <= port <= 65_535:
-            raise InvalidArgument(f"AdminServer: port must be from 0 to 65535, got {port}")
+        if not isinstance(port, int) or not 0 <= port <= 65_535:
+            raise InvalidArgument(f"AdminServer: port must be from 0 to 65535, got {port!r}")
+        if not isinstance(host, str):
+            raise InvalidArgument(f"AdminServer: host must be an address, got {host!r}")
         family, address = resolve(host, port)
         if token is None and not is_loopback(address):
             raise InvalidArgument(

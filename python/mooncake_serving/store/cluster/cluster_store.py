@@ -10,11 +10,12 @@ from mooncake_kernels.errors import InvalidArgument, TransferError, Unavailable
 from mooncake_kernels.pool import PoolStats, PutResult, Retention
 from mooncake_kernels.transfer import Region
 
+from ..checks import check_share
 from ..closing import Closing
 from ..directory import Claim, Member
 from ..keyspace import Keyspace, StoreKey, StoreKeys
 from ..node import Node
-from ..reader import check_pairs, check_share
+from ..reader import check_pairs
 from .cluster_reader import ClusterReader
 from .hot_keys import HotKeys
 

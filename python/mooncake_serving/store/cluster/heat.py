@@ -1,6 +1,5 @@
 """How often objects are used, with the past forgotten bit by bit."""
 
-import math
 import threading
 import time
 from collections.abc import Callable
@@ -8,6 +7,8 @@ from collections.abc import Callable
 import numpy as np
 
 from mooncake_kernels.errors import InvalidArgument
+
+from ..checks import check_positive
 
 MAX_HALF_LIVES = 64  # before counts are scaled down, long before a float64 overflows
 LOW = np.uint64(0xFFFFFFFF)
@@ -44,8 +45,7 @@ class Heat:
         width: int = 1 << 16,
         clock: Callable[[], float] = time.monotonic,
     ):
-        if not 0 < half_life_s < math.inf:
-            raise InvalidArgument(f"Heat: half_life_s must be a number > 0, got {half_life_s!r}")
+        check_positive("Heat", "half_life_s", half_life_s)
         if not isinstance(width, int) or not 1 < width <= 1 << 31 or width & (width - 1):
             raise InvalidArgument(f"Heat: width must be a power of two >= 2, got {width!r}")
         self._half_life_s = half_life_s

@@ -1,6 +1,5 @@
 """Which objects that are read from other hosts get a copy on the host that reads them."""
 
-import math
 import threading
 import time
 from collections import OrderedDict
@@ -8,8 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from mooncake_kernels.errors import InvalidArgument
-
+from ..checks import check_integer, check_not_negative
 from .heat import Heat, mix
 
 MAX_COOLING = 1 << 16
@@ -43,12 +41,9 @@ class HotKeys:
         half_life_s: float = 60.0,
         clock: Callable[[], float] = time.monotonic,
     ):
-        if not 0 <= min_reads < math.inf:
-            raise InvalidArgument(f"HotKeys: min_reads must be a number >= 0, got {min_reads!r}")
-        if not isinstance(max_copies, int) or max_copies < 1:
-            raise InvalidArgument(f"HotKeys: max_copies must be an int >= 1, got {max_copies!r}")
-        if not 0 <= cooldown_s < math.inf:
-            raise InvalidArgument(f"HotKeys: cooldown_s must be a number >= 0, got {cooldown_s!r}")
+        check_not_negative("HotKeys", "min_reads", min_reads)
+        check_integer("HotKeys", "max_copies", max_copies, 1)
+        check_not_negative("HotKeys", "cooldown_s", cooldown_s)
         self._min_reads = min_reads
         self._max_copies = max_copies
         self._cooldown_s = cooldown_s

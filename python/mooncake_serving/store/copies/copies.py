@@ -10,6 +10,7 @@ from mooncake_kernels.buffers import as_buffer
 from mooncake_kernels.errors import InvalidArgument, Unavailable
 from mooncake_kernels.pool import Key, PutResult
 
+from ..checks import check_integer
 from ..cluster import ClusterStore
 from ..directory import Member
 from ..keyspace import StoreKey, StoreKeys
@@ -94,7 +95,7 @@ class Copies:
             Unavailable: as ``ClusterStore.put_from``. If the directory goes away only when the
                 objects are stored, there are fewer copies.
         """
-        _check_count("put_each", "replicas", replicas)
+        check_integer("put_each", "replicas", replicas, 1)
         results = self._cluster.put_each(keys, values)
         stored = [i for i, result in enumerate(results) if result in HERE]
         num_copies = dict.fromkeys(stored, 1)
@@ -116,7 +117,7 @@ class Copies:
             InvalidArgument: an argument is wrong.
             Unavailable: the directory does not answer.
         """
-        _check_count("replicate", "num_copies", num_copies)
+        check_integer("replicate", "num_copies", num_copies, 1)
         words = self._cluster.keyspace.keys(keys)
         return self._spread(words, num_copies, np.zeros(len(words), np.int64))
 
@@ -170,7 +171,7 @@ class Copies:
             InvalidArgument: an argument is wrong.
             Unavailable: the directory does not answer.
         """
-        _check_count("repair", "num_copies", num_copies)
+        check_integer("repair", "num_copies", num_copies, 1)
         room, repaired = Room(), Repaired()
         for words in self._all_objects():
             copied = self._spread(words, num_copies, np.zeros(len(words), np.int64), room)
@@ -209,8 +210,3 @@ def _members_of(
         if name not in members or not members[name].pool:
             raise InvalidArgument(f"{op}: {argument} must be members with pools, got {name!r}")
     return [members[name] for name in names]
-
-
-def _check_count(op: str, argument: str, value: int) -> None:
-    if not isinstance(value, int) or value < 1:
-        raise InvalidArgument(f"{op}: {argument} must be an int >= 1, got {value!r}")

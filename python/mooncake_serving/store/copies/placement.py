@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from mooncake_kernels.errors import InvalidArgument
 
+from ..checks import check_integer
 from ..directory import Member
 
 
@@ -34,8 +35,10 @@ class Placement:
                 "Placement: preferred must be a sequence of names and hosts, got "
                 f"{self.preferred!r}"
             )
+        if not isinstance(self.near, str):
+            raise InvalidArgument(f"Placement: near must be a host's name, got {self.near!r}")
         if self.num_sampled is not None:
-            _check_count("Placement", "num_sampled", self.num_sampled, 1)
+            check_integer("Placement", "num_sampled", self.num_sampled, 1)
 
     def preference(self, member: Member) -> int:
         """How many wishes come before this member: all of them if it is none."""
@@ -95,8 +98,8 @@ def place(
     Raises:
         InvalidArgument: a number is out of range.
     """
-    _check_count("place", "num_copies", num_copies, 0)
-    _check_count("place", "num_bytes", num_bytes, 0)
+    check_integer("place", "num_copies", num_copies, 0)
+    check_integer("place", "num_bytes", num_bytes, 0)
     everyone = sorted(members, key=lambda member: member.name)
     random_source = random.Random(seed)
     random_source.shuffle(everyone)
@@ -191,8 +194,3 @@ def _reason(member: Member, rank: _Rank, placement: Placement, num_sampled: int)
         why = f"{member.host} is near and has no copy"
     how = "must evict" if rank.must_evict else f"{free_ratio(member):.0%} free"
     return f"{why}; {how}, the most of {num_sampled}"
-
-
-def _check_count(op: str, argument: str, value: int, minimum: int) -> None:
-    if not isinstance(value, int) or value < minimum:
-        raise InvalidArgument(f"{op}: {argument} must be an int >= {minimum}, got {value!r}")

@@ -12,6 +12,7 @@ import zmq
 from mooncake_kernels.errors import InvalidArgument
 from mooncake_kernels.pool import object_keys
 
+from ..checks import check_integer
 from ..closing import Closing
 from ..observer import Observer
 from .change_queue import ChangeQueue
@@ -26,7 +27,7 @@ from .messages import (
     encode,
 )
 from .replay import NUMBER_BYTES, Numbered, answer_replay
-from .sockets import check_integer, endpoint_of, listening
+from .sockets import endpoint_of, listening
 
 MAX_QUEUED = 100_000  # changes that wait for the thread
 MAX_BATCH = 4096  # changes told at once

@@ -34,16 +34,6 @@ def endpoint_of(socket: zmq.Socket[bytes]) -> str:
     return socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
 
-def check_integer(op: str, argument: str, value: Any, low: int) -> None:
-    """Refuse what is no integer, or too small.
-
-    Raises:
-        InvalidArgument: it is not as it must be.
-    """
-    if not isinstance(value, int) or isinstance(value, bool) or value < low:
-        raise InvalidArgument(f"{op}: {argument} must be an integer from {low} on, got {value!r}")
-
-
 def _opened(
     kind: int, op: str, argument: str, endpoint: Any, hwm: int, open_at: Any
 ) -> zmq.Socket[bytes]:

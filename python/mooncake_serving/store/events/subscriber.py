@@ -9,10 +9,11 @@ import zmq
 
 from mooncake_kernels.errors import InvalidArgument
 
+from ..checks import check_integer
 from ..closing import Closing
 from .messages import AnyEvent, decode
 from .replay import NUMBER_BYTES, Numbered, request_replay
-from .sockets import check_integer, connected
+from .sockets import connected
 
 POLL_S = 0.5
 

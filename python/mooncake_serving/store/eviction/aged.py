@@ -14,20 +14,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mooncake_kernels.errors import InvalidArgument
 from mooncake_kernels.pool import Evicted, ObjectPool, PoolObjects
 
+from ..checks import check_positive
 from .policy import evict_in_order
 
 
 def aged(objects: PoolObjects, value: np.ndarray, half_life: float) -> np.ndarray:
     """Rank objects by a value, ``[n]`` and above 0, that ages: ``[n]`` float64."""
     return objects.recency + half_life * len(value) * np.log2(value)
-
-
-def check_half_life(policy: str, half_life: float) -> None:
-    if not 0 < half_life < np.inf:
-        raise InvalidArgument(f"{policy}: half_life must be above 0 and finite, got {half_life!r}")
 
 
 @dataclass(frozen=True)
@@ -42,7 +37,7 @@ class Lfu:
     half_life: float = 1.0
 
     def __post_init__(self) -> None:
-        check_half_life("Lfu", self.half_life)
+        check_positive("Lfu", "half_life", self.half_life)
 
     def __call__(self, pool: ObjectPool, num_bytes: int) -> Evicted:
         objects = pool.objects()
@@ -77,10 +72,9 @@ class LengthAware:
     attention: float = np.inf
 
     def __post_init__(self) -> None:
-        check_half_life("LengthAware", self.half_life)
-        for option, value in (("depth", self.depth), ("attention", self.attention)):
-            if not value > 0:
-                raise InvalidArgument(f"LengthAware: {option} must be above 0, got {value!r}")
+        check_positive("LengthAware", "half_life", self.half_life)
+        check_positive("LengthAware", "depth", self.depth, may_be_infinite=True)
+        check_positive("LengthAware", "attention", self.attention, may_be_infinite=True)
 
     def __call__(self, pool: ObjectPool, num_bytes: int) -> Evicted:
         objects = pool.objects()
