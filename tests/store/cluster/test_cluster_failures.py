@@ -327,6 +327,23 @@ def test_a_holder_pins_only_so_much_at_once(hosts, limit, monkeypatch):
         assert two.cluster.get(29) == value(29)
 
 
+def test_what_is_proved_counts_though_the_release_fails(hosts):
+    pool = ObjectPool.create(64 * UNIT, num_pins=4)
+    one, two = hosts.make("one", store=Store(pool)), hosts.make("two")
+    one.cluster.put_each(range(10), [value(i) for i in range(10)])
+    num_failures = 0
+
+    def failing(release, member, token):
+        nonlocal num_failures
+        num_failures += 1
+        release(member, token)
+        raise TransferError(member.name, "it was closed")
+
+    with replaced(two.node._reader, "_release", failing):
+        assert two.cluster.fetch(range(10)) == [STORED] * 10
+    assert num_failures == 2 and two.store.stats().num_writing == 0
+
+
 def test_a_claim_that_comes_to_nothing_is_given_back(hosts):
     one, two = hosts.several(2, 4 * UNIT)
     one.cluster.put("stays", value(1, 3 * UNIT), retention="hard")

@@ -157,6 +157,7 @@ class RemoteReader:
         is_careful |= verify and not all(sink.takes_all for sink in sinks)
         token = self._calls.next_number()
         opened: list[Arriving] = []
+        results: list[Outcome] = []
         is_good = is_pinned = False
         try:
             answer = self._calls.ask(
@@ -176,8 +177,6 @@ class RemoteReader:
                 for one in opened:
                     one.check(member)
                 is_good = True
-                if Outcome.BUSY in results:  # it is asked again, and shall have room then
-                    is_pinned = not self._release(member, token)
             else:
                 is_pinned = False
                 is_good = self._release(member, token)
@@ -190,8 +189,8 @@ class RemoteReader:
         finally:
             for one in opened:
                 one.sink.commit() if is_good else one.sink.abort()
-            if is_pinned:
-                self._post_release(member, token)
+            if is_pinned:  # what was busy is asked for again, and shall have room then
+                self._let_go(member, token, waits=Outcome.BUSY in results)
         return results
 
     def _release(self, member: Member, token: int) -> bool:
@@ -199,10 +198,12 @@ class RemoteReader:
             member.name, Release, Released, self._answer_s, token=token, is_answered=True
         ).held
 
-    def _post_release(self, member: Member, token: int) -> None:
-        """Have the holder let go, before it hears of what is asked next."""
-        release = self._calls.make(Release, self._answer_s, token=token, is_answered=False)
+    def _let_go(self, member: Member, token: int, *, waits: bool) -> None:
         try:
+            if waits:
+                self._release(member, token)
+                return
+            release = self._calls.make(Release, self._answer_s, token=token, is_answered=False)
             self._calls.post(member.name, release, self._answer_s)
         except (TransferError, Unavailable) as error:
             logger.info("%s lets go by itself: %s", member.name, error)
