@@ -6,7 +6,7 @@ of them have been read once before. "in process": the client's own process has p
 process": another one of this host has, and Mooncake's are in its segment. "tcp": between two
 processes, with no transport but tcp, and for ours a directory in Redis; the client has no pool of
 its own. Redis is one over a unix socket. GB/s counts what is moved, once. Peers that are not
-installed are left out (`pip install --no-deps mooncake-transfer-engine-non-cuda`).
+installed are left out (`pip install --no-deps mooncake-transfer-engine-non-cuda`; lmcache_side.py).
 """
 
 import contextlib
@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import store_sides as sides
 from harness import Case, LeftOut, arguments
+from lmcache_side import LMCache
 from store_sides import SIZES, SMALL_KEYS, TOTAL, Memory, Missing, key_of
 from table import report
 
@@ -168,6 +169,7 @@ def in_process(peers: Peers, memory: Memory, path: str) -> None:
         "mooncake",
         lambda: filled(sides.set_up_mooncake(enter(sides.mooncake_master()), 256 << 20, memory)),
     )
+    peers.add("lmcache", lambda: filled(LMCache(256 << 20, memory)))
     peers.add("memcpy", lambda: Memcpy(memory))
 
 
@@ -234,7 +236,6 @@ def cases(quick: bool) -> Iterator[Case | LeftOut]:
                 peers.clients.pop("memcpy")
                 yield from pieces(peers.clients, memory)
                 yield from small_keys(peers.clients)
-    left_out["lmcache"] = "its wheel does not start without numba, cupy and some 40 more packages"
     for name, why in left_out.items():
         yield LeftOut(name, why)
 
