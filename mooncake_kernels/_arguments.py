@@ -36,6 +36,18 @@ def as_int32(op: str, argument: str, value: Any) -> int:
     return as_integer(op, argument, value, -(1 << 31), (1 << 31) - 1)
 
 
+def refuse_gradients(op: str, **tensors: torch.Tensor | None) -> None:
+    """There is no backward: what is to be differentiated would silently count as constant."""
+    if not torch.is_grad_enabled():
+        return
+    for name, tensor in tensors.items():
+        if tensor is not None and tensor.requires_grad:
+            raise InvalidArgument(
+                f"{op}: {name} must not require grad, for there is no backward: call detach(), or "
+                "use torch.no_grad()"
+            )
+
+
 def as_one_of(op: str, argument: str, value: Any, choices: tuple[str, ...]) -> str:
     """One of several words."""
     if not isinstance(value, str) or value not in choices:

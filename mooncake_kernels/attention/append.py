@@ -5,7 +5,7 @@ from typing import Literal
 import torch
 
 from .. import _library
-from .._arguments import as_instance, as_one_of
+from .._arguments import as_instance, as_one_of, refuse_gradients
 from ..errors import InvalidArgument
 from ..reference import attention as reference
 from ..transforms import FLOATS, Rope
@@ -60,7 +60,8 @@ def append_kv(
         engine: "host", "triton", "reference"; "auto" by the device.
 
     Raises:
-        InvalidArgument: an argument is not as above; then nothing is written. On CUDA a slot that
+        InvalidArgument: an argument is not as above, or requires grad outside
+            ``torch.no_grad()``; then nothing is written. On CUDA a slot that
             is not in the cache is skipped, and a later call on that device raises.
         Unavailable: the named engine is not here.
     """
@@ -74,6 +75,7 @@ def append_kv(
     v = None if v is None else _rows("v", v, caches.v)
     if v is not None and len(v) != len(k):
         raise InvalidArgument(f"{OP}: v must be as long as k, {len(k)}, got {len(v)}")
+    refuse_gradients(OP, k=k, v=v, k_cache=k_cache, v_cache=v_cache)
     _check_slots(slots, k)
     cos_sin = None if rope is None else _cos_sin(rope, positions, k)
     arguments = (

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 
 from .. import _library
-from .._arguments import as_instance, as_one_of, shown
+from .._arguments import as_instance, as_one_of, refuse_gradients, shown
 from ..errors import InvalidArgument
 from ..mask import MaskRows
 from ..reference import attention as reference
@@ -70,7 +70,8 @@ def paged_attention(
 
     Returns:
         ``out`` ``[num_q, heads, v_dim]`` of q's dtype, and ``lse`` ``[num_q, heads]``, float32,
-        natural logarithms. On CUDA both are queued on the current stream. No gradients.
+        natural logarithms. On CUDA both are queued on the current stream. There is no backward:
+        outside ``torch.no_grad()`` tensors that require grad are refused.
 
     Raises:
         InvalidArgument: an argument is not as above, or a block that is seen is not in the cache
@@ -81,6 +82,7 @@ def paged_attention(
     as_instance(OP, "rows", rows, MaskRows, "a MaskRows")
     caches = Caches.of(OP, k_cache, v_cache, axes, (k_scale, v_scale))
     _check_q(q, caches, rows)
+    refuse_gradients(OP, q=q, k_cache=k_cache, v_cache=v_cache)
     _check_table(block_table, caches, rows)
     num_q = rows.batch.num_q  # a MaskBuilder's rows have room for more
     arguments = (

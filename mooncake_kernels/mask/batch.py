@@ -9,6 +9,7 @@ from .._arguments import shown
 from ..errors import InvalidArgument
 
 INT32_MAX = (1 << 31) - 1
+UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
 
 
 class ChunkBatch:
@@ -130,6 +131,10 @@ def _as_int32(
             f"ChunkBatch: {name} must be 1-d integers, got {wide.dtype} of shape "
             f"{tuple(wide.shape)}"
         )
+    if wide.dtype in UNSIGNED:  # torch has no minimum of these
+        if (wide.to(torch.int64) < 0).any():
+            raise InvalidArgument(f"ChunkBatch: {name} must be below 2**31, got more than 2**63")
+        wide = wide.to(torch.int64)
     if wide.numel() and (int(wide.max()) > INT32_MAX or int(wide.min()) < -INT32_MAX):
         raise InvalidArgument(f"ChunkBatch: {name} must be below 2**31, got {int(wide.max())}")
     return wide.to(torch.int32).contiguous()

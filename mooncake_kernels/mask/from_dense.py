@@ -110,6 +110,8 @@ def _bits(begin: torch.Tensor, end: torch.Tensor) -> torch.Tensor:
 def _check_masks(
     op: str, masks: Sequence[torch.Tensor], shapes: list[tuple[int, int]] | None = None
 ) -> None:
+    if not isinstance(masks, Sequence):
+        raise InvalidArgument(f"{op}: masks must be a list of tensors, got {shown(masks)}")
     if shapes is not None and len(masks) != len(shapes):
         raise InvalidArgument(
             f"{op}: masks must be one a request ({len(shapes)}), got {len(masks)}"

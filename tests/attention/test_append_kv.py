@@ -161,6 +161,7 @@ def test_a_bad_slot_is_named_and_nothing_is_written(engine):
         ({"slots": torch.zeros(5)}, r"slots must be int64 \[5\]"),
         ({"slots": torch.zeros(4, dtype=torch.int64)}, r"slots must be int64 \[5\]"),
         ({"k": torch.ones(5, 3, 16)}, r"k must be .* \[n, 2, 16\]"),
+        ({"k": torch.ones(5, 2, 16).requires_grad_()}, "k must not require grad"),
         ({"v": None}, "v and v_cache must both be given"),
         ({"axes": "block token dim head x"}, "axes must be an order of"),
         ({"rope": mk.Rope()}, "positions must be a tensor where there is a rope"),

@@ -90,6 +90,11 @@ def test_opcheck_and_compile():
         (torch.ones(2, 1, 1, 4).int(), torch.ones(2, 1, 1), "got torch.int32"),
         (torch.ones(2, 1, 1, 4), torch.ones(2, 1), r"lses must be float32 \[2, 1, 1\]"),
         (torch.ones(2, 1, 1, 4), torch.ones(2, 1, 1).double(), "got torch.float64"),
+        (
+            torch.ones(2, 1, 1, 4).requires_grad_(),
+            torch.ones(2, 1, 1),
+            "outs must not require grad",
+        ),
         ("outs", torch.ones(1), "outs must be a tensor, got 'outs'"),
     ],
 )

@@ -57,6 +57,8 @@ def test_a_block_table_too_short(engine):
         ({"k_cache": torch.ones(4, 16, 64)}, "k_cache must have 4 axes"),
         ({"k_cache": torch.ones(4, 16, 2, 128)[..., ::2]}, "k_cache must have its dims packed"),
         ({"v_cache": torch.ones(4, 8, 2, 64)}, "v_cache must have the shape of k_cache"),
+        ({"q": torch.ones(3, 4, 64).requires_grad_()}, "q must not require grad, for there is no"),
+        ({"v_cache": torch.ones(8, 16, 2, 64).requires_grad_()}, "v_cache must not require grad"),
         ({"block_table": torch.ones(2, 9).long()}, "block_table must be int32 on cpu"),
         ({"block_table": torch.ones(3, 9).int()}, r"block_table must be \[2, max_blocks\]"),
         ({"rows": torch.ones(3, 4)}, "rows must be a MaskRows"),
@@ -70,6 +72,14 @@ def test_a_block_table_too_short(engine):
 def test_bad_arguments(change, message):
     with pytest.raises(mk.InvalidArgument, match=f"^paged_attention: .*{message}"):
         mk.paged_attention(**arguments(**change))
+
+
+def test_tensors_that_require_grad_are_taken_where_none_is_recorded():
+    q = torch.ones(3, 4, 64).requires_grad_()
+    with torch.no_grad():
+        out, lse = mk.paged_attention(**arguments(q=q))
+    assert not out.requires_grad and not lse.requires_grad
+    assert torch.equal(out, mk.paged_attention(**arguments(q=q.detach()))[0])
 
 
 def test_rows_that_were_made_by_hand_stay_inside_the_cache():

@@ -23,6 +23,12 @@ def test_an_empty_batch() -> None:
     assert (batch.num_requests, batch.num_q) == (0, 0)
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.uint32, torch.uint64])
+def test_lengths_may_be_unsigned(dtype: torch.dtype) -> None:
+    batch = mk.ChunkBatch(torch.tensor([1, 2], dtype=dtype), torch.tensor([3, 200], dtype=dtype))
+    assert batch.q_lens.tolist() == [1, 2] and batch.kv_lens.tolist() == [3, 200]
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -31,6 +37,8 @@ def test_an_empty_batch() -> None:
         (([1, 1], [1]), "one entry a request"),
         (([0.5], [1]), "q_lens must be 1-d integers, got torch.float32"),
         (([1], [2**31]), "kv_lens must be below"),
+        (([1], torch.tensor([2**31], dtype=torch.uint32)), "kv_lens must be below"),
+        (([1], torch.tensor([2**64 - 1], dtype=torch.uint64)), "kv_lens must be below"),
         (([1], [2], [2]), r"positions\[0\] must be in \[0, 2\)"),
         (([1], [2], [0, 1]), r"one entry a query \(1\), got 2"),
     ],

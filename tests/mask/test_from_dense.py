@@ -91,6 +91,11 @@ def test_bad_masks_are_named(masks: list, words: str) -> None:
 
 def test_masks_are_the_batchs() -> None:
     batch = mk.ChunkBatch([2], [4])
+    for masks in (None, 5, iter(())):
+        with pytest.raises(mk.InvalidArgument, match="masks must be a list of tensors, got"):
+            mk.mask.rows_from_dense(masks, batch)
+        with pytest.raises(mk.InvalidArgument, match="masks must be a list of tensors, got"):
+            mk.mask.rows_from_dense(masks)
     with pytest.raises(mk.InvalidArgument, match=r"bool of shape \(2, 4\), got .* \(2, 3\)"):
         mk.mask.rows_from_dense([torch.ones(2, 3, dtype=torch.bool)], batch)
     with pytest.raises(mk.InvalidArgument, match=r"one a request \(1\), got 0"):
