@@ -55,12 +55,13 @@ def test_logits_equal_those_of_transformers(smollm2):
     theirs.load_state_dict(state_dict_of(config, weights))
     tokens = tokenizer.encode("The life of a KV block begins in a prefill chunk. " * 6)
     with torch.no_grad():
-        want = theirs.eval()(torch.tensor([tokens])).logits[0]
+        rounded = theirs.eval()(torch.tensor([tokens])).logits[0]
+        exact = theirs.double()(torch.tensor([tokens])).logits[0]
     cache = PagedKVCache(config, 16)
     batch = Batch.build([Chunk(tokens, 0, list(range(16)))], 16)
     got = model.forward(batch, cache, all_logits=True)
-    assert float((got - want).abs().max()) < 1e-4
-    assert torch.equal(got.argmax(-1), want.argmax(-1))
+    assert (got - exact).abs().max() < 2 * (rounded - exact).abs().max()
+    assert torch.equal(got.argmax(-1), rounded.argmax(-1))
 
 
 def state_dict_of(config, weights):
