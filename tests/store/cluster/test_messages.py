@@ -12,7 +12,7 @@ from mooncake_serving.store.directory import EmbeddedDirectory
 from mooncake_serving.store.node import messages
 from mooncake_serving.store.node.messages import MAGIC, decode, encode
 
-from .support import Hosts, value
+from .support import Hosts, replaced, value
 
 NUMBERS = st.integers(0, 2**64 - 1)
 DEADLINES = st.integers(0, messages.MAX_DEADLINE_MS)
@@ -143,6 +143,18 @@ def test_whatever_a_stranger_says_the_node_goes_on(attacked, data):
         send(message)
     assert two.node.asking.stat(one.node.name).num_ready == 1
     assert two.cluster.get("a") == value(1)
+
+
+def test_one_message_that_fails_does_not_end_the_hearing(attacked, caplog):
+    one, two, _ = attacked
+    with replaced(one.node._pins, "release", lambda release, token: 1 / 0):
+        two.node._calls.post(
+            one.node.name,
+            two.node._calls.make(messages.Release, 5.0, token=1, is_answered=False),
+            5.0,
+        )
+        assert two.node.asking.stat(one.node.name).num_ready == 1
+    assert "is dropped" in caplog.text and "ZeroDivisionError" in caplog.text
 
 
 def test_answers_to_nobody_and_of_others_are_not_taken(attacked):

@@ -64,6 +64,8 @@ class Server:
                     self._take(sender, decode(data))
                 except InvalidArgument as error:
                     logger.warning("from %s: %s", sender, error)
+                except Exception:  # whatever is wrong with one, the others are heard
+                    logger.exception("a message from %s is dropped", sender)
 
     def _take(self, sender: str, message: Message) -> None:
         if isinstance(message, Release) and not message.is_answered:
