@@ -16,8 +16,7 @@ constexpr std::chrono::milliseconds kLookEvery{2};
 void ConnectionPool::enter(Connected& member, const Limit& limit) {
   std::unique_lock lock(mutex_);
   if (member.is_in_pool_) return;
-  while (!has_room()) {
-    limit.interrupt.check();
+  for (limit.interrupt.check(); !has_room(); limit.interrupt.check()) {
     if (limit.deadline.passed()) {
       throw Ended(concat(limit.deadline.cause(), ": all ", max_connections_,
                          " connections (max_connections) are in use"));

@@ -258,6 +258,8 @@ bool Engine::close() {
     closed_ = true;
     peers.swap(peers_);
   }
+  // All before any is closed: that makes room, which another one may be waiting for.
+  for (const PeerRef& peer : peers) peer->interrupt("the engine was closed");
   for (const PeerRef& peer : peers) peer->close("the engine was closed");
   leave_process(*own_);
   own_->notifications.close();

@@ -128,9 +128,13 @@ uint64_t Peer::max_piece_bytes(const Request& request) const {
   return std::clamp(share / kPageBytes * kPageBytes, kMinPieceBytes, most);
 }
 
-void Peer::close(const std::string& cause) {
+void Peer::interrupt(const std::string& cause) {
   queue_.close(cause);
   for (const auto& lane : lanes_) lane->interrupt().signal(cause);  // one may be connecting
+}
+
+void Peer::close(const std::string& cause) {
+  interrupt(cause);
   const std::lock_guard lock(threads_mutex_);
   closed_ = true;
   for (std::thread& thread : threads_) {

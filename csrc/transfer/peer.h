@@ -65,7 +65,10 @@ class Peer : public std::enable_shared_from_this<Peer> {
   // Ends one request, if it is still here; see Ticket::cancel.
   void abandon(const Ticket& ticket, const std::string& cause) { queue_.abandon(ticket, cause); }
 
-  // Fails what is pending with that cause, joins the threads and disconnects. Idempotent.
+  // Fails what is pending, and what is being connected, with that cause.
+  void interrupt(const std::string& cause);
+
+  // The same, joins the threads and disconnects. Idempotent.
   void close(const std::string& cause);
 
  private:

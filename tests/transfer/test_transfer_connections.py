@@ -121,15 +121,22 @@ def test_a_peer_in_use_is_never_closed():
 
 
 def test_closing_ends_the_wait_for_a_place():
-    with raw_server(stall) as name, TransferEngine() as far:
-        near = TransferEngine(transports=["tcp"], max_connections=1)
+    num_places = 8  # which closing makes free one after the other
+    with contextlib.ExitStack() as stack:
+        names = [stack.enter_context(raw_server(stall)) for _ in range(num_places)]
+        far = stack.enter_context(TransferEngine())
+        near = TransferEngine(transports=["tcp"], max_connections=num_places)
         here = near.register(addressed(SIZE))
-        ticket = near.write(near.open(name), [(here.address, 1 << 20, SIZE)], deadline_s=WAIT_S)
+        tickets = [
+            near.write(near.open(name), [(here.address, 1 << 20, SIZE)], deadline_s=WAIT_S)
+            for name in names
+        ]
         threading.Timer(0.2, near.close).start()
         with pytest.raises(TransferError, match="the engine was closed"):
             near.open(far.name, deadline_s=WAIT_S)
-        with pytest.raises(TransferError, match="the engine was closed"):
-            ticket.wait()
+        for ticket in tickets:
+            with pytest.raises(TransferError, match="the engine was closed"):
+                ticket.wait()
 
 
 def test_a_forked_child_is_nobodys_connection():
