@@ -161,9 +161,10 @@ def test_who_is_refused_leaves_nothing_behind_and_has_a_reason(rule):
 
 def test_a_cache_for_all_hits_more_than_caches_of_one():
     ample = DisaggregatedOptions(num_prefill=4, num_decode=3)
-    shared = serve(ample, policy=KVCacheCentric(balancing_threshold=1.0))[1]
-    local = serve(ample, policy=LocalCacheAware())[1]
-    by_chance = serve(ample, policy=Random())[1]
+    trace = scale_trace(TRACE, time=4.0)  # prompts wait for each other's prefill less
+    shared = serve(ample, trace, policy=KVCacheCentric(balancing_threshold=1.0))[1]
+    local = serve(ample, trace, policy=LocalCacheAware())[1]
+    by_chance = serve(ample, trace, policy=Random())[1]
     assert shared.hit_rate > local.hit_rate > by_chance.hit_rate
 
 

@@ -13,10 +13,8 @@ from mooncake_serving.simulator.reproductions import (
     REPRODUCTIONS,
     Setup,
     arxiv_datasets,
-    fast25_cache,
 )
 from mooncake_serving.simulator.reproductions.arxiv_layer_wise import store_latency_s
-from mooncake_serving.simulator.reproductions.made_up import like_synthetic
 from mooncake_serving.simulator.reproductions.made_up_datasets import (
     ARXIV_SUMMARIZATION,
     L_EVAL,
@@ -24,8 +22,15 @@ from mooncake_serving.simulator.reproductions.made_up_datasets import (
     make,
 )
 from mooncake_serving.simulator.reproductions.made_up_toolagent import like_toolagent
+from mooncake_serving.simulator.reproductions.workloads import like_synthetic
 from mooncake_serving.simulator.step_cost import StepCost
-from mooncake_serving.simulator.traces import TraceProfile, TraceRequest, scale_trace, synth_trace
+from mooncake_serving.simulator.traces import (
+    TraceProfile,
+    TraceRequest,
+    scale_trace,
+    synth_trace,
+    trace_stats,
+)
 
 PROFILE = TraceProfile.load(Path(__file__).parent / "conversation.profile.json")
 CONVERSATION = Setup(scale_trace(synth_trace(PROFILE, 300, seed=0), time=0.5), "made up")
@@ -58,11 +63,17 @@ def test_mooncake_serves_more_requests_in_time_and_with_less_prefill():
 
 
 def test_the_made_up_synthetic_trace_has_the_published_figures():
-    requests = like_synthetic(0)
-    assert np.mean([r.input_length for r in requests]) == pytest.approx(15325, rel=0.08)
-    assert np.mean([r.output_length for r in requests]) == pytest.approx(149, rel=0.1)
-    for capacity, published in ((3e6, 0.315), (float("inf"), 0.651)):
-        assert replay(requests, capacity).hit_rate == pytest.approx(published, abs=0.03)
+    stats = trace_stats(like_synthetic(0))
+    assert stats.input.mean == pytest.approx(15325, abs=1)
+    assert stats.output.mean == pytest.approx(149, abs=1)
+    assert (stats.num_requests, stats.num_blocks) == (3993, 121_877)
+    assert stats.num_unique_blocks == 43_924 and stats.max_hit_rate == pytest.approx(
+        0.651, abs=1e-3
+    )
+    assert stats.requests_per_s == pytest.approx(3.91, rel=0.05)
+    for capacity, published in ((1e6, 0.142), (3e6, 0.315), (1e7, 0.577)):
+        hit_rate = replay(like_synthetic(0), capacity).hit_rate
+        assert hit_rate == pytest.approx(published, abs=0.015)
 
 
 def test_the_made_up_tool_and_agent_trace_has_the_published_figures():
@@ -102,7 +113,8 @@ def test_mooncake_serves_more_of_a_dataset_that_can_be_cached(monkeypatch):
 
 
 def test_early_rejection_wastes_no_prefill_and_refuses_fewer_and_prediction_even_fewer():
-    overloaded = Setup(scale_trace(synth_trace(PROFILE, 500, seed=0), time=0.7), "made up")
+    # Long enough to settle: at first nobody has been decoded for t_d yet.
+    overloaded = Setup(scale_trace(synth_trace(PROFILE, 2000, seed=0), time=0.6), "made up")
     rows = {row.what: row.ours for row in REPRODUCTIONS["arxiv-overload"](overloaded).rows}
     baseline, early, prediction = (
         rows[f"{rule}: refused"] for rule in ("baseline", "early rejection", "with prediction")
@@ -113,20 +125,18 @@ def test_early_rejection_wastes_no_prefill_and_refuses_fewer_and_prediction_even
         assert rows[f"{rule}: prefill wasted on refused ones"] == 0
 
 
-def test_copies_are_counted_while_blocks_are_hot(monkeypatch):
-    monkeypatch.setattr(fast25_cache, "like_synthetic", lambda seed: like_synthetic(seed)[:50])
-    rows = {row.what: row.ours for row in REPRODUCTIONS["fast25-fig11"](CONVERSATION).rows}
+def test_copies_are_counted_while_blocks_are_hot():
+    setup = replace(CONVERSATION, released={"synthetic": like_synthetic(0)[:50]})
+    rows = {row.what: row.ours for row in REPRODUCTIONS["fast25-fig11"](setup).rows}
     assert rows["copies of the hottest block, at its most"] == 8
     most = rows["copies of the 100 hottest, at their most, mean"]
     assert rows["the 100 hottest, at the end of the trace"] <= most <= 8
     assert rows["copies of the 1,000 hottest, at their most, mean"] <= most
 
 
-def test_a_global_cache_hits_more_in_each_workload(monkeypatch):
-    for name in ("like_synthetic", "like_toolagent"):
-        whole = getattr(fast25_cache, name)
-        monkeypatch.setattr(fast25_cache, name, lambda seed, whole=whole: whole(seed)[:400])
-    found = claims("fast25-global-cache")
+def test_a_global_cache_hits_more_in_each_workload():
+    others = {"synthetic": like_synthetic(0)[:400], "toolagent": like_toolagent(0, 400)}
+    found = claims("fast25-global-cache", replace(CONVERSATION, released=others))
     assert len(found) == 9
     assert all(holds for what, holds in found.items() if "too" not in what)
 

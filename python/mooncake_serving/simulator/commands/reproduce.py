@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ..reproductions import NEEDS_TRACE, REPRODUCTIONS, Outcome, Setup, as_lines
+from ..reproductions import NEEDS_TRACE, REPRODUCTIONS, USES, Outcome, Setup, as_lines
 from ..traces import TraceProfile, TraceRequest, read_trace, synth_trace
 
 
@@ -22,6 +22,12 @@ def add_commands(commands: Any) -> None:
             parser.add_argument(
                 "--requests", type=int, metavar="N", help="only the first N, or so many made up"
             )
+        for workload in USES.get(name, ()):
+            parser.add_argument(
+                f"--{workload}",
+                metavar="TRACE",
+                help=f"the released {workload} trace; without it one like it is made up",
+            )
         parser.add_argument("--out", metavar="FOLDER", help="for NAME.jsonl and NAME.png")
         parser.add_argument("--seed", type=int, default=0, help="of what is random (default: 0)")
         parser.add_argument("--json", action="store_true", help="print JSON lines, nothing else")
@@ -34,6 +40,8 @@ def run(options: argparse.Namespace) -> None:
 
     name = options.reproduction
     requests, trace_name = _trace(options) if name in NEEDS_TRACE else ([], "")
+    paths = {workload: getattr(options, workload) for workload in USES.get(name, ())}
+    released = {workload: read_trace(path) for workload, path in paths.items() if path is not None}
     with View(max(1, len(requests)), quiet=options.json) as view:
         setup = Setup(
             trace=requests,
@@ -41,6 +49,7 @@ def run(options: argparse.Namespace) -> None:
             on_step=view.step,
             on_progress=view.advance,
             seed=options.seed,
+            released=released,
         )
         outcome = REPRODUCTIONS[name](setup)
     lines = [json.dumps(line) + "\n" for line in as_lines(name, outcome)]

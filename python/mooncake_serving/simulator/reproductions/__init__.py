@@ -17,6 +17,7 @@ from . import (
     staleness,
 )
 from .outcome import Claim, Curve, Outcome, Reproduction, Row, Setup, as_lines
+from .workloads import SYNTHETIC, TOOLAGENT
 
 ON_A_TRACE: dict[str, Reproduction] = {
     "fast25-fig1": fast25_capacity.conversation,
@@ -35,8 +36,8 @@ ON_A_TRACE: dict[str, Reproduction] = {
 ALONE: dict[str, Reproduction] = {
     "arxiv-datasets": arxiv_datasets.datasets,
     "arxiv-fig7": arxiv_layer_wise.layer_wise,
-    "fast25-fig6": fast25_capacity.toolagent,
-    "fast25-fig7": fast25_capacity.synthetic,
+    "fast25-fig6": fast25_capacity.toolagent_workload,
+    "fast25-fig7": fast25_capacity.synthetic_workload,
     "fast25-fig13": fast25_sweeps.bandwidth,
     "fast25-fig15": fast25_sweeps.ratio,
     "fast25-fig14": fast25_sweeps.breakdown,
@@ -48,10 +49,20 @@ ALONE: dict[str, Reproduction] = {
 }
 REPRODUCTIONS = ON_A_TRACE | ALONE
 NEEDS_TRACE = frozenset(ON_A_TRACE)
+# Which of FAST'25's other workloads they replay.
+USES: dict[str, tuple[str, ...]] = {
+    "fast25-fig6": (TOOLAGENT,),
+    "fast25-fig7": (SYNTHETIC,),
+    "fast25-fig11": (SYNTHETIC,),
+    "fast25-fig13": (SYNTHETIC,),
+    "fast25-fig15": (SYNTHETIC,),
+    "fast25-global-cache": (TOOLAGENT, SYNTHETIC),
+}
 
 __all__ = [
     "NEEDS_TRACE",
     "REPRODUCTIONS",
+    "USES",
     "Claim",
     "Curve",
     "Outcome",

@@ -4,9 +4,8 @@ from dataclasses import replace
 
 from ..options import DisaggregatedOptions
 from .clusters import VLLM, serve, serve_coupled
-from .made_up import MADE_UP, like_synthetic
-from .made_up_toolagent import MADE_UP_TOOLAGENT, like_toolagent
 from .outcome import Claim, Curve, Outcome, Row, Setup
+from .workloads import synthetic, toolagent
 
 TTFT_S = 30.0
 TBT_S = (0.1, 0.2, 0.3)
@@ -109,13 +108,14 @@ def conversation(setup: Setup) -> Outcome:
     return effective_capacity(setup, "conversation")
 
 
-def synthetic(setup: Setup) -> Outcome:
-    """Figure 7, the synthetic workload, made up by its published figures."""
-    made_up = like_synthetic(setup.seed)
-    return effective_capacity(replace(setup, trace=made_up, trace_name=MADE_UP), "synthetic")
+def synthetic_workload(setup: Setup) -> Outcome:
+    """Figure 7, the synthetic workload."""
+    trace, name = synthetic(setup)
+    return effective_capacity(replace(setup, trace=trace, trace_name=name), "synthetic")
 
 
-def toolagent(setup: Setup) -> Outcome:
-    """Figure 6, the tool&agent workload, made up by its published figures."""
-    made_up = replace(setup, trace=like_toolagent(setup.seed), trace_name=MADE_UP_TOOLAGENT)
-    return effective_capacity(made_up, "tool&agent", "vLLM prefix caching")
+def toolagent_workload(setup: Setup) -> Outcome:
+    """Figure 6, the tool&agent workload."""
+    trace, name = toolagent(setup)
+    setup = replace(setup, trace=trace, trace_name=name)
+    return effective_capacity(setup, "tool&agent", "vLLM prefix caching")

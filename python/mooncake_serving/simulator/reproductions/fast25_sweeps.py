@@ -10,8 +10,8 @@ from ..options import DisaggregatedOptions
 from ..prefill import PrefillOptions
 from ..traces import TraceRequest
 from .clusters import serve
-from .made_up import MADE_UP, like_synthetic
 from .outcome import Claim, Curve, Outcome, Row, Setup
+from .workloads import synthetic
 
 GBPS = (24, 50, 100, 200, 400)
 RATIOS = ((4, 12), (6, 10), (8, 8), (10, 6), (12, 4), (14, 2))
@@ -19,8 +19,8 @@ LENGTHS = (8192, 16384, 32768, 65536, 131072)
 
 
 def bandwidth(setup: Setup) -> Outcome:
-    """Figure 13: mean TTFT over the network's rate, on the made-up synthetic workload."""
-    trace = like_synthetic(setup.seed)
+    """Figure 13: mean TTFT over the network's rate, on the synthetic workload."""
+    trace, name = synthetic(setup)
     means = []
     for gbps in GBPS:
         setup.on_step(f"{gbps} Gbps", len(GBPS))
@@ -30,7 +30,7 @@ def bandwidth(setup: Setup) -> Outcome:
         )
     by_rate = dict(zip(GBPS, means, strict=True))
     return Outcome(
-        f"FAST'25, Figure 13: TTFT over the network's rate, {MADE_UP}, 8P + 8D",
+        f"FAST'25, Figure 13: TTFT over the network's rate, {name}, 8P + 8D",
         [Row(f"{gbps} Gbps: mean TTFT", mean, None, "s") for gbps, mean in by_rate.items()],
         [
             Claim("below 2 s from 100 Gbps on", max(by_rate[g] for g in GBPS if g >= 100) < 2),
@@ -52,8 +52,8 @@ def _falls(values: list[float], slack: float) -> bool:
 
 
 def ratio(setup: Setup) -> Outcome:
-    """Figure 15: 16 nodes, prefill or decode; TTFT 10 s, TBT 100 ms; made-up synthetic workload."""
-    trace = like_synthetic(setup.seed)
+    """Figure 15: 16 nodes, prefill or decode; TTFT 10 s, TBT 100 ms; synthetic workload."""
+    trace, workload = synthetic(setup)
     effective, ttft, tbt = [], [], []
     for num_prefill, num_decode in RATIOS:
         setup.on_step(f"{num_prefill}P + {num_decode}D", len(RATIOS))
@@ -70,11 +70,12 @@ def ratio(setup: Setup) -> Outcome:
         rows += [Row(f"{name}: within both", e, None, "%"), Row(f"{name}: mean TTFT", f, None, "s")]
         rows.append(Row(f"{name}: mean TBT", b, None, "ms"))
     return Outcome(
-        f"FAST'25, Figure 15: prefill and decode instances, {MADE_UP}",
+        f"FAST'25, Figure 15: prefill and decode instances, {workload}",
         rows,
         [
             Claim("TTFT falls with more prefill instances", _falls(ttft, 0.02)),
             Claim("TBT rises with fewer decode instances", _falls(tbt[::-1], 0.02)),
+            Claim("fewer and more than the best serve less", counts[0] < best < counts[-1]),
             Claim("the best is 8P + 8D", best == 8),
         ],
         [

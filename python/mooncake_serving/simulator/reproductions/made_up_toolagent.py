@@ -4,8 +4,6 @@ import numpy as np
 
 from ..traces import BLOCK_SIZE, TraceRequest
 
-MADE_UP_TOOLAGENT = "made up like the tool&agent trace"
-
 # FAST'25, Table 2: requests in an hour, mean prompt and output.
 NUM_REQUESTS, HOUR_MS = 23_608, 3.6e6
 MEAN_INPUT, MEAN_OUTPUT = 8596, 182

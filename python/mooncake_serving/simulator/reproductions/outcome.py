@@ -1,6 +1,6 @@
 """What a reproduction finds: our figures beside the published ones, curves, and remarks."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -61,6 +61,8 @@ class Setup:
         on_step: is called with a text before each simulation, and the number of them in all.
         on_progress: is called once a request that is done with.
         seed: of whatever is random.
+        released: of FAST'25's other workloads, by name, the files that the user has; the others are
+            made up.
     """
 
     trace: Sequence[TraceRequest]
@@ -68,6 +70,7 @@ class Setup:
     on_step: Callable[[str, int], None] = lambda text, total: None
     on_progress: Callable[[], None] = lambda: None
     seed: int = 0
+    released: Mapping[str, Sequence[TraceRequest]] = field(default_factory=dict)
 
 
 Reproduction = Callable[[Setup], Outcome]

@@ -2,17 +2,19 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from .errors import InvalidTrace
+from .families import NO_HUB, Family, Member, families_of
 from .request import BLOCK_SIZE, TraceRequest
-from .sharing import sharing_of
 
-FIELDS = ("input_length", "output_length", "matched_blocks", "age", "parent_blocks")
+FIELDS = ("gap", "input_length", "output_length", "parent", "matched_blocks")
 MAX_ARRIVALS = 256  # gaps, and counts, that a profile keeps
+MIN_HUB, HUB_SHARE = 32, 0.01  # what more requests begin with, and that share of all, is a hub
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,15 +23,17 @@ class TraceProfile:
 
     Attributes:
         block_size: tokens that a hash id stands for.
-        rows: requests, each ``(input_length, output_length, matched_blocks, age, parent_blocks)``:
-            its lengths, and which prefix it shares with whom (see :class:`~.sharing.Sharing`).
+        hubs: blocks that very many requests begin with, each as the index of the one before it, or
+            -1 (see :mod:`~.families`).
+        families: some of the trace's, each whole.
         gaps_ms: times between two moments at which requests arrive.
         counts: requests that arrive at one moment; traces may round their clock.
         source: of which trace it is, and under which licence.
     """
 
     block_size: int
-    rows: tuple[tuple[int, int, int, int, int], ...]
+    hubs: tuple[int, ...]
+    families: tuple[Family, ...]
     gaps_ms: tuple[float, ...]
     counts: tuple[int, ...]
     source: str = ""
@@ -40,15 +44,15 @@ class TraceProfile:
         requests: Sequence[TraceRequest],
         *,
         block_size: int = BLOCK_SIZE,
-        max_rows: int = 1024,
+        max_requests: int = 4096,
         source: str = "",
     ) -> "TraceProfile":
-        """Describe a trace by at most ``max_rows`` of its requests, spread evenly over all.
+        """Describe a trace by about ``max_requests`` of its requests: families, small and large.
 
         Args:
             requests: at least one, in the order of time.
             block_size: tokens that a hash id stands for.
-            max_rows: what is kept of them.
+            max_requests: about how many are kept of them.
             source: of which trace it is, and under which licence.
 
         Raises:
@@ -56,15 +60,16 @@ class TraceProfile:
         """
         if not requests:
             raise InvalidTrace("TraceProfile.of", 1, "a trace must hold at least one request")
-        rows = [
-            (r.input_length, r.output_length, s.matched_blocks, s.age, s.parent_blocks)
-            for r, s in zip(requests, sharing_of(requests), strict=True)
-        ]
+        max_size = max(MIN_HUB, int(HUB_SHARE * len(requests)))
+        hubs, families = families_of(requests, min(max_size, max(1, max_requests // 4)))
+        families.sort(key=lambda family: (len(family.members), family.num_tokens))
+        num_kept = -(-len(families) * max_requests // max(max_requests, len(requests)))
         moments, counts = np.unique([r.timestamp_ms for r in requests], return_counts=True)
         gaps = np.sort(np.diff(moments)) if len(moments) > 1 else np.array([1.0])
         return cls(
             block_size=block_size,
-            rows=tuple(_evenly(sorted(rows, key=lambda row: (row[2], row[0])), max_rows)),
+            hubs=tuple(hubs),
+            families=tuple(_evenly(families, num_kept)),
             gaps_ms=tuple(float(gap) for gap in _evenly(gaps.tolist(), MAX_ARRIVALS)),
             counts=tuple(int(count) for count in _evenly(np.sort(counts).tolist(), MAX_ARRIVALS)),
             source=source,
@@ -72,10 +77,19 @@ class TraceProfile:
 
     def save(self, path: str | Path) -> None:
         """Write the profile as JSON."""
-        rows = ",\n".join(json.dumps(row) for row in self.rows)
-        rest = {name: value for name, value in asdict(self).items() if name != "rows"}
-        text = json.dumps({"fields": FIELDS, **rest})[:-1]
-        Path(path).write_text(f'{text}, "rows": [\n{rows}\n]}}\n', encoding="utf-8")
+        record: dict[str, Any] = {
+            "fields": FIELDS,
+            "block_size": self.block_size,
+            "hubs": self.hubs,
+            "gaps_ms": self.gaps_ms,
+            "counts": self.counts,
+            "source": self.source,
+        }
+        families = ",\n".join(
+            json.dumps([family.hub, *map(astuple, family.members)]) for family in self.families
+        )
+        text = json.dumps(record)[:-1]
+        Path(path).write_text(f'{text}, "families": [\n{families}\n]}}\n', encoding="utf-8")
 
     @classmethod
     def load(cls, path: str | Path) -> "TraceProfile":
@@ -86,20 +100,40 @@ class TraceProfile:
         """
         try:
             record = json.loads(Path(path).read_text(encoding="utf-8"))
-            rows = tuple(
-                (int(n), int(o), int(m), int(a), int(p)) for n, o, m, a, p in record["rows"]
+            profile = cls(
+                block_size=int(record["block_size"]),
+                hubs=tuple(map(int, record["hubs"])),
+                families=tuple(
+                    Family(int(hub), tuple(Member(*map(int, member)) for member in members))
+                    for hub, *members in record["families"]
+                ),
+                gaps_ms=tuple(map(float, record["gaps_ms"])),
+                counts=tuple(map(int, record["counts"])),
+                source=str(record.get("source", "")),
             )
-            gaps = tuple(float(gap) for gap in record["gaps_ms"])
-            counts = tuple(int(count) for count in record["counts"])
-            block_size, source = int(record["block_size"]), str(record.get("source", ""))
         except (ValueError, TypeError, KeyError) as error:
             what = f"must be a profile of a trace: {type(error).__name__} {error}"
             raise InvalidTrace(str(path), 1, what) from None
-        whole = all(row[0] >= 1 and min(row) >= 0 and row[2] <= row[4] for row in rows)
-        if not (rows and gaps and counts and whole and block_size >= 1 and min(counts) >= 1):
+        if not profile._is_whole():
             what = "must be a profile of a trace: a list is empty or a number out of its range"
             raise InvalidTrace(str(path), 1, what)
-        return cls(block_size, rows, gaps, counts, source)
+        return profile
+
+    def _is_whole(self) -> bool:
+        return (
+            bool(self.families and self.gaps_ms and self.counts)
+            and min(self.block_size, *self.counts) >= 1
+            and all(NO_HUB <= hub < place for place, hub in enumerate(self.hubs))
+            and all(NO_HUB <= family.hub < len(self.hubs) for family in self.families)
+            and all(family.members and _are_whole(family.members) for family in self.families)
+        )
+
+
+def _are_whole(members: tuple[Member, ...]) -> bool:
+    return all(
+        min(astuple(member)) >= 0 and member.input_length >= 1 and member.parent < max(1, place)
+        for place, member in enumerate(members)
+    )
 
 
 def _evenly(values: list, limit: int) -> list:

@@ -1,15 +1,15 @@
 """What a trace is like, in numbers."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
 
 from .errors import InvalidTrace
 from .request import BLOCK_SIZE, TraceRequest
-from .sharing import sharing_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +96,8 @@ def trace_stats(requests: Sequence[TraceRequest], *, block_size: int = BLOCK_SIZ
     gaps = np.diff(times)
     uses = Counter(hash_id for request in requests for hash_id in request.hash_ids)
     hit_tokens = sum(
-        min(sharing.matched_blocks * block_size, request.input_length)
-        for request, sharing in zip(requests, sharing_of(requests), strict=True)
+        min(num_blocks * block_size, request.input_length)
+        for request, num_blocks in zip(requests, _seen_before(requests), strict=True)
     )
     return TraceStats(
         num_requests=len(requests),
@@ -111,3 +111,11 @@ def trace_stats(requests: Sequence[TraceRequest], *, block_size: int = BLOCK_SIZ
         seen_once=sum(n == 1 for n in uses.values()) / len(uses) if uses else 0.0,
         max_hit_rate=hit_tokens / sum(request.input_length for request in requests),
     )
+
+
+def _seen_before(requests: Sequence[TraceRequest]) -> Iterator[int]:
+    """Tell for each request in turn how many of its first blocks an earlier one had, too."""
+    seen: set[int] = set()
+    for request in requests:
+        yield sum(1 for _ in takewhile(seen.__contains__, request.hash_ids))
+        seen.update(request.hash_ids)

@@ -3,6 +3,7 @@
 import numpy as np
 
 from .errors import InvalidTrace
+from .families import NO_HUB, Family, Member
 from .profile import TraceProfile
 from .request import TraceRequest
 
@@ -12,17 +13,17 @@ def synth_trace(profile: TraceProfile, num_requests: int, *, seed: int = 0) -> l
 
     Equivalent to::
 
-        for i in range(num_requests):
-            arrive at the same moment as the last one, or after a gap, as the profile's requests do
-            row = one of the profile's requests, each as often as the others
-            parent = an earlier request whose blocks were last used about row.age requests ago,
-                     and that has about row.parent_blocks
-            hash_ids = the first row.matched_blocks of parent, then new ones
+        until there are num_requests of them:
+            family = one of the profile's, each as often as the others
+            its first request comes anywhere in the trace, but early enough for all of the others;
+            each of them comes family.members[i].gap requests after the one before it, and its
+            hash_ids are the first matched_blocks of its parent's, then new ones
+        they arrive at the same moment as the one before or after a gap, as the profile's do
 
-    So the lengths, how long prefixes are and how long they wait to be used again are the profile's,
-    and with them what a cache of a given size hits. What is lost: how the load changes over
-    minutes, and that long prompts may come together. A trace that is shorter than the ages in its
-    profile reuses sooner.
+    So the lengths, how many share a prefix, how long it is and how long it waits to be used again
+    are the profile's, and with them what a cache of a given size hits. What is lost: how the load
+    changes over minutes, and who came together with whom. In a trace that is shorter than the
+    profile's, families that would not end in it come closer together.
 
     Args:
         profile: of the trace that it shall be like.
@@ -36,14 +37,15 @@ def synth_trace(profile: TraceProfile, num_requests: int, *, seed: int = 0) -> l
         raise InvalidTrace("synth_trace", 1, f"num_requests must be at least 1, got {num_requests}")
     rng = np.random.default_rng(seed)
     times = _arrivals(profile, num_requests, rng)
-    rows = _Rows(profile, rng)
-    family = _Family(num_requests)
+    families = _families(profile, num_requests, rng)
+    places = np.concatenate([_places(family, num_requests, rng) for family in families])
+    owners = [(k, member) for k, family in enumerate(families) for member in family.members]
+    chains = _Chains(profile, families)
     requests = []
-    for i in range(num_requests):
-        input_length, output_length, matched, age, parent_blocks = rows.take(i)
-        num_blocks = -(-input_length // profile.block_size)
-        ids = family.add(num_blocks, min(matched, num_blocks), age, parent_blocks)
-        requests.append(TraceRequest(times[i], input_length, output_length, ids))
+    for time, place in zip(times, np.argsort(places, kind="stable"), strict=True):
+        k, member = owners[place]
+        ids = chains.add(k, member)
+        requests.append(TraceRequest(time, member.input_length, member.output_length, ids))
     return requests
 
 
@@ -56,60 +58,59 @@ def _arrivals(profile: TraceProfile, num_requests: int, rng: np.random.Generator
     return np.repeat(moments, counts[:num_moments])[:num_requests].tolist()
 
 
-class _Rows:
-    """A profile's rows in random order, again and again; one that is too old for now waits."""
-
-    def __init__(self, profile: TraceProfile, rng: np.random.Generator) -> None:
-        self.profile, self.rng = profile, rng
-        self.waiting: list[tuple[int, int, int, int, int]] = []
-
-    def take(self, index: int) -> tuple[int, int, int, int, int]:
-        """Take a row whose prefix was used no longer ago than the trace is old."""
-        for attempt in range(2):
-            for place, row in enumerate(self.waiting):
-                if row[3] <= index:
-                    return self.waiting.pop(place)
-            if attempt == 0 and len(self.waiting) < 4 * len(self.profile.rows):
-                order = self.rng.permutation(len(self.profile.rows))
-                self.waiting += [self.profile.rows[place] for place in order]
-        return self.waiting.pop(0)
+def _families(profile: TraceProfile, num_requests: int, rng: np.random.Generator) -> list[Family]:
+    """Draw families that have so many members, the last one cut short if need be."""
+    drawn: list[Family] = []
+    left = num_requests
+    while True:
+        for place in rng.permutation(len(profile.families)):
+            family = profile.families[place]
+            drawn.append(Family(family.hub, family.members[:left]))
+            left -= len(drawn[-1].members)
+            if not left:
+                return drawn
 
 
-class _Family:
-    """The requests so far, and who of them was the last to use which prefix."""
+def _places(family: Family, num_requests: int, rng: np.random.Generator) -> np.ndarray:
+    """Tell where in the trace its members come, all of them within it."""
+    places = np.cumsum([member.gap for member in family.members], dtype=np.float64)
+    last = num_requests - 1
+    if places[-1] > last:
+        places *= last / places[-1]
+    return places + rng.uniform(0, max(0.0, last - places[-1]))
 
-    def __init__(self, num_requests: int) -> None:
-        self.chains: list[tuple[int, ...]] = []
-        self.num_ids = 0
-        self.num_blocks = np.zeros(num_requests, np.int64)
-        self.reused_blocks = np.zeros(num_requests, np.int64)  # by a later request
-        self.logs = np.log(np.arange(1, num_requests + 1))
 
-    def add(self, num_blocks: int, matched: int, age: int, parent_blocks: int) -> tuple[int, ...]:
-        """Add a request that shares ``matched`` blocks, and return its hash ids."""
-        shared: tuple[int, ...] = ()
-        parent = self._parent(matched, age, parent_blocks) if matched else None
-        if parent is not None:
-            shared = self.chains[parent][:matched]
-            self.reused_blocks[parent] = max(self.reused_blocks[parent], len(shared))
-        first = self.num_ids
-        self.num_ids += num_blocks - len(shared)
-        chain = (*shared, *range(first, self.num_ids))
-        self.num_blocks[len(self.chains)] = num_blocks
-        self.chains.append(chain)
+class _Chains:
+    """The hash ids of each family's members so far, numbered as they come."""
+
+    def __init__(self, profile: TraceProfile, families: list[Family]) -> None:
+        self._profile = profile
+        self._hubs: dict[int, tuple[int, ...]] = {NO_HUB: ()}
+        self._of_family: list[list[tuple[int, ...]]] = [[] for _ in families]
+        self._hub_of = [family.hub for family in families]
+        self._num_ids = 0
+
+    def add(self, k: int, member: Member) -> tuple[int, ...]:
+        """Return the hash ids of the next member of a family."""
+        chains = self._of_family[k]
+        shared = chains[member.parent][: member.matched_blocks] if chains else self._hub(k)
+        num_blocks = -(-member.input_length // self._profile.block_size)
+        chain = (*shared, *self._new(num_blocks - len(shared)))[:num_blocks]
+        chains.append(chain)
         return chain
 
-    def _parent(self, matched: int, age: int, parent_blocks: int) -> int | None:
-        """Find who was the last to use such a prefix, nearest in age and length."""
-        now = len(self.chains)
-        near, everyone = slice(max(0, now - 2 * age), now - age // 2), slice(0, now)
-        for where, must_be_last in ((near, True), (everyone, True), (everyone, False)):
-            fits = self.num_blocks[where] >= matched
-            if must_be_last:
-                fits &= self.reused_blocks[where] < matched
-            found = np.flatnonzero(fits) + where.start
-            if len(found):
-                off = np.abs(self.logs[now - found - 1] - np.log(max(age, 1)))
-                off += np.abs(np.log(self.num_blocks[found] / parent_blocks))
-                return int(found[np.argmin(off)])
-        return int(np.argmax(self.num_blocks[:now])) if now else None
+    def _hub(self, k: int) -> tuple[int, ...]:
+        missing = []
+        hub = self._hub_of[k]
+        while hub not in self._hubs:
+            missing.append(hub)
+            hub = self._profile.hubs[hub]
+        for later in reversed(missing):
+            self._hubs[later] = (*self._hubs[hub], *self._new(1))
+            hub = later
+        return self._hubs[hub]
+
+    def _new(self, count: int) -> range:
+        first = self._num_ids
+        self._num_ids += max(0, count)
+        return range(first, self._num_ids)
