@@ -14,10 +14,10 @@ from ..traces import TraceRequest, scale_trace
 from .outcome import Claim, Curve, Outcome, Row, Setup
 
 # 8P + 8D at twice the trace's speed, as published. The objectives are not: 30 s is that of the
-# paper's real workload. FITTED on Table 3's order and Figure 9's swing, of the nine settings that
-# `sensitivity` shows: GPUs at 40 % of their peak, for at 50 % hardly a prefill waits, and a TBT near
-# what a step takes at this load, for with the 100 ms of that workload no decode instance of ours is
-# ever loaded.
+# paper's real workload. FITTED on Table 3's order and Figure 9's swing, of the nine settings of
+# `sensitivity`: GPUs at 40 % of their peak, for at 50 % hardly a prefill waits, and a TBT near what
+# a step takes at this load, for with the 100 ms of that workload no decode instance of ours is ever
+# loaded.
 SPEED, TTFT_S, TBT_S, SHARE = 2.0, 30.0, 0.024, 0.4
 NUM_REQUESTS = 23_000
 REFUSED = {"baseline": 4183, "early rejection": 3771, "with prediction": 3589}
@@ -139,7 +139,7 @@ def overload(setup: Setup) -> Outcome:
         ],
         "s",
         "requests that are decoded",
-        remarks=["the paper's trace and objectives are not published; ours are fitted on its order"],
+        remarks=["trace and objectives are not published; ours are fitted on the published order"],
     )
 
 
