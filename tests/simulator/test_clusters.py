@@ -27,7 +27,12 @@ from mooncake_serving.simulator import (
 from mooncake_serving.simulator.coupled_options import Batching, CoupledOptions
 from mooncake_serving.simulator.machines import A800_NODE, GPT3_175B
 from mooncake_serving.simulator.prefill import PrefillOptions
-from mooncake_serving.simulator.traces import TraceProfile, scale_trace, synth_trace
+from mooncake_serving.simulator.traces import (
+    TraceProfile,
+    TraceRequest,
+    scale_trace,
+    synth_trace,
+)
 
 PROFILE = TraceProfile.load(Path(__file__).parent / "conversation.profile.json")
 TRACE = scale_trace(synth_trace(PROFILE, 400, seed=3), time=0.25)
@@ -193,3 +198,24 @@ def test_coupled_clusters_lose_nothing(engine):
 def test_impossible_clusters_are_named(options, message):
     with pytest.raises(InvalidArgument, match=message):
         DisaggregatedOptions(**options)
+
+
+@pytest.mark.parametrize("nic_bytes_per_s", [100e9, 1e9], ids=["landed", "on its way"])
+def test_kv_is_sent_again_if_decode_moves_elsewhere(nic_bytes_per_s):
+    machine = replace(A800_NODE, nic_bytes_per_s=nic_bytes_per_s)
+    options = DisaggregatedOptions(machine=machine, num_prefill=1, num_decode=2)
+    trace = [TraceRequest(0, 8192, 10, tuple(range(16)))]
+    cluster = Disaggregated(options, conductor_of(options, admission=EarlyRejection()))
+
+    def fill():  # more is decoded at the chosen instance than was foreseen
+        cluster.conductor.cluster.kv_tokens[1] += cluster.decode[0].capacity_tokens
+
+    cluster.clock.at(0.01, fill)
+    (job,) = cluster.run(trace).jobs
+    assert job.decode_instance == 2 and job.finished_s is not None
+    num_bytes = 8192 * options.model.kv_bytes_per_token
+    first = min(num_bytes, job.first_token_s * nic_bytes_per_s)
+    assert [nic.received_bytes for nic in cluster.nics] == pytest.approx([0, first, num_bytes])
+    assert cluster.nics[0].sent_bytes == pytest.approx(first + num_bytes)
+    assert job.gaps_s()[0] > num_bytes / nic_bytes_per_s
+    assert not cluster.streams and not cluster.landed and not cluster.decode[0].peak_tokens

@@ -116,9 +116,9 @@ class Conductor:
     def prefilled(self, request_id: int, now_s: float) -> Decision:
         """Note that a prefill is over, and decide whether and where it is decoded.
 
-        It is the instance that was chosen at arrival, if one was, and it is up and has room. A
-        request that is refused here is forgotten; its prefill was in vain, though its blocks remain
-        cached.
+        It is the instance that was chosen at arrival, if one was, and it is up and has room; else
+        another one, to which the prefill instance sends the KV again. A request that is refused
+        here is forgotten; its prefill was in vain, though its blocks remain cached.
 
         Raises:
             InvalidArgument: the request was not booked, or is decoded already.

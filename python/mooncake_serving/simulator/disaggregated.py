@@ -165,13 +165,21 @@ class Disaggregated:
         assert job.prefill_instance is not None
         self.conductor.cluster.free_at_s[job.prefill_instance] = self._free_at(job.prefill_instance)
         if self.options.stream and job.decode_instance is not None and job.num_decode_steps:
-            self._stream(job)
+            self._stream(job, job.decode_instance)
 
     def _free_at(self, i: int) -> float:
         return max(self.clock.now, self.prefill[i].busy_until_s) + self.prefill[i].expected_s
 
-    def _stream(self, job: Job) -> None:
-        assert job.prefill_instance is not None and job.decode_instance is not None
+    def _stream(self, job: Job, instance: int) -> None:
+        """Have a job's KV at the instance that decodes it: it may be there, or on its way.
+
+        What was sent to another one is of no use there: it is sent again from where it was made.
+        """
+        if instance == job.decode_instance and (job in self.streams or job in self.landed):
+            return
+        self.unsend(job)
+        job.decode_instance = instance
+        assert job.prefill_instance is not None
 
         def landed() -> None:
             del self.streams[job]
@@ -180,7 +188,7 @@ class Disaggregated:
 
         self.streams[job] = self.network.send(
             self.nics[job.prefill_instance],
-            self.nics[job.decode_instance],
+            self.nics[instance],
             job.request.input_length * self.options.model.kv_bytes_per_token,
             landed,
             lost=lambda: restart(self, job),
@@ -195,11 +203,9 @@ class Disaggregated:
             self._reject(job, decision)
         elif not job.num_decode_steps:
             self._finish(job)
-        elif job in self.streams or job in self.landed:
-            self._try_decode(job)
         else:
-            job.decode_instance = decision.decode.instance
-            self._stream(job)
+            self._stream(job, decision.decode.instance)
+            self._try_decode(job)
 
     def _try_decode(self, job: Job) -> None:
         """Decode a job whose prompt is prefilled, and whose KV is there to the last layer."""
@@ -208,6 +214,12 @@ class Disaggregated:
             assert job.decode_instance is not None
             self.decode[job.decode_instance - self.options.num_prefill].arrive(job)
 
+    def unsend(self, job: Job) -> None:
+        """Drop a job's KV that waits at a decode instance, or is on its way to one."""
+        self.landed.discard(job)
+        if job in self.streams:
+            self.network.cancel(self.streams.pop(job))
+
     def _finish(self, job: Job) -> None:
         job.finished_s = self.clock.now
         self.conductor.decoded(job.job_id)
@@ -215,7 +227,5 @@ class Disaggregated:
 
     def _reject(self, job: Job, decision: Decision) -> None:
         job.rejected = decision.reason.why.name
-        self.landed.discard(job)
-        if job in self.streams:  # refused after its prefill, while its KV was on its way
-            self.network.cancel(self.streams.pop(job))
+        self.unsend(job)
         self._on_progress()

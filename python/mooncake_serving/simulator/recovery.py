@@ -51,10 +51,8 @@ def _forget(cluster: "Disaggregated", job: Job) -> None:
     """Take a job out of everything; what it fetched stays where it is."""
     if job.prefill_instance is not None:
         cluster.prefill[job.prefill_instance].drop(job)
-    for flows in (cluster.fetches, cluster.streams):
-        flow = flows.pop(job, None)
-        if flow is not None:
-            cluster.network.cancel(flow)
-    cluster.landed.discard(job)
+    if job in cluster.fetches:
+        cluster.network.cancel(cluster.fetches.pop(job))
+    cluster.unsend(job)
     job.restart()
     job.ready = True
