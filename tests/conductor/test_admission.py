@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 from mooncake_serving.conductor import (
     AcceptAll,
     Baseline,
+    Cluster,
+    Conductor,
     EarlyRejection,
     InvalidArgument,
     KVCacheCentric,
@@ -14,13 +16,15 @@ from mooncake_serving.conductor import (
     LoadBalance,
     LocalCacheAware,
     PredictiveRejection,
+    PrefixIndex,
     Random,
+    Role,
     RoundRobin,
     Slo,
     Why,
 )
 
-from .support import make, request
+from .support import COSTS, make, request
 
 SLO = Slo(ttft_s=5, tbt_s=0.02)
 
@@ -149,18 +153,44 @@ def test_low_priorities_are_refused_first():
 
 
 def test_who_is_always_taken_waits_for_room():
-    conductor = make(1, slo=Slo(1e-9, 1e-9), admission=AcceptAll(), capacity_tokens=10)
+    conductor = make(1, slo=Slo(1e-9, 1e-9), admission=AcceptAll(), capacity_tokens=1000)
+    conductor.cluster.kv_tokens[1] = 1000
     conductor.book(conductor.decide(request(), 0.0))
     assert conductor.prefilled(0, 1.0).accepted
 
 
 def test_no_room_is_refused():
-    conductor = make(1, admission=EarlyRejection(), capacity_tokens=999)
+    conductor = make(1, admission=EarlyRejection(), capacity_tokens=1000)
+    conductor.cluster.kv_tokens[1] = 1
     assert conductor.decide(request(), 0.0).reason.why is Why.NO_DECODE_ROOM
     conductor.admission = Baseline()
     conductor.book(conductor.decide(request(), 0.0))
     later = conductor.prefilled(0, 1.0)
     assert later.reason.why is Why.NO_DECODE_ROOM and later.decode is None
+
+
+@pytest.mark.parametrize("rule", [AcceptAll, Baseline, EarlyRejection, PredictiveRejection])
+def test_what_no_instance_can_ever_hold_is_refused_when_it_arrives(rule):
+    conductor = make(2, 2, admission=rule(), capacity_tokens=[0, 0, 900, 1000])
+    assert conductor.decide(request(), 0.0).accepted
+    for longer in ({"num_output_tokens": 1}, {"max_output_tokens": 1}):
+        decision = conductor.decide(request(**longer), 0.0)
+        assert not decision.accepted
+        assert str(decision.reason) == "1001 tokens are more than any instance holds: 1000 at most"
+    conductor.cluster.up[3] = False
+    assert conductor.decide(request(), 0.0).reason.why is not Why.TOO_LONG, "it may come back"
+
+
+def test_who_waits_for_room_does_so_where_there_can_be_some():
+    conductor = make(1, 2, admission=AcceptAll(), capacity_tokens=[0, 999, 1000])
+    conductor.cluster.batch_size[2] = 100
+    assert conductor.decide(request(), 0.0).decode.instance == 2
+
+    both = Cluster([Role.BOTH] * 3, capacity_tokens=[999, 1000, 999])
+    conductor = Conductor(both, PrefixIndex(3), COSTS, SLO, admission=AcceptAll())
+    both.free_at_s[1] = 5.0
+    assert conductor.decide(request(), 0.0).prefill.instance == 1
+    assert conductor.decide(request(num_blocks=11), 0.0).reason.why is Why.TOO_LONG
 
 
 limits = st.sampled_from([Limits(), Limits(0.5), Limits(0.9, {1: 0.3})])

@@ -83,6 +83,17 @@ class Cluster:
         """List the instances that are up and do ``role`` and no other, ascending."""
         return np.flatnonzero(self.up & (self.role == int(role)))
 
+    def most_kv_tokens(self, instances: np.ndarray) -> np.ndarray:
+        """Tell how long a request that is prefilled on each of ``instances`` may become at most.
+
+        It is decoded there, or on the largest instance that only decodes. That one may be down, and
+        back when the prefill is over; without any there is no limit that is known.
+        """
+        decoders = self.capacity_tokens[self.role == Role.DECODE]
+        largest = decoders.max() if len(decoders) else np.iinfo(np.int64).max
+        capacity = self.capacity_tokens[instances]
+        return np.where(self.role[instances] == Role.BOTH, capacity, largest)
+
     def wait_s(self, instances: np.ndarray, now_s: float) -> np.ndarray:
         """Tell how long a new request waits on each of ``instances`` before its prefill begins."""
         return np.maximum(self.free_at_s[instances] - now_s, 0.0)

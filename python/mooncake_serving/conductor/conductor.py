@@ -69,6 +69,7 @@ class Conductor:
 
         Equivalent to::
 
+            if no instance can ever hold it: refuse
             prefill = policy(request)              # the least predicted TTFT, for algorithm 1
             if admission refuses its TTFT: refuse
             decode = the least predicted TBT       # if admission wants it at arrival
@@ -77,9 +78,9 @@ class Conductor:
         It changes nothing but a policy's turn.
         """
         cluster = self.cluster
-        candidates = cluster.of_role(Role.PREFILL)
-        if not len(candidates):
-            return Decision.refuse(request, now_s, Reason(Why.NO_PREFILL_INSTANCE))
+        candidates = self._prefill_candidates(request)
+        if isinstance(candidates, Reason):
+            return Decision.refuse(request, now_s, candidates)
         view = PrefillView.of(
             request,
             now_s,
@@ -178,6 +179,18 @@ class Conductor:
         """Note that an instance is up again, with an empty cache."""
         check_index("recovered", "instance", instance, self.cluster.num_instances)
         self.cluster.up[instance] = True
+
+    def _prefill_candidates(self, request: Request) -> np.ndarray | Reason:
+        """List the instances from which a request can be decoded, for it fits in there."""
+        candidates = self.cluster.of_role(Role.PREFILL)
+        if not len(candidates):
+            return Reason(Why.NO_PREFILL_INSTANCE)
+        most = self.cluster.most_kv_tokens(candidates)
+        able = candidates[request.max_kv_tokens <= most]
+        if len(able):
+            return able
+        values = {"kv_tokens": request.max_kv_tokens, "capacity_tokens": int(most.max())}
+        return Reason(Why.TOO_LONG, values)
 
     def _choose_decode(
         self, request: Request, prefill: int, load: DecodeLoad, chosen: int | None = None

@@ -34,6 +34,7 @@ class Why(Enum):
     NO_PREFILL_INSTANCE = "no instance that prefills is up"
     NO_DECODE_INSTANCE = "no instance that decodes is up"
     NO_DECODE_ROOM = "no instance that decodes has room for {kv_tokens} tokens"
+    TOO_LONG = "{kv_tokens} tokens are more than any instance holds: {capacity_tokens} at most"
     PREFILL_LOAD = "TTFT {ttft_s:.3f} s is {load:.2f} of its objective, over {limit:.2f}"
     DECODE_LOAD = "TBT {tbt_s:.4f} s is {load:.2f} of its objective, over {limit:.2f}"
     FORECAST_LOAD = (

@@ -18,6 +18,8 @@ class Request:
         block_size: tokens in a block.
         num_output_tokens: what is expected of it, to keep memory for; the conductor does not know
             when a request will end.
+        max_output_tokens: the most that it may generate, 0 if nobody has said so: it is given to no
+            instance whose memory could not hold them.
         priority: the higher, the longer it is served under overload.
     """
 
@@ -27,12 +29,14 @@ class Request:
     block_size: int = 512
     num_output_tokens: int = 0
     priority: int = 0
+    max_output_tokens: int = 0
 
     def __post_init__(self) -> None:
         """Check that the keys agree with the length."""
         check_at_least("Request", "num_tokens", self.num_tokens, 1)
         check_at_least("Request", "block_size", self.block_size, 1)
         check_at_least("Request", "num_output_tokens", self.num_output_tokens, 0)
+        check_at_least("Request", "max_output_tokens", self.max_output_tokens, 0)
         most = -(-self.num_tokens // self.block_size)
         if len(self.keys) > most:
             raise InvalidArgument(
@@ -42,8 +46,13 @@ class Request:
 
     @property
     def num_kv_tokens(self) -> int:
-        """Bound the tokens whose keys and values it keeps while it is decoded."""
+        """Tell for how many tokens it will probably keep keys and values while it is decoded."""
         return self.num_tokens + self.num_output_tokens
+
+    @property
+    def max_kv_tokens(self) -> int:
+        """Tell for how many tokens it may at most keep keys and values while it is decoded."""
+        return self.num_tokens + max(self.num_output_tokens, self.max_output_tokens)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ def choose_decode(
 
         for i in candidates:
             batch, tokens = load.batch_size[i] + 1, load.kv_tokens[i] + request.num_tokens
+            if request.max_kv_tokens > capacity_tokens[i]: continue
             if needs_room:
                 if tokens + reserved_tokens[i] + request.num_output_tokens > capacity_tokens[i]:
                     continue
@@ -42,7 +43,7 @@ def choose_decode(
         cost: of a step.
         candidates: ``[c]`` instances that may be chosen.
         load: of all instances, now or at a later moment.
-        needs_room: pass over instances without room; else a request may have to wait there.
+        needs_room: pass over instances without room now; else a request may have to wait there.
         why: what the choice's reason says.
 
     Returns:
@@ -55,13 +56,13 @@ def choose_decode(
     all_batch = batch + load.reserved_requests[candidates]
     all_tokens = tokens + load.reserved_tokens[candidates]
     reserved_tbt_s = cost.seconds(all_batch, all_tokens)
+    room = request.max_kv_tokens <= cluster.capacity_tokens[candidates]
     if needs_room:
-        room = all_tokens + request.num_output_tokens <= cluster.capacity_tokens[candidates]
+        room &= all_tokens + request.num_output_tokens <= cluster.capacity_tokens[candidates]
         room &= all_batch <= cluster.max_batch_size[candidates]
-        if not room.any():
-            return Reason(Why.NO_DECODE_ROOM, {"kv_tokens": request.num_kv_tokens})
-        reserved_tbt_s = np.where(room, reserved_tbt_s, np.inf)
-    position = int(np.argmin(reserved_tbt_s))
+    if not room.any():
+        return Reason(Why.NO_DECODE_ROOM, {"kv_tokens": request.num_kv_tokens})
+    position = int(np.argmin(np.where(room, reserved_tbt_s, np.inf)))
     tbt_s, batch_size = float(cost.seconds(batch[position], tokens[position])), int(batch[position])
     return DecodeChoice(
         instance=int(candidates[position]),
