@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from mooncake_serving.conductor import (
+    AcceptAll,
     Baseline,
     Conductor,
     EarlyRejection,
@@ -22,9 +23,11 @@ from mooncake_serving.simulator import (
     Disaggregated,
     DisaggregatedOptions,
     Failure,
+    Report,
     conductor_of,
 )
 from mooncake_serving.simulator.coupled_options import Batching, CoupledOptions
+from mooncake_serving.simulator.job import Job
 from mooncake_serving.simulator.machines import A800_NODE, GPT3_175B
 from mooncake_serving.simulator.prefill import PrefillOptions
 from mooncake_serving.simulator.traces import (
@@ -32,6 +35,7 @@ from mooncake_serving.simulator.traces import (
     TraceRequest,
     scale_trace,
     synth_trace,
+    unshared,
 )
 
 PROFILE = TraceProfile.load(Path(__file__).parent / "conversation.profile.json")
@@ -198,6 +202,58 @@ def test_coupled_clusters_lose_nothing(engine):
 def test_impossible_clusters_are_named(options, message):
     with pytest.raises(InvalidArgument, match=message):
         DisaggregatedOptions(**options)
+
+
+def with_one_too_long(capacity_tokens):
+    """Small requests at one moment, and a prompt and an output of which each is just too long."""
+    lengths = [(600, 20), (capacity_tokens, 1), (capacity_tokens - 599, 600), *[(600, 20)] * 5]
+    return list(unshared([TraceRequest(0, *both, ()) for both in lengths]))
+
+
+RULES = [
+    AcceptAll(),
+    Baseline(),
+    Baseline(pre_select=True),
+    EarlyRejection(),
+    PredictiveRejection(),
+]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=repr)
+def test_what_fits_nowhere_is_refused_and_holds_up_nobody(rule):
+    options = DisaggregatedOptions(num_prefill=1, num_decode=1)
+    trace = with_one_too_long(options.machine.kv_capacity_tokens(options.model))
+    cluster, report = serve(options, trace, admission=rule)
+    check_everybody_is_served(cluster, report, trace)
+    assert [job.rejected for job in report.jobs] == [None, "TOO_LONG", "TOO_LONG"] + [None] * 5
+    summary = report.summary()
+    assert (summary["requests"], summary["served"], summary["rejected"]) == (8, 6, 2)
+
+
+@pytest.mark.parametrize("engine", Batching, ids=lambda batching: batching.value)
+def test_what_fits_into_no_coupled_instance_is_refused_and_holds_up_nobody(engine):
+    options = CoupledClusterOptions(num_instances=2, engine=CoupledOptions(batching=engine))
+    trace = with_one_too_long(options.machine.kv_capacity_tokens(options.model))
+    done = []
+    report = CoupledCluster(options, on_progress=lambda: done.append(1)).run(trace)
+    assert [job.rejected for job in report.jobs] == [None, "TOO_LONG", "TOO_LONG"] + [None] * 5
+    assert len(report.ttft_s) == 6 and len(done) == len(trace)
+
+
+def test_what_just_fits_is_served():
+    options = DisaggregatedOptions(num_prefill=1, num_decode=1)
+    capacity = options.machine.kv_capacity_tokens(options.model)
+    trace = list(unshared([TraceRequest(0, capacity - 9, 9, ())]))
+    cluster, report = serve(options, trace)
+    check_everybody_is_served(cluster, report, trace)
+    coupled = CoupledCluster(CoupledClusterOptions(num_instances=1)).run(trace)
+    assert len(report.ttft_s) == len(coupled.ttft_s) == 1
+
+
+def test_a_report_of_a_request_without_an_end_is_refused():
+    job = Job(0, TRACE[0], 0.0)
+    with pytest.raises(InvalidArgument, match="served or refused, each of 1, got 0 and 0"):
+        Report([job], 1.0, 1)
 
 
 @pytest.mark.parametrize("nic_bytes_per_s", [100e9, 1e9], ids=["landed", "on its way"])

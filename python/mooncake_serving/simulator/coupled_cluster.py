@@ -90,9 +90,18 @@ class CoupledCluster:
         )
 
     def _arrive(self, job: Job) -> None:
-        request = Request(job.job_id, job.request.input_length, block_size=BLOCK_SIZE)
+        request = Request(
+            job.job_id,
+            job.request.input_length,
+            block_size=BLOCK_SIZE,
+            max_output_tokens=job.request.output_length,
+        )
         decision = self._conductor.decide(request, self.clock.now)
-        assert decision.accepted and decision.prefill is not None
+        if not decision.accepted:
+            job.rejected = decision.reason.why.name
+            self._on_progress()
+            return
+        assert decision.prefill is not None
         self._conductor.book(decision)
         job.prefill_instance = job.decode_instance = decision.prefill.instance
         self.instances[decision.prefill.instance].arrive(job)

@@ -113,6 +113,7 @@ class Disaggregated:
             job.request.hash_ids if self.options.prefill.use_cache else (),
             BLOCK_SIZE,
             self._mean_output,
+            max_output_tokens=job.request.output_length,
         )
         decision = self.conductor.decide(request, self.clock.now)
         if not decision.accepted:

@@ -1,12 +1,12 @@
 """What became of all requests of a simulation, in figures."""
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 
+from ..conductor import InvalidArgument
 from .job import Job
 
 
@@ -15,7 +15,7 @@ class Report:
     """The outcome of a simulation.
 
     Attributes:
-        jobs: every request, served or not.
+        jobs: every request, served or refused.
         simulated_s: from the first arrival to the last token.
         num_events: what the clock did.
         peak_tokens: largest share of its memory an instance had reserved, in tokens, an instance.
@@ -32,6 +32,12 @@ class Report:
 
     def __post_init__(self) -> None:
         served = [job for job in self.jobs if job.finished_s is not None]
+        refused = [job for job in self.jobs if job.rejected is not None]
+        if len(served) + len(refused) != len(self.jobs):
+            raise InvalidArgument(
+                f"Report: jobs must be served or refused, each of {len(self.jobs)}, "
+                f"got {len(served)} and {len(refused)}"
+            )
         object.__setattr__(self, "_ttft_s", np.array([job.ttft_s for job in served], float))
         object.__setattr__(self, "_tbt_s", np.array([job.tbt_s() for job in served], float))
 
@@ -63,11 +69,10 @@ class Report:
 
     def summary(self) -> dict[str, Any]:
         """Everything above as one flat JSON object."""
-        rejected = Counter(job.rejected for job in self.jobs if job.rejected is not None)
         figures = {
             "requests": len(self.jobs),
             "served": len(self._ttft_s),
-            "rejected": sum(rejected.values()),
+            "rejected": sum(job.rejected is not None for job in self.jobs),
             "hit_rate": self.hit_rate,
             "prefill_gpu_s": self.prefill_gpu_s,
             "fetched_tokens": sum(job.fetched_tokens for job in self.jobs),
