@@ -34,6 +34,7 @@ from .costs import (
     MachineSpec,
     ModelSpec,
     NicTransfer,
+    PipelinedPrefill,
     PolynomialPrefill,
     PrefillCost,
     Roofline,
@@ -57,6 +58,7 @@ from .policies import (
 from .reasons import Reason, Why
 from .request import Request, Slo
 from .roles import RoleAdvice, RoleAdvisor
+from .tiers import OneTier, Tiers
 
 __all__ = [
     "A800_X8",
@@ -89,6 +91,8 @@ __all__ = [
     "MachineSpec",
     "ModelSpec",
     "NicTransfer",
+    "OneTier",
+    "PipelinedPrefill",
     "PolynomialPrefill",
     "PredictiveRejection",
     "PrefillChoice",
@@ -112,6 +116,7 @@ __all__ = [
     "Slo",
     "Swap",
     "SwapAction",
+    "Tiers",
     "TransferCost",
     "Why",
     "choose_decode",

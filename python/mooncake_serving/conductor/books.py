@@ -40,7 +40,9 @@ class Books:
         self.open[request.request_id] = decision
         now_s, instance = decision.at_s, prefill.instance
         begin_s = max(float(cluster.free_at_s[instance]), now_s)
-        cluster.free_at_s[instance] = begin_s + prefill.prefill_s
+        drain_s = float(cluster.drain_left_s(np.array(instance), now_s))
+        cluster.free_at_s[instance] = begin_s + prefill.occupied_s
+        cluster.drain_s[instance] = max(drain_s, prefill.prefill_s - prefill.occupied_s)
         if prefill.fetch is not None:
             source = prefill.fetch.source
             own_s = float(self.costs.transfer.seconds(prefill.fetch.num_tokens, 0.0, 0))

@@ -28,7 +28,9 @@ class Cluster:
     Attributes:
         role: ``[n]`` int8, a :class:`Role`.
         up: ``[n]`` bool; an instance that is not up gets nothing, and nothing is fetched from it.
-        free_at_s: ``[n]`` float64, when an instance will have prefilled all that it has been given.
+        free_at_s: ``[n]`` float64, when an instance can begin the prefill after those it was given.
+        drain_s: ``[n]`` float64, for how long after that the last is still in the later stages of
+            a pipeline, where the next one does not overtake it.
         sending_until_s: ``[n]`` float64, when its NIC will have sent all the KV it has been asked
             for, at its full bandwidth.
         num_sending: ``[n]`` int64, transfers among which it shares that bandwidth.
@@ -60,6 +62,7 @@ class Cluster:
         self.role = np.array([int(role) for role in roles], np.int8)
         self.up = np.ones(n, bool)
         self.free_at_s = np.zeros(n)
+        self.drain_s = np.zeros(n)
         self.sending_until_s = np.zeros(n)
         self.num_sending = np.zeros(n, np.int64)
         self.batch_size = np.zeros(n, np.int64)
@@ -98,6 +101,11 @@ class Cluster:
         """Tell how long a new request waits on each of ``instances`` before its prefill begins."""
         return np.maximum(self.free_at_s[instances] - now_s, 0.0)
 
+    def drain_left_s(self, instances: np.ndarray, now_s: float) -> np.ndarray:
+        """Tell what of ``drain_s`` is left of each of ``instances`` when a new request begins."""
+        idle_s = np.maximum(now_s - self.free_at_s[instances], 0.0)
+        return np.maximum(self.drain_s[instances] - idle_s, 0.0)
+
     def backlog_s(self, instances: np.ndarray, now_s: float) -> np.ndarray:
         """Tell how long each of ``instances`` needs to send what it has been asked for."""
         return np.maximum(self.sending_until_s[instances] - now_s, 0.0)
@@ -106,6 +114,7 @@ class Cluster:
         """Forget all that an instance does: it has failed, or begins anew."""
         for state in (
             self.free_at_s,
+            self.drain_s,
             self.sending_until_s,
             self.num_sending,
             self.batch_size,

@@ -23,6 +23,7 @@ from .index import Index
 from .policies import KVCacheCentric, PrefillPolicy, PrefillView
 from .reasons import Reason, Why
 from .request import Request, Slo
+from .tiers import OneTier, Tiers
 
 
 class Conductor:
@@ -38,6 +39,7 @@ class Conductor:
         slo: what every request may wait for.
         policy: where to prefill.
         admission: who is taken under overload.
+        tiers: what of the blocks they would have to load; by default nothing.
         seed: of policies that draw lots.
     """
 
@@ -50,6 +52,7 @@ class Conductor:
         *,
         policy: PrefillPolicy | None = None,
         admission: Admission | None = None,
+        tiers: Tiers | None = None,
         seed: int = 0,
     ) -> None:
         if index.num_instances != cluster.num_instances:
@@ -60,6 +63,7 @@ class Conductor:
         self.cluster, self.index, self.costs, self.slo = cluster, index, costs, slo
         self.policy: PrefillPolicy = policy if policy is not None else KVCacheCentric()
         self.admission: Admission = admission if admission is not None else EarlyRejection()
+        self.tiers: Tiers = tiers if tiers is not None else OneTier()
         self.in_flight = InFlight()
         self.books = Books(cluster, index, costs, self.in_flight)
         self._rng = np.random.default_rng(seed)
@@ -81,14 +85,9 @@ class Conductor:
         candidates = self._prefill_candidates(request)
         if isinstance(candidates, Reason):
             return Decision.refuse(request, now_s, candidates)
+        blocks, load_s = self.tiers.look(request, self.index.match(request.keys))
         view = PrefillView.of(
-            request,
-            now_s,
-            cluster,
-            self.costs,
-            candidates,
-            self.index.match(request.keys),
-            self._rng,
+            request, now_s, cluster, self.costs, candidates, blocks, load_s, self._rng
         )
         prefill = self.policy.choose(view)
         arrival = Arrival(

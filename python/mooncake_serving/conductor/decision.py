@@ -26,7 +26,8 @@ class PrefillChoice:
     """Where a request is prefilled, and what that is predicted to take.
 
     ``ttft_s`` is from the decision to the first token; it is ``wait_s + prefill_s`` and the time
-    of the fetch, if any (one after the other, or side by side: the policy's matter).
+    of the fetch, if any (one after the other, or side by side: the policy's matter). In a pipeline
+    it is more where those before are still under way in later stages.
     """
 
     instance: int
@@ -34,7 +35,8 @@ class PrefillChoice:
     prefix_tokens: int  # reused in all: its own, then fetched ones
     fetch: Fetch | None
     wait_s: float
-    prefill_s: float
+    prefill_s: float  # on an idle instance
+    occupied_s: float  # of it, until the next one can begin
     ttft_s: float
     reason: Reason
 

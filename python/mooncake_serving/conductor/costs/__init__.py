@@ -1,6 +1,6 @@
 """What prefill, decode and transfers cost in seconds: fitted, or by a roofline."""
 
-from .fitted import LinearDecode, PolynomialPrefill
+from .fitted import LinearDecode, PipelinedPrefill, PolynomialPrefill
 from .interface import Costs, DecodeCost, PrefillCost, TransferCost
 from .roofline import Roofline, RooflineDecode, RooflinePrefill
 from .specs import A800_X8, LLAMA2_70B, LLAMA3_70B, LLAMA_13B, MachineSpec, ModelSpec
@@ -17,6 +17,7 @@ __all__ = [
     "MachineSpec",
     "ModelSpec",
     "NicTransfer",
+    "PipelinedPrefill",
     "PolynomialPrefill",
     "PrefillCost",
     "Roofline",

@@ -5,7 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
+from ..errors import check_at_least
 from .fit import fit_nonnegative
+from .interface import PrefillCost
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,39 @@ class PolynomialPrefill:
         features = np.stack(columns, axis=-1)
         fitted = fit_nonnegative("PolynomialPrefill.fit", features, np.asarray(seconds, float))
         return cls(*map(float, fitted))
+
+
+@dataclass(frozen=True, slots=True)
+class PipelinedPrefill:
+    """Prefill in chunks on the stages of a pipeline, each with an equal share of the layers.
+
+    The first stage is taken for all chunks; the last one is done when the largest chunk has
+    passed the other stages, too, which is taken to be the last ``chunk_tokens``::
+
+        seconds = stage(prompt) + (num_stages - 1) * stage(largest chunk)
+
+    A prompt of one chunk gains nothing (Mooncake, FAST'25, section 3.3).
+
+    Attributes:
+        stage: one stage's share of a prefill.
+        num_stages: nodes of the pipeline.
+        chunk_tokens: at most, of a chunk.
+    """
+
+    stage: PrefillCost
+    num_stages: int
+    chunk_tokens: int
+
+    def __post_init__(self) -> None:
+        """Check both numbers."""
+        check_at_least("PipelinedPrefill", "num_stages", self.num_stages, 1)
+        check_at_least("PipelinedPrefill", "chunk_tokens", self.chunk_tokens, 1)
+
+    def seconds(self, num_tokens: ArrayLike, prefix_tokens: ArrayLike) -> np.ndarray:
+        """Predict the prefill of a prompt; see :class:`~.interface.PrefillCost`."""
+        before = np.maximum(prefix_tokens, np.subtract(num_tokens, self.chunk_tokens))
+        chunk_s = self.stage.seconds(num_tokens, before)
+        return self.stage.seconds(num_tokens, prefix_tokens) + (self.num_stages - 1) * chunk_s
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,8 +47,17 @@ class TransferCost(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """The three models that a decision needs."""
+    """The models that a decision needs.
+
+    Attributes:
+        prefill: from the beginning of a prefill to its first token, on an instance that is idle.
+        decode: of a step.
+        transfer: of KV from instance to instance.
+        occupancy: from the beginning of a prefill until the next one can begin, which in a
+            pipeline is when the first stage is free; None: when the first token is there.
+    """
 
     prefill: PrefillCost
     decode: DecodeCost
     transfer: TransferCost
+    occupancy: PrefillCost | None = None

@@ -51,5 +51,4 @@ class LocalCacheAware:
 
     def choose(self, view: PrefillView) -> PrefillChoice:
         """Choose one of ``view.candidates``."""
-        ttft_s = view.wait_s + view.local_prefill_s()
-        return view.choose_local(int(ttft_s.argmin()), Why.LOCAL_CACHE)
+        return view.choose_local(int(view.local_ttft_s().argmin()), Why.LOCAL_CACHE)

@@ -8,7 +8,7 @@ from ..decision import PrefillChoice
 from ..errors import check_at_least
 from ..reasons import Reason, Why
 from .baselines import LocalCacheAware
-from .view import PrefillView, reusable_tokens
+from .view import PrefillTimes, PrefillView, reusable_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,9 @@ class KVCacheCentric:
     fetched stays where it was and is kept where it went. So the blocks of a holder that is
     overloaded, hot spots, come to lie on others, too: nobody predicts which will be hot.
 
-    Among instances that hold ``best``, the source is the one with the least to send.
+    Among instances that hold ``best``, the source is the one with the least to send, and to read
+    from a slow tier. A fetch takes as long as the slowest of its NIC, that, and what the fetching
+    instance reads of its own slow tier meanwhile.
 
     Attributes:
         balancing_threshold: ``kvcache_balancing_threshold``: at least 1. The paper sets it by hand
@@ -59,14 +61,17 @@ class KVCacheCentric:
                 choice = self._with_why(view, choice, Why.RECOMPUTE_BALANCED, best)
             return choice
 
-        fetch_s = view.costs.transfer.seconds(
-            best - view.local_tokens,
+        lacking = best - view.local_tokens
+        sent_s = view.costs.transfer.seconds(
+            lacking,
             view.cluster.backlog_s(np.array([source]), view.now_s),
             view.cluster.num_sending[source],
         )
-        prefill_s = view.costs.prefill.seconds(view.request.num_tokens, best)
+        read_s = np.maximum(view.load_s[source] * (lacking / best), view.load_s[view.candidates])
+        fetch_s = np.maximum(sent_s, read_s)
+        times = view.predict(best)
         begin_s = np.maximum(fetch_s, view.wait_s) if self.overlap_fetch else fetch_s + view.wait_s
-        fetched_ttft_s, local_ttft_s = begin_s + prefill_s, view.wait_s + view.local_prefill_s()
+        fetched_ttft_s, local_ttft_s = view.ttft_s(begin_s, times), view.local_ttft_s()
         fetches = much_better
         if self.recompute_if_cheaper:
             fetches = much_better & (fetched_ttft_s < local_ttft_s)
@@ -80,7 +85,7 @@ class KVCacheCentric:
                 source,
                 best_blocks,
                 float(fetch_s[position]),
-                float(prefill_s),
+                times,
                 float(ttft_s[position]),
             )
         choice = view.choose_local(position, Why.LOCAL_CACHE)
@@ -98,7 +103,7 @@ class KVCacheCentric:
         source: int,
         best_blocks: int,
         fetch_s: float,
-        prefill_s: float,
+        times: PrefillTimes,
         ttft_s: float,
     ) -> PrefillChoice:
         fetch = view.make_fetch(position, source, best_blocks, fetch_s)
@@ -116,7 +121,8 @@ class KVCacheCentric:
             prefix_tokens=local + fetch.num_tokens,
             fetch=fetch,
             wait_s=float(view.wait_s[position]),
-            prefill_s=prefill_s,
+            prefill_s=float(times.prefill_s),
+            occupied_s=float(times.occupied_s),
             ttft_s=ttft_s,
             reason=Reason(Why.FETCH, values),
         )
@@ -130,9 +136,9 @@ class KVCacheCentric:
 
 
 def _best_holder(view: PrefillView) -> tuple[int, int]:
-    """Return the longest prefix of all in blocks, and which of its holders has least to send."""
+    """Return the longest prefix of all in blocks, and which of its holders can send it first."""
     matched = np.where(view.cluster.up, view.matched_blocks, 0)
     best = int(matched.max())
     holders = np.flatnonzero(matched == best)
-    backlog_s = view.cluster.backlog_s(holders, view.now_s)
-    return best, int(holders[backlog_s.argmin()])
+    busy_s = view.cluster.backlog_s(holders, view.now_s) + view.load_s[holders]
+    return best, int(holders[busy_s.argmin()])

@@ -24,6 +24,8 @@ class PrefillView:
         matched_blocks: ``[num_instances]``, the longest prefix that each instance holds.
         local_tokens: ``[c]``, what each candidate can reuse of its own cache.
         wait_s: ``[c]``, until each candidate could begin.
+        drain_s: ``[c]``, from then on, until the requests before are out of its later stages.
+        load_s: ``[num_instances]``, for how long each reads what it holds from a slow tier.
         rng: of the conductor.
     """
 
@@ -35,6 +37,8 @@ class PrefillView:
     matched_blocks: np.ndarray
     local_tokens: np.ndarray
     wait_s: np.ndarray
+    drain_s: np.ndarray
+    load_s: np.ndarray
     rng: np.random.Generator
 
     @classmethod
@@ -46,30 +50,66 @@ class PrefillView:
         costs: Costs,
         candidates: np.ndarray,
         matched_blocks: np.ndarray,
+        load_s: np.ndarray,
         rng: np.random.Generator,
     ) -> "PrefillView":
         """Make a view; tokens and waiting times follow from the rest."""
         local = reusable_tokens(request, matched_blocks[candidates])
         wait = cluster.wait_s(candidates, now_s)
-        return cls(request, now_s, cluster, costs, candidates, matched_blocks, local, wait, rng)
+        drain = cluster.drain_left_s(candidates, now_s)
+        return cls(
+            request,
+            now_s,
+            cluster,
+            costs,
+            candidates,
+            matched_blocks,
+            local,
+            wait,
+            drain,
+            load_s,
+            rng,
+        )
 
-    def local_prefill_s(self) -> np.ndarray:
-        """Predict the prefill on each candidate with its own cache alone: ``[c]`` seconds."""
-        return self.costs.prefill.seconds(self.request.num_tokens, self.local_tokens)
+    def predict(
+        self, prefix_tokens: np.ndarray | int, load_s: np.ndarray | float = 0.0
+    ) -> "PrefillTimes":
+        """Predict the prefill with a prefix that is loaded beside it in ``load_s``."""
+        num_tokens = self.request.num_tokens
+        prefill = np.maximum(self.costs.prefill.seconds(num_tokens, prefix_tokens), load_s)
+        if self.costs.occupancy is None:
+            return PrefillTimes(prefill, prefill)
+        occupied = self.costs.occupancy.seconds(num_tokens, prefix_tokens)
+        return PrefillTimes(prefill, np.maximum(occupied, load_s))
+
+    def ttft_s(self, begin_s: np.ndarray, times: "PrefillTimes") -> np.ndarray:
+        """Predict the first token of a prefill that begins in ``begin_s``: ``[c]`` seconds."""
+        behind_others_s = self.wait_s + self.drain_s + times.occupied_s
+        return np.maximum(begin_s + times.prefill_s, behind_others_s)
+
+    def local_times(self) -> "PrefillTimes":
+        """Predict the prefill on each candidate with its own cache alone: ``[c]`` seconds each."""
+        return self.predict(self.local_tokens, self.load_s[self.candidates])
+
+    def local_ttft_s(self) -> np.ndarray:
+        """Predict the first token on each candidate with its own cache alone: ``[c]`` seconds."""
+        return self.ttft_s(self.wait_s, self.local_times())
 
     def choose_local(self, position: int, why: Why, **values: float) -> PrefillChoice:
         """Choose ``candidates[position]`` with its own cache alone."""
         local, wait = int(self.local_tokens[position]), float(self.wait_s[position])
-        prefill = float(self.costs.prefill.seconds(self.request.num_tokens, local))
-        values |= {"ttft_s": wait + prefill, "wait_s": wait, "local_tokens": local}
+        times = self.local_times()
+        ttft = float(self.ttft_s(self.wait_s, times)[position])
+        values |= {"ttft_s": ttft, "wait_s": wait, "local_tokens": local}
         return PrefillChoice(
             instance=int(self.candidates[position]),
             local_tokens=local,
             prefix_tokens=local,
             fetch=None,
             wait_s=wait,
-            prefill_s=prefill,
-            ttft_s=wait + prefill,
+            prefill_s=float(times.prefill_s[position]),
+            occupied_s=float(times.occupied_s[position]),
+            ttft_s=ttft,
             reason=Reason(why, values),
         )
 
@@ -79,6 +119,19 @@ class PrefillView:
         first = int(self.matched_blocks[instance])
         tokens = int(reusable_tokens(self.request, best_blocks)) - int(self.local_tokens[position])
         return Fetch(source, instance, first, best_blocks - first, tokens, seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillTimes:
+    """What a prefill takes on an idle instance, by its prefix: ``[c]`` seconds, or one number.
+
+    Attributes:
+        prefill_s: from its beginning to the first token.
+        occupied_s: from its beginning until the next one can begin.
+    """
+
+    prefill_s: np.ndarray
+    occupied_s: np.ndarray
 
 
 def reusable_tokens(request: Request, num_blocks: np.ndarray | int) -> np.ndarray:
