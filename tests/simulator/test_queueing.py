@@ -1,12 +1,18 @@
 """A prefill instance against closed forms: M/D/1, a pipeline, loads beside computation."""
 
+from collections import deque
+from dataclasses import replace
+
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from mooncake_serving.simulator.events import Clock
 from mooncake_serving.simulator.job import Job
 from mooncake_serving.simulator.machines import A800_NODE, LLAMA3_70B
 from mooncake_serving.simulator.prefill import PrefillInstance, PrefillOptions
+from mooncake_serving.simulator.stages import Load, pass_stages
 from mooncake_serving.simulator.step_cost import StepCost
 from mooncake_serving.simulator.store import NodeStore
 from mooncake_serving.simulator.traces import TraceRequest
@@ -14,7 +20,8 @@ from mooncake_serving.simulator.traces import TraceRequest
 COST = StepCost(LLAMA3_70B, A800_NODE)
 
 
-def prefill(arrivals, request, options, store=None):
+def serve(requests, options, store=None):
+    """Prefill requests at their own times, alone on one instance."""
     clock = Clock()
     instance = PrefillInstance(
         clock,
@@ -24,11 +31,15 @@ def prefill(arrivals, request, options, store=None):
         started=lambda job: None,
         done=lambda job: None,
     )
-    jobs = [Job(i, request, float(at)) for i, at in enumerate(arrivals)]
+    jobs = [Job(i, request, request.timestamp_ms / 1e3) for i, request in enumerate(requests)]
     for job in jobs:
         clock.at(job.arrival_s, instance.arrive, job)
     clock.run()
     return jobs
+
+
+def prefill(arrivals, request, options, store=None):
+    return serve([replace(request, timestamp_ms=1e3 * at) for at in arrivals], options, store)
 
 
 @pytest.mark.parametrize("load", [0.3, 0.6, 0.8])
@@ -58,6 +69,87 @@ def test_a_pipeline_takes_the_makespan_of_a_flow_shop(stages):
     assert first.ttft_s == pytest.approx(finish[-1])
     # the second enters as soon as the first stage is free
     assert second.ttft_s - first.ttft_s == pytest.approx(sum(chunks) / stages)
+
+
+def test_a_short_prompt_does_not_overtake_a_long_one_in_a_pipeline():
+    options = PrefillOptions(group_size=4, chunk_tokens=32_768)
+    prompts = [TraceRequest(0.0, 32_768, 1), TraceRequest(0.0, 512, 1)]
+    long, short = serve(prompts, options)
+    long_s, short_s = COST.prefill_s(32_768, 0, 32_768), COST.prefill_s(512, 0, 512)
+    assert long.ttft_s == pytest.approx(long_s)  # one chunk: no stage is beside another
+    assert short.ttft_s == pytest.approx(long_s + short_s / 4)  # behind it on the last stage
+    (alone,) = serve(prompts[1:], options)
+    assert alone.ttft_s == pytest.approx(short_s)
+
+
+def ticks(prompts, num_stages):
+    """Move chunks through stages, tick by tick: each has a queue, and does one at a time.
+
+    A prompt is (when it comes, until it may be computed, until its KV is there, its chunks).
+    """
+    queues, doing = [deque() for _ in range(num_stages)], [None] * num_stages
+    coming, ends, now, first = deque(enumerate(prompts)), {}, 0, {}
+    left = sum(len(chunks) for *_, chunks in prompts) * num_stages
+    while left:
+        for stage in reversed(range(num_stages)):
+            if doing[stage] and doing[stage][2] <= now and first[doing[stage][0]][1] <= now:
+                prompt, chunk, _ = doing[stage]
+                doing[stage], ends[prompt, stage], left = None, now, left - 1
+                if stage + 1 < num_stages:
+                    queues[stage + 1].append((prompt, chunk))
+        if not queues[0] and doing[0] is None and coming and coming[0][1][0] <= now:
+            prompt, (_, begin, loaded, chunks) = coming.popleft()
+            first[prompt] = now + begin, now + loaded
+            queues[0].extend((prompt, chunk) for chunk in chunks)
+        for stage, queue in enumerate(queues):
+            if doing[stage] is None and queue and first[queue[0][0]][0] <= now:
+                prompt, chunk = queue.popleft()
+                doing[stage] = prompt, chunk, now + chunk
+        now += 1
+    return [[ends[p, stage] for stage in range(num_stages)] for p in range(len(prompts))]
+
+
+prompts = st.tuples(
+    st.integers(0, 40),
+    st.integers(0, 4),
+    st.integers(0, 20),
+    st.lists(st.integers(1, 9), min_size=1, max_size=5),
+)
+
+
+@given(st.lists(prompts, min_size=1, max_size=6), st.integers(1, 4))
+@settings(max_examples=200, deadline=None)
+def test_any_prompts_pass_a_pipeline_as_tick_by_tick(prompts, num_stages):
+    prompts = [(at, first, max(first, loaded), c) for at, first, loaded, c in sorted(prompts)]
+    free_s, ours = [0.0] * num_stages, []
+    for at, first, loaded, chunks in prompts:
+        whole = [num_stages * chunk for chunk in chunks]
+        free_s = pass_stages(free_s, max(at, free_s[0]), whole, Load(first, loaded))
+        ours.append(free_s)
+    assert ours == ticks(prompts, num_stages)
+
+
+@pytest.mark.parametrize("stages", [1, 4])
+@pytest.mark.parametrize("on_ssd", [False, True])
+@pytest.mark.parametrize("layer_wise", [False, True])
+def test_each_stage_loads_its_own_layers_from_dram_or_ssd(stages, on_ssd, layer_wise):
+    keys = tuple(range(200))
+    store = NodeStore(200, ssd_blocks=200)
+    store.insert(keys)
+    if on_ssd:
+        store.insert(range(1000, 1200))
+    options = PrefillOptions(group_size=stages, layer_wise=layer_wise)
+    (job,) = serve([TraceRequest(0.0, 200 * 512 + 100, 1, keys)], options, store)
+    rate = A800_NODE.ssd_bytes_per_s if on_ssd else A800_NODE.host_bytes_per_s
+    load_s = 200 * 512 * LLAMA3_70B.kv_bytes_per_token / rate / stages
+    compute_s = COST.prefill_s(200 * 512 + 100, 200 * 512, 4096)
+    layer_s = load_s * stages / LLAMA3_70B.num_layers  # a layer is on one node
+    expected_s = load_s + compute_s
+    if layer_wise:
+        later_stages_s = compute_s * (stages - 1) / stages  # which have theirs by then
+        expected_s = max(layer_s + compute_s, load_s + later_stages_s)
+    assert job.prefix_tokens == 200 * 512
+    assert job.ttft_s == pytest.approx(expected_s)
 
 
 def test_reused_kv_is_loaded_beside_the_computation_layer_by_layer():

@@ -13,14 +13,17 @@ from ..conductor import (
     KVCacheCentric,
     LinearDecode,
     NicTransfer,
+    PipelinedPrefill,
     PolynomialPrefill,
     PrefillPolicy,
     PrefixIndex,
+    Request,
     Role,
     Slo,
 )
 from .machines import Machine, Model
 from .options import DisaggregatedOptions
+from .prefill import PrefillInstance
 from .step_cost import StepCost
 
 NO_LIMIT = Slo(ttft_s=1e9, tbt_s=1e9)
@@ -31,21 +34,47 @@ BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
 def fit_costs(model: Model, machine: Machine, chunk_tokens: int, group_size: int = 1) -> Costs:
     """Fit the conductor's cost models on a grid of prefills and steps, run alone.
 
-    The paper does so offline, by regression (FAST'25, section 5). A pipeline of ``group_size``
-    nodes is taken to be so many times as fast.
+    The paper does so offline, by regression (FAST'25, section 5). What is fitted of prefills is a
+    stage's share on each of ``group_size`` nodes; how long the pipeline takes follows from it.
     """
     cost = StepCost(model, machine)
     prompts = [(n, n * part // 4) for n in LENGTHS for part in range(4)]
-    prefill_s = [cost.prefill_s(n, prefix, chunk_tokens) / group_size for n, prefix in prompts]
+    stage_s = [cost.prefill_s(n, prefix, chunk_tokens) / group_size for n, prefix in prompts]
     lengths, prefixes = np.array(prompts).T
+    stage = PolynomialPrefill.fit(lengths, prefixes, stage_s)
     steps = [(size, size * tokens) for size in BATCHES for tokens in (512, 4096, 16384)]
     step_s = [cost.decode_s(size, tokens) for size, tokens in steps]
     sizes, kv_tokens = np.array(steps).T
     return Costs(
-        PolynomialPrefill.fit(lengths, prefixes, prefill_s),
+        PipelinedPrefill(stage, group_size, chunk_tokens),
         LinearDecode.fit(sizes, kv_tokens, step_s),
-        NicTransfer(model.kv_bytes_per_token, machine.nic_bytes_per_s),
+        NicTransfer(model.kv_bytes_per_token, group_size * machine.nic_bytes_per_s),
+        occupancy=stage,
     )
+
+
+class StoreTiers:
+    """Tells the conductor what of each instance's store is on its SSD, as it is: never late.
+
+    Args:
+        instances: of the conductor's, the first ones; the others have no store.
+    """
+
+    def __init__(self, instances: Sequence[PrefillInstance]):
+        self._instances = instances
+
+    def look(self, request: Request, matched_blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Ask each instance for its plan; see :class:`~..conductor.Tiers`."""
+        blocks, load_s = matched_blocks.copy(), np.zeros(len(matched_blocks))
+        for i in np.flatnonzero(matched_blocks[: len(self._instances)]):
+            instance = self._instances[int(i)]
+            held, on_ssd = instance.store.match(request.keys)
+            if on_ssd:
+                plan = instance.plan(request.num_tokens, request.keys)
+                load_s[i] = plan.load_s
+                if plan.blocks < held:
+                    blocks[i] = min(blocks[i], plan.blocks)
+        return blocks, load_s
 
 
 def make_conductor(

@@ -1,8 +1,10 @@
 """A disaggregated cluster: the conductor decides, prefill and decode instances carry it out."""
 
 from collections.abc import Callable, Sequence
+from math import inf
 
 from ..conductor import Conductor, Decision, Fetch, Request
+from .conducting import StoreTiers
 from .decode import DecodeInstance
 from .events import Clock
 from .job import Job
@@ -45,13 +47,15 @@ class Disaggregated:
         self._on_progress = on_progress
         self._cost = StepCost(options.model, options.machine)
         self.network = Network(self.clock)
-        num_instances = options.num_prefill + options.num_decode
-        self.nics = [Nic(options.machine.nic_bytes_per_s) for _ in range(num_instances)]
+        nodes = [options.prefill.group_size] * options.num_prefill + [1] * options.num_decode
+        self.nics = [Nic(count * options.machine.nic_bytes_per_s) for count in nodes]
         self.publishers = [
             Publisher(self.clock, conductor.index, i, options.event_delay_s)
             for i in range(options.num_prefill)
         ]
         self.prefill = [self._make_prefill(i) for i in range(options.num_prefill)]
+        if options.ssd_tokens:
+            conductor.tiers = StoreTiers(self.prefill)
         capacity = options.machine.kv_capacity_tokens(options.model)
         self.decode = [
             DecodeInstance(
@@ -123,36 +127,42 @@ class Disaggregated:
         self.conductor.book(decision)
         job.prefill_instance = decision.prefill.instance
         job.decode_instance = decision.decode.instance if decision.decode else None
-        job.expected_s = decision.prefill.prefill_s
+        job.expected_s = decision.prefill.occupied_s
         if decision.prefill.fetch is not None:
             self._fetch(job, decision, decision.prefill.fetch)
         self.prefill[job.prefill_instance].arrive(job)
 
     def _fetch(self, job: Job, decision: Decision, fetch: Fetch) -> None:
         job.ready = False
-        last = fetch.first_block + fetch.num_blocks
-        there, _ = self.prefill[fetch.source].store.match(job.request.hash_ids[:last])
+        source, target = self.prefill[fetch.source], self.prefill[fetch.target]
+        first, keys = fetch.first_block, job.request.hash_ids
+        there, _ = source.store.match(keys[: first + fetch.num_blocks])
         tokens = min(there * BLOCK_SIZE, job.request.input_length)
-        tokens = max(0, tokens - fetch.first_block * BLOCK_SIZE)  # what the source still has
+        tokens = max(0, tokens - first * BLOCK_SIZE)  # what the source still has
+        num_bytes = tokens * self.options.model.kv_bytes_per_token
+        read_s = 0.0
+        if tokens:  # in the end all of the prefix is in the target's DRAM
+            read_s = max(source.read(keys[:there], first), target.read(keys[:first]))
 
         def over() -> None:
             del self.fetches[job]
             self.conductor.fetched(decision)
             job.ready = True
-            self.prefill[fetch.target].wake()
+            target.wake()
 
         def landed() -> None:
             job.fetched_tokens += tokens
             if tokens:
-                self._store(fetch.target, job.request.hash_ids[:there])
+                self._store(fetch.target, keys[:there])
             over()
 
         self.fetches[job] = self.network.send(
             self.nics[fetch.source],
             self.nics[fetch.target],
-            tokens * self.options.model.kv_bytes_per_token,
+            num_bytes,
             landed,
             lost=over,
+            limit_bytes_per_s=num_bytes / read_s if read_s else inf,
         )
 
     def _store(self, instance: int, keys: tuple[int, ...]) -> None:

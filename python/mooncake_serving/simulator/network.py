@@ -1,6 +1,7 @@
 """NICs with contention: transfers that share them."""
 
 from collections.abc import Callable
+from math import inf
 
 from .events import Clock, Event
 
@@ -8,7 +9,17 @@ from .events import Clock, Event
 class Flow:
     """Bytes on their way from one NIC to another."""
 
-    __slots__ = ("_event", "_rate", "_updated", "done", "dst", "lost", "remaining", "src")
+    __slots__ = (
+        "_event",
+        "_rate",
+        "_updated",
+        "done",
+        "dst",
+        "limit_bytes_per_s",
+        "lost",
+        "remaining",
+        "src",
+    )
 
     def __init__(
         self,
@@ -17,10 +28,12 @@ class Flow:
         num_bytes: float,
         done: Callable[[], None],
         lost: Callable[[], None],
+        limit_bytes_per_s: float,
     ):
         self.src = src
         self.dst = dst
         self.remaining = num_bytes
+        self.limit_bytes_per_s = limit_bytes_per_s
         self.done = done
         self.lost = lost
         self._rate = 0.0
@@ -50,7 +63,8 @@ class Nic:
 class Network:
     """Moves bytes between NICs; each NIC shares its rate equally among its flows.
 
-    rate(flow) = min(src.bytes_per_s / flows out of src, dst.bytes_per_s / flows into dst)
+    rate(flow) = min(src.bytes_per_s / flows out of src, dst.bytes_per_s / flows into dst,
+                     what it is read from)
 
     What a flow that is held up elsewhere leaves over is given to no other, so this is a little
     below max-min fairness, and never above it. The switches between are non-blocking.
@@ -66,12 +80,15 @@ class Network:
         num_bytes: float,
         done: Callable[[], None],
         lost: Callable[[], None] = lambda: None,
+        *,
+        limit_bytes_per_s: float = inf,
     ) -> Flow:
         """Move bytes and call ``done`` when the last one is there; within a machine at once.
 
-        ``lost`` is called instead if one of the machines fails before.
+        ``lost`` is called instead if one of the machines fails before. What comes from a disk is
+        sent as it is read, at ``limit_bytes_per_s`` at most.
         """
-        flow = Flow(src, dst, num_bytes, done, lost)
+        flow = Flow(src, dst, num_bytes, done, lost, limit_bytes_per_s)
         if src is dst or num_bytes <= 0:
             flow._event = self._clock.after(0.0, done)
             return flow
@@ -104,6 +121,7 @@ class Network:
             rate = min(
                 sender.bytes_per_s / len(sender.outbound),
                 receiver.bytes_per_s / len(receiver.inbound),
+                flow.limit_bytes_per_s,
             )
             if rate != flow._rate:
                 self._advance(flow)

@@ -23,12 +23,12 @@ class DisaggregatedOptions:
     """Prefill and decode instances, a store over the DRAM of the former, and what joins them.
 
     Attributes:
-        model, machine: what an instance runs, and on what; a machine of another group size is a
-            pipeline of so many nodes.
+        model, machine: what an instance runs, and on what; a prefill instance of a larger group is
+            a pipeline of so many such nodes, with all their NICs and SSDs.
         num_prefill, num_decode: instances of each kind, numbered in this order.
         prefill: how prompts are prefilled.
         dram_tokens: of the store, an instance; None for no limit. The default is FAST'25's 1 TB.
-        ssd_tokens: of the store's second tier, an instance.
+        ssd_tokens: of the store's second tier, an instance; only reading takes time.
         eviction: of either tier: lru, fifo, lfu, length-aware, sieve.
         max_batch_size: of a decode instance.
         stream: send KV to the decode instance layer by layer during prefill, not after it.

@@ -1,14 +1,16 @@
 """A prefill instance: one prompt after the other, in chunks, on one node or a pipeline of nodes."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..conductor.errors import check_at_least
+from .caches import Key
 from .events import Clock, Event
 from .job import Job
+from .stages import Load, pass_stages
 from .step_cost import StepCost
-from .store import NodeStore
+from .store import Disk, NodeStore
 
 
 @dataclass(frozen=True)
@@ -18,7 +20,7 @@ class PrefillOptions:
     Attributes:
         chunk_tokens: of a step; more than 1,000 fill the GPUs (FAST'25, section 3.3).
         group_size: nodes that are the stages of one pipeline (CPP).
-        layer_wise: load the reused KV layer by layer beside the computation, not before it.
+        layer_wise: load the reused KV layer by layer beside the first chunk, not before it.
         block_tokens: of a block of the store.
         use_cache: reuse what the store has.
     """
@@ -34,17 +36,37 @@ class PrefillOptions:
             check_at_least("PrefillOptions", name, getattr(self, name), 1)
 
 
+@dataclass(frozen=True, slots=True)
+class PrefillPlan:
+    """How a prompt is prefilled if it is begun at once.
+
+    Attributes:
+        blocks: that it reuses; ``ssd_blocks``: of them, those that come from the SSD.
+        prefix_tokens: that these hold, of those that need not be computed.
+        chunks_s: of each chunk on the whole group.
+        load_s: until the reused KV is loaded.
+        ends_s: when each stage is done with it.
+    """
+
+    blocks: int
+    ssd_blocks: int
+    prefix_tokens: int
+    chunks_s: list[float]
+    load_s: float
+    ends_s: list[float]
+
+
 class PrefillInstance:
     """Prefills what is ready, in the order of arrival.
 
-    chunk times t_0..t_n of the whole model, on X stages: the first stage is taken for sum(t) / X,
-    the prompt is done (X - 1) * max(t) / X later (a flow shop of equal stages). The next prompt
-    follows as soon as the first stage is free. Source: FAST'25, section 3.3.
+    A prompt enters the first stage as soon as that is free, and passes the others behind those
+    before it (:func:`~.stages.pass_stages`; FAST'25, section 3.3). Each stage loads the KV of its
+    layers from its own node. What only the SSD has is computed anew where that is faster.
 
     Args:
         clock: the simulation's.
         cost: of a step of the whole model on one node.
-        store: the node's part of the KV store.
+        store: the group's part of the KV store.
         options: how.
         started, done: are called with each job when its computation begins, and ends.
     """
@@ -60,7 +82,7 @@ class PrefillInstance:
         done: Callable[[Job], None],
     ):
         self.store = store
-        self.busy_until_s = 0.0
+        self.disk = Disk(clock, options.group_size * cost.machine.ssd_bytes_per_s)
         self.expected_s = 0.0  # of all that waits, by the conductor's predictions
         self._clock = clock
         self._cost = cost
@@ -68,11 +90,17 @@ class PrefillInstance:
         self._started = started
         self._done = done
         self._waiting: deque[Job] = deque()
+        self._stage_free_s = [0.0] * options.group_size
         self._computing: dict[Job, Event] = {}
         self._free: Event | None = None
 
     def __len__(self) -> int:
         return len(self._waiting) + len(self._computing)
+
+    @property
+    def busy_until_s(self) -> float:
+        """When the next prompt may enter the first stage."""
+        return self._stage_free_s[0]
 
     def arrive(self, job: Job) -> None:
         """Queue a job; it is passed over until it is ``ready``."""
@@ -104,7 +132,29 @@ class PrefillInstance:
         self._waiting.clear()
         self.store.clear()
         self.expected_s = 0.0
-        self.busy_until_s = self._clock.now
+        self.disk.reset()
+        self._stage_free_s = [self._clock.now] * self._options.group_size
+
+    def plan(self, num_tokens: int, keys: Sequence[Key]) -> PrefillPlan:
+        """Tell how a prompt is prefilled if it is begun now, by what is done first.
+
+        Either all that the store has is reused, or what comes before the first block that only
+        the SSD has.
+        """
+        if not self._options.use_cache:
+            return self._plan(num_tokens, 0, 0)
+        blocks, ssd_blocks = self.store.match(keys)
+        plan = self._plan(num_tokens, blocks, ssd_blocks)
+        if not ssd_blocks:
+            return plan
+        anew = self._plan(num_tokens, self.store.dram.match(keys), 0)
+        return min(plan, anew, key=lambda plan: plan.ends_s[-1])
+
+    def read(self, keys: Sequence[Key], first_block: int = 0) -> float:
+        """Read what only the SSD has of a prefix, from a block on; tell how long that takes."""
+        _, before = self.store.match(keys[:first_block])
+        _, on_ssd = self.store.match(keys)
+        return self.disk.read((on_ssd - before) * self._block_bytes)
 
     def _next(self) -> None:
         self._free = None
@@ -113,36 +163,40 @@ class PrefillInstance:
             return
         self._waiting.remove(job)
         self.expected_s -= job.expected_s
-        occupied_s, latency_s = self._compute(job)
-        now = self._clock.now
-        self.busy_until_s = now + occupied_s
-        self._computing[job] = self._clock.at(now + latency_s, self._end, job)
+        plan = self.plan(job.request.input_length, job.request.hash_ids)
+        self.disk.read(plan.ssd_blocks * self._block_bytes)
+        self._stage_free_s = plan.ends_s
+        job.prefix_tokens = plan.prefix_tokens
+        job.gpu_s += sum(plan.chunks_s)
+        self._computing[job] = self._clock.at(plan.ends_s[-1], self._end, job)
         self._free = self._clock.at(self.busy_until_s, self._next)
         self._started(job)
 
-    def _compute(self, job: Job) -> tuple[float, float]:
-        """Seconds for which the instance is taken, and until the first token is there."""
-        options, machine = self._options, self._cost.machine
-        request = job.request
-        blocks, ssd_blocks = (0, 0)
-        if options.use_cache:
-            blocks, ssd_blocks = self.store.match(request.hash_ids)
-        prefix = min(blocks * options.block_tokens, request.input_length - 1)
-        chunks = self._cost.chunks_s(request.input_length, prefix, options.chunk_tokens)
-        job.prefix_tokens = prefix
-        job.gpu_s += sum(chunks)
-        bytes_per_token = self._cost.model.kv_bytes_per_token
-        stages = options.group_size
-        load_s = prefix * bytes_per_token / machine.host_bytes_per_s / stages
-        load_s += ssd_blocks * options.block_tokens * bytes_per_token / machine.ssd_bytes_per_s
-        occupied_s = sum(chunks) / stages
-        drain_s = (stages - 1) * max(chunks) / stages
-        if options.layer_wise:  # the first layer's load is in nobody's shadow
-            first_s = load_s / self._cost.model.num_layers
-            occupied_s = first_s + max(occupied_s, load_s - first_s)
-        else:
-            occupied_s += load_s
-        return occupied_s, occupied_s + drain_s
+    def _plan(self, num_tokens: int, blocks: int, ssd_blocks: int) -> PrefillPlan:
+        options = self._options
+        prefix = min(blocks * options.block_tokens, num_tokens - 1)
+        chunks_s = self._cost.chunks_s(num_tokens, prefix, options.chunk_tokens)
+        load = self._load(prefix, ssd_blocks)
+        enter_s = max(self._clock.now, self.busy_until_s)
+        ends_s = pass_stages(self._stage_free_s, enter_s, chunks_s, load)
+        return PrefillPlan(blocks, ssd_blocks, prefix, chunks_s, load.all_s, ends_s)
+
+    def _load(self, prefix_tokens: int, ssd_blocks: int) -> Load:
+        """Load from DRAM, and into it from the SSD meanwhile: the slower of both counts."""
+        model, stages = self._cost.model, self._options.group_size
+        bytes_per_s = stages * self._cost.machine.host_bytes_per_s
+        dram_s = prefix_tokens * model.kv_bytes_per_token / bytes_per_s
+        ssd_bytes = ssd_blocks * self._block_bytes
+        all_s = max(dram_s, self.disk.read_s(ssd_bytes))
+        if not self._options.layer_wise:
+            return Load(all_s, all_s)
+        # a layer is on one node; the first one's load is in nobody's shadow
+        first_ssd_s = self.disk.read_s(ssd_bytes * stages / model.num_layers)
+        return Load(max(dram_s * stages / model.num_layers, first_ssd_s), all_s)
+
+    @property
+    def _block_bytes(self) -> int:
+        return self._options.block_tokens * self._cost.model.kv_bytes_per_token
 
     def _end(self, job: Job) -> None:
         del self._computing[job]

@@ -3,6 +3,40 @@
 from collections.abc import Callable, Sequence
 
 from .caches import BlockCache, Key, make_policy
+from .events import Clock
+
+
+class Disk:
+    """Reads of one node's SSD, or of all SSDs of a group: one after the other, as they are asked.
+
+    Writes take nothing of it: they can wait until nobody reads.
+
+    Args:
+        clock: the simulation's.
+        bytes_per_s: of reading.
+    """
+
+    def __init__(self, clock: Clock, bytes_per_s: float):
+        self._clock = clock
+        self._bytes_per_s = bytes_per_s
+        self._free_at_s = 0.0
+
+    def read_s(self, num_bytes: float) -> float:
+        """Tell how long a read that is asked for now would take; nothing takes no time."""
+        if not num_bytes:
+            return 0.0
+        wait_s = max(self._free_at_s - self._clock.now, 0.0)
+        return wait_s + num_bytes / self._bytes_per_s
+
+    def read(self, num_bytes: float) -> float:
+        """Read, and tell how long it takes; it is read to its end, whoever gives it up."""
+        seconds = self.read_s(num_bytes)
+        self._free_at_s = max(self._free_at_s, self._clock.now + seconds)
+        return seconds
+
+    def reset(self) -> None:
+        """Forget what is to be read: the node has failed."""
+        self._free_at_s = 0.0
 
 
 class NodeStore:

@@ -1,0 +1,63 @@
+"""What the conductor predicts of the simulated machine, against what then happens."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mooncake_serving.simulator import (
+    Disaggregated,
+    DisaggregatedOptions,
+    PrefillOptions,
+    conductor_of,
+    fit_costs,
+)
+from mooncake_serving.simulator.machines import A800_NODE, LLAMA3_70B
+from mooncake_serving.simulator.stages import pass_stages
+from mooncake_serving.simulator.step_cost import StepCost
+from mooncake_serving.simulator.traces import TraceProfile, scale_trace, synth_trace
+
+PROFILE = TraceProfile.load(Path(__file__).parent / "conversation.profile.json")
+COST = StepCost(LLAMA3_70B, A800_NODE)
+
+
+@pytest.mark.parametrize("stages", [1, 2, 4])
+@pytest.mark.parametrize("chunk_tokens", [1024, 4096, 32_768])
+def test_a_prefill_alone_takes_what_is_predicted(stages, chunk_tokens):
+    costs = fit_costs(LLAMA3_70B, A800_NODE, chunk_tokens, stages)
+    for num_tokens in (512, 3000, 20_000, 32_768, 100_000):
+        for prefix in (0, num_tokens // 2):
+            chunks = COST.chunks_s(num_tokens, prefix, chunk_tokens)
+            ends = pass_stages([0.0] * stages, 0.0, chunks)
+            predicted = float(costs.prefill.seconds(num_tokens, prefix))
+            assert predicted == pytest.approx(ends[-1], rel=0.2)
+            occupied = float(costs.occupancy.seconds(num_tokens, prefix))
+            assert occupied == pytest.approx(ends[0], rel=0.2)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_prefill": 4},
+        {"num_prefill": 1, "prefill": PrefillOptions(group_size=4)},
+        {"num_prefill": 4, "prefill": PrefillOptions(group_size=4)},
+        {"num_prefill": 2, "prefill": PrefillOptions(group_size=2, chunk_tokens=16_384)},
+        {"num_prefill": 4, "dram_tokens": 30_000, "ssd_tokens": 10**7},
+    ],
+    ids=["plain", "one group", "four groups", "large chunks", "ssd"],
+)
+def test_first_tokens_come_when_they_are_predicted(options):
+    options = DisaggregatedOptions(num_decode=3, **options)
+    conductor = conductor_of(options)
+    book, predicted = conductor.book, {}
+
+    def note(decision):
+        predicted[decision.request.request_id] = decision.prefill.ttft_s
+        book(decision)
+
+    conductor.book = note
+    trace = scale_trace(synth_trace(PROFILE, 400, seed=3), time=1.0)
+    report = Disaggregated(options, conductor).run(trace)
+    ratios = [job.ttft_s / predicted[job.job_id] for job in report.jobs]
+    low, median, high = np.quantile(ratios, (0.1, 0.5, 0.9))
+    assert low > 0.95 and median == pytest.approx(1, abs=0.05) and high < 1.15
