@@ -171,6 +171,11 @@ def test_the_same_requests_have_the_same_decisions(policy):
     "call, message",
     [
         (lambda: Request(0, 0), "Request: num_tokens must be at least 1, got 0"),
+        (lambda: Request(1, 1.5), "Request: num_tokens must be an integer, got 1.5"),
+        (lambda: Request(1, True), "Request: num_tokens must be an integer, got True"),
+        (lambda: Request(1, 9, block_size=2.0), "block_size must be an integer, got 2.0"),
+        (lambda: Request(1, 9, num_output_tokens=0.5), "num_output_tokens must be an integer"),
+        (lambda: Slo(True, 1.0), "Slo: ttft_s must be positive, got True"),
         (lambda: Request(0, 512, (1, 2)), "keys must be at most 1 for 512 tokens in blocks of 512"),
         (lambda: Cluster([Role.PREFILL, 9]), "Cluster: roles must be of Role"),
         (lambda: Cluster([Role.PREFILL], names=["a", "b"]), "names must be 1, one an instance"),

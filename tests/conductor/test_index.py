@@ -188,6 +188,8 @@ def test_shards_remember_the_keys_that_somebody_holds_and_no_others(steps):
         (lambda: PrefixIndex(2).add(2, [1]), r"add: instance must be in \[0, 2\), got 2"),
         (lambda: PrefixIndex(2).clear(-1), r"clear: instance must be in \[0, 2\), got -1"),
         (lambda: PrefixIndex(2).apply(KVEvent(3, 0)), "apply: instance must be in"),
+        (lambda: PrefixIndex(2.0), "PrefixIndex: num_instances must be an integer, got 2.0"),
+        (lambda: ShardedIndex(2, True), "num_shards must be an integer, got True"),
         (lambda: ShardedIndex(2, 0), "num_shards must be at least 1, got 0"),
         (lambda: ShardedIndex(2, 2, depth=0), "depth must be at least 1, got 0"),
     ],

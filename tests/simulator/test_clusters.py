@@ -195,6 +195,12 @@ def test_coupled_clusters_lose_nothing(engine):
     [
         ({"num_decode": 0}, "num_decode must be at least 1.* got 0"),
         ({"num_prefill": -1}, "num_prefill must be at least 1.* got -1"),
+        ({"num_prefill": 1.5}, "DisaggregatedOptions: num_prefill must be an integer, got 1.5"),
+        ({"num_decode": True}, "num_decode must be an integer, got True"),
+        ({"max_batch_size": 0}, "max_batch_size must be at least 1, got 0"),
+        ({"dram_tokens": 3e6}, "dram_tokens must be an integer, got 3000000.0"),
+        ({"ssd_tokens": False}, "ssd_tokens must be an integer, got False"),
+        ({"event_delay_s": True}, "event_delay_s must be at least 0, got True"),
         ({"model": GPT3_175B, "machine": ONE_GPU}, "must fit into 72 GB of one GPU, got GPT-3"),
         ({"failures": (Failure(16, 0.0, 1.0),)}, "failures must be of instances 0 to 15"),
     ],
@@ -202,6 +208,23 @@ def test_coupled_clusters_lose_nothing(engine):
 def test_impossible_clusters_are_named(options, message):
     with pytest.raises(InvalidArgument, match=message):
         DisaggregatedOptions(**options)
+
+
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda: Failure(1.5, 0.0, 1.0), "Failure: instance must be an integer, got 1.5"),
+        (lambda: PrefillOptions(chunk_tokens=0.5), "chunk_tokens must be an integer, got 0.5"),
+        (lambda: CoupledOptions(token_budget=0), "token_budget must be at least 1, got 0"),
+        (
+            lambda: CoupledClusterOptions(num_instances=True),
+            "CoupledClusterOptions: num_instances must be an integer, got True",
+        ),
+    ],
+)
+def test_impossible_options_are_named(call, message):
+    with pytest.raises(InvalidArgument, match=message):
+        call()
 
 
 def with_one_too_long(capacity_tokens):

@@ -109,6 +109,11 @@ def test_run_prints_a_summary(trace, capsys):
         (["--dram", "-5"], "dram_tokens must be at least 0, got -5"),
         (["--event-delay", "-1"], "event_delay_s must be at least 0, got -1.0"),
         (["--fail", "1", "-3", "1"], "failures must begin and last"),
+        (
+            ["--decode-s", "-3"],
+            "--decode-s must come with --admission predictive, got --admission all",
+        ),
+        (["--decode-s", "-3", "--admission", "predictive"], "decode_s must be positive, got -3.0"),
     ],
 )
 def test_an_impossible_cluster_is_named(arguments, message, trace, capsys):

@@ -25,12 +25,23 @@ def check_positive(op: str, name: str, value: float) -> None:
         raise InvalidArgument(f"{op}: {name} must be positive, got {value!r}")
 
 
+def check_count(op: str, name: str, value: int, low: int) -> None:
+    """Raise :class:`InvalidArgument` unless ``value`` is an integer of at least ``low``."""
+    if not _is_integer(value):
+        raise InvalidArgument(f"{op}: {name} must be an integer, got {value!r}")
+    check_at_least(op, name, value, low)
+
+
 def check_index(op: str, name: str, value: int, count: int) -> None:
     """Raise :class:`InvalidArgument` unless ``value`` is an integer from 0 to ``count`` - 1."""
-    is_integer = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-    if not (is_integer and 0 <= value < count):
+    if not (_is_integer(value) and 0 <= value < count):
         raise InvalidArgument(f"{op}: {name} must be in [0, {count}), got {value!r}")
 
 
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
 def _is_finite(value: Any) -> bool:
-    return isinstance(value, numbers.Real) and math.isfinite(value)
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    return is_number and math.isfinite(value)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from .errors import InvalidArgument, check_at_least, check_positive
+from .errors import InvalidArgument, check_count, check_positive
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +32,11 @@ class Request:
     max_output_tokens: int = 0
 
     def __post_init__(self) -> None:
-        """Check that the keys agree with the length."""
-        check_at_least("Request", "num_tokens", self.num_tokens, 1)
-        check_at_least("Request", "block_size", self.block_size, 1)
-        check_at_least("Request", "num_output_tokens", self.num_output_tokens, 0)
-        check_at_least("Request", "max_output_tokens", self.max_output_tokens, 0)
+        """Check the counts, and that the keys agree with the length."""
+        check_count("Request", "num_tokens", self.num_tokens, 1)
+        check_count("Request", "block_size", self.block_size, 1)
+        check_count("Request", "num_output_tokens", self.num_output_tokens, 0)
+        check_count("Request", "max_output_tokens", self.max_output_tokens, 0)
         most = -(-self.num_tokens // self.block_size)
         if len(self.keys) > most:
             raise InvalidArgument(

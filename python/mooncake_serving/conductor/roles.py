@@ -6,7 +6,7 @@ import numpy as np
 
 from .cluster import Cluster, Role
 from .costs import DecodeCost
-from .errors import InvalidArgument, check_at_least
+from .errors import InvalidArgument, check_at_least, check_count
 from .reasons import Reason, Why
 from .request import Slo
 
@@ -49,7 +49,7 @@ class RoleAdvisor:
             got = f"{self.low!r} and {self.high!r}"
             raise InvalidArgument(f"RoleAdvisor: low must be below high, got {got}")
         check_at_least("RoleAdvisor", "cooldown_s", self.cooldown_s, 0)
-        check_at_least("RoleAdvisor", "min_instances", self.min_instances, 1)
+        check_count("RoleAdvisor", "min_instances", self.min_instances, 1)
 
     def advise(
         self, cluster: Cluster, cost: DecodeCost, slo: Slo, now_s: float

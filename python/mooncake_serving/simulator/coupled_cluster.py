@@ -3,7 +3,8 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from ..conductor import InvalidArgument, LoadBalance, PrefillPolicy, Request, Role
+from ..conductor import LoadBalance, PrefillPolicy, Request, Role
+from ..conductor.errors import check_count
 from .conducting import fit_costs, make_conductor
 from .coupled import CoupledInstance
 from .coupled_options import CoupledOptions
@@ -25,10 +26,7 @@ class CoupledClusterOptions:
     engine: CoupledOptions = field(default_factory=CoupledOptions)
 
     def __post_init__(self) -> None:
-        if self.num_instances < 1:
-            raise InvalidArgument(
-                f"CoupledClusterOptions: num_instances must be at least 1, got {self.num_instances}"
-            )
+        check_count("CoupledClusterOptions", "num_instances", self.num_instances, 1)
         self.machine.kv_capacity_tokens(self.model)  # the model must fit
 
 

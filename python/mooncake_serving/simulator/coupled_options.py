@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from enum import Enum
 
+from ..conductor.errors import check_count
+
 
 class Batching(Enum):
     """What a step consists of.
@@ -41,3 +43,7 @@ class CoupledOptions:
     max_batch_size: int = 256
     use_cache: bool = False
     block_tokens: int = 512
+
+    def __post_init__(self) -> None:
+        for name in ("token_budget", "max_batched_tokens", "max_batch_size", "block_tokens"):
+            check_count("CoupledOptions", name, getattr(self, name), 1)

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass, field
 
 from ..conductor import InvalidArgument
+from ..conductor.errors import check_at_least, check_count
 from .machines import A800_NODE, LLAMA3_70B, Machine, Model
 from .prefill import PrefillOptions
 from .traces import BLOCK_SIZE
@@ -16,6 +17,9 @@ class Failure:
     instance: int  # prefill instances first, then decode instances
     at_s: float
     down_s: float
+
+    def __post_init__(self) -> None:
+        check_count("Failure", "instance", self.instance, 0)
 
 
 @dataclass(frozen=True)
@@ -50,19 +54,14 @@ class DisaggregatedOptions:
     failures: tuple[Failure, ...] = ()
 
     def __post_init__(self) -> None:
-        for name, what in (("num_prefill", "prefill"), ("num_decode", "decode")):
-            if getattr(self, name) < 1:
-                raise InvalidArgument(
-                    f"DisaggregatedOptions: {name} must be at least 1, for without a {what} "
-                    f"instance nothing is served, got {getattr(self, name)}"
-                )
+        op = "DisaggregatedOptions"
+        for name in ("num_prefill", "num_decode", "max_batch_size"):
+            check_count(op, name, getattr(self, name), 1)
+        if self.dram_tokens is not None:
+            check_count(op, "dram_tokens", self.dram_tokens, 0)
+        check_count(op, "ssd_tokens", self.ssd_tokens, 0)
+        check_at_least(op, "event_delay_s", self.event_delay_s, 0)
         self.machine.kv_capacity_tokens(self.model)  # the model must fit
-        for name in ("dram_tokens", "ssd_tokens", "event_delay_s"):
-            value = getattr(self, name)
-            if value is not None and not 0 <= value < math.inf:
-                raise InvalidArgument(
-                    f"DisaggregatedOptions: {name} must be at least 0, got {value!r}"
-                )
         for failure in self.failures:
             if not (0 <= failure.at_s < math.inf and 0 <= failure.down_s < math.inf):
                 raise InvalidArgument(

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ..conductor.errors import check_at_least
+from ..conductor.errors import check_count
 from .caches import Key
 from .events import Clock, Event
 from .job import Job
@@ -33,7 +33,7 @@ class PrefillOptions:
 
     def __post_init__(self) -> None:
         for name in ("chunk_tokens", "group_size", "block_tokens"):
-            check_at_least("PrefillOptions", name, getattr(self, name), 1)
+            check_count("PrefillOptions", name, getattr(self, name), 1)
 
 
 @dataclass(frozen=True, slots=True)

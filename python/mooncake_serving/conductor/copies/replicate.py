@@ -7,7 +7,7 @@ import numpy as np
 
 from ..cluster import Cluster, Role
 from ..costs import TransferCost
-from ..errors import check_at_least, check_positive
+from ..errors import check_count, check_positive
 from ..index import Index
 from ..reasons import Reason, Why
 from .heat import Heat
@@ -46,8 +46,8 @@ class ReplicaPolicy:
     def __post_init__(self) -> None:
         """Check that all are positive."""
         check_positive("ReplicaPolicy", "rate_per_holder", self.rate_per_holder)
-        check_at_least("ReplicaPolicy", "max_holders", self.max_holders, 1)
-        check_at_least("ReplicaPolicy", "block_size", self.block_size, 1)
+        check_count("ReplicaPolicy", "max_holders", self.max_holders, 1)
+        check_count("ReplicaPolicy", "block_size", self.block_size, 1)
 
     def advise(
         self,

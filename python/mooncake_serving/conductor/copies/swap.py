@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from ..costs import Costs
-from ..errors import InvalidArgument, check_at_least
+from ..errors import InvalidArgument, check_count
 from ..index import Index
 from ..reasons import Reason, Why
 from .heat import Heat
@@ -83,7 +83,7 @@ def choose_swaps(
     Raises:
         InvalidArgument: ``num_needed`` or ``load_s`` is negative.
     """
-    check_at_least("choose_swaps", "num_needed", num_needed, 0)
+    check_count("choose_swaps", "num_needed", num_needed, 0)
     if load_s is not None and not load_s >= 0:
         raise InvalidArgument(f"choose_swaps: load_s must be at least 0, got {load_s!r}")
     values: dict[int, float] = {}

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ..errors import check_at_least
+from ..errors import check_count
 from .fit import fit_nonnegative
 from .interface import PrefillCost
 
@@ -79,8 +79,8 @@ class PipelinedPrefill:
 
     def __post_init__(self) -> None:
         """Check both numbers."""
-        check_at_least("PipelinedPrefill", "num_stages", self.num_stages, 1)
-        check_at_least("PipelinedPrefill", "chunk_tokens", self.chunk_tokens, 1)
+        check_count("PipelinedPrefill", "num_stages", self.num_stages, 1)
+        check_count("PipelinedPrefill", "chunk_tokens", self.chunk_tokens, 1)
 
     def seconds(self, num_tokens: ArrayLike, prefix_tokens: ArrayLike) -> np.ndarray:
         """Predict the prefill of a prompt; see :class:`~.interface.PrefillCost`."""

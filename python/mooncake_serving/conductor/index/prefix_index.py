@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from ..errors import check_at_least, check_index
+from ..errors import check_count, check_index
 from .event_order import EventOrder
 from .events import KVEvent
 
@@ -20,7 +20,7 @@ class PrefixIndex:
     """
 
     def __init__(self, num_instances: int, *, max_waiting_events: int = 1024) -> None:
-        check_at_least("PrefixIndex", "num_instances", num_instances, 1)
+        check_count("PrefixIndex", "num_instances", num_instances, 1)
         self._num_instances = num_instances
         self._holders: dict[int, int] = {}
         self._shared: dict[int, int] = {}

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from ..errors import check_at_least
+from ..errors import check_count
 from .event_order import EventOrder
 from .events import KVEvent
 from .prefix_index import PrefixIndex
@@ -29,8 +29,8 @@ class ShardedIndex:
     def __init__(
         self, num_instances: int, num_shards: int, *, depth: int = 1, max_waiting_events: int = 1024
     ) -> None:
-        check_at_least("ShardedIndex", "num_shards", num_shards, 1)
-        check_at_least("ShardedIndex", "depth", depth, 1)
+        check_count("ShardedIndex", "num_shards", num_shards, 1)
+        check_count("ShardedIndex", "depth", depth, 1)
         self.shards = [PrefixIndex(num_instances) for _ in range(num_shards)]
         self.depth = depth
         self._shard_of_key: dict[int, int] = {}  # of the blocks that are in one shard alone

@@ -50,7 +50,9 @@ def add_commands(commands: Any) -> None:
     parser.add_argument("--admission", default="all", choices=ADMISSIONS)
     parser.add_argument("--ttft", type=float, default=30.0, help="objective, s (default: 30)")
     parser.add_argument("--tbt", type=float, default=0.1, help="objective, s (default: 0.1)")
-    parser.add_argument("--decode-s", type=float, default=10.0, help="t_d of predictive admission")
+    parser.add_argument(
+        "--decode-s", type=float, help="t_d of --admission predictive (default: 10)"
+    )
     parser.add_argument("--group", type=int, default=1, help="nodes a prefill pipeline (CPP)")
     parser.add_argument("--chunk", type=int, default=4096, help="tokens a prefill step")
     parser.add_argument("--dram", type=int, default=3_000_000, help="tokens a prefill instance")
@@ -108,12 +110,17 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _admission(options: argparse.Namespace) -> Admission:
+    if options.decode_s is not None and options.admission != "predictive":
+        raise InvalidArgument(
+            f"run: --decode-s must come with --admission predictive, got --admission "
+            f"{options.admission}"
+        )
     if options.admission == "baseline":
         return Baseline()
     if options.admission == "early":
         return EarlyRejection()
     if options.admission == "predictive":
-        return PredictiveRejection(decode_s=options.decode_s)
+        return PredictiveRejection(decode_s=10.0 if options.decode_s is None else options.decode_s)
     return AcceptAll()
 
 
