@@ -44,3 +44,13 @@ STATE = ("num_sending", "batch_size", "kv_tokens", "reserved_requests", "reserve
 def state(conductor: Conductor) -> dict[str, list[int]]:
     """All that the books count, by instance."""
     return {name: getattr(conductor.cluster, name).tolist() for name in STATE}
+
+
+def longest(held: set[int], keys) -> int:
+    """Count the leading keys that are held."""
+    return next((i for i, key in enumerate(keys) if key not in held), len(keys))
+
+
+def chain(tail: int, length: int) -> list[int]:
+    """A way through a binary tree of prefixes: the lower bits of ``tail`` are its turns."""
+    return [(1 << depth) | (tail & ((1 << depth) - 1)) for depth in range(length)]

@@ -7,17 +7,9 @@ from hypothesis import strategies as st
 
 from mooncake_serving.conductor import InvalidArgument, KVEvent, PrefixIndex, ShardedIndex
 
+from .support import chain, longest
+
 NUM_INSTANCES = 11
-
-
-def longest(held: set[int], keys) -> int:
-    """Count the leading keys that are held."""
-    return next((i for i, key in enumerate(keys) if key not in held), len(keys))
-
-
-def chain(tail: int, length: int) -> list[int]:
-    """A way through a binary tree of prefixes: the lower bits of ``tail`` are its turns."""
-    return [(1 << depth) | (tail & ((1 << depth) - 1)) for depth in range(length)]
 
 
 chains = st.builds(chain, st.integers(0, 255), st.integers(0, 9))
@@ -88,57 +80,6 @@ def test_a_hole_ends_a_prefix():
     assert index.match([1, 2, 3]).tolist() == [1, 0]
     index.add(0, [1, 2])
     assert index.match([1, 2, 3]).tolist() == [3, 0]
-
-
-@given(steps=steps, data=st.data())
-@settings(max_examples=60, deadline=None)
-def test_events_in_any_order_and_twice(steps, data):
-    """However they arrive: once all are there, the index is as if they had come in turn."""
-    held = [set() for _ in range(NUM_INSTANCES)]
-    sequence = [0] * NUM_INSTANCES
-    events = []
-    for step in steps:
-        name, instance, keys = step
-        follow(held, step)
-        number = sequence[instance]
-        sequence[instance] += 1
-        if name == "add":
-            events.append(KVEvent(instance, number, stored=(tuple(keys),)))
-        elif name == "remove":
-            events.append(KVEvent(instance, number, removed=tuple(keys)))
-        else:
-            events.append(KVEvent(instance, number, snapshot=True))
-    again = data.draw(st.lists(st.sampled_from(events), max_size=5)) if events else []
-    for index in (PrefixIndex(NUM_INSTANCES), ShardedIndex(NUM_INSTANCES, 3, depth=2)):
-        for event in data.draw(st.permutations(events + again)):
-            assert index.apply(event)
-        for tail in (0, 37, 255):
-            keys = chain(tail, 9)
-            assert index.match(keys).tolist() == [longest(one, keys) for one in held]
-
-
-def test_a_late_event_is_waited_for():
-    index = PrefixIndex(1)
-    assert index.apply(KVEvent(0, 1, removed=(7,)))
-    assert index.apply(KVEvent(0, 2, stored=((5, 6),)))
-    assert index.match([5, 6]).tolist() == [0], "event 0 may yet come"
-    assert index.apply(KVEvent(0, 0, stored=((7,),)))
-    assert index.match([5, 6]).tolist() == [2] and index.holders(7) == []
-
-
-@pytest.mark.parametrize("make", [PrefixIndex, lambda n, **o: ShardedIndex(n, 2, **o)])
-def test_a_lost_event_costs_a_snapshot(make):
-    index = make(2, max_waiting_events=3)
-    index.add(1, [1])
-    lost = [KVEvent(0, number, stored=((number,),)) for number in range(1, 6)]
-    assert [index.apply(event) for event in lost] == [True, True, True, False, False]
-    assert index.apply(KVEvent(1, 0, stored=((8,),))), "the others go on"
-    assert index.apply(KVEvent(0, 6, stored=((1, 2), (1, 3)), snapshot=True))
-    assert index.match([1, 3]).tolist() == [2, 1]
-    assert index.holders(4) == []
-    assert index.apply(KVEvent(0, 7, removed=(3,)))
-    assert index.match([1, 3]).tolist() == [1, 1]
-    assert index.apply(KVEvent(0, 0, stored=((9,),))) and index.holders(9) == [], "too late"
 
 
 def test_equal_sets_of_holders_are_one_object():

@@ -155,6 +155,9 @@ class Conductor:
     def failed(self, instance: int) -> list[int]:
         """Note that an instance is down, and its cache lost.
 
+        Its events are expected from 0 again. If it was only out of reach, and goes on where it was,
+        ``index.apply`` asks for a snapshot.
+
         Returns:
             The requests that were to be prefilled or decoded there. They are over for the
             conductor, and may be decided about anew. One that only fetches from there is not among
@@ -175,7 +178,7 @@ class Conductor:
         return lost
 
     def recovered(self, instance: int) -> None:
-        """Note that an instance is up again, with an empty cache."""
+        """Note that an instance is up again, with what it has told of its cache since it failed."""
         check_index("recovered", "instance", instance, self.cluster.num_instances)
         self.cluster.up[instance] = True
 

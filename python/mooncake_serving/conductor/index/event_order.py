@@ -1,45 +1,74 @@
 """Events in the order in which they happened, however they arrive."""
 
+from dataclasses import dataclass, field
+
+from ..errors import check_count
 from .events import KVEvent
+
+
+@dataclass(slots=True)
+class _Epoch:
+    """What has come of an instance since it was started, or was forgotten."""
+
+    number: int
+    expected: int = 0  # the first sequence that is neither taken nor part of a snapshot
+    waiting: dict[int, KVEvent] = field(default_factory=dict)
+    given_up: int = -1  # the last sequence that came and was not kept
 
 
 class EventOrder:
     """Holds back the events of each instance until those before them have come.
 
     Args:
-        max_waiting: events of one instance that are held back; with more of them the missing one
-            is given up, and only a snapshot helps.
+        max_waiting_events: of one instance that are held back; with more of them all are given up,
+            and have to come again, or to be replaced by a snapshot.
     """
 
-    def __init__(self, max_waiting: int = 1024) -> None:
-        self.max_waiting = max_waiting
-        self._next: dict[int, int] = {}
-        self._waiting: dict[int, dict[int, KVEvent]] = {}
-        self._lost: set[int] = set()
+    def __init__(self, max_waiting_events: int = 1024) -> None:
+        check_count("EventOrder", "max_waiting_events", max_waiting_events, 0)
+        self.max_waiting_events = max_waiting_events
+        self._epochs: dict[int, _Epoch] = {}
 
     def is_lost(self, instance: int) -> bool:
-        """Tell whether an event of ``instance`` was given up, and no snapshot has come since."""
-        return instance in self._lost
+        """Tell whether events of ``instance`` are missing that will not come by themselves.
+
+        They were given up, or were before the first one that anybody has heard here.
+        """
+        epoch = self._epochs.get(instance)
+        if epoch is None:
+            return False
+        began_before = epoch.expected == 0 and bool(epoch.waiting)
+        return began_before or epoch.expected <= epoch.given_up
+
+    def forget(self, instance: int) -> None:
+        """Expect the events of ``instance`` from 0 again; those of earlier epochs stay too late."""
+        if instance in self._epochs:
+            self._epochs[instance] = _Epoch(self._epochs[instance].number)
 
     def take(self, event: KVEvent) -> list[KVEvent]:
-        """Return the events that may be applied now that ``event`` has come, in their order."""
-        instance = event.instance
-        expected = self._next.get(instance, 0)
-        if event.sequence < expected:
-            return []
-        waiting = self._waiting.setdefault(instance, {})
+        """Return the events that may be applied now that ``event`` has come, in their order.
+
+        If it is of a later epoch than those before it, an empty snapshot is the first of them.
+        """
+        ready: list[KVEvent] = []
+        epoch = self._epochs.get(event.instance)
+        if epoch is not None and event.epoch > epoch.number:
+            ready.append(KVEvent(event.instance, -1, snapshot=True, epoch=event.epoch))
+            epoch = None
+        if epoch is None:
+            epoch = self._epochs[event.instance] = _Epoch(event.epoch)
+        if event.epoch < epoch.number or event.sequence < epoch.expected:
+            return ready
+        waiting = epoch.waiting
         if event.snapshot:
-            self._lost.discard(instance)
-            expected = event.sequence
-            for sequence in [s for s in waiting if s < expected]:
+            epoch.expected = event.sequence
+            for sequence in [s for s in waiting if s < event.sequence]:
                 del waiting[sequence]
         waiting[event.sequence] = event
-        ready = []
-        while expected in waiting:
-            ready.append(waiting.pop(expected))
-            expected += 1
-        self._next[instance] = expected
-        if len(waiting) > self.max_waiting:
+        while epoch.expected in waiting:
+            ready.append(waiting.pop(epoch.expected))
+            epoch.expected += 1
+        if len(waiting) > self.max_waiting_events:
+            epoch.given_up = max(waiting)
             waiting.clear()
-            self._lost.add(instance)
         return ready

@@ -50,13 +50,21 @@ class Index(Protocol):
         ...
 
     def clear(self, instance: int) -> None:
-        """Note that an instance holds nothing: it has failed, or was emptied."""
+        """Note that an instance holds nothing: it has failed, or was emptied.
+
+        Its events are expected from 0 again, as if none had come yet. If it goes on where it was,
+        ``apply`` asks for a snapshot.
+        """
         ...
 
     def apply(self, event: KVEvent) -> bool:
-        """Follow one event of an instance; see :class:`~.events.KVEvent` for late ones.
+        """Follow one event of an instance; see :class:`~.events.KVEvent` for their order.
 
         Returns:
-            False if events are missing and the instance must send a snapshot.
+            Whether all that the instance has told is known, or on its way at most. False if events
+            are missing that will not come by themselves: too many after them wait already, or the
+            first one that has come is not number 0, for the instance was running before. Those
+            after them are held back until the missing ones have been applied, sent again, or a
+            snapshot has; which the caller asks for, once.
         """
         ...

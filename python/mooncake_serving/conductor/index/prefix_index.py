@@ -102,16 +102,22 @@ class PrefixIndex:
                 holders[key] = self._share(held ^ bit)
 
     def clear(self, instance: int) -> None:
-        """Note that an instance holds nothing. It looks at every key."""
-        bit = self._bit("clear", instance)
+        """Note that an instance holds nothing, and expect its events from 0 again."""
+        self._bit("clear", instance)
+        self._order.forget(instance)
+        self._empty(instance)
+
+    def _empty(self, instance: int) -> None:
+        """Take an instance out of all sets. It looks at every key."""
+        bit = 1 << instance
         self.remove(instance, [key for key, held in self._holders.items() if held & bit])
 
     def apply(self, event: KVEvent) -> bool:
-        """Follow an event, and those that waited for it; False if a snapshot is needed."""
+        """Follow an event, and those that waited for it; see :class:`~.interface.Index`."""
         self._bit("apply", event.instance)
         for ready in self._order.take(event):
             if ready.snapshot:
-                self.clear(ready.instance)
+                self._empty(ready.instance)
             self.remove(ready.instance, ready.removed)
             for chain in ready.stored:
                 self.add(ready.instance, chain)

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from ..errors import check_count
+from ..errors import check_count, check_index
 from .event_order import EventOrder
 from .events import KVEvent
 from .prefix_index import PrefixIndex
@@ -83,7 +83,13 @@ class ShardedIndex:
                     self._shard_of_key.pop(key, None)
 
     def clear(self, instance: int) -> None:
-        """Note that an instance holds nothing. It looks at every key."""
+        """Note that an instance holds nothing, and expect its events from 0 again."""
+        check_index("clear", "instance", instance, self.num_instances)
+        self._order.forget(instance)
+        self._empty(instance)
+
+    def _empty(self, instance: int) -> None:
+        """Take an instance out of all sets. It looks at every key."""
         for shard in self.shards:
             shard.clear(instance)
         self._shard_of_key = {
@@ -97,10 +103,11 @@ class ShardedIndex:
         return self.shards[self._shard_of_key.get(key, 0)]
 
     def apply(self, event: KVEvent) -> bool:
-        """Follow an event, and those that waited for it; False if a snapshot is needed."""
+        """Follow an event, and those that waited for it; see :class:`~.interface.Index`."""
+        check_index("apply", "instance", event.instance, self.num_instances)
         for ready in self._order.take(event):
             if ready.snapshot:
-                self.clear(ready.instance)
+                self._empty(ready.instance)
             self.remove(ready.instance, ready.removed)
             for chain in ready.stored:
                 self.add(ready.instance, chain)
