@@ -3,9 +3,11 @@
 `decide` is a prompt of 128k tokens in 256 blocks of 512, by Algorithm 1, 4 instances that prefill
 to one that decodes. In the worst case each instance holds another length of it. `in Python` is
 the same index as a dict of sets, and the same algorithm in a loop. An update is one block of one
-instance that comes or goes. A billion tokens are two million blocks of 512.
+instance that comes or goes. A billion tokens are two million blocks of 512. Restarts are as many as
+share one look at every key, an eighth of the instances: that look is in the time.
 """
 
+import itertools
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -22,6 +24,7 @@ from mooncake_serving.conductor import (
     Cluster,
     Conductor,
     Costs,
+    KVEvent,
     LinearDecode,
     NicTransfer,
     PolynomialPrefill,
@@ -138,6 +141,50 @@ def updates(num_keys: int) -> Iterator[Case]:
         del index, theirs
 
 
+def restarts(num_keys: int) -> Iterator[Case]:
+    """Instances are emptied, or send all that they hold, in an index of ``num_keys`` blocks."""
+    num_restarts = sides.NUM_INSTANCES // 8
+    index = PrefixIndex(sides.NUM_INSTANCES)
+    sides.fill(index, num_keys)
+    held: list[list[tuple[int, ...]]] = [[] for _ in range(num_restarts)]
+    for keys, holders in sides.chains(num_keys // sides.CHAIN_BLOCKS):
+        for holder in holders:
+            if holder < num_restarts:
+                held[holder].append(tuple(keys))
+    snapshots = itertools.count()
+
+    def send_all() -> None:
+        sequence = next(snapshots)
+        for instance, chains in enumerate(held):
+            index.apply(KVEvent(instance, sequence, tuple(chains), snapshot=True))
+
+    def check() -> None:
+        chain = held[0][0]
+        holders = index.holders(chain[-1])
+        index.clear(0)
+        assert index.holders(chain[-1]) == [i for i in holders if i != 0]
+        send_all()
+        assert index.holders(chain[-1]) == holders and index.match(chain)[0] == len(chain)
+
+    fields = {"restarts": num_restarts, "instances": sides.NUM_INSTANCES}
+    blocks = sides.CHAIN_BLOCKS * sum(map(len, held))
+    yield Case(
+        f"{num_restarts:,} snapshots of {blocks // num_restarts} blocks, {num_keys:,} keys",
+        send_all,
+        {},
+        check,
+        fields=fields | {"updates": blocks},
+    )
+    last = sides.NUM_INSTANCES - 1
+    yield Case(
+        f"{num_restarts:,} instances emptied, {num_keys:,} keys",
+        lambda: [index.clear(last) for _ in range(num_restarts)],
+        {},
+        check,
+        fields=fields,
+    )
+
+
 def memory(num_keys: int) -> Case:
     """Bytes a key, each in a process of its own; what is timed is only one look at such a chain."""
     per_key = {}
@@ -184,6 +231,7 @@ def cases(quick: bool) -> Iterator[Case]:
     yield from decide("4 lengths", 10_000, few)
     num_keys = 100_000 if quick else 2_000_000
     yield from updates(num_keys)
+    yield from restarts(num_keys)
     yield memory(num_keys)
     yield from balance(500 if quick else 4000)
 

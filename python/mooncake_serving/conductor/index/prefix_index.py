@@ -9,6 +9,7 @@ from .event_order import EventOrder
 from .events import KVEvent
 
 MAX_SHARED_SETS = 1 << 14
+SPARE_BITS = 8  # instances to one more bit
 
 
 class PrefixIndex:
@@ -17,6 +18,11 @@ class PrefixIndex:
     A set of holders is an int with a bit for each instance, so that the instances that hold all
     blocks so far are one ``&`` a block. Blocks of one prefix mostly have the same holders: equal
     sets are one object, and a key costs little more than its place in a dict.
+
+    An instance that is emptied gets another bit, and its old one counts for nothing: sets lose it
+    when they are written. There are an eighth more bits than instances; when they are used up, one
+    look at every key takes the old ones out of all sets. So do restarts cost little each, and the
+    keys that nobody holds any more are an eighth of all if instances hold equally many.
     """
 
     def __init__(self, num_instances: int, *, max_waiting_events: int = 1024) -> None:
@@ -24,47 +30,54 @@ class PrefixIndex:
         self._num_instances = num_instances
         self._holders: dict[int, int] = {}
         self._shared: dict[int, int] = {}
+        self._bit_of = np.arange(num_instances)
+        self._num_bits = num_instances + max(1, num_instances // SPARE_BITS)
+        self._spare = list(range(num_instances, self._num_bits))
+        self._live = (1 << num_instances) - 1  # the bits that count
         self._order = EventOrder(max_waiting_events)
 
     def __len__(self) -> int:
-        """Count the keys that somebody holds."""
-        return len(self._holders)
+        """Count the keys that somebody holds. It looks at every key."""
+        return sum(1 for held in self._holders.values() if held & self._live)
 
     @property
     def num_instances(self) -> int:
         """Count the instances that may hold blocks."""
         return self._num_instances
 
+    @property
+    def is_swept(self) -> bool:
+        """Tell whether nothing is left of instances that have been emptied."""
+        return len(self._spare) == self._num_bits - self._num_instances
+
     def holders(self, key: int) -> list[int]:
         """List the instances that hold a block, ascending."""
-        held = self._holders.get(key, 0)
-        return [i for i, digit in enumerate(reversed(bin(held)[2:])) if digit == "1"]
+        return np.flatnonzero(self.match([key])).tolist()
 
     def num_holders(self, key: int) -> int:
         """Count the instances that hold a block."""
-        return self._holders.get(key, 0).bit_count()
+        return (self._holders.get(key, 0) & self._live).bit_count()
 
     def match(self, keys: Sequence[int]) -> np.ndarray:
         """Find the longest prefix that each instance holds; see :class:`~.interface.Index`."""
         sets, run_lengths = self._prefix_sets(keys)
         if not sets:
             return np.zeros(self._num_instances, np.int64)
-        num_bytes = (self._num_instances + 7) // 8
+        num_bytes = (self._num_bits + 7) // 8
         packed = b"".join(held.to_bytes(num_bytes, "little") for held in sets)
         rows = np.frombuffer(packed, np.uint8).reshape(len(sets), num_bytes)
-        bits = np.unpackbits(rows, axis=1, count=self._num_instances, bitorder="little")
-        # Each set lies in the one before it: to count an instance's sets is to know its last one.
-        num_sets = np.zeros(self._num_instances, np.int64)
+        bits = np.unpackbits(rows, axis=1, count=self._num_bits, bitorder="little")
+        # Each set lies in the one before it: to count a bit's sets is to know its last one.
+        num_sets = np.zeros(self._num_bits, np.int64)
         for start in range(0, len(sets), 255):  # as many as uint8 counts, which is 20x faster
             num_sets += np.add.reduce(bits[start : start + 255], axis=0, dtype=np.uint8)
-        return np.concatenate(([0], np.cumsum(run_lengths)))[num_sets]
+        return np.concatenate(([0], np.cumsum(run_lengths)))[num_sets[self._bit_of]]
 
     def _prefix_sets(self, keys: Sequence[int]) -> tuple[list[int], list[int]]:
         """List who holds all blocks up to block i, and for how many i on end that is the same."""
         sets: list[int] = []
         run_lengths: list[int] = []
-        everyone = (1 << self._num_instances) - 1
-        alive, last, get = everyone, None, self._holders.get
+        alive, last, get = self._live, None, self._holders.get
         for key in keys:
             held = get(key, 0)
             if held is not last:
@@ -80,18 +93,18 @@ class PrefixIndex:
 
     def add(self, instance: int, keys: Sequence[int]) -> None:
         """Note that an instance holds blocks: a chain from its first block."""
-        bit, holders = self._bit("add", instance), self._holders
+        bit, holders, live = self._bit("add", instance), self._holders, self._live
         before: int | None = None
         after = bit
         for key in keys:
             held = holders.get(key, 0)
             if held is not before:  # its neighbours in the chain mostly have the same set
-                before, after = held, self._share(held | bit) if held else bit
+                before, after = held, self._share((held & live) | bit) if held else bit
             holders[key] = after
 
     def remove(self, instance: int, keys: Iterable[int]) -> None:
         """Note that an instance no longer holds blocks; those that are unknown are passed over."""
-        bit, holders = self._bit("remove", instance), self._holders
+        bit, holders, live = self._bit("remove", instance), self._holders, self._live
         for key in keys:
             held = holders.get(key)
             if held is None:
@@ -99,7 +112,11 @@ class PrefixIndex:
             if held == bit:
                 del holders[key]
             elif held & bit:
-                holders[key] = self._share(held ^ bit)
+                left = (held & live) ^ bit
+                if left:
+                    holders[key] = self._share(left)
+                else:
+                    del holders[key]
 
     def clear(self, instance: int) -> None:
         """Note that an instance holds nothing, and expect its events from 0 again."""
@@ -108,9 +125,31 @@ class PrefixIndex:
         self._empty(instance)
 
     def _empty(self, instance: int) -> None:
-        """Take an instance out of all sets. It looks at every key."""
-        bit = 1 << instance
-        self.remove(instance, [key for key, held in self._holders.items() if held & bit])
+        """Give an instance a bit that no set has; if it is the last one, free the old ones."""
+        old = self._bit("clear", instance)
+        self._bit_of[instance] = self._spare.pop()
+        self._live ^= old | self._bit("clear", instance)
+        if not self._spare:
+            self._sweep()
+
+    def _sweep(self) -> None:
+        """Take the bits that count for nothing out of all sets. It looks at every key."""
+        live, holders = self._live, self._holders
+        changes: list[tuple[int, int]] = []
+        before: int | None = None
+        after = 0
+        for key, held in holders.items():
+            if held is not before:  # its neighbours in the chain mostly have the same set
+                before, after = held, held & live
+                after = held if after == held else self._share(after)
+            if after is not held:
+                changes.append((key, after))
+        for key, after in changes:
+            if after:
+                holders[key] = after
+            else:
+                del holders[key]
+        self._spare = np.setdiff1d(np.arange(self._num_bits), self._bit_of).tolist()
 
     def apply(self, event: KVEvent) -> bool:
         """Follow an event, and those that waited for it; see :class:`~.interface.Index`."""
@@ -131,4 +170,4 @@ class PrefixIndex:
 
     def _bit(self, op: str, instance: int) -> int:
         check_index(op, "instance", instance, self._num_instances)
-        return 1 << instance
+        return 1 << int(self._bit_of[instance])

@@ -89,14 +89,14 @@ class ShardedIndex:
         self._empty(instance)
 
     def _empty(self, instance: int) -> None:
-        """Take an instance out of all sets. It looks at every key."""
         for shard in self.shards:
             shard.clear(instance)
-        self._shard_of_key = {
-            key: number
-            for key, number in self._shard_of_key.items()
-            if self.shards[number].num_holders(key)
-        }
+        if self.shards[0].is_swept:  # as are all the others, then
+            self._shard_of_key = {
+                key: number
+                for key, number in self._shard_of_key.items()
+                if self.shards[number].num_holders(key)
+            }
 
     def _holding(self, key: int) -> PrefixIndex:
         """Return the shard that knows of a block; of one that is in all shards, the first."""
