@@ -78,6 +78,26 @@ def test_prefixes_may_go_unchecked(path):
 
 
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+BURST = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+
+
+@pytest.mark.parametrize("before", ["\ufeff", "\n", " \r\n\n", "\ufeff\r\n"])
+@pytest.mark.parametrize(
+    "text",
+    [lines({}), AZURE + "2023-11-16 18:00:00,1025,7\n", BURST + "5,m,1025,7,1032,l\n"],
+    ids=["mooncake", "azure", "burstgpt"],
+)
+def test_a_byte_order_mark_and_blank_lines_are_passed_over(path, before, text):
+    path.write_bytes((before + text).encode())
+    (request,) = read_trace(path)
+    assert (request.input_length, request.output_length) == (1025, 7)
+
+
+@pytest.mark.parametrize("text", ["", "\n", "\ufeff \n"])
+def test_an_empty_trace_is_called_empty(path, text):
+    path.write_bytes(text.encode())
+    with pytest.raises(InvalidTrace, match="line 1: a trace must hold at least one request"):
+        read_trace(path)
 
 
 def test_azure_of_2023_and_2024(path):
@@ -97,9 +117,6 @@ def test_azure_of_2023_and_2024(path):
     assert times[:2] == [0, pytest.approx(4314.579)]
     assert times[3] - times[2] == pytest.approx(990.07)
     assert all(r.hash_ids == () for r in requests)
-
-
-BURST = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
 
 
 def test_burstgpt_passes_over_failures(path):
@@ -123,7 +140,7 @@ def test_burstgpt_with_sessions(path):
     "reader, text, line, message",
     [
         (read_azure, "", 1, "header must have 'TIMESTAMP'"),
-        (read_azure, "TIMESTAMP,a,b\n", 1, "header must have 'ContextTokens'"),
+        (read_azure, "\nTIMESTAMP,a,b\n", 2, "header must have 'ContextTokens'"),
         (read_azure, AZURE + "x,1,2\n", 2, "TIMESTAMP must be a time, got 'x'"),
         (read_azure, AZURE + "2023-11-16 18:00:00.x,1,2\n", 2, "TIMESTAMP must be a time"),
         (read_azure, AZURE + "2023-11-16 18:00:00,1\n", 2, "must have 3 fields, got 2"),
@@ -138,6 +155,8 @@ def test_burstgpt_with_sessions(path):
         (read_burstgpt, BURST + "1,m,5,-1,4,l\n", 2, "Response tokens must be an integer of at"),
         (read_burstgpt, BURST + "nan,m,5,1,6,l\n", 2, "Timestamp must be a time, got 'nan'"),
         (read_trace, "what,is,this\n", 1, "must be a JSON object (Mooncake), or a header with"),
+        (read_trace, "\n\nwhat\n", 3, "must be a JSON object (Mooncake), or a header with"),
+        (read_azure, AZURE + ",,\n", 2, "TIMESTAMP must be a time, got ''"),
         (read_trace, AZURE, 1, "a trace must hold at least one request"),
     ],
 )

@@ -5,7 +5,7 @@ from .burstgpt import read_burstgpt
 from .errors import InvalidTrace
 from .mooncake import read_mooncake, write_mooncake
 from .profile import TraceProfile
-from .readers import read_trace
+from .readers import read_trace, reader_of
 from .request import BLOCK_SIZE, TraceRequest
 from .scale import scale_trace
 from .stats import Lengths, TraceStats, trace_stats
@@ -23,6 +23,7 @@ __all__ = [
     "read_burstgpt",
     "read_mooncake",
     "read_trace",
+    "reader_of",
     "scale_trace",
     "synth_trace",
     "trace_stats",

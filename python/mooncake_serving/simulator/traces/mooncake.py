@@ -15,7 +15,7 @@ def read_mooncake(
     """Read ``{"timestamp", "input_length", "output_length", "hash_ids"}`` lines, one by one.
 
     Args:
-        path: of the file.
+        path: of the file; a byte order mark is passed over, and so are blank lines.
         block_size: tokens that a hash id stands for.
         check_prefixes: also check that a hash id always follows the same one, without which it
             could not name a prefix; it remembers all ids.
@@ -27,7 +27,7 @@ def read_mooncake(
     source = str(path)
     previous_ms = 0.0
     parents: dict[int, int] = {}
-    with Path(path).open(encoding="utf-8", errors="replace") as file:
+    with Path(path).open(encoding="utf-8-sig", errors="replace") as file:
         for number, line in enumerate(file, 1):
             if not line.strip():
                 continue

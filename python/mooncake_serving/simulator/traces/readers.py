@@ -11,7 +11,7 @@ from .request import TraceRequest
 
 
 def read_trace(path: str | Path) -> list[TraceRequest]:
-    """Read a whole trace, in the format that its first line shows.
+    """Read a whole trace, in the format that its first line shows; blank lines are none.
 
     Args:
         path: of Mooncake's JSON lines, or of a CSV file of Azure or BurstGPT.
@@ -20,15 +20,29 @@ def read_trace(path: str | Path) -> list[TraceRequest]:
         InvalidTrace: it is none of these, holds no request, or a line is wrong; named by number.
         OSError: it cannot be read.
     """
-    with Path(path).open(encoding="utf-8", errors="replace") as file:
-        first = file.readline()
-    requests = list(_reader_for(first, str(path))(path))
+    requests = list(reader_of(path)(path))
     if not requests:
         raise InvalidTrace(str(path), 1, "a trace must hold at least one request")
     return requests
 
 
-def _reader_for(line: str, source: str) -> Callable[[str | Path], Iterator[TraceRequest]]:
+def reader_of(path: str | Path) -> Callable[[str | Path], Iterator[TraceRequest]]:
+    """Tell by its first line how a file is to be read: :func:`read_mooncake`, say.
+
+    Raises:
+        InvalidTrace: it is in no format that is known, or empty.
+        OSError: it cannot be read.
+    """
+    with Path(path).open(encoding="utf-8-sig", errors="replace") as file:
+        for number, line in enumerate(file, 1):
+            if line.strip():
+                return _reader_for(line, str(path), number)
+    raise InvalidTrace(str(path), 1, "a trace must hold at least one request")
+
+
+def _reader_for(
+    line: str, source: str, number: int
+) -> Callable[[str | Path], Iterator[TraceRequest]]:
     if line.lstrip().startswith("{"):
         return read_mooncake
     columns = {column.strip() for column in line.split(",")}
@@ -38,7 +52,7 @@ def _reader_for(line: str, source: str) -> Callable[[str | Path], Iterator[Trace
         return read_burstgpt
     raise InvalidTrace(
         source,
-        1,
+        number,
         "must be a JSON object (Mooncake), or a header with ContextTokens (Azure) or "
         f"Request tokens (BurstGPT), got {line.strip()[:60]!r}",
     )

@@ -18,7 +18,7 @@ def read_table(
     """Read requests without prefixes from a CSV file; times count from its first line.
 
     Args:
-        path: of the file.
+        path: of the file; a byte order mark is passed over, and so are blank lines.
         columns: of the time, of the tokens of the prompt and of those generated.
         to_ms: parses a time; raises ValueError.
         keep: tells by its lengths whether a line is a request; others are passed over.
@@ -28,18 +28,18 @@ def read_table(
             one before it.
     """
     source = str(path)
-    with Path(path).open(encoding="utf-8", errors="replace", newline="") as file:
+    with Path(path).open(encoding="utf-8-sig", errors="replace", newline="") as file:
         rows = _rows(source, csv.reader(file))
-        _, fields = next(rows, (1, []))
+        header_line, fields = next(rows, (1, []))
         header = [name.strip() for name in fields]
         missing = [name for name in columns if name not in header]
         if missing:
-            raise InvalidTrace(source, 1, f"header must have {missing[0]!r}, got {header}")
+            raise InvalidTrace(
+                source, header_line, f"header must have {missing[0]!r}, got {header}"
+            )
         places = [header.index(name) for name in columns]
         first_ms = previous_ms = None
         for number, row in rows:
-            if not row:
-                continue
             if len(row) <= max(places):
                 what = f"must have {len(header)} fields, got {len(row)}"
                 raise InvalidTrace(source, number, what)
@@ -65,7 +65,7 @@ def read_table(
 
 
 def _rows(source: str, reader: Any) -> Iterator[tuple[int, list[str]]]:
-    """Number the lines, and name the one that is no CSV."""
+    """Number the lines that are not blank, and name the one that is no CSV."""
     while True:
         try:
             row = next(reader)
@@ -73,7 +73,8 @@ def _rows(source: str, reader: Any) -> Iterator[tuple[int, list[str]]]:
             return
         except csv.Error as error:
             raise InvalidTrace(source, reader.line_num, f"must be CSV: {error}") from None
-        yield reader.line_num, row
+        if "".join(row).strip() or len(row) > 1:
+            yield reader.line_num, row
 
 
 def _count(source: str, number: int, name: str, text: str) -> int:
