@@ -7,7 +7,7 @@ from typing import Any
 
 from ..caches import OFFLINE, POLICIES
 from ..hit_rate import HitRate, replay
-from ..traces import BLOCK_SIZE, InvalidTrace, read_mooncake
+from ..traces import BLOCK_SIZE, InvalidTrace, read_mooncake, reader_of
 
 SUMMARY = "Replay a trace against one pool of blocks; print hit tokens over input tokens."
 
@@ -41,6 +41,9 @@ def add_commands(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Replay and print, one line a capacity."""
+    if reader_of(options.trace) is not read_mooncake:
+        what = "must be Mooncake's JSON lines, got a CSV, which does not say what prompts share"
+        raise InvalidTrace(options.trace, 1, what)
     # Whether an id always follows the same one does not matter to a cache of ids.
     requests = list(
         read_mooncake(options.trace, block_size=options.block_tokens, check_prefixes=False)

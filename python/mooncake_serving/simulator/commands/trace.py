@@ -15,6 +15,7 @@ from ..traces import (
     unshared,
     write_mooncake,
 )
+from . import arguments
 
 SUMMARY = "Describe a trace, scale it, or make one up that looks like it."
 
@@ -34,7 +35,7 @@ def add_commands(commands: Any) -> None:
     scale.add_argument("out", help="where to write the new one, as JSON lines")
     scale.add_argument("--time", type=float, default=1.0, help="0.5: twice as fast (default: 1)")
     scale.add_argument("--load", type=float, default=1.0, help="2: two copies (default: 1)")
-    scale.add_argument("--seed", type=int, default=0, help="of which requests are kept")
+    scale.add_argument("--seed", type=arguments.seed, default=0, help="of which requests are kept")
     scale.set_defaults(run=_scale)
 
     synth = tools.add_parser("synth", help="make a trace up, by another one or its profile")
@@ -43,7 +44,7 @@ def add_commands(commands: Any) -> None:
     like.add_argument("--profile", metavar="FILE", help="of such a trace, by --save-profile")
     synth.add_argument("out", nargs="?", help="where to write it, as JSON lines")
     synth.add_argument("--requests", type=int, default=1000, metavar="N", help="default: 1000")
-    synth.add_argument("--seed", type=int, default=0, help="default: 0")
+    synth.add_argument("--seed", type=arguments.seed, default=0, help="default: 0")
     synth.add_argument("--save-profile", metavar="FILE", help="keep what is known of the trace")
     synth.set_defaults(run=_synth)
 
@@ -68,6 +69,11 @@ def _stats(options: argparse.Namespace) -> None:
 def _scale(options: argparse.Namespace) -> None:
     requests = _with_ids(read_trace(options.trace))
     scaled = scale_trace(requests, time=options.time, load=options.load, seed=options.seed)
+    if not scaled:
+        raise ValueError(
+            f"trace scale: --load must leave at least one of {len(requests)} requests, "
+            f"got {options.load:g}"
+        )
     write_mooncake(scaled, options.out)
     sys.stdout.write(f"{len(scaled)} requests in {options.out}\n")
 
