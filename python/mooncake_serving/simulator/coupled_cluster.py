@@ -94,7 +94,7 @@ class CoupledCluster:
             block_size=BLOCK_SIZE,
             max_output_tokens=job.request.output_length,
         )
-        decision = self._conductor.decide(request, self.clock.now)
+        job.decision = decision = self._conductor.decide(request, self.clock.now)
         if not decision.accepted:
             job.rejected = decision.reason.why.name
             self._on_progress()

@@ -119,7 +119,7 @@ class Disaggregated:
             self._mean_output,
             max_output_tokens=job.request.output_length,
         )
-        decision = self.conductor.decide(request, self.clock.now)
+        job.decision = decision = self.conductor.decide(request, self.clock.now)
         if not decision.accepted:
             self._reject(job, decision)
             return
@@ -209,7 +209,7 @@ class Disaggregated:
         assert job.prefill_instance is not None
         held, _ = self.prefill[job.prefill_instance].store.match(job.request.hash_ids)
         self.publishers[job.prefill_instance].stored(job.request.hash_ids[:held])
-        decision = self.conductor.prefilled(job.job_id, self.clock.now)
+        job.decision = decision = self.conductor.prefilled(job.job_id, self.clock.now)
         if not decision.accepted or decision.decode is None:
             self._reject(job, decision)
         elif not job.num_decode_steps:

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ..conductor import Decision
 from .running_batch import RunningBatch
 from .traces import TraceRequest
 
@@ -12,8 +13,9 @@ from .traces import TraceRequest
 class Job:
     """A request and its times, in simulated seconds; None is what has not happened.
 
-    ``rejected`` says why it was not served. ``prefix_tokens`` are those whose KV was reused,
-    ``gpu_s`` what its prefill kept GPUs busy for. After a failure it starts anew: ``restarts``.
+    ``decision`` is the conductor's last one, ``rejected`` says why it was not served.
+    ``prefix_tokens`` are those whose KV was reused, ``gpu_s`` what its prefill kept GPUs busy for.
+    After a failure it starts anew: ``restarts``.
     """
 
     job_id: int
@@ -26,6 +28,7 @@ class Job:
     gpu_s: float = 0.0
     first_token_s: float | None = None
     finished_s: float | None = None
+    decision: Decision | None = None
     rejected: str | None = None
     restarts: int = 0
     ready: bool = True  # what it fetches is there

@@ -62,8 +62,12 @@ class Machine:
         """Tokens whose KV is in HBM beside the weights.
 
         Raises:
-            InvalidArgument: the weights alone do not fit.
+            InvalidArgument: the weights alone do not fit, or it is another module's model.
         """
+        if not isinstance(model, Model):
+            raise InvalidArgument(
+                f"Machine: model must be a Model of {__name__}, got {type(model).__name__}"
+            )
         room = self.memory_bytes * self.memory_share - model.weight_bytes
         if room < model.kv_bytes_per_token:
             raise InvalidArgument(
@@ -103,6 +107,10 @@ A800_NODE = Machine(
     ssd_bytes_per_s=24e9,
 )
 
+# The A6000 and the A100 have PCIe 4.0 x16, 32 GB/s of each direction (NVIDIA's data sheets).
+# ASSUMED, for no paper needs it: an NVMe disk of 6 GB/s.
+ONE_GPU_HOST = {"host_bytes_per_s": 32e9, "ssd_bytes_per_s": 6e9}
+
 # NVIDIA's data sheet: 154.8 TFLOPS in fp16 with fp32 sums, 768 GB/s, 48 GB. FITTED on SARATHI
 # (arXiv:2308.16369), Table 2, three figures: linear operators of 1,024 prefill tokens 224.8 ms
 # (math), of 4 decodes 44.28 ms (memory), attention of that prefill 10 ms.
@@ -114,6 +122,7 @@ A6000 = Machine(
     math_efficiency=0.780,
     attention_efficiency=0.278,
     memory_efficiency=0.765,
+    **ONE_GPU_HOST,
 )
 
 # One A100-SXM4-80GB; NVIDIA's data sheet. ASSUMED: the efficiencies fitted for the A6000.
@@ -125,7 +134,16 @@ A100 = Machine(
     math_efficiency=0.780,
     attention_efficiency=0.278,
     memory_efficiency=0.765,
+    **ONE_GPU_HOST,
 )
+
+MODELS = {
+    model.name: model
+    for model in (
+        LLAMA3_70B, LLAMA2_70B, LLAMA2_7B, LLAMA2_13B, LLAMA_13B, LLAMA_33B, GPT3_175B, YI_34B,
+    )
+}  # fmt: skip
+MACHINES = {machine.name: machine for machine in (A800_NODE, A6000, A100)}
 
 
 def group(machine: Machine, num_gpus: int, *, step_s: float = 0.0) -> Machine:
