@@ -6,15 +6,25 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mooncake_serving.simulator import plot
 from mooncake_serving.simulator.hit_rate import replay
+from mooncake_serving.simulator.job import Job
 from mooncake_serving.simulator.machines import A800_NODE, LLAMA3_70B
 from mooncake_serving.simulator.pooling import _Pool, serve_pooled
+from mooncake_serving.simulator.report import Report
 from mooncake_serving.simulator.reproductions import (
     REPRODUCTIONS,
+    Curve,
+    Outcome,
+    Row,
     Setup,
     arxiv_datasets,
+    as_lines,
+    clusters,
+    infinite_llm,
 )
 from mooncake_serving.simulator.reproductions.arxiv_layer_wise import store_latency_s
+from mooncake_serving.simulator.reproductions.fast25_sweeps import _falls
 from mooncake_serving.simulator.reproductions.made_up_datasets import (
     ARXIV_SUMMARIZATION,
     L_EVAL,
@@ -22,7 +32,7 @@ from mooncake_serving.simulator.reproductions.made_up_datasets import (
     make,
 )
 from mooncake_serving.simulator.reproductions.made_up_toolagent import like_toolagent
-from mooncake_serving.simulator.reproductions.workloads import like_synthetic
+from mooncake_serving.simulator.reproductions.workloads import Workload, like_synthetic
 from mooncake_serving.simulator.step_cost import StepCost
 from mooncake_serving.simulator.traces import (
     TraceProfile,
@@ -44,10 +54,155 @@ def claims(name, setup=CONVERSATION):
 
 @pytest.mark.parametrize(
     "name",
-    ["sarathi-tiles", "sarathi-pd-peak", "sarathi-serve-table4", "fast25-fig14", "arxiv-fig7"],
+    ["sarathi-tiles", "sarathi-pd-peak", "sarathi-serve-table4", "arxiv-fig7"],
 )
 def test_every_claim_of_these_papers_is_found(name):
     assert all(claims(name, Setup([], "")).values())
+
+
+def test_a_breakdown_whose_ttft_shrinks_as_much_is_not_the_published_order():
+    found = claims("fast25-fig14", Setup([], ""))
+    assert found["prefill shrinks by most of it"]
+    assert not found["TTFT shrinks less than prefill does, by a point or more"]
+
+
+@pytest.mark.parametrize("name", ["fast25-fig5", "arxiv-fig8", "arxiv-policies"])
+def test_ties_are_no_order(name):
+    alone = Setup([TraceRequest(0.0, 1000, 5, (0, 1))], "one request")
+    assert not any(claims(name, alone).values())
+
+
+@pytest.mark.parametrize(
+    "values, falls",
+    [
+        ([3, 2, 1], True),
+        ([3, 1, 1.01], True),
+        ([3, 1, 1.02], False),
+        ([1, 1, 1], False),
+        ([1, 1.01], False),
+    ],
+)
+def test_what_stays_as_it_is_does_not_fall(values, falls):
+    assert _falls(values) == falls
+
+
+def test_a_context_that_is_long_by_construction_is_compared_with_nothing(monkeypatch):
+    monkeypatch.setattr(infinite_llm, "NUM_REQUESTS", 800)
+    monkeypatch.setattr(infinite_llm, "MAX_TOKENS", (60_000,))
+    outcome = REPRODUCTIONS["infinite-llm"](Setup([], ""))
+    longest = [row for row in outcome.rows if "longest context" in row.what]
+    assert [(row.ours, row.published) for row in longest] == [(32, None), (16, None), (8, None)]
+    assert not any("context" in claim.what for claim in outcome.claims)
+
+
+def test_each_workload_has_its_own_published_hit_rates():
+    few = [TraceRequest(0.0, 1024, 1, (0, 1)), TraceRequest(1.0, 1024, 1, (0, 2))]
+    released = {"synthetic": few, "toolagent": few * 2}
+    outcome = REPRODUCTIONS["fast25-fig9"](replace(CONVERSATION, released=released))
+    published = {row.what: row.published for row in outcome.rows}
+    assert published == {
+        "made up: without a limit": 0.40,
+        "made up: LRU at 3 million tokens, of that": 41.0,
+        "made up: LRU at 50 million, of that": 100.0,
+        "synthetic: without a limit": 0.66,
+        "synthetic: LRU at 3 million tokens, of that": 46.0,
+        "tool&agent: without a limit": 0.59,
+        "tool&agent: LRU at 3 million tokens, of that": 75.0,
+    }
+    by_workload = outcome.panels[1]
+    assert by_workload.y_label == "hit rate, LRU"
+    assert [curve.label for curve in by_workload.curves] == ["made up", "tool&agent", "synthetic"]
+    assert list(by_workload.curves[2].y) == [0.25] * 8, "512 of 2,048 tokens"
+    for kind, count, name in (
+        ("conversation trace of 12,031", 300, "made up"),
+        ("synthetic trace of 3,993", 2, "synthetic"),
+        ("toolagent trace of 23,608", 4, "tool&agent"),
+    ):
+        assert (
+            f"the published figures are of FAST'25's {kind} requests, ours are of {count}: {name}"
+        ) in outcome.remarks
+
+
+@pytest.mark.parametrize(
+    "kind, count", [("conversation", 12_031), ("synthetic", 3_993), ("toolagent", 23_608)]
+)
+def test_a_trace_as_long_as_the_published_one_is_not_remarked_on(kind, count):
+    request = TraceRequest(0.0, 1, 1)
+    assert Workload(kind, [request] * count, "theirs").remarks == []
+    assert len(Workload(kind, [request] * (count - 1), "another").remarks) == 1
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in REPRODUCTIONS if name.startswith("fast25-") and "-fig14" not in name]
+)
+def test_figures_of_another_trace_are_remarked_on(name):
+    requests = [TraceRequest(1e3 * i, 1024, 5, (0, i)) for i in range(1, 5)]
+    others = {"synthetic": requests, "toolagent": requests}
+    outcome = REPRODUCTIONS[name](Setup(requests, "another", released=others))
+    assert any("ours are of 4: " in remark for remark in outcome.remarks)
+    lines = as_lines(name, outcome)
+    assert [line["remark"] for line in lines if "remark" in line] == list(outcome.remarks)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "arxiv-policies",
+        "fast25-fig1",
+        "fast25-fig7",
+        "fast25-fig9",
+        "fast25-fig11",
+        "fast25-fig13",
+        "fast25-global-cache",
+        "sarathi-pd-peak",
+        "staleness",
+    ],
+)
+def test_progress_is_over_the_parts_of_each_simulation(name):
+    """The number of parts that is told before a simulation is how many are done after it."""
+    told, done, totals = [], [], set()
+
+    def on_simulation(text, total, num_parts):
+        told.append(num_parts)
+        done.append(0)
+        totals.add(total)
+
+    def on_progress():
+        done[-1] += 1
+
+    requests = [TraceRequest(1e3 * i, 1024, 5, (0, i)) for i in range(1, 8)]
+    released = {"synthetic": requests[:3], "toolagent": requests[:5]}
+    REPRODUCTIONS[name](
+        Setup(requests, "few", on_simulation, on_progress, released=released),
+    )
+    assert done == told and totals == {len(told)}
+
+
+def test_a_trace_of_which_nothing_is_served_is_named(monkeypatch):
+    monkeypatch.setattr(
+        clusters.CoupledCluster,
+        "run",
+        lambda self, requests: Report([Job(0, requests[0], 0.0)], 0.0, 0),
+    )
+    with pytest.raises(ValueError, match="that the cluster can serve, got none served of 1"):
+        clusters.serve_coupled(CONVERSATION, clusters.VLLM["vLLM"])
+
+
+def test_a_figure_that_is_no_number_is_null():
+    outcome = Outcome("", [Row("a", float("inf")), Row("b", float("nan")), Row("c", 1.5)])
+    assert [line["ours"] for line in as_lines("any", outcome)] == [None, None, 1.5]
+
+
+def test_an_axis_has_one_unit():
+    curves = [Curve("a", [1], [2], "s"), Curve("b", [1], [3], "%"), Curve("c", [1], [4])]
+    outcome = Outcome("", [], curves=curves, x_label="tokens", y_label="s")
+    assert [(panel.y_label, len(panel.curves)) for panel in outcome.panels] == [("s", 2), ("%", 1)]
+    rows = [Row("a", 1, 2, "s"), Row("b", 14, 13, "%"), Row("c", 3, 4, "s")]
+    axes = plot._bars(rows).axes
+    assert [axis.get_xlabel() for axis in axes] == ["s", "%"]
+    names = [[label.get_text() for label in axis.get_yticklabels()] for axis in axes]
+    assert names == [["a", "c"], ["b"]]
+    assert [len(axis.patches) for axis in axes] == [4, 2], "ours, and published"
 
 
 def test_tile_costs_are_near_the_measured_ones():

@@ -1,12 +1,19 @@
 """The command line: what it prints, and what it says of bad input."""
 
 import json
+import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from mooncake_serving import conductor, simulator
+from mooncake_serving.conductor import InvalidArgument
+from mooncake_serving.simulator import Disaggregated, DisaggregatedOptions
 from mooncake_serving.simulator.__main__ import main
-from mooncake_serving.simulator.reproductions import REPRODUCTIONS
+from mooncake_serving.simulator.commands import per_request
+from mooncake_serving.simulator.commands.view import View
+from mooncake_serving.simulator.reproductions import REPRODUCTIONS, Curve
 from mooncake_serving.simulator.traces import TraceProfile, synth_trace, write_mooncake
 
 PROFILE = Path(__file__).parent / "conversation.profile.json"
@@ -88,6 +95,30 @@ def test_an_empty_trace_and_a_missing_one_are_errors(tmp_path, capsys):
     assert "No such file" in capsys.readouterr().err
 
 
+def test_hit_rate_of_a_csv_says_that_there_are_no_prefixes(tmp_path, capsys):
+    path = tmp_path / "azure.csv"
+    path.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:00:00,374,44\n")
+    assert main(["hit-rate", "--trace", str(path), "--capacity", "inf"]) == 2
+    assert "got a CSV, which does not say what prompts share" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["run --trace", "trace scale", "fast25-fig9 --trace"])
+def test_a_seed_that_is_none_is_named(command, trace, tmp_path, capsys):
+    out = [str(tmp_path / "out.jsonl")] if command == "trace scale" else []
+    with pytest.raises(SystemExit) as stopped:
+        main([*command.split(), trace, *out, "--seed", "-1"])
+    assert stopped.value.code == 2
+    assert "argument --seed: must be an integer of at least 0, got '-1'" in capsys.readouterr().err
+
+
+def test_a_load_that_leaves_no_request_writes_no_trace(trace, tmp_path, capsys):
+    out = tmp_path / "out.jsonl"
+    assert main(["trace", "scale", trace, str(out), "--load", "1e-8"]) == 2
+    error = capsys.readouterr().err
+    assert "--load must leave at least one of 120 requests, got 1e-08" in error
+    assert not out.exists()
+
+
 def test_run_prints_a_summary(trace, capsys):
     arguments = ["run", "--trace", trace, "--prefill", "2", "--decode", "1", "--json"]
     assert main([*arguments, "--fail", "0", "3", "5", "--speed", "2", "--ssd", "1000000"]) == 0
@@ -109,16 +140,113 @@ def test_run_prints_a_summary(trace, capsys):
         (["--dram", "-5"], "dram_tokens must be at least 0, got -5"),
         (["--event-delay", "-1"], "event_delay_s must be at least 0, got -1.0"),
         (["--fail", "1", "-3", "1"], "failures must begin and last"),
-        (
-            ["--decode-s", "-3"],
-            "--decode-s must come with --admission predictive, got --admission all",
-        ),
-        (["--decode-s", "-3", "--admission", "predictive"], "decode_s must be positive, got -3.0"),
+        (["--machine", "A6000"], "model must fit into 43 GB of A6000, got LLaMA3-70B with 141 GB"),
+        (["--machine", "A6000", "--coupled", "plain"], "model must fit into 43 GB of A6000"),
+        (["--max-batch-size", "0"], "max_batch_size must be an integer of at least 1"),
+        (["--coupled", "plain", "--ssd", "5"], "--ssd must be left out with --coupled, got 5"),
+        (["--coupled", "plain", "--policy", "local-cache-aware"], "--policy must be one of random"),
+        (["--coupled", "plain", "--decode", "-1"], "--decode must be at least 0, got -1"),
+        (["--decode-s", "5"], "--decode-s must be given with --admission predictive, got all"),
+        (["--admission", "predictive", "--decode-s", "-3"], "decode_s must be positive, got -3.0"),
     ],
 )
 def test_an_impossible_cluster_is_named(arguments, message, trace, capsys):
     assert main(["run", "--trace", trace, "--json", *arguments]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_run_keeps_a_line_for_each_request_and_a_plot(trace, tmp_path, capsys):
+    arguments = ["run", "--trace", trace, "--prefill", "2", "--decode", "1", "--json"]
+    assert main([*arguments, "--admission", "early", "--ttft", "2", "--out", str(tmp_path)]) == 0
+    summary = json.loads(capsys.readouterr().out)
+    lines = [json.loads(line) for line in (tmp_path / "run.jsonl").read_text().splitlines()]
+    assert [line["request"] for line in lines] == list(range(120))
+    served = [line for line in lines if line["served"]]
+    refused = [line for line in lines if not line["served"]]
+    assert (len(served), len(refused)) == (summary["served"], summary["rejected"])
+    assert served and refused
+    for line in served:
+        assert line["decision"] == "ACCEPTED" and line["reason"].startswith("TTFT ")
+        assert line["prefill_instance"] in (0, 1) and line["decode_instance"] == 2
+        assert 0 <= line["hit_tokens"] <= line["input_length"]
+        assert line["arrival_s"] + line["ttft_s"] <= line["finished_s"]
+    for line in refused:
+        assert line["decision"] == "PREFILL_LOAD" and "of its objective, over" in line["reason"]
+        assert line["ttft_s"] is line["tbt_s"] is line["finished_s"] is None
+    ttft = [line["ttft_s"] for line in served]
+    assert sum(ttft) / len(ttft) == pytest.approx(summary["ttft_mean_s"])
+    assert (tmp_path / "run.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_load_over_time_counts_who_is_there():
+    assert per_request._load("any", [(0.0, 2.0), (1.0, 4.0)]) == Curve(
+        "any", [0.0, 1.0, 2.0, 4.0], [1, 2, 1, 0]
+    )
+    assert per_request._load("nobody", []).y == []
+    distribution = per_request._distribution("TBT", np.array([0.4, 0.0, 0.2]))
+    assert distribution == Curve("TBT", [0.2, 0.4], [50.0, 100.0]), "0 is of one token: no TBT"
+
+
+@pytest.mark.parametrize("mode", ["plain", "prefix-caching", "chunked-prefill"])
+def test_run_on_coupled_instances(mode, trace, tmp_path, capsys):
+    arguments = ["run", "--trace", trace, "--prefill", "1", "--decode", "2", "--json"]
+    assert main([*arguments, "--coupled", mode, "--out", str(tmp_path)]) == 0
+    summary = json.loads(capsys.readouterr().out)
+    assert summary["served"] == 120 and (summary["hit_rate"] > 0) == (mode == "prefix-caching")
+    lines = [json.loads(line) for line in (tmp_path / "run.jsonl").read_text().splitlines()]
+    assert {line["prefill_instance"] for line in lines} == {0, 1, 2}
+    assert all(line["prefill_instance"] == line["decode_instance"] for line in lines)
+
+
+def test_run_takes_models_and_machines_by_name(trace, capsys):
+    gpu_s = []
+    for model in ("LLaMA2-7B", "LLaMA2-13B"):
+        assert main(["run", "--trace", trace, "--json", "--model", model]) == 0
+        gpu_s.append(json.loads(capsys.readouterr().out)["prefill_gpu_s"])
+    assert gpu_s[0] < gpu_s[1]
+
+
+def test_the_conductors_model_is_no_model_of_the_simulator():
+    with pytest.raises(
+        InvalidArgument, match=r"model must be a Model of .*machines, got ModelSpec"
+    ):
+        DisaggregatedOptions(model=conductor.LLAMA3_70B)
+
+
+@pytest.mark.parametrize("command", ["sarathi-tiles", "fast25-fig9", "run"])
+def test_where_to_keep_results_is_looked_at_first(command, trace, monkeypatch, capsys):
+    def never(*_, **__):
+        raise AssertionError("nothing is to be simulated")
+
+    if command != "run":
+        monkeypatch.setitem(REPRODUCTIONS, command, never)
+    monkeypatch.setattr(Disaggregated, "run", never)
+    source = [] if command == "sarathi-tiles" else ["--trace", trace]
+    assert main([command, *source, "--out", "/dev/null/x"]) == 2
+    assert "/dev/null/x" in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.delitem(sys.modules, "mooncake_serving.simulator.plot", raising=False)
+    monkeypatch.delattr(simulator, "plot", raising=False)
+    assert main([command, *source, "--out", "results"]) == 1
+    assert "matplotlib is not installed" in capsys.readouterr().err
+
+
+def test_figure_9_of_a_trace_that_shares_nothing_is_an_error(tmp_path, capsys):
+    path = tmp_path / "azure.csv"
+    path.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:00:00,374,44\n")
+    assert main(["fast25-fig9", "--trace", str(path)]) == 2
+    error = capsys.readouterr().err
+    assert "must hold requests that share prefixes, got 1 that share none: azure.csv" in error
+
+
+@pytest.mark.parametrize("num_parts, total", [(0, None), (8, 8), (12_031, 12_031)])
+def test_the_bar_is_of_the_parts_that_are_told(num_parts, total):
+    view = View(quiet=True)
+    view.step("any", 1, num_parts)
+    for _ in range(num_parts):
+        view.advance()
+    (task,) = view._progress.tasks
+    assert task.total == total and task.completed > 0.99 * num_parts - 1
 
 
 def test_the_trace_tools(trace, tmp_path, capsys):
@@ -150,4 +278,4 @@ def test_a_reproduction_prints_lines_and_saves_a_plot(tmp_path, capsys):
 def test_a_reproduction_shows_a_table(capsys):
     assert main(["fast25-fig9", "--profile", str(PROFILE), "--requests", "60"]) == 0
     text = capsys.readouterr().out
-    assert "published" in text and "hit rate without a limit" in text and "nothing beats" in text
+    assert "published" in text and "without a limit" in text and "nothing beats" in text

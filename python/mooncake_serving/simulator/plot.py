@@ -1,37 +1,69 @@
-"""Plots of reproductions."""
+"""Plots of reproductions and of runs."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
-from .reproductions import Outcome
+import matplotlib
+from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
+
+from .reproductions import Outcome, Panel, Row
+
+matplotlib.use("Agg")
+PANEL_INCHES, ROW_INCHES = 3.6, 0.32
 
 
 def save_plot(outcome: Outcome, path: Path) -> None:
     """Draw an outcome's curves, or its rows as bars beside the published figures, into a file."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(7, 4.2), layout="constrained")
     if outcome.curves:
-        for curve in outcome.curves:
-            axes.plot(curve.x, curve.y, label=curve.label, marker="." if len(curve.x) < 40 else "")
-        axes.set_xlabel(outcome.x_label)
-        axes.set_ylabel(outcome.y_label)
-        if outcome.log_x:
-            axes.set_xscale("log")
-        axes.legend()
-        axes.grid(alpha=0.3)
+        save_panels(outcome.title, outcome.panels, path)
     else:
-        rows = [row for row in outcome.rows if row.published is not None]
-        places = range(len(rows))
-        axes.barh([i - 0.2 for i in places], [row.ours for row in rows], 0.4, label="ours")
-        axes.barh(
-            [i + 0.2 for i in places], [row.published or 0 for row in rows], 0.4, label="published"
+        _save(
+            _bars([row for row in outcome.rows if row.published is not None]), outcome.title, path
         )
-        axes.set_yticks(list(places), [f"{row.what} [{row.unit}]" for row in rows], fontsize=7)
-        axes.invert_yaxis()
-        axes.legend()
-    axes.set_title(outcome.title, fontsize=9)
+
+
+def save_panels(title: str, panels: Sequence[Panel], path: Path) -> None:
+    """Draw curves into a file, one panel below the other."""
+    figure, axes = plt.subplots(
+        len(panels), squeeze=False, figsize=(7, 0.6 + PANEL_INCHES * len(panels)),
+        layout="constrained",
+    )  # fmt: skip
+    for axis, panel in zip(axes[:, 0], panels, strict=True):
+        for curve in panel.curves:
+            axis.plot(curve.x, curve.y, label=curve.label, marker="." if len(curve.x) < 40 else "")
+        axis.set(xlabel=panel.x_label, ylabel=panel.y_label)
+        if panel.log_x:
+            axis.set_xscale("log")
+        axis.legend(fontsize=8)
+        axis.grid(alpha=0.3)
+    _save(figure, title, path)
+
+
+def _bars(rows: Sequence[Row]) -> Figure:
+    """Draw figures of each unit on axes of their own."""
+    by_unit: dict[str, list[Row]] = {}
+    for row in rows:
+        by_unit.setdefault(row.unit, []).append(row)
+    heights = [1.0 + ROW_INCHES * len(group) for group in by_unit.values()]
+    figure, axes = plt.subplots(
+        len(by_unit), squeeze=False, figsize=(7, 0.6 + sum(heights)), height_ratios=heights,
+        layout="constrained",
+    )  # fmt: skip
+    for axis, (unit, group) in zip(axes[:, 0], by_unit.items(), strict=True):
+        places = range(len(group))
+        axis.barh([i - 0.2 for i in places], [row.ours for row in group], 0.4, label="ours")
+        axis.barh(
+            [i + 0.2 for i in places], [row.published or 0 for row in group], 0.4, label="published"
+        )
+        axis.set_yticks(list(places), [row.what for row in group], fontsize=7)
+        axis.set_xlabel(unit)
+        axis.invert_yaxis()
+        axis.legend(fontsize=8)
+    return figure
+
+
+def _save(figure: Figure, title: str, path: Path) -> None:
+    figure.suptitle(title, fontsize=9)
     figure.savefig(path, dpi=120)
     plt.close(figure)

@@ -6,8 +6,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ..reproductions import NEEDS_TRACE, REPRODUCTIONS, USES, Outcome, Setup, as_lines
+from ..reproductions import NEEDS_TRACE, ON_CONVERSATION, REPRODUCTIONS, USES, Setup, as_lines
 from ..traces import TraceProfile, TraceRequest, read_trace, synth_trace
+from . import arguments
 
 
 def add_commands(commands: Any) -> None:
@@ -17,7 +18,8 @@ def add_commands(commands: Any) -> None:
         parser = commands.add_parser(name, help=summary, description=summary)
         if name in NEEDS_TRACE:
             source = parser.add_mutually_exclusive_group(required=True)
-            source.add_argument("--trace", help="to replay: Mooncake's JSON lines")
+            what = "FAST'25's conversation trace" if name in ON_CONVERSATION else "to replay"
+            source.add_argument("--trace", help=f"{what}: Mooncake's JSON lines")
             source.add_argument("--profile", help="of a trace to make up, by trace synth")
             parser.add_argument(
                 "--requests", type=int, metavar="N", help="only the first N, or so many made up"
@@ -29,7 +31,9 @@ def add_commands(commands: Any) -> None:
                 help=f"the released {workload} trace; without it one like it is made up",
             )
         parser.add_argument("--out", metavar="FOLDER", help="for NAME.jsonl and NAME.png")
-        parser.add_argument("--seed", type=int, default=0, help="of what is random (default: 0)")
+        parser.add_argument(
+            "--seed", type=arguments.seed, default=0, help="of what is random (default: 0)"
+        )
         parser.add_argument("--json", action="store_true", help="print JSON lines, nothing else")
         parser.set_defaults(run=run, reproduction=name)
 
@@ -39,14 +43,15 @@ def run(options: argparse.Namespace) -> None:
     from .view import View  # needs rich
 
     name = options.reproduction
+    folder = arguments.folder(options.out)
     requests, trace_name = _trace(options) if name in NEEDS_TRACE else ([], "")
     paths = {workload: getattr(options, workload) for workload in USES.get(name, ())}
     released = {workload: read_trace(path) for workload, path in paths.items() if path is not None}
-    with View(max(1, len(requests)), quiet=options.json) as view:
+    with View(quiet=options.json) as view:
         setup = Setup(
             trace=requests,
             trace_name=trace_name,
-            on_step=view.step,
+            on_simulation=view.step,
             on_progress=view.advance,
             seed=options.seed,
             released=released,
@@ -57,8 +62,11 @@ def run(options: argparse.Namespace) -> None:
         sys.stdout.writelines(lines)
     else:
         view.outcome(outcome)
-    if options.out is not None:
-        _keep(Path(options.out), name, outcome, lines)
+    if folder is not None:
+        from ..plot import save_plot  # needs matplotlib
+
+        (folder / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")
+        save_plot(outcome, folder / f"{name}.png")
 
 
 def _trace(options: argparse.Namespace) -> tuple[list[TraceRequest], str]:
@@ -69,11 +77,3 @@ def _trace(options: argparse.Namespace) -> tuple[list[TraceRequest], str]:
     profile = TraceProfile.load(options.profile)
     made_up = synth_trace(profile, options.requests or 1000, seed=options.seed)
     return made_up, f"made up by {Path(options.profile).name}"
-
-
-def _keep(folder: Path, name: str, outcome: Outcome, lines: list[str]) -> None:
-    from ..plot import save_plot  # needs matplotlib
-
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")
-    save_plot(outcome, folder / f"{name}.png")

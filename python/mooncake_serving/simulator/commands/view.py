@@ -11,16 +11,14 @@ from ..reproductions import Outcome
 
 
 class View:
-    """A progress bar over requests on stderr, and tables on stdout.
+    """A progress bar over the parts of a simulation on stderr, and tables on stdout.
 
     Args:
-        requests_a_run: of one simulation.
         quiet: show neither.
     """
 
-    def __init__(self, requests_a_run: int, *, quiet: bool):
+    def __init__(self, *, quiet: bool):
         self._console = Console(quiet=quiet, highlight=False)
-        self._requests_a_run = requests_a_run
         self._steps = 0
         self._progress = Progress(
             TextColumn("{task.description:>28}"),
@@ -30,8 +28,9 @@ class View:
             console=Console(stderr=True, quiet=quiet),
             transient=True,
         )
-        self._task = self._progress.add_task("", total=requests_a_run)
+        self._task = self._progress.add_task("", total=None)
         self._done = 0
+        self._draw_every = 1
 
     def __enter__(self) -> "View":
         self._progress.start()
@@ -40,17 +39,18 @@ class View:
     def __exit__(self, *_: object) -> None:
         self._progress.stop()
 
-    def step(self, text: str, total: int) -> None:
-        """A simulation begins, one of ``total``."""
+    def step(self, text: str, total: int, num_parts: int) -> None:
+        """A simulation begins, one of ``total``; of how many parts, 0 if that is not known."""
         self._steps += 1
         self._done = 0
+        self._draw_every = max(1, num_parts // 200)  # to draw is dearer than to simulate
         description = f"{text} ({self._steps} of {total})"
-        self._progress.reset(self._task, description=description, total=self._requests_a_run)
+        self._progress.reset(self._task, description=description, total=num_parts or None)
 
     def advance(self) -> None:
-        """A request is done with."""
+        """A request, or another part, is done with."""
         self._done += 1
-        if self._done % 64 == 0:  # to draw is dearer than to simulate
+        if self._done % self._draw_every == 0:
             self._progress.update(self._task, completed=self._done)
 
     def outcome(self, outcome: Outcome) -> None:

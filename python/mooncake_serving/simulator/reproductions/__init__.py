@@ -16,11 +16,11 @@ from . import (
     sarathi_serve,
     staleness,
 )
-from .outcome import Claim, Curve, Outcome, Reproduction, Row, Setup, as_lines
+from .outcome import Claim, Curve, Outcome, Panel, Reproduction, Row, Setup, as_lines
 from .workloads import SYNTHETIC, TOOLAGENT
 
 ON_A_TRACE: dict[str, Reproduction] = {
-    "fast25-fig1": fast25_capacity.conversation,
+    "fast25-fig1": fast25_capacity.conversation_workload,
     "fast25-fig1-sensitivity": fast25_sensitivity.sensitivity,
     "fast25-fig5": fast25_scheduling.fast25,
     "fast25-fig9": fast25_cache.hit_rate_over_capacity,
@@ -49,10 +49,13 @@ ALONE: dict[str, Reproduction] = {
 }
 REPRODUCTIONS = ON_A_TRACE | ALONE
 NEEDS_TRACE = frozenset(ON_A_TRACE)
+# Of these, the ones whose published figures are of FAST'25's conversation trace.
+ON_CONVERSATION = frozenset(name for name in ON_A_TRACE if name.startswith("fast25-"))
 # Which of FAST'25's other workloads they replay.
 USES: dict[str, tuple[str, ...]] = {
     "fast25-fig6": (TOOLAGENT,),
     "fast25-fig7": (SYNTHETIC,),
+    "fast25-fig9": (SYNTHETIC, TOOLAGENT),
     "fast25-fig11": (SYNTHETIC,),
     "fast25-fig13": (SYNTHETIC,),
     "fast25-fig15": (SYNTHETIC,),
@@ -61,11 +64,13 @@ USES: dict[str, tuple[str, ...]] = {
 
 __all__ = [
     "NEEDS_TRACE",
+    "ON_CONVERSATION",
     "REPRODUCTIONS",
     "USES",
     "Claim",
     "Curve",
     "Outcome",
+    "Panel",
     "Reproduction",
     "Row",
     "Setup",

@@ -31,10 +31,14 @@ def serve(
     admission: Admission | None = None,
     slo: Slo = NO_LIMIT,
 ) -> Report:
-    """Replay the trace on a disaggregated cluster."""
+    """Replay the trace on a disaggregated cluster.
+
+    Raises:
+        ValueError: not one of its requests is served.
+    """
     conductor = conductor_of(options, policy=policy, admission=admission, slo=slo, seed=setup.seed)
     cluster = Disaggregated(options, conductor, on_progress=setup.on_progress)
-    return cluster.run(setup.trace if trace is None else trace)
+    return _served(cluster.run(setup.trace if trace is None else trace))
 
 
 def serve_coupled(
@@ -46,9 +50,28 @@ def serve_coupled(
     model: Model = LLAMA3_70B,
     policy: PrefillPolicy | None = None,
 ) -> Report:
-    """Replay the trace on coupled instances; by default each request goes to the shortest queue."""
+    """Replay the trace on coupled instances; by default each request goes to the shortest queue.
+
+    Raises:
+        ValueError: not one of its requests is served.
+    """
     options = CoupledClusterOptions(
         model=model, machine=machine, num_instances=num_instances, engine=engine
     )
     cluster = CoupledCluster(options, policy, on_progress=setup.on_progress, seed=setup.seed)
-    return cluster.run(setup.trace)
+    return _served(cluster.run(setup.trace))
+
+
+def gain(ours: Report, theirs: Report, ttft_s: float, tbt_s: float) -> float:
+    """Tell by how many percent ours serves more requests within both limits."""
+    num_theirs = max(1, theirs.num_effective(ttft_s, tbt_s))
+    return 100 * (ours.num_effective(ttft_s, tbt_s) / num_theirs - 1)
+
+
+def _served(report: Report) -> Report:
+    if not len(report.ttft_s):
+        raise ValueError(
+            "a trace must hold requests that the cluster can serve, "
+            f"got none served of {len(report.jobs)}"
+        )
+    return report

@@ -50,8 +50,7 @@ def pooling(setup: Setup) -> Outcome:
             gains.append(together / alone)
         rows.append(Row(f"{name}: smallest gain in throughput", min(gains), 1.35, "x"))
         rows.append(Row(f"{name}: largest gain in throughput", max(gains), 1.73, "x"))
-        # 32 GPUs of one model copy each: the published range is 2 to 19, over models and GPUs
-        rows.append(Row(f"{name}: longest context over one instance's", count, 19, "x"))
+        rows.append(Row(f"{name}: longest context over one instance's", count, None, "x"))
         claims.append(Claim(f"{name}: pooling is never slower", min(gains) >= 1))
         claims.append(Claim(f"{name}: pooling is faster somewhere", max(gains) > 1.05))
         curves.append(Curve(name, MAX_TOKENS, gains))
@@ -66,5 +65,7 @@ def pooling(setup: Setup) -> Outcome:
         remarks=[
             "decoding only, outputs of 256 tokens; the paper's traces are not at hand",
             "published: 1.35 to 1.73 on three traces of contexts that one instance can hold",
+            "the longest context is that of as many instances, by construction; published: 2 to "
+            "19 x, over models and numbers of GPUs",
         ],
     )

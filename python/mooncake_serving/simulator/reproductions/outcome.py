@@ -1,5 +1,6 @@
 """What a reproduction finds: our figures beside the published ones, curves, and remarks."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,11 +20,22 @@ class Row:
 
 @dataclass(frozen=True)
 class Curve:
-    """A line of the plot."""
+    """A line of the plot; with a ``y_label`` in a panel of those that have the same."""
 
     label: str
     x: Sequence[float]
     y: Sequence[float]
+    y_label: str = ""
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One pair of axes of a plot; what is on it has one unit."""
+
+    curves: Sequence[Curve]
+    x_label: str
+    y_label: str
+    log_x: bool = False
 
 
 @dataclass(frozen=True)
@@ -38,7 +50,7 @@ class Claim:
 class Outcome:
     """The result of a reproduction.
 
-    ``bars`` draws the rows as bars; else the curves are drawn, over ``x_label`` and ``y_label``.
+    The curves are drawn, over ``x_label`` and ``y_label``; where there are none, the rows as bars.
     """
 
     title: str
@@ -50,6 +62,16 @@ class Outcome:
     log_x: bool = False
     remarks: Sequence[str] = field(default_factory=tuple)
 
+    @property
+    def panels(self) -> list[Panel]:
+        """The curves, those of one label of the ordinate together."""
+        by_label: dict[str, list[Curve]] = {}
+        for curve in self.curves:
+            by_label.setdefault(curve.y_label or self.y_label, []).append(curve)
+        return [
+            Panel(curves, self.x_label, y_label, self.log_x) for y_label, curves in by_label.items()
+        ]
+
 
 @dataclass(frozen=True)
 class Setup:
@@ -58,8 +80,9 @@ class Setup:
     Attributes:
         trace: requests to replay; made up where the user gave no file.
         trace_name: what they are, for the title.
-        on_step: is called with a text before each simulation, and the number of them in all.
-        on_progress: is called once a request that is done with.
+        on_simulation: is called before each simulation with a text, the number of simulations in
+            all, and how often ``on_progress`` will be called in this one; 0 is not known.
+        on_progress: is called once a request that is done with, or another part of a simulation.
         seed: of whatever is random.
         released: of FAST'25's other workloads, by name, the files that the user has; the others are
             made up.
@@ -67,26 +90,31 @@ class Setup:
 
     trace: Sequence[TraceRequest]
     trace_name: str
-    on_step: Callable[[str, int], None] = lambda text, total: None
+    on_simulation: Callable[[str, int, int], None] = lambda text, total, num_parts: None
     on_progress: Callable[[], None] = lambda: None
     seed: int = 0
     released: Mapping[str, Sequence[TraceRequest]] = field(default_factory=dict)
+
+    def on_step(self, text: str, total: int, num_parts: int | None = None) -> None:
+        """Tell that one simulation of so many begins; by default its parts are its requests."""
+        self.on_simulation(text, total, len(self.trace) if num_parts is None else num_parts)
 
 
 Reproduction = Callable[[Setup], Outcome]
 
 
 def as_lines(name: str, outcome: Outcome) -> list[dict[str, Any]]:
-    """The outcome as JSON objects, one a line."""
+    """The outcome as JSON objects, one a line; a figure that is no number is null."""
     lines: list[dict[str, Any]] = [
         {
             "reproduction": name,
             "what": row.what,
-            "ours": row.ours,
+            "ours": row.ours if math.isfinite(row.ours) else None,
             "published": row.published,
             "unit": row.unit,
         }
         for row in outcome.rows
     ]
     lines += [{"reproduction": name, "claim": c.what, "holds": c.holds} for c in outcome.claims]
+    lines += [{"reproduction": name, "remark": remark} for remark in outcome.remarks]
     return lines
