@@ -48,9 +48,10 @@ MODES = {
     "prefix-caching": VLLM["vLLM prefix caching"],
     "chunked-prefill": VLLM["vLLM chunked prefill"],
 }
+# What coupled instances have no use for, and what it is if it is not given.
 DISAGGREGATED_ONLY: dict[str, Any] = {
     "admission": "all",
-    "decode_s": None,
+    "decode_s": None,  # DECODE_S, if predictive admission needs it
     "group": 1,
     "chunk": 4096,
     "dram": 3_000_000,
@@ -71,11 +72,17 @@ def add_commands(commands: Any) -> None:
     parser = commands.add_parser("run", help=SUMMARY, description=SUMMARY)
     parser.add_argument("--trace", required=True, help="Mooncake's JSON lines, or a CSV")
     parser.add_argument("--speed", type=float, default=1.0, help="of the replay (default: 1)")
-    parser.add_argument("--model", default=LLAMA3_70B.name, choices=MODELS)
-    parser.add_argument("--machine", default=A800_NODE.name, choices=MACHINES)
+    parser.add_argument(
+        "--model", default=LLAMA3_70B.name, choices=MODELS, help="default: %(default)s"
+    )
+    parser.add_argument(
+        "--machine", default=A800_NODE.name, choices=MACHINES, help="default: %(default)s"
+    )
     parser.add_argument("--prefill", type=int, default=8, help="instances (default: 8)")
     parser.add_argument("--decode", type=int, default=8, help="instances (default: 8)")
-    parser.add_argument("--max-batch-size", type=int, default=256, help="requests decoded at once")
+    parser.add_argument(
+        "--max-batch-size", type=int, default=256, help="requests decoded at once (default: 256)"
+    )
     parser.add_argument(
         "--coupled", choices=MODES,
         help="on as many instances as --prefill and --decode together, each of which does both",
@@ -86,7 +93,7 @@ def add_commands(commands: Any) -> None:
     )  # fmt: skip
     parser.add_argument("--ttft", type=float, default=30.0, help="objective, s (default: 30)")
     parser.add_argument("--tbt", type=float, default=0.1, help="objective, s (default: 0.1)")
-    parser.add_argument("--seed", type=arguments.seed, default=0)
+    parser.add_argument("--seed", type=arguments.seed, default=0, help="default: 0")
     parser.add_argument(
         "--out", metavar="FOLDER", help="for run.jsonl, a line for each request, and run.png"
     )
@@ -95,13 +102,13 @@ def add_commands(commands: Any) -> None:
     own = parser.add_argument_group("of prefill and decode instances, not of coupled ones")
     own.add_argument("--admission", choices=ADMISSIONS, help="default: all")
     own.add_argument("--decode-s", type=float, help="t_d of predictive admission (default: 10)")
-    own.add_argument("--group", type=int, help="nodes a prefill pipeline (CPP)")
-    own.add_argument("--chunk", type=int, help="tokens a prefill step")
-    own.add_argument("--dram", type=int, help="tokens a prefill instance")
-    own.add_argument("--ssd", type=int, help="tokens a prefill instance")
-    own.add_argument("--eviction", choices=POLICIES)
-    own.add_argument("--gbps", type=float, help="of a node's NICs together")
-    own.add_argument("--event-delay", type=float, help="of KV events, s")
+    own.add_argument("--group", type=int, help="nodes a prefill pipeline (CPP; default: 1)")
+    own.add_argument("--chunk", type=int, help="tokens a prefill step (default: 4,096)")
+    own.add_argument("--dram", type=int, help="tokens a prefill instance (default: 3 million)")
+    own.add_argument("--ssd", type=int, help="tokens a prefill instance (default: 0)")
+    own.add_argument("--eviction", choices=POLICIES, help="default: lru")
+    own.add_argument("--gbps", type=float, help="of a node's NICs together (default: 800)")
+    own.add_argument("--event-delay", type=float, help="of KV events, s (default: 0)")
     own.add_argument(
         "--fail", nargs=3, type=float, action="append",
         metavar=("INSTANCE", "AT_S", "DOWN_S"), help="prefill instances come first",
