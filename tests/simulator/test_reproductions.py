@@ -8,10 +8,8 @@ import pytest
 
 from mooncake_serving.simulator import plot
 from mooncake_serving.simulator.hit_rate import replay
-from mooncake_serving.simulator.job import Job
 from mooncake_serving.simulator.machines import A800_NODE, LLAMA3_70B
 from mooncake_serving.simulator.pooling import _Pool, serve_pooled
-from mooncake_serving.simulator.report import Report
 from mooncake_serving.simulator.reproductions import (
     REPRODUCTIONS,
     Curve,
@@ -178,14 +176,10 @@ def test_progress_is_over_the_parts_of_each_simulation(name):
     assert done == told and totals == {len(told)}
 
 
-def test_a_trace_of_which_nothing_is_served_is_named(monkeypatch):
-    monkeypatch.setattr(
-        clusters.CoupledCluster,
-        "run",
-        lambda self, requests: Report([Job(0, requests[0], 0.0)], 0.0, 0),
-    )
+def test_a_trace_of_which_nothing_is_served_is_named():
+    setup = Setup([TraceRequest(0.0, 10_000_000, 1)], "too long for any instance")
     with pytest.raises(ValueError, match="that the cluster can serve, got none served of 1"):
-        clusters.serve_coupled(CONVERSATION, clusters.VLLM["vLLM"])
+        clusters.serve_coupled(setup, clusters.VLLM["vLLM"])
 
 
 def test_a_figure_that_is_no_number_is_null():

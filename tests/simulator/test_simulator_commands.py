@@ -142,7 +142,7 @@ def test_run_prints_a_summary(trace, capsys):
         (["--fail", "1", "-3", "1"], "failures must begin and last"),
         (["--machine", "A6000"], "model must fit into 43 GB of A6000, got LLaMA3-70B with 141 GB"),
         (["--machine", "A6000", "--coupled", "plain"], "model must fit into 43 GB of A6000"),
-        (["--max-batch-size", "0"], "max_batch_size must be an integer of at least 1"),
+        (["--max-batch-size", "0"], "max_batch_size must be at least 1, got 0"),
         (["--coupled", "plain", "--ssd", "5"], "--ssd must be left out with --coupled, got 5"),
         (["--coupled", "plain", "--policy", "local-cache-aware"], "--policy must be one of random"),
         (["--coupled", "plain", "--decode", "-1"], "--decode must be at least 0, got -1"),
