@@ -67,8 +67,8 @@ def ratio(setup: Setup) -> Outcome:
         effective.append(100 * report.num_effective(10.0, 0.1) / len(report.jobs))
         ttft.append(float(report.ttft_s.mean()))
         tbt.append(1e3 * float(report.tbt_s.mean()))
-    best = RATIOS[int(np.argmax(effective))][0]
-    others = [value for at, value in zip(RATIOS, effective, strict=True) if at != (8, 8)]
+    best, best_of = RATIOS[int(np.argmax(effective))][0], max(effective)
+    even = effective[RATIOS.index((8, 8))]
     counts = [num_prefill for num_prefill, _ in RATIOS]
     names = [f"{p}P + {d}D" for p, d in RATIOS]
     rows = [Row("prefill instances of the best", best, 8, "")]
@@ -83,9 +83,9 @@ def ratio(setup: Setup) -> Outcome:
             Claim("TBT rises with fewer decode instances", _falls(tbt[::-1])),
             Claim(
                 "fewer and more than the best serve less",
-                max(effective) > max(effective[0], effective[-1]),
+                best_of > max(effective[0], effective[-1]),
             ),
-            Claim("8P + 8D serves more than each of the others", max(effective) > max(others)),
+            Claim("8P + 8D is within a point of the best", best_of - even < 1),
         ],
         [
             Curve("within both", counts, effective, "within TTFT 10 s and TBT 100 ms, %"),
@@ -123,7 +123,7 @@ def breakdown(setup: Setup) -> Outcome:
         ],
         [
             Claim("prefill shrinks by most of it", saved > 80),
-            Claim("TTFT shrinks less than prefill does, by a point or more", sooner < saved - 1),
+            Claim("so does TTFT", sooner > 80),
         ],
         [
             Curve("nothing cached", LENGTHS, ttft_s[0.0]),
