@@ -28,7 +28,7 @@ def run_script(script: str) -> None:
 
 # To import torch takes seconds: each script has a fork of one interpreter, which ends as any does.
 FORKING = """
-import json, os, signal, sys, threading, time
+import faulthandler, json, os, signal, sys, threading, time
 import numpy as np
 from mooncake_kernels.errors import InvalidArgument, TransferError
 from mooncake_kernels.transfer import TransferEngine
@@ -37,8 +37,9 @@ for number, script in enumerate(scripts):
     pid = os.fork()
     if not pid:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        signal.alarm(30)  # it hangs
         os.dup2(os.open(f"{folder}/{number}", os.O_WRONLY | os.O_CREAT), 2)
+        faulthandler.dump_traceback_later(50)  # it hangs: where,
+        signal.alarm(60)  # and no longer
         exec(script)
         break
     statuses.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
