@@ -138,6 +138,12 @@ def test_everybody_is_served_or_refused_and_nothing_is_left(
     streamed = sum(nic.received_bytes for nic in cluster.nics[options.num_prefill :])
     assert streamed >= least * (1 - 1e-6)
 
+    if not options.failures and not options.event_delay_s:
+        for request in trace:
+            known = cluster.conductor.index.match(request.hash_ids)
+            for instance, tokens in zip(cluster.prefill, known, strict=False):
+                assert tokens <= instance.store.match(request.hash_ids)[0], "the index knows better"
+
     capacity = options.machine.kv_capacity_tokens(options.model)
     for job in report.jobs:
         if job.num_kv_tokens > capacity:

@@ -279,6 +279,31 @@ def test_a_report_of_a_request_without_an_end_is_refused():
         Report([job], 1.0, 1)
 
 
+@pytest.mark.parametrize(
+    "leaves_at_s, num_sent, num_stored",
+    [(None, 6, 16), (0.5, 10, 16), (1.001, 6, 16)],
+    ids=["nothing leaves", "before the fetch", "during it"],
+)
+def test_a_fetch_brings_what_the_target_has_not(leaves_at_s, num_sent, num_stored):
+    """The target is believed to hold the first 4 of 10 blocks, and loses them; 16 are asked for."""
+    options = DisaggregatedOptions(num_prefill=2, num_decode=1)
+    keys = tuple(range(16))
+    conductor = conductor_of(options, policy=KVCacheCentric(balancing_threshold=1.0))
+    cluster = Disaggregated(options, conductor)
+    conductor.cluster.free_at_s[0] = 1e3  # so that it is prefilled at the other one
+    for instance, count in ((0, 10), (1, 4)):
+        cluster.prefill[instance].store.insert(keys[:count])
+        conductor.index.add(instance, keys[:count])
+    if leaves_at_s is not None:
+        cluster.clock.at(leaves_at_s, cluster.prefill[1].store.clear)
+    (job,) = cluster.run([TraceRequest(1000, 16 * 512, 1, keys)]).jobs
+    assert job.prefill_instance == 1
+    sent = num_sent * 512 * options.model.kv_bytes_per_token
+    assert cluster.nics[0].sent_bytes == pytest.approx(sent)
+    assert job.prefix_tokens == (0 if leaves_at_s == 1.001 else 10 * 512)
+    assert cluster.prefill[1].store.match(keys)[0] == num_stored
+
+
 @pytest.mark.parametrize("nic_bytes_per_s", [100e9, 1e9], ids=["landed", "on its way"])
 def test_kv_is_sent_again_if_decode_moves_elsewhere(nic_bytes_per_s):
     machine = replace(A800_NODE, nic_bytes_per_s=nic_bytes_per_s)

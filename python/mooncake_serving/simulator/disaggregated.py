@@ -135,8 +135,9 @@ class Disaggregated:
     def _fetch(self, job: Job, decision: Decision, fetch: Fetch) -> None:
         job.ready = False
         source, target = self.prefill[fetch.source], self.prefill[fetch.target]
-        first, keys = fetch.first_block, job.request.hash_ids
-        there, _ = source.store.match(keys[: first + fetch.num_blocks])
+        keys = job.request.hash_ids
+        first = min(fetch.first_block, target.store.match(keys)[0])  # what the target still has
+        there, _ = source.store.match(keys[: fetch.first_block + fetch.num_blocks])
         tokens = min(there * BLOCK_SIZE, job.request.input_length)
         tokens = max(0, tokens - first * BLOCK_SIZE)  # what the source still has
         num_bytes = tokens * self.options.model.kv_bytes_per_token
@@ -152,7 +153,7 @@ class Disaggregated:
 
         def landed() -> None:
             job.fetched_tokens += tokens
-            if tokens:
+            if tokens and target.store.match(keys[:first])[0] == first:
                 self._store(fetch.target, keys[:there])
             over()
 
@@ -166,7 +167,7 @@ class Disaggregated:
         )
 
     def _store(self, instance: int, keys: tuple[int, ...]) -> None:
-        """Have blocks in a store, of which the first ones may have left it: then not the rest."""
+        """Have blocks in a store, and tell of them; the first may have to leave for the last."""
         store = self.prefill[instance].store
         store.insert(keys)
         held, _ = store.match(keys)

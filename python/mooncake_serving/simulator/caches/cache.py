@@ -49,14 +49,14 @@ class BlockCache:
         """
         held, policy = self._held, self._policy
         limit = float("inf") if self.capacity_blocks is None else self.capacity_blocks
+        if limit == 0:
+            return list(keys)
         evicted: dict[Key, None] = {}
         for position, key in enumerate(keys):
             if key in held:
                 policy.use(key, position)
                 continue
             if len(held) >= limit:
-                if limit == 0:
-                    break
                 victim = policy.evict()
                 held.discard(victim)
                 evicted[victim] = None
