@@ -130,6 +130,7 @@ def breakdown(setup: Setup) -> Outcome:
         [
             Claim("prefill shrinks by most of it", saved > 80),
             Claim("so does TTFT", sooner > 80),
+            Claim("TTFT shrinks less than prefill does, by a point or more", sooner < saved - 1),
         ],
         [
             Curve("nothing cached", LENGTHS, ttft_s[0.0]),
