@@ -22,7 +22,7 @@ from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
 OPS_FAMILIES = ("common", "ops", "kv", "mask", "attention", "similarity")
-HOST_FAMILIES = ("common", "host", "hash", "topology", "rdma", "store", "transfer")
+HOST_FAMILIES = ("common", "host", "hash", "topology", "rdma", "served", "store", "transfer")
 TORCH_TARGET_VERSION = "0x020b000000000000ULL"  # 2.11: the oldest torch that _ops.so loads under
 
 

@@ -1,5 +1,6 @@
 """Types of the pybind11 module that csrc/host binds. Addresses are plain integers."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -300,4 +301,48 @@ class TransferEngine:
         self, peer: TransferPeer, local: int, remote: int, num_bytes: int, deadline_s: float
     ) -> tuple[str, str, list[str], list[str], str, str]: ...
     def rejections(self) -> dict[str, int]: ...
+    def serve_objects(self, service: ObjectService | None) -> None: ...
+    def read_objects(
+        self,
+        peer: TransferPeer,
+        keys: np.ndarray,
+        offsets: np.ndarray,
+        sizes: np.ndarray,
+        sums: bool,
+        compare: bool,
+        deadline_s: float,
+    ) -> ObjectsReply: ...
+    def write_objects(
+        self,
+        peer: TransferPeer,
+        keys: np.ndarray,
+        objects: Sequence[Sequence[tuple[int, int]]],
+        verify: bool,
+        deadline_s: float,
+    ) -> np.ndarray: ...
+    def remove_objects(
+        self, peer: TransferPeer, keys: np.ndarray, deadline_s: float
+    ) -> np.ndarray: ...
     def close(self) -> bool: ...
+
+WHOLE_OBJECT: int
+MAX_ASKED_KEYS: int
+MAX_ASKED_BYTES: int
+
+class ObjectService:
+    def __init__(
+        self, pool: ObjectPool, is_all: bool, may_write: bool, checksums: bool
+    ) -> None: ...
+    def take_done(self) -> tuple[int, int, int, int, np.ndarray, np.ndarray, bool]: ...
+
+class ObjectsReply:
+    @property
+    def statuses(self) -> np.ndarray: ...
+    @property
+    def object_bytes(self) -> np.ndarray: ...
+    @property
+    def num_bytes(self) -> np.ndarray: ...
+    def receive(
+        self, places: Sequence[Sequence[tuple[int, int]]], verify: bool, deadline_s: float
+    ) -> np.ndarray: ...
+    def close(self) -> None: ...

@@ -46,6 +46,16 @@ from ._transfer_handles import ACCESS, Access, Peer, Region, Ticket
 from ._transfer_inspection import Inspection
 from ._transfer_names import Names, Options
 from ._transfer_nics import NicChoice, choose_nics
+from ._transfer_objects import (
+    MAX_ASKED_BYTES,
+    MAX_ASKED_KEYS,
+    WHOLE,
+    ObjectCalls,
+    ObjectsReply,
+    ObjectStatus,
+    Served,
+    ServedPool,
+)
 from ._transfer_paths import PathChoice
 from ._transfer_pools import BlockPool, Blocks
 from ._transfer_regions import RemoteRegion
@@ -56,13 +66,20 @@ from .errors import InvalidArgument, TransferError
 from .topology import Topology
 
 __all__ = [
+    "MAX_ASKED_BYTES",
+    "MAX_ASKED_KEYS",
+    "WHOLE",
     "Access",
     "BlockPool",
     "Blocks",
     "PathChoice",
+    "ObjectStatus",
+    "ObjectsReply",
     "Peer",
     "Region",
     "RemoteRegion",
+    "Served",
+    "ServedPool",
     "Ticket",
     "Tls",
     "TransferEngine",
@@ -73,7 +90,7 @@ TRANSPORTS = ("local", "shm", "cuda_ipc", "rdma", "tcp", "file")
 _in_use: list[set[Region]] = []  # of closed engines, and never freed: someone may write there yet
 
 
-class TransferEngine(Requests, Inspection, Closing):
+class TransferEngine(Requests, Inspection, ObjectCalls, Closing):
     """Registers memory, listens to peers, and writes to and reads from their memory.
 
     Thread-safe. Close it: that fails what is pending, closes its peers and its regions. What is

@@ -13,12 +13,13 @@ KERNELS = sorted((ROOT / "mooncake_kernels").rglob("*.py"))
 SERVING = sorted((ROOT / "python/mooncake_serving").rglob("*.py"))
 
 OPS = {"common", "kv", "mask", "attention", "similarity"}
-HOST = {"common", "hash", "topology", "rdma", "store", "transfer"}
+HOST = {"common", "hash", "topology", "rdma", "served", "store", "transfer"}
 CSRC_MAY_USE = {
     "common": set(),
     **{family: {"common"} for family in OPS | HOST},
     "attention": {"common", "mask"},
     "transfer": {"common", "rdma", "topology"},
+    "served": {"common", "store", "transfer"},
     "ops": OPS,
     "host": HOST,
 }

@@ -13,6 +13,7 @@
 #include "common/shared_memory.h"
 #include "host/gil.h"
 #include "host/module.h"
+#include "host/served.h"
 #include "host/transfer_requests.h"
 #include "host/transfer_stats.h"
 #include "transfer/error.h"
@@ -209,6 +210,7 @@ void bind_transfer(py::module_& m) {
       .def("rejections", &Engine::rejections)
       .def("close", &Engine::close, ReleaseGil());
   bind_requests(engine);
+  bind_served_objects(m, engine);
 }
 
 }  // namespace mk::host

@@ -6,6 +6,8 @@
 // Layer: transfer. One thread at a time, except where it says otherwise.
 #pragma once
 
+#include <sys/uio.h>
+
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -57,6 +59,7 @@ struct Way {
 // Why a peer is not opened that was to be a certain instance; Python knows the words.
 constexpr char kAnotherEngine[] = "another engine answers there";
 constexpr char kRegionsNotTold[] = "this transport does not tell regions";
+constexpr char kNotAsked[] = "nobody can be asked by this transport";
 
 class Channel {
  public:
@@ -108,6 +111,14 @@ class Channel {
   virtual std::vector<RegionTable::Listed> list_regions(const Limit&) {
     throw Refused(kRegionsNotTold);
   }
+
+  // Asks the peer's Service; the answer, of so many bytes, is to be received to its end before
+  // anything else. Connected, and nothing posted. The parts are used up. Throws as list_regions().
+  virtual uint64_t ask(const std::string& /*question*/, std::vector<iovec> /*payload*/,
+                       const Limit&) {
+    throw Refused(kNotAsked);
+  }
+  virtual void receive_answer(iovec* /*parts*/, size_t /*num_parts*/, const Limit&) {}
 
   // Whether post() of such a request does not wait, so that a caller may do it who then waits, as
   // long as he likes, for answer_fd() to be readable, and if answered(), calls finish(), which does

@@ -13,6 +13,7 @@
 #include "transfer/nics.h"
 #include "transfer/notifications.h"
 #include "transfer/region_table.h"
+#include "transfer/service.h"
 #include "transfer/verdict.h"
 
 namespace mk::transfer {
@@ -38,6 +39,7 @@ struct Endpoint {
   RegionTable regions;
   NotificationQueue notifications;
   Rejections rejections;
+  ServiceSlot service;
 };
 
 // The engines of this process, by address. They are entered and left by Engine. In a forked child

@@ -234,6 +234,16 @@ std::vector<RegionTable::Listed> Engine::list_regions(const Peer& peer, double d
   return transfer::list_regions(peer, {Deadline::after(deadline_s), nobody});
 }
 
+void Engine::serve(std::shared_ptr<Service> service) {
+  if (forked()) return;
+  own_->service.set(std::move(service));
+}
+
+std::unique_ptr<Reply> Engine::ask(Peer& peer, const Question& question, double deadline_s) const {
+  owner_.check("ask", "engine");
+  return peer.ask(question, Deadline::after(deadline_s));
+}
+
 std::vector<Notification> Engine::take_notifications(const Deadline& deadline) {
   owner_.check("receive_notifications", "engine");
   return own_->notifications.take(deadline);
@@ -261,6 +271,7 @@ bool Engine::close() {
   // All before any is closed: that makes room, which another one may be waiting for.
   for (const PeerRef& peer : peers) peer->interrupt("the engine was closed");
   for (const PeerRef& peer : peers) peer->close("the engine was closed");
+  own_->service.set(nullptr);
   leave_process(*own_);
   own_->notifications.close();
   server_.reset();

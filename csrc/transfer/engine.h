@@ -83,6 +83,12 @@ class Engine {
                            double deadline_s) const;
   std::vector<RegionTable::Listed> list_regions(const Peer& peer, double deadline_s) const;
 
+  // What answers the questions of peers from now on; null: nobody.
+  void serve(std::shared_ptr<Service> service);
+
+  // Asks a peer's service; see asker.h. Throws TransferError, Unavailable.
+  std::unique_ptr<Reply> ask(Peer& peer, const Question& question, double deadline_s) const;
+
   std::vector<Notification> take_notifications(const Deadline& deadline);
   std::vector<Stats::Row> stats() const;
   Rejections::Table rejections() const;  // of peers that connected here

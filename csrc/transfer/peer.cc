@@ -28,7 +28,9 @@ Peer::Peer(std::string name, Route route, std::shared_ptr<Endpoint> own,
       own_(std::move(own)),
       pool_(std::move(pool)),
       counters_(stats.enter(name_, transport_)),
-      queue_(name_) {
+      queue_(name_),
+      asker_(
+          std::make_shared<Asker>(name_, [this] { return another_channel(); }, pool_, counters_)) {
   for (auto& channel : route.channels) {
     const size_t number = lanes_.size();
     paths_.push_back(channel->path(number));
@@ -131,6 +133,7 @@ uint64_t Peer::max_piece_bytes(const Request& request) const {
 void Peer::interrupt(const std::string& cause) {
   queue_.close(cause);
   for (const auto& lane : lanes_) lane->interrupt().signal(cause);  // one may be connecting
+  asker_->interrupt(cause);
 }
 
 void Peer::close(const std::string& cause) {
@@ -141,6 +144,7 @@ void Peer::close(const std::string& cause) {
     if (thread.joinable()) thread.join();
   }
   for (const auto& lane : lanes_) lane->close();
+  asker_->close();
 }
 
 }  // namespace mk::transfer

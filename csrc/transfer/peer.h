@@ -17,6 +17,7 @@
 #include <thread>
 #include <vector>
 
+#include "transfer/asker.h"
 #include "transfer/endpoint.h"
 #include "transfer/job_queue.h"
 #include "transfer/lane.h"
@@ -62,6 +63,11 @@ class Peer : public std::enable_shared_from_this<Peer> {
     lanes_.front()->wait_here(ticket, until);
   }
 
+  // See asker.h. Connects by itself.
+  std::unique_ptr<Reply> ask(const Question& question, const Deadline& deadline) {
+    return asker_->ask(question, deadline);
+  }
+
   // Ends one request, if it is still here; see Ticket::cancel.
   void abandon(const Ticket& ticket, const std::string& cause) { queue_.abandon(ticket, cause); }
 
@@ -87,6 +93,7 @@ class Peer : public std::enable_shared_from_this<Peer> {
   JobQueue queue_;
   Lanes lanes_;
   std::vector<std::string> paths_;
+  const std::shared_ptr<Asker> asker_;
 
   std::mutex mutex_;
   std::condition_variable changed_;

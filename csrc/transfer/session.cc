@@ -1,5 +1,6 @@
 #include "transfer/session.h"
 
+#include <algorithm>
 #include <exception>
 #include <utility>
 
@@ -105,6 +106,8 @@ void Session::serve(const BatchHeader& header, const Limit& limit) {
       return answer_about_nics(header, limit);
     case Op::kList:
       return send_list(header, limit);
+    case Op::kAsk:
+      return answer_question(header, limit);
     case Op::kVerifyWrite:
     case Op::kVerifyRead:
       return verify(header, limit);
@@ -206,6 +209,48 @@ void Session::answer_about_nics(const BatchHeader& header, const Limit& limit) {
   Ack ack{Status::kDone, 0, header.request_id, answer.size()};
   iovec parts[] = {{&ack, sizeof(ack)}, {answer.data(), answer.size()}};
   socket_.send(parts, answer.empty() ? 1 : 2, limit);
+}
+
+void Session::answer_question(const BatchHeader& header, const Limit& limit) {
+  std::string question(header.first_range, '\0');
+  socket_.receive(question.data(), question.size(), limit);
+  uint64_t left = header.num_bytes - question.size();
+  const std::shared_ptr<Service> service = own_.service.get();
+  std::unique_ptr<Exchange> exchange;
+  std::vector<iovec> parts;
+  std::optional<std::string> refusal;
+  try {
+    if (!service) throw Refused("it answers no questions");
+    exchange = service->begin(question, left);
+    std::vector<iovec> payload = exchange->payload();
+    if (std::exchange(left, 0) > 0) take_in(payload, limit);
+    parts = exchange->answer();
+  } catch (const Refused& refused) {
+    refusal = refused.what();
+  } catch (const Failure&) {  // the connection's
+    throw;
+  } catch (const std::exception& error) {
+    refusal = error.what();
+  }
+  if (refusal) {
+    socket_.discard(left, limit);
+    return refuse(header, refusal->empty() ? "no reason is told" : *refusal, limit);
+  }
+  uint64_t num_bytes = 0;
+  for (const iovec& part : parts) num_bytes += part.iov_len;
+  Ack ack{Status::kDone, 0, header.request_id, num_bytes};
+  parts.insert(parts.begin(), {&ack, sizeof(ack)});
+  socket_.send(parts.data(), parts.size(), limit);
+}
+
+void Session::take_in(std::vector<iovec>& payload, const Limit& limit) {
+  const auto is_wanted = [](const iovec& part) { return part.iov_base != nullptr; };
+  for (auto first = payload.begin(); first != payload.end();) {
+    const auto end = std::find_if_not(first, payload.end(), is_wanted);
+    if (first != end) socket_.receive(&*first, static_cast<size_t>(end - first), limit);
+    first = end;
+    if (first != payload.end()) socket_.discard((first++)->iov_len, limit);
+  }
 }
 
 std::vector<RegionRef> Session::check(const BatchHeader& header, Rights needed) const {

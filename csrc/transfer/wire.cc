@@ -84,6 +84,11 @@ void check_header(const BatchHeader& header) {
     expect(header.num_ranges == 0 && header.num_bytes % each == 0 &&
                header.num_bytes / each <= (is_flush ? kMaxRails : kMaxFencedLinks),
            "malformed question");
+  } else if (header.op == Op::kAsk) {
+    expect(header.num_ranges == 0 && header.first_range >= 1 &&
+               header.first_range <= kMaxQuestionBytes && header.num_bytes >= header.first_range &&
+               header.num_bytes - header.first_range <= kMaxPayloadBytes,
+           "malformed question");
   } else {
     expect(header.op == Op::kNotify, "unknown op ", static_cast<uint32_t>(header.op));
     expect(header.num_ranges == 0, "notification with ", header.num_ranges, " ranges");
@@ -152,6 +157,11 @@ void check_listed(const ListEntry& entry) {
              entry.rights != 0 && (entry.rights & ~(kRemoteRead | kRemoteWrite)) == 0 &&
              entry.location <= kMaxLocation,
          "malformed region");
+}
+
+void check_answered(const Ack& ack, uint64_t request_id) {
+  check_ack(ack, request_id, ack.status == Status::kRefused ? 0 : ack.num_bytes);
+  expect(ack.num_bytes <= kMaxAnswerBytes, "answer of ", ack.num_bytes, " bytes");
 }
 
 std::string printable(std::string text) {

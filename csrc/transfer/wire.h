@@ -1,4 +1,4 @@
-// The wire format, version 3: docs/wire.md holds the tables. Little-endian, fixed layouts.
+// The wire format, version 4: docs/wire.md holds the tables. Little-endian, fixed layouts.
 //
 //   both sides  Hello, name, HelloTail              once a connection, the initiator first
 //   initiator   a proof of 32 bytes                 if both sides have a secret
@@ -21,7 +21,7 @@ namespace mk::transfer {
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "structs go over the wire as they are");
 
 constexpr char kMagic[8] = {'M', 'K', 'T', 'R', 'N', 'S', 'F', 'R'};
-constexpr uint32_t kWireVersion = 3;
+constexpr uint32_t kWireVersion = 4;
 
 constexpr uint32_t kMaxNameBytes = 255;
 constexpr uint32_t kMaxBatchRanges = 8192;        // a table of 128 KiB
@@ -31,6 +31,9 @@ constexpr uint64_t kMaxNotificationBytes = 64 << 10;
 constexpr uint32_t kMaxFencedLinks = 4096;
 constexpr uint32_t kMaxRefusalBytes = 1024;
 constexpr uint32_t kMaxListed = 65536;  // regions: an answer of 1.5 MiB
+constexpr uint64_t kMaxQuestionBytes = 64 << 10;
+constexpr uint64_t kMaxPayloadBytes = 64ull << 20;                   // of a question
+constexpr uint64_t kMaxAnswerBytes = kMaxPayloadBytes + (64 << 10);  // as much, and a table
 
 enum class Op : uint32_t {
   kWrite = 1,
@@ -49,6 +52,7 @@ enum class Op : uint32_t {
   kGpus = 14,         // asks for handles of those in GPU memory; only within a machine
   kVerifyWrite = 15,  // compares checksums of ranges that may be written
   kVerifyRead = 16,
+  kAsk = 17,  // a question to the target's Service, of first_range bytes, and payload behind it
 };
 
 enum class Status : uint32_t { kDone = 0, kRefused = 1 };
@@ -105,7 +109,7 @@ struct BatchHeader {
   Op op;
   uint32_t num_ranges;
   uint64_t request_id;   // the same in all batches of one request; counts up from 1
-  uint64_t first_range;  // index in the request of the batch's first range, for error texts
+  uint64_t first_range;  // index in the request of the batch's first range, for error texts; kAsk
   uint64_t num_bytes;    // of payload, to either side
 };
 static_assert(sizeof(BatchHeader) == 32);
@@ -178,6 +182,7 @@ void check_answer(const Ack& ack, uint64_t request_id, uint64_t entry_bytes, uin
 void check_region(const RegionEntry& entry, uint32_t max_memories);
 void check_list_ack(const Ack& ack, uint64_t request_id);
 void check_listed(const ListEntry& entry);
+void check_answered(const Ack& ack, uint64_t request_id);
 
 // A peer's text, made safe to show.
 std::string printable(std::string text);

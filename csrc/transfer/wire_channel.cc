@@ -108,6 +108,22 @@ std::vector<RegionTable::Listed> WireChannel::list_regions(const Limit& limit) {
   return listed;
 }
 
+uint64_t WireChannel::ask(const std::string& question, std::vector<iovec> payload,
+                          const Limit& limit) {
+  constexpr uint64_t kId = 1;
+  uint64_t num_bytes = question.size();
+  for (const iovec& part : payload) num_bytes += part.iov_len;
+  BatchHeader header{Op::kAsk, 0, kId, question.size(), num_bytes};
+  payload.insert(payload.begin(), {{&header, sizeof(header)},
+                                   {const_cast<char*>(question.data()), question.size()}});
+  socket_.send(payload.data(), payload.size(), limit);
+  Ack ack;
+  socket_.receive(&ack, sizeof(ack), limit);
+  check_answered(ack, kId);
+  if (ack.status == Status::kRefused) throw Refused(receive_refusal(ack, limit));
+  return ack.num_bytes;
+}
+
 std::string WireChannel::receive_refusal(const Ack& ack, const Limit& limit) {
   std::string refusal(ack.refusal_bytes, '\0');
   socket_.receive(refusal.data(), refusal.size(), limit);

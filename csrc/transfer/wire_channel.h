@@ -52,6 +52,11 @@ class WireChannel : public Channel {
   bool is_pooled() const override { return true; }
   Way way_to(const Range&, int device) const override;
   std::vector<RegionTable::Listed> list_regions(const Limit& limit) override;
+  uint64_t ask(const std::string& question, std::vector<iovec> payload,
+               const Limit& limit) override;
+  void receive_answer(iovec* parts, size_t num_parts, const Limit& limit) override {
+    socket_.receive(parts, num_parts, limit);
+  }
 
  protected:
   // A kMove, of which current_ tells what came, or will; a kCheck.

@@ -1,5 +1,6 @@
 // An initiator's handshake, and all that a request may consist of, with a target who answers
-// anything; also to the question for its regions.
+// anything; also to the question for its regions, and to one for its service.
+#include <algorithm>
 #include <memory>
 #include <utility>
 
@@ -17,7 +18,7 @@ constexpr uint8_t kReads = 8;      // what is asked for
 constexpr uint8_t kIsLong = 16;    // in several batches
 constexpr uint8_t kNotifies = 32;
 constexpr uint8_t kIsShared = 64;  // by ShmChannel
-constexpr uint8_t kLists = 128;    // asks for the list of regions first, and for checksums
+constexpr uint8_t kLists = 128;    // asks for the list of regions first, the service, and checksums
 constexpr double kLongS = 60;      // longer than libFuzzer waits
 
 constexpr Range kLocal{Arena::kAddress + 0x4000, 0x3000};  // of more ranges than a batch may have
@@ -81,6 +82,17 @@ void list_all(Channel& channel, const Limit& limit) {
   }
 }
 
+void ask(Channel& channel, const Limit& limit) {
+  std::string payload(64, 'p'), answer(4096, '\0');
+  uint64_t left = channel.ask("a question", {{payload.data(), payload.size()}}, limit);
+  FUZZ_EXPECT(left <= kMaxAnswerBytes);
+  while (left > 0) {
+    iovec part{answer.data(), std::min<uint64_t>(left, answer.size())};
+    left -= part.iov_len;
+    channel.receive_answer(&part, 1, limit);
+  }
+}
+
 uint64_t move_all(Channel& channel, const Request& request, const Limit& limit) {
   Interrupt interrupt;
   uint64_t num_bytes_done = 0;
@@ -113,7 +125,10 @@ void initiate(Socket socket, std::shared_ptr<const Endpoint> own, const Request&
       move_all(channel, request, limit);
     } else {
       Adopting<WireChannel> channel(std::move(own), std::move(socket));
-      if (lists) list_all(channel, limit);
+      if (lists) {
+        list_all(channel, limit);
+        ask(channel, limit);
+      }
       move_all(channel, request, limit);
     }
   } catch (const Failure&) {

@@ -1,5 +1,8 @@
-// A whole Session, from the first byte of a connection on, with an initiator who says anything.
+// A whole Session, from the first byte of a connection on, with an initiator who says anything,
+// also to a service that answers for the objects of a pool.
 #include "fuzz.h"
+#include "served/object_service.h"
+#include "store/objects.h"
 #include "transfer/session.h"
 
 namespace mk::fuzz {
@@ -15,6 +18,58 @@ constexpr Range kReadWrite{Arena::kAddress + 0x4000, 0x1000};
 constexpr Range kReadOnly{Arena::kAddress + 0x5000, 0x1000};
 constexpr Range kWriteOnly{Arena::kAddress + 0x8010, 0x0FF1};
 
+// A pool that is served, of which nobody gets to see more than its objects.
+class Served {
+ public:
+  explicit Served(const store::ObjectService::Options& options)
+      : pool_(store::Pool::create("", store::Geometry::of(kCapacity, 64, 8, 1, 4))),
+        service_(std::make_shared<store::ObjectService>(pool_, options)) {
+    fill();
+  }
+
+  const std::shared_ptr<store::ObjectService>& service() const { return service_; }
+
+  // Nothing is held when the session is over. What was changed is made good.
+  void check() {
+    const store::PoolStats stats = pool_->stats();
+    FUZZ_EXPECT(stats.num_pins == 0 && stats.num_writing == 0 && stats.num_doomed == 0);
+    const store::ObjectService::Done done = service_->take_done();
+    FUZZ_EXPECT(done.changed.size() == done.is_there.size());
+    if (!done.changed.empty()) fill();
+  }
+
+ private:
+  static constexpr uint64_t kCapacity = 8 << 10;
+
+  // As in seeds.py: one with a checksum, one without, one that differs from its own, an empty one.
+  void fill() {
+    for (const store::ObjectInfo& object : pool_->scan()) pool_->remove(object.key);
+    Arena::hide({reinterpret_cast<uint64_t>(pool_->data()), kCapacity});
+    std::string bytes(4096, 'o');
+    put({1, 0}, {{bytes.data(), 100}}, true);
+    put({2, 0}, {{bytes.data(), 4096}}, false);
+    put({3, 0}, {{bytes.data(), 64}}, true);
+    put({4, 0}, {}, true);
+    const store::Pin damaged = *pool_->pin({3, 0});
+    const_cast<char*>(damaged.data)[7] = 'x';
+    pool_->unpin(damaged);
+  }
+
+  void put(const store::Key& key, const store::Pieces& pieces, bool checksum) {
+    const store::PutOptions options{checksum, store::Retention::kNormal};
+    FUZZ_EXPECT(store::put_from(pool_.get(), key, pieces, options) == store::Begun::kOpen);
+  }
+
+  const std::shared_ptr<store::Pool> pool_;
+  const std::shared_ptr<store::ObjectService> service_;
+};
+
+// Of the endpoint without a secret all may be changed.
+Served& served(bool has_secret) {
+  static Served* const all[] = {new Served({true, true, true}), new Served({false, false, false})};
+  return *all[has_secret];
+}
+
 Endpoint& endpoint(bool has_secret) {
   const auto make = [](bool with_secret) {
     Credentials credentials;
@@ -23,6 +78,7 @@ Endpoint& endpoint(bool has_secret) {
     made->regions.add({kReadWrite, kLocalWrite | kRemoteRead | kRemoteWrite});
     made->regions.add({kReadOnly, kLocalWrite | kRemoteRead});
     made->regions.add({kWriteOnly, kLocalWrite | kRemoteWrite});
+    made->service.set(served(with_secret).service());
     return made;
   };
   static Endpoint* const endpoints[] = {make(false), make(true)};
@@ -70,6 +126,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t num_bytes) {
   }
   player.wait();
   FUZZ_EXPECT(Arena::is_untouched(kReadOnly));
+  served(mode & kHasSecret).check();
   own.notifications.take(Deadline::after(0));
   return 0;
 }

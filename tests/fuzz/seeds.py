@@ -9,7 +9,7 @@ from pathlib import Path
 
 MAGIC = b"MKTRNSFR"
 WRITE, READ, CHECK_WRITE, CHECK_READ, NOTIFY, REGIONS = range(1, 7)
-NICS, ATTACH, DETACH, KEYS, FLUSH, FENCE, LIST, GPUS, VERIFY_WRITE, VERIFY_READ = range(7, 17)
+NICS, ATTACH, DETACH, KEYS, FLUSH, FENCE, LIST, GPUS, VERIFY_WRITE, VERIFY_READ, ASK = range(7, 18)
 HAS_SECRET, PROVES, OWN_HELLO, READS, IS_LONG, NOTIFIES, IS_SHARED, LISTS = (
     1 << bit for bit in range(8)
 )
@@ -17,9 +17,12 @@ ARENA = 0x2000_0000_0000
 READ_WRITE, READ_ONLY, WRITE_ONLY = ARENA + 0x4000, ARENA + 0x5000, ARENA + 0x8010
 LOCAL_BYTES = 0x3000
 MAX_RANGES = 8192
+READ_OBJECTS, WRITE_OBJECTS, REMOVE_OBJECTS = 1, 2, 3
+SUMS, COMPARE = 1, 2
+WHOLE = 2**64 - 1
 
 
-def hello(version: int = 3, flags: int = 0, name: bytes = b"seed:1", epoch: int = 1) -> bytes:
+def hello(version: int = 4, flags: int = 0, name: bytes = b"seed:1", epoch: int = 1) -> bytes:
     prefix = struct.pack("<8sIIQ", MAGIC, version, len(name), 77)
     return prefix + name + struct.pack("<IIQQ32s", flags, 0, 5, epoch, bytes(32))
 
@@ -42,6 +45,17 @@ def batch(op: int, ranges: list[tuple[int, int]], request: int = 1) -> bytes:
 def verify(op: int, ranges: list[tuple[int, int]]) -> bytes:
     table = b"".join(struct.pack("<QQ", at, size) for at, size in ranges)
     return header(op, len(ranges), 8 * len(ranges)) + table + bytes(8 * len(ranges))
+
+
+def ask(question: bytes, payload: bytes = b"") -> bytes:
+    num_bytes = len(question) + len(payload)
+    return struct.pack("<IIQQQ", ASK, 0, 1, len(question), num_bytes) + question + payload
+
+
+def objects(kind: int, entries: list[tuple[int, ...]], flags: int = 0) -> bytes:
+    """A question about objects, by their hashes."""
+    rows = [struct.pack("<QQ" + "Q" * len(rest), hash_, 0, *rest) for hash_, *rest in entries]
+    return struct.pack("<IIII", kind, flags, len(rows), 0) + b"".join(rows)
 
 
 def ack(num_bytes: int, status: int = 0, text: bytes = b"") -> bytes:
@@ -87,7 +101,23 @@ BATCHES = {
     "verify_read": verify(VERIFY_READ, [(READ_ONLY, 0x1000)]),
     "verify_write_only": verify(VERIFY_READ, [(WRITE_ONLY, 8)]),
     "verify_across": verify(VERIFY_WRITE, [(READ_WRITE + 0xFFC, 8)]),
-    "unknown": header(16, 0, 0),
+    "read_objects": ask(objects(READ_OBJECTS, [(n, WHOLE, WHOLE) for n in range(1, 6)], SUMS)),
+    "compare_objects": ask(objects(READ_OBJECTS, [(1, 8, 16), (3, 0, 64), (2, 0, 0)], COMPARE)),
+    "read_objects_beyond": ask(
+        objects(READ_OBJECTS, [(1, 100, 1), (1, 2**64 - 2, 9), (2, WHOLE, 4095)], SUMS | COMPARE)
+    ),
+    "write_objects": ask(
+        objects(WRITE_OBJECTS, [(9, 3, 0), (1, 5, 0), (10, 2, 77), (9, 1, 0), (11, 0, 0)]),
+        b"new, again",
+    )
+    + ask(objects(READ_OBJECTS, [(9, WHOLE, 64)])),
+    "write_objects_large": ask(objects(WRITE_OBJECTS, [(9, 9000, 0), (10, 5000, 0)]), bytes(14000)),
+    "write_objects_short": ask(objects(WRITE_OBJECTS, [(9, 30, 0), (10, 4, 0)]), bytes(20)),
+    "remove_objects": ask(objects(REMOVE_OBJECTS, [(1,), (77,), (1,), (4,)])),
+    "ask_what": ask(b"?") + ask(objects(4, [(1,)])) + ask(objects(READ_OBJECTS, [])),
+    "ask_nothing": ask(b""),
+    "ask_too_much": struct.pack("<IIQQQ", ASK, 0, 1, 16, 17 + (64 << 20)),
+    "unknown": header(18, 0, 0),
 }
 # Where the initiator will write: by address, in a memory that is not sent, behind the end of all.
 REGION_TABLE = b"".join(
@@ -108,7 +138,10 @@ ANSWERS = {
     "checked_read": ack(0) + ack(0) + ack(MAX_RANGES) + bytes(MAX_RANGES) + ack(10) + bytes(10),
     "verified": ack(LOCAL_BYTES // 3 * 3) + ack(8) + struct.pack("<Q", 3) + ack(4),
     "differs": ack(LOCAL_BYTES // 3 * 3) + ack(8) + struct.pack("<Q", 1),
-    "listed_verified": ack(0) + ack(LOCAL_BYTES // 3 * 3) + ack(8) + struct.pack("<Q", 3),
+    "asked": ack(0) + ack(9) + b"an answer" + ack(LOCAL_BYTES // 3 * 3) + ack(4),
+    "not_asked": ack(0) + ack(0, status=1, text=b"it answers no questions"),
+    "asked_too_much": ack(0) + ack((64 << 20) + 1),
+    "listed_verified": ack(0) + ack(0) + ack(LOCAL_BYTES // 3 * 3) + ack(8) + struct.pack("<Q", 3),
     "malformed": ack(0, status=1) + ack(2**63) + ack(0, status=7),
 }
 

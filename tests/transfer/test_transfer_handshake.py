@@ -16,6 +16,7 @@ from .handshake import (
     OTHER_SECRET,
     SECRET,
     UNWANTED_SECRET,
+    VERSION,
     WELCOME,
     WELCOMED,
     Hello,
@@ -61,8 +62,8 @@ def still_serves(guarded) -> bool:
 
 def test_the_proof_of_the_document():
     """The example of docs/wire.md."""
-    initiators = Hello(b"10.0.0.1:4711", 2, 1, SECRET, 3, 1, bytes(range(32))).packed()
-    targets = Hello(b"10.0.0.2:4711", 2, 2, SECRET, 0, 0, bytes(range(32, 64))).packed()
+    initiators = Hello(b"10.0.0.1:4711", VERSION, 1, SECRET, 3, 1, bytes(range(32))).packed()
+    targets = Hello(b"10.0.0.2:4711", VERSION, 2, SECRET, 0, 0, bytes(range(32, 64))).packed()
     secret = b"0123456789abcdef"
     sides = ("initiator", "target")
     proofs = [prove(secret, side, initiators, targets).hex() for side in sides]
@@ -205,7 +206,7 @@ def test_hellos_altered_on_the_way(guarded, side, what):
         NONE,
         UNWANTED,
         "the peer speaks TLS only",
-        "the peer speaks wire version 1, this engine speaks 3",
+        "the peer speaks wire version 1, this engine speaks 4",
         "connection closed by peer",
     )
     assert still_serves(guarded)
@@ -257,9 +258,9 @@ def test_an_answer_cut_short(cut):
 def test_version_1_is_told_and_left(secret):
     with TransferEngine(secret=secret) as engine, connect(engine.name) as connection:
         connection.sendall(HELLO.pack(MAGIC, 1, 5, 7) + b"raw:1")
-        assert hear_hello(connection).version == 3
+        assert hear_hello(connection).version == VERSION
         assert ended(connection)
-        cause = "the peer speaks wire version 1, this engine speaks 3"
+        cause = "the peer speaks wire version 1, this engine speaks 4"
         assert engine.rejections() == {cause: 1}
 
 

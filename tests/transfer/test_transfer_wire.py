@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mooncake_kernels.errors import TransferError
+from mooncake_kernels.pool import ObjectPool, PutResult, checksum_of
 from mooncake_kernels.transfer import TransferEngine
 
 from .handshake import (
@@ -45,6 +46,10 @@ from .support import (
 
 SIZE = 1 << 16
 BIG = 2**64 - 1
+ASK = 17
+READ_OBJECTS, WRITE_OBJECTS, REMOVE_OBJECTS = 1, 2, 3
+ABSENT, DONE, DAMAGED, DOES_NOT_FIT, BEING_WRITTEN = 0, 1, 2, 4, 7
+ROW = struct.Struct("<QQQII")  # object_bytes, num_bytes, checksum, status, zero
 
 
 @pytest.fixture(scope="module")
@@ -130,6 +135,15 @@ def test_the_rest_of_a_refused_request_is_refused(target, connection):
         (NOTIFY, 1, 1, 0, 1),
         (NOTIFY, 0, 1, 0, 65537),
         (NOTIFY, 0, 1, 0, BIG),
+        (ASK, 1, 1, 16, 16),
+        (ASK, 0, 1, 0, 0),  # without a question
+        (ASK, 0, 1, 0, 16),
+        (ASK, 0, 1, 17, 16),  # it ends before its question does
+        (ASK, 0, 1, BIG, 16),
+        (ASK, 0, 1, 65537, 65537),
+        (ASK, 0, 1, 16, 17 + (64 << 20)),
+        (ASK, 0, 1, 16, BIG),
+        (18, 0, 1, 0, 0),
     ],
 )
 def test_headers_that_break_the_rules(target, connection, header):
@@ -194,15 +208,15 @@ def test_greetings_that_are_none(target, greeting):
     assert still_serves(target)
 
 
-@pytest.mark.parametrize("version", [1, 2, 4, 2**32 - 1])
+@pytest.mark.parametrize("version", [1, 2, 3, 5, 2**32 - 1])
 def test_another_version_is_answered_and_then_left(target, version):
     with connect(target[0].name) as connection:
         connection.sendall(HELLO.pack(MAGIC, version, 5, 7) + b"raw:1")
-        assert hear_hello(connection).version == 3
+        assert hear_hello(connection).version == VERSION
         assert ended(connection)
 
 
-@given(garbage=st.binary(max_size=300), greet=st.booleans(), op=st.integers(0, 7))
+@given(garbage=st.binary(max_size=300), greet=st.booleans(), op=st.integers(0, 18))
 @settings(
     max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
@@ -218,6 +232,117 @@ def test_garbage_to_the_server(target, garbage, greet, op):
     assert (target[1]._buffer.owner == UNTOUCHED).all()
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < memory + (64 << 10)
     target[0].receive_notifications()
+
+
+def question(kind: int, *entries: tuple[int, ...], flags: int = 0, zero: int = 0) -> bytes:
+    """About objects, by their hashes."""
+    rows = [struct.pack("<QQ" + "Q" * len(rest), hash_, 0, *rest) for hash_, *rest in entries]
+    return struct.pack("<IIII", kind, flags, len(rows), zero) + b"".join(rows)
+
+
+def send_question(connection: socket.socket, asked: bytes, payload: bytes = b"") -> None:
+    size = len(asked)
+    connection.sendall(HEADER.pack(ASK, 0, 9, size, size + len(payload)) + asked + payload)
+
+
+def hear_answer(connection: socket.socket) -> bytes:
+    status, refusal_bytes, request_id, num_bytes = ACK.unpack(receive_exactly(connection, ACK.size))
+    assert (status, refusal_bytes, request_id) == (0, 0, 9)
+    return receive_exactly(connection, num_bytes)
+
+
+@pytest.fixture
+def pool(target):
+    """What the target serves."""
+    with ObjectPool.create(1 << 20, num_objects=64) as pool:
+        target[0].serve(pool, may_write=True)
+        yield pool
+        target[0].serve(None)
+
+
+def test_questions_about_objects_by_hand(connection, pool):
+    assert pool.put_from((1, 0), b"first") is PutResult.STORED
+    assert pool.put_from((2, 0), b"second", checksum=False) is PutResult.STORED
+    send_question(
+        connection, question(READ_OBJECTS, (2, BIG, 6), (3, BIG, 9), (1, 1, 3), (2, 3, 4))
+    )
+    rows = ROW.pack(6, 6, 0, DONE, 0) + ROW.pack(0, 0, 0, ABSENT, 0)  # nor is a checksum told
+    rows += ROW.pack(5, 3, 0, DONE, 0) + ROW.pack(6, 0, 0, DOES_NOT_FIT, 0)
+    assert hear_answer(connection) == rows + b"second" + b"irs"
+
+    send_question(connection, question(READ_OBJECTS, (1, BIG, BIG), (1, 1, 3), flags=3))
+    rows = ROW.pack(5, 5, checksum_of(b"first"), DONE, 0)
+    rows += ROW.pack(5, 3, checksum_of(b"irs"), DONE, 0)
+    assert hear_answer(connection) == rows + b"first" + b"irs"
+
+    entries = (3, 4, checksum_of(b"fine")), (4, 4, 77), (3, 2, 0), (5, 0, 0)
+    send_question(connection, question(WRITE_OBJECTS, *entries), b"finewrongs")
+    statuses = (DONE, DAMAGED, BEING_WRITTEN, DONE)
+    assert hear_answer(connection) == struct.pack("<IIII", *statuses)
+    assert [pool.contains((hash_, 0)) for hash_ in (3, 4, 5)] == [True, False, True]
+    send_question(connection, question(READ_OBJECTS, (3, BIG, 9), (5, BIG, 0)))
+    rows = ROW.pack(4, 4, checksum_of(b"fine"), DONE, 0) + ROW.pack(0, 0, checksum_of(b""), DONE, 0)
+    assert hear_answer(connection) == rows + b"fine"
+
+    send_question(connection, question(REMOVE_OBJECTS, (3,), (4,)))
+    assert hear_answer(connection) == struct.pack("<II", DONE, ABSENT)
+    assert not pool.contains((3, 0))
+
+
+@pytest.mark.parametrize(
+    ("asked", "payload"),
+    [
+        (b"?", b""),
+        (b"?", b"what goes with it"),
+        (question(0, (1,)), b""),  # no such kind
+        (question(4, (1,)), b""),
+        (question(READ_OBJECTS, (1, 0, 1), flags=4), b""),
+        (question(REMOVE_OBJECTS, (1,), flags=1), b""),
+        (question(READ_OBJECTS, (1, 0, 1), zero=1), b""),
+        (question(READ_OBJECTS, (1, 0, 1)), b"payload"),
+        (question(REMOVE_OBJECTS, (1,)), bytes(100_000)),
+        (question(READ_OBJECTS), b""),  # of no keys, of too many
+        (question(REMOVE_OBJECTS, *[(i,) for i in range(1025)]), b""),
+        (question(READ_OBJECTS, (1, 0, 1))[:-1], b""),
+        (question(READ_OBJECTS, (1, 0, 1)) + b"x", b""),
+        (question(WRITE_OBJECTS, (7, 3, 0)), b"four"),
+        (question(WRITE_OBJECTS, (7, 3, 0), (8, 2, 0)), b"four"),
+        (question(WRITE_OBJECTS, (7, BIG, 0), (8, 5, 0)), b"four"),  # the sum wraps around to it
+    ],
+)
+def test_malformed_questions_are_refused(connection, pool, asked, payload):
+    """And the connection stays good."""
+    assert pool.put_from((1, 0), b"here") is PutResult.STORED
+    send_question(connection, asked, payload)
+    assert refusal(connection).startswith("malformed question: ")
+    send_question(connection, question(READ_OBJECTS, (1, 0, 4)))
+    assert hear_answer(connection) == ROW.pack(4, 4, 0, DONE, 0) + b"here"
+    assert pool.stats().num_ready == 1 and pool.stats().num_writing == 0
+
+
+def test_who_serves_nothing_answers_nothing(connection):
+    send_question(connection, b"anything", bytes(100_000))
+    assert refusal(connection) == "it answers no questions"
+    send_question(connection, question(READ_OBJECTS, (1, 0, 4)))
+    assert refusal(connection) == "it answers no questions"
+
+
+def test_objects_that_may_only_be_read(target, connection, pool):
+    target[0].serve(pool)
+    for asked, payload in [(question(WRITE_OBJECTS, (1, 4, 0)), b"four"), (question(3, (1,)), b"")]:
+        send_question(connection, asked, payload)
+        assert refusal(connection) == "its objects may only be read"
+
+
+@pytest.mark.parametrize("num_bytes", [33, 48, 79, 80, 81, 179])
+def test_objects_that_do_not_come_whole(target, connection, pool, num_bytes):
+    asked = question(WRITE_OBJECTS, (7, 100, 0))
+    batch = HEADER.pack(ASK, 0, 1, len(asked), len(asked) + 100) + asked + bytes(100)
+    assert num_bytes < len(batch)
+    send_last(connection, batch[:num_bytes])
+    assert ended(connection)
+    assert pool.stats().num_writing == 0 and not pool.contains((7, 0))
+    assert still_serves(target)
 
 
 def test_the_server_has_survived_all_that(target):
@@ -273,8 +398,8 @@ def test_a_read_that_ends_too_soon():
     ("greeting", "cause"),
     [
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", "the peer is not a mooncake_kernels engine"),
-        (HELLO.pack(MAGIC, 9, 1, 7) + b"x", "the peer speaks wire version 9, this engine speaks 3"),
-        (HELLO.pack(MAGIC, 1, 1, 7) + b"x", "the peer speaks wire version 1, this engine speaks 3"),
+        (HELLO.pack(MAGIC, 9, 1, 7) + b"x", "the peer speaks wire version 9, this engine speaks 4"),
+        (HELLO.pack(MAGIC, 1, 1, 7) + b"x", "the peer speaks wire version 1, this engine speaks 4"),
         (HELLO.pack(MAGIC, VERSION, 256, 7), "protocol error: name of 256 bytes"),
         (HELLO.pack(MAGIC, VERSION, 1, 7), "connection closed by peer"),
         (Hello(flags=8).packed(), "protocol error: hello with flags 8"),
@@ -291,6 +416,51 @@ def test_servers_that_are_none(greeting, cause):
         send_last(connection, greeting)
 
     assert ask_bad_server(behave, "write") == cause
+
+
+ONE = ROW.pack(4, 4, 0, DONE, 0)
+
+
+@pytest.mark.parametrize(
+    ("data", "cause"),
+    [
+        (ACK.pack(0, 0, 2, 36), "protocol error: ack of request 2 instead of 1"),
+        (ACK.pack(0, 0, 1, (64 << 20) + 1), "protocol error: answer of 67108865 bytes"),
+        (ACK.pack(0, 0, 1, BIG), f"protocol error: answer of {BIG} bytes"),
+        (ACK.pack(7, 0, 1, 36), "protocol error: ack with status 7"),
+        (ACK.pack(1, 0, 1, 0), "protocol error: malformed refusal"),
+        (ACK.pack(0, 0, 1, 31) + bytes(31), "protocol error: an answer of another size"),
+        (ACK.pack(0, 0, 1, 35) + ONE + b"fou", "protocol error: a malformed answer"),
+        (ACK.pack(0, 0, 1, 37) + ONE + b"four!", "protocol error: a malformed answer"),
+        (ACK.pack(0, 0, 1, 32) + ROW.pack(4, BIG, 0, 1, 0), "protocol error: a malformed answer"),
+        (ACK.pack(0, 0, 1, 35) + ROW.pack(4, 3, 0, 1, 0), "protocol error: a malformed answer"),
+        (ACK.pack(0, 0, 1, 41) + ROW.pack(9, 9, 0, 1, 0), "protocol error: a malformed answer"),
+        (ACK.pack(0, 0, 1, 36) + ROW.pack(4, 4, 0, 0, 0), "protocol error: a malformed answer"),
+        (ACK.pack(0, 0, 1, 32) + ROW.pack(4, 0, 0, 10, 0), "protocol error: a malformed answer"),
+        (ACK.pack(0, 0, 1, 36) + ONE[:9], "connection closed by peer"),
+        (ACK.pack(0, 0, 1, 36) + ONE + b"fou", "connection closed by peer"),
+        (b"", "connection closed by peer"),
+    ],
+)
+def test_answers_about_objects_that_break_the_rules(data, cause):
+    """To a question for an object of at most 8 bytes."""
+    opened = []
+
+    def behave(connection):
+        answer(connection)
+        opened.append(connection)
+        if len(opened) > 1:  # the first one is that of transfers
+            receive_exactly(connection, HEADER.size + 16 + 32)
+            send_last(connection, data)
+
+    place = untouched(4)
+    with raw_server(behave) as name, TransferEngine() as engine:
+        with pytest.raises(TransferError) as caught:
+            peer = engine.open(name, deadline_s=WAIT_S)
+            asked = engine.read_objects(peer, [[1, 0]], sizes=[8], deadline_s=WAIT_S)
+            with asked as reply:
+                reply.receive([[(place.ctypes.data, 4)]], verify=True)
+    assert caught.value.cause == cause
 
 
 @given(garbage=st.binary(max_size=200), greet=st.booleans())

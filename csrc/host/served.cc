@@ -1,0 +1,281 @@
+#include "host/served.h"
+
+#include <pybind11/numpy.h>
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "common/check.h"
+#include "host/gil.h"
+#include "host/store_objects.h"
+#include "served/object_service.h"
+#include "served/object_wire.h"
+#include "store/objects.h"
+#include "transfer/engine.h"
+#include "transfer/error.h"
+#include "transfer/wire.h"
+
+namespace py = pybind11;
+
+namespace mk::host {
+namespace {
+
+using namespace mk::served;
+using store::Key;
+using store::Pool;
+using transfer::Deadline;
+using transfer::Engine;
+using transfer::Peer;
+using transfer::Question;
+using transfer::Reply;
+
+using Words = py::array_t<uint64_t, py::array::c_style>;
+using Places = std::vector<std::pair<uint64_t, uint64_t>>;  // (address, bytes)
+
+template <class T, class Rows, class Field>
+py::array_t<T> column(const Rows& rows, Field field) {
+  py::array_t<T> result(static_cast<py::ssize_t>(rows.size()));
+  std::transform(rows.begin(), rows.end(), result.mutable_data(), field);
+  return result;
+}
+
+iovec part_at(uint64_t address, uint64_t num_bytes) {
+  return {reinterpret_cast<void*>(address), num_bytes};
+}
+
+template <class Entry>
+std::string question_of(Ask ask, uint32_t flags, const std::vector<Entry>& entries) {
+  MK_CHECK(!entries.empty() && entries.size() <= kMaxAskedKeys, "ask: keys must be 1 to ",
+           kMaxAskedKeys, ", got ", entries.size());
+  const AskHeader header{ask, flags, static_cast<uint32_t>(entries.size()), 0};
+  std::string question(sizeof(header) + entries.size() * sizeof(Entry), '\0');
+  std::memcpy(question.data(), &header, sizeof(header));
+  std::memcpy(question.data() + sizeof(header), entries.data(), entries.size() * sizeof(Entry));
+  return question;
+}
+
+transfer::TransferError malformed(const std::string& peer) {
+  return {peer, "protocol error: a malformed answer"};
+}
+
+template <class T>
+std::vector<T> receive_rows(Reply& reply, size_t count, const std::string& peer, bool is_all,
+                            double deadline_s) {
+  const uint64_t due = count * sizeof(T);
+  if (is_all ? reply.num_left() != due : reply.num_left() < due) {
+    throw malformed(peer);
+  }
+  std::vector<T> rows(count);
+  reply.receive({{rows.data(), due}}, Deadline::after(deadline_s));
+  return rows;
+}
+
+// What a peer sends of objects that were asked for.
+class ObjectsReply {
+ public:
+  ObjectsReply(std::string peer, std::unique_ptr<Reply> reply,
+               const std::vector<ReadEntry>& entries, double deadline_s)
+      : peer_(std::move(peer)), reply_(std::move(reply)) {
+    rows_ = receive_rows<ReadAnswer>(*reply_, entries.size(), peer_, /*is_all=*/false, deadline_s);
+    uint64_t left = reply_->num_left();
+    bool is_sound = true;
+    for (size_t i = 0; i < rows_.size(); ++i) {
+      is_sound &= rows_[i].num_bytes <= left && answers(entries[i], rows_[i]);
+      left -= rows_[i].num_bytes;
+    }
+    if (!is_sound || left != 0) {
+      throw malformed(peer_);
+    }
+  }
+
+  const std::vector<ReadAnswer>& rows() const { return rows_; }
+
+  // Of each object that is sent, where its bytes go; without an entry they are dropped. Returns of
+  // which the bytes have the checksum that the peer has told, or were told none.
+  py::array_t<bool> receive(const std::vector<Places>& places, bool verify, double deadline_s) {
+    MK_CHECK(reply_, "receive: reply must be open, got one that was received or closed");
+    MK_CHECK(places.size() == rows_.size(), "receive: places must be ", rows_.size(), ", got ",
+             places.size());
+    std::vector<iovec> parts;
+    for (size_t i = 0; i < rows_.size(); ++i) add_parts(places[i], rows_[i].num_bytes, parts);
+    py::array_t<bool> result(static_cast<py::ssize_t>(rows_.size()));
+    bool* const is_right = result.mutable_data();
+    const GilReleased released;
+    const std::unique_ptr<Reply> reply = std::move(reply_);
+    reply->receive(parts, Deadline::after(deadline_s));
+    for (size_t i = 0; i < rows_.size(); ++i) {
+      is_right[i] = !verify || places[i].empty() || agrees(places[i], rows_[i]);
+    }
+    return result;
+  }
+
+  void close() { reply_.reset(); }
+
+ private:
+  static bool answers(const ReadEntry& entry, const ReadAnswer& row) {
+    if (row.status > kLastStatus) return false;
+    if (row.status != AskStatus::kDone) return row.num_bytes == 0;
+    if (entry.offset != kWhole) return row.num_bytes == entry.num_bytes;
+    return row.num_bytes == row.object_bytes && row.num_bytes <= entry.num_bytes;
+  }
+
+  static void add_parts(const Places& pieces, uint64_t num_bytes, std::vector<iovec>& parts) {
+    if (pieces.empty() && num_bytes > 0) parts.push_back({nullptr, num_bytes});
+    if (pieces.empty()) return;
+    uint64_t total = 0;
+    for (const auto& [address, size] : pieces) {
+      total += size;
+      if (size > 0) parts.push_back(part_at(address, size));
+    }
+    MK_CHECK(total == num_bytes, "receive: places must be of the ", num_bytes,
+             " bytes that are sent, got ", total);
+  }
+
+  static bool agrees(const Places& pieces, const ReadAnswer& row) {
+    if (row.status != AskStatus::kDone || row.checksum == 0) return true;
+    store::Pieces all;
+    for (const auto& [address, size] : pieces) {
+      all.push_back({reinterpret_cast<char*>(address), size});
+    }
+    return store::checksum_of(all) == row.checksum;
+  }
+
+  const std::string peer_;
+  std::unique_ptr<Reply> reply_;
+  std::vector<ReadAnswer> rows_;
+};
+
+std::unique_ptr<ObjectsReply> read_objects(Engine& engine, Peer& peer, const Keys& keys,
+                                           const Words& offsets, const Words& sizes, bool sums,
+                                           bool compare, double deadline_s) {
+  const size_t count = num_keys(keys);
+  MK_CHECK(static_cast<size_t>(offsets.size()) == count && offsets.size() == sizes.size(),
+           "read_objects: keys, offsets and sizes must be as many");
+  std::vector<ReadEntry> entries(count);
+  for (size_t i = 0; i < count; ++i) {
+    entries[i] = {keys_of(keys)[i], offsets.data()[i], sizes.data()[i]};
+  }
+  const uint32_t flags = (sums ? kAskSums : 0) | (compare ? kAskCompare : 0);
+  const std::string question = question_of(Ask::kRead, flags, entries);
+  const GilReleased released;
+  auto reply = engine.ask(peer, {question, {}, /*may_repeat=*/true}, deadline_s);
+  return std::make_unique<ObjectsReply>(peer.name(), std::move(reply), entries, deadline_s);
+}
+
+py::array_t<uint8_t> statuses_of(const std::vector<AskStatus>& statuses) {
+  return column<uint8_t>(statuses, [](AskStatus s) { return static_cast<uint8_t>(s); });
+}
+
+std::vector<AskStatus> ask_for_statuses(Engine& engine, Peer& peer, const Question& question,
+                                        size_t count, double deadline_s) {
+  const GilReleased released;
+  const std::unique_ptr<Reply> reply = engine.ask(peer, question, deadline_s);
+  auto rows = receive_rows<AskStatus>(*reply, count, peer.name(), /*is_all=*/true, deadline_s);
+  for (const AskStatus status : rows) {
+    if (status > kLastStatus) throw malformed(peer.name());
+  }
+  return rows;
+}
+
+py::array_t<uint8_t> write_objects(Engine& engine, Peer& peer, const Keys& keys,
+                                   const std::vector<Places>& objects, bool verify,
+                                   double deadline_s) {
+  const size_t count = num_keys(keys);
+  MK_CHECK(objects.size() == count, "write_objects: objects must be ", count, ", got ",
+           objects.size());
+  std::vector<WriteEntry> entries(count);
+  std::vector<iovec> payload;
+  uint64_t num_bytes = 0;
+  {
+    const GilReleased released;
+    for (size_t i = 0; i < count; ++i) {
+      store::Pieces all;
+      for (const auto& [address, size] : objects[i]) {
+        if (size == 0) continue;
+        all.push_back({reinterpret_cast<char*>(address), size});
+        payload.push_back(part_at(address, size));
+      }
+      const uint64_t sum = verify ? store::checksum_of(all) : 0;
+      entries[i] = {keys_of(keys)[i], store::total_bytes(all), sum};
+      num_bytes += entries[i].num_bytes;
+    }
+  }
+  MK_CHECK(num_bytes <= transfer::kMaxPayloadBytes, "write_objects: objects must be at most ",
+           transfer::kMaxPayloadBytes, " bytes in all, got ", num_bytes);
+  const Question question{question_of(Ask::kWrite, 0, entries), std::move(payload), false};
+  return statuses_of(ask_for_statuses(engine, peer, question, count, deadline_s));
+}
+
+py::array_t<uint8_t> remove_objects(Engine& engine, Peer& peer, const Keys& keys,
+                                    double deadline_s) {
+  const std::vector<Key> all(keys_of(keys), keys_of(keys) + num_keys(keys));
+  const Question question{question_of(Ask::kRemove, 0, all), {}, false};
+  return statuses_of(ask_for_statuses(engine, peer, question, all.size(), deadline_s));
+}
+
+// As Served in Python.
+py::tuple take_done(ObjectService& service) {
+  const ObjectService::Done done = service.take_done();
+  const auto is_there = column<bool>(done.is_there, [](bool there) { return there; });
+  return py::make_tuple(done.num_hits, done.num_misses, done.num_bytes, done.num_bytes_stored,
+                        array_of(done.changed), is_there, done.is_cut);
+}
+
+}  // namespace
+
+void bind_served_objects(py::module_& m, EngineClass& engine) {
+  m.attr("WHOLE_OBJECT") = kWhole;
+  m.attr("MAX_ASKED_KEYS") = kMaxAskedKeys;
+  m.attr("MAX_ASKED_BYTES") = transfer::kMaxPayloadBytes;
+  py::class_<ObjectService, std::shared_ptr<ObjectService>>(m, "ObjectService")
+      .def(py::init([](std::shared_ptr<Pool> pool, bool is_all, bool may_write, bool checksums) {
+             return std::make_shared<ObjectService>(
+                 std::move(pool), ObjectService::Options{is_all, may_write, checksums});
+           }),
+           py::arg("pool"), py::arg("is_all"), py::arg("may_write"), py::arg("checksums"))
+      .def("take_done", &take_done);
+  py::class_<ObjectsReply>(m, "ObjectsReply")
+      .def_property_readonly("statuses",
+                             [](const ObjectsReply& reply) {
+                               return column<uint8_t>(reply.rows(), [](const ReadAnswer& row) {
+                                 return static_cast<uint8_t>(row.status);
+                               });
+                             })
+      .def_property_readonly("object_bytes",
+                             [](const ObjectsReply& reply) {
+                               return column<uint64_t>(reply.rows(), [](const ReadAnswer& row) {
+                                 return row.object_bytes;
+                               });
+                             })
+      .def_property_readonly("num_bytes",
+                             [](const ObjectsReply& reply) {
+                               return column<uint64_t>(reply.rows(), [](const ReadAnswer& row) {
+                                 return row.num_bytes;
+                               });
+                             })
+      .def("receive", &ObjectsReply::receive, py::arg("places"), py::arg("verify"),
+           py::arg("deadline_s"))
+      .def("close", &ObjectsReply::close, ReleaseGil());
+  engine
+      .def(
+          "serve_objects",
+          [](Engine& self, std::shared_ptr<ObjectService> service) {
+            if (service) self.check_process("serve");
+            self.serve(std::move(service));
+          },
+          py::arg("service").none(true))
+      .def("read_objects", &read_objects, py::arg("peer"), py::arg("keys"), py::arg("offsets"),
+           py::arg("sizes"), py::arg("sums"), py::arg("compare"), py::arg("deadline_s"))
+      .def("write_objects", &write_objects, py::arg("peer"), py::arg("keys"), py::arg("objects"),
+           py::arg("verify"), py::arg("deadline_s"))
+      .def("remove_objects", &remove_objects, py::arg("peer"), py::arg("keys"),
+           py::arg("deadline_s"));
+}
+
+}  // namespace mk::host

@@ -1,0 +1,275 @@
+#include "served/object_service.h"
+
+#include <cstring>
+#include <optional>
+#include <utility>
+
+#include "store/objects.h"
+#include "transfer/error.h"
+#include "transfer/wire.h"
+
+namespace mk::served {
+namespace {
+
+constexpr size_t kMaxNoted = 1 << 20;
+
+using namespace mk::store;
+using transfer::Exchange;
+using transfer::kMaxPayloadBytes;
+using transfer::Refused;
+
+template <class... Parts>
+void expect(bool condition, const Parts&... parts) {
+  if (!condition) throw Refused(concat("malformed question: ", parts...));
+}
+
+template <class Entry>
+std::vector<Entry> entries_of(const AskHeader& header, const std::string& question) {
+  std::vector<Entry> entries(header.num_keys);
+  expect(question.size() == sizeof(header) + entries.size() * sizeof(Entry), question.size(),
+         " bytes for ", header.num_keys, " keys");
+  std::memcpy(entries.data(), question.data() + sizeof(header), entries.size() * sizeof(Entry));
+  return entries;
+}
+
+template <class T>
+iovec part_of(std::vector<T>& rows) {
+  return {rows.data(), rows.size() * sizeof(T)};
+}
+
+}  // namespace
+
+class ObjectService::Reading final : public Exchange {
+ public:
+  Reading(ObjectService& service, uint32_t flags, std::vector<ReadEntry> entries)
+      : service_(service), pool_(service.pool_), flags_(flags), entries_(std::move(entries)) {}
+  ~Reading() override {
+    for (const Pin& pin : pins_) pool_->unpin(pin);
+  }
+
+  std::vector<iovec> answer() override {
+    uint64_t left = kMaxPayloadBytes, num_bytes = 0;
+    std::vector<iovec> parts{{}};
+    for (const ReadEntry& entry : entries_) {
+      ReadAnswer row{};
+      const char* const data = look_up(entry, left, row);
+      answers_.push_back(row);
+      left -= row.num_bytes;
+      num_bytes += row.num_bytes;
+      if (row.num_bytes > 0) parts.push_back({const_cast<char*>(data), row.num_bytes});
+    }
+    parts[0] = part_of(answers_);
+    const std::lock_guard lock(service_.mutex_);
+    for (const ReadAnswer& row : answers_) {
+      service_.done_.num_hits += row.status == AskStatus::kDone;
+      service_.done_.num_misses += row.status == AskStatus::kAbsent;
+    }
+    service_.done_.num_bytes += num_bytes;
+    return parts;
+  }
+
+ private:
+  // What is sent of an object, which is pinned then.
+  const char* look_up(const ReadEntry& entry, uint64_t left, ReadAnswer& row) {
+    if (left == 0 && !pins_.empty()) return row.status = AskStatus::kBusy, nullptr;
+    std::optional<Pin> pin;
+    try {
+      pin = pool_->pin(entry.key);
+    } catch (const Unavailable&) {  // this process reads as many as it can
+      return row.status = AskStatus::kBusy, nullptr;
+    }
+    if (!pin) {
+      if (!service_.options_.is_all) row.status = AskStatus::kElsewhere;
+      return nullptr;
+    }
+    row.object_bytes = pin->num_bytes;
+    row.status = judge(entry, *pin, left, row);
+    if (row.status != AskStatus::kDone) {
+      pool_->unpin(*pin);
+      row.num_bytes = row.checksum = 0;
+      return nullptr;
+    }
+    pins_.push_back(*pin);
+    return pin->data + (entry.offset == kWhole ? 0 : entry.offset);
+  }
+
+  AskStatus judge(const ReadEntry& entry, const Pin& pin, uint64_t left, ReadAnswer& row) const {
+    const bool is_whole = entry.offset == kWhole;
+    const uint64_t offset = is_whole ? 0 : entry.offset;
+    row.num_bytes = is_whole ? pin.num_bytes : entry.num_bytes;
+    if (is_whole ? pin.num_bytes > entry.num_bytes
+                 : offset > pin.num_bytes || entry.num_bytes > pin.num_bytes - offset) {
+      return AskStatus::kDoesNotFit;
+    }
+    if (row.num_bytes > left) return pins_.empty() ? AskStatus::kTooLarge : AskStatus::kBusy;
+    const bool compares = (flags_ & kAskCompare) != 0 && pin.checksum != 0;
+    if (compares && checksum_of(pin.data, pin.num_bytes) != pin.checksum) {
+      return AskStatus::kDamaged;
+    }
+    row.checksum = is_whole ? pin.checksum : 0;
+    if ((flags_ & kAskSums) != 0 && row.checksum == 0) {
+      row.checksum = checksum_of(pin.data + offset, row.num_bytes);
+    }
+    return AskStatus::kDone;
+  }
+
+  ObjectService& service_;
+  const std::shared_ptr<Pool> pool_;
+  const uint32_t flags_;
+  const std::vector<ReadEntry> entries_;
+  std::vector<ReadAnswer> answers_;
+  std::vector<Pin> pins_;
+};
+
+class ObjectService::Storing final : public Exchange {
+ public:
+  Storing(ObjectService& service, std::vector<WriteEntry> entries)
+      : service_(service), pool_(service.pool_), entries_(std::move(entries)) {
+    try {
+      for (const WriteEntry& entry : entries_) begin(entry);
+    } catch (...) {
+      abort();
+      throw;
+    }
+  }
+  ~Storing() override { abort(); }
+
+  std::vector<iovec> payload() override {
+    std::vector<iovec> parts;
+    for (size_t i = 0; i < entries_.size(); ++i) {
+      if (entries_[i].num_bytes == 0) continue;
+      parts.push_back({writings_[i] ? writings_[i]->data : nullptr, entries_[i].num_bytes});
+    }
+    return parts;
+  }
+
+  std::vector<iovec> answer() override {
+    for (size_t i = 0; i < entries_.size(); ++i) {
+      if (writings_[i]) commit(i);
+    }
+    return {part_of(statuses_)};
+  }
+
+ private:
+  void begin(const WriteEntry& entry) {
+    std::optional<Writing>& writing = writings_.emplace_back();
+    AskStatus& status = statuses_.emplace_back(AskStatus::kTooLarge);
+    if (entry.num_bytes > pool_->geometry().capacity_bytes) return;
+    Writing begun;
+    switch (pool_->begin(entry.key, entry.num_bytes, &begun)) {
+      case Begun::kOpen:
+        writing = begun;
+        break;
+      case Begun::kExists:
+        status = AskStatus::kExists;
+        break;
+      case Begun::kBeingWritten:
+        status = AskStatus::kBeingWritten;
+        break;
+      case Begun::kFull:
+        status = AskStatus::kFull;
+        break;
+    }
+  }
+
+  void commit(size_t i) {
+    const Writing& writing = *writings_[i];
+    const WriteEntry& entry = entries_[i];
+    uint64_t sum = 0;
+    if (service_.options_.checksums || entry.checksum != 0) {
+      sum = checksum_of(writing.data, writing.num_bytes);
+    }
+    if (entry.checksum != 0 && sum != entry.checksum) {
+      statuses_[i] = AskStatus::kDamaged;  // aborted in the end
+      return;
+    }
+    pool_->commit(writing, service_.options_.checksums ? sum : 0, Retention::kNormal);
+    writings_[i].reset();
+    statuses_[i] = AskStatus::kDone;
+    const std::lock_guard lock(service_.mutex_);
+    service_.note(entry.key, true);
+    service_.done_.num_bytes_stored += entry.num_bytes;
+  }
+
+  void abort() noexcept {
+    for (std::optional<Writing>& writing : writings_) {
+      try {
+        if (writing) pool_->abort(*writing);
+      } catch (const std::exception&) {
+        // The pool is held by a stopped process: the death of this one frees it.
+      }
+      writing.reset();
+    }
+  }
+
+  ObjectService& service_;
+  const std::shared_ptr<Pool> pool_;
+  const std::vector<WriteEntry> entries_;
+  std::vector<std::optional<Writing>> writings_;
+  std::vector<AskStatus> statuses_;
+};
+
+class ObjectService::Removing final : public Exchange {
+ public:
+  Removing(ObjectService& service, std::vector<Key> keys)
+      : service_(service), keys_(std::move(keys)) {}
+
+  std::vector<iovec> answer() override {
+    for (const Key& key : keys_) {
+      const bool was_there = service_.pool_->remove(key);
+      statuses_.push_back(was_there ? AskStatus::kDone : AskStatus::kAbsent);
+      if (!was_there) continue;
+      const std::lock_guard lock(service_.mutex_);
+      service_.note(key, false);
+    }
+    return {part_of(statuses_)};
+  }
+
+ private:
+  ObjectService& service_;
+  const std::vector<Key> keys_;
+  std::vector<AskStatus> statuses_;
+};
+
+std::unique_ptr<Exchange> ObjectService::begin(const std::string& question,
+                                               uint64_t payload_bytes) {
+  AskHeader header;
+  expect(question.size() >= sizeof(header), question.size(), " bytes");
+  std::memcpy(&header, question.data(), sizeof(header));
+  expect(header.num_keys >= 1 && header.num_keys <= kMaxAskedKeys, header.num_keys, " keys");
+  const bool reads = header.ask == Ask::kRead;
+  expect(header.zero == 0 && (header.flags & ~(reads ? kAskSums | kAskCompare : 0u)) == 0, "flags ",
+         header.flags);
+  if (header.ask != Ask::kWrite) expect(payload_bytes == 0, payload_bytes, " bytes of payload");
+  if (reads) {
+    return std::make_unique<Reading>(*this, header.flags, entries_of<ReadEntry>(header, question));
+  }
+  expect(header.ask == Ask::kWrite || header.ask == Ask::kRemove, "kind ",
+         static_cast<uint32_t>(header.ask));
+  if (!options_.may_write) throw Refused("its objects may only be read");
+  if (header.ask == Ask::kRemove) {
+    return std::make_unique<Removing>(*this, entries_of<Key>(header, question));
+  }
+  auto entries = entries_of<WriteEntry>(header, question);
+  uint64_t left = payload_bytes;
+  for (const WriteEntry& entry : entries) {
+    expect(entry.num_bytes <= left, "the objects exceed the payload");
+    left -= entry.num_bytes;
+  }
+  expect(left == 0, "the objects fall ", left, " bytes short");
+  return std::make_unique<Storing>(*this, std::move(entries));
+}
+
+void ObjectService::note(const Key& key, bool is_there) {
+  done_.is_cut |= done_.changed.size() == kMaxNoted;
+  if (done_.is_cut) return;
+  done_.changed.push_back(key);
+  done_.is_there.push_back(is_there);
+}
+
+ObjectService::Done ObjectService::take_done() {
+  const std::lock_guard lock(mutex_);
+  return std::exchange(done_, {});
+}
+
+}  // namespace mk::served

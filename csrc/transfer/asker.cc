@@ -1,0 +1,163 @@
+#include "transfer/asker.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "transfer/error.h"
+#include "transfer/wire.h"
+
+namespace mk::transfer {
+namespace {
+
+constexpr size_t kScratchBytes = 64 << 10;  // for what is dropped
+
+}  // namespace
+
+class Reply::Line final : public Connected {
+ public:
+  explicit Line(std::unique_ptr<Channel> channel) : channel(std::move(channel)) {}
+
+  bool take() { return !is_taken_.exchange(true); }
+  void let_go() { is_taken_ = false; }
+
+  bool try_disconnect() override {
+    if (!take()) return false;
+    channel->disconnect();
+    let_go();
+    return true;
+  }
+
+  const std::unique_ptr<Channel> channel;
+
+ private:
+  std::atomic<bool> is_taken_{true};  // by who has made it
+};
+
+Reply::Reply(std::shared_ptr<Asker> asker, Line& line)
+    : asker_(std::move(asker)), line_(line), counted_(asker_->counters_, Direction::kRead, 0) {}
+
+Reply::~Reply() {
+  if (asker_->owner_.forked()) return;  // the connection is the parent's
+  PathCounters& path = asker_->counters_->path("questions");
+  path.num_bytes_read += num_received_;
+  if (num_received_ > 0) path.num_pieces += 1;
+  counted_.end(num_received_, has_failed_);
+  asker_->give_back(line_, num_left_ == 0);
+}
+
+void Reply::receive(const std::vector<iovec>& parts, const Deadline& deadline) {
+  asker_->owner_.check("receive", "reply");
+  std::vector<char> scratch;
+  std::vector<iovec> all;
+  uint64_t num_bytes = 0;
+  for (const iovec& part : parts) {
+    num_bytes += part.iov_len;
+    if (part.iov_base) {
+      all.push_back(part);
+      continue;
+    }
+    scratch.resize(kScratchBytes);  // once, so that it stays where it is
+    for (size_t done = 0; done < part.iov_len; done += kScratchBytes) {
+      all.push_back({scratch.data(), std::min(part.iov_len - done, kScratchBytes)});
+    }
+  }
+  MK_CHECK(num_bytes <= num_left_, "receive: parts must be at most the ", num_left_,
+           " bytes that are left, got ", num_bytes);
+  try {
+    line_.channel->receive_answer(all.data(), all.size(), {deadline, asker_->interrupt_});
+  } catch (const std::exception& error) {
+    asker_->fail(*this, error.what(), deadline);
+  }
+  num_left_ -= num_bytes;
+  num_received_ += num_bytes;
+}
+
+Asker::Asker(std::string peer, MakeChannel make, std::shared_ptr<ConnectionPool> pool,
+             CountersRef counters)
+    : peer_(std::move(peer)),
+      make_(std::move(make)),
+      pool_(std::move(pool)),
+      counters_(std::move(counters)) {}
+
+Asker::~Asker() {
+  if (!owner_.forked()) close();
+}
+
+std::unique_ptr<Reply> Asker::ask(const Question& question, const Deadline& deadline) {
+  MK_CHECK(!question.text.empty() && question.text.size() <= kMaxQuestionBytes,
+           "ask: question must be 1 to ", kMaxQuestionBytes, " bytes, got ", question.text.size());
+  uint64_t num_bytes = 0;
+  for (const iovec& part : question.payload) num_bytes += part.iov_len;
+  MK_CHECK(num_bytes <= kMaxPayloadBytes, "ask: payload must be at most ", kMaxPayloadBytes,
+           " bytes, got ", num_bytes);
+  Line& line = take();
+  std::unique_ptr<Reply> reply(new Reply(shared_from_this(), line));
+  reply->num_left_ = kMaxAnswerBytes;  // nobody knows: should it fail, the connection is lost
+  const Limit limit{deadline, interrupt_};
+  try {
+    interrupt_.check();
+    const bool was_connected = line.channel->connected();
+    try {
+      reply->num_left_ = begin(line, question, limit);
+    } catch (const LinkDown&) {
+      if (!was_connected || !question.may_repeat) throw;
+      line.channel->disconnect();  // it had ended, and nobody had noticed
+      reply->num_left_ = begin(line, question, limit);
+    }
+  } catch (const Refused& refused) {
+    reply->num_left_ = 0;
+    reply->has_failed_ = true;
+    throw Unavailable(concat("ask: ", peer_, ": ", refused.what()));
+  } catch (const Failure& failure) {
+    fail(*reply, failure.what(), deadline);
+  }
+  return reply;
+}
+
+uint64_t Asker::begin(Line& line, const Question& question, const Limit& limit) {
+  if (!line.channel->connected()) {
+    line.channel->disconnect();
+    pool_->enter(line, limit);
+    line.channel->connect(limit);
+  }
+  line.visited.store(true, std::memory_order_relaxed);
+  return line.channel->ask(question.text, question.payload, limit);
+}
+
+void Asker::close() {
+  interrupt_.signal("the peer was closed");
+  const std::lock_guard lock(mutex_);
+  closed_ = true;
+  for (const auto& line : lines_) {
+    if (!line->take()) continue;  // its reply closes it
+    line->channel->close();
+    pool_->leave(*line);
+  }
+}
+
+Reply::Line& Asker::take() {
+  const std::lock_guard lock(mutex_);
+  if (closed_) throw TransferError(peer_, "the peer was closed");
+  for (const auto& line : lines_) {
+    if (line->take()) return *line;
+  }
+  std::unique_ptr<Channel> channel = make_();
+  if (!channel) throw Unavailable(concat("ask: ", peer_, ": ", kNotAsked));
+  return *lines_.emplace_back(std::make_unique<Line>(std::move(channel)));
+}
+
+void Asker::give_back(Line& line, bool is_good) {
+  const std::lock_guard lock(mutex_);
+  if (!is_good || closed_) {
+    closed_ ? line.channel->close() : line.channel->disconnect();
+    pool_->leave(line);
+  }
+  if (!closed_) line.let_go();
+}
+
+void Asker::fail(Reply& reply, const std::string& cause, const Deadline& deadline) const {
+  reply.has_failed_ = true;
+  throw TransferError(peer_, cause, reply.num_received_, 0, cause == deadline.cause());
+}
+
+}  // namespace mk::transfer

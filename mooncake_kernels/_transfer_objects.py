@@ -1,0 +1,265 @@
+"""Objects of pools, by key: what an engine serves to its peers, and asks of them."""
+
+import enum
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from . import _host
+from ._closing import Closing
+from ._pool_values import as_keys
+from ._transfer_arguments import as_deadline
+from ._transfer_handles import Peer
+from .errors import InvalidArgument
+from .pool import ObjectPool
+
+Place = tuple[int, int]  # address and bytes of local memory
+
+WHOLE = _host.WHOLE_OBJECT
+MAX_ASKED_KEYS = _host.MAX_ASKED_KEYS
+MAX_ASKED_BYTES = _host.MAX_ASKED_BYTES  # that come with a question, or are answered
+
+
+class ObjectStatus(enum.IntEnum):
+    """What a peer says of an object that it was asked for. Of csrc/served/object_wire.h."""
+
+    ABSENT = 0  # also: it is being written
+    DONE = 1  # sent, stored, removed
+    DAMAGED = 2  # it differs from its checksum
+    BUSY = 3  # ask again: this answer has no room for it, or the peer reads as many as it can
+    DOES_NOT_FIT = 4  # it is larger than what was asked for, or ends before it
+    TOO_LARGE = 5  # for any answer; read it by address
+    EXISTS = 6
+    BEING_WRITTEN = 7
+    FULL = 8
+    ELSEWHERE = 9  # not in the pool, but its owner may have it elsewhere
+
+
+class Served(NamedTuple):
+    """What peers have done with a pool that is served.
+
+    Attributes:
+        num_hits: objects that they have read.
+        num_misses: those that were not there.
+        num_bytes: that they have read.
+        num_bytes_stored: size of what they have put.
+        changed: ``[n, 2]`` keys of what they have put and removed, in that order.
+        is_there: ``[n]`` bool: True for what was put.
+        is_cut: more was changed than is listed.
+    """
+
+    num_hits: int
+    num_misses: int
+    num_bytes: int
+    num_bytes_stored: int
+    changed: np.ndarray
+    is_there: np.ndarray
+    is_cut: bool
+
+
+class ServedPool:
+    """What ``TransferEngine.serve`` returns."""
+
+    def __init__(self, service: _host.ObjectService):
+        self._service = service
+
+    def take(self) -> Served:
+        """Return what peers have done since the last call."""
+        return Served(*self._service.take_done())
+
+
+class ObjectsReply(Closing):
+    """Objects that a peer sends: what ``TransferEngine.read_objects`` returns. A context manager.
+
+    Attributes:
+        statuses: ``[n]`` uint8 of ``ObjectStatus``; those that are ``DONE`` are sent.
+        object_bytes: ``[n]`` uint64: sizes of the objects, 0 where it is not known.
+    """
+
+    def __init__(self, reply: _host.ObjectsReply):
+        self._reply = reply
+        self.statuses: np.ndarray = reply.statuses
+        self.object_bytes: np.ndarray = reply.object_bytes
+
+    def receive(
+        self, places: Sequence[Sequence[Place]], *, verify: bool, deadline_s: float | None = None
+    ) -> np.ndarray:
+        """Take in what is sent. Once.
+
+        Args:
+            places: n of them: pieces of local host memory, address and bytes, which what is sent
+                of the object fills one behind the other; none: it is thrown away.
+            verify: compare what has arrived with the checksums that the peer has told.
+            deadline_s: seconds from now; None: the setting ``deadline_s``.
+
+        Returns:
+            ``[n]`` bool: False where what has arrived is something else.
+
+        Raises:
+            InvalidArgument: an object's pieces are not as large as what is sent of it.
+            TransferError: the peer has gone, or time; what the pieces hold is undefined.
+        """
+        return self._reply.receive(places, verify, as_deadline("receive", deadline_s))
+
+    def close(self) -> None:
+        """Do without what was not received, which costs the connection. Idempotent."""
+        self._reply.close()
+
+
+class ObjectCalls:
+    """The calls of ``TransferEngine`` that are about objects of pools."""
+
+    _engine: _host.TransferEngine
+
+    def serve(
+        self,
+        pool: ObjectPool | None,
+        *,
+        is_all: bool = True,
+        may_write: bool = False,
+        checksum: bool = True,
+    ) -> ServedPool | None:
+        """Let peers read the objects of a pool by their keys, and perhaps write some.
+
+        The engine answers by itself, without Python. What is read is pinned until it is sent; what
+        is written is seen when all of it has come. An engine serves one pool, until the next call.
+
+        Args:
+            pool: it stays mapped until the engine is closed, or serves another one; None: none.
+            is_all: there are no objects but those in the pool. Else peers are told of what is not
+                there that it may be ``ELSEWHERE``.
+            may_write: peers may put objects, for which there must be room, and remove them.
+            checksum: keep an XXH3-64 of what they put.
+
+        Returns:
+            What tells what peers have done; None for no pool.
+
+        Raises:
+            InvalidArgument: the engine is closed, or an argument of another type.
+        """
+        if pool is None:  # also of a closed engine, which serves none
+            self._engine.serve_objects(None)
+            return None
+        self._check_open("serve")
+        if not isinstance(pool, ObjectPool):
+            raise InvalidArgument(f"serve: pool must be an ObjectPool or None, got {pool!r}")
+        service = _host.ObjectService(pool._pool, is_all, may_write, checksum)
+        self._engine.serve_objects(service)
+        return ServedPool(service)
+
+    def read_objects(
+        self,
+        peer: Peer,
+        keys: Any,
+        *,
+        offsets: Any = None,
+        sizes: Any = None,
+        sums: bool = True,
+        compare: bool = False,
+        deadline_s: float | None = None,
+    ) -> ObjectsReply:
+        """Ask a peer for objects of the pool that it serves: one round trip, and no address.
+
+        Equivalent to, in the peer's process::
+
+            for key, offset, size in zip(keys, offsets, sizes):
+                if pin := pool.pin(key):
+                    send(pin[offset : offset + size])   # all of it, if the offset is WHOLE
+
+        ``with engine.read_objects(peer, keys) as reply: reply.receive(places, verify=True)``. It
+        goes over a connection of its own, also where the peer's transport is another than tcp.
+
+        Args:
+            peer: an open one; not ``local``, nor a file.
+            keys: ``[n, 2]`` uint64, n from 1 to 1024.
+            offsets: ``[n]``: where what is wanted begins in its object; ``WHOLE``: all of it. None:
+                all of all.
+            sizes: ``[n]``: how many bytes from there on; of whole objects at most so many. None:
+                any size.
+            sums: have checksums told of what is sent, which are computed where none is stored.
+            compare: do not have sent what differs from its checksum.
+            deadline_s: seconds until the answer begins; None: the setting ``deadline_s``.
+
+        Raises:
+            InvalidArgument: an argument is wrong.
+            TransferError: the peer has gone, or did not answer in time.
+            Unavailable: it serves no pool, or cannot be asked by its transport.
+        """
+        self._check_peer("read_objects", peer)
+        words = _as_asked("read_objects", keys)
+        starts, counts = (
+            np.full(len(words), WHOLE) if given is None else np.asarray(given, np.uint64)
+            for given in (offsets, sizes)
+        )
+        deadline_s = as_deadline("read_objects", deadline_s)
+        return ObjectsReply(
+            self._engine.read_objects(peer._peer, words, starts, counts, sums, compare, deadline_s)
+        )
+
+    def write_objects(
+        self,
+        peer: Peer,
+        keys: Any,
+        objects: Sequence[Sequence[Place]],
+        *,
+        verify: bool = True,
+        deadline_s: float | None = None,
+    ) -> np.ndarray:
+        """Have a peer store objects in the pool that it serves: one round trip.
+
+        The first of a key wins. What has not arrived as a whole is not stored.
+
+        Args:
+            peer: see ``read_objects``.
+            keys: see there.
+            objects: n of them: pieces of local host memory, one behind the other; 64 MiB in all.
+            verify: have what has arrived compared with checksums of what is here.
+            deadline_s: seconds for all of it; None: the setting ``deadline_s``.
+
+        Returns:
+            ``[n]`` uint8 of ``ObjectStatus``: ``DONE``, ``EXISTS``, ``BEING_WRITTEN``, ``FULL``
+            (the peer evicts nothing for it), ``DAMAGED`` on the way, or ``TOO_LARGE`` for the pool.
+
+        Raises:
+            InvalidArgument, Unavailable: as ``read_objects``; also where the pool may only be read.
+            TransferError: the same; some may be stored.
+        """
+        self._check_peer("write_objects", peer)
+        words = _as_asked("write_objects", keys)
+        return self._engine.write_objects(
+            peer._peer,
+            words,
+            objects,
+            verify,
+            as_deadline("write_objects", deadline_s),
+        )
+
+    def remove_objects(
+        self, peer: Peer, keys: Any, *, deadline_s: float | None = None
+    ) -> np.ndarray:
+        """Have a peer remove objects from the pool that it serves; who reads them keeps them.
+
+        Returns:
+            ``[n]`` uint8 of ``ObjectStatus``: ``DONE`` or ``ABSENT``.
+
+        Raises:
+            InvalidArgument, Unavailable, TransferError: as ``write_objects``.
+        """
+        self._check_peer("remove_objects", peer)
+        words = _as_asked("remove_objects", keys)
+        deadline_s = as_deadline("remove_objects", deadline_s)
+        return self._engine.remove_objects(peer._peer, words, deadline_s)
+
+    def _check_peer(self, op: str, peer: Peer) -> None:
+        raise NotImplementedError
+
+    def _check_open(self, op: str) -> None:
+        raise NotImplementedError
+
+
+def _as_asked(op: str, keys: Any) -> np.ndarray:
+    words = as_keys(op, keys)
+    if not 1 <= len(words) <= MAX_ASKED_KEYS:
+        raise InvalidArgument(f"{op}: keys must be 1 to {MAX_ASKED_KEYS}, got {len(words)}")
+    return words
