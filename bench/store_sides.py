@@ -111,8 +111,7 @@ class Cluster:
         assert set(self.cluster.put_each(keys, views)) == {mk.PutResult.STORED}
 
     def remove(self, keys: list[str]) -> None:
-        for key in keys:
-            assert self.cluster.remove(key)
+        assert self.cluster.remove_each(keys).all()
 
     def close(self) -> None:
         self.cluster.close()

@@ -13,6 +13,7 @@ from mooncake_kernels.pool import (
     PinnedObject,
     PutResult,
 )
+from mooncake_kernels.transfer import Served
 
 
 class Observer:
@@ -91,6 +92,25 @@ class ObservedPool(ObjectPool):
         for observer in self._observers:
             observer.on_read(len(hits), misses, int(hits.sum()))
         return sizes
+
+    def tell_served(self, served: Served) -> None:
+        """Tell what peers have done with it past this process's Python, see ``Served``."""
+        ends = np.flatnonzero(np.diff(served.is_there)) + 1
+        num_bytes = served.num_bytes_stored
+        for observer in self._observers:
+            if served.num_hits or served.num_misses:
+                observer.on_read(served.num_hits, served.num_misses, served.num_bytes)
+        for keys, is_there in zip(
+            np.split(served.changed, ends), np.split(served.is_there, ends), strict=True
+        ):
+            if not len(keys):
+                continue
+            if not is_there[0]:
+                self._removed(keys, evicted=False)
+                continue
+            for observer in self._observers:
+                observer.on_stored(keys, num_bytes)
+            num_bytes = 0  # told once
 
     def _stored(self, key: Key, num_bytes: int) -> None:
         keys = _one(key)

@@ -114,6 +114,11 @@ class StoreReader:
         """Remove an object; who reads it keeps it. Returns whether it was there."""
         return self.remove_key(self.keyspace.key(key))
 
+    def remove_each(self, keys: StoreKeys) -> np.ndarray:
+        """Remove n objects, see ``remove``: ``[n]`` bool, which were there."""
+        words = self.keyspace.keys(keys).tolist()
+        return np.array([self.remove_key((first, second)) for first, second in words], bool)
+
     # The same with keys of the pool, ``[n, 2]`` uint64, of whatever namespace.
 
     def has_keys(self, keys: np.ndarray) -> np.ndarray:

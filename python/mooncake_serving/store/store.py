@@ -195,6 +195,21 @@ class Store(StoreReader, Closing):
         return self.pool.retain(self.keyspace.key(key), retention)
 
     @property
+    def is_pool_all(self) -> bool:
+        """Whether there are no objects but those in the pool."""
+        return True
+
+    @property
+    def has_quota(self) -> bool:
+        """Whether puts must ask for more than room."""
+        return self._quota is not None
+
+    @property
+    def keeps_checksums(self) -> bool:
+        """Whether objects are stored with a checksum."""
+        return self._checksum
+
+    @property
     def eviction(self) -> EvictionPolicy:
         """How room is made; may be replaced."""
         return self._room.eviction

@@ -48,13 +48,18 @@ def make_host(
     store: Store | None = None,
     secret: bytes | None = None,
     tls=None,
+    by_key: bool = True,
     **node_options,
 ) -> Host:
-    """A host of that name; without a pool if its capacity is 0."""
+    """A host of that name; without a pool if its capacity is 0; ``by_key``: as it is, else all that
+    it reads and gives goes by address.
+    """
     if store is None and capacity_bytes:
         store = Store.create(capacity_bytes, evict_ratio=0.0)
     engine = TransferEngine(transports=transports, secret=secret, tls=tls)
     node = Node(store, engine, directory, **{"host": name, "ttl_s": TTL_S} | node_options)
+    if not by_key:
+        node._reader._by_key.suits = lambda *_: False
     return Host(store, engine, node, ClusterStore(node, **(options or {})))
 
 

@@ -63,7 +63,7 @@ def test_damage_is_told_of_each_object(hosts):
 
 
 def test_what_is_spoiled_on_its_way_is_told_of_that_object(hosts):
-    one, two, three = hosts.several(3)
+    one, two, three = hosts.several(3, by_key=False)
     one.cluster.put_each(range(4), [value(i) for i in range(4)])
     with one.store.view(2) as seen:
         bad = seen.tensor().data_ptr()
@@ -104,7 +104,7 @@ def test_an_own_damaged_copy_is_replaced_by_another(hosts):
 
 @pytest.mark.parametrize("verify", [0, 1])
 def test_what_is_not_what_was_stored_is_read_again(hosts, verify):
-    one, two = hosts.several(2, options={"verify": verify})
+    one, two = hosts.several(2, by_key=False, options={"verify": verify})
     one.cluster.put_each(range(3), [value(i) for i in range(3)])
     num_reads = 0
 
@@ -127,7 +127,7 @@ def test_what_is_not_what_was_stored_is_read_again(hosts, verify):
 
 
 def test_what_is_given_is_compared_where_it_arrives(hosts):
-    one, two = hosts.make("one"), hosts.make("two", 0)
+    one, two = hosts.make("one"), hosts.make("two", 0, by_key=False)
 
     def spoiled(read, peer, moves, **options):
         read(peer, moves, **options)
@@ -141,7 +141,7 @@ def test_what_is_given_is_compared_where_it_arrives(hosts):
 
 
 def test_nobody_waits_for_the_release_of_what_is_proved(hosts):
-    one, two = hosts.several(2)
+    one, two = hosts.several(2, by_key=False)
     one.cluster.put("a", value(1))
     go_on = threading.Event()
 
@@ -157,7 +157,7 @@ def test_nobody_waits_for_the_release_of_what_is_proved(hosts):
 
 def test_a_read_that_its_holder_does_not_confirm_is_not_trusted(hosts, monkeypatch):
     monkeypatch.setattr(remote, "SOONER_BYTES", 0)
-    one, two, three = hosts.several(3, options={"verify": 0})
+    one, two, three = hosts.several(3, by_key=False, options={"verify": 0})
     one.cluster.put("a", value(1))
 
     def took_it_for_dead(release, token):
@@ -182,7 +182,7 @@ def test_a_reader_that_was_taken_for_dead_learns_it_or_has_the_right_bytes(
     hosts, verify, monkeypatch
 ):
     monkeypatch.setattr(remote, "SOONER_BYTES", 0)
-    one, two = hosts.several(2, ttl_s=SHORT_TTL_S, options={"verify": verify})
+    one, two = hosts.several(2, by_key=False, ttl_s=SHORT_TTL_S, options={"verify": verify})
     one.cluster.put("a", value(1))
 
     def slow(read, *args, **options):
@@ -216,7 +216,7 @@ def test_pins_of_a_reader_end_with_its_membership(hosts):
 
 
 def test_pins_of_an_earlier_process_of_that_name_end(hosts):
-    one, two = hosts.several(2)
+    one, two = hosts.several(2, by_key=False)
     one.cluster.put("a", value(1))
     keys = one.store.keyspace.keys(["a"])
     two.node._calls.ask(
@@ -229,7 +229,7 @@ def test_pins_of_an_earlier_process_of_that_name_end(hosts):
 
 def test_a_pin_that_is_answered_too_late_is_given_back(hosts):
     one = hosts.make("one")
-    two = hosts.make("two", answer_s=0.3)
+    two = hosts.make("two", answer_s=0.3, by_key=False)
     one.cluster.put("a", value(1))
     go_on = threading.Event()
 
@@ -247,7 +247,7 @@ def test_a_pin_that_is_answered_too_late_is_given_back(hosts):
 
 @pytest.mark.parametrize("row", [(0, 0, 1 << 60, 0), (0, 2**64 - 8, UNIT, 0), (7, 1, 1, 0), None])
 def test_a_holder_that_answers_nonsense_is_passed_over(hosts, row):
-    one, two, three = hosts.make("near"), hosts.make("far"), hosts.make("near")
+    one, two, three = hosts.make("near"), hosts.make("far"), hosts.make("near", by_key=False)
     one.cluster.put("a", value(1))
     two.cluster.fetch(["a"])
 
@@ -283,7 +283,7 @@ def test_of_many_writers_one_wins(hosts):
 def test_a_key_is_written_by_one_thread_of_a_node(hosts):
     one, none = hosts.make("one"), hosts.make("none", 0)
     none.node._membership.refresh()
-    for host, writes in ((one, (one.store, "put_key")), (none, (none.node.asking, "give"))):
+    for host, writes in ((one, (one.store, "put_key")), (none, (none.node.asking, "put"))):
         others = []
 
         def written_twice(put, *args, host=host, others=others, **options):
@@ -310,12 +310,12 @@ def test_what_the_own_pool_has_lost_can_be_put_again(hosts):
     assert two.cluster.get("a") == value(1)
 
 
-@pytest.mark.parametrize("limit", ["pins", "bytes"])
-def test_a_holder_pins_only_so_much_at_once(hosts, limit, monkeypatch):
+@pytest.mark.parametrize("limit, by_key", [("pins", True), ("pins", False), ("bytes", False)])
+def test_a_holder_pins_only_so_much_at_once(hosts, limit, by_key, monkeypatch):
     if limit == "bytes":
         monkeypatch.setattr(pins, "MAX_PINNED_BYTES", 3 * UNIT)
     pool = ObjectPool.create(64 * UNIT, num_pins=4 if limit == "pins" else 64)
-    one, two = hosts.make("one", store=Store(pool)), hosts.make("two")
+    one, two = hosts.make("one", store=Store(pool)), hosts.make("two", by_key=by_key)
     one.cluster.put_each(range(30), [value(i) for i in range(30)])
     assert two.cluster.get_each(range(30)) == [value(i) for i in range(30)]
     assert eventually(lambda: one.node.num_readers() == 0)
@@ -329,7 +329,7 @@ def test_a_holder_pins_only_so_much_at_once(hosts, limit, monkeypatch):
 
 def test_what_is_proved_counts_though_the_release_fails(hosts):
     pool = ObjectPool.create(64 * UNIT, num_pins=4)
-    one, two = hosts.make("one", store=Store(pool)), hosts.make("two")
+    one, two = hosts.make("one", store=Store(pool)), hosts.make("two", by_key=False)
     one.cluster.put_each(range(10), [value(i) for i in range(10)])
     num_failures = 0
 

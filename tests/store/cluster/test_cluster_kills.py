@@ -112,7 +112,7 @@ def test_a_writer_is_killed_after_its_claim(hosts, start):
 
 
 def test_a_holder_is_killed_in_the_middle_of_a_read(hosts, start):
-    here = hosts.make("here")
+    here = hosts.make("here", by_key=False)
     near, far = start("here", ttl_s=SHORT_TTL_S), start("far")  # the near one is asked first
     near.do(put, "a", value(1, 500_000))
     near.do(put, "only there", value(2))
@@ -132,7 +132,7 @@ def test_a_holder_is_killed_in_the_middle_of_a_read(hosts, start):
 @pytest.mark.parametrize("verify", [0, 1])
 def test_a_holder_is_killed_after_the_bytes_were_read(hosts, start, verify, monkeypatch):
     monkeypatch.setattr(remote, "SOONER_BYTES", 0)
-    here, there = hosts.make("here", options={"verify": verify}), start("there")
+    here, there = hosts.make("here", by_key=False, options={"verify": verify}), start("there")
     there.do(put, "a", value(1))
 
     def killed(read, *args, **options):

@@ -45,7 +45,7 @@ def test_wrong_arguments_of_calls_are_named(hosts):
         one.cluster.get_into_each([1], [])
     with pytest.raises(InvalidArgument, match="key"):
         one.cluster.get(-1)
-    none = hosts.make("none", 0)
+    none = hosts.make("none", 0, by_key=False)
     with pytest.raises(InvalidArgument, match="parts must be at most 2048, got 2049"):
         none.cluster.put_from("a", *[b"x"] * 2049)
     assert none.cluster.put_from("a", *[b"x"] * 2048) is STORED
@@ -97,7 +97,7 @@ def test_the_end_of_a_node(hosts):
 
 
 def test_who_reads_may_end_it_before_a_node_is_closed(hosts):
-    one, two = hosts.several(2)
+    one, two = hosts.several(2, by_key=False)
     one.cluster.put("a", value(1))
     closing = threading.Thread(target=one.cluster.close)
 
@@ -113,7 +113,7 @@ def test_who_reads_may_end_it_before_a_node_is_closed(hosts):
 
 
 def test_a_node_is_closed_while_others_read_it(hosts):
-    one, two = hosts.several(2, answer_s=0.5)
+    one, two = hosts.several(2, by_key=False, answer_s=0.5)
     one.cluster.put("a", value(1))
 
     def closed(read, *args, **options):

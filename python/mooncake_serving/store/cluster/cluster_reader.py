@@ -183,7 +183,8 @@ class ClusterReader:
         words = self._keyspace.keys(keys)
         found = self._are_here(words)
         if not found.all():
-            found[~found] = [bool(pools) for pools in self.node.listing.holders(words[~found])]
+            pools, _ = self.node.locations.find(words[~found], anew=True)
+            found[~found] = [bool(names) for names in pools]
         return found
 
     def match_prefix(self, keys: StoreKeys) -> int:
@@ -245,14 +246,37 @@ class ClusterReader:
         """Read objects of other pools; those that are read again and again are brought here."""
         if not len(words):
             return []
-        pools = self.node.listing.holders(words)
-        outcomes = self.node.read(words, sinks, pools, verify=self._verifies())
+        verify = self._verifies()
+        pools, is_remembered = self.node.locations.find(words)
+        outcomes = self.node.read(words, sinks, pools, verify=verify)
+        if is_remembered.any():
+            is_gone = np.array(
+                [outcome in (Outcome.ABSENT, Outcome.DAMAGED) for outcome in outcomes]
+            )
+            self._read_anew(words, sinks, np.flatnonzero(is_gone & is_remembered), outcomes, verify)
         if self._hot is not None and self._store is not None and not self.node.is_draining:
             read = [i for i, outcome in enumerate(outcomes) if outcome is Outcome.DONE]
             num_copies = np.array([len(pools[i]) for i in read])
             if (chosen := self._hot.read(words[read], num_copies)).any():
                 self._fetch_hot(words[read][chosen])
         return outcomes
+
+    def _read_anew(
+        self,
+        words: np.ndarray,
+        sinks: Sequence[Sink],
+        gone: np.ndarray,
+        outcomes: list[Outcome],
+        verify: bool,
+    ) -> None:
+        """Read what was gone, or damaged, where it was remembered, as the directory tells now."""
+        if not len(gone):
+            return
+        pools, _ = self.node.locations.find(words[gone], anew=True)
+        read = self.node.read(words[gone], [sinks[i] for i in gone], pools, verify=verify)
+        for i, outcome in zip(gone.tolist(), read, strict=True):
+            if outcome is not Outcome.ABSENT:
+                outcomes[i] = outcome
 
     def _fetch_hot(self, words: np.ndarray) -> None:
         try:

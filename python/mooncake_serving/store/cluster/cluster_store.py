@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from mooncake_kernels.buffers import as_buffer
+from mooncake_kernels.buffers import Buffer, as_buffer
 from mooncake_kernels.errors import InvalidArgument, TransferError, Unavailable
 from mooncake_kernels.pool import PoolStats, PutResult, Retention
 from mooncake_kernels.transfer import Region
@@ -15,6 +15,7 @@ from ..closing import Closing
 from ..directory import Claim, Member
 from ..keyspace import Keyspace, StoreKey, StoreKeys
 from ..node import Node
+from ..node.asking import Pulls
 from ..reader import check_pairs
 from .cluster_reader import ClusterReader
 from .hot_keys import HotKeys
@@ -116,20 +117,37 @@ class ClusterStore(ClusterReader, Closing):
             Unavailable: the directory, or a node that has it, does not answer; it was removed
                 wherever else it is.
         """
-        words = self._keyspace.keys([key])
-        removed = 0 if self._store is None else int(self._store.remove(key))
+        return bool(self.remove_each([key])[0])
+
+    def remove_each(self, keys: StoreKeys) -> np.ndarray:
+        """Remove n objects everywhere; who reads them keeps them.
+
+        Returns:
+            ``[n]`` bool: which were anywhere.
+
+        Raises:
+            Unavailable: the directory, or a node that has some, does not answer; they were removed
+                wherever else they are.
+        """
+        self.node.check_process()
+        words = self._keyspace.keys(keys)
+        removed = np.zeros(len(words), bool)
         if self._store is not None:
-            self.node.listing.withdraw(words)
+            for i, (first, second) in enumerate(words.tolist()):
+                removed[i] = self._store.remove_key((first, second))
+        self.node.locations.forget(words)
+        pools = self.node.listing.withdraw_all(words)
         unreached = []
-        for pool in self.node.listing.holders(words)[0]:
-            if pool != self.node.pool_name:
-                try:
-                    removed += self._drop(pool, words)
-                except TransferError as error:
-                    unreached.append(str(error))
+        for pool in sorted({name for names in pools for name in names} - {self.node.pool_name}):
+            held = np.flatnonzero([pool in names for names in pools])
+            try:
+                removed[held] |= self._remove_from(pool, words[held])
+            except TransferError as error:
+                self.node.listing.publish_for(pool, words[held])  # where they may still be
+                unreached.append(str(error))
         if unreached:
             raise Unavailable(f"remove: it is not removed everywhere: {'; '.join(unreached)}")
-        return removed > 0
+        return removed
 
     def retain(self, key: StoreKey, retention: Retention) -> bool:
         """Say how long the own pool's copy shall stay. Returns whether it has one."""
@@ -185,9 +203,10 @@ class ClusterStore(ClusterReader, Closing):
             results[i] = RESULT_OF.get(Claim(claim), PutResult.FULL)
         granted = missing[claims == Claim.GRANTED]
         stored = np.zeros(len(words), bool)
+        published = np.zeros(len(words), bool)
         try:
             if self._store is None or self.node.is_draining:
-                self._give(words, objects, granted, results)
+                self._give(words, objects, granted, results, published)
             else:
                 for i in granted:
                     key = (int(words[i, 0]), int(words[i, 1]))
@@ -196,7 +215,7 @@ class ClusterStore(ClusterReader, Closing):
                     )
                     stored[i] = results[i] in (PutResult.STORED, PutResult.EXISTS)
         finally:
-            self.node.claims.settle(words[granted], stored[granted])
+            self.node.claims.settle(words[granted], stored[granted], published[granted])
         taken = [i for i in missing if results[i] is PutResult.BEING_WRITTEN]
         for i, is_here in zip(taken, self._are_here(words[taken]), strict=True):
             if is_here:  # by now, as where a key is named twice
@@ -209,21 +228,16 @@ class ClusterStore(ClusterReader, Closing):
         objects: Sequence[Sequence[Any]],
         granted: np.ndarray,
         results: list[PutResult],
+        published: np.ndarray,
     ) -> None:
-        """Have others take objects, who publish them; one that cannot is followed by the next."""
+        """Have others take objects; one that cannot is followed by the next."""
         buffers = [[as_buffer(part) for part in parts] for parts in objects]
         left, unanswered, reason = list(granted), set(granted), "there is none"
         for member in self._homes():
             if not left:
                 break
             try:
-                answers = self.node.asking.give(
-                    member.name,
-                    words[left],
-                    [buffers[i] for i in left],
-                    self.node.name,
-                    verify=self._verify > 0,
-                )
+                answers = self._give_to(member, words[left], [buffers[i] for i in left])
             except TransferError as error:
                 reason = str(error)
                 continue
@@ -233,10 +247,30 @@ class ClusterStore(ClusterReader, Closing):
                     continue
                 results[i] = answer
                 unanswered.discard(i)
+                published[i] = answer in (PutResult.STORED, PutResult.EXISTS)
                 if answer not in (PutResult.FULL, PutResult.OVER_QUOTA):
                     left.remove(i)
         if unanswered:
             raise Unavailable(f"put: no node with a pool takes it: {reason}")
+
+    def _give_to(
+        self, member: Member, words: np.ndarray, objects: Sequence[Sequence[Buffer]]
+    ) -> Pulls:
+        """Have one node take objects, and see to it that they are published."""
+        verify = self._verify > 0
+        asking = self.node.asking
+        answers: list[PutResult | str | None] = list(
+            asking.put(member.name, words, objects, verify=verify)
+        )
+        is_there = [a in (PutResult.STORED, PutResult.EXISTS) for a in answers]
+        self.node.listing.publish_for(member.pool, words[is_there])
+        if left := [i for i, answer in enumerate(answers) if answer is None]:
+            taken = asking.give(
+                member.name, words[left], [objects[i] for i in left], self.node.name, verify=verify
+            )
+            for i, answer in zip(left, taken, strict=True):
+                answers[i] = answer
+        return [answer for answer in answers if answer is not None]
 
     def _homes(self) -> list[Member]:
         """Members whose pools take objects, other than the own one; the emptiest pool first."""
@@ -244,15 +278,15 @@ class ClusterStore(ClusterReader, Closing):
         takers = [m for m in others if not m.is_draining]
         return sorted(takers, key=lambda member: -member.free_bytes)
 
-    def _drop(self, pool: str, words: np.ndarray) -> int:
-        """Have one of a pool's nodes remove objects."""
+    def _remove_from(self, pool: str, words: np.ndarray) -> np.ndarray:
+        """Have one of a pool's nodes remove objects: ``[n]`` bool, which were there."""
         failure: TransferError | None = None
         for member in self.members():
             if member.pool == pool:
                 try:
-                    return self.node.asking.drop(member.name, words)
+                    return self.node.asking.remove(member.name, words)
                 except TransferError as error:
                     failure = error
         if failure is None:
-            return 0  # it has no members any more
+            return np.zeros(len(words), bool)  # it has no members any more
         raise failure

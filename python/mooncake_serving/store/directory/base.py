@@ -128,6 +128,9 @@ class Directory(Protocol):
     def withdraw(self, pool: str, keys: np.ndarray) -> None:
         """Say that a pool does not have objects (any more). Idempotent."""
 
+    def withdraw_all(self, keys: np.ndarray) -> Holders:
+        """Say that no pool has objects (any more), and which living ones were said to have them."""
+
     def abandon(self, name: str, keys: np.ndarray) -> None:
         """End a member's claims without an object. Idempotent."""
 

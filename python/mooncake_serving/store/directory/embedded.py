@@ -123,6 +123,19 @@ class EmbeddedDirectory(Directory):
                 living.keys.discard(key)
                 self._forget(living, key)
 
+    def withdraw_all(self, keys: np.ndarray) -> Holders:
+        key_bytes = _as_bytes("withdraw_all", keys)
+        found: dict[str, list[int]] = {}
+        with self._lock:
+            for pool in self._living_pools(self._clock()).values():
+                for i, key in enumerate(key_bytes):
+                    if key in pool.keys:
+                        found.setdefault(pool.name, []).append(i)
+                for key in key_bytes:
+                    pool.keys.discard(key)
+                    self._forget(pool, key)
+        return Holders.from_indices(len(key_bytes), found)
+
     def abandon(self, name: str, keys: np.ndarray) -> None:
         as_name("abandon", "name", name)
         key_bytes = _as_bytes("abandon", keys)

@@ -88,16 +88,14 @@ class RedisDirectory(Directory):
     def withdraw(self, pool: str, keys: np.ndarray) -> None:
         self._say("withdraw", "pool", pool, keys, scripts.WITHDRAW)
 
+    def withdraw_all(self, keys: np.ndarray) -> Holders:
+        return self._where("withdraw_all", keys, scripts.WITHDRAW_ALL)
+
     def abandon(self, name: str, keys: np.ndarray) -> None:
         self._say("abandon", "name", name, keys, scripts.ABANDON)
 
     def holders(self, keys: np.ndarray) -> Holders:
-        chunks = _chunks("holders", keys)
-        return self._run(
-            scripts.HOLDERS,
-            [(chunk,) for chunk in chunks],
-            lambda replies: answers.as_holders(replies, chunks),
-        )
+        return self._where("holders", keys, scripts.HOLDERS)
 
     def match_prefix(self, keys: np.ndarray) -> int:
         chunks = _chunks("match_prefix", keys)
@@ -136,6 +134,11 @@ class RedisDirectory(Directory):
     def _say(self, op: str, argument: str, who: str, keys: np.ndarray, script: Script) -> None:
         as_name(op, argument, who)
         self._run(script, [(who, chunk) for chunk in _chunks(op, keys)], answers.as_done)
+
+    def _where(self, op: str, keys: np.ndarray, script: Script) -> Holders:
+        chunks = _chunks(op, keys)
+        calls = [(chunk,) for chunk in chunks]
+        return self._run(script, calls, lambda replies: answers.as_holders(replies, chunks))
 
     def _run(
         self, script: Script, calls: list[tuple], parse: Callable[[list[Any]], Answer]

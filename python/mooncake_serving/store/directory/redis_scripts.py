@@ -217,7 +217,7 @@ return 1
 )
 
 # Of each pool its name, and the indices of the keys that it has, 4 bytes each.
-HOLDERS = Script(
+_HOLDERS = (
     PRELUDE
     + """
 local keys = ARGV[1]
@@ -239,6 +239,23 @@ local answer = {}
 for pool, indices in pairs(found) do
   answer[#answer + 1] = names[pool]
   answer[#answer + 1] = table.concat(indices)
+end
+"""
+)
+
+HOLDERS = Script(_HOLDERS + "return answer\n")
+
+WITHDRAW_ALL = Script(
+    _HOLDERS
+    + """
+for pool in pairs(found) do
+  local objects = {}
+  for i = 1, #keys / 16 do
+    local key = key_at(keys, i)
+    redis.call('SREM', prefix .. 'o' .. key, pool)
+    objects[i] = key
+  end
+  call_with_all(objects, 'SREM', prefix .. 'p' .. pool)
 end
 return answer
 """

@@ -9,6 +9,7 @@ from mooncake_kernels.buffers import Buffer
 from mooncake_kernels.errors import InvalidArgument
 from mooncake_kernels.pool import PoolStats, PutResult, checksum_of
 
+from .by_key import ByKey
 from .calls import Calls
 from .memory import RegisteredMemory
 from .messages import (
@@ -25,6 +26,7 @@ from .messages import (
     Stats,
     key_bytes,
 )
+from .peers import Peers
 from .pulls import Offers
 
 Pulls = list[PutResult | str]  # a string says what failed
@@ -38,6 +40,8 @@ class Asking:
 
     Args:
         calls: how they are asked.
+        peers: to reach them.
+        by_key: asks their engines.
         offers: what they may take.
         memory: lends them what is not registered.
         answer_s: how long an answer may take.
@@ -47,12 +51,16 @@ class Asking:
     def __init__(
         self,
         calls: Calls,
+        peers: Peers,
+        by_key: ByKey,
         offers: Offers,
         memory: RegisteredMemory,
         answer_s: float,
         read_s: float,
     ):
         self._calls = calls
+        self._peers = peers
+        self._by_key = by_key
         self._offers = offers
         self._memory = memory
         self._answer_s = answer_s
@@ -65,6 +73,13 @@ class Asking:
             part = keys[first : first + MAX_PULLED]
             results += self._pull(member, part, source, verify)
         return results
+
+    def put(
+        self, member: str, keys: np.ndarray, objects: Sequence[Sequence[Buffer]], *, verify: bool
+    ) -> list[PutResult | None]:
+        """Have a node's engine store n objects, see ``ByKey.put``. Nobody publishes them."""
+        with self._peers.lease(member, self._answer_s) as peer:
+            return self._by_key.put(peer, keys, objects, verify=verify)
 
     def give(
         self,
@@ -99,8 +114,18 @@ class Asking:
                 )
         return results
 
+    def remove(self, member: str, keys: np.ndarray) -> np.ndarray:
+        """Have a node's engine remove ``[n, 2]`` objects, or else the node: ``[n]`` bool, which
+        were there. Nobody withdraws them.
+        """
+        with self._peers.lease(member, self._answer_s) as peer:
+            removed = self._by_key.remove(peer, keys)
+        if removed is None:
+            removed = np.array([self.drop(member, keys[[i]]) > 0 for i in range(len(keys))], bool)
+        return removed
+
     def drop(self, member: str, keys: np.ndarray) -> int:
-        """Have a node remove ``[n, 2]`` objects; returns how many there were."""
+        """Have a node remove ``[n, 2]`` objects, and withdraw them; returns how many there were."""
         count = 0
         for first in range(0, len(keys), MAX_KEYS):
             part = key_bytes(keys[first : first + MAX_KEYS])

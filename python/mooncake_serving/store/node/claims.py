@@ -53,11 +53,13 @@ class Claims:
             self._forget(keys[is_first & (claims != Claim.GRANTED)])
         return claims
 
-    def settle(self, keys: np.ndarray, is_stored: np.ndarray) -> None:
-        """End granted claims: ``[n]`` bool says which objects the own pool has now."""
+    def settle(self, keys: np.ndarray, is_stored: np.ndarray, is_published: np.ndarray) -> None:
+        """End granted claims: ``[n]`` bool say which objects the own pool has now, and which were
+        published for another one, which has ended the claim.
+        """
         try:
             self._listing.publish(keys[is_stored])
-            for part in in_parts(keys[~is_stored]):
+            for part in in_parts(keys[~(is_stored | is_published)]):
                 self._directory.abandon(self._member, part)
         except Unavailable as error:
             logger.warning("claims stay until they run out: %s", error)

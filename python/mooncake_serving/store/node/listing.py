@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -48,6 +48,23 @@ class Listing:
                 self._directory.publish(self._pool_name, part)
         except Unavailable as error:
             self._tell_later(error)
+
+    def publish_for(self, pool_name: str, keys: np.ndarray) -> None:
+        """Say that another pool has objects; if the directory is away, its node does so later."""
+        try:
+            for part in in_parts(keys):
+                self._directory.publish(pool_name, part)
+        except Unavailable as error:
+            logger.warning("objects in %s are told later: %s", pool_name, error)
+
+    def withdraw_all(self, keys: np.ndarray) -> list[list[str]]:
+        """Say that no pool has objects, and which had them, for each the names of pools.
+
+        Raises:
+            Unavailable: the directory is away.
+        """
+        self._told.note(keys, is_there=False)
+        return _where(keys, lambda part: self._directory.withdraw_all(part))
 
     def withdraw(self, keys: np.ndarray, pool_name: str | None = None) -> None:
         """Say that this pool, or another, does not have objects; later, if the directory is away.
@@ -134,11 +151,7 @@ class Listing:
         Raises:
             Unavailable: the directory is away.
         """
-        found: list[list[str]] = []
-        for part in in_parts(keys):
-            holders: Holders = self._directory.holders(part)
-            found.extend(holders.of(i) for i in range(len(part)))
-        return found
+        return _where(keys, lambda part: self._directory.holders(part))
 
     def match_prefix(self, keys: np.ndarray) -> int:
         """Count the first keys that any living pool has.
@@ -183,6 +196,15 @@ class Listing:
         if not self.is_stale:
             logger.warning("the directory is told later: %s", error)
         self.is_stale = True
+
+
+def _where(keys: np.ndarray, ask: Callable[[np.ndarray], Holders]) -> list[list[str]]:
+    """For each key the names of pools."""
+    found: list[list[str]] = []
+    for part in in_parts(keys):
+        holders = ask(part)
+        found.extend(holders.of(i) for i in range(len(part)))
+    return found
 
 
 def in_parts(keys: np.ndarray) -> Iterator[np.ndarray]:

@@ -18,10 +18,12 @@ from ..store import Store
 from .answers import Answers, PoolAnswers
 from .arriving import Outcome
 from .asking import Asking
+from .by_key import ByKey
 from .calls import Calls
 from .claims import Claims
 from .engines import return_engine, take_engine
 from .listing import Listing
+from .locations import Locations
 from .membership import Membership
 from .memory import RegisteredMemory, Staging
 from .moving import Mover
@@ -31,6 +33,7 @@ from .pins import Pins
 from .pulls import Offers, Puller
 from .remote import RemoteReader
 from .server import Server
+from .serving import Serving
 from .sinks import Sink
 
 READS_AT_ONCE = 8  # holders, of all threads together
@@ -65,6 +68,7 @@ class Node(Closing):
         host: see above.
         pool_name: what the directory calls the pool, the same for all who serve it; "" for none.
         directory: see above.
+        locations: where objects are.
         is_draining: whether others shall give it no new objects, see ``set_draining``.
 
     Raises:
@@ -110,14 +114,17 @@ class Node(Closing):
             return_engine(engine)
             raise
         self.listing = Listing(directory, self.pool_name, store)
+        self.locations = Locations(self.listing.holders, ttl_s)
         self.claims = Claims(directory, self.name, self.listing)
         self._peers = Peers(engine)
         self._calls = Calls(engine, self._peers)
         self._executor = ThreadPoolExecutor(READS_AT_ONCE, "mk-store-read")
+        by_key = ByKey(engine, answer_s, read_s)
         mover = Mover(engine, self.memory, Staging(self.memory, staging_slots, slot_bytes))
         self._reader = RemoteReader(
             self._calls,
             self._peers,
+            by_key,
             mover,
             self._executor,
             self.listing.withdraw,
@@ -126,10 +133,13 @@ class Node(Closing):
             read_s=read_s,
         )
         offers = Offers()
-        self.asking = Asking(self._calls, offers, self.memory, answer_s, read_s)
+        self.asking = Asking(
+            self._calls, self._peers, by_key, offers, self.memory, answer_s, read_s
+        )
         self._pins: Pins | None = None
+        self._serving: Serving | None = None
         answers = None if store is None else self._answers(store, mover, answer_s)
-        self._server = Server(engine, self._calls, Answers(offers, answers), answer_s)
+        self._server = Server(engine, self._calls, Answers(offers, answers), answer_s, self._look)
         try:
             self._membership = Membership(
                 directory, self.listing, self._describe, ttl_s, self._on_members
@@ -230,6 +240,7 @@ class Node(Closing):
         """What this node does for others with its pool, of which it tells what goes from now on."""
         store.on_evicted.append(self.listing.withdraw)
         self._pins = Pins(store, self._drop_damaged)
+        self._serving = Serving(self._engine, store)
         puller = Puller(
             store,
             self.listing,
@@ -242,9 +253,15 @@ class Node(Closing):
         )
         return PoolAnswers(store, self.listing, self._pins, puller)
 
+    def _look(self) -> None:
+        if self._serving is not None:
+            self._serving.look()
+
     def _stop(self) -> None:
         self._calls.close()
         self._server.close()
+        if self._serving is not None:
+            self._serving.close()
         self._executor.shutdown()
         if self._pins is not None:
             self._pins.close()

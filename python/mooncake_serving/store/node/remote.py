@@ -1,4 +1,7 @@
-"""Reading objects of other pools: pin, read, release; and the next holder if that fails."""
+"""Reading objects of other pools, from the first holder that has them.
+
+By key, in one round trip, where that is the sooner way; else a holder's node is asked to pin them,
+they are read by address, and it is told to release them."""
 
 import logging
 from collections import defaultdict
@@ -11,6 +14,7 @@ from mooncake_kernels.errors import TransferError, Unavailable
 
 from ..directory import Member
 from .arriving import NOT_PINNED, Arriving, Outcome, open_sinks
+from .by_key import ByKey
 from .calls import Calls
 from .candidates import Candidates
 from .messages import Pin, Pinned, Release, Released, key_bytes
@@ -30,7 +34,8 @@ class RemoteReader:
     Args:
         calls: to ask them.
         peers: to reach them.
-        mover: to read.
+        by_key: to read small objects.
+        mover: to read all others.
         executor: runs what goes on at a time.
         withdraw: tells the directory that a pool does not have objects: ``(keys, pool)``.
         host: of this node, whose pools are asked first.
@@ -42,6 +47,7 @@ class RemoteReader:
         self,
         calls: Calls,
         peers: Peers,
+        by_key: ByKey,
         mover: Mover,
         executor: Executor,
         withdraw: Callable[[np.ndarray, str], object],
@@ -52,6 +58,7 @@ class RemoteReader:
     ):
         self._calls = calls
         self._peers = peers
+        self._by_key = by_key
         self._mover = mover
         self._executor = executor
         self._withdraw = withdraw
@@ -120,11 +127,11 @@ class RemoteReader:
             for first in range(0, len(indices), PINS_AT_ONCE):
                 part = indices[first : first + PINS_AT_ONCE]
                 found = self._read_from(member, keys[part], [sinks[i] for i in part], verify)
-                if found[0] is Outcome.SPOILED:  # which of them was it, and where?
-                    found = [
-                        self._read_from(member, keys[[i]], [sinks[i]], verify, is_careful=True)[0]
-                        for i in part
-                    ]
+                for at, i in enumerate(part):
+                    if found[at] is Outcome.SPOILED:  # was it this one, and where?
+                        [found[at]] = self._read_pinned(
+                            member, keys[[i]], [sinks[i]], verify, is_careful=True
+                        )
                 results += found
                 if found[-1] is Outcome.UNREACHED:
                     break
@@ -138,6 +145,25 @@ class RemoteReader:
         return [read.result() for read in reads]
 
     def _read_from(
+        self, member: Member, keys: np.ndarray, sinks: Sequence[Sink], verify: bool
+    ) -> list[Outcome]:
+        """Read what one holder has of some objects, whichever way is the sooner one."""
+        found: list[Outcome | None] | None = None
+        try:
+            with self._peers.lease(member.name, self._answer_s) as peer:
+                if self._by_key.suits(peer, sum(sink.wants()[1] for sink in sinks)):
+                    found = self._by_key.read(peer, keys, sinks, verify=verify)
+        except (TransferError, Unavailable) as error:
+            logger.info("%s is passed over: %s", member.name, error)
+            return [Outcome.UNREACHED] * len(keys)
+        found = [None] * len(keys) if found is None else found
+        if left := [i for i, outcome in enumerate(found) if outcome is None]:
+            pinned = self._read_pinned(member, keys[left], [sinks[i] for i in left], verify)
+            for i, outcome in zip(left, pinned, strict=True):
+                found[i] = outcome
+        return [outcome for outcome in found if outcome is not None]
+
+    def _read_pinned(
         self,
         member: Member,
         keys: np.ndarray,
@@ -146,7 +172,7 @@ class RemoteReader:
         *,
         is_careful: bool = False,
     ) -> list[Outcome]:
-        """Read what one holder has of some objects.
+        """Have objects pinned, read them, and have them released.
 
         With ``verify``, or if that is sooner, what has arrived is compared with the checksums that
         the holder tells: then it is right, whatever became of the pins. Else these must have held

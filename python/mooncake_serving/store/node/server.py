@@ -31,13 +31,22 @@ class Server:
         calls: what this node has asked, and how it answers.
         answers: to what others ask.
         answer_s: how long it may take to deliver an answer.
+        look: is called several times a second.
     """
 
-    def __init__(self, engine: TransferEngine, calls: Calls, answers: Answers, answer_s: float):
+    def __init__(
+        self,
+        engine: TransferEngine,
+        calls: Calls,
+        answers: Answers,
+        answer_s: float,
+        look: Callable[[], object],
+    ):
         self._engine = engine
         self._calls = calls
         self._answers = answers
         self._answer_s = answer_s
+        self._look = look
         self._is_over = threading.Event()
         self._room = threading.BoundedSemaphore(MAX_PENDING)
         self._serving = ThreadPoolExecutor(NUM_THREADS, "mk-store-serve")
@@ -59,6 +68,7 @@ class Server:
             except InvalidArgument as error:  # somebody has closed the engine
                 logger.warning("%s hears no longer: %s", self._engine.name, error)
                 return
+            self._look()
             for sender, data in received:
                 try:
                     self._take(sender, decode(data))

@@ -9,8 +9,11 @@ import numpy as np
 from mooncake_kernels.buffers import Buffer, as_buffer
 from mooncake_kernels.errors import InvalidArgument
 from mooncake_kernels.pool import Key, ObjectPut, PutResult, checksum_of
+from mooncake_kernels.transfer import WHOLE
 
 from ..store import Store
+
+ANY_SIZE = (1 << 64) - 1
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,9 @@ class Sink(Protocol):
     """
 
     takes_all: bool
+
+    def wants(self) -> tuple[int, int]:
+        """Where it begins in the object what is wanted, or ``WHOLE``, and how much at most."""
 
     def open(self, num_bytes: int) -> Sequence[Range] | None:
         """Say where the bytes of an object of this size go; None: it is not taken."""
@@ -54,6 +60,9 @@ class IntoBuffers:
         self.takes_all = offset is None
         self.num_bytes = sum(buffer.num_bytes for buffer in self._buffers)
         self.object_bytes = 0
+
+    def wants(self) -> tuple[int, int]:
+        return WHOLE if self._offset is None else self._offset, self.num_bytes
 
     def fits(self) -> bool:
         """Whether the object, or the part of it that is asked for, is as large as it must be."""
@@ -98,6 +107,9 @@ class IntoBytes(IntoBuffers):
         super().__init__("get", ())
         self._array = np.empty(0, np.uint8)
 
+    def wants(self) -> tuple[int, int]:
+        return WHOLE, ANY_SIZE
+
     def open(self, num_bytes: int) -> list[Range] | None:
         self._array = np.empty(num_bytes, np.uint8)
         self._buffers = [as_buffer(self._array)]
@@ -122,6 +134,9 @@ class IntoPool:
         self._key = key
         self._put: ObjectPut | None = None
         self.result: PutResult | None = None
+
+    def wants(self) -> tuple[int, int]:
+        return WHOLE, self._store.pool.capacity_bytes
 
     def open(self, num_bytes: int) -> list[Range] | None:
         if num_bytes > self._store.pool.capacity_bytes:

@@ -104,6 +104,10 @@ class TieredStore(Store):
         # The queue has room for what is evicted at once.
         return TieredRoom(self.pool, eviction, self._demoter, min(at_least, self._queue_bytes // 4))
 
+    @property
+    def is_pool_all(self) -> bool:
+        return False
+
     def put_key(self, key: Key, *parts: Any, **options: Any) -> PutResult:
         if self._is_on_disk(key):
             return PutResult.EXISTS

@@ -1,0 +1,184 @@
+"""Objects of other pools by their keys: the engine of a holder looks them up, and answers at once.
+
+It does so without its Python, so what only the node knows (a disk, a quota, how to make room) it
+cannot: then its node is asked, see ``remote.py`` and ``asking.py``."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from mooncake_kernels.buffers import Buffer
+from mooncake_kernels.errors import Unavailable
+from mooncake_kernels.pool import PutResult
+from mooncake_kernels.transfer import MAX_ASKED_BYTES, MAX_ASKED_KEYS, ObjectStatus, Peer
+from mooncake_kernels.transfer import TransferEngine as Engine
+
+from .arriving import Outcome
+from .sinks import Sink
+
+OUTCOMES = {
+    ObjectStatus.ABSENT: Outcome.ABSENT,
+    ObjectStatus.DONE: Outcome.DONE,  # unless it fails
+    ObjectStatus.DAMAGED: Outcome.SPOILED,  # its node is told so, and drops it
+    ObjectStatus.BUSY: Outcome.BUSY,
+    ObjectStatus.DOES_NOT_FIT: Outcome.NOT_TAKEN,
+}
+RESULTS = {
+    ObjectStatus.DONE: PutResult.STORED,
+    ObjectStatus.EXISTS: PutResult.EXISTS,
+    ObjectStatus.BEING_WRITTEN: PutResult.BEING_WRITTEN,
+}
+NEAR_BYTES = 256 << 10  # up to here it is sooner than memory that is mapped, or a NIC
+
+
+class ByKey:
+    """Reads, puts and removes objects of other pools in one round trip each. Thread-safe.
+
+    Args:
+        engine: which asks.
+        answer_s: how long it may take until a holder answers.
+        read_s: and until all of it is here.
+    """
+
+    def __init__(self, engine: Engine, answer_s: float, read_s: float):
+        self._engine = engine
+        self._answer_s = answer_s
+        self._read_s = read_s
+
+    def suits(self, peer: Peer, num_bytes: int) -> bool:
+        """Whether so much goes sooner this way than by address."""
+        return peer.transport == "tcp" or (peer.transport != "local" and num_bytes <= NEAR_BYTES)
+
+    def read(
+        self, peer: Peer, keys: np.ndarray, sinks: Sequence[Sink], *, verify: bool
+    ) -> list[Outcome | None] | None:
+        """Read what a holder has in its pool.
+
+        Args:
+            peer: the holder.
+            keys: ``[n, 2]``.
+            sinks: n, where they go.
+            verify: have all that arrives compared with its checksum.
+
+        Returns:
+            For each what came of it; None: it is to be read otherwise. No list: all are.
+
+        Raises:
+            TransferError: it has gone, or does not answer in time; no sink has anything.
+        """
+        compare = verify and not all(sink.takes_all for sink in sinks)
+        wanted = np.array([sink.wants() for sink in sinks], np.uint64)
+        try:
+            reply = self._engine.read_objects(
+                peer,
+                keys,
+                offsets=wanted[:, 0],
+                sizes=wanted[:, 1],
+                sums=verify,
+                compare=compare,
+                deadline_s=self._answer_s,
+            )
+        except Unavailable:
+            return None
+        opened: list[int] = []
+        is_right = np.zeros(len(keys), bool)
+        with reply:
+            outcomes = [OUTCOMES.get(status) for status in reply.statuses.tolist()]
+            places: list[list[tuple[int, int]]] = [[]] * len(keys)
+            try:
+                for i, num_bytes in enumerate(reply.object_bytes.tolist()):
+                    if outcomes[i] is Outcome.NOT_TAKEN:
+                        sinks[i].open(num_bytes)  # which learns its size
+                    elif outcomes[i] is Outcome.DONE:
+                        ranges = sinks[i].open(num_bytes)
+                        if ranges is None:
+                            outcomes[i] = Outcome.NOT_TAKEN
+                            continue
+                        opened.append(i)
+                        places[i] = [(part.address, part.num_bytes) for part in ranges]
+                is_right = reply.receive(places, verify=verify, deadline_s=self._read_s)
+            finally:
+                for i in opened:
+                    if is_right[i]:
+                        sinks[i].commit()
+                    else:
+                        sinks[i].abort()
+                        outcomes[i] = Outcome.SPOILED
+        return outcomes
+
+    def put(
+        self,
+        peer: Peer,
+        keys: np.ndarray,
+        objects: Sequence[Sequence[Buffer]],
+        *,
+        verify: bool,
+    ) -> list[PutResult | None]:
+        """Put objects into the pool of a holder.
+
+        Args:
+            peer: the holder.
+            keys: ``[n, 2]``.
+            objects: of each, the parts one behind the other.
+            verify: have what has arrived compared with what is here.
+
+        Returns:
+            For each what came of it; None: its node is to be asked, which can make room.
+
+        Raises:
+            TransferError: it has gone, or does not answer in time; some may be stored.
+        """
+        results: list[PutResult | None] = [None] * len(keys)
+        sizes = [sum(part.num_bytes for part in parts) for parts in objects]
+        host = [all(part.location.startswith("cpu") for part in parts) for parts in objects]
+        suited = [i for i, size in enumerate(sizes) if host[i] and self.suits(peer, size)]
+        for batch in _batches([i for i in suited if sizes[i] <= MAX_ASKED_BYTES], sizes):
+            places = [[(part.address, part.num_bytes) for part in objects[i]] for i in batch]
+            try:
+                statuses = self._engine.write_objects(
+                    peer,
+                    keys[batch],
+                    places,
+                    verify=verify,
+                    deadline_s=self._answer_s + self._read_s,
+                )
+            except Unavailable:
+                return results
+            for i, status in zip(batch, statuses.tolist(), strict=True):
+                results[i] = RESULTS.get(status)
+        return results
+
+    def remove(self, peer: Peer, keys: np.ndarray) -> np.ndarray | None:
+        """Remove objects from the pool of a holder.
+
+        Returns:
+            ``[n]`` bool: which were there. None: its node is to be asked.
+
+        Raises:
+            TransferError: it has gone, or does not answer in time; some may be removed.
+        """
+        removed = np.zeros(len(keys), bool)
+        if peer.transport == "local":
+            return None
+        for first in range(0, len(keys), MAX_ASKED_KEYS):
+            part = slice(first, first + MAX_ASKED_KEYS)
+            try:
+                statuses = self._engine.remove_objects(peer, keys[part], deadline_s=self._answer_s)
+            except Unavailable:
+                return None
+            removed[part] = statuses == ObjectStatus.DONE
+        return removed
+
+
+def _batches(indices: Sequence[int], sizes: Sequence[int]) -> Iterator[list[int]]:
+    """As many objects at a time as fit into a question."""
+    batch: list[int] = []
+    num_bytes = 0
+    for i in indices:
+        if batch and (num_bytes + sizes[i] > MAX_ASKED_BYTES or len(batch) == MAX_ASKED_KEYS):
+            yield batch
+            batch, num_bytes = [], 0
+        batch.append(i)
+        num_bytes += sizes[i]
+    if batch:
+        yield batch

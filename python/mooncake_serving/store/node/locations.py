@@ -1,0 +1,74 @@
+"""Where objects were when somebody asked last, so that who looked for them need not ask again."""
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from .listing import words_of
+
+MAX_REMEMBERED = 65_536  # objects: some 20 MB
+
+
+class Locations:
+    """Pools of objects, as the directory has told them. Thread-safe.
+
+    What is remembered may be wrong by now, as all that a directory tells: a pool that does not have
+    the object says so, and then ``find`` is called with ``anew``.
+
+    Args:
+        ask: the directory: for ``[n, 2]`` keys the names of the pools of each.
+        valid_s: for how long an answer is remembered.
+    """
+
+    def __init__(self, ask: Callable[[np.ndarray], list[list[str]]], valid_s: float):
+        self._ask = ask
+        self._valid_s = valid_s
+        self._found: OrderedDict[bytes, tuple[Sequence[str], float]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def find(
+        self, keys: np.ndarray, *, anew: bool = False
+    ) -> tuple[list[Sequence[str]], np.ndarray]:
+        """Say where objects are; the directory is asked for those of which nothing is remembered.
+
+        Returns:
+            For each key the names of pools, and ``[n]`` bool: whether that was remembered.
+
+        Raises:
+            Unavailable: the directory is away.
+        """
+        now = time.monotonic()
+        pools: list[Sequence[str]] = [()] * len(keys)
+        is_remembered = np.zeros(len(keys), bool)
+        if not anew:
+            with self._lock:
+                for i, word in enumerate(words_of(keys)):
+                    names, until = self._found.get(word, ((), 0.0))
+                    if now < until:
+                        pools[i], is_remembered[i] = names, True
+        if not is_remembered.all():
+            asked = np.flatnonzero(~is_remembered)
+            told = self._ask(keys[asked])
+            self.remember(keys[asked], told)
+            for i, names in zip(asked.tolist(), told, strict=True):
+                pools[i] = names
+        return pools, is_remembered
+
+    def remember(self, keys: np.ndarray, pools: Sequence[Sequence[str]]) -> None:
+        """Note where objects are; what is nowhere is forgotten."""
+        until = time.monotonic() + self._valid_s
+        with self._lock:
+            for word, names in zip(words_of(keys), pools, strict=True):
+                self._found.pop(word, None)
+                if names:
+                    self._found[word] = (names, until)
+            while len(self._found) > MAX_REMEMBERED:
+                self._found.popitem(last=False)
+
+    def forget(self, keys: np.ndarray) -> None:
+        with self._lock:
+            for word in words_of(keys):
+                self._found.pop(word, None)
