@@ -26,6 +26,7 @@ class RedisClient:
     def __init__(self, url: MetadataUrl):
         try:
             import redis
+            from redis._parsers import _RESP2Parser
             from redis.backoff import NoBackoff
             from redis.retry import Retry
         except ImportError as error:
@@ -40,7 +41,10 @@ class RedisClient:
             "socket_timeout": bounded_socket.TIMEOUT_S,
             "redis_connect_func": _bound,
         }
-        self._pool = _sentinel_pool(url, bounds) if url.sentinels else _pool(url, bounds)
+        parser = {"parser_class": _RESP2Parser}  # hiredis's does not see TLS in a bounded socket
+        self._pool = (
+            _sentinel_pool(url, bounds, parser) if url.sentinels else _pool(url, bounds | parser)
+        )
         self._redis = redis.Redis(connection_pool=self._pool)
 
     def ask(self, question: Callable[[Any], Answer]) -> Answer:
@@ -71,7 +75,7 @@ def _pool(url: MetadataUrl, bounds: dict[str, Any]) -> Any:
     return ConnectionPool.from_url(whole, **bounds)
 
 
-def _sentinel_pool(url: MetadataUrl, bounds: dict[str, Any]) -> Any:
+def _sentinel_pool(url: MetadataUrl, bounds: dict[str, Any], parser: dict[str, Any]) -> Any:
     """Connections to who is the master of a service, for which each asks the sentinels."""
     from redis.sentinel import Sentinel, SentinelConnectionPool
 
@@ -83,6 +87,7 @@ def _sentinel_pool(url: MetadataUrl, bounds: dict[str, Any]) -> Any:
         username=user or None,
         password=password or None,
         **bounds,
+        **parser,
     )
 
 
