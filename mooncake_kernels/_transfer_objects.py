@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from . import _host
+from ._arguments import as_integers, shown
 from ._closing import Closing
 from ._pool_values import as_keys
 from ._transfer_arguments import as_deadline
@@ -72,6 +73,9 @@ class ServedPool:
 class ObjectsReply(Closing):
     """Objects that a peer sends: what ``TransferEngine.read_objects`` returns. A context manager.
 
+    Until it is received or closed it keeps a connection, and at the peer the objects, but no longer
+    than a minute.
+
     Attributes:
         statuses: ``[n]`` uint8 of ``ObjectStatus``; those that are ``DONE`` are sent.
         object_bytes: ``[n]`` uint64: sizes of the objects, 0 where it is not known.
@@ -100,7 +104,12 @@ class ObjectsReply(Closing):
             InvalidArgument: an object's pieces are not as large as what is sent of it.
             TransferError: the peer has gone, or time; what the pieces hold is undefined.
         """
-        return self._reply.receive(places, verify, as_deadline("receive", deadline_s))
+        _check_bool("receive", verify=verify)
+        limit_s = as_deadline("receive", deadline_s)
+        try:
+            return self._reply.receive(places, verify, limit_s)
+        except TypeError:
+            raise _wrong_places("receive", "places", len(self.statuses), places) from None
 
     def close(self) -> None:
         """Do without what was not received, which costs the connection. Idempotent."""
@@ -144,6 +153,7 @@ class ObjectCalls:
         self._check_open("serve")
         if not isinstance(pool, ObjectPool):
             raise InvalidArgument(f"serve: pool must be an ObjectPool or None, got {pool!r}")
+        _check_bool("serve", is_all=is_all, may_write=may_write, checksum=checksum)
         service = _host.ObjectService(pool._pool, is_all, may_write, checksum)
         self._engine.serve_objects(service)
         return ServedPool(service)
@@ -188,10 +198,9 @@ class ObjectCalls:
         """
         self._check_peer("read_objects", peer)
         words = _as_asked("read_objects", keys)
-        starts, counts = (
-            np.full(len(words), WHOLE) if given is None else np.asarray(given, np.uint64)
-            for given in (offsets, sizes)
-        )
+        starts = _as_each("read_objects", "offsets", offsets, len(words))
+        counts = _as_each("read_objects", "sizes", sizes, len(words))
+        _check_bool("read_objects", sums=sums, compare=compare)
         deadline_s = as_deadline("read_objects", deadline_s)
         return ObjectsReply(
             self._engine.read_objects(peer._peer, words, starts, counts, sums, compare, deadline_s)
@@ -227,13 +236,12 @@ class ObjectCalls:
         """
         self._check_peer("write_objects", peer)
         words = _as_asked("write_objects", keys)
-        return self._engine.write_objects(
-            peer._peer,
-            words,
-            objects,
-            verify,
-            as_deadline("write_objects", deadline_s),
-        )
+        _check_bool("write_objects", verify=verify)
+        deadline_s = as_deadline("write_objects", deadline_s)
+        try:
+            return self._engine.write_objects(peer._peer, words, objects, verify, deadline_s)
+        except TypeError:
+            raise _wrong_places("write_objects", "objects", len(words), objects) from None
 
     def remove_objects(
         self, peer: Peer, keys: Any, *, deadline_s: float | None = None
@@ -256,6 +264,30 @@ class ObjectCalls:
 
     def _check_open(self, op: str) -> None:
         raise NotImplementedError
+
+
+def _as_each(op: str, argument: str, values: Any, count: int) -> np.ndarray:
+    if values is None:
+        return np.full(count, WHOLE)
+    array = as_integers(op, argument, values, "[n]")
+    if array.shape != (count,):
+        raise InvalidArgument(
+            f"{op}: {argument} must be as many as keys, got shape {array.shape} and {count} keys"
+        )
+    return array
+
+
+def _check_bool(op: str, **flags: bool) -> None:
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            raise InvalidArgument(f"{op}: {name} must be True or False, got {value!r}")
+
+
+def _wrong_places(op: str, argument: str, count: int, given: Any) -> InvalidArgument:
+    """What is wrong with what the host code does not take as lists of places."""
+    return InvalidArgument(
+        f"{op}: {argument} must be {count} lists of (address, num_bytes), got {shown(given)}"
+    )
 
 
 def _as_asked(op: str, keys: Any) -> np.ndarray:

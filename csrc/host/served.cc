@@ -50,7 +50,7 @@ iovec part_at(uint64_t address, uint64_t num_bytes) {
 }
 
 template <class Entry>
-std::string question_of(Ask ask, uint32_t flags, const std::vector<Entry>& entries) {
+std::string text_of(Ask ask, uint32_t flags, const std::vector<Entry>& entries) {
   MK_CHECK(!entries.empty() && entries.size() <= kMaxAskedKeys, "ask: keys must be 1 to ",
            kMaxAskedKeys, ", got ", entries.size());
   const AskHeader header{ask, flags, static_cast<uint32_t>(entries.size()), 0};
@@ -66,13 +66,13 @@ transfer::TransferError malformed(const std::string& peer) {
 
 template <class T>
 std::vector<T> receive_rows(Reply& reply, size_t count, const std::string& peer, bool is_all,
-                            double deadline_s) {
+                            const Deadline& deadline) {
   const uint64_t due = count * sizeof(T);
   if (is_all ? reply.num_left() != due : reply.num_left() < due) {
     throw malformed(peer);
   }
   std::vector<T> rows(count);
-  reply.receive({{rows.data(), due}}, Deadline::after(deadline_s));
+  reply.receive({{rows.data(), due}}, deadline);
   return rows;
 }
 
@@ -80,9 +80,9 @@ std::vector<T> receive_rows(Reply& reply, size_t count, const std::string& peer,
 class ObjectsReply {
  public:
   ObjectsReply(std::string peer, std::unique_ptr<Reply> reply,
-               const std::vector<ReadEntry>& entries, double deadline_s)
+               const std::vector<ReadEntry>& entries, const Deadline& deadline)
       : peer_(std::move(peer)), reply_(std::move(reply)) {
-    rows_ = receive_rows<ReadAnswer>(*reply_, entries.size(), peer_, /*is_all=*/false, deadline_s);
+    rows_ = receive_rows<ReadAnswer>(*reply_, entries.size(), peer_, /*is_all=*/false, deadline);
     uint64_t left = reply_->num_left();
     bool is_sound = true;
     for (size_t i = 0; i < rows_.size(); ++i) {
@@ -106,8 +106,8 @@ class ObjectsReply {
     for (size_t i = 0; i < rows_.size(); ++i) add_parts(places[i], rows_[i].num_bytes, parts);
     py::array_t<bool> result(static_cast<py::ssize_t>(rows_.size()));
     bool* const is_right = result.mutable_data();
+    const std::unique_ptr<Reply> reply = std::move(reply_);  // before another thread has its turn
     const GilReleased released;
-    const std::unique_ptr<Reply> reply = std::move(reply_);
     reply->receive(parts, Deadline::after(deadline_s));
     for (size_t i = 0; i < rows_.size(); ++i) {
       is_right[i] = !verify || places[i].empty() || agrees(places[i], rows_[i]);
@@ -115,7 +115,11 @@ class ObjectsReply {
     return result;
   }
 
-  void close() { reply_.reset(); }
+  void close() {
+    std::unique_ptr<Reply> reply = std::move(reply_);
+    const GilReleased released;
+    reply.reset();
+  }
 
  private:
   static bool answers(const ReadEntry& entry, const ReadAnswer& row) {
@@ -162,10 +166,11 @@ std::unique_ptr<ObjectsReply> read_objects(Engine& engine, Peer& peer, const Key
     entries[i] = {keys_of(keys)[i], offsets.data()[i], sizes.data()[i]};
   }
   const uint32_t flags = (sums ? kAskSums : 0) | (compare ? kAskCompare : 0);
-  const std::string question = question_of(Ask::kRead, flags, entries);
+  const Question question{"read_objects", text_of(Ask::kRead, flags, entries), {}, true};
   const GilReleased released;
-  auto reply = engine.ask(peer, {question, {}, /*may_repeat=*/true}, deadline_s);
-  return std::make_unique<ObjectsReply>(peer.name(), std::move(reply), entries, deadline_s);
+  const Deadline deadline = Deadline::after(deadline_s);
+  auto reply = engine.ask(peer, question, deadline);
+  return std::make_unique<ObjectsReply>(peer.name(), std::move(reply), entries, deadline);
 }
 
 py::array_t<uint8_t> statuses_of(const std::vector<AskStatus>& statuses) {
@@ -175,8 +180,9 @@ py::array_t<uint8_t> statuses_of(const std::vector<AskStatus>& statuses) {
 std::vector<AskStatus> ask_for_statuses(Engine& engine, Peer& peer, const Question& question,
                                         size_t count, double deadline_s) {
   const GilReleased released;
-  const std::unique_ptr<Reply> reply = engine.ask(peer, question, deadline_s);
-  auto rows = receive_rows<AskStatus>(*reply, count, peer.name(), /*is_all=*/true, deadline_s);
+  const Deadline deadline = Deadline::after(deadline_s);
+  const std::unique_ptr<Reply> reply = engine.ask(peer, question, deadline);
+  auto rows = receive_rows<AskStatus>(*reply, count, peer.name(), /*is_all=*/true, deadline);
   for (const AskStatus status : rows) {
     if (status > kLastStatus) throw malformed(peer.name());
   }
@@ -208,14 +214,15 @@ py::array_t<uint8_t> write_objects(Engine& engine, Peer& peer, const Keys& keys,
   }
   MK_CHECK(num_bytes <= transfer::kMaxPayloadBytes, "write_objects: objects must be at most ",
            transfer::kMaxPayloadBytes, " bytes in all, got ", num_bytes);
-  const Question question{question_of(Ask::kWrite, 0, entries), std::move(payload), false};
+  const Question question{"write_objects", text_of(Ask::kWrite, 0, entries), std::move(payload),
+                          false};
   return statuses_of(ask_for_statuses(engine, peer, question, count, deadline_s));
 }
 
 py::array_t<uint8_t> remove_objects(Engine& engine, Peer& peer, const Keys& keys,
                                     double deadline_s) {
   const std::vector<Key> all(keys_of(keys), keys_of(keys) + num_keys(keys));
-  const Question question{question_of(Ask::kRemove, 0, all), {}, false};
+  const Question question{"remove_objects", text_of(Ask::kRemove, 0, all), {}, false};
   return statuses_of(ask_for_statuses(engine, peer, question, all.size(), deadline_s));
 }
 
@@ -261,7 +268,7 @@ void bind_served_objects(py::module_& m, EngineClass& engine) {
                              })
       .def("receive", &ObjectsReply::receive, py::arg("places"), py::arg("verify"),
            py::arg("deadline_s"))
-      .def("close", &ObjectsReply::close, ReleaseGil());
+      .def("close", &ObjectsReply::close);
   engine
       .def(
           "serve_objects",

@@ -2,6 +2,7 @@
 
 #include <cstring>
 #include <optional>
+#include <set>
 #include <utility>
 
 #include "store/objects.h"
@@ -12,6 +13,7 @@ namespace mk::served {
 namespace {
 
 constexpr size_t kMaxNoted = 1 << 20;
+constexpr uint64_t kMaxCompared = 256ull << 20;  // bytes a question, and an object more
 
 using namespace mk::store;
 using transfer::Exchange;
@@ -93,7 +95,7 @@ class ObjectService::Reading final : public Exchange {
     return pin->data + (entry.offset == kWhole ? 0 : entry.offset);
   }
 
-  AskStatus judge(const ReadEntry& entry, const Pin& pin, uint64_t left, ReadAnswer& row) const {
+  AskStatus judge(const ReadEntry& entry, const Pin& pin, uint64_t left, ReadAnswer& row) {
     const bool is_whole = entry.offset == kWhole;
     const uint64_t offset = is_whole ? 0 : entry.offset;
     row.num_bytes = is_whole ? pin.num_bytes : entry.num_bytes;
@@ -102,9 +104,11 @@ class ObjectService::Reading final : public Exchange {
       return AskStatus::kDoesNotFit;
     }
     if (row.num_bytes > left) return pins_.empty() ? AskStatus::kTooLarge : AskStatus::kBusy;
-    const bool compares = (flags_ & kAskCompare) != 0 && pin.checksum != 0;
-    if (compares && checksum_of(pin.data, pin.num_bytes) != pin.checksum) {
-      return AskStatus::kDamaged;
+    if ((flags_ & kAskCompare) != 0 && pin.checksum != 0 && compared_.count(pin.data) == 0) {
+      if (num_compared_ + pin.num_bytes > kMaxCompared && !pins_.empty()) return AskStatus::kBusy;
+      num_compared_ += pin.num_bytes;
+      if (checksum_of(pin.data, pin.num_bytes) != pin.checksum) return AskStatus::kDamaged;
+      compared_.insert(pin.data);  // it stays there while it is pinned
     }
     row.checksum = is_whole ? pin.checksum : 0;
     if ((flags_ & kAskSums) != 0 && row.checksum == 0) {
@@ -118,6 +122,8 @@ class ObjectService::Reading final : public Exchange {
   const uint32_t flags_;
   const std::vector<ReadEntry> entries_;
   std::vector<ReadAnswer> answers_;
+  std::set<const char*> compared_;
+  uint64_t num_compared_ = 0;
   std::vector<Pin> pins_;
 };
 
@@ -180,8 +186,8 @@ class ObjectService::Storing final : public Exchange {
       sum = checksum_of(writing.data, writing.num_bytes);
     }
     if (entry.checksum != 0 && sum != entry.checksum) {
-      statuses_[i] = AskStatus::kDamaged;  // aborted in the end
-      return;
+      statuses_[i] = AskStatus::kDamaged;
+      return abort(writings_[i]);
     }
     pool_->commit(writing, service_.options_.checksums ? sum : 0, Retention::kNormal);
     writings_[i].reset();
@@ -191,15 +197,17 @@ class ObjectService::Storing final : public Exchange {
     service_.done_.num_bytes_stored += entry.num_bytes;
   }
 
-  void abort() noexcept {
-    for (std::optional<Writing>& writing : writings_) {
-      try {
-        if (writing) pool_->abort(*writing);
-      } catch (const std::exception&) {
-        // The pool is held by a stopped process: the death of this one frees it.
-      }
-      writing.reset();
+  void abort(std::optional<Writing>& writing) noexcept {
+    try {
+      if (writing) pool_->abort(*writing);
+    } catch (const std::exception&) {
+      // The pool is held by a stopped process: the death of this one frees it.
     }
+    writing.reset();
+  }
+
+  void abort() noexcept {
+    for (std::optional<Writing>& writing : writings_) abort(writing);
   }
 
   ObjectService& service_;

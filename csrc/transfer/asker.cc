@@ -33,15 +33,21 @@ class Reply::Line final : public Connected {
   std::atomic<bool> is_taken_{true};  // by who has made it
 };
 
-Reply::Reply(std::shared_ptr<Asker> asker, Line& line)
-    : asker_(std::move(asker)), line_(line), counted_(asker_->counters_, Direction::kRead, 0) {}
+Reply::Reply(std::shared_ptr<Asker> asker, Line& line, uint64_t payload_bytes)
+    : asker_(std::move(asker)),
+      line_(line),
+      counted_(asker_->counters_, payload_bytes > 0 ? Direction::kWrite : Direction::kRead,
+               payload_bytes),
+      payload_bytes_(payload_bytes) {}
 
 Reply::~Reply() {
   if (asker_->owner_.forked()) return;  // the connection is the parent's
   PathCounters& path = asker_->counters_->path("questions");
-  path.num_bytes_read += num_received_;
-  if (num_received_ > 0) path.num_pieces += 1;
-  counted_.end(num_received_, has_failed_);
+  const bool writes = payload_bytes_ > 0;  // then what it answers is not counted
+  const uint64_t num_bytes = writes ? (has_failed_ ? 0 : payload_bytes_) : num_received_;
+  (writes ? path.num_bytes_written : path.num_bytes_read) += num_bytes;
+  if (num_bytes > 0) path.num_pieces += 1;
+  counted_.end(num_bytes, has_failed_);
   asker_->give_back(line_, num_left_ == 0);
 }
 
@@ -84,14 +90,14 @@ Asker::~Asker() {
 }
 
 std::unique_ptr<Reply> Asker::ask(const Question& question, const Deadline& deadline) {
-  MK_CHECK(!question.text.empty() && question.text.size() <= kMaxQuestionBytes,
-           "ask: question must be 1 to ", kMaxQuestionBytes, " bytes, got ", question.text.size());
+  MK_CHECK(!question.text.empty() && question.text.size() <= kMaxQuestionBytes, question.op,
+           ": question must be 1 to ", kMaxQuestionBytes, " bytes, got ", question.text.size());
   uint64_t num_bytes = 0;
   for (const iovec& part : question.payload) num_bytes += part.iov_len;
-  MK_CHECK(num_bytes <= kMaxPayloadBytes, "ask: payload must be at most ", kMaxPayloadBytes,
-           " bytes, got ", num_bytes);
-  Line& line = take();
-  std::unique_ptr<Reply> reply(new Reply(shared_from_this(), line));
+  MK_CHECK(num_bytes <= kMaxPayloadBytes, question.op, ": payload must be at most ",
+           kMaxPayloadBytes, " bytes, got ", num_bytes);
+  Line& line = take(question.op);
+  std::unique_ptr<Reply> reply(new Reply(shared_from_this(), line, num_bytes));
   reply->num_left_ = kMaxAnswerBytes;  // nobody knows: should it fail, the connection is lost
   const Limit limit{deadline, interrupt_};
   try {
@@ -106,11 +112,11 @@ std::unique_ptr<Reply> Asker::ask(const Question& question, const Deadline& dead
     }
   } catch (const Refused& refused) {
     reply->num_left_ = 0;
-    reply->has_failed_ = true;
-    throw Unavailable(concat("ask: ", peer_, ": ", refused.what()));
+    throw Unavailable(concat(question.op, ": ", peer_, ": ", refused.what()));
   } catch (const Failure& failure) {
     fail(*reply, failure.what(), deadline);
   }
+  reply->has_failed_ = false;
   return reply;
 }
 
@@ -135,14 +141,14 @@ void Asker::close() {
   }
 }
 
-Reply::Line& Asker::take() {
+Reply::Line& Asker::take(const char* op) {
   const std::lock_guard lock(mutex_);
   if (closed_) throw TransferError(peer_, "the peer was closed");
   for (const auto& line : lines_) {
     if (line->take()) return *line;
   }
   std::unique_ptr<Channel> channel = make_();
-  if (!channel) throw Unavailable(concat("ask: ", peer_, ": ", kNotAsked));
+  if (!channel) throw Unavailable(concat(op, ": ", peer_, ": ", kNotAsked));
   return *lines_.emplace_back(std::make_unique<Line>(std::move(channel)));
 }
 
@@ -157,7 +163,8 @@ void Asker::give_back(Line& line, bool is_good) {
 
 void Asker::fail(Reply& reply, const std::string& cause, const Deadline& deadline) const {
   reply.has_failed_ = true;
-  throw TransferError(peer_, cause, reply.num_received_, 0, cause == deadline.cause());
+  const bool timed_out = cause.rfind(deadline.cause(), 0) == 0;  // and perhaps what it waited for
+  throw TransferError(peer_, cause, reply.num_received_, 0, timed_out);
 }
 
 }  // namespace mk::transfer

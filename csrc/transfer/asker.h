@@ -27,6 +27,7 @@ namespace mk::transfer {
 class Asker;
 
 struct Question {
+  const char* op;              // what errors call it
   std::string text;            // 1 to kMaxQuestionBytes
   std::vector<iovec> payload;  // behind it; kMaxPayloadBytes at most
   bool may_repeat;             // see Asker::ask
@@ -45,12 +46,13 @@ class Reply {
  private:
   friend class Asker;
   class Line;
-  Reply(std::shared_ptr<Asker> asker, Line& line);
+  Reply(std::shared_ptr<Asker> asker, Line& line, uint64_t payload_bytes);
 
   const std::shared_ptr<Asker> asker_;
   Line& line_;
   Counted counted_;
-  bool has_failed_ = false;
+  const uint64_t payload_bytes_;
+  bool has_failed_ = true;  // until the peer begins to answer
   uint64_t num_left_ = 0;
   uint64_t num_received_ = 0;
 };
@@ -75,7 +77,7 @@ class Asker : public std::enable_shared_from_this<Asker> {
   friend class Reply;
   using Line = Reply::Line;
 
-  Line& take();
+  Line& take(const char* op);
   uint64_t begin(Line& line, const Question& question, const Limit& limit);
   void give_back(Line& line, bool is_good);
   [[noreturn]] void fail(Reply& reply, const std::string& cause, const Deadline& deadline) const;

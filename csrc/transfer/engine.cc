@@ -239,9 +239,10 @@ void Engine::serve(std::shared_ptr<Service> service) {
   own_->service.set(std::move(service));
 }
 
-std::unique_ptr<Reply> Engine::ask(Peer& peer, const Question& question, double deadline_s) const {
-  owner_.check("ask", "engine");
-  return peer.ask(question, Deadline::after(deadline_s));
+std::unique_ptr<Reply> Engine::ask(Peer& peer, const Question& question,
+                                   const Deadline& deadline) const {
+  owner_.check(question.op, "engine");
+  return peer.ask(question, deadline);
 }
 
 std::vector<Notification> Engine::take_notifications(const Deadline& deadline) {

@@ -87,7 +87,7 @@ class Engine {
   void serve(std::shared_ptr<Service> service);
 
   // Asks a peer's service; see asker.h. Throws TransferError, Unavailable.
-  std::unique_ptr<Reply> ask(Peer& peer, const Question& question, double deadline_s) const;
+  std::unique_ptr<Reply> ask(Peer& peer, const Question& question, const Deadline& deadline) const;
 
   std::vector<Notification> take_notifications(const Deadline& deadline);
   std::vector<Stats::Row> stats() const;
