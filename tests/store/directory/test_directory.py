@@ -84,6 +84,30 @@ def test_objects_are_published_and_withdrawn(directory):
     assert holders_of(directory, 2) == [[]]
 
 
+def test_objects_are_withdrawn_from_all_pools(directory):
+    join(directory, A, B)
+    directory.publish("pool 1", keys(1, 2, 5))
+    directory.publish("pool 2", keys(2, 3))
+    assert claims(directory, A, 4) == [Claim.GRANTED]
+    had = directory.withdraw_all(keys(2, 3, 4, 2))
+    both = ["pool 1", "pool 2"]
+    assert [had.of(i) for i in range(4)] == [both, ["pool 2"], [], both]
+    assert holders_of(directory, 1, 2, 3, 4, 5) == [["pool 1"], [], [], [], ["pool 1"]]
+    assert all_of(directory, "pool 1") == {1, 5} and all_of(directory, "pool 2") == set()
+    assert claims(directory, B, 4) == [Claim.TAKEN]  # what is being written goes on
+    assert directory.withdraw_all(keys(2, 3)).pools == ()
+
+
+def test_what_a_dead_pool_had_is_withdrawn_from_nobody(world, directory):
+    join(directory, A, B)
+    directory.publish("pool 1", keys(1))
+    directory.publish("pool 2", keys(1))
+    kill(world, A)
+    assert directory.withdraw_all(keys(1)).pools == ("pool 2",)
+    join(directory, A)
+    assert holders_of(directory, 1) == [[]]
+
+
 def test_no_keys_at_all(directory):
     join(directory, A)
     none = np.empty((0, 2), np.uint64)
@@ -92,6 +116,7 @@ def test_no_keys_at_all(directory):
     directory.abandon("a", none)
     assert directory.claim("a", none, 1).shape == (0,)
     assert directory.holders(none).found.shape == (0, 0) and directory.match_prefix(none) == 0
+    assert directory.withdraw_all(none).found.shape == (0, 0)
     assert directory.keys_of("pool 1")[1].shape == (0, 2)
 
 

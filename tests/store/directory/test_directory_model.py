@@ -101,6 +101,15 @@ class DirectoryMachine(RuleBasedStateMachine):
         self.directory.withdraw(pool, keys(*told))
         self.objects.get(pool, set()).difference_update(told)
 
+    @rule(told=SOME_KEYS)
+    def withdraw_all(self, told):
+        had = self.directory.withdraw_all(keys(*told))
+        assert [had.of(i) for i in range(len(told))] == [
+            sorted(pool for pool, objects in self.objects.items() if key in objects) for key in told
+        ]
+        for objects in self.objects.values():
+            objects.difference_update(told)
+
     @rule(name=NAMES, told=SOME_KEYS)
     def abandon(self, name, told):
         self.directory.abandon(name, keys(*told))

@@ -17,9 +17,11 @@ class Candidates:
     def __init__(self, pools: Sequence[Sequence[Member]], host: str):
         self._by_pool = [list(served_by) for served_by in pools if served_by]
         for served_by in self._by_pool:
-            random.shuffle(served_by)
-        random.shuffle(self._by_pool)
-        self._by_pool.sort(key=lambda served_by: served_by[0].host != host)
+            if len(served_by) > 1:  # most often there is one, of which this is the most work
+                random.shuffle(served_by)
+        if len(self._by_pool) > 1:
+            random.shuffle(self._by_pool)
+            self._by_pool.sort(key=lambda served_by: served_by[0].host != host)
 
     def best(self) -> Member | None:
         """Who is asked next; None: there is nobody left."""

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from mooncake_kernels.errors import InvalidArgument
-from mooncake_kernels.pool import PoolStats
+from mooncake_kernels.pool import PoolStats, PutResult
 
 MAGIC = b"MKS\x01"
 MAX_MESSAGE_BYTES = 64 << 10  # of a notification
@@ -28,6 +28,7 @@ FOUND = np.dtype([("status", "<u8"), ("address", "<u8"), ("num_bytes", "<u8"), (
 PLACE = np.dtype([("address", "<u8"), ("num_bytes", "<u8")])
 
 Number = Annotated[int, msgspec.Meta(ge=0)]  # and less than 2**64, as msgpack has them
+Result = Annotated[int, msgspec.Meta(ge=0, le=max(result.value for result in PutResult))]
 Deadline = Annotated[int, msgspec.Meta(ge=0, le=MAX_DEADLINE_MS)]
 Keys = Annotated[bytes, msgspec.Meta(max_length=KEY_BYTES * MAX_KEYS)]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
@@ -132,7 +133,7 @@ class Pulled(_Message, frozen=True, tag=18):
     """To ``Pull``, for each key: the value of a ``PutResult``, or what failed."""
 
     results: Annotated[
-        list[Annotated[int, msgspec.Meta(ge=0, le=3)] | Reason],
+        list[Result | Reason],
         msgspec.Meta(max_length=MAX_PULLED),
     ]
 

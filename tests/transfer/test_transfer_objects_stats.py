@@ -1,0 +1,114 @@
+"""What is counted of objects and told of peers, and what is left behind."""
+
+import numpy as np
+import pytest
+
+from mooncake_kernels.errors import TransferError, Unavailable
+from mooncake_kernels.transfer import WHOLE
+
+from .objects import (
+    ABSENT,
+    ANSWER,
+    DONE,
+    LARGE,
+    content,
+    here_fixture,  # noqa: F401
+    key,
+    keys,
+    serving,
+)
+from .resources import held, settled
+
+
+def test_what_is_counted(here):
+    here.put(1, 1000)
+    with here.ask(1) as reply:
+        assert here.near.stats()["peers"][here.far.name]["num_in_flight"] == 1
+        reply.receive([[]], verify=True)
+    here.read(2)
+    here.far.serve(None)
+    with pytest.raises(Unavailable):
+        here.read(1)
+    stats = here.near.stats()
+    counters = stats["peers"][here.far.name]
+    assert counters["num_bytes_read"] == 1000 + 2 * ANSWER.size
+    assert counters["num_in_flight"] == counters["num_bytes_in_flight"] == 0
+    assert (counters["num_requests"], counters["num_errors"]) == (3, 1)
+    path = stats["paths"][here.far.name]["questions"]
+    assert (path["num_bytes_read"], path["num_pieces"]) == (1000 + 2 * ANSWER.size, 2)
+
+
+def test_written_bytes_are_counted(here):
+    assert here.write({1: content(1, 1000), 2: content(2, 24)}) == [DONE, DONE]
+    stats = here.near.stats()
+    assert stats["paths"][here.far.name]["questions"]["num_bytes_written"] == 1024
+    assert stats["peers"][here.far.name]["num_bytes_written"] == 1024
+
+
+def test_what_fails_is_counted(here):
+    with serving(2 * LARGE) as here:
+        here.put(1, LARGE)
+        with here.ask(1) as reply:
+            here.far.close()
+            with pytest.raises(TransferError):
+                reply.receive([[]], verify=True)
+        with pytest.raises(TransferError):
+            here.read(1)
+        counters = here.near.stats()["peers"][here.far.name]
+        assert (counters["num_in_flight"], counters["num_errors"]) == (0, 2)
+
+
+def test_what_is_told_of_peers(here):
+    for number, size in ((1, 1000), (2, 50)):
+        here.put(number, size)
+    here.read(1, 2, 3, offsets=[WHOLE, 10, WHOLE], sizes=[WHOLE, 20, WHOLE])
+    with here.ask(1) as reply:
+        assert reply.statuses.tolist() == [DONE]
+    assert here.write({4: content(4, 30), 5: content(5, 7), 1: content(1, 9)})[:2] == [DONE, DONE]
+    assert here.remove(2, 9, 4) == [DONE, ABSENT, DONE]
+    assert here.write({2: content(2, 3)}) == [DONE]
+    taken = here.served.take()
+    assert taken[:4] == (3, 1, 2020, 40)
+    assert taken.changed.dtype == np.uint64
+    assert taken.changed.tolist() == [list(key(number)) for number in (4, 5, 2, 4, 2)]
+    assert taken.is_there.tolist() == [True, True, False, False, True]
+    assert not taken.is_cut
+    assert here.served.take()[:4] == (0, 0, 0, 0)
+    assert here.served.take().changed.shape == (0, 2)
+
+
+def test_more_changes_than_are_told():
+    num_noted = 1 << 20
+    with serving(pool={"num_objects": 2048}) as here:
+        many, nothing = keys(*range(1024)), [[]] * 1024
+        for _ in range(num_noted // 2048):
+            here.near.write_objects(here.peer, many, nothing)
+            here.near.remove_objects(here.peer, many)
+        assert here.write({1: content(1, 5)}) == [DONE]
+        taken = here.served.take()
+        assert taken.is_cut and len(taken.changed) == len(taken.is_there) == num_noted
+        assert taken.num_bytes_stored == 5
+        assert here.remove(1) == [DONE]
+        taken = here.served.take()
+        assert (taken.is_cut, taken.changed.tolist()) == (False, [list(key(1))])
+
+
+@pytest.mark.parametrize("transport", ["tcp", "shm"])
+def test_nothing_grows_over_many_questions(transport):
+    with serving(transport=transport) as here:
+        data = here.put(1, 5000).tobytes()
+
+        def work(count):
+            for turn in range(count):
+                assert here.read(1, 2) == [data, ABSENT]
+                assert here.write({3: content(3, 100)}) == [DONE]
+                assert here.remove(3) == [DONE]
+                if turn % 10 == 0:
+                    here.ask(1).close()
+
+        work(50)
+        before = held()
+        work(500)
+        assert settled(before)
+        assert held().resident_bytes <= before.resident_bytes + (16 << 20)
+        here.served.take()
