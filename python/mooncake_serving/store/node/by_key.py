@@ -1,7 +1,8 @@
 """Objects of other pools by their keys: the engine of a holder looks them up, and answers at once.
 
 It does so without its Python, so what only the node knows (a disk, a quota, how to make room) it
-cannot: then its node is asked, see ``remote.py`` and ``asking.py``."""
+cannot: then its node is asked, see ``remote.py`` and ``asking.py``.
+"""
 
 from collections.abc import Iterator, Sequence
 
@@ -10,8 +11,13 @@ import numpy as np
 from mooncake_kernels.buffers import Buffer
 from mooncake_kernels.errors import Unavailable
 from mooncake_kernels.pool import PutResult
-from mooncake_kernels.transfer import MAX_ASKED_BYTES, MAX_ASKED_KEYS, ObjectStatus, Peer
-from mooncake_kernels.transfer import TransferEngine as Engine
+from mooncake_kernels.transfer import (
+    MAX_ASKED_BYTES,
+    MAX_ASKED_KEYS,
+    ObjectStatus,
+    Peer,
+    TransferEngine,
+)
 
 from .arriving import Outcome
 from .sinks import Sink
@@ -40,7 +46,7 @@ class ByKey:
         read_s: and until all of it is here.
     """
 
-    def __init__(self, engine: Engine, answer_s: float, read_s: float):
+    def __init__(self, engine: TransferEngine, answer_s: float, read_s: float):
         self._engine = engine
         self._answer_s = answer_s
         self._read_s = read_s

@@ -48,7 +48,7 @@ class Node(Closing):
 
     Several processes may serve one pool, each with a node of its own. Store, engine and directory
     stay the caller's: they are closed after the node. All notifications of the engine are the
-    node's.
+    node's, and so is what it serves.
 
     Args:
         store: of the pool; None: this process has none, and still reads and writes.

@@ -1,7 +1,8 @@
 """Reading objects of other pools, from the first holder that has them.
 
 By key, in one round trip, where that is the sooner way; else a holder's node is asked to pin them,
-they are read by address, and it is told to release them."""
+they are read by address, and it is told to release them.
+"""
 
 import logging
 from collections import defaultdict

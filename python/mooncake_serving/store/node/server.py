@@ -68,7 +68,10 @@ class Server:
             except InvalidArgument as error:  # somebody has closed the engine
                 logger.warning("%s hears no longer: %s", self._engine.name, error)
                 return
-            self._look()
+            try:
+                self._look()
+            except Exception:  # an observer's; the messages are heard all the same
+                logger.exception("%s cannot tell what was done to its pool", self._engine.name)
             for sender, data in received:
                 try:
                     self._take(sender, decode(data))
