@@ -45,6 +45,7 @@ class Served(NamedTuple):
         num_misses: those that were not there.
         num_bytes: that they have read.
         num_bytes_stored: size of what they have put.
+        read: ``[n, 2]`` keys of what they have read, the first of them; none of a pool that is all.
         changed: ``[n, 2]`` keys of what they have put and removed, in that order.
         is_there: ``[n]`` bool: True for what was put.
         is_cut: more was changed than is listed.
@@ -54,6 +55,7 @@ class Served(NamedTuple):
     num_misses: int
     num_bytes: int
     num_bytes_stored: int
+    read: np.ndarray
     changed: np.ndarray
     is_there: np.ndarray
     is_cut: bool

@@ -231,7 +231,7 @@ py::tuple take_done(ObjectService& service) {
   const ObjectService::Done done = service.take_done();
   const auto is_there = column<bool>(done.is_there, [](bool there) { return there; });
   return py::make_tuple(done.num_hits, done.num_misses, done.num_bytes, done.num_bytes_stored,
-                        array_of(done.changed), is_there, done.is_cut);
+                        array_of(done.read), array_of(done.changed), is_there, done.is_cut);
 }
 
 }  // namespace

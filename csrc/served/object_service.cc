@@ -62,9 +62,9 @@ class ObjectService::Reading final : public Exchange {
     }
     parts[0] = part_of(answers_);
     const std::lock_guard lock(service_.mutex_);
-    for (const ReadAnswer& row : answers_) {
-      service_.done_.num_hits += row.status == AskStatus::kDone;
-      service_.done_.num_misses += row.status == AskStatus::kAbsent;
+    for (size_t i = 0; i < entries_.size(); ++i) {
+      service_.done_.num_misses += answers_[i].status == AskStatus::kAbsent;
+      if (answers_[i].status == AskStatus::kDone) service_.note_read(entries_[i].key);
     }
     service_.done_.num_bytes += num_bytes;
     return parts;
@@ -84,14 +84,15 @@ class ObjectService::Reading final : public Exchange {
       if (!service_.options_.is_all) row.status = AskStatus::kElsewhere;
       return nullptr;
     }
+    pins_.push_back(*pin);
     row.object_bytes = pin->num_bytes;
     row.status = judge(entry, *pin, left, row);
     if (row.status != AskStatus::kDone) {
       pool_->unpin(*pin);
+      pins_.pop_back();
       row.num_bytes = row.checksum = 0;
       return nullptr;
     }
-    pins_.push_back(*pin);
     return pin->data + (entry.offset == kWhole ? 0 : entry.offset);
   }
 
@@ -103,9 +104,10 @@ class ObjectService::Reading final : public Exchange {
                  : offset > pin.num_bytes || entry.num_bytes > pin.num_bytes - offset) {
       return AskStatus::kDoesNotFit;
     }
-    if (row.num_bytes > left) return pins_.empty() ? AskStatus::kTooLarge : AskStatus::kBusy;
+    const bool is_first = pins_.size() == 1;
+    if (row.num_bytes > left) return is_first ? AskStatus::kTooLarge : AskStatus::kBusy;
     if ((flags_ & kAskCompare) != 0 && pin.checksum != 0 && compared_.count(pin.data) == 0) {
-      if (num_compared_ + pin.num_bytes > kMaxCompared && !pins_.empty()) return AskStatus::kBusy;
+      if (num_compared_ + pin.num_bytes > kMaxCompared && !is_first) return AskStatus::kBusy;
       num_compared_ += pin.num_bytes;
       if (checksum_of(pin.data, pin.num_bytes) != pin.checksum) return AskStatus::kDamaged;
       compared_.insert(pin.data);  // it stays there while it is pinned
@@ -266,6 +268,11 @@ std::unique_ptr<Exchange> ObjectService::begin(const std::string& question,
   }
   expect(left == 0, "the objects fall ", left, " bytes short");
   return std::make_unique<Storing>(*this, std::move(entries));
+}
+
+void ObjectService::note_read(const Key& key) {
+  done_.num_hits += 1;
+  if (!options_.is_all && done_.read.size() < kMaxNoted) done_.read.push_back(key);
 }
 
 void ObjectService::note(const Key& key, bool is_there) {

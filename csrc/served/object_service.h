@@ -25,6 +25,7 @@ class ObjectService final : public transfer::Service {
   // What peers have done since somebody asked last, for who keeps books in Python.
   struct Done {
     uint64_t num_hits, num_misses, num_bytes;  // of reads
+    std::vector<store::Key> read;              // unless the pool is all, for who counts uses
     uint64_t num_bytes_stored;
     std::vector<store::Key> changed;  // in order
     std::vector<bool> is_there;
@@ -49,6 +50,7 @@ class ObjectService final : public transfer::Service {
   class Storing;
   class Removing;
 
+  void note_read(const store::Key& key);
   void note(const store::Key& key, bool is_there);
 
   const std::shared_ptr<store::Pool> pool_;

@@ -21,19 +21,19 @@ constexpr Range kWriteOnly{Arena::kAddress + 0x8010, 0x0FF1};
 // A pool that is served, of which nobody gets to see more than its objects.
 class Served {
  public:
-  explicit Served(const store::ObjectService::Options& options)
+  explicit Served(const served::ObjectService::Options& options)
       : pool_(store::Pool::create("", store::Geometry::of(kCapacity, 64, 8, 1, 4))),
-        service_(std::make_shared<store::ObjectService>(pool_, options)) {
+        service_(std::make_shared<served::ObjectService>(pool_, options)) {
     fill();
   }
 
-  const std::shared_ptr<store::ObjectService>& service() const { return service_; }
+  const std::shared_ptr<served::ObjectService>& service() const { return service_; }
 
   // Nothing is held when the session is over. What was changed is made good.
   void check() {
     const store::PoolStats stats = pool_->stats();
     FUZZ_EXPECT(stats.num_pins == 0 && stats.num_writing == 0 && stats.num_doomed == 0);
-    const store::ObjectService::Done done = service_->take_done();
+    const served::ObjectService::Done done = service_->take_done();
     FUZZ_EXPECT(done.changed.size() == done.is_there.size());
     if (!done.changed.empty()) fill();
   }
@@ -61,7 +61,7 @@ class Served {
   }
 
   const std::shared_ptr<store::Pool> pool_;
-  const std::shared_ptr<store::ObjectService> service_;
+  const std::shared_ptr<served::ObjectService> service_;
 };
 
 // Of the endpoint without a secret all may be changed.

@@ -199,6 +199,9 @@ class Store(StoreReader, Closing):
         """Whether there are no objects but those in the pool."""
         return True
 
+    def note_read(self, keys: np.ndarray) -> None:
+        """Take note of ``[n, 2]`` objects that others have read in the pool, past this store."""
+
     @property
     def has_quota(self) -> bool:
         """Whether puts must ask for more than room."""

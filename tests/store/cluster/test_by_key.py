@@ -150,6 +150,21 @@ def test_what_is_on_a_disk_is_asked_of_the_node(hosts, tmp_path):
     assert one.cluster.get_each(range(20)) == [None] * 20
 
 
+def test_what_others_read_is_used(hosts, tmp_path):
+    tier = SsdTier(tmp_path / "tier", 512 << 20)
+    store = TieredStore(ObjectPool.create(8 * UNIT), tier, min_uses=2)
+    one, two = hosts.make("one", store=store), hosts.make("two")
+    one.cluster.put_each(range(4), [value(i) for i in range(4)])
+    with is_asked(one):
+        for _ in range(2):
+            assert two.cluster.get(2) == value(2)
+    uses = store._uses
+    assert eventually(lambda: uses.estimate(store.keyspace.keys([2]))[0] >= 2)
+    store.evict(8 * UNIT)
+    store.flush()
+    assert one.cluster.exists_each(range(4)).tolist() == [False, False, True, False]
+
+
 def test_observers_are_told_what_others_do(hosts):
     class Told(Observer):
         def __init__(self):

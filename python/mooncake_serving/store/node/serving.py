@@ -26,9 +26,11 @@ class Serving:
         )
 
     def look(self) -> None:
-        """Tell the pool's observers what others have done. Of one thread at a time."""
+        """Tell the store and the pool's observers what others did. Of one thread at a time."""
         assert self._served is not None
         served = self._served.take()
+        if len(served.read):
+            self._store.note_read(served.read)
         if isinstance(self._store.pool, ObservedPool):
             self._store.pool.tell_served(served)
 

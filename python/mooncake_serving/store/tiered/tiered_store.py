@@ -108,6 +108,9 @@ class TieredStore(Store):
     def is_pool_all(self) -> bool:
         return False
 
+    def note_read(self, keys: np.ndarray) -> None:
+        self._uses.add(keys)
+
     def put_key(self, key: Key, *parts: Any, **options: Any) -> PutResult:
         if self._is_on_disk(key):
             return PutResult.EXISTS
