@@ -27,7 +27,8 @@ class Serving:
 
     def look(self) -> None:
         """Tell the store and the pool's observers what others did. Of one thread at a time."""
-        assert self._served is not None
+        if self._served is None:
+            return
         served = self._served.take()
         if len(served.read):
             self._store.note_read(served.read)
@@ -38,3 +39,4 @@ class Serving:
         """Serve no more; who reads just now reads to the end."""
         self._engine.serve(None)
         self.look()
+        self._served = None  # which holds the pool
