@@ -42,7 +42,8 @@ class Inspection:
             microseconds, from the call on, and no less than the bound before; the last is
             infinite) and ``latency_total_us`` (what they took in sum).
 
-            A path is a connection, like ``tcp:0``, or what goes by one NIC. Its counters are
+            A path is a connection, like ``tcp:0``, what goes by one NIC, or ``questions``: those
+            about objects, over connections of their own. Its counters are
             ``num_bytes_read``, ``num_bytes_written``, ``num_pieces`` (parts of requests that it
             has moved), ``num_retries``, ``num_reconnects`` and ``num_failures`` (times that it was
             lost, or could not be connected).

@@ -181,6 +181,7 @@ class ObjectCalls:
 
         ``with engine.read_objects(peer, keys) as reply: reply.receive(places, verify=True)``. It
         goes over a connection of its own, also where the peer's transport is another than tcp.
+        Ctrl-C has to wait for the answer, or the deadline.
 
         Args:
             peer: an open one; not ``local``, nor a file.

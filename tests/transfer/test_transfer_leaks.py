@@ -6,7 +6,8 @@ from collections import deque
 import numpy as np
 import pytest
 
-from .resources import assert_no_growth, held
+from .objects import ABSENT, DONE, content, serving
+from .resources import assert_no_growth, held, settled
 from .support import addressed, engine_pair, untouched
 
 NUM_TRANSFERS = {"local": 100_000, "shm": 80_000, "tcp": 20_000}
@@ -45,3 +46,24 @@ def test_nothing_grows_over_many_transfers(transport, soak):
     sys.stdout.write(f"{transport}: {count} transfers\nbefore: {before}\nafter: {after}\n")
     assert counters["num_requests"] == WARM_UP + count and counters["num_errors"] == 0
     assert_no_growth(before, after)
+
+
+@pytest.mark.parametrize("transport", ["tcp", "shm"])
+def test_nothing_grows_over_many_questions(transport):
+    with serving(transport=transport) as here:
+        data = here.put(1, 5000).tobytes()
+
+        def work(count):
+            for turn in range(count):
+                assert here.read(1, 2) == [data, ABSENT]
+                assert here.write({3: content(3, 100)}) == [DONE]
+                assert here.remove(3) == [DONE]
+                if turn % 10 == 0:
+                    here.ask(1).close()
+
+        work(50)
+        before = held()
+        work(500)
+        assert settled(before)
+        assert held().resident_bytes <= before.resident_bytes + (16 << 20)
+        here.served.take()
