@@ -46,6 +46,7 @@ from .support import (
 
 SIZE = 1 << 16
 BIG = 2**64 - 1
+MOST = (64 << 20) + (64 << 10)  # of an answer
 ASK = 17
 READ_OBJECTS, WRITE_OBJECTS, REMOVE_OBJECTS = 1, 2, 3
 ABSENT, DONE, DAMAGED, DOES_NOT_FIT, BEING_WRITTEN = 0, 1, 2, 4, 7
@@ -425,11 +426,11 @@ ONE = ROW.pack(4, 4, 0, DONE, 0)
     ("data", "cause"),
     [
         (ACK.pack(0, 0, 2, 36), "protocol error: ack of request 2 instead of 1"),
-        (ACK.pack(0, 0, 1, (64 << 20) + 1), "protocol error: answer of 67108865 bytes"),
+        (ACK.pack(0, 0, 1, MOST + 1), f"protocol error: answer of {MOST + 1} bytes"),
         (ACK.pack(0, 0, 1, BIG), f"protocol error: answer of {BIG} bytes"),
         (ACK.pack(7, 0, 1, 36), "protocol error: ack with status 7"),
         (ACK.pack(1, 0, 1, 0), "protocol error: malformed refusal"),
-        (ACK.pack(0, 0, 1, 31) + bytes(31), "protocol error: an answer of another size"),
+        (ACK.pack(0, 0, 1, 31) + bytes(31), "protocol error: a malformed answer"),
         (ACK.pack(0, 0, 1, 35) + ONE + b"fou", "protocol error: a malformed answer"),
         (ACK.pack(0, 0, 1, 37) + ONE + b"four!", "protocol error: a malformed answer"),
         (ACK.pack(0, 0, 1, 32) + ROW.pack(4, BIG, 0, 1, 0), "protocol error: a malformed answer"),
