@@ -221,6 +221,18 @@ def test_what_is_not_removed_everywhere_is_still_found(hosts):
     assert three.cluster.remove_each(["a", "b", "c"]).tolist() == [True, True, False]
 
 
+def test_what_is_removed_while_the_directory_is_away(hosts):
+    away = SomeDirectory(hosts.directory)
+    one, two = hosts.make("one", directory=away, ttl_s=SHORT_TTL_S), hosts.make("two")
+    one.cluster.put("a", value(1))
+    away.is_away = True
+    with pytest.raises(Unavailable, match="the directory is away"):
+        one.cluster.remove("a")
+    assert not one.store.exists("a") and one.node.listing.is_stale
+    away.is_away = False
+    assert eventually(lambda: not two.cluster.exists("a"))
+
+
 @pytest.mark.parametrize("num_bytes, is_by_key", [(UNIT, True), (1 << 20, False)])
 def test_within_a_machine_what_is_large_goes_by_address(hosts, num_bytes, is_by_key, monkeypatch):
     monkeypatch.setattr(

@@ -60,11 +60,20 @@ class Listing:
     def withdraw_all(self, keys: np.ndarray) -> list[list[str]]:
         """Say that no pool has objects, and which had them, for each the names of pools.
 
+        What this pool has, as another process may have put it back, is published again.
+
         Raises:
-            Unavailable: the directory is away.
+            Unavailable: the directory is away; it is told later what this pool has.
         """
         self._told.note(keys, is_there=False)
-        return _where(keys, lambda part: self._directory.withdraw_all(part))
+        try:
+            pools = _where(keys, lambda part: self._directory.withdraw_all(part))
+        except Unavailable as error:
+            self._tell_later(error)
+            raise
+        if self._store is not None:
+            self.publish(keys[self._store.has_keys(keys)])
+        return pools
 
     def withdraw(self, keys: np.ndarray, pool_name: str | None = None) -> None:
         """Say that this pool, or another, does not have objects; later, if the directory is away.
