@@ -3,50 +3,12 @@
 #include <vector>
 
 #include "common/check.h"
-#include "common/cuda_driver.h"
-
-#if MK_HAVE_CUDA_H && CUDA_VERSION >= 12080
-#define MK_HAVE_MEMCPY_BATCH 1
-#include <cudaTypedefs.h>
-#else
-#define MK_HAVE_MEMCPY_BATCH 0
-#endif
+#include "common/memcpy_batch.h"
 
 namespace mk::kv {
 
 #if MK_HAVE_MEMCPY_BATCH
 namespace {
-
-// CUDA 13's header declares another signature under this name. The driver is asked for that of
-// 12.8, which those of 13 still have, and which says where it failed.
-using MemcpyBatch = PFN_cuMemcpyBatchAsync_v12080;
-constexpr int kVersion = 12080;
-
-struct Found {
-  MemcpyBatch copy = nullptr;
-  std::string missing;
-};
-
-Found find() {
-  if (!CudaDriver::reason().empty()) return {nullptr, CudaDriver::reason()};
-  if (!CudaProcAddress::reason().empty()) return {nullptr, CudaProcAddress::reason()};
-  void* function = nullptr;
-  CUdriverProcAddressQueryResult status = CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
-  const CUresult result = CudaProcAddress::get().p_cuGetProcAddress(
-      "cuMemcpyBatchAsync", &function, kVersion, CU_GET_PROC_ADDRESS_DEFAULT, &status);
-  if (result != CUDA_SUCCESS || !function) {
-    int version = 0;
-    CudaDriver::get().p_cuDriverGetVersion(&version);
-    return {nullptr, concat("cuMemcpyBatchAsync needs a driver of CUDA 12.8, this one is of ",
-                            version / 1000, ".", version % 1000 / 10)};
-  }
-  return {reinterpret_cast<MemcpyBatch>(function), ""};
-}
-
-const Found& found() {
-  static const Found result = find();
-  return result;
-}
 
 // The arrays that the driver wants; it reads them before it returns.
 struct Arrays {
@@ -64,10 +26,12 @@ struct Arrays {
 
 }  // namespace
 
-std::string copy_engine_missing() { return found().missing; }
+std::string copy_engine_missing() { return memcpy_batch_missing(); }
 
 void copy_by_engine(const CopyRange* ranges, int64_t num_ranges, bool any_order, void* stream) {
-  if (!found().copy) throw Unavailable(concat("engine copy_engine: ", found().missing));
+  if (!memcpy_batch()) {
+    throw Unavailable(concat("engine copy_engine: ", memcpy_batch_missing()));
+  }
   const auto cuda_stream = static_cast<CUstream>(stream);
   MK_CHECK(cuda_stream && cuda_stream != CU_STREAM_LEGACY,
            "engine copy_engine: the current stream must not be the default one (use `with "
@@ -80,8 +44,8 @@ void copy_by_engine(const CopyRange* ranges, int64_t num_ranges, bool any_order,
   attributes.flags = CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE;
   size_t first = 0, failed = ~size_t{0};
   const CUresult result =
-      found().copy(arrays.dst.data(), arrays.src.data(), arrays.num_bytes.data(),
-                   static_cast<size_t>(num_ranges), &attributes, &first, 1, &failed, cuda_stream);
+      memcpy_batch()(arrays.dst.data(), arrays.src.data(), arrays.num_bytes.data(),
+                     static_cast<size_t>(num_ranges), &attributes, &first, 1, &failed, cuda_stream);
   if (result == CUDA_SUCCESS) return;
   std::string where;
   if (failed < static_cast<size_t>(num_ranges)) {

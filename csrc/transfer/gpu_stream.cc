@@ -6,59 +6,12 @@
 #include <string>
 
 #include "common/check.h"
+#include "common/stream_copy.h"
 #include "transfer/cuda_calls.h"
-
-#if MK_HAVE_CUDA_H && CUDA_VERSION >= 12080
-#include <cudaTypedefs.h>
-#define MK_HAVE_MEMCPY_BATCH 1
-#else
-#define MK_HAVE_MEMCPY_BATCH 0
-#endif
 
 namespace mk::transfer {
 
 #if MK_HAVE_CUDA_H
-namespace {
-
-#if MK_HAVE_MEMCPY_BATCH
-// CUDA 13's header has another signature under this name; its drivers still have that of 12.8.
-PFN_cuMemcpyBatchAsync_v12080 find_batch() {
-  void* function = nullptr;
-  if (!CudaProcAddress::reason().empty()) return nullptr;
-  CUdriverProcAddressQueryResult status = CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
-  const CUresult result = CudaProcAddress::get().p_cuGetProcAddress(
-      "cuMemcpyBatchAsync", &function, 12080, CU_GET_PROC_ADDRESS_DEFAULT, &status);
-  return result == CUDA_SUCCESS ? reinterpret_cast<PFN_cuMemcpyBatchAsync_v12080>(function)
-                                : nullptr;
-}
-
-// False if the driver has no such call, or does not take these: then it has begun none.
-bool copy_at_once(const std::vector<GpuCopy>& copies, CUstream stream) {
-  static const PFN_cuMemcpyBatchAsync_v12080 call = find_batch();
-  if (!call) return false;
-  std::vector<CUdeviceptr> dst, src;
-  std::vector<size_t> sizes;
-  for (const GpuCopy& copy : copies) {
-    dst.push_back(copy.dst);
-    src.push_back(copy.src);
-    sizes.push_back(copy.num_bytes);
-  }
-  CUmemcpyAttributes attributes = {};
-  attributes.srcAccessOrder = CU_MEMCPY_SRC_ACCESS_ORDER_STREAM;
-  attributes.flags = CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE;
-  size_t first = 0, failed = 0;
-  const CUresult result = call(dst.data(), src.data(), sizes.data(), sizes.size(), &attributes,
-                               &first, 1, &failed, stream);
-  if (result == CUDA_ERROR_NOT_SUPPORTED) return false;
-  check_cuda(result, "cuMemcpyBatchAsync");
-  return true;
-}
-#else
-bool copy_at_once(const std::vector<GpuCopy>&, CUstream) { return false; }
-#endif
-
-}  // namespace
-
 struct GpuStream::Driver {
   explicit Driver(int device) : context(device) {
     const CurrentContext current(context);
@@ -137,15 +90,14 @@ void GpuStream::remember() {
 }
 
 void GpuStream::begin(const std::vector<GpuCopy>& copies) {
-  for (const GpuCopy& copy : copies) driver_->reach(copy.other);
-  // Of memory that is not pinned the driver makes a copy of its own, each by itself.
-  const bool pinned = std::none_of(copies.begin(), copies.end(),
-                                   [](const GpuCopy& copy) { return copy.other == kAnyHost; });
-  if (copies.size() > 1 && pinned && copy_at_once(copies, driver_->stream)) return;
+  CopyList list;
+  bool page_locked = true;
   for (const GpuCopy& copy : copies) {
-    check_cuda(CudaCopy::get().p_cuMemcpyAsync(copy.dst, copy.src, copy.num_bytes, driver_->stream),
-               "cuMemcpyAsync");
+    driver_->reach(copy.other);
+    page_locked &= copy.other != kAnyHost;
+    list.add(copy.dst, copy.src, copy.num_bytes);
   }
+  list.queue(page_locked, driver_->stream);
 }
 
 bool GpuStream::is_over(uint64_t number) {
