@@ -56,12 +56,14 @@ sanitize: build $(VENV)/.test
 sanitize-address:
 	tests/sanitize address,undefined asan $(BIN)/python tests/hashing $(BALANCER) tests/transfer tests/kv
 	MK_TEST_WORLD=fake tests/sanitize address,undefined asan $(BIN)/python tests/rdma/fake
-	MK_TEST_WORLD=fake_gpu tests/sanitize address,undefined asan $(BIN)/python tests/transfer/gpu
+	MK_TEST_WORLD=fake_gpu tests/sanitize address,undefined asan $(BIN)/python tests/transfer/gpu \
+	  tests/store/gpu
 
 sanitize-thread:
 	tests/sanitize thread tsan $(BIN)/python tests/hashing $(BALANCER) tests/transfer
 	MK_TEST_WORLD=fake tests/sanitize thread tsan $(BIN)/python tests/rdma/fake
-	MK_TEST_WORLD=fake_gpu tests/sanitize thread tsan $(BIN)/python tests/transfer/gpu
+	MK_TEST_WORLD=fake_gpu tests/sanitize thread tsan $(BIN)/python tests/transfer/gpu \
+	  tests/store/gpu
 
 # What a peer can say, for FUZZ_SECONDS (60); tests/fuzz/run keeps what it has learned in build/fuzz.
 fuzz:

@@ -16,9 +16,9 @@ mkdir -p "$results" && results=$(cd "$results" && pwd) || exit
 root=$PWD status=0
 cd /tmp || exit
 pytest=(python3 -m pytest -q -p no:cacheprovider --import-mode=append)
-# tests/transfer starts those of tests/transfer/gpu, with torch's tensors.
+# tests/transfer starts those of tests/transfer/gpu, with torch's tensors; likewise of the store.
 "${pytest[@]}" "$root/tests/kv" "$root/tests/mask" "$root/tests/attention" "$root/tests/hashing" \
-  "$root/tests/transfer" || status=1
+  "$root/tests/transfer" "$root/tests/store/test_store_gpu.py" || status=1
 for tool in memcheck racecheck initcheck; do
   compute-sanitizer --tool "$tool" --error-exitcode 9 \
     "${pytest[@]}" "$root/tests/kv" -k "(cuda or gpu or tma) and not triton and not compile" -x || status=1

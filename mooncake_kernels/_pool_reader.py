@@ -65,8 +65,9 @@ class PoolReader(Closing):
 
         Args:
             key: of the object.
-            *buffers: packed, writable host memory. Without an offset they take the whole object and
-                may be larger.
+            *buffers: packed, writable memory. Without an offset they take the whole object and may
+                be larger. What is on a GPU is copied to behind all that is in its library's
+                current stream, and has been when this returns.
             offset: where in the object to begin; then all buffers are filled.
             verify: first compare the whole object with the checksum it was stored with, if any.
 
@@ -76,6 +77,7 @@ class PoolReader(Closing):
         Raises:
             InvalidArgument: the buffers are too small, or what was asked for is not in the object.
             ChecksumError: the object is damaged; nothing was copied.
+            Unavailable, CudaError: of the driver, where a buffer is on a GPU.
         """
         words, start, read = as_key("get_into", key), as_offset(offset), self._pool.read
         outcome, object_bytes = with_buffers(
@@ -88,7 +90,8 @@ class PoolReader(Closing):
 
         Args:
             keys: ``[n, 2]``.
-            buffers: n of packed, writable host memory, each as large as its object or larger.
+            buffers: n of packed, writable memory, see ``get_into``, each as large as its object or
+                larger.
             verify: as in ``get_into``; what is damaged is not copied.
 
         Returns:

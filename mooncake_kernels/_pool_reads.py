@@ -8,7 +8,7 @@ import numpy as np
 from . import _host
 from ._arguments import as_integer, shown
 from ._pool_values import END, Key
-from .buffers import Buffer, as_buffer
+from .buffers import Buffer, as_buffer, place_of
 from .errors import ChecksumError, InvalidArgument
 
 DONE, ABSENT, TOO_SMALL, OUT_OF_RANGE, DAMAGED = range(5)  # of csrc/store/objects.h
@@ -27,8 +27,8 @@ def with_buffers(
     except (BufferError, ValueError) as error:
         if isinstance(error, InvalidArgument):  # not of a buffer
             raise
-    owners = [_as_host_buffer(op, i, buffer, writable) for i, buffer in enumerate(listed)]
-    return call([(owner.address, owner.num_bytes) for owner in owners])
+    owners = [_as_buffer(op, i, buffer, writable) for i, buffer in enumerate(listed)]
+    return call([place_of(owner) for owner in owners])
 
 
 def _is_taken(buffer: Any) -> bool:
@@ -40,10 +40,8 @@ def _is_taken(buffer: Any) -> bool:
     return isinstance(buffer, bytes | bytearray)
 
 
-def _as_host_buffer(op: str, i: int, buffer: Any, writable: bool) -> Buffer:
+def _as_buffer(op: str, i: int, buffer: Any, writable: bool) -> Buffer:
     owner = as_buffer(buffer, argument=f"{op}: buffers[{i}]")
-    if not owner.location.startswith("cpu"):
-        raise InvalidArgument(f"{op}: buffers[{i}] must be host memory, got {owner.location}")
     if writable and not owner.writable:
         raise InvalidArgument(f"{op}: buffers[{i}] must be writable, got read-only memory")
     return owner
@@ -53,7 +51,7 @@ def checksum_of(*buffers: Any) -> int:
     """Return the checksum of an object that consists of buffers, as ``PinnedObject.checksum``.
 
     Args:
-        *buffers: packed host memory, one part of the object behind the other.
+        *buffers: packed memory, one part of the object behind the other.
 
     Returns:
         XXH3-64 of all the bytes; 1 where that is 0.

@@ -4,6 +4,7 @@ torch tensors, cupy and numpy arrays, memoryviews and anything with Python's buf
 taken as they are, without a copy. The memory must be packed: one range of bytes.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +34,11 @@ class Buffer:
     location: str
     writable: bool
     owner: Any
+
+    @property
+    def is_host(self) -> bool:
+        """Whether it is memory of the host."""
+        return self.location.startswith("cpu")
 
 
 def as_buffer(memory: Any, *, argument: str = "buffer") -> Buffer:
@@ -70,6 +76,83 @@ def as_buffer(memory: Any, *, argument: str = "buffer") -> Buffer:
     array = np.frombuffer(view, dtype=np.uint8) if view.nbytes else np.empty(0, np.uint8)
     # The owner is the array, which holds the export: a bytearray cannot be resized meanwhile.
     return Buffer(array.ctypes.data, view.nbytes, "cpu:0", not view.readonly, array)
+
+
+def gpu_memory_at(address: int, num_bytes: int) -> Buffer | None:
+    """Describe memory of a GPU by its address, which somebody else keeps alive.
+
+    Args:
+        address: of any memory.
+        num_bytes: size.
+
+    Returns:
+        None if it is not all of one allocation on a GPU, or this process uses no GPU.
+
+    Raises:
+        CudaError: of the driver.
+    """
+    found = _host.gpu_allocation_at(address)
+    if found is None or address + num_bytes > found[2]:
+        return None
+    return Buffer(address, num_bytes, f"cuda:{found[0]}", True, None)
+
+
+def copy_to_host(buffers: Sequence[Any]) -> np.ndarray:
+    """Return a copy of buffers, one behind the other, in host memory.
+
+    What is on a GPU is copied behind all that is in its library's current stream, as
+    ``tensor.cpu()`` would.
+
+    Args:
+        buffers: as of ``as_buffer``, wherever each is.
+
+    Returns:
+        ``[total bytes]`` uint8.
+
+    Raises:
+        InvalidArgument: a buffer is not as above.
+        Unavailable, CudaError: of the driver.
+    """
+    places = [place_of(as_buffer(buffer, argument="buffers")) for buffer in buffers]
+    copy = np.empty(sum(num_bytes for _, num_bytes, _, _ in places), np.uint8)
+    _host.gather(places, copy)
+    return copy
+
+
+def copy_from_host(source: Any, buffers: Sequence[Any]) -> None:
+    """Copy host memory into buffers, one behind the other, as far as either reaches.
+
+    Args:
+        source: packed host memory.
+        buffers: as of ``as_buffer``, wherever each is; written to behind all that is in the current
+            stream of its library.
+
+    Raises:
+        InvalidArgument: an argument is not as above, or a buffer is read-only.
+        Unavailable, CudaError: of the driver.
+    """
+    targets = [as_buffer(buffer, argument="buffers") for buffer in buffers]
+    if not all(target.writable for target in targets):
+        raise InvalidArgument("copy_from_host: buffers must be writable, got read-only memory")
+    held = as_buffer(source, argument="source")
+    if not held.is_host:
+        raise InvalidArgument(f"copy_from_host: source must be host memory, got {held.location}")
+    _host.scatter(place_of(held), [place_of(target) for target in targets])
+
+
+def place_of(buffer: Buffer) -> tuple[int, int, int, int]:
+    """Return address, size, GPU (-1: host memory), and the stream in which that GPU copies it: the
+    current one of the array's library, or torch's, or the legacy default one (0).
+    """
+    if buffer.is_host:
+        return buffer.address, buffer.num_bytes, -1, 0
+    device = int(buffer.location.partition(":")[2])
+    interface = getattr(buffer.owner, "__cuda_array_interface__", {})
+    stream = interface.get("stream")
+    if stream is None:
+        on = torch.cuda.is_available()
+        stream = torch.cuda.current_stream(device).cuda_stream if on else 0
+    return buffer.address, buffer.num_bytes, device, stream
 
 
 def shared_memory(num_bytes: int) -> torch.Tensor:

@@ -47,6 +47,7 @@ __all__ = [
 ]
 
 MAX_OBJECTS = 1 << 30
+MAX_DEVICE = (1 << 31) - 1
 Self = TypeVar("Self", bound="ObjectPool")
 
 
@@ -177,7 +178,8 @@ class ObjectPool(PoolReader):
 
         Args:
             key: of the object.
-            *buffers: packed host memory: tensors, arrays, bytes, anything ``register`` takes.
+            *buffers: packed memory: tensors, arrays, bytes, anything ``register`` takes. What is on
+                a GPU is copied behind all that is in its library's current stream.
             checksum: compute its XXH3-64 while it is copied.
             retention: as in ``begin``.
             position: as in ``begin``.
@@ -187,6 +189,7 @@ class ObjectPool(PoolReader):
 
         Raises:
             InvalidArgument: an argument is wrong, or the object larger than the pool.
+            Unavailable, CudaError: of the driver, where a buffer is on a GPU; nothing was stored.
         """
         words = as_key("put_from", key)
         kind, place = as_retention("put_from", retention), as_position("put_from", position)
@@ -243,6 +246,25 @@ class ObjectPool(PoolReader):
         key that such a process was writing.
         """
         return self._pool.reap()
+
+    def page_lock(self, device: int | None = None) -> None:
+        """Page-lock the bytes of all objects, for this process, until it is done with the pool.
+
+        GPUs copy them two to five times as fast then, many at once and without the processor; and
+        kernels reach them, so that ``copy_blocks`` can fill what ``begin`` has given. It takes some
+        tenths of a second a GB, and the memory cannot be swapped out. Idempotent.
+
+        Args:
+            device: the GPU whose context asks for it; it holds for all. None: torch's current one.
+
+        Raises:
+            InvalidArgument: the device is not an integer from 0 on.
+            Unavailable: there is no CUDA driver.
+            CudaError: it refuses.
+        """
+        if device is None:
+            device = torch.cuda.current_device() if torch.cuda.is_available() else 0
+        self._pool.page_lock(as_integer("page_lock", "device", device, 0, MAX_DEVICE))
 
     def memory(self) -> torch.Tensor:
         """Return the bytes of all objects, ``[capacity_bytes]`` uint8, to be registered."""

@@ -7,6 +7,7 @@ PYBIND11_MODULE(_host, m) {
   mk::host::bind_errors(m);
   mk::host::bind_libraries(m);
   mk::host::bind_hash(m);
+  mk::host::bind_memory(m);
   mk::host::bind_rdma(m);
   mk::host::bind_store(m);
   mk::host::bind_topology(m);

@@ -8,6 +8,7 @@ namespace mk::host {
 void bind_errors(pybind11::module_& m);
 void bind_libraries(pybind11::module_& m);
 void bind_hash(pybind11::module_& m);
+void bind_memory(pybind11::module_& m);
 void bind_rdma(pybind11::module_& m);
 void bind_store(pybind11::module_& m);
 void bind_topology(pybind11::module_& m);

@@ -147,6 +147,7 @@ void bind_store(py::module_& m) {
       .def("evict", &evict, py::arg("num_bytes"), py::arg("sieve"))
       .def("evict_keys", &evict_keys, py::arg("keys"))
       .def("reap", &Pool::reap, ReleaseGil())
+      .def("page_lock", &Pool::page_lock, py::arg("device"), ReleaseGil())
       .def("scan", &scan)
       .def("stats", &stats);
   bind_objects(m, pool);

@@ -5,6 +5,7 @@
 #include <exception>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 
 #include "host/gil.h"
@@ -72,9 +73,9 @@ py::buffer_info bytes_at(const char* data, uint64_t num_bytes) {
   return py::buffer_info(bytes, static_cast<py::ssize_t>(num_bytes));
 }
 
-// Memory of Python, held for as long as it lives: objects with the buffer protocol, or pairs of an
-// address and a size, which the caller holds. Raises what they raise if they are not packed or, as
-// wanted, writable.
+// Memory of Python, held for as long as it lives: objects with the buffer protocol, or tuples
+// (address, size, GPU or -1, its stream), which the caller holds. Raises what they raise if they
+// are not packed or, as wanted, writable.
 class Buffers {
  public:
   Buffers(const py::sequence& buffers, bool writable) {
@@ -82,8 +83,9 @@ class Buffers {
     views_.reserve(buffers.size());
     for (const py::handle item : buffers) {
       if (py::isinstance<py::tuple>(item)) {
-        const auto [address, num_bytes] = item.cast<std::pair<uint64_t, uint64_t>>();
-        pieces.push_back({reinterpret_cast<char*>(address), num_bytes});
+        const auto [address, num_bytes, device, stream] =
+            item.cast<std::tuple<uint64_t, uint64_t, int, uint64_t>>();
+        pieces.push_back({reinterpret_cast<char*>(address), num_bytes, device, stream});
         continue;
       }
       views_.emplace_back();
@@ -93,7 +95,7 @@ class Buffers {
         throw py::error_already_set();
       }
       const Py_buffer& view = views_.back();
-      pieces.push_back({static_cast<char*>(view.buf), static_cast<uint64_t>(view.len)});
+      pieces.push_back({static_cast<char*>(view.buf), static_cast<uint64_t>(view.len), -1, 0});
     }
   }
   Buffers(const Buffers&) = delete;
@@ -168,6 +170,24 @@ uint64_t checksum(const py::sequence& buffers) {
   return checksum_of(held.pieces);
 }
 
+// Of host memory alone: what goes where no pool is.
+void gather_into(const py::sequence& buffers, const py::object& target) {
+  const Buffers from(buffers, /*writable=*/false);
+  const Buffers to(py::make_tuple(target), /*writable=*/true);
+  MK_CHECK(total_bytes(from.pieces) <= total_bytes(to.pieces),
+           "gather: target must have room for all buffers");
+  const GilReleased released;
+  gather(from.pieces, to.pieces[0].data, /*page_locked=*/false);
+}
+
+void scatter_from(const py::object& source, const py::sequence& buffers) {
+  const Buffers from(py::make_tuple(source), /*writable=*/false);
+  const Buffers to(buffers, /*writable=*/true);
+  const GilReleased released;
+  const Piece& all = from.pieces[0];
+  scatter(all.data, all.num_bytes, to.pieces, /*page_locked=*/false);
+}
+
 py::tuple hash_of(const std::string& name) {
   const Key key = hash_of_name(name.data(), name.size());
   return py::make_tuple(key.hash, key.scope);
@@ -197,6 +217,10 @@ void bind_objects(py::module_& m, py::class_<Pool, std::shared_ptr<Pool>>& pool)
       .def("read_each", &read_each, py::arg("keys"), py::arg("buffers"), py::arg("verify"));
   m.def("checksum", &checksum, "XXH3-64 of what buffers hold, as objects keep it.",
         py::arg("buffers"));
+  m.def("gather", &gather_into, "Copies buffers, one behind the other, into host memory.",
+        py::arg("buffers"), py::arg("target"));
+  m.def("scatter", &scatter_from, "Copies host memory into buffers, one behind the other.",
+        py::arg("source"), py::arg("buffers"));
   m.def("hash_name", &hash_of, "XXH3-128 of bytes, in two words.", py::arg("name"));
 }
 

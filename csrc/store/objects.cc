@@ -2,6 +2,10 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
+#include <utility>
+
+#include "common/stream_copy.h"
 
 #define XXH_INLINE_ALL
 #include "xxhash/xxhash.h"
@@ -14,12 +18,28 @@ constexpr uint64_t kChunk = 128 << 10;
 
 uint64_t as_checksum(uint64_t hash) { return hash == 0 ? 1 : hash; }
 
-void copy_all(char* dst, const Pieces& pieces) {
-  for (const Piece& piece : pieces) {
-    if (piece.num_bytes) std::memcpy(dst, piece.data, piece.num_bytes);
-    dst += piece.num_bytes;
-  }
+bool is_on_gpu(const Piece& piece) { return piece.device >= 0; }
+
+bool are_in_host(const Pieces& pieces) {
+  return std::none_of(pieces.begin(), pieces.end(), is_on_gpu);
 }
+
+// What GPUs have to copy, by the streams in which they do.
+class GpuCopies {
+ public:
+  void add(const Piece& piece, const void* dst, const void* src, uint64_t num_bytes) {
+    by_stream_[{piece.device, piece.stream}].push_back(
+        {reinterpret_cast<uint64_t>(dst), reinterpret_cast<uint64_t>(src), num_bytes});
+  }
+  void run(bool page_locked) const {
+    for (const auto& [where, copies] : by_stream_) {
+      copy_in_stream(copies, page_locked, where.first, where.second);
+    }
+  }
+
+ private:
+  std::map<std::pair<int, uint64_t>, std::vector<StreamCopy>> by_stream_;
+};
 
 uint64_t copy_and_hash(char* dst, const Pieces& pieces) {
   XXH3_state_t state;
@@ -37,20 +57,15 @@ uint64_t copy_and_hash(char* dst, const Pieces& pieces) {
   return as_checksum(XXH3_64bits_digest(&state));
 }
 
-Got copy_from(const Pin& pin, std::optional<uint64_t> offset, const Pieces& pieces, bool verify) {
+Got copy_from(const Pin& pin, std::optional<uint64_t> offset, const Pieces& pieces, bool verify,
+              bool page_locked) {
   const uint64_t wanted = total_bytes(pieces);
   const uint64_t begin = offset.value_or(0);
   if (!offset && wanted < pin.num_bytes) return Got::kTooSmall;
   if (offset && (begin > pin.num_bytes || wanted > pin.num_bytes - begin)) return Got::kOutOfRange;
   const bool is_checked = verify && pin.checksum != 0;
   if (is_checked && checksum_of(pin.data, pin.num_bytes) != pin.checksum) return Got::kDamaged;
-  const char* from = pin.data + begin;
-  const char* const end = pin.data + pin.num_bytes;
-  for (const Piece& piece : pieces) {
-    const uint64_t size = std::min(piece.num_bytes, static_cast<uint64_t>(end - from));
-    if (size) std::memcpy(piece.data, from, size);
-    from += size;
-  }
+  scatter(pin.data + begin, pin.num_bytes - begin, pieces, page_locked);
   return Got::kDone;
 }
 
@@ -66,7 +81,47 @@ uint64_t checksum_of(const char* data, uint64_t num_bytes) {
   return as_checksum(XXH3_64bits(data, num_bytes));
 }
 
+Key hash_of_name(const char* name, uint64_t num_bytes) {
+  const XXH128_hash_t hash = XXH3_128bits(name, num_bytes);
+  return {hash.low64, hash.high64};
+}
+
+void gather(const Pieces& pieces, char* dst, bool page_locked) {
+  GpuCopies of_gpus;
+  for (const Piece& piece : pieces) {
+    if (piece.num_bytes == 0) continue;
+    if (is_on_gpu(piece)) {
+      of_gpus.add(piece, dst, piece.data, piece.num_bytes);
+    } else {
+      std::memcpy(dst, piece.data, piece.num_bytes);
+    }
+    dst += piece.num_bytes;
+  }
+  of_gpus.run(page_locked);
+}
+
+void scatter(const char* src, uint64_t num_bytes, const Pieces& pieces, bool page_locked) {
+  GpuCopies of_gpus;
+  for (const Piece& piece : pieces) {
+    const uint64_t size = std::min(piece.num_bytes, num_bytes);
+    if (size == 0) continue;
+    if (is_on_gpu(piece)) {
+      of_gpus.add(piece, piece.data, src, size);
+    } else {
+      std::memcpy(piece.data, src, size);
+    }
+    src += size;
+    num_bytes -= size;
+  }
+  of_gpus.run(page_locked);
+}
+
 uint64_t checksum_of(const Pieces& pieces) {
+  if (!are_in_host(pieces)) {
+    std::vector<char> copy(total_bytes(pieces));
+    gather(pieces, copy.data(), /*page_locked=*/false);
+    return checksum_of(copy.data(), copy.size());
+  }
   if (pieces.size() == 1) return checksum_of(pieces[0].data, pieces[0].num_bytes);
   XXH3_state_t state;
   XXH3_INITSTATE(&state);
@@ -75,20 +130,22 @@ uint64_t checksum_of(const Pieces& pieces) {
   return as_checksum(XXH3_64bits_digest(&state));
 }
 
-Key hash_of_name(const char* name, uint64_t num_bytes) {
-  const XXH128_hash_t hash = XXH3_128bits(name, num_bytes);
-  return {hash.low64, hash.high64};
-}
-
 Begun put_from(Pool* pool, const Key& key, const Pieces& pieces, const PutOptions& options) {
   Writing writing;
-  const Begun begun = pool->begin(key, total_bytes(pieces), &writing);
+  const uint64_t num_bytes = total_bytes(pieces);
+  const Begun begun = pool->begin(key, num_bytes, &writing);
   if (begun != Begun::kOpen) return begun;
   uint64_t checksum = 0;
-  if (options.checksum) {
+  if (options.checksum && are_in_host(pieces)) {
     checksum = copy_and_hash(writing.data, pieces);
   } else {
-    copy_all(writing.data, pieces);
+    try {
+      gather(pieces, writing.data, pool->is_page_locked());
+    } catch (...) {
+      pool->abort(writing);
+      throw;
+    }
+    if (options.checksum) checksum = checksum_of(writing.data, num_bytes);
   }
   pool->commit(writing, checksum, options.retention, options.position);
   return Begun::kOpen;
@@ -99,9 +156,14 @@ Got get_into(Pool* pool, const Key& key, std::optional<uint64_t> offset, const P
   const std::optional<Pin> pin = pool->pin(key);
   if (!pin) return Got::kAbsent;
   *object_bytes = pin->num_bytes;
-  const Got got = copy_from(*pin, offset, pieces, verify);
-  pool->unpin(*pin);
-  return got;
+  try {
+    const Got got = copy_from(*pin, offset, pieces, verify, pool->is_page_locked());
+    pool->unpin(*pin);
+    return got;
+  } catch (...) {
+    pool->unpin(*pin);
+    throw;
+  }
 }
 
 }  // namespace mk::store

@@ -14,15 +14,25 @@
 
 namespace mk::store {
 
+// Memory of the host, or of a GPU, which copies it behind all that is in a stream of the program's,
+// a handle of the driver.
 struct Piece {
   char* data;
   uint64_t num_bytes;
+  int device = -1;  // of the host
+  uint64_t stream = 0;
 };
 using Pieces = std::vector<Piece>;
 
 uint64_t total_bytes(const Pieces& pieces);
 uint64_t checksum_of(const char* data, uint64_t num_bytes);
-uint64_t checksum_of(const Pieces& pieces);  // of the object that they are, one behind the other
+// Host memory from and to pieces, one behind the other: as many bytes as they are, or as there are,
+// whichever is less. `page_locked`: the memory is. Throws Unavailable and CudaError, of GPUs.
+void gather(const Pieces& pieces, char* dst, bool page_locked);
+void scatter(const char* src, uint64_t num_bytes, const Pieces& pieces, bool page_locked);
+// Of the object that pieces are, one behind the other. Throws as gather().
+uint64_t checksum_of(const Pieces& pieces);
+
 Key hash_of_name(const char* name, uint64_t num_bytes);  // 128 bits: in both words
 
 struct PutOptions {
@@ -30,7 +40,7 @@ struct PutOptions {
   Retention retention;
   uint16_t position = 0;
 };
-// The object is the pieces one behind the other. Throws as Pool::begin does.
+// The object is the pieces one behind the other. Throws as Pool::begin does, and as gather().
 Begun put_from(Pool* pool, const Key& key, const Pieces& pieces, const PutOptions& options);
 
 enum class Got {
@@ -42,7 +52,7 @@ enum class Got {
 };
 // Fills the pieces, one behind the other, from `offset` on; without an offset they take the whole
 // object and may be larger. `object_bytes` is the object's size, if it is there. An object without
-// a checksum is not verified.
+// a checksum is not verified. Throws as scatter().
 Got get_into(Pool* pool, const Key& key, std::optional<uint64_t> offset, const Pieces& pieces,
              bool verify, uint64_t* object_bytes);
 

@@ -67,6 +67,13 @@ Pool::~Pool() {
   if (row_ != kNone && !owner_.forked()) clear_row(view_, row_);
 }
 
+void Pool::page_lock(int device) {
+  const std::lock_guard<std::mutex> lock(page_locking_);
+  if (page_lock_) return;
+  page_lock_ = std::make_unique<PageLock>(view_.data, geometry().capacity_bytes, device);
+  is_page_locked_ = true;
+}
+
 void Pool::contains_each(const Key* keys, size_t count, bool* out) const {
   index_.find_each(keys, count, [&](size_t i, const Found& found) {
     out[i] = found.is_ready();

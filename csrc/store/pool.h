@@ -16,12 +16,15 @@
 // left when a process dies, at any moment. Layer: store. Python face: mooncake_kernels/pool.py.
 #pragma once
 
+#include <atomic>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "common/owner.h"
+#include "common/page_lock.h"
 #include "store/index.h"
 #include "store/layout.h"
 #include "store/ledger.h"
@@ -87,6 +90,10 @@ class Pool {
   const Geometry& geometry() const { return view_.header->geometry; }
   char* data() const { return view_.data; }
 
+  // Page-locks the bytes of all objects, for this process; see common/page_lock.h. Idempotent.
+  void page_lock(int device);
+  bool is_page_locked() const { return is_page_locked_; }
+
   bool contains(const Key& key) const { return index_.find(key).is_ready(); }
   void contains_each(const Key* keys, size_t count, bool* out) const;
   size_t match_prefix(const Key* keys, size_t count) const;  // how many of the first are there
@@ -128,6 +135,9 @@ class Pool {
   const Owner owner_;
   std::unique_ptr<OwnSlots> slots_;
   uint32_t row_ = kNone;
+  std::mutex page_locking_;
+  std::unique_ptr<PageLock> page_lock_;
+  std::atomic<bool> is_page_locked_{false};
 };
 
 // Who holds the pool's mutex.

@@ -127,7 +127,7 @@ class RegistrationCache(Closing):
         if not memory.writable:
             raise InvalidArgument("lease: buffer must be writable, got read-only")
         handle = self._handle.acquire(memory.address, memory.num_bytes)
-        keep = self._watch(memory) if memory.location.startswith("cpu") else True
+        keep = self._watch(memory) if memory.is_host else True
         return Lease(handle, self._devices, memory, self._flags, None if keep else self._handle)
 
     def invalidate(self, buffer: Any) -> int:

@@ -23,19 +23,33 @@ def build_driver() -> Path | None:
 class FakeGpuArray:
     """What cupy's arrays look like from outside."""
 
-    def __init__(self, library: ctypes.CDLL, address: int, num_bytes: int, device: int):
+    def __init__(
+        self, library: ctypes.CDLL, address: int, num_bytes: int, device: int, stream: int = 0
+    ):
         self._library = library
+        self._stream = stream  # 0: its library does not say in which it works
         self.address = address
         self.num_bytes = num_bytes
         self.device = type("Device", (), {"id": device})()
 
     @property
     def __cuda_array_interface__(self) -> dict:
-        data = (self.address, False)
-        return {"shape": (self.num_bytes,), "typestr": "|u1", "data": data, "version": 3}
+        return {
+            "shape": (self.num_bytes,),
+            "typestr": "|u1",
+            "data": (self.address, False),
+            "version": 3,
+            "stream": self._stream or None,
+        }
 
     def part(self, begin: int, end: int) -> "FakeGpuArray":
-        return FakeGpuArray(self._library, self.address + begin, end - begin, self.device.id)
+        where = self.address + begin, end - begin, self.device.id
+        return FakeGpuArray(self._library, *where, self._stream)
+
+    def on(self, stream: "FakeStream") -> "FakeGpuArray":
+        """The same memory, whose library works in a stream."""
+        where = self.address, self.num_bytes, self.device.id
+        return FakeGpuArray(self._library, *where, stream.handle)
 
     @property
     def bytes(self) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""GPU memory for the tests of this folder: of a made-up driver, or torch's on a real GPU."""
+"""GPU memory for tests: of a made-up driver, or torch's on a real GPU."""
 
 import os
 
@@ -7,7 +7,7 @@ import torch
 
 from mooncake_kernels.buffers import as_buffer
 
-from ..support import UNTOUCHED
+from ..transfer.support import UNTOUCHED
 
 WORLD = os.environ.get("MK_TEST_WORLD", "")
 IS_FAKE = WORLD == "fake_gpu"
@@ -38,7 +38,7 @@ class Memory:
 
 class FakeGpus:
     def __init__(self):
-        from ...fake_cuda.driver import FakeDriver
+        from .driver import FakeDriver
 
         self.driver = FakeDriver()
         self.count = 2

@@ -40,6 +40,24 @@ CUresult cuMemFreeHost(void* data) {
   return CUDA_SUCCESS;
 }
 
+// Memory of the program's own, page-locked: it cannot be twice.
+CUresult cuMemHostRegister(void* data, size_t num_bytes, unsigned flags) {
+  FAKE_CALL("cuMemHostRegister");
+  const auto begin = reinterpret_cast<uint64_t>(data);
+  if (flags != CU_MEMHOSTREGISTER_PORTABLE || num_bytes == 0) return CUDA_ERROR_INVALID_VALUE;
+  if (world().find(begin)) return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
+  world().allocations.push_back(
+      {begin, begin + num_bytes, CU_MEMORYTYPE_HOST, 0, static_cast<char*>(data), -1, false});
+  return CUDA_SUCCESS;
+}
+CUresult cuMemHostUnregister(void* data) {
+  FAKE_CALL("cuMemHostUnregister");
+  const Allocation* const found = world().find(reinterpret_cast<uint64_t>(data));
+  if (!found || found->bytes != data) return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
+  world().allocations.remove_if([&](const Allocation& a) { return &a == found; });
+  return CUDA_SUCCESS;
+}
+
 // What an engine has left with a GPU that hung.
 void fake_free_pinned() {
   const std::lock_guard lock(world().mutex);

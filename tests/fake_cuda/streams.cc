@@ -1,4 +1,6 @@
 // Streams, events and copies, which are done when somebody asks for an event behind them.
+#include <unistd.h>
+
 #include <cstring>
 
 #include "fake_cuda/fake.h"
@@ -54,9 +56,11 @@ std::shared_ptr<Event> event_of(CUevent handle) {
   return found == world().events.end() ? nullptr : found->second;
 }
 
-// A stream of the engine's must not be the legacy one, with which the whole GPU waits.
+// A stream of the engine's must not be the legacy one, with which the whole GPU waits; a program's
+// may be.
 CUresult add_copy(CUdeviceptr dst, CUdeviceptr src, size_t num_bytes, CUstream handle) {
-  const auto stream = handle ? world().stream(handle) : nullptr;
+  const bool is_taken = handle || world().values["takes_legacy"];
+  const auto stream = is_taken ? world().stream(handle) : nullptr;
   if (!stream) return CUDA_ERROR_INVALID_HANDLE;
   if (!world().bytes_at(dst, num_bytes) || !world().bytes_at(src, num_bytes)) {
     return CUDA_ERROR_ILLEGAL_ADDRESS;
@@ -70,6 +74,8 @@ CUresult copy_batch(CUdeviceptr* dsts, CUdeviceptr* srcs, size_t* sizes, size_t 
                     size_t* failed, CUstream stream) {
   FAKE_CALL("cuMemcpyBatchAsync");
   if (world().values["has_no_batch"]) return CUDA_ERROR_NOT_SUPPORTED;
+  if (!stream) return CUDA_ERROR_INVALID_VALUE;
+  ++world().values["num_batches"];
   if (num_attributes != 1 || firsts[0] != 0 || !attributes) return CUDA_ERROR_INVALID_VALUE;
   for (size_t i = 0; i < count; ++i) {
     *failed = i;
@@ -129,6 +135,15 @@ CUresult cuStreamDestroy(CUstream stream) {
   found->run();  // what it holds up is done some time
   world().streams.erase(stream);
   return CUDA_SUCCESS;
+}
+CUresult cuStreamSynchronize(CUstream handle) {
+  for (;; usleep(100)) {  // until a test has opened the gates
+    FAKE_CALL("cuStreamSynchronize");
+    const auto stream = world().stream(handle);
+    if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+    stream->run();
+    if (stream->ops.empty()) return CUDA_SUCCESS;
+  }
 }
 CUresult cuStreamWaitEvent(CUstream handle, CUevent event_handle, unsigned) {
   FAKE_CALL("cuStreamWaitEvent");

@@ -7,6 +7,8 @@ import pytest
 
 from mooncake_kernels.pool import ObjectPool
 
+collect_ignore = [] if os.environ.get("MK_TEST_WORLD") in ("gpu", "fake_gpu") else ["gpu"]
+
 
 @pytest.fixture(params=["file", "nameless"])
 def pool(request, tmp_path_factory):

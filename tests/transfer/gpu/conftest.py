@@ -6,9 +6,8 @@ from mooncake_kernels.errors import Unavailable
 from mooncake_kernels.transfer import TransferEngine
 
 from ...conftest import skip
-from .gpus import GPUS, IS_FAKE, WORLD
-
-assert WORLD in ("fake_gpu", "gpu"), "these tests need a process of their own"
+from ...fake_cuda.fixtures import driver, gpus  # noqa: F401
+from ...fake_cuda.gpus import GPUS
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -18,24 +17,3 @@ def _has_gpu():
             engine.register(GPUS.allocate(16).buffer)
         except Unavailable as error:
             skip("cuda", str(error))
-
-
-@pytest.fixture
-def gpus():
-    """Two GPUs; at the end the engines, which are closed, have nothing of theirs."""
-    if not IS_FAKE:
-        yield GPUS
-        return
-    GPUS.driver.library.fake_clear()
-    GPUS.driver.set(num_looks=2, has_no_batch=0, hangs=0, first_gpu=0)
-    before = GPUS.driver.owned()
-    yield GPUS
-    assert GPUS.driver.owned() == before
-
-
-@pytest.fixture
-def driver(gpus):
-    """The made-up driver, which can be told to fail."""
-    if not IS_FAKE:
-        pytest.skip("the driver is a real one")
-    return gpus.driver

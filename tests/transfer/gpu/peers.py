@@ -11,8 +11,8 @@ import numpy as np
 from mooncake_kernels.errors import TransferError
 from mooncake_kernels.transfer import TransferEngine
 
+from ...fake_cuda.gpus import GPUS
 from ..support import WAIT_S, addressed
-from .gpus import GPUS
 
 
 class Side:

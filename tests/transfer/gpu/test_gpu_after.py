@@ -8,8 +8,8 @@ import torch
 
 from mooncake_kernels.errors import InvalidArgument, TransferError
 
+from ...fake_cuda.gpus import GPUS, IS_FAKE
 from ..support import UNTOUCHED, WAIT_S, addressed, engine_pair, untouched
-from .gpus import GPUS, IS_FAKE
 
 SIZE = 1 << 20
 

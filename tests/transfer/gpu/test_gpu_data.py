@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from mooncake_kernels.transfer import TransferEngine
 
+from ...fake_cuda.gpus import GPUS, IS_FAKE
 from ..support import UNTOUCHED, WAIT_S, Pair, addressed, engine_pair, untouched
-from .gpus import GPUS, IS_FAKE
 
 MIB = 1 << 20
 BETWEEN = [("gpu", "gpu"), ("gpu", "host"), ("host", "gpu")]

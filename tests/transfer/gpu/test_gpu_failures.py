@@ -11,8 +11,8 @@ from mooncake_kernels.errors import InvalidArgument, TransferError
 from mooncake_kernels.transfer import TransferEngine
 
 from ...fake_cuda.driver import ILLEGAL_ADDRESS, OUT_OF_MEMORY
+from ...fake_cuda.gpus import GPUS
 from ..support import UNTOUCHED, WAIT_S, addressed, engine_pair, untouched
-from .gpus import GPUS
 
 SIZE = (3 << 20) + 5
 ENDS = [("gpu", "host"), ("host", "gpu")]

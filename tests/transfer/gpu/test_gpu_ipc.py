@@ -7,8 +7,8 @@ from mooncake_kernels.buffers import shared_memory
 from mooncake_kernels.errors import TransferError
 from mooncake_kernels.transfer import TransferEngine
 
+from ...fake_cuda.gpus import GPUS, IS_FAKE
 from ..support import UNTOUCHED, WAIT_S, addressed, eventually, untouched
-from .gpus import GPUS, IS_FAKE
 from .peers import gpu_peer
 
 MIB = 1 << 20

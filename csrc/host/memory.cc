@@ -1,0 +1,32 @@
+// Binds where an address is.
+#include "common/memory_kind.h"
+
+#include <pybind11/stl.h>
+
+#include <cstdint>
+#include <optional>
+#include <tuple>
+
+#include "host/module.h"
+
+namespace py = pybind11;
+
+namespace mk::host {
+namespace {
+
+// (GPU, where its allocation begins, where it ends)
+std::optional<std::tuple<int, uint64_t, uint64_t>> gpu_allocation_at(uint64_t address) {
+  const MemoryRange range = MemoryMap().find(address);
+  if (range.kind != MemoryKind::kDevice) return std::nullopt;
+  return std::make_tuple(range.device, range.begin, range.end);
+}
+
+}  // namespace
+
+void bind_memory(py::module_& m) {
+  m.def("gpu_allocation_at", &gpu_allocation_at,
+        "The GPU that an address is of, and its allocation; None if it is of none.",
+        py::arg("address"));
+}
+
+}  // namespace mk::host

@@ -1,0 +1,30 @@
+"""Fixtures of tests in such a process: GPUs, and the driver if it is the made-up one."""
+
+import pytest
+
+from .gpus import GPUS, IS_FAKE, WORLD
+
+assert WORLD in ("fake_gpu", "gpu"), "these tests need a process of their own"
+
+
+@pytest.fixture
+def gpus():
+    """Two GPUs; in the end nothing of theirs is left that was not there before."""
+    if not IS_FAKE:
+        yield GPUS
+        return
+    GPUS.driver.library.fake_clear()
+    GPUS.driver.set(
+        num_looks=2, has_no_batch=0, hangs=0, first_gpu=0, takes_legacy=0, num_batches=0
+    )
+    before = GPUS.driver.owned()
+    yield GPUS
+    assert GPUS.driver.owned() == before
+
+
+@pytest.fixture
+def driver(gpus):
+    """The made-up driver, which can be told to fail."""
+    if not IS_FAKE:
+        pytest.skip("the driver is a real one")
+    return gpus.driver

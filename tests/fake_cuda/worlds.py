@@ -1,0 +1,39 @@
+"""Tests that need a process of their own, whose CUDA driver is made up or that of a real GPU."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from ..conftest import skip
+from ..rdma.fake.build import CUDA_INCLUDE
+
+ROOT = Path(__file__).parents[2]
+PYTEST = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--import-mode=append"]
+
+
+def pass_with_a_made_up_driver(folder: str) -> None:
+    if not (CUDA_INCLUDE / "cudaTypedefs.h").is_file():
+        skip("cuda", "there is no cudaTypedefs.h to make up a driver with")
+    _pass_in("fake_gpu", folder)
+
+
+def pass_with_a_gpu(folder: str) -> None:
+    if not torch.cuda.is_available():
+        skip("cuda", "torch finds no CUDA device")
+    _pass_in("gpu", folder)
+
+
+def _pass_in(world: str, folder: str) -> None:
+    done = subprocess.run(
+        [*PYTEST, "-rs", ROOT / folder],
+        env={**os.environ, "MK_TEST_WORLD": world},
+        text=True,
+        capture_output=True,
+        timeout=600,
+    )
+    if done.returncode:
+        pytest.fail(f"exit status {done.returncode}\n{done.stdout}{done.stderr}", pytrace=False)

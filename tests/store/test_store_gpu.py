@@ -1,0 +1,13 @@
+"""The tests of gpu/ pass in a process whose libcuda is a stand-in, and in one with a real GPU."""
+
+from ..fake_cuda.worlds import pass_with_a_gpu, pass_with_a_made_up_driver
+
+FOLDER = "tests/store/gpu"
+
+
+def test_with_a_made_up_driver():
+    pass_with_a_made_up_driver(FOLDER)
+
+
+def test_with_a_gpu():
+    pass_with_a_gpu(FOLDER)
