@@ -74,7 +74,7 @@ def test_memory_that_is_not_registered_is_looked_up(store, memory, caplog):
     assert store.put_from("g", other.ctypes.data, 1000) == 0
     for address in (0, 4096, 1 << 45):
         assert store.get_into("f", address, 1000) == store.put_from("h", address, 8) == WRONG
-        reasons(caplog, "must be host memory that this process can read")
+        reasons(caplog, "must be memory of this process that it can read, or of a GPU")
     assert store.is_exist("h") == 0
 
 

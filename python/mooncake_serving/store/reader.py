@@ -85,7 +85,7 @@ class StoreReader:
 
         Args:
             keys: n of them.
-            buffers: n of packed, writable host memory, each as large as its object or larger.
+            buffers: n of packed, writable memory, each as large as its object or larger.
 
         Returns:
             ``[n]`` int64: sizes of the objects; -1 where there is none, -2 where the buffer is too

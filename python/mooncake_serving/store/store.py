@@ -113,7 +113,7 @@ class Store(StoreReader, Closing):
     def put(
         self, key: StoreKey, value: Any, *, retention: Retention = "normal", position: int = 0
     ) -> PutResult:
-        """Store a value: bytes, a packed tensor or array in host memory. See ``put_from``."""
+        """Store a value: bytes, a packed tensor or array. See ``put_from``."""
         return self.put_from(key, value, retention=retention, position=position)
 
     def put_from(
@@ -123,7 +123,8 @@ class Store(StoreReader, Closing):
 
         Args:
             key: of the object.
-            *parts: packed host memory; layers, keys and values, wherever they are.
+            *parts: packed memory; layers, keys and values, wherever they are. What is on a GPU is
+                copied behind all that is in its library's current stream.
             retention: "soft": evicted only when all others are; "hard": never.
             position: how many objects of its prompt come before it; ``length_aware`` looks at it.
 

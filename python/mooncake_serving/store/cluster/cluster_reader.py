@@ -71,6 +71,7 @@ class ClusterReader:
         if not self._read("get_into", key, sink, is_damaged):
             return None
         sink.check("get_into")
+        sink.deliver()
         return sink.object_bytes
 
     def get_each(self, keys: StoreKeys) -> list[bytes | None]:
@@ -93,7 +94,8 @@ class ClusterReader:
 
         Args:
             keys: n of them.
-            buffers: n of packed, writable host memory, each as large as its object or larger.
+            buffers: n of packed, writable memory, each as large as its object or larger. To a GPU
+                goes what another node has by way of host memory.
 
         Returns:
             ``[n]`` int64: sizes of the objects; -1 where there is none that can be reached, -2
@@ -114,6 +116,7 @@ class ClusterReader:
         outcomes = self._read_each(words[missing], sinks)
         for i, sink, outcome in zip(missing, sinks, outcomes, strict=True):
             if outcome is Outcome.DONE:
+                sink.deliver()
                 sizes[i] = sink.object_bytes
             elif outcome is Outcome.NOT_TAKEN:
                 sizes[i] = TOO_SMALL

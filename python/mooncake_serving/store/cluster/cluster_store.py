@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from mooncake_kernels.buffers import Buffer, as_buffer
+from mooncake_kernels.buffers import Buffer, as_buffer, copy_to_host
 from mooncake_kernels.errors import InvalidArgument, TransferError, Unavailable
 from mooncake_kernels.pool import PoolStats, PutResult, Retention
 from mooncake_kernels.transfer import Region
@@ -77,7 +77,7 @@ class ClusterStore(ClusterReader, Closing):
     def put(
         self, key: StoreKey, value: Any, *, retention: Retention = "normal", position: int = 0
     ) -> PutResult:
-        """Store a value: bytes, a packed tensor or array in host memory. See ``put_from``."""
+        """Store a value: bytes, a packed tensor or array. See ``put_from``."""
         return self.put_from(key, value, retention=retention, position=position)
 
     def put_from(
@@ -231,7 +231,7 @@ class ClusterStore(ClusterReader, Closing):
         published: np.ndarray,
     ) -> None:
         """Have others take objects; one that cannot is followed by the next."""
-        buffers = [[as_buffer(part) for part in parts] for parts in objects]
+        buffers = {i: [_in_host(part) for part in objects[i]] for i in granted}
         left, unanswered, reason = list(granted), set(granted), "there is none"
         for member in self._homes():
             if not left:
@@ -290,3 +290,9 @@ class ClusterStore(ClusterReader, Closing):
         if failure is None:
             return np.zeros(len(words), bool)  # it has no members any more
         raise failure
+
+
+def _in_host(part: Any) -> Buffer:
+    """Memory that can be sent: of what is on a GPU, a copy."""
+    buffer = as_buffer(part)
+    return buffer if buffer.is_host else as_buffer(copy_to_host([buffer]))

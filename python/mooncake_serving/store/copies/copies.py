@@ -87,7 +87,7 @@ class Copies:
 
         Args:
             keys: n of them.
-            values: n: bytes, packed tensors or arrays in host memory.
+            values: n: bytes, packed tensors or arrays.
             replicas: how many copies, the first one counted.
 
         Raises:

@@ -136,7 +136,7 @@ class ByKey:
         """
         results: list[PutResult | None] = [None] * len(keys)
         sizes = [sum(part.num_bytes for part in parts) for parts in objects]
-        host = [all(part.location.startswith("cpu") for part in parts) for parts in objects]
+        host = [all(part.is_host for part in parts) for parts in objects]
         suited = [i for i, size in enumerate(sizes) if host[i] and self.suits(peer, size)]
         for batch in _batches([i for i in suited if sizes[i] <= MAX_ASKED_BYTES], sizes):
             places = [[(part.address, part.num_bytes) for part in objects[i]] for i in batch]

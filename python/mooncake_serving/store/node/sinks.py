@@ -11,6 +11,7 @@ from mooncake_kernels.errors import InvalidArgument
 from mooncake_kernels.pool import Key, ObjectPut, PutResult, checksum_of
 from mooncake_kernels.transfer import WHOLE
 
+from ..landing import Landing
 from ..store import Store
 
 ANY_SIZE = (1 << 64) - 1
@@ -50,15 +51,18 @@ class Sink(Protocol):
 class IntoBuffers:
     """Packed, writable memory that the caller has, as ``ObjectPool.get_into`` fills it.
 
+    What belongs on a GPU comes to host memory first, until it is delivered.
+
     Attributes:
         object_bytes: size of the object, once it is known.
     """
 
     def __init__(self, op: str, buffers: Sequence[Any], offset: int | None = None):
-        self._buffers = [_as_writable(op, i, buffer) for i, buffer in enumerate(buffers)]
+        given = [_as_writable(op, i, buffer) for i, buffer in enumerate(buffers)]
+        self._landing = Landing(given)
         self._offset = offset
         self.takes_all = offset is None
-        self.num_bytes = sum(buffer.num_bytes for buffer in self._buffers)
+        self.num_bytes = sum(buffer.num_bytes for buffer in given)
         self.object_bytes = 0
 
     def wants(self) -> tuple[int, int]:
@@ -87,14 +91,22 @@ class IntoBuffers:
             return None
         ranges, offset = [], self._offset or 0
         end = num_bytes if self._offset is None else offset + self.num_bytes
-        for buffer in self._buffers:
+        for buffer in self._landing.buffers:
             if part := min(buffer.num_bytes, end - offset):
                 ranges.append(Range(buffer.address, offset, part))
                 offset += part
         return ranges
 
     def commit(self) -> None:
-        pass  # it is where it belongs
+        pass  # it is where it belongs, once it is delivered
+
+    def deliver(self) -> None:
+        """Copy what is in host memory instead to the GPUs.
+
+        Raises:
+            Unavailable, CudaError: of the driver.
+        """
+        self._landing.deliver(self.object_bytes if self._offset is None else self.num_bytes)
 
     def abort(self) -> None:
         pass  # what the buffers hold is undefined
@@ -112,7 +124,7 @@ class IntoBytes(IntoBuffers):
 
     def open(self, num_bytes: int) -> list[Range] | None:
         self._array = np.empty(num_bytes, np.uint8)
-        self._buffers = [as_buffer(self._array)]
+        self._landing = Landing([as_buffer(self._array)])
         self.num_bytes = num_bytes
         return super().open(num_bytes)
 
@@ -167,8 +179,6 @@ class IntoPool:
 
 def _as_writable(op: str, i: int, buffer: Any) -> Buffer:
     memory = as_buffer(buffer, argument=f"{op}: buffers[{i}]")
-    if not memory.location.startswith("cpu"):
-        raise InvalidArgument(f"{op}: buffers[{i}] must be host memory, got {memory.location}")
     if not memory.writable:
         raise InvalidArgument(f"{op}: buffers[{i}] must be writable, got read-only memory")
     return memory

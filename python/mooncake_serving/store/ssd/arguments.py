@@ -52,7 +52,7 @@ def as_arrays(
 
 def _as_array(what: str, memory: Any, writable: bool) -> np.ndarray:
     buffer = as_buffer(memory, argument=what)
-    if not buffer.location.startswith("cpu"):
+    if not buffer.is_host:
         raise InvalidArgument(f"{what} must be host memory, got {buffer.location}")
     if writable and not buffer.writable:
         raise InvalidArgument(f"{what} must be writable, got read-only memory")

@@ -3,11 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
+from mooncake_kernels.buffers import as_buffer, copy_from_host
 from mooncake_kernels.errors import InvalidArgument
-
-from ..ssd.arguments import as_arrays
 
 
 def scatter(op: str, value: bytearray, buffers: Sequence[Any], offset: int | None) -> None:
@@ -16,8 +13,10 @@ def scatter(op: str, value: bytearray, buffers: Sequence[Any], offset: int | Non
     Raises:
         InvalidArgument: the buffers are too small, or what is asked for is not in the object.
     """
-    arrays = as_arrays(op, "buffers", buffers, len(buffers), writable=True)
-    room = sum(map(len, arrays))
+    targets = [
+        as_buffer(buffer, argument=f"{op}: buffers[{i}]") for i, buffer in enumerate(buffers)
+    ]
+    room = sum(target.num_bytes for target in targets)
     if offset is None and room < len(value):
         raise InvalidArgument(f"{op}: buffers must have room for {len(value)} bytes, got {room}")
     if offset is not None and offset + room > len(value):
@@ -25,7 +24,4 @@ def scatter(op: str, value: bytearray, buffers: Sequence[Any], offset: int | Non
             f"{op}: offset and buffers must be within the object's {len(value)} bytes, "
             f"got {room} from {offset}"
         )
-    rest = np.frombuffer(value, np.uint8)[offset or 0 :]
-    for array in arrays:
-        part, rest = rest[: len(array)], rest[len(array) :]
-        array[: len(part)] = part
+    copy_from_host(memoryview(value)[offset or 0 :], targets)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from mooncake_kernels.buffers import as_buffer
 from mooncake_kernels.errors import ChecksumError, InvalidArgument
 from mooncake_kernels.pool import (
     Key,
@@ -18,6 +19,7 @@ from mooncake_kernels.pool import (
 
 from ..eviction import EvictionPolicy
 from ..keyspace import StoreKey, StoreKeys
+from ..landing import Landing
 from ..reader import DAMAGED
 from ..room import Room
 from ..ssd import SsdTier
@@ -154,7 +156,7 @@ class TieredStore(Store):
             return sizes
         sizes = sizes.copy()
         sizes[missing[self._promote(words[missing])]] = DAMAGED
-        for read in (self.pool.get_into_each, self.tier.get_into_each):
+        for read in (self.pool.get_into_each, self._get_from_disk):
             missing = missing[sizes[missing] == ABSENT][::-1]
             sizes[missing] = read(words[missing], [buffers[i] for i in missing])
         return sizes
@@ -261,6 +263,13 @@ class TieredStore(Store):
         if size == DAMAGED:
             raise _damaged(words)
         return value if size == num_bytes else None
+
+    def _get_from_disk(self, words: np.ndarray, buffers: Sequence[Any]) -> np.ndarray:
+        landings = [Landing([as_buffer(buffer)]) for buffer in buffers]
+        sizes = self.tier.get_into_each(words, [landing.buffers[0] for landing in landings])
+        for landing, size in zip(landings, sizes.tolist(), strict=True):
+            landing.deliver(max(size, 0))
+        return sizes
 
     def _promote(self, words: np.ndarray) -> np.ndarray:
         """Bring objects from the disk into the pool, as far as there is room.

@@ -5,6 +5,7 @@ from functools import partial
 
 from mooncake_kernels.errors import InvalidArgument
 
+from .buffers import Memory
 from .codes import INVALID_PARAMS, check_list, code_of, returns_code, returns_instead
 from .lifecycle import Lifecycle
 from .replicate_config import ReplicateConfig, keeping_of
@@ -13,7 +14,8 @@ Numbers = Sequence[int]
 
 
 class BufferCalls(Lifecycle):
-    """Addresses are of host memory, which is used at once if it is registered, and else looked up.
+    """Addresses are of memory of the host or of a GPU, used at once if it is registered, and else
+    looked up. A GPU copies behind all that is in torch's current stream.
 
     A batch returns one code a key, and goes on after one has failed.
     """
@@ -25,9 +27,9 @@ class BufferCalls(Lifecycle):
         Who registers it keeps it alive.
         """
         running = self._running()
-        view = running.buffers.register(buffer_ptr, size)
+        memory = running.buffers.register(buffer_ptr, size)
         try:
-            running.objects.register(view)
+            running.objects.register(memory)
         except BaseException:
             running.buffers.unregister(buffer_ptr)
             raise
@@ -165,10 +167,10 @@ class BufferCalls(Lifecycle):
         op: str,
         keys: Sequence[str],
         columns: Sequence[Sequence],
-        views_of: Callable[[int], list[memoryview]],
+        views_of: Callable[[int], list[Memory]],
     ) -> list[int]:
         """Copy each key's value into its views, those whose memory is right in one call."""
-        views: dict[int, list[memoryview]] = {}
+        views: dict[int, list[Memory]] = {}
 
         def look_up(i: int) -> int:
             views[i] = views_of(i)
@@ -182,7 +184,7 @@ class BufferCalls(Lifecycle):
                 codes[i] = code
         return codes
 
-    def _views(self, pointers: Numbers, sizes: Numbers, *, writes: bool) -> list[memoryview]:
+    def _views(self, pointers: Numbers, sizes: Numbers, *, writes: bool) -> list[Memory]:
         check_list("buffer_ptrs", pointers)
         check_list("sizes", sizes)
         if len(pointers) != len(sizes):

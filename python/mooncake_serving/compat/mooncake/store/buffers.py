@@ -3,28 +3,33 @@
 import bisect
 import ctypes
 import threading
+from dataclasses import replace
 from typing import Any
 
+from mooncake_kernels.buffers import Buffer, gpu_memory_at
 from mooncake_kernels.errors import InvalidArgument
 
 from ..codes import as_natural
 from ..mapped import MappedMemory
 
+Memory = memoryview | Buffer  # of the host; of a GPU
+
 
 class Buffers:
     """What is registered, and what else is memory of this process. Thread-safe.
 
-    A range that is not registered is looked up among all that is mapped, at each use: as with
-    Mooncake's tcp it may be used, and an address that is none is an error, not a crash.
+    A range that is not registered is looked up among all that is mapped, and in the memory of GPUs,
+    at each use: as with Mooncake's tcp it may be used, and an address that is none is an error, not
+    a crash.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # Where ranges begin; their bytes, and whether they can be written to. Replaced and never
+        # Where ranges begin; their memory, and whether it can be written to. Replaced and never
         # changed, so that readers take no lock.
-        self._registered: tuple[tuple[int, ...], tuple[tuple[memoryview, bool], ...]] = (), ()
+        self._registered: tuple[tuple[int, ...], tuple[tuple[Memory, bool], ...]] = (), ()
 
-    def register(self, address: Any, num_bytes: Any) -> memoryview:
+    def register(self, address: Any, num_bytes: Any) -> Memory:
         """Remember a range, which must overlap no other.
 
         Raises:
@@ -32,11 +37,11 @@ class Buffers:
         """
         begin = as_natural("buffer_ptr", address, minimum=1)
         size = as_natural("size", num_bytes, minimum=1)
-        view, writable = _mapped(begin, size)
+        memory, writable = _mapped(begin, size)
         with self._lock:
             begins, ranges = self._registered
             place = bisect.bisect(begins, begin)
-            if (place > 0 and begins[place - 1] + len(ranges[place - 1][0]) > begin) or (
+            if (place > 0 and begins[place - 1] + size_of(ranges[place - 1][0]) > begin) or (
                 place < len(begins) and begin + size > begins[place]
             ):
                 raise InvalidArgument(
@@ -44,9 +49,9 @@ class Buffers:
                 )
             self._registered = (
                 (*begins[:place], begin, *begins[place:]),
-                (*ranges[:place], (view, writable), *ranges[place:]),
+                (*ranges[:place], (memory, writable), *ranges[place:]),
             )
-        return view
+        return memory
 
     def unregister(self, address: Any) -> None:
         """Forget the range that begins there.
@@ -67,7 +72,7 @@ class Buffers:
                 ranges[:place] + ranges[place + 1 :],
             )
 
-    def view(self, address: Any, num_bytes: Any, *, writes: bool) -> memoryview:
+    def view(self, address: Any, num_bytes: Any, *, writes: bool) -> Memory:
         """The bytes of a range.
 
         Raises:
@@ -77,25 +82,37 @@ class Buffers:
         begins, ranges = self._registered
         place = bisect.bisect(begins, begin) - 1
         if place >= 0:
-            view, writable = ranges[place]
+            memory, writable = ranges[place]
             offset = begin - begins[place]
-            if offset + size <= len(view) and (writable or not writes):
-                return view[offset : offset + size]
-        view, writable = _mapped(begin, size)
+            if offset + size <= size_of(memory) and (writable or not writes):
+                return _part(memory, offset, size)
+        memory, writable = _mapped(begin, size)
         if writes and not writable:
             raise InvalidArgument(f"buffer_ptr must be writable, got {_shown(begin, size)}")
-        return view
+        return memory
 
 
-def _mapped(address: int, num_bytes: int) -> tuple[memoryview, bool]:
-    allowed = MappedMemory().access(address, num_bytes) if address else ""
-    if not allowed:
-        raise InvalidArgument(
-            "buffer_ptr must be host memory that this process can read, "
-            f"got {_shown(address, num_bytes)}"
-        )
-    view = memoryview((ctypes.c_ubyte * num_bytes).from_address(address)).cast("B")
-    return view, allowed == "rw"
+def size_of(memory: Memory) -> int:
+    """Bytes of it."""
+    return memory.num_bytes if isinstance(memory, Buffer) else len(memory)
+
+
+def _part(memory: Memory, offset: int, num_bytes: int) -> Memory:
+    if isinstance(memory, Buffer):
+        return replace(memory, address=memory.address + offset, num_bytes=num_bytes)
+    return memory[offset : offset + num_bytes]
+
+
+def _mapped(address: int, num_bytes: int) -> tuple[Memory, bool]:
+    if allowed := MappedMemory().access(address, num_bytes) if address else "":
+        view = memoryview((ctypes.c_ubyte * num_bytes).from_address(address)).cast("B")
+        return view, allowed == "rw"
+    if (memory := gpu_memory_at(address, num_bytes)) is not None:
+        return memory, True
+    raise InvalidArgument(
+        "buffer_ptr must be memory of this process that it can read, or of a GPU, "
+        f"got {_shown(address, num_bytes)}"
+    )
 
 
 def _shown(address: int, num_bytes: int) -> str:

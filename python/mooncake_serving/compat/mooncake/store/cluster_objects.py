@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from mooncake_kernels.buffers import Buffer
 from mooncake_kernels.errors import Unavailable
 from mooncake_kernels.pool import PutResult
 from mooncake_kernels.transfer import Region
@@ -16,6 +17,7 @@ from mooncake_serving.store.directory import Directory
 from mooncake_serving.store.node.arriving import Outcome
 from mooncake_serving.store.node.sinks import IntoBuffers
 
+from .buffers import Memory
 from .codes import CHECKSUM_MISMATCH, INVALID_PARAMS, OBJECT_NOT_FOUND, code_of, log
 from .naming import MIN_HEADER_BYTES, header_bytes, header_of, name_in
 from .objects import Objects, Views
@@ -70,6 +72,7 @@ class ClusterObjects(Objects):
             for n, i in enumerate(missing):
                 codes[i] = _CODES.get(outcomes[n], OBJECT_NOT_FOUND)
                 if outcomes[n] is Outcome.DONE and found[n] == headers[n]:
+                    sinks[n].deliver()
                     codes[i] = sinks[n].object_bytes - len(headers[n])
             return 0
 
@@ -91,15 +94,18 @@ class ClusterObjects(Objects):
                 known |= new
                 yield from new
 
-    def register(self, view: memoryview) -> None:
-        region = self._cluster.register(view)
+    def register(self, memory: Memory) -> None:
+        if isinstance(memory, Buffer):  # of a GPU: it goes by way of the host
+            return
+        region = self._cluster.register(memory)
         with self._lock:
             self._regions[region.address] = region
 
     def deregister(self, address: int) -> None:
         with self._lock:
-            region = self._regions.pop(address)
-        self._cluster.deregister(region)
+            region = self._regions.pop(address, None)
+        if region is not None:
+            self._cluster.deregister(region)
 
     def hostname(self, local_hostname: str) -> str:
         """The name of the engine."""

@@ -8,7 +8,13 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
-from mooncake_kernels.errors import ChecksumError, InvalidArgument, TransferError, Unavailable
+from mooncake_kernels.errors import (
+    ChecksumError,
+    CudaError,
+    InvalidArgument,
+    TransferError,
+    Unavailable,
+)
 
 from ..codes import Failed
 
@@ -32,6 +38,7 @@ _CODES: dict[type[Exception], int] = {
     InvalidArgument: INVALID_PARAMS,
     ChecksumError: CHECKSUM_MISMATCH,
     TransferError: TRANSFER_FAIL,
+    CudaError: TRANSFER_FAIL,
     Unavailable: RPC_FAIL,
     OSError: INTERNAL_ERROR,  # and TimeoutError: a stopped process holds the pool
 }

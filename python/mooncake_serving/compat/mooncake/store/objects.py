@@ -12,6 +12,7 @@ from mooncake_serving.store import Store
 from mooncake_serving.store.keyspace import Keyspace
 
 from ..codes import Failed
+from .buffers import Memory, size_of
 from .codes import INTERNAL_ERROR, NO_AVAILABLE_HANDLE, OBJECT_NOT_FOUND, code_of
 from .naming import encoded, header_of, name_in
 from .replicate_config import Keeping
@@ -24,7 +25,7 @@ if TYPE_CHECKING:  # it needs an extra, and a pool of one host does not
 _REPLACE_S = 10.0  # to replace an object that others write too
 _PAUSE_S = 1e-3
 
-Views = Sequence[memoryview]
+Views = Sequence[Memory]
 
 
 class Objects:
@@ -89,14 +90,14 @@ class Objects:
         pairs = list(zip(names, views, strict=True))
         return [code_of(op, partial(self.get_into, *pair)) for pair in reversed(pairs)][::-1]
 
-    def get_range(self, name: str, offset: int, view: memoryview) -> int:
+    def get_range(self, name: str, offset: int, view: Memory) -> int:
         """Fill a buffer from a part of a value; returns its size, -704 if there is no value.
 
         Raises:
             InvalidArgument: the part is not within the value.
         """
         num_bytes = self._store.get_into(name, view, offset=len(header_of(name)) + offset)
-        return OBJECT_NOT_FOUND if num_bytes is None else len(view)
+        return OBJECT_NOT_FOUND if num_bytes is None else size_of(view)
 
     def view(self, name: str) -> memoryview | None:
         """A value, which stays for as long as this is there; None if there is none."""
@@ -136,7 +137,7 @@ class Objects:
             if name is not None and self._keyspace.key(name) == key:
                 yield name
 
-    def register(self, view: memoryview) -> None:
+    def register(self, memory: Memory) -> None:
         """Let values be moved to and from this memory, which stays until ``deregister``."""
 
     def deregister(self, address: int) -> None:

@@ -1,0 +1,74 @@
+"""Memory of GPUs by its addresses, through Mooncake's calls."""
+
+import os
+
+import numpy as np
+import pytest
+
+from mooncake_serving.compat.mooncake import MooncakeDistributedStore
+
+from ...fake_cuda.driver import ILLEGAL_ADDRESS
+from ..support import content
+from .conftest import UNIT
+
+WRONG, ABSENT, FAILED = -600, -704, -800
+
+
+@pytest.fixture
+def store(gpus):
+    path = f"/dev/shm/mk-test-gpu-{os.getpid()}"
+    made = MooncakeDistributedStore()
+    assert made.setup("127.0.0.1", "P2PHANDSHAKE", 1 << 20, 0, "tcp", "", path) == 0
+    yield made
+    made.close()
+    os.unlink(path)
+
+
+@pytest.mark.parametrize("registers", [True, False])
+def test_values_from_and_to_gpus(store, gpus, registers):
+    source, target = gpus.allocate(4 * UNIT), gpus.allocate(4 * UNIT, 1)
+    whole = content((1, 1), 4 * UNIT)
+    source.put(whole)
+    if registers:
+        for memory in (source, target):
+            assert store.register_buffer(memory.address, memory.num_bytes) == 0
+    assert store.put_from("a", source.address + 8, 100) == 0
+    assert store.get("a") == whole[8:108].tobytes()
+    assert store.get_into("a", target.address + 1, UNIT) == 100
+    np.testing.assert_array_equal(target.get()[1:101], whole[8:108])
+
+    starts = [source.address + i * UNIT for i in range(4)]
+    assert store.batch_put_from(["b", "c"], starts[:2], [UNIT] * 2) == [0, 0]
+    assert store.batch_put_from_multi_buffers(["d"], [starts], [[UNIT] * 4]) == [0]
+    assert store.get("d") == whole.tobytes()
+    ends = [target.address + i * UNIT for i in reversed(range(4))]
+    sizes = store.batch_get_into_multi_buffers(["d", "z"], [ends, ends], [[UNIT] * 4] * 2)
+    assert sizes == [4 * UNIT, ABSENT]
+    np.testing.assert_array_equal(target.get().reshape(4, UNIT), whole.reshape(4, UNIT)[::-1])
+    read = store.get_into_ranges([target.address], [["d"]], [[[5, 50]]], [[[0, 9]]], [[[10, 20]]])
+    assert read == [[[10, 20]]]
+    np.testing.assert_array_equal(target.get()[5:15], whole[:10])
+    np.testing.assert_array_equal(target.get()[50:70], whole[9:29])
+    if registers:
+        for memory in (source, target):
+            assert store.unregister_buffer(memory.address) == 0
+
+
+def test_what_is_not_all_of_one_allocation(store, gpus):
+    memory = gpus.allocate(UNIT)
+    assert store.register_buffer(memory.address, UNIT + (1 << 30)) == WRONG
+    assert store.put_from("a", memory.address + 10, UNIT + (1 << 30)) == WRONG
+    assert store.is_exist("a") == 0
+
+
+def test_a_driver_that_fails(store, gpus, driver):
+    memory = gpus.allocate(UNIT)
+    driver.fail("cuMemcpyAsync", ILLEGAL_ADDRESS)
+    assert store.put_from("a", memory.address, UNIT) == FAILED
+    assert store.is_exist("a") == 0
+    assert store.put_from("a", memory.address, UNIT) == 0
+    driver.fail("cuStreamSynchronize", ILLEGAL_ADDRESS)
+    assert store.get_into("a", memory.address, UNIT) == FAILED
+    driver.fail("cuPointerGetAttributes", ILLEGAL_ADDRESS)
+    assert store.get_into("a", memory.address, UNIT) == FAILED
+    assert store.get_into("a", memory.address, UNIT) == UNIT
