@@ -9,7 +9,8 @@ reads it, and puts the rest. A hit is a token of that prefix; blocks behind a ga
 
 The store evicts 5 % of its pool at once, as it does if nothing is said; `lru exact` evicts one
 block at a time. Both must be what a dict in the order of use does, to the last token. `lru, heads
-first` reads a prompt's blocks in their order, so that heads are evicted before their tails.
+first` reads and puts a prompt's blocks one by one in their order, so that heads are evicted before
+their tails.
 `cost alone` is length_aware by what a block costs to compute, where attention over 100 blocks is
 as much as all the rest. `belady` is a bound for all: the best eviction there can be, of blocks that
 are found without what comes before them. `infinite` never evicts.
@@ -92,9 +93,11 @@ def replay(
             if heads_first:
                 for key in keys[:found]:
                     store.get(key)
+                for i, key in enumerate(keys[found:]):
+                    store.put(key, b"1", position=found + i)
             else:
                 store.get_into_each(keys[:found], [bytearray(1)] * found)
-            store.put_each(keys[found:], [b"1"] * (len(keys) - found), position=found)
+                store.put_each(keys[found:], [b"1"] * (len(keys) - found), position=found)
             hits += prefix_tokens(found, num_tokens)
     return hits
 
@@ -110,6 +113,7 @@ def simulate(requests: list[Request], num_blocks: float, at_once: int = 1) -> in
             found += 1
         for block in reversed(blocks[:found]):
             cache.move_to_end(block)
+        new = []
         for block in blocks[found:]:
             if block in cache:
                 continue
@@ -117,6 +121,10 @@ def simulate(requests: list[Request], num_blocks: float, at_once: int = 1) -> in
                 for _ in range(at_once):
                     cache.popitem(last=False)
             cache[block] = None
+            new.append(block)
+        for block in reversed(new):
+            if block in cache:
+                cache.move_to_end(block)
         hits += prefix_tokens(found, num_tokens)
     return hits
 

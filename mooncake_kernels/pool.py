@@ -208,6 +208,14 @@ class ObjectPool(PoolReader):
         """Say how long an object shall stay, see ``begin``. Returns whether it was there."""
         return self._pool.retain(*as_key("retain", key), as_retention("retain", retention))
 
+    def refresh(self, keys: Any) -> None:
+        """Make those of ``[n, 2]`` objects that are there the last used ones, in this order.
+
+        No use is counted. For what was stored together: ``refresh(keys[::-1])`` has LRU take the
+        last of a prompt's objects before those that it continues.
+        """
+        self._pool.refresh(as_keys("refresh", keys))
+
     def evict(self, num_bytes: int, policy: Literal["lru", "sieve"] = "lru") -> Evicted:
         """Remove objects until there are so many bytes more, not of one piece.
 

@@ -51,6 +51,10 @@ size_t match_prefix(const Pool& pool, const Keys& keys) {
   return matched;
 }
 
+void refresh(Pool& pool, const Keys& keys) {
+  over(keys, [&](const Key* all, size_t count) { pool.refresh(all, count); });
+}
+
 template <class T, class Field>
 py::array_t<T> column(const std::vector<ObjectInfo>& objects, Field field) {
   py::array_t<T> result(static_cast<py::ssize_t>(objects.size()));
@@ -135,6 +139,7 @@ void bind_store(py::module_& m) {
           py::arg("hash"), py::arg("scope"))
       .def("contains_each", &contains_each, py::arg("keys"))
       .def("match_prefix", &match_prefix, py::arg("keys"))
+      .def("refresh", &refresh, py::arg("keys"))
       .def(
           "remove", [](Pool& p, uint64_t hash, uint64_t scope) { return p.remove({hash, scope}); },
           py::arg("hash"), py::arg("scope"), ReleaseGil())

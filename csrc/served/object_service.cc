@@ -1,5 +1,6 @@
 #include "served/object_service.h"
 
+#include <algorithm>
 #include <cstring>
 #include <optional>
 #include <set>
@@ -39,6 +40,13 @@ iovec part_of(std::vector<T>& rows) {
   return {rows.data(), rows.size() * sizeof(T)};
 }
 
+// What was asked for together is a prompt, in its order: LRU shall take its tail before its head.
+void age_tail_first(Pool& pool, std::vector<Key> keys) {
+  if (keys.size() < 2) return;
+  std::reverse(keys.begin(), keys.end());
+  pool.refresh(keys.data(), keys.size());
+}
+
 }  // namespace
 
 class ObjectService::Reading final : public Exchange {
@@ -61,12 +69,18 @@ class ObjectService::Reading final : public Exchange {
       if (row.num_bytes > 0) parts.push_back({const_cast<char*>(data), row.num_bytes});
     }
     parts[0] = part_of(answers_);
-    const std::lock_guard lock(service_.mutex_);
-    for (size_t i = 0; i < entries_.size(); ++i) {
-      service_.done_.num_misses += answers_[i].status == AskStatus::kAbsent;
-      if (answers_[i].status == AskStatus::kDone) service_.note_read(entries_[i].key);
+    std::vector<Key> read;
+    {
+      const std::lock_guard lock(service_.mutex_);
+      for (size_t i = 0; i < entries_.size(); ++i) {
+        service_.done_.num_misses += answers_[i].status == AskStatus::kAbsent;
+        if (answers_[i].status != AskStatus::kDone) continue;
+        service_.note_read(entries_[i].key);
+        read.push_back(entries_[i].key);
+      }
+      service_.done_.num_bytes += num_bytes;
     }
-    service_.done_.num_bytes += num_bytes;
+    age_tail_first(*pool_, std::move(read));
     return parts;
   }
 
@@ -152,9 +166,12 @@ class ObjectService::Storing final : public Exchange {
   }
 
   std::vector<iovec> answer() override {
+    std::vector<Key> stored;
     for (size_t i = 0; i < entries_.size(); ++i) {
       if (writings_[i]) commit(i);
+      if (statuses_[i] == AskStatus::kDone) stored.push_back(entries_[i].key);
     }
+    age_tail_first(*pool_, std::move(stored));
     return {part_of(statuses_)};
   }
 

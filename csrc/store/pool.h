@@ -107,6 +107,8 @@ class Pool {
   // Counts as a use. Nothing if there is no such object.
   std::optional<Pin> pin(const Key& key);
   void unpin(const Pin& pin);
+  // Makes objects the last used ones, in this order; no use is counted.
+  void refresh(const Key* keys, size_t count);
 
   bool remove(const Key& key);  // whether it was there
   bool retain(const Key& key, Retention retention);

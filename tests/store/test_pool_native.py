@@ -10,7 +10,11 @@ from ..cxx import CSRC, build, run
 
 HERE = Path(__file__).parent
 SOURCES = [f"store/{file.name}" for file in sorted((CSRC / "store").glob("*.cc"))]
-SOURCES += ["common/process_id.cc", "common/shared_memory.cc"]
+SOURCES += [
+    f"common/{name}.cc"
+    for name in ("cuda_context", "cuda_driver", "memcpy_batch", "page_lock", "process_id",
+                 "shared_memory", "stream_copy")
+]  # fmt: skip
 INCLUDE = f"-I{CSRC.parent / 'third_party'}"
 
 

@@ -57,3 +57,20 @@ def test_a_position_is_a_number(pool, position):
     for call in (pool.put_from, pool.begin):
         with pytest.raises(InvalidArgument, match="position must be"):
             call((1, 0), b"1" if call == pool.put_from else 1, position=position)
+
+
+def test_refresh_orders_and_counts_no_use(pool):
+    """The keys become the last used, in their order; those that are not there are passed over."""
+    for i in range(6):
+        put(pool, (i, 0), 10)
+    before = columns(pool)
+    pool.refresh(np.array([(4, 0), (9, 9), (1, 0), (0, 0)], np.uint64))
+    assert columns(pool) == before
+    for expected in (2, 3, 5, 4, 1, 0):
+        assert pool.evict(1).keys.tolist() == [[expected, 0]]
+
+
+def test_refresh_of_nothing_and_of_what_is_no_key(pool):
+    pool.refresh(np.empty((0, 2), np.uint64))
+    with pytest.raises(InvalidArgument, match="refresh: keys must be"):
+        pool.refresh([1])

@@ -96,3 +96,15 @@ def test_paths_are_names_of_files(path):
     for call in (lambda: Store.create(64 * UNIT, path), lambda: Store.open(path)):
         with pytest.raises(InvalidArgument, match="path must be the name of a file, got"):
             call()
+
+
+def test_of_a_prompt_the_tail_goes_first():
+    """What was stored together is evicted from the last to the first, also after it was read."""
+    with Store.create(16 * 4096) as store:
+        store.put_each(range(8), [b"1"] * 8)
+        store.put_each(range(8, 12), [b"1"] * 4, position=8)
+        assert store.evict(2 * 4096).keys[:, 0].tolist() == [7, 6]
+        store.get_into_each(range(4), [bytearray(1)] * 4)
+        gone = store.evict(8 * 4096).keys[:, 0].tolist()
+        assert gone == [5, 4, 11, 10, 9, 8, 3, 2]
+        assert store.match_prefix(range(8)) == 2

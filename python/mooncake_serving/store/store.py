@@ -180,16 +180,25 @@ class Store(StoreReader, Closing):
     ) -> list[PutResult]:
         """Store many objects, in their order: a prefix is there before what continues it.
 
+        Of what is new, LRU takes the last first: without what comes before it, it is of no use.
+
         Args:
             keys: n that follow one another in a prompt.
             values: n of them, see ``put``.
             position: of the first, see ``put_from``.
         """
         check_pairs("put_each", "values", keys, values)
-        return [
+        results = [
             self.put_from(key, value, position=position + i)
             for i, (key, value) in enumerate(zip(keys, values, strict=True))
         ]
+        is_new = np.array([result is PutResult.STORED for result in results], bool)
+        self.age_tail_first(self.keyspace.keys(keys)[is_new])
+        return results
+
+    def age_tail_first(self, keys: np.ndarray) -> None:
+        """Have LRU take ``[n, 2]`` objects of a prompt, in its order, from its tail to its head."""
+        self.pool.refresh(keys[::-1])
 
     def retain(self, key: StoreKey, retention: Retention) -> bool:
         """Say how long an object shall stay, see ``put_from``. Returns whether it was there."""

@@ -57,6 +57,26 @@ def test_reads_puts_and_removals_ask_no_node(hosts):
     assert one.store.stats().num_pins == 0 and one.store.stats().num_writing == 0
 
 
+@pytest.mark.parametrize("by_key", [True, False])
+def test_of_a_prompt_the_tail_goes_first(hosts, by_key):
+    """In the holder's pool, whoever has put it, or read it."""
+    holder, other = hosts.make("holder", by_key=by_key), hosts.make("other", 0, by_key=by_key)
+    values = [b"1"] * 6
+    assert other.cluster.put_each(range(6), values) == [STORED] * 6
+    assert holder.cluster.put_each(range(6, 9), values[:3]) == [STORED] * 3
+    assert holder.store.evict(2 * UNIT).keys[:, 0].tolist() == [5, 4]
+    assert other.cluster.get_each(range(3)) == values[:3]
+    gone = holder.store.evict(6 * UNIT).keys[:, 0].tolist()
+    assert gone == [3, 8, 7, 6, 2, 1]
+
+
+def test_what_is_fetched_goes_from_the_tail(hosts):
+    one, two = hosts.make("one"), hosts.make("two")
+    one.cluster.put_each(range(4), [b"1"] * 4)
+    assert two.cluster.fetch(range(4)) == [STORED] * 4
+    assert two.store.evict(3 * UNIT).keys[:, 0].tolist() == [3, 2, 1]
+
+
 def test_what_differs_from_its_checksum_is_read_again(hosts, monkeypatch):
     one, two = hosts.several(2)
     one.cluster.put_each(range(3), [value(i) for i in range(3)])

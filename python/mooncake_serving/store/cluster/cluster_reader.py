@@ -299,8 +299,9 @@ class ClusterReader:
         read = self.node.read(words[missing], sinks, verify=self._verifies())
         for i, sink, outcome in zip(missing, sinks, read, strict=True):
             results[i], outcomes[i] = sink.result, outcome
-        is_new = [sink.result is PutResult.STORED for sink in sinks]
-        self.node.listing.publish(words[missing[is_new]])
+        new = words[missing[[sink.result is PutResult.STORED for sink in sinks]]]
+        store.age_tail_first(new)
+        self.node.listing.publish(new)
         return results, outcomes
 
 

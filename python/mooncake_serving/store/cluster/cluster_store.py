@@ -214,6 +214,8 @@ class ClusterStore(ClusterReader, Closing):
                         key, *objects[i], retention=retention, position=position + int(i)
                     )
                     stored[i] = results[i] in (PutResult.STORED, PutResult.EXISTS)
+                new = [i for i in granted if results[i] is PutResult.STORED]
+                self._store.age_tail_first(words[new])
         finally:
             self.node.claims.settle(words[granted], stored[granted], published[granted])
         taken = [i for i in missing if results[i] is PutResult.BEING_WRITTEN]

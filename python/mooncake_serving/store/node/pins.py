@@ -79,6 +79,7 @@ class Pins:
                 row["address"] = pinned.tensor().data_ptr() if pinned.num_bytes else 0
         if (damaged := found["status"] == DAMAGED).any():
             self._drop(keys[damaged])
+        self._store.age_tail_first(keys[found["status"] == PINNED])
         self._keep(token, held)
         return found
 

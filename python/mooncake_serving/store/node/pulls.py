@@ -74,6 +74,7 @@ class Puller:
             reasons = self._from_memory(request, sinks)
         else:
             reasons = self._from_pool(request, keys, sinks)
+        self._store.age_tail_first(keys[[s.result is PutResult.STORED for s in sinks]])
         is_here = [s.result in (PutResult.STORED, PutResult.EXISTS) for s in sinks]
         self._listing.publish(keys[is_here])
         return Pulled(
