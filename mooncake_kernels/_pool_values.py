@@ -1,7 +1,6 @@
 """Values of ``pool.py``: keys, and what a pool tells of itself."""
 
 import enum
-import itertools
 import operator
 import os
 from collections.abc import Sequence
@@ -154,9 +153,7 @@ def named_keys(names: Sequence[str | bytes], scope: int | str = 0) -> np.ndarray
         InvalidArgument: as in ``object_key``.
     """
     try:
-        encoded = [name.encode() if isinstance(name, str) else name for name in names]
-        words = itertools.chain.from_iterable(map(_host.hash_name, encoded))
-        keys = np.fromiter(words, np.uint64, 2 * len(encoded)).reshape(-1, 2)
+        keys = _host.hash_names(names)
     except (TypeError, UnicodeError):
         raise InvalidArgument(
             f"named_keys: names must be str or bytes, got {shown(names)}"

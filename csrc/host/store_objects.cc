@@ -5,6 +5,7 @@
 #include <exception>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <utility>
 
@@ -193,6 +194,29 @@ py::tuple hash_of(const std::string& name) {
   return py::make_tuple(key.hash, key.scope);
 }
 
+// The bytes of a str, as UTF-8, or of bytes. Raises TypeError, UnicodeEncodeError.
+std::string_view bytes_of(const py::handle& name) {
+  char* data = nullptr;
+  Py_ssize_t size = 0;
+  if (PyUnicode_Check(name.ptr())) {
+    const char* const text = PyUnicode_AsUTF8AndSize(name.ptr(), &size);
+    if (!text) throw py::error_already_set();
+    return {text, static_cast<size_t>(size)};
+  }
+  if (PyBytes_AsStringAndSize(name.ptr(), &data, &size) != 0) throw py::error_already_set();
+  return {data, static_cast<size_t>(size)};
+}
+
+Keys hash_of_each(const py::sequence& names) {
+  std::vector<Key> keys;
+  keys.reserve(names.size());
+  for (const py::handle name : names) {
+    const std::string_view bytes = bytes_of(name);
+    keys.push_back(hash_of_name(bytes.data(), bytes.size()));
+  }
+  return array_of(keys);
+}
+
 }  // namespace
 
 void bind_objects(py::module_& m, py::class_<Pool, std::shared_ptr<Pool>>& pool) {
@@ -222,6 +246,7 @@ void bind_objects(py::module_& m, py::class_<Pool, std::shared_ptr<Pool>>& pool)
   m.def("scatter", &scatter_from, "Copies host memory into buffers, one behind the other.",
         py::arg("source"), py::arg("buffers"));
   m.def("hash_name", &hash_of, "XXH3-128 of bytes, in two words.", py::arg("name"));
+  m.def("hash_names", &hash_of_each, "The same of many, each a str or bytes.", py::arg("names"));
 }
 
 }  // namespace mk::host

@@ -78,6 +78,15 @@ def test_parts(store):
     assert store.batch_is_exist(["none", "empty"]) == [0, 0]
 
 
+def test_batches_of_removals(store):
+    for key in ("a", "b", "c"):
+        assert store.put(key, b"1") == 0
+    assert store.batch_remove(["a", "no", "c", "a"]) == [0, ABSENT, 0, ABSENT]
+    assert store.batch_remove([5, "b", "\ud800"]) == [WRONG, 0, WRONG]
+    assert store.batch_is_exist(["a", "b", "c"]) == [0, 0, 0]
+    assert MooncakeDistributedStore().batch_remove(["a", "b"]) == [WRONG, WRONG]
+
+
 def test_what_is_not_there(store, caplog):
     assert store.get("no") == b""
     assert store.get_batch(["no", "nor"]) == [b"", b""]

@@ -181,8 +181,9 @@ def test_keys():
     names = [("a", 0), ("b", 0), ("a", 1), ("a", "x"), ("", 0)]
     assert len({object_key(*name) for name in names}) == 5
     for scope in (0, 7, 2**64 - 1, "x"):
-        expected = [object_key(name, scope) for name in ("a", b"b", "")]
-        assert list(map(tuple, named_keys(["a", b"b", ""], scope).tolist())) == expected
+        names = ("a", b"b", "", "\u00e9\0\U0001f600", b"\xff\0", np.str_("c"))
+        expected = [object_key(name, scope) for name in names]
+        assert list(map(tuple, named_keys(names, scope).tolist())) == expected
     assert named_keys([]).shape == (0, 2)
     keys = object_keys(np.array([3, 2**64 - 1], np.uint64), 5)
     assert keys.tolist() == [[3, 5], [2**64 - 1, 5]] and keys.dtype == np.uint64
@@ -209,6 +210,8 @@ def test_keys():
         (lambda p: p.retain(KEY, None), "retain: retention must be one of"),
         (lambda p: object_key(5), "object_key: name must be a str or bytes"),
         (lambda p: named_keys(["a", 5]), "named_keys: names must be str or bytes"),
+        (lambda p: named_keys(["a", "\ud800"]), "named_keys: names must be str or bytes"),
+        (lambda p: named_keys(5), "named_keys: names must be str or bytes"),
         (lambda p: object_keys([[1]]), r"object_keys: hashes must be \[n\]"),
         (lambda p: object_keys([1], 1.5), "object_keys: key must be two integers"),
         (lambda p: ObjectPool.create(0), "ObjectPool.create: capacity_bytes must be"),

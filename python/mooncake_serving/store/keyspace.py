@@ -36,9 +36,12 @@ class Keyspace:
     def keys(self, keys: StoreKeys) -> np.ndarray:
         """``[n, 2]`` uint64 of many."""
         check_keys(keys)
-        if not isinstance(keys, np.ndarray) and any(isinstance(k, str | bytes) for k in keys):
-            if all(isinstance(k, str | bytes) for k in keys):
-                return named_keys(keys, self.scope)  # type: ignore[arg-type]
+        if isinstance(keys, np.ndarray):
+            return object_keys(keys, self.scope)
+        are_names = {issubclass(kind, str | bytes) for kind in set(map(type, keys))}
+        if are_names == {True}:
+            return named_keys(keys, self.scope)  # type: ignore[arg-type]
+        if are_names == {True, False}:
             return np.array([self.key(key) for key in keys], np.uint64).reshape(-1, 2)
         return object_keys(keys, self.scope)
 

@@ -47,9 +47,14 @@ class KeyCalls(Lifecycle):
 
     @returns_instead([INVALID_PARAMS])
     def batch_remove(self, keys: Sequence[str], force: bool = False) -> list[int]:
-        """Remove values, each as ``remove`` does."""
+        """Remove values: of each what ``remove`` returns."""
         check_list("keys", keys)
-        return [self.remove(key, force) for key in keys]
+
+        @returns_instead([INVALID_PARAMS] * len(keys))
+        def batch_remove(store: KeyCalls) -> list[int]:
+            return store._running().objects.remove_each("batch_remove", keys)
+
+        return batch_remove(self)
 
     @returns_code
     def remove_by_regex(self, regex_pattern: str, force: bool = False) -> int:

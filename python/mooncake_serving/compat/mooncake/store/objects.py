@@ -115,7 +115,7 @@ class Objects:
 
     def exist(self, names: Sequence[str]) -> list[bool]:
         """Tell of names which are there. Not a use of them."""
-        if not all(isinstance(name, str) for name in names):
+        if not all(issubclass(kind, str) for kind in set(map(type, names))):
             raise InvalidArgument(f"key must be a string, got one that is none in {names!r:.80}")
         return self._store.exists_each(names).tolist() if len(names) else []
 
@@ -123,6 +123,22 @@ class Objects:
         """Remove an object; who reads it keeps it. Returns whether it was there."""
         encoded(name)
         return self._store.remove(name)
+
+    def remove_each(self, op: str, names: Sequence[str]) -> list[int]:
+        """Remove objects, in one go: of each 0, -704 if there was none, or a code."""
+        codes = [code_of(op, partial(_check, name)) for name in names]
+        named = [i for i, code in enumerate(codes) if code == 0]
+
+        def remove() -> int:
+            removed = self._store.remove_each([names[i] for i in named])
+            for i, was_there in zip(named, removed.tolist(), strict=True):
+                codes[i] = 0 if was_there else OBJECT_NOT_FOUND
+            return 0
+
+        if named and (failure := code_of(op, remove)):
+            for i in named:
+                codes[i] = failure
+        return codes
 
     def names(self) -> Iterator[str]:
         """All names that are there, in no order. Reads each object's header."""
@@ -179,6 +195,11 @@ class Objects:
                 NO_AVAILABLE_HANDLE, f"there is no room for {name!r:.80}: all must stay that is"
             )
         return result
+
+
+def _check(name: str) -> int:
+    encoded(name)
+    return 0
 
 
 def _num_bytes(part: Any) -> int:
