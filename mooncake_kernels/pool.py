@@ -208,13 +208,17 @@ class ObjectPool(PoolReader):
         """Say how long an object shall stay, see ``begin``. Returns whether it was there."""
         return self._pool.retain(*as_key("retain", key), as_retention("retain", retention))
 
-    def refresh(self, keys: Any) -> None:
-        """Make those of ``[n, 2]`` objects that are there the last used ones, in this order.
+    def order_uses(self, keys: Any) -> None:
+        """Exchange the times at which ``[n, 2]`` objects were last used, so that the first of these
+        keys is the oldest. Those that are not there are passed over.
 
-        No use is counted. For what was stored together: ``refresh(keys[::-1])`` has LRU take the
-        last of a prompt's objects before those that it continues.
+        For what was stored together: ``order_uses(keys[::-1])`` has LRU take the last of a prompt's
+        objects before those that it continues.
+
+        Raises:
+            TimeoutError: a stopped process holds the pool.
         """
-        self._pool.refresh(as_keys("refresh", keys))
+        self._pool.order_uses(as_keys("order_uses", keys))
 
     def evict(self, num_bytes: int, policy: Literal["lru", "sieve"] = "lru") -> Evicted:
         """Remove objects until there are so many bytes more, not of one piece.

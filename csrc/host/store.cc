@@ -51,10 +51,6 @@ size_t match_prefix(const Pool& pool, const Keys& keys) {
   return matched;
 }
 
-void refresh(Pool& pool, const Keys& keys) {
-  over(keys, [&](const Key* all, size_t count) { pool.refresh(all, count); });
-}
-
 template <class T, class Field>
 py::array_t<T> column(const std::vector<ObjectInfo>& objects, Field field) {
   py::array_t<T> result(static_cast<py::ssize_t>(objects.size()));
@@ -78,6 +74,11 @@ py::tuple scan(Pool& pool) {
                         column<uint8_t>(objects, [](auto& object) { return object.retention; }),
                         column<uint16_t>(objects, [](auto& object) { return object.uses; }),
                         column<uint16_t>(objects, [](auto& object) { return object.position; }));
+}
+
+void order_uses(Pool& pool, const Keys& keys) {
+  const GilReleased released;
+  pool.order_uses(keys_of(keys), num_keys(keys));
 }
 
 py::tuple as_tuple(const Evicted& evicted) {
@@ -139,7 +140,6 @@ void bind_store(py::module_& m) {
           py::arg("hash"), py::arg("scope"))
       .def("contains_each", &contains_each, py::arg("keys"))
       .def("match_prefix", &match_prefix, py::arg("keys"))
-      .def("refresh", &refresh, py::arg("keys"))
       .def(
           "remove", [](Pool& p, uint64_t hash, uint64_t scope) { return p.remove({hash, scope}); },
           py::arg("hash"), py::arg("scope"), ReleaseGil())
@@ -149,6 +149,7 @@ void bind_store(py::module_& m) {
             return p.retain({hash, scope}, static_cast<Retention>(retention));
           },
           py::arg("hash"), py::arg("scope"), py::arg("retention"), ReleaseGil())
+      .def("order_uses", &order_uses, py::arg("keys"))
       .def("evict", &evict, py::arg("num_bytes"), py::arg("sieve"))
       .def("evict_keys", &evict_keys, py::arg("keys"))
       .def("reap", &Pool::reap, ReleaseGil())

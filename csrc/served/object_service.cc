@@ -10,6 +10,8 @@
 #include "transfer/error.h"
 #include "transfer/wire.h"
 
+// Objects of a question are those of a prompt, in its order. They are read and stored from the last
+// to the first, so that LRU takes the tail of a prompt before its head.
 namespace mk::served {
 namespace {
 
@@ -40,13 +42,6 @@ iovec part_of(std::vector<T>& rows) {
   return {rows.data(), rows.size() * sizeof(T)};
 }
 
-// What was asked for together is a prompt, in its order: LRU shall take its tail before its head.
-void age_tail_first(Pool& pool, std::vector<Key> keys) {
-  if (keys.size() < 2) return;
-  std::reverse(keys.begin(), keys.end());
-  pool.refresh(keys.data(), keys.size());
-}
-
 }  // namespace
 
 class ObjectService::Reading final : public Exchange {
@@ -59,28 +54,23 @@ class ObjectService::Reading final : public Exchange {
 
   std::vector<iovec> answer() override {
     uint64_t left = kMaxPayloadBytes, num_bytes = 0;
-    std::vector<iovec> parts{{}};
-    for (const ReadEntry& entry : entries_) {
-      ReadAnswer row{};
-      const char* const data = look_up(entry, left, row);
-      answers_.push_back(row);
+    answers_.resize(entries_.size());
+    std::vector<iovec> parts;
+    for (size_t i = entries_.size(); i-- > 0;) {
+      ReadAnswer& row = answers_[i];
+      const char* const data = look_up(entries_[i], left, row);
       left -= row.num_bytes;
       num_bytes += row.num_bytes;
       if (row.num_bytes > 0) parts.push_back({const_cast<char*>(data), row.num_bytes});
     }
-    parts[0] = part_of(answers_);
-    std::vector<Key> read;
-    {
-      const std::lock_guard lock(service_.mutex_);
-      for (size_t i = 0; i < entries_.size(); ++i) {
-        service_.done_.num_misses += answers_[i].status == AskStatus::kAbsent;
-        if (answers_[i].status != AskStatus::kDone) continue;
-        service_.note_read(entries_[i].key);
-        read.push_back(entries_[i].key);
-      }
-      service_.done_.num_bytes += num_bytes;
+    parts.push_back(part_of(answers_));
+    std::reverse(parts.begin(), parts.end());
+    const std::lock_guard lock(service_.mutex_);
+    for (size_t i = 0; i < entries_.size(); ++i) {
+      service_.done_.num_misses += answers_[i].status == AskStatus::kAbsent;
+      if (answers_[i].status == AskStatus::kDone) service_.note_read(entries_[i].key);
     }
-    age_tail_first(*pool_, std::move(read));
+    service_.done_.num_bytes += num_bytes;
     return parts;
   }
 
@@ -166,12 +156,15 @@ class ObjectService::Storing final : public Exchange {
   }
 
   std::vector<iovec> answer() override {
-    std::vector<Key> stored;
-    for (size_t i = 0; i < entries_.size(); ++i) {
+    for (size_t i = entries_.size(); i-- > 0;) {
       if (writings_[i]) commit(i);
-      if (statuses_[i] == AskStatus::kDone) stored.push_back(entries_[i].key);
     }
-    age_tail_first(*pool_, std::move(stored));
+    const std::lock_guard lock(service_.mutex_);
+    for (size_t i = 0; i < entries_.size(); ++i) {
+      if (statuses_[i] != AskStatus::kDone) continue;
+      service_.note(entries_[i].key, true);
+      service_.done_.num_bytes_stored += entries_[i].num_bytes;
+    }
     return {part_of(statuses_)};
   }
 
@@ -211,9 +204,6 @@ class ObjectService::Storing final : public Exchange {
     pool_->commit(writing, service_.options_.checksums ? sum : 0, Retention::kNormal);
     writings_[i].reset();
     statuses_[i] = AskStatus::kDone;
-    const std::lock_guard lock(service_.mutex_);
-    service_.note(entry.key, true);
-    service_.done_.num_bytes_stored += entry.num_bytes;
   }
 
   void abort(std::optional<Writing>& writing) noexcept {

@@ -1,5 +1,7 @@
 #include "store/ledger.h"
 
+#include <algorithm>
+
 namespace mk::store {
 
 uint32_t Ledger::add(const Key& key, uint64_t num_bytes, uint32_t row) {
@@ -45,6 +47,19 @@ void Ledger::retain(uint32_t at, Retention retention) {
   leave_orders(at);
   view_.entries[at].retention = retention;
   enter_orders(at);
+}
+
+void Ledger::order_uses(const std::vector<uint32_t>& entries) {
+  std::vector<uint64_t> uses;
+  for (const uint32_t at : entries) uses.push_back(view_.entries[at].recency.load());
+  std::vector<uint64_t> in_order = uses;
+  std::sort(in_order.begin(), in_order.end());
+  for (size_t i = 0; i < entries.size(); ++i) {
+    leave_orders(entries[i]);
+    // Who uses it meanwhile takes no lock: then it keeps the time of that.
+    view_.entries[entries[i]].recency.compare_exchange_strong(uses[i], in_order[i]);
+    enter_orders(entries[i]);
+  }
 }
 
 void Ledger::doom(uint32_t at) {

@@ -33,6 +33,7 @@ class Ledger {
   uint32_t add(const Key& key, uint64_t num_bytes, uint32_t row);
   void publish(uint32_t entry, uint64_t checksum, Retention retention, uint16_t position);
   void retain(uint32_t entry, Retention retention);
+  void order_uses(const std::vector<uint32_t>& entries);  // ready ones; the oldest first
   void doom(uint32_t entry);
   uint64_t sweep();  // bytes of the pool that are free now and were not
 

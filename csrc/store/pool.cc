@@ -124,16 +124,6 @@ std::optional<Pin> Pool::pin(const Key& key) {
   return std::nullopt;
 }
 
-// By the time it is written to, the entry may be another object's, which is new anyway.
-void Pool::refresh(const Key* keys, size_t count) {
-  for (size_t i = 0; i < count; ++i) {
-    const Found found = index_.find(keys[i]);
-    if (!found.is_ready()) continue;
-    const uint64_t now = view_.header->clock.fetch_add(1, std::memory_order_relaxed) + 1;
-    view_.entries[found.entry].recency.store(now, std::memory_order_relaxed);
-  }
-}
-
 void Pool::unpin(const Pin& pin) {
   if (!owner_.forked()) slots_->give_back(pin.slot);
 }

@@ -107,11 +107,11 @@ class Pool {
   // Counts as a use. Nothing if there is no such object.
   std::optional<Pin> pin(const Key& key);
   void unpin(const Pin& pin);
-  // Makes objects the last used ones, in this order; no use is counted.
-  void refresh(const Key* keys, size_t count);
 
   bool remove(const Key& key);  // whether it was there
   bool retain(const Key& key, Retention retention);
+  // Exchanges the times of their last uses, so that of these objects the first is the oldest.
+  void order_uses(const Key* keys, size_t count);
 
   // Makes room, at least `num_bytes` if it can; never what is pinned, hard or by a reader.
   Evicted evict(uint64_t num_bytes, Policy policy);

@@ -66,6 +66,17 @@ bool Pool::retain(const Key& key, Retention retention) {
   return true;
 }
 
+void Pool::order_uses(const Key* keys, size_t count) {
+  owner_.check("order_uses", "pool");
+  const Lock lock(*this);
+  std::vector<uint32_t> entries;
+  for (size_t i = 0; i < count; ++i) {
+    const Found found = index_.find(keys[i]);
+    if (found.is_ready()) entries.push_back(found.entry);
+  }
+  ledger_.order_uses(entries);
+}
+
 uint32_t Pool::reap() {
   owner_.check("reap", "pool");
   const Lock lock(*this);

@@ -41,6 +41,9 @@ void use(Pool* pool, Object* small, Object* large) {
   pool->remove(kOld[3]);  // doomed, for it is pinned
   pool->unpin(*pin);
   pool->retain(kOld[0], Retention::kHard);
+  const Key newest_first[] = {kOld[1], kOld[2]}, oldest_first[] = {kOld[2], kOld[1]};
+  pool->order_uses(newest_first, 2);
+  pool->order_uses(oldest_first, 2);
   pool->evict(64, Policy::kLru);    // takes 3
   pool->evict(64, Policy::kSieve);  // and another one
   large->put(pool, Retention::kSoft);

@@ -59,18 +59,29 @@ def test_a_position_is_a_number(pool, position):
             call((1, 0), b"1" if call == pool.put_from else 1, position=position)
 
 
-def test_refresh_orders_and_counts_no_use(pool):
-    """The keys become the last used, in their order; those that are not there are passed over."""
+def test_uses_are_ordered_anew_and_none_is_counted(pool):
+    """The keys exchange the times of their last uses; those that are not there are passed over."""
     for i in range(6):
         put(pool, (i, 0), 10)
-    before = columns(pool)
-    pool.refresh(np.array([(4, 0), (9, 9), (1, 0), (0, 0)], np.uint64))
-    assert columns(pool) == before
-    for expected in (2, 3, 5, 4, 1, 0):
+    before = pool.objects()
+    pool.order_uses(np.array([(4, 0), (9, 9), (1, 0), (0, 0), (4, 0)], np.uint64))
+    after = pool.objects()
+    assert sorted(before.recency.tolist()) == sorted(after.recency.tolist())
+    assert columns(pool) == dict.fromkeys(range(6), (1, 0))
+    for expected in (4, 1, 2, 3, 0, 5):
         assert pool.evict(1).keys.tolist() == [[expected, 0]]
 
 
-def test_refresh_of_nothing_and_of_what_is_no_key(pool):
-    pool.refresh(np.empty((0, 2), np.uint64))
-    with pytest.raises(InvalidArgument, match="refresh: keys must be"):
-        pool.refresh([1])
+def test_uses_of_what_is_soft_or_hard_are_ordered(pool):
+    for i, retention in enumerate(("soft", "hard", "normal", "soft")):
+        put(pool, (i, 0), 10, retention=retention)
+    pool.order_uses([(3, 0), (2, 0), (1, 0), (0, 0)])
+    assert [pool.evict(1).keys.tolist() for _ in range(4)] == [[[2, 0]], [[3, 0]], [[0, 0]], []]
+    pool.retain((1, 0), "normal")
+    assert pool.evict(1).keys.tolist() == [[1, 0]]
+
+
+def test_order_of_nothing_and_of_what_is_no_key(pool):
+    pool.order_uses(np.empty((0, 2), np.uint64))
+    with pytest.raises(InvalidArgument, match="order_uses: keys must be"):
+        pool.order_uses([1])

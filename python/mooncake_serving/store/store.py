@@ -198,7 +198,8 @@ class Store(StoreReader, Closing):
 
     def age_tail_first(self, keys: np.ndarray) -> None:
         """Have LRU take ``[n, 2]`` objects of a prompt, in its order, from its tail to its head."""
-        self.pool.refresh(keys[::-1])
+        if len(keys) > 1:
+            self.pool.order_uses(keys[::-1])
 
     def retain(self, key: StoreKey, retention: Retention) -> bool:
         """Say how long an object shall stay, see ``put_from``. Returns whether it was there."""

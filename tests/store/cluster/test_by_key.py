@@ -66,6 +66,7 @@ def test_of_a_prompt_the_tail_goes_first(hosts, by_key):
     assert holder.cluster.put_each(range(6, 9), values[:3]) == [STORED] * 3
     assert holder.store.evict(2 * UNIT).keys[:, 0].tolist() == [5, 4]
     assert other.cluster.get_each(range(3)) == values[:3]
+    assert eventually(lambda: holder.store.stats().num_pins == 0)
     gone = holder.store.evict(6 * UNIT).keys[:, 0].tolist()
     assert gone == [3, 8, 7, 6, 2, 1]
 

@@ -54,7 +54,8 @@ class Pins:
         held = _Held([], now, now + keep_s)
         found = np.zeros(len(keys), FOUND)
         num_bytes = 0
-        for row, key in zip(found, keys.tolist(), strict=True):
+        # From the last to the first, as stores read: of a prompt LRU takes the tail first.
+        for row, key in zip(found[::-1], keys[::-1].tolist(), strict=True):
             if num_bytes >= MAX_PINNED_BYTES:
                 row["status"] = BUSY
                 continue
@@ -79,7 +80,6 @@ class Pins:
                 row["address"] = pinned.tensor().data_ptr() if pinned.num_bytes else 0
         if (damaged := found["status"] == DAMAGED).any():
             self._drop(keys[damaged])
-        self._store.age_tail_first(keys[found["status"] == PINNED])
         self._keep(token, held)
         return found
 
