@@ -290,6 +290,36 @@ def test_what_comes_back_stays_within_the_quota(opened):
         assert store.usage().num_bytes <= limit
 
 
+def test_what_a_quota_evicts_goes_to_the_disk(opened):
+    """Written before it goes, if it is worth that; the put waits, and is within the quota."""
+    limit = 3 * OBJECT
+    store = opened(quota=Quota(num_bytes=limit))
+    other = Store(store.pool, namespace="other")
+    assert other.put(1, value(1)) is STORED
+    for key in KEYS[:12]:
+        assert put(store, key) == [STORED]
+        assert store.usage().num_bytes <= limit
+    assert store.demotion_stats().num_written == 9
+    assert read(store, *KEYS[:12]) == [OBJECT] * 12
+    assert other.get(1) == value(1).tobytes()
+    assert store.usage().num_bytes <= limit
+    assert store.pool.stats().num_pins == 0
+
+    store.close()
+    store = opened(quota=Quota(num_bytes=limit), min_uses=2)
+    new = [100 + key for key in KEYS[:12]]
+    assert put(store, *new) == [STORED] * 12
+    assert store.exists_each(new).tolist() == [False] * 9 + [True] * 3
+
+
+def test_a_quota_whose_disk_fails(opened):
+    store = opened(quota=Quota(num_bytes=3 * OBJECT))
+    with no_writes_from(0):
+        assert put(store, *KEYS[:12]) == [STORED] * 12
+    assert store.usage().num_bytes <= 3 * OBJECT
+    assert store.demotion_stats().num_dropped == 9
+
+
 def test_who_reads_what_another_brings_up_waits_for_it(opened, monkeypatch):
     store = opened()
     put(store, *KEYS)

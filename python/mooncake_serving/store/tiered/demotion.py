@@ -59,21 +59,37 @@ class Demoter:
         self._thread = threading.Thread(target=self._run, name="mk-demotion", daemon=True)
         self._thread.start()
 
-    def offer(self, key: Key) -> bool:
-        """Queue an object, unless it is; tells whether it is. If not, it counts as dropped."""
+    def offer(self, key: Key) -> int | None:
+        """Queue an object, unless it is; returns its size.
+
+        None: it cannot be. It counts as dropped, unless it is too large for the disk.
+        """
         with self._changed:
-            if key in self._queue or key in self._writing:
-                return True
+            pinned = self._queue.get(key) or self._writing.get(key)
+            if pinned is not None:
+                return pinned.num_bytes
             pinned = None if self._closing else self._pin(key)
-            if pinned is not None and self._queued_bytes + pinned.num_bytes <= self._queue_bytes:
+            is_small = pinned is None or pinned.num_bytes <= self._tier.max_object_bytes
+            if (
+                pinned is not None
+                and is_small
+                and self._queued_bytes + pinned.num_bytes <= self._queue_bytes
+            ):
                 self._queue[key] = pinned
                 self._queued_bytes += pinned.num_bytes
                 self._changed.notify_all()
-                return True
+                return pinned.num_bytes
             if pinned is not None:
                 pinned.close()
-            self._num_dropped += 1
-            return False
+            self._num_dropped += is_small
+            return None
+
+    def wait_for(self, keys: Sequence[Key]) -> None:
+        """Wait until none of some objects is queued any more."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: not any(key in self._queue or key in self._writing for key in keys)
+            )
 
     def wait_written(self) -> bool:
         """Wait until a part of what is queued was written; False if nothing is."""

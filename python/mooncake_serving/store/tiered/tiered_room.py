@@ -1,7 +1,7 @@
 """How room is made in a pool that has a disk behind it."""
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -34,21 +34,63 @@ class Demotion:
 
     def __call__(self, pool: ObjectPool, num_bytes: int) -> Evicted:
         """Evict what is not worth a write, or is on the disk; queue the rest, which goes later."""
-        keys, sizes = _coldest(pool, num_bytes)
+        keys = _coldest(pool, num_bytes)
+        return pool.evict_keys(keys[self.queue(keys) < 0])
+
+    def queue(self, keys: np.ndarray) -> np.ndarray:
+        """Queue what is worth a write, and goes when it is written: ``[n]`` sizes, or -1."""
         worth = self._uses.estimate(keys) >= self._min_uses
-        worth &= ~self._tier.contains_each(keys) & (sizes <= self._tier.max_object_bytes)
-        queued = np.zeros(len(keys), bool)
+        worth &= ~self._tier.contains_each(keys)
+        sizes = np.full(len(keys), -1, np.int64)
         for i in np.flatnonzero(worth).tolist():
-            queued[i] = self._demoter.offer(tuple(keys[i].tolist()))
-        return pool.evict_keys(keys[~queued])
+            num_bytes = self._demoter.offer(tuple(keys[i].tolist()))
+            sizes[i] = -1 if num_bytes is None else num_bytes
+        return sizes
+
+
+class _ByWayOfDisk:
+    """A pool for policies that name what goes, as those of quotas: it is written before it goes, if
+    it is worth that, and waited for.
+    """
+
+    def __init__(self, pool: ObjectPool, demotion: Demotion, demoter: Demoter):
+        self._pool = pool
+        self._demotion = demotion
+        self._demoter = demoter
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._pool, name)
+
+    def evict_keys(self, keys: np.ndarray) -> Evicted:
+        sizes = self._demotion.queue(keys)
+        evicted = self._pool.evict_keys(keys[sizes < 0])
+        queued = keys[sizes >= 0]
+        self._demoter.wait_for([tuple(key) for key in queued.tolist()])
+        is_gone = ~self._pool.contains_each(queued)
+        num_bytes = int(pool_bytes(self._pool, sizes[sizes >= 0][is_gone]).sum())
+        return Evicted(
+            np.concatenate([evicted.keys, queued[is_gone]]), evicted.num_bytes + num_bytes
+        )
 
 
 class TieredRoom(Room):
     """A pool whose objects leave it for a disk, for which a put waits only if it finds no room."""
 
-    def __init__(self, pool: ObjectPool, eviction: EvictionPolicy, demoter: Demoter, at_least: int):
-        super().__init__(pool, eviction, at_least)
+    def __init__(self, pool: ObjectPool, demotion: Demotion, demoter: Demoter, at_least: int):
+        super().__init__(pool, demotion, at_least)
+        self._demotion = demotion
         self._demoter = demoter
+
+    def evict_by(self, policy: EvictionPolicy, num_bytes: int) -> Evicted:
+        """Evict by another policy, as that of a quota, by way of the disk as well."""
+        if policy is self._demotion:
+            return super().evict_by(policy, num_bytes)
+        return super().evict_by(
+            lambda pool, wanted: policy(
+                cast(ObjectPool, _ByWayOfDisk(pool, self._demotion, self._demoter)), wanted
+            ),
+            num_bytes,
+        )
 
     def make(self, num_bytes: Callable[[], int], attempt: Callable[[], Result]) -> Result:
         """Try until it is not ``FULL``, while something can be evicted, or is being written."""
@@ -65,12 +107,10 @@ class TieredRoom(Room):
         return result
 
 
-def _coldest(pool: ObjectPool, num_bytes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Keys and sizes of so many bytes, what goes first first: "soft" last, "hard" never."""
+def _coldest(pool: ObjectPool, num_bytes: int) -> np.ndarray:
+    """Keys of so many bytes, what goes first first: "soft" last, "hard" never."""
     objects = pool.objects()
     order = np.lexsort([objects.recency, objects.retention])
     order = order[objects.retention[order] < HARD]
-    sizes = objects.num_bytes[order].astype(np.int64)
-    ends = np.cumsum(pool_bytes(pool, sizes))
-    num_victims = np.searchsorted(ends, num_bytes) + 1
-    return objects.keys[order[:num_victims]], sizes[:num_victims]
+    ends = np.cumsum(pool_bytes(pool, objects.num_bytes[order]))
+    return objects.keys[order[: np.searchsorted(ends, num_bytes) + 1]]

@@ -103,6 +103,7 @@ class TieredStore(Store):
             undo.pop_all()
 
     def _make_room(self, eviction: EvictionPolicy, at_least: int) -> Room:
+        assert isinstance(eviction, Demotion)
         # The queue has room for what is evicted at once.
         return TieredRoom(self.pool, eviction, self._demoter, min(at_least, self._queue_bytes // 4))
 
