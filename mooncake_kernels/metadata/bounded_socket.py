@@ -33,14 +33,14 @@ class BoundedSocket(io.RawIOBase):
     def recv_into(self, buffer: Any, num_bytes: int = 0, flags: int = 0) -> int:
         self._socket.settimeout(self._left_s())
         received = self._socket.recv_into(buffer, num_bytes, flags)
-        self._room -= received
-        if self._room < 0:
-            raise OSError(f"an answer of more than {MAX_BYTES} bytes")
+        self._count(received)
         return received
 
     def recv(self, num_bytes: int, flags: int = 0) -> bytes:
-        buffer = bytearray(num_bytes)
-        return bytes(memoryview(buffer)[: self.recv_into(buffer, num_bytes, flags)])
+        self._socket.settimeout(self._left_s())
+        received = self._socket.recv(num_bytes, flags)
+        self._count(len(received))
+        return received
 
     def makefile(self, mode: str = "rb", buffering: int = -1) -> io.BufferedReader:
         return io.BufferedReader(self)
@@ -60,6 +60,11 @@ class BoundedSocket(io.RawIOBase):
     def close(self) -> None:
         self._socket.close()
         super().close()
+
+    def _count(self, received: int) -> None:
+        self._room -= received
+        if self._room < 0:
+            raise OSError(f"an answer of more than {MAX_BYTES} bytes")
 
     def _restart(self) -> None:
         self._until = time.monotonic() + TIMEOUT_S

@@ -6,6 +6,7 @@ from urllib.parse import urlencode
 
 from . import bounded_socket
 from .bounded_socket import BoundedSocket
+from .redis_connections import RedisConnections, Run
 from .url import MetadataUrl
 
 # Whatever redis-py makes of an answer that makes no sense.
@@ -45,25 +46,35 @@ class RedisClient:
         self._pool = (
             _sentinel_pool(url, bounds, parser) if url.sentinels else _pool(url, bounds | parser)
         )
-        self._redis = redis.Redis(connection_pool=self._pool)
+        self._connections = RedisConnections(self._pool, self._errors)
 
-    def ask(self, question: Callable[[Any], Answer]) -> Answer:
-        """Return what a function makes of a ``redis.Redis``.
+    def ask(self, question: Callable[[Run], Answer]) -> Answer:
+        """Return what a function makes of replies.
+
+        It is called with ``run(*commands)``, which sends commands together and returns their
+        replies; of a command that the server refuses, the reply is an exception.
 
         Raises:
             Unavailable: the server cannot be reached, or answers what the function cannot take.
         """
         try:
-            return question(self._redis)
+            return question(self._connections.run)
         except self._errors as error:
             raise self._url.error(str(error) or type(error).__name__) from None
 
     def close(self) -> None:
         """Disconnect. Idempotent."""
-        self._redis.close()
-        self._pool.disconnect()
+        self._connections.close()
         if self._url.sentinels:
             self._pool.sentinel_manager.close()
+
+
+def accepted(replies: list[Any]) -> list[Any]:
+    """Return replies, of which none may be an exception: the first that is one is raised."""
+    for reply in replies:
+        if isinstance(reply, Exception):
+            raise reply
+    return replies
 
 
 def _pool(url: MetadataUrl, bounds: dict[str, Any]) -> Any:

@@ -6,7 +6,8 @@ from typing import Any
 
 from ..errors import Unavailable
 from .base import milliseconds
-from .redis_client import Answer, RedisClient
+from .redis_client import RedisClient, accepted
+from .redis_connections import Word
 from .untrusted import MAX_VALUE_BYTES, Malformed
 from .url import MetadataUrl
 
@@ -33,7 +34,7 @@ class RedisStore:
 
     def get(self, key: str) -> bytes | None:
         # Of a longer value one byte too many comes, by which it is known.
-        value = self._ask(lambda redis: redis.getrange(key, 0, MAX_VALUE_BYTES))
+        value = self._ask("GETRANGE", key, 0, MAX_VALUE_BYTES)
         if not isinstance(value, bytes):
             raise self._url.error("no value")
         return value or None
@@ -44,7 +45,9 @@ class RedisStore:
         found: set[str] = set()
         cursor = 0
         while True:
-            cursor, keys = self._scan(cursor, pattern)
+            cursor, keys = self._ask(
+                "SCAN", cursor, "MATCH", pattern, "COUNT", 1000, parse=_as_page
+            )
             found.update(key for key in keys if key.startswith(prefix))
             if cursor == 0:
                 return sorted(found)
@@ -52,30 +55,26 @@ class RedisStore:
                 raise self._url.error("it has too many keys to be looked through")
 
     def create(self, key: str, value: bytes, ttl_s: float) -> bool:
-        px = milliseconds(ttl_s)
-        return bool(self._ask(lambda redis: redis.set(key, value, nx=True, px=px)))
+        return self._ask("SET", key, value, "NX", "PX", milliseconds(ttl_s)) == b"OK"
 
     def replace(self, key: str, expected: bytes, value: bytes, ttl_s: float) -> bool:
-        arguments = (1, key, expected, value, milliseconds(ttl_s))
-        return self._ask(lambda redis: redis.eval(REPLACE, *arguments)) == 1
+        return self._ask("EVAL", REPLACE, 1, key, expected, value, milliseconds(ttl_s)) == 1
 
     def remove(self, key: str, expected: bytes) -> None:
-        self._ask(lambda redis: redis.eval(REMOVE, 1, key, expected))
+        self._ask("EVAL", REMOVE, 1, key, expected)
 
     def close(self) -> None:
         self._client.close()
 
-    def _ask(self, question: Callable[[Any], Answer]) -> Answer:
+    def _ask(self, *command: Word, parse: Callable[[Any], Any] = lambda reply: reply) -> Any:
         try:
-            return self._client.ask(question)
+            return self._client.ask(lambda run: parse(*accepted(run(command))))
         except Unavailable as error:
             if ": WRONGTYPE" in str(error):
                 raise Malformed("it must be a string, got another type of Redis") from None
             raise
 
-    def _scan(self, cursor: int, pattern: str) -> tuple[int, list[str]]:
-        return self._ask(lambda redis: _as_page(redis.scan(cursor, match=pattern, count=1000)))
 
-
-def _as_page(answer: tuple[int, list[bytes]]) -> tuple[int, list[str]]:
-    return int(answer[0]), [key.decode("ascii", "replace") for key in answer[1]]
+def _as_page(reply: list[Any]) -> tuple[int, list[str]]:
+    cursor, keys = reply
+    return int(cursor), [key.decode("ascii", "replace") for key in keys]

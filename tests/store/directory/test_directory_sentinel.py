@@ -93,6 +93,27 @@ def test_a_failover_by_a_sentinel(servers, sentinel):
         assert directory.renew(A, LONG_S) and directory.match_prefix(keys(1, 2)) == 2
 
 
+def test_a_master_that_becomes_a_replica(servers, sentinel):
+    """It still answers, and closes nothing: a connection to it is left at the first refusal."""
+    url = f"redis+sentinel://:{PASSWORD}@127.0.0.1:{port_of(sentinel)}/kv"
+    with (
+        redis.Redis(port=servers[0].port, password=PASSWORD) as old,
+        redis.Redis(port=servers[1].port, password=PASSWORD) as new,
+        connect(url) as directory,
+    ):
+        directory.join(A, LONG_S)
+        new.replicaof("no", "one")
+        old.replicaof("127.0.0.1", str(servers[1].port))
+        sentinel.sentinel_remove("kv")
+        sentinel.sentinel_monitor("kv", "127.0.0.1", servers[1].port, 1)
+        sentinel.sentinel_set("kv", "auth-pass", PASSWORD)
+        with pytest.raises(Unavailable, match="The previous master is now a slave"):
+            directory.join(A, LONG_S)
+        directory.join(A, LONG_S)
+        directory.publish("pool 1", keys(1))
+        assert new.exists(b"{mooncake}:o" + keys(1).tobytes())
+
+
 def test_engines_find_each_other_by_a_sentinel(servers, sentinel):
     url = f"redis+sentinel://:{PASSWORD}@127.0.0.1:{port_of(sentinel)}/kv"
     with TransferEngine("a", metadata=url), TransferEngine("b", metadata=url) as engine:

@@ -17,7 +17,7 @@ from . import redis_answers as answers
 from . import redis_scripts as scripts
 from .arguments import KEY_BYTES, as_keys, as_member, as_name, as_range, as_ttl_s
 from .base import Directory, Holders, Member
-from .redis_script import Script, run
+from .redis_script import Script, run_script
 
 FORMS = (
     '"redis://host:port/db", "rediss://host:port/db", "unix:///path?db=db" '
@@ -144,7 +144,7 @@ class RedisDirectory(Directory):
         self, script: Script, calls: list[tuple], parse: Callable[[list[Any]], Answer]
     ) -> Answer:
         """Run a script once for each call's arguments, in one round trip."""
-        return self._client.ask(lambda redis: parse(run(redis, script, self._prefix, calls)))
+        return self._client.ask(lambda run: parse(run_script(run, script, self._prefix, calls)))
 
 
 def _entry(op: str, member: Member, ttl_s: float) -> tuple[str, str, str, int]:

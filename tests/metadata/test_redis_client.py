@@ -1,0 +1,212 @@
+"""Connections to Redis that are kept: used again while they are good, and no longer."""
+
+import os
+import threading
+
+import pytest
+import redis
+
+from mooncake_kernels.errors import Unavailable
+from mooncake_kernels.metadata.redis_client import RedisClient, accepted
+from mooncake_kernels.metadata.url import parse_url
+
+from .support import RedisServer, eventually, raw_server
+
+
+@pytest.fixture
+def server(tmp_path):
+    server = RedisServer(tmp_path)
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def client(server):
+    client = client_of(server.url)
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def other(server):
+    """Looks at what the server has of the client."""
+    with redis.Redis(port=server.port) as other:
+        yield other
+
+
+def client_of(url: str) -> RedisClient:
+    return RedisClient(parse_url("test", "url", url))
+
+
+def ask(client: RedisClient, *command):
+    return client.ask(lambda run: accepted(run(command))[0])
+
+
+def num_connections(other: redis.Redis) -> int:
+    return len(other.client_list()) - 1  # its own
+
+
+def test_a_connection_is_kept(client, other):
+    first = ask(client, "CLIENT", "ID")
+    assert ask(client, "SET", "key", b"\r\n\0\xff") == b"OK"
+    assert ask(client, "GET", "key") == b"\r\n\0\xff"
+    assert ask(client, "ECHO", "é") == "é".encode()
+    assert ask(client, "ECHO", 7) == b"7"
+    assert ask(client, "CLIENT", "ID") == first
+    assert num_connections(other) == 1
+
+
+def test_commands_are_run_together(client, other):
+    commands = [("INCRBY", "count", i) for i in range(100)] + [("ECHO", 100_000 * "x")]
+    assert client.ask(lambda run: run(*commands))[98:] == [4851, 4950, 100_000 * b"x"]
+    assert client.ask(lambda run: run()) == []
+
+
+def test_what_the_server_refuses(client):
+    first = ask(client, "CLIENT", "ID")
+    commands = [("ECHO", "a"), ("EVALSHA", 40 * "0", 0), ("NO",), ("ECHO", "b")]
+    before, unknown, wrong, behind = client.ask(lambda run: run(*commands))
+    assert (before, behind) == (b"a", b"b")
+    assert isinstance(unknown, redis.exceptions.NoScriptError)
+    assert isinstance(wrong, redis.ResponseError)
+    with pytest.raises(Unavailable, match="metadata server redis://.*unknown command 'NO'"):
+        ask(client, "NO")
+    assert ask(client, "CLIENT", "ID") == first
+
+
+def test_a_server_that_was_restarted(server, client):
+    assert ask(client, "SET", "key", 1) == b"OK"
+    server.stop()
+    for _ in range(2):
+        with pytest.raises(Unavailable, match="refused"):
+            ask(client, "GET", "key")
+    server.start()
+    assert ask(client, "GET", "key") is None
+    assert ask(client, "SET", "key", 1) == b"OK"
+    server.stop()
+    server.start()
+    assert ask(client, "GET", "key") is None
+
+
+def test_connections_that_the_server_closes(client, other):
+    for i in range(3):
+        assert ask(client, "INCR", "count") == i + 1  # once, and not twice
+        assert other.client_kill_filter(_type="normal", skipme=True) == 1
+
+
+@pytest.mark.usefixtures("impatient")
+def test_an_answer_that_comes_too_late(server, client):
+    first = ask(client, "CLIENT", "ID")
+    server.freeze()
+    for i in range(2):
+        with pytest.raises(Unavailable, match="Timeout"):
+            ask(client, "ECHO", f"late {i}")
+    server.thaw()
+    for i in range(3):
+        assert ask(client, "ECHO", i) == b"%d" % i
+    assert ask(client, "CLIENT", "ID") != first
+
+
+NONSENSE = {
+    "two answers": b":1\r\n:2\r\n",
+    "one and a half": b":1\r\n$5\r\nab",
+    "half an answer": b"*2\r\n:1\r\n",
+    "no protocol": b"HTTP/1.1 400 Bad Request\r\n",
+    "a size that is none": b"$x\r\n",
+    "a busy server": b"-LOADING\r\n",
+    "more than there may be": b"$40000000\r\n" + b"x" * 40_000_000,
+}
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("nonsense", NONSENSE)
+def test_nonsense_is_nobody_elses_answer(nonsense):
+    asked = []
+
+    def behave(connection):
+        asked.append([])
+        while message := connection.recv(1 << 16):
+            asked[-1].append(message)
+            connection.sendall(NONSENSE[nonsense])
+
+    with raw_server(behave) as port:
+        client = client_of(f"redis://127.0.0.1:{port}/0")
+        for _ in range(3):
+            try:
+                assert ask(client, "GET", "key") == 1
+            except Unavailable:
+                assert nonsense not in ("two answers", "one and a half")
+        client.close()
+    assert [len(messages) for messages in asked] == [1, 1, 1]
+
+
+def test_an_answer_that_the_caller_cannot_take(client):
+    """Whole answers: nothing of them is left in the connection."""
+    first = ask(client, "CLIENT", "ID")
+    for error in (ValueError, TypeError, LookupError, AttributeError):
+
+        def fail(run, error=error):
+            run(("ECHO", "a"))
+            raise error
+
+        with pytest.raises(Unavailable, match=error.__name__):
+            client.ask(fail)
+    assert ask(client, "CLIENT", "ID") == first
+
+
+def test_an_interrupted_command_is_not_answered_later(client, monkeypatch):
+    first = ask(client, "CLIENT", "ID")
+    with monkeypatch.context() as patched:
+
+        def interrupt(connection):
+            raise KeyboardInterrupt
+
+        patched.setattr(redis.Connection, "read_response", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            ask(client, "ECHO", "a")
+    assert ask(client, "ECHO", "b") == b"b"
+    assert ask(client, "CLIENT", "ID") != first
+
+
+def test_threads_have_connections_of_their_own(client, other):
+    num_threads, wrong = 6, []
+    barrier = threading.Barrier(num_threads)
+
+    def work(number: int) -> None:
+        barrier.wait()
+        for i in range(200):
+            text = f"{number} {i}"
+            if ask(client, "ECHO", text) != text.encode():
+                wrong.append(text)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(num_threads)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert 1 <= num_connections(other) <= num_threads
+
+
+def test_a_forked_child_has_connections_of_its_own(client, other):
+    first = ask(client, "CLIENT", "ID")
+    child = os.fork()
+    if child == 0:
+        try:
+            is_own = ask(client, "CLIENT", "ID") != first and ask(client, "ECHO", 1) == b"1"
+            client.close()
+            os._exit(0 if is_own else 1)
+        finally:
+            os._exit(2)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert ask(client, "CLIENT", "ID") == first
+    eventually(lambda: num_connections(other) == 1, "the child's connection stays")
+
+
+def test_closing(client, other):
+    for _ in range(2):
+        assert ask(client, "ECHO", "a") == b"a"  # it connects anew
+        client.close()
+        client.close()
+        eventually(lambda: num_connections(other) == 0, "a connection stays")
