@@ -21,6 +21,7 @@ from .cluster_reader import ClusterReader
 from .hot_keys import HotKeys
 
 RESULT_OF = {Claim.EXISTS: PutResult.EXISTS, Claim.TAKEN: PutResult.BEING_WRITTEN}
+THERE = (PutResult.STORED, PutResult.EXISTS)
 
 
 class ClusterStore(ClusterReader, Closing):
@@ -199,9 +200,9 @@ class ClusterStore(ClusterReader, Closing):
         results = [PutResult.EXISTS] * len(words)
         missing = np.flatnonzero(~self._are_here(words))
         claims = self.node.claims.ask(words[missing], self._claim_s)
-        for i, claim in zip(missing, claims, strict=True):
-            results[i] = RESULT_OF.get(Claim(claim), PutResult.FULL)
-        granted = missing[claims == Claim.GRANTED]
+        for i, claim in zip(missing.tolist(), claims.tolist(), strict=True):
+            results[i] = RESULT_OF.get(claim, PutResult.FULL)
+        granted = missing[claims == Claim.GRANTED].tolist()
         stored = np.zeros(len(words), bool)
         published = np.zeros(len(words), bool)
         try:
@@ -211,24 +212,25 @@ class ClusterStore(ClusterReader, Closing):
                 for i in granted:
                     key = (int(words[i, 0]), int(words[i, 1]))
                     results[i] = self._store.put_key(
-                        key, *objects[i], retention=retention, position=position + int(i)
+                        key, *objects[i], retention=retention, position=position + i
                     )
-                    stored[i] = results[i] in (PutResult.STORED, PutResult.EXISTS)
+                    stored[i] = results[i] in THERE
                 new = [i for i in granted if results[i] is PutResult.STORED]
                 self._store.age_tail_first(words[new])
         finally:
             self.node.claims.settle(words[granted], stored[granted], published[granted])
-        taken = [i for i in missing if results[i] is PutResult.BEING_WRITTEN]
-        for i, is_here in zip(taken, self._are_here(words[taken]), strict=True):
-            if is_here:  # by now, as where a key is named twice
-                results[i] = PutResult.EXISTS
+        taken = [i for i in missing.tolist() if results[i] is PutResult.BEING_WRITTEN]
+        if taken:
+            for i, is_here in zip(taken, self._are_here(words[taken]), strict=True):
+                if is_here:  # by now, as where a key is named twice
+                    results[i] = PutResult.EXISTS
         return results
 
     def _give(
         self,
         words: np.ndarray,
         objects: Sequence[Sequence[Any]],
-        granted: np.ndarray,
+        granted: list[int],
         results: list[PutResult],
         published: np.ndarray,
     ) -> None:
@@ -249,7 +251,7 @@ class ClusterStore(ClusterReader, Closing):
                     continue
                 results[i] = answer
                 unanswered.discard(i)
-                published[i] = answer in (PutResult.STORED, PutResult.EXISTS)
+                published[i] = answer in THERE
                 if answer not in (PutResult.FULL, PutResult.OVER_QUOTA):
                     left.remove(i)
         if unanswered:
@@ -264,7 +266,7 @@ class ClusterStore(ClusterReader, Closing):
         answers: list[PutResult | str | None] = list(
             asking.put(member.name, words, objects, verify=verify)
         )
-        is_there = [a in (PutResult.STORED, PutResult.EXISTS) for a in answers]
+        is_there = [answer in THERE for answer in answers]
         self.node.listing.publish_for(member.pool, words[is_there])
         if left := [i for i, answer in enumerate(answers) if answer is None]:
             taken = asking.give(

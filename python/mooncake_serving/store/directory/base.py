@@ -8,6 +8,7 @@ told so, and asks the next. What it does decide is which of several writers of o
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import compress
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -70,7 +71,11 @@ class Holders:
 
     def of(self, index: int) -> list[str]:
         """Pools that have one of the objects."""
-        return [self.pools[p] for p in np.flatnonzero(self.found[index])]
+        return list(compress(self.pools, self.found[index].tolist()))
+
+    def each(self) -> list[list[str]]:
+        """Pools that have each of the objects."""
+        return [list(compress(self.pools, row)) for row in self.found.tolist()]
 
 
 class Directory(Protocol):

@@ -11,7 +11,7 @@ from .arguments import KEY_BYTES, as_member
 from .base import Claim, Holders, Member
 
 INDEX = np.dtype("<u4")
-FIRST_CLAIM = ord("0")
+CLAIMS = b"".join(b"%d" % claim for claim in Claim)
 
 
 def as_integer(answer: Any, high: int) -> int:
@@ -44,24 +44,23 @@ def as_claims(answers: list[Any], chunks: Sequence[bytes]) -> np.ndarray | None:
     for answer, chunk in zip(answers, chunks, strict=True):
         if len(answer) != num_keys(chunk):
             raise ValueError(f"{num_keys(chunk)} claims were expected, got {len(answer)}")
-    claims = np.frombuffer(b"".join(answers), np.uint8) - FIRST_CLAIM
-    if claims.size and claims.max() > max(Claim):
+    packed = b"".join(answers)
+    if packed.strip(CLAIMS):
         raise ValueError("claims were expected")
-    return claims.astype(np.int8)
+    return np.frombuffer(packed, np.int8) - CLAIMS[0]
 
 
 def as_holders(answers: list[Any], chunks: Sequence[bytes]) -> Holders:
     """Of names of pools, each with the indices in its chunk of what the pool has."""
-    found: dict[str, list[np.ndarray]] = {}
+    names = sorted({name for answer in answers for name in answer[::2]})
+    found = np.zeros((sum(map(num_keys, chunks)), len(names)), bool)
     first = 0
     for answer, chunk in zip(answers, chunks, strict=True):
+        part = found[first : first + num_keys(chunk)]
         for name, packed in zip(answer[::2], answer[1::2], strict=True):
-            indices = np.frombuffer(packed, INDEX)
-            if indices.size and indices.max() >= num_keys(chunk):
-                raise ValueError(f"indices below {num_keys(chunk)} were expected")
-            found.setdefault(name.decode(), []).append(first + indices.astype(np.int64))
-        first += num_keys(chunk)
-    return Holders.from_indices(first, {pool: np.concatenate(all) for pool, all in found.items()})
+            part[np.frombuffer(packed, INDEX), names.index(name)] = True
+        first += len(part)
+    return Holders(tuple(name.decode() for name in names), found)
 
 
 def as_prefix(answers: list[Any], chunks: Sequence[bytes]) -> int:

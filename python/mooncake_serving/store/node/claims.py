@@ -2,6 +2,7 @@
 
 import logging
 import threading
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -41,16 +42,18 @@ class Claims:
             Unavailable: the directory is away; nothing is claimed for longer than ``ttl_s``.
         """
         words = words_of(keys)
-        is_first = np.zeros(len(words), bool)
+        asked = []
         with self._lock:
             for i, word in enumerate(words):
-                is_first[i] = word not in self._writing
-                self._writing.add(word)
+                if word not in self._writing:
+                    self._writing.add(word)
+                    asked.append(i)
         claims = np.full(len(words), Claim.TAKEN, np.int8)
         try:
-            claims[is_first] = self._ask(keys[is_first], ttl_s)
+            claims[asked] = self._ask(keys[asked], ttl_s)
         finally:
-            self._forget(keys[is_first & (claims != Claim.GRANTED)])
+            is_granted = (claims == Claim.GRANTED).tolist()
+            self._forget(words[i] for i in asked if not is_granted[i])
         return claims
 
     def settle(self, keys: np.ndarray, is_stored: np.ndarray, is_published: np.ndarray) -> None:
@@ -64,19 +67,20 @@ class Claims:
         except Unavailable as error:
             logger.warning("claims stay until they run out: %s", error)
         finally:
-            self._forget(keys)
+            self._forget(words_of(keys))
 
     def _ask(self, keys: np.ndarray, ttl_s: float) -> np.ndarray:
         claims = self._ask_directory(keys, ttl_s)
         listed = np.flatnonzero(claims == Claim.EXISTS)
-        went = listed[self._listing.withdraw_gone(keys[listed])]
-        claims[went] = self._ask_directory(keys[went], ttl_s)
+        if len(listed):
+            went = listed[self._listing.withdraw_gone(keys[listed])]
+            claims[went] = self._ask_directory(keys[went], ttl_s)
         return claims
 
     def _ask_directory(self, keys: np.ndarray, ttl_s: float) -> np.ndarray:
         claims = [self._directory.claim(self._member, part, ttl_s) for part in in_parts(keys)]
         return np.concatenate(claims) if claims else np.empty(0, np.int8)
 
-    def _forget(self, keys: np.ndarray) -> None:
+    def _forget(self, words: Iterable[bytes]) -> None:
         with self._lock:
-            self._writing.difference_update(words_of(keys))
+            self._writing.difference_update(words)

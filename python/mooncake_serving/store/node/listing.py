@@ -211,8 +211,7 @@ def _where(keys: np.ndarray, ask: Callable[[np.ndarray], Holders]) -> list[list[
     """For each key the names of pools."""
     found: list[list[str]] = []
     for part in in_parts(keys):
-        holders = ask(part)
-        found.extend(holders.of(i) for i in range(len(part)))
+        found += ask(part).each()
     return found
 
 
