@@ -240,7 +240,7 @@ class Day:
         holders = self.directory.holders(KEYS[first : first + 8])
         expected = [oracle.holders(first + i, now) for i in range(8)]
         assert [holders.of(i) for i in range(8)] == expected
-        matched = self.directory.match_prefix(KEYS[first : first + 8])
+        matched = len(self.directory.match_prefix(KEYS[first : first + 8]))
         assert matched == next((i for i in range(8) if not expected[i]), 8)
 
     def sweep(self) -> None:

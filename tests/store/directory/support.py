@@ -2,7 +2,13 @@
 
 import numpy as np
 
-from mooncake_serving.store.directory import Directory, EmbeddedDirectory, Member, RedisDirectory
+from mooncake_serving.store.directory import (
+    Directory,
+    EmbeddedDirectory,
+    Holders,
+    Member,
+    RedisDirectory,
+)
 
 from ...metadata.support import eventually
 
@@ -70,6 +76,19 @@ def all_of(directory: Directory, pool: str, count: int = 1000) -> set[int]:
 def holders_of(directory: Directory, *numbers: int) -> list[list[str]]:
     """The names of the pools that have each object."""
     found = directory.holders(keys(*numbers))
-    assert found.found.shape == (len(numbers), len(found.pools)) and found.found.dtype == bool
-    assert list(found.pools) == sorted(found.pools) and found.found.any(axis=0).all()
-    return [found.of(i) for i in range(len(numbers))]
+    assert len(found) == len(numbers)
+    return names_of(found)
+
+
+def prefix_of(directory: Directory, *numbers: int) -> list[list[str]]:
+    """The same of the first objects, up to one that no pool has."""
+    return names_of(directory.match_prefix(keys(*numbers)))
+
+
+def names_of(holders: Holders) -> list[list[str]]:
+    assert holders.found.shape == (len(holders), len(holders.pools))
+    assert holders.found.dtype == bool and holders.found.any(axis=0).all()
+    assert list(holders.pools) == sorted(holders.pools)
+    names = [holders.of(i) for i in range(len(holders))]
+    assert holders.each() == names
+    return names

@@ -65,7 +65,7 @@ def test_clusters_do_not_see_each_other(url):
         two.join(B, LONG_S)
         one.publish("pool 1", keys(1))
         assert again.members() == [A] and two.members() == [B]
-        assert again.match_prefix(keys(1)) == 1 and two.match_prefix(keys(1)) == 0
+        assert len(again.match_prefix(keys(1))) == 1 and len(two.match_prefix(keys(1))) == 0
         assert one.claim("a", keys(2), LONG_S) == two.claim("b", keys(2), LONG_S) == Claim.GRANTED
         one.leave("a")
         assert one.sweep() == ["pool 1"] and two.sweep() == [] and two.members() == [B]
@@ -94,7 +94,7 @@ def test_scripts_that_the_server_forgot(url, client):
             many = keys(*range(10_000))
             directory.publish("pool 1", many)  # three scripts in one round trip
             client.script_flush()
-            assert directory.match_prefix(many) == 10_000
+            assert len(directory.match_prefix(many)) == 10_000
             client.script_flush()
             assert directory.renew(A, LONG_S)
             assert directory.sweep() == []
@@ -239,4 +239,4 @@ def test_keys_lie_little_endian(url, client):
         assert client.exists(b"{mooncake}:o" + b"\1" + 7 * b"\0" + b"\2" + 7 * b"\0")
         assert directory.keys_of("pool 1")[1].tolist() == [[1, 2]]
         directory.publish("pool 1", keys(3).astype(">u8"))
-        assert directory.match_prefix(keys(3)) == 1
+        assert len(directory.match_prefix(keys(3))) == 1

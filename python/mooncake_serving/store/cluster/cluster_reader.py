@@ -193,7 +193,8 @@ class ClusterReader:
     def match_prefix(self, keys: StoreKeys) -> int:
         """Count the first keys that are anywhere, up to one that is not.
 
-        One round trip, unless the own pool has some that the directory does not know.
+        One round trip, unless the own pool has some that the directory does not know. Where they
+        are is remembered: who reads them does not ask again.
 
         Raises:
             Unavailable: the directory does not answer, and something is not here.
@@ -205,10 +206,11 @@ class ClusterReader:
             if here == 0 and count > 0:
                 break  # where the directory has stopped, too
             count += here
-            there = self.node.listing.match_prefix(words[count:]) if count < len(words) else 0
-            if there == 0:
+            pools = self.node.listing.match_prefix(words[count:])
+            if not pools:
                 break
-            count += there
+            self.node.locations.remember(words[count : count + len(pools)], pools)
+            count += len(pools)
         return count
 
     @property

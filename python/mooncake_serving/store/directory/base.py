@@ -61,13 +61,25 @@ class Holders:
     found: np.ndarray
 
     @staticmethod
-    def from_indices(num_keys: int, indices: Mapping[str, Sequence[int] | np.ndarray]) -> "Holders":
+    def from_indices(num_keys: int, indices: Mapping[str, Sequence[int]]) -> "Holders":
         """Make them of the objects that each pool has."""
         pools = tuple(sorted(indices))
         found = np.zeros((num_keys, len(pools)), bool)
         for p, pool in enumerate(pools):
             found[indices[pool], p] = True
         return Holders(pools, found)
+
+    def __len__(self) -> int:
+        return len(self.found)
+
+    def prefix(self) -> "Holders":
+        """Those of the first objects, up to one that no pool has."""
+        is_held = self.found.any(axis=1)
+        if is_held.all():
+            return self
+        found = self.found[: is_held.argmin()]
+        pools = np.flatnonzero(found.any(axis=0))
+        return Holders(tuple(self.pools[p] for p in pools), found[:, pools])
 
     def of(self, index: int) -> list[str]:
         """Pools that have one of the objects."""
@@ -142,8 +154,10 @@ class Directory(Protocol):
     def holders(self, keys: np.ndarray) -> Holders:
         """Say which living pools have which objects."""
 
-    def match_prefix(self, keys: np.ndarray) -> int:
-        """Count the first keys that a living pool has, up to one that none has."""
+    def match_prefix(self, keys: np.ndarray) -> Holders:
+        """Say which living pools have the first keys, up to one that none has: ``len`` tells how
+        many these are.
+        """
 
     def keys_of(self, pool: str, cursor: int = 0, count: int = 1000) -> tuple[int, np.ndarray]:
         """Go through what a pool is said to have: the next cursor, 0 at the end, and ``[k, 2]``.

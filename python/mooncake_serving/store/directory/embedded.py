@@ -146,24 +146,10 @@ class EmbeddedDirectory(Directory):
                     del self._claims[key]
 
     def holders(self, keys: np.ndarray) -> Holders:
-        key_bytes = _as_bytes("holders", keys)
-        found: dict[str, list[int]] = {}
-        with self._lock:
-            living = set(self._living_pools(self._clock()).values())
-            for i, key in enumerate(key_bytes):
-                for pool in self._holders.get(key, ()):
-                    if pool in living:
-                        found.setdefault(pool.name, []).append(i)
-        return Holders.from_indices(len(key_bytes), found)
+        return self._find(_as_bytes("holders", keys), is_prefix=False)
 
-    def match_prefix(self, keys: np.ndarray) -> int:
-        key_bytes = _as_bytes("match_prefix", keys)
-        with self._lock:
-            living = set(self._living_pools(self._clock()).values())
-            for i, key in enumerate(key_bytes):
-                if living.isdisjoint(self._holders.get(key, ())):
-                    return i
-        return len(key_bytes)
+    def match_prefix(self, keys: np.ndarray) -> Holders:
+        return self._find(_as_bytes("match_prefix", keys), is_prefix=True)
 
     def keys_of(self, pool: str, cursor: int = 0, count: int = 1000) -> tuple[int, np.ndarray]:
         as_name("keys_of", "pool", pool)
@@ -198,6 +184,20 @@ class EmbeddedDirectory(Directory):
 
     def close(self) -> None:
         """Do nothing: what others know stays."""
+
+    def _find(self, keys: list[bytes], *, is_prefix: bool) -> Holders:
+        found: dict[str, list[int]] = {}
+        num_keys = len(keys)
+        with self._lock:
+            living = set(self._living_pools(self._clock()).values())
+            for i, key in enumerate(keys):
+                pools = living.intersection(self._holders.get(key, ()))
+                if is_prefix and not pools:
+                    num_keys = i
+                    break
+                for pool in pools:
+                    found.setdefault(pool.name, []).append(i)
+        return Holders.from_indices(num_keys, found)
 
     def _living_pools(self, now: float) -> dict[str, _Pool]:
         seats = self._seats.values()

@@ -97,13 +97,8 @@ class RedisDirectory(Directory):
     def holders(self, keys: np.ndarray) -> Holders:
         return self._where("holders", keys, scripts.HOLDERS)
 
-    def match_prefix(self, keys: np.ndarray) -> int:
-        chunks = _chunks("match_prefix", keys)
-        return self._run(
-            scripts.MATCH_PREFIX,
-            [(chunk,) for chunk in chunks],
-            lambda replies: answers.as_prefix(replies, chunks),
-        )
+    def match_prefix(self, keys: np.ndarray) -> Holders:
+        return self._where("match_prefix", keys, scripts.MATCH_PREFIX).prefix()
 
     def keys_of(self, pool: str, cursor: int = 0, count: int = 1000) -> tuple[int, np.ndarray]:
         """Return about ``count`` keys, a few more at times, and else see ``Directory.keys_of``."""

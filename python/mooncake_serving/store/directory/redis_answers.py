@@ -63,17 +63,6 @@ def as_holders(answers: list[Any], chunks: Sequence[bytes]) -> Holders:
     return Holders(tuple(name.decode() for name in names), found)
 
 
-def as_prefix(answers: list[Any], chunks: Sequence[bytes]) -> int:
-    """How many keys match, of how many of each chunk do."""
-    total = 0
-    for answer, chunk in zip(answers, chunks, strict=True):
-        count = as_integer(answer, num_keys(chunk))
-        total += count
-        if count < num_keys(chunk):
-            break
-    return total
-
-
 def as_page(answers: list[Any]) -> tuple[int, np.ndarray]:
     """The next cursor, and ``[k, 2]`` keys."""
     ((cursor, keys),) = answers

@@ -216,38 +216,48 @@ return 1
 """
 )
 
-# Of each pool its name, and the indices of the keys that it has, 4 bytes each.
-_HOLDERS = (
+# What living pools have of some keys: of each its name, and their indices, 4 bytes each; and these
+# by its number. Of a prefix no keys count behind one that no pool has.
+_FIND = (
     PRELUDE
     + """
-local keys = ARGV[1]
-local _, names = living()
-local found = {}
-for i = 1, #keys / 16 do
-  for _, pool in ipairs(redis.call('SMEMBERS', prefix .. 'o' .. key_at(keys, i))) do
-    if names[pool] then
-      local indices = found[pool]
-      if not indices then
-        indices = {}
-        found[pool] = indices
+local function find(keys, is_prefix)
+  local _, names = living()
+  local found = {}
+  for i = 1, #keys / 16 do
+    local is_there, index = false, struct.pack('<I4', i - 1)
+    for _, pool in ipairs(redis.call('SMEMBERS', prefix .. 'o' .. key_at(keys, i))) do
+      if names[pool] then
+        is_there = true
+        local indices = found[pool]
+        if not indices then
+          indices = {}
+          found[pool] = indices
+        end
+        indices[#indices + 1] = index
       end
-      indices[#indices + 1] = struct.pack('<I4', i - 1)
     end
+    if is_prefix and not is_there then break end
   end
-end
-local answer = {}
-for pool, indices in pairs(found) do
-  answer[#answer + 1] = names[pool]
-  answer[#answer + 1] = table.concat(indices)
+  local answer = {}
+  for pool, indices in pairs(found) do
+    answer[#answer + 1] = names[pool]
+    answer[#answer + 1] = table.concat(indices)
+  end
+  return answer, found
 end
 """
 )
 
-HOLDERS = Script(_HOLDERS + "return answer\n")
+HOLDERS = Script(_FIND + "return (find(ARGV[1], false))\n")
+
+MATCH_PREFIX = Script(_FIND + "return (find(ARGV[1], true))\n")
 
 WITHDRAW_ALL = Script(
-    _HOLDERS
+    _FIND
     + """
+local keys = ARGV[1]
+local answer, found = find(keys, false)
 for pool in pairs(found) do
   local objects = {}
   for i = 1, #keys / 16 do
@@ -258,18 +268,6 @@ for pool in pairs(found) do
   call_with_all(objects, 'SREM', prefix .. 'p' .. pool)
 end
 return answer
-"""
-)
-
-MATCH_PREFIX = Script(
-    PRELUDE
-    + """
-local keys = ARGV[1]
-local _, names = living()
-for i = 1, #keys / 16 do
-  if not is_held(key_at(keys, i), names) then return i - 1 end
-end
-return #keys / 16
 """
 )
 

@@ -162,19 +162,19 @@ class Listing:
         """
         return _where(keys, lambda part: self._directory.holders(part))
 
-    def match_prefix(self, keys: np.ndarray) -> int:
-        """Count the first keys that any living pool has.
+    def match_prefix(self, keys: np.ndarray) -> list[list[str]]:
+        """For the first keys that living pools have, up to one that none has, the names of these.
 
         Raises:
             Unavailable: the directory is away.
         """
-        count = 0
+        found: list[list[str]] = []
         for part in in_parts(keys):
-            found = self._directory.match_prefix(part)
-            count += found
-            if found < len(part):
+            pools = self._directory.match_prefix(part).each()
+            found += pools
+            if len(pools) < len(part):
                 break
-        return count
+        return found
 
     def _tell_difference(self, before: np.ndarray) -> np.ndarray:
         """Tell how the pool differs from what it was; returns what it has."""
