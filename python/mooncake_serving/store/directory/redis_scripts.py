@@ -63,13 +63,6 @@ local function living()
   return members, names, numbers
 end
 
-local function is_held(key, names)
-  for _, pool in ipairs(redis.call('SMEMBERS', prefix .. 'o' .. key)) do
-    if names[pool] then return true end
-  end
-  return false
-end
-
 -- Lua's stack has room for some thousand arguments.
 local function call_with_all(list, ...)
   for i = 1, #list, 1000 do
@@ -142,6 +135,13 @@ return entries
 CLAIM = Script(
     PRELUDE
     + """
+local function is_held(key, names)
+  for _, pool in ipairs(redis.call('SMEMBERS', prefix .. 'o' .. key)) do
+    if names[pool] then return true end
+  end
+  return false
+end
+
 local seat, ttl, keys = seat_of(ARGV[1]), ARGV[2], ARGV[3]
 if not seat then return false end
 local number = parts(seat)
@@ -216,8 +216,8 @@ return 1
 """
 )
 
-# What living pools have of some keys: of each its name, and their indices, 4 bytes each; and these
-# by its number. Of a prefix no keys count behind one that no pool has.
+# What living pools have of some keys: of each its name and their indices, 4 bytes each; and these
+# by its number. Of a prefix nothing is looked for behind a key that no pool has.
 _FIND = (
     PRELUDE
     + """
