@@ -162,7 +162,7 @@ def test_evict(client, store):
     store.put_each(range(10), [bytes(UNIT)] * 10)
     answer = client.post("/evict", json={"num_bytes": 3 * UNIT}).json()
     assert answer == {"num_objects": 3, "num_bytes": 3 * UNIT}
-    assert store.exists_each(range(10)).tolist() == [False] * 3 + [True] * 7
+    assert store.exists_each(range(10)).tolist() == [True] * 7 + [False] * 3
     for body in (
         {},
         {"num_bytes": 0},
