@@ -85,6 +85,13 @@ def test_batches_from_here_and_there(store, other):
     assert store.batch_is_exist(["here", "there", "no"]) == [1, 1, 0]
 
 
+def test_batches_of_removals_reach_all_hosts(store, other):
+    assert other.call("put", "theirs", b"1") == store.put("ours", b"2") == 0
+    wanted = ["theirs", "none", "ours", 5, "theirs"]
+    assert store.batch_remove(wanted) == [0, OBJECT_NOT_FOUND, 0, INVALID_PARAMS, OBJECT_NOT_FOUND]
+    assert other.call("batch_is_exist", ["theirs", "ours"]) == [0, 0]
+
+
 def test_tensors_and_upserts(store, other):
     tensor = torch.rand(3, 5).to(torch.bfloat16)
     assert store.put_tensor("t", tensor) == 0
@@ -161,6 +168,13 @@ def test_without_the_directory(server, store, caplog):
     server.start()
     eventually(lambda: store.put("new", b"1") == 0, "it does not come back")
     assert store.health_check() == 0
+
+
+def test_removals_without_the_directory(server, store, caplog):
+    assert store.put("a", b"1") == 0
+    server.stop()
+    assert store.batch_remove(["a", 5]) == [RPC_FAIL, INVALID_PARAMS]
+    reasons(caplog, "batch_remove: ")
 
 
 def test_a_server_that_is_none(caplog):

@@ -189,3 +189,15 @@ def test_copies_are_taken_on_request(hosts):
     assert two.store.get_each(range(5)) == [value(i) for i in range(5)]
     assert three.node.asking.pull(two.node.name, keys[:1], one.node.name) == [EXISTS]
     assert "has no pool" in three.node.asking.pull(two.node.name, keys[5:6], "nobody")[0]
+
+
+def test_who_has_just_joined_is_put_to_and_removed_from(hosts):
+    """A node that has not heard of another one yet asks the directory."""
+    first = hosts.make("first", 0)
+    second = hosts.make("second")
+    assert first.cluster.put(1, value(1)) is PutResult.STORED
+    assert second.store.get(1) == value(1)
+    third = hosts.make("third")
+    third.cluster.put_each([2, 3], [value(2), value(3)])
+    assert first.cluster.remove_each([2, 3, 4]).tolist() == [True, True, False]
+    assert third.store.exists_each([2, 3]).tolist() == [False, False]

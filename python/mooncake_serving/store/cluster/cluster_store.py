@@ -1,6 +1,6 @@
 """The store over all hosts: the calls of ``Store``, which look at home first."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -143,7 +143,7 @@ class ClusterStore(ClusterReader, Closing):
             held = np.flatnonzero([pool in names for names in pools])
             try:
                 removed[held] |= self._remove_from(pool, words[held])
-            except TransferError as error:
+            except (TransferError, Unavailable) as error:
                 self.node.listing.publish_for(pool, words[held])  # where they may still be
                 unreached.append(str(error))
         if unreached:
@@ -278,19 +278,22 @@ class ClusterStore(ClusterReader, Closing):
 
     def _homes(self) -> list[Member]:
         """Members whose pools take objects, other than the own one; the emptiest pool first."""
-        others = [m for m in self.members() if m.pool not in ("", self.node.pool_name)]
-        takers = [m for m in others if not m.is_draining]
-        return sorted(takers, key=lambda member: -member.free_bytes)
+        homes = self._known(lambda m: m.pool not in ("", self.node.pool_name) and not m.is_draining)
+        return sorted(homes, key=lambda member: -member.free_bytes)
+
+    def _known(self, condition: Callable[[Member], bool]) -> list[Member]:
+        """Members for which it holds; the directory is asked if none is known."""
+        found = list(filter(condition, self.members()))
+        return found or list(filter(condition, self.node.members(anew=True)))
 
     def _remove_from(self, pool: str, words: np.ndarray) -> np.ndarray:
         """Have one of a pool's nodes remove objects: ``[n]`` bool, which were there."""
         failure: TransferError | None = None
-        for member in self.members():
-            if member.pool == pool:
-                try:
-                    return self.node.asking.remove(member.name, words)
-                except TransferError as error:
-                    failure = error
+        for member in self._known(lambda member: member.pool == pool):
+            try:
+                return self.node.asking.remove(member.name, words)
+            except TransferError as error:
+                failure = error
         if failure is None:
             return np.zeros(len(words), bool)  # it has no members any more
         raise failure

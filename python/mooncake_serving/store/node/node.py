@@ -148,9 +148,14 @@ class Node(Closing):
             self._stop()
             raise
 
-    def members(self) -> list[Member]:
-        """Who took part when the directory was last asked, by name."""
-        return [member for _, member in sorted(self._membership.members().items())]
+    def members(self, *, anew: bool = False) -> list[Member]:
+        """Who took part when the directory was last asked, by name; ``anew``: it is asked now.
+
+        Raises:
+            Unavailable: it is asked, and does not answer.
+        """
+        members = self._membership.refresh() if anew else self._membership.members()
+        return [member for _, member in sorted(members.items())]
 
     def set_draining(self, is_draining: bool) -> None:
         """Say whether others shall give it no new objects, and what it puts goes to others.

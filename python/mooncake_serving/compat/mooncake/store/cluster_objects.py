@@ -19,7 +19,7 @@ from mooncake_serving.store.node.sinks import IntoBuffers
 
 from .buffers import Memory
 from .codes import CHECKSUM_MISMATCH, INVALID_PARAMS, OBJECT_NOT_FOUND, code_of, log
-from .naming import MIN_HEADER_BYTES, header_bytes, header_of, name_in
+from .naming import MIN_HEADER_BYTES, encoded, header_bytes, header_of, name_in
 from .objects import Objects, Views
 from .replicate_config import Keeping
 
@@ -78,6 +78,22 @@ class ClusterObjects(Objects):
 
         if missing and (failure := code_of(op, read)):
             for i in missing:
+                codes[i] = failure
+        return codes
+
+    def remove_each(self, op: str, names: Sequence[str]) -> list[int]:
+        """Remove objects, in one go."""
+        codes = [code_of(op, partial(_check, name)) for name in names]
+        named = [i for i, code in enumerate(codes) if code == 0]
+
+        def remove() -> int:
+            removed = self._store.remove_each([names[i] for i in named])
+            for i, was_there in zip(named, removed.tolist(), strict=True):
+                codes[i] = 0 if was_there else OBJECT_NOT_FOUND
+            return 0
+
+        if named and (failure := code_of(op, remove)):
+            for i in named:
                 codes[i] = failure
         return codes
 
@@ -161,6 +177,11 @@ class ClusterObjects(Objects):
             start if outcome is Outcome.DONE else bytearray()
             for start, outcome in zip(starts, outcomes, strict=True)
         ]
+
+
+def _check(name: str) -> int:
+    encoded(name)  # which refuses what is no name
+    return 0
 
 
 def _absent(name: str) -> int:

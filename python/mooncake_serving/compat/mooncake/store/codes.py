@@ -67,15 +67,27 @@ def returns_instead(
         def call(
             self: Self, /, *args: Arguments.args, **kwargs: Arguments.kwargs
         ) -> Answer | Otherwise:
-            try:
-                return method(self, *args, **kwargs)
-            except _FAILURES as error:
-                log.error("%s: %s", method.__name__, error)
-                return copy.deepcopy(otherwise)  # a list is the caller's
+            # A list that is returned is the caller's.
+            return or_else(
+                method.__name__,
+                lambda: method(self, *args, **kwargs),
+                lambda: copy.deepcopy(otherwise),
+            )
 
         return call
 
     return decorate
+
+
+def or_else(
+    op: str, call: Callable[[], Answer], otherwise: Callable[[], Otherwise]
+) -> Answer | Otherwise:
+    """What a call returns, or what another does if it fails, whose reason is logged."""
+    try:
+        return call()
+    except _FAILURES as error:
+        log.error("%s: %s", op, error)
+        return otherwise()
 
 
 def code_of(op: str, call: Callable[[], int]) -> int:

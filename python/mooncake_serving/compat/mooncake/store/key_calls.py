@@ -10,6 +10,7 @@ from .codes import (
     INVALID_PARAMS,
     OBJECT_NOT_FOUND,
     check_list,
+    or_else,
     returns_code,
     returns_instead,
 )
@@ -28,12 +29,11 @@ class KeyCalls(Lifecycle):
     def batch_is_exist(self, keys: Sequence[str]) -> list[int]:
         """Tell of many keys, in one look at the store: 1, 0; all -1 if it fails."""
         check_list("keys", keys)
-
-        @returns_instead([INTERNAL_ERROR] * len(keys))
-        def batch_is_exist(store: KeyCalls) -> list[int]:
-            return [int(found) for found in store._running().objects.exist(keys)]
-
-        return batch_is_exist(self)
+        return or_else(
+            "batch_is_exist",
+            lambda: list(map(int, self._running().objects.exist(keys))),
+            lambda: [INTERNAL_ERROR] * len(keys),
+        )
 
     @returns_code
     def get_size(self, key: str) -> int:
@@ -49,12 +49,11 @@ class KeyCalls(Lifecycle):
     def batch_remove(self, keys: Sequence[str], force: bool = False) -> list[int]:
         """Remove values: of each what ``remove`` returns."""
         check_list("keys", keys)
-
-        @returns_instead([INVALID_PARAMS] * len(keys))
-        def batch_remove(store: KeyCalls) -> list[int]:
-            return store._running().objects.remove_each("batch_remove", keys)
-
-        return batch_remove(self)
+        return or_else(
+            "batch_remove",
+            lambda: self._running().objects.remove_each("batch_remove", keys),
+            lambda: [INVALID_PARAMS] * len(keys),
+        )
 
     @returns_code
     def remove_by_regex(self, regex_pattern: str, force: bool = False) -> int:

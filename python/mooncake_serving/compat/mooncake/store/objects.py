@@ -125,20 +125,8 @@ class Objects:
         return self._store.remove(name)
 
     def remove_each(self, op: str, names: Sequence[str]) -> list[int]:
-        """Remove objects, in one go: of each 0, -704 if there was none, or a code."""
-        codes = [code_of(op, partial(_check, name)) for name in names]
-        named = [i for i, code in enumerate(codes) if code == 0]
-
-        def remove() -> int:
-            removed = self._store.remove_each([names[i] for i in named])
-            for i, was_there in zip(named, removed.tolist(), strict=True):
-                codes[i] = 0 if was_there else OBJECT_NOT_FOUND
-            return 0
-
-        if named and (failure := code_of(op, remove)):
-            for i in named:
-                codes[i] = failure
-        return codes
+        """Remove objects: of each 0, -704 if there was none, or a code."""
+        return [code_of(op, partial(self._remove, name)) for name in names]
 
     def names(self) -> Iterator[str]:
         """All names that are there, in no order. Reads each object's header."""
@@ -170,6 +158,9 @@ class Objects:
     def close(self) -> None:
         self._store.close()
 
+    def _remove(self, name: str) -> int:
+        return 0 if self.remove(name) else OBJECT_NOT_FOUND
+
     def _find(self, name: str) -> memoryview | None:
         pinned = self._store.view(name)
         return None if pinned is None else pinned.view  # the pin ends with it
@@ -195,11 +186,6 @@ class Objects:
                 NO_AVAILABLE_HANDLE, f"there is no room for {name!r:.80}: all must stay that is"
             )
         return result
-
-
-def _check(name: str) -> int:
-    encoded(name)
-    return 0
 
 
 def _num_bytes(part: Any) -> int:
