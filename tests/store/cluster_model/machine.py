@@ -112,7 +112,7 @@ class ClusterMachine(RuleBasedStateMachine):
 
     def listed(self, key: int, but: str = "") -> bool:
         """Whether the directory says that somebody has it, dead ones too; but one pool."""
-        return bool(set(self.directory.holders(WORDS[[key]]).of(0)) - {but})
+        return bool(set(self.directory.holders(WORDS[[key]])[0]) - {but})
 
     def settle(self, *allowed: int) -> None:
         """After something was done: pools have what they had, less what was evicted, and copies
@@ -315,8 +315,7 @@ class ClusterMachine(RuleBasedStateMachine):
         """The directory knows of all that is in pools which are served."""
         for slot in self.up():
             listed = self.directory.holders(WORDS[sorted(slot.objects)])
-            pools = [listed.of(i) for i in range(len(slot.objects))]
-            assert all(slot.host.node.pool_name in names for names in pools)
+            assert all(slot.host.node.pool_name in names for names in listed)
 
     def teardown(self):
         for host in [self.none, *(h for s in self.slots for h in [*s.dead, s.host] if h)]:

@@ -197,9 +197,9 @@ class Day:
         holders = self.directory.holders(KEYS[indices])
         pool = node.member.pool
         afar = [
-            (index, len(holders.of(i)))
+            (index, len(holders[i]))
             for i, index in enumerate(indices)
-            if holders.of(i) and pool not in holders.of(i)
+            if holders[i] and pool not in holders[i]
         ]
         if not afar:
             return
@@ -239,7 +239,7 @@ class Day:
         first = self.random.randrange(NUM_KEYS - 8)
         holders = self.directory.holders(KEYS[first : first + 8])
         expected = [oracle.holders(first + i, now) for i in range(8)]
-        assert [holders.of(i) for i in range(8)] == expected
+        assert list(map(list, holders)) == expected
         matched = len(self.directory.match_prefix(KEYS[first : first + 8]))
         assert matched == next((i for i in range(8) if not expected[i]), 8)
 

@@ -86,9 +86,5 @@ def prefix_of(directory: Directory, *numbers: int) -> list[list[str]]:
 
 
 def names_of(holders: Holders) -> list[list[str]]:
-    assert holders.found.shape == (len(holders), len(holders.pools))
-    assert holders.found.dtype == bool and holders.found.any(axis=0).all()
-    assert list(holders.pools) == sorted(holders.pools)
-    names = [holders.of(i) for i in range(len(holders))]
-    assert holders.each() == names
-    return names
+    assert all(isinstance(names, tuple) and list(names) == sorted(names) for names in holders)
+    return list(map(list, holders))

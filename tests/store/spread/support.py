@@ -19,7 +19,7 @@ def forget(directory: Directory, host: Host) -> None:
 
 
 def pools_of(directory: Directory, host: Host, key) -> set[str]:
-    return set(directory.holders(host.cluster.keyspace.keys([key])).of(0))
+    return set(directory.holders(host.cluster.keyspace.keys([key]))[0])
 
 
 def hosts_with(hosts: list[Host], key) -> list[str]:

@@ -6,7 +6,7 @@ import numpy as np
 
 from mooncake_kernels.pool import PutResult
 
-from ..directory import Member
+from ..directory import Holders, Member
 from ..node import Node
 from .copying import HERE, NO_HOLDER, copy_to, drop_from, leaving
 from .spreading import Copied
@@ -105,5 +105,5 @@ class ReplicaChange:
             if pool in pools:
                 self._copied.failed.setdefault(i, "its pool has published it again")
 
-    def _holders(self, indices: list[int]) -> list[list[str]]:
+    def _holders(self, indices: list[int]) -> Holders:
         return self._node.listing.holders(self._keys[indices])

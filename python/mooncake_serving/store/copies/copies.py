@@ -196,7 +196,7 @@ class Copies:
             while True:
                 cursor, words = self._node.directory.keys_of(pool, cursor)
                 holders = self._node.listing.holders(words)
-                yield words[[names[:1] == [pool] for names in holders]]
+                yield words[[names[:1] == (pool,) for names in holders]]
                 if cursor == 0:
                     break
 

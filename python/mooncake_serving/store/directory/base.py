@@ -6,9 +6,8 @@ told so, and asks the next. What it does decide is which of several writers of o
 """
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import compress
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -48,46 +47,12 @@ class Claim(enum.IntEnum):
     TAKEN = 2  # a living member writes it just now
 
 
-@dataclass(frozen=True)
-class Holders:
-    """Where objects are.
+Holders = list[tuple[str, ...]]  # for each key the names, sorted, of living pools that have it
 
-    Attributes:
-        pools: names of living pools that have any of them, sorted.
-        found: ``[n, p]`` bool: whether pool p has object n.
-    """
 
-    pools: tuple[str, ...]
-    found: np.ndarray
-
-    @staticmethod
-    def from_indices(num_keys: int, indices: Mapping[str, Sequence[int]]) -> "Holders":
-        """Make them of the objects that each pool has."""
-        pools = tuple(sorted(indices))
-        found = np.zeros((num_keys, len(pools)), bool)
-        for p, pool in enumerate(pools):
-            found[indices[pool], p] = True
-        return Holders(pools, found)
-
-    def __len__(self) -> int:
-        return len(self.found)
-
-    def prefix(self) -> "Holders":
-        """Those of the first objects, up to one that no pool has."""
-        is_held = self.found.any(axis=1)
-        if is_held.all():
-            return self
-        found = self.found[: is_held.argmin()]
-        pools = np.flatnonzero(found.any(axis=0))
-        return Holders(tuple(self.pools[p] for p in pools), found[:, pools])
-
-    def of(self, index: int) -> list[str]:
-        """Pools that have one of the objects."""
-        return list(compress(self.pools, self.found[index].tolist()))
-
-    def each(self) -> list[list[str]]:
-        """Pools that have each of the objects."""
-        return [list(compress(self.pools, row)) for row in self.found.tolist()]
+def prefix_of(holders: Holders) -> Holders:
+    """Those of the first keys, up to one that no pool has."""
+    return holders[: holders.index(())] if () in holders else holders
 
 
 class Directory(Protocol):
@@ -155,9 +120,7 @@ class Directory(Protocol):
         """Say which living pools have which objects."""
 
     def match_prefix(self, keys: np.ndarray) -> Holders:
-        """Say which living pools have the first keys, up to one that none has: ``len`` tells how
-        many these are.
-        """
+        """Say which living pools have the first keys, up to one that none has, which ends it."""
 
     def keys_of(self, pool: str, cursor: int = 0, count: int = 1000) -> tuple[int, np.ndarray]:
         """Go through what a pool is said to have: the next cursor, 0 at the end, and ``[k, 2]``.

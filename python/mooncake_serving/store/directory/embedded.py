@@ -46,7 +46,7 @@ class EmbeddedDirectory(Directory):
         self._lock = threading.Lock()
         self._seats: dict[str, _Seat] = {}
         self._pools: list[_Pool] = []  # dead ones too, until they are swept
-        self._holders: dict[bytes, set[_Pool]] = {}
+        self._holders: dict[bytes, tuple[_Pool, ...]] = {}  # by their names
         self._claims: dict[bytes, tuple[_Seat, float]] = {}
 
     def join(self, member: Member, ttl_s: float) -> None:
@@ -108,7 +108,10 @@ class EmbeddedDirectory(Directory):
             if living is None:
                 return
             for key in key_bytes:
-                self._holders.setdefault(key, set()).add(living)
+                holders = self._holders.get(key, ())
+                if living not in holders:
+                    by_name = sorted((*holders, living), key=lambda holder: holder.name)
+                    self._holders[key] = tuple(by_name)
                 living.keys.add(key)
                 self._claims.pop(key, None)
 
@@ -125,16 +128,14 @@ class EmbeddedDirectory(Directory):
 
     def withdraw_all(self, keys: np.ndarray) -> Holders:
         key_bytes = _as_bytes("withdraw_all", keys)
-        found: dict[str, list[int]] = {}
         with self._lock:
-            for pool in self._living_pools(self._clock()).values():
-                for i, key in enumerate(key_bytes):
-                    if key in pool.keys:
-                        found.setdefault(pool.name, []).append(i)
-                for key in key_bytes:
+            living = set(self._living_pools(self._clock()).values())
+            found = self._find(key_bytes, living, is_prefix=False)
+            for key in key_bytes:
+                for pool in living.intersection(self._holders.get(key, ())):
                     pool.keys.discard(key)
                     self._forget(pool, key)
-        return Holders.from_indices(len(key_bytes), found)
+        return found
 
     def abandon(self, name: str, keys: np.ndarray) -> None:
         as_name("abandon", "name", name)
@@ -146,10 +147,10 @@ class EmbeddedDirectory(Directory):
                     del self._claims[key]
 
     def holders(self, keys: np.ndarray) -> Holders:
-        return self._find(_as_bytes("holders", keys), is_prefix=False)
+        return self._look_up(_as_bytes("holders", keys), is_prefix=False)
 
     def match_prefix(self, keys: np.ndarray) -> Holders:
-        return self._find(_as_bytes("match_prefix", keys), is_prefix=True)
+        return self._look_up(_as_bytes("match_prefix", keys), is_prefix=True)
 
     def keys_of(self, pool: str, cursor: int = 0, count: int = 1000) -> tuple[int, np.ndarray]:
         as_name("keys_of", "pool", pool)
@@ -185,19 +186,23 @@ class EmbeddedDirectory(Directory):
     def close(self) -> None:
         """Do nothing: what others know stays."""
 
-    def _find(self, keys: list[bytes], *, is_prefix: bool) -> Holders:
-        found: dict[str, list[int]] = {}
-        num_keys = len(keys)
+    def _look_up(self, keys: list[bytes], *, is_prefix: bool) -> Holders:
         with self._lock:
             living = set(self._living_pools(self._clock()).values())
-            for i, key in enumerate(keys):
-                pools = living.intersection(self._holders.get(key, ()))
-                if is_prefix and not pools:
-                    num_keys = i
-                    break
-                for pool in pools:
-                    found.setdefault(pool.name, []).append(i)
-        return Holders.from_indices(num_keys, found)
+            return self._find(keys, living, is_prefix=is_prefix)
+
+    def _find(self, keys: list[bytes], living: set[_Pool], *, is_prefix: bool) -> Holders:
+        found: Holders = []
+        names_of: dict[tuple[_Pool, ...], tuple[str, ...]] = {(): ()}  # few pools have many keys
+        for key in keys:
+            pools = self._holders.get(key, ())
+            names = names_of.get(pools)
+            if names is None:
+                names = names_of[pools] = tuple(pool.name for pool in pools if pool in living)
+            if is_prefix and not names:
+                break
+            found.append(names)
+        return found
 
     def _living_pools(self, now: float) -> dict[str, _Pool]:
         seats = self._seats.values()
@@ -220,9 +225,10 @@ class EmbeddedDirectory(Directory):
         return Claim.GRANTED
 
     def _forget(self, pool: _Pool, key: bytes) -> None:
-        holders = self._holders.get(key, set())
-        holders.discard(pool)
-        if not holders:
+        holders = tuple(holder for holder in self._holders.get(key, ()) if holder is not pool)
+        if holders:
+            self._holders[key] = holders
+        else:
             self._holders.pop(key, None)
 
 

@@ -16,7 +16,7 @@ from mooncake_kernels.metadata.url import DEFAULT_PREFIX, parse_url
 from . import redis_answers as answers
 from . import redis_scripts as scripts
 from .arguments import KEY_BYTES, as_keys, as_member, as_name, as_range, as_ttl_s
-from .base import Directory, Holders, Member
+from .base import Directory, Holders, Member, prefix_of
 from .redis_script import Script, run_script
 
 FORMS = (
@@ -98,7 +98,7 @@ class RedisDirectory(Directory):
         return self._where("holders", keys, scripts.HOLDERS)
 
     def match_prefix(self, keys: np.ndarray) -> Holders:
-        return self._where("match_prefix", keys, scripts.MATCH_PREFIX).prefix()
+        return prefix_of(self._where("match_prefix", keys, scripts.MATCH_PREFIX))
 
     def keys_of(self, pool: str, cursor: int = 0, count: int = 1000) -> tuple[int, np.ndarray]:
         """Return about ``count`` keys, a few more at times, and else see ``Directory.keys_of``."""

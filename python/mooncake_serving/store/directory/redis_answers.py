@@ -1,7 +1,7 @@
 """What a server answered, checked: anything else than it should is a ``ValueError``."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -52,15 +52,25 @@ def as_claims(answers: list[Any], chunks: Sequence[bytes]) -> np.ndarray | None:
 
 def as_holders(answers: list[Any], chunks: Sequence[bytes]) -> Holders:
     """Of names of pools, each with the indices in its chunk of what the pool has."""
-    names = sorted({name for answer in answers for name in answer[::2]})
-    found = np.zeros((sum(map(num_keys, chunks)), len(names)), bool)
-    first = 0
+    found: Holders = []
     for answer, chunk in zip(answers, chunks, strict=True):
-        part = found[first : first + num_keys(chunk)]
-        for name, packed in zip(answer[::2], answer[1::2], strict=True):
-            part[np.frombuffer(packed, INDEX), names.index(name)] = True
-        first += len(part)
-    return Holders(tuple(name.decode() for name in names), found)
+        names: list[list[str]] = [[] for _ in range(num_keys(chunk))]
+        for name, indices in sorted(_pools(*answer)):
+            for index in indices:
+                names[index].append(name)
+        found += map(tuple, names)
+    return found
+
+
+def _pools(names: bytes, sizes: bytes, packed: bytes) -> Iterator[tuple[str, list[int]]]:
+    """Of each pool the name, and indices of keys."""
+    indices = np.frombuffer(packed, INDEX).tolist()
+    name_end = end = 0
+    for name_bytes, count in np.frombuffer(sizes, INDEX).reshape(-1, 2).tolist():
+        name_end, end = name_end + name_bytes, end + count
+        yield names[name_end - name_bytes : name_end].decode(), indices[end - count : end]
+    if (name_end, end) != (len(names), len(indices)):
+        raise ValueError(f"{name_end} bytes and {end} indices were expected")
 
 
 def as_page(answers: list[Any]) -> tuple[int, np.ndarray]:

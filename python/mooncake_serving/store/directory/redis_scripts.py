@@ -216,8 +216,10 @@ return 1
 """
 )
 
-# What living pools have of some keys: of each its name and their indices, 4 bytes each; and these
-# by its number. Of a prefix nothing is looked for behind a key that no pool has.
+# What living pools have of some keys, as three strings, for a client reads dozens for longer: names
+# of pools; of each the bytes of its name and how many keys it has; their indices, 4 bytes each. And
+# the indices by the number of the pool. Of a prefix nothing is looked for behind a key that no pool
+# has.
 _FIND = (
     PRELUDE
     + """
@@ -239,12 +241,13 @@ local function find(keys, is_prefix)
     end
     if is_prefix and not is_there then break end
   end
-  local answer = {}
+  local held_by, sizes, held = {}, {}, {}
   for pool, indices in pairs(found) do
-    answer[#answer + 1] = names[pool]
-    answer[#answer + 1] = table.concat(indices)
+    held_by[#held_by + 1] = names[pool]
+    sizes[#sizes + 1] = struct.pack('<I4I4', #names[pool], #indices)
+    held[#held + 1] = table.concat(indices)
   end
-  return answer, found
+  return {table.concat(held_by), table.concat(sizes), table.concat(held)}, found
 end
 """
 )

@@ -57,7 +57,7 @@ class Listing:
         except Unavailable as error:
             logger.warning("objects in %s are told later: %s", pool_name, error)
 
-    def withdraw_all(self, keys: np.ndarray) -> list[list[str]]:
+    def withdraw_all(self, keys: np.ndarray) -> Holders:
         """Say that no pool has objects, and which had them, for each the names of pools.
 
         What this pool has, as another process may have put it back, is published again.
@@ -154,7 +154,7 @@ class Listing:
                     self.is_stale = True  # so all is compared the next time
                     raise
 
-    def holders(self, keys: np.ndarray) -> list[list[str]]:
+    def holders(self, keys: np.ndarray) -> Holders:
         """For each key, the names of living pools that have it.
 
         Raises:
@@ -162,15 +162,15 @@ class Listing:
         """
         return _where(keys, lambda part: self._directory.holders(part))
 
-    def match_prefix(self, keys: np.ndarray) -> list[list[str]]:
+    def match_prefix(self, keys: np.ndarray) -> Holders:
         """For the first keys that living pools have, up to one that none has, the names of these.
 
         Raises:
             Unavailable: the directory is away.
         """
-        found: list[list[str]] = []
+        found: Holders = []
         for part in in_parts(keys):
-            pools = self._directory.match_prefix(part).each()
+            pools = self._directory.match_prefix(part)
             found += pools
             if len(pools) < len(part):
                 break
@@ -207,11 +207,11 @@ class Listing:
         self.is_stale = True
 
 
-def _where(keys: np.ndarray, ask: Callable[[np.ndarray], Holders]) -> list[list[str]]:
+def _where(keys: np.ndarray, ask: Callable[[np.ndarray], Holders]) -> Holders:
     """For each key the names of pools."""
-    found: list[list[str]] = []
+    found: Holders = []
     for part in in_parts(keys):
-        found += ask(part).each()
+        found += ask(part)
     return found
 
 

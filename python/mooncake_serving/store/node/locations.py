@@ -3,10 +3,11 @@
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 
+from ..directory import Holders
 from .listing import words_of
 
 MAX_REMEMBERED = 65_536  # objects: some 20 MB
@@ -23,15 +24,13 @@ class Locations:
         valid_s: for how long an answer is remembered.
     """
 
-    def __init__(self, ask: Callable[[np.ndarray], list[list[str]]], valid_s: float):
+    def __init__(self, ask: Callable[[np.ndarray], Holders], valid_s: float):
         self._ask = ask
         self._valid_s = valid_s
-        self._found: OrderedDict[bytes, tuple[Sequence[str], float]] = OrderedDict()
+        self._found: OrderedDict[bytes, tuple[tuple[str, ...], float]] = OrderedDict()
         self._lock = threading.Lock()
 
-    def find(
-        self, keys: np.ndarray, *, anew: bool = False
-    ) -> tuple[list[Sequence[str]], np.ndarray]:
+    def find(self, keys: np.ndarray, *, anew: bool = False) -> tuple[Holders, np.ndarray]:
         """Say where objects are; the directory is asked for those of which nothing is remembered.
 
         Returns:
@@ -41,7 +40,7 @@ class Locations:
             Unavailable: the directory is away.
         """
         now = time.monotonic()
-        pools: list[Sequence[str]] = [()] * len(keys)
+        pools: Holders = [()] * len(keys)
         is_remembered = np.zeros(len(keys), bool)
         if not anew:
             with self._lock:
@@ -57,7 +56,7 @@ class Locations:
                 pools[i] = names
         return pools, is_remembered
 
-    def remember(self, keys: np.ndarray, pools: Sequence[Sequence[str]]) -> None:
+    def remember(self, keys: np.ndarray, pools: Holders) -> None:
         """Note where objects are; what is nowhere is forgotten."""
         until = time.monotonic() + self._valid_s
         with self._lock:
