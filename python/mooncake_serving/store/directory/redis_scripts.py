@@ -225,18 +225,20 @@ _FIND = (
     + """
 local function find(keys, is_prefix)
   local _, names = living()
-  local found = {}
+  local found, call, objects = {}, redis.call, prefix .. 'o'
   for i = 1, #keys / 16 do
     local is_there, index = false, struct.pack('<I4', i - 1)
-    for _, pool in ipairs(redis.call('SMEMBERS', prefix .. 'o' .. key_at(keys, i))) do
+    local pools = call('SMEMBERS', objects .. key_at(keys, i))
+    for j = 1, #pools do
+      local pool = pools[j]
       if names[pool] then
         is_there = true
         local indices = found[pool]
-        if not indices then
-          indices = {}
-          found[pool] = indices
+        if indices then
+          indices[#indices + 1] = index
+        else
+          found[pool] = {index}
         end
-        indices[#indices + 1] = index
       end
     end
     if is_prefix and not is_there then break end
