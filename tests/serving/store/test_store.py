@@ -81,7 +81,7 @@ def test_positions_follow_one_another(store):
 def test_room_ahead_of_need(store):
     store.put_each(range(10), [value(i) for i in range(10)])
     assert store.evict(3 * UNIT).num_bytes == 3 * UNIT
-    assert store.exists_each(range(10)).tolist() == [False] * 3 + [True] * 7
+    assert store.exists_each(range(10)).tolist() == [True] * 7 + [False] * 3
 
 
 def test_namespaces_do_not_see_each_other(store):
