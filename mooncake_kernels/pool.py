@@ -262,9 +262,9 @@ class ObjectPool(PoolReader):
     def page_lock(self, device: int | None = None) -> None:
         """Page-lock the bytes of all objects, for this process, until it is done with the pool.
 
-        GPUs copy them two to five times as fast then, many at once and without the processor; and
-        kernels reach them, so that ``copy_blocks`` can fill what ``begin`` has given. It takes some
-        tenths of a second a GB, and the memory cannot be swapped out. Idempotent.
+        GPUs copy them by themselves then, many at once, and kernels reach them, so that
+        ``copy_blocks`` can fill what ``begin`` has given. It touches every page, and the memory
+        cannot be swapped out. Idempotent.
 
         Args:
             device: the GPU whose context asks for it; it holds for all. None: torch's current one.

@@ -3,7 +3,7 @@
 //
 //   const PageLock lock(data, num_bytes, /*device=*/0);
 //
-// Layer: common. It takes some tenths of a second a GB, and the memory cannot be swapped out.
+// Layer: common. It touches every page, and the memory cannot be swapped out.
 #pragma once
 
 #include <cstdint>

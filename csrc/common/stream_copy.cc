@@ -14,8 +14,6 @@ namespace {
 // clang-format on
 MK_DYNLIB(CudaStreamCopy, kCudaDriverName, MK_CUDA_STREAM_COPY_FUNCTIONS)
 
-bool is_default(CUstream stream) { return !stream || stream == CU_STREAM_LEGACY; }
-
 }  // namespace
 
 void CopyList::add(uint64_t dst, uint64_t src, uint64_t num_bytes) {
@@ -36,7 +34,7 @@ void CopyList::queue(bool page_locked, CUstream stream) const {
 // False if the driver has no such call, or does not take these: then it has queued none.
 bool CopyList::queue_at_once(CUstream stream) const {
 #if MK_HAVE_MEMCPY_BATCH
-  if (!memcpy_batch() || is_default(stream)) return false;
+  if (!memcpy_batch() || !stream || stream == CU_STREAM_LEGACY) return false;
   CUmemcpyAttributes attributes = {};
   attributes.srcAccessOrder = CU_MEMCPY_SRC_ACCESS_ORDER_STREAM;
   attributes.flags = CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE;

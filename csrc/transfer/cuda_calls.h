@@ -9,9 +9,9 @@
 namespace mk::transfer {
 
 // clang-format off
-#define MK_CUDA_COPY_FUNCTIONS(X)                                                       \
-  X(cuStreamCreate) X(cuStreamDestroy) X(cuStreamWaitEvent) X(cuEventCreate)   \
-  X(cuEventDestroy) X(cuEventRecord) X(cuEventQuery) X(cuMemHostAlloc)           \
+#define MK_CUDA_COPY_FUNCTIONS(X)                                            \
+  X(cuStreamCreate) X(cuStreamDestroy) X(cuStreamWaitEvent) X(cuEventCreate) \
+  X(cuEventDestroy) X(cuEventRecord) X(cuEventQuery) X(cuMemHostAlloc)       \
   X(cuMemFreeHost) X(cuDeviceCanAccessPeer) X(cuCtxEnablePeerAccess)
 #define MK_CUDA_IPC_FUNCTIONS(X)                                         \
   X(cuIpcGetMemHandle) X(cuIpcOpenMemHandle) X(cuIpcCloseMemHandle)      \
