@@ -62,6 +62,7 @@ void Rail::submit(Slice slice, const std::shared_ptr<const rdma::RemoteRegion>& 
   transfer.remote = remote;
   transfer.segments = slice.segments;
   transfer.token = ++last_token_;
+  if (!is_busy()) patience_ = Deadline::after(kPatienceS);
   if (under_way_.empty()) busy_since_ = Clock::now();
   num_bytes_under_way_ += slice.num_bytes;
   const bool writes = !slice.reads;
@@ -73,6 +74,7 @@ void Rail::submit(Slice slice, const std::shared_ptr<const rdma::RemoteRegion>& 
 }
 
 void Rail::flush() {
+  if (!is_busy()) patience_ = Deadline::after(kPatienceS);
   rdma::Transfer nothing = std::move(*last_write_);
   last_write_.reset();
   nothing.immediate = 0;
@@ -94,6 +96,11 @@ void Rail::collect(std::vector<Slice>& done) {
     completions = queue_->poll(kPollBatch);
   } catch (const std::exception& error) {
     throw RailDown(error.what(), false);
+  }
+  if (!completions.empty()) {
+    patience_ = Deadline::after(kPatienceS);
+  } else if (patience().passed()) {
+    throw RailDown(concat(nic_.device->name(), ": did nothing for ", kPatienceS, " s"), false);
   }
   uint64_t num_bytes = 0;
   for (const rdma::Completion& completion : completions) {

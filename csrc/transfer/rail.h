@@ -21,6 +21,7 @@
 #include "rdma/queue_pair.h"
 #include "transfer/counters.h"
 #include "transfer/error.h"
+#include "transfer/limit.h"
 #include "transfer/nic_wire.h"
 #include "transfer/nics.h"
 
@@ -78,6 +79,8 @@ class Rail {
   bool is_flushed() const { return flush_token_ == 0; }
   // Whether there is something to collect; if not, queue().fds() tell when there is.
   bool arm() { return queue_->arm(); }
+  // When collect() gives it up, unless something is over before.
+  Deadline patience() const { return is_busy() ? patience_ : Deadline::never(); }
 
   // After a failure: not to be tried for a while, each time longer, until it has moved something.
   void pause(const std::string& cause, size_t peer_nic);
@@ -86,7 +89,11 @@ class Rail {
 
  private:
   void post(const rdma::Transfer& transfer);
+  bool is_busy() const { return !under_way_.empty() || flush_token_ != 0; }
 
+  // A NIC tells when its peer does not answer, after two seconds at most with our settings. But
+  // soft-RoCE at times says nothing at all once its own port was down.
+  static constexpr double kPatienceS = 5;
   // Enough to keep a fast link busy while we sleep; what is under way cannot be given to others.
   static constexpr uint64_t kRoomBytes = 4ull << 20;
 
@@ -105,6 +112,7 @@ class Rail {
   uint64_t num_bytes_under_way_ = 0;
   double bytes_per_s_ = 1;
   Clock::time_point busy_since_{};  // or since the last completion
+  Deadline patience_;
 
   std::string cause_;
   double pause_s_ = 0;

@@ -257,9 +257,10 @@ void RdmaChannel::lose(Rail& rail, const RailDown& down, const Limit& limit) {
   learn_keys(addresses, limit);
 }
 
-// Until a rail has something, or the connection ends.
+// Until a rail has something, or has to be given up, or the connection ends.
 void RdmaChannel::sleep(const Limit& limit) {
   std::vector<pollfd> fds{{limit.interrupt.fd(), POLLIN, 0}, {socket_.fd(), POLLIN, 0}};
+  Deadline until = limit.deadline;
   for (Rail& rail : rails_) {
     if (!rail.is_up()) continue;
     try {
@@ -268,8 +269,9 @@ void RdmaChannel::sleep(const Limit& limit) {
       return lose(rail, RailDown(error.what(), false), limit);
     }
     for (const int fd : rail.queue().fds()) fds.push_back({fd, POLLIN, 0});
+    if (const Deadline patience = rail.patience(); patience.at() < until.at()) until = patience;
   }
-  if (poll(fds.data(), fds.size(), limit.deadline.poll_ms()) < 0 && errno != EINTR) {
+  if (poll(fds.data(), fds.size(), until.poll_ms()) < 0 && errno != EINTR) {
     throw SystemError(errno, "poll");
   }
   limit.check();

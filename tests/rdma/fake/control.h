@@ -17,7 +17,8 @@ void fake_add_port(int device);
 void fake_set_gid(int device, int port, int index, const uint8_t* gid, int type, int interface);
 // keep_entries: of a queue pair that is destroyed, in its completion queue (1).
 // corrupt: the first byte of what is moved (0). peermem: GPU memory can be pinned (0).
-// max_pinned_bytes: ENOMEM beyond (none).
+// max_pinned_bytes: ENOMEM beyond (none). stalled: NICs, a bit each, that do no work and say
+// nothing of it (0).
 void fake_set_option(const char* name, int64_t value);
 
 void fake_add_rule(const char* verb, const char* device, int skip, int count, int error,

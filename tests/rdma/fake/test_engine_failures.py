@@ -41,6 +41,43 @@ def test_a_nic_whose_verbs_fail(world, verb):
             pair.move("write", in_blocks(MIB))
 
 
+@pytest.mark.parametrize("direction", ["write", "read"])
+def test_a_nic_that_goes_silent(world, direction):
+    """Others take over what it was given, after some seconds, and it is tried again later."""
+    with engines(MIB) as pair:
+        pair.move(direction, in_blocks(MIB))
+        world.set_option("stalled", 0b0001)
+        pair.move(direction, in_blocks(MIB), deadline_s=60.0)
+        paths = pair.near.stats()["paths"][pair.far.name]
+        failures = {name: path["num_failures"] for name, path in paths.items()}
+        assert (failures["fake0"], sum(failures.values())) == (1, 1)
+        world.set_option("stalled", 0)
+        pair.move(direction, in_blocks(MIB))
+
+
+def test_a_nic_that_goes_silent_with_a_flush(world):
+    """What it has written is visible before the notification, since it was taken down."""
+    with engines(MIB) as pair:
+        with world.held() as let:
+            ticket = pair.write(in_blocks(MIB), notify=b"done")
+            time.sleep(0.2)
+            world.set_option("stalled", 0b0001)
+            let(-1)
+            ticket.wait()
+        assert pair.far.receive_notifications(10.0) == [(pair.near.name, b"done")]
+        np.testing.assert_array_equal(pair.there[-4096:], pair.here[:4096])
+
+
+def test_all_nics_go_silent(world):
+    with engines(MIB) as pair:
+        world.set_option("stalled", 0b0011)
+        with pytest.raises(TransferError, match=r"deadline of 7 s passed") as error:
+            pair.write([(0, 0, MIB)], deadline_s=7.0).wait()
+        assert error.value.num_bytes_done == 0
+        world.set_option("stalled", 0)
+        pair.move("write", in_blocks(MIB))
+
+
 @pytest.mark.parametrize("verb", ["ibv_create_cq", "ibv_create_qp", "ibv_modify_qp"])
 @pytest.mark.parametrize("nic", ["fake0", "fake2"])
 def test_a_nic_that_cannot_connect(world, verb, nic):

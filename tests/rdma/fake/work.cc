@@ -144,9 +144,17 @@ void refuse_access(Qp* peer) {
   push_event(context_of(peer->context), event);
 }
 
+bool is_stalled(const Qp& qp) {
+  const int64_t stalled = world().options["stalled"];
+  for (size_t i = 0; i < world().models.size(); ++i) {
+    if (world().models[i].get() == &model_of(qp.context)) return stalled >> i & 1;
+  }
+  return false;
+}
+
 // Runs the first of them; whether there was one, and it could.
 bool run_first(Qp* qp) {
-  if (qp->state != IBV_QPS_RTS || qp->sends.empty()) return false;
+  if (qp->state != IBV_QPS_RTS || qp->sends.empty() || is_stalled(*qp)) return false;
   const Send send = qp->sends.front();
   Qp* const peer = find_peer(*qp);
   const auto status = run(qp, send, peer);

@@ -22,7 +22,7 @@ def test_a_nic_that_is_taken_down_mid_transfer():
         shell("ip link set eth0 down")
         try:
             with pytest.raises(mk.TransferError) as error:
-                first.a.queue.wait(token, timeout_s=60.0)
+                wait_or_reset(first.a, token)
             assert error.value.num_bytes_done < 64 << 20
             assert first.a.device.port().state == "DOWN"
             second.a.queue.wait(second.a.write(second.b, [(0, 0, 1 << 20)]))
@@ -34,6 +34,17 @@ def test_a_nic_that_is_taken_down_mid_transfer():
         first.connect()
         first.a.queue.wait(first.a.write(first.b, [(0, 0, 64 << 20)]), timeout_s=120.0)
         assert (first.a.memory == first.b.memory).all()
+
+
+def wait_or_reset(side: Side, token: int) -> None:
+    """Mostly soft-RoCE tells at once that its port is down. Some 1 in 40 times it loses what it was
+    to send (Linux 6.1), and tells nothing, not even when the port is up again.
+    """
+    try:
+        side.queue.wait(token, timeout_s=10.0)
+    except TimeoutError:
+        side.pair.reset()
+        side.queue.wait(token, timeout_s=10.0)
 
 
 def restore_neighbours(nic: int) -> None:
