@@ -140,6 +140,8 @@ class ObjectPool:
     path: str
     alignment: int
     capacity_bytes: int
+    device: int
+    address: int
     @staticmethod
     def create(
         path: str,
@@ -148,6 +150,7 @@ class ObjectPool:
         num_objects: int,
         num_processes: int,
         num_pins: int,
+        device: int,
     ) -> ObjectPool: ...
     @staticmethod
     def open(path: str) -> ObjectPool: ...
@@ -189,13 +192,17 @@ class ObjectPool:
 
 class ObjectPin:
     num_bytes: int
+    address: int
+    device: int
     checksum: int
     def is_whole(self) -> bool: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
 class ObjectPut:
     num_bytes: int
-    def commit(self, checksum: bool, retention: int, position: int) -> None: ...
+    address: int
+    device: int
+    def commit(self, checksum: bool, retention: int, position: int, stream: int) -> None: ...
     def abort(self) -> None: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
 

@@ -20,12 +20,14 @@ class PoolReader(Closing):
         path: where other processes open it.
         capacity_bytes: for objects, each rounded up to ``alignment``.
         alignment: of objects, in bytes.
+        device: the GPU in whose memory they are; None: in the host's.
     """
 
     def __init__(self, native: _host.ObjectPool):
         self.path = native.path
         self.capacity_bytes = native.capacity_bytes
         self.alignment = native.alignment
+        self.device: int | None = None if native.device < 0 else native.device
         self._native: _host.ObjectPool | None = native
 
     def contains(self, key: Key) -> bool:

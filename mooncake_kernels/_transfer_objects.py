@@ -155,6 +155,10 @@ class ObjectCalls:
         self._check_open("serve")
         if not isinstance(pool, ObjectPool):
             raise InvalidArgument(f"serve: pool must be an ObjectPool or None, got {pool!r}")
+        if pool.device is not None:
+            raise InvalidArgument(
+                f"serve: pool must be in host memory, got one on GPU {pool.device}"
+            )
         _check_bool("serve", is_all=is_all, may_write=may_write, checksum=checksum)
         service = _host.ObjectService(pool._pool, is_all, may_write, checksum)
         self._engine.serve_objects(service)

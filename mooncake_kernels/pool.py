@@ -1,4 +1,5 @@
-"""Pools of objects in the memory of one host, which all its processes read and write by themselves.
+"""Pools of objects in the memory of one host, which all its processes read and write by themselves,
+or in that of a GPU.
 
 Mechanism: it never decides what to evict or when. ``mooncake_serving.store`` does. What holds when
 processes die is in docs/store.md.
@@ -11,7 +12,15 @@ import torch
 
 from . import _host
 from ._arguments import as_integer, as_one_of
-from ._pool_handles import ObjectPut, PinnedObject, Retention, as_position, as_retention
+from ._pool_handles import (
+    ObjectPut,
+    PinnedObject,
+    Retention,
+    as_position,
+    as_retention,
+    buffer_of,
+    tensor_of,
+)
 from ._pool_reader import PoolReader
 from ._pool_reads import checksum_of, with_buffers
 from ._pool_values import (
@@ -28,6 +37,7 @@ from ._pool_values import (
     object_key,
     object_keys,
 )
+from .buffers import Buffer
 
 __all__ = [
     "Evicted",
@@ -72,10 +82,14 @@ class ObjectPool(PoolReader):
     work: it opens the pool itself. Whoever can open a pool can write all of it: it is for processes
     that trust each other.
 
+    A pool on a GPU (``device``) is of one process. Its index is in the host; puts and gets are
+    copies that the driver makes, and kernels read what is pinned, through ``tensor()``.
+
     Attributes:
         path: where other processes open it.
         capacity_bytes: for objects, each rounded up to ``alignment``.
         alignment: of objects, in bytes.
+        device: the GPU in whose memory they are; None: in the host's.
     """
 
     @classmethod
@@ -88,6 +102,7 @@ class ObjectPool(PoolReader):
         num_objects: int | None = None,
         num_processes: int = 64,
         num_pins: int = 4096,
+        device: int | None = None,
     ) -> Self:
         """Make an empty pool.
 
@@ -102,10 +117,13 @@ class ObjectPool(PoolReader):
                 1024. Each costs 160 bytes.
             num_processes: how many can have it open at once.
             num_pins: how many objects each of them can read at once.
+            device: a GPU, to have the objects in its memory, which is taken at once; ``path`` is
+                None then. Checksums of what does not come from the host cost a copy to it.
 
         Raises:
             InvalidArgument: a number is out of range, or the path no name of a file.
             OSError: the file is there already, there is not so much memory, ...
+            Unavailable, CudaError: of the driver, on a GPU.
         """
         op = "ObjectPool.create"
         capacity_bytes = as_integer(op, "capacity_bytes", capacity_bytes, 1, END - 1)
@@ -117,6 +135,7 @@ class ObjectPool(PoolReader):
             as_integer(op, "num_processes", num_processes, 1, (1 << 16) - 1),
             as_integer(op, "num_pins", num_pins, 1, 1 << 20),
         ]
+        numbers.append(-1 if device is None else as_integer(op, "device", device, 0, MAX_DEVICE))
         file = "" if path is None else as_path(op, path)
         return cls(_host.ObjectPool.create(file, capacity_bytes, alignment, *numbers))
 
@@ -128,7 +147,7 @@ class ObjectPool(PoolReader):
             path: its ``path``.
 
         Raises:
-            InvalidArgument: the file is no pool, or the path no name of a file.
+            InvalidArgument: the file is no pool, or of one on a GPU, or the path no name of a file.
             Unavailable: its layout is of another version, it is of another pid namespace (a
                 container's, where nobody here can tell who has died), or too many have it open.
             OSError: there is no such file, or it is not ours.
@@ -270,7 +289,7 @@ class ObjectPool(PoolReader):
             device: the GPU whose context asks for it; it holds for all. None: torch's current one.
 
         Raises:
-            InvalidArgument: the device is not an integer from 0 on.
+            InvalidArgument: the device is not an integer from 0 on, or the pool is on a GPU.
             Unavailable: there is no CUDA driver.
             CudaError: it refuses.
         """
@@ -278,6 +297,15 @@ class ObjectPool(PoolReader):
             device = torch.cuda.current_device() if torch.cuda.is_available() else 0
         self._pool.page_lock(as_integer("page_lock", "device", device, 0, MAX_DEVICE))
 
+    @property
+    def buffer(self) -> Buffer:
+        """The bytes of all objects, in the host or on a GPU, to be registered."""
+        return buffer_of(self._pool, self.capacity_bytes, writable=True)
+
     def memory(self) -> torch.Tensor:
-        """Return the bytes of all objects, ``[capacity_bytes]`` uint8, to be registered."""
-        return torch.frombuffer(self._pool, dtype=torch.uint8)
+        """Return the bytes of all objects, ``[capacity_bytes]`` uint8, not a copy.
+
+        Raises:
+            Unavailable: they are on a GPU, and torch has no CUDA.
+        """
+        return tensor_of(self._pool, self.capacity_bytes, torch.uint8)

@@ -14,6 +14,10 @@ namespace {
 // clang-format on
 MK_DYNLIB(CudaStreamCopy, kCudaDriverName, MK_CUDA_STREAM_COPY_FUNCTIONS)
 
+void wait_for(CUstream stream) {
+  check_cuda(CudaStreamCopy::get().p_cuStreamSynchronize(stream), "cuStreamSynchronize");
+}
+
 }  // namespace
 
 void CopyList::add(uint64_t dst, uint64_t src, uint64_t num_bytes) {
@@ -59,14 +63,19 @@ void copy_in_stream(const std::vector<StreamCopy>& copies, bool page_locked, int
   const PrimaryContext context(device);
   const CurrentContext current(context);
   const auto handle = reinterpret_cast<CUstream>(stream);
-  const auto wait = [handle] { return CudaStreamCopy::get().p_cuStreamSynchronize(handle); };
   try {
     list.queue(page_locked, handle);
   } catch (const CudaError&) {
-    wait();  // for those that are under way
+    CudaStreamCopy::get().p_cuStreamSynchronize(handle);  // for those that are under way
     throw;
   }
-  check_cuda(wait(), "cuStreamSynchronize");
+  wait_for(handle);
+}
+
+void wait_for_stream(int device, uint64_t stream) {
+  const PrimaryContext context(device);
+  const CurrentContext current(context);
+  wait_for(reinterpret_cast<CUstream>(stream));
 }
 
 #else
@@ -74,6 +83,8 @@ void copy_in_stream(const std::vector<StreamCopy>& copies, bool page_locked, int
 void copy_in_stream(const std::vector<StreamCopy>&, bool, int, uint64_t) {
   throw Unavailable("built without cuda.h");
 }
+
+void wait_for_stream(int, uint64_t) { throw Unavailable("built without cuda.h"); }
 
 #endif
 

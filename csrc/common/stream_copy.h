@@ -24,6 +24,9 @@ struct StreamCopy {
 void copy_in_stream(const std::vector<StreamCopy>& copies, bool page_locked, int device,
                     uint64_t stream);
 
+// Returns when all that is in the stream is over. Throws as above.
+void wait_for_stream(int device, uint64_t stream);
+
 #if MK_HAVE_CUDA_H
 
 // Queues copies in a stream of the current context. Throws CudaError; some may be queued then.

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/check.h"
 #include "host/gil.h"
 #include "host/module.h"
 #include "host/store_objects.h"
@@ -25,9 +26,11 @@ constexpr size_t kFewKeys =
     512;  // some 50 us: to release the GIL for less costs more than it gives
 
 std::shared_ptr<Pool> create(const std::string& path, uint64_t capacity_bytes, uint64_t alignment,
-                             uint64_t num_objects, uint64_t num_processes, uint64_t num_pins) {
-  return Pool::create(
-      path, Geometry::of(capacity_bytes, alignment, num_objects, num_processes, num_pins));
+                             uint64_t num_objects, uint64_t num_processes, uint64_t num_pins,
+                             int device) {
+  Geometry geometry = Geometry::of(capacity_bytes, alignment, num_objects, num_processes, num_pins);
+  geometry.device = device;
+  return Pool::create(path, geometry);
 }
 
 // The body with the GIL released, if there are many keys.
@@ -124,13 +127,17 @@ void bind_store(py::module_& m) {
   py::class_<Pool, std::shared_ptr<Pool>> pool(m, "ObjectPool", py::buffer_protocol());
   pool.def_static("create", &create, py::arg("path"), py::arg("capacity_bytes"),
                   py::arg("alignment"), py::arg("num_objects"), py::arg("num_processes"),
-                  py::arg("num_pins"), ReleaseGil())
+                  py::arg("num_pins"), py::arg("device"), ReleaseGil())
       .def_static("open", &Pool::open, py::arg("path"), ReleaseGil())
       .def_property_readonly("path", &Pool::path)
       .def_property_readonly("alignment", [](const Pool& p) { return p.geometry().alignment; })
       .def_property_readonly("capacity_bytes",
                              [](const Pool& p) { return p.geometry().capacity_bytes; })
+      .def_property_readonly("device", &Pool::device)
+      .def_property_readonly("address",
+                             [](const Pool& p) { return reinterpret_cast<uint64_t>(p.data()); })
       .def_buffer([](const Pool& p) {
+        if (p.device() >= 0) throw py::buffer_error(concat("the bytes are on GPU ", p.device()));
         return py::buffer_info(reinterpret_cast<uint8_t*>(p.data()),
                                static_cast<py::ssize_t>(p.geometry().capacity_bytes));
       })

@@ -9,6 +9,8 @@
 #include <tuple>
 #include <utility>
 
+#include "common/check.h"
+#include "common/stream_copy.h"
 #include "host/gil.h"
 #include "store/objects.h"
 
@@ -28,8 +30,10 @@ class ObjectPin {
   ~ObjectPin() { pool_->unpin(pin_); }
 
   const Pin& pin() const { return pin_; }
+  int device() const { return pool_->device(); }
   bool is_whole() const {
-    return pin_.checksum == 0 || checksum_of(pin_.data, pin_.num_bytes) == pin_.checksum;
+    return pin_.checksum == 0 ||
+           checksum_of({pool_->piece(pin_.data, pin_.num_bytes)}) == pin_.checksum;
   }
 
  private:
@@ -50,10 +54,14 @@ class ObjectPut {
   }
 
   const Writing& writing() const { return writing_; }
+  int device() const { return pool_->device(); }
 
-  void commit(bool checksum, int retention, uint16_t position) {
+  // `stream`: of the GPU that has the bytes, in which they were written.
+  void commit(bool checksum, int retention, uint16_t position, uint64_t stream) {
     MK_CHECK(is_open_, "commit: put must be open, got one that was committed or aborted");
-    const uint64_t sum = checksum ? checksum_of(writing_.data, writing_.num_bytes) : 0;
+    if (device() >= 0) wait_for_stream(device(), stream);
+    const uint64_t sum =
+        checksum ? checksum_of({pool_->piece(writing_.data, writing_.num_bytes)}) : 0;
     pool_->commit(writing_, sum, static_cast<Retention>(retention), position);
     is_open_ = false;
   }
@@ -69,7 +77,10 @@ class ObjectPut {
   bool is_open_ = true;
 };
 
-py::buffer_info bytes_at(const char* data, uint64_t num_bytes) {
+uint64_t address_of(const char* data) { return reinterpret_cast<uint64_t>(data); }
+
+py::buffer_info bytes_at(const char* data, uint64_t num_bytes, int device) {
+  if (device >= 0) throw py::buffer_error(concat("the bytes are on GPU ", device));
   auto* const bytes = reinterpret_cast<uint8_t*>(const_cast<char*>(data));
   return py::buffer_info(bytes, static_cast<py::ssize_t>(num_bytes));
 }
@@ -178,15 +189,14 @@ void gather_into(const py::sequence& buffers, const py::object& target) {
   MK_CHECK(total_bytes(from.pieces) <= total_bytes(to.pieces),
            "gather: target must have room for all buffers");
   const GilReleased released;
-  gather(from.pieces, to.pieces[0].data, /*page_locked=*/false);
+  gather(from.pieces, to.pieces[0], /*page_locked=*/false);
 }
 
 void scatter_from(const py::object& source, const py::sequence& buffers) {
   const Buffers from(py::make_tuple(source), /*writable=*/false);
   const Buffers to(buffers, /*writable=*/true);
   const GilReleased released;
-  const Piece& all = from.pieces[0];
-  scatter(all.data, all.num_bytes, to.pieces, /*page_locked=*/false);
+  scatter(from.pieces[0], to.pieces, /*page_locked=*/false);
 }
 
 py::tuple hash_of(const std::string& name) {
@@ -224,14 +234,21 @@ void bind_objects(py::module_& m, py::class_<Pool, std::shared_ptr<Pool>>& pool)
       .def_property_readonly("num_bytes", [](const ObjectPin& p) { return p.pin().num_bytes; })
       .def_property_readonly("checksum", [](const ObjectPin& p) { return p.pin().checksum; })
       .def("is_whole", &ObjectPin::is_whole, ReleaseGil())
-      .def_buffer([](const ObjectPin& p) { return bytes_at(p.pin().data, p.pin().num_bytes); });
+      .def_property_readonly("address", [](const ObjectPin& p) { return address_of(p.pin().data); })
+      .def_property_readonly("device", &ObjectPin::device)
+      .def_buffer(
+          [](const ObjectPin& p) { return bytes_at(p.pin().data, p.pin().num_bytes, p.device()); });
   py::class_<ObjectPut>(m, "ObjectPut", py::buffer_protocol())
       .def_property_readonly("num_bytes", [](const ObjectPut& p) { return p.writing().num_bytes; })
+      .def_property_readonly("address",
+                             [](const ObjectPut& p) { return address_of(p.writing().data); })
+      .def_property_readonly("device", &ObjectPut::device)
       .def("commit", &ObjectPut::commit, py::arg("checksum"), py::arg("retention"),
-           py::arg("position"), ReleaseGil())
+           py::arg("position"), py::arg("stream"), ReleaseGil())
       .def("abort", &ObjectPut::abort, ReleaseGil())
-      .def_buffer(
-          [](const ObjectPut& p) { return bytes_at(p.writing().data, p.writing().num_bytes); });
+      .def_buffer([](const ObjectPut& p) {
+        return bytes_at(p.writing().data, p.writing().num_bytes, p.device());
+      });
   pool.def("pin", &pin, py::arg("hash"), py::arg("scope"))
       .def("begin", &begin, py::arg("hash"), py::arg("scope"), py::arg("num_bytes"), ReleaseGil())
       .def("write", &write, py::arg("hash"), py::arg("scope"), py::arg("buffers"),

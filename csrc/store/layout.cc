@@ -45,7 +45,7 @@ Geometry Geometry::of(uint64_t capacity_bytes, uint64_t alignment, uint64_t num_
           static_cast<uint32_t>(num_pins)};
 }
 
-View::View(char* base, const Geometry& g) {
+View::View(char* base, const Geometry& g, char* gpu_data) : data(gpu_data) {
   uint64_t offset = 0;
   const auto place = [&](auto*& array, uint64_t count) {
     offset = round_up(offset, 64);
@@ -62,8 +62,10 @@ View::View(char* base, const Geometry& g) {
   place(heap, g.num_entries);
   place(heap_positions, g.num_entries);
   place(spans, g.num_spans());
-  offset = round_up(offset, std::max<uint64_t>(g.alignment, kHugePage));
-  place(data, g.capacity_bytes);
+  if (g.device < 0) {
+    offset = round_up(offset, std::max<uint64_t>(g.alignment, kHugePage));
+    place(data, g.capacity_bytes);
+  }
   end = offset;
 }
 

@@ -17,7 +17,7 @@
 namespace mk::store {
 
 constexpr uint64_t kMagic = 0x314c4f4f504b4d;  // "MKPOOL1"
-constexpr uint32_t kLayoutVersion = 2;
+constexpr uint32_t kLayoutVersion = 3;
 
 // The name of an object: what it holds (a prefix hash), and of whom (tenant, model, layout, rank).
 struct Key {
@@ -95,7 +95,8 @@ struct Geometry {
   uint32_t num_entries;
   uint32_t num_buckets;  // a power of two
   uint32_t num_rows;
-  uint32_t num_slots;  // a row
+  uint32_t num_slots;   // a row
+  int32_t device = -1;  // the GPU, in whose memory the objects are; -1: behind all else
 
   // Throws InvalidArgument.
   static Geometry of(uint64_t capacity_bytes, uint64_t alignment, uint64_t num_objects,
@@ -129,7 +130,8 @@ struct Header {
 };
 
 struct View {
-  View(char* base, const Geometry& geometry);
+  // `gpu_data`: where the objects are, if that is on a GPU.
+  View(char* base, const Geometry& geometry, char* gpu_data = nullptr);
   static uint64_t num_bytes(const Geometry& geometry);
 
   char* data_of(const Entry& entry) const {

@@ -24,20 +24,34 @@ bool are_in_host(const Pieces& pieces) {
   return std::none_of(pieces.begin(), pieces.end(), is_on_gpu);
 }
 
-// What GPUs have to copy, by the streams in which they do.
-class GpuCopies {
+// Copies between one piece of memory and others: in the host at once, those that touch GPUs
+// together in the end, by the streams in which they are done.
+class Copies {
  public:
-  void add(const Piece& piece, const void* dst, const void* src, uint64_t num_bytes) {
-    by_stream_[{piece.device, piece.stream}].push_back(
+  Copies(const Piece& one, bool page_locked) : one_(one), page_locked_(page_locked) {}
+
+  void add(const Piece& other, char* dst, const char* src, uint64_t num_bytes) {
+    if (!is_on_gpu(one_) && !is_on_gpu(other)) {
+      std::memcpy(dst, src, num_bytes);
+      return;
+    }
+    const Piece& where = is_on_gpu(other) ? other : one_;
+    by_stream_[{where.device, where.stream}].push_back(
         {reinterpret_cast<uint64_t>(dst), reinterpret_cast<uint64_t>(src), num_bytes});
+    // Of the others nobody knows whether they are page-locked.
+    all_page_locked_ &= is_on_gpu(other) && (is_on_gpu(one_) || page_locked_);
   }
-  void run(bool page_locked) const {
+
+  void run() const {
     for (const auto& [where, copies] : by_stream_) {
-      copy_in_stream(copies, page_locked, where.first, where.second);
+      copy_in_stream(copies, all_page_locked_, where.first, where.second);
     }
   }
 
  private:
+  const Piece one_;
+  const bool page_locked_;
+  bool all_page_locked_ = true;  // what there is of host memory
   std::map<std::pair<int, uint64_t>, std::vector<StreamCopy>> by_stream_;
 };
 
@@ -57,15 +71,17 @@ uint64_t copy_and_hash(char* dst, const Pieces& pieces) {
   return as_checksum(XXH3_64bits_digest(&state));
 }
 
-Got copy_from(const Pin& pin, std::optional<uint64_t> offset, const Pieces& pieces, bool verify,
-              bool page_locked) {
+Got copy_from(const Pool& pool, const Pin& pin, std::optional<uint64_t> offset,
+              const Pieces& pieces, bool verify) {
   const uint64_t wanted = total_bytes(pieces);
   const uint64_t begin = offset.value_or(0);
   if (!offset && wanted < pin.num_bytes) return Got::kTooSmall;
   if (offset && (begin > pin.num_bytes || wanted > pin.num_bytes - begin)) return Got::kOutOfRange;
   const bool is_checked = verify && pin.checksum != 0;
-  if (is_checked && checksum_of(pin.data, pin.num_bytes) != pin.checksum) return Got::kDamaged;
-  scatter(pin.data + begin, pin.num_bytes - begin, pieces, page_locked);
+  if (is_checked && checksum_of({pool.piece(pin.data, pin.num_bytes)}) != pin.checksum) {
+    return Got::kDamaged;
+  }
+  scatter(pool.piece(pin.data + begin, pin.num_bytes - begin), pieces, pool.is_page_locked());
   return Got::kDone;
 }
 
@@ -86,40 +102,32 @@ Key hash_of_name(const char* name, uint64_t num_bytes) {
   return {hash.low64, hash.high64};
 }
 
-void gather(const Pieces& pieces, char* dst, bool page_locked) {
-  GpuCopies of_gpus;
+void gather(const Pieces& pieces, const Piece& dst, bool page_locked) {
+  Copies copies(dst, page_locked);
+  uint64_t done = 0;
   for (const Piece& piece : pieces) {
-    if (piece.num_bytes == 0) continue;
-    if (is_on_gpu(piece)) {
-      of_gpus.add(piece, dst, piece.data, piece.num_bytes);
-    } else {
-      std::memcpy(dst, piece.data, piece.num_bytes);
-    }
-    dst += piece.num_bytes;
+    const uint64_t size = std::min(piece.num_bytes, dst.num_bytes - done);
+    if (size > 0) copies.add(piece, dst.data + done, piece.data, size);
+    done += size;
   }
-  of_gpus.run(page_locked);
+  copies.run();
 }
 
-void scatter(const char* src, uint64_t num_bytes, const Pieces& pieces, bool page_locked) {
-  GpuCopies of_gpus;
+void scatter(const Piece& src, const Pieces& pieces, bool page_locked) {
+  Copies copies(src, page_locked);
+  uint64_t done = 0;
   for (const Piece& piece : pieces) {
-    const uint64_t size = std::min(piece.num_bytes, num_bytes);
-    if (size == 0) continue;
-    if (is_on_gpu(piece)) {
-      of_gpus.add(piece, piece.data, src, size);
-    } else {
-      std::memcpy(piece.data, src, size);
-    }
-    src += size;
-    num_bytes -= size;
+    const uint64_t size = std::min(piece.num_bytes, src.num_bytes - done);
+    if (size > 0) copies.add(piece, piece.data, src.data + done, size);
+    done += size;
   }
-  of_gpus.run(page_locked);
+  copies.run();
 }
 
 uint64_t checksum_of(const Pieces& pieces) {
   if (!are_in_host(pieces)) {
     std::vector<char> copy(total_bytes(pieces));
-    gather(pieces, copy.data(), /*page_locked=*/false);
+    gather(pieces, {copy.data(), copy.size()}, /*page_locked=*/false);
     return checksum_of(copy.data(), copy.size());
   }
   if (pieces.size() == 1) return checksum_of(pieces[0].data, pieces[0].num_bytes);
@@ -135,17 +143,20 @@ Begun put_from(Pool* pool, const Key& key, const Pieces& pieces, const PutOption
   const uint64_t num_bytes = total_bytes(pieces);
   const Begun begun = pool->begin(key, num_bytes, &writing);
   if (begun != Begun::kOpen) return begun;
+  const Piece target = pool->piece(writing.data, num_bytes);
   uint64_t checksum = 0;
-  if (options.checksum && are_in_host(pieces)) {
+  if (options.checksum && are_in_host(pieces) && !is_on_gpu(target)) {
     checksum = copy_and_hash(writing.data, pieces);
   } else {
     try {
-      gather(pieces, writing.data, pool->is_page_locked());
+      gather(pieces, target, pool->is_page_locked());
+      // What came from the host needs no way back, if it was not changed meanwhile.
+      if (options.checksum)
+        checksum = are_in_host(pieces) ? checksum_of(pieces) : checksum_of({target});
     } catch (...) {
       pool->abort(writing);
       throw;
     }
-    if (options.checksum) checksum = checksum_of(writing.data, num_bytes);
   }
   pool->commit(writing, checksum, options.retention, options.position);
   return Begun::kOpen;
@@ -157,7 +168,7 @@ Got get_into(Pool* pool, const Key& key, std::optional<uint64_t> offset, const P
   if (!pin) return Got::kAbsent;
   *object_bytes = pin->num_bytes;
   try {
-    const Got got = copy_from(*pin, offset, pieces, verify, pool->is_page_locked());
+    const Got got = copy_from(*pool, *pin, offset, pieces, verify);
     pool->unpin(*pin);
     return got;
   } catch (...) {

@@ -14,23 +14,18 @@
 
 namespace mk::store {
 
-// Memory of the host, or of a GPU, which copies it behind all that is in a stream of the program's,
-// a handle of the driver.
-struct Piece {
-  char* data;
-  uint64_t num_bytes;
-  int device = -1;  // of the host
-  uint64_t stream = 0;
-};
 using Pieces = std::vector<Piece>;
 
 uint64_t total_bytes(const Pieces& pieces);
 uint64_t checksum_of(const char* data, uint64_t num_bytes);
-// Host memory from and to pieces, one behind the other: as many bytes as they are, or as there are,
-// whichever is less. `page_locked`: the memory is. Throws Unavailable and CudaError, of GPUs.
-void gather(const Pieces& pieces, char* dst, bool page_locked);
-void scatter(const char* src, uint64_t num_bytes, const Pieces& pieces, bool page_locked);
-// Of the object that pieces are, one behind the other. Throws as gather().
+// One piece of memory from and to others, one behind the other: as many bytes as they are, or as
+// there are, whichever is less. What touches a GPU is copied in the stream of that one of the
+// others, or if it is in the host, in that of the one. `page_locked`: the one is, if it is in the
+// host. Throws Unavailable and CudaError, of GPUs.
+void gather(const Pieces& pieces, const Piece& dst, bool page_locked);
+void scatter(const Piece& src, const Pieces& pieces, bool page_locked);
+// Of the object that pieces are, one behind the other; what is on a GPU is copied to the host for
+// it. Throws as gather().
 uint64_t checksum_of(const Pieces& pieces);
 
 Key hash_of_name(const char* name, uint64_t num_bytes);  // 128 bits: in both words

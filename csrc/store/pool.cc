@@ -7,10 +7,21 @@
 
 namespace mk::store {
 
-Pool::Pool(std::unique_ptr<PoolMemory> memory, const Geometry& geometry)
-    : memory_(std::move(memory)), view_(memory_->data(), geometry), index_(view_), ledger_(view_) {}
+Pool::Pool(std::unique_ptr<PoolMemory> memory, std::unique_ptr<DeviceMemory> gpu,
+           const Geometry& geometry)
+    : memory_(std::move(memory)),
+      gpu_(std::move(gpu)),
+      view_(memory_->data(), geometry, gpu_ ? reinterpret_cast<char*>(gpu_->address()) : nullptr),
+      index_(view_),
+      ledger_(view_) {}
 
 std::shared_ptr<Pool> Pool::create(const std::string& path, const Geometry& geometry) {
+  std::unique_ptr<DeviceMemory> gpu;
+  if (geometry.device >= 0) {
+    MK_CHECK(path.empty(), "ObjectPool.create: path must be None on a GPU, got ", path);
+    gpu = std::make_unique<DeviceMemory>(geometry.capacity_bytes, geometry.alignment,
+                                         geometry.device);
+  }
   auto memory = PoolMemory::create(path, View::num_bytes(geometry), [&](char* base) {
     const View view(base, geometry);
     Header& header = *view.header;
@@ -22,7 +33,7 @@ std::shared_ptr<Pool> Pool::create(const std::string& path, const Geometry& geom
     Ledger(view).rebuild();  // of no objects
     header.magic.store(kMagic);
   });
-  std::shared_ptr<Pool> pool(new Pool(std::move(memory), geometry));
+  std::shared_ptr<Pool> pool(new Pool(std::move(memory), std::move(gpu), geometry));
   pool->claim();
   return pool;
 }
@@ -36,6 +47,8 @@ std::shared_ptr<Pool> Pool::open(const std::string& path) {
     throw Unavailable(concat("ObjectPool.open: ", path, " has layout ", header.version,
                              ", and this build has ", kLayoutVersion));
   }
+  MK_CHECK(header.geometry.device < 0, "ObjectPool.open: path must be of a pool in host memory, ",
+           path, " is on GPU ", header.geometry.device, ", where its maker alone reads it");
   MK_CHECK(memory->num_bytes() >= View::num_bytes(header.geometry),
            "ObjectPool.open: path must be the whole memory of a pool, got ", memory->num_bytes(),
            " bytes of ", View::num_bytes(header.geometry));
@@ -43,7 +56,7 @@ std::shared_ptr<Pool> Pool::open(const std::string& path) {
     throw Unavailable(concat("ObjectPool.open: ", path, " is of another pid namespace, in which ",
                              "this process cannot be told from one that has died"));
   }
-  std::shared_ptr<Pool> pool(new Pool(std::move(memory), header.geometry));
+  std::shared_ptr<Pool> pool(new Pool(std::move(memory), nullptr, header.geometry));
   pool->claim();
   return pool;
 }
@@ -68,6 +81,8 @@ Pool::~Pool() {
 }
 
 void Pool::page_lock(int device) {
+  MK_CHECK(geometry().device < 0, "page_lock: pool must be in host memory, got one on GPU ",
+           geometry().device);
   const std::lock_guard<std::mutex> lock(page_locking_);
   if (page_lock_) return;
   page_lock_ = std::make_unique<PageLock>(view_.data, geometry().capacity_bytes, device);

@@ -1,5 +1,6 @@
 // Pool: objects in the memory of one host, shared by all its processes. Each of them finds, pins,
-// reads and writes objects by itself, in the memory that it maps; there is no server.
+// reads and writes objects by itself, in the memory that it maps; there is no server. Or objects in
+// the memory of a GPU, of one process.
 //
 //   auto pool = Pool::create("/dev/shm/kv", geometry);  // others: Pool::open("/dev/shm/kv")
 //   Writing writing;
@@ -23,6 +24,7 @@
 #include <string>
 #include <vector>
 
+#include "common/device_memory.h"
 #include "common/owner.h"
 #include "common/page_lock.h"
 #include "store/index.h"
@@ -32,6 +34,15 @@
 #include "store/rows.h"
 
 namespace mk::store {
+
+// Where bytes are: in the host, or on a GPU, which copies them behind all that is in a stream, a
+// handle of the driver.
+struct Piece {
+  char* data;
+  uint64_t num_bytes;
+  int device = -1;  // of the host
+  uint64_t stream = 0;
+};
 
 // An object that this process writes.
 struct Writing {
@@ -78,7 +89,8 @@ struct PoolStats {
 
 class Pool {
  public:
-  // An empty path: memory without a name. Throws SystemError.
+  // An empty path: memory without a name, which is all that a pool on a GPU can have. Throws
+  // SystemError; Unavailable and CudaError, of the driver.
   static std::shared_ptr<Pool> create(const std::string& path, const Geometry& geometry);
   // Throws SystemError, InvalidArgument (it is no pool), Unavailable (another version, another pid
   // namespace, no row left).
@@ -89,6 +101,11 @@ class Pool {
   const std::string& path() const { return memory_->path(); }
   const Geometry& geometry() const { return view_.header->geometry; }
   char* data() const { return view_.data; }
+  int device() const { return geometry().device; }
+  // Bytes of an object, for copies.
+  Piece piece(const char* data, uint64_t num_bytes) const {
+    return {const_cast<char*>(data), num_bytes, device(), gpu_ ? gpu_->stream() : 0};
+  }
 
   // Page-locks the bytes of all objects, for this process; see common/page_lock.h. Idempotent.
   void page_lock(int device);
@@ -125,12 +142,14 @@ class Pool {
  private:
   class Lock;
 
-  Pool(std::unique_ptr<PoolMemory> memory, const Geometry& geometry);
+  Pool(std::unique_ptr<PoolMemory> memory, std::unique_ptr<DeviceMemory> gpu,
+       const Geometry& geometry);
   void claim();
   void touch(Entry& entry);
   Entry& checked(const char* op, const Writing& writing) const;
 
   const std::unique_ptr<PoolMemory> memory_;
+  const std::unique_ptr<DeviceMemory> gpu_;  // if the objects are there
   const View view_;
   const Index index_;
   Ledger ledger_;

@@ -9,7 +9,14 @@ from ..rdma.fake.build import CUDA_INCLUDE, build_library
 
 HERE = Path(__file__).parent
 INVALID_VALUE, OUT_OF_MEMORY, ILLEGAL_ADDRESS = 1, 2, 700
-OWNED = ("num_streams", "num_events", "num_pinned", "num_imports", "num_retained")
+OWNED = (
+    "num_streams",
+    "num_events",
+    "num_pinned",
+    "num_allocated",
+    "num_imports",
+    "num_retained",
+)
 
 
 def build_driver() -> Path | None:
@@ -61,9 +68,9 @@ class FakeGpuArray:
 class FakeStream:
     """A stream of the program's; what follows ``stall`` is not done before ``release``."""
 
-    def __init__(self, library: ctypes.CDLL):
+    def __init__(self, library: ctypes.CDLL, handle: int):
         self._library = library
-        self.handle = library.fake_stream()
+        self.handle = handle
 
     def stall(self) -> None:
         self._library.fake_gate(ctypes.c_void_p(self.handle))
@@ -108,7 +115,7 @@ class FakeDriver:
         return self.library.fake_get(name.encode())
 
     def owned(self) -> dict[str, int]:
-        """What there is of streams, events, pinned and opened memory, and held contexts."""
+        """What there is of streams, events, pinned, allocated and opened memory, held contexts."""
         return {name: self.get(name) for name in OWNED}
 
     def fail(self, function: str, error: int, after: int = 0) -> None:
@@ -120,4 +127,8 @@ class FakeDriver:
         return FakeGpuArray(self.library, address, num_bytes, device)
 
     def stream(self) -> FakeStream:
-        return FakeStream(self.library)
+        return FakeStream(self.library, self.library.fake_stream())
+
+    def default_stream(self) -> FakeStream:
+        """The legacy one."""
+        return FakeStream(self.library, 0)

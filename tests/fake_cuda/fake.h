@@ -69,6 +69,11 @@ World& world();
 
 // Of the calling thread; null if it has none.
 CUcontext current_context();
+int current_device();  // there is one
+
+// With the mutex held: memory of a GPU, with nothing that may be touched at its address.
+uint64_t allocate(int device, uint64_t num_bytes, bool is_exportable);  // 0: there is no more
+void release(uint64_t address);
 
 }  // namespace fake
 

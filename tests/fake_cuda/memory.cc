@@ -40,6 +40,23 @@ CUresult cuMemFreeHost(void* data) {
   return CUDA_SUCCESS;
 }
 
+// Memory of a GPU that the program asks the driver for.
+CUresult cuMemAlloc(CUdeviceptr* address, size_t num_bytes) {
+  FAKE_CALL("cuMemAlloc");
+  if (num_bytes == 0) return CUDA_ERROR_INVALID_VALUE;
+  *address = allocate(current_device(), num_bytes, /*is_exportable=*/true);
+  ++world().values["num_allocated"];
+  return CUDA_SUCCESS;
+}
+CUresult cuMemFree(CUdeviceptr address) {
+  FAKE_CALL("cuMemFree");
+  const Allocation* const found = world().find(address);
+  if (!found || found->begin != address) return CUDA_ERROR_INVALID_VALUE;
+  release(address);
+  --world().values["num_allocated"];
+  return CUDA_SUCCESS;
+}
+
 // Memory of the program's own, page-locked: it cannot be twice.
 CUresult cuMemHostRegister(void* data, size_t num_bytes, unsigned flags) {
   FAKE_CALL("cuMemHostRegister");

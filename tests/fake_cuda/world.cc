@@ -21,6 +21,30 @@ World& world() {
 
 CUcontext current_context() { return stack.empty() ? nullptr : stack.back(); }
 
+int current_device() { return static_cast<int>(reinterpret_cast<int*>(stack.back()) - contexts); }
+
+uint64_t allocate(int device, uint64_t num_bytes, bool is_exportable) {
+  const int fd = memfd_create("gpu", MFD_CLOEXEC);
+  if (fd < 0 || ftruncate(fd, static_cast<off_t>(num_bytes)) < 0) return 0;
+  void* const place = mmap(nullptr, num_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  void* const bytes = mmap(nullptr, num_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  if (!is_exportable) close(fd);
+  const auto begin = reinterpret_cast<uint64_t>(place);
+  world().allocations.push_back({begin, begin + num_bytes, CU_MEMORYTYPE_DEVICE, device,
+                                 static_cast<char*>(bytes), is_exportable ? fd : -1, false});
+  return begin;
+}
+
+void release(uint64_t address) {
+  world().allocations.remove_if([&](const Allocation& a) {
+    if (a.begin != address) return false;
+    munmap(reinterpret_cast<void*>(a.begin), a.end - a.begin);
+    munmap(a.bytes, a.end - a.begin);
+    if (a.fd >= 0) close(a.fd);
+    return true;
+  });
+}
+
 Allocation* World::find(uint64_t address) {
   for (Allocation& a : allocations) {
     if (a.begin <= address && address < a.end) return &a;
@@ -86,26 +110,12 @@ void fake_clear() {
 
 uint64_t fake_allocate(int device, uint64_t num_bytes, int is_exportable) {
   const std::lock_guard lock(world().mutex);
-  const int fd = memfd_create("gpu", MFD_CLOEXEC);
-  if (fd < 0 || ftruncate(fd, static_cast<off_t>(num_bytes)) < 0) return 0;
-  void* const place = mmap(nullptr, num_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  void* const bytes = mmap(nullptr, num_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-  if (!is_exportable) close(fd);
-  const auto begin = reinterpret_cast<uint64_t>(place);
-  world().allocations.push_back({begin, begin + num_bytes, CU_MEMORYTYPE_DEVICE, device,
-                                 static_cast<char*>(bytes), is_exportable ? fd : -1, false});
-  return begin;
+  return allocate(device, num_bytes, is_exportable);
 }
 
 void fake_free(uint64_t address) {
   const std::lock_guard lock(world().mutex);
-  world().allocations.remove_if([&](const Allocation& a) {
-    if (a.begin != address) return false;
-    munmap(reinterpret_cast<void*>(a.begin), a.end - a.begin);
-    munmap(a.bytes, a.end - a.begin);
-    if (a.fd >= 0) close(a.fd);
-    return true;
-  });
+  release(address);
 }
 
 uint64_t fake_bytes(uint64_t address) {

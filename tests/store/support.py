@@ -36,7 +36,7 @@ def check(pool: ObjectPool) -> int:
         with pool.pin((first, second)) as pinned:
             pinned.verify()
             expected = content((first, second), int(num_bytes))
-            np.testing.assert_array_equal(np.frombuffer(pinned.view, np.uint8), expected)
+            np.testing.assert_array_equal(np.frombuffer(pinned.to_bytes(), np.uint8), expected)
         used += max(1, -(-int(num_bytes) // pool.alignment)) * pool.alignment
     assert len(objects.keys) == stats.num_ready
     assert used + stats.free_bytes == stats.capacity_bytes

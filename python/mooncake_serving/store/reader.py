@@ -37,7 +37,7 @@ class StoreReader:
         if pinned is None:
             return None
         with pinned:
-            return bytes(pinned.view)
+            return pinned.to_bytes()
 
     def view(self, key: StoreKey) -> PinnedObject | None:
         """Return an object where it is, without a copy; None if there is none.

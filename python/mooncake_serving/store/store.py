@@ -88,10 +88,15 @@ class Store(StoreReader, Closing):
 
     @classmethod
     def create(
-        cls, capacity_bytes: int, path: str | os.PathLike[str] | None = None, **options: Any
+        cls,
+        capacity_bytes: int,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        device: int | None = None,
+        **options: Any,
     ) -> "Store":
         """Make the pool too, see ``ObjectPool.create``; other processes ``Store.open`` it."""
-        pool = ObjectPool.create(capacity_bytes, path)
+        pool = ObjectPool.create(capacity_bytes, path, device=device)
         try:
             return cls(pool, **options)
         except BaseException:

@@ -14,14 +14,9 @@ from ...fake_cuda.gpus import IS_FAKE
 from ...transfer.support import UNTOUCHED
 from ..support import content
 from .conftest import UNIT
+from .support import on_gpu
 
 KEY = (1, 2)
-
-
-def on_gpu(gpus, data: np.ndarray, device: int = 0):
-    memory = gpus.allocate(max(len(data), 1), device).part(0, len(data))
-    memory.put(data)
-    return memory
 
 
 @pytest.mark.parametrize("sizes", [[1], [UNIT], [3 * UNIT + 17], [100, 0, UNIT, 7], [1] * 40])

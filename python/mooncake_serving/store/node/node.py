@@ -109,7 +109,7 @@ class Node(Closing):
         take_engine(engine)
         try:
             if store is not None:
-                self.memory.register(store.pool.memory(), "read")
+                self.memory.register(store.pool.buffer, "read")
         except BaseException:
             return_engine(engine)
             raise
@@ -245,7 +245,8 @@ class Node(Closing):
         """What this node does for others with its pool, of which it tells what goes from now on."""
         store.on_evicted.append(self.listing.withdraw)
         self._pins = Pins(store, self._drop_damaged)
-        self._serving = Serving(self._engine, store)
+        if store.pool.device is None:
+            self._serving = Serving(self._engine, store)
         puller = Puller(
             store,
             self.listing,

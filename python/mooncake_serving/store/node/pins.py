@@ -77,7 +77,7 @@ class Pins:
                 num_bytes += pinned.num_bytes
                 row["status"], row["num_bytes"] = PINNED, pinned.num_bytes
                 row["checksum"] = pinned.checksum or 0
-                row["address"] = pinned.tensor().data_ptr() if pinned.num_bytes else 0
+                row["address"] = pinned.buffer.address if pinned.num_bytes else 0
         if (damaged := found["status"] == DAMAGED).any():
             self._drop(keys[damaged])
         self._keep(token, held)

@@ -135,6 +135,8 @@ class IntoBytes(IntoBuffers):
 class IntoPool:
     """The own pool: room is made there as for any put.
 
+    What belongs on a GPU comes to host memory first, until it is committed.
+
     Attributes:
         result: of the put; None while there is none.
     """
@@ -145,6 +147,7 @@ class IntoPool:
         self._store = store
         self._key = key
         self._put: ObjectPut | None = None
+        self._landing = Landing([])
         self.result: PutResult | None = None
 
     def wants(self) -> tuple[int, int]:
@@ -159,15 +162,21 @@ class IntoPool:
             self.result = begun
             return None
         self._put = begun
-        return [Range(begun.tensor().data_ptr(), 0, num_bytes)] if num_bytes else []
+        self._landing = Landing([begun.buffer])
+        return [Range(self._landing.buffers[0].address, 0, num_bytes)] if num_bytes else []
 
     def checksum(self) -> int:
         """Of what is there, before it is committed."""
-        return checksum_of() if self._put is None else checksum_of(self._put.tensor())
+        return checksum_of(*self._landing.buffers)
 
     def commit(self) -> None:
         if self._put is not None:
-            self._put.commit()
+            try:
+                self._landing.deliver(self._put.num_bytes)
+                self._put.commit()
+            except BaseException:
+                self.abort()
+                raise
             self.result = PutResult.STORED
             self._put = None
 

@@ -80,6 +80,10 @@ class TieredStore(Store):
             raise InvalidArgument(f"TieredStore: tier must be an SsdTier, got {tier!r}")
         with contextlib.ExitStack() as undo:
             undo.callback(tier.close)
+            if pool.device is not None:
+                raise InvalidArgument(
+                    f"TieredStore: pool must be in host memory, got one on GPU {pool.device}"
+                )
             if "eviction" in options:
                 raise InvalidArgument("TieredStore: eviction must not be given, it is by last use")
             for name, value in (("min_uses", min_uses), ("queue_bytes", queue_bytes)):
