@@ -16,15 +16,17 @@ class PathChoice:
     """The way between local memory and memory of a peer.
 
     Attributes:
-        transport: that of the peer: ``local``, ``shm``, ``rdma`` or ``tcp``; or ``cuda_ipc``.
+        transport: that of the peer: ``local``, ``shm``, ``rdma``, ``tcp`` or ``file``; or
+            ``cuda_ipc``.
         method: how the bytes move. ``copy``: within this process. ``mapped``: this process copies
             into and out of the peer's memory, which it has mapped. ``process_vm``: it does so by
             process_vm_readv and process_vm_writev. ``ipc``: a GPU copies into and out of GPU memory
             of the peer, which is opened here. ``nics``: NICs move them. ``connection``: they are
-            sent.
+            sent. ``disk``: a disk reads and writes the memory. ``staged``: it does so with pinned
+            memory, from and to which a GPU copies.
         local: location of the local memory, like ``cpu:0`` or ``cuda:1``.
-        remote: whose memory it is at the other end: ``this process``, ``process 4711``, or the
-            address of the peer.
+        remote: whose memory it is at the other end: ``this process``, ``process 4711``, ``the
+            file``, or the address of the peer.
         lanes: the connections to the peer, as ``stats()`` names them. Requests of one piece go by
             the first.
         writable: whether a write of that range would be let through.

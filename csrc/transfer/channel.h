@@ -51,7 +51,8 @@ struct Outcome {
 
 // How a channel moves bytes to and from a range of the peer's, and what it has found that says so.
 struct Way {
-  std::string means{};   // "copy", "mapped", "process_vm", "ipc", "nics", "connection"
+  // "copy", "mapped", "process_vm", "ipc", "nics", "connection", "disk", "staged"
+  std::string means{};
   std::string remote{};  // whose memory that is
   std::string why{};     // a sentence
 };

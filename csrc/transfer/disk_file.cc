@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <system_error>
+#include <utility>
 
 #include "common/check.h"
 #include "transfer/error.h"
@@ -99,6 +100,28 @@ uint64_t DiskFile::num_bytes() const {
   struct stat info;
   MK_SYSCALL(fstat(buffered_.get(), &info), "fstat");
   return static_cast<uint64_t>(info.st_size);
+}
+
+const GpuFile* DiskFile::gpu_file() const {
+  const std::lock_guard lock(gpu_mutex_);
+  if (!std::exchange(has_looked_, true)) {
+    if (direct_) {
+      gpu_file_ = GpuFile::of(direct_.get(), why_no_gpu_file_);
+    } else {
+      why_no_gpu_file_ = "the file has no O_DIRECT";
+    }
+  }
+  return why_no_gpu_file_.empty() ? gpu_file_.get() : nullptr;
+}
+
+std::string DiskFile::why_no_gpu_file() const {
+  const std::lock_guard lock(gpu_mutex_);
+  return why_no_gpu_file_;
+}
+
+void DiskFile::give_up_gpu_file(const std::string& why) const {
+  const std::lock_guard lock(gpu_mutex_);
+  if (why_no_gpu_file_.empty()) why_no_gpu_file_ = why;
 }
 
 }  // namespace mk::transfer

@@ -8,10 +8,13 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 
 #include "common/fd.h"
+#include "transfer/gpu_file.h"
 
 namespace mk::transfer {
 
@@ -36,6 +39,11 @@ class DiskFile {
   const DirectRules& direct_rules() const { return rules_; }
   int fd(bool direct) const { return (direct ? direct_ : buffered_).get(); }
 
+  // For what goes past the page cache, from and to memory of GPUs. Null: by way of host memory.
+  const GpuFile* gpu_file() const;
+  std::string why_no_gpu_file() const;
+  void give_up_gpu_file(const std::string& why) const;  // its users may go on for a while
+
  private:
   void open_direct(const std::string& path, int access);
 
@@ -44,6 +52,11 @@ class DiskFile {
   bool is_device_;
   std::string read_only_;
   DirectRules rules_;
+
+  mutable std::mutex gpu_mutex_;
+  mutable std::unique_ptr<const GpuFile> gpu_file_;  // after direct_, which it uses
+  mutable bool has_looked_ = false;                  // for it: cuFile takes memory and threads
+  mutable std::string why_no_gpu_file_;              // empty: there is one, and it works
 };
 
 }  // namespace mk::transfer

@@ -1,12 +1,14 @@
 #include "transfer/file_channel.h"
 
 #include <cerrno>
+#include <memory>
 #include <numeric>
 #include <system_error>
 #include <utility>
 
 #include "common/check.h"
 #include "transfer/error.h"
+#include "transfer/gpu_file_queue.h"
 #include "transfer/stream.h"
 
 namespace mk::transfer {
@@ -39,7 +41,9 @@ void FileChannel::connect(const Limit&) {
 }
 
 void FileChannel::disconnect() noexcept {
-  io_.reset();  // first: it may use the parts of a slot until then
+  io_.reset();  // first: they may use the parts of a slot until then
+  gpu_io_.reset();
+  num_gpus_do_ = 0;
   posted_.clear();
   gpu_bounce_.settle();
 }
@@ -71,11 +75,34 @@ Outcome FileChannel::finish(const Limit& limit) {
   Posted& oldest = posted_.front();
   while (!oldest.over()) {
     issue(limit);
-    if (!oldest.over()) complete(io_->next(limit), limit);
+    if (!oldest.over()) complete(next_done(oldest, limit), limit);
   }
   Outcome outcome = std::move(oldest.outcome);
   posted_.pop_front();
   return outcome;
+}
+
+Way FileChannel::way_to(const Range&, int device) const {
+  if (device < 0) return {"disk", "the file", "a disk reads and writes the memory"};
+  if (file_->gpu_file()) {
+    return {"disk", "the file", "whole pages go by GPUDirect Storage, past the host's memory"};
+  }
+  return {
+      "staged", "the file",
+      concat("cuda:", device, " is copied by way of pinned memory: ", file_->why_no_gpu_file())};
+}
+
+// Where something of that work is under way; if it has to wait for others, any of theirs.
+IoDone FileChannel::next_done(const Posted& work, const Limit& limit) {
+  const bool gpus_do_all = work.num_gpus_do == work.num_under_way && num_gpus_do_ > 0;
+  return (gpus_do_all ? gpu_io_ : io_)->next(limit);
+}
+
+bool FileChannel::Posted::next(FileOp& op) {
+  if (again.empty()) return cutter.next(op);
+  op = std::move(again.front());
+  again.pop_front();
+  return true;
 }
 
 void FileChannel::check(const Work& work) const {
@@ -116,7 +143,7 @@ bool FileChannel::take(Posted& work, Slot& slot, const Limit& limit) {
     slot.kind = IoCall::Kind::kSync;
     slot.op = {};
   } else {
-    if (!work.cutter.next(slot.op)) return false;
+    if (!work.next(slot.op)) return false;
     slot.kind = work.writes ? IoCall::Kind::kWrite : IoCall::Kind::kRead;
   }
   try {
@@ -130,15 +157,35 @@ bool FileChannel::take(Posted& work, Slot& slot, const Limit& limit) {
   return true;
 }
 
+// Whether GPUDirect Storage is to be had.
+bool FileChannel::gpus_do() {
+  const GpuFile* const gpu_file = file_->gpu_file();
+  if (!gpu_file || gpu_io_) return gpu_file;
+  try {
+    gpu_io_ = std::make_unique<GpuFileQueue>(*gpu_file, slots_.size());
+  } catch (const std::exception& error) {  // no threads
+    file_->give_up_gpu_file(error.what());
+  }
+  return gpu_io_ != nullptr;
+}
+
 void FileChannel::prepare(Slot& slot, const Limit& limit) {
   FileOp& op = slot.op;
   slot.parts = op.parts.data();
   slot.num_parts = op.parts.size();
   slot.chunk = nullptr;
+  slot.device = -1;
   int gpu = -1;
+  bool is_of_one = true;
   for_each_stretch(op.parts, slot.work->gpus, [&](uint64_t, uint64_t, int device) {
+    is_of_one &= device >= 0 && (gpu < 0 || device == gpu);
     if (device >= 0) gpu = device;
   });
+  if (gpu >= 0 && is_of_one && op.direct && gpus_do()) {
+    op.bounced = false;  // memory of a GPU need not be aligned
+    slot.device = gpu;
+    return;
+  }
   if (gpu >= 0) {
     slot.chunk = gpu_bounce_.take(gpu);
     if (slot.kind == IoCall::Kind::kWrite) {
@@ -160,13 +207,22 @@ void FileChannel::prepare(Slot& slot, const Limit& limit) {
 
 void FileChannel::push(size_t index) {
   const Slot& slot = slots_[index];
-  io_->push(index,
-            {slot.kind, file_->fd(slot.op.direct), slot.op.offset, slot.parts, slot.num_parts});
+  const IoCall call{slot.kind,      file_->fd(slot.op.direct),
+                    slot.op.offset, slot.parts,
+                    slot.num_parts, slot.device};
+  if (slot.device < 0) return io_->push(index, call);
+  ++num_gpus_do_;
+  ++slot.work->num_gpus_do;
+  gpu_io_->push(index, call);
 }
 
 void FileChannel::complete(const IoDone& done, const Limit& limit) {
   Slot& slot = slots_[done.slot];
   Outcome& outcome = slot.work->outcome;
+  if (slot.device >= 0) {
+    --num_gpus_do_;
+    --slot.work->num_gpus_do;
+  }
   if (done.result > 0) {
     const auto num_bytes = static_cast<uint64_t>(done.result);
     slot.op.offset += num_bytes;
@@ -177,6 +233,8 @@ void FileChannel::complete(const IoDone& done, const Limit& limit) {
     if (scatters) scatter(slot, limit);
   } else if (done.result == -EAGAIN || done.result == -EINTR) {
     return push(done.slot);
+  } else if (slot.device >= 0 && (is_gpu_file_error(done.result) || done.result == -EINVAL)) {
+    take_back(slot, done.result);
   } else if (done.result == -EINVAL && slot.op.direct) {
     slot.op.direct = false;  // the file system asks for more than the kernel has told
     return push(done.slot);
@@ -186,6 +244,18 @@ void FileChannel::complete(const IoDone& done, const Limit& limit) {
   if (slot.chunk) gpu_bounce_.give_back(slot.chunk);
   --slot.work->num_under_way;
   free_.push_back(done.slot);
+}
+
+// What is left of it goes by way of host memory, and all that follows.
+void FileChannel::take_back(const Slot& slot, int64_t error) {
+  file_->give_up_gpu_file(concat("cuFile failed with error ", -error));
+  FileOp rest = slot.op;
+  rest.parts.assign(slot.parts, slot.parts + slot.num_parts);
+  rest.num_bytes = 0;
+  for (const iovec& part : rest.parts) rest.num_bytes += part.iov_len;
+  rest.direct = rest.offset % file_->direct_rules().file_align == 0 &&
+                rest.num_bytes % file_->direct_rules().file_align == 0;
+  slot.work->again.push_back(std::move(rest));
 }
 
 void FileChannel::scatter(Slot& slot, const Limit& limit) {

@@ -3,6 +3,8 @@
 // Layer: transfer. Many works are under way at once, in no order; their ops share the slots of one
 // IoQueue. What a disk refuses is the outcome of that work alone, and says how much of it is done.
 // A file has nobody to be notified: a notification is a sync, which follows all that was posted.
+// Memory of GPUs: whole pages by GPUDirect Storage where it is to be had (gpu_file.h), all else by
+// way of pinned memory.
 #pragma once
 
 #include <sys/uio.h>
@@ -35,6 +37,8 @@ class FileChannel : public Channel {
   bool connected() const override { return io_ != nullptr; }
   void post(const Work& work, const Limit& limit, Interrupt& interrupt) override;
   Outcome finish(const Limit& limit) override;
+  std::unique_ptr<Channel> another() const override { return std::make_unique<FileChannel>(file_); }
+  Way way_to(const Range& range, int device) const override;
 
  private:
   // A work that was posted.
@@ -42,12 +46,16 @@ class FileChannel : public Channel {
     bool writes = false;
     bool syncs = false;  // and has not begun to
     OpCutter cutter{};
-    GpuRanges gpus{};          // of its local memory
-    size_t num_under_way = 0;  // of its ops
+    std::deque<FileOp> again{};  // what is left of ops that GPUDirect Storage did not take
+    GpuRanges gpus{};            // of its local memory
+    size_t num_under_way = 0;    // of its ops
+    size_t num_gpus_do = 0;      // of these, by GPUDirect Storage
     Outcome outcome{};
 
     bool failed() const { return !outcome.refusal.empty(); }
-    bool over() const { return num_under_way == 0 && (failed() || (cutter.at_end() && !syncs)); }
+    bool has_more() const { return !cutter.at_end() || !again.empty() || syncs; }
+    bool over() const { return num_under_way == 0 && (failed() || !has_more()); }
+    bool next(FileOp& op);
   };
 
   // An op under way, and what is left of it.
@@ -55,6 +63,7 @@ class FileChannel : public Channel {
     Posted* work;
     IoCall::Kind kind;
     FileOp op;
+    int device;  // the GPU that has all of its memory, if GPUDirect Storage moves it; else -1
     Bounce bounce;
     char* chunk;    // of pinned memory, if some of its memory is a GPU's
     iovec bounced;  // the whole of it, if the op is bounced or has a chunk
@@ -65,13 +74,18 @@ class FileChannel : public Channel {
   void check(const Work& work) const;  // throws Refused
   void issue(const Limit& limit);
   bool take(Posted& work, Slot& slot, const Limit& limit);
+  bool gpus_do();
   void prepare(Slot& slot, const Limit& limit);
   void push(size_t index);
+  IoDone next_done(const Posted& work, const Limit& limit);
   void complete(const IoDone& done, const Limit& limit);
+  void take_back(const Slot& slot, int64_t error);
   void scatter(Slot& slot, const Limit& limit);
 
   std::shared_ptr<const DiskFile> file_;
   std::unique_ptr<IoQueue> io_;
+  std::unique_ptr<IoQueue> gpu_io_;  // once it was needed
+  size_t num_gpus_do_ = 0;
   std::vector<Slot> slots_;
   std::vector<size_t> free_;
   std::deque<Posted> posted_;

@@ -25,6 +25,7 @@ struct IoCall {
   uint64_t offset;
   const iovec* parts;
   size_t num_parts;
+  int device = -1;  // the GPU, whose memory all parts are; -1: the host's
 };
 
 struct IoDone {
