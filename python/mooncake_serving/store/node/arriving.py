@@ -60,7 +60,8 @@ class Arriving:
         return [(self.address, part) for part in self.ranges]
 
     def check(self, member: Member) -> None:
-        here = [Buffer(part.address, part.num_bytes, "cpu:0", True, None) for part in self.ranges]
+        at = self.sink.location
+        here = [Buffer(part.address, part.num_bytes, at, True, None) for part in self.ranges]
         if checksum_of(*here) != self.checksum:
             raise TransferError(member.name, "checksum: what has arrived is not what was stored")
 

@@ -63,7 +63,7 @@ class ByKey:
         Args:
             peer: the holder.
             keys: ``[n, 2]``.
-            sinks: n, where they go.
+            sinks: n, where they go, in host memory.
             verify: have all that arrives compared with its checksum.
 
         Returns:

@@ -152,7 +152,8 @@ class RemoteReader:
         found: list[Outcome | None] | None = None
         try:
             with self._peers.lease(member.name, self._answer_s) as peer:
-                if self._by_key.suits(peer, sum(sink.wants()[1] for sink in sinks)):
+                in_host = all(sink.location.startswith("cpu") for sink in sinks)
+                if in_host and self._by_key.suits(peer, sum(sink.wants()[1] for sink in sinks)):
                     found = self._by_key.read(peer, keys, sinks, verify=verify)
         except (TransferError, Unavailable) as error:
             logger.info("%s is passed over: %s", member.name, error)

@@ -31,9 +31,11 @@ class Sink(Protocol):
 
     Attributes:
         takes_all: of the object, not a part of it.
+        location: what memory its ranges are, as of a ``Buffer``.
     """
 
     takes_all: bool
+    location: str
 
     def wants(self) -> tuple[int, int]:
         """Where it begins in the object what is wanted, or ``WHOLE``, and how much at most."""
@@ -56,6 +58,8 @@ class IntoBuffers:
     Attributes:
         object_bytes: size of the object, once it is known.
     """
+
+    location = "cpu:0"
 
     def __init__(self, op: str, buffers: Sequence[Any], offset: int | None = None):
         given = [_as_writable(op, i, buffer) for i, buffer in enumerate(buffers)]
@@ -135,8 +139,6 @@ class IntoBytes(IntoBuffers):
 class IntoPool:
     """The own pool: room is made there as for any put.
 
-    What belongs on a GPU comes to host memory first, until it is committed.
-
     Attributes:
         result: of the put; None while there is none.
     """
@@ -147,7 +149,7 @@ class IntoPool:
         self._store = store
         self._key = key
         self._put: ObjectPut | None = None
-        self._landing = Landing([])
+        self.location = store.pool.buffer.location
         self.result: PutResult | None = None
 
     def wants(self) -> tuple[int, int]:
@@ -162,17 +164,15 @@ class IntoPool:
             self.result = begun
             return None
         self._put = begun
-        self._landing = Landing([begun.buffer])
-        return [Range(self._landing.buffers[0].address, 0, num_bytes)] if num_bytes else []
+        return [Range(begun.buffer.address, 0, num_bytes)] if num_bytes else []
 
     def checksum(self) -> int:
         """Of what is there, before it is committed."""
-        return checksum_of(*self._landing.buffers)
+        return checksum_of() if self._put is None else checksum_of(self._put.buffer)
 
     def commit(self) -> None:
         if self._put is not None:
             try:
-                self._landing.deliver(self._put.num_bytes)
                 self._put.commit()
             except BaseException:
                 self.abort()
