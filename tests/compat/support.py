@@ -8,14 +8,14 @@ import os
 import re
 import signal
 import threading
-import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from mooncake_serving.compat.mooncake import TransferEngine
+
+from ..stopping import stop
 
 UNTOUCHED = 0xEE
 WAIT_S = 30.0  # longer than anything here takes
@@ -89,15 +89,7 @@ class Process:
 
     def stop(self) -> None:
         """Stop it, and wait until each of its threads has stopped."""
-        os.kill(self.process.pid, signal.SIGSTOP)
-        threads = Path(f"/proc/{self.process.pid}/task")
-        until = time.monotonic() + WAIT_S
-        while any(
-            thread.read_text().rpartition(")")[2].split()[0] != "T"
-            for thread in threads.glob("*/stat")
-        ):
-            assert time.monotonic() < until
-            time.sleep(0.001)
+        stop(self.process.pid)
 
     def go_on(self) -> None:
         os.kill(self.process.pid, signal.SIGCONT)

@@ -23,6 +23,7 @@ from mooncake_kernels.metadata.server import MetadataServer
 from mooncake_kernels.transfer import TransferEngine
 
 from ..conftest import skip
+from ..stopping import stop
 
 WAIT_S = 20.0  # longer than anything here takes; a test that needs it has failed
 TTL_S = 1.2  # short enough to be waited for
@@ -68,7 +69,7 @@ class RedisServer:
         self.process.wait(WAIT_S)
 
     def freeze(self) -> None:
-        self.process.send_signal(signal.SIGSTOP)
+        stop(self.process.pid)
 
     def thaw(self) -> None:
         self.process.send_signal(signal.SIGCONT)
@@ -194,6 +195,9 @@ class Process:
 
     def signal(self, number: int) -> None:
         os.kill(self.pid, number)
+
+    def stop(self) -> None:
+        stop(self.pid)
 
     def kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):

@@ -1,7 +1,6 @@
 """Engines that find each other by names in a server."""
 
 import os
-import signal
 import socket
 from concurrent.futures import ThreadPoolExecutor
 
@@ -107,7 +106,7 @@ def test_a_name_is_of_one_engine(url):
 def test_a_name_of_a_process_that_does_not_answer_stays_taken(url, monkeypatch):
     monkeypatch.setattr("mooncake_kernels._transfer_names.PROBE_S", 0.2)
     with engine_process(url, "a", ttl_s=60) as other:
-        other.signal(signal.SIGSTOP)
+        other.stop()
         with pytest.raises(InvalidArgument, match=f"the engine at {other.address} has"):
             TransferEngine("a", metadata=url)
 

@@ -131,7 +131,7 @@ def test_the_name_of_a_killed_engine_is_free_after_its_time_to_live(url):
 
 def test_a_stopped_engine_loses_its_name_and_does_not_take_it_back(url, caplog):
     with engine_process(url, "a") as other:
-        other.signal(signal.SIGSTOP)
+        other.stop()
         eventually(lambda: names(url) == [], "the entry stays")
         with TransferEngine("a", metadata=url) as successor:
             other.signal(signal.SIGCONT)

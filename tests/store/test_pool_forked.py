@@ -15,6 +15,7 @@ import pytest
 from mooncake_kernels.errors import InvalidArgument
 from mooncake_kernels.pool import ObjectPool, PutResult
 
+from ..stopping import stop
 from .support import check, child, content, ended_well, eventually, kill, put
 
 KEY = (7, 1)
@@ -85,7 +86,7 @@ def test_a_stopped_reader_keeps_what_it_reads(pool):
 
     with child(read) as pid:
         assert eventually(lambda: pool.stats().num_pins == 1)
-        os.kill(pid, signal.SIGSTOP)
+        stop(pid)
         assert pool.reap() == 0 and pool.stats().num_pins == 1
         assert len(pool.evict(1).keys) == 0 and put(pool, (8, 1), 1) is PutResult.STORED
 

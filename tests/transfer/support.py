@@ -17,6 +17,7 @@ import numpy as np
 from mooncake_kernels.buffers import shared_memory
 from mooncake_kernels.transfer import Peer, Region, TransferEngine
 
+from ..stopping import stop
 from .handshake import answer
 
 UNTOUCHED = 0xEE  # what targets start full of, so that a byte written by mistake shows
@@ -97,6 +98,9 @@ class Process:
 
     def signal(self, number: int) -> None:
         os.kill(self.process.pid, number)
+
+    def stop(self) -> None:
+        stop(self.process.pid)
 
 
 @contextlib.contextmanager

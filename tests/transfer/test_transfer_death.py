@@ -58,7 +58,7 @@ def test_a_peer_that_is_stopped_and_goes_on(direction):
         region = engine.register(addressed(SIZE))
         peer = engine.open(other.name)
         row = (region.address, other.address, SIZE)
-        other.signal(signal.SIGSTOP)
+        other.stop()
         with pytest.raises(TransferError) as caught:
             getattr(engine, direction)(peer, [row], deadline_s=0.4).wait()
         assert caught.value.cause == "deadline of 0.4 s passed"
@@ -77,7 +77,7 @@ def test_a_stopped_peer_on_this_machine_is_not_missed():
     with TransferEngine(transports=["shm"]) as engine, peer_process(SIZE) as other:
         region, back = engine.register(addressed(SIZE)), engine.register(untouched(SIZE))
         peer = engine.open(other.name)
-        other.signal(signal.SIGSTOP)
+        other.stop()
         engine.write(peer, [(region.address, other.address, SIZE)], deadline_s=20).wait()
         engine.read(peer, [(back.address, other.address, SIZE)], deadline_s=20).wait()
         np.testing.assert_array_equal(back._buffer.owner, addressed(SIZE))
@@ -89,7 +89,7 @@ def test_closing_does_not_wait_for_a_stopped_peer():
     with TransferEngine(transports=["tcp"]) as engine, peer_process(SIZE) as other:
         region = engine.register(addressed(SIZE))
         ticket = engine.write(engine.open(other.name), [(region.address, other.address, SIZE)])
-        other.signal(signal.SIGSTOP)
+        other.stop()
         region.close()
         engine.close()
         # Which of the two came first depends on whether the worker had taken the request up.

@@ -13,6 +13,7 @@ from mooncake_kernels.errors import TransferError
 from mooncake_kernels.pool import ObjectPool
 from mooncake_kernels.transfer import TransferEngine
 
+from ..stopping import stop
 from .objects import DONE, LARGE, content, key, keys, place, read, serving
 from .support import WAIT_S, eventually
 
@@ -159,7 +160,7 @@ def test_who_serves_is_stopped(was_asked):
         peer = near.open(name)
         if was_asked:
             assert read(near, peer, keys(2)) == [content(2, 1000).tobytes()]
-        os.kill(pid, signal.SIGSTOP)
+        stop(pid)
         data = content(3, LARGE)
         for ask in (
             lambda: near.read_objects(peer, keys(2), deadline_s=0.3),

@@ -149,7 +149,7 @@ def test_a_peer_that_does_not_answer_and_one_that_is_gone():
     with TransferEngine(transports=["tcp"]) as engine, peer_process(SIZE) as other:
         here = engine.register(addressed(SIZE))
         peer = engine.open(other.name)
-        other.signal(signal.SIGSTOP)
+        other.stop()
         with pytest.raises(TransferError, match=r"deadline of 0.2 s passed") as caught:
             engine.explain_path(here, peer, other.address, deadline_s=0.2)
         assert caught.value.timed_out

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -26,6 +25,7 @@ from mooncake_serving.store.events import (
 from mooncake_serving.store.events import publisher as publisher_module
 from mooncake_serving.store.events.change_queue import ChangeQueue
 
+from ...stopping import stop
 from ..support import WAIT_S, child, eventually, kill
 from .support import VllmBlockStored, VllmMapBatch
 
@@ -236,7 +236,7 @@ def test_stopped_and_killed_subscribers_hold_up_nobody(publisher, monkeypatch):
 
         os.set_blocking(stalled.stdout.fileno(), False)
         assert eventually(has_heard)
-        stalled.send_signal(signal.SIGSTOP)
+        stop(stalled.pid)
         some = keys(*range(4096))
         with listening(publisher) as heard:
             for _ in range(300):
