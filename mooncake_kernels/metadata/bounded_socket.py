@@ -1,8 +1,10 @@
 """A socket whose other side can neither keep us waiting nor fill our memory."""
 
 import io
+import select
 import socket
 import time
+from collections.abc import Callable
 from typing import Any
 
 TIMEOUT_S = 3.0  # to connect; to take in a message; and to answer it with all that is said
@@ -19,28 +21,34 @@ class BoundedSocket(io.RawIOBase):
 
     def __init__(self, connected: socket.socket):
         self._socket = connected
+        self._input = select.poll()
+        self._input.register(connected, select.POLLIN)
+        self._num_pending = getattr(connected, "pending", int)  # TLS may have read ahead
         self._timeout_s: float | None = None
+        self._set_s = connected.gettimeout()
         self._restart()
 
     def settimeout(self, timeout_s: float | None) -> None:
         self._timeout_s = timeout_s
 
     def sendall(self, data: Any) -> None:
-        self._socket.settimeout(TIMEOUT_S)  # of the whole call
+        self._wait_for(TIMEOUT_S)  # the whole call
         self._socket.sendall(data)
         self._restart()
 
     def recv_into(self, buffer: Any, num_bytes: int = 0, flags: int = 0) -> int:
-        self._socket.settimeout(self._left_s())
-        received = self._socket.recv_into(buffer, num_bytes, flags)
+        received = self._receive(self._socket.recv_into, buffer, num_bytes, flags)
         self._count(received)
         return received
 
     def recv(self, num_bytes: int, flags: int = 0) -> bytes:
-        self._socket.settimeout(self._left_s())
-        received = self._socket.recv(num_bytes, flags)
+        received = self._receive(self._socket.recv, num_bytes, flags)
         self._count(len(received))
         return received
+
+    def has_input(self) -> bool:
+        """Whether something can be read, be it the end or an error. A closed one is at its end."""
+        return bool(self.closed or self._num_pending() or self._input.poll(0))
 
     def makefile(self, mode: str = "rb", buffering: int = -1) -> io.BufferedReader:
         return io.BufferedReader(self)
@@ -61,19 +69,39 @@ class BoundedSocket(io.RawIOBase):
         self._socket.close()
         super().close()
 
+    def _receive(self, receive: Callable[..., Any], *arguments: Any) -> Any:
+        self._wait_for(self._left_s())
+        try:
+            return receive(*arguments)
+        except TimeoutError:
+            raise _too_late() from None
+
     def _count(self, received: int) -> None:
         self._room -= received
         if self._room < 0:
             raise OSError(f"an answer of more than {MAX_BYTES} bytes")
 
     def _restart(self) -> None:
-        self._until = time.monotonic() + TIMEOUT_S
+        self._until: float | None = None
         self._room = MAX_BYTES
 
     def _left_s(self) -> float:
         if self._timeout_s == 0:
             return 0  # redis-py looks whether there is anything to read
+        if self._until is None:
+            self._until = time.monotonic() + TIMEOUT_S
+            return TIMEOUT_S
         left_s = self._until - time.monotonic()
         if left_s <= 0:
-            raise TimeoutError(f"no whole answer within {TIMEOUT_S:g} s")
+            raise _too_late()
         return left_s
+
+    def _wait_for(self, seconds: float) -> None:
+        """Let the next call wait so long: as a rule as long as the last one."""
+        if seconds != self._set_s:
+            self._socket.settimeout(seconds)
+            self._set_s = seconds
+
+
+def _too_late() -> TimeoutError:
+    return TimeoutError(f"no whole answer within {TIMEOUT_S:g} s")

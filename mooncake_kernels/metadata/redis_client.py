@@ -46,7 +46,7 @@ class RedisClient:
         self._pool = (
             _sentinel_pool(url, bounds, parser) if url.sentinels else _pool(url, bounds | parser)
         )
-        self._connections = RedisConnections(self._pool, self._errors)
+        self._connections = RedisConnections(self._pool)
 
     def ask(self, question: Callable[[Run], Answer]) -> Answer:
         """Return what a function makes of replies.

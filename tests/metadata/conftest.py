@@ -1,3 +1,5 @@
+import shutil
+import subprocess
 from urllib.parse import quote
 
 import pytest
@@ -5,6 +7,7 @@ import pytest
 from mooncake_kernels import config
 from mooncake_kernels.metadata import bounded_socket
 
+from ..conftest import skip
 from .support import TTL_S, HttpServer, MooncakeServer, RedisServer
 
 
@@ -56,4 +59,22 @@ def mooncake_url(request):
     """A server that does what Mooncake's do."""
     server = HttpServer(lambda port: MooncakeServer(port, request.param))
     yield server.url
+    server.stop()
+
+
+@pytest.fixture
+def tls_url(tmp_path):
+    """Of a Redis that is asked by TLS alone, with a certificate of its own."""
+    if shutil.which("openssl") is None:
+        skip("redis", "there is no openssl to make a certificate with")
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1",
+         "-nodes", "-days", "2", "-subj", "/CN=localhost", "-keyout", key, "-out", certificate,
+         "-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost"],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    options = ["--tls-cert-file", str(certificate), "--tls-key-file", str(key)]
+    server = RedisServer(tmp_path, *options, "--tls-auth-clients", "no", tls=True)
+    yield f"rediss://127.0.0.1:{server.port}/0?ssl_ca_certs={certificate}"
     server.stop()

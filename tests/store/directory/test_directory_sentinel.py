@@ -107,7 +107,7 @@ def test_a_master_that_becomes_a_replica(servers, sentinel):
         sentinel.sentinel_remove("kv")
         sentinel.sentinel_monitor("kv", "127.0.0.1", servers[1].port, 1)
         sentinel.sentinel_set("kv", "auth-pass", PASSWORD)
-        with pytest.raises(Unavailable, match="The previous master is now a slave"):
+        with pytest.raises(Unavailable, match="read only replica"):
             directory.join(A, LONG_S)
         directory.join(A, LONG_S)
         directory.publish("pool 1", keys(1))

@@ -1,0 +1,93 @@
+"""A socket that bounds what the other side says, in time and bytes, and knows when it is silent."""
+
+import contextlib
+import socket
+import threading
+import time
+
+import pytest
+
+from mooncake_kernels.metadata import bounded_socket
+from mooncake_kernels.metadata.bounded_socket import BoundedSocket
+
+
+@pytest.fixture
+def sides():
+    """Ours and theirs."""
+    ours, theirs = socket.socketpair()
+    yield BoundedSocket(ours), theirs
+    ours.close()
+    theirs.close()
+
+
+def test_input(sides):
+    ours, theirs = sides
+    assert not ours.has_input()
+    theirs.sendall(b"ab")
+    assert ours.has_input()
+    assert ours.recv(1) == b"a" and ours.has_input()
+    assert ours.recv(1) == b"b" and not ours.has_input()
+    theirs.close()
+    assert ours.has_input()  # its end
+
+
+def test_a_closed_socket_has_input(sides):
+    ours, _ = sides
+    ours.close()
+    assert ours.has_input()
+
+
+@pytest.mark.usefixtures("impatient")
+def test_bytes_now_and_then_are_too_late(sides):
+    ours, theirs = sides
+
+    def dribble():
+        with contextlib.suppress(OSError):
+            while True:
+                theirs.sendall(b"x")
+                time.sleep(0.01)
+
+    thread = threading.Thread(target=dribble, daemon=True)
+    thread.start()
+    for _ in range(2):  # each answer has its own time
+        ours.sendall(b"a question")
+        received = 0
+        with pytest.raises(TimeoutError, match="no whole answer within 0.4 s"):
+            while True:
+                received += len(ours.recv(100))
+        assert received > 1
+    ours.close()
+    thread.join()
+
+
+@pytest.mark.usefixtures("impatient")
+def test_silence_is_too_late(sides):
+    with pytest.raises(TimeoutError, match="no whole answer within 0.4 s"):
+        sides[0].recv(1)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_nobody_listens(sides):
+    with pytest.raises(TimeoutError):
+        sides[0].sendall(bytes(64 << 20))
+
+
+def test_too_many_bytes(sides, monkeypatch):
+    monkeypatch.setattr(bounded_socket, "MAX_BYTES", 10)
+    ours, theirs = sides
+    for _ in range(2):
+        ours.sendall(b"a question")
+        theirs.sendall(b"x" * 10)
+        assert ours.recv(100) == b"x" * 10
+    theirs.sendall(b"x")
+    with pytest.raises(OSError, match="more than 10 bytes"):
+        ours.recv(100)
+
+
+def test_a_look_without_waiting(sides):
+    ours, theirs = sides
+    ours.settimeout(0)
+    with pytest.raises(BlockingIOError):
+        ours.recv(1)
+    theirs.sendall(b"a")
+    assert ours.recv(1) == b"a"
