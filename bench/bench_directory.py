@@ -61,16 +61,16 @@ class Dicts:
 
 
 class Pipelines:
-    """The same by redis-py alone, on the sets that the directory made."""
+    """The same by redis-py alone, on the strings that the directory made."""
 
     def __init__(self, client):
         self.client = client
 
-    def find(self, keys: np.ndarray) -> list[set[bytes]]:
+    def find(self, keys: np.ndarray) -> list[list[bytes]]:
         pipeline = self.client.pipeline(transaction=False)
         for key in keys:
-            pipeline.smembers(b"{mooncake}:o" + key.tobytes())
-        return pipeline.execute()
+            pipeline.get(b"{mooncake}:o" + key.tobytes())
+        return [(pools or b"").split() for pools in pipeline.execute()]
 
     def match_prefix(self, keys: np.ndarray) -> int:
         found = [bool(pools) for pools in self.find(keys)]

@@ -56,7 +56,7 @@ def test_members_come_and_go(directory):
 
 
 def test_names_may_be_anything(directory):
-    odd = Member('é "1 2\0\n%{}', "日本", "0 0 x\n", (1 << 63) - 1)
+    odd = Member('é "1 2\0\n%{}', "日本", '0 0 "x\\/\n\0', (1 << 63) - 1)
     join(directory, odd)
     assert directory.members() == [odd]
     assert directory.renew(odd, LONG_S)
@@ -314,6 +314,32 @@ def test_match_prefix_is_a_loop(make_world):
         assert prefix_of(directory, *asked) == expected
 
     check()
+
+
+@pytest.mark.parametrize("length", [0, 1, 15, 16, 17, 80, 81, 336, 337, 4096, 4097])
+def test_a_prefix_of_any_length(directory, length):
+    """However many are read at once."""
+    directory.join(A, LONG_S)
+    directory.publish("pool 1", keys(*range(length), 10_000))
+    assert prefix_of(directory, *range(length)) == [["pool 1"]] * length
+    assert prefix_of(directory, *range(length), 20_000, 10_000) == [["pool 1"]] * length
+
+
+def test_many_pools_have_an_object(directory):
+    """Pools whose numbers are a part of one another's are not one another."""
+    pools = [f"pool {i:03}" for i in range(1, 150)]
+    for pool in pools:
+        directory.join(Member(f"node of {pool}", "host", pool), LONG_S)
+        directory.publish(pool, keys(1, 2))
+        directory.publish(pool, keys(1))
+    assert holders_of(directory, 1, 2) == [pools, pools]
+    left = list(pools)
+    for pool in pools[::7] + pools[3::7]:
+        directory.withdraw(pool, keys(2))
+        left.remove(pool)
+        assert holders_of(directory, 1, 2) == [pools, left]
+    assert names_of(directory.withdraw_all(keys(2))) == [left]
+    assert holders_of(directory, 1, 2) == [pools, []]
 
 
 def test_keys_may_be_a_list(directory):

@@ -140,7 +140,7 @@ def test_nothing_stays_of_the_dead(url, client):
         assert client.keys() == [b"{mooncake}:numbers"]
 
 
-def test_claims_go_by_themselves_and_pools_are_small_numbers(url, client):
+def test_claims_go_by_themselves_and_pools_are_numbers(url, client):
     with connect(url, "c") as directory:
         directory.join(A, LONG_S)
         directory.join(B, LONG_S)
@@ -153,7 +153,10 @@ def test_claims_go_by_themselves_and_pools_are_small_numbers(url, client):
         assert client.keys("{c}:c*") == []
         names = client.keys("{c}:o*")
         assert sorted(names) == sorted(b"{c}:o" + key.tobytes() for key in keys(1, 2))
-        assert {client.object("encoding", name) for name in names} == {b"intset"}
+        assert client.mget(names) == [b"1 3 ", b"1 3 "]
+        directory.withdraw("pool 1", keys(1))
+        directory.withdraw("pool 2", keys(2))
+        assert client.mget(sorted(names)) == [b"3 ", b"1 "]
 
 
 def test_a_replica_takes_no_orders(start):
@@ -201,7 +204,11 @@ NONSENSE = {
     "a string": b"$3\r\nabc\r\n",
     "a list of numbers": b"*3\r\n:1\r\n:2\r\n:3\r\n",
     "strings that say nothing": b"*2\r\n$1\r\na\r\n$2\r\nbc\r\n",
-    "an index out of range": b"*2\r\n$1\r\np\r\n$4\r\n\xff\x00\x00\x00\r\n",
+    "an index out of range": b'*2\r\n$7\r\n[["p"]]\r\n$4\r\n\2\0\0\0\r\n',
+    "more indices than keys": b'*2\r\n$7\r\n[["p"]]\r\n$12\r\n' + 3 * b"\1\0\0\0" + b"\r\n",
+    "a half index": b"*2\r\n$2\r\n[]\r\n$2\r\nab\r\n",
+    "names that are none": b"*2\r\n$5\r\n[[1]]\r\n$4\r\n\1\0\0\0\r\n",
+    "lists of names that are none": b'*2\r\n$3\r\n"p"\r\n$4\r\n\1\0\0\0\r\n',
     "a member without a host": b'*1\r\n$12\r\n{"name":"a"}\r\n',
     "lists in lists": 5000 * b"*1\r\n",
     "more than there may be": b"$40000000\r\n" + b"x" * 40_000_000,

@@ -1,7 +1,7 @@
 """What a server answered, checked: anything else than it should is a ``ValueError``."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -51,26 +51,23 @@ def as_claims(answers: list[Any], chunks: Sequence[bytes]) -> np.ndarray | None:
 
 
 def as_holders(answers: list[Any], chunks: Sequence[bytes]) -> Holders:
-    """Of names of pools, each with the indices in its chunk of what the pool has."""
+    """For each key names of pools: of lists of them, which one it is; none of the last keys."""
     found: Holders = []
-    for answer, chunk in zip(answers, chunks, strict=True):
-        names: list[list[str]] = [[] for _ in range(num_keys(chunk))]
-        for name, indices in sorted(_pools(*answer)):
-            for index in indices:
-                names[index].append(name)
-        found += map(tuple, names)
+    for (lists, indices), chunk in zip(answers, chunks, strict=True):
+        names: Holders = [(), *map(_names, json.loads(lists.decode()))]
+        known = [names[index] for index in np.frombuffer(indices, INDEX).tolist()]
+        missing = num_keys(chunk) - len(known)
+        if missing < 0:
+            raise ValueError(f"holders of {num_keys(chunk)} keys were expected, got {len(known)}")
+        found += known
+        found += [()] * missing
     return found
 
 
-def _pools(names: bytes, sizes: bytes, packed: bytes) -> Iterator[tuple[str, list[int]]]:
-    """Of each pool the name, and indices of keys."""
-    indices = np.frombuffer(packed, INDEX).tolist()
-    name_end = end = 0
-    for name_bytes, count in np.frombuffer(sizes, INDEX).reshape(-1, 2).tolist():
-        name_end, end = name_end + name_bytes, end + count
-        yield names[name_end - name_bytes : name_end].decode(), indices[end - count : end]
-    if (name_end, end) != (len(names), len(indices)):
-        raise ValueError(f"{name_end} bytes and {end} indices were expected")
+def _names(pools: Any) -> tuple[str, ...]:
+    if not isinstance(pools, list) or not all(isinstance(name, str) for name in pools):
+        raise ValueError("names of pools were expected")
+    return tuple(sorted(pools))
 
 
 def as_page(answers: list[Any]) -> tuple[int, np.ndarray]:

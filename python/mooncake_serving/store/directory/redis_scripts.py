@@ -3,7 +3,7 @@
 Names begin with the cluster's in braces, which keeps all of them on one node of a Redis Cluster.
 Behind it:
 
-    o<key>    set: numbers of pools that have the object
+    o<key>    string: numbers of the pools that have the object, each with a space behind it
     c<key>    string, with a time to live: number of the member that has a claim to it
     p<pool>   set: keys of what the pool of this number has
     alive     sorted set: seats, by when they run out, in milliseconds of the server's clock
@@ -15,6 +15,8 @@ A seat is "<member> <pool> <name of the pool>", with numbers, and pool 0 for non
 have new numbers whenever they come to life, so nothing that was known of the dead is theirs.
 
 Keys come as one string, 16 bytes each: thousands of arguments would take longer to read than to do.
+What is said of them is read by one command, and written by one. Of most keys of a prompt it is the
+same: what that means is found once.
 """
 
 from .redis_script import Script
@@ -23,14 +25,6 @@ PRELUDE = """
 local prefix = KEYS[1]
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-
-local function key_at(keys, i) return string.sub(keys, 16 * i - 15, 16 * i) end
-
--- A restart changes the one for sure, a failover the other.
-local function server()
-  local info = redis.call('INFO', 'server', 'replication')
-  return string.match(info, 'run_id:(%w+)') .. string.match(info, 'master_replid:(%w+)')
-end
 
 local function is_alive(seat)
   local till = redis.call('ZSCORE', prefix .. 'alive', seat)
@@ -47,34 +41,38 @@ end
 
 local function parts(seat) return string.match(seat, '^(%d+) (%d+) (.*)$') end
 
+-- Who lives: members by number, names of pools by number, numbers of pools by name.
+local alive
+local function living()
+  if alive then return alive end
+  alive = {members = {}, names = {}, numbers = {}}
+  for _, seat in ipairs(redis.call('ZRANGEBYSCORE', prefix .. 'alive', '(' .. now, '+inf')) do
+    local member, pool, name = parts(seat)
+    alive.members[member] = true
+    if pool ~= '0' then alive.names[pool], alive.numbers[name] = name, pool end
+  end
+  return alive
+end
+"""
+
+_SIT = (
+    PRELUDE
+    + """
+-- A restart changes the one for sure, a failover the other.
+local function server()
+  local info = redis.call('INFO', 'server', 'replication')
+  return string.match(info, 'run_id:(%w+)') .. string.match(info, 'master_replid:(%w+)')
+end
+
 local function sit(name, seat, entry, ttl)
   redis.call('ZADD', prefix .. 'alive', now + ttl, seat)
   redis.call('HSET', prefix .. 'members', name, cmsgpack.pack({seat, server(), entry}))
 end
-
--- Who lives: members by number, names of pools by number, numbers of pools by name.
-local function living()
-  local members, names, numbers = {}, {}, {}
-  for _, seat in ipairs(redis.call('ZRANGEBYSCORE', prefix .. 'alive', '(' .. now, '+inf')) do
-    local member, pool, name = parts(seat)
-    members[member] = true
-    if pool ~= '0' then names[pool], numbers[name] = name, pool end
-  end
-  return members, names, numbers
-end
-
--- Lua's stack has room for some thousand arguments.
-local function call_with_all(list, ...)
-  for i = 1, #list, 1000 do
-    local arguments = {...}
-    for j = i, math.min(i + 999, #list) do arguments[#arguments + 1] = list[j] end
-    redis.call(unpack(arguments))
-  end
-end
 """
+)
 
 JOIN = Script(
-    PRELUDE
+    _SIT
     + """
 local name, pool, entry, ttl = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 local seat = seat_of(name)
@@ -85,8 +83,7 @@ end
 if not seat then
   local number = '0'
   if pool ~= '' then
-    local _, _, numbers = living()
-    number = numbers[pool]
+    number = living().numbers[pool]
     if not number then
       number = tostring(redis.call('INCR', prefix .. 'numbers'))
       redis.call('HSET', prefix .. 'pools', number, pool)
@@ -100,7 +97,7 @@ return 1
 )
 
 RENEW = Script(
-    PRELUDE
+    _SIT
     + """
 local name, pool, entry, ttl = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 local seat, joined = seat_of(name)
@@ -132,33 +129,96 @@ return entries
 """
 )
 
-CLAIM = Script(
+# What is done with keys, at most 4096 of them: Lua's stack has room for some thousand values.
+_KEYS = (
     PRELUDE
     + """
-local function is_held(key, names)
-  for _, pool in ipairs(redis.call('SMEMBERS', prefix .. 'o' .. key)) do
-    if names[pool] then return true end
-  end
-  return false
+local function keys_in(packed)
+  local keys = {}
+  for i = 1, #packed / 16 do keys[i] = string.sub(packed, 16 * i - 15, 16 * i) end
+  return keys
 end
 
-local seat, ttl, keys = seat_of(ARGV[1]), ARGV[2], ARGV[3]
+local function named(letter, keys)
+  local names, begin = {}, prefix .. letter
+  for i = 1, #keys do names[i] = begin .. keys[i] end
+  return names
+end
+
+-- The string of each name, or false.
+local function read(names)
+  if #names == 0 then return {} end
+  return redis.call('MGET', unpack(names))
+end
+
+local function call_with_all(list, command, name)
+  for i = 1, #list, 4096 do
+    local last = math.min(i + 4095, #list)
+    if name then
+      redis.call(command, name, unpack(list, i, last))
+    else
+      redis.call(command, unpack(list, i, last))
+    end
+  end
+end
+
+-- The numbers of living pools among those that have an object.
+local function living_of(pools)
+  local numbers = {}
+  for pool in string.gmatch(pools, '%d+') do
+    if living().names[pool] then numbers[#numbers + 1] = pool end
+  end
+  return numbers
+end
+
+local function without(pool, pools)
+  return (string.gsub(pools, '%f[%d]' .. pool .. ' ', ''))  -- where a number begins
+end
+
+-- Say what pools have objects: what a function makes of those that were said to.
+local function change(objects, said, make)
+  local made, changed, gone = {}, {}, {}
+  for i = 1, #objects do
+    local old = said[i] or ''
+    local new = made[old]
+    if not new then
+      new = make(old)
+      made[old] = new
+    end
+    if new ~= old then
+      if new == '' then
+        gone[#gone + 1] = objects[i]
+      else
+        changed[#changed + 1] = objects[i]
+        changed[#changed + 1] = new
+      end
+    end
+  end
+  call_with_all(changed, 'MSET')
+  call_with_all(gone, 'DEL')
+end
+"""
+)
+
+CLAIM = Script(
+    _KEYS
+    + """
+local seat, ttl, keys = seat_of(ARGV[1]), ARGV[2], keys_in(ARGV[3])
 if not seat then return false end
 local number = parts(seat)
-local members, names = living()
-local answers = {}
-for i = 1, #keys / 16 do
-  local key = key_at(keys, i)
-  if is_held(key, names) then
+local said, claims = read(named('o', keys)), named('c', keys)
+local claimants = read(claims)
+local held, answers = {[false] = false}, {}
+for i = 1, #keys do
+  local pools, claimant = said[i], claimants[i]
+  if held[pools] == nil then held[pools] = #living_of(pools) > 0 end
+  if held[pools] then
     answers[i] = '1'
+  elseif claimant and claimant ~= number and living().members[claimant] then
+    answers[i] = '2'
   else
-    local claimant = redis.call('GET', prefix .. 'c' .. key)
-    if claimant and claimant ~= number and members[claimant] then
-      answers[i] = '2'
-    else
-      redis.call('SET', prefix .. 'c' .. key, number, 'PX', ttl)
-      answers[i] = '0'
-    end
+    redis.call('SET', claims[i], number, 'PX', ttl)
+    answers[i] = '0'
   end
 end
 return table.concat(answers)
@@ -166,123 +226,127 @@ return table.concat(answers)
 )
 
 PUBLISH = Script(
-    PRELUDE
+    _KEYS
     + """
-local pool, keys = ARGV[1], ARGV[2]
-local _, _, numbers = living()
-local number = numbers[pool]
-if not number then return 0 end
-local objects, claims = {}, {}
-for i = 1, #keys / 16 do
-  local key = key_at(keys, i)
-  redis.call('SADD', prefix .. 'o' .. key, number)
-  objects[i], claims[i] = key, prefix .. 'c' .. key
-end
-call_with_all(objects, 'SADD', prefix .. 'p' .. number)
-call_with_all(claims, 'DEL')
+local pool, keys = living().numbers[ARGV[1]], keys_in(ARGV[2])
+if not pool then return 0 end
+local objects = named('o', keys)
+change(objects, read(objects), function(pools)
+  return without(pool, pools) == pools and pools .. pool .. ' ' or pools
+end)
+call_with_all(keys, 'SADD', prefix .. 'p' .. pool)
+call_with_all(named('c', keys), 'DEL')
 return 1
 """
 )
 
 WITHDRAW = Script(
-    PRELUDE
+    _KEYS
     + """
-local pool, keys = ARGV[1], ARGV[2]
-local _, _, numbers = living()
-local number = numbers[pool]
-if not number then return 0 end
-local objects = {}
-for i = 1, #keys / 16 do
-  local key = key_at(keys, i)
-  redis.call('SREM', prefix .. 'o' .. key, number)
-  objects[i] = key
-end
-call_with_all(objects, 'SREM', prefix .. 'p' .. number)
+local pool, keys = living().numbers[ARGV[1]], keys_in(ARGV[2])
+if not pool then return 0 end
+local objects = named('o', keys)
+change(objects, read(objects), function(pools) return without(pool, pools) end)
+call_with_all(keys, 'SREM', prefix .. 'p' .. pool)
 return 1
 """
 )
 
 ABANDON = Script(
-    PRELUDE
+    _KEYS
     + """
-local seat, keys = seat_of(ARGV[1]), ARGV[2]
+local seat, claims = seat_of(ARGV[1]), named('c', keys_in(ARGV[2]))
 if not seat then return 0 end
-local number = parts(seat)
-for i = 1, #keys / 16 do
-  local claim = prefix .. 'c' .. key_at(keys, i)
-  if redis.call('GET', claim) == number then redis.call('DEL', claim) end
+local number, ended = parts(seat), {}
+for i, claimant in ipairs(read(claims)) do
+  if claimant == number then ended[#ended + 1] = claims[i] end
 end
+call_with_all(ended, 'DEL')
 return 1
 """
 )
 
-# What living pools have of some keys, as three strings, for a client reads dozens for longer: names
-# of pools; of each the bytes of its name and how many keys it has; their indices, 4 bytes each. And
-# the indices by the number of the pool. Of a prefix nothing is looked for behind a key that no pool
-# has.
+# Which living pools have some objects, as two strings, for a client reads dozens for longer: the
+# lists of names that there are, in JSON; and for each object, in 4 bytes, which of them it is: from
+# 1, or 0 for none.
 _FIND = (
-    PRELUDE
+    _KEYS
     + """
-local function find(keys, is_prefix)
-  local _, names = living()
-  local found, call, objects = {}, redis.call, prefix .. 'o'
-  for i = 1, #keys / 16 do
-    local is_there, index = false, struct.pack('<I4', i - 1)
-    local pools = call('SMEMBERS', objects .. key_at(keys, i))
-    for j = 1, #pools do
-      local pool = pools[j]
-      if names[pool] then
-        is_there = true
-        local indices = found[pool]
-        if indices then
-          indices[#indices + 1] = index
-        else
-          found[pool] = {index}
-        end
-      end
-    end
-    if is_prefix and not is_there then break end
-  end
-  local held_by, sizes, held = {}, {}, {}
-  for pool, indices in pairs(found) do
-    held_by[#held_by + 1] = names[pool]
-    sizes[#sizes + 1] = struct.pack('<I4I4', #names[pool], #indices)
-    held[#held + 1] = table.concat(indices)
-  end
-  return {table.concat(held_by), table.concat(sizes), table.concat(held)}, found
+local none = struct.pack('<I4', 0)
+local lists, which, found = {}, {[false] = none}, {}
+
+local function list_of(pools)
+  local names = living_of(pools)
+  if #names == 0 then return none end
+  for i = 1, #names do names[i] = living().names[names[i]] end
+  lists[#lists + 1] = names
+  return struct.pack('<I4', #lists)
 end
+
+-- Go on with these, of a prefix up to one that no pool has: whether it goes on behind them.
+local function find(said, is_prefix)
+  for i = 1, #said do
+    local list = which[said[i]]
+    if not list then
+      list = list_of(said[i])
+      which[said[i]] = list
+    end
+    if is_prefix and list == none then return false end
+    found[#found + 1] = list
+  end
+  return true
+end
+
+local function answer() return {cjson.encode(lists), table.concat(found)} end
 """
 )
 
-HOLDERS = Script(_FIND + "return (find(ARGV[1], false))\n")
+HOLDERS = Script(
+    _FIND
+    + """
+find(read(named('o', keys_in(ARGV[1]))))
+return answer()
+"""
+)
 
-MATCH_PREFIX = Script(_FIND + "return (find(ARGV[1], true))\n")
+# It reads few at first, and then four times as many: a prefix may end soon.
+MATCH_PREFIX = Script(
+    _FIND
+    + """
+local keys, from, size = ARGV[1], 1, 16 * 16
+while from <= #keys do
+  local part = keys_in(string.sub(keys, from, from + size - 1))
+  if not find(read(named('o', part)), true) then break end
+  from, size = from + size, 4 * size
+end
+return answer()
+"""
+)
 
 WITHDRAW_ALL = Script(
     _FIND
     + """
-local keys = ARGV[1]
-local answer, found = find(keys, false)
-for pool in pairs(found) do
-  local objects = {}
-  for i = 1, #keys / 16 do
-    local key = key_at(keys, i)
-    redis.call('SREM', prefix .. 'o' .. key, pool)
-    objects[i] = key
+local keys, holders = keys_in(ARGV[1]), {}
+local objects = named('o', keys)
+local said = read(objects)
+find(said)
+change(objects, said, function(pools)
+  for _, pool in ipairs(living_of(pools)) do
+    pools, holders[pool] = without(pool, pools), true
   end
-  call_with_all(objects, 'SREM', prefix .. 'p' .. pool)
-end
-return answer
+  return pools
+end)
+for pool in pairs(holders) do call_with_all(keys, 'SREM', prefix .. 'p' .. pool) end
+return answer()
 """
 )
 
 KEYS_OF = Script(
     PRELUDE
     + """
-local pool, cursor, count = ARGV[1], ARGV[2], ARGV[3]
-local _, _, numbers = living()
-if not numbers[pool] then return {'0', ''} end
-local page = redis.call('SSCAN', prefix .. 'p' .. numbers[pool], cursor, 'COUNT', count)
+local pool, cursor, count = living().numbers[ARGV[1]], ARGV[2], ARGV[3]
+if not pool then return {'0', ''} end
+local page = redis.call('SSCAN', prefix .. 'p' .. pool, cursor, 'COUNT', count)
 return {page[1], table.concat(page[2])}
 """
 )
@@ -290,15 +354,14 @@ return {page[1], table.concat(page[2])}
 NUM_OBJECTS = Script(
     PRELUDE
     + """
-local _, _, numbers = living()
-if not numbers[ARGV[1]] then return 0 end
-return redis.call('SCARD', prefix .. 'p' .. numbers[ARGV[1]])
+local pool = living().numbers[ARGV[1]]
+return pool and redis.call('SCARD', prefix .. 'p' .. pool) or 0
 """
 )
 
 # Forgets some objects; of pools that are done the names, behind whether there is more to do.
 SWEEP = Script(
-    PRELUDE
+    _KEYS
     + """
 local left = tonumber(ARGV[1])
 redis.call('ZREMRANGEBYSCORE', prefix .. 'alive', '-inf', now)
@@ -307,14 +370,14 @@ for i = 1, #members, 2 do
   local seat = unpack(cmsgpack.unpack(members[i + 1]))
   if not is_alive(seat) then redis.call('HDEL', prefix .. 'members', members[i]) end
 end
-local _, names = living()
 local pools = redis.call('HGETALL', prefix .. 'pools')
 local answer = {0}
 for i = 1, #pools, 2 do
   local pool = pools[i]
-  if not names[pool] then
+  if not living().names[pool] then
     local keys = redis.call('SPOP', prefix .. 'p' .. pool, left)
-    for _, key in ipairs(keys) do redis.call('SREM', prefix .. 'o' .. key, pool) end
+    local objects = named('o', keys)
+    change(objects, read(objects), function(pools) return without(pool, pools) end)
     if #keys == left then
       answer[1] = 1
       return answer
