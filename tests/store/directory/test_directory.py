@@ -225,6 +225,24 @@ def test_a_pool_lives_as_long_as_one_of_its_members(world, directory):
     assert directory.sweep() == []
 
 
+def test_members_of_a_pool_come_and_go_in_any_order(world, directory):
+    join(directory, A, A2)
+    directory.publish("pool 1", keys(1))
+    kill(world, A2)
+    assert holders_of(directory, 1) == [["pool 1"]]
+    join(directory, A2, Member("a", "host 1", "pool 3"))
+    assert holders_of(directory, 1) == [["pool 1"]]
+    join(directory, A)
+    directory.leave(A2.name)
+    assert holders_of(directory, 1) == [["pool 1"]]
+    join(directory, A2)
+    kill(world, A)
+    assert holders_of(directory, 1) == [["pool 1"]]
+    kill(world, A2)
+    assert holders_of(directory, 1) == [[]]
+    assert directory.sweep() == ["pool 1", "pool 3"]
+
+
 def test_a_member_that_goes_to_another_pool(directory):
     join(directory, A)
     directory.publish("pool 1", keys(1))

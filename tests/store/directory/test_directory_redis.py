@@ -134,7 +134,8 @@ def test_nothing_stays_of_the_dead(url, client):
         directory.publish("pool 2", many[:10])
         directory.leave("a")
         assert directory.sweep() == ["pool 1"]
-        assert client.dbsize() == 10 + len(["p<pool 2>", "alive", "members", "pools", "numbers"])
+        names = ["p<pool 2>", "alive", "served", "members", "pools", "names", "numbers"]
+        assert client.dbsize() == 10 + len(names)
         directory.leave("b")
         assert directory.sweep() == ["pool 2"]
         assert client.keys() == [b"{mooncake}:numbers"]

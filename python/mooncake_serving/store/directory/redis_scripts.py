@@ -4,15 +4,18 @@ Names begin with the cluster's in braces, which keeps all of them on one node of
 Behind it:
 
     o<key>    string: numbers of the pools that have the object, each with a space behind it
-    c<key>    string, with a time to live: number of the member that has a claim to it
+    c<key>    string, with a time to live: seat of the member that has a claim to it
     p<pool>   set: keys of what the pool of this number has
     alive     sorted set: seats, by when they run out, in milliseconds of the server's clock
+    served    sorted set: numbers of pools, by when the last seat of each runs out
     members   hash: of a member's name, its seat, the server that it joined, and its entry
-    pools     hash: of a pool's number, its name; dead ones too, until they are swept
+    pools     hash: of a pool's number, its name
+    names     hash: of a pool's name, its number
     numbers   string: the last number that was given
 
 A seat is "<member> <pool> <name of the pool>", with numbers, and pool 0 for none. Members and pools
-have new numbers whenever they come to life, so nothing that was known of the dead is theirs.
+have new numbers whenever they come to life, so nothing that was known of the dead is theirs. What
+is said of dead pools stays until they are swept.
 
 Keys come as one string, 16 bytes each: thousands of arguments would take longer to read than to do.
 What is said of them is read by one command, and written by one. Of most keys of a prompt it is the
@@ -26,8 +29,9 @@ local prefix = KEYS[1]
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 
-local function is_alive(seat)
-  local till = redis.call('ZSCORE', prefix .. 'alive', seat)
+-- Whether a seat, or a pool by its number, has not run out.
+local function lives(list, who)
+  local till = redis.call('ZSCORE', prefix .. list, who)
   return till and tonumber(till) > now
 end
 
@@ -36,26 +40,20 @@ local function seat_of(name)
   local record = redis.call('HGET', prefix .. 'members', name)
   if not record then return nil end
   local seat, joined = unpack(cmsgpack.unpack(record))
-  if is_alive(seat) then return seat, joined end
+  if lives('alive', seat) then return seat, joined end
 end
 
 local function parts(seat) return string.match(seat, '^(%d+) (%d+) (.*)$') end
 
--- Who lives: members by number, names of pools by number, numbers of pools by name.
-local alive
-local function living()
-  if alive then return alive end
-  alive = {members = {}, names = {}, numbers = {}}
-  for _, seat in ipairs(redis.call('ZRANGEBYSCORE', prefix .. 'alive', '(' .. now, '+inf')) do
-    local member, pool, name = parts(seat)
-    alive.members[member] = true
-    if pool ~= '0' then alive.names[pool], alive.numbers[name] = name, pool end
-  end
-  return alive
+-- The number of a living pool.
+local function number_of(name)
+  local pool = redis.call('HGET', prefix .. 'names', name)
+  if pool and lives('served', pool) then return pool end
 end
 """
 
-_SIT = (
+# Who sits down and stands up.
+_SEATS = (
     PRELUDE
     + """
 -- A restart changes the one for sure, a failover the other.
@@ -64,29 +62,54 @@ local function server()
   return string.match(info, 'run_id:(%w+)') .. string.match(info, 'master_replid:(%w+)')
 end
 
+-- A seat of a pool runs out then, or is gone: until when is the pool served?
+local function serve(pool, till)
+  if pool == '0' then return end
+  if till < tonumber(redis.call('ZSCORE', prefix .. 'served', pool) or 0) then
+    local seats = redis.call('ZREVRANGE', prefix .. 'alive', 0, -1, 'WITHSCORES')
+    for i = 1, #seats, 2 do
+      local _, other = parts(seats[i])
+      if other == pool then
+        till = seats[i + 1]
+        break
+      end
+    end
+  end
+  redis.call('ZADD', prefix .. 'served', till, pool)
+end
+
 local function sit(name, seat, entry, ttl)
-  redis.call('ZADD', prefix .. 'alive', now + ttl, seat)
+  local till, _, pool = now + ttl, parts(seat)
+  redis.call('ZADD', prefix .. 'alive', till, seat)
   redis.call('HSET', prefix .. 'members', name, cmsgpack.pack({seat, server(), entry}))
+  serve(pool, till)
+end
+
+local function stand_up(seat)
+  local _, pool = parts(seat)
+  redis.call('ZREM', prefix .. 'alive', seat)
+  serve(pool, 0)
 end
 """
 )
 
 JOIN = Script(
-    _SIT
+    _SEATS
     + """
 local name, pool, entry, ttl = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 local seat = seat_of(name)
 if seat and select(3, parts(seat)) ~= pool then
-  redis.call('ZREM', prefix .. 'alive', seat)
+  stand_up(seat)
   seat = nil
 end
 if not seat then
   local number = '0'
   if pool ~= '' then
-    number = living().numbers[pool]
+    number = number_of(pool)
     if not number then
       number = tostring(redis.call('INCR', prefix .. 'numbers'))
       redis.call('HSET', prefix .. 'pools', number, pool)
+      redis.call('HSET', prefix .. 'names', pool, number)
     end
   end
   seat = redis.call('INCR', prefix .. 'numbers') .. ' ' .. number .. ' ' .. pool
@@ -97,7 +120,7 @@ return 1
 )
 
 RENEW = Script(
-    _SIT
+    _SEATS
     + """
 local name, pool, entry, ttl = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 local seat, joined = seat_of(name)
@@ -108,10 +131,10 @@ return 1
 )
 
 LEAVE = Script(
-    PRELUDE
+    _SEATS
     + """
 local seat = seat_of(ARGV[1])
-if seat then redis.call('ZREM', prefix .. 'alive', seat) end
+if seat then stand_up(seat) end
 redis.call('HDEL', prefix .. 'members', ARGV[1])
 return 1
 """
@@ -123,7 +146,7 @@ MEMBERS = Script(
 local entries = {}
 for _, record in ipairs(redis.call('HVALS', prefix .. 'members')) do
   local seat, _, entry = unpack(cmsgpack.unpack(record))
-  if is_alive(seat) then entries[#entries + 1] = entry end
+  if lives('alive', seat) then entries[#entries + 1] = entry end
 end
 return entries
 """
@@ -162,13 +185,24 @@ local function call_with_all(list, command, name)
   end
 end
 
+-- The name of a living pool.
+local known = {}
+local function name_of(pool)
+  local name = known[pool]
+  if name == nil then
+    name = lives('served', pool) and redis.call('HGET', prefix .. 'pools', pool)
+    known[pool] = name
+  end
+  return name
+end
+
 -- The numbers of living pools among those that have an object.
 local function living_of(pools)
-  local numbers = {}
+  local living = {}
   for pool in string.gmatch(pools, '%d+') do
-    if living().names[pool] then numbers[#numbers + 1] = pool end
+    if name_of(pool) then living[#living + 1] = pool end
   end
-  return numbers
+  return living
 end
 
 local function without(pool, pools)
@@ -205,19 +239,19 @@ CLAIM = Script(
     + """
 local seat, ttl, keys = seat_of(ARGV[1]), ARGV[2], keys_in(ARGV[3])
 if not seat then return false end
-local number = parts(seat)
 local said, claims = read(named('o', keys)), named('c', keys)
 local claimants = read(claims)
-local held, answers = {[false] = false}, {}
+local held, writes, answers = {[false] = false}, {[false] = false, [seat] = false}, {}
 for i = 1, #keys do
   local pools, claimant = said[i], claimants[i]
   if held[pools] == nil then held[pools] = #living_of(pools) > 0 end
+  if writes[claimant] == nil then writes[claimant] = lives('alive', claimant) end
   if held[pools] then
     answers[i] = '1'
-  elseif claimant and claimant ~= number and living().members[claimant] then
+  elseif writes[claimant] then
     answers[i] = '2'
   else
-    redis.call('SET', claims[i], number, 'PX', ttl)
+    redis.call('SET', claims[i], seat, 'PX', ttl)
     answers[i] = '0'
   end
 end
@@ -228,7 +262,7 @@ return table.concat(answers)
 PUBLISH = Script(
     _KEYS
     + """
-local pool, keys = living().numbers[ARGV[1]], keys_in(ARGV[2])
+local pool, keys = number_of(ARGV[1]), keys_in(ARGV[2])
 if not pool then return 0 end
 local objects = named('o', keys)
 change(objects, read(objects), function(pools)
@@ -243,7 +277,7 @@ return 1
 WITHDRAW = Script(
     _KEYS
     + """
-local pool, keys = living().numbers[ARGV[1]], keys_in(ARGV[2])
+local pool, keys = number_of(ARGV[1]), keys_in(ARGV[2])
 if not pool then return 0 end
 local objects = named('o', keys)
 change(objects, read(objects), function(pools) return without(pool, pools) end)
@@ -257,9 +291,9 @@ ABANDON = Script(
     + """
 local seat, claims = seat_of(ARGV[1]), named('c', keys_in(ARGV[2]))
 if not seat then return 0 end
-local number, ended = parts(seat), {}
+local ended = {}
 for i, claimant in ipairs(read(claims)) do
-  if claimant == number then ended[#ended + 1] = claims[i] end
+  if claimant == seat then ended[#ended + 1] = claims[i] end
 end
 call_with_all(ended, 'DEL')
 return 1
@@ -278,7 +312,7 @@ local lists, which, found = {}, {[false] = none}, {}
 local function list_of(pools)
   local names = living_of(pools)
   if #names == 0 then return none end
-  for i = 1, #names do names[i] = living().names[names[i]] end
+  for i = 1, #names do names[i] = name_of(names[i]) end
   lists[#lists + 1] = names
   return struct.pack('<I4', #lists)
 end
@@ -344,7 +378,7 @@ return answer()
 KEYS_OF = Script(
     PRELUDE
     + """
-local pool, cursor, count = living().numbers[ARGV[1]], ARGV[2], ARGV[3]
+local pool, cursor, count = number_of(ARGV[1]), ARGV[2], ARGV[3]
 if not pool then return {'0', ''} end
 local page = redis.call('SSCAN', prefix .. 'p' .. pool, cursor, 'COUNT', count)
 return {page[1], table.concat(page[2])}
@@ -354,7 +388,7 @@ return {page[1], table.concat(page[2])}
 NUM_OBJECTS = Script(
     PRELUDE
     + """
-local pool = living().numbers[ARGV[1]]
+local pool = number_of(ARGV[1])
 return pool and redis.call('SCARD', prefix .. 'p' .. pool) or 0
 """
 )
@@ -368,13 +402,13 @@ redis.call('ZREMRANGEBYSCORE', prefix .. 'alive', '-inf', now)
 local members = redis.call('HGETALL', prefix .. 'members')
 for i = 1, #members, 2 do
   local seat = unpack(cmsgpack.unpack(members[i + 1]))
-  if not is_alive(seat) then redis.call('HDEL', prefix .. 'members', members[i]) end
+  if not lives('alive', seat) then redis.call('HDEL', prefix .. 'members', members[i]) end
 end
 local pools = redis.call('HGETALL', prefix .. 'pools')
 local answer = {0}
 for i = 1, #pools, 2 do
-  local pool = pools[i]
-  if not living().names[pool] then
+  local pool, name = pools[i], pools[i + 1]
+  if not name_of(pool) then
     local keys = redis.call('SPOP', prefix .. 'p' .. pool, left)
     local objects = named('o', keys)
     change(objects, read(objects), function(pools) return without(pool, pools) end)
@@ -383,8 +417,12 @@ for i = 1, #pools, 2 do
       return answer
     end
     left = left - #keys
+    redis.call('ZREM', prefix .. 'served', pool)
     redis.call('HDEL', prefix .. 'pools', pool)
-    answer[#answer + 1] = pools[i + 1]
+    if redis.call('HGET', prefix .. 'names', name) == pool then
+      redis.call('HDEL', prefix .. 'names', name)
+    end
+    answer[#answer + 1] = name
   end
 end
 return answer
