@@ -14,7 +14,7 @@ from typing import Any
 from .redis_replies import Replies
 
 Word = bytes | str | int
-Command = tuple[Word, ...]
+Command = tuple[Word, ...] | bytes  # its words, or packed
 Run = Callable[..., list[Any]]  # of any number of commands
 
 
@@ -42,7 +42,7 @@ class RedisConnections:
         """
         conversation = self._take()
         try:
-            replies = conversation.run(b"".join(map(_pack, commands)), len(commands))
+            replies = conversation.run(b"".join(map(pack, commands)), len(commands))
         except BaseException:
             self._drop(conversation)
             raise
@@ -105,9 +105,17 @@ def _refusal(text: str) -> Exception:
     return error
 
 
-def _pack(command: Command) -> bytes:
-    parts = [b"*%d\r\n" % len(command)]
-    for word in command:
+def pack(command: Command) -> bytes:
+    """A command as it is sent."""
+    if isinstance(command, bytes):
+        return command
+    return b"*%d\r\n%b" % (len(command), pack_words(command))
+
+
+def pack_words(words: tuple[Word, ...]) -> bytes:
+    """Some words of a command."""
+    packed = []
+    for word in words:
         string = word if isinstance(word, bytes) else str(word).encode()
-        parts.append(b"$%d\r\n%b\r\n" % (len(string), string))
-    return b"".join(parts)
+        packed.append(b"$%d\r\n%b\r\n" % (len(string), string))
+    return b"".join(packed)

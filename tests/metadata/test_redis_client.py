@@ -8,6 +8,7 @@ import redis
 
 from mooncake_kernels.errors import Unavailable
 from mooncake_kernels.metadata.redis_client import RedisClient, accepted
+from mooncake_kernels.metadata.redis_connections import pack
 from mooncake_kernels.metadata.redis_replies import Replies
 from mooncake_kernels.metadata.url import parse_url
 
@@ -69,6 +70,7 @@ def test_commands_are_run_together(client, other):
     commands = [("INCRBY", "count", i) for i in range(100)] + [("ECHO", 100_000 * "x")]
     assert client.ask(lambda run: run(*commands))[98:] == [4851, 4950, 100_000 * b"x"]
     assert client.ask(lambda run: run()) == []
+    assert client.ask(lambda run: run(pack(("ECHO", "é")), ("ECHO", 7))) == ["é".encode(), b"7"]
 
 
 def test_what_the_server_refuses(client):

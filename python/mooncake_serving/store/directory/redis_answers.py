@@ -11,7 +11,7 @@ from .arguments import KEY_BYTES, as_member
 from .base import Claim, Holders, Member
 
 INDEX = np.dtype("<u4")
-CLAIMS = b"".join(b"%d" % claim for claim in Claim)
+CLAIMS = bytes(Claim)
 
 
 def as_integer(answer: Any, high: int) -> int:
@@ -47,7 +47,7 @@ def as_claims(answers: list[Any], chunks: Sequence[bytes]) -> np.ndarray | None:
     packed = b"".join(answers)
     if packed.strip(CLAIMS):
         raise ValueError("claims were expected")
-    return np.frombuffer(packed, np.int8) - CLAIMS[0]
+    return np.frombuffer(bytearray(packed), np.int8)
 
 
 def as_holders(answers: list[Any], chunks: Sequence[bytes]) -> Holders:

@@ -2,11 +2,11 @@
 
 import hashlib
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 from mooncake_kernels.metadata.redis_client import accepted
-from mooncake_kernels.metadata.redis_connections import Run
+from mooncake_kernels.metadata.redis_connections import Run, pack_words
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ def run_script(run: Run, script: Script, prefix: str, calls: list[tuple]) -> lis
     A server that does not know the script, as after a restart, is told, and asked again: all
     scripts may be run twice.
     """
-    commands = [("EVALSHA", script.sha, 1, prefix, *call) for call in calls]
+    commands = [_head(script.sha, prefix, len(call)) + pack_words(call) for call in calls]
     try:
         return accepted(run(*commands))
     except Exception as error:
@@ -35,3 +35,10 @@ def run_script(run: Run, script: Script, prefix: str, calls: list[tuple]) -> lis
         if not isinstance(error, NoScriptError):
             raise
     return accepted(run(("SCRIPT", "LOAD", script.source), *commands))[1:]
+
+
+@lru_cache
+def _head(sha: str, prefix: str, num_arguments: int) -> bytes:
+    """What is the same in all commands that run a script."""
+    words = ("EVALSHA", sha, 1, prefix)
+    return b"*%d\r\n%b" % (len(words) + num_arguments, pack_words(words))

@@ -247,12 +247,12 @@ for i = 1, #keys do
   if held[pools] == nil then held[pools] = #living_of(pools) > 0 end
   if writes[claimant] == nil then writes[claimant] = lives('alive', claimant) end
   if held[pools] then
-    answers[i] = '1'
+    answers[i] = '\\1'
   elseif writes[claimant] then
-    answers[i] = '2'
+    answers[i] = '\\2'
   else
     redis.call('SET', claims[i], seat, 'PX', ttl)
-    answers[i] = '0'
+    answers[i] = '\\0'
   end
 end
 return table.concat(answers)
