@@ -173,6 +173,31 @@ def test_a_replica_takes_no_orders(start):
         assert not directory.renew(A, LONG_S)  # it was a replica, who knows of whom
 
 
+def test_a_full_server_takes_no_more_and_gives_up_what_it_has(start):
+    server = start()
+    many = keys(*range(10))
+    with connect(server.url) as directory, redis.Redis(port=server.port) as client:
+        for i, member in enumerate((A, B, Member("c", "host 3", "pool 3"))):
+            directory.join(member, LONG_S)
+            directory.publish(member.pool, many[i:])
+        client.config_set("maxmemory", 1)
+        full = f"metadata server {server.url}: .*maxmemory"
+        with pytest.raises(Unavailable, match=full):
+            directory.publish("pool 1", keys(10))
+        with pytest.raises(Unavailable, match=full):
+            directory.claim("a", keys(10), LONG_S)
+        with pytest.raises(Unavailable, match=full):
+            directory.renew(A, LONG_S)
+        directory.withdraw("pool 1", many[5:])
+        directory.leave("b")
+        assert directory.sweep() == ["pool 2"]
+        assert directory.holders(many[4:6]) == [("pool 1", "pool 3"), ("pool 3",)]
+        directory.leave("c")
+        assert directory.withdraw_all(many) == [("pool 1",)] * 5 + [()] * 5
+        assert directory.sweep() == ["pool 3"]
+        assert client.keys("{mooncake}:o*") == []
+
+
 def test_a_type_of_others_under_our_name(url, client):
     with connect(url) as directory:
         client.set("{mooncake}:members", "x")

@@ -20,6 +20,9 @@ is said of dead pools stays until they are swept.
 Keys come as one string, 16 bytes each: thousands of arguments would take longer to read than to do.
 What is said of them is read by one command, and written by one. Of most keys of a prompt it is the
 same: what that means is found once.
+
+A server that is full refuses a script whose first command to write may need memory: those that give
+something up begin with another.
 """
 
 from .redis_script import Script
@@ -174,6 +177,7 @@ local function read(names)
   return redis.call('MGET', unpack(names))
 end
 
+-- For a set its name goes before; pairs stay together.
 local function call_with_all(list, command, name)
   for i = 1, #list, 4096 do
     local last = math.min(i + 4095, #list)
@@ -185,7 +189,7 @@ local function call_with_all(list, command, name)
   end
 end
 
--- The name of a living pool.
+-- The name of a living pool, by its number; false of another.
 local known = {}
 local function name_of(pool)
   local name = known[pool]
@@ -280,8 +284,8 @@ WITHDRAW = Script(
 local pool, keys = number_of(ARGV[1]), keys_in(ARGV[2])
 if not pool then return 0 end
 local objects = named('o', keys)
-change(objects, read(objects), function(pools) return without(pool, pools) end)
 call_with_all(keys, 'SREM', prefix .. 'p' .. pool)
+change(objects, read(objects), function(pools) return without(pool, pools) end)
 return 1
 """
 )
@@ -360,17 +364,17 @@ return answer()
 WITHDRAW_ALL = Script(
     _FIND
     + """
-local keys, holders = keys_in(ARGV[1]), {}
+local keys = keys_in(ARGV[1])
 local objects = named('o', keys)
 local said = read(objects)
 find(said)
+for pool, name in pairs(known) do
+  if name then call_with_all(keys, 'SREM', prefix .. 'p' .. pool) end
+end
 change(objects, said, function(pools)
-  for _, pool in ipairs(living_of(pools)) do
-    pools, holders[pool] = without(pool, pools), true
-  end
+  for _, pool in ipairs(living_of(pools)) do pools = without(pool, pools) end
   return pools
 end)
-for pool in pairs(holders) do call_with_all(keys, 'SREM', prefix .. 'p' .. pool) end
 return answer()
 """
 )
