@@ -76,6 +76,67 @@ std::vector<T> receive_rows(Reply& reply, size_t count, const std::string& peer,
   return rows;
 }
 
+// Objects against the checksums that were told of them, while their bytes come one after the other.
+class Comparison {
+ public:
+  Comparison(const std::vector<ReadAnswer>& rows, bool verify, bool* is_right)
+      : rows_(rows), verify_(verify), is_right_(is_right) {
+    begin();
+  }
+
+  // A part of an object, in their order; without an address it was dropped.
+  void add(const iovec& part) {
+    is_looked_at_ &= part.iov_base != nullptr;
+    if (is_looked_at_) checksum_.add(part.iov_base, part.iov_len);
+    left_ -= part.iov_len;
+    if (left_ > 0) return;
+    end();
+    begin();
+  }
+
+ private:
+  // The next one that has bytes.
+  void begin() {
+    for (; at_ < rows_.size(); end()) {
+      left_ = rows_[at_].num_bytes;
+      is_looked_at_ = verify_ && rows_[at_].status == AskStatus::kDone && rows_[at_].checksum != 0;
+      checksum_.begin();
+      if (left_ > 0) return;
+    }
+  }
+  void end() {
+    is_right_[at_] = !is_looked_at_ || checksum_.value() == rows_[at_].checksum;
+    ++at_;
+  }
+
+  const std::vector<ReadAnswer>& rows_;
+  const bool verify_;
+  bool* const is_right_;
+  store::Checksum checksum_;
+  size_t at_ = 0;
+  uint64_t left_ = 0;  // of that object
+  bool is_looked_at_ = false;
+};
+
+// In so many bytes at a time: what has come is looked at in the cache, while the next ones arrive.
+template <class Body>
+void for_each_step(std::vector<iovec> parts, const Body& body) {
+  constexpr uint64_t kStepBytes = 256 << 10;
+  std::vector<iovec> step;
+  for (size_t i = 0; i < parts.size(); body(step)) {
+    step.clear();
+    for (uint64_t room = kStepBytes; i < parts.size() && room > 0;) {
+      iovec& part = parts[i];
+      const uint64_t size = std::min<uint64_t>(part.iov_len, room);
+      step.push_back({part.iov_base, size});
+      room -= size;
+      part.iov_len -= size;
+      if (part.iov_base) part.iov_base = static_cast<char*>(part.iov_base) + size;
+      if (part.iov_len == 0) ++i;
+    }
+  }
+}
+
 // What a peer sends of objects that were asked for.
 class ObjectsReply {
  public:
@@ -108,10 +169,12 @@ class ObjectsReply {
     bool* const is_right = result.mutable_data();
     const std::unique_ptr<Reply> reply = std::move(reply_);  // before another thread has its turn
     const GilReleased released;
-    reply->receive(parts, Deadline::after(deadline_s));
-    for (size_t i = 0; i < rows_.size(); ++i) {
-      is_right[i] = !verify || places[i].empty() || agrees(places[i], rows_[i]);
-    }
+    const Deadline deadline = Deadline::after(deadline_s);
+    Comparison comparison(rows_, verify, is_right);
+    for_each_step(parts, [&](const std::vector<iovec>& step) {
+      reply->receive(step, deadline);
+      for (const iovec& part : step) comparison.add(part);
+    });
     return result;
   }
 
@@ -139,15 +202,6 @@ class ObjectsReply {
     }
     MK_CHECK(total == num_bytes, "receive: places must be of the ", num_bytes,
              " bytes that are sent, got ", total);
-  }
-
-  static bool agrees(const Places& pieces, const ReadAnswer& row) {
-    if (row.status != AskStatus::kDone || row.checksum == 0) return true;
-    store::Pieces all;
-    for (const auto& [address, size] : pieces) {
-      all.push_back({reinterpret_cast<char*>(address), size});
-    }
-    return store::checksum_of(all) == row.checksum;
   }
 
   const std::string peer_;

@@ -56,19 +56,17 @@ class Copies {
 };
 
 uint64_t copy_and_hash(char* dst, const Pieces& pieces) {
-  XXH3_state_t state;
-  XXH3_INITSTATE(&state);
-  XXH3_64bits_reset(&state);
+  Checksum checksum;
   for (const Piece& piece : pieces) {
     for (uint64_t done = 0; done < piece.num_bytes; done += kChunk) {
       const uint64_t size = std::min(kChunk, piece.num_bytes - done);
       std::memcpy(dst, piece.data + done, size);
       // Of what was written: should the source change meanwhile, the object is whole all the same.
-      XXH3_64bits_update(&state, dst, size);
+      checksum.add(dst, size);
       dst += size;
     }
   }
-  return as_checksum(XXH3_64bits_digest(&state));
+  return checksum.value();
 }
 
 Got copy_from(const Pool& pool, const Pin& pin, std::optional<uint64_t> offset,
@@ -96,6 +94,24 @@ uint64_t total_bytes(const Pieces& pieces) {
 uint64_t checksum_of(const char* data, uint64_t num_bytes) {
   return as_checksum(XXH3_64bits(data, num_bytes));
 }
+
+struct Checksum::State {
+  XXH3_state_t hash;
+};
+
+Checksum::Checksum() : state_(new State) {
+  XXH3_INITSTATE(&state_->hash);
+  begin();
+}
+Checksum::~Checksum() = default;
+
+void Checksum::begin() { XXH3_64bits_reset(&state_->hash); }
+
+void Checksum::add(const void* data, uint64_t num_bytes) {
+  XXH3_64bits_update(&state_->hash, data, num_bytes);
+}
+
+uint64_t Checksum::value() const { return as_checksum(XXH3_64bits_digest(&state_->hash)); }
 
 Key hash_of_name(const char* name, uint64_t num_bytes) {
   const XXH128_hash_t hash = XXH3_128bits(name, num_bytes);
@@ -131,11 +147,9 @@ uint64_t checksum_of(const Pieces& pieces) {
     return checksum_of(copy.data(), copy.size());
   }
   if (pieces.size() == 1) return checksum_of(pieces[0].data, pieces[0].num_bytes);
-  XXH3_state_t state;
-  XXH3_INITSTATE(&state);
-  XXH3_64bits_reset(&state);
-  for (const Piece& piece : pieces) XXH3_64bits_update(&state, piece.data, piece.num_bytes);
-  return as_checksum(XXH3_64bits_digest(&state));
+  Checksum checksum;
+  for (const Piece& piece : pieces) checksum.add(piece.data, piece.num_bytes);
+  return checksum.value();
 }
 
 Begun put_from(Pool* pool, const Key& key, const Pieces& pieces, const PutOptions& options) {

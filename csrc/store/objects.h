@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -18,6 +19,22 @@ using Pieces = std::vector<Piece>;
 
 uint64_t total_bytes(const Pieces& pieces);
 uint64_t checksum_of(const char* data, uint64_t num_bytes);
+
+// The same of bytes that come one after the other.
+class Checksum {
+ public:
+  Checksum();
+  Checksum(const Checksum&) = delete;
+  ~Checksum();
+
+  void begin();  // anew
+  void add(const void* data, uint64_t num_bytes);
+  uint64_t value() const;
+
+ private:
+  struct State;
+  const std::unique_ptr<State> state_;
+};
 // One piece of memory from and to others, one behind the other: as many bytes as they are, or as
 // there are, whichever is less. What touches a GPU is copied in the stream of that one of the
 // others, or if it is in the host, in that of the one. `page_locked`: the one is, if it is in the
