@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from mooncake_kernels.errors import TransferError
+from mooncake_kernels.pool import ObjectPool
 from mooncake_kernels.transfer import TransferEngine
 
 from ...fake_cuda.gpus import GPUS
@@ -37,6 +38,14 @@ class Side:
         self.memories.append(memory)
         return self.regions[-1].address
 
+    def store(self, num_bytes: int, device: int = 0) -> int:
+        """Put an object into a pool on a GPU, which is registered; return where it is."""
+        pool = ObjectPool.create(2 * num_bytes, device=device)
+        pool.put_from((1, 2), addressed(num_bytes))
+        self.regions.append(self.engine.register(pool.buffer))
+        self.memories.append(pool.pin((1, 2)))
+        return self.memories[-1].buffer.address
+
     def fill(self, index: int, shift: int = 0) -> None:
         self.memories[index].put(np.roll(addressed(self.memories[index].num_bytes), shift))
 
@@ -57,6 +66,8 @@ class Side:
     def close(self) -> dict[str, int]:
         """Close the engine; what it has left of the driver's."""
         self.engine.close()
+        self.memories.clear()
+        self.regions.clear()
         return GPUS.driver.owned() if GPUS.driver else {}
 
 

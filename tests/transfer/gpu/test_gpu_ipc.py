@@ -35,6 +35,18 @@ def counted(engine, peer) -> dict[str, int]:
     return {name: path["num_bytes_written"] for name, path in paths.items()}
 
 
+@pytest.mark.parametrize("transport", ["cuda_ipc", "shm", "tcp"])
+@pytest.mark.parametrize("device", [0, 1])
+def test_an_object_of_a_pool_on_a_gpu(gpus, remote, transport, device):
+    """As nodes read it, when it was pinned."""
+    near = GPUS.allocate(SIZE)
+    address = remote.store(SIZE, device)
+    with TransferEngine(transports=[transport]) as engine, engine.open(remote.name()) as peer:
+        region = engine.register(near.buffer)
+        engine.read(peer, [(region.address, address, SIZE)]).wait(WAIT_S)
+        assert np.array_equal(near.get(), addressed(SIZE))
+
+
 @pytest.mark.parametrize("transports", [None, ["cuda_ipc"], ["shm"], ["tcp"]], ids=str)
 @pytest.mark.parametrize("devices", [(0, 0), (0, 1), (1, 0)], ids=str)
 def test_writes_and_reads(gpus, remote, transports, devices):
