@@ -3,6 +3,7 @@
 import contextlib
 import os
 import random
+import socket
 import threading
 from pathlib import Path
 
@@ -22,6 +23,22 @@ def num_connections(engine: TransferEngine, far: list[TransferEngine]) -> int:
     ports = {int(other.name.rsplit(":", 1)[1]) for other in far}
     rows = [line.split() for line in Path("/proc/self/net/tcp").read_text().splitlines()[1:]]
     return sum(row[3] == "01" and int(row[2].split(":")[1], 16) in ports for row in rows)
+
+
+class Stalling:
+    """Servers that say hello, and hear what is asked then, but do not answer."""
+
+    def __init__(self):
+        self._heard = threading.Semaphore(0)
+
+    def __call__(self, connection: socket.socket) -> None:
+        stall(connection)
+        connection.recv(1, socket.MSG_PEEK)
+        self._heard.release()
+
+    def wait_until_asked(self, times: int) -> None:
+        for _ in range(times):
+            assert self._heard.acquire(timeout=WAIT_S)
 
 
 @contextlib.contextmanager
@@ -102,14 +119,16 @@ def test_threads_and_large_requests_share_them():
 
 
 def test_a_peer_in_use_is_never_closed():
+    stalling = Stalling()
     with (
-        raw_server(stall) as name,
+        raw_server(stalling) as name,
         TransferEngine(transports=["tcp"], max_connections=1) as near,
         TransferEngine() as far,
     ):
         here, there = near.register(addressed(SIZE)), far.register(untouched(SIZE))
         stalled = near.open(name)
         ticket = near.write(stalled, [(here.address, 1 << 20, SIZE)], deadline_s=WAIT_S)
+        stalling.wait_until_asked(1)
         with pytest.raises(
             TransferError, match=r"all 1 connections \(max_connections\) are in use"
         ):
@@ -122,8 +141,9 @@ def test_a_peer_in_use_is_never_closed():
 
 def test_closing_ends_the_wait_for_a_place():
     num_places = 8  # which closing makes free one after the other
+    stalling = Stalling()
     with contextlib.ExitStack() as stack:
-        names = [stack.enter_context(raw_server(stall)) for _ in range(num_places)]
+        names = [stack.enter_context(raw_server(stalling)) for _ in range(num_places)]
         far = stack.enter_context(TransferEngine())
         near = TransferEngine(transports=["tcp"], max_connections=num_places)
         here = near.register(addressed(SIZE))
@@ -131,6 +151,7 @@ def test_closing_ends_the_wait_for_a_place():
             near.write(near.open(name), [(here.address, 1 << 20, SIZE)], deadline_s=WAIT_S)
             for name in names
         ]
+        stalling.wait_until_asked(num_places)
         threading.Timer(0.2, near.close).start()
         with pytest.raises(TransferError, match="the engine was closed"):
             near.open(far.name, deadline_s=WAIT_S)
