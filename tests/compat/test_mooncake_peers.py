@@ -226,8 +226,8 @@ def test_ctrl_c_ends_the_transfer_but_not_one_beside_it(over_tcp, near, monkeypa
             far.name, [near.address], [far.address], [half]
         )
         interrupt = threading.Timer(0.2, signal.raise_signal, [signal.SIGINT])
-        interrupt.start()
         with pytest.raises(KeyboardInterrupt):
+            interrupt.start()
             near.engine.transfer_sync_read(far.name, near.address + half, far.address + half, half)
         near.memory[half:] = 0
         far.go_on()

@@ -18,8 +18,8 @@ def stream():
 
 def test_ctrl_c_is_heard_while_waiting(stream):
     timer = threading.Timer(0.05, _thread.interrupt_main)
-    timer.start()
     with pytest.raises(KeyboardInterrupt):
+        timer.start()
         stream.wait_on_host(0, 1)
     timer.join()
 

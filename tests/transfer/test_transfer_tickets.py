@@ -152,8 +152,8 @@ def test_ctrl_c_ends_a_wait(what):
             "receive_notifications": lambda: engine.receive_notifications(2 * WAIT_S),
         }[what]
         until = time.monotonic() + WAIT_S
-        threading.Timer(0.3, signal.pthread_kill, [main, signal.SIGINT]).start()
         with pytest.raises(KeyboardInterrupt):
+            threading.Timer(0.3, signal.pthread_kill, [main, signal.SIGINT]).start()
             wait()
             pytest.fail("it was not interrupted")
         assert time.monotonic() < until

@@ -75,8 +75,8 @@ def test_a_gpu_that_hangs_until_the_deadline(driver, transport):
     with made as pair:
         local, remote = pair.regions(near, far)
         driver.set(hangs=1)
-        threading.Timer(0.3, lambda: driver.set(hangs=0)).start()
         ticket = pair.near.write(pair.peer, [(local.address, remote.address, SIZE)], deadline_s=0.1)
+        threading.Timer(0.5, lambda: driver.set(hangs=0)).start()
         with pytest.raises(TransferError, match=r"deadline of 0\.1 s passed"):
             ticket.wait(WAIT_S)
         assert driver.get("hangs") == 0  # what was under way has been waited for
