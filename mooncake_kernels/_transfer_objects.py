@@ -137,7 +137,8 @@ class ObjectCalls:
         is written is seen when all of it has come. An engine serves one pool, until the next call.
 
         Args:
-            pool: it stays mapped until the engine is closed, or serves another one; None: none.
+            pool: in host memory; it stays mapped until the engine is closed, or serves another one;
+                None: none.
             is_all: there are no objects but those in the pool. Else peers are told of what is not
                 there that it may be ``ELSEWHERE``.
             may_write: peers may put objects, for which there must be room, and remove them.
@@ -147,7 +148,7 @@ class ObjectCalls:
             What tells what peers have done; None for no pool.
 
         Raises:
-            InvalidArgument: the engine is closed, or an argument of another type.
+            InvalidArgument: the engine is closed, the pool on a GPU, or an argument is wrong.
         """
         if pool is None:  # also of a closed engine, which serves none
             self._engine.serve_objects(None)

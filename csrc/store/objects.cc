@@ -165,8 +165,9 @@ Begun put_from(Pool* pool, const Key& key, const Pieces& pieces, const PutOption
     try {
       gather(pieces, target, pool->is_page_locked());
       // What came from the host needs no way back, if it was not changed meanwhile.
-      if (options.checksum)
+      if (options.checksum) {
         checksum = are_in_host(pieces) ? checksum_of(pieces) : checksum_of({target});
+      }
     } catch (...) {
       pool->abort(writing);
       throw;
