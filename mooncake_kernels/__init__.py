@@ -10,6 +10,7 @@ from . import (
     metrics,
     pool,
     rdma,
+    similarity,
     topology,
     transfer,
 )
@@ -34,6 +35,7 @@ from .kv import (
 from .mask import ChunkBatch, MaskRows
 from .metrics import prometheus_collector
 from .pool import ObjectPool, ObjectPut, PutResult, object_key, object_keys
+from .similarity import hamming_match, simhash
 from .topology import NicPolicy, Topology
 from .transfer import BlockPool, PathChoice, Tls, TransferEngine
 
@@ -70,6 +72,7 @@ __all__ = [
     "copy_batch",
     "errors",
     "gather_blocks",
+    "hamming_match",
     "hashing",
     "kv",
     "mask",
@@ -85,6 +88,8 @@ __all__ = [
     "scatter_blocks",
     "shard_heads",
     "shared_memory",
+    "simhash",
+    "similarity",
     "topology",
     "transfer",
 ]

@@ -47,6 +47,8 @@ mask_rows = torch.ops.mooncake_kernels.mask_rows.default
 mask_block_map = torch.ops.mooncake_kernels.mask_block_map.default
 mask_pack_rows = torch.ops.mooncake_kernels.mask_pack_rows.default
 mask_pack_rule = torch.ops.mooncake_kernels.mask_pack_rule.default
+pack_signs = torch.ops.mooncake_kernels.pack_signs.default
+hamming_match = torch.ops.mooncake_kernels.hamming_match.default
 has_cuda: bool = torch.ops.mooncake_kernels.has_cuda()
 
 
@@ -60,8 +62,8 @@ def choose_engine(device_type: str) -> str:
 
 
 def log_choice(what: str, engine: str) -> None:
-    """Log what "auto" chose, the first time that it chooses it."""
-    if (what, engine) not in _logged:
+    """Log what "auto" chose, the first time that it chooses it; a compiled graph cannot log."""
+    if not torch.compiler.is_compiling() and (what, engine) not in _logged:
         _logged.add((what, engine))
         logger.info("engine auto: %s for %s", engine, what)
 
@@ -172,3 +174,18 @@ def _merge_attention_fake(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return tensors of the shapes that the operator's results have."""
     return outs.new_empty(outs.shape[1:]), lses.new_empty(lses.shape[1:])
+
+
+@torch.library.register_fake("mooncake_kernels::pack_signs")
+def _pack_signs_fake(values: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of the shape that the operator's result has."""
+    return values.new_empty(values.shape[0], values.shape[1] // 8, dtype=torch.uint8)
+
+
+@torch.library.register_fake("mooncake_kernels::hamming_match")
+def _hamming_match_fake(
+    queries: torch.Tensor, references: torch.Tensor, max_distance: int | None, window: int | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return tensors of the shapes that the operator's results have."""
+    index = queries.new_empty(queries.shape[0], dtype=torch.int64)
+    return index, queries.new_empty(queries.shape[0], dtype=torch.int32)

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from .._arguments import as_instance, as_integer, as_one_of
+from .._engine import choose
 from ..errors import InvalidArgument
 from .batch import INT32_MAX
 from .block_engine import BlockCall, Kind, TileList, run
-from .mask_engine import choose
 from .to_flash_attn4 import to_flash_attn4
 from .to_flex import to_flex
 

@@ -3,10 +3,10 @@
 import torch
 
 from .. import _library
+from .._engine import choose
 from ..errors import InvalidArgument
 from ..reference import mask as reference
 from .batch import ChunkBatch
-from .mask_engine import choose
 from .mask_rows import MaskRows
 from .program import Program, check_arguments, compile_rule
 from .rule import Rule

@@ -2,10 +2,10 @@
 
 from typing import Any
 
+from .._engine import choose
 from ..errors import InvalidArgument
 from .batch import ChunkBatch
 from .build import raise_if_unfit, run
-from .mask_engine import choose
 from .mask_rows import MaskRows
 from .program import check_arguments, compile_rule, each_own, tail_lengths
 from .rule import Rule

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from .. import _library
+from .._engine import choose
 from ..reference import mask as reference
 from .batch import ChunkBatch
-from .mask_engine import choose
 from .program import check_arguments, compile_rule
 from .rule import Rule
 

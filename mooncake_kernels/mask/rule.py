@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from enum import IntEnum
-from functools import cached_property
 from typing import Any, TypeAlias
 
 from ..errors import InvalidArgument
@@ -45,7 +44,14 @@ class Rule:
 
     Rules are made by the functions of this package, do not change, and are put together as their
     predicates are: ``a & b`` sees what both see, ``a | b`` what either sees.
+
+    Attributes:
+        depth: how high the stack gets when it is evaluated, the deeper of two parts first.
+        varies: whether ``per_request`` has a part in it.
     """
+
+    depth: int = 1
+    varies: bool = False
 
     def __and__(self, other: "Rule") -> "Rule":
         """See what both see."""
@@ -54,16 +60,6 @@ class Rule:
     def __or__(self, other: "Rule") -> "Rule":
         """See what either sees."""
         return Either(self, other) if isinstance(other, Rule) else NotImplemented
-
-    @property
-    def depth(self) -> int:
-        """Return how high the stack gets when it is evaluated, the deeper of two parts first."""
-        return 1
-
-    @property
-    def varies(self) -> bool:
-        """Return whether ``per_request`` has a part in it."""
-        return False
 
     def of(self, request: int) -> "Rule":
         """Return the rule of one request, with no choice by request left in it."""
@@ -107,14 +103,10 @@ class _Pair(Rule):
     left: Rule
     right: Rule
 
-    @cached_property
-    def depth(self) -> int:
+    def __post_init__(self) -> None:
         left, right = self.left.depth, self.right.depth
-        return max(left, right) + (left == right)
-
-    @cached_property
-    def varies(self) -> bool:
-        return self.left.varies or self.right.varies
+        object.__setattr__(self, "depth", max(left, right) + (left == right))
+        object.__setattr__(self, "varies", self.left.varies or self.right.varies)
 
     def of(self, request: int) -> Rule:
         left, right = self.left.of(request), self.right.of(request)
@@ -148,13 +140,10 @@ class PerRequest(Rule):
 
     rules: tuple[Rule, ...]
 
-    @cached_property
-    def depth(self) -> int:
-        return max((rule.depth for rule in self.rules), default=1)
+    varies = True
 
-    @property
-    def varies(self) -> bool:
-        return True
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "depth", max((rule.depth for rule in self.rules), default=1))
 
     def of(self, request: int) -> Rule:
         return self.rules[request].of(request)

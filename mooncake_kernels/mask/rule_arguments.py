@@ -70,12 +70,12 @@ def is_pair(value: Any) -> bool:
 
 
 def _has_length(value: Any) -> bool:
-    return hasattr(value, "__len__")
+    return hasattr(value, "__len__") and not isinstance(value, str)
 
 
 def _as_lists(values: Any) -> Any:
     if isinstance(values, torch.Tensor | np.ndarray):
         return values.tolist()
-    if isinstance(values, list | tuple):
+    if isinstance(values, list | tuple | range):
         return [_as_lists(value) for value in values]
     return values

@@ -87,9 +87,7 @@ def documents(cu: Table) -> Rule:
             raise InvalidArgument(f"{name} must begin with 0, got {list(begins)}")
         for before, begin in pairwise(begins):
             if begin <= before:
-                raise InvalidArgument(
-                    f"{name} must ascend: documents overlap that begin at {before} and {begin}"
-                )
+                raise InvalidArgument(f"{name} must ascend, got {begin} after {before}")
         values.append(begins)
     return Leaf(Op.DOCUMENTS, (Parameter(tuple(values), tables.is_per_request),))
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .._arguments import as_integer
+from .._arguments import as_instance, as_integer
 from ..errors import InvalidArgument, Unavailable
 
 if TYPE_CHECKING:
@@ -108,11 +109,24 @@ def to_xformers(
                 f"block_tables={block_tables}, page_size={page_size}, kv_padding={kv_padding}"
             )
         names = PAGED_KEYS
-        arguments |= {"block_tables": block_tables, "page_size": page_size}
+        arguments |= _as_pages(block_tables, page_size, batch.kv_lens_list)
     kind, window = _kind(rows, tuple(names))
     if kind == WINDOW:
         arguments["window_size"] = window
     return XformersBias(names[kind], arguments)
+
+
+def _as_pages(block_tables: torch.Tensor, page_size: int, kv_lens: Sequence[int]) -> dict[str, Any]:
+    as_instance("to_xformers", "block_tables", block_tables, torch.Tensor, "a tensor")
+    page_size = as_integer("to_xformers", "page_size", page_size, 1, 2**31)
+    shape = (len(kv_lens), -(-max(kv_lens, default=0) // page_size))
+    is_table = block_tables.dim() == 2 and block_tables.dtype == torch.int32
+    if not is_table or block_tables.shape[0] != shape[0] or block_tables.shape[1] < shape[1]:
+        raise InvalidArgument(
+            f"to_xformers: block_tables must be int32 {list(shape)} or wider, got "
+            f"{block_tables.dtype} of shape {tuple(block_tables.shape)}"
+        )
+    return {"block_tables": block_tables, "page_size": page_size}
 
 
 def _kind(rows: MaskRows, allowed: tuple[str, ...]) -> tuple[str, int]:

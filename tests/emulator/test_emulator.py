@@ -18,6 +18,8 @@ SOURCES = {
     "test_mask_rows": ["mask/mask_rows.cc"],
     "test_block_map": ["mask/block_map.cc"],
     "test_packed_mask": ["mask/packed_mask.cc"],
+    "test_pack_signs": ["similarity/pack_signs.cc"],
+    "test_hamming_match": ["similarity/hamming_match.cc"],
 }
 
 

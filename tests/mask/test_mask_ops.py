@@ -73,6 +73,19 @@ def test_under_torch_compile():
         assert torch.equal(got, want)
 
 
+def test_rows_are_made_in_a_graph():
+    batch = batch_on()
+
+    def step(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        rule = (mk.mask.causal() & mk.mask.sliding_window(3)) | mk.mask.sink(1)
+        return x + 1, mk.mask.rows(rule, batch).intervals
+
+    _library._logged.clear()  # a choice that was not logged yet must not break the graph
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
+    for got, want in zip(compiled(torch.ones(2)), step(torch.ones(2)), strict=True):
+        assert torch.equal(got, want)
+
+
 @pytest.mark.parametrize("rule", [RULE, OTHER], ids=str)
 def test_a_builder_follows_its_batch(engine, rule):
     builder = mk.mask.MaskBuilder(rule, batch_on(engine.device), engine=engine.engine)

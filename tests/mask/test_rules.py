@@ -77,12 +77,17 @@ def test_a_rule_shows_how_it_was_written():
     assert str(made) == "(spans([(1, 3)]) | per_request([tree([-1]), documents([[0], [0, 4]])]))"
 
 
+def test_a_range_is_a_list():
+    assert rule.documents(range(0, 30, 10)) == rule.documents([0, 10, 20])
+    assert rule.documents([range(1), range(0, 8, 4)]) == rule.documents([[0], [0, 4]])
+
+
 BAD = {
     "window": (lambda: rule.sliding_window(0), r"sliding_window: window must be an integer in 1"),
     "one window": (lambda: rule.sliding_window([4, 0]), r"window\[1\] must be .*, got 0"),
     "float": (lambda: rule.sink(1.5), r"sink: num_keys must be an integer .* got 1.5"),
     "chunk": (lambda: rule.chunked_local(-3), r"chunked_local: chunk must be .* got -3"),
-    "overlap": (lambda: rule.documents([0, 5, 3]), "documents overlap that begin at 5 and 3"),
+    "overlap": (lambda: rule.documents([0, 5, 3]), "cu must ascend, got 3 after 5"),
     "no first": (lambda: rule.documents([[0, 1], [1, 5]]), r"cu\[1\] must begin with 0, got \[1"),
     "spans overlap": (lambda: rule.spans([(0, 4), (3, 5)]), r"table\[1\] must begin at or after 4"),
     "empty span": (lambda: rule.spans([[(1, 2)], [(4, 4)]]), r"table\[1\]\[0\] must not be empty"),
@@ -94,6 +99,7 @@ BAD = {
     "parent": (lambda: rule.tree([-1, 2]), r"parents\[1\] must be an integer in -1 to 1, got 2"),
     "65 drafts": (lambda: rule.tree([-1] * 65), "must be at most 64 drafts, got 65"),
     "no rule": (lambda: rule.per_request([rule.full(), 3]), r"rules\[1\] must be a rule, got 3"),
+    "text": (lambda: rule.documents([0, "5"]), r"documents: cu\[1\] must be .* got '5'"),
     "no list": (lambda: rule.documents(7), "documents: cu must be a list, got 7"),
 }  # fmt: skip
 

@@ -94,6 +94,10 @@ def test_pages_have_no_window() -> None:
         ({"kv_padding": 39}, "kv_padding must be an integer in 40 to"),
         ({"page_size": 16}, "block_tables must come with page_size"),
         ({"kv_padding": 64, **OPTIONS["Paged"]}, "and without kv_padding"),
+        ({"block_tables": [[0]], "page_size": 16}, r"block_tables must be a tensor, got \[\[0\]\]"),
+        ({**OPTIONS["Paged"], "page_size": 0}, "page_size must be an integer in 1 to"),
+        ({**OPTIONS["Paged"], "page_size": 8}, r"int32 \[5, 5\] or wider, got .* \(5, 4\)"),
+        ({"block_tables": torch.zeros(5, 4), "page_size": 16}, "got torch.float32 of shape"),
     ],
 )
 def test_bad_options_are_named(options: dict, words: str) -> None:

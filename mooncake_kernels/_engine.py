@@ -1,9 +1,9 @@
-"""Which engine makes masks: the host's code or CUDA, by where the batch is, or the reference."""
+"""Which engine runs what Triton has no kernel of: host code or CUDA, by the device, or the loop."""
 
 import torch
 
-from .. import _library
-from .._arguments import as_one_of
+from . import _library
+from ._arguments import as_one_of
 
 ENGINES = ("auto", "host", "cuda", "reference")
 
@@ -15,6 +15,6 @@ def choose(op: str, engine: str, device: torch.device) -> str:
         return engine
     if engine == "auto":
         engine = _library.choose_engine(device.type)
-        engine = "cuda" if engine == "triton" else engine  # which has no masks: it says so below
+        engine = "cuda" if engine == "triton" else engine  # built without nvcc: it says so below
     _library.require_engine(engine, device.type)
     return engine

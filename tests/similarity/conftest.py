@@ -1,0 +1,13 @@
+"""The engines of signatures: those of `backend`, but for Triton, which has none."""
+
+import pytest
+
+from ..conftest import Backend, skip
+
+
+@pytest.fixture
+def engine(backend: Backend) -> Backend:
+    """Reference, host code and CUDA."""
+    if backend.engine == "triton":
+        skip("signatures in triton", "there is no Triton kernel of signatures")
+    return backend
