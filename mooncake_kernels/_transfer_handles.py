@@ -58,6 +58,10 @@ class Region(Closing):
         self.note: str = self._region.note
         siblings.add(self)
 
+    def __repr__(self) -> str:
+        where = f"{self.address:#x} + {self.num_bytes} bytes on {self.location}"
+        return f"Region({where}, {self.access})"
+
     def close(self) -> None:
         """Deregister the memory: after this no thread of the engine touches it.
 
@@ -96,6 +100,9 @@ class Peer(Closing):
         self.closed = False
         self._engine = engine
         self._peer = peer
+
+    def __repr__(self) -> str:
+        return f"Peer({self.name} by {self.transport}{', closed' if self.closed else ''})"
 
     def sync(self, *, deadline_s: float | None = None) -> "Ticket":
         """Make what was written to a file outlast a loss of power (``fdatasync(2)``).
@@ -136,6 +143,9 @@ class Ticket:
     def __init__(self, ticket: _host.TransferTicket, transport: str = ""):
         self._ticket = ticket
         self._transport = transport  # for the log
+
+    def __repr__(self) -> str:
+        return f"Ticket({self.num_bytes} bytes, {'over' if self.done else 'under way'})"
 
     @property
     def num_bytes(self) -> int:

@@ -1,16 +1,19 @@
 """Which NICs an engine of ``transfer.py`` moves data with."""
 
 import logging
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from . import _host
 from ._arguments import as_instance
 from .errors import InvalidArgument, Unavailable
-from .topology import Nic, Topology
+from .topology import Gpu, Nic, Topology
 
 MAX_NICS = 64
+
+_Tiers = Sequence[Sequence[Nic]]  # the best first
 
 _log = logging.getLogger("mooncake_kernels.transfer")
 
@@ -21,17 +24,19 @@ class NicChoice:
 
     Attributes:
         nics: (name, port, GB/s) each.
-        near: for each NUMA node the set of NICs that are best for its memory, as bits.
+        near_nodes: for each NUMA node the set of NICs that are best for its memory, as bits.
+        near_gpus: the same for each GPU, by CUDA's numbers.
         required: whether memory that they cannot use is refused.
     """
 
     nics: Sequence[tuple[str, int, float]] = ()
-    near: Sequence[int] = ()
+    near_nodes: Sequence[int] = ()
+    near_gpus: Sequence[int] = ()
     required: bool = False
 
 
 def choose_nics(topology: Any, *, named: bool) -> NicChoice:
-    """Choose all that the topology would choose for some NUMA node.
+    """Choose all that the topology would choose for the memory of some NUMA node or GPU.
 
     Args:
         topology: the caller's; None: what this machine says.
@@ -51,9 +56,10 @@ def choose_nics(topology: Any, *, named: bool) -> NicChoice:
             raise Unavailable(f"TransferEngine: {missing}")
         chosen = _choice(topology, named)
     except (Unavailable, InvalidArgument, OSError) as error:
-        if named or topology is not None:
+        if named:
             raise
-        _log.info("no rdma: %s", error)
+        # Who has given a topology may have counted on its NICs.
+        _log.log(logging.INFO if topology is None else logging.WARNING, "no rdma: %s", error)
         return NicChoice()
     _log.info("rdma goes over %s", ", ".join(name for name, *_ in chosen.nics))
     return chosen
@@ -67,9 +73,8 @@ def _missing() -> str:
 
 
 def _choice(topology: Topology | None, named: bool) -> NicChoice:
-    topology = topology or Topology.discover()
-    nodes = {node.id: f"cpu:{node.id}" for node in topology.numa_nodes}
-    tiers = {node: topology.nic_tiers(place) for node, place in nodes.items()}
+    topology = topology or _in_cuda_order(Topology.discover())
+    tiers = {place: topology.nic_tiers(place) for place in topology.locations}
     usable = {nic.name for kept in tiers.values() for tier in kept for nic in tier}
     nics = [nic for nic in topology.nics if nic.name in usable][:MAX_NICS]
     if not nics:
@@ -78,11 +83,40 @@ def _choice(topology: Topology | None, named: bool) -> NicChoice:
             "`python -m mooncake_kernels topo` says why"
         )
     fastest = max(nic.gbit_per_s or 0.0 for nic in nics) or 8.0
-    near = [_bits(nics, tiers.get(node, [])) for node in range(max(nodes) + 1)]
     speeds = [(nic.name, nic.port, (nic.gbit_per_s or fastest) / 8) for nic in nics]
-    return NicChoice(speeds, near, named)
+    near_nodes = _near(nics, tiers, "cpu:", [node.id for node in topology.numa_nodes])
+    near_gpus = _near(nics, tiers, "cuda:", [gpu.index for gpu in topology.gpus])
+    return NicChoice(speeds, near_nodes, near_gpus, named)
 
 
-def _bits(nics: Sequence[Nic], tiers: Sequence[Sequence[Nic]]) -> int:
+def _in_cuda_order(topology: Topology) -> Topology:
+    """Number its GPUs as CUDA does in this process, by CUDA_VISIBLE_DEVICES.
+
+    As CUDA, it takes indices and beginnings of UUIDs, up to the first that names no GPU, or one for
+    the second time. Indices are those of CUDA_DEVICE_ORDER=PCI_BUS_ID: to ask CUDA itself would
+    keep a process from forking.
+    """
+    seen: list[int] = []
+    for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(","):
+        named = [gpu.index for gpu in topology.gpus if _is_named(gpu, name.strip())]
+        if len(named) != 1 or named[0] in seen:
+            break
+        seen += named
+    return topology.with_gpu_order(seen) if seen else topology
+
+
+def _is_named(gpu: Gpu, name: str) -> bool:
+    return name == str(gpu.index) or (name.startswith("GPU-") and gpu.uuid.startswith(name))
+
+
+def _near(
+    nics: Sequence[Nic], tiers: Mapping[str, _Tiers], kind: str, numbers: Sequence[int]
+) -> list[int]:
+    """Return the sets of NICs for the places of a kind: entry n is of number n."""
+    count = max(numbers, default=-1) + 1
+    return [_bits(nics, tiers.get(f"{kind}{number}", ())) for number in range(count)]
+
+
+def _bits(nics: Sequence[Nic], tiers: _Tiers) -> int:
     best = {nic.name for nic in tiers[0]} if tiers else set()
     return sum(1 << i for i, nic in enumerate(nics) if nic.name in best)

@@ -47,3 +47,8 @@ class TransferError(RuntimeError):
         self.timed_out = timed_out
         confirmed = f" ({num_bytes_done} of {num_bytes_total} bytes confirmed)"
         super().__init__(f"transfer with {peer}: {cause}{confirmed if num_bytes_total else ''}")
+
+    def __reduce__(self) -> tuple[type, tuple[str, str, int, int, bool]]:
+        """Whole, too, where an executor hands it to another process."""
+        parts = (self.peer, self.cause, self.num_bytes_done, self.num_bytes_total, self.timed_out)
+        return type(self), parts

@@ -113,8 +113,10 @@ class TransferEngine(Requests, Inspection, ObjectCalls, Closing):
             without), else ``tcp``; ``file`` for files. An engine without ``tcp`` and ``rdma`` does
             not listen to machines, one without ``shm`` and ``cuda_ipc`` not to processes of this
             one.
-        topology: which NICs ``rdma`` goes over: all that it would choose for host memory, which is
-            registered on each. None: ``Topology.discover()``.
+        topology: which NICs ``rdma`` goes over: all that it would choose for some NUMA node or GPU,
+            on each of which memory is registered; and which of them are near to which memory.
+            None: ``Topology.discover()``, with the GPUs that the process sees. If there is no NIC,
+            that is logged, and an error only where ``rdma`` is named.
         secret: 16 to 4096 bytes that all engines have in common which may use each other's memory
             over ``tcp`` and ``shm``; others are refused, and so are those without. None: the
             setting ``secret`` or ``secret_file``, and without these there is none. Engines of one
@@ -136,11 +138,13 @@ class TransferEngine(Requests, Inspection, ObjectCalls, Closing):
     Raises:
         InvalidArgument: an argument is wrong, named in the message; another engine, which is not
             known to be gone, has that name.
-        Unavailable: the host cannot be resolved, the metadata server does not answer, or there is
-            no OpenSSL 3 for a secret or TLS.
+        Unavailable: the host cannot be resolved, the metadata server does not answer, there is no
+            OpenSSL 3 for a secret or TLS, or no NIC for an ``rdma`` that was named.
         OSError: the port is taken, the host is not of this machine, or the file of the secret
             cannot be read.
     """
+
+    _closed = True  # for __del__, should something be refused in __init__, or before
 
     def __init__(
         self,
@@ -156,7 +160,6 @@ class TransferEngine(Requests, Inspection, ObjectCalls, Closing):
         checksum: bool = False,
         spin_us: int = 0,
     ):
-        self._closed = True  # for __del__, should something be refused here
         allowed = TRANSPORTS if transports is None else transports
         is_list = isinstance(allowed, Collection) and not isinstance(allowed, str)
         if not is_list or not allowed or not all(item in TRANSPORTS for item in allowed):

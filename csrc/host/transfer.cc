@@ -55,20 +55,29 @@ Credentials credentials_of(const std::optional<std::string>& secret,
   return credentials;
 }
 
-std::shared_ptr<Engine> make_engine(const std::string& name, const std::string& listen, bool local,
-                                    bool shm, bool cuda_ipc, bool tcp, bool file,
-                                    const std::vector<NicTuple>& nics,
-                                    const std::vector<NicSet>& near_nics, bool nics_required,
-                                    int num_lanes, size_t max_connections, int64_t spin_us,
-                                    const std::optional<std::string>& secret,
-                                    const std::optional<TlsFiles>& tls) {
+std::shared_ptr<Engine> make_engine(
+    const std::string& name, const std::string& listen, bool local, bool shm, bool cuda_ipc,
+    bool tcp, bool file, const std::vector<NicTuple>& nics, const std::vector<NicSet>& near_nodes,
+    const std::vector<NicSet>& near_gpus, bool nics_required, int num_lanes, size_t max_connections,
+    int64_t spin_us, const std::optional<std::string>& secret, const std::optional<TlsFiles>& tls) {
   const auto delete_in_owner = [](Engine* engine) {
     if (!engine->forked()) delete engine;
   };
   std::vector<NicOptions> options;
   for (const auto& [nic, port, gb_per_s] : nics) options.push_back({nic, port, gb_per_s});
-  return {new Engine({name, listen, local, shm, cuda_ipc, tcp, file, std::move(options), near_nics,
-                      nics_required, num_lanes, max_connections, std::chrono::microseconds(spin_us),
+  return {new Engine({name,
+                      listen,
+                      local,
+                      shm,
+                      cuda_ipc,
+                      tcp,
+                      file,
+                      std::move(options),
+                      {near_nodes, near_gpus},
+                      nics_required,
+                      num_lanes,
+                      max_connections,
+                      std::chrono::microseconds(spin_us),
                       credentials_of(secret, tls)}),
           delete_in_owner};
 }
@@ -181,9 +190,9 @@ void bind_transfer(py::module_& m) {
   engine
       .def(py::init(&make_engine), py::arg("name"), py::arg("listen"), py::arg("local"),
            py::arg("shm"), py::arg("cuda_ipc"), py::arg("tcp"), py::arg("file"), py::arg("nics"),
-           py::arg("near_nics"), py::arg("nics_required"), py::arg("num_lanes"),
-           py::arg("max_connections"), py::arg("spin_us"), py::arg("secret").none(true),
-           py::arg("tls").none(true), ReleaseGil())
+           py::arg("near_nodes"), py::arg("near_gpus"), py::arg("nics_required"),
+           py::arg("num_lanes"), py::arg("max_connections"), py::arg("spin_us"),
+           py::arg("secret").none(true), py::arg("tls").none(true), ReleaseGil())
       .def_property_readonly("name", &Engine::name)
       .def_property_readonly("address", &Engine::address)
       .def_property_readonly("instance", &Engine::instance)

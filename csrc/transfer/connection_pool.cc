@@ -16,7 +16,7 @@ constexpr std::chrono::milliseconds kLookEvery{2};
 void ConnectionPool::enter(Connected& member, const Limit& limit) {
   std::unique_lock lock(mutex_);
   if (member.is_in_pool_) return;
-  for (limit.interrupt.check(); !has_room(); limit.interrupt.check()) {
+  for (check(limit); !has_room(); check(limit)) {
     if (limit.deadline.passed()) {
       throw Ended(concat(limit.deadline.cause(), ": all ", max_connections_,
                          " connections (max_connections) are in use"));
@@ -25,6 +25,11 @@ void ConnectionPool::enter(Connected& member, const Limit& limit) {
   }
   sieve_.insert(member);
   member.is_in_pool_ = true;
+}
+
+void ConnectionPool::check(const Limit& limit) const {
+  limit.interrupt.check();
+  if (!closed_.empty()) throw Ended(closed_);
 }
 
 bool ConnectionPool::has_room() {
@@ -40,6 +45,12 @@ void ConnectionPool::leave(Connected& member) {
   if (!member.is_in_pool_) return;
   member.is_in_pool_ = false;
   sieve_.remove(member);
+  left_.notify_all();
+}
+
+void ConnectionPool::close(const std::string& cause) {
+  const std::lock_guard lock(mutex_);
+  closed_ = cause;
   left_.notify_all();
 }
 

@@ -11,6 +11,7 @@
 #include <condition_variable>
 #include <cstddef>
 #include <mutex>
+#include <string>
 
 #include "common/sieve.h"
 #include "transfer/limit.h"
@@ -38,15 +39,19 @@ class ConnectionPool {
   // Throws Failure at the limit.
   void enter(Connected& member, const Limit& limit);
   void leave(Connected& member);  // idempotent
+  // Nobody enters any more: for those who wait or come, enter() throws Ended with the cause.
+  void close(const std::string& cause);
   size_t size() const;
 
  private:
+  void check(const Limit& limit) const;
   bool has_room();
 
   const size_t max_connections_;
   mutable std::mutex mutex_;
   std::condition_variable left_;
   Sieve<Connected> sieve_;
+  std::string closed_;  // why; empty while it is not
 };
 
 }  // namespace mk::transfer

@@ -95,7 +95,7 @@ RegionRef Engine::add_region(const Range& range, Rights rights, int device) {
   if (device >= 0 && range.num_bytes > 0) check_gpu_memory(range, device);
   Region region{range, rights, device};
   try {
-    region.on_nics = own_->nics->add(range, rights);
+    region.on_nics = own_->nics->add(range, rights, device);
   } catch (const std::runtime_error& error) {
     if (options_.nics_required) throw;
     region.note = error.what();
@@ -269,7 +269,7 @@ bool Engine::close() {
     closed_ = true;
     peers.swap(peers_);
   }
-  // All before any is closed: that makes room, which another one may be waiting for.
+  pool_->close("the engine was closed");  // else each peer makes room for one that waits for it
   for (const PeerRef& peer : peers) peer->interrupt("the engine was closed");
   for (const PeerRef& peer : peers) peer->close("the engine was closed");
   own_->service.set(nullptr);

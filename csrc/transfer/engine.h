@@ -35,7 +35,7 @@ struct EngineOptions {
   bool tcp;
   bool file;
   std::vector<NicOptions> nics;    // rdma goes over these; none: not at all
-  std::vector<NicSet> near_nics;   // of these, those near to each NUMA node
+  NearNics near_nics;              // which of these memory is best reached by
   bool nics_required;              // memory that they cannot use is refused
   int num_lanes;                   // connections to a peer, and threads that copy
   size_t max_connections;          // to all peers

@@ -8,10 +8,9 @@ namespace {
 
 constexpr char kStaged[] = " goes by way of pinned memory ";
 
-// Which GPU's it is; -1: of the host.
-int check_local(const RegionTable& regions, const Range& range) {
+RegionRef check_local(const RegionTable& regions, const Range& range) {
   try {
-    return regions.check(Ranges::rows({range}), 0, "local", 0).front()->device;
+    return regions.check(Ranges::rows({range}), 0, "local", 0).front();
   } catch (const Refused& refused) {
     throw InvalidArgument(concat("explain_path: ", refused.what()));
   }
@@ -66,12 +65,14 @@ int peer_device(Channel& channel, const Range& range, const Limit& limit) {
 
 Explanation explain(const Peer& peer, const RegionTable& own_regions, const Range& local,
                     const Range& remote, const Limit& limit) {
-  const int device = check_local(own_regions, local);
+  const RegionRef region = check_local(own_regions, local);
+  const int device = region->device;  // the GPU that it is of; -1: of the host
   Explanation found{{}, peer.reasons(), "", local_refusal(own_regions, local)};
   Request request{};
   request.local = {local.address};
   request.remote = {remote.address};
   request.sizes = {request.num_bytes = remote.num_bytes};
+  request.regions = {region};
   ask_peer(peer, limit, [&](Channel& channel) {
     request.direction = Direction::kWrite;
     found.write_refusal = remote_refusal(channel, request, 1, limit);

@@ -11,8 +11,7 @@ namespace mk::transfer {
 static_assert(rdma::kLocalWrite == kLocalWrite && rdma::kRemoteRead == kRemoteRead &&
               rdma::kRemoteWrite == kRemoteWrite);
 
-Nics::Nics(const std::vector<NicOptions>& options, std::vector<NicSet> near_node)
-    : near_node_(std::move(near_node)) {
+Nics::Nics(const std::vector<NicOptions>& options, NearNics near) : near_(std::move(near)) {
   MK_CHECK(options.size() <= kMaxNics, "TransferEngine: topology must have at most ", kMaxNics,
            " NICs, got ", options.size());
   for (const NicOptions& nic : options) {
@@ -26,21 +25,26 @@ rdma::PortInfo active_port(const Nic& nic) {
   throw Unavailable(concat("port ", nic.port, " of ", nic.device->name(), " is ", port.state));
 }
 
-NicMemoryRef Nics::add(const Range& range, Rights rights) const {
+NicMemoryRef Nics::add(const Range& range, Rights rights, int device) const {
   if (nics_.empty()) return nullptr;
   std::vector<std::shared_ptr<rdma::Device>> devices;
   for (const Nic& nic : nics_) devices.push_back(nic.device);
   rdma::RegisterOptions options;
   options.access = rights | rdma::kRelaxedOrdering;
   auto regions = rdma::register_memory(devices, {range.address, range.num_bytes}, options);
-  return std::make_shared<NicMemory>(NicMemory{std::move(regions), near_of(range)});
+  return std::make_shared<NicMemory>(NicMemory{std::move(regions), near_of(range, device)});
 }
 
 // Of memory that is registered, hence in its place. All, if nobody knows better.
-NicSet Nics::near_of(const Range& range) const {
+NicSet Nics::near_of(const Range& range, int device) const {
   NicSet near = 0;
-  for (const int node : numa_nodes_of(range.address, range.num_bytes)) {
-    if (static_cast<size_t>(node) < near_node_.size()) near |= near_node_[node];
+  const auto add = [&near](const std::vector<NicSet>& of, int place) {
+    if (static_cast<size_t>(place) < of.size()) near |= of[place];
+  };
+  if (device >= 0) {
+    add(near_.gpus, device);
+  } else {
+    for (const int node : numa_nodes_of(range.address, range.num_bytes)) add(near_.nodes, node);
   }
   return near != 0 ? near : ~NicSet{0};
 }
@@ -53,14 +57,14 @@ void Nics::close() noexcept {
   for (const Nic& nic : nics_) nic.device->close();
 }
 #else
-Nics::Nics(const std::vector<NicOptions>& options, std::vector<NicSet>) {
+Nics::Nics(const std::vector<NicOptions>& options, NearNics) {
   if (!options.empty()) {
     throw Unavailable(
         "TransferEngine: rdma needs a build with infiniband/verbs.h (libibverbs-dev)");
   }
 }
 
-NicMemoryRef Nics::add(const Range&, Rights) const { return nullptr; }
+NicMemoryRef Nics::add(const Range&, Rights, int) const { return nullptr; }
 void Nics::remove(const NicMemory&) noexcept {}
 void Nics::close() noexcept {}
 #endif

@@ -1,7 +1,7 @@
 // Nics: the NICs that an engine moves data with, and memory that is registered on all of them.
 //
-//   Nics nics({{"mlx5_0", /*port=*/1, /*gb_per_s=*/50.0}}, /*near_node=*/{0b1});
-//   auto memory = nics.add({address, num_bytes}, kLocalWrite | kRemoteWrite);
+//   Nics nics({{"mlx5_0", /*port=*/1, /*gb_per_s=*/50.0}}, {/*nodes=*/{0b1}, /*gpus=*/{0b1}});
+//   auto memory = nics.add({address, num_bytes}, kLocalWrite | kRemoteWrite, /*device=*/-1);
 //
 // Layer: transfer. Thread-safe. Where there are no verbs, there are no NICs.
 #pragma once
@@ -28,6 +28,12 @@ struct NicOptions {
   double gb_per_s;  // what the link carries, as a first guess
 };
 
+// Which NICs memory is best reached by.
+struct NearNics {
+  std::vector<NicSet> nodes;  // of each NUMA node
+  std::vector<NicSet> gpus;   // of each GPU, by CUDA's numbers
+};
+
 #if MK_HAVE_VERBS
 struct Nic {
   std::shared_ptr<rdma::Device> device;
@@ -51,17 +57,17 @@ using NicMemoryRef = std::shared_ptr<const NicMemory>;
 class Nics {
  public:
   Nics() = default;
-  // Opens them. `near_node`: those near to the memory of each NUMA node. Throws Unavailable,
-  // InvalidArgument (no such NIC, too many), SystemError.
-  Nics(const std::vector<NicOptions>& options, std::vector<NicSet> near_node);
+  // Opens them. Throws Unavailable, InvalidArgument (no such NIC, too many), SystemError.
+  Nics(const std::vector<NicOptions>& options, NearNics near);
   Nics(const Nics&) = delete;
   ~Nics() { close(); }
 
   size_t size() const { return nics_.size(); }
   const Nic& operator[](size_t i) const { return nics_[i]; }
 
-  // On all NICs or on none; null if there are none. Throws as rdma::register_memory.
-  NicMemoryRef add(const Range& range, Rights rights) const;
+  // On all NICs or on none; null if there are none. `device`: the GPU whose memory it is, or -1.
+  // Throws as rdma::register_memory.
+  NicMemoryRef add(const Range& range, Rights rights, int device) const;
   // When it returns, no NIC touches the memory.
   static void remove(const NicMemory& memory) noexcept;
 
@@ -69,10 +75,10 @@ class Nics {
   void close() noexcept;
 
  private:
-  NicSet near_of(const Range& range) const;
+  NicSet near_of(const Range& range, int device) const;
 
   std::vector<Nic> nics_;
-  std::vector<NicSet> near_node_;
+  NearNics near_;
 };
 
 }  // namespace mk::transfer

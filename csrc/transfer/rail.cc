@@ -17,10 +17,6 @@ constexpr double kLeastGbPerS = 0.01;
 
 }  // namespace
 
-uint32_t Rail::link_layer() const {
-  return code_of_link_layer(nic_.device->info().ports.at(nic_.port - 1).link_layer);
-}
-
 rdma::Endpoint Rail::open() {
   close();
   active_port(nic_);

@@ -49,9 +49,9 @@ class Rail {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // `counters`: of all rails of that NIC.
-  Rail(const Nic& nic, size_t index, PathCounters& counters)
-      : nic_(nic), index_(index), counters_(counters) {}
+  // `peer_nic`: the one to be tried first; `counters`: of all rails of that NIC of ours.
+  Rail(const Nic& nic, size_t index, size_t peer_nic, PathCounters& counters)
+      : nic_(nic), index_(index), counters_(counters), peer_nic_(peer_nic) {}
 
   // A new queue pair of our NIC, and what the peer must know of it. Throws as the verbs.
   rdma::Endpoint open();
@@ -60,9 +60,8 @@ class Rail {
   std::vector<Slice> close() noexcept;
 
   bool is_up() const { return is_up_; }
-  uint32_t link_layer() const;                   // as of NicEntry
   size_t nic() const { return index_; }          // of ours
-  size_t peer_nic() const { return peer_nic_; }  // the one connected to last
+  size_t peer_nic() const { return peer_nic_; }  // the one that was tried last, or will be first
   const rdma::CompletionQueue& queue() const { return *queue_; }
 
   // How long it takes, in seconds by what was seen so far, until it has done that as well.
@@ -100,7 +99,7 @@ class Rail {
   const Nic& nic_;
   const size_t index_;
   PathCounters& counters_;
-  size_t peer_nic_ = 0;
+  size_t peer_nic_;
   std::shared_ptr<rdma::CompletionQueue> queue_;
   std::shared_ptr<rdma::QueuePair> pair_;
   bool is_up_ = false, was_up_ = false;

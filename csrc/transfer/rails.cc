@@ -12,8 +12,32 @@ namespace {
 
 // A NIC that is not near the memory is taken when the near ones are so much busier.
 constexpr double kFarCost = 4;
+constexpr NicSet kAllNics = ~NicSet{0};
 
 bool contains(NicSet set, size_t nic) { return set >> nic & 1; }
+
+std::vector<size_t> members(NicSet set, size_t num_nics) {
+  std::vector<size_t> members;
+  for (size_t nic = 0; nic < num_nics; ++nic) {
+    if (contains(set, nic)) members.push_back(nic);
+  }
+  return members;
+}
+
+// Each of either side once, those of the side with fewer again as often as it takes.
+std::vector<std::pair<size_t, size_t>> pairs(const std::vector<size_t>& ours,
+                                             const std::vector<size_t>& theirs) {
+  std::vector<std::pair<size_t, size_t>> pairs;
+  if (ours.empty() || theirs.empty()) return pairs;
+  for (size_t i = 0; i < std::max(ours.size(), theirs.size()); ++i) {
+    pairs.emplace_back(ours[i % ours.size()], theirs[i % theirs.size()]);
+  }
+  return pairs;
+}
+
+uint32_t link_layer_of(const Nic& nic) {
+  return code_of_link_layer(nic.device->info().ports.at(nic.port - 1).link_layer);
+}
 
 std::string name_of(const NicEntry& nic) {
   return printable(std::string(nic.name.data(), strnlen(nic.name.data(), nic.name.size())));
@@ -22,16 +46,41 @@ std::string name_of(const NicEntry& nic) {
 }  // namespace
 
 void Rails::meet(std::vector<NicEntry> peer_nics, PeerCounters& counters) {
+  clear();
   peer_nics_ = std::move(peer_nics);
-  rails_.clear();
-  const size_t count = peer_nics_.empty() ? 0 : std::max(nics_.size(), peer_nics_.size());
-  for (size_t i = 0; i < count; ++i) {
-    const size_t index = i % nics_.size();
-    Rail rail(nics_[index], index, counters.path(nics_[index].device->name()));
-    const auto meets = [&](const NicEntry& nic) { return nic.link_layer == rail.link_layer(); };
-    if (std::any_of(peer_nics_.begin(), peer_nics_.end(), meets)) rails_.push_back(std::move(rail));
+  counters_ = &counters;
+  // NICs of the same number: machines of a kind have those on the same switch, or rail.
+  const auto ours = members(kAllNics, nics_.size()), theirs = members(kAllNics, peer_nics_.size());
+  for (const auto& [nic, peer_nic] : pairs(ours, theirs)) {
+    const auto meets = [&, own = nic](size_t other) { return can_meet(own, other); };
+    if (std::any_of(theirs.begin(), theirs.end(), meets)) add(nic, peer_nic);
   }
   if (rails_.empty()) throw Failure("the peer has no NIC that can be connected with ours");
+}
+
+void Rails::clear() {
+  rails_.clear();
+  made_.clear();
+  wanted_.clear();
+}
+
+void Rails::add(size_t nic, size_t peer_nic) {
+  made_.insert({nic, peer_nic});
+  rails_.emplace_back(nics_[nic], nic, peer_nic, counters_->path(nics_[nic].device->name()));
+}
+
+bool Rails::can_meet(size_t nic, size_t peer_nic) const {
+  return link_layer_of(nics_[nic]) == peer_nics_[peer_nic].link_layer;
+}
+
+void Rails::want(const Slice& slice, const RemoteRegion& remote) {
+  if (!wanted_.insert({slice.local->near, remote.near}).second) return;
+  for (const auto& [nic, peer_nic] :
+       pairs(members(slice.local->near, nics_.size()), members(remote.near, peer_nics_.size()))) {
+    if (rails_.size() == kMaxRails) return;
+    if (made_.count({nic, peer_nic}) > 0 || !can_meet(nic, peer_nic)) continue;
+    add(nic, peer_nic);
+  }
 }
 
 void Rails::bring_up(NicQuestions& questions, bool at_once, const Limit& limit) {
@@ -41,16 +90,15 @@ void Rails::bring_up(NicQuestions& questions, bool at_once, const Limit& limit) 
   }
 }
 
-// The peer's NIC of the same number first: machines of a kind have those on the same switch, or
-// rail. Then, and after a failure, those behind it, in a circle.
+// The peer's NIC that it was made for first. Then, and after a failure, those behind it, in a
+// circle.
 void Rails::try_all(size_t index, NicQuestions& questions, const Limit& limit) {
   Rail& rail = rails_[index];
   const size_t count = peer_nics_.size();
-  const size_t first = rail.cause().empty() ? index % count : (rail.peer_nic() + 1) % count;
+  const size_t first = rail.peer_nic() + (rail.cause().empty() ? 0 : 1);
   for (size_t i = 0; i < count && !rail.is_up(); ++i) {
     const size_t peer_nic = (first + i) % count;
-    const bool meets = peer_nics_[peer_nic].link_layer == rail.link_layer();
-    if (meets) try_one(index, peer_nic, questions, limit);
+    if (can_meet(rail.nic(), peer_nic)) try_one(index, peer_nic, questions, limit);
   }
 }
 

@@ -1,14 +1,18 @@
-// Rails: all ways to a peer, from NICs of ours to its: as many as the side with more NICs has.
+// Rails: the ways to a peer, from NICs of ours to its: as many as the side with more NICs has, and
+// as many between those NICs that are near to the memory at either end, where these are others.
 //
-//   Rails rails(nics, counters);
-//   rails.meet(questions.nics(limit));
+//   Rails rails(nics);
+//   rails.meet(questions.nics(limit), counters);
+//   rails.want(slice, remote);
 //   rails.bring_up(questions, /*at_once=*/true, limit);
 //   Rail* rail = rails.best(slice, remote);
 //
 // Layer: transfer. One thread.
 #pragma once
 
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "transfer/nic_questions.h"
@@ -23,7 +27,10 @@ class Rails {
 
   // Makes them, none of which is up. Throws Failure if the peer has no NIC of a fabric of ours.
   void meet(std::vector<NicEntry> peer_nics, PeerCounters& counters);
-  void clear() { rails_.clear(); }  // our NICs let go of our memory
+  void clear();  // our NICs let go of our memory
+
+  // Makes those, not up yet, that the slice would go over best. No reference to a rail outlives it.
+  void want(const Slice& slice, const RemoteRegion& remote);
 
   // Connects those whose pause is over; `at_once`: all, if none is up. Throws Failure of the
   // connection; of a rail, see its cause().
@@ -44,12 +51,17 @@ class Rails {
   std::vector<Rail>::iterator end() { return rails_.end(); }
 
  private:
+  void add(size_t nic, size_t peer_nic);
+  bool can_meet(size_t nic, size_t peer_nic) const;
   void try_all(size_t index, NicQuestions& questions, const Limit& limit);
   void try_one(size_t index, size_t peer_nic, NicQuestions& questions, const Limit& limit);
 
   const Nics& nics_;
+  PeerCounters* counters_ = nullptr;
   std::vector<NicEntry> peer_nics_;
   std::vector<Rail> rails_;
+  std::set<std::pair<size_t, size_t>> made_;    // between which NICs rails were made first
+  std::set<std::pair<NicSet, NicSet>> wanted_;  // NICs that are near at both ends
 };
 
 }  // namespace mk::transfer

@@ -86,30 +86,33 @@ void RdmaChannel::post(const Work& work, const Limit& limit, Interrupt&) {
   Piece piece = work.piece;
   if (work.kind == Work::Kind::kCheck) Cutter(*work.request, max_piece_bytes()).next(piece);
   learn_keys(*work.request, piece, limit);
-  if (work.kind == Work::Kind::kCheck) return;
+  std::optional<std::vector<Slice>> slices = slices_of(*work.request, piece);
   rails_.bring_up(questions_, only_, limit);
+  if (work.kind == Work::Kind::kCheck) return;
   if (!rails_.is_any_up()) {
     if (only_) throw LinkDown(rails_.cause());
     return;
   }
-  plan(doing);
-  pump(limit);
-}
-
-void RdmaChannel::plan(Doing& doing) {
-  const uint64_t share = doing.work.piece.num_bytes / (kSlicesPerRail * rails_.size());
-  std::vector<Slice> slices;
-  const Work& work = doing.work;
-  if (!cut(*work.request, work.piece, keys_, std::clamp(share, kMinSliceBytes, kMaxSliceBytes),
-           slices)) {
-    return;
-  }
+  if (!slices) return;
   doing.by_nics = true;
-  doing.num_slices = slices.size();
-  for (Slice& slice : slices) {
+  doing.num_slices = slices->size();
+  for (Slice& slice : *slices) {
     slice.work = first_doing_ + doing_.size() - 1;
     ready_.push_back(std::move(slice));
   }
+  pump(limit);
+}
+
+std::optional<std::vector<Slice>> RdmaChannel::slices_of(const Request& request,
+                                                         const Piece& piece) {
+  const uint64_t share = piece.num_bytes / (kSlicesPerRail * rails_.size());
+  const uint64_t slice_bytes = std::clamp(share, kMinSliceBytes, kMaxSliceBytes);
+  std::vector<Slice> slices;
+  if (!cut(request, piece, keys_, slice_bytes, slices)) return {};
+  for (const Slice& slice : slices) {
+    if (const RemoteRegion* const remote = keys_.find(slice)) rails_.want(slice, *remote);
+  }
+  return slices;
 }
 
 Outcome RdmaChannel::finish(const Limit& limit) {

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <deque>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -59,7 +60,8 @@ class RdmaChannel : public WireChannel {
   void lose(Rail& rail, const RailDown& down, const Limit& limit);
 
   // Works.
-  void plan(Doing& doing);
+  // What rails are to move of a piece, who are made for it; none if NICs cannot move all of it.
+  std::optional<std::vector<Slice>> slices_of(const Request& request, const Piece& piece);
   Outcome after_slices(const Doing& doing, const Limit& limit);
   Outcome ask_why_not(const Doing& doing, const Limit& limit);
   Outcome over_connection(const Work& work, const Limit& limit);

@@ -250,6 +250,10 @@ class Topology:
 
     __hash__ = None  # type: ignore[assignment]  # it can be told more
 
+    def __reduce__(self) -> tuple[type, tuple[System, json_format.Unreachable]]:
+        """The machine and what was marked: other processes make the same choices."""
+        return type(self), (self._system, self.unreachable)
+
     def __repr__(self) -> str:
         """Name the parts."""
         return (

@@ -1,6 +1,7 @@
 """to_json and from_json: a machine as it was, and clear words for what is none."""
 
 import json
+import pickle
 
 import pytest
 from hypothesis import given, settings
@@ -29,6 +30,17 @@ def test_what_is_unreachable_is_kept(tmp_path):
     again = Topology.from_json(path)
     assert again == topology and again != machine("down-port")
     assert again.unreachable == {("cuda:0", "mlx5_0"): "the probe's bytes did not arrive"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_another_process_gets_it_whole(name):
+    topology = machine(name)
+    for place in topology.locations:
+        for nic in topology.nics[:1]:
+            topology.mark_unreachable(place, nic, "its port is broken")
+    again = pickle.loads(pickle.dumps(topology))
+    assert again == topology
+    assert again.to_mooncake_json() == topology.to_mooncake_json()
 
 
 GOOD = json.loads((MACHINES / "no-gpu.json").read_text())

@@ -4,6 +4,7 @@ import contextlib
 import gc
 import operator
 import os
+import sys
 import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 from mooncake_kernels.errors import InvalidArgument, TransferError
+from mooncake_kernels.topology import Topology
 from mooncake_kernels.transfer import TransferEngine
 
 from .support import WAIT_S, addressed, engine_pair, eventually, raw_server, stall, untouched
@@ -157,6 +159,16 @@ def test_a_restarted_engine_is_not_taken_for_the_old_one(tcp_pair):
         assert (region._buffer.owner == addressed(SIZE)).all()
 
 
+def test_handles_say_what_they_are(pair):
+    near, far = pair.regions(addressed(8), untouched(8))
+    assert repr(near) == f"Region({near.address:#x} + 8 bytes on cpu:0, read_write)"
+    ticket = pair.near.write(pair.peer, [(near.address, far.address, 8)])
+    ticket.wait()
+    assert repr(ticket) == "Ticket(8 bytes, over)"
+    pair.peer.close()
+    assert repr(pair.peer) == f"Peer({pair.far.name} by {pair.peer.transport}, closed)"
+
+
 def test_an_unclosed_engine_warns_and_is_closed():
     engine = TransferEngine()
     name = engine.name
@@ -166,6 +178,24 @@ def test_an_unclosed_engine_warns_and_is_closed():
         gc.collect()
     assert any(f"unclosed TransferEngine {name}" in str(w.message) for w in caught)
     TransferEngine(name).close()  # the port is free again
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"), [({"nme": 1}, TypeError), ({"spin_us": -1}, InvalidArgument)]
+)
+def test_an_engine_that_was_never_made_goes_quietly(monkeypatch, arguments, error):
+    unraisable = []
+    monkeypatch.setattr(sys, "unraisablehook", unraisable.append)
+    with pytest.raises(error):
+        TransferEngine(**arguments)
+    gc.collect()
+    assert not unraisable
+
+
+def test_an_engine_takes_the_topology_of_any_machine():
+    """Also of one without NICs, as ``transports`` does not name ``rdma``."""
+    with TransferEngine(topology=Topology.discover()) as near, TransferEngine() as far:
+        assert near.open(far.name).transport == "local"
 
 
 def test_closing_while_others_open_and_submit():

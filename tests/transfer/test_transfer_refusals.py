@@ -1,5 +1,7 @@
 """What is not allowed is refused in clear words, and has changed nothing."""
 
+import pickle
+
 import numpy as np
 import pytest
 import torch
@@ -23,6 +25,12 @@ def rows(pair):
     """(near region, far region, and a function that makes a descriptor of offsets)."""
     near, far = pair.regions(addressed(2 * SIZE), untouched(SIZE))
     return near, far, lambda n, f, size: (near.address + n, far.address + f, size)
+
+
+def test_an_error_reaches_another_process_whole():
+    error = TransferError("10.0.0.2:4711", "deadline of 3 s passed", 5, 10, timed_out=True)
+    copy = pickle.loads(pickle.dumps(error))
+    assert (str(copy), vars(copy)) == (str(error), vars(error))
 
 
 @pytest.mark.parametrize("direction", ["write", "read"])

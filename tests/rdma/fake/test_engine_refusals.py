@@ -97,6 +97,19 @@ def test_no_nic_at_all(world):
         assert engine.register(np.zeros(8, np.uint8)).note == ""
 
 
+@pytest.mark.parametrize("num_nics", [4, 0])
+def test_a_topology_without_nics_is_an_error_only_where_rdma_is_named(world, caplog, num_nics):
+    world.reset(num_nics)
+    topology = Topology(System()) if num_nics else topology_of()
+    with TransferEngine(topology=topology) as engine:
+        assert engine.register(np.zeros(8, np.uint8)).note == ""
+    reason = "the topology has no NIC" if num_nics else "this machine has no RDMA device"
+    (record,) = (entry for entry in caplog.records if entry.levelname == "WARNING")
+    assert record.message.startswith(f"no rdma: TransferEngine: {reason}")
+    with pytest.raises(Unavailable, match=reason):
+        TransferEngine(transports=["rdma"], topology=topology)
+
+
 def test_a_topology_that_is_wrong():
     with pytest.raises(InvalidArgument, match="topology must be a Topology or None, got 'fake0'"):
         TransferEngine(transports=["rdma"], topology="fake0")
