@@ -37,6 +37,12 @@ def _part_of_a_day(text: str) -> float:
     return value
 
 
+def _word(text: str) -> str:
+    if text.split() != [text]:
+        raise ValueError
+    return text
+
+
 def _one_of(*choices: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
         if text not in choices:
@@ -75,7 +81,7 @@ class Settings:
     )
     listen_host: str = _setting(
         "127.0.0.1",
-        str,
+        _word,
         "an address",
         "address a TransferEngine listens on when its name gives none",
     )

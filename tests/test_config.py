@@ -31,6 +31,8 @@ def test_the_environment_is_parsed():
     [
         (Settings, "THREADS", "many"),
         (Settings, "THREADS", "-1"),
+        (Settings, "LISTEN_HOST", ""),
+        (Settings, "LISTEN_HOST", "10.0.0.1 10.0.0.2"),
         (Settings, "DEADLINE_S", "0"),
         (Settings, "DEADLINE_S", "nan"),
         (Settings, "DEADLINE_S", "inf"),

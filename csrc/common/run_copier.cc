@@ -20,9 +20,20 @@ constexpr int64_t kMinUnevenRunBytes = 1024;
 // A run without company is cut into as many as are read at once, if they become this long.
 constexpr int64_t kMinCutBytes = 4096;
 // Longer runs are fetched by the processor itself soon enough.
-constexpr int64_t kMaxFetchedRunBytes = 2048;
+constexpr int64_t kMaxFetchedRunBytes = 4096;
+// From here on a run is copied while another one is fetched: at once its lines would be too many.
+constexpr int64_t kMinSteppedRunBytes = 1024;
 
 std::atomic<int64_t> chosen_stream_from_bytes{0};  // 0: nobody has chosen
+
+// Bytes [begin, end) of a run, for soon. always_inline: GCC takes a function that only prefetches
+// for one without effect, and drops the calls that it has not inlined by then.
+__attribute__((always_inline)) inline void fetch(const Run& run, int64_t begin, int64_t end) {
+  for (int64_t i = begin; i < end; i += kLineBytes) {
+    __builtin_prefetch(run.src + i, 0);
+    __builtin_prefetch(run.dst + i, 1);
+  }
+}
 
 #if defined(__x86_64__)
 
@@ -67,8 +78,6 @@ constexpr int64_t kMaxFarBytes = int64_t{32} << 10;
 
 // What will be read kStepBytes after byte i of stream k, in its run or in the next, and what will
 // be read a run later.
-// always_inline: GCC takes a function that only prefetches for one without effect, and drops the
-// calls that it has not inlined by then.
 __attribute__((always_inline)) inline void prefetch(const char* src, const Run* next, int k,
                                                     int64_t i, int64_t num_bytes) {
   if (next && num_bytes <= kMaxFarBytes) {
@@ -127,6 +136,24 @@ __attribute__((target("avx2"))) void stream_avx2(const Run* runs, const Run* nex
 
 #undef MK_STREAM
 
+// Copies a run, and fetches a later one between its steps.
+__attribute__((target("avx512f"))) void copy_and_fetch_avx512(const Run& run, const Run& later,
+                                                              int64_t run_bytes) {
+  int64_t i = 0;
+  for (; i + kStepBytes <= run_bytes; i += kStepBytes) {
+    fetch(later, i, i + kStepBytes);
+    __m512i lines[kStepLines];
+    for (int k = 0; k < kStepLines; ++k) {
+      lines[k] = _mm512_loadu_si512(run.src + i + k * kLineBytes);
+    }
+    for (int k = 0; k < kStepLines; ++k) {
+      _mm512_storeu_si512(run.dst + i + k * kLineBytes, lines[k]);
+    }
+  }
+  fetch(later, i, run_bytes);
+  std::memcpy(run.dst + i, run.src + i, run_bytes - i);
+}
+
 // Streamed stores are not ordered with those that tell others of them.
 void fence() { _mm_sfence(); }
 
@@ -149,6 +176,16 @@ RunCopier::StreamRuns RunCopier::streaming() {
 #endif
 }
 
+RunCopier::CopyAndFetch RunCopier::copying_and_fetching() {
+#if defined(__x86_64__)
+  static const CopyAndFetch best =
+      __builtin_cpu_supports("avx512f") ? copy_and_fetch_avx512 : nullptr;
+  return best;
+#else
+  return nullptr;
+#endif
+}
+
 int64_t stream_from_bytes() {
   const int64_t chosen = chosen_stream_from_bytes.load(std::memory_order_relaxed);
   return chosen != 0 ? chosen : last_level_cache_bytes() / 3 + 1;
@@ -163,12 +200,19 @@ int64_t set_stream_from_bytes(int64_t num_bytes) {
 RunCopier::RunCopier(int64_t total_bytes, int64_t run_bytes)
     : run_bytes_(run_bytes),
       stream_(total_bytes >= stream_from_bytes() && run_bytes >= kMinStreamedRunBytes ? streaming()
-                                                                                      : nullptr) {}
+                                                                                      : nullptr),
+      copy_and_fetch_(run_bytes >= kMinSteppedRunBytes ? copying_and_fetching() : nullptr),
+      num_ahead_(copy_and_fetch_
+                     ? static_cast<int>(std::max<int64_t>(kMaxFetchedRunBytes / run_bytes, 1))
+                     : kMaxAhead) {}
 
 void RunCopier::add(const Run& run) {
   const bool is_even = (reinterpret_cast<uintptr_t>(run.dst) | run_bytes_) % kLineBytes == 0;
   if (!stream_ || (run_bytes_ < kMinUnevenRunBytes && !is_even)) {
-    if (run_bytes_ < kMaxFetchedRunBytes) return copy_fetched(run);
+    if (run_bytes_ < kMinSteppedRunBytes ||
+        (copy_and_fetch_ && run_bytes_ <= kMaxFetchedRunBytes)) {
+      return copy_fetched(run);
+    }
     std::memcpy(run.dst, run.src, run_bytes_);
     return;
   }
@@ -179,23 +223,27 @@ void RunCopier::add(const Run& run) {
   num_pending_ = kStreams;
 }
 
-// Fetches a run, and copies the one that was fetched kAhead runs ago.
+// Fetches a run, and copies the one that was fetched num_ahead_ runs ago.
 void RunCopier::copy_fetched(const Run& run) {
-  for (int64_t i = 0; i < run_bytes_; i += kLineBytes) {
-    __builtin_prefetch(run.src + i, 0);
-    __builtin_prefetch(run.dst + i, 1);
+  Run& oldest = fetched_[next_fetched_];
+  if (++next_fetched_ == num_ahead_) next_fetched_ = 0;
+  if (num_fetched_ < num_ahead_) {
+    fetch(run, 0, run_bytes_);
+    ++num_fetched_;
+  } else if (copy_and_fetch_) {
+    copy_and_fetch_(oldest, run, run_bytes_);
+  } else {
+    fetch(run, 0, run_bytes_);
+    std::memcpy(oldest.dst, oldest.src, run_bytes_);
   }
-  Run& oldest = fetched_[num_fetched_ % kAhead];
-  if (num_fetched_ >= kAhead) std::memcpy(oldest.dst, oldest.src, run_bytes_);
   oldest = run;
-  ++num_fetched_;
 }
 
 void RunCopier::finish() {
-  for (int64_t i = std::max<int64_t>(0, num_fetched_ - kAhead); i < num_fetched_; ++i) {
-    std::memcpy(fetched_[i % kAhead].dst, fetched_[i % kAhead].src, run_bytes_);
+  for (int i = 0; i < num_fetched_; ++i) {
+    std::memcpy(fetched_[i].dst, fetched_[i].src, run_bytes_);
   }
-  num_fetched_ = 0;
+  num_fetched_ = next_fetched_ = 0;
   int done = 0;
   if (num_pending_ >= kStreams) {
     stream_(pending_, nullptr, run_bytes_);

@@ -22,7 +22,7 @@ struct Run {
 };
 
 constexpr int kStreams = 4;
-constexpr int kAhead = 8;  // short runs that are fetched before they are copied
+constexpr int kMaxAhead = 8;  // short runs that are fetched before they are copied
 
 // From how many bytes on a job is stored past the cache: a third of the last-level cache, as much
 // being read as written and others wanting their part; or what was measured on this machine
@@ -47,6 +47,10 @@ class RunCopier {
   using StreamRuns = void (*)(const Run* runs, const Run* next, int64_t run_bytes);
   static StreamRuns streaming();
 
+  // Copies `run`, and fetches `later`.
+  using CopyAndFetch = void (*)(const Run& run, const Run& later, int64_t run_bytes);
+  static CopyAndFetch copying_and_fetching();
+
   void copy_alone(const Run& run);
   void copy_fetched(const Run& run);
 
@@ -54,8 +58,11 @@ class RunCopier {
   const StreamRuns stream_;  // null: through the cache
   Run pending_[2 * kStreams];
   int num_pending_ = 0;
-  Run fetched_[kAhead];  // the oldest is at num_fetched_ % kAhead
-  int64_t num_fetched_ = 0;
+  const CopyAndFetch copy_and_fetch_;  // null: one after the other
+  const int num_ahead_;
+  Run fetched_[kMaxAhead];  // a ring of num_ahead_, of which num_fetched_ are there
+  int num_fetched_ = 0;
+  int next_fetched_ = 0;
 };
 
 }  // namespace mk

@@ -7,7 +7,7 @@ import torch
 from .. import _library
 from ..errors import InvalidArgument, Unavailable
 from ..reference import kv as reference
-from .execute import check_call
+from .execute import check_max_sms
 
 BatchEngine = Literal["auto", "host", "cuda", "copy_engine", "reference"]
 NUMBERS = {"auto": 0, "host": 1, "cuda": 2, "copy_engine": 3, "reference": 4}  # csrc/ops/copy_batch
@@ -67,7 +67,7 @@ def copy_batch(
             CUDA, which cannot tell where an address is: name engine "host" then.
         CudaError: CUDA refused the copy.
     """
-    check_call("copy_batch", max_sms)
+    check_max_sms("copy_batch", max_sms)
     if torch.compiler.is_compiling():
         torch._dynamo.graph_break()  # what is copied is hidden behind addresses
     if not isinstance(engine, str) or engine not in NUMBERS:

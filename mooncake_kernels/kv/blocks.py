@@ -55,7 +55,7 @@ def gather_blocks(
         Unavailable: the named engine is not here.
     """
     check_view("gather_blocks", view)
-    check_call("gather_blocks", max_sms)
+    check_call("gather_blocks", max_sms, engine)
     device = device_of_call(view, out)
     if device.type == "cuda":
         other = out if isinstance(out, torch.Tensor) else view
@@ -101,7 +101,7 @@ def scatter_blocks(
         Unavailable: the named engine is not here.
     """
     check_view("scatter_blocks", view)
-    check_call("scatter_blocks", max_sms)
+    check_call("scatter_blocks", max_sms, engine)
     check_writable("scatter_blocks: view", view)
     device = device_of_call(view, packed)
     if device.type == "cuda":
@@ -153,7 +153,7 @@ def checksum_blocks(
         Unavailable: the named engine is not here.
     """
     check_view("checksum_blocks", view)
-    check_call("checksum_blocks", max_sms)
+    check_call("checksum_blocks", max_sms, engine)
     ids = as_ids("checksum_blocks: block_ids", block_ids, view.device)
     sums = torch.zeros(ids.numel(), dtype=torch.int64, device=view.device)
     plan, bad = whole_view(view)

@@ -25,11 +25,14 @@ class CopyJobs:
         parts: the views that are copied.
         turns: whether keys are turned.
         checksum: whether blocks are summed.
+
+    Attributes:
+        by_row: whether elements are looked at, not only bytes moved.
     """
 
     def __init__(self, parts: Sequence[CopyPart], turns: bool, checksum: bool):
         self._parts, self._turns, self._checksum = parts, turns, checksum
-        self._by_row = turns or checksum or any(part.looks_at_elements for part in parts)
+        self.by_row = turns or checksum or any(part.looks_at_elements for part in parts)
 
     def of(self, op: str, layers: Layers, *, by_slot: bool) -> list[Job]:
         """Return what is to be copied, all of it checked before the first byte moves."""
@@ -67,7 +70,7 @@ class CopyJobs:
         """Return what a run adds to the plan, checked."""
         call = RowCall()
         given = (src_positions, dst_positions, checksums)
-        if not self._by_row and given == (None, None, None):
+        if not self.by_row and given == (None, None, None):
             return call
         call.src_positions = self._positions(f"{op}: src_positions", src_positions, src_ids)
         call.dst_positions = self._positions(f"{op}: dst_positions", dst_positions, dst_ids)

@@ -19,9 +19,10 @@ from .copy_parts import (
     block_size_of,
     check_layers_alike,
 )
-from .execute import BlockIds, Engine, as_ids, check_call
+from .execute import BlockIds, Engine, as_ids, check_call, have_addresses
 from .overlap import check_apart, touch
 from .pack_overlap import Held
+from .quick_run import run_quickly
 from .row_plan import RowCall
 from .view import KVView
 
@@ -138,6 +139,9 @@ class CopyPlan:
             touch(part.src, other.dst) and not are_one_cache(part.src, other.dst)
             for part, other in pairs_of_parts
         )
+        plain = not (several or self._jobs.by_row or self._in_place or self._touch)
+        plain = plain and have_addresses([*first_src.tensors, *first_dst.tensors])
+        self._quick_part = self._parts[0] if plain else None
         num_blocks = self._num_blocks = (first_src.num_blocks, first_dst.num_blocks)
         names = ("CopyPlan.run: src_blocks", "CopyPlan.run: dst_blocks")
         self.bad_blocks = BadIds(self._device, names, num_blocks)
@@ -211,7 +215,11 @@ class CopyPlan:
             Unavailable: the named engine is not here.
             CudaError: CUDA refused the launch.
         """
-        check_call("CopyPlan.run", max_sms)
+        if _is_usual(layers, src_positions, dst_positions, checksums, max_sms):
+            ids = (src_blocks, dst_blocks)
+            if run_quickly(self._quick_part, *ids, self.bad_blocks, engine, by_slot=False):
+                return None
+        check_call("CopyPlan.run", max_sms, engine)
         jobs = self._jobs.of("CopyPlan.run", layers, by_slot=False)
         if self._device.type == "cuda":
             engine = self._jobs.choose(engine, jobs, (src_blocks, dst_blocks))
@@ -275,12 +283,16 @@ class CopyPlan:
             Unavailable: as by ``run``.
             CudaError: as by ``run``.
         """
-        check_call("CopyPlan.run_slots", max_sms)
         for part in self._parts:
             if not part.src.has_tokens:
                 raise InvalidArgument(
                     f"CopyPlan.run_slots: views must have a 'token' axis, got {part.src.axes!r}"
                 )
+        if _is_usual(layers, src_positions, dst_positions, checksums, max_sms):
+            ids = (src_slots, dst_slots)
+            if run_quickly(self._quick_part, *ids, self._bad_slots, engine, by_slot=True):
+                return None
+        check_call("CopyPlan.run_slots", max_sms, engine)
         jobs = self._jobs.of("CopyPlan.run_slots", layers, by_slot=True)
         if self._device.type == "cuda":
             engine = self._jobs.choose(engine, jobs, (src_slots, dst_slots))
@@ -396,6 +408,18 @@ class CopyPlan:
                 )
         if self._touch:
             check_apart(name, jobs, src_ids, dst_ids)
+
+
+def _is_usual(
+    layers: Layers,
+    src_positions: BlockIds | None,
+    dst_positions: BlockIds | None,
+    checksums: torch.Tensor | None,
+    max_sms: int | None,
+) -> bool:
+    """Tell whether a run is given nothing but ids and an engine."""
+    positions = src_positions is None and dst_positions is None
+    return layers is None and positions and checksums is None and max_sms is None
 
 
 def _check_counts(op: str, num_src: int, num_dst: int, block_sizes: tuple[int, int]) -> None:

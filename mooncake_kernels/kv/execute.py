@@ -2,11 +2,12 @@
 
 import numbers
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
 
 from .. import _library
+from .._arguments import as_one_of
 from ..bad_ids import BadIds
 from ..errors import InvalidArgument
 from ..reference import kv as reference
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from .row_plan import RowPlan
 
 Engine = Literal["auto", "host", "cuda", "tma", "copy_engine", "two_hop", "triton", "reference"]
-ENGINES = "auto, host, cuda, tma, copy_engine, two_hop, triton or reference"
+ENGINES: tuple[str, ...] = get_args(Engine)
 LISTED = ("copy_engine", "two_hop")  # their runs are listed by the processor, from ids on the CPU
 BlockIds = torch.Tensor | Sequence[int]
 ID_DTYPES = (torch.int32, torch.int64)
@@ -96,10 +97,8 @@ def execute(
         triton_kv.copy_blocks(*arguments, bad.words)
         if device == "cpu":
             bad.raise_if_any()
-    elif chosen == "reference":
-        reference.copy_blocks(src, dst, plan.selection, src_ids, dst_ids, bad)
     else:
-        raise InvalidArgument(f"engine must be {ENGINES}, got {engine!r}")
+        reference.copy_blocks(src, dst, plan.selection, src_ids, dst_ids, bad)
     # What autograd saved of them is stale now, and it must know.
     torch.autograd.graph.increment_version(dst.versioned)
 
@@ -216,7 +215,12 @@ def check_view(op: str, view: KVView) -> None:
         raise InvalidArgument(f"{op}: view must be a KVView, got {type(view).__name__}")
 
 
-def check_call(op: str, max_sms: int | None) -> None:
+def check_call(op: str, max_sms: int | None, engine: Engine) -> None:
+    as_one_of(op, "engine", engine, ENGINES)
+    check_max_sms(op, max_sms)
+
+
+def check_max_sms(op: str, max_sms: int | None) -> None:
     is_int = isinstance(max_sms, numbers.Integral) and not isinstance(max_sms, bool)
     if max_sms is not None and not (is_int and 1 <= max_sms < 2**31):
         raise InvalidArgument(

@@ -139,7 +139,7 @@ class Packer:
             Unavailable: the named engine is not here.
         """
         op = "Packer.pack"
-        check_call(op, max_sms)
+        check_call(op, max_sms, engine)
         ids = self._ids(op, block_ids)
         header = self.header(ids.numel(), chunk_bytes=chunk_bytes)
         check_buffer(op, staging, header, self.device)
@@ -204,7 +204,7 @@ class Packer:
             Unavailable: the named engine is not here.
         """
         op = "Packer.unpack"
-        check_call(op, max_sms)
+        check_call(op, max_sms, engine)
         header = _as_header(op, header)
         ids = self._ids(op, block_ids)
         check_buffer(op, staging, header, self.device)

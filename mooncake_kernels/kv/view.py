@@ -231,7 +231,7 @@ def _as_grid(tensors: torch.Tensor | Sequence) -> tuple[list[list[torch.Tensor]]
     if len(nested) != 2 or len(nested[0]) != len(nested[1]) or not nested[0]:
         raise InvalidArgument(
             "KVView: tensors must be a tensor, a list with one tensor a layer, or two such lists "
-            f"of equal length (k and v), got {type(tensors).__name__} of {len(rows)} entries"
+            f"of equal length (k and v), got {_told(tensors)}"
         )
     for tensor in (tensor for row in nested for tensor in row):
         if not isinstance(tensor, torch.Tensor):
@@ -239,6 +239,11 @@ def _as_grid(tensors: torch.Tensor | Sequence) -> tuple[list[list[torch.Tensor]]
                 f"KVView: tensors must hold torch tensors, got {type(tensor).__name__}"
             )
     return nested, {"layer", "kv"}
+
+
+def _told(tensors: Any) -> str:
+    count = f" of {len(tensors)} entries" if isinstance(tensors, (list, tuple)) else ""
+    return type(tensors).__name__ + count
 
 
 def _check_alike(tensors: list[torch.Tensor]) -> None:
