@@ -40,7 +40,7 @@ struct MergeAttentionParams {
       const float lse = part_lse(part, row);
       largest = lse > largest || lse != lse ? lse : largest;  // NaN stays
     }
-    if (largest == -INFINITY) return largest;
+    if (largest == -INFINITY || largest == INFINITY) return largest;  // a difference is NaN
     for (int64_t part = 0; part < num_parts; ++part) {
       sum += exponent(part_lse(part, row) - largest);
     }

@@ -85,6 +85,7 @@ def append_kv(
     )
     if engine == "auto":
         engine = "host" if k.device.type == "cpu" else "triton"
+        _library.log_choice(f"{OP} on {k.device.type}", engine)
     if engine == "reference":
         reference.append_kv(*arguments)
     elif engine == "triton":

@@ -69,6 +69,7 @@ def merge_attention(
         return out.to(outs.dtype), lse.float()
     if engine == "auto":
         engine = "host" if outs.device.type == "cpu" else "cuda" if _library.has_cuda else "triton"
+        _library.log_choice(f"{OP} on {outs.device.type}", engine)
     outs, lses = outs.contiguous(), lses.contiguous()
     if engine == "triton":
         return _library.triton_module("attention_merge").merge_attention(outs, lses, log2)

@@ -25,7 +25,8 @@ def merge_attention_kernel(
     dims = tl.arange(0, PADDED)
     largest = tl.full([], float("-inf"), dtype=tl.float32)
     for part in range(num_parts):
-        largest = tl.maximum(largest, tl.load(lses + part * num_rows + row) * to_log2)
+        own = tl.load(lses + part * num_rows + row) * to_log2
+        largest = tl.maximum(largest, own, propagate_nan=tl.PropagateNan.ALL)
     base = tl.where(largest == float("-inf"), 0.0, largest)
     total = tl.zeros([], dtype=tl.float32)
     sums = tl.zeros([PADDED], dtype=tl.float32)
@@ -39,8 +40,9 @@ def merge_attention_kernel(
     is_empty = total == 0.0  # not of lses that are NaN
     values = tl.where(is_empty, 0.0, sums / tl.where(is_empty, 1.0, total))
     tl.store(out + row * DIM + dims, values.to(out.dtype.element_ty), mask=dims < DIM)
-    merged = (largest + tl.log2(tl.where(is_empty, 1.0, total))) / to_log2
-    tl.store(lse + row, merged)
+    merged = largest + tl.log2(tl.where(is_empty, 1.0, total))
+    merged = tl.where(largest == float("inf"), largest, merged)  # total is NaN then
+    tl.store(lse + row, merged / to_log2)
 
 
 def merge_attention(

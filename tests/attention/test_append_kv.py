@@ -1,11 +1,14 @@
 """append_kv: bytes where nothing is changed, and Fp8 and Rope as a CopyPlan does them."""
 
+import logging
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mooncake_kernels as mk
+from mooncake_kernels import _library
 
 from .steps import LAYOUTS
 
@@ -130,12 +133,23 @@ def test_what_is_appended_is_attended_to(data, num_tokens, heads, dim, block_siz
     torch.testing.assert_close(out, expected.transpose(0, 1), rtol=1e-4, atol=1e-5)
 
 
+def test_auto_says_once_what_it_is(caplog):
+    k, v = torch.randn(2, 5, 2, 8)
+    cache = caches(LAYOUTS[0], torch.float32, (8, 8))
+    _library._logged.clear()
+    with caplog.at_level(logging.INFO, logger="mooncake_kernels"):
+        for _ in range(2):
+            mk.append_kv(k, v, *cache, torch.tensor(SLOTS))
+    assert caplog.messages == ["engine auto: host for append_kv on cpu"]
+
+
 def test_opcheck_and_compile():
     k, v = torch.randn(2, 5, 2, 8)
     cache = caches(LAYOUTS[0], torch.float32, (8, 8))
     operator = torch.ops.mooncake_kernels.append_kv.default
     slots = torch.tensor(SLOTS)
     torch.library.opcheck(operator, (k, v, *cache, slots, None, 0, False, None, None))
+    _library._logged.clear()  # a choice that was not logged yet must not break the graph
     compiled = torch.compile(mk.append_kv, backend="aot_eager", fullgraph=True)
     other = caches(LAYOUTS[0], torch.float32, (8, 8))
     compiled(k, v, *other, slots)

@@ -1,5 +1,6 @@
 """merge_attention: against float64, with parts that have no keys, and what compiled code sees."""
 
+import logging
 import math
 
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mooncake_kernels as mk
+from mooncake_kernels import _library
 from mooncake_kernels.reference import attention as reference
 
 TOLERANCE = {torch.float32: 3e-7, torch.bfloat16: 2**-8, torch.float16: 2**-11}
@@ -57,6 +59,17 @@ def test_large_logarithms_do_not_overflow(backend):
     assert abs(lse.item() - (1e4 + math.log(4 / 3))) < 2e-3
 
 
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+@pytest.mark.parametrize("lses", [(torch.inf, 0), (0, torch.inf), (torch.inf, torch.nan)])
+def test_what_is_no_number(backend, lses):
+    outs, lses = torch.ones(2, 1, 1, 4), torch.tensor(lses).view(2, 1, 1)
+    arguments = (outs.to(backend.device), lses.to(backend.device))
+    out, lse = mk.merge_attention(*arguments, engine=backend.engine)
+    expected, expected_lse = reference.merge_attention(outs, lses, False)
+    torch.testing.assert_close(out.double().cpu(), expected, equal_nan=True)
+    torch.testing.assert_close(lse.double().cpu(), expected_lse, equal_nan=True)
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 5), st.integers(0, 4), st.integers(1, 3), st.integers(1, 300), st.booleans())
 def test_any_shape(n, num_q, heads, dim, log2):
@@ -76,10 +89,20 @@ def test_strided_parts():
 def test_opcheck_and_compile():
     operator = torch.ops.mooncake_kernels.merge_attention.default
     torch.library.opcheck(operator, (*parts(2, 3, 2, 8), False))
+    _library._logged.clear()  # a choice that was not logged yet must not break the graph
     compiled = torch.compile(mk.merge_attention, backend="aot_eager", fullgraph=True)
     outs, lses = parts(2, 3, 2, 8)
     for ours, other in zip(compiled(outs, lses), mk.merge_attention(outs, lses), strict=True):
         assert torch.equal(ours, other)
+
+
+def test_auto_says_once_what_it_is(caplog):
+    _library._logged.clear()
+    with caplog.at_level(logging.INFO, logger="mooncake_kernels"):
+        for _ in range(2):
+            mk.merge_attention(*parts(2, 3, 2, 8))
+            mk.merge_attention(*parts(2, 3, 2, 8), engine="host")
+    assert caplog.messages == ["engine auto: host for merge_attention on cpu"]
 
 
 @pytest.mark.parametrize(
