@@ -1,0 +1,247 @@
+"""``StoreConnector``: the calls that vLLM makes, of its scheduler and of its workers."""
+
+import logging
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+import vllm
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+    KVConnectorRole,
+)
+from vllm.platforms import current_platform
+from vllm.v1.kv_cache_interface import (
+    FullAttentionSpec,
+    MLAAttentionSpec,
+    UniformTypeKVCacheSpecs,
+)
+
+from mooncake_kernels.errors import Unavailable
+
+from .caches import Caches
+from .settings import open_store, parse
+from .tracking import Blocks, Tracker, keys_of
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.request import Request
+
+log = logging.getLogger("mooncake_serving.connectors.vllm")
+
+# The one in which a block did not come, and one that the scheduler may have made before it heard.
+NUM_WRONG_STEPS = 2
+
+
+@dataclass
+class StoreMetadata(KVConnectorMetadata):  # type: ignore[misc]  # vLLM is not there
+    """What the workers are told of a step.
+
+    Attributes:
+        loads: before it computes.
+        saves: after it.
+    """
+
+    loads: list[Blocks] = field(default_factory=list)
+    saves: list[Blocks] = field(default_factory=list)
+
+
+class StoreConnector(KVConnectorBase_V1):  # type: ignore[misc]
+    """vLLM's prefix cache goes on in a store that all engines of a host share.
+
+    The scheduler looks up which blocks of a prompt the store has beyond those of the engine's own
+    cache, without a lock and in microseconds; the worker loads them before the step that needs
+    them, and saves each block after the step that fills it. A block is a store's object under the
+    engine's own hash of all tokens up to its end. What was evicted between the look-up and the load
+    is reported, and vLLM computes it again or fails the request, by its
+    ``kv_load_failure_policy``; what was computed beside it is not saved.
+
+    Args:
+        vllm_config: as every connector is given it; its ``kv_connector_extra_config`` is told at
+            ``Settings``. ``kv_producer`` does not load, ``kv_consumer`` does not save.
+        role: of this one, scheduler or worker.
+        kv_cache_config: one group of layers that see all tokens before them.
+
+    Raises:
+        InvalidArgument: the configuration is wrong.
+        Unavailable: blocks of the model's caches are not all alike, or the engine has several
+            workers.
+    """
+
+    def __init__(
+        self,
+        vllm_config: "VllmConfig",
+        role: KVConnectorRole,
+        kv_cache_config: "KVCacheConfig",
+    ):
+        super().__init__(vllm_config, role, kv_cache_config)
+        self._block_size = _block_size(vllm_config, kv_cache_config)
+        transfers = vllm_config.kv_transfer_config
+        settings = parse(transfers.kv_connector_extra_config)
+        self._loads = transfers.is_kv_consumer
+        self._store = open_store(settings, _namespace(vllm_config, self._block_size))
+        self._tracker = Tracker(saves=transfers.is_kv_producer)
+        self._num_computed: dict[str, int] = {}  # blocks, of requests that are looked up
+        self._caches: Caches | None = None
+        self._failed: set[int] = set()
+        self._num_wrong_steps = 0  # whose results are not saved
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        """What is not saved is computed again."""
+        return False
+
+    # --- of the scheduler ---------------------------------------------------------------------
+
+    def get_num_new_matched_tokens(
+        self, request: "Request", num_computed_tokens: int
+    ) -> tuple[int | None, bool]:
+        """Count the tokens that the store has behind those that the engine has."""
+        first = num_computed_tokens // self._block_size
+        self._num_computed[request.request_id] = first
+        if not self._loads or num_computed_tokens % self._block_size:
+            return 0, False
+        # The last token is computed in any case: what follows it is asked for.
+        end = (request.num_tokens - 1) // self._block_size
+        keys = keys_of(request.block_hashes[first:end])
+        return self._store.match_prefix(keys) * self._block_size, False
+
+    def update_state_after_alloc(
+        self, request: "Request", blocks: "KVCacheBlocks", num_external_tokens: int
+    ) -> None:
+        """Follow the request, and have loaded what was found for it."""
+        self._tracker.add(request.request_id, request.block_hashes)
+        first = self._num_computed.pop(request.request_id, 0)
+        count = num_external_tokens // self._block_size
+        if count > 0:
+            (ids,) = blocks.get_block_ids()
+            self._tracker.load(request.request_id, first, ids[first : first + count])
+
+    def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> StoreMetadata:
+        """Say what this step loads and saves."""
+        scheduled = scheduler_output.num_scheduled_tokens
+        for new in scheduler_output.scheduled_new_reqs:
+            self._step(new.req_id, new.block_ids, new.num_computed_tokens, scheduled, is_new=True)
+        cached = scheduler_output.scheduled_cached_reqs
+        for i, name in enumerate(cached.req_ids):
+            ids, done = cached.new_block_ids[i], cached.num_computed_tokens[i]
+            self._step(name, ids, done, scheduled, is_new=name in cached.resumed_req_ids)
+        return StoreMetadata(*self._tracker.take())
+
+    def _step(
+        self,
+        name: str,
+        ids: tuple[list[int], ...] | None,
+        num_computed: int,
+        scheduled: dict[str, int],
+        *,
+        is_new: bool,
+    ) -> None:
+        if not self._tracker.knows(name):
+            return
+        if is_new:
+            self._tracker.forget_blocks(name)
+            self._tracker.skip(name, num_computed // self._block_size)
+        if ids is not None:
+            self._tracker.extend(name, ids[0])
+        self._tracker.compute(name, (num_computed + scheduled[name]) // self._block_size)
+
+    def request_finished(
+        self, request: "Request", block_ids: list[int]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """Forget it: its blocks were saved when they became full."""
+        self._num_computed.pop(request.request_id, None)
+        self._tracker.remove(request.request_id)
+        return False, None
+
+    # --- of a worker --------------------------------------------------------------------------
+
+    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        """Take the caches of all layers."""
+        self._caches = Caches(list(kv_caches.values()))
+        log.info("%d layers, %d bytes a block", len(kv_caches), self._caches.block_bytes)
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        """Load, and wait for it."""
+        for blocks in self._told().loads:
+            assert self._caches is not None, "vLLM registers its caches before the first step"
+            try:
+                missing = self._caches.load(self._store, blocks)
+            except (OSError, Unavailable) as error:
+                log.warning("%d blocks could not be loaded: %s", len(blocks.ids), error)
+                missing = set(blocks.ids)
+            self._failed |= missing
+            if missing:
+                self._num_wrong_steps = NUM_WRONG_STEPS
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """All layers are there when ``start_load_kv`` returns."""
+
+    def save_kv_layer(
+        self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any
+    ) -> None:
+        """Whole blocks are saved, when the last layer has been computed."""
+
+    def wait_for_save(self) -> None:
+        """Save what this step has filled, unless it saw blocks that did not come.
+
+        Requests of one step may share blocks, so that none of it is saved then.
+        """
+        if self._num_wrong_steps > 0:
+            self._num_wrong_steps -= 1
+            return
+        for blocks in self._told().saves:
+            assert self._caches is not None, "vLLM registers its caches before the first step"
+            try:
+                self._caches.save(self._store, blocks)
+            except (OSError, Unavailable) as error:
+                log.warning("%d blocks could not be saved: %s", len(blocks.ids), error)
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        """Return the blocks that did not come, once."""
+        failed, self._failed = self._failed, set()
+        return failed
+
+    def shutdown(self) -> None:
+        """Close the pool; what is in it stays for others."""
+        self._store.close()
+
+    def _told(self) -> StoreMetadata:
+        told = self._get_connector_metadata()
+        assert isinstance(told, StoreMetadata), "vLLM passes on what build_connector_meta returned"
+        return told
+
+
+def _block_size(config: "VllmConfig", caches: "KVCacheConfig") -> int:
+    """Return how many tokens a block has; refuse what a block's hash alone does not name."""
+    specs = [group.kv_cache_spec for group in caches.kv_cache_groups]
+    if len(specs) == 1 and isinstance(specs[0], UniformTypeKVCacheSpecs):
+        specs = [*specs[0].kv_cache_specs.values()]
+    elif len(specs) != 1:
+        raise Unavailable(
+            f"StoreConnector: the model must have one group of KV caches, got {len(specs)}"
+        )
+    for spec in specs:
+        if type(spec) not in (FullAttentionSpec, MLAAttentionSpec):
+            raise Unavailable(
+                "StoreConnector: layers must have FullAttentionSpec or MLAAttentionSpec, got "
+                f"{type(spec).__name__}"
+            )
+    # Several would have to hear of each other's failed loads before any of them saves.
+    if (size := config.parallel_config.world_size) != 1:
+        raise Unavailable(f"StoreConnector: the engine must have one worker, got {size}")
+    return specs[0].block_size
+
+
+def _namespace(config: "VllmConfig", block_size: int) -> str:
+    """Return what must be the same for engines that can use each other's blocks."""
+    model, cache = config.model_config, config.cache_config
+    parts = [
+        *("vllm", vllm.__version__, model.model, model.revision or "", model.dtype),
+        *(cache.cache_dtype, block_size, current_platform.device_type),
+    ]
+    return "/".join(str(part) for part in parts)

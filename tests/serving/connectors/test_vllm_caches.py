@@ -1,0 +1,118 @@
+"""Blocks of a worker's caches through the store, into those of another one."""
+
+import pytest
+import torch
+
+from mooncake_kernels.errors import Unavailable
+from mooncake_serving.connectors.vllm import caches as module
+from mooncake_serving.connectors.vllm.caches import Caches
+from mooncake_serving.connectors.vllm.tracking import Blocks
+from mooncake_serving.store import Store
+
+NUM_BLOCKS = 40
+
+
+def one_storage(dtype=torch.float32):
+    """All layers cut out of one tensor, heads before tokens: vLLM on the CPU."""
+    return list(torch.zeros(3, NUM_BLOCKS, 2, 16, 8, dtype=dtype))
+
+
+def heads_inside():
+    """Tokens before heads in memory, heads before tokens in the order of axes: vLLM's NHD."""
+    return [torch.zeros(NUM_BLOCKS, 16, 2, 8).transpose(1, 2) for _ in range(3)]
+
+
+def latents():
+    """MLA."""
+    return [torch.zeros(NUM_BLOCKS, 64, 72, dtype=torch.bfloat16) for _ in range(2)]
+
+
+def of_two_kinds():
+    """A latent, and the keys of an indexer in bytes beside it."""
+    return [*latents(), *(torch.zeros(NUM_BLOCKS, 64, 13, dtype=torch.uint8) for _ in range(2))]
+
+
+def odd_ones_first():
+    return [torch.zeros(NUM_BLOCKS, 3, dtype=torch.uint8), *one_storage(torch.float16)]
+
+
+KINDS = [one_storage, heads_inside, latents, of_two_kinds, odd_ones_first]
+
+
+def fill(layers, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    for layer in layers:
+        if layer.dtype == torch.uint8:
+            layer.random_(generator=generator)
+        else:
+            layer.normal_(generator=generator)
+
+
+@pytest.fixture
+def store():
+    with Store.create(64 << 20) as store:
+        yield store
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("num_slots", [1, 3, 1000])
+def test_there_and_into_another_engine(monkeypatch, store, kind, num_slots):
+    here, there = kind(), kind()
+    fill(here)
+    fill(there, 1)
+    before = [layer.clone() for layer in there]
+    monkeypatch.setattr(module, "STAGING_BYTES", num_slots * Caches(here).block_bytes)
+    keys, ids, others = [11, 12, 13, 14, 15], [3, 39, 0, 7, 21], [5, 4, 3, 2, 38]
+    Caches(here).save(store, Blocks(keys, ids, 0))
+    assert Caches(there).load(store, Blocks(keys, others, 0)) == set()
+    for mine, other, old in zip(here, there, before, strict=True):
+        old[others] = mine[ids]
+        assert torch.equal(other, old)
+
+
+def test_what_is_not_there_is_told_and_stays_as_it_was(store):
+    here, there = one_storage(), one_storage()
+    fill(here)
+    fill(there, 1)
+    before = [layer.clone() for layer in there]
+    Caches(here).save(store, Blocks([1, 2, 3], [10, 11, 12], 0))
+    store.remove(2)
+    assert Caches(there).load(store, Blocks([1, 2, 3, 4], [20, 21, 22, 23], 0)) == {21, 23}
+    for mine, other, old in zip(here, there, before, strict=True):
+        old[[20, 22]] = mine[[10, 12]]
+        assert torch.equal(other, old)
+
+
+def test_an_object_of_another_size_is_none(store):
+    store.put(1, b"too short")
+    layers = one_storage()
+    assert Caches(layers).load(store, Blocks([1], [5], 0)) == {5}
+    assert not any(layer.any() for layer in layers)
+
+
+def test_what_the_store_has_is_not_copied_again(store):
+    layers = one_storage()
+    fill(layers)
+    caches = Caches(layers)
+    caches.save(store, Blocks([1, 2], [0, 1], 0))
+    caches.save(store, Blocks([1, 2, 3], [8, 9, 2], 0))  # the first two are other bytes here
+    caches.load(store, Blocks([1, 3], [30, 31], 0))
+    for layer in layers:
+        assert torch.equal(layer[30], layer[0]) and torch.equal(layer[31], layer[2])
+
+
+def test_a_pool_that_is_full_takes_what_it_can():
+    layers = one_storage()
+    fill(layers)
+    with Store.create(1 << 20) as store:  # some 80 blocks, of which the first go for the last
+        caches = Caches(layers)
+        for first in range(0, 400, 4):
+            caches.save(store, Blocks([*range(first, first + 4)], [0, 1, 2, 3], 0))
+        assert caches.load(store, Blocks([396, 397, 398, 399], [4, 5, 6, 7], 0)) == set()
+        assert caches.load(store, Blocks([0, 1], [8, 9], 0)) == {8, 9}
+
+
+@pytest.mark.parametrize("layers", [[], [torch.zeros(4)], [torch.zeros(4, 2, 2, 2, 2)]])
+def test_caches_of_another_form(layers):
+    with pytest.raises(Unavailable, match=r"^StoreConnector: the engine must have caches .*, got"):
+        Caches(layers)
