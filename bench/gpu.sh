@@ -17,8 +17,8 @@ root=$PWD status=0
 cd /tmp || exit
 pytest=(python3 -m pytest -q -p no:cacheprovider --import-mode=append)
 # tests/transfer starts those of tests/transfer/gpu, with torch's tensors; likewise of the store.
-"${pytest[@]}" "$root/tests/kv" "$root/tests/mask" "$root/tests/attention" "$root/tests/hashing" \
-  "$root/tests/transfer" "$root/tests/store/test_store_gpu.py" || status=1
+"${pytest[@]}" "$root/tests/kv" "$root/tests/mask" "$root/tests/attention" "$root/tests/similarity" \
+  "$root/tests/hashing" "$root/tests/transfer" "$root/tests/store/test_store_gpu.py" || status=1
 for tool in memcheck racecheck initcheck; do
   compute-sanitizer --tool "$tool" --error-exitcode 9 \
     "${pytest[@]}" "$root/tests/kv" -k "(cuda or gpu or tma) and not triton and not compile" -x || status=1
@@ -37,6 +37,7 @@ bench kv_transforms
 bench kv_beside_mm --max-sms 0 32 8
 bench mask
 bench attention
+bench similarity
 bench kv_shapes --max-sms 0 8 --repeat 11 --seconds 2
 python3 "$root/bench/plot_roofline.py" "$results/kv_shapes_gpu.json" "$results" || status=1
 python3 -m mooncake_serving demo --device cuda --json >"$results/demo_gpu.json" || status=1
