@@ -51,6 +51,8 @@ def ends(guest_files, tmp) -> dict[str, tuple[int, str, str]]:
         "killed": ["--", "sh", "-c", "kill -9 $$"],
         "slow": ["--timeout", "8", "--", "sleep", "1000"],
         "panic": ["--", "sh", "-c", "echo c >/proc/sysrq-trigger"],
+        # Its kernel finds no first process, and does not restart.
+        "boot": ["-v", "--qemu", "-append 'console=ttyS0 quiet panic=0 rdinit=/none'", "--", "true"],
         "large": ["--nics", "0", "--", "seq", "200000"],
     }
     with ThreadPoolExecutor(2) as pool:
@@ -86,6 +88,12 @@ def test_a_guest_that_dies(ends):
     status, _, stderr = ends["panic"]
     assert status == 125
     assert "the guest died; its console ends" in stderr and "Kernel panic" in stderr
+
+
+def test_a_guest_that_panics_while_it_boots(ends):
+    status, _, stderr = ends["boot"]
+    assert status == 125
+    assert stderr.count("end Kernel panic") == 3 and stderr.count("it is started again") == 2
 
 
 def test_much_output_arrives_whole(ends):

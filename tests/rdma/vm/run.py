@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,10 +16,14 @@ from . import initrd, machine, wire
 
 HERE = Path(__file__).parent
 TIMED_OUT, DIED = 124, 125
+MAX_BOOTS = 3  # an emulated kernel on a busy machine panics once in thousands of boots
+PANIC_S = 2.0  # and does not always restart: what it has to tell and to end itself
 
 
 def run(options: argparse.Namespace, kernel: Path, extra_path: list[Path]) -> int:
     """Run the command in a guest and return its exit status.
+
+    A guest whose kernel panics before it comes to the command is started again.
 
     Args:
         options: those of in_guest.
@@ -27,17 +32,34 @@ def run(options: argparse.Namespace, kernel: Path, extra_path: list[Path]) -> in
     """
     if options.rw:
         options.rw.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="in_guest.") as name, forwarders() as outputs:
-        control = Path(name)
-        write_control(options, kernel, extra_path, control)
-        initrd.write(kernel, HERE / "init", control / "initrd")
-        words = machine.command_line(options, kernel, control, outputs)
-        with open(control / "qemu.log", "wb") as log:
-            qemu = start(words, log, list(outputs.values()))
-        for descriptor in outputs.values():  # qemu has its own: a pipe ends when qemu does
-            os.close(descriptor)
-        status = wait(qemu, options.timeout)
-        return report(options, control, status)
+    boots_left = MAX_BOOTS
+    while True:
+        boots_left -= 1
+        with tempfile.TemporaryDirectory(prefix="in_guest.") as name, forwarders() as outputs:
+            control = Path(name)
+            status = run_guest(options, kernel, extra_path, control, outputs)
+            if not boots_left or (control / "ready").exists() or not panic(control):
+                return report(options, control, status)
+            if options.verbose:
+                sys.stderr.write(f"{panic(control)}in_guest: it is started again\n")
+
+
+def run_guest(
+    options: argparse.Namespace,
+    kernel: Path,
+    extra_path: list[Path],
+    control: Path,
+    outputs: dict[str, int],
+) -> int:
+    """Run a guest to its end: 0, ``TIMED_OUT`` or ``DIED``."""
+    write_control(options, kernel, extra_path, control)
+    initrd.write(kernel, HERE / "init", control / "initrd")
+    words = machine.command_line(options, kernel, control, outputs)
+    with open(control / "qemu.log", "wb") as log:
+        qemu = start(words, log, list(outputs.values()))
+    for descriptor in outputs.values():  # qemu has its own: a pipe ends when qemu does
+        os.close(descriptor)
+    return wait(qemu, control, options.timeout)
 
 
 def write_control(
@@ -103,32 +125,41 @@ def start(words: list[str], log, descriptors: list[int]) -> subprocess.Popen:
     )
 
 
-def wait(qemu: subprocess.Popen, timeout: int) -> int:
-    """Wait for qemu's end and return its status, TIMED_OUT if it had to be ended."""
+def wait(qemu: subprocess.Popen, control: Path, timeout: int) -> int:
+    """Wait for qemu's end; return ``TIMED_OUT`` or ``DIED`` if it had to be ended, or failed."""
+    until, late = time.monotonic() + timeout, TIMED_OUT
     try:
-        return DIED if qemu.wait(timeout) else 0
-    except subprocess.TimeoutExpired:
-        return TIMED_OUT
+        while (left := until - time.monotonic()) > 0:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return DIED if qemu.wait(min(left, 0.5)) else 0
+            if late != DIED and panic(control):
+                until, late = time.monotonic() + PANIC_S, DIED
+        return late
     finally:
         qemu.kill()
         qemu.wait()
 
 
+def read(control: Path, name: str) -> str:
+    """Return what a file of the control folder says, nothing if it is not there."""
+    path = control / name
+    return path.read_text(errors="replace") if path.exists() else ""
+
+
+def panic(control: Path) -> str:
+    """Return what the guest's console says from its kernel's panic on, nothing if there is none."""
+    _, found, rest = read(control, "console").partition("Kernel panic")
+    return found + rest
+
+
 def report(options: argparse.Namespace, control: Path, status: int) -> int:
     """Return the command's exit status, or say how the guest ended without one."""
-
-    def text(name: str) -> str:
-        path = control / name
-        return path.read_text(errors="replace") if path.exists() else ""
-
     if options.verbose:
-        sys.stderr.write(f"{text('dmesg')}in_guest: ready after {text('ready')}")
-    if text("status"):
-        return int(text("status"))
+        sys.stderr.write(f"{read(control, 'dmesg')}in_guest: ready after {read(control, 'ready')}")
+    if said := read(control, "status"):
+        return int(said)
     how = f"had no result after {options.timeout} s" if status == TIMED_OUT else "died"
-    lines = text("console").splitlines(True)
-    panics = [i for i, line in enumerate(lines) if "Kernel panic" in line]
-    begin = min(len(lines) - 40, panics[-1] if panics else len(lines))  # however long its trace is
-    tail = "".join(lines[max(begin, 0) :])
-    sys.stderr.write(f"in_guest: the guest {how}; its console ends:\n{tail}{text('qemu.log')}\n")
+    tail = "".join(read(control, "console").splitlines(True)[-200:])
+    log = read(control, "qemu.log")
+    sys.stderr.write(f"in_guest: the guest {how}; its console ends:\n{tail}{log}\n")
     return status or DIED

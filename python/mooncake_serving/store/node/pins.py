@@ -88,12 +88,7 @@ class Pins:
 
     def release(self, token: Token) -> bool:
         """End a token's pins; returns whether they held until now."""
-        with self._lock:
-            held = self._held.pop(token, None)
-        if held is None:
-            return False
-        held.release()
-        return True
+        return self._release_if(lambda other, _: other == token) > 0
 
     def release_gone(self, living: Container[str], grace_s: float) -> None:
         """Release what readers had who are no members, and what was kept too long.
@@ -109,6 +104,7 @@ class Pins:
         )
 
     def num_tokens(self) -> int:
+        """How many are pinned by; one that is no longer counted has no pins left."""
         with self._lock:
             return len(self._held)
 
@@ -126,12 +122,14 @@ class Pins:
             with self._lock:
                 self._held[token] = held
 
-    def _release_if(self, condition: Callable[[Token, _Held], bool]) -> None:
+    def _release_if(self, condition: Callable[[Token, _Held], bool]) -> int:
+        """Release the tokens of which it is true, and return how many these were."""
         with self._lock:
             gone = [token for token, held in self._held.items() if condition(token, held)]
-            taken = [self._held.pop(token) for token in gone]
-        for held in taken:
-            held.release()
+            for token in gone:
+                self._held[token].release()
+                del self._held[token]
+        return len(gone)
 
 
 def _is_whole(pinned: PinnedObject) -> bool:
