@@ -52,7 +52,7 @@ def ends(guest_files, tmp) -> dict[str, tuple[int, str, str]]:
         "slow": ["--timeout", "8", "--", "sleep", "1000"],
         "panic": ["--", "sh", "-c", "echo c >/proc/sysrq-trigger"],
         # Its kernel finds no first process, and does not restart.
-        "boot": ["-v", "--qemu", "-append 'console=ttyS0 quiet panic=0 rdinit=/none'", "--", "true"],
+        "boot": ["-v", "--qemu", "-append 'console=ttyS0 panic=0 rdinit=/none'", "--", "true"],
         "large": ["--nics", "0", "--", "seq", "200000"],
     }
     with ThreadPoolExecutor(2) as pool:
