@@ -152,14 +152,13 @@ def named_keys(names: Sequence[str | bytes], scope: int | str = 0) -> np.ndarray
     Raises:
         InvalidArgument: as in ``object_key``.
     """
+    word = as_scope("named_keys", scope)
     try:
-        keys = _host.hash_names(names)
+        return _host.hash_names(names, word)
     except (TypeError, UnicodeError):
         raise InvalidArgument(
             f"named_keys: names must be str or bytes, got {shown(names)}"
         ) from None
-    keys[:, 1] ^= np.uint64(as_scope("named_keys", scope))
-    return keys
 
 
 def as_path(op: str, path: Any) -> str:

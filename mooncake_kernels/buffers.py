@@ -72,10 +72,9 @@ def as_buffer(memory: Any, *, argument: str = "buffer") -> Buffer:
         raise InvalidArgument(f"{argument} must hold no Python objects, got format {view.format!r}")
     if not view.c_contiguous:
         raise InvalidArgument(f"{argument} must be packed, got strides {view.strides}")
-    # numpy finds the address, also of read-only memory, which ctypes.from_buffer refuses.
     array = np.frombuffer(view, dtype=np.uint8) if view.nbytes else np.empty(0, np.uint8)
     # The owner is the array, which holds the export: a bytearray cannot be resized meanwhile.
-    return Buffer(array.ctypes.data, view.nbytes, "cpu:0", not view.readonly, array)
+    return Buffer(_host.address_of_bytes(array), view.nbytes, "cpu:0", not view.readonly, array)
 
 
 def gpu_memory_at(address: int, num_bytes: int) -> Buffer | None:

@@ -21,12 +21,22 @@ std::optional<std::tuple<int, uint64_t, uint64_t>> gpu_allocation_at(uint64_t ad
   return std::make_tuple(range.device, range.begin, range.end);
 }
 
+// Where the bytes of an object with Python's buffer protocol begin; it need not be writable.
+uint64_t address_of_bytes(const py::object& owner) {
+  Py_buffer view;
+  if (PyObject_GetBuffer(owner.ptr(), &view, PyBUF_SIMPLE) != 0) throw py::error_already_set();
+  const auto address = reinterpret_cast<uint64_t>(view.buf);
+  PyBuffer_Release(&view);
+  return address;
+}
+
 }  // namespace
 
 void bind_memory(py::module_& m) {
   m.def("gpu_allocation_at", &gpu_allocation_at,
         "The GPU that an address is of, and its allocation; None if it is of none.",
         py::arg("address"));
+  m.def("address_of_bytes", &address_of_bytes, "Where packed bytes begin.", py::arg("owner"));
 }
 
 }  // namespace mk::host

@@ -314,12 +314,6 @@ void bind_served_objects(py::module_& m, EngineClass& engine) {
                                  return row.object_bytes;
                                });
                              })
-      .def_property_readonly("num_bytes",
-                             [](const ObjectsReply& reply) {
-                               return column<uint64_t>(reply.rows(), [](const ReadAnswer& row) {
-                                 return row.num_bytes;
-                               });
-                             })
       .def("receive", &ObjectsReply::receive, py::arg("places"), py::arg("verify"),
            py::arg("deadline_s"))
       .def("close", &ObjectsReply::close);

@@ -217,12 +217,13 @@ std::string_view bytes_of(const py::handle& name) {
   return {data, static_cast<size_t>(size)};
 }
 
-Keys hash_of_each(const py::sequence& names) {
+Keys hash_of_each(const py::sequence& names, uint64_t scope) {
   std::vector<Key> keys;
   keys.reserve(names.size());
   for (const py::handle name : names) {
     const std::string_view bytes = bytes_of(name);
     keys.push_back(hash_of_name(bytes.data(), bytes.size()));
+    keys.back().scope ^= scope;
   }
   return array_of(keys);
 }
@@ -263,7 +264,9 @@ void bind_objects(py::module_& m, py::class_<Pool, std::shared_ptr<Pool>>& pool)
   m.def("scatter", &scatter_from, "Copies host memory into buffers, one behind the other.",
         py::arg("source"), py::arg("buffers"));
   m.def("hash_name", &hash_of, "XXH3-128 of bytes, in two words.", py::arg("name"));
-  m.def("hash_names", &hash_of_each, "The same of many, each a str or bytes.", py::arg("names"));
+  m.def("hash_names", &hash_of_each,
+        "The same of many, each a str or bytes, the second word under a scope.", py::arg("names"),
+        py::arg("scope"));
 }
 
 }  // namespace mk::host

@@ -1,6 +1,6 @@
 """Keys of callers, as those of a pool: whose object it is goes into the key."""
 
-from collections.abc import Sequence, Sized
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -48,5 +48,5 @@ class Keyspace:
 
 def check_keys(keys: Any) -> None:
     """Refuse what is one key, or none, where many are wanted."""
-    if isinstance(keys, str | bytes) or not isinstance(keys, Sized):
+    if isinstance(keys, str | bytes) or not hasattr(keys, "__len__"):
         raise InvalidArgument(f"Store: keys must be a list or an array of keys, got {keys!r:.80}")

@@ -315,15 +315,15 @@ def test_locations():
 
     locations = Locations(ask, 60.0)
     pools, is_remembered = locations.find(keys(1, 2, 3))
-    assert pools == [["p"], [], ["p"]] and not is_remembered.any()
+    assert pools == [["p"], [], ["p"]] and is_remembered == [False] * 3
     pools, is_remembered = locations.find(keys(3, 2, 1))  # what is nowhere is asked for again
-    assert pools == [["p"], [], ["p"]] and is_remembered.tolist() == [True, False, True]
+    assert pools == [["p"], [], ["p"]] and is_remembered == [True, False, True]
     locations.forget(keys(1))
     locations.find(keys(1, 3))
     locations.find(keys(1, 3), anew=True)
     assert now.asked == [[1, 2, 3], [2], [1], [1, 3]]
     soon = Locations(ask, 0.0)
     soon.find(keys(1))
-    assert not soon.find(keys(1))[1].any()
+    assert soon.find(keys(1))[1] == [False]
     locations.find(np.stack([np.arange(1, 140_001, 2), np.ones(70_000)], axis=1).astype(np.uint64))
-    assert len(locations._found) == 65_536 and not locations.find(keys(3))[1].any()
+    assert len(locations._found) == 65_536 and locations.find(keys(3))[1] == [False]

@@ -108,12 +108,15 @@ class ClusterReader:
         check_pairs("get_into_each", "buffers", keys, buffers)
         words = self._keyspace.keys(keys)
         sizes = np.full(len(words), ABSENT, np.int64)
+        missing = list(range(len(words)))
+        left = words
         if self._store is not None:
             sizes = self._store.get_into_each(keys, buffers)
             self.node.listing.withdraw(words[sizes == DAMAGED])
-        missing = np.flatnonzero((sizes == ABSENT) | (sizes == DAMAGED)).tolist()
+            missing = np.flatnonzero((sizes == ABSENT) | (sizes == DAMAGED)).tolist()
+            left = words[missing]
         sinks = [IntoBuffers("get_into_each", [buffers[i]]) for i in missing]
-        outcomes = self._read_each(words[missing], sinks)
+        outcomes = self._read_each(left, sinks)
         for i, sink, outcome in zip(missing, sinks, outcomes, strict=True):
             if outcome is Outcome.DONE:
                 sink.deliver()
@@ -254,11 +257,13 @@ class ClusterReader:
         verify = self._verifies()
         pools, is_remembered = self.node.locations.find(words)
         outcomes = self.node.read(words, sinks, pools, verify=verify)
-        if is_remembered.any():
-            is_gone = np.array(
-                [outcome in (Outcome.ABSENT, Outcome.DAMAGED) for outcome in outcomes]
-            )
-            self._read_anew(words, sinks, np.flatnonzero(is_gone & is_remembered), outcomes, verify)
+        gone = [
+            i
+            for i, outcome in enumerate(outcomes)
+            if outcome in (Outcome.ABSENT, Outcome.DAMAGED) and is_remembered[i]
+        ]
+        if gone:
+            self._read_anew(words, sinks, gone, outcomes, verify)
         if self._hot is not None and self._store is not None and not self.node.is_draining:
             read = [i for i, outcome in enumerate(outcomes) if outcome is Outcome.DONE]
             num_copies = np.array([len(pools[i]) for i in read])
@@ -270,16 +275,14 @@ class ClusterReader:
         self,
         words: np.ndarray,
         sinks: Sequence[Sink],
-        gone: np.ndarray,
+        gone: list[int],
         outcomes: list[Outcome],
         verify: bool,
     ) -> None:
         """Read what was gone, or damaged, where it was remembered, as the directory tells now."""
-        if not len(gone):
-            return
         pools, _ = self.node.locations.find(words[gone], anew=True)
         read = self.node.read(words[gone], [sinks[i] for i in gone], pools, verify=verify)
-        for i, outcome in zip(gone.tolist(), read, strict=True):
+        for i, outcome in zip(gone, read, strict=True):
             if outcome is not Outcome.ABSENT:
                 outcomes[i] = outcome
 

@@ -30,29 +30,28 @@ class Locations:
         self._found: OrderedDict[bytes, tuple[tuple[str, ...], float]] = OrderedDict()
         self._lock = threading.Lock()
 
-    def find(self, keys: np.ndarray, *, anew: bool = False) -> tuple[Holders, np.ndarray]:
+    def find(self, keys: np.ndarray, *, anew: bool = False) -> tuple[Holders, list[bool]]:
         """Say where objects are; the directory is asked for those of which nothing is remembered.
 
         Returns:
-            For each key the names of pools, and ``[n]`` bool: whether that was remembered.
+            For each key the names of pools, and n of bool: whether that was remembered.
 
         Raises:
             Unavailable: the directory is away.
         """
         now = time.monotonic()
         pools: Holders = [()] * len(keys)
-        is_remembered = np.zeros(len(keys), bool)
+        is_remembered = [False] * len(keys)
         if not anew:
             with self._lock:
                 for i, word in enumerate(words_of(keys)):
                     names, until = self._found.get(word, ((), 0.0))
                     if now < until:
                         pools[i], is_remembered[i] = names, True
-        if not is_remembered.all():
-            asked = np.flatnonzero(~is_remembered)
+        if asked := [i for i, known in enumerate(is_remembered) if not known]:
             told = self._ask(keys[asked])
             self.remember(keys[asked], told)
-            for i, names in zip(asked.tolist(), told, strict=True):
+            for i, names in zip(asked, told, strict=True):
                 pools[i] = names
         return pools, is_remembered
 
