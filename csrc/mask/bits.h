@@ -20,14 +20,6 @@ MK_HD int trailing_zeros(uint64_t bits) {
 #endif
 }
 
-MK_HD int count_ones(uint32_t bits) {
-#if defined(__CUDA_ARCH__)
-  return __popc(bits);
-#else
-  return __builtin_popcount(bits);
-#endif
-}
-
 // The bits [begin, end) of a word, both of them clipped to [0, 64].
 MK_HD uint64_t bits_between(int64_t begin, int64_t end) {
   if (begin < 0) begin = 0;

@@ -1,18 +1,19 @@
 // hamming_match: of each query the reference whose signature differs in the fewest bits.
 //
-//   hamming_match_host(params, 0, params.num_queries);    // or launch_hamming_match(params,
-//   stream)
+//   hamming_match_host(params, 0, params.num_queries);  // or launch_hamming_match(params, stream)
 //
 // What is compared is one integer, the key of a pair: above its distance, below how far the
 // reference is from the query in the order of ties, 0, -1, 1, -2, 2 and so on. So the smallest key
-// is the match, whoever finds it and in whatever order. Layer: similarity. Python:
-// mooncake_kernels/similarity.py.
+// is the match, whoever finds it and in whatever order.
+//
+// Layer: similarity. Python: mooncake_kernels/similarity.py.
 #pragma once
 
 #include <cstdint>
 #include <cstring>
 
 #include "common/hd.h"
+#include "common/math.h"
 
 namespace mk::similarity {
 
@@ -20,14 +21,6 @@ constexpr int kPlaceBits = 40;
 constexpr int64_t kMostTokens = int64_t{1} << 37;       // so places are below 2^38,
 constexpr int64_t kMostBytes = (int64_t{1} << 20) - 1;  // and distances below 2^23
 constexpr uint64_t kNoKey = ~uint64_t{0};
-
-MK_HD int count_ones(uint64_t bits) {
-#if defined(__CUDA_ARCH__)
-  return __popcll(bits);
-#else
-  return __builtin_popcountll(bits);
-#endif
-}
 
 struct TokenRange {
   int64_t begin;

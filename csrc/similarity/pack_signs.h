@@ -2,8 +2,9 @@
 //
 //   bit b of row t: values[t][b] >= 0, in byte b / 8 at b % 8, counted from the lowest
 //
-// Minus zero counts as zero, and NaN as negative. Layer: similarity. Python:
-// mooncake_kernels/similarity.py.
+// Minus zero counts as zero, and NaN as negative.
+//
+// Layer: similarity. Python: mooncake_kernels/similarity.py.
 #pragma once
 
 #include <cstdint>

@@ -41,7 +41,8 @@ void check(Match match, int64_t num_bytes, int64_t window, int64_t max_distance)
   for (int64_t i = 0; i < kNumQueries; ++i) {
     int64_t distance = 0;
     for (int64_t w = 0; w < p.num_words() && results.index[i] >= 0; ++w) {
-      distance += count_ones(p.word(p.queries, i, w) ^ p.word(p.references, results.index[i], w));
+      distance +=
+          mk::count_ones(p.word(p.queries, i, w) ^ p.word(p.references, results.index[i], w));
     }
     EXPECT(results.distance[i] == (results.index[i] < 0 ? -1 : distance));
   }
