@@ -73,9 +73,20 @@ class Relay:
 
 class Proxy:
     """Listens in the place of an engine. A relay's target keeps its connection until its bytes
-    have arrived, whatever the initiator does."""
+    have arrived, whatever the initiator does.
 
-    def __init__(self, target: str, alter_up: Alter = bytes, alter_down: Alter = bytes):
+    Of each direction of a connection that is made, ``limit`` bytes may pass for now; None: all.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        alter_up: Alter = bytes,
+        alter_down: Alter = bytes,
+        *,
+        limit: int | None = None,
+    ):
+        self.limit = limit
         self._target = target
         self._alters = (alter_up, alter_down)
         self._listening = socket.create_server(("127.0.0.1", 0))
@@ -94,7 +105,7 @@ class Proxy:
             far = connect(self._target)
             far.settimeout(None)
             self._sockets += [near, far]
-            relay = Relay()
+            relay = Relay(Flow(limit=self.limit), Flow(limit=self.limit))
             self.relays.append(relay)
             for flow, *way in ((relay.up, near, far), (relay.down, far, near)):
                 alter = self._alters[flow is relay.down]
