@@ -81,10 +81,14 @@ def test_what_a_lane_beside_has_on_its_way_does_not_land(target):
             near.write(peer, [(old.address, landing.address, size)]).wait()
             if len(proxy.relays) == 2 and len(proxy.relays[1].up.passed) > step:
                 break
-        late = proxy.relays[1].up
-        late.hold(FRAME + 1000)
+        lead, late = (relay.up for relay in proxy.relays)
+        for flow in (lead, late):  # both: else the leading lane may have done all before this one
+            flow.hold(FRAME + 1000)
         ticket = near.write(peer, [(old.address, landing.address, size)])
         late.wait(lambda flow: len(flow.passed) == flow.limit < flow.num_taken)
+        most = len(lead.passed) + size - 3 * step  # but what is held, and what follows it there
+        lead.release()
+        lead.wait(lambda flow: len(flow.passed) > most)
         assert ticket.cancel()
         for at in range(0, size, step):  # on the leading lane alone
             near.write(peer, [(new.address + at, landing.address + at, step)]).wait()
