@@ -88,8 +88,9 @@ def test_a_stopped_peer_on_this_machine_is_not_missed():
 def test_closing_does_not_wait_for_a_stopped_peer():
     with TransferEngine(transports=["tcp"]) as engine, peer_process(SIZE) as other:
         region = engine.register(addressed(SIZE))
-        ticket = engine.write(engine.open(other.name), [(region.address, other.address, SIZE)])
+        peer = engine.open(other.name)
         other.stop()
+        ticket = engine.write(peer, [(region.address, other.address, SIZE)])
         region.close()
         engine.close()
         # Which of the two came first depends on whether the worker had taken the request up.
