@@ -6,7 +6,7 @@ from .scripts import run_script
 
 FORKED = """
 import mooncake_kernels as mk
-import signal
+import signal, time
 from mooncake_kernels.errors import InvalidArgument
 pool = mk.ObjectPool.create(64 << 20)
 data = np.arange(32 << 20, dtype=np.uint32).view(np.uint8)[: 32 << 20]
@@ -52,6 +52,8 @@ reply = a.read_objects(peer, [(1, 1)])
 fork(lambda: reply.close())
 assert reply.receive([place], verify=True).all()
 read()
+until = time.monotonic() + 20  # who has sent it lets it go a little later
+while pool.stats().num_pins and time.monotonic() < until: time.sleep(0.001)
 assert pool.stats().num_pins == 0
 a.close(), b.close()
 """
