@@ -92,7 +92,8 @@ def test_a_write_that_is_late(here):
         with pytest.raises(TransferError) as caught:
             here.write({1: content(1, 1 << 20)}, deadline_s=0.3)
         assert caught.value.timed_out
-        assert here.pool.stats().num_writing == 1 and here.read(1) == [ABSENT]
+        assert eventually(lambda: here.pool.stats().num_writing == 1)
+        assert here.read(1) == [ABSENT]
         proxy.cut()
         assert eventually(here.is_at_rest)
         assert here.stored(1) is None
