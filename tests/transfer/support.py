@@ -54,6 +54,17 @@ def eventually(condition: Callable[[], bool]) -> bool:
     return True
 
 
+def close_when_it_opens(engine: TransferEngine, name: str) -> None:
+    """Close the engine, in a thread, a moment after it has begun to open a peer of that name."""
+
+    def close():
+        if eventually(lambda: name in engine.stats()["peers"]):
+            time.sleep(0.1)
+            engine.close()
+
+    threading.Thread(target=close, daemon=True).start()
+
+
 @dataclass
 class Pair:
     """Two engines, and how the first reaches the second."""

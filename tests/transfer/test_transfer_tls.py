@@ -24,6 +24,7 @@ from .support import (
     WAIT_S,
     WRITE,
     addressed,
+    close_when_it_opens,
     connect,
     raw_server,
     untouched,
@@ -204,6 +205,6 @@ def test_a_handshake_that_stalls(node, how):
                 with pytest.raises(TransferError, match="deadline of 0.1 s passed"):
                     engine.open(name, deadline_s=0.1)
                 return
-            threading.Timer(0.1, engine.close).start()
+            close_when_it_opens(engine, name)
             with pytest.raises(TransferError, match="the engine was closed"):
                 engine.open(name, deadline_s=2 * WAIT_S)
