@@ -22,7 +22,7 @@ def pool(tmp_path):
         yield pool
 
 
-def train(pool, direction, count=60, **options):
+def train(pool, direction, count=200, **options):
     """Requests that take long together: the file again and again, past the page cache, or not."""
     call = getattr(pool.engine, direction)
     return [call(pool.peer, pool.rows([(0, i % 2 * 5, 15 * MIB)]), **options) for i in range(count)]

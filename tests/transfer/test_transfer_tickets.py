@@ -188,7 +188,7 @@ def test_cancelled_in_the_middle_and_used_again(transport):
         near, far = pair.regions(addressed(size), untouched(size))
         row = (near.address, far.address, size)
         for i in range(20):
-            tickets = [pair.near.write(pair.peer, [row]) for _ in range(30)]
+            tickets = [pair.near.write(pair.peer, [row]) for _ in range(100)]
             time.sleep(i * 1e-3)
             cancelled = [ticket.cancel() for ticket in reversed(tickets)]  # the running one last
             assert cancelled == sorted(cancelled, reverse=True) and cancelled[0]
