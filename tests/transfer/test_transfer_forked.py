@@ -31,13 +31,13 @@ def test_a_name_is_free_once_closed_though_a_forked_child_lives():
         name = b.name
         b.close()
         try:
-            a.open(name, deadline_s=4)
+            a.open(name, deadline_s=20)
         except TransferError as error:
             assert error.cause == "connection refused", error
         else:
             raise AssertionError("someone answered")
         b = TransferEngine(name)
-        a.open(name, deadline_s=4)
+        a.open(name, deadline_s=20)
     """)
 
 

@@ -10,7 +10,17 @@ from mooncake_kernels.transfer import RemoteRegion, TransferEngine
 
 from .handshake import answer, begin, receive_exactly
 from .secret import OURS
-from .support import ACK, HEADER, connect, ended, engine_pair, peer_process, raw_server, untouched
+from .support import (
+    ACK,
+    HEADER,
+    WAIT_S,
+    connect,
+    ended,
+    engine_pair,
+    peer_process,
+    raw_server,
+    untouched,
+)
 
 LIST = 13
 ENTRY = struct.Struct("<QQII")  # address, num_bytes, rights, reserved
@@ -120,9 +130,9 @@ def test_what_a_peer_may_not_say(said, cause):
 
 def ask_beside(engine: TransferEngine, name: str) -> list[RemoteRegion]:
     """``raw_server`` serves one connection after the other: the peer's own has to be over."""
-    peer = engine._engine.open(name, name, 0, 5.0)
+    peer = engine._engine.open(name, name, 0, WAIT_S)
     engine._engine.close_peer(peer)
-    return [RemoteRegion(*row[:2], "read") for row in engine._engine.list_regions(peer, 5.0)]
+    return [RemoteRegion(*row[:2], "read") for row in engine._engine.list_regions(peer, WAIT_S)]
 
 
 def test_the_longest_list_that_is_let_in():
