@@ -15,7 +15,7 @@ import pytest
 from ..rdma.conftest import IN_GUEST, ROOT, guest_files  # noqa: F401
 
 OWN_NETWORK = ["unshare", "--net"] if os.geteuid() == 0 else ["unshare", "-r", "--net"]
-LIMIT_S = 300  # of a world: it takes a minute
+LIMIT_S = 600  # of a world: it takes a minute
 NEEDED = {"unshare": "util-linux", "nsenter": "util-linux", "ip": "iproute2", "ss": "iproute2"}
 
 

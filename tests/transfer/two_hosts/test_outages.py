@@ -12,7 +12,9 @@ from ..support import WAIT_S, eventually
 from .hosts import FAR, NEAR, transfers
 
 NOBODY = "02:00:00:00:00:01"  # frames for this address are dropped without a word
-SLOW = "tc qdisc replace dev wire root tbf rate 80mbit burst 64k latency 50ms"
+# All takes 1.7 s by it: a busy machine may be late to begin an outage in the middle.
+SLOW = "tc qdisc replace dev wire root tbf rate 20mbit burst 64k latency 50ms"
+FAST = "tc qdisc replace dev wire root tbf rate 1gbit burst 1m latency 50ms"
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,7 @@ def test_a_short_outage_is_survived(both, outage, direction):
     time.sleep(0.2)
     assert not ticket.done
     outage.end(both.hosts)
+    both.hosts.both(FAST)
     ticket.wait()
     both.check(direction)
 
@@ -86,6 +89,7 @@ def test_a_long_outage_is_reported_and_the_peer_is_good_again_after_it(both, out
     with pytest.raises(TransferError):
         both.engine.open(both.hosts.name, deadline_s=0.2)
     outage.end(both.hosts)
+    both.hosts.both(FAST)
     both.start("write", key=2).wait()
     both.check("write", key=2)
     time.sleep(0.3)  # what the connection before had under way is sent again by now
@@ -117,5 +121,6 @@ def test_connections_that_are_reset_are_replaced(hosts, host, direction, lanes):
         assert eventually(lambda: both.begun(direction))
         peer = FAR if host == "near" else NEAR
         getattr(hosts, host)(f"ss --tcp --ipv4 --kill --no-header dst {peer}")
+        hosts.both(FAST)
         ticket.wait()
         both.check(direction)
