@@ -21,7 +21,7 @@ def keep_busy(count): return [a.write(peer, [row]) for _ in range(count)][-1]
 def run_script(script: str) -> None:
     """Run it behind ``PRELUDE``; it must exit with 0 and complain of nothing."""
     run = subprocess.run(
-        [sys.executable, "-c", PRELUDE + script], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", PRELUDE + script], capture_output=True, text=True, timeout=300
     )
     assert (run.returncode, run.stderr) == (0, "")
 
@@ -55,7 +55,7 @@ def run_forks(scripts: list[str], folder: Path) -> list[tuple[int, str]]:
         input=json.dumps(scripts),
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
     )
     assert (run.returncode, run.stderr) == (0, "")
     complaints = [(folder / str(number)).read_text() for number in range(len(scripts))]

@@ -15,7 +15,7 @@ from .scripts import run_forks, run_script
     [
         "keep_busy(5000)\nb.write(b.open(b.name), [row[1:2] * 2 + row[2:]])",
         "del memory, near, far, a\nb.receive_notifications()",
-        "threading.Thread(target=keep_busy(3000).wait).start()",
+        "threading.Thread(target=keep_busy(1000).wait).start()",
         "keep_busy(5000)\npid = os.fork()\n"
         "sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) if pid else None)",
         "keep_busy(5000)\npid = os.fork()\nnear.close(), peer.close(), a.close()\n"
