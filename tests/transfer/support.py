@@ -22,6 +22,7 @@ from .handshake import answer
 
 UNTOUCHED = 0xEE  # what targets start full of, so that a byte written by mistake shows
 WAIT_S = 20.0  # longer than anything here takes; a test that needs it has failed
+START_S = 180.0  # the same of a process, the first of which imports torch, to start
 
 HEADER = struct.Struct("<IIQQQ")  # op, num_ranges, request_id, first_range, num_bytes
 ACK = struct.Struct("<IIQQ")  # status, refusal_bytes, request_id, num_bytes
@@ -125,7 +126,7 @@ def peer_process(num_bytes: int, *, shared: bool = False, writes_to: tuple[str, 
     process.start()
     theirs.close()
     try:
-        assert ours.poll(60), "the peer process did not start"
+        assert ours.poll(START_S), "the peer process did not start"
         yield Process(process, *ours.recv())
     finally:
         with contextlib.suppress(ProcessLookupError):

@@ -15,7 +15,7 @@ from mooncake_kernels.transfer import TransferEngine
 
 from ..stopping import stop
 from .objects import DONE, LARGE, content, key, keys, place, read, serving
-from .support import WAIT_S, eventually
+from .support import START_S, WAIT_S, eventually
 
 
 @contextlib.contextmanager
@@ -69,7 +69,7 @@ def write_for_ever(pipe, name: str, transport: str) -> None:
 
 
 def told(pipe):
-    assert pipe.poll(60), "the process says nothing"
+    assert pipe.poll(START_S), "the process says nothing"
     return pipe.recv()
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from mooncake_kernels.buffers import shared_memory
 from mooncake_kernels.transfer import TransferEngine
 
-from .support import WAIT_S, addressed, eventually
+from .support import START_S, WAIT_S, addressed, eventually
 
 SIZE = 8 << 20  # of the memory at either side
 
@@ -138,7 +138,7 @@ def victim(plan: Round, key: int, name: str | None, to: tuple | None) -> Iterato
     theirs.close()
     pid = process.pid
     try:
-        assert ours.poll(60), "the process did not start"
+        assert ours.poll(START_S), "the process did not start"
         yield Victim(process, ours, *ours.recv())
     finally:
         ours.close()

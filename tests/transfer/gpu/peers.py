@@ -13,7 +13,7 @@ from mooncake_kernels.pool import ObjectPool
 from mooncake_kernels.transfer import TransferEngine
 
 from ...fake_cuda.gpus import GPUS
-from ..support import WAIT_S, addressed
+from ..support import START_S, WAIT_S, addressed
 
 
 class Side:
@@ -92,7 +92,7 @@ class Remote:
     def __getattr__(self, method: str):
         def ask(*arguments: Any, **options: Any) -> Any:
             self._pipe.send((method, arguments, options))
-            assert self._pipe.poll(60), f"the peer process does not answer {method}"
+            assert self._pipe.poll(START_S), f"the peer process does not answer {method}"
             answer = self._pipe.recv()
             if isinstance(answer, Exception):
                 raise answer
