@@ -48,6 +48,23 @@ def refuse_gradients(op: str, **tensors: torch.Tensor | None) -> None:
             )
 
 
+def as_bool(op: str, argument: str, value: Any) -> bool:
+    """True or False; nothing that merely counts as one of them."""
+    if not isinstance(value, bool):
+        raise InvalidArgument(f"{op}: {argument} must be True or False, got {shown(value)}")
+    return value
+
+
+def as_utf8(op: str, argument: str, text: str) -> bytes:
+    """Text as bytes; half of a surrogate pair is none."""
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        raise InvalidArgument(
+            f"{op}: {argument} must be text that UTF-8 can hold, got {shown(text)}"
+        ) from None
+
+
 def as_one_of(op: str, argument: str, value: Any, choices: tuple[str, ...]) -> str:
     """One of several words."""
     if not isinstance(value, str) or value not in choices:

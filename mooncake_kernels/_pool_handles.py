@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 
 from . import _host
-from ._arguments import as_integer, as_one_of
+from ._arguments import as_instance, as_integer, as_one_of
 from ._closing import Closing
 from ._pool_values import END
 from .buffers import Buffer, copy_to_host, place_of
@@ -95,6 +95,7 @@ class _Bytes:
     ) -> torch.Tensor:
         if native is None:
             raise InvalidArgument("tensor: the object must be open, got one that was closed")
+        as_instance("tensor", "dtype", dtype, torch.dtype, "a torch.dtype")
         if self.num_bytes == 0:
             return torch.empty(0, dtype=dtype)
         if self.num_bytes % dtype.itemsize:

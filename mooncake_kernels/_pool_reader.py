@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from . import _host
-from ._arguments import shown
+from ._arguments import as_bool, shown
 from ._closing import Closing
 from ._pool_handles import PinnedObject
 from ._pool_reads import DONE, as_offset, check_read, with_buffers
@@ -82,6 +82,7 @@ class PoolReader(Closing):
             Unavailable, CudaError: of the driver, where a buffer is on a GPU.
         """
         words, start, read = as_key("get_into", key), as_offset(offset), self._pool.read
+        as_bool("get_into", "verify", verify)
         outcome, object_bytes = with_buffers(
             "get_into", buffers, True, lambda held: read(*words, start, held, verify)
         )
@@ -104,9 +105,16 @@ class PoolReader(Closing):
             InvalidArgument: an argument is wrong.
         """
         words, read_each = as_keys("get_into_each", keys), self._pool.read_each
-        if len(buffers) != len(words):
+        as_bool("get_into_each", "verify", verify)
+        try:
+            num_buffers = len(buffers)
+        except TypeError:
             raise InvalidArgument(
-                f"get_into_each: buffers must be as many as keys, got {len(buffers)} and "
+                f"get_into_each: buffers must be a list of buffers, got {shown(buffers)}"
+            ) from None
+        if num_buffers != len(words):
+            raise InvalidArgument(
+                f"get_into_each: buffers must be as many as keys, got {num_buffers} and "
                 f"{len(words)}"
             )
         outcomes, object_bytes = with_buffers(

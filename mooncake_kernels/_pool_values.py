@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from . import _host
-from ._arguments import as_integers, shown
+from ._arguments import as_integers, as_utf8, shown
 from .errors import InvalidArgument
 
 Key = tuple[int, int]  # hash, scope
@@ -115,7 +115,8 @@ def object_key(name: str | bytes, scope: int | str = 0) -> Key:
     """
     if not isinstance(name, str | bytes):
         raise InvalidArgument(f"object_key: name must be a str or bytes, got {shown(name)}")
-    low, high = _host.hash_name(name.encode() if isinstance(name, str) else name)
+    text = as_utf8("object_key", "name", name) if isinstance(name, str) else name
+    low, high = _host.hash_name(text)
     return low, high ^ as_scope("object_key", scope)
 
 
@@ -154,10 +155,12 @@ def named_keys(names: Sequence[str | bytes], scope: int | str = 0) -> np.ndarray
     """
     word = as_scope("named_keys", scope)
     try:
+        if isinstance(names, str | bytes):
+            raise TypeError  # one name, not a sequence of letters
         return _host.hash_names(names, word)
     except (TypeError, UnicodeError):
         raise InvalidArgument(
-            f"named_keys: names must be str or bytes, got {shown(names)}"
+            f"named_keys: names must be a sequence of str or bytes, got {shown(names)}"
         ) from None
 
 
@@ -169,6 +172,7 @@ def as_path(op: str, path: Any) -> str:
         name = None
     if not isinstance(name, str) or not name or "\0" in name:
         raise InvalidArgument(f"{op}: path must be the name of a file, got {shown(path)}")
+    as_utf8(op, "path", name)
     return name
 
 
@@ -177,8 +181,16 @@ def as_scope(op: str, scope: Any) -> int:
     if type(scope) is int and 0 <= scope < END:
         return scope
     if isinstance(scope, str):
-        return _host.hash_name(scope.encode())[0]
-    return as_key(op, (0, scope))[1]
+        return _host.hash_name(as_utf8(op, "scope", scope))[0]
+    try:
+        word = operator.index(scope)
+    except TypeError:
+        word = -1
+    if not 0 <= word < END:
+        raise InvalidArgument(
+            f"{op}: scope must be a str or an integer from 0 to 2**64 - 1, got {shown(scope)}"
+        )
+    return word
 
 
 def as_key(op: str, key: Any) -> Key:
@@ -197,7 +209,7 @@ def as_key(op: str, key: Any) -> Key:
 
 def as_keys(op: str, keys: Any) -> np.ndarray:
     """``[n, 2]`` uint64, packed; an array of these is taken as it is."""
-    if not isinstance(keys, np.ndarray) and not len(keys):
+    if isinstance(keys, Sequence) and not len(keys):
         return np.empty((0, 2), np.uint64)
     array = as_integers(op, "keys", keys, "[n, 2]")
     if array.ndim != 2 or array.shape[1] != 2:

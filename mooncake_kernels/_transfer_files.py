@@ -3,7 +3,7 @@
 from typing import Any
 
 from . import _host
-from .errors import InvalidArgument
+from ._arguments import as_utf8
 
 PREFIX = "file:"
 
@@ -16,10 +16,5 @@ def is_file(name: Any) -> bool:
 def open_file(engine: _host.TransferEngine, name: str, deadline_s: float) -> _host.TransferPeer:
     """Open ``file:/mnt/ssd/pool``; the host code checks the path."""
     engine.check_process("open")
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        raise InvalidArgument(
-            f"open: name must be text that UTF-8 can hold, got {name!r}"
-        ) from None
+    as_utf8("open", "name", name)
     return engine.open(name, name, 0, deadline_s)

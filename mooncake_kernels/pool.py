@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar
 import torch
 
 from . import _host
-from ._arguments import as_integer, as_one_of
+from ._arguments import as_bool, as_integer, as_one_of
 from ._pool_handles import (
     ObjectPut,
     PinnedObject,
@@ -182,6 +182,7 @@ class ObjectPool(PoolReader):
         words = as_key("begin", key)
         kind, place = as_retention("begin", retention), as_position("begin", position)
         size = as_integer("begin", "num_bytes", num_bytes, 0, END - 1)
+        as_bool("begin", "checksum", checksum)
         result, put = self._pool.begin(*words, size)
         return PutResult(result) if put is None else ObjectPut(put, checksum, kind, place)
 
@@ -212,6 +213,7 @@ class ObjectPool(PoolReader):
         """
         words = as_key("put_from", key)
         kind, place = as_retention("put_from", retention), as_position("put_from", position)
+        as_bool("put_from", "checksum", checksum)
         write = self._pool.write
         return PutResult(
             with_buffers(

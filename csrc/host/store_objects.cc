@@ -93,7 +93,7 @@ class Buffers {
   Buffers(const py::sequence& buffers, bool writable) {
     const int flags = PyBUF_C_CONTIGUOUS | (writable ? PyBUF_WRITABLE : 0);
     views_.reserve(buffers.size());
-    for (const py::handle item : buffers) {
+    for (const py::object item : buffers) {
       if (py::isinstance<py::tuple>(item)) {
         const auto [address, num_bytes, device, stream] =
             item.cast<std::tuple<uint64_t, uint64_t, int, uint64_t>>();
@@ -220,7 +220,7 @@ std::string_view bytes_of(const py::handle& name) {
 Keys hash_of_each(const py::sequence& names, uint64_t scope) {
   std::vector<Key> keys;
   keys.reserve(names.size());
-  for (const py::handle name : names) {
+  for (const py::object name : names) {  // held: a sequence may make it anew
     const std::string_view bytes = bytes_of(name);
     keys.push_back(hash_of_name(bytes.data(), bytes.size()));
     keys.back().scope ^= scope;

@@ -1,6 +1,7 @@
 """Objects in a pool: put, found, read where they are, copied out, removed; and every refusal."""
 
 import os
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -209,11 +210,24 @@ def test_keys():
         (lambda p: p.evict(1, policy="fifo"), "evict: policy must be one of"),
         (lambda p: p.retain(KEY, None), "retain: retention must be one of"),
         (lambda p: object_key(5), "object_key: name must be a str or bytes"),
-        (lambda p: named_keys(["a", 5]), "named_keys: names must be str or bytes"),
-        (lambda p: named_keys(["a", "\ud800"]), "named_keys: names must be str or bytes"),
-        (lambda p: named_keys(5), "named_keys: names must be str or bytes"),
+        (lambda p: object_key("\ud800"), "object_key: name must be text that UTF-8 can hold"),
+        (lambda p: object_key("a", "\ud800"), "object_key: scope must be text that UTF-8 can"),
+        (lambda p: named_keys(["a", 5]), "named_keys: names must be a sequence of str or bytes"),
+        (lambda p: named_keys(["\ud800"]), r"names must be a sequence .*, got \['\\ud800'\]"),
+        (lambda p: named_keys(5), "names must be a sequence of str or bytes, got 5"),
+        (lambda p: named_keys("\u20ac"), "names must be a sequence of str or bytes, got '\u20ac'"),
+        (lambda p: named_keys(b"ab"), "names must be a sequence of str or bytes, got b'ab'"),
         (lambda p: object_keys([[1]]), r"object_keys: hashes must be \[n\]"),
-        (lambda p: object_keys([1], 1.5), "object_keys: key must be two integers"),
+        (lambda p: object_keys([1], 1.5), "object_keys: scope must be a str or an integer from"),
+        (lambda p: object_keys([1], 1 << 64), "scope must be .*, got 18446744073709551616"),
+        (lambda p: p.contains_each(7), r"contains_each: keys must be \[n, 2\] integers, got"),
+        (lambda p: p.match_prefix(None), r"match_prefix: keys must be \[n, 2\] .*, got None"),
+        (lambda p: p.begin(KEY, 1, checksum=1), "begin: checksum must be True or False, got 1"),
+        (lambda p: p.put_from(KEY, b"", checksum="y"), "put_from: checksum must be .*, got 'y'"),
+        (lambda p: p.get_into(KEY, verify=None), "get_into: verify must be .*, got None"),
+        (lambda p: p.get_into_each([], [], verify="y"), "get_into_each: verify must be True or"),
+        (lambda p: p.get_into_each([KEY], 5), "buffers must be a list of buffers, got 5"),
+        (lambda p: ObjectPool.open("\ud800"), "ObjectPool.open: path must be text that UTF-8 can"),
         (lambda p: ObjectPool.create(0), "ObjectPool.create: capacity_bytes must be"),
         (lambda p: ObjectPool.create(4095), "ObjectPool: capacity_bytes must be from 4096"),
         (lambda p: ObjectPool.create(4096, alignment=96), "alignment must be a power of two"),
@@ -242,6 +256,32 @@ def test_a_tensor_of_another_size_is_refused(pool):
     put(pool, KEY, 6)
     with pytest.raises(InvalidArgument, match="dtype must divide the object's 6 bytes"):
         pool.pin(KEY).tensor(torch.float32)
+
+
+@pytest.mark.parametrize("dtype", [None, "uint8", np.uint8, 1])
+def test_a_tensor_of_no_dtype_is_refused(pool, dtype):
+    put(pool, KEY, 6)
+    with pytest.raises(InvalidArgument, match="tensor: dtype must be a torch.dtype, got"):
+        pool.pin(KEY).tensor(dtype)
+    with pool.begin((8, 1), 4) as written, pytest.raises(InvalidArgument, match="dtype must be a"):
+        written.tensor(dtype)
+
+
+def test_names_that_nobody_holds():
+    """An array makes each string anew when it is asked for it, and so does such a sequence."""
+
+    class Names(Sequence):
+        def __len__(self):
+            return 100
+
+        def __getitem__(self, i):
+            if i >= 100:
+                raise IndexError
+            return f"name {i}"
+
+    expected = named_keys([f"name {i}" for i in range(100)]).tolist()
+    assert named_keys(Names()).tolist() == expected
+    assert named_keys(np.array(list(Names()))).tolist() == expected
 
 
 def test_a_closed_pool(pool):
