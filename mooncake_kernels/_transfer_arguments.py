@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from . import config
-from ._arguments import as_integer, as_integers, as_seconds, as_triples
+from ._arguments import as_bool, as_integer, as_integers, as_seconds, as_triples
 from .errors import InvalidArgument
 
 Integers = np.ndarray | torch.Tensor | Sequence[int]
@@ -30,11 +30,7 @@ def as_deadline(op: str, deadline_s: float | None) -> float:
 
 
 def as_checksum(op: str, checksum: bool | None, *, default: bool) -> bool:
-    if checksum is None:
-        return default
-    if not isinstance(checksum, bool):
-        raise InvalidArgument(f"{op}: checksum must be True or False, got {checksum!r}")
-    return checksum
+    return default if checksum is None else as_bool(op, "checksum", checksum)
 
 
 def as_rows(op: str, descriptors: Descriptors) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

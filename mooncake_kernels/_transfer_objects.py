@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from . import _host
-from ._arguments import as_integers, shown
+from ._arguments import as_bool, as_integers, shown
 from ._closing import Closing
 from ._pool_values import as_keys
 from ._transfer_arguments import as_deadline
@@ -287,8 +287,7 @@ def _as_each(op: str, argument: str, values: Any, count: int) -> np.ndarray:
 
 def _check_bool(op: str, **flags: bool) -> None:
     for name, value in flags.items():
-        if not isinstance(value, bool):
-            raise InvalidArgument(f"{op}: {name} must be True or False, got {value!r}")
+        as_bool(op, name, value)
 
 
 def _wrong_places(op: str, argument: str, count: int, given: Any) -> InvalidArgument:

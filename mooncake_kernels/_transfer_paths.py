@@ -62,10 +62,15 @@ def explain(
     address = local.address if isinstance(local, Region) else _integer("local", local)
     num_bytes = as_integer("explain_path", "num_bytes", num_bytes, 1, LARGEST)
     remote = _integer("remote", remote)
+    holder = next((r for r in list(regions) if 0 <= address - r.address < r.num_bytes), None)
+    if holder is None or address + num_bytes > holder.address + holder.num_bytes:
+        raise InvalidArgument(
+            "explain_path: local must be inside one registered region, got "
+            f"{address:#x} + {num_bytes} bytes"
+        )
     method, whose, lanes, reasons, write_refusal, read_refusal = engine.explain_path(
         peer._peer, address, remote, num_bytes, deadline_s
     )
-    holder = next(r for r in list(regions) if 0 <= address - r.address < r.num_bytes)
     for op, refusal in (("write", write_refusal), ("read", read_refusal)):
         reasons += [f"a {op} would be refused: {refusal}"] if refusal else []
     return PathChoice(

@@ -39,7 +39,7 @@ from collections.abc import Collection
 from typing import Any
 
 from . import _host, _transfer_log
-from ._arguments import as_integer, as_seconds
+from ._arguments import as_integer, as_seconds, shown
 from ._closing import Closing
 from ._transfer_arguments import as_checksum, as_deadline
 from ._transfer_handles import ACCESS, Access, Peer, Region, Ticket
@@ -162,10 +162,11 @@ class TransferEngine(Requests, Inspection, ObjectCalls, Closing):
     ):
         allowed = TRANSPORTS if transports is None else transports
         is_list = isinstance(allowed, Collection) and not isinstance(allowed, str)
-        if not is_list or not allowed or not all(item in TRANSPORTS for item in allowed):
+        is_known = is_list and all(isinstance(i, str) and i in TRANSPORTS for i in allowed)
+        if not is_known or len(allowed) == 0:
             raise InvalidArgument(
                 f"TransferEngine: transports must be a list of {', '.join(TRANSPORTS[:-1])} and "
-                f"{TRANSPORTS[-1]}, got {transports!r}"
+                f"{TRANSPORTS[-1]}, got {shown(transports)}"
             )
         max_connections = as_integer(
             "TransferEngine", "max_connections", max_connections, 1, (1 << 31) - 1

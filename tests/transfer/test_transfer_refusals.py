@@ -229,7 +229,7 @@ def test_bad_arguments_of_the_engine():
         TransferEngine(metadata="etcd")
     with pytest.raises(InvalidArgument, match="metadata must be"):
         TransferEngine(metadata=np.zeros(2))
-    for transports in (["RDMA"], [], "tcp", ["tcp", "nvlink"], 5, [["tcp"]]):
+    for transports in (["RDMA"], [], "tcp", ["tcp", "nvlink"], 5, [["tcp"]], np.zeros(2), {}):
         with pytest.raises(
             InvalidArgument, match="transports must be .* local, shm, cuda_ipc, rdma, tcp and file"
         ):
