@@ -58,7 +58,31 @@ def test_values_are_a_list(store):
         store.put_each([1], None)
 
 
+@pytest.mark.parametrize("wrong", [1.5, 1.0, None, -1, 1 << 64, [1]])
+def test_keys_are_names_or_hashes(store, wrong):
+    """Also among names: a float is not the hash below it."""
+    store.put(1, b"1")
+    assert store.exists_each(["name", 1, np.int64(1)]).tolist() == [False, True, True]
+    for keys in ([wrong, 1], [wrong], ["name", wrong]):
+        with pytest.raises(InvalidArgument, match=r"Store: keys must be \[n\] names or integers"):
+            store.exists_each(keys)
+
+
+@pytest.mark.parametrize("position", [None, "1", 1.5, [1]])
+def test_a_position_is_a_number(store, position):
+    with pytest.raises(InvalidArgument, match="put_each: position must be an integer, got"):
+        store.put_each([1, 2], [b"1", b"2"], position=position)
+
+
+@pytest.mark.parametrize("pool", [None, "/dev/shm/kv", 1 << 20])
+def test_a_store_is_of_a_pool(pool):
+    with pytest.raises(InvalidArgument, match="Store: pool must be an ObjectPool, got"):
+        Store(pool)
+
+
 WRONG_OPTIONS = [
+    ({"checksum": 1}, "checksum must be True or False, got 1"),
+    ({"evict_ratio": 10**400}, "evict_ratio must be from 0 to 1, got 1000"),
     ({"eviction": "lru"}, "eviction must be a function, as lru is, got 'lru'"),
     ({"eviction": None}, "eviction must be a function"),
     ({"quota": 5}, "quota must be a Quota or None, got 5"),

@@ -37,13 +37,22 @@ class Keyspace:
         """``[n, 2]`` uint64 of many."""
         check_keys(keys)
         if isinstance(keys, np.ndarray):
-            return object_keys(keys, self.scope)
+            return self._hashes(keys)
         are_names = {issubclass(kind, str | bytes) for kind in set(map(type, keys))}
         if are_names == {True}:
             return named_keys(keys, self.scope)  # type: ignore[arg-type]
         if are_names == {True, False}:
+            self._hashes([key for key in keys if not isinstance(key, str | bytes)])
             return np.array([self.key(key) for key in keys], np.uint64).reshape(-1, 2)
-        return object_keys(keys, self.scope)
+        return self._hashes(keys)
+
+    def _hashes(self, keys: Any) -> np.ndarray:
+        try:
+            return object_keys(keys, self.scope)
+        except InvalidArgument:
+            raise InvalidArgument(
+                f"Store: keys must be [n] names or integers from 0 to 2**64 - 1, got {keys!r:.80}"
+            ) from None
 
 
 def check_keys(keys: Any) -> None:

@@ -18,7 +18,7 @@ from mooncake_kernels.pool import (
     Retention,
 )
 
-from .checks import check_share
+from .checks import check_bool, check_pool, check_share
 from .closing import Closing
 from .eviction import EvictionPolicy, lru
 from .keyspace import Keyspace, StoreKey, StoreKeys
@@ -66,7 +66,9 @@ class Store(StoreReader, Closing):
         checksum: bool = True,
         verify: float = 0.0,
     ):
+        check_pool("Store", pool)
         check_share("Store", "evict_ratio", evict_ratio)
+        check_bool("Store", "checksum", checksum)
         check_share("Store", "verify", verify)
         _check_eviction(eviction)
         if not isinstance(quota, Quota | None):
@@ -193,6 +195,8 @@ class Store(StoreReader, Closing):
             position: of the first, see ``put_from``.
         """
         check_pairs("put_each", "values", keys, values)
+        if not isinstance(position, int | np.integer):
+            raise InvalidArgument(f"put_each: position must be an integer, got {position!r:.80}")
         results = [
             self.put_from(key, value, position=position + i)
             for i, (key, value) in enumerate(zip(keys, values, strict=True))

@@ -55,7 +55,7 @@ class Watermark(Closing):
         self._store = store
         self._high_bytes = int(high * pool.capacity_bytes)
         self._low_bytes = int(low * pool.capacity_bytes)
-        self._interval_s = interval_s
+        self._interval_s = min(interval_s, threading.TIMEOUT_MAX)
         self._added_bytes = 0
         self._look_at: float = 0  # when so many bytes were added
         self._file = os.open(pool.path, os.O_RDWR | os.O_CLOEXEC)

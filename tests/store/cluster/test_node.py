@@ -37,6 +37,14 @@ def test_wrong_arguments_are_named(hosts, options, message):
 
 def test_wrong_arguments_of_calls_are_named(hosts):
     one, two = hosts.several(2)
+    with pytest.raises(InvalidArgument, match="Node: store must be a Store or None, got 'pool'"):
+        Node("pool", None, None)
+    with pytest.raises(InvalidArgument, match="Node: engine must be a TransferEngine, got None"):
+        Node(None, None, None)
+    with pytest.raises(InvalidArgument, match="ClusterStore: node must be a Node, got None"):
+        ClusterStore(None)
+    with pytest.raises(InvalidArgument, match="claim_s must be above 0, got 0"):
+        ClusterStore(one.node, claim_s=0)
     with pytest.raises(InvalidArgument, match="verify must be from 0 to 1, got 2"):
         ClusterStore(one.node, verify=2)
     with pytest.raises(InvalidArgument, match="values must be as many as keys, got 1 and 2"):

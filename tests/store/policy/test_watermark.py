@@ -1,6 +1,7 @@
 """Room ahead of need: when the thread evicts, that one process does it, and that it ends."""
 
 import logging
+import math
 import os
 import threading
 
@@ -216,6 +217,16 @@ def test_a_day():
             watermark.check()
             assert used_units(store) <= 57
     assert key > 20_000
+
+
+@pytest.mark.parametrize("interval_s", [math.inf, 1e30, 10**400])
+def test_an_interval_that_never_ends(interval_s):
+    """It does not end the thread: puts have it look."""
+    with make() as store, Watermark(store, 0.5, 0.25, interval_s) as watermark:
+        for key in range(20):
+            put(store, key)
+            watermark.added(UNIT)
+        eventually(lambda: used_units(store) <= 8)
 
 
 @pytest.mark.parametrize(

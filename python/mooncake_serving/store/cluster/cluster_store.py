@@ -10,7 +10,7 @@ from mooncake_kernels.errors import InvalidArgument, TransferError, Unavailable
 from mooncake_kernels.pool import PoolStats, PutResult, Retention
 from mooncake_kernels.transfer import Region
 
-from ..checks import check_share
+from ..checks import check_positive, check_share
 from ..closing import Closing
 from ..directory import Claim, Member
 from ..keyspace import Keyspace, StoreKey, StoreKeys
@@ -61,7 +61,10 @@ class ClusterStore(ClusterReader, Closing):
         claim_s: float = 60.0,
         hot: HotKeys | None = None,
     ):
+        if not isinstance(node, Node):
+            raise InvalidArgument(f"ClusterStore: node must be a Node, got {node!r:.80}")
         check_share("ClusterStore", "verify", verify)
+        check_positive("ClusterStore", "claim_s", claim_s)
         if not isinstance(hot, HotKeys | None):
             raise InvalidArgument(f"ClusterStore: hot must be HotKeys or None, got {hot!r}")
         if node.store is not None and namespace is not None:

@@ -89,6 +89,10 @@ class Node(Closing):
         staging_slots: int = 8,
         slot_bytes: int = 4 << 20,
     ):
+        if not isinstance(store, Store | None):
+            raise InvalidArgument(f"Node: store must be a Store or None, got {store!r:.80}")
+        if not isinstance(engine, TransferEngine):
+            raise InvalidArgument(f"Node: engine must be a TransferEngine, got {engine!r:.80}")
         _check_range("ttl_s", ttl_s, MAX_S)
         _check_range("answer_s", answer_s, MAX_S)
         _check_range("read_s", read_s, MAX_S)

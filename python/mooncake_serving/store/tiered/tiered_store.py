@@ -17,6 +17,7 @@ from mooncake_kernels.pool import (
     PutResult,
 )
 
+from ..checks import check_pool
 from ..eviction import EvictionPolicy
 from ..keyspace import StoreKey, StoreKeys
 from ..landing import Landing
@@ -80,6 +81,7 @@ class TieredStore(Store):
             raise InvalidArgument(f"TieredStore: tier must be an SsdTier, got {tier!r}")
         with contextlib.ExitStack() as undo:
             undo.callback(tier.close)
+            check_pool("TieredStore", pool)
             if pool.device is not None:
                 raise InvalidArgument(
                     f"TieredStore: pool must be in host memory, got one on GPU {pool.device}"
