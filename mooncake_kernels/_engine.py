@@ -4,6 +4,7 @@ import torch
 
 from . import _library
 from ._arguments import as_one_of
+from .errors import InvalidArgument, Unavailable
 
 ENGINES = ("auto", "host", "cuda", "reference")
 
@@ -11,10 +12,15 @@ ENGINES = ("auto", "host", "cuda", "reference")
 def choose(op: str, engine: str, device: torch.device) -> str:
     """Return the engine that an operation is to run on, which is not "auto"."""
     as_one_of(op, "engine", engine, ENGINES)
+    if device.type not in ("cpu", "cuda"):
+        raise InvalidArgument(f"{op}: tensors must be on cpu or cuda, got {device}")
     if engine == "reference":
         return engine
     if engine == "auto":
         engine = _library.choose_engine(device.type)
         engine = "cuda" if engine == "triton" else engine  # built without nvcc: it says so below
-    _library.require_engine(engine, device.type)
+    try:
+        _library.require_engine(engine, device.type)
+    except (InvalidArgument, Unavailable) as error:
+        raise type(error)(f"{op}: {error}") from None
     return engine

@@ -16,6 +16,9 @@ DTYPES = (*FLOATS, torch.float64)
 # That are made of the rows at a time: 4 MiB stay in a CPU's cache, 256 MiB fill a GPU.
 MOST_FLOATS = {"cpu": 1 << 20, "cuda": 1 << 26}
 MOST = (1 << 63) - 1
+# Of csrc/similarity/hamming_match.h.
+MOST_TOKENS = 1 << 37
+MOST_BYTES = (1 << 20) - 1
 
 
 def simhash(
@@ -118,11 +121,16 @@ def hamming_match(
     op = "hamming_match"
     for name, signatures in (("query_sig", query_sig), ("reference_sig", reference_sig)):
         _check_matrix(op, name, signatures, "[num_tokens, num_bytes]", (torch.uint8,))
+        num_tokens, num_bytes = signatures.shape
+        if num_tokens > MOST_TOKENS:
+            raise InvalidArgument(
+                f"{op}: {name} must have at most {MOST_TOKENS} tokens, got {num_tokens}"
+            )
+        if not 1 <= num_bytes <= MOST_BYTES:
+            raise InvalidArgument(
+                f"{op}: {name} must have 1 to {MOST_BYTES} bytes a token, got {num_bytes}"
+            )
     num_bytes = query_sig.shape[1]
-    if num_bytes == 0:
-        raise InvalidArgument(
-            f"{op}: query_sig must have bytes, got shape {tuple(query_sig.shape)}"
-        )
     if reference_sig.shape[1] != num_bytes or reference_sig.device != query_sig.device:
         raise InvalidArgument(
             f"{op}: reference_sig must be [num_references, {num_bytes}] on {query_sig.device}, as "
@@ -142,6 +150,8 @@ def _check_matrix(
     op: str, name: str, matrix: Any, shape: str, dtypes: tuple[torch.dtype, ...]
 ) -> None:
     as_instance(op, name, matrix, torch.Tensor, "a tensor")
+    if matrix.layout != torch.strided:
+        raise InvalidArgument(f"{op}: {name} must be a dense tensor, got a {matrix.layout} one")
     if matrix.dim() != 2 or matrix.dtype not in dtypes:
         names = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
         raise InvalidArgument(

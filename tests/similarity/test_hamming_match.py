@@ -154,19 +154,27 @@ ONE = torch.ones(2, 8, dtype=torch.uint8)
         (ONE.int(), ONE, "query_sig must be uint8 .*, got torch.int32 of shape"),
         (ONE, ONE.bool(), "reference_sig must be uint8 .*, got torch.bool of shape"),
         (ONE[0], ONE, r"query_sig must be uint8 \[num_tokens, num_bytes\], got"),
-        (ONE[:, :0], ONE[:, :0], r"query_sig must have bytes, got shape \(2, 0\)"),
+        (ONE[:, :0], ONE[:, :0], "query_sig must have 1 to 1048575 bytes a token, got 0"),
         (ONE, ONE[:, :7], r"reference_sig must be \[num_references, 8\] on cpu"),
         (ONE, ONE.to("meta"), "reference_sig must be .* on meta"),
+        (ONE.to("meta"), ONE.to("meta"), "tensors must be on cpu or cuda, got meta"),
+        (ONE.to_sparse(), ONE, "query_sig must be a dense tensor, got a torch.sparse_coo one"),
         (
             torch.ones(1, 1 << 20, dtype=torch.uint8),
             torch.ones(1, 1 << 20, dtype=torch.uint8),
             "query_sig must have 1 to 1048575 bytes a token, got 1048576",
         ),
+        (  # before anything as large is made of it
+            ONE[:, :1],
+            ONE[:1, :1].expand((1 << 37) + 1, 1),
+            "reference_sig must have at most 137438953472 tokens, got 137438953473",
+        ),
     ],
 )
-def test_bad_signatures(queries, references, message):
+@pytest.mark.parametrize("engine", ["auto", "reference"])
+def test_bad_signatures(engine, queries, references, message):
     with pytest.raises(mk.InvalidArgument, match=f"^hamming_match: {message}"):
-        mk.hamming_match(queries, references)
+        mk.hamming_match(queries, references, engine=engine)
 
 
 @pytest.mark.parametrize("argument", ["max_distance", "window"])
@@ -185,7 +193,7 @@ def test_bad_engine(engine):
 
 
 def test_a_named_engine_does_not_fall_back():
-    with pytest.raises((mk.InvalidArgument, mk.Unavailable), match="engine cuda"):
+    with pytest.raises((mk.InvalidArgument, mk.Unavailable), match="^hamming_match: engine cuda"):
         mk.hamming_match(ONE, ONE, engine="cuda")
 
 

@@ -132,14 +132,24 @@ def test_the_operator_checks_too(values):
         (torch.ones(2, 3), torch.ones(3), r"planes must be .* \[dim, bits\], got"),
         (torch.ones(2, 3), torch.ones(4, 8), r"planes must be \[3, bits\] on cpu.*got shape"),
         (torch.ones(2, 3), torch.ones(3, 8, device="meta"), "planes must be .* on meta"),
+        (torch.ones(2, 3).to_sparse(), torch.ones(3, 8), "embeddings must be a dense tensor, got"),
+        (torch.ones(2, 3), torch.ones(3, 8).to_sparse(), "planes must be a dense tensor, got"),
         (torch.ones(2, 3), torch.ones(3, 9), "planes must have a multiple of 8 bits, got 9"),
         (torch.ones(2, 3), torch.ones(3, 0), "planes must have a multiple of 8 bits, got 0"),
         (torch.ones(2, 3).requires_grad_(), torch.ones(3, 8), "embeddings must not require grad"),
     ],
 )
-def test_bad_arguments(embeddings, planes, message):
+@pytest.mark.parametrize("engine", ["auto", "reference"])
+def test_bad_arguments(engine, embeddings, planes, message):
     with pytest.raises(mk.InvalidArgument, match=f"^simhash: {message}"):
-        mk.simhash(embeddings, planes)
+        mk.simhash(embeddings, planes, engine=engine)
+
+
+@pytest.mark.parametrize("engine", ["auto", "host", "reference"])
+def test_tensors_without_data(engine):
+    tensors = (tensor.to("meta") for tensor in tokens_and_planes(2, 3, 8))
+    with pytest.raises(mk.InvalidArgument, match="^simhash: tensors must be on cpu or cuda, got"):
+        mk.simhash(*tensors, engine=engine)
 
 
 @pytest.mark.parametrize("engine", ["fast", None, "triton"])
@@ -149,5 +159,5 @@ def test_bad_engine(engine):
 
 
 def test_a_named_engine_does_not_fall_back():
-    with pytest.raises((mk.InvalidArgument, mk.Unavailable), match="engine cuda"):
+    with pytest.raises((mk.InvalidArgument, mk.Unavailable), match="^simhash: engine cuda"):
         mk.simhash(*tokens_and_planes(1, 1, 8), engine="cuda")
