@@ -200,6 +200,14 @@ def test_wrong_options(path, options, message):
     assert not path.exists()
 
 
+@pytest.mark.parametrize("name", [None, 5, "", b"tier", "a\0b", "\ud800"])
+def test_a_path_is_the_name_of_a_file(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InvalidArgument, match="SsdTier: path must be the name of a file, got"):
+        SsdTier(name, 1 << 30)
+    assert not list(tmp_path.iterdir())
+
+
 def test_wrong_arguments(path):
     with open_tier(path) as tier:
         large = np.zeros(tier.max_object_bytes + 1, np.uint8)

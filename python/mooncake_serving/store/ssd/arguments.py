@@ -2,6 +2,7 @@
 
 import ctypes
 import operator
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,6 +22,18 @@ def as_number(argument: str, value: Any, low: float, high: float, kind: type = i
             f"SsdTier: {argument} must be {what} from {low} to {high}, got {value!r}"
         )
     return kind(value)
+
+
+def as_path(path: Any) -> str:
+    """The name of a file, before it is made."""
+    try:
+        name = os.fspath(path)
+        is_name = isinstance(name, str) and bool(name) and b"\0" not in name.encode()
+    except (TypeError, UnicodeEncodeError):
+        is_name = False
+    if not is_name:
+        raise InvalidArgument(f"SsdTier: path must be the name of a file, got {path!r:.80}")
+    return name
 
 
 def as_pairs(op: str, keys: Any) -> list[Key]:

@@ -12,7 +12,7 @@ from mooncake_kernels.pool import Key, PutResult
 
 from ..closing import Closing
 from .appending import Appender
-from .arguments import as_arrays, as_number, as_pairs
+from .arguments import as_arrays, as_number, as_pairs, as_path
 from .disk import Disk
 from .health import Health
 from .index import Bucket, Entry, Index
@@ -94,7 +94,7 @@ class SsdTier(TierReads, Closing):
         num_buckets = capacity_bytes // bucket_bytes
         num_bytes = FIRST_BUCKET + num_buckets * bucket_bytes
         staging_bytes = (NUM_HALVES + num_slots) * slot_bytes
-        self._disk = Disk(os.fspath(path), bucket_bytes, num_bytes, staging_bytes, deadline_s)
+        self._disk = Disk(as_path(path), bucket_bytes, num_bytes, staging_bytes, deadline_s)
         self.path = self._disk.path
         self._closed = False
         self._write_lock = threading.Lock()
