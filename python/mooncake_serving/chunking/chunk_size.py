@@ -1,9 +1,11 @@
 """How many prompt tokens go into a step beside its decodes."""
 
 import math
+from typing import Any
 
 from mooncake_kernels import InvalidArgument
 
+from .arguments import is_integer, is_number
 from .profile import ChunkProfile
 
 
@@ -44,12 +46,16 @@ def choose_chunk_size(
 
     Source: SARATHI (arXiv:2308.16369), sections 4.3 and 4.4; Sarathi-Serve (OSDI'24), section 4.3.
     """
-    _check("num_decodes", num_decodes, num_decodes >= 0, "at least 0")
-    _check("tile", tile, tile >= 1, "at least 1")
-    _check("max_loss", max_loss, max_loss >= 0, "at least 0")
+    _check("profile", profile, isinstance(profile, ChunkProfile), "a ChunkProfile")
+    is_count = is_integer(num_decodes, 0)
+    _check("num_decodes", num_decodes, is_count, "an integer of at least 0")
+    _check("max_step_seconds", max_step_seconds, is_number(max_step_seconds), "a number")
+    _check("tile", tile, is_integer(tile, 1), "an integer of at least 1")
+    is_good = is_number(max_loss) and 0 <= max_loss < math.inf
+    _check("max_loss", max_loss, is_good, "a number of at least 0")
     if prefill_per_decode is not None:
-        is_good = 0 < prefill_per_decode < math.inf
-        _check("prefill_per_decode", prefill_per_decode, is_good, "positive")
+        is_good = is_number(prefill_per_decode) and 0 < prefill_per_decode < math.inf
+        _check("prefill_per_decode", prefill_per_decode, is_good, "a positive number")
 
     smallest = (num_decodes // tile + 1) * tile
     _check(
@@ -82,6 +88,6 @@ def _cost(profile: ChunkProfile, chunk: int, num_decodes: int, ratio: float | No
     return ratio / chunk * together + decode_steps * profile.step_seconds(num_decodes)
 
 
-def _check(argument: str, value: float, is_good: bool, what: str) -> None:
+def _check(argument: str, value: Any, is_good: bool, what: str) -> None:
     if not is_good:
-        raise InvalidArgument(f"choose_chunk_size: {argument} must be {what}, got {value}")
+        raise InvalidArgument(f"choose_chunk_size: {argument} must be {what}, got {value!r}")

@@ -1,11 +1,12 @@
 """What goes into the next step: decodes first, then prompts, as far as the budget goes."""
 
-import numbers
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from mooncake_kernels import ChunkBatch, InvalidArgument
+
+from .arguments import is_integer
 
 
 class Pending(Protocol):
@@ -95,7 +96,7 @@ def pack_batch(
     largest = budget if max_chunk is None else max_chunk
     step: _Step[R] = _Step(budget, budget if max_requests is None else max_requests)
     for name, value in (("budget", budget), ("max_chunk", largest), ("max_requests", step.room)):
-        if not isinstance(value, numbers.Integral) or value < 1:
+        if not is_integer(value, 1):
             raise InvalidArgument(
                 f"pack_batch: {name} must be an integer of at least 1, got {value!r}"
             )

@@ -3,11 +3,13 @@
 import statistics
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 from mooncake_kernels import InvalidArgument
+
+from .arguments import is_integer, is_number
 
 
 @dataclass(frozen=True)
@@ -27,15 +29,17 @@ class ChunkProfile:
 
     def __post_init__(self) -> None:
         """Check the table."""
-        ascending = all(before < after for before, after in pairwise((0, *self.sizes)))
-        if not self.sizes or not ascending:
+        sizes = self.sizes if isinstance(self.sizes, Sequence) else ()
+        is_good = len(sizes) > 0 and all(is_integer(size, 1) for size in sizes)
+        if not is_good or not all(before < after for before, after in pairwise(sizes)):
             raise InvalidArgument(
-                f"ChunkProfile: sizes must ascend and be at least 1, got {self.sizes}"
+                f"ChunkProfile: sizes must ascend and be at least 1, got {self.sizes!r}"
             )
-        if len(self.seconds) != len(self.sizes) or not all(s > 0 for s in self.seconds):
+        seconds = self.seconds if isinstance(self.seconds, Sequence) else ()
+        if len(seconds) != len(sizes) or not all(is_number(s) and s > 0 for s in seconds):
             raise InvalidArgument(
-                f"ChunkProfile: seconds must be positive, one a size ({len(self.sizes)}), got "
-                f"{self.seconds}"
+                f"ChunkProfile: seconds must be positive, one a size ({len(sizes)}), got "
+                f"{self.seconds!r}"
             )
 
     def step_seconds(self, num_tokens: int) -> float:
@@ -46,10 +50,10 @@ class ChunkProfile:
         Raises:
             InvalidArgument: more tokens than the largest size.
         """
-        if num_tokens > self.sizes[-1]:
+        if not is_number(num_tokens) or num_tokens > self.sizes[-1]:
             raise InvalidArgument(
                 f"ChunkProfile: num_tokens must be at most {self.sizes[-1]}, the largest size "
-                f"measured, got {num_tokens}"
+                f"measured, got {num_tokens!r}"
             )
         index = bisect_left(self.sizes, num_tokens)
         if index == 0 or self.sizes[index] == num_tokens:
@@ -81,8 +85,10 @@ def profile_chunks(
 
     Source: the one-time profile of SARATHI, section 4.4, and Sarathi-Serve, section 4.3.
     """
-    if repeats < 1:
-        raise InvalidArgument(f"profile_chunks: repeats must be at least 1, got {repeats}")
+    if not is_integer(repeats, 1):
+        raise InvalidArgument(
+            f"profile_chunks: repeats must be an integer of at least 1, got {repeats!r}"
+        )
     sizes = tuple(sizes)
     medians = []
     for size in sizes:

@@ -110,16 +110,24 @@ def test_any_profile(
 @pytest.mark.parametrize(
     ("num_decodes", "options", "words"),
     [
-        (-1, {}, "num_decodes must be at least 0, got -1"),
+        (-1, {}, "num_decodes must be an integer of at least 0, got -1"),
+        (1.5, {}, "num_decodes must be an integer of at least 0, got 1.5"),
+        ("3", {}, "num_decodes must be an integer of at least 0, got '3'"),
         (2048, {}, "num_decodes must be less than the last multiple of 128 within the 2048 tokens"),
-        (1, {"tile": 0}, "tile must be at least 1"),
-        (1, {"prefill_per_decode": 0.0}, "prefill_per_decode must be positive"),
-        (1, {"max_loss": -0.1}, "max_loss must be at least 0"),
+        (1, {"tile": 0}, "tile must be an integer of at least 1, got 0"),
+        (1, {"tile": 128.0}, "tile must be an integer of at least 1, got 128.0"),
+        (1, {"prefill_per_decode": 0.0}, "prefill_per_decode must be a positive number, got 0.0"),
+        (1, {"prefill_per_decode": "14"}, "prefill_per_decode must be a positive number"),
+        (1, {"max_loss": -0.1}, "max_loss must be a number of at least 0, got -0.1"),
+        (1, {"max_loss": None}, "max_loss must be a number of at least 0, got None"),
+        (1, {"max_step_seconds": None}, "max_step_seconds must be a number, got None"),
     ],
 )
 def test_bad_numbers_are_named(num_decodes: int, options: dict, words: str) -> None:
     with pytest.raises(InvalidArgument, match=words):
         choose_chunk_size(roofline(256), num_decodes, **options)
+    with pytest.raises(InvalidArgument, match="profile must be a ChunkProfile, got None"):
+        choose_chunk_size(None, 1)
 
 
 def test_between_measurements_is_a_line() -> None:
@@ -128,6 +136,8 @@ def test_between_measurements_is_a_line() -> None:
     assert times == [1.0, 1.0, 1.5, 3.0]
     with pytest.raises(InvalidArgument, match="at most 256, the largest size measured, got 257"):
         profile.step_seconds(257)
+    with pytest.raises(InvalidArgument, match="num_tokens must be at most 256, .*, got None"):
+        profile.step_seconds(None)
 
 
 @pytest.mark.parametrize(
@@ -138,6 +148,11 @@ def test_between_measurements_is_a_line() -> None:
         ((128, 128), (1.0, 1.0), "sizes must ascend"),
         ((128,), (1.0, 2.0), r"one a size \(1\)"),
         ((128,), (0.0,), "seconds must be positive"),
+        (128, (1.0,), "sizes must ascend and be at least 1, got 128"),
+        ((128.5,), (1.0,), "sizes must ascend"),
+        (("128",), (1.0,), "sizes must ascend"),
+        ((128,), 1.0, "seconds must be positive, .*, got 1.0"),
+        ((128,), ("1",), "seconds must be positive"),
         ((128,), (math.nan,), "seconds must be positive"),
     ],
 )
@@ -159,5 +174,7 @@ def test_a_profile_is_the_median_of_warm_calls() -> None:
     profile = profile_chunks(run, [2, 5], clock=lambda: now)
     assert profile == ChunkProfile((2, 5), (2.0, 5.0))
     assert calls == [2] * 4 + [5] * 4
-    with pytest.raises(InvalidArgument, match="repeats must be at least 1, got 0"):
+    with pytest.raises(InvalidArgument, match="repeats must be an integer of at least 1, got 0"):
         profile_chunks(run, [2], repeats=0)
+    with pytest.raises(InvalidArgument, match="repeats must be .*, got '3'"):
+        profile_chunks(run, [2], repeats="3")

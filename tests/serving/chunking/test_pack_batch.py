@@ -80,6 +80,7 @@ def test_nothing_to_do() -> None:
         (([], [], 0), {}, "budget must be an integer of at least 1, got 0"),
         (([], [], 8), {"max_chunk": 0}, "max_chunk must be an integer of at least 1, got 0"),
         (([], [], 8), {"max_requests": 0}, "max_requests must be an integer of at least 1, got 0"),
+        (([], [], True), {}, "budget must be an integer of at least 1, got True"),
         (([], [], float("nan")), {}, "budget must be an integer of at least 1, got nan"),
         (([], [], 8), {"max_chunk": 2.5}, "max_chunk must be an integer of at least 1, got 2.5"),
         (([decode("x", drafts=8)], [], 8), {}, "budget must hold the 9 pending tokens .*'x'"),
