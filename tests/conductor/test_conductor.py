@@ -1,5 +1,7 @@
 """The life of a request, and that the books balance."""
 
+import math
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -177,6 +179,12 @@ def test_the_same_requests_have_the_same_decisions(policy):
         (lambda: Request(1, 9, num_output_tokens=0.5), "num_output_tokens must be an integer"),
         (lambda: Slo(True, 1.0), "Slo: ttft_s must be positive, got True"),
         (lambda: Request(0, 512, (1, 2)), "keys must be at most 1 for 512 tokens in blocks of 512"),
+        (lambda: Request(0, 512, None), "Request: keys must be a tuple of integers, got None"),
+        (lambda: Slo(10**400, math.nan), "Slo: tbt_s must be positive, got nan"),
+        (lambda: Cluster(4), "Cluster: roles must be a list of Role, got 4"),
+        (lambda: Cluster([Role.BOTH], names=1), "Cluster: names must be a list of str, got 1"),
+        (lambda: make(1, seed=1.5), "Conductor: seed must be an integer, got 1.5"),
+        (lambda: make(1, seed=-1), "Conductor: seed must be at least 0, got -1"),
         (lambda: Cluster([Role.PREFILL, 9]), "Cluster: roles must be of Role"),
         (lambda: Cluster([Role.PREFILL], names=["a", "b"]), "names must be 1, one an instance"),
         (

@@ -127,6 +127,7 @@ def test_no_transfer_takes_no_time():
         (lambda: PolynomialPrefill.fit([1, 2, 3], 0, [1, 1, -1]), "seconds must be positive"),
         (lambda: PolynomialPrefill.fit([1, 2, np.nan], 0, [1, 1, 1]), "samples must be finite"),
         (lambda: NicTransfer(1, 0), "NicTransfer: bytes_per_s must be positive, got 0"),
+        (lambda: Roofline(LLAMA_13B, A800_X8, memory_share="1"), r"memory_share must be .*got '1'"),
         (lambda: Roofline(LLAMA_13B, A800_X8, flops_share=1.5), r"flops_share must be in \(0, 1\]"),
         (
             lambda: Roofline(LLAMA3_70B, MachineSpec(1, 1, 80e9, 1)),

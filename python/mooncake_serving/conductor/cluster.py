@@ -5,7 +5,7 @@ from enum import IntFlag
 
 import numpy as np
 
-from .errors import InvalidArgument
+from .errors import InvalidArgument, check_sized
 
 
 class Role(IntFlag):
@@ -52,9 +52,12 @@ class Cluster:
         max_batch_size: int | Sequence[int] = 2**31,
         names: Sequence[str] | None = None,
     ) -> None:
+        check_sized("Cluster", "roles", roles, "a list of Role")
         n = len(roles)
         if any(role not in (Role.PREFILL, Role.DECODE, Role.BOTH) for role in roles):
             raise InvalidArgument(f"Cluster: roles must be of Role, got {list(roles)[:8]}")
+        if names is not None:
+            check_sized("Cluster", "names", names, "a list of str")
         if names is not None and len(names) != n:
             raise InvalidArgument(f"Cluster: names must be {n}, one an instance, got {len(names)}")
         _check_each("capacity_tokens", capacity_tokens, n, 0)

@@ -18,7 +18,7 @@ from .cluster import Cluster, Role
 from .costs import Costs
 from .decision import Decision, DecodeChoice
 from .decoding import DecodeLoad, InFlight, choose_decode
-from .errors import InvalidArgument, check_index
+from .errors import InvalidArgument, check_count, check_index
 from .index import Index
 from .policies import KVCacheCentric, PrefillPolicy, PrefillView
 from .reasons import Reason, Why
@@ -60,6 +60,7 @@ class Conductor:
                 f"Conductor: index must be of {cluster.num_instances} instances, "
                 f"got {index.num_instances}"
             )
+        check_count("Conductor", "seed", seed, 0)
         self.cluster, self.index, self.costs, self.slo = cluster, index, costs, slo
         self.policy: PrefillPolicy = policy if policy is not None else KVCacheCentric()
         self.admission: Admission = admission if admission is not None else EarlyRejection()

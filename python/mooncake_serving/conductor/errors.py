@@ -6,6 +6,7 @@ one error that it raises; like ``mooncake_kernels.InvalidArgument`` it is a ``Va
 
 import math
 import numbers
+from collections.abc import Sized
 from typing import Any
 
 
@@ -38,10 +39,16 @@ def check_index(op: str, name: str, value: int, count: int) -> None:
         raise InvalidArgument(f"{op}: {name} must be in [0, {count}), got {value!r}")
 
 
+def check_sized(op: str, name: str, value: Any, what: str) -> None:
+    """Raise :class:`InvalidArgument` unless ``value`` has a length."""
+    if not isinstance(value, Sized):
+        raise InvalidArgument(f"{op}: {name} must be {what}, got {value!r}")
+
+
 def _is_integer(value: Any) -> bool:
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
 def _is_finite(value: Any) -> bool:
     is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    return is_number and math.isfinite(value)
+    return is_number and -math.inf < value < math.inf

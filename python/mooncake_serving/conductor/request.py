@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from .errors import InvalidArgument, check_count, check_positive
+from .errors import InvalidArgument, check_count, check_positive, check_sized
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,7 @@ class Request:
         check_count("Request", "block_size", self.block_size, 1)
         check_count("Request", "num_output_tokens", self.num_output_tokens, 0)
         check_count("Request", "max_output_tokens", self.max_output_tokens, 0)
+        check_sized("Request", "keys", self.keys, "a tuple of integers")
         most = -(-self.num_tokens // self.block_size)
         if len(self.keys) > most:
             raise InvalidArgument(

@@ -1,5 +1,6 @@
 """Cost models from what a model has to do and what a machine can: no measurement is needed."""
 
+import numbers
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +11,7 @@ from .specs import MachineSpec, ModelSpec
 
 
 def _check_share(op: str, name: str, value: float) -> None:
-    if not 0 < value <= 1:
+    if not isinstance(value, numbers.Real) or not 0 < float(value) <= 1:
         raise InvalidArgument(f"{op}: {name} must be in (0, 1], got {value!r}")
 
 
