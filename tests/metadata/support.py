@@ -25,7 +25,7 @@ from mooncake_kernels.transfer import TransferEngine
 from ..conftest import skip
 from ..stopping import stop
 
-WAIT_S = 20.0  # longer than anything here takes; a test that needs it has failed
+WAIT_S = 60.0  # longer than anything here takes; a test that needs it has failed
 TTL_S = 1.2  # short enough to be waited for
 
 
@@ -42,6 +42,16 @@ def free_port() -> int:
         return listening.getsockname()[1]
 
 
+def reserved_port() -> socket.socket:
+    """Hold a port while this is open: nobody is given it but servers that name it, as they share it
+    with who does not listen (SO_REUSEADDR), and also those that come back to it.
+    """
+    holding = socket.socket()
+    holding.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    holding.bind(("127.0.0.1", 0))
+    return holding
+
+
 class RedisServer:
     """redis-server on a port of its own. What it holds is lost when it is stopped."""
 
@@ -50,7 +60,8 @@ class RedisServer:
     def __init__(self, folder: Path, *options: str, tls: bool = False):
         if shutil.which("redis-server") is None:
             skip("redis", "there is no redis-server (apt install redis-server)")
-        self.port = free_port()
+        self._holding = reserved_port()
+        self.port = self._holding.getsockname()[1]
         self.folder = folder
         ports = ["--port", "0", "--tls-port", str(self.port)] if tls else ["--port", str(self.port)]
         self._command = [

@@ -10,7 +10,7 @@ import numpy as np
 
 from mooncake_kernels.pool import Key, ObjectPool, PutResult
 
-WAIT_S = 30
+WAIT_S = 60
 
 
 def content(key: Key, num_bytes: int) -> np.ndarray:

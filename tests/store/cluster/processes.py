@@ -14,7 +14,7 @@ from mooncake_serving.store import Store, directory
 from .support import UNIT, Host, make_host
 
 START_S = 60  # for a process that imports torch on a busy machine
-ANSWER_S = 30
+ANSWER_S = 60
 
 
 def serve(pipe: Connection, url: str, name: str, path: str | None, options: dict) -> None:

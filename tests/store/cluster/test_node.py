@@ -121,8 +121,9 @@ def test_who_reads_may_end_it_before_a_node_is_closed(hosts):
 
 
 def test_a_node_is_closed_while_others_read_it(hosts):
-    one, two = hosts.several(2, by_key=False, answer_s=0.5)
+    one, two = hosts.several(2, by_key=False)
     one.cluster.put("a", value(1))
+    one.node._answer_s = 0.5  # for which its end waits for readers
 
     def closed(read, *args, **options):
         one.node.close()
@@ -174,7 +175,11 @@ def test_what_is_said_of_a_host(hosts):
     assert member.pool == one.node.pool_name and member.capacity_bytes == 64 * UNIT
     one.cluster.put("a", value(1))
     one.node.is_draining = True
-    assert eventually(lambda: one.cluster.members()[0].is_draining)
-    assert one.cluster.members()[0].free_bytes == 63 * UNIT
+
+    def told() -> tuple[bool, int]:
+        [member] = one.cluster.members()
+        return member.is_draining, member.free_bytes
+
+    assert eventually(lambda: told() == (True, 63 * UNIT))
     assert one.cluster.stats()[one.node.pool_name].num_ready == 1
     assert one.cluster.retain("a", "hard") and not one.cluster.retain("b", "hard")

@@ -20,6 +20,7 @@ from mooncake_serving.store.copies.draining import drain
 
 from ..cluster.support import Host, make_host
 from ..spread.support import die
+from ..support import eventually
 
 STORED = PutResult.STORED
 EXISTS = PutResult.EXISTS
@@ -117,6 +118,10 @@ class ClusterMachine(RuleBasedStateMachine):
     def settle(self, *allowed: int) -> None:
         """After something was done: pools have what they had, less what was evicted, and copies
         of nothing else than of ``allowed`` objects."""
+        # A reader has its bytes before their holder lets go of them, which keeps what comes next
+        # from evicting them.
+        pools = [slot.pool for slot in self.slots]
+        assert eventually(lambda: not any(pool.stats().num_pins for pool in pools))
         for slot in self.slots:
             actual = slot.actual()
             assert slot.objects - actual <= slot.evicted, "an object was lost"

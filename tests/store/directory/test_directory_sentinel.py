@@ -10,7 +10,7 @@ from mooncake_kernels.errors import Unavailable
 from mooncake_kernels.transfer import TransferEngine
 from mooncake_serving.store.directory import Member, connect
 
-from ...metadata.support import eventually, free_port
+from ...metadata.support import eventually, reserved_port
 from .support import LONG_S, keys
 
 A = Member("a", "host 1", "pool 1")
@@ -39,7 +39,8 @@ def servers(start):
 @pytest.fixture
 def sentinel(tmp_path, servers):
     """A sentinel, which is alone to decide: a client of it."""
-    port, path = free_port(), tmp_path / "sentinel.conf"
+    holding, path = reserved_port(), tmp_path / "sentinel.conf"
+    port = holding.getsockname()[1]
     path.write_text(
         CONFIGURATION.format(port=port, folder=tmp_path, master=servers[0].port, password=PASSWORD)
     )
@@ -59,6 +60,7 @@ def sentinel(tmp_path, servers):
         client.close()
         process.kill()
         process.wait()
+        holding.close()
 
 
 def port_of(sentinel: redis.Redis) -> int:
@@ -66,7 +68,8 @@ def port_of(sentinel: redis.Redis) -> int:
 
 
 def test_a_failover_by_a_sentinel(servers, sentinel):
-    nobody = free_port()
+    holding = reserved_port()  # where nobody listens
+    nobody = holding.getsockname()[1]
     shown = f"redis+sentinel://127.0.0.1:{nobody},127.0.0.1:{port_of(sentinel)}/kv"
     with connect(shown.replace("//", f"//:{PASSWORD}@") + "?db=1") as directory:
         directory.join(A, LONG_S)
@@ -91,6 +94,7 @@ def test_a_failover_by_a_sentinel(servers, sentinel):
         directory.join(A, LONG_S)
         directory.publish("pool 1", keys(1, 2))
         assert directory.renew(A, LONG_S) and len(directory.match_prefix(keys(1, 2))) == 2
+    holding.close()
 
 
 def test_a_master_that_becomes_a_replica(servers, sentinel):

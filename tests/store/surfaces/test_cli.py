@@ -108,8 +108,9 @@ def test_a_watermark_evicts_ahead_of_need(path):
             for key in range(48):
                 pool.put_from((key, 0), bytes(4096))
             assert eventually(lambda: pool.stats().num_ready <= 32)
-            evicted = 48 - pool.stats().num_ready
-            assert eventually(lambda: read_counts(str(path)).num_evicted == evicted)
+            assert eventually(
+                lambda: read_counts(str(path)).num_evicted == 48 - pool.stats().num_ready
+            )
         os.kill(pid, signal.SIGTERM)
         assert ended_well(pid)
 
