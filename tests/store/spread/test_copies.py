@@ -216,6 +216,35 @@ def test_a_move_has_never_fewer_copies_than_before(hosts):
     assert three.cluster.get_each(keys) == [value(i) for i in keys]
 
 
+@pytest.mark.parametrize("target", ["host-1", "host-2"])
+@pytest.mark.parametrize("call", ["get", "get_into", "fetch", "view"])
+def test_what_is_moved_while_it_is_looked_for_is_found(hosts, call, target):
+    """The directory has said where it is, and there it is no more, but elsewhere, or here."""
+    one, two, three = hosts.several(3)
+    to = two if target == "host-1" else three
+    one.cluster.put("a", value(1))
+    moves = []
+
+    def moved(read, *args, **options):
+        if not moves:
+            moves.append(Copies(one.cluster).move(["a"], one.node.name, to.node.name))
+        return read(*args, **options)
+
+    with replaced(three.node, "read", moved):
+        if call == "get":
+            assert three.cluster.get("a") == value(1)
+        elif call == "get_into":
+            into = np.zeros(100, np.uint8)
+            assert three.cluster.get_into("a", into, offset=50) == UNIT
+            assert bytes(into) == value(1)[50:150]
+        elif call == "fetch":
+            assert three.cluster.fetch(["a"]) == [STORED if to is two else EXISTS]
+        else:
+            with three.cluster.view("a") as seen:
+                assert bytes(seen.view) == value(1)
+    assert moves[0].failed == {} and not one.store.exists("a") and to.store.exists("a")
+
+
 def test_what_cannot_be_copied_is_not_removed(hosts):
     one, two = hosts.several(2)
     small = hosts.make("small", 4 * UNIT)

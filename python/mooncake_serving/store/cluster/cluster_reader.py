@@ -1,5 +1,6 @@
 """The half of ``ClusterStore`` that finds and reads objects."""
 
+import ctypes
 import logging
 import random
 import time
@@ -11,6 +12,7 @@ import numpy as np
 from mooncake_kernels.errors import ChecksumError, InvalidArgument, Unavailable
 from mooncake_kernels.pool import PinnedObject, PutResult
 
+from ..directory import Holders
 from ..keyspace import Keyspace, StoreKey, StoreKeys
 from ..node import Node
 from ..node.arriving import Outcome
@@ -22,6 +24,7 @@ from .hot_keys import HotKeys
 logger = logging.getLogger(__name__)
 
 ABSENT, TOO_SMALL = -1, -2  # of ObjectPool.get_into_each
+GONE = (Outcome.ABSENT, Outcome.DAMAGED)
 PAUSE_S = 0.001  # while another process of this host brings an object here
 
 
@@ -254,16 +257,8 @@ class ClusterReader:
         """Read objects of other pools; those that are read again and again are brought here."""
         if not len(words):
             return []
-        verify = self._verifies()
         pools, is_remembered = self.node.locations.find(words)
-        outcomes = self.node.read(words, sinks, pools, verify=verify)
-        gone = [
-            i
-            for i, outcome in enumerate(outcomes)
-            if outcome in (Outcome.ABSENT, Outcome.DAMAGED) and is_remembered[i]
-        ]
-        if gone:
-            self._read_anew(words, sinks, gone, outcomes, verify)
+        outcomes = self._read_from(words, sinks, pools, is_remembered)
         if self._hot is not None and self._store is not None and not self.node.is_draining:
             read = [i for i, outcome in enumerate(outcomes) if outcome is Outcome.DONE]
             num_copies = np.array([len(pools[i]) for i in read])
@@ -271,20 +266,54 @@ class ClusterReader:
                 self._fetch_hot(words[read][chosen])
         return outcomes
 
-    def _read_anew(
+    def _read_from(
         self,
         words: np.ndarray,
         sinks: Sequence[Sink],
-        gone: list[int],
-        outcomes: list[Outcome],
-        verify: bool,
-    ) -> None:
-        """Read what was gone, or damaged, where it was remembered, as the directory tells now."""
-        pools, _ = self.node.locations.find(words[gone], anew=True)
-        read = self.node.read(words[gone], [sinks[i] for i in gone], pools, verify=verify)
-        for i, outcome in zip(gone, read, strict=True):
+        pools: Holders,
+        is_remembered: Sequence[bool],
+    ) -> list[Outcome]:
+        """Read objects from where they are said to be; what is gone there, or damaged, from where
+        the directory says that it is now, for somebody may have moved it meanwhile, also to here.
+        """
+        verify = self._verifies()
+        outcomes = self.node.read(words, sinks, pools, verify=verify)
+        gone = [i for i, outcome in enumerate(outcomes) if pools[i] and outcome in GONE]
+        if not gone:
+            return outcomes
+        told, _ = self.node.locations.find(words[gone], anew=True)
+        elsewhere = {
+            i: names
+            for i, names in zip(gone, told, strict=True)
+            if is_remembered[i] or not set(names) <= set(pools[i])
+        }
+        indices = list(elsewhere)
+        read = self.node.read(
+            words[indices], [sinks[i] for i in indices], list(elsewhere.values()), verify=verify
+        )
+        for i, outcome in zip(indices, read, strict=True):
             if outcome is not Outcome.ABSENT:
                 outcomes[i] = outcome
+        for i, names in zip(gone, told, strict=True):
+            if outcomes[i] is Outcome.ABSENT and self.node.pool_name in names:
+                outcomes[i] = self._read_here(words[i], sinks[i])
+        return outcomes
+
+    def _read_here(self, word: np.ndarray, sink: Sink) -> Outcome:
+        """Read what has come into the own pool since that was looked at."""
+        first, second = word.tolist()
+        pinned = self._own_pool("get").pin_key((first, second))
+        if pinned is None:
+            return Outcome.ABSENT
+        with pinned:
+            ranges = sink.open(pinned.num_bytes)
+            if ranges is None:
+                return Outcome.NOT_TAKEN
+            value = pinned.to_bytes()
+        for part in ranges:
+            ctypes.memmove(part.address, value[part.offset :], part.num_bytes)
+        sink.commit()
+        return Outcome.DONE
 
     def _fetch_hot(self, words: np.ndarray) -> None:
         try:
@@ -301,7 +330,8 @@ class ClusterReader:
         outcomes = [Outcome.DONE] * len(words)
         missing = np.flatnonzero(~self._are_here(words))
         sinks = [IntoPool(store, (first, second)) for first, second in words[missing].tolist()]
-        read = self.node.read(words[missing], sinks, verify=self._verifies())
+        pools, is_remembered = self.node.locations.find(words[missing], anew=True)
+        read = self._read_from(words[missing], sinks, pools, is_remembered)
         for i, sink, outcome in zip(missing, sinks, read, strict=True):
             results[i], outcomes[i] = sink.result, outcome
         new = words[missing[[sink.result is PutResult.STORED for sink in sinks]]]
