@@ -14,6 +14,7 @@ from mooncake_serving.store.node import remote
 from mooncake_serving.store.node.messages import Pin, Pinned, key_bytes
 
 from ...metadata.support import RedisServer
+from ..directory.conftest import patient  # noqa: F401
 from ..support import eventually
 from .processes import HostProcess, fetch, get, pool_file, put
 from .support import SHORT_TTL_S, UNIT, Hosts, replaced, value

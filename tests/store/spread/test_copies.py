@@ -260,7 +260,7 @@ def test_what_cannot_be_copied_is_not_removed(hosts):
 
 
 def test_a_dead_target_takes_nothing(hosts):
-    one, two, dead = hosts.several(3, answer_s=2.0, read_s=2.0)
+    one, two, dead = hosts.several(3)
     one.cluster.put("a", value(1))
     die(dead)
     moved = Copies(one.cluster).move(["a"], one.node.name, dead.node.name)
@@ -270,7 +270,7 @@ def test_a_dead_target_takes_nothing(hosts):
 
 
 def test_one_host_down_and_what_has_a_copy_elsewhere_is_read(hosts):
-    made = hosts.several(4, answer_s=2.0, read_s=5.0)
+    made = hosts.several(4)
     keys = list(range(40))
     blocks = [value(i) for i in keys]
     for i in keys:
@@ -285,7 +285,7 @@ def test_one_host_down_and_what_has_a_copy_elsewhere_is_read(hosts):
 
 
 def test_repair_makes_good_what_a_dead_host_had(hosts):
-    made = hosts.several(4, 256 * UNIT, answer_s=2.0, read_s=5.0)
+    made = hosts.several(4, 256 * UNIT)
     keys = list(range(60))
     for i in keys:
         assert Copies(made[i % 4].cluster).put(i, value(i), replicas=2).num_copies == 2

@@ -173,7 +173,7 @@ def test_a_copy_that_the_directory_only_thinks_of_is_made_again(hosts):
 
 
 def test_of_two_that_keep_it_one_is_dead(hosts):
-    made = hosts.several(3, answer_s=2.0, read_s=2.0)
+    made = hosts.several(3)
     one, *others = made
     Copies(one.cluster).put("a", value(1), replicas=3)
     dead, living = sorted(others, key=lambda host: host.node.pool_name)  # in which order are asked
@@ -183,7 +183,7 @@ def test_of_two_that_keep_it_one_is_dead(hosts):
 
 
 def test_what_a_dead_neighbour_has_is_not_elsewhere(hosts):
-    one, dead, two = hosts.several(3, answer_s=2.0, read_s=2.0)
+    one, dead, two = hosts.several(3)
     for i in range(20):
         one.cluster.put(i, value(i))
     Copies(one.cluster).replicate(range(20), 3)

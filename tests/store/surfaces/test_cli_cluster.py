@@ -12,6 +12,7 @@ from mooncake_serving.store import ClusterStore, Node, Store, directory
 from mooncake_serving.store.cli import main
 
 from ...metadata.support import RedisServer
+from ..directory.conftest import patient  # noqa: F401
 from ..support import WAIT_S, ended_well, eventually
 from .support import serving, url_of
 
