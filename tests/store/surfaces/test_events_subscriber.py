@@ -59,6 +59,12 @@ class AnyPublisher:
                     self._replay.send_multipart((client, delimiter, *answer))
 
 
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch):
+    """What is sent again comes late on a busy machine."""
+    monkeypatch.setattr(replay_module, "WAIT_S", WAIT_S)
+
+
 @pytest.fixture
 def publisher():
     made = AnyPublisher()
