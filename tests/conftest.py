@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 from mooncake_kernels import config
 
@@ -17,6 +18,9 @@ if not HAS_CUDA:
     os.environ.setdefault("TRITON_INTERPRET", "1")  # must be set before triton is imported
 
 torch.set_num_threads(2)
+# No test asserts a time, those of hypothesis neither: of an example, and of drawing some.
+settings.register_profile("timeless", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("timeless")
 # In the background of a script SIGINT is ignored, by us and by every process that a test starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
