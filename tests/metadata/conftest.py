@@ -5,10 +5,9 @@ from urllib.parse import quote
 import pytest
 
 from mooncake_kernels import config
-from mooncake_kernels.metadata import bounded_socket
 
 from ..conftest import skip
-from .support import TTL_S, HttpServer, MooncakeServer, RedisServer
+from .support import TTL_S, HttpServer, MooncakeServer, RedisServer, impatience
 
 
 @pytest.fixture
@@ -19,9 +18,10 @@ def short_ttl():
 
 
 @pytest.fixture
-def impatient(monkeypatch):
+def impatient():
     """A server that does not answer is soon given up."""
-    monkeypatch.setattr(bounded_socket, "TIMEOUT_S", 0.4)
+    with impatience():
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -55,11 +55,16 @@ def server(request, tmp_path):
 
 
 @pytest.fixture(params=[False, True], ids=["refuses", "same_again"])
-def mooncake_url(request):
+def mooncake_server(request):
     """A server that does what Mooncake's do."""
     server = HttpServer(lambda port: MooncakeServer(port, request.param))
-    yield server.url
+    yield server
     server.stop()
+
+
+@pytest.fixture
+def mooncake_url(mooncake_server):
+    return mooncake_server.url
 
 
 @pytest.fixture

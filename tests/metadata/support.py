@@ -16,8 +16,10 @@ from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
+import pytest
 
 from mooncake_kernels import config, metadata
+from mooncake_kernels.metadata import bounded_socket
 from mooncake_kernels.metadata.entry import encode
 from mooncake_kernels.metadata.server import MetadataServer
 from mooncake_kernels.transfer import TransferEngine
@@ -25,8 +27,9 @@ from mooncake_kernels.transfer import TransferEngine
 from ..conftest import skip
 from ..stopping import stop
 
-WAIT_S = 60.0  # longer than anything here takes; a test that needs it has failed
+WAIT_S = 120.0  # longer than anything here takes; a test that needs it has failed
 TTL_S = 1.2  # short enough to be waited for
+IMPATIENCE_S = 0.4  # see impatience
 
 
 def eventually(condition, what: str) -> None:
@@ -37,9 +40,12 @@ def eventually(condition, what: str) -> None:
         time.sleep(0.02)
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        return listening.getsockname()[1]
+@contextlib.contextmanager
+def impatience():
+    """Meanwhile a server that does not answer is soon given up."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(bounded_socket, "TIMEOUT_S", IMPATIENCE_S)
+        yield
 
 
 def reserved_port() -> socket.socket:
@@ -50,6 +56,15 @@ def reserved_port() -> socket.socket:
     holding.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     holding.bind(("127.0.0.1", 0))
     return holding
+
+
+_reserved: list[socket.socket] = []  # as long as this process lives
+
+
+def free_port() -> int:
+    """A port that nobody listens at but who asks for it by its number, now or later."""
+    _reserved.append(reserved_port())
+    return _reserved[-1].getsockname()[1]
 
 
 class RedisServer:
@@ -101,12 +116,11 @@ class HttpServer:
 
     def __init__(self, make=None):
         self._make = make or functools.partial(MetadataServer, "127.0.0.1")
-        self.port = 0
+        self.port = free_port()
         self.start()
 
     def start(self) -> None:
         self._server = self._make(self.port)
-        self.port = self._server.server_address[1]
         self.url = f"http://127.0.0.1:{self.port}/metadata"
         serve = functools.partial(self._server.serve_forever, poll_interval=0.02)
         self._thread = threading.Thread(target=serve)
@@ -191,7 +205,7 @@ def serve(pipe, url: str, name: str, listen: str | None, num_bytes: int, ttl_s: 
 class Process:
     """An engine in a process of its own."""
 
-    def __init__(self, url, name, listen=None, num_bytes=1 << 16, ttl_s=TTL_S):
+    def __init__(self, url, name, listen=None, num_bytes=1 << 16, ttl_s=60.0):
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([__name__])
         self._pipe, theirs = context.Pipe()
@@ -200,7 +214,7 @@ class Process:
         )
         self._process.start()
         theirs.close()
-        assert self._pipe.poll(60), "the engine did not start"
+        assert self._pipe.poll(WAIT_S), "the engine did not start"
         self.address, self.region_address = self._pipe.recv()
         self.pid = self._process.pid
 

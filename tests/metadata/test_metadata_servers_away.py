@@ -1,5 +1,6 @@
 """Servers that are killed, lose what they held, come back, or never answer."""
 
+import contextlib
 import logging
 import socket
 import threading
@@ -7,12 +8,12 @@ import time
 
 import pytest
 
-from mooncake_kernels import metadata
-from mooncake_kernels.errors import Unavailable
+from mooncake_kernels import config, metadata
+from mooncake_kernels.errors import TransferError, Unavailable
 from mooncake_kernels.metadata.entry import encode
 from mooncake_kernels.transfer import TransferEngine
 
-from .support import TTL_S, eventually, names, raw_server, urls_at
+from .support import TTL_S, eventually, impatience, names, raw_server, urls_at
 
 pytestmark = pytest.mark.usefixtures("short_ttl")
 
@@ -27,13 +28,21 @@ def keepers() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("keep ")]
 
 
+def finds_itself(engine: TransferEngine) -> bool:
+    """Where a refresh is late, its entry may be gone for a moment."""
+    with contextlib.suppress(TransferError):
+        return engine.open("a").transport == "local"
+    return False
+
+
 def test_a_name_stays_as_long_as_its_engine(url, log):
-    with TransferEngine("a", metadata=url):
+    ttl_s = 4.5  # so that a refresh may be late by 3 s
+    with config.override(metadata_ttl_s=ttl_s), TransferEngine("a", metadata=url):
         assert len(keepers()) == 1
-        until = time.monotonic() + 2.5 * TTL_S
+        until = time.monotonic() + 1.2 * ttl_s
         while time.monotonic() < until:
             assert names(url) == ["a"]
-            time.sleep(TTL_S / 5)
+            time.sleep(0.2)
     assert keepers() == []
     assert log() == []
 
@@ -51,7 +60,7 @@ def test_a_server_that_loses_everything_is_told_again(server, log):
             away, back = log()[num_before:]
             assert away.startswith("mooncake/rpc_meta/a cannot be refreshed: metadata server")
             assert back == "mooncake/rpc_meta/a is published again"
-        assert engine.open("a").transport == "local"
+        eventually(lambda: finds_itself(engine), "it does not find itself")
     assert names(server.url) == []
 
 
@@ -59,7 +68,12 @@ def test_a_name_that_another_engine_got(url, log):
     key = metadata.connect(url)._engines + "a"
     other = metadata.Entry("a", "127.0.0.1:1", instance=5, host=socket.gethostname())
     with TransferEngine("a", metadata=url), metadata.connect(url) as tool:
-        assert tool._store.replace(key, tool._store.get(key), encode(other), 60)
+
+        def takes_over():
+            held = tool._store.get(key)
+            return held is not None and tool._store.replace(key, held, encode(other), 60)
+
+        eventually(takes_over, "it is not there")
         eventually(lambda: log() == [f"{key} is another engine's by now"], "nothing is logged")
         assert tool.lookup("a") == other
     with metadata.connect(url) as tool:
@@ -108,16 +122,19 @@ def test_a_server_that_does_not_answer(kind, behave, impatient):
 
 
 @pytest.mark.parametrize("server", ["redis"], indirect=True)
-def test_a_server_that_freezes_under_an_engine(server, log, impatient):
+def test_a_server_that_freezes_under_an_engine(server, log):
     with TransferEngine("a", metadata=server.url) as engine:
         server.freeze()
-        eventually(lambda: log(), "nothing is logged")
-        with pytest.raises(Unavailable):
-            engine.open("a")
+        with impatience():
+            eventually(lambda: log(), "nothing is logged")
+            with pytest.raises(Unavailable):
+                engine.open("a")
         server.thaw()
         eventually(lambda: "is published again" in log()[-1], "nothing is logged")
-        assert engine.open("a").transport == "local"
+        eventually(lambda: finds_itself(engine), "it does not find itself")
         server.freeze()
+        with impatience():
+            engine.close()
     assert f"stays for up to {TTL_S:g} s: metadata server" in log()[-1]
     assert keepers() == []
     server.thaw()

@@ -13,7 +13,16 @@ from mooncake_kernels.metadata import Entry
 from mooncake_kernels.transfer import TransferEngine
 
 from ..transfer.handshake import answer
-from .support import engine_process, eventually, free_port, names, put_entry, raw_server
+from .support import (
+    TTL_S,
+    WAIT_S,
+    engine_process,
+    eventually,
+    free_port,
+    names,
+    put_entry,
+    raw_server,
+)
 
 SIZE = 1 << 12
 HERE = socket.gethostname()
@@ -27,7 +36,7 @@ def engine(request, url):
 
 def cause_of_opening(engine: TransferEngine, name: str) -> str:
     with pytest.raises(TransferError) as caught:
-        engine.open(name, deadline_s=10)
+        engine.open(name, deadline_s=WAIT_S)
     assert caught.value.peer == name
     return caught.value.cause
 
@@ -85,7 +94,7 @@ def test_an_engine_of_another_machine_is_not_known_to_be_gone(url):
 
 
 def test_a_killed_engine(url):
-    with engine_process(url, "a", ttl_s=60) as other, TransferEngine(metadata=url) as engine:
+    with engine_process(url, "a") as other, TransferEngine(metadata=url) as engine:
         memory = engine.register(np.ones(SIZE, np.uint8))
         peer = engine.open("a")
         row = (memory.address, other.region_address, SIZE)
@@ -104,11 +113,11 @@ def test_a_killed_engine(url):
 def test_a_killed_engine_that_comes_back_where_it_was(url):
     listen = f"127.0.0.1:{free_port()}"
     with TransferEngine(metadata=url) as engine:
-        with engine_process(url, "a", listen, ttl_s=60) as other:
+        with engine_process(url, "a", listen) as other:
             peer = engine.open("a")
             row = (engine.register(np.ones(SIZE, np.uint8)).address, other.region_address, SIZE)
             other.kill()
-        with engine_process(url, "a", listen, ttl_s=60) as again:
+        with engine_process(url, "a", listen) as again:
             assert again.address == listen
             causes = set()
             for _ in range(2):  # the first may find the old connection closed
@@ -121,8 +130,8 @@ def test_a_killed_engine_that_comes_back_where_it_was(url):
 
 
 def test_the_name_of_a_killed_engine_is_free_after_its_time_to_live(url):
-    with engine_process(url, "a") as other:
-        assert names(url) == ["a"]
+    with engine_process(url, "a", ttl_s=TTL_S) as other:
+        eventually(lambda: names(url) == ["a"], "there is no entry")
         other.kill()
         eventually(lambda: names(url) == [], "the entry stays")
         with TransferEngine(metadata=url) as engine:
@@ -130,7 +139,7 @@ def test_the_name_of_a_killed_engine_is_free_after_its_time_to_live(url):
 
 
 def test_a_stopped_engine_loses_its_name_and_does_not_take_it_back(url, caplog):
-    with engine_process(url, "a") as other:
+    with engine_process(url, "a", ttl_s=TTL_S) as other:
         other.stop()
         eventually(lambda: names(url) == [], "the entry stays")
         with TransferEngine("a", metadata=url) as successor:
