@@ -18,7 +18,7 @@ from mooncake_serving.compat.mooncake import TransferEngine
 from ..stopping import stop
 
 UNTOUCHED = 0xEE
-WAIT_S = 30.0  # longer than anything here takes
+WAIT_S = 120.0  # longer than anything here takes
 SIZE = 1 << 20
 
 

@@ -12,6 +12,7 @@ import mooncake_kernels as mk
 from mooncake_kernels.errors import InvalidArgument
 from mooncake_serving.compat.mooncake import TransferEngine
 
+from ..metadata.support import free_port
 from .support import SIZE, in_threads, refused, side, start, untouched
 
 
@@ -45,8 +46,8 @@ def test_a_name_and_the_port_that_it_got(engine, hostname, host):
 
 
 def test_a_port_that_is_free_and_one_that_is_taken(engine, caplog):
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
+    port = free_port()
+    with socket.create_server(("127.0.0.1", port)):
         start(engine, f"127.0.0.1:{port}")
         assert engine.get_rpc_port() not in (0, port)
         assert f"127.0.0.1:{port} is taken" in caplog.text
@@ -166,8 +167,8 @@ def test_what_is_no_integer_raises_before_initialize(engine):
 
 
 def test_close_and_start_again(engine, caplog):
-    start(engine)
-    port = engine.get_rpc_port()
+    port = free_port()
+    start(engine, f"127.0.0.1:{port}")
     engine.close()
     engine.close()
     start(engine, f"127.0.0.1:{port}")

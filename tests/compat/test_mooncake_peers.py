@@ -13,6 +13,7 @@ import pytest
 from mooncake_serving.compat.mooncake import TransferNotify, TransferOpcode, names, peers
 from mooncake_serving.compat.mooncake.peers import MAX_LANES
 
+from ..metadata.support import eventually, free_port
 from .support import (
     SIZE,
     UNTOUCHED,
@@ -30,7 +31,7 @@ WRITE = TransferOpcode.Write
 
 @pytest.fixture
 def near(monkeypatch):
-    monkeypatch.setenv("MC_TRANSFER_TIMEOUT", "5")  # the shortest there is
+    monkeypatch.setenv("MC_TRANSFER_TIMEOUT", str(int(WAIT_S)))
     with side(addressed(SIZE)) as near:
         yield near
 
@@ -86,8 +87,7 @@ def test_one_connection_serves_calls_that_follow_each_other(near):
 
 
 def test_a_peer_that_is_not_there(near, caplog):
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        name = f"127.0.0.1:{server.getsockname()[1]}"
+    name = f"127.0.0.1:{free_port()}"
     write = near.engine.transfer_sync_write
     for _ in range(3):
         refused(caplog, -1, "connection refused", write, name, near.address, 1, 8)
@@ -97,8 +97,7 @@ def test_a_peer_that_is_not_there(near, caplog):
 
 
 def test_a_peer_that_comes_late(near, caplog):
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        name = f"127.0.0.1:{server.getsockname()[1]}"
+    name = f"127.0.0.1:{free_port()}"
     write = near.engine.transfer_sync_write
     refused(caplog, -1, "connection refused", write, name, near.address, 1, 8)
     with other_process(name) as far:
@@ -109,7 +108,7 @@ def test_a_peer_that_comes_late(near, caplog):
 
 def test_a_peer_that_is_killed_and_started_again(near, caplog):
     write = near.engine.transfer_sync_write
-    with other_process() as far:
+    with other_process(f"127.0.0.1:{free_port()}") as far:
         name, first_address = far.name, far.address
         # Several connections, so that the next call must not find another that is as stale.
         batch_ids = [
@@ -154,9 +153,10 @@ def over_tcp(monkeypatch):
     monkeypatch.setitem(names._TRANSPORTS, "tcp", ("local", "tcp"))
 
 
-def test_a_peer_that_is_stopped(over_tcp, near, caplog):
+def test_a_peer_that_is_stopped(over_tcp, caplog, monkeypatch):
     """Every kind of call ends at its time, and says so."""
-    with other_process() as far:
+    monkeypatch.setenv("MC_TRANSFER_TIMEOUT", "5")  # the shortest there is
+    with side(addressed(SIZE)) as near, other_process() as far:
         block = (far.name, near.address, far.address, SIZE)
         assert near.engine.transfer_sync_write(*block) == 0
         far.stop()
@@ -170,7 +170,7 @@ def test_a_peer_that_is_stopped(over_tcp, near, caplog):
         assert in_threads(3, lambda index: calls[index]()) == [-1, -102, -2]
         assert caplog.text.count("s passed") == 3
         far.go_on()
-        assert near.engine.transfer_sync_write(*block) == 0
+        eventually(lambda: near.engine.transfer_sync_write(*block) == 0, "it does not go on")
 
 
 def checked(engine, batch_id: int) -> int:
@@ -180,8 +180,9 @@ def checked(engine, batch_id: int) -> int:
     return status
 
 
-def test_a_failed_call_does_not_end_those_beside_it(caplog):
+def test_a_failed_call_does_not_end_those_beside_it(caplog, monkeypatch):
     """The other's connections are closed when its own calls are over, not before."""
+    monkeypatch.setenv("MC_TRANSFER_TIMEOUT", str(int(WAIT_S)))
     size = 128 * SIZE  # takes longer than the call that fails
     with side(addressed(size)) as near, other_process(num_bytes=size) as far:
         block = (far.name, [near.address], [far.address], [size])
@@ -225,10 +226,18 @@ def test_ctrl_c_ends_the_transfer_but_not_one_beside_it(over_tcp, near, monkeypa
         first = near.engine.batch_transfer_async_read(
             far.name, [near.address], [far.address], [half]
         )
-        interrupt = threading.Timer(0.2, signal.raise_signal, [signal.SIGINT])
+
+        def interrupt_when_both_are_under_way():
+            stats = near.engine.get_engine().stats
+            eventually(lambda: stats()["peers"][far.name]["num_in_flight"] == 2, "not two")
+            time.sleep(0.2)  # it waits, too
+            signal.raise_signal(signal.SIGINT)
+
+        interrupt = threading.Thread(target=interrupt_when_both_are_under_way)
         with pytest.raises(KeyboardInterrupt):
             interrupt.start()
             near.engine.transfer_sync_read(far.name, near.address + half, far.address + half, half)
+        interrupt.join()
         near.memory[half:] = 0
         far.go_on()
         assert near.engine.get_batch_transfer_status([first]) == 0
@@ -251,6 +260,7 @@ def test_a_slow_peer_does_not_hold_up_another(near):
         for _ in range(20):
             assert near.engine.transfer_sync_write(far.name, near.address, far.address, SIZE) == 0
         assert all(thread.is_alive() for thread in waiting)
+        silent.close()  # resets the connections that it has not taken
         for thread in waiting:
             thread.join(WAIT_S)
         assert not any(thread.is_alive() for thread in waiting)

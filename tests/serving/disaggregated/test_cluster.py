@@ -15,6 +15,7 @@ from mooncake_serving.engine.disaggregated import (
     WorkerOptions,
 )
 
+WAIT_S = 120.0  # longer than anything here takes
 GREEDY = SamplingParams(max_tokens=12, ignore_eos=True)
 SAMPLED = SamplingParams(max_tokens=12, temperature=0.8, seed=3, ignore_eos=True)
 PROMPTS = [[5, 9, 4], list(range(3, 40)), [7] * 100, list(range(100, 3, -1))]
@@ -22,7 +23,7 @@ PROMPTS = [[5, 9, 4], list(range(3, 40)), [7] * 100, list(range(100, 3, -1))]
 
 def options(folder, **changes):
     defaults = {"num_blocks": 64, "block_size": 8, "num_staging_blocks": 32, "chunk_tokens": 16}
-    return WorkerOptions(model=str(folder), **{**defaults, "deadline_s": 30.0, **changes})
+    return WorkerOptions(model=str(folder), **{**defaults, "deadline_s": WAIT_S, **changes})
 
 
 def collect(cluster, jobs):
@@ -95,7 +96,7 @@ def test_options_are_checked_before_a_process_starts(changes, message):
 @pytest.mark.parametrize("after", [0, 3])
 def test_a_killed_process_is_one_clear_error(tiny_folder, victim, after):
     long = SamplingParams(max_tokens=300, ignore_eos=True)
-    with Cluster(options(tiny_folder, deadline_s=20.0)) as cluster:
+    with Cluster(options(tiny_folder)) as cluster:
         cluster.wait_until_ready()
         tokens = cluster.run([Job(prompt, long) for prompt in PROMPTS])
         with pytest.raises((WorkerFailed, RequestFailed)) as caught:
@@ -130,6 +131,6 @@ def test_a_worker_that_was_started_by_nobody_exits(tiny_folder):
     cluster = Cluster(options(tiny_folder))
     cluster.wait_until_ready()
     cluster.decode.pipe.close()
-    cluster.decode.process.join(timeout=10)
+    cluster.decode.process.join(timeout=WAIT_S)
     assert cluster.decode.process.exitcode == 0
     cluster.close()
