@@ -33,7 +33,7 @@ def _pass_in(world: str, folder: str) -> None:
         env={**os.environ, "MK_TEST_WORLD": world},
         text=True,
         capture_output=True,
-        timeout=600,
+        timeout=1800,
     )
     if done.returncode:
         pytest.fail(f"exit status {done.returncode}\n{done.stdout}{done.stderr}", pytrace=False)
