@@ -48,9 +48,11 @@ def test_any_limits_and_arrivals(tiny, data):
     """Requests arrive between steps; blocks are few; every request ends with its own tokens."""
     prompts = data.draw(st.lists(st.lists(st.integers(3, 60), min_size=1, max_size=30), max_size=5))
     params = SamplingParams(max_tokens=data.draw(st.integers(1, 6)))
+    # Of any prompts, some have two tokens that are almost equally likely: not a bit may differ.
+    model = Llama(tiny.config, tiny.weights, batch_invariant=True)
 
     def make(num_blocks, **limits):
-        return Engine(tiny, PagedKVCache(tiny.config, num_blocks, block_size=4), **limits)
+        return Engine(model, PagedKVCache(tiny.config, num_blocks, block_size=4), **limits)
 
     engine = make(
         data.draw(st.integers(9, 30)),

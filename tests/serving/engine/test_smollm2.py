@@ -60,7 +60,10 @@ def test_logits_equal_those_of_transformers(smollm2):
     cache = PagedKVCache(config, 16)
     batch = Batch.build([Chunk(tokens, 0, list(range(16)))], 16)
     got = model.forward(batch, cache, all_logits=True)
-    assert (got - exact).abs().max() < 2 * (rounded - exact).abs().max()
+    ours, other = (got - exact).abs(), (rounded - exact).abs()
+    assert ours.square().mean() < 2**2 * other.square().mean()
+    # The largest of some millions is a matter of luck: of the order in which a CPU adds.
+    assert ours.max() < 5 * other.max()
     assert torch.equal(got.argmax(-1), rounded.argmax(-1))
 
 
