@@ -36,7 +36,24 @@ def odd_ones_first():
     return [torch.zeros(NUM_BLOCKS, 3, dtype=torch.uint8), *one_storage(torch.float16)]
 
 
-KINDS = [one_storage, heads_inside, latents, of_two_kinds, odd_ones_first]
+def of_two_kernel_blocks_each():
+    """Blocks of 16 tokens, of which the attention backend makes two of 8."""
+    return [torch.zeros(2 * NUM_BLOCKS, 8, 2, 8).transpose(1, 2) for _ in range(3)]
+
+
+KINDS = [
+    *(one_storage, heads_inside, latents, of_two_kinds, odd_ones_first),
+    of_two_kernel_blocks_each,
+]
+
+
+def caches_of(layers):
+    return Caches(layers, NUM_BLOCKS)
+
+
+def blocks_of(layer):
+    """The engine's blocks, each of which may be several of the attention backend's."""
+    return layer.unflatten(0, (NUM_BLOCKS, -1))
 
 
 def fill(layers, seed=0):
@@ -61,13 +78,18 @@ def test_there_and_into_another_engine(monkeypatch, store, kind, num_slots):
     fill(here)
     fill(there, 1)
     before = [layer.clone() for layer in there]
-    monkeypatch.setattr(module, "STAGING_BYTES", num_slots * Caches(here).block_bytes)
+    monkeypatch.setattr(module, "STAGING_BYTES", num_slots * caches_of(here).block_bytes)
     keys, ids, others = [11, 12, 13, 14, 15], [3, 39, 0, 7, 21], [5, 4, 3, 2, 38]
-    Caches(here).save(store, Blocks(keys, ids, 0))
-    assert Caches(there).load(store, Blocks(keys, others, 0)) == set()
+    caches_of(here).save(store, Blocks(keys, ids, 0))
+    assert caches_of(there).load(store, Blocks(keys, others, 0)) == set()
     for mine, other, old in zip(here, there, before, strict=True):
-        old[others] = mine[ids]
+        blocks_of(old)[others] = blocks_of(mine)[ids]
         assert torch.equal(other, old)
+
+
+def test_layers_that_share_a_cache_are_saved_once(store):
+    layers = one_storage()
+    assert caches_of([*layers, layers[0]]).block_bytes == caches_of(layers).block_bytes
 
 
 def test_what_is_not_there_is_told_and_stays_as_it_was(store):
@@ -75,9 +97,9 @@ def test_what_is_not_there_is_told_and_stays_as_it_was(store):
     fill(here)
     fill(there, 1)
     before = [layer.clone() for layer in there]
-    Caches(here).save(store, Blocks([1, 2, 3], [10, 11, 12], 0))
+    caches_of(here).save(store, Blocks([1, 2, 3], [10, 11, 12], 0))
     store.remove(2)
-    assert Caches(there).load(store, Blocks([1, 2, 3, 4], [20, 21, 22, 23], 0)) == {21, 23}
+    assert caches_of(there).load(store, Blocks([1, 2, 3, 4], [20, 21, 22, 23], 0)) == {21, 23}
     for mine, other, old in zip(here, there, before, strict=True):
         old[[20, 22]] = mine[[10, 12]]
         assert torch.equal(other, old)
@@ -86,14 +108,14 @@ def test_what_is_not_there_is_told_and_stays_as_it_was(store):
 def test_an_object_of_another_size_is_none(store):
     store.put(1, b"too short")
     layers = one_storage()
-    assert Caches(layers).load(store, Blocks([1], [5], 0)) == {5}
+    assert caches_of(layers).load(store, Blocks([1], [5], 0)) == {5}
     assert not any(layer.any() for layer in layers)
 
 
 def test_what_the_store_has_is_not_copied_again(store):
     layers = one_storage()
     fill(layers)
-    caches = Caches(layers)
+    caches = caches_of(layers)
     caches.save(store, Blocks([1, 2], [0, 1], 0))
     caches.save(store, Blocks([1, 2, 3], [8, 9, 2], 0))  # the first two are other bytes here
     caches.load(store, Blocks([1, 3], [30, 31], 0))
@@ -105,14 +127,17 @@ def test_a_pool_that_is_full_takes_what_it_can():
     layers = one_storage()
     fill(layers)
     with Store.create(1 << 20) as store:  # some 80 blocks, of which the first go for the last
-        caches = Caches(layers)
+        caches = caches_of(layers)
         for first in range(0, 400, 4):
             caches.save(store, Blocks([*range(first, first + 4)], [0, 1, 2, 3], 0))
         assert caches.load(store, Blocks([396, 397, 398, 399], [4, 5, 6, 7], 0)) == set()
         assert caches.load(store, Blocks([0, 1], [8, 9], 0)) == {8, 9}
 
 
-@pytest.mark.parametrize("layers", [[], [torch.zeros(4)], [torch.zeros(4, 2, 2, 2, 2)]])
+@pytest.mark.parametrize(
+    "layers",
+    [[], *([torch.zeros(*shape)] for shape in [(4,), (40, 2, 2, 2, 2), (39, 2), (60, 2), (0, 2)])],
+)
 def test_caches_of_another_form(layers):
     with pytest.raises(Unavailable, match=r"^StoreConnector: the engine must have caches .*, got"):
-        Caches(layers)
+        caches_of(layers)

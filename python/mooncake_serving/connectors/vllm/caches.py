@@ -19,11 +19,14 @@ STAGING_BYTES = 64 << 20
 class Caches:
     """All layers' caches, and host memory for some blocks between them and the store.
 
-    A block's object is its bytes in one layer after the other, as they lie: it can be loaded by an
-    engine whose caches are alike.
+    A block's object is its bytes in one layer after the other, in the order of their axes: it can
+    be loaded by an engine whose caches are alike.
 
     Args:
-        layers: a tensor each, ``[num_blocks, ...]``, as ``register_kv_caches`` has them.
+        layers: a tensor each, ``[num_blocks, ...]``, as ``register_kv_caches`` has them. An
+            attention backend whose blocks are shorter than the engine's has several there for
+            each of the engine's; layers that share a cache come with the same tensor.
+        num_blocks: of the engine.
 
     Attributes:
         block_bytes: of a block, all layers.
@@ -32,16 +35,20 @@ class Caches:
         Unavailable: there is none, or they are not of a form that is known.
     """
 
-    def __init__(self, layers: Sequence[torch.Tensor]):
-        if not layers or any(layer.dim() not in AXES for layer in layers):
+    def __init__(self, layers: Sequence[torch.Tensor], num_blocks: int):
+        if not layers or any(
+            layer.dim() not in AXES or layer.shape[0] == 0 or layer.shape[0] % num_blocks
+            for layer in layers
+        ):
             shapes = sorted({tuple(layer.shape) for layer in layers})
             raise Unavailable(
-                "StoreConnector: the engine must have caches [num_blocks, (head), (token), dim], "
-                f"got {shapes}"
+                "StoreConnector: the engine must have caches [num_blocks, (head), (token), dim] "
+                f"for its {num_blocks} blocks, got {shapes}"
             )
         groups: dict[Any, list[torch.Tensor]] = {}
-        for layer in (layer.view(torch.uint8) for layer in layers):
-            groups.setdefault((layer.shape, layer.stride()), []).append(layer)
+        for layer in {layer.data_ptr(): layer for layer in layers}.values():
+            for part in layer.view(torch.uint8).unflatten(0, (num_blocks, -1)).unbind(1):
+                groups.setdefault((part.shape, part.stride()), []).append(part)
         views = [mk.KVView(group, AXES[group[0].dim()]) for group in groups.values()]
         self.block_bytes = sum(view.block_bytes for view in views)
         self._device = layers[0].device

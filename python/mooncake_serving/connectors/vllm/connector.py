@@ -162,7 +162,7 @@ class StoreConnector(KVConnectorBase_V1):  # type: ignore[misc]
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """Take the caches of all layers."""
-        self._caches = Caches(list(kv_caches.values()))
+        self._caches = Caches(list(kv_caches.values()), self._kv_cache_config.num_blocks)
         log.info("%d layers, %d bytes a block", len(kv_caches), self._caches.block_bytes)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
