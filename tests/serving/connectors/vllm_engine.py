@@ -39,8 +39,9 @@ def lose_what_was_found() -> None:
     load = StoreConnector.start_load_kv
 
     def lose(connector: Any, *arguments: Any, **options: Any) -> None:
-        if connector._told().loads:
-            connector._store.remove_all()
+        told = connector._told()
+        if told.loads:
+            connector._opened(told.namespace).remove_all()
         load(connector, *arguments, **options)
 
     StoreConnector.start_load_kv = lose

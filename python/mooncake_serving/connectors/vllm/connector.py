@@ -19,8 +19,10 @@ from vllm.v1.kv_cache_interface import (
 )
 
 from mooncake_kernels.errors import Unavailable
+from mooncake_serving.store import Store
 
 from .caches import Caches
+from .namespace import namespace_of
 from .settings import open_store, parse
 from .tracking import Blocks, Tracker, keys_of
 
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.core.sched.output import SchedulerOutput
-    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.kv_cache_interface import AttentionSpec, KVCacheConfig
     from vllm.v1.request import Request
 
 log = logging.getLogger("mooncake_serving.connectors.vllm")
@@ -42,10 +44,12 @@ class StoreMetadata(KVConnectorMetadata):  # type: ignore[misc]  # vLLM is not t
     """What the workers are told of a step.
 
     Attributes:
+        namespace: of all keys.
         loads: before it computes.
         saves: after it.
     """
 
+    namespace: str
     loads: list[Blocks] = field(default_factory=list)
     saves: list[Blocks] = field(default_factory=list)
 
@@ -79,11 +83,16 @@ class StoreConnector(KVConnectorBase_V1):  # type: ignore[misc]
         kv_cache_config: "KVCacheConfig",
     ):
         super().__init__(vllm_config, role, kv_cache_config)
-        self._block_size = _block_size(vllm_config, kv_cache_config)
+        form = _form_of_caches(vllm_config, kv_cache_config)
         transfers = vllm_config.kv_transfer_config
-        settings = parse(transfers.kv_connector_extra_config)
+        self._block_size: int = form.block_size
+        self._settings = parse(transfers.kv_connector_extra_config)
         self._loads = transfers.is_kv_consumer
-        self._store = open_store(settings, _namespace(vllm_config, self._block_size))
+        kind = current_platform.device_type
+        self._namespace = namespace_of(vllm_config, vllm.__version__, kind, form)
+        self._store: Store | None = None  # a worker opens it when it is told the namespace
+        if role == KVConnectorRole.SCHEDULER:
+            self._store = open_store(self._settings, self._namespace)
         self._tracker = Tracker(saves=transfers.is_kv_producer)
         self._num_computed: dict[str, int] = {}  # blocks, of requests that are looked up
         self._caches: Caches | None = None
@@ -108,7 +117,7 @@ class StoreConnector(KVConnectorBase_V1):  # type: ignore[misc]
         # The last token is computed in any case: what follows it is asked for.
         end = (request.num_tokens - 1) // self._block_size
         keys = keys_of(request.block_hashes[first:end])
-        return self._store.match_prefix(keys) * self._block_size, False
+        return self._opened(self._namespace).match_prefix(keys) * self._block_size, False
 
     def update_state_after_alloc(
         self, request: "Request", blocks: "KVCacheBlocks", num_external_tokens: int
@@ -130,7 +139,7 @@ class StoreConnector(KVConnectorBase_V1):  # type: ignore[misc]
         for i, name in enumerate(cached.req_ids):
             ids, done = cached.new_block_ids[i], cached.num_computed_tokens[i]
             self._step(name, ids, done, scheduled, is_new=name in cached.resumed_req_ids)
-        return StoreMetadata(*self._tracker.take())
+        return StoreMetadata(self._namespace, *self._tracker.take())
 
     def _step(
         self,
@@ -167,10 +176,11 @@ class StoreConnector(KVConnectorBase_V1):  # type: ignore[misc]
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         """Load, and wait for it."""
-        for blocks in self._told().loads:
+        told = self._told()
+        for blocks in told.loads:
             assert self._caches is not None, "vLLM registers its caches before the first step"
             try:
-                missing = self._caches.load(self._store, blocks)
+                missing = self._caches.load(self._opened(told.namespace), blocks)
             except (OSError, Unavailable) as error:
                 log.warning("%d blocks could not be loaded: %s", len(blocks.ids), error)
                 missing = set(blocks.ids)
@@ -194,10 +204,11 @@ class StoreConnector(KVConnectorBase_V1):  # type: ignore[misc]
         if self._num_wrong_steps > 0:
             self._num_wrong_steps -= 1
             return
-        for blocks in self._told().saves:
+        told = self._told()
+        for blocks in told.saves:
             assert self._caches is not None, "vLLM registers its caches before the first step"
             try:
-                self._caches.save(self._store, blocks)
+                self._caches.save(self._opened(told.namespace), blocks)
             except (OSError, Unavailable) as error:
                 log.warning("%d blocks could not be saved: %s", len(blocks.ids), error)
 
@@ -208,7 +219,13 @@ class StoreConnector(KVConnectorBase_V1):  # type: ignore[misc]
 
     def shutdown(self) -> None:
         """Close the pool; what is in it stays for others."""
-        self._store.close()
+        if self._store is not None:
+            self._store.close()
+
+    def _opened(self, namespace: str) -> Store:
+        if self._store is None:
+            self._store = open_store(self._settings, namespace)
+        return self._store
 
     def _told(self) -> StoreMetadata:
         told = self._get_connector_metadata()
@@ -216,8 +233,8 @@ class StoreConnector(KVConnectorBase_V1):  # type: ignore[misc]
         return told
 
 
-def _block_size(config: "VllmConfig", caches: "KVCacheConfig") -> int:
-    """Return how many tokens a block has; refuse what a block's hash alone does not name."""
+def _form_of_caches(config: "VllmConfig", caches: "KVCacheConfig") -> "AttentionSpec":
+    """Return that of a layer; refuse what a block's hash alone does not name."""
     specs = [group.kv_cache_spec for group in caches.kv_cache_groups]
     if len(specs) == 1 and isinstance(specs[0], UniformTypeKVCacheSpecs):
         specs = [*specs[0].kv_cache_specs.values()]
@@ -231,17 +248,9 @@ def _block_size(config: "VllmConfig", caches: "KVCacheConfig") -> int:
                 "StoreConnector: layers must have FullAttentionSpec or MLAAttentionSpec, got "
                 f"{type(spec).__name__}"
             )
+        if spec.non_causal:  # blocks depend on what comes after them
+            raise Unavailable("StoreConnector: layers must be causal, got one that is not")
     # Several would have to hear of each other's failed loads before any of them saves.
     if (size := config.parallel_config.world_size) != 1:
         raise Unavailable(f"StoreConnector: the engine must have one worker, got {size}")
-    return specs[0].block_size
-
-
-def _namespace(config: "VllmConfig", block_size: int) -> str:
-    """Return what must be the same for engines that can use each other's blocks."""
-    model, cache = config.model_config, config.cache_config
-    parts = [
-        *("vllm", vllm.__version__, model.model, model.revision or "", model.dtype),
-        *(cache.cache_dtype, block_size, current_platform.device_type),
-    ]
-    return "/".join(str(part) for part in parts)
+    return specs[0]

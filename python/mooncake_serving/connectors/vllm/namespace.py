@@ -1,0 +1,41 @@
+"""Which engines can use each other's blocks: those of one namespace."""
+
+import json
+from typing import Any
+
+
+def namespace_of(config: Any, version: str, platform: str, form: Any) -> str:
+    """Return what must be the same, for a block's hash names but its tokens.
+
+    The scheduler's configuration is asked: that of a worker in another process is changed while the
+    model is loaded.
+
+    Args:
+        config: a ``VllmConfig``.
+        version: of vLLM.
+        platform: by name.
+        form: of the caches, as ``str`` writes it.
+    """
+    model, cache, draft = config.model_config, config.cache_config, config.speculative_config
+    overrides = model.hf_overrides
+    parts = {
+        "vllm": version,
+        "platform": platform,
+        # Weights. A folder's files, or what a branch of a repository is at, are looked up once.
+        "model": model.model,
+        "revision": model.revision,
+        "commit": getattr(model.hf_config, "_commit_hash", None),
+        "load_format": config.load_config.load_format,
+        # What is computed with them; some rotary embeddings are others for longer contexts.
+        "hf_overrides": getattr(overrides, "__qualname__", overrides),
+        "dtype": model.dtype,
+        "quantization": [model.quantization, model.quantization_config],
+        "max_model_len": model.max_model_len,
+        # How it lies in a block; an attention backend may have an order of its own.
+        "form": form,
+        "cache_dtype": [cache.cache_dtype, cache.kv_cache_dtype_skip_layers],
+        "layout": cache.kv_cache_layout,
+        "attention": [config.attention_config.backend, config.attention_config.backend_per_kind],
+        "draft": draft and [draft.method, draft.model, draft.revision],
+    }
+    return json.dumps(parts, sort_keys=True, default=str)

@@ -1,0 +1,82 @@
+"""What makes the blocks of two engines others, though their tokens are the same."""
+
+from copy import deepcopy
+from types import SimpleNamespace as Config
+
+import pytest
+import torch
+
+from mooncake_serving.connectors.vllm.namespace import namespace_of
+
+CONFIG = Config(
+    model_config=Config(
+        model="org/model",
+        revision=None,
+        hf_config=Config(_commit_hash="1a2b"),
+        hf_overrides={},
+        dtype=torch.bfloat16,
+        quantization=None,
+        quantization_config=None,
+        max_model_len=8192,
+    ),
+    cache_config=Config(cache_dtype="auto", kv_cache_dtype_skip_layers=[], kv_cache_layout="LBNHC"),
+    load_config=Config(load_format="auto"),
+    attention_config=Config(backend=None, backend_per_kind={}),
+    speculative_config=None,
+)
+DRAFT = Config(method="eagle3", model="org/draft", revision=None)
+FORM = "FullAttentionSpec(block_size=16, num_kv_heads=8)"
+
+
+def namespace(config=CONFIG, version="0.32.0", platform="cuda", form=FORM):
+    return namespace_of(config, version, platform, form)
+
+
+def larger(config):
+    return config
+
+
+def test_it_is_the_same_in_every_process():
+    assert namespace() == namespace(deepcopy(CONFIG))
+    config = deepcopy(CONFIG)
+    config.model_config.hf_overrides = larger
+    assert " at 0x" not in namespace(config)  # where a function is in memory
+
+
+@pytest.mark.parametrize(
+    "part, name, value",
+    [
+        ("model_config", "model", "org/other"),
+        ("model_config", "revision", "v2"),
+        ("model_config", "hf_config", Config(_commit_hash="3c4d")),
+        ("model_config", "hf_overrides", {"rope_parameters": {"factor": 2.0}}),
+        ("model_config", "hf_overrides", larger),
+        ("model_config", "dtype", torch.float16),
+        ("model_config", "quantization", "fp8"),
+        ("model_config", "quantization_config", {"bits": 4}),
+        ("model_config", "max_model_len", 131072),
+        ("cache_config", "cache_dtype", "fp8_e5m2"),
+        ("cache_config", "kv_cache_dtype_skip_layers", ["0"]),
+        ("cache_config", "kv_cache_layout", "LBHNC"),
+        ("load_config", "load_format", "dummy"),
+        ("attention_config", "backend", "FLASHINFER"),
+        ("attention_config", "backend_per_kind", {"full_attention": "FLASHINFER"}),
+        (None, "speculative_config", DRAFT),
+    ],
+)
+def test_engines_that_do_not_meet(part, name, value):
+    config = deepcopy(CONFIG)
+    setattr(getattr(config, part) if part else config, name, value)
+    assert namespace(config) != namespace()
+
+
+def test_engines_that_do_not_meet_with_one_configuration():
+    others = [{"version": "0.33.0"}, {"platform": "rocm"}, {"form": FORM.replace("16", "32")}]
+    assert len({namespace(), *(namespace(**other) for other in others)}) == 4
+
+
+def test_names_do_not_run_together():
+    one, two = deepcopy(CONFIG), deepcopy(CONFIG)
+    one.model_config.model, one.model_config.revision = "a/b", "c"
+    two.model_config.model, two.model_config.revision = "a", "b/c"
+    assert namespace(one) != namespace(two)
