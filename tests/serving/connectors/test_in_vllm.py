@@ -7,15 +7,22 @@ vLLM is installed (`make test-vllm` makes one). Tokens are compared one by one.
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
+
+from mooncake_serving.store import Store
 
 ROOT = Path(__file__).parents[3]
 ENGINE = Path(__file__).with_name("vllm_engine.py")
 LIMIT_S = 300
+CHUNKS = {"max_num_batched_tokens": 128, "long_prefill_token_threshold": 40}
 
 
 def prompts(count: int, seed: int = 1) -> list[list[int]]:
@@ -32,10 +39,11 @@ def blocks(tokens: list[int]) -> int:
 
 
 class Engines:
-    def __init__(self, python: str, folder: Path):
-        self._python, self._model = python, str(folder / "model")
+    def __init__(self, python: str, model: Path, folder: Path):
+        self._python, self._model = python, str(model)
         self.config = {"pool": str(folder / "kv"), "capacity_bytes": 256 << 20}
-        self._run({"make": self._model})
+        if not model.exists():
+            self._run({"make": self._model})
 
     def serve(self, requests: list[list[int]], num_tokens: int = 24, **task) -> dict:
         named = {"model": self._model, "prompts": requests, "num_tokens": num_tokens}
@@ -54,12 +62,17 @@ class Engines:
         return json.loads(told[-1].removeprefix("ANSWER ")) if told else {}
 
 
-@pytest.fixture
-def engines(tmp_path: Path) -> Engines:
+@pytest.fixture(scope="module")
+def make_engines(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], Engines]:
     python = os.environ.get("MK_TEST_VLLM")
     if not python:
         pytest.skip("MK_TEST_VLLM names no Python that has vLLM: see `make test-vllm`")
-    return Engines(python, tmp_path)
+    return partial(Engines, python, tmp_path_factory.mktemp("model") / "model")
+
+
+@pytest.fixture
+def engines(make_engines: Callable[[Path], Engines], tmp_path: Path) -> Engines:
+    return make_engines(tmp_path)
 
 
 def test_what_one_engine_has_computed_another_one_loads(engines):
@@ -102,14 +115,60 @@ def test_prefill_here_and_decode_there(engines):
     assert engines.serve(others, role="kv_producer")["num_cached"][0] == 0  # and loads nothing
 
 
-def test_blocks_that_are_gone_before_they_are_loaded_are_computed(engines):
-    """What was computed beside the blocks that did not come is wrong: nobody may find it."""
-    requests = prompts(12)
-    longer = [a + b[:200] for a, b in zip(requests, prompts(12, seed=2), strict=True)]
-    engines.serve(requests, 1)
-    expected = engines.serve(longer, config=None)["tokens"]
-    assert engines.serve(longer, loses=True)["tokens"] == expected
-    assert engines.serve(longer)["tokens"] == expected
+def objects(pool: str) -> dict[tuple[int, int], torch.Tensor]:
+    """All blocks of a pool, by their keys."""
+    with Store.open(pool) as store:
+        pinned = ((tuple(key), store.pin_key(tuple(key))) for key in store.list_keys().tolist())
+        return {key: torch.frombuffer(bytearray(one.to_bytes()), dtype=torch.float32)
+                for key, one in pinned}  # fmt: skip
+
+
+class Loss:
+    """A pool that has the beginnings of some prompts, and what is right for them."""
+
+    def __init__(self, engines: Engines):
+        beginnings = prompts(12)
+        rests = [tokens[:200] for tokens in prompts(12, seed=2)]
+        self.prompts = [a + b for a, b in zip(beginnings, rests, strict=True)]
+        engines.serve(beginnings, 1)
+        self.pool = engines.config["pool"]
+        engines.config["pool"] += "_right"
+        self.answers = engines.serve(self.prompts)["tokens"]
+        self.objects = objects(engines.config["pool"])
+
+
+@pytest.fixture(scope="module")
+def loss(make_engines, tmp_path_factory) -> Loss:
+    return Loss(make_engines(tmp_path_factory.mktemp("loss")))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"policy": "recompute"},
+        {"policy": "recompute", "options": {"max_num_batched_tokens": 128}},
+        {"policy": "fail"},
+        {"policy": "fail", "options": CHUNKS},
+        {"policy": "fail", "ahead": True},
+    ],
+)
+def test_what_is_computed_beside_blocks_that_are_gone_is_not_saved(engines, loss, options):
+    """It is wrong: who finds it answers wrongly, and saves more of it."""
+    shutil.copy(loss.pool, engines.config["pool"])
+    answers = engines.serve(loss.prompts, loses=True, **options)["tokens"]
+    saved = objects(engines.config["pool"])
+    found = saved.keys() & loss.objects.keys()
+    assert found
+    for key in found:
+        torch.testing.assert_close(saved[key], loss.objects[key], rtol=0, atol=0.01)
+    for answer, right in zip(answers, loss.answers, strict=True):
+        assert answer == right or (options["policy"] == "fail" and answer == [])
+
+
+@pytest.mark.parametrize("option", [{"ahead": True}, {"options": CHUNKS}])
+def test_what_vllm_does_not_compute_again_as_it_should_is_refused(engines, option):
+    with pytest.raises(pytest.fail.Exception, match='kv_load_failure_policy must be "fail" with '):
+        engines.serve(prompts(1), policy="recompute", **option)
 
 
 @pytest.mark.parametrize("dies", [3, 9])

@@ -73,6 +73,20 @@ def test_who_is_over_is_forgotten():
     assert not tracker.knows("r") and len(tracker) == 0
 
 
+def test_after_a_load_that_failed_only_who_comes_then_is_saved():
+    tracker = Tracker(saves=True)
+    tracker.add("r", hashes(2))
+    tracker.extend("r", [1, 2])
+    tracker.compute("r", 1)
+    tracker.forget_all()
+    assert not tracker.knows("r")
+    tracker.add("s", hashes(1))
+    tracker.extend("s", [3])
+    tracker.compute("s", 1)
+    assert tracker.take() == ([], [Blocks([0], [3], 0)])
+    tracker.remove("r")
+
+
 @given(st.data())
 def test_each_block_is_saved_once_and_from_where_it_is(data):
     """Requests of several lengths, whose steps and blocks come as they come."""

@@ -61,12 +61,27 @@ def die_while_it_saves(times: int) -> None:
     Caches.save = save_or_die
 
 
+def schedule_ahead() -> None:
+    """Have the next step scheduled while one computes: vLLM does so on GPUs, and not on the CPU."""
+    from vllm.platforms.cpu import CpuPlatform
+
+    update = CpuPlatform.check_and_update_config.__func__
+
+    def update_but_that(cls: Any, config: Any) -> None:
+        update(cls, config)
+        config.scheduler_config.async_scheduling = True
+
+    CpuPlatform.check_and_update_config = classmethod(update_but_that)
+
+
 def serve(task: dict[str, Any]) -> dict[str, Any]:
     """Return the tokens, and how many of each prompt's had not to be computed."""
     from vllm import LLM, SamplingParams
 
     if task.get("loses"):
         lose_what_was_found()
+    if task.get("ahead"):
+        schedule_ahead()
     if task.get("dies"):
         die_while_it_saves(task["dies"])
     options: dict[str, Any] = {
@@ -80,7 +95,7 @@ def serve(task: dict[str, Any]) -> dict[str, Any]:
             "kv_connector": "StoreConnector",
             "kv_connector_module_path": "mooncake_serving.connectors.vllm",
             "kv_role": task.get("role", "kv_both"),
-            "kv_load_failure_policy": "recompute",
+            "kv_load_failure_policy": task.get("policy", "recompute"),
             "kv_connector_extra_config": task["config"],
         }
     engine = LLM(**options)

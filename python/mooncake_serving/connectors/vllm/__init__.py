@@ -6,7 +6,6 @@
         "kv_connector": "StoreConnector",
         "kv_connector_module_path": "mooncake_serving.connectors.vllm",
         "kv_role": "kv_both",
-        "kv_load_failure_policy": "recompute",
         "kv_connector_extra_config": {"pool": "/dev/shm/kv", "capacity_bytes": 68719476736}}'
 
 All engines of a host that name one pool share what any of them has computed. docs/vllm.md says how,

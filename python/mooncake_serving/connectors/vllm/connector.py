@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.kv_cache_interface import AttentionSpec, KVCacheConfig
+    from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
 
 log = logging.getLogger("mooncake_serving.connectors.vllm")
@@ -61,7 +62,7 @@ class StoreConnector(KVConnectorBase_V1):  # type: ignore[misc]
     cache, without a lock and in microseconds; the worker loads them before the step that needs
     them, and saves each block after the step that fills it. A block is a store's object under the
     engine's own hash of all tokens up to its end. What was evicted between the look-up and the load
-    is reported, and vLLM computes it again or fails the request, by its
+    is reported, and vLLM fails the request or computes it again, by its
     ``kv_load_failure_policy``; what was computed beside it is not saved.
 
     Args:
@@ -72,8 +73,8 @@ class StoreConnector(KVConnectorBase_V1):  # type: ignore[misc]
 
     Raises:
         InvalidArgument: the configuration is wrong.
-        Unavailable: blocks of the model's caches are not all alike, or the engine has several
-            workers.
+        Unavailable: blocks of the model's caches are not all alike, the engine has several workers,
+            or vLLM would not compute again as it should.
     """
 
     def __init__(
@@ -88,6 +89,8 @@ class StoreConnector(KVConnectorBase_V1):  # type: ignore[misc]
         self._block_size: int = form.block_size
         self._settings = parse(transfers.kv_connector_extra_config)
         self._loads = transfers.is_kv_consumer
+        if self._loads:
+            _check_recomputing(vllm_config)
         kind = current_platform.device_type
         self._namespace = namespace_of(vllm_config, vllm.__version__, kind, form)
         self._store: Store | None = None  # a worker opens it when it is told the namespace
@@ -158,6 +161,18 @@ class StoreConnector(KVConnectorBase_V1):  # type: ignore[misc]
         if ids is not None:
             self._tracker.extend(name, ids[0])
         self._tracker.compute(name, (num_computed + scheduled[name]) // self._block_size)
+
+    def update_connector_output(self, connector_output: "KVConnectorOutput") -> None:
+        """After a load that failed, trust nothing that may have been computed beside it.
+
+        In vLLM, requests share blocks from when these are allocated, under the hashes of what they
+        will hold. So nothing is saved any more of the requests that there are, and none that comes
+        finds their blocks in vLLM's own cache: what was right there is in the store.
+        """
+        if connector_output.invalid_block_ids:
+            self._tracker.forget_all()
+            assert self._kv_cache_manager is not None, "vLLM binds it before the first step"
+            self._kv_cache_manager.evict_blocks(set(range(self._kv_cache_config.num_blocks)))
 
     def request_finished(
         self, request: "Request", block_ids: list[int]
@@ -231,6 +246,27 @@ class StoreConnector(KVConnectorBase_V1):  # type: ignore[misc]
         told = self._get_connector_metadata()
         assert isinstance(told, StoreMetadata), "vLLM passes on what build_connector_meta returned"
         return told
+
+
+def _check_recomputing(config: "VllmConfig") -> None:
+    """Refuse what vLLM 0.32 computes wrongly, or dies of, after blocks that did not come.
+
+    https://github.com/vllm-project/vllm/issues/49250: tokens that are scheduled ahead stay in the
+    count of the request, and its V2 model runner goes on where it was. With a threshold, those who
+    share its blocks compute before these are right again.
+    """
+    if config.kv_transfer_config.kv_load_failure_policy != "recompute":
+        return
+    for is_wrong, what in (
+        (config.scheduler_config.async_scheduling, "async scheduling"),
+        (config.use_v2_model_runner, "the V2 model runner"),
+        (config.scheduler_config.long_prefill_token_threshold > 0, "long_prefill_token_threshold"),
+    ):
+        if is_wrong:
+            raise Unavailable(
+                f'StoreConnector: kv_load_failure_policy must be "fail" with {what}, '
+                'got "recompute"'
+            )
 
 
 def _form_of_caches(config: "VllmConfig", caches: "KVCacheConfig") -> "AttentionSpec":

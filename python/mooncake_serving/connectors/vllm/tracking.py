@@ -99,6 +99,11 @@ class Tracker:
         """It is over; removing one that is not there does nothing."""
         self._requests.pop(request, None)
 
+    def forget_all(self) -> None:
+        """Nothing more is saved of those that there are, but of who is added from now on."""
+        self._requests.clear()
+        self._saves.clear()
+
     def take(self) -> tuple[list[Blocks], list[Blocks]]:
         """Return what is to be loaded before, and saved after the step; none of it is kept."""
         taken = self._loads, self._saves
