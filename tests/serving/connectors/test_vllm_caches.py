@@ -5,7 +5,7 @@ import torch
 
 from mooncake_kernels.errors import Unavailable
 from mooncake_serving.connectors.vllm import caches as module
-from mooncake_serving.connectors.vllm.caches import Caches
+from mooncake_serving.connectors.vllm.caches import Caches, use
 from mooncake_serving.connectors.vllm.tracking import Blocks
 from mooncake_serving.store import Store
 
@@ -121,6 +121,18 @@ def test_what_the_store_has_is_not_copied_again(store):
     caches.load(store, Blocks([1, 3], [30, 31], 0))
     for layer in layers:
         assert torch.equal(layer[30], layer[0]) and torch.equal(layer[31], layer[2])
+
+
+def test_what_is_used_is_not_evicted_before_it_is_loaded():
+    layers = one_storage()
+    fill(layers)
+    with Store.create(1 << 20) as store:
+        caches = caches_of(layers)
+        for first in range(0, 400, 4):
+            caches.save(store, Blocks([*range(first, first + 4)], [0, 1, 2, 3], 0))
+            use(store, [0, 1, 2, 3, 1000])
+        assert caches.load(store, Blocks([0, 1, 2, 3], [4, 5, 6, 7], 0)) == set()
+        assert caches.load(store, Blocks([4, 5], [8, 9], 0)) == {8, 9}
 
 
 def test_a_pool_that_is_full_takes_what_it_can():

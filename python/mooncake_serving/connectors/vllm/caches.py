@@ -16,6 +16,13 @@ AXES = {2: "block dim", 3: "block token dim", 4: "block head token dim"}
 STAGING_BYTES = 64 << 20
 
 
+def use(store: Store, keys: Sequence[int]) -> None:
+    """Count a use of blocks that will be loaded soon, so that LRU evicts others till then."""
+    for key in reversed(keys):  # the tail was used longest ago
+        if pinned := store.pin_key(store.keyspace.key(key)):
+            pinned.close()
+
+
 class Caches:
     """All layers' caches, and host memory for some blocks between them and the store.
 

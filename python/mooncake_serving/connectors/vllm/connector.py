@@ -21,7 +21,7 @@ from vllm.v1.kv_cache_interface import (
 from mooncake_kernels.errors import Unavailable
 from mooncake_serving.store import Store
 
-from .caches import Caches
+from .caches import Caches, use
 from .namespace import namespace_of
 from .settings import open_store, parse
 from .tracking import Blocks, Tracker, keys_of
@@ -132,6 +132,8 @@ class StoreConnector(KVConnectorBase_V1):  # type: ignore[misc]
         if count > 0:
             (ids,) = blocks.get_block_ids()
             self._tracker.load(request.request_id, first, ids[first : first + count])
+            keys = keys_of(request.block_hashes[first : first + count])
+            use(self._opened(self._namespace), keys)
 
     def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> StoreMetadata:
         """Say what this step loads and saves."""
