@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from mooncake_kernels.buffers import as_buffer, copy_to_host
 from mooncake_kernels.errors import ChecksumError, InvalidArgument, Unavailable
 from mooncake_kernels.pool import PinnedObject, PutResult
 
@@ -296,22 +297,29 @@ class ClusterReader:
                 outcomes[i] = outcome
         for i, names in zip(gone, told, strict=True):
             if outcomes[i] is Outcome.ABSENT and self.node.pool_name in names:
-                outcomes[i] = self._read_here(words[i], sinks[i])
+                outcomes[i] = self._read_here(words[i], sinks[i], verify=verify)
         return outcomes
 
-    def _read_here(self, word: np.ndarray, sink: Sink) -> Outcome:
+    def _read_here(self, word: np.ndarray, sink: Sink, *, verify: bool) -> Outcome:
         """Read what has come into the own pool since that was looked at."""
         first, second = word.tolist()
-        pinned = self._own_pool("get").pin_key((first, second))
-        if pinned is None:
-            return Outcome.ABSENT
-        with pinned:
-            ranges = sink.open(pinned.num_bytes)
-            if ranges is None:
-                return Outcome.NOT_TAKEN
-            value = pinned.to_bytes()
-        for part in ranges:
-            ctypes.memmove(part.address, value[part.offset :], part.num_bytes)
+        try:
+            pinned = self._own_pool("get").pin_key((first, second))
+            if pinned is None:
+                return Outcome.ABSENT
+            with pinned:
+                if verify:
+                    pinned.verify()
+                ranges = sink.open(pinned.num_bytes)
+                if ranges is None:
+                    return Outcome.NOT_TAKEN
+                source = pinned.buffer
+                if not source.is_host:
+                    source = as_buffer(copy_to_host([source]))
+                for part in ranges:
+                    ctypes.memmove(part.address, source.address + part.offset, part.num_bytes)
+        except ChecksumError:
+            return Outcome.DAMAGED
         sink.commit()
         return Outcome.DONE
 
