@@ -85,7 +85,7 @@ class ClusterReader:
         found = [value for value, _ in here]
         missing = [i for i, value in enumerate(found) if value is None]
         sinks = [IntoBytes() for _ in missing]
-        outcomes = self._read_each(words[missing], sinks)
+        outcomes = self.read_each(words[missing], sinks)
         for i, sink, outcome in zip(missing, sinks, outcomes, strict=True):
             if outcome is Outcome.DONE:
                 found[i] = sink.value()
@@ -120,7 +120,7 @@ class ClusterReader:
             missing = np.flatnonzero((sizes == ABSENT) | (sizes == DAMAGED)).tolist()
             left = words[missing]
         sinks = [IntoBuffers("get_into_each", [buffers[i]]) for i in missing]
-        outcomes = self._read_each(left, sinks)
+        outcomes = self.read_each(left, sinks)
         for i, sink, outcome in zip(missing, sinks, outcomes, strict=True):
             if outcome is Outcome.DONE:
                 sink.deliver()
@@ -249,13 +249,24 @@ class ClusterReader:
     def _read(self, op: str, key: StoreKey, sink: Sink, is_damaged: bool) -> bool:
         """Read one object; returns whether there was one, also if its sink did not take it."""
         words = self._keyspace.keys([key])
-        [outcome] = self._read_each(words, [sink])
+        [outcome] = self.read_each(words, [sink])
         if outcome is Outcome.DAMAGED or (is_damaged and outcome is Outcome.ABSENT):
             raise _damaged(op, words[0])
         return outcome is not Outcome.ABSENT
 
-    def _read_each(self, words: np.ndarray, sinks: Sequence[Sink]) -> list[Outcome]:
-        """Read objects of other pools; those that are read again and again are brought here."""
+    def read_each(self, words: np.ndarray, sinks: Sequence[Sink]) -> list[Outcome]:
+        """Read objects of other pools; those that are read again and again are brought here.
+
+        Args:
+            words: ``[n, 2]`` keys of pools, of objects that are not in the own one.
+            sinks: n, where they go; ``deliver`` is the caller's.
+
+        Returns:
+            For each: ``DONE``; ``NOT_TAKEN`` by its sink; ``DAMAGED`` wherever it is; ``ABSENT``.
+
+        Raises:
+            Unavailable: the directory does not answer.
+        """
         if not len(words):
             return []
         pools, is_remembered = self.node.locations.find(words)

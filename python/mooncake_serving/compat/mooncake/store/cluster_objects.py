@@ -66,9 +66,8 @@ class ClusterObjects(Objects):
             sinks = [
                 IntoBuffers(op, (start, *views[i])) for start, i in zip(found, missing, strict=True)
             ]
-            outcomes = self._cluster.node.read(
-                self._keyspace.keys([names[i] for i in missing]), sinks
-            )
+            words = self._keyspace.keys([names[i] for i in missing])
+            outcomes = self._cluster.read_each(words, sinks)
             for n, i in enumerate(missing):
                 codes[i] = _CODES.get(outcomes[n], OBJECT_NOT_FOUND)
                 if outcomes[n] is Outcome.DONE and found[n] == headers[n]:
