@@ -153,3 +153,12 @@ def test_a_pool_that_is_full_takes_what_it_can():
 def test_caches_of_another_form(layers):
     with pytest.raises(Unavailable, match=r"^StoreConnector: the engine must have caches .*, got"):
         caches_of(layers)
+
+
+def test_a_pool_smaller_than_a_block():
+    caches = caches_of(latents())
+    with (
+        Store.create(4096) as small,
+        pytest.raises(Unavailable, match=f"must hold a block's {caches.block_bytes} bytes, got"),
+    ):
+        caches.save(small, Blocks([1], [0], 0))

@@ -70,7 +70,16 @@ class Caches:
         self._from_staging = mk.CopyPlan(staged, views)
 
     def save(self, store: Store, blocks: Blocks) -> None:
-        """Put those of the blocks that the store does not have."""
+        """Put those of the blocks that the store does not have.
+
+        Raises:
+            Unavailable: its pool is smaller than a block.
+        """
+        if (capacity := store.pool.capacity_bytes) < self.block_bytes:
+            raise Unavailable(
+                f"StoreConnector: the pool must hold a block's {self.block_bytes} bytes, got "
+                f"{capacity}"
+            )
         known = store.match_prefix(blocks.keys)
         for first in range(known, len(blocks.keys), len(self._staging)):
             part = slice(first, first + len(self._staging))
