@@ -170,8 +170,10 @@ class BuildExt(build_ext):
         ninja_file.host(host, cuda)
         (folder / "build.ninja").write_text("\n".join(ninja_file.lines) + "\n")
         jobs = ["-j", os.environ["MAX_JOBS"]] if "MAX_JOBS" in os.environ else []
+        # A make that runs this offers its job server there, and has closed it for what it runs.
+        environment = {name: value for name, value in os.environ.items() if name != "MAKEFLAGS"}
         try:
-            subprocess.run(["ninja", "-C", str(folder), *jobs], check=True)
+            subprocess.run(["ninja", "-C", str(folder), *jobs], check=True, env=environment)
         except subprocess.CalledProcessError as error:
             sys.exit(f"mooncake-kernels: the compiler failed (ninja exit {error.returncode})")
 
