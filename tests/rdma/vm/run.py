@@ -16,8 +16,8 @@ from . import initrd, machine, wire
 
 HERE = Path(__file__).parent
 TIMED_OUT, DIED = 124, 125
-MAX_BOOTS = 3  # an emulated kernel on a busy machine panics once in thousands of boots
-PANIC_S = 2.0  # and does not always restart: what it has to tell and to end itself
+MAX_BOOTS = 3  # an emulated kernel on a busy machine was seen to panic while it boots
+PANIC_S = 2.0  # to tell and to end itself, which it does not always
 
 
 def run(options: argparse.Namespace, kernel: Path, extra_path: list[Path]) -> int:
