@@ -32,10 +32,9 @@ const AttendFunctions& AttendFunctions::best(const PagedAttentionParams& p) {
 }
 
 float* Workspace::reserve(int64_t num_floats) {
-  if (static_cast<int64_t>(memory_.size()) < num_floats) {
-    memory_.resize(static_cast<size_t>(num_floats));
-  }
-  return memory_.data();
+  const auto num_lines = static_cast<size_t>(ceil_div(num_floats, kLineFloats));
+  if (memory_.size() < num_lines) memory_.resize(num_lines);
+  return reinterpret_cast<float*>(memory_.data());
 }
 
 PagedAttention::PagedAttention(const PagedAttentionParams& params, const AttendFunctions& functions)

@@ -25,7 +25,7 @@
 namespace mk::attention {
 
 constexpr int64_t kTileKeys = 64;   // the bits of one word say which of them a query sees
-constexpr int64_t kTileRows = 128;  // as long as a query's heads are not more
+constexpr int64_t kTileRows = 256;  // as long as a query's heads are not more
 constexpr int64_t kSplitKeys = 1024;
 constexpr float kLog2E = 0x1.715476p+0f;
 constexpr float kLn2 = 0x1.62e430p-1f;
@@ -109,7 +109,11 @@ class Workspace {
   float* reserve(int64_t num_floats);
 
  private:
-  std::vector<float> memory_;
+  static constexpr int64_t kLineFloats = 16;
+  struct alignas(64) Line {  // so that no vector lies across two of them
+    float floats[kLineFloats];
+  };
+  std::vector<Line> memory_;
 };
 
 // What is compiled for each instruction set: see attend.h.

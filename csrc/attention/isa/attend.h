@@ -108,10 +108,10 @@ class Attend {
     find_rows(p_, p_.v, task_, tile.first_key, tile.seen, values);
     const int64_t next = tile.first_key + kTileKeys;
     find_rows(p_, p_.k, task_, next, range_.is_full(next) ? ~uint64_t{0} : 0, next_keys);
-    stage_rows(p_.k, keys, values, p_.v.dim * size_of(p_.v.type), staged_, key_words_);
-    pack_keys(staged_, key_words_, keys_);
-    stage_rows(p_.v, values, next_keys, p_.k.dim * size_of(p_.k.type), staged_, value_words_);
-    pack_values(staged_, value_words_, values_);
+    stage_rows(p_.k, staged_, key_words_, keys);
+    pack_keys(keys, key_words_, values, p_.v.dim * size_of(p_.v.type), keys_);
+    stage_rows(p_.v, staged_, value_words_, values);
+    pack_values(values, value_words_, next_keys, p_.k.dim * size_of(p_.k.type), values_);
   }
 
   uint64_t row_bits(const Tile& tile, int64_t row) const {
@@ -127,7 +127,9 @@ class Attend {
       if (!(seen >> key & RowMask::below(kPanel))) continue;
       product_of(count, words, scores_ + row * kTileKeys + key, kTileKeys, nullptr);
     }
-    for (int64_t i = row; i < row + count; ++i) weigh(i, row_bits(tile, i), state);
+    // All their maxima first: the processor waits for none of them then.
+    for (int64_t i = row; i < row + count; ++i) mask(i, row_bits(tile, i), state);
+    for (int64_t i = row; i < row + count; ++i) weigh(i, state);
     constexpr int64_t kWeightWords = kTileKeys / kPerWord;
     const int64_t first = __builtin_ctzll(seen), last = 63 - __builtin_clzll(seen);
     words = {weights_ + row * kWeightWords,
@@ -141,8 +143,8 @@ class Attend {
     }
   }
 
-  // From the scores of a row to its weights, 2^(score - maximum), and its state so far.
-  void weigh(int64_t row, uint64_t bits, const Softmax& state) {
+  // Scales and masks the scores of a row; what is largest so far goes to factors_.
+  void mask(int64_t row, uint64_t bits, const Softmax& state) {
     float* const scores = scores_ + row * kTileKeys;
     const float scale = p_.scale * kLog2E * (p_.k.scales ? p_.k.scales[task_.kv_head] : 1.f);
     Vector best = splat(state.maximum[row]);
@@ -152,7 +154,13 @@ class Attend {
       store(scores + key, score);
       best = maximum(score, best);
     }
-    const float old = state.maximum[row], now = largest(best);
+    factors_[row] = largest(best);
+  }
+
+  // From these scores to weights, 2^(score - maximum), and to the state so far.
+  void weigh(int64_t row, const Softmax& state) {
+    float* const scores = scores_ + row * kTileKeys;
+    const float old = state.maximum[row], now = factors_[row];
     const float from = now == -INFINITY ? 0.f : now;
     Vector sum{};
     for (int64_t key = 0; key < kTileKeys; key += 2 * kLanes) {

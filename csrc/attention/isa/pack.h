@@ -46,46 +46,62 @@ static void find_rows(const PagedAttentionParams& p, const PagedCache& cache, co
   }
 }
 
-// The rows as [kTileKeys][num_words]. Meanwhile those of `later`, which are staged next, are on
-// their way: they lie apart, so that the processor would not guess them.
-static void stage_rows(const PagedCache& cache, const Rows& rows, const Rows& later,
-                       int64_t later_bytes, float* words, int64_t num_words) {
-  constexpr int64_t kLineBytes = 64;
-  for (int64_t key = 0; key < kTileKeys; ++key, words += num_words) {
-    for (int64_t i = 0; later[key] && i < later_bytes; i += kLineBytes) {
-      __builtin_prefetch(later[key] + i);
-    }
+// The same rows as words: those that lie in the cache as such stay there, the others are made in
+// `staged`, [kTileKeys][num_words].
+static void stage_rows(const PagedCache& cache, float* staged, int64_t num_words, Rows& rows) {
+  const bool has_words = cache.type == (kPairs ? ElementType::kBFloat16 : ElementType::kFloat32) &&
+                         cache.dim == num_words * kPerWord;
+  const char* zeros = nullptr;  // one row for all that nobody sees
+  for (int64_t key = 0; key < kTileKeys; ++key, staged += num_words) {
+    if (rows[key] && has_words) continue;
     if (rows[key]) {
-      stage(cache.type, rows[key], cache.dim, words, num_words);
+      stage(cache.type, rows[key], cache.dim, staged, num_words);
+    } else if (zeros) {
+      rows[key] = zeros;
+      continue;
     } else {
-      __builtin_memset(words, 0, num_words * sizeof(float));
+      zeros = static_cast<char*>(__builtin_memset(staged, 0, num_words * sizeof(float)));
+    }
+    rows[key] = reinterpret_cast<const char*>(staged);
+  }
+}
+
+// They lie apart, so that the processor would not guess them.
+static void prefetch_rows(const Rows& rows, int64_t first, int64_t count, int64_t num_bytes) {
+  constexpr int64_t kLineBytes = 64;
+  for (int64_t key = first; key < first + count; ++key) {
+    for (int64_t i = 0; rows[key] && i < num_bytes; i += kLineBytes) {
+      __builtin_prefetch(rows[key] + i);
     }
   }
 }
 
-// From [kTileKeys][num_words] to panels of keys, [panel][word][kPanel].
-static void pack_keys(const float* staged, int64_t num_words, float* panels) {
+// To panels of keys, [panel][word][kPanel]; `later` are the rows that are wanted next.
+static void pack_keys(const Rows& rows, int64_t num_words, const Rows& later, int64_t later_bytes,
+                      float* panels) {
   for (int64_t key = 0; key < kTileKeys; key += kLanes) {
+    prefetch_rows(later, key, kLanes, later_bytes);
     float* const panel = panels + key / kPanel * num_words * kPanel + key % kPanel;
     for (int64_t word = 0; word < num_words; word += kLanes) {
-      transpose(staged + key * num_words + word, num_words, panel + word * kPanel, kPanel);
+      transpose(rows + key, word, panel + word * kPanel, kPanel);
     }
   }
 }
 
 // To panels of dims, [panel][keys / kPerWord][kPanel].
-static void pack_values(const float* staged, int64_t num_words, float* panels) {
+static void pack_values(const Rows& rows, int64_t num_words, const Rows& later, int64_t later_bytes,
+                        float* panels) {
   constexpr int64_t kPanelWords = kTileKeys / kPerWord * kPanel;
   for (int64_t key = 0; key < kTileKeys; key += kPerWord) {
-    const float* const row = staged + key * num_words;
+    prefetch_rows(later, key, kPerWord, later_bytes);
     float* to = panels + key / kPerWord * kPanel;
     for (int64_t word = 0; word < num_words; word += kPanel / kPerWord, to += kPanelWords) {
       if constexpr (kPairs) {
-        interleave(load(row + word), load(row + num_words + word), to,
+        interleave(load(rows[key], word), load(rows[key + 1], word), to,
                    std::make_integer_sequence<int, kLanes>());
       } else {
-        store(to, load(row + word));
-        store(to + kLanes, load(row + word + kLanes));
+        store(to, load(rows[key], word));
+        store(to + kLanes, load(rows[key], word + kLanes));
       }
     }
   }

@@ -16,11 +16,15 @@ constexpr int kProductRows = 4;
 
 typedef float Vector __attribute__((vector_size(kLanes * 4)));
 typedef int32_t Ints __attribute__((vector_size(kLanes * 4)));
-typedef float Unaligned __attribute__((vector_size(kLanes * 4), aligned(4), may_alias));
+typedef float Unaligned __attribute__((vector_size(kLanes * 4), aligned(1), may_alias));
 
 #define MK_INLINE __attribute__((always_inline)) static inline
 
 MK_INLINE Vector load(const float* from) { return *reinterpret_cast<const Unaligned*>(from); }
+// Words of a row, which is aligned as its elements are: to 2 bytes, or to 1.
+MK_INLINE Vector load(const char* row, int64_t word) {
+  return *reinterpret_cast<const Unaligned*>(row + word * 4);
+}
 MK_INLINE void store(float* to, Vector x) { *reinterpret_cast<Unaligned*>(to) = x; }
 template <int... kLane>
 MK_INLINE Vector splat(float x, std::integer_sequence<int, kLane...>) {
@@ -51,8 +55,8 @@ MK_INLINE float total(Vector x) {
 
 // 2^x for x <= 0: to 2^-23, exact at 0, and 0 below 2^-126.
 MK_INLINE Vector exp2(Vector x) {
-  const Vector magic = splat(0x1.8p23f);                  // added, it rounds to an integer
-  const Vector clamped = x < -126.f ? splat(-126.f) : x;  // NaN stays
+  const Vector magic = splat(0x1.8p23f);             // added, it rounds to an integer
+  const Vector clamped = maximum(splat(-126.f), x);  // NaN stays
   const Vector rounded = clamped + magic;
   const Vector f = clamped - (rounded - magic);
   // The polynomial of degree 6 of least relative error on [-1/2, 1/2]: 2e-9.
@@ -63,8 +67,8 @@ MK_INLINE Vector exp2(Vector x) {
   p = p * f + 0x1.ebfbdap-3f;
   p = p * f + 0x1.62e430p-1f;
   p = p * f + 1.f;
-  const Vector scaled = (Vector)((Ints)p + ((Ints)rounded << 23));
-  return x < -126.f ? Vector{} : scaled;
+  const Ints scaled = (Ints)p + ((Ints)rounded << 23);
+  return (Vector)(scaled & ~(x < -126.f));
 }
 
 MK_INLINE float exp2(float x) { return exp2(splat(x))[0]; }
@@ -101,10 +105,10 @@ MK_INLINE void exchange_all(Vector* rows) {
   if constexpr (2 * kStep < kLanes) exchange_all<2 * kStep>(rows);
 }
 
-// to[j * to_stride + i] = from[i * from_stride + j], for i and j below kLanes.
-MK_INLINE void transpose(const float* from, int64_t from_stride, float* to, int64_t to_stride) {
+// to[j * to_stride + i] = word first + j of from[i], for i and j below kLanes.
+MK_INLINE void transpose(const char* const* from, int64_t first, float* to, int64_t to_stride) {
   Vector rows[kLanes];
-  for (int i = 0; i < kLanes; ++i) rows[i] = load(from + i * from_stride);
+  for (int i = 0; i < kLanes; ++i) rows[i] = load(from[i], first);
   exchange_all(rows);
   for (int i = 0; i < kLanes; ++i) store(to + i * to_stride, rows[i]);
 }
