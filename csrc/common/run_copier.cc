@@ -17,6 +17,8 @@ constexpr int64_t kLineBytes = 64;
 constexpr int64_t kMinStreamedRunBytes = 128;
 // Runs whose ends share a line with something else must be so long that this does not matter.
 constexpr int64_t kMinUnevenRunBytes = 1024;
+// With AVX2 these are streamed one after the other; shorter ones take less time four at once.
+constexpr int64_t kMinSingleRunBytes = 2048;
 // A run without company is cut into as many as are read at once, if they become this long.
 constexpr int64_t kMinCutBytes = 4096;
 // Longer runs are fetched by the processor itself soon enough.
@@ -136,6 +138,26 @@ __attribute__((target("avx2"))) void stream_avx2(const Run* runs, const Run* nex
 
 #undef MK_STREAM
 
+// One run, while the beginning of the next one is on its way.
+__attribute__((target("avx2"))) void stream_alone_avx2(const Run* run, const Run* next,
+                                                       int64_t run_bytes) {
+  constexpr int64_t kStep = 2 * kLineBytes, kBeginBytes = 4 * kLineBytes;
+  const auto [head, num_bytes] = middle_of(*run, run_bytes);
+  char* const dst = run->dst + head;
+  const char* const src = run->src + head;
+  int64_t i = 0;
+  for (; next && i < kBeginBytes && i + kStep <= num_bytes; i += kStep) {
+    _mm_prefetch(next->src + i, _MM_HINT_T0);
+    _mm_prefetch(next->src + i + kLineBytes, _MM_HINT_T0);
+    store_avx2<2>(dst + i, src + i);
+  }
+  for (; i + kStep <= num_bytes; i += kStep) store_avx2<2>(dst + i, src + i);
+  for (; i < num_bytes; i += kLineBytes) store_avx2<1>(dst + i, src + i);
+  if (num_bytes == run_bytes) return;
+  std::memcpy(run->dst, run->src, head);
+  std::memcpy(dst + num_bytes, src + num_bytes, run_bytes - head - num_bytes);
+}
+
 // Copies a run, and fetches a later one between its steps.
 __attribute__((target("avx512f"))) void copy_and_fetch_avx512(const Run& run, const Run& later,
                                                               int64_t run_bytes) {
@@ -165,15 +187,15 @@ void fence() {}
 
 }  // namespace
 
-RunCopier::StreamRuns RunCopier::streaming() {
+RunCopier::Streaming RunCopier::streaming([[maybe_unused]] int64_t run_bytes) {
 #if defined(__x86_64__)
-  static const StreamRuns best = __builtin_cpu_supports("avx512f") ? stream_avx512
-                                 : __builtin_cpu_supports("avx2")  ? stream_avx2
-                                                                   : nullptr;
-  return best;
-#else
-  return nullptr;
+  static const bool has_avx512 = __builtin_cpu_supports("avx512f");
+  static const bool has_avx2 = __builtin_cpu_supports("avx2");
+  if (has_avx512) return {kStreams, stream_avx512};
+  if (has_avx2 && run_bytes >= kMinSingleRunBytes) return {1, stream_alone_avx2};
+  if (has_avx2) return {kStreams, stream_avx2};
 #endif
+  return {};
 }
 
 RunCopier::CopyAndFetch RunCopier::copying_and_fetching() {
@@ -199,8 +221,9 @@ int64_t set_stream_from_bytes(int64_t num_bytes) {
 
 RunCopier::RunCopier(int64_t total_bytes, int64_t run_bytes)
     : run_bytes_(run_bytes),
-      stream_(total_bytes >= stream_from_bytes() && run_bytes >= kMinStreamedRunBytes ? streaming()
-                                                                                      : nullptr),
+      stream_(total_bytes >= stream_from_bytes() && run_bytes >= kMinStreamedRunBytes
+                  ? streaming(run_bytes)
+                  : Streaming{}),
       copy_and_fetch_(run_bytes >= kMinSteppedRunBytes ? copying_and_fetching() : nullptr),
       num_ahead_(copy_and_fetch_
                      ? static_cast<int>(std::max<int64_t>(kMaxFetchedRunBytes / run_bytes, 1))
@@ -208,7 +231,7 @@ RunCopier::RunCopier(int64_t total_bytes, int64_t run_bytes)
 
 void RunCopier::add(const Run& run) {
   const bool is_even = (reinterpret_cast<uintptr_t>(run.dst) | run_bytes_) % kLineBytes == 0;
-  if (!stream_ || (run_bytes_ < kMinUnevenRunBytes && !is_even)) {
+  if (!stream_.copy || (run_bytes_ < kMinUnevenRunBytes && !is_even)) {
     if (run_bytes_ < kMinSteppedRunBytes ||
         (copy_and_fetch_ && run_bytes_ <= kMaxFetchedRunBytes)) {
       return copy_fetched(run);
@@ -217,10 +240,11 @@ void RunCopier::add(const Run& run) {
     return;
   }
   pending_[num_pending_++] = run;
-  if (num_pending_ < 2 * kStreams) return;
-  stream_(pending_, pending_ + kStreams, run_bytes_);
-  std::copy(pending_ + kStreams, pending_ + 2 * kStreams, pending_);
-  num_pending_ = kStreams;
+  const int num_runs = stream_.num_runs;
+  if (num_pending_ < 2 * num_runs) return;
+  stream_.copy(pending_, pending_ + num_runs, run_bytes_);
+  std::copy(pending_ + num_runs, pending_ + 2 * num_runs, pending_);
+  num_pending_ = num_runs;
 }
 
 // Fetches a run, and copies the one that was fetched num_ahead_ runs ago.
@@ -245,15 +269,16 @@ void RunCopier::finish() {
   }
   num_fetched_ = next_fetched_ = 0;
   int done = 0;
-  if (num_pending_ >= kStreams) {
-    stream_(pending_, nullptr, run_bytes_);
-    done = kStreams;
+  if (stream_.copy && num_pending_ >= stream_.num_runs) {
+    stream_.copy(pending_, nullptr, run_bytes_);
+    done = stream_.num_runs;
   }
   for (; done < num_pending_; ++done) copy_alone(pending_[done]);
   num_pending_ = 0;
-  if (stream_) fence();
+  if (stream_.copy) fence();
 }
 
+// One that kStreams were to be read with.
 void RunCopier::copy_alone(const Run& run) {
   const int64_t part = run_bytes_ / kStreams / kLineBytes * kLineBytes;
   if (part < kMinCutBytes) {
@@ -262,7 +287,7 @@ void RunCopier::copy_alone(const Run& run) {
   }
   Run parts[kStreams];
   for (int k = 0; k < kStreams; ++k) parts[k] = {run.src + k * part, run.dst + k * part};
-  stream_(parts, nullptr, part);
+  stream_.copy(parts, nullptr, part);
   const int64_t done = kStreams * part;
   std::memcpy(run.dst + done, run.src + done, run_bytes_ - done);
 }

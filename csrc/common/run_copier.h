@@ -6,9 +6,11 @@
 //
 // What does not fit the last-level cache is stored past it (non-temporal): a plain store first
 // reads the line that it overwrites, which costs a third of the memory's bandwidth, and evicts what
-// somebody else was using. Runs are then read four at a time: the processor fetches ahead only
-// within a page, so that one run alone waits for memory at each new page. Short runs that go
-// through the cache are fetched some runs before they are copied, for the same reason.
+// somebody else was using. The processor fetches ahead only within a page, so that one run alone
+// waits for memory at each new page. With AVX-512, where a store is a whole line, runs are read
+// four at a time for that reason. Halves of lines from four places at once are slow (Zen 3: 0.6 of
+// one after the other), so that with AVX2 the beginning of the next run is fetched instead. Short
+// runs that go through the cache are fetched some runs before they are copied.
 #pragma once
 
 #include <cstdint>
@@ -43,9 +45,12 @@ class RunCopier {
   void finish();
 
  private:
-  // kStreams runs; `next` are those that will be read afterwards, or null.
-  using StreamRuns = void (*)(const Run* runs, const Run* next, int64_t run_bytes);
-  static StreamRuns streaming();
+  // Of kStreams runs at once, or of one; `next` are those that will be read afterwards, or null.
+  struct Streaming {
+    int num_runs;
+    void (*copy)(const Run* runs, const Run* next, int64_t run_bytes);  // null: not here
+  };
+  static Streaming streaming(int64_t run_bytes);
 
   // Copies `run`, and fetches `later`.
   using CopyAndFetch = void (*)(const Run& run, const Run& later, int64_t run_bytes);
@@ -55,7 +60,7 @@ class RunCopier {
   void copy_fetched(const Run& run);
 
   const int64_t run_bytes_;
-  const StreamRuns stream_;  // null: through the cache
+  const Streaming stream_;  // without a function: through the cache
   Run pending_[2 * kStreams];
   int num_pending_ = 0;
   const CopyAndFetch copy_and_fetch_;  // null: one after the other
