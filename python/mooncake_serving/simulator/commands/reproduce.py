@@ -14,8 +14,8 @@ from . import arguments
 def add_commands(commands: Any) -> None:
     """Declare a command for each reproduction."""
     for name, reproduction in REPRODUCTIONS.items():
-        summary = (reproduction.__doc__ or "").partition("\n")[0].replace("%", "%%")
-        parser = commands.add_parser(name, help=summary, description=summary)
+        summary = (reproduction.__doc__ or "").partition("\n")[0]
+        parser = commands.add_parser(name, help=summary.replace("%", "%%"), description=summary)
         if name in NEEDS_TRACE:
             source = parser.add_mutually_exclusive_group(required=True)
             what = "FAST'25's conversation trace" if name in ON_CONVERSATION else "to replay"
