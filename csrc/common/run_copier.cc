@@ -18,7 +18,7 @@ constexpr int64_t kMinStreamedRunBytes = 128;
 // Runs whose ends share a line with something else must be so long that this does not matter.
 constexpr int64_t kMinUnevenRunBytes = 1024;
 // With AVX2 these are streamed one after the other; shorter ones take less time four at once.
-constexpr int64_t kMinSingleRunBytes = 2048;
+constexpr int64_t kMinSingleRunBytes = 4096;
 // A run without company is cut into as many as are read at once, if they become this long.
 constexpr int64_t kMinCutBytes = 4096;
 // Longer runs are fetched by the processor itself soon enough.
