@@ -41,6 +41,17 @@ def test_ttft_over_its_objective():
         assert decision.prefill is not None and decision.decode is None
 
 
+def test_what_is_decided_again_has_waited_since_its_arrival():
+    conductor = make(1, slo=SLO, admission=EarlyRejection())
+    decision = conductor.decide(request(waited_s=4.0), 100.0)
+    assert str(decision.reason) == "TTFT 5.000 s and TBT 0.0110 s are predicted"
+    decision = conductor.decide(request(waited_s=4.5), 100.0)
+    assert not decision.accepted
+    assert str(decision.reason) == "TTFT 5.500 s is 1.10 of its objective, over 1.00"
+    with pytest.raises(InvalidArgument, match="Request: waited_s must be at least 0, got -1"):
+        request(waited_s=-1)
+
+
 def full(conductor, batch=10):
     conductor.cluster.batch_size[-1] = batch
     return conductor

@@ -16,6 +16,7 @@ from mooncake_serving.conductor import (
     PredictiveRejection,
     Random,
     Slo,
+    Why,
 )
 from mooncake_serving.simulator import (
     CoupledCluster,
@@ -137,6 +138,22 @@ def test_what_a_failed_instance_had_is_served_by_others(failed):
     check_everybody_is_served(cluster, report)
     assert sum(job.restarts for job in report.jobs) > 0
     assert all(job.rejected is None for job in report.jobs)
+
+
+def test_who_is_served_anew_is_judged_from_its_arrival():
+    trace = [TraceRequest(0.0, 40_000, 2, ()), TraceRequest(0.1, 40_000, 2, ())]
+
+    def run(ttft_s):
+        options = DisaggregatedOptions(
+            num_prefill=2, num_decode=1, failures=(Failure(0, 6.5, 100.0),)
+        )
+        conductor = conductor_of(options, admission=EarlyRejection(), slo=Slo(ttft_s, 0.1))
+        return Disaggregated(options, conductor).run(trace).jobs
+
+    anew = next(job for job in run(30.0) if job.restarts)
+    assert 12 < anew.ttft_s < 30
+    refused = next(job for job in run(12.0) if job.restarts)
+    assert refused.rejected and refused.decision.reason.why is Why.PREFILL_LOAD
 
 
 def test_an_instance_that_fails_again_is_down_for_the_longer_of_both(monkeypatch):

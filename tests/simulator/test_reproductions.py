@@ -129,6 +129,11 @@ def test_each_workload_has_its_own_published_hit_rates():
         "synthetic: LRU at 3 million tokens, of that": 46.0,
         "tool&agent: without a limit": 0.59,
         "tool&agent: LRU at 3 million tokens, of that": 75.0,
+        "tool&agent, its second half: LRU, 500 blocks": 0.363,
+        "tool&agent, its second half: LRU, 2,000 blocks": 0.372,
+        "tool&agent, its second half: LRU, 6,000 blocks": 0.432,
+        "tool&agent, its second half: LRU, 20,000 blocks": 0.547,
+        "tool&agent, its second half: without a limit": 0.591,
     }
     by_workload = outcome.panels[1]
     assert by_workload.y_label == "hit rate, LRU"
@@ -207,7 +212,9 @@ def test_a_trace_of_which_nothing_is_served_is_named():
 
 def test_a_figure_that_is_no_number_is_null():
     outcome = Outcome("", [Row("a", float("inf")), Row("b", float("nan")), Row("c", 1.5)])
-    assert [line["ours"] for line in as_lines("any", outcome)] == [None, None, 1.5]
+    title, *lines = as_lines("any", replace(outcome, title="of what"))
+    assert title == {"reproduction": "any", "title": "of what"}
+    assert [line["ours"] for line in lines] == [None, None, 1.5]
 
 
 def test_an_axis_has_one_unit():

@@ -13,6 +13,7 @@ from mooncake_serving.simulator import Disaggregated, DisaggregatedOptions
 from mooncake_serving.simulator.__main__ import main
 from mooncake_serving.simulator.commands import per_request
 from mooncake_serving.simulator.commands.view import View
+from mooncake_serving.simulator.machines import A6000, LLAMA_13B
 from mooncake_serving.simulator.reproductions import REPRODUCTIONS, Curve
 from mooncake_serving.simulator.traces import TraceProfile, synth_trace, write_mooncake
 
@@ -141,6 +142,14 @@ def test_run_prints_a_summary(trace, capsys):
         (["--event-delay", "-1"], "event_delay_s must be at least 0, got -1.0"),
         (["--fail", "1", "-3", "1"], "failures must begin and last"),
         (["--machine", "A6000"], "model must fit into 43 GB of A6000, got LLaMA3-70B with 141 GB"),
+        (
+            ["--machine", "A6000", "--model", "LLaMA-13B"],
+            "--gbps must be given with --machine A6000, got none",
+        ),
+        (
+            ["--machine", "A6000", "--model", "LLaMA-13B", "--gbps", "100"],
+            "--dram must be given with --machine A6000, got none",
+        ),
         (["--machine", "A6000", "--coupled", "plain"], "model must fit into 43 GB of A6000"),
         (["--max-batch-size", "0"], "max_batch_size must be at least 1, got 0"),
         (["--coupled", "plain", "--ssd", "5"], "--ssd must be left out with --coupled, got 5"),
@@ -204,6 +213,15 @@ def test_run_takes_models_and_machines_by_name(trace, capsys):
         assert main(["run", "--trace", trace, "--json", "--model", model]) == 0
         gpu_s.append(json.loads(capsys.readouterr().out)["prefill_gpu_s"])
     assert gpu_s[0] < gpu_s[1]
+    one_gpu = ["--machine", "A6000", "--model", "LLaMA-13B", "--gbps", "100", "--dram", "20000"]
+    assert main(["run", "--trace", trace, "--json", *one_gpu]) == 0
+
+
+def test_an_instance_without_a_network_is_named():
+    with pytest.raises(
+        InvalidArgument, match=r"machine.nic_bytes_per_s must be positive, got 0\.0"
+    ):
+        DisaggregatedOptions(model=LLAMA_13B, machine=A6000)
 
 
 def test_the_conductors_model_is_no_model_of_the_simulator():

@@ -78,7 +78,7 @@ class Decision:
         cls, request: Request, at_s: float, prefill: PrefillChoice, decode: DecodeChoice | None
     ) -> "Decision":
         """Take a request; without ``decode`` that is looked at when its prefill is over."""
-        values = {"ttft_s": prefill.ttft_s}
+        values = {"ttft_s": request.waited_s + prefill.ttft_s}
         if decode is None:
             reason = Reason(Why.ACCEPTED_PREFILL, values)
         else:

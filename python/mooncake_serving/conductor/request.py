@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from .errors import InvalidArgument, check_count, check_positive, check_sized
+from .errors import InvalidArgument, check_at_least, check_count, check_positive, check_sized
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +21,7 @@ class Request:
         max_output_tokens: the most that it may generate, 0 if nobody has said so: it is given to no
             instance whose memory could not hold them.
         priority: the higher, the longer it is served under overload.
+        waited_s: since its arrival, where it is decided about again; its TTFT counts from there.
     """
 
     request_id: int
@@ -30,6 +31,7 @@ class Request:
     num_output_tokens: int = 0
     priority: int = 0
     max_output_tokens: int = 0
+    waited_s: float = 0.0
 
     def __post_init__(self) -> None:
         """Check the counts, and that the keys agree with the length."""
@@ -37,6 +39,7 @@ class Request:
         check_count("Request", "block_size", self.block_size, 1)
         check_count("Request", "num_output_tokens", self.num_output_tokens, 0)
         check_count("Request", "max_output_tokens", self.max_output_tokens, 0)
+        check_at_least("Request", "waited_s", self.waited_s, 0)
         check_sized("Request", "keys", self.keys, "a tuple of integers")
         most = -(-self.num_tokens // self.block_size)
         if len(self.keys) > most:

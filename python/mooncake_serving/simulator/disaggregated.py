@@ -118,6 +118,7 @@ class Disaggregated:
             BLOCK_SIZE,
             self._mean_output,
             max_output_tokens=job.request.output_length,
+            waited_s=self.clock.now - job.arrival_s,
         )
         job.decision = decision = self.conductor.decide(request, self.clock.now)
         if not decision.accepted:

@@ -33,9 +33,9 @@ class Machine:
     Attributes:
         flops_per_s: of all its GPUs, dense, 16 bit; ``memory_bytes_per_s``: likewise of HBM.
         memory_bytes: HBM of all its GPUs.
-        dram_bytes: host memory given to the KV store.
+        dram_bytes: host memory given to the KV store, where nothing else is said.
         host_bytes_per_s: between host memory and GPUs, of each direction.
-        nic_bytes_per_s: of the network, of each direction.
+        nic_bytes_per_s: of the network, of each direction; 0 for none.
         ssd_bytes_per_s: reading.
         math_efficiency: share of ``flops_per_s`` that large matrix products reach.
         attention_efficiency: share of it that prefill attention reaches.
@@ -54,7 +54,7 @@ class Machine:
     step_s: float = 0.0
     dram_bytes: float = 0.0
     host_bytes_per_s: float = 1.0
-    nic_bytes_per_s: float = 1.0
+    nic_bytes_per_s: float = 0.0
     ssd_bytes_per_s: float = 1.0
     memory_share: float = 0.9  # vLLM's default gpu_memory_utilization
 

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, field
 
 from ..conductor import InvalidArgument
-from ..conductor.errors import check_at_least, check_count
+from ..conductor.errors import check_at_least, check_count, check_positive
 from .machines import A800_NODE, LLAMA3_70B, Machine, Model
 from .prefill import PrefillOptions
 from .traces import BLOCK_SIZE
@@ -62,6 +62,7 @@ class DisaggregatedOptions:
         check_count(op, "ssd_tokens", self.ssd_tokens, 0)
         check_at_least(op, "event_delay_s", self.event_delay_s, 0)
         self.machine.kv_capacity_tokens(self.model)  # the model must fit
+        check_positive(op, "machine.nic_bytes_per_s", self.machine.nic_bytes_per_s)
         for failure in self.failures:
             if not (0 <= failure.at_s < math.inf and 0 <= failure.down_s < math.inf):
                 raise InvalidArgument(

@@ -36,10 +36,11 @@ class Limits:
 
     def refuse_ttft(self, request: Request, slo: Slo, prefill: PrefillChoice) -> Reason | None:
         """Return why a request's predicted TTFT is too long, or None."""
-        load, limit = prefill.ttft_s / slo.ttft_s, self.of(request)
+        ttft_s = request.waited_s + prefill.ttft_s
+        load, limit = ttft_s / slo.ttft_s, self.of(request)
         if load <= limit:
             return None
-        return Reason(Why.PREFILL_LOAD, {"ttft_s": prefill.ttft_s, "load": load, "limit": limit})
+        return Reason(Why.PREFILL_LOAD, {"ttft_s": ttft_s, "load": load, "limit": limit})
 
     def refuse_tbt(self, request: Request, slo: Slo, tbt_s: float) -> Reason | None:
         """Return why a predicted TBT is too long, or None."""

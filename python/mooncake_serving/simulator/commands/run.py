@@ -54,10 +54,10 @@ DISAGGREGATED_ONLY: dict[str, Any] = {
     "decode_s": None,  # DECODE_S, if predictive admission needs it
     "group": 1,
     "chunk": 4096,
-    "dram": 3_000_000,
+    "dram": None,  # what the machine has
     "ssd": 0,
     "eviction": "lru",
-    "gbps": 800.0,
+    "gbps": None,  # what the machine has
     "event_delay": 0.0,
     "fail": [],
 }
@@ -104,10 +104,12 @@ def add_commands(commands: Any) -> None:
     own.add_argument("--decode-s", type=float, help="t_d of predictive admission (default: 10)")
     own.add_argument("--group", type=int, help="nodes a prefill pipeline (CPP; default: 1)")
     own.add_argument("--chunk", type=int, help="tokens a prefill step (default: 4,096)")
-    own.add_argument("--dram", type=int, help="tokens a prefill instance (default: 3 million)")
+    own.add_argument("--dram", type=int, help="tokens a prefill instance (default: the machine's)")
     own.add_argument("--ssd", type=int, help="tokens a prefill instance (default: 0)")
     own.add_argument("--eviction", choices=POLICIES, help="default: lru")
-    own.add_argument("--gbps", type=float, help="of a node's NICs together (default: 800)")
+    own.add_argument(
+        "--gbps", type=float, help="of a node's NICs together (default: the machine's)"
+    )
     own.add_argument("--event-delay", type=float, help="of KV events, s (default: 0)")
     own.add_argument(
         "--fail", nargs=3, type=float, action="append",
@@ -121,7 +123,7 @@ def run(options: argparse.Namespace) -> None:
     from .view import View  # needs rich
 
     for name in ("speed", "gbps"):
-        if not getattr(options, name) > 0:
+        if getattr(options, name) is not None and not getattr(options, name) > 0:
             raise ValueError(f"run: --{name} must be > 0, got {getattr(options, name)}")
     folder = arguments.folder(options.out)
     slo = Slo(options.ttft, options.tbt)
@@ -147,13 +149,24 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _disaggregated(options: argparse.Namespace, slo: Slo) -> tuple[MakeCluster, str]:
+    model, machine = MODELS[options.model], MACHINES[options.machine]
+    machine.kv_capacity_tokens(model)  # it must fit
+    if options.gbps is not None:
+        machine = replace(machine, nic_bytes_per_s=options.gbps * 1e9 / 8)
+    dram_tokens = options.dram
+    if dram_tokens is None:
+        dram_tokens = int(machine.dram_bytes / model.kv_bytes_per_token)
+    # The papers' single GPUs have neither; to make something up would be silent.
+    for name, value in (("gbps", machine.nic_bytes_per_s), ("dram", dram_tokens)):
+        if getattr(options, name) is None and not value:
+            raise ValueError(f"run: --{name} must be given with --machine {machine.name}, got none")
     cluster = DisaggregatedOptions(
-        model=MODELS[options.model],
-        machine=replace(MACHINES[options.machine], nic_bytes_per_s=options.gbps * 1e9 / 8),
+        model=model,
+        machine=machine,
         num_prefill=options.prefill,
         num_decode=options.decode,
         prefill=PrefillOptions(chunk_tokens=options.chunk, group_size=options.group),
-        dram_tokens=options.dram,
+        dram_tokens=dram_tokens,
         ssd_tokens=options.ssd,
         eviction=options.eviction,
         max_batch_size=options.max_batch_size,

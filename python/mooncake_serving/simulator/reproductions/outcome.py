@@ -104,8 +104,9 @@ Reproduction = Callable[[Setup], Outcome]
 
 
 def as_lines(name: str, outcome: Outcome) -> list[dict[str, Any]]:
-    """The outcome as JSON objects, one a line; a figure that is no number is null."""
-    lines: list[dict[str, Any]] = [
+    """The outcome as JSON objects, one a line, the title first; what is no number is null."""
+    lines: list[dict[str, Any]] = [{"reproduction": name, "title": outcome.title}]
+    lines += [
         {
             "reproduction": name,
             "what": row.what,
