@@ -20,6 +20,8 @@ DOT_TYPES = {
     torch.bfloat16: tl.float32 if INTERPRETED else tl.bfloat16,
 }
 MIN_SPLIT_KEYS = 512
+SHARED_BYTES = 227 << 10  # that a program may have, on sm_90 and sm_100
+BARRIER_BYTES = 2048  # and other small things
 _bad_entries: dict[torch.device, BadIds] = {}
 
 
@@ -37,20 +39,84 @@ class Shape:
     num_stages: int
 
     @classmethod
-    def of(cls, num_queries: float, group: int, k_dim: int, v_dim: int, block_size: int) -> "Shape":
-        """Choose for requests of about that many queries. Reasoned, not yet measured on a GPU."""
-        widest = max(k_dim, v_dim)
-        most = 128 if widest <= 128 else 64 if widest <= 256 else 16
-        rows = min(most, max(16, triton.next_power_of_2(int(num_queries * group))))
-        rows = max(rows, triton.next_power_of_2(group))
+    def of(
+        cls, num_queries: float, group: int, dims: tuple[int, int], block_size: int,
+        types: tuple[torch.dtype, torch.dtype, torch.dtype],
+    ) -> "Shape":  # fmt: skip
+        """Choose for requests of about that many queries. Reasoned, not yet measured on a GPU.
+
+        A group of more heads than a program has rows is split into equal parts.
+
+        Args:
+            num_queries: of a request.
+            group: query heads that share a KV head.
+            dims: of keys, and of values.
+            block_size: of the cache.
+            types: of queries, keys and values.
+
+        Raises:
+            InvalidArgument: not even the smallest program fits.
+        """
+        k_dim, v_dim = dims
+        widest = max(dims)
         main = max(16, 1 << (k_dim.bit_length() - 1))
         rest = max(16, triton.next_power_of_2(k_dim - main)) if k_dim > main else 0
+        v_padded = max(16, triton.next_power_of_2(v_dim))
+        # The sums of 64 rows and 512 dims, or 128 and 128, are what sm_100's tensor memory holds.
+        most = 128 if widest <= 128 else 64 if v_padded <= 512 else 32
+        wanted = triton.next_power_of_2(int(max(1.0, num_queries) * group))
+        rows, tile = _fitting(
+            min(most, max(16, wanted)), 64 if widest <= 128 else 32, (main + rest, v_padded), types
+        )
+        heads = triton.cdiv(group, triton.cdiv(group, rows))
         constants = {
-            "GROUP": group, "ROWS": rows, "TILE": 64 if widest <= 128 else 32,
-            "BLOCK_SIZE": block_size, "K_DIM": k_dim, "MAIN": main, "REST": rest,
-            "V_DIM": v_dim, "V_PADDED": max(16, triton.next_power_of_2(v_dim)),
+            "GROUP": group, "HEADS": heads, "ROWS": rows, "TILE": tile, "BLOCK_SIZE": block_size,
+            "K_DIM": k_dim, "MAIN": main, "REST": rest, "V_DIM": v_dim, "V_PADDED": v_padded,
         }  # fmt: skip
         return cls(constants, 8 if rows >= 128 or widest > 256 else 4, 2)
+
+    @property
+    def num_parts(self) -> int:
+        """Return how many programs share a group."""
+        return triton.cdiv(self.constants["GROUP"], self.constants["HEADS"])
+
+    @property
+    def num_queries(self) -> int:
+        """Return the queries of a program."""
+        return self.constants["ROWS"] // self.constants["HEADS"]
+
+
+def _fitting(
+    rows: int, tile: int, padded: tuple[int, int], types: tuple[torch.dtype, ...]
+) -> tuple[int, int]:
+    """Return as many rows and keys as shared memory has room for."""
+    while _shared_bytes(rows, tile, padded, types) > SHARED_BYTES:
+        if (rows, tile) == (16, 16):
+            raise InvalidArgument(
+                "paged_attention: k_cache and v_cache must have dims of which 16 keys fit into a "
+                f"GPU's shared memory, for engine triton, got {padded[0]} and {padded[1]} (padded)"
+            )
+        if rows > 32 or tile == 16:
+            rows //= 2
+        else:
+            tile //= 2
+    return rows, tile
+
+
+def _shared_bytes(
+    rows: int, tile: int, padded: tuple[int, int], types: tuple[torch.dtype, ...]
+) -> int:
+    """Return no less than Triton (3.9) takes: queries, weights, keys and values.
+
+    These are there twice for the tensor cores that read shared memory (64 rows, 16 bits), for the
+    next tile; and once more where they are converted.
+    """
+    q, *caches = types
+    num_copies = 2 if rows >= 64 and q.itemsize == 2 else 1
+    used = rows * (padded[0] + tile) * q.itemsize + BARRIER_BYTES
+    for dim, cache in zip(padded, caches, strict=True):
+        used += tile * dim * (num_copies * cache.itemsize + (cache != q) * q.itemsize)
+    return used
 
 
 def paged_attention(
@@ -85,18 +151,21 @@ def paged_attention(
     if num_q == 0:
         return out, lse
     bad = _take_bad(q.device)
-    shape = Shape.of(num_q / num_requests, num_heads // num_kv_heads, k_dim, v_dim, block_size)
+    group = num_heads // num_kv_heads
+    types = (q.dtype, k_cache.dtype, v_cache.dtype)
+    shape = Shape.of(num_q / num_requests, group, (k_dim, v_dim), block_size, types)
     tile = shape.constants["TILE"]
-    num_tiles = num_q // (shape.constants["ROWS"] // shape.constants["GROUP"]) + num_requests
+    num_tiles = num_q // shape.num_queries + num_requests
+    num_groups = num_kv_heads * shape.num_parts
     max_keys = max_blocks * block_size
-    num_splits = _num_splits(num_tiles * num_kv_heads, max_keys, q.device)
+    num_splits = _num_splits(num_tiles * num_groups, max_keys, q.device)
     split_keys = triton.cdiv(triton.cdiv(max_keys, num_splits), tile) * tile
     outs, lses = out[None], lse[None]
     if num_splits > 1:
         outs = q.new_empty(num_splits, *out.shape, dtype=torch.float32)
         lses = lse.new_empty(num_splits, *lse.shape)
     with torch.cuda.device_of(q):  # Triton launches on the current device
-        paged_attention_kernel[(num_tiles, num_kv_heads, num_splits)](
+        paged_attention_kernel[(num_tiles, num_groups, num_splits)](
             *(q, k_cache, v_cache, outs, lses, block_table),
             *(intervals, tail_bits, tail_base, cu_q, kv_lens),
             *(lse if scales is None else scales for scales in (k_scale, v_scale)),

@@ -1,8 +1,9 @@
 """The kernel of paged attention in Triton. Its launcher is in attention.py.
 
-A program has the rows of TILE_QUERIES queries, for the heads that share a KV head, and the keys of
-one split. (FlashAttention-2, section 3.1; Flash-Decoding.) How many programs there are depends on
-shapes alone, so that a CUDA graph may hold them; those that have nothing to do leave at once.
+A program has the rows of TILE_QUERIES queries, for HEADS of the heads that share a KV head (all of
+them, where there is room), and the keys of one split. (FlashAttention-2, section 3.1;
+Flash-Decoding.) How many programs there are depends on shapes alone, so that a CUDA graph may hold
+them; those that have nothing to do leave at once.
 """
 
 # ruff: noqa: N803 - constants in capitals are Triton's custom
@@ -46,6 +47,7 @@ def paged_attention_kernel(
     HAS_K_SCALES: tl.constexpr,
     HAS_V_SCALES: tl.constexpr,
     GROUP: tl.constexpr,  # query heads that share a KV head
+    HEADS: tl.constexpr,  # of a group that a program takes, at most ROWS
     ROWS: tl.constexpr,  # of a program, a power of 2
     TILE: tl.constexpr,  # keys
     BLOCK_SIZE: tl.constexpr,
@@ -56,9 +58,11 @@ def paged_attention_kernel(
     V_PADDED: tl.constexpr,
     DOT_TYPE: tl.constexpr,  # of the operands of products: q's, for what Triton has
 ):
-    """Program (tile, kv_head, split): see the module."""
-    TILE_QUERIES: tl.constexpr = ROWS // GROUP  # noqa: N806
-    tile, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    """Program (tile, part of a group, split): see the module."""
+    TILE_QUERIES: tl.constexpr = ROWS // HEADS  # noqa: N806
+    PARTS: tl.constexpr = (GROUP + HEADS - 1) // HEADS  # noqa: N806
+    tile, split = tl.program_id(0), tl.program_id(2)
+    kv_head, part = tl.program_id(1) // PARTS, tl.program_id(1) % PARTS
     request = request_of(cu_q, num_requests, tile, TILE_QUERIES)
     first_row, end_row = tl.load(cu_q + request), tl.load(cu_q + request + 1)
     first_row += (tile - first_row // TILE_QUERIES - request) * TILE_QUERIES
@@ -70,9 +74,10 @@ def paged_attention_kernel(
     last_key = tl.maximum(last_key, first_key)
 
     row = tl.arange(0, ROWS)
-    query = first_row + row // GROUP
-    head = kv_head * GROUP + row % GROUP
-    is_row = (row < TILE_QUERIES * GROUP) & (query < end_row)
+    query = first_row + row // HEADS
+    head = part * HEADS + row % HEADS  # of the group; the last part may have fewer
+    is_row = (row < TILE_QUERIES * HEADS) & (query < end_row) & (head < GROUP)
+    head += kv_head * GROUP
     lo0 = tl.load(intervals + query * 4, mask=is_row, other=0)
     hi0 = tl.load(intervals + query * 4 + 1, mask=is_row, other=0)
     lo1 = tl.load(intervals + query * 4 + 2, mask=is_row, other=0)
@@ -135,7 +140,8 @@ def paged_attention_kernel(
     factor = 1.0 / total
     if HAS_V_SCALES:
         factor *= tl.load(v_scales + kv_head)
-    index = (split.to(tl.int64) * num_q + query) * (tl.num_programs(1) * GROUP) + head
+    num_heads = tl.num_programs(1) // PARTS * GROUP
+    index = (split.to(tl.int64) * num_q + query) * num_heads + head
     v_dims = tl.arange(0, V_PADDED)
     values = sums * factor[:, None]  # 0 of a row that is empty
     tl.store(out + index[:, None] * V_DIM + v_dims[None, :], values.to(out.dtype.element_ty),

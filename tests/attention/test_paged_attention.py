@@ -76,6 +76,23 @@ def test_groups_of_heads(engine, heads):
     check(make_step(mk.mask.rows(mk.mask.causal(), batch), heads=heads, dims=(32, 32)), engine)
 
 
+@pytest.mark.parametrize(
+    "heads, dims, dtype",
+    [
+        ((130, 1), (32, 32), torch.float32),
+        ((300, 2), (32, 32), torch.float16),
+        ((70, 1), (192, 160), torch.float32),
+        ((128, 1), (576, 512), torch.float16),
+        ((50, 1), (576, 512), torch.float32),
+    ],
+)
+def test_groups_of_more_heads_than_a_program_has_rows(engine, heads, dims, dtype):
+    """Split into equal parts, of which the last may have fewer heads."""
+    batch = mk.ChunkBatch([2, 1], [40, 33])
+    rows = mk.mask.rows(RULES["window and sinks"], batch)
+    check(make_step(rows, heads=heads, dims=dims, dtype=dtype), engine)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_mla_reads_values_from_the_keys(engine, dtype):
     batch = mk.ChunkBatch([1, 3], [70, 20])
@@ -121,6 +138,12 @@ def test_split_over_keys(engine):
     for rule in ("causal", "window and sinks"):
         rows = mk.mask.rows(RULES[rule], batch)
         check(make_step(rows, heads=(4, 1), dims=(16, 16)), engine)
+
+
+def test_a_split_over_keys_of_a_group_in_parts(engine):
+    batch = mk.ChunkBatch([1, 2], [2300, 1025])
+    rows = mk.mask.rows(mk.mask.causal(), batch)
+    check(make_step(rows, heads=(150, 1), dims=(16, 16)), engine)
 
 
 def test_no_queries(engine):
