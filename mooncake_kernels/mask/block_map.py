@@ -148,33 +148,38 @@ class BlockMap:
         return indptr.to(torch.int32), indices
 
     def physical_bsr(
-        self, block_table: torch.Tensor, kind: Kind = "any"
+        self, block_table: torch.Tensor, kind: Kind = "any", *, num_blocks: int | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return ``bsr(kind)`` with the blocks of a paged cache in the place of tiles.
 
         Args:
             block_table: integers ``[num_requests, max_blocks]``: where tile t of request b is,
-                which is to say that a block of the cache holds ``block_kv`` keys.
+                which is to say that a block of the cache holds ``block_kv`` keys. Entries of tiles
+                that are not listed may be anything.
             kind: as in ``bsr``.
+            num_blocks: of the cache, which no entry may reach; None for 2**31.
 
         Raises:
-            InvalidArgument: the table is too short for the keys of a request.
+            InvalidArgument: the table is too short for the keys of a request, or an entry that is
+                listed is not a block: the first is named.
+
+        On CUDA this waits for the lists.
         """
-        as_instance("block_map", "block_table", block_table, torch.Tensor, "a tensor")
-        if block_table.is_floating_point() or block_table.is_complex():
-            raise InvalidArgument(
-                f"block_map: block_table must be of integers, got {block_table.dtype}"
-            )
-        requests, tiles = self.rows.batch.num_requests, self.rows.batch.kv_lens_list
-        needed = max((-(-kv_len // self.block_kv) for kv_len in tiles), default=0)
-        if block_table.dim() != 2 or len(block_table) < requests or block_table.shape[1] < needed:
-            raise InvalidArgument(
-                f"block_map: block_table must be at least [{requests}, {needed}], got "
-                f"{tuple(block_table.shape)}"
-            )
-        indptr, indices = self.bsr(kind)
+        self._check_table(block_table)
+        if num_blocks is not None:
+            num_blocks = as_integer("block_map", "num_blocks", num_blocks, 0, INT32_MAX)
+        indptr, tiles = self.bsr(kind)
         request = torch.repeat_interleave(self.request_of(), self.count(kind), dim=0)
-        return indptr, block_table[request, indices.to(torch.int64)].to(torch.int32)
+        blocks = block_table[request, tiles.to(torch.int64)].to(torch.int64)
+        last = INT32_MAX if num_blocks is None else num_blocks - 1
+        bad = ((blocks < 0) | (blocks > last)).nonzero()
+        if bad.numel():
+            first = int(bad[0])
+            raise InvalidArgument(
+                f"block_map: block_table[{int(request[first])}, {int(tiles[first])}] must be a "
+                f"block, 0 to {last}, for its tile is listed, got {int(blocks[first])}"
+            )
+        return indptr, blocks.to(torch.int32)
 
     to_flash_attn4 = to_flash_attn4
     to_flex = to_flex
@@ -184,6 +189,23 @@ class BlockMap:
         call = BlockCall(self.rows, self.block_q, self.block_kv, self.whole, self.num_q_blocks)
         run(call, self.engine, lists=(TileList(kind, out, begins),))
         return out
+
+    def _check_table(self, block_table: torch.Tensor) -> None:
+        as_instance("block_map", "block_table", block_table, torch.Tensor, "a tensor")
+        device, dtype = self.ranges.device, block_table.dtype
+        is_integer = not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool)
+        if not is_integer or block_table.device != device:
+            raise InvalidArgument(
+                f"block_map: block_table must be of integers on {device}, got {dtype} on "
+                f"{block_table.device}"
+            )
+        requests, tiles = self.rows.batch.num_requests, self.rows.batch.kv_lens_list
+        needed = max((-(-kv_len // self.block_kv) for kv_len in tiles), default=0)
+        if block_table.dim() != 2 or len(block_table) < requests or block_table.shape[1] < needed:
+            raise InvalidArgument(
+                f"block_map: block_table must be at least [{requests}, {needed}], got "
+                f"{tuple(block_table.shape)}"
+            )
 
 
 def build(

@@ -155,6 +155,40 @@ def test_lists_through_a_block_table(engine):
         block_map.physical_bsr(table[:, :2])
 
 
+@pytest.mark.parametrize(
+    ("dtype", "entry"),
+    [(torch.int32, -1), (torch.int64, 2**32 + 3), (torch.int64, 2**31), (torch.int64, -(2**40))],
+)
+def test_a_block_that_is_listed_must_be_one(engine, dtype, entry):
+    batch = mk.ChunkBatch([3, 0, 2], [40, 16, 33], device=engine.device)
+    rows = mk.mask.rows(mk.mask.causal() & mk.mask.sliding_window(20), batch)
+    block_map = rows.block_map(2, 16, engine=engine.engine)
+    table = torch.tensor([[7, 5, 9], [4, 0, 0], [1, 0, 2]], device=engine.device, dtype=dtype)
+    expected = block_map.physical_bsr(table)
+    table[0, 0] = table[1, 0] = entry  # of tiles that are in no list
+    for ours, wanted in zip(block_map.physical_bsr(table), expected, strict=True):
+        assert torch.equal(ours, wanted)
+    table[2, 1] = entry
+    with pytest.raises(
+        mk.InvalidArgument, match=rf"block_table\[2, 1\] must be a block, 0 to 2147.*, got {entry}$"
+    ):
+        block_map.physical_bsr(table)
+
+
+def test_blocks_of_a_cache_of_a_given_size(engine):
+    rows = mk.mask.rows(mk.mask.causal(), mk.ChunkBatch([3], [40], device=engine.device))
+    block_map = rows.block_map(2, 16, engine=engine.engine)
+    table = torch.tensor([[7, 5, 9]], device=engine.device)
+    assert block_map.physical_bsr(table, num_blocks=10)[1].tolist() == [7, 5, 9, 7, 5, 9]
+    with pytest.raises(mk.InvalidArgument, match=r"block_table\[0, 2\] .* 0 to 8, .* got 9"):
+        block_map.physical_bsr(table, num_blocks=9)
+    with pytest.raises(mk.InvalidArgument, match="num_blocks must be an integer in 0 to .* '9'"):
+        block_map.physical_bsr(table, num_blocks="9")
+    for wrong in (table.bool(), table.float()):
+        with pytest.raises(mk.InvalidArgument, match="block_table must be of integers on .*got"):
+            block_map.physical_bsr(wrong)
+
+
 def test_room_for_more_blocks_than_there_are(engine):
     """As a CUDA graph has that is replayed with other lengths."""
     batch = mk.ChunkBatch([3, 5], [8, 8], device=engine.device)
