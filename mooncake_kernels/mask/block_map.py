@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import torch
 
@@ -16,6 +16,8 @@ from .to_flex import to_flex
 
 if TYPE_CHECKING:
     from .mask_rows import MaskRows
+
+AnyKind: TypeAlias = Kind | Literal["empty"]
 
 
 @dataclass(frozen=True)
@@ -94,18 +96,23 @@ class BlockMap:
         request = torch.bucketize(blocks, self.cu_q_blocks[1:], right=True)
         return request.clamp(max=max(self.rows.batch.num_requests - 1, 0))
 
-    def count(self, kind: Kind) -> torch.Tensor:
-        """Return how many tiles of a kind each q-block has: "partial", "full" or "any" of both."""
-        as_one_of("block_map", "kind", kind, ("partial", "full", "any"))
+    def count(self, kind: AnyKind) -> torch.Tensor:
+        """Return how many tiles of a kind each q-block has, int32 ``[num_q_blocks]``.
+
+        The kinds are "partial", "full", "any" of both, and "empty": the other tiles of its request.
+        """
+        as_one_of("block_map", "kind", kind, ("partial", "full", "any", "empty"))
+        if kind == "empty":
+            return self._num_tiles() - self.work
         return {"partial": self.num_partial, "full": self.num_full, "any": self.work}[kind]
 
-    def indices(self, kind: Kind, width: int | None = None) -> torch.Tensor:
+    def indices(self, kind: AnyKind, width: int | None = None) -> torch.Tensor:
         """Return the tiles of a kind, ascending: int32 ``[num_q_blocks, width]``, then zeros.
 
         The form of FlexAttention's ``kv_indices`` and of FlashAttention-4's fixed length.
 
         Args:
-            kind: "partial", "full" or "any" of both.
+            kind: "partial", "full", "any" of both, or "empty".
             width: entries of a row; None for as many as the fullest row has. Either way it waits
                 for the device, for an error if there is too little room; ``block_map(width=)``
                 does not.
@@ -121,7 +128,7 @@ class BlockMap:
         flat = self._list(kind, begins, self.num_q_blocks * width)
         return flat.view(self.num_q_blocks, width)
 
-    def varlen_indices(self, kind: Kind) -> tuple[torch.Tensor, torch.Tensor]:
+    def varlen_indices(self, kind: AnyKind) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the tiles of a kind as FlashAttention-4 takes them for batches of any lengths.
 
         Request b has a matrix ``[q-blocks, tiles]`` of its own, padded with zeros, in one flat
@@ -137,7 +144,7 @@ class BlockMap:
         local = torch.arange(self.num_q_blocks, device=cu.device) - self.cu_q_blocks[request]
         return self._list(kind, cu[request] + local * tiles[request], int(cu[-1])), cu
 
-    def bsr(self, kind: Kind = "any") -> tuple[torch.Tensor, torch.Tensor]:
+    def bsr(self, kind: AnyKind = "any") -> tuple[torch.Tensor, torch.Tensor]:
         """Return the tiles of a kind as compressed rows, as FlashInfer's block-sparse takes them.
 
         Returns:
@@ -148,7 +155,7 @@ class BlockMap:
         return indptr.to(torch.int32), indices
 
     def physical_bsr(
-        self, block_table: torch.Tensor, kind: Kind = "any", *, num_blocks: int | None = None
+        self, block_table: torch.Tensor, kind: AnyKind = "any", *, num_blocks: int | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return ``bsr(kind)`` with the blocks of a paged cache in the place of tiles.
 
@@ -184,11 +191,35 @@ class BlockMap:
     to_flash_attn4 = to_flash_attn4
     to_flex = to_flex
 
-    def _list(self, kind: Kind, begins: torch.Tensor, size: int) -> torch.Tensor:
+    def _list(self, kind: AnyKind, begins: torch.Tensor, size: int) -> torch.Tensor:
         out = torch.zeros(size, dtype=torch.int32, device=self.ranges.device)
+        if kind == "empty":
+            block, tile = self._empty_tiles().nonzero().unbind(1)
+            first = torch.cumsum(self.count(kind), 0) - self.count(kind)
+            rank = torch.arange(len(block), device=out.device) - first[block]
+            out[begins.to(torch.int64)[block] + rank] = tile.to(torch.int32)
+            return out
         call = BlockCall(self.rows, self.block_q, self.block_kv, self.whole, self.num_q_blocks)
         run(call, self.engine, lists=(TileList(kind, out, begins),))
         return out
+
+    def _num_tiles(self) -> torch.Tensor:
+        """Return the tiles that each q-block has, int32; 0 where there is no such block."""
+        blocks = torch.arange(self.num_q_blocks, device=self.ranges.device)
+        is_there = blocks < self.cu_q_blocks[-1]
+        if self.rows.batch.num_requests == 0:
+            return torch.zeros_like(self.work)
+        return self.num_kv_blocks[self.request_of()] * is_there
+
+    def _empty_tiles(self) -> torch.Tensor:
+        """Return bool ``[num_q_blocks, tiles]``: those that exist and are in no list."""
+        num_tiles = self._num_tiles()
+        widest = int(num_tiles.max()) if self.num_q_blocks else 0
+        empty = torch.arange(widest, device=num_tiles.device) < num_tiles[:, None]
+        blocks = torch.arange(self.num_q_blocks, device=num_tiles.device)
+        _, tiles = self.bsr("any")
+        empty[torch.repeat_interleave(blocks, self.work), tiles.to(torch.int64)] = False
+        return empty
 
     def _check_table(self, block_table: torch.Tensor) -> None:
         as_instance("block_map", "block_table", block_table, torch.Tensor, "a tensor")

@@ -39,7 +39,7 @@ def check(block_map: mk.mask.BlockMap, want: list[list[str]]) -> None:
     ]
     for block, tiles in enumerate(want):
         check_range(block_map.ranges[block].tolist(), tiles)
-    for kind in ("partial", "full", "any"):
+    for kind in ("partial", "full", "any", "empty"):
         listed = [[t for t, what in enumerate(tiles) if what == kind or
                    (kind == "any" and what != "empty")] for tiles in want]  # fmt: skip
         assert block_map.count(kind).tolist() == [*map(len, listed)]
@@ -189,6 +189,22 @@ def test_blocks_of_a_cache_of_a_given_size(engine):
             block_map.physical_bsr(wrong)
 
 
+def test_empty_tiles_of_a_given_width(engine):
+    batch = mk.ChunkBatch([3, 0, 2], [40, 16, 33], device=engine.device)
+    rows = mk.mask.rows(mk.mask.causal() & mk.mask.sliding_window(4), batch)
+    block_map = rows.block_map(2, 8, engine=engine.engine, num_q_blocks=5)
+    assert block_map.count("empty").tolist() == [4, 4, 3, 0, 0]
+    wanted = [[0, 1, 2, 3, 0], [0, 1, 2, 3, 0], [0, 1, 2, 0, 0], [0] * 5, [0] * 5]
+    assert block_map.indices("empty", 5).tolist() == wanted
+    with pytest.raises(mk.InvalidArgument, match="width must be at least 4, got 3"):
+        block_map.indices("empty", 3)
+    nothing = mk.mask.rows(mk.mask.causal(), mk.ChunkBatch([], [], device=engine.device))
+    for num_q_blocks in (0, 2):
+        block_map = nothing.block_map(2, 8, engine=engine.engine, num_q_blocks=num_q_blocks)
+        assert block_map.count("empty").tolist() == [0] * num_q_blocks
+        assert block_map.indices("empty").shape == (num_q_blocks, 0)
+
+
 def test_room_for_more_blocks_than_there_are(engine):
     """As a CUDA graph has that is replayed with other lengths."""
     batch = mk.ChunkBatch([3, 5], [8, 8], device=engine.device)
@@ -216,3 +232,5 @@ def test_bad_sizes_are_named(arguments, words):
         rows.block_map(**arguments)
     with pytest.raises(mk.InvalidArgument, match="width must be at least 3, got 1"):
         rows.block_map(4, 4).indices("any", width=1)
+    with pytest.raises(mk.InvalidArgument, match="kind must be one of .*'empty'.*, got 'none'"):
+        rows.block_map(4, 4).indices("none")
