@@ -25,6 +25,7 @@ from .rules import (
     tree,
 )
 from .to_flash_attn4 import FlashAttn4Blocks
+from .to_flashinfer import FlashInferBlocks
 from .to_flashmask import FlashMaskColumns
 from .to_sdpa import SdpaMask
 from .to_xformers import XformersBias
@@ -33,6 +34,7 @@ __all__ = [
     "BlockMap",
     "ChunkBatch",
     "FlashAttn4Blocks",
+    "FlashInferBlocks",
     "FlashMaskColumns",
     "MaskBuilder",
     "MaskRows",

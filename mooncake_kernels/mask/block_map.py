@@ -12,6 +12,7 @@ from ..errors import InvalidArgument
 from .batch import INT32_MAX
 from .block_engine import BlockCall, Kind, TileList, run
 from .to_flash_attn4 import to_flash_attn4
+from .to_flashinfer import to_flashinfer
 from .to_flex import to_flex
 
 if TYPE_CHECKING:
@@ -147,6 +148,8 @@ class BlockMap:
     def bsr(self, kind: AnyKind = "any") -> tuple[torch.Tensor, torch.Tensor]:
         """Return the tiles of a kind as compressed rows, as FlashInfer's block-sparse takes them.
 
+        Tiles only: what is masked within partial ones, ``to_flashinfer`` has beside them.
+
         Returns:
             ``indptr`` int32 ``[num_q_blocks + 1]``, and ``indices`` int32 ``[indptr[-1]]``.
         """
@@ -189,6 +192,7 @@ class BlockMap:
         return indptr, blocks.to(torch.int32)
 
     to_flash_attn4 = to_flash_attn4
+    to_flashinfer = to_flashinfer
     to_flex = to_flex
 
     def _list(self, kind: AnyKind, begins: torch.Tensor, size: int) -> torch.Tensor:
