@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import torch
 
-from .._arguments import as_instance, as_integer, as_one_of
+from .._arguments import as_bool, as_instance, as_integer, as_one_of
 from .._engine import choose
 from ..errors import InvalidArgument
 from .batch import INT32_MAX
@@ -255,6 +255,7 @@ def build(
     """Make the map of a mask; see ``MaskRows.block_map``."""
     block_q = as_integer("block_map", "block_q", block_q, 1, INT32_MAX)
     block_kv = as_integer("block_map", "block_kv", block_kv, 1, INT32_MAX)
+    whole = as_bool("block_map", "whole", whole)
     batch = rows.batch
     there_are = sum(-(-q_len // block_q) for q_len in batch.q_lens_list)
     if num_q_blocks is None:
@@ -265,11 +266,11 @@ def build(
     ranges, counts = (
         torch.zeros(num_q_blocks, width, dtype=torch.int32, device=batch.device) for width in (4, 2)
     )
-    call = BlockCall(rows, block_q, block_kv, bool(whole), num_q_blocks)
+    call = BlockCall(rows, block_q, block_kv, whole, num_q_blocks)
     lists = () if width is None else _wide_lists(call, width)
     run(call, engine, cu_q_blocks=cu_q_blocks, ranges=ranges, counts=counts, lists=lists)
     result = BlockMap(
-        rows, block_q, block_kv, bool(whole), engine, cu_q_blocks, ranges, *counts.unbind(1)
+        rows, block_q, block_kv, whole, engine, cu_q_blocks, ranges, *counts.unbind(1)
     )
     for each in lists:  # where cached_property looks for them
         vars(result)[f"{each.kind}_indices"] = each.indices.view(num_q_blocks, -1)

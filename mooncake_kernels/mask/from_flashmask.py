@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from .._arguments import as_instance
+from .._arguments import as_bool, as_instance, shown
 from ..errors import InvalidArgument
 from .batch import ChunkBatch
 from .from_dense import build_rows
@@ -21,36 +21,47 @@ def rows_from_flashmask(columns: Sequence[FlashMaskColumns], batch: ChunkBatch) 
         batch: whose masks these are.
 
     Raises:
-        InvalidArgument: columns of another shape; or a row that two intervals and 64 bits cannot
-            hold.
+        InvalidArgument: columns of another type or shape; or a row that two intervals and 64 bits
+            cannot hold.
 
     It goes through the dense mask.
     """
     op = "rows_from_flashmask"
     as_instance(op, "batch", batch, ChunkBatch, "a ChunkBatch")
     q_lens = batch.q_lens_list
+    if not isinstance(columns, Sequence) or isinstance(columns, str):
+        raise InvalidArgument(f"{op}: columns must be a list, one a request, got {shown(columns)}")
     if len(columns) != len(q_lens):
         raise InvalidArgument(
             f"{op}: columns must be one a request ({len(q_lens)}), got {len(columns)}"
         )
     masks = [
-        _dense(op, index, *request, q_len, kv_len)
-        for index, (request, q_len, kv_len) in enumerate(
-            zip(columns, q_lens, batch.kv_lens_list, strict=True)
-        )
+        _dense(op, f"columns[{index}]", *_as_columns(op, index, columns[index]), *lens)
+        for index, lens in enumerate(zip(q_lens, batch.kv_lens_list, strict=True))
     ]
     return build_rows(op, masks, batch)
 
 
+def _as_columns(op: str, index: int, pair: object) -> FlashMaskColumns:
+    name = f"columns[{index}]"
+    if not isinstance(pair, tuple) or len(pair) != 2:
+        raise InvalidArgument(f"{op}: {name} must be FlashMaskColumns, got {shown(pair)}")
+    indices = as_instance(op, f"{name}.startend_row_indices", pair[0], torch.Tensor, "a tensor")
+    if indices.dtype != torch.int32:
+        raise InvalidArgument(
+            f"{op}: {name}.startend_row_indices must be int32, got {indices.dtype}"
+        )
+    return FlashMaskColumns(indices, as_bool(op, f"{name}.causal", pair[1]))
+
+
 def _dense(
-    op: str, index: int, indices: torch.Tensor, causal: bool, q_len: int, kv_len: int
+    op: str, name: str, indices: torch.Tensor, causal: bool, q_len: int, kv_len: int
 ) -> torch.Tensor:
     allowed = (1, 2) if causal else (2, 4)
     shapes = [(1, 1, kv_len, n) for n in allowed]
     if tuple(indices.shape) not in shapes:
         raise InvalidArgument(
-            f"{op}: columns[{index}] must be of shape {shapes[0]} or {shapes[1]}, got "
-            f"{tuple(indices.shape)}"
+            f"{op}: {name} must be of shape {shapes[0]} or {shapes[1]}, got {tuple(indices.shape)}"
         )
     edges = indices[0, 0].unbind(1)
     query = torch.arange(q_len, device=indices.device)[:, None]

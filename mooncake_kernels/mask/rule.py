@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, TypeAlias
 
+from .._arguments import shown
 from ..errors import InvalidArgument
 
 Value: TypeAlias = int | tuple[int, ...]  # a number, or a table of them
@@ -55,11 +56,19 @@ class Rule:
 
     def __and__(self, other: "Rule") -> "Rule":
         """See what both see."""
-        return Both(self, other) if isinstance(other, Rule) else NotImplemented
+        return Both(self, _as_rule("&", other))
 
     def __or__(self, other: "Rule") -> "Rule":
         """See what either sees."""
-        return Either(self, other) if isinstance(other, Rule) else NotImplemented
+        return Either(self, _as_rule("|", other))
+
+    def __rand__(self, other: Any) -> "Rule":
+        """Refuse what is no rule: a rule's own ``&`` comes first."""
+        return _as_rule("&", other)
+
+    def __ror__(self, other: Any) -> "Rule":
+        """Refuse what is no rule: a rule's own ``|`` comes first."""
+        return _as_rule("|", other)
 
     def of(self, request: int) -> "Rule":
         """Return the rule of one request, with no choice by request left in it."""
@@ -67,6 +76,14 @@ class Rule:
 
     def check(self, num_requests: int) -> None:
         """Raise InvalidArgument unless it has a parameter for each of so many requests."""
+
+
+def _as_rule(sign: str, value: Any) -> Rule:
+    if not isinstance(value, Rule):
+        raise InvalidArgument(
+            f"{sign}: both sides must be rules, as mask.causal() is one, got {shown(value)}"
+        )
+    return value
 
 
 @dataclass(frozen=True)

@@ -223,6 +223,7 @@ def test_room_for_more_blocks_than_there_are(engine):
         ({"block_q": 0, "block_kv": 4}, "block_map: block_q must be an integer in 1 to"),
         ({"block_q": 4, "block_kv": -1}, "block_map: block_kv must be an integer in 1 to"),
         ({"block_q": 4, "block_kv": 4, "num_q_blocks": 1}, "num_q_blocks must be an integer in 2"),
+        ({"block_q": 4, "block_kv": 4, "whole": "x"}, "block_map: whole must be True or False"),
         ({"block_q": 4, "block_kv": 4, "engine": "triton"}, "block_map: engine must be one of"),
     ],
 )

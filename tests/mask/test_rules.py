@@ -128,6 +128,21 @@ def test_a_rule_that_does_not_suit_its_batch_is_named(made, words):
             make(made, batch)
 
 
+@pytest.mark.parametrize(
+    ("combine", "words"),
+    [
+        (lambda made: made & 3, "&: both sides must be rules, .* got 3"),
+        (lambda made: made | None, r"\|: both sides must be rules, .* got None"),
+        (lambda made: 3 & made, "&: both sides must be rules, .* got 3"),
+        (lambda made: "x" | made, r"\|: both sides must be rules, .* got 'x'"),
+    ],
+)
+def test_what_is_no_rule_is_refused_beside_one(combine, words):
+    for made in (rule.causal(), rule.causal() & rule.sink(1)):
+        with pytest.raises(mk.InvalidArgument, match=f"^{words}$"):
+            combine(made)
+
+
 def test_too_deep_a_rule_is_refused_and_a_long_one_is_not():
     made = rule.causal()
     for _ in range(100):

@@ -90,3 +90,14 @@ def test_bad_columns_are_named() -> None:
         mk.mask.rows_from_flashmask([mk.mask.FlashMaskColumns(column, False)], batch)
     with pytest.raises(mk.InvalidArgument, match=r"one a request \(1\), got 2"):
         mk.mask.rows_from_flashmask([mk.mask.FlashMaskColumns(column, True)] * 2, batch)
+    for columns, words in [
+        (3, "columns must be a list, one a request, got 3"),
+        ([3], r"columns\[0\] must be FlashMaskColumns, got 3"),
+        ([(column,)], r"columns\[0\] must be FlashMaskColumns, got \(tensor"),
+        ([(1, True)], r"columns\[0\].startend_row_indices must be a tensor, got 1"),
+        ([(column.float(), True)], r"startend_row_indices must be int32, got torch.float32"),
+        ([(column.long(), True)], r"startend_row_indices must be int32, got torch.int64"),
+        ([(column, 2)], r"columns\[0\].causal must be True or False, got 2"),
+    ]:
+        with pytest.raises(mk.InvalidArgument, match=f"^rows_from_flashmask: .*{words}"):
+            mk.mask.rows_from_flashmask(columns, batch)
