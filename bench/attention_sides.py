@@ -1,8 +1,12 @@
-"""Who attends in bench_attention: ours, torch's three ways, FlashInfer and FlashAttention-3.
+"""Who attends in bench_attention: ours, torch's three ways, FlashInfer, FlashAttention-3 and 4.
 
 A side makes its mask (or plan) and attends under it, apart from each other, so that they can be
 timed together or not. What a library likes best is made before: keys and values gathered, heads
 that share them repeated where it has no other way. Ours reads the paged cache as it is.
+
+FlashInfer's and FlashAttention's were written by their sources (FlashInfer 0.7, flash-attn-4
+4.0.0b36) and have never run. FlashAttention-3 is asked for plain causal only: its window has no
+sinks, and no case here is a window without them.
 """
 
 import importlib
@@ -206,6 +210,71 @@ class FlashAttention3(Packed):
         return out[0] if isinstance(out, tuple) else out
 
 
+class FlashAttention4(Packed):
+    """Its kernels in CuTe's language, plain causal."""
+
+    def __init__(self, job: Job):
+        super().__init__(job)
+        self.call = imported("flash_attn.cute.interface").flash_attn_varlen_func
+
+    def attend(self, _: Any) -> torch.Tensor:
+        lens = dict(zip(("cu_seqlens_q", "cu_seqlens_k"), self.cu, strict=True))
+        most = dict(zip(("max_seqlen_q", "max_seqlen_k"), self.most, strict=True))
+        out = self.call(self.q, self.k, self.v, **lens, **most, causal=True)
+        return out[0] if isinstance(out, tuple) else out
+
+
+class FlashAttention4Blocks(Packed):
+    """The same of one request, by block sparsity: it has no way to make the lists, we make them.
+
+    What is masked in partial blocks it asks a mask_mod, which looks the intervals of a row up.
+    """
+
+    # A multiple of q_stage * tile_m (256 and 128 on sm_100, 128 on sm_90), and tile_n.
+    BLOCK_Q, BLOCK_KV = 256, 128
+
+    def __init__(self, job: Job):
+        super().__init__(job)
+        self.job = job
+        self.call = imported("flash_attn.cute.interface").flash_attn_func
+        self.tensors = imported("flash_attn.cute.block_sparsity").BlockSparseTensorsTorch
+        self.mask_mod = intervals_in_cute()
+        if bool(mk.mask.rows(job.rule, job.batch).tail_bits.any()):
+            raise NotHere("the mask has tail bits, for which there is no mask_mod here")
+
+    def make(self) -> Any:
+        rows = mk.mask.rows(self.job.rule, self.job.batch)
+        blocks = rows.block_map(self.BLOCK_Q, self.BLOCK_KV).to_flash_attn4(varlen=False)
+        if blocks.full_block_idx.shape[-1] == 0:
+            blocks = blocks._replace(full_block_cnt=None, full_block_idx=None)
+        return self.tensors(**blocks._asdict()), rows.intervals
+
+    def attend(self, mask: Any) -> torch.Tensor:
+        blocks, intervals = mask
+        out = self.call(
+            self.q[None], self.k[None], self.v[None], pack_gqa=False, mask_mod=self.mask_mod,
+            aux_tensors=[intervals], block_sparse_tensors=blocks,
+        )  # fmt: skip
+        return (out[0] if isinstance(out, tuple) else out)[0]
+
+
+def intervals_in_cute() -> Callable[..., Any]:
+    """Return a mask_mod of FlashAttention-4: whether a key is in one of its row's intervals."""
+    cutlass, cute = imported("cutlass"), imported("cutlass.cute")
+    as_vector = imported("flash_attn.cute.utils").scalar_to_ssa
+
+    @cute.jit
+    def mask_mod(batch, head, row, key, seqlen_info, aux_tensors):
+        intervals = aux_tensors[0]
+        lo0 = as_vector(intervals[row[0], 0], cutlass.Int32)
+        hi0 = as_vector(intervals[row[0], 1], cutlass.Int32)
+        lo1 = as_vector(intervals[row[0], 2], cutlass.Int32)
+        hi1 = as_vector(intervals[row[0], 3], cutlass.Int32)
+        return ((key >= lo0) & (key < hi0)) | ((key >= lo1) & (key < hi1))
+
+    return mask_mod
+
+
 class FlashInfer:
     """Its paged prefill, by a custom mask where the rule is not plain causal."""
 
@@ -244,7 +313,9 @@ def baselines_of(job: Job) -> dict[str, type]:
     if job.q.device.type == "cuda":
         sides["flashinfer"] = FlashInfer
         if job.is_causal:
-            sides |= {"varlen": Varlen, "flash3": FlashAttention3}
+            sides |= {"varlen": Varlen, "flash3": FlashAttention3, "flash4": FlashAttention4}
+        elif job.batch.num_requests == 1:
+            sides["flash4"] = FlashAttention4Blocks
     return sides
 
 

@@ -1,11 +1,12 @@
-"""paged_attention beside torch's attention; on a GPU also beside FlashInfer's and FlashAttention-3.
+"""paged_attention beside torch's attention; on a GPU also FlashInfer's and FlashAttention-3 and 4.
 
 Ours reads a paged cache through a block table, in blocks of 16. The baselines get what they like
 best, made before they are timed, see attention_sides.py. GFLOP/s counts the pairs that the mask
 lets see each other, 4 * dim each; the peak is that of torch.mm in this dtype, or on the CPU in
 float32 if that is more, measured in this run.
 A row "with its mask" has the making of the mask in it, on the side of each that makes one:
-create_block_mask (compiled on a GPU); FlashInfer's plan; ours, rows. SDPA's dense mask is given.
+create_block_mask (compiled on a GPU); FlashInfer's plan; ours, rows, and for FlashAttention-4 also
+our lists of blocks. SDPA's dense mask is given.
 """
 
 import argparse
