@@ -1,6 +1,9 @@
 """FlashAttention-4's block lists, read as its kernels index them, against the dense mask."""
 
+import ast
+import importlib.util
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -75,14 +78,32 @@ def test_lists_follow_from_the_lengths() -> None:
         map_.to_flash_attn4(varlen=False)
 
 
+FIELDS = (
+    "mask_block_cnt",
+    "mask_block_idx",
+    "full_block_cnt",
+    "full_block_idx",
+    "cu_total_m_blocks",
+    "cu_block_idx_offsets",
+    "block_size",
+)
+OF_A_BACKWARD = {"dq_write_order", "dq_write_order_full", "spt"}
+
+
+def fields_of_the_library() -> list[str] | None:
+    """Return those of BlockSparseTensorsTorch by its source, whose import needs a GPU's tools."""
+    package = importlib.util.find_spec("flash_attn")
+    for folder in (package and package.submodule_search_locations) or ():
+        source = Path(folder) / "cute/block_sparsity.py"
+        for node in ast.walk(ast.parse(source.read_text())) if source.exists() else ():
+            if isinstance(node, ast.ClassDef) and node.name == "BlockSparseTensorsTorch":
+                return [ast.unparse(f.target) for f in node.body if isinstance(f, ast.AnnAssign)]
+    return None
+
+
 def test_the_fields_are_those_of_the_library() -> None:
-    """Of flash-attn-4 4.0.0b36's BlockSparseTensorsTorch, but for those of a backward pass."""
-    assert mk.mask.FlashAttn4Blocks._fields == (
-        "mask_block_cnt",
-        "mask_block_idx",
-        "full_block_cnt",
-        "full_block_idx",
-        "cu_total_m_blocks",
-        "cu_block_idx_offsets",
-        "block_size",
-    )
+    """Of flash-attn-4 where it is installed; and of its 4.0.0b36."""
+    assert mk.mask.FlashAttn4Blocks._fields == FIELDS
+    theirs = fields_of_the_library()
+    if theirs is not None:
+        assert [name for name in theirs if name not in OF_A_BACKWARD] == list(FIELDS)
