@@ -5,7 +5,7 @@ import torch
 
 import mooncake_kernels as mk
 
-from .steps import make_step
+from .steps import check, make_step
 
 
 def arguments(**changes):
@@ -72,6 +72,17 @@ def test_a_block_table_too_short(engine):
 def test_bad_arguments(change, message):
     with pytest.raises(mk.InvalidArgument, match=f"^paged_attention: .*{message}"):
         mk.paged_attention(**arguments(**change))
+
+
+def test_dims_for_which_a_gpu_has_no_room(engine):
+    rows = mk.mask.rows(mk.mask.causal(), mk.ChunkBatch([1], [5]))
+    step = make_step(rows, heads=(1, 1), dims=(4096, 2048), block_size=4)
+    if engine.engine != "triton":
+        check(step, engine)
+        return
+    message = "k_cache and v_cache must have dims of which 16 keys fit .* got 4096 and 2048"
+    with pytest.raises(mk.InvalidArgument, match=message):
+        step.to(engine.device).run("triton")
 
 
 def test_tensors_that_require_grad_are_taken_where_none_is_recorded():
