@@ -1,7 +1,9 @@
 """The life of a request, and that the books balance."""
 
 import math
+from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -180,6 +182,16 @@ def test_the_same_requests_have_the_same_decisions(policy):
         (lambda: Slo(True, 1.0), "Slo: ttft_s must be positive, got True"),
         (lambda: Request(0, 512, (1, 2)), "keys must be at most 1 for 512 tokens in blocks of 512"),
         (lambda: Request(0, 512, None), "Request: keys must be a tuple of integers, got None"),
+        (lambda: Request([1], 9), r"Request: request_id must be hashable, got \[1\]"),
+        (lambda: Request(0, 512, ("x",)), "keys must be a tuple of integers, got 'x' among them"),
+        (lambda: Request(0, 1024, (1, 1.5)), "keys must be a tuple of integers, got 1.5 among"),
+        (lambda: Request(0, 512, (True,)), "keys must be a tuple of integers, got True among"),
+        (lambda: Request(0, 512, {1}), r"keys must be a tuple of integers, got \{1\}"),
+        (lambda: Request(0, 512, "1"), "keys must be a tuple of integers, got '1'"),
+        (lambda: Request(0, 9, priority="x"), "Request: priority must be an integer, got 'x'"),
+        (lambda: make().decide(request(), math.nan), "decide: now_s must be a finite number, got"),
+        (lambda: make().decide(request(), "0"), "decide: now_s must be a finite number, got '0'"),
+        (lambda: make().prefilled([5], 0.0), r"must be of a booked request, got \[5\]"),
         (lambda: Slo(10**400, math.nan), "Slo: tbt_s must be positive, got nan"),
         (lambda: Cluster(4), "Cluster: roles must be a list of Role, got 4"),
         (lambda: Cluster([Role.BOTH], names=1), "Cluster: names must be a list of str, got 1"),
@@ -200,15 +212,109 @@ def test_a_bad_argument_is_named(call, message):
         call()
 
 
+IDS = ["chatcmpl-1", 2**64 + 5, -1, ("tenant", 7), None]
+
+
+@pytest.mark.parametrize("request_id", IDS)
+def test_an_id_may_be_anything_that_is_hashable(request_id):
+    conductor = make(2)
+    conductor.index.add(1, request().keys[:8])
+    conductor.cluster.free_at_s[1] = 11.0
+    idle = state(conductor)
+    decision = conductor.decide(request(request_id), 10.0)
+    assert f"request {request_id} is taken" in str(decision)
+    conductor.book(decision)
+    assert conductor.cluster.reserved_tokens[2] == 1000 and conductor.cluster.num_sending[1] == 1
+    conductor.fetched(decision)
+    assert conductor.prefilled(request_id, 11.0).accepted
+    assert conductor.cluster.batch_size[2] == 1 and len(conductor.in_flight) == 1
+    conductor.decoded(request_id)
+    assert state(conductor) == idle and len(conductor.in_flight) == 0
+
+    conductor.book(conductor.decide(request(request_id), 20.0))
+    assert conductor.failed(2) == [request_id] and len(conductor.in_flight) == 0
+
+
+def test_requests_of_all_kinds_of_ids_leave_in_any_order():
+    conductor = make(1, admission=AcceptAll())
+    for request_id in IDS:
+        conductor.book(conductor.decide(request(request_id), 0.0))
+    for number, request_id in enumerate((IDS[1], IDS[0], IDS[4], IDS[2], IDS[3])):
+        assert len(conductor.in_flight) == len(IDS) - number
+        assert conductor.in_flight.load_at(1e3, 1e6, 2).batch_size[1] == len(IDS) - number
+        conductor.prefilled(request_id, 1.0)
+        conductor.decoded(request_id)
+    assert len(conductor.in_flight) == 0 and not conductor.cluster.batch_size.any()
+
+
+def everything(conductor):
+    cluster = {
+        name: array.tolist()
+        for name, array in vars(conductor.cluster).items()
+        if isinstance(array, np.ndarray)
+    }
+    books = conductor.books
+    held = conductor.index.match(request().keys).tolist()
+    counts = (len(books.open), len(books.decoding), len(books.fetching), len(conductor.in_flight))
+    return cluster, held, counts, books.coming_tokens.tolist()
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"accepted": False}, "accepted and not yet booked, got request 'a' refused: TTFT"),
+        ({"at_s": math.nan}, "book: decision.at_s must be a finite number, got nan"),
+        ({"instance": 9}, r"book: decision.prefill must be in \[0, 3\), got 9"),
+        ({"source": 9}, r"book: decision.fetch.source must be in \[0, 3\), got 9"),
+        ({"decode": 9}, r"book: decision.decode must be in \[0, 3\), got 9"),
+    ],
+)
+def test_what_cannot_be_booked_changes_nothing(change, message):
+    conductor = make(2)
+    conductor.index.add(1, request().keys[:8])
+    conductor.cluster.free_at_s[1] = 11.0
+    decision = conductor.decide(request("a"), 10.0)
+    prefill, decode = decision.prefill, decision.decode
+    if "source" in change:
+        prefill = replace(prefill, fetch=replace(prefill.fetch, source=change["source"]))
+    elif "instance" in change:
+        prefill = replace(prefill, instance=change["instance"])
+    elif "decode" in change:
+        decode = replace(decode, instance=change["decode"])
+    else:
+        decision = replace(decision, **change)
+    before = everything(conductor)
+    with pytest.raises(InvalidArgument, match=message):
+        conductor.book(replace(decision, prefill=prefill, decode=decode))
+    assert everything(conductor) == before
+
+
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda c: c.prefilled("a", math.nan), "prefilled: now_s must be a finite number, got nan"),
+        (lambda c: c.decoded("a", 0.5), "decoded: num_generated must be an integer, got 0.5"),
+        (lambda c: c.decoded("a", -1), "decoded: num_generated must be at least 0, got -1"),
+    ],
+)
+def test_a_bad_argument_changes_nothing(call, message):
+    conductor = make(2)
+    conductor.book(conductor.decide(request("a"), 0.0))
+    before = everything(conductor)
+    with pytest.raises(InvalidArgument, match=message):
+        call(conductor)
+    assert everything(conductor) == before
+
+
 def test_a_decision_is_booked_once_and_only_if_accepted():
     conductor = make(1)
     decision = conductor.decide(request(), 0.0)
     conductor.book(decision)
-    with pytest.raises(InvalidArgument, match="accepted and not yet booked"):
+    with pytest.raises(InvalidArgument, match="accepted and not yet booked, got request 0 again"):
         conductor.book(decision)
     conductor.prefilled(0, 1.0)
     with pytest.raises(InvalidArgument, match="must not be decoded already"):
         conductor.prefilled(0, 1.0)
     conductor.cluster.up[0] = False
-    with pytest.raises(InvalidArgument, match="accepted and not yet booked"):
+    with pytest.raises(InvalidArgument, match="got request 1 refused: no instance that prefills"):
         conductor.book(conductor.decide(request(1), 0.0))

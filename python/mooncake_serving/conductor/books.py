@@ -1,14 +1,15 @@
 """What has been promised: decisions written into the state that the next decision reads."""
 
+from collections.abc import Hashable
 from dataclasses import replace
 
 import numpy as np
 
 from .cluster import Cluster
 from .costs import Costs
-from .decision import Decision, DecodeChoice
+from .decision import Decision, DecodeChoice, PrefillChoice
 from .decoding import InFlight
-from .errors import InvalidArgument
+from .errors import InvalidArgument, check_finite, check_index
 from .index import Index
 
 
@@ -21,24 +22,33 @@ class Books:
 
     def __init__(self, cluster: Cluster, index: Index, costs: Costs, in_flight: InFlight) -> None:
         self.cluster, self.index, self.costs, self.in_flight = cluster, index, costs, in_flight
-        self.open: dict[int, Decision] = {}
-        self.decoding: set[int] = set()
-        self.fetching: set[int] = set()
+        self.open: dict[Hashable, Decision] = {}
+        self.decoding: set[Hashable] = set()
+        self.fetching: set[Hashable] = set()
         self.coming_tokens = np.zeros(cluster.num_instances, np.int64)  # of reserved_requests
 
-    def get(self, op: str, request_id: int) -> Decision:
+    def get(self, op: str, request_id: Hashable) -> Decision:
         """Return the decision about a request that is not over."""
-        if request_id not in self.open:
-            raise InvalidArgument(f"{op}: request_id must be of a booked request, got {request_id}")
-        return self.open[request_id]
+        try:
+            return self.open[request_id]
+        except (KeyError, TypeError):  # unknown, or not hashable
+            what = f"{op}: request_id must be of a booked request, got {request_id!r}"
+            raise InvalidArgument(what) from None
 
     def book(self, decision: Decision) -> None:
-        """Write the queue, the source's backlog, the cache to be and the memory to be kept."""
-        request, prefill, cluster = decision.request, decision.prefill, self.cluster
-        if not decision.accepted or prefill is None or request.request_id in self.open:
-            raise InvalidArgument("book: decision must be accepted and not yet booked")
+        """Write the queue, the source's backlog, the cache to be and the memory to be kept.
+
+        What can be wrong is found before the first of them: nothing is half booked.
+        """
+        prefill = self._check_bookable(decision)
+        request, cluster, now_s, instance = (
+            decision.request,
+            self.cluster,
+            decision.at_s,
+            prefill.instance,
+        )
+        self.index.add(instance, request.keys)  # first: an index may be somebody else's
         self.open[request.request_id] = decision
-        now_s, instance = decision.at_s, prefill.instance
         begin_s = max(float(cluster.free_at_s[instance]), now_s)
         drain_s = float(cluster.drain_left_s(np.array(instance), now_s))
         cluster.free_at_s[instance] = begin_s + prefill.occupied_s
@@ -50,7 +60,6 @@ class Books:
             cluster.sending_until_s[source] = backlog_from_s + own_s
             cluster.num_sending[source] += 1
             self.fetching.add(request.request_id)
-        self.index.add(instance, request.keys)
         if decision.decode is not None:
             self._reserve(decision, decision.decode, +1)
             self.in_flight.put(request, decision.decode.instance, now_s + prefill.ttft_s)
@@ -69,7 +78,7 @@ class Books:
             if prefill is not None and prefill.fetch and prefill.fetch.source == instance:
                 self.fetching.remove(request_id)
 
-    def release(self, request_id: int) -> Decision:
+    def release(self, request_id: Hashable) -> Decision:
         """Take off what is reserved for a request that is not decoded yet."""
         decision = self.open[request_id]
         if decision.decode is not None:
@@ -86,7 +95,7 @@ class Books:
         self.cluster.reserved_tokens[instance] += request.num_output_tokens
         self.in_flight.put(request, instance, now_s)
 
-    def end(self, request_id: int, num_generated: int = 0) -> None:
+    def end(self, request_id: Hashable, num_generated: int = 0) -> None:
         """Take off all that a request still has, wherever it is in its life."""
         decision = self.open[request_id]
         self.fetched(decision)
@@ -99,11 +108,28 @@ class Books:
             self.release(request_id)
         self.forget(request_id)
 
-    def forget(self, request_id: int) -> None:
+    def forget(self, request_id: Hashable) -> None:
         """Strike a request of which nothing is left."""
         self.open.pop(request_id, None)
         self.decoding.discard(request_id)
         self.in_flight.remove(request_id)
+
+    def _check_bookable(self, decision: Decision) -> PrefillChoice:
+        """Refuse what was not accepted, is booked already, or is of another cluster."""
+        prefill, request_id = decision.prefill, decision.request.request_id
+        booked = request_id in self.open
+        if not decision.accepted or prefill is None or booked:
+            got = f"request {request_id!r} {'again' if booked else f'refused: {decision.reason}'}"
+            raise InvalidArgument(f"book: decision must be accepted and not yet booked, got {got}")
+        instances = {"prefill": prefill.instance}
+        if prefill.fetch is not None:
+            instances["fetch.source"] = prefill.fetch.source
+        if decision.decode is not None:
+            instances["decode"] = decision.decode.instance
+        for name, instance in instances.items():
+            check_index("book", f"decision.{name}", instance, self.cluster.num_instances)
+        check_finite("book", "decision.at_s", decision.at_s)
+        return prefill
 
     def _reserve(self, decision: Decision, decode: DecodeChoice, sign: int) -> None:
         self.cluster.reserved_requests[decode.instance] += sign

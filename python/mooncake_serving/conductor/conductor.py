@@ -10,6 +10,9 @@ if decision.accepted:
         conductor.decoded(request.request_id)
 """
 
+from collections.abc import Hashable
+from typing import Any
+
 import numpy as np
 
 from .admission import Admission, Arrival, EarlyRejection
@@ -18,7 +21,7 @@ from .cluster import Cluster, Role
 from .costs import Costs
 from .decision import Decision, DecodeChoice
 from .decoding import DecodeLoad, InFlight, choose_decode
-from .errors import InvalidArgument, check_count, check_index
+from .errors import InvalidArgument, check_count, check_finite, check_index
 from .index import Index
 from .policies import KVCacheCentric, PrefillPolicy, PrefillView
 from .reasons import Reason, Why
@@ -81,7 +84,11 @@ class Conductor:
             if admission refuses its TBT: refuse
 
         It changes nothing but a policy's turn.
+
+        Raises:
+            InvalidArgument: ``now_s`` is not a finite number.
         """
+        check_finite("decide", "now_s", now_s)
         cluster = self.cluster
         candidates = self._prefill_candidates(request)
         if isinstance(candidates, Reason):
@@ -107,14 +114,19 @@ class Conductor:
         return Decision.accept(request, now_s, prefill, decode)
 
     def book(self, decision: Decision) -> None:
-        """Write what an accepted decision promises into ``cluster`` and ``index``."""
+        """Write what an accepted decision promises into ``cluster`` and ``index``.
+
+        Raises:
+            InvalidArgument: it was refused, is booked already, or names an instance that is none of
+                this cluster's; nothing is written then.
+        """
         self.books.book(decision)
 
     def fetched(self, decision: Decision) -> None:
         """Note that a decision's fetch is over; without a fetch, or a second time, nothing."""
         self.books.fetched(decision)
 
-    def prefilled(self, request_id: int, now_s: float) -> Decision:
+    def prefilled(self, request_id: Hashable, now_s: float) -> Decision:
         """Note that a prefill is over, and decide whether and where it is decoded.
 
         It is the instance that was chosen at arrival, if one was, and it is up and has room; else
@@ -122,11 +134,14 @@ class Conductor:
         here is forgotten; its prefill was in vain, though its blocks remain cached.
 
         Raises:
-            InvalidArgument: the request was not booked, or is decoded already.
+            InvalidArgument: the request was not booked, or is decoded already; or ``now_s`` is not
+                a finite number. Nothing has changed then.
         """
+        check_finite("prefilled", "now_s", now_s)
         decision = self.books.get("prefilled", request_id)
         if request_id in self.books.decoding or decision.prefill is None:
-            raise InvalidArgument(f"prefilled: request {request_id} must not be decoded already")
+            what = f"prefilled: request {request_id!r} must not be decoded already"
+            raise InvalidArgument(what)
         self.books.fetched(decision)
         self.books.release(request_id)
         request, prefill = decision.request, decision.prefill
@@ -142,7 +157,7 @@ class Conductor:
         self.books.begin_decode(decision, decode, now_s)
         return Decision.accept(request, now_s, prefill, decode)
 
-    def decoded(self, request_id: int, num_generated: int = 0) -> None:
+    def decoded(self, request_id: Hashable, num_generated: int = 0) -> None:
         """Note that a request is over, finished or given up, and free what was kept for it.
 
         Args:
@@ -150,22 +165,23 @@ class Conductor:
             num_generated: tokens that the owner has moved from ``cluster.reserved_tokens`` to
                 ``cluster.kv_tokens`` as they were generated; 0 if it does not follow them.
         """
+        check_count("decoded", "num_generated", num_generated, 0)
         self.books.get("decoded", request_id)
         self.books.end(request_id, num_generated)
 
-    def failed(self, instance: int) -> list[int]:
+    def failed(self, instance: int) -> list[Any]:
         """Note that an instance is down, and its cache lost.
 
         Its events are expected from 0 again. If it was only out of reach, and goes on where it was,
         ``index.apply`` asks for a snapshot.
 
         Returns:
-            The requests that were to be prefilled or decoded there. They are over for the
-            conductor, and may be decided about anew. One that only fetches from there is not among
-            them: it goes on without the prefix, later than was predicted.
+            The ids of the requests that were to be prefilled or decoded there. They are over for
+            the conductor, and may be decided about anew. One that only fetches from there is not
+            among them: it goes on without the prefix, later than was predicted.
         """
         check_index("failed", "instance", instance, self.cluster.num_instances)
-        lost = []
+        lost: list[Any] = []
         for request_id, decision in list(self.books.open.items()):
             prefills = decision.prefill is not None and decision.prefill.instance == instance
             decodes = decision.decode is not None and decision.decode.instance == instance

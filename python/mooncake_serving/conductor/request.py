@@ -1,8 +1,16 @@
 """What a request asks for, and what it may expect."""
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 
-from .errors import InvalidArgument, check_at_least, check_count, check_positive, check_sized
+from .errors import (
+    InvalidArgument,
+    check_at_least,
+    check_count,
+    check_integer,
+    check_keys,
+    check_positive,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -10,7 +18,8 @@ class Request:
     """One request, as the conductor sees it when it arrives.
 
     Attributes:
-        request_id: of the caller's choice; unique among those that are not over.
+        request_id: of the caller's choice, a number or a string, say: anything that can be a key
+            of a dict; unique among those that are not over.
         num_tokens: tokens of the prompt.
         keys: the prompt's chain of block keys: key i stands for all tokens up to the end of block
             i. As many as full blocks, and one more where the caller names the last, partial block
@@ -24,7 +33,7 @@ class Request:
         waited_s: since its arrival, where it is decided about again; its TTFT counts from there.
     """
 
-    request_id: int
+    request_id: Hashable
     num_tokens: int
     keys: tuple[int, ...] = ()
     block_size: int = 512
@@ -35,12 +44,18 @@ class Request:
 
     def __post_init__(self) -> None:
         """Check the counts, and that the keys agree with the length."""
+        try:
+            hash(self.request_id)
+        except TypeError:
+            what = f"Request: request_id must be hashable, got {self.request_id!r:.80}"
+            raise InvalidArgument(what) from None
         check_count("Request", "num_tokens", self.num_tokens, 1)
         check_count("Request", "block_size", self.block_size, 1)
         check_count("Request", "num_output_tokens", self.num_output_tokens, 0)
         check_count("Request", "max_output_tokens", self.max_output_tokens, 0)
         check_at_least("Request", "waited_s", self.waited_s, 0)
-        check_sized("Request", "keys", self.keys, "a tuple of integers")
+        check_integer("Request", "priority", self.priority)
+        check_keys("Request", "keys", self.keys)
         most = -(-self.num_tokens // self.block_size)
         if len(self.keys) > most:
             raise InvalidArgument(

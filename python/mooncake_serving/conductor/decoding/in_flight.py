@@ -1,5 +1,7 @@
 """The requests that are on their way, and what will be decoded at a later moment."""
 
+from collections.abc import Hashable
+
 import numpy as np
 
 from ..request import Request
@@ -15,8 +17,8 @@ class InFlight:
     """
 
     def __init__(self) -> None:
-        self._slot: dict[int, int] = {}
-        self._request_id = np.zeros(FIRST_CAPACITY, np.int64)
+        self._slot: dict[Hashable, int] = {}
+        self._request_ids: list[Hashable] = []  # by slot
         self._instance = np.zeros(FIRST_CAPACITY, np.int64)
         self._begin_s = np.zeros(FIRST_CAPACITY)
         self._tokens = np.zeros(FIRST_CAPACITY)
@@ -29,21 +31,26 @@ class InFlight:
     def put(self, request: Request, instance: int, begin_s: float) -> None:
         """Note when and where a request begins to be decoded, or that this has changed."""
         slot = self._slot.setdefault(request.request_id, len(self._slot))
+        if slot == len(self._request_ids):
+            self._request_ids.append(request.request_id)
         if slot == len(self._begin_s):
             self._grow()
-        self._request_id[slot], self._instance[slot] = request.request_id, instance
+        self._instance[slot] = instance
         self._begin_s[slot], self._tokens[slot] = begin_s, request.num_tokens
         self._output_tokens[slot] = request.num_output_tokens
 
-    def remove(self, request_id: int) -> None:
+    def remove(self, request_id: Hashable) -> None:
         """Forget a request, if it is there; the last one takes its place."""
         slot = self._slot.pop(request_id, None)
-        last = len(self._slot)
-        if slot is None or slot == last:
+        if slot is None:
+            return
+        last, last_id = len(self._slot), self._request_ids.pop()
+        if slot == last:
             return
         for array in self._arrays():
             array[slot] = array[last]
-        self._slot[int(self._request_id[slot])] = slot
+        self._request_ids[slot] = last_id
+        self._slot[last_id] = slot
 
     def load_at(self, at_s: float, decode_s: float, num_instances: int) -> DecodeLoad:
         """Forecast what is decoded at ``at_s``, if each request is decoded for ``decode_s``.
@@ -74,13 +81,7 @@ class InFlight:
         )
 
     def _arrays(self) -> tuple[np.ndarray, ...]:
-        return (
-            self._request_id,
-            self._instance,
-            self._begin_s,
-            self._tokens,
-            self._output_tokens,
-        )
+        return (self._instance, self._begin_s, self._tokens, self._output_tokens)
 
     def _grow(self) -> None:
         for array in self._arrays():
