@@ -15,6 +15,7 @@ from mooncake_serving.conductor import (
     InvalidArgument,
     LinearDecode,
     MachineSpec,
+    ModelSpec,
     NicTransfer,
     PolynomialPrefill,
     Roofline,
@@ -124,8 +125,42 @@ def test_no_transfer_takes_no_time():
     "call, message",
     [
         (lambda: PolynomialPrefill.fit([1, 2], [0, 0], [1, 1]), "samples must be at least 3"),
-        (lambda: PolynomialPrefill.fit([1, 2, 3], 0, [1, 1, -1]), "seconds must be positive"),
-        (lambda: PolynomialPrefill.fit([1, 2, np.nan], 0, [1, 1, 1]), "samples must be finite"),
+        (
+            lambda: PolynomialPrefill.fit([1, 2, 3], 0, [1, 1, -1]),
+            "fit: seconds must be positive and finite, got -1.0 at 2",
+        ),
+        (
+            lambda: LinearDecode.fit([1, 2, 3], 0, [1, np.inf, 1]),
+            "LinearDecode.fit: seconds must be positive and finite, got inf at 1",
+        ),
+        (
+            lambda: PolynomialPrefill.fit([1, 2, 3], 0, [1, 1]),
+            r"seconds must be 3, one a sample, got shape \(2,\)",
+        ),
+        (
+            lambda: PolynomialPrefill.fit([1, 2, np.nan], 0, [1, 1, 1]),
+            r"samples must be finite, got \[ *1. +nan +nan\] at 2",
+        ),
+        (lambda: PolynomialPrefill(-1, 0, 0), "Prefill: base_s must be at least 0, got -1"),
+        (lambda: PolynomialPrefill(0, "x", 0), "per_token_s must be at least 0, got 'x'"),
+        (lambda: PolynomialPrefill(0, 0, np.inf), "per_pair_s must be at least 0, got inf"),
+        (lambda: LinearDecode(np.nan, 0, 0), "LinearDecode: base_s must be at least 0, got nan"),
+        (lambda: LinearDecode(0, -1, 0), "LinearDecode: per_request_s must be at least 0, got -1"),
+        (lambda: LinearDecode(0, 0, -1), "per_kv_token_s must be at least 0, got -1"),
+        (
+            lambda: ModelSpec(0, 8, 8, 8, 8, 8, 8),
+            "ModelSpec: num_layers must be at least 1, got 0",
+        ),
+        (
+            lambda: ModelSpec(8, 8, 8, 8, 8, 8, 0.5),
+            "ModelSpec: vocab_size must be an integer, got 0.5",
+        ),
+        (
+            lambda: ModelSpec(8, 8, 8, 8, 8, 8, 8, bytes_per_kv=0),
+            "ModelSpec: bytes_per_kv must be positive, got 0",
+        ),
+        (lambda: MachineSpec(0, 0, 0, 0), "MachineSpec: flops must be positive, got 0"),
+        (lambda: MachineSpec(1, 1, 1, "x"), "nic_bytes_per_s must be positive, got 'x'"),
         (lambda: NicTransfer(1, 0), "NicTransfer: bytes_per_s must be positive, got 0"),
         (lambda: Roofline(LLAMA_13B, A800_X8, memory_share="1"), r"memory_share must be .*got '1'"),
         (lambda: Roofline(LLAMA_13B, A800_X8, flops_share=1.5), r"flops_share must be in \(0, 1\]"),

@@ -162,6 +162,14 @@ def test_shards_remember_the_keys_that_somebody_holds_and_no_others(steps):
         (lambda: PrefixIndex(2).add(2, [1]), r"add: instance must be in \[0, 2\), got 2"),
         (lambda: PrefixIndex(2).clear(-1), r"clear: instance must be in \[0, 2\), got -1"),
         (lambda: PrefixIndex(2).apply(KVEvent(3, 0)), "apply: instance must be in"),
+        (lambda: KVEvent("a", 0), "KVEvent: instance must be an integer, got 'a'"),
+        (lambda: KVEvent(0, -1), "KVEvent: sequence must be at least 0, got -1"),
+        (lambda: KVEvent(0, 0, epoch=0.5), "KVEvent: epoch must be an integer, got 0.5"),
+        (lambda: KVEvent(0, 0, 5), "KVEvent: stored must be a tuple of chains of keys, got 5"),
+        (lambda: KVEvent(0, 0, (5,)), "KVEvent: stored must be a tuple of integers, got 5"),
+        (lambda: KVEvent(0, 0, (("x",),)), "stored must be a tuple of integers, got 'x' among"),
+        (lambda: KVEvent(0, 0, (), "x"), "KVEvent: removed must be a tuple of integers, got 'x'"),
+        (lambda: KVEvent(0, 0, (), (0.5,)), "removed must be a tuple of integers, got 0.5 among"),
         (lambda: PrefixIndex(2.0), "PrefixIndex: num_instances must be an integer, got 2.0"),
         (lambda: ShardedIndex(2, True), "num_shards must be an integer, got True"),
         (lambda: ShardedIndex(2, 0), "num_shards must be at least 1, got 0"),
@@ -171,3 +179,36 @@ def test_shards_remember_the_keys_that_somebody_holds_and_no_others(steps):
 def test_a_bad_argument_is_named(call, message):
     with pytest.raises(InvalidArgument, match=message):
         call()
+
+
+@pytest.mark.parametrize("make", [PrefixIndex, lambda n: ShardedIndex(n, 3)])
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda index: index.match(5), "match: keys must be a tuple of integers, got 5"),
+        (
+            lambda index: index.match([[]]),
+            r"match: keys must be a tuple of integers, got \[\] among",
+        ),
+        (lambda index: index.add(0, 5), "add: keys must be a tuple of integers, got 5"),
+        (lambda index: index.add(0, [7, "x"]), "add: keys must be a tuple of integers, got 'x' am"),
+        (lambda index: index.remove(0, 5), "remove: keys must be a tuple of integers, got 5"),
+        (lambda index: index.remove(0, [1, []]), r"remove: keys must be a .*, got \[\] among"),
+        (lambda index: index.remove(9, [1]), r"remove: instance must be in \[0, 2\), got 9"),
+    ],
+)
+def test_keys_that_are_none_are_named_and_change_nothing(make, call, message):
+    index = make(2)
+    index.add(0, [1, 2])
+    with pytest.raises(InvalidArgument, match=message):
+        call(index)
+    assert index.match([1, 2]).tolist() == [2, 0] and index.holders(7) == []
+
+
+@pytest.mark.parametrize("make", [PrefixIndex, lambda n: ShardedIndex(n, 3)])
+def test_keys_may_be_of_numpy_and_come_one_by_one(make):
+    index, keys = make(2), np.array([2**62, 2, 3])
+    index.add(1, keys)
+    assert index.match(keys).tolist() == index.match(keys.tolist()).tolist() == [0, 3]
+    index.remove(1, iter([3]))
+    assert index.match(tuple(keys)).tolist() == [0, 2]

@@ -41,7 +41,6 @@ class Cluster:
             generated of those that it decodes.
         capacity_tokens: ``[n]`` int64, tokens whose KV its memory holds for decoding.
         max_batch_size: ``[n]`` int64, requests that it decodes at once.
-        names: of the instances, for sentences.
     """
 
     def __init__(
@@ -50,16 +49,13 @@ class Cluster:
         *,
         capacity_tokens: int | Sequence[int] = 2**62,
         max_batch_size: int | Sequence[int] = 2**31,
-        names: Sequence[str] | None = None,
     ) -> None:
         check_sized("Cluster", "roles", roles, "a list of Role")
         n = len(roles)
+        if not n:
+            raise InvalidArgument(f"Cluster: roles must be of at least one instance, got {roles!r}")
         if any(role not in (Role.PREFILL, Role.DECODE, Role.BOTH) for role in roles):
             raise InvalidArgument(f"Cluster: roles must be of Role, got {list(roles)[:8]}")
-        if names is not None:
-            check_sized("Cluster", "names", names, "a list of str")
-        if names is not None and len(names) != n:
-            raise InvalidArgument(f"Cluster: names must be {n}, one an instance, got {len(names)}")
         _check_each("capacity_tokens", capacity_tokens, n, 0)
         _check_each("max_batch_size", max_batch_size, n, 1)
         self.role = np.array([int(role) for role in roles], np.int8)
@@ -74,7 +70,6 @@ class Cluster:
         self.reserved_tokens = np.zeros(n, np.int64)
         self.capacity_tokens = np.full(n, capacity_tokens, np.int64)
         self.max_batch_size = np.full(n, max_batch_size, np.int64)
-        self.names = tuple(names) if names is not None else tuple(str(i) for i in range(n))
 
     @property
     def num_instances(self) -> int:

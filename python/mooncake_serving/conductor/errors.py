@@ -6,7 +6,7 @@ one error that it raises; like ``mooncake_kernels.InvalidArgument`` it is a ``Va
 
 import math
 import numbers
-from collections.abc import Sequence, Sized
+from collections.abc import Iterable, Sequence, Sized
 from typing import Any
 
 import numpy as np
@@ -74,6 +74,14 @@ def check_keys(op: str, name: str, keys: Any) -> None:
     if bad := [kind for kind in kinds if kind is bool or not issubclass(kind, numbers.Integral)]:
         first = next(key for key in keys if type(key) in bad)
         raise InvalidArgument(f"{what}, got {first!r:.80} among them")
+
+
+def listed(op: str, keys: Iterable[int]) -> Sequence[int]:
+    """Return ``keys`` as a sequence of integers, or raise :class:`InvalidArgument`."""
+    if not isinstance(keys, Sequence) and isinstance(keys, Iterable):
+        keys = list(keys)
+    check_keys(op, "keys", keys)
+    return keys
 
 
 def _is_integer(value: Any) -> bool:

@@ -25,10 +25,14 @@ def fit_nonnegative(op: str, features: np.ndarray, seconds: np.ndarray) -> np.nd
     num_samples, num_features = features.shape
     if num_samples < num_features:
         raise InvalidArgument(f"{op}: samples must be at least {num_features}, got {num_samples}")
-    if seconds.shape != (num_samples,) or not np.all(np.isfinite(seconds) & (seconds > 0)):
-        raise InvalidArgument(f"{op}: seconds must be positive and finite, one a sample")
-    if not np.all(np.isfinite(features)):
-        raise InvalidArgument(f"{op}: samples must be finite")
+    if seconds.shape != (num_samples,):
+        what = f"{op}: seconds must be {num_samples}, one a sample, got shape {seconds.shape}"
+        raise InvalidArgument(what)
+    for place in np.flatnonzero(~(np.isfinite(seconds) & (seconds > 0)))[:1]:
+        what = f"{op}: seconds must be positive and finite, got {seconds[place]} at {place}"
+        raise InvalidArgument(what)
+    for place in np.flatnonzero(~np.isfinite(features).all(axis=1))[:1]:
+        raise InvalidArgument(f"{op}: samples must be finite, got {features[place]} at {place}")
     scale = np.maximum(features.max(axis=0), 1e-300)  # of columns that differ by 10**10
     rows = features / scale / seconds[:, None]
     best, best_error = np.zeros(num_features), np.inf

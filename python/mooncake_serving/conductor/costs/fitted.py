@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ..errors import check_count
+from ..errors import check_at_least, check_count
 from .fit import fit_nonnegative
 from .interface import PrefillCost
 
@@ -26,6 +26,11 @@ class PolynomialPrefill:
     base_s: float
     per_token_s: float
     per_pair_s: float
+
+    def __post_init__(self) -> None:
+        """Check that who has more to do never takes less time."""
+        for name in ("base_s", "per_token_s", "per_pair_s"):
+            check_at_least("PolynomialPrefill", name, getattr(self, name), 0)
 
     def seconds(self, num_tokens: ArrayLike, prefix_tokens: ArrayLike) -> np.ndarray:
         """Predict the prefill of a prompt; see :class:`~.interface.PrefillCost`."""
@@ -102,6 +107,11 @@ class LinearDecode:
     base_s: float
     per_request_s: float
     per_kv_token_s: float
+
+    def __post_init__(self) -> None:
+        """Check that who has more to do never takes less time."""
+        for name in ("base_s", "per_request_s", "per_kv_token_s"):
+            check_at_least("LinearDecode", name, getattr(self, name), 0)
 
     def seconds(self, batch_size: ArrayLike, kv_tokens: ArrayLike) -> np.ndarray:
         """Predict one step; see :class:`~.interface.DecodeCost`."""

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from ..errors import check_count, check_positive
+
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
@@ -28,6 +30,21 @@ class ModelSpec:
     vocab_size: int
     bytes_per_param: float = 2
     bytes_per_kv: float = 2
+
+    def __post_init__(self) -> None:
+        """Check that all are positive."""
+        for name in (
+            "num_layers",
+            "hidden_size",
+            "num_heads",
+            "num_kv_heads",
+            "head_dim",
+            "intermediate_size",
+            "vocab_size",
+        ):
+            check_count("ModelSpec", name, getattr(self, name), 1)
+        check_positive("ModelSpec", "bytes_per_param", self.bytes_per_param)
+        check_positive("ModelSpec", "bytes_per_kv", self.bytes_per_kv)
 
     @property
     def num_layer_params(self) -> int:
@@ -68,6 +85,11 @@ class MachineSpec:
     memory_bytes_per_s: float
     memory_bytes: float
     nic_bytes_per_s: float
+
+    def __post_init__(self) -> None:
+        """Check that all are positive."""
+        for name in ("flops", "memory_bytes_per_s", "memory_bytes", "nic_bytes_per_s"):
+            check_positive("MachineSpec", name, getattr(self, name))
 
 
 # Meta's config.json of Llama-3-70B. It makes 320 KiB of KV a token, as Mooncake's paper (FAST'25,

@@ -53,7 +53,7 @@ class EventOrder:
         ready: list[KVEvent] = []
         epoch = self._epochs.get(event.instance)
         if epoch is not None and event.epoch > epoch.number:
-            ready.append(KVEvent(event.instance, -1, snapshot=True, epoch=event.epoch))
+            ready.append(KVEvent(event.instance, 0, snapshot=True, epoch=event.epoch))
             epoch = None
         if epoch is None:
             epoch = self._epochs[event.instance] = _Epoch(event.epoch)

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from ..errors import InvalidArgument, check_count, check_keys
+
 
 @dataclass(frozen=True, slots=True)
 class KVEvent:
@@ -30,3 +32,16 @@ class KVEvent:
     removed: tuple[int, ...] = ()
     snapshot: bool = False
     epoch: int = 0
+
+    def __post_init__(self) -> None:
+        """Check the numbers and the keys, so that an index that follows it can finish."""
+        check_count("KVEvent", "instance", self.instance, 0)
+        check_count("KVEvent", "sequence", self.sequence, 0)
+        check_count("KVEvent", "epoch", self.epoch, 0)
+        if not isinstance(self.stored, (tuple, list)):
+            raise InvalidArgument(
+                f"KVEvent: stored must be a tuple of chains of keys, got {self.stored!r:.80}"
+            )
+        for chain in self.stored:
+            check_keys("KVEvent", "stored", chain)
+        check_keys("KVEvent", "removed", self.removed)

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from ..errors import check_count, check_index
+from ..errors import check_count, check_index, check_keys, listed
 from .event_order import EventOrder
 from .events import KVEvent
 
@@ -60,7 +60,11 @@ class PrefixIndex:
 
     def match(self, keys: Sequence[int]) -> np.ndarray:
         """Find the longest prefix that each instance holds; see :class:`~.interface.Index`."""
-        sets, run_lengths = self._prefix_sets(keys)
+        try:
+            sets, run_lengths = self._prefix_sets(keys)
+        except TypeError:  # looked at only now, for a decision waits for this
+            check_keys("match", "keys", keys)
+            raise
         if not sets:
             return np.zeros(self._num_instances, np.int64)
         num_bytes = (self._num_bits + 7) // 8
@@ -93,6 +97,7 @@ class PrefixIndex:
 
     def add(self, instance: int, keys: Sequence[int]) -> None:
         """Note that an instance holds blocks: a chain from its first block."""
+        check_keys("add", "keys", keys)
         bit, holders, live = self._bit("add", instance), self._holders, self._live
         before: int | None = None
         after = bit
@@ -104,6 +109,7 @@ class PrefixIndex:
 
     def remove(self, instance: int, keys: Iterable[int]) -> None:
         """Note that an instance no longer holds blocks; those that are unknown are passed over."""
+        keys = listed("remove", keys)
         bit, holders, live = self._bit("remove", instance), self._holders, self._live
         for key in keys:
             held = holders.get(key)

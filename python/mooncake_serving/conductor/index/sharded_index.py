@@ -1,10 +1,11 @@
 """The index in several parts, of which one knows all that a request needs."""
 
 from collections.abc import Iterable, Sequence
+from operator import index
 
 import numpy as np
 
-from ..errors import check_count, check_index
+from ..errors import check_count, check_index, check_keys, listed
 from .event_order import EventOrder
 from .events import KVEvent
 from .prefix_index import PrefixIndex
@@ -45,11 +46,16 @@ class ShardedIndex:
         """Number the shard that answers for a chain."""
         if len(keys) < self.depth:
             return 0  # all of its blocks are in all shards
-        return ((keys[self.depth - 1] * MIX) % 2**64 >> 32) % len(self.shards)
+        return ((index(keys[self.depth - 1]) * MIX) % 2**64 >> 32) % len(self.shards)
 
     def match(self, keys: Sequence[int]) -> np.ndarray:
         """Find the longest prefix that each instance holds: one shard is asked."""
-        return self.shards[self.shard_of(keys)].match(keys)
+        try:
+            shard = self.shard_of(keys)
+        except TypeError:  # looked at only now, for a decision waits for this
+            check_keys("match", "keys", keys)
+            raise
+        return self.shards[shard].match(keys)
 
     def holders(self, key: int) -> list[int]:
         """List the instances that hold a block, ascending."""
@@ -61,15 +67,19 @@ class ShardedIndex:
 
     def add(self, instance: int, keys: Sequence[int]) -> None:
         """Note that an instance holds blocks: a chain from its first block."""
+        check_index("add", "instance", instance, self.num_instances)
+        check_keys("add", "keys", keys)
         shared = keys[: self.depth - 1]
         chosen = self.shard_of(keys)
         for number, shard in enumerate(self.shards):
-            if number == chosen or shared:
+            if number == chosen or len(shared):
                 shard.add(instance, keys if number == chosen else shared)
         self._shard_of_key.update(dict.fromkeys(keys[self.depth - 1 :], chosen))
 
     def remove(self, instance: int, keys: Iterable[int]) -> None:
         """Note that an instance no longer holds blocks; those that are unknown are passed over."""
+        check_index("remove", "instance", instance, self.num_instances)
+        keys = listed("remove", keys)
         of_shard: list[list[int]] = [[] for _ in self.shards]
         of_all: list[int] = []
         for key in keys:
