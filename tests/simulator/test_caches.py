@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mooncake_serving.conductor import InvalidArgument
 from mooncake_serving.simulator.caches import OFFLINE, POLICIES, BlockCache, make_policy
 from mooncake_serving.simulator.hit_rate import replay
 from mooncake_serving.simulator.store import NodeStore
@@ -159,10 +160,24 @@ def test_warm_up_is_replayed_but_not_counted():
     assert half.hit_rate > replay(requests[200:], INF).hit_rate
 
 
-@pytest.mark.parametrize("capacity", [-1, float("nan")])
+@pytest.mark.parametrize("capacity", [-1, float("nan"), "x", None])
 def test_a_capacity_that_is_none_is_named(capacity):
-    with pytest.raises(ValueError, match="capacity_tokens must be >= 0, got"):
+    with pytest.raises(InvalidArgument, match="capacity_tokens must be >= 0, got"):
         replay([], capacity)
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"block_tokens": 0}, "replay: block_tokens must be at least 1, got 0"),
+        ({"block_tokens": 0.5}, "replay: block_tokens must be an integer, got 0.5"),
+        ({"warm_up": 1}, r"replay: warm_up must be in \[0, 1\), got 1"),
+        ({"warm_up": "x"}, r"replay: warm_up must be in \[0, 1\), got 'x'"),
+    ],
+)
+def test_a_bad_argument_of_a_replay_is_named(options, message):
+    with pytest.raises(InvalidArgument, match=message):
+        replay([], 1e6, **options)
 
 
 def test_offline_policies_are_those_that_need_the_replay():

@@ -219,6 +219,8 @@ def test_coupled_clusters_lose_nothing(engine):
         ({"ssd_tokens": False}, "ssd_tokens must be an integer, got False"),
         ({"event_delay_s": True}, "event_delay_s must be at least 0, got True"),
         ({"model": GPT3_175B, "machine": ONE_GPU}, "must fit into 72 GB of one GPU, got GPT-3"),
+        ({"eviction": "foo"}, "eviction must be one of lru, fifo, .*, sieve, got 'foo'"),
+        ({"eviction": "belady"}, "eviction must be one of lru, .*, sieve, got 'belady'"),
         ({"failures": (Failure(16, 0.0, 1.0),)}, "failures must be of instances 0 to 15"),
     ],
 )
@@ -242,6 +244,55 @@ def test_impossible_clusters_are_named(options, message):
 def test_impossible_options_are_named(call, message):
     with pytest.raises(InvalidArgument, match=message):
         call()
+
+
+@pytest.mark.parametrize(
+    "roles, message",
+    [
+        ((3, 2), "over 2 prefill, then 3 decode instances, got 3 and 2 of 5"),
+        ((1, 1), "over 2 prefill, then 3 decode instances, got 1 and 1 of 2"),
+        ((2, 4), "over 2 prefill, then 3 decode instances, got 2 and 4 of 6"),
+    ],
+)
+def test_a_conductor_of_another_cluster_is_refused(roles, message):
+    options = DisaggregatedOptions(num_prefill=2, num_decode=3)
+    other = conductor_of(DisaggregatedOptions(num_prefill=roles[0], num_decode=roles[1]))
+    with pytest.raises(InvalidArgument, match=f"Disaggregated: conductor must be {message}"):
+        Disaggregated(options, other)
+
+
+def a_cluster(kind):
+    if kind is CoupledCluster:
+        return CoupledCluster(CoupledClusterOptions(num_instances=1))
+    options = DisaggregatedOptions(num_prefill=1, num_decode=1)
+    return Disaggregated(options, conductor_of(options))
+
+
+@pytest.mark.parametrize("kind", [Disaggregated, CoupledCluster])
+@pytest.mark.parametrize(
+    "times_ms, message",
+    [
+        ((0, 9000, 5000, 1), "got request 2 at 5000 ms after 9000 ms"),
+        ((-1,), "the first at 0 ms or later, got request 0 at -1 ms after 0 ms"),
+        ((0, float("nan")), "got request 1 at nan ms after 0 ms"),
+    ],
+)
+def test_requests_that_are_out_of_order_are_refused(kind, times_ms, message):
+    cluster = a_cluster(kind)
+    with pytest.raises(
+        InvalidArgument, match=rf"{kind.__name__}.run: requests must be .*{message}"
+    ):
+        cluster.run([TraceRequest(at_ms, 600, 3) for at_ms in times_ms])
+    assert cluster.jobs == [] and cluster.run([TraceRequest(0, 600, 3)]).summary()["served"] == 1
+
+
+@pytest.mark.parametrize("kind", [Disaggregated, CoupledCluster])
+@pytest.mark.parametrize("trace", [[], [TraceRequest(5, 600, 3)]], ids=["empty", "one request"])
+def test_a_cluster_runs_once(kind, trace):
+    cluster = a_cluster(kind)
+    cluster.run(trace)
+    with pytest.raises(InvalidArgument, match="run: a cluster must run once, got a second trace"):
+        cluster.run(trace)
 
 
 def with_one_too_long(capacity_tokens):

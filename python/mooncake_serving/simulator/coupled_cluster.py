@@ -3,13 +3,13 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from ..conductor import LoadBalance, PrefillPolicy, Request, Role
+from ..conductor import InvalidArgument, LoadBalance, PrefillPolicy, Request, Role
 from ..conductor.errors import check_count
 from .conducting import fit_costs, make_conductor
 from .coupled import CoupledInstance
 from .coupled_options import CoupledOptions
 from .events import Clock
-from .job import Job
+from .job import Job, jobs_of
 from .machines import A800_NODE, LLAMA3_70B, Machine, Model
 from .report import Report
 from .step_cost import StepCost
@@ -50,6 +50,7 @@ class CoupledCluster:
     ):
         self.clock = Clock()
         self.jobs: list[Job] = []
+        self._has_run = False
         self._on_progress = on_progress
         capacity = options.machine.kv_capacity_tokens(options.model)
         budget = options.engine.max_batched_tokens
@@ -74,10 +75,17 @@ class CoupledCluster:
         ]
 
     def run(self, requests: Sequence[TraceRequest]) -> Report:
-        """Replay a trace to the last token of the last request."""
-        for job_id, request in enumerate(requests):
-            job = Job(job_id, request, request.timestamp_ms / 1000)
-            self.jobs.append(job)
+        """Replay a trace to the last token of the last request.
+
+        Raises:
+            InvalidArgument: the requests are not in the order of their times, or this cluster has
+                run already.
+        """
+        if self._has_run:
+            raise InvalidArgument("CoupledCluster.run: a cluster must run once, got a second trace")
+        self.jobs += jobs_of("CoupledCluster.run", requests)
+        self._has_run = True
+        for job in self.jobs:
             self.clock.at(job.arrival_s, self._arrive, job)
         self.clock.run()
         return Report(

@@ -3,11 +3,13 @@
 from collections.abc import Callable, Sequence
 from math import inf
 
-from ..conductor import Conductor, Decision, Fetch, Request
+import numpy as np
+
+from ..conductor import Conductor, Decision, Fetch, InvalidArgument, Request, Role
 from .conducting import StoreTiers
 from .decode import DecodeInstance
 from .events import Clock
-from .job import Job
+from .job import Job, jobs_of
 from .kv_events import Publisher
 from .network import Flow, Network, Nic
 from .options import DisaggregatedOptions
@@ -31,6 +33,9 @@ class Disaggregated:
             instances, by :func:`~.conducting.conductor_of`. It is this simulation's alone: its
             state is written.
         on_progress: is called whenever a request is done with.
+
+    Raises:
+        InvalidArgument: the conductor is over other instances.
     """
 
     def __init__(
@@ -40,6 +45,7 @@ class Disaggregated:
         *,
         on_progress: Callable[[], None] = lambda: None,
     ):
+        _check_roles(options, conductor)
         self.options = options
         self.clock = Clock()
         self.jobs: list[Job] = []
@@ -72,13 +78,21 @@ class Disaggregated:
         self.landed: set[Job] = set()  # all KV is at the decode instance
         self.up_at_s: dict[int, float] = {}  # of instances that have failed
         self._mean_output = 0
+        self._has_run = False
 
     def run(self, requests: Sequence[TraceRequest]) -> Report:
-        """Replay a trace to the last token of the last request."""
+        """Replay a trace to the last token of the last request.
+
+        Raises:
+            InvalidArgument: the requests are not in the order of their times, or this cluster has
+                run already.
+        """
+        if self._has_run:
+            raise InvalidArgument("Disaggregated.run: a cluster must run once, got a second trace")
+        self.jobs += jobs_of("Disaggregated.run", requests)
+        self._has_run = True
         self._mean_output = sum(r.output_length for r in requests) // max(1, len(requests))
-        for job_id, request in enumerate(requests):
-            job = Job(job_id, request, request.timestamp_ms / 1000)
-            self.jobs.append(job)
+        for job in self.jobs:
             self.clock.at(job.arrival_s, self.arrive, job)
         for failure in self.options.failures:
             self.clock.at(failure.at_s, fail, self, failure)
@@ -242,3 +256,14 @@ class Disaggregated:
         job.rejected = decision.reason.why.name
         self.unsend(job)
         self._on_progress()
+
+
+def _check_roles(options: DisaggregatedOptions, conductor: Conductor) -> None:
+    counts, roles = (options.num_prefill, options.num_decode), conductor.cluster.role
+    expected = np.repeat([int(Role.PREFILL), int(Role.DECODE)], counts)
+    if not np.array_equal(roles, expected):
+        raise InvalidArgument(
+            f"Disaggregated: conductor must be over {counts[0]} prefill, then {counts[1]} decode "
+            f"instances, got {np.count_nonzero(roles == Role.PREFILL)} and "
+            f"{np.count_nonzero(roles == Role.DECODE)} of {len(roles)}"
+        )

@@ -1,9 +1,12 @@
 """What a cache of some capacity saves of a trace: hit tokens over input tokens."""
 
+import numbers
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from ..conductor import InvalidArgument
+from ..conductor.errors import check_count
 from .caches import BlockCache, Key, make_policy
 from .caches.frequency import Belady
 
@@ -54,14 +57,17 @@ def replay(
         warm_up: this share of the requests, the first ones, fill the cache and are not counted.
 
     Raises:
-        ValueError: capacity_tokens is negative or not a number, or there is no such policy.
+        InvalidArgument: capacity_tokens is negative or not a number, block_tokens is below 1, or
+            warm_up not in [0, 1).
+        ValueError: there is no such policy.
 
     Source: Mooncake (FAST'25), section 5.3.1 and Figure 9.
     """
-    if not capacity_tokens >= 0:
-        raise ValueError(f"replay: capacity_tokens must be >= 0, got {capacity_tokens!r}")
-    if not 0 <= warm_up < 1:
-        raise ValueError(f"replay: warm_up must be in [0, 1), got {warm_up!r}")
+    if not (isinstance(capacity_tokens, numbers.Real) and capacity_tokens >= 0):
+        raise InvalidArgument(f"replay: capacity_tokens must be >= 0, got {capacity_tokens!r}")
+    check_count("replay", "block_tokens", block_tokens, 1)
+    if not (isinstance(warm_up, numbers.Real) and 0 <= warm_up < 1):
+        raise InvalidArgument(f"replay: warm_up must be in [0, 1), got {warm_up!r}")
     prompts = list(requests)
     rule = make_policy(policy, [prompt.hash_ids for prompt in prompts])
     unlimited = capacity_tokens == float("inf")

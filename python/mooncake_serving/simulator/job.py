@@ -1,10 +1,12 @@
 """One request on its way through a simulated cluster, and what became of it."""
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..conductor import Decision
+from ..conductor import Decision, InvalidArgument
 from .running_batch import RunningBatch
 from .traces import TraceRequest
 
@@ -80,3 +82,20 @@ class Job:
             return 0.0
         top = -(-len(gaps) // 10)
         return float(np.partition(gaps, len(gaps) - top)[-top:].mean())
+
+
+def jobs_of(op: str, requests: Sequence[TraceRequest]) -> list[Job]:
+    """Make a job of each request of a trace, numbered from 0; each arrives at its own time.
+
+    Raises:
+        InvalidArgument: a request is before the one ahead of it in the list, or before 0.
+    """
+    previous_ms = 0.0
+    for number, request in enumerate(requests):
+        if not previous_ms <= request.timestamp_ms < math.inf:
+            raise InvalidArgument(
+                f"{op}: requests must be in the order of their times, the first at 0 ms or later, "
+                f"got request {number} at {request.timestamp_ms:g} ms after {previous_ms:g} ms"
+            )
+        previous_ms = request.timestamp_ms
+    return [Job(i, request, request.timestamp_ms / 1000) for i, request in enumerate(requests)]

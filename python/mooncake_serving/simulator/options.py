@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from ..conductor import InvalidArgument
 from ..conductor.errors import check_at_least, check_count, check_positive
+from .caches import POLICIES
 from .machines import A800_NODE, LLAMA3_70B, Machine, Model
 from .prefill import PrefillOptions
 from .traces import BLOCK_SIZE
@@ -61,6 +62,9 @@ class DisaggregatedOptions:
             check_count(op, "dram_tokens", self.dram_tokens, 0)
         check_count(op, "ssd_tokens", self.ssd_tokens, 0)
         check_at_least(op, "event_delay_s", self.event_delay_s, 0)
+        if not isinstance(self.eviction, str) or self.eviction not in POLICIES:
+            names = ", ".join(POLICIES)
+            raise InvalidArgument(f"{op}: eviction must be one of {names}, got {self.eviction!r}")
         self.machine.kv_capacity_tokens(self.model)  # the model must fit
         check_positive(op, "machine.nic_bytes_per_s", self.machine.nic_bytes_per_s)
         for failure in self.failures:
