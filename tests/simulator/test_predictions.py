@@ -12,13 +12,21 @@ from mooncake_serving.simulator import (
     conductor_of,
     fit_costs,
 )
-from mooncake_serving.simulator.machines import A800_NODE, LLAMA3_70B
+from mooncake_serving.simulator.machines import A800_NODE, A6000, LLAMA3_70B, LLAMA_13B
 from mooncake_serving.simulator.stages import pass_stages
 from mooncake_serving.simulator.step_cost import StepCost
 from mooncake_serving.simulator.traces import TraceProfile, scale_trace, synth_trace
 
 PROFILE = TraceProfile.load(Path(__file__).parent / "conversation.profile.json")
 COST = StepCost(LLAMA3_70B, A800_NODE)
+
+
+def test_step_cost_says_of_itself_what_it_gives():
+    cost = StepCost(LLAMA_13B, A6000)
+    ms = [1e3 * cost.mixed_s([(num_tokens, 0)]) for num_tokens in (128, 256, 257)]
+    assert ms == pytest.approx([52.3, 71.3, 94.4], abs=0.05)
+    said = "{:.0f}, {:.0f} and {:.0f} ms for 128, 256 and 257 tokens".format(*ms)
+    assert said in " ".join(StepCost.__doc__.split())
 
 
 @pytest.mark.parametrize("stages", [1, 2, 4])

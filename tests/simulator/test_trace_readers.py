@@ -44,7 +44,8 @@ def test_another_block_size(path):
 @pytest.mark.parametrize(
     "bad, message",
     [
-        ("{", "must be a JSON object: "),
+        ("{", "must be a JSON object: Expecting property name enclosed in double quotes at column"),
+        ('  {"timestamp": 1,, 2}', "must be a JSON object: "),
         ("[1]", "must be a JSON object, got list"),
         ({"timestamp": 2}, "timestamp must not be below 3, got 2"),
         ({"timestamp": "4"}, "timestamp must be a number of at least 0, got '4'"),
@@ -70,6 +71,7 @@ def test_a_bad_line_of_mooncake_is_named(path, bad, message):
         read_trace(path)
     assert error.value.line == 3 and error.value.source == str(path)
     assert str(error.value).startswith(f"{path}, line 3: {message}")
+    assert str(error.value).removeprefix(str(path)).count("line") == 1, "which of the two?"
 
 
 def test_prefixes_may_go_unchecked(path):
@@ -128,6 +130,11 @@ def test_burstgpt_passes_over_failures(path):
     assert read_trace(path) == [TraceRequest(0, 472, 18), TraceRequest(113_500, 417, 276)]
 
 
+def test_burstgpt_without_totals(path):
+    path.write_text("Timestamp,Request tokens,Response tokens\n5,472,18\n")
+    assert list(read_burstgpt(path)) == [TraceRequest(0, 472, 18)]
+
+
 def test_burstgpt_with_sessions(path):
     path.write_text(
         "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens\n"
@@ -154,6 +161,14 @@ def test_burstgpt_with_sessions(path):
         (read_azure, AZURE + "2023-11-16 18:00:00,0,1\n", 2, "ContextTokens must be at least 1"),
         (read_burstgpt, BURST + "1,m,5,-1,4,l\n", 2, "Response tokens must be an integer of at"),
         (read_burstgpt, BURST + "nan,m,5,1,6,l\n", 2, "Timestamp must be a time, got 'nan'"),
+        (
+            read_burstgpt,
+            BURST + "1,m,5,1,6,l\n2,m,0,0,9,l\n3,m,5,1,7,l\n",
+            4,
+            "Total tokens must be 6, the sum of both, got 7",
+        ),
+        (read_burstgpt, BURST + "1,m,5,1,x,l\n", 2, "Total tokens must be an integer of at least"),
+        (read_burstgpt, BURST + "1,m,5,1\n", 2, "must have 6 fields, got 4"),
         (read_trace, "what,is,this\n", 1, "must be a JSON object (Mooncake), or a header with"),
         (read_trace, "\n\nwhat\n", 3, "must be a JSON object (Mooncake), or a header with"),
         (read_azure, AZURE + ",,\n", 2, "TIMESTAMP must be a time, got ''"),

@@ -190,7 +190,11 @@ def profile_text(families: str) -> str:
 @pytest.mark.parametrize(
     "text, message",
     [
-        ("{", "must be a profile of a trace: JSONDecodeError"),
+        (
+            "{",
+            "json, line 1: must be a profile of a trace: Expecting property name .* at column 2$",
+        ),
+        ('{"a": 1,\n\n  x', "json, line 3: must be a profile of a trace: .* at column 3$"),
         ("{}", "must be a profile of a trace: KeyError 'block_size'"),
         ("[1, 2]", "must be a profile of a trace: TypeError"),
         (profile_text("[]"), "a list is empty"),

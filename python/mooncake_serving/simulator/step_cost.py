@@ -18,7 +18,7 @@ class StepCost:
     step     = linear + prefill + decode + what a step costs beside that
 
     The two parts of ``linear`` overlap badly near the roofline's ridge. The root of squares is our
-    choice, not fitted; with constants of SARATHI's Table 2 it gives 52, 71 and 93 ms for 128, 256
+    choice, not fitted; with constants of SARATHI's Table 2 it gives 52, 71 and 94 ms for 128, 256
     and 257 tokens of LLaMA-13B on an A6000 where the paper measured 55, 69.8 and 92.3.
     Up to one tile a batch is not rounded: such products are bound by the weights anyway.
 

@@ -8,6 +8,7 @@ from .request import TraceRequest
 from .table import read_table
 
 COLUMNS = ("Timestamp", "Request tokens", "Response tokens")
+TOTAL = "Total tokens"
 
 
 def read_burstgpt(path: str | Path) -> Iterator[TraceRequest]:
@@ -16,9 +17,10 @@ def read_burstgpt(path: str | Path) -> Iterator[TraceRequest]:
     Requests that failed, which have no response tokens, are passed over.
 
     Raises:
-        InvalidTrace: a line is not as above, or earlier than the one before it.
+        InvalidTrace: a line is not as above, or earlier than the one before it, or its total, if
+            the file has one, is not the sum of both.
     """
-    return read_table(path, COLUMNS, _to_ms, lambda _, output_length: output_length > 0)
+    return read_table(path, COLUMNS, _to_ms, lambda _, output_length: output_length > 0, TOTAL)
 
 
 def _to_ms(text: str) -> float:

@@ -57,7 +57,10 @@ def write_mooncake(requests: Iterable[TraceRequest], path: str | Path) -> None:
 
 def _parse(source: str, number: int, line: str, block_size: int) -> TraceRequest:
     try:
-        record = json.loads(line)
+        record = json.loads(line.rstrip())
+    except json.JSONDecodeError as error:  # it counts lines too, and knows only this one
+        what = f"must be a JSON object: {error.msg} at column {error.colno}"
+        raise InvalidTrace(source, number, what) from None
     except (ValueError, RecursionError) as error:
         raise InvalidTrace(source, number, f"must be a JSON object: {error}") from None
     if not isinstance(record, dict):

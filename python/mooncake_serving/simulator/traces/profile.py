@@ -111,6 +111,9 @@ class TraceProfile:
                 counts=tuple(map(int, record["counts"])),
                 source=str(record.get("source", "")),
             )
+        except json.JSONDecodeError as error:
+            what = f"must be a profile of a trace: {error.msg} at column {error.colno}"
+            raise InvalidTrace(str(path), error.lineno, what) from None
         except (ValueError, TypeError, KeyError) as error:
             what = f"must be a profile of a trace: {type(error).__name__} {error}"
             raise InvalidTrace(str(path), 1, what) from None

@@ -14,6 +14,7 @@ def read_table(
     columns: tuple[str, str, str],
     to_ms: Callable[[str], float],
     keep: Callable[[int, int], bool] = lambda input_length, output_length: True,
+    total: str | None = None,
 ) -> Iterator[TraceRequest]:
     """Read requests without prefixes from a CSV file; times count from its first line.
 
@@ -22,10 +23,11 @@ def read_table(
         columns: of the time, of the tokens of the prompt and of those generated.
         to_ms: parses a time; raises ValueError.
         keep: tells by its lengths whether a line is a request; others are passed over.
+        total: a column that not every file has: of the tokens of the prompt and those generated.
 
     Raises:
-        InvalidTrace: a column is missing, a field cannot be read, or a line is earlier than the
-            one before it.
+        InvalidTrace: a column is missing, a field cannot be read, a line is earlier than the one
+            before it, or a request's total is not the sum of its lengths.
     """
     source = str(path)
     with Path(path).open(encoding="utf-8-sig", errors="replace", newline="") as file:
@@ -38,12 +40,14 @@ def read_table(
                 source, header_line, f"header must have {missing[0]!r}, got {header}"
             )
         places = [header.index(name) for name in columns]
+        if total in header:
+            places.append(header.index(total))
         first_ms = previous_ms = None
         for number, row in rows:
             if len(row) <= max(places):
                 what = f"must have {len(header)} fields, got {len(row)}"
                 raise InvalidTrace(source, number, what)
-            time, input_text, output_text = (row[place].strip() for place in places)
+            time, input_text, output_text, *total_text = (row[place].strip() for place in places)
             try:
                 time_ms = to_ms(time)
             except (ValueError, OverflowError):
@@ -61,6 +65,11 @@ def read_table(
                 if input_length < 1:
                     what = f"{columns[1]} must be at least 1, got {input_length}"
                     raise InvalidTrace(source, number, what)
+                if total is not None and total_text:
+                    expected = input_length + output_length
+                    if _count(source, number, total, total_text[0]) != expected:
+                        what = f"{total} must be {expected}, the sum of both, got {total_text[0]}"
+                        raise InvalidTrace(source, number, what)
                 yield TraceRequest(time_ms - first_ms, input_length, output_length)
 
 
