@@ -73,7 +73,7 @@ void RemoteMemory::Copy::copy_mapped(size_t begin, size_t end, const Limit& limi
       const uint64_t now = std::min(step.num_bytes - done, kStepBytes);
       if (now != run_bytes) {
         finish();
-        copier.emplace(num_bytes_, now);
+        copier.emplace(request_bytes_, now);
         run_bytes = now;
       }
       auto* const local = reinterpret_cast<char*>(step.local + done);

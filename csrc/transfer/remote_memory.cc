@@ -106,7 +106,7 @@ std::optional<RemoteMemory::Copy> RemoteMemory::prepare(const Request& request, 
   const GpuRanges here(request.regions);
   Copy copy;
   copy.writes_ = request.writes();
-  copy.num_bytes_ = piece.num_bytes;
+  copy.request_bytes_ = request.num_bytes;
   copy.process_ = process_;
   copy.queue_ = means.queue;
   copy.steps_.reserve(piece.num_ranges);

@@ -69,7 +69,7 @@ class RemoteMemory {
     void copy_by_address(size_t begin, size_t end, const Limit& limit, uint64_t& num_bytes_done);
 
     bool writes_ = false;
-    uint64_t num_bytes_ = 0;
+    uint64_t request_bytes_ = 0;  // of all pieces: what is too much for the cache is so together
     pid_t process_ = 0;
     GpuQueue* queue_ = nullptr;
     std::vector<Step> steps_;
