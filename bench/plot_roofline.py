@@ -26,7 +26,7 @@ TITLES = {
     "D2H": "GPU to host", "both": "host to GPU and back at once",
 }  # fmt: skip
 LOOPS = {"H2H": "waiting for memory"}  # else: the driver's copy, a run at a time
-BASELINES = {"torch": "torch, random", "memcpy_loop": "a cuMemcpyAsync a run, random"}
+BASELINES = {"torch": "torch, random", "memcpy_loop": "a memcpy a run, random"}
 # Told apart by marker and dash, not by colour: a printed page is grey.
 STYLES = [
     {"color": "black", "marker": "o", "linestyle": "-"},
