@@ -112,6 +112,7 @@ def cpu_name() -> str:
 _UNREAD: Any = object()
 _current: Calibration | None = _UNREAD
 _gpus: dict[int, bool] = {}  # whether the table is of that one
+_defaults: dict[str, str] = {}  # by type of device, since the table was read
 
 
 def current() -> Calibration | None:
@@ -133,9 +134,15 @@ def current() -> Calibration | None:
 
 def default_engine(device_type: str) -> str:
     """Return what "auto" is where no cell says more; what is said of the CPU comes into force."""
+    known = _defaults.get(device_type)
+    if known is not None:
+        return known
     if _current is _UNREAD:
         current()
-    return _library.choose_engine(device_type)
+    chosen = _library.choose_engine(device_type)
+    if not torch.compiler.is_compiling():  # else it has not been logged yet
+        _defaults[device_type] = chosen
+    return chosen
 
 
 def forget() -> None:
@@ -143,6 +150,7 @@ def forget() -> None:
     global _current
     _current = _UNREAD
     _gpus.clear()
+    _defaults.clear()
     _library.set_stream_from_bytes(0)
 
 

@@ -22,7 +22,7 @@ from .copy_parts import (
 from .execute import BlockIds, Engine, as_ids, check_call, have_addresses
 from .overlap import check_apart, touch
 from .pack_overlap import Held
-from .quick_run import run_quickly
+from .quick_run import QuickRun
 from .row_plan import RowCall
 from .view import KVView
 
@@ -141,7 +141,6 @@ class CopyPlan:
         )
         plain = not (several or self._jobs.by_row or self._in_place or self._touch)
         plain = plain and have_addresses([*first_src.tensors, *first_dst.tensors])
-        self._quick_part = self._parts[0] if plain else None
         num_blocks = self._num_blocks = (first_src.num_blocks, first_dst.num_blocks)
         names = ("CopyPlan.run: src_blocks", "CopyPlan.run: dst_blocks")
         self.bad_blocks = BadIds(self._device, names, num_blocks)
@@ -149,6 +148,9 @@ class CopyPlan:
         num_slots = self._num_slots = (num_blocks[0] * src_size, num_blocks[1] * dst_size)
         names = ("CopyPlan.run_slots: src_slots", "CopyPlan.run_slots: dst_slots")
         self._bad_slots = BadIds(self._device, names, num_slots)
+        part = self._parts[0]
+        self._quick = QuickRun(part, self.bad_blocks, by_slot=False) if plain else None
+        self._quick_slots = QuickRun(part, self._bad_slots, by_slot=True) if plain else None
 
     def run(
         self,
@@ -215,10 +217,9 @@ class CopyPlan:
             Unavailable: the named engine is not here.
             CudaError: CUDA refused the launch.
         """
-        if _is_usual(layers, src_positions, dst_positions, checksums, max_sms):
-            ids = (src_blocks, dst_blocks)
-            if run_quickly(self._quick_part, *ids, self.bad_blocks, engine, by_slot=False):
-                return None
+        usual = _is_usual(layers, src_positions, dst_positions, checksums, max_sms)
+        if usual and self._quick is not None and self._quick(src_blocks, dst_blocks, engine):
+            return None
         check_call("CopyPlan.run", max_sms, engine)
         jobs = self._jobs.of("CopyPlan.run", layers, by_slot=False)
         if self._device.type == "cuda":
@@ -288,10 +289,10 @@ class CopyPlan:
                 raise InvalidArgument(
                     f"CopyPlan.run_slots: views must have a 'token' axis, got {part.src.axes!r}"
                 )
-        if _is_usual(layers, src_positions, dst_positions, checksums, max_sms):
-            ids = (src_slots, dst_slots)
-            if run_quickly(self._quick_part, *ids, self._bad_slots, engine, by_slot=True):
-                return None
+        usual = _is_usual(layers, src_positions, dst_positions, checksums, max_sms)
+        quick = self._quick_slots
+        if usual and quick is not None and quick(src_slots, dst_slots, engine):
+            return None
         check_call("CopyPlan.run_slots", max_sms, engine)
         jobs = self._jobs.of("CopyPlan.run_slots", layers, by_slot=True)
         if self._device.type == "cuda":
