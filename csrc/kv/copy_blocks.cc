@@ -1,31 +1,88 @@
 #include "kv/copy_blocks.h"
 
 #include <algorithm>
-#include <utility>
+#include <cstdint>
+#include <cstdlib>
 
 #include "common/run_copier.h"
 
 namespace mk::kv {
+namespace {
 
-void copy_blocks_host(const CopyBlocksParams& params, int64_t begin, int64_t end) {
-  RunCopier copier(params.num_runs() * params.run_bytes, params.run_bytes);
-  int64_t first = begin % params.num_planes;
-  for (int64_t piece = begin / params.num_planes; begin < end; ++piece) {
-    const int64_t last = std::min<int64_t>(params.num_planes, first + end - begin);
-    const int64_t from = std::exchange(first, 0);
-    begin += last - from;
-    const int64_t src_id = params.src.id(piece), dst_id = params.dst.id(piece);
-    if (src_id == kHole || dst_id == kHole) continue;
-    const int64_t src_offset = params.src.offset(piece, src_id);
-    const int64_t dst_offset = params.dst.offset(piece, dst_id);
-    for (int64_t plane = from; plane < last; ++plane) {
-      for (int64_t a = 0; a < params.axes[0].extent; ++a) {
-        for (int64_t b = 0; b < params.axes[1].extent; ++b) {
-          copier.add(params.run(params.planes[plane], src_offset, dst_offset, a, b));
-        }
+constexpr int64_t kTilePieces = 1024;  // whose places are found once for all planes
+
+// Where a piece is in every plane.
+struct Place {
+  bool is_hole;
+  int64_t src_offset;
+  int64_t dst_offset;
+};
+
+Place place_of(const CopyBlocksParams& params, int64_t piece) {
+  const int64_t src_id = params.src.id(piece), dst_id = params.dst.id(piece);
+  if (src_id == kHole || dst_id == kHole) return {true, 0, 0};
+  return {false, params.src.offset(piece, src_id), params.dst.offset(piece, dst_id)};
+}
+
+void add_runs(const CopyBlocksParams& params, const Plane& plane, const Place& place,
+              RunCopier& copier) {
+  if (place.is_hole) return;
+  for (int64_t a = 0; a < params.axes[0].extent; ++a) {
+    for (int64_t b = 0; b < params.axes[1].extent; ++b) {
+      copier.add(params.run(plane, place.src_offset, place.dst_offset, a, b));
+    }
+  }
+}
+
+// Whether the planes of a block lie within it, on that side.
+template <class Address>
+bool are_within_blocks(const CopyBlocksParams& params, const Side& side, Address Plane::* base) {
+  if (params.num_planes < 2) return false;
+  const auto first = reinterpret_cast<intptr_t>(params.planes[0].*base);
+  const auto second = reinterpret_cast<intptr_t>(params.planes[1].*base);
+  return std::abs(second - first) < side.block_stride;
+}
+
+// Pieces outermost.
+void copy_by_piece(const CopyBlocksParams& params, int64_t begin, int64_t end, RunCopier& copier) {
+  while (begin < end) {
+    const int64_t piece = begin / params.num_planes, first = piece * params.num_planes;
+    const int64_t piece_end = std::min(end, first + params.num_planes);
+    const Place place = place_of(params, piece);
+    for (; begin < piece_end; ++begin) {
+      add_runs(params, params.planes[begin - first], place, copier);
+    }
+  }
+}
+
+// Planes outermost, but for a tile of pieces at a time.
+void copy_by_plane(const CopyBlocksParams& params, int64_t begin, int64_t end, RunCopier& copier) {
+  const int64_t num_pieces = params.num_pieces;
+  Place places[kTilePieces];
+  for (int64_t tile = 0; tile < num_pieces; tile += kTilePieces) {
+    const int64_t tile_end = std::min(tile + kTilePieces, num_pieces);
+    for (int64_t piece = tile; piece < tile_end; ++piece) {
+      places[piece - tile] = place_of(params, piece);
+    }
+    for (int64_t plane = begin / num_pieces; plane * num_pieces < end; ++plane) {
+      const int64_t first = std::max(tile, begin - plane * num_pieces);
+      const int64_t last = std::min(tile_end, end - plane * num_pieces);
+      for (int64_t piece = first; piece < last; ++piece) {
+        add_runs(params, params.planes[plane], places[piece - tile], copier);
       }
     }
   }
+}
+
+}  // namespace
+
+// What lies together is copied together: where a block holds its planes, block by block. Where each
+// plane is a pool of its own, plane by plane: its rows share pages, whose addresses are then known.
+void copy_blocks_host(const CopyBlocksParams& params, int64_t begin, int64_t end) {
+  RunCopier copier(params.num_runs() * params.run_bytes, params.run_bytes);
+  const bool by_piece = are_within_blocks(params, params.src, &Plane::src) ||
+                        are_within_blocks(params, params.dst, &Plane::dst);
+  (by_piece ? copy_by_piece : copy_by_plane)(params, begin, end, copier);
   copier.finish();
 }
 

@@ -126,8 +126,9 @@ struct CopyBlocksParams {
   }
 };
 
-// Of num_pieces * num_planes, pieces outermost, those in [begin, end), on the calling thread. Their
-// ids must be good: see check().
+// Part [begin, end) of num_pieces * num_planes, on the calling thread; parts that do not overlap
+// copy different runs, and those that cover the whole range all of them. Ids must be good: see
+// check().
 void copy_blocks_host(const CopyBlocksParams& params, int64_t begin, int64_t end);
 
 // The whole copy, queued on `stream` (a cudaStream_t) of the current device, on at most `max_sms`
