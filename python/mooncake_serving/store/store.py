@@ -248,7 +248,15 @@ class Store(StoreReader, Closing):
         return self._room.on_evicted
 
     def evict(self, num_bytes: int) -> Evicted:
-        """Make room before it is needed, by the store's policy, whatever namespace it is of."""
+        """Make room before it is needed, by the store's policy, whatever namespace it is of.
+
+        Raises:
+            InvalidArgument: ``num_bytes`` is no integer from 0 on.
+        """
+        if not isinstance(num_bytes, int | np.integer) or not 0 <= num_bytes < 1 << 64:
+            raise InvalidArgument(
+                f"evict: num_bytes must be an integer in 0 to {2**64 - 1}, got {num_bytes!r:.80}"
+            )
         return self._room.evict(num_bytes)
 
     def remove_all(self) -> int:

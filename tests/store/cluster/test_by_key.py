@@ -171,6 +171,21 @@ def test_what_is_on_a_disk_is_asked_of_the_node(hosts, tmp_path):
     assert one.cluster.get_each(range(20)) == [None] * 20
 
 
+def test_what_is_damaged_in_the_pool_is_read_from_its_disk(hosts, tmp_path):
+    tier = SsdTier(tmp_path / "tier", 512 << 20)
+    store = TieredStore(ObjectPool.create(8 * UNIT), tier, min_uses=1)
+    one, two = hosts.make("one", store=store), hosts.make("two")
+    one.cluster.put_each(range(4), [value(i) for i in range(4)])
+    store.evict(8 * UNIT)
+    store.flush()
+    assert one.cluster.get_each(range(4)) == [value(i) for i in range(4)]
+    for i in range(4):
+        damage(store, i)
+    assert two.cluster.get_each(range(4)) == [value(i) for i in range(4)]
+    assert one.cluster.get_each(range(4)) == [value(i) for i in range(4)]
+    assert two.cluster.exists_each(range(4)).all()
+
+
 def test_what_others_read_is_used(hosts, tmp_path):
     tier = SsdTier(tmp_path / "tier", 512 << 20)
     store = TieredStore(ObjectPool.create(8 * UNIT), tier, min_uses=2)

@@ -214,6 +214,8 @@ def test_wrong_arguments(path):
         assert tier.put_each([(1, 1)], [large[:-1]]) == [STORED]
         calls = {
             "values must be as many as keys, got 1 and 2": lambda: tier.put_each(KEYS[:2], [b""]),
+            "values must be as many as keys, got None": lambda: tier.put_each(KEYS[:1], None),
+            "buffers must be as many as keys, got 1.5": lambda: tier.get_into_each(KEYS[:1], 1.5),
             "buffers must be as many as keys, got 0": lambda: tier.get_into_each(KEYS[:1], []),
             r"keys must be \[n, 2\] integers, got \[1\]": lambda: tier.put_each([1], [b""]),
             r"keys must be from 0 to 2\*\*64 - 1, got \(-1, 0\)": lambda: tier.remove((-1, 0)),

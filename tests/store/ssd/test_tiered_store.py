@@ -236,15 +236,77 @@ def test_what_is_damaged_in_the_pool_does_not_get_to_the_disk(opened):
     assert store.demotion_stats().num_dropped == 1
 
 
-def test_damaged_in_the_pool_the_disk_has_it_still(opened):
+READS = {
+    "get": lambda store, key: store.get(key),
+    "get_each": lambda store, key: store.get_each([key])[0],
+    "view": lambda store, key: closed(store.view(key)),
+    "get_into": lambda store, key: into(lambda b: store.get_into(key, b)),
+    "get_into_each": lambda store, key: into(lambda b: store.get_into_each([key], [b])[0]),
+}
+
+
+def closed(pinned) -> bytes:
+    with pinned:
+        return pinned.to_bytes()
+
+
+def into(read) -> bytes:
+    buffer = bytearray(OBJECT)
+    if (size := read(buffer)) == -4:
+        raise ChecksumError("-4")
+    assert size == OBJECT
+    return bytes(buffer)
+
+
+@pytest.mark.parametrize("name", READS)
+def test_damaged_in_the_pool_it_is_read_from_the_disk(opened, name):
     store = opened(verify=1.0)
     put(store, *KEYS)
     store.flush()
     read(store, 0)
     flip_in_pool(store, 0)
+    assert READS[name](store, 0) == value(0).tobytes()
+    assert store.get(0) == value(0).tobytes()
+
+
+@pytest.mark.parametrize("name", READS)
+def test_damaged_in_the_pool_and_on_the_disk(opened, tmp_path, name):
+    store = opened(verify=1.0)
+    put(store, *KEYS)
+    store.flush()
+    read(store, 0)
+    flip_in_pool(store, 0)
+    content_of = bytearray((tmp_path / "tier").read_bytes())
+    at = content_of.find(value(0)[:64].tobytes())
+    with open(tmp_path / "tier", "r+b") as file:
+        file.seek(at + 9)
+        file.write(bytes([content_of[at + 9] ^ 1]))
+    with pytest.raises(ChecksumError):
+        READS[name](store, 0)
+    assert not store.exists(0) and store.get(0) is None
+
+
+def test_damaged_in_the_pool_and_not_on_the_disk(opened):
+    store = opened(verify=1.0)
+    put(store, 0)
+    flip_in_pool(store, 0)
     with pytest.raises(ChecksumError):
         store.get(0)
-    assert store.get(0) == value(0).tobytes()
+    assert store.get(0) is None
+
+
+@pytest.mark.parametrize("key", [None, 1.5, -1, 2**64, [], [1], {}, np.zeros(2)])
+def test_what_is_no_key(opened, key):
+    store = opened()
+    for call in (store.get, store.view, store.remove, lambda key: store.put(key, b"x")):
+        with pytest.raises(InvalidArgument, match="key must be two integers from 0 to"):
+            call(key)
+
+
+@pytest.mark.parametrize("num_bytes", [None, "x", 1.5, -1, 2**64, []])
+def test_no_number_of_bytes_to_evict(opened, num_bytes):
+    with pytest.raises(InvalidArgument, match="evict: num_bytes must be an integer in 0 to"):
+        opened().evict(num_bytes)
 
 
 def test_without_room_in_the_pool_it_is_read_past_it(opened):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mooncake_kernels.errors import ChecksumError, Unavailable
-from mooncake_kernels.pool import PinnedObject
+from mooncake_kernels.pool import Key, PinnedObject
 
 from ..store import Store
 from .messages import ABSENT, BUSY, DAMAGED, FOUND, PINNED
@@ -60,18 +60,15 @@ class Pins:
                 row["status"] = BUSY
                 continue
             try:
-                pinned = self._store.pin_key(tuple(key))
+                pinned = self._pin(tuple(key), verify)
             except Unavailable:  # this process reads as many as it can
                 row["status"] = BUSY
                 continue
-            except ChecksumError:  # as it came from the disk
+            except ChecksumError:
                 row["status"] = DAMAGED
                 continue
             if pinned is None:  # on a disk: there is no room to bring it, while others are read
                 row["status"] = BUSY if self._has(key) else ABSENT
-            elif verify and not _is_whole(pinned):
-                pinned.close()
-                row["status"] = DAMAGED
             else:
                 held.objects.append(pinned)
                 num_bytes += pinned.num_bytes
@@ -82,6 +79,28 @@ class Pins:
             self._drop(keys[damaged])
         self._keep(token, held)
         return found
+
+    def _pin(self, key: Key, verify: bool) -> PinnedObject | None:
+        """Pin an object; one that is damaged in the pool may be on a disk behind it.
+
+        Raises:
+            ChecksumError: it is damaged wherever it is.
+            Unavailable: this process reads as many as it can.
+        """
+        pinned = self._store.pin_key(key)
+        if pinned is None or not verify or _is_whole(pinned):
+            return pinned
+        pinned.close()
+        if not self._store.is_pool_all:
+            self._store.pool.remove(key)
+            pinned = self._store.pin_key(key)
+            if pinned is None and self._has(key):
+                return None
+            if pinned is not None and _is_whole(pinned):
+                return pinned
+            if pinned is not None:
+                pinned.close()
+        raise ChecksumError(f"object {key} is damaged wherever it is")
 
     def _has(self, key: Sequence[int]) -> bool:
         return bool(self._store.has_keys(np.array([key], np.uint64))[0])

@@ -3,7 +3,7 @@
 import ctypes
 import operator
 import os
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from typing import Any
 
 import numpy as np
@@ -54,6 +54,8 @@ def as_arrays(
     op: str, argument: str, buffers: Sequence[Any], num_keys: int, *, writable: bool
 ) -> list[np.ndarray]:
     """Packed host memory as ``[bytes]`` uint8; the caller keeps the buffers alive."""
+    if not isinstance(buffers, Sized):
+        raise InvalidArgument(f"{op}: {argument} must be as many as keys, got {buffers!r:.80}")
     if len(buffers) != num_keys:
         raise InvalidArgument(
             f"{op}: {argument} must be as many as keys, got {len(buffers)} and {num_keys}"

@@ -1,9 +1,10 @@
 """A store of two tiers: a pool in memory, and behind it a disk."""
 
 import contextlib
+import operator
 import os
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -31,6 +32,8 @@ from .moves import Moves
 from .scatter import scatter
 from .tiered_room import Demotion, TieredRoom
 
+Result = TypeVar("Result")
+
 ABSENT = -1  # of ObjectPool.get_into_each
 MAX_COUNTED = 1 << 22  # keys whose uses are told apart: 64 MiB of counts
 
@@ -48,7 +51,8 @@ class TieredStore(Store):
     used ``min_uses`` times of late, a put being one; what the disk has already, goes at once. A
     thread writes; a put waits for it only while it finds no room. What is read from the disk is
     brought into the pool first; if there is no room in it, or in the quota, it is read past it, and
-    ``view`` says that the object is not there just now.
+    ``view`` says that the object is not there just now. What is verified in the pool and damaged
+    there is read from the disk, if that has it.
 
     One process of a host has the tier. Others may have ``Store``s on the same pool: they see what
     is in there, and what they evict is gone.
@@ -130,8 +134,11 @@ class TieredStore(Store):
             return PutResult.EXISTS
         return super().begin_key(key, num_bytes, **options)
 
+    def view(self, key: StoreKey) -> PinnedObject | None:
+        return self._or_from_disk("view", key, super().view)
+
     def pin_key(self, key: Key) -> PinnedObject | None:
-        words = np.array([key], np.uint64)
+        words = _words("pin", key)
         self._uses.add(words)
         pinned = super().pin_key(key)
         while pinned is None and self._promote_one(words):
@@ -146,6 +153,11 @@ class TieredStore(Store):
         return None if past_pool is None else bytes(past_pool)
 
     def get_into(self, key: StoreKey, *buffers: Any, offset: int | None = None) -> int | None:
+        return self._or_from_disk(
+            "get_into", key, lambda again: self._get_into(again, buffers, offset)
+        )
+
+    def _get_into(self, key: StoreKey, buffers: Sequence[Any], offset: int | None) -> int | None:
         words = self._used([key])
         size = super().get_into(key, *buffers, offset=offset)
         while size is None and self._promote_one(words):
@@ -158,14 +170,17 @@ class TieredStore(Store):
     def get_into_each(self, keys: StoreKeys, buffers: Sequence[Any]) -> np.ndarray:
         words = self._used(keys)
         sizes = super().get_into_each(keys, buffers)
-        missing = np.flatnonzero((sizes == ABSENT) & self.tier.contains_each(words))
+        was_damaged = sizes == DAMAGED  # in the pool, which has it no more
+        missing = np.flatnonzero(((sizes == ABSENT) | was_damaged) & self.tier.contains_each(words))
         if not len(missing):
             return sizes
         sizes = sizes.copy()
+        sizes[missing] = ABSENT
         sizes[missing[self._promote(words[missing])]] = DAMAGED
         for read in (self.pool.get_into_each, self._get_from_disk):
             missing = missing[sizes[missing] == ABSENT][::-1]
             sizes[missing] = read(words[missing], [buffers[i] for i in missing])
+        sizes[was_damaged & (sizes == ABSENT)] = DAMAGED
         return sizes
 
     def exists(self, key: StoreKey) -> bool:
@@ -195,6 +210,7 @@ class TieredStore(Store):
         return super().remove(key)
 
     def remove_key(self, key: Key) -> bool:
+        _words("remove", key)
         with self._moves.hold([key]):  # nobody brings it back meanwhile
             was_in_pool = super().remove_key(key)  # and what is not there is not queued
             self._demoter.discard([key])
@@ -249,8 +265,18 @@ class TieredStore(Store):
         self._uses.add(words)
         return words
 
+    def _or_from_disk(self, op: str, key: StoreKey, read: Callable[[StoreKey], Result]) -> Result:
+        """Read; what turns out to be damaged in the pool, where it is no more, from the disk."""
+        try:
+            return read(key)
+        except ChecksumError:
+            words = _words(op, self.keyspace.key(key))
+            if not self.tier.contains_each(words)[0]:
+                raise
+            return read(key)
+
     def _is_on_disk(self, key: Key) -> bool:
-        words = np.array([key], np.uint64)
+        words = _words("put", key)
         self._uses.add(words)
         return bool(self.tier.contains_each(words)[0])
 
@@ -313,6 +339,19 @@ class TieredStore(Store):
             lambda: num_bytes,
             lambda: self.pool.begin(words, num_bytes, checksum=self._checksum),
         )
+
+
+def _words(op: str, key: Key) -> np.ndarray:
+    """``[1, 2]`` of a key, which may be none."""
+    try:
+        words = [operator.index(word) for word in key]
+    except TypeError:
+        words = []
+    if len(words) != 2 or not all(0 <= word < 1 << 64 for word in words):
+        raise InvalidArgument(
+            f"{op}: key must be two integers from 0 to 2**64 - 1, got {key!r:.100}"
+        )
+    return np.array([words], np.uint64)
 
 
 def _damaged(words: np.ndarray) -> ChecksumError:
