@@ -7,6 +7,7 @@ import sys
 
 import numpy as np
 import pytest
+import torch
 
 from mooncake_serving.compat.mooncake.store import (
     INVALID_PARAMS,
@@ -19,6 +20,8 @@ from mooncake_serving.compat.mooncake.store import (
 from mooncake_serving.store import Store
 
 from .store_support import CAPACITY, pool_file, reasons, set_up, value_of
+
+TENSOR = torch.arange(8.0).view(4, 2)
 
 WRONG, ABSENT, FULL = INVALID_PARAMS, OBJECT_NOT_FOUND, NO_AVAILABLE_HANDLE
 
@@ -118,12 +121,34 @@ def test_what_is_not_there(store, caplog):
         (lambda s: s.remove_by_regex("("), "regex_pattern must be"),
         (lambda s: s.is_exist(b"a"), "key must be a string"),
         (lambda s: s.get_size(""), "key must have"),
+        (lambda s: s.put_from("a", 1, np.zeros(2)), r"size must be an integer from 0 to"),
+        (lambda s: s.put_from("a", 1, None), r"size must be an integer from 0 to"),
+        (lambda s: s.put_tensor_with_tp("a", TENSOR, 0, np.zeros(2)), "tp_size must be an integer"),
+        (lambda s: s.put_tensor_with_tp("a", TENSOR, 0, 0), "tp_size must be an integer from 1"),
     ],
 )
 def test_what_is_wrong_changes_nothing(store, caplog, call, reason):
     assert call(store) == WRONG
     reasons(caplog, reason)
     assert store.remove_all() == 0
+
+
+@pytest.mark.parametrize(
+    ("rank", "size", "reason"),
+    [
+        (0, 0, "tp_size must be an integer from 1"),
+        (0, np.zeros(2), "tp_size must be an integer from 1"),
+        (-1, 2, "tp_rank must be an integer from 0"),
+        (2, 2, "tp_rank must be below tp_size 2, got 2"),
+    ],
+)
+def test_no_rank_of_a_tensor(store, caplog, rank, size, reason):
+    assert store.put_tensor_with_tp("a", TENSOR, 0, 2) == 0
+    assert store.get_tensor_with_tp("a", rank, size) is None
+    reasons(caplog, reason)
+    caplog.clear()
+    assert store.batch_get_tensor_with_tp(["a"], rank, size) == [None]
+    reasons(caplog, reason)
 
 
 def test_one_wrong_key_of_many(store, caplog):

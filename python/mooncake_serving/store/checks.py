@@ -2,10 +2,14 @@
 
 import math
 from numbers import Real
-from typing import Any
+from typing import Any, get_args
+
+import numpy as np
 
 from mooncake_kernels.errors import InvalidArgument
-from mooncake_kernels.pool import ObjectPool
+from mooncake_kernels.pool import ObjectPool, Retention
+
+MAX_NUMBER = 2**64 - 1
 
 
 def check_share(op: str, argument: str, value: Any) -> None:
@@ -24,6 +28,29 @@ def check_pool(op: str, pool: Any) -> None:
     """Refuse what is no pool."""
     if not isinstance(pool, ObjectPool):
         raise InvalidArgument(f"{op}: pool must be an ObjectPool, got {pool!r:.80}")
+
+
+def check_number(op: str, argument: str, value: Any) -> None:
+    """Refuse what a pool would not take for a number, in its words."""
+    is_integer = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    if not is_integer or not 0 <= value <= MAX_NUMBER:
+        raise InvalidArgument(
+            f"{op}: {argument} must be an integer in 0 to {MAX_NUMBER}, got {value!r:.80}"
+        )
+
+
+def check_retention(op: str, value: Any) -> None:
+    """Refuse what a pool would not take for a retention, in its words."""
+    if not isinstance(value, str) or value not in get_args(Retention):
+        raise InvalidArgument(
+            f"{op}: retention must be one of {get_args(Retention)}, got {value!r:.80}"
+        )
+
+
+def check_callable(op: str, argument: str, value: Any) -> None:
+    """Refuse what cannot be called."""
+    if not callable(value):
+        raise InvalidArgument(f"{op}: {argument} must be a function, got {value!r:.80}")
 
 
 def check_integer(op: str, argument: str, value: Any, least: int) -> None:

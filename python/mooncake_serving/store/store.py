@@ -18,7 +18,7 @@ from mooncake_kernels.pool import (
     Retention,
 )
 
-from .checks import check_bool, check_pool, check_share
+from .checks import check_bool, check_number, check_pool, check_share
 from .closing import Closing
 from .eviction import EvictionPolicy, lru
 from .keyspace import Keyspace, StoreKey, StoreKeys
@@ -253,10 +253,7 @@ class Store(StoreReader, Closing):
         Raises:
             InvalidArgument: ``num_bytes`` is no integer from 0 on.
         """
-        if not isinstance(num_bytes, int | np.integer) or not 0 <= num_bytes < 1 << 64:
-            raise InvalidArgument(
-                f"evict: num_bytes must be an integer in 0 to {2**64 - 1}, got {num_bytes!r:.80}"
-            )
+        check_number("evict", "num_bytes", num_bytes)
         return self._room.evict(num_bytes)
 
     def remove_all(self) -> int:

@@ -75,6 +75,30 @@ def test_names_are_refused_where_there_is_a_quota(hosts):
     assert host.store.stats().num_ready == 0 and host.cluster.put(1, value(1)) is STORED
 
 
+@pytest.mark.parametrize("is_there", [False, True])
+@pytest.mark.parametrize("has_pool", [False, True])
+def test_wrong_arguments_are_named(hosts, has_pool, is_there):
+    one, two = hosts.make("one"), hosts.make("two", 64 * UNIT if has_pool else 0)
+    if is_there:
+        one.cluster.put("a", value(1))
+    buffer = bytearray(UNIT)
+    for call, message in [
+        (lambda: two.cluster.put("a", None), r"buffers\[0\] must be"),
+        (lambda: two.cluster.put("a", b"x", retention="long"), "retention must be one of"),
+        (lambda: two.cluster.put("a", b"x", retention=[]), "retention must be one of"),
+        (lambda: two.cluster.put("a", b"x", position=-1), "position must be an integer in 0 to"),
+        (lambda: two.cluster.put_each(["a"], [b"x"], position=1.5), "position must be an integer"),
+        (lambda: two.cluster.get_into("a", buffer, offset=-1), "offset must be an integer in 0"),
+        (lambda: two.cluster.get_into("a", buffer, offset="x"), "offset must be an integer in 0"),
+        (lambda: two.cluster.deregister(None), "deregister: region must be a Region, got None"),
+    ]:
+        with pytest.raises(InvalidArgument, match=message):
+            call()
+    assert two.cluster.get("a") == (value(1) if is_there else None)
+    two.cluster.remove("a")
+    assert two.cluster.put("a", value(2)) is STORED  # nobody has a claim
+
+
 def test_parts_and_ranges(hosts):
     one, two = hosts.several(2)
     layers = np.arange(60_000, dtype=np.float32).reshape(60, 1000)

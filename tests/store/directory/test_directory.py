@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mooncake_kernels.errors import InvalidArgument, Unavailable
-from mooncake_serving.store.directory import MAX_KEYS, Claim, Member
+from mooncake_serving.store.directory import MAX_KEYS, Claim, EmbeddedDirectory, Member
 
 from .support import (
     LONG_S,
@@ -395,6 +395,10 @@ WRONG = {
         256 * "x", keys(1)
     ),
     "publish: keys must be .n, 2. integers": lambda d: d.publish("p", keys(1).astype(float)),
+    "publish: pool must be a str of 1 to 255 bytes, got array": lambda d: d.publish(
+        np.zeros(2), keys(1)
+    ),
+    "EmbeddedDirectory: clock must be a function, got 1": lambda d: EmbeddedDirectory(1),
     "withdraw: keys must be .n, 2. integers, got 5": lambda d: d.withdraw("p", 5),
     "abandon: name must be": lambda d: d.abandon(7, keys(1)),
     "holders: keys must be .n, 2. integers, got 'ab'": lambda d: d.holders("ab"),

@@ -7,6 +7,7 @@ import pytest
 
 from mooncake_kernels.errors import InvalidArgument, Unavailable
 from mooncake_kernels.pool import PutResult
+from mooncake_serving.store import HotKeys, drain
 from mooncake_serving.store.copies import spreading
 from mooncake_serving.store.copies.changing import ReplicaChange
 from mooncake_serving.store.copies.copies import Copies, Stored
@@ -357,6 +358,15 @@ def test_wrong_arguments_are_named(hosts):
         (lambda: copies.repair(0), "repair: num_copies must be an integer from 1 on, got 0"),
         (lambda: copies.copy(["a"], "nobody"), "add must be members with pools, got 'nobody'"),
         (lambda: copies.change_replica(["a"], remove="x"), "remove must be a sequence of names"),
+        (lambda: copies.change_replica(["a"], add=None), "add must be a sequence of names, got No"),
+        (lambda: copies.move(["a"], [], "x"), r"add must be members with pools, got 'x'"),
+        (lambda: copies.move(["a"], [], two.node.name), r"remove must be members with .* got \[\]"),
+        (lambda: Copies(one.node), "Copies: cluster must be a ClusterStore, got <"),
+        (lambda: Copies(one.cluster, "near"), "Copies: placement must be a Placement, got 'near'"),
+        (lambda: drain(one.cluster), "drain: node must be a Node, got <"),
+        (lambda: drain(one.node, placement=3), "drain: placement must be a Placement, got 3"),
+        (lambda: drain(one.node, on_progress=3), "drain: on_progress must be a function, got 3"),
+        (lambda: HotKeys(clock=3), "HotKeys: clock must be a function, got 3"),
         (lambda: copies.move(["a"], two.node.name, two.node.name), "of other pools than remove"),
     ]:
         with pytest.raises(InvalidArgument, match=message):

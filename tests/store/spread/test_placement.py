@@ -197,6 +197,9 @@ def test_explanations():
         (lambda: place([], -1, 0), "place: num_copies must be an integer from 0 on, got -1"),
         (lambda: place([], 1, 0.5), "place: num_bytes must be an integer from 0 on, got 0.5"),
         (lambda: Placement(preferred="h0"), "Placement: preferred must be a sequence of names"),
+        (lambda: Placement(preferred=[1]), "Placement: preferred must be a sequence of names"),
+        (lambda: Placement(preferred=None), "Placement: preferred must be a sequence of names"),
+        (lambda: Placement(may_evict=1), "Placement: may_evict must be True or False, got 1"),
         (lambda: Placement(near=7), "Placement: near must be a host's name, got 7"),
         (
             lambda: Placement(num_sampled=0),

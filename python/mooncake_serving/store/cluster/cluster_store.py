@@ -10,7 +10,7 @@ from mooncake_kernels.errors import InvalidArgument, TransferError, Unavailable
 from mooncake_kernels.pool import PoolStats, PutResult, Retention
 from mooncake_kernels.transfer import Region
 
-from ..checks import check_positive, check_share
+from ..checks import check_number, check_positive, check_retention, check_share
 from ..closing import Closing
 from ..directory import Claim, Member
 from ..keyspace import Keyspace, StoreKey, StoreKeys
@@ -186,7 +186,13 @@ class ClusterStore(ClusterReader, Closing):
         return self.node.register(buffer)
 
     def deregister(self, region: Region) -> None:
-        """End that, before the memory is freed."""
+        """End that, before the memory is freed.
+
+        Raises:
+            InvalidArgument: it is no region.
+        """
+        if not isinstance(region, Region):
+            raise InvalidArgument(f"deregister: region must be a Region, got {region!r:.80}")
         self.node.deregister(region)
 
     def close(self) -> None:
@@ -197,6 +203,8 @@ class ClusterStore(ClusterReader, Closing):
         self, keys: StoreKeys, objects: Sequence[Sequence[Any]], retention: Retention, position: int
     ) -> list[PutResult]:
         self.node.check_process()
+        check_retention("put", retention)
+        check_number("put", "position", position)
         words = self._keyspace.keys(keys)
         if self._store is not None:
             self._store.check_puts(keys)
@@ -209,6 +217,8 @@ class ClusterStore(ClusterReader, Closing):
         stored = np.zeros(len(words), bool)
         published = np.zeros(len(words), bool)
         try:
+            for i in set(range(len(words))) - set(granted):
+                _as_buffers(objects[i])  # at which nobody else looks
             if self._store is None or self.node.is_draining:
                 self._give(words, objects, granted, results, published)
             else:
@@ -238,7 +248,7 @@ class ClusterStore(ClusterReader, Closing):
         published: np.ndarray,
     ) -> None:
         """Have others take objects; one that cannot is followed by the next."""
-        buffers = {i: [_in_host(part) for part in objects[i]] for i in granted}
+        buffers = {i: [_in_host(part) for part in _as_buffers(objects[i])] for i in granted}
         left, unanswered, reason = list(granted), set(granted), "there is none"
         for member in self._homes():
             if not left:
@@ -302,7 +312,11 @@ class ClusterStore(ClusterReader, Closing):
         raise failure
 
 
-def _in_host(part: Any) -> Buffer:
+def _as_buffers(parts: Sequence[Any]) -> list[Buffer]:
+    """The memory of parts; what is none is refused."""
+    return [as_buffer(part, argument=f"put: buffers[{i}]") for i, part in enumerate(parts)]
+
+
+def _in_host(buffer: Buffer) -> Buffer:
     """Memory that can be sent: of what is on a GPU, a copy."""
-    buffer = as_buffer(part)
     return buffer if buffer.is_host else as_buffer(copy_to_host([buffer]))

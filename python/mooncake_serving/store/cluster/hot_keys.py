@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ..checks import check_integer, check_not_negative
+from ..checks import check_callable, check_integer, check_not_negative
 from .heat import Heat, mix
 
 MAX_COOLING = 1 << 16
@@ -44,6 +44,7 @@ class HotKeys:
         check_not_negative("HotKeys", "min_reads", min_reads)
         check_integer("HotKeys", "max_copies", max_copies, 1)
         check_not_negative("HotKeys", "cooldown_s", cooldown_s)
+        check_callable("HotKeys", "clock", clock)
         self._min_reads = min_reads
         self._max_copies = max_copies
         self._cooldown_s = cooldown_s

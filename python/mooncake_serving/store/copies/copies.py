@@ -1,6 +1,6 @@
 """Copies of objects on several hosts: made with them or later, moved, given up, made good."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ from ..directory import Member
 from ..keyspace import StoreKey, StoreKeys
 from .changing import ReplicaChange
 from .copying import HERE
-from .placement import Placement
+from .placement import Placement, check_placement
 from .spreading import ANYWHERE, Copied, Room, Spreader
 
 
@@ -72,6 +72,9 @@ class Copies:
         cluster: ClusterStore,
         placement: Placement = ANYWHERE,
     ):
+        if not isinstance(cluster, ClusterStore):
+            raise InvalidArgument(f"Copies: cluster must be a ClusterStore, got {cluster!r:.80}")
+        check_placement("Copies", placement)
         self._cluster = cluster
         self._node = cluster.node
         self._placement = placement
@@ -204,9 +207,9 @@ class Copies:
 def _members_of(
     op: str, argument: str, names: Sequence[str], members: dict[str, Member]
 ) -> list[Member]:
-    if isinstance(names, str):
-        raise InvalidArgument(f"{op}: {argument} must be a sequence of names, got {names!r}")
+    if not isinstance(names, Iterable) or isinstance(names, str | bytes):
+        raise InvalidArgument(f"{op}: {argument} must be a sequence of names, got {names!r:.80}")
     for name in names:
-        if name not in members or not members[name].pool:
-            raise InvalidArgument(f"{op}: {argument} must be members with pools, got {name!r}")
+        if not isinstance(name, str) or name not in members or not members[name].pool:
+            raise InvalidArgument(f"{op}: {argument} must be members with pools, got {name!r:.80}")
     return [members[name] for name in names]

@@ -10,10 +10,11 @@ import numpy as np
 from mooncake_kernels.errors import InvalidArgument
 from mooncake_kernels.pool import Key
 
+from ..checks import check_callable
 from ..node import Node
 from ..store import Store
 from .changing import ReplicaChange
-from .placement import Placement
+from .placement import Placement, check_placement
 from .spreading import ANYWHERE, BATCH_KEYS, Room, Spreader
 
 PAUSE_S = 0.01  # while others of this host end what they write
@@ -70,6 +71,10 @@ def drain(
         InvalidArgument: the node has no pool, or was closed.
         Unavailable: the directory does not answer.
     """
+    if not isinstance(node, Node):
+        raise InvalidArgument(f"drain: node must be a Node, got {node!r:.80}")
+    check_placement("drain", placement)
+    check_callable("drain", "on_progress", on_progress)
     node.check_process()
     if node.store is None:
         raise InvalidArgument(f"drain: node must have a pool, got {node.name} without")

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from mooncake_kernels.errors import InvalidArgument
 
-from ..checks import check_integer
+from ..checks import check_bool, check_integer
 from ..directory import Member
 
 
@@ -30,15 +30,19 @@ class Placement:
     may_evict: bool = False
 
     def __post_init__(self) -> None:
-        if isinstance(self.preferred, str):
+        if isinstance(self.preferred, str | bytes) or not (
+            isinstance(self.preferred, Sequence)
+            and all(isinstance(name, str) for name in self.preferred)
+        ):
             raise InvalidArgument(
                 "Placement: preferred must be a sequence of names and hosts, got "
-                f"{self.preferred!r}"
+                f"{self.preferred!r:.80}"
             )
         if not isinstance(self.near, str):
             raise InvalidArgument(f"Placement: near must be a host's name, got {self.near!r}")
         if self.num_sampled is not None:
             check_integer("Placement", "num_sampled", self.num_sampled, 1)
+        check_bool("Placement", "may_evict", self.may_evict)
 
     def preference(self, member: Member) -> int:
         """How many wishes come before this member: all of them if it is none."""
@@ -46,6 +50,12 @@ class Placement:
             if wish in (member.name, member.host):
                 return place
         return len(self.preferred)
+
+
+def check_placement(op: str, placement: object) -> None:
+    """Refuse what is none."""
+    if not isinstance(placement, Placement):
+        raise InvalidArgument(f"{op}: placement must be a Placement, got {placement!r:.80}")
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ def as_keys(op: str, keys: Any) -> np.ndarray:
 
 def as_name(op: str, argument: str, value: Any) -> str:
     """A string that is not empty, nor longer than names are."""
-    if value == "" or not is_word(value):
+    if not is_word(value) or value == "":
         raise InvalidArgument(
             f"{op}: {argument} must be a str of 1 to {MAX_NAME_BYTES} bytes, got {value!r}"
         )

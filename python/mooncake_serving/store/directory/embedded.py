@@ -10,6 +10,7 @@ import numpy as np
 
 from mooncake_kernels.errors import Unavailable
 
+from ..checks import check_callable
 from .arguments import KEY_BYTES, as_keys, as_member, as_name, as_range, as_ttl_s
 from .base import Claim, Directory, Holders, Member
 from .key_set import KeySet
@@ -42,6 +43,7 @@ class EmbeddedDirectory(Directory):
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic):
+        check_callable("EmbeddedDirectory", "clock", clock)
         self._clock = clock
         self._lock = threading.Lock()
         self._seats: dict[str, _Seat] = {}

@@ -11,6 +11,7 @@ from mooncake_kernels.errors import InvalidArgument
 from mooncake_kernels.pool import Key, ObjectPut, PutResult, checksum_of
 from mooncake_kernels.transfer import WHOLE
 
+from ..checks import check_number
 from ..landing import Landing
 from ..store import Store
 
@@ -63,6 +64,8 @@ class IntoBuffers:
 
     def __init__(self, op: str, buffers: Sequence[Any], offset: int | None = None):
         given = [_as_writable(op, i, buffer) for i, buffer in enumerate(buffers)]
+        if offset is not None:
+            check_number(op, "offset", offset)
         self._landing = Landing(given)
         self._offset = offset
         self.takes_all = offset is None

@@ -5,6 +5,7 @@ from functools import partial
 
 from mooncake_kernels.errors import InvalidArgument
 
+from ..codes import as_natural
 from .buffers import Memory
 from .codes import INVALID_PARAMS, check_list, code_of, returns_code, returns_instead
 from .lifecycle import Lifecycle
@@ -48,7 +49,7 @@ class BufferCalls(Lifecycle):
         self, key: str, buffer_ptr: int, size: int, config: ReplicateConfig | None = None
     ) -> int:
         """Store a value that is in memory: 0, -200 or -600. Of no bytes it is 0, and no value."""
-        return self._put(key, [buffer_ptr], [size], config) if size else 0
+        return self._put(key, [buffer_ptr], [size], config) if as_natural("size", size) else 0
 
     @returns_code
     def upsert_from(

@@ -6,6 +6,7 @@ import torch
 
 from mooncake_kernels.errors import InvalidArgument
 
+from ..codes import as_natural
 from .codes import INVALID_PARAMS, check_list, log, returns_code, returns_instead
 from .lifecycle import Lifecycle
 from .replicate_config import ReplicateConfig, keeping_of
@@ -73,18 +74,23 @@ class TensorCalls(Lifecycle):
 
         ``tp_rank`` is not looked at.
         """
-        if tp_size == 1:
+        if as_natural("tp_size", tp_size, minimum=1) == 1:
             return self._put_tensor(key, tensor, None)
         shards = _shards(tensor, tp_size, split_dim)
         for rank, shard in enumerate(shards):
             self._put_tensor(f"{key}_tp_{rank}", shard, None)
         return 0
 
+    @returns_instead(None)
     def get_tensor_with_tp(
         self, key: str, tp_rank: int = 0, tp_size: int = 1, split_dim: int = 0
     ) -> torch.Tensor | None:
         """Return the shard of a rank; of ``tp_size`` 1 the whole tensor. None if there is none."""
-        return self.get_tensor(key if tp_size == 1 else f"{key}_tp_{tp_rank}")
+        if as_natural("tp_size", tp_size, minimum=1) == 1:
+            return self.get_tensor(key)
+        if as_natural("tp_rank", tp_rank) >= tp_size:
+            raise InvalidArgument(f"tp_rank must be below tp_size {tp_size}, got {tp_rank}")
+        return self.get_tensor(f"{key}_tp_{tp_rank}")
 
     @returns_instead([INVALID_PARAMS])
     def batch_put_tensor_with_tp(
@@ -131,8 +137,6 @@ class TensorCalls(Lifecycle):
 
 def _shards(tensor: torch.Tensor, tp_size: int, split_dim: int) -> Tensors:
     encode(tensor)  # refuses what is no tensor
-    if not isinstance(tp_size, int) or tp_size < 1:
-        raise InvalidArgument(f"tp_size must be an integer from 1 on, got {tp_size!r:.80}")
     if not isinstance(split_dim, int) or not 0 <= split_dim < tensor.dim():
         raise InvalidArgument(
             f"split_dim must be an axis of the tensor's {tensor.dim()}, got {split_dim!r:.80}"
