@@ -133,6 +133,18 @@ def test_only_what_was_used_again_is_written(opened):
     assert store.demotion_stats().num_dropped == 0  # nobody wanted them
 
 
+@pytest.mark.parametrize("quota", [None, Quota(num_objects=IN_POOL - 1)])
+def test_what_other_processes_use_again_is_written(opened, quota):
+    store = opened(min_uses=2, quota=quota)
+    others = Store(store.pool, namespace="model")  # as of a process that has not the tier
+    put(others, 0, 1, 2)
+    assert others.get_each([1, 1, 2]) == [value(key).tobytes() for key in (1, 1, 2)]
+    put(store, *range(10, 30))
+    store.flush()
+    assert store.exists_each([0, 1, 2]).tolist() == [False, True, True]
+    assert read(store, 1, 2) == [OBJECT, OBJECT]
+
+
 def test_begin(opened):
     store = opened()
     for key in KEYS:

@@ -22,7 +22,8 @@ class Demotion:
     Args:
         tier: the disk.
         demoter: by whom objects get there.
-        uses: how often keys were used of late.
+        uses: how often keys were used of late by this process, whether they were there or not; the
+            pool says how often what it has was used by any.
         min_uses: how often it takes to be worth a write.
     """
 
@@ -34,12 +35,17 @@ class Demotion:
 
     def __call__(self, pool: ObjectPool, num_bytes: int) -> Evicted:
         """Evict what is not worth a write, or is on the disk; queue the rest, which goes later."""
-        keys = _coldest(pool, num_bytes)
-        return pool.evict_keys(keys[self.queue(keys) < 0])
+        keys, uses = _coldest(pool, num_bytes)
+        return pool.evict_keys(keys[self.queue(keys, uses) < 0])
 
-    def queue(self, keys: np.ndarray) -> np.ndarray:
-        """Queue what is worth a write, and goes when it is written: ``[n]`` sizes, or -1."""
-        worth = self._uses.estimate(keys) >= self._min_uses
+    def queue(self, keys: np.ndarray, uses: np.ndarray) -> np.ndarray:
+        """Queue what is worth a write, and goes when it is written: ``[n]`` sizes, or -1.
+
+        Args:
+            keys: ``[n, 2]``.
+            uses: ``[n]``, as the pool counted them.
+        """
+        worth = np.maximum(self._uses.estimate(keys), uses) >= self._min_uses
         worth &= ~self._tier.contains_each(keys)
         sizes = np.full(len(keys), -1, np.int64)
         for i in np.flatnonzero(worth).tolist():
@@ -62,7 +68,7 @@ class _ByWayOfDisk:
         return getattr(self._pool, name)
 
     def evict_keys(self, keys: np.ndarray) -> Evicted:
-        sizes = self._demotion.queue(keys)
+        sizes = self._demotion.queue(keys, _uses_of(self._pool, keys))
         evicted = self._pool.evict_keys(keys[sizes < 0])
         queued = keys[sizes >= 0]
         self._demoter.wait_for([tuple(key) for key in queued.tolist()])
@@ -107,10 +113,23 @@ class TieredRoom(Room):
         return result
 
 
-def _coldest(pool: ObjectPool, num_bytes: int) -> np.ndarray:
-    """Keys of so many bytes, what goes first first: "soft" last, "hard" never."""
+def _uses_of(pool: ObjectPool, keys: np.ndarray) -> np.ndarray:
+    """How often keys of one namespace were used, as the pool counts: ``[n]``, 0 if it has none."""
+    objects = pool.objects()
+    known = np.flatnonzero(np.isin(objects.keys[:, 1], keys[:1, 1]))
+    if not len(known):
+        return np.zeros(len(keys), np.uint16)
+    known = known[np.argsort(objects.keys[known, 0])]
+    hashes = objects.keys[known, 0]
+    places = np.minimum(np.searchsorted(hashes, keys[:, 0]), len(known) - 1)
+    return np.where(hashes[places] == keys[:, 0], objects.uses[known[places]], 0)
+
+
+def _coldest(pool: ObjectPool, num_bytes: int) -> tuple[np.ndarray, np.ndarray]:
+    """Keys of so many bytes, and their uses: what goes first first, "soft" last, "hard" never."""
     objects = pool.objects()
     order = np.lexsort([objects.recency, objects.retention])
     order = order[objects.retention[order] < HARD]
     ends = np.cumsum(pool_bytes(pool, objects.num_bytes[order]))
-    return objects.keys[order[: np.searchsorted(ends, num_bytes) + 1]]
+    going = order[: np.searchsorted(ends, num_bytes) + 1]
+    return objects.keys[going], objects.uses[going]

@@ -61,7 +61,7 @@ class TieredStore(Store):
         pool: of ``Store``; ``close()`` closes it.
         tier: behind it; ``close()`` closes it, and so does a constructor that fails.
         namespace: of ``Store``.
-        min_uses: 1: write all that goes; 2: what was used again, at least once.
+        min_uses: 1: write all that goes; 2: what was used again, at least once, by any process.
         queue_bytes: how much may wait to be written; what comes then is dropped, and counted.
         close_deadline_s: how long ``close()`` writes what waits, in seconds.
         **options: of ``Store``, but no ``eviction``.
