@@ -11,7 +11,8 @@ names of all metrics.
 """
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
@@ -19,7 +20,10 @@ from mooncake_kernels.errors import InvalidArgument
 from mooncake_kernels.pool import PoolStats
 
 from .counters import Counts, read_counts
+from .ssd import SsdStats
 from .store import Store
+from .tiered import TieredStore
+from .tiered.demotion import DemotionStats
 
 PREFIX = "mooncake_kernels_store_"
 GAUGES = {  # the rest of a metric's name: the field of PoolStats, and what it says
@@ -44,6 +48,29 @@ COUNTERS = {  # the same of Counts
     "evicted": ("num_evicted", "Objects that were evicted to make room."),
     "read_bytes": ("read_bytes", "Bytes of the objects that were read."),
     "stored_bytes": ("stored_bytes", "Bytes of the objects that were stored."),
+}
+SSD_GAUGES = {  # the same of SsdStats, of stores with a disk
+    "ssd_capacity_bytes": ("capacity_bytes", "Bytes of the disk's buckets."),
+    "ssd_live_bytes": ("live_bytes", "Bytes of the objects on the disk."),
+    "ssd_objects": ("num_objects", "Objects on the disk."),
+    "ssd_free_buckets": ("num_free_buckets", "Buckets of the disk that hold nothing."),
+    "ssd_is_writable": ("is_writable", "1; 0 for some time after a write failed."),
+}
+SSD_COUNTERS = {
+    "ssd_hits": ("num_hits", "Objects that were read from the disk."),
+    "ssd_stored_bytes": ("user_bytes", "Bytes of the objects that were put on the disk."),
+    "ssd_written_bytes": ("written_bytes", "All bytes that went to the disk."),
+    "ssd_dropped": ("num_dropped", "Objects that were given up with their bucket."),
+    "ssd_damaged": ("num_damaged", "Objects that could not be read, or were damaged."),
+    "ssd_write_errors": ("num_write_errors", "Writes and syncs that failed."),
+}
+DEMOTION_GAUGES = {  # the same of DemotionStats
+    "ssd_queued": ("num_queued", "Objects that wait to be written to the disk."),
+    "ssd_queued_bytes": ("queued_bytes", "Bytes of the objects that wait."),
+}
+DEMOTION_COUNTERS = {
+    "ssd_demoted": ("num_written", "Objects that were written to the disk and evicted then."),
+    "ssd_not_demoted": ("num_dropped", "Objects that should have been written, and were not."),
 }
 REPAIRS = "Times that a process died in the middle of a change."
 
@@ -75,25 +102,42 @@ class StoreCollector:
 
     def collect(self) -> Iterator[Metric]:
         """Return the metrics as they are now; who scrapes calls it."""
-        seen: dict[str, tuple[PoolStats, Counts]] = {}
+        pools: dict[str, PoolStats] = {}
+        counts: dict[str, Counts] = {}
+        disks: dict[str, SsdStats] = {}
+        demotions: dict[str, DemotionStats] = {}
         with self._lock:
             stores = list(self._stores.items())
         for path, store in stores:
             try:
-                seen[path] = store.stats(), read_counts(path)
+                stats = store.stats()
+                if isinstance(store, TieredStore):
+                    disks[path] = store.tier.stats()
+                    demotions[path] = store.demotion_stats()
             except InvalidArgument:  # it was closed
                 continue
-        for name, (field, text) in GAUGES.items():
-            gauge = GaugeMetricFamily(PREFIX + name, text, labels=["pool"])
-            for path, (stats, _) in seen.items():
-                gauge.add_metric([path], getattr(stats, field))
-            yield gauge
-        for name, (field, text) in COUNTERS.items():
-            counter = CounterMetricFamily(PREFIX + name, text, labels=["pool"])
-            for path, (_, counts) in seen.items():
-                counter.add_metric([path], getattr(counts, field))
-            yield counter
+            pools[path], counts[path] = stats, read_counts(path)
+        yield from _families(GaugeMetricFamily, GAUGES, pools)
+        yield from _families(CounterMetricFamily, COUNTERS, counts)
+        if disks:
+            yield from _families(GaugeMetricFamily, SSD_GAUGES, disks)
+            yield from _families(CounterMetricFamily, SSD_COUNTERS, disks)
+            yield from _families(GaugeMetricFamily, DEMOTION_GAUGES, demotions)
+            yield from _families(CounterMetricFamily, DEMOTION_COUNTERS, demotions)
         repairs = CounterMetricFamily(PREFIX + "repairs", REPAIRS, labels=["pool"])
-        for path, (stats, _) in seen.items():
+        for path, stats in pools.items():
             repairs.add_metric([path], stats.num_repairs)
         yield repairs
+
+
+def _families(
+    kind: type[GaugeMetricFamily] | type[CounterMetricFamily],
+    fields: Mapping[str, tuple[str, str]],
+    values: Mapping[str, Any],
+) -> Iterator[Metric]:
+    """A family for each field of what stores, by their pools, have told."""
+    for name, (field, text) in fields.items():
+        family = kind(PREFIX + name, text, labels=["pool"])
+        for path, told in values.items():
+            family.add_metric([path], getattr(told, field))
+        yield family

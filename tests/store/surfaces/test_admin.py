@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from mooncake_kernels.errors import InvalidArgument, Unavailable
-from mooncake_serving.store import Store
+from mooncake_serving.store import SsdTier, Store, TieredStore
 from mooncake_serving.store.admin import AdminServer, Draining, make_app
 from mooncake_serving.store.directory import Member
 from mooncake_serving.store.key_text import key_text
@@ -156,6 +156,33 @@ def test_pools(client, store):
     assert (entry["pool"], entry["host"]) == (store.pool.path, None)
     assert entry["capacity_bytes"] == 64 * UNIT and entry["free_bytes"] == 54 * UNIT
     assert entry["fragmentation"] == stats.fragmentation and entry["num_objects"] == 1
+
+
+def test_a_disk_behind_the_pool(pool, tmp_path):
+    tier = SsdTier(tmp_path / "tier", 1 << 20, bucket_bytes=1 << 18)
+    with (
+        TieredStore(pool, tier, min_uses=1, evict_ratio=0) as store,
+        AdminServer(store) as server,
+        httpx.Client(base_url=server.url, timeout=WAIT_S) as client,
+    ):
+        assert store.put("a", b"abc") is store.put("b", b"de")
+        assert client.post("/evict", json={"num_bytes": 1}).status_code == 200
+        assert store.flush() and store.get("a") == b"abc"
+        [entry] = client.get("/pools").json()
+        assert entry["ssd"] == {
+            "path": str(tmp_path / "tier"),
+            "capacity_bytes": 1 << 20,
+            "live_bytes": 3,
+            "num_objects": 1,
+            "num_queued": 0,
+            "is_writable": True,
+            "error": "",
+        }
+        for name in "ab":  # in both, and in memory alone
+            url = f"/objects/{key_text(store.keyspace.key(name))}"
+            assert client.delete(url).status_code == 204
+            assert store.get(name) is None and not store.exists(name)
+            assert client.delete(url).status_code == 404
 
 
 def test_evict(client, store):

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from mooncake_kernels.pool import ObjectPool
-from mooncake_serving.store import Store
+from mooncake_serving.store import SsdTier, Store
 from mooncake_serving.store.cli import main
 from mooncake_serving.store.counters import Counters, counters_folder, read_counts
 from mooncake_serving.store.events import BlockRemoved, subscribe
@@ -113,6 +113,36 @@ def test_a_watermark_evicts_ahead_of_need(path):
             )
         os.kill(pid, signal.SIGTERM)
         assert ended_well(pid)
+
+
+def test_a_disk_behind_the_pool(path, tmp_path, run):
+    """What is used again goes to the disk before it goes, and is there after a restart."""
+    disk = tmp_path / "disk"
+    ssd = ["--ssd", disk, "--ssd-capacity", "2MiB", "--ssd-bucket", "512KiB"]
+    arguments = [path, "--capacity", "1MiB", "--port", 0, "--watermark", "0.5,0.25", *ssd]
+    with serving(*arguments) as (pid, lines):
+        with ObjectPool.open(path) as pool:
+            store = Store(pool, namespace="a", evict_ratio=0)
+            values = [bytes([i]) * (64 << 10) for i in range(14)]
+            store.put_each(range(14), values)
+            assert store.get_each(range(12)) == values[:12]
+            url = url_of(lines)
+            told = lambda: json.loads(run("stat", url, "--json")[1])  # noqa: E731
+            assert eventually(lambda: told()["ssd_demoted_total"] >= 8)
+        status, out, _ = run("stat", url)
+        assert status == 0 and "disk" in out and "of 2 MiB" in out
+        status, out, _ = run("top", url, "--once", "--interval", "0.01")
+        assert status == 0 and "waiting to go there" in out
+        os.kill(pid, signal.SIGTERM)
+        assert ended_well(pid)
+    with SsdTier(disk, 2 << 20, bucket_bytes=512 << 10) as tier:
+        assert tier.stats().num_objects >= 8
+    before = disk.stat().st_ino
+    with serving(*arguments, "--temporary") as (pid, lines):
+        assert json.loads(run("stat", url_of(lines), "--json")[1])["ssd_objects"] >= 8
+        os.kill(pid, signal.SIGTERM)
+        assert ended_well(pid)
+    assert disk.stat().st_ino == before and path.exists()  # for they were there
 
 
 def test_nobody_reads_the_output(pool, path):
@@ -296,6 +326,13 @@ def test_bench(path, run):
         (["serve", "/dev/shm/no-such-pool"], "--capacity must be given"),
         (["serve", "/dev/shm/no-such-pool", "--capacity", "much"], "like 4096, 64KiB or 1.5G"),
         (["serve", "x", "--eviction", "mru"], "invalid choice: 'mru'"),
+        (["serve", "x", "--ssd", "y"], "--ssd needs --ssd-capacity"),
+        (["serve", "x", "--ssd-capacity", "1GiB"], "--ssd-capacity needs --ssd"),
+        (
+            ["serve", "x", "--ssd", "y", "--ssd-capacity", "1GiB", "--eviction", "lfu"],
+            "--eviction must be lru with --ssd, got lfu",
+        ),
+        (["serve", "x", "--ssd-min-uses", "0"], "must be an integer from 1 on, got '0'"),
         (["serve", "x", "--watermark", "0.8,0.9"], "must be HIGH,LOW"),
         (["serve", "x", "--watermark", "0.8"], "must be HIGH,LOW"),
         (["bench", "--ops", "put,pot"], "must be of put, get, get_into, view, got 'put,pot'"),
@@ -318,7 +355,8 @@ def test_serve_says_that_a_pool_keeps_its_capacity(path, run):
     assert "warning" not in run("serve", path, "--capacity", "1MiB", *bad_port)[2]
 
 
-def test_serve_refuses_before_it_serves(path, run):
+def test_serve_refuses_before_it_serves(path, run, tmp_path):
+    disk = tmp_path / "disk"
     make = ["serve", path, "--capacity", "1MiB"]
     before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
     for arguments, words in [
@@ -326,10 +364,13 @@ def test_serve_refuses_before_it_serves(path, run):
         (["--port", "70000"], "port must be from 0 to 65535"),
         (["--events", "nowhere"], "endpoint must be an endpoint"),
         (["--replay", "tcp://127.0.0.1:0"], "--replay needs --events"),
+        (["--ssd", disk, "--ssd-capacity", "1MiB"], "capacity_bytes must be an integer from"),
+        (["--ssd", disk, "--ssd-capacity", "1GiB", "--port", "70000"], "port must be from"),
     ]:
         status, out, error = run(*make, *arguments)
         assert (status, out) == (2, "") and words in error
         assert not path.exists() and not counters_folder(str(path)).exists()
+        assert not disk.exists()
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mooncake_kernels.errors import InvalidArgument
-from mooncake_serving.store import Store
+from mooncake_serving.store import SsdTier, Store, TieredStore
 from mooncake_serving.store.counters import Counters
 
 prometheus = pytest.importorskip("prometheus_client")
@@ -69,6 +69,41 @@ def test_what_is_told(pool):
     }
 
 
+@pytest.fixture
+def tiered(pool, tmp_path):
+    tier = SsdTier(tmp_path / "tier", 1 << 20, bucket_bytes=1 << 18)
+    with TieredStore(pool, tier, min_uses=1, evict_ratio=0) as store:
+        yield store
+
+
+def test_a_disk_is_told_of(pool, tiered):
+    tiered.put_each(range(10), [bytes(4096)] * 10)
+    tiered.evict(4 * 4096)
+    assert tiered.flush() and tiered.get(9) == bytes(4096)
+    stats = tiered.tier.stats()
+    collector = metrics.StoreCollector(tiered)
+    told = {name: v for (name, _), v in scrape(collector).items() if name.startswith("ssd_")}
+    assert told == {
+        "ssd_capacity_bytes": 1 << 20,
+        "ssd_live_bytes": 4 * 4096,
+        "ssd_objects": 4,
+        "ssd_free_buckets": stats.num_free_buckets,
+        "ssd_is_writable": 1,
+        "ssd_queued": 0,
+        "ssd_queued_bytes": 0,
+        "ssd_hits_total": 1,
+        "ssd_stored_bytes_total": 4 * 4096,
+        "ssd_written_bytes_total": stats.written_bytes,
+        "ssd_dropped_total": 0,
+        "ssd_damaged_total": 0,
+        "ssd_write_errors_total": 0,
+        "ssd_demoted_total": 4,
+        "ssd_not_demoted_total": 0,
+    }
+    tiered.close()
+    assert not scrape(collector)
+
+
 def test_several_stores_and_closed_ones(pool):
     other = Store.create(4096)
     collector = metrics.StoreCollector(Store(pool))
@@ -81,7 +116,7 @@ def test_several_stores_and_closed_ones(pool):
     assert {path for _, path in scrape(collector)} == {pool.path}
 
 
-def test_the_page_lists_all_metrics(pool):
-    names = {name for name, _ in scrape(metrics.StoreCollector(Store(pool)))}
+def test_the_page_lists_all_metrics(tiered):
+    names = {name for name, _ in scrape(metrics.StoreCollector(tiered))}
     table = PAGE[PAGE.index("## Metrics") :].partition("\n## ")[0]
     assert set(re.findall(r"^\| `([a-z_]+)` \|", table, re.MULTILINE)) == names

@@ -37,6 +37,18 @@ class ObjectPage(BaseModel):
     next: KeyText | None = Field(description="`after` of the next page; null: this is the last")
 
 
+class SsdEntry(BaseModel):
+    """The disk behind a pool."""
+
+    path: str
+    capacity_bytes: int
+    live_bytes: int = Field(description="of its objects, without headers and padding")
+    num_objects: int
+    num_queued: int = Field(description="objects that wait to be written")
+    is_writable: bool
+    error: str = Field(description="of the last write or sync; empty if it went well")
+
+
 class PoolEntry(BaseModel):
     """A segment: memory of one host, whose objects all its processes share."""
 
@@ -50,6 +62,7 @@ class PoolEntry(BaseModel):
     num_objects: int | None
     num_pins: int | None
     num_processes: int | None
+    ssd: SsdEntry | None = Field(None, description="null: none, or of another host")
 
 
 class MemberEntry(BaseModel):

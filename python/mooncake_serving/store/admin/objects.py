@@ -38,10 +38,10 @@ def object_routes(store: Store, cluster: Cluster | None) -> APIRouter:
         _found(store, key)
         return Response(media_type="application/json")
 
-    @routes.delete("/{key}", status_code=204, summary="Remove one object of this pool")
+    @routes.delete("/{key}", status_code=204, summary="Remove one object of this pool and its disk")
     def remove(key: KeyText) -> None:
         words = parse_key("objects", key)
-        if not store.pool.remove(words):
+        if not store.remove_key(words):
             raise _missing(key)
         if cluster is not None:
             cluster.withdraw(words)

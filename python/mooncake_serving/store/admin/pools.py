@@ -6,8 +6,9 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from ..metrics import StoreCollector
 from ..store import Store
+from ..tiered import TieredStore
 from .cluster import Cluster, pools_elsewhere
-from .models import Evictions, EvictRequest, Health, PoolEntry
+from .models import Evictions, EvictRequest, Health, PoolEntry, SsdEntry
 
 
 def pool_routes(store: Store, cluster: Cluster | None) -> APIRouter:
@@ -51,4 +52,18 @@ def _entry(store: Store) -> PoolEntry:
         num_objects=stats.num_ready,
         num_pins=stats.num_pins,
         num_processes=stats.num_processes,
+        ssd=_ssd_entry(store) if isinstance(store, TieredStore) else None,
+    )
+
+
+def _ssd_entry(store: TieredStore) -> SsdEntry:
+    stats = store.tier.stats()
+    return SsdEntry(
+        path=store.tier.path,
+        capacity_bytes=stats.capacity_bytes,
+        live_bytes=stats.live_bytes,
+        num_objects=stats.num_objects,
+        num_queued=store.demotion_stats().num_queued,
+        is_writable=stats.is_writable,
+        error=stats.error,
     )

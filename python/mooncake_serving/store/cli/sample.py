@@ -4,7 +4,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from mooncake_kernels.errors import InvalidArgument
 from mooncake_kernels.pool import ObjectPool
@@ -23,12 +23,14 @@ class Sample:
         time_s: of a clock without meaning but for differences.
         gauges: by the names of metrics, without what they begin with.
         counts: of all processes.
+        ssd: the same as ``gauges`` of the disk, if there is one, as its server tells.
     """
 
     pool: str
     time_s: float
     gauges: Mapping[str, float]
     counts: Counts
+    ssd: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def used_bytes(self) -> float:
@@ -81,7 +83,8 @@ class Source:
             raise OSError(
                 f"{self._url} is no admin server of a store: it has no {missing}"
             ) from None
-        return Sample(pool, time.monotonic(), gauges, Counts(**counts))
+        ssd = {name: value for name, value in values.items() if name.startswith("ssd_")}
+        return Sample(pool, time.monotonic(), gauges, Counts(**counts), ssd)
 
 
 def request(url: str, token: str | None, body: bytes | None = None) -> bytes:

@@ -16,8 +16,10 @@ from .. import directory
 from ..counters import Counters, counters_folder
 from ..eviction import EvictionPolicy, largest_first, length_aware, lfu, lru, sieve
 from ..observer import ObservedPool
+from ..ssd import SsdTier
 from ..store import Store
-from .options import add_command, add_pool, add_token, as_bytes
+from ..tiered import TieredStore
+from .options import add_command, add_pool, add_token, as_bytes, as_count
 
 if TYPE_CHECKING:
     from ..admin import NodeCluster
@@ -29,6 +31,9 @@ POLICIES: dict[str, EvictionPolicy] = {
     "length_aware": length_aware,
     "largest_first": largest_first,
 }
+
+
+SSD_WATERMARK = (0.90, 0.85)  # for what other processes evict does not get to the disk
 
 
 def add_commands(commands: Any) -> None:
@@ -74,7 +79,22 @@ def add_commands(commands: Any) -> None:
         help="where other nodes reach the pool (default: a free port of listen_host)",
     )  # fmt: skip
     parser.add_argument(
-        "--temporary", action="store_true", help="remove the pool's file in the end, if it was made"
+        "--ssd", metavar="FILE",
+        help="a disk behind the pool; then 0.9,0.85 is the watermark unless another is given",
+    )  # fmt: skip
+    parser.add_argument(
+        "--ssd-capacity", type=as_bytes, metavar="SIZE", help="of FILE, as 1TiB; needed with --ssd"
+    )
+    parser.add_argument(
+        "--ssd-bucket", type=as_bytes, default=256 << 20, metavar="SIZE",
+        help="in which FILE is written, more than an object has (default: 256MiB)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--ssd-min-uses", type=as_count, default=2, metavar="N",
+        help="1: write all that goes; 2: what was used again (default)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--temporary", action="store_true", help="remove files in the end that were made"
     )
 
 
@@ -83,6 +103,7 @@ def run(options: argparse.Namespace) -> None:
 
     if options.replay is not None and options.events is None:
         raise InvalidArgument("serve: --replay needs --events")
+    _check_ssd(options)
     with contextlib.ExitStack() as stack:
         stop = _stopped_by_signals(stack)
         removal = stack.enter_context(contextlib.ExitStack())
@@ -90,8 +111,7 @@ def run(options: argparse.Namespace) -> None:
         pool.observe(stack.enter_context(Counters(pool.path)))
         if options.events is not None:
             _publish(options, pool, stack)
-        eviction = POLICIES[options.eviction]
-        store = stack.enter_context(Store(pool, eviction=eviction, watermark=options.watermark))
+        store = stack.enter_context(_store(options, pool, removal))
         cluster = None if options.directory is None else _join(options, store, stack)
         admin = stack.enter_context(
             AdminServer(
@@ -132,6 +152,33 @@ def _pool(options: argparse.Namespace, removal: contextlib.ExitStack) -> Observe
     removal.callback(shutil.rmtree, counters_folder(pool.path), ignore_errors=True)
     removal.callback(path.unlink, missing_ok=True)
     return pool
+
+
+def _check_ssd(options: argparse.Namespace) -> None:
+    if options.ssd is None:
+        if options.ssd_capacity is not None:
+            raise InvalidArgument("serve: --ssd-capacity needs --ssd")
+        return
+    if options.ssd_capacity is None:
+        raise InvalidArgument("serve: --ssd needs --ssd-capacity")
+    if options.eviction != "lru":
+        raise InvalidArgument(f"serve: --eviction must be lru with --ssd, got {options.eviction}")
+
+
+def _store(options: argparse.Namespace, pool: ObservedPool, removal: contextlib.ExitStack) -> Store:
+    """A store on the pool, with the disk behind it if there is one; if made, that goes, too."""
+    if options.ssd is None:
+        return Store(pool, eviction=POLICIES[options.eviction], watermark=options.watermark)
+    path = Path(options.ssd)
+    if not path.exists():
+        removal.callback(path.unlink, missing_ok=True)
+    tier = SsdTier(path, options.ssd_capacity, bucket_bytes=options.ssd_bucket)
+    return TieredStore(
+        pool,
+        tier,
+        min_uses=options.ssd_min_uses,
+        watermark=options.watermark or SSD_WATERMARK,
+    )
 
 
 def _join(options: argparse.Namespace, store: Store, stack: contextlib.ExitStack) -> "NodeCluster":

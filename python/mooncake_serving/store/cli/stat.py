@@ -24,7 +24,7 @@ def run(options: argparse.Namespace) -> None:
     sample = Source(options.where, options.token).sample()
     counts = {**dataclasses.asdict(sample.counts), "hit_rate": sample.counts.hit_rate}
     if options.json:
-        json.dump({"pool": sample.pool, **sample.gauges, **counts}, sys.stdout)
+        json.dump({"pool": sample.pool, **sample.gauges, **counts, **sample.ssd}, sys.stdout)
         sys.stdout.write("\n")
         return
     from .view import as_table, console  # which needs rich

@@ -36,6 +36,22 @@ def as_table(sample: Sample, before: Sample | None = None) -> Table:
     table.add_row("reads, stored", f"{counts.num_reads:,}, {counts.num_stored:,}")
     table.add_row("evicted, removed", f"{counts.num_evicted:,}, {counts.num_removed:,}")
     table.add_row("bytes read, stored", f"{size(counts.read_bytes)}, {size(counts.stored_bytes)}")
+    if ssd := sample.ssd:
+        table.add_section()
+        table.add_row("disk", f"{size(ssd['ssd_live_bytes'])} of {size(ssd['ssd_capacity_bytes'])}")
+        table.add_row(
+            "objects there, waiting to go there",
+            f"{ssd['ssd_objects']:,.0f}, {ssd['ssd_queued']:,.0f}",
+        )
+        table.add_row(
+            "read there, written, dropped",
+            f"{ssd['ssd_hits_total']:,.0f}, {ssd['ssd_demoted_total']:,.0f}, "
+            f"{ssd['ssd_dropped_total'] + ssd['ssd_not_demoted_total']:,.0f}",
+        )
+        table.add_row(
+            "damaged there, write errors",
+            f"{ssd['ssd_damaged_total']:,.0f}, {ssd['ssd_write_errors_total']:,.0f}",
+        )
     if before is not None:
         _add_rates(table, sample, before)
     return table
