@@ -112,6 +112,7 @@ def pools_elsewhere(cluster: Cluster) -> list[PoolEntry]:
             num_objects=None,
             num_pins=None,
             num_processes=None,
+            ssd=None,
         )
         for name, member in sorted(by_name.items())
     ]
