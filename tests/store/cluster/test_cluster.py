@@ -8,7 +8,7 @@ from mooncake_kernels.errors import InvalidArgument, Unavailable
 from mooncake_kernels.pool import PutResult
 from mooncake_serving.store import Quota, Store
 
-from .support import UNIT, value
+from .support import UNIT, replaced, value
 
 STORED = PutResult.STORED
 EXISTS = PutResult.EXISTS
@@ -73,6 +73,34 @@ def test_names_are_refused_where_there_is_a_quota(hosts):
         with pytest.raises(InvalidArgument, match="key must be an integer in a namespace with"):
             call()
     assert host.store.stats().num_ready == 0 and host.cluster.put(1, value(1)) is STORED
+
+
+def test_a_batch_that_evicts_its_own_beginning(hosts):
+    """The directory has what is in the pool in the end, and nobody has a claim to the rest."""
+    one, two = hosts.make("one", 8 * UNIT), hosts.make("two")
+    keys = list(range(30))
+    assert one.cluster.put_each(keys, [value(i) for i in keys]) == [STORED] * 30
+    here = one.store.exists_each(keys)
+    assert here.sum() == 8
+    listed = hosts.directory.holders(one.cluster.keyspace.keys(keys))
+    assert [bool(pools) for pools in listed] == here.tolist()
+    assert two.cluster.exists_each(keys).tolist() == here.tolist()
+    assert two.cluster.match_prefix(keys) == 0
+    gone = [key for key in keys if not here[key]]
+    assert two.cluster.put_each(gone, [value(i) for i in gone]) == [STORED] * len(gone)
+
+
+def test_what_is_evicted_before_it_is_published_is_withdrawn(hosts):
+    one, two = hosts.several(2)
+
+    def publish(original, pool, keys):
+        one.store.evict(64 * UNIT)  # as another thread's put does; it withdraws
+        original(pool, keys)
+
+    with replaced(hosts.directory, "publish", publish):
+        assert one.cluster.put("a", value(1)) is STORED
+    assert hosts.directory.holders(one.cluster.keyspace.keys(["a"])) == [()]
+    assert two.cluster.put("a", value(1)) is STORED
 
 
 @pytest.mark.parametrize("is_there", [False, True])

@@ -58,8 +58,10 @@ class Claims:
 
     def settle(self, keys: np.ndarray, is_stored: np.ndarray, is_published: np.ndarray) -> None:
         """End granted claims: ``[n]`` bool say which objects the own pool has now, and which were
-        published for another one, which has ended the claim.
+        published for another one, which has ended the claim. What was evicted again, as by the
+        rest of a large batch, is not published.
         """
+        is_stored = is_stored & self._listing.has_keys(keys)
         try:
             self._listing.publish(keys[is_stored])
             for part in in_parts(keys[~(is_stored | is_published)]):

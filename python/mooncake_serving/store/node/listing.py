@@ -40,7 +40,11 @@ class Listing:
         self.is_stale = False
 
     def publish(self, keys: np.ndarray) -> None:
-        """Say that the pool has objects; later, if the directory is away."""
+        """Say that the pool has objects; later, if the directory is away.
+
+        What has gone since it was stored may have been withdrawn before it is published here: it is
+        withdrawn again.
+        """
         keys = self._staying(keys)
         self._told.note(keys, is_there=True)
         try:
@@ -48,6 +52,15 @@ class Listing:
                 self._directory.publish(self._pool_name, part)
         except Unavailable as error:
             self._tell_later(error)
+            return
+        if len(keys) and not (is_here := self.has_keys(keys)).all():
+            self.withdraw(keys[~is_here])
+
+    def has_keys(self, keys: np.ndarray) -> np.ndarray:
+        """Tell of objects which the pool has now: ``[n]`` bool."""
+        if self._store is None:
+            return np.zeros(len(keys), bool)
+        return self._store.has_keys(keys)
 
     def publish_for(self, pool_name: str, keys: np.ndarray) -> None:
         """Say that another pool has objects; if the directory is away, its node does so later."""
