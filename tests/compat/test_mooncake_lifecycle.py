@@ -9,6 +9,7 @@ import sys
 import pytest
 
 import mooncake_kernels as mk
+from mooncake_kernels import _transfer_nics
 from mooncake_kernels.errors import InvalidArgument
 from mooncake_serving.compat.mooncake import TransferEngine
 
@@ -76,10 +77,15 @@ def test_a_port_that_is_free_and_one_that_is_taken(engine, caplog):
         (("127.0.0.1", "http://127.0.0.1:1/metadata", "tcp", ""), "server http://127.0.0.1:1/meta"),
         (("127.0.0.1", "redis://h:x", "tcp", ""), "metadata must be .* with a port that is none"),
         (("127.0.0.1", None, "tcp", ""), "metadata_server must be a string"),
-        (("127.0.0.1", "P2PHANDSHAKE", "rdma", ""), "'rdma'; MC_FORCE_TCP=1 makes any"),
-        (("127.0.0.1", "P2PHANDSHAKE", "nvlink", ""), "protocol must be one of tcp for now"),
+        (("127.0.0.1", "P2PHANDSHAKE", "efa", ""), "'efa'; MC_FORCE_TCP=1 makes any"),
+        (("127.0.0.1", "P2PHANDSHAKE", "nvlink", ""), "protocol must be one of tcp, rdma for now"),
         (("127.0.0.1", "P2PHANDSHAKE", "", ""), "protocol must be one of tcp"),
         (("127.0.0.1", "P2PHANDSHAKE", None, ""), "protocol must be a string"),
+        (("127.0.0.1", "P2PHANDSHAKE", "tcp", 5), "device_name must be a string"),
+        (
+            ("127.0.0.1", "P2PHANDSHAKE", "rdma", "no_such_0"),
+            r"device_name must be RDMA devices of this machine, .* got 'no_such_0'",
+        ),
     ],
 )
 def test_what_initialize_refuses(engine, caplog, arguments, reason):
@@ -103,6 +109,14 @@ def test_initialize_ext(engine, caplog):
 def test_mc_force_tcp_makes_any_protocol_tcp(engine, monkeypatch, protocol):
     monkeypatch.setenv("MC_FORCE_TCP", "1")
     assert engine.initialize("127.0.0.1", "P2PHANDSHAKE", protocol, "mlx5_0,mlx5_1") == 0
+
+
+def test_rdma_is_not_replaced_by_something_else(engine, monkeypatch, caplog):
+    monkeypatch.setattr(_transfer_nics, "_missing", lambda: "this machine has no RDMA device")
+    arguments = ("127.0.0.1", "P2PHANDSHAKE", "rdma", "")
+    refused(caplog, -1, "this machine has no RDMA device", engine.initialize, *arguments)
+    monkeypatch.setenv("MC_FORCE_TCP", "1")
+    assert engine.initialize(*arguments) == 0
 
 
 @pytest.mark.parametrize(("text", "timeout_s"), [(None, 30), ("60", 60), ("0", 5), ("5", 5)])

@@ -61,7 +61,7 @@ def test_a_batch_is_registered_wholly_or_not_at_all(engine, caplog):
     first, second, third = (memory.ctypes.data + i * PAGE for i in range(3))
     batch = engine.batch_register_memory
     refused(caplog, -7, "overlap", batch, [first, first + 8], [PAGE, PAGE])
-    refused(caplog, -1, "that this process can read, got 0x8 ", batch, [first, 8], [PAGE, PAGE])
+    refused(caplog, -1, "that this process can read, .* got 0x8 ", batch, [first, 8], [PAGE, PAGE])
     refused(caplog, -1, "capacity .* got 0", batch, [first, second], [PAGE, 0])
     refused(caplog, -1, "equally long, got 2 and 1", batch, [first, second], [PAGE])
     assert batch([first, second], [PAGE, PAGE]) == 0
@@ -75,13 +75,14 @@ def test_what_cannot_be_registered(engine, caplog):
     memory = untouched(PAGE)
     address = memory.ctypes.data
     register = engine.register_memory
-    refused(caplog, -1, "this process can read, got 0x0 ", register, 0, PAGE)
+    refused(caplog, -1, "this process can read, .* got 0x0 ", register, 0, PAGE)
     refused(caplog, -1, "this process can read", register, 2**64 - PAGE, PAGE)
     refused(caplog, -1, "this process can read", register, address, 2**64 - 1)
     for wrong in (-1, 2**64, "x", None, 1.5, [address]):
         refused(caplog, -1, "buffer_addr must be an integer", register, wrong, PAGE)
         refused(caplog, -1, "capacity must be an integer", register, address, wrong)
-    refused(caplog, -303, r"location .* got 'cuda:0'", register, address, PAGE, "cuda:0")
+    refused(caplog, -303, r"location .* got 'npu:0'", register, address, PAGE, "npu:0")
+    refused(caplog, -1, "memory is, cpu:0, got 'cuda:0'", register, address, PAGE, "cuda:0")
     refused(caplog, -303, "location .* got None", register, address, PAGE, None)
     refused(caplog, -1, "list of integers", engine.batch_register_memory, address, PAGE)
     refused(caplog, -1, "list of integers", engine.batch_unregister_memory, None)
@@ -136,13 +137,6 @@ def test_a_torch_tensor_by_its_pointer(engine):
     assert engine.register_memory(tensor.data_ptr(), tensor.nbytes) == 0
     back = engine.read_bytes_from_buffer(tensor.data_ptr() + 4, tensor.nbytes - 4)
     assert back == tensor[1:].numpy().tobytes()
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device")
-def test_gpu_memory_is_refused(engine, caplog):
-    tensor = torch.zeros(1 << 20, device="cuda")
-    arguments = (tensor.data_ptr(), tensor.nbytes)
-    refused(caplog, -1, "must be host memory", engine.register_memory, *arguments)
 
 
 def test_managed_buffers(engine, caplog):

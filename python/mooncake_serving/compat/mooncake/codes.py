@@ -6,7 +6,7 @@ import operator
 from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from mooncake_kernels.errors import InvalidArgument, TransferError, Unavailable
+from mooncake_kernels.errors import CudaError, InvalidArgument, TransferError, Unavailable
 
 ERR_INVALID_ARGUMENT = -1  # what every failed initialize and transfer returns, as in Mooncake
 ERR_ADDRESS_NOT_REGISTERED = -3
@@ -44,7 +44,7 @@ def returns(failure: int) -> Callable[[Method[Self, Arguments]], Method[Self, Ar
                 return method(self, *args, **kwargs)
             except Failed as failed:
                 code, reason = failed.code, str(failed)
-            except (InvalidArgument, Unavailable, TransferError, OSError) as error:
+            except (InvalidArgument, Unavailable, TransferError, CudaError, OSError) as error:
                 reason = str(error)
             log.error("%s: %s", method.__name__, reason)
             return code

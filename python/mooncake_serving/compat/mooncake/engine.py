@@ -20,14 +20,14 @@ class TransferEngine(MemoryCalls, SyncTransfers, AsyncTransfers):
     TransferOpcode = _TransferOpcode
 
     def transfer_write_on_cuda(self, *arguments: Any, **named: Any) -> NoReturn:
-        """Not here yet, like the next three: nothing moves GPU memory, or waits for a stream.
+        """Not here yet, like the next three: nothing makes a stream wait for a transfer.
 
         Raises:
             Unavailable: always.
         """
         raise Unavailable(
-            "the _on_cuda calls are not here yet: synchronize the stream, and transfer from host "
-            "memory"
+            "the _on_cuda calls are not here yet: synchronize the stream, and use the calls "
+            "without it, which move memory of GPUs as well"
         )
 
     transfer_read_on_cuda = transfer_write_on_cuda

@@ -50,8 +50,10 @@ class Lifecycle:
             metadata_server: ``"P2PHANDSHAKE"``: peers are named by host and port. With
                 ``"redis://host:port"`` or ``"http://host:port/metadata"`` by their
                 ``local_hostname``, as they have spelled it.
-            protocol: ``"tcp"``; any if the environment has ``MC_FORCE_TCP``.
-            device_name: RDMA devices, which tcp does not use.
+            protocol: ``"tcp"``; ``"rdma"``, where there are NICs for it, and then to no other
+                machine without; any if the environment has ``MC_FORCE_TCP``, which makes it tcp.
+            device_name: the RDMA devices that ``"rdma"`` uses, separated by commas; empty: all
+                that are good for something.
 
         Returns:
             0, or -1 if it cannot be done.
@@ -170,12 +172,11 @@ class Lifecycle:
         metadata = names.metadata_of(metadata_server, metadata_type)
         transports = names.transports_of(protocol)
         timeout_s = names.timeout_s()
-        if device_name:
-            log.info("initialize: tcp uses no device, not %s", device_name)
+        topology = names.topology_of(device_name, transports)
         with self._starting:
             if self._state is not None:
                 raise InvalidArgument(f"it is initialized, as {self._state.engine.name}")
-            engine = start_engine(local_hostname, listen, metadata, transports)
+            engine = start_engine(local_hostname, listen, metadata, transports, topology)
             self._finalizer = weakref.finalize(self, engine.close)
             self._state = Running(engine, metadata, Memory(engine), Peers(engine), timeout_s)
         return 0
@@ -193,14 +194,20 @@ class Lifecycle:
 
 
 def start_engine(
-    name: str, listen: str, metadata: str, transports: tuple[str, ...]
+    name: str,
+    listen: str,
+    metadata: str,
+    transports: tuple[str, ...],
+    topology: mk.Topology | None = None,
 ) -> mk.TransferEngine:
     """Make an engine that listens there; on another port if that one is taken."""
 
     def make(where: str) -> mk.TransferEngine:
         if metadata == "p2p":
-            return mk.TransferEngine(where, transports=transports)
-        return mk.TransferEngine(name, metadata=metadata, listen=where, transports=transports)
+            return mk.TransferEngine(where, transports=transports, topology=topology)
+        return mk.TransferEngine(
+            name, metadata=metadata, listen=where, transports=transports, topology=topology
+        )
 
     try:
         return make(listen)

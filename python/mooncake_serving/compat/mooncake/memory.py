@@ -6,7 +6,7 @@ import sys
 import threading
 from collections.abc import Iterable
 
-from mooncake_kernels.buffers import Buffer
+from mooncake_kernels.buffers import Buffer, copy_from_host, copy_to_host, gpu_memory_at
 from mooncake_kernels.errors import InvalidArgument
 from mooncake_kernels.transfer import Region, TransferEngine
 
@@ -33,21 +33,24 @@ class Memory:
 
     def register(self, ranges: Iterable[Range], location: str) -> None:
         """Register all of the ranges, or none."""
-        if not isinstance(location, str) or not (location == "*" or location.startswith("cpu:")):
+        if not isinstance(location, str) or not (
+            location == "*" or location.startswith(("cpu:", "cuda:"))
+        ):
             raise Failed(
                 ERR_NOT_IMPLEMENTED,
-                f'location must be "*" or "cpu:<node>", for host memory is what is moved for now, '
-                f"got {location!r:.80}",
+                f'location must be "*", "cpu:<node>" or "cuda:<GPU>", got {location!r:.80}',
             )
         mapped = MappedMemory()
         regions: list[Region] = []
         try:
             for address, num_bytes in ranges:
-                regions.append(self._register(address, num_bytes, mapped))
-        except InvalidArgument as error:
+                regions.append(self._register(address, num_bytes, location, mapped))
+        except BaseException as error:  # also of a NIC or a driver
             overlaps = self._overlaps(address, num_bytes, regions)
             for region in regions:
                 region.close()
+            if not isinstance(error, InvalidArgument):
+                raise
             code = ERR_ADDRESS_OVERLAPPED if overlaps else ERR_INVALID_ARGUMENT
             raise Failed(code, str(error)) from None
         with self._lock:
@@ -96,28 +99,50 @@ class Memory:
         region.close()  # until then the engine may be using the pages
         del pages
 
-    def view(self, address: int, num_bytes: int, *, writes: bool) -> memoryview:
-        """The bytes of a range of registered memory."""
+    def read(self, address: int, num_bytes: int) -> bytes:
+        """A copy of a range of registered memory."""
+        buffer = self._buffer(address, num_bytes, writes=False)
+        return bytes(_view(buffer)) if buffer.is_host else copy_to_host([buffer]).tobytes()
+
+    def write(self, address: int, data: memoryview) -> None:
+        """Copy bytes into registered memory."""
+        buffer = self._buffer(address, len(data), writes=True)
+        if buffer.is_host:
+            _view(buffer)[:] = data
+        else:
+            copy_from_host(data, [buffer])
+
+    def _buffer(self, address: int, num_bytes: int, *, writes: bool) -> Buffer:
         with self._lock:
             for region in self._regions.values():
                 is_inside = region.address <= address and (
                     address + num_bytes <= region.address + region.num_bytes
                 )
                 if is_inside and not (writes and region.access == "read"):
-                    return memoryview((ctypes.c_ubyte * num_bytes).from_address(address)).cast("B")
+                    return Buffer(address, num_bytes, region.location, writes, owner=None)
         raise InvalidArgument(
             f"the address must be inside {'writable ' if writes else ''}registered memory, "
             f"got {_shown(address, num_bytes)}"
         )
 
-    def _register(self, address: int, num_bytes: int, mapped: MappedMemory) -> Region:
-        allowed = mapped.access(address, num_bytes)
-        if not allowed:
+    def _register(
+        self, address: int, num_bytes: int, location: str, mapped: MappedMemory
+    ) -> Region:
+        buffer: Buffer | None
+        if allowed := mapped.access(address, num_bytes):
+            buffer = Buffer(address, num_bytes, "cpu:0", allowed == "rw", owner=None)
+        else:
+            buffer = gpu_memory_at(address, num_bytes)
+        if buffer is None:
             raise InvalidArgument(
-                "buffer_addr must be host memory that this process can read, "
-                f"got {_shown(address, num_bytes)}"
+                "buffer_addr must be memory that this process can read, or of one allocation on a "
+                f"GPU, got {_shown(address, num_bytes)}"
             )
-        buffer = Buffer(address, num_bytes, "cpu:0", allowed == "rw", owner=None)
+        is_there = location.startswith("cpu:") if buffer.is_host else location == buffer.location
+        if location != "*" and not is_there:
+            raise InvalidArgument(
+                f"location must be where the memory is, {buffer.location}, got {location!r:.80}"
+            )
         return self._engine.register(buffer, "read_write" if buffer.writable else "read")
 
     def _overlaps(self, address: int, num_bytes: int, others: list[Region]) -> bool:
@@ -127,6 +152,10 @@ class Memory:
             region.address < address + num_bytes and address < region.address + region.num_bytes
             for region in regions
         )
+
+
+def _view(buffer: Buffer) -> memoryview:
+    return memoryview((ctypes.c_ubyte * buffer.num_bytes).from_address(buffer.address)).cast("B")
 
 
 def _shown(address: int, num_bytes: int) -> str:

@@ -16,12 +16,13 @@ class MemoryCalls(Lifecycle):
         """Let peers read and write a range; read-only memory they may only read.
 
         Args:
-            buffer_addr: where it begins, in host memory of this process.
+            buffer_addr: where it begins, in memory of this process: of the host, or of one
+                allocation on a GPU.
             capacity: bytes.
-            location: ``"*"``, or ``"cpu:<node>"``.
+            location: ``"*"``; or where the memory is, ``"cpu:<node>"``, ``"cuda:<GPU>"``.
 
         Returns:
-            0; -7 if it overlaps what is registered, -303 for another location, else -1.
+            0; -7 if it overlaps what is registered, -303 for another kind of location, else -1.
         """
         return self._register([buffer_addr], [capacity], location)
 
@@ -78,7 +79,7 @@ class MemoryCalls(Lifecycle):
             raise InvalidArgument(f"src_ptr must be bytes, got {src_ptr!r:.80}") from None
         if num_bytes > len(data):
             raise InvalidArgument(f"length must be at most {len(data)}, got {num_bytes}")
-        self._running().memory.view(address, num_bytes, writes=True)[:] = data[:num_bytes]
+        self._running().memory.write(address, data[:num_bytes])
         return 0
 
     def read_bytes_from_buffer(self, source_address: int, length: int) -> bytes:
@@ -89,7 +90,7 @@ class MemoryCalls(Lifecycle):
         """
         address = as_natural("source_address", source_address)
         num_bytes = as_natural("length", length)
-        return bytes(self._running().memory.view(address, num_bytes, writes=False))
+        return self._running().memory.read(address, num_bytes)
 
     def _register(self, addresses: Iterable[int], capacities: Iterable[int], location: str) -> int:
         begins = _naturals("buffer_addr", addresses)

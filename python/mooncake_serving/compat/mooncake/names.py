@@ -1,17 +1,22 @@
 """What the strings of ``initialize`` and the environment mean to this engine."""
 
+import dataclasses
 import ipaddress
 import os
 from collections.abc import Mapping
 from urllib.parse import urlencode, urlsplit
 
+import mooncake_kernels as mk
 from mooncake_kernels.errors import InvalidArgument, Unavailable
 
 from .codes import log
 
 _P2P = "P2PHANDSHAKE"
 _SERVERS = ("redis", "rediss", "http", "https")
-_TRANSPORTS = {"tcp": ("local", "shm", "tcp")}  # what a protocol allows an engine to use
+_TRANSPORTS = {  # what a protocol allows an engine to use
+    "tcp": ("local", "shm", "cuda_ipc", "tcp"),
+    "rdma": ("local", "shm", "cuda_ipc", "rdma"),
+}
 _MIN_TIMEOUT_S = 5  # Mooncake's; what is set to less counts as this
 
 
@@ -76,15 +81,35 @@ def _redis_login(url: str, environ: Mapping[str, str]) -> dict[str, str]:
 def transports_of(protocol: str, environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
     """The transports of a protocol. ``MC_FORCE_TCP``, whatever its value, makes it tcp."""
     _check_text("protocol", protocol)
-    if protocol in _TRANSPORTS:
-        return _TRANSPORTS[protocol]
-    if "MC_FORCE_TCP" in environ:
+    if "MC_FORCE_TCP" in environ and protocol != "tcp":
         log.info("MC_FORCE_TCP is set: tcp in the place of %s", protocol)
         return _TRANSPORTS["tcp"]
+    if protocol in _TRANSPORTS:
+        return _TRANSPORTS[protocol]
     raise Unavailable(
         f"protocol must be one of {', '.join(_TRANSPORTS)} for now, got {protocol!r}; "
         "MC_FORCE_TCP=1 makes any protocol tcp"
     )
+
+
+def topology_of(device_name: str | None, transports: tuple[str, ...]) -> mk.Topology | None:
+    """This machine with no NICs but those that are named, separated by commas; None: with all."""
+    if device_name is not None:
+        _check_text("device_name", device_name)
+    wanted = {name.strip() for name in (device_name or "").split(",")} - {""}
+    if not wanted:
+        return None
+    if "rdma" not in transports:
+        log.info("tcp uses no device, not %s", device_name)
+        return None
+    system = mk.Topology.discover().system
+    kept = tuple(nic for nic in system.nics if nic.name in wanted)
+    if len(kept) < len(wanted):
+        raise InvalidArgument(
+            "device_name must be RDMA devices of this machine, separated by commas, of which it "
+            f"has {[nic.name for nic in system.nics]}, got {device_name!r:.80}"
+        )
+    return mk.Topology(dataclasses.replace(system, nics=kept))
 
 
 def timeout_s(environ: Mapping[str, str] = os.environ) -> float:

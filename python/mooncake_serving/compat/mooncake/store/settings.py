@@ -22,8 +22,8 @@ class Settings:
         metadata_server: "P2PHANDSHAKE", ``redis://...`` or ``http://...``, see ``TransferEngine``.
         global_segment_size: bytes of the pool, if this process makes it; else it has what it has.
         local_buffer_size: bytes for what is on its way between hosts to memory not registered.
-        protocol: "tcp"; any if the environment has ``MC_FORCE_TCP``.
-        rdma_devices: which tcp does not use.
+        protocol: "tcp", or "rdma"; any if the environment has ``MC_FORCE_TCP``.
+        rdma_devices: which of them "rdma" uses between hosts; empty: all.
         master_server_addr: the file of the pool that the processes of this host share, "" for the
             one of this user; or the URL of a directory, ``redis://...``: the store of many hosts.
         engine: not used: a store has an engine of its own.

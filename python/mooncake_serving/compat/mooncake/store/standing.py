@@ -51,6 +51,7 @@ def _open_cluster(settings: Settings) -> Objects:
     from .cluster_objects import ClusterObjects
 
     namespace = _namespace(settings)
+    transports = names.transports_of(settings.protocol)
     slot_bytes = max(settings.local_buffer_size // _STAGING_SLOTS, _MIN_SLOT_BYTES)
     with contextlib.ExitStack() as opened:
         servers = opened.enter_context(directory.connect(settings.master_server_addr))
@@ -62,7 +63,8 @@ def _open_cluster(settings: Settings) -> Objects:
                 settings.local_hostname,
                 names.listen_name(settings.local_hostname),
                 names.metadata_of(settings.metadata_server),
-                names.transports_of(settings.protocol),
+                transports,
+                names.topology_of(settings.rdma_devices, transports),
             )
         )
         node = opened.enter_context(
