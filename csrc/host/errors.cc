@@ -1,5 +1,6 @@
 // Translates csrc's errors into those of mooncake_kernels/errors.py.
 #include <cerrno>
+#include <cstring>
 
 #include "common/check.h"
 #include "host/module.h"
@@ -9,9 +10,16 @@ namespace py = pybind11;
 namespace mk::host {
 namespace {
 
+// Paths of files are bytes, of which not all are text.
+py::object text_of(const char* what) {
+  const auto num_bytes = static_cast<Py_ssize_t>(std::strlen(what));
+  return py::reinterpret_steal<py::object>(
+      PyUnicode_DecodeUTF8(what, num_bytes, "backslashreplace"));
+}
+
 void raise(const char* type, const char* what) {
   const py::object error = py::module_::import("mooncake_kernels.errors").attr(type);
-  PyErr_SetString(error.ptr(), what);
+  PyErr_SetObject(error.ptr(), text_of(what).ptr());
 }
 
 void translate(std::exception_ptr pointer) {
@@ -24,7 +32,7 @@ void translate(std::exception_ptr pointer) {
   } catch (const CudaError& e) {
     raise("CudaError", e.what());
   } catch (const SystemError& e) {
-    const py::tuple arguments = py::make_tuple(e.code().value(), e.what());
+    const py::tuple arguments = py::make_tuple(e.code().value(), text_of(e.what()));
     PyErr_SetObject(PyExc_OSError, arguments.ptr());
   }
 }

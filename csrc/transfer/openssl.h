@@ -83,6 +83,8 @@ constexpr int kErrorWantRead = 2;
 constexpr int kErrorWantWrite = 3;
 constexpr int kErrorSyscall = 5;
 constexpr unsigned long kReasonMask = 0x7fffff;
+constexpr unsigned long kSystemErrorFlag = 0x80000000;
+constexpr unsigned long kSystemReasonMask = 0x7fffffff;
 constexpr unsigned long kReasonCertificateVerifyFailed = 134;
 }  // namespace ossl
 

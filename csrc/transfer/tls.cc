@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "common/check.h"
+#include "common/thread.h"
 #include "transfer/error.h"
 #include "transfer/openssl.h"
 #include "transfer/stream.h"
@@ -17,6 +18,8 @@ constexpr uint64_t kKeyBytes = 256ull << 20;  // AES-GCM wants another key after
 constexpr char kBindingLabel[] = "EXPORTER-mooncake-kernels";
 
 std::string describe(unsigned long error) {
+  // Of a system call: the errno is beside it, as OpenSSL's ERR_SYSTEM_ERROR has it.
+  if (error & ossl::kSystemErrorFlag) return std::strerror(error & ossl::kSystemReasonMask);
   const char* const reason = Crypto::get().p_ERR_reason_error_string(error);
   return reason ? reason : concat("error ", error);
 }
@@ -93,6 +96,7 @@ TlsStream::TlsStream(const TlsContext& context, int fd, const std::string& host,
   if (!host.empty() && context.verifies_host_ && !ssl.p_SSL_set1_host(ssl_.get(), host.c_str())) {
     not_null<void>(nullptr);
   }
+  const NoSigpipe quiet;
   const auto shake_hands = host.empty() ? ssl.p_SSL_accept : ssl.p_SSL_connect;
   finish(limit, [&] { return shake_hands(ssl_.get()); });
   has_shaken_hands_ = true;
@@ -142,6 +146,7 @@ void TlsStream::fail(int error, int error_number) const {
 
 void TlsStream::send(iovec* parts, size_t num_parts, const Limit& limit) {
   advance(parts, num_parts, 0);
+  const NoSigpipe quiet;  // OpenSSL writes to the socket without MSG_NOSIGNAL
   while (num_parts > 0) {
     const iovec record = next_record(parts, num_parts, record_);
     size_t sent = 0;
@@ -165,6 +170,7 @@ void TlsStream::renew_key(size_t num_bytes) {
 
 void TlsStream::receive(iovec* parts, size_t num_parts, const Limit& limit) {
   advance(parts, num_parts, 0);
+  const NoSigpipe quiet;  // there may be something to answer, as an alert
   while (num_parts > 0) {
     size_t received = 0;
     finish(limit, [&] {

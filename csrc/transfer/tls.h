@@ -4,8 +4,8 @@
 //   TlsStream stream(context, fd, "10.0.0.2", limit);      // the initiator's; host "": the
 //   target's stream.send(parts, num_parts, limit);
 //
-// Layer: transfer. A stream is used by one thread at a time, which must block SIGPIPE: all that
-// start_thread starts do. Certificates are verified on both sides if there is a CA, else on none.
+// Layer: transfer. A stream is used by one thread at a time, of the engine or of a caller; neither
+// gets a SIGPIPE. Certificates are verified on both sides if there is a CA, else on none.
 #pragma once
 
 #include <sys/uio.h>

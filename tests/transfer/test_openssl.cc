@@ -25,6 +25,8 @@ static_assert(ossl::kErrorWantRead == SSL_ERROR_WANT_READ);
 static_assert(ossl::kErrorWantWrite == SSL_ERROR_WANT_WRITE);
 static_assert(ossl::kErrorSyscall == SSL_ERROR_SYSCALL);
 static_assert(ossl::kReasonMask == ERR_REASON_MASK);
+static_assert(ossl::kSystemErrorFlag == ERR_SYSTEM_FLAG);
+static_assert(ossl::kSystemReasonMask == ERR_SYSTEM_MASK);
 static_assert(ossl::kReasonCertificateVerifyFailed == SSL_R_CERTIFICATE_VERIFY_FAILED);
 
 int main() {

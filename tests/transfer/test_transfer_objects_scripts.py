@@ -116,3 +116,38 @@ a.close(), b.close()
 @pytest.mark.parametrize("closes", ["", "a.close()", "b.close()", "del pool", "peer.close()"])
 def test_the_interpreter_may_end_while_it_sends(closes):
     run_script(FORKED + "reply = a.read_objects(peer, [(1, 1)])\n" + closes)
+
+
+def test_a_lost_connection_within_tls_is_no_sigpipe(node):
+    """In a program that left the signal as it is, OpenSSL's write in the caller's thread."""
+    files = {name: str(getattr(node, name)) for name in ("certificate", "key", "ca")}
+    run_script(
+        f"files = {files}"
+        + """
+import mooncake_kernels as mk
+import signal, time
+from mooncake_kernels.errors import TransferError
+signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+tls = mk.transfer.Tls(**files)
+data, lost = np.zeros(32 << 20, np.uint8), 0
+for i in range(10):
+    with mk.ObjectPool.create(64 << 20) as pool, TransferEngine(tls=tls) as there:
+        there.serve(pool, may_write=True)
+        with TransferEngine(transports=["tcp"], tls=tls) as here:
+            server = here.open(there.name)
+            def leave():
+                time.sleep(0.002 * (i + 1))
+                there.close()
+            thread = threading.Thread(target=leave)
+            thread.start()
+            try:
+                here.write_objects(server, [(1, i)], [[(data.ctypes.data, data.nbytes)]])
+            except TransferError:
+                lost += 1
+            thread.join()
+assert lost > 0
+assert signal.SIGPIPE not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+a.close()
+b.close()
+"""
+    )

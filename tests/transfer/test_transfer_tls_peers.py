@@ -1,6 +1,7 @@
 """TLS: who is let in, and with which files."""
 
 import dataclasses
+import os
 import re
 import shutil
 import ssl
@@ -123,7 +124,11 @@ def test_plain_text_to_a_target_with_tls(node):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"certificate": "none.pem"}, "tls.certificate must be a PEM file of certificates, got"),
+        (
+            {"certificate": "none.pem"},
+            r"tls.certificate must be a PEM file of certificates, got none.pem \(No such file",
+        ),
+        ({"key": os.fsdecode(b"n\xff.pem")}, r"tls.key must be a PEM file .*, got n\\xff.pem \(No"),
         ({"key": "none.pem"}, "tls.key must be a PEM file of the certificate's private key, got"),
         ({"ca": "none.pem"}, "tls.ca must be a PEM file of certificates, got none.pem"),
         ({"certificate": "garbage"}, "tls.certificate must be a PEM file"),
