@@ -70,7 +70,7 @@ Engine::Engine(const EngineOptions& options)
   const std::string address = where.name();
   const std::string& name = options.name.empty() ? address : options.name;
   own_ = std::make_shared<Endpoint>(name, address, random_instance(), options.credentials,
-                                    std::move(nics), options.spin);
+                                    std::move(nics), options.spin, options.local);
   start_server();
   enter_process(own_);
 }
@@ -117,7 +117,8 @@ Route Engine::find_route(const PeerAddress& to, const Deadline& deadline) const 
   MK_CHECK(where.port != 0, "open: name must have a port other than 0, got \"", to.address, "\"");
   Route route;
   auto& [channels, reasons] = route;
-  if (const auto here = options_.local ? find_in_process(where.name()) : nullptr) {
+  const auto neighbour = find_in_process(where.name());
+  if (const auto here = options_.local && neighbour && neighbour->is_local ? neighbour : nullptr) {
     if (to.instance != 0 && here->instance != to.instance) {
       throw TransferError(to.name, kAnotherEngine);
     }
@@ -125,7 +126,9 @@ Route Engine::find_route(const PeerAddress& to, const Deadline& deadline) const 
     reasons.push_back(concat("local: the engine at ", to.address, " is of this process"));
     return route;
   }
-  reasons.push_back(not_chosen("local", options_.local, "no engine of this process has that name"));
+  reasons.push_back(not_chosen("local", options_.local,
+                               neighbour ? "the engine of that name in this process does without it"
+                                         : "no engine of this process has that name"));
   if (!is_for_processes() && !is_for_machines()) {
     throw TransferError(to.name, "no engine of that name in this process");
   }

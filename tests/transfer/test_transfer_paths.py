@@ -87,6 +87,23 @@ def test_tcp_and_why_not_shm():
         assert rest == [f"tcp: 2 connections to {name}", "the bytes go by a TCP connection"]
 
 
+@pytest.mark.parametrize("transports", [["tcp"], ["shm"]], ids="-".join)
+def test_an_engine_of_this_process_that_does_without_local(transports):
+    """Its list is obeyed by whoever opens it, by its very name."""
+    with TransferEngine() as near, TransferEngine(transports=transports) as far:
+        here, there = near.register(addressed(SIZE)), far.register(untouched(SIZE))
+        with near.open(far.name) as peer:
+            assert peer.transport == transports[0]
+            found = near.explain_path(here, peer, there.address, 8)
+            near.write(peer, [(here.address, there.address, SIZE)]).wait()
+        assert found.reasons[0] == (
+            "local was not chosen: the engine of that name in this process does without it"
+        )
+        with TransferEngine(transports=["local"]) as only_local:
+            with pytest.raises(TransferError, match="no engine of that name in this process"):
+                only_local.open(far.name)
+
+
 def test_within_tls(node):
     with TransferEngine(tls=node) as far, TransferEngine(tls=node, transports=["tcp"]) as near:
         here, there = near.register(addressed(64)), far.register(untouched(64))
