@@ -82,7 +82,8 @@ Fd new_socket(const SocketAddress& address) {
   return Fd(MK_SYSCALL(::socket(address.storage.ss_family, kind, 0), "socket"));
 }
 
-// A message of one byte, and room for a descriptor beside it.
+// A message of one byte, and room for a descriptor beside it. The kernel rounds that up, so that
+// two fit.
 struct FdMessage {
   FdMessage() {
     header.msg_iov = &part;
@@ -225,14 +226,18 @@ Fd Socket::receive_fd(const Limit& limit) {
   FdMessage message;
   exchange_message(fd_.get(), POLLIN, limit,
                    [&] { return recvmsg(fd_.get(), &message.header, MSG_CMSG_CLOEXEC); });
-  const cmsghdr* const control = CMSG_FIRSTHDR(&message.header);
-  if (!control || control->cmsg_level != SOL_SOCKET || control->cmsg_type != SCM_RIGHTS ||
-      control->cmsg_len != CMSG_LEN(sizeof(int))) {
-    throw Failure("protocol error: no descriptor");
+  cmsghdr* const control = CMSG_FIRSTHDR(&message.header);
+  std::vector<Fd> received;  // which are ours now, also those that nobody asked for
+  if (control && control->cmsg_level == SOL_SOCKET && control->cmsg_type == SCM_RIGHTS) {
+    received.resize((control->cmsg_len - CMSG_LEN(0)) / sizeof(int));
+    for (size_t i = 0; i < received.size(); ++i) {
+      int number;
+      std::memcpy(&number, CMSG_DATA(control) + i * sizeof(number), sizeof(number));
+      received[i] = Fd(number);
+    }
   }
-  int number;
-  std::memcpy(&number, CMSG_DATA(control), sizeof(number));
-  return Fd(number);
+  if (received.size() != 1) throw Failure("protocol error: no descriptor");
+  return std::move(received[0]);
 }
 
 bool Socket::is_within_machine() const { return !is_tcp(fd_.get()); }

@@ -1,6 +1,9 @@
 """Peers on this machine, whose memory is mapped or addressed, and what of it is not."""
 
+import contextlib
+import os
 import signal
+import socket
 import threading
 import time
 
@@ -12,8 +15,10 @@ import mooncake_kernels as mk
 from mooncake_kernels.errors import InvalidArgument, TransferError
 from mooncake_kernels.transfer import TransferEngine
 
-from .handshake import begin
+from .handshake import answer, begin
+from .resources import held, settled
 from .support import (
+    ACK,
     HEADER,
     WAIT_S,
     addressed,
@@ -205,3 +210,39 @@ def test_a_secret_is_asked_for_here_too():
         with TransferEngine(transports=["shm"], secret=secret) as friend:
             near, far = friend.register(addressed(64)), engine.register(untouched(64))
             friend.write(friend.open(engine.name), [(near.address, far.address, 64)]).wait()
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_descriptors_that_nobody_asked_for(count):
+    """They are refused, and not kept."""
+    given = [os.memfd_create("given") for _ in range(count)]
+    listening = socket.socket(socket.AF_UNIX)
+    listening.bind("\0mooncake_kernels/127.0.0.1/9")
+    listening.listen()
+
+    def serve():
+        with contextlib.suppress(OSError, EOFError):
+            while True:
+                connection, _ = listening.accept()
+                with connection, contextlib.suppress(EOFError, ConnectionError):
+                    connection.settimeout(WAIT_S)
+                    answer(connection)
+                    op, _, request_id, _, _ = HEADER.unpack(connection.recv(HEADER.size))
+                    assert op == 6  # regions; here is none, and something else than the board
+                    connection.sendall(ACK.pack(0, 0, request_id, 0))
+                    socket.send_fds(connection, [b"x"], given)
+                    connection.recv(1)
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    with TransferEngine(transports=["shm"]) as engine:
+        before = held()
+        for _ in range(10):
+            with pytest.raises(TransferError, match="protocol error: no descriptor"):
+                engine.open("127.0.0.1:9")
+        assert settled(before)
+    listening.shutdown(socket.SHUT_RDWR)
+    listening.close()
+    thread.join(WAIT_S)
+    for fd in given:
+        os.close(fd)
