@@ -7,7 +7,8 @@
 // Layer: transfer. If the thread ends in any other way, for one because its process is killed, the
 // kernel lowers the word (robust futexes, set_robust_list(2)), before anybody can learn of the
 // death by waiting for the process or for its connections to end. Where the kernel has no such
-// lists it is never raised.
+// lists it is never raised. The kernel takes one list of a thread: as long as the sign is raised,
+// the thread must take no robust mutex.
 #pragma once
 
 #include <linux/futex.h>

@@ -212,6 +212,9 @@ void Session::answer_about_nics(const BatchHeader& header, const Limit& limit) {
 }
 
 void Session::answer_question(const BatchHeader& header, const Limit& limit) {
+  // Who answers may take robust mutexes, as a pool's, which would be held for ever by a thread that
+  // dies with the life sign's list in the place of its own.
+  life_sign_.reset();
   std::string question(header.first_range, '\0');
   socket_.receive(question.data(), question.size(), limit);
   uint64_t left = header.num_bytes - question.size();

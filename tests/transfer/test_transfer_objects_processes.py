@@ -3,7 +3,9 @@
 import contextlib
 import multiprocessing
 import os
+import random
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -44,6 +46,14 @@ def hold(pipe, name: str | None) -> None:
     engine = TransferEngine(name)
     engine.serve(pool, may_write=True)
     pipe.send((engine.name, pool.path))
+    pipe.recv()
+
+
+def serve_file(pipe, path: str) -> None:
+    """Serve a pool that is another process's, too."""
+    engine = TransferEngine()
+    engine.serve(ObjectPool.open(path), may_write=True)
+    pipe.send(engine.name)
     pipe.recv()
 
 
@@ -176,3 +186,54 @@ def test_who_serves_is_stopped(was_asked):
         assert read(near, peer, keys(4)) == [data[:100].tobytes()]
         paths = near.stats()["peers"][name]
         assert paths["num_in_flight"] == 0 and paths["num_errors"] == 3
+
+
+def write_and_remove(name: str, first: int) -> None:
+    """Until the peer has gone."""
+    data = content(first, 512)
+    many = keys(*range(first, first + 1024))
+    with TransferEngine(transports=["shm"]) as engine, engine.open(name) as peer:
+        with contextlib.suppress(TransferError):
+            while True:
+                engine.write_objects(peer, many, [place(data)] * len(many))
+                engine.remove_objects(peer, many)
+
+
+def test_who_answers_is_killed_while_it_holds_the_pool(tmp_path):
+    """The pool's mutex is robust, also in a thread that shows its peer a sign of life."""
+    path = str(tmp_path / "pool")
+    data = content(0, 512)
+    with ObjectPool.create(64 << 20, path=path) as pool, process(serve_file, path) as (pipe, pid):
+        assert pipe.poll(START_S)
+        name = pipe.recv()
+        writers = [
+            threading.Thread(target=write_and_remove, args=(name, 10_000 * i)) for i in (1, 2, 3)
+        ]
+        for writer in writers:
+            writer.start()
+        held, failures = False, []
+
+        def put(number: int) -> None:
+            try:
+                pool.put_from(key(number), data)
+            except OSError as error:
+                failures.append(str(error))
+
+        for number in range(3000):
+            time.sleep(random.uniform(0, 0.005))
+            stop(pid)
+            waiting = threading.Thread(target=put, args=(number,))
+            waiting.start()
+            waiting.join(0.3)
+            held = waiting.is_alive()
+            os.kill(pid, signal.SIGKILL if held else signal.SIGCONT)
+            waiting.join(WAIT_S)
+            if held:
+                break
+        else:
+            os.kill(pid, signal.SIGKILL)
+        for writer in writers:
+            writer.join(WAIT_S)
+        if not held:
+            pytest.skip("it was never stopped while it held the pool")
+        assert failures == []
