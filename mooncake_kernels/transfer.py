@@ -112,7 +112,7 @@ class TransferEngine(Requests, Inspection, ObjectCalls, Closing):
             for others if both sides have a NIC for it (but not beside ``tls``, which it goes
             without), else ``tcp``; ``file`` for files. An engine without ``tcp`` and ``rdma`` does
             not listen to machines, one without ``shm`` and ``cuda_ipc`` not to processes of this
-            one, and one without ``local`` is not reached by that.
+            one, and one without ``local`` or ``tcp`` does not let its memory be moved by that.
         topology: which NICs ``rdma`` goes over: all that it would choose for some NUMA node or GPU,
             on each of which memory is registered; and which of them are near to which memory.
             None: ``Topology.discover()``, with the GPUs that the process sees. If there is no NIC,

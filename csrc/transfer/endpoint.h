@@ -21,14 +21,15 @@ namespace mk::transfer {
 struct Endpoint {
   Endpoint(std::string name, std::string address, uint64_t instance, Credentials credentials,
            std::shared_ptr<Nics> nics = std::make_shared<Nics>(),
-           std::chrono::microseconds spin = {}, bool is_local = true)
+           std::chrono::microseconds spin = {}, bool is_local = true, bool is_tcp = true)
       : name(std::move(name)),
         address(std::move(address)),
         instance(instance),
         credentials(std::move(credentials)),
         nics(std::move(nics)),
         spin(spin),
-        is_local(is_local) {}
+        is_local(is_local),
+        is_tcp(is_tcp) {}
 
   const std::string name;     // what peers are told
   const std::string address;  // "host:port"; also the name, unless there is a metadata server
@@ -37,6 +38,7 @@ struct Endpoint {
   const std::shared_ptr<Nics> nics;      // may be none, but is not null
   const std::chrono::microseconds spin;  // before a wait for a peer's next bytes sleeps
   const bool is_local;                   // the process's other engines may reach it by `local`
+  const bool is_tcp;                     // other machines may move its memory over connections
   const Owner owner;
   RegionTable regions;
   NotificationQueue notifications;

@@ -70,7 +70,7 @@ Engine::Engine(const EngineOptions& options)
   const std::string address = where.name();
   const std::string& name = options.name.empty() ? address : options.name;
   own_ = std::make_shared<Endpoint>(name, address, random_instance(), options.credentials,
-                                    std::move(nics), options.spin, options.local);
+                                    std::move(nics), options.spin, options.local, options.tcp);
   start_server();
   enter_process(own_);
 }

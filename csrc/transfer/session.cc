@@ -126,6 +126,7 @@ void Session::serve(const BatchHeader& header, const Limit& limit) {
 void Session::receive_write(const BatchHeader& header, const Limit& limit) {
   std::string failure;
   try {
+    check_offered();
     const std::vector<RegionRef> regions = check(header, kRemoteWrite);
     const Pin pin = own_.regions.pin(regions, interrupt_);
     const auto receive = [&](iovec* parts, size_t n) { socket_.receive(parts, n, limit); };
@@ -140,6 +141,7 @@ void Session::receive_write(const BatchHeader& header, const Limit& limit) {
 
 void Session::send_read(const BatchHeader& header, const Limit& limit) {
   try {
+    check_offered();
     const std::vector<RegionRef> regions = check(header, kRemoteRead);
     const Pin pin = own_.regions.pin(regions, interrupt_);
     Ack ack{Status::kDone, 0, header.request_id, header.num_bytes};
@@ -261,6 +263,11 @@ std::vector<RegionRef> Session::check(const BatchHeader& header, Rights needed) 
     throw Refused("an earlier batch of the request was refused");
   }
   return own_.regions.check(Ranges::rows(table_), needed, "remote", header.first_range);
+}
+
+// An engine whose list of transports has rdma and not tcp listens, but for what is agreed upon.
+void Session::check_offered() const {
+  if (!own_.is_tcp && !socket_.is_within_machine()) throw Refused("the peer does without tcp");
 }
 
 std::vector<iovec>& Session::parts_of_table() {

@@ -55,6 +55,7 @@ class Session {
 
   // The regions of the batch in table_; throws Refused.
   std::vector<RegionRef> check(const BatchHeader& header, Rights needed) const;
+  void check_offered() const;  // that data may go over this connection; throws Refused
   std::vector<iovec>& parts_of_table();
   void acknowledge(const BatchHeader& header, const Limit& limit);
   void refuse(const BatchHeader& header, const std::string& why, const Limit& limit);

@@ -80,6 +80,22 @@ def test_a_peer_without_nics():
         assert (target == memory).all()
 
 
+def test_an_engine_that_does_without_tcp():
+    """Its peers cannot choose that for it, though it listens, to agree upon NICs."""
+    memory = np.arange(256, dtype=np.uint8)
+    target = np.zeros(256, np.uint8)
+    with (
+        TransferEngine(transports=["rdma"], topology=topology_of()) as far,
+        TransferEngine(transports=["tcp"]) as near,
+        near.open(far.name) as peer,
+    ):
+        row = [(near.register(memory).address, far.register(target).address, 256)]
+        for move in (near.write, near.read):
+            with pytest.raises(TransferError, match="the peer does without tcp"):
+                move(peer, row).wait()
+            assert not target.any() and memory.any()
+
+
 def test_fabrics_that_do_not_meet(world):
     for index in (2, 3):
         world.set_port(index, link_layer="InfiniBand")
