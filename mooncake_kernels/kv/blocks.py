@@ -14,6 +14,7 @@ from .execute import (
     execute,
 )
 from .execute_rows import add_checksums
+from .overlap import check_packed_apart
 from .row_plan import whole_view
 from .sides import bad_ids_on, device_of_call
 from .view import KVView
@@ -62,9 +63,12 @@ def gather_blocks(
         engine = choose(engine, view, other, [view.gather_plan], [block_ids])
     ids = as_ids("gather_blocks: block_ids", block_ids, device, engine)
     shape = view.packed_shape(ids.numel())
+    is_given = out is not None
     if out is None:
         out = torch.empty(shape, dtype=view.dtype, device=view.device)
     packed = as_packed("gather_blocks: out", out, shape, view, device)
+    if is_given:
+        check_packed_apart("gather_blocks: out", view, out, ids)
     bad = view.bad_ids if device == view.device else bad_ids_on(view, device)
     execute(engine, view, packed, view.gather_plan, ids, None, bad, max_sms)
     return out
@@ -110,6 +114,7 @@ def scatter_blocks(
     ids = as_ids("scatter_blocks: block_ids", block_ids, device, engine)
     shape = view.packed_shape(ids.numel())
     source = as_packed("scatter_blocks: packed", packed, shape, view, device)
+    check_packed_apart("scatter_blocks: packed", view, packed, ids)
     bad = view.bad_ids if device == view.device else bad_ids_on(view, device)
     execute(engine, source, view, view.scatter_plan, None, ids, bad, max_sms)
 

@@ -1,5 +1,9 @@
 """Whether a copy reads what it writes: asked only of caches whose memory touches."""
 
+from bisect import bisect_left
+from types import SimpleNamespace
+from typing import cast
+
 import numpy as np
 import torch
 
@@ -44,6 +48,42 @@ def check_apart(name: str, jobs: list[Job], src_ids: torch.Tensor, dst_ids: torc
                 f"{name} must not share memory with the blocks that are read, got {address:#x} in "
                 "both"
             )
+
+
+def check_packed_apart(
+    name: str, view: KVView, packed: torch.Tensor, block_ids: torch.Tensor
+) -> None:
+    """Raise if packed blocks lie in the memory of the cache's blocks.
+
+    Of ids on a device, which are not looked at, in the memory between its first and its last.
+    """
+    if torch.compiler.is_compiling() or not have_addresses((packed, *view.tensors[:1])):
+        return
+    begin = packed.data_ptr()
+    end = begin + packed.numel() * packed.element_size()
+    begins, reach = _span(view)
+    before = bisect_left(begins, end)  # of the tensors, as many begin before it ends
+    if begin == end or before == 0 or reach[before - 1] <= begin:
+        return
+    if block_ids.device.type == "cpu":
+        job = cast(Job, (SimpleNamespace(src=view, dst=view), view.gather_plan))
+        run_begins, run_ends = _runs(job, 0, block_ids, block_ids)
+        if not ((run_begins < end) & (run_ends > begin)).any():
+            return
+    raise InvalidArgument(
+        f"{name} must not share memory with the cache's blocks, got {packed.numel()} elements at "
+        f"{begin:#x} in both"
+    )
+
+
+def _span(view: KVView) -> tuple[list[int], list[int]]:
+    """Return where the view's tensors begin, in order, and how far those up to each reach."""
+    first = view.tensors[0].data_ptr()
+    if view.span is None or view.span[0] != first:
+        ranges = sorted(_range(tensor) for tensor in view.tensors)
+        reach = np.maximum.accumulate([end for _, end in ranges]).tolist()
+        view.span = (first, [begin for begin, _ in ranges], reach)
+    return view.span[1], view.span[2]
 
 
 def _range(tensor: torch.Tensor) -> tuple[int, int]:

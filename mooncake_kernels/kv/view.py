@@ -115,8 +115,8 @@ class KVView:
             is not there); ``block_size`` is in tokens.
         has_tokens, has_heads: whether the axis is there.
         dtype, device: of the tensors.
-        layout, everything, versioned, gather_plan, scatter_plan, sums, bad_ids, gpu_bad_ids,
-            registered, base: for this package's own use.
+        layout, everything, versioned, gather_plan, scatter_plan, sums, span, bad_ids,
+            gpu_bad_ids, registered, base: for this package's own use.
 
     Raises:
         InvalidArgument: the axes do not fit the tensors, or the tensors each other.
@@ -165,6 +165,7 @@ class KVView:
         self.gather_plan = BlockPlan(self.layout, packed, self.everything)
         self.scatter_plan = BlockPlan(packed, self.layout, self.everything)
         self.sums: Any = None  # how its blocks are summed: made when first asked for
+        self.span: Any = None  # where its tensors are: likewise, and if they move
         names = ("gather_blocks: block_ids", "scatter_blocks: block_ids")
         self.bad_ids = BadIds(self.device, names, (self.num_blocks, self.num_blocks))
         self.gpu_bad_ids: Any = None  # for a GPU that reaches it in pinned memory: when needed

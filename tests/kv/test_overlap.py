@@ -77,3 +77,25 @@ def test_slots_and_several_views_and_block_sizes():
         both.run([6, 7], [0])
     assert torch.equal(snapshot(dst), before)
     both.run([4, 5], [0])
+
+
+def test_packed_blocks_are_not_in_the_cache():
+    cache = torch.arange(2 * 6 * 4 * 8, dtype=torch.int16).view(6, 2, 4, 8)
+    view = mk.KVView(cache[:, :1], "block layer token dim")  # beside it in each block: free memory
+    before = cache.clone()
+    inside = cache[3, 0].view(view.packed_shape(1))
+    for ids in ([3], torch.tensor([5, 3, -1])[1:2]):
+        with pytest.raises(mk.InvalidArgument, match="gather_blocks: out must not share memory"):
+            mk.gather_blocks(view, ids, out=inside)
+        with pytest.raises(mk.InvalidArgument, match="scatter_blocks: packed must not share"):
+            mk.scatter_blocks(inside, ids, view)
+    flat = cache.view(-1)[40:][: 2 * 32].view(view.packed_shape(2))  # the end of the first block
+    with pytest.raises(mk.InvalidArgument, match="out must not share memory .* 0x"):
+        mk.gather_blocks(view, [1, 5], out=flat)
+    assert torch.equal(cache, before)
+    mk.gather_blocks(view, [4], out=inside)  # another block, as far as the ids tell
+    between = cache[2, 1].view(view.packed_shape(1))
+    mk.gather_blocks(view, [5], out=between)
+    assert torch.equal(cache[2, 1], before[5, 0]) and torch.equal(cache[3, 0], before[4, 0])
+    whole = mk.KVView([torch.zeros(2, 8), torch.zeros(2, 8)], "block dim")
+    mk.gather_blocks(whole, [], out=torch.zeros(whole.packed_shape(0)))
