@@ -10,7 +10,7 @@ from ..errors import InvalidArgument, Unavailable
 from ..transforms import Fp8, Rope
 from .choose import choose
 from .copy_parts import CopyPart, Layers, as_layers, check_layers_alike
-from .execute import BlockIds, Engine, as_ids, check_memory, execute
+from .execute import BlockIds, Engine, as_ids, check_memory, execute, to_device
 from .execute_rows import MOVES_BYTES, add_checksums, transform
 from .row_plan import RowCall, RowPlan
 from .view import BlockPlan
@@ -111,7 +111,7 @@ class CopyJobs:
             if isinstance(checksums, torch.Tensor):
                 got = f"{checksums.dtype} of shape {tuple(checksums.shape)}"
             raise InvalidArgument(f"{name} must be int64 of shape {tuple(ids.shape)}, got {got}")
-        return checksums.to(ids.device, non_blocking=ids.is_cuda).contiguous()
+        return to_device(name, checksums, ids.device)
 
 
 def add_up_jobs(

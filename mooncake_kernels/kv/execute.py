@@ -117,6 +117,8 @@ def _execute_listed(
     _library.require_engine(engine, place.type)
     if torch.compiler.is_compiling() or not have_addresses((src.tensors[0], dst.tensors[0])):
         raise _not_compiled(engine)
+    if _is_captured():
+        raise InvalidArgument(f"engine {engine} must not be named while a CUDA graph is captured")
     gpu = gpu_index(place)
     if engine == "copy_engine":
         copy_listed(plan, src, dst, src_ids, dst_ids, COPY_ENGINE, gpu)
@@ -175,7 +177,28 @@ def as_ids(name: str, ids: BlockIds, device: torch.device, engine: Engine = "aut
             f"{tuple(tensor.shape)}, {tensor.layout} on {tensor.device}"
         )
     # A copy to the device is waited for by what is queued behind it; one to the host by nothing.
+    return to_device(name, tensor, device)
+
+
+def to_device(name: str, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return a call's small tensor where the copy runs, packed.
+
+    A graph would not keep what is in a tensor of the host, but read its memory at each replay: that
+    must then be the caller's own and pinned.
+    """
+    is_read_again = device.type == "cuda" and not tensor.is_cuda and _is_captured()
+    if is_read_again and not (tensor.is_pinned() and tensor.is_contiguous()):
+        raise InvalidArgument(
+            f"{name} must be on {device} (or a packed tensor in pinned memory that stays) while a "
+            f"CUDA graph is captured, got it on {tensor.device}"
+        )
     return tensor.to(device, non_blocking=device.type == "cuda").contiguous()
+
+
+def _is_captured() -> bool:
+    if torch.compiler.is_compiling() or not torch.cuda.is_initialized():
+        return False
+    return torch.cuda.is_current_stream_capturing()
 
 
 def _are_ids(tensor: torch.Tensor, *, packed: bool = True) -> bool:

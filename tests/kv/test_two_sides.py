@@ -58,6 +58,33 @@ def test_a_plan_with_one_side_on_a_gpu_runs_there(monkeypatch, to_gpu, checksum)
                 plan.run([1, 2], [3, 4], engine=engine)
 
 
+def test_what_a_graph_would_read_again_is_not_taken_from_the_host(monkeypatch):
+    """Of pageable memory a graph would keep the address, and read at each replay what is there."""
+    with FakeTensorMode():
+        device = on_gpu(monkeypatch)
+        host = make_view("page_first_direct", SIZES)
+        plan, sums = mk.CopyPlan(host, device), mk.CopyPlan(host, device, checksum=True)
+        for name in ("copy_blocks", "transform_blocks"):
+            monkeypatch.setattr(_library, name, lambda *a: None)
+        monkeypatch.setattr(_library, "has_cuda", True)
+        for name in ("is_initialized", "is_current_stream_capturing"):
+            monkeypatch.setattr(torch.cuda, name, lambda: True)
+        ids = torch.zeros(2, dtype=torch.int64, device="cuda:0")
+        plan.run(ids, ids)
+        for given in ([1, 2], torch.tensor([1, 2])):
+            with pytest.raises(mk.InvalidArgument, match="dst_blocks must be on cuda:0 .* graph"):
+                plan.run(ids, given)
+            with pytest.raises(mk.InvalidArgument, match="src_slots must be on cuda:0 .* graph"):
+                plan.run_slots(given, ids)
+        with pytest.raises(mk.InvalidArgument, match="checksums must be on cuda:0 .* graph"):
+            sums.run(ids, ids, checksums=torch.zeros(2, dtype=torch.int64))
+    monkeypatch.setattr(_library, "require_engine", lambda *a: None)
+    view = make_view("page_first_direct", SIZES)
+    for engine in ("copy_engine", "two_hop"):
+        with pytest.raises(mk.InvalidArgument, match=f"engine {engine} must not .* captured"):
+            mk.gather_blocks(view, [0], engine=engine)
+
+
 def test_devices_that_do_not_go_together():
     view, meta = (
         mk.KVView(torch.zeros(2, 3, 4, device=d), "block token dim") for d in ("cpu", "meta")
