@@ -149,7 +149,7 @@ class KVView:
                 f"KVView: axis 'dim' must be packed (stride 1), got stride {first.stride(-1)}"
             )
         self.registered, self.base = self.tensors, 0
-        self.versioned = [tensor for tensor in self.tensors if not tensor.is_inference()]
+        self.versioned = _versioned(self.tensors)
         self.axes = " ".join(names)
         self.has_tokens, self.has_heads = "token" in names, "head" in names
         self.num_layers, self.num_kv = sizes["layer"], sizes["kv"]
@@ -219,6 +219,13 @@ def check_plain(name: str, tensor: torch.Tensor) -> None:
     for wrong, what, cure in checks:
         if wrong:
             raise InvalidArgument(f"{name} must not {what}: pass what its {cure} returns")
+
+
+def _versioned(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Return those whose writes autograd counts; compiled code sees to that itself."""
+    if torch.compiler.is_compiling():  # which cannot trace the question
+        return tensors
+    return [tensor for tensor in tensors if not tensor.is_inference()]
 
 
 def _as_grid(tensors: torch.Tensor | Sequence) -> tuple[list[list[torch.Tensor]], set[str]]:

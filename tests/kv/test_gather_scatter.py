@@ -233,6 +233,26 @@ def test_compiles_into_one_graph_with_the_cache_mutated(device):
     assert torch.equal(result, expected)
 
 
+@pytest.mark.parametrize("compiler", ["aot_eager", "inductor"])
+def test_views_and_plans_can_be_made_in_compiled_code(compiler):
+    axes = LAYOUTS["nhd_per_layer"][0]
+    src, dst = (make_view("nhd_per_layer", SIZES, dtype=torch.int32, seed=seed) for seed in (1, 9))
+    before = dst.tensors[0].clone()
+
+    @torch.compile(fullgraph=True, backend=compiler)
+    def step(x, caches, ids):
+        there = mk.KVView(caches[len(src.tensors) :], axes)
+        mk.CopyPlan(mk.KVView(caches[: len(src.tensors)], axes), there).run(ids, ids)
+        return mk.gather_blocks(there, ids) + x
+
+    ids = torch.tensor([5, 2])
+    result = step(torch.ones((), dtype=torch.int32), [*src.tensors, *dst.tensors], ids)
+    assert torch.equal(result, mk.gather_blocks(src, ids, engine="reference") + 1)
+    expected = before.clone()
+    expected[:, ids] = src.tensors[0][:, ids]
+    assert torch.equal(dst.tensors[0], expected), "the cache that was handed in is mutated"
+
+
 def test_a_bad_id_raises_in_compiled_code_too():
     view = make_view("nhd_per_layer", SIZES)
     compiled = torch.compile(lambda ids: mk.gather_blocks(view, ids), backend="aot_eager")
