@@ -11,7 +11,7 @@ from .execute import check_writable, have_addresses
 from .layout import Selection
 from .pack_overlap import Held
 from .row_plan import RowPlan, check_dtypes
-from .select import as_pairs, choose_heads, choose_layers
+from .select import as_pairs, check_written_once, choose_heads, choose_layers
 from .sides import device_of_copy
 from .view import BlockPlan, KVView
 
@@ -114,6 +114,7 @@ class CopyPart:
                     f"got {name[0]}"
                 )
             chosen += of_plan
+        check_written_once(op, chosen)
         return tuple(chosen)
 
 

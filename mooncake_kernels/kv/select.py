@@ -93,7 +93,16 @@ def choose_layers(
         for layer, count in ((src, num_src), (dst, num_dst)):
             if not 0 <= layer < count:
                 raise InvalidArgument(f"{op}: layers must be in [0, {count}), got {layer}")
+    check_written_once(op, pairs)
     return pairs
+
+
+def check_written_once(op: str, pairs: Sequence[tuple[int, int]]) -> None:
+    """Refuse two layers for one place: what it would hold is anybody's guess."""
+    written = [dst for _, dst in pairs]
+    if len(set(written)) < len(written):
+        twice = next(layer for layer in written if written.count(layer) > 1)
+        raise InvalidArgument(f"{op}: layers must name a layer of dst once, got {twice} twice")
 
 
 def choose_heads(name: str, heads: slice | None, num_heads: int) -> tuple[int, int]:
