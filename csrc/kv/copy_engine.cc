@@ -3,12 +3,17 @@
 #include <vector>
 
 #include "common/check.h"
+#include "common/cuda_driver.h"
 #include "common/memcpy_batch.h"
 
 namespace mk::kv {
 
 #if MK_HAVE_MEMCPY_BATCH
 namespace {
+
+// A table of its own: what else needs the driver does not need this.
+#define MK_STREAM_FUNCTIONS(X) X(cuStreamGetCtx)
+MK_DYNLIB(StreamFunctions, kCudaDriverName, MK_STREAM_FUNCTIONS)
 
 // The arrays that the driver wants; it reads them before it returns.
 struct Arrays {
@@ -24,6 +29,35 @@ struct Arrays {
   }
 };
 
+void check(CUresult result, const char* function) {
+  if (result == CUDA_SUCCESS) return;
+  throw CudaError(concat("CUDA: ", function, ": ", cuda_error_name(result)));
+}
+
+// The stream's context made current for a thread that has none: a thread which has not called the
+// runtime yet, as Python's are when they only set torch's stream. The runtime does that by itself.
+class ContextOfStream {
+ public:
+  explicit ContextOfStream(CUstream stream) {
+    const CudaDriver& driver = CudaDriver::get();
+    CUcontext context = nullptr;
+    check(driver.p_cuCtxGetCurrent(&context), "cuCtxGetCurrent");
+    if (context) return;
+    check(StreamFunctions::get().p_cuStreamGetCtx(stream, &context), "cuStreamGetCtx");
+    check(driver.p_cuCtxPushCurrent(context), "cuCtxPushCurrent");
+    is_pushed_ = true;
+  }
+  ~ContextOfStream() {
+    CUcontext context = nullptr;
+    if (is_pushed_) CudaDriver::get().p_cuCtxPopCurrent(&context);
+  }
+  ContextOfStream(const ContextOfStream&) = delete;
+  ContextOfStream& operator=(const ContextOfStream&) = delete;
+
+ private:
+  bool is_pushed_ = false;
+};
+
 }  // namespace
 
 std::string copy_engine_missing() { return memcpy_batch_missing(); }
@@ -37,6 +71,7 @@ void copy_by_engine(const CopyRange* ranges, int64_t num_ranges, bool any_order,
            "engine copy_engine: the current stream must not be the default one (use `with "
            "torch.cuda.stream(...)`), got the default stream");
   if (num_ranges == 0) return;
+  const ContextOfStream context(cuda_stream);
   Arrays arrays(ranges, num_ranges);
   CUmemcpyAttributes attributes = {};
   attributes.srcAccessOrder =

@@ -35,6 +35,10 @@ CUresult cuCtxPopCurrent(CUcontext* context) {
   fake_driver.current = fake_driver.stack.back();
   return fake_driver.stack.pop_back(), CUDA_SUCCESS;
 }
+CUresult cuStreamGetCtx(CUstream stream, CUcontext* context) {
+  if (!stream) return CUDA_ERROR_INVALID_CONTEXT;
+  return *context = reinterpret_cast<CUcontext>(&fake_driver), CUDA_SUCCESS;
+}
 CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned* flags, int* active) {
   return *flags = 0, *active = device == fake_driver.active_device, CUDA_SUCCESS;
 }
@@ -77,11 +81,13 @@ static CUresult copy_batch(CUdeviceptr* dsts, CUdeviceptr* srcs, size_t* sizes, 
                            CUmemcpyAttributes* attributes, size_t* firsts, size_t num_attributes,
                            size_t* failed, CUstream stream) {
   if (count == 0 || num_attributes != 1 || firsts[0] != 0) return CUDA_ERROR_NOT_SUPPORTED;
+  if (!fake_driver.current) return CUDA_ERROR_INVALID_CONTEXT;
   if (fake_driver.fails) return *failed = count - 1, CUDA_ERROR_INVALID_VALUE;
   fake_driver.sizes.assign(sizes, sizes + count);
   fake_driver.order = attributes->srcAccessOrder;
   fake_driver.flags = attributes->flags;
   fake_driver.stream = stream;
+  fake_driver.context = fake_driver.current;
   for (size_t i = 0; i < count; ++i) {
     std::memcpy(reinterpret_cast<void*>(dsts[i]), reinterpret_cast<void*>(srcs[i]), sizes[i]);
   }

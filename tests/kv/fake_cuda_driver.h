@@ -26,6 +26,7 @@ struct FakeDriver {
   std::vector<uint64_t> sizes;  // of the last batch
   unsigned order = 0, flags = 0;
   void* stream = nullptr;
+  void* context = nullptr;  // that was current then
 
   FakeAllocation find(uint64_t address) const {  // all zero if it is of none
     for (const FakeAllocation& a : allocations) {

@@ -122,6 +122,15 @@ void check_copy_engine(FakeDriver& driver) {
   EXPECT(dst[230] == src[230] && dst[231] == 7);
   copy_by_engine(ranges.data(), 2, false, &stream);
   EXPECT(driver.order == CU_MEMCPY_SRC_ACCESS_ORDER_STREAM);
+  // A thread that has not called the runtime yet has no context.
+  void* const current = driver.current;
+  for (void* before : {static_cast<void*>(nullptr), static_cast<void*>(&stream)}) {
+    driver.current = before;
+    copy_by_engine(ranges.data(), 2, false, &stream);
+    EXPECT(driver.context == (before ? before : &driver));  // the stream's, or what there was
+    EXPECT(driver.current == before);
+  }
+  driver.current = current;
   copy_by_engine(nullptr, 0, false, &stream);
   for (void* legacy : {static_cast<void*>(nullptr), reinterpret_cast<void*>(1)}) {
     std::string message;
