@@ -2,8 +2,12 @@
 # Everything that needs a GPU, in one call, on a machine with Python, torch (CUDA), pytest,
 # matplotlib and this tree. Build elsewhere and pass the wheel, or build here:
 #   bench/gpu.sh [wheel] [folder for results]
+# Only what the targets of the copies ask for, in 10 minutes with a wheel, and which of them are met:
+#   bench/gpu.sh --targets [wheel] [folder for results]
 set -uo pipefail
 cd "$(dirname "$0")/.."
+only_targets=
+if [ "${1:-}" = --targets ]; then only_targets=yes && shift; fi
 wheel=${1:-} results=${2:-bench/results}
 if [ -n "$wheel" ]; then
   python3 -m pip install -q --no-deps --target /tmp/site "$wheel"
@@ -15,6 +19,23 @@ export PYTHONPATH=/tmp/site MOONCAKE_KERNELS_REQUIRE=cuda,triton
 mkdir -p "$results" && results=$(cd "$results" && pwd) || exit
 root=$PWD status=0
 cd /tmp || exit
+if [ -n "$only_targets" ]; then
+  # What is cut off by its time leaves the rows that it has, and the others are told to be missing.
+  target() { # seconds, bench, file, options
+    (cd "$root/bench" && timeout -k 5 "$1" python3 "bench_$2.py" --device cuda --threads 8 --seconds 1 \
+      --json "$results/targets_$3.json" "${@:4}") || status=1
+  }
+  rm -f "$results"/targets_*.json
+  target 40 copy_plan host
+  target 120 kv_shapes d2d --direction D2D --engine cuda tma --shape llama-8b llama-70b-tp8 mla-bf16 \
+    --runs 8192 65536 --pattern random --max-gib 8
+  target 180 kv_shapes pcie --direction H2D D2H --engine cuda tma --max-sms 8 --shape llama-70b-tp8 \
+    llama-8b --runs 8192 65536 --pattern random --max-gib 2
+  target 100 kv_transforms transforms
+  target 100 kv_beside_mm mm --direction D2D H2D D2H --max-sms 8 --repeat 3 --max-gib 2
+  python3 "$root/bench/gpu_targets.py" "$results" || status=1
+  exit $status
+fi
 pytest=(python3 -m pytest -q -p no:cacheprovider --import-mode=append)
 # tests/transfer starts those of tests/transfer/gpu, with torch's tensors; likewise of the store.
 "${pytest[@]}" "$root/tests/kv" "$root/tests/mask" "$root/tests/attention" "$root/tests/similarity" \

@@ -15,10 +15,10 @@ namespace mk::kv {
 // Why it cannot be used; empty if it can.
 std::string copy_engine_missing();
 
-// Queues all ranges on `stream` (a cudaStream_t) of the current context, which is made current if
-// the thread has none. Throws Unavailable if
-// copy_engine_missing(), InvalidArgument on the legacy default stream, which the driver does not
-// take, and CudaError; also where the stream is being captured, which CUDA does not support.
+// Queues all ranges on `stream` (a cudaStream_t) of the current context, or of any if the calling
+// thread has none. Throws Unavailable if copy_engine_missing(), InvalidArgument on the legacy
+// default stream, which the driver does not take, and CudaError; also where the stream is being
+// captured, which CUDA does not support.
 //
 // With `any_order` a source may be read before the stream's earlier work is done, and until the
 // copy is: for sources that nobody is writing to.

@@ -1,0 +1,112 @@
+"""`bench/gpu.sh --targets`: what it would measure on a GPU, in what time, and what it then says."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCH = Path(__file__).parent.parent / "bench"
+LIMIT_S = 600  # of a command on the machines that are lent
+
+
+@pytest.fixture
+def calls(tmp_path):
+    """The commands that the script runs, with a python3 that only writes down what it is given."""
+    fake = tmp_path / "bin" / "python3"
+    fake.parent.mkdir()
+    fake.write_text(f'#!/bin/sh\nprintf "%s\\n" "$*" >>{tmp_path}/calls\n')
+    timeout = fake.with_name("timeout")  # -k 5 <seconds> <command>
+    timeout.write_text(f'#!/bin/sh\nprintf "%s " "$3" >>{tmp_path}/calls\nshift 3\nexec "$@"\n')
+    for program in (fake, timeout):
+        program.chmod(0o755)
+    environment = os.environ | {"PATH": f"{fake.parent}:{os.environ['PATH']}"}
+    command = ["bash", BENCH / "gpu.sh", "--targets", "a.whl", tmp_path / "results"]
+    subprocess.run(command, env=environment, check=True)
+    return (tmp_path / "calls").read_text().splitlines()
+
+
+def test_it_ends_within_one_call(calls):
+    limits = [int(call.split()[0]) for call in calls if call[0].isdigit()]
+    assert len(limits) == 5 and sum(limits) <= 0.9 * LIMIT_S
+    assert calls[-1].split()[0].endswith("gpu_targets.py")
+
+
+def test_the_benches_have_the_options_that_it_gives_them(calls):
+    for call in calls:
+        if not call[0].isdigit():
+            continue
+        _, bench, *options = call.split()
+        command = [sys.executable, BENCH / bench, *options, "--help"]  # looks at the others first
+        result = subprocess.run(command, capture_output=True, text=True)
+        assert result.returncode == 0, result.stderr
+
+
+def write_results(folder, *, d2d=95.0, d2h=91.0, rope=0.95, host=9.0, smallest=4096):
+    def row(direction, shape, runs, run_bytes, percent, max_sms=None):
+        return {
+            "case": f"{direction} {shape} {runs}", "direction": direction, "shape": shape,
+            "runs": runs, "run_bytes": run_bytes, "percent_of_ceiling": percent,
+            "ceiling_gb_per_s": 100.0, "max_sms": max_sms,
+        }  # fmt: skip
+
+    files = {
+        "d2d": [
+            row("D2D", "rows", 9, 656, 10), row("D2D", "small", 8, 4096, 20),
+            row("D2D", "small", 9, 4096, 50), row("D2D", "small", 9, 4096, d2d),
+            row("D2D", "large", 9, 1 << 20, 99),
+        ],
+        "pcie": [
+            row("H2D", "small", 9, smallest, 92, 8), row("H2D", "large", 9, 1 << 20, 95, 8),
+            row("D2H", "small", 9, smallest, d2h, 8), row("D2H", "small", 9, smallest, 99),
+        ],
+        "transforms": [
+            {"case": f"{name}, {i}", "transform": name, "x_plain": rope if name == "RoPE" else 0.97}
+            for name in ("bf16 to fp8", "fp8 to bf16", "RoPE", "checksum") for i in range(2)
+        ],
+        "host": [{"case": "NHD", "us": 1.0}, {"case": "host time of a call, 80", "us": host}],
+        "mm": [{"case": "D2H, 8 SMs", "copy_slowdown": 1.5, "mm_slowdown": 1.02}],
+    }  # fmt: skip
+    for name, rows in files.items():
+        (folder / f"targets_{name}.json").write_text(json.dumps({"rows": rows}))
+
+
+def told(folder):
+    command = [sys.executable, BENCH / "gpu_targets.py", folder]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert not result.stderr
+    return result.returncode, [line.split(maxsplit=1) for line in result.stdout.splitlines()]
+
+
+def test_it_says_what_is_met(tmp_path):
+    write_results(tmp_path)
+    status, lines = told(tmp_path)
+    assert status == 0 and [word for word, _ in lines] == ["MET"] * 8 + ["REPORTED"]
+    assert "95.0 % of 100.0 GB/s (D2D small 9; 2 shapes)" in lines[0][1]
+    assert "product 1.02x slower" in lines[-1][1]
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [({"d2d": 91.9}, "D2D, .* 91.9 %"), ({"d2h": 89.0}, "D2H, .* 89.0 %"),
+     ({"rope": 0.89}, "RoPE costs .* 11.0 %"), ({"host": 10.5}, "host time .* 10.5 us")],
+)  # fmt: skip
+def test_it_says_what_is_not_met(tmp_path, change, named):
+    write_results(tmp_path, **change)
+    status, lines = told(tmp_path)
+    [text] = [text for word, text in lines if word == "NOT" and text.startswith("MET")]
+    assert status == 0
+    assert re.search(named, text)
+
+
+def test_it_says_what_was_not_measured(tmp_path):
+    status, lines = told(tmp_path)
+    assert status == 1 and {text.split()[0] for _, text in lines} == {"MEASURED"}
+    write_results(tmp_path, smallest=8192)  # 4 KiB were cut off, or left out
+    status, lines = told(tmp_path)
+    assert status == 1
+    missing = [text for word, text in lines if text.startswith("MEASURED")]
+    assert [text.split()[1][:3] for text in missing] == ["H2D", "D2H"]
