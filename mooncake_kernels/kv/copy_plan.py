@@ -381,11 +381,13 @@ class CopyPlan:
         src_positions: BlockIds | None = None,
         dst_positions: BlockIds | None = None,
         checksums: torch.Tensor | None = None,
+        *,
+        names: tuple[str, str] = ("src_blocks", "dst_blocks"),
     ) -> RowCall:
         """Return what a run of blocks adds to its jobs, checked; for this package's own use."""
-        _check_counts(op, src_ids.numel(), dst_ids.numel(), self._block_sizes)
+        _check_counts(op, names, src_ids.numel(), dst_ids.numel(), self._block_sizes)
         call = self._jobs.call(op, src_ids, dst_ids, src_positions, dst_positions, checksums)
-        self._check_in_place(f"{op}: dst_blocks", jobs, src_ids, dst_ids, self._num_blocks[0])
+        self._check_in_place(f"{op}: {names[1]}", jobs, src_ids, dst_ids, self._num_blocks[0])
         return call
 
     def _check_in_place(
@@ -423,17 +425,20 @@ def _is_usual(
     return layers is None and positions and checksums is None and max_sms is None
 
 
-def _check_counts(op: str, num_src: int, num_dst: int, block_sizes: tuple[int, int]) -> None:
+def _check_counts(
+    op: str, names: tuple[str, str], num_src: int, num_dst: int, block_sizes: tuple[int, int]
+) -> None:
     src_size, dst_size = block_sizes
+    src, dst = names
     if src_size == dst_size and num_src != num_dst:
         raise InvalidArgument(
-            f"{op}: dst_blocks must have as many ids as src_blocks ({num_src}), got {num_dst}"
+            f"{op}: {dst} must have as many ids as {src} ({num_src}), got {num_dst}"
         )
     num_tokens = min(num_src * src_size, num_dst * dst_size)
     if -(-num_tokens // src_size) != num_src or -(-num_tokens // dst_size) != num_dst:
         raise InvalidArgument(
-            f"{op}: dst_blocks must hold the {num_src * src_size} tokens of src_blocks, "
-            f"give or take a part of one block, got {num_dst} blocks of {dst_size}"
+            f"{op}: {dst} must hold the {num_src * src_size} tokens of {src}, give or take a part "
+            f"of one block, got {num_dst} blocks of {dst_size}"
         )
 
 

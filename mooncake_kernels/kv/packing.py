@@ -221,7 +221,9 @@ class Packer:
         for plan in plans:
             jobs = plan.jobs(op)
             given = positions if plan is takes else (None, None)
-            prepared.append((plan, jobs, plan.prepare(op, jobs, records, ids, *given)))
+            names = ("staging's records", "block_ids")
+            call = plan.prepare(op, jobs, records, ids, *given, names=names)
+            prepared.append((plan, jobs, call))
             for part, rows_or_bytes in jobs:  # of all, before the first one is written to
                 check_memory(part.src, part.dst, rows_or_bytes)
         expected, actual = self._checksums(op, header, packed, ids, max_sms, engine)

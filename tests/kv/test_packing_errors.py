@@ -70,7 +70,10 @@ def test_bad_calls_of_pack(call, message):
     ("call", "message"),
     [
         (lambda p, h, s: p.unpack(h, s, [0, 7]), r"block_ids\[1\] must be .* \[0, 6\), got 7"),
-        (lambda p, h, s: p.unpack(h, s, [0]), "dst_blocks must have as many ids as src_blocks"),
+        (
+            lambda p, h, s: p.unpack(h, s, [0]),
+            r"block_ids must have as many ids as staging's records \(2\), got 1",
+        ),
         (lambda p, h, s: p.unpack(h, s[:-1], [0, 1]), r"staging must have \d+ bytes for 2 blocks"),
         (lambda p, h, s: p.unpack(5, s, [0, 1]), "header must be a PackHeader or its bytes, got 5"),
         (
