@@ -46,6 +46,15 @@ LAYOUTS = {
     "block_first_nhd": ("block layer kv token head dim", 0),
     "universal": ("block head layer kv token dim", 0),
 }
+# Of one latent a token: no kv, and no head or one of them.
+MLA_LAYOUTS = {
+    "mla_per_layer": ("block token dim", 1),  # vLLM's, LMCache's NL_X_NB_BS_HS
+    "mla_one_head_per_layer": ("block token head dim", 1),  # SGLang's pool of tokens
+    "mla_layer_first": ("layer block token dim", 0),
+    "mla_page_first": ("block token layer head dim", 0),
+    "mla_page_first_direct": ("block layer token dim", 0),
+    "mla_page_head": ("block head token layer dim", 0),
+}
 
 
 def addressed(shape: tuple[int, ...], dtype: torch.dtype, device: str, seed: int) -> torch.Tensor:
@@ -75,7 +84,7 @@ def make_view(
     pinned: bool = False,
 ) -> mk.KVView:
     """Make a cache of position-hashed bytes in the layout; padding makes its rows strided."""
-    axes, lists = LAYOUTS[name]
+    axes, lists = (LAYOUTS | MLA_LAYOUTS)[name]
     shape = tuple(getattr(sizes, axis) for axis in axes.split())
     padded = (*shape[:-2], shape[-2] + padding, shape[-1])
 

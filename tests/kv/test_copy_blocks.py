@@ -8,7 +8,15 @@ from hypothesis import strategies as st
 import mooncake_kernels as mk
 
 from .checks import check, twin
-from .layouts import LAYOUTS, Sizes, addressed, make_view, snapshot, sparse_blocks
+from .layouts import (
+    LAYOUTS,
+    MLA_LAYOUTS,
+    Sizes,
+    addressed,
+    make_view,
+    snapshot,
+    sparse_blocks,
+)
 
 HOLE = -1
 SIZES = Sizes()
@@ -61,6 +69,23 @@ def test_views_at_an_odd_offset(backend):
         "layer_first", Sizes(2, 2, 4, 2, 3, 8), dtype=torch.uint8, device=backend.device
     )
     check(src, dst, [4, 2], [0, 3], backend)
+
+
+@pytest.mark.parametrize("src_name", MLA_LAYOUTS)
+@pytest.mark.parametrize(("dtype", "dim"), [(torch.bfloat16, 576), (torch.uint8, 656)])
+def test_any_layout_of_mla_to_any_other(backend, src_name, dtype, dim):
+    names = list(MLA_LAYOUTS)
+    if backend.engine == "triton" and backend.device == "cpu":
+        names = [names[names.index(src_name) - 1]]
+    sizes = Sizes(layer=2, kv=1, block=4, head=1, token=2, dim=dim)
+    src = make_view(src_name, sizes, dtype=dtype, device=backend.device)
+    for dst_name in names:
+        for padding in (0, 1):
+            options = {"dtype": dtype, "device": backend.device, "padding": padding}
+            dst = make_view(dst_name, sizes, seed=100, **options)
+            check(src, dst, [3, 0, HOLE], [1, 2, 0], backend)
+            dst = make_view(dst_name, sizes, seed=100, **options)
+            check(src, dst, [7, 0, 3], [1, 2, 6], backend, method="run_slots")
 
 
 def test_mla_has_no_kv_and_no_head(backend):
