@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from ..errors import InvalidArgument
-from ..transforms import Fp8, Rope
+from ..transforms import FP8, Fp8, Rope
 from .execute import check_writable, have_addresses
 from .layout import Selection
 from .pack_overlap import Held
@@ -60,6 +60,9 @@ class CopyPart:
                 f"got {num_dst_heads}"
             )
         self._heads = (src_head, dst_head, num_heads)
+        if self._convert is not None and not self._convert.of_copy:
+            fp8 = dst if dst.dtype in FP8 else src
+            self._convert.table((fp8.num_layers, fp8.num_kv, fp8.num_heads))  # or it raises
         layers_meet = {src for src, _ in self._layers} & {dst for _, dst in self._layers}
         self.meets_itself = abs(src_head - dst_head) < num_heads and bool(layers_meet)
         self._plans: dict[tuple, BlockPlan] = {}
