@@ -96,7 +96,7 @@ class Cluster:
     def __init__(self, url: str, memory: Memory, capacity: int = 0):
         self.directory = directory.connect(url)
         self.engine = mk.TransferEngine(transports=["tcp"])
-        store = Store.create(capacity, namespace="bench") if capacity else None
+        store = Store.create(capacity, namespace="bench", verify=0.0) if capacity else None
         self.node = Node(store, self.engine, self.directory)
         self.cluster = ClusterStore(self.node, namespace=None if store else "bench", verify=0.0)
         self.region = self.cluster.register(memory.bytes)

@@ -48,7 +48,8 @@ class Store(StoreReader, Closing):
         quota: what the namespace may take of the pool, see ``Quota``; its keys are then prefix
             hashes only, for a name hides whose it is.
         checksum: keep an XXH3-64 of each object, computed while it is copied.
-        verify: the share of reads that compare it first: 0 to 1.
+        verify: the share of reads that compare it first: 0 to 1, of which 0 saves a second look at
+            the bytes.
 
     Raises:
         InvalidArgument: a number is not between 0 and 1, or an argument of another type.
@@ -64,7 +65,7 @@ class Store(StoreReader, Closing):
         watermark: tuple[float, float] | None = None,
         quota: Quota | None = None,
         checksum: bool = True,
-        verify: float = 0.0,
+        verify: float = 1.0,
     ):
         check_pool("Store", pool)
         check_share("Store", "evict_ratio", evict_ratio)
