@@ -197,8 +197,8 @@ class Packer:
             Whether the records have something of this cache's heads and layers in them.
 
         Raises:
-            ChecksumError: a record that is wanted is not what was packed. On the CPU nothing has
-                been written then; on CUDA that record is skipped, and the error comes as for ids.
+            ChecksumError: a record that is wanted is not what was packed; nothing has been written
+                then. On CUDA the error comes as for ids.
             InvalidArgument: the header is none, or is of another kind of cache, or an argument is
                 not as above; nothing has been written then.
             Unavailable: the named engine is not here.
@@ -226,7 +226,14 @@ class Packer:
             prepared.append((plan, jobs, call))
             for part, rows_or_bytes in jobs:  # of all, before the first one is written to
                 check_memory(part.src, part.dst, rows_or_bytes)
-        expected, actual = self._checksums(op, header, packed, ids, max_sms, engine)
+        expected, actual = self._checksums(header, packed, max_sms, engine)
+        if expected is not None and actual is not None:
+            wrong = (expected != actual) & self._wanted(header, ids)
+            if self.device.type == "cpu":
+                _raise_for_first(op, wrong, expected, actual)
+                expected = actual = None  # nobody need compare them once more
+            else:
+                records = without_right_ones(records, wrong)
         for plan, jobs, call in prepared:
             call.expected, call.actual = expected, actual
             run_jobs(jobs, records, ids, call, plan.bad_blocks, max_sms, engine)
@@ -255,27 +262,17 @@ class Packer:
 
     def _checksums(
         self,
-        op: str,
         header: PackHeader,
         staging: Staging,
-        ids: torch.Tensor,
         max_sms: int | None,
         engine: Engine,
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """Return what records must add up to, and what they do; on the CPU, compare the two."""
+        """Return what records must add up to, and what they do."""
         if not header.has_checksums:
             return None, None
         expected = staging.checksums(header.num_blocks).contiguous()
         actual = staging.add_up(header.num_blocks, max_sms, engine)
-        if self.device.type != "cpu":
-            return expected, actual
-        wrong = (expected != actual) & self._wanted(header, ids)
-        for index in wrong.nonzero().flatten().tolist():
-            raise ChecksumError(
-                f"{op}: staging: record {index} must have checksum {expected[index]}, got "
-                f"{actual[index]}"
-            )
-        return None, None
+        return expected, actual
 
     def _wanted(self, header: PackHeader, ids: torch.Tensor) -> torch.Tensor:
         """Tell of each record whether one of its tokens goes to a block that is no hole."""
@@ -286,6 +283,24 @@ class Packer:
         # How many of the ids before each are no holes.
         before = torch.cat((ids.new_zeros(1), (ids != HOLE).cumsum(0)))
         return before[last // dst_size + 1] > before[first // dst_size]
+
+
+def without_right_ones(records: torch.Tensor, wrong: torch.Tensor) -> torch.Tensor:
+    """Return the records for a kernel: if one is wrong, it finds no other, and writes nothing.
+
+    It skips and reports what is wrong. The host does not wait to learn whether there is any.
+    """
+    return torch.where(wrong | ~wrong.any(), records, HOLE)
+
+
+def _raise_for_first(
+    op: str, wrong: torch.Tensor, expected: torch.Tensor, actual: torch.Tensor
+) -> None:
+    for index in wrong.nonzero().flatten().tolist():
+        raise ChecksumError(
+            f"{op}: staging: record {index} must have checksum {expected[index]}, got "
+            f"{actual[index]}"
+        )
 
 
 def _as_header(op: str, header: PackHeader | bytes) -> PackHeader:

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mooncake_kernels as mk
+from mooncake_kernels.kv.packing import without_right_ones
 
 from .layouts import Sizes, make_view, snapshot
 from .packed import HOLE, SIZES, sent, staging_of
@@ -135,8 +136,7 @@ def test_a_flipped_bit_of_any_record_is_refused(data):
     assert mk.Packer(dst).unpack(header, staging, ids)
 
 
-def test_only_the_wrong_record_is_left_out(backend):
-    """Where a kernel finds it; on the CPU nothing is written."""
+def test_nothing_is_written_of_what_has_a_wrong_record(backend):
     src = make_view("nhd_per_layer", SIZES, dtype=torch.int16, device=backend.device)
     dst = make_view("hnd_per_layer", SIZES, dtype=torch.int16, device=backend.device, seed=4)
     header, staging = sent(mk.Packer(src), [0, 1, 2], engine=backend.engine)
@@ -146,11 +146,17 @@ def test_only_the_wrong_record_is_left_out(backend):
     with pytest.raises(mk.ChecksumError, match=r"record 1 must|staging\[1\]: block 1 must"):
         packer.unpack(header, staging, [3, 4, 5], engine=backend.engine)
         packer.check()
-    if backend.device == "cpu":
-        assert torch.equal(snapshot(dst), before)
-    else:
-        packed = mk.gather_blocks(dst, [3, 5])
-        assert torch.equal(packed, mk.gather_blocks(src, [0, 2]))
+    assert torch.equal(snapshot(dst), before)
+
+
+def test_records_that_a_kernel_is_to_take():
+    """It skips those that are wrong by itself, and reports them."""
+    records, none = torch.arange(4), torch.zeros(4, dtype=torch.bool)
+    assert without_right_ones(records, none).tolist() == [0, 1, 2, 3]
+    wrong = none.clone()
+    wrong[2] = True
+    assert without_right_ones(records, wrong).tolist() == [HOLE, HOLE, 2, HOLE]
+    assert without_right_ones(records, ~none).tolist() == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(
