@@ -8,6 +8,7 @@ import torch
 from .errors import ChecksumError, InvalidArgument
 
 WORDS = 3  # side (0: none, 1: src, 2: dst, -1: being written), index, id; BadId in copy_blocks.h
+SHARED = -(1 << 30) - 1  # in the place of all ids of dst, if their memory is read by the same run
 BAD_CHECKSUM = 3  # in the place of a side; csrc/kv/transform_blocks.h
 ROW_WORDS, NUM_ROWS = 4, 256
 _free_rows: list[torch.Tensor] = []
@@ -52,6 +53,11 @@ class BadIds:
         if side == BAD_CHECKSUM:
             return ChecksumError(
                 f"{names[0]}[{index}]: block {block_id} must have the checksum that was given"
+            )
+        if block_id == SHARED:
+            return InvalidArgument(
+                f"{names[side - 1]} must not share memory with the blocks that are read, got some "
+                "that do: nothing was copied"
             )
         return InvalidArgument(
             f"{names[side - 1]}[{index}] must be -1 or in [0, {num_blocks[side - 1]}), "

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "common/check.h"
+#include "kv/copy_apart.h"
 
 namespace mk::kv {
 namespace {
@@ -81,6 +82,27 @@ void append(CopyList& list, const CopyRange& range, uint64_t src_begin, uint64_t
   list.ranges.push_back(range);
 }
 
+// Raises for two entries of which one writes what the other one touches. They are looked for among
+// the ranges, of which there may be far fewer, and then named.
+void check_apart(const CopyArrays& arrays, int64_t n, const std::vector<CopyRange>& ranges) {
+  if (!find_conflict(what_may_meet(ranges))) return;
+  std::vector<Touched> touched;
+  for (int64_t i = 0; i < n; ++i) {
+    const auto num_bytes = static_cast<uint64_t>(arrays.num_bytes[i]);
+    if (num_bytes == 0) continue;
+    touched.push_back({static_cast<uint64_t>(arrays.src[i]), num_bytes, i, false});
+    touched.push_back({static_cast<uint64_t>(arrays.dst[i]), num_bytes, i, true});
+  }
+  const auto conflict = find_conflict(std::move(touched));
+  const auto& [first, second] = conflict.value();
+  const auto place = [](const Touched& one) {
+    return Place{!one.is_written, one.index, static_cast<int64_t>(one.begin)};
+  };
+  MK_CHECK(false, "copy_batch: ", name_of(place(second)), " must not overlap ",
+           name_of(place(first)), ", the ", first.num_bytes, " bytes at ", hex(first.begin),
+           ", got ", second.num_bytes, " bytes at ", hex(second.begin));
+}
+
 }  // namespace
 
 CopyList read_copy_list(const CopyArrays& arrays, int64_t n, MemoryMap& map) {
@@ -106,6 +128,7 @@ CopyList read_copy_list(const CopyArrays& arrays, int64_t n, MemoryMap& map) {
       if (left == 0) break;
     }
   }
+  check_apart(arrays, n, list.ranges);
   return list;
 }
 

@@ -40,8 +40,9 @@ struct CopyList {
 };
 
 // Throws InvalidArgument, naming argument, index, expectation and value: a size that is negative or
-// absurd, a null address, src and dst of an entry that overlap, a range that leaves its allocation,
-// addresses of two GPUs. Entries of no bytes are skipped, their addresses not looked at.
+// absurd, a null address, an entry that writes what it or another one touches, a range that leaves
+// its allocation, addresses of two GPUs. Entries of no bytes are skipped, their addresses not
+// looked at.
 CopyList read_copy_list(const CopyArrays& arrays, int64_t n, MemoryMap& map);
 
 // Host addresses in place of which a GPU uses others (rare: under unified addressing it does not).

@@ -30,8 +30,9 @@ def copy_batch(
         for src, dst, size in zip(src_ptrs, dst_ptrs, sizes):
             memcpy(dst, src, size)
 
-    in any order and at once: no range may write what another one reads or writes, which is not
-    checked. The arguments are those of vLLM's ``swap_blocks_batch``, in whose place it can be put.
+    in any order and at once: no range may write what another one reads or writes. To tell costs
+    some nanoseconds a range, and 20 to 60 where targets neither ascend nor descend. The arguments
+    are those of vLLM's ``swap_blocks_batch``, in whose place it can be put.
     A range that goes on where the one before it ended, on both sides, is joined with it.
 
     Addresses may be in host memory, pageable or pinned, and in the memory of one GPU, which is
@@ -61,8 +62,9 @@ def copy_batch(
 
     Raises:
         InvalidArgument: an argument is not as above, an address is null, a size is negative or
-            beyond 2**47, the two ranges of an entry overlap, or one leaves the allocation that the
-            driver knows it to begin in. Nothing has been copied then.
+            beyond 2**47, a range writes what it or another one reads or what another one writes, or
+            it leaves the allocation that the driver knows it to begin in. Nothing has been copied
+            then.
         Unavailable: the named engine is not here; or there is a CUDA context and a build without
             CUDA, which cannot tell where an address is: name engine "host" then.
         CudaError: CUDA refused the copy.

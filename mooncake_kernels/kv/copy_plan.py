@@ -20,7 +20,7 @@ from .copy_parts import (
     check_layers_alike,
 )
 from .execute import BlockIds, Engine, as_ids, check_call, have_addresses
-from .overlap import check_apart, touch
+from .overlap import shared_ids, shared_runs, touch, unless_shared
 from .pack_overlap import Held
 from .quick_run import QuickRun
 from .row_plan import RowCall
@@ -57,7 +57,8 @@ class CopyPlan:
             as src's, and of its dtype, but for ``convert``. Both sides are on one device; or one is
             on a GPU and the other in pinned host memory (``pin_memory()``, or registered with
             CUDA), which the GPU then reads or writes. It may share memory with ``src``; then no
-            run may read what it writes, which is checked on the CPU.
+            run may read what it writes: that is checked, of ids on a GPU on the GPU, and refused as
+            a bad id is. Compiled code does not check it.
         layers: which layers to copy: a slice or a list of numbers, the same on both sides, or of
             pairs (layer of src, layer of dst), as between stages of a pipeline. None for all, and
             then both sides must have equally many. Of several views, those of one side must have
@@ -226,7 +227,7 @@ class CopyPlan:
             engine = self._jobs.choose(engine, jobs, (src_blocks, dst_blocks))
         src_ids = as_ids("CopyPlan.run: src_blocks", src_blocks, self._device, engine)
         dst_ids = as_ids("CopyPlan.run: dst_blocks", dst_blocks, self._device, engine)
-        call = self.prepare(
+        call, dst_ids = self.prepare(
             *("CopyPlan.run", jobs, src_ids, dst_ids, src_positions, dst_positions, checksums)
         )
         if call.actual is not None:
@@ -307,7 +308,7 @@ class CopyPlan:
         call = self._jobs.call(
             "CopyPlan.run_slots", src_ids, dst_ids, src_positions, dst_positions, checksums
         )
-        self._check_in_place(
+        dst_ids = self._apart(
             *("CopyPlan.run_slots: dst_slots", jobs, src_ids, dst_ids, self._num_slots[0])
         )
         if call.actual is not None:
@@ -383,34 +384,50 @@ class CopyPlan:
         checksums: torch.Tensor | None = None,
         *,
         names: tuple[str, str] = ("src_blocks", "dst_blocks"),
-    ) -> RowCall:
-        """Return what a run of blocks adds to its jobs, checked; for this package's own use."""
+    ) -> tuple[RowCall, torch.Tensor]:
+        """Return what a run of blocks adds to its jobs, checked, and dst's ids as the kernels shall
+        have them; for this package's own use.
+        """
         _check_counts(op, names, src_ids.numel(), dst_ids.numel(), self._block_sizes)
         call = self._jobs.call(op, src_ids, dst_ids, src_positions, dst_positions, checksums)
-        self._check_in_place(f"{op}: {names[1]}", jobs, src_ids, dst_ids, self._num_blocks[0])
-        return call
+        name = f"{op}: {names[1]}"
+        return call, self._apart(name, jobs, src_ids, dst_ids, self._num_blocks[0])
 
-    def _check_in_place(
+    def _apart(
         self,
         name: str,
         jobs: list[Job],
         src_ids: torch.Tensor,
         dst_ids: torch.Tensor,
         num_ids: int,
-    ) -> None:
-        """Refuse to read and write one place. Ids on a device are not looked at."""
-        if torch.compiler.is_compiling() or src_ids.device.type != "cpu":
-            return
-        if self._in_place:
-            copied = (src_ids >= 0) & (dst_ids >= 0)  # one cache: the block sizes are equal
-            wanted = dst_ids[copied]
-            both = wanted[torch.isin(wanted, src_ids[copied]) & (wanted < num_ids)]
-            if both.numel() > 0:
+    ) -> torch.Tensor:
+        """Refuse to read and write one place: return dst's ids.
+
+        Of ids on a device, which the host does not wait for, bad ones, if there is such a place:
+        then the kernel copies nothing, and reports it.
+        """
+        if torch.compiler.is_compiling():
+            return dst_ids
+        kernel_ids = dst_ids
+        if self._in_place:  # one cache: the block sizes are equal
+            is_shared = shared_ids(src_ids, dst_ids, num_ids)
+            if dst_ids.device.type != "cpu":
+                kernel_ids = unless_shared(kernel_ids, is_shared)
+            elif is_shared.any():
                 raise InvalidArgument(
-                    f"{name} must not be among src's, for src and dst are one cache, got {both[0]}"
+                    f"{name} must not be among src's, for src and dst are one cache, got "
+                    f"{dst_ids[is_shared][0]}"
                 )
         if self._touch:
-            check_apart(name, jobs, src_ids, dst_ids)
+            begins, is_shared = shared_runs(jobs, src_ids, dst_ids)
+            if dst_ids.device.type != "cpu":
+                kernel_ids = unless_shared(kernel_ids, is_shared)
+            elif is_shared.any():
+                raise InvalidArgument(
+                    f"{name} must not share memory with the blocks that are read, got "
+                    f"{int(begins[is_shared][0]):#x} in both"
+                )
+        return kernel_ids
 
 
 def _is_usual(

@@ -1,12 +1,13 @@
 """Whether a copy reads what it writes: asked only of caches whose memory touches."""
 
 from bisect import bisect_left
+from itertools import accumulate
 from types import SimpleNamespace
 from typing import cast
 
-import numpy as np
 import torch
 
+from ..bad_ids import SHARED
 from ..errors import InvalidArgument
 from .copy_jobs import Job
 from .execute import have_addresses
@@ -31,23 +32,43 @@ def touch(src: KVView, dst: KVView) -> bool:
     return False
 
 
-def check_apart(name: str, jobs: list[Job], src_ids: torch.Tensor, dst_ids: torch.Tensor) -> None:
-    """Raise if a run reads a byte that it writes. Costs what it takes to list all runs."""
+def shared_runs(
+    jobs: list[Job], src_ids: torch.Tensor, dst_ids: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Look for runs that write what one reads. Costs what it takes to list all runs.
+
+    Where ids are on a device nobody waits for it.
+
+    Returns:
+        Where the runs of dst begin, and of each, bool, whether it does.
+    """
     src, dst = ([_runs(job, side, src_ids, dst_ids) for job in jobs] for side in range(2))
-    begin, end = (np.concatenate(parts) for parts in zip(*src, strict=True))
-    order = np.argsort(begin)
-    begin, end = begin[order], np.maximum.accumulate(end[order])
-    for dst_begin, dst_end in dst:
-        # The last run of src that begins before this one ends: does it reach into it?
-        last = np.searchsorted(begin, dst_end) - 1
-        wrong = last >= 0
-        wrong[wrong] = end[last[wrong]] > dst_begin[wrong]
-        if wrong.any():
-            address = int(dst_begin[np.argmax(wrong)])
-            raise InvalidArgument(
-                f"{name} must not share memory with the blocks that are read, got {address:#x} in "
-                "both"
-            )
+    (begin, end), (dst_begin, dst_end) = (
+        [torch.cat(parts) for parts in zip(*of_side, strict=True)] for of_side in (src, dst)
+    )
+    if begin.numel() == 0:
+        return dst_begin, torch.zeros_like(dst_begin, dtype=torch.bool)
+    begin, order = begin.sort()
+    reach = end[order].cummax(0).values
+    # The last run of src that begins before this one ends: does it reach into it?
+    last = torch.searchsorted(begin, dst_end) - 1
+    return dst_begin, (last >= 0) & (reach[last.clamp(min=0)] > dst_begin)
+
+
+def shared_ids(src_ids: torch.Tensor, dst_ids: torch.Tensor, num_ids: int) -> torch.Tensor:
+    """Tell of each of dst's ids whether it is read, too, where both sides are one cache."""
+    copied = (src_ids >= 0) & (dst_ids >= 0) & (src_ids < num_ids) & (dst_ids < num_ids)
+    is_read = torch.zeros(num_ids + 1, dtype=torch.bool, device=src_ids.device)
+    is_read.index_fill_(0, torch.where(copied, src_ids, num_ids).long(), True)
+    return is_read[torch.where(copied, dst_ids, num_ids).long()] & copied
+
+
+def unless_shared(dst_ids: torch.Tensor, is_shared: torch.Tensor) -> torch.Tensor:
+    """Return dst's ids for a kernel: if memory is shared, none is any good, and nothing is copied.
+
+    It reports that. The host does not wait to learn whether there is any.
+    """
+    return torch.where(is_shared.any(), SHARED, dst_ids)
 
 
 def check_packed_apart(
@@ -81,7 +102,7 @@ def _span(view: KVView) -> tuple[list[int], list[int]]:
     first = view.tensors[0].data_ptr()
     if view.span is None or view.span[0] != first:
         ranges = sorted(_range(tensor) for tensor in view.tensors)
-        reach = np.maximum.accumulate([end for _, end in ranges]).tolist()
+        reach = list(accumulate((end for _, end in ranges), max))
         view.span = (first, [begin for begin, _ in ranges], reach)
     return view.span[1], view.span[2]
 
@@ -96,29 +117,31 @@ def _range(tensor: torch.Tensor) -> tuple[int, int]:
 
 def _runs(
     job: Job, side: int, src_ids: torch.Tensor, dst_ids: torch.Tensor
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return where the runs of one side begin and end, of all pieces that are copied."""
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return where the runs of one side begin and end; of what is not copied, at -1."""
     part, plan = job
-    values = plan.values.numpy()
+    values = plan.values
     view = (part.src, part.dst)[side]
-    sides = [values[1 + k * SIDE_FIELDS :][:SIDE_FIELDS] for k in range(2)]
-    ids = [src_ids.numpy().astype(np.int64), dst_ids.numpy().astype(np.int64)]
-    num_pieces = min(i.size * s[2] for i, s in zip(ids, sides, strict=True))
-    piece = np.arange(num_pieces)
+    sides = [values[1 + k * SIDE_FIELDS :][:SIDE_FIELDS].tolist() for k in range(2)]
+    ids = [src_ids.long(), dst_ids.long()]
+    num_pieces = min(i.numel() * s[2] for i, s in zip(ids, sides, strict=True))
+    piece = torch.arange(num_pieces, device=src_ids.device)
     named = [i[piece // s[2]] for i, s in zip(ids, sides, strict=True)]
     # What is out of range is not copied either: whoever runs the job names it.
-    copied = np.logical_and.reduce(
-        [(i >= 0) & (i < s[0]) for i, s in zip(named, sides, strict=True)]
-    )
+    in_range = [(i >= 0) & (i < s[0]) for i, s in zip(named, sides, strict=True)]
+    copied = in_range[0] & in_range[1]
     _, block_stride, pieces, piece_stride, slots, slot_stride = sides[side]
-    at = named[side] // slots * block_stride + named[side] % slots * slot_stride
-    at = (at + piece % pieces * piece_stride)[copied]
-    axes = values[2 + 2 * SIDE_FIELDS : HEADER].reshape(MAX_AXES, 3)
-    planes = values[HEADER:].reshape(-1, PLANE_FIELDS)[:, 2 * side : 2 * side + 2]
-    bases = np.array([tensor.data_ptr() for tensor in view.tensors], dtype=np.int64)
-    begin = (bases[planes[:, 0]] + planes[:, 1])[:, None] + at[None]
+    block = torch.where(copied, named[side], 0)
+    at = block // slots * block_stride + block % slots * slot_stride
+    at += piece % pieces * piece_stride
+    axes = values[2 + 2 * SIDE_FIELDS : HEADER].reshape(MAX_AXES, 3).tolist()
+    planes = values[HEADER:].reshape(-1, PLANE_FIELDS)[:, 2 * side : 2 * side + 2].tolist()
+    of_planes = [view.tensors[index].data_ptr() + offset for index, offset in planes]
+    begin = torch.tensor(of_planes, dtype=torch.int64).to(at.device)[:, None] + at[None]
+    is_run = copied[None].expand_as(begin)
     for extent, *strides in axes:
-        begin = begin[..., None] + np.arange(extent) * strides[side]
-    run_elements = values[1 + 2 * SIDE_FIELDS] // part.src.layout.itemsize
-    begin = begin.ravel()
-    return begin, begin + run_elements * view.layout.itemsize
+        begin = begin[..., None] + torch.arange(extent, device=at.device) * strides[side]
+        is_run = is_run[..., None].expand_as(begin)
+    run_elements = int(values[1 + 2 * SIDE_FIELDS]) // part.src.layout.itemsize
+    end = torch.where(is_run, begin + run_elements * view.layout.itemsize, -1)
+    return torch.where(is_run, begin, -1).flatten(), end.flatten()

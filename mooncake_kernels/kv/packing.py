@@ -222,8 +222,8 @@ class Packer:
             jobs = plan.jobs(op)
             given = positions if plan is takes else (None, None)
             names = ("staging's records", "block_ids")
-            call = plan.prepare(op, jobs, records, ids, *given, names=names)
-            prepared.append((plan, jobs, call))
+            call, dst_ids = plan.prepare(op, jobs, records, ids, *given, names=names)
+            prepared.append((plan, jobs, dst_ids, call))
             for part, rows_or_bytes in jobs:  # of all, before the first one is written to
                 check_memory(part.src, part.dst, rows_or_bytes)
         expected, actual = self._checksums(header, packed, max_sms, engine)
@@ -234,9 +234,9 @@ class Packer:
                 expected = actual = None  # nobody need compare them once more
             else:
                 records = without_right_ones(records, wrong)
-        for plan, jobs, call in prepared:
+        for plan, jobs, dst_ids, call in prepared:
             call.expected, call.actual = expected, actual
-            run_jobs(jobs, records, ids, call, plan.bad_blocks, max_sms, engine)
+            run_jobs(jobs, records, dst_ids, call, plan.bad_blocks, max_sms, engine)
         return True
 
     def check(self) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import mooncake_kernels as mk
 
-from .batches import GPU_ENGINES, check, memory, run
+from .batches import GPU_ENGINES, check, memory
 
 
 @pytest.mark.parametrize("size", [1, 3, 4, 15, 16, 64, 100, 656, 4096, 4100, 70_001])
@@ -47,13 +47,6 @@ def test_neighbours_are_joined(engine):
     ranges = [(i * 16, 32 + i * 16, 16) for i in range(1024)]
     ranges += [(16384, 20000, 16), (18000, 20016, 16), (18016, 21000, 16)]
     check(ranges, 1 << 15, engine, dst_on_gpu=True)
-
-
-def test_a_chain_of_ranges_is_not_joined_into_an_overlapping_one(engine):
-    """Its result is not defined, but nothing beside it is touched."""
-    cache = memory(64, engine)
-    run(cache, cache, [(0, 16, 16), (16, 32, 16)], engine)
-    assert set(cache.tolist()) == {0x77}
 
 
 def test_sizes_of_zero_are_skipped_whatever_their_addresses(engine):

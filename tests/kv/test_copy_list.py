@@ -12,7 +12,8 @@ from ..cxx import TESTS, build, run
 HERE = Path(__file__).parent
 DRIVER = ["kv/copy_engine.cc", "common/cuda_driver.cc", "common/memcpy_batch.cc"]
 SOURCES = {
-    "test_copy_list": [*DRIVER, "kv/copy_list.cc", "common/memory_kind.cc"],
+    "test_copy_list": [*DRIVER, "kv/copy_list.cc", "kv/copy_apart.cc",
+                       "common/memory_kind.cc"],
     "test_list_runs": [*DRIVER, "kv/list_runs.cc", "kv/copy_blocks.cc", "common/run_copier.cc",
                        "common/cpu_cache.cc"],
 }  # fmt: skip

@@ -6,6 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mooncake_kernels as mk
+from mooncake_kernels.bad_ids import SHARED, BadIds
+from mooncake_kernels.kv.overlap import shared_ids, unless_shared
 
 from .layouts import snapshot
 
@@ -77,6 +79,59 @@ def test_slots_and_several_views_and_block_sizes():
         both.run([6, 7], [0])
     assert torch.equal(snapshot(dst), before)
     both.run([4, 5], [0])
+
+
+@given(st.lists(st.tuples(st.integers(-2, 6), st.integers(-2, 6)), max_size=8), st.booleans())
+@settings(max_examples=200, deadline=None)
+def test_ids_that_one_cache_both_reads_and_writes(pairs, short):
+    src, dst = (
+        torch.tensor(pairs, dtype=torch.int32 if short else torch.int64).view(-1, 2).unbind(1)
+    )
+    copied = [i for i, pair in enumerate(pairs) if all(0 <= side < 5 for side in pair)]
+    read = {pairs[i][0] for i in copied}
+    shared = [i in copied and pairs[i][1] in read for i in range(len(pairs))]
+    assert shared_ids(src, dst, 5).tolist() == shared
+    for_kernel = unless_shared(dst, shared_ids(src, dst, 5))
+    assert for_kernel.dtype == dst.dtype
+    assert for_kernel.tolist() == ([SHARED] * len(pairs) if any(shared) else dst.tolist())
+
+
+def test_what_a_kernel_reports_of_shared_memory():
+    bad = BadIds(torch.device("cpu"), ("src_blocks", "dst_blocks"), (8, 8))
+    bad.words[:] = torch.tensor([2, 5, SHARED])
+    with pytest.raises(mk.InvalidArgument, match="^dst_blocks must not share memory .* nothing"):
+        bad.raise_if_any()
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_ids_on_a_gpu(gpu, captured):
+    memory = torch.arange(64 * 8, device=gpu).view(64, 8).short()
+    before = memory.clone()
+    whole = mk.KVView(memory.view(16, 4, 8), "block token dim")
+    part = mk.KVView(memory[32:].view(4, 8, 8), "block token dim")
+    one, two = mk.CopyPlan(whole, mk.KVView(whole.tensors, whole.axes)), mk.CopyPlan(whole, part)
+
+    def run(plan, *ids):
+        src, dst = (torch.tensor(side, device=gpu) for side in ids)
+        if not captured:
+            return plan.run(src, dst)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            plan.run(src, dst)
+        graph.replay()
+
+    for plan, ids in ((one, ([1, 2, 3], [5, 3, 6])), (two, ([4, 10, 0, 1], [2, 0]))):
+        run(plan, *ids)
+        with pytest.raises(mk.InvalidArgument, match="dst_blocks must not share memory"):
+            plan.check()
+        assert torch.equal(memory, before)
+    run(one, [1, -1], [5, 1])
+    run(two, [2, 3, 0, 1], [3, 2])
+    one.check(), two.check()
+    expected = before.clone()
+    expected[20:24] = before[4:8]
+    expected[56:64], expected[48:56] = before[8:16], before[0:8]
+    assert torch.equal(memory, expected)
 
 
 def test_packed_blocks_are_not_in_the_cache():
