@@ -8,6 +8,7 @@
 #include <immintrin.h>
 #endif
 
+#include "common/copy_bytes.h"
 #include "common/cpu_cache.h"
 
 namespace mk {
@@ -236,7 +237,7 @@ void RunCopier::add(const Run& run) {
         (copy_and_fetch_ && run_bytes_ <= kMaxFetchedRunBytes)) {
       return copy_fetched(run);
     }
-    std::memcpy(run.dst, run.src, run_bytes_);
+    copy_bytes(run.dst, run.src, run_bytes_);
     return;
   }
   pending_[num_pending_++] = run;
@@ -258,14 +259,14 @@ void RunCopier::copy_fetched(const Run& run) {
     copy_and_fetch_(oldest, run, run_bytes_);
   } else {
     fetch(run, 0, run_bytes_);
-    std::memcpy(oldest.dst, oldest.src, run_bytes_);
+    copy_bytes(oldest.dst, oldest.src, run_bytes_);
   }
   oldest = run;
 }
 
 void RunCopier::finish() {
   for (int i = 0; i < num_fetched_; ++i) {
-    std::memcpy(fetched_[i].dst, fetched_[i].src, run_bytes_);
+    copy_bytes(fetched_[i].dst, fetched_[i].src, run_bytes_);
   }
   num_fetched_ = next_fetched_ = 0;
   int done = 0;
@@ -282,7 +283,7 @@ void RunCopier::finish() {
 void RunCopier::copy_alone(const Run& run) {
   const int64_t part = run_bytes_ / kStreams / kLineBytes * kLineBytes;
   if (part < kMinCutBytes) {
-    std::memcpy(run.dst, run.src, run_bytes_);
+    copy_bytes(run.dst, run.src, run_bytes_);
     return;
   }
   Run parts[kStreams];

@@ -5,6 +5,7 @@
 #include <map>
 #include <utility>
 
+#include "common/copy_bytes.h"
 #include "common/stream_copy.h"
 
 #define XXH_INLINE_ALL
@@ -32,7 +33,7 @@ class Copies {
 
   void add(const Piece& other, char* dst, const char* src, uint64_t num_bytes) {
     if (!is_on_gpu(one_) && !is_on_gpu(other)) {
-      std::memcpy(dst, src, num_bytes);
+      copy_bytes(dst, src, num_bytes);
       return;
     }
     const Piece& where = is_on_gpu(other) ? other : one_;
@@ -60,7 +61,7 @@ uint64_t copy_and_hash(char* dst, const Pieces& pieces) {
   for (const Piece& piece : pieces) {
     for (uint64_t done = 0; done < piece.num_bytes; done += kChunk) {
       const uint64_t size = std::min(kChunk, piece.num_bytes - done);
-      std::memcpy(dst, piece.data + done, size);
+      copy_bytes(dst, piece.data + done, size);
       // Of what was written: should the source change meanwhile, the object is whole all the same.
       checksum.add(dst, size);
       dst += size;

@@ -1,7 +1,8 @@
 #include "transfer/bounce.h"
 
-#include <cstring>
 #include <new>
+
+#include "common/copy_bytes.h"
 
 namespace mk::transfer {
 namespace {
@@ -24,7 +25,7 @@ char* Bounce::gather(const std::vector<iovec>& parts, uint64_t num_bytes) {
   char* const begin = room(num_bytes);
   char* to = begin;
   for (const iovec& part : parts) {
-    std::memcpy(to, part.iov_base, part.iov_len);
+    copy_bytes(to, part.iov_base, part.iov_len);
     to += part.iov_len;
   }
   return begin;
@@ -33,7 +34,7 @@ char* Bounce::gather(const std::vector<iovec>& parts, uint64_t num_bytes) {
 void Bounce::scatter(const std::vector<iovec>& parts) const {
   const char* from = memory_.get();
   for (const iovec& part : parts) {
-    std::memcpy(part.iov_base, from, part.iov_len);
+    copy_bytes(part.iov_base, from, part.iov_len);
     from += part.iov_len;
   }
 }

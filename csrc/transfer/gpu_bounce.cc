@@ -1,7 +1,6 @@
 #include "transfer/gpu_bounce.h"
 
-#include <cstring>
-
+#include "common/copy_bytes.h"
 #include "transfer/error.h"
 
 namespace mk::transfer {
@@ -25,7 +24,7 @@ void GpuBounce::gather(const std::vector<iovec>& parts, const GpuRanges& gpus, c
   std::vector<GpuCopy> copies;
   for_each_stretch(parts, gpus, [&](uint64_t address, uint64_t num_bytes, int device) {
     if (device < 0) {
-      std::memcpy(chunk, reinterpret_cast<const void*>(address), num_bytes);
+      copy_bytes(chunk, reinterpret_cast<const void*>(address), num_bytes);
     } else {
       copies.push_back({reinterpret_cast<uint64_t>(chunk), address, num_bytes, device});
     }
@@ -40,7 +39,7 @@ void GpuBounce::scatter(const char* chunk, const std::vector<iovec>& parts, cons
   std::vector<GpuCopy> copies;
   for_each_stretch(parts, gpus, [&](uint64_t address, uint64_t num_bytes, int device) {
     if (device < 0) {
-      std::memcpy(reinterpret_cast<void*>(address), chunk, num_bytes);
+      copy_bytes(reinterpret_cast<void*>(address), chunk, num_bytes);
     } else {
       copies.push_back({address, reinterpret_cast<uint64_t>(chunk), num_bytes, device});
     }

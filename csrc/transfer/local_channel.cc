@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "common/copy_bytes.h"
 #include "transfer/checksum.h"
 #include "transfer/error.h"
 #include "transfer/wire.h"
@@ -19,11 +20,17 @@ class Copier {
 
   void copy(uint64_t dst, uint64_t src, uint64_t num_bytes) {
     const bool backwards = dst > src && dst - src < num_bytes;
+    const bool overlap = backwards || (src > dst && src - dst < num_bytes);
     for (uint64_t done = 0; done < num_bytes;) {
       const uint64_t step = std::min(num_bytes - done, kStepBytes - since_check_);
       const uint64_t offset = backwards ? num_bytes - done - step : done;
-      std::memmove(reinterpret_cast<void*>(dst + offset),
-                   reinterpret_cast<const void*>(src + offset), step);
+      auto* const to = reinterpret_cast<void*>(dst + offset);
+      const auto* const from = reinterpret_cast<const void*>(src + offset);
+      if (overlap) {
+        std::memmove(to, from, step);
+      } else {
+        copy_bytes(to, from, step);
+      }
       done += step;
       since_check_ += step;
       if (since_check_ == kStepBytes) {
