@@ -137,8 +137,9 @@ def _runs(
     axes = values[2 + 2 * SIDE_FIELDS : HEADER].reshape(MAX_AXES, 3).tolist()
     planes = values[HEADER:].reshape(-1, PLANE_FIELDS)[:, 2 * side : 2 * side + 2].tolist()
     of_planes = [view.tensors[index].data_ptr() + offset for index, offset in planes]
-    begin = torch.tensor(of_planes, dtype=torch.int64).to(at.device)[:, None] + at[None]
-    is_run = copied[None].expand_as(begin)
+    # One by one: numbers that the host sends to a device would be waited for.
+    begin = torch.stack([at + first for first in of_planes]) if of_planes else at[None, :0]
+    is_run = copied[None, : begin.shape[1]].expand_as(begin)
     for extent, *strides in axes:
         begin = begin[..., None] + torch.arange(extent, device=at.device) * strides[side]
         is_run = is_run[..., None].expand_as(begin)

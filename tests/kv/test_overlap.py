@@ -81,6 +81,16 @@ def test_slots_and_several_views_and_block_sizes():
     both.run([4, 5], [0])
 
 
+def test_no_layers_are_apart():
+    memory = torch.arange(356, dtype=torch.int16)
+    src, dst = (mk.KVView(memory[at:][:256].view(2, 4, 32), "layer block dim") for at in (0, 100))
+    plan, before = mk.CopyPlan(src, dst), memory.clone()
+    plan.run([0, 1], [0, 1], layers=[])
+    assert torch.equal(memory, before)
+    with pytest.raises(mk.InvalidArgument, match="must not share memory"):
+        plan.run([0, 3], [0, 1], layers=[0])
+
+
 @given(st.lists(st.tuples(st.integers(-2, 6), st.integers(-2, 6)), max_size=8), st.booleans())
 @settings(max_examples=200, deadline=None)
 def test_ids_that_one_cache_both_reads_and_writes(pairs, short):
