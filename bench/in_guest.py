@@ -10,10 +10,13 @@ import mooncake_kernels as mk
 RUNNER = Path(__file__).parent.parent / "tests" / "rdma" / "in_guest"
 
 
-def leave_unless_nics(num_nics: int, *, memory_mb: int = 2048, timeout_s: int = 900) -> None:
+def leave_unless_nics(
+    num_nics: int, *, wire_mbit: int | None = None, memory_mb: int = 2048, timeout_s: int = 900
+) -> None:
     """Go on if there are as many NICs here; otherwise run this bench in a guest, and exit.
 
-    Its times say nothing of real NICs, nor of a real processor: what is worth reading is ratios.
+    Its times say nothing of real NICs, nor of a real processor: ratios are worth reading. Its
+    NICs share that processor, unless ``wire_mbit``, what each may send a second, is less than that.
     """
     if len(mk.rdma.devices()) >= num_nics:
         return
@@ -28,6 +31,7 @@ def leave_unless_nics(num_nics: int, *, memory_mb: int = 2048, timeout_s: int = 
         if target:
             words[words.index("--json") + 1] = str(results)
         guest = [RUNNER, "--nics", str(num_nics), "--mem", str(memory_mb), "--rw", folder]
+        guest += ["--wire", str(wire_mbit)] if wire_mbit else []
         command = [sys.executable, sys.argv[0], *words]
         done = subprocess.run([*guest, "--timeout", str(timeout_s), "--", *command])
         if target and results.exists():

@@ -11,7 +11,7 @@ MODULES = [
     *("virtio_pci", "virtio_console", "9pnet_virtio", "9p", "overlay", "virtio_net"),
     # rdma_rxe asks for crc32_generic by an alias that nobody answers here, and fails without.
     *("crc32_generic", "rdma_rxe", "ib_uverbs", "rdma_ucm"),
-    *("cls_flower", "act_mirred", "act_gact", "sch_ingress"),
+    *("cls_flower", "act_mirred", "act_gact", "act_skbedit", "sch_ingress", "sch_tbf", "veth"),
 ]
 
 

@@ -33,6 +33,7 @@ def parse(arguments: list[str], description: str) -> argparse.Namespace:
     add = parser.add_argument
     cache = Path(os.environ.get("MK_GUEST_CACHE", ROOT / "build" / "guest"))
     add("--nics", type=at_least(0), default=2, help="NICs eth0.. with rxe0.. on them [2]")
+    add("--wire", type=at_least(1), metavar="MBIT", help="what a NIC sends a second, at most")
     add("--numa", action="store_true", help="two NUMA nodes, each with half of the NICs")
     add("--gpu", action="store_true", help="a display adapter with a 64 MiB BAR beside NIC 0")
     add("--rw", type=Path, metavar="DIR", help="folder that can be written, at the same path")

@@ -71,7 +71,7 @@ def write_control(
         "config": "".join(f"{name}={shlex.quote(value)}\n" for name, value in config.items()),
         "session": (HERE / "session").read_text(),
         "command": command(options.command, extra_path),
-        **wire.batches(options.nics),
+        **wire.batches(options.nics, options.wire),
     }
     for name, text in files.items():
         (control / name).write_text(text + "\n" if text else "", errors="surrogateescape")
