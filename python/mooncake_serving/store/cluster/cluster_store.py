@@ -1,13 +1,15 @@
 """The store over all hosts: the calls of ``Store``, which look at home first."""
 
+from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from mooncake_kernels.buffers import Buffer, as_buffer, copy_to_host
 from mooncake_kernels.errors import InvalidArgument, TransferError, Unavailable
-from mooncake_kernels.pool import PoolStats, PutResult, Retention
+from mooncake_kernels.pool import ObjectPut, PoolStats, PutResult, Retention
 from mooncake_kernels.transfer import Region
 
 from ..checks import check_number, check_positive, check_retention, check_share
@@ -17,6 +19,7 @@ from ..keyspace import Keyspace, StoreKey, StoreKeys
 from ..node import Node
 from ..node.asking import Pulls
 from ..reader import check_pairs
+from .cluster_put import ClusterPut, PutElsewhere, PutHere
 from .cluster_reader import ClusterReader
 from .hot_keys import HotKeys
 
@@ -77,6 +80,7 @@ class ClusterStore(ClusterReader, Closing):
         self._claim_s = claim_s
         self._hot = hot
         self._wait_s = claim_s
+        self._dropped: deque[np.ndarray] = deque()  # keys of puts that nobody has ended
 
     def put(
         self, key: StoreKey, value: Any, *, retention: Retention = "normal", position: int = 0
@@ -103,6 +107,70 @@ class ClusterStore(ClusterReader, Closing):
                 other node takes it.
         """
         return self._put_each([key], [parts], retention, position)[0]
+
+    def begin(
+        self,
+        key: StoreKey,
+        num_bytes: int,
+        *,
+        retention: Retention = "normal",
+        position: int = 0,
+    ) -> ClusterPut | PutResult:
+        """Reserve space for an object that is written in place, layer by layer for example::
+
+            put = cluster.begin(key, sum(layer.nbytes for layer in layers))
+            if isinstance(put, PutResult):
+                return  # EXISTS: others have it, or had room for it when this pool had none
+            with put:
+                put.view[first:last] = layer  # each as it comes; or put.buffer, if it is on a GPU
+
+        The space is in the own pool, and the key is this node's to write for ``claim_s``. A node
+        without a pool, or that is draining, has it written in memory of the process, and asks who
+        takes it when it is committed.
+
+        Returns:
+            A put to be committed, or as ``put_from`` why there is none.
+
+        Raises:
+            InvalidArgument: as ``Store.begin``.
+            Unavailable: the directory does not answer; or no node is known that could take it.
+        """
+        self.node.check_process()
+        check_number("begin", "num_bytes", num_bytes)
+        check_retention("begin", retention)
+        check_number("begin", "position", position)
+        self._settle_dropped()
+        words = self._keyspace.keys([key])
+        if self._store is None or self.node.is_draining:
+            if self.exists(key):
+                return PutResult.EXISTS
+            self._check_homes(num_bytes)
+            return PutElsewhere(num_bytes, partial(self.put, key))
+        self._store.check_puts([key])
+        if self._are_here(words)[0]:
+            return PutResult.EXISTS
+        [claim] = self.node.claims.ask(words, self._claim_s).tolist()
+        if claim != Claim.GRANTED:
+            return RESULT_OF[claim]
+        begun: ObjectPut | PutResult | None = None
+        try:
+            begun = self._store.begin_key(
+                (int(words[0, 0]), int(words[0, 1])),
+                num_bytes,
+                retention=retention,
+                position=position,
+            )
+        finally:
+            if not isinstance(begun, ObjectPut):
+                self._settle(words, begun in THERE)
+        if not isinstance(begun, ObjectPut):
+            return begun
+        return PutHere(
+            begun,
+            self.node.check_process,
+            partial(self._settle, words),
+            partial(self._dropped.append, words),
+        )
 
     def put_each(
         self, keys: StoreKeys, values: Sequence[Any], *, position: int = 0
@@ -205,6 +273,7 @@ class ClusterStore(ClusterReader, Closing):
         self.node.check_process()
         check_retention("put", retention)
         check_number("put", "position", position)
+        self._settle_dropped()
         words = self._keyspace.keys(keys)
         if self._store is not None:
             self._store.check_puts(keys)
@@ -289,10 +358,29 @@ class ClusterStore(ClusterReader, Closing):
                 answers[i] = answer
         return [answer for answer in answers if answer is not None]
 
+    def _settle(self, words: np.ndarray, is_stored: bool) -> None:
+        """End the claim to one key."""
+        self.node.claims.settle(words, np.array([is_stored]), np.zeros(1, bool))
+
+    def _settle_dropped(self) -> None:
+        """End the claims of puts that were dropped, where no lock is held."""
+        while self._dropped:
+            self._settle(self._dropped.popleft(), False)
+
     def _homes(self) -> list[Member]:
         """Members whose pools take objects, other than the own one; the emptiest pool first."""
         homes = self._known(lambda m: m.pool not in ("", self.node.pool_name) and not m.is_draining)
         return sorted(homes, key=lambda member: -member.free_bytes)
+
+    def _check_homes(self, num_bytes: int) -> None:
+        """Refuse what no pool of others could take."""
+        largest = max([member.capacity_bytes for member in self._homes()], default=None)
+        if largest is None:
+            raise Unavailable("begin: no node with a pool takes it: there is none")
+        if num_bytes > largest:
+            raise InvalidArgument(
+                f"begin: num_bytes must be at most {largest}, as large as a pool, got {num_bytes}"
+            )
 
     def _known(self, condition: Callable[[Member], bool]) -> list[Member]:
         """Members for which it holds; the directory is asked if none is known."""

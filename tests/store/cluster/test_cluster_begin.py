@@ -1,0 +1,191 @@
+"""``ClusterStore.begin``: objects that are written in place, and those that are given up."""
+
+import gc
+import threading
+
+import pytest
+
+from mooncake_kernels.errors import InvalidArgument, Unavailable
+from mooncake_kernels.pool import PutResult
+from mooncake_serving.store import Quota, Store
+
+from .support import UNIT, value
+
+STORED = PutResult.STORED
+EXISTS = PutResult.EXISTS
+BEING_WRITTEN = PutResult.BEING_WRITTEN
+
+
+def begun(host, key, num_bytes=UNIT, **options):
+    put = host.cluster.begin(key, num_bytes, **options)
+    assert not isinstance(put, PutResult), put
+    return put
+
+
+def write(put, num_bytes=UNIT, seed=1):
+    put.view[:] = value(seed, num_bytes)
+
+
+def test_it_is_seen_once_it_is_committed(hosts):
+    one, two, none = hosts.make("one"), hosts.make("two"), hosts.make("none", 0)
+    put = begun(one, "a")
+    assert put.num_bytes == UNIT and put.is_open and put.result is None
+    for host in (one, two, none):
+        assert host.cluster.get("a") is None and not host.cluster.exists("a")
+    assert one.cluster.begin("a", UNIT) is BEING_WRITTEN
+    assert two.cluster.begin("a", UNIT) is BEING_WRITTEN
+    assert one.cluster.put("a", b"x") is two.cluster.put("a", b"x") is BEING_WRITTEN
+    write(put)
+    assert put.commit() is STORED is put.result and not put.is_open
+    for host in (one, two, none):
+        assert host.cluster.get("a") == value(1, UNIT)
+        assert host.cluster.begin("a", UNIT) is EXISTS
+    put.abort()  # nothing after a commit
+    assert two.cluster.get("a") == value(1, UNIT)
+    with pytest.raises(InvalidArgument, match="committed or aborted"):
+        put.commit()
+    with pytest.raises(InvalidArgument, match="closed"):
+        write(put)
+
+
+def test_a_with_block_commits_unless_it_fails(hosts):
+    one, two = hosts.make("one"), hosts.make("two")
+    with begun(one, "a") as put:
+        write(put)
+    assert put.result is STORED and two.cluster.get("a") == value(1, UNIT)
+    with pytest.raises(RuntimeError), begun(one, "b") as put:
+        raise RuntimeError
+    assert put.result is None and not two.cluster.exists("b")
+    with begun(two, "b") as put:  # nobody has a claim to it
+        write(put, seed=2)
+    assert one.cluster.get("b") == value(2, UNIT)
+
+
+def test_what_is_dropped_is_free_again(hosts):
+    one, two = hosts.make("one"), hosts.make("two")
+    free = one.store.stats().free_bytes
+    put = begun(one, "a")
+    assert one.store.stats().free_bytes < free
+    del put
+    gc.collect()
+    assert one.store.stats().free_bytes == free
+    assert one.cluster.put("a", value(3)) is STORED  # its own, at once
+    assert two.cluster.get("a") == value(3)
+    put = begun(one, "b")
+    del put
+    gc.collect()
+    assert one.cluster.put("c", value(4)) is STORED  # the claim goes with the next put
+    assert two.cluster.put("b", value(5)) is STORED
+
+
+@pytest.mark.parametrize("draining", [False, True])
+def test_a_node_that_has_others_take_it(hosts, draining):
+    two = hosts.make("two")
+    one = hosts.make("one", 64 * UNIT if draining else 0)
+    if draining:
+        one.node.set_draining(True)
+    put = begun(one, "a", 3 * UNIT)
+    assert put.buffer.num_bytes == 3 * UNIT and bytes(put.view) == bytes(3 * UNIT)
+    write(put, 3 * UNIT)
+    assert not two.cluster.exists("a")
+    assert put.commit() is STORED and two.store.get("a") == value(1, 3 * UNIT)
+    assert one.cluster.begin("a", 3 * UNIT) is EXISTS
+    other = begun(one, "b")
+    assert two.cluster.put("b", value(2)) is STORED  # nobody had a claim
+    assert other.commit() is EXISTS and one.cluster.get("b") == value(2)
+    dropped = begun(one, "c")
+    dropped.abort()
+    for what in ("view", "buffer"):
+        with pytest.raises(InvalidArgument, match="committed or aborted"):
+            getattr(dropped, what)
+    assert two.cluster.put("c", value(2)) is STORED
+
+
+def test_nobody_takes_it(hosts):
+    one = hosts.make("one", 0)
+    with pytest.raises(Unavailable, match="no node with a pool"):
+        one.cluster.begin("a", UNIT)
+    two = hosts.make("two", 8 * UNIT)
+    one.node.members(anew=True)
+    with pytest.raises(InvalidArgument, match=f"at most {8 * UNIT}, as large as a pool"):
+        one.cluster.begin("a", 9 * UNIT)
+    put = begun(one, "a")
+    two.close()
+    with pytest.raises(Unavailable, match="no node with a pool"):
+        put.commit()
+    assert not put.is_open
+
+
+def test_no_room(hosts):
+    one, two = hosts.make("one", 8 * UNIT), hosts.make("two")
+    held = begun(one, "a", 8 * UNIT)
+    assert one.cluster.begin("b", UNIT) is PutResult.FULL
+    assert two.cluster.put("b", value(1)) is STORED  # the claim was given back
+    held.abort()
+    with pytest.raises(InvalidArgument, match="num_bytes"):
+        one.cluster.begin("c", 9 * UNIT)
+    assert two.cluster.put("c", value(1)) is STORED
+
+
+def test_room_is_made_and_quotas_hold(hosts):
+    one = hosts.make("one", store=Store.create(8 * UNIT, evict_ratio=0.0, quota=Quota(6 * UNIT)))
+    two = hosts.make("two")
+    for key in range(6):
+        assert one.cluster.put(key, value(key)) is STORED
+    with begun(one, 9, 4 * UNIT) as put:
+        write(put, 4 * UNIT)
+    assert two.cluster.exists_each(range(6)).tolist() == [False] * 4 + [True] * 2
+    assert two.cluster.get(9) == value(1, 4 * UNIT)
+    with pytest.raises(InvalidArgument, match="key must be an integer in a namespace with"):
+        one.cluster.begin("name", UNIT)
+
+
+@pytest.mark.parametrize(
+    "arguments, reason",
+    [
+        (("a", -1), "num_bytes must be an integer in 0 to"),
+        (("a", 1.5), "num_bytes must be an integer in 0 to"),
+        ((2.5, 1), "key"),
+    ],
+)
+def test_wrong_arguments(hosts, arguments, reason):
+    one = hosts.make("one")
+    with pytest.raises(InvalidArgument, match=reason):
+        one.cluster.begin(*arguments)
+    with pytest.raises(InvalidArgument, match="retention"):
+        one.cluster.begin("a", 1, retention="long")
+    with pytest.raises(InvalidArgument, match="position"):
+        one.cluster.begin("a", 1, position=-1)
+    assert one.cluster.put("a", value(1)) is STORED
+
+
+def test_after_the_end_of_the_node(hosts):
+    one = hosts.make("one")
+    put = begun(one, "a")
+    one.cluster.close()
+    with pytest.raises(InvalidArgument, match="node must be open"):
+        put.commit()
+    put.abort()
+    with pytest.raises(InvalidArgument, match="node must be open"):
+        one.cluster.begin("b", 1)
+
+
+def test_many_threads_write_one_key(hosts):
+    one, two = hosts.make("one"), hosts.make("two")
+    results: list = []
+
+    def run(host, seed):
+        put = host.cluster.begin("a", UNIT)
+        if not isinstance(put, PutResult):
+            write(put, seed=seed)
+            put = (put.commit(), seed)
+        results.append(put)
+
+    threads = [threading.Thread(target=run, args=((one, two)[i % 2], i)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    stored = [seed for result in results if isinstance(result, tuple) for _, seed in [result]]
+    assert len(stored) == 1
+    assert one.cluster.get("a") == two.cluster.get("a") == value(stored[0], UNIT)
