@@ -4,9 +4,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from mooncake_kernels.buffers import Buffer
 from mooncake_kernels.errors import Unavailable
@@ -14,19 +12,17 @@ from mooncake_kernels.pool import PutResult
 from mooncake_kernels.transfer import Region
 from mooncake_serving.store import ClusterStore, Copies
 from mooncake_serving.store.directory import Directory
-from mooncake_serving.store.node.arriving import Outcome
-from mooncake_serving.store.node.sinks import IntoBuffers
 
 from .buffers import Memory
-from .codes import CHECKSUM_MISMATCH, INVALID_PARAMS, OBJECT_NOT_FOUND, code_of, log
-from .naming import MIN_HEADER_BYTES, encoded, header_bytes, header_of, name_in
+from .codes import OBJECT_NOT_FOUND, code_of, fill, log
+from .elsewhere import Elsewhere
+from .naming import encoded, header_of
 from .objects import Objects, Views
 from .replicate_config import Keeping
+from .sessions import Reading, Wanted
 
-_CODES = {
-    Outcome.NOT_TAKEN: INVALID_PARAMS,  # the buffers are too small
-    Outcome.DAMAGED: CHECKSUM_MISMATCH,
-}
+if TYPE_CHECKING:
+    from .objects import AnyPut
 
 
 class ClusterObjects(Objects):
@@ -47,6 +43,7 @@ class ClusterObjects(Objects):
         self._cluster = cluster
         self._copies = Copies(cluster)
         self._directory = directory
+        self._elsewhere = Elsewhere(cluster, self._keyspace)
         self._here = None if own is None else Objects(own, own.pool, namespace)
         self._closing = closing
         self._lock = threading.Lock()
@@ -59,25 +56,33 @@ class ClusterObjects(Objects):
         else:
             codes = self._here.get_into_each(op, names, views)
         missing = [i for i, code in enumerate(codes) if code == OBJECT_NOT_FOUND]
+        wanted = [names[i] for i in missing], [views[i] for i in missing]
+        fill(op, codes, missing, lambda: self._elsewhere.get_into_each(op, *wanted))
+        return codes
 
-        def read() -> int:
-            headers = [header_of(names[i]) for i in missing]
-            found = [bytearray(len(header)) for header in headers]
-            sinks = [
-                IntoBuffers(op, (start, *views[i])) for start, i in zip(found, missing, strict=True)
-            ]
-            words = self._keyspace.keys([names[i] for i in missing])
-            outcomes = self._cluster.read_each(words, sinks)
-            for n, i in enumerate(missing):
-                codes[i] = _CODES.get(outcomes[n], OBJECT_NOT_FOUND)
-                if outcomes[n] is Outcome.DONE and found[n] == headers[n]:
-                    sinks[n].deliver()
-                    codes[i] = sinks[n].object_bytes - len(headers[n])
-            return 0
+    def open_each(self, op: str, names: Sequence[str]) -> list[Reading | int]:
+        """Open values; of those that are not here, one request to each host tells their sizes.
 
-        if missing and (failure := code_of(op, read)):
-            for i in missing:
-                codes[i] = failure
+        One of another host is read from wherever it is then; its host may evict it.
+        """
+        opened: list[Reading | int]
+        if self._here is None:
+            opened = [code_of(op, partial(_absent, name)) for name in names]
+        else:
+            opened = self._here.open_each(op, names)
+        missing = [i for i, one in enumerate(opened) if one == OBJECT_NOT_FOUND]
+        wanted = [names[i] for i in missing]
+        fill(op, opened, missing, lambda: self._elsewhere.open_each(op, wanted))
+        return opened
+
+    def read_ranges(self, op: str, wanted: Sequence[Wanted]) -> list[int]:
+        """Fill buffers; all ranges of what another host has come in one request."""
+        codes = [0] * len(wanted)
+        here = [i for i, one in enumerate(wanted) if one.reading.pinned is not None]
+        there = [i for i, one in enumerate(wanted) if one.reading.pinned is None]
+        read_here = super().read_ranges
+        fill(op, codes, here, lambda: read_here(op, [wanted[i] for i in here]))
+        fill(op, codes, there, lambda: self._elsewhere.read_ranges(op, [wanted[i] for i in there]))
         return codes
 
     def remove_each(self, op: str, names: Sequence[str]) -> list[int]:
@@ -85,15 +90,11 @@ class ClusterObjects(Objects):
         codes = [code_of(op, partial(_check, name)) for name in names]
         named = [i for i, code in enumerate(codes) if code == 0]
 
-        def remove() -> int:
-            removed = self._store.remove_each([names[i] for i in named])
-            for i, was_there in zip(named, removed.tolist(), strict=True):
-                codes[i] = 0 if was_there else OBJECT_NOT_FOUND
-            return 0
+        def remove() -> list[int]:
+            removed = self._store.remove_each([names[i] for i in named]).tolist()
+            return [0 if was_there else OBJECT_NOT_FOUND for was_there in removed]
 
-        if named and (failure := code_of(op, remove)):
-            for i in named:
-                codes[i] = failure
+        fill(op, codes, named, remove)
         return codes
 
     def names(self) -> Iterator[str]:
@@ -105,7 +106,7 @@ class ClusterObjects(Objects):
             while cursor or is_first:
                 cursor, keys = self._directory.keys_of(pool, cursor)
                 is_first = False
-                new = {name for name in self._names_of(keys) if name is not None} - known
+                new = {name for name in self._elsewhere.names_of(keys) if name is not None} - known
                 known |= new
                 yield from new
 
@@ -139,43 +140,28 @@ class ClusterObjects(Objects):
     def _put(self, name: str, parts: Sequence[Any], keeping: Keeping) -> PutResult:
         """Further copies are tried: the object is stored with the first."""
         result = super()._put(name, parts, keeping)
-        if result is PutResult.STORED and keeping.num_copies > 1:
+        if result is PutResult.STORED:
+            self._copy(name, keeping)
+        return result
+
+    def _commit(self, name: str, put: "AnyPut", keeping: Keeping) -> None:
+        super()._commit(name, put, keeping)
+        self._copy(name, keeping)
+
+    def _copy(self, name: str, keeping: Keeping) -> None:
+        if keeping.num_copies > 1:
             try:
                 failed = list(self._copies.replicate([name], keeping.num_copies).failed.values())
             except Unavailable as error:
                 failed = [str(error)]
             for reason in failed:
                 log.warning("put: %r has fewer copies than asked for: %s", name, reason)
-        return result
 
     def _find(self, name: str) -> memoryview | None:
         if self._here is not None and (found := self._here._find(name)) is not None:
             return found
         value = self._cluster.get(name)
         return None if value is None else memoryview(value)
-
-    def _names_of(self, keys: np.ndarray) -> list[str | None]:
-        """Read the names of objects of other hosts."""
-        starts = self._read_starts(keys, [MIN_HEADER_BYTES] * len(keys))
-        sizes = [header_bytes(start) for start in starts]
-        longer = [i for i, size in enumerate(sizes) if size > MIN_HEADER_BYTES]
-        rest = self._read_starts(keys[longer], [sizes[i] for i in longer])
-        for i, start in zip(longer, rest, strict=True):
-            starts[i] = start
-        names = [name_in(memoryview(start)) for start in starts]
-        return [
-            name if name is not None and self._keyspace.key(name) == tuple(key) else None
-            for name, key in zip(names, keys.tolist(), strict=True)
-        ]
-
-    def _read_starts(self, keys: np.ndarray, sizes: Sequence[int]) -> list[bytearray]:
-        starts = [bytearray(size) for size in sizes]
-        sinks = [IntoBuffers("names", [start], 0) for start in starts]
-        outcomes = self._cluster.node.read(keys, sinks, verify=False) if len(keys) else []
-        return [
-            start if outcome is Outcome.DONE else bytearray()
-            for start, outcome in zip(starts, outcomes, strict=True)
-        ]
 
 
 def _check(name: str) -> int:

@@ -22,6 +22,7 @@ INTERNAL_ERROR = -1
 NO_AVAILABLE_HANDLE = -200  # there is no room
 INVALID_PARAMS = -600
 OBJECT_NOT_FOUND = -704
+OBJECT_ALREADY_EXISTS = -705  # to a session only: puts of what is there return 0
 TRANSFER_FAIL = -800
 CHECKSUM_MISMATCH = -801
 RPC_FAIL = -900  # who knows where the objects are does not answer
@@ -99,6 +100,24 @@ def code_of(op: str, call: Callable[[], int]) -> int:
         if isinstance(error, Failed):
             return error.code
         return next(code for kind, code in _CODES.items() if isinstance(error, kind))
+
+
+def fill(
+    op: str,
+    answers: list[Answer | int],
+    places: Sequence[int],
+    call: Callable[[], Sequence[Answer | int]],
+) -> None:
+    """Put what a call returns into these places of a list, or the code of its failure into all."""
+
+    def run() -> int:
+        for i, answer in zip(places, call(), strict=True):
+            answers[i] = answer
+        return 0
+
+    if places and (failure := code_of(op, run)):
+        for i in places:
+            answers[i] = failure
 
 
 def check_list(argument: str, value: Any, depth: int = 1) -> None:

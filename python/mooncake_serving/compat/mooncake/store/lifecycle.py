@@ -11,6 +11,7 @@ from mooncake_kernels.errors import InvalidArgument
 from .buffers import Buffers
 from .codes import code_of, log
 from .objects import Objects
+from .sessions import Sessions
 from .settings import Settings
 from .standing import open_objects
 
@@ -22,6 +23,7 @@ class Running:
     settings: Settings
     objects: Objects
     buffers: Buffers
+    sessions: Sessions
 
 
 class Lifecycle:
@@ -63,6 +65,7 @@ class Lifecycle:
         with self._starting:
             state, self._state = self._state, None
             if state is not None:
+                state.sessions.close()
                 self._finalizer()
         return 0
 
@@ -81,7 +84,7 @@ class Lifecycle:
                 return 0
             objects = open_objects(settings)
             self._finalizer = weakref.finalize(self, objects.close)
-            self._state = Running(settings, objects, Buffers())
+            self._state = Running(settings, objects, Buffers(), Sessions())
         return 0
 
     def _running(self) -> Running:

@@ -7,20 +7,29 @@ from typing import TYPE_CHECKING, Any
 
 from mooncake_kernels.buffers import as_buffer
 from mooncake_kernels.errors import InvalidArgument
-from mooncake_kernels.pool import ObjectPool, PutResult
+from mooncake_kernels.pool import ObjectPool, ObjectPut, PutResult
 from mooncake_serving.store import Store
 from mooncake_serving.store.keyspace import Keyspace
 
 from ..codes import Failed
 from .buffers import Memory, size_of
-from .codes import INTERNAL_ERROR, NO_AVAILABLE_HANDLE, OBJECT_NOT_FOUND, code_of
+from .codes import (
+    INTERNAL_ERROR,
+    NO_AVAILABLE_HANDLE,
+    OBJECT_ALREADY_EXISTS,
+    OBJECT_NOT_FOUND,
+    code_of,
+)
 from .naming import encoded, header_of, name_in
 from .replicate_config import Keeping
+from .sessions import Reading, Wanted, Writing
 
 if TYPE_CHECKING:  # it needs an extra, and a pool of one host does not
     from mooncake_serving.store import ClusterStore
+    from mooncake_serving.store.cluster import ClusterPut
 
     AnyStore = Store | ClusterStore
+    AnyPut = ObjectPut | ClusterPut
 
 _REPLACE_S = 10.0  # to replace an object that others write too
 _PAUSE_S = 1e-3
@@ -64,6 +73,48 @@ class Objects:
             if time.monotonic() > until_s:
                 raise Failed(INTERNAL_ERROR, f"others write {name!r:.80} all the time")
             time.sleep(_PAUSE_S)
+
+    def begin(self, name: str, num_bytes: int, keeping: Keeping) -> Writing:
+        """Reserve room for a value that is written range by range.
+
+        Raises:
+            InvalidArgument: an argument is wrong, or the value empty.
+            Failed: there is no room; or there is a value, or somebody else writes it.
+        """
+        header = header_of(name)
+        self._check_size(header, num_bytes)
+        put = self._store.begin(name, len(header) + num_bytes, retention=keeping.retention)
+        if isinstance(put, PutResult):
+            self._check_room(name, put)
+            raise Failed(
+                OBJECT_ALREADY_EXISTS, f"there is a value of {name!r:.80}, or it is being written"
+            )
+        put.view[: len(header)] = header
+        commit = partial(self._commit, name, put, keeping)
+        return Writing(put.view[len(header) :], commit, put.abort)
+
+    def open_each(self, op: str, names: Sequence[str]) -> list[Reading | int]:
+        """Open values that are read range by range: of each that, -704 if there is none, or a code.
+
+        One that is here stays until it is forgotten, whoever removes it.
+        """
+        opened: list[Reading | int] = [OBJECT_NOT_FOUND] * len(names)
+
+        def open_one(i: int) -> int:
+            header = header_of(names[i])
+            pinned = self._store.view(names[i])
+            if pinned is not None and pinned.view[: len(header)] == header:
+                num_bytes = pinned.num_bytes - len(header)
+                opened[i] = Reading(names[i], num_bytes, len(header), pinned)
+            return 0
+
+        for i in range(len(names)):
+            opened[i] = code_of(op, partial(open_one, i)) or opened[i]
+        return opened
+
+    def read_ranges(self, op: str, wanted: Sequence[Wanted]) -> list[int]:
+        """Fill buffers from ranges of values that are open: of each value the bytes, or a code."""
+        return [code_of(op, one.read) for one in wanted]
 
     def get_into(self, name: str, views: Views) -> int:
         """Copy a value into buffers, one behind the other, which may be larger than it.
@@ -168,7 +219,10 @@ class Objects:
     def _object(self, name: str, parts: Sequence[Any]) -> list[Any]:
         """The parts of an object: the header, and those of its value."""
         header = header_of(name)
-        num_bytes = sum(map(_num_bytes, parts))
+        self._check_size(header, sum(map(_num_bytes, parts)))
+        return [header, *parts]
+
+    def _check_size(self, header: bytes, num_bytes: int) -> None:
         if num_bytes == 0:
             raise InvalidArgument("value must have at least 1 byte, got none")
         if self._pool is not None and len(header) + num_bytes > self._pool.capacity_bytes:
@@ -177,15 +231,21 @@ class Objects:
                 f"value and key must fit into the pool's {self._pool.capacity_bytes} bytes, "
                 f"got {len(header) + num_bytes}",
             )
-        return [header, *parts]
 
     def _put(self, name: str, parts: Sequence[Any], keeping: Keeping) -> PutResult:
         result = self._store.put_from(name, *parts, retention=keeping.retention)
+        self._check_room(name, result)
+        return result
+
+    def _commit(self, name: str, put: "AnyPut", keeping: Keeping) -> None:
+        """Let all see what was written."""
+        self._check_room(name, put.commit() or PutResult.STORED)
+
+    def _check_room(self, name: str, result: PutResult) -> None:
         if result is PutResult.FULL:
             raise Failed(
                 NO_AVAILABLE_HANDLE, f"there is no room for {name!r:.80}: all must stay that is"
             )
-        return result
 
 
 def _num_bytes(part: Any) -> int:

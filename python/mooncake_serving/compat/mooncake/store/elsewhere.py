@@ -1,0 +1,115 @@
+"""Values that are on other hosts: one request to each host that has some, however many are read."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mooncake_serving.store.keyspace import Keyspace
+from mooncake_serving.store.node.arriving import Outcome
+from mooncake_serving.store.node.sinks import IntoBuffers
+
+from .buffers import Memory
+from .codes import CHECKSUM_MISMATCH, INVALID_PARAMS, OBJECT_NOT_FOUND
+from .naming import MIN_HEADER_BYTES, header_bytes, header_of, name_in
+from .sessions import Reading, Wanted
+
+if TYPE_CHECKING:
+    from mooncake_serving.store import ClusterStore
+
+_CODES = {
+    Outcome.NOT_TAKEN: INVALID_PARAMS,  # the buffers are too small
+    Outcome.DAMAGED: CHECKSUM_MISMATCH,
+}
+
+
+class Elsewhere:
+    """What the own pool does not have. Thread-safe.
+
+    Its calls raise what ``ClusterStore.read_each`` does.
+    """
+
+    def __init__(self, cluster: "ClusterStore", keyspace: Keyspace):
+        self._cluster = cluster
+        self._keyspace = keyspace
+
+    def get_into_each(
+        self, op: str, names: Sequence[str], views: Sequence[Sequence[Memory]]
+    ) -> list[int]:
+        """Copy values, each into its buffers: of each its size, or a code."""
+        headers = [header_of(name) for name in names]
+        found = [bytearray(len(header)) for header in headers]
+        sinks = [IntoBuffers(op, (start, *one)) for start, one in zip(found, views, strict=True)]
+        outcomes = self._read(names, sinks)
+        codes = [_code_of(outcome) for outcome in outcomes]
+        for i, header in enumerate(headers):
+            if codes[i] == 0:
+                codes[i] = OBJECT_NOT_FOUND  # but another of the same hash
+                if found[i] == header:
+                    sinks[i].deliver()
+                    codes[i] = sinks[i].object_bytes - len(header)
+        return codes
+
+    def open_each(self, op: str, names: Sequence[str]) -> list[Reading | int]:
+        """Open values that are read range by range: of each that, or a code."""
+        headers = [header_of(name) for name in names]
+        found = [bytearray(len(header)) for header in headers]
+        sinks = [IntoBuffers(op, [start], 0) for start in found]
+        opened: list[Reading | int] = []
+        for i, outcome in enumerate(self._read(names, sinks)):
+            size = len(headers[i])
+            code = _code_of(outcome)
+            if code == 0 and found[i] == headers[i]:
+                opened.append(Reading(names[i], sinks[i].object_bytes - size, size, None))
+            else:
+                opened.append(code or OBJECT_NOT_FOUND)
+        return opened
+
+    def read_ranges(self, op: str, wanted: Sequence[Wanted]) -> list[int]:
+        """Fill buffers from ranges of open values: of each value the bytes, or a code."""
+        owners: list[int] = []
+        sinks: list[IntoBuffers] = []
+        for i, one in enumerate(wanted):
+            for (first, last), part in zip(one.places(), one.parts, strict=True):
+                if first < last:
+                    owners.append(i)
+                    sinks.append(IntoBuffers(op, [part], one.reading.start + first))
+        outcomes = self._read([wanted[i].reading.name for i in owners], sinks)
+        codes = [0] * len(wanted)
+        for i, sink, outcome in zip(owners, sinks, outcomes, strict=True):
+            if codes[i] >= 0:
+                code = _code_of(outcome)
+                codes[i] = code or codes[i] + sink.num_bytes
+                if code == 0:
+                    sink.deliver()
+        return codes
+
+    def names_of(self, keys: np.ndarray) -> list[str | None]:
+        """Read the names of objects; None of those that have none."""
+        starts = self._read_starts(keys, [MIN_HEADER_BYTES] * len(keys))
+        sizes = [header_bytes(start) for start in starts]
+        longer = [i for i, size in enumerate(sizes) if size > MIN_HEADER_BYTES]
+        rest = self._read_starts(keys[longer], [sizes[i] for i in longer])
+        for i, start in zip(longer, rest, strict=True):
+            starts[i] = start
+        names = [name_in(memoryview(start)) for start in starts]
+        return [
+            name if name is not None and self._keyspace.key(name) == tuple(key) else None
+            for name, key in zip(names, keys.tolist(), strict=True)
+        ]
+
+    def _read(self, names: Sequence[str], sinks: Sequence[IntoBuffers]) -> list[Outcome]:
+        return self._cluster.read_each(self._keyspace.keys(names), sinks)
+
+    def _read_starts(self, keys: np.ndarray, sizes: Sequence[int]) -> list[bytearray]:
+        starts = [bytearray(size) for size in sizes]
+        sinks = [IntoBuffers("names", [start], 0) for start in starts]
+        outcomes = self._cluster.node.read(keys, sinks, verify=False) if len(keys) else []
+        return [
+            start if outcome is Outcome.DONE else bytearray()
+            for start, outcome in zip(starts, outcomes, strict=True)
+        ]
+
+
+def _code_of(outcome: Outcome) -> int:
+    return 0 if outcome is Outcome.DONE else _CODES.get(outcome, OBJECT_NOT_FOUND)

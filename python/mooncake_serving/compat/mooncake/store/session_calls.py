@@ -1,0 +1,176 @@
+"""The calls of ``MooncakeDistributedStore`` that write, and read, values range by range."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from mooncake_kernels.errors import InvalidArgument
+
+from ..codes import as_natural
+from .buffer_calls import BufferCalls, Numbers
+from .buffers import Memory
+from .codes import INVALID_PARAMS, check_list, code_of, returns_code, returns_instead
+from .replicate_config import ReplicateConfig, keeping_of
+from .sessions import Reading, Wanted
+
+
+class SessionCalls(BufferCalls):
+    """A value is begun once, written or read in as many calls as there are layers, and ended.
+
+    Sessions are this store's own, of any of its threads. ``close`` ends them; what was being
+    written then was never there.
+    """
+
+    @returns_instead([INVALID_PARAMS])
+    def batch_put_session_start(
+        self, keys: Sequence[str], sizes: Numbers, config: ReplicateConfig | None = None
+    ) -> list[int]:
+        """Reserve room for values, which nobody sees until they are ended.
+
+        Returns:
+            Of each 0; -200: no room; -600: it has a session here, or no bytes; -705: there is a
+            value, or it is being written elsewhere.
+        """
+
+        def start(i: int) -> int:
+            running, keeping = self._running(), keeping_of(config)
+            size = as_natural("sizes", sizes[i])
+            running.sessions.begin_writing(
+                keys[i], partial(running.objects.begin, keys[i], size, keeping)
+            )
+            return 0
+
+        return self._each("batch_put_session_start", keys, (sizes,), start)
+
+    @returns_instead([INVALID_PARAMS])
+    def batch_put_from_multi_buffer_ranges(
+        self,
+        keys: Sequence[str],
+        all_buffer_ptrs: Sequence[Numbers],
+        all_sizes: Sequence[Numbers],
+        all_dst_offsets: Sequence[Numbers],
+    ) -> list[int]:
+        """Copy memory into values that are being written.
+
+        Equivalent to::
+
+            for k, r in all ranges r of all keys k:
+                part = memory[all_buffer_ptrs[k][r] :][: all_sizes[k][r]]
+                value[keys[k]][all_dst_offsets[k][r] :][: all_sizes[k][r]] = part
+
+        Returns:
+            Of each its bytes; -600: it has no put session, or a range is not in it.
+        """
+
+        def write(i: int) -> int:
+            writing = self._running().sessions.writing(keys[i])
+            return writing.write(
+                *self._ranges(all_buffer_ptrs[i], all_sizes[i], all_dst_offsets[i], writes=False)
+            )
+
+        columns = (all_buffer_ptrs, all_sizes, all_dst_offsets)
+        return self._each("batch_put_from_multi_buffer_ranges", keys, columns, write)
+
+    @returns_instead([INVALID_PARAMS])
+    def batch_put_session_end(self, keys: Sequence[str]) -> list[int]:
+        """Let all see values. What was not written of one is zeros.
+
+        Returns:
+            Of each 0; -600: it has no put session.
+        """
+        return self._end_each("batch_put_session_end", keys, lambda writing: writing.commit())
+
+    @returns_instead([INVALID_PARAMS])
+    def batch_put_session_revoke(self, keys: Sequence[str]) -> list[int]:
+        """Give up values that are being written.
+
+        Returns:
+            Of each 0; -600: it has no put session.
+        """
+        return self._end_each("batch_put_session_revoke", keys, lambda writing: writing.abort())
+
+    @returns_instead([INVALID_PARAMS])
+    def batch_get_session_start(self, keys: Sequence[str]) -> list[int]:
+        """Open values to be read: of each 0, or -704. What is in the own pool stays until the end.
+
+        A value that has a session gets a new one.
+        """
+        check_list("keys", keys)
+        opened: list[Reading | int] = []
+
+        def start() -> int:
+            running = self._running()
+            opened.extend(running.objects.open_each("batch_get_session_start", keys))
+            for one in opened:
+                if isinstance(one, Reading):
+                    running.sessions.begin_reading(one)
+            return 0
+
+        if failure := code_of("batch_get_session_start", start):
+            return [failure] * len(keys)
+        return [0 if isinstance(one, Reading) else one for one in opened]
+
+    @returns_instead([INVALID_PARAMS])
+    def batch_get_into_multi_buffer_ranges(
+        self,
+        keys: Sequence[str],
+        all_buffer_ptrs: Sequence[Numbers],
+        all_sizes: Sequence[Numbers],
+        all_src_offsets: Sequence[Numbers],
+    ) -> list[int]:
+        """Copy ranges of open values into memory.
+
+        Equivalent to::
+
+            for k, r in all ranges r of all keys k:
+                part = value[keys[k]][all_src_offsets[k][r] :][: all_sizes[k][r]]
+                memory[all_buffer_ptrs[k][r] :][: all_sizes[k][r]] = part
+
+        Returns:
+            Of each its bytes; -600: it has no get session, or a range is not in it; -704: it has
+            gone from another host.
+        """
+        op = "batch_get_into_multi_buffer_ranges"
+        columns = (all_buffer_ptrs, all_sizes, all_src_offsets)
+        wanted: dict[int, Wanted] = {}
+
+        def look_up(i: int) -> int:
+            reading = self._running().sessions.reading(keys[i])
+            ranges = self._ranges(all_buffer_ptrs[i], all_sizes[i], all_src_offsets[i], writes=True)
+            one = Wanted(reading, *ranges)
+            one.places()  # which refuses what is not in the value
+            wanted[i] = one
+            return 0
+
+        codes = self._each(op, keys, columns, look_up)
+        if wanted:
+            read = self._running().objects.read_ranges(op, [*wanted.values()])
+            for i, code in zip(wanted, read, strict=True):
+                codes[i] = code
+        return codes
+
+    @returns_code
+    def batch_get_session_end(self, keys: Sequence[str]) -> int:
+        """Give up values that are read, if they are: 0."""
+        check_list("keys", keys)
+        for key in keys:
+            self._running().sessions.end_reading(key)
+        return 0
+
+    def _end_each(self, op: str, keys: Sequence[str], end: Callable) -> list[int]:
+        def one(i: int) -> int:
+            end(self._running().sessions.end_writing(keys[i]))
+            return 0
+
+        return self._each(op, keys, (), one)
+
+    def _ranges(
+        self, pointers: Numbers, sizes: Numbers, offsets: Numbers, *, writes: bool
+    ) -> tuple[list[int], list[Memory]]:
+        """Where in a value, and the memory."""
+        views = self._views(pointers, sizes, writes=writes)
+        check_list("offsets", offsets)
+        if len(offsets) != len(views):
+            raise InvalidArgument(
+                f"offsets must be as many as buffer_ptrs, got {len(offsets)} and {len(views)}"
+            )
+        return [as_natural("offsets", offset) for offset in offsets], views

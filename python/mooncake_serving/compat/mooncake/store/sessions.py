@@ -1,0 +1,216 @@
+"""Values that are written, or read, range by range: layer by layer for example."""
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeVar
+
+from mooncake_kernels.buffers import Buffer, as_buffer, copy_from_host, copy_to_host
+from mooncake_kernels.errors import InvalidArgument
+from mooncake_kernels.pool import PinnedObject
+
+from .buffers import Memory, size_of
+
+Session = TypeVar("Session")
+
+
+class Writing:
+    """A value that nobody sees yet. Thread-safe.
+
+    Args:
+        target: where its bytes go, in host memory.
+        commit: lets all see it.
+        abort: as if it had never been.
+    """
+
+    def __init__(self, target: memoryview, commit: Callable[[], None], abort: Callable[[], None]):
+        self.num_bytes = len(target)
+        self._target: memoryview | None = target
+        self._commit = commit
+        self._abort = abort
+        self._lock = threading.Lock()
+        self._gaps = [(0, self.num_bytes)]  # what was not written yet: from, to
+
+    def write(self, offsets: Sequence[int], parts: Sequence[Memory]) -> int:
+        """Copy parts to where they belong; returns how many bytes.
+
+        Raises:
+            InvalidArgument: a part is not within the value, or the session is over; nothing of
+                these parts was copied.
+        """
+        places = within("dst_offsets", offsets, parts, self.num_bytes)
+        with self._lock:
+            if self._target is None:
+                raise InvalidArgument("keys must have a put session, got one that is over")
+            for (first, last), part in zip(places, parts, strict=True):
+                if first < last:
+                    copy_from_host(_in_host(part), [self._target[first:last]])
+                    self._fill_gaps(first, last)
+        return sum(map(size_of, parts))
+
+    def commit(self) -> None:
+        """Let all see it. Bytes that were not written are zeros, not what was there before.
+
+        Raises:
+            InvalidArgument: it is over.
+            Whatever ``commit`` does; then nobody sees it ever.
+        """
+        with self._lock:
+            target = self._take()
+            try:
+                for first, last in self._gaps:
+                    target[first:last] = bytes(last - first)
+                target.release()
+                self._commit()
+            except BaseException:
+                self._abort()
+                raise
+
+    def abort(self) -> None:
+        """As if it had never been."""
+        with self._lock:
+            self._take().release()
+            self._abort()
+
+    def _take(self) -> memoryview:
+        target, self._target = self._target, None
+        if target is None:
+            raise InvalidArgument("keys must have a put session, got one that is over")
+        return target
+
+    def _fill_gaps(self, first: int, last: int) -> None:
+        self._gaps = [
+            (begin, end)
+            for low, high in self._gaps
+            for begin, end in ((low, min(high, first)), (max(low, last), high))
+            if begin < end
+        ]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A value that is read.
+
+    Attributes:
+        name: of it.
+        num_bytes: size of the value.
+        start: where it begins in its object, behind the header.
+        pinned: its object, which stays as long as this; None: it is on another host.
+    """
+
+    name: str
+    num_bytes: int
+    start: int
+    pinned: PinnedObject | None
+
+
+class Wanted(NamedTuple):
+    """Ranges of a value that is read: from where, and into what."""
+
+    reading: Reading
+    offsets: Sequence[int]
+    parts: Sequence[Memory]
+
+    def places(self) -> list[tuple[int, int]]:
+        """From where to where they are in the value.
+
+        Raises:
+            InvalidArgument: one is not within it.
+        """
+        return within("src_offsets", self.offsets, self.parts, self.reading.num_bytes)
+
+    def read(self) -> int:
+        """Fill them from what is pinned here; returns their bytes."""
+        start, pinned = self.reading.start, self.reading.pinned
+        assert pinned is not None
+        for (first, last), part in zip(self.places(), self.parts, strict=True):
+            if first < last:
+                copy_from_host(pinned.view[start + first : start + last], [part])
+        return sum(map(size_of, self.parts))
+
+
+@dataclass
+class Sessions:
+    """The values of a store that are being written, and read. Thread-safe."""
+
+    _writing: dict[str, Writing] = field(default_factory=dict)
+    _reading: dict[str, Reading] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def begin_writing(self, name: str, begin: Callable[[], Writing]) -> None:
+        """Start to write a value.
+
+        Raises:
+            InvalidArgument: it is being written in this store.
+        """
+        with self._lock:
+            if name in self._writing:
+                raise InvalidArgument(f"keys must have no put session yet, got {name!r:.80}")
+            self._writing[name] = begin()
+
+    def writing(self, name: str) -> Writing:
+        """A value that is being written.
+
+        Raises:
+            InvalidArgument: it is not.
+        """
+        return _session_of(self._writing.get(name), "put", name)
+
+    def end_writing(self, name: str) -> Writing:
+        """The same, for the last time."""
+        with self._lock:
+            return _session_of(self._writing.pop(name, None), "put", name)
+
+    def begin_reading(self, reading: Reading) -> None:
+        """Start to read a value, or what there is of this name now."""
+        with self._lock:
+            self._reading[reading.name] = reading
+
+    def reading(self, name: str) -> Reading:
+        """A value that is being read.
+
+        Raises:
+            InvalidArgument: it is not.
+        """
+        return _session_of(self._reading.get(name), "get", name)
+
+    def end_reading(self, name: str) -> None:
+        """Give up a value, if it is being read."""
+        with self._lock:
+            self._reading.pop(name, None)
+
+    def close(self) -> None:
+        """End all: what is being written was never there."""
+        with self._lock:
+            open_puts, self._writing, self._reading = [*self._writing.values()], {}, {}
+        for writing in open_puts:
+            writing.abort()
+
+
+def within(
+    argument: str, offsets: Sequence[int], parts: Sequence[Memory], num_bytes: int
+) -> list[tuple[int, int]]:
+    """From where to where parts go, or come from, in a value of so many bytes.
+
+    Raises:
+        InvalidArgument: one is not within it.
+    """
+    places = [(offset, offset + size_of(part)) for offset, part in zip(offsets, parts, strict=True)]
+    for first, last in places:
+        if last > num_bytes:
+            raise InvalidArgument(
+                f"{argument} and sizes must be within the value's {num_bytes} bytes, "
+                f"got {last - first} from {first}"
+            )
+    return places
+
+
+def _in_host(memory: Memory) -> Buffer:
+    held = as_buffer(memory)
+    return held if held.is_host else as_buffer(copy_to_host([held]))
+
+
+def _session_of(session: Session | None, kind: str, name: str) -> Session:
+    if session is None:
+        raise InvalidArgument(f"keys must have a {kind} session, got {name!r:.80} without")
+    return session
