@@ -301,7 +301,11 @@ def test_names_order_and_defaults_are_those_of_mooncake():
     assert parameters(calls.get_into_ranges) == [
         "buffer_ptrs", "all_keys", "all_dst_offsets", "all_src_offsets", "all_sizes",
     ]  # fmt: skip
-    assert not hasattr(calls, "get_replica_desc")
+    assert parameters(calls.batch_put_from_multi_buffer_ranges) == [
+        "keys", "all_buffer_ptrs", "all_sizes", "all_dst_offsets",
+    ]  # fmt: skip
+    assert parameters(calls.batch_replica_clear) == ["keys", "segment_name="]
+    assert not hasattr(calls, "mount_segment")
 
 
 WITHOUT = """

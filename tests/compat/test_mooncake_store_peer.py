@@ -6,14 +6,18 @@ client in a process of its own, are started for it. What differs on purpose is i
 docs/mooncake_compat.md, and not asked here.
 """
 
+import inspect
 import json
 import os
+import re
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+
+from mooncake_serving.compat.mooncake.store import MooncakeDistributedStore
 
 from ..conftest import skip
 from ..metadata.support import free_port
@@ -201,6 +205,89 @@ answers.append(["defaults", "", [
     config.soft_pin_ttl_ms, config.group_ids, config.preferred_segments, int(config.data_type),
     config.prefer_alloc_in_same_node, config.preferred_segment,
 ]])
+
+ask_at("put_from_with_metadata", "md", p, p + 1000, 50, 16)
+ask("get", "md")
+ask("put_tensor", "ti", torch.arange(6.0).reshape(2, 3))
+ask("get_tensor_into", "ti", p, 4096)
+ask("get_tensor_into", "ti", p, 20)
+ask("get_tensor_into", "none", p, 4096)
+ask_at("batch_get_tensor_into", ["ti", "none"], at(0, 4096), [4096, 4096])
+size = store.get_size("ti")
+ask_at("put_tensor_from", "tj", p, size)
+ask("get_tensor", "tj")
+ask_at("put_tensor_from", "tk", p, 4096)
+ask_at("put_tensor_from", "tk", p + 2048, 1000)
+ask("is_exist", "tk")
+ask_at("batch_put_tensor_from", ["tl", "tm"], at(0, 0), [size, size])
+ask_at("batch_upsert_tensor_from", ["tl", "tn"], at(0, 0), [size, size])
+tensors = [torch.ones(2), torch.zeros(3)]
+ask_at("batch_pub_tensor", ["bp1", "bp2"], tensors)
+ask_at("batch_upsert_tensor", ["bp1", "bp3"], tensors)
+ask("get_tensor", "bp1")
+ask_at("batch_upsert_tensor", ["bp1"], tensors)
+answers.append(["pub tp", "", store.pub_tensor_with_tp("ptp", torch.arange(4.0), tp_size=2)])
+ask("get_tensor_with_tp", "ptp", 1, 2)
+
+memory[:] = np.arange(1 << 20) % 251
+start, end = "batch_put_session_start", "batch_put_session_end"
+write, revoke = "batch_put_from_multi_buffer_ranges", "batch_put_session_revoke"
+ask_at(start, ["s1", "s2", "s0"], [1000, 2000, 0])
+ask_at("batch_is_exist", ["s1", "s2"])
+ask("get", "s1")
+ask_at("put", "s1", b"other")
+ask_at(write, ["s1", "s2"], [at(0, 500), at(0)], [[500, 500], [1000]], [[0, 500], [1000]])
+ask_at(write, ["s1", "s2", "no"], [at(0)] * 3, [[1001], [1000], [10]], [[0], [1500], [0]])
+ask_at(write, ["s1", "s2"], [at(0)] * 2, [[10]], [[0]])
+ask_at(write, ["s1", "s2"], [at(0)] * 2, [[10], [10, 10]], [[0], [0]])
+ask_at(start, ["s1"], [1000])
+ask_at(start, ["ti"], [1000])
+ask_at(end, ["s1", "no"])
+ask("get", "s1")
+ask_at(revoke, ["s2", "no", "s1"])
+ask_at("is_exist", "s2")
+ask_at(end, ["s2"])
+ask_at(end, ["s1"])
+ask_at(start, ["s2"], [100])
+ask_at(write, ["s2"], [at(0)], [[100]], [[0]])
+ask_at(end, ["s2"])
+ask("get", "s2")
+ask_at(start, ["q1", "q2"], [100])
+ask_at(start, [], [])
+ask_at(start, ["big"], [1 << 30])
+start, end = "batch_get_session_start", "batch_get_session_end"
+read = "batch_get_into_multi_buffer_ranges"
+ask_at(read, ["s1"], [at(0)], [[10]], [[0]])
+ask_at(start, ["s1", "none", "s2"])
+ask_at(read, ["s1", "s2"], [at(30000, 30100), at(30200)], [[100, 50], [64]], [[10, 900], [0]])
+see(30000, 300)
+ask_at(read, ["none", "s1"], [at(0), at(0)], [[10], [10]], [[0], [995]])
+ask_at(read, ["s1", "s2"], [at(0)], [[100]], [[0]])
+ask_at(read, ["s1"], [at(0, 0)], [[100]], [[0]])
+ask_at("remove", "s1", True)
+ask_at(read, ["s1"], [at(30000)], [[10]], [[0]])
+ask_at(end, ["s1", "s2", "none"])
+ask_at(end, ["s1"])
+ask_at(end, [])
+ask_at(read, ["s2"], [at(0)], [[10]], [[0]])
+ask_at(start, [])
+
+def described(replicas):
+    found = []
+    for one in replicas:
+        memory = one.get_memory_descriptor().buffer_descriptor
+        kinds = one.is_memory_replica(), one.is_disk_replica(), one.is_local_disk_replica()
+        found.append([int(one.status), *kinds, memory.size, memory.buffer_address > 0])
+    return found
+answers.append(["replicas", "", described(store.get_replica_desc("s2"))])
+answers.append(["replicas", "", described(store.get_replica_desc("none"))])
+both = store.batch_get_replica_desc(["s2", "none", "ti"])
+answers.append(["replicas", "", sorted(both)])
+ask_at("batch_replica_clear", ["s2"], "nowhere")
+ask_at("batch_replica_clear", [])
+for task in (store.create_copy_task("ti", ["nowhere"]), store.create_move_task("ti", "a", "b"),
+             store.query_task((1, 2))):
+    answers.append(["task", "", task])
 ask_at("unregister_buffer", p + 10)
 ask_at("unregister_buffer", p)
 ask_at("unregister_buffer", p)
@@ -252,6 +339,45 @@ def answers_of(module: str, address: str, *folders: Path) -> list:
     found = [line for line in ran.stdout.splitlines() if line.startswith("ANSWERS")]
     assert found, ran.stderr[-2000:]
     return json.loads(found[0].removeprefix("ANSWERS"))
+
+
+SIGNATURES = r"""
+import json, re
+from mooncake.store import MooncakeDistributedStore as Theirs
+
+found = {}
+for name in dir(Theirs):
+    doc = getattr(Theirs, name).__doc__ or ""
+    if not name.startswith("_") and (first := re.match(r"\w+\(self[^,)]*,? ?(.*)\) -> ", doc)):
+        found[name] = re.findall(r"(\w+): ", re.sub(r"<[^>]*>", "", first[1]))
+print(json.dumps(found))
+"""
+
+# What is not here, and docs/mooncake_compat.md says so.
+ABSENT = re.compile(
+    "alloc_from_mem_pool|init_all|get_offload_rpc_read_count|.*safetensor|.*_cuda|.*segment"
+    "|.*_with_parallelism.*"
+)
+
+OVERLOADED = ("setup", "put_parts", "upsert_parts")
+
+
+def test_calls_have_the_names_and_arguments_of_mooncake(site):
+    environment = os.environ | {"PYTHONPATH": str(site)}
+    ran = subprocess.run(
+        [sys.executable, "-c", SIGNATURES], env=environment, capture_output=True, text=True
+    )
+    theirs = json.loads(ran.stdout)
+    assert len(theirs) > 60 and theirs["get_into"] == ["key", "buffer_ptr", "size"]
+    for name, arguments in theirs.items():
+        if ABSENT.fullmatch(name):
+            assert not hasattr(MooncakeDistributedStore, name)
+            continue
+        if name in OVERLOADED:
+            continue
+        ours = list(inspect.signature(getattr(MooncakeDistributedStore, name)).parameters)[1:]
+        for mine, argument in zip(ours, arguments, strict=True):
+            assert argument in (mine, "arg0"), name  # which some of Mooncake's are called
 
 
 def test_both_answer_alike(site, master):

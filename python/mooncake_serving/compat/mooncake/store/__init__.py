@@ -22,11 +22,14 @@ from .codes import (
     OBJECT_ALREADY_EXISTS,
     OBJECT_NOT_FOUND,
     RPC_FAIL,
+    TASK_NOT_FOUND,
     TRANSFER_FAIL,
 )
 from .distributed_store import MooncakeDistributedStore
 from .handle import BufferHandle
+from .replicas import Descriptor, MemoryDescriptor, ReplicaDescriptor, ReplicaStatus
 from .replicate_config import ObjectDataType, ReplicateConfig, SoftPinAction
+from .tasks import QueryTaskResponse, TaskStatus, TaskType
 
 __all__ = [
     "CHECKSUM_MISMATCH",
@@ -36,10 +39,18 @@ __all__ = [
     "OBJECT_ALREADY_EXISTS",
     "OBJECT_NOT_FOUND",
     "RPC_FAIL",
+    "TASK_NOT_FOUND",
     "TRANSFER_FAIL",
     "BufferHandle",
+    "Descriptor",
+    "MemoryDescriptor",
     "MooncakeDistributedStore",
     "ObjectDataType",
+    "QueryTaskResponse",
+    "ReplicaDescriptor",
+    "ReplicaStatus",
     "ReplicateConfig",
     "SoftPinAction",
+    "TaskStatus",
+    "TaskType",
 ]

@@ -52,6 +52,19 @@ class BufferCalls(Lifecycle):
         return self._put(key, [buffer_ptr], [size], config) if as_natural("size", size) else 0
 
     @returns_code
+    def put_from_with_metadata(
+        self,
+        key: str,
+        buffer_ptr: int,
+        metadata_buffer_ptr: int,
+        size: int,
+        metadata_size: int,
+        config: ReplicateConfig | None = None,
+    ) -> int:
+        """Store a value of two parts that are in memory, the metadata first: 0, -200 or -600."""
+        return self._put(key, [metadata_buffer_ptr, buffer_ptr], [metadata_size, size], config)
+
+    @returns_code
     def upsert_from(
         self, key: str, buffer_ptr: int, size: int, config: ReplicateConfig | None = None
     ) -> int:

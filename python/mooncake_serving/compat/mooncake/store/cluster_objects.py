@@ -1,23 +1,26 @@
 """Objects that have names, in the stores of many hosts."""
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mooncake_kernels.buffers import Buffer
-from mooncake_kernels.errors import Unavailable
+from mooncake_kernels.errors import InvalidArgument, Unavailable
 from mooncake_kernels.pool import PutResult
 from mooncake_kernels.transfer import Region
 from mooncake_serving.store import ClusterStore, Copies
+from mooncake_serving.store.copies.copying import drop_from
 from mooncake_serving.store.directory import Directory
 
+from ..codes import Failed
 from .buffers import Memory
 from .codes import OBJECT_NOT_FOUND, code_of, fill, log
 from .elsewhere import Elsewhere
 from .naming import encoded, header_of
 from .objects import Objects, Views
+from .replicas import ReplicaDescriptor, replica
 from .replicate_config import Keeping
 from .sessions import Reading, Wanted
 
@@ -110,6 +113,60 @@ class ClusterObjects(Objects):
                 known |= new
                 yield from new
 
+    def replicas(
+        self, op: str, names: Sequence[str], hostname: str
+    ) -> list[list[ReplicaDescriptor]]:
+        """Of each value, who has a copy, as far as the directory knows."""
+        opened = self.open_each(op, names)
+        there = [i for i, one in enumerate(opened) if isinstance(one, Reading)]
+        servers = self._servers()
+        found: list[list[ReplicaDescriptor]] = [[] for _ in names]
+        pools = self._cluster.node.listing.holders(self._keyspace.keys([names[i] for i in there]))
+        for i, holders in zip(there, pools, strict=True):
+            one = opened[i]
+            assert isinstance(one, Reading)
+            if one.pinned is not None:
+                found[i].append(replica(one.num_bytes, one.address, self._cluster.node.name))
+            for pool in sorted(set(holders) - {self._cluster.node.pool_name}):
+                if pool in servers:
+                    found[i].append(replica(one.num_bytes, 0, servers[pool]))
+        return found
+
+    def clear(self, op: str, names: Sequence[str], segment: str, hostname: str) -> list[str]:
+        """Remove values from the pool that a process serves, or from all."""
+        if not segment:
+            return super().clear(op, names, segment, hostname)
+        node = self._cluster.node
+        named = [name for name in names if code_of(op, partial(_check, name)) == 0]
+        words = self._keyspace.keys(named)
+        members = self._directory.members()
+        pool = next((m.pool for m in members if m.name == segment and m.pool), None)
+        if pool is None:
+            log.error("%s: segment_name must be a member with a pool, got %r", op, segment)
+            return []
+        had = [i for i, holders in enumerate(node.listing.holders(words)) if pool in holders]
+        if had and (reason := drop_from(node, pool, words[had], members)):
+            raise Unavailable(f"{segment} removes nothing: {reason}")
+        node.locations.forget(words)
+        return [named[i] for i in had]
+
+    def change(self, name: str, add: Sequence[str], remove: Sequence[str]) -> Callable[[], str]:
+        segments = {member.name for member in self._directory.members() if member.pool}
+        for segment in (*add, *remove):
+            if segment not in segments:
+                raise InvalidArgument(
+                    f"segments must be of members with a pool, {sorted(segments)}, got {segment!r}"
+                )
+        if not self.exist([name])[0]:
+            raise Failed(OBJECT_NOT_FOUND, f"there is no value of {name!r:.80}")
+
+        def run() -> str:
+            failed = self._copies.change_replica([name], add=add, remove=remove).failed
+            self._cluster.node.locations.forget(self._keyspace.keys([name]))
+            return failed.get(0, "")
+
+        return run
+
     def register(self, memory: Memory) -> None:
         if isinstance(memory, Buffer):  # of a GPU: it goes by way of the host
             return
@@ -136,6 +193,10 @@ class ClusterObjects(Objects):
 
     def close(self) -> None:
         self._closing.close()
+
+    def _servers(self) -> dict[str, str]:
+        """One who serves it, of each pool."""
+        return {member.pool: member.name for member in self._directory.members() if member.pool}
 
     def _put(self, name: str, parts: Sequence[Any], keeping: Keeping) -> PutResult:
         """Further copies are tried: the object is stored with the first."""

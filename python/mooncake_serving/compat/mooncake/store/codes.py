@@ -25,6 +25,7 @@ OBJECT_NOT_FOUND = -704
 OBJECT_ALREADY_EXISTS = -705  # to a session only: puts of what is there return 0
 TRANSFER_FAIL = -800
 CHECKSUM_MISMATCH = -801
+TASK_NOT_FOUND = -1400
 RPC_FAIL = -900  # who knows where the objects are does not answer
 
 log = logging.getLogger(__package__)

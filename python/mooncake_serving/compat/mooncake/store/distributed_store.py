@@ -2,12 +2,15 @@
 
 from .key_calls import KeyCalls
 from .range_calls import RangeCalls
+from .replica_calls import ReplicaCalls
 from .session_calls import SessionCalls
-from .tensor_calls import TensorCalls
+from .tensor_memory_calls import TensorMemoryCalls
 from .value_calls import ValueCalls
 
 
-class MooncakeDistributedStore(ValueCalls, SessionCalls, RangeCalls, KeyCalls, TensorCalls):
+class MooncakeDistributedStore(
+    ValueCalls, SessionCalls, RangeCalls, KeyCalls, ReplicaCalls, TensorMemoryCalls
+):
     """Mooncake's ``MooncakeDistributedStore``: values by name, shared by processes.
 
     Thread-safe. Values are in the pool, and stay when this, or its process, is gone.

@@ -14,6 +14,7 @@ from .objects import Objects
 from .sessions import Sessions
 from .settings import Settings
 from .standing import open_objects
+from .tasks import Tasks
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class Running:
     objects: Objects
     buffers: Buffers
     sessions: Sessions
+    tasks: Tasks
 
 
 class Lifecycle:
@@ -45,6 +47,24 @@ class Lifecycle:
         """
         return code_of("setup", lambda: self._setup(*args, **kwargs))
 
+    def setup_dummy(self, mem_pool_size: int, local_buffer_size: int, server_address: str) -> int:
+        """Open what others have made, without a pool of its own: see ``Settings``.
+
+        Args:
+            mem_pool_size: not used: memory of callers is registered where it is.
+            local_buffer_size: as of ``setup``.
+            server_address: as ``master_server_addr`` of ``setup``.
+
+        Returns:
+            As ``setup``; -600 if nobody has made the pool.
+        """
+        return code_of(
+            "setup_dummy",
+            lambda: self._setup(
+                "127.0.0.1", "P2PHANDSHAKE", 0, local_buffer_size, "tcp", "", server_address
+            ),
+        )
+
     def health_check(self) -> int:
         """Return 0 if the store can be used, 1 if it was not set up, or closed.
 
@@ -65,6 +85,7 @@ class Lifecycle:
         with self._starting:
             state, self._state = self._state, None
             if state is not None:
+                state.tasks.close()
                 state.sessions.close()
                 self._finalizer()
         return 0
@@ -84,7 +105,7 @@ class Lifecycle:
                 return 0
             objects = open_objects(settings)
             self._finalizer = weakref.finalize(self, objects.close)
-            self._state = Running(settings, objects, Buffers(), Sessions())
+            self._state = Running(settings, objects, Buffers(), Sessions(), Tasks())
         return 0
 
     def _running(self) -> Running:

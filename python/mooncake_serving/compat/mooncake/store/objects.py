@@ -1,7 +1,7 @@
 """Objects that have names, in a store."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ from .codes import (
     code_of,
 )
 from .naming import encoded, header_of, name_in
+from .replicas import ReplicaDescriptor, replica
 from .replicate_config import Keeping
 from .sessions import Reading, Wanted, Writing
 
@@ -191,6 +192,31 @@ class Objects:
                 name = name_in(pinned.view)
             if name is not None and self._keyspace.key(name) == key:
                 yield name
+
+    def replicas(
+        self, op: str, names: Sequence[str], hostname: str
+    ) -> list[list[ReplicaDescriptor]]:
+        """Of each value, who has a copy; ``hostname``: of this process."""
+        return [
+            [replica(one.num_bytes, one.address, hostname)] if isinstance(one, Reading) else []
+            for one in self.open_each(op, names)
+        ]
+
+    def clear(self, op: str, names: Sequence[str], segment: str, hostname: str) -> list[str]:
+        """Remove values from a segment; "": from all. Returns the names of those it had."""
+        if segment not in ("", hostname):
+            return []
+        codes = self.remove_each(op, names)
+        return [name for name, code in zip(names, codes, strict=True) if code == 0]
+
+    def change(self, name: str, add: Sequence[str], remove: Sequence[str]) -> Callable[[], str]:
+        """What gives a value to segments, and takes it from others; it returns why not, or "".
+
+        Raises:
+            InvalidArgument: there is no such segment.
+            Failed: there is no such value.
+        """
+        raise InvalidArgument("targets must be other hosts, and a pool of one host has none")
 
     def register(self, memory: Memory) -> None:
         """Let values be moved to and from this memory, which stays until ``deregister``."""

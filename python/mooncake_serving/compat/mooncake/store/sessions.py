@@ -103,6 +103,11 @@ class Reading:
     start: int
     pinned: PinnedObject | None
 
+    @property
+    def address(self) -> int:
+        """Where the value is in this process; 0: it is on another host."""
+        return self.pinned.buffer.address + self.start if self.pinned is not None else 0
+
 
 class Wanted(NamedTuple):
     """Ranges of a value that is read: from where, and into what."""

@@ -33,13 +33,13 @@ def encode(tensor: torch.Tensor) -> bytes:
     return _HEADER.pack(_MAGIC, dtype, tensor.dim(), *shape)
 
 
-def decode(value: bytearray) -> torch.Tensor:
-    """The tensor of a value, in whose memory it is.
+def decode(value: bytearray | memoryview) -> torch.Tensor:
+    """The tensor of a value in host memory, in which it stays.
 
     Raises:
         InvalidArgument: the value is no tensor.
     """
-    if len(value) < HEADER_BYTES or not value.startswith(_MAGIC):
+    if len(value) < HEADER_BYTES or bytes(value[: len(_MAGIC)]) != _MAGIC:
         raise InvalidArgument("the value must be one of put_tensor, got another")
     _, name, num_dims, *shape = _HEADER.unpack_from(value)
     dtype = getattr(torch, name.rstrip(b"\0").decode(errors="replace"), None)

@@ -1,0 +1,135 @@
+"""The calls of ``MooncakeDistributedStore`` that store a tensor as the shards of TP ranks."""
+
+from collections.abc import Sequence
+
+import torch
+
+from mooncake_kernels.errors import InvalidArgument
+
+from ..codes import as_natural
+from .codes import INVALID_PARAMS, check_list, returns_code, returns_instead
+from .replicate_config import ReplicateConfig
+from .tensor_calls import TensorCalls, Tensors
+from .tensor_header import encode
+
+
+class TensorShardCalls(TensorCalls):
+    """Shard ``r`` of ``key`` is the value ``key_tp_r``; of ``tp_size`` 1 the tensor is whole.
+
+    Who puts a tensor cuts it, and stores all shards: ``tp_rank`` is not looked at there.
+    """
+
+    @returns_code
+    def put_tensor_with_tp(
+        self,
+        key: str,
+        tensor: torch.Tensor,
+        tp_rank: int = 0,
+        tp_size: int = 1,
+        split_dim: int = 0,
+    ) -> int:
+        """Cut a tensor into ``tp_size`` equal shards, and store all of them: 0, -200 or -600."""
+        return self._put_shards(key, tensor, None, tp_size, split_dim)
+
+    @returns_code
+    def pub_tensor_with_tp(
+        self,
+        key: str,
+        tensor: torch.Tensor,
+        config: ReplicateConfig | None = None,
+        tp_rank: int = 0,
+        tp_size: int = 1,
+        split_dim: int = 0,
+    ) -> int:
+        """``put_tensor_with_tp`` with a configuration."""
+        return self._put_shards(key, tensor, config, tp_size, split_dim)
+
+    @returns_instead([INVALID_PARAMS])
+    def batch_put_tensor_with_tp(
+        self,
+        base_keys: Sequence[str],
+        tensors_list: Tensors,
+        tp_rank: int = 0,
+        tp_size: int = 1,
+        split_dim: int = 0,
+    ) -> list[int]:
+        """``put_tensor_with_tp`` many: one code each."""
+        return self._put_each(
+            "batch_put_tensor_with_tp",
+            base_keys,
+            tensors_list,
+            lambda key, tensor: self._put_shards(key, tensor, None, tp_size, split_dim),
+        )
+
+    @returns_instead([INVALID_PARAMS])
+    def batch_pub_tensor_with_tp(
+        self,
+        base_keys: Sequence[str],
+        tensors_list: Tensors,
+        config: ReplicateConfig | None = None,
+        tp_rank: int = 0,
+        tp_size: int = 1,
+        split_dim: int = 0,
+    ) -> list[int]:
+        """``pub_tensor_with_tp`` many."""
+        return self._put_each(
+            "batch_pub_tensor_with_tp",
+            base_keys,
+            tensors_list,
+            lambda key, tensor: self._put_shards(key, tensor, config, tp_size, split_dim),
+        )
+
+    @returns_instead(None)
+    def get_tensor_with_tp(
+        self, key: str, tp_rank: int = 0, tp_size: int = 1, split_dim: int = 0
+    ) -> torch.Tensor | None:
+        """Return the shard of a rank; None if there is none."""
+        return self.get_tensor(shard_key(key, tp_rank, tp_size))
+
+    @returns_instead([None])
+    def batch_get_tensor_with_tp(
+        self, base_keys: Sequence[str], tp_rank: int = 0, tp_size: int = 1
+    ) -> list[torch.Tensor | None]:
+        """``get_tensor_with_tp`` many."""
+        check_list("base_keys", base_keys)
+        return [self.get_tensor_with_tp(key, tp_rank, tp_size) for key in base_keys]
+
+    def _put_shards(
+        self,
+        key: str,
+        tensor: torch.Tensor,
+        config: ReplicateConfig | None,
+        tp_size: int,
+        split_dim: int,
+    ) -> int:
+        if as_natural("tp_size", tp_size, minimum=1) == 1:
+            return self._put_tensor(key, tensor, config)
+        for rank, shard in enumerate(_shards(tensor, tp_size, split_dim)):
+            self._put_tensor(shard_key(key, rank, tp_size), shard, config)
+        return 0
+
+
+def shard_key(key: str, tp_rank: int, tp_size: int) -> str:
+    """Under which a rank's shard is.
+
+    Raises:
+        InvalidArgument: it is no rank.
+    """
+    if as_natural("tp_size", tp_size, minimum=1) == 1:
+        return key
+    if as_natural("tp_rank", tp_rank) >= tp_size:
+        raise InvalidArgument(f"tp_rank must be below tp_size {tp_size}, got {tp_rank}")
+    return f"{key}_tp_{tp_rank}"
+
+
+def _shards(tensor: torch.Tensor, tp_size: int, split_dim: int) -> Tensors:
+    encode(tensor)  # refuses what is no tensor
+    if not isinstance(split_dim, int) or not 0 <= split_dim < tensor.dim():
+        raise InvalidArgument(
+            f"split_dim must be an axis of the tensor's {tensor.dim()}, got {split_dim!r:.80}"
+        )
+    if tensor.shape[split_dim] % tp_size:
+        raise InvalidArgument(
+            f"tp_size must divide axis {split_dim} of {tuple(tensor.shape)}, got {tp_size}"
+        )
+    return tensor.chunk(tp_size, split_dim)

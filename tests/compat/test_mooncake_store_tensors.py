@@ -1,0 +1,156 @@
+"""Tensors of ``MooncakeDistributedStore`` in memory by address, as shards, and with a config."""
+
+import pytest
+import torch
+
+from mooncake_serving.compat.mooncake.store import (
+    INVALID_PARAMS,
+    MooncakeDistributedStore,
+    ReplicateConfig,
+)
+
+from .store_support import Memory, pool_file, reasons, set_up
+
+WRONG = INVALID_PARAMS
+TENSOR = torch.arange(24.0).reshape(4, 6)
+OTHER = -TENSOR
+
+
+@pytest.fixture
+def path():
+    with pool_file() as path:
+        yield path
+
+
+@pytest.fixture
+def store(path):
+    store = set_up(path)
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def memory(store):
+    return Memory(store)
+
+
+def test_into_memory_and_from_it(store, memory):
+    p = memory.address
+    for i, dtype in enumerate((torch.float32, torch.bfloat16, torch.int64, torch.bool)):
+        tensor = TENSOR.to(dtype)
+        assert store.put_tensor(f"t{i}", tensor) == 0
+        size = store.get_size(f"t{i}")
+        into = store.get_tensor_into(f"t{i}", p + 4096, 4096)
+        assert into.dtype == dtype and torch.equal(into, tensor)
+        assert p + 4096 <= into.data_ptr() < into.data_ptr() + into.nbytes == p + 4096 + size
+        assert store.put_tensor_from(f"u{i}", p + 4096, size) == 0
+        assert torch.equal(store.get_tensor(f"u{i}"), tensor)
+    memory.bytes[4096:8192] = 0
+    assert torch.equal(into, torch.zeros_like(into))  # it is where it was put
+
+
+def test_batches(store, memory):
+    p = memory.address
+    assert store.batch_put_tensor(["a", "b"], [TENSOR, OTHER]) == [0, 0]
+    size = store.get_size("a")
+    a, none, b = store.batch_get_tensor_into(["a", "none", "b"], [p, p, p + 4096], [size] * 3)
+    assert torch.equal(a, TENSOR) and none is None and torch.equal(b, OTHER)
+    codes = store.batch_put_tensor_from(["c", "d", "e"], [p, p + 4096, p], [size, size, 100])
+    assert codes == [0, 0, WRONG]
+    assert torch.equal(store.get_tensor("d"), OTHER) and store.is_exist("e") == 0
+    assert store.batch_upsert_tensor_from(["c", "f"], [p + 4096] * 2, [size] * 2) == [0, 0]
+    assert torch.equal(store.get_tensor("c"), OTHER) and torch.equal(store.get_tensor("f"), OTHER)
+    assert store.upsert_tensor_from("c", p, size) == 0
+    assert torch.equal(store.get_tensor("c"), TENSOR)
+
+
+@pytest.mark.parametrize(
+    ("call", "reason"),
+    [
+        (lambda s, p: s.get_tensor_into("t", p, 20), "room for"),
+        (lambda s, p: s.get_tensor_into("bytes", p, 4096), "must be one of put_tensor"),
+        (lambda s, p: s.get_tensor_into("t", 0, 4096), "must be memory of this process"),
+        (lambda s, p: s.get_tensor_into(5, p, 4096), "key must be a string"),
+        (lambda s, p: s.put_tensor_from("n", p, 4096), "must be one of put_tensor"),
+        (lambda s, p: s.put_tensor_from("n", p, 10), "must be one of put_tensor"),
+        (lambda s, p: s.put_tensor_from("n", 0, 10), "must be memory of this process"),
+        (lambda s, p: s.batch_get_tensor_into(["t"], [p, p], [1]), "must be as many as keys"),
+        (lambda s, p: s.batch_put_tensor_from(["n"], [p, p], [1]), "must be as long as keys"),
+        (lambda s, p: s.get_tensor_with_tp_into("t", p, 4096, 2, 2), "tp_rank must be below"),
+        (lambda s, p: s.batch_upsert_tensor(["n"], [TENSOR, TENSOR]), "must be as many as keys"),
+        (lambda s, p: s.batch_pub_tensor(["n"], [5]), "tensor must be a torch.Tensor"),
+        (lambda s, p: s.pub_tensor("n", TENSOR, 5), "config must be a ReplicateConfig"),
+        (lambda s, p: s.pub_tensor_with_tp("n", TENSOR, None, 0, 5), "tp_size must divide axis 0"),
+    ],
+)
+def test_what_is_wrong(store, memory, caplog, call, reason):
+    assert store.put_tensor("t", TENSOR) == 0 and store.put("bytes", b"abc") == 0
+    assert call(store, memory.address) in (None, [None], WRONG, [WRONG])
+    reasons(caplog, reason)
+    assert store.is_exist("n") == 0 and torch.equal(store.get_tensor("t"), TENSOR)
+
+
+def test_of_another_size_than_its_memory(store, memory, caplog):
+    assert store.put_tensor("t", TENSOR) == 0
+    assert store.get_tensor_into("t", memory.address, 4096) is not None
+    assert store.put_tensor_from("n", memory.address, 4096) == WRONG
+    reasons(caplog, "the value must be .* got 4096 bytes")
+
+
+def test_shards(store, memory):
+    p = memory.address
+    assert store.put_tensor("t", TENSOR) == 0
+    size = store.get_size("t")
+    assert store.get_tensor_into("t", p, size) is not None
+    assert store.put_tensor_with_tp_from("s", p, size, tp_size=2, split_dim=1) == 0
+    for rank, shard in enumerate(TENSOR.chunk(2, 1)):
+        assert torch.equal(store.get_tensor_with_tp("s", rank, 2), shard)
+        into = store.get_tensor_with_tp_into("s", p + 8192, 4096, rank, 2)
+        assert torch.equal(into, shard)
+    assert store.batch_put_tensor_with_tp_from(["u", "v"], [p, p], [size, 5], 0, 2) == [0, WRONG]
+    u, none = store.batch_get_tensor_with_tp_into(
+        ["u", "v"], [p + 8192, p], [4096, 4096], tp_rank=1, tp_size=2
+    )
+    assert torch.equal(u, TENSOR[2:]) and none is None
+    assert store.put_tensor_with_tp_from("w", p, size) == 0  # whole
+    assert torch.equal(store.get_tensor_with_tp_into("w", p + 8192, 4096), TENSOR)
+
+
+def test_with_a_config(store):
+    config = ReplicateConfig(with_hard_pin=True)
+    assert store.pub_tensor("a", TENSOR, config) == 0
+    assert store.batch_pub_tensor(["b", "c"], [TENSOR, OTHER], config) == [0, 0]
+    assert store.pub_tensor_with_tp("d", TENSOR, config, 0, 2, 1) == 0
+    assert store.batch_pub_tensor_with_tp(["e"], [TENSOR], config, tp_size=2) == [0]
+    assert store.upsert_pub_tensor("a", OTHER, config) == 0
+    assert store.batch_upsert_pub_tensor(["b", "f"], [OTHER, TENSOR], config) == [0, 0]
+    keys = ["a", "b", "c", "d_tp_0", "d_tp_1", "e_tp_0", "e_tp_1", "f"]
+    for i in range(300):  # more than there is room for: what is pinned stays
+        assert store.put(f"n{i}", bytes(1 << 20)) == 0
+    assert store.batch_is_exist(keys) == [1] * len(keys) and store.is_exist("n0") == 0
+    assert torch.equal(store.get_tensor("a"), OTHER) and torch.equal(store.get_tensor("b"), OTHER)
+    assert store.batch_upsert_tensor(["c", "g"], [TENSOR, OTHER]) == [0, 0]
+    assert torch.equal(store.get_tensor("c"), TENSOR) and torch.equal(store.get_tensor("g"), OTHER)
+
+
+def test_a_value_with_metadata(store, memory, caplog):
+    p = memory.address
+    assert store.put_from_with_metadata("m", p, p + 1000, 500, 16) == 0
+    assert store.get("m") == memory.at(1000, 16) + memory.at(0, 500)
+    assert store.put_from_with_metadata("n", p, 0, 500, 16) == WRONG
+    reasons(caplog, "must be memory of this process")
+
+
+def test_a_store_without_a_pool_of_its_own(store, path, caplog):
+    assert store.put("a", b"value") == 0
+    dummy = MooncakeDistributedStore()
+    assert dummy.setup_dummy(1 << 20, 1 << 20, path) == 0
+    assert dummy.get("a") == b"value" and dummy.put("b", b"other") == 0
+    assert store.get("b") == b"other" and dummy.health_check() == 0
+    assert dummy.close() == 0
+    assert dummy.setup_dummy(1 << 20, 1 << 20, path + "-none") == WRONG
+    reasons(caplog, "global_segment_size must be above 0")
+    assert dummy.setup_dummy(1 << 20, 1 << 20, "127.0.0.1:50052") == -1
+    reasons(caplog, "nothing here speaks to a mooncake_master")
+    assert dummy.setup_dummy(1 << 20, -1, path) == WRONG
+    reasons(caplog, "local_buffer_size must not be negative")
