@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <iterator>
 #include <map>
+#include <optional>
 #include <utility>
 
 namespace mk::transfer {
@@ -19,6 +20,9 @@ auto find_region(const Regions& regions, const Range& range, RangeOf range_of) {
   return is_inside ? behind - 1 : regions.end();
 }
 
+// A tail of no more than this part of a slice goes with the slice before it.
+constexpr uint64_t kTailPart = 4;
+
 // Slices that are being filled, one for each pair of regions.
 class Filler {
  public:
@@ -26,35 +30,59 @@ class Filler {
       : reads_(reads), slice_bytes_(slice_bytes), slices_(slices) {}
 
   void add(const Region& local, const RemoteRegion& remote, rdma::Segment segment) {
-    Slice& slice = open_[{&local, &remote}];
+    Open& open = open_[{&local, &remote}];
+    Slice& slice = open.slice;
     slice.local = local.on_nics;
     while (segment.num_bytes > 0) {
       const uint64_t step = std::min(segment.num_bytes, slice_bytes_ - slice.num_bytes);
       slice.segments.push_back({segment.local, segment.remote, step});
       slice.num_bytes += step;
       segment = {segment.local + step, segment.remote + step, segment.num_bytes - step};
-      if (slice.num_bytes == slice_bytes_) close(slice);
+      if (slice.num_bytes == slice_bytes_) close(open);
     }
   }
 
   void finish() {
-    for (auto& [regions, slice] : open_) {
-      if (slice.num_bytes > 0) close(slice);
+    for (auto& [regions, open] : open_) {
+      if (open.slice.num_bytes == 0) continue;
+      if (open.last && open.slice.num_bytes <= slice_bytes_ / kTailPart) {
+        join(open.slice, slices_[*open.last]);
+      } else {
+        close(open);
+      }
     }
   }
 
  private:
-  void close(Slice& slice) {
-    slice.reads = reads_;
+  struct Open {
+    Slice slice;
+    std::optional<size_t> last;  // index of the one before it
+  };
+
+  void close(Open& open) {
+    open.slice.reads = reads_;
     Slice next;
-    next.local = slice.local;
-    slices_.push_back(std::exchange(slice, std::move(next)));
+    next.local = open.slice.local;
+    open.last = slices_.size();
+    slices_.push_back(std::exchange(open.slice, std::move(next)));
+  }
+
+  static void join(const Slice& tail, Slice& slice) {
+    auto first = tail.segments.begin();
+    rdma::Segment& last = slice.segments.back();
+    if (first->local == last.local + last.num_bytes &&
+        first->remote == last.remote + last.num_bytes) {  // one range, cut in two
+      last.num_bytes += first->num_bytes;
+      ++first;
+    }
+    slice.segments.insert(slice.segments.end(), first, tail.segments.end());
+    slice.num_bytes += tail.num_bytes;
   }
 
   const bool reads_;
   const uint64_t slice_bytes_;
   std::vector<Slice>& slices_;
-  std::map<std::pair<const Region*, const RemoteRegion*>, Slice> open_;
+  std::map<std::pair<const Region*, const RemoteRegion*>, Open> open_;
 };
 
 }  // namespace

@@ -32,8 +32,9 @@ class RemoteKeys {
   std::vector<RemoteRegion> regions_;  // by address
 };
 
-// Slices of `slice_bytes`, and what is left over.
-// False if not all of the piece is in memory that NICs of both sides know, with the right to it.
+// Slices of `slice_bytes`, and what is left over: with the last of them, if it is a quarter or
+// less. False if not all of the piece is in memory that NICs of both sides know, with the right to
+// it.
 bool cut(const Request& request, const Piece& piece, const RemoteKeys& keys, uint64_t slice_bytes,
          std::vector<Slice>& slices);
 

@@ -35,6 +35,14 @@ def test_file_op(tmp_path):
     assert result.returncode == 0, result.stderr
 
 
+def test_slicer(tmp_path):
+    if not Path("/usr/include/infiniband/verbs.h").is_file():
+        pytest.skip("there is no infiniband/verbs.h in /usr/include")
+    sources = [f"transfer/{name}.cc" for name in ("slicer", "piece")]
+    result = run(build(HERE / "test_slicer.cc", sources, tmp_path, "-DMK_HAVE_VERBS=1"))
+    assert result.returncode == 0, result.stderr
+
+
 def test_openssl_is_what_we_declare(tmp_path):
     if not Path("/usr/include/openssl/ssl.h").is_file():
         pytest.skip("there is no openssl/ssl.h in /usr/include")
