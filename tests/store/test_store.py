@@ -132,3 +132,18 @@ def test_of_a_prompt_the_tail_goes_first():
         gone = store.evict(8 * 4096).keys[:, 0].tolist()
         assert gone == [5, 4, 11, 10, 9, 8, 3, 2]
         assert store.match_prefix(range(8)) == 2
+
+
+def test_a_prompt_in_several_calls_goes_from_its_tail():
+    with Store.create(16 * 4096) as store:
+        store.put_each(range(4), [b"1"] * 4)
+        store.get_into_each(range(4), [bytearray(1)] * 4)
+        store.put_each(range(4, 8), [b"1"] * 4, position=4)
+        store.put("other", b"1")
+        store.order_prompt([*range(8), 99])  # what is not there is passed over
+        store.order_prompt([])
+        assert store.pool.objects().uses.max() == 2  # none counts as used once more
+        assert store.evict(6 * 4096).keys[:, 0].tolist() == [7, 6, 5, 4, 3, 2]
+        assert store.match_prefix(range(8)) == 2 and store.exists("other")
+        with pytest.raises(InvalidArgument, match="keys must be"):
+            store.order_prompt(5)

@@ -191,7 +191,7 @@ class Store(StoreReader, Closing):
         Of what is new, LRU takes the last first: without what comes before it, it is of no use.
 
         Args:
-            keys: n that follow one another in a prompt.
+            keys: n that follow one another in a prompt; of a part of one see ``order_prompt``.
             values: n of them, see ``put``.
             position: of the first, see ``put_from``.
         """
@@ -205,6 +205,18 @@ class Store(StoreReader, Closing):
         is_new = np.array([result is PutResult.STORED for result in results], bool)
         self.age_tail_first(self.keyspace.keys(keys)[is_new])
         return results
+
+    def order_prompt(self, keys: StoreKeys) -> None:
+        """Have LRU take the objects of a prompt from its tail to its head.
+
+        For a prompt that was put, or read, in several calls: each of them sees to it for its own
+        objects alone, and what was used by the first would go before what continues it. The times
+        at which the objects were last used are exchanged; none counts as used once more.
+
+        Args:
+            keys: of the prompt, from its head on; those that are not there are passed over.
+        """
+        self.age_tail_first(self.keyspace.keys(keys))
 
     def age_tail_first(self, keys: np.ndarray) -> None:
         """Have LRU take ``[n, 2]`` objects of a prompt, in its order, from its tail to its head."""

@@ -78,6 +78,15 @@ def test_what_is_fetched_goes_from_the_tail(hosts):
     assert two.store.evict(3 * UNIT).keys[:, 0].tolist() == [3, 2, 1]
 
 
+def test_a_prompt_in_several_calls_goes_from_its_tail(hosts):
+    one, none = hosts.make("one"), hosts.make("none", 0)
+    for first in (0, 3):
+        one.cluster.put_each(range(first, first + 3), [b"1"] * 3)
+    one.cluster.order_prompt(range(6))
+    assert one.store.evict(4 * UNIT).keys[:, 0].tolist() == [5, 4, 3, 2]
+    none.cluster.order_prompt(range(6))  # it has no pool
+
+
 def test_what_differs_from_its_checksum_is_read_again(hosts, monkeypatch):
     one, two = hosts.several(2)
     one.cluster.put_each(range(3), [value(i) for i in range(3)])

@@ -88,6 +88,7 @@ class Caches:
             self._wait()
             rows = list(self._staging[: len(ids)])
             store.put_each(keys, rows, position=blocks.position + first)
+        store.order_prompt(blocks.keys)
 
     def load(self, store: Store, blocks: Blocks) -> set[int]:
         """Get the blocks; returns the ids of those that the store did not have, or not whole."""
@@ -100,6 +101,7 @@ class Caches:
             self._from_staging.run([i if ok else -1 for i, ok in enumerate(came)], ids)
             self._wait()
             missing |= {block for block, ok in zip(ids, came, strict=True) if not ok}
+        store.order_prompt(blocks.keys)
         return missing
 
     def _wait(self) -> None:

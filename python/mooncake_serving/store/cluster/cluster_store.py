@@ -182,6 +182,15 @@ class ClusterStore(ClusterReader, Closing):
         check_pairs("put_each", "values", keys, values)
         return self._put_each(keys, [(value,) for value in values], "normal", position)
 
+    def order_prompt(self, keys: StoreKeys) -> None:
+        """Have the own pool's LRU take the objects of a prompt from its tail to its head, see
+        ``Store.order_prompt``.
+        """
+        self.node.check_process()
+        words = self._keyspace.keys(keys)
+        if self._store is not None:
+            self._store.age_tail_first(words)
+
     def remove(self, key: StoreKey) -> bool:
         """Remove an object everywhere; who reads it keeps it. Returns whether it was anywhere.
 
