@@ -8,9 +8,9 @@ import pytest
 
 from mooncake_kernels.errors import ChecksumError, InvalidArgument
 from mooncake_kernels.pool import ObjectPut, PutResult
-from mooncake_serving.store import Quota, SsdTier, Store, TieredStore
+from mooncake_serving.store import Quota, SsdTier, Store, TieredStore, Watermark
 
-from ..support import child, content, ended_well
+from ..support import child, content, ended_well, eventually
 from .support import PAGE, no_writes_from
 from .test_tier_threads import in_threads
 
@@ -143,6 +143,18 @@ def test_what_other_processes_use_again_is_written(opened, quota):
     store.flush()
     assert store.exists_each([0, 1, 2]).tolist() == [False, True, True]
     assert read(store, 1, 2) == [OBJECT, OBJECT]
+
+
+def test_a_watermark_writes_before_other_processes_evict(opened):
+    store = opened()
+    others = Store(store.pool, namespace="model")  # as of a process that has not the tier
+    with Watermark(store, 0.75, 0.5, interval_s=0.01):
+        for key in KEYS:
+            assert put(others, key) == [STORED]
+            assert eventually(lambda: store.stats().free_bytes >= 2 * OBJECT)
+    store.flush()
+    assert store.exists_each(KEYS).all() and store.demotion_stats().num_dropped == 0
+    assert read(store, *KEYS) == [OBJECT] * len(KEYS)
 
 
 def test_begin(opened):
