@@ -75,6 +75,8 @@ def test_wrong_arguments(store, caplog):
     assert store.query_task((1, 2)) == (None, TASK_NOT_FOUND)
     assert store.query_task(5) == (None, INVALID_PARAMS)
     reasons(caplog, "task_id must be a list")
+    assert store.query_task(([1], 2)) == (None, INVALID_PARAMS)
+    reasons(caplog, "task_id must be an integer")
     assert store.create_copy_task("a", "elsewhere") == ((0, 0), INVALID_PARAMS)
     reasons(caplog, "targets must be a list, got 'elsewhere'")
 

@@ -161,6 +161,22 @@ def test_one_wrong_key_of_many(store, memory):
         assert getattr(store, f"batch_get_session_{call}")(5) in ([WRONG], WRONG)
 
 
+def test_keys_that_are_none(store, memory, caplog):
+    p = memory.address
+    for key in (5, [1], None, b"a"):
+        assert store.batch_put_session_start([key], [10]) == [WRONG]
+        reasons(caplog, "key must be a string")
+        assert store.batch_put_from_multi_buffer_ranges([key], [[p]], [[1]], [[0]]) == [WRONG]
+        assert store.batch_put_session_end([key]) == store.batch_put_session_revoke([key])
+        assert store.batch_get_session_start([key]) == [WRONG]
+        assert store.batch_get_into_multi_buffer_ranges([key], [[p]], [[1]], [[0]]) == [WRONG]
+        assert store.batch_get_session_end([key]) == WRONG
+        reasons(caplog, "key must be a string")
+    assert store.batch_put_session_start(["a", "", "b", "a"], [1, 1, 0, 1]) == [
+        0, WRONG, WRONG, THERE,
+    ]  # fmt: skip
+
+
 def test_null_and_read_only_memory(store, caplog):
     assert store.batch_put_session_start(["a"], [10]) == [0]
     assert store.batch_put_from_multi_buffer_ranges(["a"], [[0]], [[10]], [[0]]) == [WRONG]

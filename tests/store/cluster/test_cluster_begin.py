@@ -170,6 +170,61 @@ def test_after_the_end_of_the_node(hosts):
         one.cluster.begin("b", 1)
 
 
+def test_many_at_once(hosts, monkeypatch):
+    one, two, none = hosts.make("one"), hosts.make("two"), hosts.make("none", 0)
+    asked = []
+    for name in ("claim", "publish"):
+        call = getattr(hosts.directory, name)
+        monkeypatch.setattr(
+            hosts.directory,
+            name,
+            lambda who, keys, *rest, call=call, name=name: (
+                asked.append((name, len(keys))) or call(who, keys, *rest)
+            ),
+        )
+    assert two.cluster.put(2, value(2)) is STORED
+    asked.clear()
+    a, b, again, there = one.cluster.begin_each([0, 1, 0, 2], [UNIT, 2 * UNIT, UNIT, UNIT])
+    assert again is BEING_WRITTEN and there is EXISTS
+    write(a, seed=3)
+    write(b, 2 * UNIT, seed=4)
+    assert one.cluster.commit_each([a, b]) == [STORED, STORED] == [a.result, b.result]
+    assert [call for call in asked if call[1]] == [("claim", 3), ("publish", 2)]
+    assert two.cluster.get_each([0, 1]) == [value(3, UNIT), value(4, 2 * UNIT)]
+    assert one.cluster.begin_each([], []) == [] == one.cluster.commit_each([])
+    assert none.cluster.begin_each([], []) == []
+
+    puts = none.cluster.begin_each([0, 5, 6], [UNIT] * 3)
+    assert puts[0] is EXISTS
+    for put in puts[1:]:
+        write(put, seed=5)
+    assert none.cluster.commit_each(puts[1:]) == [STORED, STORED]
+    assert two.cluster.get_each([5, 6]) == [value(5, UNIT)] * 2
+
+
+def test_an_error_among_many_leaves_nothing(hosts):
+    one, two = hosts.make("one", 8 * UNIT), hosts.make("two")
+    free = one.store.stats().free_bytes
+    with pytest.raises(InvalidArgument, match="num_bytes"):
+        one.cluster.begin_each([0, 1, 2], [UNIT, UNIT, 9 * UNIT])
+    with pytest.raises(InvalidArgument, match="num_bytes"):
+        one.cluster.begin_each([0, 1], [UNIT, -1])
+    with pytest.raises(InvalidArgument, match="num_bytes must be as many"):
+        one.cluster.begin_each([0, 1], [UNIT])
+    assert one.store.stats().free_bytes == free
+    assert two.cluster.put_each([0, 1, 2], [value(i) for i in range(3)]) == [STORED] * 3
+    puts = one.cluster.begin_each([3, 4, 5], [6 * UNIT, 6 * UNIT, UNIT])
+    assert puts[1] is PutResult.FULL
+    assert two.cluster.put(4, value(4)) is STORED  # its claim was given back
+    puts[2].abort()
+    write(puts[0], 6 * UNIT)
+    with pytest.raises(InvalidArgument, match="committed or aborted"):
+        one.cluster.commit_each([puts[0], puts[2]])
+    assert puts[0].is_open and one.cluster.commit_each([puts[0]]) == [STORED]
+    assert two.cluster.get(3) == value(1, 6 * UNIT)
+    assert two.cluster.put(5, value(5)) is STORED
+
+
 def test_many_threads_write_one_key(hosts):
     one, two = hosts.make("one"), hosts.make("two")
     results: list = []

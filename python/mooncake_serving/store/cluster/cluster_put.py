@@ -1,7 +1,7 @@
 """An object of all hosts that is being written: what ``ClusterStore.begin`` returns."""
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 
 import numpy as np
@@ -9,6 +9,8 @@ import numpy as np
 from mooncake_kernels.buffers import Buffer, as_buffer
 from mooncake_kernels.errors import InvalidArgument
 from mooncake_kernels.pool import ObjectPut, PutResult
+
+from ..keyspace import StoreKey
 
 
 class ClusterPut:
@@ -22,8 +24,9 @@ class ClusterPut:
         result: of the commit; None before it, and after ``abort()``.
     """
 
-    def __init__(self, num_bytes: int):
+    def __init__(self, num_bytes: int, commit_each: "CommitEach"):
         self.num_bytes = num_bytes
+        self._commit_each = commit_each
         self.result: PutResult | None = None
         self._is_open = True
 
@@ -54,24 +57,24 @@ class ClusterPut:
             TimeoutError: a stopped process holds the pool; the put is still open.
             Unavailable: as ``ClusterStore.put_from``; then it is over.
         """
-        self._check_open("commit")
-        self.result = self._commit()
-        self._is_open = False
-        return self.result
+        return self._commit_each([self])[0]
 
     def abort(self) -> None:
         """Give the space back, as if there had been no put. Idempotent; nothing after a commit."""
         if self._is_open:
-            self._is_open = False
+            self.end()
             self._abort()
 
-    def _commit(self) -> PutResult:
-        raise NotImplementedError
+    def end(self, result: PutResult | None = None) -> None:
+        """Take note that it is over: of ``ClusterStore.commit_each``, not for callers of that."""
+        self._is_open = False
+        self.result = result
 
     def _abort(self) -> None:
         raise NotImplementedError
 
-    def _check_open(self, op: str) -> None:
+    def check_open(self, op: str) -> None:
+        """Refuse what is over."""
         if not self._is_open:
             raise InvalidArgument(f"{op}: put must be open, got one that was committed or aborted")
 
@@ -90,26 +93,31 @@ class ClusterPut:
             self.commit()
 
 
+CommitEach = Callable[[Sequence[ClusterPut]], list[PutResult]]
+
+
 class PutHere(ClusterPut):
     """Written in the own pool, under a claim of this node.
 
     Args:
+        word: the key in the pool, ``[1, 2]``.
         put: in the pool.
-        check: refuses what comes after the end of the node.
-        settle: ends the claim; told whether the pool has the object.
+        commit_each: of the store.
+        settle: ends the claim of what is not stored.
         dropped: called, at any moment and with locks held, when nobody has ended it.
     """
 
     def __init__(
         self,
+        word: np.ndarray,
         put: ObjectPut,
-        check: Callable[[], None],
-        settle: Callable[[bool], None],
+        commit_each: CommitEach,
+        settle: Callable[[], None],
         dropped: Callable[[], None],
     ):
-        super().__init__(put.num_bytes)
+        super().__init__(put.num_bytes, commit_each)
+        self.word = word
         self._put = put
-        self._check = check
         self._settle = settle
         self._dropped = weakref.finalize(self, dropped)
         self._dropped.atexit = False
@@ -122,47 +130,47 @@ class PutHere(ClusterPut):
     def view(self) -> memoryview:
         return self._put.view
 
-    def _commit(self) -> PutResult:
-        self._check()
+    def store(self) -> None:
+        """Commit it in the pool, which is to be published then."""
+        self.check_open("commit")
         self._put.commit()
-        self._end(True)
-        return PutResult.STORED
+        self.end(PutResult.STORED)
+        self._dropped.detach()
+
+    def give_up(self) -> None:
+        """Abort it in the pool, whose claim is to be ended then."""
+        self.end()
+        self._put.abort()
+        self._dropped.detach()
 
     def _abort(self) -> None:
-        self._put.abort()
-        self._end(False)
-
-    def _end(self, is_stored: bool) -> None:
-        self._dropped.detach()
-        self._settle(is_stored)
+        self.give_up()
+        self._settle()
 
 
 class PutElsewhere(ClusterPut):
     """Written in memory of its own, out of which another node takes it in the end.
 
     Args:
-        num_bytes: size of the object.
-        put: has it taken.
+        key: of the object.
+        num_bytes: its size.
+        commit_each: of the store.
     """
 
-    def __init__(self, num_bytes: int, put: Callable[[np.ndarray], PutResult]):
-        super().__init__(num_bytes)
-        self._bytes = np.zeros(num_bytes, np.uint8)
-        self._put = put
+    def __init__(self, key: StoreKey, num_bytes: int, commit_each: CommitEach):
+        super().__init__(num_bytes, commit_each)
+        self.key = key
+        self.bytes = np.zeros(num_bytes, np.uint8)
 
     @property
     def buffer(self) -> Buffer:
-        self._check_open("buffer")
-        return as_buffer(self._bytes)
+        self.check_open("buffer")
+        return as_buffer(self.bytes)
 
     @property
     def view(self) -> memoryview:
-        self._check_open("view")
-        return self._bytes.data
-
-    def _commit(self) -> PutResult:
-        self._is_open = False
-        return self._put(self._bytes)
+        self.check_open("view")
+        return self.bytes.data
 
     def _abort(self) -> None:
-        self._bytes = np.empty(0, np.uint8)
+        self.bytes = np.empty(0, np.uint8)

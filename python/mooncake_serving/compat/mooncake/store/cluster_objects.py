@@ -4,13 +4,14 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mooncake_kernels.buffers import Buffer
 from mooncake_kernels.errors import InvalidArgument, Unavailable
 from mooncake_kernels.pool import PutResult
 from mooncake_kernels.transfer import Region
 from mooncake_serving.store import ClusterStore, Copies
+from mooncake_serving.store.cluster import ClusterPut
 from mooncake_serving.store.copies.copying import drop_from
 from mooncake_serving.store.directory import Directory
 
@@ -22,10 +23,9 @@ from .naming import encoded, header_of
 from .objects import Objects, Views
 from .replicas import ReplicaDescriptor, replica
 from .replicate_config import Keeping
-from .sessions import Reading, Wanted
+from .sessions import Reading, Wanted, Writing
 
-if TYPE_CHECKING:
-    from .objects import AnyPut
+THERE = (PutResult.STORED, PutResult.EXISTS)
 
 
 class ClusterObjects(Objects):
@@ -61,6 +61,61 @@ class ClusterObjects(Objects):
         missing = [i for i, code in enumerate(codes) if code == OBJECT_NOT_FOUND]
         wanted = [names[i] for i in missing], [views[i] for i in missing]
         fill(op, codes, missing, lambda: self._elsewhere.get_into_each(op, *wanted))
+        return codes
+
+    def begin_each(
+        self, op: str, names: Sequence[str], sizes: Sequence[int], keeping: Keeping
+    ) -> list[Writing | int]:
+        """Reserve room; the directory is asked once."""
+        begun: list[Writing | int] = [0] * len(names)
+        num_bytes = [0] * len(names)
+
+        def check(i: int) -> int:
+            num_bytes[i] = len(self._header(names[i], sizes[i])) + sizes[i]
+            return 0
+
+        begun[:] = [code_of(op, partial(check, i)) for i in range(len(names))]
+        right = [i for i, code in enumerate(begun) if code == 0]
+
+        def begin() -> list[Writing | int]:
+            wanted = [names[i] for i in right]
+            puts = self._cluster.begin_each(
+                wanted, [num_bytes[i] for i in right], retention=keeping.retention
+            )
+            return [
+                self._writing(op, name, put, keeping)
+                for name, put in zip(wanted, puts, strict=True)
+            ]
+
+        fill(op, begun, right, begin)
+        return begun
+
+    def commit_each(self, op: str, writings: Sequence[Writing]) -> list[int]:
+        """Let all see values; the directory is told once."""
+        codes = [0] * len(writings)
+        puts: dict[int, ClusterPut] = {}
+
+        def finish(i: int) -> int:
+            put = writings[i].finish()
+            assert isinstance(put, ClusterPut)
+            puts[i] = put
+            return 0
+
+        codes = [code_of(op, partial(finish, i)) for i in range(len(writings))]
+
+        def commit() -> list[int]:
+            results = self._cluster.commit_each([*puts.values()])
+            return [
+                code_of(op, partial(self._check_room, writings[i].name, result))
+                for i, result in zip(puts, results, strict=True)
+            ]
+
+        fill(op, codes, [*puts], commit)
+        for i, put in puts.items():
+            if put.result in THERE:  # also if one behind it has failed
+                codes[i] = 0
+                self._copy(writings[i].name, writings[i].num_copies)
+            writings[i].abort()
         return codes
 
     def open_each(self, op: str, names: Sequence[str]) -> list[Reading | int]:
@@ -202,17 +257,13 @@ class ClusterObjects(Objects):
         """Further copies are tried: the object is stored with the first."""
         result = super()._put(name, parts, keeping)
         if result is PutResult.STORED:
-            self._copy(name, keeping)
+            self._copy(name, keeping.num_copies)
         return result
 
-    def _commit(self, name: str, put: "AnyPut", keeping: Keeping) -> None:
-        super()._commit(name, put, keeping)
-        self._copy(name, keeping)
-
-    def _copy(self, name: str, keeping: Keeping) -> None:
-        if keeping.num_copies > 1:
+    def _copy(self, name: str, num_copies: int) -> None:
+        if num_copies > 1:
             try:
-                failed = list(self._copies.replicate([name], keeping.num_copies).failed.values())
+                failed = list(self._copies.replicate([name], num_copies).failed.values())
             except Unavailable as error:
                 failed = [str(error)]
             for reason in failed:

@@ -19,6 +19,7 @@ from .codes import (
     OBJECT_ALREADY_EXISTS,
     OBJECT_NOT_FOUND,
     code_of,
+    log,
 )
 from .naming import encoded, header_of, name_in
 from .replicas import ReplicaDescriptor, replica
@@ -75,24 +76,34 @@ class Objects:
                 raise Failed(INTERNAL_ERROR, f"others write {name!r:.80} all the time")
             time.sleep(_PAUSE_S)
 
-    def begin(self, name: str, num_bytes: int, keeping: Keeping) -> Writing:
-        """Reserve room for a value that is written range by range.
+    def begin_each(
+        self, op: str, names: Sequence[str], sizes: Sequence[int], keeping: Keeping
+    ) -> list[Writing | int]:
+        """Reserve room for values that are written range by range: of each that, or a code."""
+        begun: list[Writing | int] = [0] * len(names)
 
-        Raises:
-            InvalidArgument: an argument is wrong, or the value empty.
-            Failed: there is no room; or there is a value, or somebody else writes it.
-        """
-        header = header_of(name)
-        self._check_size(header, num_bytes)
-        put = self._store.begin(name, len(header) + num_bytes, retention=keeping.retention)
-        if isinstance(put, PutResult):
-            self._check_room(name, put)
-            raise Failed(
-                OBJECT_ALREADY_EXISTS, f"there is a value of {name!r:.80}, or it is being written"
-            )
-        put.view[: len(header)] = header
-        commit = partial(self._commit, name, put, keeping)
-        return Writing(put.view[len(header) :], commit, put.abort)
+        def begin(i: int) -> int:
+            num_bytes = len(self._header(names[i], sizes[i])) + sizes[i]
+            put = self._store.begin(names[i], num_bytes, retention=keeping.retention)
+            begun[i] = self._writing(op, names[i], put, keeping)
+            return 0
+
+        for i in range(len(names)):
+            begun[i] = code_of(op, partial(begin, i)) or begun[i]
+        return begun
+
+    def commit_each(self, op: str, writings: Sequence[Writing]) -> list[int]:
+        """Let all see values: of each 0, or a code; then nobody ever will."""
+
+        def commit(writing: Writing) -> int:
+            try:
+                writing.finish().commit()
+            except BaseException:
+                writing.abort()
+                raise
+            return 0
+
+        return [code_of(op, partial(commit, writing)) for writing in writings]
 
     def open_each(self, op: str, names: Sequence[str]) -> list[Reading | int]:
         """Open values that are read range by range: of each that, -704 if there is none, or a code.
@@ -244,11 +255,11 @@ class Objects:
 
     def _object(self, name: str, parts: Sequence[Any]) -> list[Any]:
         """The parts of an object: the header, and those of its value."""
-        header = header_of(name)
-        self._check_size(header, sum(map(_num_bytes, parts)))
-        return [header, *parts]
+        return [self._header(name, sum(map(_num_bytes, parts))), *parts]
 
-    def _check_size(self, header: bytes, num_bytes: int) -> None:
+    def _header(self, name: str, num_bytes: int) -> bytes:
+        """What stands in front of a value of this size, for which there can be room."""
+        header = header_of(name)
         if num_bytes == 0:
             raise InvalidArgument("value must have at least 1 byte, got none")
         if self._pool is not None and len(header) + num_bytes > self._pool.capacity_bytes:
@@ -257,21 +268,33 @@ class Objects:
                 f"value and key must fit into the pool's {self._pool.capacity_bytes} bytes, "
                 f"got {len(header) + num_bytes}",
             )
+        return header
+
+    def _writing(
+        self, op: str, name: str, put: "AnyPut | PutResult", keeping: Keeping
+    ) -> Writing | int:
+        """What is written of a value whose object was begun, or the code of why it was not."""
+        if isinstance(put, PutResult):
+            code = code_of(op, partial(self._check_room, name, put))
+            if code == 0:
+                log.error("%s: there is a value of %r, or it is being written", op, name)
+            return code or OBJECT_ALREADY_EXISTS
+        header = header_of(name)
+        put.view[: len(header)] = header
+        return Writing(name, put, len(header), keeping.num_copies)
 
     def _put(self, name: str, parts: Sequence[Any], keeping: Keeping) -> PutResult:
         result = self._store.put_from(name, *parts, retention=keeping.retention)
         self._check_room(name, result)
         return result
 
-    def _commit(self, name: str, put: "AnyPut", keeping: Keeping) -> None:
-        """Let all see what was written."""
-        self._check_room(name, put.commit() or PutResult.STORED)
-
-    def _check_room(self, name: str, result: PutResult) -> None:
+    def _check_room(self, name: str, result: PutResult) -> int:
+        """0, unless there was no room."""
         if result is PutResult.FULL:
             raise Failed(
                 NO_AVAILABLE_HANDLE, f"there is no room for {name!r:.80}: all must stay that is"
             )
+        return 0
 
 
 def _num_bytes(part: Any) -> int:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from ..codes import as_natural
 from .codes import (
     TASK_NOT_FOUND,
     check_list,
@@ -60,7 +61,8 @@ class ReplicaCalls(Lifecycle):
 
         def look() -> int:
             check_list("task_id", task_id)
-            known = self._running().tasks.find(tuple(task_id))
+            number = tuple(as_natural("task_id", part) for part in task_id)
+            known = self._running().tasks.find(number)
             if known is None:
                 return TASK_NOT_FOUND
             found.append(known)

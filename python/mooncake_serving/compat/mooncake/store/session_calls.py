@@ -1,6 +1,6 @@
 """The calls of ``MooncakeDistributedStore`` that write, and read, values range by range."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 from mooncake_kernels.errors import InvalidArgument
@@ -8,9 +8,9 @@ from mooncake_kernels.errors import InvalidArgument
 from ..codes import as_natural
 from .buffer_calls import BufferCalls, Numbers
 from .buffers import Memory
-from .codes import INVALID_PARAMS, check_list, code_of, returns_code, returns_instead
+from .codes import INVALID_PARAMS, check_list, code_of, fill, returns_code, returns_instead
 from .replicate_config import ReplicateConfig, keeping_of
-from .sessions import Reading, Wanted
+from .sessions import Reading, Wanted, Writing
 
 
 class SessionCalls(BufferCalls):
@@ -31,15 +31,29 @@ class SessionCalls(BufferCalls):
             value, or it is being written elsewhere.
         """
 
-        def start(i: int) -> int:
-            running, keeping = self._running(), keeping_of(config)
+        op = "batch_put_session_start"
+        wanted: dict[int, int] = {}
+
+        def check(i: int) -> int:
             size = as_natural("sizes", sizes[i])
-            running.sessions.begin_writing(
-                keys[i], partial(running.objects.begin, keys[i], size, keeping)
-            )
+            self._running().sessions.check_unwritten(keys[i])
+            wanted[i] = size
             return 0
 
-        return self._each("batch_put_session_start", keys, (sizes,), start)
+        codes = self._each(op, keys, (sizes,), check)
+
+        def start() -> list[int]:
+            running, names = self._running(), [keys[i] for i in wanted]
+            begun = running.objects.begin_each(op, names, [*wanted.values()], keeping_of(config))
+            return [
+                one
+                if isinstance(one, int)
+                else code_of(op, partial(running.sessions.begin_writing, one))
+                for one in begun
+            ]
+
+        fill(op, codes, [*wanted], start)
+        return codes
 
     @returns_instead([INVALID_PARAMS])
     def batch_put_from_multi_buffer_ranges(
@@ -77,7 +91,18 @@ class SessionCalls(BufferCalls):
         Returns:
             Of each 0; -600: it has no put session.
         """
-        return self._end_each("batch_put_session_end", keys, lambda writing: writing.commit())
+        op = "batch_put_session_end"
+        ended: dict[int, Writing] = {}
+
+        def end(i: int) -> int:
+            ended[i] = self._running().sessions.end_writing(keys[i])
+            return 0
+
+        codes = self._each(op, keys, (), end)
+        fill(
+            op, codes, [*ended], lambda: self._running().objects.commit_each(op, [*ended.values()])
+        )
+        return codes
 
     @returns_instead([INVALID_PARAMS])
     def batch_put_session_revoke(self, keys: Sequence[str]) -> list[int]:
@@ -86,7 +111,12 @@ class SessionCalls(BufferCalls):
         Returns:
             Of each 0; -600: it has no put session.
         """
-        return self._end_each("batch_put_session_revoke", keys, lambda writing: writing.abort())
+
+        def revoke(i: int) -> int:
+            self._running().sessions.end_writing(keys[i]).abort()
+            return 0
+
+        return self._each("batch_put_session_revoke", keys, (), revoke)
 
     @returns_instead([INVALID_PARAMS])
     def batch_get_session_start(self, keys: Sequence[str]) -> list[int]:
@@ -155,13 +185,6 @@ class SessionCalls(BufferCalls):
         for key in keys:
             self._running().sessions.end_reading(key)
         return 0
-
-    def _end_each(self, op: str, keys: Sequence[str], end: Callable) -> list[int]:
-        def one(i: int) -> int:
-            end(self._running().sessions.end_writing(keys[i]))
-            return 0
-
-        return self._each(op, keys, (), one)
 
     def _ranges(
         self, pointers: Numbers, sizes: Numbers, offsets: Numbers, *, writes: bool

@@ -1,15 +1,18 @@
 """Values that are written, or read, range by range: layer by layer for example."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from mooncake_kernels.buffers import Buffer, as_buffer, copy_from_host, copy_to_host
 from mooncake_kernels.errors import InvalidArgument
 from mooncake_kernels.pool import PinnedObject
 
 from .buffers import Memory, size_of
+
+if TYPE_CHECKING:
+    from .objects import AnyPut
 
 Session = TypeVar("Session")
 
@@ -18,16 +21,18 @@ class Writing:
     """A value that nobody sees yet. Thread-safe.
 
     Args:
-        target: where its bytes go, in host memory.
-        commit: lets all see it.
-        abort: as if it had never been.
+        name: of it.
+        put: its object, in host memory.
+        start: where it begins in that, behind the header.
+        num_copies: how many there shall be.
     """
 
-    def __init__(self, target: memoryview, commit: Callable[[], None], abort: Callable[[], None]):
-        self.num_bytes = len(target)
-        self._target: memoryview | None = target
-        self._commit = commit
-        self._abort = abort
+    def __init__(self, name: str, put: "AnyPut", start: int, num_copies: int):
+        self.name = name
+        self.num_copies = num_copies
+        self.num_bytes = put.num_bytes - start
+        self._put = put
+        self._target: memoryview | None = put.view[start:]
         self._lock = threading.Lock()
         self._gaps = [(0, self.num_bytes)]  # what was not written yet: from, to
 
@@ -48,35 +53,29 @@ class Writing:
                     self._fill_gaps(first, last)
         return sum(map(size_of, parts))
 
-    def commit(self) -> None:
-        """Let all see it. Bytes that were not written are zeros, not what was there before.
+    def finish(self) -> "AnyPut":
+        """Return its object, to be committed. Bytes that were not written are zeros, not what was
+        there before.
 
         Raises:
             InvalidArgument: it is over.
-            Whatever ``commit`` does; then nobody sees it ever.
         """
         with self._lock:
-            target = self._take()
-            try:
-                for first, last in self._gaps:
-                    target[first:last] = bytes(last - first)
-                target.release()
-                self._commit()
-            except BaseException:
-                self._abort()
-                raise
+            target, self._target = self._target, None
+            if target is None:
+                raise InvalidArgument("keys must have a put session, got one that is over")
+            for first, last in self._gaps:
+                target[first:last] = bytes(last - first)
+            target.release()
+            return self._put
 
     def abort(self) -> None:
-        """As if it had never been."""
+        """As if it had never been. Nothing if it was committed."""
         with self._lock:
-            self._take().release()
-            self._abort()
-
-    def _take(self) -> memoryview:
-        target, self._target = self._target, None
-        if target is None:
-            raise InvalidArgument("keys must have a put session, got one that is over")
-        return target
+            if self._target is not None:
+                self._target.release()
+                self._target = None
+            self._put.abort()
 
     def _fill_gaps(self, first: int, last: int) -> None:
         self._gaps = [
@@ -142,16 +141,23 @@ class Sessions:
     _reading: dict[str, Reading] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def begin_writing(self, name: str, begin: Callable[[], Writing]) -> None:
-        """Start to write a value.
+    def check_unwritten(self, name: str) -> None:
+        """Refuse a value that is being written in this store."""
+        if _key(name) in self._writing:
+            raise InvalidArgument(f"keys must have no put session yet, got {name!r:.80}")
+
+    def begin_writing(self, writing: Writing) -> int:
+        """Start to write a value: 0.
 
         Raises:
-            InvalidArgument: it is being written in this store.
+            InvalidArgument: it is being written in this store; then it is aborted.
         """
         with self._lock:
-            if name in self._writing:
-                raise InvalidArgument(f"keys must have no put session yet, got {name!r:.80}")
-            self._writing[name] = begin()
+            known = self._writing.setdefault(writing.name, writing)
+        if known is not writing:
+            writing.abort()
+            self.check_unwritten(writing.name)
+        return 0
 
     def writing(self, name: str) -> Writing:
         """A value that is being written.
@@ -159,12 +165,12 @@ class Sessions:
         Raises:
             InvalidArgument: it is not.
         """
-        return _session_of(self._writing.get(name), "put", name)
+        return _session_of(self._writing.get(_key(name)), "put", name)
 
     def end_writing(self, name: str) -> Writing:
         """The same, for the last time."""
         with self._lock:
-            return _session_of(self._writing.pop(name, None), "put", name)
+            return _session_of(self._writing.pop(_key(name), None), "put", name)
 
     def begin_reading(self, reading: Reading) -> None:
         """Start to read a value, or what there is of this name now."""
@@ -177,12 +183,12 @@ class Sessions:
         Raises:
             InvalidArgument: it is not.
         """
-        return _session_of(self._reading.get(name), "get", name)
+        return _session_of(self._reading.get(_key(name)), "get", name)
 
     def end_reading(self, name: str) -> None:
         """Give up a value, if it is being read."""
         with self._lock:
-            self._reading.pop(name, None)
+            self._reading.pop(_key(name), None)
 
     def close(self) -> None:
         """End all: what is being written was never there."""
@@ -208,6 +214,13 @@ def within(
                 f"got {last - first} from {first}"
             )
     return places
+
+
+def _key(name: Any) -> str:
+    """A name, by which sessions are found."""
+    if not isinstance(name, str):
+        raise InvalidArgument(f"key must be a string, got {name!r:.80}")
+    return name
 
 
 def _in_host(memory: Memory) -> Buffer:

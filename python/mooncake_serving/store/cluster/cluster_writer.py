@@ -1,0 +1,332 @@
+"""The half of ``ClusterStore`` that writes objects."""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from mooncake_kernels.buffers import Buffer, as_buffer, copy_to_host
+from mooncake_kernels.errors import InvalidArgument, TransferError, Unavailable
+from mooncake_kernels.pool import PutResult, Retention
+
+from ..checks import check_number, check_retention
+from ..directory import Claim, Member
+from ..keyspace import StoreKey, StoreKeys
+from ..node.asking import Pulls
+from ..reader import check_pairs
+from .cluster_put import ClusterPut, PutElsewhere, PutHere
+from .cluster_reader import ClusterReader
+
+RESULT_OF = {Claim.EXISTS: PutResult.EXISTS, Claim.TAKEN: PutResult.BEING_WRITTEN}
+THERE = (PutResult.STORED, PutResult.EXISTS)
+
+
+class ClusterWriter(ClusterReader):
+    """Writes into the own pool, or has others take it; each object once in all hosts."""
+
+    _claim_s: float
+    _dropped: deque[np.ndarray]  # keys of puts that nobody has ended
+
+    def put(
+        self, key: StoreKey, value: Any, *, retention: Retention = "normal", position: int = 0
+    ) -> PutResult:
+        """Store a value: bytes, a packed tensor or array. See ``put_from``."""
+        return self.put_from(key, value, retention=retention, position=position)
+
+    def put_from(
+        self, key: StoreKey, *parts: Any, retention: Retention = "normal", position: int = 0
+    ) -> PutResult:
+        """Store an object of one or many parts, which are its bytes one behind the other.
+
+        It is put into the own pool. A node without one, or that is draining, has another take it
+        out of its memory, which is registered meanwhile; ``retention`` is "normal" there, and
+        ``position`` 0.
+
+        Returns:
+            As ``Store.put_from``, of all hosts. ``STORED`` if the directory went away after it had
+            been asked: then it is told later.
+
+        Raises:
+            InvalidArgument: as ``Store.put_from``.
+            Unavailable: it is not here, and the directory does not answer; or, without a pool, no
+                other node takes it.
+        """
+        return self._put_each([key], [parts], retention, position)[0]
+
+    def begin(
+        self,
+        key: StoreKey,
+        num_bytes: int,
+        *,
+        retention: Retention = "normal",
+        position: int = 0,
+    ) -> ClusterPut | PutResult:
+        """Reserve space for an object that is written in place, layer by layer for example::
+
+            put = cluster.begin(key, sum(layer.nbytes for layer in layers))
+            if isinstance(put, PutResult):
+                return  # EXISTS: others have it, or had room for it when this pool had none
+            with put:
+                put.view[first:last] = layer  # each as it comes; or put.buffer, if it is on a GPU
+
+        The space is in the own pool, and the key is this node's to write for ``claim_s``. A node
+        without a pool, or that is draining, has it written in memory of the process, and asks who
+        takes it when it is committed.
+
+        Returns:
+            A put to be committed, or as ``put_from`` why there is none.
+
+        Raises:
+            InvalidArgument: as ``Store.begin``.
+            Unavailable: the directory does not answer; or no node is known that could take it.
+        """
+        return self.begin_each([key], [num_bytes], retention=retention, position=position)[0]
+
+    def begin_each(
+        self,
+        keys: StoreKeys,
+        num_bytes: Sequence[int],
+        *,
+        retention: Retention = "normal",
+        position: int = 0,
+    ) -> list[ClusterPut | PutResult]:
+        """Reserve space for many objects, see ``begin``; the directory is asked once.
+
+        An error ends it, and nothing is reserved.
+        """
+        self.node.check_process()
+        check_pairs("begin_each", "num_bytes", keys, num_bytes)
+        for size in num_bytes:
+            check_number("begin", "num_bytes", size)
+        check_retention("begin", retention)
+        check_number("begin", "position", position)
+        self._settle_dropped()
+        words = self._keyspace.keys(keys)
+        if self._store is None or self.node.is_draining:
+            return self._begin_elsewhere(keys, num_bytes)
+        self._store.check_puts(keys)
+        results: list[ClusterPut | PutResult] = [PutResult.EXISTS] * len(words)
+        missing = np.flatnonzero(~self._are_here(words))
+        claims = self.node.claims.ask(words[missing], self._claim_s)
+        for i, claim in zip(missing.tolist(), claims.tolist(), strict=True):
+            results[i] = RESULT_OF.get(claim, PutResult.FULL)
+        granted = missing[claims == Claim.GRANTED].tolist()
+        try:
+            for i in granted:
+                results[i] = self._begin_here(
+                    words[[i]], num_bytes[i], retention=retention, position=position + i
+                )
+        except BaseException:
+            for put in results:
+                if isinstance(put, PutHere):
+                    put.give_up()
+            self._settle(words[granted], False)
+            raise
+        refused = [i for i in granted if isinstance(results[i], PutResult)]
+        there = [i for i in refused if results[i] in THERE]
+        self._settle(words[there], True)
+        self._settle(words[[i for i in refused if i not in there]], False)
+        return results
+
+    def commit_each(self, puts: Sequence[ClusterPut]) -> list[PutResult]:
+        """Commit what ``begin_each`` has returned, see ``ClusterPut.commit``; the directory is told
+        once.
+
+        An error ends it: what was committed before it is seen, the rest is still open.
+        """
+        self.node.check_process()
+        for put in puts:
+            put.check_open("commit")
+        stored: list[np.ndarray] = []
+        try:
+            for put in puts:
+                if isinstance(put, PutHere):
+                    put.store()
+                    stored.append(put.word)
+        finally:
+            if stored:
+                self._settle(np.concatenate(stored), True)
+        if elsewhere := [put for put in puts if isinstance(put, PutElsewhere)]:
+            for sent in elsewhere:
+                sent.end()
+            results = self._put_each(
+                [sent.key for sent in elsewhere], [(sent.bytes,) for sent in elsewhere], "normal", 0
+            )
+            for sent, result in zip(elsewhere, results, strict=True):
+                sent.end(result)
+        return [put.result for put in puts if put.result is not None]
+
+    def put_each(
+        self, keys: StoreKeys, values: Sequence[Any], *, position: int = 0
+    ) -> list[PutResult]:
+        """Store many objects, in their order; the directory is asked and told once.
+
+        An error ends it, for those that come after.
+        """
+        check_pairs("put_each", "values", keys, values)
+        return self._put_each(keys, [(value,) for value in values], "normal", position)
+
+    def _put_each(
+        self, keys: StoreKeys, objects: Sequence[Sequence[Any]], retention: Retention, position: int
+    ) -> list[PutResult]:
+        self.node.check_process()
+        check_retention("put", retention)
+        check_number("put", "position", position)
+        self._settle_dropped()
+        words = self._keyspace.keys(keys)
+        if self._store is not None:
+            self._store.check_puts(keys)
+        results = [PutResult.EXISTS] * len(words)
+        missing = np.flatnonzero(~self._are_here(words))
+        claims = self.node.claims.ask(words[missing], self._claim_s)
+        for i, claim in zip(missing.tolist(), claims.tolist(), strict=True):
+            results[i] = RESULT_OF.get(claim, PutResult.FULL)
+        granted = missing[claims == Claim.GRANTED].tolist()
+        stored = np.zeros(len(words), bool)
+        published = np.zeros(len(words), bool)
+        try:
+            for i in set(range(len(words))) - set(granted):
+                _as_buffers(objects[i])  # at which nobody else looks
+            if self._store is None or self.node.is_draining:
+                self._give(words, objects, granted, results, published)
+            else:
+                for i in granted:
+                    key = (int(words[i, 0]), int(words[i, 1]))
+                    results[i] = self._store.put_key(
+                        key, *objects[i], retention=retention, position=position + i
+                    )
+                    stored[i] = results[i] in THERE
+                new = [i for i in granted if results[i] is PutResult.STORED]
+                self._store.age_tail_first(words[new])
+        finally:
+            self.node.claims.settle(words[granted], stored[granted], published[granted])
+        taken = [i for i in missing.tolist() if results[i] is PutResult.BEING_WRITTEN]
+        if taken:
+            for i, is_here in zip(taken, self._are_here(words[taken]), strict=True):
+                if is_here:  # by now, as where a key is named twice
+                    results[i] = PutResult.EXISTS
+        return results
+
+    def _give(
+        self,
+        words: np.ndarray,
+        objects: Sequence[Sequence[Any]],
+        granted: list[int],
+        results: list[PutResult],
+        published: np.ndarray,
+    ) -> None:
+        """Have others take objects; one that cannot is followed by the next."""
+        buffers = {i: [_in_host(part) for part in _as_buffers(objects[i])] for i in granted}
+        left, unanswered, reason = list(granted), set(granted), "there is none"
+        for member in self._homes():
+            if not left:
+                break
+            try:
+                answers = self._give_to(member, words[left], [buffers[i] for i in left])
+            except TransferError as error:
+                reason = str(error)
+                continue
+            for i, answer in zip(list(left), answers, strict=True):
+                if isinstance(answer, str):
+                    reason = answer
+                    continue
+                results[i] = answer
+                unanswered.discard(i)
+                published[i] = answer in THERE
+                if answer not in (PutResult.FULL, PutResult.OVER_QUOTA):
+                    left.remove(i)
+        if unanswered:
+            raise Unavailable(f"put: no node with a pool takes it: {reason}")
+
+    def _give_to(
+        self, member: Member, words: np.ndarray, objects: Sequence[Sequence[Buffer]]
+    ) -> Pulls:
+        """Have one node take objects, and see to it that they are published."""
+        verify = self._verify > 0
+        asking = self.node.asking
+        answers: list[PutResult | str | None] = list(
+            asking.put(member.name, words, objects, verify=verify)
+        )
+        is_there = [answer in THERE for answer in answers]
+        self.node.listing.publish_for(member.pool, words[is_there])
+        if left := [i for i, answer in enumerate(answers) if answer is None]:
+            taken = asking.give(
+                member.name, words[left], [objects[i] for i in left], self.node.name, verify=verify
+            )
+            for i, answer in zip(left, taken, strict=True):
+                answers[i] = answer
+        return [answer for answer in answers if answer is not None]
+
+    def _begin_here(
+        self, word: np.ndarray, num_bytes: int, *, retention: Retention, position: int
+    ) -> ClusterPut | PutResult:
+        """Reserve space in the own pool, under a claim that was granted."""
+        assert self._store is not None
+        first, second = word[0].tolist()
+        begun = self._store.begin_key(
+            (first, second), num_bytes, retention=retention, position=position
+        )
+        if isinstance(begun, PutResult):
+            return begun
+        return PutHere(
+            word,
+            begun,
+            self.commit_each,
+            partial(self._settle, word, False),
+            partial(self._dropped.append, word),
+        )
+
+    def _begin_elsewhere(
+        self, keys: StoreKeys, num_bytes: Sequence[int]
+    ) -> list[ClusterPut | PutResult]:
+        """Have objects written in memory of this process."""
+        is_there = self.exists_each(keys)
+        if not is_there.all():
+            self._check_homes(max(np.asarray(num_bytes)[~is_there].tolist()))
+        return [
+            PutResult.EXISTS if there else PutElsewhere(key, size, self.commit_each)
+            for key, size, there in zip(keys, num_bytes, is_there.tolist(), strict=True)
+        ]
+
+    def _settle(self, words: np.ndarray, is_stored: bool) -> None:
+        """End the claims to ``[n, 2]`` keys."""
+        if len(words):
+            stored = np.full(len(words), is_stored)
+            self.node.claims.settle(words, stored, np.zeros(len(words), bool))
+
+    def _settle_dropped(self) -> None:
+        """End the claims of puts that were dropped, where no lock is held."""
+        while self._dropped:
+            self._settle(self._dropped.popleft(), False)
+
+    def _homes(self) -> list[Member]:
+        """Members whose pools take objects, other than the own one; the emptiest pool first."""
+        homes = self._known(lambda m: m.pool not in ("", self.node.pool_name) and not m.is_draining)
+        return sorted(homes, key=lambda member: -member.free_bytes)
+
+    def _check_homes(self, num_bytes: int) -> None:
+        """Refuse what no pool of others could take."""
+        largest = max([member.capacity_bytes for member in self._homes()], default=None)
+        if largest is None:
+            raise Unavailable("begin: no node with a pool takes it: there is none")
+        if num_bytes > largest:
+            raise InvalidArgument(
+                f"begin: num_bytes must be at most {largest}, as large as a pool, got {num_bytes}"
+            )
+
+    def _known(self, condition: Callable[[Member], bool]) -> list[Member]:
+        """Members for which it holds; the directory is asked if none is known."""
+        found = list(filter(condition, self.node.members()))
+        return found or list(filter(condition, self.node.members(anew=True)))
+
+
+def _as_buffers(parts: Sequence[Any]) -> list[Buffer]:
+    """The memory of parts; what is none is refused."""
+    return [as_buffer(part, argument=f"put: buffers[{i}]") for i, part in enumerate(parts)]
+
+
+def _in_host(buffer: Buffer) -> Buffer:
+    """Memory that can be sent: of what is on a GPU, a copy."""
+    return buffer if buffer.is_host else as_buffer(copy_to_host([buffer]))
