@@ -86,7 +86,8 @@ def as_seconds(op: str, argument: str, value: Any, *, minimum: float) -> float:
         seconds = math.inf
     if not minimum <= seconds < math.inf:
         raise InvalidArgument(
-            f"{op}: {argument} must be a number of seconds >= {minimum:g}, got {shown(value)}"
+            f"{op}: {argument} must be a finite number of seconds >= {minimum:g}, "
+            f"got {shown(value)}"
         )
     return seconds
 

@@ -94,7 +94,7 @@ def test_nobody_is_notified(pool):
 def test_sync_is_of_open_files(pool):
     with engine_pair("local") as pair, pytest.raises(InvalidArgument, match="must be a file, got"):
         pair.peer.sync()
-    with pytest.raises(InvalidArgument, match="deadline_s must be a number of seconds"):
+    with pytest.raises(InvalidArgument, match="deadline_s must be a finite number of seconds"):
         pool.peer.sync(deadline_s=-1)
     pool.peer.close()
     with pytest.raises(InvalidArgument, match="sync: peer must be open, got the closed file:"):
