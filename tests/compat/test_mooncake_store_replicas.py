@@ -2,6 +2,7 @@
 
 import ctypes
 
+import numpy as np
 import pytest
 
 from mooncake_serving.compat.mooncake.store import (
@@ -70,6 +71,9 @@ def test_one_host_has_nobody_to_copy_to(store, caplog):
 
 def test_wrong_arguments(store, caplog):
     assert store.get_replica_desc(5) == [] and store.batch_get_replica_desc("abc") == {}
+    assert store.get_replica_desc(["a"]) == [] == store.get_replica_desc({})
+    assert store.batch_replica_clear(["a"], np.array(["a", "b"])) == []
+    reasons(caplog, "segment_name must be a string")
     assert store.batch_replica_clear("abc") == []
     reasons(caplog, "keys must be a list, got 'abc'")
     assert store.query_task((1, 2)) == (None, TASK_NOT_FOUND)
@@ -172,6 +176,12 @@ def test_a_value_is_copied_and_moved(hosts, caplog):
 
     assert store.create_copy_task("none", [first]) == ((0, 0), OBJECT_NOT_FOUND)
     reasons(caplog, "there is no value of 'none'")
+    for call in (
+        lambda: store.create_copy_task("a", [["x"]]),
+        lambda: store.create_move_task("a", {}, first),
+    ):
+        assert call() == ((0, 0), INVALID_PARAMS)
+        reasons(caplog, "segment_name must be a string")
     assert store.create_copy_task("a", ["nobody"]) == ((0, 0), INVALID_PARAMS)
     reasons(caplog, "segments must be of members with a pool, .*got 'nobody'")
     task, code = store.create_move_task("a", first, first)

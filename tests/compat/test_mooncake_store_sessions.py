@@ -163,6 +163,10 @@ def test_one_wrong_key_of_many(store, memory):
 
 def test_keys_that_are_none(store, memory, caplog):
     p = memory.address
+    for keys in (np.array(5), range(2**70), "ab"):
+        assert store.batch_put_session_start(keys, [10]) == [WRONG]
+        assert store.batch_get_session_start(keys) == [WRONG]
+        reasons(caplog, "keys must be a list")
     for key in (5, [1], None, b"a"):
         assert store.batch_put_session_start([key], [10]) == [WRONG]
         reasons(caplog, "key must be a string")
@@ -205,6 +209,24 @@ def test_a_reader_keeps_what_is_removed(store, memory):
     assert store.batch_get_session_start(["a"]) == [0]  # what there is now
     assert get_layer(store, ["a"], memory, 7, 0) == [WRONG]
     assert store.remove_all() == 1
+
+
+def test_a_session_that_starts_anew_gives_up_the_old_one(store, memory):
+    assert store.put("a", value_of(1, SIZE)) == 0 and store.batch_get_session_start(["a"]) == [0]
+    assert store.remove("a") == 0 and store.batch_get_session_start(["a"]) == [ABSENT]
+    assert get_layer(store, ["a"], memory, 0, 0) == [WRONG]
+
+
+def test_too_many_readers_leave_room_for_others(store, caplog):
+    keys = [f"k{i}" for i in range(4200)]
+    assert store.put_batch(keys, [b"1"] * len(keys)) == 0
+    codes = store.batch_get_session_start(keys)
+    assert codes == [0] * 2048 + [NO_AVAILABLE_HANDLE] * (4200 - 2048)
+    reasons(caplog, "2048 values are being read")
+    assert store.batch_get_session_start(keys[:10]) == [0] * 10
+    assert store.get("k4199") == b"1" and len(store.batch_get_replica_desc(keys)) == 4200
+    assert store.batch_get_session_end(keys) == 0
+    assert store.batch_get_session_start(keys[-10:]) == [0] * 10
 
 
 def test_before_setup_and_after_close(path, caplog):
@@ -307,6 +329,49 @@ def test_between_hosts(server, capacity):
         assert store.batch_put_session_start(["c"], [SIZE]) == [0]
         store.close()
         assert other.call("put", "c", b"c") == 0 and other.call("get", "c") == b"c"
+
+
+@pytest.mark.parametrize("num_bytes", [SIZE, SIZE + 1, SIZE // 2])
+def test_a_value_of_another_host_that_is_replaced(server, num_bytes):
+    """What was begun with one value never goes on with another."""
+    settings = {
+        "local_hostname": "127.0.0.1",
+        "metadata_server": "P2PHANDSHAKE",
+        "global_segment_size": 32 << 20,
+        "master_server_addr": server.url,
+    }
+    with processes(settings) as (other,):
+        store = MooncakeDistributedStore()
+        assert store.setup(settings) == 0
+        memory, value = Memory(store), value_of(1, SIZE)
+        assert other.call("put", "a", value) == 0 == other.call("put", "b", value)
+        assert store.batch_get_session_start(["a", "b"]) == [0, 0]
+        assert get_layer(store, ["a", "b"], memory, 0, 0) == [LAYER_BYTES] * 2
+        assert other.call("upsert", "a", value_of(2, num_bytes)) == 0
+        code, b = get_layer(store, ["a", "b"], memory, 1, 0)
+        assert code == ABSENT and b == LAYER_BYTES
+        assert memory.at(LAYER_BYTES, LAYER_BYTES) == value[LAYER_BYTES : 2 * LAYER_BYTES]
+        assert other.call("upsert", "a", value) == 0  # nor if it is as it was
+        assert get_layer(store, ["a"], memory, 1, 0) == [ABSENT]
+        assert store.batch_get_session_start(["a"]) == [0]
+        assert get_layer(store, ["a"], memory, 1, 0) == [LAYER_BYTES]
+        store.close()
+
+
+def test_one_that_is_too_large_among_many(server):
+    settings = {
+        "local_hostname": "127.0.0.1",
+        "metadata_server": "P2PHANDSHAKE",
+        "global_segment_size": 32 << 20,
+        "master_server_addr": server.url,
+    }
+    with processes(settings):
+        store = MooncakeDistributedStore()
+        assert store.setup(settings | {"global_segment_size": 0}) == 0
+        codes = store.batch_put_session_start(["a", "large", "b", 5], [100, 1 << 40, 100, 1])
+        assert codes == [0, NO_AVAILABLE_HANDLE, 0, WRONG]
+        assert store.batch_put_session_end(["a", "b"]) == [0, 0] and store.get("a") == bytes(100)
+        store.close()
 
 
 def test_nobody_has_a_pool(server, caplog):

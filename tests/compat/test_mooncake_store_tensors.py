@@ -1,5 +1,7 @@
 """Tensors of ``MooncakeDistributedStore`` in memory by address, as shards, and with a config."""
 
+import struct
+
 import pytest
 import torch
 
@@ -77,6 +79,9 @@ def test_batches(store, memory):
         (lambda s, p: s.batch_get_tensor_into(["t"], [p, p], [1]), "must be as many as keys"),
         (lambda s, p: s.batch_put_tensor_from(["n"], [p, p], [1]), "must be as long as keys"),
         (lambda s, p: s.get_tensor_with_tp_into("t", p, 4096, 2, 2), "tp_rank must be below"),
+        (lambda s, p: s.put_tensor_with_tp(5, TENSOR, 0, 2), "key must be a string"),
+        (lambda s, p: s.put_tensor_with_tp("n", TENSOR, 0, 2, True), "split_dim must be an axis"),
+        (lambda s, p: s.put_tensor_with_tp("n", torch.zeros(0, 4), 0, 2**63), "tp_size must div"),
         (lambda s, p: s.batch_upsert_tensor(["n"], [TENSOR, TENSOR]), "must be as many as keys"),
         (lambda s, p: s.batch_pub_tensor(["n"], [5]), "tensor must be a torch.Tensor"),
         (lambda s, p: s.pub_tensor("n", TENSOR, 5), "config must be a ReplicateConfig"),
@@ -88,6 +93,34 @@ def test_what_is_wrong(store, memory, caplog, call, reason):
     assert call(store, memory.address) in (None, [None], WRONG, [WRONG])
     reasons(caplog, reason)
     assert store.is_exist("n") == 0 and torch.equal(store.get_tensor("t"), TENSOR)
+
+
+HEADER = struct.Struct("<8s16sB39x8q")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape"),
+    [
+        (b"quint8", (4,)),
+        (b"qint8", (4,)),
+        (b"quint4x2", (4,)),
+        (b"int8", (2**32, 2**32)),
+        (b"int8", (0, 2**62, 2**62)),
+        (b"int8", (2**62 + 1, 4)),
+        (b"int8", (-4,)),
+        (b"nothing", (4,)),
+        (b"float", (4,)),
+    ],
+)
+def test_no_tensor_of_ours(store, memory, caplog, dtype, shape):
+    lengths = [*shape, *[0] * (8 - len(shape))]
+    value = HEADER.pack(b"MKTENSOR", dtype, len(shape), *lengths) + b"1234"
+    assert store.put("t", value) == 0
+    assert store.get_tensor("t") is None
+    reasons(caplog, "the value must be")
+    assert store.get_tensor_into("t", memory.address, 4096) is None
+    assert store.put_tensor_from("u", memory.address, len(value)) == WRONG
+    assert store.put_tensor_with_tp_from("u", memory.address, len(value), 0, 2) == WRONG
 
 
 def test_of_another_size_than_its_memory(store, memory, caplog):

@@ -2,6 +2,7 @@
 
 import gc
 import threading
+import time
 
 import pytest
 
@@ -107,8 +108,8 @@ def test_nobody_takes_it(hosts):
         one.cluster.begin("a", UNIT)
     two = hosts.make("two", 8 * UNIT)
     one.node.members(anew=True)
-    with pytest.raises(InvalidArgument, match=f"at most {8 * UNIT}, as large as a pool"):
-        one.cluster.begin("a", 9 * UNIT)
+    assert one.cluster.begin("a", 9 * UNIT) is PutResult.FULL  # no pool is so large
+    assert one.cluster.begin("a", 2**63) is PutResult.FULL
     put = begun(one, "a")
     two.close()
     with pytest.raises(Unavailable, match="no node with a pool"):
@@ -223,6 +224,39 @@ def test_an_error_among_many_leaves_nothing(hosts):
     assert puts[0].is_open and one.cluster.commit_each([puts[0]]) == [STORED]
     assert two.cluster.get(3) == value(1, 6 * UNIT)
     assert two.cluster.put(5, value(5)) is STORED
+
+
+def test_a_put_that_takes_longer_than_its_claim(hosts):
+    one, two = hosts.make("one", options={"claim_s": 0.2}), hosts.make("two")
+    slow, lost, alone = one.cluster.begin_each(["a", "b", "c"], [UNIT] * 3)
+    for put in (slow, lost, alone):
+        write(put)
+    time.sleep(0.3)
+    assert two.cluster.put("b", value(2)) is STORED
+    held = begun(two, "c")
+    assert one.cluster.commit_each([slow, lost, alone]) == [STORED, EXISTS, BEING_WRITTEN]
+    assert one.cluster.get("a") == two.cluster.get("a") == value(1, UNIT)
+    assert one.cluster.get("b") == two.cluster.get("b") == value(2)
+    held.abort()
+    assert one.cluster.put("c", value(3)) is STORED  # nothing keeps it from that
+
+
+def test_what_is_not_to_be_committed(hosts):
+    one, two, none = hosts.make("one"), hosts.make("two"), hosts.make("none", 0)
+    put, sent = begun(one, "a"), begun(none, "b")
+    for store, puts, reason in (
+        (two.cluster, [put], "what this store has begun"),
+        (one.cluster, [put, EXISTS], "what this store has begun"),
+        (one.cluster, [put, put], "twice"),
+        (none.cluster, [sent, sent], "twice"),
+    ):
+        with pytest.raises(InvalidArgument, match=reason):
+            store.commit_each(puts)
+    assert put.is_open and sent.is_open
+    write(put)
+    write(sent)
+    assert one.cluster.commit_each([put]) == none.cluster.commit_each([sent]) == [STORED]
+    assert two.cluster.get_each(["a", "b"]) == [value(1, UNIT)] * 2
 
 
 def test_many_threads_write_one_key(hosts):

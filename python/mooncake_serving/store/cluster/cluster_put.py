@@ -3,6 +3,7 @@
 import weakref
 from collections.abc import Callable, Sequence
 from types import TracebackType
+from typing import Protocol
 
 import numpy as np
 
@@ -19,14 +20,17 @@ class ClusterPut:
     Nobody sees it before ``commit()``, which the end of a ``with`` block calls, unless by an
     exception; then, or when it is dropped, it was never there.
 
+    What is written to ``view`` after that is an error that nobody notices.
+
     Attributes:
         num_bytes: size of the object.
+        owner: the store that has begun it.
         result: of the commit; None before it, and after ``abort()``.
     """
 
-    def __init__(self, num_bytes: int, commit_each: "CommitEach"):
+    def __init__(self, num_bytes: int, owner: "Owner"):
         self.num_bytes = num_bytes
-        self._commit_each = commit_each
+        self.owner = owner
         self.result: PutResult | None = None
         self._is_open = True
 
@@ -49,15 +53,17 @@ class ClusterPut:
         """Let all hosts see the object, which does not change any more.
 
         Returns:
-            ``STORED``; what else ``ClusterStore.put_from`` returns, of a node that has others take
-            what it puts, for these are asked only now.
+            ``STORED``. ``EXISTS``, ``BEING_WRITTEN``: it took longer than the store's ``claim_s``,
+            and another node was faster. What else ``ClusterStore.put_from`` returns, of a node that
+            has others take what it puts, for these are asked only now.
 
         Raises:
             InvalidArgument: the put is over, or the store is closed.
             TimeoutError: a stopped process holds the pool; the put is still open.
-            Unavailable: as ``ClusterStore.put_from``; then it is over.
+            Unavailable: the directory does not answer, and it took longer than half of ``claim_s``.
+                Of a node that has others take it: as ``ClusterStore.put_from``; then it is over.
         """
-        return self._commit_each([self])[0]
+        return self.owner.commit_each([self])[0]
 
     def abort(self) -> None:
         """Give the space back, as if there had been no put. Idempotent; nothing after a commit."""
@@ -93,7 +99,10 @@ class ClusterPut:
             self.commit()
 
 
-CommitEach = Callable[[Sequence[ClusterPut]], list[PutResult]]
+class Owner(Protocol):
+    """The store that has begun a put."""
+
+    def commit_each(self, puts: Sequence[ClusterPut]) -> list[PutResult]: ...
 
 
 class PutHere(ClusterPut):
@@ -102,7 +111,8 @@ class PutHere(ClusterPut):
     Args:
         word: the key in the pool, ``[1, 2]``.
         put: in the pool.
-        commit_each: of the store.
+        claimed_s: when the claim was asked for, of ``time.monotonic``.
+        owner: the store.
         settle: ends the claim of what is not stored.
         dropped: called, at any moment and with locks held, when nobody has ended it.
     """
@@ -111,12 +121,14 @@ class PutHere(ClusterPut):
         self,
         word: np.ndarray,
         put: ObjectPut,
-        commit_each: CommitEach,
+        claimed_s: float,
+        owner: Owner,
         settle: Callable[[], None],
         dropped: Callable[[], None],
     ):
-        super().__init__(put.num_bytes, commit_each)
+        super().__init__(put.num_bytes, owner)
         self.word = word
+        self.claimed_s = claimed_s
         self._put = put
         self._settle = settle
         self._dropped = weakref.finalize(self, dropped)
@@ -137,9 +149,9 @@ class PutHere(ClusterPut):
         self.end(PutResult.STORED)
         self._dropped.detach()
 
-    def give_up(self) -> None:
+    def give_up(self, result: PutResult | None = None) -> None:
         """Abort it in the pool, whose claim is to be ended then."""
-        self.end()
+        self.end(result)
         self._put.abort()
         self._dropped.detach()
 
@@ -154,11 +166,11 @@ class PutElsewhere(ClusterPut):
     Args:
         key: of the object.
         num_bytes: its size.
-        commit_each: of the store.
+        owner: the store.
     """
 
-    def __init__(self, key: StoreKey, num_bytes: int, commit_each: CommitEach):
-        super().__init__(num_bytes, commit_each)
+    def __init__(self, key: StoreKey, num_bytes: int, owner: Owner):
+        super().__init__(num_bytes, owner)
         self.key = key
         self.bytes = np.zeros(num_bytes, np.uint8)
 
@@ -171,6 +183,11 @@ class PutElsewhere(ClusterPut):
     def view(self) -> memoryview:
         self.check_open("view")
         return self.bytes.data
+
+    def end(self, result: PutResult | None = None) -> None:
+        super().end(result)
+        if result is not None:
+            self._abort()
 
     def _abort(self) -> None:
         self.bytes = np.empty(0, np.uint8)

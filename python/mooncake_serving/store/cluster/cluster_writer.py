@@ -1,5 +1,7 @@
 """The half of ``ClusterStore`` that writes objects."""
 
+import contextlib
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -71,16 +73,17 @@ class ClusterWriter(ClusterReader):
             with put:
                 put.view[first:last] = layer  # each as it comes; or put.buffer, if it is on a GPU
 
-        The space is in the own pool, and the key is this node's to write for ``claim_s``. A node
-        without a pool, or that is draining, has it written in memory of the process, and asks who
-        takes it when it is committed.
+        The space is in the own pool, and the key is this node's to write for ``claim_s``; if it
+        takes longer, another node may be faster, which the commit finds out. A node without a pool,
+        or that is draining, has it written in memory of the process, and asks who takes it when it
+        is committed.
 
         Returns:
             A put to be committed, or as ``put_from`` why there is none.
 
         Raises:
             InvalidArgument: as ``Store.begin``.
-            Unavailable: the directory does not answer; or no node is known that could take it.
+            Unavailable: the directory does not answer; or no other node is known that has a pool.
         """
         return self.begin_each([key], [num_bytes], retention=retention, position=position)[0]
 
@@ -109,6 +112,7 @@ class ClusterWriter(ClusterReader):
         self._store.check_puts(keys)
         results: list[ClusterPut | PutResult] = [PutResult.EXISTS] * len(words)
         missing = np.flatnonzero(~self._are_here(words))
+        claimed_s = time.monotonic()
         claims = self.node.claims.ask(words[missing], self._claim_s)
         for i, claim in zip(missing.tolist(), claims.tolist(), strict=True):
             results[i] = RESULT_OF.get(claim, PutResult.FULL)
@@ -116,7 +120,7 @@ class ClusterWriter(ClusterReader):
         try:
             for i in granted:
                 results[i] = self._begin_here(
-                    words[[i]], num_bytes[i], retention=retention, position=position + i
+                    words[[i]], num_bytes[i], claimed_s, retention=retention, position=position + i
                 )
         except BaseException:
             for put in results:
@@ -137,12 +141,13 @@ class ClusterWriter(ClusterReader):
         An error ends it: what was committed before it is seen, the rest is still open.
         """
         self.node.check_process()
-        for put in puts:
-            put.check_open("commit")
+        self._check_puts(puts)
+        here = [put for put in puts if isinstance(put, PutHere)]
+        self._renew_claims(here)
         stored: list[np.ndarray] = []
         try:
-            for put in puts:
-                if isinstance(put, PutHere):
+            for put in here:
+                if put.is_open:
                     put.store()
                     stored.append(put.word)
         finally:
@@ -260,7 +265,13 @@ class ClusterWriter(ClusterReader):
         return [answer for answer in answers if answer is not None]
 
     def _begin_here(
-        self, word: np.ndarray, num_bytes: int, *, retention: Retention, position: int
+        self,
+        word: np.ndarray,
+        num_bytes: int,
+        claimed_s: float,
+        *,
+        retention: Retention,
+        position: int,
     ) -> ClusterPut | PutResult:
         """Reserve space in the own pool, under a claim that was granted."""
         assert self._store is not None
@@ -273,22 +284,52 @@ class ClusterWriter(ClusterReader):
         return PutHere(
             word,
             begun,
-            self.commit_each,
+            claimed_s,
+            self,
             partial(self._settle, word, False),
             partial(self._dropped.append, word),
         )
+
+    def _check_puts(self, puts: Sequence[ClusterPut]) -> None:
+        """Refuse what is not to be committed here, or not any more."""
+        if len(set(map(id, puts))) < len(puts):
+            raise InvalidArgument("commit: puts must be different ones, got one of them twice")
+        for put in puts:
+            if not isinstance(put, ClusterPut) or put.owner is not self:
+                raise InvalidArgument(
+                    f"commit: puts must be what this store has begun, got {put!r:.80}"
+                )
+            put.check_open("commit")
+
+    def _renew_claims(self, puts: Sequence[PutHere]) -> None:
+        """Ask again where the time of a claim may be over; what others have by now is given up."""
+        late = time.monotonic() - self._claim_s / 2
+        if not (old := [put for put in puts if put.claimed_s < late]):
+            return
+        words = np.concatenate([put.word for put in old])
+        claims = self.node.claims.renew(words, self._claim_s)
+        for put, claim in zip(old, claims.tolist(), strict=True):
+            if claim != Claim.GRANTED:
+                put.give_up(RESULT_OF[claim])
+        if (lost := claims != Claim.GRANTED).any():
+            self._settle(words[lost], False)
 
     def _begin_elsewhere(
         self, keys: StoreKeys, num_bytes: Sequence[int]
     ) -> list[ClusterPut | PutResult]:
         """Have objects written in memory of this process."""
         is_there = self.exists_each(keys)
-        if not is_there.all():
-            self._check_homes(max(np.asarray(num_bytes)[~is_there].tolist()))
-        return [
-            PutResult.EXISTS if there else PutElsewhere(key, size, self.commit_each)
-            for key, size, there in zip(keys, num_bytes, is_there.tolist(), strict=True)
-        ]
+        homes = [] if is_there.all() else self._homes()
+        if not homes and not is_there.all():
+            raise Unavailable("begin: no node with a pool takes it: there is none")
+        largest = max([member.capacity_bytes for member in homes], default=0)
+        results: list[ClusterPut | PutResult] = []
+        for key, size, there in zip(keys, num_bytes, is_there.tolist(), strict=True):
+            if there:
+                results.append(PutResult.EXISTS)
+            else:
+                results.append(PutElsewhere(key, size, self) if size <= largest else PutResult.FULL)
+        return results
 
     def _settle(self, words: np.ndarray, is_stored: bool) -> None:
         """End the claims to ``[n, 2]`` keys."""
@@ -298,23 +339,14 @@ class ClusterWriter(ClusterReader):
 
     def _settle_dropped(self) -> None:
         """End the claims of puts that were dropped, where no lock is held."""
-        while self._dropped:
-            self._settle(self._dropped.popleft(), False)
+        with contextlib.suppress(IndexError):  # there is none (any more)
+            while True:
+                self._settle(self._dropped.popleft(), False)
 
     def _homes(self) -> list[Member]:
         """Members whose pools take objects, other than the own one; the emptiest pool first."""
         homes = self._known(lambda m: m.pool not in ("", self.node.pool_name) and not m.is_draining)
         return sorted(homes, key=lambda member: -member.free_bytes)
-
-    def _check_homes(self, num_bytes: int) -> None:
-        """Refuse what no pool of others could take."""
-        largest = max([member.capacity_bytes for member in self._homes()], default=None)
-        if largest is None:
-            raise Unavailable("begin: no node with a pool takes it: there is none")
-        if num_bytes > largest:
-            raise InvalidArgument(
-                f"begin: num_bytes must be at most {largest}, as large as a pool, got {num_bytes}"
-            )
 
     def _known(self, condition: Callable[[Member], bool]) -> list[Member]:
         """Members for which it holds; the directory is asked if none is known."""

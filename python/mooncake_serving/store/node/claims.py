@@ -56,6 +56,14 @@ class Claims:
             self._forget(words[i] for i in asked if not is_granted[i])
         return claims
 
+    def renew(self, keys: np.ndarray, ttl_s: float) -> np.ndarray:
+        """Ask again for what was granted, and may have run out: ``[n]`` of ``Claim``.
+
+        Raises:
+            Unavailable: as in ``ask``.
+        """
+        return self._ask(keys, ttl_s)
+
     def settle(self, keys: np.ndarray, is_stored: np.ndarray, is_published: np.ndarray) -> None:
         """End granted claims: ``[n]`` bool say which objects the own pool has now, and which were
         published for another one, which has ended the claim. What was evicted again, as by the

@@ -182,7 +182,7 @@ class RemoteReader:
         object, and if ``is_careful``, the holder compares it first, and the engine what has arrived
         with what is there.
         """
-        is_careful |= verify and not all(sink.takes_all for sink in sinks)
+        is_careful |= verify and not all(sink.takes_all or sink.was_compared for sink in sinks)
         token = self._calls.next_number()
         opened: list[Arriving] = []
         results: list[Outcome] = []

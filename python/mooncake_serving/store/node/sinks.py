@@ -32,10 +32,13 @@ class Sink(Protocol):
 
     Attributes:
         takes_all: of the object, not a part of it.
+        was_compared: the holder has compared the object with its checksum, and need not again for
+            a part of it.
         location: what memory its ranges are, as of a ``Buffer``.
     """
 
     takes_all: bool
+    was_compared: bool
     location: str
 
     def wants(self) -> tuple[int, int]:
@@ -62,13 +65,21 @@ class IntoBuffers:
 
     location = "cpu:0"
 
-    def __init__(self, op: str, buffers: Sequence[Any], offset: int | None = None):
+    def __init__(
+        self,
+        op: str,
+        buffers: Sequence[Any],
+        offset: int | None = None,
+        *,
+        was_compared: bool = False,
+    ):
         given = [_as_writable(op, i, buffer) for i, buffer in enumerate(buffers)]
         if offset is not None:
             check_number(op, "offset", offset)
         self._landing = Landing(given)
         self._offset = offset
         self.takes_all = offset is None
+        self.was_compared = was_compared
         self.num_bytes = sum(buffer.num_bytes for buffer in given)
         self.object_bytes = 0
 
@@ -147,6 +158,7 @@ class IntoPool:
     """
 
     takes_all = True
+    was_compared = False
 
     def __init__(self, store: Store, key: Key):
         self._store = store

@@ -20,8 +20,8 @@ from .buffers import Memory
 from .codes import OBJECT_NOT_FOUND, code_of, fill, log
 from .elsewhere import Elsewhere
 from .naming import encoded, header_of
-from .objects import Objects, Views
-from .replicas import ReplicaDescriptor, replica
+from .objects import Objects, Views, check_segment
+from .replicas import ReplicaDescriptor, replica, size_of_value
 from .replicate_config import Keeping
 from .sessions import Reading, Wanted, Writing
 
@@ -115,7 +115,8 @@ class ClusterObjects(Objects):
             if put.result in THERE:  # also if one behind it has failed
                 codes[i] = 0
                 self._copy(writings[i].name, writings[i].num_copies)
-            writings[i].abort()
+            else:
+                code_of(op, writings[i].abort)
         return codes
 
     def open_each(self, op: str, names: Sequence[str]) -> list[Reading | int]:
@@ -172,23 +173,28 @@ class ClusterObjects(Objects):
         self, op: str, names: Sequence[str], hostname: str
     ) -> list[list[ReplicaDescriptor]]:
         """Of each value, who has a copy, as far as the directory knows."""
-        opened = self.open_each(op, names)
-        there = [i for i, one in enumerate(opened) if isinstance(one, Reading)]
-        servers = self._servers()
+        node, servers = self._cluster.node, self._servers()
         found: list[list[ReplicaDescriptor]] = [[] for _ in names]
-        pools = self._cluster.node.listing.holders(self._keyspace.keys([names[i] for i in there]))
-        for i, holders in zip(there, pools, strict=True):
-            one = opened[i]
-            assert isinstance(one, Reading)
-            if one.pinned is not None:
-                found[i].append(replica(one.num_bytes, one.address, self._cluster.node.name))
-            for pool in sorted(set(holders) - {self._cluster.node.pool_name}):
+        if self._here is not None:
+            found = self._here.replicas(op, names, node.name)
+        sizes = {i: size_of_value(known[0]) for i, known in enumerate(found) if known}
+        opened: list[Reading | int] = [code_of(op, partial(_absent, name)) for name in names]
+        missing = [
+            i for i, code in enumerate(opened) if code == OBJECT_NOT_FOUND and i not in sizes
+        ]
+        wanted = [names[i] for i in missing]
+        fill(op, opened, missing, lambda: self._elsewhere.open_each(op, wanted))
+        sizes |= {i: one.num_bytes for i, one in enumerate(opened) if isinstance(one, Reading)}
+        pools = node.listing.holders(self._keyspace.keys([names[i] for i in sizes]))
+        for (i, size), holders in zip(sizes.items(), pools, strict=True):
+            for pool in sorted(set(holders) - {node.pool_name}):
                 if pool in servers:
-                    found[i].append(replica(one.num_bytes, 0, servers[pool]))
+                    found[i].append(replica(size, 0, servers[pool]))
         return found
 
     def clear(self, op: str, names: Sequence[str], segment: str, hostname: str) -> list[str]:
         """Remove values from the pool that a process serves, or from all."""
+        check_segment(segment)
         if not segment:
             return super().clear(op, names, segment, hostname)
         node = self._cluster.node
@@ -208,6 +214,7 @@ class ClusterObjects(Objects):
     def change(self, name: str, add: Sequence[str], remove: Sequence[str]) -> Callable[[], str]:
         segments = {member.name for member in self._directory.members() if member.pool}
         for segment in (*add, *remove):
+            check_segment(segment)
             if segment not in segments:
                 raise InvalidArgument(
                     f"segments must be of members with a pool, {sorted(segments)}, got {segment!r}"

@@ -42,6 +42,7 @@ _CODES: dict[type[Exception], int] = {
     TransferError: TRANSFER_FAIL,
     CudaError: TRANSFER_FAIL,
     Unavailable: RPC_FAIL,
+    MemoryError: NO_AVAILABLE_HANDLE,
     OSError: INTERNAL_ERROR,  # and TimeoutError: a stopped process holds the pool
 }
 _FAILURES: tuple[type[Exception], ...] = (*_CODES, Failed)
@@ -88,7 +89,7 @@ def or_else(
     try:
         return call()
     except _FAILURES as error:
-        log.error("%s: %s", op, error)
+        log.error("%s: %s", op, str(error))  # not the error, whose frames keep what they have
         return otherwise()
 
 
@@ -97,7 +98,7 @@ def code_of(op: str, call: Callable[[], int]) -> int:
     try:
         return call()
     except _FAILURES as error:
-        log.error("%s: %s", op, error)
+        log.error("%s: %s", op, str(error))  # not the error, whose frames keep what they have
         if isinstance(error, Failed):
             return error.code
         return next(code for kind, code in _CODES.items() if isinstance(error, kind))
@@ -123,8 +124,17 @@ def fill(
 
 def check_list(argument: str, value: Any, depth: int = 1) -> None:
     """Refuse what is no list, or no list of lists of this depth; a string is none."""
-    if isinstance(value, str | bytes) or not isinstance(value, Sequence | np.ndarray):
+    is_text = isinstance(value, str | bytes)
+    if is_text or not isinstance(value, Sequence | np.ndarray) or _is_no_sequence(value):
         raise InvalidArgument(f"{argument} must be a list, got {value!r:.80}")
     if depth > 1:
         for one in value:
             check_list(f"each of {argument}", one, depth - 1)
+
+
+def _is_no_sequence(value: Any) -> bool:
+    """Whether it only looks like one: an array of no axes, a range beyond all bounds."""
+    try:
+        return len(value) < 0
+    except (TypeError, OverflowError):
+        return True

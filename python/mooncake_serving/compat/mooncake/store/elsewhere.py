@@ -11,7 +11,7 @@ from mooncake_serving.store.node.sinks import IntoBuffers
 
 from .buffers import Memory
 from .codes import CHECKSUM_MISMATCH, INVALID_PARAMS, OBJECT_NOT_FOUND
-from .naming import MIN_HEADER_BYTES, header_bytes, header_of, name_in
+from .naming import MIN_HEADER_BYTES, header_bytes, header_of, is_header, name_in
 from .sessions import Reading, Wanted
 
 if TYPE_CHECKING:
@@ -45,35 +45,31 @@ class Elsewhere:
         for i, header in enumerate(headers):
             if codes[i] == 0:
                 codes[i] = OBJECT_NOT_FOUND  # but another of the same hash
-                if found[i] == header:
+                if is_header(found[i], header):
                     sinks[i].deliver()
                     codes[i] = sinks[i].object_bytes - len(header)
         return codes
 
     def open_each(self, op: str, names: Sequence[str]) -> list[Reading | int]:
-        """Open values that are read range by range: of each that, or a code."""
-        headers = [header_of(name) for name in names]
-        found = [bytearray(len(header)) for header in headers]
-        sinks = [IntoBuffers(op, [start], 0) for start in found]
-        opened: list[Reading | int] = []
-        for i, outcome in enumerate(self._read(names, sinks)):
-            size = len(headers[i])
-            code = _code_of(outcome)
-            if code == 0 and found[i] == headers[i]:
-                opened.append(Reading(names[i], sinks[i].object_bytes - size, size, None))
-            else:
-                opened.append(code or OBJECT_NOT_FOUND)
-        return opened
+        """Open values that are read range by range: of each that, or a code. Their holders compare
+        them with their checksums, now and not with each range.
+        """
+        return self._open_each(op, names, was_compared=False)
 
     def read_ranges(self, op: str, wanted: Sequence[Wanted]) -> list[int]:
-        """Fill buffers from ranges of open values: of each value the bytes, or a code."""
+        """Fill buffers from ranges of open values: of each value the bytes, or a code.
+
+        Each range is looked up by itself, and somebody may replace the value meanwhile. A header
+        never comes back: if it is there when all is read, it was there all the time.
+        """
         owners: list[int] = []
         sinks: list[IntoBuffers] = []
         for i, one in enumerate(wanted):
             for (first, last), part in zip(one.places(), one.parts, strict=True):
                 if first < last:
                     owners.append(i)
-                    sinks.append(IntoBuffers(op, [part], one.reading.start + first))
+                    start = one.reading.start + first
+                    sinks.append(IntoBuffers(op, [part], start, was_compared=True))
         outcomes = self._read([wanted[i].reading.name for i in owners], sinks)
         codes = [0] * len(wanted)
         for i, sink, outcome in zip(owners, sinks, outcomes, strict=True):
@@ -82,6 +78,11 @@ class Elsewhere:
                 codes[i] = code or codes[i] + sink.num_bytes
                 if code == 0:
                     sink.deliver()
+        right = [i for i, code in enumerate(codes) if code >= 0]
+        names = [wanted[i].reading.name for i in right]
+        for i, now in zip(right, self._open_each(op, names, was_compared=True), strict=True):
+            if isinstance(now, int) or now.header != wanted[i].reading.header:
+                codes[i] = now if isinstance(now, int) else OBJECT_NOT_FOUND
         return codes
 
     def names_of(self, keys: np.ndarray) -> list[str | None]:
@@ -97,6 +98,22 @@ class Elsewhere:
             name if name is not None and self._keyspace.key(name) == tuple(key) else None
             for name, key in zip(names, keys.tolist(), strict=True)
         ]
+
+    def _open_each(
+        self, op: str, names: Sequence[str], *, was_compared: bool
+    ) -> list[Reading | int]:
+        headers = [header_of(name) for name in names]
+        found = [bytearray(len(header)) for header in headers]
+        sinks = [IntoBuffers(op, [start], 0, was_compared=was_compared) for start in found]
+        opened: list[Reading | int] = []
+        for i, outcome in enumerate(self._read(names, sinks)):
+            code = _code_of(outcome)
+            if code == 0 and is_header(found[i], headers[i]):
+                num_bytes = sinks[i].object_bytes - len(headers[i])
+                opened.append(Reading(names[i], num_bytes, bytes(found[i]), None))
+            else:
+                opened.append(code or OBJECT_NOT_FOUND)
+        return opened
 
     def _read(self, names: Sequence[str], sinks: Sequence[IntoBuffers]) -> list[Outcome]:
         return self._cluster.read_each(self._keyspace.keys(names), sinks)

@@ -70,7 +70,8 @@ class Lifecycle:
 
         2 if who knows where the objects of other hosts are does not answer.
         """
-        return 1 if self._state is None else self._state.objects.health()
+        state = self._state
+        return 1 if state is None else state.objects.health()
 
     def get_hostname(self) -> str:
         """Return what this process is called; "" before ``setup``."""
@@ -85,9 +86,11 @@ class Lifecycle:
         with self._starting:
             state, self._state = self._state, None
             if state is not None:
-                state.tasks.close()
-                state.sessions.close()
-                self._finalizer()
+                try:
+                    state.tasks.close()
+                    state.sessions.close()
+                finally:
+                    self._finalizer()
         return 0
 
     def _setup(self, *args: Any, **kwargs: Any) -> int:

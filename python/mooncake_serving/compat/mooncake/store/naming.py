@@ -3,22 +3,43 @@
 Pools know objects by a hash. To be listed, and to be told from another of the same hash, each one
 that is put by name begins with a header of whole cache lines::
 
-    "MKNAMED1"   the number of bytes of the name, u32   the name, UTF-8   zeros
+    "MKNAMED2"   a random number, u64   bytes of the name, u32   the name, UTF-8   zeros
+
+The number tells who reads a value part by part whether it is the same one still.
 """
 
+import os
 import struct
 
 from mooncake_kernels.errors import InvalidArgument
 
-_START = struct.Struct("<8sI")
-_MAGIC = b"MKNAMED1"
+_START = struct.Struct("<8s8sI")
+_MAGIC = b"MKNAMED2"
+_NUMBER = slice(8, 16)
 _LINE = 64
 MAX_NAME_BYTES = 1 << 16
 MIN_HEADER_BYTES = _LINE
 
 
+def new_header(name: str) -> bytes:
+    """What is put in front of an object of this name, another one each time.
+
+    Raises:
+        InvalidArgument: as ``header_of``.
+    """
+    header = bytearray(header_of(name))
+    header[_NUMBER] = os.urandom(8)
+    return bytes(header)
+
+
+def is_header(found: bytes | bytearray | memoryview, header: bytes) -> bool:
+    """Whether an object begins with such a header, whatever its number is."""
+    end, size = _NUMBER.stop, len(header)
+    return found[: len(_MAGIC)] == _MAGIC and found[end:size] == header[end:]
+
+
 def header_of(name: str) -> bytes:
-    """What stands in front of an object of this name.
+    """What stands in front of an object of this name, but for the number, which is 0.
 
     Raises:
         InvalidArgument: it is not a text of 1 to 65536 bytes.
@@ -26,7 +47,7 @@ def header_of(name: str) -> bytes:
     text = encoded(name)
     if not 0 < len(text) <= MAX_NAME_BYTES:
         raise InvalidArgument(f"key must have 1 to {MAX_NAME_BYTES} bytes, got {len(text)}")
-    return (_START.pack(_MAGIC, len(text)) + text).ljust(_whole(len(text)), b"\0")
+    return (_START.pack(_MAGIC, bytes(8), len(text)) + text).ljust(_whole(len(text)), b"\0")
 
 
 def encoded(name: str) -> bytes:
@@ -41,7 +62,7 @@ def header_bytes(start: bytes | bytearray | memoryview) -> int:
     """How long the header is that begins so; 0 if it is none."""
     if len(start) < MIN_HEADER_BYTES:
         return 0
-    magic, num_bytes = _START.unpack_from(start)
+    magic, _, num_bytes = _START.unpack_from(start)
     return _whole(num_bytes) if magic == _MAGIC and 0 < num_bytes <= MAX_NAME_BYTES else 0
 
 
@@ -49,7 +70,7 @@ def name_in(view: memoryview) -> str | None:
     """The name at the beginning of an object; None if it was not put by name."""
     if not 0 < header_bytes(view) <= len(view):
         return None
-    _, num_bytes = _START.unpack_from(view)
+    *_, num_bytes = _START.unpack_from(view)
     return bytes(view[_START.size : _START.size + num_bytes]).decode(errors="replace")
 
 

@@ -21,7 +21,7 @@ from .codes import (
     code_of,
     log,
 )
-from .naming import encoded, header_of, name_in
+from .naming import encoded, header_of, is_header, name_in, new_header
 from .replicas import ReplicaDescriptor, replica
 from .replicate_config import Keeping
 from .sessions import Reading, Wanted, Writing
@@ -113,11 +113,7 @@ class Objects:
         opened: list[Reading | int] = [OBJECT_NOT_FOUND] * len(names)
 
         def open_one(i: int) -> int:
-            header = header_of(names[i])
-            pinned = self._store.view(names[i])
-            if pinned is not None and pinned.view[: len(header)] == header:
-                num_bytes = pinned.num_bytes - len(header)
-                opened[i] = Reading(names[i], num_bytes, len(header), pinned)
+            opened[i] = self._open(names[i]) or OBJECT_NOT_FOUND
             return 0
 
         for i in range(len(names)):
@@ -141,7 +137,7 @@ class Objects:
         header = header_of(name)
         found = bytearray(len(header))
         num_bytes = self._store.get_into(name, found, *views)
-        if num_bytes is None or found != header:
+        if num_bytes is None or not is_header(found, header):
             return OBJECT_NOT_FOUND
         return num_bytes - len(header)
 
@@ -166,7 +162,7 @@ class Objects:
         """A value, which stays for as long as this is there; None if there is none."""
         header = header_of(name)
         found = self._find(name)
-        if found is None or found[: len(header)] != header:
+        if found is None or not is_header(found, header):
             return None
         return found[len(header) :]
 
@@ -208,13 +204,20 @@ class Objects:
         self, op: str, names: Sequence[str], hostname: str
     ) -> list[list[ReplicaDescriptor]]:
         """Of each value, who has a copy; ``hostname``: of this process."""
-        return [
-            [replica(one.num_bytes, one.address, hostname)] if isinstance(one, Reading) else []
-            for one in self.open_each(op, names)
-        ]
+        found: list[list[ReplicaDescriptor]] = [[] for _ in names]
+
+        def describe(i: int) -> int:  # one after the other: a pool has only so many pins
+            if (one := self._open(names[i])) is not None:
+                found[i] = [replica(one.num_bytes, one.address, hostname)]
+            return 0
+
+        for i in range(len(names)):
+            code_of(op, partial(describe, i))
+        return found
 
     def clear(self, op: str, names: Sequence[str], segment: str, hostname: str) -> list[str]:
         """Remove values from a segment; "": from all. Returns the names of those it had."""
+        check_segment(segment)
         if segment not in ("", hostname):
             return []
         codes = self.remove_each(op, names)
@@ -249,6 +252,15 @@ class Objects:
     def _remove(self, name: str) -> int:
         return 0 if self.remove(name) else OBJECT_NOT_FOUND
 
+    def _open(self, name: str) -> Reading | None:
+        """A value that is in the own pool, which stays there; None if there is none."""
+        header = header_of(name)
+        pinned = self._store.view(name)
+        if pinned is None or not is_header(pinned.view, header):
+            return None
+        identity = bytes(pinned.view[: len(header)])
+        return Reading(name, pinned.num_bytes - len(header), identity, pinned)
+
     def _find(self, name: str) -> memoryview | None:
         pinned = self._store.view(name)
         return None if pinned is None else pinned.view  # the pin ends with it
@@ -259,7 +271,7 @@ class Objects:
 
     def _header(self, name: str, num_bytes: int) -> bytes:
         """What stands in front of a value of this size, for which there can be room."""
-        header = header_of(name)
+        header = new_header(name)
         if num_bytes == 0:
             raise InvalidArgument("value must have at least 1 byte, got none")
         if self._pool is not None and len(header) + num_bytes > self._pool.capacity_bytes:
@@ -279,7 +291,7 @@ class Objects:
             if code == 0:
                 log.error("%s: there is a value of %r, or it is being written", op, name)
             return code or OBJECT_ALREADY_EXISTS
-        header = header_of(name)
+        header = new_header(name)
         put.view[: len(header)] = header
         return Writing(name, put, len(header), keeping.num_copies)
 
@@ -295,6 +307,12 @@ class Objects:
                 NO_AVAILABLE_HANDLE, f"there is no room for {name!r:.80}: all must stay that is"
             )
         return 0
+
+
+def check_segment(segment: Any) -> None:
+    """Refuse what names no segment."""
+    if not isinstance(segment, str):
+        raise InvalidArgument(f"segment_name must be a string, got {segment!r:.80}")
 
 
 def _num_bytes(part: Any) -> int:

@@ -20,13 +20,18 @@ class ReplicaCalls(Lifecycle):
     @returns_instead([])
     def get_replica_desc(self, key: str) -> list[ReplicaDescriptor]:
         """Return who has a value; ``[]``: nobody."""
-        return self._replicas([key]).get(key, [])
+        running = self._running()
+        hostname = running.settings.local_hostname
+        return running.objects.replicas("get_replica_desc", [key], hostname)[0]
 
     @returns_instead({})
     def batch_get_replica_desc(self, keys: Sequence[str]) -> dict[str, list[ReplicaDescriptor]]:
         """Return who has values, of those that are anywhere."""
         check_list("keys", keys)
-        return self._replicas(keys)
+        running = self._running()
+        hostname = running.settings.local_hostname
+        found = running.objects.replicas("batch_get_replica_desc", keys, hostname)
+        return {key: one for key, one in zip(keys, found, strict=True) if one}
 
     @returns_instead([])
     def batch_replica_clear(self, keys: Sequence[str], segment_name: str = "") -> list[str]:
@@ -70,11 +75,6 @@ class ReplicaCalls(Lifecycle):
 
         code = code_of("query_task", look)
         return (found[0] if found else None), code
-
-    def _replicas(self, keys: Sequence[str]) -> dict[str, list[ReplicaDescriptor]]:
-        running = self._running()
-        found = running.objects.replicas("get_replica_desc", keys, running.settings.local_hostname)
-        return {key: one for key, one in zip(keys, found, strict=True) if one}
 
     def _task(
         self, kind: TaskType, op: str, key: str, add: Sequence[str], remove: Sequence[str]

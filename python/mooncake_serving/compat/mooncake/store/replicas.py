@@ -64,3 +64,8 @@ class ReplicaDescriptor:
 def replica(size: int, address: int, endpoint: str) -> ReplicaDescriptor:
     """The copy of a value."""
     return ReplicaDescriptor(MemoryDescriptor(Descriptor(size, address, endpoint)))
+
+
+def size_of_value(known: ReplicaDescriptor) -> int:
+    """Bytes of the value that it is a copy of."""
+    return known.get_memory_descriptor().buffer_descriptor.size

@@ -80,11 +80,19 @@ def keeping_of(config: ReplicateConfig | None) -> Keeping:
             f"config.replica_num must be an integer from 1 on, got {config.replica_num!r:.80}"
         )
     for name in ("nof_replica_num", "dfs_replica_num"):
-        if getattr(config, name) != 0:
+        number = getattr(config, name)
+        if not isinstance(number, int) or number != 0:
             raise InvalidArgument(
-                f"config.{name} must be 0, for objects are in memory, "
-                f"got {getattr(config, name)!r:.80}"
+                f"config.{name} must be 0, for objects are in memory, got {number!r:.80}"
             )
+    if not isinstance(config.with_hard_pin, bool):
+        raise InvalidArgument(
+            f"config.with_hard_pin must be True or False, got {config.with_hard_pin!r:.80}"
+        )
+    if not isinstance(config.soft_pin_action, int):
+        raise InvalidArgument(
+            f"config.soft_pin_action must be a SoftPinAction, got {config.soft_pin_action!r:.80}"
+        )
     if config.with_hard_pin:
         return Keeping("hard", config.replica_num)
     is_soft = config.soft_pin_action == SoftPinAction.ENABLE

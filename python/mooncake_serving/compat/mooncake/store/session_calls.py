@@ -10,7 +10,9 @@ from .buffer_calls import BufferCalls, Numbers
 from .buffers import Memory
 from .codes import INVALID_PARAMS, check_list, code_of, fill, returns_code, returns_instead
 from .replicate_config import ReplicateConfig, keeping_of
-from .sessions import Reading, Wanted, Writing
+from .sessions import Wanted, Writing
+
+_OPENED_AT_ONCE = 512  # which are pinned, and let go if there are too many
 
 
 class SessionCalls(BufferCalls):
@@ -113,31 +115,40 @@ class SessionCalls(BufferCalls):
         """
 
         def revoke(i: int) -> int:
-            self._running().sessions.end_writing(keys[i]).abort()
-            return 0
+            return self._running().sessions.end_writing(keys[i]).abort()
 
         return self._each("batch_put_session_revoke", keys, (), revoke)
 
     @returns_instead([INVALID_PARAMS])
     def batch_get_session_start(self, keys: Sequence[str]) -> list[int]:
-        """Open values to be read: of each 0, or -704. What is in the own pool stays until the end.
+        """Open values to be read. What is in the own pool stays until the end.
 
-        A value that has a session gets a new one.
+        What was opened under these keys is given up first.
+
+        Returns:
+            Of each 0; -704: there is none; -200: too many are open.
         """
         check_list("keys", keys)
-        opened: list[Reading | int] = []
+        op = "batch_get_session_start"
+        codes = [0] * len(keys)
 
-        def start() -> int:
+        def start() -> list[int]:
             running = self._running()
-            opened.extend(running.objects.open_each("batch_get_session_start", keys))
-            for one in opened:
-                if isinstance(one, Reading):
-                    running.sessions.begin_reading(one)
-            return 0
+            begin = running.sessions.begin_reading
+            for key in keys:
+                if isinstance(key, str):
+                    running.sessions.end_reading(key)
+            started: list[int] = []
+            for first in range(0, len(keys), _OPENED_AT_ONCE):
+                part = keys[first : first + _OPENED_AT_ONCE]
+                started += [
+                    one if isinstance(one, int) else code_of(op, partial(begin, one))
+                    for one in running.objects.open_each(op, part)
+                ]
+            return started
 
-        if failure := code_of("batch_get_session_start", start):
-            return [failure] * len(keys)
-        return [0 if isinstance(one, Reading) else one for one in opened]
+        fill(op, codes, range(len(keys)), start)
+        return codes
 
     @returns_instead([INVALID_PARAMS])
     def batch_get_into_multi_buffer_ranges(
@@ -172,10 +183,8 @@ class SessionCalls(BufferCalls):
             return 0
 
         codes = self._each(op, keys, columns, look_up)
-        if wanted:
-            read = self._running().objects.read_ranges(op, [*wanted.values()])
-            for i, code in zip(wanted, read, strict=True):
-                codes[i] = code
+        ranges = [*wanted.values()]
+        fill(op, codes, [*wanted], lambda: self._running().objects.read_ranges(op, ranges))
         return codes
 
     @returns_code

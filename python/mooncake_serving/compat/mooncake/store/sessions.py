@@ -5,16 +5,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+import numpy as np
+
 from mooncake_kernels.buffers import Buffer, as_buffer, copy_from_host, copy_to_host
 from mooncake_kernels.errors import InvalidArgument
 from mooncake_kernels.pool import PinnedObject
 
+from ..codes import Failed
 from .buffers import Memory, size_of
+from .codes import NO_AVAILABLE_HANDLE, code_of
 
 if TYPE_CHECKING:
     from .objects import AnyPut
 
 Session = TypeVar("Session")
+
+MAX_READING = 2048  # of a store: a pool has 4096 pins for all who read
 
 
 class Writing:
@@ -64,18 +70,21 @@ class Writing:
             target, self._target = self._target, None
             if target is None:
                 raise InvalidArgument("keys must have a put session, got one that is over")
+            whole = np.frombuffer(target, np.uint8)
             for first, last in self._gaps:
-                target[first:last] = bytes(last - first)
+                whole[first:last] = 0
+            del whole
             target.release()
             return self._put
 
-    def abort(self) -> None:
-        """As if it had never been. Nothing if it was committed."""
+    def abort(self) -> int:
+        """As if it had never been: 0. Nothing if it was committed."""
         with self._lock:
             if self._target is not None:
                 self._target.release()
                 self._target = None
             self._put.abort()
+        return 0
 
     def _fill_gaps(self, first: int, last: int) -> None:
         self._gaps = [
@@ -93,14 +102,19 @@ class Reading:
     Attributes:
         name: of it.
         num_bytes: size of the value.
-        start: where it begins in its object, behind the header.
+        header: of its object, which no other has.
         pinned: its object, which stays as long as this; None: it is on another host.
     """
 
     name: str
     num_bytes: int
-    start: int
+    header: bytes
     pinned: PinnedObject | None
+
+    @property
+    def start(self) -> int:
+        """Where it begins in its object, behind the header."""
+        return len(self.header)
 
     @property
     def address(self) -> int:
@@ -156,7 +170,7 @@ class Sessions:
             known = self._writing.setdefault(writing.name, writing)
         if known is not writing:
             writing.abort()
-            self.check_unwritten(writing.name)
+            raise InvalidArgument(f"keys must have no put session yet, got {writing.name!r:.80}")
         return 0
 
     def writing(self, name: str) -> Writing:
@@ -172,10 +186,17 @@ class Sessions:
         with self._lock:
             return _session_of(self._writing.pop(_key(name), None), "put", name)
 
-    def begin_reading(self, reading: Reading) -> None:
-        """Start to read a value, or what there is of this name now."""
+    def begin_reading(self, reading: Reading) -> int:
+        """Start to read a value, or what there is of this name now: 0.
+
+        Raises:
+            Failed: too many are read already.
+        """
         with self._lock:
+            if len(self._reading) >= MAX_READING and reading.name not in self._reading:
+                raise Failed(NO_AVAILABLE_HANDLE, f"{MAX_READING} values are being read")
             self._reading[reading.name] = reading
+        return 0
 
     def reading(self, name: str) -> Reading:
         """A value that is being read.
@@ -195,7 +216,7 @@ class Sessions:
         with self._lock:
             open_puts, self._writing, self._reading = [*self._writing.values()], {}, {}
         for writing in open_puts:
-            writing.abort()
+            code_of("close", writing.abort)
 
 
 def within(

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
-from .codes import code_of
+from .codes import code_of, log
 
 TaskId = tuple[int, int]
 NO_TASK: TaskId = (0, 0)
@@ -95,8 +95,12 @@ class Tasks:
             reason = run()
             return 0
 
-        if code := code_of(op, call):
-            reason = f"error {code}, see the log"
+        try:
+            if code := code_of(op, call):
+                reason = f"error {code}, see the log"
+        except Exception as error:  # noqa: BLE001 - whatever it is, the task is over
+            log.exception("%s", op)
+            reason = repr(error)
         self._update(task, TaskStatus.FAILED if reason else TaskStatus.SUCCESS, reason)
 
     def _update(self, task: TaskId, status: TaskStatus, message: str = "") -> None:

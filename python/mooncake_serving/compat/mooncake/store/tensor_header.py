@@ -1,5 +1,6 @@
 """What stands before the elements of a tensor that is a value."""
 
+import math
 import struct
 
 import torch
@@ -9,6 +10,7 @@ from mooncake_kernels.errors import InvalidArgument
 _HEADER = struct.Struct("<8s16sB39x8q")  # the magic, the dtype, how many dimensions; the shape
 _MAGIC = b"MKTENSOR"
 _MAX_DIMS = 8
+_QUANTIZED = (torch.quint8, torch.qint8, torch.qint32, torch.quint4x2, torch.quint2x4)
 HEADER_BYTES = _HEADER.size  # 128: elements are as aligned as values
 
 
@@ -43,11 +45,14 @@ def decode(value: bytearray | memoryview) -> torch.Tensor:
         raise InvalidArgument("the value must be one of put_tensor, got another")
     _, name, num_dims, *shape = _HEADER.unpack_from(value)
     dtype = getattr(torch, name.rstrip(b"\0").decode(errors="replace"), None)
-    size = torch.Size(shape[:num_dims]) if num_dims <= _MAX_DIMS and min(shape) >= 0 else None
-    if not isinstance(dtype, torch.dtype) or size is None:
+    size = shape[:num_dims] if num_dims <= _MAX_DIMS and min(shape) >= 0 else None
+    if not isinstance(dtype, torch.dtype) or dtype in _QUANTIZED or size is None:
         raise InvalidArgument("the value must be a tensor of this torch, got another")
-    if HEADER_BYTES + size.numel() * dtype.itemsize != len(value):
+    # Of an empty tensor the other axes count, too: torch multiplies all of them.
+    if math.prod(max(n, 1) for n in size) >= 2**63 // dtype.itemsize:
+        raise InvalidArgument(f"the value must be a tensor of this torch, got one of {size}")
+    if HEADER_BYTES + math.prod(size) * dtype.itemsize != len(value):
         raise InvalidArgument(f"the value must be {size} of {dtype}, got {len(value)} bytes")
-    if size.numel() == 0:
+    if math.prod(size) == 0:
         return torch.empty(size, dtype=dtype)
     return torch.frombuffer(value, dtype=dtype, offset=HEADER_BYTES).reshape(size)

@@ -8,6 +8,7 @@ from mooncake_kernels.errors import InvalidArgument
 
 from ..codes import as_natural
 from .codes import INVALID_PARAMS, check_list, returns_code, returns_instead
+from .naming import encoded
 from .replicate_config import ReplicateConfig
 from .tensor_calls import TensorCalls, Tensors
 from .tensor_header import encode
@@ -115,20 +116,21 @@ def shard_key(key: str, tp_rank: int, tp_size: int) -> str:
     Raises:
         InvalidArgument: it is no rank.
     """
+    encoded(key)  # which refuses what is no name
     if as_natural("tp_size", tp_size, minimum=1) == 1:
         return key
-    if as_natural("tp_rank", tp_rank) >= tp_size:
+    if (rank := as_natural("tp_rank", tp_rank)) >= tp_size:
         raise InvalidArgument(f"tp_rank must be below tp_size {tp_size}, got {tp_rank}")
-    return f"{key}_tp_{tp_rank}"
+    return f"{key}_tp_{rank}"
 
 
 def _shards(tensor: torch.Tensor, tp_size: int, split_dim: int) -> Tensors:
     encode(tensor)  # refuses what is no tensor
-    if not isinstance(split_dim, int) or not 0 <= split_dim < tensor.dim():
+    if type(split_dim) is not int or not 0 <= split_dim < tensor.dim():
         raise InvalidArgument(
             f"split_dim must be an axis of the tensor's {tensor.dim()}, got {split_dim!r:.80}"
         )
-    if tensor.shape[split_dim] % tp_size:
+    if tensor.shape[split_dim] % tp_size or tp_size > max(tensor.shape[split_dim], 1):
         raise InvalidArgument(
             f"tp_size must divide axis {split_dim} of {tuple(tensor.shape)}, got {tp_size}"
         )
