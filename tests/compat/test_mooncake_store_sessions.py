@@ -40,6 +40,15 @@ def memory(store):
     return Memory(store)
 
 
+def settings_of(address: str, capacity: int = 32 << 20) -> dict:
+    return {
+        "local_hostname": "127.0.0.1",
+        "metadata_server": "P2PHANDSHAKE",
+        "global_segment_size": capacity,
+        "master_server_addr": address,
+    }
+
+
 def put_layer(store, keys, memory, layer, at=0):
     """Write one layer of each key from where it is in memory, in two pieces."""
     half = LAYER_BYTES // 3
@@ -247,13 +256,7 @@ def test_before_setup_and_after_close(path, caplog):
 
 
 def test_a_killed_writer_leaves_nothing(store, path):
-    settings = {
-        "local_hostname": "127.0.0.1",
-        "metadata_server": "P2PHANDSHAKE",
-        "global_segment_size": 0,
-        "master_server_addr": path,
-    }
-    with processes(settings) as (other,):
+    with processes(settings_of(path, 0)) as (other,):
         assert other.call("batch_put_session_start", ["a"], [CAPACITY // 2]) == [0]
         assert store.batch_put_session_start(["a"], [100]) == [THERE]
         other.kill()
@@ -287,12 +290,7 @@ def server(tmp_path):
 @pytest.mark.parametrize("capacity", [32 << 20, 0])
 def test_between_hosts(server, capacity):
     """With a pool of its own it is written there, without one into another's."""
-    settings = {
-        "local_hostname": "127.0.0.1",
-        "metadata_server": "P2PHANDSHAKE",
-        "global_segment_size": 32 << 20,
-        "master_server_addr": server.url,
-    }
+    settings = settings_of(server.url)
     with processes(settings) as (other,):
         store = MooncakeDistributedStore()
         assert store.setup(settings | {"global_segment_size": capacity}) == 0
@@ -334,12 +332,7 @@ def test_between_hosts(server, capacity):
 @pytest.mark.parametrize("num_bytes", [SIZE, SIZE + 1, SIZE // 2])
 def test_a_value_of_another_host_that_is_replaced(server, num_bytes):
     """What was begun with one value never goes on with another."""
-    settings = {
-        "local_hostname": "127.0.0.1",
-        "metadata_server": "P2PHANDSHAKE",
-        "global_segment_size": 32 << 20,
-        "master_server_addr": server.url,
-    }
+    settings = settings_of(server.url)
     with processes(settings) as (other,):
         store = MooncakeDistributedStore()
         assert store.setup(settings) == 0
@@ -359,12 +352,7 @@ def test_a_value_of_another_host_that_is_replaced(server, num_bytes):
 
 
 def test_one_that_is_too_large_among_many(server):
-    settings = {
-        "local_hostname": "127.0.0.1",
-        "metadata_server": "P2PHANDSHAKE",
-        "global_segment_size": 32 << 20,
-        "master_server_addr": server.url,
-    }
+    settings = settings_of(server.url)
     with processes(settings):
         store = MooncakeDistributedStore()
         assert store.setup(settings | {"global_segment_size": 0}) == 0
@@ -376,13 +364,7 @@ def test_one_that_is_too_large_among_many(server):
 
 def test_nobody_has_a_pool(server, caplog):
     store = MooncakeDistributedStore()
-    settings = {
-        "local_hostname": "127.0.0.1",
-        "metadata_server": "P2PHANDSHAKE",
-        "global_segment_size": 0,
-        "master_server_addr": server.url,
-    }
-    assert store.setup(settings) == 0
+    assert store.setup(settings_of(server.url, 0)) == 0
     assert store.batch_put_session_start(["a"], [10]) == [-900]
     reasons(caplog, "no node with a pool takes it")
     server.stop()
