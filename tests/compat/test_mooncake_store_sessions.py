@@ -356,8 +356,9 @@ def test_one_that_is_too_large_among_many(server):
     with processes(settings):
         store = MooncakeDistributedStore()
         assert store.setup(settings | {"global_segment_size": 0}) == 0
-        codes = store.batch_put_session_start(["a", "large", "b", 5], [100, 1 << 40, 100, 1])
-        assert codes == [0, NO_AVAILABLE_HANDLE, 0, WRONG]
+        keys = ["a", "large", "b", 5, "a"]
+        codes = store.batch_put_session_start(keys, [100, 1 << 40, 100, 1, 100])
+        assert codes == [0, NO_AVAILABLE_HANDLE, 0, WRONG, THERE]
         assert store.batch_put_session_end(["a", "b"]) == [0, 0] and store.get("a") == bytes(100)
         store.close()
 

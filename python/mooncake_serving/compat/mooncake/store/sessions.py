@@ -13,7 +13,7 @@ from mooncake_kernels.pool import PinnedObject
 
 from ..codes import Failed
 from .buffers import Memory, size_of
-from .codes import NO_AVAILABLE_HANDLE, code_of
+from .codes import NO_AVAILABLE_HANDLE, OBJECT_ALREADY_EXISTS, code_of
 
 if TYPE_CHECKING:
     from .objects import AnyPut
@@ -164,13 +164,13 @@ class Sessions:
         """Start to write a value: 0.
 
         Raises:
-            InvalidArgument: it is being written in this store; then it is aborted.
+            Failed: it is being written in this store by now; then it is aborted.
         """
         with self._lock:
             known = self._writing.setdefault(writing.name, writing)
         if known is not writing:
             writing.abort()
-            raise InvalidArgument(f"keys must have no put session yet, got {writing.name!r:.80}")
+            raise Failed(OBJECT_ALREADY_EXISTS, f"{writing.name!r:.80} is being written here")
         return 0
 
     def writing(self, name: str) -> Writing:
