@@ -1,7 +1,8 @@
 """The engine between two NICs, beside perftest between the same two, in turn.
 
 One request at a time: 32 MiB in one range, and as scattered blocks of 16 KiB. perftest keeps 128
-messages of 1 MiB in flight and polls without a pause; ours sleeps. Both ends are on this machine.
+messages in flight, of 1 MiB, and for scattered blocks of 16 KiB as well, and polls without a pause;
+ours sleeps. Both ends are on this machine.
 Without RDMA NICs it runs in a guest with soft-RoCE, whose processor is emulated: that is the limit.
 """
 
@@ -12,7 +13,7 @@ import in_guest
 import perftest
 from harness import arguments
 from perftest import in_turn
-from rdma_link import Link, row, say
+from rdma_link import BLOCK, Link, row, say
 from table import heading, save
 
 import mooncake_kernels as mk
@@ -25,13 +26,15 @@ def cases(names: list[str], options: argparse.Namespace) -> Any:
     link = Link(names[:1], names[1:], num_bytes)
     for verb in ("write", "read"):
         link.check(verb)
-        for shape in ("contiguous", "scattered"):
+        for shape, message in (("contiguous", MIB), ("scattered", MIB), ("scattered", BLOCK)):
             rounds = in_turn(
                 lambda verb=verb, shape=shape: link.move(verb, shape),
-                lambda verb=verb: perftest.gb_per_s(verb, names, MIB, num_bytes // MIB),
+                lambda verb=verb, message=message: perftest.gb_per_s(
+                    verb, names, message, num_bytes // message
+                ),
                 options,
             )
-            yield row(f"{verb}, {shape}", "perftest", rounds)
+            yield row(f"{verb}, {shape}, messages of {message >> 10} KiB", "perftest", rounds)
     link.close()
 
 
