@@ -180,7 +180,8 @@ def test_keys_that_are_none(store, memory, caplog):
         assert store.batch_put_session_start([key], [10]) == [WRONG]
         reasons(caplog, "key must be a string")
         assert store.batch_put_from_multi_buffer_ranges([key], [[p]], [[1]], [[0]]) == [WRONG]
-        assert store.batch_put_session_end([key]) == store.batch_put_session_revoke([key])
+        assert store.batch_put_session_end([key]) == [WRONG]
+        assert store.batch_put_session_revoke([key]) == [WRONG]
         assert store.batch_get_session_start([key]) == [WRONG]
         assert store.batch_get_into_multi_buffer_ranges([key], [[p]], [[1]], [[0]]) == [WRONG]
         assert store.batch_get_session_end([key]) == WRONG

@@ -69,7 +69,7 @@ class ClusterWriter(ClusterReader):
 
             put = cluster.begin(key, sum(layer.nbytes for layer in layers))
             if isinstance(put, PutResult):
-                return  # EXISTS: others have it, or had room for it when this pool had none
+                return  # EXISTS somewhere, BEING_WRITTEN by somebody else, or FULL
             with put:
                 put.view[first:last] = layer  # each as it comes; or put.buffer, if it is on a GPU
 
@@ -110,13 +110,9 @@ class ClusterWriter(ClusterReader):
         if self._store is None or self.node.is_draining:
             return self._begin_elsewhere(keys, num_bytes)
         self._store.check_puts(keys)
-        results: list[ClusterPut | PutResult] = [PutResult.EXISTS] * len(words)
-        missing = np.flatnonzero(~self._are_here(words))
         claimed_s = time.monotonic()
-        claims = self.node.claims.ask(words[missing], self._claim_s)
-        for i, claim in zip(missing.tolist(), claims.tolist(), strict=True):
-            results[i] = RESULT_OF.get(claim, PutResult.FULL)
-        granted = missing[claims == Claim.GRANTED].tolist()
+        claimed, granted = self._claim(words)
+        results: list[ClusterPut | PutResult] = [*claimed]
         try:
             for i in granted:
                 results[i] = self._begin_here(
@@ -183,12 +179,7 @@ class ClusterWriter(ClusterReader):
         words = self._keyspace.keys(keys)
         if self._store is not None:
             self._store.check_puts(keys)
-        results = [PutResult.EXISTS] * len(words)
-        missing = np.flatnonzero(~self._are_here(words))
-        claims = self.node.claims.ask(words[missing], self._claim_s)
-        for i, claim in zip(missing.tolist(), claims.tolist(), strict=True):
-            results[i] = RESULT_OF.get(claim, PutResult.FULL)
-        granted = missing[claims == Claim.GRANTED].tolist()
+        results, granted = self._claim(words)
         stored = np.zeros(len(words), bool)
         published = np.zeros(len(words), bool)
         try:
@@ -207,12 +198,23 @@ class ClusterWriter(ClusterReader):
                 self._store.age_tail_first(words[new])
         finally:
             self.node.claims.settle(words[granted], stored[granted], published[granted])
-        taken = [i for i in missing.tolist() if results[i] is PutResult.BEING_WRITTEN]
+        taken = [i for i, result in enumerate(results) if result is PutResult.BEING_WRITTEN]
         if taken:
             for i, is_here in zip(taken, self._are_here(words[taken]), strict=True):
                 if is_here:  # by now, as where a key is named twice
                     results[i] = PutResult.EXISTS
         return results
+
+    def _claim(self, words: np.ndarray) -> tuple[list[PutResult], list[int]]:
+        """Claim what is not here: what came of each key, and which were granted, which must be
+        settled; these are ``FULL`` until there is more to say of them.
+        """
+        results = [PutResult.EXISTS] * len(words)
+        missing = np.flatnonzero(~self._are_here(words))
+        claims = self.node.claims.ask(words[missing], self._claim_s)
+        for i, claim in zip(missing.tolist(), claims.tolist(), strict=True):
+            results[i] = RESULT_OF.get(claim, PutResult.FULL)
+        return results, missing[claims == Claim.GRANTED].tolist()
 
     def _give(
         self,
@@ -339,8 +341,8 @@ class ClusterWriter(ClusterReader):
 
     def _settle_dropped(self) -> None:
         """End the claims of puts that were dropped, where no lock is held."""
-        with contextlib.suppress(IndexError):  # there is none (any more)
-            while True:
+        while self._dropped:
+            with contextlib.suppress(IndexError):  # another thread has taken it
                 self._settle(self._dropped.popleft(), False)
 
     def _homes(self) -> list[Member]:

@@ -67,14 +67,13 @@ class ClusterObjects(Objects):
         self, op: str, names: Sequence[str], sizes: Sequence[int], keeping: Keeping
     ) -> list[Writing | int]:
         """Reserve room; the directory is asked once."""
-        begun: list[Writing | int] = [0] * len(names)
         num_bytes = [0] * len(names)
 
         def check(i: int) -> int:
             num_bytes[i] = len(self._header(names[i], sizes[i])) + sizes[i]
             return 0
 
-        begun[:] = [code_of(op, partial(check, i)) for i in range(len(names))]
+        begun: list[Writing | int] = [code_of(op, partial(check, i)) for i in range(len(names))]
         right = [i for i, code in enumerate(begun) if code == 0]
 
         def begin() -> list[Writing | int]:
@@ -92,7 +91,6 @@ class ClusterObjects(Objects):
 
     def commit_each(self, op: str, writings: Sequence[Writing]) -> list[int]:
         """Let all see values; the directory is told once."""
-        codes = [0] * len(writings)
         puts: dict[int, ClusterPut] = {}
 
         def finish(i: int) -> int:
