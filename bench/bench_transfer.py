@@ -8,8 +8,10 @@ their own or this one).
 """
 
 import argparse
+import itertools
 import statistics
 import sys
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -89,6 +91,22 @@ def say(row: dict[str, Any], ours: str) -> None:
     sys.stdout.flush()
 
 
+def start(
+    ours: str, options: argparse.Namespace, stack: ExitStack
+) -> tuple[dict[str, Library], list[dict[str, Any]]]:
+    """Return the libraries of a transport, which the stack ends, and what is left out."""
+    libraries, left_out = {}, []
+    for name in (ours, *PEERS[ours]):
+        if name in options.without:
+            continue
+        try:
+            libraries[name] = stack.enter_context(Library(name, REGION_BYTES))
+        except Missing as why:
+            left_out.append({"case": name, "why": str(why)})
+            sys.stdout.write(f"{name} left out: {why}\n")
+    return libraries, left_out
+
+
 def main() -> None:
     options = arguments(__doc__, add_options)
     options.device = "cpu"
@@ -97,26 +115,17 @@ def main() -> None:
     if options.block_size:
         cases = [(options.block_size, options.batch_size)]
     for ours in options.transports:
-        libraries = {}
-        for name in (ours, *PEERS[ours]):
-            if name in options.without:
+        with ExitStack() as stack:
+            libraries, missing = start(ours, options, stack)
+            left_out += missing
+            if ours not in libraries:
                 continue
-            try:
-                libraries[name] = Library(name, REGION_BYTES)
-            except Missing as why:
-                left_out.append({"case": name, "why": str(why)})
-                sys.stdout.write(f"{name} left out: {why}\n")
-        if ours not in libraries:
-            continue
-        for verb in options.operation:
-            for size, batch in cases:
+            for verb, (size, batch) in itertools.product(options.operation, cases):
                 work = jobs(verb, size, batch, options.threads)
                 case = f"{ours} {verb}, {batch} x {size >> 10} KiB"
                 rows.append({"case": case, **measure(ours, libraries, work, options)})
                 say(rows[-1], ours)
                 save(head, rows, options, left_out)
-        for library in libraries.values():
-            library.close()
     save(head, rows, options, left_out)
 
 

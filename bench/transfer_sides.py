@@ -2,16 +2,20 @@
 
 The target offers memory. The initiator moves blocks into it or out of it, and says how long each
 job took, from the call to its end: all libraries have the same processes and the same clock, and
-none has another's threads beside its own.
+none has another's threads beside its own. For that, whose turn it is not is stopped (SIGSTOP):
+threads that poll while nothing is asked of them, as NIXL's, would take a processor from the others.
 """
 
 import ctypes
 import multiprocessing
 import os
+import signal
 import socket
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -267,7 +271,7 @@ class Missing(Exception):
 
 
 class Library:
-    """A library's two processes."""
+    """A library's two processes, which run while they are asked something and at no other time."""
 
     def __init__(self, name: str, num_bytes: int):
         self.name = name
@@ -285,11 +289,19 @@ class Library:
             if state == "missing":
                 self.close()
                 raise Missing(why)
-        self._ask(0, "attach", self._ask(1, "offer"))
+        with self._running():
+            self._ask(0, "attach", self._ask(1, "offer"))
+
+    def __enter__(self) -> "Library":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def run(self, jobs: list[Job]) -> float:
         """Return the seconds that the initiator took."""
-        return self._ask(0, "run", jobs)
+        with self._running():
+            return self._ask(0, "run", jobs)
 
     def check(self, job: Job) -> None:
         """Raise unless the blocks arrive."""
@@ -297,19 +309,30 @@ class Library:
             places = np.arange(len(job.local)) * job.size  # as many bytes, from the start
             job = replace(job, local=places, remote=places)
         source = 0 if job.verb == "write" else 1
-        self._ask(source, "fill", 1)
-        self._ask(1 - source, "fill", 2)
-        self.run([job])
-        here = self._ask(0, "blocks", (job.local, job.size))
-        if self.name == "memcpy":
-            return  # its target is in the same process
-        there = self._ask(1, "blocks", (job.remote, job.size))
+        with self._running():
+            self._ask(source, "fill", 1)
+            self._ask(1 - source, "fill", 2)
+            self._ask(0, "run", [job])
+            here = self._ask(0, "blocks", (job.local, job.size))
+            if self.name == "memcpy":
+                return  # its target is in the same process
+            there = self._ask(1, "blocks", (job.remote, job.size))
         assert here == there, f"{self.name}: a {job.verb} is wrong: not timed"
 
     def close(self) -> None:
         for process in self._processes:
             process.kill()
             process.join()
+
+    @contextmanager
+    def _running(self) -> Iterator[None]:
+        self._signal(signal.SIGCONT)
+        yield
+        self._signal(signal.SIGSTOP)
+
+    def _signal(self, number: int) -> None:
+        for process in self._processes:
+            os.kill(process.pid, number)
 
     def _ask(self, side: int, what: str, value: Any = None) -> Any:
         self._pipes[side].send((what, value))
