@@ -131,34 +131,45 @@ class Nixl:
 
 
 class Stream:
-    """A socket and nothing else: as many bytes in large writes, and one byte back."""
+    """A socket and nothing else: as many bytes in large writes, and one byte back. One a thread."""
 
     def __init__(self, memory: np.ndarray, _: str):
         self.memory = memoryview(memory)
+        self.idle: list[socket.socket] = []
 
     def offer(self) -> Any:
         server = socket.create_server(("127.0.0.1", 0))
-        threading.Thread(target=self._serve, args=(server,), daemon=True).start()
+        threading.Thread(target=self._accept, args=(server,), daemon=True).start()
         return server.getsockname()
 
     def attach(self, offered: Any) -> None:
-        self.connection = socket.create_connection(offered)
-        self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.address = offered
 
     def prepare(self, job: Job) -> Any:
         return job.verb, job.size * len(job.local)
 
     def move(self, prepared: Any) -> None:
         verb, num_bytes = prepared
-        self.connection.sendall(verb[:1].encode() + num_bytes.to_bytes(8, "little"))
+        connection = self.idle.pop() if self.idle else self._connect()
+        connection.sendall(verb[:1].encode() + num_bytes.to_bytes(8, "little"))
         if verb == "write":
-            self.connection.sendall(self.memory[:num_bytes])
-            self.connection.recv(1)
+            connection.sendall(self.memory[:num_bytes])
+            connection.recv(1)
         else:
-            self._receive(self.connection, num_bytes)
+            self._receive(connection, num_bytes)
+        self.idle.append(connection)
 
-    def _serve(self, server: socket.socket) -> None:
-        connection, _ = server.accept()
+    def _connect(self) -> socket.socket:
+        connection = socket.create_connection(self.address)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return connection
+
+    def _accept(self, server: socket.socket) -> None:
+        while True:
+            connection, _ = server.accept()
+            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         while header := connection.recv(9, socket.MSG_WAITALL):
             num_bytes = int.from_bytes(header[1:], "little")

@@ -65,6 +65,22 @@ BlockPool pool_of(PoolFields fields) {
   return {std::move(planes), num_blocks, block_bytes, stride_bytes};
 }
 
+// The GIL while a request is submitted: released, but for a short one that is carried out at once.
+// To have it back, while other threads want it as well, would take several times as long as that.
+class GilOfRequest {
+ public:
+  GilOfRequest(const Peer& peer, size_t num_ranges, uint64_t num_bytes) {
+    const bool is_short = num_ranges <= kMaxShortRanges && num_bytes <= kMaxShortBytes;
+    if (!is_short || !peer.runs_here()) released_.emplace();
+  }
+
+ private:
+  static constexpr size_t kMaxShortRanges = 16;
+  static constexpr uint64_t kMaxShortBytes = 64ull << 10;
+
+  std::optional<GilReleased> released_;
+};
+
 Direction direction_of(bool reads) { return reads ? Direction::kRead : Direction::kWrite; }
 
 TicketRef submit(Engine& engine, Peer& peer, bool reads, const py::array& local,
@@ -77,7 +93,8 @@ TicketRef submit(Engine& engine, Peer& peer, bool reads, const py::array& local,
   if (const auto* const array = std::get_if<py::array>(&sizes)) each = integers_of(*array);
   MK_CHECK(from.count == to.count && (!each || each->count == from.count),
            "submit: the arrays must be of one length");
-  const GilReleased released;
+  const uint64_t* const size = std::get_if<uint64_t>(&sizes);
+  const GilOfRequest gil(peer, from.count, size ? from.count * *size : UINT64_MAX);
   Request request{};
   request.direction = direction_of(reads);
   request.local = non_negative(op, "local_addresses", from);
@@ -144,7 +161,7 @@ TicketRef submit_rows(Engine& engine, Peer& peer, bool reads, const py::list& ro
     }
     request.num_bytes += request.sizes.back();
   }
-  const GilReleased released;
+  const GilOfRequest gil(peer, request.num_ranges(), request.num_bytes);
   request.after = fence_of(after);
   return engine.submit(peer, std::move(request), deadline_s);
 }

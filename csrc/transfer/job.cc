@@ -12,6 +12,9 @@ namespace {
 // reported soon. They are not counted for the request, which loses all of its lanes at once.
 constexpr int kMaxLosses = 3;
 
+// Of one piece: less is moved before another thread has woken up.
+constexpr uint64_t kMinSpreadBytes = 256ull << 10;
+
 bool fits_one_piece(const Request& request, uint64_t max_bytes) {
   return request.num_ranges() <= kMaxBatchRanges && request.num_bytes <= max_bytes;
 }
@@ -25,11 +28,12 @@ Job::Job(TicketRef ticket, uint64_t id, uint64_t max_bytes)
       max_bytes_(max_bytes),
       cutter_(request_, max_bytes),
       has_pieces_(!fits_one_piece(request_, max_bytes)),
+      spreads_(has_pieces_ || (request_.num_bytes > kMinSpreadBytes && !request_.notify)),
       checked_(!has_pieces_),
       notified_(!request_.notify) {}
 
 bool Job::take(Work& work, Interrupt& carrier, bool may_lead, bool may_notify) {
-  if (!cause_.empty() || !(may_lead || has_pieces_)) return false;
+  if (!cause_.empty() || !(may_lead || spreads_)) return false;
   work = {Work::Kind::kMove, &request_, id_, {}, false};
   if (!checked_) {
     if (check_taken_ || !may_lead) return false;
@@ -45,6 +49,7 @@ bool Job::take(Work& work, Interrupt& carrier, bool may_lead, bool may_notify) {
     work.kind = Work::Kind::kNotify;
     notify_taken_ = true;
   }
+  beside_ |= !may_lead;
   carriers_.push_back(&carrier);
   return true;
 }

@@ -27,9 +27,13 @@ class Job {
   const Request& request() const { return request_; }
   uint64_t max_bytes() const { return max_bytes_; }
   bool has_pieces() const { return has_pieces_; }  // more than one
+  // Whether other lanes than the leading one may take of it.
+  bool spreads() const { return spreads_; }
+  // Whether what comes behind it on the leading lane arrives after it.
+  bool in_order() const { return !has_pieces_ && !beside_; }
 
   // The next work, if there is any to do now; `carrier` is who will do it. Works that are tried
-  // again come first. `may_lead`: checks and notifications, too, and requests of one piece.
+  // again come first. `may_lead`: checks and notifications, too, and requests that do not spread.
   // `may_notify`: nothing before it has to be confirmed first.
   bool take(Work& work, Interrupt& carrier, bool may_lead, bool may_notify);
 
@@ -56,6 +60,8 @@ class Job {
   const uint64_t max_bytes_;
   Cutter cutter_;
   bool has_pieces_;
+  bool spreads_;
+  bool beside_ = false;  // another lane than the leading one has had it
   bool checked_, check_taken_ = false;
   bool notified_, notify_taken_ = false;
   std::vector<Work> again_;

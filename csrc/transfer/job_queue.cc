@@ -16,11 +16,11 @@ constexpr std::chrono::milliseconds kLookEvery{1};
 
 }  // namespace
 
-void JobQueue::push(TicketRef ticket, uint64_t max_piece_bytes) {
+bool JobQueue::push(TicketRef ticket, uint64_t max_piece_bytes) {
   const std::lock_guard lock(mutex_);
   MK_CHECK(!closed_, "submit: peer must be open, got the closed ", peer_name_);
   jobs_.push_back(std::make_shared<Job>(std::move(ticket), ++num_pushed_, max_piece_bytes));
-  wake_for(*jobs_.back());
+  return wake_for(*jobs_.back());
 }
 
 bool JobQueue::push_and_take(const TicketRef& ticket, uint64_t max_piece_bytes, Interrupt& carrier,
@@ -62,9 +62,11 @@ void JobQueue::wake_lead() {
   lead_.notify_one();
 }
 
-void JobQueue::wake_for(const Job& job) {
+bool JobQueue::wake_for(const Job& job) {
   wake_lead();
-  if (job.has_pieces()) others_.notify_all();
+  const bool is_for_others = job.has_pieces() || (job.spreads() && jobs_.size() > 1);
+  if (is_for_others) others_.notify_all();
+  return is_for_others;
 }
 
 bool JobQueue::idle() {
@@ -92,23 +94,22 @@ bool JobQueue::wait_next(Interrupt& carrier, Task& task) {
 
 bool JobQueue::wait_for_pieces(Interrupt& carrier) {
   std::unique_lock lock(mutex_);
-  const auto has_pieces = [](const JobRef& job) { return job->has_pieces(); };
-  others_.wait(lock,
-               [&] { return closed_ || std::any_of(jobs_.begin(), jobs_.end(), has_pieces); });
+  const auto spreads = [](const JobRef& job) { return job->spreads(); };
+  others_.wait(lock, [&] { return closed_ || std::any_of(jobs_.begin(), jobs_.end(), spreads); });
   if (!closed_) carrier.clear();
   return !closed_;
 }
 
 bool JobQueue::take(bool leads, Interrupt& carrier, Task& task) {
-  bool first = true, pieces_before = false;
+  bool first = true, in_order = true;  // of what is before it
   for (const JobRef& job : jobs_) {
-    const bool may_notify = job->has_pieces() ? first : !pieces_before;
+    const bool may_notify = job->has_pieces() ? first : in_order;
     if (job->take(task.work, carrier, leads, may_notify)) {
       task.job = job;
       return true;
     }
     first = false;
-    pieces_before |= job->has_pieces();
+    in_order &= job->in_order();
   }
   return false;
 }
@@ -130,7 +131,7 @@ bool JobQueue::fail(const Task& task, const Interrupt& carrier, const std::strin
 }
 
 void JobQueue::changed(const JobRef& job, std::unique_lock<std::mutex>& lock) {
-  if (job->has_pieces()) {  // others may go on with it, or with what waited for it
+  if (!job->in_order()) {  // others may go on with it, or with what waited for it
     wake_lead();
     others_.notify_all();
   }
@@ -140,7 +141,8 @@ void JobQueue::changed(const JobRef& job, std::unique_lock<std::mutex>& lock) {
   const JobRef over = *found;
   if (over->refused_whole() && !closed_ && over->ticket()->split_request()) {  // see coalesce.h
     *found = std::make_shared<Job>(over->ticket(), ++num_pushed_, over->max_bytes());
-    return wake_for(**found);
+    wake_for(**found);
+    return;
   }
   jobs_.erase(found);
   lock.unlock();

@@ -6,8 +6,9 @@
 //   }
 //
 // Layer: transfer. Thread-safe. Lanes take works as they have room for them, so that a fast one
-// does more of a request than a slow one. Requests of one piece stay in order, on the leading lane;
-// a notification comes after the data of all requests before it.
+// does more of a request than a slow one. Requests of one piece stay in order, on the leading lane,
+// but that others help it with large ones if it has several; a notification comes after the data of
+// all requests before it.
 #pragma once
 
 #include <condition_variable>
@@ -29,8 +30,9 @@ class JobQueue {
  public:
   explicit JobQueue(std::string peer_name) : peer_name_(std::move(peer_name)) {}
 
-  // Throws InvalidArgument once closed.
-  void push(TicketRef ticket, uint64_t max_piece_bytes);
+  // Returns whether there is something for other lanes than the leading one. Throws
+  // InvalidArgument once closed.
+  bool push(TicketRef ticket, uint64_t max_piece_bytes);
   bool idle();  // nothing is queued or under way
 
   // For a caller who drives the leading lane, which has nothing under way: its task, at once.
@@ -66,7 +68,7 @@ class JobQueue {
  private:
   bool take(bool leads, Interrupt& carrier, Task& task);
   void changed(const JobRef& job, std::unique_lock<std::mutex>& lock);
-  void wake_for(const Job& job);
+  bool wake_for(const Job& job);
   void wake_lead();
 
   const std::string peer_name_;

@@ -90,8 +90,7 @@ TicketRef Peer::submit(Request request, const Deadline& deadline) {
   const uint64_t max_bytes = max_piece_bytes(ticket->request());
   const bool is_small = ticket->num_bytes() <= kMaxBeginHereBytes;
   if (is_small && lanes_.front()->begin_here(ticket, max_bytes)) return ticket;
-  if (ticket->num_bytes() > max_bytes) start_others();
-  queue_.push(ticket, max_bytes);
+  if (queue_.push(ticket, max_bytes)) start_others();
   return ticket;
 }
 
@@ -100,17 +99,16 @@ bool Peer::run_here(Ticket& ticket) {
   Channel& channel = lane.channel();
   const Request& request = ticket.request();
   if (!channel.runs_here() || request.num_bytes > kMaxRunHereBytes || request.after) return false;
-  const std::unique_lock lock(run_mutex_, std::try_to_lock);
-  if (!lock || !queue_.idle()) return false;
+  const Runners::Hold here(runners_);
+  if (!here || !queue_.idle()) return false;
   Work work{Work::Kind::kMove, &request, 0, {}, request.notify.has_value()};
   Cutter cutter(request, channel.max_piece_bytes());
   cutter.next(work.piece);
   if (!cutter.at_end()) return false;
-  run_interrupt_.clear();
   std::optional<Outcome> outcome;
   try {
-    const Pin pin = own_->regions.pin(request.regions, run_interrupt_);
-    outcome = channel.run(work, {ticket.deadline(), run_interrupt_}, run_interrupt_);
+    const Pin pin = own_->regions.pin(request.regions, *here);
+    outcome = channel.run(work, {ticket.deadline(), *here}, *here);
     const bool refused = outcome && !outcome->refusal.empty() && outcome->num_bytes == 0;
     if (refused && ticket.split_request()) return false;  // see coalesce.h
   } catch (const std::exception& error) {

@@ -21,6 +21,7 @@
 #include "transfer/endpoint.h"
 #include "transfer/job_queue.h"
 #include "transfer/lane.h"
+#include "transfer/runners.h"
 #include "transfer/stats.h"
 
 namespace mk::transfer {
@@ -54,6 +55,9 @@ class Peer : public std::enable_shared_from_this<Peer> {
   // Whether it has connected, after waiting for that until `until`. Throws TransferError if it
   // could not.
   bool wait_connected(const Deadline& until);
+
+  // Whether submit() carries out short requests at once, in the thread that calls it.
+  bool runs_here() const { return lanes_.front()->channel().runs_here(); }
 
   // Throws InvalidArgument once closed.
   TicketRef submit(Request request, const Deadline& deadline);
@@ -100,8 +104,7 @@ class Peer : public std::enable_shared_from_this<Peer> {
   std::optional<std::string> connected_;  // once tried: "", or why not
   bool timed_out_ = false;                // that is why
 
-  std::mutex run_mutex_;
-  Interrupt run_interrupt_;  // of what is carried out in a caller's thread
+  Runners runners_;  // of what is carried out in callers' threads
 
   std::mutex threads_mutex_;
   bool closed_ = false;

@@ -1,0 +1,99 @@
+"""Several requests at once: which lanes and threads carry them, and in what order they arrive."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from .support import WAIT_S, addressed, engine_pair, eventually, untouched
+
+MIB = 1 << 20
+NUM_REQUESTS = 6  # more than a lane has under way
+
+
+@pytest.fixture(params=["shm", "tcp"])
+def lanes(request):
+    """Engines that are joined by several connections."""
+    with engine_pair(request.param) as engines:
+        yield engines
+
+
+def write_mibs(pair, source, target, **named):
+    """Write a MiB a request, none of which is waited for."""
+    return [
+        pair.near.write(pair.peer, [(source.address + at, target.address + at, MIB)], **named)
+        for at in range(0, source.num_bytes, MIB)
+    ]
+
+
+def test_lanes_help_each_other_with_requests_of_one_piece(lanes):
+    near, far = addressed(NUM_REQUESTS * MIB), untouched(NUM_REQUESTS * MIB)
+    source, target = lanes.regions(near, far)
+
+    def both_have_moved_some():
+        far[:] = 0xEE
+        for ticket in write_mibs(lanes, source, target):
+            ticket.wait()
+        assert (far == near).all()
+        paths = lanes.near.stats()["paths"][lanes.peer.name]
+        return len(paths) == 2 and all(path["num_bytes_written"] > 0 for path in paths.values())
+
+    assert eventually(both_have_moved_some)  # the second lane connects when it is first needed
+
+
+def test_one_request_at_a_time_is_the_leading_lane_s(lanes):
+    near, far = addressed(MIB), untouched(MIB)
+    source, target = lanes.regions(near, far)
+    for _ in range(20):
+        for ticket in write_mibs(lanes, source, target):
+            ticket.wait()
+    paths = lanes.near.stats()["paths"][lanes.peer.name]
+    assert sorted(path["num_bytes_written"] for path in paths.values()) == [0, 20 * MIB]
+
+
+def test_a_notification_comes_after_what_other_lanes_carry(lanes):
+    near, far = untouched(NUM_REQUESTS * MIB), untouched(NUM_REQUESTS * MIB)
+    source, target = lanes.regions(near, far)
+    for i in range(60):
+        near[:] = i
+        tickets = write_mibs(lanes, source, target)
+        last = lanes.near.write(lanes.peer, [], notify=b"all")
+        assert lanes.far.receive_notifications(timeout_s=WAIT_S) == [(lanes.near.name, b"all")]
+        assert (far == i).all()
+        for ticket in [*tickets, last]:
+            ticket.wait()
+
+
+def test_a_notification_with_data_comes_after_what_other_lanes_carry(lanes):
+    near, far = untouched(NUM_REQUESTS * MIB), untouched(NUM_REQUESTS * MIB)
+    source, target = lanes.regions(near, far)
+    for i in range(60):
+        near[:] = i
+        tickets = write_mibs(lanes, source, target, notify=b"one")
+        received = []
+        while len(received) < NUM_REQUESTS:
+            received += lanes.far.receive_notifications(timeout_s=WAIT_S)
+            assert received
+            assert (far[: len(received) * MIB] == i).all()
+        for ticket in tickets:
+            ticket.wait()
+
+
+@pytest.mark.parametrize("num_bytes", [1, 4096, 300 << 10])
+def test_more_threads_than_can_carry_out_their_requests_at_once(pair, num_bytes):
+    num_threads, num_rounds = 20, 10
+    near, far = addressed(num_threads * num_bytes), untouched(num_threads * num_bytes)
+    source, target = pair.regions(near, far)
+
+    def move(i):
+        here, there = source.address + i * num_bytes, target.address + i * num_bytes
+        part = slice(i * num_bytes, (i + 1) * num_bytes)
+        for _ in range(num_rounds):
+            far[part] = 0xEE
+            pair.near.write(pair.peer, [(here, there, num_bytes)]).wait()
+            assert (far[part] == near[part]).all()
+            pair.near.write_blocks(pair.peer, np.array([here]), np.array([there]), num_bytes).wait()
+
+    with ThreadPoolExecutor(num_threads) as threads:
+        list(threads.map(move, range(num_threads)))
+    assert (far == near).all()
