@@ -53,7 +53,7 @@ template <class Entry>
 std::string text_of(Ask ask, uint32_t flags, const std::vector<Entry>& entries) {
   MK_CHECK(!entries.empty() && entries.size() <= kMaxAskedKeys, "ask: keys must be 1 to ",
            kMaxAskedKeys, ", got ", entries.size());
-  const AskHeader header{ask, flags, static_cast<uint32_t>(entries.size()), 0};
+  const AskHeader header{ask, flags, static_cast<uint32_t>(entries.size()), 0, {}};
   std::string question(sizeof(header) + entries.size() * sizeof(Entry), '\0');
   std::memcpy(question.data(), &header, sizeof(header));
   std::memcpy(question.data() + sizeof(header), entries.data(), entries.size() * sizeof(Entry));

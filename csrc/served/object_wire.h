@@ -43,8 +43,9 @@ struct AskHeader {
   uint32_t flags;
   uint32_t num_keys;
   uint32_t zero;
+  uint64_t zeros[2];  // for the payload's sake, see kPayloadAlignment in transfer/wire.h
 };
-static_assert(sizeof(AskHeader) == 16);
+static_assert(sizeof(AskHeader) == 32);
 
 constexpr uint64_t kWhole = UINT64_MAX;  // as an offset: all of it, if there is room
 

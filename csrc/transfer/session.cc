@@ -78,8 +78,9 @@ void Session::serve_next() {
   const Limit limit{Deadline::after(kBatchS), interrupt_};
   socket_.receive(start + num_bytes, sizeof(header) - num_bytes, limit);
   check_header(header);
-  table_.resize(header.num_ranges);
+  table_.resize(header.num_ranges + num_zero_ranges(header));
   socket_.receive(table_.data(), table_.size() * sizeof(Range), limit);
+  table_.resize(header.num_ranges);
   check_table(header, table_.data());
   serve(header, limit);
 }

@@ -1,4 +1,4 @@
-// The wire format, version 4: docs/wire.md holds the tables. Little-endian, fixed layouts.
+// The wire format, version 5: docs/wire.md holds the tables. Little-endian, fixed layouts.
 //
 //   both sides  Hello, name, HelloTail              once a connection, the initiator first
 //   initiator   a proof of 32 bytes                 if both sides have a secret
@@ -21,7 +21,7 @@ namespace mk::transfer {
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "structs go over the wire as they are");
 
 constexpr char kMagic[8] = {'M', 'K', 'T', 'R', 'N', 'S', 'F', 'R'};
-constexpr uint32_t kWireVersion = 4;
+constexpr uint32_t kWireVersion = 5;
 
 constexpr uint32_t kMaxNameBytes = 255;
 constexpr uint32_t kMaxBatchRanges = 8192;        // a table of 128 KiB
@@ -114,13 +114,20 @@ struct BatchHeader {
 };
 static_assert(sizeof(BatchHeader) == 32);
 
+// Payload of memory begins at a multiple of this behind the beginning of what it is a part of. The
+// kernel copies both into pages of its own, from their beginning if nothing else is under way, and
+// out of them again. Where it does so by `rep movsb`, a Zen 3 takes three times as long if the
+// target of a copy lies 1 to 31 bytes behind its source modulo 4096 (see common/copy_bytes.h):
+// memory at pages, or 16 (malloc) or 64 bytes (torch) behind them, is spared that.
+constexpr uint64_t kPayloadAlignment = 64;
+
 struct Ack {
   Status status;
   uint32_t refusal_bytes;  // of text that follows; 0 unless refused
   uint64_t request_id;
-  uint64_t num_bytes;  // of payload: written here, or following (read)
+  uint64_t num_bytes;               // of payload: written here, or following (read)
+  std::array<uint64_t, 5> zeros{};  // see kPayloadAlignment
 };
-static_assert(sizeof(Ack) == 24);
 
 // An entry of the answer to kRegions. How the initiator gets at the memory: `memory` counts the
 // descriptors that the target has sent, from 0; kNoMemory: by the target's process and address.
@@ -165,7 +172,17 @@ static_assert(sizeof(ListEntry) == 24);
 inline bool verifies(Op op) { return op == Op::kVerifyWrite || op == Op::kVerifyRead; }
 using NumEqual = uint64_t;
 
+static_assert(sizeof(Ack) == kPayloadAlignment);
+
 static_assert(sizeof(Range) == 16);  // address, num_bytes: an entry of the table
+
+// Entries of zeros behind the table.
+inline uint32_t num_zero_ranges(const BatchHeader& header) {
+  constexpr uint64_t kEntries = kPayloadAlignment / sizeof(Range);
+  const uint64_t before = sizeof(BatchHeader) / sizeof(Range) + header.num_ranges;
+  return header.op == Op::kWrite ? (kEntries - before % kEntries) % kEntries : 0;
+}
+constexpr uint32_t kMaxZeroRanges = kPayloadAlignment / sizeof(Range) - 1;
 
 // All throw Failure saying how the peer broke the protocol.
 void check_magic(const Hello& hello);

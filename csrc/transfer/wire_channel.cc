@@ -208,6 +208,10 @@ void WireChannel::send(const Work& work, Op op, uint64_t first_range, const Rang
   if (num_ranges > 0) {
     parts_.push_back({const_cast<Range*>(ranges), num_ranges * sizeof(Range)});
   }
+  Range zeros[kMaxZeroRanges]{};
+  if (const uint32_t count = num_zero_ranges(header)) {
+    parts_.push_back({zeros, count * sizeof(Range)});
+  }
   parts_.insert(parts_.end(), payload.begin(), payload.end());
   is_writing_ |= op == Op::kWrite;
   const GpuRanges gpus = op == Op::kWrite ? GpuRanges(work.request->regions) : GpuRanges();

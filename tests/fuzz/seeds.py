@@ -38,7 +38,8 @@ def header(op: int, num_ranges: int, num_bytes: int, request: int = 1) -> bytes:
 def batch(op: int, ranges: list[tuple[int, int]], request: int = 1) -> bytes:
     moved = sum(size for _, size in ranges) if op in (WRITE, READ) else 0
     table = b"".join(struct.pack("<QQ", at, size) for at, size in ranges)
-    payload = bytes(moved) if op == WRITE else b""
+    zeros = bytes(-(32 + len(table)) % 64)
+    payload = zeros + bytes(moved) if op == WRITE else b""
     return header(op, len(ranges), moved, request) + table + payload
 
 
@@ -55,11 +56,11 @@ def ask(question: bytes, payload: bytes = b"") -> bytes:
 def objects(kind: int, entries: list[tuple[int, ...]], flags: int = 0) -> bytes:
     """A question about objects, by their hashes."""
     rows = [struct.pack("<QQ" + "Q" * len(rest), hash_, 0, *rest) for hash_, *rest in entries]
-    return struct.pack("<IIII", kind, flags, len(rows), 0) + b"".join(rows)
+    return struct.pack("<IIII16x", kind, flags, len(rows), 0) + b"".join(rows)
 
 
 def ack(num_bytes: int, status: int = 0, text: bytes = b"") -> bytes:
-    return struct.pack("<IIQQ", status, len(text), 1, num_bytes) + text
+    return struct.pack("<IIQQ40x", status, len(text), 1, num_bytes) + text
 
 
 # Number, first packet, MTU, reads, LID, link layer, kind of GID, GID.

@@ -6,7 +6,7 @@ import socket
 import struct
 from dataclasses import dataclass, field, replace
 
-VERSION = 4
+VERSION = 5
 MAGIC = b"MKTRNSFR"
 HELLO = struct.Struct("<8sIIQ")  # magic, version, name_bytes, instance
 TAIL = struct.Struct("<IIQQ32s")  # flags, zero, link, epoch, nonce

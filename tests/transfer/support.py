@@ -25,8 +25,9 @@ WAIT_S = 20.0  # longer than anything here takes; a test that needs it has faile
 START_S = 180.0  # the same of a process, the first of which imports torch, to start
 
 HEADER = struct.Struct("<IIQQQ")  # op, num_ranges, request_id, first_range, num_bytes
-ACK = struct.Struct("<IIQQ")  # status, refusal_bytes, request_id, num_bytes
+ACK = struct.Struct("<IIQQ40x")  # status, refusal_bytes, request_id, num_bytes
 RANGE = struct.Struct("<QQ")  # address, num_bytes
+ZEROS = bytes(16)  # between the table of a write, if it has one entry, and its payload
 WRITE, READ, CHECK_WRITE, CHECK_READ, NOTIFY = range(1, 6)
 
 

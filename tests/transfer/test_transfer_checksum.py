@@ -16,6 +16,7 @@ from .support import (
     HEADER,
     RANGE,
     WRITE,
+    ZEROS,
     addressed,
     connect,
     ended,
@@ -186,7 +187,7 @@ def test_a_target_that_agrees_to_more_than_was_asked():
         answer(connection)
         op, _, request, _, size = HEADER.unpack(receive_exactly(connection, HEADER.size))
         assert op == WRITE
-        receive_exactly(connection, RANGE.size + size)
+        receive_exactly(connection, RANGE.size + len(ZEROS) + size)
         connection.sendall(ACK.pack(0, 0, request, size))
         receive_exactly(connection, HEADER.size + RANGE.size + 8)
         connection.sendall(ACK.pack(0, 0, request, 8) + checksums(2))

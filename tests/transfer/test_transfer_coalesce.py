@@ -29,7 +29,8 @@ class Tables:
             table = receive_exactly(connection, num_ranges * RANGE.size)
             self.ranges += RANGE.iter_unpack(table)
             payload = num_bytes if op == WRITE else 0
-            receive_exactly(connection, payload)
+            zeros = -(HEADER.size + len(table)) % 64 if op == WRITE else 0
+            receive_exactly(connection, zeros + payload)
             connection.sendall(ACK.pack(0, 0, request_id, payload))
 
 

@@ -19,6 +19,7 @@ from .support import (
     UNTOUCHED,
     WAIT_S,
     WRITE,
+    ZEROS,
     addressed,
     connect,
     ended,
@@ -101,7 +102,9 @@ def test_what_a_lane_beside_has_on_its_way_does_not_land(target):
 @pytest.mark.parametrize("epoch", [1, 2])
 def test_another_connection_ends_one_that_is_lost(target, epoch):
     far, region = target
-    write = HEADER.pack(WRITE, 1, 1, 0, SIZE) + RANGE.pack(region.address, SIZE) + bytes(SIZE)
+    write = (
+        HEADER.pack(WRITE, 1, 1, 0, SIZE) + RANGE.pack(region.address, SIZE) + ZEROS + bytes(SIZE)
+    )
     fence = HEADER.pack(FENCE, 0, 0, 0, 16) + struct.pack("<QQ", 5, epoch)
     with connect(far.name) as lost, connect(far.name) as other:
         begin(lost, hello=Hello(link=5, epoch=1))
@@ -163,7 +166,9 @@ def test_epochs_that_are_not_above_all_are_refused(target):
 @pytest.mark.parametrize("sent", [0, 10, FRAME, FRAME + 100])
 def test_a_higher_epoch_ends_the_connection_before(target, sent):
     far, region = target
-    write = HEADER.pack(WRITE, 1, 1, 0, SIZE) + RANGE.pack(region.address, SIZE) + bytes(SIZE)
+    write = (
+        HEADER.pack(WRITE, 1, 1, 0, SIZE) + RANGE.pack(region.address, SIZE) + ZEROS + bytes(SIZE)
+    )
     with connect(far.name) as old, connect(far.name) as new, connect(far.name) as other:
         begin(other, hello=Hello(link=6))
         begin(old, hello=Hello(link=5, epoch=1))
@@ -211,7 +216,9 @@ def test_of_many_that_connect_at_once_the_last_stays(target):
     *losers, (epoch, last) = sorted(won, key=lambda item: item[0])
     assert epoch == 159
     assert all(ended(connection) for _, connection in losers)
-    last.sendall(HEADER.pack(WRITE, 1, 1, 0, 4) + RANGE.pack(target[1].address, 4) + bytes(4))
+    last.sendall(
+        HEADER.pack(WRITE, 1, 1, 0, 4) + RANGE.pack(target[1].address, 4) + ZEROS + bytes(4)
+    )
     assert receive_exactly(last, ACK.size) == ACK.pack(0, 0, 1, 4)
     for _, connection in won:
         connection.close()
@@ -225,5 +232,7 @@ def test_a_stranger_cannot_end_a_connection():
         with connect(far.name) as other, pytest.raises(AssertionError):
             begin(other, b"another secret here", Hello(link=5, epoch=3))
         region = far.register(untouched(SIZE))
-        mine.sendall(HEADER.pack(WRITE, 1, 1, 0, 4) + RANGE.pack(region.address, 4) + bytes(4))
+        mine.sendall(
+            HEADER.pack(WRITE, 1, 1, 0, 4) + RANGE.pack(region.address, 4) + ZEROS + bytes(4)
+        )
         assert receive_exactly(mine, ACK.size) == ACK.pack(0, 0, 1, 4)

@@ -35,6 +35,7 @@ from .support import (
     RANGE,
     UNTOUCHED,
     WRITE,
+    ZEROS,
     addressed,
     connect,
     ended,
@@ -75,7 +76,9 @@ def test_the_handshake_by_hand(guarded):
     engine, region = guarded
     with connect(engine.name) as connection:
         assert begin(connection, OURS).name.decode() == engine.name
-        connection.sendall(HEADER.pack(WRITE, 1, 1, 0, 1) + RANGE.pack(region.address, 1) + b"\xee")
+        connection.sendall(
+            HEADER.pack(WRITE, 1, 1, 0, 1) + RANGE.pack(region.address, 1) + ZEROS + b"\xee"
+        )
         assert receive_exactly(connection, ACK.size) == ACK.pack(0, 0, 1, 1)
     heard = []
     with raw_server(lambda it: heard.append(answer(it, OURS))) as name, initiator(OURS) as engine:
@@ -206,7 +209,7 @@ def test_hellos_altered_on_the_way(guarded, side, what):
         NONE,
         UNWANTED,
         "the peer speaks TLS only",
-        "the peer speaks wire version 1, this engine speaks 4",
+        "the peer speaks wire version 1, this engine speaks 5",
         "connection closed by peer",
     )
     assert still_serves(guarded)
@@ -224,7 +227,7 @@ def test_handshakes_cut_short(guarded, num_bytes):
 def test_more_than_a_handshake(guarded):
     """Requests sent along with a wrong proof are not looked at; behind a right one they count."""
     engine, region = guarded
-    write = HEADER.pack(WRITE, 1, 1, 0, 4) + RANGE.pack(region.address, 4) + b"\xee" * 4
+    write = HEADER.pack(WRITE, 1, 1, 0, 4) + RANGE.pack(region.address, 4) + ZEROS + b"\xee" * 4
     with connect(engine.name) as connection:
         assert verdict_of(connection, Hello(flags=SECRET), bytes(32) + write * 1000)[0] == 3
         assert ended(connection)
@@ -260,7 +263,7 @@ def test_version_1_is_told_and_left(secret):
         connection.sendall(HELLO.pack(MAGIC, 1, 5, 7) + b"raw:1")
         assert hear_hello(connection).version == VERSION
         assert ended(connection)
-        cause = "the peer speaks wire version 1, this engine speaks 4"
+        cause = "the peer speaks wire version 1, this engine speaks 5"
         assert engine.rejections() == {cause: 1}
 
 

@@ -23,6 +23,7 @@ from .support import (
     UNTOUCHED,
     WAIT_S,
     WRITE,
+    ZEROS,
     addressed,
     close_when_it_opens,
     connect,
@@ -130,7 +131,10 @@ def test_the_format_by_hand(ca, node):
             with context.wrap_socket(connection, server_hostname="127.0.0.1") as secure:
                 begin(secure, hello=Hello(flags=2))
                 secure.sendall(
-                    HEADER.pack(WRITE, 1, 1, 0, 64) + RANGE.pack(region.address, 64) + bytes(64)
+                    HEADER.pack(WRITE, 1, 1, 0, 64)
+                    + RANGE.pack(region.address, 64)
+                    + ZEROS
+                    + bytes(64)
                 )
                 assert receive_exactly(secure, ACK.size) == ACK.pack(0, 0, 1, 64)
         assert (region._buffer.owner == 0).all()

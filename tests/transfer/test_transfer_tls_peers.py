@@ -20,6 +20,7 @@ from .support import (
     UNTOUCHED,
     WAIT_S,
     WRITE,
+    ZEROS,
     connect,
     ended,
     send_last,
@@ -112,7 +113,9 @@ def test_plain_text_to_a_target_with_tls(node):
     with TransferEngine(tls=node) as engine:
         region = engine.register(untouched(64))
         with connect(engine.name) as connection:
-            write = HEADER.pack(WRITE, 1, 1, 0, 64) + RANGE.pack(region.address, 64) + bytes(64)
+            write = (
+                HEADER.pack(WRITE, 1, 1, 0, 64) + RANGE.pack(region.address, 64) + ZEROS + bytes(64)
+            )
             connection.sendall(Hello(flags=2).packed() + write)  # it says that it is TLS
             assert hear_hello(connection).flags == 2
             assert hear_welcome(connection)[0] == NO_TLS
