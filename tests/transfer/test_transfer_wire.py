@@ -244,7 +244,7 @@ def test_garbage_to_the_server(target, garbage, greet, op):
 def question(kind: int, *entries: tuple[int, ...], flags: int = 0, zero: int = 0) -> bytes:
     """About objects, by their hashes."""
     rows = [struct.pack("<QQ" + "Q" * len(rest), hash_, 0, *rest) for hash_, *rest in entries]
-    return struct.pack("<IIII", kind, flags, len(rows), zero) + b"".join(rows)
+    return struct.pack("<IIII16x", kind, flags, len(rows), zero) + b"".join(rows)
 
 
 def send_question(connection: socket.socket, asked: bytes, payload: bytes = b"") -> None:
