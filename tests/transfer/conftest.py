@@ -25,7 +25,7 @@ def pair(request):
 
 @pytest.fixture
 def one_lane():
-    """Of large requests that follow one another into one target.
+    """Of large requests that follow one another, or are under way at once, into one target.
 
     What two lanes write there at once is a race, which ThreadSanitizer takes its time to report,
     though nobody wants to know.

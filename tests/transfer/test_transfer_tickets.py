@@ -198,7 +198,7 @@ def test_cancelled_in_the_middle_and_used_again(transport):
             pair.near.write(pair.peer, [row]).wait()
 
 
-def test_await(pair):
+def test_await(one_lane, pair):
     near, far = pair.regions(addressed(SIZE), untouched(SIZE))
     row = (near.address, far.address, SIZE)
 
@@ -256,7 +256,7 @@ def test_awaiting_without_a_descriptor_left_cancels_the_transfer(monkeypatch):
         asyncio.run(main())
 
 
-def test_await_in_two_event_loops_at_once(pair):
+def test_await_in_two_event_loops_at_once(one_lane, pair):
     near, far = pair.regions(addressed(SIZE), untouched(SIZE))
     row = (near.address, far.address, SIZE)
 
