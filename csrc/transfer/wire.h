@@ -128,6 +128,7 @@ struct Ack {
   uint64_t num_bytes;               // of payload: written here, or following (read)
   std::array<uint64_t, 5> zeros{};  // see kPayloadAlignment
 };
+static_assert(sizeof(Ack) == kPayloadAlignment);
 
 // An entry of the answer to kRegions. How the initiator gets at the memory: `memory` counts the
 // descriptors that the target has sent, from 0; kNoMemory: by the target's process and address.
@@ -171,8 +172,6 @@ static_assert(sizeof(ListEntry) == 24);
 // agree.
 inline bool verifies(Op op) { return op == Op::kVerifyWrite || op == Op::kVerifyRead; }
 using NumEqual = uint64_t;
-
-static_assert(sizeof(Ack) == kPayloadAlignment);
 
 static_assert(sizeof(Range) == 16);  // address, num_bytes: an entry of the table
 
