@@ -34,20 +34,23 @@ bool descends(const Ranges& ranges) {
 
 uint64_t low_bits(size_t count) { return count < kWordBits ? (uint64_t{1} << count) - 1 : ~0ull; }
 
-// A bit for each 2^k bytes, where 2^k divides all sizes and distances: a range is a few whole bits.
-// Nothing if it would be too large.
+// A bit for each 2^k bytes, where 2^k divides all distances: a range is a few bits, the last of
+// them perhaps in part, which is as good as whole, since none begins within one. Nothing if it
+// would be too large.
 std::optional<bool> overlap_in_bitmap(const Ranges& ranges) {
   if (ranges.size_step != 0) return std::nullopt;
   const uint64_t size = ranges.sizes[0], base = ranges.addresses[0];
-  uint64_t low = base, high = base, odd = size;
+  uint64_t low = base, high = base, odd = 0;
   for (size_t i = 0; i < ranges.count; ++i) {
     const uint64_t address = ranges.addresses[i * ranges.address_step];
     low = std::min(low, address);
     high = std::max(high, address);
     odd |= address ^ base;
   }
+  if (odd == 0) return true;  // all begin at one address
   const int shift = __builtin_ctzll(odd);
-  const uint64_t range_bits = size >> shift, last_word = ((high - low) >> shift) / kWordBits;
+  const uint64_t range_bits = ((size - 1) >> shift) + 1;
+  const uint64_t last_word = ((high - low) >> shift) / kWordBits;
   if (range_bits > kWordBits || last_word > kMaxWordsPerRange * ranges.count) return std::nullopt;
   std::vector<uint64_t> words(last_word + 2);  // a range may reach into one more
   const uint64_t mask = low_bits(range_bits);

@@ -56,6 +56,8 @@ void ranges_overlap_or_not() {
       addresses[0] = addresses[count - 1] + pick(random, 0, size) - pick(random, 0, size);
     }
     check_overlap({addresses.data(), 1, &size, 0, count});
+    const uint64_t odd_size = size - pick(random, 0, align - 1);
+    check_overlap({addresses.data(), 1, &odd_size, 0, count});
     check_overlap({addresses.data(), 1, sizes.data(), 1, count});
   }
 }
