@@ -52,11 +52,14 @@ void ranges_overlap_or_not() {
     }
     if (pick(random, 0, 2)) std::shuffle(addresses.begin(), addresses.end(), random);
     if (pick(random, 0, 1)) std::reverse(addresses.begin(), addresses.end());
-    if (count > 1 && pick(random, 0, 1)) {
+    const uint64_t odd_size = size - pick(random, 0, align - 1);
+    const uint64_t how = pick(random, 0, 3);
+    if (count > 1 && how < 2) {
       addresses[0] = addresses[count - 1] + pick(random, 0, size) - pick(random, 0, size);
+    } else if (count > 1 && how == 2) {  // where the last bit of the bitmap begins
+      addresses[0] = addresses[count - 1] + (odd_size - 1) / align * align;
     }
     check_overlap({addresses.data(), 1, &size, 0, count});
-    const uint64_t odd_size = size - pick(random, 0, align - 1);
     check_overlap({addresses.data(), 1, &odd_size, 0, count});
     check_overlap({addresses.data(), 1, sizes.data(), 1, count});
   }

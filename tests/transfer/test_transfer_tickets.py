@@ -271,6 +271,7 @@ def test_await_in_two_event_loops_at_once(pair):
     with ThreadPoolExecutor(2) as threads:
         for loop in [threads.submit(asyncio.run, main(i * SIZE // 2)) for i in range(2)]:
             loop.result(WAIT_S)
+    assert (far._buffer.owner == near._buffer.owner).all()
 
 
 def test_await_ends_at_the_deadline_and_with_the_task():
