@@ -15,7 +15,7 @@ constexpr uint64_t kMinPieceBytes = 1ull << 20;
 constexpr uint64_t kPiecesPerLane = 4;  // so that a slow lane's last piece is waited for less
 constexpr uint64_t kPageBytes = 4096;   // a cut within one would keep a disk from moving it whole
 
-constexpr uint64_t kMaxRunHereBytes = kSplitBytes;    // a thread to be woken up takes longer
+constexpr uint64_t kMaxRunHereBytes = 256ull << 10;   // takes less time than to wake a thread up
 constexpr uint64_t kMaxBeginHereBytes = 16ull << 10;  // an idle socket has room for it
 
 }  // namespace
