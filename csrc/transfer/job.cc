@@ -32,11 +32,13 @@ Job::Job(TicketRef ticket, uint64_t id, uint64_t max_bytes)
       checked_(!has_pieces_),
       notified_(!request_.notify) {}
 
-bool Job::take(Work& work, Interrupt& carrier, bool may_lead, bool may_notify) {
-  if (!cause_.empty() || !(may_lead || spreads_)) return false;
+bool Job::take(Work& work, Interrupt& carrier, Taker taker, bool may_notify) {
+  const bool beside = taker == Taker::kBeside;
+  if (!cause_.empty() || (beside && !spreads_)) return false;
+  may_notify &= taker == Taker::kLead;
   work = {Work::Kind::kMove, &request_, id_, {}, false};
   if (!checked_) {
-    if (check_taken_ || !may_lead) return false;
+    if (check_taken_ || beside) return false;
     if (!take_again(work)) work.kind = Work::Kind::kCheck;
     check_taken_ = true;
   } else if (!again_.empty() || !cutter_.at_end()) {
@@ -45,11 +47,11 @@ bool Job::take(Work& work, Interrupt& carrier, bool may_lead, bool may_notify) {
     if (!take_again(work)) cutter_.next(work.piece);
     notify_taken_ |= work.with_notify;
   } else {
-    if (notified_ || notify_taken_ || !carriers_.empty() || !may_lead || !may_notify) return false;
+    if (notified_ || notify_taken_ || !carriers_.empty() || !may_notify) return false;
     work.kind = Work::Kind::kNotify;
     notify_taken_ = true;
   }
-  beside_ |= !may_lead;
+  beside_ |= taker != Taker::kLead;
   carriers_.push_back(&carrier);
   return true;
 }

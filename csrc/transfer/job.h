@@ -16,6 +16,10 @@
 
 namespace mk::transfer {
 
+// The leading lane takes whatever there is; who waits for the request, all but notifications;
+// another lane, pieces of what spreads.
+enum class Taker { kLead, kWaiter, kBeside };
+
 enum class Retry { kNo, kCounted, kFree };  // counted: it is the work's share of bad luck
 
 class Job {
@@ -33,9 +37,8 @@ class Job {
   bool in_order() const { return !has_pieces_ && !beside_; }
 
   // The next work, if there is any to do now; `carrier` is who will do it. Works that are tried
-  // again come first. `may_lead`: checks and notifications, too, and requests that do not spread.
-  // `may_notify`: nothing before it has to be confirmed first.
-  bool take(Work& work, Interrupt& carrier, bool may_lead, bool may_notify);
+  // again come first. `may_notify`: nothing before it has to be confirmed first.
+  bool take(Work& work, Interrupt& carrier, Taker taker, bool may_notify);
 
   // What has come of a work: exactly one of these, for each that was taken.
   void finish(const Work& work, const Interrupt& carrier, const Outcome& outcome);
@@ -61,7 +64,7 @@ class Job {
   Cutter cutter_;
   bool has_pieces_;
   bool spreads_;
-  bool beside_ = false;  // another lane than the leading one has had it
+  bool beside_ = false;  // somebody else than the leading lane has had it
   bool checked_, check_taken_ = false;
   bool notified_, notify_taken_ = false;
   std::vector<Work> again_;

@@ -10,17 +10,20 @@ namespace mk::transfer {
 
 namespace {
 
-// What a caller has begun and does not wait for is looked after between one and two of these. So
-// callers need not wake a thread at each request; if they make none for so long, it sleeps again.
+// What is left to a caller, and he does not wait for, is looked after between one and two of these.
+// So callers need not wake a thread at each request; if they make none for so long, it sleeps
+// again.
 constexpr std::chrono::milliseconds kLookEvery{1};
 
 }  // namespace
 
-bool JobQueue::push(TicketRef ticket, uint64_t max_piece_bytes) {
+bool JobQueue::push(TicketRef ticket, uint64_t max_piece_bytes, bool may_lie) {
   const std::lock_guard lock(mutex_);
   MK_CHECK(!closed_, "submit: peer must be open, got the closed ", peer_name_);
   jobs_.push_back(std::make_shared<Job>(std::move(ticket), ++num_pushed_, max_piece_bytes));
-  return wake_for(*jobs_.back());
+  if (!may_lie || jobs_.size() > 1 || jobs_.back()->has_pieces()) return wake_for(*jobs_.back());
+  watch();
+  return false;
 }
 
 bool JobQueue::push_and_take(const TicketRef& ticket, uint64_t max_piece_bytes, Interrupt& carrier,
@@ -29,21 +32,24 @@ bool JobQueue::push_and_take(const TicketRef& ticket, uint64_t max_piece_bytes, 
   if (closed_ || !jobs_.empty()) return false;
   carrier.clear();
   jobs_.push_back(std::make_shared<Job>(ticket, ++num_pushed_, max_piece_bytes));
-  take(/*leads=*/true, carrier, task);
-  ++num_begun_here_;
+  take(Taker::kLead, carrier, task);
+  watch();
+  return true;
+}
+
+void JobQueue::watch() {
+  ++num_left_;
   if (!watches_) lead_.notify_one();
   watches_ = true;
-  return true;
 }
 
 bool JobQueue::wait_to_lead() {
   std::unique_lock lock(mutex_);
   while (!closed_ && !lead_called_) {
-    const uint64_t seen = num_begun_here_;
+    const uint64_t seen = num_left_;
     if (!watches_) {
       lead_.wait(lock);
-    } else if (lead_.wait_for(lock, kLookEvery) == std::cv_status::timeout &&
-               num_begun_here_ == seen) {
+    } else if (lead_.wait_for(lock, kLookEvery) == std::cv_status::timeout && num_left_ == seen) {
       watches_ = false;
       if (!jobs_.empty()) return true;
     }
@@ -79,14 +85,24 @@ bool JobQueue::next(bool leads, Interrupt& carrier, bool idle, Task& task) {
   if (closed_) return false;
   if (idle) carrier.clear();  // it was meant for something that is over
   if (leads) lead_called_ = false;
-  return take(leads, carrier, task);
+  return take(leads ? Taker::kLead : Taker::kBeside, carrier, task);
+}
+
+bool JobQueue::take_of(const Ticket& ticket, Interrupt& carrier, Task& task) {
+  const std::lock_guard lock(mutex_);
+  const auto found = find(ticket);
+  if (closed_ || found == jobs_.end()) return false;
+  carrier.clear();
+  if (!(*found)->take(task.work, carrier, Taker::kWaiter, /*may_notify=*/false)) return false;
+  task.job = *found;
+  return true;
 }
 
 bool JobQueue::wait_next(Interrupt& carrier, Task& task) {
   std::unique_lock lock(mutex_);
   if (!closed_) carrier.clear();
   while (!closed_) {
-    if (take(/*leads=*/false, carrier, task)) return true;
+    if (take(Taker::kBeside, carrier, task)) return true;
     others_.wait(lock);
   }
   return false;
@@ -100,11 +116,16 @@ bool JobQueue::wait_for_pieces(Interrupt& carrier) {
   return !closed_;
 }
 
-bool JobQueue::take(bool leads, Interrupt& carrier, Task& task) {
+std::deque<JobRef>::iterator JobQueue::find(const Ticket& ticket) {
+  return std::find_if(jobs_.begin(), jobs_.end(),
+                      [&](const JobRef& job) { return job->ticket().get() == &ticket; });
+}
+
+bool JobQueue::take(Taker taker, Interrupt& carrier, Task& task) {
   bool first = true, in_order = true;  // of what is before it
   for (const JobRef& job : jobs_) {
     const bool may_notify = job->has_pieces() ? first : in_order;
-    if (job->take(task.work, carrier, leads, may_notify)) {
+    if (job->take(task.work, carrier, taker, may_notify)) {
       task.job = job;
       return true;
     }
@@ -131,7 +152,8 @@ bool JobQueue::fail(const Task& task, const Interrupt& carrier, const std::strin
 }
 
 void JobQueue::changed(const JobRef& job, std::unique_lock<std::mutex>& lock) {
-  if (!job->in_order()) {  // others may go on with it, or with what waited for it
+  const bool is_all = job->over() && jobs_.size() == 1;
+  if (!job->in_order() && !is_all) {  // others may go on with it, or with what waited for it
     wake_lead();
     others_.notify_all();
   }
@@ -151,9 +173,7 @@ void JobQueue::changed(const JobRef& job, std::unique_lock<std::mutex>& lock) {
 
 void JobQueue::abandon(const Ticket& ticket, const std::string& cause) {
   std::unique_lock lock(mutex_);
-  const auto found = std::find_if(jobs_.begin(), jobs_.end(), [&](const JobRef& job) {
-    return job->ticket().get() == &ticket;
-  });
+  const auto found = find(ticket);
   if (found == jobs_.end()) return;
   const JobRef job = *found;
   job->stop(cause);

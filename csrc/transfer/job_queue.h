@@ -30,9 +30,10 @@ class JobQueue {
  public:
   explicit JobQueue(std::string peer_name) : peer_name_(std::move(peer_name)) {}
 
-  // Returns whether there is something for other lanes than the leading one. Throws
-  // InvalidArgument once closed.
-  bool push(TicketRef ticket, uint64_t max_piece_bytes);
+  // Returns whether there is something for other lanes than the leading one. `may_lie`: for whoever
+  // waits for it to take, in a moment; no lane is woken up for it if it is of one piece and nothing
+  // is before it. Throws InvalidArgument once closed.
+  bool push(TicketRef ticket, uint64_t max_piece_bytes, bool may_lie);
   bool idle();  // nothing is queued or under way
 
   // For a caller who drives the leading lane, which has nothing under way: its task, at once.
@@ -41,9 +42,12 @@ class JobQueue {
                      Task& task);
 
   // Sleeps until there may be something for the leading lane's thread, or something that a caller
-  // has begun is left alone. False: closed.
+  // has begun, or may take, is left alone. False: closed.
   bool wait_to_lead();
   void call_lead();
+
+  // For who waits for a request: its next work, if there is any to do now, wherever it stands.
+  bool take_of(const Ticket& ticket, Interrupt& carrier, Task& task);
 
   // The next task for a lane, of which `carrier` is the interrupt; `leads` says which lane it is,
   // and `idle` that it has nothing under way. False: none now, or closed.
@@ -66,10 +70,12 @@ class JobQueue {
   void pause(double seconds);
 
  private:
-  bool take(bool leads, Interrupt& carrier, Task& task);
+  bool take(Taker taker, Interrupt& carrier, Task& task);
+  std::deque<JobRef>::iterator find(const Ticket& ticket);
   void changed(const JobRef& job, std::unique_lock<std::mutex>& lock);
   bool wake_for(const Job& job);
   void wake_lead();
+  void watch();
 
   const std::string peer_name_;
 
@@ -78,8 +84,8 @@ class JobQueue {
   std::deque<JobRef> jobs_;
   uint64_t num_pushed_ = 0;
   bool lead_called_ = false;
-  bool watches_ = false;         // the leading lane's thread looks from time to time
-  uint64_t num_begun_here_ = 0;  // by callers
+  bool watches_ = false;   // the leading lane's thread looks from time to time
+  uint64_t num_left_ = 0;  // to callers
   bool closed_ = false;
 };
 

@@ -5,6 +5,7 @@
 
 #include "common/thread.h"
 #include "transfer/error.h"
+#include "transfer/gpu_ranges.h"
 
 namespace mk::transfer {
 namespace {
@@ -17,6 +18,11 @@ constexpr uint64_t kPageBytes = 4096;   // a cut within one would keep a disk fr
 
 constexpr uint64_t kMaxRunHereBytes = 256ull << 10;   // takes less time than to wake a thread up
 constexpr uint64_t kMaxBeginHereBytes = 16ull << 10;  // an idle socket has room for it
+
+// No more is to be done for it than to copy: no GPU is waited for, and nothing is summed up.
+bool is_of_host_alone(const Request& request) {
+  return !request.after && !request.verify && GpuRanges(request.regions).empty();
+}
 
 }  // namespace
 
@@ -90,13 +96,15 @@ TicketRef Peer::submit(Request request, const Deadline& deadline) {
   const uint64_t max_bytes = max_piece_bytes(ticket->request());
   const bool is_small = ticket->num_bytes() <= kMaxBeginHereBytes;
   if (is_small && lanes_.front()->begin_here(ticket, max_bytes)) return ticket;
-  if (queue_.push(ticket, max_bytes)) start_others();
+  const bool may_wait_here = runs_here() && is_of_host_alone(ticket->request());
+  const bool may_lie = may_wait_here && !ticket->request().notify;  // others wait for that, too
+  if (may_wait_here) ticket->leave_to_caller();
+  if (queue_.push(ticket, max_bytes, may_lie)) start_others();
   return ticket;
 }
 
 bool Peer::run_here(Ticket& ticket) {
-  Lane& lane = *lanes_.front();
-  Channel& channel = lane.channel();
+  const Channel& channel = lanes_.front()->channel();
   const Request& request = ticket.request();
   if (!channel.runs_here() || request.num_bytes > kMaxRunHereBytes || request.after) return false;
   const Runners::Hold here(runners_);
@@ -107,18 +115,48 @@ bool Peer::run_here(Ticket& ticket) {
   if (!cutter.at_end()) return false;
   std::optional<Outcome> outcome;
   try {
-    const Pin pin = own_->regions.pin(request.regions, *here);
-    outcome = channel.run(work, {ticket.deadline(), *here}, *here);
+    outcome = run(work, {ticket.deadline(), *here}, *here);
     const bool refused = outcome && !outcome->refusal.empty() && outcome->num_bytes == 0;
     if (refused && ticket.split_request()) return false;  // see coalesce.h
   } catch (const std::exception& error) {
     outcome = Outcome{0, error.what()};
   }
   if (!outcome) return false;
-  lane.visited.store(true, std::memory_order_relaxed);
-  lane.count(work, *outcome);
   ticket.finish(outcome->refusal, outcome->num_bytes);
   return true;
+}
+
+// In the caller's thread. Nothing: it is to be posted.
+std::optional<Outcome> Peer::run(const Work& work, const Limit& limit, Interrupt& here) {
+  Lane& lane = *lanes_.front();
+  const Pin pin = own_->regions.pin(work.request->regions, here);
+  const std::optional<Outcome> outcome = lane.channel().run(work, limit, here);
+  if (outcome) {
+    lane.visited.store(true, std::memory_order_relaxed);
+    lane.count(work, *outcome);
+  }
+  return outcome;
+}
+
+void Peer::wait_here(const Ticket& ticket, const Deadline& until) {
+  if (!runs_here()) return lanes_.front()->wait_here(ticket, until);
+  if (until.passed()) return queue_.call_lead();
+  const Runners::Hold here(runners_);
+  Task task;
+  while (here && !until.passed() && queue_.take_of(ticket, *here, task)) {
+    std::optional<Outcome> outcome;
+    std::string cause;
+    try {
+      outcome = run(task.work, {ticket.deadline(), *here}, *here);
+    } catch (const std::exception& error) {
+      cause = error.what();
+    }
+    if (!outcome) {
+      queue_.fail(task, *here, cause, cause.empty() ? Retry::kFree : Retry::kNo);
+      return;
+    }
+    queue_.finish(task, *here, *outcome);
+  }
 }
 
 uint64_t Peer::max_piece_bytes(const Request& request) const {

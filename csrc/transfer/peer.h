@@ -62,10 +62,9 @@ class Peer : public std::enable_shared_from_this<Peer> {
   // Throws InvalidArgument once closed.
   TicketRef submit(Request request, const Deadline& deadline);
 
-  // For who waits for a ticket that Lane::begin_here() has begun.
-  void wait_here(const Ticket& ticket, const Deadline& until) {
-    lanes_.front()->wait_here(ticket, until);
-  }
+  // For who waits for a ticket: goes on with what he has begun, or takes what no lane has taken
+  // yet.
+  void wait_here(const Ticket& ticket, const Deadline& until);
 
   // See asker.h. Connects by itself.
   std::unique_ptr<Reply> ask(const Question& question, const Deadline& deadline) {
@@ -85,6 +84,7 @@ class Peer : public std::enable_shared_from_this<Peer> {
   void lead(const Deadline& deadline);
   bool connect(const Deadline& deadline);
   bool run_here(Ticket& ticket);
+  std::optional<Outcome> run(const Work& work, const Limit& limit, Interrupt& here);
   void start_others();
   uint64_t max_piece_bytes(const Request& request) const;
 

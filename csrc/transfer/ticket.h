@@ -56,7 +56,7 @@ class Ticket {
   // Pushes the key into the queue when finished, or now if it is.
   void push_when_finished(std::shared_ptr<CompletionQueue> queue, uint64_t key);
 
-  // Its caller has begun it in his own thread, and may go on with it there. Before others have it.
+  // Its caller has begun it in his own thread, or may do so when he waits. Before others have it.
   void leave_to_caller() { is_with_caller_ = true; }
 
   // Ends it, once; "" means delivered.

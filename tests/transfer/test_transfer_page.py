@@ -16,13 +16,37 @@ def test_the_pages_code_runs():
     exec(compile(by_key, "docs/transfer.md", "exec"), {})  # it asserts what it shows
 
 
+HEADS = {"tcp": "tcp", "shm, into memory of any kind": "shm", "shm, mapped": "shm-mapped"}
+
+
+def tables():
+    """The transport, and the rows, of each table of all sizes; a row's cells after its first."""
+    for head, transport in HEADS.items():
+        table = re.search(rf"^\| {head} \| GB/s \| Mooncake.*\n\|[-|]+\n((?:\|.*\n)+)", PAGE, re.M)
+        assert table, head
+        lines = [line.strip("|").split("|") for line in table[1].splitlines()]
+        yield transport, [(name.strip(), cells) for name, *cells in lines]
+
+
+def figures(row):
+    """A row of the results, as the page has it."""
+    by_name = {name: value for name, value in row.items() if not name.endswith("_quartiles")}
+    nixl = next(value for name, value in by_name.items() if name.startswith("x_nixl"))
+    baseline = by_name.get("x_stream", by_name.get("x_memcpy"))
+    return by_name["gb_per_s"], by_name["x_mooncake"], nixl, baseline
+
+
 def test_the_pages_figures_are_those_of_the_results():
     results = json.loads((ROOT / "bench/results/transfer.json").read_text())
     rows = {row["case"]: row for row in results["rows"]}
-    lines = re.findall(r"^\| (write|read) ([\d,]+) x (\d+) (KiB|MiB) \| ([\d.]+) \|", PAGE, re.M)
-    assert len(lines) == 20
-    for i, (verb, count, size, unit, gb_per_s) in enumerate(lines):
-        kib = int(size) << (10 if unit == "MiB" else 0)
-        transport = "tcp" if i < 10 else "shm"
-        row = rows[f"{transport} {verb}, {count.replace(',', '')} x {kib} KiB"]
-        assert gb_per_s == f"{row['gb_per_s']:.2f}"
+    for transport, lines in tables():
+        assert len(lines) == 12
+        for name, cells in lines:
+            verb, count, size, unit = re.fullmatch(
+                r"(write|read) ([\d,]+) x (\d+) (KiB|MiB)", name
+            ).groups()
+            kib = int(size) << (10 if unit == "MiB" else 0)
+            row = rows[f"{transport} {verb}, {count.replace(',', '')} x {kib} KiB"]
+            for text, value in zip(cells, figures(row), strict=True):
+                number = text.strip(" x")
+                assert float(number) == round(value, len(number.partition(".")[2])), (name, text)

@@ -1,0 +1,228 @@
+"""Requests within a machine that are left for whoever waits for them, and what if nobody does."""
+
+import asyncio
+import os
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from mooncake_kernels.errors import TransferError
+from mooncake_kernels.transfer import TransferEngine
+
+from .support import WAIT_S, addressed, engine_pair, eventually, peer_process, untouched
+
+SIZE = 1 << 20  # more than is moved at once when it is asked for, and one piece
+SIZES = [SIZE, 2 * SIZE, (6 << 20) + 1]  # the last one of several
+
+
+@pytest.fixture(params=["local", "shm"])
+def here(request):
+    with engine_pair(request.param) as engines:
+        yield engines
+
+
+def in_flight(pair):
+    return pair.near.stats()["peers"][pair.far.name]["num_in_flight"]
+
+
+def moved_by(pair, verb, num_bytes=SIZE):
+    """Both memories, and a function that asks for all to be moved."""
+    near, far = addressed(num_bytes), untouched(num_bytes)
+    source, target = pair.regions(*((near, far) if verb == "write" else (far, near)))
+    row = [(source.address, target.address, num_bytes)]
+    return near, far, lambda **named: getattr(pair.near, verb)(pair.peer, row, **named)
+
+
+@pytest.mark.parametrize("num_bytes", SIZES)
+@pytest.mark.parametrize("verb", ["write", "read"])
+def test_it_is_there_when_the_wait_is_over(here, verb, num_bytes):
+    near, far, move = moved_by(here, verb, num_bytes)
+    for i in range(20):
+        far[:] = i
+        move().wait()
+        assert np.array_equal(near, far)
+
+
+@pytest.mark.parametrize("num_bytes", SIZES)
+def test_what_nobody_looks_at_is_moved_as_well(here, num_bytes):
+    near, far, move = moved_by(here, "write", num_bytes)
+    for _ in range(5):
+        far[:] = 0xEE
+        ticket = move()
+        assert eventually(lambda: in_flight(here) == 0)
+        assert ticket.done and np.array_equal(near, far)
+
+
+def test_so_is_what_is_dropped(here):
+    near, far, move = moved_by(here, "write")
+    move()
+    assert eventually(lambda: in_flight(here) == 0)
+    assert np.array_equal(near, far)
+
+
+def test_done_makes_it_go_on(here):
+    near, far, move = moved_by(here, "write")
+    ticket = move()
+    assert eventually(lambda: ticket.done)
+    assert np.array_equal(near, far)
+
+
+def test_awaited(here):
+    near, far, move = moved_by(here, "read")
+
+    async def main():
+        for _ in range(20):
+            far[:] = 0xEE
+            await move()
+            assert np.array_equal(near, far)
+            await asyncio.gather(*(move() for _ in range(4)))
+
+    asyncio.run(main())
+
+
+def test_a_wait_that_ends_at_once_leaves_it_under_way(here):
+    near, far, move = moved_by(here, "write")
+    for _ in range(20):
+        ticket = move()
+        try:
+            ticket.wait(0)
+        except TimeoutError:
+            ticket.wait(WAIT_S)
+    assert np.array_equal(near, far)
+
+
+def test_several_wait_for_one(here):
+    near, far, move = moved_by(here, "write", 6 << 20)
+    with ThreadPoolExecutor(4) as threads:
+        for _ in range(20):
+            far[:] = 0xEE
+            ticket = move()
+            for wait in [threads.submit(ticket.wait) for _ in range(4)]:
+                wait.result(WAIT_S)
+            assert np.array_equal(near, far)
+
+
+def test_the_last_one_is_waited_for_first(here):
+    """It is not the first of the queue, and those before it go on."""
+    near, far = addressed(6 * SIZE), untouched(6 * SIZE)
+    source, target = here.regions(near, far)
+    for _ in range(10):
+        far[:] = 0xEE
+        tickets = [
+            here.near.write(here.peer, [(source.address + at, target.address + at, SIZE)])
+            for at in range(0, 6 * SIZE, SIZE)
+        ]
+        for ticket in reversed(tickets):
+            ticket.wait()
+        assert np.array_equal(near, far)
+
+
+def test_a_notification_does_not_wait_for_the_caller(here):
+    near, far, move = moved_by(here, "write")
+    ticket = move(notify=b"there")
+    assert here.far.receive_notifications(WAIT_S) == [(here.near.name, b"there")]
+    assert np.array_equal(near, far)
+    ticket.wait()
+
+
+def test_a_notification_behind_it_comes_after_it(here):
+    near, far, move = moved_by(here, "write")
+    for i in range(20):
+        near[:] = i
+        first = move()
+        with ThreadPoolExecutor(1) as threads:
+            wait = threads.submit(first.wait)
+            last = here.near.write(here.peer, [], notify=b"all")
+            assert here.far.receive_notifications(WAIT_S) == [(here.near.name, b"all")]
+            assert (far == i).all()
+            wait.result(WAIT_S)
+            last.wait()
+
+
+def test_a_checksum_is_verified_whoever_moves_it(here):
+    near, far, move = moved_by(here, "write")
+    move(checksum=True).wait()
+    assert np.array_equal(near, far)
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_refusal_is_told(here, waits):
+    near, far = addressed(SIZE), untouched(SIZE)
+    source, target = here.regions(near, far)
+    ticket = here.near.write(here.peer, [(source.address, target.address + 1, SIZE)])
+    if not waits:
+        assert eventually(lambda: in_flight(here) == 0)
+    with pytest.raises(TransferError, match=r"descriptors\[0\]|remote"):
+        ticket.wait()
+    assert (far == untouched(1)[0]).all()
+
+
+def test_a_deadline_that_passed_while_it_was_left(here):
+    _, _, move = moved_by(here, "write")
+    ticket = move(deadline_s=1e-6)
+    with pytest.raises(TransferError, match="deadline of 1e-06 s passed"):
+        ticket.wait()
+
+
+@pytest.mark.parametrize("what", ["ticket", "peer", "region", "engine"])
+@pytest.mark.parametrize("waits", [False, True])
+def test_it_ends_with_what_it_needs(here, what, waits):
+    """Moved whole, or an error that says why; never neither."""
+    for _ in range(10):
+        near, far = addressed(SIZE), untouched(SIZE)
+        with TransferEngine(transports=[here.peer.transport]) as engine:
+            source, target = engine.register(near), here.far.register(far)
+            peer = engine.open(here.far.name)
+            ticket = engine.write(peer, [(source.address, target.address, SIZE)])
+            ends = {"ticket": ticket.cancel, "peer": peer.close, "region": source.close}
+            with ThreadPoolExecutor(1) as threads:
+                wait = threads.submit(ticket.wait) if waits else None
+                ends.get(what, engine.close)()
+                for outcome in [wait.result, ticket.wait] if wait else [ticket.wait]:
+                    try:
+                        outcome()
+                    except TransferError as error:
+                        assert "cancelled" in str(error) or "closed" in str(error)
+                    else:
+                        assert np.array_equal(near, far)
+            target.close()
+
+
+def test_the_peer_dies_before_anybody_waits():
+    with (
+        peer_process(SIZE, shared=True) as process,
+        TransferEngine(transports=["shm"]) as near,
+    ):
+        source = near.register(addressed(SIZE))
+        peer = near.open(process.name)
+        row = [(source.address, process.address, SIZE)]
+        near.write(peer, row).wait()
+        os.kill(process.process.pid, 9)
+        process.process.join(WAIT_S)
+        with pytest.raises(TransferError):
+            near.write(peer, row, deadline_s=5).wait()
+
+
+def test_many_threads_wait_for_their_own(here):
+    num_threads = 8
+    near, far = addressed(num_threads * SIZE), untouched(num_threads * SIZE)
+    source, target = here.regions(near, far)
+    started = threading.Barrier(num_threads)
+
+    def move(i):
+        part = slice(i * SIZE, (i + 1) * SIZE)
+        row = [(source.address + i * SIZE, target.address + i * SIZE, SIZE)]
+        started.wait(WAIT_S)
+        for k in range(10):
+            far[part] = 0xEE
+            ticket = here.near.write(here.peer, row)
+            if k % 2:
+                time.sleep(0)
+            ticket.wait()
+            assert np.array_equal(near[part], far[part])
+
+    with ThreadPoolExecutor(num_threads) as threads:
+        list(threads.map(move, range(num_threads)))
