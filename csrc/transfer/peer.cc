@@ -140,10 +140,10 @@ std::optional<Outcome> Peer::run(const Work& work, const Limit& limit, Interrupt
 
 void Peer::wait_here(const Ticket& ticket, const Deadline& until) {
   if (!runs_here()) return lanes_.front()->wait_here(ticket, until);
-  if (until.passed()) return queue_.call_lead();
   const Runners::Hold here(runners_);
+  if (!here || until.passed()) return queue_.call_lead();
   Task task;
-  while (here && !until.passed() && queue_.take_of(ticket, *here, task)) {
+  while (!until.passed() && queue_.take_of(ticket, *here, task)) {
     std::optional<Outcome> outcome;
     std::string cause;
     try {
