@@ -82,14 +82,20 @@ def test_done_makes_it_go_on(here):
 
 
 def test_awaited(here):
-    near, far, move = moved_by(here, "read")
+    near, far = addressed(4 * SIZE), untouched(4 * SIZE)
+    source, target = here.regions(near, far)
+
+    def move(i):
+        row = (source.address + i * SIZE, target.address + i * SIZE, SIZE)
+        return here.near.write(here.peer, [row])
 
     async def main():
         for _ in range(20):
             far[:] = 0xEE
-            await move()
+            await move(0)
+            assert np.array_equal(near[:SIZE], far[:SIZE])
+            await asyncio.gather(*(move(i) for i in range(1, 4)))
             assert np.array_equal(near, far)
-            await asyncio.gather(*(move() for _ in range(4)))
 
     asyncio.run(main())
 
