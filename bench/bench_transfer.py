@@ -29,8 +29,8 @@ CASES = [  # block size, blocks a batch
     (64 << 20, 1),
 ]
 QUICK = [(4 << 10, 128), (16 << 10, 1024), (1 << 20, 16)]
-MIN_WINDOW_BYTES = 64 << 20  # what is timed at once, so that a window is some milliseconds
-MAX_WINDOW_CALLS = 64
+MIN_WINDOW_BYTES = 128 << 20  # what is timed at once, so that a window is some milliseconds
+MAX_WINDOW_CALLS = 1024
 PEERS = {
     "tcp": ("mooncake", "nixl-tcp", "stream"),
     "shm": ("mooncake", "nixl-cma", "memcpy"),

@@ -33,12 +33,11 @@ Job::Job(TicketRef ticket, uint64_t id, uint64_t max_bytes)
       notified_(!request_.notify) {}
 
 bool Job::take(Work& work, Interrupt& carrier, Taker taker, bool may_notify) {
-  const bool beside = taker == Taker::kBeside;
-  if (!cause_.empty() || (beside && !spreads_)) return false;
-  may_notify &= taker == Taker::kLead;
+  const bool leads = taker == Taker::kLead;
+  if (!cause_.empty() || (taker == Taker::kBeside && !spreads_)) return false;
   work = {Work::Kind::kMove, &request_, id_, {}, false};
   if (!checked_) {
-    if (check_taken_ || beside) return false;
+    if (check_taken_ || !leads) return false;
     if (!take_again(work)) work.kind = Work::Kind::kCheck;
     check_taken_ = true;
   } else if (!again_.empty() || !cutter_.at_end()) {
@@ -47,11 +46,11 @@ bool Job::take(Work& work, Interrupt& carrier, Taker taker, bool may_notify) {
     if (!take_again(work)) cutter_.next(work.piece);
     notify_taken_ |= work.with_notify;
   } else {
-    if (notified_ || notify_taken_ || !carriers_.empty() || !may_notify) return false;
+    if (notified_ || notify_taken_ || !carriers_.empty() || !leads || !may_notify) return false;
     work.kind = Work::Kind::kNotify;
     notify_taken_ = true;
   }
-  beside_ |= taker != Taker::kLead;
+  beside_ |= !leads;
   carriers_.push_back(&carrier);
   return true;
 }

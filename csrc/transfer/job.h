@@ -16,9 +16,9 @@
 
 namespace mk::transfer {
 
-// The leading lane takes whatever there is; who waits for the request, all but notifications;
-// another lane, pieces of what spreads.
-enum class Taker { kLead, kWaiter, kBeside };
+// The leading lane takes whatever there is; another lane, of what spreads; who waits for a request,
+// data.
+enum class Taker { kLead, kBeside, kWaiter };
 
 enum class Retry { kNo, kCounted, kFree };  // counted: it is the work's share of bad luck
 

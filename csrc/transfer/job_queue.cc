@@ -88,13 +88,14 @@ bool JobQueue::next(bool leads, Interrupt& carrier, bool idle, Task& task) {
   return take(leads ? Taker::kLead : Taker::kBeside, carrier, task);
 }
 
-bool JobQueue::take_of(const Ticket& ticket, Interrupt& carrier, Task& task) {
+bool JobQueue::take_first(const Ticket& ticket, Interrupt& carrier, Task& task) {
   const std::lock_guard lock(mutex_);
-  const auto found = find(ticket);
-  if (closed_ || found == jobs_.end()) return false;
+  if (closed_ || jobs_.empty()) return false;
+  const JobRef& first = jobs_.front();
+  if (first->ticket().get() != &ticket || first->has_pieces()) return false;
   carrier.clear();
-  if (!(*found)->take(task.work, carrier, Taker::kWaiter, /*may_notify=*/false)) return false;
-  task.job = *found;
+  if (!first->take(task.work, carrier, Taker::kWaiter, /*may_notify=*/false)) return false;
+  task.job = first;
   return true;
 }
 
@@ -114,11 +115,6 @@ bool JobQueue::wait_for_pieces(Interrupt& carrier) {
   others_.wait(lock, [&] { return closed_ || std::any_of(jobs_.begin(), jobs_.end(), spreads); });
   if (!closed_) carrier.clear();
   return !closed_;
-}
-
-std::deque<JobRef>::iterator JobQueue::find(const Ticket& ticket) {
-  return std::find_if(jobs_.begin(), jobs_.end(),
-                      [&](const JobRef& job) { return job->ticket().get() == &ticket; });
 }
 
 bool JobQueue::take(Taker taker, Interrupt& carrier, Task& task) {
@@ -167,13 +163,16 @@ void JobQueue::changed(const JobRef& job, std::unique_lock<std::mutex>& lock) {
     return;
   }
   jobs_.erase(found);
+  const std::string cause = over->cause();  // close() may stop it once more
   lock.unlock();
-  over->ticket()->finish(over->cause(), over->num_bytes_done());
+  over->ticket()->finish(cause, over->num_bytes_done());
 }
 
 void JobQueue::abandon(const Ticket& ticket, const std::string& cause) {
   std::unique_lock lock(mutex_);
-  const auto found = find(ticket);
+  const auto found = std::find_if(jobs_.begin(), jobs_.end(), [&](const JobRef& job) {
+    return job->ticket().get() == &ticket;
+  });
   if (found == jobs_.end()) return;
   const JobRef job = *found;
   job->stop(cause);

@@ -6,9 +6,9 @@
 //   }
 //
 // Layer: transfer. Thread-safe. Lanes take works as they have room for them, so that a fast one
-// does more of a request than a slow one. Requests of one piece stay in order, on the leading lane,
-// but that others help it with large ones if it has several; a notification comes after the data of
-// all requests before it.
+// does more of a request than a slow one. Requests of one piece are begun in order, on the leading
+// lane, but that others help it with large ones if it has several, and whoever waits for the first
+// one may carry it; a notification comes after the data of all requests before it.
 #pragma once
 
 #include <condition_variable>
@@ -46,8 +46,9 @@ class JobQueue {
   bool wait_to_lead();
   void call_lead();
 
-  // For who waits for a request: its next work, if there is any to do now, wherever it stands.
-  bool take_of(const Ticket& ticket, Interrupt& carrier, Task& task);
+  // For who waits for a request: all of it, if it is of one piece, nothing is before it, and nobody
+  // has taken it.
+  bool take_first(const Ticket& ticket, Interrupt& carrier, Task& task);
 
   // The next task for a lane, of which `carrier` is the interrupt; `leads` says which lane it is,
   // and `idle` that it has nothing under way. False: none now, or closed.
@@ -71,7 +72,6 @@ class JobQueue {
 
  private:
   bool take(Taker taker, Interrupt& carrier, Task& task);
-  std::deque<JobRef>::iterator find(const Ticket& ticket);
   void changed(const JobRef& job, std::unique_lock<std::mutex>& lock);
   bool wake_for(const Job& job);
   void wake_lead();

@@ -17,11 +17,14 @@ constexpr uint64_t kPiecesPerLane = 4;  // so that a slow lane's last piece is w
 constexpr uint64_t kPageBytes = 4096;   // a cut within one would keep a disk from moving it whole
 
 constexpr uint64_t kMaxRunHereBytes = 256ull << 10;   // takes less time than to wake a thread up
+constexpr uint64_t kMaxLieBytes = 2ull << 20;         // takes some 100 us
 constexpr uint64_t kMaxBeginHereBytes = 16ull << 10;  // an idle socket has room for it
 
-// No more is to be done for it than to copy: no GPU is waited for, and nothing is summed up.
-bool is_of_host_alone(const Request& request) {
-  return !request.after && !request.verify && GpuRanges(request.regions).empty();
+// May be left to whoever waits for it: no more is to be done than to copy, so much that he can
+// still be interrupted, and nobody else waits for it, as for a notification.
+bool may_lie(const Request& request) {
+  const bool copies = !request.after && !request.verify && !request.notify;
+  return copies && request.num_bytes <= kMaxLieBytes && GpuRanges(request.regions).empty();
 }
 
 }  // namespace
@@ -96,10 +99,9 @@ TicketRef Peer::submit(Request request, const Deadline& deadline) {
   const uint64_t max_bytes = max_piece_bytes(ticket->request());
   const bool is_small = ticket->num_bytes() <= kMaxBeginHereBytes;
   if (is_small && lanes_.front()->begin_here(ticket, max_bytes)) return ticket;
-  const bool may_wait_here = runs_here() && is_of_host_alone(ticket->request());
-  const bool may_lie = may_wait_here && !ticket->request().notify;  // others wait for that, too
-  if (may_wait_here) ticket->leave_to_caller();
-  if (queue_.push(ticket, max_bytes, may_lie)) start_others();
+  const bool lies = runs_here() && may_lie(ticket->request());
+  if (lies) ticket->leave_to_caller();
+  if (queue_.push(ticket, max_bytes, lies)) start_others();
   return ticket;
 }
 
@@ -141,21 +143,21 @@ std::optional<Outcome> Peer::run(const Work& work, const Limit& limit, Interrupt
 void Peer::wait_here(const Ticket& ticket, const Deadline& until) {
   if (!runs_here()) return lanes_.front()->wait_here(ticket, until);
   const Runners::Hold here(runners_);
-  if (!here || until.passed()) return queue_.call_lead();
+  const bool is_late = until.passed() || ticket.deadline().passed();
+  if (!here || is_late) return queue_.call_lead();
   Task task;
-  while (!until.passed() && queue_.take_of(ticket, *here, task)) {
-    std::optional<Outcome> outcome;
-    std::string cause;
-    try {
-      outcome = run(task.work, {ticket.deadline(), *here}, *here);
-    } catch (const std::exception& error) {
-      cause = error.what();
-    }
-    if (!outcome) {
-      queue_.fail(task, *here, cause, cause.empty() ? Retry::kFree : Retry::kNo);
-      return;
-    }
+  if (!queue_.take_first(ticket, *here, task)) return;  // a lane has it, or comes to it
+  std::optional<Outcome> outcome;
+  std::string cause;
+  try {
+    outcome = run(task.work, {ticket.deadline(), *here}, *here);
+  } catch (const std::exception& error) {
+    cause = error.what();
+  }
+  if (outcome) {
     queue_.finish(task, *here, *outcome);
+  } else {
+    queue_.fail(task, *here, cause, cause.empty() ? Retry::kFree : Retry::kNo);
   }
 }
 

@@ -62,8 +62,7 @@ class Peer : public std::enable_shared_from_this<Peer> {
   // Throws InvalidArgument once closed.
   TicketRef submit(Request request, const Deadline& deadline);
 
-  // For who waits for a ticket: goes on with what he has begun, or takes what no lane has taken
-  // yet.
+  // For who waits for a ticket: goes on with what he has begun, or takes what was left to him.
   void wait_here(const Ticket& ticket, const Deadline& until);
 
   // See asker.h. Connects by itself.

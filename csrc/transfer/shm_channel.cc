@@ -149,9 +149,6 @@ std::optional<Outcome> ShmChannel::run(const Work& work, const Limit& limit, Int
   }
   const std::shared_lock lock(mutex_);
   Outcome outcome;
-  if (work.kind == Work::Kind::kCheck) {
-    return remote_ && remote_->covers(request) ? std::optional(outcome) : std::nullopt;
-  }
   try {
     std::string why_not;
     if (!copy(work, limit, nullptr, outcome, why_not)) return std::nullopt;

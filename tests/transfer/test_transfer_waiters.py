@@ -239,3 +239,22 @@ def test_many_threads_wait_for_their_own(here):
 
     with ThreadPoolExecutor(num_threads) as threads:
         list(threads.map(move, range(num_threads)))
+
+
+def test_descriptors_within_a_process_are_copied_in_order():
+    """More of them than one piece has: each reads what the one before it has written."""
+    count, size = 20_000, 16
+    with engine_pair("local") as pair:
+        memory = np.zeros((count + 1, 4 * size), np.uint8)
+        source, target = pair.near.register(memory), pair.far.register(memory)
+        steps = np.arange(count) * memory.shape[1]
+        for i in range(1, 6):
+            memory[0, :size] = i
+            ticket = pair.near.write_blocks(
+                pair.peer,
+                source.address + steps,
+                target.address + steps + memory.shape[1],
+                size,
+            )
+            ticket.wait()
+            assert (memory[:, :size] == i).all()
