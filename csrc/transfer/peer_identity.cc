@@ -1,7 +1,6 @@
 #include "transfer/peer_identity.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "transfer/channel.h"
 #include "transfer/error.h"
@@ -32,10 +31,21 @@ void PeerIdentity::recover(const Link& link) {
   has_lost_ = !lost_.empty();
 }
 
-std::vector<Link> PeerIdentity::take_lost() {
+std::vector<Link> PeerIdentity::lost() const {
   const std::lock_guard lock(mutex_);
-  has_lost_ = false;
-  return std::exchange(lost_, {});
+  return lost_;
+}
+
+// One may have been lost once more meanwhile, in another epoch.
+void PeerIdentity::forget(const std::vector<Link>& ended) {
+  const std::lock_guard lock(mutex_);
+  const auto is_over = [&](const Link& lost) {
+    return std::any_of(ended.begin(), ended.end(), [&](const Link& link) {
+      return link.id == lost.id && link.epoch == lost.epoch;
+    });
+  };
+  lost_.erase(std::remove_if(lost_.begin(), lost_.end(), is_over), lost_.end());
+  has_lost_ = !lost_.empty();
 }
 
 }  // namespace mk::transfer

@@ -24,14 +24,16 @@ class PeerIdentity {
   // a later one of its link or because another connection says so (Op::kFence).
   void lose(const Link& link) noexcept;
   void recover(const Link& link);
+  // Until the peer has confirmed that they are ended, nobody may write anything new.
   bool has_lost() const { return has_lost_; }
-  std::vector<Link> take_lost();
+  std::vector<Link> lost() const;
+  void forget(const std::vector<Link>& ended);
 
  private:
   const uint64_t expected_;
   std::atomic<uint64_t> instance_{0};  // 0 before the first connection
   std::atomic<bool> has_lost_{false};
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::vector<Link> lost_;
 };
 

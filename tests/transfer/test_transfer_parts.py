@@ -29,6 +29,12 @@ def test_counters(tmp_path):
     assert result.returncode == 0, result.stderr
 
 
+def test_peer_identity(tmp_path):
+    sources = ["transfer/peer_identity.cc"]
+    result = run(build(HERE / "test_peer_identity.cc", sources, tmp_path))
+    assert result.returncode == 0, result.stderr
+
+
 def test_file_op(tmp_path):
     sources = [f"transfer/{name}.cc" for name in ("file_op", "piece")]
     result = run(build(HERE / "test_file_op.cc", sources, tmp_path))
