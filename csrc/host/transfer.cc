@@ -179,7 +179,8 @@ void bind_transfer(py::module_& m) {
       .def("finished", &Ticket::finished, ReleaseGil())
       .def("wait", &wait_ticket, py::arg("timeout_s").none(true))
       .def("cancel", &Ticket::cancel, ReleaseGil())
-      .def("push_when_finished", &Ticket::push_when_finished, py::arg("queue"), py::arg("key"));
+      .def("push_when_finished", &Ticket::push_when_finished, py::arg("queue"), py::arg("key"),
+           ReleaseGil());
   py::class_<SharedMemory>(m, "SharedMemory", py::buffer_protocol())
       .def(py::init<uint64_t>(), py::arg("num_bytes"))
       .def_buffer([](const SharedMemory& memory) {

@@ -278,8 +278,9 @@ bool Engine::close() {
   own_->service.set(nullptr);
   leave_process(*own_);
   own_->notifications.close();
+  // While the sessions are there: they see initiators die that copy by themselves.
+  all_removed_ &= own_->regions.close();
   server_.reset();
-  all_removed_ &= own_->regions.close();  // also ends what engines of this process do here
   own_->nics->close();
   bound_.close();
   return all_removed_;

@@ -2,6 +2,7 @@
 
 #include <poll.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <utility>
@@ -120,7 +121,7 @@ void Lane::wait_here(const Ticket& ticket, const Deadline& until) {
 
 // Whether settle() need not wait any more.
 bool Lane::wait_answered(const Deadline& until) {
-  const auto spin_until = Deadline::Clock::now() + channel_->spin();
+  const auto spin_until = std::min(Deadline::Clock::now() + channel_->spin(), until.at());
   pollfd polled[] = {{channel_->answer_fd(), POLLIN, 0},
                      {interrupt_.fd(), POLLIN, 0},
                      {baton_.wanted_fd(), POLLIN, 0}};

@@ -74,11 +74,16 @@ bool RegionTable::remove(const RegionRef& region) {
   const Deadline deadline = Deadline::after(kOffersInUseS);
   for (const auto& [board, offer] : offers) {
     while (board->in_use(offer)) {
-      if (deadline.passed()) return false;
+      if (deadline.passed()) {
+        lock.lock();
+        in_use_.push_back(region);
+        return false;
+      }
       std::this_thread::sleep_for(kOfferCheckEvery);
     }
   }
   lock.lock();
+  in_use_.erase(std::remove(in_use_.begin(), in_use_.end(), region), in_use_.end());
   for (const auto& [board, offer] : std::exchange(region->offers, {})) board->release(offer);
   return true;
 }
@@ -104,9 +109,12 @@ void RegionTable::forget(const std::shared_ptr<Board>& board) {
   const std::lock_guard lock(mutex_);
   for (const auto& [address, region] : by_address_) {
     auto& offers = region->offers;
-    offers.erase(std::remove_if(offers.begin(), offers.end(),
-                                [&](const auto& item) { return item.first == board; }),
-                 offers.end());
+    const auto is_over = [&](const auto& item) {
+      if (item.first != board) return false;
+      board->withdraw(item.second);
+      return !board->in_use(item.second);
+    };
+    offers.erase(std::remove_if(offers.begin(), offers.end(), is_over), offers.end());
   }
 }
 
@@ -115,9 +123,12 @@ bool RegionTable::close() {
     const std::lock_guard lock(mutex_);
     closed_ = true;
   }
-  bool is_free = true;
-  for (const RegionRef& region : all()) is_free &= remove(region);
-  return is_free;
+  for (const RegionRef& region : all()) remove(region);
+  const std::lock_guard lock(mutex_);
+  const auto uses = [](const auto& item) { return item.first->in_use(item.second); };
+  return std::none_of(in_use_.begin(), in_use_.end(), [&](const RegionRef& region) {
+    return std::any_of(region->offers.begin(), region->offers.end(), uses);
+  });
 }
 
 std::vector<RegionRef> RegionTable::all() const {

@@ -80,7 +80,9 @@ class RegionTable {
     Offer offer;
   };
   std::vector<Offered> offer(const std::shared_ptr<Board>& board);
-  void forget(const std::shared_ptr<Board>& board);  // which has ended
+  // Nobody begins to use a region by that board any more; who does so now is still waited for by
+  // remove(), unless the board has ended.
+  void forget(const std::shared_ptr<Board>& board);
 
   // The regions that peers may use, or the first so many, in the order of their registration; the
   // rights are those of peers.
@@ -108,6 +110,7 @@ class RegionTable {
   mutable std::mutex mutex_;
   std::condition_variable unpinned_;
   std::map<uint64_t, RegionRef> by_address_;
+  std::vector<RegionRef> in_use_;  // still, though they were removed
   uint64_t num_registrations_ = 0;
   bool closed_ = false;
 };

@@ -27,11 +27,11 @@ void Session::run() noexcept {
     // It never got in.
   }
   life_sign_.reset();
-  socket_.close();
   if (board_) {
-    board_->end();
+    if (socket_.peer_has_left()) board_->end();
     own_.regions.forget(board_);
   }
+  socket_.close();
   finished_ = true;
 }
 

@@ -123,10 +123,13 @@ bool ShmChannel::copy(const Work& work, const Limit& limit, GpuQueue* queue, Out
   if (!remote_) return false;
   auto copy = remote_->prepare(*work.request, work.piece, {ways_.shm, queue}, why_not);
   if (!copy) return false;
+  const auto check_peer = [&] {  // the first costs nothing, and the second a system call
+    if (!remote_->peer_lives() && !socket_.at_rest()) throw LinkDown("connection closed by peer");
+  };
+  check_peer();  // else its process number may be another's by now
   uint64_t num_bytes = 0;
   copy->run(limit, num_bytes);
-  // The first costs nothing, and the second a system call.
-  if (!remote_->peer_lives() && !socket_.at_rest()) throw LinkDown("connection closed by peer");
+  check_peer();
   outcome.num_bytes += num_bytes;
   count(work, copy->num_gpu_bytes(), outcome);
   return true;

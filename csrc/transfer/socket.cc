@@ -276,6 +276,11 @@ void Socket::close() noexcept {
 
 bool Socket::at_rest() const { return fd_ && !(tls_ && tls_->has_pending()) && is_silent(); }
 
+bool Socket::peer_has_left() const {
+  pollfd polled{fd_.get(), POLLRDHUP, 0};
+  return poll(&polled, 1, 0) > 0;
+}
+
 uint64_t Socket::num_bytes_here() const {
   int num_bytes = 0;
   return ioctl(fd_.get(), FIONREAD, &num_bytes) == 0 ? num_bytes : 0;

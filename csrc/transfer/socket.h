@@ -77,6 +77,8 @@ class Socket {
 
   // Whether it is connected and at rest: the peer has neither closed it nor sent anything.
   bool at_rest() const;
+  // Whether the other end is closed, whatever it has sent before.
+  bool peer_has_left() const;
   uint64_t num_bytes_here() const;      // that have come and were not received
   int fd() const { return fd_.get(); }  // for poll(2)
   void close() noexcept;

@@ -162,6 +162,47 @@ def test_closing_a_region_waits_for_who_copies():
             assert all("region" in cause for cause in causes)
 
 
+@pytest.mark.parametrize("far_is_shared", [True, False])
+def test_memory_of_a_closed_engine_is_left_alone(far_is_shared):
+    """Also by a peer that is idle, and has not noticed yet."""
+    with engine_pair("shm") as pair:
+        memory = shared(untouched(SIZE)) if far_is_shared else untouched(SIZE)
+        here, there = pair.regions(addressed(SIZE), memory)
+        for size in (4096, 1 << 20):
+            pair.near.write(pair.peer, [(here.address, there.address, size)]).wait()
+        pair.far.close()
+        memory[:] = 0
+        for size in (4096, 1 << 20, SIZE):
+            with pytest.raises(TransferError, match="connection (closed by peer|refused)"):
+                pair.near.write(pair.peer, [(here.address, there.address, size)]).wait()
+            assert not memory.any(), "it was written after close()"
+
+
+@pytest.mark.parametrize("far_is_shared", [True, False])
+def test_closing_an_engine_waits_for_who_copies(far_is_shared):
+    for round_ in range(8):
+        with engine_pair("shm") as pair:
+            memory = shared(untouched(SIZE)) if far_is_shared else untouched(SIZE)
+            here, there = pair.regions(addressed(SIZE), memory)
+            row = (here.address, there.address, SIZE)
+            causes = []
+
+            def write(pair=pair, row=row, causes=causes):
+                try:
+                    while True:
+                        pair.near.write(pair.peer, [row]).wait()
+                except TransferError as error:
+                    causes.append(error.cause)
+
+            writer = threading.Thread(target=write)
+            writer.start()
+            time.sleep(0.002 * round_)
+            pair.far.close()
+            memory[:] = 0
+            writer.join(WAIT_S)
+            assert causes and not memory.any(), "it was written after close()"
+
+
 @pytest.mark.parametrize("direction", ["write", "read"])
 def test_a_killed_peer_is_noticed_though_its_memory_is_mapped(direction):
     with TransferEngine(transports=["shm"]) as engine, peer_process(SIZE, shared=True) as other:
