@@ -46,11 +46,7 @@ class ObjectPut {
   ObjectPut(PoolRef pool, const Writing& writing) : pool_(std::move(pool)), writing_(writing) {}
   ObjectPut(const ObjectPut&) = delete;
   ~ObjectPut() {
-    try {
-      abort();
-    } catch (const std::exception&) {
-      // A forked child's, or the pool is held by a stopped process: its owner's death frees it.
-    }
+    if (is_open_) pool_->give_up(writing_);
   }
 
   const Writing& writing() const { return writing_; }
@@ -67,8 +63,8 @@ class ObjectPut {
   }
 
   void abort() {
-    if (!std::exchange(is_open_, false)) return;
-    pool_->abort(writing_);
+    if (is_open_) pool_->abort(writing_);
+    is_open_ = false;
   }
 
  private:

@@ -170,11 +170,16 @@ Begun put_from(Pool* pool, const Key& key, const Pieces& pieces, const PutOption
         checksum = are_in_host(pieces) ? checksum_of(pieces) : checksum_of({target});
       }
     } catch (...) {
-      pool->abort(writing);
+      pool->give_up(writing);
       throw;
     }
   }
-  pool->commit(writing, checksum, options.retention, options.position);
+  try {
+    pool->commit(writing, checksum, options.retention, options.position);
+  } catch (...) {
+    pool->give_up(writing);
+    throw;
+  }
   return Begun::kOpen;
 }
 

@@ -74,10 +74,17 @@ void Pool::claim() {
   slots_ = std::make_unique<OwnSlots>(view_, row_);
 }
 
-// Who holds a pin or writes holds the pool too, so that nothing of this row is in use. In a forked
-// child the row is its parent's.
+// Who holds a pin or writes holds the pool too, so that nothing of this row is in use; but what was
+// given up and could not be ended stays this row's, until the process has died. In a forked child
+// the row is its parent's.
 Pool::~Pool() {
-  if (row_ != kNone && !owner_.forked()) clear_row(view_, row_);
+  if (row_ == kNone || owner_.forked()) return;
+  try {
+    if (has_given_up_) const Lock lock(*this);
+    clear_row(view_, row_);
+  } catch (const std::exception&) {
+    // A stopped process holds the pool still.
+  }
 }
 
 void Pool::page_lock(int device) {

@@ -120,6 +120,9 @@ class Pool {
   void commit(const Writing& writing, uint64_t checksum, Retention retention,
               uint16_t position = 0);
   void abort(const Writing& writing);
+  // abort() for who cannot try again: if a stopped process holds the pool, whatever changes it next
+  // in this process does it then. Not of a forked child's.
+  void give_up(const Writing& writing) noexcept;
 
   // Counts as a use. Nothing if there is no such object.
   std::optional<Pin> pin(const Key& key);
@@ -147,6 +150,7 @@ class Pool {
   void claim();
   void touch(Entry& entry);
   Entry& checked(const char* op, const Writing& writing) const;
+  void end_given_up();  // with the mutex
 
   const std::unique_ptr<PoolMemory> memory_;
   const std::unique_ptr<DeviceMemory> gpu_;  // if the objects are there
@@ -156,6 +160,9 @@ class Pool {
   const Owner owner_;
   std::unique_ptr<OwnSlots> slots_;
   uint32_t row_ = kNone;
+  std::mutex giving_up_;
+  std::vector<Writing> given_up_;
+  std::atomic<bool> has_given_up_{false};
   std::mutex page_locking_;
   std::unique_ptr<PageLock> page_lock_;
   std::atomic<bool> is_page_locked_{false};
@@ -164,8 +171,9 @@ class Pool {
 // Who holds the pool's mutex.
 class Pool::Lock {
  public:
-  explicit Lock(Pool& pool)
-      : lock_(pool.view_.header->mutex, [&pool] { pool.ledger_.rebuild(); }) {}
+  explicit Lock(Pool& pool) : lock_(pool.view_.header->mutex, [&pool] { pool.ledger_.rebuild(); }) {
+    if (pool.has_given_up_) pool.end_given_up();
+  }
 
  private:
   RobustMutex::Lock lock_;

@@ -47,6 +47,32 @@ void Pool::abort(const Writing& writing) {
   ledger_.sweep();
 }
 
+void Pool::give_up(const Writing& writing) noexcept {
+  if (owner_.forked()) return;
+  {
+    const std::lock_guard lock(giving_up_);
+    given_up_.push_back(writing);
+    has_given_up_ = true;
+  }
+  try {
+    const Lock lock(*this);
+  } catch (const std::exception&) {
+    // Whoever has the mutex next in this process, or the death of this one.
+  }
+}
+
+void Pool::end_given_up() {
+  const std::lock_guard lock(giving_up_);
+  for (const Writing& writing : given_up_) {
+    const bool is_open =
+        view_.entries[writing.entry].word.load() == word_of(writing.generation, State::kWriting);
+    if (is_open) ledger_.doom(writing.entry);
+  }
+  given_up_.clear();
+  has_given_up_ = false;
+  ledger_.sweep();
+}
+
 bool Pool::remove(const Key& key) {
   owner_.check("remove", "pool");
   const Lock lock(*this);
