@@ -71,6 +71,18 @@ class ServedPool:
         """Return what peers have done since the last call."""
         return Served(*self._service.take_done())
 
+    def let_write(self, may_write: bool) -> None:
+        """Say whether peers may put and remove objects from now on.
+
+        What they put nevertheless has begun: ``ObjectPool.stats().num_writing`` counts it until it
+        is there, or was given up.
+
+        Raises:
+            InvalidArgument: it is no bool.
+        """
+        _check_bool("let_write", may_write=may_write)
+        self._service.let_write(may_write)
+
 
 class ObjectsReply(Closing):
     """Objects that a peer sends: what ``TransferEngine.read_objects`` returns. A context manager.

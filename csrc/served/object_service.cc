@@ -139,6 +139,7 @@ class ObjectService::Storing final : public Exchange {
       : service_(service), pool_(service.pool_), entries_(std::move(entries)) {
     try {
       for (const WriteEntry& entry : entries_) begin(entry);
+      service_.check_may_write();  // who has ended it sees from now on what is written
     } catch (...) {
       abort();
       throw;
@@ -207,11 +208,7 @@ class ObjectService::Storing final : public Exchange {
   }
 
   void abort(std::optional<Writing>& writing) noexcept {
-    try {
-      if (writing) pool_->abort(*writing);
-    } catch (const std::exception&) {
-      // The pool is held by a stopped process: the death of this one frees it.
-    }
+    if (writing) pool_->give_up(*writing);
     writing.reset();
   }
 
@@ -263,7 +260,7 @@ std::unique_ptr<Exchange> ObjectService::begin(const std::string& question,
   }
   expect(header.ask == Ask::kWrite || header.ask == Ask::kRemove, "kind ",
          static_cast<uint32_t>(header.ask));
-  if (!options_.may_write) throw Refused("its objects may only be read");
+  check_may_write();
   if (header.ask == Ask::kRemove) {
     return std::make_unique<Removing>(*this, entries_of<Key>(header, question));
   }
@@ -275,6 +272,10 @@ std::unique_ptr<Exchange> ObjectService::begin(const std::string& question,
   }
   expect(left == 0, "the objects fall ", left, " bytes short");
   return std::make_unique<Storing>(*this, std::move(entries));
+}
+
+void ObjectService::check_may_write() const {
+  if (!may_write_) throw Refused("its objects may only be read");
 }
 
 void ObjectService::note_read(const Key& key) {

@@ -1,6 +1,9 @@
 """Objects that are written to a peer's pool, and removed from it."""
 
+import contextlib
+import itertools
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -141,6 +144,42 @@ def test_a_pool_that_may_only_be_read():
         assert here.pool.stats().num_ready == 1
         taken = here.served.take()
         assert len(taken.changed) == len(taken.is_there) == taken.num_bytes_stored == 0
+
+
+def test_a_pool_that_may_only_be_read_for_a_while(here):
+    here.served.let_write(False)
+    for size in (0, 1000):
+        with pytest.raises(Unavailable, match="its objects may only be read"):
+            here.write({2: content(2, size)})
+    assert here.is_at_rest() and here.pool.stats().num_ready == 0
+    here.served.let_write(True)
+    assert here.write({2: content(2, 1000)}) == [DONE]
+    with pytest.raises(InvalidArgument, match="let_write: may_write must be True or False, got 1"):
+        here.served.let_write(1)
+
+
+def test_what_was_let_in_before_the_end_is_seen_in_the_pool(here):
+    """Writers go on until they are refused; then the pool has what was acknowledged."""
+    stored, numbers = [], itertools.count(1)
+
+    def write(_):
+        with contextlib.suppress(Unavailable):
+            while True:
+                number = next(numbers)
+                assert here.write({number: content(number, 100)}) == [DONE]
+                stored.append(number)
+
+    def end():
+        assert eventually(lambda: len(stored) > 50)
+        here.served.let_write(False)
+        while here.pool.stats().num_writing:
+            pass
+        return here.pool.stats().num_ready
+
+    with ThreadPoolExecutor(1) as executor:
+        num_ready = executor.submit(end)
+        in_threads(write, 2)
+    assert num_ready.result() == len(stored) == here.pool.stats().num_ready
 
 
 def test_removing(here):
