@@ -118,10 +118,45 @@ def test_what_a_dead_pool_had_is_withdrawn_from_nobody(world, directory):
     assert holders_of(directory, 1) == [[]]
 
 
+def copies(directory, pool: str, *numbers: int) -> list[bool]:
+    stays = directory.publish_copies(pool, keys(*numbers))
+    assert stays.dtype == bool and stays.shape == (len(numbers),)
+    return stays.tolist()
+
+
+def test_copies_are_published_of_what_a_pool_has(world, directory):
+    join(directory, A, B)
+    directory.publish("pool 1", keys(1, 2))
+    directory.publish("pool 2", keys(3))
+    assert claims(directory, A, 4) == [Claim.GRANTED]
+    assert copies(directory, "pool 2", 1, 3, 4, 1) == [True, True, False, True]
+    assert copies(directory, "pool 2", 1) == [True]
+    both = ["pool 1", "pool 2"]
+    assert holders_of(directory, 1, 2, 3, 4) == [both, ["pool 1"], ["pool 2"], []]
+    assert all_of(directory, "pool 2") == {1, 3}
+    assert claims(directory, B, 4) == [Claim.TAKEN]
+    directory.withdraw("pool 1", keys(1))
+    assert copies(directory, "pool 2", 1) == [True]  # of what it has itself
+    assert holders_of(directory, 1) == [["pool 2"]]
+    assert copies(directory, "nobody's", 1, 4) == [True, False]
+    assert holders_of(directory, 1) == [["pool 2"]]
+    kill(world, A)
+    assert copies(directory, "pool 2", 2) == [False]
+
+
+def test_who_publishes_learns_whether_the_pool_is_served(world, directory):
+    join(directory, A)
+    assert directory.publish("pool 1", keys(1))
+    assert not directory.publish("pool 2", keys(1))
+    kill(world, A)
+    assert not directory.publish("pool 1", keys(1))
+
+
 def test_no_keys_at_all(directory):
     join(directory, A)
     none = np.empty((0, 2), np.uint64)
     directory.publish("pool 1", none)
+    assert directory.publish_copies("pool 1", none).shape == (0,)
     directory.withdraw("pool 1", none)
     directory.abandon("a", none)
     assert directory.claim("a", none, 1).shape == (0,)

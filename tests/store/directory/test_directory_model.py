@@ -1,5 +1,7 @@
 """A directory against dicts, over everything that can be done to it in any order."""
 
+import itertools
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -91,10 +93,17 @@ class DirectoryMachine(RuleBasedStateMachine):
 
     @rule(pool=POOLS, told=SOME_KEYS)
     def publish(self, pool, told):
-        self.directory.publish(pool, keys(*told))
+        assert self.directory.publish(pool, keys(*told)) == (pool in self.objects)
         if pool in self.objects:
             self.objects[pool].update(told)
             self.claims = {key: who for key, who in self.claims.items() if key not in told}
+
+    @rule(pool=POOLS, told=SOME_KEYS)
+    def publish_copies(self, pool, told):
+        stays = [any(key in objects for objects in self.objects.values()) for key in told]
+        assert self.directory.publish_copies(pool, keys(*told)).tolist() == stays
+        if pool in self.objects:
+            self.objects[pool].update(itertools.compress(told, stays))
 
     @rule(pool=POOLS, told=SOME_KEYS)
     def withdraw(self, pool, told):

@@ -101,10 +101,18 @@ class Directory(Protocol):
             Unavailable: also if the member is not known; ``renew`` tells it what to do.
         """
 
-    def publish(self, pool: str, keys: np.ndarray) -> None:
+    def publish(self, pool: str, keys: np.ndarray) -> bool:
         """Say that a pool has objects now, which ends claims to them. Idempotent.
 
-        Nothing comes of it if no living member serves the pool: when one joins, all is published.
+        False: nothing came of it, for no living member serves the pool; when one joins, all is
+        published.
+        """
+
+    def publish_copies(self, pool: str, keys: np.ndarray) -> np.ndarray:
+        """Say that a pool has copies of objects: ``[n]`` bool, of which a living pool is still said
+        to have it, be it that one.
+
+        Of the rest nothing is said: they were removed while they were copied. Claims go on.
         """
 
     def withdraw(self, pool: str, keys: np.ndarray) -> None:

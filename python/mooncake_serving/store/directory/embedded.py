@@ -1,5 +1,6 @@
 """A directory in this process."""
 
+import itertools
 import math
 import threading
 import time
@@ -102,20 +103,29 @@ class EmbeddedDirectory(Directory):
             answers = [self._claim(seat, key, now, ttl_s, living) for key in key_bytes]
         return np.array(answers, np.int8)
 
-    def publish(self, pool: str, keys: np.ndarray) -> None:
+    def publish(self, pool: str, keys: np.ndarray) -> bool:
         as_name("publish", "pool", pool)
         key_bytes = _as_bytes("publish", keys)
         with self._lock:
             living = self._living_pools(self._clock()).get(pool)
             if living is None:
-                return
+                return False
             for key in key_bytes:
-                holders = self._holders.get(key, ())
-                if living not in holders:
-                    by_name = sorted((*holders, living), key=lambda holder: holder.name)
-                    self._holders[key] = tuple(by_name)
-                living.keys.add(key)
+                self._hold(living, key)
                 self._claims.pop(key, None)
+            return True
+
+    def publish_copies(self, pool: str, keys: np.ndarray) -> np.ndarray:
+        as_name("publish_copies", "pool", pool)
+        key_bytes = _as_bytes("publish_copies", keys)
+        with self._lock:
+            living = self._living_pools(self._clock())
+            pools = set(living.values())
+            stays = [not pools.isdisjoint(self._holders.get(key, ())) for key in key_bytes]
+            if pool in living:
+                for key in itertools.compress(key_bytes, stays):
+                    self._hold(living[pool], key)
+        return np.array(stays, bool)
 
     def withdraw(self, pool: str, keys: np.ndarray) -> None:
         as_name("withdraw", "pool", pool)
@@ -225,6 +235,12 @@ class EmbeddedDirectory(Directory):
             return Claim.TAKEN
         self._claims[key] = (seat, now + ttl_s)
         return Claim.GRANTED
+
+    def _hold(self, pool: _Pool, key: bytes) -> None:
+        holders = self._holders.get(key, ())
+        if pool not in holders:
+            self._holders[key] = tuple(sorted((*holders, pool), key=lambda holder: holder.name))
+        pool.keys.add(key)
 
     def _forget(self, pool: _Pool, key: bytes) -> None:
         holders = tuple(holder for holder in self._holders.get(key, ()) if holder is not pool)

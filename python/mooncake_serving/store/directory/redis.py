@@ -82,8 +82,17 @@ class RedisDirectory(Directory):
             raise Unavailable(f"claim: the directory knows no living member {name!r}")
         return claims
 
-    def publish(self, pool: str, keys: np.ndarray) -> None:
-        self._say("publish", "pool", pool, keys, scripts.PUBLISH)
+    def publish(self, pool: str, keys: np.ndarray) -> bool:
+        return self._say("publish", "pool", pool, keys, scripts.PUBLISH)
+
+    def publish_copies(self, pool: str, keys: np.ndarray) -> np.ndarray:
+        as_name("publish_copies", "pool", pool)
+        chunks = _chunks("publish_copies", keys)
+        return self._run(
+            scripts.PUBLISH_COPIES,
+            [(pool, chunk) for chunk in chunks],
+            lambda replies: answers.as_flags(replies, chunks),
+        )
 
     def withdraw(self, pool: str, keys: np.ndarray) -> None:
         self._say("withdraw", "pool", pool, keys, scripts.WITHDRAW)
@@ -126,9 +135,9 @@ class RedisDirectory(Directory):
     def close(self) -> None:
         self._client.close()
 
-    def _say(self, op: str, argument: str, who: str, keys: np.ndarray, script: Script) -> None:
+    def _say(self, op: str, argument: str, who: str, keys: np.ndarray, script: Script) -> bool:
         as_name(op, argument, who)
-        self._run(script, [(who, chunk) for chunk in _chunks(op, keys)], answers.as_done)
+        return self._run(script, [(who, chunk) for chunk in _chunks(op, keys)], answers.as_done)
 
     def _where(self, op: str, keys: np.ndarray, script: Script) -> Holders:
         chunks = _chunks(op, keys)

@@ -12,6 +12,7 @@ from .base import Claim, Holders, Member
 
 INDEX = np.dtype("<u4")
 CLAIMS = bytes(Claim)
+FLAGS = bytes((False, True))
 
 
 def as_integer(answer: Any, high: int) -> int:
@@ -41,13 +42,23 @@ def as_claims(answers: list[Any], chunks: Sequence[bytes]) -> np.ndarray | None:
     """``[n]`` int8 of ``Claim``; None if the member is not known."""
     if None in answers:
         return None
+    return _as_bytes(answers, chunks, CLAIMS).view(np.int8)
+
+
+def as_flags(answers: list[Any], chunks: Sequence[bytes]) -> np.ndarray:
+    """``[n]`` bool."""
+    return _as_bytes(answers, chunks, FLAGS).view(bool)
+
+
+def _as_bytes(answers: list[Any], chunks: Sequence[bytes], allowed: bytes) -> np.ndarray:
+    """``[n]`` uint8: a byte of each key."""
     for answer, chunk in zip(answers, chunks, strict=True):
         if len(answer) != num_keys(chunk):
-            raise ValueError(f"{num_keys(chunk)} claims were expected, got {len(answer)}")
+            raise ValueError(f"{num_keys(chunk)} bytes were expected, got {len(answer)}")
     packed = b"".join(answers)
-    if packed.strip(CLAIMS):
-        raise ValueError("claims were expected")
-    return np.frombuffer(bytearray(packed), np.int8)
+    if packed.strip(allowed):
+        raise ValueError(f"bytes of {allowed!r} were expected")
+    return np.frombuffer(bytearray(packed), np.uint8)
 
 
 def as_holders(answers: list[Any], chunks: Sequence[bytes]) -> Holders:

@@ -213,6 +213,10 @@ local function without(pool, pools)
   return (string.gsub(pools, '%f[%d]' .. pool .. ' ', ''))  -- where a number begins
 end
 
+local function with(pool, pools)
+  return without(pool, pools) == pools and pools .. pool .. ' ' or pools
+end
+
 -- Say what pools have objects: what a function makes of those that were said to.
 local function change(objects, said, make)
   local made, changed, gone = {}, {}, {}
@@ -269,12 +273,33 @@ PUBLISH = Script(
 local pool, keys = number_of(ARGV[1]), keys_in(ARGV[2])
 if not pool then return 0 end
 local objects = named('o', keys)
-change(objects, read(objects), function(pools)
-  return without(pool, pools) == pools and pools .. pool .. ' ' or pools
-end)
+change(objects, read(objects), function(pools) return with(pool, pools) end)
 call_with_all(keys, 'SADD', prefix .. 'p' .. pool)
 call_with_all(named('c', keys), 'DEL')
 return 1
+"""
+)
+
+# Only what a pool is still said to have.
+PUBLISH_COPIES = Script(
+    _KEYS
+    + """
+local pool, keys = number_of(ARGV[1]), keys_in(ARGV[2])
+local objects = named('o', keys)
+local said = read(objects)
+local stays, copied, old, answers = {[false] = false}, {}, {}, {}
+for i = 1, #keys do
+  local pools = said[i]
+  if stays[pools] == nil then stays[pools] = #living_of(pools) > 0 end
+  answers[i] = stays[pools] and '\\1' or '\\0'
+  if pool and stays[pools] then
+    copied[#copied + 1] = keys[i]
+    old[#old + 1] = pools
+  end
+end
+change(named('o', copied), old, function(pools) return with(pool, pools) end)
+call_with_all(copied, 'SADD', prefix .. 'p' .. (pool or ''))
+return table.concat(answers)
 """
 )
 
