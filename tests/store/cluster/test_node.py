@@ -174,7 +174,7 @@ def test_what_is_said_of_a_host(hosts):
     assert member.host.startswith(f"{os.uname().nodename}-")
     assert member.pool == one.node.pool_name and member.capacity_bytes == 64 * UNIT
     one.cluster.put("a", value(1))
-    one.node.is_draining = True
+    one.node.intake.let_in(False)
 
     def told() -> tuple[bool, int]:
         [member] = one.cluster.members()

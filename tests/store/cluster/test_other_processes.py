@@ -56,7 +56,7 @@ def test_what_others_have_withdrawn_wrongly_is_told_again(hosts):
     one.cluster.put("a", value(1))
     two.node.listing.withdraw(one.cluster.keyspace.keys(["a"]), one.node.pool_name)
     assert not two.cluster.exists("a")
-    one.node._membership._beat(BEATS_A_COMPARISON)
+    one.node._membership._look_once(BEATS_A_COMPARISON)
     assert two.cluster.get("a") == value(1)
 
 

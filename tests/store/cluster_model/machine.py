@@ -97,7 +97,8 @@ class ClusterMachine(RuleBasedStateMachine):
     def beat(self) -> None:
         """What all do by themselves after a while: hear who lives, and forget the others."""
         for host in self.hosts():
-            host.node._membership._beat(0)  # with all that is not done each time
+            host.node._membership._renew_once()
+            host.node._membership._look_once(0)  # with all that is not done each time
 
     # What is known beforehand.
 

@@ -7,9 +7,7 @@ from ..cluster.support import Host
 
 def die(host: Host) -> None:
     """Answer nobody from now on, and tell nobody: the directory still takes it for living."""
-    membership = host.node._membership
-    membership._is_over.set()
-    membership._thread.join()
+    host.node._membership.stop()
     host.engine.close()
 
 

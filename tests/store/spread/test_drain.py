@@ -2,7 +2,9 @@
 
 import itertools
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 
@@ -13,7 +15,7 @@ from mooncake_serving.store.copies.copies import Copies
 from mooncake_serving.store.copies.draining import drain
 from mooncake_serving.store.copies.placement import Placement
 
-from ..cluster.support import UNIT, SomeDirectory, value
+from ..cluster.support import UNIT, SomeDirectory, replaced, value
 from ..support import eventually
 from .support import die, forget, hosts_with
 
@@ -245,3 +247,92 @@ def test_two_that_drain_at_once_lose_nothing(hosts):
     with ThreadPoolExecutor() as executor:
         list(executor.map(lambda host: drain(host.node), made))
     assert all(hosts_with(made, i) for i in range(100))
+
+
+@pytest.mark.parametrize("by_key", [True, False])
+def test_who_has_not_heard_of_it_is_refused_and_asks_the_next(hosts, by_key):
+    one, two, three = [
+        hosts.make("one", 128 * UNIT),
+        hosts.make("two"),
+        hosts.make("three", 0, by_key=by_key),
+    ]
+    assert [member.name for member in three.cluster._homes()] == [one.node.name, two.node.name]
+    one.node.set_draining(True)
+    with replaced(three.node, "members", lambda *_, **__: stale):
+        stale = [replace(member, is_draining=False) for member in hosts.directory.members()]
+        assert three.cluster.put("a", value(1)) is STORED
+    assert two.store.get("a") == value(1) and one.store.stats().num_ready == 0
+    one.node.set_draining(False)
+    assert three.cluster.put("b", value(2)) is STORED and one.store.exists("b")
+
+
+def test_what_goes_to_a_pool_that_has_left_goes_to_the_next_one_too(hosts):
+    one, two, three = hosts.make("one", 128 * UNIT), hosts.make("two"), hosts.make("three", 0)
+
+    def leave_then(put, member, *args, **options):
+        answers = put(member, *args, **options)
+        if member == one.node.name:
+            forget(hosts.directory, one)
+        return answers
+
+    with replaced(three.node.asking, "put", leave_then):
+        assert three.cluster.put("a", value(1)) is STORED
+    assert one.store.exists("a") and two.store.get("a") == value(1)
+    assert three.cluster.get("a") == value(1)
+
+
+def test_a_put_that_has_nowhere_to_go_is_not_acknowledged(hosts):
+    one, three = hosts.make("one"), hosts.make("three", 0)
+
+    def leave_then(put, *args, **options):
+        answers = put(*args, **options)
+        forget(hosts.directory, one)
+        return answers
+
+    with replaced(three.node.asking, "put", leave_then):
+        with pytest.raises(Unavailable, match=f"{one.node.pool_name} has left"):
+            three.cluster.put("a", value(1))
+
+
+@pytest.mark.parametrize("way", ["put", "begin", "pull"])
+def test_who_came_in_before_is_waited_for(hosts, way):
+    one, two = hosts.several(2)
+    two.cluster.put("copied", value(2))
+    is_in, goes_on = threading.Event(), threading.Event()
+    name = "put_key" if way == "put" else "begin_key"
+
+    def slowly(original, *args, **options):
+        is_in.set()
+        assert eventually(goes_on.is_set)
+        return original(*args, **options)
+
+    def put() -> bool:
+        if way == "put":
+            return one.cluster.put("a", value(1)) is STORED
+        if way == "begin":
+            with one.cluster.begin("a", UNIT) as begun:
+                begun.view[:] = value(1)
+            return True
+        keys = one.cluster.keyspace.keys(["copied"])
+        return two.node.asking.pull(one.node.name, keys, two.node.name) == [STORED]
+
+    with ThreadPoolExecutor() as executor, replaced(one.store, name, slowly):
+        putting = executor.submit(put)
+        assert eventually(is_in.is_set)
+        draining = executor.submit(drain, one.node)
+        assert eventually(lambda: one.node.is_draining)
+        time.sleep(0.1)
+        assert not draining.done()
+        goes_on.set()
+        assert putting.result() and draining.result().has_left
+    key, seed = ("copied", 2) if way == "pull" else ("a", 1)
+    assert two.store.get(key) == value(seed) and one.node.name not in names(hosts)
+
+
+def test_a_node_that_drains_lets_nobody_count_on_what_it_has(hosts):
+    one, two = hosts.several(2)
+    one.cluster.put("a", value(1))
+    two.cluster.fetch(["a"])
+    one.node.intake.let_in(False)
+    keys = one.cluster.keyspace.keys(["a"])
+    assert two.node.asking.pull(one.node.name, keys, two.node.name) == ["it is draining"]

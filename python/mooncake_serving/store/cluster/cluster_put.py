@@ -68,8 +68,8 @@ class ClusterPut:
     def abort(self) -> None:
         """Give the space back, as if there had been no put. Idempotent; nothing after a commit."""
         if self._is_open:
-            self.end()
             self._abort()
+            self.end()
 
     def end(self, result: PutResult | None = None) -> None:
         """Take note that it is over: of ``ClusterStore.commit_each``, not for callers of that."""
@@ -151,8 +151,8 @@ class PutHere(ClusterPut):
 
     def give_up(self, result: PutResult | None = None) -> None:
         """Abort it in the pool, whose claim is to be ended then."""
-        self.end(result)
         self._put.abort()
+        self.end(result)
         self._dropped.detach()
 
     def _abort(self) -> None:

@@ -350,12 +350,14 @@ class ClusterReader:
         missing = np.flatnonzero(~self._are_here(words))
         sinks = [IntoPool(store, (first, second)) for first, second in words[missing].tolist()]
         pools, is_remembered = self.node.locations.find(words[missing], anew=True)
-        read = self._read_from(words[missing], sinks, pools, is_remembered)
-        for i, sink, outcome in zip(missing, sinks, read, strict=True):
-            results[i], outcomes[i] = sink.result, outcome
-        new = words[missing[[sink.result is PutResult.STORED for sink in sinks]]]
-        store.age_tail_first(new)
-        self.node.listing.publish(new)
+        with self.node.listing.arriving(words[missing]):
+            read = self._read_from(words[missing], sinks, pools, is_remembered)
+            for i, sink, outcome in zip(missing, sinks, read, strict=True):
+                results[i], outcomes[i] = sink.result, outcome
+            new = missing[[sink.result is PutResult.STORED for sink in sinks]]
+            store.age_tail_first(words[new])
+            for i in new[~self.node.listing.publish_copies(words[new])].tolist():
+                results[i], outcomes[i] = None, Outcome.ABSENT
         return results, outcomes
 
 

@@ -106,29 +106,12 @@ class ClusterWriter(ClusterReader):
         check_retention("begin", retention)
         check_number("begin", "position", position)
         self._settle_dropped()
-        words = self._keyspace.keys(keys)
-        if self._store is None or self.node.is_draining:
-            return self._begin_elsewhere(keys, num_bytes)
-        self._store.check_puts(keys)
-        claimed_s = time.monotonic()
-        claimed, granted = self._claim(words)
-        results: list[ClusterPut | PutResult] = [*claimed]
-        try:
-            for i in granted:
-                results[i] = self._begin_here(
-                    words[[i]], num_bytes[i], claimed_s, retention=retention, position=position + i
-                )
-        except BaseException:
-            for put in results:
-                if isinstance(put, PutHere):
-                    put.give_up()
-            self._settle(words[granted], False)
-            raise
-        refused = [i for i in granted if isinstance(results[i], PutResult)]
-        there = [i for i in refused if results[i] in THERE]
-        self._settle(words[there], True)
-        self._settle(words[[i for i in refused if i not in there]], False)
-        return results
+        with self.node.intake.enter() as is_in:
+            if self._store is None or not is_in:
+                return self._begin_elsewhere(keys, num_bytes)
+            self._store.check_puts(keys)
+            words = self._keyspace.keys(keys)
+            return self._begin_each_here(words, num_bytes, retention=retention, position=position)
 
     def commit_each(self, puts: Sequence[ClusterPut]) -> list[PutResult]:
         """Commit what ``begin_each`` has returned, see ``ClusterPut.commit``; the directory is told
@@ -148,7 +131,7 @@ class ClusterWriter(ClusterReader):
                     stored.append(put.word)
         finally:
             if stored:
-                self._settle(np.concatenate(stored), True)
+                self.node.claims.settle(np.concatenate(stored))
         if elsewhere := [put for put in puts if isinstance(put, PutElsewhere)]:
             for sent in elsewhere:
                 sent.end()
@@ -180,24 +163,25 @@ class ClusterWriter(ClusterReader):
         if self._store is not None:
             self._store.check_puts(keys)
         results, granted = self._claim(words)
-        stored = np.zeros(len(words), bool)
         published = np.zeros(len(words), bool)
         try:
             for i in set(range(len(words))) - set(granted):
                 _as_buffers(objects[i])  # at which nobody else looks
-            if self._store is None or self.node.is_draining:
+            with self.node.intake.enter() as is_in:
+                if self._store is not None and is_in:
+                    for i in granted:
+                        results[i] = self._store.put_key(
+                            (int(words[i, 0]), int(words[i, 1])),
+                            *objects[i],
+                            retention=retention,
+                            position=position + i,
+                        )
+                    new = [i for i in granted if results[i] is PutResult.STORED]
+                    self._store.age_tail_first(words[new])
+            if self._store is None or not is_in:
                 self._give(words, objects, granted, results, published)
-            else:
-                for i in granted:
-                    key = (int(words[i, 0]), int(words[i, 1]))
-                    results[i] = self._store.put_key(
-                        key, *objects[i], retention=retention, position=position + i
-                    )
-                    stored[i] = results[i] in THERE
-                new = [i for i in granted if results[i] is PutResult.STORED]
-                self._store.age_tail_first(words[new])
         finally:
-            self.node.claims.settle(words[granted], stored[granted], published[granted])
+            self.node.claims.settle(words[granted], published[granted])
         taken = [i for i, result in enumerate(results) if result is PutResult.BEING_WRITTEN]
         if taken:
             for i, is_here in zip(taken, self._are_here(words[taken]), strict=True):
@@ -256,8 +240,10 @@ class ClusterWriter(ClusterReader):
         answers: list[PutResult | str | None] = list(
             asking.put(member.name, words, objects, verify=verify)
         )
-        is_there = [answer in THERE for answer in answers]
-        self.node.listing.publish_for(member.pool, words[is_there])
+        there = [i for i, answer in enumerate(answers) if answer in THERE]
+        if not self.node.listing.publish_for(member.pool, words[there]):
+            for i in there:
+                answers[i] = f"{member.pool} has left"
         if left := [i for i, answer in enumerate(answers) if answer is None]:
             taken = asking.give(
                 member.name, words[left], [objects[i] for i in left], self.node.name, verify=verify
@@ -265,6 +251,30 @@ class ClusterWriter(ClusterReader):
             for i, answer in zip(left, taken, strict=True):
                 answers[i] = answer
         return [answer for answer in answers if answer is not None]
+
+    def _begin_each_here(
+        self, words: np.ndarray, num_bytes: Sequence[int], *, retention: Retention, position: int
+    ) -> list[ClusterPut | PutResult]:
+        """Reserve space for many objects in the own pool."""
+        claimed_s = time.monotonic()
+        claimed, granted = self._claim(words)
+        results: list[ClusterPut | PutResult] = [*claimed]
+        try:
+            for i in granted:
+                results[i] = self._begin_here(
+                    words[[i]], num_bytes[i], claimed_s, retention=retention, position=position + i
+                )
+        except BaseException:
+            with contextlib.ExitStack() as to_do:  # all of it, whatever fails
+                to_do.callback(self.node.claims.settle, words[granted])
+                for put in results:
+                    if isinstance(put, PutHere):
+                        to_do.callback(put.give_up)
+            raise
+        refused = [i for i in granted if isinstance(results[i], PutResult)]
+        if refused:
+            self.node.claims.settle(words[refused])
+        return results
 
     def _begin_here(
         self,
@@ -288,7 +298,7 @@ class ClusterWriter(ClusterReader):
             begun,
             claimed_s,
             self,
-            partial(self._settle, word, False),
+            partial(self.node.claims.settle, word),
             partial(self._dropped.append, word),
         )
 
@@ -314,7 +324,7 @@ class ClusterWriter(ClusterReader):
             if claim != Claim.GRANTED:
                 put.give_up(RESULT_OF[claim])
         if (lost := claims != Claim.GRANTED).any():
-            self._settle(words[lost], False)
+            self.node.claims.settle(words[lost])
 
     def _begin_elsewhere(
         self, keys: StoreKeys, num_bytes: Sequence[int]
@@ -333,17 +343,11 @@ class ClusterWriter(ClusterReader):
                 results.append(PutElsewhere(key, size, self) if size <= largest else PutResult.FULL)
         return results
 
-    def _settle(self, words: np.ndarray, is_stored: bool) -> None:
-        """End the claims to ``[n, 2]`` keys."""
-        if len(words):
-            stored = np.full(len(words), is_stored)
-            self.node.claims.settle(words, stored, np.zeros(len(words), bool))
-
     def _settle_dropped(self) -> None:
         """End the claims of puts that were dropped, where no lock is held."""
         while self._dropped:
             with contextlib.suppress(IndexError):  # another thread has taken it
-                self._settle(self._dropped.popleft(), False)
+                self.node.claims.settle(self._dropped.popleft())
 
     def _homes(self) -> list[Member]:
         """Members whose pools take objects, other than the own one; the emptiest pool first."""

@@ -12,6 +12,7 @@ from mooncake_kernels.pool import PutResult
 from ..directory import Member
 from ..node import Node
 from ..node.listing import in_parts
+from ..node.pulls import GONE
 from ..node.sinks import IntoPool
 
 HERE = (PutResult.STORED, PutResult.EXISTS)
@@ -116,8 +117,12 @@ def _copy_here(
     results: list[PutResult | str] = [PutResult.EXISTS] * len(keys)
     missing = np.flatnonzero(~node.store.has_keys(keys)).tolist()
     sinks = [IntoPool(node.store, (first, second)) for first, second in keys[missing].tolist()]
-    outcomes = node.read(keys[missing], sinks, [pools[i] for i in missing])
-    for i, sink, outcome in zip(missing, sinks, outcomes, strict=True):
-        results[i] = sink.result or outcome.name
-    node.listing.publish(keys[[result in HERE for result in results]])
+    with node.listing.arriving(keys[missing]):
+        outcomes = node.read(keys[missing], sinks, [pools[i] for i in missing])
+        for i, sink, outcome in zip(missing, sinks, outcomes, strict=True):
+            results[i] = sink.result or outcome.name
+        new = np.flatnonzero([result is PutResult.STORED for result in results])
+        for i in new[~node.listing.publish_copies(keys[new])].tolist():
+            results[i] = GONE
+    node.listing.publish(keys[[result is PutResult.EXISTS for result in results]])
     return results

@@ -112,7 +112,7 @@ class _Mover:
     def find(self) -> bool:
         """Look for objects, until nobody writes any; tell whether there are some to be moved."""
         while True:
-            is_written_to = self._store.stats().num_writing > 0
+            is_written_to = self._node.intake.is_used or self._store.stats().num_writing > 0
             objects = self._store.pool.objects()
             if len(objects.keys) or not is_written_to:
                 break

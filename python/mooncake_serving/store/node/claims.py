@@ -64,15 +64,14 @@ class Claims:
         """
         return self._ask(keys, ttl_s)
 
-    def settle(self, keys: np.ndarray, is_stored: np.ndarray, is_published: np.ndarray) -> None:
-        """End granted claims: ``[n]`` bool say which objects the own pool has now, and which were
-        published for another one, which has ended the claim. What was evicted again, as by the
-        rest of a large batch, is not published.
+    def settle(self, keys: np.ndarray, is_published: np.ndarray | bool = False) -> None:
+        """End granted claims. What the own pool has now is published, whoever put it there; of the
+        rest ``[n]`` bool say what was published for another pool, which has ended the claim.
         """
-        is_stored = is_stored & self._listing.has_keys(keys)
         try:
-            self._listing.publish(keys[is_stored])
-            for part in in_parts(keys[~(is_stored | is_published)]):
+            is_here = self._listing.has_keys(keys)
+            self._listing.publish(keys[is_here])
+            for part in in_parts(keys[~(is_here | is_published)]):
                 self._directory.abandon(self._member, part)
         except Unavailable as error:
             logger.warning("claims stay until they run out: %s", error)

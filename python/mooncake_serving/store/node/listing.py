@@ -36,6 +36,8 @@ class Listing:
         self._store = store
         self._all = threading.Lock()
         self._leaving: tuple[np.ndarray, ...] = ()
+        self._arriving: tuple[np.ndarray, ...] = ()
+        self._marking = threading.Lock()
         self._told = Told()
         self.is_stale = False
 
@@ -45,16 +47,44 @@ class Listing:
         What has gone since it was stored may have been withdrawn before it is published here: it is
         withdrawn again.
         """
-        keys = self._staying(keys)
+        keys = _without_any(keys, self._leaving)
         self._told.note(keys, is_there=True)
         try:
-            for part in in_parts(keys):
-                self._directory.publish(self._pool_name, part)
+            self._tell(keys)
         except Unavailable as error:
             self._tell_later(error)
-            return
-        if len(keys) and not (is_here := self.has_keys(keys)).all():
-            self.withdraw(keys[~is_here])
+
+    @contextlib.contextmanager
+    def arriving(self, keys: np.ndarray) -> Iterator[None]:
+        """Leave it to ``publish_copies`` to tell of objects that are copied here meanwhile."""
+        with self._marking:
+            self._arriving += (keys,)
+        try:
+            yield
+        finally:
+            with self._marking:
+                self._arriving = _without(self._arriving, keys)
+
+    def publish_copies(self, keys: np.ndarray) -> np.ndarray:
+        """Say that the pool has copied objects from others: ``[n]`` bool, which it keeps.
+
+        What no pool is said to have any more was removed meanwhile, and is removed here. If the
+        directory is away, all is kept, and told later. It is ``arriving`` when it comes.
+        """
+        try:
+            parts = [
+                self._directory.publish_copies(self._pool_name, part) for part in in_parts(keys)
+            ]
+        except Unavailable as error:
+            self._tell_later(error)
+            return np.ones(len(keys), bool)
+        is_kept = np.concatenate(parts) if parts else np.empty(0, bool)
+        if self._store is not None:
+            for first, second in keys[~is_kept].tolist():
+                self._store.remove_key((first, second))
+        self._told.note(keys[is_kept], is_there=True)
+        self.withdraw(keys[is_kept & ~self.has_keys(keys)])  # it is gone again
+        return is_kept
 
     def has_keys(self, keys: np.ndarray) -> np.ndarray:
         """Tell of objects which the pool has now: ``[n]`` bool."""
@@ -62,13 +92,17 @@ class Listing:
             return np.zeros(len(keys), bool)
         return self._store.has_keys(keys)
 
-    def publish_for(self, pool_name: str, keys: np.ndarray) -> None:
-        """Say that another pool has objects; if the directory is away, its node does so later."""
+    def publish_for(self, pool_name: str, keys: np.ndarray) -> bool:
+        """Say that another pool has objects; if the directory is away, its node does so later.
+
+        Returns:
+            Whether the pool is served, as far as is known.
+        """
         try:
-            for part in in_parts(keys):
-                self._directory.publish(pool_name, part)
+            return all(self._directory.publish(pool_name, part) for part in in_parts(keys))
         except Unavailable as error:
             logger.warning("objects in %s are told later: %s", pool_name, error)
+            return True
 
     def withdraw_all(self, keys: np.ndarray) -> Holders:
         """Say that no pool has objects, and which had them, for each the names of pools.
@@ -117,7 +151,7 @@ class Listing:
             yield
         finally:
             with self._all:
-                self._leaving = tuple(other for other in self._leaving if other is not keys)
+                self._leaving = _without(self._leaving, keys)
             if self._store is not None:
                 self.publish(keys[self._store.has_keys(keys)])
 
@@ -192,19 +226,21 @@ class Listing:
     def _tell_difference(self, before: np.ndarray) -> np.ndarray:
         """Tell how the pool differs from what it was; returns what it has."""
         assert self._store is not None
-        present = self._staying(self._store.list_keys())
-        gone = before[~are_in(before, present)]
-        for part in in_parts(present[~are_in(present, before)]):
-            self._directory.publish(self._pool_name, part)
+        present = self._store.list_keys()
+        untold = self._leaving + self._arriving  # looked at last: what has arrived is among them
+        present = _without_any(present, untold)
+        gone = _without_any(before[~are_in(before, present)], untold)
+        self._tell(present[~are_in(present, before)])
         if len(gone):
             self.withdraw(gone)
         return present
 
-    def _staying(self, keys: np.ndarray) -> np.ndarray:
-        """Those of some keys that are not about to go."""
-        for going in self._leaving:
-            keys = keys[~are_in(keys, going)]
-        return keys
+    def _tell(self, keys: np.ndarray) -> None:
+        for part in in_parts(keys):
+            if not self._directory.publish(self._pool_name, part):
+                self.is_stale = True  # the membership was over: the pool is published anew
+        if len(keys) and not (is_here := self.has_keys(keys)).all():
+            self.withdraw(keys[~is_here])  # it was removed, and withdrawn, before it was told
 
     def _listed(self) -> np.ndarray:
         parts, cursor = [np.empty((0, 2), np.uint64)], 0
@@ -218,6 +254,16 @@ class Listing:
         if not self.is_stale:
             logger.warning("the directory is told later: %s", error)
         self.is_stale = True
+
+
+def _without(some: tuple[np.ndarray, ...], keys: np.ndarray) -> tuple[np.ndarray, ...]:
+    return tuple(other for other in some if other is not keys)
+
+
+def _without_any(keys: np.ndarray, some: tuple[np.ndarray, ...]) -> np.ndarray:
+    for others in some:
+        keys = keys[~are_in(keys, others)]
+    return keys
 
 
 def _where(keys: np.ndarray, ask: Callable[[np.ndarray], Holders]) -> Holders:

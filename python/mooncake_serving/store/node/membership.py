@@ -1,8 +1,12 @@
-"""The thread by which a node stays a member, and notices who else is none any more."""
+"""The threads by which a node stays a member, and tells what its pool has.
 
+They are two: to tell of millions of objects may take longer than a membership lasts.
+"""
+
+import contextlib
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from mooncake_kernels.errors import Unavailable
 
@@ -45,11 +49,21 @@ class Membership:
         self._on_members = on_members
         self._name = describe().name
         self._is_over = threading.Event()
+        self._must_look = threading.Event()
         self._members: dict[str, Member] = {}
-        self._join()
-        self.refresh()
-        self._thread = threading.Thread(target=self._run, name="mk-store-member", daemon=True)
-        self._thread.start()
+        self._directory.join(describe(), ttl_s)
+        self._threads = [
+            threading.Thread(target=run, name=name, daemon=True)
+            for run, name in ((self._renew, "mk-store-member"), (self._look, "mk-store-look"))
+        ]
+        for thread in self._threads:
+            thread.start()
+        try:
+            self._listing.publish_all()
+            self.refresh()
+        except BaseException:
+            self.close()
+            raise
 
     def members(self) -> dict[str, Member]:
         """Who lived when last asked."""
@@ -71,41 +85,72 @@ class Membership:
             Unavailable: the directory does not answer; it is told later.
         """
         if not self._directory.renew(self._describe(), self._ttl_s):
-            self._join()
+            self._directory.join(self._describe(), self._ttl_s)
+            self._listing.publish_all()
         self.refresh()
 
     def close(self) -> None:
         """Leave. A directory that does not answer forgets the member by itself."""
-        self._is_over.set()
-        self._thread.join()
+        self.stop()
         try:
             self._directory.leave(self._name)
         except Unavailable as error:
             logger.warning("%s did not leave: %s", self._name, error)
 
-    def _run(self) -> None:
-        num_beats, is_away = 0, False
-        while not self._is_over.wait(self._ttl_s / 3):
-            num_beats += 1
-            try:
-                self._beat(num_beats)
-                is_away = False
-            except (RuntimeError, OSError, ValueError) as error:  # also of a pool or an engine
-                if not is_away:
-                    logger.warning("%s cannot renew its membership: %s", self._name, error)
-                is_away = True
+    def stop(self) -> None:
+        """End the threads, and leave it to the directory to notice. Idempotent."""
+        self._is_over.set()
+        self._must_look.set()
+        for thread in self._threads:
+            thread.join()
 
-    def _beat(self, number: int) -> None:
+    def _renew(self) -> None:
+        beats = _Beats(f"{self._name} cannot renew its membership")
+        while not self._is_over.wait(self._ttl_s / 3):
+            with beats.next():
+                self._renew_once()
+
+    def _renew_once(self) -> None:
         if not self._directory.renew(self._describe(), self._ttl_s):
-            self._join()
-        elif self._listing.is_stale or number % BEATS_A_COMPARISON == 0:
+            self._directory.join(self._describe(), self._ttl_s)
+            self._listing.is_stale = True
+            self._must_look.set()
+        self._on_members(self.refresh())
+
+    def _look(self) -> None:
+        beats = _Beats(f"{self._name} cannot tell what its pool has")
+        while True:
+            self._must_look.wait(self._ttl_s / 3)
+            self._must_look.clear()
+            if self._is_over.is_set():
+                return
+            with beats.next() as number:
+                self._look_once(number)
+
+    def _look_once(self, number: int) -> None:
+        if self._listing.is_stale or number % BEATS_A_COMPARISON == 0:
             self._listing.publish_all()
         elif number % BEATS_A_LOOK == 0:
             self._listing.tell_changes()
-        self._on_members(self.refresh())
         if number % BEATS_A_SWEEP == 0:
             self._directory.sweep()
 
-    def _join(self) -> None:
-        self._directory.join(self._describe(), self._ttl_s)
-        self._listing.publish_all()
+
+class _Beats:
+    """What a thread does again and again; of failures that follow one another one is told."""
+
+    def __init__(self, what: str):
+        self._what = what
+        self._number = 0
+        self._is_failing = False
+
+    @contextlib.contextmanager
+    def next(self) -> Iterator[int]:
+        self._number += 1
+        try:
+            yield self._number
+            self._is_failing = False
+        except (RuntimeError, OSError, ValueError) as error:  # also of a pool or an engine
+            if not self._is_failing:
+                logger.warning("%s: %s", self._what, error)
+            self._is_failing = True

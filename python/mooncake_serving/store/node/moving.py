@@ -1,10 +1,11 @@
 """Bytes of a peer into local memory: at once where that is registered, else by way of staging."""
 
+import contextlib
 import ctypes
 import time
 from collections.abc import Iterator, Sequence
 
-from mooncake_kernels.transfer import Peer, TransferEngine
+from mooncake_kernels.transfer import Peer, Ticket, TransferEngine
 
 from .memory import RegisteredMemory, Staging
 from .sinks import Range
@@ -45,16 +46,13 @@ class Mover:
             part = move[1]
             is_direct = self._memory.covers(part.address, part.num_bytes)
             (direct if is_direct else staged).append(move)
-        ticket = None
-        if direct:
-            rows = [(part.address, remote + part.offset, part.num_bytes) for remote, part in direct]
-            ticket = self._engine.read(peer, rows, checksum=checksum, deadline_s=deadline_s)
-        try:
+        with contextlib.ExitStack() as under_way:
+            if direct:
+                rows = [(part.address, at + part.offset, part.num_bytes) for at, part in direct]
+                ticket = self._engine.read(peer, rows, checksum=checksum, deadline_s=deadline_s)
+                under_way.enter_context(_over_at_the_end(ticket))
             for batch in _batches(staged, self._staging.slot_bytes):
                 self._read_staged(peer, batch, checksum, until)
-        finally:  # memory of the caller's is not touched when this returns
-            if ticket is not None:
-                ticket.wait()
 
     def _read_staged(self, peer: Peer, batch: Sequence[Move], checksum: bool, until: float) -> None:
         with self._staging.slot() as address:
@@ -64,9 +62,24 @@ class Mover:
                 copies.append((part.address, address, part.num_bytes))
                 address += part.num_bytes
             remaining_s = max(0.001, until - time.monotonic())
-            self._engine.read(peer, rows, checksum=checksum, deadline_s=remaining_s).wait()
+            ticket = self._engine.read(peer, rows, checksum=checksum, deadline_s=remaining_s)
+            with _over_at_the_end(ticket):
+                pass
             for copy in copies:
                 ctypes.memmove(*copy)
+
+
+@contextlib.contextmanager
+def _over_at_the_end(ticket: Ticket) -> Iterator[None]:
+    """Wait for a transfer in the end. What ends this sooner, be it Ctrl-C within the wait, ends the
+    transfer, too: whose memory it writes to has it back then.
+    """
+    try:
+        yield
+        ticket.wait()
+    except BaseException:
+        ticket.cancel()
+        raise
 
 
 def _batches(moves: Sequence[Move], limit: int) -> Iterator[list[Move]]:

@@ -22,6 +22,7 @@ from .by_key import ByKey
 from .calls import Calls
 from .claims import Claims
 from .engines import return_engine, take_engine
+from .intake import Intake
 from .listing import Listing
 from .locations import Locations
 from .membership import Membership
@@ -69,7 +70,7 @@ class Node(Closing):
         pool_name: what the directory calls the pool, the same for all who serve it; "" for none.
         directory: see above.
         locations: where objects are.
-        is_draining: whether others shall give it no new objects, see ``set_draining``.
+        intake: who puts into the pool, and whether anybody may.
 
     Raises:
         InvalidArgument: an argument is wrong, or the engine has a node, or has registered the pool.
@@ -103,7 +104,7 @@ class Node(Closing):
         self.store = store
         self.directory = directory
         self.pool_name = "" if store is None else pool_name(store.pool.path)
-        self.is_draining = False
+        self.intake = Intake()
         self._pid = os.getpid()
         self._ttl_s = ttl_s
         self._answer_s = answer_s
@@ -168,8 +169,15 @@ class Node(Closing):
             Unavailable: the directory does not answer; it is told later.
         """
         self.check_process()
-        self.is_draining = is_draining
+        self.intake.let_in(not is_draining)
+        if self._serving is not None:
+            self._serving.let_write(not is_draining)
         self._membership.announce()
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether it takes no new objects, see ``set_draining``."""
+        return not self.intake.is_open
 
     def member(self, name: str) -> Member | None:
         """One of them; the directory is asked if it is not known yet.
@@ -253,6 +261,7 @@ class Node(Closing):
             self._serving = Serving(self._engine, store)
         puller = Puller(
             store,
+            self.intake,
             self.listing,
             self._reader,
             self._calls,

@@ -11,12 +11,15 @@ from mooncake_kernels.pool import PutResult
 from ..directory import Member
 from ..store import Store
 from .calls import Calls
+from .intake import Intake
 from .listing import Listing
 from .messages import PLACE, Pull, Pulled, Release, Released, keys_of, reason_of
 from .moving import Move, Mover
 from .peers import Peers
 from .remote import RemoteReader
 from .sinks import IntoPool, Range
+
+GONE = "it was removed meanwhile"
 
 
 class Offers:
@@ -49,6 +52,7 @@ class Puller:
     def __init__(
         self,
         store: Store,
+        intake: Intake,
         listing: Listing,
         reader: RemoteReader,
         calls: Calls,
@@ -58,6 +62,7 @@ class Puller:
         answer_s: float,
     ):
         self._store = store
+        self._intake = intake
         self._listing = listing
         self._reader = reader
         self._calls = calls
@@ -69,21 +74,31 @@ class Puller:
     def pull(self, request: Pull) -> Pulled:
         """Do what is asked; what failed is said of each key."""
         keys = keys_of(request.keys)
+        with self._intake.enter() as is_in:
+            if not is_in:  # also to what is here, which will go
+                return Pulled(request.number, ["it is draining"] * len(keys))
+            return Pulled(request.number, self._pull(request, keys))
+
+    def _pull(self, request: Pull, keys: np.ndarray) -> list[int | str]:
         sinks = [IntoPool(self._store, tuple(key)) for key in keys.tolist()]
         if request.places:
             reasons = self._from_memory(request, sinks)
+            self._store.age_tail_first(keys[_are(sinks, PutResult.STORED)])
         else:
-            reasons = self._from_pool(request, keys, sinks)
-        self._store.age_tail_first(keys[[s.result is PutResult.STORED for s in sinks]])
-        is_here = [s.result in (PutResult.STORED, PutResult.EXISTS) for s in sinks]
-        self._listing.publish(keys[is_here])
-        return Pulled(
-            request.number,
-            [
-                reason if sink.result is None else sink.result.value
-                for sink, reason in zip(sinks, reasons, strict=True)
-            ],
-        )
+            with self._listing.arriving(keys):
+                reasons = self._from_pool(request, keys, sinks)
+                new = np.flatnonzero(_are(sinks, PutResult.STORED))
+                self._store.age_tail_first(keys[new])
+                for i in new[~self._listing.publish_copies(keys[new])].tolist():
+                    sinks[i].result, reasons[i] = None, GONE
+        told = _are(sinks, PutResult.EXISTS)
+        if request.places:
+            told |= _are(sinks, PutResult.STORED)
+        self._listing.publish(keys[told])
+        return [
+            reason if sink.result is None else sink.result.value
+            for sink, reason in zip(sinks, reasons, strict=True)
+        ]
 
     def _from_pool(self, request: Pull, keys: np.ndarray, sinks: Sequence[IntoPool]) -> list[str]:
         source = self._find(request.source)
@@ -123,6 +138,10 @@ class Puller:
             for _, sink in opened:
                 sink.commit() if is_good else sink.abort()
         return [reason] * len(sinks)
+
+
+def _are(sinks: Sequence[IntoPool], result: PutResult) -> np.ndarray:
+    return np.array([sink.result is result for sink in sinks], bool)
 
 
 def _moves(ranges: Sequence[Range], parts: Sequence[tuple[int, int]]) -> list[Move]:

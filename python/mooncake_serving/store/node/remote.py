@@ -142,7 +142,13 @@ class RemoteReader:
         if len(groups) == 1:
             return [read_group(groups[0])]
         reads = [self._executor.submit(read_group, group) for group in groups]
-        wait(reads)  # all of them, before an error of one lets the caller free its buffers
+        try:
+            wait(reads)  # all of them, before an error of one lets the caller free its buffers
+        except BaseException:  # Ctrl-C: their deadlines end them
+            for read in reads:
+                read.cancel()
+            wait(reads)
+            raise
         return [read.result() for read in reads]
 
     def _read_from(

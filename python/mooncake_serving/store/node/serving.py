@@ -18,12 +18,18 @@ class Serving:
     def __init__(self, engine: TransferEngine, store: Store):
         self._engine = engine
         self._store = store
+        self._may_write = store.is_pool_all and not store.has_quota
         self._served = engine.serve(
             store.pool,
             is_all=store.is_pool_all,
-            may_write=store.is_pool_all and not store.has_quota,
+            may_write=self._may_write,
             checksum=store.keeps_checksums,
         )
+
+    def let_write(self, is_open: bool) -> None:
+        """Say whether the engine takes objects; if not, the node is asked, which says no, too."""
+        if self._served is not None:
+            self._served.let_write(is_open and self._may_write)
 
     def look(self) -> None:
         """Tell the store and the pool's observers what others did. Of one thread at a time."""

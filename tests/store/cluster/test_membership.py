@@ -1,0 +1,62 @@
+"""Nodes stay members while they tell of all that they have, however long that takes."""
+
+import threading
+
+import pytest
+
+from mooncake_serving.store.directory import EmbeddedDirectory
+
+from ..support import eventually
+from .support import SHORT_TTL_S, SomeDirectory, replaced, value
+
+
+def test_while_it_tells_of_its_objects(hosts):
+    """As of millions, after the directory has lost them."""
+    one = hosts.make("one", ttl_s=SHORT_TTL_S)
+    renewals = []
+    goes_on = threading.Event()
+
+    def publish_slowly(publish, *args):
+        assert eventually(goes_on.is_set)
+        return publish(*args)
+
+    def renew(original, *args):
+        renewals.append(original(*args))
+        return renewals[-1]
+
+    one.cluster.put("a", value(1))
+    with replaced(hosts.directory, "renew", renew):
+        with replaced(hosts.directory, "publish", publish_slowly):
+            hosts.directory.leave(one.node.name)
+            assert eventually(lambda: len(renewals) > 6)  # twice as long as it lasts
+            assert [member.name for member in hosts.directory.members()] == [one.node.name]
+            assert renewals.count(False) == 1
+            goes_on.set()
+            assert eventually(lambda: one.cluster.exists("a") and not one.node.listing.is_stale)
+    keys = one.cluster.keyspace.keys(["a"])
+    assert eventually(lambda: hosts.directory.holders(keys) == [(one.node.pool_name,)])
+
+
+def test_what_is_told_when_the_membership_is_over_is_told_again(hosts):
+    one = hosts.make("one", ttl_s=SHORT_TTL_S)
+    hosts.directory.leave(one.node.name)
+    one.node.listing.publish(one.cluster.keyspace.keys(["a"]))
+    assert one.node.listing.is_stale
+    one.store.put("a", value(1))
+    keys = one.cluster.keyspace.keys(["a"])
+    assert eventually(lambda: hosts.directory.holders(keys) == [(one.node.pool_name,)])
+
+
+def test_a_node_that_cannot_tell_what_it_has_is_no_member(hosts):
+    directory = EmbeddedDirectory()
+    one = hosts.make("one")
+    one.store.put("a", value(1))
+    before = set(threading.enumerate())
+    with pytest.raises(RuntimeError, match="the pool is damaged"):
+        hosts.make("two", directory=Untold(directory), store=one.store)
+    assert directory.members() == [] and eventually(lambda: set(threading.enumerate()) <= before)
+
+
+class Untold(SomeDirectory):
+    def publish(self, *_):
+        raise RuntimeError("the pool is damaged")
