@@ -71,8 +71,8 @@ class ServedPool:
         """Return what peers have done since the last call."""
         return Served(*self._service.take_done())
 
-    def let_write(self, may_write: bool) -> None:
-        """Say whether peers may put and remove objects from now on.
+    def let_put(self, takes_puts: bool) -> None:
+        """Say whether peers that may write may put objects from now on; they may remove some.
 
         What they put nevertheless has begun: ``ObjectPool.stats().num_writing`` counts it until it
         is there, or was given up.
@@ -80,8 +80,8 @@ class ServedPool:
         Raises:
             InvalidArgument: it is no bool.
         """
-        _check_bool("let_write", may_write=may_write)
-        self._service.let_write(may_write)
+        _check_bool("let_put", takes_puts=takes_puts)
+        self._service.let_put(takes_puts)
 
 
 class ObjectsReply(Closing):

@@ -300,7 +300,7 @@ void bind_served_objects(py::module_& m, EngineClass& engine) {
                  std::move(pool), ObjectService::Options{is_all, may_write, checksums});
            }),
            py::arg("pool"), py::arg("is_all"), py::arg("may_write"), py::arg("checksums"))
-      .def("let_write", &ObjectService::let_write, py::arg("may_write"))
+      .def("let_put", &ObjectService::let_put, py::arg("takes_puts"))
       .def("take_done", &take_done);
   py::class_<ObjectsReply>(m, "ObjectsReply")
       .def_property_readonly("statuses",

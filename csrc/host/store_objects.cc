@@ -46,7 +46,7 @@ class ObjectPut {
   ObjectPut(PoolRef pool, const Writing& writing) : pool_(std::move(pool)), writing_(writing) {}
   ObjectPut(const ObjectPut&) = delete;
   ~ObjectPut() {
-    if (is_open_) pool_->give_up(writing_);
+    if (is_open_) pool_->give_up({writing_});
   }
 
   const Writing& writing() const { return writing_; }
@@ -66,6 +66,8 @@ class ObjectPut {
     if (is_open_) pool_->abort(writing_);
     is_open_ = false;
   }
+
+  bool retract() { return pool_->retract(writing_); }
 
  private:
   const PoolRef pool_;
@@ -243,6 +245,7 @@ void bind_objects(py::module_& m, py::class_<Pool, std::shared_ptr<Pool>>& pool)
       .def("commit", &ObjectPut::commit, py::arg("checksum"), py::arg("retention"),
            py::arg("position"), py::arg("stream"), ReleaseGil())
       .def("abort", &ObjectPut::abort, ReleaseGil())
+      .def("retract", &ObjectPut::retract, ReleaseGil())
       .def_buffer([](const ObjectPut& p) {
         return bytes_at(p.writing().data, p.writing().num_bytes, p.device());
       });

@@ -139,7 +139,7 @@ class ObjectService::Storing final : public Exchange {
       : service_(service), pool_(service.pool_), entries_(std::move(entries)) {
     try {
       for (const WriteEntry& entry : entries_) begin(entry);
-      service_.check_may_write();  // who has ended it sees from now on what is written
+      service_.check_takes_puts();  // who has ended that sees from now on what is written
     } catch (...) {
       abort();
       throw;
@@ -199,21 +199,21 @@ class ObjectService::Storing final : public Exchange {
       sum = checksum_of(writing.data, writing.num_bytes);
     }
     if (entry.checksum != 0 && sum != entry.checksum) {
-      statuses_[i] = AskStatus::kDamaged;
-      return abort(writings_[i]);
+      statuses_[i] = AskStatus::kDamaged;  // and given up in the end
+      return;
     }
     pool_->commit(writing, service_.options_.checksums ? sum : 0, Retention::kNormal);
     writings_[i].reset();
     statuses_[i] = AskStatus::kDone;
   }
 
-  void abort(std::optional<Writing>& writing) noexcept {
-    if (writing) pool_->give_up(*writing);
-    writing.reset();
-  }
-
   void abort() noexcept {
-    for (std::optional<Writing>& writing : writings_) abort(writing);
+    std::vector<Writing> left;
+    for (std::optional<Writing>& writing : writings_) {
+      if (writing) left.push_back(*writing);
+      writing.reset();
+    }
+    pool_->give_up(left);
   }
 
   ObjectService& service_;
@@ -260,10 +260,11 @@ std::unique_ptr<Exchange> ObjectService::begin(const std::string& question,
   }
   expect(header.ask == Ask::kWrite || header.ask == Ask::kRemove, "kind ",
          static_cast<uint32_t>(header.ask));
-  check_may_write();
+  if (!options_.may_write) throw Refused("its objects may only be read");
   if (header.ask == Ask::kRemove) {
     return std::make_unique<Removing>(*this, entries_of<Key>(header, question));
   }
+  check_takes_puts();
   auto entries = entries_of<WriteEntry>(header, question);
   uint64_t left = payload_bytes;
   for (const WriteEntry& entry : entries) {
@@ -274,8 +275,8 @@ std::unique_ptr<Exchange> ObjectService::begin(const std::string& question,
   return std::make_unique<Storing>(*this, std::move(entries));
 }
 
-void ObjectService::check_may_write() const {
-  if (!may_write_) throw Refused("its objects may only be read");
+void ObjectService::check_takes_puts() const {
+  if (!takes_puts_) throw Refused("it takes no objects at the moment");
 }
 
 void ObjectService::note_read(const Key& key) {

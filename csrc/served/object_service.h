@@ -39,11 +39,11 @@ class ObjectService final : public transfer::Service {
   };
 
   ObjectService(std::shared_ptr<store::Pool> pool, const Options& options)
-      : pool_(std::move(pool)), options_(options), may_write_(options.may_write) {}
+      : pool_(std::move(pool)), options_(options) {}
 
-  // Whether peers may put and remove from now on. What they put nevertheless is being written in
-  // the pool by now.
-  void let_write(bool may_write) { may_write_ = may_write; }
+  // Whether peers that may write may put objects from now on. What they put nevertheless is being
+  // written in the pool by now.
+  void let_put(bool takes_puts) { takes_puts_ = takes_puts; }
 
   std::unique_ptr<transfer::Exchange> begin(const std::string& question,
                                             uint64_t payload_bytes) override;
@@ -54,13 +54,13 @@ class ObjectService final : public transfer::Service {
   class Storing;
   class Removing;
 
-  void check_may_write() const;
+  void check_takes_puts() const;
   void note_read(const store::Key& key);
   void note(const store::Key& key, bool is_there);
 
   const std::shared_ptr<store::Pool> pool_;
   const Options options_;
-  std::atomic<bool> may_write_;
+  std::atomic<bool> takes_puts_{true};
   std::mutex mutex_;
   Done done_{};
 };

@@ -170,14 +170,14 @@ Begun put_from(Pool* pool, const Key& key, const Pieces& pieces, const PutOption
         checksum = are_in_host(pieces) ? checksum_of(pieces) : checksum_of({target});
       }
     } catch (...) {
-      pool->give_up(writing);
+      pool->give_up({writing});
       throw;
     }
   }
   try {
     pool->commit(writing, checksum, options.retention, options.position);
   } catch (...) {
-    pool->give_up(writing);
+    pool->give_up({writing});
     throw;
   }
   return Begun::kOpen;

@@ -18,6 +18,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -121,8 +122,10 @@ class Pool {
               uint16_t position = 0);
   void abort(const Writing& writing);
   // abort() for who cannot try again: if a stopped process holds the pool, whatever changes it next
-  // in this process does it then. Not of a forked child's.
-  void give_up(const Writing& writing) noexcept;
+  // in this process does it then. Does not wait for that. Not of a forked child's.
+  void give_up(const std::vector<Writing>& writings) noexcept;
+  // Removes what was committed; returns whether it was still there, and not another under its key.
+  bool retract(const Writing& writing);
 
   // Counts as a use. Nothing if there is no such object.
   std::optional<Pin> pin(const Key& key);
@@ -171,7 +174,8 @@ class Pool {
 // Who holds the pool's mutex.
 class Pool::Lock {
  public:
-  explicit Lock(Pool& pool) : lock_(pool.view_.header->mutex, [&pool] { pool.ledger_.rebuild(); }) {
+  explicit Lock(Pool& pool, std::chrono::milliseconds limit = RobustMutex::kLimit)
+      : lock_(pool.view_.header->mutex, [&pool] { pool.ledger_.rebuild(); }, limit) {
     if (pool.has_given_up_) pool.end_given_up();
   }
 

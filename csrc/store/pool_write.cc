@@ -47,15 +47,16 @@ void Pool::abort(const Writing& writing) {
   ledger_.sweep();
 }
 
-void Pool::give_up(const Writing& writing) noexcept {
-  if (owner_.forked()) return;
+void Pool::give_up(const std::vector<Writing>& writings) noexcept {
+  constexpr std::chrono::milliseconds kLimit{100};  // as long as nobody is stopped this is plenty
+  if (writings.empty() || owner_.forked()) return;
   {
     const std::lock_guard lock(giving_up_);
-    given_up_.push_back(writing);
+    given_up_.insert(given_up_.end(), writings.begin(), writings.end());
     has_given_up_ = true;
   }
   try {
-    const Lock lock(*this);
+    const Lock lock(*this, kLimit);
   } catch (const std::exception&) {
     // Whoever has the mutex next in this process, or the death of this one.
   }
@@ -71,6 +72,16 @@ void Pool::end_given_up() {
   given_up_.clear();
   has_given_up_ = false;
   ledger_.sweep();
+}
+
+bool Pool::retract(const Writing& writing) {
+  owner_.check("retract", "put");
+  const Lock lock(*this);
+  const uint64_t word = view_.entries[writing.entry].word.load();
+  if (word != word_of(writing.generation, State::kReady)) return false;
+  ledger_.doom(writing.entry);
+  ledger_.sweep();
+  return true;
 }
 
 bool Pool::remove(const Key& key) {

@@ -39,10 +39,14 @@ void RobustMutex::init() {
   needs_repair_ = false;
 }
 
-RobustMutex::Lock::Lock(RobustMutex& mutex, const std::function<void()>& repair) : mutex_(mutex) {
+RobustMutex::Lock::Lock(RobustMutex& mutex, const std::function<void()>& repair,
+                        std::chrono::milliseconds limit)
+    : mutex_(mutex) {
   timespec until;
   clock_gettime(kClock, &until);
-  until.tv_sec += kLimitS;
+  const int64_t nsec = until.tv_nsec + std::chrono::nanoseconds(limit).count();
+  until.tv_sec += nsec / 1'000'000'000;
+  until.tv_nsec = nsec % 1'000'000'000;
   const int error_number = lock_until(&mutex_.mutex_, until);
   if (error_number == EOWNERDEAD) {
     mutex_.needs_repair_ = true;

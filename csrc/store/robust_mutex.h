@@ -9,6 +9,7 @@
 
 #include <pthread.h>
 
+#include <chrono>
 #include <functional>
 
 namespace mk::store {
@@ -16,14 +17,15 @@ namespace mk::store {
 class RobustMutex {
  public:
   // How long a lock waits: a holder works for milliseconds, unless somebody has stopped it.
-  static constexpr int kLimitS = 10;
+  static constexpr std::chrono::seconds kLimit{10};
 
   void init();
 
   class Lock {
    public:
     // Throws SystemError (ETIMEDOUT) at its limit, and what `repair` throws.
-    Lock(RobustMutex& mutex, const std::function<void()>& repair);
+    Lock(RobustMutex& mutex, const std::function<void()>& repair,
+         std::chrono::milliseconds limit = kLimit);
     Lock(const Lock&) = delete;
     ~Lock();
 

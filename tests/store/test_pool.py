@@ -74,6 +74,22 @@ def test_a_put_that_is_given_up_leaves_nothing(pool):
     assert check(pool) == 0 and pool.stats().free_bytes == pool.capacity_bytes
 
 
+def test_what_was_committed_is_taken_back_and_nothing_else(pool):
+    writing = pool.begin(KEY, 9)
+    with pytest.raises(InvalidArgument, match="retract: put must be committed"):
+        writing.retract()
+    writing.commit()
+    with pool.pin(KEY) as pinned:
+        assert writing.retract() and not pool.contains(KEY) and pinned.num_bytes == 9
+    assert not writing.retract()
+    assert put(pool, KEY, 9) is PutResult.STORED
+    assert not writing.retract() and pool.contains(KEY)  # in the same entry
+    given_up = pool.begin((2, 2), 9)
+    given_up.abort()
+    with pytest.raises(InvalidArgument, match="retract: put must be committed"):
+        given_up.retract()
+
+
 def test_no_room(pool):
     assert put(pool, (1, 0), 60 * 4096) is PutResult.STORED
     assert pool.begin((2, 0), 5 * 4096) is PutResult.FULL

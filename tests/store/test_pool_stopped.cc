@@ -45,7 +45,7 @@ Writing begin(Pool* pool) {
 void what_is_given_up_meanwhile_ends_with_the_next_change(Pool* pool) {
   const Writing writing = begin(pool);
   const pid_t child = hold(pool->path());
-  pool->give_up(writing);  // after the limit
+  pool->give_up({writing});  // after the limit
   go_on(child);
   EXPECT(put(pool, kKey, 100) == Begun::kOpen);
   EXPECT(pool->remove(kKey));
@@ -59,7 +59,7 @@ pid_t give_up_and_close(const std::string& path) {
     auto pool = Pool::open(path);
     const Writing writing = begin(pool.get());
     const pid_t holder = hold(path);
-    pool->give_up(writing);
+    pool->give_up({writing});
     pool.reset();
     go_on(holder);
     raise(SIGSTOP);

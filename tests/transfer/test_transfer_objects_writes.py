@@ -146,16 +146,22 @@ def test_a_pool_that_may_only_be_read():
         assert len(taken.changed) == len(taken.is_there) == taken.num_bytes_stored == 0
 
 
-def test_a_pool_that_may_only_be_read_for_a_while(here):
-    here.served.let_write(False)
+def test_a_pool_that_takes_nothing_for_a_while(here):
+    here.put(1, 100)
+    here.served.let_put(False)
     for size in (0, 1000):
-        with pytest.raises(Unavailable, match="its objects may only be read"):
+        with pytest.raises(Unavailable, match="it takes no objects at the moment"):
             here.write({2: content(2, size)})
+    assert here.remove(1) == [DONE]
     assert here.is_at_rest() and here.pool.stats().num_ready == 0
-    here.served.let_write(True)
+    here.served.let_put(True)
     assert here.write({2: content(2, 1000)}) == [DONE]
-    with pytest.raises(InvalidArgument, match="let_write: may_write must be True or False, got 1"):
-        here.served.let_write(1)
+    with pytest.raises(InvalidArgument, match="let_put: takes_puts must be True or False, got 1"):
+        here.served.let_put(1)
+    with serving(may_write=False) as only_read:
+        only_read.served.let_put(True)
+        with pytest.raises(Unavailable, match="its objects may only be read"):
+            only_read.write({2: content(2, 10)})
 
 
 def test_what_was_let_in_before_the_end_is_seen_in_the_pool(here):
@@ -171,7 +177,7 @@ def test_what_was_let_in_before_the_end_is_seen_in_the_pool(here):
 
     def end():
         assert eventually(lambda: len(stored) > 50)
-        here.served.let_write(False)
+        here.served.let_put(False)
         while here.pool.stats().num_writing:
             pass
         return here.pool.stats().num_ready

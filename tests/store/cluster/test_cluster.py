@@ -93,9 +93,9 @@ def test_a_batch_that_evicts_its_own_beginning(hosts):
 def test_what_is_evicted_before_it_is_published_is_withdrawn(hosts):
     one, two = hosts.several(2)
 
-    def publish(original, pool, keys):
+    def publish(original, *args, **options):
         one.store.evict(64 * UNIT)  # as another thread's put does; it withdraws
-        original(pool, keys)
+        return original(*args, **options)
 
     with replaced(hosts.directory, "publish", publish):
         assert one.cluster.put("a", value(1)) is STORED

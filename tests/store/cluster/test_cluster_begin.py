@@ -179,8 +179,8 @@ def test_many_at_once(hosts, monkeypatch):
         monkeypatch.setattr(
             hosts.directory,
             name,
-            lambda who, keys, *rest, call=call, name=name: (
-                asked.append((name, len(keys))) or call(who, keys, *rest)
+            lambda who, keys, *rest, call=call, name=name, **options: (
+                asked.append((name, len(keys))) or call(who, keys, *rest, **options)
             ),
         )
     assert two.cluster.put(2, value(2)) is STORED

@@ -16,9 +16,9 @@ def test_while_it_tells_of_its_objects(hosts):
     renewals = []
     goes_on = threading.Event()
 
-    def publish_slowly(publish, *args):
+    def publish_slowly(publish, *args, **options):
         assert eventually(goes_on.is_set)
-        return publish(*args)
+        return publish(*args, **options)
 
     def renew(original, *args):
         renewals.append(original(*args))
@@ -58,5 +58,5 @@ def test_a_node_that_cannot_tell_what_it_has_is_no_member(hosts):
 
 
 class Untold(SomeDirectory):
-    def publish(self, *_):
+    def publish(self, *_, **__):
         raise RuntimeError("the pool is damaged")

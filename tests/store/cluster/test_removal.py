@@ -4,11 +4,14 @@ import pytest
 
 from mooncake_kernels.errors import TransferError, Unavailable
 from mooncake_kernels.pool import PutResult
-from mooncake_serving.store.cluster.removal import MAX_ROUNDS
+from mooncake_serving.store import Store
 from mooncake_serving.store.copies.copies import Copies
+from mooncake_serving.store.copies.copying import copy_to
+from mooncake_serving.store.node.copied import GONE
 
 from ..spread.support import hosts_with
-from .support import SomeDirectory, replaced, value
+from ..support import eventually
+from .support import UNIT, SomeDirectory, replaced, value
 
 STORED = PutResult.STORED
 
@@ -39,29 +42,20 @@ def look_at_everything(hosts) -> None:
             host.node.listing.publish_all()
 
 
-@pytest.mark.parametrize("call", ["holders", "withdraw_all"])
-def test_an_answer_of_the_directory_is_lost(hosts, call):
+@pytest.mark.parametrize("looks", [False, True])
+def test_the_answer_of_the_directory_is_lost(hosts, looks):
+    """Then nobody was asked to drop it; whoever tells of it again is told that it is removed."""
     one = hosts.make("one")
-    two = hosts.make("two", directory=Forgetful(hosts.directory, call))
+    two = hosts.make("two", directory=Forgetful(hosts.directory, "remove"))
     one.cluster.put("a", value(1))
     with pytest.raises(Unavailable, match="the connection is lost"):
         two.cluster.remove("a")
-    # Nothing of it was done, or all of it.
-    look_at_everything(hosts)
-    assert one.store.exists("a") is two.cluster.exists("a") is (call == "holders")
-    assert two.cluster.remove("a") is (call == "holders")
+    if looks:
+        look_at_everything(hosts)
+    assert two.cluster.remove("a") is not looks
     look_at_everything(hosts)
     assert hosts_with(hosts.all, "a") == [] and not two.cluster.exists("a")
-
-
-def test_the_remover_dies_after_the_holder_has_dropped_it(hosts):
-    one, two = hosts.several(2)
-    one.cluster.put("a", value(1))
-    with replaced(two.node.listing, "withdraw_all", lambda *_: 1 / 0):
-        with pytest.raises(ZeroDivisionError):
-            two.cluster.remove("a")
-    one.node.listing.tell_changes()  # as it does by itself
-    assert not two.cluster.exists("a") and two.cluster.put("a", value(2)) is STORED
+    assert two.cluster.put("a", value(2)) is STORED and one.cluster.get("a") == value(2)
 
 
 def test_the_remover_dies_before_the_holder_has_dropped_it(hosts):
@@ -70,8 +64,35 @@ def test_the_remover_dies_before_the_holder_has_dropped_it(hosts):
     with replaced(two.node.asking, "remove", lambda *_: 1 / 0):
         with pytest.raises(ZeroDivisionError):
             two.cluster.remove("a")
-    assert two.cluster.get("a") == value(1)
-    assert two.cluster.remove("a")
+    one.node.listing.tell_changes()
+    assert not two.cluster.exists("a")
+    one.node.listing.publish_all()
+    assert hosts_with(hosts.all, "a") == [] and not two.cluster.exists("a")
+
+
+def test_what_a_node_finds_in_its_pool_when_it_comes_back(hosts):
+    one, two = hosts.several(2)
+    one.cluster.put_each(["a", "b"], [value(1), value(2)])
+    one.cluster.close()
+    assert not two.cluster.remove("a")  # of which nobody knows just now
+    again = hosts.make("again", store=one.store)
+    two.node.members(anew=True)
+    assert two.cluster.get_each(["a", "b"]) == [None, value(2)]
+    assert not again.store.exists("a")
+
+
+def test_what_is_put_again_by_a_process_without_a_node_is_found(hosts, tmp_path):
+    path = tmp_path / "pool"
+    with Store.create(64 * UNIT, path) as store, Store.open(path) as other:
+        one, two = hosts.make("one", store=store), hosts.make("two")
+        two.node.members(anew=True)
+        for i in range(3):
+            assert other.put("a", value(i)) is STORED
+            one.node.listing.tell_changes()
+            assert two.cluster.get("a") == value(i)
+            assert two.cluster.remove("a")
+            assert eventually(lambda: one.node._serving.look() or not one.store.exists("a"))
+        one.close()
 
 
 def removing(remover, key, looker=None):
@@ -115,35 +136,58 @@ def test_it_is_copied_meanwhile(hosts, looks):
     assert hosts_with(hosts.all, "a") == [] and not three.cluster.exists("a")
 
 
-def test_a_copy_is_published_before_the_holder_drops_it(hosts):
-    one, two, three = hosts.several(3)
+def test_it_is_removed_by_another_thread_of_who_copies_it(hosts):
+    one, two = hosts.several(2)
     one.cluster.put("a", value(1))
+    with replaced(two.node._reader, "read", removing(two, "a", two)):
+        assert two.cluster.fetch(["a"]) == [None]
+    look_at_everything(hosts)
+    assert hosts_with(hosts.all, "a") == [] and not one.cluster.exists("a")
 
-    def fetch_first(remove, member, keys):
-        two.cluster.fetch(["a"])
-        return remove(member, keys)
 
-    with replaced(three.node.asking, "remove", fetch_first):
-        assert three.cluster.remove("a")
-    assert hosts_with(hosts.all, "a") == [] and not three.cluster.exists("a")
+def test_who_copies_it_fails_before_he_can_tell(hosts):
+    """What has come nevertheless is no put."""
+    one, two, three = hosts.several(3)
+    one.cluster.put_each(["a", "b"], [value(1), value(2)])
+
+    def fail(read, *args, **options):
+        removing(three, "a")(read, *args, **options)
+        raise Unavailable("the directory is away")
+
+    with replaced(two.node._reader, "read", fail):
+        with pytest.raises(Unavailable):
+            two.cluster.fetch(["a", "b"])
+    assert two.store.exists("a") and two.store.exists("b")
+    two.node.listing.tell_changes()
+    assert hosts_with(hosts.all, "a") == [] and not one.cluster.exists("a")
+    assert hosts_with(hosts.all, "b") == ["host-0", "host-1"]
+    assert not two.node.listing._undecided and not two.node.listing._copying
 
 
 def test_of_two_holders_one_copies_it_from_the_other(hosts):
-    """Who has dropped it has it again when the other one drops it."""
+    """Who has dropped it has it again when the other one is asked."""
     one, two, three = hosts.several(3)
     one.cluster.put("a", value(1))
     two.cluster.fetch(["a"])
     asked = []
 
     def copy_again(remove, member, keys):
-        if asked and member not in asked:
+        if asked:
             [first] = [host for host in (one, two) if host.node.name == asked[0]]
-            assert first.cluster.fetch(["a"]) == [STORED]
+            [second] = [host for host in (one, two) if host.node.name == member]
+            first.node.locations.remember(keys, [(second.node.pool_name,)])
+            assert first.cluster.get("a") == value(1)  # it is still there
+            pools = [[second.node.pool_name]]
+            assert copy_to(first.node, member_of(first), keys, pools, []) == [GONE]
         asked.append(member)
         return remove(member, keys)
 
+    def member_of(host):
+        return host.node.member(host.node.name)
+
     with replaced(three.node.asking, "remove", copy_again):
         assert three.cluster.remove("a")
+    assert len(asked) == 2
     assert hosts_with(hosts.all, "a") == [] and not three.cluster.exists("a")
 
 
@@ -161,27 +205,6 @@ def test_who_is_not_reached_keeps_it_and_it_is_found_there(hosts):
         with pytest.raises(Unavailable, match="not removed everywhere: .*refused"):
             three.cluster.remove("a")
     assert hosts_with(hosts.all, "a") == ["host-0"] and three.cluster.get("a") == value(1)
-
-
-def test_who_puts_it_again_and_again_does_not_keep_the_remover_for_ever(hosts):
-    one, two, three = hosts.several(3)
-    rounds = []
-
-    def put_again(withdraw, keys):
-        told = withdraw(keys)
-        rounds.append(told)
-        put_in_both()
-        return told
-
-    def put_in_both():
-        one.cluster.put("a", value(1))
-        two.cluster.fetch(["a"])
-
-    put_in_both()
-
-    with replaced(three.node.listing, "withdraw_all", put_again):
-        assert three.cluster.remove("a")
-    assert len(rounds) == MAX_ROUNDS and one.cluster.get("a") == value(1)
 
 
 def test_when_the_directory_is_away_a_copy_is_kept_and_told_later(hosts):

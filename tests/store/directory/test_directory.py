@@ -8,7 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mooncake_kernels.errors import InvalidArgument, Unavailable
-from mooncake_serving.store.directory import MAX_KEYS, Claim, EmbeddedDirectory, Member
+from mooncake_serving.store.directory import (
+    MAX_KEYS,
+    Claim,
+    EmbeddedDirectory,
+    Member,
+    Published,
+)
 
 from .support import (
     LONG_S,
@@ -26,6 +32,7 @@ A = Member("a", "host 1", "pool 1", 1 << 40, 1 << 39)
 A2 = Member("a2", "host 1", "pool 1")
 B = Member("b", "host 2", "pool 2")
 POOLLESS = Member("c", "host 2")
+LISTED, REMOVED, NOT_SERVED = Published
 
 
 def claims(directory, member: Member, *numbers: int, ttl_s: float = LONG_S) -> list[Claim]:
@@ -94,75 +101,99 @@ def test_objects_are_published_and_withdrawn(directory):
     assert holders_of(directory, 2) == [[]]
 
 
-def test_objects_are_withdrawn_from_all_pools(directory):
+def test_objects_are_removed_from_all_pools(directory):
     join(directory, A, B)
     directory.publish("pool 1", keys(1, 2, 5))
     directory.publish("pool 2", keys(2, 3))
     assert claims(directory, A, 4) == [Claim.GRANTED]
-    had = directory.withdraw_all(keys(2, 3, 4, 2))
+    had = directory.remove(keys(2, 3, 4, 2), LONG_S)
     both = ["pool 1", "pool 2"]
     assert names_of(had) == [both, ["pool 2"], [], both]
     assert holders_of(directory, 1, 2, 3, 4, 5) == [["pool 1"], [], [], [], ["pool 1"]]
     assert all_of(directory, "pool 1") == {1, 5} and all_of(directory, "pool 2") == set()
     assert claims(directory, B, 4) == [Claim.TAKEN]  # what is being written goes on
-    assert directory.withdraw_all(keys(2, 3)) == [(), ()]
 
 
-def test_what_a_dead_pool_had_is_withdrawn_from_nobody(world, directory):
+def test_what_a_dead_pool_had_is_removed_from_nobody(world, directory):
     join(directory, A, B)
     directory.publish("pool 1", keys(1))
     directory.publish("pool 2", keys(1))
     kill(world, A)
-    assert directory.withdraw_all(keys(1)) == [("pool 2",)]
+    assert directory.remove(keys(1), LONG_S) == [("pool 2",)]
     join(directory, A)
     assert holders_of(directory, 1) == [[]]
 
 
-def copies(directory, pool: str, *numbers: int) -> list[bool]:
-    stays = directory.publish_copies(pool, keys(*numbers))
-    assert stays.dtype == bool and stays.shape == (len(numbers),)
-    return stays.tolist()
+def published(directory, pool: str, *numbers: int, is_copy: bool = False) -> list[Published]:
+    answers = directory.publish(pool, keys(*numbers), is_copy=is_copy)
+    assert answers.dtype == np.int8 and answers.shape == (len(numbers),)
+    return [Published(answer) for answer in answers]
 
 
-def test_copies_are_published_of_what_a_pool_has(world, directory):
+def test_a_copy_of_what_was_removed_is_refused(world, directory):
     join(directory, A, B)
-    directory.publish("pool 1", keys(1, 2))
-    directory.publish("pool 2", keys(3))
-    assert claims(directory, A, 4) == [Claim.GRANTED]
-    assert copies(directory, "pool 2", 1, 3, 4, 1) == [True, True, False, True]
-    assert copies(directory, "pool 2", 1) == [True]
-    both = ["pool 1", "pool 2"]
-    assert holders_of(directory, 1, 2, 3, 4) == [both, ["pool 1"], ["pool 2"], []]
-    assert all_of(directory, "pool 2") == {1, 3}
-    assert claims(directory, B, 4) == [Claim.TAKEN]
-    directory.withdraw("pool 1", keys(1))
-    assert copies(directory, "pool 2", 1) == [True]  # of what it has itself
-    assert holders_of(directory, 1) == [["pool 2"]]
-    assert copies(directory, "nobody's", 1, 4) == [True, False]
-    assert holders_of(directory, 1) == [["pool 2"]]
-    kill(world, A)
-    assert copies(directory, "pool 2", 2) == [False]
+    assert published(directory, "pool 1", 1, 2) == [LISTED, LISTED]
+    assert claims(directory, A, 3) == [Claim.GRANTED]
+    assert directory.remove(keys(1, 4), LONG_S) == [("pool 1",), ()]
+    assert published(directory, "pool 2", 1, 2, 3, 4, 1, is_copy=True) == [
+        REMOVED, LISTED, LISTED, REMOVED, REMOVED
+    ]  # fmt: skip
+    assert holders_of(directory, 1, 2, 3, 4) == [[], ["pool 1", "pool 2"], ["pool 2"], []]
+    assert all_of(directory, "pool 2") == {2, 3}
+    assert claims(directory, B, 1) == [Claim.GRANTED]  # a claim alone changes nothing
+    assert published(directory, "pool 1", 1, is_copy=True) == [REMOVED]
+    assert claims(directory, A, 1) == [Claim.TAKEN]
+    assert published(directory, "pool 2", 1) == [LISTED]  # it was put again
+    assert published(directory, "pool 1", 1, is_copy=True) == [LISTED]
+    assert holders_of(directory, 1) == [["pool 1", "pool 2"]]
+
+
+def test_a_removal_is_forgotten_after_its_time(world, directory):
+    join(directory, A)
+    directory.remove(keys(1), SOON_S)
+    world.wait(
+        lambda: published(directory, "pool 1", 1, is_copy=True) == [LISTED], "it is not forgotten"
+    )
+    directory.publish("pool 1", keys(2))
+    assert directory.remove(keys(2), SOON_S) == [("pool 1",)]
+    world.wait(lambda: directory.remove(keys(2), SOON_S) == [()], "it is not forgotten")
+    directory.sweep()
+
+
+def test_who_removes_again_is_told_of_the_same_pools(world, directory):
+    """His first answer may have been lost, before he could ask them."""
+    join(directory, A, B)
+    directory.publish("pool 1", keys(1))
+    for _ in range(2):
+        assert directory.remove(keys(1), LONG_S) == [("pool 1",)]
+    directory.publish("pool 2", keys(1))
+    assert directory.remove(keys(1), LONG_S) == [("pool 2",)]  # of another object
+    kill(world, B)
+    assert directory.remove(keys(1), LONG_S) == [()]
+    join(directory, B)
+    assert directory.remove(keys(1), LONG_S) == [()]
 
 
 def test_who_publishes_learns_whether_the_pool_is_served(world, directory):
     join(directory, A)
-    assert directory.publish("pool 1", keys(1))
-    assert not directory.publish("pool 2", keys(1))
+    assert published(directory, "pool 1", 1) == [LISTED]
+    for is_copy in (False, True):
+        assert published(directory, "pool 2", 1, 2, is_copy=is_copy) == [NOT_SERVED] * 2
     kill(world, A)
-    assert not directory.publish("pool 1", keys(1))
+    assert published(directory, "pool 1", 1) == [NOT_SERVED]
 
 
 def test_no_keys_at_all(directory):
     join(directory, A)
     none = np.empty((0, 2), np.uint64)
     directory.publish("pool 1", none)
-    assert directory.publish_copies("pool 1", none).shape == (0,)
+    assert directory.publish("pool 1", none, is_copy=True).shape == (0,)
     directory.withdraw("pool 1", none)
     directory.abandon("a", none)
     assert directory.claim("a", none, 1).shape == (0,)
     assert directory.holders(none) == []
     assert directory.match_prefix(none) == []
-    assert directory.withdraw_all(none) == []
+    assert directory.remove(none, LONG_S) == []
     assert directory.keys_of("pool 1")[1].shape == (0, 2)
 
 
@@ -391,7 +422,7 @@ def test_many_pools_have_an_object(directory):
         directory.withdraw(pool, keys(2))
         left.remove(pool)
         assert holders_of(directory, 1, 2) == [pools, left]
-    assert names_of(directory.withdraw_all(keys(2))) == [left]
+    assert names_of(directory.remove(keys(2), LONG_S)) == [left]
     assert holders_of(directory, 1, 2) == [pools, []]
 
 

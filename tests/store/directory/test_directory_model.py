@@ -1,7 +1,5 @@
 """A directory against dicts, over everything that can be done to it in any order."""
 
-import itertools
-
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -14,7 +12,7 @@ from hypothesis.stateful import (
 )
 
 from mooncake_kernels.errors import Unavailable
-from mooncake_serving.store.directory import Claim, Member
+from mooncake_serving.store.directory import Claim, Member, Published
 
 from .support import LONG_S, all_of, holders_of, keys, kill, prefix_of
 
@@ -34,6 +32,7 @@ class DirectoryMachine(RuleBasedStateMachine):
         self.directory = self.world.directory
         self.members, self.objects, self.claims = {}, {}, {}
         self.dead = set()  # pools that may be swept
+        self.removed = {}  # of a key the pools that had it
 
     def bury(self, name) -> None:
         """A member is no more; its pool is not if nobody else serves it."""
@@ -41,6 +40,8 @@ class DirectoryMachine(RuleBasedStateMachine):
         self.claims = {key: who for key, who in self.claims.items() if who != name}
         if member.pool and all(other.pool != member.pool for other in self.members.values()):
             del self.objects[member.pool]
+            for had in self.removed.values():
+                had.discard(member.pool)
             self.dead.add(member.pool)
 
     @rule(name=NAMES, pool=POOLS_OR_NONE, free=st.integers(0, 2))
@@ -93,17 +94,21 @@ class DirectoryMachine(RuleBasedStateMachine):
 
     @rule(pool=POOLS, told=SOME_KEYS)
     def publish(self, pool, told):
-        assert self.directory.publish(pool, keys(*told)) == (pool in self.objects)
-        if pool in self.objects:
-            self.objects[pool].update(told)
-            self.claims = {key: who for key, who in self.claims.items() if key not in told}
+        self.published(pool, told, told, is_copy=False)
 
     @rule(pool=POOLS, told=SOME_KEYS)
     def publish_copies(self, pool, told):
-        stays = [any(key in objects for objects in self.objects.values()) for key in told]
-        assert self.directory.publish_copies(pool, keys(*told)).tolist() == stays
-        if pool in self.objects:
-            self.objects[pool].update(itertools.compress(told, stays))
+        self.published(pool, told, set(told) - self.removed.keys(), is_copy=True)
+
+    def published(self, pool, told, listed, *, is_copy):
+        answers = self.directory.publish(pool, keys(*told), is_copy=is_copy).tolist()
+        if pool not in self.objects:
+            assert answers == [Published.NOT_SERVED] * len(told)
+            return
+        assert answers == [Published.LISTED if k in listed else Published.REMOVED for k in told]
+        self.objects[pool].update(listed)
+        self.claims = {key: who for key, who in self.claims.items() if key not in listed}
+        self.removed = {key: had for key, had in self.removed.items() if key not in listed}
 
     @rule(pool=POOLS, told=SOME_KEYS)
     def withdraw(self, pool, told):
@@ -111,11 +116,12 @@ class DirectoryMachine(RuleBasedStateMachine):
         self.objects.get(pool, set()).difference_update(told)
 
     @rule(told=SOME_KEYS)
-    def withdraw_all(self, told):
-        had = self.directory.withdraw_all(keys(*told))
-        assert list(map(list, had)) == [
-            sorted(pool for pool, objects in self.objects.items() if key in objects) for key in told
-        ]
+    def remove(self, told):
+        for key in told:
+            had = {pool for pool, objects in self.objects.items() if key in objects}
+            self.removed[key] = self.removed.get(key, set()) | had
+        had = self.directory.remove(keys(*told), LONG_S)
+        assert list(map(list, had)) == [sorted(self.removed[key]) for key in told]
         for objects in self.objects.values():
             objects.difference_update(told)
 

@@ -193,7 +193,7 @@ def test_a_full_server_takes_no_more_and_gives_up_what_it_has(start):
         assert directory.sweep() == ["pool 2"]
         assert directory.holders(many[4:6]) == [("pool 1", "pool 3"), ("pool 3",)]
         directory.leave("c")
-        assert directory.withdraw_all(many) == [("pool 1",)] * 5 + [()] * 5
+        assert directory.remove(many, LONG_S) == [("pool 1",)] * 5 + [()] * 5
         assert directory.sweep() == ["pool 3"]
         assert client.keys("{mooncake}:o*") == []
 

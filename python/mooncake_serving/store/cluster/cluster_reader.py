@@ -17,6 +17,7 @@ from ..directory import Holders
 from ..keyspace import Keyspace, StoreKey, StoreKeys
 from ..node import Node
 from ..node.arriving import Outcome
+from ..node.copied import keep_copies
 from ..node.sinks import IntoBuffers, IntoBytes, IntoPool, Sink
 from ..reader import DAMAGED, check_pairs
 from ..store import Store
@@ -350,14 +351,12 @@ class ClusterReader:
         missing = np.flatnonzero(~self._are_here(words))
         sinks = [IntoPool(store, (first, second)) for first, second in words[missing].tolist()]
         pools, is_remembered = self.node.locations.find(words[missing], anew=True)
-        with self.node.listing.arriving(words[missing]):
+        with self.node.listing.copying(words[missing]):
             read = self._read_from(words[missing], sinks, pools, is_remembered)
-            for i, sink, outcome in zip(missing, sinks, read, strict=True):
-                results[i], outcomes[i] = sink.result, outcome
-            new = missing[[sink.result is PutResult.STORED for sink in sinks]]
-            store.age_tail_first(words[new])
-            for i in new[~self.node.listing.publish_copies(words[new])].tolist():
-                results[i], outcomes[i] = None, Outcome.ABSENT
+            for gone in keep_copies(store, self.node.listing, words[missing], sinks):
+                read[gone] = Outcome.ABSENT
+        for i, sink, outcome in zip(missing, sinks, read, strict=True):
+            results[i], outcomes[i] = sink.result, outcome
         return results, outcomes
 
 

@@ -16,7 +16,6 @@ from ..keyspace import Keyspace, StoreKey, StoreKeys
 from ..node import Node
 from .cluster_writer import ClusterWriter
 from .hot_keys import HotKeys
-from .removal import Removal
 
 
 class ClusterStore(ClusterWriter, Closing):
@@ -104,9 +103,25 @@ class ClusterStore(ClusterWriter, Closing):
         """
         self.node.check_process()
         words = self._keyspace.keys(keys)
-        removal = Removal(self.node, words, self._remove_from)
-        removal.run()
-        return removal.removed
+        removed = np.zeros(len(words), bool)
+        try:
+            pools = self.node.listing.remove(words)
+        finally:
+            self.node.locations.forget(words)
+            if self._store is not None:
+                for i, (first, second) in enumerate(words.tolist()):
+                    removed[i] = self._store.remove_key((first, second))
+        unreached = []
+        for pool in sorted({name for names in pools for name in names} - {self.node.pool_name}):
+            held = np.flatnonzero([pool in names for names in pools])
+            try:
+                removed[held] |= self._remove_from(pool, words[held])
+            except (TransferError, Unavailable) as error:
+                self.node.listing.publish_for(pool, words[held])  # where they may still be
+                unreached.append(str(error))
+        if unreached:
+            raise Unavailable(f"remove: it is not removed everywhere: {'; '.join(unreached)}")
+        return removed
 
     def retain(self, key: StoreKey, retention: Retention) -> bool:
         """Say how long the own pool's copy shall stay. Returns whether it has one."""

@@ -265,11 +265,12 @@ class ClusterWriter(ClusterReader):
                     words[[i]], num_bytes[i], claimed_s, retention=retention, position=position + i
                 )
         except BaseException:
-            with contextlib.ExitStack() as to_do:  # all of it, whatever fails
-                to_do.callback(self.node.claims.settle, words[granted])
+            try:
                 for put in results:
                     if isinstance(put, PutHere):
-                        to_do.callback(put.give_up)
+                        put.give_up()
+            finally:  # of one that could not be given up, too: it is dropped
+                self.node.claims.settle(words[granted])
             raise
         refused = [i for i in granted if isinstance(results[i], PutResult)]
         if refused:

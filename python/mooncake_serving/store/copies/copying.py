@@ -11,8 +11,8 @@ from mooncake_kernels.pool import PutResult
 
 from ..directory import Member
 from ..node import Node
+from ..node.copied import GONE, keep_copies
 from ..node.listing import in_parts
-from ..node.pulls import GONE
 from ..node.sinks import IntoPool
 
 HERE = (PutResult.STORED, PutResult.EXISTS)
@@ -99,7 +99,7 @@ def leaving(node: Node, pool: str, keys: np.ndarray) -> Iterator[np.ndarray]:
     finally:
         with contextlib.suppress(Unavailable):  # that pool's nodes tell it when they look
             for part in in_parts(keys[~has_left]):
-                node.directory.publish(pool, part)
+                node.directory.publish(pool, part, is_copy=True)
 
 
 def _sources(pools: Iterable[str], members: Iterable[Member], target: Member) -> list[str]:
@@ -114,15 +114,20 @@ def _copy_here(
 ) -> list[PutResult | str]:
     if node.store is None:
         return [f"{node.name} has no pool"] * len(keys)
-    results: list[PutResult | str] = [PutResult.EXISTS] * len(keys)
-    missing = np.flatnonzero(~node.store.has_keys(keys)).tolist()
-    sinks = [IntoPool(node.store, (first, second)) for first, second in keys[missing].tolist()]
-    with node.listing.arriving(keys[missing]):
-        outcomes = node.read(keys[missing], sinks, [pools[i] for i in missing])
-        for i, sink, outcome in zip(missing, sinks, outcomes, strict=True):
-            results[i] = sink.result or outcome.name
-        new = np.flatnonzero([result is PutResult.STORED for result in results])
-        for i in new[~node.listing.publish_copies(keys[new])].tolist():
+    with node.intake.enter() as is_in, node.listing.copying(keys):
+        if not is_in:
+            return ["it is draining"] * len(keys)
+        sinks = [IntoPool(node.store, (first, second)) for first, second in keys.tolist()]
+        is_here = node.store.has_keys(keys)
+        for i in np.flatnonzero(is_here).tolist():
+            sinks[i].result = PutResult.EXISTS
+        missing = np.flatnonzero(~is_here).tolist()
+        outcomes = node.read(
+            keys[missing], [sinks[i] for i in missing], [pools[i] for i in missing]
+        )
+        results: list[PutResult | str] = [PutResult.EXISTS] * len(keys)
+        for i, outcome in zip(missing, outcomes, strict=True):
+            results[i] = sinks[i].result or outcome.name
+        for i in keep_copies(node.store, node.listing, keys, sinks):
             results[i] = GONE
-    node.listing.publish(keys[[result is PutResult.EXISTS for result in results]])
     return results

@@ -131,7 +131,7 @@ class _Mover:
         num_bytes, self._num_bytes = np.split(self._num_bytes, [BATCH_KEYS])
         if not len(keys):
             return False
-        self._node.listing.publish(keys)  # what was put just now may not be
+        self._node.listing.publish_copies(keys)  # what was put just now may not be
         copied = Spreader(self._node, self._placement, self._room, 1, keys, num_bytes).run()
         members = self._node.directory.members()
         change = ReplicaChange(self._node, keys, members).run([], [self._node.pool_name])

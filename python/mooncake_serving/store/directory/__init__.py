@@ -8,7 +8,7 @@
 docs/store_directory.md says what is promised, and how it lies in Redis.
 """
 
-from .base import MAX_KEYS, Claim, Directory, Holders, Member
+from .base import MAX_KEYS, Claim, Directory, Holders, Member, Published
 from .embedded import EmbeddedDirectory
 from .redis import RedisDirectory
 
@@ -19,6 +19,7 @@ __all__ = [
     "EmbeddedDirectory",
     "Holders",
     "Member",
+    "Published",
     "RedisDirectory",
     "connect",
 ]

@@ -47,6 +47,14 @@ class Claim(enum.IntEnum):
     TAKEN = 2  # a living member writes it just now
 
 
+class Published(enum.IntEnum):
+    """What came of saying that a pool has an object."""
+
+    LISTED = 0
+    REMOVED = 1  # nothing: it is a copy of what was removed, and nobody has put it since
+    NOT_SERVED = 2  # nothing: no living member serves the pool; when one joins, all is published
+
+
 Holders = list[tuple[str, ...]]  # for each key the names, sorted, of living pools that have it
 
 
@@ -101,25 +109,23 @@ class Directory(Protocol):
             Unavailable: also if the member is not known; ``renew`` tells it what to do.
         """
 
-    def publish(self, pool: str, keys: np.ndarray) -> bool:
-        """Say that a pool has objects now, which ends claims to them. Idempotent.
+    def publish(self, pool: str, keys: np.ndarray, *, is_copy: bool = False) -> np.ndarray:
+        """Say that a pool has objects now, which ends claims to them: ``[n]`` of ``Published``.
+        Idempotent.
 
-        False: nothing came of it, for no living member serves the pool; when one joins, all is
-        published.
-        """
-
-    def publish_copies(self, pool: str, keys: np.ndarray) -> np.ndarray:
-        """Say that a pool has copies of objects: ``[n]`` bool, of which a living pool is still said
-        to have it, be it that one.
-
-        Of the rest nothing is said: they were removed while they were copied. Claims go on.
+        They were put, unless ``is_copy``: then they came from other pools, or were there before,
+        and what was removed meanwhile is not to come back.
         """
 
     def withdraw(self, pool: str, keys: np.ndarray) -> None:
         """Say that a pool does not have objects (any more). Idempotent."""
 
-    def withdraw_all(self, keys: np.ndarray) -> Holders:
-        """Say that no pool has objects (any more), and which living ones were said to have them."""
+    def remove(self, keys: np.ndarray, ttl_s: float) -> Holders:
+        """Say that no pool shall have objects any more, and which living ones may have them: those
+        that were said to, and those of an earlier removal whose time is not over.
+
+        For that time a copy of one is ``REMOVED``, until somebody puts it again.
+        """
 
     def abandon(self, name: str, keys: np.ndarray) -> None:
         """End a member's claims without an object. Idempotent."""

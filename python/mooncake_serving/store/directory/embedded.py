@@ -1,6 +1,5 @@
 """A directory in this process."""
 
-import itertools
 import math
 import threading
 import time
@@ -13,7 +12,7 @@ from mooncake_kernels.errors import Unavailable
 
 from ..checks import check_callable
 from .arguments import KEY_BYTES, as_keys, as_member, as_name, as_range, as_ttl_s
-from .base import Claim, Directory, Holders, Member
+from .base import Claim, Directory, Holders, Member, Published
 from .key_set import KeySet
 
 
@@ -51,6 +50,7 @@ class EmbeddedDirectory(Directory):
         self._pools: list[_Pool] = []  # dead ones too, until they are swept
         self._holders: dict[bytes, tuple[_Pool, ...]] = {}  # by their names
         self._claims: dict[bytes, tuple[_Seat, float]] = {}
+        self._removed: dict[bytes, tuple[set[_Pool], float]] = {}  # who had it; until when
 
     def join(self, member: Member, ttl_s: float) -> None:
         as_member("join", member)
@@ -103,29 +103,16 @@ class EmbeddedDirectory(Directory):
             answers = [self._claim(seat, key, now, ttl_s, living) for key in key_bytes]
         return np.array(answers, np.int8)
 
-    def publish(self, pool: str, keys: np.ndarray) -> bool:
+    def publish(self, pool: str, keys: np.ndarray, *, is_copy: bool = False) -> np.ndarray:
         as_name("publish", "pool", pool)
         key_bytes = _as_bytes("publish", keys)
         with self._lock:
-            living = self._living_pools(self._clock()).get(pool)
+            now = self._clock()
+            living = self._living_pools(now).get(pool)
             if living is None:
-                return False
-            for key in key_bytes:
-                self._hold(living, key)
-                self._claims.pop(key, None)
-            return True
-
-    def publish_copies(self, pool: str, keys: np.ndarray) -> np.ndarray:
-        as_name("publish_copies", "pool", pool)
-        key_bytes = _as_bytes("publish_copies", keys)
-        with self._lock:
-            living = self._living_pools(self._clock())
-            pools = set(living.values())
-            stays = [not pools.isdisjoint(self._holders.get(key, ())) for key in key_bytes]
-            if pool in living:
-                for key in itertools.compress(key_bytes, stays):
-                    self._hold(living[pool], key)
-        return np.array(stays, bool)
+                return np.full(len(key_bytes), Published.NOT_SERVED, np.int8)
+            answers = [self._publish(living, key, now, is_copy=is_copy) for key in key_bytes]
+        return np.array(answers, np.int8)
 
     def withdraw(self, pool: str, keys: np.ndarray) -> None:
         as_name("withdraw", "pool", pool)
@@ -138,15 +125,23 @@ class EmbeddedDirectory(Directory):
                 living.keys.discard(key)
                 self._forget(living, key)
 
-    def withdraw_all(self, keys: np.ndarray) -> Holders:
-        key_bytes = _as_bytes("withdraw_all", keys)
+    def remove(self, keys: np.ndarray, ttl_s: float) -> Holders:
+        key_bytes = _as_bytes("remove", keys)
+        ttl_s = as_ttl_s("remove", ttl_s)
+        found: Holders = []
         with self._lock:
-            living = set(self._living_pools(self._clock()).values())
-            found = self._find(key_bytes, living, is_prefix=False)
+            now = self._clock()
+            living = set(self._living_pools(now).values())
             for key in key_bytes:
-                for pool in living.intersection(self._holders.get(key, ())):
+                before, until = self._removed.get(key, (set(), now))
+                had = living.intersection(self._holders.get(key, ()))
+                for pool in had:
                     pool.keys.discard(key)
                     self._forget(pool, key)
+                if until > now:
+                    had |= before & living
+                self._removed[key] = had, now + ttl_s
+                found.append(tuple(sorted(pool.name for pool in had)))
         return found
 
     def abandon(self, name: str, keys: np.ndarray) -> None:
@@ -193,6 +188,7 @@ class EmbeddedDirectory(Directory):
                 for key, (seat, until) in self._claims.items()
                 if until > now and seat.until > now
             }
+            self._removed = {key: last for key, last in self._removed.items() if last[1] > now}
         return sorted({pool.name for pool in dead})
 
     def close(self) -> None:
@@ -236,11 +232,16 @@ class EmbeddedDirectory(Directory):
         self._claims[key] = (seat, now + ttl_s)
         return Claim.GRANTED
 
-    def _hold(self, pool: _Pool, key: bytes) -> None:
+    def _publish(self, pool: _Pool, key: bytes, now: float, *, is_copy: bool) -> Published:
+        if is_copy and self._removed.get(key, (None, now))[1] > now:
+            return Published.REMOVED
+        self._removed.pop(key, None)
+        self._claims.pop(key, None)
         holders = self._holders.get(key, ())
         if pool not in holders:
             self._holders[key] = tuple(sorted((*holders, pool), key=lambda holder: holder.name))
         pool.keys.add(key)
+        return Published.LISTED
 
     def _forget(self, pool: _Pool, key: bytes) -> None:
         holders = tuple(holder for holder in self._holders.get(key, ()) if holder is not pool)

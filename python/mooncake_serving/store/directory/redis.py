@@ -82,23 +82,21 @@ class RedisDirectory(Directory):
             raise Unavailable(f"claim: the directory knows no living member {name!r}")
         return claims
 
-    def publish(self, pool: str, keys: np.ndarray) -> bool:
-        return self._say("publish", "pool", pool, keys, scripts.PUBLISH)
-
-    def publish_copies(self, pool: str, keys: np.ndarray) -> np.ndarray:
-        as_name("publish_copies", "pool", pool)
-        chunks = _chunks("publish_copies", keys)
+    def publish(self, pool: str, keys: np.ndarray, *, is_copy: bool = False) -> np.ndarray:
+        as_name("publish", "pool", pool)
+        chunks = _chunks("publish", keys)
         return self._run(
-            scripts.PUBLISH_COPIES,
+            scripts.PUBLISH_COPIES if is_copy else scripts.PUBLISH,
             [(pool, chunk) for chunk in chunks],
-            lambda replies: answers.as_flags(replies, chunks),
+            lambda replies: answers.as_published(replies, chunks),
         )
 
     def withdraw(self, pool: str, keys: np.ndarray) -> None:
         self._say("withdraw", "pool", pool, keys, scripts.WITHDRAW)
 
-    def withdraw_all(self, keys: np.ndarray) -> Holders:
-        return self._where("withdraw_all", keys, scripts.WITHDRAW_ALL)
+    def remove(self, keys: np.ndarray, ttl_s: float) -> Holders:
+        ttl_ms = milliseconds(as_ttl_s("remove", ttl_s))
+        return self._where("remove", keys, scripts.REMOVE, ttl_ms)
 
     def abandon(self, name: str, keys: np.ndarray) -> None:
         self._say("abandon", "name", name, keys, scripts.ABANDON)
@@ -135,13 +133,13 @@ class RedisDirectory(Directory):
     def close(self) -> None:
         self._client.close()
 
-    def _say(self, op: str, argument: str, who: str, keys: np.ndarray, script: Script) -> bool:
+    def _say(self, op: str, argument: str, who: str, keys: np.ndarray, script: Script) -> None:
         as_name(op, argument, who)
-        return self._run(script, [(who, chunk) for chunk in _chunks(op, keys)], answers.as_done)
+        self._run(script, [(who, chunk) for chunk in _chunks(op, keys)], answers.as_done)
 
-    def _where(self, op: str, keys: np.ndarray, script: Script) -> Holders:
+    def _where(self, op: str, keys: np.ndarray, script: Script, *arguments: Any) -> Holders:
         chunks = _chunks(op, keys)
-        calls = [(chunk,) for chunk in chunks]
+        calls = [(chunk, *arguments) for chunk in chunks]
         return self._run(script, calls, lambda replies: answers.as_holders(replies, chunks))
 
     def _run(

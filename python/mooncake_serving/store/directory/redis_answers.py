@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from .arguments import KEY_BYTES, as_member
-from .base import Claim, Holders, Member
+from .base import Claim, Holders, Member, Published
 
 INDEX = np.dtype("<u4")
 CLAIMS = bytes(Claim)
-FLAGS = bytes((False, True))
+PUBLISHED = bytes(Published)
 
 
 def as_integer(answer: Any, high: int) -> int:
@@ -45,9 +45,9 @@ def as_claims(answers: list[Any], chunks: Sequence[bytes]) -> np.ndarray | None:
     return _as_bytes(answers, chunks, CLAIMS).view(np.int8)
 
 
-def as_flags(answers: list[Any], chunks: Sequence[bytes]) -> np.ndarray:
-    """``[n]`` bool."""
-    return _as_bytes(answers, chunks, FLAGS).view(bool)
+def as_published(answers: list[Any], chunks: Sequence[bytes]) -> np.ndarray:
+    """``[n]`` int8 of ``Published``."""
+    return _as_bytes(answers, chunks, PUBLISHED).view(np.int8)
 
 
 def _as_bytes(answers: list[Any], chunks: Sequence[bytes], allowed: bytes) -> np.ndarray:

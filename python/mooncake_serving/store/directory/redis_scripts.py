@@ -5,6 +5,7 @@ Behind it:
 
     o<key>    string: numbers of the pools that have the object, each with a space behind it
     c<key>    string, with a time to live: seat of the member that has a claim to it
+    r<key>    string, with a time to live: numbers of the pools that had it when it was removed
     p<pool>   set: keys of what the pool of this number has
     alive     sorted set: seats, by when they run out, in milliseconds of the server's clock
     served    sorted set: numbers of pools, by when the last seat of each runs out
@@ -267,41 +268,27 @@ return table.concat(answers)
 """
 )
 
-PUBLISH = Script(
-    _KEYS
-    + """
+# What is said of a pool; but nothing of copies of what was removed.
+_PUBLISH = """
 local pool, keys = number_of(ARGV[1]), keys_in(ARGV[2])
-if not pool then return 0 end
-local objects = named('o', keys)
-change(objects, read(objects), function(pools) return with(pool, pools) end)
-call_with_all(keys, 'SADD', prefix .. 'p' .. pool)
-call_with_all(named('c', keys), 'DEL')
-return 1
-"""
-)
-
-# Only what a pool is still said to have.
-PUBLISH_COPIES = Script(
-    _KEYS
-    + """
-local pool, keys = number_of(ARGV[1]), keys_in(ARGV[2])
-local objects = named('o', keys)
-local said = read(objects)
-local stays, copied, old, answers = {[false] = false}, {}, {}, {}
+if not pool then return string.rep('\\2', #keys) end
+local removed, answers, listed = read(named('r', keys)), {}, {}
 for i = 1, #keys do
-  local pools = said[i]
-  if stays[pools] == nil then stays[pools] = #living_of(pools) > 0 end
-  answers[i] = stays[pools] and '\\1' or '\\0'
-  if pool and stays[pools] then
-    copied[#copied + 1] = keys[i]
-    old[#old + 1] = pools
-  end
+  local is_refused = is_copy and removed[i]
+  answers[i] = is_refused and '\\1' or '\\0'
+  if not is_refused then listed[#listed + 1] = keys[i] end
 end
-change(named('o', copied), old, function(pools) return with(pool, pools) end)
-call_with_all(copied, 'SADD', prefix .. 'p' .. (pool or ''))
+local objects = named('o', listed)
+change(objects, read(objects), function(pools) return with(pool, pools) end)
+call_with_all(listed, 'SADD', prefix .. 'p' .. pool)
+call_with_all(named('c', listed), 'DEL')
+call_with_all(named('r', listed), 'DEL')
 return table.concat(answers)
 """
-)
+
+PUBLISH = Script(_KEYS + "local is_copy = false" + _PUBLISH)
+
+PUBLISH_COPIES = Script(_KEYS + "local is_copy = true" + _PUBLISH)
 
 WITHDRAW = Script(
     _KEYS
@@ -386,13 +373,19 @@ return answer()
 """
 )
 
-WITHDRAW_ALL = Script(
+# Who is said to have objects has them no more; and for some time that is known of them.
+REMOVE = Script(
     _FIND
     + """
-local keys = keys_in(ARGV[1])
-local objects = named('o', keys)
-local said = read(objects)
-find(said)
+local keys, ttl = keys_in(ARGV[1]), ARGV[2]
+local objects, marks = named('o', keys), named('r', keys)
+local said, before, had = read(objects), read(marks), {}
+for i = 1, #keys do
+  local pools = said[i] or ''
+  for _, pool in ipairs(living_of(before[i] or '')) do pools = with(pool, pools) end
+  had[i] = pools
+end
+find(had)
 for pool, name in pairs(known) do
   if name then call_with_all(keys, 'SREM', prefix .. 'p' .. pool) end
 end
@@ -400,6 +393,8 @@ change(objects, said, function(pools)
   for _, pool in ipairs(living_of(pools)) do pools = without(pool, pools) end
   return pools
 end)
+call_with_all(marks, 'DEL')  -- gives something up, so that what follows is not refused
+for i = 1, #keys do redis.call('SET', marks[i], had[i], 'PX', ttl) end
 return answer()
 """
 )

@@ -51,14 +51,13 @@ class Membership:
         self._is_over = threading.Event()
         self._must_look = threading.Event()
         self._members: dict[str, Member] = {}
+        self._threads: list[threading.Thread] = []
         self._directory.join(describe(), ttl_s)
-        self._threads = [
-            threading.Thread(target=run, name=name, daemon=True)
-            for run, name in ((self._renew, "mk-store-member"), (self._look, "mk-store-look"))
-        ]
-        for thread in self._threads:
-            thread.start()
         try:
+            for run, name in ((self._renew, "mk-store-member"), (self._look, "mk-store-look")):
+                thread = threading.Thread(target=run, name=name, daemon=True)
+                self._threads.append(thread)
+                thread.start()
             self._listing.publish_all()
             self.refresh()
         except BaseException:
@@ -84,8 +83,7 @@ class Membership:
         Raises:
             Unavailable: the directory does not answer; it is told later.
         """
-        if not self._directory.renew(self._describe(), self._ttl_s):
-            self._directory.join(self._describe(), self._ttl_s)
+        if self._renew_or_join():
             self._listing.publish_all()
         self.refresh()
 
@@ -102,7 +100,8 @@ class Membership:
         self._is_over.set()
         self._must_look.set()
         for thread in self._threads:
-            thread.join()
+            if thread.ident is not None:  # it was started
+                thread.join()
 
     def _renew(self) -> None:
         beats = _Beats(f"{self._name} cannot renew its membership")
@@ -111,11 +110,17 @@ class Membership:
                 self._renew_once()
 
     def _renew_once(self) -> None:
-        if not self._directory.renew(self._describe(), self._ttl_s):
-            self._directory.join(self._describe(), self._ttl_s)
-            self._listing.is_stale = True
+        if self._renew_or_join():
             self._must_look.set()
         self._on_members(self.refresh())
+
+    def _renew_or_join(self) -> bool:
+        """Stay a member; tells whether it was none any more, and its pool is to be published."""
+        if self._directory.renew(self._describe(), self._ttl_s):
+            return False
+        self._listing.is_stale = True  # also if the answer to what follows is lost
+        self._directory.join(self._describe(), self._ttl_s)
+        return True
 
     def _look(self) -> None:
         beats = _Beats(f"{self._name} cannot tell what its pool has")

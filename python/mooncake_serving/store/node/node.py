@@ -40,6 +40,8 @@ from .sinks import Sink
 READS_AT_ONCE = 8  # holders, of all threads together
 PAUSE_S = 0.005  # while others end what they read
 MAX_S = 600  # seconds, of anything
+REMOVED_S = 300  # longer than any copy is under way
+REMOVED_TTLS = 15  # longer than it takes until a node compares its pool with the directory
 MAX_SLOTS = 1024
 MAX_SLOT_BYTES = 1 << 30
 
@@ -118,7 +120,8 @@ class Node(Closing):
         except BaseException:
             return_engine(engine)
             raise
-        self.listing = Listing(directory, self.pool_name, store)
+        removed_s = max(REMOVED_S, REMOVED_TTLS * ttl_s)
+        self.listing = Listing(directory, self.pool_name, store, removed_s)
         self.locations = Locations(self.listing.holders, ttl_s)
         self.claims = Claims(directory, self.name, self.listing)
         self._peers = Peers(engine)
@@ -171,7 +174,7 @@ class Node(Closing):
         self.check_process()
         self.intake.let_in(not is_draining)
         if self._serving is not None:
-            self._serving.let_write(not is_draining)
+            self._serving.let_put(not is_draining)
         self._membership.announce()
 
     @property
@@ -258,7 +261,7 @@ class Node(Closing):
         store.on_evicted.append(self.listing.withdraw)
         self._pins = Pins(store, self._drop_damaged)
         if store.pool.device is None:
-            self._serving = Serving(self._engine, store)
+            self._serving = Serving(self._engine, store, self.listing)
         puller = Puller(
             store,
             self.intake,

@@ -11,6 +11,7 @@ from mooncake_kernels.pool import PutResult
 from ..directory import Member
 from ..store import Store
 from .calls import Calls
+from .copied import GONE, keep_copies
 from .intake import Intake
 from .listing import Listing
 from .messages import PLACE, Pull, Pulled, Release, Released, keys_of, reason_of
@@ -18,8 +19,6 @@ from .moving import Move, Mover
 from .peers import Peers
 from .remote import RemoteReader
 from .sinks import IntoPool, Range
-
-GONE = "it was removed meanwhile"
 
 
 class Offers:
@@ -83,18 +82,14 @@ class Puller:
         sinks = [IntoPool(self._store, tuple(key)) for key in keys.tolist()]
         if request.places:
             reasons = self._from_memory(request, sinks)
-            self._store.age_tail_first(keys[_are(sinks, PutResult.STORED)])
+            is_new = np.array([sink.result is PutResult.STORED for sink in sinks], bool)
+            self._store.age_tail_first(keys[is_new])
+            self._listing.publish(keys[is_new])
         else:
-            with self._listing.arriving(keys):
+            with self._listing.copying(keys):
                 reasons = self._from_pool(request, keys, sinks)
-                new = np.flatnonzero(_are(sinks, PutResult.STORED))
-                self._store.age_tail_first(keys[new])
-                for i in new[~self._listing.publish_copies(keys[new])].tolist():
-                    sinks[i].result, reasons[i] = None, GONE
-        told = _are(sinks, PutResult.EXISTS)
-        if request.places:
-            told |= _are(sinks, PutResult.STORED)
-        self._listing.publish(keys[told])
+                for i in keep_copies(self._store, self._listing, keys, sinks):
+                    reasons[i] = GONE
         return [
             reason if sink.result is None else sink.result.value
             for sink, reason in zip(sinks, reasons, strict=True)
@@ -138,10 +133,6 @@ class Puller:
             for _, sink in opened:
                 sink.commit() if is_good else sink.abort()
         return [reason] * len(sinks)
-
-
-def _are(sinks: Sequence[IntoPool], result: PutResult) -> np.ndarray:
-    return np.array([sink.result is result for sink in sinks], bool)
 
 
 def _moves(ranges: Sequence[Range], parts: Sequence[tuple[int, int]]) -> list[Move]:

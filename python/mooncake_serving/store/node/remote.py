@@ -7,7 +7,7 @@ they are read by address, and it is told to release them.
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, wait
+from concurrent.futures import Executor, Future, wait
 
 import numpy as np
 
@@ -24,6 +24,8 @@ from .peers import Peers
 from .sinks import Sink
 
 logger = logging.getLogger(__name__)
+
+Read = tuple[Member, list[int], list[Outcome]]  # from whom, which, and what came of each
 
 PINS_AT_ONCE = 256  # of a holder: it has 4096 for all readers
 SOONER_BYTES = 4 << 20  # up to here a checksum is computed sooner than a holder answers
@@ -121,8 +123,8 @@ class RemoteReader:
         keys: np.ndarray,
         sinks: Sequence[Sink],
         verify: bool,
-    ) -> list[tuple[Member, list[int], list[Outcome]]]:
-        def read_group(group: tuple[Member, list[int]]) -> tuple[Member, list[int], list[Outcome]]:
+    ) -> list[Read]:
+        def read_group(group: tuple[Member, list[int]]) -> Read:
             member, indices = group
             results: list[Outcome] = []
             for first in range(0, len(indices), PINS_AT_ONCE):
@@ -141,14 +143,12 @@ class RemoteReader:
 
         if len(groups) == 1:
             return [read_group(groups[0])]
-        reads = [self._executor.submit(read_group, group) for group in groups]
+        reads: list[Future[Read]] = []
         try:
-            wait(reads)  # all of them, before an error of one lets the caller free its buffers
-        except BaseException:  # Ctrl-C: their deadlines end them
-            for read in reads:
-                read.cancel()
-            wait(reads)
-            raise
+            for group in groups:
+                reads.append(self._executor.submit(read_group, group))
+        finally:
+            _wait_for_all(reads)  # before an error of one lets the caller free its buffers
         return [read.result() for read in reads]
 
     def _read_from(
@@ -241,6 +241,21 @@ class RemoteReader:
             self._calls.post(member.name, release, self._answer_s)
         except (TransferError, Unavailable) as error:
             logger.info("%s lets go by itself: %s", member.name, error)
+
+
+def _wait_for_all(reads: Sequence[Future[Read]]) -> None:
+    """Wait until all are over, however often Ctrl-C comes: their deadlines end them."""
+    interrupt: BaseException | None = None
+    while True:
+        try:
+            wait(reads)
+            break
+        except BaseException as error:  # noqa: BLE001 - raised below
+            interrupt = interrupt or error
+            for read in reads:
+                read.cancel()
+    if interrupt is not None:
+        raise interrupt
 
 
 def _can_be_proved(opened: Sequence[Arriving], verify: bool) -> bool:

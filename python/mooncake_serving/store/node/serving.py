@@ -4,6 +4,7 @@ from mooncake_kernels.transfer import TransferEngine
 
 from ..observer import ObservedPool
 from ..store import Store
+from .listing import Listing
 
 
 class Serving:
@@ -13,29 +14,31 @@ class Serving:
         engine: which serves it.
         store: of the pool. Who puts or removes tells the directory, too; if he dies before that,
             the next look at what the pool has does.
+        listing: of the pool.
     """
 
-    def __init__(self, engine: TransferEngine, store: Store):
+    def __init__(self, engine: TransferEngine, store: Store, listing: Listing):
         self._engine = engine
         self._store = store
-        self._may_write = store.is_pool_all and not store.has_quota
+        self._listing = listing
         self._served = engine.serve(
             store.pool,
             is_all=store.is_pool_all,
-            may_write=self._may_write,
+            may_write=store.is_pool_all and not store.has_quota,
             checksum=store.keeps_checksums,
         )
 
-    def let_write(self, is_open: bool) -> None:
+    def let_put(self, is_open: bool) -> None:
         """Say whether the engine takes objects; if not, the node is asked, which says no, too."""
         if self._served is not None:
-            self._served.let_write(is_open and self._may_write)
+            self._served.let_put(is_open)
 
     def look(self) -> None:
         """Tell the store and the pool's observers what others did. Of one thread at a time."""
         if self._served is None:
             return
         served = self._served.take()
+        self._listing.note_changes(served.changed, served.is_there)
         if len(served.read):
             self._store.note_read(served.read)
         if isinstance(self._store.pool, ObservedPool):

@@ -164,6 +164,7 @@ class IntoPool:
         self._store = store
         self._key = key
         self._put: ObjectPut | None = None
+        self._stored: ObjectPut | None = None
         self.location = store.pool.buffer.location
         self.result: PutResult | None = None
 
@@ -193,7 +194,13 @@ class IntoPool:
                 self.abort()
                 raise
             self.result = PutResult.STORED
-            self._put = None
+            self._stored, self._put = self._put, None
+
+    def retract(self) -> None:
+        """Take back what was committed, if it is still there; there is no result then."""
+        if self._stored is not None:
+            self._stored.retract()
+        self._stored = self.result = None
 
     def abort(self) -> None:
         if self._put is not None:
