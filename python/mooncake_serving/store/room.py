@@ -37,10 +37,14 @@ class Room:
     def evict_by(self, policy: EvictionPolicy, num_bytes: int) -> Evicted:
         """Evict by another policy, and tell of it."""
         evicted = policy(self._pool, num_bytes)
-        if len(evicted.keys):
-            for tell in tuple(self.on_evicted):
-                tell(evicted.keys)
+        self.tell(evicted.keys)
         return evicted
+
+    def tell(self, keys: np.ndarray) -> None:
+        """Tell all who want to know of ``[n, 2]`` keys that went."""
+        if len(keys):
+            for tell in tuple(self.on_evicted):
+                tell(keys)
 
     def make(self, num_bytes: Callable[[], int], attempt: Callable[[], Result]) -> Result:
         """Try until it is not ``FULL``, evicting twice as much each time, up to everything."""

@@ -2,6 +2,7 @@
 
 import contextlib
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -485,6 +486,83 @@ def test_what_was_removed_does_not_come_back(opened, soak):
     in_threads(evict, remove, look)
     store.flush()
     assert not store.exists_each(range(200)).any()
+
+
+@pytest.mark.parametrize("call", [Store.put_key, Store.begin_key], ids=["put", "begin"])
+@pytest.mark.parametrize("look", [0, 1])
+def test_what_moves_to_the_disk_after_a_look_there_exists(opened, monkeypatch, call, look):
+    """A put looks at the disk, where the object is not yet, and then at the pool."""
+    store = opened()
+    put(store, 0)
+    key, real, num_looks = store.keyspace.key(0), store.tier.contains_each, 0
+
+    def contains_each(keys):
+        nonlocal num_looks
+        found = real(keys)
+        num_looks += 1
+        if num_looks == look + 1:
+            assert store._demoter.offer(key)
+            assert eventually(lambda: real(keys).all())
+            time.sleep(0.05)  # for the demoter to evict it, if it may
+        return found
+
+    monkeypatch.setattr(store.tier, "contains_each", contains_each)
+    name = call.__name__
+    assert getattr(store, name)(key, b"other" if name == "put_key" else 5) is EXISTS
+    assert num_looks > look and store.flush()
+    assert store.get(0) == value(0).tobytes()
+
+
+@pytest.fixture
+def slow(opened, monkeypatch):
+    """A store whose object 0 is being written to the disk until the event is set."""
+    store, begun, goes_on = opened(), threading.Event(), threading.Event()
+    real = store.tier.put_each
+
+    def put_each(keys, values):
+        begun.set()
+        assert goes_on.wait(60)
+        return real(keys, values)
+
+    monkeypatch.setattr(store.tier, "put_each", put_each)
+    put(store, 0)
+    assert store._demoter.offer(store.keyspace.key(0)) and begun.wait(60)
+    yield store, goes_on
+    goes_on.set()
+
+
+@pytest.mark.parametrize("who", ["this store", "another process"])
+def test_what_is_removed_and_put_anew_while_it_is_written_stays(slow, who):
+    store, goes_on = slow
+    others = Store(store.pool, namespace="model")  # as of a process that has not the tier
+    assert others.remove(0)
+    assert (store if who == "this store" else others).put(0, b"other") is STORED
+    goes_on.set()
+    assert store.flush() and store.get(0) == b"other"
+    store.evict(IN_POOL * OBJECT)
+    assert store.flush() and store.get(0) == b"other"
+
+
+def test_what_another_process_removes_while_it_is_written_is_gone(slow):
+    store, goes_on = slow
+    assert Store(store.pool, namespace="model").remove(0)
+    goes_on.set()
+    assert store.flush() and not store.exists(0)
+
+
+def test_it_is_told_what_went_from_both(opened):
+    """What the disk could not take, and not what it has."""
+    store, told = opened(), set()
+    store.on_evicted.append(lambda keys: told.update(keys[:, 0].tolist()))
+    put(store, *KEYS)
+    store.flush()
+    read(store, *KEYS)
+    assert told == set() and store.exists_each(KEYS).all()
+    new = range(100, 130)
+    with no_writes_from(0):
+        put(store, *new)
+        store.flush()
+    assert told == {key for key in new if not store.exists(key)} and len(told) >= 30 - IN_POOL
 
 
 def test_close_gives_up_in_time(opened, monkeypatch):

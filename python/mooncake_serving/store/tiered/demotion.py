@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +11,7 @@ from mooncake_kernels.errors import ChecksumError, Unavailable
 from mooncake_kernels.pool import Key, ObjectPool, PinnedObject, PutResult
 
 from ..ssd import SsdTier
+from .moves import Moves
 
 log = logging.getLogger("mooncake_serving.store.tiered")
 
@@ -44,11 +45,16 @@ class Demoter:
     Args:
         pool: where they are; they are pinned while they wait.
         tier: where they go.
+        puts: the keys of puts that look at both just now: none of these is evicted.
         queue_bytes: how much may wait; what comes then is refused.
+
+    Attributes:
+        on_evicted: functions that are told the keys of what was evicted, ``[n, 2]``.
     """
 
-    def __init__(self, pool: ObjectPool, tier: SsdTier, queue_bytes: int):
-        self._pool, self._tier = pool, tier
+    def __init__(self, pool: ObjectPool, tier: SsdTier, puts: Moves, queue_bytes: int):
+        self._pool, self._tier, self._puts = pool, tier, puts
+        self.on_evicted: list[Callable[[np.ndarray], object]] = []
         self._queue_bytes = queue_bytes
         self._queue: dict[Key, PinnedObject] = {}  # in the order of their coming
         self._writing: dict[Key, PinnedObject] = {}
@@ -175,14 +181,35 @@ class Demoter:
             whole = [key for key, pinned in batch.items() if self._is_whole(key, pinned)]
             results = self._tier.put_each(whole, [batch[key].view for key in whole])
             stored = [k for k, r in zip(whole, results, strict=True) if r is not PutResult.FULL]
-            for pinned in batch.values():
-                pinned.close()
-            self._pool.evict_keys(np.array(list(batch), np.uint64))
+            with self._puts.hold(batch):
+                evicted = self._evict(batch, stored)
+            for tell in tuple(self.on_evicted):
+                tell(evicted)
         except Exception:
             log.exception("%d objects could not be written", len(batch))
         for pinned in batch.values():
             pinned.close()
         return stored
+
+    def _evict(self, batch: dict[Key, PinnedObject], stored: list[Key]) -> np.ndarray:
+        """Evict objects, but none that was put anew under its key; returns the keys of what went.
+
+        What was removed meanwhile, by who has not the tier, goes from there as well.
+        """
+        there = [key for key, pinned in batch.items() if self._is_there(key, pinned)]
+        for pinned in batch.values():
+            pinned.close()
+        for key in set(stored).difference(there):
+            self._tier.remove(key)
+        return self._pool.evict_keys(np.array(there, np.uint64).reshape(-1, 2)).keys
+
+    def _is_there(self, key: Key, pinned: PinnedObject) -> bool:
+        """Whether the pool has this very object: while it is pinned, no other is at its place."""
+        found = self._pin(key)
+        if found is None:
+            return False
+        with found:
+            return found.buffer.address == pinned.buffer.address
 
     @staticmethod
     def _is_whole(key: Key, pinned: PinnedObject) -> bool:

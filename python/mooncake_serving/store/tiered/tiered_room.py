@@ -82,10 +82,23 @@ class _ByWayOfDisk:
 class TieredRoom(Room):
     """A pool whose objects leave it for a disk, for which a put waits only if it finds no room."""
 
-    def __init__(self, pool: ObjectPool, demotion: Demotion, demoter: Demoter, at_least: int):
+    def __init__(
+        self,
+        pool: ObjectPool,
+        tier: SsdTier,
+        demotion: Demotion,
+        demoter: Demoter,
+        at_least: int,
+    ):
         super().__init__(pool, demotion, at_least)
+        self._tier = tier
         self._demotion = demotion
         self._demoter = demoter
+        demoter.on_evicted.append(self.tell)
+
+    def tell(self, keys: np.ndarray) -> None:
+        """Tell of those that are on the disk neither."""
+        super().tell(keys[~self._tier.contains_each(keys)])
 
     def evict_by(self, policy: EvictionPolicy, num_bytes: int) -> Evicted:
         """Evict by another policy, as that of a quota, by way of the disk as well."""

@@ -105,7 +105,8 @@ class TieredStore(Store):
             self._moves = Moves()
             self._queue_bytes = queue_bytes
             self._uses = UseSketch(min(pool.stats().max_objects, MAX_COUNTED))
-            self._demoter = Demoter(pool, tier, queue_bytes)
+            self._puts = Moves()
+            self._demoter = Demoter(pool, tier, self._puts, queue_bytes)
             undo.callback(self._demoter.close, 0)
             self._close_deadline_s = close_deadline_s
             demotion = Demotion(tier, self._demoter, self._uses, min_uses)
@@ -115,7 +116,8 @@ class TieredStore(Store):
     def _make_room(self, eviction: EvictionPolicy, at_least: int) -> Room:
         assert isinstance(eviction, Demotion)
         # The queue has room for what is evicted at once.
-        return TieredRoom(self.pool, eviction, self._demoter, min(at_least, self._queue_bytes // 4))
+        at_least = min(at_least, self._queue_bytes // 4)
+        return TieredRoom(self.pool, self.tier, eviction, self._demoter, at_least)
 
     @property
     def is_pool_all(self) -> bool:
@@ -280,6 +282,16 @@ class TieredStore(Store):
         self._uses.add(words)
         return bool(self.tier.contains_each(words)[0])
 
+    def _put(
+        self, key: Key, num_bytes: Callable[[], int], attempt: Callable[[], Result]
+    ) -> Result | PutResult:
+        return super()._put(key, num_bytes, lambda: self._unless_on_disk(key, attempt))
+
+    def _unless_on_disk(self, key: Key, attempt: Callable[[], Result]) -> Result | PutResult:
+        """Look at the disk and put, while nothing of that key leaves the pool for the disk."""
+        with self._puts.hold([key]):
+            return PutResult.EXISTS if self.tier.contains_each([key])[0] else attempt()
+
     def _promote_one(self, words: np.ndarray) -> bool:
         """Bring an object from the disk; tells whether to look again."""
         if self._promote(words).any():
@@ -334,7 +346,7 @@ class TieredStore(Store):
         return damaged
 
     def _begin_in_pool(self, words: Key, num_bytes: int) -> ObjectPut | PutResult:
-        return self._put(
+        return super()._put(
             words,
             lambda: num_bytes,
             lambda: self.pool.begin(words, num_bytes, checksum=self._checksum),
