@@ -10,6 +10,7 @@ import pytest
 from mooncake_kernels.errors import ChecksumError, InvalidArgument
 from mooncake_kernels.pool import ObjectPut, PutResult
 from mooncake_serving.store import Quota, SsdTier, Store, TieredStore, Watermark
+from mooncake_serving.store.tiered.demotion import Demoter
 
 from ..support import child, content, ended_well, eventually
 from .support import PAGE, no_writes_from
@@ -563,6 +564,29 @@ def test_it_is_told_what_went_from_both(opened):
         put(store, *new)
         store.flush()
     assert told == {key for key in new if not store.exists(key)} and len(told) >= 30 - IN_POOL
+
+
+def test_who_waits_for_room_goes_on_if_what_was_queued_is_removed(opened, monkeypatch):
+    goes_on, real = threading.Event(), Demoter._take
+
+    def take(demoter):
+        assert goes_on.wait(60)
+        return real(demoter)
+
+    monkeypatch.setattr(Demoter, "_take", take)
+    store = opened()
+    put(store, 0)
+    assert store._demoter.offer(store.keyspace.key(0))
+    waits = threading.Thread(target=store._demoter.wait_written)
+    waits.start()
+    time.sleep(0.05)  # until it does
+    assert store.remove(0)
+    waits.join(10)
+    is_waiting = waits.is_alive()
+    put(store, 1)
+    assert store._demoter.offer(store.keyspace.key(1))
+    goes_on.set()
+    assert not is_waiting
 
 
 def test_close_gives_up_in_time(opened, monkeypatch):

@@ -98,12 +98,13 @@ class Demoter:
             )
 
     def wait_written(self) -> bool:
-        """Wait until a part of what is queued was written; False if nothing is."""
+        """Wait until a part of what is queued was written, or all was removed; False if nothing is
+        queued."""
         with self._changed:
             before = self._num_batches
-            if not self._queue and not self._writing:
+            if self._is_idle():
                 return False
-            self._changed.wait_for(lambda: self._num_batches != before)
+            self._changed.wait_for(lambda: self._num_batches != before or self._is_idle())
             return True
 
     def discard(self, keys: Sequence[Key]) -> None:
@@ -115,7 +116,7 @@ class Demoter:
     def flush(self, timeout_s: float | None = None) -> bool:
         """Wait until nothing is queued; tells whether that came true in time."""
         with self._changed:
-            return self._changed.wait_for(lambda: not self._queue and not self._writing, timeout_s)
+            return self._changed.wait_for(self._is_idle, timeout_s)
 
     def close(self, timeout_s: float) -> None:
         """Write what is queued, for so long; drop the rest. Idempotent."""
@@ -135,6 +136,9 @@ class Demoter:
                 self._written_bytes,
                 self._num_dropped,
             )
+
+    def _is_idle(self) -> bool:
+        return not self._queue and not self._writing
 
     def _pin(self, key: Key) -> PinnedObject | None:
         try:
