@@ -147,14 +147,15 @@ def test_one_tier_at_a_time_has_the_file(path):
         assert keys_of(tier) == {(1, 0)}
 
 
-def test_another_version_is_refused(path):
+@pytest.mark.parametrize("version", [1, 3])
+def test_another_version_is_refused(path, version):
     with open_tier(path) as tier:
         put(tier, (1, 0))
     with open(path, "r+b") as file:
         file.seek(8)
-        file.write(struct.pack("<I", 2))
+        file.write(struct.pack("<I", version))
     image = path.read_bytes()
-    with pytest.raises(Unavailable, match="has layout 2, this is for layout 1"):
+    with pytest.raises(Unavailable, match=f"has layout {version}, this is for layout 2"):
         open_tier(path)
     assert path.read_bytes() == image
 

@@ -7,6 +7,7 @@ import contextlib
 import os
 import random
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -78,16 +79,21 @@ def run(tier, recorder) -> list[Round]:
     return rounds
 
 
-def power_loss(image: bytearray, events: list, chance: random.Random) -> bytes:
-    """The file if of what was not synced some pages are there, and others are not."""
+def power_loss(image: bytearray, events: list, is_kept: Callable[[int], bool]) -> bytes:
+    """The file if of what was not synced some pages are there, by their places, and others not."""
     last_sync = max((i for i, event in enumerate(events) if event is None), default=-1)
     for i, event in enumerate(events):
         if event is not None:
             offset, data = event
             for at in range(0, len(data), PAGE):
-                if i < last_sync or chance.random() < 0.5:
+                if i < last_sync or is_kept(offset + at):
                     image[offset + at : offset + at + PAGE] = data[at : at + PAGE]
     return bytes(image)
+
+
+def half(chance: random.Random) -> Callable[[int], bool]:
+    """Pages are kept by chance."""
+    return lambda place: chance.random() < 0.5
 
 
 def test_power_is_lost_after_any_write(tmp_path, monkeypatch, soak):
@@ -104,13 +110,37 @@ def test_power_is_lost_after_any_write(tmp_path, monkeypatch, soak):
     for moment in moments if soak else chance.sample(moments, 40):
         number = next(i for i, r in enumerate(rounds) if r.num_events >= moment)
         before, after = rounds[number - 1], rounds[number]
-        copy.write_bytes(power_loss(blank[:], recorder.events[:moment], chance))
+        copy.write_bytes(power_loss(blank[:], recorder.events[:moment], half(chance)))
         with open_tier(copy, SIZE) as tier:
             found = keys_of(tier)
             assert read(tier, *found, verify=False) == found
             assert before.must & after.there <= found, moment
             assert found <= {(i, 0) for i in range(3 * number)} - before.gone, moment
             assert put(tier, (1000, 0)) == [PutResult.STORED]  # and it goes on
+
+
+def test_power_is_lost_twice(tmp_path, monkeypatch, soak):
+    """What the first loss took does not come back by the second."""
+    path, copy, chance = tmp_path / "tier", tmp_path / "copy", random.Random(5)
+    recorder = Recorder(monkeypatch)
+    with open_tier(path, SIZE) as tier:
+        blank = bytearray(path.stat().st_size)
+        rounds = run(tier, recorder)
+    events = recorder.events
+    moments = range(rounds[0].num_events + 1, rounds[-1].num_events + 1)
+    for moment in moments if soak else moments[:60]:  # of the first lap, with heads that are new
+        image = power_loss(blank[:], events[:moment], half(chance))
+        copy.write_bytes(image)
+        recorder.events = []
+        with open_tier(copy, SIZE) as tier:
+            found = keys_of(tier)
+            new = [(key, 1) for key in chance.choices(range(100), k=chance.randrange(1, 4))]
+            put(tier, *new)
+            second = list(recorder.events)
+        copy.write_bytes(power_loss(bytearray(image), second, half(chance)))
+        with open_tier(copy, SIZE) as tier:
+            assert read(tier, *(there := keys_of(tier)), verify=False) == there
+            assert there <= found | set(new), moment
 
 
 def life(path, report: int, start: int, num_buckets: int) -> None:

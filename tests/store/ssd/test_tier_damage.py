@@ -20,13 +20,14 @@ FIELDS = {  # of the header of a record: where, how many bytes
     "version": (8, 4),
     "kind": (12, 4),
     "tier": (16, 16),
-    "sequence": (32, 8),
-    "offset": (40, 8),
-    "hash": (48, 8),
-    "scope": (56, 8),
-    "num_bytes": (64, 8),
-    "data checksum": (72, 8),
-    "header checksum": (80, 8),
+    "epoch": (32, 8),
+    "run": (40, 8),
+    "offset": (48, 8),
+    "hash": (56, 8),
+    "scope": (64, 8),
+    "num_bytes": (72, 8),
+    "data checksum": (80, 8),
+    "header checksum": (88, 8),
 }
 
 
@@ -71,11 +72,12 @@ def test_the_fields_are_where_this_file_says(path):
     page = path.read_bytes()[record.offset :][:PAGE]
     words = {name: page[at : at + size] for name, (at, size) in FIELDS.items()}
     expected = {"offset": record.offset, "hash": 4, "num_bytes": record.num_bytes, "kind": 1}
-    expected |= {"data checksum": record.checksum, "sequence": 1, "version": 1, "scope": 0}
+    expected |= {"data checksum": record.checksum, "run": 1, "version": 2, "scope": 0}
     for name, number in expected.items():
         assert int.from_bytes(words[name], "little") == number, name
     assert words["magic"] == layout.RECORD_MAGIC
     assert words["tier"] == path.read_bytes()[16:32]
+    assert words["epoch"] == path.read_bytes()[layout.FIRST_BUCKET + 40 :][:8]
 
 
 @pytest.mark.parametrize("how", [zero, flip])

@@ -17,6 +17,9 @@ class Bucket:
         index: which it is.
         offset: in the file.
         sequence: of its content, one more for each bucket that is begun; 0: it is free.
+        epoch: of its content, a random number that tells it from all that was here before.
+        run: of what is written now; what lies behind a record and is of an earlier run was given
+            up, by an error or by a death.
         records: what it holds, in order.
         end: where the next record goes.
         is_sealed: whether it has a footer.
@@ -26,6 +29,8 @@ class Bucket:
     index: int
     offset: int
     sequence: int = 0
+    epoch: int = 0
+    run: int = 0
     records: list[Record] = field(default_factory=list)
     end: int = 0
     is_sealed: bool = False
@@ -33,7 +38,8 @@ class Bucket:
 
     def clear(self) -> None:
         """Forget the content."""
-        self.sequence, self.records, self.end, self.is_sealed = 0, [], self.offset + PAGE, False
+        self.sequence, self.epoch, self.run = 0, 0, 0
+        self.records, self.end, self.is_sealed = [], self.offset + PAGE, False
 
 
 @dataclass(eq=False, slots=True)

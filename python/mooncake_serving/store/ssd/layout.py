@@ -1,4 +1,4 @@
-"""What lies where in the file of a tier: version 1, as docs/store_ssd.md has it."""
+"""What lies where in the file of a tier: version 2, as docs/store_ssd.md has it."""
 
 import struct
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from mooncake_kernels.errors import InvalidArgument, Unavailable
 from mooncake_kernels.hashing import block_hashes
 from mooncake_kernels.pool import Key
 
-VERSION = 1
+VERSION = 2
 PAGE = 4096
 FIRST_BUCKET = 1 << 20
 OBJECT, REMOVAL = 1, 2  # kinds of records
@@ -17,9 +17,9 @@ OBJECT, REMOVAL = 1, 2  # kinds of records
 # Each begins with its magic and the version, and is followed by its checksum.
 TIER_ID = "16s"
 SUPERBLOCK = struct.Struct(f"<8sII{TIER_ID}Q")  # ..., page, tier, bucket_bytes
-BUCKET = struct.Struct(f"<8sII{TIER_ID}Q")  # ..., index, tier, sequence
-RECORD = struct.Struct(f"<8sII{TIER_ID}6Q")  # ..., kind, tier, sequence, a Record
-FOOTER = struct.Struct(f"<8sII{TIER_ID}3Q")  # ..., index, tier, sequence, count, checksum
+BUCKET = struct.Struct(f"<8sII{TIER_ID}2Q")  # ..., index, tier, sequence, epoch
+RECORD = struct.Struct(f"<8sII{TIER_ID}7Q")  # ..., kind, tier, epoch, run, a Record
+FOOTER = struct.Struct(f"<8sII{TIER_ID}5Q")  # ..., index, tier, sequence, epoch, run, entries
 CHECKSUM = struct.Struct("<Q")
 
 SUPERBLOCK_MAGIC = b"MKSSDT\0\1"
@@ -102,47 +102,49 @@ def unpack_superblock(page: np.ndarray, path: str) -> tuple[bytes, int]:
     return fields[3], fields[4]
 
 
-def pack_bucket(tier_id: bytes, index: int, sequence: int) -> np.ndarray:
-    return _page(BUCKET.pack(BUCKET_MAGIC, VERSION, index, tier_id, sequence))
+def pack_bucket(tier_id: bytes, index: int, sequence: int, epoch: int) -> np.ndarray:
+    return _page(BUCKET.pack(BUCKET_MAGIC, VERSION, index, tier_id, sequence, epoch))
 
 
-def unpack_bucket(page: np.ndarray, tier_id: bytes, index: int) -> int | None:
-    """The sequence number of a bucket's content, 0 of none; None if the page does not say."""
+def unpack_bucket(page: np.ndarray, tier_id: bytes, index: int) -> tuple[int, ...] | None:
+    """Sequence number and epoch of a bucket's content, 0 of none; None if the page does not say."""
     fields = _fields(BUCKET, page.tobytes())
-    return fields[4] if fields and fields[:4] == (BUCKET_MAGIC, VERSION, index, tier_id) else None
+    return fields[4:] if fields and fields[:4] == (BUCKET_MAGIC, VERSION, index, tier_id) else None
 
 
-def pack_record(tier_id: bytes, sequence: int, record: Record) -> np.ndarray:
-    words = (record.offset, *record.key, record.num_bytes, record.checksum)
-    return _page(RECORD.pack(RECORD_MAGIC, VERSION, record.kind, tier_id, sequence, *words))
+def pack_record(tier_id: bytes, epoch: int, run: int, record: Record) -> np.ndarray:
+    words = (epoch, run, record.offset, *record.key, record.num_bytes, record.checksum)
+    return _page(RECORD.pack(RECORD_MAGIC, VERSION, record.kind, tier_id, *words))
 
 
-def unpack_record(page: np.ndarray, tier_id: bytes, sequence: int, offset: int) -> Record | None:
-    """The record whose header this is; None if it is none of this tier, content and place."""
+def unpack_record(
+    page: np.ndarray, tier_id: bytes, epoch: int, offset: int
+) -> tuple[Record, int] | None:
+    """The record whose header this is, and its run; None if it is of another tier, epoch, place."""
     fields = _fields(RECORD, page.tobytes())
-    if not fields or (*fields[:2], *fields[3:6]) != (
-        RECORD_MAGIC,
-        VERSION,
-        tier_id,
-        sequence,
-        offset,
-    ):
+    if fields is None:
         return None
-    return Record(offset, (fields[6], fields[7]), fields[8], fields[9], fields[2])
+    magic, version, kind, tier, content, run, place, first, second, num_bytes, expected = fields
+    if (magic, version, tier, content, place) != (RECORD_MAGIC, VERSION, tier_id, epoch, offset):
+        return None
+    return Record(offset, (first, second), num_bytes, expected, kind), run
 
 
-def pack_footer(tier_id: bytes, index: int, sequence: int, records: list[Record]) -> np.ndarray:
+def pack_footer(
+    tier_id: bytes, index: int, sequence: int, epoch: int, run: int, records: list[Record]
+) -> np.ndarray:
     """The end of a bucket: entries, and behind them the page that tells of them."""
     rows = [(r.offset, *r.key, r.num_bytes, r.checksum, r.kind) for r in records]
     entries = np.array(rows, ENTRY).view(np.uint8)
     padding = np.zeros(pages(len(entries)) - len(entries), np.uint8)
-    words = (sequence, len(records), checksum(entries))
+    words = (sequence, epoch, run, len(records), checksum(entries))
     last = _page(FOOTER.pack(FOOTER_MAGIC, VERSION, index, tier_id, *words))
     return np.concatenate([entries, padding, last])
 
 
-def unpack_footer(page: np.ndarray, tier_id: bytes, index: int) -> tuple[int, int, int] | None:
-    """Sequence number, number of entries before this page, their checksum; None if none of it."""
+def unpack_footer(page: np.ndarray, tier_id: bytes, index: int) -> tuple[int, ...] | None:
+    """Sequence number, epoch, last run, number of entries before this page, and their checksum;
+    None if none of it."""
     fields = _fields(FOOTER, page.tobytes())
     return fields[4:] if fields and fields[:4] == (FOOTER_MAGIC, VERSION, index, tier_id) else None
 

@@ -1,5 +1,6 @@
 """The buckets as one log: records are appended, and the oldest bucket is made free in time."""
 
+import os
 from collections import deque
 
 import numpy as np
@@ -67,7 +68,7 @@ class Log:
         newest = max(self._buckets, key=lambda bucket: bucket.sequence)
         self._newest = newest if newest.sequence else None
         self._pending: list[Entry] = []
-        self._go_on_at(newest.end)
+        self._begin_run()
 
     @property
     def sequence(self) -> int:
@@ -133,8 +134,9 @@ class Log:
         if self._newest.is_sealed:
             self._unseal(self._newest)
         record = Record(self._end, key, len(data), checksum(data), kind)
+        header = pack_record(self._tier_id, self._newest.epoch, self._newest.run, record)
         try:
-            self._appender.add(pack_record(self._tier_id, self._newest.sequence, record))
+            self._appender.add(header)
             self._appender.add(data)
         except BaseException:  # also by Ctrl-C: half a record must not be followed by another
             self._forget()
@@ -160,23 +162,26 @@ class Log:
         bucket, sequence = self._free[0], self.sequence + 1
         if not self._index.wait_unread(bucket, self._deadline_s):
             raise TransferError(self._disk.path, "a bucket is still being read", timed_out=True)
-        self._write(bucket.offset, pack_bucket(self._tier_id, bucket.index, sequence))
+        epoch = int.from_bytes(os.urandom(8), "little")
+        self._write(bucket.offset, pack_bucket(self._tier_id, bucket.index, sequence, epoch))
         self._free.popleft()
-        bucket.sequence = sequence
+        bucket.sequence, bucket.epoch = sequence, epoch
         self._newest = bucket
-        self._go_on_at(bucket.end)
+        self._begin_run()
         if not self._free:
             self._reclaim()
 
     def _seal(self, bucket: Bucket) -> None:
         self._disk.sync()  # a footer vouches for the data
-        footer = pack_footer(self._tier_id, bucket.index, bucket.sequence, bucket.records)
+        content = (bucket.sequence, bucket.epoch, bucket.run)
+        footer = pack_footer(self._tier_id, bucket.index, *content, bucket.records)
         self._write(bucket.offset + self._bucket_bytes - len(footer), footer)
         bucket.is_sealed = True
 
     def _unseal(self, bucket: Bucket) -> None:
-        """Take the footer away, which would hide what is appended now."""
+        """Take the footer away, which would hide what is appended now, and its run."""
         self._write(bucket.offset + self._bucket_bytes - PAGE, np.zeros(PAGE, np.uint8))
+        self._disk.sync()
         bucket.is_sealed = False
 
     def _reclaim(self) -> None:
@@ -185,7 +190,7 @@ class Log:
         oldest = min(in_use, key=lambda bucket: bucket.sequence)
         self._move_used(oldest)
         self._disk.sync()  # the copies, before the originals are overwritten
-        self._write(oldest.offset, pack_bucket(self._tier_id, oldest.index, 0))
+        self._write(oldest.offset, pack_bucket(self._tier_id, oldest.index, 0, 0))
         self._unseal(oldest)
         self._counters.num_dropped += self._index.remove_bucket(oldest)
         oldest.clear()
@@ -223,9 +228,11 @@ class Log:
     def _forget(self) -> None:
         self._pending.clear()
         self._appender.forget()
-        if self._newest is not None:
-            self._go_on_at(self._newest.end)
+        self._begin_run()
 
-    def _go_on_at(self, offset: int) -> None:
-        self._end = offset
-        self._appender.seek(offset)
+    def _begin_run(self) -> None:
+        """Go on where the newest bucket ends, over what a write that failed may have left there."""
+        if self._newest is not None:
+            self._newest.run += 1
+            self._end = self._newest.end
+            self._appender.seek(self._end)

@@ -60,15 +60,15 @@ def recover(
     for bucket, head, last in zip(buckets, heads, lasts, strict=True):
         bucket.clear()
         footer = unpack_footer(last, tier_id, bucket.index)
-        sequence = unpack_bucket(head, tier_id, bucket.index)
-        if sequence is None and footer is not None:
-            sequence = footer[0]  # the head is damaged
-        if not sequence:
+        content = unpack_bucket(head, tier_id, bucket.index)
+        if content is None and footer is not None:
+            content = footer[:2]  # the head is damaged
+        if content is None or not content[0]:
             continue
-        bucket.sequence = sequence
+        bucket.sequence, bucket.epoch = content
         records = None
-        if footer is not None and footer[0] == sequence:
-            records = _by_footer(reader, bucket, bucket_bytes, *footer[1:])
+        if footer is not None and footer[:2] == content:
+            records = _by_footer(reader, bucket, bucket_bytes, *footer[2:])
         bucket.is_sealed = records is not None
         if records is None:
             records = list(_by_headers(reader, tier_id, bucket, bucket_bytes))
@@ -84,11 +84,14 @@ def recover(
 
 
 def _by_footer(
-    reader: Reader, bucket: Bucket, bucket_bytes: int, num_records: int, expected: int
+    reader: Reader, bucket: Bucket, bucket_bytes: int, run: int, num_records: int, expected: int
 ) -> list[Record] | None:
     offset = bucket.offset + bucket_bytes - footer_bytes(num_records)
     entries = reader.read(offset, num_records * ENTRY.itemsize)
-    return None if entries is None else unpack_entries(entries, expected)
+    records = None if entries is None else unpack_entries(entries, expected)
+    if records is not None:
+        bucket.run = run
+    return records
 
 
 def _by_headers(
@@ -106,9 +109,11 @@ def _by_headers(
             offset = start + row * PAGE
             if offset < end:
                 continue  # what looks like a header in the data of an object
-            record = unpack_record(rows[row], tier_id, bucket.sequence, offset)
-            if record is None or record.end > stop:
-                continue
+            found = unpack_record(rows[row], tier_id, bucket.epoch, offset)
+            record, run = found or (None, 0)
+            if record is None or record.end > stop or run < bucket.run:
+                continue  # another page, or what a run before this one has left behind
+            bucket.run = run
             place = (row + 1) * PAGE
             data: np.ndarray | None = window[place : place + record.num_bytes]
             if record.end > start + len(window):
