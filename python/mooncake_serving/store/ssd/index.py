@@ -23,6 +23,8 @@ class Bucket:
         records: what it holds, in order.
         end: where the next record goes.
         is_sealed: whether it has a footer.
+        has_gaps: whether pages of it could not be read: it is not written to until it is reused,
+            and gets no footer, so that the next start looks at them again.
         num_readers: reads of it that are under way.
     """
 
@@ -34,12 +36,14 @@ class Bucket:
     records: list[Record] = field(default_factory=list)
     end: int = 0
     is_sealed: bool = False
+    has_gaps: bool = False
     num_readers: int = 0
 
     def clear(self) -> None:
         """Forget the content."""
         self.sequence, self.epoch, self.run = 0, 0, 0
-        self.records, self.end, self.is_sealed = [], self.offset + PAGE, False
+        self.records, self.end = [], self.offset + PAGE
+        self.is_sealed, self.has_gaps = False, False
 
 
 @dataclass(eq=False, slots=True)

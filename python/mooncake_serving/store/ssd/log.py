@@ -173,6 +173,8 @@ class Log:
 
     def _seal(self, bucket: Bucket) -> None:
         self._disk.sync()  # a footer vouches for the data
+        if bucket.has_gaps:
+            return
         content = (bucket.sequence, bucket.epoch, bucket.run)
         footer = pack_footer(self._tier_id, bucket.index, *content, bucket.records)
         self._write(bucket.offset + self._bucket_bytes - len(footer), footer)

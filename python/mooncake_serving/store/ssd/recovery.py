@@ -73,7 +73,9 @@ def recover(
         if records is None:
             records = list(_by_headers(reader, tier_id, bucket, bucket_bytes))
         bucket.records = records
-        if records:
+        if bucket.has_gaps:
+            bucket.end = bucket.offset + bucket_bytes
+        elif records:
             bucket.end = records[-1].end
     for bucket in sorted(buckets, key=lambda bucket: bucket.sequence):
         for record in bucket.records:
@@ -100,9 +102,8 @@ def _by_headers(
     """Look at every page, for one that cannot be read, or is torn, says not where the next is."""
     stop, end = bucket.offset + bucket_bytes, bucket.end
     for start in range(end, stop, WINDOW_BYTES):
-        window = reader.read(start, min(WINDOW_BYTES, stop - start))
-        if window is None:
-            continue
+        window, has_gaps = _read_window(reader, start, min(WINDOW_BYTES, stop - start))
+        bucket.has_gaps |= has_gaps
         rows = window.reshape(-1, PAGE)
         is_header = (rows[:, : len(RECORD_MAGIC)] == np.frombuffer(RECORD_MAGIC, np.uint8)).all(1)
         for row in np.flatnonzero(is_header).tolist():
@@ -116,8 +117,18 @@ def _by_headers(
             bucket.run = run
             place = (row + 1) * PAGE
             data: np.ndarray | None = window[place : place + record.num_bytes]
-            if record.end > start + len(window):
+            if has_gaps or record.end > start + len(window):
                 data = reader.read(offset + PAGE, record.num_bytes)
             if data is not None and record.checksum == checksum(data):
                 end = record.end
                 yield record
+
+
+def _read_window(reader: Reader, offset: int, num_bytes: int) -> tuple[np.ndarray, bool]:
+    """``[num_bytes]`` uint8, and whether there are pages that cannot be read: these are zeros."""
+    window = reader.read(offset, num_bytes)
+    if window is not None:
+        return window, False
+    rows = np.zeros((num_bytes // PAGE, PAGE), np.uint8)
+    reader.read_each([(offset + i * PAGE, row) for i, row in enumerate(rows)])
+    return rows.reshape(-1), True

@@ -1,0 +1,97 @@
+"""A page that the disk cannot read, at a start that has to look at each page: what else is there is
+found, and nothing is written where something may be.
+
+By a stand-in for the system call's error: no disk of a test has bad pages.
+"""
+
+import pytest
+
+from mooncake_kernels.errors import TransferError
+from mooncake_kernels.pool import PutResult
+from mooncake_serving.store.ssd import layout, recovery
+from mooncake_serving.store.ssd.disk import Disk
+
+from .support import PAGE, keys_of, open_tier, put, read
+
+BUCKET = 128 << 10  # with room for all KEYS
+KEYS = [(i, 0) for i in range(2, 8)]
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "tier"
+
+
+def opened(path):
+    return open_tier(path, 4, bucket_bytes=BUCKET)
+
+
+def make(path) -> dict:
+    """Put all KEYS, and die; return where their records are."""
+    with opened(path) as tier:
+        put(tier, *KEYS)
+        where = {key: tier._index.find(key).record for key in KEYS}
+        image = path.read_bytes()
+    path.write_bytes(image)
+    return where
+
+
+class Failed:
+    """A ticket of a read that met a bad page."""
+
+    def __init__(self, ticket, path):
+        self._ticket, self._path = ticket, path
+
+    def wait(self):
+        self._ticket.wait()
+        raise TransferError(self._path, "reading: Input/output error")
+
+    def cancel(self):
+        return self._ticket.cancel()
+
+
+@pytest.fixture
+def bad(monkeypatch) -> set[int]:
+    """Places of pages that cannot be read from now on."""
+    places, real = set(), Disk.read
+
+    def read_or_fail(own, moves):
+        ticket = real(own, moves)
+        is_bad = any(at <= place < at + size for _, at, size in moves for place in places)
+        return Failed(ticket, own.path) if is_bad else ticket
+
+    monkeypatch.setattr(Disk, "read", read_or_fail)
+    return places
+
+
+@pytest.mark.parametrize("window_bytes", [4 * PAGE, recovery.WINDOW_BYTES])
+@pytest.mark.parametrize("page", range(1, BUCKET // PAGE))
+def test_any_page_of_a_bucket(path, bad, monkeypatch, page, window_bytes):
+    monkeypatch.setattr(recovery, "WINDOW_BYTES", window_bytes)
+    where, place = make(path), layout.FIRST_BUCKET + page * PAGE
+    bad.add(place)
+    lost = {key for key, record in where.items() if record.offset <= place < record.end}
+    with opened(path) as tier:
+        assert read(tier, *KEYS, verify=False) == keys_of(tier) == set(KEYS) - lost
+        assert put(tier, *((i, 1) for i in range(8))) == [PutResult.STORED] * 8
+        there = keys_of(tier)
+    bad.clear()  # as if it were the cable
+    with opened(path) as tier:
+        assert read(tier, *KEYS, *there) == keys_of(tier) == {*KEYS, *there}
+        assert put(tier, (100, 0)) == [PutResult.STORED]
+
+
+def test_many_pages(path, bad):
+    """Also as often as it is started, until the bucket is reused."""
+    where = make(path)
+    bad |= {where[key].offset for key in KEYS[::2]}
+    for i in range(3):
+        with opened(path) as tier:
+            assert put(tier, (i, 1)) == [PutResult.STORED]
+            there = {*KEYS[1::2], *((j, 1) for j in range(i + 1))}
+            assert read(tier, *there) == keys_of(tier) == there
+    with opened(path) as tier:
+        begun = tier.stats().num_buckets_begun
+        for i in range(100, 200):
+            assert put(tier, (i, 0)) == [PutResult.STORED]
+        assert tier.stats().num_buckets_begun > begun + 4
