@@ -1,10 +1,7 @@
 """A run of pages that is written from two halves of memory: one is filled while one is written."""
 
-import contextlib
-
 import numpy as np
 
-from mooncake_kernels.errors import TransferError
 from mooncake_kernels.transfer import Ticket
 
 from .disk import Disk
@@ -14,8 +11,8 @@ from .layout import PAGE
 class Appender:
     """Writes pages one behind the other, from where ``seek`` says. For one thread at a time.
 
-    After a ``TransferError`` nothing is under way, and what was added since the last ``flush`` is
-    forgotten.
+    After an exception within a wait nothing is under way, and what was added since the last
+    ``flush`` is forgotten. Whoever lets another one through calls ``forget``.
 
     Args:
         disk: what is written.
@@ -71,9 +68,10 @@ class Appender:
 
     def forget(self) -> None:
         """End what is under way, and forget what was added."""
-        for half in (0, 1):
-            with contextlib.suppress(TransferError):
-                self._wait(half)
+        for half, ticket in enumerate(self._tickets):
+            if ticket is not None:
+                ticket.cancel()  # which waits for what the disk has begun
+                self._tickets[half] = None
         self._filled = 0
 
     def _staged(self, num_bytes: int) -> np.ndarray:
@@ -89,11 +87,12 @@ class Appender:
         self._half = 1 - self._half
 
     def _wait(self, half: int) -> None:
-        ticket, self._tickets[half] = self._tickets[half], None
+        ticket = self._tickets[half]
         if ticket is None:
             return
         try:
             ticket.wait()
-        except TransferError:
+        except BaseException:  # also by Ctrl-C, after which it goes on
             self.forget()
             raise
+        self._tickets[half] = None

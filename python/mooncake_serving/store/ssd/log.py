@@ -81,11 +81,15 @@ class Log:
 
     def append(self, key: Key, data: np.ndarray, kind: int = OBJECT) -> Entry:
         """Write a record behind the last one; seen by others after ``flush``."""
-        if not self._is_head_known:
-            self._write_head(self._tier_id)
-        if not self._fits(len(data)):
-            self._roll()
-        return self._append(key, data, kind)
+        try:
+            if not self._is_head_known:
+                self._write_head(self._tier_id)
+            if not self._fits(len(data)):
+                self._roll()
+            return self._append(key, data, kind)
+        except BaseException:  # also by Ctrl-C: half a record must not be followed by another
+            self._forget()
+            raise
 
     def flush(self) -> None:
         """Wait for what was appended, and let others see it."""
@@ -106,6 +110,7 @@ class Log:
 
     def close(self) -> None:
         """Write a footer, so that the next start need not look at each record."""
+        self._forget()  # what was appended by a call that Ctrl-C has ended
         if not self._is_head_known:
             self._write_head(self._tier_id)
         if self._newest is not None and not self._newest.is_sealed:
@@ -116,6 +121,7 @@ class Log:
 
         If only the sync fails, it is done, but may not outlast a loss of power.
         """
+        self._forget()  # as in close
         self._write_head(tier_id)
         self._index.clear()
         for bucket in self._buckets:
@@ -134,13 +140,8 @@ class Log:
         if self._newest.is_sealed:
             self._unseal(self._newest)
         record = Record(self._end, key, len(data), checksum(data), kind)
-        header = pack_record(self._tier_id, self._newest.epoch, self._newest.run, record)
-        try:
-            self._appender.add(header)
-            self._appender.add(data)
-        except BaseException:  # also by Ctrl-C: half a record must not be followed by another
-            self._forget()
-            raise
+        self._appender.add(pack_record(self._tier_id, self._newest.epoch, self._newest.run, record))
+        self._appender.add(data)
         self._end = record.end
         self._pending.append(Entry(self._newest, record))
         return self._pending[-1]
@@ -192,8 +193,8 @@ class Log:
         oldest = min(in_use, key=lambda bucket: bucket.sequence)
         self._move_used(oldest)
         self._disk.sync()  # the copies, before the originals are overwritten
-        self._write(oldest.offset, pack_bucket(self._tier_id, oldest.index, 0, 0))
         self._unseal(oldest)
+        self._write(oldest.offset, pack_bucket(self._tier_id, oldest.index, 0, 0))
         self._counters.num_dropped += self._index.remove_bucket(oldest)
         oldest.clear()
         self._free.append(oldest)
@@ -224,10 +225,13 @@ class Log:
         try:
             self._appender.add(data)
             self._appender.flush()
-        finally:
-            self._appender.seek(self._end)
+        except BaseException:
+            self._forget()
+            raise
+        self._appender.seek(self._end)
 
     def _forget(self) -> None:
+        """Give up what was appended since the last ``flush``."""
         self._pending.clear()
         self._appender.forget()
         self._begin_run()

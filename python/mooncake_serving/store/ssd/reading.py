@@ -122,4 +122,7 @@ class Reader:
                 return [p for p in pieces if self._readable([p], self._submit([p]), failed)]
             failed.add(pieces[0].index)
             return []
+        except BaseException:  # also by Ctrl-C, after which it goes on
+            ticket.cancel()
+            raise
         return pieces

@@ -1,0 +1,173 @@
+"""Ctrl-C within a wait for the disk: nothing is under way any more when the call has ended.
+
+By stand-ins for tickets: a disk is too fast to be interrupted for certain.
+"""
+
+import contextlib
+
+import numpy as np
+import pytest
+
+from mooncake_kernels.errors import TransferError
+from mooncake_kernels.pool import PutResult
+from mooncake_serving.store.ssd import log
+from mooncake_serving.store.ssd.appending import Appender
+from mooncake_serving.store.ssd.disk import Disk
+
+from .support import keys_of, open_tier, put, read, size_of
+
+SIZE = 3
+NUM_PUTS = 24  # which is more than a lap
+
+
+class Late:
+    """A ticket of what is moved when it is waited for, or some time, unless it is cancelled."""
+
+    def __init__(self, waits, begin):
+        self._waits, self._begin = waits, begin
+        self.is_over = False
+
+    def wait(self):
+        error = self._waits(self)
+        if isinstance(error, KeyboardInterrupt):
+            raise error  # it goes on
+        self.land()
+        if error is not None:
+            raise error
+
+    def land(self):
+        if not self.is_over:
+            self.is_over = True
+            self._begin().wait()
+
+    def cancel(self):
+        self.is_over = True
+        return True
+
+
+@pytest.fixture
+def interrupted(monkeypatch):
+    """Replaces reads or writes of disks; returns their tickets.
+
+    What waits for one raises what ``waits(ticket)`` returns.
+    """
+
+    def patch(name, waits):
+        tickets, real = [], getattr(Disk, name)
+
+        def begin(*args):
+            tickets.append(Late(waits, lambda: real(*args)))
+            return tickets[-1]
+
+        monkeypatch.setattr(Disk, name, begin)
+        return tickets
+
+    return patch
+
+
+def put_all(tier) -> set:
+    """Put keys one by one, each until it is not interrupted; return those that were."""
+    keys = set()
+    for i in range(NUM_PUTS):
+        for _ in range(2):
+            try:
+                assert put(tier, (i, 0)) != [PutResult.FULL]
+                break
+            except KeyboardInterrupt:
+                keys.add((i, 0))
+    return keys
+
+
+def check(path, tier, tickets) -> None:
+    """All that is there is right, now and after a death, also if late writes land."""
+    there = keys_of(tier)
+    for ticket in tickets:
+        ticket.land()
+    assert (NUM_PUTS - 1, 0) in there and read(tier, *there, verify=False) == there
+    image = path.read_bytes()
+    tier.close()
+    path.write_bytes(image)
+    with open_tier(path, SIZE) as tier:
+        assert read(tier, *there) == keys_of(tier) == there
+
+
+@pytest.mark.parametrize("number", range(60))
+def test_a_write(tmp_path, interrupted, number):
+    """Whichever it is: of records, of heads, of footers."""
+    path, num_waits = tmp_path / "tier", 0
+    open_tier(path, SIZE).close()
+
+    def waits(ticket):
+        nonlocal num_waits
+        num_waits += 1
+        return KeyboardInterrupt() if num_waits == number else None
+
+    tickets = interrupted("write", waits)
+    tier = open_tier(path, SIZE)
+    assert len(put_all(tier)) == (1 <= number <= num_waits)
+    num_waits = number  # from now on none is
+    check(path, tier, tickets)
+
+
+@pytest.mark.parametrize("number", range(40))
+def test_before_what_was_added_is_written(tmp_path, monkeypatch, number):
+    path, num_flushes, real = tmp_path / "tier", 0, Appender.flush
+
+    def flush(appender):
+        nonlocal num_flushes
+        num_flushes += 1
+        if num_flushes == number:
+            raise KeyboardInterrupt
+        real(appender)
+
+    tier = open_tier(path, SIZE)
+    monkeypatch.setattr(Appender, "flush", flush)
+    assert len(put_all(tier)) == (1 <= number <= num_flushes)
+    num_flushes = number
+    check(path, tier, [])
+
+
+@pytest.mark.parametrize("is_bad", [False, True], ids=["all at once", "each alone"])
+def test_a_read(tmp_path, interrupted, is_bad):
+    """Also of those that are tried again, each alone, after one of them cannot be read."""
+    keys, error = [(i, 0) for i in range(5)], TransferError("file", "reading: Input/output error")
+    with open_tier(tmp_path / "tier") as tier:
+        put(tier, *keys)
+        tickets = interrupted(
+            "read", lambda ticket: error if is_bad and ticket is tickets[0] else KeyboardInterrupt()
+        )
+        buffers = [np.zeros(size_of(key), np.uint8) for key in keys]
+        with pytest.raises(KeyboardInterrupt):
+            tier.get_into_each(keys, buffers)
+        assert len(tickets) > 1 and all(ticket.is_over for ticket in tickets)
+
+
+@pytest.mark.parametrize("number", range(8, 24))
+def test_what_was_added_is_not_written_elsewhere(tmp_path, monkeypatch, number):
+    """As where the footer of its bucket is, or the head of the file, by what comes next."""
+    path, real, sizes = tmp_path / "tier", log.checksum, []
+
+    def checksum(data):
+        sizes.append(len(data))
+        if len(sizes) == 2:
+            raise KeyboardInterrupt
+        return real(data)
+
+    tier = open_tier(path, SIZE, retry_s=0)
+    for i in range(number):
+        put(tier, (i, 0))
+    with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
+        patch.setattr(log, "checksum", checksum)
+        put(tier, (101, 0), (102, 0))
+    there = keys_of(tier)
+    tier.close()
+    with open_tier(path, SIZE, retry_s=0) as tier:
+        assert read(tier, *there, verify=False) == keys_of(tier) == there
+        sizes.clear()
+        with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
+            patch.setattr(log, "checksum", checksum)
+            put(tier, (101, 0), (102, 0))
+        tier.remove_all()
+        assert put(tier, (1, 0)) == [PutResult.STORED]
+    with open_tier(path, SIZE) as tier:
+        assert read(tier, (1, 0)) == keys_of(tier) == {(1, 0)}
