@@ -257,7 +257,7 @@ class Store(StoreReader, Closing):
 
     @property
     def on_evicted(self) -> list[Callable[[np.ndarray], object]]:
-        """Functions that are told the keys ``[n, 2]`` of all that goes from this store by eviction."""
+        """Functions that are told the keys ``[n, 2]`` of all that leaves this store by eviction."""
         return self._room.on_evicted
 
     def evict(self, num_bytes: int) -> Evicted:

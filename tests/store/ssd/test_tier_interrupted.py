@@ -26,6 +26,7 @@ class Late:
     def __init__(self, waits, begin):
         self._waits, self._begin = waits, begin
         self.is_over = False
+        self.num_interrupts = 0  # of who ends it, to come
 
     def wait(self):
         error = self._waits(self)
@@ -42,6 +43,9 @@ class Late:
 
     def cancel(self):
         self.is_over = True
+        if self.num_interrupts:
+            self.num_interrupts -= 1
+            raise KeyboardInterrupt
         return True
 
 
@@ -91,16 +95,20 @@ def check(path, tier, tickets) -> None:
         assert read(tier, *there) == keys_of(tier) == there
 
 
+@pytest.mark.parametrize("again", [0, 2])
 @pytest.mark.parametrize("number", range(60))
-def test_a_write(tmp_path, interrupted, number):
-    """Whichever it is: of records, of heads, of footers."""
+def test_a_write(tmp_path, interrupted, number, again):
+    """Whichever it is: of records, of heads, of footers; also again while that is ended."""
     path, num_waits = tmp_path / "tier", 0
     open_tier(path, SIZE).close()
 
     def waits(ticket):
         nonlocal num_waits
         num_waits += 1
-        return KeyboardInterrupt() if num_waits == number else None
+        if num_waits != number:
+            return None
+        ticket.num_interrupts = again
+        return KeyboardInterrupt()
 
     tickets = interrupted("write", waits)
     tier = open_tier(path, SIZE)

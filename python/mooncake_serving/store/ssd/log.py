@@ -1,7 +1,9 @@
 """The buckets as one log: records are appended, and the oldest bucket is made free in time."""
 
+import contextlib
 import os
 from collections import deque
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -59,6 +61,7 @@ class Log:
         self._deadline_s = deadline_s
         self._end = 0  # where the next record goes
         self._is_head_known = True  # whether the disk has the id of the tier for certain
+        self._is_torn = False  # whether a step was begun, and neither ended nor given up
         self._begin(tier_id)
 
     def _begin(self, tier_id: bytes) -> None:
@@ -81,23 +84,20 @@ class Log:
 
     def append(self, key: Key, data: np.ndarray, kind: int = OBJECT) -> Entry:
         """Write a record behind the last one; seen by others after ``flush``."""
-        try:
+        with self._step():
             if not self._is_head_known:
                 self._write_head(self._tier_id)
             if not self._fits(len(data)):
                 self._roll()
             return self._append(key, data, kind)
-        except BaseException:  # also by Ctrl-C: half a record must not be followed by another
-            self._forget()
-            raise
 
     def flush(self) -> None:
         """Wait for what was appended, and let others see it."""
-        try:
-            self._appender.flush()
-        except BaseException:
-            self._forget()
-            raise
+        with self._step():
+            self._flush()
+
+    def _flush(self) -> None:
+        self._appender.flush()
         for entry in self._pending:
             entry.bucket.records.append(entry.record)
             entry.bucket.end = entry.record.end
@@ -110,24 +110,44 @@ class Log:
 
     def close(self) -> None:
         """Write a footer, so that the next start need not look at each record."""
-        self._forget()  # what was appended by a call that Ctrl-C has ended
-        if not self._is_head_known:
-            self._write_head(self._tier_id)
-        if self._newest is not None and not self._newest.is_sealed:
-            self._seal(self._newest)
+        with self._step():
+            self._forget()  # what was appended by a call that Ctrl-C has ended
+            if not self._is_head_known:
+                self._write_head(self._tier_id)
+            if self._newest is not None and not self._newest.is_sealed:
+                self._seal(self._newest)
 
     def clear(self, tier_id: bytes) -> None:
         """Begin anew under another id of the tier, of which nothing is on the disk.
 
         If only the sync fails, it is done, but may not outlast a loss of power.
         """
-        self._forget()  # as in close
-        self._write_head(tier_id)
-        self._index.clear()
-        for bucket in self._buckets:
-            bucket.clear()
-        self._begin(tier_id)
-        self._disk.sync()
+        with self._step():
+            self._forget()  # as in close
+            self._write_head(tier_id)
+            self._index.clear()
+            for bucket in self._buckets:
+                bucket.clear()
+            self._begin(tier_id)
+            self._disk.sync()
+
+    @contextlib.contextmanager
+    def _step(self) -> Iterator[None]:
+        """Give up what was appended unless this is carried out to its end.
+
+        For half a record must not be followed by another. If Ctrl-C ends that as well, the next
+        step begins with it.
+        """
+        if self._is_torn:
+            self._forget()
+        self._is_torn = True
+        try:
+            yield
+        except BaseException:
+            self._forget()
+            self._is_torn = False
+            raise
+        self._is_torn = False
 
     def _write_head(self, tier_id: bytes) -> None:
         """Write the id of the tier; a write that failed may have done it, or not."""
@@ -155,7 +175,7 @@ class Log:
 
     def _roll(self) -> None:
         """Seal the newest bucket, and begin a free one."""
-        self.flush()
+        self._flush()
         if not self._free:  # after an error, or a death: there is little room to move anything to
             self._reclaim()
         if self._newest is not None and not self._newest.is_sealed:
@@ -217,17 +237,13 @@ class Log:
             budget -= size
             self._counters.num_moved += 1
             self._counters.moved_bytes += record.num_bytes
-        self.flush()
+        self._flush()
 
     def _write(self, offset: int, data: np.ndarray) -> None:
         """Write pages elsewhere; nothing is pending."""
         self._appender.seek(offset)
-        try:
-            self._appender.add(data)
-            self._appender.flush()
-        except BaseException:
-            self._forget()
-            raise
+        self._appender.add(data)
+        self._appender.flush()
         self._appender.seek(self._end)
 
     def _forget(self) -> None:
