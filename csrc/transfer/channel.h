@@ -39,7 +39,8 @@ struct Work {
   uint64_t request_id = 0;  // counts up from 1, of one peer
   Piece piece{};
   bool with_notify = false;
-  int num_losses = 0;  // connections that were lost under it
+  bool* notify_begun = nullptr;  // set before anything of the notification is sent
+  int num_losses = 0;            // connections that were lost under it
 };
 
 // What has come of a work.
@@ -99,6 +100,8 @@ class Channel {
 
   // Waits for the oldest of the works that were posted. Throws as post().
   virtual Outcome finish(const Limit& limit) = 0;
+  // Whether that is over already: then finish() neither waits nor throws.
+  virtual bool has_outcome() const { return false; }
 
   // Another one like it, not connected; null: there is none to be had. Any thread.
   virtual std::unique_ptr<Channel> another() const { return nullptr; }

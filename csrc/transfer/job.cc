@@ -15,6 +15,9 @@ constexpr int kMaxLosses = 3;
 // Of one piece: less is moved before another thread has woken up.
 constexpr uint64_t kMinSpreadBytes = 256ull << 10;
 
+// The cause is another request's, which is not to be taken for this one's.
+constexpr char kOnItsWay[] = "given up while the notification was on its way: ";
+
 bool fits_one_piece(const Request& request, uint64_t max_bytes) {
   return request.num_ranges() <= kMaxBatchRanges && request.num_bytes <= max_bytes;
 }
@@ -35,19 +38,19 @@ Job::Job(TicketRef ticket, uint64_t id, uint64_t max_bytes)
 bool Job::take(Work& work, Interrupt& carrier, Taker taker, bool may_notify) {
   const bool leads = taker == Taker::kLead;
   if (!cause_.empty() || (taker == Taker::kBeside && !spreads_)) return false;
-  work = {Work::Kind::kMove, &request_, id_, {}, false};
+  work = {Work::Kind::kMove, &request_, id_, {}, false, &notify_begun_};
   if (!checked_) {
     if (check_taken_ || !leads) return false;
     if (!take_again(work)) work.kind = Work::Kind::kCheck;
     check_taken_ = true;
-  } else if (!again_.empty() || !cutter_.at_end()) {
+  } else if (has_data()) {
     work.with_notify = !has_pieces_ && !notified_;
     if (work.with_notify && !may_notify) return false;
     if (!take_again(work)) cutter_.next(work.piece);
     notify_taken_ |= work.with_notify;
   } else {
     if (notified_ || notify_taken_ || !carriers_.empty() || !leads || !may_notify) return false;
-    work.kind = Work::Kind::kNotify;
+    if (!take_again(work)) work.kind = Work::Kind::kNotify;
     notify_taken_ = true;
   }
   beside_ |= !leads;
@@ -69,15 +72,17 @@ void Job::finish(const Work& work, const Interrupt& carrier, const Outcome& outc
 
 void Job::fail(const Work& work, const Interrupt& carrier, const std::string& cause, Retry retry) {
   release(carrier);
-  // The peer may have the notification already: it is not handed over twice.
-  const bool notifies = work.with_notify || work.kind == Work::Kind::kNotify;
-  if (retry == Retry::kNo || (notifies && !request_.may_notify_again)) return stop(cause);
+  if (retry == Retry::kNo) return stop(cause);
+  if (notify_begun_ && !request_.may_notify_again) {  // it is not handed over twice
+    return stop(retry == Retry::kFree ? concat(kOnItsWay, cause) : cause);
+  }
   Work again = work;
   if (retry == Retry::kCounted) {
     if (lost_.empty()) lost_ = cause;
     if (++again.num_losses > kMaxLosses) return stop(lost_);
   }
   if (work.kind == Work::Kind::kCheck) check_taken_ = false;
+  if (work.kind == Work::Kind::kNotify) notify_taken_ = false;
   again_.push_back(again);
 }
 
@@ -89,6 +94,10 @@ void Job::stop(const std::string& cause) {
 bool Job::over() const {
   if (!carriers_.empty()) return false;
   return !cause_.empty() || (checked_ && cutter_.at_end() && again_.empty() && notified_);
+}
+
+bool Job::has_data() const {
+  return again_.empty() ? !cutter_.at_end() : again_.back().kind != Work::Kind::kNotify;
 }
 
 bool Job::take_again(Work& work) {

@@ -54,6 +54,7 @@ class Job {
   uint64_t num_bytes_done() const { return num_bytes_done_; }
 
  private:
+  bool has_data() const;
   bool take_again(Work& work);
   void release(const Interrupt& carrier);
 
@@ -67,6 +68,7 @@ class Job {
   bool beside_ = false;  // somebody else than the leading lane has had it
   bool checked_, check_taken_ = false;
   bool notified_, notify_taken_ = false;
+  bool notify_begun_ = false;  // the peer may have it; set by whoever carries it
   std::vector<Work> again_;
   std::string lost_;                  // why the first of these was to be tried again
   std::vector<Interrupt*> carriers_;  // one entry a work that is under way

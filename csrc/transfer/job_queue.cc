@@ -83,7 +83,8 @@ bool JobQueue::idle() {
 bool JobQueue::next(bool leads, Interrupt& carrier, bool idle, Task& task) {
   const std::lock_guard lock(mutex_);
   if (closed_) return false;
-  if (idle) carrier.clear();  // it was meant for something that is over
+  if (idle) carrier.clear();              // it was meant for something that is over
+  if (carrier.signalled()) return false;  // what it carries is to end, and this would with it
   if (leads) lead_called_ = false;
   return take(leads ? Taker::kLead : Taker::kBeside, carrier, task);
 }

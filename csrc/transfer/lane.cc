@@ -210,6 +210,7 @@ void Lane::settle() {
 
 // What was posted is void, whosever fault it was: the others' works are tried again.
 void Lane::lose(const std::exception& error) {
+  while (!posted_.empty() && channel_->has_outcome()) settle();  // this is not void
   disconnect();
   count_failure(error);
   const bool lost = dynamic_cast<const LinkDown*>(&error) != nullptr;

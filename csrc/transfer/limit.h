@@ -41,6 +41,7 @@ class Interrupt {
 
   void signal(const std::string& cause);  // the first cause counts; never blocks
   void clear();
+  bool signalled() const { return signalled_; }
   void check() const;                      // throws Ended(cause) once signalled
   int fd() const { return event_.get(); }  // readable once signalled
 

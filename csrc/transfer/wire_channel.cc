@@ -210,6 +210,7 @@ void WireChannel::send(const Work& work, Op op, uint64_t first_range, const Rang
   }
   parts_.insert(parts_.end(), payload.begin(), payload.end());
   is_writing_ |= op == Op::kWrite;
+  if (op == Op::kNotify) *work.notify_begun = true;
   const GpuRanges gpus = op == Op::kWrite ? GpuRanges(work.request->regions) : GpuRanges();
   staging_.gather(parts_, gpus, limit,
                   [&](iovec* host, size_t n) { socket_.send(host, n, limit); });

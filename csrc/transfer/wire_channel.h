@@ -42,6 +42,7 @@ class WireChannel : public Channel {
   bool connected() const override { return socket_.at_rest(); }
   void post(const Work& work, const Limit& limit, Interrupt& interrupt) override;
   Outcome finish(const Limit& limit) override;
+  bool has_outcome() const override { return !outcomes_.empty(); }
   std::unique_ptr<Channel> another() const override {
     return std::make_unique<WireChannel>(own_, host_, addresses_, identity_);
   }

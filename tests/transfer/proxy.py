@@ -24,6 +24,7 @@ class Flow:
     def hold(self, after: int) -> None:
         with self.changed:
             self.limit = len(self.passed) + after
+            self.changed.notify_all()
 
     def release(self) -> None:
         with self.changed:
