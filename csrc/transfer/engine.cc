@@ -149,7 +149,7 @@ Route Engine::find_route(const PeerAddress& to, const Deadline& deadline) const 
   } else {
     reasons.push_back(not_chosen("shm", is_for_processes(), why_not));
   }
-  const auto identity = std::make_shared<PeerIdentity>(to.instance);
+  const auto identity = std::make_shared<PeerIdentity>(to.instance, lost_links_);
 #if MK_HAVE_VERBS
   if (!is_here && own_->nics->size() > 0) {
     auto rdma = std::make_unique<RdmaChannel>(own_, where.host, addresses, identity, !options_.tcp);

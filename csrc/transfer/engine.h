@@ -20,6 +20,7 @@
 #include "common/owner.h"
 #include "transfer/endpoint.h"
 #include "transfer/explain.h"
+#include "transfer/lost_links.h"
 #include "transfer/peer.h"
 #include "transfer/server.h"
 #include "transfer/stats.h"
@@ -113,6 +114,7 @@ class Engine {
   const Owner owner_;
   const std::shared_ptr<Stats> stats_ = std::make_shared<Stats>();
   const std::shared_ptr<ConnectionPool> pool_;
+  const std::shared_ptr<LostLinksTable> lost_links_ = std::make_shared<LostLinksTable>();
   Fd bound_;  // holds the port, hence the name, of an engine that does not listen
   std::shared_ptr<Endpoint> own_;
   std::unique_ptr<Server> server_;

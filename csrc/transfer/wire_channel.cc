@@ -20,12 +20,12 @@ void WireChannel::connect(const Limit& limit) {
   Socket socket = Socket::connect(addresses_, limit);
   ++link_.epoch;  // the peer ends the connection before this one, should it still be serving it
   identity_->check(introduce(socket, *own_, link_, host_, limit).hello.instance);
-  identity_->recover(link_);
+  identity_->lost()->recover(link_);
   socket_ = std::move(socket);
 }
 
 void WireChannel::disconnect() noexcept {
-  if (std::exchange(is_writing_, false)) identity_->lose(link_);
+  if (std::exchange(is_writing_, false)) identity_->lost()->add(link_);
   socket_.close();
   frames_.clear();
   outcomes_.clear();
@@ -136,16 +136,16 @@ void WireChannel::drain(const Limit& limit) {
 
 // Lanes that come here at once each ask for it: none goes on before its own answer.
 void WireChannel::fence_lost(const Limit& limit) {
-  if (!identity_->has_lost()) return;
+  if (!must_fence()) return;
   drain(limit);
-  std::vector<Link> lost = identity_->lost();
+  std::vector<Link> lost = identity_->lost()->all();
   BatchHeader header{Op::kFence, 0, 0, 0, lost.size() * sizeof(Link)};
   iovec parts[] = {{&header, sizeof(header)}, {lost.data(), header.num_bytes}};
   socket_.send(parts, 2, limit);
   frames_.push_back({Op::kFence, 0, header.num_bytes, false});
   drain(limit);
   if (!current_.refusal.empty()) throw LinkDown(current_.refusal);
-  identity_->forget(lost);
+  identity_->lost()->forget(lost);
 }
 
 void WireChannel::check(const Work& work, const Limit& limit) {

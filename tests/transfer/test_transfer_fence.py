@@ -70,6 +70,29 @@ def test_a_late_write_does_not_land(target, after, given_up):
         np.testing.assert_array_equal(landing._buffer.owner, addressed(SIZE) ^ 0x55)
 
 
+@pytest.mark.parametrize("ends", ["peer", "ticket"])
+def test_a_late_write_of_another_peer_object_does_not_land(target, ends):
+    """The engine is the same, whether it is opened twice or anew."""
+    far, landing = target
+    with Proxy(far.name) as proxy, TransferEngine(transports=["tcp"]) as near:
+        old, new = near.register(addressed(SIZE)), near.register(addressed(SIZE) ^ 0x55)
+        peer = near.open(proxy.name)
+        other = near.open(proxy.name) if ends == "ticket" else None
+        late = proxy.relays[0].up
+        late.hold(FRAME + SIZE // 2)
+        rest = late.limit
+        ticket = near.write(peer, [(old.address, landing.address, SIZE)])
+        late.wait(lambda flow: len(flow.passed) == rest < flow.num_taken)
+        peer.close() if ends == "peer" else ticket.cancel()
+        with pytest.raises(TransferError, match="the peer was closed|cancelled"):
+            ticket.wait()
+        near.write(other or near.open(proxy.name), [(new.address, landing.address, SIZE)]).wait()
+        late.release()
+        late.wait(lambda flow: flow.ended)
+        proxy.relays[0].down.wait(lambda flow: flow.ended)
+        np.testing.assert_array_equal(landing._buffer.owner, addressed(SIZE) ^ 0x55)
+
+
 def test_what_a_lane_beside_has_on_its_way_does_not_land(target):
     """Nothing follows on its connection: another one has it ended before it goes on."""
     far, _ = target

@@ -30,7 +30,7 @@ def test_counters(tmp_path):
 
 
 def test_peer_identity(tmp_path):
-    sources = ["transfer/peer_identity.cc"]
+    sources = [f"transfer/{name}.cc" for name in ("lost_links", "peer_identity")]
     result = run(build(HERE / "test_peer_identity.cc", sources, tmp_path))
     assert result.returncode == 0, result.stderr
 
