@@ -135,9 +135,8 @@ void Asker::close() {
   const std::lock_guard lock(mutex_);
   closed_ = true;
   for (const auto& line : lines_) {
-    if (!line->take()) continue;  // its reply closes it
-    line->channel->close();
-    pool_->leave(*line);
+    pool_->leave(*line);                       // first: the pool may be about to disconnect it
+    if (line->take()) line->channel->close();  // else its reply closes it
   }
 }
 

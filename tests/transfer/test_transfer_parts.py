@@ -8,6 +8,7 @@ from ..cxx import build, run
 
 HERE = Path(__file__).parent
 GATE = ["admission", "links", "limit", "verdict"]
+ASKER = ["asker", "connection_pool", "counters", "limit"]
 REQUEST = ["block_pool", "coalesce", "integers", "overlap"]
 
 
@@ -32,6 +33,12 @@ def test_counters(tmp_path):
 def test_peer_identity(tmp_path):
     sources = [f"transfer/{name}.cc" for name in ("lost_links", "peer_identity")]
     result = run(build(HERE / "test_peer_identity.cc", sources, tmp_path))
+    assert result.returncode == 0, result.stderr
+
+
+def test_asker(tmp_path):
+    sources = [f"transfer/{name}.cc" for name in ASKER] + ["common/process_id.cc"]
+    result = run(build(HERE / "test_asker.cc", sources, tmp_path, "-pthread"))
     assert result.returncode == 0, result.stderr
 
 

@@ -1,0 +1,78 @@
+// Asker: it is closed while the pool takes one of its connections for somebody else.
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <thread>
+#include <utility>
+
+#include "expect.h"
+#include "transfer/asker.h"
+
+using namespace mk::transfer;
+
+namespace {
+
+struct Seen {
+  std::atomic<bool> slow{false};
+  std::atomic<int> num_entered{0}, num_left{0};  // of disconnect()
+};
+
+// Answers everything with nothing; leaves its peer slowly, if asked for.
+class MadeUpChannel : public Channel {
+ public:
+  explicit MadeUpChannel(Seen& seen) : seen_(seen) {}
+  Transport transport() const override { return Transport::kTcp; }
+  size_t window() const override { return 1; }
+  uint64_t max_piece_bytes() const override { return 1; }
+  void connect(const Limit&) override { connected_ = true; }
+  void disconnect() noexcept override {
+    ++seen_.num_entered;
+    if (seen_.slow) std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    connected_ = false;
+    ++seen_.num_left;
+  }
+  bool connected() const override { return connected_; }
+  void post(const Work&, const Limit&, Interrupt&) override {}
+  Outcome finish(const Limit&) override { return {}; }
+  uint64_t ask(const std::string&, std::vector<iovec>, const Limit&) override { return 0; }
+
+ private:
+  Seen& seen_;
+  bool connected_ = false;
+};
+
+struct Stranger final : Connected {
+  bool try_disconnect() override { return false; }
+};
+
+void a_connection_that_is_taken_away_is_waited_for() {
+  Seen seen;
+  const auto pool = std::make_shared<ConnectionPool>(1);
+  auto asker = std::make_shared<Asker>(
+      "peer", [&] { return std::make_unique<MadeUpChannel>(seen); }, pool,
+      std::make_shared<PeerCounters>());
+  asker->ask({"ask", "?", {}, false}, Deadline::after(10));
+  Stranger stranger;
+  const int before = seen.num_entered;
+  seen.slow = true;
+  std::thread other([&] {
+    Interrupt interrupt;
+    pool->enter(stranger, {Deadline::after(10), interrupt});
+  });
+  while (seen.num_entered == before) {
+  }
+  asker->close();
+  EXPECT(seen.num_left > before);
+  EXPECT(pool->size() <= 1);
+  other.join();
+  asker.reset();
+  EXPECT(pool->size() == 1);
+  pool->leave(stranger);
+}
+
+}  // namespace
+
+int main() {
+  a_connection_that_is_taken_away_is_waited_for();
+  return failures() != 0;
+}
