@@ -68,24 +68,35 @@ bool RegionTable::remove(const RegionRef& region) {
     for (const auto& [board, offer] : region->offers) board->withdraw(offer);
   }
   unpinned_.wait(lock, [&] { return region->users.empty(); });
-  const auto offers = region->offers;
   lock.unlock();
   if (region->on_nics) Nics::remove(*region->on_nics);
   const Deadline deadline = Deadline::after(kOffersInUseS);
-  for (const auto& [board, offer] : offers) {
-    while (board->in_use(offer)) {
-      if (deadline.passed()) {
-        lock.lock();
-        in_use_.push_back(region);
-        return false;
-      }
-      std::this_thread::sleep_for(kOfferCheckEvery);
-    }
-  }
   lock.lock();
+  while (!release_unused(*region)) {
+    if (deadline.passed()) {
+      in_use_.push_back(region);
+      return false;
+    }
+    lock.unlock();
+    std::this_thread::sleep_for(kOfferCheckEvery);
+    lock.lock();
+  }
   in_use_.erase(std::remove(in_use_.begin(), in_use_.end(), region), in_use_.end());
-  for (const auto& [board, offer] : std::exchange(region->offers, {})) board->release(offer);
   return true;
+}
+
+// Whether none is left. Under the mutex: the place on the board may be another region's at once,
+// whose users are not for whoever else removes this one.
+bool RegionTable::release_unused(Region& region) {
+  const auto is_over = [](const auto& item) {
+    const auto& [board, offer] = item;
+    if (board->in_use(offer)) return false;
+    board->release(offer);
+    return true;
+  };
+  auto& offers = region.offers;
+  offers.erase(std::remove_if(offers.begin(), offers.end(), is_over), offers.end());
+  return offers.empty();
 }
 
 std::vector<RegionTable::Offered> RegionTable::offer(const std::shared_ptr<Board>& board) {

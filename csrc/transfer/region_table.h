@@ -105,6 +105,7 @@ class RegionTable {
   friend class Pin;
 
   const RegionRef* find(const Range& range) const;
+  static bool release_unused(Region& region);
   void unpin(const std::vector<RegionRef>& regions, Interrupt* interrupt);
 
   mutable std::mutex mutex_;

@@ -9,6 +9,7 @@ from ..cxx import build, run
 HERE = Path(__file__).parent
 GATE = ["admission", "links", "limit", "verdict"]
 ASKER = ["asker", "connection_pool", "counters", "limit"]
+REGIONS = ["board", "limit", "region_table"]
 REQUEST = ["block_pool", "coalesce", "integers", "overlap"]
 
 
@@ -39,6 +40,12 @@ def test_peer_identity(tmp_path):
 def test_asker(tmp_path):
     sources = [f"transfer/{name}.cc" for name in ASKER] + ["common/process_id.cc"]
     result = run(build(HERE / "test_asker.cc", sources, tmp_path, "-pthread"))
+    assert result.returncode == 0, result.stderr
+
+
+def test_region_table(tmp_path):
+    sources = [f"transfer/{name}.cc" for name in REGIONS] + ["common/shared_memory.cc"]
+    result = run(build(HERE / "test_region_table.cc", sources, tmp_path, "-pthread"))
     assert result.returncode == 0, result.stderr
 
 
