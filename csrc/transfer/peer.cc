@@ -18,7 +18,15 @@ constexpr uint64_t kPageBytes = 4096;   // a cut within one would keep a disk fr
 
 constexpr uint64_t kMaxRunHereBytes = 256ull << 10;   // takes less time than to wake a thread up
 constexpr uint64_t kMaxLieBytes = 2ull << 20;         // takes some 100 us
-constexpr uint64_t kMaxBeginHereBytes = 16ull << 10;  // an idle socket has room for it
+constexpr uint64_t kMaxBeginHereBytes = 16ull << 10;  // an idle socket has room for it,
+constexpr size_t kMaxBeginHereRanges = 256;           // and for the table
+
+// May be sent by its caller without waiting.
+bool may_begin_here(const Request& request) {
+  const uint64_t num_notify_bytes = request.notify ? request.notify->size() : 0;
+  return request.num_bytes + num_notify_bytes <= kMaxBeginHereBytes &&
+         request.num_ranges() <= kMaxBeginHereRanges;
+}
 
 // May be left to whoever waits for it: no more is to be done than to copy, so much that he can
 // still be interrupted, and nobody else waits for it, as for a notification.
@@ -97,7 +105,7 @@ TicketRef Peer::submit(Request request, const Deadline& deadline) {
       std::make_shared<Ticket>(weak_from_this(), name_, std::move(request), deadline, counters_);
   if (run_here(*ticket)) return ticket;
   const uint64_t max_bytes = max_piece_bytes(ticket->request());
-  const bool is_small = ticket->num_bytes() <= kMaxBeginHereBytes;
+  const bool is_small = may_begin_here(ticket->request());
   if (is_small && lanes_.front()->begin_here(ticket, max_bytes)) return ticket;
   const bool lies = runs_here() && may_lie(ticket->request());
   if (lies) ticket->leave_to_caller();

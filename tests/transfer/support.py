@@ -157,9 +157,15 @@ def send_last(connection: socket.socket, data: bytes) -> None:
 
 
 @contextlib.contextmanager
-def raw_server(behave):
-    """A server that runs ``behave(connection)`` for each connection; yields its name."""
+def raw_server(behave, *, narrow: bool = False):
+    """A server that runs ``behave(connection)`` for each connection; yields its name.
+
+    ``narrow``: what is sent and not taken in may be of some ten KiB.
+    """
     listening = socket.create_server(("127.0.0.1", 0))
+    if narrow:
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 536)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     connections = []
 
     def run():

@@ -174,6 +174,17 @@ def test_it_ends_with_what_it_needs(stalled, what, waits):
                 outcome()
 
 
+def test_more_than_a_connection_takes_does_not_hold_up_its_caller():
+    """Of 16 KiB, but with much to say of where to, and after it, to a peer that reads nothing."""
+    size = 16 << 10
+    with raw_server(stall, narrow=True) as name, TransferEngine(transports=["tcp"]) as near:
+        here, peer = near.register(addressed(size)), near.open(name)
+        rows = [(here.address + i, (1 << 20) + 2 * i, 2) for i in range(0, size, 2)]
+        ticket = near.write(peer, rows, notify=bytes(65536), deadline_s=1.0)
+        assert not ticket.done
+        assert ticket.cancel()
+
+
 def test_another_request_while_somebody_waits(stalled):
     """Whoever waits lets the lane go: the next one is sent at once."""
     near, here, peer = stalled
