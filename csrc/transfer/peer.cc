@@ -48,6 +48,7 @@ Peer::Peer(std::string name, Route route, std::shared_ptr<Endpoint> own,
       queue_(name_),
       asker_(
           std::make_shared<Asker>(name_, [this] { return another_channel(); }, pool_, counters_)) {
+  threads_.reserve(route.channels.size());
   for (auto& channel : route.channels) {
     const size_t number = lanes_.size();
     paths_.push_back(channel->path(number));
@@ -64,11 +65,14 @@ void Peer::start(const Deadline& deadline) {
   threads_.push_back(start_thread([this, deadline] { lead(deadline); }));
 }
 
-void Peer::start_others() {
+// Where there are no threads to be had, the lanes that run carry on without the others, which are
+// started as soon as a later request finds some.
+void Peer::start_others() try {
   const std::lock_guard lock(threads_mutex_);
   while (!closed_ && threads_.size() < lanes_.size()) {
     threads_.push_back(start_thread([lane = lanes_[threads_.size()].get()] { lane->run(); }));
   }
+} catch (const std::exception&) {
 }
 
 void Peer::lead(const Deadline& deadline) {

@@ -1,5 +1,7 @@
 """Several requests at once: which lanes and threads carry them, and in what order they arrive."""
 
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -97,3 +99,25 @@ def test_more_threads_than_can_carry_out_their_requests_at_once(pair, num_bytes)
     with ThreadPoolExecutor(num_threads) as threads:
         list(threads.map(move, range(num_threads)))
     assert (far == near).all()
+
+
+def test_a_machine_without_threads_to_give():
+    """The lane that is there carries on, and the others come when they can."""
+    code = """
+import os, resource, numpy as np, mooncake_kernels as mk
+with mk.TransferEngine() as there, mk.TransferEngine(transports=["tcp"]) as here:
+    source, target = np.ones(8 << 20, np.uint8), np.zeros(8 << 20, np.uint8)
+    row = (here.register(source).address, there.register(target).address, 8 << 20)
+    peer = here.open(there.name)
+    pages = int(open("/proc/self/statm").read().split()[0])
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    limit = pages * resource.getpagesize() + (4 << 20)  # a thread's stack is larger
+    num_threads = len(os.listdir("/proc/self/task"))
+    resource.setrlimit(resource.RLIMIT_AS, (limit, before[1]))
+    here.write(peer, [row]).wait()
+    assert target.all() and len(os.listdir("/proc/self/task")) == num_threads
+    resource.setrlimit(resource.RLIMIT_AS, before)
+    here.write(peer, [row]).wait()
+    assert len(os.listdir("/proc/self/task")) > num_threads
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
