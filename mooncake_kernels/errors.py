@@ -27,7 +27,7 @@ class TransferError(RuntimeError):
     Attributes:
         peer: name of the other side.
         cause: what went wrong, in one phrase.
-        num_bytes_done: payload bytes that the other side has confirmed.
+        num_bytes_done: payload bytes that the other side has confirmed; more may have arrived.
         num_bytes_total: payload bytes of the whole request.
         timed_out: whether it ended because its deadline passed.
     """

@@ -102,6 +102,8 @@ class Channel {
   virtual Outcome finish(const Limit& limit) = 0;
   // Whether that is over already: then finish() neither waits nor throws.
   virtual bool has_outcome() const { return false; }
+  // While it is not: what of it is confirmed.
+  virtual uint64_t num_bytes_so_far() const { return 0; }
 
   // Another one like it, not connected; null: there is none to be had. Any thread.
   virtual std::unique_ptr<Channel> another() const { return nullptr; }

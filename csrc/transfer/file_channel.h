@@ -37,6 +37,9 @@ class FileChannel : public Channel {
   bool connected() const override { return io_ != nullptr; }
   void post(const Work& work, const Limit& limit, Interrupt& interrupt) override;
   Outcome finish(const Limit& limit) override;
+  uint64_t num_bytes_so_far() const override {
+    return posted_.empty() ? 0 : posted_.front().outcome.num_bytes;
+  }
   std::unique_ptr<Channel> another() const override { return std::make_unique<FileChannel>(file_); }
   Way way_to(const Range& range, int device) const override;
 

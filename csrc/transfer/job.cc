@@ -70,8 +70,14 @@ void Job::finish(const Work& work, const Interrupt& carrier, const Outcome& outc
   if (work.with_notify || work.kind == Work::Kind::kNotify) notified_ = true;
 }
 
-void Job::fail(const Work& work, const Interrupt& carrier, const std::string& cause, Retry retry) {
+void Job::fail(const Work& work, const Interrupt& carrier, const std::string& cause, Retry retry,
+               uint64_t num_bytes) {
   release(carrier);
+  try_again(work, cause, retry);
+  if (!cause_.empty()) num_bytes_done_ += num_bytes;
+}
+
+void Job::try_again(const Work& work, const std::string& cause, Retry retry) {
   if (retry == Retry::kNo) return stop(cause);
   if (notify_begun_ && !request_.may_notify_again) {  // it is not handed over twice
     return stop(retry == Retry::kFree ? concat(kOnItsWay, cause) : cause);

@@ -42,7 +42,9 @@ class Job {
 
   // What has come of a work: exactly one of these, for each that was taken.
   void finish(const Work& work, const Interrupt& carrier, const Outcome& outcome);
-  void fail(const Work& work, const Interrupt& carrier, const std::string& cause, Retry retry);
+  // `num_bytes`: confirmed, and not to be counted if all of it is tried again.
+  void fail(const Work& work, const Interrupt& carrier, const std::string& cause, Retry retry,
+            uint64_t num_bytes);
 
   // Ends it: nothing more is handed out, and whoever carries some of it is interrupted.
   void stop(const std::string& cause);
@@ -54,6 +56,7 @@ class Job {
   uint64_t num_bytes_done() const { return num_bytes_done_; }
 
  private:
+  void try_again(const Work& work, const std::string& cause, Retry retry);
   bool has_data() const;
   bool take_again(Work& work);
   void release(const Interrupt& carrier);

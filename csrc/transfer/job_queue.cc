@@ -139,9 +139,9 @@ void JobQueue::finish(const Task& task, const Interrupt& carrier, const Outcome&
 }
 
 bool JobQueue::fail(const Task& task, const Interrupt& carrier, const std::string& cause,
-                    Retry retry) {
+                    Retry retry, uint64_t num_bytes) {
   std::unique_lock lock(mutex_);
-  task.job->fail(task.work, carrier, cause, retry);
+  task.job->fail(task.work, carrier, cause, retry, num_bytes);
   const bool again = task.job->cause().empty();
   if (again) wake_lead();  // a caller may have been at it
   changed(task.job, lock);

@@ -56,8 +56,9 @@ class JobQueue {
   // The same for another lane than the leading one, which is idle and waits. False: closed.
   bool wait_next(Interrupt& carrier, Task& task);
   void finish(const Task& task, const Interrupt& carrier, const Outcome& outcome);
-  // Returns whether it will be handed out again.
-  bool fail(const Task& task, const Interrupt& carrier, const std::string& cause, Retry retry);
+  // Returns whether it will be handed out again. `num_bytes`: see Job::fail.
+  bool fail(const Task& task, const Interrupt& carrier, const std::string& cause, Retry retry,
+            uint64_t num_bytes = 0);
 
   // Waits until there is something for a lane beside the leading one. False: closed.
   bool wait_for_pieces(Interrupt& carrier);

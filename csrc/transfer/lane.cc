@@ -211,6 +211,7 @@ void Lane::settle() {
 // What was posted is void, whosever fault it was: the others' works are tried again.
 void Lane::lose(const std::exception& error) {
   while (!posted_.empty() && channel_->has_outcome()) settle();  // this is not void
+  uint64_t num_bytes = channel_->num_bytes_so_far();             // of the first
   disconnect();
   count_failure(error);
   const bool lost = dynamic_cast<const LinkDown*>(&error) != nullptr;
@@ -224,17 +225,18 @@ void Lane::lose(const std::exception& error) {
     posted_.pop_front();
     const Deadline& deadline = task.job->ticket()->deadline();
     if (deadline.passed()) {
-      fail(task, deadline.cause(), Retry::kNo);
+      fail(task, deadline.cause(), Retry::kNo, num_bytes);
     } else if (ended) {
-      fail(task, cause, Retry::kFree);
+      fail(task, cause, Retry::kFree, num_bytes);
     } else {
-      fail(task, cause, lost ? Retry::kCounted : Retry::kNo);
+      fail(task, cause, lost ? Retry::kCounted : Retry::kNo, num_bytes);
     }
+    num_bytes = 0;
   }
 }
 
-void Lane::fail(const Task& task, const std::string& cause, Retry retry) {
-  if (queue_.fail(task, interrupt_, cause, retry)) counters_.num_retries += 1;
+void Lane::fail(const Task& task, const std::string& cause, Retry retry, uint64_t num_bytes) {
+  if (queue_.fail(task, interrupt_, cause, retry, num_bytes)) counters_.num_retries += 1;
 }
 
 }  // namespace mk::transfer

@@ -43,6 +43,7 @@ class WireChannel : public Channel {
   void post(const Work& work, const Limit& limit, Interrupt& interrupt) override;
   Outcome finish(const Limit& limit) override;
   bool has_outcome() const override { return !outcomes_.empty(); }
+  uint64_t num_bytes_so_far() const override { return current_.num_bytes; }
   std::unique_ptr<Channel> another() const override {
     return std::make_unique<WireChannel>(own_, host_, addresses_, identity_);
   }

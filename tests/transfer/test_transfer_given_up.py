@@ -7,8 +7,9 @@ import pytest
 from mooncake_kernels.errors import TransferError
 from mooncake_kernels.transfer import TransferEngine
 
+from .handshake import answer, receive_exactly
 from .proxy import Proxy
-from .support import ACK, HEADER, RANGE, WAIT_S, ZEROS, addressed, untouched
+from .support import ACK, HEADER, RANGE, WAIT_S, ZEROS, addressed, raw_server, untouched
 
 SIZE = 1 << 16
 FRAME = HEADER.size + RANGE.size + len(ZEROS) + SIZE  # of a write
@@ -115,6 +116,41 @@ def test_what_is_confirmed_is_not_given_up(held):
     assert given_up.cancel()
     confirmed.wait()
     assert held.received() == [b"first"]
+
+
+@pytest.mark.parametrize("ends", ["cancelled", "lost"])
+def test_data_that_is_confirmed_counts_without_its_notification(held, ends):
+    held.down.hold(ACK.size)
+    ticket = held.write(0, notify=b"once")
+    assert held.received() == [b"once"]
+    held.down.wait(lambda flow: len(flow.passed) == flow.limit)
+    time.sleep(0.2)  # for it to be confirmed
+    ticket.cancel() if ends == "cancelled" else held.proxy.cut()
+    with pytest.raises(TransferError) as caught:
+        ticket.wait()
+    assert caught.value.num_bytes_done == SIZE
+
+
+def test_data_that_is_sent_again_counts_once():
+    """By each connection it is confirmed, and what compares its checksum is lost."""
+    num_served = 0
+
+    def behave(connection):
+        nonlocal num_served
+        answer(connection)
+        _, _, request, _, size = HEADER.unpack(receive_exactly(connection, HEADER.size))
+        receive_exactly(connection, FRAME - HEADER.size)
+        connection.sendall(ACK.pack(0, 0, request, size))
+        receive_exactly(connection, HEADER.size)
+        num_served += 1
+        connection.close()
+
+    with raw_server(behave) as name, TransferEngine(transports=["tcp"]) as near:
+        here, peer = near.register(addressed(SIZE)), near.open(name)
+        with pytest.raises(TransferError, match="connection closed by peer") as caught:
+            near.write(peer, [(here.address, 1 << 20, SIZE)], checksum=True).wait()
+    assert num_served == 4
+    assert caught.value.num_bytes_done == SIZE
 
 
 def test_a_lost_connection_is_made_anew_for_what_has_yet_to_notify(held):
