@@ -48,7 +48,7 @@ void LostLinksTable::forget_some() {
   auto oldest = entries_.end();
   for (auto item = entries_.begin(); item != entries_.end();) {
     const Entry& entry = item->second;
-    if (entry.is_left() && !entry.links->any()) {
+    if (entry.is_left() && entry.links->all().empty()) {
       item = entries_.erase(item);
       continue;
     }

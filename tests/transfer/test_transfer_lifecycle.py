@@ -95,7 +95,8 @@ def test_the_far_engine_closes(pair):
     time.sleep(0.02)
     pair.far.close()
     ends = {"connection refused", "the peer's engine was closed"}
-    assert set(causes_of_the_failed(tickets)) <= {"connection closed by peer", *ends}
+    for cause in causes_of_the_failed(tickets):  # its regions go before its connections
+        assert cause in {"connection closed by peer", *ends} or "not inside a registered" in cause
     assert cause_of(pair.near.write(pair.peer, [row])) in ends
 
 
