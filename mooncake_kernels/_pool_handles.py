@@ -195,6 +195,7 @@ class ObjectPut(_Bytes):
 
     Attributes:
         num_bytes: size of the object.
+        id: tells it from all others, see ``PoolObjects.ids``.
         device: the GPU in whose memory it is; None: in the host's.
         is_open: whether it was neither committed nor aborted.
         on_commit: called after the commit, if it is not None.
@@ -204,8 +205,8 @@ class ObjectPut(_Bytes):
 
     def __init__(self, put: _host.ObjectPut, checksum: bool, retention: int, position: int):
         super().__init__(put)
+        self.id = put.id
         self._put: _host.ObjectPut | None = put
-        self._committed: _host.ObjectPut | None = None
         self._checksum = checksum
         self._retention = retention
         self._position = position
@@ -253,7 +254,6 @@ class ObjectPut(_Bytes):
             raise InvalidArgument("commit: put must be open, got one that was committed or aborted")
         stream = 0 if self.device is None else place_of(self.buffer)[3]
         self._put.commit(self._checksum, self._retention, self._position, stream)
-        self._committed = self._put
         self._end()
         if self.on_commit is not None:
             self.on_commit()
@@ -263,20 +263,6 @@ class ObjectPut(_Bytes):
         if self._put is not None:
             self._put.abort()
             self._end()
-
-    def retract(self) -> bool:
-        """Remove the object again that was committed; whoever reads it keeps it.
-
-        Returns:
-            Whether it was there: not if it has gone by now, also if another is under its key.
-
-        Raises:
-            InvalidArgument: the put was not committed, or is another process's.
-            TimeoutError: a stopped process holds the pool.
-        """
-        if self._committed is None:
-            raise InvalidArgument("retract: put must be committed, got one that was not")
-        return self._committed.retract()
 
     def _end(self) -> None:
         self._put = None

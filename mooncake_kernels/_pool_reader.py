@@ -38,6 +38,12 @@ class PoolReader(Closing):
         """Tell of ``[n, 2]`` keys which are there: ``[n]`` bool."""
         return self._pool.contains_each(as_keys("contains_each", keys))
 
+    def ids_of(self, keys: Any) -> np.ndarray:
+        """Tell which objects are under ``[n, 2]`` keys: ``[n]`` uint64, see ``PoolObjects.ids``; 0
+        where there is none.
+        """
+        return self._pool.ids_of(as_keys("ids_of", keys))
+
     def match_prefix(self, keys: Any) -> int:
         """Count the first of ``[n, 2]`` keys that are there, up to one that is not.
 

@@ -52,6 +52,7 @@ class PoolObjects:
         retention: ``[n]`` uint8: 0 normal, 1 soft, 2 hard.
         uses: ``[n]`` uint16, by all processes since each was stored, which is the first.
         position: ``[n]`` uint16, where in its prompt each is, as who stored it said.
+        ids: ``[n]`` uint64: tells each from all others that ever were there, also under its key.
     """
 
     keys: np.ndarray
@@ -60,6 +61,7 @@ class PoolObjects:
     retention: np.ndarray
     uses: np.ndarray
     position: np.ndarray
+    ids: np.ndarray
 
 
 @dataclass(frozen=True)

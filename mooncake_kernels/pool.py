@@ -225,6 +225,18 @@ class ObjectPool(PoolReader):
         """Remove an object; who reads it keeps it. Returns whether it was there."""
         return self._pool.remove(*as_key("remove", key))
 
+    def remove_exactly(self, key: Key, object_id: int) -> bool:
+        """Remove an object, but not another one that is under its key by now.
+
+        Args:
+            key: of the object.
+            object_id: of ``ids_of``, ``objects`` or an ``ObjectPut``, after its commit.
+        """
+        as_key("remove_exactly", key)
+        return self._pool.remove_exactly(
+            as_integer("remove_exactly", "object_id", object_id, 0, END - 1)
+        )
+
     def retain(self, key: Key, retention: Retention) -> bool:
         """Say how long an object shall stay, see ``begin``. Returns whether it was there."""
         return self._pool.retain(*as_key("retain", key), as_retention("retain", retention))

@@ -48,6 +48,13 @@ py::array_t<bool> contains_each(const Pool& pool, const Keys& keys) {
   return result;
 }
 
+py::array_t<uint64_t> ids_of(const Pool& pool, const Keys& keys) {
+  py::array_t<uint64_t> result(static_cast<py::ssize_t>(num_keys(keys)));
+  uint64_t* const out = result.mutable_data();
+  over(keys, [&](const Key* all, size_t count) { pool.ids_of(all, count, out); });
+  return result;
+}
+
 size_t match_prefix(const Pool& pool, const Keys& keys) {
   size_t matched = 0;
   over(keys, [&](const Key* all, size_t count) { matched = pool.match_prefix(all, count); });
@@ -62,7 +69,7 @@ py::array_t<T> column(const std::vector<ObjectInfo>& objects, Field field) {
   return result;
 }
 
-// keys, num_bytes, recency, retention, uses, position
+// keys, num_bytes, recency, retention, uses, position, ids
 py::tuple scan(Pool& pool) {
   std::vector<ObjectInfo> objects;
   {
@@ -76,7 +83,8 @@ py::tuple scan(Pool& pool) {
                         column<uint64_t>(objects, [](auto& object) { return object.recency; }),
                         column<uint8_t>(objects, [](auto& object) { return object.retention; }),
                         column<uint16_t>(objects, [](auto& object) { return object.uses; }),
-                        column<uint16_t>(objects, [](auto& object) { return object.position; }));
+                        column<uint16_t>(objects, [](auto& object) { return object.position; }),
+                        column<uint64_t>(objects, [](auto& object) { return object.id; }));
 }
 
 void order_uses(Pool& pool, const Keys& keys) {
@@ -147,6 +155,8 @@ void bind_store(py::module_& m) {
           py::arg("hash"), py::arg("scope"))
       .def("contains_each", &contains_each, py::arg("keys"))
       .def("match_prefix", &match_prefix, py::arg("keys"))
+      .def("ids_of", &ids_of, py::arg("keys"))
+      .def("remove_exactly", &Pool::remove_exactly, py::arg("id"), ReleaseGil())
       .def(
           "remove", [](Pool& p, uint64_t hash, uint64_t scope) { return p.remove({hash, scope}); },
           py::arg("hash"), py::arg("scope"), ReleaseGil())

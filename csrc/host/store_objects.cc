@@ -67,8 +67,6 @@ class ObjectPut {
     is_open_ = false;
   }
 
-  bool retract() { return pool_->retract(writing_); }
-
  private:
   const PoolRef pool_;
   const Writing writing_;
@@ -238,6 +236,7 @@ void bind_objects(py::module_& m, py::class_<Pool, std::shared_ptr<Pool>>& pool)
       .def_buffer(
           [](const ObjectPin& p) { return bytes_at(p.pin().data, p.pin().num_bytes, p.device()); });
   py::class_<ObjectPut>(m, "ObjectPut", py::buffer_protocol())
+      .def_property_readonly("id", [](const ObjectPut& p) { return p.writing().id(); })
       .def_property_readonly("num_bytes", [](const ObjectPut& p) { return p.writing().num_bytes; })
       .def_property_readonly("address",
                              [](const ObjectPut& p) { return address_of(p.writing().data); })
@@ -245,7 +244,6 @@ void bind_objects(py::module_& m, py::class_<Pool, std::shared_ptr<Pool>>& pool)
       .def("commit", &ObjectPut::commit, py::arg("checksum"), py::arg("retention"),
            py::arg("position"), py::arg("stream"), ReleaseGil())
       .def("abort", &ObjectPut::abort, ReleaseGil())
-      .def("retract", &ObjectPut::retract, ReleaseGil())
       .def_buffer([](const ObjectPut& p) {
         return bytes_at(p.writing().data, p.writing().num_bytes, p.device());
       });

@@ -103,6 +103,13 @@ void Pool::contains_each(const Key* keys, size_t count, bool* out) const {
   });
 }
 
+void Pool::ids_of(const Key* keys, size_t count, ObjectId* out) const {
+  index_.find_each(keys, count, [&](size_t i, const Found& found) {
+    out[i] = found.is_ready() ? id_of(found.entry, generation_of(found.word)) : 0;
+    return true;
+  });
+}
+
 size_t Pool::match_prefix(const Key* keys, size_t count) const {
   size_t num_matched = 0;
   index_.find_each(keys, count, [&](size_t, const Found& found) {

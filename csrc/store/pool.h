@@ -45,12 +45,17 @@ struct Piece {
   uint64_t stream = 0;
 };
 
+// An object of a pool and no other that is ever there, unless its entry is used 2^32 times: never 0.
+using ObjectId = uint64_t;
+inline ObjectId id_of(uint32_t entry, uint64_t generation) { return (generation << 32 | entry) + 1; }
+
 // An object that this process writes.
 struct Writing {
   uint32_t entry;
   uint64_t generation;
   char* data;
   uint64_t num_bytes;
+  ObjectId id() const { return id_of(entry, generation); }
 };
 
 enum class Begun { kOpen, kExists, kBeingWritten, kFull };
@@ -78,6 +83,7 @@ struct ObjectInfo {
   uint16_t uses;      // since it was stored, which is the first; no more are counted than fit
   uint16_t position;  // in its prompt
   Retention retention;
+  ObjectId id;
 };
 
 struct PoolStats {
@@ -115,6 +121,7 @@ class Pool {
   bool contains(const Key& key) const { return index_.find(key).is_ready(); }
   void contains_each(const Key* keys, size_t count, bool* out) const;
   size_t match_prefix(const Key* keys, size_t count) const;  // how many of the first are there
+  void ids_of(const Key* keys, size_t count, ObjectId* out) const;  // 0: it is not there
 
   // Space for an object, which nobody sees before commit(). kFull: there is no room, or no entry.
   Begun begin(const Key& key, uint64_t num_bytes, Writing* writing);
@@ -124,14 +131,13 @@ class Pool {
   // abort() for who cannot try again: if a stopped process holds the pool, whatever changes it next
   // in this process does it then. Does not wait for that. Not of a forked child's.
   void give_up(const std::vector<Writing>& writings) noexcept;
-  // Removes what was committed; returns whether it was still there, and not another under its key.
-  bool retract(const Writing& writing);
 
   // Counts as a use. Nothing if there is no such object.
   std::optional<Pin> pin(const Key& key);
   void unpin(const Pin& pin);
 
   bool remove(const Key& key);  // whether it was there
+  bool remove_exactly(ObjectId id);
   bool retain(const Key& key, Retention retention);
   // Exchanges the times of their last uses, so that of these objects the first is the oldest.
   void order_uses(const Key* keys, size_t count);

@@ -74,22 +74,23 @@ void Pool::end_given_up() {
   ledger_.sweep();
 }
 
-bool Pool::retract(const Writing& writing) {
-  owner_.check("retract", "put");
-  const Lock lock(*this);
-  const uint64_t word = view_.entries[writing.entry].word.load();
-  if (word != word_of(writing.generation, State::kReady)) return false;
-  ledger_.doom(writing.entry);
-  ledger_.sweep();
-  return true;
-}
-
 bool Pool::remove(const Key& key) {
   owner_.check("remove", "pool");
   const Lock lock(*this);
   const Found found = index_.find(key);
   if (!found.is_ready()) return false;
   ledger_.doom(found.entry);
+  ledger_.sweep();
+  return true;
+}
+
+bool Pool::remove_exactly(ObjectId id) {
+  owner_.check("remove_exactly", "pool");
+  const auto at = static_cast<uint32_t>(id - 1);
+  if (id == 0 || at >= geometry().num_entries) return false;
+  const Lock lock(*this);
+  if (view_.entries[at].word.load() != word_of((id - 1) >> 32, State::kReady)) return false;
+  ledger_.doom(at);
   ledger_.sweep();
   return true;
 }
@@ -131,13 +132,15 @@ std::vector<ObjectInfo> Pool::scan() {
     const Lock lock(*this);
     for (uint32_t at = begin; at < end; ++at) {
       const Entry& entry = view_.entries[at];
-      if (state_of(entry.word.load()) != State::kReady) continue;
+      const uint64_t word = entry.word.load();
+      if (state_of(word) != State::kReady) continue;
       objects.push_back({{entry.hash.load(), entry.scope.load()},
                          entry.num_bytes,
                          entry.recency.load(),
                          std::max<uint16_t>(entry.row_or_uses.load(), 1),  // 0: a row, see publish
                          static_cast<uint16_t>(entry.position),
-                         entry.retention});
+                         entry.retention,
+                         id_of(at, generation_of(word))});
     }
   }
   return objects;

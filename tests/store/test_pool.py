@@ -74,20 +74,25 @@ def test_a_put_that_is_given_up_leaves_nothing(pool):
     assert check(pool) == 0 and pool.stats().free_bytes == pool.capacity_bytes
 
 
-def test_what_was_committed_is_taken_back_and_nothing_else(pool):
+def test_one_object_is_removed_and_not_another_under_its_key(pool):
     writing = pool.begin(KEY, 9)
-    with pytest.raises(InvalidArgument, match="retract: put must be committed"):
-        writing.retract()
+    both = [KEY, (2, 2)]
+    assert pool.ids_of(both).tolist() == [0, 0] and not pool.remove_exactly(KEY, writing.id)
     writing.commit()
+    assert pool.ids_of(both).tolist() == [writing.id, 0] and writing.id > 0
+    assert pool.objects().ids.tolist() == [writing.id]
     with pool.pin(KEY) as pinned:
-        assert writing.retract() and not pool.contains(KEY) and pinned.num_bytes == 9
-    assert not writing.retract()
-    assert put(pool, KEY, 9) is PutResult.STORED
-    assert not writing.retract() and pool.contains(KEY)  # in the same entry
-    given_up = pool.begin((2, 2), 9)
-    given_up.abort()
-    with pytest.raises(InvalidArgument, match="retract: put must be committed"):
-        given_up.retract()
+        assert pool.remove_exactly(KEY, writing.id) and not pool.contains(KEY)
+        assert pinned.num_bytes == 9
+    assert not pool.remove_exactly(KEY, writing.id)
+    assert put(pool, KEY, 9) is PutResult.STORED  # in the same entry
+    assert not pool.remove_exactly(KEY, writing.id) and pool.contains(KEY)
+    for wrong in (0, (1 << 64) - 1, 1 << 31):
+        assert not pool.remove_exactly(KEY, wrong)
+    for wrong in (-1, 1 << 64, "a", None):
+        with pytest.raises(InvalidArgument, match="remove_exactly: object_id must be an integer"):
+            pool.remove_exactly(KEY, wrong)
+    assert pool.contains(KEY) and pool.remove_exactly(KEY, int(pool.ids_of([KEY])[0]))
 
 
 def test_no_room(pool):

@@ -11,6 +11,8 @@ from mooncake_kernels.pool import Key, named_keys, object_key, object_keys
 StoreKey = str | bytes | int | np.integer
 StoreKeys = Sequence[StoreKey] | np.ndarray
 
+SPREAD = np.uint64(0x9E3779B97F4A7C15)
+
 
 class Keyspace:
     """The keys of one namespace: integers are prefix hashes, strings are names.
@@ -59,3 +61,13 @@ def check_keys(keys: Any) -> None:
     """Refuse what is one key, or none, where many are wanted."""
     if isinstance(keys, str | bytes) or not hasattr(keys, "__len__"):
         raise InvalidArgument(f"Store: keys must be a list or an array of keys, got {keys!r:.80}")
+
+
+def are_in(keys: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """``[n]`` bool: which of ``[n, 2]`` keys of pools are among others."""
+    return np.isin(fingerprints(keys), fingerprints(others))
+
+
+def fingerprints(keys: np.ndarray) -> np.ndarray:
+    """A word of each key: the same hash is in many scopes, and both words are random bits."""
+    return keys[:, 0] ^ (keys[:, 1] * SPREAD)

@@ -68,6 +68,12 @@ class ObservedPool(ObjectPool):
             self._removed(_one(key), evicted=False)
         return found
 
+    def remove_exactly(self, key: Key, object_id: int) -> bool:
+        found = super().remove_exactly(key, object_id)
+        if found:
+            self._removed(_one(key), evicted=False)
+        return found
+
     def evict(self, num_bytes: int, policy: Any = "lru") -> Evicted:
         return self._evicted(super().evict(num_bytes, policy))
 

@@ -130,9 +130,19 @@ class StoreReader:
     def remove_key(self, key: Key) -> bool:
         return self.pool.remove(key)
 
-    def list_keys(self) -> np.ndarray:
-        """All that is there, of all namespaces."""
-        return self.pool.objects().keys
+    def ids_of(self, keys: np.ndarray) -> np.ndarray:
+        """``[n]`` uint64: an id of each object, 0 where there is none."""
+        return self.pool.ids_of(keys)
+
+    def list_objects(self) -> tuple[np.ndarray, np.ndarray]:
+        """Keys and ids of all that is there, of all namespaces."""
+        objects = self.pool.objects()
+        return objects.keys, objects.ids
+
+    @property
+    def tells_apart(self) -> bool:
+        """Whether an object that was put under a key again has another id."""
+        return True
 
     def _verifies(self) -> bool:
         return self._verify > 0 and random.random() < self._verify

@@ -118,7 +118,8 @@ def test_prefill_here_and_decode_there(engines):
 def objects(pool: str) -> dict[tuple[int, int], torch.Tensor]:
     """All blocks of a pool, by their keys."""
     with Store.open(pool) as store:
-        pinned = ((tuple(key), store.pin_key(tuple(key))) for key in store.list_keys().tolist())
+        keys, _ = store.list_objects()
+        pinned = ((tuple(key), store.pin_key(tuple(key))) for key in keys.tolist())
         return {key: torch.frombuffer(bytearray(one.to_bytes()), dtype=torch.float32)
                 for key, one in pinned}  # fmt: skip
 

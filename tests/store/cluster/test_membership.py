@@ -40,10 +40,10 @@ def test_while_it_tells_of_its_objects(hosts):
 def test_what_is_told_when_the_membership_is_over_is_told_again(hosts):
     one = hosts.make("one", ttl_s=SHORT_TTL_S)
     hosts.directory.leave(one.node.name)
-    one.node.listing.publish(one.cluster.keyspace.keys(["a"]))
-    assert one.node.listing.is_stale
     one.store.put("a", value(1))
     keys = one.cluster.keyspace.keys(["a"])
+    one.node.listing.publish(keys)
+    assert one.node.listing.is_stale
     assert eventually(lambda: hosts.directory.holders(keys) == [(one.node.pool_name,)])
 
 

@@ -5,7 +5,7 @@ import numpy as np
 from mooncake_kernels.pool import ObjectPool, PutResult, object_keys
 from mooncake_serving.store import SsdTier, Store, TieredStore
 from mooncake_serving.store.node.membership import BEATS_A_COMPARISON
-from mooncake_serving.store.node.told import Told
+from mooncake_serving.store.node.told import Objects, Told
 
 from ..support import eventually
 from .support import SHORT_TTL_S, UNIT, value
@@ -62,13 +62,19 @@ def test_what_others_have_withdrawn_wrongly_is_told_again(hosts):
 
 def test_of_what_is_told_of_a_key_the_last_holds():
     told, keys = Told(), object_keys(np.arange(4), "")
-    told.put(keys[:2])
-    told.note(keys, is_there=True)
-    told.note(keys[1:3], is_there=False)
-    told.note(keys[2:3], is_there=True)
-    assert sorted(told.take().tolist()) == sorted(keys[[0, 2, 3]].tolist())
-    told.note(keys[:0], is_there=False)
-    assert len(told.take()) == 3
+
+    def objects(first, end, *ids):
+        return Objects(keys[first:end], np.array(ids, np.uint64))
+
+    told.put(objects(0, 2, 1, 2))
+    told.note(objects(0, 4, 1, 12, 13, 14))
+    told.note(objects(1, 3, 0, 0))
+    told.note(objects(2, 3, 23))
+    taken = told.take()
+    by_key = dict(zip(map(tuple, taken.keys.tolist()), taken.ids.tolist(), strict=True))
+    assert by_key == {tuple(keys[i].tolist()): id for i, id in ((0, 1), (2, 23), (3, 14))}
+    told.note(objects(0, 0))
+    assert len(told.take().ids) == 3
 
 
 def test_what_was_evicted_to_a_disk_is_read_by_others(hosts, tmp_path):

@@ -7,11 +7,11 @@ from mooncake_kernels.pool import PutResult
 from mooncake_serving.store import Store
 from mooncake_serving.store.copies.copies import Copies
 from mooncake_serving.store.copies.copying import copy_to
+from mooncake_serving.store.directory import Published
 from mooncake_serving.store.node.copied import GONE
 
 from ..spread.support import hosts_with
-from ..support import eventually
-from .support import UNIT, SomeDirectory, replaced, value
+from .support import SomeDirectory, replaced, value
 
 STORED = PutResult.STORED
 
@@ -81,18 +81,108 @@ def test_what_a_node_finds_in_its_pool_when_it_comes_back(hosts):
     assert not again.store.exists("a")
 
 
-def test_what_is_put_again_by_a_process_without_a_node_is_found(hosts, tmp_path):
-    path = tmp_path / "pool"
-    with Store.create(64 * UNIT, path) as store, Store.open(path) as other:
-        one, two = hosts.make("one", store=store), hosts.make("two")
-        two.node.members(anew=True)
-        for i in range(3):
-            assert other.put("a", value(i)) is STORED
-            one.node.listing.tell_changes()
-            assert two.cluster.get("a") == value(i)
-            assert two.cluster.remove("a")
-            assert eventually(lambda: one.node._serving.look() or not one.store.exists("a"))
-        one.close()
+@pytest.fixture
+def shared(hosts):
+    """A host, a store of another process without a node on its pool, and another host."""
+    one, two = hosts.several(2)
+    with Store.open(one.store.pool.path) as other:
+        yield one, other, two
+
+
+def test_what_is_put_again_by_a_process_without_a_node_is_found(hosts, shared):
+    one, other, two = shared
+    for i in range(3):
+        assert other.put("a", value(i)) is STORED
+        one.node.listing.tell_changes()
+        assert two.cluster.get("a") == value(i)
+        assert two.cluster.remove("a") and not one.store.exists("a")
+    other.put("a", value(7))
+    look_at_everything(hosts)
+    assert two.cluster.get("a") == value(7)
+
+
+def test_what_is_put_again_where_a_copy_was_is_found(hosts, shared):
+    one, other, two = shared
+    two.cluster.put("a", value(1))
+    assert one.cluster.fetch(["a"]) == [STORED]
+    assert two.cluster.remove("a") and other.put("a", value(2)) is STORED
+    one.node.listing.tell_changes()
+    look_at_everything(hosts)
+    assert two.cluster.get("a") == value(2)
+
+
+def test_what_is_put_again_after_another_process_has_removed_it_is_found(hosts, shared):
+    one, other, two = shared
+    one.cluster.put("a", value(1))
+    other.remove("a")
+    assert not two.cluster.remove("a")  # it is nowhere, though the directory does not know
+    other.put("a", value(2))
+    look_at_everything(hosts)
+    assert two.cluster.get("a") == value(2)
+
+
+def test_what_is_put_again_while_the_membership_is_over_stays(hosts):
+    one, two = hosts.several(2)
+    one.cluster.put("a", value(1))
+    assert two.cluster.remove("a")
+
+    def leave_then(publish, *args, **options):
+        hosts.directory.leave(one.node.name)
+        return publish(*args, **options)
+
+    with replaced(hosts.directory, "publish", leave_then):
+        assert one.cluster.put("a", value(2)) is STORED
+    one.node._membership._renew_once()
+    look_at_everything(hosts)
+    assert one.store.get("a") == value(2) and two.cluster.get("a") == value(2)
+
+
+def test_what_is_put_again_while_its_key_leaves_the_pool_stays(hosts):
+    one, two = hosts.several(2)
+    one.cluster.put("a", value(1))
+    words = one.cluster.keyspace.keys(["a"])
+    with one.node.listing.leaving(words):
+        one.node.listing.publish_all()
+        assert not two.cluster.remove("a")  # one has it still, and drops it in the end
+        assert one.store.remove("a") and one.cluster.put("a", value(2)) is STORED
+    assert one.store.get("a") == value(2) and two.cluster.get("a") == value(2)
+    with one.node.listing.leaving(words):
+        hosts.directory.remove(words, 100)
+    look_at_everything(hosts)
+    assert hosts_with(hosts.all, "a") == [] and not two.cluster.exists("a")
+
+
+def test_a_look_before_the_own_copy_is_dropped(hosts):
+    one, two = hosts.several(2)
+    one.cluster.put("a", value(1))
+
+    def look_then(remove, key):
+        look_at_everything(hosts)
+        return remove(key)
+
+    with replaced(one.store, "remove_key", look_then):
+        one.cluster.remove("a")
+    assert hosts_with(hosts.all, "a") == [] and not two.cluster.exists("a")
+    keys = one.cluster.keyspace.keys(["a"])
+    told = hosts.directory.publish(two.node.pool_name, keys, is_copy=True)
+    assert told.tolist() == [Published.REMOVED]
+
+
+def test_the_own_pool_cannot_be_changed(hosts):
+    one, two = hosts.several(2)
+    one.cluster.put_each(["a", "b"], [value(1), value(2)])
+    two.cluster.fetch(["a", "b"])
+
+    def fail(remove, key):
+        if key == one.cluster.keyspace.key("a"):
+            raise OSError("a stopped process holds the pool")
+        return remove(key)
+
+    with replaced(one.store, "remove_key", fail):
+        with pytest.raises(Unavailable, match="not removed everywhere: a stopped process"):
+            one.cluster.remove_each(["a", "b"])
+    assert hosts_with(hosts.all, "a") == ["host-0"] and hosts_with(hosts.all, "b") == []
+    assert two.cluster.get("a") == value(1)
 
 
 def removing(remover, key, looker=None):
@@ -161,7 +251,7 @@ def test_who_copies_it_fails_before_he_can_tell(hosts):
     two.node.listing.tell_changes()
     assert hosts_with(hosts.all, "a") == [] and not one.cluster.exists("a")
     assert hosts_with(hosts.all, "b") == ["host-0", "host-1"]
-    assert not two.node.listing._undecided and not two.node.listing._copying
+    assert not len(two.node.listing.copies.here()) and not two.node.listing.copies._coming
 
 
 def test_of_two_holders_one_copies_it_from_the_other(hosts):

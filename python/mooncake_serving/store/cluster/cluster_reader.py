@@ -349,12 +349,12 @@ class ClusterReader:
         results: list[PutResult | None] = [PutResult.EXISTS] * len(words)
         outcomes = [Outcome.DONE] * len(words)
         missing = np.flatnonzero(~self._are_here(words))
-        sinks = [IntoPool(store, (first, second)) for first, second in words[missing].tolist()]
+        copies = self.node.listing.copies
+        sinks = [IntoPool(store, tuple(word), copies) for word in words[missing].tolist()]
         pools, is_remembered = self.node.locations.find(words[missing], anew=True)
-        with self.node.listing.copying(words[missing]):
-            read = self._read_from(words[missing], sinks, pools, is_remembered)
-            for gone in keep_copies(store, self.node.listing, words[missing], sinks):
-                read[gone] = Outcome.ABSENT
+        read = self._read_from(words[missing], sinks, pools, is_remembered)
+        for gone in keep_copies(store, self.node.listing, words[missing], sinks):
+            read[gone] = Outcome.ABSENT
         for i, sink, outcome in zip(missing, sinks, read, strict=True):
             results[i], outcomes[i] = sink.result, outcome
         return results, outcomes

@@ -103,15 +103,13 @@ class ClusterStore(ClusterWriter, Closing):
         """
         self.node.check_process()
         words = self._keyspace.keys(keys)
-        removed = np.zeros(len(words), bool)
+        unreached: list[str] = []
         try:
             pools = self.node.listing.remove(words)
-        finally:
-            self.node.locations.forget(words)
-            if self._store is not None:
-                for i, (first, second) in enumerate(words.tolist()):
-                    removed[i] = self._store.remove_key((first, second))
-        unreached = []
+        except Unavailable:
+            self._remove_here(words, unreached)
+            raise
+        removed = self._remove_here(words, unreached)
         for pool in sorted({name for names in pools for name in names} - {self.node.pool_name}):
             held = np.flatnonzero([pool in names for names in pools])
             try:
@@ -119,6 +117,7 @@ class ClusterStore(ClusterWriter, Closing):
             except (TransferError, Unavailable) as error:
                 self.node.listing.publish_for(pool, words[held])  # where they may still be
                 unreached.append(str(error))
+        self.node.locations.forget(words)
         if unreached:
             raise Unavailable(f"remove: it is not removed everywhere: {'; '.join(unreached)}")
         return removed
@@ -169,14 +168,33 @@ class ClusterStore(ClusterWriter, Closing):
         """Close the node, see there. Idempotent."""
         self.node.close()
 
-    def _remove_from(self, pool: str, words: np.ndarray) -> np.ndarray:
-        """Have one of a pool's nodes remove objects: ``[n]`` bool, which were there."""
-        failure: TransferError | None = None
-        for member in self._known(lambda member: member.pool == pool):
+    def _remove_here(self, words: np.ndarray, unreached: list[str]) -> np.ndarray:
+        """Remove objects from the own pool: ``[n]`` bool, which were there. What cannot be removed
+        is published again.
+        """
+        removed = np.zeros(len(words), bool)
+        if self._store is None:
+            return removed
+        for i, (first, second) in enumerate(words.tolist()):
             try:
-                return self.node.asking.remove(member.name, words)
+                removed[i] = self._store.remove_key((first, second))
+            except (Unavailable, OSError) as error:  # a disk's, or a stopped process has the pool
+                unreached.append(str(error))
+                self.node.listing.publish(words[[i]])
+        return removed
+
+    def _remove_from(self, pool: str, words: np.ndarray) -> np.ndarray:
+        """Have a pool's nodes remove objects: ``[n]`` bool, which were there. All of them: one may
+        have a disk behind it.
+        """
+        removed = np.zeros(len(words), bool)
+        failures: list[TransferError] = []
+        members = self._known(lambda member: member.pool == pool)
+        for member in members:
+            try:
+                removed |= self.node.asking.remove(member.name, words)
             except TransferError as error:
-                failure = error
-        if failure is None:
-            return np.zeros(len(words), bool)  # it has no members any more
-        raise failure
+                failures.append(error)
+        if members and len(failures) == len(members):
+            raise failures[0]
+        return removed

@@ -114,10 +114,10 @@ def _copy_here(
 ) -> list[PutResult | str]:
     if node.store is None:
         return [f"{node.name} has no pool"] * len(keys)
-    with node.intake.enter() as is_in, node.listing.copying(keys):
+    with node.intake.enter() as is_in:
         if not is_in:
             return ["it is draining"] * len(keys)
-        sinks = [IntoPool(node.store, (first, second)) for first, second in keys.tolist()]
+        sinks = [IntoPool(node.store, tuple(key), node.listing.copies) for key in keys.tolist()]
         is_here = node.store.has_keys(keys)
         for i in np.flatnonzero(is_here).tolist():
             sinks[i].result = PutResult.EXISTS

@@ -121,6 +121,7 @@ class _Mover:
         has_moved = self._drained.num_moved > self._num_before
         self._num_before = self._drained.num_moved
         if len(objects.keys) and has_moved:
+            self._node.listing.tell_changes()  # what was put just now may not be published
             self._drained.failed.clear()
             self._keys, self._num_bytes = objects.keys, objects.num_bytes.astype(np.int64)
         return len(self._keys) > 0
@@ -131,7 +132,6 @@ class _Mover:
         num_bytes, self._num_bytes = np.split(self._num_bytes, [BATCH_KEYS])
         if not len(keys):
             return False
-        self._node.listing.publish_copies(keys)  # what was put just now may not be
         copied = Spreader(self._node, self._placement, self._room, 1, keys, num_bytes).run()
         members = self._node.directory.members()
         change = ReplicaChange(self._node, keys, members).run([], [self._node.pool_name])

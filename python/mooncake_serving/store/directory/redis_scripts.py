@@ -379,16 +379,18 @@ REMOVE = Script(
     + """
 local keys, ttl = keys_in(ARGV[1]), ARGV[2]
 local objects, marks = named('o', keys), named('r', keys)
-local said, before, had = read(objects), read(marks), {}
+local said, before, had, listed = read(objects), read(marks), {}, {}
 for i = 1, #keys do
   local pools = said[i] or ''
+  for _, pool in ipairs(living_of(pools)) do
+    listed[pool] = listed[pool] or {}
+    table.insert(listed[pool], keys[i])
+  end
   for _, pool in ipairs(living_of(before[i] or '')) do pools = with(pool, pools) end
   had[i] = pools
 end
 find(had)
-for pool, name in pairs(known) do
-  if name then call_with_all(keys, 'SREM', prefix .. 'p' .. pool) end
-end
+for pool, some in pairs(listed) do call_with_all(some, 'SREM', prefix .. 'p' .. pool) end
 change(objects, said, function(pools)
   for _, pool in ipairs(living_of(pools)) do pools = without(pool, pools) end
   return pools

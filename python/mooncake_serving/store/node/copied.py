@@ -16,7 +16,7 @@ GONE = "it was removed meanwhile"
 def keep_copies(
     store: Store, listing: Listing, keys: np.ndarray, sinks: Sequence[IntoPool]
 ) -> list[int]:
-    """Publish what is here now of n objects that were read into the pool, within ``copying``.
+    """Publish what is here now of n objects that were read into the pool, with its ``copies``.
 
     What was removed meanwhile is taken back, and has no result then.
 

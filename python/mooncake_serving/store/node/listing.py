@@ -1,10 +1,8 @@
 """What a node tells the directory of its pool, and asks it: any number of keys at a time."""
 
 import contextlib
-import itertools
 import logging
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -12,8 +10,10 @@ import numpy as np
 from mooncake_kernels.errors import Unavailable
 
 from ..directory import MAX_KEYS, Directory, Holders, Published
+from ..keyspace import are_in
 from ..store import Store
-from .told import Told, are_in
+from .copy_marks import CopyMarks
+from .told import Objects, Told
 
 logger = logging.getLogger(__name__)
 
@@ -23,6 +23,11 @@ class Listing:
 
     What could not be told because the directory is away is told by ``publish_all``.
 
+    What was put is told as such. Of all else the directory may say that it was removed meanwhile:
+    of copies, and of what it was told before and does not have any more. Then it is dropped here,
+    that very object and not what was put under its key since. (A store that does not tell objects
+    apart drops nothing, and takes all for put.)
+
     Args:
         directory: to be told and asked.
         pool_name: what the directory calls the pool; "" for none.
@@ -31,6 +36,7 @@ class Listing:
 
     Attributes:
         is_stale: whether the directory may not have all that was told.
+        copies: objects that are copied into the pool.
     """
 
     def __init__(self, directory: Directory, pool_name: str, store: Store | None, removed_s: float):
@@ -40,11 +46,9 @@ class Listing:
         self._store = store
         self._all = threading.Lock()
         self._leaving: tuple[np.ndarray, ...] = ()
-        self._copying: Counter[bytes] = Counter()  # just now, by how many threads
-        self._undecided: set[bytes] = set()  # copies of which it is not known whether they may stay
-        self._marking = threading.Lock()
         self._told = Told()
         self._knows = False  # what the directory was told
+        self.copies = CopyMarks()
         self.is_stale = False
 
     def publish(self, keys: np.ndarray) -> None:
@@ -53,29 +57,11 @@ class Listing:
         What has gone since it was stored may have been withdrawn before it is published here: it is
         withdrawn again.
         """
-        keys = _without_any(keys, self._leaving)
+        objects = self._present(keys).without(self._leaving_keys())
         try:
-            self._tell_puts(keys)
+            self._tell(objects, np.zeros(len(objects.keys), bool))
         except Unavailable as error:
             self._tell_later(error)
-
-    @contextlib.contextmanager
-    def copying(self, keys: np.ndarray) -> Iterator[None]:
-        """Copy objects from other pools into this one, and ``publish_copies`` then.
-
-        Whoever tells of one before that, or after it failed, does not take it for one that was put.
-        """
-        words = words_of(keys)
-        with self._marking:
-            self._copying.update(words)
-        try:
-            yield
-        finally:
-            is_here = self.has_keys(keys).tolist()
-            with self._marking:
-                self._copying.subtract(words)
-                self._copying = +self._copying
-                self._undecided.update(itertools.compress(words, is_here))
 
     def publish_copies(self, keys: np.ndarray) -> np.ndarray:
         """Say that the pool has copies of objects: ``[n]`` bool, which may stay.
@@ -83,13 +69,16 @@ class Listing:
         The others were removed meanwhile, and nobody has put them since: the caller drops them. If
         the directory is away, all may stay, until it is told later.
         """
+        may_stay = np.ones(len(keys), bool)
+        told = np.flatnonzero(~are_in(keys, self._leaving_keys()))
+        ids = self._ids_of(keys[told])
         try:
-            answers = self._publish(keys, is_copy=True)
+            answers = self._publish(keys[told], is_copy=True)
         except Unavailable as error:
             self._tell_later(error)
-            return np.ones(len(keys), bool)
-        may_stay = answers != Published.REMOVED
-        self._note_told(keys[may_stay])
+            return may_stay
+        may_stay[told] = answers != Published.REMOVED
+        self._note(Objects(keys[told], ids), answers)
         return may_stay
 
     def has_keys(self, keys: np.ndarray) -> np.ndarray:
@@ -121,12 +110,7 @@ class Listing:
         Raises:
             Unavailable: the directory is away.
         """
-        self._told.note(keys, is_there=False)
         return _where(keys, lambda part: self._directory.remove(part, self._removed_s))
-
-    def note_changes(self, keys: np.ndarray, is_there: np.ndarray) -> None:
-        """Take note of what others have put into the pool, and removed, in that order."""
-        self._told.note(keys[~is_there], is_there=False)  # what was put they tell themselves
 
     def withdraw(self, keys: np.ndarray, pool_name: str | None = None) -> None:
         """Say that this pool, or another, does not have objects; later, if the directory is away.
@@ -135,17 +119,14 @@ class Listing:
         """
         is_own = pool_name in (None, self._pool_name)
         if is_own:
-            self._told.note(keys, is_there=False)
+            self._told.note(Objects(keys, np.zeros(len(keys), np.uint64)))
         try:
             for part in in_parts(keys):
                 self._directory.withdraw(pool_name or self._pool_name, part)
+            if is_own and len((back := self._present(keys)).keys):
+                self._tell(back.without(self._leaving_keys()))
         except Unavailable as error:
             self._tell_later(error)
-        if is_own and (is_here := self.has_keys(keys)).any():
-            try:
-                self._tell(keys[is_here])
-            except Unavailable as error:
-                self._tell_later(error)
 
     @contextlib.contextmanager
     def leaving(self, keys: np.ndarray) -> Iterator[None]:
@@ -155,16 +136,25 @@ class Listing:
         """
         with self._all:  # what a look has found is told before
             self._leaving += (keys,)
+        before = self._ids_of(keys)
         try:
-            self.withdraw(keys)
-            yield
-        finally:
-            with self._all:
-                self._leaving = tuple(other for other in self._leaving if other is not keys)
             try:
-                self._tell_again(keys[self.has_keys(keys)])
+                for part in in_parts(keys):
+                    self._directory.withdraw(self._pool_name, part)
             except Unavailable as error:
                 self._tell_later(error)
+            yield
+        finally:
+            with self._all:  # no look is between these
+                self._leaving = tuple(other for other in self._leaving if other is not keys)
+                ids = self._ids_of(keys)
+                is_here = ids != 0
+                self._told.note(Objects(keys[~is_here], ids[~is_here]))
+                objects = Objects(keys[is_here], ids[is_here])
+                try:
+                    self._tell(objects, (before == ids)[is_here] | self.copies.are_in(objects.ids))
+                except Unavailable as error:
+                    self._tell_later(error)
 
     def withdraw_gone(self, keys: np.ndarray) -> np.ndarray:
         """Withdraw what the directory says the pool has, and it has not: ``[n]`` bool.
@@ -186,15 +176,21 @@ class Listing:
         """
         if self._store is None:
             return
-        with self._all:
+        with self._look() as told:
             self.is_stale = False  # from here on others are told what changes
-            try:
-                told = self._told.take()
-                self._told.put(self._tell_difference(self._listed(), told if self._knows else None))
-                self._knows = True
-            except BaseException:
-                self.is_stale = True
-                raise
+            listed = self._listed()
+            present, is_staying = self._list_present()
+            gone = listed[~are_in(listed, present.keys)]
+            was_told = np.isin(present.ids, told.ids)
+            is_listed = are_in(present.keys, listed)
+            new = present.at(is_staying & ~is_listed)
+            # What it was told and does not have was withdrawn, by somebody who may have removed it;
+            # of what a node finds when it comes nobody knows.
+            is_old = self.copies.are_in(new.ids)
+            is_old |= was_told[is_staying & ~is_listed] if self._knows else True
+            known = present.at(is_staying & is_listed | ~is_staying & was_told)
+            self._tell_difference(known, gone, new, is_old)
+            self._knows = True
 
     def tell_changes(self) -> None:
         """Tell how the pool differs from what was told of it, whoever of the host changed it.
@@ -205,14 +201,14 @@ class Listing:
         Raises:
             Unavailable: the directory is away.
         """
-        if self._store is not None:
-            with self._all:
-                try:
-                    told = self._told.take()
-                    self._told.put(self._tell_difference(told, told))
-                except BaseException:
-                    self.is_stale = True  # so all is compared the next time
-                    raise
+        if self._store is None:
+            return
+        with self._look() as told:
+            present, is_staying = self._list_present()
+            gone = told.keys[~np.isin(told.ids, present.ids)]
+            was_told = np.isin(present.ids, told.ids)
+            new = present.at(is_staying & ~was_told)
+            self._tell_difference(present.at(was_told), gone, new, self.copies.are_in(new.ids))
 
     def holders(self, keys: np.ndarray) -> Holders:
         """For each key, the names of living pools that have it.
@@ -236,52 +232,41 @@ class Listing:
                 break
         return found
 
-    def _tell_difference(self, before: np.ndarray, told: np.ndarray | None) -> np.ndarray:
-        """Tell how the pool differs from what the directory has; returns what it has.
+    @contextlib.contextmanager
+    def _look(self) -> Iterator[Objects]:
+        """Look at all of the pool, one thread at a time: what the directory was told before."""
+        with self._all:
+            try:
+                yield self._told.take()
+            except BaseException:
+                self.is_stale = True  # so all is compared the next time
+                raise
 
-        What the directory was told, and does not have, was withdrawn by somebody, who may have
-        removed it. None: nobody knows what it was told.
-        """
-        assert self._store is not None
-        undecided = self._undecided.copy()
-        present = _without_any(self._store.list_keys(), self._leaving)
-        gone = before[~are_in(before, present)]
-        missing = present[~are_in(present, before)]
-        was_told = are_in(missing, present if told is None else told)
-        self._tell_again(missing[was_told])
-        self._tell(missing[~was_told])
-        if len(gone):
-            self.withdraw(gone)
-        with self._marking:
-            self._undecided -= undecided  # what was there is told, and the rest has gone
-        return present
+    def _tell_difference(
+        self, known: Objects, gone: np.ndarray, new: Objects, is_old: np.ndarray
+    ) -> None:
+        """Tell what has gone and what is new, and note what the directory has in all then."""
+        for part in in_parts(gone):
+            self._directory.withdraw(self._pool_name, part)
+        self._told.put(known)
+        self._tell(new, is_old)
 
-    def _tell(self, keys: np.ndarray) -> None:
-        """Tell of what has come into the pool, however it did, and does not leave it just now."""
-        keys = _without_any(keys, self._leaving)
-        with self._marking:
-            known = self._copying.keys() | self._undecided
-        is_copy = np.zeros(len(keys), bool)
-        if known:
-            is_copy[:] = [word in known for word in words_of(keys)]
-        self._tell_again(keys[is_copy])
-        self._tell_puts(keys[~is_copy])
-
-    def _tell_puts(self, keys: np.ndarray) -> None:
-        self._publish(keys, is_copy=False)
-        self._note_told(keys)
-
-    def _tell_again(self, keys: np.ndarray) -> None:
-        """Tell of what may have been removed meanwhile, and drop it then."""
-        is_removed = self._publish(keys, is_copy=True) == Published.REMOVED
-        for first, second in keys[is_removed].tolist():
-            assert self._store is not None
-            self._store.remove_key((first, second))
-        self._told.note(keys[is_removed], is_there=False)
-        self._note_told(keys[~is_removed])
+    def _tell(self, objects: Objects, is_old: np.ndarray | None = None) -> None:
+        """Tell of what is in the pool: ``[n]`` bool say what was not put just now. None: copies."""
+        if is_old is None:
+            is_old = self.copies.are_in(objects.ids)
+        if self._store is not None and not self._store.tells_apart:
+            is_old = np.zeros(len(is_old), bool)
+        for is_copy in (True, False):
+            some = objects.at(is_old == is_copy)
+            for first in range(0, len(some.keys), MAX_KEYS):
+                part = some.at(np.arange(first, min(first + MAX_KEYS, len(some.keys))))
+                answers = self._publish(part.keys, is_copy=is_copy)
+                self._drop(part.at(answers == Published.REMOVED))
+                self._note(part, answers)
 
     def _publish(self, keys: np.ndarray, *, is_copy: bool) -> np.ndarray:
-        """``[n]`` of ``Published``; of what is told for sure nothing is undecided any more."""
+        """``[n]`` of ``Published``."""
         parts = [
             self._directory.publish(self._pool_name, part, is_copy=is_copy)
             for part in in_parts(keys)
@@ -289,20 +274,48 @@ class Listing:
         answers = np.concatenate([np.empty(0, np.int8), *parts])
         if (answers == Published.NOT_SERVED).any():
             self.is_stale = True  # the membership was over: the pool is published anew
-        elif self._undecided:
-            with self._marking:
-                self._undecided.difference_update(words_of(keys))
         return answers
 
-    def _note_told(self, keys: np.ndarray) -> None:
-        """Note what the directory has now, but what was removed, and withdrawn, before it was told:
-        that is withdrawn again.
-
-        Not sooner: what was told once, and is not there, a look takes for removed.
+    def _note(self, objects: Objects, answers: np.ndarray) -> None:
+        """Note what came of telling of objects. What has gone before that, and was withdrawn, is
+        withdrawn again.
         """
-        self._told.note(keys, is_there=True)
-        if len(keys) and not (is_here := self.has_keys(keys)).all():
-            self.withdraw(keys[~is_here])
+        listed = objects.at(answers == Published.LISTED)
+        self._told.note(listed)
+        self.copies.end(objects.ids[answers != Published.NOT_SERVED].tolist())
+        if len(listed.keys) and not (is_here := self.has_keys(listed.keys)).all():
+            self.withdraw(listed.keys[~is_here])
+
+    def _drop(self, objects: Objects) -> None:
+        """Remove objects that were removed everywhere else."""
+        for (first, second), object_id in zip(
+            objects.keys.tolist(), objects.ids.tolist(), strict=True
+        ):
+            assert self._store is not None
+            try:
+                self._store.pool.remove_exactly((first, second), object_id)
+            except OSError as error:  # a stopped process holds the pool; the next look does it
+                logger.warning("what was removed is still here: %s", error)
+                self.is_stale = True
+
+    def _present(self, keys: np.ndarray) -> Objects:
+        """Those of some keys that are in the pool."""
+        ids = self._ids_of(keys)
+        return Objects(keys, ids).at(ids != 0)
+
+    def _ids_of(self, keys: np.ndarray) -> np.ndarray:
+        return np.zeros(len(keys), np.uint64) if self._store is None else self._store.ids_of(keys)
+
+    def _list_present(self) -> tuple[Objects, np.ndarray]:
+        """All that is in the pool, and which does not leave it."""
+        assert self._store is not None
+        copies = self.copies.here()
+        present = Objects(*self._store.list_objects())
+        self.copies.forget_gone(copies, present.ids)
+        return present, ~are_in(present.keys, self._leaving_keys())
+
+    def _leaving_keys(self) -> np.ndarray:
+        return np.concatenate([np.empty((0, 2), np.uint64), *self._leaving])
 
     def _listed(self) -> np.ndarray:
         parts, cursor = [np.empty((0, 2), np.uint64)], 0
@@ -316,10 +329,6 @@ class Listing:
         if not self.is_stale:
             logger.warning("the directory is told later: %s", error)
         self.is_stale = True
-
-
-def _without_any(keys: np.ndarray, some: tuple[np.ndarray, ...]) -> np.ndarray:
-    return keys[~are_in(keys, np.concatenate(some))] if some else keys
 
 
 def _where(keys: np.ndarray, ask: Callable[[np.ndarray], Holders]) -> Holders:

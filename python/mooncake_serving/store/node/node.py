@@ -261,7 +261,7 @@ class Node(Closing):
         store.on_evicted.append(self.listing.withdraw)
         self._pins = Pins(store, self._drop_damaged)
         if store.pool.device is None:
-            self._serving = Serving(self._engine, store, self.listing)
+            self._serving = Serving(self._engine, store)
         puller = Puller(
             store,
             self.intake,

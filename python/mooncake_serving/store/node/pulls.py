@@ -79,17 +79,17 @@ class Puller:
             return Pulled(request.number, self._pull(request, keys))
 
     def _pull(self, request: Pull, keys: np.ndarray) -> list[int | str]:
-        sinks = [IntoPool(self._store, tuple(key)) for key in keys.tolist()]
+        copies = None if request.places else self._listing.copies
+        sinks = [IntoPool(self._store, tuple(key), copies) for key in keys.tolist()]
         if request.places:
             reasons = self._from_memory(request, sinks)
             is_new = np.array([sink.result is PutResult.STORED for sink in sinks], bool)
             self._store.age_tail_first(keys[is_new])
             self._listing.publish(keys[is_new])
         else:
-            with self._listing.copying(keys):
-                reasons = self._from_pool(request, keys, sinks)
-                for i in keep_copies(self._store, self._listing, keys, sinks):
-                    reasons[i] = GONE
+            reasons = self._from_pool(request, keys, sinks)
+            for i in keep_copies(self._store, self._listing, keys, sinks):
+                reasons[i] = GONE
         return [
             reason if sink.result is None else sink.result.value
             for sink, reason in zip(sinks, reasons, strict=True)

@@ -4,7 +4,6 @@ from mooncake_kernels.transfer import TransferEngine
 
 from ..observer import ObservedPool
 from ..store import Store
-from .listing import Listing
 
 
 class Serving:
@@ -14,13 +13,11 @@ class Serving:
         engine: which serves it.
         store: of the pool. Who puts or removes tells the directory, too; if he dies before that,
             the next look at what the pool has does.
-        listing: of the pool.
     """
 
-    def __init__(self, engine: TransferEngine, store: Store, listing: Listing):
+    def __init__(self, engine: TransferEngine, store: Store):
         self._engine = engine
         self._store = store
-        self._listing = listing
         self._served = engine.serve(
             store.pool,
             is_all=store.is_pool_all,
@@ -38,7 +35,6 @@ class Serving:
         if self._served is None:
             return
         served = self._served.take()
-        self._listing.note_changes(served.changed, served.is_there)
         if len(served.read):
             self._store.note_read(served.read)
         if isinstance(self._store.pool, ObservedPool):

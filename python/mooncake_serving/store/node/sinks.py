@@ -14,6 +14,7 @@ from mooncake_kernels.transfer import WHOLE
 from ..checks import check_number
 from ..landing import Landing
 from ..store import Store
+from .copy_marks import CopyMarks
 
 ANY_SIZE = (1 << 64) - 1
 
@@ -153,6 +154,11 @@ class IntoBytes(IntoBuffers):
 class IntoPool:
     """The own pool: room is made there as for any put.
 
+    Args:
+        store: of the pool.
+        key: in it.
+        copies: where it is marked, unless it is a put.
+
     Attributes:
         result: of the put; None while there is none.
     """
@@ -160,11 +166,12 @@ class IntoPool:
     takes_all = True
     was_compared = False
 
-    def __init__(self, store: Store, key: Key):
+    def __init__(self, store: Store, key: Key, copies: CopyMarks | None = None):
         self._store = store
         self._key = key
+        self._copies = copies
         self._put: ObjectPut | None = None
-        self._stored: ObjectPut | None = None
+        self._stored_id = 0
         self.location = store.pool.buffer.location
         self.result: PutResult | None = None
 
@@ -180,6 +187,8 @@ class IntoPool:
             self.result = begun
             return None
         self._put = begun
+        if self._copies is not None:
+            self._copies.begin(begun.id)
         return [Range(begun.buffer.address, 0, num_bytes)] if num_bytes else []
 
     def checksum(self) -> int:
@@ -193,18 +202,22 @@ class IntoPool:
             except BaseException:
                 self.abort()
                 raise
+            if self._copies is not None:
+                self._copies.commit(self._put.id)
             self.result = PutResult.STORED
-            self._stored, self._put = self._put, None
+            self._stored_id, self._put = self._put.id, None
 
     def retract(self) -> None:
         """Take back what was committed, if it is still there; there is no result then."""
-        if self._stored is not None:
-            self._stored.retract()
-        self._stored = self.result = None
+        self.result = None
+        if self._stored_id:
+            self._store.pool.remove_exactly(self._key, self._stored_id)
 
     def abort(self) -> None:
         if self._put is not None:
             self._put.abort()
+            if self._copies is not None:
+                self._copies.end([self._put.id])
             self._put = None
 
 

@@ -1,52 +1,70 @@
 """What a directory was told that a pool has."""
 
 import threading
+from typing import NamedTuple
 
 import numpy as np
 
-SPREAD = np.uint64(0x9E3779B97F4A7C15)
+from ..keyspace import are_in, fingerprints
+
+
+class Objects(NamedTuple):
+    """Objects of a pool.
+
+    Attributes:
+        keys: ``[n, 2]``.
+        ids: ``[n]``, see ``Store.ids_of``; 0: there is none any more.
+    """
+
+    keys: np.ndarray
+    ids: np.ndarray
+
+    @classmethod
+    def none(cls) -> "Objects":
+        return cls(np.empty((0, 2), np.uint64), np.empty(0, np.uint64))
+
+    def at(self, chosen: np.ndarray) -> "Objects":
+        """Those that ``[n]`` bool says, or indices."""
+        return Objects(self.keys[chosen], self.ids[chosen])
+
+    def without(self, keys: np.ndarray) -> "Objects":
+        """Those that have other keys."""
+        return self.at(~are_in(self.keys, keys)) if len(keys) else self
 
 
 class Told:
-    """Keys that a directory was told of, and was not told later that they are gone. Thread-safe.
+    """Objects that a directory was told of, and was not told later that they are gone. Thread-safe.
 
     What is noted is only kept, and folded in when somebody takes all: puts shall not wait for it.
     """
 
     def __init__(self) -> None:
-        self._keys = np.empty((0, 2), np.uint64)
-        self._noted: list[tuple[np.ndarray, bool]] = []
+        self._objects = Objects.none()
+        self._noted: list[Objects] = []
         self._lock = threading.Lock()
 
-    def note(self, keys: np.ndarray, *, is_there: bool) -> None:
-        """Note that the directory is told that ``[n, 2]`` keys are there, or are not."""
-        if len(keys):
+    def note(self, objects: Objects) -> None:
+        """Note what the directory was told to be under some keys."""
+        if len(objects.keys):
             with self._lock:
-                self._noted.append((keys, is_there))
+                self._noted.append(objects)
 
-    def take(self) -> np.ndarray:
-        """Return all, ``[n, 2]``; from here on is noted what comes on top of what is ``put``."""
+    def take(self) -> Objects:
+        """Return all; from here on is noted what comes on top of what is ``put``."""
         with self._lock:
             noted, self._noted = self._noted, []
         if noted:
-            keys = np.concatenate([keys for keys, _ in noted])
-            is_there = np.repeat([there for _, there in noted], [len(keys) for keys, _ in noted])
+            keys = np.concatenate([objects.keys for objects in noted])
+            ids = np.concatenate([objects.ids for objects in noted])
             _, ends = np.unique(fingerprints(keys)[::-1], return_index=True)
             last = len(keys) - 1 - ends  # of what was noted of a key the last holds
-            kept = self._keys[~are_in(self._keys, keys)]
-            self._keys = np.concatenate([kept, keys[last[is_there[last]]]])
-        return self._keys
+            last = last[ids[last] != 0]
+            kept = self._objects.without(keys)
+            self._objects = Objects(
+                np.concatenate([kept.keys, keys[last]]), np.concatenate([kept.ids, ids[last]])
+            )
+        return self._objects
 
-    def put(self, keys: np.ndarray) -> None:
+    def put(self, objects: Objects) -> None:
         """Say what the directory had been told in all when it was taken, and by who took it."""
-        self._keys = keys
-
-
-def are_in(keys: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """``[n]`` bool: which of ``[n, 2]`` keys are among others."""
-    return np.isin(fingerprints(keys), fingerprints(others))
-
-
-def fingerprints(keys: np.ndarray) -> np.ndarray:
-    """A word of each key: the same hash is in many scopes, and both words are random bits."""
-    return keys[:, 0] ^ (keys[:, 1] * SPREAD)
+        self._objects = objects

@@ -20,7 +20,7 @@ from mooncake_kernels.pool import (
 
 from ..checks import check_pool
 from ..eviction import EvictionPolicy
-from ..keyspace import StoreKey, StoreKeys
+from ..keyspace import StoreKey, StoreKeys, fingerprints
 from ..landing import Landing
 from ..reader import DAMAGED
 from ..room import Room
@@ -199,9 +199,19 @@ class TieredStore(Store):
         missing = np.flatnonzero(~self.has_keys(keys[num_in_pool:]))
         return num_in_pool + int(missing[0]) if len(missing) else len(keys)
 
-    def list_keys(self) -> np.ndarray:
+    # An object that moves to the disk and back is the same, which its keys alone say.
+
+    def ids_of(self, keys: np.ndarray) -> np.ndarray:
+        return np.where(self.has_keys(keys), _ids(keys), np.uint64(0))
+
+    def list_objects(self) -> tuple[np.ndarray, np.ndarray]:
         # In this order, again; what is in both is there once.
-        return np.unique(np.concatenate([super().list_keys(), self.tier.keys()]), axis=0)
+        keys = np.unique(np.concatenate([self.pool.objects().keys, self.tier.keys()]), axis=0)
+        return keys, _ids(keys)
+
+    @property
+    def tells_apart(self) -> bool:
+        return False
 
     def remove(self, key: StoreKey) -> bool:
         """Remove an object from both tiers; who reads it keeps it. Returns whether it was there.
@@ -351,6 +361,10 @@ class TieredStore(Store):
             lambda: num_bytes,
             lambda: self.pool.begin(words, num_bytes, checksum=self._checksum),
         )
+
+
+def _ids(keys: np.ndarray) -> np.ndarray:
+    return fingerprints(keys) | np.uint64(1)
 
 
 def _words(op: str, key: Key) -> np.ndarray:

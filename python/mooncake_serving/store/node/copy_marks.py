@@ -1,0 +1,45 @@
+"""Which objects of a pool are copies of which the directory was not told yet."""
+
+from collections.abc import Iterable
+
+import numpy as np
+
+
+class CopyMarks:
+    """Ids of objects that come, or came, from other pools. Thread-safe.
+
+    Who looks at the pool takes what he does not know for something that was put. These were not:
+    so they are marked before they can be seen, and until the directory has decided.
+    """
+
+    def __init__(self) -> None:
+        self._coming: set[int] = set()
+        self._here: set[int] = set()
+
+    def begin(self, object_id: int) -> None:
+        self._coming.add(object_id)
+
+    def commit(self, object_id: int) -> None:
+        self._here.add(object_id)
+        self._coming.discard(object_id)
+
+    def end(self, ids: Iterable[int]) -> None:
+        """They are none any more: it is decided, or nothing came."""
+        for object_id in ids:
+            self._coming.discard(object_id)
+            self._here.discard(object_id)
+
+    def are_in(self, ids: np.ndarray) -> np.ndarray:
+        """``[n]`` bool: which of ``[n]`` ids are marked."""
+        marked = (*tuple(self._coming), *tuple(self._here))  # in this order: none is missed
+        return np.isin(ids, np.array(marked, np.uint64))
+
+    def here(self) -> np.ndarray:
+        """Those that have come."""
+        ids = tuple(self._here)
+        return np.array(ids, np.uint64)
+
+    def forget_gone(self, here: np.ndarray, present: np.ndarray) -> None:
+        """Forget those that had come, and are not in the pool any more."""
+        if len(here):
+            self.end(here[~np.isin(here, present)].tolist())
