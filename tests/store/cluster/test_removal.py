@@ -2,7 +2,7 @@
 
 import pytest
 
-from mooncake_kernels.errors import TransferError, Unavailable
+from mooncake_kernels.errors import Unavailable
 from mooncake_kernels.pool import PutResult
 from mooncake_serving.store import Store
 from mooncake_serving.store.copies.copies import Copies
@@ -279,22 +279,6 @@ def test_of_two_holders_one_copies_it_from_the_other(hosts):
         assert three.cluster.remove("a")
     assert len(asked) == 2
     assert hosts_with(hosts.all, "a") == [] and not three.cluster.exists("a")
-
-
-def test_who_is_not_reached_keeps_it_and_it_is_found_there(hosts):
-    one, two, three = hosts.several(3)
-    one.cluster.put("a", value(1))
-    two.cluster.fetch(["a"])
-
-    def away(remove, member, keys):
-        if member == one.node.name:
-            raise TransferError(member, "connection refused")
-        return remove(member, keys)
-
-    with replaced(three.node.asking, "remove", away):
-        with pytest.raises(Unavailable, match="not removed everywhere: .*refused"):
-            three.cluster.remove("a")
-    assert hosts_with(hosts.all, "a") == ["host-0"] and three.cluster.get("a") == value(1)
 
 
 def test_when_the_directory_is_away_a_copy_is_kept_and_told_later(hosts):
