@@ -69,8 +69,7 @@ class Claims:
         rest ``[n]`` bool say what was published for another pool, which has ended the claim.
         """
         try:
-            is_here = self._listing.has_keys(keys)
-            self._listing.publish(keys[is_here])
+            is_here = self._listing.publish(keys)
             for part in in_parts(keys[~(is_here | is_published)]):
                 self._directory.abandon(self._member, part)
         except Unavailable as error:

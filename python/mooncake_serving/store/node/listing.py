@@ -17,6 +17,9 @@ from .told import Objects, Told
 
 logger = logging.getLogger(__name__)
 
+NO_KEYS = np.empty((0, 2), np.uint64)
+LISTED, REMOVED, NOT_SERVED = map(int, Published)  # an enum's members take long to be looked up
+
 
 class Listing:
     """A pool's entries in a directory. Thread-safe. Keys are ``[n, 2]`` uint64.
@@ -51,17 +54,21 @@ class Listing:
         self.copies = CopyMarks()
         self.is_stale = False
 
-    def publish(self, keys: np.ndarray) -> None:
+    def publish(self, keys: np.ndarray) -> np.ndarray:
         """Say that objects were put into the pool; later, if the directory is away.
 
         What has gone since it was stored may have been withdrawn before it is published here: it is
         withdrawn again.
+
+        Returns:
+            ``[n]`` bool: which are there.
         """
-        objects = self._present(keys).without(self._leaving_keys())
+        ids = self._ids_of(keys)
         try:
-            self._tell(objects, np.zeros(len(objects.keys), bool))
+            self._tell_as(_present(keys, ids).without(self._leaving_keys()), is_copy=False)
         except Unavailable as error:
             self._tell_later(error)
+        return ids != 0
 
     def publish_copies(self, keys: np.ndarray) -> np.ndarray:
         """Say that the pool has copies of objects: ``[n]`` bool, which may stay.
@@ -77,7 +84,7 @@ class Listing:
         except Unavailable as error:
             self._tell_later(error)
             return may_stay
-        may_stay[told] = answers != Published.REMOVED
+        may_stay[told] = answers != REMOVED
         self._note(Objects(keys[told], ids), answers)
         return may_stay
 
@@ -99,7 +106,7 @@ class Listing:
         except Unavailable as error:
             logger.warning("objects in %s are told later: %s", pool_name, error)
             return True
-        return not any((answer == Published.NOT_SERVED).any() for answer in answers)
+        return not any((answer == NOT_SERVED).any() for answer in answers)
 
     def remove(self, keys: np.ndarray) -> Holders:
         """Say that no pool shall have objects any more; for each, the names of those that may.
@@ -123,7 +130,7 @@ class Listing:
         try:
             for part in in_parts(keys):
                 self._directory.withdraw(pool_name or self._pool_name, part)
-            if is_own and len((back := self._present(keys)).keys):
+            if is_own and len((back := _present(keys, self._ids_of(keys))).keys):
                 self._tell(back.without(self._leaving_keys()))
         except Unavailable as error:
             self._tell_later(error)
@@ -257,13 +264,17 @@ class Listing:
             is_old = self.copies.are_in(objects.ids)
         if self._store is not None and not self._store.tells_apart:
             is_old = np.zeros(len(is_old), bool)
-        for is_copy in (True, False):
-            some = objects.at(is_old == is_copy)
-            for first in range(0, len(some.keys), MAX_KEYS):
-                part = some.at(np.arange(first, min(first + MAX_KEYS, len(some.keys))))
-                answers = self._publish(part.keys, is_copy=is_copy)
-                self._drop(part.at(answers == Published.REMOVED))
-                self._note(part, answers)
+        self._tell_as(objects.at(is_old), is_copy=True)
+        self._tell_as(objects.at(~is_old), is_copy=False)
+
+    def _tell_as(self, objects: Objects, *, is_copy: bool) -> None:
+        """Tell of what was put, or of copies: of these, what was removed is dropped."""
+        for first in range(0, len(objects.keys), MAX_KEYS):
+            part = Objects(*(column[first : first + MAX_KEYS] for column in objects))
+            answers = self._publish(part.keys, is_copy=is_copy)
+            if is_copy:
+                self._drop(part.at(answers == REMOVED))
+            self._note(part, answers)
 
     def _publish(self, keys: np.ndarray, *, is_copy: bool) -> np.ndarray:
         """``[n]`` of ``Published``."""
@@ -271,8 +282,8 @@ class Listing:
             self._directory.publish(self._pool_name, part, is_copy=is_copy)
             for part in in_parts(keys)
         ]
-        answers = np.concatenate([np.empty(0, np.int8), *parts])
-        if (answers == Published.NOT_SERVED).any():
+        answers = parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, np.int8), *parts])
+        if (answers == NOT_SERVED).any():
             self.is_stale = True  # the membership was over: the pool is published anew
         return answers
 
@@ -280,9 +291,9 @@ class Listing:
         """Note what came of telling of objects. What has gone before that, and was withdrawn, is
         withdrawn again.
         """
-        listed = objects.at(answers == Published.LISTED)
+        listed = objects.at(answers == LISTED) if answers.any() else objects
         self._told.note(listed)
-        self.copies.end(objects.ids[answers != Published.NOT_SERVED].tolist())
+        self.copies.end(objects.ids[answers != NOT_SERVED].tolist())
         if len(listed.keys) and not (is_here := self.has_keys(listed.keys)).all():
             self.withdraw(listed.keys[~is_here])
 
@@ -298,11 +309,6 @@ class Listing:
                 logger.warning("what was removed is still here: %s", error)
                 self.is_stale = True
 
-    def _present(self, keys: np.ndarray) -> Objects:
-        """Those of some keys that are in the pool."""
-        ids = self._ids_of(keys)
-        return Objects(keys, ids).at(ids != 0)
-
     def _ids_of(self, keys: np.ndarray) -> np.ndarray:
         return np.zeros(len(keys), np.uint64) if self._store is None else self._store.ids_of(keys)
 
@@ -315,10 +321,11 @@ class Listing:
         return present, ~are_in(present.keys, self._leaving_keys())
 
     def _leaving_keys(self) -> np.ndarray:
-        return np.concatenate([np.empty((0, 2), np.uint64), *self._leaving])
+        leaving = self._leaving
+        return np.concatenate(leaving) if leaving else NO_KEYS
 
     def _listed(self) -> np.ndarray:
-        parts, cursor = [np.empty((0, 2), np.uint64)], 0
+        parts, cursor = [NO_KEYS], 0
         while True:
             cursor, keys = self._directory.keys_of(self._pool_name, cursor)
             parts.append(keys)
@@ -329,6 +336,12 @@ class Listing:
         if not self.is_stale:
             logger.warning("the directory is told later: %s", error)
         self.is_stale = True
+
+
+def _present(keys: np.ndarray, ids: np.ndarray) -> Objects:
+    """Those of some objects that there are."""
+    objects = Objects(keys, ids)
+    return objects if ids.all() else objects.at(ids != 0)
 
 
 def _where(keys: np.ndarray, ask: Callable[[np.ndarray], Holders]) -> Holders:
