@@ -15,6 +15,8 @@ from .arguments import KEY_BYTES, as_keys, as_member, as_name, as_range, as_ttl_
 from .base import Claim, Directory, Holders, Member, Published
 from .key_set import KeySet
 
+LISTED, REMOVED, NOT_SERVED = map(int, Published)  # an enum's members take long to be looked up
+
 
 @dataclass(eq=False)
 class _Pool:
@@ -110,9 +112,9 @@ class EmbeddedDirectory(Directory):
             now = self._clock()
             living = self._living_pools(now).get(pool)
             if living is None:
-                return np.full(len(key_bytes), Published.NOT_SERVED, np.int8)
-            is_listed = [self._publish(living, key, now, is_copy=is_copy) for key in key_bytes]
-        return np.where(is_listed, Published.LISTED, Published.REMOVED).astype(np.int8)
+                return np.full(len(key_bytes), NOT_SERVED, np.int8)
+            answers = [self._publish(living, key, now, is_copy=is_copy) for key in key_bytes]
+        return np.array(answers, np.int8)
 
     def withdraw(self, pool: str, keys: np.ndarray) -> None:
         as_name("withdraw", "pool", pool)
@@ -232,17 +234,16 @@ class EmbeddedDirectory(Directory):
         self._claims[key] = (seat, now + ttl_s)
         return Claim.GRANTED
 
-    def _publish(self, pool: _Pool, key: bytes, now: float, *, is_copy: bool) -> bool:
-        """Tells whether it is listed then: not if it was removed."""
+    def _publish(self, pool: _Pool, key: bytes, now: float, *, is_copy: bool) -> int:
         if is_copy and self._removed.get(key, (None, now))[1] > now:
-            return False
+            return REMOVED
         self._removed.pop(key, None)
         self._claims.pop(key, None)
         holders = self._holders.get(key, ())
         if pool not in holders:
             self._holders[key] = tuple(sorted((*holders, pool), key=lambda holder: holder.name))
         pool.keys.add(key)
-        return True
+        return LISTED
 
     def _forget(self, pool: _Pool, key: bytes) -> None:
         holders = tuple(holder for holder in self._holders.get(key, ()) if holder is not pool)

@@ -1,7 +1,5 @@
 """Which objects of a pool are copies of which the directory was not told yet."""
 
-from collections.abc import Iterable
-
 import numpy as np
 
 
@@ -23,11 +21,11 @@ class CopyMarks:
         self._here.add(object_id)
         self._coming.discard(object_id)
 
-    def end(self, ids: Iterable[int]) -> None:
+    def end(self, ids: np.ndarray) -> None:
         """They are none any more: it is decided, or nothing came."""
-        for object_id in ids:
-            self._coming.discard(object_id)
-            self._here.discard(object_id)
+        if self._coming or self._here:
+            self._coming.difference_update(ids.tolist())
+            self._here.difference_update(ids.tolist())
 
     def are_in(self, ids: np.ndarray) -> np.ndarray:
         """``[n]`` bool: which of ``[n]`` ids are marked."""
@@ -42,4 +40,4 @@ class CopyMarks:
     def forget_gone(self, here: np.ndarray, present: np.ndarray) -> None:
         """Forget those that had come, and are not in the pool any more."""
         if len(here):
-            self.end(here[~np.isin(here, present)].tolist())
+            self.end(here[~np.isin(here, present)])

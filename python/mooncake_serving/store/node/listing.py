@@ -283,7 +283,7 @@ class Listing:
             for part in in_parts(keys)
         ]
         answers = parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, np.int8), *parts])
-        if (answers == NOT_SERVED).any():
+        if answers.any() and (answers == NOT_SERVED).any():
             self.is_stale = True  # the membership was over: the pool is published anew
         return answers
 
@@ -291,9 +291,12 @@ class Listing:
         """Note what came of telling of objects. What has gone before that, and was withdrawn, is
         withdrawn again.
         """
-        listed = objects.at(answers == LISTED) if answers.any() else objects
+        listed = objects
+        if answers.any():
+            listed = objects.at(answers == LISTED)
+            objects = objects.at(answers != NOT_SERVED)
         self._told.note(listed)
-        self.copies.end(objects.ids[answers != NOT_SERVED].tolist())
+        self.copies.end(objects.ids)
         if len(listed.keys) and not (is_here := self.has_keys(listed.keys)).all():
             self.withdraw(listed.keys[~is_here])
 

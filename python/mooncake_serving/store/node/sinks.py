@@ -217,7 +217,7 @@ class IntoPool:
         if self._put is not None:
             self._put.abort()
             if self._copies is not None:
-                self._copies.end([self._put.id])
+                self._copies.end(np.array([self._put.id], np.uint64))
             self._put = None
 
 
