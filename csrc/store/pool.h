@@ -45,9 +45,12 @@ struct Piece {
   uint64_t stream = 0;
 };
 
-// An object of a pool and no other that is ever there, unless its entry is used 2^32 times: never 0.
+// An object of a pool and no other that is ever there, unless its entry is used 2^32 times: never
+// 0.
 using ObjectId = uint64_t;
-inline ObjectId id_of(uint32_t entry, uint64_t generation) { return (generation << 32 | entry) + 1; }
+inline ObjectId id_of(uint32_t entry, uint64_t generation) {
+  return (generation << 32 | entry) + 1;
+}
 
 // An object that this process writes.
 struct Writing {

@@ -185,6 +185,62 @@ def test_the_own_pool_cannot_be_changed(hosts):
     assert two.cluster.get("a") == value(1)
 
 
+def test_what_is_removed_while_the_membership_of_its_holder_is_over(hosts):
+    one, two = hosts.several(2)
+    one.cluster.put("a", value(1))
+    hosts.directory.leave(one.node.name)
+    assert not two.cluster.remove("a")  # of whom nobody knows just now
+    for _ in range(2):
+        one.node.listing.publish_all()  # to a directory that does not serve the pool
+    one.node._membership._renew_once()
+    look_at_everything(hosts)
+    assert hosts_with(hosts.all, "a") == [] and not two.cluster.exists("a")
+
+
+@pytest.mark.parametrize("look", ["tell_changes", "publish_all"])
+def test_what_is_put_again_during_a_look_stays_listed(hosts, look):
+    one, two = hosts.several(2)
+    one.cluster.put("a", value(1))
+
+    def put_again(list_objects):
+        listed = list_objects()
+        assert two.cluster.remove("a") and one.cluster.put("a", value(2)) is STORED
+        return listed
+
+    with replaced(one.store, "list_objects", put_again):
+        getattr(one.node.listing, look)()
+    assert two.cluster.get("a") == value(2)
+    for again in ("tell_changes", "publish_all"):
+        getattr(one.node.listing, again)()
+        assert two.cluster.get("a") == value(2)
+
+
+def test_what_was_put_just_before_its_key_leaves_the_pool_stays(hosts):
+    one, two = hosts.several(2)
+    words = one.cluster.keyspace.keys(["a"])
+    hosts.directory.remove(words, 100)
+    one.store.put("a", value(2))
+    with one.node.listing.leaving(words):
+        one.node.listing.publish(words)  # as the thread does that has put it
+    assert two.cluster.get("a") == value(2) and not one.node.listing._put_leaving
+
+
+def test_a_look_that_cannot_drop_it_is_followed_by_one_that_can(hosts, monkeypatch):
+    one, two = hosts.several(2)
+    one.cluster.put("a", value(1))
+    hosts.directory.remove(one.cluster.keyspace.keys(["a"]), 100)
+
+    def fail(*_):
+        raise OSError("a stopped process holds the pool")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(one.store.pool, "remove_exactly", fail)
+        one.node.listing.publish_all()
+    assert one.store.exists("a") and not two.cluster.exists("a") and one.node.listing.is_stale
+    one.node.listing.publish_all()
+    assert not one.store.exists("a") and not two.cluster.exists("a")
+
+
 def removing(remover, key, looker=None):
     """Reads objects, of which one is removed when it has been read, and everybody looks."""
 

@@ -1,5 +1,6 @@
 """What becomes of objects that were copied from other pools into the own one."""
 
+import logging
 from collections.abc import Sequence
 
 import numpy as np
@@ -9,6 +10,8 @@ from mooncake_kernels.pool import PutResult
 from ..store import Store
 from .listing import Listing
 from .sinks import IntoPool
+
+logger = logging.getLogger(__name__)
 
 GONE = "it was removed meanwhile"
 
@@ -29,5 +32,9 @@ def keep_copies(
     here = np.flatnonzero(is_new | is_old)
     gone = here[~listing.publish_copies(keys[here])].tolist()
     for i in gone:
-        sinks[i].retract()
+        try:
+            sinks[i].retract()
+        except OSError as error:  # a stopped process holds the pool; a look does it later
+            logger.warning("what was removed is still here: %s", error)
+            listing.is_stale = True
     return gone

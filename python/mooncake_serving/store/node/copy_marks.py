@@ -30,7 +30,7 @@ class CopyMarks:
     def are_in(self, ids: np.ndarray) -> np.ndarray:
         """``[n]`` bool: which of ``[n]`` ids are marked."""
         marked = (*tuple(self._coming), *tuple(self._here))  # in this order: none is missed
-        return np.isin(ids, np.array(marked, np.uint64))
+        return np.isin(ids, np.array(marked, np.uint64)) if marked else np.zeros(len(ids), bool)
 
     def here(self) -> np.ndarray:
         """Those that have come."""

@@ -49,8 +49,10 @@ class Listing:
         self._store = store
         self._all = threading.Lock()
         self._leaving: tuple[np.ndarray, ...] = ()
+        self._put_leaving: set[int] = set()  # ids of what was put under such keys meanwhile
         self._told = Told()
-        self._knows = False  # what the directory was told
+        if store is not None:  # what is there when a node comes may have been removed since
+            self._told.put(Objects(*store.list_objects()))
         self.copies = CopyMarks()
         self.is_stale = False
 
@@ -64,8 +66,13 @@ class Listing:
             ``[n]`` bool: which are there.
         """
         ids = self._ids_of(keys)
+        objects = _present(keys, ids)
+        if self._leaving:
+            is_leaving = are_in(objects.keys, self._leaving_keys())
+            self._put_leaving.update(objects.ids[is_leaving].tolist())
+            objects = objects.at(~is_leaving)
         try:
-            self._tell_as(_present(keys, ids).without(self._leaving_keys()), is_copy=False)
+            self._tell(objects)
         except Unavailable as error:
             self._tell_later(error)
         return ids != 0
@@ -143,8 +150,9 @@ class Listing:
         """
         with self._all:  # what a look has found is told before
             self._leaving += (keys,)
-        before = self._ids_of(keys)
+        before = np.zeros(len(keys), np.uint64)
         try:
+            before = self._ids_of(keys)
             try:
                 for part in in_parts(keys):
                     self._directory.withdraw(self._pool_name, part)
@@ -154,14 +162,7 @@ class Listing:
         finally:
             with self._all:  # no look is between these
                 self._leaving = tuple(other for other in self._leaving if other is not keys)
-                ids = self._ids_of(keys)
-                is_here = ids != 0
-                self._told.note(Objects(keys[~is_here], ids[~is_here]))
-                objects = Objects(keys[is_here], ids[is_here])
-                try:
-                    self._tell(objects, (before == ids)[is_here] | self.copies.are_in(objects.ids))
-                except Unavailable as error:
-                    self._tell_later(error)
+                self._tell_what_stayed(keys, before)
 
     def withdraw_gone(self, keys: np.ndarray) -> np.ndarray:
         """Withdraw what the directory says the pool has, and it has not: ``[n]`` bool.
@@ -183,21 +184,19 @@ class Listing:
         """
         if self._store is None:
             return
-        with self._look() as told:
+        with self._look():
             self.is_stale = False  # from here on others are told what changes
-            listed = self._listed()
             present, is_staying = self._list_present()
-            gone = listed[~are_in(listed, present.keys)]
-            was_told = np.isin(present.ids, told.ids)
+            listed = self._listed()
+            told = self._told.take()
+            was_told, gone = self._compare(told, present)
             is_listed = are_in(present.keys, listed)
+            gone = np.concatenate([gone, listed[~are_in(listed, present.keys)]])
             new = present.at(is_staying & ~is_listed)
-            # What it was told and does not have was withdrawn, by somebody who may have removed it;
-            # of what a node finds when it comes nobody knows.
-            is_old = self.copies.are_in(new.ids)
-            is_old |= was_told[is_staying & ~is_listed] if self._knows else True
-            known = present.at(is_staying & is_listed | ~is_staying & was_told)
-            self._tell_difference(known, gone, new, is_old)
-            self._knows = True
+            # What it was told and does not have was withdrawn, by somebody who may have removed it.
+            is_old = was_told[is_staying & ~is_listed] | self.copies.are_in(new.ids)
+            self._told.note(present.at(is_listed & ~was_told))
+            self._tell_difference(gone, new, is_old)
 
     def tell_changes(self) -> None:
         """Tell how the pool differs from what was told of it, whoever of the host changed it.
@@ -210,12 +209,18 @@ class Listing:
         """
         if self._store is None:
             return
-        with self._look() as told:
+        with self._look():
             present, is_staying = self._list_present()
-            gone = told.keys[~np.isin(told.ids, present.ids)]
-            was_told = np.isin(present.ids, told.ids)
+            was_told, gone = self._compare(self._told.take(), present)
             new = present.at(is_staying & ~was_told)
-            self._tell_difference(present.at(was_told), gone, new, self.copies.are_in(new.ids))
+            # Others may have told of it, as who puts it into the engine: it is not told twice, for
+            # it may have been removed since.
+            is_listed = np.array(
+                [self._pool_name in names for names in self.holders(new.keys)], bool
+            )
+            self._told.note(new.at(is_listed))
+            new = new.at(~is_listed)
+            self._tell_difference(gone, new, self.copies.are_in(new.ids))
 
     def holders(self, keys: np.ndarray) -> Holders:
         """For each key, the names of living pools that have it.
@@ -240,23 +245,48 @@ class Listing:
         return found
 
     @contextlib.contextmanager
-    def _look(self) -> Iterator[Objects]:
-        """Look at all of the pool, one thread at a time: what the directory was told before."""
+    def _look(self) -> Iterator[None]:
+        """Look at all of the pool, one thread at a time."""
         with self._all:
             try:
-                yield self._told.take()
+                yield
             except BaseException:
                 self.is_stale = True  # so all is compared the next time
                 raise
 
-    def _tell_difference(
-        self, known: Objects, gone: np.ndarray, new: Objects, is_old: np.ndarray
-    ) -> None:
-        """Tell what has gone and what is new, and note what the directory has in all then."""
-        for part in in_parts(gone):
-            self._directory.withdraw(self._pool_name, part)
-        self._told.put(known)
+    def _compare(self, told: Objects, present: Objects) -> tuple[np.ndarray, np.ndarray]:
+        """Say which of what was listed in the pool the directory was told, and the keys of what it
+        was told and is gone; but not what has come only after it was listed.
+        """
+        absent = told.at(~np.isin(told.ids, present.ids))
+        is_gone = self._ids_of(absent.keys) != absent.ids
+        return np.isin(present.ids, told.ids), absent.keys[is_gone]
+
+    def _tell_difference(self, gone: np.ndarray, new: Objects, is_old: np.ndarray) -> None:
+        """Tell what has gone, but what is there again by now; and what is new."""
+        if len(gone) and not (is_gone := ~self.has_keys(gone)).all():
+            back = gone[~is_gone]
+            self._told.note(Objects(back, np.zeros(len(back), np.uint64)))
+            gone = gone[is_gone]
+        if len(gone):
+            self.withdraw(gone)
         self._tell(new, is_old)
+
+    def _tell_what_stayed(self, keys: np.ndarray, before: np.ndarray) -> None:
+        """Tell of what should have left, and was withdrawn for that: what it was is told again, and
+        what was put since is told.
+        """
+        ids = self._ids_of(keys)
+        is_here = ids != 0
+        self._told.note(Objects(keys[~is_here], ids[~is_here]))
+        objects = Objects(keys[is_here], ids[is_here])
+        put = np.array(tuple(self._put_leaving), np.uint64)
+        is_old = (before == ids)[is_here] & ~np.isin(objects.ids, put)
+        self._put_leaving.difference_update(objects.ids.tolist())
+        try:
+            self._tell(objects, is_old | self.copies.are_in(objects.ids))
+        except Unavailable as error:
+            self._tell_later(error)
 
     def _tell(self, objects: Objects, is_old: np.ndarray | None = None) -> None:
         """Tell of what is in the pool: ``[n]`` bool say what was not put just now. None: copies."""
@@ -264,8 +294,10 @@ class Listing:
             is_old = self.copies.are_in(objects.ids)
         if self._store is not None and not self._store.tells_apart:
             is_old = np.zeros(len(is_old), bool)
-        self._tell_as(objects.at(is_old), is_copy=True)
-        self._tell_as(objects.at(~is_old), is_copy=False)
+        if is_old.any():
+            self._tell_as(objects.at(is_old), is_copy=True)
+            objects = objects.at(~is_old)
+        self._tell_as(objects, is_copy=False)
 
     def _tell_as(self, objects: Objects, *, is_copy: bool) -> None:
         """Tell of what was put, or of copies: of these, what was removed is dropped."""
@@ -291,12 +323,9 @@ class Listing:
         """Note what came of telling of objects. What has gone before that, and was withdrawn, is
         withdrawn again.
         """
-        listed = objects
-        if answers.any():
-            listed = objects.at(answers == LISTED)
-            objects = objects.at(answers != NOT_SERVED)
+        listed = objects.at(answers == LISTED) if answers.any() else objects
         self._told.note(listed)
-        self.copies.end(objects.ids)
+        self.copies.end(listed.ids)
         if len(listed.keys) and not (is_here := self.has_keys(listed.keys)).all():
             self.withdraw(listed.keys[~is_here])
 
@@ -311,6 +340,8 @@ class Listing:
             except OSError as error:  # a stopped process holds the pool; the next look does it
                 logger.warning("what was removed is still here: %s", error)
                 self.is_stale = True
+            else:
+                self.copies.end(np.array([object_id], np.uint64))
 
     def _ids_of(self, keys: np.ndarray) -> np.ndarray:
         return np.zeros(len(keys), np.uint64) if self._store is None else self._store.ids_of(keys)

@@ -212,13 +212,17 @@ class IntoPool:
         self.result = None
         if self._stored_id:
             self._store.pool.remove_exactly(self._key, self._stored_id)
+            self._unmark(self._stored_id)
 
     def abort(self) -> None:
-        if self._put is not None:
-            self._put.abort()
-            if self._copies is not None:
-                self._copies.end(np.array([self._put.id], np.uint64))
-            self._put = None
+        put, self._put = self._put, None
+        if put is not None:
+            self._unmark(put.id)  # it is never seen
+            put.abort()
+
+    def _unmark(self, object_id: int) -> None:
+        if self._copies is not None:
+            self._copies.end(np.array([object_id], np.uint64))
 
 
 def _as_writable(op: str, i: int, buffer: Any) -> Buffer:

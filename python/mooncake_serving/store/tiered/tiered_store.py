@@ -364,7 +364,8 @@ class TieredStore(Store):
 
 
 def _ids(keys: np.ndarray) -> np.ndarray:
-    return fingerprints(keys) | np.uint64(1)
+    ids = fingerprints(keys)
+    return np.where(ids == 0, np.uint64(1), ids)
 
 
 def _words(op: str, key: Key) -> np.ndarray:
