@@ -63,7 +63,8 @@ class Adopting : public Base {
  public:
   template <class... Ways>
   Adopting(std::shared_ptr<const Endpoint> own, Socket socket, Ways... ways)
-      : Base(std::move(own), "peer", {}, std::make_shared<PeerIdentity>(0), ways...) {
+      : Base(std::move(own), "peer", {},
+             std::make_shared<PeerIdentity>(0, std::make_shared<LostLinksTable>()), ways...) {
     this->socket_ = std::move(socket);
   }
 };
