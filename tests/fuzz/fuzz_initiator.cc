@@ -97,7 +97,9 @@ void ask(Channel& channel, const Limit& limit) {
 uint64_t move_all(Channel& channel, const Request& request, const Limit& limit) {
   Interrupt interrupt;
   uint64_t num_bytes_done = 0;
+  bool notify_begun = false;
   const auto run = [&](Work work) {
+    work.notify_begun = &notify_begun;
     work.request = &request;
     work.request_id = 1;
     channel.post(work, limit, interrupt);
