@@ -283,6 +283,8 @@ class Listing:
         put = np.array(tuple(self._put_leaving), np.uint64)
         is_old = (before == ids)[is_here] & ~np.isin(objects.ids, put)
         self._put_leaving.difference_update(objects.ids.tolist())
+        if not self._leaving:
+            self._put_leaving.clear()  # of what has gone again
         try:
             self._tell(objects, is_old | self.copies.are_in(objects.ids))
         except Unavailable as error:
