@@ -45,8 +45,7 @@ struct Piece {
   uint64_t stream = 0;
 };
 
-// An object of a pool and no other that is ever there, unless its entry is used 2^32 times: never
-// 0.
+// Tells an object from all that ever were in its pool, up to 2^32 uses of its entry. Never 0.
 using ObjectId = uint64_t;
 inline ObjectId id_of(uint32_t entry, uint64_t generation) {
   return (generation << 32 | entry) + 1;
@@ -132,15 +131,15 @@ class Pool {
               uint16_t position = 0);
   void abort(const Writing& writing);
   // abort() for who cannot try again: if a stopped process holds the pool, whatever changes it next
-  // in this process does it then. Does not wait for that. Not of a forked child's.
+  // in this process does it then; this waits 100 ms at most. Not of a forked child's.
   void give_up(const std::vector<Writing>& writings) noexcept;
 
   // Counts as a use. Nothing if there is no such object.
   std::optional<Pin> pin(const Key& key);
   void unpin(const Pin& pin);
 
-  bool remove(const Key& key);  // whether it was there
-  bool remove_exactly(ObjectId id);
+  bool remove(const Key& key);       // whether it was there
+  bool remove_exactly(ObjectId id);  // the same, but not of another one under its key
   bool retain(const Key& key, Retention retention);
   // Exchanges the times of their last uses, so that of these objects the first is the oldest.
   void order_uses(const Key* keys, size_t count);

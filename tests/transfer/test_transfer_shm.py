@@ -132,6 +132,22 @@ def test_more_regions_than_a_board_has_room_for():
             pair.near.write(pair.peer, [row]).wait()
 
 
+def keep_writing(pair, row, done: threading.Event) -> tuple[threading.Thread, list[str]]:
+    """A thread that writes a row until it fails or is told, and why it failed."""
+    causes: list[str] = []
+
+    def write():
+        try:
+            while not done.is_set():
+                pair.near.write(pair.peer, [row]).wait()
+        except TransferError as error:
+            causes.append(error.cause)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    return writer, causes
+
+
 def test_closing_a_region_waits_for_who_copies():
     """After close() nothing is written, however the two meet."""
     with engine_pair("shm") as pair:
@@ -139,18 +155,8 @@ def test_closing_a_region_waits_for_who_copies():
         for round_ in range(20):
             memory = shared(untouched(SIZE))
             there = pair.far.register(memory)
-            row = (here.address, there.address, SIZE)
-            done, causes = threading.Event(), []
-
-            def write(row=row, done=done, causes=causes):
-                try:
-                    while not done.is_set():
-                        pair.near.write(pair.peer, [row]).wait()
-                except TransferError as error:
-                    causes.append(error.cause)
-
-            writer = threading.Thread(target=write)
-            writer.start()
+            done = threading.Event()
+            writer, causes = keep_writing(pair, (here.address, there.address, SIZE), done)
             time.sleep(0.002 * round_)
             there.close()
             memory[:] = 0
@@ -185,17 +191,7 @@ def test_closing_an_engine_waits_for_who_copies(far_is_shared):
             memory = shared(untouched(SIZE)) if far_is_shared else untouched(SIZE)
             here, there = pair.regions(addressed(SIZE), memory)
             row = (here.address, there.address, SIZE)
-            causes = []
-
-            def write(pair=pair, row=row, causes=causes):
-                try:
-                    while True:
-                        pair.near.write(pair.peer, [row]).wait()
-                except TransferError as error:
-                    causes.append(error.cause)
-
-            writer = threading.Thread(target=write)
-            writer.start()
+            writer, causes = keep_writing(pair, row, threading.Event())
             time.sleep(0.002 * round_)
             pair.far.close()
             memory[:] = 0

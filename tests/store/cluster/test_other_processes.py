@@ -61,20 +61,20 @@ def test_what_others_have_withdrawn_wrongly_is_told_again(hosts):
 
 
 def test_of_what_is_told_of_a_key_the_last_holds():
-    told, keys = Told(), object_keys(np.arange(4), "")
+    keys = object_keys(np.arange(4), "")
 
     def objects(first, end, *ids):
         return Objects(keys[first:end], np.array(ids, np.uint64))
 
-    told.put(objects(0, 2, 1, 2))
+    told = Told(objects(0, 2, 1, 2))
     told.note(objects(0, 4, 1, 12, 13, 14))
     told.note(objects(1, 3, 0, 0))
     told.note(objects(2, 3, 23))
-    taken = told.take()
-    by_key = dict(zip(map(tuple, taken.keys.tolist()), taken.ids.tolist(), strict=True))
+    found = told.all()
+    by_key = dict(zip(map(tuple, found.keys.tolist()), found.ids.tolist(), strict=True))
     assert by_key == {tuple(keys[i].tolist()): id for i, id in ((0, 1), (2, 23), (3, 14))}
     told.note(objects(0, 0))
-    assert len(told.take().ids) == 3
+    assert len(told.all().ids) == 3
 
 
 def test_what_was_evicted_to_a_disk_is_read_by_others(hosts, tmp_path):

@@ -50,9 +50,8 @@ class Listing:
         self._all = threading.Lock()
         self._leaving: tuple[np.ndarray, ...] = ()
         self._put_leaving: set[int] = set()  # ids of what was put under such keys meanwhile
-        self._told = Told()
-        if store is not None:  # what is there when a node comes may have been removed since
-            self._told.put(Objects(*store.list_objects()))
+        found = (NO_KEYS, np.empty(0, np.uint64)) if store is None else store.list_objects()
+        self._told = Told(Objects(*found))  # what is there when a node comes may have been removed
         self.copies = CopyMarks()
         self.is_stale = False
 
@@ -188,8 +187,7 @@ class Listing:
             self.is_stale = False  # from here on others are told what changes
             present, is_staying = self._list_present()
             listed = self._listed()
-            told = self._told.take()
-            was_told, gone = self._compare(told, present)
+            was_told, gone = self._compare(self._told.all(), present)
             is_listed = are_in(present.keys, listed)
             gone = np.concatenate([gone, listed[~are_in(listed, present.keys)]])
             new = present.at(is_staying & ~is_listed)
@@ -211,7 +209,7 @@ class Listing:
             return
         with self._look():
             present, is_staying = self._list_present()
-            was_told, gone = self._compare(self._told.take(), present)
+            was_told, gone = self._compare(self._told.all(), present)
             new = present.at(is_staying & ~was_told)
             # Others may have told of it, as who puts it into the engine: it is not told twice, for
             # it may have been removed since.

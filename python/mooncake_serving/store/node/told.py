@@ -19,10 +19,6 @@ class Objects(NamedTuple):
     keys: np.ndarray
     ids: np.ndarray
 
-    @classmethod
-    def none(cls) -> "Objects":
-        return cls(np.empty((0, 2), np.uint64), np.empty(0, np.uint64))
-
     def at(self, chosen: np.ndarray) -> "Objects":
         """Those that ``[n]`` bool says, or indices."""
         return Objects(self.keys[chosen], self.ids[chosen])
@@ -35,11 +31,15 @@ class Objects(NamedTuple):
 class Told:
     """Objects that a directory was told of, and was not told later that they are gone. Thread-safe.
 
-    What is noted is only kept, and folded in when somebody takes all: puts shall not wait for it.
+    What is noted is only kept, and folded in when somebody asks for all: puts shall not wait for
+    it.
+
+    Args:
+        objects: that count as told at first.
     """
 
-    def __init__(self) -> None:
-        self._objects = Objects.none()
+    def __init__(self, objects: Objects) -> None:
+        self._objects = objects
         self._noted: list[Objects] = []
         self._lock = threading.Lock()
 
@@ -49,8 +49,8 @@ class Told:
             with self._lock:
                 self._noted.append(objects)
 
-    def take(self) -> Objects:
-        """Return all; from here on is noted what comes on top of what is ``put``."""
+    def all(self) -> Objects:
+        """Return all, to one thread at a time."""
         with self._lock:
             noted, self._noted = self._noted, []
         if noted:
@@ -64,7 +64,3 @@ class Told:
                 np.concatenate([kept.keys, keys[last]]), np.concatenate([kept.ids, ids[last]])
             )
         return self._objects
-
-    def put(self, objects: Objects) -> None:
-        """Say what the directory had been told in all when it was taken, and by who took it."""
-        self._objects = objects
