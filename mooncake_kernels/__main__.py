@@ -20,7 +20,7 @@ def calibrate(path: Path, *, quick: bool) -> None:
 
 
 def probe(topology: Topology) -> None:
-    """Tell the topology which NICs reach which memory."""
+    """Probe which NICs reach which memory and record it in the topology."""
     from .reach import probe_all
 
     probe_all(topology)

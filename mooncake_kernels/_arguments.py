@@ -1,4 +1,4 @@
-"""What callers pass, checked: an error names the argument, what it must be, and what it was."""
+"""Checked arguments: an error names the argument, what it must be, and what it was."""
 
 import math
 import numbers
@@ -14,15 +14,15 @@ from .errors import InvalidArgument
 
 
 def shown(value: Any) -> str:
-    """The value for the text of an error: at most a line of it."""
+    """A value for the text of an error: at most one line of it."""
     try:
         return reprlib.repr(value)
-    except ValueError:  # Python prints no integer of more than 4300 digits
+    except ValueError:  # Python does not print integers of more than 4300 digits
         return f"a huge {type(value).__name__}"
 
 
 def as_integer(op: str, argument: str, value: Any, low: int, high: int) -> int:
-    """A Python or numpy integer in [low, high]; no bool, for that is a slip."""
+    """A Python or numpy integer in [low, high]; not a bool, which would be a mistake."""
     is_integer = isinstance(value, int | np.integer) and not isinstance(value, bool)
     if not is_integer or not low <= value <= high:
         raise InvalidArgument(
@@ -32,12 +32,12 @@ def as_integer(op: str, argument: str, value: Any, low: int, high: int) -> int:
 
 
 def as_int32(op: str, argument: str, value: Any) -> int:
-    """An integer that compiled code takes; what it may be is said there."""
+    """An integer that compiled code takes, which checks its range."""
     return as_integer(op, argument, value, -(1 << 31), (1 << 31) - 1)
 
 
 def refuse_gradients(op: str, **tensors: torch.Tensor | None) -> None:
-    """There is no backward: what is to be differentiated would silently count as constant."""
+    """Refuse tensors that require grad: there is no backward, so they would count as constant."""
     if not torch.is_grad_enabled():
         return
     for name, tensor in tensors.items():
@@ -49,14 +49,14 @@ def refuse_gradients(op: str, **tensors: torch.Tensor | None) -> None:
 
 
 def as_bool(op: str, argument: str, value: Any) -> bool:
-    """True or False; nothing that merely counts as one of them."""
+    """True or False; not a value that is merely truthy or falsy."""
     if not isinstance(value, bool):
         raise InvalidArgument(f"{op}: {argument} must be True or False, got {shown(value)}")
     return value
 
 
 def as_utf8(op: str, argument: str, text: str) -> bytes:
-    """Text as bytes; half of a surrogate pair is none."""
+    """Text as bytes; a lone surrogate is an error."""
     try:
         return text.encode()
     except UnicodeEncodeError:
@@ -100,7 +100,7 @@ def as_integers(op: str, argument: str, values: Any, shape: str) -> np.ndarray:
     try:
         array = np.asarray(values)
         if array.dtype.kind in "fO" and not isinstance(values, torch.Tensor | np.ndarray):
-            # Integers with no common type in numpy: np.uint64 among Python's, or some above 2**63.
+            # Integers without a common numpy type: np.uint64 among Python's, or some above 2**63.
             array = _exact_integers(values)
     except (ValueError, TypeError, OverflowError, RuntimeError):
         raise InvalidArgument(f"{expected}, got {shown(values)}") from None
@@ -116,7 +116,7 @@ def as_integers(op: str, argument: str, values: Any, shape: str) -> np.ndarray:
 def as_triples(
     op: str, argument: str, rows: Any, what: str
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The columns of a table of integers, [n, 3], or of rows of three; what says what they are."""
+    """The columns of a table of integers, [n, 3], or of rows of three; ``what`` describes them."""
     shape = f"[n, 3] {what}"
     if not isinstance(rows, np.ndarray | torch.Tensor):
         if not isinstance(rows, Iterable):
@@ -134,4 +134,4 @@ def as_triples(
 def _exact_integers(values: Any) -> np.ndarray:
     array = np.asarray(values, dtype=object)
     integers = [operator.index(value) for value in array.flat]  # TypeError unless one
-    return np.array(integers, dtype=np.uint64).reshape(array.shape)  # OverflowError out of range
+    return np.array(integers, dtype=np.uint64).reshape(array.shape)  # OverflowError if out of range

@@ -1,4 +1,4 @@
-"""Which engine runs what Triton has no kernel of: host code or CUDA, by the device, or the loop."""
+"""The engine of operations without a Triton kernel: host code or CUDA, by device, or the loop."""
 
 import torch
 
@@ -10,7 +10,7 @@ ENGINES = ("auto", "host", "cuda", "reference")
 
 
 def choose(op: str, engine: str, device: torch.device) -> str:
-    """Return the engine that an operation is to run on, which is not "auto"."""
+    """Return the engine to run an operation on, never "auto"."""
     as_one_of(op, "engine", engine, ENGINES)
     if device.type not in ("cpu", "cuda"):
         raise InvalidArgument(f"{op}: tensors must be on cpu or cuda, got {device}")
@@ -18,7 +18,7 @@ def choose(op: str, engine: str, device: torch.device) -> str:
         return engine
     if engine == "auto":
         engine = _library.choose_engine(device.type)
-        engine = "cuda" if engine == "triton" else engine  # built without nvcc: it says so below
+        engine = "cuda" if engine == "triton" else engine  # built without nvcc: reported below
     try:
         _library.require_engine(engine, device.type)
     except (InvalidArgument, Unavailable) as error:

@@ -1,6 +1,6 @@
-"""Loads ``_ops.so`` and gives every operator its fake, so that torch.compile can trace it.
+"""Load ``_ops.so`` and give every operator its fake, so that torch.compile can trace it.
 
-Not called ``_ops.py``: beside ``_ops.so`` Python would import the library in its stead.
+Not called ``_ops.py``: next to ``_ops.so`` Python would import the library instead.
 """
 
 import importlib
@@ -25,7 +25,7 @@ if not LIBRARY.is_file():
     )
 torch.ops.load_library(str(LIBRARY))
 
-# Overloads are held, not looked up at each call: that costs 300 ns through torch.ops.
+# References are kept, not looked up at each call: that costs 300 ns through torch.ops.
 copy_blocks = torch.ops.mooncake_kernels.copy_blocks.default
 copy_resolved = torch.ops.mooncake_kernels.copy_resolved.default
 copy_listed = torch.ops.mooncake_kernels.copy_listed.default
@@ -62,14 +62,14 @@ def choose_engine(device_type: str) -> str:
 
 
 def log_choice(what: str, engine: str) -> None:
-    """Log what "auto" chose, the first time that it chooses it; a compiled graph cannot log."""
+    """Log what "auto" chose, the first time it does; a compiled graph cannot log."""
     if not torch.compiler.is_compiling() and (what, engine) not in _logged:
         _logged.add((what, engine))
         logger.info("engine auto: %s for %s", engine, what)
 
 
 def require_engine(engine: str, device_type: str) -> None:
-    """Raise unless a named engine can take tensors of that device type."""
+    """Raise unless a named engine supports tensors of that device type."""
     needed = "cpu" if engine == "host" else "cuda"
     if needed == "cuda" and not has_cuda:
         raise Unavailable(
@@ -80,7 +80,7 @@ def require_engine(engine: str, device_type: str) -> None:
 
 
 def triton_module(name: str) -> ModuleType:
-    """Return a module of ``triton/``; not imported at the top, for that takes a second."""
+    """Return a module of ``triton/``; not imported at the top, because that takes a second."""
     try:
         return importlib.import_module(f".triton.{name}", __package__)
     except ModuleNotFoundError as missing:
@@ -90,10 +90,10 @@ def triton_module(name: str) -> ModuleType:
 
 
 def call(operator: Callable[..., Any], *arguments: Any) -> Any:
-    """Call an operator; its errors come out as those of ``errors.py``."""
+    """Call an operator; convert its errors to those of ``errors.py``."""
     try:
         return operator(*arguments)
-    except ValueError as error:  # what pybind11 makes of mk::InvalidArgument
+    except ValueError as error:  # pybind11's form of mk::InvalidArgument
         is_sum = "must have checksum" in str(error)
         raise (ChecksumError if is_sum else InvalidArgument)(str(error)) from None
     except RuntimeError as error:
@@ -114,7 +114,7 @@ def _copy_blocks_fake(
     bad_id: int,
     max_sms: int,
 ) -> None:
-    """Check what can be checked without data; the operator returns nothing."""
+    """Check what does not depend on data; the operator returns nothing."""
     torch._check(
         len(src) > 0 and len(dst) > 0, lambda: "copy_blocks: src and dst must not be empty"
     )
@@ -128,7 +128,7 @@ def _copy_blocks_fake(
 @torch.library.register_fake("mooncake_kernels::signal_flag")
 @torch.library.register_fake("mooncake_kernels::wait_flag")
 def _flag_fake(step: torch.Tensor | None, *arguments: Any) -> None:
-    """Check what can be checked without data; the operators return nothing."""
+    """Check what does not depend on data; the operators return nothing."""
     torch._check(
         step is None or (step.numel() == 1 and step.dtype == torch.int64),
         lambda: "signal_flag, wait_flag: step must be one int64",
@@ -147,7 +147,7 @@ def _flag_fake(step: torch.Tensor | None, *arguments: Any) -> None:
 @torch.library.register_fake("mooncake_kernels::mask_pack_rows")
 @torch.library.register_fake("mooncake_kernels::mask_pack_rule")
 def _no_result_fake(*arguments: Any) -> None:
-    """Return nothing, as the operators do."""
+    """Return nothing, like the operators."""
 
 
 @torch.library.register_fake("mooncake_kernels::gpu_address")
@@ -155,7 +155,7 @@ def _no_result_fake(*arguments: Any) -> None:
 @torch.library.register_fake("mooncake_kernels::copy_listed")
 @torch.library.register_fake("mooncake_kernels::copy_batch")
 def _copy_batch_fake(*arguments: Any) -> int:
-    """Return a number, as the operators do. They are not for compiled code."""
+    """Return a number, like the operators. They are not for compiled code."""
     return 0
 
 
@@ -163,7 +163,7 @@ def _copy_batch_fake(*arguments: Any) -> int:
 def _paged_attention_fake(
     q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, *arguments: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return tensors of the shapes that the operator's results have."""
+    """Return tensors of the same shapes as the operator's results."""
     out = q.new_empty(q.shape[0], q.shape[1], v_cache.shape[3])
     return out, q.new_empty(q.shape[:2], dtype=torch.float32)
 
@@ -172,13 +172,13 @@ def _paged_attention_fake(
 def _merge_attention_fake(
     outs: torch.Tensor, lses: torch.Tensor, log2: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return tensors of the shapes that the operator's results have."""
+    """Return tensors of the same shapes as the operator's results."""
     return outs.new_empty(outs.shape[1:]), lses.new_empty(lses.shape[1:])
 
 
 @torch.library.register_fake("mooncake_kernels::pack_signs")
 def _pack_signs_fake(values: torch.Tensor) -> torch.Tensor:
-    """Return a tensor of the shape that the operator's result has."""
+    """Return a tensor of the same shape as the operator's result."""
     return values.new_empty(values.shape[0], values.shape[1] // 8, dtype=torch.uint8)
 
 
@@ -186,6 +186,6 @@ def _pack_signs_fake(values: torch.Tensor) -> torch.Tensor:
 def _hamming_match_fake(
     queries: torch.Tensor, references: torch.Tensor, max_distance: int | None, window: int | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return tensors of the shapes that the operator's results have."""
+    """Return tensors of the same shapes as the operator's results."""
     index = queries.new_empty(queries.shape[0], dtype=torch.int64)
     return index, queries.new_empty(queries.shape[0], dtype=torch.int32)

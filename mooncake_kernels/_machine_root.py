@@ -1,29 +1,29 @@
-"""What a machine says of itself in files: /sys and /proc of this one, or a captured copy's.
+"""A machine's files: /sys and /proc of this one, or a captured copy.
 
-Everything that reads them takes a root, so that machines that are not here can be tested.
+All their readers take a root, so that other machines can be tested.
 """
 
 import os
 from pathlib import Path
 
-_MAX_LINKS = 40  # as the kernel: more in one path is a loop
+_MAX_LINKS = 40  # like the kernel: more in one path is a loop
 
 
 class MachineRoot:
-    """The files under one root. Names are absolute, as the machine itself would say them."""
+    """The files under one root. Names are absolute, as on the machine itself."""
 
     def __init__(self, root: str | os.PathLike[str] = "/"):
         self.root = Path(root)
 
     def path(self, name: str) -> Path:
-        """Where the file is here; links in it are not followed."""
+        """Where the file is here; its links are not followed."""
         return self.root / name.lstrip("/")
 
     def text(self, name: str) -> str | None:
-        """Return what a file says, stripped; None if it cannot be read.
+        """Return a file's contents, stripped; None if it cannot be read.
 
-        Files of sysfs answer EINVAL for what a device cannot tell (the speed of a link that is
-        down): that is no answer either.
+        Files of sysfs return EINVAL for what a device cannot report (the speed of a link that is
+        down): that is also None.
         """
         resolved = self.resolve(name)
         if resolved is None:
@@ -41,7 +41,7 @@ class MachineRoot:
             return None
 
     def names(self, folder: str) -> list[str]:
-        """Return what is in a folder, sorted; nothing if it is not there."""
+        """Return a folder's entries, sorted; empty if it does not exist."""
         resolved = self.resolve(folder)
         if resolved is None:
             return []
@@ -51,7 +51,7 @@ class MachineRoot:
             return []
 
     def resolve(self, name: str) -> str | None:
-        """Follow all links, none of them out of the root; None if it leads nowhere."""
+        """Follow all links, within the root; None if they lead nowhere."""
         done: list[str] = []
         todo = [part for part in reversed(name.split("/")) if part]
         num_links = 0
@@ -63,7 +63,7 @@ class MachineRoot:
                 done = done[:-1]
                 continue
             here = self.path("/".join([*done, part]))
-            if not os.path.islink(here):  # Path's own raises where it may not look
+            if not os.path.islink(here):  # Path's own raises if access is denied
                 done.append(part)
                 continue
             num_links += 1

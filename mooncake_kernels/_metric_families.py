@@ -1,4 +1,4 @@
-"""The metrics of ``metrics.py``: how counters of engines become families of Prometheus."""
+"""The metrics of ``metrics.py``: engines' counters as Prometheus families."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -17,7 +17,7 @@ from .transfer import TransferEngine
 
 PREFIX = "mooncake_kernels_transfer_"
 DIRECTIONS = {"read": "num_bytes_read", "write": "num_bytes_written"}
-OF_REQUESTS = {  # the rest of a metric's name: the counter, and what it says
+OF_REQUESTS = {  # the rest of a metric's name: the counter, and its description
     "requests": ("num_requests", "Requests that are over."),
     "errors": ("num_errors", "Requests that failed, were cancelled or ran out of time."),
     "retries": ("num_retries", "Parts of requests that were tried again."),
@@ -45,7 +45,7 @@ def families(engines: Sequence[TransferEngine], *, by_peer: bool) -> Iterator[Me
     for engine in engines:
         try:
             rows, causes = rows_of(engine._engine), engine.rejections()
-        except InvalidArgument:  # a forked child: they are its parent's
+        except InvalidArgument:  # a forked child: the parent owns them
             continue
         for row in rows:
             labels = (engine.name, row.transport)

@@ -1,4 +1,4 @@
-"""What an ``ObjectPool`` gives out: an object that is read, and one that is written."""
+"""The objects an ``ObjectPool`` returns: one for reading and one for writing an object."""
 
 import contextlib
 from collections.abc import Callable
@@ -17,16 +17,16 @@ from .errors import ChecksumError, InvalidArgument, Unavailable
 Retention = Literal["normal", "soft", "hard"]
 
 MAX_POSITION = (1 << 16) - 1
-RETENTIONS: tuple[Retention, ...] = ("normal", "soft", "hard")  # as csrc/store/layout.h counts them
+RETENTIONS: tuple[Retention, ...] = ("normal", "soft", "hard")  # numbered as in csrc/store/layout.h
 
 
 def as_retention(op: str, retention: Any) -> int:
-    """How the host code calls it."""
+    """The host code's number for it."""
     return RETENTIONS.index(as_one_of(op, "retention", retention, RETENTIONS))
 
 
 def as_position(op: str, position: Any) -> int:
-    """How the host code keeps it: in 16 bits."""
+    """The host code's 16-bit form of it."""
     return min(as_integer(op, "position", position, 0, END - 1), MAX_POSITION)
 
 
@@ -34,21 +34,21 @@ Native = _host.ObjectPool | _host.ObjectPin | _host.ObjectPut
 
 
 class _OnGpu:
-    """Bytes on a GPU, which their native handle keeps there, as CUDA libraries take them."""
+    """Bytes on a GPU, kept there by their native handle, as CUDA libraries take them."""
 
     def __init__(self, native: Native, num_bytes: int):
         self._native = native
         self.__cuda_array_interface__ = {
             "shape": (num_bytes,),
             "typestr": "|u1",
-            "data": (native.address, False),  # torch takes none that are said to be read-only
+            "data": (native.address, False),  # torch refuses read-only memory
             "version": 3,
-            "stream": None,  # who wrote them has waited
+            "stream": None,  # the writer has already waited
         }
 
 
 def buffer_of(native: Native, num_bytes: int, *, writable: bool) -> Buffer:
-    """Bytes that a native handle keeps where they are."""
+    """The bytes of a native handle, in place."""
     if native.device < 0:
         return Buffer(native.address, num_bytes, "cpu:0", writable, native)
     owner = _OnGpu(native, num_bytes)
@@ -56,7 +56,7 @@ def buffer_of(native: Native, num_bytes: int, *, writable: bool) -> Buffer:
 
 
 def tensor_of(native: Native, num_bytes: int, dtype: torch.dtype) -> torch.Tensor:
-    """The same as a tensor."""
+    """The same bytes as a tensor."""
     if native.device < 0:
         return torch.frombuffer(native, dtype=dtype)
     if not torch.cuda.is_available():
@@ -66,7 +66,7 @@ def tensor_of(native: Native, num_bytes: int, dtype: torch.dtype) -> torch.Tenso
 
 
 class _Bytes:
-    """An object in the memory of its pool, which the native handle keeps there."""
+    """An object in its pool's memory, kept there by the native handle."""
 
     def __init__(self, native: _host.ObjectPin | _host.ObjectPut):
         self.num_bytes = native.num_bytes
@@ -102,26 +102,26 @@ class _Bytes:
             raise InvalidArgument(
                 f"tensor: dtype must divide the object's {self.num_bytes} bytes, got {dtype}"
             )
-        # Of the handle itself: a tensor would not notice that a memoryview was released.
+        # From the handle itself: a tensor would not notice that a memoryview was released.
         return tensor_of(native, self.num_bytes, dtype)
 
     def _release(self) -> None:
         if self._view is not None:
-            with contextlib.suppress(BufferError):  # arrays have it
+            with contextlib.suppress(BufferError):  # arrays still export it
                 self._view.release()
 
 
 class PinnedObject(_Bytes, Closing):
-    """An object that is read where it is: what ``ObjectPool.pin`` returns. A context manager.
+    """An object read in place: what ``ObjectPool.pin`` returns. A context manager.
 
-    While it is pinned its bytes stay as they are, also if the object is removed or evicted. The pin
-    ends with ``close()``, or with the last of the views, arrays and tensors made of it, whichever
-    is later; and with the process.
+    While it is pinned its bytes do not change, even if the object is removed or evicted. The pin
+    ends with ``close()``, or with the last of the views, arrays and tensors made from it, whichever
+    is later; and when the process ends.
 
     Attributes:
         num_bytes: size of the object.
-        device: the GPU in whose memory it is; None: in the host's.
-        checksum: XXH3-64 that it was stored with, see ``checksum()``; None if it has none.
+        device: the GPU that holds it; None: it is in host memory.
+        checksum: the XXH3-64 it was stored with, see ``checksum()``; None if it has none.
     """
 
     def __init__(self, pin: _host.ObjectPin):
@@ -131,12 +131,12 @@ class PinnedObject(_Bytes, Closing):
 
     @property
     def view(self) -> memoryview:
-        """The bytes where they are, not a copy; read-only. Not of what is on a GPU."""
+        """The bytes in place, read-only, without a copy. Not for an object on a GPU."""
         return self._view_of(self._pin)
 
     @property
     def buffer(self) -> Buffer:
-        """The bytes where they are, in the host or on a GPU, for all that takes memory."""
+        """The bytes in place, in host or GPU memory, for any call that takes memory."""
         return self._buffer_of(self._pin)
 
     def to_bytes(self) -> bytes:
@@ -144,17 +144,17 @@ class PinnedObject(_Bytes, Closing):
 
         Raises:
             InvalidArgument: the object was closed.
-            CudaError: of the driver, where it is on a GPU.
+            CudaError: from the driver, if it is on a GPU.
         """
         if self.device is None:
             return bytes(self.view)
         return copy_to_host([self.buffer]).tobytes()
 
     def tensor(self, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
-        """Return the bytes as a tensor, not a copy, which must not be written to.
+        """Return the bytes as a tensor without a copy; do not write to it.
 
-        On a GPU the object must not be closed, nor the tensor forgotten, before the kernels that
-        read it are done.
+        On a GPU, do not close the object or drop the tensor before the kernels that read it are
+        done.
 
         Args:
             dtype: of its elements.
@@ -163,16 +163,16 @@ class PinnedObject(_Bytes, Closing):
             ``[num_bytes / itemsize]``, on the pool's device.
 
         Raises:
-            InvalidArgument: the size is no multiple of the item's, or the object was closed.
+            InvalidArgument: the size is not a multiple of the item size, or the object was closed.
             Unavailable: it is on a GPU, and torch has no CUDA.
         """
         return self._tensor(self._pin, dtype)
 
     def verify(self) -> None:
-        """Compare the bytes with the checksum that they were stored with, if there is one.
+        """Compare the bytes with the checksum they were stored with, if there is one.
 
         Raises:
-            ChecksumError: they are not the same any more.
+            ChecksumError: they differ.
             InvalidArgument: the object was closed.
         """
         if self._pin is None:
@@ -181,22 +181,22 @@ class PinnedObject(_Bytes, Closing):
             raise ChecksumError("verify: the object is not what its checksum says")
 
     def close(self) -> None:
-        """Give up the object; ``view`` cannot be used any more. Idempotent."""
+        """Unpin the object; ``view`` is invalid afterwards. Idempotent."""
         self._release()
         self._pin = None
 
 
 class ObjectPut(_Bytes):
-    """An object that is being written: what ``ObjectPool.begin`` returns. A context manager.
+    """An object being written: what ``ObjectPool.begin`` returns. A context manager.
 
-    Nobody sees it before ``commit()``, which the end of a ``with`` block calls, unless by an
-    exception; then, or when it is dropped, or when the process dies, its space is free again. What
-    is written to ``view`` and ``tensor()`` after that is an error that nobody notices.
+    It is invisible to others before ``commit()``, which a ``with`` block calls at its end. If the
+    block raises, the put is dropped, or the process dies, its space is freed. Writing to ``view``
+    or ``tensor()`` after that, or after the commit, is an error that is not detected.
 
     Attributes:
         num_bytes: size of the object.
-        id: tells it from all others, see ``PoolObjects.ids``.
-        device: the GPU in whose memory it is; None: in the host's.
+        id: identifies it among all objects, see ``PoolObjects.ids``.
+        device: the GPU that holds it; None: it is in host memory.
         is_open: whether it was neither committed nor aborted.
         on_commit: called after the commit, if it is not None.
     """
@@ -213,12 +213,12 @@ class ObjectPut(_Bytes):
 
     @property
     def view(self) -> memoryview:
-        """The bytes where they are, to be written. Not of what is on a GPU."""
+        """The bytes in place, for writing. Not for an object on a GPU."""
         return self._view_of(self._put)
 
     @property
     def buffer(self) -> Buffer:
-        """The bytes where they are, in the host or on a GPU, to be written."""
+        """The bytes in place, in host or GPU memory, for writing."""
         return self._buffer_of(self._put)
 
     @property
@@ -235,20 +235,20 @@ class ObjectPut(_Bytes):
             ``[num_bytes / itemsize]``.
 
         Raises:
-            InvalidArgument: the size is no multiple of the item's, or the put is over.
+            InvalidArgument: the size is not a multiple of the item size, or the put has ended.
             Unavailable: it is on a GPU, and torch has no CUDA.
         """
         return self._tensor(self._put, dtype)
 
     def commit(self) -> None:
-        """Let everybody see the object, which does not change any more.
+        """Make the object visible to all; it does not change any more.
 
-        On a GPU it first waits for all that is in torch's current stream.
+        On a GPU it first waits for the work queued in torch's current stream.
 
         Raises:
-            InvalidArgument: the put is over, or another process's.
+            InvalidArgument: the put has ended, or belongs to another process.
             TimeoutError: a stopped process holds the pool.
-            CudaError: of the driver, on a GPU; the put is still open.
+            CudaError: from the driver, on a GPU; the put is still open.
         """
         if self._put is None:
             raise InvalidArgument("commit: put must be open, got one that was committed or aborted")
@@ -259,7 +259,7 @@ class ObjectPut(_Bytes):
             self.on_commit()
 
     def abort(self) -> None:
-        """Give the space back, as if there had been no put. Idempotent; nothing after a commit."""
+        """Free the space, as if there had been no put. Idempotent; no effect after a commit."""
         if self._put is not None:
             self._put.abort()
             self._end()

@@ -1,4 +1,4 @@
-"""The half of ``ObjectPool`` that finds and reads objects. It takes no lock."""
+"""The half of ``ObjectPool`` that finds and reads objects, without locks."""
 
 from typing import Any
 
@@ -14,13 +14,13 @@ from .errors import InvalidArgument
 
 
 class PoolReader(Closing):
-    """A context manager around ``close()``, and all that does not change a pool.
+    """All of a pool that does not change it. A context manager around ``close()``.
 
     Attributes:
         path: where other processes open it.
         capacity_bytes: for objects, each rounded up to ``alignment``.
         alignment: of objects, in bytes.
-        device: the GPU in whose memory they are; None: in the host's.
+        device: the GPU that holds the objects; None: they are in host memory.
     """
 
     def __init__(self, native: _host.ObjectPool):
@@ -31,21 +31,21 @@ class PoolReader(Closing):
         self._native: _host.ObjectPool | None = native
 
     def contains(self, key: Key) -> bool:
-        """Tell whether an object can be read; not a use of it."""
+        """Tell whether an object can be read. Does not count as a use."""
         return self._pool.contains(*as_key("contains", key))
 
     def contains_each(self, keys: Any) -> np.ndarray:
-        """Tell of ``[n, 2]`` keys which are there: ``[n]`` bool."""
+        """Tell which of ``[n, 2]`` keys are present: ``[n]`` bool."""
         return self._pool.contains_each(as_keys("contains_each", keys))
 
     def ids_of(self, keys: Any) -> np.ndarray:
-        """Tell which objects are under ``[n, 2]`` keys: ``[n]`` uint64, see ``PoolObjects.ids``; 0
-        where there is none.
+        """Return the ids of the objects under ``[n, 2]`` keys: ``[n]`` uint64, see
+        ``PoolObjects.ids``; 0 where there is none.
         """
         return self._pool.ids_of(as_keys("ids_of", keys))
 
     def match_prefix(self, keys: Any) -> int:
-        """Count the first of ``[n, 2]`` keys that are there, up to one that is not.
+        """Count the leading ``[n, 2]`` keys that are present, up to the first that is not.
 
         Equivalent to::
 
@@ -53,15 +53,15 @@ class PoolReader(Closing):
             while count < n and pool.contains(keys[count]):
                 count += 1
 
-        It is no promise: until they are pinned, objects may be evicted.
+        No promise: objects may be evicted before they are pinned.
         """
         return self._pool.match_prefix(as_keys("match_prefix", keys))
 
     def pin(self, key: Key) -> PinnedObject | None:
-        """Read an object where it is; None if there is none. Counts as a use.
+        """Pin an object for reading in place; None if there is none. Counts as a use.
 
         Raises:
-            Unavailable: this process reads ``num_pins`` objects already.
+            Unavailable: this process already reads ``num_pins`` objects.
         """
         pin = self._pool.pin(*as_key("pin", key))
         return None if pin is None else PinnedObject(pin)
@@ -69,13 +69,13 @@ class PoolReader(Closing):
     def get_into(
         self, key: Key, *buffers: Any, offset: int | None = None, verify: bool = False
     ) -> int | None:
-        """Copy an object, or a part of it, into buffers, one behind the other. Counts as a use.
+        """Copy an object, or a part of it, into consecutive buffers. Counts as a use.
 
         Args:
             key: of the object.
             *buffers: packed, writable memory. Without an offset they take the whole object and may
-                be larger. What is on a GPU is copied to behind all that is in its library's
-                current stream, and has been when this returns.
+                be larger. The copy to a GPU runs after the work queued in its library's current
+                stream, and is done when this returns.
             offset: where in the object to begin; then all buffers are filled.
             verify: first compare the whole object with the checksum it was stored with, if any.
 
@@ -83,9 +83,9 @@ class PoolReader(Closing):
             Size of the object; None if there is none.
 
         Raises:
-            InvalidArgument: the buffers are too small, or what was asked for is not in the object.
+            InvalidArgument: the buffers are too small, or the range is not inside the object.
             ChecksumError: the object is damaged; nothing was copied.
-            Unavailable, CudaError: of the driver, where a buffer is on a GPU.
+            Unavailable, CudaError: from the driver, if a buffer is on a GPU.
         """
         words, start, read = as_key("get_into", key), as_offset(offset), self._pool.read
         as_bool("get_into", "verify", verify)
@@ -95,13 +95,13 @@ class PoolReader(Closing):
         return check_read(outcome, object_bytes, key, offset, buffers)
 
     def get_into_each(self, keys: Any, buffers: Any, *, verify: bool = False) -> np.ndarray:
-        """Copy many whole objects, each into a buffer of its own, in one call.
+        """Copy many whole objects, each into its own buffer, in one call.
 
         Args:
             keys: ``[n, 2]``.
-            buffers: n of packed, writable memory, see ``get_into``, each as large as its object or
-                larger.
-            verify: as in ``get_into``; what is damaged is not copied.
+            buffers: n pieces of packed, writable memory, see ``get_into``, each at least as large
+                as its object.
+            verify: as in ``get_into``; damaged objects are not copied.
 
         Returns:
             ``[n]`` int64: sizes of the objects; -1 where there is none, -2 where the buffer is too
@@ -129,7 +129,7 @@ class PoolReader(Closing):
         return np.where(outcomes == DONE, object_bytes.astype(np.int64), -outcomes.astype(np.int64))
 
     def close(self) -> None:
-        """Stop using the pool; pins and puts that are open go on until they end. Idempotent."""
+        """Stop using the pool; open pins and puts remain valid until they end. Idempotent."""
         self._native = None
 
     @property

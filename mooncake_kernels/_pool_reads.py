@@ -1,4 +1,4 @@
-"""Buffers of a pool's reads and writes, and what came of a read."""
+"""Buffers of a pool's reads and writes, and the outcome of a read."""
 
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
@@ -19,20 +19,20 @@ Result = TypeVar("Result")
 def with_buffers(
     op: str, buffers: Iterable[Any], writable: bool, call: Callable[[list[Any]], Result]
 ) -> Result:
-    """Call with the buffers as the host code takes them; what is wrong with one is told."""
+    """Call with the buffers as the host code takes them; raise for one that is wrong."""
     listed = list(buffers)
     try:
         if all(map(_is_taken, listed)):
             return call(listed)
     except (BufferError, ValueError) as error:
-        if isinstance(error, InvalidArgument):  # not of a buffer
+        if isinstance(error, InvalidArgument):  # not about a buffer
             raise
     owners = [_as_buffer(op, i, buffer, writable) for i, buffer in enumerate(listed)]
     return call([place_of(owner) for owner in owners])
 
 
 def _is_taken(buffer: Any) -> bool:
-    """Whether the host code takes it by itself; of others it is given address and size."""
+    """Whether the host code takes it directly; for others it gets address and size."""
     if isinstance(buffer, np.ndarray):
         return not buffer.dtype.hasobject
     if isinstance(buffer, memoryview):
@@ -48,10 +48,11 @@ def _as_buffer(op: str, i: int, buffer: Any, writable: bool) -> Buffer:
 
 
 def checksum_of(*buffers: Any) -> int:
-    """Return the checksum of an object that consists of buffers, as ``PinnedObject.checksum``.
+    """Return the checksum of an object that consists of these buffers, see
+    ``PinnedObject.checksum``.
 
     Args:
-        *buffers: packed memory, one part of the object behind the other.
+        *buffers: packed memory, the consecutive parts of the object.
 
     Returns:
         XXH3-64 of all the bytes; 1 where that is 0.
@@ -69,7 +70,7 @@ def as_offset(offset: Any) -> int | None:
 def check_read(
     outcome: int, object_bytes: int, key: Key, offset: int | None, buffers: Iterable[Any]
 ) -> int | None:
-    """The object's size, None if there is none, or the error."""
+    """Return the object's size, or None if there is none, or raise the error."""
     if outcome == DONE:
         return object_bytes
     if outcome == ABSENT:

@@ -1,4 +1,4 @@
-"""Values of ``pool.py``: keys, and what a pool tells of itself."""
+"""Values of ``pool.py``: keys, and a pool's reports about itself."""
 
 import enum
 import operator
@@ -19,13 +19,13 @@ END = 1 << 64
 
 
 class PutResult(enum.Enum):
-    """What became of a put. The first values are those of csrc/store/pool.h."""
+    """The outcome of a put. The first values are those of csrc/store/pool.h."""
 
     STORED = 0
     EXISTS = 1  # an object has this key; objects do not change
-    BEING_WRITTEN = 2  # by a process that is alive
-    FULL = 3  # evict, and try again
-    OVER_QUOTA = 4  # of a namespace of a Store; a pool has none
+    BEING_WRITTEN = 2  # by a live process
+    FULL = 3  # evict, and retry
+    OVER_QUOTA = 4  # of a Store's namespace; a pool has none
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Evicted:
 
     Attributes:
         keys: ``[n, 2]`` uint64 of the objects.
-        num_bytes: of the pool that can be used again; what somebody reads is free only later.
+        num_bytes: that became reusable; an object with readers is freed only after the last one.
     """
 
     keys: np.ndarray
@@ -43,16 +43,17 @@ class Evicted:
 
 @dataclass(frozen=True)
 class PoolObjects:
-    """All objects of a pool, in no order: what eviction policies look at.
+    """All objects of a pool, in no order: the input of eviction policies.
 
     Attributes:
         keys: ``[n, 2]`` uint64.
         num_bytes: ``[n]`` uint64.
-        recency: ``[n]`` uint64, the pool's clock when each was last used: one more a use.
+        recency: ``[n]`` uint64, the pool's clock at each object's last use; each use advances it by
+            one.
         retention: ``[n]`` uint8: 0 normal, 1 soft, 2 hard.
-        uses: ``[n]`` uint16, by all processes since each was stored, which is the first.
-        position: ``[n]`` uint16, where in its prompt each is, as who stored it said.
-        ids: ``[n]`` uint64: tells each from all others that ever were there, also under its key.
+        uses: ``[n]`` uint16, by all processes since each was stored; storing is the first.
+        position: ``[n]`` uint16, the position in its prompt that its writer gave.
+        ids: ``[n]`` uint64: unique among all objects that ever existed, also under the same key.
     """
 
     keys: np.ndarray
@@ -66,21 +67,21 @@ class PoolObjects:
 
 @dataclass(frozen=True)
 class PoolStats:
-    """Counts of one moment.
+    """A snapshot of the pool's counters.
 
     Attributes:
         capacity_bytes: for objects, each rounded up to the pool's alignment.
-        free_bytes: that are in no object.
+        free_bytes: in no object.
         largest_free_bytes: the largest object that fits.
-        num_free_spans: in how many parts the free bytes lie.
+        num_free_spans: how many spans the free bytes form.
         max_objects: how many there can be.
         num_ready: objects that can be read.
-        num_writing: that are being written.
-        num_doomed: that were removed and are still being read, with ``doomed_bytes``.
-        doomed_bytes: see above.
-        num_pins: objects that are being read, each as often as it is.
-        num_processes: that have the pool open, or died and were not noticed yet.
-        num_repairs: how often a process died in the middle of a change.
+        num_writing: objects being written.
+        num_doomed: objects that were removed but still have readers.
+        doomed_bytes: bytes of those.
+        num_pins: current pins; an object counts once per pin.
+        num_processes: that have the pool open, including dead ones not yet noticed.
+        num_repairs: how often a process died while changing the pool.
     """
 
     capacity_bytes: int
@@ -98,12 +99,12 @@ class PoolStats:
 
     @property
     def fragmentation(self) -> float:
-        """From 0 (what is free lies in one part) to almost 1: 1 - largest / free."""
+        """1 - largest / free: from 0 (the free bytes are one span) to almost 1."""
         return 1 - self.largest_free_bytes / self.free_bytes if self.free_bytes else 0.0
 
 
 def object_key(name: str | bytes, scope: int | str = 0) -> Key:
-    """Make the key of an object that has a name and not a prefix hash.
+    """Make the key of an object that has a name instead of a prefix hash.
 
     Args:
         name: any string; 128 bits of its XXH3 are the key.
@@ -132,7 +133,7 @@ def object_keys(hashes: Any, scope: int | str = 0) -> np.ndarray:
 
     Args:
         hashes: ``[n]`` integers from 0 to 2**64 - 1, as ``block_hashes`` makes them.
-        scope: whose blocks they are: tenant, model, layout, rank. A string counts by its XXH3.
+        scope: whose blocks they are: tenant, model, layout, rank. A string is hashed by XXH3.
 
     Returns:
         ``[n, 2]`` uint64.
@@ -150,7 +151,7 @@ def object_keys(hashes: Any, scope: int | str = 0) -> np.ndarray:
 
 
 def named_keys(names: Sequence[str | bytes], scope: int | str = 0) -> np.ndarray:
-    """Make the keys of objects that have names: ``object_key`` of each, ``[n, 2]`` uint64.
+    """Make the keys of objects with names: ``object_key`` of each, ``[n, 2]`` uint64.
 
     Raises:
         InvalidArgument: as in ``object_key``.
@@ -158,7 +159,7 @@ def named_keys(names: Sequence[str | bytes], scope: int | str = 0) -> np.ndarray
     word = as_scope("named_keys", scope)
     try:
         if isinstance(names, str | bytes):
-            raise TypeError  # one name, not a sequence of letters
+            raise TypeError  # a single name, not a sequence of letters
         return _host.hash_names(names, word)
     except (TypeError, UnicodeError):
         raise InvalidArgument(
@@ -167,7 +168,7 @@ def named_keys(names: Sequence[str | bytes], scope: int | str = 0) -> np.ndarray
 
 
 def as_path(op: str, path: Any) -> str:
-    """The name of a file, which is not empty."""
+    """The name of a file, not empty."""
     try:
         name = os.fspath(path)
     except TypeError:
@@ -179,7 +180,7 @@ def as_path(op: str, path: Any) -> str:
 
 
 def as_scope(op: str, scope: Any) -> int:
-    """A word, also of a string."""
+    """One 64-bit word, also for a string."""
     if type(scope) is int and 0 <= scope < END:
         return scope
     if isinstance(scope, str):
@@ -210,7 +211,7 @@ def as_key(op: str, key: Any) -> Key:
 
 
 def as_keys(op: str, keys: Any) -> np.ndarray:
-    """``[n, 2]`` uint64, packed; an array of these is taken as it is."""
+    """``[n, 2]`` uint64, packed; such an array is not copied."""
     if isinstance(keys, Sequence) and not len(keys):
         return np.empty((0, 2), np.uint64)
     array = as_integers(op, "keys", keys, "[n, 2]")

@@ -1,4 +1,4 @@
-"""What callers pass to ``transfer.py``: checked, and as what the host code takes."""
+"""Callers' arguments to ``transfer.py``, checked and converted to what the host code takes."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -17,7 +17,7 @@ READ_AS_THEY_ARE = frozenset(map(np.dtype, (np.int32, np.int64, np.uint64)))  # 
 
 
 def as_address(op: str, argument: str, value: Any) -> str:
-    # The host code checks the rest; what is not plain text would not arrive there as it is.
+    # The host code checks the rest; anything but plain text would reach it changed.
     if not isinstance(value, str) or not value.isascii() or not value.isprintable():
         raise InvalidArgument(f'{op}: {argument} must be "host:port", got {value!r}')
     return value
@@ -57,7 +57,7 @@ def as_columns(
 
 
 def as_column(op: str, argument: str, values: Integers) -> np.ndarray:
-    """``[n]`` packed integers of a type that the host code reads; it looks at their values."""
+    """``[n]`` packed integers of a type that the host code reads; it checks their values."""
     array = values if type(values) is np.ndarray else _as_array(values)
     if array is None or array.dtype not in READ_AS_THEY_ARE:
         array = as_integers(op, argument, values, "[n]")

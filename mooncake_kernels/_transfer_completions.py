@@ -1,4 +1,4 @@
-"""Awaiting tickets in asyncio: one file descriptor for all that an event loop waits for."""
+"""Awaiting tickets in asyncio: one file descriptor for all tickets of an event loop."""
 
 import asyncio
 import contextlib
@@ -12,7 +12,7 @@ _of_loop: dict[asyncio.AbstractEventLoop, "_Completions"] = {}
 
 @contextlib.contextmanager
 def completion(ticket: _host.TransferTicket) -> Iterator["asyncio.Future[None]"]:
-    """Within it, the future is the running loop's, and is done once the ticket is finished."""
+    """Yield a future of the running loop, which is done once the ticket is finished."""
     loop = asyncio.get_running_loop()
     completions = _of_loop.get(loop)
     if completions is None:
@@ -27,7 +27,7 @@ def completion(ticket: _host.TransferTicket) -> Iterator["asyncio.Future[None]"]
 
 
 class _Completions:
-    """The tickets that one event loop waits for. Used in that loop's thread only."""
+    """The tickets that one event loop waits for. Used only in that loop's thread."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop):
         self.queue = _host.TransferCompletionQueue()
@@ -48,6 +48,6 @@ class _Completions:
 
     def _take(self) -> None:
         for key in self.queue.take():
-            future = self.futures.get(key)  # None: nobody waits for it any more
+            future = self.futures.get(key)  # None: its waiter has given up
             if future is not None and not future.done():
                 future.set_result(None)

@@ -1,4 +1,4 @@
-"""Files as peers of ``transfer.py``: what they are called."""
+"""Files as peers of ``transfer.py``, and their names."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ PREFIX = "file:"
 
 
 def is_file(name: Any) -> bool:
-    """Whether it is the name of a file; no engine is called so."""
+    """Whether it names a file; engines have no such names."""
     return isinstance(name, str) and name.startswith(PREFIX)
 
 

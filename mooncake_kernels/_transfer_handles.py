@@ -1,4 +1,4 @@
-"""What a ``TransferEngine`` gives out: regions, peers and tickets."""
+"""The objects a ``TransferEngine`` returns: regions, peers and tickets."""
 
 import asyncio
 from collections.abc import Generator
@@ -24,13 +24,13 @@ ACCESS: dict[Access, tuple[bool, bool]] = {
 class Region(Closing):
     """Registered memory: what ``TransferEngine.register`` returns.
 
-    The engine keeps the memory alive until the region or the engine is closed, also when this
-    object is dropped.
+    The engine keeps the memory alive until the region or the engine is closed, even if this object
+    is dropped.
 
     Attributes:
-        address: where it starts; what peers are told.
+        address: where it starts; pass it to peers.
         num_bytes: its size.
-        location: ``cpu:0``, or ``cuda:1`` of GPU memory, by this process's ordinals.
+        location: ``cpu:0``, or ``cuda:1`` for GPU memory, by this process's ordinals.
         access: what peers may do with it: ``read_write``, ``read`` or ``write``.
         note: why the engine's NICs cannot use it; empty if they can, or if there are none.
     """
@@ -65,14 +65,14 @@ class Region(Closing):
     def close(self) -> None:
         """Deregister the memory: after this no thread of the engine touches it.
 
-        Transfers that are using it end now: those of this engine fail with a ``TransferError``, at
-        peers that are writing or reading here the connection closes. Requests that are still
-        queued fail when their turn comes. Idempotent.
+        Transfers that are using it end now: those of this engine fail with a ``TransferError``; the
+        connections of peers that are writing or reading here are closed. Queued requests fail
+        when their turn comes. Idempotent.
 
         Raises:
-            TimeoutError: a peer on this machine is copying into or out of it, and does not go on,
-                because someone has stopped its process. Nobody begins to use the region any more;
-                close it again before its memory is freed.
+            TimeoutError: a peer on this machine is copying into or out of it and makes no progress,
+                because its process was stopped. No new transfer uses the region; close it again
+                before you free its memory.
         """
         if not self._engine.remove_region(self._region):
             raise TimeoutError("close: a peer on this machine, which is stopped, uses the region")
@@ -83,13 +83,13 @@ class Region(Closing):
 class Peer(Closing):
     """Another engine, or a file: what ``TransferEngine.open`` returns.
 
-    It has as many connections and threads as the setting ``transfer_lanes`` says, all but the first
-    only when there is work for them. Large requests are moved by all of them at once, so that
-    requests overlap; what must follow another waits for its ticket, or comes as its notification.
+    It has as many connections and threads as the setting ``transfer_lanes`` says; all but the first
+    exist only when there is work for them. A large request is moved by all of them at once, so
+    requests overlap: to order one after another, wait for the other's ticket or notification.
 
     Attributes:
         name: the name it was opened by.
-        transport: how its data goes: ``local``, ``shm``, ``cuda_ipc``, ``rdma``, ``tcp`` or
+        transport: how its data moves: ``local``, ``shm``, ``cuda_ipc``, ``rdma``, ``tcp`` or
             ``file``.
         closed: whether ``close`` was called.
     """
@@ -105,20 +105,21 @@ class Peer(Closing):
         return f"Peer({self.name} by {self.transport}{', closed' if self.closed else ''})"
 
     def sync(self, *, deadline_s: float | None = None) -> "Ticket":
-        """Make what was written to a file outlast a loss of power (``fdatasync(2)``).
+        """Make what was written to a file survive a loss of power (``fdatasync(2)``).
 
-        Equivalent to waiting for all transfers that were asked for before, and then::
+        Equivalent to waiting for all transfers requested before it, and then::
 
             os.fdatasync(file)
 
-        A write's own ticket says less: that the bytes are with the disk or in the page cache, where
-        every process of this machine sees them, also after this one was killed.
+        A write's own ticket guarantees less: that the bytes are on the disk or in the page cache,
+        where every process of this machine sees them, even if this one is killed.
 
         Args:
             deadline_s: seconds from now; None: the setting ``deadline_s``.
 
         Returns:
-            A ``Ticket``, of 0 bytes. Its error is that of the disk; what transfers met is theirs.
+            A ``Ticket``, of 0 bytes. Its error is the disk's; errors of transfers are on their own
+            tickets.
 
         Raises:
             InvalidArgument: the peer is an engine, or is closed.
@@ -129,13 +130,13 @@ class Peer(Closing):
         return Ticket(ticket, self.transport)
 
     def close(self) -> None:
-        """Fail the requests that are pending ("the peer was closed") and disconnect. Idempotent."""
+        """Fail pending requests ("the peer was closed") and disconnect. Idempotent."""
         self.closed = True
         self._engine.close_peer(self._peer)
 
 
 class Ticket:
-    """A transfer under way: what ``write`` and ``read`` return. Can be awaited.
+    """A transfer in flight: what ``write`` and ``read`` return. Awaitable.
 
     Dropping a ticket does not cancel its transfer.
     """
@@ -154,11 +155,11 @@ class Ticket:
 
     @property
     def done(self) -> bool:
-        """Whether it is over: delivered, failed, cancelled or past its deadline. Never blocks."""
+        """Whether it has ended: delivered, failed, cancelled or past its deadline. Never blocks."""
         return self._ticket.finished()
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """Wait until everything is delivered: a write is visible at the peer, a read is here.
+        """Wait until all of it is delivered: a write is visible at the peer, a read is here.
 
         Args:
             timeout_s: how long to wait, in seconds; None: until the transfer's own deadline.
@@ -166,7 +167,7 @@ class Ticket:
         Raises:
             TransferError: it failed, was cancelled, or its deadline passed. Local memory is no
                 longer touched.
-            TimeoutError: ``timeout_s`` passed; the transfer goes on.
+            TimeoutError: ``timeout_s`` passed; the transfer continues.
         """
         if timeout_s is not None:
             timeout_s = as_seconds("wait", "timeout_s", timeout_s, minimum=0.0)
@@ -181,18 +182,18 @@ class Ticket:
     def cancel(self) -> bool:
         """End the transfer; when this returns, local memory is no longer touched.
 
-        What the peer has received so far it may still write to its own memory, until the next
-        request of this ``Peer`` begins: then the peer has ended that.
+        The peer may still write what it has received so far to its own memory, but no later than
+        the start of the next request of this ``Peer``.
 
         Returns:
-            Whether it was cancelled; False if it was over before.
+            Whether it was cancelled; False if it had already ended.
         """
         return self._ticket.cancel()
 
     def __await__(self) -> Generator[Any, None, None]:
-        """Wait in asyncio, like ``wait()``; if that is given up, the transfer is cancelled.
+        """Wait in asyncio, like ``wait()``. Cancelling the wait cancels the transfer.
 
-        An event loop needs one file descriptor, however many tickets are awaited in it.
+        An event loop uses one file descriptor for all the tickets awaited in it.
         """
         return self._completion().__await__()
 
@@ -200,9 +201,9 @@ class Ticket:
         try:
             with completion(self._ticket) as finished:
                 await asyncio.wait([finished], timeout=max(0.0, self._ticket.remaining_s))
-        except InvalidArgument:  # a forked child: the transfer is its parent's
+        except InvalidArgument:  # a forked child: the parent owns the transfer
             raise
-        except BaseException:  # nobody waits any more, for whatever reason
+        except BaseException:  # the wait was abandoned, for whatever reason
             self.cancel()
             raise
         self._ticket.wait(None)  # finished, or overdue: this does not block

@@ -10,7 +10,7 @@ _log = logging.getLogger("mooncake_kernels.transfer")
 
 
 def opened(engine: str, peer: str, transport: str) -> None:
-    """Tell by which transport a peer is reached."""
+    """Log the transport by which a peer is reached."""
     _log.info(
         "%s reaches %s by %s",
         engine,
@@ -21,7 +21,7 @@ def opened(engine: str, peer: str, transport: str) -> None:
 
 
 def without_nics(engine: str, reason: str) -> None:
-    """Tell why the engine's NICs cannot use a region."""
+    """Log why the engine's NICs cannot use a region."""
     _log.warning(
         "%s: NICs cannot use a region, it goes by tcp: %s",
         engine,
@@ -31,13 +31,13 @@ def without_nics(engine: str, reason: str) -> None:
 
 
 def not_opened(engine: str, error: TransferError) -> None:
-    """Tell why a peer could not be opened."""
+    """Log why a peer could not be opened."""
     fields = {"engine": engine, "peer": error.peer, "cause": error.cause}
     _log.debug("%s does not reach %s: %s", engine, error.peer, error.cause, extra=fields)
 
 
 def failed(transport: str, error: TransferError) -> None:
-    """Tell why a request failed. Its caller is told by the error: this is for who reads along."""
+    """Log why a request failed. The caller gets the error; this is for readers of the log."""
     fields = {
         "peer": error.peer,
         "transport": transport,
@@ -50,8 +50,8 @@ def failed(transport: str, error: TransferError) -> None:
 
 
 def rejected(engine: _host.TransferEngine) -> None:
-    """Tell, when an engine closes, whom it has turned away."""
-    with contextlib.suppress(InvalidArgument):  # a forked child: they are its parent's
+    """Log, when an engine closes, which connections it has rejected."""
+    with contextlib.suppress(InvalidArgument):  # a forked child: the parent owns them
         for cause, count in engine.rejections().items():
             _log.warning(
                 "%s has turned %d connections away: %s",
@@ -63,7 +63,7 @@ def rejected(engine: _host.TransferEngine) -> None:
 
 
 def kept(engine: str) -> None:
-    """Tell that memory of a closed engine is never freed."""
+    """Log that memory of a closed engine is never freed."""
     _log.warning(
         "%s: a stopped peer on this machine uses memory: it is kept",
         engine,

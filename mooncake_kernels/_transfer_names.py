@@ -1,4 +1,4 @@
-"""How the engines of ``transfer.py`` are named and found: by address, or by a metadata server."""
+"""How engines of ``transfer.py`` are named and found: by address, or by a metadata server."""
 
 import ipaddress
 import os
@@ -14,14 +14,14 @@ from ._transfer_files import is_file, open_file
 from ._transfer_nics import NicChoice
 from .errors import InvalidArgument, TransferError, Unavailable
 
-PROBE_S = 2.0  # for an engine to answer whose name another one wants
-# Causes, as the host code says them, that leave no doubt: the engine is not at that address.
+PROBE_S = 2.0  # for an engine to answer when another one wants its name
+# Causes, as the host code words them, that are conclusive: the engine is not at that address.
 GONE = ("connection refused", "another engine answers there")
 
 
 @dataclass(frozen=True)
 class Options:
-    """What an engine is made with, wherever it listens and whatever it is called."""
+    """What an engine is created with, apart from its name and where it listens."""
 
     transports: tuple[str, ...]
     nics: NicChoice
@@ -31,7 +31,7 @@ class Options:
     spin_us: int
 
     def make_engine(self, name: str, listen: str) -> _host.TransferEngine:
-        """Make the host's engine, of this name or, if it is empty, of its address."""
+        """Make the host's engine, with this name or, if it is empty, named by its address."""
         return _host.TransferEngine(
             name,
             listen,
@@ -53,7 +53,7 @@ class Options:
 
 
 class Names:
-    """Publishes an engine under its name until closed, and opens others by theirs."""
+    """Publishes an engine under its name until closed, and opens others by name."""
 
     def __init__(self, url: Any):
         self._metadata = metadata.choose("TransferEngine", "metadata", url)
@@ -61,7 +61,7 @@ class Names:
         self._pid = os.getpid()
 
     def start(self, name: Any, listen: Any, options: Options) -> _host.TransferEngine:
-        """Make the engine, and let it be found."""
+        """Make the engine and publish it."""
         if isinstance(self._metadata, metadata.P2P):
             if listen is not None:
                 raise InvalidArgument(
@@ -91,9 +91,9 @@ class Names:
     def open(
         self, engine: _host.TransferEngine, name: Any, deadline_s: float
     ) -> _host.TransferPeer:
-        """Look an engine up, and connect to it: to that one, not to who has its address now.
+        """Look an engine up and connect to it, never to another one that now has its address.
 
-        Files are not looked up: their names say where they are.
+        Files are not looked up: their names are paths.
         """
         if is_file(name):
             return open_file(engine, name, deadline_s)
@@ -111,13 +111,13 @@ class Names:
         try:
             return engine.open(name, entry.address, entry.instance, deadline_s)
         except TransferError as error:
-            if entry.instance == 0:  # p2p: it was the name that said where
+            if entry.instance == 0:  # p2p: the name was the address
                 raise
             cause = f"{error.cause}, {self._doubt(entry, error.cause)}"
             raise TransferError(name, cause, timed_out=error.timed_out) from None
 
     def close(self) -> None:
-        """Take the name back. Idempotent; in a forked child, without effect."""
+        """Withdraw the name. Idempotent; without effect in a forked child."""
         if os.getpid() != self._pid:
             return
         if self._publication is not None:
@@ -132,10 +132,10 @@ class Names:
 
 
 def is_gone(engine: _host.TransferEngine, holder: metadata.Entry) -> bool:
-    """Whether the engine of an entry is gone for sure.
+    """Whether the engine of an entry is certainly gone.
 
-    Who does not answer may be slow; and that a connection is refused proves something on its own
-    machine alone, for others may have a firewall between them, or the same private addresses.
+    An engine that does not answer may be slow. A refused connection proves something only on the
+    engine's own machine: others may be behind a firewall, or use the same private addresses.
     """
     if holder.protocol != metadata.PROTOCOL or holder.host != socket.gethostname():
         return False
@@ -150,7 +150,7 @@ def is_gone(engine: _host.TransferEngine, holder: metadata.Entry) -> bool:
 
 
 def is_elsewhere(entry: metadata.Entry) -> bool:
-    """Whether its address is that of every machine to itself, and its machine another one."""
+    """Whether its address is a loopback address of another machine."""
     host = entry.address.rpartition(":")[0].strip("[]")
     try:
         loops_back = ipaddress.ip_address(host).is_loopback
@@ -160,7 +160,7 @@ def is_elsewhere(entry: metadata.Entry) -> bool:
 
 
 def own_entry(engine: _host.TransferEngine) -> metadata.Entry:
-    """What others are told of an engine of this process."""
+    """The entry published for an engine of this process."""
     from . import __version__
 
     return metadata.Entry(
@@ -175,12 +175,12 @@ def own_entry(engine: _host.TransferEngine) -> metadata.Entry:
 
 
 def made_up_name() -> str:
-    """A name that nobody has."""
+    """A name that no other engine has."""
     return f"{re.sub('[^A-Za-z0-9.-]', '', socket.gethostname())[:200]}-{secrets.token_hex(8)}"
 
 
 def address_or_free(argument: str, value: Any) -> str:
-    """Where an engine listens: if it is not said, at a free port."""
+    """Where an engine listens; by default, at a free port."""
     if value is not None:
         return as_address("TransferEngine", argument, value)
     host = config.current().listen_host

@@ -1,4 +1,4 @@
-"""Which NICs an engine of ``transfer.py`` moves data with."""
+"""Which NICs an engine of ``transfer.py`` uses."""
 
 import logging
 import os
@@ -20,13 +20,13 @@ _log = logging.getLogger("mooncake_kernels.transfer")
 
 @dataclass(frozen=True)
 class NicChoice:
-    """The NICs of an engine, in the order of their names, as the host code takes them.
+    """The NICs of an engine, ordered by name, as the host code takes them.
 
     Attributes:
         nics: (name, port, GB/s) each.
-        near_nodes: for each NUMA node the set of NICs that are best for its memory, as bits.
-        near_gpus: the same for each GPU, by CUDA's numbers.
-        required: whether memory that they cannot use is refused.
+        near_nodes: for each NUMA node the set of NICs that are best for its memory, as a bit set.
+        near_gpus: the same for each GPU, by CUDA's ordinals.
+        required: whether to refuse memory that they cannot use.
     """
 
     nics: Sequence[tuple[str, int, float]] = ()
@@ -36,15 +36,15 @@ class NicChoice:
 
 
 def choose_nics(topology: Any, *, named: bool) -> NicChoice:
-    """Choose all that the topology would choose for the memory of some NUMA node or GPU.
+    """Choose every NIC that the topology would choose for memory of some NUMA node or GPU.
 
     Args:
-        topology: the caller's; None: what this machine says.
-        named: whether the caller wants rdma and nothing in its place.
+        topology: the caller's; None: discover this machine's.
+        named: whether the caller named rdma, so that there is no fallback.
 
     Raises:
-        InvalidArgument: it is no topology.
-        Unavailable: there is no NIC, and it was named.
+        InvalidArgument: it is not a topology.
+        Unavailable: there is no NIC, and rdma was named.
     """
     if topology is not None:
         as_instance("TransferEngine", "topology", topology, Topology, "a Topology or None")
@@ -58,7 +58,7 @@ def choose_nics(topology: Any, *, named: bool) -> NicChoice:
     except (Unavailable, InvalidArgument, OSError) as error:
         if named:
             raise
-        # Who has given a topology may have counted on its NICs.
+        # A caller that passed a topology may have counted on its NICs.
         _log.log(logging.INFO if topology is None else logging.WARNING, "no rdma: %s", error)
         return NicChoice()
     _log.info("rdma goes over %s", ", ".join(name for name, *_ in chosen.nics))
@@ -66,7 +66,7 @@ def choose_nics(topology: Any, *, named: bool) -> NicChoice:
 
 
 def _missing() -> str:
-    """Why there can be no NIC."""
+    """Why there can be no NIC; empty if there can."""
     return _host.missing_verbs() or (
         "" if _host.rdma_devices() else "this machine has no RDMA device"
     )
@@ -92,9 +92,9 @@ def _choice(topology: Topology | None, named: bool) -> NicChoice:
 def _in_cuda_order(topology: Topology) -> Topology:
     """Number its GPUs as CUDA does in this process, by CUDA_VISIBLE_DEVICES.
 
-    As CUDA, it takes indices and beginnings of UUIDs, up to the first that names no GPU, or one for
-    the second time. Indices are those of CUDA_DEVICE_ORDER=PCI_BUS_ID: to ask CUDA itself would
-    keep a process from forking.
+    Like CUDA, it accepts indices and prefixes of UUIDs, up to the first that names no GPU, or one
+    that was named before. Indices are those of CUDA_DEVICE_ORDER=PCI_BUS_ID. It does not ask CUDA
+    itself, after which the process could not fork.
     """
     seen: list[int] = []
     for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(","):
@@ -112,7 +112,7 @@ def _is_named(gpu: Gpu, name: str) -> bool:
 def _near(
     nics: Sequence[Nic], tiers: Mapping[str, _Tiers], kind: str, numbers: Sequence[int]
 ) -> list[int]:
-    """Return the sets of NICs for the places of a kind: entry n is of number n."""
+    """Return the sets of NICs for the places of a kind: entry n belongs to number n."""
     count = max(numbers, default=-1) + 1
     return [_bits(nics, tiers.get(f"{kind}{number}", ())) for number in range(count)]
 

@@ -1,4 +1,4 @@
-"""Objects of pools, by key: what an engine serves to its peers, and asks of them."""
+"""Objects of pools, by key: what an engine serves to its peers and requests from them."""
 
 import enum
 from collections.abc import Sequence
@@ -19,17 +19,17 @@ Place = tuple[int, int]  # address and bytes of local memory
 
 WHOLE = _host.WHOLE_OBJECT
 MAX_ASKED_KEYS = _host.MAX_ASKED_KEYS
-MAX_ASKED_BYTES = _host.MAX_ASKED_BYTES  # that come with a question, or are answered
+MAX_ASKED_BYTES = _host.MAX_ASKED_BYTES  # in one request, or one answer
 
 
 class ObjectStatus(enum.IntEnum):
-    """What a peer says of an object that it was asked for. Of csrc/served/object_wire.h."""
+    """A peer's answer about one object. Of csrc/served/object_wire.h."""
 
-    ABSENT = 0  # also: it is being written
+    ABSENT = 0  # or it is being written
     DONE = 1  # sent, stored, removed
     DAMAGED = 2  # it differs from its checksum
-    BUSY = 3  # ask again: this answer has no room for it, or the peer reads as many as it can
-    DOES_NOT_FIT = 4  # it is larger than what was asked for, or ends before it
+    BUSY = 3  # ask again: the answer has no room for it, or the peer has no free pin
+    DOES_NOT_FIT = 4  # it is larger than requested, or ends before the requested range
     TOO_LARGE = 5  # for any answer; read it by address
     EXISTS = 6
     BEING_WRITTEN = 7
@@ -38,16 +38,16 @@ class ObjectStatus(enum.IntEnum):
 
 
 class Served(NamedTuple):
-    """What peers have done with a pool that is served.
+    """What peers have done with a served pool since the last call.
 
     Attributes:
-        num_hits: objects that they have read.
-        num_misses: those that were not there.
-        num_bytes: that they have read.
-        num_bytes_stored: size of what they have put.
-        read: ``[n, 2]`` keys of what they have read, the first of them; none of a pool that is all.
+        num_hits: objects they have read.
+        num_misses: objects they asked for that were not there.
+        num_bytes: bytes they have read.
+        num_bytes_stored: bytes they have put.
+        read: ``[n, 2]`` keys of the first of what they have read; empty if the pool ``is_all``.
         changed: ``[n, 2]`` keys of what they have put and removed, in that order.
-        is_there: ``[n]`` bool: True for what was put.
+        is_there: ``[n]`` bool: True for a put.
         is_cut: more was changed than is listed.
     """
 
@@ -72,13 +72,13 @@ class ServedPool:
         return Served(*self._service.take_done())
 
     def let_put(self, takes_puts: bool) -> None:
-        """Say whether peers that may write may put objects from now on; they may remove some.
+        """Set whether peers that may write may put objects from now on; they may always remove.
 
-        What they put nevertheless has begun: ``ObjectPool.stats().num_writing`` counts it until it
-        is there, or was given up.
+        A put that arrives all the same had already begun: ``ObjectPool.stats().num_writing`` counts
+        it until it is stored or given up.
 
         Raises:
-            InvalidArgument: it is no bool.
+            InvalidArgument: it is not a bool.
         """
         _check_bool("let_put", takes_puts=takes_puts)
         self._service.let_put(takes_puts)
@@ -87,12 +87,12 @@ class ServedPool:
 class ObjectsReply(Closing):
     """Objects that a peer sends: what ``TransferEngine.read_objects`` returns. A context manager.
 
-    Until it is received or closed it keeps a connection, and at the peer the objects, but no longer
-    than a minute.
+    Until it is received or closed, but for at most a minute, it holds a connection and, at the
+    peer, the objects.
 
     Attributes:
         statuses: ``[n]`` uint8 of ``ObjectStatus``; those that are ``DONE`` are sent.
-        object_bytes: ``[n]`` uint64: sizes of the objects, 0 where it is not known.
+        object_bytes: ``[n]`` uint64: sizes of the objects, 0 where unknown.
     """
 
     def __init__(self, reply: _host.ObjectsReply):
@@ -103,20 +103,21 @@ class ObjectsReply(Closing):
     def receive(
         self, places: Sequence[Sequence[Place]], *, verify: bool, deadline_s: float | None = None
     ) -> np.ndarray:
-        """Take in what is sent. Once.
+        """Receive what is sent. Call it once.
 
         Args:
-            places: n of them: pieces of local host memory, address and bytes, which what is sent
-                of the object fills one behind the other; none: it is thrown away.
-            verify: compare what has arrived with the checksums that the peer has told.
+            places: n of them: pieces of local host memory, (address, bytes) each, filled in order
+                with what is sent of the object; with no pieces, it is discarded.
+            verify: compare what has arrived with the checksums that the peer sent.
             deadline_s: seconds from now; None: the setting ``deadline_s``.
 
         Returns:
-            ``[n]`` bool: False where what has arrived is something else.
+            ``[n]`` bool: False where the bytes do not match the checksum.
 
         Raises:
-            InvalidArgument: an object's pieces are not as large as what is sent of it.
-            TransferError: the peer has gone, or time; what the pieces hold is undefined.
+            InvalidArgument: the sizes of an object's pieces do not add up to what is sent of it.
+            TransferError: the peer is gone or the deadline passed; the pieces' contents are
+                undefined.
         """
         _check_bool("receive", verify=verify)
         limit_s = as_deadline("receive", deadline_s)
@@ -126,12 +127,12 @@ class ObjectsReply(Closing):
             raise _wrong_places("receive", "places", len(self.statuses), places) from None
 
     def close(self) -> None:
-        """Do without what was not received, which costs the connection. Idempotent."""
+        """Discard what was not received, which costs the connection. Idempotent."""
         self._reply.close()
 
 
 class ObjectCalls:
-    """The calls of ``TransferEngine`` that are about objects of pools."""
+    """The calls of ``TransferEngine`` about objects of pools."""
 
     _engine: _host.TransferEngine
 
@@ -143,26 +144,27 @@ class ObjectCalls:
         may_write: bool = False,
         checksum: bool = True,
     ) -> ServedPool | None:
-        """Let peers read the objects of a pool by their keys, and perhaps write some.
+        """Let peers read a pool's objects by key and, if allowed, write some.
 
-        The engine answers by itself, without Python. What is read is pinned until it is sent; what
-        is written is seen when all of it has come. An engine serves one pool, until the next call.
+        The engine answers by itself, without Python. An object being read is pinned until it is
+        sent; one being written becomes visible once all of it has arrived. An engine serves one
+        pool, until the next call.
 
         Args:
-            pool: in host memory; it stays mapped until the engine is closed, or serves another one;
-                None: none.
-            is_all: there are no objects but those in the pool. Else peers are told of what is not
-                there that it may be ``ELSEWHERE``.
-            may_write: peers may put objects, for which there must be room, and remove them.
+            pool: in host memory; it stays mapped until the engine is closed or serves another one;
+                None: serve none.
+            is_all: there are no objects outside the pool. If False, peers are told that an
+                absent object may be ``ELSEWHERE``.
+            may_write: peers may put objects, if there is room, and remove them.
             checksum: keep an XXH3-64 of what they put.
 
         Returns:
-            What tells what peers have done; None for no pool.
+            An object that reports what peers have done; None for no pool.
 
         Raises:
-            InvalidArgument: the engine is closed, the pool on a GPU, or an argument is wrong.
+            InvalidArgument: the engine is closed, the pool is on a GPU, or an argument is wrong.
         """
-        if pool is None:  # also of a closed engine, which serves none
+        if pool is None:  # allowed on a closed engine too, which serves none
             self._engine.serve_objects(None)
             return None
         self._check_open("serve")
@@ -188,7 +190,7 @@ class ObjectCalls:
         compare: bool = False,
         deadline_s: float | None = None,
     ) -> ObjectsReply:
-        """Ask a peer for objects of the pool that it serves: one round trip, and no address.
+        """Ask a peer for objects of the pool it serves: one round trip, without addresses.
 
         Equivalent to, in the peer's process::
 
@@ -196,25 +198,25 @@ class ObjectCalls:
                 if pin := pool.pin(key):
                     send(pin[offset : offset + size])   # all of it, if the offset is WHOLE
 
-        ``with engine.read_objects(peer, keys) as reply: reply.receive(places, verify=True)``. It
-        goes over a connection of its own, also where the peer's transport is another than tcp.
-        Ctrl-C has to wait for the answer, or the deadline.
+        Use it as ``with engine.read_objects(peer, keys) as reply: reply.receive(places,
+        verify=True)``. It uses a connection of its own, even if the peer's transport is not tcp.
+        Ctrl-C takes effect only after the answer or the deadline.
 
         Args:
             peer: an open one; not ``local``, nor a file.
             keys: ``[n, 2]`` uint64, n from 1 to 1024.
-            offsets: ``[n]``: where what is wanted begins in its object; ``WHOLE``: all of it. None:
-                all of all.
-            sizes: ``[n]``: how many bytes from there on; of whole objects at most so many. None:
-                any size.
-            sums: have checksums told of what is sent, which are computed where none is stored.
-            compare: do not have sent what differs from its checksum.
+            offsets: ``[n]``: where the wanted range begins in its object; ``WHOLE``: all of it.
+                None: all of every object.
+            sizes: ``[n]``: bytes from there on; for whole objects, the most to accept. None: any
+                size.
+            sums: request checksums of what is sent; they are computed where none is stored.
+            compare: the peer does not send what differs from its checksum.
             deadline_s: seconds until the answer begins; None: the setting ``deadline_s``.
 
         Raises:
             InvalidArgument: an argument is wrong.
-            TransferError: the peer has gone, or did not answer in time.
-            Unavailable: it serves no pool, or cannot be asked by its transport.
+            TransferError: the peer is gone, or did not answer in time.
+            Unavailable: it serves no pool, or its transport does not allow the request.
         """
         self._check_peer("read_objects", peer)
         words = _as_asked("read_objects", keys)
@@ -235,15 +237,15 @@ class ObjectCalls:
         verify: bool = True,
         deadline_s: float | None = None,
     ) -> np.ndarray:
-        """Have a peer store objects in the pool that it serves: one round trip.
+        """Have a peer store objects in the pool it serves: one round trip.
 
-        The first of a key wins. What has not arrived as a whole is not stored.
+        The first object under a key wins. An object that does not arrive whole is not stored.
 
         Args:
             peer: see ``read_objects``.
             keys: see there.
-            objects: n of them: pieces of local host memory, one behind the other; 64 MiB in all.
-            verify: have what has arrived compared with checksums of what is here.
+            objects: n of them: pieces of local host memory, concatenated; 64 MiB in all.
+            verify: have the peer compare what arrives with checksums computed here.
             deadline_s: seconds for all of it; None: the setting ``deadline_s``.
 
         Returns:
@@ -251,8 +253,8 @@ class ObjectCalls:
             (the peer evicts nothing for it), ``DAMAGED`` on the way, or ``TOO_LARGE`` for the pool.
 
         Raises:
-            InvalidArgument, Unavailable: as ``read_objects``; also where the pool may only be read.
-            TransferError: the same; some may be stored.
+            InvalidArgument, Unavailable: as ``read_objects``; also where the pool is read-only.
+            TransferError: as ``read_objects``; some objects may have been stored.
         """
         self._check_peer("write_objects", peer)
         words = _as_asked("write_objects", keys)
@@ -266,7 +268,7 @@ class ObjectCalls:
     def remove_objects(
         self, peer: Peer, keys: Any, *, deadline_s: float | None = None
     ) -> np.ndarray:
-        """Have a peer remove objects from the pool that it serves; who reads them keeps them.
+        """Have a peer remove objects from the pool it serves; their readers keep them.
 
         Returns:
             ``[n]`` uint8 of ``ObjectStatus``: ``DONE`` or ``ABSENT``.
@@ -303,7 +305,7 @@ def _check_bool(op: str, **flags: bool) -> None:
 
 
 def _wrong_places(op: str, argument: str, count: int, given: Any) -> InvalidArgument:
-    """What is wrong with what the host code does not take as lists of places."""
+    """The error for an argument that the host code rejects as lists of places."""
     return InvalidArgument(
         f"{op}: {argument} must be {count} lists of (address, num_bytes), got {shown(given)}"
     )

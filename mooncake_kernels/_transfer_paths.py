@@ -1,4 +1,4 @@
-"""Which way a transfer goes, and why: what ``TransferEngine.explain_path`` returns."""
+"""Which path a transfer takes, and why: what ``TransferEngine.explain_path`` returns."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -13,25 +13,25 @@ LARGEST = (1 << 64) - 1
 
 @dataclass(frozen=True)
 class PathChoice:
-    """The way between local memory and memory of a peer.
+    """The path between local memory and memory of a peer.
 
     Attributes:
         transport: that of the peer: ``local``, ``shm``, ``rdma``, ``tcp`` or ``file``; or
             ``cuda_ipc``.
         method: how the bytes move. ``copy``: within this process. ``mapped``: this process copies
-            into and out of the peer's memory, which it has mapped. ``process_vm``: it does so by
+            into and out of the peer's memory, which it has mapped. ``process_vm``: the same by
             process_vm_readv and process_vm_writev. ``ipc``: a GPU copies into and out of GPU memory
-            of the peer, which is opened here. ``nics``: NICs move them. ``connection``: they are
-            sent. ``disk``: a disk reads and writes the memory. ``staged``: it does so with pinned
-            memory, from and to which a GPU copies.
+            of the peer, opened here. ``nics``: NICs move them. ``connection``: they are sent.
+            ``disk``: a disk reads and writes the memory. ``staged``: a disk reads and writes pinned
+            memory, to and from which a GPU copies.
         local: location of the local memory, like ``cpu:0`` or ``cuda:1``.
-        remote: whose memory it is at the other end: ``this process``, ``process 4711``, ``the
+        remote: the owner of the memory at the other end: ``this process``, ``process 4711``, ``the
             file``, or the address of the peer.
-        lanes: the connections to the peer, as ``stats()`` names them. Requests of one piece go by
+        lanes: the connections to the peer, as ``stats()`` names them. Requests of one piece use
             the first.
-        writable: whether a write of that range would be let through.
+        writable: whether a write of that range would be allowed.
         readable: whether a read would.
-        reasons: what was found, a sentence each: why not one transport, why another, why so.
+        reasons: findings, a sentence each: why not one transport, why another, why this method.
     """
 
     transport: str
@@ -44,7 +44,7 @@ class PathChoice:
     reasons: tuple[str, ...]
 
     def __str__(self) -> str:
-        """Return all of it in words, a line for the way and one for each reason."""
+        """Return all of it in words, a line for the path and one for each reason."""
         way = f"{self.transport} ({self.method}): {self.local} - {self.remote}"
         return "\n  ".join([f"{way}, by {', '.join(self.lanes)}", *self.reasons])
 
@@ -58,7 +58,7 @@ def explain(
     num_bytes: int,
     deadline_s: float,
 ) -> PathChoice:
-    """Ask the peer, by a connection of its own, and reach for its memory: see ``explain_path``."""
+    """Ask the peer over a separate connection, and try its memory: see ``explain_path``."""
     address = local.address if isinstance(local, Region) else _integer("local", local)
     num_bytes = as_integer("explain_path", "num_bytes", num_bytes, 1, LARGEST)
     remote = _integer("remote", remote)

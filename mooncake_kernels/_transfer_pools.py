@@ -1,4 +1,4 @@
-"""Pools of equally sized blocks: what paged requests of ``transfer.py`` are made of."""
+"""Pools of equally sized blocks: the paged requests of ``transfer.py``."""
 
 import itertools
 from collections.abc import Sequence
@@ -22,27 +22,27 @@ class BlockPool:
     """Blocks of one size at ``base + id * stride_bytes``, in one plane or several.
 
     A plane is what one tensor of a KV cache holds of all blocks: a layer's keys, its values. A
-    pool describes memory and holds none of it: the description of a peer's pool is sent there as
-    it is, pickled or as JSON (``BlockPool(**json.loads(json.dumps(dataclasses.asdict(pool))))``)::
+    pool describes memory but does not hold it. Send a peer the description as it is, pickled or as
+    JSON (``BlockPool(**json.loads(json.dumps(dataclasses.asdict(pool))))``)::
 
         pool = mk.BlockPool([t.data_ptr() for t in layers], num_blocks, layers[0][0].nbytes)
         engine.write_blocks(peer, pool.blocks(src_ids), peer_pool.blocks(dst_ids)).wait()
 
-    Part of each block (some heads of it) is a pool of its own: the same stride, a smaller block,
-    and bases that are so much higher.
+    Part of each block (some of its heads) is a pool of its own: the same stride, a smaller block,
+    and bases offset accordingly.
 
     Args:
         planes: the address of block 0, or the ``Region`` that begins with it; or a sequence of
-            these, one a plane.
+            these, one per plane.
         num_blocks: ids are 0 to ``num_blocks - 1``, the same in all planes.
         block_bytes: size of a block in one plane.
-        stride_bytes: from a block to the next, at least ``block_bytes``; None: they are packed.
+        stride_bytes: from a block to the next, at least ``block_bytes``; None: packed.
 
     Attributes:
-        planes: the addresses, one a plane.
+        planes: the addresses, one per plane.
         num_blocks: as given.
         block_bytes: as given.
-        stride_bytes: in bytes, also if it was None.
+        stride_bytes: in bytes, even if None was given.
 
     Raises:
         InvalidArgument: a number is out of range, the pool is larger than its region, or a block
@@ -83,11 +83,11 @@ class BlockPool:
         self._check_planes(num_bytes)
 
     def blocks(self, ids: Integers) -> "Blocks":
-        """Name blocks of this pool, for ``write_blocks`` and ``read_blocks``.
+        """Select blocks of this pool, for ``write_blocks`` and ``read_blocks``.
 
         Args:
             ids: ``[n]`` integers from 0 to ``num_blocks - 1``; int32 and int64 arrays and CPU
-                tensors are taken as they are. They are looked at when the request is made.
+                tensors are not copied. They are read when the request is made.
 
         Returns:
             The blocks, in this order.
@@ -102,7 +102,7 @@ class BlockPool:
         for rank, i in enumerate(order):
             for j in itertools.islice(order, rank + 1, None):
                 distance = self.planes[j] - self.planes[i]
-                if distance >= num_bytes:  # as those of all planes behind it
+                if distance >= num_bytes:  # so are all planes behind it
                     break
                 steps, offset = divmod(distance, self.stride_bytes)
                 reaches_next = self.stride_bytes - offset < self.block_bytes
@@ -118,8 +118,8 @@ class Blocks:
     """Blocks of a pool: what ``BlockPool.blocks`` returns.
 
     Attributes:
-        pool: where they are.
-        ids: which they are.
+        pool: the pool.
+        ids: the ids of the blocks.
     """
 
     pool: BlockPool
@@ -129,7 +129,7 @@ class Blocks:
 def as_paged(
     op: str, local: Any, remote: Any, sizes: Any
 ) -> tuple[Fields, np.ndarray, Fields, np.ndarray]:
-    """What the host code takes for blocks of two pools; the ids it checks itself."""
+    """What the host code takes for blocks of two pools; it checks the ids itself."""
     if not isinstance(local, Blocks) or not isinstance(remote, Blocks):
         raise InvalidArgument(
             f"{op}: local_addresses and remote_addresses must both be blocks of pools or both be "

@@ -16,7 +16,7 @@ class RemoteRegion:
         address: where it begins, in the peer's address space.
         num_bytes: its length.
         access: what its owner lets peers do: ``read_write``, ``read`` or ``write``.
-        location: ``cpu:0``, or ``cuda:1`` of GPU memory, by the ordinals of the peer's process.
+        location: ``cpu:0``, or ``cuda:1`` for GPU memory, by the ordinals of the peer's process.
     """
 
     address: int
@@ -26,7 +26,7 @@ class RemoteRegion:
 
 
 def regions_of(engine: _host.TransferEngine, peer: Peer, deadline_s: float) -> list[RemoteRegion]:
-    """Ask a peer for its regions, in the order of their registration."""
+    """Ask a peer for its regions, in the order of registration."""
     return [
         RemoteRegion(
             address,

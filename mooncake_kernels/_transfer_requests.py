@@ -1,4 +1,4 @@
-"""How a ``TransferEngine`` is asked to move memory."""
+"""The requests by which a ``TransferEngine`` moves memory."""
 
 from typing import Any
 
@@ -18,11 +18,11 @@ from ._transfer_pools import Blocks, as_paged
 from ._transfer_streams import After, Fence, as_fence
 from .errors import InvalidArgument
 
-PLAIN = [np.ndarray, np.ndarray, int]  # addresses and a size that the host code looks at by itself
+PLAIN = [np.ndarray, np.ndarray, int]  # addresses and a size that the host code checks itself
 
 
 class Requests:
-    """The calls of ``TransferEngine`` that move something."""
+    """The calls of ``TransferEngine`` that move data."""
 
     name: str
     _engine: _host.TransferEngine
@@ -41,57 +41,58 @@ class Requests:
     ) -> Ticket:
         """Write local memory to a peer's.
 
-        Equivalent to, with ``memory`` being that of either side::
+        Equivalent to, where ``memory`` is that of either side::
 
             for local_address, remote_address, num_bytes in descriptors:
                 peer.memory[remote_address:][:num_bytes] = memory[local_address:][:num_bytes]
             peer.notifications.append((engine.name, notify))
 
         Every descriptor must lie inside one region at either end. The peer checks all of them
-        before the first byte moves: a request refused for one has changed nothing. Whether its
-        queue has room for ``notify`` shows only after the data: if not, the transfer fails, but
-        the bytes are written, as the error's ``num_bytes_done`` says. A request above 8192
-        descriptors or 16 MiB (read: 256 MiB) is confirmed in parts: if it fails on the way,
+        before the first byte moves: a request with a bad one is refused and changes nothing.
+        Whether its queue has room for ``notify`` is known only after the data: if not, the transfer
+        fails, but the bytes are written, as the error's ``num_bytes_done`` says. A request above
+        8192 descriptors or 16 MiB (read: 256 MiB) is confirmed in parts: if it fails on the way,
         ``num_bytes_done`` says how much has arrived.
 
-        No two targets of a request may overlap. Source and target may do so only over ``local``,
-        where a descriptor is copied as if through a buffer; else what the target then holds is
-        undefined. Large requests of one engine to one peer overlap in time. A notification comes
+        No two targets of a request may overlap. Source and target may overlap only over ``local``,
+        where a descriptor is copied as if through a buffer; otherwise the target's contents are
+        undefined. Large requests of one engine to one peer overlap in time. A notification arrives
         after the data of its own request and of all earlier ones to that peer.
 
-        What a lost connection had under way is tried again over another one, each part up to three
-        times; a notification never is. A peer that was restarted meanwhile is noticed, and nothing
-        is written to it.
+        Parts in flight on a lost connection are retried over another one, each up to three times; a
+        notification never is. If the peer was restarted meanwhile, the engine notices and writes
+        nothing to it.
 
         Args:
             peer: from ``open``.
             descriptors: (local_address, remote_address, num_bytes) each, also as ``[n, 3]``
                 integers. May be empty if ``notify`` is given. Copied before the call returns; the
-                memory itself must stay as it is until the ticket is done.
+                memory itself must not change until the ticket is done.
             deadline_s: seconds from now; None: the setting ``deadline_s``.
-            notify: at most 64 KiB, delivered to the peer after the data is visible there. A file
-                has nobody to be notified: None.
+            notify: at most 64 KiB, delivered to the peer after the data is visible there. Must be
+                None for a file, which cannot be notified.
             after: work of a GPU that must be done before local memory is touched: a
-                ``torch.cuda.Event``, a ``torch.cuda.Stream`` (what is in it at the time of this
-                call) or a CUevent's handle. The event may be recorded anew, or dropped, when the
-                call returns; the deadline holds meanwhile. None: it is done.
+                ``torch.cuda.Event``, a ``torch.cuda.Stream`` (what is queued in it at the time of
+                this call) or a CUevent's handle. The event may be recorded again, or dropped, when
+                the call returns; the deadline includes the wait. None: there is nothing to wait
+                for.
             checksum: whether, once a part of the data has moved, the peer's process compares what
-                its memory holds then with a 64-bit checksum (XXH3) of each range at this end. What
-                differs fails the transfer with the cause ``checksum: ...``, which names the range
-                at both ends; it is not moved again, and what has moved stays; no notification is
-                delivered. Memory that others change meanwhile differs, too. It costs a pass over
-                the data at either end (a GPU's comes to the host for it), and a round trip each
-                part; parts do not overlap on a connection. Not for files. None: what the engine
-                was told.
+                its memory then holds with a 64-bit checksum (XXH3) of each range at this end. A
+                difference fails the transfer with the cause ``checksum: ...``, which names the
+                range at both ends. The data is not moved again, what has moved stays, and no
+                notification is delivered. Memory that others change meanwhile differs, too. It
+                costs a pass over the data at either end (a GPU's is copied to the host for it), and
+                a round trip per part; parts do not overlap on a connection. Not for files. None:
+                the engine's default.
 
         Returns:
             A ``Ticket``.
 
         Raises:
             InvalidArgument: a descriptor is not inside the registered regions of this engine, or
-                is empty, or its target overlaps another's; the message names it. What the peer
-                refuses is the ticket's error, which names it, too; so is what a disk does: that
-                names the offset, and ``num_bytes_done`` what it has moved.
+                is empty, or its target overlaps another's; the message names it. A refusal by the
+                peer is the ticket's error, which names the descriptor, too; so is a disk error,
+                which names the offset and has the bytes moved in ``num_bytes_done``.
         """
         return self._submit_rows("write", peer, descriptors, deadline_s, notify, after, checksum)
 
@@ -141,13 +142,13 @@ class Requests:
         after: After = None,
         checksum: bool | None = None,
     ) -> Ticket:
-        """Write many blocks, given as arrays or of pools: ``write`` without an object a block.
+        """Write many blocks, given as arrays or by pool: ``write`` without a Python object each.
 
         Args:
             peer: from ``open``.
             local_addresses: ``[n]`` integers; or blocks of a pool, ``pool.blocks(ids)``.
-            remote_addresses: ``[n]`` integers; or as many blocks of the peer's pool, which has
-                blocks of the same size, and as many planes.
+            remote_addresses: ``[n]`` integers; or as many blocks of the peer's pool, with the same
+                block size and as many planes.
             sizes: ``[n]`` integers, or one size in bytes for all; None for blocks of pools.
             deadline_s: seconds from now; None: the setting ``deadline_s``.
             notify: at most 64 KiB, delivered to the peer after the data is visible there.
@@ -159,7 +160,7 @@ class Requests:
 
         Raises:
             InvalidArgument: as for ``write``, where block i, in plane p of pools, is
-                ``descriptors[p * n + i]``; or an id is not of its pool, or the target of two.
+                ``descriptors[p * n + i]``; or an id is not in its pool, or is the target of two.
         """
         where = local_addresses, remote_addresses, sizes
         return self._submit_blocks("write", peer, where, deadline_s, notify, after, checksum)
@@ -176,13 +177,13 @@ class Requests:
         after: After = None,
         checksum: bool | None = None,
     ) -> Ticket:
-        """Read many blocks, given as arrays or of pools: ``read`` without an object a block.
+        """Read many blocks, given as arrays or by pool: ``read`` without a Python object each.
 
         Args:
             peer: from ``open``.
             local_addresses: ``[n]`` integers; or blocks of a pool, ``pool.blocks(ids)``.
-            remote_addresses: ``[n]`` integers; or as many blocks of the peer's pool, which has
-                blocks of the same size, and as many planes.
+            remote_addresses: ``[n]`` integers; or as many blocks of the peer's pool, with the same
+                block size and as many planes.
             sizes: ``[n]`` integers, or one size in bytes for all; None for blocks of pools.
             deadline_s: seconds from now; None: the setting ``deadline_s``.
             notify: at most 64 KiB, delivered to the peer after all the data has arrived here.
@@ -194,7 +195,7 @@ class Requests:
 
         Raises:
             InvalidArgument: as for ``write``, where block i, in plane p of pools, is
-                ``descriptors[p * n + i]``; or an id is not of its pool, or the target of two.
+                ``descriptors[p * n + i]``; or an id is not in its pool, or is the target of two.
         """
         where = local_addresses, remote_addresses, sizes
         return self._submit_blocks("read", peer, where, deadline_s, notify, after, checksum)
@@ -252,7 +253,7 @@ class Requests:
         after: After,
         checksum: bool | None,
     ) -> tuple[bytes | None, float, Fence, bool]:
-        # In one function where nothing is unusual: a few calls in Python take as long as 4 KiB do.
+        # One function for the common case: a few Python calls take as long as moving 4 KiB.
         is_ours = type(peer) is Peer and peer._engine is self._engine
         if not is_ours or peer.closed or self._closed:
             self._check_peer(op, peer)

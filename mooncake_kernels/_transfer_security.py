@@ -1,4 +1,4 @@
-"""By what engines know each other, and what others on the network do not see: secret and TLS."""
+"""How engines authenticate each other and hide their traffic: secret and TLS."""
 
 import os
 from dataclasses import dataclass
@@ -13,16 +13,16 @@ FilePath = str | os.PathLike[str]
 
 @dataclass(frozen=True)
 class Tls:
-    """What an engine speaks TLS 1.3 with: PEM files, read when the engine is made.
+    """The TLS 1.3 credentials of an engine: PEM files, read when the engine is created.
 
-    An engine is client and server, and shows the same certificate as either.
+    An engine is both client and server, and presents the same certificate as either.
 
     Attributes:
         certificate: this engine's certificate, and those between it and the CA's.
         key: its private key, not encrypted.
-        ca: certificates of those who may have signed a peer's. It is verified on both sides. None:
-            anybody's certificate will do, and only a secret tells who the peer is.
-        verify_host: whether the certificate of a peer that is opened must be for the host of its
+        ca: certificates of the CAs that may have signed a peer's. It is verified on both sides.
+            None: any certificate is accepted, and only a secret authenticates the peer.
+        verify_host: whether the certificate of a peer that is opened must be for the host in its
             name (a subjectAltName, of DNS or IP). It matters only with ``ca``.
     """
 
@@ -33,7 +33,7 @@ class Tls:
 
 
 def as_secret(secret: Any) -> bytes | None:
-    """The secret, of the argument or of the settings; no message has it in it."""
+    """The secret, from the argument or the settings; no message contains it."""
     if secret is None:
         return _secret_of_settings()
     if not isinstance(secret, str | bytes):
@@ -43,7 +43,7 @@ def as_secret(secret: Any) -> bytes | None:
     if isinstance(secret, bytes):
         return secret
     try:
-        return secret.encode("utf-8", "surrogateescape")  # as the bytes of a variable arrive
+        return secret.encode("utf-8", "surrogateescape")  # as the variable's bytes arrive
     except UnicodeEncodeError:
         raise InvalidArgument("TransferEngine: secret must be text that UTF-8 can hold") from None
 
@@ -63,7 +63,7 @@ def _secret_of_settings() -> bytes | None:
 
 
 def as_tls(tls: Any) -> tuple[bytes, bytes, bytes, bool] | None:
-    """The fields of a ``Tls``, as the host code takes them; no CA is an empty path."""
+    """The fields of a ``Tls``, as the host code takes them; an empty path means no CA."""
     if tls is None:
         return None
     if not isinstance(tls, Tls):

@@ -1,4 +1,4 @@
-"""What an engine has counted of its peers, as rows of one peer and transport each, and in sums."""
+"""An engine's counters of its peers, as rows per peer and transport, and in sums."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -22,7 +22,7 @@ class PeerRow:
 
 
 def rows_of(engine: _host.TransferEngine) -> list[PeerRow]:
-    """Return a row for each peer and transport, with everything that is known of it."""
+    """Return a row for each peer and transport, with all its counters."""
     rows = []
     for peer, transport, requests, latency, total_ns, paths in engine.stats():
         counters: Counters = {
@@ -37,12 +37,12 @@ def rows_of(engine: _host.TransferEngine) -> list[PeerRow]:
 
 
 def bounds_us(num_buckets: int) -> list[float]:
-    """The bounds of latency buckets: what is in bucket i took less than 2**i microseconds."""
+    """The upper bounds of latency buckets: a request in bucket i took less than 2**i us."""
     return [*(1 << i for i in range(num_buckets - 1)), math.inf]
 
 
 def table_of(rows: Iterable[PeerRow]) -> Table:
-    """Sum the rows up: by peer, by transport, and by path of a peer."""
+    """Sum the rows: by peer, by transport, and by path of a peer."""
     table: Table = {"peers": {}, "transports": {}, "paths": {}}
     for row in rows:
         add(table["peers"].setdefault(row.peer, {}), row.requests)
@@ -53,7 +53,7 @@ def table_of(rows: Iterable[PeerRow]) -> Table:
 
 
 def add(sums: dict[Any, Any], counters: Mapping[Any, Any]) -> None:
-    """Add counters to sums of the same keys; a dictionary among them key by key."""
+    """Add counters to sums with the same keys; nested dictionaries key by key."""
     for key, count in counters.items():
         if isinstance(count, dict):
             add(sums.setdefault(key, {}), count)

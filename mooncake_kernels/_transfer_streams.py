@@ -1,4 +1,4 @@
-"""What a request may come after: work of a GPU, as a torch event or stream, or CUDA's handle."""
+"""What a request may wait for: work of a GPU, as a torch event or stream, or CUDA's handle."""
 
 from typing import Any
 

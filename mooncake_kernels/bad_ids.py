@@ -1,4 +1,4 @@
-"""Bad block ids: how a kernel tells the host of one without the host waiting for it."""
+"""Bad block ids: how a kernel reports one without the host waiting for it."""
 
 import weakref
 from typing import Any
@@ -8,8 +8,8 @@ import torch
 from .errors import ChecksumError, InvalidArgument
 
 WORDS = 3  # side (0: none, 1: src, 2: dst, -1: being written), index, id; BadId in copy_blocks.h
-SHARED = -(1 << 30) - 1  # in the place of all ids of dst, if their memory is read by the same run
-BAD_CHECKSUM = 3  # in the place of a side; csrc/kv/transform_blocks.h
+SHARED = -(1 << 30) - 1  # in place of all ids of dst, if the same run reads their memory
+BAD_CHECKSUM = 3  # in place of a side; csrc/kv/transform_blocks.h
 ROW_WORDS, NUM_ROWS = 4, 256
 _free_rows: list[torch.Tensor] = []
 
@@ -17,20 +17,20 @@ _free_rows: list[torch.Tensor] = []
 class BadIds:
     """Where kernels report a bad block id of one view or plan.
 
-    On CUDA that is a row of pinned host memory, which a kernel and the host both reach. Rows are
-    lent, and their memory is never freed: a kernel that is still queued when its plan dies writes
-    into memory that is there. Elsewhere it is a row of its own.
+    On CUDA that is a row of pinned host memory, which both a kernel and the host access. Rows are
+    lent, and their memory is never freed, so a kernel that is still queued when its plan is
+    dropped writes to valid memory. Elsewhere each object has its own row.
 
     Args:
         device: of the cache.
-        names: what the ids are called in errors, (src, dst).
-        num_blocks: what they must be below, (src, dst).
+        names: names of the ids in errors, (src, dst).
+        num_blocks: exclusive upper bounds of the ids, (src, dst).
     """
 
     def __init__(self, device: torch.device, names: tuple[str, str], num_blocks: tuple[int, int]):
         self._made_of = (device, names, num_blocks)
         self._words: torch.Tensor | None = None
-        # In a graph that is being traced there is nothing to lend, and nobody to look at it.
+        # While a graph is being traced there is no row to lend, and no reader.
         if device.type == "cuda" and not torch.compiler.is_compiling():
             self._words = _take_row()
             weakref.finalize(self, _free_rows.append, self._words).atexit = False
@@ -38,13 +38,13 @@ class BadIds:
     @property
     def words(self) -> torch.Tensor:
         if self._words is None:
-            with torch.inference_mode(False):  # else they could not be reset outside of it
+            with torch.inference_mode(False):  # otherwise they could not be reset outside of it
                 self._words = torch.zeros(WORDS, dtype=torch.int64, device="cpu")
         return self._words
 
     @property
     def address(self) -> int:
-        """Where a CUDA kernel writes; 0 for nowhere."""
+        """The address a CUDA kernel writes to; 0 for none."""
         return 0 if self._words is None else self._words.data_ptr()
 
     def error(self, side: int, index: int, block_id: int) -> InvalidArgument | ChecksumError:
@@ -65,13 +65,13 @@ class BadIds:
         )
 
     def check(self, side: int, ids: torch.Tensor) -> None:
-        """Raise for the first bad one of ids that are on the CPU."""
+        """Raise for the first bad id in a CPU tensor."""
         num_blocks = self._made_of[2][side - 1]
         for index in ((ids < -1) | (ids >= num_blocks)).nonzero().flatten().tolist():
             raise self.error(side, index, int(ids[index]))
 
     def raise_if_any(self) -> None:
-        """Raise for the reported id or checksum, if there is one, and forget it."""
+        """Raise for the reported id or checksum, if any, and clear it."""
         if self._words is None:
             return
         side, index, block_id = self._words[:WORDS].tolist()
@@ -83,7 +83,7 @@ class BadIds:
         """Make the same for kernels of another device."""
         return BadIds(device, *self._made_of[1:])
 
-    def __reduce__(self) -> tuple[Any, ...]:  # a copy has words of its own
+    def __reduce__(self) -> tuple[Any, ...]:  # a copy has its own words
         return BadIds, self._made_of
 
 

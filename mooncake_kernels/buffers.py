@@ -1,7 +1,7 @@
-"""Memory of any library as (address, bytes, location): what crosses into the host code.
+"""Memory of any library as (address, bytes, location): the form the host code takes.
 
-torch tensors, cupy and numpy arrays, memoryviews and anything with Python's buffer protocol are
-taken as they are, without a copy. The memory must be packed: one range of bytes.
+torch tensors, cupy and numpy arrays, memoryviews and any object with Python's buffer protocol are
+accepted without a copy. The memory must be packed: one range of bytes.
 """
 
 from collections.abc import Sequence
@@ -23,10 +23,10 @@ class Buffer:
     Attributes:
         address: where it starts, in the address space of this process.
         num_bytes: its size.
-        location: ``cpu:0`` or ``cuda:<ordinal>``. Which NUMA node host memory is on is not looked
-            up: all of it is called ``cpu:0``.
+        location: ``cpu:0`` or ``cuda:<ordinal>``. The NUMA node of host memory is not looked up:
+            all of it is called ``cpu:0``.
         writable: whether others may be allowed to write to it.
-        owner: the object it belongs to; hold it for as long as the address is in use.
+        owner: the object it belongs to; keep a reference while the address is in use.
     """
 
     address: int
@@ -37,7 +37,7 @@ class Buffer:
 
     @property
     def is_host(self) -> bool:
-        """Whether it is memory of the host."""
+        """Whether it is host memory."""
         return self.location.startswith("cpu")
 
 
@@ -46,7 +46,7 @@ def as_buffer(memory: Any, *, argument: str = "buffer") -> Buffer:
 
     Args:
         memory: torch tensor, cupy or numpy array, or an object with the buffer protocol; packed.
-        argument: what an error calls it.
+        argument: its name in error messages.
 
     Returns:
         A ``Buffer`` that keeps ``memory`` alive.
@@ -73,12 +73,12 @@ def as_buffer(memory: Any, *, argument: str = "buffer") -> Buffer:
     if not view.c_contiguous:
         raise InvalidArgument(f"{argument} must be packed, got strides {view.strides}")
     array = np.frombuffer(view, dtype=np.uint8) if view.nbytes else np.empty(0, np.uint8)
-    # The owner is the array, which holds the export: a bytearray cannot be resized meanwhile.
+    # The owner is the array, which holds the export: so a bytearray cannot be resized meanwhile.
     return Buffer(_host.address_of_bytes(array), view.nbytes, "cpu:0", not view.readonly, array)
 
 
 def gpu_memory_at(address: int, num_bytes: int) -> Buffer | None:
-    """Describe memory of a GPU by its address, which somebody else keeps alive.
+    """Describe GPU memory by its address; the caller keeps it alive.
 
     Args:
         address: of any memory.
@@ -88,7 +88,7 @@ def gpu_memory_at(address: int, num_bytes: int) -> Buffer | None:
         None if it is not all of one allocation on a GPU, or this process uses no GPU.
 
     Raises:
-        CudaError: of the driver.
+        CudaError: from the driver.
     """
     found = _host.gpu_allocation_at(address)
     if found is None or address + num_bytes > found[2]:
@@ -97,20 +97,20 @@ def gpu_memory_at(address: int, num_bytes: int) -> Buffer | None:
 
 
 def copy_to_host(buffers: Sequence[Any]) -> np.ndarray:
-    """Return a copy of buffers, one behind the other, in host memory.
+    """Return a copy of buffers, concatenated, in host memory.
 
-    What is on a GPU is copied behind all that is in its library's current stream, as
+    GPU memory is copied after the work queued in its library's current stream, as
     ``tensor.cpu()`` would.
 
     Args:
-        buffers: as of ``as_buffer``, wherever each is.
+        buffers: as for ``as_buffer``, each in any memory.
 
     Returns:
         ``[total bytes]`` uint8.
 
     Raises:
         InvalidArgument: a buffer is not as above.
-        Unavailable, CudaError: of the driver.
+        Unavailable, CudaError: from the driver.
     """
     places = [place_of(as_buffer(buffer, argument="buffers")) for buffer in buffers]
     copy = np.empty(sum(num_bytes for _, num_bytes, _, _ in places), np.uint8)
@@ -119,16 +119,16 @@ def copy_to_host(buffers: Sequence[Any]) -> np.ndarray:
 
 
 def copy_from_host(source: Any, buffers: Sequence[Any]) -> None:
-    """Copy host memory into buffers, one behind the other, as far as either reaches.
+    """Copy host memory into consecutive buffers, until either ends.
 
     Args:
         source: packed host memory.
-        buffers: as of ``as_buffer``, wherever each is; written to behind all that is in the current
-            stream of its library.
+        buffers: as for ``as_buffer``, each in any memory; written after the work queued in the
+            current stream of its library.
 
     Raises:
         InvalidArgument: an argument is not as above, or a buffer is read-only.
-        Unavailable, CudaError: of the driver.
+        Unavailable, CudaError: from the driver.
     """
     targets = [as_buffer(buffer, argument="buffers") for buffer in buffers]
     if not all(target.writable for target in targets):
@@ -141,7 +141,7 @@ def copy_from_host(source: Any, buffers: Sequence[Any]) -> None:
 
 def place_of(buffer: Buffer) -> tuple[int, int, int, int]:
     """Return address, size, GPU (-1: host memory), and the stream in which that GPU copies it: the
-    current one of the array's library, or torch's, or the legacy default one (0).
+    current one of the array's library, or torch's, or the legacy default stream (0).
     """
     if buffer.is_host:
         return buffer.address, buffer.num_bytes, -1, 0
@@ -157,20 +157,20 @@ def place_of(buffer: Buffer) -> tuple[int, int, int, int]:
 def shared_memory(num_bytes: int) -> torch.Tensor:
     """Return zeroed memory that peers on this machine can map.
 
-    A ``TransferEngine`` copies to and from any registered memory of such a peer, but faster to and
-    from this: without a system call, and past the cache where that is better. It has no name in a
-    file system, is given back with the last process that maps it, and its pages are not there
-    before they are first touched. After ``fork()`` both processes see the same memory.
+    A ``TransferEngine`` copies to and from any registered memory of such a peer, but this memory is
+    faster: it needs no system call, and bypasses the cache where that is better. It has no name in
+    a file system, is freed with the last process that maps it, and its pages are allocated when
+    first touched. After ``fork()`` both processes see the same memory.
 
     Args:
         num_bytes: size, at least 1.
 
     Returns:
-        A uint8 tensor of ``[num_bytes]``; view it as anything else.
+        A uint8 tensor of ``[num_bytes]``; view it as any other type.
 
     Raises:
         InvalidArgument: the size is not a positive integer.
-        OSError: there is not so much memory.
+        OSError: there is not enough memory.
     """
     num_bytes = as_integer("shared_memory", "num_bytes", num_bytes, 1, (1 << 63) - 1)
     return torch.from_numpy(np.frombuffer(memoryview(_host.SharedMemory(num_bytes)), np.uint8))

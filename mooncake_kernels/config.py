@@ -1,8 +1,8 @@
 """Every environment variable of the project, in two frozen dataclasses.
 
-``Settings`` is read when a feature first needs it, never at import; ``BuildSettings`` is read by
-setup.py alone, which loads this file by path (it imports nothing but the standard library).
-Absent means the default; present and malformed raises, naming the variable and the value.
+``Settings`` is read when a feature first needs it, never at import. ``BuildSettings`` is read only
+by setup.py, which loads this file by path (it imports nothing but the standard library). An absent
+variable means the default; a malformed one raises, naming the variable and the value.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 PREFIX = "MOONCAKE_KERNELS_"
-MAX_INT = 2**31 - 1  # what the compiled code takes
+MAX_INT = 2**31 - 1  # limit of the compiled code
 
 
 def _positive_int(text: str) -> int:
@@ -71,7 +71,7 @@ def _setting(
 
 @dataclass(frozen=True)
 class Settings:
-    """What the running package reads."""
+    """Settings of the running package."""
 
     threads: int = _setting(
         0,
@@ -132,7 +132,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class BuildSettings:
-    """What setup.py reads."""
+    """Settings of setup.py."""
 
     torch: str = _setting(
         "",
@@ -187,7 +187,7 @@ _current: Settings | None = None
 
 
 def current() -> Settings:
-    """Return the settings in force: those of the environment, read once, unless overridden."""
+    """Return the current settings: from the environment, read once, unless overridden."""
     global _current
     if _current is None:
         _current = read(Settings)
@@ -196,7 +196,7 @@ def current() -> Settings:
 
 @contextlib.contextmanager
 def override(**changes: Any) -> Iterator[Settings]:
-    """Change settings for the length of a ``with`` block, for the whole process.
+    """Change settings within a ``with`` block, for the whole process.
 
     Args:
         **changes: fields of ``Settings`` and their values.
@@ -211,7 +211,7 @@ def override(**changes: Any) -> Iterator[Settings]:
 
 
 def table() -> list[tuple[str, str, str]]:
-    """Return (variable, default, meaning) of every setting, as README's table shows them."""
+    """Return (variable, default, meaning) of every setting, as in the README's table."""
     rows = []
     for kind in (Settings, BuildSettings):
         for item in dataclasses.fields(kind):

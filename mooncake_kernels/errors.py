@@ -1,6 +1,6 @@
-"""The errors that users meet, named by who can act on them.
+"""The errors that users see, named by who can act on them.
 
-A message reads ``op: argument must be <what>, got <value>``, in Python's argument names.
+A message reads ``op: argument must be <what>, got <value>``, with Python's argument names.
 A failed system call is a plain :class:`OSError` with its errno.
 """
 
@@ -49,6 +49,6 @@ class TransferError(RuntimeError):
         super().__init__(f"transfer with {peer}: {cause}{confirmed if num_bytes_total else ''}")
 
     def __reduce__(self) -> tuple[type, tuple[str, str, int, int, bool]]:
-        """Whole, too, where an executor hands it to another process."""
+        """Keep all fields when an executor passes it to another process."""
         parts = (self.peer, self.cause, self.num_bytes_done, self.num_bytes_total, self.timed_out)
         return type(self), parts

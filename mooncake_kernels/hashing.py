@@ -1,4 +1,4 @@
-"""Names of blocks: a chained hash of their tokens, so that a name stands for its whole prefix."""
+"""Block names: a chained hash of tokens, so that a name identifies its whole prefix."""
 
 import os
 from collections.abc import Sequence
@@ -34,17 +34,17 @@ def block_hashes(
             keys.append(key)
             previous = key                  # starts as the sequence's parent, or None
 
-    (``+`` joins bytes, little-endian.) It is the chain that Dynamo's block manager and Mooncake's
-    Conductor share. The hash is fast, not cryptographic: give each tenant a seed of its own.
+    (``+`` joins bytes, little-endian.) Dynamo's block manager and Mooncake's Conductor use the same
+    chain. The hash is fast, not cryptographic: give each tenant its own seed.
 
     Args:
         tokens: ``[num_tokens]`` token ids, all sequences one after another: a torch tensor on the
             CPU, a numpy array or a sequence of ints; any integer dtype, values in [0, 2**32).
-        block_size: tokens in a block. What is left at a sequence's end gets no key.
+        block_size: tokens in a block. A partial block at a sequence's end gets no key.
         cu_seqlens: ``[num_sequences + 1]``, where each sequence starts in ``tokens``, and where the
             last one ends: increasing, from 0 to ``num_tokens``. None for one sequence.
-        parents: for each sequence the key of the block before its first one, to go on from a
-            known prefix; None (for all, or in place of one) for a sequence that starts afresh.
+        parents: for each sequence the key of the block before its first one, to continue a known
+            prefix; None (for all, or for one) for a sequence without a prefix.
         seed: of the hash, in [0, 2**64).
         algorithm: "xxh3".
 
@@ -79,7 +79,7 @@ def _check_int(name: str, value: int, low: int, high: int) -> None:
 
 
 def _as_array(name: str, values: Any) -> np.ndarray:
-    """Return a 1-d integer array, sharing memory where it can."""
+    """Return a 1-d integer array, without a copy where possible."""
     if isinstance(values, torch.Tensor):
         if values.device.type != "cpu":
             raise InvalidArgument(f"block_hashes: {name} must be on the CPU, got {values.device}")
@@ -96,7 +96,7 @@ def _as_array(name: str, values: Any) -> np.ndarray:
             raise InvalidArgument(
                 f"block_hashes: {name} must be 1-d integers, got {type(values).__name__}: {error}"
             ) from None
-    if result.size == 0 and result.dtype == np.float64:  # numpy's idea of an empty list
+    if result.size == 0 and result.dtype == np.float64:  # numpy's dtype for an empty list
         result = result.astype(np.int64)
     if result.ndim != 1 or result.dtype.kind not in "iu":
         raise InvalidArgument(
@@ -108,10 +108,10 @@ def _as_array(name: str, values: Any) -> np.ndarray:
 def _as_tokens(tokens: Any) -> np.ndarray:
     is_uint32 = isinstance(tokens, np.ndarray) and tokens.dtype is UINT32
     if is_uint32 and tokens.ndim == 1 and tokens.flags.c_contiguous:
-        return tokens  # what a fast caller brings
+        return tokens  # the fast path
     if isinstance(tokens, (list, tuple)):
         converted = _host.token_array(tokens)
-        if converted is not None:  # else what is wrong is named below
+        if converted is not None:  # None: the error is found and raised below
             return converted
     values = _as_array("tokens", tokens)
     if values.dtype != np.uint32 and values.size:
@@ -120,7 +120,7 @@ def _as_tokens(tokens: Any) -> np.ndarray:
                 raise InvalidArgument(
                     f"block_hashes: tokens[{index}] must be in [0, 2**32), got {values[index]}"
                 )
-    if values.dtype == np.int32:  # the same bytes, now that none is negative
+    if values.dtype == np.int32:  # same bytes, now that none is negative
         values = values.view(np.uint32)
     return np.ascontiguousarray(values, dtype=UINT32)
 
@@ -145,7 +145,7 @@ def _as_starts(cu_seqlens: Any, num_tokens: int) -> np.ndarray:
 def _as_parents(
     parents: Sequence[int | None] | np.ndarray, num_sequences: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return (keys uint64, whether each is there uint8)."""
+    """Return (keys as uint64, whether each is present as uint8)."""
     if not isinstance(parents, (Sequence, np.ndarray)):
         raise InvalidArgument(
             "block_hashes: parents must be a sequence of integers or None, got "

@@ -6,7 +6,7 @@
 
     REGISTRY.register(mk.prometheus_collector(engine))
 
-Nothing runs in between: the counters are read when Prometheus scrapes. docs/metrics.md has the
+There is no background work: counters are read when Prometheus scrapes. docs/metrics.md has the
 names of all metrics, and what their labels may cost.
 """
 
@@ -26,9 +26,9 @@ __all__ = ["TransferCollector", "prometheus_collector"]
 
 
 class TransferCollector:
-    """A collector of Prometheus: what ``prometheus_collector`` returns. Thread-safe.
+    """A Prometheus collector: what ``prometheus_collector`` returns. Thread-safe.
 
-    It keeps no engine alive: one that is gone is left out from then on.
+    It does not keep engines alive; one that is gone is no longer reported.
     """
 
     def __init__(self, by_peer: bool):
@@ -40,7 +40,7 @@ class TransferCollector:
         """Report these engines, too.
 
         Raises:
-            InvalidArgument: one is no ``TransferEngine``, or has the name of another one here.
+            InvalidArgument: one is not a ``TransferEngine``, or shares its name with another here.
         """
         with self._lock:
             by_name = {engine.name: engine for engine in self._alive()}
@@ -57,8 +57,8 @@ class TransferCollector:
             self._engines = [weakref.ref(engine) for engine in by_name.values()]
 
     def collect(self) -> Iterator["Metric"]:
-        """Return the metrics as they are now; who scrapes calls it."""
-        from ._metric_families import families  # which needs prometheus-client
+        """Return the current metrics; Prometheus calls it at each scrape."""
+        from ._metric_families import families  # needs prometheus-client
 
         yield from families(self._alive(), by_peer=self._by_peer)
 
@@ -67,18 +67,18 @@ class TransferCollector:
 
 
 def prometheus_collector(*engines: TransferEngine, by_peer: Any = True) -> TransferCollector:
-    """Make a collector of engines' metrics, to be registered in a registry of Prometheus.
+    """Make a collector of engines' metrics, to register in a Prometheus registry.
 
-    One registry takes one of these, for all engines of the process: the label ``engine`` tells
-    them apart.
+    A registry takes one collector for all engines of the process: the label ``engine`` tells them
+    apart.
 
     Args:
         engines: whose metrics; ``add`` takes more later.
         by_peer: whether series have the label ``peer``. Without it they are sums over all peers,
-            whose number does not grow with the cluster.
+            so their number does not grow with the cluster.
 
     Raises:
-        InvalidArgument: an argument is no engine, or two engines have one name.
+        InvalidArgument: an argument is not an engine, or two engines have the same name.
         Unavailable: prometheus-client is not installed.
     """
     if not isinstance(by_peer, bool):

@@ -1,8 +1,8 @@
-"""Pools of objects in the memory of one host, which all its processes read and write by themselves,
-or in that of a GPU.
+"""Object pools in one host's shared memory, read and written directly by all its processes, or in
+GPU memory.
 
-Mechanism: it never decides what to evict or when. ``mooncake_serving.store`` does. What holds when
-processes die is in docs/store.md.
+Mechanism only: a pool never decides what to evict or when; ``mooncake_serving.store`` does.
+docs/store.md says what holds when processes die.
 """
 
 import os
@@ -64,32 +64,31 @@ Self = TypeVar("Self", bound="ObjectPool")
 class ObjectPool(PoolReader):
     """Immutable objects under 128-bit keys, in shared memory. A context manager.
 
-    The index, the allocator's state and the bytes lie in one piece of memory, so that a lookup, a
-    read or a write is made by whoever wants it, without a server::
+    The index, the allocator's state and the bytes share one piece of memory. Each process looks
+    up, reads and writes by itself, without a server::
 
         pool = mk.ObjectPool.create(64 << 30, "/dev/shm/kv")       # elsewhere ObjectPool.open(path)
         keys = mk.object_keys(mk.block_hashes(tokens, 256), "llama-70b/rank0")
         num_blocks = pool.match_prefix(keys)
-        with pool.pin(keys[0]) as block:                           # stays for as long as this lasts
+        with pool.pin(keys[0]) as block:                           # not evicted inside the block
             cache.copy_(block.tensor(torch.bfloat16))
         if isinstance(put := pool.begin(keys[1], num_bytes), mk.ObjectPut):
-            with put:                                              # seen by others at its end
+            with put:                                              # visible to others at its end
                 put.tensor(torch.bfloat16).copy_(cache)
 
-    All methods may be called by many threads. Lookups and pins take no lock. What changes the pool
-    waits for its mutex, at most 10 s, which only a process that somebody has stopped (SIGSTOP, a
-    debugger) can hold so long: then it raises ``TimeoutError``. In a forked child only lookups
-    work: it opens the pool itself. Whoever can open a pool can write all of it: it is for processes
-    that trust each other.
+    Thread-safe. Lookups and pins take no lock. A change waits for the pool's mutex, at most 10 s,
+    then raises ``TimeoutError``: only a process that was stopped (SIGSTOP, a debugger) can hold it
+    that long. In a forked child only lookups work; the child must open the pool itself. Any process
+    that can open a pool can write all of it: share it only among processes that trust each other.
 
-    A pool on a GPU (``device``) is of one process. Its index is in the host; puts and gets are
-    copies that the driver makes, and kernels read what is pinned, through ``tensor()``.
+    A pool on a GPU (``device``) belongs to one process. Its index is in host memory. Puts and gets
+    are copies made by the driver; kernels read pinned objects through ``tensor()``.
 
     Attributes:
         path: where other processes open it.
         capacity_bytes: for objects, each rounded up to ``alignment``.
         alignment: of objects, in bytes.
-        device: the GPU in whose memory they are; None: in the host's.
+        device: the GPU that holds the objects; None: they are in host memory.
     """
 
     @classmethod
@@ -104,26 +103,26 @@ class ObjectPool(PoolReader):
         num_pins: int = 4096,
         device: int | None = None,
     ) -> Self:
-        """Make an empty pool.
+        """Create an empty pool.
 
         Args:
-            capacity_bytes: of its objects; the memory is larger, by the index.
-            path: a file to be made on a memory file system, of which all pages are taken at once,
-                and which stays until it is removed. None: memory without a name, taken as it is
-                touched; others open ``path`` for as long as this process lives, and it is gone with
-                the last that has it open.
+            capacity_bytes: for objects; the pool also needs memory for its index.
+            path: a file to create on a memory file system. All its pages are allocated at once, and
+                it stays until it is removed. None: anonymous memory, allocated as it is touched;
+                other processes open ``path`` while this process lives, and the memory is freed when
+                the last of them closes it.
             alignment: where objects begin, a power of two from 64 to 2 MiB.
-            num_objects: how many there can be; None: one for each 8 units of alignment, at least
-                1024. Each costs 160 bytes.
+            num_objects: the most objects it can hold; None: one for each 8 units of alignment, at
+                least 1024. Each costs 160 bytes.
             num_processes: how many can have it open at once.
             num_pins: how many objects each of them can read at once.
-            device: a GPU, to have the objects in its memory, which is taken at once; ``path`` is
-                None then. Checksums of what does not come from the host cost a copy to it.
+            device: a GPU to hold the objects, in memory allocated at once; ``path`` must then be
+                None. The checksum of an object that does not come from the host costs a copy to it.
 
         Raises:
-            InvalidArgument: a number is out of range, or the path no name of a file.
-            OSError: the file is there already, there is not so much memory, ...
-            Unavailable, CudaError: of the driver, on a GPU.
+            InvalidArgument: a number is out of range, or the path cannot be a file name.
+            OSError: the file exists, there is not enough memory, ...
+            Unavailable, CudaError: from the driver, on a GPU.
         """
         op = "ObjectPool.create"
         capacity_bytes = as_integer(op, "capacity_bytes", capacity_bytes, 1, END - 1)
@@ -141,16 +140,18 @@ class ObjectPool(PoolReader):
 
     @classmethod
     def open(cls: type[Self], path: str | os.PathLike[str]) -> Self:
-        """Open a pool that a process of this host has made.
+        """Open a pool created by a process of this host.
 
         Args:
-            path: its ``path``.
+            path: the pool's ``path``.
 
         Raises:
-            InvalidArgument: the file is no pool, or of one on a GPU, or the path no name of a file.
-            Unavailable: its layout is of another version, it is of another pid namespace (a
-                container's, where nobody here can tell who has died), or too many have it open.
-            OSError: there is no such file, or it is not ours.
+            InvalidArgument: the file is not a pool, or is one on a GPU, or the path cannot be a
+                file name.
+            Unavailable: the pool has another layout version or belongs to another pid namespace (a
+                container's, whose dead processes cannot be detected here), or too many have it
+                open.
+            OSError: the file does not exist or is not accessible.
         """
         return cls(_host.ObjectPool.open(as_path("ObjectPool.open", path)))
 
@@ -169,15 +170,15 @@ class ObjectPool(PoolReader):
             key: of the object.
             num_bytes: its size.
             checksum: compute its XXH3-64 at the commit.
-            retention: "soft": evicted only when all others are; "hard": never.
-            position: how many objects of its prompt come before it, for policies that look at it;
-                65535 and more count alike.
+            retention: "soft": evicted only after all others; "hard": never evicted.
+            position: how many objects of its prompt precede it, for policies that use it; 65535
+                and more count alike.
 
         Returns:
             The put; or why there is none: ``EXISTS``, ``BEING_WRITTEN`` or ``FULL``.
 
         Raises:
-            InvalidArgument: an argument is wrong, or the object larger than the pool.
+            InvalidArgument: an argument is wrong, or the object is larger than the pool.
         """
         words = as_key("begin", key)
         kind, place = as_retention("begin", retention), as_position("begin", position)
@@ -194,13 +195,13 @@ class ObjectPool(PoolReader):
         retention: Retention = "normal",
         position: int = 0,
     ) -> PutResult:
-        """Store an object: the bytes of all buffers, one behind the other.
+        """Store an object: the bytes of all buffers, concatenated.
 
         Args:
             key: of the object.
-            *buffers: packed memory: tensors, arrays, bytes, anything ``register`` takes. What is on
-                a GPU is copied behind all that is in its library's current stream.
-            checksum: compute its XXH3-64 while it is copied.
+            *buffers: packed memory: tensors, arrays, bytes, anything ``register`` takes. GPU memory
+                is copied after the work queued in its library's current stream.
+            checksum: compute its XXH3-64 during the copy.
             retention: as in ``begin``.
             position: as in ``begin``.
 
@@ -208,8 +209,8 @@ class ObjectPool(PoolReader):
             ``STORED``, or why it was not.
 
         Raises:
-            InvalidArgument: an argument is wrong, or the object larger than the pool.
-            Unavailable, CudaError: of the driver, where a buffer is on a GPU; nothing was stored.
+            InvalidArgument: an argument is wrong, or the object is larger than the pool.
+            Unavailable, CudaError: from the driver, if a buffer is on a GPU; nothing was stored.
         """
         words = as_key("put_from", key)
         kind, place = as_retention("put_from", retention), as_position("put_from", position)
@@ -222,15 +223,15 @@ class ObjectPool(PoolReader):
         )
 
     def remove(self, key: Key) -> bool:
-        """Remove an object; who reads it keeps it. Returns whether it was there."""
+        """Remove an object; its readers keep it. Returns whether it was there."""
         return self._pool.remove(*as_key("remove", key))
 
     def remove_exactly(self, key: Key, object_id: int) -> bool:
-        """Remove an object, but not another one that is under its key by now.
+        """Remove an object, unless its key has another object by now.
 
         Args:
             key: of the object.
-            object_id: of ``ids_of``, ``objects`` or an ``ObjectPut``, after its commit.
+            object_id: from ``ids_of``, ``objects`` or, after its commit, an ``ObjectPut``.
         """
         as_key("remove_exactly", key)
         return self._pool.remove_exactly(
@@ -238,15 +239,15 @@ class ObjectPool(PoolReader):
         )
 
     def retain(self, key: Key, retention: Retention) -> bool:
-        """Say how long an object shall stay, see ``begin``. Returns whether it was there."""
+        """Set how long an object stays, see ``begin``. Returns whether it was there."""
         return self._pool.retain(*as_key("retain", key), as_retention("retain", retention))
 
     def order_uses(self, keys: Any) -> None:
-        """Exchange the times at which ``[n, 2]`` objects were last used, so that the first of these
-        keys is the oldest. Those that are not there are passed over.
+        """Swap the last-use times of ``[n, 2]`` objects so that the first of these keys is the
+        oldest. Absent ones are skipped.
 
-        For what was stored together: ``order_uses(keys[::-1])`` has LRU take the last of a prompt's
-        objects before those that it continues.
+        For objects stored together: after ``order_uses(keys[::-1])`` LRU evicts the last objects of
+        a prompt before the ones they continue.
 
         Raises:
             TimeoutError: a stopped process holds the pool.
@@ -254,17 +255,17 @@ class ObjectPool(PoolReader):
         self._pool.order_uses(as_keys("order_uses", keys))
 
     def evict(self, num_bytes: int, policy: Literal["lru", "sieve"] = "lru") -> Evicted:
-        """Remove objects until there are so many bytes more, not of one piece.
+        """Remove objects until ``num_bytes`` more are free, not necessarily contiguous.
 
-        What somebody reads, what is being written and what is "hard" stays; "soft" goes last.
+        Objects being read or written and "hard" ones stay; "soft" ones go last.
 
         Args:
             num_bytes: how many are wanted.
-            policy: "lru": exactly what was used longest ago; "sieve": what was not used since a
-                hand last passed it (Zhang et al., NSDI 2024).
+            policy: "lru": exact least recently used; "sieve": not used since the hand last passed
+                it (Zhang et al., NSDI 2024).
 
         Returns:
-            What was removed; ``num_bytes`` of it is less than wanted if there was no more.
+            What was removed; its ``num_bytes`` is less than wanted if there was no more.
 
         Raises:
             InvalidArgument: an argument is wrong.
@@ -274,38 +275,39 @@ class ObjectPool(PoolReader):
         return Evicted(*self._pool.evict(size, sieve))
 
     def evict_keys(self, keys: Any) -> Evicted:
-        """Remove those of ``[n, 2]`` objects that nobody reads and that are not "hard"."""
+        """Remove those of ``[n, 2]`` objects that have no reader and are not "hard"."""
         return Evicted(*self._pool.evict_keys(as_keys("evict_keys", keys)))
 
     def objects(self) -> PoolObjects:
-        """List all objects, for policies that choose by themselves."""
+        """List all objects, for policies that choose victims themselves."""
         return PoolObjects(*self._pool.scan())
 
     def stats(self) -> PoolStats:
         return PoolStats(**self._pool.stats())
 
     def reap(self) -> int:
-        """Take back what processes that have died were reading and writing; returns how many.
+        """Reclaim what dead processes were reading and writing; returns how many.
 
-        It is done by itself when the pool is opened, when an eviction finds too little, and for a
-        key that such a process was writing.
+        This also happens when the pool is opened, when an eviction frees too little, and for a key
+        that a dead process was writing.
         """
         return self._pool.reap()
 
     def page_lock(self, device: int | None = None) -> None:
-        """Page-lock the bytes of all objects, for this process, until it is done with the pool.
+        """Page-lock the bytes of all objects, for this process, until it closes the pool.
 
-        GPUs copy them by themselves then, many at once, and kernels reach them, so that
-        ``copy_blocks`` can fill what ``begin`` has given. It touches every page, and the memory
-        cannot be swapped out. Idempotent.
+        GPUs then copy them directly, many at once, and kernels can access them, so ``copy_blocks``
+        can fill what ``begin`` returned. It touches every page, and the memory cannot be swapped
+        out. Idempotent.
 
         Args:
-            device: the GPU whose context asks for it; it holds for all. None: torch's current one.
+            device: the GPU whose context makes the call; it holds for all GPUs. None: torch's
+                current one.
 
         Raises:
             InvalidArgument: the device is not an integer from 0 on, or the pool is on a GPU.
             Unavailable: there is no CUDA driver.
-            CudaError: it refuses.
+            CudaError: the driver refuses.
         """
         if device is None:
             device = torch.cuda.current_device() if torch.cuda.is_available() else 0
@@ -313,11 +315,11 @@ class ObjectPool(PoolReader):
 
     @property
     def buffer(self) -> Buffer:
-        """The bytes of all objects, in the host or on a GPU, to be registered."""
+        """The bytes of all objects, in host or GPU memory, for registering."""
         return buffer_of(self._pool, self.capacity_bytes, writable=True)
 
     def memory(self) -> torch.Tensor:
-        """Return the bytes of all objects, ``[capacity_bytes]`` uint8, not a copy.
+        """Return the bytes of all objects, ``[capacity_bytes]`` uint8, without a copy.
 
         Raises:
             Unavailable: they are on a GPU, and torch has no CUDA.

@@ -1,7 +1,7 @@
-"""Which NICs really reach which memory: a probe of each, and what the topology is told of it.
+"""Find out which NICs reach which memory: probe each pair and record the result in the topology.
 
-A NIC can register a GPU's memory and yet not get at it, for instance behind an IOMMU or a switch
-that redirects. No file tells that; a write does.
+A NIC can register a GPU's memory and yet not access it, for instance behind an IOMMU or a switch
+that redirects. No file reveals that; a write does.
 """
 
 from collections.abc import Iterable
@@ -19,7 +19,7 @@ _NUM_BYTES = 4096
 def probe_all(
     topology: Topology, *, locations: Iterable[str] | None = None
 ) -> dict[tuple[str, str], str]:
-    """Write to memory of each location with each NIC, and tell the topology what came of it.
+    """Write to memory of each location with each NIC, and record the result in the topology.
 
     ::
 
@@ -28,7 +28,7 @@ def probe_all(
                 reason = mk.rdma.probe(nic, memory of location)
                 mark the NIC as unreachable from there, with the reason, or as reachable
 
-    Save it with ``topology.to_json()``: what was learned is part of it.
+    Save it with ``topology.to_json()``, which includes the results.
 
     Args:
         topology: of this machine.
@@ -36,13 +36,13 @@ def probe_all(
             host memory counts as one location.
 
     Returns:
-        (location, NIC) to why the NIC does not reach it, empty if it does. Where the memory could
-        not be registered that is ``"not registered: ..."``, of which the topology is not told. NICs
-        without an active port are left out.
+        (location, NIC) to the reason why the NIC does not reach it, empty if it does. If the memory
+        could not be registered, that is ``"not registered: ..."``, and the topology is unchanged.
+        NICs without an active port are left out.
 
     Raises:
-        InvalidArgument: a location that is not there.
-        Unavailable: no libibverbs; or memory of a location that this process cannot have.
+        InvalidArgument: a location does not exist.
+        Unavailable: no libibverbs; or this process cannot allocate memory at a location.
     """
     places = _locations(topology) if locations is None else list(locations)
     reasons: dict[tuple[str, str], str] = {}
@@ -86,9 +86,9 @@ def _memory(topology: Topology, location: str) -> Any:
 
 
 def _check_numbering(topology: Topology, index: int) -> None:
-    """CUDA_VISIBLE_DEVICES may make cuda:0 another GPU than the topology's."""
+    """Check that cuda:i is the topology's GPU i: CUDA_VISIBLE_DEVICES may renumber GPUs."""
     if index >= torch.cuda.device_count():
-        return  # which torch will say
+        return  # torch reports the error
     here = f"GPU-{torch.cuda.get_device_properties(index).uuid}"
     there = topology.gpus[index].uuid
     if there and there != here:

@@ -1,4 +1,4 @@
-"""Tokens that mean alike, by the signs of their embeddings: SimHash signatures, and their match."""
+"""Match similar tokens by their embeddings: SimHash signatures, compared by Hamming distance."""
 
 from typing import Any, Literal
 
@@ -13,7 +13,7 @@ from .transforms import FLOATS
 
 SimilarityEngine = Literal["auto", "host", "cuda", "reference"]
 DTYPES = (*FLOATS, torch.float64)
-# That are made of the rows at a time: 4 MiB stay in a CPU's cache, 256 MiB fill a GPU.
+# Bytes of converted rows at a time: 4 MiB stay in a CPU's cache, 256 MiB fill a GPU.
 MOST_FLOATS = {"cpu": 1 << 20, "cuda": 1 << 26}
 MOST = (1 << 63) - 1
 # Of csrc/similarity/hamming_match.h.
@@ -24,7 +24,7 @@ MOST_BYTES = (1 << 20) - 1
 def simhash(
     embeddings: torch.Tensor, planes: torch.Tensor, *, engine: SimilarityEngine = "auto"
 ) -> torch.Tensor:
-    """Return a signature of each token: on which side of some planes its embedding is.
+    """Return a signature of each token: on which side of each plane its embedding lies.
 
     Equivalent to::
 
@@ -33,8 +33,8 @@ def simhash(
                 if dot(embeddings[t], planes[:, b]) >= 0:
                     sig[t, b // 8] |= 1 << b % 8
 
-    Two signatures differ in about ``bits * angle / pi`` bits, where ``angle`` is that between the
-    embeddings, if the planes are random (Gaussian). The order of bits is that of FAISS's
+    If the planes are random (Gaussian), two signatures differ in about ``bits * angle / pi`` bits,
+    where ``angle`` is that between the embeddings. The bit order is that of FAISS's
     ``IndexLSH``. (Charikar, 2002; its use for KV: SemShareKV, arXiv 2509.24832.)
 
     Args:
@@ -44,16 +44,16 @@ def simhash(
         engine: "host", "cuda", "reference" (float64); "auto" by the device.
 
     Returns:
-        uint8 ``[num_tokens, bits // 8]``. Dots are torch's float32 products of rows that are
-        converted to float32, some at a time: a bit can differ from the exact one where the dot is
-        within float32's rounding of 0, or within that of the precision that was asked of torch by
-        ``torch.set_float32_matmul_precision``. A dot that is NaN gives 0. On CUDA all is queued on
-        the current stream. There is no backward: outside ``torch.no_grad()`` tensors that require
+        uint8 ``[num_tokens, bits // 8]``. Dots are torch's float32 products of rows converted to
+        float32, in batches: a bit can differ from the exact one where the dot is within float32's
+        rounding of 0, or within that of the precision set by
+        ``torch.set_float32_matmul_precision``. A NaN dot gives 0. On CUDA all work is queued on
+        the current stream. There is no backward: outside ``torch.no_grad()``, tensors that require
         grad are refused.
 
     Raises:
         InvalidArgument: an argument is not as above.
-        Unavailable: the named engine is not here.
+        Unavailable: the named engine is not available.
     """
     op = "simhash"
     _check_matrix(op, "embeddings", embeddings, "[num_tokens, dim]", DTYPES)
@@ -87,7 +87,7 @@ def hamming_match(
     window: int | None = None,
     engine: SimilarityEngine = "auto",
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Match each query with the reference whose signature differs in the fewest bits.
+    """Match each query to the reference whose signature differs in the fewest bits.
 
     Equivalent to::
 
@@ -97,13 +97,13 @@ def hamming_match(
             if differing_bits(i, j) <= max_distance:
                 index[i], distance[i] = j, differing_bits(i, j)
 
-    and -1, -1 where nothing is near enough. So of equal distances the reference at the nearest
-    position wins, and of two as near the earlier one. With signatures of a prompt and of one whose
-    KV is kept, ``index`` is SemShareKV's map from token to token (arXiv 2509.24832).
+    and -1, -1 where nothing is near enough. Among equal distances the reference at the nearest
+    position wins, and of two equally near the earlier one. With the signatures of a prompt and of
+    one whose KV is cached, ``index`` is SemShareKV's token-to-token map (arXiv 2509.24832).
 
     Args:
         query_sig: uint8 ``[num_queries, num_bytes]``, at least one byte. 8, 16, 32 and 64 bytes
-            are the fast ones.
+            are fast.
         reference_sig: uint8 ``[num_references, num_bytes]``.
         max_distance: in bits, at least 0; None for any.
         window: in tokens, at least 0; None for all references.
@@ -114,9 +114,9 @@ def hamming_match(
         queued on the current stream.
 
     Raises:
-        InvalidArgument: an argument is not as above, or there are more than 2**37 tokens of a side
-            or 2**20 - 1 bytes of a token.
-        Unavailable: the named engine is not here.
+        InvalidArgument: an argument is not as above, or a side has more than 2**37 tokens, or a
+            token more than 2**20 - 1 bytes.
+        Unavailable: the named engine is not available.
     """
     op = "hamming_match"
     for name, signatures in (("query_sig", query_sig), ("reference_sig", reference_sig)):

@@ -1,7 +1,7 @@
 """Move memory between engines: one-sided writes and reads of registered regions.
 
-An engine registers memory, and opens peers by name. Who is given an address of a registered region
-may write to it or read from it, without the owner's program taking part::
+An engine registers memory and opens peers by name. A peer that holds the address of a registered
+region may write to it or read from it; the owner's program takes no part::
 
     with mk.TransferEngine() as engine:
         engine.register(cache)
@@ -9,28 +9,33 @@ may write to it or read from it, without the owner's program taking part::
         engine.write(peer, [(local_address, remote_address, num_bytes)]).wait()
         engine.write_blocks(peer, pool.blocks(src_ids), peer_pool.blocks(dst_ids)).wait()
 
-Without a server a name is an address; with one (``metadata="redis://10.0.0.1:6379"``) it is of your
-choice, ``"prefill-3"``, and leads to that very engine or nowhere.
+Without a metadata server, a name is an address. With one (``metadata="redis://10.0.0.1:6379"``) it
+is a name of your choice, ``"prefill-3"``, and resolves to exactly that engine or fails.
 
-Every transfer has a deadline; nothing here waits for ever. Transports: ``local`` (the peer is an
-engine of this process: a copy), ``shm`` (a process of this user on this machine, in the same
-network namespace: this process copies into and out of its memory, faster for what
-``shared_memory()`` made), ``cuda_ipc`` (such a process, and memory of GPUs, which copy), ``rdma``
-(NICs of both sides move the data, all of them at once; what is agreed upon, and notifications, go
-over a TCP connection beside them), ``tcp``, and ``file``, for what is no engine but a file on a
-local disk: ``engine.open("file:/mnt/ssd/pool")`` is a peer whose addresses are offsets in that
-file. Memory of GPUs goes by all of them, see docs/gpu_memory.md.
+Every transfer has a deadline; no call waits forever. Transports:
 
-Without a secret whoever can connect to the port can use the registered regions, which is why an
-engine listens on 127.0.0.1 unless told otherwise. With one, both sides of a connection prove that
-they know it. That says nothing of the bytes that follow: where others can reach into the network,
+- ``local``: the peer is an engine of this process. A copy.
+- ``shm``: a process of the same user on this machine, in the same network namespace. This process
+  copies into and out of the peer's memory, faster for memory from ``shared_memory()``.
+- ``cuda_ipc``: such a process, for GPU memory. The GPUs copy.
+- ``rdma``: the NICs of both sides move the data, all of them at once. Control messages and
+  notifications use a TCP connection.
+- ``tcp``.
+- ``file``: the peer is a file on a local disk. The addresses of the peer
+  ``engine.open("file:/mnt/ssd/pool")`` are offsets in that file.
+
+All of them move GPU memory, see docs/gpu_memory.md.
+
+Without a secret, anything that can connect to the port can use the registered regions, so an engine
+listens on 127.0.0.1 unless told otherwise. With a secret, both sides of a connection prove that
+they know it. That does not protect the bytes that follow: where others have access to the network,
 use TLS as well.
 
-After ``fork()`` the child must make an engine of its own; all that it can do with the parent's is
-to close it, which has no effect. Until it ends or calls ``exec()`` the child holds copies of the
-parent's sockets. A parent that closes its engine disconnects all the same (only the name of an
-engine without ``tcp`` stays taken); but if it is killed, its peers see their connections end, and
-its port is free, when the child is gone as well.
+After ``fork()`` the child must create its own engine. The only call it may make on the parent's is
+``close()``, which has no effect. Until the child exits or calls ``exec()``, it holds copies of the
+parent's sockets. If the parent closes its engine, the peers are disconnected all the same (only the
+name of an engine without ``tcp`` stays taken). If the parent is killed, its peers see their
+connections end, and its port becomes free, only once the child is gone too.
 """
 
 import warnings
@@ -87,64 +92,66 @@ __all__ = [
 
 TRANSPORTS = ("local", "shm", "cuda_ipc", "rdma", "tcp", "file")
 
-_in_use: list[set[Region]] = []  # of closed engines, and never freed: someone may write there yet
+_in_use: list[set[Region]] = []  # of closed engines; never freed: a peer may still write there
 
 
 class TransferEngine(Requests, Inspection, ObjectCalls, Closing):
-    """Registers memory, listens to peers, and writes to and reads from their memory.
+    """Register memory, listen for peers, and write to and read from their memory.
 
-    Thread-safe. Close it: that fails what is pending, closes its peers and its regions. What is
+    Thread-safe. ``close()`` fails pending requests and closes peers and regions. An engine that is
     left open is closed when the interpreter exits.
 
     Args:
-        name: under p2p, ``"host:port"`` to listen on, at which peers reach this engine; port 0
-            takes a free one, and None the setting ``listen_host`` (127.0.0.1) and a free port.
-            With a metadata server, whatever peers shall call it: 1 to 255 printable ASCII
-            characters other than space and ``/``; None: made up.
+        name: under p2p, the ``"host:port"`` to listen on, where peers reach this engine. Port 0
+            takes a free one; None means the setting ``listen_host`` (127.0.0.1) and a free port.
+            With a metadata server, the name peers open it by: 1 to 255 printable ASCII characters
+            other than space and ``/``; None generates one.
         metadata: how peers are found. ``"p2p"``: a peer's name is its address. The URL of a server
             (``redis://host:port/db``, ``http://host:port/metadata``; see ``mk.metadata``): the
-            engine is entered there until it is closed. If it dies, it is forgotten after the
-            setting ``metadata_ttl_s``; if the server is away, it is entered again once it is back.
+            engine is published there until it is closed. If it dies, its entry expires after the
+            setting ``metadata_ttl_s``. If the server goes away, the entry is published again once
+            it is back.
         listen: with a metadata server, ``"host:port"`` to listen on; None as for ``name``.
-        transports: those that may be used, of ``local``, ``shm``, ``cuda_ipc``, ``rdma``, ``tcp``
-            and ``file``; nothing else is fallen back to. None: ``local`` for a peer in this
-            process, ``shm`` for one on this machine, with ``cuda_ipc`` for its GPU memory, ``rdma``
-            for others if both sides have a NIC for it (but not beside ``tls``, which it goes
-            without), else ``tcp``; ``file`` for files. An engine without ``tcp`` and ``rdma`` does
-            not listen to machines, one without ``shm`` and ``cuda_ipc`` not to processes of this
-            one, and one without ``local`` or ``tcp`` does not let its memory be moved by that.
-        topology: which NICs ``rdma`` goes over: all that it would choose for some NUMA node or GPU,
-            on each of which memory is registered; and which of them are near to which memory.
-            None: ``Topology.discover()``, with the GPUs that the process sees. If there is no NIC,
-            that is logged, and an error only where ``rdma`` is named.
-        secret: 16 to 4096 bytes that all engines have in common which may use each other's memory
-            over ``tcp`` and ``shm``; others are refused, and so are those without. None: the
-            setting ``secret`` or ``secret_file``, and without these there is none. Engines of one
-            process need not prove anything over ``local``.
-        tls: certificates: ``tcp`` is TLS 1.3 then, and peers without are refused. ``shm``, which
-            stays among the processes of one user on one machine, goes without.
-        max_connections: how many connections to peers it keeps, 1 to 2**31 - 1. For one more an
-            idle one is closed, by SIEVE, and made again when its peer is next asked for something;
-            while all are in use, what needs one waits, within its deadline.
-        checksum: what ``checksum`` is in calls that do not say.
-        spin_us: how long a thread that waits for a peer's next words looks for them before it
-            sleeps, in microseconds, 0 to 1,000,000: shorter round trips over ``tcp``, on either
-            side, for a core that does nothing else meanwhile.
+        transports: the allowed ones, of ``local``, ``shm``, ``cuda_ipc``, ``rdma``, ``tcp`` and
+            ``file``; there is no fallback to any other. None: ``local`` for a peer in this process;
+            ``shm`` for one on this machine, with ``cuda_ipc`` for its GPU memory; for others
+            ``rdma`` if both sides have a NIC for it (but not with ``tls``, which does not cover
+            it), else ``tcp``; ``file`` for files. An engine without ``tcp`` and ``rdma`` does not
+            listen for other machines, one without ``shm`` and ``cuda_ipc`` not for other processes
+            of this machine, and one without ``local`` or ``tcp`` does not let its memory be moved
+            by that transport.
+        topology: which NICs ``rdma`` uses, and which of them are near which memory. It uses every
+            NIC that the topology would choose for some NUMA node or GPU, and registers memory on
+            each. None: ``Topology.discover()``, with the GPUs visible to the process. Having no NIC
+            is logged, and is an error only if ``rdma`` is named.
+        secret: 16 to 4096 bytes shared by all engines that may use each other's memory over
+            ``tcp`` and ``shm``. Peers with another secret, or none, are refused. None: the setting
+            ``secret`` or ``secret_file``; if neither is set, no secret. Engines of one process need
+            not prove anything over ``local``.
+        tls: certificates. ``tcp`` then uses TLS 1.3, and peers without it are refused. ``shm``,
+            which stays among the processes of one user on one machine, does not use TLS.
+        max_connections: how many connections to peers it keeps, 1 to 2**31 - 1. To open one more,
+            it closes an idle one (chosen by SIEVE), which is reconnected at the next request to its
+            peer. While all are in use, a request that needs one waits, within its deadline.
+        checksum: the default of ``checksum`` for calls that do not pass it.
+        spin_us: how long a thread that waits for a peer's next message polls before it sleeps, in
+            microseconds, 0 to 1,000,000. Shortens round trips over ``tcp``, on either side, at the
+            cost of a core.
 
     Attributes:
-        name: what peers open.
-        address: ``"host:port"`` at which it is reached; under p2p, its name.
+        name: the name peers open.
+        address: ``"host:port"`` where it listens; under p2p, its name.
 
     Raises:
-        InvalidArgument: an argument is wrong, named in the message; another engine, which is not
-            known to be gone, has that name.
-        Unavailable: the host cannot be resolved, the metadata server does not answer, there is no
-            OpenSSL 3 for a secret or TLS, or no NIC for an ``rdma`` that was named.
-        OSError: the port is taken, the host is not of this machine, or the file of the secret
-            cannot be read.
+        InvalidArgument: an argument is wrong, named in the message; or another engine, not known
+            to be gone, has that name.
+        Unavailable: the host cannot be resolved, the metadata server does not answer, OpenSSL 3 is
+            missing for a secret or TLS, or ``rdma`` was named and there is no NIC.
+        OSError: the port is taken, the host is not an address of this machine, or the secret's
+            file cannot be read.
     """
 
-    _closed = True  # for __del__, should something be refused in __init__, or before
+    _closed = True  # for __del__, in case __init__ raises, or is never reached
 
     def __init__(
         self,
@@ -188,42 +195,43 @@ class TransferEngine(Requests, Inspection, ObjectCalls, Closing):
         self._closed = False
         self.name = self._engine.name
         self.address = self._engine.address
-        # Runs when this object goes, or when the interpreter exits; keeps the memory until then.
+        # Runs when this object is collected or the interpreter exits; holds the memory until then.
         self._finalizer = weakref.finalize(self, _close, self._names, self._engine, self._regions)
 
     def close(self) -> None:
-        """Fail what is pending ("the engine was closed"), close peers and regions. Idempotent.
+        """Fail pending requests ("the engine was closed"), close peers and regions. Idempotent.
 
-        When it returns, no thread of the engine touches the memory, whoever else is closing it.
-        First its name is given back; a metadata server that does not answer takes a few seconds.
+        When it returns, no thread of the engine touches the memory, even if another thread made the
+        call that closes it. The name is released first; if the metadata server does not answer,
+        that takes a few seconds.
         """
         self._closed = True
-        self._finalizer()  # does nothing if another thread has called it
-        self._engine.close()  # and waits for that one
+        self._finalizer()  # no effect if another thread has called it
+        self._engine.close()  # also waits for that thread
 
     def __del__(self) -> None:
-        """Warn about an engine that nobody closed."""
+        """Warn about an engine that was not closed."""
         if not self._closed:
             warnings.warn(f"unclosed TransferEngine {self.name}", ResourceWarning, stacklevel=2)
 
     def register(self, buffer: Any, access: Access = "read_write") -> Region:
-        """Register memory: this engine may use it from now on, and peers as far as allowed.
+        """Register memory: this engine may use it from now on, and peers as ``access`` allows.
 
         Args:
             buffer: a torch tensor, cupy or numpy array or object with the buffer protocol: packed
-                memory of the host or of one GPU, not overlapping other regions of this engine. It
-                is kept alive.
+                memory of the host or of one GPU, not overlapping other regions of this engine. The
+                engine keeps it alive.
             access: what peers may do: ``read_write``, ``read`` or ``write``.
 
         Returns:
-            A ``Region``; pass its address to those who should use it.
+            A ``Region``; pass its address to the peers that should use it.
 
         Raises:
             InvalidArgument: the buffer is empty, not packed, overlaps another region, is not all
-                of one GPU, or is read-only and offered for writing.
-            Unavailable: it is CUDA memory, and the driver cannot be used, for the reason given.
+                on one GPU, or is read-only and offered for writing.
+            Unavailable: it is CUDA memory and the driver cannot be used; the message says why.
             OSError: a NIC cannot register it, and ``rdma`` was named: the errno and its reason.
-                If it was not, that is logged, and the region's ``note``.
+                If it was not named, this is logged, and is the region's ``note``.
         """
         self._check_open("register")
         if not isinstance(access, str) or access not in ACCESS:
@@ -232,7 +240,7 @@ class TransferEngine(Requests, Inspection, ObjectCalls, Closing):
             memory = as_buffer(buffer)
         except InvalidArgument as error:
             raise InvalidArgument(f"register: {error}") from None
-        except ValueError as error:  # memoryview's, as of a dtype that it has no name for
+        except ValueError as error:  # from memoryview, e.g. for a dtype it has no name for
             raise InvalidArgument(
                 f"register: buffer must have the buffer protocol, got {type(buffer).__name__} "
                 f"({error})"
@@ -249,30 +257,32 @@ class TransferEngine(Requests, Inspection, ObjectCalls, Closing):
     def open(self, name: str, *, deadline_s: float | None = None) -> Peer:
         """Connect to another engine, or open a file.
 
-        A file, ``"file:"`` and an absolute path, must be there, a regular file or a block device;
-        it does not grow by a transfer. Which addresses and sizes are fast, and what a ``Ticket``
-        that is done promises: docs/files.md.
+        A file is ``"file:"`` and an absolute path. It must exist and be a regular file or a block
+        device; transfers do not extend it. docs/files.md says which addresses and sizes are fast,
+        and what a finished ``Ticket`` guarantees.
 
         Args:
-            name: its ``name``. With a metadata server it is looked up there. Under p2p it is
-                ``"host:port"``: an engine of this process is found by that very spelling; by
-                another one (``localhost`` for ``127.0.0.1``) ``tcp`` reaches it, but not an engine
-                with ``transports=("local",)``.
+            name: the other engine's ``name``. With a metadata server it is looked up there. Under
+                p2p it is ``"host:port"``: an engine of this process is found by that exact
+                spelling. Under another spelling (``localhost`` for ``127.0.0.1``) it is reached by
+                ``tcp``, and not at all if it has ``transports=("local",)``.
             deadline_s: seconds for connecting; None: the setting ``deadline_s``. A metadata server
-                has a few seconds of its own. Asking DNS for a host name is not covered:
+                gets a few seconds of its own. DNS lookup of a host name is not covered:
                 resolv.conf(5) bounds that.
 
         Returns:
-            A ``Peer``. After a failed transfer it reconnects for the next; if the peer's engine is
-            not the one it was, that fails, because addresses are of the old one: open it again.
+            A ``Peer``. After a failed transfer it reconnects for the next one. If the peer is no
+            longer the same engine, that fails, because addresses belong to the old one: open it
+            again.
 
         Raises:
-            InvalidArgument: nobody can be called so, or ``file`` is not among the transports.
+            InvalidArgument: the name is not valid, or ``file`` is not among the transports.
             Unavailable: there is no such host, or the metadata server does not answer.
-            TransferError: it is not there, is no engine, or did not answer in time; the file is
-                not there, is none, or may not be read; the metadata
-                server has no such name, or its entry is stale: another engine has that address now;
-                or one side does not trust the other: ``the peer's secret is another``, ``the peer
+            TransferError: the peer is not there, is no engine, or did not answer in time; the file
+                does not exist, is not a file, or may not be read; the metadata server has no such
+                name, or its entry is stale: another engine has that address now; or one side does
+                not trust the other: ``the peer's secret is another``, ``the peer has no secret``,
+                ``the peer speaks TLS only``, ``TLS: certificate verify failed``.
                 has no secret``, ``the peer speaks TLS only``, ``TLS: certificate verify failed``.
         """
         self._check_open("open")
@@ -286,14 +296,14 @@ class TransferEngine(Requests, Inspection, ObjectCalls, Closing):
         return peer
 
     def receive_notifications(self, timeout_s: float = 0.0) -> list[tuple[str, bytes]]:
-        """Return the notifications that have come since the last call, in order of arrival.
+        """Return the notifications received since the last call, in order of arrival.
 
         Args:
             timeout_s: how long to wait for the first one, in seconds.
 
         Returns:
-            (name of the sender's engine, bytes) each; empty if none came in time. The queue holds
-            64 MiB, an entry counting its bytes and 512; a full one refuses the sender.
+            ``(name of the sender's engine, bytes)`` each; empty if none came in time. The queue
+            holds 64 MiB, an entry counting as its bytes plus 512; when full, it refuses senders.
 
         Raises:
             InvalidArgument: the engine is closed, or another thread closes it during the wait.
@@ -305,7 +315,7 @@ class TransferEngine(Requests, Inspection, ObjectCalls, Closing):
 
 def _close(names: Names, engine: _host.TransferEngine, regions: set[Region]) -> None:
     try:
-        names.close()  # first, for what is closed should not be found
+        names.close()  # first: a closed engine must not be found
         _transfer_log.rejected(engine)
     finally:
         if engine.close():

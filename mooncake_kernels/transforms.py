@@ -1,4 +1,4 @@
-"""What a copy can do to the elements on their way: ``mk.Fp8`` and ``mk.Rope``."""
+"""Transforms of elements during a copy: ``mk.Fp8`` and ``mk.Rope``."""
 
 import math
 import numbers
@@ -11,28 +11,29 @@ from .errors import InvalidArgument
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 BYTES = 0
-# The numbers of csrc/common/element.h.
+# The numbers in csrc/common/element.h.
 ELEMENT_TYPES = {dtype: i for i, dtype in enumerate((*FLOATS, *FP8), start=1)}
 
 
 class Fp8:
     """Convert between floats and scaled fp8: ``CopyPlan(..., convert=Fp8(scale))``.
 
-    Which way is told by the dtypes of the two caches: one is float32, float16 or bfloat16, the
-    other float8_e4m3fn or float8_e5m2 (a cache kept as uint8 is viewed as that first).
+    The dtypes of the two caches give the direction: one is float32, float16 or bfloat16, the
+    other float8_e4m3fn or float8_e5m2 (view a cache kept as uint8 as that first).
     Equivalent to::
 
         largest = torch.finfo(fp8).max
         dst = (src.float() / scale).clamp(-largest, largest).to(fp8)    # to fp8: it saturates
         dst = (src.float() * scale).to(dst.dtype)                       # from fp8
 
-    with IEEE division and rounding to nearest even, as vLLM quantizes its caches. Views of one
-    dtype on both sides (the scales beside the keys and values) are copied as they are.
+    with IEEE division and rounding to nearest even, as vLLM quantizes its caches. Views with the
+    same dtype on both sides (such as the scales stored with the keys and values) are copied
+    unchanged.
 
     Args:
-        scale: what 1.0 in fp8 stands for. A number; or a tensor that broadcasts to ``[layer, kv,
-            head]`` of the fp8 cache: ``[layers, 2, 1]`` is a scale a tensor, ``[1, 1, heads]`` a
-            scale a head. It is copied when a plan is made with it.
+        scale: the value of 1.0 in fp8. A number; or a tensor that broadcasts to ``[layer, kv,
+            head]`` of the fp8 cache: ``[layers, 2, 1]`` is one scale per tensor, ``[1, 1, heads]``
+            one per head. It is copied when a plan is made with it.
 
     Raises:
         InvalidArgument: a scale is not positive and finite, or not a number or tensor as above.
@@ -54,10 +55,10 @@ class Fp8:
         if not bool((torch.isfinite(self.scale) & (self.scale > 0)).all()):
             raise InvalidArgument(f"Fp8: scale must be positive and finite, got {scale}")
 
-    of_copy = False  # whether ``scale`` is that of what a copy takes, in the order of its layers
+    of_copy = False  # whether ``scale`` is that of a copy's selection, in its layer order
 
     def for_copy(self, table: torch.Tensor) -> "Fp8":
-        """Return one for a copy whose scales are these, ``[layer, kv, head]`` of what it takes."""
+        """Return one for a copy with these scales, ``[layer, kv, head]`` of its selection."""
         convert = Fp8(table)
         convert.of_copy = True
         return convert
@@ -74,26 +75,26 @@ class Fp8:
 
 
 class Rope:
-    """Turn keys to other positions on their way: ``CopyPlan(..., rope=Rope(theta))``.
+    """Rotate keys to other positions during a copy: ``CopyPlan(..., rope=Rope(theta))``.
 
-    A key that rotary embedding put at position p goes to position q. Equivalent to::
+    A key rotated for position p becomes one for position q. Equivalent to::
 
         angle = (q - p) * inv_freq[j]
         x, y = row[first + j], row[first + j + rotary_dim // 2]     # interleaved: 2j and 2j + 1
         row[..] = x * cos(angle) - y * sin(angle), y * cos(angle) + x * sin(angle)
 
-    for each of ``rotary_dim // 2`` pairs; values are left as they are, and so is the rest of the
-    row. Of a cache without ``kv`` axis (MLA) all rows are keys. Angles are computed in float64,
-    rows are turned in float32. A factor by which the embedding multiplied the keys (YaRN's) stays
-    in them. (RoFormer, section 3.4.)
+    for each of ``rotary_dim // 2`` pairs; values and the rest of the row are unchanged. In a cache
+    without a ``kv`` axis (MLA) all rows are keys. Angles are computed in float64, rows are rotated
+    in float32. A factor by which the embedding multiplied the keys (YaRN's) is preserved.
+    (RoFormer, section 3.4.)
 
     Args:
         theta: ``inv_freq[j] = theta ** (-2 j / rotary_dim)``.
         interleaved: pairs are neighbours (GPT-J); else a row's two halves (GPT-NeoX, Llama).
-        rotary_dim: how many elements of a row are turned, an even number; None for all from
+        rotary_dim: how many elements of a row are rotated, an even number; None for all from
             ``first`` on.
-        first: element that they begin at: 512 for DeepSeek's rows of 512 + 64.
-        inv_freq: scaled frequencies, ``[rotary_dim // 2]``, in place of ``theta``: as the model
+        first: the first rotated element: 512 for DeepSeek's rows of 512 + 64.
+        inv_freq: scaled frequencies, ``[rotary_dim // 2]``, instead of ``theta``: as the model
             has them (Llama 3's, YaRN's, linear scaling).
 
     Raises:
@@ -129,7 +130,7 @@ class Rope:
             self._inv_freq = _frequencies(inv_freq, rotary_dim)
 
     def num_pairs(self, head_dim: int) -> int:
-        """Return how many pairs of a row are turned.
+        """Return how many pairs of a row are rotated.
 
         Raises:
             InvalidArgument: the row is too short.
@@ -146,7 +147,7 @@ class Rope:
         return rotary_dim // 2
 
     def frequencies(self, head_dim: int) -> torch.Tensor:
-        """Return the frequencies, float64 ``[num_pairs]``, for rows of that many elements."""
+        """Return the frequencies, float64 ``[num_pairs]``, for rows of ``head_dim`` elements."""
         num_pairs = self.num_pairs(head_dim)
         if self._inv_freq is not None:
             return self._inv_freq
@@ -155,7 +156,7 @@ class Rope:
 
 
 def _float64(name: str, values: Any) -> torch.Tensor:
-    """Return numbers as a tensor, whatever torch's default dtype and device are."""
+    """Return numbers as a tensor, regardless of torch's default dtype and device."""
     try:
         values = float(values) if isinstance(values, numbers.Real) else values
         return torch.tensor(values, dtype=torch.float64, device="cpu")

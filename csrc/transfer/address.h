@@ -1,4 +1,4 @@
-// Where engines listen: "host:port", "[::1]:port". Under p2p that is also their name.
+// Addresses where engines listen: "host:port", "[::1]:port". Under p2p they are also their names.
 //
 // Layer: transfer.
 #pragma once
@@ -26,23 +26,23 @@ struct SocketAddress {
   sockaddr* get() { return reinterpret_cast<sockaddr*>(&storage); }
 };
 
-// Throws InvalidArgument unless `text` is "host:port"; `op` is who asks, and by what argument.
+// Throws InvalidArgument unless `text` is "host:port"; `op` and `argument` name the caller's.
 HostPort parse_address(const std::string& op, const std::string& argument, const std::string& text);
 
-// Where the host is, in the resolver's order. A host name may be asked of DNS, for as long as
-// resolv.conf(5) allows; an address never is. Throws Unavailable in the resolver's words.
+// The host's addresses, in the resolver's order. A host name may query DNS, for as long as
+// resolv.conf(5) allows; an address never does. Throws Unavailable with the resolver's message.
 std::vector<SocketAddress> resolve(const HostPort& where);
 
 // Where an engine that listens at `where` listens for peers on its machine (more exactly, in its
-// network namespace): a name that is in no file system.
+// network namespace): a name outside any file system.
 SocketAddress within_machine(const SocketAddress& where);
 
 // Whether peers can connect to the address: it is neither "every address of this machine" nor a
 // multicast or broadcast address.
 bool is_unicast(const SocketAddress& address);
 
-// What is counted as one host: an IPv4 address, or an IPv6 network of 64 bits, within which a host
-// may have as many addresses as it likes. A key, not for people.
+// The host that an address counts as: an IPv4 address, or a 64-bit IPv6 network, within which a
+// host may have any number of addresses. A key, not for display.
 std::string host_of(const SocketAddress& address);
 
 }  // namespace mk::transfer

@@ -1,6 +1,6 @@
-// Admission: how many connections a server has at a time. Strangers, who have not yet proved who
-// they are, are counted apart, so that they cannot take the places of peers; and no host has more
-// than half of either.
+// Admission: limits how many connections a server has at a time. Strangers, which have not yet
+// authenticated, are counted separately, so that they cannot take the places of peers; and no host
+// has more than half of either.
 //
 //   std::optional<Admission::Visit> visit = admission.enter(host_of(address));   // or nothing
 //   visit->admit();     // the stranger is a peer; throws Rejected

@@ -1,5 +1,5 @@
-// Asker: asks a peer's Service, over connections of its own, of which each carries one question at
-// a time: they wait for no transfer, and no transfer waits for them.
+// Asker: asks a peer's Service, over separate connections, each of which carries one question at a
+// time: questions do not wait for transfers, nor transfers for questions.
 //
 //   const std::unique_ptr<Reply> reply = asker->ask(question, Deadline::after(5.0));
 //   reply->receive(parts, Deadline::after(30.0));   // and so on, until num_left() is 0
@@ -27,20 +27,20 @@ namespace mk::transfer {
 class Asker;
 
 struct Question {
-  const char* op;              // what errors call it
+  const char* op;              // its name in errors
   std::string text;            // 1 to kMaxQuestionBytes
-  std::vector<iovec> payload;  // behind it; kMaxPayloadBytes at most
+  std::vector<iovec> payload;  // follows it; kMaxPayloadBytes at most
   bool may_repeat;             // see Asker::ask
 };
 
-// An answer that is on its way. Throws TransferError.
+// An answer being received. Throws TransferError.
 class Reply {
  public:
   Reply(const Reply&) = delete;
-  ~Reply();  // what was not received is lost, and its connection with it
+  ~Reply();  // what was not received is lost, together with its connection
 
   uint64_t num_left() const { return num_left_; }
-  // At most num_left() bytes; what has no address is dropped.
+  // At most num_left() bytes; parts without an address are discarded.
   void receive(const std::vector<iovec>& parts, const Deadline& deadline);
 
  private:
@@ -65,13 +65,14 @@ class Asker : public std::enable_shared_from_this<Asker> {
         CountersRef counters);
   ~Asker();
 
-  // Returns once the peer has begun to answer. `may_repeat`: to ask twice is as good as once, as
-  // where a connection turns out to have ended. Throws TransferError; Unavailable: it refuses.
+  // Returns once the peer has begun to answer. `may_repeat`: asking twice does no harm, for the
+  // case that a connection turns out to have ended. Throws TransferError; Unavailable: the peer
+  // refuses.
   std::unique_ptr<Reply> ask(const Question& question, const Deadline& deadline);
 
-  // Ends what is being asked and answered, and refuses what is asked from now on.
+  // Ends all questions and answers in progress, and refuses further questions.
   void interrupt(const std::string& cause) { interrupt_.signal(cause); }
-  void close();  // the same, and the connections that nobody uses; the others with their replies
+  void close();  // the same, and closes idle connections; the others end with their replies
 
  private:
   friend class Reply;

@@ -1,10 +1,10 @@
-// Baton: which thread drives a lane: the lane's own, or a caller's who has found it idle and spares
-// himself the way over the other thread.
+// Baton: which thread drives a lane: the lane's own, or that of a caller that found it idle and so
+// avoids the detour through the other thread.
 //
 //   if (const Baton::Hold hold(baton, std::try_to_lock); hold) ...   // a caller
-//   const Baton::Hold hold(baton);   // the lane's own: whoever waits with it lets go at once
+//   const Baton::Hold hold(baton);   // the lane's own: a caller that waits with it lets go at once
 //
-// Layer: transfer. Thread-safe. A caller who holds it and waits polls wanted_fd() as well.
+// Layer: transfer. Thread-safe. A caller that holds it and waits also polls wanted_fd().
 #pragma once
 
 #include <mutex>

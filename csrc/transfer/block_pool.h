@@ -23,8 +23,8 @@ struct BlockPool {
 };
 
 // Moves block local_ids[i] from or to block remote_ids[i], in each plane: plane by plane, so that
-// blocks that follow one another are merged. Throws InvalidArgument: the pools do not match, an id
-// is not of its pool, or two blocks have the same target.
+// consecutive blocks are merged. Throws InvalidArgument: the pools do not match, an id is not in
+// its pool, or two blocks have the same target.
 Request paged_request(Direction direction, const BlockPool& local, const Integers& local_ids,
                       const BlockPool& remote, const Integers& remote_ids);
 

@@ -1,5 +1,5 @@
-// Board: shared memory between a target and one initiator on the same machine, by which the target
-// says which of its regions may be used, and the initiator which it is using.
+// Board: shared memory between a target and one initiator on the same machine. The target publishes
+// which of its regions may be used, the initiator which ones it is using.
 //
 //   // target                                    // initiator
 //   const Offer offer = board.offer();           const BoardUse use(board, offer);
@@ -7,9 +7,9 @@
 //   board.withdraw(offer);
 //   while (board.in_use(offer)) wait();
 //
-// Layer: transfer. An initiator that is killed takes its connection with it, and with that the
-// board counts no more. The slots are as trustworthy as the process at the other end, which, being
-// of the same user, could read and write the memory anyway.
+// Layer: transfer. If an initiator is killed, its connection ends, and the board is then ignored.
+// The slots are as trustworthy as the process at the other end, which runs as the same user and
+// could access the memory anyway.
 #pragma once
 
 #include <atomic>
@@ -48,9 +48,9 @@ class Board {
 
   // The target's. offer() returns generation 0 if no slot is free.
   Offer offer();
-  void withdraw(const Offer& offer);  // nobody begins to use it any more
+  void withdraw(const Offer& offer);  // no new use begins
   bool in_use(const Offer& offer) const;
-  void release(const Offer& offer);  // the slot may be offered anew
+  void release(const Offer& offer);  // the slot may be offered again
   void end() { ended_ = true; }      // the initiator is gone
 
  private:

@@ -1,4 +1,4 @@
-// Bounce: aligned memory, by way of which a disk reads and writes memory that is not.
+// Bounce: aligned memory through which a disk reads and writes unaligned memory.
 //
 //   Bounce bounce;
 //   pwrite(fd, bounce.gather(parts, num_bytes), num_bytes, offset);

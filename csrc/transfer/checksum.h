@@ -1,13 +1,13 @@
-// Checksums of what a request moves: the initiator has one for each range of its own memory, the
-// target compares them with its memory as it lies there afterwards.
+// Checksums of what a request moves: the initiator has one for each range of its own memory; the
+// target compares them with the contents of its memory afterwards.
 //
 //   Summer summer(GpuRanges(regions), staging, limit);
 //   uint64_t sum = summer.sum(range);                         // XXH3, 64 bits
 //   size_t num_equal = summer.count_equal(table, checksums);  // the target
 //   if (num_equal < table.size()) fail(checksum_cause(...));  // the initiator
 //
-// Layer: transfer. They guard against faults. They do not authenticate. What is in memory of GPUs
-// is summed on the host, by way of staging.
+// Layer: transfer. They detect faults; they do not authenticate. GPU memory is summed on the host,
+// through staging.
 #pragma once
 
 #include <cstddef>

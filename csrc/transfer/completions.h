@@ -1,4 +1,4 @@
-// CompletionQueue: which of many tickets are over, behind one file descriptor.
+// CompletionQueue: the finished ones of many tickets, signalled by one file descriptor.
 //
 //   CompletionQueue queue;
 //   ticket->push_when_finished(queue, 7);       // from any thread
@@ -21,7 +21,7 @@ class CompletionQueue {
 
   int fd() const { return event_.get(); }  // readable while there is something to take
   void push(uint64_t key);                 // never blocks
-  std::vector<uint64_t> take();            // everything there is; never blocks
+  std::vector<uint64_t> take();            // all there are; never blocks
 
  private:
   const Fd event_;

@@ -1,9 +1,9 @@
-// ConnectionPool: bounds how many connections an engine keeps to all of its peers. For a new one an
-// idle one is closed, by SIEVE; its lane connects anew when it has something to do.
+// ConnectionPool: limits how many connections an engine keeps to all of its peers. A new one closes
+// an idle one, chosen by SIEVE, whose lane reconnects when it has something to do.
 //
 //   pool.enter(lane, limit);   // before it connects; waits while all others are in use
 //   lane.visited = true;       // it is used
-//   pool.leave(lane);          // it is not connected any more
+//   pool.leave(lane);          // it is disconnected
 //
 // Layer: transfer. Thread-safe.
 #pragma once
@@ -18,10 +18,10 @@
 
 namespace mk::transfer {
 
-// Who has a connection.
+// An owner of a connection.
 class Connected : public SieveEntry {
  public:
-  // Disconnects unless it is in use, which is all that may be waited for. Under the pool's lock.
+  // Disconnects unless in use; may wait for nothing else. Called under the pool's lock.
   virtual bool try_disconnect() = 0;
 
  protected:
@@ -39,7 +39,7 @@ class ConnectionPool {
   // Throws Failure at the limit.
   void enter(Connected& member, const Limit& limit);
   void leave(Connected& member);  // idempotent
-  // Nobody enters any more: for those who wait or come, enter() throws Ended with the cause.
+  // No more entries: current and later calls of enter() throw Ended with the cause.
   void close(const std::string& cause);
   size_t size() const;
 

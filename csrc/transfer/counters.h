@@ -1,10 +1,10 @@
-// Counters: what an engine has asked of one peer by one transport, and what came of it.
+// Counters: an engine's requests to one peer by one transport, and their outcomes.
 //
 //   Counted counted(counters, Direction::kWrite, num_bytes);   // a request begins: it is in flight
 //   counted.end(num_bytes_done, failed);                       // and is over
 //   counters->path("tcp:0").num_pieces += 1;                   // a channel's; keep the reference
 //
-// Layer: transfer. Thread-safe. To count is a few relaxed additions, and takes no lock.
+// Layer: transfer. Thread-safe. Counting is a few relaxed additions, without a lock.
 #pragma once
 
 #include <array>
@@ -21,7 +21,7 @@
 
 namespace mk::transfer {
 
-// Relaxed, for it orders nothing: several read together may be of slightly different moments.
+// Relaxed, because it orders nothing: several read together may be from slightly different moments.
 class Counter {
  public:
   void operator+=(uint64_t n) { value_.fetch_add(n, std::memory_order_relaxed); }
@@ -32,32 +32,32 @@ class Counter {
   std::atomic<uint64_t> value_{0};
 };
 
-// Bucket i counts what took less than 2^i microseconds and is in no bucket before it; the last one,
-// whatever took longer than the others say (67 s).
+// Bucket i counts requests that took less than 2^i microseconds and are in no lower bucket; the
+// last one, all that took longer (67 s).
 constexpr size_t kNumLatencyBuckets = 28;
 size_t latency_bucket(std::chrono::nanoseconds duration);
 
-// Of requests. How many are over is the sum of the buckets.
+// Of requests. The number of finished ones is the sum of the buckets.
 struct RequestCounters {
-  Counter num_bytes_read;  // confirmed bytes, also those of requests that failed later
+  Counter num_bytes_read;  // confirmed bytes, including those of requests that failed later
   Counter num_bytes_written;
   Counter num_errors;  // requests that failed, were cancelled or ran out of time
   Counter num_in_flight;
-  Counter num_bytes_in_flight;  // of all of such a request, until it is over
-  Counter total_ns;             // that those which are over took
+  Counter num_bytes_in_flight;  // all bytes of such requests, until they finish
+  Counter total_ns;             // time taken by finished requests
   std::array<Counter, kNumLatencyBuckets> latency;
 
   void add(const RequestCounters& other);
 };
 
-// Of one channel: a connection, or what goes by one NIC.
+// Of one channel: a connection, or the traffic through one NIC.
 struct PathCounters {
   Counter num_bytes_read;
   Counter num_bytes_written;
-  Counter num_pieces;      // of requests, that it has moved
-  Counter num_retries;     // works that it lost, and that were then tried again
-  Counter num_reconnects;  // times that it was connected, after the first
-  Counter num_failures;    // times that it was lost, or could not be connected
+  Counter num_pieces;      // parts of requests it has moved
+  Counter num_retries;     // works that it lost and that were then retried
+  Counter num_reconnects;  // times it was connected, after the first
+  Counter num_failures;    // times it was lost, or could not be connected
 
   void add(const PathCounters& other);
 };
@@ -66,7 +66,7 @@ class PeerCounters {
  public:
   RequestCounters requests;
 
-  // The counters of that path, which stay where they are as long as this object lives.
+  // The counters of that path, at a fixed address while this object lives.
   PathCounters& path(const std::string& name);
   std::map<std::string, const PathCounters*> paths() const;
 
@@ -78,7 +78,7 @@ class PeerCounters {
 };
 using CountersRef = std::shared_ptr<PeerCounters>;
 
-// A request that is counted: in flight until it is over, or until this object is gone.
+// A counted request: in flight until it ends, or until this object is destroyed.
 class Counted {
  public:
   Counted(CountersRef counters, Direction direction, uint64_t num_bytes);

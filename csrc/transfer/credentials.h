@@ -1,4 +1,4 @@
-// Credentials: how an engine proves who it is, and what it asks of its peers.
+// Credentials: how an engine authenticates itself, and what it requires of its peers.
 //
 // Layer: transfer.
 #pragma once
@@ -11,7 +11,7 @@
 namespace mk::transfer {
 
 struct Credentials {
-  std::shared_ptr<const Secret> secret;   // null: none, and peers that have one are refused
+  std::shared_ptr<const Secret> secret;   // null: none, and peers with one are refused
   std::shared_ptr<const TlsContext> tls;  // null: plain TCP
 };
 

@@ -1,4 +1,4 @@
-// What the transfer engine needs of the CUDA driver, each table of one purpose.
+// The parts of the CUDA driver that the transfer engine uses, one table per purpose.
 //
 // Layer: transfer. For .cc files only.
 #pragma once

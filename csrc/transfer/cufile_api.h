@@ -1,5 +1,5 @@
-// The part of NVIDIA's cuFile API that is used here, as its reference and header (1.0 and later)
-// have it. CUDA's toolkits for compilers come without that header.
+// The part of NVIDIA's cuFile API that is used here, following its reference and header (1.0 and
+// later). CUDA's compiler toolkits do not include that header.
 #pragma once
 
 #include <cuda.h>

@@ -18,31 +18,31 @@
 
 namespace mk::transfer {
 
-// "file:/mnt/ssd/pool" is what such a peer is called. Nothing: it is the name of an engine. Throws
+// "file:/mnt/ssd/pool" is the name of such a peer. Nothing: it is the name of an engine. Throws
 // InvalidArgument: the path is not absolute.
 std::optional<std::string> path_of_file(const std::string& name);
 
-// What goes past the page cache: powers of two. Of places in the file, which are multiples of a
-// page, too, so that no page is written both ways at once; and of memory addresses.
+// Requirements for bypassing the page cache: powers of two. For offsets in the file, which are also
+// multiples of a page, so that no page is written both ways at once; and for memory addresses.
 struct DirectRules {
-  uint64_t file_align = 0;  // 0: nothing goes past it
+  uint64_t file_align = 0;  // 0: nothing bypasses it
   uint64_t memory_align = 0;
 };
 
 class DiskFile {
  public:
-  // Throws Failure: there is none, it is a directory, it may not be read.
+  // Throws Failure: it does not exist, is a directory, or may not be read.
   explicit DiskFile(const std::string& path);
 
   uint64_t num_bytes() const;                                      // now. Throws SystemError.
-  const std::string& why_read_only() const { return read_only_; }  // "" if it may be written
+  const std::string& why_read_only() const { return read_only_; }  // "" if it is writable
   const DirectRules& direct_rules() const { return rules_; }
   int fd(bool direct) const { return (direct ? direct_ : buffered_).get(); }
 
-  // For what goes past the page cache, from and to memory of GPUs. Null: by way of host memory.
+  // For transfers past the page cache from and to GPU memory. Null: go through host memory.
   const GpuFile* gpu_file() const;
   std::string why_no_gpu_file() const;
-  void give_up_gpu_file(const std::string& why) const;  // its users may go on for a while
+  void give_up_gpu_file(const std::string& why) const;  // current users may continue for a while
 
  private:
   void open_direct(const std::string& path, int access);

@@ -31,11 +31,11 @@ struct Endpoint {
         is_local(is_local),
         is_tcp(is_tcp) {}
 
-  const std::string name;     // what peers are told
+  const std::string name;     // sent to peers
   const std::string address;  // "host:port"; also the name, unless there is a metadata server
-  const uint64_t instance;    // random, never 0: no two engines share it, also not after a restart
+  const uint64_t instance;    // random, never 0: unique among engines, also across restarts
   const Credentials credentials;
-  const std::shared_ptr<Nics> nics;      // may be none, but is not null
+  const std::shared_ptr<Nics> nics;      // may have no NICs, but is not null
   const std::chrono::microseconds spin;  // before a wait for a peer's next bytes sleeps
   const bool is_local;                   // the process's other engines may reach it by `local`
   const bool is_tcp;                     // other machines may move its memory over connections
@@ -46,8 +46,8 @@ struct Endpoint {
   ServiceSlot service;
 };
 
-// The engines of this process, by address. They are entered and left by Engine. In a forked child
-// those of its parent are not here: what is in its memory of them are copies.
+// The engines of this process, by address. Engine adds and removes them. A forked child does not
+// see its parent's: what its memory has of them are copies.
 void enter_process(const std::shared_ptr<Endpoint>& endpoint);  // throws InvalidArgument if taken
 void leave_process(const Endpoint& endpoint);
 std::shared_ptr<Endpoint> find_in_process(const std::string& address);  // null if not here

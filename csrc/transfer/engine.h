@@ -28,16 +28,16 @@
 namespace mk::transfer {
 
 struct EngineOptions {
-  std::string name;    // what peers are told; empty: the address
+  std::string name;    // sent to peers; empty: the address
   std::string listen;  // "host:port" to listen on; port 0 for any
-  bool local;          // transports that may be used; without tcp it does not listen to machines
+  bool local;          // allowed transports; without tcp it does not listen for machines
   bool shm;
   bool cuda_ipc;
   bool tcp;
   bool file;
-  std::vector<NicOptions> nics;    // rdma goes over these; none: not at all
-  NearNics near_nics;              // which of these memory is best reached by
-  bool nics_required;              // memory that they cannot use is refused
+  std::vector<NicOptions> nics;    // rdma uses these; none: no rdma
+  NearNics near_nics;              // which of these are nearest to which memory
+  bool nics_required;              // refuse memory that they cannot use
   int num_lanes;                   // connections to a peer, and threads that copy
   size_t max_connections;          // to all peers
   std::chrono::microseconds spin;  // see Socket::spin_for
@@ -61,30 +61,29 @@ class Engine {
   const std::string& address() const { return own_->address; }
   uint64_t instance() const { return own_->instance; }
 
-  // `device`: the GPU whose memory it is; -1: of the host. Throws InvalidArgument, Unavailable (no
+  // `device`: the GPU that holds the memory; -1: the host. Throws InvalidArgument, Unavailable (no
   // driver), and as rdma::register_memory, if NICs are required.
   RegionRef add_region(const Range& range, Rights rights, int device);
   bool remove_region(const RegionRef& region);  // see RegionTable::remove
 
-  // Begins to connect; see Peer::wait_connected. By local if the peer lives in this process, else
-  // shm if it lives on this machine, else rdma if both have NICs, else tcp; of those that are
-  // allowed. What is called file:... is a file. Throws InvalidArgument (name), Unavailable (no such
-  // host), TransferError.
+  // Begins to connect; see Peer::wait_connected. By local if the peer is in this process, else shm
+  // if it is on this machine, else rdma if both have NICs, else tcp; among the allowed ones. A name
+  // file:... is a file. Throws InvalidArgument (name), Unavailable (no such host), TransferError.
   PeerRef open(const PeerAddress& to, double deadline_s);
   void close_peer(const PeerRef& peer);
 
   // See prepare.h. Throws InvalidArgument, also for a closed peer.
   TicketRef submit(Peer& peer, Request request, double deadline_s);
 
-  // Makes what was written to a file outlast a loss of power: all that was submitted before.
+  // Makes all earlier submitted writes to a file survive a loss of power.
   TicketRef sync(Peer& peer, double deadline_s);
 
-  // See explain.h. Of a peer that is open.
+  // See explain.h. The peer must be open.
   Explanation explain_path(const Peer& peer, const Range& local, const Range& remote,
                            double deadline_s) const;
   std::vector<RegionTable::Listed> list_regions(const Peer& peer, double deadline_s) const;
 
-  // What answers the questions of peers from now on; null: nobody.
+  // Answers the questions of peers from now on; null: no answers.
   void serve(std::shared_ptr<Service> service);
 
   // Asks a peer's service; see asker.h. Throws TransferError, Unavailable.
@@ -94,13 +93,13 @@ class Engine {
   std::vector<Stats::Row> stats() const;
   Rejections::Table rejections() const;  // of peers that connected here
 
-  // Fails what is pending, closes peers, stops listening, removes every region. Idempotent; a
-  // second thread that closes waits for the first. False: as of RegionTable::close.
+  // Fails pending requests, closes peers, stops listening, removes every region. Idempotent; a
+  // second thread that closes waits for the first. False: as in RegionTable::close.
   bool close();
 
-  // In a forked child the engine's threads do not exist, and its peers belong to the parent: there
-  // remove_region, close_peer and close do nothing, the others throw InvalidArgument, and it must
-  // not be destroyed.
+  // In a forked child the engine's threads do not exist, and its peers belong to the parent:
+  // remove_region, close_peer and close do nothing there, the others throw InvalidArgument, and it
+  // must not be destroyed.
   bool forked() const { return owner_.forked(); }
   void check_process(const char* op) const { owner_.check(op, "engine"); }
 

@@ -1,5 +1,5 @@
-// What goes wrong with a transfer. Inside the engine an error is its cause in one phrase; a Ticket
-// adds who the peer was and how far it got.
+// Errors of transfers. Inside the engine an error is its cause in one phrase; a Ticket adds the
+// peer and how far it got.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ struct Failure : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// The connection is gone: the same may succeed on another one.
+// The connection is gone: a retry on another one may succeed.
 struct LinkDown : Failure {
   using Failure::Failure;
 };
@@ -25,17 +25,17 @@ struct Ended : Failure {
   using Failure::Failure;
 };
 
-// A GPU's driver said no, or the GPU failed.
+// A GPU's driver refused, or the GPU failed.
 struct GpuFailure : Failure {
   using Failure::Failure;
 };
 
-// One side said no before any byte of the batch moved; the connection stays good.
+// One side refused before any byte of the batch moved; the connection stays usable.
 struct Refused : Failure {
   using Failure::Failure;
 };
 
-// What callers meet. Python: mooncake_kernels.errors.TransferError (host/transfer.cc translates).
+// Callers see this. Python: mooncake_kernels.errors.TransferError (host/transfer.cc translates).
 struct TransferError : std::runtime_error {
   TransferError(const std::string& peer, const std::string& cause, uint64_t num_bytes_done = 0,
                 uint64_t num_bytes_total = 0, bool timed_out = false)

@@ -1,7 +1,7 @@
-// What a peer is asked beside transfers, over a channel of its own, like those it has.
+// Questions to a peer apart from transfers, over a separate channel like those it has.
 //
-// explain: which way a transfer goes, and why. It is tried, not reasoned: the peer is asked for its
-// rights, and its memory is reached for.
+// explain: which way a transfer goes, and why. It is tested, not deduced: the peer is asked for its
+// rights, and its memory is accessed.
 //
 //   const Explanation found = explain(*peer, own_regions, {local, 4096}, {remote, 4096}, limit);
 //   found.way.means, found.reasons, found.write_refusal.empty()
@@ -19,7 +19,7 @@ namespace mk::transfer {
 struct Explanation {
   Way way;
   std::vector<std::string> reasons;  // a sentence each: the transport's first, then the way's
-  std::string write_refusal;         // why a write would be refused; "": it would not
+  std::string write_refusal;         // why a write would be refused; "": it would be allowed
   std::string read_refusal;
 };
 
@@ -28,8 +28,8 @@ struct Explanation {
 Explanation explain(const Peer& peer, const RegionTable& own_regions, const Range& local,
                     const Range& remote, const Limit& limit);
 
-// The peer's regions, in the order of their registration, as far as peers may use them. Throws
-// TransferError: it does not tell, or cannot be asked.
+// The peer's regions, in the order of registration, as far as peers may use them. Throws
+// TransferError: the peer refuses, or cannot be asked.
 std::vector<RegionTable::Listed> list_regions(const Peer& peer, const Limit& limit);
 
 }  // namespace mk::transfer

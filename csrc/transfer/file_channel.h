@@ -1,10 +1,9 @@
 // FileChannel: the peer is a file on a disk of this machine; its addresses are offsets in the file.
 //
-// Layer: transfer. Many works are under way at once, in no order; their ops share the slots of one
-// IoQueue. What a disk refuses is the outcome of that work alone, and says how much of it is done.
-// A file has nobody to be notified: a notification is a sync, which follows all that was posted.
-// Memory of GPUs: whole pages by GPUDirect Storage where it is to be had (gpu_file.h), all else by
-// way of pinned memory.
+// Layer: transfer. Many works are in flight at once, in no order; their ops share the slots of one
+// IoQueue. If the disk fails, only that work fails, and its outcome says how much of it is done. A
+// file cannot be notified: a notification is a sync, which follows all earlier works. GPU memory:
+// whole pages go by GPUDirect Storage if available (gpu_file.h), the rest through pinned memory.
 #pragma once
 
 #include <sys/uio.h>

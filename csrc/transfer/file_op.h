@@ -1,13 +1,13 @@
-// FileOp: what one system call reads or writes of a file; OpCutter: cuts a piece into them.
+// FileOp: one system call's read or write of a file; OpCutter: cuts a piece into them.
 //
 //   OpCutter cutter(request, piece, file.direct_rules());
 //   for (FileOp op; cutter.next(op);) preadv(file.fd(op.direct), op.parts.data(), ...);
 //
-// Layer: transfer. Ranges that follow each other in the file are one op, wherever in memory they
-// lie. What they cover of whole pages goes past the page cache, what is left at either end through
-// it, a page at most. So no page is touched both ways, unless ranges overlap; and the kernel, which
-// caches what is written at once as one folio, has none that holds pages of both kinds: it would
-// call that an I/O error at the next sync.
+// Layer: transfer. Ranges that are consecutive in the file are one op, wherever they are in memory.
+// The whole pages they cover bypass the page cache; the rest at either end, a page at most, goes
+// through it. So no page is touched both ways, unless ranges overlap. Nor is any folio: the kernel
+// caches what is written at once as one, and would report a folio with pages of both kinds as an
+// I/O error at the next sync.
 #pragma once
 
 #include <sys/uio.h>
@@ -21,13 +21,13 @@
 
 namespace mk::transfer {
 
-constexpr uint64_t kMaxOpBytes = 1ull << 20;         // more of it does not make a disk faster
-constexpr uint64_t kMaxBouncedBytes = 256ull << 10;  // what is copied stays in a CPU's cache
+constexpr uint64_t kMaxOpBytes = 1ull << 20;         // larger ones are not faster
+constexpr uint64_t kMaxBouncedBytes = 256ull << 10;  // copies stay in a CPU's cache
 constexpr size_t kMaxOpParts = 256;                  // of the 1024 that the kernel takes
 
 struct FileOp {
-  bool direct;      // past the page cache
-  bool bounced;     // by way of aligned memory, for its own is not
+  bool direct;      // bypasses the page cache
+  bool bounced;     // through aligned memory, because its own is not
   uint64_t offset;  // in the file
   uint64_t num_bytes;
   std::vector<iovec> parts;

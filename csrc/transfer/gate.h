@@ -1,4 +1,4 @@
-// Gate: what the sessions of a server share, by which they decide whom to let in.
+// Gate: shared state of a server's sessions, by which they decide which peers to admit.
 //
 // Layer: transfer.
 #pragma once

@@ -1,5 +1,5 @@
-// GpuBounce: chunks of pinned memory, by way of which a disk reads and writes memory of GPUs, as
-// many at a time as there are.
+// GpuBounce: chunks of pinned memory through which a disk reads and writes GPU memory, as many at a
+// time as there are.
 //
 //   GpuBounce bounce;
 //   char* const chunk = bounce.take(/*device=*/0);            // while bounce.has_room()
@@ -7,7 +7,7 @@
 //   bounce.scatter(chunk, parts, gpus, limit);                // after the disk has read it
 //   bounce.give_back(chunk);
 //
-// Layer: transfer. One thread. While one chunk is copied the disk has the others. Errors are
+// Layer: transfer. One thread. While one chunk is copied, the disk uses the others. Errors are
 // GpuFailures, and Ended.
 #pragma once
 
@@ -33,17 +33,17 @@ class GpuBounce {
   char* take(int device);  // the first time, pinned by that GPU's context
   void give_back(char* chunk) { free_.push_back(chunk); }
 
-  // Copy parts, which may be in host memory as well, into the chunk and out of it. They return when
-  // that is over.
+  // Copy parts, which may also be in host memory, into the chunk and out of it. They return when
+  // the copy is done.
   void gather(const std::vector<iovec>& parts, const GpuRanges& gpus, char* chunk,
               const Limit& limit);
   void scatter(const char* chunk, const std::vector<iovec>& parts, const GpuRanges& gpus,
                const Limit& limit);
 
-  // Nothing is under way, and no chunk is taken, afterwards.
+  // Afterwards nothing is in flight, and no chunk is taken.
   void settle() noexcept;
 
-  // Gives the memory and the streams back, until they are needed again.
+  // Frees the memory and the streams, until they are needed again.
   void close() noexcept;
 
  private:

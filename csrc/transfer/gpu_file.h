@@ -1,10 +1,11 @@
-// GpuFile: GPUDirect Storage: a file from which a disk reads into memory of GPUs, and into which it
-// writes from there, without a way through the host's. By NVIDIA's libcufile, where it is.
+// GpuFile: GPUDirect Storage: a disk reads a file into GPU memory, and writes it from there,
+// without going through host memory. By NVIDIA's libcufile, if installed.
 //
 //   std::string why_not;
 //   if (const auto file = GpuFile::of(fd, why_not)) file->read(gpu, num_bytes, offset);
 //
-// Layer: transfer. Thread-safe. Results are as those of IoDone: bytes, or an error number below 0.
+// Layer: transfer. Thread-safe. Results are like those of IoDone: bytes, or a negative error
+// number.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +18,7 @@ namespace mk::transfer {
 
 class GpuFile {
  public:
-  // `fd` is open past the page cache, and stays so for longer. Null: `why_not` says why.
+  // `fd` bypasses the page cache, and outlives the object. Null: `why_not` has the reason.
   static std::unique_ptr<GpuFile> of(int fd, std::string& why_not);
   GpuFile(const GpuFile&) = delete;
   ~GpuFile();
@@ -32,7 +33,7 @@ class GpuFile {
   const Owner owner_;
 };
 
-// An error of cuFile's own, or of the GPU's driver: the file itself may be fine.
+// An error of cuFile itself, or of the GPU's driver: the file may be fine.
 constexpr int64_t kGpuFileError = -5000;
 inline bool is_gpu_file_error(int64_t result) { return result <= kGpuFileError; }
 

@@ -1,7 +1,7 @@
-// GpuFileQueue: the IoQueue of a GpuFile. Its calls wait for the disk, so threads make them.
+// GpuFileQueue: the IoQueue of a GpuFile. Its calls block on the disk, so threads make them.
 //
-// Layer: transfer. Takes reads and writes of memory of GPUs. The destructor waits for the calls
-// that have begun; a disk ends them.
+// Layer: transfer. Takes reads and writes of GPU memory. The destructor waits for the calls that
+// have begun, until the disk ends them.
 #pragma once
 
 #include <condition_variable>

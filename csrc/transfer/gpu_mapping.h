@@ -1,11 +1,11 @@
-// GpuMapping: memory of a GPU that another process of this machine has, opened here by the driver's
-// handle. It is closed when nobody holds the object any more.
+// GpuMapping: GPU memory of another process on this machine, opened here by the driver's handle. It
+// is closed when the last reference to the object is gone.
 //
-//   GpuEntry entry = export_region(region);          // the one who has it; goes over the wire
+//   GpuEntry entry = export_region(region);          // the owner; goes over the wire
 //   GpuMapping mapping(entry);                       // the other
 //   if (mapping.open()) copy(mapping.base() + entry.offset, ...);
 //
-// Layer: transfer. One thread. Memory of cudaMallocAsync, and of the virtual memory calls (as
+// Layer: transfer. One thread. Memory of cudaMallocAsync, and of the virtual memory calls (like
 // torch's expandable segments), has no such handle.
 #pragma once
 
@@ -18,7 +18,7 @@
 
 namespace mk::transfer {
 
-// Of a region in GPU memory. An entry that says why not, if it cannot be opened elsewhere.
+// For a region in GPU memory. If it cannot be opened elsewhere, the entry says why.
 GpuEntry export_region(const Region& region) noexcept;
 
 class GpuMapping {
@@ -27,12 +27,12 @@ class GpuMapping {
   GpuMapping(const GpuMapping&) = delete;
   ~GpuMapping();
 
-  // Whether it is of that allocation.
+  // Whether it belongs to that allocation.
   bool is_of(const GpuEntry& entry) const {
     return entry.error == entry_.error && entry.handle == entry_.handle && entry.gpu == entry_.gpu;
   }
 
-  // Opens it, the first time. False: it cannot be, see why_not().
+  // Opens it, the first time. False: not possible, see why_not().
   bool open();
   const std::string& why_not() const { return why_not_; }
 

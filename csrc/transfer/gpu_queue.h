@@ -1,4 +1,4 @@
-// GpuQueue: copies that touch memory of GPUs, on a stream of its own for each of these.
+// GpuQueue: copies that involve GPU memory, on a separate stream for each GPU.
 //
 //   GpuQueue queue;
 //   const GpuQueue::Mark mark = queue.begin({{dst, src, num_bytes, /*device=*/0}});
@@ -20,7 +20,7 @@ namespace mk::transfer {
 
 class GpuQueue {
  public:
-  using Mark = std::vector<std::pair<int, uint64_t>>;  // of each GPU, the number of a batch
+  using Mark = std::vector<std::pair<int, uint64_t>>;  // for each GPU, the number of a batch
 
   GpuQueue() = default;
   GpuQueue(const GpuQueue&) = delete;
@@ -31,14 +31,14 @@ class GpuQueue {
   bool is_over(const Mark& mark);
   void wait(const Mark& mark, const Limit& limit);
 
-  // When it returns or throws, no copy is under way; see drain().
+  // When it returns or throws, no copy is in flight; see drain().
   void copy(const std::vector<GpuCopy>& copies, const Limit& limit, uint64_t& num_bytes_done);
 
-  // Waits for all that has begun, which no limit can take back. False: it was not over in 5 s, so
-  // a GPU hangs, or the driver has failed; marks are void.
+  // Waits for all that has begun, which no limit can cancel. False: it was not done in 5 s, so a
+  // GPU hangs, or the driver has failed; marks are void.
   bool drain() noexcept;
 
-  // Drains, and gives the streams back; others are made when they are needed.
+  // Drains, and frees the streams; others are made when needed.
   void close() noexcept;
 
  private:

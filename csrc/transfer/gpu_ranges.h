@@ -1,4 +1,4 @@
-// GpuRanges: which of an engine's regions are memory of GPUs.
+// GpuRanges: which of an engine's regions are GPU memory.
 //
 //   const GpuRanges gpus(request.regions);
 //   const GpuRanges::Stretch there = gpus.at(address);   // there.device is -1 for host memory
@@ -22,10 +22,10 @@ class GpuRanges {
 
   bool empty() const { return regions_.empty(); }
 
-  // Memory from an address on that is all in one place.
+  // Memory from an address on that has one location.
   struct Stretch {
     int device;          // -1: of the host
-    uint64_t num_bytes;  // no more than were asked for
+    uint64_t num_bytes;  // no more than requested
   };
   Stretch at(uint64_t address, uint64_t num_bytes) const;
   int device_of(uint64_t address) const { return at(address, 1).device; }

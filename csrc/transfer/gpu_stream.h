@@ -1,12 +1,12 @@
-// GpuStream: a stream of its own on one GPU, on which copies are done in order, each batch of them
-// with a number by which one can tell whether it is over.
+// GpuStream: a separate stream on one GPU, on which copies run in order; each batch has a number by
+// which one can tell whether it is done.
 //
 //   GpuStream stream(/*device=*/0);
 //   const uint64_t number = stream.copy({{dst, src, num_bytes, 0}});   // begins
 //   while (!stream.is_over(number)) ...
 //
-// Layer: transfer. One thread. The stream is non-blocking: it has nothing to do with the legacy
-// default stream. Where this was built without cuda.h there is none: Unavailable.
+// Layer: transfer. One thread. The stream is non-blocking: it does not synchronize with the legacy
+// default stream. In a build without cuda.h there is none: Unavailable.
 #pragma once
 
 #include <cstddef>
@@ -17,8 +17,8 @@
 
 namespace mk::transfer {
 
-constexpr int kPinned = -1;   // host memory that is pinned
-constexpr int kAnyHost = -2;  // host memory that may not be
+constexpr int kPinned = -1;   // pinned host memory
+constexpr int kAnyHost = -2;  // host memory, possibly not pinned
 
 // One end is memory of the GPU `device`, the other is of the GPU `other` or of the host.
 struct GpuCopy {
@@ -36,7 +36,7 @@ class GpuStream {
 
   // Begins copies, in any order among themselves. Throws CudaError; some may have begun then.
   uint64_t copy(const std::vector<GpuCopy>& copies);
-  // Whether that batch, and all before it, is done. Throws CudaError.
+  // Whether that batch, and all earlier ones, are done. Throws CudaError.
   bool is_over(uint64_t number);
   uint64_t last() const { return num_begun_; }
 
@@ -51,10 +51,10 @@ class GpuStream {
   bool is_lost_ = false;  // copies have begun that cannot be waited for
 };
 
-// Why there is no driver of GPUs on this machine; empty if there is.
+// Why there is no GPU driver on this machine; empty if there is.
 std::string missing_gpu_driver();
 
-// Host memory that GPUs copy from and to without the help of a processor.
+// Host memory that GPUs access without the help of a processor.
 class PinnedMemory {
  public:
   PinnedMemory(uint64_t num_bytes, int device);  // throws Unavailable, CudaError
@@ -62,7 +62,7 @@ class PinnedMemory {
   ~PinnedMemory();
 
   char* data() const { return data_; }
-  void leak() { data_ = nullptr; }  // a GPU that hangs may use it yet
+  void leak() { data_ = nullptr; }  // a hung GPU may still use it
 
  private:
   struct Context;

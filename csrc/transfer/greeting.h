@@ -1,6 +1,6 @@
-// Greeting: a Hello with all that belongs to it, the first words in either direction.
+// Greeting: a Hello and all that belongs to it, the first message in either direction.
 //
-// Layer: transfer. What is made of them: handshake.h.
+// Layer: transfer. handshake.h uses them.
 #pragma once
 
 #include <string>
@@ -17,15 +17,15 @@ struct Greeting {
   HelloTail tail{};  // zeros if the peer speaks another version
 
   bool has(uint32_t flag) const { return tail.flags & flag; }
-  std::string bytes() const;  // as they go over the wire
+  std::string bytes() const;  // in wire form
 };
 
 Greeting make_greeting(const Endpoint& own, const Link& link);
 
 void send_greeting(Socket& socket, const Greeting& greeting, const Limit& limit);
 
-// Throws Failure if what comes is no greeting. The version is left to the caller to check, who may
-// want to answer first.
+// Throws Failure if it receives anything but a greeting. The caller must check the version, because
+// it may want to answer first.
 Greeting receive_greeting(Socket& socket, const Limit& limit);
 
 }  // namespace mk::transfer

@@ -1,4 +1,4 @@
-// The handshake that begins a connection, of either side: Hello, the proof that both know the
+// The handshake that begins a connection, on either side: Hello, the proof that both know the
 // secret, Welcome. docs/wire.md has the bytes.
 //
 //   const Greeting peer = introduce(socket, own, link, host, limit);       // the initiator's
@@ -19,8 +19,8 @@
 
 namespace mk::transfer {
 
-// Starts TLS, if that is what we speak: `host` is where the socket is connected to. Returns once
-// the peer has proved what it must and has welcomed us. Throws Failure.
+// Starts TLS if we use it: `host` is what the socket is connected to. Returns once the peer has
+// proved what it must and has welcomed us. Throws Failure.
 Greeting introduce(Socket& socket, const Endpoint& own, const Link& link, const std::string& host,
                    const Limit& limit);
 
@@ -29,8 +29,8 @@ class Reception {
   Reception(Socket& socket, const Endpoint& own, const Limit& limit)
       : socket_(socket), own_(own), limit_(limit) {}
 
-  // Answers who is there, and has the proof shown. Throws Rejected, or another Failure if there is
-  // nobody to tell.
+  // Receives the greeting, and verifies the proof. Throws Rejected, or another Failure if there is
+  // no peer to tell.
   const Greeting& meet();
 
   void welcome();                // with our proof: from here on the peer sends requests

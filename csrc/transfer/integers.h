@@ -1,9 +1,9 @@
-// Integers: an array of a caller's, of any of the types that addresses, sizes and ids come in.
+// Integers: a caller's array, of any of the types used for addresses, sizes and ids.
 //
 //   std::vector<uint64_t> local = non_negative("write_blocks", "local_addresses", integers);
 //
-// Layer: transfer. They are copied first and judged then, so that a caller who changes them
-// meanwhile gets what he asks for, and nobody touches what was not judged.
+// Layer: transfer. They are copied first and checked then, so that what is used is what was
+// checked, even if the caller changes them meanwhile.
 #pragma once
 
 #include <cstddef>
@@ -20,7 +20,7 @@ struct Integers {
   Type type;
   size_t count;
 
-  std::string text(uint64_t value) const;  // of the copy, as the caller would write it
+  std::string text(uint64_t value) const;  // from the copy, as the caller would write it
 };
 
 // Negative numbers become huge ones.

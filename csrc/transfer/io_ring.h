@@ -1,8 +1,8 @@
-// IoRing: an IoQueue by io_uring(7), on the system calls themselves.
+// IoRing: an IoQueue by io_uring(7), using the system calls directly.
 //
-// Layer: transfer. The kernel reads and writes the memory of a call until the call is done; so the
-// destructor cancels what is under way, and waits for what the disk has begun already. That takes
-// as long as the disk does: nothing can take memory away from a disk.
+// Layer: transfer. The kernel reads and writes the memory of a call until the call is done. So the
+// destructor cancels pending calls, and waits for those that the disk has begun. That takes as long
+// as the disk does: memory cannot be taken away from a disk.
 #pragma once
 
 #include <linux/io_uring.h>

@@ -1,8 +1,8 @@
-// Job: a request as it is carried out: what of it was handed out to channels, and what came back.
+// Job: a request in execution: which parts of it were handed out to channels, and their results.
 //
 // Layer: transfer. Belongs to a JobQueue, whose mutex guards it. A request of several pieces is
-// checked whole before its first byte moves, so that one refused for a range has changed nothing;
-// the notification is handed out when all else is confirmed.
+// checked as a whole before its first byte moves, so that a refusal changes nothing; the
+// notification is handed out once everything else is confirmed.
 #pragma once
 
 #include <cstddef>
@@ -16,11 +16,11 @@
 
 namespace mk::transfer {
 
-// The leading lane takes whatever there is; another lane, of what spreads; who waits for a request,
-// data.
+// The leading lane takes any work; another lane takes work that spreads; a caller that waits for a
+// request takes data.
 enum class Taker { kLead, kBeside, kWaiter };
 
-enum class Retry { kNo, kCounted, kFree };  // counted: it is the work's share of bad luck
+enum class Retry { kNo, kCounted, kFree };  // counted: it uses up the work's retries
 
 class Job {
  public:
@@ -31,27 +31,27 @@ class Job {
   const Request& request() const { return request_; }
   uint64_t max_bytes() const { return max_bytes_; }
   bool has_pieces() const { return has_pieces_; }  // more than one
-  // Whether other lanes than the leading one may take of it.
+  // Whether lanes other than the leading one may take part of it.
   bool spreads() const { return spreads_; }
-  // Whether what comes behind it on the leading lane arrives after it.
+  // Whether later requests on the leading lane arrive after it.
   bool in_order() const { return !has_pieces_ && !beside_; }
 
-  // The next work, if there is any to do now; `carrier` is who will do it. Works that are tried
-  // again come first. `may_notify`: nothing before it has to be confirmed first.
+  // The next work, if there is any to do now; `carrier` is the interrupt of the taker. Retried
+  // works come first. `may_notify`: nothing before it must be confirmed first.
   bool take(Work& work, Interrupt& carrier, Taker taker, bool may_notify);
 
-  // What has come of a work: exactly one of these, for each that was taken.
+  // The result of a work: exactly one of these for each that was taken.
   void finish(const Work& work, const Interrupt& carrier, const Outcome& outcome);
-  // `num_bytes`: confirmed, and not to be counted if all of it is tried again.
+  // `num_bytes`: confirmed; not counted if all of it is retried.
   void fail(const Work& work, const Interrupt& carrier, const std::string& cause, Retry retry,
             uint64_t num_bytes);
 
-  // Ends it: nothing more is handed out, and whoever carries some of it is interrupted.
+  // Ends it: nothing more is handed out, and the carriers of its works are interrupted.
   void stop(const std::string& cause);
 
-  bool over() const;                                   // nothing is under way, and nothing will be
+  bool over() const;                                   // nothing is in flight, and nothing will be
   const std::string& cause() const { return cause_; }  // why it failed; "" if it did not
-  // By the peer, before anything moved.
+  // Whether the peer refused it before anything moved.
   bool refused_whole() const { return refused_ && num_bytes_done_ == 0; }
   uint64_t num_bytes_done() const { return num_bytes_done_; }
 

@@ -1,14 +1,14 @@
-// Lane: a channel, and the thread that works on it: takes tasks from a queue, as many as the
-// channel has room for, and tells the queue what came of them.
+// Lane: a channel and the thread that works on it: it takes tasks from a queue, as many as the
+// channel has room for, and reports their results to the queue.
 //
 //   lane.run();                          // its thread
 //   if (lane.begin_here(ticket, most))   // a caller: begun, if the lane was idle
-//     lane.wait_here(*ticket, until);    // and received in his own thread, should he wait
+//     lane.wait_here(*ticket, until);    // and received in its own thread, if it waits
 //
-// Layer: transfer. The leading lane is the first to connect, and connects anew for what it has
-// taken; the others connect before they take something, so that they hold nothing up. Who holds the
-// baton drives: a small request to a lane that is idle needs no other thread than its caller's.
-// What he does not wait for, or not long enough, the lane's thread looks after.
+// Layer: transfer. The leading lane is the first to connect, and reconnects for tasks it has taken;
+// the others connect before they take a task, so that they delay nothing. The holder of the baton
+// drives: a small request to an idle lane needs no thread but its caller's. If the caller does not
+// wait for it, or not long enough, the lane's thread takes over.
 #pragma once
 
 #include <deque>
@@ -31,7 +31,7 @@ using Lanes = std::vector<std::unique_ptr<Lane>>;
 
 class Lane final : public Connected {
  public:
-  // The first of `lanes`, all of that peer, leads.
+  // The first of `lanes`, which are all of that peer's, leads.
   Lane(std::unique_ptr<Channel> channel, JobQueue& queue, RegionTable& own_regions,
        ConnectionPool& pool, const Lanes& lanes, PathCounters& counters)
       : channel_(std::move(channel)),
@@ -47,11 +47,11 @@ class Lane final : public Connected {
 
   void connect(const Limit& limit);  // as the channel's
   void run();                        // until the queue is closed
-  void close();                      // for good, once it does not run
+  void close();                      // permanently, once it does not run
 
-  // Of the leading lane. False: the request is to be pushed.
+  // Of the leading lane. False: the request must be pushed.
   bool begin_here(const TicketRef& ticket, uint64_t max_piece_bytes);
-  // Until it is over, or `until`, or somebody else goes on with it.
+  // Until it has ended, or `until`, or another thread continues it.
   void wait_here(const Ticket& ticket, const Deadline& until);
 
   bool try_disconnect() override;

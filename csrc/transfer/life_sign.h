@@ -4,11 +4,11 @@
 //   const LifeSign sign(word);               // here; lowered with this object or with the thread
 //   if (LifeSign::is_raised(word)) trust();  // in the other process
 //
-// Layer: transfer. If the thread ends in any other way, for one because its process is killed, the
-// kernel lowers the word (robust futexes, set_robust_list(2)), before anybody can learn of the
-// death by waiting for the process or for its connections to end. Where the kernel has no such
-// lists it is never raised. The kernel takes one list of a thread: as long as the sign is raised,
-// the thread must take no robust mutex.
+// Layer: transfer. If the thread ends in any other way, such as by a kill of its process, the
+// kernel lowers the word (robust futexes, set_robust_list(2)) before the death can be observed by
+// waiting for the process or for its connections to end. If the kernel has no such lists, the word
+// is never raised. The kernel takes one list per thread: while the sign is raised, the thread must
+// take no robust mutex.
 #pragma once
 
 #include <linux/futex.h>
@@ -21,7 +21,7 @@ namespace mk::transfer {
 
 class LifeSign {
  public:
-  // Of the calling thread, which must be the one that ends it, and has one at a time.
+  // For the calling thread, which must also be the one to end it, and has one at a time.
   explicit LifeSign(std::atomic<uint32_t>& word);
   LifeSign(const LifeSign&) = delete;
   ~LifeSign();

@@ -1,4 +1,4 @@
-// What may end a wait: a deadline that passes, or someone who interrupts.
+// Reasons to end a wait: a deadline that passes, or an interrupt.
 //
 //   Interrupt interrupt;
 //   const Limit limit{Deadline::after(30.0), interrupt};
@@ -59,8 +59,8 @@ struct Limit {
   void check() const;  // throws Ended
 };
 
-// Waits until `fd` is ready for one of `events` (POLLIN, POLLOUT) and returns for which; 0: woken
-// early, to be called again. Throws Ended at the limit.
+// Waits until `fd` is ready for one of `events` (POLLIN, POLLOUT) and returns which; 0: woken
+// early, call again. Throws Ended at the limit.
 short wait_ready(int fd, short events, const Limit& limit);
 
 }  // namespace mk::transfer

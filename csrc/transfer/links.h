@@ -1,6 +1,6 @@
-// Links: the fence between the connections that an initiator makes one after the other. Before a
-// new one of a link is answered, the one before has ended and touches no memory any more: what was
-// written over that never lands behind what is written over this.
+// Links: a fence between the successive connections of an initiator. Before a new connection of a
+// link is answered, the previous one has ended and no longer touches memory: what was written over
+// the old one never lands after what is written over the new one.
 //
 //   const Links::Hold hold = links.enter(id, epoch, interrupt, limit);    // until ~Hold
 //
@@ -51,13 +51,13 @@ class Links {
     Entry* entry_;
   };
 
-  // Signals the interrupt of the connection that holds the link, and waits for it to leave. Throws
-  // Rejected: the epoch is not above all that have come (kOldEpoch), or the limit (kStillBusy).
-  // `interrupt` is that of the one that enters.
+  // Interrupts the connection that holds the link, and waits for it to leave. Throws Rejected: the
+  // epoch is not above all earlier ones (kOldEpoch), or the limit (kStillBusy). `interrupt` belongs
+  // to the one that enters.
   Hold enter(const LinkId& id, uint64_t epoch, Interrupt& interrupt, const Limit& limit);
 
-  // Ends a connection that will not be made anew, and waits for it to leave: up to that epoch none
-  // of the link is let in any more. Throws Refused at the limit.
+  // Ends a connection that will not be re-established, and waits for it to leave: the link no
+  // longer admits epochs up to this one. Throws Refused at the limit.
   void fence(const LinkId& id, uint64_t epoch, const Limit& limit);
 
  private:

@@ -1,8 +1,8 @@
 // LocalChannel: the peer is an engine of this process, and a transfer is a copy.
 //
 // Layer: transfer. Descriptors are copied in order; one whose source and target overlap arrives as
-// if it had been copied through a buffer (memmove). With memory of GPUs at one of the ends it is
-// copied by these, in any order, by the lane's thread.
+// if copied through a buffer (memmove). If either end is GPU memory, GPUs copy, in any order,
+// driven by the lane's thread.
 #pragma once
 
 #include <memory>
@@ -25,7 +25,7 @@ class LocalChannel : public Channel {
   Transport transport() const override { return Transport::kLocal; }
   std::string path(size_t number) const override { return concat("local:", number); }
   size_t window() const override { return 1; }
-  // A copy inside itself cannot be cut.
+  // A copy within itself cannot be cut.
   uint64_t max_piece_bytes() const override { return UINT64_MAX; }
   void connect(const Limit& limit) override;
   void disconnect() noexcept override {}

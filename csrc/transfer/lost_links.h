@@ -1,10 +1,10 @@
-// LostLinks: which connections to an engine were lost while it was writing what they had brought.
-// What they have sent may still land, until the engine has ended them, because of a later one of
-// their link or because another connection says so (Op::kFence).
+// LostLinks: which connections to an engine were lost while it was writing their data. That data
+// may still land until the engine has ended them, because of a later connection of their link or
+// because another connection says so (Op::kFence).
 //
-//   const LostLinksRef lost = table.of(instance);   // whoever has opened that engine, has the same
+//   const LostLinksRef lost = table.of(instance);   // shared by all that have opened that engine
 //   lost->add(link);
-//   if (lost->any()) ...                            // nobody may write anything new
+//   if (lost->any()) ...                            // nothing new may be written
 //
 // Layer: transfer. Thread-safe.
 #pragma once
@@ -24,7 +24,7 @@ namespace mk::transfer {
 class LostLinks {
  public:
   void add(const Link& link) noexcept;
-  void recover(const Link& link);  // it is connected anew
+  void recover(const Link& link);  // it has reconnected
   bool any() const { return any_; }
   std::vector<Link> all() const;
   void forget(const std::vector<Link>& ended);  // as the engine has confirmed
@@ -36,8 +36,8 @@ class LostLinks {
 };
 using LostLinksRef = std::shared_ptr<LostLinks>;
 
-// By engine, of those that are in use, and of at most kMaxLeft others: beyond that the one that was
-// met the longest ago is forgotten.
+// By engine: those in use, and at most kMaxLeft others; beyond that, the one met the longest ago is
+// forgotten.
 class LostLinksTable {
  public:
   static constexpr size_t kMaxLeft = 1024;

@@ -1,4 +1,4 @@
-// What NICs have written to memory of GPUs, made visible to what these begin from then on.
+// Makes what NICs have written to GPU memory visible to the GPU work that begins from then on.
 //
 //   flush_gpus(regions);   // those of them that NICs can write to
 //
@@ -11,7 +11,7 @@
 
 namespace mk::transfer {
 
-// Throws Refused: a GPU neither orders the writes of NICs nor can they be flushed.
+// Throws Refused: a GPU neither orders NICs' writes nor supports flushing them.
 void flush_gpus(const std::vector<RegionRef>& regions);
 
 }  // namespace mk::transfer

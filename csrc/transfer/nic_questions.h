@@ -1,11 +1,11 @@
-// NicQuestions: what an initiator asks a target about NICs, over the connection beside them: the
-// other end is a RdmaTarget.
+// NicQuestions: an initiator's questions to a target about NICs, over the accompanying connection,
+// whose other end is a RdmaTarget.
 //
 //   NicQuestions questions(socket);
 //   rail.connect(questions.attach(0, nic, rail.open(), limit), ...);
 //
-// Layer: transfer. Nothing else may be under way on the connection. All throw Failure, and Refused
-// with the target's words.
+// Layer: transfer. Nothing else may be in flight on the connection. All throw Failure, and Refused
+// with the target's text.
 #pragma once
 
 #include <cstdint>
@@ -23,11 +23,11 @@ class NicQuestions {
   explicit NicQuestions(Socket& socket) : socket_(socket) {}
 
   std::vector<NicEntry> nics(const Limit& limit);
-  // A queue pair of the target's NIC, for that rail, connected to ours.
+  // A queue pair on the target's NIC, for that rail, connected to ours.
   rdma::Endpoint attach(size_t rail, size_t nic, const rdma::Endpoint& ours, const Limit& limit);
-  // Ends it: nothing that is on its way lands any more.
+  // Ends it: nothing in flight lands any more.
   void detach(size_t rail, const Limit& limit);
-  // The regions that these are in.
+  // The regions that contain these addresses.
   std::vector<RemoteRegion> keys(const std::vector<uint64_t>& addresses, size_t num_nics,
                                  const Limit& limit);
   // Waits for the immediates that were sent over these rails.

@@ -1,11 +1,12 @@
-// What two engines say of their NICs: docs/wire.md, ops 7 to 11. Little-endian, fixed layouts.
+// What two engines exchange about their NICs: docs/wire.md, ops 7 to 11. Little-endian, fixed
+// layouts.
 //
 //   kNics     the target answers NicEntry[]
 //   kAttach   AttachRequest follows the header; the target answers QueuePairEntry
 //   kDetach   DetachRequest follows the header; the answer is empty
 //   kFlush    uint32_t rails[] follow, over each of which an immediate has been sent; the empty
-//             answer says that it has come, and hence what was written before it
-//   kKeys     uint64_t addresses[] follow; the target answers, of the regions that these are in,
+//             answer says that it has arrived, and hence all earlier writes
+//   kKeys     uint64_t addresses[] follow; the target answers, for the regions that contain these,
 //             KeysEntry, KeyEntry[num_keys]; KeysEntry, ...
 //
 // Layer: transfer.
@@ -82,7 +83,7 @@ uint32_t code_of_link_layer(const std::string& name);
 QueuePairEntry entry_of(const rdma::Endpoint& endpoint);
 rdma::Endpoint endpoint_of(const QueuePairEntry& entry);  // throws Failure
 
-// A region of the peer's, as its NICs know it.
+// A region of the peer's, as known to its NICs.
 struct RemoteRegion {
   Range range;
   Rights rights;

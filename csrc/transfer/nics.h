@@ -1,9 +1,9 @@
-// Nics: the NICs that an engine moves data with, and memory that is registered on all of them.
+// Nics: the NICs that an engine uses, and memory that is registered on all of them.
 //
 //   Nics nics({{"mlx5_0", /*port=*/1, /*gb_per_s=*/50.0}}, {/*nodes=*/{0b1}, /*gpus=*/{0b1}});
 //   auto memory = nics.add({address, num_bytes}, kLocalWrite | kRemoteWrite, /*device=*/-1);
 //
-// Layer: transfer. Thread-safe. Where there are no verbs, there are no NICs.
+// Layer: transfer. Thread-safe. Without verbs there are no NICs.
 #pragma once
 
 #include <cstddef>
@@ -25,13 +25,13 @@ constexpr size_t kMaxNics = 64;
 struct NicOptions {
   std::string name;
   int port;
-  double gb_per_s;  // what the link carries, as a first guess
+  double gb_per_s;  // of the link, as a first guess
 };
 
-// Which NICs memory is best reached by.
+// Which NICs are nearest to which memory.
 struct NearNics {
-  std::vector<NicSet> nodes;  // of each NUMA node
-  std::vector<NicSet> gpus;   // of each GPU, by CUDA's numbers
+  std::vector<NicSet> nodes;  // for each NUMA node
+  std::vector<NicSet> gpus;   // for each GPU, by CUDA's ordinals
 };
 
 #if MK_HAVE_VERBS
@@ -41,12 +41,12 @@ struct Nic {
   double gb_per_s;
 };
 
-// Of its port, as it is now. Throws Unavailable unless it is active.
+// The current state of its port. Throws Unavailable unless it is active.
 rdma::PortInfo active_port(const Nic& nic);
 
 struct NicMemory {
-  std::vector<rdma::RegionRef> regions;  // one a NIC
-  NicSet near;                           // those that this memory is best reached by
+  std::vector<rdma::RegionRef> regions;  // one per NIC
+  NicSet near;                           // those nearest to this memory
 };
 #else
 struct Nic {};
@@ -65,13 +65,13 @@ class Nics {
   size_t size() const { return nics_.size(); }
   const Nic& operator[](size_t i) const { return nics_[i]; }
 
-  // On all NICs or on none; null if there are none. `device`: the GPU whose memory it is, or -1.
+  // On all NICs or on none; null if there are none. `device`: the GPU that holds the memory, or -1.
   // Throws as rdma::register_memory.
   NicMemoryRef add(const Range& range, Rights rights, int device) const;
   // When it returns, no NIC touches the memory.
   static void remove(const NicMemory& memory) noexcept;
 
-  // Closes the NICs, with all that is registered. Idempotent.
+  // Closes the NICs, and all registrations on them. Idempotent.
   void close() noexcept;
 
  private:

@@ -1,6 +1,6 @@
 // NotificationQueue: short messages from peers, waiting to be received.
 //
-// Layer: transfer. Bounded: a peer that sends faster than anyone receives is refused.
+// Layer: transfer. Bounded: a peer that sends faster than the owner receives is refused.
 #pragma once
 
 #include <condition_variable>
@@ -22,8 +22,8 @@ class NotificationQueue {
  public:
   void push(const std::string& peer, std::string bytes);  // throws Refused when full
 
-  // Everything there is; waits for at least one until the deadline. Throws InvalidArgument once
-  // closed, also in the middle of the wait.
+  // All there are; waits for at least one until the deadline. Throws InvalidArgument once closed,
+  // even during the wait.
   std::vector<Notification> take(const Deadline& deadline);
 
   void close();

@@ -1,8 +1,8 @@
-// OpenSSL 3, opened when first asked for: who uses neither a secret nor TLS needs none of it. It is
-// not needed to build either: the few functions that we call are declared here, whose types are
-// opaque. tests/transfer/test_openssl.cc has the compiler compare them with OpenSSL's own headers.
+// OpenSSL 3, loaded on first use: an engine with neither a secret nor TLS does not need it. Nor is
+// it needed to build: the few functions we call are declared here, with opaque types.
+// tests/transfer/test_openssl.cc lets the compiler compare them with OpenSSL's own headers.
 //
-//   Crypto::get().p_CRYPTO_memcmp(...);   // throws Unavailable in the loader's own words
+//   Crypto::get().p_CRYPTO_memcmp(...);   // throws Unavailable with the loader's message
 //
 // Layer: transfer.
 #pragma once

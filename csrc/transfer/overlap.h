@@ -1,12 +1,12 @@
-// Overlap: whether ranges share a byte. What is written to from two places would depend on who came
-// last.
+// Overlap: whether ranges share a byte. The result of writing twice to one place would depend on
+// which write came last.
 //
 //   if (auto pair = find_overlap(request.ranges(request.remote))) refuse(pair->first,
 //   pair->second);
 //
-// Layer: transfer. Of every request, so it must cost next to nothing: one pass over ranges that
-// ascend or descend; a bitmap, if they are of one size, aligned, and not too far apart; else a
-// radix sort.
+// Layer: transfer. Run for every request, so it must cost next to nothing: one pass over ranges
+// that ascend or descend; a bitmap, if they have one size, are aligned, and not too far apart; else
+// a radix sort.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +18,7 @@
 namespace mk::transfer {
 
 // Two of the ranges that overlap, the lower index first; nothing if there are none. No range is
-// empty. One that would end behind 2^64 is taken to end there.
+// empty. One that would end after 2^64 is taken to end there.
 std::optional<std::pair<size_t, size_t>> find_overlap(const Ranges& ranges);
 
 }  // namespace mk::transfer

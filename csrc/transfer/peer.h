@@ -1,5 +1,4 @@
-// Peer: another engine, as one engine sees it: the channels to it, and the queue of what is asked
-// of it.
+// Peer: another engine, as one engine sees it: the channels to it, and the queue of requests to it.
 //
 //   auto peer = std::make_shared<Peer>(name, std::move(route), own_endpoint, stats);
 //   peer->start(Deadline::after(5.0));             // connects
@@ -28,7 +27,7 @@ namespace mk::transfer {
 
 using Channels = std::vector<std::unique_ptr<Channel>>;
 
-// How a peer is reached, and what was found that says so.
+// How a peer is reached, and the findings that led to it.
 struct Route {
   Channels channels;                 // of one transport; the first one leads
   std::vector<std::string> reasons;  // a sentence each
@@ -46,7 +45,7 @@ class Peer : public std::enable_shared_from_this<Peer> {
   const std::vector<std::string>& reasons() const { return reasons_; }
   const std::vector<std::string>& paths() const { return paths_; }  // of the channels
 
-  // A channel like those it has, not connected; null: there is none to be had.
+  // A channel like those it has, not connected; null: not available.
   std::unique_ptr<Channel> another_channel() const { return lanes_.front()->channel().another(); }
 
   // Starts the leading lane, which connects. Throws TransferError if it was closed before.
@@ -56,16 +55,17 @@ class Peer : public std::enable_shared_from_this<Peer> {
   // could not.
   bool wait_connected(const Deadline& until);
 
-  // Whether submit() carries out short requests at once, in the thread that calls it.
+  // Whether submit() carries out short requests at once, in the calling thread.
   bool runs_here() const { return lanes_.front()->channel().runs_here(); }
 
   // Throws InvalidArgument once closed.
   TicketRef submit(Request request, const Deadline& deadline);
 
-  // For who waits for a ticket: goes on with what he has begun, or takes what was left to him.
+  // For a caller that waits for a ticket: continues what it has begun, or takes what was left to
+  // it.
   void wait_here(const Ticket& ticket, const Deadline& until);
 
-  // See asker.h. Connects by itself.
+  // See asker.h. Connects if necessary.
   std::unique_ptr<Reply> ask(const Question& question, const Deadline& deadline) {
     return asker_->ask(question, deadline);
   }
@@ -73,7 +73,7 @@ class Peer : public std::enable_shared_from_this<Peer> {
   // Ends one request, if it is still here; see Ticket::cancel.
   void abandon(const Ticket& ticket, const std::string& cause) { queue_.abandon(ticket, cause); }
 
-  // Fails what is pending, and what is being connected, with that cause.
+  // Fails pending requests, and connection attempts, with that cause.
   void interrupt(const std::string& cause);
 
   // The same, joins the threads and disconnects. Idempotent.

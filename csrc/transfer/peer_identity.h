@@ -1,5 +1,5 @@
-// PeerIdentity: what all connections of a Peer have in common: which engine they must lead to, and
-// which connections to that were lost.
+// PeerIdentity: what all connections of a Peer share: which engine they must lead to, and which
+// connections to it were lost.
 //
 // Layer: transfer. Thread-safe.
 #pragma once
@@ -16,7 +16,7 @@ namespace mk::transfer {
 
 class PeerIdentity {
  public:
-  // `expected`: an instance; 0: whoever answers first.
+  // `expected`: an instance; 0: whichever answers first.
   PeerIdentity(uint64_t expected, std::shared_ptr<LostLinksTable> table)
       : expected_(expected), table_(std::move(table)) {}
 

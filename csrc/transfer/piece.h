@@ -1,9 +1,9 @@
-// Piece: a part of a request that is moved in one go; Cutter: cuts a request into pieces.
+// Piece: a part of a request that is moved at once; Cutter: cuts a request into pieces.
 //
 //   Cutter cutter(request, /*max_bytes=*/4 << 20);
 //   for (Piece piece; cutter.next(piece);) { fill(request, piece, batch); send(batch); }
 //
-// Layer: transfer. A descriptor that is larger than a piece is continued in the next one.
+// Layer: transfer. A descriptor larger than a piece continues in the next one.
 #pragma once
 
 #include <sys/uio.h>
@@ -56,7 +56,7 @@ void for_each_range(const Request& request, const Piece& piece, Move move) {
   }
 }
 
-// Adds memory to the end of a list, lengthening the last part where it goes on.
+// Appends memory to a list, extending the last part if it is adjacent.
 void append_part(std::vector<iovec>& parts, uint64_t address, uint64_t num_bytes);
 
 }  // namespace mk::transfer

@@ -1,5 +1,5 @@
-// What a request goes through before a channel sees it: it is checked, as far as that can be done
-// without the peer, and coalesced.
+// Preparation of a request for the channels: it is checked, as far as possible without the peer,
+// and coalesced.
 //
 //   prepare(own_regions, request);
 //
@@ -10,8 +10,8 @@
 
 namespace mk::transfer {
 
-// Fills in request.regions. Throws InvalidArgument, in the words of a write or read: nothing to do,
-// an empty descriptor, a local range outside the regions, two targets that overlap, a notification
+// Fills in request.regions. Throws InvalidArgument, worded for a write or read: nothing to do, an
+// empty descriptor, a local range outside the regions, two targets that overlap, a notification
 // that is too long.
 void prepare(const RegionTable& own_regions, Request& request);
 

@@ -1,12 +1,12 @@
-// Rail: a way to a peer, from a NIC of ours to one of its.
+// Rail: a path to a peer, from a NIC of ours to one of its.
 //
 //   Rail rail(nics[0], 0, counters);
 //   rail.connect(ask_the_peer(rail.open()), /*peer's NIC*/ 1, gb_per_s);
 //   if (rail.has_room()) rail.submit(std::move(slice), remote);
-//   rail.collect(done);                         // slices that are over
-//   std::vector<Slice> left = rail.close();     // what it had under way
+//   rail.collect(done);                         // finished slices
+//   std::vector<Slice> left = rail.close();     // what it had in flight
 //
-// Layer: transfer. One thread. What fails throws RailDown.
+// Layer: transfer. One thread. Failures throw RailDown.
 #pragma once
 
 #include <chrono>
@@ -28,7 +28,7 @@
 #if MK_HAVE_VERBS
 namespace mk::transfer {
 
-// A part of a work that one rail moves in one go: of one region at either end.
+// A part of a work that one rail moves at once: in one region at either end.
 struct Slice {
   uint64_t work = 0;  // of RdmaChannel's
   bool reads = false;
@@ -49,11 +49,11 @@ class Rail {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // `peer_nic`: the one to be tried first; `counters`: of all rails of that NIC of ours.
+  // `peer_nic`: the first one to try; `counters`: of all rails of that NIC of ours.
   Rail(const Nic& nic, size_t index, size_t peer_nic, PathCounters& counters)
       : nic_(nic), index_(index), counters_(counters), peer_nic_(peer_nic) {}
 
-  // A new queue pair of our NIC, and what the peer must know of it. Throws as the verbs.
+  // A new queue pair of our NIC; returns what the peer must know of it. Throws as the verbs.
   rdma::Endpoint open();
   void connect(const rdma::Endpoint& peer, size_t peer_nic, double peer_gb_per_s);
   // Ends the queue pair: when it returns, our NIC touches no memory for it. Idempotent.
@@ -61,10 +61,10 @@ class Rail {
 
   bool is_up() const { return is_up_; }
   size_t nic() const { return index_; }          // of ours
-  size_t peer_nic() const { return peer_nic_; }  // the one that was tried last, or will be first
+  size_t peer_nic() const { return peer_nic_; }  // the last one tried, or the first to try
   const rdma::CompletionQueue& queue() const { return *queue_; }
 
-  // How long it takes, in seconds by what was seen so far, until it has done that as well.
+  // Estimated seconds until it has done that as well, from its past speed.
   double seconds_for(uint64_t num_bytes) const {
     return static_cast<double>(num_bytes_under_way_ + num_bytes) / bytes_per_s_;
   }
@@ -72,16 +72,16 @@ class Rail {
   void submit(Slice slice, const std::shared_ptr<const rdma::RemoteRegion>& remote);
   void collect(std::vector<Slice>& done);
 
-  // What is written is certain to be visible when something that was sent after it has arrived.
+  // A write is certain to be visible only when something sent after it has arrived.
   bool must_flush() const { return last_write_.has_value(); }
-  void flush();  // sends that something; over when is_flushed()
+  void flush();  // sends that something; done when is_flushed()
   bool is_flushed() const { return flush_token_ == 0; }
-  // Whether there is something to collect; if not, queue().fds() tell when there is.
+  // Whether there is something to collect; if not, queue().fds() signal when there is.
   bool arm() { return queue_->arm(); }
-  // When collect() gives it up, unless something is over before.
+  // When collect() gives it up, unless something finishes before.
   Deadline patience() const { return is_busy() ? patience_ : Deadline::never(); }
 
-  // After a failure: not to be tried for a while, each time longer, until it has moved something.
+  // After a failure: not retried for a while, each time longer, until it has moved something.
   void pause(const std::string& cause, size_t peer_nic);
   bool may_try() const { return Clock::now() >= try_at_; }
   const std::string& cause() const { return cause_; }

@@ -1,5 +1,5 @@
-// Rails: the ways to a peer, from NICs of ours to its: as many as the side with more NICs has, and
-// as many between those NICs that are near to the memory at either end, where these are others.
+// Rails: the paths to a peer, from NICs of ours to its: as many as the side with more NICs has, and
+// as many between the NICs that are near the memory at either end, if these are others.
 //
 //   Rails rails(nics);
 //   rails.meet(questions.nics(limit), counters);
@@ -25,19 +25,19 @@ class Rails {
  public:
   explicit Rails(const Nics& nics) : nics_(nics) {}
 
-  // Makes them, none of which is up. Throws Failure if the peer has no NIC of a fabric of ours.
+  // Makes them, all down. Throws Failure if the peer has no NIC on a fabric of ours.
   void meet(std::vector<NicEntry> peer_nics, PeerCounters& counters);
-  void clear();  // our NICs let go of our memory
+  void clear();  // our NICs release our memory
 
-  // Makes those, not up yet, that the slice would go over best. No reference to a rail outlives it.
+  // Makes those, still down, that are best for the slice. Invalidates references to rails.
   void want(const Slice& slice, const RemoteRegion& remote);
 
-  // Connects those whose pause is over; `at_once`: all, if none is up. Throws Failure of the
-  // connection; of a rail, see its cause().
+  // Connects those whose pause has ended; `at_once`: all, if none is up. Throws Failure for the
+  // connection; for a rail, see its cause().
   void bring_up(NicQuestions& questions, bool at_once, const Limit& limit);
   bool is_any_up() const;
 
-  // The one that will be done with the slice first; null: none reaches it.
+  // The one that will finish the slice first; null: none reaches it.
   Rail* best(const Slice& slice, const RemoteRegion& remote);
 
   std::string describe() const;  // which NIC to which, and what is down

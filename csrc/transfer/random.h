@@ -9,7 +9,7 @@
 
 namespace mk::transfer {
 
-// A value of a type without padding, of bytes that nobody can guess.
+// A value of a type without padding, made of unpredictable bytes.
 template <class Value>
 Value random_value() {
   static_assert(sizeof(Value) <= 256, "up to 256 bytes getrandom(2) gives whole");

@@ -1,4 +1,4 @@
-// Range: bytes from an address on; Rights: what may be done with them.
+// Range: bytes from an address on; Rights: the allowed uses of them.
 //
 // Layer: transfer.
 #pragma once
@@ -13,14 +13,14 @@ struct Range {
   uint64_t address;
   uint64_t num_bytes;
 
-  // No sums of untrusted numbers: they might wrap around.
+  // Does not add untrusted numbers, which might wrap around.
   bool contains(const Range& inner) const {
     return inner.address >= address && inner.num_bytes <= num_bytes &&
            inner.address - address <= num_bytes - inner.num_bytes;
   }
 };
 
-// Ranges as columns, or as rows, of 64-bit numbers: `step` of them from one range to the next.
+// Ranges as columns or rows of 64-bit numbers: `step` numbers from one range to the next.
 struct Ranges {
   const uint64_t* addresses;
   size_t address_step;
@@ -39,7 +39,7 @@ struct Ranges {
   }
 };
 
-// What may be done with a region, besides reading it from its own engine. Bits.
+// The allowed uses of a region, besides reading it from its own engine. Bits.
 using Rights = uint32_t;
 constexpr Rights kLocalWrite = 1;
 constexpr Rights kRemoteRead = 2;

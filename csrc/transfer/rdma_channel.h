@@ -1,10 +1,11 @@
-// RdmaChannel: the data goes over NICs, all of either side at once; a connection beside them
-// (docs/wire.md) agrees on queue pairs, tells keys, carries notifications, and what no NIC can.
+// RdmaChannel: NICs move the data, all of either side at once; an accompanying connection
+// (docs/wire.md) sets up queue pairs, exchanges keys, and carries notifications and what NICs
+// cannot.
 //
-// Layer: transfer. A piece is cut into slices, each of which goes to the rail that will be done
-// with it first, so that a slow one gets less and an idle one more. If a rail fails, its slices are
-// given to others, once the peer has ended its queue pair: of what was under way nothing lands
-// later. Then it is tried again from time to time, with another NIC of the peer's.
+// Layer: transfer. A piece is cut into slices, each of which goes to the rail that will finish it
+// first, so that a slow one gets fewer and an idle one more. If a rail fails, its slices go to
+// others, once the peer has ended its queue pair: what was in flight cannot land later. The rail is
+// then retried from time to time, with another NIC of the peer's.
 #pragma once
 
 #include <deque>
@@ -21,7 +22,7 @@ namespace mk::transfer {
 
 class RdmaChannel : public WireChannel {
  public:
-  // `only`: what NICs cannot move is an error; otherwise it goes over the connection.
+  // `only`: what NICs cannot move is an error; otherwise it uses the connection.
   RdmaChannel(std::shared_ptr<const Endpoint> own, std::string host,
               std::vector<SocketAddress> addresses, std::shared_ptr<PeerIdentity> identity,
               bool only)
@@ -29,7 +30,7 @@ class RdmaChannel : public WireChannel {
         only_(only) {}
   ~RdmaChannel() override { disconnect(); }
 
-  // Whether the peer has NICs that can be connected with ours. Asks it; does not stay connected.
+  // Whether the peer has NICs that can connect to ours. Asks it; does not stay connected.
   bool finds_nics(const Deadline& deadline, std::string& why_not);
 
   Transport transport() const override { return Transport::kRdma; }

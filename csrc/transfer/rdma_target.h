@@ -1,6 +1,6 @@
-// RdmaTarget: what a session does for an initiator that comes with NICs: tells ours and the keys of
-// our regions, and connects queue pairs to its own. From then on the initiator's NIC moves the data
-// alone, until the queue pair ends: with the session at the latest.
+// RdmaTarget: a session's service to an initiator with NICs: it lists our NICs and the keys of our
+// regions, and connects queue pairs to the initiator's. From then on the initiator's NIC moves the
+// data alone, until the queue pair ends, at the latest together with the session.
 //
 // Layer: transfer.
 #pragma once
@@ -23,7 +23,7 @@ class RdmaTarget {
  public:
   explicit RdmaTarget(const Endpoint& own) : own_(own) {}
 
-  // Answers one of the ops in nic_wire.h, of a size that check_header has seen. Throws Refused.
+  // Answers one of the ops in nic_wire.h, whose size check_header has checked. Throws Refused.
   std::string answer(Op op, const std::vector<char>& question, const Limit& limit);
 
   void close() noexcept;  // all queue pairs

@@ -1,9 +1,9 @@
-// RegionTable: the memory an engine may touch, and who is touching it now.
+// RegionTable: the memory an engine may touch, and its current users.
 //
 //   RegionRef region = table.add({{address, num_bytes}, kRemoteWrite});
 //   auto regions = table.check(ranges, kRemoteWrite, "remote", 0);   // or throws Refused
-//   const Pin pin = table.pin(regions, interrupt);  // until ~Pin they cannot go away
-//   table.remove(region);   // signals the interrupts of those who pin it, waits for their ~Pin
+//   const Pin pin = table.pin(regions, interrupt);  // keeps them until ~Pin
+//   table.remove(region);   // interrupts its pins, and waits for their ~Pin
 //
 // Layer: transfer. Regions do not overlap: an address has one owner and one set of rights.
 #pragma once
@@ -28,13 +28,13 @@ namespace mk::transfer {
 struct Region {
   Range range;
   Rights rights;
-  int device = -1;                  // the GPU whose memory it is; -1: of the host
+  int device = -1;                  // the GPU that holds the memory; -1: the host
   NicMemoryRef on_nics{};           // null: on none
   std::string note{};               // why not
   bool open = true;                 // this and `users` belong to the table, under its mutex
-  std::vector<Interrupt*> users{};  // one entry a pin
+  std::vector<Interrupt*> users{};  // one entry per pin
   std::vector<std::pair<std::shared_ptr<Board>, Offer>> offers{};  // to processes that map it
-  uint64_t number = 0;  // of the table's registrations, in their order
+  uint64_t number = 0;  // counts the table's registrations
 };
 using RegionRef = std::shared_ptr<Region>;
 
@@ -60,19 +60,19 @@ class RegionTable {
   // Throws InvalidArgument: empty, overlapping another region, or the table is closed.
   RegionRef add(Region region);
 
-  // After it returns true nobody touches the region. Waits only as long as its users need to notice
-  // that they are interrupted; false: a peer on this machine that copies by itself does not notice,
-  // because someone has stopped it. Idempotent.
+  // After it returns true nothing touches the region. Waits only as long as its users need to
+  // notice their interrupt; false: a peer on this machine that copies by itself does not notice,
+  // because its process was stopped. Idempotent.
   bool remove(const RegionRef& region);
 
-  // Removes every region; add() throws from now on. False: as of remove().
+  // Removes every region; add() throws from now on. False: as in remove().
   bool close();
 
   std::vector<RegionRef> all() const;
-  // Those that some of the addresses are in, by address, each once.
+  // The regions that contain any of the addresses, by address, each once.
   std::vector<RegionRef> around(const std::vector<uint64_t>& addresses) const;
 
-  // Puts all regions on a board, as far as it has room, and tells which.
+  // Puts all regions on a board, as far as it has room, and returns which.
   struct Offered {
     Range range;
     Rights rights;
@@ -80,12 +80,12 @@ class RegionTable {
     Offer offer;
   };
   std::vector<Offered> offer(const std::shared_ptr<Board>& board);
-  // Nobody begins to use a region by that board any more; who does so now is still waited for by
-  // remove(), unless the board has ended.
+  // No new use of a region by that board begins; remove() still waits for current ones, unless the
+  // board has ended.
   void forget(const std::shared_ptr<Board>& board);
 
-  // The regions that peers may use, or the first so many, in the order of their registration; the
-  // rights are those of peers.
+  // The regions that peers may use, at most that many, in the order of registration; the rights are
+  // those of peers.
   struct Listed {
     Range range;
     Rights rights;
@@ -98,7 +98,7 @@ class RegionTable {
   std::vector<RegionRef> check(const Ranges& ranges, Rights needed, const char* side,
                                uint64_t first_index) const;
 
-  // Throws Refused if one of the regions was removed since.
+  // Throws Refused if one of the regions has been removed.
   Pin pin(std::vector<RegionRef> regions, Interrupt& interrupt);
 
  private:

@@ -1,12 +1,12 @@
-// RemoteMemory: the regions of a peer on this machine, and how this process gets at them.
+// RemoteMemory: the regions of a peer on this machine, and how this process accesses them.
 //
 //   RemoteMemory memory(board, std::move(parts), process);
 //   if (auto copy = memory.prepare(request, piece, means, why_not)) copy->run(limit, done);
 //
 // Layer: transfer. Memory that the peer has made as SharedMemory is mapped here, and copied to and
-// from like any other; what it got from elsewhere is reached by process_vm_readv(2) and
-// process_vm_writev(2), where the machine allows that. With memory of a GPU at one of the ends the
-// GPU copies, as far as the other end can be had in this process.
+// from like any other. Other memory is accessed by process_vm_readv(2) and process_vm_writev(2), if
+// the machine allows that. If either end is GPU memory, the GPU copies, provided that the other end
+// is accessible in this process.
 #pragma once
 
 #include <sys/types.h>
@@ -36,21 +36,21 @@ class RemoteMemory {
     uint64_t gpu_offset = 0;                     // of the region in that
   };
 
-  // Which ways a copy may go.
+  // The ways a copy may use.
   struct Means {
-    bool host;        // between memory of the host at both ends
+    bool host;        // between host memory at both ends
     GpuQueue* queue;  // null: no GPU
   };
 
-  // `process` is the peer's, 0 if it cannot be reached by address.
+  // `process` is the peer's, 0 if it cannot be accessed by address.
   RemoteMemory(std::shared_ptr<const Board> board, std::vector<Part> parts, pid_t process);
 
-  // A piece's ranges, found and held: as long as it lives, the peer keeps them.
+  // A piece's ranges, found and held: the peer keeps them while it lives.
   class Copy {
    public:
-    // Counts what is done, also when it throws Failure.
+    // Counts what is done, even when it throws Failure.
     void run(const Limit& limit, uint64_t& num_bytes_done);
-    uint64_t num_gpu_bytes() const;  // how much of it is between it and the peer's GPUs
+    uint64_t num_gpu_bytes() const;  // how much of it involves the peer's GPUs
 
    private:
     friend class RemoteMemory;
@@ -76,16 +76,16 @@ class RemoteMemory {
     std::vector<std::pair<const Part*, BoardUse>> uses_;
   };
 
-  // Nothing if one of the ranges cannot be reached, may not be used, or is not known here.
+  // Nothing if one of the ranges is inaccessible, may not be used, or is not known here.
   std::optional<Copy> prepare(const Request& request, const Piece& piece, const Means& means,
                               std::string& why_not) const;
   bool covers(const Request& request) const;  // whether all of it could be prepared
 
-  // Whether the peer serves the connection still, for sure.
+  // Whether the peer certainly still serves the connection.
   bool peer_lives() const { return LifeSign::is_raised(board_->life_sign()); }
 
-  // How a range can be reached from memory of that GPU, or of the host (-1), which is tried if it
-  // is not mapped; `error`: why not.
+  // How a range can be reached from memory of that GPU, or of the host (-1); tested if it is not
+  // mapped. `error`: why not.
   struct Reach {
     bool mapped = false;
     bool by_gpu = false;

@@ -1,4 +1,4 @@
-// Request: what one call of write or read asks for.
+// Request: the arguments of one call of write or read.
 //
 // Layer: transfer.
 #pragma once
@@ -23,15 +23,15 @@ struct Request {
   Direction direction;
   std::vector<uint64_t> local;
   std::vector<uint64_t> remote;
-  std::vector<uint64_t> sizes;           // a single one: that of all
-  std::vector<uint64_t> unmerged_sizes;  // what they were, if coalesce() has merged some
+  std::vector<uint64_t> sizes;           // a single one applies to all
+  std::vector<uint64_t> unmerged_sizes;  // the original ones, if coalesce() has merged some
   uint64_t num_bytes;                    // the sum
   std::optional<std::string> notify;     // handed to the peer after the data
   bool verify = false;                   // by checksums, see checksum.h
-  bool may_notify_again = false;         // once too often does no harm
+  bool may_notify_again = false;         // a duplicate does no harm
   std::shared_ptr<GpuFence> after;       // null: it may begin at once
   std::vector<RegionRef> regions;        // those of the local ranges
-  bool is_distinct = false;              // no two targets overlap, as is known already
+  bool is_distinct = false;              // no two targets overlap, as already known
 
   bool writes() const { return direction == Direction::kWrite; }
   size_t num_ranges() const { return local.size(); }

@@ -1,10 +1,9 @@
-// Runners: what callers need who carry out requests in their own threads, several at once: each an
-// Interrupt of his own.
+// Runners: Interrupts for callers that carry out requests in their own threads, several at once.
 //
 //   if (const Runners::Hold here{runners}) channel.run(work, {deadline, *here}, *here);
 //
-// Layer: transfer. Thread-safe. They are kept, for each is a descriptor: as many as have been
-// needed at once, and at most kMaxRunners.
+// Layer: transfer. Thread-safe. They are kept, because each is a descriptor: as many as were needed
+// at once, and at most kMaxRunners.
 #pragma once
 
 #include <memory>

@@ -1,4 +1,4 @@
-// Secret: what engines that may use each other's memory have in common, and the proof of it.
+// Secret: shared by engines that may use each other's memory, and the proof of knowing it.
 //
 //   const Secret secret("...");
 //   Bytes32 proof = secret.prove(Side::kInitiator, binding, initiators_hello, targets_hello);
@@ -20,8 +20,8 @@ class Secret {
   // Throws InvalidArgument (its length) and Unavailable (there is no OpenSSL).
   explicit Secret(const std::string& secret);
 
-  // `binding` is that of the TLS session, zeros without one. The sides' labels differ, so that
-  // nobody's proof can be sent back to him, and each Hello has a fresh nonce: none fits twice.
+  // `binding` is that of the TLS session, zeros without one. The sides have different labels, so a
+  // proof cannot be reflected, and each Hello has a fresh nonce, so none can be replayed.
   Bytes32 prove(Side side, const Bytes32& binding, const std::string& initiators_hello,
                 const std::string& targets_hello) const;
 
@@ -29,6 +29,6 @@ class Secret {
   Bytes32 key_;
 };
 
-bool equal(const Bytes32& a, const Bytes32& b);  // takes as long whatever they are
+bool equal(const Bytes32& a, const Bytes32& b);  // in constant time
 
 }  // namespace mk::transfer

@@ -21,7 +21,7 @@ class Server {
   // Takes bound sockets and listens on them. `own` must outlive the server.
   Server(Endpoint& own, std::vector<Fd> bound);
   Server(const Server&) = delete;
-  ~Server();  // ends every session and joins every thread; waits for no peer
+  ~Server();  // ends every session and joins every thread; does not wait for peers
 
  private:
   struct Served {

@@ -1,7 +1,7 @@
-// Service: what an engine answers to questions of its peers that are not about its regions. What
-// they are about is its owner's business; served/object_service.h serves objects of a pool.
+// Service: an engine's answers to questions of its peers that are not about its regions. Its owner
+// defines their subject; served/object_service.h serves objects of a pool.
 //
-//   engine.serve(service);                                         // null: nothing any more
+//   engine.serve(service);                                         // null: no answers any more
 //   auto reply = peer->ask(question, deadline);           // the other side, see asker.h
 //
 // Layer: transfer. Called by the threads of sessions, several at a time.
@@ -18,17 +18,17 @@
 
 namespace mk::transfer {
 
-// A question that is being answered. What it holds for that it lets go when it is destroyed: when
-// the answer is sent, or the peer has gone.
+// A question being answered. It holds resources until it is destroyed: when the answer is sent, or
+// the peer is gone.
 class Exchange {
  public:
   virtual ~Exchange() = default;
 
-  // Where the payload goes, to the last byte; what has no address is thrown away.
+  // Where the payload goes, to the last byte; parts without an address are discarded.
   virtual std::vector<iovec> payload() { return {}; }
 
-  // What is answered, once all of the payload is there: it stays as it is for as long as this
-  // lives. At most kMaxAnswerBytes.
+  // The answer, once all of the payload is there; must not change while this lives. At most
+  // kMaxAnswerBytes.
   virtual std::vector<iovec> answer() = 0;
 };
 
@@ -36,11 +36,11 @@ class Service {
  public:
   virtual ~Service() = default;
 
-  // Throws Refused, or anything else: the peer is told why, and its connection stays good.
+  // Throws Refused, or anything else: the peer is told why, and its connection stays usable.
   virtual std::unique_ptr<Exchange> begin(const std::string& question, uint64_t payload_bytes) = 0;
 };
 
-// The one of an engine, if it has any. Thread-safe.
+// An engine's service, if it has one. Thread-safe.
 class ServiceSlot {
  public:
   void set(std::shared_ptr<Service> service) {

@@ -1,8 +1,8 @@
 // Session: the target's side of one connection. Serves batches until the peer leaves or breaks the
 // protocol, or until it is interrupted.
 //
-// Layer: transfer. Runs in a thread of Server. Payload goes straight into and out of the regions,
-// or by way of pinned memory if they are a GPU's.
+// Layer: transfer. Runs in a thread of Server. Payload goes directly into and out of the regions,
+// or through pinned memory if they are a GPU's.
 #pragma once
 
 #include <sys/uio.h>

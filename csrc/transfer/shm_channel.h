@@ -1,9 +1,9 @@
 // ShmChannel: the peer is on the same machine, and this process copies into and out of its memory.
 //
-// Layer: transfer. A connection within the machine, which tells the peer's regions and that it
-// lives, and carries what cannot be reached: checks that fail, notifications, and data of regions
-// that this process can neither map nor address. A copy into memory that is mapped would succeed
-// after the peer's death: it counts only if the connection stands when it is over.
+// Layer: transfer. A connection within the machine lists the peer's regions, shows that it lives,
+// and carries what cannot be accessed: checks that fail, notifications, and data of regions that
+// this process can neither map nor address. A copy into mapped memory would succeed after the
+// peer's death: it counts only if the connection still stands when it is done.
 #pragma once
 
 #include <memory>
@@ -19,8 +19,8 @@ namespace mk::transfer {
 
 class ShmChannel : public WireChannel {
  public:
-  // Ways that may be gone. Without shm it is the transport cuda_ipc, which moves GPU memory alone,
-  // and by no connection.
+  // Ways that may be used. Without shm it is the transport cuda_ipc, which moves only GPU memory,
+  // and not over a connection.
   struct Ways {
     bool shm;
     bool cuda_ipc;
@@ -33,7 +33,7 @@ class ShmChannel : public WireChannel {
       : WireChannel(std::move(own), std::move(host), std::move(addresses), std::move(identity)),
         ways_(ways) {}
 
-  // Whether someone of the same user listens there; if not, why not.
+  // Whether a process of the same user listens there; if not, why not.
   static bool reaches(const std::vector<SocketAddress>& addresses, std::string& why_not);
 
   Transport transport() const override { return ways_.shm ? Transport::kShm : Transport::kCudaIpc; }

@@ -1,6 +1,6 @@
-// cut: makes slices for rails of a piece, and RemoteKeys: what they are cut by.
+// cut: cuts a piece into slices for rails; RemoteKeys: what determines the cuts.
 //
-//   if (!cut(request, piece, keys, 64 << 10, slices)) ...   // some of it no NIC can move
+//   if (!cut(request, piece, keys, 64 << 10, slices)) ...   // NICs cannot move some of it
 //
 // Layer: transfer.
 #pragma once
@@ -20,21 +20,21 @@ namespace mk::transfer {
 class RemoteKeys {
  public:
   RemoteKeys() = default;
-  // What has been told since, by address; what it overlaps is gone.
+  // Adds regions, by address; they replace those they overlap.
   void add(std::vector<RemoteRegion> regions);
 
-  // The region that the range is in; null: none.
+  // The region that contains the range; null: none.
   const RemoteRegion* find(const Range& range) const;
-  // The one that a slice is in, all of it.
+  // The one that contains all of the slice.
   const RemoteRegion* find(const Slice& slice) const;
 
  private:
   std::vector<RemoteRegion> regions_;  // by address
 };
 
-// Slices of `slice_bytes`, and what is left over: with the last of them, if it is a quarter or
-// less. False if not all of the piece is in memory that NICs of both sides know, with the right to
-// it.
+// Slices of `slice_bytes`; the remainder is part of the last of them if it is a quarter or less.
+// False if not all of the piece is in memory that NICs of both sides know, with the required
+// rights.
 bool cut(const Request& request, const Piece& piece, const RemoteKeys& keys, uint64_t slice_bytes,
          std::vector<Slice>& slices);
 

@@ -1,5 +1,5 @@
-// Socket: a non-blocking connection, TCP, TLS over it, or within a machine, whose every call ends
-// at a Limit.
+// Socket: a non-blocking connection: TCP, TLS over it, or within a machine. Every call ends at a
+// Limit.
 //
 //   Socket socket = Socket::connect(resolve(where), limit);
 //   socket.start_tls(context, host, limit);               // from here on encrypted
@@ -27,7 +27,7 @@
 namespace mk::transfer {
 
 // Ends the connection or the listening, and closes. A forked child may have a copy of the
-// descriptor: close(2) alone would leave both as they are for as long as it lives.
+// descriptor: close(2) alone would keep both open as long as it lives.
 void shut_down(Fd& fd) noexcept;
 
 class Socket {
@@ -41,22 +41,22 @@ class Socket {
   // Tries the addresses in turn.
   static Socket connect(const std::vector<SocketAddress>& addresses, const Limit& limit);
 
-  // Shakes hands; see TlsStream. The context must outlive the socket.
+  // Performs the handshake; see TlsStream. The context must outlive the socket.
   void start_tls(const TlsContext& context, const std::string& host, const Limit& limit);
   bool is_tls() const { return tls_ != nullptr; }
   Bytes32 binding() const { return tls_ ? tls_->binding() : Bytes32{}; }
 
-  // Move every byte of the parts, which they use up: the iovecs are changed.
+  // Transfer every byte of the parts, and use them up: the iovecs are changed.
   void send(iovec* parts, size_t num_parts, const Limit& limit);
   void receive(iovec* parts, size_t num_parts, const Limit& limit);
 
   void send(const void* data, size_t num_bytes, const Limit& limit);
   void receive(void* data, size_t num_bytes, const Limit& limit);
-  // At least one byte, and at most so many.
+  // Receives at least one byte, and at most `num_bytes`.
   size_t receive_some(void* data, size_t num_bytes, const Limit& limit);
   void discard(uint64_t num_bytes, const Limit& limit);
 
-  // Before a receive sleeps, it looks for so long whether something has come.
+  // How long a receive polls for input before it sleeps.
   void spin_for(std::chrono::microseconds time) { spin_ = time; }
 
   bool is_within_machine() const;
@@ -68,18 +68,18 @@ class Socket {
   // The process at the other end of a connection within the machine, if it is of the same user
   // and not hidden in another namespace; otherwise 0.
   pid_t peer_process() const;
-  // The next byte on the wire, which stays there.
+  // The next byte of input, which stays there.
   unsigned char peek(const Limit& limit);
 
-  // Says that nothing follows, and takes in what still comes until the peer closes: one that is
-  // sending meanwhile could otherwise lose our last words.
+  // Announces the end, and reads what still arrives until the peer closes: otherwise a peer that is
+  // sending could lose our last message.
   void linger(const Limit& limit) noexcept;
 
-  // Whether it is connected and at rest: the peer has neither closed it nor sent anything.
+  // Whether it is connected and idle: the peer has neither closed it nor sent anything.
   bool at_rest() const;
-  // Whether the other end is closed, whatever it has sent before.
+  // Whether the other end is closed, even if unread input remains.
   bool peer_has_left() const;
-  uint64_t num_bytes_here() const;      // that have come and were not received
+  uint64_t num_bytes_here() const;      // received by the kernel, but not by a call
   int fd() const { return fd_.get(); }  // for poll(2)
   void close() noexcept;
 
@@ -93,7 +93,7 @@ class Socket {
   std::chrono::microseconds spin_{0};
 };
 
-// A socket bound to the first of the addresses that allows it. `reuse`: also when connections of
+// A socket bound to the first of the addresses that allows it. `reuse`: even while connections of
 // an earlier owner of the port are still ending. Throws SystemError.
 Fd bind_socket(const std::string& name, const std::vector<SocketAddress>& addresses, bool reuse);
 

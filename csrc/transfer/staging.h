@@ -1,12 +1,12 @@
-// Staging: how memory of GPUs goes by what reaches host memory alone, a socket or a disk: by way of
-// a few chunks of pinned memory, so that one is copied while another is moved.
+// Staging: moves GPU memory to and from a socket or a disk, which can access only host memory:
+// through a few chunks of pinned memory, so that one is copied while another is moved.
 //
 //   Staging staging;
 //   staging.gather(parts, gpus, limit, [&](iovec* host, size_t n) { socket.send(host, n, limit);
 //   }); const std::string why_not = staging.scatter(parts, gpus, limit, receive);
 //
-// Layer: transfer. One thread. Parts in host memory are moved as they are, without a copy; with
-// nothing else in it, a call costs nothing. Pinned memory is taken at the first need.
+// Layer: transfer. One thread. Parts in host memory are moved directly, without a copy; if there
+// are no others, a call costs nothing. Pinned memory is allocated on first use.
 #pragma once
 
 #include <sys/uio.h>
@@ -28,24 +28,24 @@ class Staging {
   static constexpr uint64_t kChunkBytes = 1ull << 20;
   static constexpr size_t kNumChunks = 4;
 
-  // Moves parts of host memory, in their order; may change them.
+  // Moves parts of host memory, in order; may change them.
   using Move = std::function<void(iovec* parts, size_t num_parts)>;
 
   ~Staging() { close(); }
 
-  // Moves what the parts hold, and may change them. Throws Refused if a GPU fails before anything
-  // was moved, GpuFailure if it fails later; Ended; and as `move`. No copy is under way then; see
+  // Moves the contents of the parts, and may change the list. Throws Refused if a GPU fails before
+  // anything was moved, GpuFailure if later; Ended; and as `move`. No copy is in flight then; see
   // GpuQueue::drain().
   void gather(std::vector<iovec>& parts, const GpuRanges& gpus, const Limit& limit,
               const Move& move);
 
-  // Moves into the parts, and may change these. When it returns, all is in its place, and visible
-  // to what a GPU begins from then on. Otherwise returns why not, having moved all of it
-  // nonetheless, so that a connection stays good. Throws as `move`, and Ended.
+  // Moves data into the parts, and may change the list. When it returns, all is in place, and
+  // visible to GPU work that begins from then on. Otherwise returns why not, having moved all of it
+  // nonetheless, so that the connection stays usable. Throws as `move`, and Ended.
   std::string scatter(std::vector<iovec>& parts, const GpuRanges& gpus, const Limit& limit,
                       const Move& move);
 
-  // Gives the memory and the streams back, until they are needed again.
+  // Frees the memory and the streams, until they are needed again.
   void close() noexcept;
 
  private:

@@ -3,9 +3,9 @@
 //   CountersRef counters = stats->enter("10.0.0.2:4711", Transport::kTcp);   // when a peer is
 //   opened for (const Stats::Row& row : stats->table()) ...
 //
-// Layer: transfer. Thread-safe. Peers of one name and transport share their counters, also one
-// after the other. What nobody holds any more is kept, but of no more than kMaxLeft peers: beyond
-// that the one that was left the longest ago is added to the row `kOtherPeers`, and forgotten.
+// Layer: transfer. Thread-safe. Peers with the same name and transport share their counters, also
+// one after the other. Counters no longer in use are kept, but for at most kMaxLeft peers: beyond
+// that, the one left the longest ago is added to the row `kOtherPeers`, and forgotten.
 #pragma once
 
 #include <cstddef>
@@ -22,7 +22,7 @@
 
 namespace mk::transfer {
 
-constexpr char kOtherPeers[] = "other peers";  // with a space, which no name of a peer has
+constexpr char kOtherPeers[] = "other peers";  // contains a space, which no peer's name does
 
 class Stats : public std::enable_shared_from_this<Stats> {
  public:

@@ -1,5 +1,4 @@
-// What Socket and TlsStream have in common: how they walk over iovecs and wait, and their words for
-// errors.
+// Common code of Socket and TlsStream: stepping over iovecs, waiting, and the texts of errors.
 //
 // Layer: transfer.
 #pragma once
@@ -13,11 +12,11 @@
 
 namespace mk::transfer {
 
-// Steps over `num_bytes` that were moved; with 0, over parts that are empty.
+// Skips `num_bytes` that were moved; with 0, empty parts.
 void advance(iovec*& parts, size_t& num_parts, size_t num_bytes);
 
 // They throw Ended at the limit. wait_writable throws LinkDown if there is no room and the peer has
-// closed: on a connection that a copy in its forked child keeps open, nobody will ever make any.
+// closed: on a connection kept open by a copy in its forked child, there will never be any.
 void wait_readable(int fd, const Limit& limit);
 void wait_writable(int fd, const Limit& limit);
 

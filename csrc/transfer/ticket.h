@@ -1,10 +1,10 @@
-// Ticket: a request under way, and how it ended.
+// Ticket: a request in flight, and how it ended.
 //
 //   TicketRef ticket = peer->submit(std::move(request), Deadline::after(30.0));
 //   if (ticket->wait(Deadline::after(1.0))) ticket->check();   // throws TransferError
 //
-// Layer: transfer. Thread-safe. A ticket that is dropped is not cancelled. In a forked child, which
-// has no worker, what would look at the request or change it throws InvalidArgument.
+// Layer: transfer. Thread-safe. Dropping a ticket does not cancel it. In a forked child, which has
+// no worker, calls that would read or change the request throw InvalidArgument.
 #pragma once
 
 #include <atomic>
@@ -33,30 +33,31 @@ class Ticket {
          CountersRef counters);
 
   const Request& request() const { return request_; }  // until it is finished
-  bool split_request() { return split(request_); }     // while nobody carries out any of it
+  bool split_request() { return split(request_); }     // while no part of it is being carried out
   uint64_t num_bytes() const { return num_bytes_; }
   const Deadline& deadline() const { return deadline_; }
 
   // Whether nothing more will happen: delivered, failed or cancelled.
   bool finished();
 
-  bool is_over();  // the same, without a look at what is under way
+  bool is_over();  // the same, without checking on work in flight
 
-  // Returns finished(), after waiting for it until `until` or the request's own deadline. Past its
-  // own deadline it is finished.
+  // Returns finished(), after waiting until `until` or the request's own deadline. Past its own
+  // deadline it is finished.
   bool wait(const Deadline& until);
 
   // Throws TransferError unless everything was delivered. Call it once finished.
   void check() const;
 
   // Ends the request unless it is finished. When it returns, local memory is no longer touched.
-  // Returns whether this is why it ended.
+  // Returns whether this call ended it.
   bool cancel();
 
-  // Pushes the key into the queue when finished, or now if it is.
+  // Pushes the key into the queue when finished, or now if it already is.
   void push_when_finished(std::shared_ptr<CompletionQueue> queue, uint64_t key);
 
-  // Its caller has begun it in his own thread, or may do so when he waits. Before others have it.
+  // Its caller has begun it in its own thread, or may do so when it waits. Call it before others
+  // have the ticket.
   void leave_to_caller() { is_with_caller_ = true; }
 
   // Ends it, once; "" means delivered.

@@ -1,11 +1,11 @@
-// TLS 1.3: the context is an engine's, a stream is one connection's.
+// TLS 1.3: a context belongs to an engine, a stream to one connection.
 //
 //   const TlsContext context({"node.pem", "node.key", "ca.pem"});
 //   TlsStream stream(context, fd, "10.0.0.2", limit);      // the initiator's; host "": the
 //   target's stream.send(parts, num_parts, limit);
 //
-// Layer: transfer. A stream is used by one thread at a time, of the engine or of a caller; neither
-// gets a SIGPIPE. Certificates are verified on both sides if there is a CA, else on none.
+// Layer: transfer. A stream is used by one thread at a time, the engine's or a caller's; neither
+// gets a SIGPIPE. Certificates are verified on both sides if there is a CA, else on neither.
 #pragma once
 
 #include <sys/uio.h>
@@ -26,7 +26,7 @@ namespace mk::transfer {
 struct TlsOptions {
   std::string certificate;  // PEM files: ours, and those between it and the CA's
   std::string key;
-  std::string ca;    // which may have signed a peer's; empty: anybody
+  std::string ca;    // may have signed a peer's; empty: any certificate
   bool verify_host;  // whether a target's certificate must be for the host that was opened
 };
 
@@ -47,16 +47,16 @@ class TlsContext {
 
 class TlsStream {
  public:
-  // Shakes hands over a connected non-blocking socket, which must outlive the stream. An initiator
-  // names the host that it has connected to; for a target it is empty.
+  // Performs the handshake over a connected non-blocking socket, which must outlive the stream. An
+  // initiator names the host it has connected to; for a target it is empty.
   TlsStream(const TlsContext& context, int fd, const std::string& host, const Limit& limit);
 
   void send(iovec* parts, size_t num_parts, const Limit& limit);
   void receive(iovec* parts, size_t num_parts, const Limit& limit);
 
-  bool has_pending() const;  // something was received that nobody has asked for yet
+  bool has_pending() const;  // there is received input that was not read yet
 
-  // What the two ends of this session know, and nobody who stands between them.
+  // A value that only the two ends of this session know, not a man in the middle.
   const Bytes32& binding() const { return binding_; }
 
  private:

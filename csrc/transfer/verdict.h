@@ -1,4 +1,4 @@
-// Why a peer was turned away before its first request: in words, for either side, and how often.
+// Why a peer was rejected before its first request: in words, for either side, and how often.
 //
 //   throw Rejected(Verdict::kOtherSecret);     // at the target, which tells the initiator
 //   throw Failure(told(welcome.verdict));      // at the initiator
@@ -16,16 +16,16 @@
 
 namespace mk::transfer {
 
-const char* found(Verdict verdict);  // what the target says of the initiator
-const char* told(Verdict verdict);   // what the initiator makes of it
+const char* found(Verdict verdict);  // the target's finding about the initiator
+const char* told(Verdict verdict);   // its meaning for the initiator
 
-// A target does not go on with a peer.
+// A target rejects a peer.
 struct Rejected : Failure {
   explicit Rejected(Verdict verdict) : Failure(found(verdict)), verdict(verdict) {}
   Verdict verdict;
 };
 
-// How many connections an engine has turned away, by cause. Thread-safe.
+// How many connections an engine has rejected, by cause. Thread-safe.
 class Rejections {
  public:
   using Table = std::map<std::string, uint64_t>;

@@ -1,13 +1,13 @@
 // The wire format, version 5: docs/wire.md holds the tables. Little-endian, fixed layouts.
 //
-//   both sides  Hello, name, HelloTail              once a connection, the initiator first
+//   both sides  Hello, name, HelloTail              once per connection, the initiator first
 //   initiator   a proof of 32 bytes                 if both sides have a secret
 //   target      Welcome
 //   initiator   BatchHeader, Range[num_ranges], payload (write, notify), checksums (verify)
 //   target      Ack, text (refused) or payload (read)
 //
-// Layer: transfer. The check_* functions are the only judges of what a peer sent: every count and
-// size is bounded there, before anything is allocated or touched.
+// Layer: transfer. Only the check_* functions validate what a peer sent: every count and size is
+// bounded there, before anything is allocated or touched.
 #pragma once
 
 #include <array>
@@ -25,7 +25,7 @@ constexpr uint32_t kWireVersion = 5;
 
 constexpr uint32_t kMaxNameBytes = 255;
 constexpr uint32_t kMaxBatchRanges = 8192;        // a table of 128 KiB
-constexpr uint64_t kMaxWriteBytes = 16ull << 20;  // what a target takes in before it confirms
+constexpr uint64_t kMaxWriteBytes = 16ull << 20;  // what a target receives before it confirms
 constexpr uint64_t kMaxReadBytes = 256ull << 20;  // more: the next batch waits for this one
 constexpr uint64_t kMaxNotificationBytes = 64 << 10;
 constexpr uint32_t kMaxFencedLinks = 4096;
@@ -57,16 +57,16 @@ enum class Op : uint32_t {
 
 enum class Status : uint32_t { kDone = 0, kRefused = 1 };
 
-// Why a target ends a connection that has just begun. verdict.h has the words.
+// Why a target ends a new connection. verdict.h has the words.
 enum class Verdict : uint32_t {
   kWelcome = 0,
   kNoSecret = 1,        // the initiator has no secret, the target has one
-  kUnwantedSecret = 2,  // the other way round
+  kUnwantedSecret = 2,  // the reverse
   kOtherSecret = 3,     // the proof is wrong
   kNoTls = 4,           // the target speaks TLS only
-  kOldEpoch = 5,        // it has met this or a later connection of the link
-  kStillBusy = 6,       // the connection before this one has not ended in time
-  kFull = 7,            // it serves as many connections as it may
+  kOldEpoch = 5,        // it has seen this or a later connection of the link
+  kStillBusy = 6,       // the previous connection has not ended in time
+  kFull = 7,            // it serves the maximum number of connections
 };
 
 using Bytes32 = std::array<unsigned char, 32>;
@@ -76,14 +76,14 @@ struct Hello {
   char magic[8];
   uint32_t version;
   uint32_t name_bytes;
-  uint64_t instance;  // random, new for every engine: tells a restarted peer from the one before
+  uint64_t instance;  // random, new for every engine: distinguishes a restarted peer
 };
 static_assert(sizeof(Hello) == 24);
 
 constexpr uint32_t kFlagSecret = 1;  // the sender has a secret
 constexpr uint32_t kFlagTls = 2;     // the sender speaks TLS only
 
-// One of the connections that an initiator keeps up, and which making of it this is.
+// One of an initiator's lasting connections, and how often it has been made.
 struct Link {
   uint64_t id;     // random
   uint64_t epoch;  // counts up from 1
@@ -114,11 +114,11 @@ struct BatchHeader {
 };
 static_assert(sizeof(BatchHeader) == 32);
 
-// Payload of memory begins at a multiple of this behind the beginning of what it is a part of. The
-// kernel copies both into pages of its own, from their beginning if nothing else is under way, and
-// out of them again. Where it does so by `rep movsb`, a Zen 3 takes three times as long if the
-// target of a copy lies 1 to 31 bytes behind its source modulo 4096 (see common/copy_bytes.h):
-// memory at pages, or 16 (malloc) or 64 bytes (torch) behind them, is spared that.
+// Payload in memory begins at a multiple of this from the beginning of what it is a part of. The
+// kernel copies both into its own pages, from their beginning if nothing else is in flight, and out
+// of them again. Where it does so by `rep movsb`, a Zen 3 takes three times as long if the target
+// of a copy is 1 to 31 bytes behind its source modulo 4096 (see common/copy_bytes.h): memory at
+// pages, or 16 (malloc) or 64 bytes (torch) behind them, avoids that.
 constexpr uint64_t kPayloadAlignment = 64;
 
 struct Ack {
@@ -130,8 +130,8 @@ struct Ack {
 };
 static_assert(sizeof(Ack) == kPayloadAlignment);
 
-// An entry of the answer to kRegions. How the initiator gets at the memory: `memory` counts the
-// descriptors that the target has sent, from 0; kNoMemory: by the target's process and address.
+// An entry of the answer to kRegions. How the initiator accesses the memory: `memory` is the index
+// of a descriptor that the target has sent, from 0; kNoMemory: by the target's process and address.
 struct RegionEntry {
   uint64_t address;
   uint64_t num_bytes;
@@ -148,7 +148,7 @@ constexpr uint32_t kMaxLocation = 4096;
 inline uint32_t location_of(int device) { return static_cast<uint32_t>(device + 1); }
 inline int device_at(uint32_t location) { return static_cast<int>(location) - 1; }
 
-// An entry of the answer to kGpus: a region, and the allocation that it is in.
+// An entry of the answer to kGpus: a region, and the allocation that contains it.
 struct GpuEntry {
   uint64_t address;                      // of the region
   uint64_t offset;                       // of the region in the allocation
@@ -168,14 +168,14 @@ struct ListEntry {
 };
 static_assert(sizeof(ListEntry) == 24);
 
-// Whether this op compares checksums; its Ack is followed by how many ranges from the first on
+// Whether this op compares checksums; its Ack is followed by the number of leading ranges that
 // agree.
 inline bool verifies(Op op) { return op == Op::kVerifyWrite || op == Op::kVerifyRead; }
 using NumEqual = uint64_t;
 
 static_assert(sizeof(Range) == 16);  // address, num_bytes: an entry of the table
 
-// Entries of zeros behind the table.
+// Zero entries after the table.
 inline uint32_t num_zero_ranges(const BatchHeader& header) {
   constexpr uint64_t kEntries = kPayloadAlignment / sizeof(Range);
   const uint64_t before = sizeof(BatchHeader) / sizeof(Range) + header.num_ranges;
@@ -200,7 +200,7 @@ void check_list_ack(const Ack& ack, uint64_t request_id);
 void check_listed(const ListEntry& entry);
 void check_answered(const Ack& ack, uint64_t request_id);
 
-// A peer's text, made safe to show.
+// A peer's text, made safe to display.
 std::string printable(std::string text);
 
 }  // namespace mk::transfer

@@ -1,9 +1,9 @@
-// WireChannel: a connection to the peer that speaks docs/wire.md, made anew after a failure: the
-// transport tcp, and what shared memory is agreed upon over.
+// WireChannel: a connection to the peer that speaks docs/wire.md, re-established after a failure:
+// the transport tcp, and the control connection of shared memory.
 //
-// Layer: transfer. The other end is a Session of the peer's Server. Works go out as frames, each of
-// which the peer acknowledges; writes keep two under way, so that one is received while the next is
-// sent. Reads keep one: sending the next table while the peer sends payload could, with small
+// Layer: transfer. The other end is a Session of the peer's Server. Works are sent as frames, each
+// of which the peer acknowledges. Writes keep two in flight, so that one is received while the next
+// is sent. Reads keep one: sending the next table while the peer sends payload could, with small
 // socket buffers, leave both sides waiting for the other to read.
 #pragma once
 

@@ -1,4 +1,4 @@
-"""Attention over a paged KV cache: under masks, in parts, and the writing of what it reads."""
+"""Attention over a paged KV cache: under masks, in parts, and writing keys and values to it."""
 
 from .append import append_kv
 from .merge import merge_attention

@@ -1,4 +1,4 @@
-"""New keys and values, written to their slots of a paged KV cache."""
+"""Write new keys and values to their slots in a paged KV cache."""
 
 from typing import Literal
 
@@ -41,29 +41,29 @@ def append_kv(
                 k_cache[block, token] = (key / k_scale).to(k_cache.dtype)     # fp8 saturates
                 v_cache[block, token] = (v[i] / v_scale).to(v_cache.dtype)
 
-    with float32 in between, IEEE division and rounding to nearest even, as ``Fp8`` and ``Rope`` of
-    a ``CopyPlan``. Angles are computed in float64.
+    computed in float32, with IEEE division and rounding to nearest even, like ``Fp8`` and ``Rope``
+    of a ``CopyPlan``. Angles are computed in float64.
 
     Args:
         k: ``[n, kv_head, dim]``, float32, float16 or bfloat16, dim packed; ``[n, dim]`` where the
             axes have no head (MLA).
-        v: the same but for dim; None, with ``v_cache``, if the cache has no values of its own.
+        v: the same except for dim; None, with ``v_cache``, if the cache has no separate values.
         k_cache: as for ``paged_attention``; it is written to.
         v_cache: the same.
         slots: int64 ``[n]``, each ``block * block_size + token``, or -1 for a token that is not
-            written. What a slot holds that is named twice is not defined; this is not checked.
+            written. The contents of a slot that is named twice are undefined; this is not checked.
         axes: the order of the caches' axes.
-        rope: turns the keys; None to take them as they are.
-        positions: integers ``[n]``, where each token stands; needed by ``rope`` alone.
-        k_scale: what 1.0 in ``k_cache`` stands for: a number, or float ``[kv_head]``; None for 1.
-        v_scale: the same of ``v_cache``.
+        rope: rotates the keys; None to leave them as they are.
+        positions: integers ``[n]``, the position of each token; used only by ``rope``.
+        k_scale: the value of 1.0 in ``k_cache``: a number, or float ``[kv_head]``; None for 1.
+        v_scale: the same for ``v_cache``.
         engine: "host", "triton", "reference"; "auto" by the device.
 
     Raises:
         InvalidArgument: an argument is not as above, or requires grad outside
             ``torch.no_grad()``; then nothing is written. On CUDA a slot that
             is not in the cache is skipped, and a later call on that device raises.
-        Unavailable: the named engine is not here.
+        Unavailable: the named engine is not available.
     """
     as_one_of(OP, "engine", engine, ENGINES)
     if (v is None) != (v_cache is None):

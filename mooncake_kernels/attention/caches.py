@@ -1,4 +1,4 @@
-"""The caches that attention reads and writes, checked and put into one order of axes."""
+"""The caches that attention reads and writes, checked, with their axes in one order."""
 
 import numbers
 from dataclasses import dataclass
@@ -16,11 +16,11 @@ AXES = " ".join(ORDER)
 
 @dataclass(frozen=True)
 class Caches:
-    """Keys and values as ``[block, token, head, dim]``, strided, and what 1.0 in them stands for.
+    """Keys and values as ``[block, token, head, dim]``, strided, and their scales.
 
     Attributes:
-        k, v: views of the tensors that were given; ``v`` may be a part of ``k`` (MLA).
-        k_scale, v_scale: float32 ``[head]``, or None for 1.
+        k, v: views of the given tensors; ``v`` may be a part of ``k`` (MLA).
+        k_scale, v_scale: the value of 1.0, float32 ``[head]``, or None for 1.
     """
 
     k: torch.Tensor
@@ -40,7 +40,7 @@ class Caches:
         """Check the caches of a call of ``op``, and their scales.
 
         Raises:
-            InvalidArgument: they do not fit the axes, each other or the scales.
+            InvalidArgument: they do not match the axes, each other or the scales.
         """
         k, v = (
             _in_order(op, name, cache, axes)

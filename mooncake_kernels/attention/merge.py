@@ -22,32 +22,32 @@ def merge_attention(
     log2: bool = False,
     engine: MergeEngine = "auto",
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Merge what a batch's queries got from parts of their keys, as if they had got all at once.
+    """Merge the attention of a batch's queries over parts of the keys into that over all of them.
 
     Equivalent to, for each query and head::
 
         lse = log(sum(exp(lses[i]) for i in range(n)))
         out = sum(exp(lses[i] - lse) * outs[i] for i in range(n) if lses[i] != -inf)
 
-    which is exact but for rounding, whatever the parts: splits of the keys, a shared prefix and the
-    rest, blocks that other instances hold. No key may be in two of them. A query without keys in
+    which is exact except for rounding, for any parts: splits of the keys, a shared prefix and the
+    rest, blocks held by other instances. No key may be in two of them. A query without keys in
     any part gets 0 and -inf. (Infinite-LLM, section 4.1: DistAttention.)
 
     Args:
         outs: ``[n, num_q, heads, dim]``, float32, float16 or bfloat16, n at least 1. Where its lse
             is -inf a part is not read.
         lses: float32 ``[n, num_q, heads]``.
-        log2: logarithms are to base 2, as FlashInfer's, and not natural.
+        log2: logarithms are to base 2, like FlashInfer's, not natural.
         engine: "host", "cuda", "triton", "reference"; "auto" by the device.
 
     Returns:
         ``out`` ``[num_q, heads, dim]`` of the dtype of ``outs``, and ``lse`` ``[num_q, heads]``,
         float32, to the same base. On CUDA both are queued on the current stream. There is no
-        backward: outside ``torch.no_grad()`` tensors that require grad are refused.
+        backward: outside ``torch.no_grad()``, tensors that require grad are refused.
 
     Raises:
         InvalidArgument: an argument is not as above.
-        Unavailable: the named engine is not here.
+        Unavailable: the named engine is not available.
     """
     as_one_of(OP, "engine", engine, ENGINES)
     as_instance(OP, "outs", outs, torch.Tensor, "a tensor")

@@ -47,36 +47,37 @@ def paged_attention(
 
     A query that sees nothing has ``out`` 0 and ``lse`` -inf. Keys that no query sees are not read
     in tiles that none of its neighbours sees. Sums are kept in float32. On the CPU the bits of a
-    row depend on its query, mask and keys alone: not on the batch, on the chunks that a prompt
-    came in, on threads, or on the layout of the cache. (FlashAttention-2, section 3.1; split over
-    the keys as in Flash-Decoding.)
+    row depend only on its query, mask and keys: not on the batch, on how the prompt was chunked, on
+    threads, or on the layout of the cache. (FlashAttention-2, section 3.1; split over the keys as
+    in Flash-Decoding.)
 
     Args:
         q: ``[num_q, heads, dim]``, float32, float16 or bfloat16, rows as in ``rows.batch``, dim
             packed.
-        k_cache: ``[block, token, kv_head, dim]`` or as ``axes`` says, strided but for dim; of q's
-            dtype, another one of the three, or fp8. ``heads`` must be a multiple of ``kv_head``.
-        v_cache: the same but for dim, which may be another (MLA: ``k_cache[..., :512]``).
+        k_cache: ``[block, token, kv_head, dim]`` or as ``axes`` says, strided except for dim; of
+            q's dtype, another one of the three, or fp8. ``heads`` must be a multiple of
+            ``kv_head``.
+        v_cache: the same except for dim, which may differ (MLA: ``k_cache[..., :512]``).
         block_table: int32 ``[num_requests, max_blocks]``, the blocks of each request in order.
-            Entries whose keys no query sees may be anything.
+            Entries whose keys no query sees may have any value.
         rows: what each query sees.
         scale: of the scores; None for ``dim ** -0.5``.
         axes: the order of the caches' axes, an order of "block token head dim", or without "head"
             (MLA); "block head token dim" is FlashInfer's HND.
-        k_scale: what 1.0 in ``k_cache`` stands for: a number, or float ``[kv_head]``; None for 1.
-        v_scale: the same of ``v_cache``.
+        k_scale: the value of 1.0 in ``k_cache``: a number, or float ``[kv_head]``; None for 1.
+        v_scale: the same for ``v_cache``.
         engine: "host" (the CPU's vectors); "triton" (a GPU; on the CPU in its interpreter);
             "reference" (float64); "auto" by the device.
 
     Returns:
         ``out`` ``[num_q, heads, v_dim]`` of q's dtype, and ``lse`` ``[num_q, heads]``, float32,
         natural logarithms. On CUDA both are queued on the current stream. There is no backward:
-        outside ``torch.no_grad()`` tensors that require grad are refused.
+        outside ``torch.no_grad()``, tensors that require grad are refused.
 
     Raises:
         InvalidArgument: an argument is not as above, or a block that is seen is not in the cache
             or not in the table. On CUDA its keys count as not seen, and a later call raises.
-        Unavailable: the named engine is not here.
+        Unavailable: the named engine is not available.
     """
     as_one_of(OP, "engine", engine, ENGINES)
     as_instance(OP, "rows", rows, MaskRows, "a MaskRows")
@@ -84,7 +85,7 @@ def paged_attention(
     _check_q(q, caches, rows)
     refuse_gradients(OP, q=q, k_cache=k_cache, v_cache=v_cache)
     _check_table(block_table, caches, rows)
-    num_q = rows.batch.num_q  # a MaskBuilder's rows have room for more
+    num_q = rows.batch.num_q  # a MaskBuilder's rows may have spare ones
     arguments = (
         *(q, caches.k, caches.v, block_table.contiguous()),
         *(

@@ -1,4 +1,4 @@
-"""Every precondition of the fast paths on a machine: its state, and the command that fixes it."""
+"""The preconditions of the fast paths on a machine: their state, and the commands to fix them."""
 
 from .examine import examine
 from .finding import Finding, State

@@ -13,11 +13,11 @@ from .report import as_json, table
 
 
 def run(root: Path | None, only: str | None, *, as_objects: bool) -> int:
-    """Examine a machine and print what is found.
+    """Examine a machine and print the findings.
 
     Args:
-        root: a captured machine's files; None for this one, whose libraries are looked at too.
-        only: names of groups and checks, with commas between; None for all.
+        root: a captured machine's files; None for this one, whose libraries are checked too.
+        only: names of groups and checks, separated by commas; None for all.
         as_objects: print JSON.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Run the checks; what a check cannot look at, or throws, is a finding too."""
+"""Run the checks; a failure to check, or an exception, is a finding too."""
 
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -34,7 +34,7 @@ Check = Callable[[], Iterable[Finding]]
 
 
 def examine(root: MachineRoot, here: Here, only: frozenset[str] = frozenset()) -> list[Finding]:
-    """Return the findings of all checks, or of those groups and checks that are named."""
+    """Return the findings of all checks, or of the named groups and checks."""
     findings = []
     for topic, check in _checks(root, here).items():
         names = CHECKS_OF[topic]
@@ -47,7 +47,7 @@ def examine(root: MachineRoot, here: Here, only: frozenset[str] = frozenset()) -
 
 
 def topic_of(finding: Finding) -> str:
-    """Return the group that a check is of; a check that threw is named as its group."""
+    """Return the group of a check; a check that raised is named after its group."""
     for name, checks in CHECKS_OF.items():
         if finding.check in checks:
             return name

@@ -1,14 +1,14 @@
-"""One thing that the doctor saw: what, in what state, what it breaks, and the command for it."""
+"""One finding of the doctor: what, in what state, what it breaks, and the command to fix it."""
 
 import enum
 from dataclasses import dataclass
 
 
 class State(enum.Enum):
-    """What is found, the worst first.
+    """The severity of a finding, worst first.
 
     A *problem* keeps something from working; a *warning* makes it slower or less safe; *unknown*
-    could not be looked at; *info* is neither good nor bad (hardware that is not here).
+    could not be checked; *info* is neither good nor bad (hardware that is absent).
     """
 
     PROBLEM = "problem"
@@ -20,14 +20,14 @@ class State(enum.Enum):
 
 @dataclass(frozen=True)
 class Finding:
-    """What one check says of one subject.
+    """A check's result for one subject.
 
     Attributes:
         check: the check's name, as ``--only`` takes it.
         subject: the device, file or process it is about.
         state: how bad it is.
         detail: what was seen, and what was expected.
-        fix: the command to run; None if nothing is to be done.
+        fix: the command to run; None if there is nothing to do.
         why: what breaks without it, in one sentence.
     """
 
@@ -41,11 +41,11 @@ class Finding:
 
 @dataclass(frozen=True)
 class Topic:
-    """A group of checks that one function makes.
+    """A group of checks implemented by one function.
 
     Attributes:
         name: of the group.
-        why: for each check of it, what breaks without it.
+        why: for each of its checks, what breaks without it.
     """
 
     name: str

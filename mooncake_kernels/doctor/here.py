@@ -1,4 +1,4 @@
-"""What the doctor knows of this process and its libraries, as plain data: files do not tell it."""
+"""Facts about this process and its libraries that files do not show, as plain data."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from ..rdma import DeviceInfo
 
 @dataclass(frozen=True)
 class Library:
-    """Whether something that the package can use is here, and its version or why it is not.
+    """Whether something the package can use is available, with its version or the reason why not.
 
     Attributes:
         check: the check's name: "operators", "cuda_kernels", "torch_cuda", "cuda_driver",
@@ -24,15 +24,15 @@ class Library:
 
 @dataclass(frozen=True)
 class Here:
-    """This process. The default is what is known of a machine that was captured: nothing.
+    """This process. The default is what is known of a captured machine: nothing.
 
     Attributes:
         libraries: what the package can use.
         has_dmabuf_call: whether libibverbs has ``ibv_reg_dmabuf_mr``; None if it does not load.
-        open_errors: of files of /dev/infiniband, why they could not be opened; empty text if they
-            could.
+        open_errors: for files of /dev/infiniband, why they could not be opened; an empty text if
+            they could.
         gpu_memory_bytes: memory of each GPU, by PCI address.
-        devices: what libibverbs says, if it was asked.
+        devices: libibverbs' descriptions, if it was queried.
     """
 
     libraries: tuple[Library, ...] = ()

@@ -1,4 +1,4 @@
-"""Look at this process: its libraries, what it may open, what NVML says."""
+"""Examine this process: its libraries, what it may open, NVML's information."""
 
 import ctypes
 import importlib.metadata
@@ -14,7 +14,7 @@ INFINIBAND = "/dev/infiniband"
 
 
 def look() -> Here:
-    """Return what is known of this process on this machine."""
+    """Return the facts about this process on this machine."""
     return Here(
         libraries=(*_built(), *_loaded(), *_packages()),
         has_dmabuf_call=_has_dmabuf_call(),
@@ -87,7 +87,7 @@ def _open_errors() -> dict[str, str]:
 
 
 def _devices() -> tuple[rdma.DeviceInfo, ...]:
-    """What verbs say; why they cannot be asked is what other checks tell."""
+    """Return verbs' descriptions; other checks report why they cannot be read."""
     try:
         return tuple(rdma.devices())
     except (Unavailable, OSError):
@@ -100,7 +100,7 @@ class _Memory(ctypes.Structure):
 
 
 def _gpu_memory_bytes() -> dict[str, int]:
-    """Ask NVML, which comes with the driver; nothing where it is not or does not answer."""
+    """Ask NVML, which comes with the driver; empty if it is missing or does not answer."""
     addresses = MachineRoot().names("/proc/driver/nvidia/gpus")
     try:
         return _ask_nvml(ctypes.CDLL("libnvidia-ml.so.1"), addresses) if addresses else {}

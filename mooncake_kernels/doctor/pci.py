@@ -27,12 +27,12 @@ def gpus(root: MachineRoot) -> list[str]:
 
 
 def mellanox_nics(root: MachineRoot) -> list[str]:
-    """Return addresses of network controllers that surely can do RDMA."""
+    """Return addresses of network controllers that certainly support RDMA."""
     return _of_kind(root, _MELLANOX, (0x0200, 0x0207))
 
 
 def address_of(root: MachineRoot, folder: str) -> str | None:
-    """Return the PCI function that a device is or lies below: the last one in its path."""
+    """Return the PCI function that a device is or is below: the last one in its path."""
     path = path_of(root, folder)
     return path[-1] if path else None
 
@@ -44,13 +44,13 @@ def path_of(root: MachineRoot, folder: str) -> list[str]:
 
 
 def driver_of(root: MachineRoot, address: str) -> str | None:
-    """Return the name of the kernel's driver that has the device."""
+    """Return the name of the kernel driver bound to the device."""
     resolved = root.resolve(f"{DEVICES}/{address}/driver")
     return resolved.rsplit("/", 1)[-1] if resolved else None
 
 
 def config(root: MachineRoot, address: str) -> bytes:
-    """Return what may be read of the configuration space; only root reads past 64 bytes."""
+    """Return the readable part of the configuration space; only root reads past 64 bytes."""
     resolved = root.resolve(f"{DEVICES}/{address}/config")
     try:
         return root.path(resolved).read_bytes() if resolved else b""
@@ -59,9 +59,9 @@ def config(root: MachineRoot, address: str) -> bytes:
 
 
 def capability(space: bytes, wanted: int) -> int | None:
-    """Return the offset of a capability; None if it is not there or the list not readable."""
+    """Return the offset of a capability; None if it is absent or the list is not readable."""
     offset = space[0x34] & 0xFC if len(space) > 0x34 else 0
-    for _ in range(48):  # more do not fit, so that a loop ends
+    for _ in range(48):  # the most that fit, so that a loop ends
         if offset < 0x40 or offset + 1 >= len(space):
             return None
         if space[offset] == wanted:

@@ -7,22 +7,22 @@ from .._machine_root import MachineRoot
 from . import pci
 
 CLASS = "/sys/class/infiniband"
-# A table has 256 places, and is filled from the front: after so many free ones nothing follows.
+# A table has 256 entries, filled from the front: after this many free ones nothing follows.
 _MAX_FREE_GIDS = 16
 
 
 @dataclass(frozen=True)
 class Gid:
-    """One place of a port's table that is in use."""
+    """One entry of a port's table that is in use."""
 
     index: int
     text: str
-    type: str  # "IB/RoCE v1", "RoCE v2"; empty if the kernel does not tell
+    type: str  # "IB/RoCE v1", "RoCE v2"; empty if the kernel does not say
     netdev: str | None
 
     @property
     def address(self) -> str:
-        """Return it as people write it: 10.0.0.1, fe80::1."""
+        """Return it in the usual notation: 10.0.0.1, fe80::1."""
         try:
             address = ipaddress.IPv6Address(self.text)
         except ValueError:
@@ -43,7 +43,7 @@ class Gid:
 
 @dataclass(frozen=True)
 class Port:
-    """One port. Texts are the kernel's words without its numbers; None is unreadable."""
+    """One port. Texts are the kernel's, without its numbers; None is unreadable."""
 
     device: str
     number: int
@@ -73,7 +73,7 @@ def devices(root: MachineRoot) -> list[str]:
 
 
 def address_of(root: MachineRoot, device: str) -> str | None:
-    """Return a device's PCI function; soft-RoCE has that of its network interface."""
+    """Return a device's PCI function; for soft-RoCE that of its network interface."""
     parent = root.text(f"{CLASS}/{device}/parent")
     return pci.address_of(root, f"{CLASS}/{device}/device") or (
         pci.address_of(root, f"/sys/class/net/{parent}/device") if parent else None

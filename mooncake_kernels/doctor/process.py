@@ -1,4 +1,4 @@
-"""What files say of this process: its limits and rights, and whether a container is around it."""
+"""What files say about this process: its limits and rights, and whether it is in a container."""
 
 import math
 import re
@@ -47,7 +47,7 @@ def ids(root: MachineRoot, name: str) -> list[int]:
 
 
 def mounted(root: MachineRoot, folder: str) -> tuple[str, str] | None:
-    """Return (file system, options) of what is mounted last at a folder; None if nothing is."""
+    """Return (file system, options) of the last mount at a folder; None if there is none."""
     for line in reversed((root.text("/proc/self/mounts") or "").splitlines()):
         fields = line.split()
         if len(fields) >= 4 and fields[1] == folder:
@@ -56,23 +56,23 @@ def mounted(root: MachineRoot, folder: str) -> tuple[str, str] | None:
 
 
 def in_container(root: MachineRoot) -> bool:
-    """Whether this looks like a container; then the fix is an option of what starts it."""
+    """Whether this looks like a container; the fix is then an option of its launcher."""
     marks = ("/.dockerenv", "/run/.containerenv", "/var/run/secrets/kubernetes.io")
     if any(root.resolve(mark) for mark in marks):
         return True
-    _, layers = mounted(root, "/") or ("", "")  # an overlay's name where they are
+    _, layers = mounted(root, "/") or ("", "")  # an overlay's name where its layers are
     told = f"{root.text('/proc/1/cgroup')} {layers}"
     return bool(re.search("docker|kubepods|containers|containerd|libpod|lxc", told))
 
 
 def memory_bytes(root: MachineRoot, name: str = "MemTotal") -> int | None:
-    """Return a line of /proc/meminfo that is in kB, in bytes."""
+    """Return a line of /proc/meminfo, given in kB, in bytes."""
     found = re.search(rf"^{name}: *([0-9]{{1,18}}) kB", root.text("/proc/meminfo") or "", re.M)
     return int(found.group(1)) * 1024 if found else None
 
 
 def human(num_bytes: float) -> str:
-    """Write a size: 8 MiB, 1.5 TiB, unlimited."""
+    """Format a size: 8 MiB, 1.5 TiB, unlimited."""
     if num_bytes == math.inf:
         return "unlimited"
     for unit in ("bytes", "KiB", "MiB", "GiB"):

@@ -11,7 +11,7 @@ _MAX_SUBJECTS = 3
 
 
 def summary(findings: list[Finding]) -> str:
-    """Write "3 problems, 2 warnings", and what could not be looked at."""
+    """Format "3 problems, 2 warnings", and what could not be checked."""
     counts = Counter(finding.state for finding in findings)
     words = [_counted(counts[State.PROBLEM], "problem"), _counted(counts[State.WARNING], "warning")]
     if counts[State.UNKNOWN]:
@@ -24,7 +24,7 @@ def _counted(number: int, word: str) -> str:
 
 
 def table(findings: list[Finding]) -> str:
-    """Write problems, then warnings, then the rest by group; then the summary."""
+    """Format problems, then warnings, then the rest by group; then the summary."""
     lines = []
     for state in _BAD:
         for finding in findings:
@@ -47,7 +47,7 @@ def _bad(finding: Finding) -> list[str]:
 
 
 def _rows(findings: list[Finding]) -> list[str]:
-    """One line for findings that differ in their subject alone."""
+    """Format findings that differ only in their subject as one line."""
     merged: dict[tuple[str, State, str, str | None], list[Finding]] = {}
     for finding in findings:
         alike = (finding.check, finding.state, finding.detail, finding.fix)
@@ -72,7 +72,7 @@ def _subjects(findings: list[Finding]) -> str:
 
 
 def as_json(findings: list[Finding]) -> str:
-    """Write an object: "findings", a list of objects with fixed keys, and "summary"."""
+    """Format an object: "findings", a list of objects with fixed keys, and "summary"."""
     counts = Counter(finding.state for finding in findings)
     return json.dumps(
         {

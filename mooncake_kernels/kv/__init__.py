@@ -1,11 +1,11 @@
-"""Paged KV movement: blocks of one cache into blocks of another, whatever the two layouts.
+"""Paged KV movement: copy blocks of one cache into blocks of another, for any two layouts.
 
 The axes of a cache are named, never guessed from shapes: two layouts can have the same shape and
-mean different things. A ``CopyPlan`` is made once for a pair of caches and run many times; a run
-costs host work in the number of blocks, not in blocks x layers x heads.
+different meanings. Make a ``CopyPlan`` once for a pair of caches and run it many times; a run costs
+host work proportional to the number of blocks, not to blocks x layers x heads.
 
-On the CPU copies run on torch's threads, which do not survive a ``fork()``: as after any parallel
-torch call, a child that is forked later must not copy. Autograd does not see a copy.
+On the CPU, copies run on torch's threads, which do not survive a ``fork()``: as after any parallel
+torch call, a child forked later must not copy. Autograd does not track copies.
 """
 
 from ..transforms import Fp8, Rope

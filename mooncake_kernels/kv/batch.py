@@ -1,4 +1,4 @@
-"""copy_batch: a list of ranges by their addresses. Public as ``mooncake_kernels.copy_batch``."""
+"""copy_batch: copy a list of ranges by address. Public as ``mooncake_kernels.copy_batch``."""
 
 from typing import Literal
 
@@ -23,55 +23,54 @@ def copy_batch(
     engine: BatchEngine = "auto",
     max_sms: int | None = None,
 ) -> None:
-    """Copy ranges of bytes, each of any length, from anywhere to anywhere.
+    """Copy ranges of bytes, of any length, between any addresses.
 
     Equivalent to::
 
         for src, dst, size in zip(src_ptrs, dst_ptrs, sizes):
             memcpy(dst, src, size)
 
-    in any order and at once: no range may write what another one reads or writes. To tell costs
-    some nanoseconds a range, and 20 to 60 where targets neither ascend nor descend. The arguments
-    are those of vLLM's ``swap_blocks_batch``, in whose place it can be put.
-    A range that goes on where the one before it ended, on both sides, is joined with it.
+    in any order and concurrently: no range may write what another one reads or writes. The check
+    costs some nanoseconds per range, 20 to 60 if targets neither ascend nor descend. The arguments
+    are those of vLLM's ``swap_blocks_batch``, for which this is a drop-in replacement.
+    A range that continues the previous one on both sides is merged with it.
 
-    Addresses may be in host memory, pageable or pinned, and in the memory of one GPU, which is
-    asked of the CUDA driver. Without one, or as long as this process has no CUDA context, all of
-    it is host memory.
+    Addresses may be in host memory, pageable or pinned, and in the memory of one GPU; the CUDA
+    driver is asked which. Without a driver, or before this process has a CUDA context, all of them
+    are host memory.
 
     If all addresses are in host memory, "auto" copies on the calling thread and torch's others,
-    and the copy is done on return; work queued on a GPU is not waited for. Else it is queued on
-    torch's current stream of the GPU that the addresses name (of the current device if they name
-    none) and may not have run on return: the memory must stay until it has. The three tensors are
-    done with on return.
+    and the copy is done on return; it does not wait for work queued on a GPU. Otherwise the copy is
+    queued on torch's current stream of the GPU that owns the addresses (the current device if none
+    does) and may not have run on return: keep the memory until it has. The three tensors may be
+    reused on return.
 
     Args:
         src_ptrs: ``[n]``, int64, on the CPU: addresses to read from.
         dst_ptrs: ``[n]``, likewise: addresses to write to.
-        sizes: ``[n]``, likewise: bytes. 0 skips a range, whose addresses are not looked at.
-        is_src_access_order_any: the sources are written to by nothing that is queued or running,
-            so that they may be read before the stream's earlier work is done. Handed to the copy
-            engine, which is faster so on some machines; the other engines read in the stream's
-            order all the same.
+        sizes: ``[n]``, likewise: bytes. 0 skips a range without checking its addresses.
+        is_src_access_order_any: nothing queued or running writes to the sources, so they may be
+            read before the stream's earlier work is done. Passed to the copy engine, which is
+            faster with it on some machines; the other engines still read in stream order.
         engine: "host" (host memory); "cuda", a kernel that moves all ranges at once; "copy_engine",
-            the GPU's own by ``cuMemcpyBatchAsync``, which leaves the multiprocessors alone, takes
-            0.5 us of the caller's time a range, and can neither be captured into a CUDA graph nor
-            run on the default stream; "reference". "auto" is cuda if any address is on a GPU, else
-            host. For the two on a GPU, host memory must be pinned. A named engine never falls back.
+            the GPU's own by ``cuMemcpyBatchAsync``, which uses no multiprocessors, takes 0.5 us of
+            the caller's time per range, and can neither be captured into a CUDA graph nor run on
+            the default stream; "reference". "auto" is cuda if any address is on a GPU, else host.
+            For the two on a GPU, host memory must be pinned. A named engine never falls back.
         max_sms: let engine "cuda" use at most this many multiprocessors; None for all.
 
     Raises:
         InvalidArgument: an argument is not as above, an address is null, a size is negative or
             beyond 2**47, a range writes what it or another one reads or what another one writes, or
-            it leaves the allocation that the driver knows it to begin in. Nothing has been copied
-            then.
-        Unavailable: the named engine is not here; or there is a CUDA context and a build without
-            CUDA, which cannot tell where an address is: name engine "host" then.
+            it extends past the allocation in which the driver says it begins. Nothing has been
+            copied then.
+        Unavailable: the named engine is not available; or there is a CUDA context but the build has
+            no CUDA and cannot tell where an address is: name engine "host" then.
         CudaError: CUDA refused the copy.
     """
     check_max_sms("copy_batch", max_sms)
     if torch.compiler.is_compiling():
-        torch._dynamo.graph_break()  # what is copied is hidden behind addresses
+        torch._dynamo.graph_break()  # the copied memory is hidden behind addresses
     if not isinstance(engine, str) or engine not in NUMBERS:
         raise InvalidArgument(f"copy_batch: engine must be one of {[*NUMBERS]}, got {engine!r}")
     if not _library.has_cuda:

@@ -1,4 +1,4 @@
-"""Blocks of one cache: into one packed buffer, out of it, and their checksums."""
+"""Blocks of one cache: gathered into a packed buffer, scattered from it, and their checksums."""
 
 import torch
 
@@ -39,11 +39,11 @@ def gather_blocks(
     Args:
         view: the cache.
         block_ids: ``[n]``, int32 or int64. Each in ``[0, view.num_blocks)``, or -1 for a hole,
-            which leaves its row of ``out`` as it was. Repeats are allowed.
+            which leaves its row of ``out`` unchanged. Repeats are allowed.
         out: ``[n, layer, kv, head, token, dim]``, packed, of view's dtype, not overlapping it. On
             view's device; or one of the two on a GPU and the other in pinned host memory, which
-            the GPU then writes or reads. Made on view's device if None, and then undefined where
-            ``block_ids`` has holes.
+            the GPU then writes or reads. None allocates it on view's device; rows of holes are then
+            undefined.
         max_sms: as for ``CopyPlan.run``.
         engine: as for ``CopyPlan.run``.
 
@@ -51,9 +51,9 @@ def gather_blocks(
         ``out``: one buffer to send. On CUDA the copy is queued on the current stream.
 
     Raises:
-        InvalidArgument: an argument is not as above. About ids on CUDA see ``CopyPlan.run``; here
-            it is the next gather or scatter of this view that raises.
-        Unavailable: the named engine is not here.
+        InvalidArgument: an argument is not as above. For ids on CUDA see ``CopyPlan.run``; here the
+            next gather or scatter of this view raises.
+        Unavailable: the named engine is not available.
     """
     check_view("gather_blocks", view)
     check_call("gather_blocks", max_sms, engine)
@@ -91,18 +91,17 @@ def scatter_blocks(
                 view[block_id] = packed[i]
 
     Args:
-        packed: ``[n, layer, kv, head, token, dim]``, packed, of view's dtype, and where ``out`` of
-            ``gather_blocks`` may be: what that made, of a cache of any axis order.
-        block_ids: ``[n]``, int32 or int64. Each in ``[0, view.num_blocks)``, or -1 for a row that
-            is not wanted. What a block holds that is named twice is not defined; this is not
-            checked.
+        packed: ``[n, layer, kv, head, token, dim]``, packed, of view's dtype, on the devices that
+            ``out`` of ``gather_blocks`` may have: its result, from a cache of any axis order.
+        block_ids: ``[n]``, int32 or int64. Each in ``[0, view.num_blocks)``, or -1 to skip the
+            row. The contents of a block that is named twice are undefined; this is not checked.
         view: the cache, which is written to.
         max_sms: as for ``CopyPlan.run``.
         engine: as for ``CopyPlan.run``.
 
     Raises:
         InvalidArgument: an argument is not as above; see ``gather_blocks``.
-        Unavailable: the named engine is not here.
+        Unavailable: the named engine is not available.
     """
     check_view("scatter_blocks", view)
     check_call("scatter_blocks", max_sms, engine)
@@ -131,16 +130,16 @@ def checksum_blocks(
     Equivalent to, modulo 2**64::
 
         for i, block_id in enumerate(block_ids):
-            rows = view[block_id], packed as [layer, kv, head, token, dim], one row a token
-            words = each row's bytes, 8 at a time, little endian, the last filled up with zeros
+            rows = view[block_id], packed as [layer, kv, head, token, dim], one row per token
+            words = each row's bytes, 8 at a time, little endian, the last one zero-padded
             for index, word in enumerate(words):
                 key = (index * 0x9e3779b97f4a7c15 + 0xd1b54a32d192ed03) | 1
                 product = ((word ^ word >> 32) + 0x8cb92ba72f3d8dd7) * key
                 sums[i] += product ^ product >> 32
 
-    Blocks with equal contents have equal sums in caches of any two layouts; one flipped bit always
-    shows, and so does, almost surely, anything else, also rows that were exchanged. It finds
-    faults; it does not stop a forger.
+    Blocks with equal contents have equal sums in caches of any two layouts. A single flipped bit is
+    always detected, and almost surely any other change, including swapped rows. It detects
+    faults, not forgery.
 
     Args:
         view: the cache.
@@ -153,9 +152,9 @@ def checksum_blocks(
         int64 ``[n]`` on the cache's device. On CUDA it is queued on the current stream.
 
     Raises:
-        InvalidArgument: an argument is not as above. About ids on CUDA see ``CopyPlan.run``; here
-            it is the next call for this view that raises.
-        Unavailable: the named engine is not here.
+        InvalidArgument: an argument is not as above. For ids on CUDA see ``CopyPlan.run``; here the
+            next call for this view raises.
+        Unavailable: the named engine is not available.
     """
     check_view("checksum_blocks", view)
     check_call("checksum_blocks", max_sms, engine)

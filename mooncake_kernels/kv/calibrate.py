@@ -1,4 +1,4 @@
-"""Measuring the calibration table: every executor that is here, by direction, size and number."""
+"""Measure the calibration table: every available engine, by direction, size and number of runs."""
 
 import datetime
 import json
@@ -33,11 +33,11 @@ REPEAT, QUICK_REPEAT = 9, 3
 
 
 def measure(*, quick: bool = False, report: Callable[[str], object] = lambda line: None) -> Any:
-    """Measure, and return the table as what JSON can hold.
+    """Measure, and return the table as JSON-serializable values.
 
     Args:
         quick: few sizes and few rounds.
-        report: is called with one line a cell.
+        report: called with one line per cell.
     """
     cells = []
     for direction in directions():
@@ -72,7 +72,7 @@ def measure(*, quick: bool = False, report: Callable[[str], object] = lambda lin
 
 
 def directions() -> list[str]:
-    """Return those that this machine has."""
+    """Return the directions that this machine supports."""
     return list(ENGINES) if torch.cuda.is_available() and _library.has_cuda else ["h2h"]
 
 
@@ -85,7 +85,7 @@ def _sizes(quick: bool) -> Iterator[tuple[int, int]]:
 
 
 def _speeds(direction: str, run_bytes: int, num_runs: int, quick: bool) -> dict[str, float]:
-    """Return the median GB/s of each engine that takes it; they take turns."""
+    """Return the median GB/s of each engine that takes the copy; they take turns."""
     copy = Copy(direction, run_bytes, num_runs)
     rounds: dict[Engine, list[float]] = {}
     with _stream_of(direction):
@@ -93,7 +93,7 @@ def _speeds(direction: str, run_bytes: int, num_runs: int, quick: bool) -> dict[
             try:
                 seconds(copy, engine, direction)
                 rounds[engine] = []
-            except (InvalidArgument, Unavailable):  # it does not take this, or is not here
+            except (InvalidArgument, Unavailable):  # not supported, or not available
                 continue
         for _ in range(QUICK_REPEAT if quick else REPEAT):
             for engine, taken in rounds.items():
@@ -104,12 +104,12 @@ def _speeds(direction: str, run_bytes: int, num_runs: int, quick: bool) -> dict[
 
 
 def _stream_of(direction: str) -> Any:
-    """Return what makes current a stream that every engine takes."""
+    """Return a context manager for a stream that every engine takes."""
     return torch.cuda.stream(torch.cuda.Stream() if "d" in direction else None)
 
 
 def machine() -> dict[str, Any]:
-    """Describe what a table is of."""
+    """Describe the machine a table is for."""
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     try:
         package = version("mooncake-kernels")
@@ -127,7 +127,7 @@ def machine() -> dict[str, Any]:
 
 
 def write(table: dict[str, Any], path: Path) -> None:
-    """Write a table, whole or not at all."""
+    """Write a table atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     part.write_text(json.dumps(table, indent=1) + "\n")
@@ -142,7 +142,7 @@ def _driver() -> str | None:
 
 
 def _commit() -> str | None:
-    """Return the commit of a source tree; None where the package was installed."""
+    """Return the commit of the source tree; None for an installed package."""
     root = Path(__file__).parents[2]
     if not (root / ".git").exists():
         return None

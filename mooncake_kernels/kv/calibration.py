@@ -1,4 +1,4 @@
-"""The table that `python -m mooncake_kernels calibrate` measures, and what "auto" reads in it."""
+"""The table that `python -m mooncake_kernels calibrate` measures and that "auto" reads."""
 
 import json
 import logging
@@ -20,7 +20,7 @@ logger = logging.getLogger("mooncake_kernels")
 
 @dataclass(frozen=True)
 class Cell:
-    """What was measured for one size and number of runs: GB/s copied, by engine."""
+    """The measurement for one size and number of runs: GB/s copied, by engine."""
 
     direction: str
     run_bytes: int
@@ -30,13 +30,13 @@ class Cell:
 
 @dataclass(frozen=True)
 class Calibration:
-    """A table.
+    """A calibration table.
 
     Attributes:
-        machine: what it was measured on: "cpu", "cores", "gpu" (None without one) and others.
-        cells: what was measured.
-        stream_from_bytes: from how many bytes on the CPU stores past its cache; None if no size
-            was found.
+        machine: where it was measured: "cpu", "cores", "gpu" (None without one) and others.
+        cells: the measurements.
+        stream_from_bytes: the size from which the CPU stores past its cache; None if no size was
+            found.
     """
 
     machine: dict[str, Any]
@@ -68,7 +68,7 @@ def parse(text: str) -> Calibration:
     """Read a table.
 
     Raises:
-        ValueError: it is none; the message says why.
+        ValueError: it is not a table; the message says why.
     """
     try:
         table = json.loads(text)
@@ -100,7 +100,7 @@ def _cell(cell: dict[str, Any]) -> Cell:
 
 
 def cpu_name() -> str:
-    """Return the processor's name, as Linux tells it."""
+    """Return the processor's name, as Linux reports it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -111,18 +111,18 @@ def cpu_name() -> str:
 
 _UNREAD: Any = object()
 _current: Calibration | None = _UNREAD
-_gpus: dict[int, bool] = {}  # whether the table is of that one
+_gpus: dict[int, bool] = {}  # by index: whether the table is for that GPU
 _defaults: dict[str, str] = {}  # by type of device, since the table was read
 
 
 def current() -> Calibration | None:
-    """Return the table in force: read once, when "auto" first chooses; None if there is none.
+    """Return the current table, read once, when "auto" first chooses; None if there is none.
 
-    What it says of the CPU is put into force then. One that is malformed, or of another processor,
+    This also applies its settings for the CPU. A table that is malformed, or for another processor,
     is ignored with a warning.
 
     Raises:
-        ValueError: a path was given by MOONCAKE_KERNELS_CALIBRATION, and there is no table.
+        ValueError: MOONCAKE_KERNELS_CALIBRATION names a path without a table.
     """
     global _current
     if _current is _UNREAD:
@@ -133,7 +133,7 @@ def current() -> Calibration | None:
 
 
 def default_engine(device_type: str) -> str:
-    """Return what "auto" is where no cell says more; what is said of the CPU comes into force."""
+    """Return what "auto" is where no cell says more; also applies the settings for the CPU."""
     known = _defaults.get(device_type)
     if known is not None:
         return known
@@ -146,7 +146,7 @@ def default_engine(device_type: str) -> str:
 
 
 def forget() -> None:
-    """Read the table anew when it is next needed; what was said of the CPU is forgotten."""
+    """Drop the table and its CPU settings; it is read again when next needed."""
     global _current
     _current = _UNREAD
     _gpus.clear()
@@ -155,7 +155,7 @@ def forget() -> None:
 
 
 def is_of_gpu(table: Calibration, index: int) -> bool:
-    """Tell whether a table is of that GPU, which must be in use; warn once if not."""
+    """Tell whether a table is for that GPU, which must be in use; warn once if not."""
     if index in _gpus:
         return _gpus[index]
     name = torch.cuda.get_device_name(index)

@@ -1,4 +1,4 @@
-"""What engine "auto" is for a copy: the fastest of those that can take it, by the calibration.
+"""Choose engine "auto" for a copy: the fastest that supports it, by the calibration table.
 
 Without a table it is "host" on the CPU and "cuda" on a GPU (Triton if there are no kernels).
 """
@@ -18,11 +18,11 @@ from .view import BlockPlan
 
 RUN_BYTES = 1 + 2 * SIDE_FIELDS  # its place in a plan
 LEGACY_STREAMS = (0, 1)
-BULK_BYTES = 16  # what bulk copies take: csrc/kv/bulk_ring.h
+BULK_BYTES = 16  # granularity of bulk copies: csrc/kv/bulk_ring.h
 
 
 class Sided(Protocol):
-    """A cache, as far as a choice needs one."""
+    """A cache, as far as the choice depends on it."""
 
     device: torch.device
 
@@ -30,15 +30,15 @@ class Sided(Protocol):
 def choose(
     engine: Engine, src: Sided, dst: Sided, plans: Sequence[Any], ids: Sequence[Any]
 ) -> Engine:
-    """Return the engine of a call: the named one; for "auto" what the table says, or "auto" still.
+    """Return the engine of a call: a named one as it is; "auto" as the table says, or unchanged.
 
     Args:
-        engine: as it was given.
-        src: what is read.
-        dst: what is written.
-        plans: of the call's copies; the first one stands for all. None but ``BlockPlan`` leave a
-            choice.
-        ids: of the call, as they were given and not yet checked.
+        engine: as given by the caller.
+        src: the cache that is read.
+        dst: the cache that is written.
+        plans: of the call's copies; the first one stands for all. There is a choice only for
+            ``BlockPlan``.
+        ids: of the call, as given, not yet checked.
     """
     if engine != "auto" or torch.compiler.is_compiling():
         return engine
@@ -82,7 +82,7 @@ def _candidates(
 
 
 def _fits_bulk_copies(plan: BlockPlan, src: Sided, dst: Sided) -> bool:
-    """Tell whether every size, stride and address is a multiple of what bulk copies take."""
+    """Tell whether every size, stride and address is a multiple of the bulk copies' granularity."""
     values = plan.values.tolist()
     sides = [values[1:RUN_BYTES][i] for i in range(1, 2 * SIDE_FIELDS, 2)]
     axes = [value for i, value in enumerate(values[RUN_BYTES + 1 : HEADER]) if i % 3]
@@ -106,13 +106,13 @@ def _are_on_host(ids: Sequence[Any]) -> bool:
 
 
 def _takes_lists(device: torch.device) -> bool:
-    """Tell whether the current stream takes a batch for the copy engines."""
+    """Tell whether the current stream accepts a batch for the copy engines."""
     stream = torch.cuda.current_stream(device).cuda_stream
     return stream not in LEGACY_STREAMS and not torch.cuda.is_current_stream_capturing()
 
 
 def _runs_of_an_id(plan: BlockPlan) -> tuple[int, int]:
-    """Return the bytes of a run, and how many runs an id has on the side of the longer blocks."""
+    """Return the bytes of a run, and the runs per id on the side with the longer blocks."""
     values = plan.values.tolist()
     pieces = max(values[3], values[3 + SIDE_FIELDS])
     extents = values[RUN_BYTES + 1 : HEADER : 3]

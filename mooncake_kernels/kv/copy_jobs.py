@@ -1,4 +1,4 @@
-"""The launches of one run of a ``CopyPlan``: by bytes, or by rows where these are looked at."""
+"""The launches of one run of a ``CopyPlan``: by bytes, or by rows if elements are processed."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,15 +19,15 @@ Job = tuple[CopyPart, BlockPlan | RowPlan]
 
 
 class CopyJobs:
-    """What a plan's runs are made of.
+    """The parts that a plan's runs consist of.
 
     Args:
         parts: the views that are copied.
-        turns: whether keys are turned.
+        turns: whether keys are rotated.
         checksum: whether blocks are summed.
 
     Attributes:
-        by_row: whether elements are looked at, not only bytes moved.
+        by_row: whether elements are processed rather than only bytes moved.
     """
 
     def __init__(self, parts: Sequence[CopyPart], turns: bool, checksum: bool):
@@ -35,7 +35,7 @@ class CopyJobs:
         self.by_row = turns or checksum or any(part.looks_at_elements for part in parts)
 
     def of(self, op: str, layers: Layers, *, by_slot: bool) -> list[Job]:
-        """Return what is to be copied, all of it checked before the first byte moves."""
+        """Return the jobs of a run, all of them checked before the first byte moves."""
         several = len(self._parts) > 1
         layers = as_layers(op, layers)
         if several and layers is not None:
@@ -54,7 +54,7 @@ class CopyJobs:
         return jobs
 
     def choose(self, engine: Engine, jobs: list[Job], ids: Sequence[Any]) -> Engine:
-        """Return the engine of a run on a GPU, from the ids as they were given."""
+        """Return the engine of a run on a GPU, given the ids as the caller passed them."""
         first = jobs[0][0]
         return choose(engine, first.src, first.dst, [plan for _, plan in jobs], ids)
 
@@ -122,9 +122,9 @@ def add_up_jobs(
     max_sms: int | None,
     engine: Engine,
 ) -> None:
-    """Add to ``actual`` what of src is going to be copied."""
+    """Add to ``actual`` the checksums of the blocks of src that are going to be copied."""
     if src_ids.device.type == "cpu" and not torch.compiler.is_compiling():
-        bad.check(1, src_ids)  # by the name that they have here
+        bad.check(1, src_ids)  # under their name here
     for part, plan in jobs:
         assert isinstance(plan, RowPlan), "a plan with checksum goes by rows"
         add_checksums(engine, part.src, plan, src_ids, actual, bad, max_sms)
@@ -139,7 +139,7 @@ def run_jobs(
     max_sms: int | None,
     engine: Engine,
 ) -> None:
-    """Copy; where checksums are expected, what is actually there has been added up before."""
+    """Copy; if checksums are expected, the actual ones have been computed before."""
     if engine in MOVES_BYTES and any(isinstance(plan, RowPlan) for _, plan in jobs):
         raise Unavailable(
             f"engine {engine}: it moves bytes; convert, rope and checksum need another"
@@ -153,14 +153,14 @@ def run_jobs(
 
 
 def check_checksum(op: str, checksum: bool) -> bool:
-    """Refuse what only counts as true."""
+    """Refuse values that are truthy but not bool."""
     if not isinstance(checksum, bool):
         raise InvalidArgument(f"{op}: checksum must be True or False, got {checksum!r}")
     return checksum
 
 
 def check_transforms(convert: Fp8 | None, rope: Rope | None, *, op: str = "CopyPlan") -> None:
-    """Refuse what is not an ``Fp8``, not a ``Rope``."""
+    """Refuse anything but an ``Fp8`` and a ``Rope``."""
     for name, value, kind in (("convert", convert, Fp8), ("rope", rope, Rope)):
         if value is not None and not isinstance(value, kind):
             raise InvalidArgument(

@@ -1,4 +1,4 @@
-"""The views of a cache that a ``CopyPlan`` copies, each with where it goes."""
+"""The views of a cache that a ``CopyPlan`` copies, each with its destination."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,7 +19,7 @@ Layers = slice | Sequence[int | tuple[int, int]] | None
 
 
 class CopyPart:
-    """One view of src, and where it goes."""
+    """One view of src and its destination."""
 
     def __init__(
         self,
@@ -62,22 +62,22 @@ class CopyPart:
         self._heads = (src_head, dst_head, num_heads)
         if self._convert is not None and not self._convert.of_copy:
             fp8 = dst if dst.dtype in FP8 else src
-            self._convert.table((fp8.num_layers, fp8.num_kv, fp8.num_heads))  # or it raises
+            self._convert.table((fp8.num_layers, fp8.num_kv, fp8.num_heads))  # raises if not
         layers_meet = {src for src, _ in self._layers} & {dst for _, dst in self._layers}
         self.meets_itself = abs(src_head - dst_head) < num_heads and bool(layers_meet)
         self._plans: dict[tuple, BlockPlan] = {}
         self._row_plans: dict[tuple, RowPlan] = {}
 
     def held(self, side: int) -> Held:
-        """Return what side 0 (src) or 1 (dst) has of what is copied, numbered from 0."""
+        """Return what side 0 (src) or 1 (dst) holds of the copied data, numbered from 0."""
         first, count = self._heads[side], self._heads[2]
         layers = {place: pair[side] for place, pair in enumerate(self._layers)}
         return Held((self.src, self.dst)[side], layers, -first, slice(first, first + count))
 
     def plan(self, op: str, layers: Layers, by_slot: bool) -> BlockPlan:
-        """Return how bytes are copied."""
+        """Return the plan for copying bytes."""
         chosen = None if layers is None else self._subset(op, layers)
-        key = (by_slot, chosen)  # all layers are None: to hash 80 pairs takes 2 us
+        key = (by_slot, chosen)  # None for all layers: hashing 80 pairs takes 2 us
         if key not in self._plans:
             selection = self._selection(chosen, by_slot)
             self._plans[key] = BlockPlan(self.src.layout, self.dst.layout, selection)
@@ -86,7 +86,7 @@ class CopyPart:
     def row_plan(
         self, op: str, layers: Layers, by_slot: bool, first_words: tuple[int, int]
     ) -> RowPlan:
-        """Return how rows are copied that are looked at."""
+        """Return the plan for copying rows whose elements are processed."""
         chosen = None if layers is None else self._subset(op, layers)
         key = (by_slot, chosen, first_words)
         if key not in self._row_plans:
@@ -103,7 +103,7 @@ class CopyPart:
     def _subset(
         self, op: str, layers: slice | Sequence[int | tuple[int, int]]
     ) -> tuple[tuple[int, int], ...]:
-        """Return those of the plan's layers that are named by their numbers in src."""
+        """Return the plan's layers that are named by their numbers in src."""
         if isinstance(layers, slice):
             num_layers = self.src.num_layers
             named = choose_layers(op, layers, num_layers, num_layers)
@@ -124,7 +124,7 @@ class CopyPart:
 def are_one_cache(src: KVView, dst: KVView) -> bool:
     """Tell whether block i of src and block i of dst are the same memory."""
     if torch.compiler.is_compiling() or not have_addresses([*src.tensors, *dst.tensors]):
-        return False  # there is nothing to be known yet
+        return False  # addresses are not known yet
     places = [[tensor.data_ptr() for tensor in view.tensors] for view in (src, dst)]
     return src.num_blocks > 0 and places[0] == places[1] and src.layout == dst.layout
 
@@ -154,7 +154,7 @@ def as_views(name: str, views: KVView | Sequence[KVView], *, op: str = "CopyPlan
 
 
 def as_layers(op: str, layers: Layers) -> Layers:
-    """Return layers that can be read more than once."""
+    """Return layers in a form that can be read more than once."""
     if layers is None or isinstance(layers, slice):
         return layers
     return as_pairs(op, layers)

@@ -1,4 +1,4 @@
-"""CopyPlan: how blocks of one cache are copied into another. Public as ``mk.CopyPlan``."""
+"""CopyPlan: copy blocks of one cache into another. Public as ``mk.CopyPlan``."""
 
 from collections.abc import Sequence
 from itertools import product
@@ -43,39 +43,39 @@ class CopyPlan:
                 for kv in range(num_kv):
                     dst[layer, kv, dst_block, dst_heads] = src[layer, kv, src_block, src_heads]
 
-    Where the block sizes differ, it is the tokens of src's blocks that go in order to those of
-    dst's: with 16 tokens in a block of src and 64 in one of dst, four blocks fill one.
+    If the block sizes differ, the tokens of src's blocks go in order to those of dst's: with 16
+    tokens in a block of src and 64 in one of dst, four blocks fill one.
 
-    A cache may have several views, which share its block ids: the keys and values, and beside them
+    A cache may have several views that share its block ids: besides the keys and values,
     quantization scales, an indexer's keys or the state of an SSM. ``dst`` then has a view for each
-    of src's, and they are copied in turn. One without ``token`` axis holds something for each
-    block, which goes only where blocks are equally long.
+    of src's, and they are copied in turn. A view without a ``token`` axis holds one entry per
+    block, and can be copied only if both sides have the same block size.
 
     Args:
-        src: what is read: a view, or a list of views with equally many blocks.
-        dst: what is written: likewise, and each view of the same head dimension and number of kv
-            as src's, and of its dtype, but for ``convert``. Both sides are on one device; or one is
+        src: what to read: a view, or a list of views with equally many blocks.
+        dst: what to write: likewise. Each view has the same head dimension and number of kv as
+            src's and, except with ``convert``, its dtype. Both sides are on one device; or one is
             on a GPU and the other in pinned host memory (``pin_memory()``, or registered with
             CUDA), which the GPU then reads or writes. It may share memory with ``src``; then no
-            run may read what it writes: that is checked, of ids on a GPU on the GPU, and refused as
-            a bad id is. Compiled code does not check it.
+            run may read what it writes. This is checked (for ids on a GPU, on the GPU) and refused
+            like a bad id. Compiled code does not check it.
         layers: which layers to copy: a slice or a list of numbers, the same on both sides, or of
-            pairs (layer of src, layer of dst), as between stages of a pipeline. None for all, and
-            then both sides must have equally many. Of several views, those of one side must have
-            equally many if it is given.
-        src_heads, dst_heads: a slice of the heads of each side, equally long: how a cache of one
-            tensor-parallel size is copied into one of another (see ``shard_heads``). None for all.
-            Of several views, it is taken of those that have a ``head`` axis.
+            pairs (layer of src, layer of dst), as between pipeline stages. None for all; both sides
+            must then have equally many. With several views, those of one side must have equally
+            many if ``layers`` is given.
+        src_heads, dst_heads: a slice of the heads of each side, equally long, to copy a cache of
+            one tensor-parallel size into one of another (see ``shard_heads``). None for all. With
+            several views, it applies to those that have a ``head`` axis.
         convert: ``Fp8(scale)`` where one side is fp8 and the other is not.
-        rope: ``Rope(...)`` to turn keys by ``dst_positions - src_positions``, which each run is
-            then given. Of several views, those of the first one.
-        checksum: whether a run returns the checksums of the blocks that it has written, and can be
-            given those of the blocks that it reads (see ``checksum_blocks``).
+        rope: ``Rope(...)`` to rotate keys by ``dst_positions - src_positions``, which each run is
+            then given. With several views, it applies to the first one.
+        checksum: whether a run returns the checksums of the blocks it has written, and accepts
+            those of the blocks it reads (see ``checksum_blocks``).
 
-    With any of the last three a copy goes row by row, and is slower than one that moves bytes.
+    With any of the last three a copy goes row by row, which is slower than moving bytes.
 
     Raises:
-        InvalidArgument: the two sides do not fit; the message names the argument.
+        InvalidArgument: the two sides do not match; the message names the argument.
     """
 
     def __init__(
@@ -167,55 +167,55 @@ class CopyPlan:
     ) -> torch.Tensor | None:
         """Copy block ``src_blocks[i]`` of src into block ``dst_blocks[i]`` of dst.
 
-        On CUDA the copy is queued on the current stream and may not have run yet. Ids given on the
-        CPU are moved to the device first; hand them over there to save that. Those in pinned
-        memory must stay as they are until the stream has come that far.
+        On CUDA the copy is queued on the current stream and may not have run yet. Ids on the CPU
+        are moved to the device first; pass them on the device to avoid that. Do not change ids in
+        pinned memory until the stream has reached the copy.
 
         Args:
             src_blocks: ``[n]``, int32 or int64. Each in ``[0, src.num_blocks)``, or -1 to skip its
                 tokens. Repeats are allowed.
-            dst_blocks: ``[m]``, likewise for dst. What a block holds that is named twice is not
-                defined: it may be a mixture of its sources. This is not checked. With equal block
-                sizes m = n; else the blocks of both sides hold as many tokens, but for a part of
-                either side's last one, which is not read or stays as it was.
-            layers: copy only these of the plan's layers, by their numbers in src (a slice takes
+            dst_blocks: ``[m]``, likewise for dst. The contents of a block that is named twice are
+                undefined, possibly a mixture of its sources; this is not checked. With equal block
+                sizes m = n. Otherwise the blocks of both sides hold the same number of tokens,
+                except for a part of either side's last block, which is not read or is unchanged.
+            layers: copy only these of the plan's layers, by their numbers in src (a slice selects
                 those of the plan that are in it); None for all of them.
-            src_positions: ``[n]``, int32 or int64: of the first token of each block of src. To be
-                given if the plan has a ``rope``, and only then.
-            dst_positions: ``[m]``, likewise: where those of dst are to be.
-            checksums: int64 ``[n]``: what the blocks of src must hold, as far as the plan copies
-                them: what an earlier run returned that wrote them, or ``checksum_blocks``. They
-                are read once more for it, before anything is written.
+            src_positions: ``[n]``, int32 or int64: of the first token of each block of src.
+                Required if the plan has a ``rope``, otherwise not allowed.
+            dst_positions: ``[m]``, likewise: the positions that dst's blocks are to have.
+            checksums: int64 ``[n]``: the expected checksums of src's blocks, over what the plan
+                copies of them: as returned by the run that wrote them, or by ``checksum_blocks``.
+                The blocks are read an extra time for it, before anything is written.
             max_sms: use at most this many multiprocessors; None for all. Ignored on the CPU, not
-                to be had from engine "triton".
+                supported by engine "triton".
             engine: "host" (CPU tensors); on CUDA, or between it and pinned host memory: "cuda", a
                 kernel; "tma", a kernel of bulk copies for GPUs of compute capability 9.0 and runs
-                at multiples of 16 bytes, of which large ones need few multiprocessors;
+                at multiples of 16 bytes, which needs few multiprocessors for large runs;
                 "copy_engine", the GPU's own, by ``cuMemcpyBatchAsync``, which takes 0.5 us of the
-                caller's time for each run that could not be joined with the one before it, and
+                caller's time for each run that could not be merged with the previous one, and
                 cannot run on the default stream; "two_hop", between a GPU and the host: a kernel
-                gathers into up to 64 MiB of the GPU's memory, and few large copies go on from
-                there, or the other way round, which takes a contiguous host side and blocks of one
-                size; "triton" (CUDA tensors; also on the CPU in its interpreter); "reference".
-                "auto" is host on the CPU; on a GPU what `python -m mooncake_kernels calibrate` has
-                found to be fastest of those that can take the call, and cuda if it was not run. A
-                named engine never falls back. For copy_engine and two_hop the ids must be on the
-                CPU, for they are read there, and are checked before anything is queued; compiled
-                code and CUDA graphs cannot hold these two.
+                gathers into up to 64 MiB of the GPU's memory, and a few large copies move that to
+                the host, or the reverse; it needs a contiguous host side and equal block sizes;
+                "triton" (CUDA tensors; also on the CPU in its interpreter); "reference".
+                "auto" is host on the CPU. On a GPU it is the fastest supported engine measured by
+                `python -m mooncake_kernels calibrate`, or cuda if that was not run. A named engine
+                never falls back. For copy_engine and two_hop the ids must be on the CPU, where they
+                are read, and checked before anything is queued; these two do not work in compiled
+                code and CUDA graphs.
 
         Returns:
             If the plan was made with ``checksum``, int64 ``[m]`` on the device of the caches: the
             checksum of what was written to each block of dst; 0 for a hole. Else None.
 
         Raises:
-            ChecksumError: a block of src does not hold what ``checksums`` says. On the CPU nothing
-                has been copied then; on CUDA this block is skipped, and the error comes as for ids.
+            ChecksumError: a block of src does not match ``checksums``. On the CPU nothing has been
+                copied then; on CUDA this block is skipped, and the error is raised as for ids.
             InvalidArgument: an id is out of range, or an argument is not as above. On the CPU
-                nothing has been copied then. On CUDA, and in Triton's interpreter, the ids are
-                checked by the kernel: pairs with a bad id are skipped, and the error is raised by
-                the next ``run`` that finds it there, or by ``check``. Under torch.compile it is a
-                plain ValueError.
-            Unavailable: the named engine is not here.
+                nothing has been copied then. On CUDA, and in Triton's interpreter, the kernel
+                checks the ids: pairs with a bad id are skipped, and the error is raised by the next
+                ``run`` that finds it there, or by ``check``. Under torch.compile it is a plain
+                ValueError.
+            Unavailable: the named engine is not available.
             CudaError: CUDA refused the launch.
         """
         usual = _is_usual(layers, src_positions, dst_positions, checksums, max_sms)
@@ -249,8 +249,8 @@ class CopyPlan:
     ) -> torch.Tensor | None:
         """Copy token by token: slot ``src_slots[i]`` of src into slot ``dst_slots[i]`` of dst.
 
-        A slot is one token's place, ``block * block_size + offset``, with the block size of its
-        side. Equivalent to::
+        A slot is the place of one token, ``block * block_size + offset``, with its side's block
+        size. Equivalent to::
 
             for src_slot, dst_slot in zip(src_slots, dst_slots):
                 if src_slot == -1 or dst_slot == -1:
@@ -262,13 +262,13 @@ class CopyPlan:
                         dst[layer, kv, dst_block, dst_heads, dst_token] = (
                             src[layer, kv, src_block, src_heads, src_token])
 
-        Whole blocks are faster by ``run``: what is contiguous is longer there.
+        For whole blocks ``run`` is faster: its contiguous runs are longer.
 
         Args:
             src_slots: ``[n]``, int32 or int64. Each in ``[0, src.num_blocks * src.block_size)``,
                 or -1 to skip the pair. Repeats are allowed.
-            dst_slots: ``[n]``, likewise for dst. What a slot holds that is named twice is not
-                defined; this is not checked.
+            dst_slots: ``[n]``, likewise for dst. The contents of a slot that is named twice are
+                undefined; this is not checked.
             layers: as for ``run``.
             src_positions: as for ``run``, of each slot's token.
             dst_positions: likewise.
@@ -319,9 +319,9 @@ class CopyPlan:
     def pack(self, src_blocks: BlockIds, staging: torch.Tensor, **options: Any) -> "PackHeader":
         """Pack what the plan copies of src, for one write over the network: see ``Packer.pack``.
 
-        Packed blocks are fp8 if either side of the plan is. ``options`` are those of
-        ``Packer.pack``, and so are the errors. A process that has only one of the two caches makes
-        a ``Packer`` in the place of a plan.
+        Packed blocks are fp8 if either side of the plan is. ``options`` and errors are those of
+        ``Packer.pack``. A process that has only one of the two caches uses a ``Packer`` instead of
+        a plan.
         """
         return self._two_packers()[0].pack(src_blocks, staging, **options)
 
@@ -332,12 +332,12 @@ class CopyPlan:
         dst_blocks: BlockIds,
         **options: Any,
     ) -> bool:
-        """Unpack into dst what ``pack`` has packed: see ``Packer.unpack``."""
+        """Unpack the result of ``pack`` into dst: see ``Packer.unpack``."""
         return self._two_packers()[1].unpack(header, staging, dst_blocks, **options)
 
     def _two_packers(self) -> "tuple[Packer, Packer]":
         from .pack_plans import Side
-        from .packing import Packer  # which is made of plans
+        from .packing import Packer  # packing imports plans
 
         if self._packers is None:
             convert, rope, checksum = self._transforms
@@ -345,7 +345,7 @@ class CopyPlan:
                 part.dst.dtype if part.dst.dtype in FP8 else part.src.dtype for part in self._parts
             ]
             src, dst = ([part.held(side) for part in self._parts] for side in range(2))
-            if convert is not None:  # scales are those of the fp8 side, whoever packs or unpacks
+            if convert is not None:  # scales belong to the fp8 side, whichever packs or unpacks
                 pair = next(pair for pair in zip(src, dst, strict=True) if _converts(*pair))
                 fp8 = pair[1 if pair[1].view.dtype in FP8 else 0]
                 convert = fp8.scales(convert, fp8.layers.values(), fp8.heads)
@@ -359,7 +359,7 @@ class CopyPlan:
         """Wait for the current stream and raise if a run met a bad id. Does nothing on the CPU.
 
         Raises:
-            ChecksumError: a block that an earlier run read did not hold what it should.
+            ChecksumError: a block that an earlier run read did not match its checksum.
             InvalidArgument: an id of an earlier run was out of range; the message names it.
         """
         for packer in self._packers or ():
@@ -370,7 +370,7 @@ class CopyPlan:
         self._bad_slots.raise_if_any()
 
     def jobs(self, op: str) -> list[Job]:
-        """Return what a run of blocks of all layers is made of; for this package's own use."""
+        """Return the jobs of a run of blocks of all layers; for this package's own use."""
         return self._jobs.of(op, None, by_slot=False)
 
     def prepare(
@@ -385,8 +385,8 @@ class CopyPlan:
         *,
         names: tuple[str, str] = ("src_blocks", "dst_blocks"),
     ) -> tuple[RowCall, torch.Tensor]:
-        """Return what a run of blocks adds to its jobs, checked, and dst's ids as the kernels shall
-        have them; for this package's own use.
+        """Return what a run of blocks adds to its jobs, checked, and dst's ids for the kernels; for
+        this package's own use.
         """
         _check_counts(op, names, src_ids.numel(), dst_ids.numel(), self._block_sizes)
         call = self._jobs.call(op, src_ids, dst_ids, src_positions, dst_positions, checksums)
@@ -401,15 +401,15 @@ class CopyPlan:
         dst_ids: torch.Tensor,
         num_ids: int,
     ) -> torch.Tensor:
-        """Refuse to read and write one place: return dst's ids.
+        """Refuse to read and write the same place; return dst's ids.
 
-        Of ids on a device, which the host does not wait for, bad ones, if there is such a place:
-        then the kernel copies nothing, and reports it.
+        For ids on a device the host does not wait. If there is such a place, it returns bad ids:
+        the kernel then copies nothing and reports it.
         """
         if torch.compiler.is_compiling():
             return dst_ids
         kernel_ids = dst_ids
-        if self._in_place:  # one cache: the block sizes are equal
+        if self._in_place:  # one cache: block sizes are equal
             is_shared = shared_ids(src_ids, dst_ids, num_ids)
             if dst_ids.device.type != "cpu":
                 kernel_ids = unless_shared(kernel_ids, is_shared)

@@ -1,4 +1,4 @@
-"""Running a copy: arguments checked, then handed to the chosen engine."""
+"""Run a copy: check the arguments and call the chosen engine."""
 
 import numbers
 from collections.abc import Sequence
@@ -22,23 +22,23 @@ if TYPE_CHECKING:
 
 Engine = Literal["auto", "host", "cuda", "tma", "copy_engine", "two_hop", "triton", "reference"]
 ENGINES: tuple[str, ...] = get_args(Engine)
-LISTED = ("copy_engine", "two_hop")  # their runs are listed by the processor, from ids on the CPU
+LISTED = ("copy_engine", "two_hop")  # the host lists their runs, from ids on the CPU
 BlockIds = torch.Tensor | Sequence[int]
 ID_DTYPES = (torch.int32, torch.int64)
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 class Packed:
-    """Packed blocks, as the one side of a copy that has no ids.
+    """Packed blocks: the side of a copy that has no ids.
 
     Args:
-        tensor: they.
-        address: where the GPU that copies finds them, if they are in host memory.
+        tensor: the blocks.
+        address: their address for the copying GPU, if they are in host memory.
     """
 
     def __init__(self, tensor: torch.Tensor, address: int | None = None):
         self.tensors = self.versioned = [tensor]
-        self.registered: list[torch.Tensor] = []  # it is another one at each call
+        self.registered: list[torch.Tensor] = []  # the tensor differs at each call
         self.num_blocks = tensor.shape[0]
         self.device = tensor.device
         self._address = address
@@ -137,7 +137,7 @@ def _not_compiled(engine: str) -> InvalidArgument:
 
 
 def check_memory(src: KVView, dst: KVView, plan: "BlockPlan | RowPlan") -> None:
-    """Refuse caches whose memory was freed, of several before the first one is written to."""
+    """Refuse caches whose memory was freed; for several, before the first one is written to."""
     if not torch.compiler.is_compiling() and have_addresses((src.tensors[0], dst.tensors[0])):
         gpu = gpu_index(device_of(src.device, dst.device))
         plan.resolved(src.registered, dst.registered, gpu)
@@ -152,7 +152,7 @@ def have_addresses(tensors: Sequence[torch.Tensor | None]) -> bool:
 
 
 def as_ids(name: str, ids: BlockIds, device: torch.device, engine: Engine = "auto") -> torch.Tensor:
-    """Return ids where the engine reads them: on the device of the copy, or on the CPU."""
+    """Return ids where the engine reads them: on the copy's device, or on the CPU."""
     if engine in LISTED:
         if isinstance(ids, torch.Tensor) and ids.device.type != "cpu":
             raise InvalidArgument(
@@ -176,15 +176,15 @@ def as_ids(name: str, ids: BlockIds, device: torch.device, engine: Engine = "aut
             f"{name} must be 1-d int32 or int64, got {tensor.dtype} of shape "
             f"{tuple(tensor.shape)}, {tensor.layout} on {tensor.device}"
         )
-    # A copy to the device is waited for by what is queued behind it; one to the host by nothing.
+    # Work queued later waits for a copy to the device; nothing waits for one to the host.
     return to_device(name, tensor, device)
 
 
 def to_device(name: str, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return a call's small tensor where the copy runs, packed.
+    """Return a call's small tensor on the device of the copy, packed.
 
-    A graph would not keep what is in a tensor of the host, but read its memory at each replay: that
-    must then be the caller's own and pinned.
+    A graph does not keep the contents of a host tensor, but reads its memory at each replay: the
+    tensor must then be the caller's own and pinned.
     """
     is_read_again = device.type == "cuda" and not tensor.is_cuda and _is_captured()
     if is_read_again and not (tensor.is_pinned() and tensor.is_contiguous()):
@@ -221,7 +221,7 @@ def as_packed(
         raise InvalidArgument(
             f"{name} must have the cache's dtype {view.dtype}, got {tensor.dtype}"
         )
-    is_beside = tensor.device == device  # and not on the other side of the bus
+    is_beside = tensor.device == device  # not across the bus
     if not is_beside:
         check_packed_device(name, tensor, device)
     check_plain(name, tensor)

@@ -1,4 +1,4 @@
-"""The operators of a resolved plan: by a kernel or the host, and by lists for copy engines."""
+"""The operators of a resolved plan: a kernel or the host, or lists for copy engines."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -14,24 +14,24 @@ Ids = torch.Tensor | None
 
 
 class Place(Protocol):
-    """Where one side of a resolved plan is."""
+    """The location of one side of a resolved plan."""
 
     @property
     def registered(self) -> Sequence[torch.Tensor]:
-        """The tensors whose addresses are in the plan; none if they begin at ``base``."""
+        """The tensors whose addresses are in the plan; empty if they are relative to ``base``."""
 
     @property
     def base(self) -> int:
-        """What is added to the plan's addresses."""
+        """The offset added to the plan's addresses."""
 
 
 def copy_listed(
     plan: BlockPlan, src: Place, dst: Place, src_ids: Ids, dst_ids: Ids, how: int, gpu: int
 ) -> int:
-    """Check the ids, which are on the CPU, list the runs with neighbours joined, and copy them.
+    """Check the ids, which are on the CPU, list the runs, merging neighbours, and copy them.
 
-    ``CHECK`` and ``COUNT`` copy nothing, ``EACH`` makes a memcpy of each range, ``COPY_ENGINE`` one
-    batch of all. Returns how many ranges there are, 0 for ``CHECK``.
+    ``CHECK`` and ``COUNT`` copy nothing, ``EACH`` makes one memcpy per range, ``COPY_ENGINE`` one
+    batch of all. Returns the number of ranges, 0 for ``CHECK``.
     """
     table = plan.resolved(src.registered, dst.registered, gpu)
     arguments = (table, src.base, dst.base, src_ids, dst_ids, how, gpu)
@@ -53,5 +53,5 @@ def copy_by_kernel(
     """Copy where the ids are: on the CPU, or queued on the current stream of their GPU."""
     table = plan.resolved(src.registered, dst.registered, gpu)
     arguments = (table, src.base, dst.base, src_ids, dst_ids, bad_address, max_sms)
-    # One more argument takes its time.
+    # Each extra argument costs time.
     _library.call(_library.copy_resolved, *arguments, *((True,) if bulk else ()))

@@ -1,4 +1,4 @@
-"""Running a copy by rows: as ``execute`` for what looks at the elements."""
+"""Run a copy by rows: the counterpart of ``execute`` for copies that process elements."""
 
 from collections.abc import Callable
 from typing import Any
@@ -28,7 +28,7 @@ def transform(
     bad: BadIds,
     max_sms: int | None,
 ) -> None:
-    """Copy; add to ``call.sums``. What is not as expected is refused, or reported to ``bad``."""
+    """Copy, adding to ``call.sums``. Mismatches are refused, or reported to ``bad``."""
     if not torch.compiler.is_compiling():
         bad.raise_if_any()
     if _choose(engine, plan.device.type) == "reference":
@@ -55,7 +55,7 @@ def add_checksums(
     bad: BadIds,
     max_sms: int | None,
 ) -> None:
-    """Add to ``sums`` what the plan reads of each of src's blocks."""
+    """Add to ``sums`` the checksums of what the plan reads of each of src's blocks."""
     if not torch.compiler.is_compiling():
         bad.raise_if_any()
     if _choose(engine, plan.device.type) == "reference":
@@ -84,7 +84,7 @@ def _call(operator: Callable[..., Any], *arguments: Any) -> None:
 
 def _choose(engine: Engine, device: str) -> str:
     if torch.compiler.is_compiling() and engine == "auto":
-        return "host"  # the operator itself goes by its tensors
+        return "host"  # the operator dispatches by its tensors
     chosen = _library.choose_engine(device) if engine == "auto" else engine
     if chosen in MOVES_BYTES:
         raise Unavailable(

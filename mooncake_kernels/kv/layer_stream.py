@@ -1,4 +1,4 @@
-"""Layer by layer: a forward pass that waits for each layer's KV, or tells when it is written."""
+"""Layer by layer: a forward pass that waits for each layer's KV, or signals when it is written."""
 
 from typing import NoReturn
 
@@ -17,54 +17,55 @@ from .ready_layers import ReadyLayers
 
 
 class LayerStream(ReadyLayers):
-    """Tell, layer by layer, how far one side is with a step, and wait for it on the other.
+    """Signal, layer by layer, the progress of a step on one side, and wait for it on the other.
 
-    A step is what both sides go through again and again: a forward pass. Who writes the layers
-    signals, who reads them waits; either is a CUDA stream, a CUDA graph that is replayed, or a
-    thread. Equivalent to, with ``flags``, ``signal_step`` and ``wait_step`` 0 at first::
+    A step is what both sides repeat: a forward pass. The writer of the layers signals, their reader
+    waits; either is a CUDA stream, a CUDA graph that is replayed, or a thread. Equivalent to, with
+    ``flags``, ``signal_step`` and ``wait_step`` initially 0::
 
         begin_signals():      signal_step += 1
         signal_layer(layer):  flags[layer] = signal_step
         begin_waits():        wait_step += 1
         wait_layer(layer):    while flags[layer] < wait_step: pass
 
-    The n-th ``begin_waits`` so waits for what is signalled after the n-th ``begin_signals``, and
-    neither side must know where the other is: a signal may come before its wait or after it, and a
-    layer that nobody waits for leaves nothing behind. A step in which nothing is transferred has no
-    begin: its waits pass at once. On CUDA these four are queued on the current stream, and a graph
-    may capture them: steps are counted in memory when the graph runs, not when it is captured. On
-    the CPU they act at once, and ``wait_layer`` lets other threads run.
+    So the n-th ``begin_waits`` waits for what is signalled after the n-th ``begin_signals``, and
+    neither side needs to know where the other is: a signal may come before or after its wait, and a
+    layer that nothing waits for leaves nothing behind. A step that transfers nothing has no begin:
+    its waits pass at once. On CUDA these four are queued on the current stream, and a graph may
+    capture them: steps are counted in memory when the graph runs, not when it is captured. On the
+    CPU they act at once, and ``wait_layer`` lets other threads run.
 
     ``signal_from_host``, ``wait_on_host`` and ``is_ready`` act at once on any device, without a
-    call to CUDA; they are given the step, for the host knows it.
+    call to CUDA; they take the step as an argument.
 
-    A wait is given up after ``timeout_s``, also in a graph, so that a peer that was killed hangs
-    nothing. Then, or after ``abort()``, nothing waits any longer, on CUDA what is queued goes on
-    with layers that may not be there, and ``check()`` raises. Call it before a result is used: what
-    was computed since is to be thrown away. ``reset()`` begins anew.
+    A wait times out after ``timeout_s``, also in a graph, so a peer that was killed does not hang
+    it. After a timeout or ``abort()``, nothing waits any longer: on CUDA, queued work continues
+    with layers that may be missing, and ``check()`` raises. Call it before you use a result, and if
+    it raises discard what was computed since. ``reset()`` starts over.
 
-    On CUDA a wait occupies one thread of the device until it ends. What it waits for must be able
-    to run meanwhile: not behind it on its stream, and without anything for which CUDA first lets
-    the device become idle (the first launch of a kernel under lazy loading, ``cudaFree``). Making
-    a LayerStream waits for the current stream. It must live as long as graphs that captured it.
+    On CUDA a wait occupies one thread of the device until it ends. The work it waits for must be
+    able to run meanwhile: not behind it on its stream, and without any operation for which CUDA
+    first waits until the device is idle (the first launch of a kernel under lazy loading,
+    ``cudaFree``). Creating a LayerStream waits for the current stream. It must outlive the graphs
+    that captured it.
 
-    In compiled code ``signal_layer`` and ``wait_layer`` keep their place among what writes and
-    reads the tensors that they are tied to, which they do not touch. The compiler must not see the
-    cache itself, for it may let the code work on a copy until its end: reach the cache within a
-    custom operator, as engines do for attention, and tie what goes in and what comes out.
+    In compiled code ``signal_layer`` and ``wait_layer`` keep their order relative to code that
+    writes and reads the tensors they are tied to, which they do not touch. Hide the cache itself
+    from the compiler, which may let the code work on a copy until its end: access the cache inside
+    a custom operator, as engines do for attention, and tie its inputs and outputs.
 
     Args:
         num_layers: how many flags there are.
         device: of the side that is on a device: ``"cpu"`` or a CUDA device.
-        timeout_s: seconds that one ``wait_layer`` lasts at most; a captured one keeps it.
+        timeout_s: the longest that one ``wait_layer`` lasts, in seconds; fixed at capture.
 
     Attributes:
         flags: ``[num_layers]`` int64 in host memory, pinned on CUDA: the last step for which each
-            layer is ready. A NIC or a peer may write it as well, a whole int64 behind the data.
+            layer is ready. A NIC or a peer may write it as well, a whole int64 after the data.
 
     Raises:
         InvalidArgument: an argument is not as above, here and in the methods.
-        Unavailable: ``device`` is not here.
+        Unavailable: ``device`` is not available.
     """
 
     def __init__(
@@ -80,24 +81,24 @@ class LayerStream(ReadyLayers):
                 torch.zeros(1, dtype=torch.int64, device=self.device) for _ in range(2)
             )
         if self.device.type == "cuda":
-            # Kernels are loaded by their first launch, which can wait for the device: now, not
-            # when it waits for us.
+            # A kernel's first launch loads it, which can wait for the device: do it now, not
+            # while the device waits for us.
             self.signal_layer(0)
             self.wait_layer(0)
             torch.cuda.current_stream(self.device).synchronize()  # other streams use it next
 
     def begin_signals(self, step: int | None = None) -> None:
-        """Begin the next step of the side that signals.
+        """Begin the next step of the signalling side.
 
         Args:
-            step: its number, for a side that counts on the host; None: the number after the last
-                one. What a graph captures must be None, for a number would be the same at each
+            step: its number, for a side that counts on the host; None: the previous one plus one.
+                Must be None if a graph captures it, because a number would be the same at each
                 replay.
         """
         self._begin("begin_signals", self._signal_step, step)
 
     def begin_waits(self, step: int | None = None) -> None:
-        """Begin the next step of the side that waits; ``step`` as for ``begin_signals``."""
+        """Begin the next step of the waiting side; ``step`` as for ``begin_signals``."""
         self._begin("begin_waits", self._wait_step, step)
 
     def _begin(self, op: str, word: torch.Tensor, step: int | None) -> None:
@@ -108,27 +109,27 @@ class LayerStream(ReadyLayers):
             word.fill_(as_step(op, step))
 
     def signal_layer(self, layer: int, *ties: torch.Tensor) -> None:
-        """Tell that a layer is ready, once what was queued before on the current stream has run.
+        """Signal that a layer is ready, once the work queued before on the current stream has run.
 
-        Before the first ``begin_signals`` that is step 0, for which nobody waits.
+        Before the first ``begin_signals`` that is step 0, which no wait needs.
 
         Args:
             layer: which one. Signals of one layer must come in the order of their steps.
-            *ties: for compiled code, what the code before this has written, such as the output of
-                attention.
+            *ties: for compiled code, tensors that the code before this has written, such as the
+                output of attention.
         """
         flag = self._flags.address(as_index("signal_layer", layer, self.num_layers))
         _library.call(_library.signal_flag, self._signal_step, ties, flag, 0)
 
     def wait_layer(self, layer: int, *ties: torch.Tensor) -> None:
-        """Let what is queued later on the current stream wait until a layer is ready.
+        """Make work queued later on the current stream wait until a layer is ready.
 
         Args:
             layer: which one.
-            *ties: for compiled code, what the code behind this reads, such as the queries.
+            *ties: for compiled code, tensors that the code after this reads, such as the queries.
 
         Raises:
-            TimeoutError: a wait was given up; on CUDA a former one. Compiled code on the CPU raises
+            TimeoutError: a wait timed out; on CUDA an earlier one. Compiled code on the CPU raises
                 a RuntimeError.
             RuntimeError: ``abort()`` was called.
         """
@@ -145,22 +146,22 @@ class LayerStream(ReadyLayers):
             self._give_up(layer)
 
     def _give_up(self, layer: int) -> None:
-        """Raise for a layer that did not come, and for whoever waits now or later, too."""
+        """Raise for a layer that did not come, and end all current and later waits, too."""
         arguments = self._flags.address(layer), 0, self._flags.report_address
         try:
-            _library.wait_flag(self._wait_step, [], *arguments, 0)  # a last look, which reports
+            _library.wait_flag(self._wait_step, [], *arguments, 0)  # a last check, which reports
         except RuntimeError:
             self.check()
             raise
 
     def reset(self, step: int = 0) -> None:
-        """Begin anew, without errors; on CUDA, wait for all that is queued on the device.
+        """Start over without errors; on CUDA, wait for all work queued on the device.
 
-        Whoever waits is let go first. No thread may signal or wait meanwhile.
+        Current waits are released first. No thread may signal or wait meanwhile.
 
         Args:
-            step: the number before that of the next step. If signals of former steps may still
-                come, one beyond theirs: else they would be taken for new ones.
+            step: the number before that of the next step. If signals of earlier steps may still
+                arrive, choose one beyond theirs: otherwise they would count as new ones.
         """
         step = as_step("reset", step, least=0)
         self.abort()

@@ -1,4 +1,4 @@
-"""What a ``LayerStream`` is given, checked."""
+"""The arguments of a ``LayerStream``, checked."""
 
 import numbers
 
@@ -7,7 +7,7 @@ import torch
 from .. import _library
 from ..errors import InvalidArgument, Unavailable
 
-_LONGEST_S = 1e9  # 30 years, which are still a whole number of nanoseconds
+_LONGEST_S = 1e9  # 30 years; fits in an integer number of nanoseconds
 
 
 def as_count(op: str, count: int) -> int:

@@ -1,6 +1,6 @@
 """The geometry of a copy between two paged layouts: what is contiguous, what is strided.
 
-Pure arithmetic on sizes and strides: no memory is touched here.
+Pure arithmetic on sizes and strides: no memory is accessed here.
 """
 
 from collections.abc import Sequence
@@ -11,9 +11,9 @@ from math import gcd
 from ..errors import InvalidArgument
 
 AXES = ("layer", "kv", "block", "head", "token", "dim")
-# The operator's plan, as csrc/ops/copy_plan.h tells it: whether ids are slots, SIDE_FIELDS numbers
-# for src and for dst, run_bytes, MAX_AXES x (extent, strides), and PLANE_FIELDS numbers a plane, or
-# RESOLVED_FIELDS once addresses are in it.
+# The operator's plan, as described in csrc/ops/copy_plan.h: whether ids are slots, SIDE_FIELDS
+# numbers for src and for dst, run_bytes, MAX_AXES x (extent, strides), and PLANE_FIELDS numbers per
+# plane, or RESOLVED_FIELDS once it contains addresses.
 MAX_AXES = 2
 SIDE_FIELDS = 6
 HEADER = 2 + 2 * SIDE_FIELDS + 3 * MAX_AXES
@@ -46,17 +46,17 @@ def parse_axes(axes: str, num_dims: int) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where every element of a view is: ``sizes`` in elements, ``strides`` in bytes.
+    """The place of every element of a view: ``sizes`` in elements, ``strides`` in bytes.
 
     An axis that the view does not have has size 1 and stride 0. ``tensors[kv][layer]`` is
     (index of the tensor, byte offset in it) for views of several tensors; for an axis inside a
-    tensor the table has one entry and the stride tells the rest.
+    tensor the table has one entry, and the stride gives the rest.
     """
 
     sizes: dict[str, int]
     strides: dict[str, int]
     itemsize: int
-    tensors: tuple[tuple[int, ...], ...]  # [kv][layer] -> tensor, where those are lists
+    tensors: tuple[tuple[int, ...], ...]  # [kv][layer] -> tensor, for axes that are lists
 
     def plane(self, kv: int, layer: int) -> tuple[int, int]:
         """Return (tensor, byte offset) of one layer's k or v."""
@@ -72,7 +72,7 @@ class Layout:
         return None
 
     def is_list(self, axis: str) -> bool:
-        """Tell whether an axis is spread over tensors, so that its stride means nothing."""
+        """Tell whether an axis is spread over tensors, so that its stride is meaningless."""
         return (axis == "kv" and len(self.tensors) > 1) or (
             axis == "layer" and len(self.tensors[0]) > 1
         )
@@ -89,29 +89,29 @@ def packed_layout(like: Layout) -> Layout:
 
 @dataclass(frozen=True)
 class Selection:
-    """What part of each side a plan copies, and what an id names."""
+    """The part of each side that a plan copies, and the meaning of an id."""
 
     layers: Sequence[tuple[int, int]]  # (of src, of dst)
     num_kv: int
     src_head: int
     dst_head: int
     num_heads: int
-    by_slot: bool = False  # an id is one token's place, block * block_size + offset
+    by_slot: bool = False  # an id is the place of one token, block * block_size + offset
 
 
 def tokens_of_piece(src: Layout, dst: Layout, selection: Selection) -> int:
-    """Return as many tokens as divide both block sizes, so that they lie in one block each."""
+    """Return the most tokens of a piece, which lies in one block on each side: their gcd."""
     return 1 if selection.by_slot else gcd(src.sizes["token"], dst.sizes["token"])
 
 
 def plan_values(
     src: Layout, dst: Layout, selection: Selection, *, by_row: bool = False
 ) -> list[int]:
-    """Compute the operator's ``plan`` (its layout is told in csrc/ops/copy_plan.h).
+    """Compute the operator's ``plan`` (its layout is described in csrc/ops/copy_plan.h).
 
-    A run starts as one row of ``dim`` and absorbs every axis that continues it on both sides, so
-    that it becomes the longest range that is contiguous in both; what is left of layer and kv
-    becomes planes, what is left of head and token becomes strided axes.
+    A run starts as one row of ``dim`` and absorbs every axis that continues it on both sides, so it
+    becomes the longest range that is contiguous in both. What remains of layer and kv becomes
+    planes; what remains of head and token becomes strided axes.
 
     By row nothing is absorbed: runs stay rows, every (layer, kv) is a plane, and the axes are head
     and token. The item sizes of the two sides may then differ; ``run_bytes`` is src's.
@@ -157,13 +157,13 @@ def _side_values(layout: Layout, piece_tokens: int, by_slot: bool) -> list[int]:
         pieces, piece_stride = num_tokens // piece_tokens, piece_tokens * token_stride
         return [num_blocks, block_stride, pieces, piece_stride, 1, 0]
     num_slots = num_blocks * num_tokens
-    if block_stride == num_tokens * token_stride:  # then a slot needs no division
+    if block_stride == num_tokens * token_stride:  # a slot then needs no division
         return [num_slots, token_stride, 1, 0, 1, 0]
     return [num_slots, block_stride, 1, 0, num_tokens, token_stride]
 
 
 def _continues(src: Layout, dst: Layout, axis: str, run_bytes: int, selection: Selection) -> bool:
-    """Tell whether stepping along ``axis`` lands right behind the run, on both sides."""
+    """Tell whether a step along ``axis`` continues the run directly, on both sides."""
     if axis == "layer":
         first_src, first_dst = selection.layers[0]
         in_step = all(

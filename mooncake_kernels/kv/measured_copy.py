@@ -1,4 +1,4 @@
-"""A copy that is measured: what the calibration is made of."""
+"""A copy to be measured, for the calibration."""
 
 import time
 
@@ -10,12 +10,12 @@ from .view import KVView
 
 
 class Copy:
-    """Runs of one size that are scattered on one side, from random places, and in order on dst.
+    """Runs of one size, read from random places of src and written in order to dst.
 
     Args:
         direction: "h2d" and so on.
-        run_bytes: of a run.
-        num_runs: of a copy.
+        run_bytes: size of a run.
+        num_runs: runs per copy.
     """
 
     def __init__(self, direction: str, run_bytes: int, num_runs: int):
@@ -28,7 +28,7 @@ class Copy:
         self._from_host = direction == "h2d"
 
     def run(self, engine: Engine) -> None:
-        """Copy; on a GPU it is queued."""
+        """Copy; on a GPU the copy is queued."""
         ids = (self._scattered, self._in_order)
         self.plan.run(*(ids[::-1] if self._from_host else ids), engine=engine)
 
@@ -41,7 +41,7 @@ class Copy:
 
 
 def seconds(copy: Copy, engine: Engine, direction: str) -> float:
-    """Time one copy with all that the caller waits for: its queueing and its end."""
+    """Time one copy with all that the caller waits for: its submission and its completion."""
     on_gpu = "d" in direction
     if on_gpu:
         torch.cuda.synchronize()

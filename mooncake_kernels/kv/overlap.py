@@ -1,4 +1,4 @@
-"""Whether a copy reads what it writes: asked only of caches whose memory touches."""
+"""Whether a copy reads what it writes; checked only for caches whose memory overlaps."""
 
 from bisect import bisect_left
 from itertools import accumulate
@@ -16,7 +16,7 @@ from .view import KVView
 
 
 def touch(src: KVView, dst: KVView) -> bool:
-    """Tell whether a tensor of src and one of dst lie, as far as they reach, in the same memory."""
+    """Tell whether the extents of a tensor of src and one of dst overlap in memory."""
     if torch.compiler.is_compiling() or not have_addresses([*src.tensors, *dst.tensors]):
         return False
     ranges = sorted(
@@ -35,12 +35,12 @@ def touch(src: KVView, dst: KVView) -> bool:
 def shared_runs(
     jobs: list[Job], src_ids: torch.Tensor, dst_ids: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Look for runs that write what one reads. Costs what it takes to list all runs.
+    """Find runs of dst that write what a run of src reads. Costs as much as listing all runs.
 
-    Where ids are on a device nobody waits for it.
+    For ids on a device, the host does not wait for it.
 
     Returns:
-        Where the runs of dst begin, and of each, bool, whether it does.
+        The addresses at which the runs of dst begin, and for each, bool, whether it does.
     """
     src, dst = ([_runs(job, side, src_ids, dst_ids) for job in jobs] for side in range(2))
     (begin, end), (dst_begin, dst_end) = (
@@ -50,13 +50,13 @@ def shared_runs(
         return dst_begin, torch.zeros_like(dst_begin, dtype=torch.bool)
     begin, order = begin.sort()
     reach = end[order].cummax(0).values
-    # The last run of src that begins before this one ends: does it reach into it?
+    # Does the last run of src that begins before this one ends reach into it?
     last = torch.searchsorted(begin, dst_end) - 1
     return dst_begin, (last >= 0) & (reach[last.clamp(min=0)] > dst_begin)
 
 
 def shared_ids(src_ids: torch.Tensor, dst_ids: torch.Tensor, num_ids: int) -> torch.Tensor:
-    """Tell of each of dst's ids whether it is read, too, where both sides are one cache."""
+    """Tell for each of dst's ids whether it is also read, if both sides are one cache."""
     copied = (src_ids >= 0) & (dst_ids >= 0) & (src_ids < num_ids) & (dst_ids < num_ids)
     is_read = torch.zeros(num_ids + 1, dtype=torch.bool, device=src_ids.device)
     is_read.index_fill_(0, torch.where(copied, src_ids, num_ids).long(), True)
@@ -64,9 +64,9 @@ def shared_ids(src_ids: torch.Tensor, dst_ids: torch.Tensor, num_ids: int) -> to
 
 
 def unless_shared(dst_ids: torch.Tensor, is_shared: torch.Tensor) -> torch.Tensor:
-    """Return dst's ids for a kernel: if memory is shared, none is any good, and nothing is copied.
+    """Return dst's ids for a kernel: all bad if any memory is shared, so that nothing is copied.
 
-    It reports that. The host does not wait to learn whether there is any.
+    The kernel reports that. The host does not wait to learn whether any is shared.
     """
     return torch.where(is_shared.any(), SHARED, dst_ids)
 
@@ -74,16 +74,16 @@ def unless_shared(dst_ids: torch.Tensor, is_shared: torch.Tensor) -> torch.Tenso
 def check_packed_apart(
     name: str, view: KVView, packed: torch.Tensor, block_ids: torch.Tensor
 ) -> None:
-    """Raise if packed blocks lie in the memory of the cache's blocks.
+    """Raise if packed blocks are in the memory of the cache's blocks.
 
-    Of ids on a device, which are not looked at, in the memory between its first and its last.
+    For ids on a device, which are not read, in the memory from its first block to its last.
     """
     if torch.compiler.is_compiling() or not have_addresses((packed, *view.tensors[:1])):
         return
     begin = packed.data_ptr()
     end = begin + packed.numel() * packed.element_size()
     begins, reach = _span(view)
-    before = bisect_left(begins, end)  # of the tensors, as many begin before it ends
+    before = bisect_left(begins, end)  # number of tensors that begin before it ends
     if begin == end or before == 0 or reach[before - 1] <= begin:
         return
     if block_ids.device.type == "cpu":
@@ -98,7 +98,7 @@ def check_packed_apart(
 
 
 def _span(view: KVView) -> tuple[list[int], list[int]]:
-    """Return where the view's tensors begin, in order, and how far those up to each reach."""
+    """Return where the view's tensors begin, in order, and the furthest end up to each."""
     first = view.tensors[0].data_ptr()
     if view.span is None or view.span[0] != first:
         ranges = sorted(_range(tensor) for tensor in view.tensors)
@@ -118,7 +118,7 @@ def _range(tensor: torch.Tensor) -> tuple[int, int]:
 def _runs(
     job: Job, side: int, src_ids: torch.Tensor, dst_ids: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return where the runs of one side begin and end; of what is not copied, at -1."""
+    """Return where the runs of one side begin and end; -1 for what is not copied."""
     part, plan = job
     values = plan.values
     view = (part.src, part.dst)[side]
@@ -127,7 +127,7 @@ def _runs(
     num_pieces = min(i.numel() * s[2] for i, s in zip(ids, sides, strict=True))
     piece = torch.arange(num_pieces, device=src_ids.device)
     named = [i[piece // s[2]] for i, s in zip(ids, sides, strict=True)]
-    # What is out of range is not copied either: whoever runs the job names it.
+    # Ids out of range are not copied either: the job's run names them.
     in_range = [(i >= 0) & (i < s[0]) for i, s in zip(named, sides, strict=True)]
     copied = in_range[0] & in_range[1]
     _, block_stride, pieces, piece_stride, slots, slot_stride = sides[side]

@@ -1,4 +1,4 @@
-"""What a receiver must know of packed blocks: ``mk.PackHeader``, and how it travels."""
+"""What a receiver must know of packed blocks: ``mk.PackHeader`` and its wire form."""
 
 import json
 import struct
@@ -12,7 +12,7 @@ from ..errors import InvalidArgument
 
 MAGIC, VERSION = b"MKPK", 1
 PREFIX = struct.Struct("<4sHxxII")  # magic, version, bytes of JSON, their CRC-32
-MAX_BLOCKS = 1 << 24  # of one header, so that nobody is made to list more chunks
+MAX_BLOCKS = 1 << 24  # per header: bounds the number of chunks a sender can make a receiver list
 ALIGNMENT = 128  # of a view in a record, and of a record: a GPU's cache line
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype
@@ -42,7 +42,7 @@ class PackedView:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Sizes of layer, kv, head (if there is such an axis), token (likewise) and dim."""
+        """Sizes of layer, kv, head (if the axis exists), token (likewise) and dim."""
         axes = [len(self.layers), self.kv]
         axes += [self.heads] if self.has_heads else []
         axes += [self.tokens] if self.has_tokens else []
@@ -54,7 +54,7 @@ class PackedView:
         return elements * DTYPES[self.dtype].itemsize
 
     def check(self) -> bool:
-        """Tell whether it can be one: a header may come from anywhere."""
+        """Tell whether it is valid: a header may come from an untrusted source."""
         counts = (self.kv, self.heads, self.tokens, self.dim, self.first_head + 1, self.offset + 1)
         numbers = (*counts, *(layer + 1 for layer in self.layers))
         return (
@@ -83,18 +83,18 @@ class Chunk:
 
 @dataclass(frozen=True)
 class PackHeader:
-    """What packed blocks are: made by ``pack``, sent beside them, read by ``unpack``.
+    """A description of packed blocks: made by ``pack``, sent along with them, read by ``unpack``.
 
-    Block i is record i of the staging buffer: its views one behind the other, and last, if there
-    are checksums, 8 bytes of checksum in ``ALIGNMENT`` bytes. All offsets and sizes are multiples
-    of ``ALIGNMENT``. ``docs/wire.md`` tells the bytes.
+    Block i is record i of the staging buffer: its views in order and, if there are checksums, a
+    final 8-byte checksum in ``ALIGNMENT`` bytes. All offsets and sizes are multiples of
+    ``ALIGNMENT``. ``docs/wire.md`` gives the bytes.
 
     Attributes:
-        num_blocks: how many records there are.
-        record_bytes: of one.
-        chunk_blocks: records of a chunk; the last chunk may have fewer.
+        num_blocks: number of records.
+        record_bytes: size of a record.
+        chunk_blocks: records per chunk; the last chunk may have fewer.
         has_checksums: whether records end in checksums.
-        views: what is in a record.
+        views: the contents of a record.
     """
 
     num_blocks: int
@@ -110,12 +110,12 @@ class PackHeader:
 
     @property
     def checksum_offset(self) -> int:
-        """Where in a record its checksum is."""
+        """Offset of the checksum in a record."""
         return self.record_bytes - ALIGNMENT
 
     @property
     def chunks(self) -> list[Chunk]:
-        """What can be sent one after the other."""
+        """The ranges to send, in order."""
         firsts = range(0, self.num_blocks, self.chunk_blocks)
         counts = [min(self.chunk_blocks, self.num_blocks - first) for first in firsts]
         size = self.record_bytes
@@ -125,7 +125,7 @@ class PackHeader:
         ]
 
     def to_bytes(self) -> bytes:
-        """Return what ``from_bytes`` reads: a prefix with a CRC-32, and JSON."""
+        """Return the form that ``from_bytes`` reads: a prefix with a CRC-32, and JSON."""
         body = json.dumps(asdict(self), separators=(",", ":")).encode()
         return PREFIX.pack(MAGIC, VERSION, len(body), zlib.crc32(body)) + body
 
@@ -134,7 +134,7 @@ class PackHeader:
         """Read a header.
 
         Raises:
-            InvalidArgument: it is no header, of another version, or was damaged on its way.
+            InvalidArgument: it is not a header, has another version, or was damaged in transit.
         """
         if not isinstance(data, (bytes, bytearray, memoryview)):
             raise InvalidArgument(f"PackHeader: data must be bytes, got {type(data).__name__}")
@@ -168,7 +168,7 @@ class PackHeader:
         return header
 
     def check(self) -> bool:
-        """Tell whether records hold their views, and chunks their records."""
+        """Tell whether records can hold their views, and chunks their records."""
         numbers = (self.num_blocks + 1, self.record_bytes, self.chunk_blocks)
         if not all(type(number) is int and 1 <= number < 2**62 for number in numbers):
             return False

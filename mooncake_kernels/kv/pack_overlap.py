@@ -1,4 +1,4 @@
-"""What of a packed record belongs to a cache: the heads and layers of the model that both have."""
+"""What a packed record and a cache have in common: heads and layers of the model."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from .view import KVView
 
 @dataclass(frozen=True)
 class Overlap:
-    """What is copied of one packed view."""
+    """The part of one packed view to copy."""
 
     layers: tuple[tuple[int, int], ...]  # (place in the record, layer of the cache)
     src_heads: slice | None
@@ -21,7 +21,7 @@ class Overlap:
 
 @dataclass(frozen=True)
 class Held:
-    """What of the model one view of a cache holds."""
+    """The part of the model that one view of a cache holds."""
 
     view: KVView
     layers: dict[int, int]  # number in the model -> layer of the view
@@ -29,7 +29,7 @@ class Held:
     heads: slice  # of the view
 
     def scales(self, convert: Fp8, layers: Iterable[int], heads: slice | None) -> Fp8:
-        """Return the conversion of those layers and heads of the view, by its own scales."""
+        """Return the conversion for those layers and heads of the view, with its own scales."""
         if convert.of_copy or convert.scale.dim() == 0:
             return convert
         view = self.view
@@ -37,7 +37,7 @@ class Held:
         return convert.for_copy(table[list(layers), :, heads or slice(None)])
 
     def overlap(self, packed: PackedView) -> Overlap | None:
-        """Return what is copied; None if the two have nothing in common."""
+        """Return what to copy; None if the two have nothing in common."""
         layers = tuple(
             (place, self.layers[number])
             for place, number in enumerate(packed.layers)

@@ -1,4 +1,4 @@
-"""What a ``Packer`` is made of: the layout of its records, and its plans into and out of them."""
+"""The parts of a ``Packer``: the layout of its records, and the plans into and out of them."""
 
 from dataclasses import dataclass, replace
 
@@ -13,17 +13,17 @@ from .pack_overlap import Held, Overlap
 from .select import choose_heads
 from .staging import Staging
 
-MAX_STAGINGS = 4  # that are remembered
+MAX_STAGINGS = 4  # the most that are cached
 
 
 @dataclass(frozen=True)
 class Side:
-    """One side's cache, and what is done to it.
+    """One side's cache and its transforms.
 
     Attributes:
-        held: what each view holds of the model.
+        held: the part of the model that each view holds.
         dtypes: of each view's packed blocks.
-        convert, rope, checksum: as of a ``Packer``.
+        convert, rope, checksum: as for a ``Packer``.
     """
 
     held: list[Held]
@@ -34,13 +34,13 @@ class Side:
 
 
 class PackPlans:
-    """The plans of one side for the staging buffers that it is given, made once for each.
+    """The plans of one side for the staging buffers it is given, made once for each.
 
     Attributes:
-        side: of it.
+        side: the cache.
         device: of the cache.
-        bad: who hears from the kernels, of "pack" and of "unpack". One of all buffers, so that a
-            report is not lost with a plan that is not remembered any more.
+        bad: where the kernels of "pack" and of "unpack" report. Shared by all buffers, so that a
+            report is not lost when a plan is dropped from the cache.
     """
 
     def __init__(self, side: Side):
@@ -56,11 +56,11 @@ class PackPlans:
         }
         self._known: dict[tuple, tuple[Staging, list[CopyPlan]]] = {}
 
-    def __getstate__(self) -> dict[str, object]:  # a copy knows copies of the buffers, not these
+    def __getstate__(self) -> dict[str, object]:  # a copy has copies of the buffers, not these
         return {**self.__dict__, "_known": {}}
 
     def header(self, num_blocks: int, chunk_bytes: int) -> PackHeader:
-        """Lay out the records of so many blocks."""
+        """Lay out the records for ``num_blocks`` blocks."""
         side, packed, offset = self.side, [], 0
         for held, dtype in zip(side.held, side.dtypes, strict=True):
             view = held.view
@@ -93,7 +93,7 @@ class PackPlans:
         known = self._known.get(key)
         if known is None:
             for oldest in list(self._known)[: 1 - MAX_STAGINGS]:
-                self._known.pop(oldest, None)  # another thread may have been faster
+                self._known.pop(oldest, None)  # another thread may have removed it
             staging = Staging(f"Packer.{method}", header, buffer)
             plans = self._to(staging) if method == "pack" else self._out_of(header, staging)
             for plan in plans:
@@ -102,7 +102,7 @@ class PackPlans:
         return known
 
     def overlaps(self, header: PackHeader) -> list[Overlap | None]:
-        """Return what of each packed view is this side's."""
+        """Return the part of each packed view that this side holds."""
         pairs = zip(self.side.held, header.views, strict=True)
         return [held.overlap(packed) for held, packed in pairs]
 
@@ -124,7 +124,7 @@ class PackPlans:
             )
 
     def _to(self, staging: Staging) -> list[CopyPlan]:
-        """One plan for all views, whose checksums are one."""
+        """Return one plan for all views, which share a checksum."""
         side, first = self.side, self.side.held[0]
         all_layers = all(
             list(held.layers.values()) == list(range(held.view.num_layers)) for held in side.held
@@ -145,7 +145,7 @@ class PackPlans:
         ]
 
     def _out_of(self, header: PackHeader, staging: Staging) -> list[CopyPlan]:
-        """A plan for each view of which there is something to unpack."""
+        """Return a plan for each view that has something to unpack."""
         plans = []
         for index, overlap in enumerate(self.overlaps(header)):
             if overlap is None:
@@ -163,7 +163,7 @@ class PackPlans:
                     dst_heads=overlap.dst_heads,
                     convert=convert,
                     rope=self.side.rope if index == 0 else None,
-                    # On a device it is the kernel that looks at the checksums.
+                    # On a device the kernel compares the checksums.
                     checksum=header.has_checksums and self.device.type != "cpu",
                 )
             )

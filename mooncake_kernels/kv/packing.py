@@ -1,4 +1,4 @@
-"""Blocks packed for one write over the network, and unpacked elsewhere: ``mk.Packer``."""
+"""Pack blocks for one write over the network, and unpack them elsewhere: ``mk.Packer``."""
 
 from collections.abc import Sequence
 
@@ -22,29 +22,28 @@ HOLE = -1
 
 
 class Packer:
-    """Pack blocks of a cache into one buffer that a peer unpacks, whatever its layout.
+    """Pack blocks of a cache into one buffer that a peer unpacks into a cache of any layout.
 
-    Sender and receiver have a packer each, for the cache that is theirs; what the receiver must
-    know travels in a ``PackHeader``. Equivalent to::
+    Sender and receiver each have a packer for their own cache; what the receiver needs to know
+    travels in a ``PackHeader``. Equivalent to::
 
         staging[i] = src[layers, :, src_blocks[i], heads], packed     # pack, record i
         dst[layers, :, dst_blocks[i], heads] = staging[i]             # unpack, what both sides have
 
-    Axis orders may differ, and block sizes, and which heads and layers of the model each side holds
-    (tensor and pipeline parallelism): of a record, a receiver takes what is its own.
+    Axis orders and block sizes may differ, as may the heads and layers of the model that each side
+    holds (tensor and pipeline parallelism): from a record, a receiver takes those it holds.
 
     Args:
         views: the cache: a view, or several that share block ids (see ``CopyPlan``).
         first_head: number in the model of the views' head 0: ``rank * num_heads // ranks``.
         first_layer: likewise, of their layer 0.
-        convert: ``Fp8(scale)``: to pack floats as fp8, then with ``dtype``; to unpack fp8 into
-            floats, or floats into fp8. Of several views, those whose dtypes differ. Scales are by
-            layer and head of this packer's cache, whichever side is fp8; a tensor is for the first
-            view alone.
+        convert: ``Fp8(scale)``: to pack floats as fp8, with ``dtype``; to unpack fp8 into floats,
+            or floats into fp8. With several views, it applies where the dtypes differ. Scales are
+            per layer and head of this packer's cache, whichever side is fp8; a tensor applies to
+            the first view only.
         dtype: fp8 dtype of the first view's packed blocks; None for that of the cache.
-        rope: ``Rope(...)`` to turn the first view's keys when they are unpacked.
-        checksum: whether records that are packed have checksums. ``unpack`` looks at them if they
-            are there.
+        rope: ``Rope(...)`` to rotate the first view's keys when they are unpacked.
+        checksum: whether packed records have checksums. ``unpack`` verifies them if they are there.
 
     Attributes:
         views, device: of the cache.
@@ -93,10 +92,10 @@ class Packer:
         return packer
 
     def header(self, num_blocks: int, *, chunk_bytes: int = DEFAULT_CHUNK_BYTES) -> PackHeader:
-        """Return the header that ``pack`` returns for so many blocks.
+        """Return the header that ``pack`` returns for this many blocks.
 
-        It says how large the staging buffer must be (``num_bytes``), and what can be sent when
-        (``chunks``).
+        It gives the required size of the staging buffer (``num_bytes``) and the ranges to send, in
+        order (``chunks``).
         """
         for name, value, least in (("num_blocks", num_blocks, 0), ("chunk_bytes", chunk_bytes, 1)):
             if type(value) is not int or value < least:
@@ -117,16 +116,16 @@ class Packer:
     ) -> PackHeader:
         """Pack blocks into a staging buffer, record by record.
 
-        On CUDA it is queued on the current stream; the header is there at once.
+        On CUDA it is queued on the current stream; the header is returned at once.
 
         Args:
-            block_ids: ``[n]``, int32 or int64. Each in the cache, or -1 to leave its record as it
-                was; the receiver then gives -1 as well.
-            staging: 1-d uint8 on the cache's device, of ``header(n).num_bytes`` or more, beginning
-                at a multiple of 16 bytes. A packer remembers the last few it was given.
-            chunk_bytes: bytes of a chunk, about: whole records, and at least one.
-            ready: a LayerStream with a layer for each of the header's chunks. A step is begun, and
-                chunk i signalled when it is packed: its bytes can be sent then.
+            block_ids: ``[n]``, int32 or int64. Each in the cache, or -1 to leave its record
+                unchanged; the receiver must then pass -1 as well.
+            staging: 1-d uint8 on the cache's device, of ``header(n).num_bytes`` or more, starting
+                at a multiple of 16 bytes. A packer caches its plans for the last few buffers.
+            chunk_bytes: approximate size of a chunk: whole records, and at least one.
+            ready: a LayerStream with a layer for each of the header's chunks. ``pack`` begins a
+                step, and signals chunk i when it is packed and can be sent.
             max_sms: as for ``CopyPlan.run``.
             engine: as for ``CopyPlan.run``.
 
@@ -135,8 +134,8 @@ class Packer:
 
         Raises:
             InvalidArgument: an argument is not as above; nothing has been packed then, unless ids
-                are on the device: about these see ``CopyPlan.run``.
-            Unavailable: the named engine is not here.
+                are on the device: for these see ``CopyPlan.run``.
+            Unavailable: the named engine is not available.
         """
         op = "Packer.pack"
         check_call(op, max_sms, engine)
@@ -161,7 +160,7 @@ class Packer:
             records = torch.arange(chunk.first_block, end, device=self.device)
             part = ids[chunk.first_block : end]
             sums = plan.run(part, records, max_sms=max_sms, engine=engine)
-            if sums is not None:  # of a hole it is the record's former one that stays
+            if sums is not None:  # a hole's record keeps its checksum
                 before = packed.checksums(end)[chunk.first_block :]
                 before.copy_(torch.where(part == HOLE, before, sums))
             if ready is not None:
@@ -185,23 +184,23 @@ class Packer:
 
         Args:
             header: what ``pack`` returned, or its ``to_bytes()``.
-            staging: as for ``pack``: the peer's, or where its bytes have come to.
-            block_ids: where record i goes; -1 for nowhere. As many as there are records; if the
-                peer's blocks are of another size, as many as hold their tokens.
+            staging: as for ``pack``: the peer's, or a buffer that received its bytes.
+            block_ids: the destination of record i; -1 for none. As many as there are records; if
+                the peer's block size differs, as many as hold their tokens.
             src_positions: position of the first token of each record, for a packer with ``rope``.
-            dst_positions: where those of ``block_ids`` are to be.
+            dst_positions: the positions that the blocks of ``block_ids`` are to have.
             max_sms: as for ``CopyPlan.run``.
             engine: as for ``CopyPlan.run``.
 
         Returns:
-            Whether the records have something of this cache's heads and layers in them.
+            Whether the records contain any of this cache's heads and layers.
 
         Raises:
-            ChecksumError: a record that is wanted is not what was packed; nothing has been written
-                then. On CUDA the error comes as for ids.
-            InvalidArgument: the header is none, or is of another kind of cache, or an argument is
+            ChecksumError: a record that is needed does not match its checksum; nothing has been
+                written then. On CUDA the error is raised as for ids.
+            InvalidArgument: the header is invalid, or of another kind of cache, or an argument is
                 not as above; nothing has been written then.
-            Unavailable: the named engine is not here.
+            Unavailable: the named engine is not available.
         """
         op = "Packer.unpack"
         check_call(op, max_sms, engine)
@@ -215,7 +214,7 @@ class Packer:
         packed, plans = self._plans.of("unpack", header, staging)
         records = torch.arange(header.num_blocks, device=self.device)
         positions = (src_positions, dst_positions)
-        # Those of keys that are not here are not looked at.
+        # Positions for keys that are not here are ignored.
         takes = None if self._plans.side.rope is not None and overlaps[0] is None else plans[0]
         prepared = []
         for plan in plans:
@@ -224,14 +223,14 @@ class Packer:
             names = ("staging's records", "block_ids")
             call, dst_ids = plan.prepare(op, jobs, records, ids, *given, names=names)
             prepared.append((plan, jobs, dst_ids, call))
-            for part, rows_or_bytes in jobs:  # of all, before the first one is written to
+            for part, rows_or_bytes in jobs:  # all are checked before the first write
                 check_memory(part.src, part.dst, rows_or_bytes)
         expected, actual = self._checksums(header, packed, max_sms, engine)
         if expected is not None and actual is not None:
             wrong = (expected != actual) & self._wanted(header, ids)
             if self.device.type == "cpu":
                 _raise_for_first(op, wrong, expected, actual)
-                expected = actual = None  # nobody need compare them once more
+                expected = actual = None  # no need to compare them again
             else:
                 records = without_right_ones(records, wrong)
         for plan, jobs, dst_ids, call in prepared:
@@ -243,7 +242,7 @@ class Packer:
         """Wait for the current stream and raise if a call met a bad id or checksum; not on the CPU.
 
         Raises:
-            ChecksumError: a record was not what was packed; the message names it.
+            ChecksumError: a record did not match its checksum; the message names it.
             InvalidArgument: an id was out of range.
         """
         if self.device.type == "cuda":
@@ -252,7 +251,7 @@ class Packer:
             bad.raise_if_any()
 
     def _ids(self, op: str, block_ids: BlockIds) -> torch.Tensor:
-        """Return the ids on the device; those that are not there yet are looked at."""
+        """Return the ids on the device; those that are not there yet are checked."""
         name, num_blocks = f"{op}: block_ids", self.views[0].num_blocks
         on_device = isinstance(block_ids, torch.Tensor) and block_ids.device.type != "cpu"
         ids = as_ids(name, block_ids, self.device if on_device else torch.device("cpu"))
@@ -267,7 +266,7 @@ class Packer:
         max_sms: int | None,
         engine: Engine,
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """Return what records must add up to, and what they do."""
+        """Return the expected and the actual checksums of the records."""
         if not header.has_checksums:
             return None, None
         expected = staging.checksums(header.num_blocks).contiguous()
@@ -275,20 +274,20 @@ class Packer:
         return expected, actual
 
     def _wanted(self, header: PackHeader, ids: torch.Tensor) -> torch.Tensor:
-        """Tell of each record whether one of its tokens goes to a block that is no hole."""
+        """Tell for each record whether one of its tokens goes to a block that is not a hole."""
         src_size = next((view.tokens for view in header.views if view.has_tokens), 1)
         dst_size = block_size_of(self.views)
         first = torch.arange(header.num_blocks, device=ids.device) * src_size
         last = (first + src_size - 1).clamp(max=ids.numel() * dst_size - 1)
-        # How many of the ids before each are no holes.
+        # The number of ids before each that are not holes.
         before = torch.cat((ids.new_zeros(1), (ids != HOLE).cumsum(0)))
         return before[last // dst_size + 1] > before[first // dst_size]
 
 
 def without_right_ones(records: torch.Tensor, wrong: torch.Tensor) -> torch.Tensor:
-    """Return the records for a kernel: if one is wrong, it finds no other, and writes nothing.
+    """Return the records for a kernel: if any is wrong, only wrong ones, so that it writes nothing.
 
-    It skips and reports what is wrong. The host does not wait to learn whether there is any.
+    The kernel skips and reports these. The host does not wait to learn whether there are any.
     """
     return torch.where(wrong | ~wrong.any(), records, HOLE)
 

@@ -1,4 +1,4 @@
-"""A run of bytes without what Python need not look at again: a call of an engine's every step."""
+"""A run of bytes without redundant Python checks: the call an engine makes at every step."""
 
 import torch
 from torch import Tensor
@@ -16,11 +16,11 @@ from .view import BlockPlan
 class QuickRun:
     """Copies all layers, by the host's or CUDA's kernel; or does nothing and returns False.
 
-    The operator itself checks the ids, before a byte moves. Where it refuses them, or anything is
-    unusual, the long way is to be gone, which says what is wrong.
+    The operator itself checks the ids before a byte moves. If it refuses them, or anything is
+    unusual, the caller must take the slow path, which reports what is wrong.
 
     Args:
-        part: what is copied, whose tensors must have addresses.
+        part: the view to copy; its tensors must have addresses.
         bad: where a kernel reports a bad id.
         by_slot: whether ids name slots.
     """
@@ -28,10 +28,10 @@ class QuickRun:
     def __init__(self, part: CopyPart, bad: BadIds, *, by_slot: bool):
         self._part, self._bad, self._by_slot = part, bad, by_slot
         self._device, self._gpu = part.device, gpu_index(part.device)
-        self._type = part.device.type  # to ask for it takes a third of a microsecond
+        self._type = part.device.type  # reading it takes a third of a microsecond
         self._on_cpu = self._type == "cpu"
         self._kernel = "host" if self._on_cpu else "cuda"
-        self._plan: BlockPlan | None = None  # before it is run
+        self._plan: BlockPlan | None = None  # made by the first run
 
     def __call__(self, src_ids: object, dst_ids: object, engine: Engine) -> bool:
         if torch.compiler.is_compiling():
@@ -40,7 +40,7 @@ class QuickRun:
             return False
         part, plan = self._part, self._plan
         if self._on_cpu:
-            if not (src_ids.is_cpu and dst_ids.is_cpu):  # half of what it takes to compare devices
+            if not (src_ids.is_cpu and dst_ids.is_cpu):  # half the time of comparing devices
                 return False
         elif src_ids.device != self._device or dst_ids.device != self._device:
             return False

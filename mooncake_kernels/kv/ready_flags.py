@@ -1,4 +1,4 @@
-"""Flags in host memory by which one side tells another how far it is; csrc/kv/ready_flags.h."""
+"""Flags in host memory by which one side shows its progress to another; csrc/kv/ready_flags.h."""
 
 import time
 import weakref
@@ -12,12 +12,12 @@ from ..errors import InvalidArgument
 TIMED_OUT, ABORTED = 1, 2
 _REPORT_WORDS = 4  # before the flags; WaitReport in ready_flags.h
 _READY, _GIVEN_UP = 0, 2  # what poll_flag returns
-_SLICE_S = 0.1  # between two looks at Python's signals
+_SLICE_S = 0.1  # between two checks for Python's signals
 _free_rows: dict[tuple[int, bool], list[torch.Tensor]] = {}
 
 
 class Report(NamedTuple):
-    """What the first wait left behind that was given up."""
+    """The report of the first wait that failed."""
 
     state: int
     flag: int  # its index
@@ -26,14 +26,14 @@ class Report(NamedTuple):
 
 
 class Flags:
-    """int64 flags, 0 at first, and the report of those who wait for them.
+    """int64 flags, initially 0, and the report of their waiters.
 
-    Their memory is lent, and never freed: a kernel or a graph that outlives its owner looks at
-    memory that is there.
+    Their memory is lent, and never freed: a kernel or a graph that outlives its owner reads valid
+    memory.
 
     Args:
         count: how many.
-        pinned: whether CUDA reaches them.
+        pinned: whether CUDA can access them.
     """
 
     def __init__(self, count: int, *, pinned: bool):
@@ -41,7 +41,7 @@ class Flags:
         if free:
             row = free.pop().zero_()
         else:
-            with torch.inference_mode(False):  # else they could not be written to outside of it
+            with torch.inference_mode(False):  # otherwise they could not be written outside of it
                 row = torch.zeros(
                     _REPORT_WORDS + count, dtype=torch.int64, device="cpu", pin_memory=pinned
                 )
@@ -71,7 +71,7 @@ class Flags:
                 return False
 
     def report(self) -> Report | None:
-        if int(self._report[0]) <= 0:  # nothing, or being written
+        if int(self._report[0]) <= 0:  # none, or being written
             return None
         state, address, wanted, seen = self._report.tolist()
         return Report(state, (address - self._address) // 8, wanted, seen)
@@ -88,15 +88,15 @@ def signal_flag(flags: torch.Tensor, index: int, value: int, written: torch.Tens
     """Store ``value`` into ``flags[index]`` once ``written`` is written.
 
     Equivalent to ``flags[index] = value``, queued on the current stream of ``written``'s device
-    behind what was queued there before; on the CPU at once. Whoever sees the value (with an acquire
-    load, as ``poll_flag`` does) sees what was written before it.
+    after earlier work; on the CPU at once. A reader that sees the value (with an acquire load, as
+    in ``poll_flag``) sees what was written before it.
 
     Args:
         flags: int64, packed. In host memory, pinned if ``written`` is on CUDA; or on its device.
         index: of the flag.
-        value: what is stored; a CUDA graph stores the same at each replay.
-        written: any tensor that the flag speaks of. In compiled code the signal stays behind what
-            writes it.
+        value: the value to store; a CUDA graph stores the same at each replay.
+        written: any tensor that the flag is about. In compiled code the signal stays after the
+            code that writes it.
 
     Raises:
         InvalidArgument: an argument is not as above.
@@ -118,4 +118,4 @@ def signal_flag(flags: torch.Tensor, index: int, value: int, written: torch.Tens
     _library.call(_library.signal_flag, None, [written], flags.data_ptr() + 8 * index, value)
 
 
-_any_host_tensor = torch.empty(0, device="cpu")  # says to an operator where it is to run
+_any_host_tensor = torch.empty(0, device="cpu")  # tells an operator where to run

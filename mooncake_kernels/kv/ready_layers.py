@@ -1,4 +1,4 @@
-"""The host's side of a ``LayerStream``: it signals, waits and looks without a call to CUDA."""
+"""The host's side of a ``LayerStream``: signal, wait and test without a call to CUDA."""
 
 import torch
 
@@ -7,7 +7,7 @@ from .ready_flags import ABORTED, Flags
 
 
 class ReadyLayers:
-    """One flag a layer: the last step for which it is ready."""
+    """One flag per layer: the last step for which it is ready."""
 
     def __init__(self, num_layers: int, timeout_s: float, *, pinned: bool):
         self.num_layers = num_layers
@@ -20,10 +20,10 @@ class ReadyLayers:
         return self._flags.values
 
     def signal_from_host(self, layer: int, step: int) -> None:
-        """Tell at once that a layer of a step is ready: ``flags[layer] = step``.
+        """Signal at once that a layer of a step is ready: ``flags[layer] = step``.
 
-        For a thread that has written it, or saw that the transfer is done; on CUDA also while
-        streams and graphs wait. Whoever sees it sees what the thread wrote before.
+        For a thread that has written the layer, or has seen its transfer complete; on CUDA also
+        while streams and graphs wait. A reader that sees it sees what the thread wrote before.
         """
         layer = as_index("signal_from_host", layer, self.num_layers)
         self._flags.set(layer, as_step("signal_from_host", step))
@@ -34,11 +34,11 @@ class ReadyLayers:
         Args:
             layer: which one.
             step: which one; 1 is that of the first ``begin_signals``.
-            timeout_s: seconds; None: those of the stream.
+            timeout_s: seconds; None: the stream's ``timeout_s``.
 
         Raises:
-            TimeoutError: it is not ready in time, and may be waited for again; or a ``wait_layer``
-                was given up.
+            TimeoutError: it is not ready in time (you may wait for it again), or a ``wait_layer``
+                timed out.
             RuntimeError: ``abort()`` was called, also while this waits.
         """
         op = "wait_on_host"
@@ -56,14 +56,14 @@ class ReadyLayers:
         return self._flags.has(layer, as_step("is_ready", step))
 
     def abort(self) -> None:
-        """Let nobody wait any longer, also on the device: layers that are missing will not come."""
+        """End all waits, also on the device: missing layers will not come."""
         self._flags.abort()
 
     def check(self) -> None:
-        """Raise if a wait was given up, until ``reset()``. Does not wait for the device.
+        """Raise if a wait failed, until ``reset()``. Does not wait for the device.
 
-        Call it where a result is known to be there (after an event of its stream), before the
-        result is used.
+        Call it when a result is known to be complete (after an event of its stream), before you use
+        it.
 
         Raises:
             TimeoutError: a ``wait_layer`` took longer than ``timeout_s``; the message names the

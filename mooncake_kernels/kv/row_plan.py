@@ -1,4 +1,4 @@
-"""A copy row by row, for what looks at the elements: the numbers and tables of its operator."""
+"""A copy by rows, which processes elements: the numbers and tables of its operator."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ WORD_BYTES = 8
 
 @dataclass
 class RowCall:
-    """What one run adds: tensors on the device of the caches, None for what is not asked for."""
+    """The inputs of one run: tensors on the caches' device, None for what is not used."""
 
     src_positions: torch.Tensor | None = None  # of the first token that each id names
     dst_positions: torch.Tensor | None = None
@@ -27,14 +27,14 @@ class RowCall:
 
 
 class RowPlan:
-    """What of one view is copied, and what is done to its rows.
+    """What to copy of one view, and the transform of its rows.
 
     Attributes:
-        selection: what is copied.
+        selection: what to copy.
         device: where.
         plan: of csrc/ops/copy_plan.h, by rows.
         transform: the numbers of csrc/ops/transform.cc.
-        checksum_plan, checksum_transform: the same for adding up src's blocks.
+        checksum_plan, checksum_transform: the same for summing src's blocks.
         scales: float32 ``[layers * kv, heads]`` or None.
         rope: or None.
         keys_alternate: whether every second plane is values.
@@ -74,13 +74,13 @@ class RowPlan:
 
     @property
     def values(self) -> torch.Tensor:
-        """The plan without addresses, as of a ``BlockPlan``."""
+        """The plan without addresses, as for a ``BlockPlan``."""
         return self.plan.values
 
     def resolved(
         self, src: Sequence[torch.Tensor], dst: Sequence[torch.Tensor], gpu: int = -1
     ) -> torch.Tensor:
-        """Return the plan with addresses, as of a ``BlockPlan``."""
+        """Return the plan with addresses, as for a ``BlockPlan``."""
         return self.plan.resolved(src, dst, gpu)
 
     def cos_sin(self, call: RowCall) -> torch.Tensor | None:
@@ -107,7 +107,7 @@ class RowPlan:
     def _transform(self, src: KVView, dst: KVView, first_word: int) -> list[int]:
         if src.dtype == dst.dtype and self.rope is None:
             dim, types = src.head_dim * src.layout.itemsize, [BYTES, BYTES]
-        else:  # check_dtypes() has seen to it that there are such
+        else:  # check_dtypes() has ensured that both exist
             dim, types = src.head_dim, [ELEMENT_TYPES[view.dtype] for view in (src, dst)]
         first, num_pairs, interleaved = 0, 0, False
         if self.rope is not None:
@@ -118,7 +118,7 @@ class RowPlan:
                 first_word]  # fmt: skip
 
     def _scales(self, convert: Fp8, src: KVView, dst: KVView) -> torch.Tensor:
-        """Return the scales of what is copied, in the order of the planes."""
+        """Return the scales for the copied planes, in their order."""
         selection = self.selection
         side = 1 if dst.dtype in FP8 else 0
         view, first = ((src, selection.src_head), (dst, selection.dst_head))[side]
@@ -134,7 +134,7 @@ class RowPlan:
         return 1 if self.selection.by_slot else layout.sizes["token"]
 
     def _words(self, view: KVView) -> int:
-        """Return how many words of a checksum a block has in this view."""
+        """Return the number of checksum words of a block in this view."""
         selection = self.selection
         rows = len(selection.layers) * selection.num_kv * selection.num_heads
         rows *= self._tokens_per_id(view.layout)
@@ -142,7 +142,7 @@ class RowPlan:
 
 
 def whole_view(view: KVView) -> tuple[RowPlan, BadIds]:
-    """Return how all of a view's blocks are summed, and who hears of bad ids; made once a view."""
+    """Return how to sum all of a view's blocks, and where bad ids go; made once per view."""
     if view.sums is None:
         name = "checksum_blocks: block_ids"
         bad = BadIds(view.device, (name, name), (view.num_blocks, view.num_blocks))
@@ -151,7 +151,7 @@ def whole_view(view: KVView) -> tuple[RowPlan, BadIds]:
 
 
 def check_dtypes(src: KVView, dst: KVView, convert: Fp8 | None, rope: Rope | None) -> None:
-    """Refuse a pair of dtypes that there is no way between."""
+    """Refuse a pair of dtypes without a conversion."""
     if src.dtype != dst.dtype:
         is_pair = (src.dtype in FLOATS and dst.dtype in FP8) or (
             src.dtype in FP8 and dst.dtype in FLOATS
@@ -173,4 +173,4 @@ def check_dtypes(src: KVView, dst: KVView, convert: Fp8 | None, rope: Rope | Non
             raise InvalidArgument(
                 f"CopyPlan: rope must be given views with a 'token' axis, got {src.axes!r}"
             )
-        rope.num_pairs(src.head_dim)  # or it raises
+        rope.num_pairs(src.head_dim)  # raises if it does not fit

@@ -1,4 +1,4 @@
-"""Which layers and which heads a copy takes."""
+"""Select the layers and heads of a copy."""
 
 import numbers
 import operator
@@ -10,7 +10,7 @@ from ..errors import InvalidArgument
 def shard_heads(
     num_heads: int, src: tuple[int, int], dst: tuple[int, int]
 ) -> tuple[slice, slice] | None:
-    """Say which heads of one tensor-parallel rank's cache belong into which of another's.
+    """Say which heads of one tensor-parallel rank's cache go into which of another's.
 
     Rank r of s holds heads ``[r * num_heads // s, (r + 1) * num_heads // s)`` of the model; with
     more ranks than heads (GQA, MQA) each head is held by ``s // num_heads`` ranks in a row.
@@ -19,7 +19,7 @@ def shard_heads(
         overlap = [head for head in held(*src) if head in held(*dst)]
         src_heads = slice of overlap within held(*src), dst_heads = the same within held(*dst)
 
-    A rank of dst gets all its heads from the ranks of src for which this is not None; of those
+    A rank of dst gets all its heads from the ranks of src for which this is not None; among ranks
     that hold the same heads, one is enough.
 
     Args:
@@ -64,7 +64,7 @@ def _held_heads(name: str, num_heads: int, shard: tuple[int, int]) -> tuple[int,
 
 
 def as_pairs(op: str, layers: Sequence[int | tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """Return (layer of src, layer of dst) pairs; one number stands for both."""
+    """Return (layer of src, layer of dst) pairs; a single number is used for both."""
     pairs = []
     try:
         for layer in layers:
@@ -98,7 +98,7 @@ def choose_layers(
 
 
 def check_written_once(op: str, pairs: Sequence[tuple[int, int]]) -> None:
-    """Refuse two layers for one place: what it would hold is anybody's guess."""
+    """Refuse two layers with one destination, whose contents would be undefined."""
     written = [dst for _, dst in pairs]
     if len(set(written)) < len(written):
         twice = next(layer for layer in written if written.count(layer) > 1)

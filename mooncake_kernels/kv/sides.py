@@ -27,7 +27,7 @@ def device_of_copy(src: "KVView", dst: "KVView") -> torch.device:
     """Return where a plan's copies run.
 
     Raises:
-        InvalidArgument: the two devices do not go together, or host memory is not pinned.
+        InvalidArgument: the two devices do not match, or host memory is not pinned.
     """
     if src.device == dst.device:
         return src.device
@@ -43,14 +43,14 @@ def device_of_copy(src: "KVView", dst: "KVView") -> torch.device:
 
 
 def device_of_call(view: "KVView", packed: torch.Tensor | None) -> torch.device:
-    """Return where a gather or a scatter runs; its packed side may still be anything."""
+    """Return where a gather or a scatter runs; its packed side is not yet checked."""
     if isinstance(packed, torch.Tensor) and packed.is_cuda and view.device.type == "cpu":
         return packed.device
     return view.device
 
 
 def check_pinned(name: str, tensors: Sequence[torch.Tensor], device: torch.device) -> None:
-    """Refuse host memory that the GPU cannot reach. Fake tensors have none."""
+    """Refuse host memory that the GPU cannot access. Fake tensors have no memory."""
     if torch.compiler.is_compiling():
         return
     for index, tensor in enumerate(tensors):
@@ -59,7 +59,7 @@ def check_pinned(name: str, tensors: Sequence[torch.Tensor], device: torch.devic
 
 
 def gpu_address(name: str, tensor: torch.Tensor, device: torch.device, index: int = 0) -> int:
-    """Return where the GPU finds a host tensor."""
+    """Return a host tensor's address for the GPU."""
     address = _library.call(_library.gpu_address, tensor)
     if address == 0 and tensor.numel() > 0:
         raise InvalidArgument(
@@ -70,7 +70,7 @@ def gpu_address(name: str, tensor: torch.Tensor, device: torch.device, index: in
 
 
 def check_packed_device(name: str, tensor: torch.Tensor, device: torch.device) -> None:
-    """Refuse packed blocks on another device than the copy's, if it does not go with that."""
+    """Refuse packed blocks on a device that does not go with the copy's."""
     if not _go_together(tensor.device, device):
         raise InvalidArgument(
             f"{name} must have the cache's device {device} (or be in pinned host memory for a "
@@ -79,14 +79,14 @@ def check_packed_device(name: str, tensor: torch.Tensor, device: torch.device) -
 
 
 def packed_address(name: str, tensor: torch.Tensor, device: torch.device) -> int | None:
-    """Return the address that a copy uses in place of a host tensor's own; it must be pinned."""
+    """Return the address that a copy uses instead of a host tensor's own; it must be pinned."""
     if torch.compiler.is_compiling() or type(tensor) is not torch.Tensor:
         return None
     return gpu_address(name, tensor, device)
 
 
 def bad_ids_on(view: "KVView", device: torch.device) -> BadIds:
-    """Return who hears of bad ids of a view in pinned memory from a GPU's kernels."""
+    """Return where a GPU's kernels report bad ids of a view in pinned memory."""
     if view.gpu_bad_ids is None or view.gpu_bad_ids[0] != device:
         check_pinned("gather_blocks, scatter_blocks: view", view.tensors, device)
         view.gpu_bad_ids = (device, view.bad_ids.on(device))

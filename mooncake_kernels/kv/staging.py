@@ -1,4 +1,4 @@
-"""A staging buffer seen as records: the views in them, and their checksums."""
+"""A staging buffer as records: their views and their checksums."""
 
 import torch
 
@@ -10,14 +10,14 @@ from .pack_header import DTYPES, PackedView, PackHeader
 from .row_plan import RowPlan
 from .view import KVView
 
-WORD_BYTES, START = 8, 16  # where a buffer must begin, for its elements to be aligned
+WORD_BYTES, START = 8, 16  # alignment of a buffer's start, so that its elements are aligned
 
 
 class Staging:
     """The records of a header in a buffer, as many as it holds.
 
     Attributes:
-        views: one for each of the header's, whose blocks are the records.
+        views: one per view of the header; their blocks are the records.
     """
 
     def __init__(self, op: str, header: PackHeader, buffer: torch.Tensor):
@@ -30,13 +30,13 @@ class Staging:
         self._bad = BadIds(buffer.device, names, (self._capacity, self._capacity))
 
     def checksums(self, num_blocks: int) -> torch.Tensor:
-        """Return the checksums as they stand in the records, a view of the buffer."""
+        """Return the checksums stored in the records, as a view of the buffer."""
         words_per_record = self._header.record_bytes // WORD_BYTES
         words = self._buffer.view(torch.int64).view(self._capacity, words_per_record)
         return words[:num_blocks, self._header.checksum_offset // WORD_BYTES]
 
     def add_up(self, num_blocks: int, max_sms: int | None, engine: Engine) -> torch.Tensor:
-        """Return what the checksums must be."""
+        """Compute the checksums of the records."""
         if not self._row_plans:
             first_words = (0, 0)
             for view in self.views:
@@ -75,7 +75,7 @@ def axes_of(packed: PackedView) -> str:
 
 
 def check_buffer(op: str, buffer: torch.Tensor, header: PackHeader, device: torch.device) -> None:
-    """Refuse what cannot hold the header's records."""
+    """Refuse a buffer that cannot hold the header's records."""
     if not isinstance(buffer, torch.Tensor) or buffer.dtype != torch.uint8 or buffer.dim() != 1:
         got = type(buffer).__name__
         if isinstance(buffer, torch.Tensor):

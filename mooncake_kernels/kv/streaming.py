@@ -1,4 +1,4 @@
-"""From how many bytes on the CPU had better store past its cache: measured on this machine."""
+"""Measure the size from which the CPU should store past its cache on this machine."""
 
 import statistics
 import time
@@ -9,15 +9,15 @@ from .. import _library
 from .measured_copy import Copy
 
 RUN_BYTES = 4 << 10
-SHIFTS = {True: range(18, 25), False: range(18, 28)}  # of 1, in bytes: quick, and not
+SHIFTS = {True: range(18, 25), False: range(18, 28)}  # exponents of 2, in bytes: quick, and not
 
 
 def measure_streaming(*, quick: bool = False) -> tuple[int | None, list[dict[str, float]]]:
-    """Find from how many bytes on the CPU had better store past its cache.
+    """Find the size in bytes from which the CPU should store past its cache.
 
-    What was stored is read once more and that is timed with it, for past the cache it is farther
-    away. By one thread: how long several wait for each other is another question. Returns None if
-    it never pays up to the largest size, and a row a size: GB/s, and how often faster it is.
+    The timing includes one read of what was stored, because what bypassed the cache is further
+    away. One thread only: how threads contend is a separate question. Returns None if it does not
+    pay up to the largest size, and one row per size: GB/s, and the speedup.
     """
     rows: list[dict[str, float]] = []
     num_threads = torch.get_num_threads()

@@ -1,4 +1,4 @@
-"""Engine "two_hop": a kernel, a staging buffer on the GPU, and few large copies."""
+"""Engine "two_hop": a kernel, a staging buffer on the GPU, and a few large copies."""
 
 from dataclasses import replace
 
@@ -10,20 +10,20 @@ from .layout import SIDE_FIELDS, Layout, Selection
 from .view import BlockPlan
 
 HOLE = -1
-STAGING_BYTES = 64 << 20  # at most; what is gathered next waits until these were sent
-MIN_COPY_BYTES = 32 << 10  # on average: of shorter ones a copy over PCIe takes as long as of this
+STAGING_BYTES = 64 << 20  # at most; the next gather waits until these were sent
+MIN_COPY_BYTES = 32 << 10  # on average: shorter copies over PCIe take as long as this
 
 
 class TwoHops:
     """The two copies: into the buffer, and out of it.
 
-    The buffer is laid out as the host's side is, but holds nothing beside what is copied: so what
-    is contiguous there is contiguous in it.
+    The buffer has the layout of the host's side, but holds only what is copied, so what is
+    contiguous there is contiguous in it.
 
     Args:
-        plan: the copy in one.
+        plan: the copy in one step.
         to_host: whether dst is the host's side.
-        num_blocks: that the buffer has room for.
+        num_blocks: how many the buffer has room for.
         num_packed: blocks of a side without ids.
     """
 
@@ -42,7 +42,7 @@ class TwoHops:
 
 
 class Buffer:
-    """The staging buffer; or, without memory, what only offsets are taken of."""
+    """The staging buffer; or, without memory, a base for offsets only."""
 
     def __init__(self, memory: torch.Tensor | None = None):
         self.registered: list[torch.Tensor] = []
@@ -79,7 +79,7 @@ def copy_in_two_hops(
         count = copy_listed(hops.into, src, Buffer(), pairs[0], None, COUNT, gpu)
     _check_contiguous("dst" if to_host else "src", count, num_pairs * block_bytes, min_copy_bytes)
     device = torch.device("cuda", gpu) if gpu >= 0 else torch.device("cpu")
-    # Of torch's allocator for the current stream: it is used again behind what is queued here.
+    # From torch's allocator for the current stream: it is reused only after the work queued here.
     memory = torch.empty(num_blocks * block_bytes, dtype=torch.uint8, device=device)
     buffer, numbers = Buffer(memory), (bad_address, max_sms, gpu)
     for some_src, some_dst in zip(*(ids.split(num_blocks) for ids in pairs), strict=True):
@@ -104,7 +104,7 @@ def takes(plan: BlockPlan, to_host: bool) -> bool:
 
 
 def staging_layout(host: Layout, chosen: Selection, num_blocks: int) -> Layout:
-    """Return what is copied, its axes in the order of the host's side, and packed."""
+    """Return what is copied, packed, with its axes in the order of the host's side."""
     sizes = host.sizes | {
         "layer": len(chosen.layers),
         "kv": chosen.num_kv,
@@ -112,7 +112,7 @@ def staging_layout(host: Layout, chosen: Selection, num_blocks: int) -> Layout:
         "block": num_blocks,
     }
     axes = [axis for axis in sizes if axis != "dim"]
-    # The tensors of a list are apart: outermost.
+    # The tensors of a list are separate: outermost.
     axes.sort(key=lambda axis: (host.is_list(axis), host.strides[axis]))
     strides, step = {"dim": host.itemsize}, sizes["dim"] * host.itemsize
     for axis in axes:
@@ -141,7 +141,7 @@ def _check_contiguous(name: str, count: int, num_bytes: int, min_copy_bytes: int
 
 
 def _hops(plan: BlockPlan, to_host: bool, num_blocks: int, ids: tuple[Ids, Ids]) -> TwoHops:
-    """Return the two copies; those of the last call are kept, for the next is often like it."""
+    """Return the two copies; cached from the last call, because the next is often alike."""
     given = max(one.numel() for one in ids if one is not None)
     num_packed = [given if one is None else 0 for one in ids]
     key = (to_host, num_blocks, *num_packed)
@@ -151,7 +151,7 @@ def _hops(plan: BlockPlan, to_host: bool, num_blocks: int, ids: tuple[Ids, Ids])
 
 
 def _pairs(src_ids: Ids, dst_ids: Ids) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the ids of both sides, without holes; a side without ids takes its blocks in order."""
+    """Return both sides' ids without holes; a side without ids takes its blocks in order."""
     given = src_ids if src_ids is not None else dst_ids
     assert given is not None, "one side has ids"
     in_order = torch.arange(given.numel(), device="cpu")

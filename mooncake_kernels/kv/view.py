@@ -23,10 +23,10 @@ from .layout import (
 
 
 class PlanTensor:
-    """The tensor of csrc/ops/copy_plan.h, and the same with the addresses of a cache in it.
+    """The tensor of csrc/ops/copy_plan.h, and the same with a cache's addresses filled in.
 
     Attributes:
-        values: the plan, which holds no addresses.
+        values: the plan, without addresses.
     """
 
     def __init__(self, values: list[int], dst_run_bytes: int | None = None):
@@ -42,11 +42,11 @@ class PlanTensor:
     def resolved(
         self, src: Sequence[torch.Tensor], dst: Sequence[torch.Tensor], gpu: int = -1
     ) -> torch.Tensor:
-        """Return the plan with the addresses of the tensors in it; made once, and if they move.
+        """Return the plan with the tensors' addresses; cached until they move.
 
-        Only the first tensor of each side is looked at to tell: to ask all of them would take as
-        long as the call. A side without tensors keeps its offsets. For a GPU, named by its index,
-        host tensors must be pinned, and are found where it finds them.
+        Only the first tensor of each side is checked for that: checking all would take as long as
+        the call. A side without tensors keeps its offsets. For a GPU, given by its index, host
+        tensors must be pinned; their addresses are then those of the GPU.
         """
         first = (src[0].data_ptr() if src else 0, dst[0].data_ptr() if dst else 0, gpu)
         if self._resolved is None or self._resolved[0] != first:
@@ -57,18 +57,18 @@ class PlanTensor:
             self._resolved = (first, table)
         return self._resolved[1]
 
-    def __getstate__(self) -> dict[str, object]:  # a copy has tensors of its own
+    def __getstate__(self) -> dict[str, object]:  # a copy has its own tensors
         return self.__dict__ | {"_resolved": None}
 
 
 class BlockPlan(PlanTensor):
-    """What is copied, and the numbers by which the operators copy it.
+    """A selection and the numbers by which the operators copy it.
 
     Attributes:
-        selection: what is copied.
+        selection: what to copy.
         layouts: of src and dst.
-        hops: how it is done in two, if it was done so.
-        choices: what "auto" was for it.
+        hops: the same in two copies, if it was done so.
+        choices: what "auto" chose for it.
     """
 
     def __init__(self, src: Layout, dst: Layout, selection: Selection):
@@ -82,7 +82,7 @@ class BlockPlan(PlanTensor):
 
 
 def constants(values: list[int]) -> torch.Tensor:
-    """Make an int64 CPU tensor, whatever the default device, and real also among fake tensors."""
+    """Make a real int64 CPU tensor, whatever the default device, even among fake tensors."""
     if torch.compiler.is_compiling():
         return torch.tensor(values, device="cpu")
     with unset_fake_temporarily():
@@ -93,8 +93,8 @@ class KVView:
     """A paged KV cache whose axes have names.
 
     The names are ``layer``, ``kv`` (k is 0 and v is 1), ``block``, ``head``, ``token`` (its place
-    in the block) and ``dim``; ``block`` and ``dim`` are required, ``dim`` is the last one and
-    packed, all else may come in any order and be strided. Examples::
+    in the block) and ``dim``. ``block`` and ``dim`` are required; ``dim`` is last and packed; the
+    others may come in any order and be strided. Examples::
 
         KVView(layers, axes="kv block token head dim")         # vLLM's NHD: a tensor per layer
         KVView(tensor, axes="block layer kv head token dim")   # one tensor, block first
@@ -103,23 +103,23 @@ class KVView:
         KVView(states, axes="block dim")                       # one state for each block
 
     Args:
-        tensors: one tensor; or a list of them, one a layer; or a list of two such lists, one for k
-            and one for v. All of one shape, strides, dtype and device; no size but that of
+        tensors: one tensor; or a list of them, one per layer; or a list of two such lists, one for
+            k and one for v. All of one shape, strides, dtype and device; no size but that of
             ``block`` may be 0; they must not require grad. They are not copied, and must keep
-            their memory as long as the view is used.
+            their memory while the view is in use.
         axes: the names of a tensor's dimensions, separated by spaces.
 
     Attributes:
         tensors: all tensors, flat; with nested lists those of k come first.
         num_layers, num_kv, num_blocks, num_heads, block_size, head_dim: sizes (1 for an axis that
-            is not there); ``block_size`` is in tokens.
-        has_tokens, has_heads: whether the axis is there.
+            does not exist); ``block_size`` is in tokens.
+        has_tokens, has_heads: whether the axis exists.
         dtype, device: of the tensors.
         layout, everything, versioned, gather_plan, scatter_plan, sums, span, bad_ids,
             gpu_bad_ids, registered, base: for this package's own use.
 
     Raises:
-        InvalidArgument: the axes do not fit the tensors, or the tensors each other.
+        InvalidArgument: the axes do not match the tensors, or the tensors each other.
     """
 
     def __init__(self, tensors: torch.Tensor | Sequence, axes: str):
@@ -164,11 +164,11 @@ class KVView:
         self.everything = Selection(layers, self.num_kv, 0, 0, self.num_heads)
         self.gather_plan = BlockPlan(self.layout, packed, self.everything)
         self.scatter_plan = BlockPlan(packed, self.layout, self.everything)
-        self.sums: Any = None  # how its blocks are summed: made when first asked for
-        self.span: Any = None  # where its tensors are: likewise, and if they move
+        self.sums: Any = None  # how its blocks are summed: made on first use
+        self.span: Any = None  # where its tensors are: likewise, and again if they move
         names = ("gather_blocks: block_ids", "scatter_blocks: block_ids")
         self.bad_ids = BadIds(self.device, names, (self.num_blocks, self.num_blocks))
-        self.gpu_bad_ids: Any = None  # for a GPU that reaches it in pinned memory: when needed
+        self.gpu_bad_ids: Any = None  # for a GPU that accesses it in pinned memory: on first use
 
     @property
     def block_bytes(self) -> int:
@@ -177,7 +177,7 @@ class KVView:
         return elements * self.layout.itemsize
 
     def packed_shape(self, num_blocks: int) -> tuple[int, ...]:
-        """Return the shape of that many blocks packed: ``[n, layer, kv, head, token, dim]``."""
+        """Return the shape of n packed blocks: ``[n, layer, kv, head, token, dim]``."""
         return (
             *(num_blocks, self.num_layers, self.num_kv),
             *(self.num_heads, self.block_size, self.head_dim),
@@ -207,11 +207,11 @@ class KVView:
 
 
 def check_plain(name: str, tensor: torch.Tensor) -> None:
-    """Refuse what is more than its bytes: a copy of bytes would be wrong, or wrong for autograd."""
+    """Refuse a tensor that is more than its bytes: copying is wrong, or wrong for autograd."""
     if tensor.layout != torch.strided:
         raise InvalidArgument(f"{name} must be strided, got {tensor.layout}")
     checks = [(tensor.requires_grad, "require grad", "detach()")]
-    if not torch.compiler.is_compiling():  # which cannot trace these two
+    if not torch.compiler.is_compiling():  # cannot trace these two
         checks += [
             (tensor.is_conj(), "be conjugated lazily", "resolve_conj()"),
             (tensor.is_neg(), "be negated lazily", "resolve_neg()"),
@@ -222,8 +222,8 @@ def check_plain(name: str, tensor: torch.Tensor) -> None:
 
 
 def _versioned(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Return those whose writes autograd counts; compiled code sees to that itself."""
-    if torch.compiler.is_compiling():  # which cannot trace the question
+    """Return those whose writes autograd counts; compiled code handles that itself."""
+    if torch.compiler.is_compiling():  # cannot trace the question
         return tensors
     return [tensor for tensor in tensors if not tensor.is_inference()]
 

@@ -1,4 +1,4 @@
-"""Masks: the attention rule of a mixed batch as a few integers a query."""
+"""Masks: the attention rule of a mixed batch as a few integers per query."""
 
 from .batch import ChunkBatch
 from .block_map import BlockMap

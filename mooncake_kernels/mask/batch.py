@@ -1,4 +1,4 @@
-"""What one step computes, as lengths: some queries of each of several requests."""
+"""The work of one step, as lengths: some queries of each of several requests."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,26 +13,26 @@ UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
 
 
 class ChunkBatch:
-    """Describe a mixed batch: decodes, extends and prefill chunks side by side.
+    """A mixed batch: decodes, extends and prefill chunks together.
 
-    Query ``i`` of request ``b`` is row ``cu_q[b] + i`` of the batch, and stands at position
+    Query ``i`` of request ``b`` is row ``cu_q[b] + i`` of the batch, at position
     ``kv_lens[b] - q_lens[b] + i`` of its request, unless ``positions`` says otherwise. The keys of
-    request ``b`` are those at positions 0 to ``kv_lens[b] - 1``: those of the queries included.
+    request ``b`` are those at positions 0 to ``kv_lens[b] - 1``, including the queries' own.
 
     Args:
         q_lens: ``[num_requests]`` queries of each request; 0 is allowed.
         kv_lens: ``[num_requests]`` keys of each request, at least as many as its queries.
-        positions: ``[num_q]`` where each query stands in its request, each in
-            ``[0, kv_lens[b])``, for queries that do not follow one another (selected rows, as
+        positions: ``[num_q]`` the position of each query in its request, each in
+            ``[0, kv_lens[b])``, for queries that are not consecutive (selected rows, as
             CacheBlend and SemShareKV recompute them); None for the last ``q_lens[b]`` positions.
-        device: where the tensors go; None: where ``q_lens`` is, or the CPU.
+        device: where to put the tensors; None: where ``q_lens`` is, or the CPU.
 
     Attributes:
         q_lens, kv_lens: int32 ``[num_requests]``.
         cu_q: int32 ``[num_requests + 1]``, where each request's rows begin (and the last ends).
         positions: int32 ``[num_q]``, or None.
         num_requests, num_q: ints.
-        q_lens_list, kv_lens_list: the lengths that it was made with, as Python ints.
+        q_lens_list, kv_lens_list: the lengths passed to the constructor, as Python ints.
 
     Raises:
         InvalidArgument: an argument is not as above; the message names the request.
@@ -84,9 +84,9 @@ class ChunkBatch:
         return torch.repeat_interleave(self.q_lens, output_size=self.num_q)
 
     def query_positions(self) -> torch.Tensor:
-        """Return where each row stands in its request, int32 ``[num_q]``."""
+        """Return the position of each row in its request, int32 ``[num_q]``."""
         if self.positions is not None:
-            return self.positions[: self.num_q]  # a MaskBuilder's batch may have room for more
+            return self.positions[: self.num_q]  # a MaskBuilder's batch may have spare rows
         request = self.request_of()
         first = (self.kv_lens - self.q_lens - self.cu_q[:-1])[request]
         rows = torch.arange(self.num_q, dtype=torch.int32, device=self.device)
@@ -124,14 +124,14 @@ def _as_int32(
             f"ChunkBatch: {name} must be 1-d integers, got {shown(values)}: {error}"
         ) from None
     if wide.numel() == 0 and not isinstance(values, torch.Tensor):
-        wide = wide.to(torch.int64)  # torch takes an empty list for floats
+        wide = wide.to(torch.int64)  # torch makes an empty list float
     is_integer = not (wide.dtype.is_floating_point or wide.dtype.is_complex)
     if wide.dim() != 1 or not is_integer or wide.dtype == torch.bool:
         raise InvalidArgument(
             f"ChunkBatch: {name} must be 1-d integers, got {wide.dtype} of shape "
             f"{tuple(wide.shape)}"
         )
-    if wide.dtype in UNSIGNED:  # torch has no minimum of these
+    if wide.dtype in UNSIGNED:  # torch has no minimum for these
         if (wide.to(torch.int64) < 0).any():
             raise InvalidArgument(f"ChunkBatch: {name} must be below 2**31, got more than 2**63")
         wide = wide.to(torch.int64)

@@ -1,4 +1,4 @@
-"""How the classes of tiles are computed: by which engine, and what they write."""
+"""The computation of tile classes: the engine, and its outputs."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
@@ -17,7 +17,7 @@ BITS = {"partial": 1, "full": 2, "any": 3}  # csrc/mask/block_map.h
 
 @dataclass(frozen=True)
 class BlockCall:
-    """What is asked: the tiles of which mask, and of which size."""
+    """The request: the tiles of which mask, and of which size."""
 
     rows: "MaskRows"
     block_q: int
@@ -28,9 +28,9 @@ class BlockCall:
 
 @dataclass(frozen=True)
 class TileList:
-    """Where the tiles of a kind go: those of q-block i to ``indices[begins[i]:]``.
+    """Where to write the tiles of a kind: those of q-block i to ``indices[begins[i]:]``.
 
-    An empty ``begins`` stands for rows of the same width: what has no room is left out.
+    An empty ``begins`` means rows of equal width; tiles that do not fit are left out.
     """
 
     kind: Kind
@@ -47,7 +47,7 @@ def run(
     counts: torch.Tensor | None = None,
     lists: tuple[TileList, ...] = (),
 ) -> None:
-    """Write what is given a tensor; on CUDA one launch on the current stream."""
+    """Fill the given tensors; on CUDA one launch on the current stream."""
     if engine == "reference":
         return reference.block_map(call, cu_q_blocks, ranges, counts, lists)
     rows, batch = call.rows, call.rows.batch

@@ -1,4 +1,4 @@
-"""Which tiles of a mask are full, partial or empty: what lets a kernel skip and not compare."""
+"""Which tiles of a mask are full, partial or empty, so that a kernel can skip or not compare."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,27 +23,27 @@ AnyKind: TypeAlias = Kind | Literal["empty"]
 
 @dataclass(frozen=True)
 class BlockMap:
-    """Say of each tile whether its queries see all of its keys, some, or none.
+    """For each tile, whether its queries see all of its keys, some, or none.
 
-    Tile (i, t) is the rows of q-block i against keys ``[t * block_kv, (t + 1) * block_kv)`` of
-    their request, as far as these exist. Request b has ``ceil(q_lens[b] / block_q)`` q-blocks, in
-    the order of the rows, and ``ceil(kv_lens[b] / block_kv)`` tiles a q-block::
+    Tile (i, t) is the rows of q-block i against those of the keys ``[t * block_kv, (t + 1) *
+    block_kv)`` of their request that exist. Request b has ``ceil(q_lens[b] / block_q)`` q-blocks,
+    in row order, and ``ceil(kv_lens[b] / block_kv)`` tiles per q-block::
 
         full:    every row of the q-block sees every key of the tile
         empty:   none sees any
         partial: else
 
-    The counts and ranges are there; lists are made when they are first asked for, and kept.
+    Counts and ranges are computed at once; lists on first use, and cached.
 
     Attributes:
         rows: the mask.
         block_q, block_kv: rows and keys of a tile.
-        whole: no tile is called full that reaches past its request's last query or key.
+        whole: whether a tile that extends past its request's last query or key is never full.
         cu_q_blocks: int32 ``[num_requests + 1]``, where each request's q-blocks begin.
         ranges: int32 ``[num_q_blocks, 4]``: ``(kv_begin, full_begin, full_end, kv_end)``, counted
             in tiles. All tiles outside ``[kv_begin, kv_end)`` are empty, those in
             ``[full_begin, full_end)`` full: it is the first of the longest runs of full tiles.
-            What is between may be of any class. ``(0, 0, 0, 0)`` where all is empty, and
+            Tiles in between may be of any class. ``(0, 0, 0, 0)`` where all are empty, and
             ``full_begin == full_end == kv_begin`` where no tile is full.
         num_partial, num_full: int32 ``[num_q_blocks]``.
     """
@@ -60,22 +60,22 @@ class BlockMap:
 
     @property
     def num_q_blocks(self) -> int:
-        """Return how many q-blocks there are."""
+        """Return the number of q-blocks."""
         return len(self.ranges)
 
     @property
     def num_kv_blocks(self) -> torch.Tensor:
-        """Return the tiles a q-block of each request has, empty ones included: int32."""
+        """Return the tiles per q-block of each request, including empty ones: int32."""
         return -torch.div(-self.rows.batch.kv_lens, self.block_kv, rounding_mode="floor")
 
     @property
     def work(self) -> torch.Tensor:
-        """Return the tiles that each q-block has to compute, int32 ``[num_q_blocks]``."""
+        """Return the number of tiles each q-block has to compute, int32 ``[num_q_blocks]``."""
         return self.num_partial + self.num_full
 
     @property
     def total_tiles(self) -> int:
-        """Return the tiles to compute in all. It waits for the device."""
+        """Return the total number of tiles to compute. It waits for the device."""
         return int(self.work.sum(dtype=torch.int64))
 
     @cached_property
@@ -91,7 +91,7 @@ class BlockMap:
     def request_of(self) -> torch.Tensor:
         """Return the request of each q-block, int64 ``[num_q_blocks]``.
 
-        Of q-blocks that the batch does not have, it is the last.
+        For q-blocks beyond the batch, it is the last request.
         """
         blocks = torch.arange(self.num_q_blocks, device=self.ranges.device, dtype=torch.int32)
         request = torch.bucketize(blocks, self.cu_q_blocks[1:], right=True)
@@ -100,7 +100,8 @@ class BlockMap:
     def count(self, kind: AnyKind) -> torch.Tensor:
         """Return how many tiles of a kind each q-block has, int32 ``[num_q_blocks]``.
 
-        The kinds are "partial", "full", "any" of both, and "empty": the other tiles of its request.
+        The kinds are "partial", "full", "any" for both, and "empty": the other tiles of its
+        request.
         """
         as_one_of("block_map", "kind", kind, ("partial", "full", "any", "empty"))
         if kind == "empty":
@@ -108,15 +109,15 @@ class BlockMap:
         return {"partial": self.num_partial, "full": self.num_full, "any": self.work}[kind]
 
     def indices(self, kind: AnyKind, width: int | None = None) -> torch.Tensor:
-        """Return the tiles of a kind, ascending: int32 ``[num_q_blocks, width]``, then zeros.
+        """Return the tiles of a kind, ascending: int32 ``[num_q_blocks, width]``, zero-padded.
 
         The form of FlexAttention's ``kv_indices`` and of FlashAttention-4's fixed length.
 
         Args:
-            kind: "partial", "full", "any" of both, or "empty".
-            width: entries of a row; None for as many as the fullest row has. Either way it waits
-                for the device, for an error if there is too little room; ``block_map(width=)``
-                does not.
+            kind: "partial", "full", "any" for both, or "empty".
+            width: entries per row; None for as many as the fullest row has. In either case it waits
+                for the device, to raise if there is too little room; ``block_map(width=)`` does
+                not.
 
         Raises:
             InvalidArgument: a row has more tiles than ``width``.
@@ -130,10 +131,10 @@ class BlockMap:
         return flat.view(self.num_q_blocks, width)
 
     def varlen_indices(self, kind: AnyKind) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the tiles of a kind as FlashAttention-4 takes them for batches of any lengths.
+        """Return the tiles of a kind in FlashAttention-4's form for batches of any lengths.
 
-        Request b has a matrix ``[q-blocks, tiles]`` of its own, padded with zeros, in one flat
-        int32 tensor from ``cu[b]`` on.
+        Request b has its own matrix ``[q-blocks, tiles]``, zero-padded, in one flat int32 tensor
+        from ``cu[b]`` on.
 
         Returns:
             The flat tensor, and ``cu``: int64 ``[num_requests + 1]``.
@@ -146,9 +147,9 @@ class BlockMap:
         return self._list(kind, cu[request] + local * tiles[request], int(cu[-1])), cu
 
     def bsr(self, kind: AnyKind = "any") -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the tiles of a kind as compressed rows, as FlashInfer's block-sparse takes them.
+        """Return the tiles of a kind as compressed rows, FlashInfer's block-sparse form.
 
-        Tiles only: what is masked within partial ones, ``to_flashinfer`` has beside them.
+        Tiles only: ``to_flashinfer`` also has the mask within partial ones.
 
         Returns:
             ``indptr`` int32 ``[num_q_blocks + 1]``, and ``indices`` int32 ``[indptr[-1]]``.
@@ -160,18 +161,18 @@ class BlockMap:
     def physical_bsr(
         self, block_table: torch.Tensor, kind: AnyKind = "any", *, num_blocks: int | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return ``bsr(kind)`` with the blocks of a paged cache in the place of tiles.
+        """Return ``bsr(kind)`` with blocks of a paged cache instead of tiles.
 
         Args:
-            block_table: integers ``[num_requests, max_blocks]``: where tile t of request b is,
-                which is to say that a block of the cache holds ``block_kv`` keys. Entries of tiles
-                that are not listed may be anything.
+            block_table: integers ``[num_requests, max_blocks]``: the block that holds tile t of
+                request b; a block of the cache holds ``block_kv`` keys. Entries of tiles that are
+                not listed may have any value.
             kind: as in ``bsr``.
-            num_blocks: of the cache, which no entry may reach; None for 2**31.
+            num_blocks: size of the cache, an exclusive bound of the entries; None for 2**31.
 
         Raises:
-            InvalidArgument: the table is too short for the keys of a request, or an entry that is
-                listed is not a block: the first is named.
+            InvalidArgument: the table is too short for the keys of a request, or a listed entry is
+                not a block: the first is named.
 
         On CUDA this waits for the lists.
         """
@@ -208,7 +209,7 @@ class BlockMap:
         return out
 
     def _num_tiles(self) -> torch.Tensor:
-        """Return the tiles that each q-block has, int32; 0 where there is no such block."""
+        """Return the number of tiles of each q-block, int32; 0 where there is no such block."""
         blocks = torch.arange(self.num_q_blocks, device=self.ranges.device)
         is_there = blocks < self.cu_q_blocks[-1]
         if self.rows.batch.num_requests == 0:
@@ -216,7 +217,7 @@ class BlockMap:
         return self.num_kv_blocks[self.request_of()] * is_there
 
     def _empty_tiles(self) -> torch.Tensor:
-        """Return bool ``[num_q_blocks, tiles]``: those that exist and are in no list."""
+        """Return bool ``[num_q_blocks, tiles]``: tiles that exist but are in no list."""
         num_tiles = self._num_tiles()
         widest = int(num_tiles.max()) if self.num_q_blocks else 0
         empty = torch.arange(widest, device=num_tiles.device) < num_tiles[:, None]
@@ -272,7 +273,7 @@ def build(
     result = BlockMap(
         rows, block_q, block_kv, whole, engine, cu_q_blocks, ranges, *counts.unbind(1)
     )
-    for each in lists:  # where cached_property looks for them
+    for each in lists:  # fills the cached_property
         vars(result)[f"{each.kind}_indices"] = each.indices.view(num_q_blocks, -1)
     return result
 

@@ -1,4 +1,4 @@
-"""From a rule to the rows of a batch. Public as ``mooncake_kernels.mask.rows``."""
+"""Build the rows of a batch from a rule. Public as ``mooncake_kernels.mask.rows``."""
 
 import torch
 
@@ -13,7 +13,7 @@ from .rule import Rule
 
 
 def rows(rule: Rule, batch: ChunkBatch, *, engine: str = "auto") -> MaskRows:
-    """Return what each query of a batch sees by a rule, exactly.
+    """Return exactly what each query of a batch sees under a rule.
 
     Equivalent to::
 
@@ -22,9 +22,9 @@ def rows(rule: Rule, batch: ChunkBatch, *, engine: str = "auto") -> MaskRows:
                 for key in range(kv_lens[b]):
                     seen[b][query, key] = rule.sees(position, key)
 
-    held as two intervals and 64 bits a query, see ``MaskRows``, without a dense mask on the way. On
-    CUDA it is one launch on the current stream; what is returned is not waited for, unless the rule
-    is one of which a row may not fit, as few compositions are. ``MaskBuilder`` is for CUDA graphs.
+    stored as two intervals and 64 bits per query, see ``MaskRows``, without an intermediate dense
+    mask. On CUDA it is one launch on the current stream, without waiting for the result, unless the
+    rule is one of the few compositions whose rows may not fit. For CUDA graphs use ``MaskBuilder``.
 
     Args:
         rule: what is seen.
@@ -32,9 +32,9 @@ def rows(rule: Rule, batch: ChunkBatch, *, engine: str = "auto") -> MaskRows:
         engine: "host", "cuda", "reference" or "auto", by where the batch is.
 
     Raises:
-        InvalidArgument: a parameter of the rule is not one a request, a tree has more drafts than
-            its request has keys, or a row does not fit (use ``mask.packed`` then).
-        Unavailable: the named engine is not here.
+        InvalidArgument: a parameter of the rule does not have one value per request, a tree has
+            more drafts than its request has keys, or a row does not fit (use ``mask.packed`` then).
+        Unavailable: the named engine is not available.
     """
     check_arguments("mask.rows", rule, batch)
     program = compile_rule(rule, batch.kv_lens_list, batch.device)
@@ -45,9 +45,9 @@ def rows(rule: Rule, batch: ChunkBatch, *, engine: str = "auto") -> MaskRows:
 
 
 def run(rule: Rule, program: Program, batch: ChunkBatch, engine: str, num_rows: int) -> MaskRows:
-    """Make so many rows, of which those that the batch does not have see nothing.
+    """Make ``num_rows`` rows; those beyond the batch see nothing.
 
-    One that does not fit has intervals of -1.
+    A row that does not fit has intervals of -1.
     """
     device = batch.device
     intervals = torch.empty(num_rows, 4, dtype=torch.int32, device=device)

@@ -1,4 +1,4 @@
-"""Rows of one rule, again and again, for batches of changing lengths: for CUDA graphs."""
+"""Build the rows of one rule repeatedly, for batches of changing lengths: for CUDA graphs."""
 
 from typing import Any
 
@@ -12,10 +12,10 @@ from .rule import Rule
 
 
 class MaskBuilder:
-    """Make the rows of a rule without waiting for anything, for batches up to a size.
+    """Make the rows of a rule without waiting for the device, for batches up to a size.
 
-    The rule is compiled once. The lengths are read on the device when the kernel runs, so that a
-    CUDA graph which captured ``build()`` replays with those that ``set_lengths`` put there::
+    The rule is compiled once. The kernel reads the lengths on the device when it runs, so a CUDA
+    graph that captured ``build()`` replays with the lengths last passed to ``set_lengths``::
 
         builder = mk.mask.MaskBuilder(rule, largest_batch)
         with torch.cuda.graph(graph):
@@ -26,14 +26,14 @@ class MaskBuilder:
             graph.replay()
 
     Args:
-        rule: what is seen; its parameters stay.
-        batch: the first batch, which is the builder's from then on. Later ones have as many
-            requests, at most as many queries, and positions if this one has.
+        rule: what is seen; its parameters are fixed.
+        batch: the first batch; the builder owns it from then on. Later ones have as many requests,
+            at most as many queries, and positions if this one has.
         engine: "host", "cuda", "reference" or "auto", by where the batch is.
 
     Raises:
         InvalidArgument: as ``mask.rows``.
-        Unavailable: the named engine is not here.
+        Unavailable: the named engine is not available.
     """
 
     def __init__(self, rule: Rule, batch: ChunkBatch, *, engine: str = "auto") -> None:
@@ -45,12 +45,12 @@ class MaskBuilder:
         self._last: MaskRows | None = None
 
     def set_lengths(self, q_lens: Any, kv_lens: Any, positions: Any = None) -> None:
-        """Take over the lengths of a batch, checked as those of a ``ChunkBatch``.
+        """Set the lengths of the next batch, checked like those of a ``ChunkBatch``.
 
         They are copied to the device in the order of the current stream.
 
         Raises:
-            InvalidArgument: the batch is none, or is not one that there is room for.
+            InvalidArgument: the batch is invalid, or too large.
         """
         own, new = self.batch, ChunkBatch(q_lens, kv_lens, positions, device="cpu")
         if new.num_requests != own.num_requests:
@@ -77,10 +77,10 @@ class MaskBuilder:
         own.q_lens_list, own.kv_lens_list = new.q_lens_list, new.kv_lens_list
 
     def build(self) -> MaskRows:
-        """Return the rows: one launch on the current stream, and nothing is waited for.
+        """Return the rows: one launch on the current stream, without waiting.
 
-        There are as many as the first batch had; those past the batch's last see nothing. A row
-        that does not fit has intervals of -1 until ``raise_if_unfit`` is asked.
+        There are as many as the first batch had; those beyond the current batch see nothing. A row
+        that does not fit has intervals of -1; ``raise_if_unfit`` raises for it.
         """
         self._last = run(self.rule, self._program, self.batch, self._engine, self._max_num_q)
         return self._last
@@ -88,7 +88,7 @@ class MaskBuilder:
     def raise_if_unfit(self) -> None:
         """Raise for the first row of the last build or replay that does not fit.
 
-        It waits for the device, unless the rule is one that always fits.
+        It waits for the device, unless the rule always fits.
 
         Raises:
             InvalidArgument: a row sees more than two runs of keys before a tree's drafts.

@@ -1,4 +1,4 @@
-"""Rows out of a dense mask, or a clear no."""
+"""Convert a dense mask to rows, or refuse it."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -25,16 +25,16 @@ def rows_from_dense(masks: Sequence[torch.Tensor], batch: ChunkBatch | None = No
     """Return the rows that see what dense masks say: the inverse of ``MaskRows.dense``.
 
     The first two runs of keys that a query sees become its intervals, the others tail bits. A
-    request's 64 tail bits begin at its first query, as those of a tree of drafts do, or where its
-    first tail key is if they do not fit there.
+    request's 64 tail bits begin at its first query, like those of a tree of drafts, or at its first
+    tail key if they do not fit there.
 
     Args:
-        masks: bool ``[q_len, kv_len]`` a request, True where a query sees a key.
+        masks: bool ``[q_len, kv_len]`` per request, True where a query sees a key.
         batch: whose masks these are; None for the last ``q_len`` of ``kv_len`` positions each.
 
     Raises:
-        InvalidArgument: a mask of another type or shape; or a row that two intervals and 64 bits
-            cannot hold: the first one is named.
+        InvalidArgument: a mask has another type or shape, or a row does not fit two intervals and
+            64 bits: the first one is named.
 
     On CUDA this waits for the masks.
     """
@@ -54,7 +54,7 @@ def batch_of(masks: Sequence[torch.Tensor]) -> ChunkBatch:
 
 
 def build_rows(op: str, masks: Sequence[torch.Tensor], batch: ChunkBatch) -> MaskRows:
-    """Do what ``rows_from_dense`` does, with masks that are the batch's; errors name ``op``."""
+    """Implement ``rows_from_dense`` for masks that match the batch; errors name ``op``."""
     intervals = torch.zeros(batch.num_q, 4, dtype=torch.int32, device=batch.device)
     tail_bits = torch.zeros(batch.num_q, dtype=torch.int64, device=batch.device)
     tail_base = batch.kv_lens.clone()
@@ -86,7 +86,7 @@ def _runs_of(mask: torch.Tensor) -> _Runs:
 
 
 def _tail_base(op: str, request: int, tail: _Runs, preferred: int) -> int:
-    """Return where 64 bits hold all of the tail."""
+    """Return the base at which 64 bits hold all of the tail."""
     lowest = (tail.end - TAIL_BITS).clamp(min=0).cummax(0).values
     highest = tail.begin.cummin(0).values
     bad = (lowest > highest).nonzero()
@@ -102,7 +102,7 @@ def _tail_base(op: str, request: int, tail: _Runs, preferred: int) -> int:
 
 
 def _bits(begin: torch.Tensor, end: torch.Tensor) -> torch.Tensor:
-    """Return int64 whose bits from begin up to end are set, modulo 2**64."""
+    """Return int64 with the bits from begin up to end set, modulo 2**64."""
     below_end = torch.where(end < TAIL_BITS, torch.ones_like(end) << end.clamp(max=63), 0)
     return below_end - (torch.ones_like(begin) << begin)
 

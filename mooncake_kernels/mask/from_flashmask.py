@@ -1,4 +1,4 @@
-"""Rows out of FlashMask's columns."""
+"""Convert FlashMask's columns to rows."""
 
 from collections.abc import Sequence
 
@@ -17,14 +17,14 @@ def rows_from_flashmask(columns: Sequence[FlashMaskColumns], batch: ChunkBatch) 
 
     Args:
         columns: ``startend_row_indices`` int32 ``[1, 1, kv_len, n]`` and ``causal`` of each
-            request; ``n`` is 1 or 2 if causal, else 2 or 4. What they mean, ``to_flashmask`` says.
+            request; ``n`` is 1 or 2 if causal, else 2 or 4. ``to_flashmask`` defines them.
         batch: whose masks these are.
 
     Raises:
-        InvalidArgument: columns of another type or shape; or a row that two intervals and 64 bits
-            cannot hold.
+        InvalidArgument: columns have another type or shape, or a row does not fit two intervals
+            and 64 bits.
 
-    It goes through the dense mask.
+    It builds the dense mask.
     """
     op = "rows_from_flashmask"
     as_instance(op, "batch", batch, ChunkBatch, "a ChunkBatch")

@@ -1,4 +1,4 @@
-"""Rows out of FlexAttention's ``BlockMask``."""
+"""Convert FlexAttention's ``BlockMask`` to rows."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ def rows_from_flex(block_mask: BlockMask, batch: ChunkBatch | None = None) -> Ma
     Query ``q`` sees key ``kv`` if their block is full, or partial and ``mask_mod`` says so.
 
     Args:
-        block_mask: of one head (one for all), whose ``mask_mod`` is asked with head 0.
+        block_mask: of one head (one for all), whose ``mask_mod`` is called with head 0.
         batch: whose mask this is, as one packed sequence (see ``to_flex``); None for one request
-            a batch entry, the queries at its end.
+            per batch entry, with the queries at its end.
 
     Raises:
-        InvalidArgument: several heads; lengths that are not the batch's; a query that sees a key of
-            another request; or a row that two intervals and 64 bits cannot hold.
+        InvalidArgument: several heads; lengths that differ from the batch's; a query that sees a
+            key of another request; or a row that does not fit two intervals and 64 bits.
 
-    It goes through the dense mask. Read in torch 2.13.
+    It builds the dense mask. Verified against torch 2.13's source.
     """
     from torch.nn.attention.flex_attention import BlockMask
 
@@ -54,7 +54,7 @@ def rows_from_flex(block_mask: BlockMask, batch: ChunkBatch | None = None) -> Ma
 
 
 def _dense(block_mask: BlockMask, num_entries: int, num_q: int, num_keys: int) -> torch.Tensor:
-    """Return what is attended to, bool ``[num_entries, num_q, num_keys]``."""
+    """Return which pairs are attended to, bool ``[num_entries, num_q, num_keys]``."""
     from torch.nn.attention.flex_attention import create_mask
 
     device = block_mask.kv_num_blocks.device

@@ -1,4 +1,4 @@
-"""Rows out of FlashInfer's packed bits."""
+"""Convert FlashInfer's packed bits to rows."""
 
 from itertools import accumulate
 
@@ -16,14 +16,14 @@ def rows_from_packed(mask: PackedMask, batch: ChunkBatch) -> MaskRows:
     """Return the rows that see what packed bits say: the inverse of ``MaskRows.packed``.
 
     Args:
-        mask: the bits and where each request's begin; how they lie, ``PackedMask`` says.
+        mask: the bits and where each request's begin; ``PackedMask`` gives the layout.
         batch: whose masks these are.
 
     Raises:
-        InvalidArgument: a tensor that is otherwise; or a row that two intervals and 64 bits cannot
-            hold.
+        InvalidArgument: a tensor has another type or shape, or a row does not fit two intervals
+            and 64 bits.
 
-    It goes through the dense mask; on CUDA it waits for the bits.
+    It builds the dense mask; on CUDA it waits for the bits.
     """
     op = "rows_from_packed"
     packed, indptr = as_instance(op, "mask", mask, PackedMask, "a PackedMask")

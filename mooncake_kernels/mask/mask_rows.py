@@ -1,4 +1,4 @@
-"""The canonical form of a mask: for each query two intervals of keys, and 64 bits."""
+"""The canonical form of a mask: two intervals of keys and 64 bits per query."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ from .to_xformers import to_xformers
 
 @dataclass(frozen=True)
 class MaskRows:
-    """Say for each query of a batch which keys of its request it sees.
+    """For each query of a batch, the keys of its request that it sees.
 
     Row ``r``, of request ``b``, sees key ``k`` (a position in its request) if and only if::
 
@@ -24,9 +24,9 @@ class MaskRows:
 
     where ``lo0, hi0, lo1, hi1 = intervals[r]``. The form is canonical: intervals lie within
     ``[0, kv_lens[b]]``, do not touch and ascend (``hi0 < lo1``); an empty one is ``(0, 0)`` and
-    comes last; no tail bit is set that is at or past ``kv_lens[b]`` or inside an interval. The
-    intervals are the first two runs of keys that the row sees, and tail bits the runs that follow.
-    So two masks with the same ``tail_base`` are the same if and only if their tensors are.
+    comes last; no tail bit is set at or past ``kv_lens[b]`` or inside an interval. The intervals
+    are the first two runs of keys that the row sees; tail bits are the remaining runs. So two masks
+    with the same ``tail_base`` are equal if and only if their tensors are.
 
     Attributes:
         batch: whose queries and keys these are.
@@ -51,7 +51,7 @@ class MaskRows:
         return [RequestRows(*request) for request in zip(*columns, strict=True)]
 
     def dense(self) -> list[torch.Tensor]:
-        """Return the mask as bool ``[q_len, kv_len]``, True where a query sees a key, a request."""
+        """Return the mask per request as bool ``[q_len, kv_len]``, True where a key is seen."""
         return [request.dense() for request in self.requests()]
 
     def block_map(
@@ -67,29 +67,29 @@ class MaskRows:
         """Say which tiles of ``block_q`` queries and ``block_kv`` keys are full, partial or empty.
 
         Args:
-            block_q: rows of a q-block; one never mixes requests, so that request b has
+            block_q: rows of a q-block; it never mixes requests, so request b has
                 ``ceil(q_lens[b] / block_q)`` of them.
             block_kv: keys of a tile.
-            whole: call no tile full that reaches past the last query or key of its request, as
-                FlexAttention's ``create_block_mask`` does, to which padding is not seen. Else the
-                pairs that exist decide.
-            width: also make ``partial_indices`` and ``full_indices``, with so many entries a
-                q-block, in the same launch; ``ceil(kv_len / block_kv)`` are enough. What has no
-                room is left out, as ``num_partial`` and ``num_full`` tell. None: they are made when
-                asked for, as wide as the fullest.
+            whole: never classify a tile as full if it extends past the last query or key of its
+                request, as in FlexAttention's ``create_block_mask``, where padding is not seen. If
+                False, only pairs that exist count.
+            width: also make ``partial_indices`` and ``full_indices``, with this many entries per
+                q-block, in the same launch; ``ceil(kv_len / block_kv)`` are enough. Tiles that do
+                not fit are left out; ``num_partial`` and ``num_full`` reveal that. None: they are
+                made on first use, as wide as the fullest row.
             num_q_blocks: how many q-blocks to have, for a CUDA graph that is replayed with other
-                lengths: ``num_q // block_q + num_requests`` are enough for any. Those that a batch
-                does not have are empty. None: as many as there are.
+                lengths: ``num_q // block_q + num_requests`` are always enough. Those that a batch
+                does not use are empty. None: as many as there are.
             engine: "host", "cuda", "reference" or "auto", by where the rows are.
 
         Raises:
             InvalidArgument: a size is not positive.
-            Unavailable: the named engine is not here.
+            Unavailable: the named engine is not available.
         """
         return build(self, block_q, block_kv, whole, width, num_q_blocks, engine)
 
     def packed(self, *, engine: str = "auto") -> PackedMask:
-        """Return the mask as FlashInfer's packed bits; on CUDA one launch, not waited for."""
+        """Return the mask as FlashInfer's packed bits; on CUDA one launch, without waiting."""
         return packed_rows(self, engine)
 
     to_bias = to_bias

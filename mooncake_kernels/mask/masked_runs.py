@@ -1,4 +1,4 @@
-"""Which queries do not see a key, key by key, as runs: a mask by columns instead of rows."""
+"""For each key, runs of queries that do not see it: a mask by columns instead of rows."""
 
 from typing import NamedTuple
 
@@ -8,10 +8,10 @@ from .request_rows import TAIL_BITS, RequestRows
 
 
 class MaskedRuns(NamedTuple):
-    """Which queries do not see each key of a request: int64 ``[kv_len]`` each.
+    """The queries that do not see each key of a request: int64 ``[kv_len]`` each.
 
     Where a key has no run, its begins and ends are ``q_len``. If any key has more than two, only
-    ``num_runs`` means something.
+    ``num_runs`` is meaningful.
     """
 
     num_runs: torch.Tensor
@@ -22,7 +22,7 @@ class MaskedRuns(NamedTuple):
 
 
 class _Edges(NamedTuple):
-    """At each query, the keys in ``[lo, hi)`` begin to be masked, or end to be."""
+    """At each query, the keys in ``[lo, hi)`` start to be masked, or stop."""
 
     query: torch.Tensor
     lo: torch.Tensor
@@ -30,17 +30,17 @@ class _Edges(NamedTuple):
 
 
 def masked_runs(rows: RequestRows, *, below_diagonal: bool = False) -> MaskedRuns | None:
-    """Find the runs in about ``q_len + kv_len`` steps, by what changes from query to query.
+    """Find the runs in about ``q_len + kv_len`` steps, from the changes between queries.
 
     Args:
         rows: one request's rows.
-        below_diagonal: leave out of the runs all pairs with ``key > kv_len - q_len + query``; None
-            is returned if one of those is seen.
+        below_diagonal: leave all pairs with ``key > kv_len - q_len + query`` out of the runs;
+            returns None if one of those is seen.
     """
     seen = _intervals(rows, below_diagonal)
     if seen is None:
         return None
-    # Before the first query and after the last all keys are seen, so that every run has two ends.
+    # Before the first query and after the last all keys count as seen, so every run has two ends.
     whole = seen.new_tensor([[[0, rows.kv_len]]])
     all_seen = torch.cat([whole, whole.new_zeros(1, seen.shape[1] - 1, 2)], dim=1)
     before, after = torch.cat([all_seen, seen]), torch.cat([seen, all_seen])
@@ -53,7 +53,7 @@ def masked_runs(rows: RequestRows, *, below_diagonal: bool = False) -> MaskedRun
 
 
 def _intervals(rows: RequestRows, below_diagonal: bool) -> torch.Tensor | None:
-    """Return what each query sees but for tail bits, int64 ``[q_len, 2 or 3, (lo, hi)]``."""
+    """Return what each query sees without tail bits, int64 ``[q_len, 2 or 3, (lo, hi)]``."""
     seen = rows.intervals.to(torch.int64).view(-1, 2, 2)
     if not below_diagonal:
         return seen
@@ -69,7 +69,7 @@ def _intervals(rows: RequestRows, below_diagonal: bool) -> torch.Tensor | None:
 
 
 def _difference(left: torch.Tensor, right: torch.Tensor) -> _Edges:
-    """Return the keys in the intervals of ``left`` and not of ``right``, row by row."""
+    """Return the keys in the intervals of ``left`` but not of ``right``, row by row."""
     points = torch.cat([left.flatten(1), right.flatten(1)], dim=1).sort(dim=1).values
     lo, hi = points[:, :-1], points[:, 1:]
     is_piece = (lo < hi) & _contains(left, lo) & ~_contains(right, lo)
@@ -83,7 +83,7 @@ def _contains(intervals: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
 
 
 def _with_tail(edges: _Edges, rows: RequestRows, below_diagonal: bool, sign: int) -> _Edges:
-    """Replace the edges of the keys that tail bits can be of: those are found one by one."""
+    """Replace the edges of the keys that tail bits cover, which are found one by one."""
     base = int(rows.tail_base)
     top = min(base + TAIL_BITS, rows.kv_len)
     masked = ~rows.dense(base, top - base)
@@ -120,7 +120,7 @@ def _runs(begins: _Edges, ends: _Edges, q_len: int, kv_len: int) -> MaskedRuns:
 
 
 def _by_key(edges: _Edges) -> torch.Tensor:
-    """Return the queries of all edges, key after key, ascending."""
+    """Return the queries of all edges, key by key, ascending."""
     sizes = edges.hi - edges.lo
     query = edges.query.repeat_interleave(sizes)
     shift = (edges.lo - (sizes.cumsum(0) - sizes)).repeat_interleave(sizes)

@@ -1,4 +1,4 @@
-"""Masks as one bit a pair, in FlashInfer's form. Public as ``mooncake_kernels.mask.packed``."""
+"""Masks as one bit per pair, FlashInfer's form. Public as ``mooncake_kernels.mask.packed``."""
 
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 
 class PackedMask(NamedTuple):
-    """A mask as FlashInfer takes it (``packed_custom_mask`` and its ``mask_indptr``, 0.7).
+    """A mask in FlashInfer's form (``packed_custom_mask`` and its ``mask_indptr``, 0.7).
 
     Pair (query i, key k) of request b is bit ``n % 8``, counted from the lowest, of byte
     ``indptr[b] + n // 8``, where ``n = i * kv_lens[b] + k``. Rows follow each other without a gap;
-    a request begins with a new byte, and the last bits of its last byte are 0.
+    each request begins at a byte boundary, and the spare bits of its last byte are 0.
 
     Attributes:
         packed: uint8 ``[indptr[-1]]``.
-        indptr: int64 ``[num_requests + 1]``: 2**31 pairs and more are no problem here.
+        indptr: int64 ``[num_requests + 1]``, so 2**31 pairs and more are supported.
     """
 
     packed: torch.Tensor
@@ -32,10 +32,10 @@ class PackedMask(NamedTuple):
 
 
 def packed(rule: Rule, batch: ChunkBatch, *, engine: str = "auto") -> PackedMask:
-    """Return the mask of any rule as bits, without a dense mask on the way.
+    """Return the mask of any rule as bits, without an intermediate dense mask.
 
-    For rules that ``mask.rows`` refuses; of others ``mask.rows(rule, batch).packed()`` is the same
-    and faster. On CUDA one launch on the current stream, and nothing is waited for.
+    For rules that ``mask.rows`` refuses; for others ``mask.rows(rule, batch).packed()`` gives the
+    same, faster. On CUDA one launch on the current stream, without waiting.
 
     Args:
         rule: what is seen.
@@ -43,9 +43,9 @@ def packed(rule: Rule, batch: ChunkBatch, *, engine: str = "auto") -> PackedMask
         engine: "host", "cuda", "reference" or "auto", by where the batch is.
 
     Raises:
-        InvalidArgument: a parameter of the rule is not one a request, or a tree has more drafts
-            than its request has keys.
-        Unavailable: the named engine is not here.
+        InvalidArgument: a parameter of the rule does not have one value per request, or a tree has
+            more drafts than its request has keys.
+        Unavailable: the named engine is not available.
     """
     check_arguments("mask.packed", rule, batch)
     program = compile_rule(rule, batch.kv_lens_list, batch.device)
@@ -79,7 +79,7 @@ def _num_bytes(batch: ChunkBatch) -> int:
 
 
 def _empty(batch: ChunkBatch) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return indptr, and memory for whole words."""
+    """Return indptr, and memory in whole words."""
     sizes = torch.tensor([0, *_sizes(batch)], dtype=torch.int64)
     room = -(-int(sizes.sum()) // 4) * 4
     words = torch.empty(room, dtype=torch.uint8, device=batch.device)

@@ -1,4 +1,4 @@
-"""Rules compiled: the int32 words that csrc/mask/rule_program.h runs."""
+"""Compile rules to the int32 words that csrc/mask/rule_program.h runs."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,9 +19,9 @@ class Program:
     """A compiled rule.
 
     Attributes:
-        words: int32, what is run.
-        tails: how many last keys of each request are drafts of a tree.
-        always_fits: whether no row can need more than its canonical form holds.
+        words: int32, the code.
+        tails: how many of the last keys of each request are drafts of a tree.
+        always_fits: whether every row is sure to fit the canonical form.
     """
 
     words: torch.Tensor
@@ -36,7 +36,7 @@ def check_arguments(op: str, rule: Rule, batch: ChunkBatch) -> None:
 
 
 def compile_rule(rule: Rule, kv_lens: Sequence[int], device: torch.device) -> Program:
-    """Compile a rule for requests of those lengths."""
+    """Compile a rule for requests of these lengths."""
     num_requests = len(kv_lens)
     if rule.depth > MAX_DEPTH:
         raise InvalidArgument(
@@ -55,14 +55,14 @@ def compile_rule(rule: Rule, kv_lens: Sequence[int], device: torch.device) -> Pr
 
 
 def each_own(rule: Rule, num_requests: int) -> list[Rule]:
-    """Return the rule of each request; the same object where it is the same for all."""
+    """Return the rule of each request; the same object if it is the same for all."""
     if not rule.varies:
         return [rule] * num_requests
     return [rule.of(request) for request in range(num_requests)]
 
 
 def tail_lengths(rules: Sequence[Rule], kv_lens: Sequence[int]) -> tuple[int, ...]:
-    """Return the most drafts of a tree of each request, which must be keys of it."""
+    """Return, per request, the size of its largest tree, whose drafts must be keys of it."""
     trees = {id(rule): list(_trees(rule)) for rule in {id(rule): rule for rule in rules}.values()}
     if not any(trees.values()):
         return (0,) * len(kv_lens)
@@ -73,15 +73,15 @@ def tail_lengths(rules: Sequence[Rule], kv_lens: Sequence[int]) -> tuple[int, ..
 
 
 class _Writer:
-    """Puts code, parameters and tables one behind the other."""
+    """Appends code, parameters and tables."""
 
     def __init__(self, num_words: int):
         self.words: list[int] = [0] * num_words
-        self._codes: dict[int, int] = {}  # by the identity of rules, which the caller keeps
+        self._codes: dict[int, int] = {}  # by id() of rules, which the caller keeps alive
         self._places: dict[int, tuple[int, int]] = {}  # of parameters, likewise
 
     def code_of(self, rule: Rule) -> int:
-        """Return where the code of a rule is; write it if it is not there yet."""
+        """Return the offset of a rule's code; write it if it is not there yet."""
         if id(rule) not in self._codes:
             self._codes[id(rule)] = self._append([*self._operations(rule), Op.END])
         return self._codes[id(rule)]
@@ -104,20 +104,20 @@ class _Writer:
         return self._places[id(parameter)]
 
     def _number_of(self, op: Op, value: Value) -> int:
-        """Return a parameter's word: a number, or where a table is."""
+        """Return a parameter's word: a number, or the offset of a table."""
         if isinstance(value, int):
             return value
         table = list(_ancestors(value)) if op is Op.TREE else list(value)
         return self._append([len(table), *table])
 
     def _append(self, words: Iterable[int]) -> int:
-        words = [int(word) for word in words]  # all, before the place is taken: they may write, too
+        words = [int(word) for word in words]  # before reading the end: they may append, too
         self.words.extend(words)
         return len(self.words) - len(words)
 
 
 def _ancestors(parents: Sequence[int]) -> Iterator[int]:
-    """Yield two words a draft: a bit for itself and for each of its ancestors."""
+    """Yield two words per draft: a bit for itself and for each of its ancestors."""
     for draft in range(len(parents)):
         bits, seen = 0, draft
         while seen >= 0:

@@ -1,4 +1,4 @@
-"""What a row of a mask means, in elementwise torch, and one request's rows."""
+"""The meaning of a mask row, in elementwise torch, and one request's rows."""
 
 from typing import NamedTuple
 
@@ -10,7 +10,7 @@ TAIL_BITS = 64
 def sees_intervals(
     lo0: torch.Tensor, hi0: torch.Tensor, lo1: torch.Tensor, hi1: torch.Tensor, key: torch.Tensor
 ) -> torch.Tensor:
-    """Tell which rows without tail bits see which keys; as ``sees``."""
+    """Tell which rows without tail bits see which keys; like ``sees``."""
     return (key >= lo0) & (key < hi0) | (key >= lo1) & (key < hi1)
 
 
@@ -23,7 +23,7 @@ def sees(
     tail_base: torch.Tensor,
     key: torch.Tensor,
 ) -> torch.Tensor:
-    """Tell which rows see which keys; all arguments broadcast, and scalars will do."""
+    """Tell which rows see which keys; all arguments broadcast, and may be scalars."""
     bit = key - tail_base
     in_tail = (bit >= 0) & (bit < TAIL_BITS)
     is_set = (tail_bits >> bit.clamp(0, TAIL_BITS - 1).to(torch.int64)) & 1 != 0
@@ -31,11 +31,11 @@ def sees(
 
 
 class RequestRows(NamedTuple):
-    """The rows of one request, as ``MaskRows`` has them."""
+    """The rows of one request, as in ``MaskRows``."""
 
     intervals: torch.Tensor  # int32 [q_len, 4]
     tail_bits: torch.Tensor  # int64 [q_len]
-    tail_base: torch.Tensor  # int32, of no dimension
+    tail_base: torch.Tensor  # int32, 0-dimensional
     kv_len: int
 
     @property
@@ -44,14 +44,14 @@ class RequestRows(NamedTuple):
         return len(self.tail_bits)
 
     def dense(self, first_key: int = 0, num_keys: int | None = None) -> torch.Tensor:
-        """Return bool ``[q_len, num_keys]``: which queries see keys ``first_key`` and on."""
+        """Return bool ``[q_len, num_keys]``: which queries see the keys from ``first_key`` on."""
         end = self.kv_len if num_keys is None else first_key + num_keys
         keys = torch.arange(first_key, end, dtype=torch.int32, device=self.intervals.device)
         lo0, hi0, lo1, hi1 = self.intervals.unsqueeze(-1).unbind(1)
         return sees(lo0, hi0, lo1, hi1, self.tail_bits[:, None], self.tail_base, keys)
 
     def prefix_ends(self) -> torch.Tensor | None:
-        """Return how many keys each query sees, int64, if those are its request's first ones."""
+        """Return how many keys each query sees, int64, if those are a prefix; else None."""
         if bool(self.tail_bits.any()) or bool(self.intervals[:, [0, 2, 3]].any()):
             return None
         return self.intervals[:, 1].to(torch.int64)

@@ -1,4 +1,4 @@
-"""What a rule is: an operation with its parameters, and how rules are put together."""
+"""Rules: an operation with its parameters, and their composition."""
 
 from dataclasses import dataclass
 from enum import IntEnum
@@ -30,7 +30,7 @@ class Op(IntEnum):
 
 @dataclass(frozen=True)
 class Parameter:
-    """One parameter of a rule: a value for all requests, or one a request."""
+    """One parameter of a rule: a value for all requests, or one per request."""
 
     values: tuple[Value, ...]
     is_per_request: bool = False
@@ -41,14 +41,14 @@ class Parameter:
 
 
 class Rule:
-    """Say which keys a query sees: a predicate ``sees(position, key)`` of one request.
+    """Which keys a query sees: a predicate ``sees(position, key)`` of one request.
 
-    Rules are made by the functions of this package, do not change, and are put together as their
-    predicates are: ``a & b`` sees what both see, ``a | b`` what either sees.
+    Rules are immutable and made by the functions of this package. They combine like their
+    predicates: ``a & b`` sees what both see, ``a | b`` what either sees.
 
     Attributes:
-        depth: how high the stack gets when it is evaluated, the deeper of two parts first.
-        varies: whether ``per_request`` has a part in it.
+        depth: stack size needed to evaluate it, the deeper of two operands first.
+        varies: whether it contains a ``per_request``.
     """
 
     depth: int = 1
@@ -63,11 +63,11 @@ class Rule:
         return Either(self, _as_rule("|", other))
 
     def __rand__(self, other: Any) -> "Rule":
-        """Refuse what is no rule: a rule's own ``&`` comes first."""
+        """Refuse an operand that is not a rule: a rule's own ``&`` is tried first."""
         return _as_rule("&", other)
 
     def __ror__(self, other: Any) -> "Rule":
-        """Refuse what is no rule: a rule's own ``|`` comes first."""
+        """Refuse an operand that is not a rule: a rule's own ``|`` is tried first."""
         return _as_rule("|", other)
 
     def of(self, request: int) -> "Rule":
@@ -75,7 +75,7 @@ class Rule:
         return self
 
     def check(self, num_requests: int) -> None:
-        """Raise InvalidArgument unless it has a parameter for each of so many requests."""
+        """Raise InvalidArgument unless it has a parameter for each of ``num_requests`` requests."""
 
 
 def _as_rule(sign: str, value: Any) -> Rule:
@@ -88,7 +88,7 @@ def _as_rule(sign: str, value: Any) -> Rule:
 
 @dataclass(frozen=True)
 class Leaf(Rule):
-    """A rule that is not made of others."""
+    """A rule that is not composed of others."""
 
     op: Op
     parameters: tuple[Parameter, ...] = ()
@@ -102,7 +102,7 @@ class Leaf(Rule):
                 )
 
     def __str__(self) -> str:
-        """Show it as it is written."""
+        """Show it as it is written in Python."""
         shown = [_shown(self.op, parameter) for parameter in self.parameters]
         return f"{self.op.name.lower()}({', '.join(shown)})"
 
@@ -139,7 +139,7 @@ class Both(_Pair):
     """``left & right``."""
 
     def __str__(self) -> str:
-        """Show it as it is written."""
+        """Show it as it is written in Python."""
         return f"({self.left} & {self.right})"
 
 
@@ -147,7 +147,7 @@ class Either(_Pair):
     """``left | right``."""
 
     def __str__(self) -> str:
-        """Show it as it is written."""
+        """Show it as it is written in Python."""
         return f"({self.left} | {self.right})"
 
 
@@ -174,5 +174,5 @@ class PerRequest(Rule):
             rule.check(num_requests)
 
     def __str__(self) -> str:
-        """Show it as it is written."""
+        """Show it as it is written in Python."""
         return f"per_request([{', '.join(map(str, self.rules))}])"

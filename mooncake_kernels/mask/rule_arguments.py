@@ -1,4 +1,4 @@
-"""What rules are given, checked: numbers and tables, one for all requests or one a request."""
+"""The arguments of rules, checked: numbers and tables, one for all requests or one per request."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from .rule import Parameter
 
 
 def as_numbers(op: str, argument: str, values: Any, *, minimum: int) -> Parameter:
-    """An integer for all requests, or one a request."""
+    """An integer for all requests, or one per request."""
     if isinstance(values, torch.Tensor | np.ndarray):
         values = values.tolist()
     if isinstance(values, list | tuple):
@@ -28,13 +28,13 @@ def as_numbers(op: str, argument: str, values: Any, *, minimum: int) -> Paramete
 
 @dataclass(frozen=True)
 class Tables:
-    """A table for all requests, or one a request."""
+    """A table for all requests, or one per request."""
 
     entries: tuple[Sequence[Any], ...]
     is_per_request: bool
 
     def named(self, argument: str) -> Iterator[tuple[str, Sequence[Any]]]:
-        """Yield each table with the name by which an error calls it."""
+        """Yield each table with its name in errors."""
         for request, table in enumerate(self.entries):
             name = f"{argument}[{request}]" if self.is_per_request else argument
             if not isinstance(table, list | tuple):

@@ -9,12 +9,12 @@ MAX_RUNS = 2
 
 @dataclass(frozen=True)
 class Bound:
-    """What is sure of the keys that a rule sees, those of a tree's tail aside.
+    """What is known of the keys that a rule sees, apart from those of a tree's tail.
 
     Attributes:
-        most: runs, at most.
-        is_anchored: they have the first key among them, or there are none.
-        is_local: they have the query's own position among them, or there are none.
+        most: the most runs.
+        is_anchored: they include the first key, or there are none.
+        is_local: they include the query's own position, or there are none.
     """
 
     most: int
@@ -42,13 +42,13 @@ def always_fits(rule: Rule) -> bool:
 
 
 def bound(rule: Rule) -> Bound:
-    """Return what is sure of a rule with no choice by request left in it."""
+    """Return what is known of a rule with no choice by request left in it."""
     if isinstance(rule, Leaf):
         return BOUNDS[rule.op]
     assert isinstance(rule, Both | Either)
     left, right = bound(rule.left), bound(rule.right)
     is_anchored = left.is_anchored and right.is_anchored
     is_local = left.is_local and right.is_local
-    # Two sets of a and b runs meet in at most a + b - 1; joined, those that share a key are one.
+    # Two sets of a and b runs intersect in at most a + b - 1; a union with a shared key, too.
     merges = isinstance(rule, Both) or is_anchored or is_local
     return Bound(max(left.most + right.most - merges, 1), is_anchored, is_local)

@@ -1,4 +1,4 @@
-"""The rules: what each sees, as a predicate of the positions of a query and a key."""
+"""The rules: what each sees, as a predicate on the positions of a query and a key."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -9,15 +9,15 @@ from ..errors import InvalidArgument
 from .rule import Leaf, Op, Parameter, PerRequest, Rule
 from .rule_arguments import as_numbers, as_table, as_tables, is_flat, is_pair
 
-Ints: TypeAlias = int | Sequence[int]  # one for all requests, or one a request
-Table: TypeAlias = Sequence[Any]  # one for all requests, or one a request: see each rule
+Ints: TypeAlias = int | Sequence[int]  # one for all requests, or one per request
+Table: TypeAlias = Sequence[Any]  # one for all requests, or one per request: see each rule
 
 
 def causal() -> Rule:
-    """See oneself and what came before: ``key <= position``.
+    """See the query's own position and earlier ones: ``key <= position``.
 
-    A chunk's queries are the last of their request unless the batch says otherwise, so that this
-    is the mask aligned to the bottom right (SARATHI, section 4.2).
+    A chunk's queries are the last of their request unless the batch says otherwise, so this is the
+    mask aligned to the bottom right (SARATHI, section 4.2).
     """
     return Leaf(Op.CAUSAL)
 
@@ -30,54 +30,55 @@ def full() -> Rule:
 def sliding_window(window: Ints) -> Rule:
     """See nothing that is ``window`` or more behind: ``key > position - window``.
 
-    It bounds the past only. ``causal() & sliding_window(W)`` sees W keys, the query's own included.
+    It bounds only the past. ``causal() & sliding_window(W)`` sees W keys, including the query's
+    own.
 
     Args:
-        window: keys, at least 1; one for all requests, or one a request.
+        window: keys, at least 1; one for all requests, or one per request.
     """
     return Leaf(Op.SLIDING_WINDOW, (as_numbers("sliding_window", "window", window, minimum=1),))
 
 
 def chunked_local(chunk: Ints) -> Rule:
-    """See the keys of one's own chunk: ``key // chunk == position // chunk``.
+    """See the keys of the query's own chunk: ``key // chunk == position // chunk``.
 
     Chunks are counted from the request's first key (Llama 4: ``causal() & chunked_local(8192)``).
 
     Args:
-        chunk: keys, at least 1; one for all requests, or one a request.
+        chunk: keys, at least 1; one for all requests, or one per request.
     """
     return Leaf(Op.CHUNKED_LOCAL, (as_numbers("chunked_local", "chunk", chunk, minimum=1),))
 
 
 def sink(num_keys: Ints) -> Rule:
-    """See the request's first keys that came before: ``key < num_keys and key <= position``.
+    """See the request's first keys, if not later: ``key < num_keys and key <= position``.
 
     So ``(causal() & sliding_window(4096)) | sink(4)`` is causal (StreamingLLM, section 3).
 
     Args:
-        num_keys: at least 0; one for all requests, or one a request.
+        num_keys: at least 0; one for all requests, or one per request.
     """
     return Leaf(Op.SINK, (as_numbers("sink", "num_keys", num_keys, minimum=0),))
 
 
 def prefix_lm(prefix: Ints) -> Rule:
-    """See the whole prefix, and what came before: ``key < prefix or key <= position``.
+    """See the whole prefix and what came before: ``key < prefix or key <= position``.
 
     Args:
-        prefix: keys, at least 0; one for all requests, or one a request.
+        prefix: keys, at least 0; one for all requests, or one per request.
     """
     return Leaf(Op.PREFIX_LM, (as_numbers("prefix_lm", "prefix", prefix, minimum=0),))
 
 
 def documents(cu: Table) -> Rule:
-    """See the keys of one's own document: ``document(key) == document(position)``.
+    """See the keys of the query's own document: ``document(key) == document(position)``.
 
-    Document i of a request is at ``[cu[i], cu[i + 1])``; what stands at ``cu[-1]`` or later is one
-    more. Alone it sees later keys of the document, too.
+    Document i of a request is ``[cu[i], cu[i + 1])``; positions from ``cu[-1]`` on are one more.
+    By itself the rule also sees later keys of the document.
 
     Args:
-        cu: where documents begin, in the order of their positions, the first of them 0: a list of
-            ints for all requests, or such a list a request.
+        cu: where documents begin, ascending, the first of them 0: a list of ints for all requests,
+            or such a list per request.
     """
     tables = as_tables(cu, is_one=is_flat)
     values = []
@@ -93,15 +94,15 @@ def documents(cu: Table) -> Rule:
 
 
 def spans(table: Table) -> Rule:
-    """See all of the span that one is in: ``begin <= position < end and begin <= key < end``.
+    """See all of the query's own span: ``begin <= position < end and begin <= key < end``.
 
-    Queries outside of the spans see nothing by this rule. ``causal() | spans(table)`` lets the
-    tokens of an image see each other both ways (Gemma 3, PaliGemma). A span may reach past the
-    keys that there are yet.
+    Queries outside the spans see nothing by this rule. ``causal() | spans(table)`` lets the
+    tokens of an image see each other both ways (Gemma 3, PaliGemma). A span may extend past the
+    keys that exist so far.
 
     Args:
-        table: half-open spans ``(begin, end)``, in the order of their positions, none empty: a list
-            of pairs for all requests, or such a list a request.
+        table: half-open spans ``(begin, end)``, ordered by position, none empty: a list of pairs
+            for all requests, or such a list per request.
     """
     tables = as_tables(table, is_one=lambda spans: all(map(is_pair, spans)))
     values = []
@@ -124,20 +125,20 @@ def spans(table: Table) -> Rule:
 
 
 def items(prefix: Ints, delimiters: Table) -> Rule:
-    """Score several items behind one prefix, blind to each other (FlashInfer's multi-item mask).
+    """Score several items after one prefix, blind to each other (FlashInfer's multi-item mask).
 
-    A query of the prefix is causal. Behind it::
+    A query in the prefix is causal. After it::
 
         key < prefix or last_delimiter(position) < key <= position
 
     where ``last_delimiter`` is the last one at or before the position, ``prefix - 1`` if there is
-    none. So an item's token sees the prefix and its own item up to itself, and a delimiter the
-    prefix alone.
+    none. So an item's token sees the prefix and its own item up to itself, and a delimiter only the
+    prefix.
 
     Args:
-        prefix: keys, at least 0; one for all requests, or one a request.
+        prefix: keys, at least 0; one for all requests, or one per request.
         delimiters: positions of the delimiters, ascending, none of them in the prefix: a list of
-            ints for all requests, or such a list a request.
+            ints for all requests, or such a list per request.
     """
     prefixes = as_numbers("items", "prefix", prefix, minimum=0)
     tables = as_tables(delimiters, is_one=is_flat)
@@ -148,7 +149,7 @@ def items(prefix: Ints, delimiters: Table) -> Rule:
                 f"{len(tables.entries)}"
             )
         least = [_number(value) for value in prefixes.values]
-    else:  # each list may be for each prefix
+    else:  # each list may apply to each prefix
         least = [max(map(_number, prefixes.values), default=0)] * len(tables.entries)
     values = []
     for end, (name, table) in zip(least, tables.named("items: delimiters"), strict=True):
@@ -164,7 +165,7 @@ def items(prefix: Ints, delimiters: Table) -> Rule:
 
 
 def tree(parents: Table) -> Rule:
-    """See one's ancestors in a tree of drafts at the end of the request (speculative decoding).
+    """See a query's ancestors in a tree of drafts at the request's end (speculative decoding).
 
     The last ``D = len(parents)`` keys are drafts; draft j is at ``kv_len - D + j``. A query before
     them is causal. Draft j sees every key before the drafts, itself, and its ancestors
@@ -172,7 +173,7 @@ def tree(parents: Table) -> Rule:
 
     Args:
         parents: the parent of each draft, -1 for one that follows the keys before the drafts; at
-            most 64, in any order without a cycle: a list for all requests, or one a request.
+            most 64, in any order without a cycle: a list for all requests, or one per request.
     """
     tables = as_tables(parents, is_one=is_flat)
     values = tuple(_as_parents(name, table) for name, table in tables.named("tree: parents"))
@@ -180,7 +181,7 @@ def tree(parents: Table) -> Rule:
 
 
 def per_request(rules: Sequence[Rule]) -> Rule:
-    """See by a rule of each request's own: ``rules[b]`` in request b."""
+    """See by each request's own rule: ``rules[b]`` in request b."""
     as_instance("per_request", "rules", rules, list | tuple, "a list of rules, one a request")
     for index, rule in enumerate(rules):
         as_instance("per_request", f"rules[{index}]", rule, Rule, "a rule")

@@ -18,13 +18,13 @@ class FlashAttn4Blocks(NamedTuple):
     """The fields of FlashAttention-4's ``BlockSparseTensorsTorch``, which takes them by name.
 
     ``BlockSparseTensorsTorch(**blocks._asdict())``. All tensors are int32. ``mask`` are the partial
-    blocks, for which the kernel asks a ``mask_mod``; ``full`` those for which it does not.
+    blocks, for which the kernel calls a ``mask_mod``; ``full`` those for which it does not.
 
-    For requests of one length, ``B`` of them, ``M = ceil(q_len / block_q)``::
+    For ``B`` requests of equal length, ``M = ceil(q_len / block_q)``::
 
         cnt [B, 1, M]    idx [B, 1, M, N]    N: as many as the fullest row has
 
-    Else, with ``M_b`` and ``N_b`` blocks of request ``b``::
+    Otherwise, with ``M_b`` and ``N_b`` blocks of request ``b``::
 
         cnt [1, cu_total_m_blocks[-1]]    row m of request b is cu_total_m_blocks[b] + m
         idx [1, sum(M_b * N_b)]           its list begins at cu_block_idx_offsets[b] + m * N_b
@@ -42,17 +42,17 @@ class FlashAttn4Blocks(NamedTuple):
 def to_flash_attn4(block_map: BlockMap, *, varlen: bool | None = None) -> FlashAttn4Blocks:
     """Return the lists of blocks for ``flash_attn_func`` or ``flash_attn_varlen_func``.
 
-    Lists ascend, and indices count from the request's first key. A block that reaches past the last
-    key may be full: the kernel cuts off the first block of either list that it takes, which is the
-    last. Heads share the lists (a dimension of 1). Read in flash-attn-4 4.0.0b36,
-    ``flash_attn/cute/block_sparsity.py`` and ``block_sparse_utils.py``: there ``block_q`` has to be
-    a multiple of ``q_stage * tile_m`` (for varlen, that itself), and ``block_kv`` to be ``tile_n``.
-    The ``mask_mod`` for partial blocks is a function in CuTe's language, and is not made here: it
-    finds what it needs in ``rows.intervals``.
+    Lists ascend, and indices count from the request's first key. A block that extends past the last
+    key may be full: the kernel cuts off the first block it takes from either list, which is the
+    last. Heads share the lists (a dimension of 1). Verified against flash-attn-4 4.0.0b36,
+    ``flash_attn/cute/block_sparsity.py`` and ``block_sparse_utils.py``: there ``block_q`` must be a
+    multiple of ``q_stage * tile_m`` (for varlen, equal to it), and ``block_kv`` must be ``tile_n``.
+    The ``mask_mod`` for partial blocks is a function in CuTe's language and is not made here; its
+    input is ``rows.intervals``.
 
     Args:
         block_map: the mask by blocks.
-        varlen: which of the two forms; None for the first where all lengths are equal.
+        varlen: which of the two forms; None for the first if all lengths are equal.
 
     Raises:
         InvalidArgument: the first form for requests of several lengths; or 2**31 entries or more.
@@ -71,7 +71,7 @@ def to_flash_attn4(block_map: BlockMap, *, varlen: bool | None = None) -> FlashA
             f"{shown(varlen)} and (q_len, kv_len) of {shown(sorted(lengths))}"
         )
     shape = (batch.num_requests, 1, -(-batch.q_lens_list[0] // block_map.block_q))
-    there = slice(batch.num_requests * shape[2])  # the map may have room for more
+    there = slice(batch.num_requests * shape[2])  # the map may have spare rows
     partial, full = block_map.indices("partial"), block_map.indices("full")
     return FlashAttn4Blocks(
         block_map.num_partial[there].view(shape),

@@ -28,28 +28,28 @@ class FlashInferBlocks(NamedTuple):
     N: int
     R: int
     C: int
-    mask: torch.Tensor | None  # bool [indptr[-1], R, C]; None: all pairs see each other
+    mask: torch.Tensor | None  # bool [indptr[-1], R, C]; None: all pairs are seen
 
 
 def to_flashinfer(
     block_map: BlockMap, block_table: torch.Tensor | None = None, *, num_blocks: int | None = None
 ) -> FlashInferBlocks:
-    """Return the tiles that are not empty, and which of their pairs see each other.
+    """Return the tiles that are not empty, and which of their pairs are seen.
 
-    FlashInfer has one list of tiles, and where any is partial a mask of each. It packs the mask
-    into bits itself. Read in FlashInfer 0.7.2, ``flashinfer/sparse.py``: of its backends those that
-    are called "fa2" and "auto" take a mask.
+    FlashInfer has one list of tiles and, if any is partial, a mask of each. It packs the mask into
+    bits itself. Verified against FlashInfer 0.7.2, ``flashinfer/sparse.py``: of its backends, "fa2"
+    and "auto" take a mask.
 
     Args:
         block_map: the mask by blocks.
-        block_table: where the keys are: in ``k_cache.flatten(0, 1)``, in blocks of ``block_kv``
-            keys; as in ``physical_bsr``. None: one request behind the other, each padded to whole
-            blocks, so that nothing is padded of one request with whole blocks.
-        num_blocks: of the cache; to be given with a table.
+        block_table: the locations of the keys in ``k_cache.flatten(0, 1)``, in blocks of
+            ``block_kv`` keys; as in ``physical_bsr``. None: requests are stored consecutively, each
+            padded to whole blocks, so that a request with whole blocks has no padding.
+        num_blocks: of the cache; required with a table.
 
     Raises:
-        InvalidArgument: a request that is not the last has queries that are no multiple of
-            ``block_q``, for there all rows of blocks but the last are full; or as in
+        InvalidArgument: a request other than the last has a number of queries that is not a
+            multiple of ``block_q`` (all rows of blocks but the last must be full); or as in
             ``physical_bsr``.
 
     On CUDA this waits for the lists.
@@ -78,7 +78,7 @@ def to_flashinfer(
         indptr, indices = block_map.physical_bsr(block_table, num_blocks=num_blocks)
     num_keys = as_integer(op, "N", (num_blocks or 0) * block_map.block_kv, 0, INT32_MAX)
     mask = tile_masks(block_map)
-    there = -(-batch.num_q // block_map.block_q)  # the map may have room for more
+    there = -(-batch.num_q // block_map.block_q)  # the map may have spare rows
     return FlashInferBlocks(
         indptr[: there + 1],
         indices,
@@ -91,10 +91,10 @@ def to_flashinfer(
 
 
 def tile_masks(block_map: BlockMap) -> torch.Tensor:
-    """Return which pairs of each tile see each other: bool ``[tiles, block_q, block_kv]``.
+    """Return which pairs of each tile are seen: bool ``[tiles, block_q, block_kv]``.
 
     The tiles are those of ``block_map.bsr()``, in its order. Pairs past the last query or key of a
-    request do not see each other.
+    request are not seen.
     """
     rows, device = block_map.rows, block_map.ranges.device
     _, tiles = block_map.bsr()

@@ -22,7 +22,7 @@ class FlashMaskColumns(NamedTuple):
 
 
 def to_flashmask(rows: MaskRows) -> list[FlashMaskColumns]:
-    """Return each request's mask by columns, in the fewest numbers a key that are exact.
+    """Return each request's mask by columns, with the fewest numbers per key that are exact.
 
     Query ``i`` does not see key ``k`` if, with ``c = startend_row_indices[0, 0, k]``::
 
@@ -31,15 +31,15 @@ def to_flashmask(rows: MaskRows) -> list[FlashMaskColumns]:
         2 columns            c[0] <= i  or  i < c[1]
         4 columns            c[0] <= i < c[1]  or  c[2] <= i < c[3]
 
-    Read in PaddlePaddle's documentation of ``flashmask_attention`` (as of 3.3), and in the dense
-    form that its tests compare with, where causal is aligned at the bottom right. On CUDA this
-    waits for the rows.
+    Verified against PaddlePaddle's documentation of ``flashmask_attention`` (as of 3.3) and the
+    dense form that its tests compare with, where causal is aligned at the bottom right. On CUDA
+    this waits for the rows.
 
     Returns:
-        ``FlashMaskColumns`` a request; stack those of equal kind and lengths for a batch.
+        ``FlashMaskColumns`` per request; stack those of equal kind and lengths for a batch.
 
     Raises:
-        InvalidArgument: a key that more than two runs of queries do not see: the first is named.
+        InvalidArgument: more than two runs of queries do not see a key: the first is named.
 
     Source: FlashMask (arXiv:2410.01359), section 4.1.
     """

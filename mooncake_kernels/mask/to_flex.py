@@ -1,4 +1,4 @@
-"""Masks for torch's FlexAttention: a ``BlockMask`` that is exact, of full and partial blocks."""
+"""Masks for torch's FlexAttention: an exact ``BlockMask`` of full and partial blocks."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def to_flex(block_map: BlockMap, *, compute_q_blocks: bool = False) -> BlockMask
 
     The requests are one packed sequence: row ``r`` of the batch is query ``r``, and key ``k`` of
     request ``b`` is at ``sum(kv_lens[:b]) + k``. So q is ``[1, heads, num_q, dim]``, and k and v
-    are ``[1, heads, sum(kv_lens), dim]``. Blocks are those that ``create_block_mask`` would find of
-    ``(block_q, block_kv)``: one that reaches past the end is partial. FlexAttention's blocks lie on
-    one grid, so that those of a batch of several requests are not the map's: they are counted anew,
-    in ``num_q + num_blocks`` steps.
+    are ``[1, heads, sum(kv_lens), dim]``. Blocks are those that ``create_block_mask`` would find
+    for ``(block_q, block_kv)``: one that extends past the end is partial. FlexAttention's blocks
+    lie on one grid, so those of a batch of several requests are not the map's: they are counted
+    again, in ``num_q + num_blocks`` steps.
 
     Args:
         block_map: the mask and the sizes of blocks; for ``flex_attention`` on a GPU, 128.
@@ -37,10 +37,10 @@ def to_flex(block_map: BlockMap, *, compute_q_blocks: bool = False) -> BlockMask
     Raises:
         InvalidArgument: 2**31 keys or more in all.
 
-    Read in torch 2.13, ``torch/nn/attention/flex_attention.py``. On CUDA this waits for the rows:
-    ``mask_mod`` leaves out the tail bits where there are none.
+    Verified against torch 2.13, ``torch/nn/attention/flex_attention.py``. On CUDA this waits for
+    the rows: ``mask_mod`` omits the tail bits if there are none.
     """
-    from torch.nn.attention.flex_attention import BlockMask  # not for all who import the package
+    from torch.nn.attention.flex_attention import BlockMask  # slow: not at package import
 
     rows, block_q, block_kv = block_map.rows, block_map.block_q, block_map.block_kv
     num_keys = sum(rows.batch.kv_lens_list)
@@ -69,7 +69,7 @@ def to_flex(block_map: BlockMap, *, compute_q_blocks: bool = False) -> BlockMask
 
 
 def mask_mod_of(rows: MaskRows) -> MaskMod:
-    """Return FlexAttention's predicate of the packed sequence, which looks the rows up."""
+    """Return FlexAttention's predicate for the packed sequence, which looks up the rows."""
     lo0, hi0, lo1, hi1, tail_bits, tail_base = _packed_columns(rows)
 
     def sees_by_intervals(
@@ -86,19 +86,20 @@ def mask_mod_of(rows: MaskRows) -> MaskMod:
 
 
 def _packed_columns(rows: MaskRows) -> list[torch.Tensor]:
-    """Return the rows as six columns, ``[num_q]``, where all requests' keys are one sequence."""
+    """Return the rows as six columns, ``[num_q]``, with all requests' keys as one sequence."""
     request = rows.batch.request_of()
     first_key = (rows.batch.kv_lens.cumsum(0) - rows.batch.kv_lens)[request].to(torch.int32)
-    there = slice(rows.batch.num_q)  # a MaskBuilder's rows may be more
+    there = slice(rows.batch.num_q)  # a MaskBuilder may have spare rows
     edges = [(edge + first_key).contiguous() for edge in rows.intervals[there].unbind(1)]
     return [*edges, rows.tail_bits[there], rows.tail_base[request] + first_key]
 
 
 def _seen_pairs(rows: MaskRows, num_keys: int, block_q: int, block_kv: int) -> torch.Tensor:
-    """Count the pairs that are seen in each block, int64 ``[q-blocks, kv-blocks]``.
+    """Count the seen pairs in each block, int64 ``[q-blocks, kv-blocks]``.
 
-    A run of keys is those before its end less those before its begin. What is before an edge is
-    ``block_kv`` pairs in each block left of the edge's, and the rest in that: a sum from the right.
+    A run of keys is the keys before its end minus those before its begin. The keys before an edge
+    are ``block_kv`` pairs in each block left of the edge's, and the rest in that one: a sum from
+    the right.
     """
     lo0, hi0, lo1, hi1, tail_bits, tail_base = _packed_columns(rows)
     bits = torch.arange(TAIL_BITS, device=tail_bits.device)
@@ -109,7 +110,7 @@ def _seen_pairs(rows: MaskRows, num_keys: int, block_q: int, block_kv: int) -> t
     begin, end = torch.cat([lo0, lo1, tail_key]), torch.cat([hi0, hi1, tail_key + 1])
 
     num_blocks = (-(-rows.batch.num_q // block_q), -(-num_keys // block_kv))
-    steps = q_block.new_zeros(num_blocks[0], num_blocks[1] + 2)  # step t + 1 is of block t
+    steps = q_block.new_zeros(num_blocks[0], num_blocks[1] + 2)  # step t + 1 belongs to block t
     for edge, sign in ((end, 1), (begin, -1)):
         block, rest = edge // block_kv, edge % block_kv
         steps.index_put_((q_block, block + 1), (sign * rest).long(), accumulate=True)
@@ -118,6 +119,6 @@ def _seen_pairs(rows: MaskRows, num_keys: int, block_q: int, block_kv: int) -> t
 
 
 def _ordered(tiles: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return how many tiles each row has, and which: they first, ascending, then the others."""
+    """Return how many tiles each row has, and which: those first, ascending, then the others."""
     order = tiles.to(torch.int8).argsort(dim=1, descending=True, stable=True)
     return tiles.sum(1, dtype=torch.int32), order.to(torch.int32)

@@ -25,7 +25,7 @@ class SdpaMask(NamedTuple):
 
 
 def to_sdpa(rows: MaskRows) -> list[SdpaMask]:
-    """Return what SDPA is to be told of each request: the cheapest arguments that are exact.
+    """Return the arguments of SDPA for each request: the cheapest ones that are exact.
 
     In this order, for a request of ``q_len`` queries and ``kv_len`` keys::
 
@@ -35,11 +35,11 @@ def to_sdpa(rows: MaskRows) -> list[SdpaMask]:
         otherwise                                       bool [q_len, kv_len], False
 
     SDPA's flag is aligned at the top left, chunked prefill at the bottom right: only
-    ``torch.nn.attention.bias`` has a form for the latter. Read in torch 2.13. Which case it is, is
-    read on the host: on CUDA this waits for the rows.
+    ``torch.nn.attention.bias`` has a form for the latter. Verified against torch 2.13. The host
+    determines the case: on CUDA this waits for the rows.
 
     Returns:
-        An ``SdpaMask`` a request. Where a bool mask lets a query see nothing, SDPA gives 0.
+        An ``SdpaMask`` per request. Where a bool mask lets a query see nothing, SDPA gives 0.
     """
     return [_sdpa_mask(request) for request in rows.requests()]
 
@@ -69,7 +69,7 @@ def to_bias(rows: MaskRows, dtype: torch.dtype = torch.float32) -> list[torch.Te
         dtype: float16, bfloat16, float32 or float64.
 
     Returns:
-        ``[q_len, kv_len]`` a request, on the rows' device.
+        ``[q_len, kv_len]`` per request, on the rows' device.
 
     Raises:
         InvalidArgument: another dtype.

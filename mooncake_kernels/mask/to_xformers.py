@@ -1,4 +1,4 @@
-"""The bias classes of xFormers, for the masks that they can tell."""
+"""xFormers' bias classes, for the masks that they can express."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ PAGED_KEYS = {
 
 @dataclass(frozen=True)
 class XformersBias:
-    """Name a class of ``attn_bias`` and what makes this mask of it.
+    """The name of an ``attn_bias`` class, and the arguments that make it this mask.
 
     Attributes:
         class_name: the class.
-        arguments: by their names: ``q_seqlen`` and ``kv_seqlen``; where the class has them,
+        arguments: by name: ``q_seqlen`` and ``kv_seqlen``; where the class has them,
             ``kv_padding``, ``window_size``, ``block_tables``, ``page_size``.
     """
 
@@ -50,7 +50,7 @@ class XformersBias:
         """Make the object, of mslk's class or xFormers'.
 
         Raises:
-            Unavailable: neither can be imported; with the importer's words.
+            Unavailable: neither can be imported; with the import error's text.
         """
         module = _import_attn_bias(self.class_name)
         if self.class_name == PACKED_KEYS[WINDOW]:  # has no constructor of its own
@@ -72,22 +72,22 @@ def to_xformers(
     block_tables: torch.Tensor | None = None,
     page_size: int | None = None,
 ) -> XformersBias:
-    """Return the bias that is this mask, for ``memory_efficient_attention``.
+    """Return the bias that equals this mask, for ``memory_efficient_attention``.
 
-    There are classes for batches of which query ``i`` of every request sees, with
+    There are classes for batches in which query ``i`` of every request sees, with
     ``last = kv_len - q_len + i``: all keys; or keys 0 to ``last`` (chunked prefill, decodes); or
-    the ``window`` keys up to ``last``. Queries follow one another; so do keys, or each request's
-    have ``kv_padding`` slots, or lie in pages (for which there is no window). Read in xFormers
+    the ``window`` keys up to ``last``. Queries are consecutive. Keys are, too, or each request's
+    have ``kv_padding`` slots, or they are in pages (without a window). Verified against xFormers
     0.0.35, ``xformers/ops/fmha/attn_bias.py``; later ones take the classes from mslk.
 
     Args:
         rows: the mask.
         kv_padding: slots of each request's keys, of which the first ``kv_len`` are used.
         block_tables: int32 ``[num_requests, max_pages]``: where a request's pages are.
-        page_size: tokens of a page.
+        page_size: tokens per page.
 
     Raises:
-        InvalidArgument: no class is this mask: a row that none allows is named.
+        InvalidArgument: no class expresses this mask: a row that none allows is named.
 
     On CUDA this waits for the rows.
     """
@@ -130,7 +130,7 @@ def _as_pages(block_tables: torch.Tensor, page_size: int, kv_lens: Sequence[int]
 
 
 def _kind(rows: MaskRows, allowed: tuple[str, ...]) -> tuple[str, int]:
-    """Return which kind all rows are of, and the window, if it is that."""
+    """Return the kind of all rows, and the window, if they have one."""
     batch = rows.batch
     request = batch.request_of()
     shift = (batch.kv_lens - batch.q_lens - batch.cu_q[:-1])[request]

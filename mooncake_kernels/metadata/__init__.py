@@ -1,14 +1,14 @@
-"""Metadata servers: which engines there are, and at which addresses.
+"""Metadata servers: a directory of engines and their addresses.
 
 ``mk.TransferEngine("prefill-3", metadata="redis://...")`` publishes itself in one, and finds others
-by their names there. A tool can look, too::
+by name there. Tools can query it, too::
 
     with mk.metadata.connect("redis://10.0.0.1:6379/0") as metadata:
         for entry in metadata.entries():
             print(entry.name, entry.address, entry.protocol)
 
 A server is Redis, or one of Mooncake's HTTP form, such as ``python -m mooncake_kernels metadata``.
-Whoever can write to it decides which engine a name leads to. docs/metadata.md says more.
+Anyone who can write to it decides which engine a name resolves to. See docs/metadata.md.
 """
 
 from typing import Any
@@ -36,11 +36,11 @@ __all__ = [
 
 
 def connect(url: str) -> Metadata:
-    """Make a client of a metadata server. It connects when it is first asked.
+    """Make a client of a metadata server. It connects on first use.
 
     Args:
         url: ``redis://``, ``rediss://``, ``unix://``, ``http://`` or ``https://``, with the query
-            parameter ``prefix`` for other keys than ``mooncake/...``; or ``p2p``, where a name is
+            parameter ``prefix`` for keys other than ``mooncake/...``; or ``p2p``, where a name is
             an address.
 
     Returns:
@@ -54,7 +54,7 @@ def connect(url: str) -> Metadata:
 
 
 def choose(op: str, argument: str, url: Any) -> Metadata:
-    """``connect``, for another argument of another call, which errors are to name."""
+    """Like ``connect``, for another call's argument, which errors name."""
     if isinstance(url, str) and url == "p2p":
         return P2P()
     parsed = parse_url(op, argument, url)

@@ -1,4 +1,4 @@
-"""What a server must be able to do (``Store``), and what is made of it (``Metadata``)."""
+"""The interface of a server (``Store``), and the directory built on it (``Metadata``)."""
 
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -8,45 +8,45 @@ from .entry import Entry
 
 
 class Store(Protocol):
-    """Keys and values on a server; a key may go by itself when its time is over.
+    """Keys and values on a server; a key may expire.
 
     Thread-safe. No call takes longer than a few times ``bounded_socket.TIMEOUT_S``. Each raises
-    ``Unavailable`` if the server cannot be reached, or answers what it should not.
+    ``Unavailable`` if the server cannot be reached, or gives an invalid answer.
     """
 
     def get(self, key: str) -> bytes | None:
-        """Return what is under the key, None if nothing."""
+        """Return the value of the key, None if there is none."""
 
     def keys(self, prefix: str) -> list[str]:
-        """Return the keys that begin so."""
+        """Return the keys with this prefix."""
 
     def create(self, key: str, value: bytes, ttl_s: float) -> bool:
-        """Put a value under a key that there is not; return whether there was none."""
+        """Set a key that does not exist; return whether it did not."""
 
     def replace(self, key: str, expected: bytes, value: bytes, ttl_s: float) -> bool:
-        """Put a value in the place of the expected one; return whether that was there."""
+        """Replace the expected value; return whether it was there."""
 
     def remove(self, key: str, expected: bytes) -> None:
-        """Remove the key if the expected value is under it."""
+        """Remove the key if it has the expected value."""
 
     def close(self) -> None:
         """Disconnect."""
 
 
 def milliseconds(ttl_s: float) -> int:
-    """A time to live as servers take it."""
+    """A time to live in the servers' unit."""
     return max(1, round(ttl_s * 1000))
 
 
 class Publication(Protocol):
-    """An engine that can be found by its name, until this is closed."""
+    """An engine that can be found by name, until this is closed."""
 
     def close(self) -> None:
-        """Take the name back. Idempotent."""
+        """Withdraw the name. Idempotent."""
 
 
 class Metadata(Closing):
-    """Which engines there are, and where; a context manager.
+    """A directory of engines; a context manager.
 
     Attributes:
         url: of the server, without secrets.
@@ -55,11 +55,11 @@ class Metadata(Closing):
     url: str
 
     def check_name(self, op: str, name: Any) -> str:
-        """Return the name if an engine may be called so; raise ``InvalidArgument`` if not."""
+        """Return the name if it is valid for an engine; raise ``InvalidArgument`` if not."""
         raise NotImplementedError
 
     def lookup(self, name: str) -> Entry | None:
-        """Return the engine of that name, None if there is none."""
+        """Return the engine with that name, None if there is none."""
         raise NotImplementedError
 
     def entries(self) -> list[Entry]:
@@ -67,7 +67,7 @@ class Metadata(Closing):
         raise NotImplementedError
 
     def publish(self, entry: Entry, is_gone: Callable[[Entry], bool]) -> Publication:
-        """Let the engine be found; ``is_gone`` says whether who has the name is gone for sure."""
+        """Publish the engine; ``is_gone`` says whether a holder of its name is certainly gone."""
         raise NotImplementedError
 
     def close(self) -> None:

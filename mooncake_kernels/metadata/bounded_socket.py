@@ -1,4 +1,4 @@
-"""A socket whose other side can neither keep us waiting nor fill our memory."""
+"""A socket whose other side can neither block us indefinitely nor exhaust our memory."""
 
 import io
 import select
@@ -7,16 +7,16 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-TIMEOUT_S = 3.0  # to connect; to take in a message; and to answer it with all that is said
+TIMEOUT_S = 3.0  # to connect; to send a message; and to receive all of its answer
 MAX_BYTES = 32 << 20  # of an answer
 
 
 class BoundedSocket(io.RawIOBase):
-    """A connected socket that bounds what comes between two messages of ours, in time and bytes.
+    """A connected socket that bounds, in time and bytes, what arrives between two sends.
 
-    A socket's own timeout is for each call: who sends a byte now and then is never too late. It
-    has what http.client, http.server and redis-py use of a socket; ``TimeoutError`` and ``OSError``
-    are what they know.
+    A socket's own timeout applies to each call, so a peer that sends a byte now and then never
+    times out. This has the socket methods that http.client, http.server and redis-py use, and
+    raises what they handle: ``TimeoutError`` and ``OSError``.
     """
 
     def __init__(self, connected: socket.socket):
@@ -47,7 +47,7 @@ class BoundedSocket(io.RawIOBase):
         return received
 
     def has_input(self) -> bool:
-        """Whether something can be read, be it the end or an error. A closed one is at its end."""
+        """Whether something can be read, even the end or an error. True if closed."""
         return bool(self.closed or self._num_pending() or self._input.poll(0))
 
     def makefile(self, mode: str = "rb", buffering: int = -1) -> io.BufferedReader:
@@ -87,7 +87,7 @@ class BoundedSocket(io.RawIOBase):
 
     def _left_s(self) -> float:
         if self._timeout_s == 0:
-            return 0  # redis-py looks whether there is anything to read
+            return 0  # redis-py checks whether there is anything to read
         if self._until is None:
             self._until = time.monotonic() + TIMEOUT_S
             return TIMEOUT_S
@@ -97,7 +97,7 @@ class BoundedSocket(io.RawIOBase):
         return left_s
 
     def _wait_for(self, seconds: float) -> None:
-        """Let the next call wait so long: as a rule as long as the last one."""
+        """Set the timeout of the next call, usually that of the previous one."""
         if seconds != self._set_s:
             self._socket.settimeout(seconds)
             self._set_s = seconds

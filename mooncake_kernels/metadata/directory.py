@@ -1,4 +1,4 @@
-"""The engines that a metadata server knows, whatever kind of server it is."""
+"""The engines in a metadata server, of any kind."""
 
 import contextlib
 import dataclasses
@@ -16,8 +16,8 @@ from .publication import KeptPublication
 from .segment import decode_segment
 from .untrusted import Malformed
 
-NAME = re.compile(r"[!-.0-~]{1,255}")  # goes into a Hello, and into a key
-ATTEMPTS = 8  # to take a name that comes and goes meanwhile
+NAME = re.compile(r"[!-.0-~]{1,255}")  # part of a Hello, and of a key
+ATTEMPTS = 8  # to take a name that other engines take and release meanwhile
 
 _log = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ class Directory(Metadata):
     """Names and addresses of engines. Thread-safe.
 
     Keys are Mooncake's: ``<prefix>rpc_meta/<name>`` is an engine, ours or Mooncake's, and
-    ``<prefix>ram/<name>`` what a Mooncake engine offers.
+    ``<prefix>ram/<name>`` a Mooncake engine's segment.
     """
 
     def __init__(self, url: str, store: Store, prefix: str):
@@ -36,7 +36,7 @@ class Directory(Metadata):
         self._segments = f"{prefix}ram/"
 
     def check_name(self, op: str, name: Any) -> str:
-        """Return the name if an engine may be called so; raise ``InvalidArgument`` if not."""
+        """Return the name if it is valid for an engine; raise ``InvalidArgument`` if not."""
         if not isinstance(name, str) or not NAME.fullmatch(name):
             raise InvalidArgument(
                 f"{op}: name must be 1 to 255 printable ASCII characters other than space and /, "
@@ -51,11 +51,11 @@ class Directory(Metadata):
             name: of the engine.
 
         Returns:
-            Its entry; None if there is none, or its time to live is over.
+            Its entry; None if there is none, or it has expired.
 
         Raises:
-            InvalidArgument: nobody can be called so.
-            Unavailable: the server does not answer, or what it holds is no entry.
+            InvalidArgument: the name is not valid.
+            Unavailable: the server does not answer, or its value is not an entry.
         """
         key = self._engines + self.check_name("lookup", name)
         with self._naming(name):
@@ -63,10 +63,10 @@ class Directory(Metadata):
             return None if value is None else self._decode(name, value)
 
     def entries(self) -> list[Entry]:
-        """List the engines, by name. What is no entry is left out, and logged.
+        """List the engines, by name. Invalid entries are skipped and logged.
 
         Raises:
-            Unavailable: the server does not answer, or has no list.
+            Unavailable: the server does not answer, or does not support lists.
         """
         entries = []
         for key in sorted(self._store.keys(self._engines)):
@@ -81,11 +81,11 @@ class Directory(Metadata):
         return entries
 
     def publish(self, entry: Entry, is_gone: Callable[[Entry], bool]) -> Publication:
-        """Let an engine be found until the publication is closed.
+        """Publish an engine until the publication is closed.
 
         Args:
             entry: the engine.
-            is_gone: whether an engine that has the name is gone for sure.
+            is_gone: whether an engine that holds the name is certainly gone.
 
         Raises:
             InvalidArgument: the name is taken.

@@ -1,4 +1,4 @@
-"""What a metadata server holds under a name: Mooncake's ``rpc_meta``, and in it what is ours."""
+"""The value of a name in a metadata server: Mooncake's ``rpc_meta``, with our fields in it."""
 
 import json
 import re
@@ -18,15 +18,15 @@ class Entry:
     """An engine that can be found.
 
     Attributes:
-        name: by which it is opened.
+        name: the name it is opened by.
         address: ``"host:port"`` at which it listens.
-        protocol: ``mooncake_kernels``; of a Mooncake engine, what its segment says, as ``tcp`` or
+        protocol: ``mooncake_kernels``; for a Mooncake engine, its segment's, like ``tcp`` or
             ``rdma``; empty if it has none.
-        instance: random, tells it from the engine that had the name before; 0: not known.
+        instance: random, distinguishes it from earlier engines of that name; 0: unknown.
         version: of mooncake_kernels.
         host: name of its machine.
-        pid: of its process there; 0: not known.
-        segment: what a Mooncake engine offers to others; of our engines, None.
+        pid: of its process there; 0: unknown.
+        segment: what a Mooncake engine offers to others; None for our engines.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Entry:
 
 
 def encode(entry: Entry) -> bytes:
-    """Return the JSON of an engine of ours."""
+    """Return the JSON of one of our engines."""
     host, _, port = entry.address.rpartition(":")
     document = {
         "ip_or_host_name": host.strip("[]"),
@@ -55,7 +55,7 @@ def encode(entry: Entry) -> bytes:
 
 
 def decode(name: str, value: bytes) -> Entry:
-    """Return the entry, without a segment; raise ``Malformed`` if the JSON is none."""
+    """Return the entry, without a segment; raise ``Malformed`` if the JSON is invalid."""
     document = json_object(value)
     host, port = document.get("ip_or_host_name"), integer(document, "rpc_port", 1, 65535)
     if not isinstance(host, str) or not _HOST.fullmatch(host):

@@ -1,9 +1,9 @@
-"""Mooncake's HTTP form: GET, PUT and DELETE of ``?key=``; and what our server does beyond it.
+"""Mooncake's HTTP form: GET, PUT and DELETE of ``?key=``; and our server's extensions.
 
-Mooncake's own servers know no conditions, no time to live and no list, and ignore what they do
-not know. They refuse to overwrite a key of ``rpc_meta`` (400), so that a name is taken by one
-engine there, too; but to take it over from one that is gone, and to give it back, takes two
-requests, between which someone else may come.
+Mooncake's own servers have no conditions, no time to live and no list, and ignore what they do not
+know. They refuse to overwrite a key of ``rpc_meta`` (400), so only one engine can take a name
+there, too. But taking it over from an engine that is gone, or releasing it, takes two requests,
+between which another client may act.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ OK, CREATED, BAD_REQUEST, NOT_FOUND, CHANGED = 200, 201, 400, 404, 412
 
 
 class HttpStore:
-    """A ``Store`` behind a URL. Connects anew for each request."""
+    """A ``Store`` behind a URL. Makes a new connection for each request."""
 
     def __init__(self, url: MetadataUrl):
         self._url = url
@@ -62,14 +62,14 @@ class HttpStore:
         self._expect(status in (OK, CREATED, BAD_REQUEST, CHANGED), status)
         if status != BAD_REQUEST:
             return status != CHANGED
-        held = self.get(key)  # a server that overwrites nothing
+        held = self.get(key)  # a server that never overwrites
         if held == expected != value:
             self.remove(key, expected)
             return self.create(key, value, ttl_s)
         return held == value
 
     def remove(self, key: str, expected: bytes) -> None:
-        if self.get(key) != expected:  # a server without conditions would not look
+        if self.get(key) != expected:  # a server without conditions would not check
             return
         status, _ = self._request("DELETE", {"key": key}, headers={"If-Match": etag(expected)})
         self._expect(status in (OK, NOT_FOUND, CHANGED), status)

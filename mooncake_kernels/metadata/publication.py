@@ -1,4 +1,4 @@
-"""Keeps an engine in a server: a thread that refreshes its entry before its time is over."""
+"""Keep an engine in a server: a thread that refreshes its entry before it expires."""
 
 import logging
 import os
@@ -15,10 +15,10 @@ _log = logging.getLogger(__name__)
 
 
 class KeptPublication:
-    """An entry that is there until this is closed, or its process ends.
+    """An entry that exists until this is closed or its process ends.
 
-    A server that is away, or lost what it held, has the entry again when it is back. What changes
-    is logged, once.
+    If a server goes away, or loses its data, the entry is restored once it is back. Each change is
+    logged once.
     """
 
     def __init__(self, store: Store, key: str, value: bytes, ttl_s: float):
@@ -34,9 +34,9 @@ class KeptPublication:
     def close(self) -> None:
         """Stop refreshing, and remove the entry if it is still ours. Idempotent."""
         if self._closing.is_set() or os.getpid() != self._pid:
-            return  # in a forked child: the entry is its parent's, and the thread is not here
+            return  # a forked child: the parent owns the entry, and the thread is not here
         self._closing.set()
-        if threading.current_thread() is not self._thread:  # which may be collecting garbage
+        if threading.current_thread() is not self._thread:  # if it collects garbage
             self._thread.join()
         try:
             self._store.remove(self._key, self._value)
@@ -56,7 +56,7 @@ class KeptPublication:
             if self._store.replace(self._key, self._value, self._value, self._ttl_s):
                 return REFRESHED, ""
             if self._store.create(self._key, self._value, self._ttl_s):
-                return REFRESHED, ""  # its time was over, or the server has begun anew
+                return REFRESHED, ""  # it had expired, or the server was restarted
             return TAKEN, ""
         except Unavailable as error:
             return AWAY, f": {error}"

@@ -1,4 +1,4 @@
-"""Redis, or what speaks its protocol, by redis-py: bounded, with errors in our words."""
+"""A client of Redis, or a compatible server, by redis-py: bounded, with this package's errors."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -9,16 +9,16 @@ from .bounded_socket import BoundedSocket
 from .redis_connections import RedisConnections, Run
 from .url import MetadataUrl
 
-# Whatever redis-py makes of an answer that makes no sense.
+# Whatever redis-py raises for a nonsensical answer.
 NONSENSE = (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError)
 
 Answer = TypeVar("Answer")
 
 
 class RedisClient:
-    """A client that connects when it is first asked, and anew when the connection is lost.
+    """A client that connects on first use, and reconnects when the connection is lost.
 
-    Thread-safe: threads that ask at the same time have connections of their own.
+    Thread-safe: threads that call at the same time use separate connections.
 
     Raises:
         Unavailable: redis-py is not installed.
@@ -36,7 +36,7 @@ class RedisClient:
         self._errors = (redis.RedisError, *NONSENSE)
         bounds = {
             "protocol": 2,
-            "driver_info": None,  # not said: it would take two more requests
+            "driver_info": None,  # omitted: it would take two more requests
             "retry": Retry(NoBackoff(), 0),
             "socket_connect_timeout": bounded_socket.TIMEOUT_S,
             "socket_timeout": bounded_socket.TIMEOUT_S,
@@ -52,10 +52,10 @@ class RedisClient:
         """Return what a function makes of replies.
 
         It is called with ``run(*commands)``, which sends commands together and returns their
-        replies; of a command that the server refuses, the reply is an exception.
+        replies; a command that the server refuses has an exception as its reply.
 
         Raises:
-            Unavailable: the server cannot be reached, or answers what the function cannot take.
+            Unavailable: the server cannot be reached, or the function rejects its answer.
         """
         try:
             return question(self._connections.run)
@@ -70,7 +70,7 @@ class RedisClient:
 
 
 def accepted(replies: list[Any]) -> list[Any]:
-    """Return replies, of which none may be an exception: the first that is one is raised."""
+    """Return replies; if any of them is an exception, raise the first one."""
     for reply in replies:
         if isinstance(reply, Exception):
             raise reply
@@ -87,7 +87,7 @@ def _pool(url: MetadataUrl, bounds: dict[str, Any]) -> Any:
 
 
 def _sentinel_pool(url: MetadataUrl, bounds: dict[str, Any], parser: dict[str, Any]) -> Any:
-    """Connections to who is the master of a service, for which each asks the sentinels."""
+    """Connections to the current master of a service; each asks the sentinels for it."""
     from redis.sentinel import Sentinel, SentinelConnectionPool
 
     user, password = url.login
@@ -106,6 +106,6 @@ def _bound(connection: Any) -> None:
     connection._sock = BoundedSocket(connection._sock)
     try:
         connection.on_connect()
-    except BaseException:  # or it would be taken for one that has logged in and chosen its database
+    except BaseException:  # or it would count as logged in, with its database chosen
         connection.disconnect()
         raise

@@ -1,10 +1,10 @@
-"""Connections of redis-py that are kept, and commands that are run on them.
+"""Pooled redis-py connections, with a fast path for running commands on them.
 
 ``redis.Redis`` takes a connection out of its pool for each command, puts it back, keeps statistics
-of that, and reads an answer in many small steps, which all takes longer than what the directory of
-a store asks a server for. So the pool makes connections, which log in, choose their database and
-find the master behind sentinels, and is asked for another one only where those at hand do not
-suffice. What is said over them then is said and read here.
+about that, and reads an answer in many small steps. All of this takes longer than the requests of a
+store's directory themselves. So the pool only makes connections, which log in, choose their
+database and find the master behind sentinels, and is asked for another one only when no idle one is
+left. Commands are sent, and replies read, here.
 """
 
 import os
@@ -14,17 +14,17 @@ from typing import Any
 from .redis_replies import Replies
 
 Word = bytes | str | int
-Command = tuple[Word, ...] | bytes  # its words, or packed
+Command = tuple[Word, ...] | bytes  # its words, or the packed form
 Run = Callable[..., list[Any]]  # of any number of commands
 
 
 class RedisConnections:
-    """Connections to a server, each of which one thread uses at a time. Thread-safe.
+    """Connections to a server, each used by one thread at a time. Thread-safe.
 
     A forked child has none of its parent's.
 
     Args:
-        pool: of redis-py, which makes them, in a ``BoundedSocket`` each.
+        pool: of redis-py, which makes them, each in a ``BoundedSocket``.
     """
 
     def __init__(self, pool: Any):
@@ -32,10 +32,10 @@ class RedisConnections:
         self._idle: list[_Conversation] = []
 
     def run(self, *commands: Command) -> list[Any]:
-        """Send commands together, and return their replies: errors of the server among them.
+        """Send commands together, and return their replies, including errors from the server.
 
-        Nothing is sent twice. A connection that fails midway is not used again: what the server
-        still answers is to nobody. Nor is that to a server that takes no orders (any more).
+        Nothing is sent twice. A connection that fails midway is not used again, and the rest of its
+        replies is discarded. Nor is one to a server that no longer accepts commands.
 
         Raises:
             Exception: of those that redis-py raises, ``OSError`` or ``ValueError``.
@@ -50,7 +50,7 @@ class RedisConnections:
         return replies
 
     def close(self) -> None:
-        """Disconnect all, those in use too. Idempotent."""
+        """Disconnect all, even those in use. Idempotent."""
         self._pool.disconnect()
         while (conversation := self._pop()) is not None:
             self._drop(conversation)
@@ -69,16 +69,16 @@ class RedisConnections:
             return None
 
     def _is_ours(self, connection: Any) -> bool:
-        """Whether it is this process's, and of who is the master now."""
+        """Whether it belongs to this process, and leads to the current master."""
         return connection.pid == os.getpid() and self._pool.owns_connection(connection)
 
     def _drop(self, conversation: "_Conversation") -> None:
         conversation.connection.disconnect()
-        self._pool.release(conversation.connection)  # which connects it anew when one is needed
+        self._pool.release(conversation.connection)  # reconnects it when one is needed
 
 
 class _Conversation:
-    """What is said over a connection, from when it was made until it is lost."""
+    """The traffic of a connection, from its creation until it is lost."""
 
     def __init__(self, connection: Any):
         self.connection = connection
@@ -90,12 +90,12 @@ class _Conversation:
         return self._replies.read(count)
 
     def is_quiet(self) -> bool:
-        """Whether there is nothing to read, which nobody has asked for, nor the end."""
+        """Whether there is no unsolicited input, nor the end of the connection."""
         return self._replies.is_empty() and not self._socket.has_input()
 
 
 def _refusal(text: str) -> Exception:
-    """What the server says of a command; raised if it is not of this command alone."""
+    """The server's error for a command; raised if it concerns more than this command."""
     from redis import ConnectionError, ReadOnlyError
     from redis._parsers import _RESP2Parser
 
@@ -106,14 +106,14 @@ def _refusal(text: str) -> Exception:
 
 
 def pack(command: Command) -> bytes:
-    """A command as it is sent."""
+    """A command in wire form."""
     if isinstance(command, bytes):
         return command
     return b"*%d\r\n%b" % (len(command), pack_words(command))
 
 
 def pack_words(words: tuple[Word, ...]) -> bytes:
-    """Some words of a command."""
+    """Some words of a command in wire form."""
     packed = []
     for word in words:
         string = word if isinstance(word, bytes) else str(word).encode()

@@ -1,32 +1,32 @@
-"""What Redis answers, read by its protocol (RESP2)."""
+"""Read Redis's replies by its protocol (RESP2)."""
 
 from collections.abc import Callable
 from typing import Any
 
 END = b"\r\n"
-READ_BYTES = 1 << 16  # that are asked for at once
-MAX_LINE_BYTES = 1 << 16  # of a number, a size, or what is wrong
+READ_BYTES = 1 << 16  # requested per read
+MAX_LINE_BYTES = 1 << 16  # a number, a size, or an error
 
 
 class Replies:
-    """The replies that come over a connection, one behind the other.
+    """The consecutive replies on a connection.
 
     Args:
-        receive: of a socket: returns some bytes, up to so many, and none at the end.
-        error_of: makes an exception of what the server says is wrong.
+        receive: of a socket: returns at most that many bytes, and none at the end.
+        error_of: makes an exception of the server's error text.
     """
 
     def __init__(self, receive: Callable[[int], bytes], error_of: Callable[[str], Exception]):
         self._receive = receive
         self._error_of = error_of
         self._data = b""
-        self._at = 0  # where what was not read yet begins
+        self._at = 0  # start of the unread data
 
     def read(self, count: int) -> list[Any]:
         """Return the next replies: bytes, integers, lists, None, or exceptions.
 
         Raises:
-            OSError: the connection ends before; or as ``receive`` does.
+            OSError: the connection ends too early; or as ``receive`` raises.
             ValueError: this is not the protocol.
         """
         replies = [self._reply() for _ in range(count)]
@@ -35,7 +35,7 @@ class Replies:
         return replies
 
     def is_empty(self) -> bool:
-        """Whether nothing has come behind the replies that were read."""
+        """Whether nothing has arrived after the replies that were read."""
         return not self._data
 
     def _reply(self) -> Any:
@@ -76,7 +76,7 @@ class Replies:
         return string
 
     def _receive_until(self, unread: int) -> None:
-        """Receive until so many bytes are there that were not read."""
+        """Receive until ``unread`` unread bytes are there."""
         parts = [self._data[self._at :]]
         missing = unread - len(parts[0])
         while missing > 0:

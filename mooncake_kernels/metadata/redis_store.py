@@ -1,4 +1,4 @@
-"""Keys and values in Redis. Conditions are Lua scripts: they are atomic."""
+"""Keys and values in Redis. Conditions are Lua scripts, so they are atomic."""
 
 import time
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from .redis_connections import Word
 from .untrusted import MAX_VALUE_BYTES, Malformed
 from .url import MetadataUrl
 
-LIST_S = 30.0  # a server may hold many keys of others, among which ours are looked for
+LIST_S = 30.0  # the list may have to scan many keys of other users
 MAX_KEYS = 1_000_000
 
 REPLACE = """
@@ -33,7 +33,7 @@ class RedisStore:
         self._client = RedisClient(url)
 
     def get(self, key: str) -> bytes | None:
-        # Of a longer value one byte too many comes, by which it is known.
+        # A longer value is returned with one byte too many, which reveals it.
         value = self._ask("GETRANGE", key, 0, MAX_VALUE_BYTES)
         if not isinstance(value, bytes):
             raise self._url.error("no value")

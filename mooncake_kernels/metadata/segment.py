@@ -1,6 +1,6 @@
-"""What Mooncake's engines publish of themselves: ``ram``, a segment descriptor in JSON.
+"""What Mooncake's engines publish about themselves: ``ram``, a segment descriptor in JSON.
 
-Read alone, so that tools can show it: our engines do not speak their protocols.
+Read-only, so that tools can show it: our engines do not speak their protocols.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ class SegmentBuffer:
 
     Attributes:
         location: ``cpu:0``, ``cuda:1``, or ``*``.
-        address: where it starts in that process; of CXL memory, its offset.
+        address: where it starts in that process; for CXL memory, its offset.
         num_bytes: its size.
     """
 
@@ -32,9 +32,9 @@ class SegmentDevice:
     """A NIC by which a segment is reached.
 
     Attributes:
-        name: of the device, as ``mlx5_0``.
-        lid: its local identifier, of InfiniBand.
-        gid: its global identifier; of UB, its EID.
+        name: of the device, like ``mlx5_0``.
+        lid: its local identifier, for InfiniBand.
+        gid: its global identifier; for UB, its EID.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Segment:
     """A segment of a Mooncake engine.
 
     Attributes:
-        protocol: as ``tcp`` or ``rdma``; several with commas between.
+        protocol: like ``tcp`` or ``rdma``; several are separated by commas.
         buffers: the memory it offers.
         devices: its NICs.
         topology: for each location the names of the preferred NICs, and of the others.
@@ -60,7 +60,7 @@ class Segment:
 
 
 def decode_segment(value: bytes) -> Segment:
-    """Return the segment; raise ``Malformed`` if the JSON is none."""
+    """Return the segment; raise ``Malformed`` if the JSON is invalid."""
     document = json_object(value)
     protocol = document.get("protocol")
     protocols: list[Any] = protocol if isinstance(protocol, list) else [protocol]

@@ -1,7 +1,7 @@
 """A metadata server of Mooncake's HTTP form, in memory, for a cluster without Redis.
 
-``python -m mooncake_kernels metadata --port 8080``. Mooncake's engines can use it, too. Beyond what
-Mooncake's own servers do it knows a time to live (``&ttl_ms=``), conditions (``If-Match``,
+``python -m mooncake_kernels metadata --port 8080``. Mooncake's engines can use it, too. In addition
+to Mooncake's own servers, it supports a time to live (``&ttl_ms=``), conditions (``If-Match``,
 ``If-None-Match: *``) and a list (GET of ``?prefix=``). There is no login and no TLS.
 """
 
@@ -27,13 +27,13 @@ from .values import Full, Values, etag
 
 PATH = "/metadata"
 MAX_KEY_CHARS = 1024
-MAX_REQUESTS = 64  # at a time; who comes then finds the connection closed
+MAX_REQUESTS = 64  # at a time; further connections are closed
 
 _log = logging.getLogger(__name__)
 
 
 class Refused(Exception):
-    """What is answered instead of a value."""
+    """An error answer in place of a value."""
 
     def __init__(self, status: HTTPStatus, why: str):
         super().__init__(why)
@@ -98,7 +98,7 @@ class Handler(BaseHTTPRequestHandler):
     def _put(self, query: dict[str, str]) -> bytes:
         key, ttl_s, value = _key(query), _ttl_s(query), self._body()
         match, absent = self.headers.get("If-Match"), self.headers.get("If-None-Match") == "*"
-        # As Mooncake's servers do: who has a name keeps it, and may say so again.
+        # Like Mooncake's servers: the holder keeps its name, and may claim it again.
         claims = match is None and not absent and "rpc_meta" in key
         put = self.server.values.put
         try:
@@ -162,7 +162,7 @@ class MetadataServer(ThreadingHTTPServer):
         self.url = f"http://{host}:{self.server_address[1]}{PATH}"
 
     def server_bind(self) -> None:
-        socketserver.TCPServer.server_bind(self)  # http.server would ask DNS for our name
+        socketserver.TCPServer.server_bind(self)  # http.server would resolve our name by DNS
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if not self._slots.acquire(blocking=False):
@@ -170,7 +170,7 @@ class MetadataServer(ThreadingHTTPServer):
             return
         try:
             super().process_request(request, client_address)
-        except BaseException:  # no thread could be started
+        except BaseException:  # for instance because no thread could be started
             self._slots.release()
             raise
 

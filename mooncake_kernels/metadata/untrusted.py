@@ -1,4 +1,4 @@
-"""What others wrote, or say: checked and bounded before anything is made of it."""
+"""Checks and bounds for data from others, before it is used."""
 
 import json
 from typing import Any
@@ -6,15 +6,15 @@ from typing import Any
 from .._arguments import shown
 from ..errors import Unavailable
 
-MAX_VALUE_BYTES = 16 << 20  # of what is under a key: a segment of some 100,000 buffers
+MAX_VALUE_BYTES = 16 << 20  # per key: a segment of some 100,000 buffers
 
 
 class Malformed(Unavailable):
-    """What the server holds is not what it should be."""
+    """The server's data is invalid."""
 
 
 def json_object(value: bytes) -> dict[str, Any]:
-    """Parse a JSON object; raise ``Malformed`` if it is none."""
+    """Parse a JSON object; raise ``Malformed`` if it is invalid."""
     if len(value) > MAX_VALUE_BYTES:
         raise Malformed(f"it must be at most {MAX_VALUE_BYTES} bytes")
     try:
@@ -27,7 +27,7 @@ def json_object(value: bytes) -> dict[str, Any]:
 
 
 def integer(document: dict[str, Any], field: str, low: int, high: int) -> int:
-    """Return an integer; raise ``Malformed`` if it is none in [low, high]."""
+    """Return an integer; raise ``Malformed`` unless it is one in [low, high]."""
     value = document.get(field)
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
         raise Malformed(f"{field} must be an integer in {low} to {high}, got {quoted(value)}")
@@ -49,7 +49,7 @@ def objects(document: dict[str, Any], field: str) -> list[dict[str, Any]]:
 
 
 def quoted(value: Any) -> str:
-    """What was found, for the text of an error: at most a line of it."""
+    """A value for the text of an error: at most one line of it."""
     return printable(shown(value), 100)
 
 

@@ -1,4 +1,4 @@
-"""URLs of metadata servers. What they hold beside host and port may be secret: never shown."""
+"""URLs of metadata servers. Any part but host and port may be secret: never shown."""
 
 import re
 from base64 import b64encode
@@ -14,7 +14,7 @@ FORMS = '"p2p", "redis://host:port/db" or "http://host:port/metadata"'
 DEFAULT_PREFIX = "mooncake/"
 SENTINEL_PORT = 26379
 LOGIN = ("db", "username", "password")
-OPTIONS = {  # of the query, beside prefix, by the scheme
+OPTIONS = {  # of the query, besides prefix, by scheme
     "redis": LOGIN,
     "rediss": (*LOGIN, "ssl_ca_certs", "ssl_certfile", "ssl_keyfile"),
     "unix": LOGIN,
@@ -26,14 +26,14 @@ OPTIONS = {  # of the query, beside prefix, by the scheme
 
 @dataclass(frozen=True)
 class MetadataUrl:
-    """A URL that was checked.
+    """A checked URL.
 
     Attributes:
         parts: the URL; its query has become ``options``.
-        prefix: what all keys begin with.
+        prefix: of all keys.
         options: of the connection.
-        sentinels: hosts and ports of those who know which server is the master of a service, if
-            the URL is of such; ``parts`` has the first, and the service as its path.
+        sentinels: hosts and ports of the sentinels that know a service's current master, if the URL
+            names any; ``parts`` has the first, and the service as its path.
     """
 
     parts: SplitResult
@@ -51,7 +51,7 @@ class MetadataUrl:
         )
 
     def error(self, words: str) -> Unavailable:
-        """Say what is wrong with the server, without secrets, which it may have quoted."""
+        """Make an error about the server, without secrets, which it may have quoted."""
         for secret in (self.login[1], basic(*self.login)):
             words = words.replace(secret, "***") if secret else words
         return Unavailable(f"metadata server {self}: {printable(words)}")
@@ -71,7 +71,7 @@ def _address(host: str, port: int | None) -> str:
 
 
 def basic(user: str, password: str) -> str:
-    """What HTTP makes of a login."""
+    """A login in HTTP's basic form."""
     return b64encode(f"{user}:{password}".encode()).decode() if user or password else ""
 
 
@@ -82,14 +82,14 @@ def parse_url(
     forms: str = FORMS,
     schemes: Collection[str] = tuple(OPTIONS),
 ) -> MetadataUrl:
-    """Check a URL; what is wrong with it is said without quoting it.
+    """Check a URL; errors do not quote it.
 
     Args:
-        op: whose argument it is.
+        op: the call it is an argument of.
         argument: its name.
         value: of the argument.
         forms: what it must be, for the text of an error.
-        schemes: of ``OPTIONS``, those that may be.
+        schemes: the allowed ones of ``OPTIONS``.
     """
 
     def refuse(why: str) -> InvalidArgument:
@@ -108,7 +108,7 @@ def parse_url(
         raise refuse("a unix:// URL without an absolute path")
     if parts.scheme != "unix" and (not host or port == 0):
         raise refuse("a URL without a host, or with port 0")
-    # A password with "/", "?" or "#" in it that is not quoted would be found in these.
+    # An unquoted "/", "?" or "#" in a password would end up in these.
     if parts.fragment or "@" in parts.path or not value.isprintable() or not value.isascii():
         raise refuse("a URL with characters that must be quoted (%XX)")
     if sentinels and not re.fullmatch(r"/[A-Za-z0-9._-]+", parts.path):
@@ -126,7 +126,7 @@ def parse_url(
 
 
 def _split(value: str) -> tuple[SplitResult, tuple[tuple[str, int], ...]]:
-    """Split a URL; of several hosts, which only sentinels have, it keeps the first."""
+    """Split a URL; of several hosts, which only sentinels have, it keeps the first one."""
     parts = urlsplit(value)
     if parts.scheme != "redis+sentinel":
         return parts, ()

@@ -1,4 +1,4 @@
-"""The memory of our metadata server: keys and values with conditions and a time to live."""
+"""The storage of our metadata server: keys and values with conditions and a time to live."""
 
 import hashlib
 import threading
@@ -19,9 +19,9 @@ class Full(Exception):
 
 
 class Values:
-    """A dictionary whose entries go by themselves. Thread-safe.
+    """A dictionary whose entries expire. Thread-safe.
 
-    A condition is that of HTTP: ``*`` of If-None-Match, or the etag of what must be there.
+    A condition is HTTP's: ``*`` of If-None-Match, or the etag of the expected value.
     """
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class Values:
             return True
 
     def remove(self, key: str, match: str | None) -> bool | None:
-        """Remove a key if the condition holds; return whether, None if there is no such key."""
+        """Remove a key if the condition holds; return whether it did, None if there is no key."""
         with self._lock:
             held = self._get(key)
             if held is None:
@@ -80,7 +80,7 @@ class Values:
 
 
 def etag(value: bytes) -> str:
-    """The value's name in a condition, of which client and server make the same."""
+    """The value's name in a condition; client and server compute the same."""
     return f'"{hashlib.sha256(value).hexdigest()}"'
 
 

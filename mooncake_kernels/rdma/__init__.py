@@ -1,5 +1,5 @@
 """RDMA through libibverbs: NICs, registered memory, and connections over which one side reads and
-writes the other's memory.
+writes the memory of the other.
 
 ::
 
@@ -13,10 +13,10 @@ writes the other's memory.
         for completion in queue.poll(timeout_s=1.0):
             completion.check()
 
-Closing something first closes what lives on it: the queue pairs of a queue, all of a device.
-libibverbs is opened when first asked for; without it everything here raises ``Unavailable`` with
-the loader's words. After ``fork()`` the child can use nothing of the parent's, and closing it there
-has no effect.
+Closing an object first closes those that depend on it: the queue pairs of a queue, all objects of a
+device. libibverbs is loaded on first use; without it everything here raises ``Unavailable`` with
+the loader's message. After ``fork()`` the child cannot use the parent's objects, and closing them
+there has no effect.
 """
 
 from .cache import Lease, RegistrationCache

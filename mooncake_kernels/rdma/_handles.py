@@ -1,4 +1,4 @@
-"""What every handle of RDMA shares: it is closed once, by whoever comes first."""
+"""The base of all RDMA handles: closed once, by the first caller."""
 
 from typing import Any
 
@@ -8,26 +8,26 @@ from ..errors import Unavailable
 
 
 def require_verbs() -> None:
-    """Raise ``Unavailable``, in the loader's words, if there is no libibverbs."""
+    """Raise ``Unavailable``, with the loader's message, if there is no libibverbs."""
     reason = _host.missing_verbs()
     if reason:
         raise Unavailable(f"rdma: {reason}")
 
 
-SIGNAL_CHECK_S = 0.1  # how long Ctrl-C may go unnoticed in a wait
+SIGNAL_CHECK_S = 0.1  # the longest that a wait delays Ctrl-C
 
 
 class Handle(Closing):
-    """Something of a NIC, and a context manager that closes it."""
+    """A NIC's resource; a context manager that closes it."""
 
     def __init__(self, handle: Any):
         self._handle = handle
 
     @property
     def closed(self) -> bool:
-        """Whether it is closed, by its own ``close()`` or that of what it lives on."""
+        """Whether it is closed, by its own ``close()`` or that of what it depends on."""
         return self._handle.closed
 
     def close(self) -> None:
-        """Give it back, after all that lives on it. Again, and in a forked child: no effect."""
+        """Release it, after all that depends on it. Idempotent; no effect in a forked child."""
         self._handle.close()

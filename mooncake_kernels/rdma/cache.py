@@ -1,4 +1,4 @@
-"""Registrations that outlive their use."""
+"""Registrations that are kept after use."""
 
 import weakref
 from collections.abc import Iterable, Sequence
@@ -28,10 +28,11 @@ _Key = tuple[int, int, int]
 
 
 class Lease(Closing):
-    """Memory in use: registered until this is closed, and maybe longer.
+    """Memory in use: registered at least until this is closed.
 
     Attributes:
-        regions: one a device, in the cache's order. They hold the memory asked for, and maybe more.
+        regions: one per device, in the cache's order. They contain the memory asked for, and
+            possibly more.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class Lease(Closing):
         forgetful: Any = None,
     ):
         self._handle = handle
-        self._forgetful = forgetful  # a cache that shall not keep it
+        self._forgetful = forgetful  # a cache that must not keep it
         self._span = buffer.address, buffer.num_bytes
         covered = Buffer(
             handle.address, handle.num_bytes, buffer.location, buffer.writable, buffer.owner
@@ -54,12 +55,12 @@ class Lease(Closing):
         ]
 
     def __del__(self) -> None:
-        """What is forgotten is given back, before its memory is."""
+        """Release memory before it is freed, if the lease was dropped without ``close()``."""
         if hasattr(self, "regions"):
             self.close()
 
     def close(self) -> None:
-        """Give it back to the cache. Again: no effect."""
+        """Return it to the cache. Idempotent."""
         self._handle.close()
         if self._forgetful is not None:
             self._forgetful.invalidate(*self._span)
@@ -67,26 +68,26 @@ class Lease(Closing):
 
 
 class RegistrationCache(Closing):
-    """Registers memory when it is first needed, and keeps it registered while that is allowed.
+    """Registers memory on first use, and keeps it registered while its bounds allow.
 
-    A range that a registered one covers is found, some microseconds of Python instead of a call to
-    the kernel for each NIC. What nobody leases is given up, the least recently used first, when the
-    bounds are reached, or when no more memory can be locked.
+    Finding a range that a registered one covers takes some microseconds of Python, instead of a
+    call to the kernel for each NIC. Unleased registrations are evicted, least recently used first,
+    when the bounds are reached, or when no more memory can be locked.
 
     Freed memory must not be found again, at the same address with other pages behind it. The cache
-    sees to that for torch tensors (their storage), numpy arrays and other objects that can be
-    referred to weakly: when they are gone, what overlaps their memory is deregistered. Memory of
-    objects that cannot (a bytearray) is registered for its leases alone. For GPU memory it asks the
-    driver at each lease whether the address is still of the same allocation. Who frees memory in
-    other ways, or leases a ``Buffer`` without an owner, calls ``invalidate()`` before.
+    ensures that for torch tensors (their storage), numpy arrays and other objects that support weak
+    references: when they are gone, registrations that overlap their memory are dropped. Memory of
+    other objects (a bytearray) is registered only while it is leased. For GPU memory it asks the
+    driver at each lease whether the address still belongs to the same allocation. If you free
+    memory in other ways, or lease a ``Buffer`` without an owner, call ``invalidate()`` first.
 
-    Thread-safe: who asks for a range that is being registered waits for it.
+    Thread-safe: a thread that asks for a range that is being registered waits for it.
 
     Args:
-        devices: NICs that each range is registered on, on all or none.
+        devices: NICs to register each range on, on all or none.
         access: of all its regions; see ``rdma.register()``. All buffers must be writable.
         mapping, relaxed_ordering: likewise.
-        max_bytes, max_regions: how much may stay registered, unless more than that is leased.
+        max_bytes, max_regions: how much may stay registered; leases may exceed it.
     """
 
     def __init__(
@@ -113,11 +114,11 @@ class RegistrationCache(Closing):
             as_integer(op, "max_bytes", max_bytes, 0, most),
             as_integer(op, "max_regions", max_regions, 0, most),
         )
-        # By the identity of what owns memory, and its address and size.
+        # By the identity of the memory's owner, and its address and size.
         self._watched: dict[_Key, weakref.finalize] = {}
 
     def lease(self, buffer: Any) -> Lease:
-        """Return the memory registered; close the lease when its transfers are over.
+        """Return the memory registered; close the lease when its transfers are done.
 
         Raises:
             InvalidArgument: an empty or read-only buffer, or a closed cache.
@@ -131,13 +132,13 @@ class RegistrationCache(Closing):
         return Lease(handle, self._devices, memory, self._flags, None if keep else self._handle)
 
     def invalidate(self, buffer: Any) -> int:
-        """Give up what overlaps that memory, which is about to be freed; leases keep theirs.
+        """Drop registrations that overlap memory about to be freed; leases keep theirs.
 
         Args:
             buffer: an object with memory, or (address, bytes).
 
         Returns:
-            How many registrations that were.
+            How many were dropped.
         """
         if isinstance(buffer, tuple):
             if len(buffer) != 2:
@@ -148,25 +149,25 @@ class RegistrationCache(Closing):
         return self._handle.invalidate(memory.address, memory.num_bytes)
 
     def stats(self) -> dict[str, int]:
-        """Count hits, misses, evictions, invalidations; regions, leased ones, bytes now."""
+        """Return hits, misses, evictions, invalidations; current regions, leased ones, bytes."""
         return self._handle.stats()
 
     def close(self) -> None:
-        """Deregister all; what is leased goes with its lease. Again: no effect."""
+        """Deregister all; leased regions stay until their lease ends. Idempotent."""
         for finalizer in list(self._watched.values()):
             finalizer.detach()
         self._watched.clear()
         self._handle.close()
 
     def _watch(self, memory: Buffer) -> bool:
-        """Whether it may stay registered: whether it will be known when the memory is freed."""
+        """Whether it may stay registered, because the cache will learn when it is freed."""
         if memory.owner is None:
-            return True  # addresses alone: who frees them calls invalidate()
+            return True  # addresses only: whoever frees them calls invalidate()
         owner, address, num_bytes = _storage(memory)
         key = id(owner), address, num_bytes
         if key in self._watched:
             return True
-        handle = weakref.ref(self._handle)  # the memory shall not keep the cache
+        handle = weakref.ref(self._handle)  # the memory must not keep the cache alive
         try:
             finalizer = weakref.finalize(owner, _forget, handle, self._watched, key)
         except TypeError:
@@ -184,7 +185,7 @@ def _forget(handle: "weakref.ref[Any]", watched: dict[_Key, weakref.finalize], k
 
 
 def _storage(memory: Buffer) -> tuple[Any, int, int]:
-    """What the memory goes with: (object, address, bytes) of all of it."""
+    """The owner of the memory: (object, address, bytes) of all of it."""
     owner = memory.owner
     while not hasattr(owner, "untyped_storage"):
         # A memoryview of an array, a view of another, that of a tensor...

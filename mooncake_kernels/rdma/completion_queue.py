@@ -1,4 +1,4 @@
-"""Completion queues: what has come of transfers."""
+"""Completion queues: the outcomes of transfers."""
 
 import itertools
 import threading
@@ -20,18 +20,18 @@ _MAX_WORK = 4096
 
 @dataclass(frozen=True)
 class Completion:
-    """Something that is over: a transfer of ours, or one of a peer that came with an immediate.
+    """A finished operation: a transfer of this side, or a peer's that came with an immediate.
 
     Attributes:
-        token: what ``write()`` or ``read()`` returned; None of an immediate.
+        token: what ``write()`` or ``read()`` returned; None for an immediate.
         qp_num: of which queue pair.
-        status: ``"success"``, or why it failed, in the words of verbs; ``"closed"`` of what was
-            not over when its queue pair was closed or reset.
+        status: ``"success"``, or why it failed, in verbs' words; ``"closed"`` for one that was
+            unfinished when its queue pair was closed or reset.
         ok: whether it succeeded.
-        vendor_error: a number for the NIC's vendor.
-        immediate: what the peer sent along; None of a transfer.
-        num_bytes: of a transfer, what is delivered for certain; of an immediate, what was written
-            by the request that brought it.
+        vendor_error: the NIC vendor's error code.
+        immediate: what the peer sent along; None for a transfer.
+        num_bytes: for a transfer, the bytes certain to be delivered; for an immediate, the bytes
+            written by the request that carried it.
     """
 
     token: int | None
@@ -49,15 +49,15 @@ class Completion:
 
 
 class CompletionQueue(Handle):
-    """Tells what is over. Made by ``device.completion_queue()``; thread-safe."""
+    """Reports finished operations. Made by ``device.completion_queue()``; thread-safe."""
 
     def __init__(self, handle: Any, device: "Device"):
         super().__init__(handle)
         self.device = device
         self._tokens = itertools.count(1)
         self._lock = threading.Lock()
-        self._untold: set[int] = set()  # transfers whose end nobody was told
-        self._kept: list[Completion] = []  # what wait() has found while it waited for another
+        self._untold: set[int] = set()  # transfers whose completion was not yet reported
+        self._kept: list[Completion] = []  # completions that wait() found while waiting for another
 
     def queue_pair(
         self,
@@ -68,18 +68,18 @@ class CompletionQueue(Handle):
         max_sges: int = 16,
         max_immediates: int = 0,
     ) -> QueuePair:
-        """Make a connection's end, which is not connected yet.
+        """Make one end of a connection, not yet connected.
 
         Args:
             port: of the NIC.
             gid_index: of the port's address; None: a RoCE v2 address before a v1, IPv4 before IPv6.
-            max_sends: work requests in flight; what is more waits in this process.
-            max_sges: ranges of local memory that a work request gathers, if the NIC can as many.
-            max_immediates: of the peer's, how many may wait to be polled; with 0 a peer that sends
-                one waits for ever. max_sends + max_immediates count towards the queue's depth.
+            max_sends: work requests in flight; further ones wait in this process.
+            max_sges: ranges of local memory that a work request gathers, if the NIC supports it.
+            max_immediates: how many of the peer's may wait to be polled; with 0 a peer that sends
+                one waits forever. max_sends + max_immediates count towards the queue's depth.
 
         Raises:
-            InvalidArgument: a number out of its range, or a queue that is too short.
+            InvalidArgument: a number is out of range, or the queue is too short.
             Unavailable: the port has no address.
             OSError: the device has no more of them.
         """
@@ -94,17 +94,17 @@ class CompletionQueue(Handle):
         return QueuePair(self._handle.queue_pair(number, index, *sizes), self)
 
     def poll(self, *, timeout_s: float = 0.0, spin_s: float = 0.0) -> list[Completion]:
-        """Return what is over; wait, asleep, until there is something or the time is up.
+        """Return finished operations; sleep until there is one or the time is up.
 
-        Whoever polls also posts what its queue pairs had no room for: poll while transfers run.
+        Polling also posts requests that its queue pairs had no room for: poll while transfers run.
 
         Args:
             timeout_s: how long to wait; 0: not at all.
-            spin_s: for how long of that to look without a pause, which takes a processor and saves
-                the time to be woken.
+            spin_s: how long of that to busy-poll, which occupies a processor and saves the wake-up
+                time.
 
         Raises:
-            InvalidArgument: the queue is closed, also when that happens during the wait.
+            InvalidArgument: the queue is closed, or is closed during the wait.
         """
         until = time.monotonic() + as_seconds("poll", "timeout_s", timeout_s, minimum=0)
         spin_s = as_seconds("poll", "spin_s", spin_s, minimum=0)
@@ -113,16 +113,16 @@ class CompletionQueue(Handle):
         return found
 
     def wait(self, token: int, *, timeout_s: float = 30.0, spin_s: float = 0.0) -> Completion:
-        """Poll until a transfer is over, check it and return its completion.
+        """Poll until a transfer has finished, check it and return its completion.
 
-        What else is over meanwhile is kept: for ``poll()``, and for whoever waits for it in another
-        thread.
+        Other completions found meanwhile are kept: for ``poll()``, and for threads that wait for
+        them.
 
         Raises:
             TransferError: it failed.
-            TimeoutError: the time is up; the transfer goes on.
-            InvalidArgument: that is no transfer of this queue, or its end was told already; or the
-                queue is closed.
+            TimeoutError: the time is up; the transfer continues.
+            InvalidArgument: it is not a transfer of this queue, its completion was already
+                reported, or the queue is closed.
         """
         until = time.monotonic() + as_seconds("wait", "timeout_s", timeout_s, minimum=0)
         spin_s = as_seconds("wait", "spin_s", spin_s, minimum=0)
@@ -135,19 +135,19 @@ class CompletionQueue(Handle):
         return completion
 
     def _announce(self) -> int:
-        """The token of a transfer that is about to be posted."""
+        """Return the token of a transfer about to be posted."""
         with self._lock:
             token = next(self._tokens)
             self._untold.add(token)
             return token
 
     def _withdraw(self, token: int) -> None:
-        """It was not posted."""
+        """Drop a token whose transfer was not posted."""
         with self._lock:
             self._untold.discard(token)
 
     def _take(self) -> list[Completion]:
-        """All that is over, which is told by that."""
+        """Return all completions, which then count as reported."""
         with self._lock:
             found = [*self._kept, *map(_completion, self._handle.poll(_MAX_WORK))]
             self._kept.clear()
@@ -155,7 +155,7 @@ class CompletionQueue(Handle):
             return found
 
     def _find(self, token: int) -> Completion | None:
-        """That transfer's completion, if it is over; the others are kept."""
+        """Return that transfer's completion, if it has finished; keep the others."""
         with self._lock:
             if token not in self._untold:
                 raise InvalidArgument(

@@ -18,12 +18,12 @@ from .region import Access, Mapping, Region, access_flags, register
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened to a NIC on its own time.
+    """An asynchronous event of a NIC.
 
     Attributes:
         type: verbs' name: ``"PORT_ERR"``, ``"PORT_ACTIVE"``, ``"QP_FATAL"``, ``"DEVICE_FATAL"``...
-        port: of an event of a port; 0 otherwise.
-        qp_num: of an event of a queue pair; 0 otherwise.
+        port: for a port event; 0 otherwise.
+        qp_num: for a queue pair event; 0 otherwise.
     """
 
     type: str
@@ -36,17 +36,17 @@ class Device(Handle):
 
     Attributes:
         name: ``"mlx5_0"``.
-        info: what it said of itself when it was opened.
+        info: its description when it was opened.
     """
 
     def __init__(self, handle: Any, owner: Any = None):
         super().__init__(handle)
-        self._owner = owner  # of a protection domain that is borrowed
+        self._owner = owner  # of a borrowed protection domain
         self.name: str = handle.name
         self.info: DeviceInfo = describe(handle.info)
 
     def port(self, number: int = 1) -> PortInfo:
-        """Describe a port as it is now."""
+        """Return the current state of a port."""
         number = as_int32("port", "number", number)
         return describe_port(self.name, self._handle.port(number), MachineRoot())
 
@@ -59,9 +59,9 @@ class Device(Handle):
         relaxed_ordering: bool = True,
         max_piece_bytes: int = 0,
     ) -> Region:
-        """Let this NIC use that memory, until the region is closed.
+        """Let this NIC use memory until the region is closed.
 
-        On several NICs at once, and all about the arguments and errors: ``rdma.register()``.
+        See ``rdma.register()`` for arguments and errors, and for several NICs at once.
         """
         return register(
             [self],
@@ -82,20 +82,20 @@ class Device(Handle):
         address: int = 0,
         relaxed_ordering: bool = True,
     ) -> Region:
-        """Let this NIC use memory that somebody has exported as a dma-buf.
+        """Let this NIC use memory exported as a dma-buf.
 
         Args:
             fd: the dma-buf; it may be closed afterwards.
             num_bytes: how much of it.
-            access: as ``rdma.register()``.
+            access: as for ``rdma.register()``.
             offset: where in it the memory begins.
-            address: what its first byte is called in transfers, alike modulo a page to ``offset``.
-            relaxed_ordering: as ``rdma.register()``.
+            address: the address of its first byte in transfers, equal to ``offset`` modulo a page.
+            relaxed_ordering: as for ``rdma.register()``.
 
         Raises:
-            InvalidArgument: no bytes, or numbers that are negative.
-            Unavailable: a libibverbs without ``ibv_reg_dmabuf_mr`` (rdma-core before 34).
-            OSError: the kernel refuses; EOPNOTSUPP if the NIC's driver knows no dma-bufs.
+            InvalidArgument: no bytes, or a negative number.
+            Unavailable: libibverbs lacks ``ibv_reg_dmabuf_mr`` (rdma-core before 34).
+            OSError: the kernel refuses; EOPNOTSUPP if the NIC's driver does not support dma-bufs.
         """
         op, most = "register_dmabuf", (1 << 63) - 1
         fd = as_integer(op, "fd", fd, 0, (1 << 31) - 1)
@@ -108,7 +108,7 @@ class Device(Handle):
         return Region(made, self, memory, flags)
 
     def completion_queue(self, depth: int = 1024) -> CompletionQueue:
-        """Make a queue that tells what is over.
+        """Make a queue that reports finished operations.
 
         Args:
             depth: how many work requests its queue pairs may have in flight in all.
@@ -117,7 +117,7 @@ class Device(Handle):
         return CompletionQueue(self._handle.completion_queue(depth), self)
 
     def wait_event(self, timeout_s: float = 0.0) -> Event | None:
-        """Return the next thing that happened to the NIC; None when the time is up.
+        """Return the NIC's next asynchronous event; None when the time is up.
 
         Raises:
             InvalidArgument: the device is closed, or borrowed.
@@ -135,9 +135,9 @@ def open(name: str) -> Device:
     """Open a NIC by its name.
 
     Raises:
-        InvalidArgument: there is none of that name; the message names those that are there.
-        Unavailable: no NIC at all, or no libibverbs, in the loader's words.
-        OSError: it cannot be opened, for instance EACCES; the doctor knows why.
+        InvalidArgument: no NIC has that name; the message lists those that exist.
+        Unavailable: no NIC at all, or no libibverbs, with the loader's message.
+        OSError: it cannot be opened, for instance EACCES; the doctor says why.
     """
     require_verbs()
     return Device(_host.rdma_open(as_instance("open", "name", name, str, "a NIC's name")))
@@ -152,7 +152,7 @@ def on_protection_domain(pd: Any) -> Device:
         pd: ``pyverbs.pd.PD``, open.
 
     Raises:
-        InvalidArgument: that is not one, or it is closed.
+        InvalidArgument: it is not one, or it is closed.
     """
     require_verbs()
     if type(pd).__module__ != "pyverbs.pd" or type(pd).__name__ != "PD":
@@ -160,7 +160,7 @@ def on_protection_domain(pd: Any) -> Device:
     address = _verbs_handle(pd)
     if not address:
         raise InvalidArgument("on_protection_domain: pd must be open, but is closed")
-    # struct ibv_pd: its context, and the number that pyverbs tells as well.
+    # struct ibv_pd: its context, and the number that pyverbs reports as well.
     context = ctypes.c_uint64.from_address(address).value
     number = ctypes.c_uint32.from_address(address + 8).value
     if number != pd.handle:
@@ -174,7 +174,7 @@ def on_protection_domain(pd: Any) -> Device:
 def _verbs_handle(wrapper: Any) -> int:
     """The C pointer that an object of pyverbs wraps: the first field of its own class.
 
-    Python cannot ask pyverbs for it: ``PD.pd`` hands the pointer out as if it were a Python object.
+    Python cannot get it from pyverbs: ``PD.pd`` returns the pointer as if it were a Python object.
     """
     base: type = type(wrapper).__mro__[1]
     offset = base.__basicsize__

@@ -1,4 +1,4 @@
-"""What the other side of a connection must know, and how it crosses to it."""
+"""What the other side of a connection must know, and its wire form."""
 
 import struct
 from dataclasses import dataclass
@@ -16,17 +16,17 @@ _LINK_LAYERS = ("Unspecified", "InfiniBand", "Ethernet")
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A queue pair as its peer sees it; ``to_bytes()`` is 36 bytes, whatever the machine.
+    """A queue pair as its peer sees it; ``to_bytes()`` is 36 bytes on every machine.
 
     Attributes:
         qp_num: its number on its NIC.
         psn: number of the first packet that it sends.
         lid: of its port, on InfiniBand.
         gid: of its port, 16 bytes.
-        gid_type: ``"RoCE v2"``, ``"RoCE v1"``, ``"IB"``; both sides' must be alike.
+        gid_type: ``"RoCE v2"``, ``"RoCE v1"``, ``"IB"``; both sides' must be equal.
         link_layer: ``"InfiniBand"`` or ``"Ethernet"``; likewise.
         mtu: of its port, in bytes; the smaller of both is used.
-        max_reads_in: how many reads in flight it answers.
+        max_reads_in: the most incoming reads in flight it supports.
     """
 
     qp_num: int
@@ -39,7 +39,7 @@ class Endpoint:
     max_reads_in: int
 
     def __post_init__(self) -> None:
-        """Refuse what no queue pair has."""
+        """Refuse invalid values."""
         bits = {"qp_num": 32, "psn": 32, "lid": 16, "mtu": 16, "max_reads_in": 16}
         for name, width in bits.items():
             as_integer("Endpoint", name, getattr(self, name), 0, (1 << width) - 1)
@@ -49,7 +49,7 @@ class Endpoint:
             raise InvalidArgument(f"Endpoint: gid must be 16 bytes, got {shown(self.gid)}")
 
     def to_bytes(self) -> bytes:
-        """Write it down, for the peer."""
+        """Serialize it for the peer."""
         return _LAYOUT.pack(
             _MAGIC,
             self.qp_num,
@@ -64,10 +64,10 @@ class Endpoint:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "Endpoint":
-        """Read what a peer has written.
+        """Parse a peer's ``to_bytes()``.
 
         Raises:
-            InvalidArgument: that is not an endpoint.
+            InvalidArgument: the bytes are not an endpoint.
         """
         as_instance("Endpoint.from_bytes", "data", data, (bytes, bytearray, memoryview), "bytes")
         if len(data) != _LAYOUT.size or data[:4] != _MAGIC:
@@ -89,5 +89,5 @@ class Endpoint:
 
 
 def endpoint_of(values: tuple[Any, ...]) -> Endpoint:
-    """From what the compiled code tells, in the order of the attributes."""
+    """Make one from the compiled code's values, in the order of the attributes."""
     return Endpoint(*values)

@@ -1,4 +1,4 @@
-"""What the NICs of this machine say of themselves: verbs, and what only sysfs knows."""
+"""Descriptions of this machine's NICs: from verbs, and from sysfs."""
 
 import ipaddress
 import re
@@ -19,7 +19,7 @@ class GidInfo:
 
     Attributes:
         index: its place in the port's table.
-        gid: the address, as IPv6 writes it: ``::ffff:10.0.0.1`` is of an IPv4 address.
+        gid: the address in IPv6 notation: ``::ffff:10.0.0.1`` stands for an IPv4 address.
         type: ``"RoCE v2"``, ``"RoCE v1"``, ``"IB"``; empty if the library cannot tell.
     """
 
@@ -63,9 +63,9 @@ class DeviceInfo:
         node_guid: ``"506b:4b03:00c2:6ae0"``.
         firmware: its version, in the vendor's words.
         pci: address of the PCI function, ``"0000:3b:00.0"``; None if it is not behind one.
-        numa: node of the NIC; None if the machine does not say.
+        numa: node of the NIC; None if unknown.
         max_mr_bytes, max_mr: the size of a region, and how many there may be.
-        max_qp, max_cqe, max_sge: queue pairs, entries of a completion queue, ranges a request.
+        max_qp, max_cqe, max_sge: queue pairs, entries per completion queue, ranges per request.
         ports: in order.
         pci_path: where the function is in the PCI tree, ``"/sys/devices/pci0000:3a/..."``.
     """
@@ -85,21 +85,21 @@ class DeviceInfo:
 
 
 def devices() -> list[DeviceInfo]:
-    """Describe every NIC of this machine that speaks verbs.
+    """Describe every NIC of this machine that supports verbs.
 
     Returns:
         In the order of libibverbs; empty where there is none.
 
     Raises:
         Unavailable: there is no libibverbs.
-        OSError: a device cannot be asked, with its errno.
+        OSError: a device cannot be queried, with its errno.
     """
     require_verbs()
     return [describe(facts) for facts in _host.rdma_devices()]
 
 
 def describe(facts: dict[str, Any], root: MachineRoot | None = None) -> DeviceInfo:
-    """Add to what verbs tell of a device what sysfs tells."""
+    """Add sysfs's facts to those that verbs report for a device."""
     root = root or MachineRoot()
     name = facts["name"]
     folder = _pci_folder(root, name)
@@ -118,7 +118,7 @@ def describe(facts: dict[str, Any], root: MachineRoot | None = None) -> DeviceIn
 
 
 def describe_port(device: str, facts: dict[str, Any], root: MachineRoot) -> PortInfo:
-    """The same of a port."""
+    """The same for a port."""
     rate = root.text(f"/sys/class/infiniband/{device}/ports/{facts['number']}/rate")
     words = _RATE.match(rate or "")
     return PortInfo(
@@ -133,17 +133,17 @@ def describe_port(device: str, facts: dict[str, Any], root: MachineRoot) -> Port
 
 
 def gid_text(gid: bytes) -> str:
-    """Write a GID as IPv6 does, that of an IPv4 address with its dots."""
+    """Format a GID as IPv6, that of an IPv4 address with dots."""
     address = ipaddress.IPv6Address(gid)
     return f"::ffff:{address.ipv4_mapped}" if address.ipv4_mapped else str(address)
 
 
 def _pci_folder(root: MachineRoot, name: str) -> str | None:
-    """The folder of the NIC's PCI function; of soft-RoCE that of its network interface."""
+    """The folder of the NIC's PCI function; for soft-RoCE that of its network interface."""
     folder = root.resolve(f"/sys/class/infiniband/{name}/device")
     if folder is None:
         parent = root.text(f"/sys/class/infiniband/{name}/parent")
         folder = root.resolve(f"/sys/class/net/{parent}/device") if parent else None
     while folder and not _PCI.fullmatch(folder.rsplit("/", 1)[1]):
-        folder = folder.rpartition("/")[0]  # a virtio device is one below its function
+        folder = folder.rpartition("/")[0]  # a virtio device is a child of its function
     return folder or None

@@ -1,4 +1,4 @@
-"""Whether a NIC can really reach memory: a NIC may register a GPU's and yet not get at it."""
+"""Whether a NIC can really reach memory: one may register a GPU's and yet not access it."""
 
 from typing import Any
 
@@ -16,8 +16,8 @@ def probe(
 ) -> str:
     """Write to memory with a NIC, over a connection to itself, and read it back the same way.
 
-    What the memory held is put back, if the NIC can. Learn it once for a NIC and a GPU, and tell
-    the topology::
+    The memory's previous contents are restored, if the NIC can. Probe once per NIC and GPU, and
+    record the result in the topology::
 
         reason = mk.rdma.probe(device, torch.empty(4096, dtype=torch.uint8, device="cuda:0"))
         if reason:
@@ -28,15 +28,15 @@ def probe(
         buffer: memory of host or GPU, at least one byte; the first 4096 bytes are used.
         port: of the NIC.
         mapping: as ``rdma.register()``.
-        timeout_s: after which it counts as unreachable.
+        timeout_s: after this it counts as unreachable.
 
     Returns:
         Why not, in one phrase; empty if the NIC reaches it.
 
     Raises:
         InvalidArgument: an empty or read-only buffer.
-        Unavailable, OSError, CudaError: the port cannot be used, or the memory not be registered
-            (``rdma.register()``): that tells nothing of what the NIC reaches.
+        Unavailable, OSError, CudaError: the port cannot be used, or the memory cannot be registered
+            (``rdma.register()``): this does not show what the NIC reaches.
     """
     memory = as_buffer(buffer)
     if not memory.num_bytes or not memory.writable:

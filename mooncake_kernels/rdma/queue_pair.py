@@ -20,13 +20,13 @@ Ranges = Iterable[tuple[int, int, int]] | tuple[np.ndarray, np.ndarray, np.ndarr
 class QueuePair(Handle):
     """One end of a reliable connection (RC). Made by ``queue.queue_pair()``; thread-safe.
 
-    Hold it, also where only the peer reads and writes: what is garbage-collected is closed.
+    Keep a reference, even if only the peer reads and writes: a garbage-collected one is closed.
 
     Attributes:
-        queue: which tells what is over.
+        queue: reports its completions.
         number: on its NIC.
-        endpoint: what the peer connects to; another after ``reset()``.
-        connected: whether it is, and has not failed.
+        endpoint: what the peer connects to; changes with ``reset()``.
+        connected: whether it is connected, and no transfer has failed since.
     """
 
     def __init__(self, handle: Any, queue: "CompletionQueue"):
@@ -36,7 +36,7 @@ class QueuePair(Handle):
 
     @property
     def endpoint(self) -> Endpoint:
-        """What the peer connects to; another after ``reset()``."""
+        """What the peer connects to; changes with ``reset()``."""
         return endpoint_of(self._handle.endpoint)
 
     @property
@@ -59,15 +59,15 @@ class QueuePair(Handle):
         Args:
             peer: the other queue pair's ``endpoint``.
             timeout: of an acknowledgement, 4.096 us * 2**timeout: 14 is 67 ms.
-            retries: after which a transfer fails, 67 ms each or more; 7 is for ever on soft-RoCE.
-            rnr_retries: while the peer has no room for an immediate; 7 is for ever.
+            retries: after these a transfer fails, 67 ms each or more; 7 is unlimited on soft-RoCE.
+            rnr_retries: while the peer has no room for an immediate; 7 is unlimited.
             traffic_class: of packets: DSCP and ECN on RoCE.
             service_level: on InfiniBand.
 
         Raises:
-            InvalidArgument: ends that do not fit, a number out of its range, or one of them was
+            InvalidArgument: the ends do not match, a number is out of range, or one of the ends was
                 connected before and not ``reset()`` since.
-            OSError: the device refuses, for instance because it knows no route.
+            OSError: the device refuses, for instance because it has no route.
         """
         as_instance("connect", "peer", peer, Endpoint, "an Endpoint")
         self._handle.connect(
@@ -87,11 +87,11 @@ class QueuePair(Handle):
         )
 
     def reset(self) -> None:
-        """Make it ready to be connected anew: after a failure, or to another peer.
+        """Prepare it for another connection: after a failure, or to another peer.
 
-        What is in flight ends as ``"closed"``. Both sides must do it, and tell each other their
-        new ``endpoint`` before either connects: a side that had not done it would acknowledge what
-        the other sends, taking it for repetitions, and not write it.
+        Transfers in flight end as ``"closed"``. Both sides must reset and exchange their new
+        ``endpoint`` before either connects: a side that did not would acknowledge what the other
+        sends as duplicates, and not write it.
 
         Raises:
             InvalidArgument: it is closed.
@@ -109,26 +109,26 @@ class QueuePair(Handle):
             for local, there, num_bytes in ranges:
                 peer[there : there + num_bytes] = region[local : local + num_bytes]
 
-        Ranges that continue each other on the remote side travel as one request, which gathers its
-        parts. The memory must stay as it is until the completion has come.
+        Ranges that are consecutive on the remote side are sent as one request, which gathers its
+        parts. The memory must not change until the completion has arrived.
 
         Args:
             region: local memory, of the same device.
             remote: the peer's.
             ranges: (local address, remote address, bytes) of each; or three uint64 arrays.
-            immediate: 32 bits that the peer's queue tells when all of it is written.
+            immediate: 32 bits that the peer's queue reports when all of it is written.
 
         Returns:
             The token of its completion.
 
         Raises:
-            InvalidArgument: a range outside of its region, named by its index; a right that is
-                missing; a queue pair that is not connected or is closed.
+            InvalidArgument: a range is outside its region (named by its index), an access right is
+                missing, or the queue pair is not connected or is closed.
         """
         return self._submit(False, region, remote, ranges, immediate)
 
     def read(self, region: Region, remote: RemoteRegion, ranges: Ranges) -> int:
-        """Read ranges of the peer's memory into a region; otherwise as ``write()``."""
+        """Read ranges of the peer's memory into a region; otherwise like ``write()``."""
         return self._submit(True, region, remote, ranges, None)
 
     def _submit(

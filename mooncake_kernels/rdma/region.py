@@ -1,4 +1,4 @@
-"""Registered memory: ours, which a NIC may use, and a peer's, as it describes it."""
+"""Registered memory: local regions, which a NIC may use, and a peer's, as it describes them."""
 
 import struct
 from collections.abc import Iterable, Sequence
@@ -39,14 +39,14 @@ class RemoteRegion:
 
     Attributes:
         access: what it allows, bits as in ``region.py``.
-        pieces: (address, bytes, rkey), in order and without holes.
+        pieces: (address, bytes, rkey), in order and contiguous.
     """
 
     access: int
     pieces: tuple[tuple[int, int, int], ...]
 
     def __post_init__(self) -> None:
-        """Refuse what no region has."""
+        """Refuse invalid values."""
         as_integer("RemoteRegion", "access", self.access, 0, 15)
         as_instance("RemoteRegion", "pieces", self.pieces, tuple, "a tuple of triples")
         for i, piece in enumerate(self.pieces):
@@ -56,7 +56,7 @@ class RemoteRegion:
                 )
             for value, bits in zip(piece, (64, 64, 32), strict=True):
                 as_integer("RemoteRegion", f"pieces[{i}]", value, 0, (1 << bits) - 1)
-        _ = self.handle  # refuses pieces that do not continue each other
+        _ = self.handle  # refuses pieces that are not contiguous
 
     @property
     def address(self) -> int:
@@ -69,16 +69,16 @@ class RemoteRegion:
         return sum(num_bytes for _, num_bytes, _ in self.pieces)
 
     def to_bytes(self) -> bytes:
-        """Write it down, for a peer: 12 bytes, and 20 for each piece."""
+        """Serialize it for a peer: 12 bytes, and 20 for each piece."""
         head = _HEAD.pack(_MAGIC, self.access, len(self.pieces))
         return head + b"".join(_PIECE.pack(*piece) for piece in self.pieces)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "RemoteRegion":
-        """Read what a peer has written.
+        """Parse a peer's ``to_bytes()``.
 
         Raises:
-            InvalidArgument: that is not a region.
+            InvalidArgument: the bytes are not a region.
         """
         as_instance(
             "RemoteRegion.from_bytes", "data", data, (bytes, bytearray, memoryview), "bytes"
@@ -99,7 +99,7 @@ class RemoteRegion:
 
     @cached_property
     def handle(self) -> Any:
-        """The same for the compiled code."""
+        """The same, for the compiled code."""
         return _host.RdmaRemoteRegion(self.access, list(self.pieces))
 
 
@@ -111,18 +111,18 @@ class Region(Handle):
         address, num_bytes: the memory.
         location: ``cpu:0`` or ``cuda:<ordinal>``.
         access: what peers may do.
-        mapping: how the NIC gets at it: ``"host"``, ``"dmabuf"`` or ``"peermem"``.
-        note: for GPU memory, what did not go as it should: why not by dma-buf, why synchronous
-            copies may return too early. Empty if all is well.
-        lkey, rkey: of the region, if it is of one piece.
+        mapping: how the NIC accesses it: ``"host"``, ``"dmabuf"`` or ``"peermem"``.
+        note: for GPU memory, what went wrong: why not by dma-buf, why synchronous copies may
+            return too early. Empty if nothing did.
+        lkey, rkey: of the region, if it is one piece.
         pieces: (address, bytes, lkey, rkey); several where a device limits a region's size, or GPU
             memory consists of several mappings.
-        remote: what a peer must know to read and write it.
+        remote: what a peer needs to read and write it.
     """
 
     def __init__(self, handle: Any, device: "Device", buffer: Buffer, access: int):
         super().__init__(handle)
-        self._buffer = buffer  # holds the memory
+        self._buffer = buffer  # keeps the memory alive
         self._access = access
         self.device = device
         self.address = buffer.address
@@ -139,7 +139,7 @@ class Region(Handle):
 
     @property
     def pieces(self) -> list[tuple[int, int, int, int]]:
-        """Of which it consists: (address, bytes, lkey, rkey)."""
+        """Its parts: (address, bytes, lkey, rkey)."""
         return self._handle.pieces()
 
     @property
@@ -160,7 +160,7 @@ class Region(Handle):
 
     @property
     def remote(self) -> RemoteRegion:
-        """What a peer must know to read and write it."""
+        """What a peer needs to read and write it."""
         pieces = tuple((address, size, rkey) for address, size, _, rkey in self.pieces)
         return RemoteRegion(self._access & (REMOTE_READ | REMOTE_WRITE), pieces)
 
@@ -174,7 +174,7 @@ def register(
     relaxed_ordering: bool = True,
     max_piece_bytes: int = 0,
 ) -> list[Region]:
-    """Register memory on several NICs, 1 MiB and more on all of them at once: on all, or on none.
+    """Register memory on several NICs, on all or none; from 1 MiB on, on all of them at once.
 
     GPU memory is exported as one dma-buf that all of them share: each export may take a window of
     the GPU's BAR1.
@@ -183,22 +183,22 @@ def register(
         devices: open NICs, each once.
         buffer: torch tensor, cupy or numpy array, or an object with the buffer protocol; packed.
         access: what peers may do: ``"local"`` (nothing), ``"remote_read"``, ``"remote_write"`` or
-            ``"remote_read_write"``. Memory that is writable may always be written by this process.
-        mapping: of GPU memory: ``"dmabuf"`` or ``"peermem"`` (the nvidia_peermem module) alone, or
+            ``"remote_read_write"``. This process may always write to writable memory.
+        mapping: for GPU memory: only ``"dmabuf"`` or ``"peermem"`` (the nvidia_peermem module), or
             ``"auto"``: the first that works, in that order.
         relaxed_ordering: let PCIe reorder writes within a transfer, which some machines need to
-            reach their bandwidth. Not for memory that is polled for its last byte to change.
-        max_piece_bytes: split into pieces no larger than this, in whole pages; 0: as the device
-            says.
+            reach their bandwidth. Not for memory that is polled until its last byte changes.
+        max_piece_bytes: split into pieces no larger than this, in whole pages; 0: the device's
+            limit.
 
     Returns:
-        A region a device, in their order. They hold the buffer.
+        A region per device, in their order. They keep the buffer alive.
 
     Raises:
         InvalidArgument: an empty or read-only buffer, another access, memory of several kinds.
         Unavailable: GPU memory that can be mapped in neither way; the message has both reasons.
-        OSError: what the kernel said, and what it means here: not mapped, mapped read-only, the
-            limit of locked memory.
+        OSError: the kernel's error, and its meaning here: not mapped, mapped read-only, the limit
+            of locked memory.
     """
     memory = as_buffer(buffer)
     flags = access_flags(memory, access, relaxed_ordering)
@@ -215,7 +215,7 @@ def register(
 
 
 def device_handles(op: str, devices: "Sequence[Device]") -> list[Any]:
-    """What the compiled code takes for devices, each of which must be named once."""
+    """The compiled code's handles of the devices, each of which must be named once."""
     for i, device in enumerate(devices):
         if not isinstance(getattr(device, "_handle", None), _host.RdmaDevice):
             raise InvalidArgument(f"{op}: devices[{i}] must be an open Device, got {shown(device)}")
@@ -227,7 +227,7 @@ def device_handles(op: str, devices: "Sequence[Device]") -> list[Any]:
 
 
 def access_flags(memory: Buffer, access: Access, relaxed_ordering: bool) -> int:
-    """The bits of an access to that memory."""
+    """The access bits for that memory."""
     as_one_of("register", "access", access, tuple(ACCESS))
     as_instance("register", "relaxed_ordering", relaxed_ordering, bool, "True or False")
     flags = ACCESS[access]
@@ -240,9 +240,9 @@ def access_flags(memory: Buffer, access: Access, relaxed_ordering: bool) -> int:
 def flush_writes(device: int) -> bool:
     """Make what NICs have written to a GPU visible to the kernels launched from now on.
 
-    Call it when a peer has told that its writes are over, before launching what reads them. Kernels
-    that run already may see old data, whatever is called. On GPUs that order the writes of NICs by
-    themselves there is nothing to do.
+    Call it when a peer has announced the end of its writes, before you launch what reads them.
+    Kernels that are already running may see old data in any case. On GPUs that order the writes of
+    NICs by themselves there is nothing to do.
 
     Args:
         device: CUDA's ordinal of the GPU.
@@ -251,8 +251,8 @@ def flush_writes(device: int) -> bool:
         Whether there was something to do.
 
     Raises:
-        Unavailable: no CUDA driver, or one that cannot; then a peer's writes are visible once
-            something of them was read back over RDMA.
+        Unavailable: no CUDA driver, or one that does not support this; then a peer's writes are
+            visible once some of them were read back over RDMA.
         CudaError: the driver failed.
     """
     return _host.rdma_flush_writes(as_int32("flush_writes", "device", device))

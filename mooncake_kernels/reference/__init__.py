@@ -1,1 +1,1 @@
-"""The specification of every kernel: the loop, in plain torch or numpy. Slow, and obvious."""
+"""The specification of every kernel: a loop in plain torch or numpy. Slow and obvious."""

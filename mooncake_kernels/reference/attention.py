@@ -1,4 +1,4 @@
-"""The specification of attention: the loops, in plain torch, in float64."""
+"""The specification of attention: loops in plain torch, in float64."""
 
 import math
 
@@ -24,7 +24,7 @@ def paged_attention(
     k_scale: torch.Tensor | None,
     v_scale: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return out and lse, float64; the arguments are those of the operator."""
+    """Return out and lse, float64; the arguments are the operator's."""
     num_q, num_heads, _ = q.shape
     out = q.new_zeros(num_q, num_heads, v_cache.shape[3], dtype=torch.float64)
     lse = q.new_full((num_q, num_heads), -math.inf, dtype=torch.float64)
@@ -63,7 +63,7 @@ def _read(
     keys: torch.Tensor,
     num_heads: int,
 ) -> torch.Tensor:
-    """Return the rows of the keys, float64 ``[key, head, dim]``, a row for each query head."""
+    """Return the rows of the keys, float64 ``[key, head, dim]``, one row per query head."""
     num_blocks, block_size, num_kv_heads, _ = cache.shape
     keys = keys.to(cache.device)
     blocks = block_table[request].long()[keys // block_size]
@@ -103,7 +103,7 @@ def append_kv(
     k_scale: torch.Tensor | None,
     v_scale: torch.Tensor | None,
 ) -> None:
-    """Write rows to their slots; the arguments are those of the operator."""
+    """Write rows to their slots; the arguments are the operator's."""
     num_slots = k_cache.shape[0] * k_cache.shape[1]
     for i, slot in enumerate(slots.tolist()):
         if not -1 <= slot < num_slots:

@@ -1,4 +1,4 @@
-"""The specification of block names: the chain, block by block, with the Python xxhash package."""
+"""The specification of block names: the chain, block by block, with Python's xxhash package."""
 
 from collections.abc import Sequence
 from itertools import pairwise

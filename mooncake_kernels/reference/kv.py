@@ -16,7 +16,7 @@ HOLE = -1
 
 
 class Planes(Protocol):
-    """A cache, as far as the specification needs one."""
+    """A cache, as far as the specification depends on it."""
 
     num_blocks: int
 
@@ -39,14 +39,14 @@ def copy_blocks(
     src_list, dst_list = _ids(src_ids, dst_ids), _ids(dst_ids, src_ids)
     src_places = _places(1, src_list, src, selection.by_slot, bad)
     dst_places = _places(2, dst_list, dst, selection.by_slot, bad)
-    pairs = [  # as far as both sides go
+    pairs = [  # up to the shorter side
         (src_place, dst_place)
         for src_place, dst_place in zip(src_places, dst_places, strict=False)
         if HOLE not in (src_place[0], dst_place[0])
     ]
     src_heads = slice(selection.src_head, selection.src_head + selection.num_heads)
     dst_heads = slice(selection.dst_head, selection.dst_head + selection.num_heads)
-    with torch.inference_mode():  # caches that were made in it may only be written in it
+    with torch.inference_mode():  # caches made in inference mode may be written only in it
         for src_layer, dst_layer in selection.layers:
             for kv in range(selection.num_kv):
                 source, target = src.plane(src_layer, kv), dst.plane(dst_layer, kv)
@@ -64,7 +64,7 @@ def transform_blocks(
     call: RowCall,
     bad: BadIds,
 ) -> None:
-    """Copy as ``copy_blocks`` does, row by row, with what the plan does to each."""
+    """Copy like ``copy_blocks``, row by row, applying the plan's transforms."""
     selection, first = plan.selection, plan.first_words[1]
     src_places = _places(1, src_ids.tolist(), src, selection.by_slot, bad)
     dst_places = _places(2, dst_ids.tolist(), dst, selection.by_slot, bad)
@@ -114,7 +114,7 @@ def add_checksums(
 
 
 def _rows(selection: Selection) -> Iterator[tuple[int, tuple[int, int], int, int]]:
-    """Yield for each row of a token its number, its (src, dst) layer, its kv and its head."""
+    """Yield the number, (src, dst) layer, kv and head of each row of a token."""
     for number, (layers, kv, head) in enumerate(
         product(selection.layers, range(selection.num_kv), range(selection.num_heads))
     ):
@@ -128,7 +128,7 @@ def _tokens_per_id(cache: Planes, by_slot: bool) -> int:
 def _check_sums(
     call: RowCall, src_ids: torch.Tensor, src_size: int, pairs: list[bool], bad: BadIds
 ) -> None:
-    """Refuse what is not as expected, of the blocks that a token is copied of."""
+    """Refuse checksum mismatches of the blocks from which a token is copied."""
     if call.expected is None or call.actual is None:
         return
     wrong = (call.expected != call.actual).tolist()
@@ -147,7 +147,7 @@ def copy_batch(src_ptrs: torch.Tensor, dst_ptrs: torch.Tensor, sizes: torch.Tens
 def _places(
     side: int, ids: list[int], cache: Planes, by_slot: bool, bad: BadIds
 ) -> list[tuple[int, int]]:
-    """Return (block, token in it) of every token that the ids name; HOLE for a block skips it."""
+    """Return (block, token in it) of every token that the ids name, skipping HOLE blocks."""
     block_size = cache.plane(0, 0).shape[2]
     places = []
     for index, number in enumerate(ids):

@@ -1,4 +1,4 @@
-"""The specification of what a copy can do to rows on their way: fp8, RoPE and checksums."""
+"""The specification of a copy's row transforms: fp8, RoPE and checksums."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ WORD_BYTES = 8
 def transformed(
     row: torch.Tensor, dtype: torch.dtype, scale: torch.Tensor, rope: Rope | None, delta: int
 ) -> torch.Tensor:
-    """Return a row as ``mk.Fp8`` and ``mk.Rope`` tell; one that neither concerns as it is."""
+    """Return a row transformed by ``mk.Fp8`` and ``mk.Rope``, or unchanged if neither applies."""
     if rope is None and row.dtype == dtype:
         return row
     wide = row.float()
@@ -30,7 +30,7 @@ def transformed(
 
 
 def rotate(row: torch.Tensor, rope: Rope, delta: int) -> torch.Tensor:
-    """Return the row, of floats, with its pairs turned by ``delta`` positions, in float64."""
+    """Return a row of floats with its pairs rotated by ``delta`` positions, in float64."""
     angle = delta * rope.frequencies(row.shape[-1])
     num_pairs = angle.numel()
     out = row.double().clone()
@@ -68,5 +68,5 @@ def checksum(rows: Sequence[tuple[int, torch.Tensor]]) -> int:
 
 
 def words_of(row_bytes: int) -> int:
-    """Return the words of a row, the last one filled up."""
+    """Return the number of words of a row, the last one padded."""
     return -(-row_bytes // WORD_BYTES)

@@ -1,4 +1,4 @@
-"""The specification of masks: each rule as a predicate, and the rows that a dense mask makes."""
+"""The specification of masks: each rule as a predicate, and the rows of a dense mask."""
 
 from collections.abc import Callable
 from typing import Any
@@ -96,7 +96,7 @@ def sees(rule: Rule, request: int, kv_len: int, position: Tensor, key: Tensor) -
 
 
 def dense(rule: Rule, batch: ChunkBatch) -> list[Tensor]:
-    """Return the mask as bool ``[q_len, kv_len]`` a request, on the CPU."""
+    """Return the mask per request as bool ``[q_len, kv_len]``, on the CPU."""
     positions = batch.query_positions().cpu().to(torch.int64).split(batch.q_lens.tolist())
     return [
         sees(rule, b, kv_len, positions[b][:, None], torch.arange(kv_len)[None])
@@ -105,7 +105,7 @@ def dense(rule: Rule, batch: ChunkBatch) -> list[Tensor]:
 
 
 def rows(rule: Rule, batch: ChunkBatch, tail_base: Tensor) -> tuple[Tensor, Tensor]:
-    """Return what ``mask.rows`` does: intervals and tail bits; a row that does not fit has
+    """Return the result of ``mask.rows``: intervals and tail bits; a row that does not fit has
     intervals of -1.
 
     The first two runs of keys that a row sees are its intervals, the others its tail bits.
@@ -141,7 +141,7 @@ def rows_of_dense(mask: Tensor, tail_base: int) -> tuple[Tensor, Tensor]:
 
 
 def packed_bits(mask: Tensor) -> Tensor:
-    """Return a request's mask as bytes, bits from the lowest of a byte on; see ``PackedMask``."""
+    """Return a request's mask as bytes, lowest bit first; see ``PackedMask``."""
     flat = mask.cpu().flatten().to(torch.uint8)
     padded = torch.nn.functional.pad(flat, (0, -len(flat) % 8)).view(-1, 8)
     return (padded << torch.arange(8, dtype=torch.uint8)).sum(1, dtype=torch.uint8)

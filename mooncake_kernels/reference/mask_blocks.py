@@ -1,4 +1,4 @@
-"""The specification of block maps: the classes of tiles, off the dense mask."""
+"""The specification of block maps: tile classes from the dense mask."""
 
 from itertools import groupby
 from typing import TYPE_CHECKING
@@ -49,7 +49,7 @@ def block_map(
     counts: torch.Tensor | None,
     lists: "tuple[TileList, ...]",
 ) -> None:
-    """Write what is given a tensor; see ``mask.block_engine.run``."""
+    """Fill the given tensors; see ``mask.block_engine.run``."""
     if cu_q_blocks is not None:
         blocks = [-(-q_len // call.block_q) for q_len in call.rows.batch.q_lens.tolist()]
         cu_q_blocks[1:] = torch.tensor(blocks, dtype=torch.int32).cumsum(0)

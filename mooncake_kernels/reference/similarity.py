@@ -1,4 +1,4 @@
-"""The specification of signatures and their matching: the loops, on Python's integers."""
+"""The specification of signatures and their matching: loops on Python's integers."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Which NIC for which memory, and why: from sysfs, NVML, NCCL's XML or a saved JSON."""
+"""Which NIC to use for which memory, and why: from sysfs, NVML, NCCL's XML or a saved JSON."""
 
 from .balancer import Balancer
 from .model import Gpu, Nic, NumaNode, PathKind, PciNode, System

@@ -1,4 +1,4 @@
-"""The choice among equal NICs while data moves: by what each has in flight."""
+"""The choice among equal NICs during transfers, by the bytes each has in flight."""
 
 from collections.abc import Mapping
 
@@ -8,11 +8,11 @@ from ..errors import InvalidArgument
 from .choose import Choice
 from .model import Nic, System
 
-_MAX_BYTES = 1 << 53  # of a transfer: sums of them do not overflow
+_MAX_BYTES = 1 << 53  # per transfer, so that sums do not overflow
 
 
 class Balancer:
-    """Gives each transfer the NIC that will be done with it first.
+    """Gives each transfer the NIC that will finish it first.
 
     Equivalent to::
 
@@ -20,9 +20,9 @@ class Balancer:
         nic = min(tier, key=lambda nic: (in_flight[nic] + num_bytes) / gb_per_s[nic])
         in_flight[nic] += num_bytes
 
-    where the first of equals counts, in the order of ``choose_nics``. What is in flight is counted
-    for a NIC, whichever locations use it. Thread-safe, without a lock: two threads that pick at the
-    same moment may not see each other, which costs balance and nothing else. Made by
+    where ties go to the first in the order of ``choose_nics``. Bytes in flight are counted per
+    NIC, whichever locations use it. Thread-safe, without a lock: two threads that pick at the
+    same moment may not see each other, which affects only the balance. Made by
     ``Topology.balancer``.
     """
 
@@ -43,7 +43,7 @@ class Balancer:
         self.native = _host.NicBalancer([(speed or unknown) / 8 for speed in speeds], tiers)
 
     def pick(self, location: str, num_bytes: int) -> Nic | None:
-        """Return the NIC for a transfer, which counts as in flight; None if none is alive.
+        """Return the NIC for a transfer, whose bytes count as in flight; None if none is alive.
 
         Raises:
             InvalidArgument: there is no such location.
@@ -57,12 +57,12 @@ class Balancer:
         return None if nic < 0 else self._nics[nic]
 
     def done(self, nic: Nic | str, num_bytes: int) -> None:
-        """Take back what ``pick`` has counted, whether the transfer succeeded or failed."""
+        """Undo what ``pick`` has counted, whether the transfer succeeded or failed."""
         num_bytes = as_integer("done", "num_bytes", num_bytes, 0, _MAX_BYTES)
         self.native.done(self._find("done", nic), num_bytes)
 
     def set_alive(self, nic: Nic | str, alive: bool) -> None:
-        """Say whether a NIC may be picked: not one whose port went down."""
+        """Set whether a NIC may be picked: not if its port went down."""
         as_instance("set_alive", "alive", alive, bool, "True or False")
         self.native.set_alive(self._find("set_alive", nic), alive)
 

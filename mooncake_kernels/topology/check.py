@@ -1,18 +1,18 @@
-"""Whether the parts of a machine fit together: every reader's result goes through here."""
+"""Whether the parts of a machine are consistent: every reader's result passes this check."""
 
 from collections import Counter
 from collections.abc import Iterable
 
 from .model import ADDRESS, LINK_LAYERS, Malformed, System
 
-MAX_DEPTH = 64  # ports above one device; PCI has 256 buses, machines have six ports
+MAX_DEPTH = 64  # ports above one device; PCI has 256 buses, real machines six ports
 
 
 def checked(system: System) -> System:
     """Return the system.
 
     Raises:
-        Malformed: it cannot be a machine; the message names the part.
+        Malformed: the description is inconsistent; the message names the part.
     """
     _unique("NUMA node", (node.id for node in system.numa))
     _unique("PCI device", (node.address for node in system.pci))

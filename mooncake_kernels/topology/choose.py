@@ -1,8 +1,8 @@
 """Which NICs a location should use, in which order, and why not the others.
 
 A NIC is ranked by the kind of its path, then by bandwidth (of the narrowest link of the path, or of
-its port), state of the port, link layer, and NUMA node. NICs that are equal in all of these are a
-tier: which of them a GPU takes first is decided by `spread`, for all GPUs of the machine at once.
+its port), state of the port, link layer, and NUMA node. NICs that are equal in all of these form a
+tier; `spread` decides which of them a GPU uses first, for all GPUs of the machine together.
 """
 
 from collections.abc import Mapping
@@ -27,13 +27,13 @@ class Candidate:
 
     @property
     def gb_per_s(self) -> float:
-        """What it can carry from and to the location; infinite if nothing is known."""
+        """Bandwidth between it and the location; infinite if unknown."""
         port = None if self.nic.gbit_per_s is None else self.nic.gbit_per_s / 8
         speeds = [speed for speed in (self.path_gb_per_s, port) if speed is not None]
         return min(speeds, default=float("inf"))
 
     def rank(self) -> tuple[bool, int, float, bool, int, bool]:
-        """Return the smaller, the better; equal ones are of one tier."""
+        """Return its rank: smaller is better; equal ranks form a tier."""
         return (
             not self.is_declared,
             self.kind,
@@ -46,10 +46,10 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Choice:
-    """What was decided for one location."""
+    """The decision for one location."""
 
     tiers: list[list[Candidate]]
-    reasons: dict[str, str]  # why a NIC is in none of them, by its name
+    reasons: dict[str, str]  # NIC name to the reason why it is in no tier
 
 
 def choose(
@@ -94,7 +94,7 @@ def _candidate(nic: Nic, place: Place, nic_place: Place, policy: NicPolicy) -> C
 
 
 def _spread(system: System, choices: dict[str, Choice]) -> None:
-    """Order the tiers of the GPUs: all of them, by PCI address, however a process numbers them."""
+    """Order the tiers of all GPUs by PCI address, regardless of a process's numbering."""
     gpus = [choices[str(gpu)] for gpu in sorted(system.gpus, key=lambda gpu: bus_order(gpu.pci))]
     names = [[[one.nic.name for one in tier] for tier in choice.tiers] for choice in gpus]
     for choice, ordered in zip(gpus, spread(names), strict=True):
@@ -105,7 +105,7 @@ def _spread(system: System, choices: dict[str, Choice]) -> None:
 def _refused_everywhere(
     system: System, places: Mapping[str, Place], policy: NicPolicy
 ) -> dict[str, str]:
-    """Return why NICs may not be chosen for any location, by their names."""
+    """Return, by name, the NICs that no location may use, and why."""
     reasons = {nic.name: _reason_against(nic, policy) for nic in system.nics}
     refused = {name: reason for name, reason in reasons.items() if reason}
     usable = [nic for nic in system.nics if nic.name not in refused]
@@ -136,11 +136,11 @@ def _reason_against(nic: Nic, policy: NicPolicy) -> str:
 
 
 def _management(nics: list[Nic], beside_gpu: set[str], policy: NicPolicy) -> dict[str, str]:
-    """Return what looks like a management NIC among the usable ones, and why.
+    """Return the usable NICs that look like management NICs, and why.
 
     That is a port slower than half of the fastest one; and one that carries the default route, if
     another, at least as fast, does not, and it is not on a GPU's PCI switch, where nobody puts a
-    management NIC. What the caller has named is none.
+    management NIC. A NIC that the caller named is never one.
     """
     named = {nic for field, nic in policy.names() if field != "deny"}
     fastest = max((nic.gbit_per_s or 0.0 for nic in nics), default=0.0)

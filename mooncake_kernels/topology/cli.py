@@ -30,7 +30,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def run(options: argparse.Namespace, probe: Callable[[Topology], object]) -> int:
-    """Print what was asked for, after ``probe`` if that was; return the exit status."""
+    """Print what was requested, after ``probe`` if requested; return the exit status."""
     try:
         if options.probe and (options.xml or options.from_json or options.root != "/"):
             raise InvalidArgument("topo: --probe must be of this machine, not of another's files")
@@ -45,7 +45,7 @@ def run(options: argparse.Namespace, probe: Callable[[Topology], object]) -> int
 
 
 def _write(text: str) -> None:
-    """Print it, with question marks where the output has no such letter."""
+    """Print text, with question marks for characters the output cannot encode."""
     encoding = sys.stdout.encoding or "utf-8"
     sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
 

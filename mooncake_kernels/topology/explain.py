@@ -5,7 +5,7 @@ from .model import Nic, System
 
 
 def explain(system: System, location: str, choice: Choice, limit: int | None) -> str:
-    """Return the lines: chosen ones in their order, then the others."""
+    """Return the lines: chosen NICs in order, then the others."""
     if not system.nics:
         return f"{location}: this machine has no NIC for RDMA"
     lines, number = [], 0

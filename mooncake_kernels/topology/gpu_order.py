@@ -1,4 +1,4 @@
-"""GPUs numbered as a process does that sees some of them, in an order of its own."""
+"""GPUs in the numbering of a process that sees only some of them, or in another order."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ def reordered(
     """Return the machine with GPUs in the given order, then those left out by PCI address.
 
     Raises:
-        InvalidArgument: a GPU is not there, or named twice.
+        InvalidArgument: a GPU does not exist, or is named twice.
     """
     keys = {
         str(key): gpu for gpu in system.gpus for key in (gpu.index, gpu.pci, gpu.uuid) if key != ""

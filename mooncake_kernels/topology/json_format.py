@@ -1,7 +1,7 @@
-"""A machine as JSON: one line a part, so that people can read and write it. Format 1.
+"""A machine as JSON, one line per part, for people to read and write. Format 1.
 
 ``{"format": 1, "numa": [...], "pci": [...], "gpus": [...], "nics": [...], "unreachable": [...]}``.
-Each entry has the fields of its class in `model`; one that has its default may be left out. An
+Each entry has the fields of its class in `model`; a field with its default value may be omitted. An
 entry of "unreachable" is {"location", "nic", "reason"}.
 """
 
@@ -17,7 +17,7 @@ from .check import checked
 from .model import Gpu, Malformed, Nic, NumaNode, PciNode, System
 
 FORMAT = 1
-Unreachable = dict[tuple[str, str], str]  # (location, NIC) to why
+Unreachable = dict[tuple[str, str], str]  # (location, NIC) to the reason
 _Part = TypeVar("_Part", NumaNode, PciNode, Gpu, Nic)
 
 
@@ -100,10 +100,10 @@ def _part(entry: dict[str, Any], where: str, part: type[_Part]) -> _Part:
 
 
 def _value(value: Any, expected: Any, where: str) -> Any:
-    """Return the value as a field has it: lists become tuples, integers numbers.
+    """Return the value in the field's type: lists become tuples, integers numbers.
 
     Raises:
-        Malformed: it is of another type.
+        Malformed: it has another type.
     """
     origin, inner = typing.get_origin(expected), typing.get_args(expected)
     if origin is types.UnionType:

@@ -1,7 +1,7 @@
-"""Where the boxes of a machine's picture go: sockets, switches, GPUs and NICs, without overlap.
+"""Placement of a machine's picture: sockets, switches, GPUs and NICs as boxes without overlap.
 
-Ports that lead to one thing only are left out; the narrowest link of those that a line stands for
-is what it says. A tree stands upside down: a switch above what hangs on it, and as wide as that.
+Ports that lead to a single thing are omitted; a line is labelled with the narrowest link it
+represents. A tree grows downward: a switch is above its children, and as wide as they are.
 """
 
 from dataclasses import dataclass, field
@@ -13,16 +13,16 @@ LINE = 16
 PAD = 10
 GAP = 14
 LINK = 30  # height of a line between two boxes, with its label
-MAX_ROW = 1040  # a socket breaks into rows that are not wider
+MAX_ROW = 1040  # a socket wraps into rows no wider than this
 
 
 @dataclass
 class Box:
-    """A rectangle with lines of text, and what hangs below it."""
+    """A rectangle with lines of text, and its children below it."""
 
     kind: str  # socket, switch, gpu, nic, down
     lines: list[str]
-    link: str = ""  # what the line to the box above says
+    link: str = ""  # label of the line to the box above
     below: list["Box"] = field(default_factory=list)
     x: float = 0
     y: float = 0
@@ -30,7 +30,7 @@ class Box:
     height: float = 0
 
     def place(self, x: float, y: float) -> None:
-        """Put the box and all below it at a corner."""
+        """Move the box and all below it to a corner."""
         self.x, self.y = x, y
         self.height = 2 * PAD + LINE * len(self.lines)
         left = x
@@ -41,7 +41,7 @@ class Box:
 
     @property
     def span(self) -> float:
-        """How wide it is, with all below it."""
+        """Its width, including all below it."""
         own = max(CHAR * len(line) for line in [*self.lines, self.link]) + 2 * PAD
         return max(own, sum(box.span for box in self.below) + GAP * (len(self.below) - 1))
 
@@ -51,7 +51,7 @@ class Box:
 
     @property
     def bottom(self) -> float:
-        """The lowest point of it and of all below it."""
+        """The lowest point of the box and all below it."""
         return max(box.y + box.height for box in self.all())
 
 
@@ -67,7 +67,7 @@ class Socket:
     height: float = 0
 
     def place(self, x: float, y: float) -> None:
-        """Put the panel and its trees at a corner."""
+        """Move the panel and its trees to a corner."""
         self.x, self.y = x, y
         left, top, bottom, right = x + GAP, y + LINE + 2 * PAD + LINK, 0.0, 0.0
         for tree in self.trees:
@@ -115,7 +115,7 @@ def _shortened(text: str, limit: int = 60) -> str:
 
 
 def _numas(system: System, root: PciNode) -> list[int]:
-    """Return what a node, and then those below it, say of their NUMA node."""
+    """Return the NUMA nodes that a node, and then those below it, report."""
     found, above = [root.numa], {root.address}
     for _ in system.pci:
         below = [n for n in system.pci if n.parent in above and n.address not in above]
@@ -129,7 +129,7 @@ def _numas(system: System, root: PciNode) -> list[int]:
 def _boxes(
     system: System, node: PciNode, first_nic: dict[str, str], above: list[PciNode]
 ) -> list[Box]:
-    """Return the boxes of a node: none of a port that leads nowhere, those below it of another."""
+    """Return a node's boxes: for a port that leads nowhere none, for another those below it."""
     way = [*above, node]
     gpus = [gpu for gpu in system.gpus if gpu.pci == node.address]
     nics = [nic for nic in system.nics if nic.pci == node.address]
@@ -142,7 +142,7 @@ def _boxes(
     below = [box for child in children for box in _boxes(system, child, first_nic, [])]
     if len(below) <= 1:
         return below
-    # A switch has ports below it; what hangs on one port are functions of one card.
+    # A switch has ports below it; the children of a port are functions of one card.
     what = "switch" if node.is_switch or any(_is_port(child) for child in children) else "port"
     return [Box("switch", [f"PCI {what} {node.address}"], _link(way), below)]
 

@@ -1,40 +1,40 @@
-"""What a machine is made of: NUMA nodes, a PCI tree, GPUs and NICs. Plain data, as it was read."""
+"""The parts of a machine: NUMA nodes, a PCI tree, GPUs and NICs. Plain data, as read."""
 
 import enum
 import re
 from dataclasses import dataclass
 
 ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
-LINK_LAYERS = ("InfiniBand", "Ethernet", "")  # the better first; the last: unknown
+LINK_LAYERS = ("InfiniBand", "Ethernet", "")  # best first; the last: unknown
 NVSWITCH = "nvswitch"  # the peer of a link that ends at a switch
 
-# What emulated bridges, and GPUs that sit beside their processor, say of a link that is none:
-# slower than anything that is built, so not believed.
+# The speed that emulated bridges, and GPUs attached directly to their processor, report for a link
+# that does not exist. It is slower than any real hardware, so it is ignored.
 _PLACEHOLDER_GT_PER_S = 2.5
 
 
 class Malformed(ValueError):
-    """What is wrong with the description of a machine; who reads it says which file it was."""
+    """An error in the description of a machine; the reader adds which file it was."""
 
 
 class PathKind(enum.IntEnum):
-    """How far two places of a machine are from each other; the smaller, the nearer."""
+    """How far apart two places of a machine are; smaller is nearer."""
 
-    SELF = 0  #: they are the same
+    SELF = 0  #: the same place
     PIX = 1  #: at most one PCI switch between them
-    PXB = 2  #: several PCI switches, and no host bridge
+    PXB = 2  #: several PCI switches, but no host bridge
     PHB = 3  #: through a host bridge
     NODE = 4  #: between two host bridges of one NUMA node
-    SYS = 5  #: across NUMA nodes, or nobody says which they are of
+    SYS = 5  #: across NUMA nodes, or the nodes are unknown
 
     def __str__(self) -> str:
-        """Return the name alone, as nvidia-smi prints it."""
+        """Return just the name, as nvidia-smi prints it."""
         return self.name
 
 
 @dataclass(frozen=True)
 class NumaNode:
-    """A NUMA node that has processors, and which: ``"0-55,112-167"``, "" if unknown."""
+    """A NUMA node with processors, and which: ``"0-55,112-167"``, "" if unknown."""
 
     id: int
     cpus: str = ""
@@ -47,12 +47,12 @@ class PciNode:
     Attributes:
         address: ``"0000:1b:00.0"``, lower case.
         parent: address of the port above; None below a host bridge.
-        host_bridge: ``"pci0000:15"``; another one is another root of the tree.
+        host_bridge: ``"pci0000:15"``; each is a root of the tree.
         numa: NUMA node; -1: unknown.
         pci_class: 24 bits, 0x060400 for a bridge; 0: unknown.
-        gt_per_s: transfers of its link upward, of one lane; 0: unknown.
+        gt_per_s: transfers of its upstream link, per lane; 0: unknown.
         width: lanes of that link; 0: unknown.
-        is_switch: a whole switch with all its ports, as NCCL writes it, and not one of them.
+        is_switch: a whole switch with all its ports, as NCCL writes it, not one of the ports.
     """
 
     address: str
@@ -66,7 +66,7 @@ class PciNode:
 
     @property
     def gb_per_s(self) -> float | None:
-        """What its link carries in one direction; None if nobody says anything believable.
+        """GB/s of its link in one direction; None if there is no plausible value.
 
         Up to 5 GT/s, 8 of 10 bits are data; then 128 of 130, and from 64 GT/s on 242 of 256 bytes.
         """
@@ -105,15 +105,15 @@ class Nic:
 
     Attributes:
         name: ``mlx5_0``.
-        pci: address of its PCI function (of the netdev's that soft-RoCE runs on); None: of none.
+        pci: address of its PCI function (for soft-RoCE, of its netdev); None: it has none.
         numa: NUMA node; -1: unknown.
         port: number of the port described here.
         state: "ACTIVE", "DOWN", "INIT", ...; "" if unknown.
         gbit_per_s: speed of the port; None: unknown.
         link_layer: "InfiniBand", "Ethernet" or "" if unknown.
         has_gid: whether the port has an address; None: unknown.
-        netdevs: its network interfaces, a bond they are in among them.
-        has_default_route: one of these carries the machine's default route.
+        netdevs: its network interfaces, including a bond they are in.
+        has_default_route: whether one of these carries the machine's default route.
     """
 
     name: str
@@ -134,7 +134,7 @@ class Nic:
 
 @dataclass(frozen=True)
 class System:
-    """A machine. GPUs are in the order of their index, NICs in that of their names."""
+    """A machine. GPUs are ordered by index, NICs by name."""
 
     numa: tuple[NumaNode, ...] = (NumaNode(0),)
     pci: tuple[PciNode, ...] = ()

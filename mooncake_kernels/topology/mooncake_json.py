@@ -11,8 +11,8 @@ def matrix_of(choices: Mapping[str, Choice]) -> dict[str, list[list[str]]]:
     """Return the matrix: preferred is the best tier, in the order of `choose_nics`.
 
     As in Mooncake, a NIC that cannot be used is in neither list, and the NICs of another NUMA node
-    are not preferred for host memory, even if there are no others. Other than there, a NIC of the
-    same node is only preferred if it is as fast as the best one.
+    are not preferred for host memory, even if there are no others. Unlike there, a NIC of the same
+    node is preferred only if it is as fast as the best one.
     """
     matrix = {}
     for location, choice in choices.items():
@@ -33,7 +33,7 @@ def to_text(matrix: Mapping[str, list[list[str]]]) -> str:
     r"""Return the text that Mooncake's own Topology::toString() gives for the same matrix.
 
     That is jsoncpp's toStyledString: keys sorted as bytes, tabs, ``" : "`` after a key and the
-    value on the next line, one name a line, ``[]`` for an empty list, a newline at the end.
+    value on the next line, one name per line, ``[]`` for an empty list, a newline at the end.
     """
     if not matrix:
         return "{}\n"

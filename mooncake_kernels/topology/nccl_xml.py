@@ -1,8 +1,8 @@
-"""A machine from NCCL's XML: what NCCL_TOPO_DUMP_FILE writes, and what NCCL_TOPO_FILE reads.
+"""A machine from NCCL's XML, as written to NCCL_TOPO_DUMP_FILE and read from NCCL_TOPO_FILE.
 
-Files that clouds ship say less than a dump: a device is only a PCI class there, a NIC is called by
-its PCI address, and GPUs are in the order of theirs. NCCL leaves host bridges out; two trees below
-one <cpu> have the same one here if they are of one PCI domain.
+Files shipped by clouds say less than a dump: a device is only a PCI class, a NIC is named by its
+PCI address, and GPUs are ordered by theirs. NCCL omits host bridges; here two trees below one
+<cpu> share one if they are in the same PCI domain.
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ def read_nccl_xml(path: Path) -> System:
     """
     try:
         root = ET.fromstring(path.read_bytes())
-    except (ET.ParseError, ValueError, LookupError) as error:  # the others: of the encoding
+    except (ET.ParseError, ValueError, LookupError) as error:  # the others: from the encoding
         raise Malformed(f"it is not well-formed XML: {error}") from None
     if root.tag != "system":
         raise Malformed(f"it must be a <system>, got <{root.tag}>")
@@ -97,7 +97,7 @@ class _Reader:
             self._add_pci(child, address, host_bridge, numa, depth + 1)
 
     def _add_device(self, pci: ET.Element, address: str, pci_class: int, numa: int) -> None:
-        """Take a device for what its children say; without any, for what its class says."""
+        """Add a device from its children; without any, from its PCI class."""
         gpu, nics = pci.find("gpu"), pci.findall("nic")
         nvidia = _integer(pci, "vendor", _NVIDIA, base=16) == _NVIDIA
         display = pci_class >> 16 == _DISPLAY and (nvidia or pci_class >> 8 == _3D)
@@ -123,14 +123,14 @@ class _Reader:
                 gbit_per_s=speed / 1000 if speed > 0 else None,
                 link_layer=_link_layer(pci_class),
             )
-            other = self._nics.get(name)  # another port of it
+            other = self._nics.get(name)  # another of its ports
             if other is None or (made.gbit_per_s or 0) > (other.gbit_per_s or 0):
                 self._nics[name] = made
 
     def system(self) -> System:
         addresses = {gpu.pci for _, gpu in self._gpus}
         numbers = [number for number, _ in self._gpus if number is not None]
-        # One process a GPU may have written `dev` as it saw it: 0, every time.
+        # Processes with one GPU each may have written `dev` as each saw it: always 0.
         numbered = len(set(numbers)) == len(self._gpus)
         self._gpus.sort(key=lambda item: bus_order(item[1].pci))
         if numbered:

@@ -1,7 +1,7 @@
 """What NVML adds to a PCI tree: the order, names and UUIDs of the GPUs, and their NVLinks.
 
-nvidia-ml-py is imported when a machine is discovered, and only if it is this one (root "/").
-Without it GPUs are in the order of their PCI addresses, which is NVML's too.
+nvidia-ml-py is imported when a machine is discovered, and only for this machine (root "/").
+Without it GPUs are ordered by PCI address, which is also NVML's order.
 """
 
 import dataclasses
@@ -11,13 +11,13 @@ from typing import Any
 from .model import NVSWITCH, Gpu, System
 
 _log = logging.getLogger(__name__)
-_MAX_LINKS = 36  # NVML_NVLINK_MAX_LINKS of the newest header; older drivers refuse the last ones
+_MAX_LINKS = 36  # NVML_NVLINK_MAX_LINKS of the newest header; older drivers refuse high ones
 
 
 def with_nvml(system: System) -> System:
-    """Return the system with what NVML says of its GPUs; as it is if NVML is not here.
+    """Return the system with NVML's data on its GPUs; unchanged if NVML is not available.
 
-    GPUs that NVML does not show (to a container, say) come after those that it does.
+    GPUs that NVML does not show (for instance to a container) come after those that it does.
     """
     if not system.gpus:
         return system
@@ -67,7 +67,7 @@ def _nvlinks(nvml: Any, handle: Any, addresses: set[str]) -> tuple[tuple[str, in
             continue
         try:
             remote = _address(nvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, link).busId)
-        except nvml.NVMLError:  # no PCI device of this machine: a switch of the rack's
+        except nvml.NVMLError:  # not a PCI device of this machine: a switch of the rack
             remote = ""
         peer = remote if remote in addresses else NVSWITCH
         counts[peer] = counts.get(peer, 0) + 1

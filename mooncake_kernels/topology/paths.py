@@ -1,8 +1,8 @@
-"""How near two places of a machine are, and what the PCI links between them carry.
+"""How near two places of a machine are, and the bandwidth of the PCI links between them.
 
-A path goes up from each end to the first port that both have above them. Its kind is counted in
-ports: a switch is two of them in a row (one up, one down), so that two devices of one switch meet
-in its upper port with at most one port below on either side.
+A path goes up from each end to their first common port. Its kind is determined by counting ports: a
+switch is two of them in a row (one up, one down), so two devices of one switch meet in its upper
+port with at most one port below on either side.
 """
 
 from dataclasses import dataclass
@@ -12,13 +12,13 @@ from .model import Gpu, Nic, PathKind, PciNode, System
 
 @dataclass(frozen=True)
 class Place:
-    """Where a path may end: a NUMA node, a GPU or a NIC.
+    """An end of a path: a NUMA node, a GPU or a NIC.
 
     Attributes:
         name: its location, or the NIC's name.
-        chain: its PCI function and all ports above it, upward; () of a NUMA node.
+        chain: its PCI function and all ports above it, upward; () for a NUMA node.
         numa: NUMA node; -1: unknown.
-        is_node: it is a NUMA node, and every host bridge of that is its own.
+        is_node: whether it is a NUMA node, to which all of the node's host bridges belong.
     """
 
     name: str
@@ -28,7 +28,7 @@ class Place:
 
 
 def places_of(system: System) -> dict[str, Place]:
-    """Return every place of a machine by its name."""
+    """Return all places of a machine by name."""
     nodes = {node.address: node for node in system.pci}
     places = [Place(f"cpu:{node.id}", (), node.id, True) for node in system.numa]
     devices: list[Gpu | Nic] = [*system.gpus, *system.nics]
@@ -63,7 +63,7 @@ def kind_of(a: Place, b: Place) -> PathKind:
 
 
 def gb_per_s_of(a: Place, b: Place) -> float | None:
-    """Return what the narrowest PCI link between two places carries; None if all are unknown."""
+    """Return GB/s of the narrowest PCI link between two places; None if all are unknown."""
     if a.name == b.name:
         return None
     below_a, below_b = a.chain, b.chain
@@ -74,7 +74,7 @@ def gb_per_s_of(a: Place, b: Place) -> float | None:
 
 
 def _below_meeting(a: Place, b: Place) -> tuple[tuple[PciNode, ...], tuple[PciNode, ...]]:
-    """Return what each has below the first node that both have above them (or are)."""
+    """Return what each has below the first node that is above both (or is one of them)."""
     position = {node.address: i for i, node in enumerate(a.chain)}
     for i, node in enumerate(b.chain):
         if node.address in position:

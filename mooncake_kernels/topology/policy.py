@@ -1,4 +1,4 @@
-"""What a caller may say about the choice of NICs."""
+"""A caller's constraints on the choice of NICs."""
 
 import math
 from collections.abc import Collection, Mapping
@@ -10,19 +10,19 @@ from .model import LINK_LAYERS, PathKind
 
 @dataclass(frozen=True)
 class NicPolicy:
-    """Which NICs may be chosen. All that is left out is decided by the machine.
+    """Which NICs may be chosen. The machine decides whatever is left out.
 
     Attributes:
-        allow: only these, and these even if they look like management NICs; None: all.
+        allow: only these, even if they look like management NICs; None: all.
         deny: never these.
         affinity: ``{"cuda:0": ["mlx5_0"]}``: NICs that come first for a location, whatever their
-            path: for machines whose files do not say it.
+            path; for machines whose files do not show it.
         link_layers: only ports of these, "InfiniBand" or "Ethernet"; None: of any.
         max_path: none that is farther away.
-        limit: at most so many, the best ones; None: all that may be chosen.
-        min_speed_ratio: a port slower than this share of the fastest is a management NIC's.
-        allow_management: choose also what looks like a management NIC.
-        allow_down: choose also ports that are not active, after those that are.
+        limit: at most this many, the best ones; None: all that may be chosen.
+        min_speed_ratio: a port slower than this share of the fastest counts as a management NIC.
+        allow_management: also choose NICs that look like management NICs.
+        allow_down: also choose ports that are not active, after those that are.
     """
 
     allow: Collection[str] | None = None
@@ -55,11 +55,11 @@ class NicPolicy:
             self._refuse("min_speed_ratio", "a number in [0, 1]", ratio)
 
     def declared(self, location: str) -> tuple[str, ...]:
-        """Return the NICs that ``affinity`` gives to a location."""
+        """Return the NICs that ``affinity`` assigns to a location."""
         return tuple(dict(self.affinity).get(location, ()))
 
     def names(self) -> list[tuple[str, str]]:
-        """Return (field, NIC) for every NIC that is named."""
+        """Return (field, NIC) for every NIC named in the policy."""
         named = [("allow", name) for name in self.allow or ()]
         named += [("deny", name) for name in self.deny]
         return named + [
@@ -67,7 +67,7 @@ class NicPolicy:
         ]
 
     def _set(self, name: str, value: object) -> None:
-        object.__setattr__(self, name, value)  # frozen, but not yet made
+        object.__setattr__(self, name, value)  # frozen, but still being made
 
     def _refuse(self, name: str, what: str, value: object) -> None:
         raise InvalidArgument(f"NicPolicy: {name} must be {what}, got {value!r}")

@@ -49,13 +49,13 @@ def _cell(a: Gpu | Nic, b: Gpu | Nic, places: Mapping[str, Place]) -> str:
 
 
 def num_nvlinks(a: Gpu, b: Gpu) -> int:
-    """Return the NVLinks between two GPUs: direct ones, or those that both have to switches."""
+    """Return the number of NVLinks between two GPUs: direct, or by switches that both link to."""
     direct = dict(a.nvlinks).get(b.pci, 0)
     return direct or min(dict(a.nvlinks).get(NVSWITCH, 0), dict(b.nvlinks).get(NVSWITCH, 0))
 
 
 def tree(system: System) -> str:
-    """Return the PCI tree, a node a line; ports that lead to one thing only are left out."""
+    """Return the PCI tree, one node per line; ports that lead to a single thing are omitted."""
     lines = []
     for node in system.numa:
         lines.append(f"NUMA node {node.id}" + (f", processors {node.cpus}" if node.cpus else ""))
@@ -78,7 +78,7 @@ def tree(system: System) -> str:
 
 
 def _numa(system: System, node: PciNode) -> int:
-    """Return the NUMA node of a host bridge: what the first device below it says."""
+    """Return a host bridge's NUMA node: that of the first device below it."""
     known = [n.numa for n in system.pci if n.host_bridge == node.host_bridge and n.numa >= 0]
     only = system.numa[0].id if len(system.numa) == 1 else -1
     return known[0] if known else only
@@ -104,7 +104,7 @@ def _title(system: System, node: PciNode) -> str:
 
 
 def _branches(blocks: list[list[str]]) -> list[str]:
-    """Indent blocks of lines, each below its first line, and join them with lines of a tree."""
+    """Indent blocks of lines below their first lines, and draw the tree's lines."""
     lines = []
     for i, (head, *rest) in enumerate(blocks):
         last = i == len(blocks) - 1

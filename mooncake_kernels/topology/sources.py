@@ -1,4 +1,4 @@
-"""Reads a machine for `Topology`, and says which argument was wrong if it cannot be."""
+"""Read a machine for `Topology`; on failure, say which argument was wrong."""
 
 import os
 from collections.abc import Callable
@@ -14,7 +14,7 @@ _Read = TypeVar("_Read")
 
 
 def discover_system(root: str | os.PathLike[str]) -> System:
-    """Read the files under a root; ask NVML, too, if that is this machine's."""
+    """Read the files under a root, and query NVML if they are this machine's."""
     try:
         files = MachineRoot(root)
     except TypeError:

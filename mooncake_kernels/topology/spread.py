@@ -1,16 +1,16 @@
-"""Which of equally good NICs a GPU takes first, so that all GPUs of a machine use all evenly."""
+"""Which of equally good NICs a GPU uses first, so that all GPUs load all NICs evenly."""
 
 from collections import defaultdict
 
-Tiers = list[list[str]]  # of one GPU: NICs that are equally good for it, the best first
+Tiers = list[list[str]]  # of one GPU: groups of equally good NICs, best first
 
 
 def spread(tiers_of: list[Tiers]) -> list[Tiers]:
     """Order each tier of each GPU.
 
-    In turns, each GPU takes one more NIC of its tier; in each turn the NIC that is taken most often
-    is so as seldom as it can be (a matching, not a guess), whatever tiers overlap how. GPUs given
-    in the same order come out with the same NICs in every process.
+    In turns, each GPU takes one more NIC of its tier. In each turn the largest number of GPUs on
+    one NIC is as small as possible (by matching, not a heuristic), however tiers overlap. GPUs
+    given in the same order get the same NICs in every process.
 
     Args:
         tiers_of: of every GPU of the machine, whether or not this process uses it.
@@ -30,7 +30,7 @@ def spread(tiers_of: list[Tiers]) -> list[Tiers]:
 
 
 def _one_each(options: dict[int, list[str]], taken: dict[str, int]) -> dict[int, str]:
-    """Give every GPU one of its NICs, none taken more often than need be."""
+    """Give every GPU one of its NICs, none used more often than necessary."""
     chosen: dict[int, str] = {}
     most = min(taken[nic] for nics in options.values() for nic in nics)
     while len(chosen) < len(options):
@@ -49,7 +49,7 @@ def _assign(
     chosen: dict[int, str],
     tried: set[str],
 ) -> bool:
-    """Find a NIC for a GPU that is taken less than ``most`` times, moving others if they must."""
+    """Find a NIC used fewer than ``most`` times for a GPU, reassigning other GPUs if needed."""
     options_left = [nic for nic in options[gpu] if nic not in tried]
     holders = {nic: [o for o, held in chosen.items() if held == nic] for nic in options_left}
     for nic in options_left:

@@ -1,4 +1,4 @@
-"""A machine as a picture, in SVG that needs nothing but a browser."""
+"""A machine as a picture, in self-contained SVG."""
 
 from xml.sax.saxutils import escape
 
@@ -13,7 +13,7 @@ _LEGEND = (("gpu", "GPU, and → its first NIC"), ("nic", "NIC"), ("down", "NIC,
 
 
 def draw(system: System, first_nic: dict[str, str]) -> str:
-    """Return the picture: a panel a NUMA node, with its trees of switches, GPUs and NICs."""
+    """Return the picture: a panel per NUMA node, with its trees of switches, GPUs and NICs."""
     sockets = sockets_of(system, first_nic)
     title = f"{len(system.numa)} NUMA nodes, {len(system.gpus)} GPUs, {len(system.nics)} NICs"
     legend_width = sum(CHAR * len(text) + 4 * PAD for _, text in _LEGEND) + CHAR * len(title) + GAP
@@ -55,7 +55,7 @@ def _socket(socket: Socket, width: float) -> list[str]:
 
 
 def _trunk(socket: Socket) -> list[str]:
-    """Return what joins the trees of a socket: a line above each row, and one down its side."""
+    """Return the lines that join the trees of a socket: one above each row, one down its side."""
     side, tops = socket.x + GAP / 2, sorted({tree.y - LINK + 4 for tree in socket.trees})
     parts = []
     for top in tops:
@@ -80,7 +80,7 @@ def _tree(box: Box) -> list[str]:
 
 
 def _wire(box: Box, top: float) -> str:
-    """Return the line from a box up to what is above it, and what that carries beside it."""
+    """Return the line from a box up to the one above, with its label."""
     x = _wire_x(box)
     label = _text(x + 6, box.y - 9, box.link, _QUIET, "start") if box.link else ""
     return _path(f"M{x:.1f} {top:.1f}V{box.y:.1f}") + label
@@ -105,7 +105,7 @@ def _rect(
 
 def _text(x: float, y: float, text: str, fill: str, anchor: str, *, bold: bool = False) -> str:
     weight = ' font-weight="600"' if bold else ""
-    legal = "".join(c if c >= " " and c.isprintable() else "?" for c in text)  # as XML has it
+    legal = "".join(c if c >= " " and c.isprintable() else "?" for c in text)  # legal in XML
     return (
         f'<text x="{x:.1f}" y="{y:.1f}" fill="{fill}" text-anchor="{anchor}"{weight}>'
         f"{escape(legal)}</text>"

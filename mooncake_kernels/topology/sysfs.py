@@ -1,7 +1,7 @@
 """A machine from sysfs, under any root: the PCI tree above its GPUs and NICs, and its NUMA nodes.
 
-Speeds of links are the highest of either end (`max_link_speed`): an idle GPU lets its link sleep at
-2.5 GT/s. Lanes are those in use: a card that is not seated well has lost some for good.
+Link speeds are the maximum of either end (`max_link_speed`), because an idle GPU drops its link to
+2.5 GT/s. Widths are those in use: a badly seated card has lost lanes permanently.
 """
 
 import re
@@ -16,14 +16,14 @@ from .sysfs_values import integer, leading_number
 _DEVICES = "/sys/bus/pci/devices"
 _HOST_BRIDGE = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
 _NVIDIA = 0x10DE
-_MAX_WIDTH = 32  # a larger one is what a device says that does not know
+_MAX_WIDTH = 32  # a larger one is reported by devices that do not know
 
 
 def read_system(root: MachineRoot) -> System:
     """Read a machine.
 
     Raises:
-        Malformed: a device has gone, or a file holds what it cannot; the message names it.
+        Malformed: a device has disappeared, or a file has an invalid value; the message names it.
     """
     reader = _Reader(root)
     devices = filter(ADDRESS.fullmatch, root.names(_DEVICES))
@@ -44,7 +44,7 @@ def read_system(root: MachineRoot) -> System:
 
 
 class _Reader:
-    """Collects the PCI functions on the way from devices up to their host bridges."""
+    """Collects the PCI functions from devices up to their host bridges."""
 
     def __init__(self, root: MachineRoot):
         self.root = root
@@ -58,7 +58,7 @@ class _Reader:
         return base_class in (0x0300, 0x0302) and vendor == _NVIDIA
 
     def add_device(self, folder: str) -> str | None:
-        """Add what a folder of /sys/devices is below; return its address, None if it is of none."""
+        """Add the PCI function above a folder of /sys/devices; return its address, None if none."""
         parts = folder.split("/")
         places = [i for i, part in enumerate(parts) if ADDRESS.fullmatch(part)]
         parent = None
@@ -102,7 +102,7 @@ def _resolved(root: MachineRoot, name: str, what: str) -> str:
 
 
 def _gpu(root: MachineRoot, index: int, address: str) -> Gpu:
-    """Describe a GPU by what its driver says in /proc, if it is loaded."""
+    """Describe a GPU from its driver's files in /proc, if the driver is loaded."""
     fields = {}
     text = root.text(f"/proc/driver/nvidia/gpus/{address}/information") or ""
     for line in text.splitlines():

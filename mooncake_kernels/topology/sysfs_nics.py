@@ -8,14 +8,14 @@ from .sysfs_values import integer, leading_number
 
 _INFINIBAND = "/sys/class/infiniband"
 _NET = "/sys/class/net"
-_MAX_GIDS = 256  # a port's table
+_MAX_GIDS = 256  # size of a port's table
 _MIN_IPV6_FIELDS = 10
 
 
 def read_nics(
     root: MachineRoot, add_device: Callable[[str], str | None], numa_of: Callable[[str], int]
 ) -> tuple[Nic, ...]:
-    """Return the NICs by name. ``add_device`` enters a folder of /sys/devices into the PCI tree."""
+    """Return the NICs by name. ``add_device`` adds a folder of /sys/devices to the PCI tree."""
     routed = _with_lower_interfaces(root, _default_route_interfaces(root))
     nics = []
     for name in sorted(root.names(_INFINIBAND), key=natural):
@@ -46,7 +46,7 @@ def read_nics(
 
 
 def _device_folder(root: MachineRoot, name: str, folder: str) -> str | None:
-    """Return where the hardware is: soft-RoCE has none, but the interface that it runs on may."""
+    """Return the hardware's folder: for soft-RoCE that of the interface it runs on, if any."""
     device = root.resolve(f"{folder}/device")
     if device is not None:
         return device
@@ -57,7 +57,7 @@ def _device_folder(root: MachineRoot, name: str, folder: str) -> str | None:
 
 
 def _best_port(root: MachineRoot, folder: str) -> int:
-    """Return the fastest of the ports that are up, of all if none is."""
+    """Return the fastest port that is up, or of all ports if none is."""
     ports = [int(name) for name in root.names(f"{folder}/ports") if name.isdigit()]
 
     def rank(port: int) -> tuple[bool, float, int]:
@@ -69,7 +69,7 @@ def _best_port(root: MachineRoot, folder: str) -> int:
 
 
 def _state(root: MachineRoot, base: str) -> str:
-    """Return ACTIVE of ``4: ACTIVE``; "" if it is no word."""
+    """Return ACTIVE of ``4: ACTIVE``; "" if it is not a word."""
     state = (root.text(f"{base}/state") or "").rpartition(":")[2].strip()
     return state if state.isidentifier() else ""
 
@@ -89,7 +89,7 @@ def _has_gid(root: MachineRoot, base: str) -> bool | None:
 def _interfaces(
     root: MachineRoot, name: str, pci: str | None, device: str | None, base: str
 ) -> tuple[str, ...]:
-    """Return the interfaces of a device: its own, and the bonds that they are in."""
+    """Return the interfaces of a device: its own, and bonds that contain them."""
     found: set[str | None] = set(root.names(f"{device}/net")) if pci else set()
     found |= {root.text(f"{_INFINIBAND}/{name}/parent"), root.text(f"{base}/gid_attrs/ndevs/0")}
     for interface in list(found):
@@ -105,7 +105,7 @@ def _interface_gbit(root: MachineRoot, netdevs: tuple[str, ...]) -> float | None
 
 
 def _default_route_interfaces(root: MachineRoot) -> set[str]:
-    """Return the interfaces that /proc/net/route and ipv6_route give for all destinations."""
+    """Return the interfaces with a default route in /proc/net/route and ipv6_route."""
     found = set()
     for line in (root.text("/proc/net/route") or "").splitlines()[1:]:
         fields = line.split()
@@ -119,7 +119,7 @@ def _default_route_interfaces(root: MachineRoot) -> set[str]:
 
 
 def _with_lower_interfaces(root: MachineRoot, names: set[str]) -> set[str]:
-    """Add what they stand on: the parts of a bond, the interface below a VLAN."""
+    """Add the interfaces beneath: the slaves of a bond, the interface under a VLAN."""
     found: set[str] = set()
     todo = list(names)
     while todo:

@@ -1,7 +1,7 @@
 """NUMA nodes in sysfs, and which of them a device belongs to.
 
-The memory of a GPU may be a node of its own, without processors (GB200): a device of such a node
-belongs to the nearest one with processors. Where a device says -1, its list of processors decides.
+The memory of a GPU may be a separate node without processors (GB200): a device of such a node
+belongs to the nearest one with processors. If a device reports -1, its processor list decides.
 """
 
 import re
@@ -21,19 +21,19 @@ class NumaReader:
         names = [name for name in root.names(_FOLDER) if re.fullmatch(r"node[0-9]{1,6}", name)]
         self._ids = sorted(int(name[4:]) for name in names)
         self._cpus = {i: self._cpu_set(f"{_FOLDER}/node{i}/cpulist") for i in self._ids}
-        if not any(self._cpus.values()):  # nothing is said: take them all
+        if not any(self._cpus.values()):  # no information: take all nodes
             self._with_cpus = self._ids
         else:
             self._with_cpus = [i for i in self._ids if self._cpus[i]]
 
     def nodes(self, known: set[int]) -> tuple[NumaNode, ...]:
-        """Return the nodes that have processors; those ``known`` of devices if nobody says."""
+        """Return the nodes with processors; the devices' ``known`` ones if that is unknown."""
         ids = self._with_cpus or sorted(known - {-1}) or [0]
         text = self._root.text
         return tuple(NumaNode(i, text(f"{_FOLDER}/node{i}/cpulist") or "") for i in ids)
 
     def of_device(self, folder: str) -> int:
-        """Return the node of a device, one that has processors; -1 if nobody says."""
+        """Return a device's node, one that has processors; -1 if unknown."""
         node = integer(self._root, f"{folder}/numa_node", -1)
         if node < 0:
             cpus = self._cpu_set(f"{folder}/local_cpulist")

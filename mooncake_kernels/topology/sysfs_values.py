@@ -1,4 +1,4 @@
-"""Values in the files of sysfs: what is not there is a default, what is there must make sense."""
+"""Values in sysfs files: a missing one is a default, a present one must be valid."""
 
 from .._machine_root import MachineRoot
 from .model import Malformed
@@ -21,7 +21,7 @@ def integer(root: MachineRoot, name: str, default: int) -> int:
 
 
 def leading_number(root: MachineRoot, name: str, unit: str) -> float:
-    """Return 32.0 of ``32.0 GT/s PCIe``; 0 if the file is not there, or says that it is unknown."""
+    """Return 32.0 for ``32.0 GT/s PCIe``; 0 if the file is missing, or says it is unknown."""
     text = root.text(name)
     if not text or text.lower().startswith("unknown"):
         return 0.0
@@ -32,7 +32,7 @@ def leading_number(root: MachineRoot, name: str, unit: str) -> float:
 
 
 def number_with_unit(text: str, unit: str) -> float:
-    """Return 32.0 of ``32.0 GT/s PCIe``.
+    """Return 32.0 for ``32.0 GT/s PCIe``.
 
     Raises:
         ValueError: it is not such a number.
@@ -48,7 +48,7 @@ def cpu_set(text: str) -> set[int]:
     """Return the processors of a list like ``0-55,112-167``.
 
     Raises:
-        ValueError: it is no such list.
+        ValueError: it is not such a list.
     """
     cpus: set[int] = set()
     for part in filter(None, text.split(",")):

@@ -1,4 +1,4 @@
-"""Topology: one machine, asked which NIC is near which memory."""
+"""Topology: one machine, and which NIC is near which memory."""
 
 import os
 import threading
@@ -17,19 +17,19 @@ from .policy import NicPolicy
 from .sources import discover_system, read_file
 
 _DEFAULT = NicPolicy()
-_MAX_POLICIES = 64  # whose choices are kept
+_MAX_POLICIES = 64  # whose choices are cached
 
 
 class Topology:
     """A machine's processors, GPUs and NICs, and the PCI tree between them.
 
-    A location is ``"cpu:<NUMA node>"`` or ``"cuda:<index>"``; a NIC is called by its name. All
-    calls take also the ``Gpu`` or ``Nic`` itself. GPUs are numbered as NVML or an XML's ``dev``
-    says, else by PCI address: ``with_gpu_order`` is for a process that numbers them in another way
+    A location is ``"cpu:<NUMA node>"`` or ``"cuda:<index>"``; a NIC is identified by its name. All
+    calls also accept the ``Gpu`` or ``Nic`` itself. GPUs are numbered as by NVML or an XML's
+    ``dev``, else by PCI address: use ``with_gpu_order`` for a process with another numbering
     (CUDA_VISIBLE_DEVICES). Thread-safe. Made by ``discover``, ``from_nccl_xml`` or ``from_json``.
 
     Raises:
-        InvalidArgument: the parts of ``system`` do not fit together; the message names one.
+        InvalidArgument: the parts of ``system`` are inconsistent; the message names one.
     """
 
     def __init__(self, system: System, unreachable: json_format.Unreachable | None = None):
@@ -50,17 +50,17 @@ class Topology:
         """Read the machine: sysfs and /proc under a root, and NVML if that is this machine's.
 
         Raises:
-            InvalidArgument: there is no /sys, or what it says makes no sense; the message names
+            InvalidArgument: there is no /sys, or its contents are inconsistent; the message names
                 the device or file.
         """
         return cls(discover_system(root))
 
     @classmethod
     def from_nccl_xml(cls, path: str | os.PathLike[str]) -> "Topology":
-        """Read what NCCL_TOPO_DUMP_FILE has written, or a cloud's NCCL_TOPO_FILE.
+        """Read a file written by NCCL_TOPO_DUMP_FILE, or a cloud's NCCL_TOPO_FILE.
 
         Raises:
-            InvalidArgument: it cannot be read, or is no such file; the message says why.
+            InvalidArgument: it cannot be read, or is not such a file; the message says why.
         """
         return cls(
             read_file("from_nccl_xml", "NCCL's topology as XML", nccl_xml.read_nccl_xml, path)
@@ -68,10 +68,10 @@ class Topology:
 
     @classmethod
     def from_json(cls, path: str | os.PathLike[str]) -> "Topology":
-        """Read what ``to_json`` has written.
+        """Read the output of ``to_json``.
 
         Raises:
-            InvalidArgument: it cannot be read, or is no such file; the message says why.
+            InvalidArgument: it cannot be read, or is not such a file; the message says why.
         """
         what = "a topology saved as JSON"
         system, unreachable = read_file("from_json", what, json_format.read_json, path)
@@ -97,17 +97,17 @@ class Topology:
 
     @property
     def numa_nodes(self) -> tuple[NumaNode, ...]:
-        """The NUMA nodes that have processors."""
+        """The NUMA nodes with processors."""
         return self._system.numa
 
     @property
     def locations(self) -> list[str]:
-        """What NICs can be chosen for: ``cpu:0``, ..., ``cuda:0``, ..."""
+        """The places NICs can be chosen for: ``cpu:0``, ..., ``cuda:0``, ..."""
         return [name for name in self._places if name.startswith(("cpu:", "cuda:"))]
 
     @property
     def unreachable(self) -> dict[tuple[str, str], str]:
-        """(location, NIC) to why the NIC cannot reach it."""
+        """(location, NIC) to the reason why the NIC cannot reach it."""
         return dict(self._unreachable)
 
     def path(self, a: str | Gpu | Nic, b: str | Gpu | Nic) -> PathKind:
@@ -121,8 +121,8 @@ class Topology:
     def path_bandwidth(self, a: str | Gpu | Nic, b: str | Gpu | Nic) -> float | None:
         """Return GB/s of the narrowest PCI link between two places, in one direction.
 
-        The port of a NIC is not on the way to it, and what is between sockets no file tells. None
-        if no link of the path says anything believable.
+        A NIC's port is not part of the path, and no file describes the link between sockets. None
+        if no link of the path has a plausible value.
 
         Raises:
             InvalidArgument: there is no such place.
@@ -131,28 +131,28 @@ class Topology:
         return gb_per_s_of(self._place(op, "a", a), self._place(op, "b", b))
 
     def choose_nics(self, location: str | Gpu, *, policy: NicPolicy | None = None) -> list[Nic]:
-        """Return the NICs for a location, the best first; [] if there is none.
+        """Return the NICs for a location, best first; [] if there are none.
 
-        The order: kind of the path, bandwidth, state of the port, link layer, NUMA node; equals are
-        spread over all GPUs of the machine, the same in every process. Not chosen are ports that
-        are down, Ethernet ports without a GID, what looks like a management NIC (slower than half
-        of the fastest; or carrying the default route, on no GPU's switch, and not the only one that
-        fast), and what was marked unreachable. ``explain`` tells of each.
+        The order: kind of the path, bandwidth, state of the port, link layer, NUMA node; ties are
+        spread over all GPUs of the machine, identically in every process. Not chosen are ports that
+        are down, Ethernet ports without a GID, NICs that look like management NICs (slower than
+        half of the fastest; or carrying the default route, on no GPU's switch, and not the only one
+        that fast), and those marked unreachable. ``explain`` gives the reason for each.
 
         Raises:
             InvalidArgument: there is no such location, or the policy names a NIC or a
-                location that is not there.
+                location that does not exist.
         """
         try:
             chosen = self._chosen.get((location, policy))  # type: ignore[arg-type]
-        except TypeError:  # unhashable, so it is neither, which is said below
+        except TypeError:  # unhashable, so neither; reported below
             chosen = None
         return list(self._choose(str(location), policy) if chosen is None else chosen)
 
     def nic_tiers(
         self, location: str | Gpu, *, policy: NicPolicy | None = None
     ) -> list[tuple[Nic, ...]]:
-        """Return the NICs for a location in tiers of equally good ones; no limit is applied.
+        """Return the NICs for a location in tiers of equally good ones; without a limit.
 
         Raises:
             InvalidArgument: as for ``choose_nics``.
@@ -161,7 +161,7 @@ class Topology:
         return [tuple(candidate.nic for candidate in tier) for tier in choice.tiers]
 
     def explain(self, location: str | Gpu, *, policy: NicPolicy | None = None) -> str:
-        """Say why NICs are chosen for a location, and why others are not: a line each.
+        """Say why NICs are chosen for a location, and why others are not: one line each.
 
         Raises:
             InvalidArgument: as for ``choose_nics``.
@@ -171,16 +171,16 @@ class Topology:
         return explain.explain(self._system, str(location), choice, policy.limit)
 
     def balancer(self, policy: NicPolicy | None = None) -> Balancer:
-        """Return what chooses among equals by load, for every location, as things are now.
+        """Return a balancer that chooses among equals by load, for every location, as of now.
 
         Raises:
-            InvalidArgument: the policy names a NIC that is not there.
+            InvalidArgument: the policy names a NIC that does not exist.
         """
         policy = policy or _DEFAULT
         return Balancer(self._system, self._choices_of("balancer", policy), policy.limit)
 
     def mark_unreachable(self, location: str | Gpu, nic: str | Nic, reason: str) -> None:
-        """Remember that a NIC cannot reach a location's memory, as a probe has found.
+        """Record that a NIC cannot reach a location's memory, as found by a probe.
 
         Raises:
             InvalidArgument: there is no such location or NIC.
@@ -191,7 +191,7 @@ class Topology:
             self._choices, self._chosen = {}, {}
 
     def mark_reachable(self, location: str | Gpu, nic: str | Nic) -> None:
-        """Forget what ``mark_unreachable`` was told.
+        """Undo ``mark_unreachable``.
 
         Raises:
             InvalidArgument: there is no such location or NIC.
@@ -202,29 +202,29 @@ class Topology:
             self._choices, self._chosen = {}, {}
 
     def with_gpu_order(self, order: Sequence[int | str]) -> "Topology":
-        """Return the topology as a process sees it whose cuda:i is the i-th of ``order``.
+        """Return the topology as seen by a process whose cuda:i is the i-th of ``order``.
 
         Args:
             order: indices of this topology, PCI addresses or UUIDs. GPUs that are left out come
                 after them: other processes use them, so they take part in the spread.
 
         Raises:
-            InvalidArgument: a GPU is not there, or named twice.
+            InvalidArgument: a GPU does not exist, or is named twice.
         """
         return Topology(*reordered(self._system, self.unreachable, order))
 
     def to_json(self) -> str:
-        """Return the machine, and what is known to be unreachable, for ``from_json``."""
+        """Return the machine, and which pairs are unreachable, for ``from_json``."""
         return json_format.to_text(self._system, self.unreachable)
 
     def to_mooncake_json(self, *, policy: NicPolicy | None = None) -> str:
         """Return ``{"cpu:0": [[preferred], [others]], "cuda:0": ...}``, Mooncake's priority matrix.
 
-        Byte for byte what Mooncake's Topology::toString() writes for this matrix; Mooncake reads
-        it by MC_CUSTOM_TOPO_JSON. Preferred is the best tier.
+        Byte-identical to the output of Mooncake's Topology::toString() for this matrix; Mooncake
+        reads it from MC_CUSTOM_TOPO_JSON. Preferred is the best tier.
 
         Raises:
-            InvalidArgument: the policy names a NIC that is not there.
+            InvalidArgument: the policy names a NIC that does not exist.
         """
         choices = self._choices_of("to_mooncake_json", policy or _DEFAULT)
         return mooncake_json.to_text(mooncake_json.matrix_of(choices))
@@ -243,19 +243,19 @@ class Topology:
         return svg.draw(self._system, {pci: nics[0] for pci, nics in first.items() if nics})
 
     def __eq__(self, other: object) -> bool:
-        """Tell whether both are the same machine, with the same known to be unreachable."""
+        """Tell whether both are the same machine with the same pairs known to be unreachable."""
         if not isinstance(other, Topology):
             return NotImplemented
         return (self._system, self._unreachable) == (other._system, other._unreachable)
 
-    __hash__ = None  # type: ignore[assignment]  # it can be told more
+    __hash__ = None  # type: ignore[assignment]  # mutable
 
     def __reduce__(self) -> tuple[type, tuple[System, json_format.Unreachable]]:
-        """The machine and what was marked: other processes make the same choices."""
+        """Keep the machine and the marks: other processes make the same choices."""
         return type(self), (self._system, self.unreachable)
 
     def __repr__(self) -> str:
-        """Name the parts."""
+        """Summarize the parts."""
         return (
             f"Topology({len(self.numa_nodes)} nodes, {len(self.gpus)} GPUs, {len(self.nics)} NICs)"
         )

@@ -1,1 +1,1 @@
-"""Triton kernels: for a GPU without nvcc's kernels, and for TRITON_INTERPRET=1 on the CPU."""
+"""Triton kernels: for GPUs without nvcc's kernels, and for TRITON_INTERPRET=1 on the CPU."""

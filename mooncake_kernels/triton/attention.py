@@ -1,4 +1,4 @@
-"""paged_attention in Triton: how a call is cut into programs, without a look at what is in it."""
+"""paged_attention in Triton: splitting a call into programs, without reading its data."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -12,25 +12,25 @@ from ..errors import InvalidArgument, Unavailable
 from .attention_kernel import paged_attention_kernel
 from .attention_merge import merge_attention
 
-INTERPRETED = triton.knobs.runtime.interpret  # triton.jit looks at it once, here
-# The interpreter multiplies no bfloat16.
+INTERPRETED = triton.knobs.runtime.interpret  # triton.jit reads it once, here
+# The interpreter cannot multiply bfloat16.
 DOT_TYPES = {
     torch.float32: tl.float32,
     torch.float16: tl.float16,
     torch.bfloat16: tl.float32 if INTERPRETED else tl.bfloat16,
 }
 MIN_SPLIT_KEYS = 512
-SHARED_BYTES = 227 << 10  # that a program may have, on sm_90 and sm_100
+SHARED_BYTES = 227 << 10  # available to a program on sm_90 and sm_100
 BARRIER_BYTES = 2048  # and other small things
 _bad_entries: dict[torch.device, BadIds] = {}
 
 
 @dataclass(frozen=True)
 class Shape:
-    """How a call is cut into programs.
+    """The split of a call into programs.
 
     Attributes:
-        constants: those of the kernel.
+        constants: of the kernel.
         num_warps, num_stages: Triton's.
     """
 
@@ -43,12 +43,12 @@ class Shape:
         cls, num_queries: float, group: int, dims: tuple[int, int], block_size: int,
         types: tuple[torch.dtype, torch.dtype, torch.dtype],
     ) -> "Shape":  # fmt: skip
-        """Choose for requests of about that many queries. Reasoned, not yet measured on a GPU.
+        """Choose for requests of about ``num_queries`` queries. Not yet measured on a GPU.
 
         A group of more heads than a program has rows is split into equal parts.
 
         Args:
-            num_queries: of a request.
+            num_queries: per request.
             group: query heads that share a KV head.
             dims: of keys, and of values.
             block_size: of the cache.
@@ -62,7 +62,7 @@ class Shape:
         main = max(16, 1 << (k_dim.bit_length() - 1))
         rest = max(16, triton.next_power_of_2(k_dim - main)) if k_dim > main else 0
         v_padded = max(16, triton.next_power_of_2(v_dim))
-        # The sums of 64 rows and 512 dims, or 128 and 128, are what sm_100's tensor memory holds.
+        # The sums of 64 rows and 512 dims, or 128 and 128, fill sm_100's tensor memory.
         most = 128 if widest <= 128 else 64 if v_padded <= 512 else 32
         wanted = triton.next_power_of_2(int(max(1.0, num_queries) * group))
         rows, tile = _fitting(
@@ -77,19 +77,19 @@ class Shape:
 
     @property
     def num_parts(self) -> int:
-        """Return how many programs share a group."""
+        """Return the number of programs that share a group."""
         return triton.cdiv(self.constants["GROUP"], self.constants["HEADS"])
 
     @property
     def num_queries(self) -> int:
-        """Return the queries of a program."""
+        """Return the number of queries of a program."""
         return self.constants["ROWS"] // self.constants["HEADS"]
 
 
 def _fitting(
     rows: int, tile: int, padded: tuple[int, int], types: tuple[torch.dtype, ...]
 ) -> tuple[int, int]:
-    """Return as many rows and keys as shared memory has room for."""
+    """Return the rows and keys that fit into shared memory."""
     while _shared_bytes(rows, tile, padded, types) > SHARED_BYTES:
         if (rows, tile) == (16, 16):
             raise InvalidArgument(
@@ -106,10 +106,10 @@ def _fitting(
 def _shared_bytes(
     rows: int, tile: int, padded: tuple[int, int], types: tuple[torch.dtype, ...]
 ) -> int:
-    """Return no less than Triton (3.9) takes: queries, weights, keys and values.
+    """Return an upper bound of Triton's (3.9) use: queries, weights, keys and values.
 
-    These are there twice for the tensor cores that read shared memory (64 rows, 16 bits), for the
-    next tile; and once more where they are converted.
+    Keys and values are stored twice for tensor cores that read shared memory (64 rows, 16 bits),
+    for the next tile; and once more where they are converted.
     """
     q, *caches = types
     num_copies = 2 if rows >= 64 and q.itemsize == 2 else 1
@@ -133,7 +133,7 @@ def paged_attention(
     k_scale: torch.Tensor | None,
     v_scale: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Run the kernel; the arguments are those of ``torch.ops.mooncake_kernels.paged_attention``.
+    """Run the kernel; arguments as for ``torch.ops.mooncake_kernels.paged_attention``.
 
     Raises:
         InvalidArgument: an earlier call on the device met a block that is not in its cache.
@@ -187,7 +187,7 @@ def paged_attention(
 
 
 def _num_splits(num_programs: int, max_keys: int, device: torch.device) -> int:
-    """As many as fill the GPU twice, none of them short."""
+    """As many as fill the GPU twice, but none of them short."""
     num_sms = 8
     if device.type == "cuda":
         num_sms = torch.cuda.get_device_properties(device).multi_processor_count
@@ -196,7 +196,7 @@ def _num_splits(num_programs: int, max_keys: int, device: torch.device) -> int:
 
 
 def _take_bad(device: torch.device) -> BadIds:
-    """Return where a kernel reports a bad block, after a look at what earlier ones did."""
+    """Return where a kernel reports a bad block, after checking for earlier reports."""
     if device not in _bad_entries:
         _bad_entries[device] = BadIds(device, ("", ""), (0, 0))
     bad = _bad_entries[device]

@@ -10,7 +10,7 @@ from ..bad_ids import BadIds
 from ..errors import InvalidArgument, Unavailable
 from ..transforms import FP8
 
-INTERPRETED = triton.knobs.runtime.interpret  # triton.jit looks at it once, here
+INTERPRETED = triton.knobs.runtime.interpret  # triton.jit reads it once, here
 _bad_slots: dict[torch.device, BadIds] = {}
 
 
@@ -28,7 +28,7 @@ def append_rows_kernel(
     block_stride,
     token_stride,
     head_stride,
-    first,  # of the elements that are turned
+    first,  # rotated element
     num_pairs,
     BLOCK_SIZE: tl.constexpr,
     DIM: tl.constexpr,
@@ -36,7 +36,7 @@ def append_rows_kernel(
     HAS_ROPE: tl.constexpr,
     INTERLEAVED: tl.constexpr,
     HAS_SCALES: tl.constexpr,
-    LARGEST: tl.constexpr,  # that the cache holds, of fp8; 0 otherwise
+    LARGEST: tl.constexpr,  # fp8 value that the cache holds; otherwise 0
 ):
     """Program (i, head) writes one row of token i."""
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -89,7 +89,7 @@ def append_kv(
     k_scale: torch.Tensor | None,
     v_scale: torch.Tensor | None,
 ) -> None:
-    """Run the kernel; the arguments are those of ``torch.ops.mooncake_kernels.append_kv``.
+    """Run the kernel; arguments as for ``torch.ops.mooncake_kernels.append_kv``.
 
     Raises:
         InvalidArgument: an earlier call on the device met a slot that is not in its cache.

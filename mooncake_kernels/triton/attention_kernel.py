@@ -1,9 +1,9 @@
 """The kernel of paged attention in Triton. Its launcher is in attention.py.
 
-A program has the rows of TILE_QUERIES queries, for HEADS of the heads that share a KV head (all of
-them, where there is room), and the keys of one split. (FlashAttention-2, section 3.1;
-Flash-Decoding.) How many programs there are depends on shapes alone, so that a CUDA graph may hold
-them; those that have nothing to do leave at once.
+A program handles the rows of TILE_QUERIES queries, for HEADS of the heads that share a KV head (all
+of them, if there is room), and the keys of one split. (FlashAttention-2, section 3.1;
+Flash-Decoding.) The number of programs depends only on shapes, so a CUDA graph can capture them;
+programs without work exit at once.
 """
 
 # ruff: noqa: N803 - constants in capitals are Triton's custom
@@ -47,16 +47,16 @@ def paged_attention_kernel(
     HAS_K_SCALES: tl.constexpr,
     HAS_V_SCALES: tl.constexpr,
     GROUP: tl.constexpr,  # query heads that share a KV head
-    HEADS: tl.constexpr,  # of a group that a program takes, at most ROWS
+    HEADS: tl.constexpr,  # of a group that a program handles, at most ROWS
     ROWS: tl.constexpr,  # of a program, a power of 2
     TILE: tl.constexpr,  # keys
     BLOCK_SIZE: tl.constexpr,
     K_DIM: tl.constexpr,
-    MAIN: tl.constexpr,  # powers of 2 that K_DIM is cut into
+    MAIN: tl.constexpr,  # powers of 2 into which K_DIM is split
     REST: tl.constexpr,
     V_DIM: tl.constexpr,
     V_PADDED: tl.constexpr,
-    DOT_TYPE: tl.constexpr,  # of the operands of products: q's, for what Triton has
+    DOT_TYPE: tl.constexpr,  # of the operands of products: q's, if Triton supports it
 ):
     """Program (tile, part of a group, split): see the module."""
     TILE_QUERIES: tl.constexpr = ROWS // HEADS  # noqa: N806
@@ -112,7 +112,7 @@ def paged_attention_kernel(
     largest = tl.full([ROWS], float("-inf"), dtype=tl.float32)
     total = tl.zeros([ROWS], dtype=tl.float32)
     bad_entry = tl.full([TILE], NONE, dtype=tl.int32)
-    # Of each interval: tiles that some see, those that all see, and again some; then the tail's.
+    # For each interval: tiles that some rows see, that all see, and again some; then the tail's.
     for step in range(5 + 64 // TILE):
         at = base // TILE * TILE + (step - 4) * TILE
         is_new = ((at < a0) | (at >= a3)) & ((at < b0) | (at >= b3)) & (at >= first_key)
@@ -135,7 +135,7 @@ def paged_attention_kernel(
                 BLOCK_SIZE, TILE, K_DIM, MAIN, REST, V_DIM, V_PADDED, DOT_TYPE, IS_FULL=True,
             )  # fmt: skip
 
-    is_empty = total == 0.0  # where all scores are NaN, the largest is -inf as well
+    is_empty = total == 0.0  # if all scores are NaN, the largest is -inf as well
     total = tl.where(is_empty, 1.0, total)
     factor = 1.0 / total
     if HAS_V_SCALES:
@@ -143,7 +143,7 @@ def paged_attention_kernel(
     num_heads = tl.num_programs(1) // PARTS * GROUP
     index = (split.to(tl.int64) * num_q + query) * num_heads + head
     v_dims = tl.arange(0, V_PADDED)
-    values = sums * factor[:, None]  # 0 of a row that is empty
+    values = sums * factor[:, None]  # 0 for an empty row
     tl.store(out + index[:, None] * V_DIM + v_dims[None, :], values.to(out.dtype.element_ty),
              mask=is_row[:, None] & (v_dims < V_DIM)[None, :])  # fmt: skip
     natural = tl.where(is_empty, float("-inf"), (largest + tl.log2(total)) * 0.6931471805599453)

@@ -37,7 +37,7 @@ def merge_attention_kernel(
                          mask=dims < num_wanted, other=0.0)  # fmt: skip
         total += weight
         sums += weight * values.to(tl.float32)
-    is_empty = total == 0.0  # not of lses that are NaN
+    is_empty = total == 0.0  # false for NaN lses
     values = tl.where(is_empty, 0.0, sums / tl.where(is_empty, 1.0, total))
     tl.store(out + row * DIM + dims, values.to(out.dtype.element_ty), mask=dims < DIM)
     merged = largest + tl.log2(tl.where(is_empty, 1.0, total))

@@ -1,4 +1,4 @@
-"""The device functions of paged attention in Triton: which tiles there are, and one of them."""
+"""The device functions of paged attention in Triton: finding the tiles, and computing one."""
 
 # ruff: noqa: N803 - constants in capitals are Triton's custom
 
@@ -10,7 +10,7 @@ NONE = tl.constexpr((1 << 31) - 1)  # later than any key
 
 @triton.jit
 def request_of(cu_q, num_requests, tile, TILE_QUERIES: tl.constexpr):
-    """Return the request that a tile is of: the tiles of b begin at cu_q[b] // TILE_QUERIES + b."""
+    """Return a tile's request: the tiles of request b begin at cu_q[b] // TILE_QUERIES + b."""
     low, high = 0, num_requests
     while high - low > 1:
         middle = (low + high) // 2
@@ -23,7 +23,7 @@ def request_of(cu_q, num_requests, tile, TILE_QUERIES: tl.constexpr):
 
 @triton.jit
 def tiles_of(begin, end, is_row, first_key, last_key, TILE: tl.constexpr):
-    """Return an interval of some rows as tiles: seen by any row [0, 3), by all rows [1, 2)."""
+    """Return some rows' interval as tiles: seen by any row [0, 3), by all rows [1, 2)."""
     is_used = is_row & (end > begin)
     any_begin = tl.min(tl.where(is_used, begin, NONE), 0)
     any_end = tl.max(tl.where(is_used, end, 0), 0)

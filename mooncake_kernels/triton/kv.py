@@ -10,7 +10,7 @@ from ..errors import InvalidArgument, Unavailable
 from ..kv.layout import HEADER, PLANE_FIELDS, SIDE_FIELDS
 
 WORDS_PER_PROGRAM = 1024
-INTERPRETED = triton.knobs.runtime.interpret  # triton.jit looks at it once, here
+INTERPRETED = triton.knobs.runtime.interpret  # triton.jit reads it once, here
 WORD_TYPES = {8: tl.int64, 4: tl.int32, 2: tl.int16, 1: tl.int8}
 
 
@@ -22,7 +22,7 @@ def copy_blocks_kernel(
     dst_ids,
     bad,  # *i64 [3]: side (-1: being written), index, id
     num_planes,
-    num_src_ids,  # the six numbers of a side are told in csrc/kv/copy_blocks.h
+    num_src_ids,  # the six numbers per side are described in csrc/kv/copy_blocks.h
     src_block_stride,  # bytes, as all strides
     src_pieces_per_id,
     src_piece_stride,
@@ -65,7 +65,7 @@ def copy_blocks_kernel(
         if tl.atomic_cas(bad, tl.zeros_like(side), tl.zeros_like(side) - 1) == 0:
             tl.store(bad + 1, tl.where(src_is_bad, src_index, dst_index))
             tl.store(bad + 2, tl.where(src_is_bad, src_id, dst_id))
-            tl.atomic_xchg(bad, side, sem="release", scope="sys")  # last: the host looks at it
+            tl.atomic_xchg(bad, side, sem="release", scope="sys")  # last: the host polls it
     src_is_good = (src_id >= 0) & (src_id < num_src_ids)
     dst_is_good = (dst_id >= 0) & (dst_id < num_dst_ids)
     num_wanted = tl.where(src_is_good & dst_is_good, run_words, 0)
@@ -94,7 +94,7 @@ def copy_blocks(
     dst_ids: torch.Tensor | None,
     bad: torch.Tensor,
 ) -> None:
-    """Run the plan; the arguments are those of ``torch.ops.mooncake_kernels.copy_blocks``.
+    """Run the plan; arguments as for ``torch.ops.mooncake_kernels.copy_blocks``.
 
     Unlike the CUDA kernel it uploads the planes' addresses at each call.
 
@@ -140,7 +140,7 @@ def copy_blocks(
 
 
 def _num_pieces(*sides: tuple[list[int], torch.Tensor | None]) -> int:
-    """Count what the ids name; a side without ids has as many as that takes."""
+    """Count what the ids name; a side without ids takes as many as the other."""
     counts = [ids.numel() * side[2] for side, ids in sides if ids is not None]
     if not counts:
         raise InvalidArgument("copy_blocks: src_blocks or dst_blocks must be given")

@@ -1,1 +1,1 @@
-"""One file a group of checks. Each has a TOPIC and a function ``check`` that yields findings."""
+"""One file per group of checks. Each has a TOPIC and a function ``check`` that yields findings."""

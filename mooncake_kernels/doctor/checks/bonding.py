@@ -1,4 +1,4 @@
-"""Checks of bonds that RDMA devices are under."""
+"""Checks of bonds beneath RDMA devices."""
 
 from collections.abc import Iterator
 
@@ -17,7 +17,7 @@ _MODES = ("active-backup", "balance-xor", "802.3ad")
 
 
 def check(root: MachineRoot, all_ports: list[Port]) -> Iterator[Finding]:
-    """Look at each bond that an RDMA device's interface is, or is a slave of."""
+    """Check each bond that an RDMA device's interface is, or is a slave of."""
     bonds: dict[str, list[str]] = {}
     for port in all_ports:
         bond = _bond_of(root, port.netdev) if port.netdev else None

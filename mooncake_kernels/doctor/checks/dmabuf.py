@@ -28,7 +28,7 @@ _FIXES = {
 
 
 def check(root: MachineRoot, gpus: Collection[str], has_call: bool | None) -> Iterator[Finding]:
-    """Look at what each way needs. One of the two is enough; where both fail, say so."""
+    """Check the requirements of each way. One of them is enough; report if both fail."""
     if not gpus or not ports.devices(root):
         detail = "not looked at: it takes a GPU and an RDMA device"
         yield TOPIC.info("peermem", "GPU memory", detail)
@@ -57,7 +57,7 @@ def _kernel(root: MachineRoot) -> _Row:
     if (int(number[1]), int(number[2])) < _FIRST_KERNEL:
         return "dmabuf_kernel", subject, State.WARNING, "must be 5.12 or later"
     config = _kernel_config(root, release)
-    if config is None:  # what RDMA is built with selects it, so that this is no doubt
+    if config is None:  # selected by what RDMA is built with, so there is no doubt
         return "dmabuf_kernel", subject, State.OK, "5.12 or later; its configuration is not here"
     if not re.search("^CONFIG_DMA_SHARED_BUFFER=y", config, re.M):
         return "dmabuf_kernel", subject, State.WARNING, "CONFIG_DMA_SHARED_BUFFER is not set"

@@ -1,4 +1,4 @@
-"""Checks of the addresses of ports: GIDs and partition keys."""
+"""Checks of port addresses: GIDs and partition keys."""
 
 from collections.abc import Iterator
 
@@ -18,7 +18,7 @@ _LIMITED = 0x7FFF
 
 
 def check(root: MachineRoot, all_ports: list[Port]) -> Iterator[Finding]:
-    """Look at the addresses of ports that are active."""
+    """Check the addresses of active ports."""
     for port in all_ports:
         if not port.is_active:
             continue
@@ -34,7 +34,7 @@ def check(root: MachineRoot, all_ports: list[Port]) -> Iterator[Finding]:
 
 
 def _roce(port: Port) -> Finding:
-    # An old kernel names no types: whatever is there may be version 2.
+    # An old kernel names no types: any entry may be version 2.
     usable = [gid for gid in port.gids if gid.type in ("RoCE v2", "")]
     routable = [gid for gid in usable if gid.kind in ("ipv4", "global")]
     best = next((gid for gid in routable if gid.kind == "ipv4"), next(iter(routable), None))

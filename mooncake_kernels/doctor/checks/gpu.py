@@ -1,4 +1,4 @@
-"""Checks of the GPUs: their driver, and how much of their memory the PCI bus can reach."""
+"""Checks of the GPUs: their driver, and how much of their memory the PCI bus can address."""
 
 import re
 from collections.abc import Collection, Iterator, Mapping
@@ -21,7 +21,7 @@ _MEMORY_FLAG = 0x200  # IORESOURCE_MEM
 
 
 def driver_version(root: MachineRoot) -> str | None:
-    """Return the version of the driver that is loaded; None if none is."""
+    """Return the version of the loaded driver; None if none is loaded."""
     found = re.search(r"NVRM version:.*?\s([0-9]+\.[0-9.]+)\s", (root.text(VERSION) or "") + "\n")
     return found.group(1) if found else None
 
@@ -34,7 +34,7 @@ def has_open_modules(root: MachineRoot) -> bool:
 def check(
     root: MachineRoot, gpus: Collection[str], memory_bytes: Mapping[str, int]
 ) -> Iterator[Finding]:
-    """Look at the driver and at each GPU's BAR1."""
+    """Check the driver and each GPU's BAR1."""
     version = driver_version(root)
     if version:
         kind = "open" if has_open_modules(root) else "proprietary"

@@ -1,4 +1,4 @@
-"""Checks of what makes peers on the PCI bus go the long way: ACS and the IOMMU."""
+"""Checks of what makes peer-to-peer PCI traffic take a detour: ACS and the IOMMU."""
 
 from collections.abc import Iterator, Mapping
 
@@ -20,7 +20,7 @@ _AS_ROOT = "sudo python -m mooncake_kernels doctor --only isolation"
 
 
 def check(root: MachineRoot, gpus: Mapping[str, str], nics: Mapping[str, str]) -> Iterator[Finding]:
-    """Look at the bridges above GPUs and NICs, and at how the IOMMU treats them."""
+    """Check the bridges above GPUs and NICs, and the IOMMU's treatment of them."""
     devices = {**gpus, **nics}
     if not gpus or len(devices) < 2:
         detail = "not looked at: it takes two devices, one of them a GPU"

@@ -1,4 +1,4 @@
-"""Checks of what is built in, loads, and is installed."""
+"""Checks of what is compiled in, loads, and is installed."""
 
 from collections.abc import Collection, Iterator
 
@@ -28,7 +28,7 @@ _FIXES = {
     "cuda_driver": "install the driver of the GPU (in a container: docker run --gpus all)",
     "libibverbs": _VERBS,
 }
-# The kernel's driver of a PCI function, and the provider that rdma-core has for it.
+# The kernel driver of a PCI function, and rdma-core's provider for it.
 _PROVIDERS = {
     "mlx5_core": "mlx5",
     "mlx4_core": "mlx4",
@@ -39,7 +39,7 @@ _PROVIDERS = {
 
 
 def check(root: MachineRoot, here: Here, gpus: Collection[str]) -> Iterator[Finding]:
-    """Say of each library whether it is here; with the hardware it is for, absence is bad."""
+    """Report whether each library is available; if its hardware is present, absence is bad."""
     if not here.libraries:
         detail = "not looked at: a captured machine does not tell its libraries"
         yield TOPIC.info("operators", "libraries", detail)

@@ -29,7 +29,7 @@ _THIS = "this process"
 
 
 def check(root: MachineRoot, gpus: Collection[str]) -> Iterator[Finding]:
-    """Look at the limits; they are those of the shell that the doctor was started from."""
+    """Check the limits, which are those of the shell that started the doctor."""
     yield _memlock(root)
     yield _nofile(root)
     yield _address_space(root, gpus)
@@ -63,7 +63,7 @@ def _memlock_fix(root: MachineRoot, hard: float) -> str:
 
 
 def _raise_hard(root: MachineRoot, item: str, value: str, setting: str) -> str:
-    who = "root" if process.ids(root, "Uid")[1:2] == [0] else "*"  # * does not mean root
+    who = "root" if process.ids(root, "Uid")[1:2] == [0] else "*"  # * does not include root
     file = f"/etc/security/limits.d/99-{item}.conf"
     line = f"echo '{who} - {item} {value}' | sudo tee {file}"
     return f"{line}, and log in again (a service: {setting} under [Service])"
@@ -116,7 +116,7 @@ def _shm(root: MachineRoot) -> Finding:
     found = re.search(r"(?:^|,)size=([0-9]{1,15})([kmg]?)", mount[1])
     if found:
         size = int(found[1]) << {"": 0, "k": 10, "m": 20, "g": 30}[found[2]]
-    else:  # tmpfs takes half of the memory
+    else:  # tmpfs defaults to half of the memory
         size = (process.memory_bytes(root) or 0) // 2
     if not size:
         return TOPIC.unknown("shm", "/dev/shm", "its size cannot be read")

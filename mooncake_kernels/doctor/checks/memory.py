@@ -20,7 +20,7 @@ _THP = "/sys/kernel/mm/transparent_hugepage"
 
 
 def check(root: MachineRoot) -> Iterator[Finding]:
-    """Look at how the kernel gives memory."""
+    """Check how the kernel allocates memory."""
     yield _huge_pages(root)
     yield _thp(root, "thp", "enabled", "madvise")
     yield _thp(root, "thp_shmem", "shmem_enabled", "advise")

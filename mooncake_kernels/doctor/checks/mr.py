@@ -1,4 +1,4 @@
-"""Checks of how much memory a device can register, as libibverbs says."""
+"""Checks of how much memory a device can register, according to libibverbs."""
 
 from collections.abc import Iterator, Sequence
 
@@ -19,7 +19,7 @@ _MIN_REGIONS = 4096
 
 
 def check(root: MachineRoot, devices: Sequence[DeviceInfo]) -> Iterator[Finding]:
-    """Look at each device that libibverbs told of; sysfs has nothing of this."""
+    """Check each device that libibverbs lists; sysfs does not have this."""
     memory = process.memory_bytes(root)
     for device in devices:
         size = f"{human(device.max_mr_bytes)} a region"

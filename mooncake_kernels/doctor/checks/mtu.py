@@ -1,4 +1,4 @@
-"""Checks of MTUs. Of RoCE it follows from the interface's; libibverbs tells it of all ports."""
+"""Checks of MTUs. RoCE's follows from the interface's; libibverbs reports it for all ports."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -15,19 +15,19 @@ TOPIC = Topic(
     },
 )
 _PAYLOADS = (4096, 2048, 1024, 512, 256)
-# What the kernel leaves for GRH, UDP, BTH, XRC, atomic headers and ICRC.
+# The kernel's reserve for GRH, UDP, BTH, XRC, atomic headers and ICRC.
 _HEADER_BYTES = 40 + 8 + 12 + 4 + 28 + 4
 
 
 def payload_bytes(netdev_mtu: int) -> int:
-    """Return the RDMA MTU that fits an interface's."""
+    """Return the RDMA MTU that fits into an interface's."""
     return next((size for size in _PAYLOADS if size + _HEADER_BYTES <= netdev_mtu), 0)
 
 
 def check(
     root: MachineRoot, all_ports: list[Port], devices: Sequence[DeviceInfo]
 ) -> Iterator[Finding]:
-    """Look at the MTU of ports that are active, and whether they agree."""
+    """Check the MTU of active ports, and whether they agree."""
     verbs = {
         f"{device.name} port {port.number}": port for device in devices for port in device.ports
     }

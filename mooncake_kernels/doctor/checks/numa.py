@@ -1,4 +1,4 @@
-"""Checks of NUMA: nodes, where devices are, and pages that the kernel moves."""
+"""Checks of NUMA: nodes, where devices are, and pages moved by the kernel."""
 
 from collections.abc import Iterator, Mapping
 
@@ -18,7 +18,7 @@ _NODES = "/sys/devices/system/node"
 
 
 def check(root: MachineRoot, gpus: Mapping[str, str], nics: Mapping[str, str]) -> Iterator[Finding]:
-    """Look at the nodes; on a machine with one there is nothing to get wrong."""
+    """Check the nodes; on a machine with one, nothing can be wrong."""
     nodes = [name[4:] for name in root.names(_NODES) if name[:4] == "node" and name[4:].isdigit()]
     if not nodes:
         yield TOPIC.unknown("nodes", "machine", f"{_NODES} cannot be read")
@@ -33,7 +33,7 @@ def check(root: MachineRoot, gpus: Mapping[str, str], nics: Mapping[str, str]) -
 
 def _balancing(root: MachineRoot) -> Finding:
     value = root.integer("/proc/sys/kernel/numa_balancing")
-    if value is None:  # a kernel that is built without it
+    if value is None:  # a kernel built without it
         return TOPIC.ok("numa_balancing", "kernel", "not in this kernel")
     if not value:
         return TOPIC.ok("numa_balancing", "kernel", "off")

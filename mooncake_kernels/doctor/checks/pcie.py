@@ -19,7 +19,7 @@ _RELAXED_ORDERING = 0x10
 
 
 def check(root: MachineRoot, gpus: Mapping[str, str], nics: Mapping[str, str]) -> Iterator[Finding]:
-    """Look at each link. Devices are given by address, with what to call them."""
+    """Check each link. Devices are given by address, with their display names."""
     for address, subject in gpus.items():
         yield _link(root, address, subject, is_gpu=True)
     for address, subject in nics.items():

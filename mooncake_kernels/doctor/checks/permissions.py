@@ -19,7 +19,7 @@ _VERBS = "/sys/class/infiniband_verbs"
 
 
 def check(root: MachineRoot, open_errors: Mapping[str, str]) -> Iterator[Finding]:
-    """Look at the file of each device that the kernel has."""
+    """Check the file of each of the kernel's devices."""
     names = [name for name in root.names(_VERBS) if name.startswith("uverbs")]
     for name in names:
         device = root.text(f"{_VERBS}/{name}/ibdev") or name
@@ -58,7 +58,7 @@ def _chmod(name: str) -> str:
 
 
 def _by_mode(root: MachineRoot, name: str, subject: str) -> Finding:
-    """Judge by owner and mode, where opening says nothing: of a machine that was captured."""
+    """Judge by owner and mode, if opening shows nothing: for a captured machine."""
     uid, gid = process.ids(root, "Uid"), process.ids(root, "Gid")
     if len(uid) < 2 or len(gid) < 2:
         return TOPIC.unknown("uverbs", subject, "/proc/self/status does not tell the user")

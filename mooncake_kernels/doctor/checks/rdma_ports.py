@@ -21,7 +21,7 @@ _MODULES = {"mlx5_core": "modprobe mlx5_ib", "mlx4_core": "modprobe mlx4_ib"}
 
 
 def check(root: MachineRoot, all_ports: list[Port]) -> Iterator[Finding]:
-    """Look at devices, and each port of them."""
+    """Check devices, and each of their ports."""
     names = ports.devices(root)
     if not names:
         yield from _no_device(root)
@@ -67,7 +67,7 @@ def _state(root: MachineRoot, port: Port, is_any_active: bool) -> Finding:
 def _bring_up(root: MachineRoot, port: Port) -> str:
     show = f"rdma link show {port.device}/{port.number}"
     if not port.is_roce:
-        if port.state == "INIT":  # the link is there, but nobody gave it an address
+        if port.state == "INIT":  # the link is up, but has no address
             return "systemctl start opensm (on one machine of the fabric, if no switch runs it)"
         return f"check cable and switch: {show}; ibportstate -D 0 {port.number}"
     if port.netdev is None:
