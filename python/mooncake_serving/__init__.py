@@ -1,1 +1,1 @@
-"""The serving layers on top of mooncake_kernels: what decides. It has no device code of its own."""
+"""The serving layers on top of mooncake_kernels: they make decisions, without device code."""

@@ -1,8 +1,8 @@
-"""The main job, shown: prefill in one process, decode in another, and the blocks between them.
+"""A demo: prefill in one process, decode in another, and the blocks that move between them.
 
 Chat prompts are prefilled by one process, their KV cache is gathered, sent and scattered into
-another, and that one generates the answers. A third run, in a single process, must give the same
-tokens. What happened to the blocks is printed as a table.
+another, which generates the answers. A third run, in a single process, must give the same tokens.
+What happened to the blocks is printed as a table.
 """
 
 import argparse
@@ -74,7 +74,7 @@ def run(options: argparse.Namespace) -> int:
         try:
             sys.stdout.write(json.dumps(result) + "\n")
             sys.stdout.flush()
-        except BrokenPipeError:  # nobody reads: let the interpreter's own flush not say so
+        except BrokenPipeError:  # the reader is gone: keep the interpreter's final flush silent
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 1
     if not result["identical"]:
@@ -83,7 +83,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _demo(options: argparse.Namespace, view: View) -> dict[str, Any]:
-    find_model(options.model)  # what can fail before anything is started does
+    find_model(options.model)  # fail before any process is started
     _check_device(options.device)
     prompts = options.prompt or list(PROMPTS)
     for prompt in prompts:

@@ -1,4 +1,4 @@
-"""What the demo shows on a terminal."""
+"""The demo's output on a terminal."""
 
 import argparse
 import textwrap
@@ -12,7 +12,7 @@ from rich.text import Text
 
 from .engine.disaggregated import STEPS, Job, Step
 
-COPIES = ("gathered", "moved", "scattered")  # for which GB/s means something
+COPIES = ("gathered", "moved", "scattered")  # the steps for which GB/s is meaningful
 
 
 class View:
@@ -42,7 +42,7 @@ class View:
         self._live.stop()
 
     def loading(self, name: str, done: int, total: int) -> None:
-        """Move a process's bar."""
+        """Update a process's progress bar."""
         if name not in self._bars:
             self._bars[name] = self._progress.add_task(name, total=total)
         self._progress.update(self._bars[name], completed=done)
@@ -58,10 +58,10 @@ class View:
         self._answers[request_id][1].append(text)
 
     def checking(self) -> None:
-        """Say that the reference run has begun."""
+        """Show that the reference run has begun."""
         self._live.stop()  # the answers stay where they are
         if not self._console.is_terminal:
-            self._console.line()  # which Live does on a terminal only
+            self._console.line()  # Live does so on a terminal only
         self._console.print("Now the same prompts in a single process ...")
 
     def verdict(

@@ -1,4 +1,4 @@
-"""Chunked prefill: how large a chunk, and what goes into a step (SARATHI, Sarathi-Serve).
+"""Chunked prefill: the size of a chunk, and the content of a step (SARATHI, Sarathi-Serve).
 
 from mooncake_serving.chunking import choose_chunk_size, pack_batch, profile_chunks
 

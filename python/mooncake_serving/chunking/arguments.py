@@ -1,16 +1,16 @@
-"""What callers pass: whether it is a number of the kind that is wanted."""
+"""Checks of arguments: whether a value is a number of the required kind."""
 
 import numbers
 from typing import Any
 
 
 def is_integer(value: Any, least: int) -> bool:
-    """Whether it is an integer that is large enough; a bool is none, for that is a slip."""
+    """Whether it is an integer that is large enough; a bool is refused, as a likely mistake."""
     return (
         isinstance(value, numbers.Integral) and not isinstance(value, bool) and int(value) >= least
     )
 
 
 def is_number(value: Any) -> bool:
-    """Whether it is a real number, maybe infinite, but not NaN."""
+    """Whether it is a real number, possibly infinite, but not NaN."""
     return isinstance(value, numbers.Real) and value == value

@@ -1,4 +1,4 @@
-"""How many prompt tokens go into a step beside its decodes."""
+"""How many prompt tokens go into a step in addition to its decodes."""
 
 import math
 from typing import Any
@@ -18,31 +18,31 @@ def choose_chunk_size(
     tile: int = 128,
     max_loss: float = 0.05,
 ) -> int:
-    """Return the chunk of a prompt to compute beside ``num_decodes`` decodes.
+    """Return the size of a prompt chunk to compute together with ``num_decodes`` decodes.
 
     Candidates are ``n * tile - num_decodes``, so that chunk and decodes fill tiles of the matrix
     products (one token over costs a whole tile), among those steps of the profile that do not take
-    longer than ``max_step_seconds``. Of them the smallest whose cost is within ``max_loss`` of the
-    least, because a smaller chunk holds the decodes up for less time::
+    longer than ``max_step_seconds``. The smallest one is chosen whose cost is within ``max_loss``
+    of the lowest, since a smaller chunk delays the decodes less::
 
         cost(chunk) = ratio / chunk * seconds(chunk + num_decodes)        # chunks, decodes on them
                       + max(0, 1 / num_decodes - ratio / chunk) * seconds(num_decodes)   # the rest
 
-    which is the time a decode token, with ``ratio = prefill_per_decode`` prompt tokens for each.
-    Where the steps' time grows with their tokens, it is least where the chunks just carry all
+    which is the time per decode token, with ``ratio = prefill_per_decode`` prompt tokens for each.
+    If the steps' time grows with their tokens, it is lowest where the chunks just carry all
     decodes: ``ratio = chunk / num_decodes``. Without a ratio, or decodes, the cost is that of a
     prompt token, ``seconds(chunk + num_decodes) / chunk``.
 
     Args:
-        profile: of steps; its largest size bounds the choice.
+        profile: of steps; its largest size limits the choice.
         num_decodes: decodes of a step, 0 or more.
-        prefill_per_decode: P:D, prompt tokens for each token that is generated; None: unknown.
-        max_step_seconds: the time between tokens that the decodes are promised.
+        prefill_per_decode: P:D, prompt tokens for each generated token; None: unknown.
+        max_step_seconds: the time between tokens that was promised to the decodes.
         tile: tokens of a tile.
-        max_loss: how much more than the least cost is worth a smaller chunk.
+        max_loss: how much cost above the lowest is acceptable for a smaller chunk.
 
     Raises:
-        InvalidArgument: a number out of its range, or no step within both bounds.
+            InvalidArgument: a number is out of range, or no step is within both bounds.
 
     Source: SARATHI (arXiv:2308.16369), sections 4.3 and 4.4; Sarathi-Serve (OSDI'24), section 4.3.
     """

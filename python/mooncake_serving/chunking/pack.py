@@ -1,4 +1,4 @@
-"""What goes into the next step: decodes first, then prompts, as far as the budget goes."""
+"""The content of the next step: decodes first, then prompts, as far as the budget allows."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from .arguments import is_integer
 
 
 class Pending(Protocol):
-    """What is asked of a request."""
+    """What ``pack_batch`` needs of a request."""
 
     @property
     def num_computed(self) -> int:
@@ -23,7 +23,7 @@ class Pending(Protocol):
 
 @dataclass(frozen=True)
 class PendingRequest:
-    """A request as ``pack_batch`` sees it, for those who have no class of their own."""
+    """A request as ``pack_batch`` sees it, for callers without a class of their own."""
 
     request_id: object
     num_computed: int
@@ -34,7 +34,7 @@ R = TypeVar("R", bound=Pending)
 
 
 class PackedBatch(ChunkBatch, Generic[R]):
-    """A ``ChunkBatch`` that knows whose rows it has.
+    """A ``ChunkBatch`` that knows the request of each row.
 
     Attributes:
         requests: the request of each entry of ``q_lens`` and ``kv_lens``.
@@ -64,7 +64,7 @@ def pack_batch(
     max_chunk: int | None = None,
     max_requests: int | None = None,
 ) -> PackedBatch[R]:
-    """Fill a step so that no decode waits for a prompt: decodes, prompts under way, new requests.
+    """Fill a step so that no decode waits for a prompt: decodes, prompts in progress, new requests.
 
     ::
 
@@ -72,24 +72,25 @@ def pack_batch(
         for request in prefills:  take min(its pending tokens, max_chunk, what is left)
         for request in waiting:   stop unless admit(request); then take as above
 
-    Each part goes in its own order. If a decode does not fit, nothing behind it gets a token. A
-    request that is refused holds up those behind it, so that they cannot starve it.
+    Each part keeps its own order. If a decode does not fit, nothing after it gets a token. A
+    request that is refused holds up those after it, so that they cannot starve it.
 
     Args:
         decodes: requests with one pending token, or a few drafts.
-        prefills: requests whose prompts are under way.
+        prefills: requests whose prompts are in progress.
         budget: tokens of the step.
         waiting: new requests, first come first.
-        admit: told of a new request before it gets its first tokens: reserve its memory, or refuse.
-        max_chunk: tokens of one prompt in a step; None: as many as the budget has.
+        admit: called with a new request before it gets its first tokens: reserves its memory, or
+            refuses.
+        max_chunk: tokens of one prompt in a step; None: limited by the budget only.
         max_requests: requests of a step; None: any number.
 
     Returns:
-        The batch; its ``requests`` are those taken, in the order of the rows.
+            The batch; its ``requests`` are those taken, in the order of the rows.
 
     Raises:
-        InvalidArgument: a budget or limit below 1, a request without a pending token, or a decode
-            with more of them than the budget.
+            InvalidArgument: a budget or limit is below 1, a request has no pending token, or a
+            decode has more of them than the budget.
 
     Source: Sarathi-Serve (OSDI'24), Algorithm 3; decode-maximal batches: SARATHI, section 4.3.
     """
@@ -118,7 +119,7 @@ def pack_batch(
 
 
 class _Step(Generic[R]):
-    """What has been taken, and what may be."""
+    """What has been taken, and the remaining limits."""
 
     def __init__(self, num_tokens: int, num_requests: int) -> None:
         self.chunks: list[tuple[R, int]] = []

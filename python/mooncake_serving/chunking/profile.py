@@ -1,4 +1,4 @@
-"""How long a step takes, by its tokens: measured once, and read between the measurements."""
+"""How long a step takes, by its tokens: measured once, and interpolated."""
 
 import statistics
 import time
@@ -14,14 +14,14 @@ from .arguments import is_integer, is_number
 
 @dataclass(frozen=True)
 class ChunkProfile:
-    """Say how long a step of so many tokens takes.
+    """Duration of a step, by its number of tokens.
 
     Attributes:
         sizes: tokens of the steps that were measured, ascending.
         seconds: of each.
 
     Raises:
-        InvalidArgument: sizes that do not ascend from 1, or not a positive time for each.
+        InvalidArgument: sizes do not ascend from 1, or there is not a positive time for each.
     """
 
     sizes: tuple[int, ...]
@@ -43,7 +43,7 @@ class ChunkProfile:
             )
 
     def step_seconds(self, num_tokens: int) -> float:
-        """Return the time of a step: on the line between its neighbours in the table.
+        """Return the time of a step: interpolated linearly between its neighbours in the table.
 
         A step below the smallest size takes as long as that: it is bound by reading the weights.
 
@@ -71,17 +71,17 @@ def profile_chunks(
     repeats: int = 3,
     clock: Callable[[], float] = time.perf_counter,
 ) -> ChunkProfile:
-    """Measure steps: for each size the median of ``repeats`` calls, after one that does not count.
+    """Measure steps: for each size the median of ``repeats`` calls, after an untimed one.
 
     Args:
-        run: computes one step of so many tokens, and returns when it is done (on CUDA it has to
+        run: computes one step of this many tokens, and returns when it is done (on CUDA it must
             wait for the device).
-        sizes: tokens, ascending; multiples of the tile are what ``choose_chunk_size`` looks up.
+        sizes: tokens, ascending; ``choose_chunk_size`` looks up multiples of the tile.
         repeats: calls that are timed.
-        clock: tells seconds.
+        clock: returns seconds.
 
     Raises:
-        InvalidArgument: see ``ChunkProfile``; or no repeats.
+        InvalidArgument: see ``ChunkProfile``; or there are no repeats.
 
     Source: the one-time profile of SARATHI, section 4.4, and Sarathi-Serve, section 4.3.
     """
@@ -92,7 +92,7 @@ def profile_chunks(
     sizes = tuple(sizes)
     medians = []
     for size in sizes:
-        run(size)  # warm: allocations, autotuning, the first touch of memory
+        run(size)  # warm up: allocations, autotuning, the first touch of memory
         times = []
         for _ in range(repeats):
             begin = clock()

@@ -1,4 +1,4 @@
-"""What has been promised: decisions written into the state that the next decision reads."""
+"""The books: decisions written into the state that the next decision reads."""
 
 from collections.abc import Hashable
 from dataclasses import replace
@@ -16,8 +16,8 @@ from .index import Index
 class Books:
     """Follows each accepted request through its life, in ``cluster``, ``index`` and ``in_flight``.
 
-    Counters are only ever added to, and what was added is taken off again, so that an owner may
-    add to the same ones.
+    Counters are only added to, and each addition is subtracted again, so that an owner may add to
+    the same ones.
     """
 
     def __init__(self, cluster: Cluster, index: Index, costs: Costs, in_flight: InFlight) -> None:
@@ -36,9 +36,9 @@ class Books:
             raise InvalidArgument(what) from None
 
     def book(self, decision: Decision) -> None:
-        """Write the queue, the source's backlog, the cache to be and the memory to be kept.
+        """Record the queue, the source's backlog, the future cache content and the reserved memory.
 
-        What can be wrong is found before the first of them: nothing is half booked.
+        Everything is checked before the first change: a decision is never half booked.
         """
         prefill = self._check_bookable(decision)
         request, cluster, now_s, instance = (
@@ -47,7 +47,7 @@ class Books:
             decision.at_s,
             prefill.instance,
         )
-        self.index.add(instance, request.keys)  # first: an index may be somebody else's
+        self.index.add(instance, request.keys)  # first: a foreign index may raise
         self.open[request.request_id] = decision
         begin_s = max(float(cluster.free_at_s[instance]), now_s)
         drain_s = float(cluster.drain_left_s(np.array(instance), now_s))
@@ -65,28 +65,28 @@ class Books:
             self.in_flight.put(request, decision.decode.instance, now_s + prefill.ttft_s)
 
     def fetched(self, decision: Decision) -> None:
-        """Take a fetch that is over off its source."""
+        """Remove a completed fetch from its source's backlog."""
         fetch = decision.prefill.fetch if decision.prefill else None
         if fetch is not None and decision.request.request_id in self.fetching:
             self.fetching.remove(decision.request.request_id)
             self.cluster.num_sending[fetch.source] -= 1
 
     def source_failed(self, instance: int) -> None:
-        """Strike the fetches from an instance that is no longer there to send."""
+        """Cancel the fetches from an instance that can no longer send."""
         for request_id in list(self.fetching):
             prefill = self.open[request_id].prefill
             if prefill is not None and prefill.fetch and prefill.fetch.source == instance:
                 self.fetching.remove(request_id)
 
     def release(self, request_id: Hashable) -> Decision:
-        """Take off what is reserved for a request that is not decoded yet."""
+        """Release what is reserved for a request that is not decoded yet."""
         decision = self.open[request_id]
         if decision.decode is not None:
             self._reserve(decision, decision.decode, -1)
         return decision
 
     def begin_decode(self, decision: Decision, decode: DecodeChoice, now_s: float) -> None:
-        """Put a request, of which nothing is reserved, into the batch that decodes it."""
+        """Add a request without reservations to the batch that decodes it."""
         request, instance = decision.request, decode.instance
         self.open[request.request_id] = replace(decision, decode=decode)
         self.decoding.add(request.request_id)
@@ -96,7 +96,7 @@ class Books:
         self.in_flight.put(request, instance, now_s)
 
     def end(self, request_id: Hashable, num_generated: int = 0) -> None:
-        """Take off all that a request still has, wherever it is in its life."""
+        """Release everything that a request still holds, wherever it is in its life."""
         decision = self.open[request_id]
         self.fetched(decision)
         if request_id in self.decoding and decision.decode is not None:
@@ -109,13 +109,13 @@ class Books:
         self.forget(request_id)
 
     def forget(self, request_id: Hashable) -> None:
-        """Strike a request of which nothing is left."""
+        """Delete a request that holds nothing any more."""
         self.open.pop(request_id, None)
         self.decoding.discard(request_id)
         self.in_flight.remove(request_id)
 
     def _check_bookable(self, decision: Decision) -> PrefillChoice:
-        """Refuse what was not accepted, is booked already, or is of another cluster."""
+        """Refuse a decision that was not accepted, is booked already, or is for another cluster."""
         prefill, request_id = decision.prefill, decision.request.request_id
         booked = request_id in self.open
         if not decision.accepted or prefill is None or booked:

@@ -1,4 +1,4 @@
-"""Conductor: decides about each request, and keeps books of what it has promised.
+"""Conductor: decides about each request, and keeps books of its promises.
 
 decision = conductor.decide(request, now_s)
 if decision.accepted:
@@ -32,18 +32,18 @@ from .tiers import OneTier, Tiers
 class Conductor:
     """Global scheduler of prefill and decode instances (Mooncake, FAST'25, algorithm 1).
 
-    The same calls at the same state give the same decisions: nothing here reads a clock, and
-    ``seed`` is the only source of chance.
+    The same calls in the same state give the same decisions: nothing here reads a clock, and
+    ``seed`` is the only source of randomness.
 
     Args:
         cluster: the state of all instances, which the owner keeps up to date.
         index: which of them hold which block.
-        costs: what prefill, decode and transfers take.
-        slo: what every request may wait for.
+        costs: models of prefill, decode and transfers.
+        slo: objectives of every request.
         policy: where to prefill.
-        admission: who is taken under overload.
-        tiers: what of the blocks they would have to load; by default nothing.
-        seed: of policies that draw lots.
+        admission: which requests are accepted under overload.
+        tiers: which blocks would have to be loaded; by default none.
+        seed: for policies that choose at random.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Conductor:
             decode = the least predicted TBT       # if admission wants it at arrival
             if admission refuses its TBT: refuse
 
-        It changes nothing but a policy's turn.
+        It changes no state except a policy's own, as that of round robin.
 
         Raises:
             InvalidArgument: ``now_s`` is not a finite number.
@@ -117,19 +117,19 @@ class Conductor:
         """Write what an accepted decision promises into ``cluster`` and ``index``.
 
         Raises:
-            InvalidArgument: it was refused, is booked already, or names an instance that is none of
-                this cluster's; nothing is written then.
+            InvalidArgument: it was refused, is booked already, or names an instance that is not in
+                this cluster; nothing is written then.
         """
         self.books.book(decision)
 
     def fetched(self, decision: Decision) -> None:
-        """Note that a decision's fetch is over; without a fetch, or a second time, nothing."""
+        """Record that a decision's fetch is over; no effect without a fetch, or a second time."""
         self.books.fetched(decision)
 
     def prefilled(self, request_id: Hashable, now_s: float) -> Decision:
-        """Note that a prefill is over, and decide whether and where it is decoded.
+        """Record that a prefill is over, and decide whether and where the request is decoded.
 
-        It is the instance that was chosen at arrival, if one was, and it is up and has room; else
+        It is the instance chosen at arrival, if there is one that is up and has room; otherwise
         another one, to which the prefill instance sends the KV again. A request that is refused
         here is forgotten; its prefill was in vain, though its blocks remain cached.
 
@@ -158,27 +158,27 @@ class Conductor:
         return Decision.accept(request, now_s, prefill, decode)
 
     def decoded(self, request_id: Hashable, num_generated: int = 0) -> None:
-        """Note that a request is over, finished or given up, and free what was kept for it.
+        """Record that a request is over, finished or given up, and free what was reserved for it.
 
         Args:
             request_id: of a booked request.
             num_generated: tokens that the owner has moved from ``cluster.reserved_tokens`` to
-                ``cluster.kv_tokens`` as they were generated; 0 if it does not follow them.
+                ``cluster.kv_tokens`` as they were generated; 0 if it does not track them.
         """
         check_count("decoded", "num_generated", num_generated, 0)
         self.books.get("decoded", request_id)
         self.books.end(request_id, num_generated)
 
     def failed(self, instance: int) -> list[Any]:
-        """Note that an instance is down, and its cache lost.
+        """Record that an instance is down, and its cache lost.
 
-        Its events are expected from 0 again. If it was only out of reach, and goes on where it was,
-        ``index.apply`` asks for a snapshot.
+        Its events are expected from 0 again. If it was only unreachable, and continues where it
+        was, ``index.apply`` asks for a snapshot.
 
         Returns:
-            The ids of the requests that were to be prefilled or decoded there. They are over for
-            the conductor, and may be decided about anew. One that only fetches from there is not
-            among them: it goes on without the prefix, later than was predicted.
+            The ids of the requests that were to be prefilled or decoded there. For the conductor
+            they are over, and may be decided about again. A request that only fetches from there is
+            not among them: it continues without the prefix, later than predicted.
         """
         check_index("failed", "instance", instance, self.cluster.num_instances)
         lost: list[Any] = []
@@ -195,12 +195,12 @@ class Conductor:
         return lost
 
     def recovered(self, instance: int) -> None:
-        """Note that an instance is up again, with what it has told of its cache since it failed."""
+        """Record that an instance is up again, with the cache it has reported since it failed."""
         check_index("recovered", "instance", instance, self.cluster.num_instances)
         self.cluster.up[instance] = True
 
     def _prefill_candidates(self, request: Request) -> np.ndarray | Reason:
-        """List the instances from which a request can be decoded, for it fits in there."""
+        """List the instances from which a request can be decoded, given its size."""
         candidates = self.cluster.of_role(Role.PREFILL)
         if not len(candidates):
             return Reason(Why.NO_PREFILL_INSTANCE)

@@ -1,4 +1,4 @@
-"""What the conductor decides about a request, as data."""
+"""The conductor's decision about a request, as data."""
 
 from dataclasses import dataclass
 
@@ -8,9 +8,9 @@ from .request import Request
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """KV that the prefill instance pulls from another before it prefills: the copy stays there.
+    """KV that the prefill instance pulls from another first; the source keeps its copy.
 
-    It is blocks ``[first_block, first_block + num_blocks)`` of the request's keys.
+    The blocks ``[first_block, first_block + num_blocks)`` of the request's keys.
     """
 
     source: int
@@ -23,30 +23,30 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True)
 class PrefillChoice:
-    """Where a request is prefilled, and what that is predicted to take.
+    """Where a request is prefilled, and the predicted times.
 
-    ``ttft_s`` is from the decision to the first token; it is ``wait_s + prefill_s`` and the time
-    of the fetch, if any (one after the other, or side by side: the policy's matter). In a pipeline
-    it is more where those before are still under way in later stages.
+    ``ttft_s`` is from the decision to the first token; it is ``wait_s + prefill_s`` and the time of
+    the fetch, if any (in sequence or overlapped: that depends on the policy). In a pipeline it is
+    longer if earlier requests are still in later stages.
     """
 
     instance: int
-    local_tokens: int  # reused of its own cache
-    prefix_tokens: int  # reused in all: its own, then fetched ones
+    local_tokens: int  # reused from its own cache
+    prefix_tokens: int  # reused in total: its own, then fetched ones
     fetch: Fetch | None
     wait_s: float
     prefill_s: float  # on an idle instance
-    occupied_s: float  # of it, until the next one can begin
+    occupied_s: float  # the part of it until the next one can begin
     ttft_s: float
     reason: Reason
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeChoice:
-    """Where a request is decoded, and how long a step of that batch is predicted to take.
+    """Where a request is decoded, and the predicted time of a step of that batch.
 
-    ``tbt_s`` counts those that it decodes now and this request; ``reserved_tbt_s`` also those that
-    it will decode once they are prefilled.
+    ``tbt_s`` counts the requests that it decodes now and this one; ``reserved_tbt_s`` also those
+    that it will decode once they are prefilled.
     """
 
     instance: int
@@ -59,11 +59,11 @@ class DecodeChoice:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Whether a request is taken, where it goes, and why.
+    """Whether a request is accepted, where it goes, and why.
 
-    Of a request that is refused, ``prefill`` and ``decode`` are what was considered, where it
-    came to that. Under :class:`~.admission.Baseline` ``decode`` is None until its prefill is over,
-    if it is chosen only then.
+    For a refused request, ``prefill`` and ``decode`` are what was considered, if that step was
+    reached. Under :class:`~.admission.Baseline` ``decode`` is None until its prefill is over, if it
+    is chosen only then.
     """
 
     request: Request
@@ -77,7 +77,7 @@ class Decision:
     def accept(
         cls, request: Request, at_s: float, prefill: PrefillChoice, decode: DecodeChoice | None
     ) -> "Decision":
-        """Take a request; without ``decode`` that is looked at when its prefill is over."""
+        """Accept a request; without ``decode`` that is chosen when its prefill is over."""
         values = {"ttft_s": request.waited_s + prefill.ttft_s}
         if decode is None:
             reason = Reason(Why.ACCEPTED_PREFILL, values)
@@ -98,7 +98,7 @@ class Decision:
         return cls(request, at_s, False, prefill, decode, reason)
 
     def __str__(self) -> str:
-        """Return one sentence a part of the decision."""
+        """Return one sentence for each part of the decision."""
         lines = [f"request {self.request.request_id} is {'taken' if self.accepted else 'refused'}"]
         lines[0] += f": {self.reason}"
         if self.prefill:

@@ -1,7 +1,7 @@
-"""What can be wrong with what the conductor is given.
+"""Checks of what the conductor is given.
 
-The conductor knows nothing but the standard library and numpy, so that it has its own name for the
-one error that it raises; like ``mooncake_kernels.InvalidArgument`` it is a ``ValueError``.
+The conductor depends only on the standard library and numpy, so it has its own class for the one
+error that it raises; like ``mooncake_kernels.InvalidArgument`` it is a ``ValueError``.
 """
 
 import math
@@ -63,7 +63,7 @@ def check_sized(op: str, name: str, value: Any, what: str) -> None:
 def check_keys(op: str, name: str, keys: Any) -> None:
     """Raise :class:`InvalidArgument` unless ``keys`` is a sequence of integers.
 
-    It looks at each key, but in C: 2 us for 256 of them.
+    It checks every key, but in C: 2 us for 256 of them.
     """
     what = f"{op}: {name} must be a tuple of integers"
     if not isinstance(keys, (tuple, list, Sequence, np.ndarray)) or isinstance(keys, (str, bytes)):

@@ -1,4 +1,4 @@
-"""Why something was decided: a code and its numbers, which read as a sentence."""
+"""Reasons of decisions: a code and its numbers, which read as a sentence."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from enum import Enum
 
 
 class Why(Enum):
-    """Each reason there is; its value is the sentence, in which the numbers are named."""
+    """All reasons; the value is the sentence, in which the numbers are named."""
 
     # where to prefill
     RANDOM = "one of {candidates} instances at random"
@@ -28,7 +28,7 @@ class Why(Enum):
     # where to decode
     LEAST_TBT = "the shortest TBT, {tbt_s:.4f} s, in a batch of {batch_size}"
     SAME_INSTANCE = "the instance that prefills it decodes it: TBT {tbt_s:.4f} s"
-    # whether to take it
+    # whether to accept it
     ACCEPTED = "TTFT {ttft_s:.3f} s and TBT {tbt_s:.4f} s are predicted"
     ACCEPTED_PREFILL = "TTFT {ttft_s:.3f} s is within its limit; TBT is looked at after prefill"
     NO_PREFILL_INSTANCE = "no instance that prefills is up"
@@ -55,7 +55,7 @@ class Why(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why something was decided: ``str(reason)`` is a sentence, ``values`` the numbers in it."""
+    """The reason of a decision: ``str(reason)`` is a sentence, ``values`` the numbers in it."""
 
     why: Why
     values: Mapping[str, float] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""What a request asks for, and what it may expect."""
+"""A request, and its service level objectives."""
 
 from collections.abc import Hashable
 from dataclasses import dataclass
@@ -18,19 +18,19 @@ class Request:
     """One request, as the conductor sees it when it arrives.
 
     Attributes:
-        request_id: of the caller's choice, a number or a string, say: anything that can be a key
-            of a dict; unique among those that are not over.
+        request_id: chosen by the caller, for example a number or a string: anything that can be a
+            key of a dict; unique among requests that are not over.
         num_tokens: tokens of the prompt.
         keys: the prompt's chain of block keys: key i stands for all tokens up to the end of block
-            i. As many as full blocks, and one more where the caller names the last, partial block
-            too (as Mooncake's traces do).
+            i. As many as full blocks, and one more if the caller names the last, partial block too
+            (as Mooncake's traces do).
         block_size: tokens in a block.
-        num_output_tokens: what is expected of it, to keep memory for; the conductor does not know
-            when a request will end.
-        max_output_tokens: the most that it may generate, 0 if nobody has said so: it is given to no
-            instance whose memory could not hold them.
+        num_output_tokens: expected number, to reserve memory for; the conductor does not know when
+            a request will end.
+        max_output_tokens: maximum number of generated tokens, 0 if unknown: the request is never
+            given to an instance whose memory could not hold them.
         priority: the higher, the longer it is served under overload.
-        waited_s: since its arrival, where it is decided about again; its TTFT counts from there.
+        waited_s: since its arrival, if it is decided about again; its TTFT counts from there.
     """
 
     request_id: Hashable
@@ -65,18 +65,18 @@ class Request:
 
     @property
     def num_kv_tokens(self) -> int:
-        """Tell for how many tokens it will probably keep keys and values while it is decoded."""
+        """Return for how many tokens it will probably keep keys and values while it is decoded."""
         return self.num_tokens + self.num_output_tokens
 
     @property
     def max_kv_tokens(self) -> int:
-        """Tell for how many tokens it may at most keep keys and values while it is decoded."""
+        """Return for how many tokens it may at most keep keys and values while it is decoded."""
         return self.num_tokens + max(self.num_output_tokens, self.max_output_tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """What a request may wait for: service level objectives.
+    """Service level objectives: how long a request may wait.
 
     Attributes:
         ttft_s: seconds from its arrival to its first token.

@@ -1,4 +1,4 @@
-"""Which instance should change between prefill and decode: advice, for a switch takes time."""
+"""Which instance should change between prefill and decode: advice, since a switch takes time."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ from .request import Slo
 
 @dataclass(frozen=True, slots=True)
 class RoleAdvice:
-    """One instance that should take another role once it has done what it has."""
+    """One instance that should change its role once its current work is done."""
 
     instance: int
     role: Role
@@ -22,17 +22,17 @@ class RoleAdvice:
 
 @dataclass(slots=True)
 class RoleAdvisor:
-    """Advises to move one instance from the side that has time to the side that has none.
+    """Advises to move one instance from the side with spare capacity to the overloaded side.
 
-    Loads are means over a side of predicted times over their objectives: of prefill the wait until
-    a new request could begin, of decode the TBT with all that is reserved or, where that is more,
-    the share of memory that is taken. One instance is moved if one load is over ``high``, the other
-    is under ``low``, and would stay under ``high`` with one instance less. (Mooncake,
-    FAST'25 figure 15, shows how TTFT and TBT move against each other with the ratio of the two.)
+    The load of a side is a mean of predicted times over their objectives: for prefill the wait
+    until a new request could begin, for decode the TBT with all reservations or, if higher, the
+    share of memory in use. One instance is moved if one load is over ``high``, the other is under
+    ``low``, and would stay under ``high`` with one instance less. (Mooncake, FAST'25 figure 15,
+    shows how TTFT and TBT trade off with the ratio of the two.)
 
     Attributes:
-        high: of the side that is short.
-        low: of the side that has time; below ``high``, so that nothing swings.
+        high: threshold of the overloaded side.
+        low: threshold of the other side; below ``high``, to prevent oscillation.
         cooldown_s: between two pieces of advice.
         min_instances: that each side keeps.
     """
@@ -54,7 +54,7 @@ class RoleAdvisor:
     def advise(
         self, cluster: Cluster, cost: DecodeCost, slo: Slo, now_s: float
     ) -> RoleAdvice | None:
-        """Say which instance should change its role, if any; the least loaded one of its side."""
+        """Choose which instance should change its role, if any: the least loaded of its side."""
         prefillers = cluster.of_role_only(Role.PREFILL)
         decoders = cluster.of_role_only(Role.DECODE)
         if now_s - self.last_s < self.cooldown_s or not (len(prefillers) and len(decoders)):

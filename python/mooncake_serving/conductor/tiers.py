@@ -1,4 +1,4 @@
-"""Where instances have the blocks that they hold: what must be loaded, and if it is worth that."""
+"""Where instances have the blocks that they hold: what must be loaded, if it is worth that."""
 
 from typing import Protocol
 
@@ -8,24 +8,25 @@ from .request import Request
 
 
 class Tiers(Protocol):
-    """Knows what of an instance's cache is in a tier that takes time to read, as an SSD does."""
+    """Knows which part of an instance's cache is in a tier that is slow to read, such as an SSD."""
 
     def look(self, request: Request, matched_blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Tell what of a request's prefix each instance would reuse, and how long it reads that.
+        """Return what each instance would reuse of a request's prefix, and how long it reads that.
 
         Args:
             request: to be placed.
             matched_blocks: ``[num_instances]``, the longest prefix that each one holds.
 
         Returns:
-            ``[num_instances]`` blocks, as many or fewer: without what is faster computed anew than
-            loaded; and ``[num_instances]`` seconds that it takes to load these, beside computation.
+            ``[num_instances]`` blocks, as many or fewer: without those that are computed faster
+            than loaded; and ``[num_instances]`` seconds that it takes to load these, in parallel
+            with the computation.
         """
         ...
 
 
 class OneTier:
-    """All that instances hold is at hand: loading it hides behind the computation."""
+    """All blocks of an instance are at hand: loading them hides behind the computation."""
 
     def look(self, request: Request, matched_blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Reuse all, in no time."""

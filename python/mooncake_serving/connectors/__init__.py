@@ -1,1 +1,1 @@
-"""What plugs into other engines: each folder is named by its engine, and imports it."""
+"""Plugins for other engines: each folder is named after its engine, and imports it."""

@@ -18,7 +18,7 @@ from .sdpa_attention import SdpaAttention
 
 
 class Attention(Protocol):
-    """Decided once a step, and used for every layer."""
+    """Made once per step, and used for every layer."""
 
     def append(
         self, k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor
@@ -28,12 +28,12 @@ class Attention(Protocol):
         Args:
             k: ``[num_tokens, num_kv_heads, head_dim]``.
             v: the same.
-            k_cache: ``[block, token, num_kv_heads, head_dim]``, strided at will.
+            k_cache: ``[block, token, num_kv_heads, head_dim]``, with any strides.
             v_cache: the same.
         """
 
     def attend(self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> torch.Tensor:
-        """Attend to one layer's cache, into which the batch's own keys are written already.
+        """Attend to one layer's cache, which already has the batch's own keys.
 
         Args:
             q: ``[num_tokens, num_heads, head_dim]``.
@@ -46,7 +46,7 @@ class Attention(Protocol):
 
 
 class PagedAttention:
-    """``mk.paged_attention``: the bits of a row depend on its request alone."""
+    """``mk.paged_attention``: the bits of a row depend only on its request."""
 
     def __init__(self, batch: Batch) -> None:
         device = batch.positions.device
@@ -65,5 +65,5 @@ class PagedAttention:
 
 
 def attention_of(batch: Batch) -> Attention:
-    """Return the kernels on the CPU; torch on a GPU, where those have never run."""
+    """Return the kernels on the CPU; torch on a GPU, where the kernels have never run."""
     return PagedAttention(batch) if batch.positions.device.type == "cpu" else SdpaAttention(batch)

@@ -1,4 +1,4 @@
-"""What one step computes: a chunk of each of several requests, flattened."""
+"""The work of one step: a chunk of each of several requests, flattened."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -20,8 +20,8 @@ GREEDY = SamplingParams()
 class BatchingEngine:
     """Serve requests on one model: add them, then ``step`` until none is left.
 
-    A step computes one token of every decoding request and, with what is left of its token
-    budget, chunks of prompts. Requests wait while blocks are short. Not thread-safe.
+    A step computes one token of every decoding request and, with the rest of its token budget,
+    chunks of prompts. Requests wait while blocks are short. Not thread-safe.
 
     Args:
         model: the model.
@@ -97,7 +97,7 @@ class BatchingEngine:
         return request.request_id
 
     def step(self) -> list[TokenOutput]:
-        """Compute one batch and return its new tokens; [] when prompts are still under way.
+        """Compute one batch and return its new tokens; [] while prompts are in progress.
 
         Raises:
             OutOfBlocks: nothing runs, and the next request's blocks are held outside the engine
@@ -110,7 +110,7 @@ class BatchingEngine:
     def generate(
         self, prompts: Sequence[Sequence[int]], params: SamplingParams = GREEDY
     ) -> list[Generation]:
-        """Run prompts to their ends together; results are in the prompts' order.
+        """Run prompts to completion together; results are in the prompts' order.
 
         Raises:
             ValueError: see ``add_request``; also if the engine has other work, whose tokens would

@@ -1,4 +1,4 @@
-"""Who holds which block of a paged cache."""
+"""Allocation of the blocks of a paged cache."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -7,7 +7,7 @@ from .errors import OutOfBlocks
 
 
 class BlockAllocator:
-    """Hand out block ids; a block is free again when everyone who shares it has freed it.
+    """Hand out block ids; a block is free again when all its holders have freed it.
 
     Not thread-safe: it belongs to one engine.
 
@@ -19,7 +19,7 @@ class BlockAllocator:
         if num_blocks < 1:
             raise ValueError(f"BlockAllocator: num_blocks must be positive, got {num_blocks}")
         self.num_blocks = num_blocks
-        self._free = list(range(num_blocks - 1, -1, -1))  # the end is next: warm blocks first
+        self._free = list(range(num_blocks - 1, -1, -1))  # taken from the end: warm blocks first
         self._num_holders = [0] * num_blocks
 
     @property
@@ -59,8 +59,8 @@ class BlockAllocator:
         """Drop one holder of each block.
 
         Raises:
-            ValueError: a block is not allocated, or is named more often than it is held;
-                nothing was freed.
+            ValueError: a block is not allocated, or is named more often than it is held; nothing
+                was freed.
         """
         block_ids = self._check("free", block_ids)
         for block_id, count in Counter(block_ids).items():
@@ -72,11 +72,11 @@ class BlockAllocator:
                 self._free.append(block_id)
 
     def is_allocated(self, block_id: int) -> bool:
-        """Tell whether anyone holds a block; False for an id that does not exist."""
+        """Tell whether a block has a holder; False for an id that does not exist."""
         return self.num_holders(block_id) > 0
 
     def num_holders(self, block_id: int) -> int:
-        """Count who holds a block; 0 for an id that does not exist."""
+        """Count the holders of a block; 0 for an id that does not exist."""
         return self._num_holders[block_id] if 0 <= block_id < self.num_blocks else 0
 
     def _check(self, op: str, block_ids: Iterable[int]) -> list[int]:

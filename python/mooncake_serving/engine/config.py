@@ -8,7 +8,7 @@ from .errors import InvalidModel
 
 @dataclass(frozen=True, kw_only=True)
 class RopeScaling:
-    """How a model stretches its rotary frequencies to contexts longer than it was born with.
+    """How a model stretches its rotary frequencies to contexts longer than it was trained for.
 
     ``linear`` divides every frequency by ``factor``. ``llama3`` divides only the slow ones, and
     blends between ``low_freq_factor`` and ``high_freq_factor`` turns of the original context.

@@ -1,4 +1,4 @@
-"""The engine and its two disaggregated halves: prefill here, decode what came from elsewhere."""
+"""The engine and its disaggregated halves: prefill, and decode of prompts prefilled elsewhere."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -13,10 +13,10 @@ from .sampling import SamplingParams
 class Engine(BatchingEngine):
     """Serve requests whole, as ``BatchingEngine`` does, or either half of them.
 
-    One engine runs ``prefill``, which leaves a prompt's keys and values in blocks. Someone carries
-    them to blocks of another engine (``reserve``), whose ``add_prefilled`` goes on from there. What
-    crosses over is the prompt, the first token and the blocks' contents. In between, the caller
-    holds the blocks, and ``release`` frees them.
+    One engine runs ``prefill``, which leaves a prompt's keys and values in blocks. The caller
+    carries them to blocks of another engine (``reserve``), whose ``add_prefilled`` continues from
+    there. What is transferred is the prompt, the first token and the blocks' contents. In between,
+    the caller holds the blocks, and ``release`` frees them.
     """
 
     def prefill(
@@ -33,10 +33,10 @@ class Engine(BatchingEngine):
 
         Args:
             prompt_tokens: the prompt.
-            params: choose the first token. For draws that repeat, give a seed, here and there.
+            params: used for the first token. For repeatable draws, give a seed, here and there.
             block_ids: allocated blocks for the whole prompt; None: allocated here.
-            num_cached_tokens: how many of the prompt's first tokens have their keys and values in
-                ``block_ids`` already: a prefix found in a store. At least one token is computed.
+            num_cached_tokens: how many of the prompt's first tokens already have their keys and
+                values in ``block_ids``: a prefix found in a store. At least one token is computed.
             on_chunk: called after each chunk of ``chunk_tokens``.
             hooks: called around every layer of every chunk.
 
@@ -74,7 +74,7 @@ class Engine(BatchingEngine):
             raise
 
     def reserve(self, num_prompt_tokens: int, params: SamplingParams = GREEDY) -> list[int]:
-        """Allocate all the blocks a request will ever need, for its keys and values to land in.
+        """Allocate all the blocks a request will ever need, to receive its keys and values.
 
         Raises:
             OutOfBlocks: they are not free now.
@@ -104,15 +104,16 @@ class Engine(BatchingEngine):
         block_ids: Sequence[int],
         params: SamplingParams = GREEDY,
     ) -> int:
-        """Go on with a request whose prompt was prefilled elsewhere.
+        """Continue a request whose prompt was prefilled elsewhere.
 
-        ``step`` reports ``first_token`` first, so a request's tokens come whole.
+        ``step`` reports ``first_token`` first, so a request's tokens are complete.
 
         Args:
             prompt_tokens: the prompt.
             first_token: the token after it, from ``Prefilled``.
             block_ids: allocated blocks of this engine that hold the prompt's keys and values, in
-                order; ``reserve`` gives enough for the whole request, fewer are added to here.
+                order; ``reserve`` gives enough for the whole request, otherwise more are allocated
+                here.
             params: as at the prefill.
 
         Returns:
@@ -120,7 +121,7 @@ class Engine(BatchingEngine):
 
         Raises:
             ValueError: see ``add_request``; the blocks stay the caller's.
-            OutOfBlocks: the blocks for the tokens to come are not free; the same.
+            OutOfBlocks: the blocks for the further tokens are not free; the same.
         """
         request = self._new_request("add_prefilled", prompt_tokens, params)
         check_prompt("add_prefilled", [first_token], self.model)
@@ -135,7 +136,7 @@ class Engine(BatchingEngine):
         return request.request_id
 
     def _held(self, op: str, block_ids: Sequence[int], num_needed: int) -> list[int]:
-        """Check that blocks are allocated, and not just to requests of this engine."""
+        """Check that blocks are allocated, and not only to requests of this engine."""
         held = [int(block_id) for block_id in block_ids]
         of_requests = Counter(b for request in self.scheduler.running for b in request.block_ids)
         for index, block_id in enumerate(held):

@@ -1,19 +1,19 @@
-"""What can go wrong with a model or its cache, named by who can act on it.
+"""Errors of a model or its cache, grouped by who can act on them.
 
 A bad argument is a plain ``ValueError`` whose message names the argument and its value.
 """
 
 
 class ModelNotFound(FileNotFoundError):
-    """No model lies where it was looked for; the message says where and how to get one."""
+    """There is no model at the expected place; the message says where and how to get one."""
 
 
 class InvalidModel(ValueError):
-    """A model's files are there but damaged: truncated, a tensor missing or of another shape."""
+    """A model's files are damaged: truncated, or a tensor is missing or has another shape."""
 
 
 class UnsupportedModel(ValueError):
-    """A model's files are whole, but this engine would compute something else than they mean."""
+    """A model's files are intact, but this engine would compute something else than they mean."""
 
 
 class OutOfBlocks(RuntimeError):

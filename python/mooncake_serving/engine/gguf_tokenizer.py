@@ -11,7 +11,7 @@ from .tokenizer import Tokenizer
 
 CONTROL, USER_DEFINED = 3, 4  # llama.cpp's token types
 
-# How Llama 3 cuts text before merging (the pattern of its published tokenizer.json).
+# How Llama 3 splits text before merging (the pattern of its published tokenizer.json).
 LLAMA3_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -32,7 +32,7 @@ def gguf_tokenizer(file: GgufFile) -> Tokenizer:
     """Build the tokenizer of a GGUF file, with its chat template if it has one.
 
     Raises:
-        UnsupportedModel: not a byte-level BPE, or cut into words by a rule not known here.
+        UnsupportedModel: not a byte-level BPE, or split into words by an unknown rule.
         InvalidModel: the lists are missing or contradict each other.
     """
     kind, pre = (file.metadata(f"tokenizer.ggml.{key}") for key in ("model", "pre"))
@@ -77,7 +77,7 @@ def _bpe(texts: list[str], merges: list[str], *, ignore_merges: bool) -> BpeToke
 
 def _pre_tokenizer(style: str) -> Any:
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=style != "llama3")
-    if style == "digits":  # a number is cut into its digits
+    if style == "digits":  # a number is split into its digits
         return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), byte_level])
     if style == "llama3":
         words = pre_tokenizers.Split(Regex(LLAMA3_WORDS), behavior="isolated")

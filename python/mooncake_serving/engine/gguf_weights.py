@@ -30,7 +30,7 @@ LAYER_NAMES = {
 }
 ROPE_FACTORS = "rope_freqs.weight"
 
-# Settings that change the arithmetic, and the values under which they change nothing.
+# Settings that change the arithmetic, and the values with which they have no effect.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "attention.sliding_window": (None, 0),
     "attention.causal": (None, True),
@@ -146,7 +146,7 @@ class GgufFile:
 
 
 def unpermute_rope_rows(weight: torch.Tensor, head_dim: int) -> torch.Tensor:
-    """Undo llama.cpp's order of q and k rows: it puts the pair (i, i + half) side by side.
+    """Undo llama.cpp's order of q and k rows: it makes the pair (i, i + half) adjacent.
 
     Args:
         weight: ``[heads * head_dim, hidden_size]``, rows 2i and 2i + 1 of a head a pair.
@@ -165,7 +165,7 @@ def unpermute_rope_rows(weight: torch.Tensor, head_dim: int) -> torch.Tensor:
 
 
 def _hf_name(name: str) -> str:
-    """Translate a tensor's name; one that has no translation is left, and refused later."""
+    """Translate a tensor's name; one without a translation is kept, and refused later."""
     if name in GLOBAL_NAMES:
         return GLOBAL_NAMES[name]
     match = re.fullmatch(r"blk\.(\d+)\.(\w+)\.weight", name)

@@ -1,4 +1,4 @@
-"""Hugging Face ``config.json`` to ModelConfig: what is not computed here is refused, by name."""
+"""Hugging Face ``config.json`` to ModelConfig: unsupported settings are refused, by name."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,7 +9,7 @@ from .errors import InvalidModel, UnsupportedModel
 # Mistral without a sliding window is, number for number, a Llama.
 SUPPORTED_MODEL_TYPES = ("llama", "mistral")
 
-# Settings that change the arithmetic, and the values under which they change nothing.
+# Settings that change the arithmetic, and the values with which they have no effect.
 NEUTRAL = {
     "attention_bias": (None, False),
     "mlp_bias": (None, False),

@@ -1,4 +1,4 @@
-"""The paged KV cache: blocks of tokens in whatever layout its axes say."""
+"""The paged KV cache: blocks of tokens in any layout of its axes."""
 
 import math
 from collections.abc import Sequence
@@ -17,8 +17,8 @@ AXES = ("layer", "kv", "block", "token", "head", "dim")
 class PagedKVCache:
     """Hold keys and values of all layers in fixed-size blocks, zero at first.
 
-    The layout is a list of axis names, outermost first; ``dim`` is last. With a ``layer`` axis
-    the cache is one tensor, without it one tensor a layer::
+    The layout is a list of axis names, outermost first; ``dim`` is last. With a ``layer`` axis the
+    cache is one tensor, without it one tensor per layer::
 
         "kv block token head dim"          vLLM's and SGLang's order, a tensor a layer
         "layer kv block token head dim"    the same in one tensor

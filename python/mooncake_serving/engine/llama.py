@@ -13,7 +13,7 @@ from .kv_cache import PagedKVCache
 from .rope import rotate, rotation
 from .weights import LayerWeights, Weights
 
-INVARIANT_ROWS = 16  # from here on MKL rounds a row the same however many rows there are
+INVARIANT_ROWS = 16  # from here on MKL rounds a row the same for any number of rows
 
 
 @dataclass(frozen=True)
@@ -23,21 +23,21 @@ class LayerHooks:
     On CUDA both are called when the work is queued, not when it is done.
     """
 
-    before_attention: Callable[[int], None] | None = None  # last chance for older KV to be there
+    before_attention: Callable[[int], None] | None = None  # last moment for older KV to arrive
     after_write: Callable[[int], None] | None = None  # the batch's own KV is in the cache
 
 
 class Llama:
     """Compute logits of a mixed batch, reading and writing keys and values in a paged cache.
 
-    What is and is not guaranteed about rounding: on the CPU neither neighbours nor the chunks that
-    a prompt came in touch attention; the matrix products are over all tokens of the batch, and a
-    BLAS may round a row differently for different numbers of rows. Logits then move by about
-    1e-5 in float32, and a greedy token changes only where two logits are that close.
-    ``batch_invariant`` pads those products to a multiple of 16 rows, after which the results with
-    and without neighbours were bitwise equal on the x86 CPUs (MKL) we measured, at about 1.5 to 2
-    times the cost of a lone float32 decode. Neither mode makes a prompt cut into other chunks, nor
-    a GPU's decodes among other neighbours, bitwise equal: those agree to rounding.
+    Guarantees about rounding: on the CPU, attention depends neither on neighbours nor on the chunks
+    of a prompt; the matrix products are over all tokens of the batch, and a BLAS may round a row
+    differently for different numbers of rows. Logits then move by about 1e-5 in float32, and a
+    greedy token changes only where two logits are that close. ``batch_invariant`` pads those
+    products to a multiple of 16 rows, after which the results with and without neighbours were
+    bitwise equal on the x86 CPUs (MKL) we measured, at about 1.5 to 2 times the cost of a lone
+    float32 decode. In neither mode are a prompt in different chunks, or a GPU's decodes with
+    different neighbours, bitwise equal: those agree to rounding.
 
     Args:
         config: the model's numbers.

@@ -1,4 +1,4 @@
-"""From a name or path to a model that is ready to run."""
+"""Load a model by name or path."""
 
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A prompt, chunk by chunk, into blocks: the half of serving that a prefill worker does."""
+"""Prefill of a prompt into blocks, chunk by chunk: a prefill worker's half of serving."""
 
 import operator
 import reprlib
@@ -26,8 +26,8 @@ def run_prefill(
     """Compute the pending tokens of one prompt and choose the token that follows.
 
     Args:
-        model: computes.
-        cache: where ``request.block_ids`` lie.
+        model: the model.
+        cache: which has ``request.block_ids``.
         request: its tokens are the prompt; ``num_computed`` of them are in the cache already.
         chunk_tokens: tokens of one forward pass.
         on_chunk: called after each chunk, when its keys and values may be sent.
@@ -59,7 +59,7 @@ def check_prompt(op: str, prompt_tokens: Sequence[int], model: Llama) -> list[in
     """Check that a prompt is not empty, leaves room for one token and names known tokens.
 
     Raises:
-        ValueError: it is otherwise; the message begins with ``op``.
+        ValueError: the check fails; the message begins with ``op``.
     """
     try:
         tokens = [operator.index(token_id) for token_id in prompt_tokens]

@@ -1,4 +1,4 @@
-"""A request on its way through the engine, and what comes out of it."""
+"""A request in the engine, and its results."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -11,14 +11,14 @@ FinishReason = Literal["stop", "length"]
 
 @dataclass(eq=False)  # a request equals itself only
 class Request:
-    """Follow one request: ``tokens`` grows at its end, ``num_computed`` runs after it."""
+    """Track one request: ``tokens`` grows at its end, ``num_computed`` follows it."""
 
     request_id: int
     tokens: list[int]  # the prompt, then what was generated
     num_prompt_tokens: int
     params: SamplingParams
     seed: int
-    max_tokens: int  # params.max_tokens, less what the model's context does not hold
+    max_tokens: int  # params.max_tokens, limited by the model's context
     block_ids: list[int] = field(default_factory=list)  # empty: not admitted yet
     num_computed: int = 0  # tokens whose keys and values are in the cache
 
@@ -34,7 +34,7 @@ class Request:
 
     @property
     def max_kv_tokens(self) -> int:
-        """Bound the tokens it leaves in the cache; the last one generated is never attended to."""
+        """Bound the tokens it leaves in the cache; the last generated one is never attended to."""
         return self.num_prompt_tokens + self.max_tokens - 1
 
     def next_chunk(self, num_tokens: int) -> Chunk:
@@ -77,7 +77,7 @@ class PrefillChunk:
     start: int  # the first token's position
     stop: int  # the position after the last
     num_tokens: int  # of the whole prompt
-    seconds: float  # on CUDA the host's time: the chunk may still be running
+    seconds: float  # on CUDA measured on the host: the chunk may still be running
     block_ids: tuple[int, ...]  # all blocks of the prompt, in order
 
 

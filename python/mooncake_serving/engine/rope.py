@@ -1,4 +1,4 @@
-"""Rotary positions, in the half-rotation order of Hugging Face: dim i turns with dim i + half."""
+"""Rotary positions, in the half-rotation order of Hugging Face: dim i rotates with dim i + half."""
 
 import math
 
@@ -28,12 +28,12 @@ def inverse_frequencies(config: ModelConfig, factors: torch.Tensor | None = None
 
 
 def _scale(frequencies: torch.Tensor, scaling: RopeScaling) -> torch.Tensor:
-    """Stretch frequencies; llama3 as in Meta's reference: fast ones stay, slow ones divide."""
+    """Scale frequencies; llama3 as in Meta's reference: fast ones stay, slow ones are divided."""
     if scaling.kind == "linear":
         return frequencies / scaling.factor
     turns = scaling.original_max_position * frequencies / (2 * math.pi)
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
-    keep = ((turns - low) / (high - low)).clamp(0, 1)  # 1: as it was; 0: divided
+    keep = ((turns - low) / (high - low)).clamp(0, 1)  # 1: unchanged; 0: divided
     return (1 - keep) * frequencies / scaling.factor + keep * frequencies
 
 
@@ -56,6 +56,6 @@ def rotation(
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Turn queries or keys ``[num_tokens, heads, head_dim]`` to their positions."""
+    """Rotate queries or keys ``[num_tokens, heads, head_dim]`` to their positions."""
     first, second = x.chunk(2, dim=-1)
     return x * cos + torch.cat([-second, first], dim=-1) * sin

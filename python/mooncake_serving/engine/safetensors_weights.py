@@ -93,5 +93,5 @@ class SafetensorsFolder:
 
 
 def _token_text(token: str | dict[str, Any] | None) -> str | None:
-    """Take a token's text, which the file gives plainly or inside a description."""
+    """Return a token's text, which the file gives plainly or inside a description."""
     return token["content"] if isinstance(token, dict) else token

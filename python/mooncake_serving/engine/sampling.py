@@ -11,14 +11,14 @@ import torch
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
-    """Say how a request's tokens are chosen and when it ends.
+    """How a request's tokens are chosen and when it ends.
 
     Args:
         temperature: 0 takes the likeliest token; otherwise logits are divided by it.
         top_k: draw from the k likeliest tokens; 0: from all.
         top_p: draw from the fewest likeliest tokens whose probabilities reach this sum.
         seed: makes the draws repeatable, on any engine; None: each request gets its own.
-        max_tokens: the request ends after so many tokens, finish reason "length".
+        max_tokens: the request ends after this many tokens, finish reason "length".
         stop_token_ids: end the request as the model's eos tokens do, finish reason "stop".
         ignore_eos: do not end at eos tokens, for benchmarks.
 
@@ -35,7 +35,7 @@ class SamplingParams:
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
-        """Check types and ranges; NaN is in none of them."""
+        """Check types and ranges; NaN is refused."""
         for name in ("temperature", "top_p"):
             if not isinstance(getattr(self, name), numbers.Real):
                 _refuse(name, "a number", getattr(self, name))
@@ -60,7 +60,7 @@ class SamplingParams:
 class Draw(NamedTuple):
     """Identify one random choice: the token of this index in a request with this seed.
 
-    The choice depends on nothing else, so a request may move between engines and go on.
+    The choice depends on nothing else, so a request may continue on another engine.
     """
 
     params: SamplingParams
@@ -69,7 +69,7 @@ class Draw(NamedTuple):
 
 
 def sample(logits: torch.Tensor, draws: Sequence[Draw]) -> list[int]:
-    """Choose one token a row; waits for the device.
+    """Choose one token per row; waits for the device.
 
     Args:
         logits: ``[len(draws), vocab_size]``, any float dtype.
@@ -97,7 +97,7 @@ def _draw(logits: torch.Tensor, draw: Draw) -> int:
     sums = probabilities.cumsum(dim=-1)
     kept = int(
         (sums - probabilities < params.top_p).sum()
-    )  # a token stays if those before fall short
+    )  # a token stays if the sum of those before is below top_p
     uniform = random.Random(f"{draw.seed}:{draw.token_index}").random()
     index = int(torch.searchsorted(sums[:kept], uniform * float(sums[kept - 1]), right=True))
     return int(token_ids[min(index, kept - 1)])

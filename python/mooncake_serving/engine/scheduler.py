@@ -10,12 +10,11 @@ from .request import Request
 class Scheduler:
     """Batch continuously, first come first served: decodes first, then prefill chunks (SARATHI).
 
-    A request is admitted when every block it can ever need is free, so one that runs never runs
-    out and nothing is preempted. The head of the queue waits for its blocks; those behind wait
-    for it.
+    A request is admitted when every block it can ever need is free, so a running request never runs
+    out and none is preempted. The head of the queue waits for its blocks; those behind wait for it.
 
     Args:
-        allocator: where blocks come from and go back to.
+        allocator: of the blocks.
         block_size: tokens in a block.
         max_batch_tokens: tokens of one step, over all requests.
         chunk_tokens: tokens of one request in one step.
@@ -42,7 +41,7 @@ class Scheduler:
         return -(-request.max_kv_tokens // self.block_size)
 
     def next_step(self) -> list[tuple[Request, int]]:
-        """Choose requests with the tokens to compute of each, and admit what then fits."""
+        """Choose requests with the tokens to compute of each, and admit those that then fit."""
         decodes = [request for request in self.running if request.num_pending == 1]
         prefills = [request for request in self.running if request.num_pending > 1]
         return pack_batch(

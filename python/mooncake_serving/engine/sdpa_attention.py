@@ -14,7 +14,7 @@ from .batch import Batch
 
 @dataclass(frozen=True)
 class _Group:
-    """Requests with as many queries each, attended to in one call."""
+    """Requests with the same number of queries, attended to in one call."""
 
     rows: slice | torch.Tensor  # which rows of q: num_requests * q_len of them
     num_requests: int
@@ -22,11 +22,11 @@ class _Group:
     block_ids: torch.Tensor  # [num_requests * num_blocks]
     mask: torch.Tensor | None = None  # bool, True attends; broadcasts to [n, heads, q, kv]
     is_causal: bool = False
-    padding: torch.Tensor | None = None  # [n, kv, 1, 1] True where gathered rows mean nothing
+    padding: torch.Tensor | None = None  # [n, kv, 1, 1] True where gathered rows are undefined
 
 
 class SdpaAttention:
-    """An ``Attention``. Decodes of similar length are attended to together: that saves launches."""
+    """An ``Attention``. Decodes of similar length are attended to together, to save launches."""
 
     def __init__(self, batch: Batch) -> None:
         self._slots = (batch.slots // batch.block_size, batch.slots % batch.block_size)
@@ -84,7 +84,7 @@ def _decode_group(batch: Batch, indices: list[int]) -> _Group:
 
 
 def _gather(cache: torch.Tensor, group: _Group) -> torch.Tensor:
-    """Gather ``[n, kv, num_kv_heads, head_dim]``; padding becomes 0, whatever lay there."""
+    """Gather ``[n, kv, num_kv_heads, head_dim]``; padding becomes 0, whatever it contained."""
     blocks = cache.index_select(0, group.block_ids)
     rows = blocks.reshape(group.num_requests, -1, *cache.shape[2:])[:, : group.kv_len]
     return rows if group.padding is None else rows.masked_fill_(group.padding, 0)

@@ -1,4 +1,4 @@
-"""Text to token ids and back, one string at a time or as tokens come; chats by their template."""
+"""Text to token ids and back, one string at a time or as tokens arrive; chats by their template."""
 
 from collections.abc import Mapping, Sequence
 
@@ -34,11 +34,11 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Count the tokens, added ones included; a model's embedding may have more rows."""
+        """Count the tokens, including added ones; a model's embedding may have more rows."""
         return self.tokenizer.get_vocab_size(with_added_tokens=True)
 
     def encode(self, text: str) -> list[int]:
-        """Cut text into token ids, beginning with the bos token if the model wants one.
+        """Split text into token ids, beginning with the bos token if the model wants one.
 
         Text that looks like a control token (``<|im_end|>``) becomes that token.
         """
@@ -49,7 +49,7 @@ class Tokenizer:
         return self.tokenizer.decode(list(token_ids), skip_special_tokens=not keep_special)
 
     def render_chat(self, messages: Sequence[Message], *, reply: bool = True) -> str:
-        """Write messages as the model was trained to read them.
+        """Format messages as the model was trained to read them.
 
         Args:
             messages: each with ``role`` (system, user, assistant) and ``content``.
@@ -75,7 +75,7 @@ class Tokenizer:
         )
 
     def encode_chat(self, messages: Sequence[Message], *, reply: bool = True) -> list[int]:
-        """Render messages and cut them into token ids; the template itself writes any bos."""
+        """Render messages and split them into token ids; the template itself writes any bos."""
         text = self.render_chat(messages, reply=reply)
         return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
 
@@ -90,7 +90,7 @@ class Tokenizer:
 
 
 class TextStream:
-    """Decode tokens as they come, holding back a character until its last byte is there."""
+    """Decode tokens as they arrive, holding back a character until its last byte is there."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer.tokenizer

@@ -1,4 +1,4 @@
-"""The tensors of a model, laid out for the forward pass and checked on the way in."""
+"""The tensors of a model, laid out for the forward pass and checked on loading."""
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Hold a whole model, all of one dtype and device but for the float32 frequencies."""
+    """Hold a whole model, all of one dtype and device except the float32 frequencies."""
 
     embedding: torch.Tensor  # [vocab_size, hidden_size]
     layers: tuple[LayerWeights, ...]
@@ -43,11 +43,11 @@ class TensorSource(Protocol):
 
     @property
     def names(self) -> Collection[str]:
-        """All the tensors there are."""
+        """All tensors of the source."""
 
     @property
     def rope_factors(self) -> torch.Tensor | None:
-        """Divide the rotary frequencies by these, ``[head_dim / 2]``, if any."""
+        """Divisors of the rotary frequencies, ``[head_dim / 2]``, if any."""
 
     def read(self, name: str) -> torch.Tensor:
         """Read one tensor, which is in ``names``; the result may alias the source."""
@@ -65,7 +65,7 @@ def build_weights(
 
     Args:
         source: where the tensors are.
-        config: what shapes they must have.
+        config: gives the required shapes.
         dtype: of the result.
         device: of the result.
         progress: called after the embedding, each layer and the head.
@@ -120,7 +120,7 @@ def _read_layer(loader: "_Loader", config: ModelConfig, prefix: str) -> LayerWei
 
 
 class _Loader:
-    """Reads tensors, checks their shapes and remembers which were wanted."""
+    """Reads tensors, checks their shapes and remembers which were requested."""
 
     def __init__(
         self, source: TensorSource, dtype: torch.dtype, device: torch.device | str

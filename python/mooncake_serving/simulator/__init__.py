@@ -1,4 +1,4 @@
-"""A cluster in discrete events, and the traces that it runs on.
+"""A discrete-event simulation of a cluster, and the traces that it replays.
 
 Example:
     >>> from mooncake_serving.simulator import *
@@ -6,8 +6,9 @@ Example:
     >>> report = Disaggregated(options, conductor_of(options)).run(read_trace("trace.jsonl"))
     >>> report.summary()["ttft_mean_s"], report.num_effective(ttft_s=30, tbt_s=0.1)
 
-Every decision is the conductor's (:mod:`mooncake_serving.conductor`); the only rules of its own are
-the batches of coupled engines. ``docs/reproduction.md`` says what it reproduces.
+Every decision is the conductor's (:mod:`mooncake_serving.conductor`); the only rules of the
+simulator's own are the batches of coupled engines. ``docs/reproduction.md`` lists what it
+reproduces.
 """
 
 from .conducting import conductor_of, fit_costs

@@ -8,7 +8,7 @@ from .commands import add_commands
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command; return its exit status: 0, 1 if packages lack, 2 for bad input."""
+    """Run one command; return its exit status: 0, 1 if packages are missing, 2 for bad input."""
     parser = argparse.ArgumentParser(
         prog="python -m mooncake_serving.simulator",
         description="Replay traces on simulated clusters, and reproduce what papers report.",
@@ -20,7 +20,7 @@ def main(arguments: list[str] | None = None) -> int:
         sys.stdout.flush()
     except KeyboardInterrupt:
         return 130  # as a shell reports SIGINT
-    except BrokenPipeError:  # nobody reads: let the interpreter's own flush not say so
+    except BrokenPipeError:  # the reader is gone: keep the interpreter's final flush silent
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except ModuleNotFoundError as missing:

@@ -1,4 +1,4 @@
-"""The conductor of a simulated cluster, its cost models fitted on prefills and steps run alone."""
+"""The conductor of a simulated cluster, its cost models fitted to isolated prefills and steps."""
 
 from collections.abc import Sequence
 
@@ -32,10 +32,10 @@ BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 def fit_costs(model: Model, machine: Machine, chunk_tokens: int, group_size: int = 1) -> Costs:
-    """Fit the conductor's cost models on a grid of prefills and steps, run alone.
+    """Fit the conductor's cost models to a grid of isolated prefills and steps.
 
-    The paper does so offline, by regression (FAST'25, section 5). What is fitted of prefills is a
-    stage's share on each of ``group_size`` nodes; how long the pipeline takes follows from it.
+    The paper does so offline, by regression (FAST'25, section 5). For prefills, a stage's share on
+    each of ``group_size`` nodes is fitted; the time of the pipeline follows from it.
     """
     cost = StepCost(model, machine)
     prompts = [(n, n * part // 4) for n in LENGTHS for part in range(4)]
@@ -54,17 +54,17 @@ def fit_costs(model: Model, machine: Machine, chunk_tokens: int, group_size: int
 
 
 class StoreTiers:
-    """Tells the conductor what of each instance's store is on its SSD, as it is: never late.
+    """Tells the conductor which part of each instance's store is on its SSD, without delay.
 
     Args:
-        instances: of the conductor's, the first ones; the others have no store.
+        instances: the first ones of the conductor's; the others have no store.
     """
 
     def __init__(self, instances: Sequence[PrefillInstance]):
         self._instances = instances
 
     def look(self, request: Request, matched_blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Ask each instance for its plan; see :class:`~..conductor.Tiers`."""
+        """Get the plan of each instance; see :class:`~..conductor.Tiers`."""
         blocks, load_s = matched_blocks.copy(), np.zeros(len(matched_blocks))
         for i in np.flatnonzero(matched_blocks[: len(self._instances)]):
             instance = self._instances[int(i)]
@@ -88,7 +88,7 @@ def make_conductor(
     slo: Slo = NO_LIMIT,
     seed: int = 0,
 ) -> Conductor:
-    """Make a conductor over instances of these roles; by default Algorithm 1, and all are taken."""
+    """Make a conductor over instances of these roles; by default Algorithm 1, accepting all."""
     return Conductor(
         Cluster(roles, capacity_tokens=capacity_tokens, max_batch_size=max_batch_size),
         PrefixIndex(len(roles)),

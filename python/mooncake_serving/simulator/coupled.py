@@ -20,14 +20,14 @@ class _Prompt:
 
 
 class CoupledInstance(DecodeSteps):
-    """Admits in the order of arrival what fits into memory, prompt and output, and runs steps.
+    """Admits, in the order of arrival, what fits into memory, prompt and output, and runs steps.
 
     Args:
         clock: the simulation's.
         cost: of a step.
-        options: how.
+        options: of the instance.
         capacity_tokens: whose KV its HBM holds.
-        prefilled, finished: are called with each job at its first and after its last token.
+        prefilled, finished: called with each job at its first and after its last token.
     """
 
     def __init__(
@@ -47,13 +47,13 @@ class CoupledInstance(DecodeSteps):
         self.peak_tokens = 0
         self._cost = cost
         self._options = options
-        # Blocks of requests that run are among the last used: the cache seldom gives them up.
+        # Blocks of running requests are among the most recently used: the cache rarely evicts them.
         self._cache = NodeStore(capacity_tokens // options.block_tokens)
         self._prefilled = prefilled
         self._finished = finished
         self._waiting: deque[Job] = deque()
         self._prompts: deque[_Prompt] = deque()  # admitted, not yet prefilled
-        self._decoding = False  # the steps under way are only decodes
+        self._decoding = False  # the current steps are only decodes
         self._after_chunks = False  # CHUNKED_ALONE: now it is the decodes' turn
 
     def __len__(self) -> int:
@@ -86,7 +86,7 @@ class CoupledInstance(DecodeSteps):
             self._prompts.append(_Prompt(job, job.prefix_tokens))
 
     def _chunks(self) -> list[tuple[_Prompt, int]]:
-        """The prompts, and of each how many tokens, that the next step prefills."""
+        """The prompts, and how many tokens of each, that the next step prefills."""
         batching = self._options.batching
         chunked = batching in (Batching.CHUNKED, Batching.CHUNKED_ALONE)
         room = self._options.token_budget if chunked else self._options.max_batched_tokens
@@ -131,7 +131,7 @@ class CoupledInstance(DecodeSteps):
             self._decoding = True
             self._first_s = self._cost.decode_s(size, kv_tokens)
             self._growth_s = size * self._cost.decode_token_s
-            # Prompts that wait for their turn get it after one step.
+            # Prompts waiting for their turn get it after one step.
             self._plan(1 if self._prompts else self.batch.steps_to_next_leave)
 
     def _end_chunks(

@@ -1,4 +1,4 @@
-"""A cluster of coupled instances, vLLM's way: each request is served by one of them throughout."""
+"""A cluster of coupled instances, as in vLLM: one instance serves a request throughout."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ from .traces import BLOCK_SIZE, TraceRequest
 
 @dataclass(frozen=True)
 class CoupledClusterOptions:
-    """Instances that prefill and decode, and how they do it."""
+    """Instances that prefill and decode, and their options."""
 
     model: Model = LLAMA3_70B
     machine: Machine = A800_NODE
@@ -36,7 +36,7 @@ class CoupledCluster:
     Args:
         options: the cluster.
         policy: where a request goes; by default to the shortest queue.
-        on_progress: is called whenever a request is done with.
+        on_progress: called whenever a request is over.
         seed: of the policy.
     """
 
@@ -79,7 +79,7 @@ class CoupledCluster:
 
         Raises:
             InvalidArgument: the requests are not in the order of their times, or this cluster has
-                run already.
+                already run.
         """
         if self._has_run:
             raise InvalidArgument("CoupledCluster.run: a cluster must run once, got a second trace")

@@ -1,4 +1,4 @@
-"""What a step of a coupled engine consists of, and its limits."""
+"""The composition of a coupled engine's steps, and its limits."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -9,13 +9,11 @@ from ..conductor.errors import check_count
 class Batching(Enum):
     """What a step consists of.
 
-    PREFILL_FIRST: whole prompts, while any wait and fit, and nothing else; else all decodes. So
-    decodes stall (vLLM without chunked prefill).
-    CHUNKED: all decodes, and the oldest prompts' tokens up to a budget (Sarathi-Serve,
-    arXiv:2403.02310, Algorithm 3).
-    HYBRID: all decodes, and whole prompts (Orca; the ablation of Sarathi-Serve's Table 4).
-    CHUNKED_ALONE: the tokens of prompts up to the budget and the decodes, in steps in turn (the
-    other half of that ablation).
+    PREFILL_FIRST: whole prompts, while any wait and fit, and nothing else; otherwise all decodes.
+    So decodes stall (vLLM without chunked prefill). CHUNKED: all decodes, and the oldest prompts'
+    tokens up to a budget (Sarathi-Serve, arXiv:2403.02310, Algorithm 3). HYBRID: all decodes, and
+    whole prompts (Orca; the ablation of Sarathi-Serve's Table 4). CHUNKED_ALONE: steps of prompt
+    tokens up to the budget alternate with steps of decodes (the other half of that ablation).
     """
 
     PREFILL_FIRST = "prefill first"
@@ -26,12 +24,12 @@ class Batching(Enum):
 
 @dataclass(frozen=True)
 class CoupledOptions:
-    """How a coupled instance works.
+    """Options of a coupled instance.
 
     Attributes:
         batching: what a step consists of.
-        token_budget: of a chunked step, its decodes included; vLLM 0.5's default is 512.
-        max_batched_tokens: of whole prompts in a step; a longer one goes alone.
+        token_budget: of a chunked step, including its decodes; vLLM 0.5's default is 512.
+        max_batched_tokens: of whole prompts in a step; a longer prompt is alone in its step.
         max_batch_size: requests decoded at once; vLLM's default max_num_seqs is 256.
         use_cache: reuse the KV of prefixes in this instance's HBM.
         block_tokens: of that cache.

@@ -11,15 +11,15 @@ from .step_cost import StepCost
 
 
 class DecodeInstance(DecodeSteps):
-    """Decodes what is in its batch; who comes joins at the end of the step under way.
+    """Decodes its batch; a new job joins at the end of the current step.
 
     Args:
         clock: the simulation's.
         cost: of its steps.
         capacity_tokens: whose KV its memory holds. A job is admitted, in the order of arrival, when
-            its prompt and whole output fit: nobody is ever put out for lack of memory.
+            its prompt and whole output fit: no job is ever evicted for lack of memory.
         max_batch_size: jobs decoded at once.
-        finished: is called with each job whose last token is there.
+        finished: called with each job whose last token is there.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class DecodeInstance(DecodeSteps):
         return len(self.batch) < self._max_batch_size and job.num_kv_tokens <= room
 
     def _begin(self) -> None:
-        """Admit who fits and decode until somebody leaves."""
+        """Admit jobs that fit and decode until one leaves."""
         now = self._clock.now
         while self._waiting and self._fits(self._waiting[0]):
             job = self._waiting.popleft()
@@ -87,5 +87,5 @@ class DecodeInstance(DecodeSteps):
             self.reserved_tokens -= job.num_kv_tokens
             job.finished_s = self._clock.now
             self._finished(job)
-        if self._event is None:  # nobody came in the meantime
+        if self._event is None:  # no job came in the meantime
             self._begin()

@@ -1,4 +1,4 @@
-"""Decode steps in which nobody joins or leaves, as one event of the clock."""
+"""Decode steps during which no job joins or leaves, as one event of the clock."""
 
 from abc import ABC, abstractmethod
 
@@ -7,10 +7,10 @@ from .running_batch import steps_by, steps_s
 
 
 class DecodeSteps(ABC):
-    """What instances that decode share: steps planned ahead, and cut when somebody joins.
+    """The common part of decoding instances: steps planned ahead, and cut when a job joins.
 
-    The first of them takes ``_first_s`` from ``_started`` on, and each one ``_growth_s`` longer
-    than the one before it.
+    The first step takes ``_first_s`` from ``_started`` on, and each one ``_growth_s`` longer than
+    the one before it.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -25,7 +25,7 @@ class DecodeSteps(ABC):
         self._event = self._clock.at(max(end, self._clock.now), self._end_decodes)
 
     def _cut(self) -> None:
-        """End with the step under way, so that somebody can join."""
+        """End with the current step, so that a job can join."""
         elapsed = self._clock.now - self._started
         steps = steps_by(elapsed, self._first_s, self._growth_s)
         if steps < self._planned:
@@ -35,4 +35,4 @@ class DecodeSteps(ABC):
 
     @abstractmethod
     def _end_decodes(self) -> None:
-        """Pass the steps that were planned."""
+        """Complete the planned steps."""

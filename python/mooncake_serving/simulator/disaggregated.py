@@ -1,4 +1,4 @@
-"""A disaggregated cluster: the conductor decides, prefill and decode instances carry it out."""
+"""A disaggregated cluster: the conductor decides, prefill and decode instances execute."""
 
 from collections.abc import Callable, Sequence
 from math import inf
@@ -30,9 +30,9 @@ class Disaggregated:
     Args:
         options: the cluster.
         conductor: over ``options.num_prefill`` prefill, then ``options.num_decode`` decode
-            instances, by :func:`~.conducting.conductor_of`. It is this simulation's alone: its
-            state is written.
-        on_progress: is called whenever a request is done with.
+            instances, by :func:`~.conducting.conductor_of`. It must not be shared: the simulation
+            writes its state.
+        on_progress: called whenever a request is over.
 
     Raises:
         InvalidArgument: the conductor is over other instances.
@@ -85,7 +85,7 @@ class Disaggregated:
 
         Raises:
             InvalidArgument: the requests are not in the order of their times, or this cluster has
-                run already.
+                already run.
         """
         if self._has_run:
             raise InvalidArgument("Disaggregated.run: a cluster must run once, got a second trace")
@@ -182,7 +182,7 @@ class Disaggregated:
         )
 
     def _store(self, instance: int, keys: tuple[int, ...]) -> None:
-        """Have blocks in a store, and tell of them; the first may have to leave for the last."""
+        """Add blocks to a store, and publish them; the first may be evicted for the last."""
         store = self.prefill[instance].store
         store.insert(keys)
         held, _ = store.match(keys)
@@ -198,9 +198,9 @@ class Disaggregated:
         return max(self.clock.now, self.prefill[i].busy_until_s) + self.prefill[i].expected_s
 
     def _stream(self, job: Job, instance: int) -> None:
-        """Have a job's KV at the instance that decodes it: it may be there, or on its way.
+        """Send a job's KV to the instance that decodes it, unless it is there, or on its way.
 
-        What was sent to another one is of no use there: it is sent again from where it was made.
+        KV that was sent to another instance is useless there: it is sent again from its origin.
         """
         if instance == job.decode_instance and (job in self.streams or job in self.landed):
             return
@@ -235,14 +235,14 @@ class Disaggregated:
             self._try_decode(job)
 
     def _try_decode(self, job: Job) -> None:
-        """Decode a job whose prompt is prefilled, and whose KV is there to the last layer."""
+        """Decode a job if its prompt is prefilled, and its KV is there to the last layer."""
         if job.first_token_s is not None and job in self.landed:
             self.landed.discard(job)
             assert job.decode_instance is not None
             self.decode[job.decode_instance - self.options.num_prefill].arrive(job)
 
     def unsend(self, job: Job) -> None:
-        """Drop a job's KV that waits at a decode instance, or is on its way to one."""
+        """Drop a job's KV that is waiting at a decode instance, or on its way to one."""
         self.landed.discard(job)
         if job in self.streams:
             self.network.cancel(self.streams.pop(job))

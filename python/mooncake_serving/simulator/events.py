@@ -1,4 +1,4 @@
-"""The clock of a simulation: what happens when, in simulated seconds."""
+"""The clock of a simulation: events in simulated time."""
 
 import heapq
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Event:
-    """Something that will happen; ``cancel()`` it and it will not."""
+    """A future event; ``cancel()`` prevents it."""
 
     __slots__ = ("action", "arguments")
 
@@ -16,12 +16,12 @@ class Event:
         self.arguments = arguments
 
     def cancel(self) -> None:
-        """Do nothing at that time. Cancelling twice, or what has happened, is no error."""
+        """Prevent the event. Cancelling twice, or after it happened, is not an error."""
         self.action = None
 
 
 class Clock:
-    """Calls functions in the order of their times; of equal times the one that was asked first.
+    """Calls functions in the order of their times; ties in the order of their requests.
 
     Example:
         >>> clock = Clock()
@@ -39,7 +39,7 @@ class Clock:
         self._order = count()
 
     def at(self, time: float, action: Callable[..., None], *arguments: Any) -> Event:
-        """Call ``action(*arguments)`` at a time, which must not be past."""
+        """Call ``action(*arguments)`` at a time, which must not be in the past."""
         if not time >= self.now:
             raise ValueError(f"at: time must be >= {self.now}, got {time}")
         event = Event(action, arguments)
@@ -47,11 +47,11 @@ class Clock:
         return event
 
     def after(self, seconds: float, action: Callable[..., None], *arguments: Any) -> Event:
-        """Call ``action(*arguments)`` so many seconds from now."""
+        """Call ``action(*arguments)`` this many seconds from now."""
         return self.at(self.now + seconds, action, *arguments)
 
     def run(self, until: float = float("inf")) -> None:
-        """Let everything happen that is due up to a time, in order."""
+        """Process all events that are due up to a time, in order."""
         queue = self._queue
         while queue and queue[0][0] <= until:
             self.now, _, event = heapq.heappop(queue)

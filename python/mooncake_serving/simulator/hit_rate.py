@@ -1,4 +1,4 @@
-"""What a cache of some capacity saves of a trace: hit tokens over input tokens."""
+"""What a cache of a given capacity saves on a trace: hit tokens over input tokens."""
 
 import numbers
 from collections.abc import Iterable, Sequence
@@ -12,7 +12,7 @@ from .caches.frequency import Belady
 
 
 class Prompt(Protocol):
-    """What the replay reads of a request."""
+    """What the replay needs of a request."""
 
     @property
     def input_length(self) -> int: ...
@@ -23,7 +23,7 @@ class Prompt(Protocol):
 
 @dataclass(frozen=True)
 class HitRate:
-    """The outcome of a replay; tokens of the requests that were measured, without the warm-up."""
+    """The result of a replay; tokens of the measured requests, without the warm-up."""
 
     capacity_tokens: float
     hit_tokens: int
@@ -31,7 +31,7 @@ class HitRate:
 
     @property
     def hit_rate(self) -> float:
-        """Hit tokens over input tokens; 0 of an empty trace."""
+        """Hit tokens over input tokens; 0 for an empty trace."""
         return self.hit_tokens / self.input_tokens if self.input_tokens else 0.0
 
 
@@ -47,18 +47,18 @@ def replay(
 
     for request: hit += tokens of its longest cached prefix of whole blocks; store all its blocks
 
-    A prompt's last block counts with the tokens that the prompt has in it.
+    The last block of a prompt counts with the number of its tokens in the block.
 
     Args:
         requests: in the order of their arrival.
         capacity_tokens: of the pool, rounded down to whole blocks; inf for no limit.
         policy: lru, fifo, lfu, length-aware, sieve or belady.
         block_tokens: tokens of a block.
-        warm_up: this share of the requests, the first ones, fill the cache and are not counted.
+        warm_up: the first requests, up to this share, fill the cache and are not counted.
 
     Raises:
         InvalidArgument: capacity_tokens is negative or not a number, block_tokens is below 1, or
-            warm_up not in [0, 1).
+            warm_up is not in [0, 1).
         ValueError: there is no such policy.
 
     Source: Mooncake (FAST'25), section 5.3.1 and Figure 9.

@@ -1,4 +1,4 @@
-"""One request on its way through a simulated cluster, and what became of it."""
+"""One request in a simulated cluster, and its results."""
 
 import math
 from collections.abc import Sequence
@@ -16,8 +16,8 @@ class Job:
     """A request and its times, in simulated seconds; None is what has not happened.
 
     ``decision`` is the conductor's last one, ``rejected`` says why it was not served.
-    ``prefix_tokens`` are those whose KV was reused, ``gpu_s`` what its prefill kept GPUs busy for.
-    After a failure it starts anew: ``restarts``.
+    ``prefix_tokens`` are those whose KV was reused, ``gpu_s`` is the GPU time of its prefill. After
+    a failure it starts over: ``restarts``.
     """
 
     job_id: int
@@ -41,7 +41,7 @@ class Job:
 
     @property
     def num_decode_steps(self) -> int:
-        """Steps after the prefill, whose result is the first token."""
+        """Number of steps after the prefill, which yields the first token."""
         return max(0, self.request.output_length - 1)
 
     @property
@@ -62,13 +62,13 @@ class Job:
         self._first_step = batch.join(self, self.request.input_length, self.num_decode_steps)
 
     def restart(self) -> None:
-        """Forget what was done; an instance that had it has failed."""
+        """Forget all progress; the instance that had it has failed."""
         self.restarts += 1
         self.first_token_s = self._batch = None
         self.prefill_instance = self.decode_instance = None
 
     def gaps_s(self) -> np.ndarray:
-        """Seconds between its tokens; the first counts from the end of its prefill."""
+        """Seconds between its tokens; the first gap starts at the end of its prefill."""
         if self._batch is None:
             return np.zeros(0)
         gaps = self._batch.gaps_s(self._first_step, self.num_decode_steps).copy()
@@ -88,7 +88,7 @@ def jobs_of(op: str, requests: Sequence[TraceRequest]) -> list[Job]:
     """Make a job of each request of a trace, numbered from 0; each arrives at its own time.
 
     Raises:
-        InvalidArgument: a request is before the one ahead of it in the list, or before 0.
+        InvalidArgument: a request is earlier than the one before it in the list, or than 0.
     """
     previous_ms = 0.0
     for number, request in enumerate(requests):

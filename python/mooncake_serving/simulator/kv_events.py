@@ -1,4 +1,4 @@
-"""Tells the conductor's index what a node's store holds, as engines do: by events, maybe late."""
+"""Reports a node's store to the conductor's index, as engines do: by events, possibly delayed."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ class Publisher:
         clock: the simulation's.
         index: of the conductor.
         instance: its number there.
-        delay_s: between a change and the index's knowledge of it.
+        delay_s: delay from a change until the index knows of it.
     """
 
     def __init__(self, clock: Clock, index: Index, instance: int, delay_s: float = 0.0):
@@ -25,15 +25,15 @@ class Publisher:
         self._sequence = 0
 
     def stored(self, keys: Sequence[Key]) -> None:
-        """A prompt's blocks, from its first, are in the store."""
+        """Report that a prompt's blocks, from its first, are in the store."""
         self._publish(stored=(tuple(keys),))
 
     def removed(self, keys: Sequence[Key]) -> None:
-        """Blocks have left the store."""
+        """Report that blocks have left the store."""
         self._publish(removed=tuple(keys))
 
     def lost_all(self) -> None:
-        """The store is empty, for its machine has failed: known at once, whatever is late."""
+        """Report that the store is empty after a failure: known at once, without any delay."""
         self._apply(KVEvent(self._instance, self._take_number(), snapshot=True))
 
     def _publish(

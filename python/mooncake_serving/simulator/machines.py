@@ -1,4 +1,4 @@
-"""The models and machines of the papers, in figures; each with its source."""
+"""The models and machines of the papers, in numbers; each with its source."""
 
 from dataclasses import dataclass
 
@@ -17,12 +17,12 @@ class Model:
 
     @property
     def weight_bytes(self) -> float:
-        """All weights, read once a step."""
+        """Size of all weights, which are read once per step."""
         return 2 * self.num_params
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Keys and values of a token in all layers."""
+        """Size of a token's keys and values in all layers."""
         return 2 * 2 * self.kv_hidden_size * self.num_layers
 
 
@@ -33,14 +33,14 @@ class Machine:
     Attributes:
         flops_per_s: of all its GPUs, dense, 16 bit; ``memory_bytes_per_s``: likewise of HBM.
         memory_bytes: HBM of all its GPUs.
-        dram_bytes: host memory given to the KV store, where nothing else is said.
+        dram_bytes: host memory given to the KV store, unless specified otherwise.
         host_bytes_per_s: between host memory and GPUs, of each direction.
         nic_bytes_per_s: of the network, of each direction; 0 for none.
         ssd_bytes_per_s: reading.
         math_efficiency: share of ``flops_per_s`` that large matrix products reach.
         attention_efficiency: share of it that prefill attention reaches.
         memory_efficiency: share of ``memory_bytes_per_s`` that a step's reads reach.
-        step_s: what a step costs beside that: launches, all-reduces, sampling, the host.
+        step_s: additional cost of a step: launches, all-reduces, sampling, the host.
         memory_share: of the HBM that weights and KV may take.
     """
 
@@ -59,7 +59,7 @@ class Machine:
     memory_share: float = 0.9  # vLLM's default gpu_memory_utilization
 
     def kv_capacity_tokens(self, model: Model) -> int:
-        """Tokens whose KV is in HBM beside the weights.
+        """Tokens whose KV fits into HBM next to the weights.
 
         Raises:
             InvalidArgument: the weights alone do not fit, or it is another module's model.
@@ -90,7 +90,7 @@ YI_34B = Model("Yi-34B", 34.4e9, 60, 7168, 1024)
 
 # Mooncake's nodes (FAST'25, section 5.1): 8 A800-SXM4-80GB, 4 NICs of 200 Gbps; B_h2d 128 GB/s and
 # 312 TFLOPS a GPU (section 2.2); HBM 2,039 GB/s (NVIDIA's data sheet); 1 TB of DRAM is 3 million
-# tokens (section 5.3.1). ASSUMED, for no paper gives them: the efficiencies of TP 8, 10 ms a step
+# tokens (section 5.3.1). ASSUMED, since no paper gives them: the efficiencies of TP 8, 10 ms a step
 # (160 all-reduces of 20 us, launches and a Python scheduler), and 4 NVMe disks of 6 GB/s.
 A800_NODE = Machine(
     "8xA800-80G",
@@ -107,8 +107,8 @@ A800_NODE = Machine(
     ssd_bytes_per_s=24e9,
 )
 
-# The A6000 and the A100 have PCIe 4.0 x16, 32 GB/s of each direction (NVIDIA's data sheets).
-# ASSUMED, for no paper needs it: an NVMe disk of 6 GB/s.
+# The A6000 and the A100 have PCIe 4.0 x16, 32 GB/s in each direction (NVIDIA's data sheets).
+# ASSUMED, since no paper needs it: an NVMe disk of 6 GB/s.
 ONE_GPU_HOST = {"host_bytes_per_s": 32e9, "ssd_bytes_per_s": 6e9}
 
 # NVIDIA's data sheet: 154.8 TFLOPS in fp16 with fp32 sums, 768 GB/s, 48 GB. FITTED on SARATHI

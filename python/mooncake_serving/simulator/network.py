@@ -1,4 +1,4 @@
-"""NICs with contention: transfers that share them."""
+"""NICs with contention: transfers share them."""
 
 from collections.abc import Callable
 from math import inf
@@ -7,7 +7,7 @@ from .events import Clock, Event
 
 
 class Flow:
-    """Bytes on their way from one NIC to another."""
+    """Bytes in flight from one NIC to another."""
 
     __slots__ = (
         "_event",
@@ -45,7 +45,7 @@ class Nic:
     """The network of one machine, in both directions.
 
     Args:
-        bytes_per_s: of each direction, all its cards together.
+        bytes_per_s: in each direction, all its cards together.
     """
 
     __slots__ = ("bytes_per_s", "inbound", "outbound", "received_bytes", "sent_bytes")
@@ -54,7 +54,7 @@ class Nic:
         if not bytes_per_s > 0:
             raise ValueError(f"Nic: bytes_per_s must be > 0, got {bytes_per_s!r}")
         self.bytes_per_s = bytes_per_s
-        self.outbound: dict[Flow, None] = {}  # a set in order: runs are the same
+        self.outbound: dict[Flow, None] = {}  # an ordered set: runs are reproducible
         self.inbound: dict[Flow, None] = {}
         self.sent_bytes = 0.0
         self.received_bytes = 0.0
@@ -66,7 +66,7 @@ class Network:
     rate(flow) = min(src.bytes_per_s / flows out of src, dst.bytes_per_s / flows into dst,
                      what it is read from)
 
-    What a flow that is held up elsewhere leaves over is given to no other, so this is a little
+    What a flow that is limited elsewhere leaves unused is not given to others, so this is slightly
     below max-min fairness, and never above it. The switches between are non-blocking.
     """
 
@@ -85,8 +85,8 @@ class Network:
     ) -> Flow:
         """Move bytes and call ``done`` when the last one is there; within a machine at once.
 
-        ``lost`` is called instead if one of the machines fails before. What comes from a disk is
-        sent as it is read, at ``limit_bytes_per_s`` at most.
+        ``lost`` is called instead if one of the machines fails before. Data from a disk is sent as
+        it is read, at ``limit_bytes_per_s`` at most.
         """
         flow = Flow(src, dst, num_bytes, done, lost, limit_bytes_per_s)
         if src is dst or num_bytes <= 0:
@@ -99,7 +99,7 @@ class Network:
         return flow
 
     def cancel(self, flow: Flow) -> None:
-        """Stop a flow, if it is on its way; neither ``done`` nor ``lost`` is called."""
+        """Stop a flow, if it is in flight; neither ``done`` nor ``lost`` is called."""
         if flow._event is not None:
             flow._event.cancel()
         if flow in flow.src.outbound:
@@ -107,7 +107,7 @@ class Network:
             self._remove(flow)
 
     def fail(self, nic: Nic) -> None:
-        """Stop every flow of a machine that is gone."""
+        """Stop all flows of a failed machine."""
         flows = [*nic.outbound, *nic.inbound]
         for flow in flows:
             self.cancel(flow)
@@ -115,7 +115,7 @@ class Network:
             flow.lost()
 
     def _share(self, src: Nic, dst: Nic) -> None:
-        """Flows of these NICs have come or gone: those that are left have new rates."""
+        """Update the rates of these NICs' flows after some have come or gone."""
         for flow in {**src.outbound, **dst.inbound}:
             sender, receiver = flow.src, flow.dst
             rate = min(
@@ -139,7 +139,7 @@ class Network:
         flow.dst.received_bytes += moved
 
     def _finish(self, flow: Flow) -> None:
-        flow.src.sent_bytes += flow.remaining  # what rounding has left
+        flow.src.sent_bytes += flow.remaining  # the remainder of rounding
         flow.dst.received_bytes += flow.remaining
         flow.remaining = 0.0
         self._remove(flow)

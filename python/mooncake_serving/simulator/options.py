@@ -1,4 +1,4 @@
-"""What a simulated cluster consists of."""
+"""The composition of a simulated cluster."""
 
 import math
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from .traces import BLOCK_SIZE
 
 @dataclass(frozen=True)
 class Failure:
-    """An instance that is gone for a while, with its KV and all that it was doing."""
+    """An instance that is gone for a while, with its KV and all its work."""
 
     instance: int  # prefill instances first, then decode instances
     at_s: float
@@ -25,20 +25,20 @@ class Failure:
 
 @dataclass(frozen=True)
 class DisaggregatedOptions:
-    """Prefill and decode instances, a store over the DRAM of the former, and what joins them.
+    """Prefill and decode instances, a store over the DRAM of the former, and their network.
 
     Attributes:
-        model, machine: what an instance runs, and on what; a prefill instance of a larger group is
-            a pipeline of so many such nodes, with all their NICs and SSDs.
+        model, machine: what an instance runs, and on what; a prefill instance with a larger group
+            is a pipeline of that many nodes, with all their NICs and SSDs.
         num_prefill, num_decode: instances of each kind, numbered in this order.
         prefill: how prompts are prefilled.
-        dram_tokens: of the store, an instance; None for no limit. The default is FAST'25's 1 TB.
-        ssd_tokens: of the store's second tier, an instance; only reading takes time.
+        dram_tokens: of the store, per instance; None for no limit. The default is FAST'25's 1 TB.
+        ssd_tokens: of the store's second tier, per instance; only reading takes time.
         eviction: of either tier: lru, fifo, lfu, length-aware, sieve.
         max_batch_size: of a decode instance.
         stream: send KV to the decode instance layer by layer during prefill, not after it.
         event_delay_s: until the conductor's index knows of a change in a store.
-        failures: what breaks, and when.
+        failures: which instances fail, and when.
     """
 
     model: Model = LLAMA3_70B
@@ -81,5 +81,5 @@ class DisaggregatedOptions:
 
     @property
     def dram_blocks(self) -> int | None:
-        """Capacity of an instance's DRAM, in blocks of the trace."""
+        """DRAM capacity of an instance, in blocks of the trace."""
         return None if self.dram_tokens is None else self.dram_tokens // BLOCK_SIZE

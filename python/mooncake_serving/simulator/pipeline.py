@@ -1,4 +1,4 @@
-"""A pipeline of stages that serves micro-batches in turn: where SARATHI's bubbles come from."""
+"""A pipeline of stages that serves micro-batches in turn: the source of SARATHI's bubbles."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ class _MicroBatch:
 
 @dataclass(frozen=True)
 class PipelineResult:
-    """When the last request was served, and the idle time of stages that each one saw."""
+    """When the last request was served, and the idle time of stages that each request saw."""
 
     makespan_s: float
     bubbles_s: Sequence[float]
@@ -42,7 +42,7 @@ def serve_by_pipeline(
 
     for micro-batches in turn: admit up to ``batch_size``; a step of all decodes and either whole
     prompts (``token_budget`` None: Orca) or their tokens up to a budget (SARATHI); it passes the
-    stages, each of which takes 1 / num_stages of the step; whatever a stage waits is a bubble
+    stages, each of which takes 1 / num_stages of the step; any wait of a stage is a bubble
 
     A request's bubble is the sum of all stages' over its steps. Source: SARATHI
     (arXiv:2308.16369), sections 3.3 and 5.3.
@@ -78,7 +78,7 @@ def _is_over(member: _Member) -> bool:
 
 
 def _step_s(cost: StepCost, members: list[_Member], token_budget: int | None) -> float:
-    """Choose what the members do in this step, have them do it, and tell how long it takes."""
+    """Choose the members' work in this step, carry it out, and return how long it takes."""
     decodes = [m for m in members if m.done >= m.request.input_length]
     kv_tokens = sum(m.done + m.generated for m in decodes)
     room = float("inf") if token_budget is None else max(1, token_budget - len(decodes))

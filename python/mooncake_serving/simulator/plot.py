@@ -14,7 +14,7 @@ PANEL_INCHES, ROW_INCHES = 3.6, 0.32
 
 
 def save_plot(outcome: Outcome, path: Path) -> None:
-    """Draw an outcome's curves, or its rows as bars beside the published figures, into a file."""
+    """Plot an outcome's curves, or its rows as bars next to the published figures, into a file."""
     if outcome.curves:
         save_panels(outcome.title, outcome.panels, path)
     else:
@@ -41,7 +41,7 @@ def save_panels(title: str, panels: Sequence[Panel], path: Path) -> None:
 
 
 def _bars(rows: Sequence[Row]) -> Figure:
-    """Draw figures of each unit on axes of their own."""
+    """Draw the figures of each unit on separate axes."""
     by_unit: dict[str, list[Row]] = {}
     for row in rows:
         by_unit.setdefault(row.unit, []).append(row)

@@ -1,4 +1,4 @@
-"""Instances that lend each other memory for KV: Infinite-LLM's pooling, in steps of a period."""
+"""Instances that lend each other memory for KV: Infinite-LLM's pooling, in fixed periods."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ class _Instance:
         return sum(r.tokens - sum(r.lent.values()) for r in self.running)
 
     def step_s(self, cost: StepCost) -> float:
-        """The longer of what it has to do itself and of what its busiest creditor does for it."""
+        """The longer of its own work and of what its busiest creditor does for it."""
         lent: dict[int, float] = {}
         for member in self.running:
             for creditor, tokens in member.lent.items():
@@ -42,8 +42,8 @@ class _Instance:
 class PoolingResult:
     """What was generated, in which time, and which requests fit nowhere.
 
-    The saturated figures are up to when the first instance has nobody waiting: later on it counts
-    who has the last long request.
+    The saturated figures end when the first instance has no waiting requests: later, it would
+    matter which instance has the last long request.
     """
 
     tokens: float
@@ -73,8 +73,8 @@ def serve_pooled(
     deal the requests to the instances in turn
     for period:
         every instance admits, in order, what its own memory has room for (prompt and whole output)
-        pooled: in turn, each borrows for its next request from who has most free memory, if those
-            two make more tokens a second by it, or if no instance could hold it alone
+        pooled: in turn, each borrows for its next request from the one with most free memory, if
+            those two make more tokens a second by it, or if no instance could hold it alone
         all decode for a period
 
     A step takes W(batch) + A(tokens in its own memory, others' included), or W(batch) + A(what its
@@ -83,8 +83,8 @@ def serve_pooled(
 
     Args:
         cost: of a step of one instance.
-        requests: their prompts and outputs; times do not count.
-        num_instances: that hold a copy of the model each.
+        requests: their prompts and outputs; times are ignored.
+        num_instances: each with a copy of the model.
         capacity_tokens: whose KV one of them holds.
         pooled: whether they lend.
         max_batch_size: requests an instance decodes at once.
@@ -116,7 +116,7 @@ class _Pool:
         self._max_batch_size = max_batch_size
 
     def admit(self, *, borrow: bool) -> None:
-        """Admit what has room, one request an instance and turn."""
+        """Admit requests that have room, one per instance and turn."""
         turn = [i for i in self.instances if i.waiting]
         while turn:
             turn = [i for i in turn if self._admit_next(i, borrow)]
@@ -145,7 +145,7 @@ class _Pool:
         return True
 
     def _creditors(self, home: _Instance, short: float) -> dict[int, float] | None:
-        """Find who lends how much, most free memory first; None if there is not enough."""
+        """Find the creditors and their amounts, most free memory first; None if too few."""
         lent: dict[int, float] = {}
         if short <= 0:
             return lent
@@ -164,7 +164,7 @@ class _Pool:
             self.instances[n].lent_tokens += sign * tokens
 
     def decode(self, period_s: float) -> float:
-        """Decode for a period; return how many tokens that made."""
+        """Decode for a period; return the number of tokens."""
         tokens = 0.0
         for instance in self.instances:
             step_s = instance.step_s(self._cost)

@@ -1,4 +1,4 @@
-"""A prefill instance: one prompt after the other, in chunks, on one node or a pipeline of nodes."""
+"""A prefill instance: one prompt at a time, in chunks, on one node or a pipeline of nodes."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -20,7 +20,8 @@ class PrefillOptions:
     Attributes:
         chunk_tokens: of a step; more than 1,000 fill the GPUs (FAST'25, section 3.3).
         group_size: nodes that are the stages of one pipeline (CPP).
-        layer_wise: load the reused KV layer by layer beside the first chunk, not before it.
+        layer_wise: load the reused KV layer by layer in parallel with the first chunk, not before
+            it.
         block_tokens: of a block of the store.
         use_cache: reuse what the store has.
     """
@@ -38,11 +39,11 @@ class PrefillOptions:
 
 @dataclass(frozen=True, slots=True)
 class PrefillPlan:
-    """How a prompt is prefilled if it is begun at once.
+    """How a prompt is prefilled if it is started now.
 
     Attributes:
-        blocks: that it reuses; ``ssd_blocks``: of them, those that come from the SSD.
-        prefix_tokens: that these hold, of those that need not be computed.
+        blocks: that it reuses; ``ssd_blocks``: those of them that come from the SSD.
+        prefix_tokens: tokens of these blocks that need not be computed.
         chunks_s: of each chunk on the whole group.
         load_s: until the reused KV is loaded.
         ends_s: when each stage is done with it.
@@ -57,18 +58,18 @@ class PrefillPlan:
 
 
 class PrefillInstance:
-    """Prefills what is ready, in the order of arrival.
+    """Prefills jobs that are ready, in the order of arrival.
 
-    A prompt enters the first stage as soon as that is free, and passes the others behind those
+    A prompt enters the first stage as soon as that is free, and passes the others after those
     before it (:func:`~.stages.pass_stages`; FAST'25, section 3.3). Each stage loads the KV of its
-    layers from its own node. What only the SSD has is computed anew where that is faster.
+    layers from its own node. What only the SSD has is recomputed if that is faster.
 
     Args:
         clock: the simulation's.
         cost: of a step of the whole model on one node.
         store: the group's part of the KV store.
-        options: how.
-        started, done: are called with each job when its computation begins, and ends.
+        options: how prompts are prefilled.
+        started, done: called with each job when its computation begins, and ends.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class PrefillInstance:
     ):
         self.store = store
         self.disk = Disk(clock, options.group_size * cost.machine.ssd_bytes_per_s)
-        self.expected_s = 0.0  # of all that waits, by the conductor's predictions
+        self.expected_s = 0.0  # of all waiting jobs, by the conductor's predictions
         self._clock = clock
         self._cost = cost
         self._options = options
@@ -103,18 +104,18 @@ class PrefillInstance:
         return self._stage_free_s[0]
 
     def arrive(self, job: Job) -> None:
-        """Queue a job; it is passed over until it is ``ready``."""
+        """Queue a job; it is skipped until it is ``ready``."""
         self._waiting.append(job)
         self.expected_s += job.expected_s
         self.wake()
 
     def wake(self) -> None:
-        """Look for a job that is ready: one has become so."""
+        """Look for a ready job: one has become so."""
         if self._free is None:
             self._next()
 
     def drop(self, job: Job) -> None:
-        """Forget a job, if it is here; a computation under way is not cut short."""
+        """Forget a job, if it is here; a running computation is not cut short."""
         if job in self._computing:
             self._computing.pop(job).cancel()
         elif job in self._waiting:
@@ -136,10 +137,10 @@ class PrefillInstance:
         self._stage_free_s = [self._clock.now] * self._options.group_size
 
     def plan(self, num_tokens: int, keys: Sequence[Key]) -> PrefillPlan:
-        """Tell how a prompt is prefilled if it is begun now, by what is done first.
+        """Return how a prompt is prefilled if it is started now; the plan that ends first.
 
-        Either all that the store has is reused, or what comes before the first block that only
-        the SSD has.
+        Either everything that the store has is reused, or only what comes before the first block
+        that only the SSD has.
         """
         if not self._options.use_cache:
             return self._plan(num_tokens, 0, 0)
@@ -151,7 +152,7 @@ class PrefillInstance:
         return min(plan, anew, key=lambda plan: plan.ends_s[-1])
 
     def read(self, keys: Sequence[Key], first_block: int = 0) -> float:
-        """Read what only the SSD has of a prefix, from a block on; tell how long that takes."""
+        """Read what only the SSD has of a prefix, from a block on; return how long that takes."""
         _, before = self.store.match(keys[:first_block])
         _, on_ssd = self.store.match(keys)
         return self.disk.read((on_ssd - before) * self._block_bytes)
@@ -182,7 +183,7 @@ class PrefillInstance:
         return PrefillPlan(blocks, ssd_blocks, prefix, chunks_s, load.all_s, ends_s)
 
     def _load(self, prefix_tokens: int, ssd_blocks: int) -> Load:
-        """Load from DRAM, and into it from the SSD meanwhile: the slower of both counts."""
+        """Load from DRAM, and into it from the SSD in parallel: the slower of both counts."""
         model, stages = self._cost.model, self._options.group_size
         bytes_per_s = stages * self._cost.machine.host_bytes_per_s
         dram_s = prefix_tokens * model.kv_bytes_per_token / bytes_per_s
@@ -190,7 +191,7 @@ class PrefillInstance:
         all_s = max(dram_s, self.disk.read_s(ssd_bytes))
         if not self._options.layer_wise:
             return Load(all_s, all_s)
-        # a layer is on one node; the first one's load is in nobody's shadow
+        # a layer is on one node; loading the first one overlaps with nothing
         first_ssd_s = self.disk.read_s(ssd_bytes * stages / model.num_layers)
         return Load(max(dram_s * stages / model.num_layers, first_ssd_s), all_s)
 

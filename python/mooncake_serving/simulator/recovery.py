@@ -1,4 +1,4 @@
-"""When an instance fails: what is lost with it, and how it is done anew."""
+"""Failures of instances: what is lost, and how it is recovered."""
 
 from typing import TYPE_CHECKING
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def fail(cluster: "Disaggregated", failure: "Failure") -> None:
-    """Lose an instance with its KV for a while; its requests are decided about anew.
+    """Lose an instance with its KV for a while; its requests are decided about again.
 
     What was prefilled on another instance is in that one's cache, so that a decode instance's
     requests are soon back.
@@ -34,7 +34,7 @@ def fail(cluster: "Disaggregated", failure: "Failure") -> None:
 
 
 def restart(cluster: "Disaggregated", job: Job) -> None:
-    """Serve a job anew whose prefill instance has failed while its KV was on its way."""
+    """Serve a job again whose prefill instance has failed while its KV was in flight."""
     if job.finished_s is None and job.rejected is None:
         cluster.conductor.decoded(job.job_id)
         _forget(cluster, job)
@@ -48,7 +48,7 @@ def _recover(cluster: "Disaggregated", instance: int) -> None:
 
 
 def _forget(cluster: "Disaggregated", job: Job) -> None:
-    """Take a job out of everything; what it fetched stays where it is."""
+    """Remove a job from everything; what it fetched stays where it is."""
     if job.prefill_instance is not None:
         cluster.prefill[job.prefill_instance].drop(job)
     if job in cluster.fetches:

@@ -1,4 +1,4 @@
-"""What became of all requests of a simulation, in figures."""
+"""The results of all requests of a simulation."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -12,14 +12,14 @@ from .job import Job
 
 @dataclass(frozen=True)
 class Report:
-    """The outcome of a simulation.
+    """The result of a simulation.
 
     Attributes:
         jobs: every request, served or refused.
         simulated_s: from the first arrival to the last token.
-        num_events: what the clock did.
-        peak_tokens: largest share of its memory an instance had reserved, in tokens, an instance.
-        sent_bytes: over the network, in all.
+        num_events: of the clock.
+        peak_tokens: for each instance, the most memory it had reserved, in tokens.
+        sent_bytes: over the network, in total.
     """
 
     jobs: Sequence[Job]
@@ -43,12 +43,12 @@ class Report:
 
     @property
     def ttft_s(self) -> np.ndarray:
-        """Of each request that was served, in the order of arrival."""
+        """TTFT of each request that was served, in the order of arrival."""
         return self._ttft_s
 
     @property
     def tbt_s(self) -> np.ndarray:
-        """Of each request that was served: the mean of its longest tenth of gaps."""
+        """TBT of each request that was served: the mean of its longest tenth of gaps."""
         return self._tbt_s
 
     def num_effective(self, ttft_s: float, tbt_s: float) -> int:
@@ -57,12 +57,12 @@ class Report:
 
     @property
     def prefill_gpu_s(self) -> float:
-        """For how long prefill, alone, would have kept instances busy."""
+        """Instance time of prefill: how long prefill alone would have kept instances busy."""
         return sum(job.gpu_s for job in self.jobs)
 
     @property
     def hit_rate(self) -> float:
-        """Reused tokens over the input tokens of what was prefilled."""
+        """Reused tokens over the input tokens of all prefilled requests."""
         prefilled = [job for job in self.jobs if job.first_token_s is not None]
         tokens = sum(job.request.input_length for job in prefilled)
         return sum(job.prefix_tokens for job in prefilled) / tokens if tokens else 0.0
@@ -88,7 +88,7 @@ class Report:
 
 @dataclass(frozen=True)
 class Spread:
-    """Mean and quantiles of something, in seconds."""
+    """Mean and quantiles of some values, in seconds."""
 
     mean_s: float
     p50_s: float
@@ -97,7 +97,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: np.ndarray) -> "Spread":
-        """Describe values; all 0 of none."""
+        """Describe values; all 0 if there are none."""
         if not len(values):
             return cls(0.0, 0.0, 0.0, 0.0)
         return cls(float(values.mean()), *(float(q) for q in np.quantile(values, (0.5, 0.9, 0.99))))

@@ -1,4 +1,4 @@
-"""Requests that are decoded together, one token each a step, and how long the steps took."""
+"""Requests that are decoded together, one token each per step, and the times of the steps."""
 
 import heapq
 from math import ceil, sqrt
@@ -10,10 +10,10 @@ T = TypeVar("T")
 
 
 class RunningBatch(Generic[T]):
-    """Who is in the batch, by the step at which each leaves; steps pass by the thousand at once.
+    """Members of the batch, by the step at which each leaves; steps pass by the thousand at once.
 
-    A member that joins before step s and needs n tokens leaves after step s + n - 1. So nothing is
-    touched but when somebody joins or leaves, whatever the number of tokens.
+    A member that joins before step s and needs n tokens leaves after step s + n - 1. So work is
+    only needed when a member joins or leaves, whatever the number of tokens.
 
     Example:
         >>> batch = RunningBatch()
@@ -28,7 +28,7 @@ class RunningBatch(Generic[T]):
     def __init__(self) -> None:
         self.step = 0
         self.kv_tokens = 0
-        self.pending_stall_s = 0.0  # by which the next step will be longer
+        self.pending_stall_s = 0.0  # added to the next step
         self._leaves: list[tuple[int, int, int, T]] = []
         self._order = 0
         self._log: list[tuple[int, float, float]] = []  # steps, seconds of the first, growth
@@ -47,11 +47,11 @@ class RunningBatch(Generic[T]):
 
     @property
     def steps_to_next_leave(self) -> int:
-        """How many steps pass until somebody leaves; the batch must not be empty."""
+        """Steps until a member leaves; the batch must not be empty."""
         return self._leaves[0][0] - self.step
 
     def pass_steps(self, count: int, first_s: float, growth_s: float) -> list[T]:
-        """Let steps pass, each ``growth_s`` longer than the one before; return who leaves."""
+        """Let steps pass, each ``growth_s`` longer than the one before; return the leavers."""
         if self.pending_stall_s:
             self._log.append((0, self.pending_stall_s, 0.0))
             self.pending_stall_s = 0.0
@@ -67,12 +67,12 @@ class RunningBatch(Generic[T]):
         return left
 
     def stall(self, seconds: float) -> None:
-        """Make the next step so much longer: the engine did something else before it."""
+        """Make the next step longer by this time: the engine did something else before it."""
         if self._leaves:
             self.pending_stall_s += seconds
 
     def clear(self) -> list[T]:
-        """Put everybody out; return who it was."""
+        """Remove all members; return them."""
         left = [member for *_, member in sorted(self._leaves, key=lambda leave: leave[:2])]
         self._leaves.clear()
         self.kv_tokens = 0
@@ -98,9 +98,9 @@ class RunningBatch(Generic[T]):
 
 
 def steps_by(seconds: float, first_s: float, growth_s: float) -> int:
-    """Count the steps that are over once the one under way after ``seconds`` is.
+    """Count the steps that are over once the step in progress after ``seconds`` is.
 
-    The n that is least with n * first_s + growth_s * n * (n - 1) / 2 >= seconds, at least 1.
+    The lowest n with n * first_s + growth_s * n * (n - 1) / 2 >= seconds, at least 1.
     """
     if growth_s <= 0:
         steps = seconds / first_s
@@ -111,5 +111,5 @@ def steps_by(seconds: float, first_s: float, growth_s: float) -> int:
 
 
 def steps_s(count: int, first_s: float, growth_s: float) -> float:
-    """Seconds of so many steps."""
+    """Total seconds of this many steps."""
     return count * first_s + growth_s * count * (count - 1) / 2

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Reused KV on its way to the GPUs of all stages, in seconds after its prompt has entered.
+    """Loading of reused KV to the GPUs of all stages, in seconds after its prompt has entered.
 
     Attributes:
-        first_s: until there is enough of it to compute with.
-        all_s: until all of it is there, which no chunk is done before.
+        first_s: until there is enough of it to begin computing.
+        all_s: until all of it is there; no chunk is done before that.
     """
 
     first_s: float = 0.0
@@ -23,16 +23,16 @@ NO_LOAD = Load()
 def pass_stages(
     free_s: Sequence[float], enter_s: float, chunks_s: Sequence[float], load: Load = NO_LOAD
 ) -> list[float]:
-    """Tell when each stage is done with a prompt that comes after all that they have had before.
+    """Return when each stage is done with a prompt, given when it is done with all earlier ones.
 
-    Chunk c of X equal stages follows itself on the stage before, and whatever was before it on its
-    own one, so that nothing is overtaken::
+    Chunk c of X equal stages follows itself on the stage before, and its predecessor on its own
+    stage, so that nothing is overtaken::
 
         end[c][s] = max(end[c][s - 1], end[c - 1][s]) + chunks_s[c] / X     end[-1] = free_s
 
     After an idle pipeline this is ``enter_s + sum(chunks_s) / X + (X - 1) * max(chunks_s) / X``.
-    What goes from stage to stage, the activations of a chunk, takes no time: of LLaMA3-70B these
-    are 16 KiB a token, a twentieth of its KV, sent while the next chunk is computed.
+    The transfer between stages, a chunk's activations, takes no time: for LLaMA3-70B these are 16
+    KiB a token, a twentieth of its KV, sent while the next chunk is computed.
 
     Args:
         free_s: when each stage is done with the prompts before.

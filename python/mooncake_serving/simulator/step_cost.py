@@ -1,4 +1,4 @@
-"""How long one step of an engine takes: a roofline with tiles."""
+"""The duration of one step of an engine: a roofline with tiles."""
 
 from dataclasses import dataclass, field
 from math import sqrt
@@ -15,12 +15,12 @@ class StepCost:
     linear   = sqrt(weights read^2 + products of all tokens^2)   tokens rounded up to whole tiles
     prefill  = 4 * layers * hidden * pairs / attention flops     pairs: (query, key) under the mask
     decode   = KV bytes of all decoded requests / memory rate
-    step     = linear + prefill + decode + what a step costs beside that
+    step     = linear + prefill + decode + the other costs of a step
 
     The two parts of ``linear`` overlap badly near the roofline's ridge. The root of squares is our
     choice, not fitted; with constants of SARATHI's Table 2 it gives 52, 71 and 94 ms for 128, 256
-    and 257 tokens of LLaMA-13B on an A6000 where the paper measured 55, 69.8 and 92.3.
-    Up to one tile a batch is not rounded: such products are bound by the weights anyway.
+    and 257 tokens of LLaMA-13B on an A6000 where the paper measured 55, 69.8 and 92.3. A batch of
+    up to one tile is not rounded: such products are bound by the weights anyway.
 
     Source: SARATHI (arXiv:2308.16369), sections 3.1 and 4; Mooncake (FAST'25), section 2.2.
     """
@@ -49,7 +49,7 @@ class StepCost:
             object.__setattr__(self, name, value)
 
     def linear_s(self, num_tokens: int) -> float:
-        """Seconds of all matrix products of a step with so many tokens."""
+        """Seconds of all matrix products of a step with this many tokens."""
         if num_tokens > TILE_TOKENS:
             num_tokens = -(-num_tokens // TILE_TOKENS) * TILE_TOKENS
         return sqrt(self._weights_s**2 + (num_tokens * self._token_s) ** 2)

@@ -1,4 +1,4 @@
-"""The part of the KV store that one node has: DRAM, and SSD behind it."""
+"""One node's part of the KV store: DRAM, and SSD behind it."""
 
 from collections.abc import Callable, Sequence
 
@@ -7,9 +7,9 @@ from .events import Clock
 
 
 class Disk:
-    """Reads of one node's SSD, or of all SSDs of a group: one after the other, as they are asked.
+    """Reads of one node's SSD, or of all SSDs of a group: in sequence, in the order of requests.
 
-    Writes take nothing of it: they can wait until nobody reads.
+    Writes take no time: they can wait until there are no reads.
 
     Args:
         clock: the simulation's.
@@ -22,31 +22,31 @@ class Disk:
         self._free_at_s = 0.0
 
     def read_s(self, num_bytes: float) -> float:
-        """Tell how long a read that is asked for now would take; nothing takes no time."""
+        """Return how long a read requested now would take; zero bytes take no time."""
         if not num_bytes:
             return 0.0
         wait_s = max(self._free_at_s - self._clock.now, 0.0)
         return wait_s + num_bytes / self._bytes_per_s
 
     def read(self, num_bytes: float) -> float:
-        """Read, and tell how long it takes; it is read to its end, whoever gives it up."""
+        """Read, and return how long it takes; a read completes even if no longer needed."""
         seconds = self.read_s(num_bytes)
         self._free_at_s = max(self._free_at_s, self._clock.now + seconds)
         return seconds
 
     def reset(self) -> None:
-        """Forget what is to be read: the node has failed."""
+        """Cancel all reads: the node has failed."""
         self._free_at_s = 0.0
 
 
 class NodeStore:
-    """Blocks in DRAM; what leaves it goes to SSD, if there is one, and what leaves that is lost.
+    """Blocks in DRAM; blocks evicted from it go to SSD, if there is one, and from there are lost.
 
     Args:
         dram_blocks: capacity; None for no limit.
         ssd_blocks: capacity; 0 for no SSD.
         policy: of either tier, by name.
-        lost: is called with the keys that are in neither tier any more.
+        lost: called with the keys that are in neither tier any more.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class NodeStore:
         return key in self.dram or key in self.ssd
 
     def match(self, keys: Sequence[Key]) -> tuple[int, int]:
-        """Count the leading keys that are here, and of them those that only the SSD has."""
+        """Count the leading keys that are here, and how many of them only the SSD has."""
         if not self.ssd.capacity_blocks:
             return self.dram.match(keys), 0
         on_ssd = 0
@@ -77,7 +77,7 @@ class NodeStore:
         return len(keys), on_ssd
 
     def insert(self, keys: Sequence[Key]) -> None:
-        """Have a prompt's blocks in DRAM, as the ones used last."""
+        """Put a prompt's blocks into DRAM, as the most recently used ones."""
         evicted = self.dram.insert(keys)
         if self.ssd.capacity_blocks:
             evicted = [key for key in self.ssd.insert(evicted) if key not in self.dram]
@@ -85,6 +85,6 @@ class NodeStore:
             self._lost(evicted)
 
     def clear(self) -> None:
-        """Lose everything, as a machine that fails; nothing is told of it."""
+        """Lose everything, as a failed machine does, without a report."""
         self.dram.clear()
         self.ssd.clear()

@@ -11,8 +11,8 @@
         store.put_each(keys[num_blocks:], new_blocks, position=num_blocks)
 
 ``TieredStore`` has an ``SsdTier`` behind its pool. ``ClusterStore`` has the same calls over all
-hosts whose nodes share a directory; ``Copies`` and ``drain`` say on how many of them an object is.
-docs/store.md, store_ssd.md and store_cluster.md say what is promised, also when somebody dies, and
+hosts whose nodes share a directory; ``Copies`` and ``drain`` control on how many hosts an object
+is. docs/store.md, store_ssd.md and store_cluster.md say what is guaranteed, also after a crash, and
 what is still missing.
 """
 
@@ -82,7 +82,7 @@ OF_CLUSTERS = {
 
 
 def __getattr__(name: str) -> Any:
-    """Load what needs the extra ``store`` when it is first asked for."""
+    """Load what needs the extra ``store`` on first use."""
     if name not in OF_CLUSTERS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:

@@ -1,4 +1,4 @@
-"""Arguments of one kind: what is none, or out of range, is refused by name."""
+"""Argument checks shared by several modules: a wrong value is refused by name."""
 
 import math
 from numbers import Real
@@ -13,25 +13,25 @@ MAX_NUMBER = 2**64 - 1
 
 
 def check_share(op: str, argument: str, value: Any) -> None:
-    """Refuse what is no number from 0 to 1."""
+    """Refuse a value that is not a number from 0 to 1."""
     if not isinstance(value, Real) or not 0 <= value <= 1:  # type: ignore[operator]
         raise InvalidArgument(f"{op}: {argument} must be from 0 to 1, got {value!r}")
 
 
 def check_bool(op: str, argument: str, value: Any) -> None:
-    """Refuse what is neither True nor False."""
+    """Refuse a value that is neither True nor False."""
     if not isinstance(value, bool):
         raise InvalidArgument(f"{op}: {argument} must be True or False, got {value!r:.80}")
 
 
 def check_pool(op: str, pool: Any) -> None:
-    """Refuse what is no pool."""
+    """Refuse a value that is not a pool."""
     if not isinstance(pool, ObjectPool):
         raise InvalidArgument(f"{op}: pool must be an ObjectPool, got {pool!r:.80}")
 
 
 def check_number(op: str, argument: str, value: Any) -> None:
-    """Refuse what a pool would not take for a number, in its words."""
+    """Refuse what a pool would not accept as a number, in the pool's words."""
     is_integer = isinstance(value, int | np.integer) and not isinstance(value, bool)
     if not is_integer or not 0 <= value <= MAX_NUMBER:
         raise InvalidArgument(
@@ -40,7 +40,7 @@ def check_number(op: str, argument: str, value: Any) -> None:
 
 
 def check_retention(op: str, value: Any) -> None:
-    """Refuse what a pool would not take for a retention, in its words."""
+    """Refuse what a pool would not accept as a retention, in the pool's words."""
     if not isinstance(value, str) or value not in get_args(Retention):
         raise InvalidArgument(
             f"{op}: retention must be one of {get_args(Retention)}, got {value!r:.80}"
@@ -48,19 +48,19 @@ def check_retention(op: str, value: Any) -> None:
 
 
 def check_callable(op: str, argument: str, value: Any) -> None:
-    """Refuse what cannot be called."""
+    """Refuse a value that is not callable."""
     if not callable(value):
         raise InvalidArgument(f"{op}: {argument} must be a function, got {value!r:.80}")
 
 
 def check_integer(op: str, argument: str, value: Any, least: int) -> None:
-    """Refuse what is no integer, or too small."""
+    """Refuse a value that is not an integer, or too small."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise InvalidArgument(f"{op}: {argument} must be an integer from {least} on, got {value!r}")
 
 
 def check_positive(op: str, argument: str, value: Any, *, may_be_infinite: bool = False) -> None:
-    """Refuse what is no number above 0."""
+    """Refuse a value that is not a number above 0."""
     if not isinstance(value, Real) or not float(value) > 0:
         raise InvalidArgument(f"{op}: {argument} must be above 0, got {value!r}")
     if not may_be_infinite and float(value) == math.inf:
@@ -68,6 +68,6 @@ def check_positive(op: str, argument: str, value: Any, *, may_be_infinite: bool 
 
 
 def check_not_negative(op: str, argument: str, value: Any) -> None:
-    """Refuse what is no finite number from 0 on."""
+    """Refuse a value that is not a finite number from 0 on."""
     if not isinstance(value, Real) or not 0 <= float(value) < math.inf:
         raise InvalidArgument(f"{op}: {argument} must be a number from 0 on, got {value!r}")

@@ -1,9 +1,9 @@
-"""How often a pool was read and written, by all its processes that count.
+"""Counts of a pool's reads and writes, by all its processes that count.
 
-Beside the pool's file ``kv`` there is a folder ``kv.counters`` with a small file for each process
-that counts at once. A process locks the first one that nobody has, maps it, and counts on from what
-its last owner, dead or not, has left there. So sums over all files never fall, no process waits for
-another, and nothing is lost with a killed one.
+Next to the pool's file ``kv`` there is a folder ``kv.counters`` with a small file for each process
+that counts at the same time. A process locks the first free file, maps it, and continues from the
+values its last owner, alive or not, left there. So sums over all files never decrease, no process
+waits for another, and a killed process loses nothing.
 """
 
 import contextlib
@@ -27,11 +27,11 @@ class Counts:
 
     Attributes:
         num_hits: objects that were read.
-        num_misses: objects that were to be read and were not there.
+        num_misses: reads of objects that were not there.
         num_stored: objects that were stored.
-        num_removed: objects that were removed on demand, or because they were damaged.
+        num_removed: objects that were removed on request, or because they were damaged.
         num_evicted: objects that were evicted to make room.
-        read_bytes: size of the objects that were read, each as often as it was.
+        read_bytes: size of the objects that were read, once for each read.
         stored_bytes: size of the objects that were stored.
     """
 
@@ -62,10 +62,10 @@ NUM_BYTES = 8 * len(NAMES)
 
 
 class Counters(Observer, Closing):
-    """Counts what this process does, for all to see. A context manager.
+    """Counts what this process does, visible to all processes. A context manager.
 
     Args:
-        pool_path: of the pool. One without a name has no place for the files, and is counted in
+        pool_path: of the pool. A pool without a name has no place for the files, and is counted in
             this process alone.
 
     Raises:
@@ -88,12 +88,12 @@ class Counters(Observer, Closing):
         self._add((HITS, num_hits), (MISSES, num_misses), (READ_BYTES, num_bytes))
 
     def own(self) -> Counts:
-        """Return what this process's file, or memory, says."""
+        """Return the counts of this process's file, or memory."""
         with self._lock:
             return Counts(*self._row.tolist())
 
     def close(self) -> None:
-        """Let another process have the file. What is counted from now on is lost. Idempotent."""
+        """Release the file to other processes. What is counted from now on is lost. Idempotent."""
         with self._lock:
             self._row = memoryview(bytearray(self._row)).cast("Q")
             if self._file is not None:
@@ -124,7 +124,7 @@ def _own_file(pool_path: str) -> int:
         try:
             fcntl.flock(
                 file, fcntl.LOCK_EX | fcntl.LOCK_NB
-            )  # ends with its owner, whatever kills it
+            )  # released with its owner, even if that is killed
             os.ftruncate(file, NUM_BYTES)
             return file
         except BlockingIOError:
@@ -136,7 +136,7 @@ def _own_file(pool_path: str) -> int:
 
 
 def counters_folder(pool_path: str) -> Path:
-    """Where the files of a pool are."""
+    """Folder of a pool's files."""
     return Path(f"{pool_path}.counters")
 
 

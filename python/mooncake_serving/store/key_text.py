@@ -1,4 +1,4 @@
-"""Keys of a pool as people and URLs have them: ``0x`` and 32 hexadecimal digits, the hash first."""
+"""Keys of a pool as text and in URLs: ``0x`` and 32 hexadecimal digits, the hash first."""
 
 import re
 
@@ -9,12 +9,12 @@ NUM_DIGITS = 32
 
 
 def key_text(key: Key) -> str:
-    """Write a key."""
+    """Format a key."""
     return f"0x{int(key[0]):016x}{int(key[1]):016x}"
 
 
 def parse_key(op: str, text: str, *, argument: str = "key") -> Key:
-    """Read a key, with or without ``0x``.
+    """Parse a key, with or without ``0x``.
 
     Raises:
         InvalidArgument: it is not 32 hexadecimal digits.
@@ -28,7 +28,7 @@ def parse_key(op: str, text: str, *, argument: str = "key") -> Key:
 
 
 def parse_digits(op: str, argument: str, text: str) -> str:
-    """Check the first digits of a key, maybe none; returns them in lower case, without ``0x``.
+    """Check the first digits of a key, maybe none; return them in lower case, without ``0x``.
 
     Raises:
         InvalidArgument: it is not up to 32 hexadecimal digits.

@@ -1,4 +1,4 @@
-"""Keys of callers, as those of a pool: whose object it is goes into the key."""
+"""Map callers' keys to keys of a pool: the owner of an object is part of its key."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -18,7 +18,7 @@ class Keyspace:
     """The keys of one namespace: integers are prefix hashes, strings are names.
 
     Args:
-        namespace: tenant, model, layout, rank: whatever tells objects of equal hashes apart.
+        namespace: tenant, model, layout, rank: whatever distinguishes objects of equal hashes.
 
     Attributes:
         scope: the second word of keys that are prefix hashes.
@@ -30,13 +30,13 @@ class Keyspace:
         self.scope = int(object_keys([0], namespace)[0, 1])
 
     def key(self, key: StoreKey) -> Key:
-        """``(hash, scope)`` of one key; a wrong integer is refused where it is used."""
+        """``(hash, scope)`` of one key; an invalid integer is refused where it is used."""
         if isinstance(key, str | bytes):
             return object_key(key, self.scope)
         return key, self.scope  # type: ignore[return-value]
 
     def keys(self, keys: StoreKeys) -> np.ndarray:
-        """``[n, 2]`` uint64 of many."""
+        """``[n, 2]`` uint64 of many keys."""
         check_keys(keys)
         if isinstance(keys, np.ndarray):
             return self._hashes(keys)
@@ -58,7 +58,7 @@ class Keyspace:
 
 
 def check_keys(keys: Any) -> None:
-    """Refuse what is one key, or none, where many are wanted."""
+    """Refuse a single key, or anything else that is not many keys."""
     if isinstance(keys, str | bytes) or not hasattr(keys, "__len__"):
         raise InvalidArgument(f"Store: keys must be a list or an array of keys, got {keys!r:.80}")
 
@@ -69,5 +69,5 @@ def are_in(keys: np.ndarray, others: np.ndarray) -> np.ndarray:
 
 
 def fingerprints(keys: np.ndarray) -> np.ndarray:
-    """A word of each key: the same hash is in many scopes, and both words are random bits."""
+    """One word per key: the same hash is in many scopes, and both words are random bits."""
     return keys[:, 0] ^ (keys[:, 1] * SPREAD)

@@ -1,4 +1,4 @@
-"""Host memory in the place of memory of GPUs, for what a disk or a connection brings."""
+"""Host memory that stands in for GPU memory, for data that comes from a disk or a connection."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from mooncake_kernels.buffers import Buffer, as_buffer, copy_from_host
 
 
 class Landing:
-    """Buffers in host memory: the given ones, or what stands for those on GPUs.
+    """Buffers in host memory: the given ones, or stand-ins for those on GPUs.
 
     Attributes:
         buffers: as many as were given, of the same sizes.
@@ -24,7 +24,7 @@ class Landing:
         )
 
     def deliver(self, num_bytes: int) -> None:
-        """Copy so many bytes, from the first buffer on, to where they belong.
+        """Copy this many bytes, from the first buffer on, to their destination.
 
         Raises:
             Unavailable, CudaError: of the driver.

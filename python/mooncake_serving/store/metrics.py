@@ -6,7 +6,7 @@
 
     REGISTRY.register(StoreCollector(store))
 
-Nothing runs in between: the pool is looked at when Prometheus scrapes. docs/store_admin.md has the
+There is no background work: the pool is read when Prometheus scrapes. docs/store_admin.md has the
 names of all metrics.
 """
 
@@ -26,7 +26,7 @@ from .tiered import TieredStore
 from .tiered.demotion import DemotionStats
 
 PREFIX = "mooncake_kernels_store_"
-GAUGES = {  # the rest of a metric's name: the field of PoolStats, and what it says
+GAUGES = {  # the metric's name without its prefix: the field of PoolStats, and its help
     "capacity_bytes": ("capacity_bytes", "Bytes for objects."),
     "free_bytes": ("free_bytes", "Bytes that are in no object."),
     "largest_free_bytes": ("largest_free_bytes", "The largest object that fits."),
@@ -40,7 +40,7 @@ GAUGES = {  # the rest of a metric's name: the field of PoolStats, and what it s
     "pins": ("num_pins", "Objects that are being read, each as often as it is."),
     "processes": ("num_processes", "Processes that have the pool open."),
 }
-COUNTERS = {  # the same of Counts
+COUNTERS = {  # the same for Counts
     "hits": ("num_hits", "Objects that were read."),
     "misses": ("num_misses", "Objects that were to be read and were not there."),
     "stored": ("num_stored", "Objects that were stored."),
@@ -49,7 +49,7 @@ COUNTERS = {  # the same of Counts
     "read_bytes": ("read_bytes", "Bytes of the objects that were read."),
     "stored_bytes": ("stored_bytes", "Bytes of the objects that were stored."),
 }
-SSD_GAUGES = {  # the same of SsdStats, of stores with a disk
+SSD_GAUGES = {  # the same for SsdStats, of stores with a disk
     "ssd_capacity_bytes": ("capacity_bytes", "Bytes of the disk's buckets."),
     "ssd_live_bytes": ("live_bytes", "Bytes of the objects on the disk."),
     "ssd_objects": ("num_objects", "Objects on the disk."),
@@ -64,7 +64,7 @@ SSD_COUNTERS = {
     "ssd_damaged": ("num_damaged", "Objects that could not be read, or were damaged."),
     "ssd_write_errors": ("num_write_errors", "Writes and syncs that failed."),
 }
-DEMOTION_GAUGES = {  # the same of DemotionStats
+DEMOTION_GAUGES = {  # the same for DemotionStats
     "ssd_queued": ("num_queued", "Objects that wait to be written to the disk."),
     "ssd_queued_bytes": ("queued_bytes", "Bytes of the objects that wait."),
 }
@@ -76,13 +76,13 @@ REPAIRS = "Times that a process died in the middle of a change."
 
 
 class StoreCollector:
-    """A collector of Prometheus. Thread-safe. One that was closed is left out.
+    """A collector of Prometheus. Thread-safe. A closed store is left out.
 
     Args:
-        stores: whose pools; the label ``pool`` is their path. ``add`` takes more later.
+        stores: whose pools are reported; the label ``pool`` is their path. ``add`` adds more later.
 
     Raises:
-        InvalidArgument: two have one pool.
+        InvalidArgument: two stores have the same pool.
     """
 
     def __init__(self, *stores: Store):
@@ -91,7 +91,7 @@ class StoreCollector:
         self.add(*stores)
 
     def add(self, *stores: Store) -> None:
-        """Report these stores' pools, too."""
+        """Report the pools of these stores, too."""
         with self._lock:
             for store in stores:
                 if self._stores.setdefault(store.pool.path, store) is not store:
@@ -101,7 +101,7 @@ class StoreCollector:
                     )
 
     def collect(self) -> Iterator[Metric]:
-        """Return the metrics as they are now; who scrapes calls it."""
+        """Return the current metrics; Prometheus calls it."""
         pools: dict[str, PoolStats] = {}
         counts: dict[str, Counts] = {}
         disks: dict[str, SsdStats] = {}
@@ -135,7 +135,7 @@ def _families(
     fields: Mapping[str, tuple[str, str]],
     values: Mapping[str, Any],
 ) -> Iterator[Metric]:
-    """A family for each field of what stores, by their pools, have told."""
+    """A metric family for each field of the stores' values, by pool."""
     for name, (field, text) in fields.items():
         family = kind(PREFIX + name, text, labels=["pool"])
         for path, told in values.items():

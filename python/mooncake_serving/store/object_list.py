@@ -1,4 +1,4 @@
-"""The objects of a pool as a list with an order, page by page."""
+"""The objects of a pool as an ordered list, page by page."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ RETENTIONS: tuple[Retention, ...] = ("normal", "soft", "hard")
 
 @dataclass(frozen=True)
 class ListedObject:
-    """An object as it was when it was looked at.
+    """An object as it was at the time of the listing.
 
     Attributes:
         key: of the pool.
@@ -30,7 +30,7 @@ class ListedObject:
 
 @dataclass(frozen=True)
 class Page:
-    """Part of a list: its objects, and how many there are in all from its first one on."""
+    """A part of a list: its objects, and the number of all objects from its first one on."""
 
     objects: list[ListedObject]
     num_left: int
@@ -39,16 +39,16 @@ class Page:
 def list_objects(
     pool: ObjectPool, *, prefix: str = "", after: Key | None = None, limit: int | None = None
 ) -> Page:
-    """List objects by their keys. It looks at every object of the pool, and uses none.
+    """List objects by key. It looks at every object of the pool, and does not count as a use.
 
     Args:
         pool: whose objects.
         prefix: hexadecimal digits with which their keys begin.
-        after: only keys behind this one: the last key of the page before.
+        after: only keys after this one: the last key of the previous page.
         limit: how many at most; None: all.
 
     Raises:
-        InvalidArgument: the prefix is no hexadecimal digits.
+        InvalidArgument: the prefix is not hexadecimal digits.
     """
     digits = parse_digits("list_objects", "prefix", prefix)
     first, last = digits.ljust(NUM_DIGITS, "0"), digits.ljust(NUM_DIGITS, "f")
@@ -74,7 +74,7 @@ def list_objects(
 
 
 def find_object(pool: ObjectPool, key: Key) -> ListedObject | None:
-    """Look at one object without using it; None if there is none."""
+    """Look up one object without using it; None if there is none."""
     if not pool.contains(key):
         return None
     digits = f"{key[0]:016x}{key[1]:016x}"

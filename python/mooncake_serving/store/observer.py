@@ -1,4 +1,4 @@
-"""Who wants to know what a process does to a pool: publishers of events, counters, directories."""
+"""Callbacks for what a process does to a pool: for event publishers, counters, directories."""
 
 from typing import Any
 
@@ -17,27 +17,28 @@ from mooncake_kernels.transfer import Served
 
 
 class Observer:
-    """Is told what this process did, after it was done, in the thread that did it.
+    """Called after each operation of this process, in the thread that did it.
 
-    Nothing here is called under a lock, so two threads may tell of one key in another order than
-    that of what they did. An observer is quick and raises nothing. Override what is of interest.
+    No lock is held during a call, so two threads may report operations on one key in another order
+    than they were done. An observer must be fast and must not raise. Override the methods of
+    interest.
     """
 
     def on_stored(self, keys: np.ndarray, num_bytes: int) -> None:
-        """``[n, 2]`` objects, of so many bytes in all, can be read now."""
+        """``[n, 2]`` objects, of this many bytes in total, can be read now."""
 
     def on_removed(self, keys: np.ndarray, *, evicted: bool) -> None:
         """``[n, 2]`` objects cannot be found any more: evicted to make room, or removed."""
 
     def on_read(self, num_hits: int, num_misses: int, num_bytes: int) -> None:
-        """So many objects were read, of so many bytes in all, and so many were not there."""
+        """This many objects were read, of so many bytes in total; so many were not there."""
 
 
 class ObservedPool(ObjectPool):
-    """A pool that tells observers what this process does with it; for a ``Store`` like any other.
+    """A pool that reports what this process does with it; a ``Store`` takes it like any other.
 
-    It sees what is done by whoever has it: a store, its eviction, a node that serves others. What
-    other processes do to the same memory they tell themselves::
+    It covers every user of this object: a store, its eviction, a node that serves others. What
+    other processes do to the same memory they report themselves::
 
         pool = ObservedPool.open("/dev/shm/kv")
         pool.observe(EventPublisher("tcp://127.0.0.1:5557"))
@@ -47,7 +48,7 @@ class ObservedPool(ObjectPool):
     _observers: tuple[Observer, ...] = ()
 
     def observe(self, *observers: Observer) -> None:
-        """Tell these, too, from now on."""
+        """Report to these, too, from now on."""
         self._observers += observers
 
     def begin(self, key: Key, num_bytes: int, **options: Any) -> ObjectPut | PutResult:
@@ -100,7 +101,7 @@ class ObservedPool(ObjectPool):
         return sizes
 
     def tell_served(self, served: Served) -> None:
-        """Tell what peers have done with it past this process's Python, see ``Served``."""
+        """Report what peers did with it without running this process's Python, see ``Served``."""
         ends = np.flatnonzero(np.diff(served.is_there)) + 1
         num_bytes = served.num_bytes_stored
         for observer in self._observers:
@@ -116,7 +117,7 @@ class ObservedPool(ObjectPool):
                 continue
             for observer in self._observers:
                 observer.on_stored(keys, num_bytes)
-            num_bytes = 0  # told once
+            num_bytes = 0  # reported once
 
     def _stored(self, key: Key, num_bytes: int) -> None:
         keys = _one(key)

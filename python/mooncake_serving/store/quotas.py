@@ -15,22 +15,22 @@ from mooncake_kernels.pool import Evicted, Key, ObjectPool, ObjectPut, PoolObjec
 
 from .eviction.policy import EvictionPolicy, evict_in_order, pool_bytes
 
-NO_LIMIT = np.iinfo(np.int64).max // 4  # sums of some stay integers
-EVICT_SHARE = 20  # a twentieth of the quota goes at once, so that not every put has to evict
+NO_LIMIT = np.iinfo(np.int64).max // 4  # so that sums of some still fit
+EVICT_SHARE = 20  # a twentieth of the quota is evicted at once, so that not every put has to
 
 Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
 class Quota:
-    """What the objects of a namespace may take.
+    """Limit on the objects of a namespace.
 
     Attributes:
         num_bytes: of the pool, each object rounded up to its alignment; None for no limit.
         num_objects: how many; None for no limit.
 
     Raises:
-        InvalidArgument: a limit is no positive integer, or there is none.
+        InvalidArgument: a limit is not a positive integer, or there is none.
     """
 
     num_bytes: int | None = None
@@ -46,28 +46,28 @@ class Quota:
 
 
 class Usage(NamedTuple):
-    """What a namespace has, counted as its ``Quota`` is."""
+    """Usage of a namespace, counted as its ``Quota`` is."""
 
     num_bytes: int
     num_objects: int
 
 
 class QuotaKeeper:
-    """Lets puts through as long as their namespace stays within its quota.
+    """Admits puts as long as their namespace stays within its quota.
 
-    The pool is the truth: what a namespace has is counted from ``pool.objects()``, and what this
-    process has begun to put since is added. Between two counts a process may put its share of what
-    was left: that divided by the processes that have the pool open. It counts anew where that is
-    used up, and after ``max_age_s``. So one process alone never passes the quota. Several may, by
-    what the others put within ``max_age_s`` or are still writing.
+    The pool is the truth: the usage of a namespace is counted from ``pool.objects()``, plus what
+    this process has begun to put since. Between two counts a process may put its share of the
+    remaining room: the room divided by the number of processes that have the pool open. It counts
+    again when its share is used up, and after ``max_age_s``. So a single process never exceeds the
+    quota. Several may, by what the others put within ``max_age_s`` or are still writing.
 
     Args:
         pool: where the objects are.
         scope: of the namespace's keys.
-        quota: what they may take.
+        quota: the limits.
         evict: removes by a policy, see ``Room.evict_by``.
-        max_age_s: how long a count may serve, in seconds.
-        clock: seconds, from anywhere.
+        max_age_s: how long a count is valid, in seconds.
+        clock: seconds, from any origin.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class QuotaKeeper:
             return PutResult.EXISTS
         is_size = isinstance(num_bytes, int | np.integer)
         if not (is_size and 0 <= num_bytes <= self._pool.capacity_bytes):
-            return attempt()  # which refuses it
+            return attempt()  # it refuses the size
         need = np.array([pool_bytes(self._pool, np.array([num_bytes]))[0], 1])
         with self._lock:
             if not self._has_room(need):
@@ -118,7 +118,7 @@ class QuotaKeeper:
         return result
 
     def usage(self) -> Usage:
-        """Count what the namespace has, with what this process is writing."""
+        """Count the usage of the namespace, including what this process is writing."""
         with self._lock:
             return Usage(*self._count()[1].tolist())
 
@@ -139,8 +139,8 @@ class QuotaKeeper:
         return bool((count + need <= self._limit).all())
 
     def _count(self) -> tuple[PoolObjects, np.ndarray]:
-        """The namespace's objects, and what they and those to come take."""
-        # These first: what is committed meanwhile is counted twice, and not missed.
+        """The namespace's objects, and the usage of these and of those being put."""
+        # These first, so that what is committed meanwhile is counted twice rather than missed.
         writing = [put.num_bytes for put in self._open if put.is_open]
         objects = self._pool.objects()
         is_own = objects.keys[:, 1] == self._scope
@@ -151,5 +151,5 @@ class QuotaKeeper:
 
 
 def _evict_own(own: PoolObjects, num_objects: int, pool: ObjectPool, num_bytes: int) -> Evicted:
-    """Evict of a namespace's objects what was used longest ago."""
+    """Evict the least recently used of a namespace's objects."""
     return evict_in_order(pool, own, own.recency, num_bytes, num_objects)

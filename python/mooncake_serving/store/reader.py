@@ -15,11 +15,11 @@ DAMAGED = -4  # of ObjectPool.get_into_each
 
 
 class StoreReader:
-    """What does not put anything.
+    """The operations that do not put anything.
 
     Attributes:
         pool: where the objects are.
-        keyspace: how keys of callers become those of the pool.
+        keyspace: how callers' keys become keys of the pool.
     """
 
     def __init__(self, pool: ObjectPool, keyspace: Keyspace, verify: float):
@@ -40,7 +40,7 @@ class StoreReader:
             return pinned.to_bytes()
 
     def view(self, key: StoreKey) -> PinnedObject | None:
-        """Return an object where it is, without a copy; None if there is none.
+        """Return an object in place, without a copy; None if there is none.
 
         Raises:
             ChecksumError: as in ``get``.
@@ -56,7 +56,7 @@ class StoreReader:
         return pinned
 
     def pin_key(self, key: Key) -> PinnedObject | None:
-        """Do the same with a key of the pool, of whatever namespace it is; nothing is verified."""
+        """Do the same with a key of the pool, of any namespace; nothing is verified."""
         return self.pool.pin(key)
 
     def get_into(self, key: StoreKey, *buffers: Any, offset: int | None = None) -> int | None:
@@ -80,12 +80,12 @@ class StoreReader:
     def get_into_each(self, keys: StoreKeys, buffers: Sequence[Any]) -> np.ndarray:
         """Copy many objects, each into its buffer, in one call.
 
-        They are read from the last to the first, so that of a prefix the tail was used longest ago:
-        LRU evicts it before what it continues, without which it is useless.
+        They are read from the last to the first, so that the tail of a prefix is the least recently
+        used: LRU evicts it before the head, without which the tail is useless.
 
         Args:
             keys: n of them.
-            buffers: n of packed, writable memory, each as large as its object or larger.
+            buffers: n of packed, writable memory, each at least as large as its object.
 
         Returns:
             ``[n]`` int64: sizes of the objects; -1 where there is none, -2 where the buffer is too
@@ -103,15 +103,15 @@ class StoreReader:
         return self.pool.contains(self.keyspace.key(key))
 
     def exists_each(self, keys: StoreKeys) -> np.ndarray:
-        """Tell of n keys which are there: ``[n]`` bool."""
+        """Return which of n keys are there: ``[n]`` bool."""
         return self.has_keys(self.keyspace.keys(keys))
 
     def match_prefix(self, keys: StoreKeys) -> int:
-        """Count the first keys that are there, up to one that is not; one call, no lock."""
+        """Count the leading keys that are there, up to the first that is not; one call, no lock."""
         return self.match_keys(self.keyspace.keys(keys))
 
     def remove(self, key: StoreKey) -> bool:
-        """Remove an object; who reads it keeps it. Returns whether it was there."""
+        """Remove an object; current readers keep it. Returns whether it was there."""
         return self.remove_key(self.keyspace.key(key))
 
     def remove_each(self, keys: StoreKeys) -> np.ndarray:
@@ -119,7 +119,7 @@ class StoreReader:
         words = self.keyspace.keys(keys).tolist()
         return np.array([self.remove_key((first, second)) for first, second in words], bool)
 
-    # The same with keys of the pool, ``[n, 2]`` uint64, of whatever namespace.
+    # The same with keys of the pool, ``[n, 2]`` uint64, of any namespace.
 
     def has_keys(self, keys: np.ndarray) -> np.ndarray:
         return self.pool.contains_each(keys)
@@ -135,13 +135,13 @@ class StoreReader:
         return self.pool.ids_of(keys)
 
     def list_objects(self) -> tuple[np.ndarray, np.ndarray]:
-        """Keys and ids of all that is there, of all namespaces."""
+        """Keys and ids of all objects, of all namespaces."""
         objects = self.pool.objects()
         return objects.keys, objects.ids
 
     @property
     def tells_apart(self) -> bool:
-        """Whether an object that was put under a key again has another id."""
+        """Whether an object that is put again under a key gets another id."""
         return True
 
     def _verifies(self) -> bool:
@@ -149,7 +149,7 @@ class StoreReader:
 
 
 def check_pairs(op: str, argument: str, keys: StoreKeys, others: Sequence[Any]) -> None:
-    """Refuse keys and what belongs to them if they are not as many."""
+    """Refuse keys and their values if their numbers differ."""
     check_keys(keys)
     if not isinstance(others, Sized):
         raise InvalidArgument(f"{op}: {argument} must be as many as keys, got {others!r:.80}")

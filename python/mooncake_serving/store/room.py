@@ -1,4 +1,4 @@
-"""How room is made in a pool: by the put that finds none, or ahead of it by a ``Watermark``."""
+"""How room is made in a pool: by a put that finds none, or ahead of it by a ``Watermark``."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -13,16 +13,17 @@ Result = TypeVar("Result")
 
 
 class Room:
-    """A pool with the policy by which objects leave it.
+    """A pool with the policy that evicts objects from it.
 
     Args:
         pool: where room is made.
-        eviction: which objects go.
-        at_least: bytes that are evicted at once, so that not every put of a full pool has to.
+        eviction: which objects are evicted.
+        at_least: bytes that are evicted at once, so that not every put into a full pool has to
+            evict.
 
     Attributes:
         eviction: see above; may be replaced.
-        on_evicted: functions that are told the keys of what went, ``[n, 2]``.
+        on_evicted: functions that are called with the evicted keys, ``[n, 2]``.
     """
 
     def __init__(self, pool: ObjectPool, eviction: EvictionPolicy, at_least: int):
@@ -35,13 +36,13 @@ class Room:
         return self.evict_by(self.eviction, num_bytes)
 
     def evict_by(self, policy: EvictionPolicy, num_bytes: int) -> Evicted:
-        """Evict by another policy, and tell of it."""
+        """Evict by another policy, and report it."""
         evicted = policy(self._pool, num_bytes)
         self.tell(evicted.keys)
         return evicted
 
     def tell(self, keys: np.ndarray) -> None:
-        """Tell all who want to know of ``[n, 2]`` keys that went."""
+        """Report ``[n, 2]`` evicted keys to all listeners."""
         if len(keys):
             for tell in tuple(self.on_evicted):
                 tell(keys)

@@ -1,4 +1,4 @@
-"""The store of one host: a pool, whose keys it scopes and in which it makes room."""
+"""The store of one host: a pool, with keys scoped by namespace, that makes room for puts."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -33,23 +33,23 @@ Result = TypeVar("Result")
 class Store(StoreReader, Closing):
     """KV objects of a host, shared by all processes that open its pool. A context manager.
 
-    Objects do not change: the first who puts one wins, and the others are told ``EXISTS``. A put
-    that finds no room evicts. A key is a prefix hash of ``block_hashes``, or any string.
+    Objects do not change: the first put of a key wins, and later ones return ``EXISTS``. A put that
+    finds no room evicts. A key is a prefix hash of ``block_hashes``, or any string.
 
     Args:
         pool: where the objects are; ``close()`` closes it.
-        namespace: objects of another one are not seen: tenant, model, layout, rank.
+        namespace: objects of other namespaces are not visible: tenant, model, layout, rank.
         eviction: how room is made: ``lru``, ``sieve``, ``lfu``, ``length_aware``,
             ``largest_first``, or a function like them.
-        evict_ratio: how much of the pool is evicted at once, at least, so that not every put of a
-            full pool has to: 0 to 1.
+        evict_ratio: minimum share of the pool that is evicted at once, so that not every put into a
+            full pool has to evict: 0 to 1.
         watermark: ``(high, low)``: a thread evicts down to ``low`` when more than ``high`` of the
-            pool is used, see ``Watermark``. None: puts alone evict.
-        quota: what the namespace may take of the pool, see ``Quota``; its keys are then prefix
-            hashes only, for a name hides whose it is.
+            pool is used, see ``Watermark``. None: only puts evict.
+        quota: limit of the namespace in the pool, see ``Quota``; its keys are then prefix hashes
+            only, since a name hides which namespace it belongs to.
         checksum: keep an XXH3-64 of each object, computed while it is copied.
-        verify: the share of reads that compare it first: 0 to 1, of which 0 saves a second look at
-            the bytes.
+        verify: the share of reads that compare it first: 0 to 1; 0 avoids a second pass over the
+            bytes.
 
     Raises:
         InvalidArgument: a number is not between 0 and 1, or an argument of another type.
@@ -98,7 +98,7 @@ class Store(StoreReader, Closing):
         device: int | None = None,
         **options: Any,
     ) -> "Store":
-        """Make the pool too, see ``ObjectPool.create``; other processes ``Store.open`` it."""
+        """Make the pool too, see ``ObjectPool.create``; other processes call ``Store.open``."""
         pool = ObjectPool.create(capacity_bytes, path, device=device)
         try:
             return cls(pool, **options)
@@ -110,7 +110,7 @@ class Store(StoreReader, Closing):
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], **options: Any) -> "Store":
-        """Open the pool that a process of this host has made."""
+        """Open a pool that another process of this host has made."""
         pool = ObjectPool.open(path)
         try:
             return cls(pool, **options)
@@ -127,29 +127,29 @@ class Store(StoreReader, Closing):
     def put_from(
         self, key: StoreKey, *parts: Any, retention: Retention = "normal", position: int = 0
     ) -> PutResult:
-        """Store an object of one or many parts, which are its bytes one behind the other.
+        """Store an object of one or many parts; its bytes are the parts in order.
 
         Args:
             key: of the object.
-            *parts: packed memory; layers, keys and values, wherever they are. What is on a GPU is
-                copied behind all that is in its library's current stream.
+            *parts: packed memory; layers, keys and values, wherever they are. A part on a GPU is
+                copied after everything in its library's current stream.
             retention: "soft": evicted only when all others are; "hard": never.
-            position: how many objects of its prompt come before it; ``length_aware`` looks at it.
+            position: how many objects of its prompt come before it; ``length_aware`` uses it.
 
         Returns:
-            ``STORED``; ``EXISTS``: nothing was done; ``BEING_WRITTEN`` by somebody else just now;
-            ``FULL``: what there is cannot be evicted; ``OVER_QUOTA``: of the namespace's own
-            objects not enough can be.
+            ``STORED``; ``EXISTS``: nothing was done; ``BEING_WRITTEN`` by another writer just now;
+            ``FULL``: not enough can be evicted; ``OVER_QUOTA``: not enough of the namespace's own
+            objects can be.
 
         Raises:
-            InvalidArgument: an argument is wrong, or the object larger than the pool.
+            InvalidArgument: an argument is wrong, or the object is larger than the pool.
         """
         return self.put_key(self._admitted(key), *parts, retention=retention, position=position)
 
     def put_key(
         self, key: Key, *parts: Any, retention: Retention = "normal", position: int = 0
     ) -> PutResult:
-        """Do the same with a key of the pool, of whatever namespace it is."""
+        """Do the same with a key of the pool, of any namespace."""
         return self._put(
             key,
             lambda: sum(as_buffer(part).num_bytes for part in parts),
@@ -174,7 +174,7 @@ class Store(StoreReader, Closing):
     def begin_key(
         self, key: Key, num_bytes: int, *, retention: Retention = "normal", position: int = 0
     ) -> ObjectPut | PutResult:
-        """Do the same with a key of the pool, of whatever namespace it is."""
+        """Do the same with a key of the pool, of any namespace."""
         return self._put(
             key,
             lambda: num_bytes,
@@ -188,10 +188,10 @@ class Store(StoreReader, Closing):
     ) -> list[PutResult]:
         """Store many objects, in their order: a prefix is there before what continues it.
 
-        Of what is new, LRU takes the last first: without what comes before it, it is of no use.
+        LRU evicts the last of the new objects first: without those before it, it is useless.
 
         Args:
-            keys: n that follow one another in a prompt; of a part of one see ``order_prompt``.
+            keys: n consecutive ones of a prompt; for a part of one see ``order_prompt``.
             values: n of them, see ``put``.
             position: of the first, see ``put_from``.
         """
@@ -207,37 +207,37 @@ class Store(StoreReader, Closing):
         return results
 
     def order_prompt(self, keys: StoreKeys) -> None:
-        """Have LRU take the objects of a prompt from its tail to its head.
+        """Have LRU evict the objects of a prompt from its tail to its head.
 
-        For a prompt that was put, or read, in several calls: each of them sees to it for its own
-        objects alone, and what was used by the first would go before what continues it. The times
-        at which the objects were last used are exchanged; none counts as used once more.
+        For a prompt that was put, or read, in several calls: each call orders only its own objects,
+        and those used by the first would be evicted before what continues them. The objects' times
+        of last use are exchanged; none counts as used once more.
 
         Args:
-            keys: of the prompt, from its head on; those that are not there are passed over.
+            keys: of the prompt, from its head on; those that are not there are skipped.
         """
         self.age_tail_first(self.keyspace.keys(keys))
 
     def age_tail_first(self, keys: np.ndarray) -> None:
-        """Have LRU take ``[n, 2]`` objects of a prompt, in its order, from its tail to its head."""
+        """Have LRU evict ``[n, 2]`` objects of a prompt, in its order, from tail to head."""
         if len(keys) > 1:
             self.pool.order_uses(keys[::-1])
 
     def retain(self, key: StoreKey, retention: Retention) -> bool:
-        """Say how long an object shall stay, see ``put_from``. Returns whether it was there."""
+        """Set how long an object shall stay, see ``put_from``. Returns whether it was there."""
         return self.pool.retain(self.keyspace.key(key), retention)
 
     @property
     def is_pool_all(self) -> bool:
-        """Whether there are no objects but those in the pool."""
+        """Whether the store has no objects outside the pool."""
         return True
 
     def note_read(self, keys: np.ndarray) -> None:
-        """Take note of ``[n, 2]`` objects that others have read in the pool, past this store."""
+        """Record that others have read ``[n, 2]`` objects in the pool, bypassing this store."""
 
     @property
     def has_quota(self) -> bool:
-        """Whether puts must ask for more than room."""
+        """Whether puts need more than room."""
         return self._quota is not None
 
     @property
@@ -257,14 +257,14 @@ class Store(StoreReader, Closing):
 
     @property
     def on_evicted(self) -> list[Callable[[np.ndarray], object]]:
-        """Functions that are told the keys ``[n, 2]`` of all that leaves this store by eviction."""
+        """Functions that are called with the keys ``[n, 2]`` evicted from this store."""
         return self._room.on_evicted
 
     def evict(self, num_bytes: int) -> Evicted:
-        """Make room before it is needed, by the store's policy, whatever namespace it is of.
+        """Make room before it is needed, by the store's policy, in all namespaces.
 
         Raises:
-            InvalidArgument: ``num_bytes`` is no integer from 0 on.
+            InvalidArgument: ``num_bytes`` is not an integer from 0 on.
         """
         check_number("evict", "num_bytes", num_bytes)
         return self._room.evict(num_bytes)
@@ -277,7 +277,7 @@ class Store(StoreReader, Closing):
         return self.pool.stats()
 
     def usage(self) -> Usage | None:
-        """Count what the namespace takes of the pool; None if it has no quota."""
+        """Count the namespace's usage of the pool; None if it has no quota."""
         return None if self._quota is None else self._quota.usage()
 
     def close(self) -> None:
@@ -287,7 +287,7 @@ class Store(StoreReader, Closing):
         self.pool.close()
 
     def check_puts(self, keys: StoreKeys) -> None:
-        """Refuse names where there is a quota: they hide whose they are."""
+        """Refuse names if there is a quota: they hide which namespace they belong to."""
         for key in () if self._quota is None else keys:
             if isinstance(key, str | bytes):
                 raise InvalidArgument(

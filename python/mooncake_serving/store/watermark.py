@@ -1,4 +1,4 @@
-"""Room ahead of need: a thread that evicts before a put has to."""
+"""Makes room ahead of need: a thread that evicts before a put has to."""
 
 import contextlib
 import fcntl
@@ -22,16 +22,16 @@ _log = logging.getLogger(__name__)
 class Watermark(Closing):
     """Evicts down to ``low`` whenever more than ``high`` of a pool is used. A context manager.
 
-    Its thread looks every ``interval_s``; that of a ``Store(watermark=...)`` also when the store's
-    own puts have passed ``high``. Of all that keep a watermark on a pool one evicts at a time: it
-    holds a lock on the pool's file, which ends with its process, however it dies. Puts that come
-    faster than it evicts make room by themselves, as ever.
+    Its thread checks the pool every ``interval_s``; the thread of a ``Store(watermark=...)`` also
+    when the store's own puts have passed ``high``. If several watermarks are kept on a pool, one
+    evicts at a time: it holds a lock on the pool's file, which is released with its process,
+    however it dies. Puts that are faster than the eviction make room by themselves, as ever.
 
     Args:
         store: whose policy evicts, from its pool.
         high: the share of the pool above which it begins: 0 to 1.
         low: the share at which it stops, at most ``high``.
-        interval_s: how often it looks if nothing is put here, in seconds.
+        interval_s: how often it checks if nothing is put here, in seconds.
 
     Raises:
         InvalidArgument: a number is out of range.
@@ -57,7 +57,7 @@ class Watermark(Closing):
         self._low_bytes = int(low * pool.capacity_bytes)
         self._interval_s = min(interval_s, threading.TIMEOUT_MAX)
         self._added_bytes = 0
-        self._look_at: float = 0  # when so many bytes were added
+        self._look_at: float = 0  # check once this many bytes were added
         self._file = os.open(pool.path, os.O_RDWR | os.O_CLOEXEC)
         self._pid = os.getpid()
         self._look = threading.Event()
@@ -68,28 +68,27 @@ class Watermark(Closing):
         self._thread.start()
 
     def added(self, num_bytes: int) -> None:
-        """Take note that so much was put; the thread looks if that may be too much."""
-        self._added_bytes += num_bytes  # threads may lose one another's: the interval finds it
+        """Count bytes that were put; the thread checks if that may be too much."""
+        self._added_bytes += num_bytes  # racing threads may lose a count: the interval finds it
         if self._added_bytes > self._look_at:
             self._look.set()
 
     def check(self) -> int:
-        """Look, and evict if it is time and nobody else does; return the bytes that are free now
-        and were not."""
+        """Check, and evict if it is time and no other process does; return the bytes freed."""
         added, used, freed = self._added_bytes, self._used_bytes(), 0
         if used > self._high_bytes:
             with self._alone() as alone:
                 if alone and (used := self._used_bytes()) > self._high_bytes:
                     freed = self._store.evict(used - self._low_bytes).num_bytes
         left = self._high_bytes - (used - freed)
-        # Nothing more can go, or somebody else is at it: another look at each put would not help.
+        # Nothing more can be evicted, or another process does: checking at each put would not help.
         self._look_at = added + left if left >= 0 else float("inf")
         return freed
 
     def close(self) -> None:
-        """End the thread; what it is evicting it still does. Idempotent."""
+        """End the thread after the current eviction. Idempotent."""
         if self._closing or os.getpid() != self._pid:
-            return  # in a forked child the thread is not here
+            return  # the thread does not exist in a forked child
         self._closing = True
         self._look.set()
         if threading.current_thread() is not self._thread:
@@ -103,13 +102,13 @@ class Watermark(Closing):
             except InvalidArgument as error:  # the pool was closed and this was not
                 _log.warning("%s ends: %s", self._thread.name, error)
                 return
-            except Exception:  # noqa: BLE001 - the pool held by who is stopped, or a policy
+            except Exception:  # noqa: BLE001 - a stopped process holds the pool, or a policy failed
                 _log.exception("%s could not evict", self._thread.name)
             self._look.wait(self._interval_s)
             self._look.clear()
 
     def _used_bytes(self) -> int:
-        """Without what was evicted already and will be free when its readers are done."""
+        """Used bytes, without those evicted already that will be free after their last reader."""
         stats = self._store.stats()
         return stats.capacity_bytes - stats.free_bytes - stats.doomed_bytes
 

@@ -1,6 +1,6 @@
 """The Python API of Mooncake's transfer engine (PyPI: mooncake-transfer-engine) on ours.
 
-Who calls ``mooncake.engine`` changes the import, and nothing else::
+Callers of ``mooncake.engine`` change the import, and nothing else::
 
     from mooncake_serving.compat.mooncake import TransferEngine, TransferNotify, TransferOpcode
 
@@ -9,8 +9,8 @@ Who calls ``mooncake.engine`` changes the import, and nothing else::
     assert engine.register_memory(cache.data_ptr(), cache.nbytes) == 0
     assert engine.transfer_sync_write("10.0.0.2:4711", address, peer_address, num_bytes) == 0
 
-What returns an integer does not raise: a failure is one of the codes of Mooncake, and its reason is
-logged as an error of the logger ``mooncake_serving.compat.mooncake``. ``store`` stands in for
+Calls that return an integer do not raise: a failure returns one of Mooncake's codes, and its reason
+is logged as an error of the logger ``mooncake_serving.compat.mooncake``. ``store`` stands in for
 ``mooncake.store``. docs/mooncake_compat.md has the table of all calls and every difference.
 """
 

@@ -1,4 +1,4 @@
-"""The calls of ``TransferEngine`` that begin a transfer, and those that ask for its end."""
+"""The calls of ``TransferEngine`` that begin a transfer, and those that check for its end."""
 
 import itertools
 from collections.abc import Iterable, Sequence
@@ -12,7 +12,7 @@ from .transfers import READ, WRITE, TransferOpcode, Transfers
 
 
 class AsyncTransfers(Transfers):
-    """An id is good for ``get_batch_transfer_status`` and for ``transfer_check_status``."""
+    """An id is valid for ``get_batch_transfer_status`` and for ``transfer_check_status``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,9 +70,9 @@ class AsyncTransfers(Transfers):
 
     @returns(ERR_INVALID_ARGUMENT)
     def get_batch_transfer_status(self, batch_ids: Iterable[int]) -> int:
-        """Wait for the end of all of these: 0, or -1 if one failed or is not known.
+        """Wait for the end of all of these: 0, or -1 if one failed or is unknown.
 
-        Their ids are then used up, and their local memory is no longer touched.
+        Their ids are then invalid, and their local memory is no longer touched.
         """
         if not isinstance(batch_ids, Iterable):
             raise InvalidArgument(f"batch_ids must be a list of integers, got {batch_ids!r:.80}")
@@ -87,11 +87,11 @@ class AsyncTransfers(Transfers):
 
     @returns(ERR_INVALID_ARGUMENT)
     def transfer_check_status(self, batch_id: int) -> int:
-        """Look at a transfer, without waiting.
+        """Check a transfer, without waiting.
 
         Returns:
-            0 while it is under way; then, once: 1 if it is done, -2 if its time ran out, -1 if it
-            failed otherwise or is not known.
+            0 while it is in flight; then, once: 1 if it succeeded, -2 if it timed out, -1 if it
+            failed otherwise or is unknown.
         """
         batch = self._batches.get(as_natural("batch_id", batch_id))
         if batch is not None and not batch.done:

@@ -1,4 +1,4 @@
-"""A request from its submission to its end: the blocks, the lane it goes by, the ticket."""
+"""A request from its submission to its end: the blocks, the lane it uses, the ticket."""
 
 import itertools
 import time
@@ -18,7 +18,7 @@ Columns = tuple[Column, Column, Column]
 
 
 class Batch:
-    """A request under way."""
+    """A request in flight."""
 
     def __init__(self, peers: Peers, lane: Lane, ticket: Ticket | None):
         self._peers = peers
@@ -31,7 +31,7 @@ class Batch:
         return self._ticket is None or self._ticket.done
 
     def wait(self) -> int:
-        """Wait for the end, once; give the lane back. 0, or a ``TransferError``."""
+        """Wait for the end, once; return the lane. 0, or raise ``TransferError``."""
         failed = True
         try:
             if self._ticket is not None:
@@ -40,7 +40,7 @@ class Batch:
             return 0
         finally:
             if failed and self._ticket is not None:
-                self._ticket.cancel()  # of Ctrl-C; of all else it is over
+                self._ticket.cancel()  # only Ctrl-C leaves it running
             self._peers.give_back(self._lane, failed=failed)
 
 
@@ -54,7 +54,7 @@ def submit(
     notify: bytes | None,
     timeout_s: float,
 ) -> Batch:
-    """Open the peer, if need be, and hand the request to it.
+    """Open the peer, if need be, and submit the request to it.
 
     Raises:
         InvalidArgument, Unavailable, TransferError: nothing was moved.
@@ -70,13 +70,13 @@ def submit(
             left_s = max(until_s - time.monotonic(), 1e-3)
             ticket = move(lane.peer, local, remote, sizes, deadline_s=left_s, notify=notify)
     except BaseException:
-        peers.give_back(lane, failed=False)  # the peer has no part in this
+        peers.give_back(lane, failed=False)  # it is not the peer's fault
         raise
     return Batch(peers, lane, ticket)
 
 
 def columns_of(buffers: Any, addresses: Any, lengths: Any) -> Columns:
-    """The three lists without the blocks of no bytes, which Mooncake takes."""
+    """The three lists without blocks of zero bytes, which Mooncake accepts."""
     lists = (buffers, addresses, lengths)
     if not all(isinstance(one, Sequence | np.ndarray) for one in lists):
         raise InvalidArgument(

@@ -1,4 +1,4 @@
-"""The integers that Mooncake's calls return, and how a failure becomes one of them."""
+"""The integers that Mooncake's calls return, and the mapping of failures to them."""
 
 import functools
 import logging
@@ -8,7 +8,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from mooncake_kernels.errors import CudaError, InvalidArgument, TransferError, Unavailable
 
-ERR_INVALID_ARGUMENT = -1  # what every failed initialize and transfer returns, as in Mooncake
+ERR_INVALID_ARGUMENT = -1  # returned by every failed initialize and transfer, as in Mooncake
 ERR_ADDRESS_NOT_REGISTERED = -3
 ERR_ADDRESS_OVERLAPPED = -7
 ERR_DNS = -101
@@ -23,7 +23,7 @@ Method = Callable[Concatenate[Self, Arguments], int]
 
 
 class Failed(Exception):
-    """A failure with a code of its own."""
+    """A failure with its own code."""
 
     def __init__(self, code: int, reason: str):
         self.code = code
@@ -31,9 +31,9 @@ class Failed(Exception):
 
 
 def returns(failure: int) -> Callable[[Method[Self, Arguments]], Method[Self, Arguments]]:
-    """Make a method that raises one that logs the reason and returns ``failure``.
+    """Wrap a raising method into one that logs the reason and returns ``failure``.
 
-    A ``Failed`` returns its own code. What nobody has foreseen is still raised.
+    A ``Failed`` returns its own code. Unforeseen exceptions are still raised.
     """
 
     def decorate(method: Method[Self, Arguments]) -> Method[Self, Arguments]:
@@ -55,7 +55,7 @@ def returns(failure: int) -> Callable[[Method[Self, Arguments]], Method[Self, Ar
 
 
 def as_natural(argument: str, value: Any, *, minimum: int = 0) -> int:
-    """An integer that fits into 64 bits, also numpy's."""
+    """An integer that fits into 64 bits, including numpy's."""
     try:
         number = operator.index(value)
     except TypeError:

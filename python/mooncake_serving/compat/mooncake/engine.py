@@ -13,14 +13,14 @@ from .transfers import TransferOpcode as _TransferOpcode
 class TransferEngine(MemoryCalls, SyncTransfers, AsyncTransfers):
     """Mooncake's ``TransferEngine``: registers memory, and moves it from and to peers.
 
-    Thread-safe: calls to one peer go side by side, each over a connection of its own, as far as
-    eight of them go. An engine that is dropped is closed.
+    Thread-safe: up to eight calls to one peer run in parallel, each over a connection of its own.
+    An engine that is dropped is closed.
     """
 
     TransferOpcode = _TransferOpcode
 
     def transfer_write_on_cuda(self, *arguments: Any, **named: Any) -> NoReturn:
-        """Not here yet, like the next three: nothing makes a stream wait for a transfer.
+        """Not supported yet, like the next three: a stream cannot be made to wait for a transfer.
 
         Raises:
             Unavailable: always.

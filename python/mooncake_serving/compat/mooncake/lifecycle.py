@@ -1,4 +1,4 @@
-"""What is true of an engine as a whole: how it starts, what it is called, whom it reaches."""
+"""Calls about an engine as a whole: its start, its name, and which peers it reaches."""
 
 import errno
 import os
@@ -15,7 +15,7 @@ from .memory import Memory
 from .notify import TransferNotify, decode
 from .peers import Peers
 
-_PROBE_S = 5.0  # what Mooncake gives a handshake to connect
+_PROBE_S = 5.0  # the time that Mooncake gives a handshake to connect
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Running:
 
 
 class Lifecycle:
-    """The calls of ``TransferEngine`` that move nothing."""
+    """The calls of ``TransferEngine`` that do not move data."""
 
     def __init__(self) -> None:
         self._starting = threading.Lock()
@@ -42,21 +42,21 @@ class Lifecycle:
     def initialize(
         self, local_hostname: str, metadata_server: str, protocol: str, device_name: str | None
     ) -> int:
-        """Start listening. An engine that has been started must be closed before the next time.
+        """Start listening. A running engine must be closed before it can be initialized again.
 
         Args:
             local_hostname: the host or address at which peers reach this engine, and where it
                 listens; with a port, that port if it is free. Ask ``get_rpc_port``.
             metadata_server: ``"P2PHANDSHAKE"``: peers are named by host and port. With
-                ``"redis://host:port"`` or ``"http://host:port/metadata"`` by their
+                ``"redis://host:port"`` or ``"http://host:port/metadata"`` they are named by their
                 ``local_hostname``, as they have spelled it.
-            protocol: ``"tcp"``; ``"rdma"``, where there are NICs for it, and then to no other
-                machine without; any if the environment has ``MC_FORCE_TCP``, which makes it tcp.
+            protocol: ``"tcp"``; ``"rdma"``, if there are NICs for it, and then only to machines
+                that have some; any if the environment has ``MC_FORCE_TCP``, which makes it tcp.
             device_name: the RDMA devices that ``"rdma"`` uses, separated by commas; empty: all
-                that are good for something.
+                usable ones.
 
         Returns:
-            0, or -1 if it cannot be done.
+            0, or -1 on failure.
         """
         return self._initialize(local_hostname, metadata_server, protocol, device_name, "etcd")
 
@@ -69,20 +69,21 @@ class Lifecycle:
         device_name: str | None,
         metadata_type: str,
     ) -> int:
-        """Like ``initialize``; ``metadata_type`` is that of a server without ``type://``."""
+        """Like ``initialize``; ``metadata_type`` is the type of a server without ``type://``."""
         return self._initialize(
             local_hostname, metadata_server, protocol, device_name, metadata_type
         )
 
     @returns(ERR_INVALID_ARGUMENT)
     def get_rpc_port(self) -> int:
-        """Return the port at which this engine listens; under P2P peers name it by that."""
+        """Return the port at which this engine listens; under P2P it is part of its name."""
         return int(self._running().engine.address.rpartition(":")[2])
 
     def get_engine(self) -> mk.TransferEngine | None:
         """Return the engine underneath, to share it; None before ``initialize``.
 
-        Who has it owns it too: from now on it is closed by ``close`` or when nobody has it.
+        The caller becomes an owner too: from now on it is closed by ``close`` or when all
+        references are gone.
         """
         if self._state is None:
             return None
@@ -106,7 +107,7 @@ class Lifecycle:
         return topology.to_mooncake_json(policy=mk.NicPolicy(allow=sorted(known)))
 
     def get_notifies(self) -> list[TransferNotify]:
-        """Return the notifications that have come since the last call, in order of arrival.
+        """Return the notifications received since the last call, in order of arrival.
 
         Raises:
             InvalidArgument: before ``initialize``.
@@ -115,7 +116,7 @@ class Lifecycle:
 
     @returns(ERR_INVALID_ARGUMENT)
     def send_probe(self, peer_server_name: str) -> int:
-        """Connect to a peer, anew, and hang up.
+        """Connect to a peer, by a new connection, and disconnect.
 
         Returns:
             0 if it is there; -101 if there is no such name, -102 if it does not answer.
@@ -132,16 +133,16 @@ class Lifecycle:
 
     @returns(0)
     def get_first_buffer_address(self, segment_name: str) -> int:
-        """Ask a peer where the memory begins that it registered first, of what it has now.
+        """Ask a peer for the address of the oldest of its currently registered memory ranges.
 
         Returns:
-            The address; 0 if nothing is registered there, or it does not tell: it tells processes
-            of its machine and user, others only if both have a secret.
+            The address; 0 if nothing is registered there, or the peer does not tell: it tells
+            processes of its machine and user, and others only if both have a secret.
         """
         running = self._running()
         name = names.peer_name(segment_name, running.metadata)
         lane = running.peers.take(name, running.timeout_s)
-        failed = True  # it may have been restarted
+        failed = True  # the peer may have been restarted
         try:
             regions = running.engine.regions(lane.peer)
             failed = False
@@ -154,7 +155,7 @@ class Lifecycle:
         return 0
 
     def close(self) -> None:
-        """Fail what is pending, forget all memory, stop listening. Not in Mooncake. Idempotent."""
+        """Fail pending requests, forget all memory, stop listening. Not in Mooncake. Idempotent."""
         with self._starting:
             state, self._state = self._state, None
         if state is not None:
@@ -185,7 +186,7 @@ class Lifecycle:
         state = self._state
         if state is None:
             raise InvalidArgument("call initialize first")
-        if state.process_id != os.getpid():  # where another thread's locks may be held for ever
+        if state.process_id != os.getpid():  # where another thread's locks may be held forever
             raise InvalidArgument(
                 f"the engine {state.engine.name} is of another process: a forked child must make "
                 "its own"
@@ -200,7 +201,7 @@ def start_engine(
     transports: tuple[str, ...],
     topology: mk.Topology | None = None,
 ) -> mk.TransferEngine:
-    """Make an engine that listens there; on another port if that one is taken."""
+    """Make an engine that listens there, or on another port if that one is taken."""
 
     def make(where: str) -> mk.TransferEngine:
         if metadata == "p2p":
@@ -215,6 +216,7 @@ def start_engine(
         host, _, port = listen.rpartition(":")
         if error.errno != errno.EADDRINUSE or port == "0":
             raise
-        # Mooncake ignores the port under P2PHANDSHAKE: programs start several with the same.
+        # Mooncake ignores the port under P2PHANDSHAKE: programs start several engines with the same
+        # one.
         log.warning("initialize: %s is taken, listening on another port", listen)
         return make(f"{host}:0")

@@ -1,4 +1,4 @@
-"""Which addresses are memory of this process: looked up before one is believed."""
+"""Which addresses are memory of this process: checked before an address is trusted."""
 
 import bisect
 
@@ -6,8 +6,8 @@ import bisect
 class MappedMemory:
     """A snapshot of what is mapped into this process, from ``/proc/self/maps``.
 
-    ``access(address, num_bytes)`` is what the process may do with all of a range: ``"rw"``, ``"r"``
-    or nothing. A GPU's memory is none of it: its addresses are only reserved here.
+    ``access(address, num_bytes)`` is the access that the process has to all of a range: ``"rw"``,
+    ``"r"`` or none. GPU memory is not included: its addresses are only reserved here.
     """
 
     def __init__(self) -> None:
@@ -23,7 +23,7 @@ class MappedMemory:
                 self._permissions.append(permissions)
 
     def access(self, address: int, num_bytes: int) -> str:
-        """What this process may do with each byte of the range."""
+        """The access that this process has to every byte of the range."""
         allowed = "rw"
         end = address + num_bytes
         index = bisect.bisect_right(self._begins, address) - 1

@@ -29,7 +29,7 @@ class Memory:
         self._engine = engine
         self._lock = threading.Lock()
         self._regions: dict[int, Region] = {}
-        self._managed: dict[int, mmap.mmap] = {}  # the memory of those that are ours
+        self._managed: dict[int, mmap.mmap] = {}  # the memory of those allocated here
 
     def register(self, ranges: Iterable[Range], location: str) -> None:
         """Register all of the ranges, or none."""
@@ -45,7 +45,7 @@ class Memory:
         try:
             for address, num_bytes in ranges:
                 regions.append(self._register(address, num_bytes, location, mapped))
-        except BaseException as error:  # also of a NIC or a driver
+        except BaseException as error:  # including errors of a NIC or a driver
             overlaps = self._overlaps(address, num_bytes, regions)
             for region in regions:
                 region.close()
@@ -57,7 +57,7 @@ class Memory:
             self._regions.update({region.address: region for region in regions})
 
     def unregister(self, addresses: list[int]) -> None:
-        """Unregister all of these, or none. Then no thread of the engine touches them."""
+        """Unregister all of these, or none. Afterwards no thread of the engine touches them."""
         with self._lock:
             unknown = [
                 address
@@ -86,7 +86,7 @@ class Memory:
         return region.address
 
     def free(self, address: int, num_bytes: int) -> None:
-        """Free what ``allocate`` gave."""
+        """Free what ``allocate`` returned."""
         with self._lock:
             if address not in self._managed or len(self._managed[address]) != num_bytes:
                 raise Failed(

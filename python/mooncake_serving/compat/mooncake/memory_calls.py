@@ -1,4 +1,4 @@
-"""The calls of ``TransferEngine`` that register memory, or look into it."""
+"""The calls of ``TransferEngine`` that register or access memory."""
 
 from collections.abc import Iterable, Sequence
 
@@ -9,11 +9,11 @@ from .lifecycle import Lifecycle
 
 
 class MemoryCalls(Lifecycle):
-    """Memory is named by its address; who registered it keeps it alive."""
+    """Memory is identified by its address; the caller that registered it keeps it alive."""
 
     @returns(ERR_INVALID_ARGUMENT)
     def register_memory(self, buffer_addr: int, capacity: int, location: str = "*") -> int:
-        """Let peers read and write a range; read-only memory they may only read.
+        """Let peers read and write a range; read-only memory can only be read.
 
         Args:
             buffer_addr: where it begins, in memory of this process: of the host, or of one
@@ -22,7 +22,7 @@ class MemoryCalls(Lifecycle):
             location: ``"*"``; or where the memory is, ``"cpu:<node>"``, ``"cuda:<GPU>"``.
 
         Returns:
-            0; -7 if it overlaps what is registered, -303 for another kind of location, else -1.
+            0; -7 if it overlaps registered memory, -303 for another kind of location, else -1.
         """
         return self._register([buffer_addr], [capacity], location)
 
@@ -31,7 +31,7 @@ class MemoryCalls(Lifecycle):
         """Undo ``register_memory``; transfers that use the memory end with a failure.
 
         Returns:
-            0, and from now on the engine does not touch it; -3 if nothing registered begins there.
+            0, and from now on the engine does not touch it; -3 if no registered range begins there.
         """
         self._running().memory.unregister([as_natural("buffer_addr", buffer_addr)])
         return 0
@@ -40,26 +40,26 @@ class MemoryCalls(Lifecycle):
     def batch_register_memory(
         self, buffer_addresses: Sequence[int], capacities: Sequence[int], location: str = "*"
     ) -> int:
-        """Register all of several ranges, or, if that fails, none; see ``register_memory``."""
+        """Register several ranges, all or, on a failure, none; see ``register_memory``."""
         return self._register(buffer_addresses, capacities, location)
 
     @returns(ERR_INVALID_ARGUMENT)
     def batch_unregister_memory(self, buffer_addresses: Sequence[int]) -> int:
-        """Unregister all of several ranges, or, if one is not registered, none."""
+        """Unregister several ranges, all or, if one is not registered, none."""
         self._running().memory.unregister(_naturals("buffer_addresses", buffer_addresses))
         return 0
 
     @returns(0)
     def allocate_managed_buffer(self, length: int) -> int:
-        """Return the address of new registered memory of ``length`` bytes, 0 if there is none."""
+        """Return the address of new registered memory of ``length`` bytes, 0 on failure."""
         return self._running().memory.allocate(as_natural("length", length, minimum=1))
 
     @returns(ERR_INVALID_ARGUMENT)
     def free_managed_buffer(self, buffer_addr: int, length: int) -> int:
-        """Free what ``allocate_managed_buffer(length)`` gave; transfers that use it fail.
+        """Free what ``allocate_managed_buffer(length)`` returned; transfers that use it fail.
 
         Returns:
-            0; -3 if it gave no such buffer.
+            0; -3 if there is no such buffer.
         """
         address, num_bytes = as_natural("buffer_addr", buffer_addr), as_natural("length", length)
         self._running().memory.free(address, num_bytes)

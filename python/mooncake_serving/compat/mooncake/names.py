@@ -1,4 +1,4 @@
-"""What the strings of ``initialize`` and the environment mean to this engine."""
+"""Translate the strings of ``initialize`` and the environment for this engine."""
 
 import dataclasses
 import ipaddress
@@ -13,15 +13,15 @@ from .codes import log
 
 _P2P = "P2PHANDSHAKE"
 _SERVERS = ("redis", "rediss", "http", "https")
-_TRANSPORTS = {  # what a protocol allows an engine to use
+_TRANSPORTS = {  # the transports that a protocol allows an engine to use
     "tcp": ("local", "shm", "cuda_ipc", "tcp"),
     "rdma": ("local", "shm", "cuda_ipc", "rdma"),
 }
-_MIN_TIMEOUT_S = 5  # Mooncake's; what is set to less counts as this
+_MIN_TIMEOUT_S = 5  # Mooncake's; lower settings count as this
 
 
 def listen_name(local_hostname: str) -> str:
-    """The engine's ``"host:port"`` for ``"host"``, ``"host:port"`` or an address of IPv6."""
+    """The engine's ``"host:port"`` for ``"host"``, ``"host:port"`` or an IPv6 address."""
     _check_text("local_hostname", local_hostname)
     if _is_ipv6(local_hostname):
         return f"[{local_hostname}]:0"
@@ -30,9 +30,9 @@ def listen_name(local_hostname: str) -> str:
 
 
 def peer_name(target_hostname: str, metadata: str = "p2p") -> str:
-    """What the peer's engine is called: with a metadata server, just that.
+    """The name of the peer's engine: with a metadata server, ``target_hostname`` itself.
 
-    Else its ``"host:port"``; an address of IPv6 may come without its brackets.
+    Otherwise its ``"host:port"``; an IPv6 address may come without its brackets.
     """
     _check_text("target_hostname", target_hostname)
     if metadata != "p2p":
@@ -42,10 +42,10 @@ def peer_name(target_hostname: str, metadata: str = "p2p") -> str:
 
 
 def metadata_of(server: str, kind: str = "etcd", environ: Mapping[str, str] = os.environ) -> str:
-    """Our ``metadata`` for Mooncake's server; ``kind`` is that of one without ``kind://``.
+    """Our ``metadata`` for Mooncake's server; ``kind`` is the kind of a server without ``kind://``.
 
     ``MC_METADATA_CLUSTER_ID`` is a part of all keys; ``MC_REDIS_USERNAME``, ``MC_REDIS_PASSWORD``
-    and ``MC_REDIS_DB_INDEX`` are for what the URL does not say.
+    and ``MC_REDIS_DB_INDEX`` supply what the URL does not specify.
     """
     _check_text("metadata_server", server)
     if server == _P2P:
@@ -71,7 +71,7 @@ def _prefix(environ: Mapping[str, str]) -> str:
 def _redis_login(url: str, environ: Mapping[str, str]) -> dict[str, str]:
     try:
         parts = urlsplit(url)
-    except ValueError:  # which the engine refuses in its own words
+    except ValueError:  # the engine refuses it in its own words
         return {}
     login = {} if "@" in parts.netloc else {"username": "USERNAME", "password": "PASSWORD"}
     login |= {} if parts.path.strip("/") else {"db": "DB_INDEX"}
@@ -93,7 +93,7 @@ def transports_of(protocol: str, environ: Mapping[str, str] = os.environ) -> tup
 
 
 def topology_of(device_name: str | None, transports: tuple[str, ...]) -> mk.Topology | None:
-    """This machine with no NICs but those that are named, separated by commas; None: with all."""
+    """This machine with only the named NICs, separated by commas; None: with all of them."""
     if device_name is not None:
         _check_text("device_name", device_name)
     wanted = {name.strip() for name in (device_name or "").split(",")} - {""}
@@ -113,7 +113,7 @@ def topology_of(device_name: str | None, transports: tuple[str, ...]) -> mk.Topo
 
 
 def timeout_s(environ: Mapping[str, str] = os.environ) -> float:
-    """``MC_TRANSFER_TIMEOUT``: seconds that a transfer may take, beside 1 ns a byte."""
+    """``MC_TRANSFER_TIMEOUT``: seconds that a transfer may take, in addition to 1 ns a byte."""
     text = environ.get("MC_TRANSFER_TIMEOUT", "30")
     if not text.isdecimal():
         raise InvalidArgument(f"MC_TRANSFER_TIMEOUT must be whole seconds, got {text!r}")

@@ -1,4 +1,4 @@
-"""Notifications: what a ``TransferNotify`` is on the wire."""
+"""Notifications: the wire format of a ``TransferNotify``."""
 
 import struct
 from dataclasses import dataclass
@@ -11,10 +11,10 @@ _MAGIC = b"MKNOTIFY"
 
 @dataclass
 class TransferNotify:
-    """What a peer finds in ``get_notifies`` once the data is there: two texts.
+    """What a peer receives by ``get_notifies`` once the data is there: two texts.
 
     Attributes:
-        name: who or what it is about.
+        name: the subject.
         msg: the message.
     """
 
@@ -36,7 +36,7 @@ def encode(notify: TransferNotify | None) -> bytes | None:
 
 
 def decode(sender: str, payload: bytes) -> TransferNotify:
-    """The notification in the bytes; of a peer with another API: its name, and all of them."""
+    """Decode a notification; if the peer uses another API: its name, and all the bytes."""
     name, message = sender.encode(), payload
     if payload.startswith(_MAGIC) and len(payload) >= _HEADER.size:
         begin = _HEADER.size + _HEADER.unpack_from(payload)[1]

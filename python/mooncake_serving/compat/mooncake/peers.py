@@ -1,4 +1,4 @@
-"""Peers by name: opened when first needed, several connections to each, kept until one fails."""
+"""Peers by name: opened on first use, several connections to each, kept until one fails."""
 
 import concurrent.futures
 import threading
@@ -25,7 +25,7 @@ class Lane:
     def open(self, engine: TransferEngine, deadline_s: float) -> None:
         try:
             self._opened.set_result(engine.open(self.name, deadline_s=deadline_s))
-        except BaseException as error:  # for those who wait, whatever it is
+        except BaseException as error:  # for those that wait, whatever it is
             self._opened.set_exception(TransferError(self.name, f"it was not opened: {error}"))
             raise
 
@@ -52,7 +52,7 @@ class Peers:
     def take(self, name: str, deadline_s: float) -> Lane:
         """Return an idle lane, else a new one, else the one with the fewest users.
 
-        Give it back. Nobody waits for the opening of a lane but those who share it.
+        The caller must give it back. Only the users of a lane wait for it to open.
 
         Raises:
             InvalidArgument, Unavailable, TransferError: as ``TransferEngine.open``.
@@ -78,8 +78,8 @@ class Peers:
     def give_back(self, lane: Lane, *, failed: bool) -> None:
         """End one use of a lane.
 
-        After a failure none of the peer's lanes is used again: it may have been restarted, and
-        then each of them would fail once. Each is closed by the last of its users.
+        After a failure none of the peer's lanes is used again: the peer may have been restarted,
+        and then each of them would fail once. The last user of each closes it.
         """
         with self._lock:
             lane.num_users -= 1

@@ -8,7 +8,7 @@ from .transfers import READ, WRITE, TransferOpcode, Transfers
 
 
 class SyncTransfers(Transfers):
-    """Each returns 0, or -1; its time is ``MC_TRANSFER_TIMEOUT`` and 1 ns a byte."""
+    """Each returns 0, or -1; it may take ``MC_TRANSFER_TIMEOUT`` plus 1 ns a byte."""
 
     @returns(ERR_INVALID_ARGUMENT)
     def transfer_sync_write(
@@ -47,7 +47,7 @@ class SyncTransfers(Transfers):
         notify: TransferNotify | None = None,
         transport_hint: str = "",
     ) -> int:
-        """Move one block, and tell the peer when it is there: 0, else -1."""
+        """Move one block, and notify the peer when it is there: 0, else -1."""
         blocks = [buffer], [peer_buffer_address], [length]
         return self._submit(target_hostname, *blocks, opcode, notify).wait()
 
@@ -86,6 +86,6 @@ class SyncTransfers(Transfers):
         notify: TransferNotify | None = None,
         transport_hint: str = "",
     ) -> int:
-        """Move blocks, and tell the peer when all are there: 0, else -1."""
+        """Move blocks, and notify the peer when all are there: 0, else -1."""
         blocks = buffers, peer_buffer_addresses, lengths
         return self._submit(target_hostname, *blocks, opcode, notify).wait()

@@ -1,4 +1,4 @@
-"""What the calls that move memory have in common."""
+"""The common part of the calls that move memory."""
 
 import enum
 from typing import Any
@@ -12,7 +12,7 @@ from .notify import TransferNotify, encode
 
 
 class TransferOpcode(enum.IntEnum):
-    """Which way a transfer goes, seen from who asks for it."""
+    """Direction of a transfer, seen from its initiator."""
 
     Read = 0
     Write = 1
@@ -26,7 +26,7 @@ class Transfers(Lifecycle):
 
     Throughout, ``target_hostname`` is the peer's ``"host:port"``, ``buffers`` are addresses of
     registered memory of this engine, ``peer_buffer_addresses`` of the peer's, ``lengths`` are in
-    bytes; each is a list, tuple or array. ``transport_hint`` is not looked at.
+    bytes; each is a list, tuple or array. ``transport_hint`` is ignored.
     """
 
     def _submit(

@@ -1,4 +1,4 @@
-"""Who is taken under overload."""
+"""Which requests are accepted under overload."""
 
 from .interface import Admission, Arrival
 from .limits import Limits

@@ -1,4 +1,4 @@
-"""What the conductor asks of an admission rule."""
+"""The interface of an admission rule."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -13,16 +13,16 @@ from ..request import Request, Slo
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A request whose prefill is chosen, beside what a rule may look at.
+    """A request whose prefill is chosen, with everything that a rule may use.
 
     Attributes:
         request: that has arrived.
         slo: its objectives.
-        now_s: when it is decided.
+        now_s: time of the decision.
         prefill: where it would be prefilled.
         cluster: the state of all instances.
-        in_flight: requests that were taken and are not over.
-        decode_cost: of a step.
+        in_flight: requests that were accepted and are not over.
+        decode_cost: cost of a step.
     """
 
     request: Request
@@ -35,19 +35,20 @@ class Arrival:
 
 
 class Admission(Protocol):
-    """Decides which requests are taken under overload; None means taken.
+    """Decides which requests are accepted under overload; None means accepted.
 
-    ``refuse_prefill`` is asked at arrival. If ``decode_load`` then returns a load, decode is chosen
-    by it and ``refuse_decode`` is asked. ``refuse_later`` is asked once the prefill is over.
+    ``refuse_prefill`` is called at arrival. If ``decode_load`` then returns a load, decode is
+    chosen by it and ``refuse_decode`` is called. ``refuse_later`` is called once the prefill is
+    over.
     """
 
     @property
     def needs_room(self) -> bool:
-        """Tell whether only instances with room for a request's KV may be chosen to decode."""
+        """Whether only instances with room for a request's KV may be chosen to decode."""
         ...
 
     def refuse_prefill(self, arrival: Arrival) -> Reason | None:
-        """Look at the TTFT that is predicted."""
+        """Check the predicted TTFT."""
         ...
 
     def decode_load(self, arrival: Arrival) -> DecodeLoad | None:
@@ -57,9 +58,9 @@ class Admission(Protocol):
     def refuse_decode(
         self, arrival: Arrival, load: DecodeLoad, decode: DecodeChoice
     ) -> Reason | None:
-        """Look at the TBT that is predicted."""
+        """Check the predicted TBT."""
         ...
 
     def refuse_later(self, request: Request, slo: Slo, decode: DecodeChoice) -> Reason | None:
-        """Look at the TBT that is predicted when the prefill is over."""
+        """Check the predicted TBT when the prefill is over."""
         ...

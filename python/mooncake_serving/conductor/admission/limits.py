@@ -1,4 +1,4 @@
-"""Up to which share of its objectives a request is taken."""
+"""The share of its objectives up to which a request is accepted."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,13 +11,13 @@ from ..request import Request, Slo
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The load, a predicted time over its objective, up to which requests are taken.
+    """The load, a predicted time over its objective, up to which requests are accepted.
 
-    Where low priorities have a lower limit, the rest of the objective is kept for the others.
+    If low priorities have a lower limit, the rest of the objective is reserved for the others.
 
     Attributes:
-        default: for requests whose priority is not in ``by_priority``; in (0, 1], so that who is
-            taken is predicted to meet the objective.
+        default: for requests whose priority is not in ``by_priority``; in (0, 1], so that an
+            accepted request is predicted to meet the objective.
         by_priority: for the others.
     """
 

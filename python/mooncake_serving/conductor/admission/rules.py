@@ -1,8 +1,8 @@
-"""Who is taken under overload: the three rules of the paper, and everybody.
+"""Which requests are accepted under overload: the three rules of the paper, and accepting all.
 
-arXiv 2407.00079, section 7: load is a predicted time over its objective. To refuse a request after
-its prefill wastes that; to refuse it at its arrival by what is decoded then makes prefill and
-decode loads swing against each other, for a request is decoded only when its prefill is over.
+arXiv 2407.00079, section 7: load is a predicted time over its objective. Refusing a request after
+its prefill wastes the prefill; refusing it at arrival by the current decode load makes prefill and
+decode loads oscillate against each other, since a request is decoded only when its prefill is over.
 """
 
 from dataclasses import dataclass, field
@@ -21,92 +21,93 @@ from .limits import Limits
 
 @dataclass(frozen=True, slots=True)
 class AcceptAll:
-    """Everybody is taken; who finds no room waits where it is to be decoded."""
+    """Accepts all requests; one that finds no room waits where it is to be decoded."""
 
     needs_room: bool = False
 
     def refuse_prefill(self, arrival: Arrival) -> Reason | None:
-        """Refuse nobody."""
+        """Refuse nothing."""
         return None
 
     def decode_load(self, arrival: Arrival) -> DecodeLoad | None:
-        """Choose by what is decoded now."""
+        """Choose by the current load."""
         return DecodeLoad.now(arrival.cluster)
 
     def refuse_decode(
         self, arrival: Arrival, load: DecodeLoad, decode: DecodeChoice
     ) -> Reason | None:
-        """Refuse nobody."""
+        """Refuse nothing."""
         return None
 
     def refuse_later(self, request: Request, slo: Slo, decode: DecodeChoice) -> Reason | None:
-        """Refuse nobody."""
+        """Refuse nothing."""
         return None
 
 
 @dataclass(frozen=True, slots=True)
 class _WithinLimits:
-    """What the rules have in common: TTFT is looked at when a request arrives."""
+    """The common part of the rules: TTFT is checked when a request arrives."""
 
     limits: Limits = field(default_factory=Limits)
     needs_room: bool = True
 
     def refuse_prefill(self, arrival: Arrival) -> Reason | None:
-        """Look at the TTFT that is predicted."""
+        """Check the predicted TTFT."""
         return self.limits.refuse_ttft(arrival.request, arrival.slo, arrival.prefill)
 
 
 @dataclass(frozen=True, slots=True)
 class Baseline(_WithinLimits):
-    """TTFT is looked at when a request arrives, TBT when its prefill is over (section 7.1).
+    """TTFT is checked when a request arrives, TBT when its prefill is over (section 7.1).
 
     Attributes:
-        pre_select: choose where to decode when the request arrives, as algorithm 1 does, so that
-            KV streams there during the prefill; else when it is over, by the load of that moment.
+        pre_select: choose where to decode when the request arrives, as algorithm 1 does, so that KV
+            streams there during the prefill; otherwise when the prefill is over, by the load at
+            that time.
     """
 
     pre_select: bool = False
 
     def decode_load(self, arrival: Arrival) -> DecodeLoad | None:
-        """Choose by what is decoded now, or later."""
+        """Choose by the current load, or later."""
         return DecodeLoad.now(arrival.cluster) if self.pre_select else None
 
     def refuse_decode(
         self, arrival: Arrival, load: DecodeLoad, decode: DecodeChoice
     ) -> Reason | None:
-        """Refuse nobody at arrival."""
+        """Refuse nothing at arrival."""
         return None
 
     def refuse_later(self, request: Request, slo: Slo, decode: DecodeChoice) -> Reason | None:
-        """Look at the TBT that is predicted: by now the prefill is wasted."""
+        """Check the predicted TBT: if it is refused now, the prefill is wasted."""
         return self.limits.refuse_tbt(request, slo, decode.tbt_s)
 
 
 @dataclass(frozen=True, slots=True)
 class EarlyRejection(_WithinLimits):
-    """Both are looked at when a request arrives, by what is decoded then (section 7.2).
+    """Both are checked when a request arrives, by the load at that time (section 7.2).
 
-    The decode load is the mean over all instances that decode, as it is one load of the pool that
-    the paper compares.
+    The decode load is the mean over all decoding instances, since the paper compares one load of
+    the pool.
 
     Attributes:
-        per_instance: the chosen instance's own TBT must meet its limit, too, so that who is taken
-            is predicted to meet its objective; beyond the paper.
-        check_again: look at the TBT once more when the prefill is over, as the decoding
-            instance's own scheduler does in the paper.
+        per_instance: the chosen instance's own TBT must meet its limit, too, so that an accepted
+            request is predicted to meet its objective; beyond the paper.
+        check_again: check the TBT once more when the prefill is over, as the decoding instance's
+            own scheduler does in the paper.
     """
 
     per_instance: bool = True
     check_again: bool = True
 
     def decode_load(self, arrival: Arrival) -> DecodeLoad | None:
-        """Choose by what is decoded now."""
+        """Choose by the current load."""
         return DecodeLoad.now(arrival.cluster)
 
     def refuse_decode(
         self, arrival: Arrival, load: DecodeLoad, decode: DecodeChoice
     ) -> Reason | None:
-        """Look at the mean TBT that is predicted, and at the chosen one's if that is wanted."""
+        """Check the predicted mean TBT, and that of the chosen instance if ``per_instance``."""
         if reason := self._refuse_pool(arrival, _mean_tbt_s(arrival, load, decode)):
             return reason
         if not self.per_instance:
@@ -114,7 +115,7 @@ class EarlyRejection(_WithinLimits):
         return self.limits.refuse_tbt(arrival.request, arrival.slo, decode.tbt_s)
 
     def refuse_later(self, request: Request, slo: Slo, decode: DecodeChoice) -> Reason | None:
-        """Look at it once more, if that is wanted."""
+        """Check it once more, if ``check_again``."""
         return self.limits.refuse_tbt(request, slo, decode.tbt_s) if self.check_again else None
 
     def _refuse_pool(self, arrival: Arrival, mean_tbt_s: float) -> Reason | None:
@@ -123,9 +124,9 @@ class EarlyRejection(_WithinLimits):
 
 @dataclass(frozen=True, slots=True)
 class PredictiveRejection(EarlyRejection):
-    """Both at arrival, TBT by what will be decoded when the prefill is over (section 7.4).
+    """Both at arrival, TBT by the predicted load when the prefill is over (section 7.4).
 
-    Every request in flight is taken to be decoded for ``decode_s`` (the paper's t_d).
+    Every request in flight is assumed to be decoded for ``decode_s`` (the paper's t_d).
     """
 
     decode_s: float = 10.0
@@ -135,7 +136,7 @@ class PredictiveRejection(EarlyRejection):
         check_positive("PredictiveRejection", "decode_s", self.decode_s)
 
     def decode_load(self, arrival: Arrival) -> DecodeLoad | None:
-        """Choose by what will be decoded when this prefill is over."""
+        """Choose by the predicted load when this prefill is over."""
         horizon_s = arrival.now_s + arrival.prefill.ttft_s
         num_instances = arrival.cluster.num_instances
         return arrival.in_flight.load_at(horizon_s, self.decode_s, num_instances)
@@ -149,7 +150,7 @@ class PredictiveRejection(EarlyRejection):
 
 
 def _mean_tbt_s(arrival: Arrival, load: DecodeLoad, decode: DecodeChoice) -> float:
-    """Predict the TBT of all that decode, the request among them; the mean."""
+    """Predict the mean TBT of all decoding instances, including the request."""
     decoders = arrival.cluster.of_role(Role.DECODE)
     tbt_s = arrival.decode_cost.seconds(load.batch_size[decoders], load.kv_tokens[decoders])
     return float(np.where(decoders == decode.instance, decode.tbt_s, tbt_s).mean())

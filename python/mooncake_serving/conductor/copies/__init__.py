@@ -1,4 +1,4 @@
-"""Where copies of blocks are: hot ones on more instances, cold ones on a slower tier or gone."""
+"""Where copies of blocks go: hot ones to more instances, cold ones to a slower tier or dropped."""
 
 from .heat import Heat
 from .replicate import ReplicaPolicy, Replicate

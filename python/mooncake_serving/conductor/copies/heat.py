@@ -1,4 +1,4 @@
-"""How often blocks are asked for, with the past forgotten bit by bit."""
+"""How often blocks are requested, with older requests gradually forgotten."""
 
 import math
 from collections.abc import Iterable
@@ -7,10 +7,10 @@ from ..errors import check_positive
 
 
 class Heat:
-    """Requests a second for each block, of which those ``half_life_s`` ago count half.
+    """Requests per second for each block, of which those ``half_life_s`` ago count half.
 
     Args:
-        half_life_s: the longer, the steadier, and the later a change shows.
+        half_life_s: a longer one is steadier, and shows changes later.
     """
 
     def __init__(self, half_life_s: float = 60.0) -> None:
@@ -28,15 +28,15 @@ class Heat:
             self._rates[key] = (self.rate(key, now_s) + self._decay, now_s)
 
     def rate(self, key: int, now_s: float) -> float:
-        """Tell how many requests a second ask for a block; 0 if none is remembered.
+        """Return how many requests per second ask for a block; 0 if none is remembered.
 
-        Requests at a steady rate come to be told as that rate.
+        For requests at a steady rate it converges to that rate.
         """
         rate, at_s = self._rates.get(key, (0.0, now_s))
         return rate * math.exp(-self._decay * max(now_s - at_s, 0.0))
 
     def forget_below(self, rate: float, now_s: float) -> None:
-        """Forget blocks that are asked for less often than ``rate``: call it now and then."""
+        """Forget blocks requested less often than ``rate``: call it from time to time."""
         cold = [key for key in self._rates if self.rate(key, now_s) < rate]
         for key in cold:
             del self._rates[key]

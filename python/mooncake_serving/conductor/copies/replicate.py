@@ -1,4 +1,4 @@
-"""Copies of hot prefixes ahead of the requests that would fetch them."""
+"""Replication of hot prefixes, ahead of the requests that would fetch them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from .heat import Heat
 
 @dataclass(frozen=True, slots=True)
 class Replicate:
-    """Copy blocks from one instance to another, where none of them is missing before them."""
+    """Copy blocks from one instance to another, which has all blocks before them."""
 
     keys: tuple[int, ...]
     source: int
@@ -27,15 +27,15 @@ class Replicate:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaPolicy:
-    """A prefix is hot while each of its holders is asked for it more than ``rate_per_holder``.
+    """A prefix is hot while requests for it exceed ``rate_per_holder`` on each of its holders.
 
     Algorithm 1 copies a hot prefix when a holder is so busy that another instance fetches it. This
-    does so before, and away from any request's path (Mooncake's conductor replicates hot blocks;
+    policy does so earlier, and off any request's path (Mooncake's conductor replicates hot blocks;
     the papers leave open when).
 
     Attributes:
-        rate_per_holder: requests a second.
-        max_holders: no more copies than that.
+        rate_per_holder: requests per second.
+        max_holders: maximum number of copies.
         block_size: tokens in a block.
     """
 
@@ -58,7 +58,7 @@ class ReplicaPolicy:
         cost: TransferCost,
         now_s: float,
     ) -> Replicate | None:
-        """Say which part of a chain to copy where, if any.
+        """Choose which part of a chain to copy where, if any.
 
         Equivalent to::
 
@@ -68,18 +68,18 @@ class ReplicaPolicy:
             target = of the others that prefill, the one with the least to do
 
         Args:
-            keys: a chain from its first block: of a request that has just been served, say.
-            heat: how often each block is asked for.
-            index: who holds what.
+            keys: a chain from its first block: that of a request just served, for example.
+            heat: how often each block is requested.
+            index: which instances hold what.
             cluster: the state of all instances.
             cost: of the copy.
-            now_s: when this is asked.
+            now_s: current time.
         """
         num_hot = self._num_hot(keys, heat, index, now_s)
         if not num_hot:
             return None
         matched = np.where(cluster.up, index.match(keys[:num_hot]), 0)
-        num_hot = int(matched.max())  # blocks may be spread, so that nobody has all
+        num_hot = int(matched.max())  # blocks may be spread, so that no instance has all
         if not num_hot:
             return None
         holders = np.flatnonzero(matched == num_hot)

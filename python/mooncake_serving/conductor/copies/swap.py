@@ -1,4 +1,4 @@
-"""Which blocks leave a full cache, and whether they go to a slower tier or for good."""
+"""Which blocks are evicted from a full cache, and whether they are demoted or dropped."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from .heat import Heat
 
 
 class SwapAction(Enum):
-    """What becomes of a block that leaves."""
+    """What happens to an evicted block."""
 
     DROP = "drop"
     DEMOTE = "demote"
@@ -20,7 +20,7 @@ class SwapAction(Enum):
 
 @dataclass(frozen=True, slots=True)
 class CachedBlock:
-    """A block of an instance's cache that nobody uses at the moment.
+    """A block of an instance's cache that is not in use at the moment.
 
     Attributes:
         key: its name.
@@ -37,7 +37,7 @@ class CachedBlock:
 
 @dataclass(frozen=True, slots=True)
 class Swap:
-    """One block that leaves, and why."""
+    """One block to evict, and why."""
 
     key: int
     action: SwapAction
@@ -55,7 +55,7 @@ def choose_swaps(
     now_s: float,
     load_s: float | None = None,
 ) -> list[Swap]:
-    """Choose the blocks that are least worth their place, and what becomes of each.
+    """Choose the blocks that are least worth keeping, and whether each is demoted or dropped.
 
     Equivalent to::
 
@@ -68,17 +68,17 @@ def choose_swaps(
         drop what another holds, or is recomputed faster than it is loaded; demote the others
 
     Args:
-        blocks: that may leave.
-        num_needed: how many must; fewer are returned if there are fewer.
+        blocks: that may be evicted.
+        num_needed: how many must be; fewer are returned if there are fewer.
         instance: whose cache it is.
-        heat: how often each block is asked for.
-        index: who else holds what.
+        heat: how often each block is requested.
+        index: which other instances hold what.
         costs: of recomputing and fetching.
-        now_s: when this is asked.
+        now_s: current time.
         load_s: seconds to load one block from the slower tier; None if there is none.
 
     Returns:
-        The blocks that leave, in the order in which they should.
+        The blocks to evict, in order.
 
     Raises:
         InvalidArgument: ``num_needed`` or ``load_s`` is negative.
@@ -91,7 +91,7 @@ def choose_swaps(
     for block in sorted(blocks, key=lambda block: -block.prefix_tokens):
         rate = heat.rate(block.key, now_s)
         last = block.prefix_tokens + block.num_tokens
-        # What one more block adds to a prefill: the pass itself takes place in any case.
+        # The cost that one more block adds to a prefill: the pass itself takes place in any case.
         recompute_s = float(
             costs.prefill.seconds(last + 1, block.prefix_tokens)
             - costs.prefill.seconds(last + 1, last)

@@ -1,4 +1,4 @@
-"""What prefill, decode and transfers cost in seconds: fitted, or by a roofline."""
+"""Costs of prefill, decode and transfers in seconds: fitted, or by a roofline."""
 
 from .fitted import LinearDecode, PipelinedPrefill, PolynomialPrefill
 from .interface import Costs, DecodeCost, PrefillCost, TransferCost

@@ -1,4 +1,4 @@
-"""Least squares without negative coefficients: who has more to do never takes less time."""
+"""Least squares with non-negative coefficients: more work never takes less time."""
 
 from itertools import combinations
 
@@ -10,12 +10,12 @@ from ..errors import InvalidArgument
 def fit_nonnegative(op: str, features: np.ndarray, seconds: np.ndarray) -> np.ndarray:
     """Fit ``features @ coefficients`` to ``seconds`` with coefficients of at least 0.
 
-    The sum of squares of the *relative* errors is what is made least: a model must be as right
-    about 50 ms as about 30 s. Features are few, so each subset of them is fitted, and the best one
-    without a negative coefficient is the optimum.
+    It minimizes the sum of squares of the *relative* errors: a model must be as accurate for 50 ms
+    as for 30 s. There are few features, so each subset of them is fitted, and the best one without
+    a negative coefficient is the optimum.
 
     Args:
-        op: whose error it is.
+        op: named in errors.
         features: ``[num_samples, num_features]``.
         seconds: ``[num_samples]``, positive.
 
@@ -33,7 +33,7 @@ def fit_nonnegative(op: str, features: np.ndarray, seconds: np.ndarray) -> np.nd
         raise InvalidArgument(what)
     for place in np.flatnonzero(~np.isfinite(features).all(axis=1))[:1]:
         raise InvalidArgument(f"{op}: samples must be finite, got {features[place]} at {place}")
-    scale = np.maximum(features.max(axis=0), 1e-300)  # of columns that differ by 10**10
+    scale = np.maximum(features.max(axis=0), 1e-300)  # columns may differ by 10**10
     rows = features / scale / seconds[:, None]
     best, best_error = np.zeros(num_features), np.inf
     for size in range(1, num_features + 1):

@@ -18,9 +18,9 @@ class PolynomialPrefill:
 
         seconds = base_s + per_token_s * new + per_pair_s * (num_tokens**2 - prefix_tokens**2) / 2
 
-    The linear layers see each new token once. Attention sees each new token with all before it,
-    which is the last term. The paper predicts prefill times by such a regression on measurements
-    made before (Mooncake, arXiv 2407.00079, section 6.1).
+    The linear layers process each new token once. Attention processes each new token with all
+    tokens before it, which is the last term. The paper predicts prefill times by such a regression
+    on offline measurements (Mooncake, arXiv 2407.00079, section 6.1).
     """
 
     base_s: float
@@ -28,7 +28,7 @@ class PolynomialPrefill:
     per_pair_s: float
 
     def __post_init__(self) -> None:
-        """Check that who has more to do never takes less time."""
+        """Check that more work never takes less time."""
         for name in ("base_s", "per_token_s", "per_pair_s"):
             check_at_least("PolynomialPrefill", name, getattr(self, name), 0)
 
@@ -46,7 +46,7 @@ class PolynomialPrefill:
 
         Args:
             num_tokens: ``[n]`` lengths of prompts, at least three different ones.
-            prefix_tokens: ``[n]``, of them already cached.
+            prefix_tokens: ``[n]``, tokens of them already cached.
             seconds: ``[n]``, measured.
 
         Raises:
@@ -65,8 +65,8 @@ class PolynomialPrefill:
 class PipelinedPrefill:
     """Prefill in chunks on the stages of a pipeline, each with an equal share of the layers.
 
-    The first stage is taken for all chunks; the last one is done when the largest chunk has
-    passed the other stages, too, which is taken to be the last ``chunk_tokens``::
+    The first stage is occupied by all chunks; the last one is done when the largest chunk, assumed
+    to be the last ``chunk_tokens``, has passed the other stages, too::
 
         seconds = stage(prompt) + (num_stages - 1) * stage(largest chunk)
 
@@ -75,7 +75,7 @@ class PipelinedPrefill:
     Attributes:
         stage: one stage's share of a prefill.
         num_stages: nodes of the pipeline.
-        chunk_tokens: at most, of a chunk.
+        chunk_tokens: maximum size of a chunk.
     """
 
     stage: PrefillCost
@@ -96,7 +96,7 @@ class PipelinedPrefill:
 
 @dataclass(frozen=True, slots=True)
 class LinearDecode:
-    """Time of one decoding step as a line in its requests and their tokens.
+    """Time of one decoding step, linear in its requests and their tokens.
 
     ``seconds = base_s + per_request_s * batch_size + per_kv_token_s * kv_tokens``
 
@@ -109,7 +109,7 @@ class LinearDecode:
     per_kv_token_s: float
 
     def __post_init__(self) -> None:
-        """Check that who has more to do never takes less time."""
+        """Check that more work never takes less time."""
         for name in ("base_s", "per_request_s", "per_kv_token_s"):
             check_at_least("LinearDecode", name, getattr(self, name), 0)
 
@@ -124,7 +124,7 @@ class LinearDecode:
 
         Args:
             batch_size: ``[n]`` requests in the step.
-            kv_tokens: ``[n]`` tokens that they attend to in all.
+            kv_tokens: ``[n]`` tokens that they attend to in total.
             seconds: ``[n]``, measured.
 
         Raises:

@@ -1,4 +1,4 @@
-"""What the conductor asks of a cost model. All calls take numbers or arrays, and broadcast."""
+"""The interface of a cost model. All calls take numbers or arrays, and broadcast."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -15,8 +15,8 @@ class PrefillCost(Protocol):
 
         Args:
             num_tokens: of the whole prompt.
-            prefix_tokens: of them, those whose KV is there already, in ``[0, num_tokens)``: at
-                least one token is computed, for its logits are the first token's.
+            prefix_tokens: those of them whose KV is cached, in ``[0, num_tokens)``: at least one
+                token is computed, since its logits give the first output token.
         """
         ...
 
@@ -25,7 +25,7 @@ class DecodeCost(Protocol):
     """Predicts the seconds of one decoding step, which are the TBT of all requests in it."""
 
     def seconds(self, batch_size: ArrayLike, kv_tokens: ArrayLike) -> np.ndarray:
-        """Predict one step of ``batch_size`` requests that attend to ``kv_tokens`` in all."""
+        """Predict one step of ``batch_size`` requests that attend to ``kv_tokens`` in total."""
         ...
 
 
@@ -39,8 +39,8 @@ class TransferCost(Protocol):
 
         Args:
             num_tokens: whose KV is moved.
-            backlog_s: seconds that the source needs for what it has been asked for already.
-            num_sending: transfers that this backlog consists of.
+            backlog_s: seconds that the source needs for earlier requests.
+            num_sending: transfers in this backlog.
         """
         ...
 
@@ -50,11 +50,11 @@ class Costs:
     """The models that a decision needs.
 
     Attributes:
-        prefill: from the beginning of a prefill to its first token, on an instance that is idle.
+        prefill: from the start of a prefill to its first token, on an idle instance.
         decode: of a step.
         transfer: of KV from instance to instance.
-        occupancy: from the beginning of a prefill until the next one can begin, which in a
-            pipeline is when the first stage is free; None: when the first token is there.
+        occupancy: from the start of a prefill until the next one can start, which in a pipeline is
+            when the first stage is free; None: when the first token is there.
     """
 
     prefill: PrefillCost

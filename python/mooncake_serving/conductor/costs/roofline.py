@@ -1,4 +1,4 @@
-"""Cost models from what a model has to do and what a machine can: no measurement is needed."""
+"""Cost models from the work of a model and the peak of a machine: no measurement is needed."""
 
 import numbers
 from dataclasses import dataclass
@@ -17,11 +17,11 @@ def _check_share(op: str, name: str, value: float) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """What of a machine's peak is reached, for both models below.
+    """The share of a machine's peak that is reached, for both models below.
 
     Attributes:
-        model: what is run.
-        machine: on what.
+        model: the model that runs.
+        machine: the machine it runs on.
         flops_share: of the machine's peak; 1 is the roofline itself, measured shares are lower.
         memory_share: of its memories' bandwidth.
         overhead_s: of each pass, whatever its size: launches, collectives, the scheduler.
@@ -46,7 +46,7 @@ class Roofline:
 
     @property
     def capacity_tokens(self) -> int:
-        """Tokens whose KV fits beside the weights."""
+        """Tokens whose KV fits next to the weights."""
         free = self.machine.memory_bytes - self.model.weight_bytes
         return int(free // self.model.kv_bytes_per_token)
 
@@ -59,15 +59,15 @@ class Roofline:
 
 @dataclass(frozen=True, slots=True)
 class RooflinePrefill:
-    """Prefill by operations and bytes: causal attention is counted once a pair of tokens.
+    """Prefill by operations and bytes: causal attention is counted once per pair of tokens.
 
     With ``p`` cached tokens of ``n``::
 
         flops = 2 * layer_params * (n - p) + attention_flops_per_pair * (n**2 - p**2) / 2
         bytes = weights + kv_bytes_per_token * n
 
-    Mooncake's paper (FAST'25, section 2.2) has ``layers * (4 n**2 d + 22 n d**2)``: it counts the
-    masked half, too, and a somewhat smaller MLP.
+    Mooncake's paper (FAST'25, section 2.2) has ``layers * (4 n**2 d + 22 n d**2)``: it also counts
+    the masked half, and a slightly smaller MLP.
     """
 
     roofline: Roofline

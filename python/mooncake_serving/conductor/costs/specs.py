@@ -1,4 +1,4 @@
-"""What a roofline needs to know of a model and of a machine; some of each, with sources."""
+"""Specifications of models and machines for a roofline; some of each, with sources."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ class ModelSpec:
         num_kv_heads: key and value heads of a layer.
         head_dim: of each head.
         intermediate_size: width of the MLP, which has three matrices.
-        vocab_size: rows of the embedding, and of the output matrix, which is another one.
+        vocab_size: rows of the embedding, and of the output matrix, which is separate.
         bytes_per_param: of weights.
         bytes_per_kv: of an element of the KV cache.
     """
@@ -55,7 +55,7 @@ class ModelSpec:
 
     @property
     def weight_bytes(self) -> float:
-        """Bytes of all weights, both vocabulary matrices included."""
+        """Bytes of all weights, including both vocabulary matrices."""
         vocabulary = 2 * self.vocab_size * self.hidden_size
         return (self.num_layer_params + vocabulary) * self.bytes_per_param
 
@@ -75,7 +75,7 @@ class MachineSpec:
     """One node that runs one instance of a model, over all its GPUs.
 
     Attributes:
-        flops: dense operations a second in the weights' dtype, all GPUs together.
+        flops: dense operations per second in the weights' dtype, all GPUs together.
         memory_bytes_per_s: of all GPUs' memories together.
         memory_bytes: of all GPUs together.
         nic_bytes_per_s: of all its NICs together, in one direction.
@@ -92,8 +92,8 @@ class MachineSpec:
             check_positive("MachineSpec", name, getattr(self, name))
 
 
-# Meta's config.json of Llama-3-70B. It makes 320 KiB of KV a token, as Mooncake's paper (FAST'25,
-# section 2.2) has it.
+# Meta's config.json of Llama-3-70B. It makes 320 KiB of KV per token, as in Mooncake's paper
+# (FAST'25, section 2.2).
 LLAMA3_70B = ModelSpec(80, 8192, 64, 8, 128, 28672, 128256)
 # Llama 2, arXiv 2307.09288, and config.json of Llama-2-70b.
 LLAMA2_70B = ModelSpec(80, 8192, 64, 8, 128, 28672, 32000)

@@ -1,4 +1,4 @@
-"""What it takes to fetch KV over a NIC that others use, too."""
+"""The cost of fetching KV over a shared NIC."""
 
 from dataclasses import dataclass
 
@@ -10,16 +10,16 @@ from ..errors import check_at_least, check_positive
 
 @dataclass(frozen=True, slots=True)
 class NicTransfer:
-    """A transfer that shares its source's bandwidth fairly with those that are under way.
+    """A transfer that shares its source's bandwidth fairly with those in flight.
 
-    Alone it takes ``own = num_tokens * bytes_per_token / bytes_per_s``. Beside others, each of
-    which gets the same share, it waits for what they send until it is done, which is at most all
-    of their backlog, and at most its own size each::
+    Alone it takes ``own = num_tokens * bytes_per_token / bytes_per_s``. Among others, each of which
+    gets the same share, it also waits for what they send until it is done, which is at most their
+    whole backlog, and at most its own size for each::
 
         seconds = latency_s + own + min(backlog_s, num_sending * own)
 
-    It is exact for others of equal size, or that are all longer or all shorter; else it is an
-    upper bound. Nobody knows what will be asked of the source meanwhile.
+    It is exact if the others have the same size, or are all longer or all shorter; otherwise it is
+    an upper bound. Later requests to the source are unknown.
 
     Attributes:
         bytes_per_token: of KV.
@@ -32,7 +32,7 @@ class NicTransfer:
     latency_s: float = 0.0
 
     def __post_init__(self) -> None:
-        """Check that all are what they can be."""
+        """Check that all values are valid."""
         check_positive("NicTransfer", "bytes_per_token", self.bytes_per_token)
         check_positive("NicTransfer", "bytes_per_s", self.bytes_per_s)
         check_at_least("NicTransfer", "latency_s", self.latency_s, 0)
@@ -40,7 +40,7 @@ class NicTransfer:
     def seconds(
         self, num_tokens: ArrayLike, backlog_s: ArrayLike, num_sending: ArrayLike
     ) -> np.ndarray:
-        """Predict a transfer; see :class:`~.interface.TransferCost`. Nothing takes no time."""
+        """Predict a transfer; see :class:`~.interface.TransferCost`. Zero tokens take no time."""
         own = np.asarray(num_tokens, float) * (self.bytes_per_token / self.bytes_per_s)
         shared = np.minimum(backlog_s, np.asarray(num_sending, float) * own)
         return np.where(own > 0, self.latency_s + own + shared, 0.0)

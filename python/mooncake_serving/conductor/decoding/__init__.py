@@ -1,4 +1,4 @@
-"""Where a request is decoded, and what will be decoded later on."""
+"""Where a request is decoded, and forecasts of the decode load."""
 
 from .choose import choose_decode
 from .in_flight import InFlight

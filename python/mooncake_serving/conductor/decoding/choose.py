@@ -1,4 +1,4 @@
-"""Where a request is decoded: who has room, and whose steps stay shortest."""
+"""Where a request is decoded: on the instance with room whose steps stay shortest."""
 
 import numpy as np
 
@@ -20,7 +20,7 @@ def choose_decode(
     needs_room: bool = True,
     why: Why = Why.LEAST_TBT,
 ) -> DecodeChoice | Reason:
-    """Choose the instance whose steps are shortest once all it has promised is in its batch.
+    """Choose the instance whose steps are shortest once all its reservations are in its batch.
 
     Equivalent to::
 
@@ -39,12 +39,12 @@ def choose_decode(
 
     Args:
         request: to be placed.
-        cluster: whose capacities count.
+        cluster: its capacities.
         cost: of a step.
         candidates: ``[c]`` instances that may be chosen.
-        load: of all instances, now or at a later moment.
-        needs_room: pass over instances without room now; else a request may have to wait there.
-        why: what the choice's reason says.
+        load: of all instances, now or at a later time.
+        needs_room: skip instances without room now; otherwise a request may have to wait there.
+        why: given as the reason of the choice.
 
     Returns:
         The choice, or the reason why there is none.

@@ -1,4 +1,4 @@
-"""The requests that are on their way, and what will be decoded at a later moment."""
+"""The requests in flight, and the decode load at a later time."""
 
 from collections.abc import Hashable
 
@@ -11,9 +11,9 @@ FIRST_CAPACITY = 64
 
 
 class InFlight:
-    """Requests that were taken and are not over, as arrays: when each begins to be decoded, where.
+    """Requests that were accepted and are not over, as arrays: when and where decoding begins.
 
-    A forecast over all of them is a few passes of numpy, whatever their number.
+    A forecast over all of them takes a few numpy passes, whatever their number.
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class InFlight:
         return len(self._slot)
 
     def put(self, request: Request, instance: int, begin_s: float) -> None:
-        """Note when and where a request begins to be decoded, or that this has changed."""
+        """Record when and where a request begins to be decoded, or a change of that."""
         slot = self._slot.setdefault(request.request_id, len(self._slot))
         if slot == len(self._request_ids):
             self._request_ids.append(request.request_id)
@@ -40,7 +40,7 @@ class InFlight:
         self._output_tokens[slot] = request.num_output_tokens
 
     def remove(self, request_id: Hashable) -> None:
-        """Forget a request, if it is there; the last one takes its place."""
+        """Forget a request, if it is there; the last one takes its slot."""
         slot = self._slot.pop(request_id, None)
         if slot is None:
             return
@@ -53,7 +53,7 @@ class InFlight:
         self._slot[last_id] = slot
 
     def load_at(self, at_s: float, decode_s: float, num_instances: int) -> DecodeLoad:
-        """Forecast what is decoded at ``at_s``, if each request is decoded for ``decode_s``.
+        """Forecast the decode load at ``at_s``, if each request is decoded for ``decode_s``.
 
         Equivalent to::
 

@@ -1,4 +1,4 @@
-"""What all instances decode, at one moment."""
+"""The decode load of all instances at one time."""
 
 from dataclasses import dataclass
 
@@ -9,13 +9,13 @@ from ..cluster import Cluster
 
 @dataclass(frozen=True, slots=True)
 class DecodeLoad:
-    """What each of ``n`` instances decodes at one moment, and what it has promised beside that.
+    """What each of ``n`` instances decodes at one time, and what it has reserved in addition.
 
     Attributes:
         batch_size: ``[n]`` requests that it decodes.
         kv_tokens: ``[n]`` tokens whose KV they hold.
         reserved_requests: ``[n]`` requests that will come.
-        reserved_tokens: ``[n]`` tokens kept for them, and for what is still to be generated.
+        reserved_tokens: ``[n]`` tokens reserved for them, and for what is still to be generated.
     """
 
     batch_size: np.ndarray
@@ -25,7 +25,7 @@ class DecodeLoad:
 
     @classmethod
     def now(cls, cluster: Cluster) -> "DecodeLoad":
-        """Return what is decoded now."""
+        """Return the current load."""
         return cls(
             cluster.batch_size,
             cluster.kv_tokens,
@@ -34,13 +34,14 @@ class DecodeLoad:
         )
 
     def without_reserved(self, coming_tokens: np.ndarray) -> "DecodeLoad":
-        """Leave out requests that will come: one that is prefilled goes before them.
+        """Leave out requests that will come: a prefilled request has precedence over them.
 
-        Without this, many that are reserved for keep out each one whose prefill is over, and when
-        their turn comes they are kept out in the same way.
+        Otherwise many reservations would keep out each request whose prefill is over, and would be
+        kept out in the same way when their turn comes.
 
         Args:
-            coming_tokens: ``[n]``, of ``reserved_tokens``, those of ``reserved_requests``.
+            coming_tokens: ``[n]``, the part of ``reserved_tokens`` that belongs to
+                ``reserved_requests``.
         """
         return DecodeLoad(
             self.batch_size,

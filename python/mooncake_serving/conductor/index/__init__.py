@@ -1,4 +1,4 @@
-"""Who holds which block: the prefix index over all instances, and the events that keep it."""
+"""Which instances hold which block: the prefix index, and the events that update it."""
 
 from .events import KVEvent
 from .interface import Index

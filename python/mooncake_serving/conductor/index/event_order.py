@@ -8,20 +8,20 @@ from .events import KVEvent
 
 @dataclass(slots=True)
 class _Epoch:
-    """What has come of an instance since it was started, or was forgotten."""
+    """The events of an instance since it was started, or was forgotten."""
 
     number: int
-    expected: int = 0  # the first sequence that is neither taken nor part of a snapshot
+    expected: int = 0  # the first sequence that is neither applied nor part of a snapshot
     waiting: dict[int, KVEvent] = field(default_factory=dict)
-    given_up: int = -1  # the last sequence that came and was not kept
+    given_up: int = -1  # the last sequence that arrived and was not kept
 
 
 class EventOrder:
-    """Holds back the events of each instance until those before them have come.
+    """Holds back the events of each instance until all earlier ones have arrived.
 
     Args:
-        max_waiting_events: of one instance that are held back; with more of them all are given up,
-            and have to come again, or to be replaced by a snapshot.
+        max_waiting_events: limit on the events of one instance that are held back; beyond it all
+            are dropped, and must be sent again or be replaced by a snapshot.
     """
 
     def __init__(self, max_waiting_events: int = 1024) -> None:
@@ -30,9 +30,9 @@ class EventOrder:
         self._epochs: dict[int, _Epoch] = {}
 
     def is_lost(self, instance: int) -> bool:
-        """Tell whether events of ``instance`` are missing that will not come by themselves.
+        """Whether events of ``instance`` are missing that will not arrive by themselves.
 
-        They were given up, or were before the first one that anybody has heard here.
+        They were dropped, or were sent before the first one that arrived here.
         """
         epoch = self._epochs.get(instance)
         if epoch is None:
@@ -41,14 +41,14 @@ class EventOrder:
         return began_before or epoch.expected <= epoch.given_up
 
     def forget(self, instance: int) -> None:
-        """Expect the events of ``instance`` from 0 again; those of earlier epochs stay too late."""
+        """Expect the events of ``instance`` from 0 again; those of earlier epochs stay outdated."""
         if instance in self._epochs:
             self._epochs[instance] = _Epoch(self._epochs[instance].number)
 
     def take(self, event: KVEvent) -> list[KVEvent]:
-        """Return the events that may be applied now that ``event`` has come, in their order.
+        """Return the events that may be applied now that ``event`` has arrived, in order.
 
-        If it is of a later epoch than those before it, an empty snapshot is the first of them.
+        If it has a later epoch than earlier events, the first is an empty snapshot.
         """
         ready: list[KVEvent] = []
         epoch = self._epochs.get(event.instance)

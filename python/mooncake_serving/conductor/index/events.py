@@ -1,4 +1,4 @@
-"""What an instance tells of its cache."""
+"""What an instance reports of its cache."""
 
 from dataclasses import dataclass
 
@@ -7,23 +7,23 @@ from ..errors import InvalidArgument, check_count, check_keys
 
 @dataclass(frozen=True, slots=True)
 class KVEvent:
-    """One change of an instance's cache, as engines publish them; they may come late or twice.
+    """One change of an instance's cache, as engines publish them; events may be late or duplicated.
 
-    An instance numbers its events 0, 1, 2, ... from each start anew, and with ``epoch`` tells its
-    starts apart. An index applies them in that order: one that comes early is kept until those
-    before it have come, one that came already is passed over. A snapshot stands for all events of
-    its epoch before it, and ends the wait for them. The first event of a later epoch says that the
-    instance has restarted, with nothing in its cache; those of earlier ones are passed over.
+    An instance numbers its events 0, 1, 2, ... after each start, and ``epoch`` distinguishes its
+    starts. An index applies them in that order: an early event is kept until those before it have
+    arrived, and a duplicate is ignored. A snapshot replaces all earlier events of its epoch, and
+    ends the wait for them. The first event of a later epoch means that the instance has restarted,
+    with an empty cache; events of earlier epochs are ignored.
 
     Attributes:
         instance: whose cache it is.
-        sequence: its number among the instance's events since it was started.
-        stored: chains, each from its first block, all of whose blocks are there now. What lies
-            after a hole in a chain is of no use to anybody and is left out.
+        sequence: its number among the instance's events since its start.
+        stored: chains, each from its first block, all of whose blocks are there now. Blocks after a
+            gap in a chain are useless and are left out.
         removed: keys, in any order.
-        snapshot: whether ``stored`` is all that is there.
-        epoch: which start of the instance it was, by a number that grows with each: a count, or
-            the time. Where it is always the same, :meth:`Index.clear` has to tell of a restart.
+        snapshot: whether ``stored`` is everything that is there.
+        epoch: identifies a start of the instance by a number that grows: a counter, or the time. If
+            it is always the same, a restart must be reported by :meth:`Index.clear`.
     """
 
     instance: int
@@ -34,7 +34,7 @@ class KVEvent:
     epoch: int = 0
 
     def __post_init__(self) -> None:
-        """Check the numbers and the keys, so that an index that follows it can finish."""
+        """Check the numbers and the keys, so that an index that applies the event cannot fail."""
         check_count("KVEvent", "instance", self.instance, 0)
         check_count("KVEvent", "sequence", self.sequence, 0)
         check_count("KVEvent", "epoch", self.epoch, 0)

@@ -1,4 +1,4 @@
-"""What the conductor asks of an index."""
+"""The interface of an index."""
 
 from collections.abc import Iterable, Sequence
 from typing import Protocol
@@ -42,29 +42,29 @@ class Index(Protocol):
         ...
 
     def add(self, instance: int, keys: Sequence[int]) -> None:
-        """Note that an instance holds blocks: a chain from its first block. Twice does no harm."""
+        """Record that an instance holds blocks: a chain from its first block. Idempotent."""
         ...
 
     def remove(self, instance: int, keys: Iterable[int]) -> None:
-        """Note that an instance no longer holds some blocks; unknown ones are passed over."""
+        """Record that an instance no longer holds some blocks; unknown ones are ignored."""
         ...
 
     def clear(self, instance: int) -> None:
-        """Note that an instance holds nothing: it has failed, or was emptied.
+        """Record that an instance holds nothing: it has failed, or was emptied.
 
-        Its events are expected from 0 again, as if none had come yet. If it goes on where it was,
-        ``apply`` asks for a snapshot.
+        Its events are expected from 0 again, as if none had arrived yet. If it continues where it
+        was, ``apply`` asks for a snapshot.
         """
         ...
 
     def apply(self, event: KVEvent) -> bool:
-        """Follow one event of an instance; see :class:`~.events.KVEvent` for their order.
+        """Apply one event of an instance; see :class:`~.events.KVEvent` for their order.
 
         Returns:
-            Whether all that the instance has told is known, or on its way at most. False if events
-            are missing that will not come by themselves: too many after them wait already, or the
-            first one that has come is not number 0, for the instance was running before. Those
-            after them are held back until the missing ones have been applied, sent again, or a
-            snapshot has; which the caller asks for, once.
+            Whether everything the instance has reported is known, or at most delayed. False if
+            events are missing that will not arrive by themselves: too many later ones are waiting,
+            or the first one to arrive is not number 0, since the instance was running before. Later
+            events are held back until the missing ones have been sent again and applied, or a
+            snapshot has; the caller requests it, once.
         """
         ...

@@ -1,4 +1,4 @@
-"""The index in one dict: a block's key to the set of its holders, as the bits of an int."""
+"""The index in one dict: from a block's key to the set of its holders, as the bits of an int."""
 
 from collections.abc import Iterable, Sequence
 
@@ -9,20 +9,20 @@ from .event_order import EventOrder
 from .events import KVEvent
 
 MAX_SHARED_SETS = 1 << 14
-SPARE_BITS = 8  # instances to one more bit
+SPARE_BITS = 8  # instances per additional bit
 
 
 class PrefixIndex:
     """Which of ``num_instances`` hold which block; see :class:`~.interface.Index`.
 
     A set of holders is an int with a bit for each instance, so that the instances that hold all
-    blocks so far are one ``&`` a block. Blocks of one prefix mostly have the same holders: equal
-    sets are one object, and a key costs little more than its place in a dict.
+    blocks so far take one ``&`` per block. Blocks of one prefix mostly have the same holders: equal
+    sets share one object, and a key costs little more than its dict entry.
 
-    An instance that is emptied gets another bit, and its old one counts for nothing: sets lose it
-    when they are written. There are an eighth more bits than instances; when they are used up, one
-    look at every key takes the old ones out of all sets. So do restarts cost little each, and the
-    keys that nobody holds any more are an eighth of all if instances hold equally many.
+    An instance that is emptied gets a new bit, and its old one is ignored: sets lose it when they
+    are written. There are an eighth more bits than instances; when they are used up, one pass over
+    all keys clears the old bits in all sets. So the cost of a restart is small, and keys without
+    any holder left are an eighth of all if instances hold equally many.
     """
 
     def __init__(self, num_instances: int, *, max_waiting_events: int = 1024) -> None:
@@ -37,7 +37,7 @@ class PrefixIndex:
         self._order = EventOrder(max_waiting_events)
 
     def __len__(self) -> int:
-        """Count the keys that somebody holds. It looks at every key."""
+        """Count the keys that have a holder. It looks at every key."""
         return sum(1 for held in self._holders.values() if held & self._live)
 
     @property
@@ -47,7 +47,7 @@ class PrefixIndex:
 
     @property
     def is_swept(self) -> bool:
-        """Tell whether nothing is left of instances that have been emptied."""
+        """Whether no old bits of emptied instances are left."""
         return len(self._spare) == self._num_bits - self._num_instances
 
     def holders(self, key: int) -> list[int]:
@@ -62,7 +62,7 @@ class PrefixIndex:
         """Find the longest prefix that each instance holds; see :class:`~.interface.Index`."""
         try:
             sets, run_lengths = self._prefix_sets(keys)
-        except TypeError:  # looked at only now, for a decision waits for this
+        except TypeError:  # checked only now, since a decision waits for this
             check_keys("match", "keys", keys)
             raise
         if not sets:
@@ -71,14 +71,14 @@ class PrefixIndex:
         packed = b"".join(held.to_bytes(num_bytes, "little") for held in sets)
         rows = np.frombuffer(packed, np.uint8).reshape(len(sets), num_bytes)
         bits = np.unpackbits(rows, axis=1, count=self._num_bits, bitorder="little")
-        # Each set lies in the one before it: to count a bit's sets is to know its last one.
+        # Each set is a subset of the one before: the number of sets with a bit gives its last one.
         num_sets = np.zeros(self._num_bits, np.int64)
-        for start in range(0, len(sets), 255):  # as many as uint8 counts, which is 20x faster
+        for start in range(0, len(sets), 255):  # chunks that uint8 can count, which is 20x faster
             num_sets += np.add.reduce(bits[start : start + 255], axis=0, dtype=np.uint8)
         return np.concatenate(([0], np.cumsum(run_lengths)))[num_sets[self._bit_of]]
 
     def _prefix_sets(self, keys: Sequence[int]) -> tuple[list[int], list[int]]:
-        """List who holds all blocks up to block i, and for how many i on end that is the same."""
+        """List the holders of all blocks up to block i, and for how many i in a row that is so."""
         sets: list[int] = []
         run_lengths: list[int] = []
         alive, last, get = self._live, None, self._holders.get
@@ -96,7 +96,7 @@ class PrefixIndex:
         return sets, run_lengths
 
     def add(self, instance: int, keys: Sequence[int]) -> None:
-        """Note that an instance holds blocks: a chain from its first block."""
+        """Record that an instance holds blocks: a chain from its first block."""
         check_keys("add", "keys", keys)
         bit, holders, live = self._bit("add", instance), self._holders, self._live
         before: int | None = None
@@ -108,7 +108,7 @@ class PrefixIndex:
             holders[key] = after
 
     def remove(self, instance: int, keys: Iterable[int]) -> None:
-        """Note that an instance no longer holds blocks; those that are unknown are passed over."""
+        """Record that an instance no longer holds blocks; unknown ones are ignored."""
         keys = listed("remove", keys)
         bit, holders, live = self._bit("remove", instance), self._holders, self._live
         for key in keys:
@@ -125,7 +125,7 @@ class PrefixIndex:
                     del holders[key]
 
     def clear(self, instance: int) -> None:
-        """Note that an instance holds nothing, and expect its events from 0 again."""
+        """Record that an instance holds nothing, and expect its events from 0 again."""
         self._bit("clear", instance)
         self._order.forget(instance)
         self._empty(instance)
@@ -139,7 +139,7 @@ class PrefixIndex:
             self._sweep()
 
     def _sweep(self) -> None:
-        """Take the bits that count for nothing out of all sets. It looks at every key."""
+        """Clear the bits that do not count in all sets. It looks at every key."""
         live, holders = self._live, self._holders
         changes: list[tuple[int, int]] = []
         before: int | None = None
@@ -158,7 +158,7 @@ class PrefixIndex:
         self._spare = np.setdiff1d(np.arange(self._num_bits), self._bit_of).tolist()
 
     def apply(self, event: KVEvent) -> bool:
-        """Follow an event, and those that waited for it; see :class:`~.interface.Index`."""
+        """Apply an event, and those that waited for it; see :class:`~.interface.Index`."""
         self._bit("apply", event.instance)
         for ready in self._order.take(event):
             if ready.snapshot:
@@ -169,9 +169,9 @@ class PrefixIndex:
         return not self._order.is_lost(event.instance)
 
     def _share(self, held: int) -> int:
-        """Return an equal set that others use, too, if there is one."""
+        """Return an equal set that is already shared, if there is one."""
         if len(self._shared) >= MAX_SHARED_SETS:
-            self._shared.clear()  # the sets live on in _holders; only what is new is not shared
+            self._shared.clear()  # the sets live on in _holders; only new ones are not shared
         return self._shared.setdefault(held, held)
 
     def _bit(self, op: str, instance: int) -> int:

@@ -1,4 +1,4 @@
-"""The index in several parts, of which one knows all that a request needs."""
+"""The index in several shards, one of which can answer for a whole request."""
 
 from collections.abc import Iterable, Sequence
 from operator import index
@@ -16,15 +16,16 @@ MIX = 0x9E3779B97F4A7C15  # 2**64 over the golden ratio (Knuth 6.4): keys may be
 class ShardedIndex:
     """Blocks in ``num_shards`` indexes, by the prefix that they belong to.
 
-    A chain lies in the shard of its block ``depth - 1``, so that one shard answers for a whole
-    request. The blocks before it, which chains of several shards have in common (a system prompt),
-    are in all of them. An evicted key does not say which chain it was of: who gets events has a map
-    from keys to shards, which who only asks does not need.
+    A chain is in the shard of its block ``depth - 1``, so that one shard answers for a whole
+    request. The blocks before it, which chains of several shards share (a system prompt), are in
+    all shards. An evicted key does not tell which chain it belonged to: a process that receives
+    events has a map from keys to shards, which a process that only queries does not need.
 
     Args:
         num_instances: that may hold blocks.
-        num_shards: parts, each of which could be a process of its own.
-        depth: the block that decides. If many prompts begin alike, it must lie behind that.
+        num_shards: number of parts, each of which could be a process of its own.
+        depth: the block that decides. If many prompts begin alike, it must lie after the common
+            part.
     """
 
     def __init__(
@@ -34,7 +35,7 @@ class ShardedIndex:
         check_count("ShardedIndex", "depth", depth, 1)
         self.shards = [PrefixIndex(num_instances) for _ in range(num_shards)]
         self.depth = depth
-        self._shard_of_key: dict[int, int] = {}  # of the blocks that are in one shard alone
+        self._shard_of_key: dict[int, int] = {}  # of blocks that are in a single shard
         self._order = EventOrder(max_waiting_events)
 
     @property
@@ -43,16 +44,16 @@ class ShardedIndex:
         return self.shards[0].num_instances
 
     def shard_of(self, keys: Sequence[int]) -> int:
-        """Number the shard that answers for a chain."""
+        """Return the number of the shard that answers for a chain."""
         if len(keys) < self.depth:
             return 0  # all of its blocks are in all shards
         return ((index(keys[self.depth - 1]) * MIX) % 2**64 >> 32) % len(self.shards)
 
     def match(self, keys: Sequence[int]) -> np.ndarray:
-        """Find the longest prefix that each instance holds: one shard is asked."""
+        """Find the longest prefix that each instance holds; queries one shard."""
         try:
             shard = self.shard_of(keys)
-        except TypeError:  # looked at only now, for a decision waits for this
+        except TypeError:  # checked only now, since a decision waits for this
             check_keys("match", "keys", keys)
             raise
         return self.shards[shard].match(keys)
@@ -66,7 +67,7 @@ class ShardedIndex:
         return self._holding(key).num_holders(key)
 
     def add(self, instance: int, keys: Sequence[int]) -> None:
-        """Note that an instance holds blocks: a chain from its first block."""
+        """Record that an instance holds blocks: a chain from its first block."""
         check_index("add", "instance", instance, self.num_instances)
         check_keys("add", "keys", keys)
         shared = keys[: self.depth - 1]
@@ -77,7 +78,7 @@ class ShardedIndex:
         self._shard_of_key.update(dict.fromkeys(keys[self.depth - 1 :], chosen))
 
     def remove(self, instance: int, keys: Iterable[int]) -> None:
-        """Note that an instance no longer holds blocks; those that are unknown are passed over."""
+        """Record that an instance no longer holds blocks; unknown ones are ignored."""
         check_index("remove", "instance", instance, self.num_instances)
         keys = listed("remove", keys)
         of_shard: list[list[int]] = [[] for _ in self.shards]
@@ -93,7 +94,7 @@ class ShardedIndex:
                     self._shard_of_key.pop(key, None)
 
     def clear(self, instance: int) -> None:
-        """Note that an instance holds nothing, and expect its events from 0 again."""
+        """Record that an instance holds nothing, and expect its events from 0 again."""
         check_index("clear", "instance", instance, self.num_instances)
         self._order.forget(instance)
         self._empty(instance)
@@ -109,11 +110,11 @@ class ShardedIndex:
             }
 
     def _holding(self, key: int) -> PrefixIndex:
-        """Return the shard that knows of a block; of one that is in all shards, the first."""
+        """Return the shard that knows a block; for one that is in all shards, the first."""
         return self.shards[self._shard_of_key.get(key, 0)]
 
     def apply(self, event: KVEvent) -> bool:
-        """Follow an event, and those that waited for it; see :class:`~.interface.Index`."""
+        """Apply an event, and those that waited for it; see :class:`~.interface.Index`."""
         check_index("apply", "instance", event.instance, self.num_instances)
         for ready in self._order.take(event):
             if ready.snapshot:

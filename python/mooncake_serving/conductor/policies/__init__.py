@@ -1,4 +1,4 @@
-"""Where a request is prefilled: Algorithm 1, and what it is compared with."""
+"""Where a request is prefilled: Algorithm 1, and its baselines."""
 
 from .baselines import LoadBalance, LocalCacheAware, Random, RoundRobin
 from .interface import PrefillPolicy

@@ -1,4 +1,4 @@
-"""What the paper compares with: random, round robin, load balance, cache-aware.
+"""The paper's baselines: random, round robin, load balance, cache-aware.
 
 Mooncake, FAST'25 figure 5, and arXiv 2407.00079 figure 8.
 """
@@ -14,7 +14,7 @@ from .view import PrefillView
 
 @dataclass(frozen=True, slots=True)
 class Random:
-    """Any instance, each as likely; the conductor's seed decides."""
+    """Any instance, all equally likely; determined by the conductor's seed."""
 
     def choose(self, view: PrefillView) -> PrefillChoice:
         """Choose one of ``view.candidates``."""
@@ -24,7 +24,7 @@ class Random:
 
 @dataclass(slots=True)
 class RoundRobin:
-    """The next instance after the one that was chosen last, by its number."""
+    """The next instance after the previous choice, by number."""
 
     last: int = -1
 
@@ -38,7 +38,7 @@ class RoundRobin:
 
 @dataclass(frozen=True, slots=True)
 class LoadBalance:
-    """The instance with the least to do; what it holds does not count."""
+    """The instance with the least load; its cache does not matter."""
 
     def choose(self, view: PrefillView) -> PrefillChoice:
         """Choose one of ``view.candidates``."""

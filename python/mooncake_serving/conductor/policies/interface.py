@@ -1,4 +1,4 @@
-"""What the conductor asks of a policy."""
+"""The interface of a policy."""
 
 from typing import Protocol
 

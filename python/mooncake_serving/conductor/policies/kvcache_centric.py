@@ -1,4 +1,4 @@
-"""Algorithm 1 of Mooncake's paper: reuse, fetch or recompute, by the time to the first token."""
+"""Algorithm 1 of Mooncake's paper: reuse, fetch or recompute, by the time to first token."""
 
 from dataclasses import dataclass, replace
 
@@ -13,7 +13,7 @@ from .view import PrefillTimes, PrefillView, reusable_tokens
 
 @dataclass(frozen=True, slots=True)
 class KVCacheCentric:
-    """The instance with the shortest TTFT, which may fetch the best prefix from who holds it.
+    """The instance with the shortest TTFT, which may fetch the best prefix from its holder.
 
     Equivalent to, with the longest prefix of all, ``best``, held by ``source``::
 
@@ -25,19 +25,19 @@ class KVCacheCentric:
                 ttft = wait[instance] + prefill(num_tokens, local[instance])
         choose the least ttft
 
-    (Mooncake, FAST'25, algorithm 1; arXiv 2407.00079, sections 6.1 and 6.2.) What is
-    fetched stays where it was and is kept where it went. So the blocks of a holder that is
-    overloaded, hot spots, come to lie on others, too: nobody predicts which will be hot.
+    (Mooncake, FAST'25, algorithm 1; arXiv 2407.00079, sections 6.1 and 6.2.) A fetched block stays
+    where it was and is kept where it went. So the blocks of an overloaded holder, hot spots, spread
+    to others, without a prediction of which will be hot.
 
     Among instances that hold ``best``, the source is the one with the least to send, and to read
-    from a slow tier. A fetch takes as long as the slowest of its NIC, that, and what the fetching
-    instance reads of its own slow tier meanwhile.
+    from a slow tier. A fetch takes as long as the slowest of its NIC, that read, and what the
+    fetching instance reads from its own slow tier meanwhile.
 
     Attributes:
         balancing_threshold: ``kvcache_balancing_threshold``: at least 1. The paper sets it by hand
-            and does not say to what.
-        recompute_if_cheaper: compute what is missing where that is faster than to fetch it, as
-            section 6.2 (arXiv) has it; False for the algorithm as printed.
+            and does not give its value.
+        recompute_if_cheaper: compute what is missing if that is faster than fetching it, as section
+            6.2 (arXiv) has it; False for the algorithm as printed.
         overlap_fetch: fetch while the request waits, ``max(fetch, wait)``; the printed algorithm
             adds them up.
     """

@@ -1,4 +1,4 @@
-"""What a policy sees of one request: the instances it may choose from, and what each would take."""
+"""A policy's view of one request: the instances it may choose from, and the predicted times."""
 
 from dataclasses import dataclass
 
@@ -13,19 +13,19 @@ from ..request import Request
 
 @dataclass(frozen=True, slots=True)
 class PrefillView:
-    """One request beside the ``c`` instances that could prefill it.
+    """One request, and the ``c`` instances that could prefill it.
 
     Attributes:
         request: to be placed.
-        now_s: when it is decided.
+        now_s: time of the decision.
         cluster: the state of all instances.
         costs: the cost models.
         candidates: ``[c]``, at least one: the numbers of the instances that may be chosen.
         matched_blocks: ``[num_instances]``, the longest prefix that each instance holds.
-        local_tokens: ``[c]``, what each candidate can reuse of its own cache.
+        local_tokens: ``[c]``, what each candidate can reuse from its own cache.
         wait_s: ``[c]``, until each candidate could begin.
         drain_s: ``[c]``, from then on, until the requests before are out of its later stages.
-        load_s: ``[num_instances]``, for how long each reads what it holds from a slow tier.
+        load_s: ``[num_instances]``, how long each reads what it holds from a slow tier.
         rng: of the conductor.
     """
 
@@ -53,7 +53,7 @@ class PrefillView:
         load_s: np.ndarray,
         rng: np.random.Generator,
     ) -> "PrefillView":
-        """Make a view; tokens and waiting times follow from the rest."""
+        """Make a view; tokens and waiting times are derived from the rest."""
         local = reusable_tokens(request, matched_blocks[candidates])
         wait = cluster.wait_s(candidates, now_s)
         drain = cluster.drain_left_s(candidates, now_s)
@@ -74,7 +74,7 @@ class PrefillView:
     def predict(
         self, prefix_tokens: np.ndarray | int, load_s: np.ndarray | float = 0.0
     ) -> "PrefillTimes":
-        """Predict the prefill with a prefix that is loaded beside it in ``load_s``."""
+        """Predict the prefill with a prefix that is loaded in parallel in ``load_s``."""
         num_tokens = self.request.num_tokens
         prefill = np.maximum(self.costs.prefill.seconds(num_tokens, prefix_tokens), load_s)
         if self.costs.occupancy is None:
@@ -88,15 +88,15 @@ class PrefillView:
         return np.maximum(begin_s + times.prefill_s, behind_others_s)
 
     def local_times(self) -> "PrefillTimes":
-        """Predict the prefill on each candidate with its own cache alone: ``[c]`` seconds each."""
+        """Predict the prefill on each candidate with only its own cache: ``[c]`` seconds each."""
         return self.predict(self.local_tokens, self.load_s[self.candidates])
 
     def local_ttft_s(self) -> np.ndarray:
-        """Predict the first token on each candidate with its own cache alone: ``[c]`` seconds."""
+        """Predict the first token on each candidate with only its own cache: ``[c]`` seconds."""
         return self.ttft_s(self.wait_s, self.local_times())
 
     def choose_local(self, position: int, why: Why, **values: float) -> PrefillChoice:
-        """Choose ``candidates[position]`` with its own cache alone."""
+        """Choose ``candidates[position]`` with only its own cache."""
         local, wait = int(self.local_tokens[position]), float(self.wait_s[position])
         times = self.local_times()
         ttft = float(self.ttft_s(self.wait_s, times)[position])
@@ -123,11 +123,11 @@ class PrefillView:
 
 @dataclass(frozen=True, slots=True)
 class PrefillTimes:
-    """What a prefill takes on an idle instance, by its prefix: ``[c]`` seconds, or one number.
+    """Times of a prefill on an idle instance, by its prefix: ``[c]`` seconds, or one number.
 
     Attributes:
-        prefill_s: from its beginning to the first token.
-        occupied_s: from its beginning until the next one can begin.
+        prefill_s: from its start to the first token.
+        occupied_s: from its start until the next one can begin.
     """
 
     prefill_s: np.ndarray
@@ -135,5 +135,5 @@ class PrefillTimes:
 
 
 def reusable_tokens(request: Request, num_blocks: np.ndarray | int) -> np.ndarray:
-    """Tell how many of a request's tokens its first blocks hold; the last is always computed."""
+    """Return how many of a request's tokens its first blocks hold; the last is always computed."""
     return np.minimum(np.multiply(num_blocks, request.block_size), request.num_tokens - 1)

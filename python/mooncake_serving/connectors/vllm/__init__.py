@@ -8,8 +8,8 @@
         "kv_role": "kv_both",
         "kv_connector_extra_config": {"pool": "/dev/shm/kv", "capacity_bytes": 68719476736}}'
 
-All engines of a host that name one pool share what any of them has computed. docs/vllm.md says how,
-and what is not here. Only the connector itself imports vLLM.
+All engines of a host that use the same pool share everything that any of them has computed.
+docs/vllm.md describes how, and the limitations. Only the connector itself imports vLLM.
 """
 
 from typing import TYPE_CHECKING, Any

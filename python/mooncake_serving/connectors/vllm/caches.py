@@ -1,4 +1,4 @@
-"""The caches of a worker: whole blocks of them go into the store, and come from it."""
+"""The caches of a worker: whole blocks are saved to the store, and loaded from it."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -17,8 +17,8 @@ STAGING_BYTES = 64 << 20
 
 
 def use(store: Store, keys: Sequence[int]) -> None:
-    """Count a use of blocks that will be loaded soon, so that LRU evicts others till then."""
-    for key in reversed(keys):  # the tail was used longest ago
+    """Count a use of blocks that will be loaded soon, so that LRU evicts others until then."""
+    for key in reversed(keys):  # so that the tail is the least recently used
         if pinned := store.pin_key(store.keyspace.key(key)):
             pinned.close()
 
@@ -26,20 +26,20 @@ def use(store: Store, keys: Sequence[int]) -> None:
 class Caches:
     """All layers' caches, and host memory for some blocks between them and the store.
 
-    A block's object is its bytes in one layer after the other, in the order of their axes: it can
-    be loaded by an engine whose caches are alike.
+    A block's object is its bytes, layer by layer, in the order of their axes: it can be loaded by
+    an engine with caches of the same layout.
 
     Args:
         layers: a tensor each, ``[num_blocks, ...]``, as ``register_kv_caches`` has them. An
-            attention backend whose blocks are shorter than the engine's has several there for
-            each of the engine's; layers that share a cache come with the same tensor.
+            attention backend with shorter blocks than the engine has several there for each of the
+            engine's; layers that share a cache have the same tensor.
         num_blocks: of the engine.
 
     Attributes:
         block_bytes: of a block, all layers.
 
     Raises:
-        Unavailable: there is none, or they are not of a form that is known.
+        Unavailable: there are no caches, or their layout is unknown.
     """
 
     def __init__(self, layers: Sequence[torch.Tensor], num_blocks: int):
@@ -70,7 +70,7 @@ class Caches:
         self._from_staging = mk.CopyPlan(staged, views)
 
     def save(self, store: Store, blocks: Blocks) -> None:
-        """Put those of the blocks that the store does not have.
+        """Put those blocks that the store does not have.
 
         Raises:
             Unavailable: its pool is smaller than a block.
@@ -91,7 +91,7 @@ class Caches:
         store.order_prompt(blocks.keys)
 
     def load(self, store: Store, blocks: Blocks) -> set[int]:
-        """Get the blocks; returns the ids of those that the store did not have, or not whole."""
+        """Get the blocks; returns the ids of those that the store did not have, or only in part."""
         missing: set[int] = set()
         for first in range(0, len(blocks.keys), len(self._staging)):
             part = slice(first, first + len(self._staging))
@@ -105,13 +105,13 @@ class Caches:
         return missing
 
     def _wait(self) -> None:
-        """Until a GPU has copied: the staging memory is read, or used again."""
+        """Wait for GPU copies: the staging memory is about to be read, or reused."""
         if self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()
 
 
 def _cut(staging: torch.Tensor, groups: Sequence[Sequence[torch.Tensor]]) -> Iterator[mk.KVView]:
-    """Return what is beside each group's layers in the staging memory: ``[slot, layer, ...]``."""
+    """Return each group's part of the staging memory: ``[slot, layer, ...]``."""
     first = 0
     for group in groups:
         shape = (len(group), *group[0].shape[1:])

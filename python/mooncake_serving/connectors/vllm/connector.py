@@ -1,4 +1,4 @@
-"""``StoreConnector``: the calls that vLLM makes, of its scheduler and of its workers."""
+"""``StoreConnector``: the calls that vLLM makes, in its scheduler and in its workers."""
 
 import logging
 from dataclasses import dataclass, field
@@ -36,13 +36,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("mooncake_serving.connectors.vllm")
 
-# The one in which a block did not come, and one that the scheduler may have made before it heard.
+# The step in which a block did not come, and one that the scheduler may have begun before it knew.
 NUM_WRONG_STEPS = 2
 
 
 @dataclass
 class StoreMetadata(KVConnectorMetadata):  # type: ignore[misc]  # vLLM is not there
-    """What the workers are told of a step.
+    """The scheduler's instructions to the workers for a step.
 
     Attributes:
         namespace: of all keys.
@@ -56,25 +56,25 @@ class StoreMetadata(KVConnectorMetadata):  # type: ignore[misc]  # vLLM is not t
 
 
 class StoreConnector(KVConnectorBase_V1):  # type: ignore[misc]
-    """vLLM's prefix cache goes on in a store that all engines of a host share.
+    """Extends vLLM's prefix cache by a store that all engines of a host share.
 
     The scheduler looks up which blocks of a prompt the store has beyond those of the engine's own
     cache, without a lock and in microseconds; the worker loads them before the step that needs
-    them, and saves each block after the step that fills it. A block is a store's object under the
-    engine's own hash of all tokens up to its end. What was evicted between the look-up and the load
-    is reported, and vLLM fails the request or computes it again, by its
-    ``kv_load_failure_policy``; what was computed beside it is not saved.
+    them, and saves each block after the step that fills it. A block is an object of the store under
+    the engine's own hash of all tokens up to its end. A block evicted between the look-up and the
+    load is reported, and vLLM fails the request or recomputes it, according to its
+    ``kv_load_failure_policy``; what was computed in the same step is not saved.
 
     Args:
-        vllm_config: as every connector is given it; its ``kv_connector_extra_config`` is told at
+        vllm_config: as passed to every connector; its ``kv_connector_extra_config`` is described at
             ``Settings``. ``kv_producer`` does not load, ``kv_consumer`` does not save.
-        role: of this one, scheduler or worker.
-        kv_cache_config: one group of layers that see all tokens before them.
+        role: of this connector, scheduler or worker.
+        kv_cache_config: one group of layers that attend to all tokens before them.
 
     Raises:
         InvalidArgument: the configuration is wrong.
-        Unavailable: blocks of the model's caches are not all alike, the engine has several workers,
-            or vLLM would not compute again as it should.
+        Unavailable: the blocks of the model's caches are not all alike, the engine has several
+            workers, or vLLM would not recompute correctly.
     """
 
     def __init__(
@@ -93,18 +93,18 @@ class StoreConnector(KVConnectorBase_V1):  # type: ignore[misc]
             _check_recomputing(vllm_config)
         kind = current_platform.device_type
         self._namespace = namespace_of(vllm_config, vllm.__version__, kind, form)
-        self._store: Store | None = None  # a worker opens it when it is told the namespace
+        self._store: Store | None = None  # a worker opens it when it knows the namespace
         if role == KVConnectorRole.SCHEDULER:
             self._store = open_store(self._settings, self._namespace)
         self._tracker = Tracker(saves=transfers.is_kv_producer)
-        self._num_computed: dict[str, int] = {}  # blocks, of requests that are looked up
+        self._num_computed: dict[str, int] = {}  # blocks, of requests being looked up
         self._caches: Caches | None = None
         self._failed: set[int] = set()
         self._num_wrong_steps = 0  # whose results are not saved
 
     @property
     def requires_kv_delivery(self) -> bool:
-        """What is not saved is computed again."""
+        """Whether delivery is required: no, what is not saved is recomputed."""
         return False
 
     # --- of the scheduler ---------------------------------------------------------------------
@@ -112,12 +112,12 @@ class StoreConnector(KVConnectorBase_V1):  # type: ignore[misc]
     def get_num_new_matched_tokens(
         self, request: "Request", num_computed_tokens: int
     ) -> tuple[int | None, bool]:
-        """Count the tokens that the store has behind those that the engine has."""
+        """Count the tokens that the store has after those that the engine has."""
         first = num_computed_tokens // self._block_size
         self._num_computed[request.request_id] = first
         if not self._loads or num_computed_tokens % self._block_size:
             return 0, False
-        # The last token is computed in any case: what follows it is asked for.
+        # The last token is always computed: its output is needed.
         end = (request.num_tokens - 1) // self._block_size
         keys = keys_of(request.block_hashes[first:end])
         return self._opened(self._namespace).match_prefix(keys) * self._block_size, False
@@ -125,7 +125,7 @@ class StoreConnector(KVConnectorBase_V1):  # type: ignore[misc]
     def update_state_after_alloc(
         self, request: "Request", blocks: "KVCacheBlocks", num_external_tokens: int
     ) -> None:
-        """Follow the request, and have loaded what was found for it."""
+        """Track the request, and load what was found for it."""
         self._tracker.add(request.request_id, request.block_hashes)
         first = self._num_computed.pop(request.request_id, 0)
         count = num_external_tokens // self._block_size
@@ -136,7 +136,7 @@ class StoreConnector(KVConnectorBase_V1):  # type: ignore[misc]
             use(self._opened(self._namespace), keys)
 
     def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> StoreMetadata:
-        """Say what this step loads and saves."""
+        """Return what this step loads and saves."""
         scheduled = scheduler_output.num_scheduled_tokens
         for new in scheduler_output.scheduled_new_reqs:
             self._step(new.req_id, new.block_ids, new.num_computed_tokens, scheduled, is_new=True)
@@ -165,11 +165,11 @@ class StoreConnector(KVConnectorBase_V1):  # type: ignore[misc]
         self._tracker.compute(name, (num_computed + scheduled[name]) // self._block_size)
 
     def update_connector_output(self, connector_output: "KVConnectorOutput") -> None:
-        """After a load that failed, trust nothing that may have been computed beside it.
+        """After a failed load, trust nothing that may have been computed in the same step.
 
-        In vLLM, requests share blocks from when these are allocated, under the hashes of what they
-        will hold. So nothing is saved any more of the requests that there are, and none that comes
-        finds their blocks in vLLM's own cache: what was right there is in the store.
+        In vLLM, requests share blocks from their allocation on, under the hashes of their future
+        content. So nothing more is saved of the current requests, and new requests do not find
+        their blocks in vLLM's own cache: the correct ones are in the store.
         """
         if connector_output.invalid_block_ids:
             self._tracker.forget_all()
@@ -179,7 +179,7 @@ class StoreConnector(KVConnectorBase_V1):  # type: ignore[misc]
     def request_finished(
         self, request: "Request", block_ids: list[int]
     ) -> tuple[bool, dict[str, Any] | None]:
-        """Forget it: its blocks were saved when they became full."""
+        """Forget the request: its blocks were saved when they became full."""
         self._num_computed.pop(request.request_id, None)
         self._tracker.remove(request.request_id)
         return False, None
@@ -187,12 +187,12 @@ class StoreConnector(KVConnectorBase_V1):  # type: ignore[misc]
     # --- of a worker --------------------------------------------------------------------------
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
-        """Take the caches of all layers."""
+        """Set the caches of all layers."""
         self._caches = Caches(list(kv_caches.values()), self._kv_cache_config.num_blocks)
         log.info("%d layers, %d bytes a block", len(kv_caches), self._caches.block_bytes)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        """Load, and wait for it."""
+        """Load, and wait for the end."""
         told = self._told()
         for blocks in told.loads:
             assert self._caches is not None, "vLLM registers its caches before the first step"
@@ -206,17 +206,17 @@ class StoreConnector(KVConnectorBase_V1):  # type: ignore[misc]
                 self._num_wrong_steps = NUM_WRONG_STEPS
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """All layers are there when ``start_load_kv`` returns."""
+        """Do nothing: all layers are there when ``start_load_kv`` returns."""
 
     def save_kv_layer(
         self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any
     ) -> None:
-        """Whole blocks are saved, when the last layer has been computed."""
+        """Do nothing: whole blocks are saved when the last layer has been computed."""
 
     def wait_for_save(self) -> None:
-        """Save what this step has filled, unless it saw blocks that did not come.
+        """Save the blocks that this step has filled, unless it used blocks that did not come.
 
-        Requests of one step may share blocks, so that none of it is saved then.
+        Requests of one step may share blocks, so nothing of it is saved then.
         """
         if self._num_wrong_steps > 0:
             self._num_wrong_steps -= 1
@@ -235,7 +235,7 @@ class StoreConnector(KVConnectorBase_V1):  # type: ignore[misc]
         return failed
 
     def shutdown(self) -> None:
-        """Close the pool; what is in it stays for others."""
+        """Close the pool; its objects stay for other engines."""
         if self._store is not None:
             self._store.close()
 
@@ -251,11 +251,11 @@ class StoreConnector(KVConnectorBase_V1):  # type: ignore[misc]
 
 
 def _check_recomputing(config: "VllmConfig") -> None:
-    """Refuse what vLLM 0.32 computes wrongly, or dies of, after blocks that did not come.
+    """Refuse what makes vLLM 0.32 compute wrong results, or crash, after blocks that did not come.
 
-    https://github.com/vllm-project/vllm/issues/49250: tokens that are scheduled ahead stay in the
-    count of the request, and its V2 model runner goes on where it was. With a threshold, those who
-    share its blocks compute before these are right again.
+    https://github.com/vllm-project/vllm/issues/49250: tokens that are scheduled ahead remain
+    counted for the request, and the V2 model runner continues where it was. With a threshold,
+    requests that share its blocks compute before these are correct again.
     """
     if config.kv_transfer_config.kv_load_failure_policy != "recompute":
         return
@@ -272,7 +272,7 @@ def _check_recomputing(config: "VllmConfig") -> None:
 
 
 def _form_of_caches(config: "VllmConfig", caches: "KVCacheConfig") -> "AttentionSpec":
-    """Return that of a layer; refuse what a block's hash alone does not name."""
+    """Return the form of a layer's cache; refuse blocks that a hash alone does not name."""
     specs = [group.kv_cache_spec for group in caches.kv_cache_groups]
     if len(specs) == 1 and isinstance(specs[0], UniformTypeKVCacheSpecs):
         specs = [*specs[0].kv_cache_specs.values()]
@@ -288,7 +288,7 @@ def _form_of_caches(config: "VllmConfig", caches: "KVCacheConfig") -> "Attention
             )
         if spec.non_causal:  # blocks depend on what comes after them
             raise Unavailable("StoreConnector: layers must be causal, got one that is not")
-    # Several would have to hear of each other's failed loads before any of them saves.
+    # Several would have to learn of each other's failed loads before any of them saves.
     if (size := config.parallel_config.world_size) != 1:
         raise Unavailable(f"StoreConnector: the engine must have one worker, got {size}")
     return specs[0]

@@ -1,14 +1,14 @@
-"""Which engines can use each other's blocks: those of one namespace."""
+"""Which engines can use each other's blocks: those with the same namespace."""
 
 import json
 from typing import Any
 
 
 def namespace_of(config: Any, version: str, platform: str, form: Any) -> str:
-    """Return what must be the same, for a block's hash names but its tokens.
+    """Return everything that must be the same, since a block's hash identifies only its tokens.
 
-    The scheduler's configuration is asked: that of a worker in another process is changed while the
-    model is loaded.
+    The scheduler's configuration is used: a worker's in another process is changed while the model
+    is loaded.
 
     Args:
         config: a ``VllmConfig``.
@@ -21,17 +21,17 @@ def namespace_of(config: Any, version: str, platform: str, form: Any) -> str:
     parts = {
         "vllm": version,
         "platform": platform,
-        # Weights. A folder's files, or what a branch of a repository is at, are looked up once.
+        # Weights. The files of a folder, or the revision of a branch, are looked up once.
         "model": model.model,
         "revision": model.revision,
         "commit": getattr(model.hf_config, "_commit_hash", None),
         "load_format": config.load_config.load_format,
-        # What is computed with them; some rotary embeddings are others for longer contexts.
+        # What is computed with them; some rotary embeddings differ for longer contexts.
         "hf_overrides": getattr(overrides, "__qualname__", overrides),
         "dtype": model.dtype,
         "quantization": [model.quantization, model.quantization_config],
         "max_model_len": model.max_model_len,
-        # How it lies in a block; an attention backend may have an order of its own.
+        # The layout of a block; an attention backend may have an order of its own.
         "form": form,
         "cache_dtype": [cache.cache_dtype, cache.kv_cache_dtype_skip_layers],
         "layout": cache.kv_cache_layout,

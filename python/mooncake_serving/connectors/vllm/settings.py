@@ -1,4 +1,4 @@
-"""What an engine is told of the store: ``kv_connector_extra_config``."""
+"""An engine's settings for the store: ``kv_connector_extra_config``."""
 
 import contextlib
 from collections.abc import Mapping
@@ -15,8 +15,8 @@ class Settings:
 
     Attributes:
         pool: path of the pool that the engines of this host share, such as /dev/shm/kv.
-        capacity_bytes: of the pool, for who comes first and makes it; 0: it must be there.
-        namespace: of whose keys; engines of different ones do not see each other's.
+        capacity_bytes: of the pool, if it has to be made; 0: it must exist.
+        namespace: of the keys; engines with different ones do not share blocks.
         verify: share of the blocks whose checksum is compared when they are loaded.
     """
 
@@ -30,7 +30,7 @@ def parse(config: Mapping[str, Any]) -> Settings:
     """Take the settings from the configuration.
 
     Raises:
-        InvalidArgument: one is not known, is missing or of another type.
+        InvalidArgument: a setting is unknown, missing or of another type.
     """
     types = {field.name: field.type for field in fields(Settings)}
     for name, value in config.items():
@@ -51,13 +51,13 @@ def _wrong(what: str, wanted: str, value: Any) -> InvalidArgument:
 
 
 def open_store(settings: Settings, namespace: str) -> Store:
-    """Open the pool of this host; it is made if there is none and a capacity is given."""
+    """Open the pool of this host; it is made if it does not exist and a capacity is given."""
     options: dict[str, Any] = {"namespace": f"{settings.namespace}/{namespace}"}
     options["verify"] = settings.verify
     with contextlib.suppress(FileNotFoundError):
         return Store.open(settings.pool, **options)
     if settings.capacity_bytes == 0:
         raise _wrong("'capacity_bytes' must be", f"given, for there is no {settings.pool} yet", 0)
-    with contextlib.suppress(FileExistsError):  # another has made it meanwhile
+    with contextlib.suppress(FileExistsError):  # another process has made it meanwhile
         return Store.create(settings.capacity_bytes, settings.pool, **options)
     return Store.open(settings.pool, **options)

@@ -1,4 +1,4 @@
-"""Which blocks of which requests are loaded and saved at a step: the scheduler's side of it.
+"""Which blocks of which requests are loaded and saved at a step: the scheduler's part.
 
 Plain data in, plain data out: nothing of vLLM is imported.
 """
@@ -11,7 +11,7 @@ KEY_BYTES = 8  # of a block's hash, which has 32
 
 @dataclass(frozen=True)
 class Blocks:
-    """Some blocks of a prompt that follow one another.
+    """Consecutive blocks of a prompt.
 
     Attributes:
         keys: their names in the store.
@@ -26,13 +26,13 @@ class Blocks:
 
 @dataclass
 class _Tracked:
-    hashes: Sequence[bytes]  # of the full blocks of tokens that there are: it grows
+    hashes: Sequence[bytes]  # of all full blocks of tokens so far: it grows
     ids: list[int] = field(default_factory=list)
-    num_saved: int = 0  # blocks at the head that the store has been given, or gave
+    num_saved: int = 0  # blocks at the head that were put into the store, or came from it
 
 
 def keys_of(hashes: Sequence[bytes]) -> list[int]:
-    """Return the keys of blocks, from the hashes that vLLM chains through a prompt."""
+    """Return the keys of blocks, from the hashes that vLLM chains along a prompt."""
     return [int.from_bytes(name[:KEY_BYTES], "little") for name in hashes]
 
 
@@ -62,32 +62,32 @@ class Tracker:
         return len(self._requests)
 
     def add(self, request: str, hashes: Sequence[bytes]) -> None:
-        """Follow a request from its beginning, also one that was preempted and comes back."""
+        """Track a request from its beginning, also one that was preempted and comes back."""
         self._requests[request] = _Tracked(hashes)
 
     def load(self, request: str, first: int, ids: Sequence[int]) -> None:
-        """Have blocks brought from the store, before the next step computes."""
+        """Have blocks loaded from the store before the next step computes."""
         hashes = self._requests[request].hashes[first : first + len(ids)]
         self._loads.append(Blocks(keys_of(hashes), list(ids), first))
 
     def extend(self, request: str, ids: Sequence[int]) -> None:
-        """Take note of more of its blocks."""
+        """Record more of its blocks."""
         self._requests[request].ids += ids
 
     def forget_blocks(self, request: str) -> None:
-        """Its blocks were given to others: those that come are all that it has."""
+        """Forget its blocks, which were given to others: it has only those that follow."""
         self._requests[request].ids.clear()
 
     def knows(self, request: str) -> bool:
         return request in self._requests
 
     def skip(self, request: str, num_blocks: int) -> None:
-        """Blocks at its head are not computed here: the store, or this engine, has had them."""
+        """Skip blocks at its head that the store or this engine had: they are not computed here."""
         tracked = self._requests[request]
         tracked.num_saved = max(tracked.num_saved, num_blocks)
 
     def compute(self, request: str, num_blocks: int) -> None:
-        """At this step so many of its blocks become full; those that are new are saved after it."""
+        """Record how many of its blocks this step makes full; the new ones are saved after it."""
         tracked = self._requests[request]
         first, end = tracked.num_saved, min(num_blocks, len(tracked.hashes), len(tracked.ids))
         if self.saves and first < end:
@@ -96,16 +96,16 @@ class Tracker:
             tracked.num_saved = end
 
     def remove(self, request: str) -> None:
-        """It is over; removing one that is not there does nothing."""
+        """Forget a request that is over; unknown ones are ignored."""
         self._requests.pop(request, None)
 
     def forget_all(self) -> None:
-        """Nothing more is saved of those that there are, but of who is added from now on."""
+        """Save nothing more of the current requests, only of those added from now on."""
         self._requests.clear()
         self._saves.clear()
 
     def take(self) -> tuple[list[Blocks], list[Blocks]]:
-        """Return what is to be loaded before, and saved after the step; none of it is kept."""
+        """Return what is to be loaded before, and saved after the step, and clear both."""
         taken = self._loads, self._saves
         self._loads, self._saves = [], []
         return taken

@@ -1,4 +1,4 @@
-"""Prefill and decode in processes of their own; the KV cache moves between them, block by block.
+"""Prefill and decode in separate processes; the KV cache moves between them, block by block.
 
 with Cluster(WorkerOptions(model=None)) as cluster:
     for event in cluster.run([Job(prompt_tokens, SamplingParams(max_tokens=32))]):

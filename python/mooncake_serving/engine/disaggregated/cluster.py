@@ -28,13 +28,13 @@ from .prefill_worker import PrefillWorker
 from .worker import Worker, run_worker
 
 OnLoading = Callable[[str, int, int], None]
-# Not prefill's: blocks change their layout on the way.
+# Differs from prefill's: blocks change their layout in transit.
 DECODE_AXES = "block layer kv head token dim"
 
 
 @contextmanager
 def _interrupts_ignored() -> Iterator[None]:
-    """Ignore SIGINT for a moment: a process that is started meanwhile ignores it for good.
+    """Temporarily ignore SIGINT: a process that is started meanwhile ignores it for good.
 
     A terminal's Ctrl-C goes to all processes, and is the launcher's to handle. Python sets signals
     in its main thread only; elsewhere a worker is exposed until ``run_worker`` ignores them.
@@ -82,7 +82,7 @@ class Process:
         return WorkerFailed(f"the {self.name} process {how}")
 
     def close(self) -> None:
-        """End the process: politely, then not."""
+        """End the process: gracefully, then by force."""
         self.pipe.close()
         self.process.join(timeout=5)
         if self.process.is_alive():
@@ -97,7 +97,7 @@ class Cluster:
         options: of both workers; ``axes`` is prefill's, decode has a layout of its own.
 
     Attributes:
-        life: what the blocks have been through so far.
+        life: totals of each step of the blocks' lives so far.
     """
 
     def __init__(self, options: WorkerOptions):
@@ -126,8 +126,8 @@ class Cluster:
         """Serve jobs; yield their tokens as they come, ``request_id`` being a job's index.
 
         Raises:
-            RequestFailed: a job could not be served. What was generated so far has been yielded.
-            WorkerFailed: a process died, or has said nothing for ``deadline_s``.
+            RequestFailed: a job could not be served. The tokens so far have been yielded.
+            WorkerFailed: a process died, or has been silent for ``deadline_s``.
         """
         self.wait_until_ready()
         unfinished = set(range(len(jobs)))
@@ -156,7 +156,7 @@ class Cluster:
         self.close()
 
     def _reports(self) -> Iterator[tuple[Process, Report]]:
-        """Wait for reports and yield them; steps and failures are dealt with here."""
+        """Wait for reports and yield them; handles steps and failures itself."""
         processes = (self.prefill, self.decode)
         ready = wait([process.pipe for process in processes], timeout=self.options.deadline_s)
         if not ready:

@@ -1,4 +1,4 @@
-"""The decode worker: takes blocks that were prefilled elsewhere, and generates from them."""
+"""The decode worker: receives blocks that were prefilled elsewhere, and generates from them."""
 
 import json
 from collections import deque
@@ -14,7 +14,7 @@ from .worker import Worker
 
 @dataclass
 class Expected:
-    """Room that is held for a prompt until its blocks have come."""
+    """Room reserved for a prompt until its blocks arrive."""
 
     job: Job
     block_ids: list[int]  # of the cache, for the whole answer
@@ -23,14 +23,14 @@ class Expected:
 
 
 class DecodeWorker(Worker):
-    """Reserve, scatter what arrives, and decode all that is there in one batch."""
+    """Reserve, scatter what arrives, and decode all arrived requests in one batch."""
 
     def __init__(self, pipe: Connection, options: WorkerOptions):
         super().__init__(pipe, options, access="write")
         self._waiting: deque[Reserve] = deque()  # for room
         self._expected: dict[int, Expected] = {}
         self._request_of: dict[int, int] = {}  # the engine's id -> the launcher's
-        self._context: dict[int, int] = {}  # tokens that the next step of a request attends to
+        self._context: dict[int, int] = {}  # tokens that a request's next step attends to
 
     def handle(self, command: Reserve) -> None:
         """Queue a request for room."""
@@ -38,7 +38,7 @@ class DecodeWorker(Worker):
         self._waiting.append(command)
 
     def work(self) -> bool:
-        """Make room, take arrivals in, and decode one step."""
+        """Make room, admit arrivals, and decode one step."""
         while self._waiting and self._reserve(self._waiting[0]):
             self._waiting.popleft()
         for _, message in self.transfer.receive_notifications():
@@ -64,7 +64,7 @@ class DecodeWorker(Worker):
             block_ids = self.engine.reserve(num_tokens, job.params)
         except (OutOfBlocks, ValueError) as error:
             if isinstance(error, OutOfBlocks) and (self._expected or self._request_of):
-                return False  # those that run will free theirs
+                return False  # running requests will free theirs
             self.report(Failed(command.request_id, str(error)))
             return True
         num_blocks = self.cache.num_blocks_for(num_tokens)

@@ -1,8 +1,8 @@
-"""What can go wrong between processes."""
+"""Errors of the processes."""
 
 
 class WorkerFailed(RuntimeError):
-    """A worker process died, could not start, or has said nothing for too long."""
+    """A worker process died, could not start, or has been silent for too long."""
 
 
 class RequestFailed(RuntimeError):

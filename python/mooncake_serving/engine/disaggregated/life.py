@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-# step: what happens to a block then. The order is that of its life.
+# step: what happens to a block in it. In the order of a block's life.
 STEPS = {
     "registered": "its pools, once: peers may write to them",
     "written": "FREE -> READY, a prefill chunk fills it",

@@ -1,4 +1,4 @@
-"""What the launcher and its workers say to each other: plain data over a pipe."""
+"""Messages between the launcher and its workers: plain data over a pipe."""
 
 from dataclasses import dataclass
 
@@ -9,18 +9,18 @@ from .life import Step
 
 @dataclass(frozen=True)
 class WorkerOptions:
-    """How a worker is made.
+    """Options of a worker.
 
     Attributes:
         model: a path as ``load_model`` takes it; None: the default model.
         device: where the model and the cache are.
-        transports: what the transfer engine may use.
+        transports: those that the transfer engine may use.
         axes: the cache's layout; prefill and decode may differ.
         num_blocks, block_size: of the cache; a block is ``block_size`` tokens.
         num_staging_blocks: of the packed buffer that peers write to, or that is sent.
         chunk_tokens: tokens of one prefill chunk.
         threads: of torch, in each worker.
-        deadline_s: of one transfer, and of the silence after which a worker is given up.
+        deadline_s: of one transfer, and of the silence after which a worker is considered dead.
 
     Raises:
         ValueError: an argument out of range; the message names it.
@@ -38,7 +38,7 @@ class WorkerOptions:
     deadline_s: float = 60.0
 
     def __post_init__(self) -> None:
-        """Check what can be checked before a process is started."""
+        """Check the arguments before a process is started."""
         for name in ("num_blocks", "block_size", "num_staging_blocks", "chunk_tokens", "threads"):
             if getattr(self, name) < 1:
                 _refuse(name, "at least 1", getattr(self, name))
@@ -71,7 +71,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Reserve:
-    """To decode: hold room for a request."""
+    """To decode: reserve room for a request."""
 
     request_id: int
     job: Job
@@ -88,7 +88,7 @@ class Prefill:
 
 @dataclass(frozen=True)
 class Loading:
-    """From a worker: how far its weights are."""
+    """From a worker: progress of loading its weights."""
 
     done: int
     total: int
@@ -96,7 +96,7 @@ class Loading:
 
 @dataclass(frozen=True)
 class Ready:
-    """From a worker: it takes commands now."""
+    """From a worker: it accepts commands now."""
 
     engine_name: str
 
@@ -120,7 +120,7 @@ class NewToken:
 
 @dataclass(frozen=True)
 class Failed:
-    """From a worker: a request, or with None all of it, came to nothing."""
+    """From a worker: a request failed, or with None the worker itself."""
 
     request_id: int | None
     reason: str

@@ -1,4 +1,4 @@
-"""Packed blocks between a cache and the network: one registered buffer, given out in rows."""
+"""Packed blocks between a cache and the network: one registered buffer, allocated in rows."""
 
 import torch
 
@@ -8,8 +8,8 @@ import mooncake_kernels as mk
 class StagingPool:
     """A host buffer ``[num_blocks, layer, kv, head, token, dim]``, allocated in contiguous rows.
 
-    Rows of one request lie side by side, so that a request is one range to send and one packed
-    buffer to scatter. First fit; the pool is as large as the requests in flight, so few.
+    Rows of one request are adjacent, so that a request is one range to send and one packed buffer
+    to scatter. First fit; the pool is only as large as the requests in flight.
 
     Args:
         view: the cache whose blocks pass through.
@@ -26,7 +26,7 @@ class StagingPool:
         self._free = [(0, num_blocks)]  # (first row, rows), in order, never touching
 
     def allocate(self, num_blocks: int) -> int | None:
-        """Take adjacent rows and return the first one; None if there are not that many now."""
+        """Take adjacent rows and return the first one; None if too few are free now."""
         for i, (first, length) in enumerate(self._free):
             if length >= num_blocks:
                 rest = (first + num_blocks, length - num_blocks)
@@ -35,7 +35,7 @@ class StagingPool:
         return None
 
     def free(self, first: int, num_blocks: int) -> None:
-        """Give rows back."""
+        """Free rows."""
         merged: list[tuple[int, int]] = []
         for start, length in sorted([*self._free, (first, num_blocks)]):
             if merged and sum(merged[-1]) == start:

@@ -1,4 +1,4 @@
-"""What prefill and decode workers have in common: a process with a model, a cache and an engine."""
+"""The common part of prefill and decode workers: a process with a model, a cache and an engine."""
 
 import signal
 from collections.abc import Callable
@@ -53,7 +53,7 @@ class Worker:
             self.transfer.register(self.staging.memory, access=access)
 
     def report(self, report: Report) -> None:
-        """Tell the launcher."""
+        """Send a report to the launcher."""
         self.pipe.send(report)
 
     def timed(self, name: str, num_bytes: int) -> AbstractContextManager[None]:
@@ -75,7 +75,7 @@ class Worker:
         raise NotImplementedError
 
     def work(self) -> bool:
-        """Do what is to be done without a command; return whether there was anything."""
+        """Do work that needs no command; return whether there was any."""
         return False
 
     def run(self) -> None:
@@ -83,7 +83,7 @@ class Worker:
         self.report(Ready(self.transfer.name))
         busy = False
         while True:
-            # Idle, a worker looks for notifications this often.
+            # When idle, a worker checks for notifications this often.
             while self.pipe.poll(0 if busy else 0.002):
                 self._handle(self.pipe.recv())
             busy = self.work()
@@ -101,16 +101,16 @@ class Worker:
 def run_worker(
     make: Callable[[Connection, WorkerOptions], Worker], pipe: Connection, options: WorkerOptions
 ) -> None:
-    """Be a worker process: make the worker and run it; report why if that fails."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the launcher's: it closes the pipe
+    """Run a worker process: make the worker and run it; report the reason of a failure."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher handles Ctrl-C: it closes the pipe
     worker = None
     try:
         worker = make(pipe, options)
         worker.run()
     except (EOFError, BrokenPipeError, ConnectionResetError):
-        pass  # the launcher is done, or dead: so are we
-    except Exception as error:  # noqa: BLE001 - whatever it is, the launcher should say it
-        with suppress(OSError):  # unless it has gone meanwhile
+        pass  # the launcher is done, or dead: exit, too
+    except Exception as error:  # noqa: BLE001 - the launcher should report it, whatever it is
+        with suppress(OSError):  # the launcher may be gone
             pipe.send(Failed(None, f"{type(error).__name__}: {error}"))
     finally:
         if worker is not None:

@@ -1,4 +1,4 @@
-"""Caches of KV blocks and what leaves them first: lru, fifo, lfu, length-aware, sieve, belady."""
+"""Caches of KV blocks and their eviction policies: lru, fifo, lfu, length-aware, sieve, belady."""
 
 from collections.abc import Sequence
 
@@ -14,11 +14,11 @@ POLICIES: dict[str, type[Policy]] = {
     "length-aware": LengthAware,
     "sieve": Sieve,
 }
-OFFLINE = ("belady",)  # needs the whole replay beforehand
+OFFLINE = ("belady",)  # needs the whole replay in advance
 
 
 def make_policy(name: str, prompts: Sequence[Sequence[Key]] = ()) -> Policy:
-    """Make a policy by its name; ``prompts``, the whole replay, is for belady alone.
+    """Make a policy by its name; ``prompts``, the whole replay, is only for belady.
 
     Raises:
         ValueError: there is no policy of this name.

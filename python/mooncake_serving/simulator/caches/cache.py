@@ -1,4 +1,4 @@
-"""A cache of KV blocks of one tier: so many blocks, a policy, and the longest cached prefix."""
+"""A cache of KV blocks of one tier: a capacity, a policy, and the longest cached prefix."""
 
 from collections.abc import Sequence
 
@@ -6,11 +6,11 @@ from .policy import Key, Policy
 
 
 class BlockCache:
-    """Blocks that are held, at most ``capacity_blocks``.
+    """A set of at most ``capacity_blocks`` blocks.
 
     Args:
         capacity_blocks: how many it holds; None for no limit.
-        policy: what leaves first.
+        policy: what is evicted first.
 
     Example:
         >>> cache = BlockCache(2, Lru())
@@ -32,7 +32,7 @@ class BlockCache:
         return key in self._held
 
     def match(self, keys: Sequence[Key]) -> int:
-        """Count the leading keys that are held; this is no use of them."""
+        """Count the leading keys that are held; does not count as a use."""
         held = self._held
         for index, key in enumerate(keys):
             if key not in held:
@@ -40,12 +40,12 @@ class BlockCache:
         return len(keys)
 
     def insert(self, keys: Sequence[Key]) -> list[Key]:
-        """Use the keys that are held, store the others; return what had to leave.
+        """Use the keys that are held, store the others; return the evicted ones.
 
         for position, key in enumerate(keys): use it, or evict one if there is no room and add it
 
-        A prompt longer than the cache evicts its own first blocks: what was evicted and stored
-        again in the same call is not returned, what was stored and evicted in it is.
+        A prompt longer than the cache evicts its own first blocks: a block evicted and stored again
+        in the same call is not returned, a block stored and evicted in it is.
         """
         held, policy = self._held, self._policy
         limit = float("inf") if self.capacity_blocks is None else self.capacity_blocks
@@ -66,13 +66,13 @@ class BlockCache:
         return list(evicted)
 
     def discard(self, key: Key) -> None:
-        """Give up one block, if it is held."""
+        """Drop one block, if it is held."""
         if key in self._held:
             self._held.discard(key)
             self._policy.discard(key)
 
     def clear(self) -> list[Key]:
-        """Give up everything, as a failed machine does; return what it was."""
+        """Drop everything, as a failed machine does; return what it was."""
         lost = list(self._held)
         for key in lost:
             self._policy.discard(key)
@@ -80,5 +80,5 @@ class BlockCache:
         return lost
 
     def keys(self) -> list[Key]:
-        """What is held, in no order."""
+        """The keys that are held, in no particular order."""
         return list(self._held)

@@ -9,12 +9,12 @@ from .policy import Key
 
 
 class _Ranked:
-    """Evict the block of the least rank. A heap with stale entries, dropped as they come up."""
+    """Evict the block of the lowest rank. A heap with stale entries, dropped as they come up."""
 
     def __init__(self) -> None:
         self._ranks: dict[Key, tuple[Any, int]] = {}
         self._heap: list[tuple[tuple[Any, int], Key]] = []
-        self._age = count()  # equal ranks: the one whose rank was set first
+        self._age = count()  # ties: the block whose rank was set first
 
     def _set(self, key: Key, rank: Any) -> None:
         entry = self._ranks[key] = (rank, next(self._age))
@@ -35,7 +35,7 @@ class _Ranked:
 
 
 class Lfu(_Ranked):
-    """Evict what was used least often since it was stored; among equals the least recent."""
+    """Evict what was used least often since it was stored; among equals the least recently used."""
 
     def add(self, key: Key, position: int) -> None:
         self._set(key, 1)
@@ -48,7 +48,7 @@ class LengthAware(_Ranked):
     """LFU that, among blocks used equally often, evicts the one latest in its prompt.
 
     Source: Mooncake (arXiv:2407.00079), section 4, Table 1. The paper gives the preference, not a
-    formula: count first, then position, is our reading.
+    formula: count first, then position, is our interpretation.
     """
 
     def add(self, key: Key, position: int) -> None:
@@ -59,13 +59,13 @@ class LengthAware(_Ranked):
 
 
 class Belady(_Ranked):
-    """Evict what is needed again latest; of one prompt's blocks the latest, for they need the rest.
+    """Evict what is needed again latest; in a prompt the last block, as it needs the ones before.
 
     Args:
         prompts: the keys of every prompt of the replay, in its order.
 
     ``begin()`` must be called before each prompt of the replay. Not an exact optimum: a block also
-    needs those before it, which the rule takes into account among blocks of one prompt only.
+    needs those before it, which the rule only takes into account among blocks of one prompt.
     """
 
     def __init__(self, prompts: Sequence[Sequence[Key]]):
@@ -79,7 +79,7 @@ class Belady(_Ranked):
         self._prompt = -1
 
     def begin(self) -> None:
-        """The next prompt of the replay comes."""
+        """Advance to the next prompt of the replay."""
         self._prompt += 1
 
     def add(self, key: Key, position: int) -> None:

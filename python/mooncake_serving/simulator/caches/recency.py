@@ -6,7 +6,7 @@ from .policy import Key
 
 
 class Lru:
-    """Evict what was used longest ago."""
+    """Evict the least recently used."""
 
     def __init__(self) -> None:
         self._keys: OrderedDict[Key, None] = OrderedDict()
@@ -25,10 +25,10 @@ class Lru:
 
 
 class Fifo(Lru):
-    """Evict what was stored longest ago."""
+    """Evict what was stored first."""
 
     def use(self, key: Key, position: int) -> None:
-        """Nothing: use does not count."""
+        """Do nothing: uses do not count."""
 
 
 class _Node:
@@ -42,7 +42,7 @@ class _Node:
 
 
 class Sieve:
-    """Walk a hand from the oldest to the newest; evict the first that was not used since.
+    """Move a hand from the oldest to the newest; evict the first that was not used since.
 
     for key at the hand, towards newer ones: visited -> clear it, else evict it and stay there
 
@@ -75,7 +75,7 @@ class Sieve:
             node = node.newer or self._oldest
             assert node is not None
         self.discard(node.key)
-        self._hand = node.newer  # None: start at the oldest again
+        self._hand = node.newer  # None: restart at the oldest
         return node.key
 
     def discard(self, key: Key) -> None:

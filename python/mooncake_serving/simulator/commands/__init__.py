@@ -1,4 +1,4 @@
-"""The commands of ``python -m mooncake_serving.simulator``, one a file."""
+"""The commands of ``python -m mooncake_serving.simulator``, one per file."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What several commands are told in the same way."""
+"""Arguments shared by several commands."""
 
 import argparse
 import os
@@ -13,11 +13,11 @@ def seed(text: str) -> int:
 
 
 def folder(path: str | None) -> Path | None:
-    """Make the folder of results, if one is asked for: what is wrong with it is said at once.
+    """Make the folder of results, if one is requested: errors are reported before the run.
 
     Raises:
-        OSError: it cannot be made, or not be written to.
-        ModuleNotFoundError: there is nothing to draw plots with.
+        OSError: it cannot be made, or is not writable.
+        ModuleNotFoundError: the package that draws plots is missing.
     """
     if path is None:
         return None

@@ -1,4 +1,4 @@
-"""``hit-rate``: what caches of some capacities save of a trace."""
+"""``hit-rate``: what caches of some capacities save on a trace."""
 
 import argparse
 import json
@@ -40,11 +40,11 @@ def add_commands(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Replay and print, one line a capacity."""
+    """Replay and print, one line per capacity."""
     if reader_of(options.trace) is not read_mooncake:
         what = "must be Mooncake's JSON lines, got a CSV, which does not say what prompts share"
         raise InvalidTrace(options.trace, 1, what)
-    # Whether an id always follows the same one does not matter to a cache of ids.
+    # Whether an id always follows the same one does not matter for a cache of ids.
     requests = list(
         read_mooncake(options.trace, block_size=options.block_tokens, check_prefixes=False)
     )

@@ -1,4 +1,4 @@
-"""What ``run`` keeps of a simulation: a line for each request, and how they were served in all."""
+"""The output of ``run`` about a simulation: a line for each request, and overall distributions."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -11,7 +11,7 @@ from ..reproductions import Curve, Panel
 
 
 def lines(report: Report) -> Iterator[dict[str, Any]]:
-    """Tell what was decided about each request, why, and how it was served; null did not happen."""
+    """Report the decision about each request, its reason, and its times; null did not happen."""
     for job in report.jobs:
         served = job.finished_s is not None
         yield {
@@ -44,7 +44,7 @@ def _decided(job: Job) -> dict[str, Any]:
 
 
 def panels(report: Report) -> list[Panel]:
-    """Draw how TTFT and TBT are distributed, and how many requests there are at each moment."""
+    """Draw the distributions of TTFT and TBT, and the number of requests over time."""
     served = [job for job in report.jobs if job.finished_s is not None]
     prefilled = [(job.arrival_s, job.first_token_s) for job in served]
     decoded = [(job.first_token_s, job.finished_s) for job in served]
@@ -60,14 +60,14 @@ def panels(report: Report) -> list[Panel]:
 
 
 def _distribution(label: str, seconds: np.ndarray) -> Curve:
-    """Draw the share of requests up to each value; of one token there is no TBT."""
+    """Draw the share of requests up to each value; a request of one token has no TBT."""
     values = np.sort(seconds[seconds > 0])
     shares = 100 * np.arange(1, len(values) + 1) / max(1, len(values))
     return Curve(label, values.tolist(), shares.tolist())
 
 
 def _load(label: str, spans: list[tuple[Any, Any]]) -> Curve:
-    """Draw how many of some spans of time there are at each moment at which one begins or ends."""
+    """Draw the number of overlapping time spans, at each moment at which one begins or ends."""
     begin, end = np.array(spans, float).reshape(-1, 2).T
     moments = np.concatenate([begin, end])
     order = np.argsort(moments, kind="stable")

@@ -39,7 +39,7 @@ def add_commands(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Reproduce, print ours beside the published figures, and keep both."""
+    """Reproduce, print our figures next to the published ones, and save both."""
     from .view import View  # needs rich
 
     name = options.reproduction

@@ -1,4 +1,4 @@
-"""``run``: replay a trace on a cluster of one's own."""
+"""``run``: replay a trace on a cluster with chosen options."""
 
 import argparse
 import json
@@ -40,7 +40,7 @@ PREFILL_POLICIES = {
     "local-cache-aware": LocalCacheAware,
     "kvcache-centric": KVCacheCentric,
 }
-# Nobody tells the conductor what coupled instances have cached.
+# The conductor does not know what coupled instances have cached.
 COUPLED_POLICIES = ("random", "round-robin", "load-balance")
 ADMISSIONS = ("all", "baseline", "early", "predictive")
 MODES = {
@@ -48,16 +48,16 @@ MODES = {
     "prefix-caching": VLLM["vLLM prefix caching"],
     "chunked-prefill": VLLM["vLLM chunked prefill"],
 }
-# What coupled instances have no use for, and what it is if it is not given.
+# Options that do not apply to coupled instances, and their defaults.
 DISAGGREGATED_ONLY: dict[str, Any] = {
     "admission": "all",
     "decode_s": None,  # DECODE_S, if predictive admission needs it
     "group": 1,
     "chunk": 4096,
-    "dram": None,  # what the machine has
+    "dram": None,  # that of the machine
     "ssd": 0,
     "eviction": "lru",
-    "gbps": None,  # what the machine has
+    "gbps": None,  # that of the machine
     "event_delay": 0.0,
     "fail": [],
 }
@@ -119,7 +119,7 @@ def add_commands(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Simulate, print the summary, and keep what became of each request."""
+    """Simulate, print the summary, and save the result of each request."""
     from .view import View  # needs rich
 
     for name in ("speed", "gbps"):
@@ -156,7 +156,7 @@ def _disaggregated(options: argparse.Namespace, slo: Slo) -> tuple[MakeCluster, 
     dram_tokens = options.dram
     if dram_tokens is None:
         dram_tokens = int(machine.dram_bytes / model.kv_bytes_per_token)
-    # The papers' single GPUs have neither; to make something up would be silent.
+    # The papers' single GPUs have neither; an invented value would be silent.
     for name, value in (("gbps", machine.nic_bytes_per_s), ("dram", dram_tokens)):
         if getattr(options, name) is None and not value:
             raise ValueError(f"run: --{name} must be given with --machine {machine.name}, got none")

@@ -1,4 +1,4 @@
-"""``trace stats | scale | synth``: look at a trace, change it, make one up."""
+"""``trace stats | scale | synth``: examine a trace, change it, generate one."""
 
 import argparse
 import json
@@ -50,7 +50,7 @@ def add_commands(commands: Any) -> None:
 
 
 def load_profile(like: str | None, profile: str | None) -> TraceProfile:
-    """Read a profile, or make it of a trace."""
+    """Read a profile, or make it from a trace."""
     if profile is not None:
         return TraceProfile.load(profile)
     assert like is not None

@@ -1,4 +1,4 @@
-"""What the commands show on a terminal: a progress bar, and tables."""
+"""The terminal output of the commands: a progress bar, and tables."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -40,15 +40,15 @@ class View:
         self._progress.stop()
 
     def step(self, text: str, total: int, num_parts: int) -> None:
-        """A simulation begins, one of ``total``; of how many parts, 0 if that is not known."""
+        """Begin a simulation, one of ``total``; ``num_parts`` is its length, 0 if unknown."""
         self._steps += 1
         self._done = 0
-        self._draw_every = max(1, num_parts // 200)  # to draw is dearer than to simulate
+        self._draw_every = max(1, num_parts // 200)  # drawing is more expensive than simulating
         description = f"{text} ({self._steps} of {total})"
         self._progress.reset(self._task, description=description, total=num_parts or None)
 
     def advance(self) -> None:
-        """A request, or another part, is done with."""
+        """Advance by a completed request, or another part."""
         self._done += 1
         if self._done % self._draw_every == 0:
             self._progress.update(self._task, completed=self._done)
@@ -70,7 +70,7 @@ class View:
             self._console.print(f"  note: {remark}")
 
     def summary(self, title: str, figures: Mapping[str, Any]) -> None:
-        """Show figures by their names."""
+        """Show named figures."""
         self._console.print(title, style="bold")
         table = Table(show_header=False)
         for name, value in figures.items():

@@ -1,4 +1,4 @@
-"""The papers' figures, one function each: what they find, beside what was published."""
+"""The papers' figures, one function each: our results next to the published ones."""
 
 from . import (
     arxiv_datasets,
@@ -49,7 +49,7 @@ ALONE: dict[str, Reproduction] = {
 }
 REPRODUCTIONS = ON_A_TRACE | ALONE
 NEEDS_TRACE = frozenset(ON_A_TRACE)
-# Of these, the ones whose published figures are of FAST'25's conversation trace.
+# Those whose published figures are of FAST'25's conversation trace.
 ON_CONVERSATION = frozenset(name for name in ON_A_TRACE if name.startswith("fast25-"))
 # Which of FAST'25's other workloads they replay.
 USES: dict[str, tuple[str, ...]] = {

@@ -1,4 +1,4 @@
-"""Mooncake (arXiv:2407.00079), section 8.1: throughput on datasets, 4 nodes beside 4 of vLLM."""
+"""Mooncake (arXiv:2407.00079), section 8.1: throughput on datasets, 4 nodes against 4 of vLLM."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -14,15 +14,15 @@ from .clusters import VLLM, serve, serve_coupled
 from .made_up_datasets import ARXIV_SUMMARIZATION, L_EVAL, SIMULATED, Dataset, make
 from .outcome import Claim, Outcome, Row, Setup
 
-# P90 of TTFT and of TBT within 10 and 5 times what they are at the lowest rate: vLLM's, for both.
-# What the TBT of a request is, the paper does not say. ASSUMED: the mean of its gaps.
+# P90 of TTFT and of TBT within 10 and 5 times their values at the lowest rate: vLLM's, for both.
+# The paper does not define the TBT of a request. ASSUMED: the mean of its gaps.
 TTFT_FACTOR, TBT_FACTOR = 10.0, 5.0
 LOWEST_RATE, HIGHEST_RATE, NUM_REQUESTS = 0.02, 1000.0, 600
-TOLERANCE = 1.02  # up to which rates are found
+TOLERANCE = 1.02  # precision of the rates
 DATASETS = (ARXIV_SUMMARIZATION, L_EVAL, *SIMULATED.values())
 PUBLISHED = {"ArXiv-Summarization": 20.0, "L-Eval": 40.0}
 RATIOS = ((3, 1), (2, 2))
-# For simulated prompts vLLM decodes no requests together (section 8.1.2).
+# For simulated prompts vLLM does not decode requests together (section 8.1.2).
 ONE_AT_A_TIME = CoupledOptions(max_batch_size=1)
 
 Serve = Callable[[Sequence[TraceRequest]], Report]
@@ -44,7 +44,7 @@ OTHER_READINGS: dict[str, Reading] = {
 
 
 def _highest_rate(serve_at: Callable[[float], Report], alone: Report, reading: Reading) -> float:
-    """Find the highest rate at which both P90 are within so many times those alone."""
+    """Find the highest rate at which both P90 are within the factors of those of ``alone``."""
     ttft_limit_s = TTFT_FACTOR * np.quantile(alone.ttft_s, 0.9)
     tbt_limit_s = TBT_FACTOR * np.quantile(reading(alone), 0.9)
 
@@ -95,7 +95,7 @@ def _highest_rates(setup: Setup, dataset: Dataset, reading: Reading) -> dict[str
 
 
 def _gain(rates: dict[str, float], over: str) -> float:
-    """Tell by how many percent the better ratio serves more than another system."""
+    """Return by how many percent the better ratio serves more than another system."""
     best = max(rate for name, rate in rates.items() if name.startswith("Mooncake"))
     return 100 * (best / rates[over] - 1)
 

@@ -1,4 +1,4 @@
-"""Mooncake (arXiv:2407.00079), section 5.2 and Figure 7: to store KV layer by layer."""
+"""Mooncake (arXiv:2407.00079), section 5.2 and Figure 7: storing KV layer by layer."""
 
 from itertools import pairwise
 
@@ -10,13 +10,13 @@ LENGTHS = (8192, 16384, 32768, 65536, 131072)
 
 
 def store_latency_s(compute_s: float, store_s: float, num_layers: int) -> float:
-    """Tell how long after a prefill its KV is stored, if each layer's is once it is computed.
+    """Return how long after a prefill its KV is stored, if each layer's is stored once computed.
 
     for layer: its KV is stored when it is computed and when that of the layer before is stored
 
     Args:
         compute_s: of all layers, which take equally long.
-        store_s: of the KV of all layers, one after the other; with one layer this is the answer.
+        store_s: of the KV of all layers, in sequence; with one layer this is the result.
         num_layers: of the model.
     """
     computed = stored = 0.0

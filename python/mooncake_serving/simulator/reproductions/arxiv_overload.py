@@ -1,4 +1,4 @@
-"""Mooncake (arXiv:2407.00079), section 7 and Table 3: whom to refuse under overload."""
+"""Mooncake (arXiv:2407.00079), section 7 and Table 3: which requests to refuse under overload."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,11 +13,11 @@ from ..options import DisaggregatedOptions
 from ..traces import TraceRequest, scale_trace
 from .outcome import Claim, Curve, Outcome, Row, Setup
 
-# 8P + 8D at twice the trace's speed, as published. The objectives are not: 30 s is that of the
-# paper's real workload. FITTED on Table 3's order and Figure 9's swing, of the nine settings of
-# `sensitivity`: GPUs at 40 % of their peak, for at 50 % hardly a prefill waits, and a TBT near what
-# a step takes at this load, for with the 100 ms of that workload no decode instance of ours is ever
-# loaded.
+# 8P + 8D at twice the trace's speed, as published. The objectives are not published: 30 s is that
+# of the paper's real workload. FITTED on Table 3's order and Figure 9's swing, of the nine settings
+# of `sensitivity`: GPUs at 40 % of their peak, since at 50 % hardly any prefill waits, and a TBT
+# close to the time of a step at this load, since with the 100 ms of that workload none of our
+# decode instances is ever loaded.
 SPEED, TTFT_S, TBT_S, SHARE = 2.0, 30.0, 0.024, 0.4
 NUM_REQUESTS = 23_000
 REFUSED = {"baseline": 4183, "early rejection": 3771, "with prediction": 3589}
@@ -26,7 +26,7 @@ SHARES, OBJECTIVES_S = (0.3, 0.4, 0.5), (0.023, 0.024, 0.025)
 
 @dataclass(frozen=True)
 class _Overloaded:
-    """What became of an overloaded cluster under one rule; shares are in percent."""
+    """The result of an overloaded cluster under one rule; shares are in percent."""
 
     refused: float
     wasted: float  # of the prefill's GPU time, on requests that were refused after it
@@ -36,7 +36,7 @@ class _Overloaded:
 
     @property
     def swing(self) -> float:
-        """Deviation of the decode load over its mean, once it has settled."""
+        """Standard deviation of the decode load over its mean, once it has settled."""
         settled = self.num_decoded[len(self.num_decoded) // 10 :]
         return float(np.std(settled) / max(1e-9, np.mean(settled)))
 
@@ -73,10 +73,10 @@ def _replay(
 def _compare(
     setup: Setup, slo: Slo, machine: Machine, *, check_again: bool, num_runs: int
 ) -> dict[str, _Overloaded]:
-    """Replay under each rule as section 7 has it: decode loads are those of the whole pool.
+    """Replay under each rule as in section 7: decode loads are those of the whole pool.
 
-    Where to decode is chosen at arrival under all of them, for KV streams there during the
-    prefill; no memory is kept for what is still prefilled. t_d is what the baseline measures.
+    Under all rules the decode instance is chosen at arrival, since KV streams there during the
+    prefill; no memory is reserved for requests still in prefill. t_d is what the baseline measures.
     """
     trace = scale_trace(setup.trace, time=1 / SPEED)
 

@@ -33,7 +33,7 @@ def policies(setup: Setup) -> Outcome:
 
 
 def _claim(ours: dict[str, list[float]], better: str, worse: str) -> Claim:
-    """Claim one policy's hit rate to be higher wherever the published one is."""
+    """Claim that one policy's hit rate is higher wherever the published one is."""
     places = [
         place
         for place, (high, low) in enumerate(zip(PUBLISHED[better], PUBLISHED[worse], strict=True))

@@ -1,4 +1,4 @@
-"""The clusters that several reproductions compare."""
+"""The clusters that are compared in several reproductions."""
 
 from collections.abc import Sequence
 
@@ -13,8 +13,8 @@ from ..report import Report
 from ..traces import TraceRequest
 from .outcome import Setup
 
-# vLLM 0.5.1, as FAST'25 compares with: its three modes, by its defaults. Whole prompts go alone
-# where they are long: its limit of tokens a step is the model's context length.
+# vLLM 0.5.1, as FAST'25 compares with: its three modes, with its defaults. Long whole prompts are
+# alone in a step: its limit of tokens per step is the model's context length.
 VLLM = {
     "vLLM": CoupledOptions(),
     "vLLM prefix caching": CoupledOptions(use_cache=True),
@@ -63,7 +63,7 @@ def serve_coupled(
 
 
 def gain(ours: Report, theirs: Report, ttft_s: float, tbt_s: float) -> float:
-    """Tell by how many percent ours serves more requests within both limits."""
+    """Return by how many percent ours serves more requests within both limits."""
     num_theirs = max(1, theirs.num_effective(ttft_s, tbt_s))
     return 100 * (ours.num_effective(ttft_s, tbt_s) / num_theirs - 1)
 

@@ -1,4 +1,4 @@
-"""Mooncake (FAST'25), section 5.3: one cache for all instances, how large, and its copies."""
+"""Mooncake (FAST'25), section 5.3: one cache for all instances, its size, and its copies."""
 
 from collections import Counter
 from dataclasses import replace
@@ -28,14 +28,14 @@ INF = float("inf")
 MADE_UP = ["what is made up is fitted on its file's hit rates, and is no evidence of them"]
 CAPACITIES = (1e6, 2e6, 3e6, 5e6, 1e7, 2e7, 3e7, 5e7, INF)
 POLICIES = ("lru", "fifo", "lfu", "length-aware", "sieve", "belady")
-# Figure 9 and Table 2: the hit rate without a limit, and of that LRU's at 3 million tokens, %.
+# Figure 9 and Table 2: the unlimited hit rate, and LRU's share of it at 3 million tokens, %.
 PUBLISHED_HITS = {CONVERSATION: (0.40, 41.0), SYNTHETIC: (0.66, 46.0), TOOLAGENT: (0.59, 75.0)}
-# LRU's hit rates of the second half of the tool&agent file, by blocks of 512 tokens, as they are
-# known from Mooncake's own cache calculator (its precomputed curves).
+# LRU's hit rates on the second half of the tool&agent file, by blocks of 512 tokens, as known from
+# Mooncake's own cache calculator (its precomputed curves).
 KNOWN_TOOLAGENT = {500: 0.363, 2000: 0.372, 6000: 0.432, 20_000: 0.547, INF: 0.591}
 # Section 5.3.1: hits and prefill GPU time, global over local caches.
 PUBLISHED_GLOBAL = {CONVERSATION: (2.22, 0.76), SYNTHETIC: (2.36, 0.52), TOOLAGENT: (1.38, 0.74)}
-# Of Figure 11. What was hot is evicted later on: copies are counted as time goes by.
+# Of Figure 11. Blocks once hot are evicted later: copies are sampled over time.
 NUM_PREFILL, SAMPLE_S = 8, 30
 
 
@@ -125,7 +125,7 @@ def hit_rate_over_capacity(setup: Setup) -> Outcome:
 
 
 def _second_half(setup: Setup, workload: Workload, num_steps: int) -> dict[float, float]:
-    """Tell what LRU pools of the known sizes hit once the first half has filled them."""
+    """Return the hit rates of LRU pools of the known sizes, filled by the first half."""
     setup.on_step(f"{workload.kind}, second half", num_steps, len(KNOWN_TOOLAGENT))
     rates = {}
     for blocks in KNOWN_TOOLAGENT:
@@ -135,10 +135,10 @@ def _second_half(setup: Setup, workload: Workload, num_steps: int) -> dict[float
 
 
 def _hit_rates(setup: Setup, workload: Workload, policy: str, num_steps: int) -> list[float]:
-    """Tell what a pool of each capacity hits.
+    """Return the hit rate of a pool of each capacity.
 
     Raises:
-        ValueError: without a limit it hits nothing.
+        ValueError: there is no hit even without a limit.
     """
     setup.on_step(f"{workload.kind}, {policy}", num_steps, len(CAPACITIES))
     rates = []
@@ -204,7 +204,7 @@ def global_cache(setup: Setup) -> Outcome:
 def _copies(
     setup: Setup, what: str, options: DisaggregatedOptions
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Count copies of the 1,000 hottest blocks: the most at any one time, and at the end."""
+    """Count copies of the 1,000 hottest blocks: the maximum over time, and at the end."""
     setup.on_step(what, 3)
     trace = setup.trace
     cluster = Disaggregated(

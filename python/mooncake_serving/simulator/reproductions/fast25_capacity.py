@@ -1,4 +1,4 @@
-"""Mooncake (FAST'25), Figures 1, 6 and 7: requests that meet their objectives, beside vLLM's."""
+"""Mooncake (FAST'25), Figures 1, 6 and 7: requests that meet their objectives, against vLLM."""
 
 from dataclasses import replace
 

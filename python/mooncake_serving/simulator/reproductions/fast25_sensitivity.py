@@ -1,4 +1,4 @@
-"""Mooncake (FAST'25), Figure 1, over what no paper gives: how much each assumption makes of it."""
+"""Mooncake (FAST'25), Figure 1, over what no paper gives: the effect of each assumption."""
 
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -18,7 +18,7 @@ SHARES = (0.3, 0.4, 0.5, 0.6)
 
 @dataclass(frozen=True)
 class _Variant:
-    """What is other than in Figure 1."""
+    """The difference to Figure 1."""
 
     machine: Machine = A800_NODE
     vllm: CoupledOptions = VLLM["vLLM"]
@@ -31,7 +31,7 @@ def _with_share(share: float) -> Machine:
     return replace(A800_NODE, math_efficiency=share, attention_efficiency=0.8 * share)
 
 
-# vLLM 0.5.1 puts prompts together up to the model's context length, if nobody sets another limit.
+# vLLM 0.5.1 batches prompts up to the model's context length, unless another limit is set.
 ONE_AT_A_TIME = {
     "vLLM routes in turn": _Variant(router=RoundRobin()),
     "vLLM routes at random": _Variant(router=Random()),
@@ -50,7 +50,7 @@ ONE_AT_A_TIME = {
 
 
 def _gains(setup: Setup, variant: _Variant, mooncake: Report) -> list[float]:
-    """How many percent more requests Mooncake serves in time, at each limit of TBT."""
+    """By how many percent Mooncake serves more requests in time, at each limit of TBT."""
     vllm = serve_coupled(setup, variant.vllm, machine=variant.machine, policy=variant.router)
     return [gain(mooncake, vllm, variant.ttft_s, limit) for limit in TBT_S]
 
@@ -60,7 +60,7 @@ def sensitivity(setup: Setup) -> Outcome:
     variants = {f"{share:.0%} of the peak": _Variant(_with_share(share)) for share in SHARES}
     variants |= ONE_AT_A_TIME
     gains: dict[str, list[float]] = {}
-    served: dict[tuple[Machine, int], Report] = {}  # what concerns vLLM alone leaves it as it was
+    served: dict[tuple[Machine, int], Report] = {}  # reused if a variant concerns vLLM alone
     for name, variant in variants.items():
         setup.on_step(name, len(variants))
         ours = variant.machine, variant.max_batch_size

@@ -1,4 +1,4 @@
-"""Mooncake (FAST'25), Figures 13 to 15: the network, where time goes, and how many of each kind."""
+"""Mooncake (FAST'25), Figures 13 to 15: the network, where time goes, and the ratio of roles."""
 
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -51,12 +51,12 @@ def bandwidth(setup: Setup) -> Outcome:
 
 
 def _falls(values: list[float]) -> bool:
-    """Tell whether values fall from the first to the last, and no step up is of 2 % or more."""
+    """Return whether values fall from the first to the last, with no step up of 2 % or more."""
     return values[-1] < values[0] and all(b < 1.02 * a for a, b in pairwise(values))
 
 
 # FITTED on the best ratio of Figure 15, which is flat: as assumed, with 10 ms, all from 8P to 14P
-# serve the same within a point, and 10P + 6D is 0.2 to 0.4 points before 8P + 8D.
+# serve the same within a point, and 10P + 6D is 0.2 to 0.4 points ahead of 8P + 8D.
 FITTED_STEP_S = 0.040
 
 
@@ -70,7 +70,7 @@ class _Served:
 
     @property
     def best(self) -> int:
-        """Prefill instances of the best."""
+        """Number of prefill instances of the best."""
         return RATIOS[int(np.argmax(self.effective))][0]
 
 
@@ -149,9 +149,9 @@ def ratio(setup: Setup) -> Outcome:
 def breakdown(setup: Setup) -> Outcome:
     """Figure 14: TTFT of one request alone, nothing and 95 % of its prefix cached.
 
-    The paper takes a request apart into queue, prefill, transfer, the decode node's loading of KV
-    from DRAM to HBM, and decode, and its TTFT accounts for the first four. So does ours, as if none
-    of them overlapped; what the simulated cluster serves, where they do, is another row.
+    The paper splits a request into queue, prefill, transfer, the decode node's loading of KV from
+    DRAM to HBM, and decode, and its TTFT accounts for the first four. So does ours, as if none of
+    them overlapped; the simulated cluster, where they do, is another row.
     """
     machine, model = A800_NODE, LLAMA3_70B
     prefill_s: dict[float, list[float]] = {0.0: [], 0.95: []}

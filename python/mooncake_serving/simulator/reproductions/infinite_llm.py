@@ -1,4 +1,4 @@
-"""Infinite-LLM (arXiv:2401.02669): what pooling of memory brings in throughput and in context."""
+"""Infinite-LLM (arXiv:2401.02669): the effect of memory pooling on throughput and context."""
 
 import numpy as np
 
@@ -15,7 +15,7 @@ GPUS_AN_INSTANCE: dict[str, tuple[Model, int]] = {
     "LLaMA2-70B": (LLAMA2_70B, 4),
 }
 # ASSUMED: the paper's nine traces span 1 to 60K up to 1 to 2,000K tokens; their distributions are
-# not at hand. Ours are uniform in the logarithm, with outputs of 256 tokens.
+# not available. Ours are uniform in the logarithm, with outputs of 256 tokens.
 MAX_TOKENS = (60_000, 100_000, 200_000, 400_000, 600_000)
 NUM_REQUESTS = 3200
 OUTPUT = 256
@@ -37,7 +37,7 @@ def pooling(setup: Setup) -> Outcome:
         capacity, count = machine.kv_capacity_tokens(model), NUM_GPUS // num_gpus
         gains = []
         for max_tokens in MAX_TOKENS:
-            # Only what one instance can hold: else there would be nothing to compare with.
+            # Only what one instance can hold: otherwise there would be nothing to compare with.
             requests = workload(max_tokens, NUM_REQUESTS, setup.seed)
             fits = [r for r in requests if r.input_length + OUTPUT <= capacity]
             setup.on_step(f"{name}, {max_tokens:,} tokens", len(MAX_TOKENS) * 3)

@@ -1,4 +1,4 @@
-"""Requests like those of the datasets that arXiv:2407.00079 serves, by their published averages."""
+"""Synthetic requests like those of the datasets in arXiv:2407.00079, by published averages."""
 
 from dataclasses import dataclass
 
@@ -10,12 +10,12 @@ from .made_up_toolagent import log_normal
 
 @dataclass(frozen=True)
 class Dataset:
-    """Averages of a dataset (arXiv:2407.00079, Table 2), and what is ASSUMED beside them.
+    """Averages of a dataset (arXiv:2407.00079, Table 2), and what is ASSUMED in addition.
 
     Attributes:
         name: of it.
         input_tokens, output_tokens: their means.
-        shared: share of a prompt that others have, too; published is the cache ratio, which is
+        shared: share of a prompt that others also have; published is the cache ratio, which is
             ``shared`` times (1 - 1 / ``askers``).
         askers: prompts that share it; 0 for all.
         sigma: deviation of the logarithm of prompt lengths; 0 if all are equal.
@@ -38,7 +38,7 @@ SIMULATED = {
 
 
 def make(dataset: Dataset, rate: float, num_requests: int, seed: int) -> list[TraceRequest]:
-    """Make requests up that arrive at ``rate`` a second, Poisson, those of a document apart."""
+    """Generate requests at ``rate`` per second, Poisson, those of a document spread out."""
     rng = np.random.default_rng(seed)
     times = np.cumsum(rng.exponential(1e3 / rate, num_requests))
     askers = dataset.askers or num_requests

@@ -1,4 +1,4 @@
-"""A trace like FAST'25's tool&agent one, by what is published of it: the file is not at hand."""
+"""A trace like FAST'25's tool&agent one, by what is published of it: the file is unavailable."""
 
 import numpy as np
 
@@ -9,17 +9,17 @@ NUM_REQUESTS, HOUR_MS = 23_608, 3.6e6
 MEAN_INPUT, MEAN_OUTPUT = 8596, 182
 # ASSUMED: Poisson arrivals, lengths log-normal with these deviations of the logarithm.
 INPUT_SIGMA, OUTPUT_SIGMA = 0.6, 1.0
-# FITTED on the hit rates that are known of the file: LRU at 500, 2,000, 6,000, 20,000 blocks and
-# without a limit has 36.3, 37.2, 43.2, 54.7 and 59.1 % (of its second half); these make 36.2, 39.5,
-# 43.4, 51.8 and 56.9 % (of all; seed 0). With a chance of NEW a prompt begins a new session, which
-# mostly begins with one of a few tools' prompts; else it goes on with one of the RECENT last ones.
+# FITTED on the known hit rates of the file: LRU at 500, 2,000, 6,000, 20,000 blocks and without a
+# limit has 36.3, 37.2, 43.2, 54.7 and 59.1 % (of its second half); these make 36.2, 39.5, 43.4,
+# 51.8 and 56.9 % (of all; seed 0). With probability NEW a prompt begins a new session, which mostly
+# begins with one of a few tools' prompts; otherwise it continues one of the RECENT last ones.
 NEW, RECENT, OWN = 0.38, 3500, 0.1
 WITH_TOOL, TOOL_BLOCKS, TOOLS = 0.7, 12, 4
 TOOL_ZIPF = 2.5
 
 
 def like_toolagent(seed: int, num_requests: int = NUM_REQUESTS) -> list[TraceRequest]:
-    """Make up the first so many requests of it."""
+    """Generate its first ``num_requests`` requests."""
     rng = np.random.default_rng(seed)
     times = np.cumsum(rng.exponential(HOUR_MS / NUM_REQUESTS, num_requests))
     inputs = log_normal(rng, MEAN_INPUT, INPUT_SIGMA, num_requests)

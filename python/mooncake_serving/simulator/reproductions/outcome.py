@@ -1,4 +1,4 @@
-"""What a reproduction finds: our figures beside the published ones, curves, and remarks."""
+"""The result of a reproduction: our figures next to the published ones, curves, and remarks."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +10,7 @@ from ..traces import TraceRequest
 
 @dataclass(frozen=True)
 class Row:
-    """One figure of ours beside the published one, if it is known."""
+    """One figure of ours next to the published one, if it is known."""
 
     what: str
     ours: float
@@ -20,7 +20,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Curve:
-    """A line of the plot; with a ``y_label`` in a panel of those that have the same."""
+    """A line of the plot; lines with the same ``y_label`` share a panel."""
 
     label: str
     x: Sequence[float]
@@ -30,7 +30,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Panel:
-    """One pair of axes of a plot; what is on it has one unit."""
+    """One pair of axes of a plot; everything on it has one unit."""
 
     curves: Sequence[Curve]
     x_label: str
@@ -40,7 +40,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Claim:
-    """An order or sign that the paper reports, and whether it is found here too."""
+    """An order or sign that the paper reports, and whether we find it too."""
 
     what: str
     holds: bool
@@ -50,7 +50,7 @@ class Claim:
 class Outcome:
     """The result of a reproduction.
 
-    The curves are drawn, over ``x_label`` and ``y_label``; where there are none, the rows as bars.
+    The curves are plotted over ``x_label`` and ``y_label``; without curves, the rows as bars.
     """
 
     title: str
@@ -64,7 +64,7 @@ class Outcome:
 
     @property
     def panels(self) -> list[Panel]:
-        """The curves, those of one label of the ordinate together."""
+        """The curves, grouped by their y label."""
         by_label: dict[str, list[Curve]] = {}
         for curve in self.curves:
             by_label.setdefault(curve.y_label or self.y_label, []).append(curve)
@@ -75,17 +75,16 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Setup:
-    """What a reproduction is given.
+    """Input of a reproduction.
 
     Attributes:
-        trace: requests to replay; made up where the user gave no file.
-        trace_name: what they are, for the title.
-        on_simulation: is called before each simulation with a text, the number of simulations in
-            all, and how often ``on_progress`` will be called in this one; 0 is not known.
-        on_progress: is called once a request that is done with, or another part of a simulation.
-        seed: of whatever is random.
-        released: of FAST'25's other workloads, by name, the files that the user has; the others are
-            made up.
+        trace: requests to replay; synthetic if the user gave no file.
+        trace_name: for the title.
+        on_simulation: called before each simulation with a text, the total number of simulations,
+            and how often ``on_progress`` will be called in this one; 0 if unknown.
+        on_progress: called once for each request that is over, or another part of a simulation.
+        seed: of everything random.
+        released: the user's files of FAST'25's other workloads, by name; the others are synthetic.
     """
 
     trace: Sequence[TraceRequest]
@@ -96,7 +95,7 @@ class Setup:
     released: Mapping[str, Sequence[TraceRequest]] = field(default_factory=dict)
 
     def on_step(self, text: str, total: int, num_parts: int | None = None) -> None:
-        """Tell that one simulation of so many begins; by default its parts are its requests."""
+        """Report the start of one of ``total`` simulations; by default its parts are requests."""
         self.on_simulation(text, total, len(self.trace) if num_parts is None else num_parts)
 
 
@@ -104,7 +103,7 @@ Reproduction = Callable[[Setup], Outcome]
 
 
 def as_lines(name: str, outcome: Outcome) -> list[dict[str, Any]]:
-    """The outcome as JSON objects, one a line, the title first; what is no number is null."""
+    """The outcome as JSON objects, one per line, the title first; non-numbers are null."""
     lines: list[dict[str, Any]] = [{"reproduction": name, "title": outcome.title}]
     lines += [
         {

@@ -12,14 +12,14 @@ from ..traces import TraceRequest
 from .outcome import Claim, Curve, Outcome, Row, Setup
 
 COST = StepCost(LLAMA_13B, A6000)
-BATCH, LENGTH = 18, 1024  # what fits of 1K sequences into 48 GB, by the paper's section 5
+BATCH, LENGTH = 18, 1024  # how many 1K sequences fit into 48 GB, by the paper's section 5
 PD_RATIOS = (1, 2, 4, 7, 10, 12, 14, 15, 17, 20, 28, 40, 60, 100, 200)
 CHUNKS = {128: None, 256: 1.27, 512: 1.23}  # tokens of a step: published peak of the gain
 NUM_REQUESTS = 24 * BATCH  # enough that filling and draining the batch hardly count
 
 
 def makespan_s(options: CoupledOptions, requests: list[TraceRequest]) -> float:
-    """Seconds until all requests are served by one instance, all there at the beginning."""
+    """Seconds until one instance has served all requests, which arrive at the start."""
     clock = Clock()
     capacity = options.max_batch_size * LENGTH
     instance = CoupledInstance(

@@ -14,7 +14,7 @@ NUM_REQUESTS = 4000  # of the paper's 10,000: 18 fills of the pipeline
 
 
 def workload(seed: int) -> list[TraceRequest]:
-    """Lengths of 1K to 4K tokens, Zipf with theta 0.4, ten of the prompt for each generated."""
+    """Lengths of 1K to 4K tokens, Zipf with theta 0.4, ten prompt tokens per generated one."""
     rng = np.random.default_rng(seed)
     lengths = np.arange(1024, 4097)
     weights = 1.0 / np.arange(1, len(lengths) + 1) ** 0.4

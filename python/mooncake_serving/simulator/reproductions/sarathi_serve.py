@@ -18,7 +18,7 @@ COST = StepCost(YI_34B, group(A100, 2, step_s=0.005))
 TOKEN_BUDGET = 1024
 NUM_REQUESTS = 1000
 # Median and 90th percentile of prompt and output (Sarathi-Serve, Table 2), drawn as log-normal.
-# ASSUMED: requests a second, for the paper gives none for this table; about 70 % of capacity.
+# ASSUMED: requests per second, since the paper gives none for this table; about 70 % of capacity.
 WORKLOADS = {
     "openchat_sharegpt4": ((1730, 5696), (415, 834), 0.9),
     "arxiv_summarization": ((7059, 12985), (208, 371), 0.45),

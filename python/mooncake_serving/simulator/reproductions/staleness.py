@@ -1,4 +1,4 @@
-"""What late KV events cost: the conductor decides by an index that lags behind."""
+"""The cost of late KV events: the conductor decides by an index that lags behind."""
 
 from dataclasses import replace
 
@@ -7,7 +7,7 @@ from .clusters import serve
 from .outcome import Claim, Curve, Outcome, Row, Setup
 
 DELAYS_S = (0.0, 0.1, 1.0, 10.0, 60.0)
-# Much less than the default, so that blocks are evicted all the time and knowledge grows old.
+# Much less than the default, so that blocks are constantly evicted and the index becomes outdated.
 OPTIONS = DisaggregatedOptions(dram_tokens=300_000)
 
 

@@ -1,4 +1,4 @@
-"""FAST'25's workloads: the user's file of each, or for two of them one that is made up like it."""
+"""FAST'25's workloads: the user's file of each, or for two of them a synthetic substitute."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ NUM_REQUESTS = {  # FAST'25, Table 2
 
 @dataclass(frozen=True)
 class Workload:
-    """Requests in the order of time, and what they are called.
+    """Requests in the order of time, and their name.
 
     ``kind`` is the workload whose published figures they are compared with.
     """
@@ -33,7 +33,7 @@ class Workload:
 
     @property
     def remarks(self) -> list[str]:
-        """What is to be said where the requests cannot be those of the published figures."""
+        """Remarks for requests that cannot be those of the published figures."""
         published = NUM_REQUESTS[self.kind]
         if len(self.trace) == published:
             return []
@@ -44,7 +44,7 @@ class Workload:
 
 
 def conversation(setup: Setup) -> Workload:
-    """Return what the user says is the conversation workload."""
+    """Return the user's conversation workload."""
     return Workload(CONVERSATION, setup.trace, setup.trace_name)
 
 
@@ -64,7 +64,7 @@ def toolagent(setup: Setup) -> Workload:
 
 
 def like_synthetic(seed: int) -> list[TraceRequest]:
-    """Make up a trace like FAST'25's synthetic one."""
+    """Generate a trace like FAST'25's synthetic one."""
     return synth_trace(_profile(), NUM_REQUESTS[SYNTHETIC], seed=seed)
 
 

@@ -1,4 +1,4 @@
-"""Traces of requests: read, described, scaled, and made up to look like one that was described."""
+"""Traces of requests: read, described, scaled, and generated from a description."""
 
 from .azure import read_azure
 from .burstgpt import read_burstgpt

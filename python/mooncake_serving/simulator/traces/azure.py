@@ -22,7 +22,7 @@ def read_azure(path: str | Path) -> Iterator[TraceRequest]:
 
 
 def _to_ms(text: str) -> float:
-    """Parse a time; Python before 3.11 wants exactly 6 digits behind the point."""
+    """Parse a time; Python before 3.11 requires exactly 6 digits after the point."""
     whole, point, rest = text.partition(".")
     zone_at = next((i for i, char in enumerate(rest) if char in "+-Z"), len(rest))
     digits, zone = rest[:zone_at], rest[zone_at:].replace("Z", "+00:00")

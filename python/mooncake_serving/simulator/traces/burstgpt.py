@@ -14,7 +14,7 @@ TOTAL = "Total tokens"
 def read_burstgpt(path: str | Path) -> Iterator[TraceRequest]:
     """Read ``Timestamp,...,Request tokens,Response tokens,...`` lines; times are in seconds.
 
-    Requests that failed, which have no response tokens, are passed over.
+    Failed requests, which have no response tokens, are skipped.
 
     Raises:
         InvalidTrace: a line is not as above, or earlier than the one before it, or its total, if

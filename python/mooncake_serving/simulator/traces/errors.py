@@ -1,12 +1,12 @@
-"""What can be wrong with a trace."""
+"""Errors in a trace."""
 
 
 class InvalidTrace(ValueError):
-    """A trace is not what its format says: ``<file>, line <n>: <what>``.
+    """A trace does not match its format: ``<file>, line <n>: <what>``.
 
     Attributes:
         source: the file.
-        line: counted from 1, its header included.
+        line: counted from 1, including its header.
     """
 
     def __init__(self, source: str, line: int, what: str):

@@ -1,7 +1,8 @@
-"""Which requests of a trace share prefixes with each other: families, and what all have in common.
+"""Which requests of a trace share prefixes with each other: families and hubs.
 
-A prefix that very many requests begin with (a system prompt, a tool's) is a hub; what shares a
-longer prefix than that is a family: the turns of a conversation, the readers of a document.
+A prefix that very many requests begin with (a system prompt, a tool's) is a hub; requests that
+share a longer prefix than that are a family: the turns of a conversation, the readers of a
+document.
 """
 
 from collections import Counter
@@ -19,10 +20,10 @@ class Member:
     """A request of a family.
 
     Attributes:
-        gap: how many requests of the trace after the member before it; 0 for the first one.
+        gap: how many requests of the trace after the previous member; 0 for the first one.
         input_length, output_length: of the request.
         parent: the member, counted from 0, that was the last to use the prefix; 0 for the first.
-        matched_blocks: of that prefix; 0 for the first, whose hub says it.
+        matched_blocks: of that prefix; 0 for the first, whose hub determines it.
     """
 
     gap: int
@@ -34,7 +35,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Requests in the order of time of which each shares more than a hub with an earlier one.
+    """Requests in the order of time, each of which shares more than a hub with an earlier one.
 
     Attributes:
         hub: with which all of them begin, as an index into the hubs, or ``NO_HUB``.
@@ -46,23 +47,23 @@ class Family:
 
     @property
     def num_tokens(self) -> int:
-        """Of all members' prompts."""
+        """Total tokens of all members' prompts."""
         return sum(member.input_length for member in self.members)
 
 
 def families_of(requests: Sequence[TraceRequest], max_size: int) -> tuple[list[int], list[Family]]:
-    """Take a trace apart.
+    """Split a trace into families.
 
     Args:
         requests: in the order of time.
-        max_size: a block that more requests begin with belongs to a hub.
+        max_size: a block that more requests than this begin with belongs to a hub.
 
     Returns:
         The hubs, one block each, as the index of the one before it or ``NO_HUB``; and the families
-        in the order of their first members. A request that shares nothing is a family.
+        in the order of their first members. A request that shares nothing is a family of its own.
     """
     uses = Counter(key for request in requests for key in request.hash_ids)
-    hubs: dict[int, int] = {}  # of a block, its index in `before`
+    hubs: dict[int, int] = {}  # a block's index in `before`
     before: list[int] = []
     hub_of: dict[Hashable, int] = {}  # of a family
     members: dict[Hashable, list[Member]] = {}  # of a family

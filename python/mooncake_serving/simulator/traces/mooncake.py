@@ -1,4 +1,4 @@
-"""Mooncake's traces: a JSON object a line."""
+"""Mooncake's traces: one JSON object per line."""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -15,13 +15,13 @@ def read_mooncake(
     """Read ``{"timestamp", "input_length", "output_length", "hash_ids"}`` lines, one by one.
 
     Args:
-        path: of the file; a byte order mark is passed over, and so are blank lines.
+        path: of the file; a byte order mark and blank lines are skipped.
         block_size: tokens that a hash id stands for.
-        check_prefixes: also check that a hash id always follows the same one, without which it
-            could not name a prefix; it remembers all ids.
+        check_prefixes: also check that a hash id always follows the same one, since it otherwise
+            could not name a prefix; remembers all ids.
 
     Raises:
-        InvalidTrace: a line is no such object, is earlier than the one before it, has not
+        InvalidTrace: a line is not such an object, is earlier than the one before it, does not have
             ``ceil(input_length / block_size)`` hash ids, or an id names two prefixes.
     """
     source = str(path)

@@ -1,4 +1,4 @@
-"""What a trace is like, in a small file, from which traces like it can be made."""
+"""A description of a trace in a small file, from which similar traces can be generated."""
 
 import json
 from collections.abc import Sequence
@@ -14,21 +14,21 @@ from .request import BLOCK_SIZE, TraceRequest
 
 FIELDS = ("gap", "input_length", "output_length", "parent", "matched_blocks")
 MAX_ARRIVALS = 256  # gaps, and counts, that a profile keeps
-MIN_HUB, HUB_SHARE = 32, 0.01  # what more requests begin with, and that share of all, is a hub
+MIN_HUB, HUB_SHARE = 32, 0.01  # a hub: more requests than that, and this share of all
 
 
 @dataclass(frozen=True, slots=True)
 class TraceProfile:
-    """A sample of a trace's requests and of its arrivals, without what was asked or by whom.
+    """A sample of a trace's requests and of its arrivals, without any contents or users.
 
     Attributes:
         block_size: tokens that a hash id stands for.
         hubs: blocks that very many requests begin with, each as the index of the one before it, or
             -1 (see :mod:`~.families`).
-        families: some of the trace's, each whole.
+        families: some of the trace's, each complete.
         gaps_ms: times between two moments at which requests arrive.
         counts: requests that arrive at one moment; traces may round their clock.
-        source: of which trace it is, and under which licence.
+        source: name and licence of the trace.
     """
 
     block_size: int
@@ -52,8 +52,8 @@ class TraceProfile:
         Args:
             requests: at least one, in the order of time.
             block_size: tokens that a hash id stands for.
-            max_requests: about how many are kept of them.
-            source: of which trace it is, and under which licence.
+            max_requests: about how many of them are kept.
+            source: name and licence of the trace.
 
         Raises:
             InvalidTrace: there is no request.
@@ -96,7 +96,7 @@ class TraceProfile:
         """Read a profile that :meth:`save` has written.
 
         Raises:
-            InvalidTrace: the file is none.
+            InvalidTrace: the file is not a profile.
         """
         try:
             record = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -140,7 +140,7 @@ def _are_whole(members: tuple[Member, ...]) -> bool:
 
 
 def _evenly(values: list, limit: int) -> list:
-    """Keep at most ``limit`` values: the middle of each of as many equal parts."""
+    """Keep at most ``limit`` values: the middle of each of that many equal parts."""
     if len(values) <= limit:
         return values
     places = ((np.arange(limit) + 0.5) * len(values) / limit).astype(int)

@@ -11,7 +11,7 @@ from .request import TraceRequest
 
 
 def read_trace(path: str | Path) -> list[TraceRequest]:
-    """Read a whole trace, in the format that its first line shows; blank lines are none.
+    """Read a whole trace, in the format that its first line shows; blank lines do not count.
 
     Args:
         path: of Mooncake's JSON lines, or of a CSV file of Azure or BurstGPT.
@@ -27,10 +27,10 @@ def read_trace(path: str | Path) -> list[TraceRequest]:
 
 
 def reader_of(path: str | Path) -> Callable[[str | Path], Iterator[TraceRequest]]:
-    """Tell by its first line how a file is to be read: :func:`read_mooncake`, say.
+    """Choose the reader of a file by its first line, for example :func:`read_mooncake`.
 
     Raises:
-        InvalidTrace: it is in no format that is known, or empty.
+        InvalidTrace: its format is unknown, or it is empty.
         OSError: it cannot be read.
     """
     with Path(path).open(encoding="utf-8-sig", errors="replace") as file:

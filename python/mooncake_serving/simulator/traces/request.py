@@ -7,14 +7,14 @@ BLOCK_SIZE = 512  # tokens a hash id stands for in Mooncake's traces (FAST'25 re
 
 @dataclass(frozen=True, slots=True)
 class TraceRequest:
-    """One request of a trace, whatever file it was read from.
+    """One request of a trace, from a file of any format.
 
     Attributes:
         timestamp_ms: when it arrives, from the trace's beginning; traces ascend in it.
         input_length: tokens of its prompt.
         output_length: tokens generated.
-        hash_ids: one a block of the prompt, the last partial block included; equal ids mean equal
-            tokens up to there. Empty where the trace says nothing of prefixes.
+        hash_ids: one per block of the prompt, including the last partial block; equal ids mean
+            equal tokens up to there. Empty if the trace has no information about prefixes.
     """
 
     timestamp_ms: float

@@ -1,4 +1,4 @@
-"""The same trace faster or slower, with more or fewer requests."""
+"""The same trace, faster or slower, with more or fewer requests."""
 
 import math
 from collections.abc import Sequence
@@ -12,19 +12,20 @@ from .request import TraceRequest
 def scale_trace(
     requests: Sequence[TraceRequest], *, time: float = 1.0, load: float = 1.0, seed: int = 0
 ) -> list[TraceRequest]:
-    """Stretch a trace's clock, and multiply its requests.
+    """Scale a trace's clock, and multiply its requests.
 
     ``time`` moves each request to ``time * timestamp_ms``: 0.5 replays at twice the speed, with all
     bursts and all reuse closer together. ``load`` keeps the clock, and plays that many copies at
-    once: each copy starts elsewhere in the trace, so that bursts do not meet, and has hash ids of
-    its own, for its users are others. Of a fraction of a copy, requests are kept by chance, each as
-    likely; what they shared with those that are gone is lost. ``load < 1`` thins in the same way.
+    once: each copy starts elsewhere in the trace, so that bursts do not coincide, and has its own
+    hash ids, since its users are different ones. For a fraction of a copy, requests are kept at
+    random with equal probability; what they shared with dropped ones is lost. ``load < 1`` thins in
+    the same way.
 
     Args:
         requests: in the order of time.
         time: factor of the clock, positive.
         load: factor of the number of requests, positive.
-        seed: of the chance.
+        seed: of the random choice.
 
     Raises:
         ValueError: a factor is not positive and finite.

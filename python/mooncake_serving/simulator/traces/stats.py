@@ -1,4 +1,4 @@
-"""What a trace is like, in numbers."""
+"""Statistics of a trace."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ from .request import BLOCK_SIZE, TraceRequest
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Mean, percentiles and greatest of one kind of length, in tokens."""
+    """Mean, percentiles and maximum of one kind of length, in tokens."""
 
     mean: float
     p50: float
@@ -31,19 +31,19 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True)
 class TraceStats:
-    """What a trace is like; ``str(stats)`` is a table.
+    """Statistics of a trace; ``str(stats)`` is a table.
 
     Attributes:
-        num_requests: in all.
+        num_requests: in total.
         duration_s: from the first to the last.
-        requests_per_s: over that time; 0 where it is none.
+        requests_per_s: over that time; 0 if it is zero.
         gap_variation: of the times between requests, standard deviation over mean: 1 for Poisson.
         input: tokens of prompts.
         output: tokens generated.
-        num_blocks: hash ids in all.
+        num_blocks: hash ids in total.
         num_unique_blocks: different ones.
         seen_once: share of these that occur once.
-        max_hit_rate: tokens of prompts that a cache which never forgets has, over all of them.
+        max_hit_rate: prompt tokens that an unlimited cache has, over all of them.
     """
 
     num_requests: int
@@ -114,7 +114,7 @@ def trace_stats(requests: Sequence[TraceRequest], *, block_size: int = BLOCK_SIZ
 
 
 def _seen_before(requests: Sequence[TraceRequest]) -> Iterator[int]:
-    """Tell for each request in turn how many of its first blocks an earlier one had, too."""
+    """Yield for each request how many of its first blocks an earlier one had, too."""
     seen: set[int] = set()
     for request in requests:
         yield sum(1 for _ in takewhile(seen.__contains__, request.hash_ids))

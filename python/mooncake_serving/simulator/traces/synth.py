@@ -1,4 +1,4 @@
-"""Made-up traces that are like a profile: in lengths, arrivals and shared prefixes."""
+"""Synthetic traces that resemble a profile: in lengths, arrivals and shared prefixes."""
 
 import numpy as np
 
@@ -9,7 +9,7 @@ from .request import TraceRequest
 
 
 def synth_trace(profile: TraceProfile, num_requests: int, *, seed: int = 0) -> list[TraceRequest]:
-    """Make up a trace.
+    """Generate a trace.
 
     Equivalent to::
 
@@ -20,13 +20,13 @@ def synth_trace(profile: TraceProfile, num_requests: int, *, seed: int = 0) -> l
             hash_ids are the first matched_blocks of its parent's, then new ones
         they arrive at the same moment as the one before or after a gap, as the profile's do
 
-    So the lengths, how many share a prefix, how long it is and how long it waits to be used again
-    are the profile's, and with them what a cache of a given size hits. What is lost: how the load
-    changes over minutes, and who came together with whom. In a trace that is shorter than the
+    So the lengths, how many share a prefix, how long it is and how long until it is used again are
+    the profile's, and with them the hits of a cache of a given size. What is lost: how the load
+    changes over minutes, and which families occur together. In a trace that is shorter than the
     profile's, families that would not end in it come closer together.
 
     Args:
-        profile: of the trace that it shall be like.
+        profile: of the trace to resemble.
         num_requests: at least 1.
         seed: the same seed makes the same trace.
 
@@ -50,7 +50,7 @@ def synth_trace(profile: TraceProfile, num_requests: int, *, seed: int = 0) -> l
 
 
 def _arrivals(profile: TraceProfile, num_requests: int, rng: np.random.Generator) -> list[float]:
-    """Draw moments, and how many requests arrive at each; the first one is 0."""
+    """Draw times, and how many requests arrive at each; the first time is 0."""
     counts = rng.choice(profile.counts, num_requests)  # each at least 1: enough of them
     num_moments = int(np.searchsorted(np.cumsum(counts), num_requests)) + 1
     gaps = rng.choice(profile.gaps_ms, num_moments)
@@ -59,7 +59,7 @@ def _arrivals(profile: TraceProfile, num_requests: int, rng: np.random.Generator
 
 
 def _families(profile: TraceProfile, num_requests: int, rng: np.random.Generator) -> list[Family]:
-    """Draw families that have so many members, the last one cut short if need be."""
+    """Draw families with this many members in total, the last one cut short if need be."""
     drawn: list[Family] = []
     left = num_requests
     while True:
@@ -72,7 +72,7 @@ def _families(profile: TraceProfile, num_requests: int, rng: np.random.Generator
 
 
 def _places(family: Family, num_requests: int, rng: np.random.Generator) -> np.ndarray:
-    """Tell where in the trace its members come, all of them within it."""
+    """Return where in the trace its members come, all of them within it."""
     places = np.cumsum([member.gap for member in family.members], dtype=np.float64)
     last = num_requests - 1
     if places[-1] > last:

@@ -1,4 +1,4 @@
-"""CSV files of requests: a header that names columns, and lines in the order of time."""
+"""CSV files of requests: a header with column names, and lines in the order of time."""
 
 import csv
 from collections.abc import Callable, Iterator
@@ -19,11 +19,11 @@ def read_table(
     """Read requests without prefixes from a CSV file; times count from its first line.
 
     Args:
-        path: of the file; a byte order mark is passed over, and so are blank lines.
+        path: of the file; a byte order mark and blank lines are skipped.
         columns: of the time, of the tokens of the prompt and of those generated.
         to_ms: parses a time; raises ValueError.
-        keep: tells by its lengths whether a line is a request; others are passed over.
-        total: a column that not every file has: of the tokens of the prompt and those generated.
+        keep: decides by the lengths whether a line is a request; others are skipped.
+        total: an optional column: the sum of the tokens of the prompt and those generated.
 
     Raises:
         InvalidTrace: a column is missing, a field cannot be read, a line is earlier than the one
@@ -74,7 +74,7 @@ def read_table(
 
 
 def _rows(source: str, reader: Any) -> Iterator[tuple[int, list[str]]]:
-    """Number the lines that are not blank, and name the one that is no CSV."""
+    """Number the lines that are not blank, and name the one that is not CSV."""
     while True:
         try:
             row = next(reader)

@@ -1,4 +1,4 @@
-"""Hash ids for traces that have none."""
+"""Hash ids for traces without them."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -9,10 +9,10 @@ from .request import BLOCK_SIZE, TraceRequest
 def unshared(
     requests: Iterable[TraceRequest], *, block_size: int = BLOCK_SIZE
 ) -> Iterator[TraceRequest]:
-    """Give each request blocks of its own, as if no two prompts began alike.
+    """Give each request its own blocks, as if no two prompts had a common beginning.
 
-    Azure's and BurstGPT's traces do not say what their prompts share. With this they can be written
-    as Mooncake's are, and fill caches as they would, without a hit.
+    Azure's and BurstGPT's traces do not tell what their prompts share. With this they can be
+    written in Mooncake's format, and fill caches as they would, without a hit.
     """
     first = 0
     for request in requests:

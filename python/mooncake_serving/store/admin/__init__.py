@@ -1,4 +1,4 @@
-"""Looking at a store, and after it, by HTTP: health, metrics, objects, members, draining.
+"""Administer a store over HTTP: health, metrics, objects, members, draining.
 
 ::
 

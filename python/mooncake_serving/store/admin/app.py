@@ -20,11 +20,11 @@ def make_app(store: Store, *, cluster: Cluster | None = None, token: str | None 
     """Make the admin app of a store, to be served by any ASGI server.
 
     Args:
-        store: whose pool; it must stay open.
-        cluster: in which it takes part, such as ``NodeCluster(node)``; None: it is of one host.
-        token: what callers must have ("Authorization: Bearer ..."). None: whoever reaches it may
-            use it, so let it listen on loopback only; then it answers to names of this machine
-            alone, so that no web page gets at it through its reader's browser.
+        store: whose pool is administered; it must stay open.
+        cluster: the cluster of the store, such as ``NodeCluster(node)``; None: a single host.
+        token: required of callers ("Authorization: Bearer ..."). None: anyone who can connect may
+            use the app, so listen on loopback only; the app then answers only to names of this
+            machine, so that no web page can reach it through a local user's browser.
 
     Raises:
         InvalidArgument: the token is empty, or not printable ASCII.

@@ -1,4 +1,4 @@
-"""Routes of a cluster: who takes part, and sending one of them home."""
+"""Routes of a cluster: its members, and draining one of them."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -22,12 +22,12 @@ class Draining:
     """How far a node is with moving its objects elsewhere.
 
     Attributes:
-        state: "idle": nobody asked for it, or it was stopped; "left": it is done, and the node has
-            left the cluster; "failed": some could not be moved, or ``error`` ended it.
-        num_moved: objects that other pools have now, and this one has not.
-        num_left: objects that are still here, as of the last batch.
+        state: "idle": not requested, or stopped; "left": done, and the node has left the cluster;
+            "failed": some objects could not be moved, or ``error`` ended the drain.
+        num_moved: objects that other pools have now and this one no longer has.
+        num_left: objects still here, as of the last batch.
         num_failed: objects that could not be moved.
-        error: what ended it.
+        error: the error that ended the drain.
     """
 
     state: DrainState
@@ -38,30 +38,30 @@ class Draining:
 
 
 class Cluster(Protocol):
-    """What the routes need of a cluster."""
+    """What the routes need from a cluster."""
 
     def members(self) -> Sequence[Member]:
-        """All who live, as far as was heard."""
+        """All live members, as last reported."""
 
     def own_pool(self) -> str:
-        """The name by which the cluster knows the pool of this store."""
+        """Name of this store's pool in the cluster."""
 
     def withdraw(self, key: Key) -> None:
-        """Say that the pool of this store does not have an object any more."""
+        """Tell the cluster that this store's pool no longer has an object."""
 
     def drain(self, name: str) -> None:
-        """Begin to move what a member has elsewhere; it takes no new objects from now on.
+        """Start moving a member's objects elsewhere; from now on it accepts no new objects.
 
         Raises:
-            NotImplementedError: it cannot be done; the message says why.
+            NotImplementedError: it is not possible; the message says why.
         """
 
     def draining(self) -> Draining:
-        """How far this node is."""
+        """Progress of this node."""
 
 
 def cluster_routes(cluster: Cluster | None) -> APIRouter:
-    """Make ``/members`` and ``/drain``, which say 501 where there is no cluster."""
+    """Make ``/members`` and ``/drain``, which answer 501 without a cluster."""
     routes = APIRouter(tags=["cluster"])
 
     @routes.get("/members", summary="List the members that live")
@@ -97,7 +97,7 @@ def cluster_routes(cluster: Cluster | None) -> APIRouter:
 
 
 def pools_elsewhere(cluster: Cluster) -> list[PoolEntry]:
-    """What is known of the other pools: what their members last said."""
+    """Entries of the other pools, as their members last reported."""
     own = cluster.own_pool()
     by_name = {member.pool: member for member in cluster.members() if member.pool not in ("", own)}
     return [

@@ -1,4 +1,4 @@
-"""Everything that goes wrong, as JSON with the argument named."""
+"""Errors as JSON that names the argument."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,11 +12,11 @@ from mooncake_kernels.errors import InvalidArgument, Unavailable
 
 
 class NotHere(Exception):
-    """What was asked for needs something that this store does not have; the message says what."""
+    """The request needs something that this store does not have; the message says what."""
 
 
 def add_error_handlers(app: FastAPI) -> None:
-    """Let the app answer errors as ``models.ErrorAnswer``."""
+    """Make the app answer errors as ``models.ErrorAnswer``."""
 
     @app.exception_handler(RequestValidationError)
     def malformed(_: Request, error: RequestValidationError) -> JSONResponse:
@@ -48,7 +48,7 @@ def add_error_handlers(app: FastAPI) -> None:
 
 
 def argument_of(error: InvalidArgument) -> str | None:
-    """The argument that a message ``op: argument must be ..., got ...`` names."""
+    """Extract the argument from a message ``op: argument must be ..., got ...``."""
     head, found, _ = str(error).partition(" must ")
     return head.rpartition(": ")[2] if found else None
 
@@ -59,6 +59,6 @@ def problem(
     argument: str | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> JSONResponse:
-    """Answer with a status, and why."""
+    """Answer with a status and the reason."""
     body: dict[str, Any] = {"error": {"message": message, "argument": argument}}
     return JSONResponse(body, status, headers)

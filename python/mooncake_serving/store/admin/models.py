@@ -1,4 +1,4 @@
-"""What the routes take and answer: the source of the OpenAPI description."""
+"""What the routes accept and answer: the source of the OpenAPI description."""
 
 from typing import Annotated, Literal
 

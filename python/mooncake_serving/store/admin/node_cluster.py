@@ -18,11 +18,11 @@ logger = logging.getLogger(__name__)
 
 
 class NodeCluster(Closing):
-    """The cluster in which a node takes part, for ``make_app``. A context manager.
+    """The cluster of a node, for ``make_app``. A context manager.
 
     Args:
-        node: with the pool of the app's store; it stays the caller's, and is closed after this. It
-            is closed by itself when it was drained.
+        node: whose pool is that of the app's store; the caller owns it and closes it after this
+            object. A node that was drained closes itself.
     """
 
     def __init__(self, node: Node):
@@ -43,7 +43,7 @@ class NodeCluster(Closing):
         self._node.listing.withdraw(np.array([key], np.uint64))
 
     def drain(self, name: str) -> None:
-        """Begin to drain the node, in a thread; nothing if that is under way, or was done."""
+        """Start draining the node in a thread; do nothing if it is draining or was drained."""
         if name != self._node.name:
             raise NotImplementedError(f"only {name} itself can do that: ask its admin server")
         with self._lock:
@@ -65,7 +65,7 @@ class NodeCluster(Closing):
             )
 
     def close(self) -> None:
-        """Stop draining after the batch; to begin again is to go on. Idempotent."""
+        """Stop draining after the current batch; draining can be resumed later. Idempotent."""
         with self._lock:
             self._stop.set()
         if self._thread is not None:
@@ -84,7 +84,7 @@ class NodeCluster(Closing):
     def _drain(self) -> None:
         try:
             self._note(drain(self._node, on_progress=self._note, stop=self._stop))
-        except (RuntimeError, ValueError, OSError) as error:  # ours, the pool's, the system's
+        except (RuntimeError, ValueError, OSError) as error:  # of ours, the pool or the system
             logger.warning("%s was not drained: %s", self._node.name, error)
             self._error = str(error) or type(error).__name__
 

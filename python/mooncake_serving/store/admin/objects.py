@@ -1,4 +1,4 @@
-"""Routes of objects. They look at every object of the pool, and count as uses of none."""
+"""Routes of objects. They list every object of the pool, and do not count as uses."""
 
 from typing import Annotated
 

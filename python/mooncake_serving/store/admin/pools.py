@@ -19,7 +19,7 @@ def pool_routes(store: Store, cluster: Cluster | None) -> APIRouter:
 
     @routes.get("/health", summary="Tell whether the pool can be used")
     def health() -> Health:
-        store.stats()  # it needs the pool's mutex: what raises here is answered with 503
+        store.stats()  # takes the pool's mutex: an exception here is answered with 503
         return Health(status="ok", pool=store.pool.path)
 
     @routes.get("/metrics", summary="Metrics as Prometheus reads them", response_class=Response)

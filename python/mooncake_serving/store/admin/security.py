@@ -1,4 +1,4 @@
-"""Who may use the admin server: who knows the token, or who is on this machine."""
+"""Access to the admin server: for callers with the token, or on this machine."""
 
 import ipaddress
 import secrets
@@ -10,18 +10,18 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from mooncake_kernels.errors import InvalidArgument
 
-# What a browser on this machine says, unless a page has led it here by a name of its own.
+# Hosts that a local browser sends, unless a page has led it here under a name of its own.
 LOCAL_NAMES = ["localhost", "127.0.0.1", "[::1]"]
 
 
 class TokenCheck:
-    """A dependency that lets only those pass who have the token.
+    """A dependency that admits only callers with the token.
 
     Args:
         token: printable ASCII.
 
     Raises:
-        InvalidArgument: it is empty, or something else.
+        InvalidArgument: the token is empty or something else.
     """
 
     def __init__(self, token: str):
@@ -45,7 +45,7 @@ class TokenCheck:
 
 
 def resolve(host: str, port: int) -> tuple[int, tuple[Any, ...]]:
-    """Find where to listen: the family of addresses, and the address.
+    """Resolve where to listen: the address family, and the address.
 
     Raises:
         InvalidArgument: there is no such host.
@@ -61,5 +61,5 @@ def resolve(host: str, port: int) -> tuple[int, tuple[Any, ...]]:
 
 
 def is_loopback(address: tuple[Any, ...]) -> bool:
-    """Tell whether only processes of this machine reach what listens there."""
+    """Tell whether only processes of this machine can connect to the address."""
     return ipaddress.ip_address(address[0].partition("%")[0]).is_loopback

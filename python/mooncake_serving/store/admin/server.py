@@ -21,17 +21,17 @@ class AdminServer(Closing):
 
     Args:
         store: see ``make_app``.
-        host: where to listen.
-        port: the same; 0: a free one.
+        host: address to listen on.
+        port: port to listen on; 0: a free one.
         cluster: see ``make_app``.
-        token: see ``make_app``; needed unless the host is a loopback address.
+        token: see ``make_app``; required unless the host is a loopback address.
 
     Attributes:
-        url: where it listens.
+        url: address of the server.
 
     Raises:
         InvalidArgument: there is no such host or port, or it is not loopback and there is no token.
-        OSError: somebody else listens there, ...
+        OSError: the address is in use, ...
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class AdminServer(Closing):
         self._thread.start()
 
     def close(self) -> None:
-        """Answer what was asked, and end. Idempotent."""
+        """Answer the requests in flight, then stop. Idempotent."""
         self._server.should_exit = True
         self._thread.join()
         self._socket.close()

@@ -26,7 +26,7 @@ def main(arguments: list[str] | None = None) -> int:
         sys.stdout.flush()
     except KeyboardInterrupt:
         return 130  # as a shell reports SIGINT
-    except BrokenPipeError:  # nobody reads: let the interpreter's own flush not say so
+    except BrokenPipeError:  # the reader is gone: keep the interpreter's final flush silent
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except ModuleNotFoundError as missing:
@@ -58,7 +58,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says where help is."""
+    """Points to the help in its errors."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"error: {message} (see {self.prog} --help)\n")

@@ -1,4 +1,4 @@
-"""``bench``: how fast a pool is here, by sizes of objects."""
+"""``bench``: speed of a pool on this machine, by object size."""
 
 import argparse
 import json
@@ -73,14 +73,15 @@ def run(options: argparse.Namespace) -> None:
 def measure(
     store: Store, num_bytes: int, operations: list[str], seconds: float
 ) -> list[dict[str, Any]]:
-    """Measure operations on objects of a size, which are removed in the end.
+    """Measure operations on objects of one size, which are removed at the end.
 
     Returns:
-        For each: ``operation``, ``num_bytes``, ``gb_per_s`` (of 10**9 bytes; None of a view, which
-        copies nothing), ``ops_per_s``. A put removes what was there first.
+        For each operation: ``operation``, ``num_bytes``, ``gb_per_s`` (of 10**9 bytes; None for a
+        view, which copies nothing), ``ops_per_s``. A put removes the previous object first.
 
     Raises:
-        Failed: they do not fit into half of the pool, or what is read is not what was stored.
+        Failed: the objects do not fit into half of the pool, or a read returns other bytes than
+            were stored.
     """
     count = min(MAX_OBJECTS, store.pool.capacity_bytes // 2 // num_bytes)
     if count == 0:

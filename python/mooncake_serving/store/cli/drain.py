@@ -1,4 +1,4 @@
-"""``drain``: ask a node's admin server to move elsewhere what it has, and to leave."""
+"""``drain``: ask a node's admin server to move the node's objects elsewhere, and to leave."""
 
 import argparse
 import json

@@ -1,5 +1,5 @@
-"""What ends a command with status 1."""
+"""The error that ends a command with status 1."""
 
 
 class Failed(Exception):
-    """It was understood and could not be done; the message says why."""
+    """The command was understood but failed; the message says why."""

@@ -65,7 +65,7 @@ def add_commands(commands: Any) -> None:
 
 @contextlib.contextmanager
 def counted_pool(path: str) -> Iterator[ObservedPool]:
-    """Open a pool, and count what is done with it."""
+    """Open a pool, and count its operations."""
     with ObservedPool.open(path) as pool, Counters(pool.path) as counters:
         pool.observe(counters)
         yield pool

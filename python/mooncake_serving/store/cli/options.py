@@ -1,4 +1,4 @@
-"""Arguments that several commands have."""
+"""Arguments shared by several commands."""
 
 import argparse
 import re
@@ -52,7 +52,7 @@ def add_token(parser: Any) -> None:
 
 
 def as_bytes(text: str) -> int:
-    """A size: 4096, 64KiB, 1.5G; units are powers of 1024."""
+    """Parse a size: 4096, 64KiB, 1.5G; units are powers of 1024."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", text.lower())
     size = int(float(match[1]) * UNITS[match[2]]) if match else 0
     if size < 1:
@@ -61,7 +61,7 @@ def as_bytes(text: str) -> int:
 
 
 def as_seconds(text: str) -> float:
-    """A time."""
+    """Parse a time."""
     try:
         seconds = float(text)
     except ValueError:
@@ -72,14 +72,14 @@ def as_seconds(text: str) -> float:
 
 
 def as_count(text: str) -> int:
-    """How many, at least one."""
+    """Parse a count of at least one."""
     if not re.fullmatch("[0-9]{1,18}", text) or int(text) == 0:
         raise argparse.ArgumentTypeError(f"must be an integer from 1 on, got {text!r}")
     return int(text)
 
 
 def pool_key(text: str, namespace: str) -> Key:
-    """What ``KEY`` says, see ``KEY_HELP``."""
+    """Parse ``KEY``, see ``KEY_HELP``."""
     digits = text.removeprefix("0x")
     if digits != text and len(digits) == NUM_DIGITS:
         return parse_key("mooncake-store", text)
@@ -87,7 +87,7 @@ def pool_key(text: str, namespace: str) -> Key:
 
 
 def store_key(text: str) -> StoreKey:
-    """The same, of the namespace alone."""
+    """Parse ``KEY``, only as a key of the namespace."""
     if not text.startswith("0x"):
         return text
     if not re.fullmatch("0x[0-9a-fA-F]{1,16}", text):

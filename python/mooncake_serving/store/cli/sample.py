@@ -1,4 +1,4 @@
-"""What a pool says of itself, looked at here or asked of its admin server."""
+"""What a pool reports, read on this host or from its admin server."""
 
 import time
 import urllib.error
@@ -16,14 +16,14 @@ TIMEOUT_S = 10
 
 @dataclass(frozen=True)
 class Sample:
-    """A moment.
+    """The state of a pool at one moment.
 
     Attributes:
         pool: path of the pool, as its host names it.
-        time_s: of a clock without meaning but for differences.
-        gauges: by the names of metrics, without what they begin with.
+        time_s: from a clock of which only differences are meaningful.
+        gauges: by metric name without its prefix.
         counts: of all processes.
-        ssd: the same as ``gauges`` of the disk, if there is one, as its server tells.
+        ssd: the same as ``gauges`` for the disk, if there is one, as reported by its server.
     """
 
     pool: str
@@ -38,14 +38,15 @@ class Sample:
 
 
 class Source:
-    """Where samples come from: a pool of this host, or an admin server.
+    """Source of samples: a pool of this host, or an admin server.
 
     Args:
         where: a path, or an address that begins with http.
         token: of the server.
 
     Raises:
-        OSError, Unavailable, InvalidArgument: as ``ObjectPool.open``; the server does not answer.
+        OSError, Unavailable, InvalidArgument: as ``ObjectPool.open``; or the server does not
+            answer.
     """
 
     def __init__(self, where: str, token: str | None):
@@ -54,8 +55,8 @@ class Source:
         self._pool = ObjectPool.open(where) if self._url is None else None
 
     def sample(self) -> Sample:
-        """Look now."""
-        from ..metrics import GAUGES  # which needs prometheus-client
+        """Take a sample."""
+        from ..metrics import GAUGES  # needs prometheus-client
 
         if self._pool is None:
             return self._ask()
@@ -88,11 +89,11 @@ class Source:
 
 
 def request(url: str, token: str | None, body: bytes | None = None) -> bytes:
-    """Ask an admin server: GET, or POST if there is a body of JSON.
+    """Send a request to an admin server: GET, or POST if there is a body of JSON.
 
     Raises:
-        OSError: it refuses or does not answer; the message has its reason.
-        InvalidArgument: the address is none.
+        OSError: the server refuses or does not answer; the message has its reason.
+        InvalidArgument: it is not an address.
     """
     headers = {"Content-Type": "application/json"} if body is not None else {}
     if token is not None:

@@ -1,4 +1,4 @@
-"""``serve``: make or open a pool, and let people and Prometheus look at it."""
+"""``serve``: make or open a pool, and serve it to administrators and Prometheus."""
 
 import argparse
 import contextlib
@@ -33,7 +33,7 @@ POLICIES: dict[str, EvictionPolicy] = {
 }
 
 
-SSD_WATERMARK = (0.90, 0.85)  # for what other processes evict does not get to the disk
+SSD_WATERMARK = (0.90, 0.85)  # objects that other processes evict do not reach the disk
 
 
 def add_commands(commands: Any) -> None:
@@ -119,7 +119,7 @@ def run(options: argparse.Namespace) -> None:
             )
         )
         if not options.temporary:
-            removal.pop_all()  # it is served: what was made stays
+            removal.pop_all()  # it is being served: keep what was made
         sys.stdout.write(f"serving {pool.path} at {admin.url}\n")
         sys.stdout.flush()
         stop.wait()
@@ -134,7 +134,7 @@ def _stopped_by_signals(stack: contextlib.ExitStack) -> threading.Event:
 
 
 def _pool(options: argparse.Namespace, removal: contextlib.ExitStack) -> ObservedPool:
-    """Open the pool or make it; then it goes with ``removal``."""
+    """Open the pool or make it; a pool made here is removed by ``removal``."""
     path = Path(options.path)
     if path.exists():
         pool = ObservedPool.open(path)
@@ -166,7 +166,7 @@ def _check_ssd(options: argparse.Namespace) -> None:
 
 
 def _store(options: argparse.Namespace, pool: ObservedPool, removal: contextlib.ExitStack) -> Store:
-    """A store on the pool, with the disk behind it if there is one; if made, that goes, too."""
+    """Make a store on the pool, with the disk behind it if any; a file made here is removed too."""
     if options.ssd is None:
         return Store(pool, eviction=POLICIES[options.eviction], watermark=options.watermark)
     path = Path(options.ssd)

@@ -1,4 +1,4 @@
-"""``stat``: what a pool says of itself, once."""
+"""``stat``: what a pool reports, once."""
 
 import argparse
 import dataclasses
@@ -27,6 +27,6 @@ def run(options: argparse.Namespace) -> None:
         json.dump({"pool": sample.pool, **sample.gauges, **counts, **sample.ssd}, sys.stdout)
         sys.stdout.write("\n")
         return
-    from .view import as_table, console  # which needs rich
+    from .view import as_table, console  # needs rich
 
     console().print(as_table(sample))

@@ -9,12 +9,12 @@ from .sample import Sample
 
 
 def console() -> Console:
-    """Standard output; as wide as needed where it is no terminal."""
+    """Standard output; as wide as needed if it is not a terminal."""
     return Console() if sys.stdout.isatty() else Console(width=120)
 
 
 def as_table(sample: Sample, before: Sample | None = None) -> Table:
-    """Show a sample, and what happened since the one before, if there is one."""
+    """Show a sample, and what changed since the previous one, if given."""
     gauges, counts = sample.gauges, sample.counts
     table = Table(title=sample.pool, show_header=False, title_justify="left")
     share = sample.used_bytes / gauges["capacity_bytes"]
@@ -78,7 +78,7 @@ def percent(rate: float | None) -> str:
 
 
 def size(num_bytes: float) -> str:
-    """In the largest unit of which there is one."""
+    """Format in the largest unit of which there is at least one."""
     units = ["B", "KiB", "MiB", "GiB", "TiB"]
     while num_bytes >= 1024 and len(units) > 1:
         num_bytes /= 1024

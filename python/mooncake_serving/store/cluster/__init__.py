@@ -1,4 +1,4 @@
-"""The calls of a store over all hosts whose nodes share a directory."""
+"""The calls of a store, over all hosts whose nodes share a directory."""
 
 from .cluster_put import ClusterPut
 from .cluster_store import ClusterStore

@@ -1,4 +1,4 @@
-"""An object of all hosts that is being written: what ``ClusterStore.begin`` returns."""
+"""An object that is being written to a cluster: what ``ClusterStore.begin`` returns."""
 
 import weakref
 from collections.abc import Callable, Sequence
@@ -17,14 +17,14 @@ from ..keyspace import StoreKey
 class ClusterPut:
     """An object that is being written in place. A context manager.
 
-    Nobody sees it before ``commit()``, which the end of a ``with`` block calls, unless by an
-    exception; then, or when it is dropped, it was never there.
+    No reader sees it before ``commit()``, which is called when a ``with`` block ends without an
+    exception. After an exception, or if the put is dropped, the object never existed.
 
-    What is written to ``view`` after that is an error that nobody notices.
+    Writing to ``view`` after that is an error that goes undetected.
 
     Attributes:
         num_bytes: size of the object.
-        owner: the store that has begun it.
+        owner: the store that began it.
         result: of the commit; None before it, and after ``abort()``.
     """
 
@@ -36,43 +36,44 @@ class ClusterPut:
 
     @property
     def is_open(self) -> bool:
-        """Whether it was neither committed nor aborted."""
+        """Whether it was neither committed nor aborted yet."""
         return self._is_open
 
     @property
     def buffer(self) -> Buffer:
-        """The bytes where they are, in the host or on a GPU, to be written."""
+        """The bytes to write, in host memory or on a GPU."""
         raise NotImplementedError
 
     @property
     def view(self) -> memoryview:
-        """The bytes where they are, to be written. Not of what is on a GPU."""
+        """The bytes to write, in place. Not available for objects on a GPU."""
         raise NotImplementedError
 
     def commit(self) -> PutResult:
-        """Let all hosts see the object, which does not change any more.
+        """Make the object visible to all hosts; it does not change any more.
 
         Returns:
-            ``STORED``. ``EXISTS``, ``BEING_WRITTEN``: it took longer than the store's ``claim_s``,
-            and another node was faster. What else ``ClusterStore.put_from`` returns, of a node that
-            has others take what it puts, for these are asked only now.
+            ``STORED``. ``EXISTS``, ``BEING_WRITTEN``: the put took longer than the store's
+            ``claim_s``, and another node was faster. A node that has others take what it puts asks
+            them only now, and may return any other result of ``ClusterStore.put_from``.
 
         Raises:
             InvalidArgument: the put is over, or the store is closed.
             TimeoutError: a stopped process holds the pool; the put is still open.
-            Unavailable: the directory does not answer, and it took longer than half of ``claim_s``.
-                Of a node that has others take it: as ``ClusterStore.put_from``; then it is over.
+            Unavailable: the directory does not answer, and the put took longer than half of
+                ``claim_s``. On a node that has others take what it puts: as
+                ``ClusterStore.put_from``; then the put is over.
         """
         return self.owner.commit_each([self])[0]
 
     def abort(self) -> None:
-        """Give the space back, as if there had been no put. Idempotent; nothing after a commit."""
+        """Return the space, as if there had been no put. Idempotent; no effect after a commit."""
         if self._is_open:
             self._abort()
             self.end()
 
     def end(self, result: PutResult | None = None) -> None:
-        """Take note that it is over: of ``ClusterStore.commit_each``, not for callers of that."""
+        """Mark the put as over: for ``ClusterStore.commit_each`` only."""
         self._is_open = False
         self.result = result
 
@@ -80,7 +81,7 @@ class ClusterPut:
         raise NotImplementedError
 
     def check_open(self, op: str) -> None:
-        """Refuse what is over."""
+        """Refuse a put that is over."""
         if not self._is_open:
             raise InvalidArgument(f"{op}: put must be open, got one that was committed or aborted")
 
@@ -100,21 +101,21 @@ class ClusterPut:
 
 
 class Owner(Protocol):
-    """The store that has begun a put."""
+    """The store that began a put."""
 
     def commit_each(self, puts: Sequence[ClusterPut]) -> list[PutResult]: ...
 
 
 class PutHere(ClusterPut):
-    """Written in the own pool, under a claim of this node.
+    """A put written in this node's pool, under a claim of this node.
 
     Args:
         word: the key in the pool, ``[1, 2]``.
         put: in the pool.
-        claimed_s: when the claim was asked for, of ``time.monotonic``.
+        claimed_s: when the claim was requested, of ``time.monotonic``.
         owner: the store.
-        settle: ends the claim of what is not stored.
-        dropped: called, at any moment and with locks held, when nobody has ended it.
+        settle: ends the claim if the object is not stored.
+        dropped: called if the put is dropped without an end, at any moment and with locks held.
     """
 
     def __init__(
@@ -143,14 +144,14 @@ class PutHere(ClusterPut):
         return self._put.view
 
     def store(self) -> None:
-        """Commit it in the pool, which is to be published then."""
+        """Commit it in the pool; the caller must then publish it."""
         self.check_open("commit")
         self._put.commit()
         self.end(PutResult.STORED)
         self._dropped.detach()
 
     def give_up(self, result: PutResult | None = None) -> None:
-        """Abort it in the pool, whose claim is to be ended then."""
+        """Abort it in the pool; the caller must then end its claim."""
         self._put.abort()
         self.end(result)
         self._dropped.detach()
@@ -161,7 +162,7 @@ class PutHere(ClusterPut):
 
 
 class PutElsewhere(ClusterPut):
-    """Written in memory of its own, out of which another node takes it in the end.
+    """A put written in memory of its own, from which another node takes it at the commit.
 
     Args:
         key: of the object.

@@ -27,11 +27,11 @@ logger = logging.getLogger(__name__)
 
 ABSENT, TOO_SMALL = -1, -2  # of ObjectPool.get_into_each
 GONE = (Outcome.ABSENT, Outcome.DAMAGED)
-PAUSE_S = 0.001  # while another process of this host brings an object here
+PAUSE_S = 0.001  # between looks while another process of this host brings an object here
 
 
 class ClusterReader:
-    """Looks for objects in the own pool first, then in all others."""
+    """Looks for objects in this node's pool first, then in all others."""
 
     node: Node
     _keyspace: Keyspace
@@ -40,10 +40,10 @@ class ClusterReader:
     _wait_s: float
 
     def get(self, key: StoreKey) -> bytes | None:
-        """Return a copy of an object; None if there is none that can be reached.
+        """Return a copy of an object; None if none can be reached.
 
         Raises:
-            ChecksumError: it is damaged wherever it is; what was damaged was removed.
+            ChecksumError: every copy is damaged; the damaged copies were removed.
             Unavailable: it is not here, and the directory does not answer.
         """
         value, is_damaged = self._get_here(key)
@@ -56,11 +56,11 @@ class ClusterReader:
         """Copy an object, or the part of it from ``offset`` on, see ``ObjectPool.get_into``.
 
         Returns:
-            Size of the object; None if there is none that can be reached: what the buffers hold
-            then is undefined.
+            Size of the object; None if none can be reached: the content of the buffers is then
+            undefined.
 
         Raises:
-            InvalidArgument: the buffers are too small, or what was asked for is not in the object.
+            InvalidArgument: the buffers are too small, or the requested part is not in the object.
             ChecksumError, Unavailable: as in ``get``.
         """
         is_damaged = False
@@ -80,7 +80,7 @@ class ClusterReader:
         return sink.object_bytes
 
     def get_each(self, keys: StoreKeys) -> list[bytes | None]:
-        """Return copies of many objects, see ``get``; those of a holder are read at once."""
+        """Return copies of many objects, see ``get``; those of one holder are read at once."""
         words = self._keyspace.keys(keys)
         here = [self._get_here(key) for key in reversed(list(keys))][::-1]  # as Store.get_each
         found = [value for value, _ in here]
@@ -95,20 +95,20 @@ class ClusterReader:
         return found
 
     def get_into_each(self, keys: StoreKeys, buffers: Sequence[Any]) -> np.ndarray:
-        """Copy many objects, each into its buffer; those of a holder are read at once.
+        """Copy many objects, each into its buffer; the objects of one holder are read at once.
 
         Args:
             keys: n of them.
-            buffers: n of packed, writable memory, each as large as its object or larger. To a GPU
-                goes what another node has by way of host memory.
+            buffers: n of packed, writable memory, each at least as large as its object. Objects
+                from other nodes reach a GPU by way of host memory.
 
         Returns:
-            ``[n]`` int64: sizes of the objects; -1 where there is none that can be reached, -2
-            where the buffer is too small, -4 where it is damaged wherever it is.
+            ``[n]`` int64: sizes of the objects; -1 where none can be reached, -2 where the buffer
+            is too small, -4 where every copy is damaged.
 
         Raises:
-            Unavailable: the directory does not answer, and something is not here; what is here was
-                copied.
+            Unavailable: the directory does not answer, and some objects are not here; those that
+                are here were copied.
         """
         check_pairs("get_into_each", "buffers", keys, buffers)
         words = self._keyspace.keys(keys)
@@ -133,15 +133,15 @@ class ClusterReader:
         return sizes
 
     def view(self, key: StoreKey) -> PinnedObject | None:
-        """Return an object where it is in the own pool, into which it is brought first.
+        """Return an object in place in this node's pool, into which it is copied first if need be.
 
         Returns:
-            See ``Store.view``; None if there is none that can be reached.
+            See ``Store.view``; None if none can be reached.
 
         Raises:
             InvalidArgument: the node has no pool.
-            Unavailable: there is no room in the pool, another process brings it and does not end,
-                or the directory does not answer.
+            Unavailable: there is no room in the pool, another process brings it and does not
+                finish, or the directory does not answer.
             ChecksumError: as in ``get``.
         """
         store = self._own_pool("view")
@@ -168,28 +168,28 @@ class ClusterReader:
                 time.sleep(PAUSE_S)
 
     def fetch(self, keys: StoreKeys) -> list[PutResult | None]:
-        """Bring objects into the own pool, from where they are, and publish that.
+        """Copy objects from other pools into this node's, and publish them.
 
         Returns:
             For each key ``STORED``; ``EXISTS``: it was here; ``BEING_WRITTEN``: another process
-            brings it; ``FULL``; None: there is none that can be reached, or it is damaged.
+            brings it; ``FULL``; None: none can be reached, or every copy is damaged.
 
         Raises:
             InvalidArgument: the node has no pool.
-            Unavailable: the directory does not answer, and something is not here.
+            Unavailable: the directory does not answer, and some objects are not here.
         """
         self._own_pool("fetch")
         return self._fetch(self._keyspace.keys(keys))[0]
 
     def exists(self, key: StoreKey) -> bool:
-        """Tell whether an object is anywhere, as far as the directory knows."""
+        """Tell whether any pool has an object, as far as the directory knows."""
         return bool(self.exists_each([key])[0])
 
     def exists_each(self, keys: StoreKeys) -> np.ndarray:
-        """Tell of n keys which are anywhere: ``[n]`` bool.
+        """Tell which of n keys any pool has: ``[n]`` bool.
 
         Raises:
-            Unavailable: the directory does not answer, and something is not here.
+            Unavailable: the directory does not answer, and some objects are not here.
         """
         words = self._keyspace.keys(keys)
         found = self._are_here(words)
@@ -199,20 +199,20 @@ class ClusterReader:
         return found
 
     def match_prefix(self, keys: StoreKeys) -> int:
-        """Count the first keys that are anywhere, up to one that is not.
+        """Count the leading keys that any pool has, up to the first that none has.
 
-        One round trip, unless the own pool has some that the directory does not know. Where they
-        are is remembered: who reads them does not ask again.
+        One round trip, unless this node's pool has some that the directory does not know. The
+        locations are remembered: a read that follows does not ask again.
 
         Raises:
-            Unavailable: the directory does not answer, and something is not here.
+            Unavailable: the directory does not answer, and some objects are not here.
         """
         words = self._keyspace.keys(keys)
         count = 0
         while count < len(words):
             here = 0 if self._store is None else self._store.match_keys(words[count:])
             if here == 0 and count > 0:
-                break  # where the directory has stopped, too
+                break  # where the directory stopped, too
             count += here
             pools = self.node.listing.match_prefix(words[count:])
             if not pools:
@@ -236,7 +236,7 @@ class ClusterReader:
         return self._store.has_keys(words)
 
     def _get_here(self, key: StoreKey) -> tuple[bytes | None, bool]:
-        """The own pool's object, and whether that was damaged, and is gone now."""
+        """Return the local object, and whether it was damaged and is now removed."""
         try:
             return None if self._store is None else self._store.get(key), False
         except ChecksumError:
@@ -244,11 +244,11 @@ class ClusterReader:
             return None, True
 
     def _withdraw(self, key: StoreKey) -> None:
-        """Tell the directory that the own object is gone, as it was damaged."""
+        """Tell the directory that the local object is gone because it was damaged."""
         self.node.listing.withdraw(self._keyspace.keys([key]))
 
     def _read(self, op: str, key: StoreKey, sink: Sink, is_damaged: bool) -> bool:
-        """Read one object; returns whether there was one, also if its sink did not take it."""
+        """Read one object; return whether there was one, even if its sink refused it."""
         words = self._keyspace.keys([key])
         [outcome] = self.read_each(words, [sink])
         if outcome is Outcome.DAMAGED or (is_damaged and outcome is Outcome.ABSENT):
@@ -256,14 +256,14 @@ class ClusterReader:
         return outcome is not Outcome.ABSENT
 
     def read_each(self, words: np.ndarray, sinks: Sequence[Sink]) -> list[Outcome]:
-        """Read objects of other pools; those that are read again and again are brought here.
+        """Read objects of other pools; those that are read repeatedly are copied here.
 
         Args:
-            words: ``[n, 2]`` keys of pools, of objects that are not in the own one.
-            sinks: n, where they go; ``deliver`` is the caller's.
+            words: ``[n, 2]`` keys of pools, of objects that are not in this node's.
+            sinks: n destinations; the caller calls ``deliver``.
 
         Returns:
-            For each: ``DONE``; ``NOT_TAKEN`` by its sink; ``DAMAGED`` wherever it is; ``ABSENT``.
+            For each: ``DONE``; ``NOT_TAKEN`` by its sink; ``DAMAGED``: every copy is; ``ABSENT``.
 
         Raises:
             Unavailable: the directory does not answer.
@@ -286,8 +286,8 @@ class ClusterReader:
         pools: Holders,
         is_remembered: Sequence[bool],
     ) -> list[Outcome]:
-        """Read objects from where they are said to be; what is gone there, or damaged, from where
-        the directory says that it is now, for somebody may have moved it meanwhile, also to here.
+        """Read objects from their remembered locations. For those that are missing or damaged
+        there, ask the directory again: they may have been moved meanwhile, also to this node.
         """
         verify = self._verifies()
         outcomes = self.node.read(words, sinks, pools, verify=verify)
@@ -313,7 +313,7 @@ class ClusterReader:
         return outcomes
 
     def _read_here(self, word: np.ndarray, sink: Sink, *, verify: bool) -> Outcome:
-        """Read what has come into the own pool since that was looked at."""
+        """Read an object that has entered this node's pool since the pool was checked."""
         first, second = word.tolist()
         try:
             pinned = self._own_pool("get").pin_key((first, second))
@@ -338,7 +338,7 @@ class ClusterReader:
     def _fetch_hot(self, words: np.ndarray) -> None:
         try:
             self._fetch(words)
-        except Unavailable as error:  # what was asked for has been read
+        except Unavailable as error:  # the requested objects have been read
             logger.info("hot objects are not copied here: %s", error)
 
     def _verifies(self) -> bool:

@@ -1,4 +1,4 @@
-"""The store over all hosts: the calls of ``Store``, which look at home first."""
+"""The store over all hosts: the calls of ``Store``, which look in the local pool first."""
 
 from collections import deque
 from typing import Any
@@ -29,18 +29,18 @@ class ClusterStore(ClusterWriter, Closing):
                 cluster.put_each(keys, blocks)          # here; all hosts find them
                 cluster.get_into_each(other_keys, ...)  # from here, or from wherever they are
 
-    What the own pool has is found and read as by ``Store``, without asking anybody. An object is
-    written once in all hosts, unless the directory has lost what it knew in the meantime: bytes
-    should follow from their key, as those of a prefix hash do.
+    Objects in this node's pool are found and read as by ``Store``, without a request to other
+    nodes. An object is written once across all hosts, unless the directory loses state in the
+    meantime: bytes should follow from their key, as those of a prefix hash do.
 
     Args:
         node: of this process; ``close()`` closes it.
-        namespace: for a node without a pool, as of ``Store``; others have their store's.
-        verify: the share of reads from other nodes that are compared with their checksums, first
-            at the holder, then here: 0 to 1.
+        namespace: for a node without a pool, as in ``Store``; other nodes use their store's.
+        verify: the share of reads from other nodes whose checksums are compared, first at the
+            holder, then here: 0 to 1.
         claim_s: how long a put may take, at most, before another node may write the same key.
-        hot: chooses which objects that are read from other hosts are copied into the own pool;
-            None: none is.
+        hot: chooses which objects read from other hosts are copied into this node's pool; None:
+            none.
 
     Raises:
         InvalidArgument: an argument is wrong.
@@ -71,10 +71,10 @@ class ClusterStore(ClusterWriter, Closing):
         self._claim_s = claim_s
         self._hot = hot
         self._wait_s = claim_s
-        self._dropped: deque[np.ndarray] = deque()  # keys of puts that nobody has ended
+        self._dropped: deque[np.ndarray] = deque()  # keys of puts that were dropped without an end
 
     def order_prompt(self, keys: StoreKeys) -> None:
-        """Have the own pool's LRU take the objects of a prompt from its tail to its head, see
+        """Have LRU evict a prompt's objects in this node's pool from tail to head, see
         ``Store.order_prompt``.
         """
         self.node.check_process()
@@ -83,23 +83,23 @@ class ClusterStore(ClusterWriter, Closing):
             self._store.age_tail_first(words)
 
     def remove(self, key: StoreKey) -> bool:
-        """Remove an object everywhere; who reads it keeps it. Returns whether it was anywhere.
+        """Remove an object everywhere; current readers keep it. Returns whether any pool had it.
 
         Raises:
-            Unavailable: the directory, or a node that has it, does not answer; it was removed
-                wherever else it is.
+            Unavailable: the directory, or a node that has it, does not answer; the object was
+                removed from all other pools.
         """
         return bool(self.remove_each([key])[0])
 
     def remove_each(self, keys: StoreKeys) -> np.ndarray:
-        """Remove n objects everywhere; who reads them keeps them.
+        """Remove n objects everywhere; current readers keep them.
 
         Returns:
-            ``[n]`` bool: which were anywhere.
+            ``[n]`` bool: whether any pool had each.
 
         Raises:
-            Unavailable: the directory, or a node that has some, does not answer; they were removed
-                wherever else they are.
+            Unavailable: the directory, or a node that has some, does not answer; the objects were
+                removed from all other pools.
         """
         self.node.check_process()
         words = self._keyspace.keys(keys)
@@ -123,20 +123,20 @@ class ClusterStore(ClusterWriter, Closing):
         return removed
 
     def retain(self, key: StoreKey, retention: Retention) -> bool:
-        """Say how long the own pool's copy shall stay. Returns whether it has one."""
+        """Set how long this node's copy shall stay. Returns whether it has one."""
         return self._store is not None and self._store.retain(key, retention)
 
     @property
     def keyspace(self) -> Keyspace:
-        """How keys of callers become those of pools."""
+        """How callers' keys become keys of pools."""
         return self._keyspace
 
     def members(self) -> list[Member]:
-        """Who takes part, by name, as far as was heard."""
+        """Members by name, as last reported."""
         return self.node.members()
 
     def stats(self) -> dict[str, PoolStats]:
-        """Ask for the numbers of all pools, by name; those that do not answer are left out."""
+        """Ask for the statistics of all pools, by name; pools that do not answer are left out."""
         found: dict[str, PoolStats] = {}
         if self._store is not None:
             found[self.node.pool_name] = self._store.stats()
@@ -151,14 +151,14 @@ class ClusterStore(ClusterWriter, Closing):
         return found
 
     def register(self, buffer: Any) -> Region:
-        """Register memory, so that objects go there without a copy in between. See ``Node``."""
+        """Register memory, so that objects go there without an extra copy. See ``Node``."""
         return self.node.register(buffer)
 
     def deregister(self, region: Region) -> None:
-        """End that, before the memory is freed.
+        """Deregister memory; call this before the memory is freed.
 
         Raises:
-            InvalidArgument: it is no region.
+            InvalidArgument: it is not a region.
         """
         if not isinstance(region, Region):
             raise InvalidArgument(f"deregister: region must be a Region, got {region!r:.80}")
@@ -169,8 +169,8 @@ class ClusterStore(ClusterWriter, Closing):
         self.node.close()
 
     def _remove_here(self, words: np.ndarray, unreached: list[str]) -> np.ndarray:
-        """Remove objects from the own pool: ``[n]`` bool, which were there. What cannot be removed
-        is published again.
+        """Remove objects from this node's pool: ``[n]`` bool, which were there. Objects that cannot
+        be removed are published again.
         """
         removed = np.zeros(len(words), bool)
         if self._store is None:
@@ -178,14 +178,14 @@ class ClusterStore(ClusterWriter, Closing):
         for i, (first, second) in enumerate(words.tolist()):
             try:
                 removed[i] = self._store.remove_key((first, second))
-            except (Unavailable, OSError) as error:  # a disk's, or a stopped process has the pool
+            except (Unavailable, OSError) as error:  # a disk's, or a stopped process holds the pool
                 unreached.append(str(error))
                 self.node.listing.publish(words[[i]])
         return removed
 
     def _remove_from(self, pool: str, words: np.ndarray) -> np.ndarray:
-        """Have a pool's nodes remove objects: ``[n]`` bool, which were there. All of them: one may
-        have a disk behind it.
+        """Have a pool's nodes remove objects: ``[n]`` bool, which were there. All its nodes are
+        asked, since one may have a disk behind it.
         """
         removed = np.zeros(len(words), bool)
         failures: list[TransferError] = []

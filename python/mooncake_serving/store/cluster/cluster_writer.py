@@ -26,10 +26,10 @@ THERE = (PutResult.STORED, PutResult.EXISTS)
 
 
 class ClusterWriter(ClusterReader):
-    """Writes into the own pool, or has others take it; each object once in all hosts."""
+    """Writes into this node's pool, or has others take it; each object once in all hosts."""
 
     _claim_s: float
-    _dropped: deque[np.ndarray]  # keys of puts that nobody has ended
+    _dropped: deque[np.ndarray]  # keys of puts that were dropped without an end
 
     def put(
         self, key: StoreKey, value: Any, *, retention: Retention = "normal", position: int = 0
@@ -40,15 +40,15 @@ class ClusterWriter(ClusterReader):
     def put_from(
         self, key: StoreKey, *parts: Any, retention: Retention = "normal", position: int = 0
     ) -> PutResult:
-        """Store an object of one or many parts, which are its bytes one behind the other.
+        """Store an object of one or many parts; its bytes are the parts in order.
 
-        It is put into the own pool. A node without one, or that is draining, has another take it
-        out of its memory, which is registered meanwhile; ``retention`` is "normal" there, and
+        It is put into this node's pool. A node that has none, or is draining, has another node take
+        it out of its memory, which is registered meanwhile; ``retention`` is then "normal", and
         ``position`` 0.
 
         Returns:
-            As ``Store.put_from``, of all hosts. ``STORED`` if the directory went away after it had
-            been asked: then it is told later.
+            As ``Store.put_from``, of all hosts. ``STORED`` also if the directory went away after it
+            was asked: then it is told later.
 
         Raises:
             InvalidArgument: as ``Store.put_from``.
@@ -73,17 +73,17 @@ class ClusterWriter(ClusterReader):
             with put:
                 put.view[first:last] = layer  # each as it comes; or put.buffer, if it is on a GPU
 
-        The space is in the own pool, and the key is this node's to write for ``claim_s``; if it
-        takes longer, another node may be faster, which the commit finds out. A node without a pool,
-        or that is draining, has it written in memory of the process, and asks who takes it when it
-        is committed.
+        The space is in this node's pool, and this node has the exclusive right to write the key for
+        ``claim_s``; a put that takes longer may lose to another node, which the commit detects. On
+        a node that has no pool, or is draining, the object is written in memory of the process, and
+        another node is asked to take it at the commit.
 
         Returns:
-            A put to be committed, or as ``put_from`` why there is none.
+            A put to be committed; or a result as of ``put_from`` that says why there is none.
 
         Raises:
             InvalidArgument: as ``Store.begin``.
-            Unavailable: the directory does not answer; or no other node is known that has a pool.
+            Unavailable: the directory does not answer; or no other node with a pool is known.
         """
         return self.begin_each([key], [num_bytes], retention=retention, position=position)[0]
 
@@ -97,7 +97,7 @@ class ClusterWriter(ClusterReader):
     ) -> list[ClusterPut | PutResult]:
         """Reserve space for many objects, see ``begin``; the directory is asked once.
 
-        An error ends it, and nothing is reserved.
+        On an error nothing is reserved.
         """
         self.node.check_process()
         check_pairs("begin_each", "num_bytes", keys, num_bytes)
@@ -114,10 +114,10 @@ class ClusterWriter(ClusterReader):
             return self._begin_each_here(words, num_bytes, retention=retention, position=position)
 
     def commit_each(self, puts: Sequence[ClusterPut]) -> list[PutResult]:
-        """Commit what ``begin_each`` has returned, see ``ClusterPut.commit``; the directory is told
-        once.
+        """Commit the puts that ``begin_each`` returned, see ``ClusterPut.commit``; the directory is
+        told once.
 
-        An error ends it: what was committed before it is seen, the rest is still open.
+        An error ends the call: puts committed before it are visible, the rest are still open.
         """
         self.node.check_process()
         self._check_puts(puts)
@@ -147,7 +147,7 @@ class ClusterWriter(ClusterReader):
     ) -> list[PutResult]:
         """Store many objects, in their order; the directory is asked and told once.
 
-        An error ends it, for those that come after.
+        An error ends the call: later objects are not stored.
         """
         check_pairs("put_each", "values", keys, values)
         return self._put_each(keys, [(value,) for value in values], "normal", position)
@@ -166,7 +166,7 @@ class ClusterWriter(ClusterReader):
         published = np.zeros(len(words), bool)
         try:
             for i in set(range(len(words))) - set(granted):
-                _as_buffers(objects[i])  # at which nobody else looks
+                _as_buffers(objects[i])  # not checked anywhere else
             with self.node.intake.enter() as is_in:
                 if self._store is not None and is_in:
                     for i in granted:
@@ -190,8 +190,8 @@ class ClusterWriter(ClusterReader):
         return results
 
     def _claim(self, words: np.ndarray) -> tuple[list[PutResult], list[int]]:
-        """Claim what is not here: what came of each key, and which were granted, which must be
-        settled; these are ``FULL`` until there is more to say of them.
+        """Claim the keys that are not here. Return the result of each key, and which were granted:
+        these must be settled, and are ``FULL`` until there is more to say about them.
         """
         results = [PutResult.EXISTS] * len(words)
         missing = np.flatnonzero(~self._are_here(words))
@@ -208,7 +208,7 @@ class ClusterWriter(ClusterReader):
         results: list[PutResult],
         published: np.ndarray,
     ) -> None:
-        """Have others take objects; one that cannot is followed by the next."""
+        """Have others take objects; if a node cannot, the next one is asked."""
         buffers = {i: [_in_host(part) for part in _as_buffers(objects[i])] for i in granted}
         left, unanswered, reason = list(granted), set(granted), "there is none"
         for member in self._homes():
@@ -234,7 +234,7 @@ class ClusterWriter(ClusterReader):
     def _give_to(
         self, member: Member, words: np.ndarray, objects: Sequence[Sequence[Buffer]]
     ) -> Pulls:
-        """Have one node take objects, and see to it that they are published."""
+        """Have one node take objects, and ensure that they are published."""
         verify = self._verify > 0
         asking = self.node.asking
         answers: list[PutResult | str | None] = list(
@@ -255,7 +255,7 @@ class ClusterWriter(ClusterReader):
     def _begin_each_here(
         self, words: np.ndarray, num_bytes: Sequence[int], *, retention: Retention, position: int
     ) -> list[ClusterPut | PutResult]:
-        """Reserve space for many objects in the own pool."""
+        """Reserve space for many objects in this node's pool."""
         claimed_s = time.monotonic()
         claimed, granted = self._claim(words)
         results: list[ClusterPut | PutResult] = [*claimed]
@@ -269,7 +269,7 @@ class ClusterWriter(ClusterReader):
                 for put in results:
                     if isinstance(put, PutHere):
                         put.give_up()
-            finally:  # of one that could not be given up, too: it is dropped
+            finally:  # also of one that could not be given up: it is dropped
                 self.node.claims.settle(words[granted])
             raise
         refused = [i for i in granted if isinstance(results[i], PutResult)]
@@ -286,7 +286,7 @@ class ClusterWriter(ClusterReader):
         retention: Retention,
         position: int,
     ) -> ClusterPut | PutResult:
-        """Reserve space in the own pool, under a claim that was granted."""
+        """Reserve space in this node's pool, under a granted claim."""
         assert self._store is not None
         first, second = word[0].tolist()
         begun = self._store.begin_key(
@@ -304,7 +304,7 @@ class ClusterWriter(ClusterReader):
         )
 
     def _check_puts(self, puts: Sequence[ClusterPut]) -> None:
-        """Refuse what is not to be committed here, or not any more."""
+        """Refuse puts that are not this store's, or not open any more."""
         if len(set(map(id, puts))) < len(puts):
             raise InvalidArgument("commit: puts must be different ones, got one of them twice")
         for put in puts:
@@ -315,7 +315,7 @@ class ClusterWriter(ClusterReader):
             put.check_open("commit")
 
     def _renew_claims(self, puts: Sequence[PutHere]) -> None:
-        """Ask again where the time of a claim may be over; what others have by now is given up."""
+        """Renew claims that may have run out; give up puts whose objects others have by now."""
         late = time.monotonic() - self._claim_s / 2
         if not (old := [put for put in puts if put.claimed_s < late]):
             return
@@ -330,7 +330,7 @@ class ClusterWriter(ClusterReader):
     def _begin_elsewhere(
         self, keys: StoreKeys, num_bytes: Sequence[int]
     ) -> list[ClusterPut | PutResult]:
-        """Have objects written in memory of this process."""
+        """Reserve memory of this process for objects."""
         is_there = self.exists_each(keys)
         homes = [] if is_there.all() else self._homes()
         if not homes and not is_there.all():
@@ -345,27 +345,27 @@ class ClusterWriter(ClusterReader):
         return results
 
     def _settle_dropped(self) -> None:
-        """End the claims of puts that were dropped, where no lock is held."""
+        """End the claims of dropped puts, where no lock is held."""
         while self._dropped:
             with contextlib.suppress(IndexError):  # another thread has taken it
                 self.node.claims.settle(self._dropped.popleft())
 
     def _homes(self) -> list[Member]:
-        """Members whose pools take objects, other than the own one; the emptiest pool first."""
+        """Members whose pools take objects, without this node's; the emptiest pool first."""
         homes = self._known(lambda m: m.pool not in ("", self.node.pool_name) and not m.is_draining)
         return sorted(homes, key=lambda member: -member.free_bytes)
 
     def _known(self, condition: Callable[[Member], bool]) -> list[Member]:
-        """Members for which it holds; the directory is asked if none is known."""
+        """Members that meet a condition; if none is known, the directory is asked."""
         found = list(filter(condition, self.node.members()))
         return found or list(filter(condition, self.node.members(anew=True)))
 
 
 def _as_buffers(parts: Sequence[Any]) -> list[Buffer]:
-    """The memory of parts; what is none is refused."""
+    """The memory of the parts; anything else is refused."""
     return [as_buffer(part, argument=f"put: buffers[{i}]") for i, part in enumerate(parts)]
 
 
 def _in_host(buffer: Buffer) -> Buffer:
-    """Memory that can be sent: of what is on a GPU, a copy."""
+    """Memory that can be sent: a copy of what is on a GPU."""
     return buffer if buffer.is_host else as_buffer(copy_to_host([buffer]))

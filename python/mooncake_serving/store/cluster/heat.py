@@ -1,4 +1,4 @@
-"""How often objects are used, with the past forgotten bit by bit."""
+"""How often objects are used, with older uses gradually forgotten."""
 
 import threading
 import time
@@ -18,20 +18,19 @@ ROWS = np.arange(4, dtype=np.uint64)[:, None]
 class Heat:
     """Uses of each object, of which those ``half_life_s`` ago count half. Thread-safe.
 
-    A count-min sketch (Cormode and Muthukrishnan, 2005): it takes the same memory however many
-    objects there are, 32 bytes times ``width``, and never counts too little. What it counts too
-    much is less than ``e / width`` of all uses that are remembered, for all but 1 of 55 objects;
-    it is far less since a use adds only to what is counted least (conservative update, Estan and
-    Varghese, 2002). Uses are not aged one by one: later ones weigh more (forward decay, Cormode
-    et al., 2009).
+    A count-min sketch (Cormode and Muthukrishnan, 2005): its memory is 32 bytes times ``width``
+    however many objects there are, and it never undercounts. It overcounts by less than ``e /
+    width`` of all remembered uses, for all but 1 of 55 objects; in practice by far less, since a
+    use increments only the smallest counters (conservative update, Estan and Varghese, 2002). Uses
+    are not aged one by one: later ones weigh more (forward decay, Cormode et al., 2009).
 
-    Who wants to know what is used again compares: ``heat.add(keys) >= 1.5`` is true of objects
-    that were used before, and less than a half life ago.
+    To find what is used again, compare: ``heat.add(keys) >= 1.5`` is true of objects that were used
+    before, and less than a half life ago.
 
     Args:
-        half_life_s: the longer, the steadier, and the later a change shows.
-        width: counters of each of 4 rows, a power of two; as many as objects are used in some
-            half lives, or more.
+        half_life_s: a longer one is steadier, and shows changes later.
+        width: counters of each of 4 rows, a power of two; at least as many as objects are used in a
+            few half lives.
         clock: seconds, which never go back.
 
     Raises:
@@ -55,13 +54,13 @@ class Heat:
         self._lock = threading.Lock()
 
     def add(self, keys: np.ndarray) -> np.ndarray:
-        """Count one use of each object, and tell the counts.
+        """Count one use of each object, and return the counts.
 
         Args:
-            keys: ``[n, 2]`` uint64, as pools have them; what is named twice counts once.
+            keys: ``[n, 2]`` uint64, as pools have them; a key named twice counts once.
 
         Returns:
-            ``[n]`` float64: uses of each, this one included.
+            ``[n]`` float64: uses of each, including this one.
         """
         cells = self._cells(mix(keys))
         with self._lock:
@@ -71,14 +70,14 @@ class Heat:
         return counts / weight
 
     def counts(self, keys: np.ndarray) -> np.ndarray:
-        """Tell uses of each of ``[n, 2]`` objects, ``[n]`` float64, without counting one."""
+        """Return the uses of each of ``[n, 2]`` objects, ``[n]`` float64, without counting one."""
         cells = self._cells(mix(keys))
         with self._lock:
             weight = self._weight()
             return self._counters[cells].min(axis=0) / weight
 
     def _weight(self) -> float:
-        """What a use counts now, where a use at the beginning counts 1."""
+        """Weight of a use now, relative to one at the start."""
         half_lives = max(self._clock() - self._since_s, 0.0) / self._half_life_s
         if half_lives > MAX_HALF_LIVES:
             self._counters *= 2.0**-half_lives
@@ -87,7 +86,7 @@ class Heat:
         return 2.0**half_lives
 
     def _cells(self, hashes: np.ndarray) -> np.ndarray:
-        """``[4, n]`` places of counters: 4 hashes of two (Kirsch and Mitzenmacher, 2006)."""
+        """``[4, n]`` counter indices: 4 hashes made of two (Kirsch and Mitzenmacher, 2006)."""
         width = len(self._counters) // 4
         first, second = hashes & LOW, (hashes >> np.uint64(32)) | np.uint64(1)
         columns = (first + ROWS * second) & np.uint64(width - 1)
@@ -95,7 +94,7 @@ class Heat:
 
 
 def mix(keys: np.ndarray) -> np.ndarray:
-    """Hash keys, of which the words may be small numbers, to ``[n]`` uint64."""
+    """Hash keys, whose words may be small numbers, to ``[n]`` uint64."""
     words = keys[:, 0] * np.uint64(0x9E3779B97F4A7C15) ^ keys[:, 1]
     for factor in (0xBF58476D1CE4E5B9, 0x94D049BB133111EB):  # SplitMix64 (Steele et al., 2014)
         words = (words ^ (words >> np.uint64(31))) * np.uint64(factor)

@@ -1,4 +1,4 @@
-"""Which objects that are read from other hosts get a copy on the host that reads them."""
+"""Which objects that are read from other hosts are copied to the host that reads them."""
 
 import threading
 import time
@@ -14,17 +14,17 @@ MAX_COOLING = 1 << 16
 
 
 class HotKeys:
-    """Chooses what is copied here since it is read from afar again and again. Thread-safe.
+    """Chooses what to copy here because it is read from other hosts repeatedly. Thread-safe.
 
-    The paper's hot-spot migration copies blocks to where requests are sent (FAST'25, Algorithm 1);
-    this does so for whatever is read, and so that one object's copies stay few and are not made
-    again and again where they are soon evicted.
+    The paper's hot-spot migration copies blocks to where requests are sent (FAST'25, Algorithm 1).
+    This one does so for whatever is read, keeps the number of copies small, and does not make
+    copies again and again where they are soon evicted.
 
     Args:
-        min_reads: how often an object must be read from afar, as ``Heat`` counts: more than so
-            many times within a half life or two.
-        max_copies: an object of which there are so many gets no more.
-        cooldown_s: an object that was chosen is not chosen again for so long.
+        min_reads: how often an object must be read from other hosts, as ``Heat`` counts: more than
+            that many times within a half life or two.
+        max_copies: an object with this many copies gets no more.
+        cooldown_s: an object that was chosen is not chosen again for this long.
         half_life_s: of the count.
         clock: seconds, which never go back.
 
@@ -50,11 +50,11 @@ class HotKeys:
         self._cooldown_s = cooldown_s
         self._heat = Heat(half_life_s, clock=clock)
         self._clock = clock
-        self._cooling = OrderedDict[int, float]()  # hashes, and until when; in the order of time
+        self._cooling = OrderedDict[int, float]()  # hashes, and until when; ordered by time
         self._lock = threading.Lock()
 
     def read(self, keys: np.ndarray, num_copies: np.ndarray) -> np.ndarray:
-        """Count reads from afar, and choose what to copy here.
+        """Count reads from other hosts, and choose what to copy here.
 
         Args:
             keys: ``[n, 2]`` uint64 of objects that were just read from other hosts.
@@ -72,7 +72,7 @@ class HotKeys:
         return chosen
 
     def _start_cooldown(self, hashes: list[int]) -> list[bool]:
-        """Tell which were not cooling down, and do now."""
+        """Return which were not cooling down, and start their cooldown."""
         now_s = self._clock()
         with self._lock:
             self._forget(now_s)
@@ -83,7 +83,7 @@ class HotKeys:
             return started
 
     def _forget(self, now_s: float) -> None:
-        """Forget those whose time is over, and, if there are too many, the first of the others."""
+        """Forget those whose cooldown is over; if there are too many, also the oldest others."""
         cooling = self._cooling
         while cooling and (next(iter(cooling.values())) <= now_s or len(cooling) > MAX_COOLING):
             cooling.popitem(last=False)

@@ -1,4 +1,4 @@
-"""How many hosts have an object, and which: placement, copies that are made and made good."""
+"""How many hosts have an object, and which: placing, making and restoring copies."""
 
 from .copies import Copies
 from .draining import drain

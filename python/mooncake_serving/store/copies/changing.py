@@ -1,4 +1,4 @@
-"""Copies added to some pools and then removed from others, so that none is missed in between."""
+"""Add copies to some pools, then remove them from others, so that none is missing in between."""
 
 from collections.abc import Collection, Sequence
 
@@ -16,9 +16,9 @@ class ReplicaChange:
     """One change of the copies of n objects.
 
     Args:
-        node: that asks the others.
+        node: sends the requests to the others.
         keys: ``[n, 2]`` uint64.
-        members: who lives.
+        members: the live members.
     """
 
     def __init__(self, node: Node, keys: np.ndarray, members: Sequence[Member]):
@@ -33,7 +33,7 @@ class ReplicaChange:
                 self._copied.failed[i] = NO_HOLDER
 
     def run(self, added: Sequence[Member], removed: Collection[str]) -> Copied:
-        """Copy to members, then remove from pools what all of them have."""
+        """Copy to members, then remove from pools those objects that all of the members have."""
         for target in added:
             self._add(target, self._ready())
         for pool in removed:
@@ -45,7 +45,7 @@ class ReplicaChange:
         return [i for i in range(len(self._keys)) if i not in self._copied.failed]
 
     def _add(self, target: Member, indices: list[int]) -> None:
-        """Have a member take objects, or say that it has them."""
+        """Have a member take objects, or confirm that it has them."""
         pools = [sorted(self._pools[i]) for i in indices]
         results: Sequence[PutResult | str] = ["it is draining"] * len(indices)
         if not target.is_draining:
@@ -59,10 +59,11 @@ class ReplicaChange:
                 self._copied.failed[i] = f"{target.name}: {reason}"
 
     def _remove(self, pool: str, removed: Collection[str]) -> None:
-        """Remove what a pool has of the objects, but no last copy.
+        """Remove objects from a pool, but no last copy.
 
-        Others may be giving up theirs just now. Each first says that its own is going, and only
-        then looks for one that stays: so of two, one at least sees that the other goes.
+        Others may be giving up their copies at the same time. Each first announces that its own
+        goes, and only then looks for one that stays: so of two, at least one sees that the other
+        goes.
         """
         indices = [i for i in self._ready() if pool in self._pools[i]]
         if not indices:
@@ -81,7 +82,7 @@ class ReplicaChange:
             self._pools[i].remove(pool)
 
     def _confirm(self, indices: list[int], removed: Collection[str]) -> None:
-        """Have one that keeps each object say that it has it: the directory may be wrong."""
+        """Have one holder that keeps each object confirm it: the directory may be wrong."""
         by_pool = {m.pool: m for m in self._members if not m.is_draining}
         keepers: dict[int, list[str]] = {}
         for i, pools in zip(indices, self._holders(indices), strict=True):
@@ -100,7 +101,7 @@ class ReplicaChange:
                     keepers[i] = others
 
     def _check_withdrawn(self, indices: list[int], pool: str) -> None:
-        """Keep what one of the pool's nodes has published again: others may count on it."""
+        """Keep what one of the pool's nodes has published again: others may rely on it."""
         for i, pools in zip(indices, self._holders(indices), strict=True):
             if pool in pools:
                 self._copied.failed.setdefault(i, "its pool has published it again")

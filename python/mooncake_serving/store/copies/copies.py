@@ -1,4 +1,4 @@
-"""Copies of objects on several hosts: made with them or later, moved, given up, made good."""
+"""Copies of objects on several hosts: made at the put or later, moved, removed, restored."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ from .spreading import ANYWHERE, Copied, Room, Spreader
 
 
 class Stored(NamedTuple):
-    """What came of a put with copies.
+    """Result of a put with copies.
 
     Attributes:
         result: of the put itself.
@@ -34,12 +34,12 @@ class Stored(NamedTuple):
 
 @dataclass
 class Repaired:
-    """What came of a repair.
+    """Result of a repair.
 
     Attributes:
-        num_objects: that were looked at.
-        num_made: how many copies were made.
-        failed: keys of objects that still have fewer copies than they shall, and why.
+        num_objects: objects that were checked.
+        num_made: copies that were made.
+        failed: keys of objects that still have too few copies, and why.
     """
 
     num_objects: int = 0
@@ -54,17 +54,17 @@ class Copies:
 
         copies = Copies(cluster)
         copies.put(key, block, replicas=2)             # here, and on another host
-        copies.replicate(keys, 3)                      # of what is there already
+            copies.replicate(keys, 3)                      # objects that already exist
         copies.move(keys, "10.0.0.7:4000", "10.0.0.9:4000")
         copies.repair(2)                               # after hosts have died
 
-    One copy is as good as another, and each pool evicts what it likes. How many there shall be is
-    written nowhere: who asks for them says it, each time.
+    All copies are equal, and each pool evicts as it likes. The wanted number of copies is not
+    stored anywhere: the caller passes it each time.
 
     Args:
         cluster: whose objects they are.
-        placement: where copies go if no node is named. By default a pool without room evicts for
-            them, as it does for a put, if no other pool has room.
+        placement: where copies go if no node is named. By default, if no other pool has room, a
+            pool without room evicts for them, as it does for a put.
     """
 
     def __init__(
@@ -80,22 +80,22 @@ class Copies:
         self._placement = placement
 
     def put(self, key: StoreKey, value: Any, *, replicas: int) -> Stored:
-        """Store an object, and further copies of it on other hosts. See ``put_each``."""
+        """Store an object, and copies of it on other hosts. See ``put_each``."""
         return self.put_each([key], [value], replicas=replicas)[0]
 
     def put_each(self, keys: StoreKeys, values: Sequence[Any], *, replicas: int) -> list[Stored]:
-        """Store many objects, each in as many pools as can be had, up to ``replicas``.
+        """Store many objects, each in up to ``replicas`` pools, as far as possible.
 
-        Objects that were there get the copies that they lack.
+        Objects that already exist get the copies that they lack.
 
         Args:
             keys: n of them.
             values: n: bytes, packed tensors or arrays.
-            replicas: how many copies, the first one counted.
+            replicas: number of copies, including the first.
 
         Raises:
             InvalidArgument: an argument is wrong.
-            Unavailable: as ``ClusterStore.put_from``. If the directory goes away only when the
+            Unavailable: as ``ClusterStore.put_from``. If the directory goes away only after the
                 objects are stored, there are fewer copies.
         """
         check_integer("put_each", "replicas", replicas, 1)
@@ -107,14 +107,14 @@ class Copies:
             words = self._cluster.keyspace.keys(keys)[stored]
             try:
                 copied = self._spread(words, replicas, sizes)
-            except Unavailable:  # nobody knows where copies could go
+            except Unavailable:  # it is unknown where copies could go
                 pass
             else:
                 num_copies = dict(zip(stored, copied.num_copies.tolist(), strict=True))
         return [Stored(result, num_copies.get(i, 0)) for i, result in enumerate(results)]
 
     def replicate(self, keys: StoreKeys, num_copies: int) -> Copied:
-        """Make copies of n objects until each has so many.
+        """Make copies of n objects until each has this many.
 
         Raises:
             InvalidArgument: an argument is wrong.
@@ -127,22 +127,22 @@ class Copies:
     def change_replica(
         self, keys: StoreKeys, *, add: Sequence[str] = (), remove: Sequence[str] = ()
     ) -> Copied:
-        """Say of n objects which nodes shall have them, and which shall not.
+        """Add and remove copies of n objects on named nodes.
 
-        An object is removed from a pool only when all that were to be added have it, and when one
-        that keeps it has just said so: the last copy is never removed, and of copies that are
-        removed while others are added there are at no time fewer than before or after.
+        An object is removed from a pool only when all pools to be added have it, and a holder that
+        keeps it has just confirmed that. So the last copy is never removed, and while copies are
+        added and removed there are never fewer than before or after.
 
         Args:
             keys: of the objects.
             add: names of members into whose pools they are copied.
-            remove: names of members out of whose pools they are removed.
+            remove: names of members from whose pools they are removed.
 
         Returns:
-            How many copies there are, and of which objects not everything was done.
+            The number of copies, and the objects for which something was not done.
 
         Raises:
-            InvalidArgument: a name is none of a member with a pool, or a pool is in both.
+            InvalidArgument: a name is not that of a member with a pool, or a pool is in both.
             Unavailable: the directory does not answer.
         """
         members = {member.name: member for member in self._node.directory.members()}
@@ -165,10 +165,10 @@ class Copies:
         return self.change_replica(keys, add=[target], remove=[source])
 
     def repair(self, num_copies: int) -> Repaired:
-        """Make copies of all objects of which fewer pools have one, in all namespaces.
+        """Make copies of all objects that too few pools have, in all namespaces.
 
-        It reads the whole directory. What is written or evicted meanwhile may be missed. Any number
-        of nodes may do it at once; what two of them copy to one node is there once.
+        It reads the whole directory. Objects written or evicted meanwhile may be missed. Any number
+        of nodes may do it at once; what two of them copy to one node is stored there once.
 
         Raises:
             InvalidArgument: an argument is wrong.
@@ -192,7 +192,7 @@ class Copies:
         ).run()
 
     def _all_objects(self) -> Iterator[np.ndarray]:
-        """``[n, 2]`` of some objects after others: each with the first of its pools."""
+        """All objects as ``[n, 2]`` batches: each object with the first of its pools."""
         pools = {member.pool for member in self._node.directory.members() if member.pool}
         for pool in sorted(pools):
             cursor = 0

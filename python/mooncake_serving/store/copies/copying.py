@@ -1,4 +1,4 @@
-"""Objects onto one node, or away from it: who is asked, and who next if that fails."""
+"""Copy objects to one node, or remove them from it: which node is asked, and which one next."""
 
 import contextlib
 import random
@@ -26,14 +26,14 @@ def copy_to(
     pools: Sequence[Sequence[str]],
     members: Sequence[Member],
 ) -> list[PutResult | str]:
-    """Have a pool take n objects, each from the first holder that can give it.
+    """Have a pool take n objects, each from the first holder that can provide it.
 
     Args:
-        node: that asks; the pool may be its own.
-        target: serves the pool; others who do are asked if it does not answer.
+        node: sends the requests; the pool may be its own.
+        target: serves the pool; if it does not answer, others that serve the pool are asked.
         keys: ``[n, 2]``.
-        pools: of each object, the names of those that have it.
-        members: who lives.
+        pools: for each object, the names of the pools that have it.
+        members: the live members.
 
     Returns:
         For each ``STORED`` or ``EXISTS``: the pool has it now; or why not.
@@ -63,7 +63,7 @@ def copy_to(
 
 
 def drop_from(node: Node, pool: str, keys: np.ndarray, members: Iterable[Member]) -> str:
-    """Have one of those who serve a pool remove objects from it: "", or why nobody has."""
+    """Have a node that serves a pool remove objects from it: "", or why none has."""
     if pool == node.pool_name and node.store is not None:
         for first, second in keys.tolist():
             node.store.remove_key((first, second))
@@ -85,10 +85,10 @@ def leaving(node: Node, pool: str, keys: np.ndarray) -> Iterator[np.ndarray]:
     """Withdraw ``[n, 2]`` objects that are about to leave a pool.
 
     Yields:
-        ``[n]`` bool, false: which have left, to be filled in. The others are published again.
+        ``[n]`` bool, all false, to be set for those that have left. The others are published again.
     """
     has_left = np.zeros(len(keys), bool)
-    if pool == node.pool_name:  # which sees itself what it has in the end
+    if pool == node.pool_name:  # it checks by itself what it has in the end
         with node.listing.leaving(keys):
             yield has_left
         return
@@ -97,13 +97,13 @@ def leaving(node: Node, pool: str, keys: np.ndarray) -> Iterator[np.ndarray]:
             node.directory.withdraw(pool, part)
         yield has_left
     finally:
-        with contextlib.suppress(Unavailable):  # that pool's nodes tell it when they look
+        with contextlib.suppress(Unavailable):  # the pool's nodes tell it at their next look
             for part in in_parts(keys[~has_left]):
                 node.directory.publish(pool, part, is_copy=True)
 
 
 def _sources(pools: Iterable[str], members: Iterable[Member], target: Member) -> list[str]:
-    """Names of those who serve pools, the target's host first."""
+    """Names of nodes that serve pools, those of the target's host first."""
     serving = [m for m in members if m.pool in pools and m.pool != target.pool]
     random.shuffle(serving)
     return [m.name for m in sorted(serving, key=lambda m: m.host != target.host)]

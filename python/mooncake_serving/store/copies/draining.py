@@ -1,4 +1,4 @@
-"""A node that leaves without taking anything with it."""
+"""Draining: a node leaves, and its objects stay in the cluster."""
 
 import threading
 import time
@@ -17,18 +17,18 @@ from .changing import ReplicaChange
 from .placement import Placement, check_placement
 from .spreading import ANYWHERE, BATCH_KEYS, Room, Spreader
 
-PAUSE_S = 0.01  # while others of this host end what they write
+PAUSE_S = 0.01  # while others of this host finish their writes
 
 
 @dataclass
 class Drained:
-    """How far a node is.
+    """Progress of a node.
 
     Attributes:
-        num_moved: objects that are gone from its pool, as another pool said that it has them.
+        num_moved: objects gone from its pool because another pool confirmed that it has them.
         num_copied: for how many of them that pool had to make a copy.
-        num_bytes: of those that are gone.
-        num_left: objects that are in its pool.
+        num_bytes: size of those that are gone.
+        num_left: objects still in its pool.
         failed: keys of those that could not be moved, and why.
         has_left: whether the node has left.
     """
@@ -50,22 +50,22 @@ def drain(
 ) -> Drained:
     """Move all objects of a node's pool to others, then close the node.
 
-    From the beginning it is given no new objects, and what it puts itself goes to others. An object
-    goes only when another pool, which stays, has said that it has it; so nothing is lost if this
-    ends anywhere, and to begin again is to go on. If another node that stays serves the same pool,
-    there is nothing to move.
+    From the start it is given no new objects, and its own puts go to other nodes. An object is
+    removed only when another pool, which stays, has confirmed that it has it. So nothing is lost if
+    draining is interrupted, and calling this again resumes it. If another node that stays serves
+    the same pool, there is nothing to move.
 
     Args:
         node: with a pool; of this process.
-        placement: where objects go. By default a pool without room evicts for them, if no other
-            has room.
-        on_progress: is called after each batch.
-        stop: may be set to end it after the batch. The node then stays, and stays draining, as it
-            does if something could not be moved: ``node.set_draining(False)`` has it take part as
-            before.
+        placement: where objects go. By default a pool without room evicts for them if no other has
+            room.
+        on_progress: called after each batch.
+        stop: may be set to stop after the current batch. The node then stays a member, and stays
+            draining, as it does if some objects could not be moved: ``node.set_draining(False)``
+            returns it to normal.
 
     Returns:
-        How far it came.
+        The progress made.
 
     Raises:
         InvalidArgument: the node has no pool, or was closed.
@@ -94,9 +94,10 @@ def drain(
 
 
 class _Mover:
-    """Moves what a pool has, again and again, until nothing is left or nothing more can be moved.
+    """Moves a pool's objects repeatedly until none is left or no more can be moved.
 
-    A pool that evicts for one object may so lose its copy of another, which then has to be moved.
+    A pool that evicts for one object may lose its copy of another, which then has to be moved
+    again.
     """
 
     def __init__(self, node: Node, store: Store, placement: Placement, drained: Drained):
@@ -110,7 +111,7 @@ class _Mover:
         self._num_bytes = np.empty(0, np.int64)
 
     def find(self) -> bool:
-        """Look for objects, until nobody writes any; tell whether there are some to be moved."""
+        """Look for objects, also waiting for writes; return whether some are to be moved."""
         while True:
             is_written_to = self._node.intake.is_used or self._store.stats().num_writing > 0
             objects = self._store.pool.objects()
@@ -121,13 +122,13 @@ class _Mover:
         has_moved = self._drained.num_moved > self._num_before
         self._num_before = self._drained.num_moved
         if len(objects.keys) and has_moved:
-            self._node.listing.tell_changes()  # what was put just now may not be published
+            self._node.listing.tell_changes()  # objects put just now may not be published yet
             self._drained.failed.clear()
             self._keys, self._num_bytes = objects.keys, objects.num_bytes.astype(np.int64)
         return len(self._keys) > 0
 
     def move_batch(self) -> bool:
-        """Move some of what was found; tell whether there was any left."""
+        """Move some of the objects found; return whether there were any left."""
         keys, self._keys = np.split(self._keys, [BATCH_KEYS])
         num_bytes, self._num_bytes = np.split(self._num_bytes, [BATCH_KEYS])
         if not len(keys):

@@ -1,4 +1,4 @@
-"""Where the next copies of an object go: functions of the members, which ask nobody."""
+"""Where the next copies of an object go: functions of the members, without any requests."""
 
 import random
 from collections.abc import Collection, Iterable, Sequence
@@ -13,15 +13,16 @@ from ..directory import Member
 
 @dataclass(frozen=True)
 class Placement:
-    """What decides between members that could take a copy.
+    """Preferences among members that could take a copy.
 
     Attributes:
-        preferred: names of members, or hosts, the best first: taken before all others, also where
-            their host has a copy already.
-        near: a host that is taken before others while it has no copy; "" if none is.
-        num_sampled: the one with most free is chosen among so many, which the seed draws; None:
-            among all. Many who know the same free bytes would all fill the same pool.
-        may_evict: take pools that must evict to have room, too, after those that have it.
+        preferred: names of members, or hosts, the best first: taken before all others, even if
+            their host already has a copy.
+        near: a host that is taken before others while it has no copy; "" for none.
+        num_sampled: the pool with the most free space is chosen among this many, drawn by the seed;
+            None: among all. Many callers that know the same free bytes would otherwise fill the
+            same pool.
+        may_evict: also take pools that must evict to have room, after those that have it.
     """
 
     preferred: Sequence[str] = ()
@@ -45,7 +46,7 @@ class Placement:
         check_bool("Placement", "may_evict", self.may_evict)
 
     def preference(self, member: Member) -> int:
-        """How many wishes come before this member: all of them if it is none."""
+        """Rank of this member in ``preferred``; the number of entries if it is not there."""
         for place, wish in enumerate(self.preferred):
             if wish in (member.name, member.host):
                 return place
@@ -53,21 +54,21 @@ class Placement:
 
 
 def check_placement(op: str, placement: object) -> None:
-    """Refuse what is none."""
+    """Refuse a value that is not a placement."""
     if not isinstance(placement, Placement):
         raise InvalidArgument(f"{op}: placement must be a Placement, got {placement!r:.80}")
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A member that takes a copy, and why it does."""
+    """A member that takes a copy, and why."""
 
     member: Member
     reason: str
 
 
 class _Rank(NamedTuple):
-    """What is compared before free bytes are, the most important first; smaller is better."""
+    """What is compared before free bytes, the most important first; smaller is better."""
 
     must_evict: bool
     preference: int
@@ -84,7 +85,7 @@ def place(
     placement: Placement = Placement(),
     seed: int = 0,
 ) -> list[Choice]:
-    """Choose the members that take the next copies of an object, each of another pool.
+    """Choose the members that take the next copies of an object, each with a different pool.
 
     Equivalent to::
 
@@ -95,12 +96,12 @@ def place(
             of what is left: a sample, and of this the pool with the largest part free
 
     Args:
-        members: who lives. What their order is does not matter.
+        members: the live members, in any order.
         num_copies: how many are wanted.
-        num_bytes: of the object; 0 if that is not known.
+        num_bytes: size of the object; 0 if unknown.
         having: names of pools that have the object.
-        placement: what decides.
-        seed: the same choice for the same seed.
+        placement: the preferences.
+        seed: the same seed gives the same choice.
 
     Returns:
         At most ``num_copies``, in the order of choice; fewer if there are no more pools.
@@ -117,7 +118,7 @@ def place(
     able = [m for m in everyone if not refusal(m, num_bytes, having, placement)]
     pools: dict[str, Member] = {}
     for member in sorted(able, key=placement.preference):
-        pools.setdefault(member.pool, member)  # of those that serve one pool, any will do
+        pools.setdefault(member.pool, member)  # of the members that serve one pool, any will do
     choices: list[Choice] = []
     while pools and len(choices) < num_copies:
         ranks = {pool: _rank(m, num_bytes, hosts, placement) for pool, m in pools.items()}
@@ -149,7 +150,7 @@ def refusal(
 
 
 def free_ratio(member: Member) -> float:
-    """The part of its pool that is free, 0 to 1."""
+    """The share of its pool that is free, 0 to 1."""
     return member.free_bytes / member.capacity_bytes if member.capacity_bytes else 0.0
 
 
@@ -162,10 +163,10 @@ def explain(
     placement: Placement = Placement(),
     seed: int = 0,
 ) -> list[str]:
-    """Say of every member why ``place``, with the same arguments, chooses it, or does not.
+    """Explain for every member why ``place``, with the same arguments, chooses it or not.
 
     Returns:
-        A line a member: those chosen, in the order of choice, then the others by name.
+        One line per member: those chosen, in the order of choice, then the others by name.
 
     Raises:
         InvalidArgument: as ``place`` does.

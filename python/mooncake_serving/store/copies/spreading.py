@@ -1,4 +1,4 @@
-"""Copies of objects until there are enough: each onto the next node that can take it."""
+"""Make copies of objects until there are enough: each on the next node that can take it."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -20,12 +20,12 @@ ANYWHERE = Placement(num_sampled=2, may_evict=True)
 
 @dataclass
 class Copied:
-    """What came of making copies of n objects.
+    """Result of making copies of n objects.
 
     Attributes:
-        num_copies: ``[n]``: how many pools have each now, those that are being drained left out.
-        num_made: how many copies were made, of all objects together.
-        failed: of objects that have fewer than they shall, by index, what failed last.
+        num_copies: ``[n]``: how many pools have each now, without pools that are draining.
+        num_made: copies made, of all objects together.
+        failed: the last failure for objects that have too few copies, by index.
     """
 
     num_copies: np.ndarray
@@ -34,14 +34,14 @@ class Copied:
 
 
 class Room:
-    """What is free in pools: what was heard of it, less what they were given since."""
+    """Free bytes of pools: as last reported, minus what they were given since."""
 
     def __init__(self) -> None:
         self._heard: dict[str, int] = {}  # by member
         self._given: dict[str, int] = defaultdict(int)  # by pool
 
     def of(self, members: Sequence[Member]) -> list[Member]:
-        """The members, with what is free now."""
+        """The members, with the bytes that are free now."""
         for member in members:
             if self._heard.get(member.name) != member.free_bytes:
                 self._heard[member.name] = member.free_bytes
@@ -54,15 +54,15 @@ class Room:
 
 @dataclass
 class Spreader:
-    """Makes copies of n objects until each has enough, or nobody is left who could take one.
+    """Makes copies of n objects until each has enough, or no node is left that could take one.
 
     Attributes:
-        node: asks the others.
+        node: sends the requests to the others.
         placement: decides where copies go.
-        room: what is known of it; kept from one batch to the next.
-        num_copies: wanted of each object, in pools that are not being drained.
+        room: free bytes, as far as known; kept from one batch to the next.
+        num_copies: wanted of each object, in pools that are not draining.
         keys: ``[n, 2]`` uint64.
-        num_bytes: ``[n]`` sizes; 0 where they are not known: then full pools are asked, too.
+        num_bytes: ``[n]`` sizes; 0 where unknown: full pools are then asked, too.
     """
 
     node: Node
@@ -73,7 +73,7 @@ class Spreader:
     num_bytes: np.ndarray
 
     def run(self) -> Copied:
-        """Make them.
+        """Make the copies.
 
         Raises:
             Unavailable: the directory does not answer.
@@ -102,7 +102,7 @@ class Spreader:
         return lacking
 
     def _parts(self, indices: Sequence[int]) -> Iterator[list[int]]:
-        """Cut what is too much for one request."""
+        """Split what is too much for one request."""
         part: list[int] = []
         for i in indices:
             if part and self.num_bytes[[*part, i]].sum() > BATCH_BYTES:

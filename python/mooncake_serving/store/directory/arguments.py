@@ -1,4 +1,4 @@
-"""What callers pass to a directory, checked the same way whichever directory it is."""
+"""Checks of callers' arguments, the same for every kind of directory."""
 
 import math
 import numbers
@@ -14,12 +14,12 @@ from .base import MAX_KEYS, Member
 
 MAX_NAME_BYTES = 255
 MAX_TTL_S = 1e9
-MAX_COUNT = 1 << 16  # of what keys_of returns at once
+MAX_COUNT = 1 << 16  # that keys_of returns at once
 KEY_BYTES = 16
 
 
 def as_keys(op: str, keys: Any) -> np.ndarray:
-    """``[n, 2]`` little-endian uint64, packed."""
+    """Check keys: ``[n, 2]`` little-endian uint64, packed."""
     if not isinstance(keys, np.ndarray | Sequence) or isinstance(keys, str | bytes):
         raise InvalidArgument(f"{op}: keys must be [n, 2] integers, got {keys!r}")
     array = pool.as_keys(op, keys).astype("<u8", copy=False)
@@ -29,7 +29,7 @@ def as_keys(op: str, keys: Any) -> np.ndarray:
 
 
 def as_name(op: str, argument: str, value: Any) -> str:
-    """A string that is not empty, nor longer than names are."""
+    """Check a string that is not empty, and no longer than names are."""
     if not is_word(value) or value == "":
         raise InvalidArgument(
             f"{op}: {argument} must be a str of 1 to {MAX_NAME_BYTES} bytes, got {value!r}"
@@ -68,7 +68,7 @@ def as_member(op: str, value: Any) -> Member:
 
 
 def as_range(op: str, cursor: Any, count: Any) -> tuple[int, int]:
-    """Where to go on, and about how many to return."""
+    """Check where to continue, and about how many to return."""
     if not is_size(cursor, 64):
         raise InvalidArgument(
             f"{op}: cursor must be 0 or what was returned last, an integer, got {cursor!r}"
@@ -81,10 +81,10 @@ def as_range(op: str, cursor: Any, count: Any) -> tuple[int, int]:
 
 
 def is_word(value: Any) -> bool:
-    """Whether it is a string that UTF-8 can say, and not too long."""
+    """Whether it is a string that UTF-8 can encode, and not too long."""
     try:
         return isinstance(value, str) and len(value.encode()) <= MAX_NAME_BYTES
-    except UnicodeEncodeError:  # half a surrogate pair
+    except UnicodeEncodeError:  # half of a surrogate pair
         return False
 
 

@@ -1,8 +1,9 @@
-"""What a directory must be able to do, and what it tells: which pools have which objects.
+"""The interface of a directory, which knows which pools have which objects.
 
-A directory is a hint and never the truth: pools know what they have. So it may lag behind, or lose
-what it was told last, and nothing wrong is ever read: who asks a pool for an object that went is
-told so, and asks the next. What it does decide is which of several writers of one key wins.
+A directory is a hint and never the truth: pools know what they have. It may lag behind, or lose its
+latest updates, and still nothing wrong is ever read: a pool that is asked for an object it no
+longer has says so, and the reader asks the next. What the directory does decide is which of several
+writers of one key wins.
 """
 
 import enum
@@ -20,12 +21,12 @@ class Member:
     """A process that takes part.
 
     Attributes:
-        name: of its transfer engine: how the others reach it, and what it is called.
+        name: of its transfer engine: its identity, and the address by which others reach it.
         host: names the machine, so that copies are spread over several.
         pool: names the pool that it serves, "" if it has none. Several processes may serve one.
         capacity_bytes: of that pool.
-        free_bytes: of that pool, when it was last heard of.
-        is_draining: it takes no new objects.
+        free_bytes: of that pool, as last reported.
+        is_draining: whether it accepts no new objects.
     """
 
     name: str
@@ -40,114 +41,115 @@ class Member:
 
 
 class Claim(enum.IntEnum):
-    """What came of asking to write an object."""
+    """Result of asking to write an object."""
 
-    GRANTED = 0  # nobody else may, until it is published, withdrawn, or the claim runs out
+    GRANTED = 0  # exclusive, until it is published, withdrawn, or the claim runs out
     EXISTS = 1  # a living pool has it
-    TAKEN = 2  # a living member writes it just now
+    TAKEN = 2  # a living member is writing it
 
 
 class Published(enum.IntEnum):
-    """What came of saying that a pool has an object."""
+    """Result of publishing an object of a pool."""
 
     LISTED = 0
-    REMOVED = 1  # nothing: it is a copy of what was removed, and nobody has put it since
-    NOT_SERVED = 2  # nothing: no living member serves the pool; when one joins, all is published
+    REMOVED = 1  # not listed: it is a copy of a removed object that nobody has put since
+    NOT_SERVED = 2  # not listed: no living member serves the pool; when one joins, it publishes all
 
 
 Holders = list[tuple[str, ...]]  # for each key the names, sorted, of living pools that have it
 
 
 def prefix_of(holders: Holders) -> Holders:
-    """Those of the first keys, up to one that no pool has."""
+    """Cut after the first keys, up to one that no pool has."""
     return holders[: holders.index(())] if () in holders else holders
 
 
 class Directory(Protocol):
-    """Who is there, and who has what. Thread-safe; for one group of pools (a ``cluster`` name).
+    """Members, and which pools have which objects. Thread-safe.
+
+    For one group of pools (a ``cluster`` name).
 
     Keys are ``[n, 2]`` uint64, as ``ObjectPool`` takes them. Every call is one round trip however
     many keys it names, up to ``MAX_KEYS`` of them, and atomic unless it says otherwise.
 
-    A pool lives as long as one of its members does, who must ``renew`` within their time to live.
-    What is known of a pool that died is forgotten: at once by what is asked, later in memory.
+    A pool lives as long as one of its members does; members must ``renew`` within their time to
+    live. What is known of a dead pool is forgotten: at once in all answers, later in memory.
 
-    Raises (all): ``Unavailable`` if the server cannot be reached, or answers nonsense.
+    Raises (all): ``Unavailable`` if the server cannot be reached, or its answer makes no sense.
     """
 
     def join(self, member: Member, ttl_s: float) -> None:
-        """Enter a member, or put another entry in the place of the one of its name.
+        """Add a member, or replace the entry of that name.
 
-        Its claims go on if it was there and serves the same pool; else they are void.
+        Its claims stay valid if it was a member and serves the same pool; otherwise they are void.
         """
 
     def renew(self, member: Member, ttl_s: float) -> bool:
-        """Say that it lives, and how much is free. False: it is not known (any more), because its
-        time was over, or the server has forgotten, or serves another pool than this says: ``join``
-        again, and ``publish`` all it has.
+        """Report that a member lives, and its free bytes. False: the member is not known (any
+        more), because its time to live is over, the server has forgotten it, or it serves another
+        pool than this says: ``join`` again, and ``publish`` everything it has.
 
-        Also False when the server is another one than it joined: one that was restarted, or took
-        the place of one that failed. It may not have what was said last, though it knows the
-        member.
+        Also False if the server is not the one it joined: it was restarted, or replaced one that
+        failed. Such a server may lack the latest updates, though it knows the member.
         """
 
     def leave(self, name: str) -> None:
-        """Take a member out. Its claims are void. What its pool has is forgotten if it was the last
-        to serve it.
+        """Remove a member. Its claims are void. If it was the last to serve its pool, what the pool
+        has is forgotten.
         """
 
     def members(self) -> list[Member]:
-        """All who live, by name."""
+        """Return all living members, by name."""
 
     def claim(self, name: str, keys: np.ndarray, ttl_s: float) -> np.ndarray:
-        """Ask, for a member, to write objects: ``[n]`` int8 of ``Claim``.
+        """Request the right to write objects, for a member: ``[n]`` int8 of ``Claim``.
 
-        A claim that was granted is void after its time, and when its member is gone. Who has a
-        claim may claim again.
+        A granted claim is void after its time, and when its member is gone. The owner of a claim
+        may claim again.
 
         Raises:
             Unavailable: also if the member is not known; ``renew`` tells it what to do.
         """
 
     def publish(self, pool: str, keys: np.ndarray, *, is_copy: bool = False) -> np.ndarray:
-        """Say that a pool has objects now, which ends claims to them: ``[n]`` of ``Published``.
+        """Record that a pool has objects now, which ends claims to them: ``[n]`` of ``Published``.
         Idempotent.
 
-        They were put, unless ``is_copy``: then they came from other pools, or were there before,
-        and what was removed meanwhile is not to come back.
+        The objects were put, unless ``is_copy``: then they came from other pools, or were there
+        before, and objects removed meanwhile must not come back.
         """
 
     def withdraw(self, pool: str, keys: np.ndarray) -> None:
-        """Say that a pool does not have objects (any more). Idempotent."""
+        """Record that a pool does not have objects (any more). Idempotent."""
 
     def remove(self, keys: np.ndarray, ttl_s: float) -> Holders:
-        """Say that no pool shall have objects any more, and which living ones may have them: those
-        that were said to, and those of an earlier removal whose time is not over.
+        """Record that no pool shall have objects any more, and return which living pools may have
+        them: those listed, and those of an earlier removal whose time is not over.
 
-        For that time a copy of one is ``REMOVED``, until somebody puts it again.
+        For that time a copy of such an object is ``REMOVED``, until the object is put again.
         """
 
     def abandon(self, name: str, keys: np.ndarray) -> None:
-        """End a member's claims without an object. Idempotent."""
+        """End a member's claims without writing the objects. Idempotent."""
 
     def holders(self, keys: np.ndarray) -> Holders:
-        """Say which living pools have which objects."""
+        """Return which living pools have which objects."""
 
     def match_prefix(self, keys: np.ndarray) -> Holders:
-        """Say which living pools have the first keys, up to one that none has, which ends it."""
+        """Return which living pools have the first keys, up to the first key that none has."""
 
     def keys_of(self, pool: str, cursor: int = 0, count: int = 1000) -> tuple[int, np.ndarray]:
-        """Go through what a pool is said to have: the next cursor, 0 at the end, and ``[k, 2]``.
+        """Page through the objects of a pool: the next cursor, 0 at the end, and ``[k, 2]``.
 
-        Not atomic: what comes or goes meanwhile may be missing, or named twice.
+        Not atomic: objects that come or go meanwhile may be missing, or named twice.
         """
 
     def num_objects(self, pool: str) -> int:
-        """How many objects a pool is said to have."""
+        """Return how many objects a pool has, according to the directory."""
 
     def sweep(self) -> Sequence[str]:
-        """Forget, in memory, what pools had that died; returns their names. Any member calls it
-        from time to time; many at once do no harm.
+        """Free the memory of dead pools' entries; returns the pools' names. Any member calls it
+        from time to time; concurrent calls do no harm.
         """
 
     def close(self) -> None:
@@ -160,4 +162,4 @@ class Directory(Protocol):
         self.close()
 
 
-MAX_KEYS = 1 << 16  # of one call
+MAX_KEYS = 1 << 16  # in one call

@@ -15,12 +15,12 @@ from .arguments import KEY_BYTES, as_keys, as_member, as_name, as_range, as_ttl_
 from .base import Claim, Directory, Holders, Member, Published
 from .key_set import KeySet
 
-LISTED, REMOVED, NOT_SERVED = map(int, Published)  # an enum's members take long to be looked up
+LISTED, REMOVED, NOT_SERVED = map(int, Published)  # looking up an enum's members is slow
 
 
 @dataclass(eq=False)
 class _Pool:
-    """A pool from its first member to its last; another one when it comes back."""
+    """A pool from its first member to its last; a new object when it comes back."""
 
     name: str
     keys: KeySet = field(default_factory=KeySet)
@@ -28,7 +28,7 @@ class _Pool:
 
 @dataclass(eq=False)
 class _Seat:
-    """A member for as long as it lives; another one when it comes back."""
+    """A member for as long as it lives; a new object when it comes back."""
 
     member: Member
     pool: _Pool | None
@@ -38,10 +38,10 @@ class _Seat:
 class EmbeddedDirectory(Directory):
     """A ``Directory`` for nodes of one process: tests, simulations, a single host.
 
-    All nodes share the object; ``close`` does nothing, for others may still use it.
+    All nodes share the object; ``close`` does nothing, since others may still use it.
 
     Args:
-        clock: seconds that have passed, by which members and claims run out.
+        clock: seconds that have passed, by which members and claims expire.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic):
@@ -49,10 +49,10 @@ class EmbeddedDirectory(Directory):
         self._clock = clock
         self._lock = threading.Lock()
         self._seats: dict[str, _Seat] = {}
-        self._pools: list[_Pool] = []  # dead ones too, until they are swept
+        self._pools: list[_Pool] = []  # including dead ones, until they are swept
         self._holders: dict[bytes, tuple[_Pool, ...]] = {}  # by their names
         self._claims: dict[bytes, tuple[_Seat, float]] = {}
-        self._removed: dict[bytes, tuple[set[_Pool], float]] = {}  # who had it; until when
+        self._removed: dict[bytes, tuple[set[_Pool], float]] = {}  # which pools had it; until when
 
     def join(self, member: Member, ttl_s: float) -> None:
         as_member("join", member)
@@ -194,7 +194,7 @@ class EmbeddedDirectory(Directory):
         return sorted({pool.name for pool in dead})
 
     def close(self) -> None:
-        """Do nothing: what others know stays."""
+        """Do nothing: the other nodes keep their data."""
 
     def _look_up(self, keys: list[bytes], *, is_prefix: bool) -> Holders:
         with self._lock:
@@ -203,7 +203,7 @@ class EmbeddedDirectory(Directory):
 
     def _find(self, keys: list[bytes], living: set[_Pool], *, is_prefix: bool) -> Holders:
         found: Holders = []
-        names_of: dict[tuple[_Pool, ...], tuple[str, ...]] = {(): ()}  # few pools have many keys
+        names_of: dict[tuple[_Pool, ...], tuple[str, ...]] = {(): ()}  # few sets for many keys
         for key in keys:
             pools = self._holders.get(key, ())
             names = names_of.get(pools)
@@ -258,5 +258,5 @@ def _as_bytes(op: str, keys: np.ndarray) -> list[bytes]:
 
 
 def _sits(seat: _Seat, member: Member, now: float) -> bool:
-    """Whether the member is there, and serves the pool that it says."""
+    """Whether the member is there, and serves the pool that it claims to serve."""
     return seat.until > now and seat.member.pool == member.pool

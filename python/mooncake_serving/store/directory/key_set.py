@@ -1,13 +1,13 @@
-"""A set of keys that can be gone through, a part at a time, while it changes."""
+"""A set of keys that can be scanned, a part at a time, while it changes."""
 
 from collections.abc import Iterator
 
 
 class KeySet:
-    """Keys in a list, and where each stands: all calls take the same time however many there are.
+    """Keys in a list, and the position of each: the time of a call does not depend on their number.
 
-    Who goes through it goes down from the end. The last key takes the place of one that goes, so a
-    key can only move to where one has not been yet: it may be met twice, but is never passed by.
+    A scan goes down from the end. The last key takes the place of a removed one, so a key can only
+    move to a place that was not scanned yet: it may be returned twice, but is never missed.
     """
 
     def __init__(self) -> None:

@@ -24,22 +24,22 @@ FORMS = (
     'or "redis+sentinel://host:port,host:port/service?db=db"'
 )
 SCHEMES = ("redis", "rediss", "unix", "redis+sentinel")
-CHUNK = 4096  # keys a script: the server does nothing else meanwhile, for some milliseconds
-MAX_OBJECTS = 1 << 48  # that a pool can be said to have
+CHUNK = 4096  # per script: the server does nothing else meanwhile, for some milliseconds
+MAX_OBJECTS = 1 << 48  # of one pool
 
 
 class RedisDirectory(Directory):
-    """A ``Directory`` in Redis 7, or what has its scripts. It connects when it is first asked.
+    """A ``Directory`` in Redis 7, or a server that can run its scripts. It connects on first use.
 
     Atomic for 4096 keys at a time. The server must not evict: ``maxmemory-policy noeviction``.
 
     Args:
-        url: ``redis://``, ``rediss://``, ``unix://`` or ``redis+sentinel://``, as of a metadata
+        url: ``redis://``, ``rediss://``, ``unix://`` or ``redis+sentinel://``, as for a metadata
             server.
-        cluster: names the group of pools; groups in one server do not see each other.
+        cluster: names the group of pools; groups on one server do not see each other.
 
     Raises:
-        InvalidArgument: the URL is none of these, or the name cannot be.
+        InvalidArgument: the URL is none of these, or the name is not allowed.
         Unavailable: redis-py is not installed.
     """
 
@@ -108,7 +108,7 @@ class RedisDirectory(Directory):
         return prefix_of(self._where("match_prefix", keys, scripts.MATCH_PREFIX))
 
     def keys_of(self, pool: str, cursor: int = 0, count: int = 1000) -> tuple[int, np.ndarray]:
-        """Return about ``count`` keys, a few more at times, and else see ``Directory.keys_of``."""
+        """Return about ``count`` keys, at times a few more; see ``Directory.keys_of``."""
         as_name("keys_of", "pool", pool)
         call = (pool, *as_range("keys_of", cursor, count))
         return self._run(scripts.KEYS_OF, [call], answers.as_page)
@@ -122,7 +122,7 @@ class RedisDirectory(Directory):
         )
 
     def sweep(self) -> Sequence[str]:
-        """Forget 4096 objects in a round trip, and else see ``Directory.sweep``."""
+        """Forget 4096 objects per round trip; see ``Directory.sweep``."""
         swept: set[str] = set()
         more = True
         while more:

@@ -1,4 +1,4 @@
-"""What a server answered, checked: anything else than it should is a ``ValueError``."""
+"""Check a server's answers: anything unexpected is a ``ValueError``."""
 
 import json
 from collections.abc import Sequence
@@ -23,12 +23,12 @@ def as_integer(answer: Any, high: int) -> int:
 
 
 def as_done(answers: list[Any]) -> bool:
-    """Whether the last of some scripts, which all tell this, has done something."""
+    """Whether the last of some scripts, each of which reports this, has done something."""
     return [as_integer(answer, 1) for answer in answers][-1] == 1
 
 
 def as_members(answers: list[Any]) -> list[Member]:
-    """Members by name, of the entries that they wrote."""
+    """Members by name, from the entries that they wrote."""
     (entries,) = answers
     members = []
     for entry in entries:
@@ -51,7 +51,7 @@ def as_published(answers: list[Any], chunks: Sequence[bytes]) -> np.ndarray:
 
 
 def _as_bytes(answers: list[Any], chunks: Sequence[bytes], allowed: bytes) -> np.ndarray:
-    """``[n]`` uint8: a byte of each key."""
+    """``[n]`` uint8: one byte per key."""
     for answer, chunk in zip(answers, chunks, strict=True):
         if len(answer) != num_keys(chunk):
             raise ValueError(f"{num_keys(chunk)} bytes were expected, got {len(answer)}")
@@ -62,7 +62,7 @@ def _as_bytes(answers: list[Any], chunks: Sequence[bytes], allowed: bytes) -> np
 
 
 def as_holders(answers: list[Any], chunks: Sequence[bytes]) -> Holders:
-    """For each key names of pools: of lists of them, which one it is; none of the last keys."""
+    """For each key the names of pools, by index into lists of names; none of the last keys."""
     found: Holders = []
     for (lists, indices), chunk in zip(answers, chunks, strict=True):
         names: Holders = [(), *map(_names, json.loads(lists.decode()))]
@@ -88,7 +88,7 @@ def as_page(answers: list[Any]) -> tuple[int, np.ndarray]:
 
 
 def as_swept(answers: list[Any]) -> tuple[bool, list[str]]:
-    """Whether there is more to do, and names of pools that are done."""
+    """Whether there is more to do, and the names of pools that are done."""
     ((more, *names),) = answers
     return as_integer(more, 1) == 1, [name.decode() for name in names]
 

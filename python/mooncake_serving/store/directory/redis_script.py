@@ -1,4 +1,4 @@
-"""How a script is run in Redis: by its hash, many times in one round trip."""
+"""Run a script in Redis: by its hash, many times in one round trip."""
 
 import hashlib
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from mooncake_kernels.metadata.redis_connections import Run, pack_words
 
 @dataclass(frozen=True)
 class Script:
-    """Lua that Redis knows by its hash, once it was loaded."""
+    """Lua that Redis knows by its hash, once it is loaded."""
 
     source: str
 
@@ -21,10 +21,10 @@ class Script:
 
 
 def run_script(run: Run, script: Script, prefix: str, calls: list[tuple]) -> list[Any]:
-    """Return what a script answers to each call's arguments, in one round trip.
+    """Return a script's answers to each call's arguments, in one round trip.
 
-    A server that does not know the script, as after a restart, is told, and asked again: all
-    scripts may be run twice.
+    If the server does not know the script, as after a restart, it is loaded and the calls are
+    retried: any script may be run twice.
     """
     commands = [_head(script.sha, prefix, len(call)) + pack_words(call) for call in calls]
     try:
@@ -39,6 +39,6 @@ def run_script(run: Run, script: Script, prefix: str, calls: list[tuple]) -> lis
 
 @lru_cache
 def _head(sha: str, prefix: str, num_arguments: int) -> bytes:
-    """What is the same in all commands that run a script."""
+    """The common prefix of all commands that run a script."""
     words = ("EVALSHA", sha, 1, prefix)
     return b"*%d\r\n%b" % (len(words) + num_arguments, pack_words(words))

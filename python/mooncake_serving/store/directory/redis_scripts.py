@@ -1,29 +1,29 @@
-"""What a directory does in Redis: scripts, of which each is atomic.
+"""The operations of a directory in Redis: scripts, each of which is atomic.
 
-Names begin with the cluster's in braces, which keeps all of them on one node of a Redis Cluster.
-Behind it:
+Names begin with the cluster's in braces, which keeps them all on one node of a Redis Cluster. After
+it follows:
 
-    o<key>    string: numbers of the pools that have the object, each with a space behind it
+    o<key>    string: numbers of the pools that have the object, each followed by a space
     c<key>    string, with a time to live: seat of the member that has a claim to it
     r<key>    string, with a time to live: numbers of the pools that had it when it was removed
-    p<pool>   set: keys of what the pool of this number has
-    alive     sorted set: seats, by when they run out, in milliseconds of the server's clock
-    served    sorted set: numbers of pools, by when the last seat of each runs out
-    members   hash: of a member's name, its seat, the server that it joined, and its entry
-    pools     hash: of a pool's number, its name
-    names     hash: of a pool's name, its number
+    p<pool>   set: keys of the objects of the pool with this number
+    alive     sorted set: seats, by when they expire, in milliseconds of the server's clock
+    served    sorted set: numbers of pools, by when the last seat of each expires
+    members   hash: from a member's name to its seat, the server that it joined, and its entry
+    pools     hash: from a pool's number to its name
+    names     hash: from a pool's name to its number
     numbers   string: the last number that was given
 
 A seat is "<member> <pool> <name of the pool>", with numbers, and pool 0 for none. Members and pools
-have new numbers whenever they come to life, so nothing that was known of the dead is theirs. What
-is said of dead pools stays until they are swept.
+get new numbers whenever they come to life, so they do not inherit anything from their predecessors.
+Entries of dead pools stay until they are swept.
 
-Keys come as one string, 16 bytes each: thousands of arguments would take longer to read than to do.
-What is said of them is read by one command, and written by one. Of most keys of a prompt it is the
-same: what that means is found once.
+Keys come as one string, 16 bytes each: reading thousands of arguments would take longer than the
+work itself. The values of all keys are read by one command, and written by one. Most keys of a
+prompt have the same value: it is decoded once.
 
-A server that is full refuses a script whose first command to write may need memory: those that give
-something up begin with another.
+A server that is out of memory refuses a script whose first write command may need memory: scripts
+that free something begin with a different command.
 """
 
 from .redis_script import Script
@@ -56,7 +56,7 @@ local function number_of(name)
 end
 """
 
-# Who sits down and stands up.
+# Members join and leave.
 _SEATS = (
     PRELUDE
     + """
@@ -156,7 +156,7 @@ return entries
 """
 )
 
-# What is done with keys, at most 4096 of them: Lua's stack has room for some thousand values.
+# Operations on keys, at most 4096 of them: Lua's stack has room for some thousand values.
 _KEYS = (
     PRELUDE
     + """
@@ -268,7 +268,7 @@ return table.concat(answers)
 """
 )
 
-# What is said of a pool; but nothing of copies of what was removed.
+# Publish objects of a pool, but no copies of removed objects.
 _PUBLISH = """
 local pool, keys = number_of(ARGV[1]), keys_in(ARGV[2])
 if not pool then return string.rep('\\2', #keys) end
@@ -316,9 +316,9 @@ return 1
 """
 )
 
-# Which living pools have some objects, as two strings, for a client reads dozens for longer: the
-# lists of names that there are, in JSON; and for each object, in 4 bytes, which of them it is: from
-# 1, or 0 for none.
+# Which living pools have some objects, as two strings, since clients are slow to read dozens: the
+# distinct lists of names, in JSON; and 4 bytes per object, the index of its list: from 1, or 0 for
+# none.
 _FIND = (
     _KEYS
     + """
@@ -359,7 +359,7 @@ return answer()
 """
 )
 
-# It reads few at first, and then four times as many: a prefix may end soon.
+# Reads few keys at first, then four times as many each time: a prefix may end soon.
 MATCH_PREFIX = Script(
     _FIND
     + """
@@ -373,7 +373,8 @@ return answer()
 """
 )
 
-# Who is said to have objects has them no more; and for some time that is known of them.
+# Mark objects as no longer present in the pools that have them, and remember the removal for a
+# time.
 REMOVE = Script(
     _FIND
     + """
@@ -419,7 +420,7 @@ return pool and redis.call('SCARD', prefix .. 'p' .. pool) or 0
 """
 )
 
-# Forgets some objects; of pools that are done the names, behind whether there is more to do.
+# Forget some objects; return whether there is more to do, and the names of pools that are done.
 SWEEP = Script(
     _KEYS
     + """

@@ -1,4 +1,4 @@
-"""KV events, for routers that know who has what: published and received over ZeroMQ as vLLM's.
+"""KV events, for routers that track which pool has what: published over ZeroMQ in vLLM's format.
 
 ::
 
@@ -9,7 +9,7 @@
         for batch in batches:
             ...
 
-Needs the packages pyzmq and msgspec. docs/store_admin.md says what is in an event.
+Needs the packages pyzmq and msgspec. docs/store_admin.md describes the content of an event.
 """
 
 from .messages import AllBlocksCleared, AnyEvent, BlockHash, BlockRemoved, BlockStored

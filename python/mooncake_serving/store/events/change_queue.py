@@ -1,4 +1,4 @@
-"""Changes that wait to be published: bounded, and never waited for."""
+"""A bounded queue of changes to be published, which producers never wait for."""
 
 import os
 import threading
@@ -12,8 +12,8 @@ class ChangeQueue(Generic[Change]):
     """A queue into which any thread puts, and from which one thread takes.
 
     Args:
-        capacity: changes that can wait. Beyond it they are dropped, and who takes finds None in the
-            place of those that were.
+        capacity: changes that can be queued. Beyond it they are dropped, and the consumer finds
+            None in their place.
 
     Attributes:
         wake_fd: readable when there may be something to take, or the queue was closed.
@@ -30,7 +30,7 @@ class ChangeQueue(Generic[Change]):
         self.num_dropped = 0
 
     def put(self, change: Change) -> None:
-        """Append; drop it if there is no room, and pass it over after the end."""
+        """Append a change; drop it if there is no room, and ignore it after ``close``."""
         with self._lock:
             if self.is_closed:
                 return
@@ -44,17 +44,17 @@ class ChangeQueue(Generic[Change]):
                 os.eventfd_write(self.wake_fd, 1)
 
     def take(self, max_changes: int) -> list[Change | None]:
-        """Take the oldest, at most so many."""
+        """Take the oldest changes, at most this many."""
         with self._lock:
             count = min(len(self._changes), max_changes)
             return [self._changes.popleft() for _ in range(count)]
 
     def clear_wake(self) -> None:
-        """Be readable only for what comes from now on; take after this."""
+        """Reset ``wake_fd`` until the next change; take after this."""
         os.eventfd_read(self.wake_fd)
 
     def close(self) -> bool:
-        """Take no more, and wake who takes; returns whether this was the first call."""
+        """Accept no more, and wake the consumer; returns whether this was the first call."""
         with self._lock:
             is_first = not self.is_closed
             if is_first:
@@ -63,6 +63,6 @@ class ChangeQueue(Generic[Change]):
             return is_first
 
     def destroy(self) -> None:
-        """Give the descriptor back: by who takes, after ``close``."""
+        """Close the descriptor: called by the consumer, after ``close``."""
         with self._lock:
             os.close(self.wake_fd)

@@ -1,8 +1,8 @@
-"""KV events on the wire, as vLLM's: MessagePack of its structs, in either of its two forms.
+"""KV events on the wire, in vLLM's format: MessagePack of its structs, in either of its two forms.
 
 A batch is an array ``[ts, events, data_parallel_rank]``. An event is a map with a field ``type``
-(vLLM since 2026) or an array that begins with its type (vLLM before, SGLang). Fields that we do not
-know are passed over, so that newer publishers are understood.
+(vLLM since 2026) or an array that begins with its type (vLLM before, SGLang). Unknown fields are
+ignored, so that newer publishers are understood.
 """
 
 import time
@@ -26,11 +26,11 @@ class BlockStored(Event, frozen=True):
     """Blocks can be read now.
 
     Attributes:
-        block_hashes: which.
-        parent_block_hash: the block that the first of them continues; None: not known, or none.
-        token_ids: of the blocks; empty, for a store knows hashes and not tokens.
-        block_size: in tokens; 0: not known.
-        lora_id: None; who it matters to has it in the namespace.
+        block_hashes: of the blocks.
+        parent_block_hash: the block that the first of them continues; None: unknown, or none.
+        token_ids: of the blocks; empty, since a store knows hashes and not tokens.
+        block_size: in tokens; 0: unknown.
+        lora_id: None; users that need it put it into the namespace.
         medium: where they are: "GPU", "CPU", "STORAGE".
         lora_name: as ``lora_id``.
     """
@@ -45,14 +45,14 @@ class BlockStored(Event, frozen=True):
 
 
 class BlockRemoved(Event, frozen=True):
-    """Blocks cannot be read any more from this medium."""
+    """Blocks can no longer be read from this medium."""
 
     block_hashes: list[BlockHash]
     medium: str | None = None
 
 
 class AllBlocksCleared(Event, frozen=True):
-    """Nothing can be read of what was told before."""
+    """No block of any earlier event can be read any more."""
 
 
 AnyEvent = BlockStored | BlockRemoved | AllBlocksCleared
@@ -61,16 +61,16 @@ _decoder = msgspec.msgpack.Decoder(tuple[Any, ...])
 
 
 def encode(events: Sequence[AnyEvent], data_parallel_rank: int | None, form: Form) -> bytes:
-    """Make the payload of a batch that happened now."""
+    """Encode a batch with the current time."""
     items = events if form == "map" else [_as_array(event) for event in events]
     return msgspec.msgpack.encode([time.time(), items, data_parallel_rank])
 
 
 def decode(payload: bytes) -> tuple[float, list[AnyEvent], int | None]:
-    """Read a batch in either form: ``(ts, events, data_parallel_rank)``.
+    """Decode a batch in either form: ``(ts, events, data_parallel_rank)``.
 
     Raises:
-        InvalidArgument: it is not one.
+        InvalidArgument: it is not a batch.
     """
     try:
         batch = _decoder.decode(payload)

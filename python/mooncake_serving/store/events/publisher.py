@@ -1,4 +1,4 @@
-"""Tells everybody who listens which objects came and went, without ever waiting for them."""
+"""Publishes to all subscribers which objects came and went, without ever waiting for them."""
 
 import itertools
 import threading
@@ -29,8 +29,8 @@ from .messages import (
 from .replay import NUMBER_BYTES, Numbered, answer_replay
 from .sockets import endpoint_of, listening
 
-MAX_QUEUED = 100_000  # changes that wait for the thread
-MAX_BATCH = 4096  # changes told at once
+MAX_QUEUED = 100_000  # changes queued for the thread
+MAX_BATCH = 4096  # changes in one batch
 MAX_EVENT_BLOCKS = 4096  # of a snapshot
 HEARTBEAT_S = 1.0  # of silence, after which an empty batch says that there is nothing
 CLOSE_S = 2.0
@@ -41,34 +41,34 @@ Change = tuple[type[AnyEvent], list[BlockHash]]
 class EventPublisher(Observer, Closing):
     """Publishes what this process stores in a pool and removes from it. A context manager.
 
-    A put only appends to a queue. A thread numbers what is there, sends it, and keeps it to be sent
-    again. Where a subscriber is slow, ZeroMQ drops what it has no room for; where the thread is too
+    A put only appends to a queue. A thread numbers the queued changes, sends them, and keeps them
+    for replay. If a subscriber is slow, ZeroMQ drops what it has no room for; if the thread is too
     slow, changes are dropped and a number with them. Either way the subscriber sees the gap, at the
-    latest by the empty batch that is sent every second in which there is nothing to tell.
+    latest with the empty batch that is sent after every second without changes.
 
-    Numbers begin at the microseconds since 1970, so that a publisher that was started again is a
-    gap to its subscribers, too.
+    Numbers start at the microseconds since 1970, so that subscribers also see a gap when a
+    publisher is restarted.
 
     Args:
-        endpoint: where to listen, as ZeroMQ writes it; of "tcp://127.0.0.1:0" a free port. Who can
-            connect reads which hashes there are: there is no secret and no TLS.
+        endpoint: where to listen, as ZeroMQ writes it; "tcp://127.0.0.1:0" picks a free port.
+            Whoever can connect reads which hashes there are: there is no authentication and no TLS.
         topic: first frame of each message, by which subscribers choose.
         replay_endpoint: where to listen for requests for batches that a subscriber has missed.
         buffer_steps: how many batches are kept for them.
         hwm: how many batches wait for a slow subscriber before they are dropped for it.
-        namespace: publish the prefix hashes of this one, as integers. None: of all namespaces,
-            as 16 bytes, which are hash and scope, each big-endian.
-        block_size: tokens of a block, to be said in events; 0: unknown.
-        data_parallel_rank: to be said in batches.
-        form: of events: "map" as vLLM's today, "array" as vLLM's before and SGLang's.
+        namespace: publish the prefix hashes of this namespace, as integers. None: of all
+            namespaces, as 16 bytes, which are hash and scope, each big-endian.
+        block_size: tokens of a block, reported in events; 0: unknown.
+        data_parallel_rank: reported in batches.
+        form: of events: "map" for today's vLLM, "array" for earlier vLLM and SGLang.
 
     Attributes:
         endpoint: where it listens, with the port.
-        replay_endpoint: the same, "" if it does not.
+        replay_endpoint: the same for replay requests, "" if it does not listen for them.
 
     Raises:
-        InvalidArgument: a number is out of range, or an endpoint is none.
-        OSError: somebody else listens there, ...
+        InvalidArgument: a number is out of range, or an endpoint is invalid.
+        OSError: the address is in use, ...
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class EventPublisher(Observer, Closing):
         self.replay_endpoint = ""
         if replay_endpoint is not None:
             try:
-                # All that is kept fits in an answer; what does not is dropped, not waited for.
+                # Everything kept fits in one answer; what does not is dropped, not waited for.
                 self._replay = listening(
                     zmq.ROUTER, op, "replay_endpoint", replay_endpoint, buffer_steps + 1
                 )
@@ -131,9 +131,10 @@ class EventPublisher(Observer, Closing):
         self._enqueue(BlockRemoved, self._hashes(keys))
 
     def publish_snapshot(self, keys: Any) -> None:
-        """Say that nothing is there but these objects: how a router begins, and begins again.
+        """Publish that exactly these objects are there: how a router starts, and starts over.
 
-        What comes or goes between the listing of the keys and this call may be told wrongly.
+        Objects that come or go between the listing of the keys and this call may be reported
+        wrongly.
 
         Args:
             keys: ``[n, 2]``, such as ``pool.objects().keys``.
@@ -144,7 +145,7 @@ class EventPublisher(Observer, Closing):
             self._enqueue(BlockStored, hashes[start : start + MAX_EVENT_BLOCKS])
 
     def close(self) -> None:
-        """Send what is queued, and end. Idempotent."""
+        """Send what is queued, then stop. Idempotent."""
         if self._queue.close():
             self._thread.join(CLOSE_S)
 
@@ -181,7 +182,7 @@ class EventPublisher(Observer, Closing):
         self._queue.destroy()
 
     def _send_changes(self, changes: list[Change | None]) -> None:
-        """Send a batch; neighbours of a kind are one event, and a number is left out for a gap."""
+        """Send a batch; adjacent changes of a kind form one event, and a gap skips a number."""
         events: list[AnyEvent] = []
         for kind, group in itertools.groupby(changes, _kind):
             if kind is None:
@@ -191,7 +192,7 @@ class EventPublisher(Observer, Closing):
             else:
                 hashes = [one for change in group if change is not None for one in change[1]]
                 events.append(self._event(kind, hashes))
-        self._send(events)  # an empty one, too: it shows the gap before it
+        self._send(events)  # even an empty one: it shows the gap before it
 
     def _send(self, events: list[AnyEvent]) -> None:
         payload = encode(events, self._rank, self._form)

@@ -1,7 +1,7 @@
-"""Batches that were missed, asked for and sent again; the frames are vLLM's.
+"""Request and replay of missed batches; the frames are vLLM's.
 
 A request is ``(first number)``. Each answer is ``(topic, number, payload)``, or without the topic
-as vLLM sent it before; the last one has an empty payload and the number -1.
+as earlier versions of vLLM send it; the last one has an empty payload and the number -1.
 """
 
 import time
@@ -19,7 +19,7 @@ Numbered = tuple[int, bytes]  # a batch's number and payload
 
 
 def answer_replay(socket: zmq.Socket[bytes], topic: bytes, kept: Iterable[Numbered]) -> None:
-    """Answer one request; what is none is passed over."""
+    """Answer one request; malformed ones are ignored."""
     frames = socket.recv_multipart()
     if len(frames) != 3 or frames[1] or len(frames[2]) != NUMBER_BYTES:
         return
@@ -33,7 +33,7 @@ def answer_replay(socket: zmq.Socket[bytes], topic: bytes, kept: Iterable[Number
 
 
 def request_replay(endpoint: str, first: int, hwm: int) -> Iterator[Numbered]:
-    """Ask for all batches from a number on; yields what comes, until the end or until none does."""
+    """Ask for all batches from a number on; yields them until the end, or until none arrives."""
     socket = connected(zmq.DEALER, "subscribe", "replay_endpoint", endpoint, hwm)
     try:
         socket.send_multipart((b"", first.to_bytes(NUMBER_BYTES, "big")))

@@ -14,23 +14,23 @@ def listening(kind: int, op: str, argument: str, endpoint: Any, hwm: int) -> zmq
     """Make a socket that others connect to.
 
     Raises:
-        InvalidArgument: it is no endpoint of ZeroMQ's.
-        OSError: somebody else listens there, ...
+        InvalidArgument: it is not a ZeroMQ endpoint.
+        OSError: the address is in use, ...
     """
     return _opened(kind, op, argument, endpoint, hwm, zmq.Socket.bind)
 
 
 def connected(kind: int, op: str, argument: str, endpoint: Any, hwm: int) -> zmq.Socket[bytes]:
-    """Make a socket that connects, as often as it has to.
+    """Make a socket that connects, and reconnects as often as needed.
 
     Raises:
-        InvalidArgument: it is no endpoint of ZeroMQ's.
+        InvalidArgument: it is not a ZeroMQ endpoint.
     """
     return _opened(kind, op, argument, endpoint, hwm, zmq.Socket.connect)
 
 
 def endpoint_of(socket: zmq.Socket[bytes]) -> str:
-    """Where a socket listens, with its port."""
+    """Return where a socket listens, with its port."""
     return socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
 

@@ -1,4 +1,4 @@
-"""Hears what publishers tell, ours or vLLM's, in order, and knows what it has missed."""
+"""Receives events of publishers, ours or vLLM's, in order, and detects what it has missed."""
 
 import time
 from collections import deque
@@ -20,15 +20,15 @@ POLL_S = 0.5
 
 @dataclass(frozen=True)
 class EventBatch:
-    """What a publisher told at once.
+    """A batch of a publisher's events.
 
     Attributes:
         sequence: its number.
         timestamp: when it was sent, in seconds since 1970 by the publisher's clock.
         events: in the order in which they happened.
-        data_parallel_rank: whose, if the publisher says so.
-        is_after_gap: whether batches before it were lost for good, or the publisher is another one
-            by now: what is known of it may be wrong, and is to be asked for anew.
+        data_parallel_rank: of the publisher, if it says so.
+        is_after_gap: whether earlier batches were lost for good, or the publisher was restarted:
+            what is known of it may be wrong, and must be requested again.
     """
 
     sequence: int
@@ -39,10 +39,10 @@ class EventBatch:
 
 
 class Subscription(Closing):
-    """What ``subscribe`` returns; for one thread. A context manager, and an iterator without end.
+    """What ``subscribe`` returns; for one thread. A context manager, and an endless iterator.
 
     Attributes:
-        num_malformed: messages that were no batches, and were passed over.
+        num_malformed: messages that were not batches, and were skipped.
     """
 
     def __init__(self, endpoint: str, topic: str, replay_endpoint: str | None, hwm: int):
@@ -63,7 +63,7 @@ class Subscription(Closing):
         """Wait for the next batch.
 
         Args:
-            timeout_s: seconds; None: for as long as it takes.
+            timeout_s: seconds; None: wait forever.
 
         Returns:
             The batch; None if there was none in time.
@@ -95,7 +95,7 @@ class Subscription(Closing):
         self._arrived.append((number, frames[2]))
 
     def _missed(self, first: int, end: int) -> list[Numbered]:
-        """Ask for the batches from ``first`` to before ``end``; those that can still be had."""
+        """Request the batches from ``first`` to before ``end``; returns those still available."""
         if self._replay_endpoint is None:
             return []
         missed: dict[int, bytes] = {}
@@ -109,7 +109,7 @@ class Subscription(Closing):
     def _accept(self, number: int, payload: bytes) -> EventBatch | None:
         try:
             timestamp, events, rank = decode(payload)
-        except InvalidArgument:  # its number is missing from now on, which the next batch shows
+        except InvalidArgument:  # its number is missing from now on, as the next batch shows
             self.num_malformed += 1
             return None
         is_after_gap = self._expected is not None and number != self._expected
@@ -126,16 +126,16 @@ class Subscription(Closing):
 def subscribe(
     endpoint: str, *, topic: str = "", replay_endpoint: str | None = None, hwm: int = 100_000
 ) -> Subscription:
-    """Hear the events of one publisher, from now on.
+    """Receive the events of one publisher, from now on.
 
     Args:
-        endpoint: where it listens. It may come later, go, and come again.
-        topic: with which topics must begin.
-        replay_endpoint: where it listens for requests for batches that were missed; without it
-            every gap is for good.
-        hwm: how many batches may wait here; what comes then is missed.
+        endpoint: where it listens. It may start later, go away, and come back.
+        topic: prefix of the topics to receive.
+        replay_endpoint: where it listens for requests for missed batches; without it every gap is
+            permanent.
+        hwm: how many batches may wait here; what arrives beyond that is missed.
 
     Raises:
-        InvalidArgument: an endpoint is none.
+        InvalidArgument: an endpoint is invalid.
     """
     return Subscription(endpoint, topic, replay_endpoint, hwm)

@@ -1,8 +1,8 @@
-"""Which objects go when room is needed: functions of a pool and a number of bytes.
+"""Eviction policies, which choose objects to make room: functions of a pool and a number of bytes.
 
-``lru`` and ``sieve`` are the pool's own and take as long as what they evict. The others look at all
-objects of the pool, some 0.1 us each: they are for evictions of many at once (``evict_ratio``, a
-``Watermark``), not of one.
+``lru`` and ``sieve`` are the pool's own and take time in proportion to what they evict. The others
+look at all objects of the pool, about 0.1 us each: they are for evictions of many at once
+(``evict_ratio``, a ``Watermark``), not of one.
 """
 
 from .aged import LengthAware, Lfu, length_aware, lfu

@@ -1,13 +1,13 @@
-"""Policies by a value that ages: ``lfu`` by uses, ``length_aware`` by what a byte saves.
+"""Policies by a value that ages: ``lfu`` by uses, ``length_aware`` by recomputation saved per byte.
 
 An object of value v that was last used t uses of the pool ago is worth ``v * 2 ** (-t / h)``, where
-h is ``half_life`` uses for each object that the pool has. By how much two of them differ does not
-change as long as neither is used, so that they are compared by ``recency + h * log2(v)``: recency
+h is ``half_life`` uses for each object that the pool has. The ratio of two such worths does not
+change as long as neither object is used, so they are compared by ``recency + h * log2(v)``: recency
 alone is LRU, and each doubling of the value stands for h uses. (LRFU, Lee et al., IEEE ToC 2001,
 ages each use by itself; here all age from the last one, for which an entry needs one counter.)
 
-The uses are counted by the pool, in its entries: whoever evicts knows those of all processes. They
-begin anew when an object is stored again.
+The pool counts the uses, in its entries, so a process that evicts knows the uses of all processes.
+They start from zero when an object is stored again.
 """
 
 from dataclasses import dataclass
@@ -21,17 +21,17 @@ from .policy import evict_in_order
 
 
 def aged(objects: PoolObjects, value: np.ndarray, half_life: float) -> np.ndarray:
-    """Rank objects by a value, ``[n]`` and above 0, that ages: ``[n]`` float64."""
+    """Rank objects by an aging value, ``[n]`` and above 0: ``[n]`` float64."""
     return objects.recency + half_life * len(value) * np.log2(value)
 
 
 @dataclass(frozen=True)
 class Lfu:
-    """Evict what was used least often, where uses age (see the module).
+    """Evict the least often used, where uses age (see the module).
 
     Attributes:
         half_life: in uses of the pool, for each object that it has. Near 0 it is LRU; if it were
-            infinite, what was popular once would never go.
+            infinite, objects once popular would never be evicted.
     """
 
     half_life: float = 1.0
@@ -47,24 +47,25 @@ class Lfu:
 
 @dataclass(frozen=True)
 class LengthAware:
-    """Evict what saves least recomputing for each of its bytes, by its place in the prompt.
+    """Evict what saves the least recomputation per byte, by its position in the prompt.
 
     for each object: value = uses * cost(position) * reach(position) / num_bytes, which ages
 
-    ``cost = 1 + position / attention`` is what it takes to compute it: each token attends to all
-    before it. ``reach = 1 / (1 + position / depth)`` is how likely a prompt that begins like this
-    one comes so far, without which it is of no use: so the tail of a prompt goes before its head.
+    ``cost = 1 + position / attention`` is the cost of computing it: each token attends to all
+    before it. ``reach = 1 / (1 + position / depth)`` is how likely a prompt with the same beginning
+    gets this far; otherwise the object is useless: so the tail of a prompt is evicted before its
+    head.
 
     Attributes:
         half_life: as in ``Lfu``.
-        depth: the position that half of the prompts which begin alike reach, in objects.
-        attention: the position from which on attention is more than half of the work, in objects:
+        depth: the position, in objects, that half of the prompts with the same beginning reach.
+        attention: the position, in objects, beyond which attention is more than half of the work:
             for a dense model about ``parameters / (2 * layers * hidden size)`` tokens. Infinite by
             default: counting it in keeps tails and lowers the hit rate.
 
     Sources: frequency * cost / size is GreedyDual-Size-Frequency (Cherkasova, HPL-98-69), Marconi
-    (MLSys 2025) takes FLOPs saved for each byte as the cost; that what is late in a prompt goes
-    first is Mooncake's LengthAwareCache (arXiv:2407.00079, table 1), which has no formula.
+    (MLSys 2025) takes FLOPs saved for each byte as the cost; evicting late parts of a prompt first
+    is Mooncake's LengthAwareCache (arXiv:2407.00079, table 1), which has no formula.
     """
 
     half_life: float = 1.0

@@ -1,4 +1,4 @@
-"""The bound that no policy passes: evict what is needed again latest, by looking ahead."""
+"""The upper bound of all policies: evict what is needed again latest, by looking ahead."""
 
 import heapq
 from collections.abc import Sequence
@@ -11,10 +11,10 @@ NEVER = np.iinfo(np.int64).max
 
 
 def belady(keys: Sequence[int] | np.ndarray, capacity: int) -> np.ndarray:
-    """Tell which accesses the best eviction possible finds, where all objects have one size.
+    """Return which accesses hit under optimal eviction, where all objects have one size.
 
-    What would be needed again later than all that is there is not kept at all. For measurements:
-    it must know what comes.
+    An object that is needed again later than all those present is not stored at all. For
+    measurements only: it needs to know the future.
 
     Args:
         keys: ``[n]`` integers, in the order of access; one that is not found is stored.
@@ -34,7 +34,7 @@ def belady(keys: Sequence[int] | np.ndarray, capacity: int) -> np.ndarray:
     coming = next_uses(accesses)
     found = np.zeros(len(accesses), bool)
     held: dict[int, int] = {}  # the next use of each
-    latest: list[tuple[int, int]] = []  # a heap of (-next use, key), with some that are out of date
+    latest: list[tuple[int, int]] = []  # a heap of (-next use, key), some of them outdated
     for i, key in enumerate(accesses):
         found[i] = held.pop(key, None) is not None
         if coming[i] == NEVER:
@@ -49,7 +49,7 @@ def belady(keys: Sequence[int] | np.ndarray, capacity: int) -> np.ndarray:
 
 
 def next_uses(accesses: list[int]) -> list[int]:
-    """When each is accessed again; ``NEVER`` if it is not."""
+    """Time of the next access to each; ``NEVER`` if there is none."""
     coming: list[int] = []
     seen: dict[int, int] = {}
     for i in range(len(accesses) - 1, -1, -1):

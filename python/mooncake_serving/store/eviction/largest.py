@@ -1,4 +1,4 @@
-"""The largest objects first: the shortest policy that looks at what a pool has."""
+"""The largest objects first: a minimal policy that looks at all objects of a pool."""
 
 import numpy as np
 
@@ -8,6 +8,6 @@ from .policy import evict_in_order
 
 
 def largest_first(pool: ObjectPool, num_bytes: int) -> Evicted:
-    """Evict the largest objects, of equally large ones what was used longest ago; "soft" last."""
+    """Evict the largest objects, among equally large ones the least recently used; "soft" last."""
     objects = pool.objects()
     return evict_in_order(pool, objects, -objects.num_bytes.astype(np.int64), num_bytes)

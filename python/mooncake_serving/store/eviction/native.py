@@ -1,13 +1,13 @@
-"""The policies that a pool keeps orders for."""
+"""The policies for which a pool itself keeps the order."""
 
 from mooncake_kernels.pool import Evicted, ObjectPool
 
 
 def lru(pool: ObjectPool, num_bytes: int) -> Evicted:
-    """Evict what was used longest ago, as the paper does (FAST'25, section 3.2)."""
+    """Evict the least recently used, as the paper does (FAST'25, section 3.2)."""
     return pool.evict(num_bytes, "lru")
 
 
 def sieve(pool: ObjectPool, num_bytes: int) -> Evicted:
-    """Evict what was not used since a hand last passed it (Zhang et al., NSDI 2024)."""
+    """Evict what was not used since the hand last passed it (Zhang et al., NSDI 2024)."""
     return pool.evict(num_bytes, "sieve")

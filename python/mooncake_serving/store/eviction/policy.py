@@ -1,4 +1,4 @@
-"""What a policy is, and the half of it that all which look at every object share."""
+"""The interface of a policy, and the part shared by all that look at every object."""
 
 from collections.abc import Callable
 
@@ -12,7 +12,7 @@ HARD = 2  # of PoolObjects.retention
 
 
 def pool_bytes(pool: ObjectPool, num_bytes: np.ndarray) -> np.ndarray:
-    """What objects of these sizes take of a pool, ``[n]`` int64."""
+    """Space in the pool of objects of these sizes, ``[n]`` int64."""
     units = -(-np.maximum(num_bytes, 1).astype(np.int64) // pool.alignment)
     return units * pool.alignment
 
@@ -25,13 +25,13 @@ def evict_in_order(
     Args:
         pool: where they are.
         objects: ``pool.objects()``, or some of them.
-        rank: ``[n]``, the lowest goes first; of equal ones what was used longest ago.
-        num_bytes: how many are wanted, at least.
-        num_objects: how many are to go, at least.
+        rank: ``[n]``, the lowest is evicted first; among equals the least recently used.
+        num_bytes: minimum number of bytes to evict.
+        num_objects: minimum number of objects to evict.
 
     Returns:
-        What was removed: less than wanted if there was no more. What somebody reads and what is
-        "hard" stays.
+        What was evicted: less than wanted if there was no more. Objects that are being read and
+        "hard" ones stay.
     """
     order = np.lexsort([objects.recency, rank, objects.retention])
     order = order[objects.retention[order] < HARD]
@@ -46,5 +46,5 @@ def evict_in_order(
         freed += evicted.num_bytes
         begin = end
     if freed < num_bytes:
-        pool.reap()  # what the dead were reading can go the next time
+        pool.reap()  # what dead processes were reading can be evicted next time
     return Evicted(np.concatenate(removed), freed)

@@ -1,4 +1,4 @@
-"""A process that takes part in a store over several hosts: what it answers, and what it asks."""
+"""A process that takes part in a store over several hosts: its requests and its answers."""
 
 from .node import Node
 

@@ -1,4 +1,4 @@
-"""What a node answers to requests of others."""
+"""A node's answers to requests of other nodes."""
 
 from mooncake_kernels.errors import InvalidArgument
 
@@ -21,7 +21,7 @@ from .messages import (
 from .pins import Pins
 from .pulls import Offers, Puller
 
-PINS_LAST = 2  # times as long as their reader said that it would read
+PINS_LAST = 2  # times as long as the reader said that it would read
 
 
 class PoolAnswers:
@@ -29,8 +29,8 @@ class PoolAnswers:
 
     Args:
         store: of the pool.
-        listing: what the directory knows of it.
-        pins: what others read.
+        listing: the pool's entries in the directory.
+        pins: what others are reading.
         puller: takes copies.
     """
 
@@ -59,7 +59,7 @@ class PoolAnswers:
         return Dropped(request.number, count)
 
     def answer(self, sender: str, request: Request) -> Answer:
-        """Carry out a request of a node."""
+        """Carry out another node's request."""
         if isinstance(request, Pin):
             return self.pin(sender, request)
         if isinstance(request, Pull):
@@ -75,7 +75,7 @@ class Answers:
     """Answers of a node, which may have no pool. Thread-safe.
 
     Args:
-        offers: what others were asked to take.
+        offers: memory that others were asked to read.
         pool: answers for its pool, if it has one.
     """
 
@@ -84,7 +84,7 @@ class Answers:
         self._pool = pool
 
     def answer(self, sender: str, request: Request) -> Answer:
-        """Carry out a request of a node.
+        """Carry out another node's request.
 
         Raises:
             InvalidArgument: it needs a pool, and there is none.

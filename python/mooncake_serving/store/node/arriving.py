@@ -1,4 +1,4 @@
-"""What a holder says of objects, and where they go that are read from it."""
+"""What a holder reports of objects, and where their bytes go."""
 
 import enum
 from collections.abc import Sequence
@@ -16,19 +16,19 @@ from .sinks import Range, Sink
 
 
 class Outcome(enum.Enum):
-    """What came of reading an object."""
+    """Result of reading an object."""
 
     DONE = 0
     ABSENT = 1
     DAMAGED = 2
-    NOT_TAKEN = 3  # by its sink
-    UNREACHED = 4  # nobody can say
+    NOT_TAKEN = 3  # refused by its sink
+    UNREACHED = 4  # the holder cannot be reached
     BUSY = 5  # too much is pinned there
-    SPOILED = 6  # it, or what was read with it, on its way
+    SPOILED = 6  # it, or an object read with it, was damaged on its way
 
 
 OUTCOMES = {
-    messages.PINNED: Outcome.DONE,  # unless it fails
+    messages.PINNED: Outcome.DONE,  # unless the read fails
     messages.ABSENT: Outcome.ABSENT,
     messages.DAMAGED: Outcome.DAMAGED,
     messages.BUSY: Outcome.BUSY,
@@ -38,13 +38,13 @@ NOT_PINNED = (messages.ABSENT, messages.DAMAGED, messages.BUSY)
 
 @dataclass(frozen=True)
 class Arriving:
-    """An object that is read, or a part of it.
+    """An object that is being read, or a part of it.
 
     Attributes:
-        sink: which has taken it.
+        sink: which has accepted it.
         address: where it is at its holder.
         ranges: where it goes.
-        checksum: what its holder says; 0: it has none.
+        checksum: as reported by its holder; 0: none.
     """
 
     sink: Sink
@@ -69,7 +69,7 @@ class Arriving:
 def open_sinks(
     answer: Pinned, sinks: Sequence[Sink], opened: list[Arriving], member: Member
 ) -> list[Outcome]:
-    """Say what is there; adds what is wanted of it to ``opened``."""
+    """Return the result of each object; append those that their sinks accept to ``opened``."""
     rows = answer.rows().tolist()
     if len(rows) != len(sinks):
         raise TransferError(member.name, f"pin: {len(rows)} answers to {len(sinks)} keys")

@@ -1,4 +1,4 @@
-"""What a node asks one other node to do with its pool."""
+"""Requests of a node about another node's pool."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -29,23 +29,23 @@ from .messages import (
 from .peers import Peers
 from .pulls import Offers
 
-Pulls = list[PutResult | str]  # a string says what failed
+Pulls = list[PutResult | str]  # a string is the reason of a failure
 
 
 class Asking:
     """Requests to other nodes, any number of keys at a time. Thread-safe.
 
-    All raise ``TransferError`` where the node cannot be reached, refuses, or does not answer in
-    time; what was asked for may have been done then.
+    All methods raise ``TransferError`` if the node cannot be reached, refuses, or does not answer
+    in time; the request may have been carried out even so.
 
     Args:
-        calls: how they are asked.
-        peers: to reach them.
-        by_key: asks their engines.
-        offers: what they may take.
-        memory: lends them what is not registered.
+        calls: sends the requests.
+        peers: connections to the nodes.
+        by_key: sends requests to their engines.
+        offers: memory that they may read.
+        memory: registers the rest temporarily.
         answer_s: how long an answer may take.
-        read_s: and what must be read for it.
+        read_s: how long the reads that it needs may take in addition.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Asking:
     def put(
         self, member: str, keys: np.ndarray, objects: Sequence[Sequence[Buffer]], *, verify: bool
     ) -> list[PutResult | None]:
-        """Have a node's engine store n objects, see ``ByKey.put``. Nobody publishes them."""
+        """Have a node's engine store n objects, see ``ByKey.put``. They are not published."""
         with self._peers.lease(member, self._answer_s) as peer:
             return self._by_key.put(peer, keys, objects, verify=verify)
 
@@ -90,12 +90,12 @@ class Asking:
         *,
         verify: bool = True,
     ) -> Pulls:
-        """Have a node copy n objects out of this one's memory.
+        """Have a node copy n objects out of this node's memory.
 
         Args:
             member: its name.
             keys: ``[n, 2]``.
-            objects: of each, the parts one behind the other; registered meanwhile if need be.
+            objects: the parts of each, in order; registered temporarily if need be.
             source: name of this node.
             verify: whether what has arrived is compared with what is here.
 
@@ -115,8 +115,8 @@ class Asking:
         return results
 
     def remove(self, member: str, keys: np.ndarray) -> np.ndarray:
-        """Have a node's engine remove ``[n, 2]`` objects, or else the node: ``[n]`` bool, which
-        were there. Nobody withdraws them.
+        """Have a node's engine, or else the node, remove ``[n, 2]`` objects: ``[n]`` bool, which
+        were there. They are not withdrawn.
         """
         with self._peers.lease(member, self._answer_s) as peer:
             removed = self._by_key.remove(peer, keys)
@@ -125,7 +125,7 @@ class Asking:
         return removed
 
     def drop(self, member: str, keys: np.ndarray) -> int:
-        """Have a node remove ``[n, 2]`` objects, and withdraw them; returns how many there were."""
+        """Have a node remove and withdraw ``[n, 2]`` objects; returns how many there were."""
         count = 0
         for first in range(0, len(keys), MAX_KEYS):
             part = key_bytes(keys[first : first + MAX_KEYS])
@@ -133,7 +133,7 @@ class Asking:
         return count
 
     def stat(self, member: str) -> PoolStats | None:
-        """Return the numbers of a node's pool; None if it has none."""
+        """Return the statistics of a node's pool; None if it has none."""
         return self._calls.ask(member, Stat, Stats, self._answer_s).pool
 
     def _pull(
@@ -155,7 +155,7 @@ class Asking:
                 places=list(places), checksums=np.array(checksums, "<u8").tobytes(),
             )  # fmt: skip
         finally:
-            self._offers.end(number, member)  # what is not taken by now never is
+            self._offers.end(number, member)  # what is not taken by now must never be
         return [PutResult(r) if isinstance(r, int) else r for r in answer.results]
 
 
@@ -167,7 +167,7 @@ def _places(parts: Sequence[Buffer]) -> bytes:
 
 
 def _batches(places: Sequence[bytes]) -> Iterator[tuple[int, int]]:
-    """Ranges of objects that fit into one request."""
+    """Ranges of objects, each of which fits into one request."""
     first = num_bytes = 0
     for i, place in enumerate(places):
         if i - first == MAX_PULLED or num_bytes + len(place) > MAX_PLACES_BYTES:

@@ -1,7 +1,7 @@
-"""Objects of other pools by their keys: the engine of a holder looks them up, and answers at once.
+"""Access to objects of other pools by key: a holder's engine looks them up and answers at once.
 
-It does so without its Python, so what only the node knows (a disk, a quota, how to make room) it
-cannot: then its node is asked, see ``remote.py`` and ``asking.py``.
+It does so without running Python there, so it cannot do what only the node can (use a disk, check a
+quota, make room): then the node is asked, see ``remote.py`` and ``asking.py``.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,8 +24,8 @@ from .sinks import Sink
 
 OUTCOMES = {
     ObjectStatus.ABSENT: Outcome.ABSENT,
-    ObjectStatus.DONE: Outcome.DONE,  # unless it fails
-    ObjectStatus.DAMAGED: Outcome.SPOILED,  # its node is told so, and drops it
+    ObjectStatus.DONE: Outcome.DONE,  # unless the read fails
+    ObjectStatus.DAMAGED: Outcome.SPOILED,  # its node is told, and drops it
     ObjectStatus.BUSY: Outcome.BUSY,
     ObjectStatus.DOES_NOT_FIT: Outcome.NOT_TAKEN,
 }
@@ -34,16 +34,16 @@ RESULTS = {
     ObjectStatus.EXISTS: PutResult.EXISTS,
     ObjectStatus.BEING_WRITTEN: PutResult.BEING_WRITTEN,
 }
-NEAR_BYTES = 256 << 10  # up to here it is sooner than memory that is mapped, or a NIC
+NEAR_BYTES = 256 << 10  # up to here it is faster than memory that is mapped, or a NIC
 
 
 class ByKey:
     """Reads, puts and removes objects of other pools in one round trip each. Thread-safe.
 
     Args:
-        engine: which asks.
-        answer_s: how long it may take until a holder answers.
-        read_s: and until all of it is here.
+        engine: sends the requests.
+        answer_s: how long a holder may take to answer.
+        read_s: how long the data may take in addition.
     """
 
     def __init__(self, engine: TransferEngine, answer_s: float, read_s: float):
@@ -52,25 +52,26 @@ class ByKey:
         self._read_s = read_s
 
     def suits(self, peer: Peer, num_bytes: int) -> bool:
-        """Whether so much goes sooner this way than by address."""
+        """Whether this way is faster than reading by address, for this many bytes."""
         return peer.transport == "tcp" or (peer.transport != "local" and num_bytes <= NEAR_BYTES)
 
     def read(
         self, peer: Peer, keys: np.ndarray, sinks: Sequence[Sink], *, verify: bool
     ) -> list[Outcome | None] | None:
-        """Read what a holder has in its pool.
+        """Read objects that a holder has in its pool.
 
         Args:
             peer: the holder.
             keys: ``[n, 2]``.
-            sinks: n, where they go, in host memory.
-            verify: have all that arrives compared with its checksum.
+            sinks: n destinations, in host memory.
+            verify: compare everything that arrives with its checksum.
 
         Returns:
-            For each what came of it; None: it is to be read otherwise. No list: all are.
+            The result of each; None: it is to be read another way. None instead of a list: all are.
 
         Raises:
-            TransferError: it has gone, or does not answer in time; no sink has anything.
+            TransferError: the holder is gone, or does not answer in time; no sink has received
+                anything.
         """
         compare = verify and not all(sink.takes_all or sink.was_compared for sink in sinks)
         wanted = np.array([sink.wants() for sink in sinks], np.uint64)
@@ -94,7 +95,7 @@ class ByKey:
             try:
                 for i, num_bytes in enumerate(reply.object_bytes.tolist()):
                     if outcomes[i] is Outcome.NOT_TAKEN:
-                        sinks[i].open(num_bytes)  # which learns its size
+                        sinks[i].open(num_bytes)  # which tells it its size
                     elif outcomes[i] is Outcome.DONE:
                         ranges = sinks[i].open(num_bytes)
                         if ranges is None:
@@ -125,14 +126,14 @@ class ByKey:
         Args:
             peer: the holder.
             keys: ``[n, 2]``.
-            objects: of each, the parts one behind the other.
-            verify: have what has arrived compared with what is here.
+            objects: the parts of each, in order.
+            verify: compare what has arrived with what is here.
 
         Returns:
-            For each what came of it; None: its node is to be asked, which can make room.
+            The result of each; None: ask its node, which can make room.
 
         Raises:
-            TransferError: it has gone, or does not answer in time; some may be stored.
+            TransferError: the holder is gone, or does not answer in time; some may be stored.
         """
         results: list[PutResult | None] = [None] * len(keys)
         sizes = [sum(part.num_bytes for part in parts) for parts in objects]
@@ -158,10 +159,10 @@ class ByKey:
         """Remove objects from the pool of a holder.
 
         Returns:
-            ``[n]`` bool: which were there. None: its node is to be asked.
+            ``[n]`` bool: which were there. None: ask its node.
 
         Raises:
-            TransferError: it has gone, or does not answer in time; some may be removed.
+            TransferError: the holder is gone, or does not answer in time; some may be removed.
         """
         removed = np.zeros(len(keys), bool)
         if peer.transport == "local":
@@ -177,7 +178,7 @@ class ByKey:
 
 
 def _batches(indices: Sequence[int], sizes: Sequence[int]) -> Iterator[list[int]]:
-    """As many objects at a time as fit into a question."""
+    """As many objects at a time as fit into a request."""
     batch: list[int] = []
     num_bytes = 0
     for i in indices:

@@ -1,4 +1,4 @@
-"""Requests to other nodes, and the answers that come."""
+"""Requests to other nodes, and their answers."""
 
 import itertools
 import secrets
@@ -24,7 +24,7 @@ R = TypeVar("R", bound=Request)
 class _Waiting:
     """A request that was not answered yet."""
 
-    name: str  # who was asked
+    name: str  # of the node that was asked
     since: float
     future: Future[Answer] = field(default_factory=Future)
 
@@ -34,7 +34,7 @@ class _Waiting:
 
 
 class Calls:
-    """What this node asks others. Thread-safe.
+    """Requests of this node to others. Thread-safe.
 
     Attributes:
         life: of this node, see ``Request``.
@@ -44,7 +44,7 @@ class Calls:
         self.life = secrets.randbits(62)
         self._engine = engine
         self._peers = peers
-        # Far from those of others, of which some come back as tokens.
+        # Far from the numbers of other nodes, some of which come back as tokens.
         self._numbers = itertools.count(secrets.randbits(60))
         self._waiting: dict[int, _Waiting] = {}
         self._lock = threading.Lock()
@@ -54,7 +54,7 @@ class Calls:
         return next(self._numbers)
 
     def make(self, kind: type[R], valid_s: float, *, number: int | None = None, **fields: Any) -> R:
-        """Make a request of this node's."""
+        """Make a request of this node."""
         number = self.next_number() if number is None else number
         return kind(number, self.life, int(valid_s * 1000), **fields)
 
@@ -69,20 +69,20 @@ class Calls:
         number: int | None = None,
         **fields: Any,
     ) -> A:
-        """Ask a node, and wait for its answer.
+        """Send a request to a node, and wait for its answer.
 
         Args:
             name: of its engine.
             kind: of request.
             expected: kind of answer.
             deadline_s: seconds until the answer must be here.
-            valid_s: for how long the other one shall care; None: as long.
+            valid_s: for how long the other node shall regard the request; None: ``deadline_s``.
             number: of the request; None: the next.
             **fields: of the request.
 
         Raises:
-            TransferError: it cannot be reached, refuses, or does not answer in time. The request
-                may have been carried out.
+            TransferError: the node cannot be reached, refuses, or does not answer in time. The
+                request may have been carried out.
         """
         until = time.monotonic() + deadline_s
         request = self.make(
@@ -109,16 +109,16 @@ class Calls:
         return answer
 
     def tell(self, name: str, message: Message, deadline_s: float) -> None:
-        """Send a message, and wait until it is in the other one's queue.
+        """Send a message, and wait until it is in the receiver's queue.
 
         Raises:
-            TransferError: it is not, or nobody knows.
+            TransferError: it is not, or that is unknown.
         """
         with self._peers.lease(name, deadline_s) as peer:
             self._engine.write(peer, [], notify=encode(message), deadline_s=deadline_s).wait()
 
     def post(self, name: str, message: Message, deadline_s: float) -> None:
-        """Send a message: nobody waits for it, nor learns whether it arrived.
+        """Send a message, without waiting for it or learning whether it arrived.
 
         Raises:
             TransferError: the node cannot be reached.
@@ -127,7 +127,7 @@ class Calls:
             self._engine.write(peer, [], notify=encode(message), deadline_s=deadline_s)
 
     def take_answer(self, sender: str, answer: Answer) -> bool:
-        """Hand an answer to who waits for it; returns whether somebody did, for that node's."""
+        """Hand an answer to its waiter; returns whether there was one, for that node's answer."""
         with self._lock:
             waiting = self._waiting.get(answer.number)
             if waiting is None or waiting.name != sender or waiting.future.done():
@@ -136,7 +136,7 @@ class Calls:
             return True
 
     def give_up(self, living: Container[str], grace_s: float) -> None:
-        """Fail what nodes were asked who are no members, unless it was just now.
+        """Fail requests to nodes that are not members, unless they were just sent.
 
         A directory that was restarted does not know its members yet.
         """
@@ -147,7 +147,7 @@ class Calls:
                     waiting.fail("it is no member any more")
 
     def close(self) -> None:
-        """Fail all that is waited for, and what is asked from now on. Idempotent."""
+        """Fail all pending requests, and all later ones. Idempotent."""
         with self._lock:
             self._is_closed = True
             for waiting in self._waiting.values():

@@ -1,4 +1,4 @@
-"""Which objects this node may write: it asks the directory, and keeps its own threads apart."""
+"""Which objects this node may write: asks the directory, and keeps its own threads apart."""
 
 import logging
 import threading
@@ -17,13 +17,13 @@ logger = logging.getLogger(__name__)
 class Claims:
     """Claims of a node. Thread-safe. Keys are ``[n, 2]`` uint64.
 
-    For the directory all threads of a node are one member, who may claim again what it has. So what
-    one of them writes is refused to the others here.
+    To the directory all threads of a node are one member, which may claim again what it has. So
+    what one of them is writing is refused to the others here.
 
     Args:
         directory: decides among nodes.
         member: name of this one.
-        listing: of its pool, told what was stored.
+        listing: of its pool, which publishes what was stored.
     """
 
     def __init__(self, directory: Directory, member: str, listing: Listing):
@@ -36,7 +36,7 @@ class Claims:
     def ask(self, keys: np.ndarray, ttl_s: float) -> np.ndarray:
         """Ask to write objects that are not in the pool: ``[n]`` of ``Claim``.
 
-        What is granted must be settled. A key that is named twice is granted once.
+        Granted claims must be settled. A key that is named twice is granted once.
 
         Raises:
             Unavailable: the directory is away; nothing is claimed for longer than ``ttl_s``.
@@ -57,7 +57,7 @@ class Claims:
         return claims
 
     def renew(self, keys: np.ndarray, ttl_s: float) -> np.ndarray:
-        """Ask again for what was granted, and may have run out: ``[n]`` of ``Claim``.
+        """Renew granted claims that may have run out: ``[n]`` of ``Claim``.
 
         Raises:
             Unavailable: as in ``ask``.
@@ -65,8 +65,9 @@ class Claims:
         return self._ask(keys, ttl_s)
 
     def settle(self, keys: np.ndarray, is_published: np.ndarray | bool = False) -> None:
-        """End granted claims. What the own pool has now is published, whoever put it there; of the
-        rest ``[n]`` bool say what was published for another pool, which has ended the claim.
+        """End granted claims. Objects that are in this node's pool now are published, whoever put
+        them there; for the rest ``[n]`` bool says which were published for another pool, which
+        ended the claim.
         """
         try:
             is_here = self._listing.publish(keys)

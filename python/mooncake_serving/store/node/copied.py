@@ -1,4 +1,4 @@
-"""What becomes of objects that were copied from other pools into the own one."""
+"""Publish objects that were copied from other pools into this node's."""
 
 import logging
 from collections.abc import Sequence
@@ -19,12 +19,12 @@ GONE = "it was removed meanwhile"
 def keep_copies(
     store: Store, listing: Listing, keys: np.ndarray, sinks: Sequence[IntoPool]
 ) -> list[int]:
-    """Publish what is here now of n objects that were read into the pool, with its ``copies``.
+    """Publish those of n objects read into the pool that are still here, with its ``copies``.
 
-    What was removed meanwhile is taken back, and has no result then.
+    Objects that were removed meanwhile are taken back, and then have no result.
 
     Returns:
-        Which these are.
+        Which are still here.
     """
     is_new = np.array([sink.result is PutResult.STORED for sink in sinks], bool)
     is_old = np.array([sink.result is PutResult.EXISTS for sink in sinks], bool)
@@ -34,7 +34,7 @@ def keep_copies(
     for i in gone:
         try:
             sinks[i].retract()
-        except OSError as error:  # a stopped process holds the pool; a look does it later
+        except OSError as error:  # a stopped process holds the pool; the next look does it
             logger.warning("what was removed is still here: %s", error)
             listing.is_stale = True
     return gone

@@ -1,4 +1,4 @@
-"""Which objects of a pool are copies of which the directory was not told yet."""
+"""Which objects of a pool are copies that the directory was not told of yet."""
 
 import numpy as np
 
@@ -6,8 +6,8 @@ import numpy as np
 class CopyMarks:
     """Ids of objects that come, or came, from other pools. Thread-safe.
 
-    Who looks at the pool takes what he does not know for something that was put. These were not:
-    so they are marked before they can be seen, and until the directory has decided.
+    A look at the pool takes unknown objects for new puts. Copies are not: so they are marked before
+    they become visible, and until the directory has decided.
     """
 
     def __init__(self) -> None:
@@ -22,7 +22,7 @@ class CopyMarks:
         self._coming.discard(object_id)
 
     def end(self, ids: np.ndarray) -> None:
-        """They are none any more: it is decided, or nothing came."""
+        """Remove marks: the directory has decided, or nothing came."""
         if self._coming or self._here:
             self._coming.difference_update(ids.tolist())
             self._here.difference_update(ids.tolist())
@@ -33,11 +33,11 @@ class CopyMarks:
         return np.isin(ids, np.array(marked, np.uint64)) if marked else np.zeros(len(ids), bool)
 
     def here(self) -> np.ndarray:
-        """Those that have come."""
+        """Those that have arrived."""
         ids = tuple(self._here)
         return np.array(ids, np.uint64)
 
     def forget_gone(self, here: np.ndarray, present: np.ndarray) -> None:
-        """Forget those that had come, and are not in the pool any more."""
+        """Forget those that had arrived, and are no longer in the pool."""
         if len(here):
             self.end(here[~np.isin(here, present)])

@@ -1,4 +1,4 @@
-"""Which engines of this process have a node: their notifications are all that node's."""
+"""Which engines of this process have a node: a node takes all notifications of its engine."""
 
 import threading
 import weakref
@@ -11,7 +11,7 @@ _lock = threading.Lock()
 
 
 def take_engine(engine: TransferEngine) -> None:
-    """Note that an engine has a node.
+    """Record that an engine has a node.
 
     Raises:
         InvalidArgument: it has one already.
@@ -25,6 +25,6 @@ def take_engine(engine: TransferEngine) -> None:
 
 
 def return_engine(engine: TransferEngine) -> None:
-    """Note that it has none any more."""
+    """Record that an engine no longer has a node."""
     with _lock:
         _taken.discard(engine)

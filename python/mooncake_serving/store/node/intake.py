@@ -1,4 +1,4 @@
-"""Whether a node's pool takes new objects, and who is just putting some into it."""
+"""Whether a node's pool accepts new objects, and whether any are being put into it."""
 
 import contextlib
 import threading
@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 
 class Intake:
-    """A door to a pool, for this node's callers and for what others ask of it. Thread-safe.
+    """A gate to a pool, for this node's callers and for requests of others. Thread-safe.
 
-    Who drains the pool shuts it, and waits until those are done who came in before: then nothing
-    comes any more, but what processes without a node put.
+    To drain the pool, close the gate and wait until those inside are done: then the only new
+    objects are those of processes without a node.
 
     Attributes:
-        is_open: whether anybody is let in.
+        is_open: whether anyone may enter.
     """
 
     def __init__(self) -> None:
@@ -21,19 +21,19 @@ class Intake:
         self._lock = threading.Lock()
 
     def let_in(self, is_open: bool) -> None:
-        """Open or shut it; who is inside stays."""
+        """Open or close it; those inside stay."""
         with self._lock:
             self.is_open = is_open
 
     @property
     def is_used(self) -> bool:
-        """Whether somebody is inside."""
+        """Whether anyone is inside."""
         with self._lock:
             return self._num_inside > 0
 
     @contextlib.contextmanager
     def enter(self) -> Iterator[bool]:
-        """Go in for as long as this lasts; False: it is shut."""
+        """Enter for the duration of the ``with`` block; False: it is closed."""
         with self._lock:
             is_in = self.is_open
             self._num_inside += is_in

@@ -1,4 +1,4 @@
-"""What a node tells the directory of its pool, and asks it: any number of keys at a time."""
+"""A pool's entries in the directory: updates and queries of any number of keys at a time."""
 
 import contextlib
 import logging
@@ -18,27 +18,27 @@ from .told import Objects, Told
 logger = logging.getLogger(__name__)
 
 NO_KEYS = np.empty((0, 2), np.uint64)
-LISTED, REMOVED, NOT_SERVED = map(int, Published)  # an enum's members take long to be looked up
+LISTED, REMOVED, NOT_SERVED = map(int, Published)  # looking up an enum's members is slow
 
 
 class Listing:
     """A pool's entries in a directory. Thread-safe. Keys are ``[n, 2]`` uint64.
 
-    What could not be told because the directory is away is told by ``publish_all``.
+    Updates that fail because the directory is away are made up for by ``publish_all``.
 
-    What was put is told as such. Of all else the directory may say that it was removed meanwhile:
-    of copies, and of what it was told before and does not have any more. Then it is dropped here,
-    that very object and not what was put under its key since. (A store that does not tell objects
-    apart drops nothing, and takes all for put.)
+    Objects that were put are published as such. For all others the directory may answer that they
+    were removed meanwhile: for copies, and for objects that were published before and that it no
+    longer has. Then that very object is dropped here, but not one put under its key since. (A store
+    that does not tell objects apart drops nothing, and treats all as put.)
 
     Args:
-        directory: to be told and asked.
-        pool_name: what the directory calls the pool; "" for none.
-        store: what it has; None for none.
-        removed_s: for how long what is removed is not to come back.
+        directory: to be updated and queried.
+        pool_name: name of the pool in the directory; "" for none.
+        store: of the pool; None for none.
+        removed_s: for how long removed objects must not come back.
 
     Attributes:
-        is_stale: whether the directory may not have all that was told.
+        is_stale: whether the directory may have missed updates.
         copies: objects that are copied into the pool.
     """
 
@@ -49,17 +49,17 @@ class Listing:
         self._store = store
         self._all = threading.Lock()
         self._leaving: tuple[np.ndarray, ...] = ()
-        self._put_leaving: set[int] = set()  # ids of what was put under such keys meanwhile
+        self._put_leaving: set[int] = set()  # ids of objects put under leaving keys meanwhile
         found = (NO_KEYS, np.empty(0, np.uint64)) if store is None else store.list_objects()
-        self._told = Told(Objects(*found))  # what is there when a node comes may have been removed
+        self._told = Told(Objects(*found))  # these may have been removed elsewhere
         self.copies = CopyMarks()
         self.is_stale = False
 
     def publish(self, keys: np.ndarray) -> np.ndarray:
-        """Say that objects were put into the pool; later, if the directory is away.
+        """Publish that objects were put into the pool; later, if the directory is away.
 
-        What has gone since it was stored may have been withdrawn before it is published here: it is
-        withdrawn again.
+        An object that has gone since it was stored may have been withdrawn before it is published
+        here: it is withdrawn again.
 
         Returns:
             ``[n]`` bool: which are there.
@@ -77,9 +77,9 @@ class Listing:
         return ids != 0
 
     def publish_copies(self, keys: np.ndarray) -> np.ndarray:
-        """Say that the pool has copies of objects: ``[n]`` bool, which may stay.
+        """Publish copies of objects in the pool: ``[n]`` bool, which may stay.
 
-        The others were removed meanwhile, and nobody has put them since: the caller drops them. If
+        The others were removed meanwhile, and were not put again since: the caller drops them. If
         the directory is away, all may stay, until it is told later.
         """
         may_stay = np.ones(len(keys), bool)
@@ -95,14 +95,14 @@ class Listing:
         return may_stay
 
     def has_keys(self, keys: np.ndarray) -> np.ndarray:
-        """Tell of objects which the pool has now: ``[n]`` bool."""
+        """Return which objects the pool has now: ``[n]`` bool."""
         if self._store is None:
             return np.zeros(len(keys), bool)
         return self._store.has_keys(keys)
 
     def publish_for(self, pool_name: str, keys: np.ndarray) -> bool:
-        """Say that objects were put into another pool; if the directory is away, its node does so
-        later.
+        """Publish that objects were put into another pool; if the directory is away, its node does
+        so later.
 
         Returns:
             Whether the pool is served, as far as is known.
@@ -115,10 +115,11 @@ class Listing:
         return not any((answer == NOT_SERVED).any() for answer in answers)
 
     def remove(self, keys: np.ndarray) -> Holders:
-        """Say that no pool shall have objects any more; for each, the names of those that may.
+        """Record that no pool shall have objects; return for each the pools that may have it.
 
-        For some time the directory knows them: who asks again is told of the same pools, and what
-        was not dropped there, or is copied just then, is refused when somebody tells of it.
+        The directory remembers the removal for some time: a repeated call returns the same pools,
+        and objects that were not dropped there, or are being copied, are refused when they are
+        published.
 
         Raises:
             Unavailable: the directory is away.
@@ -126,7 +127,7 @@ class Listing:
         return _where(keys, lambda part: self._directory.remove(part, self._removed_s))
 
     def withdraw(self, keys: np.ndarray, pool_name: str | None = None) -> None:
-        """Say that this pool, or another, does not have objects; later, if the directory is away.
+        """Record that this pool, or another, lacks objects; later, if the directory is away.
 
         Another process may have put them back meanwhile: then they are published again.
         """
@@ -143,11 +144,11 @@ class Listing:
 
     @contextlib.contextmanager
     def leaving(self, keys: np.ndarray) -> Iterator[None]:
-        """Withdraw objects that may be removed, and publish them meanwhile by no means.
+        """Withdraw objects that may be removed, and do not publish them meanwhile.
 
-        In the end what the pool has nevertheless is published again.
+        At the end, those that the pool still has are published again.
         """
-        with self._all:  # what a look has found is told before
+        with self._all:  # what a look has found is published before
             self._leaving += (keys,)
         before = np.zeros(len(keys), np.uint64)
         try:
@@ -159,12 +160,12 @@ class Listing:
                 self._tell_later(error)
             yield
         finally:
-            with self._all:  # no look is between these
+            with self._all:  # no look comes in between
                 self._leaving = tuple(other for other in self._leaving if other is not keys)
                 self._tell_what_stayed(keys, before)
 
     def withdraw_gone(self, keys: np.ndarray) -> np.ndarray:
-        """Withdraw what the directory says the pool has, and it has not: ``[n]`` bool.
+        """Withdraw what the directory lists and the pool does not have: ``[n]`` bool.
 
         Raises:
             Unavailable: the directory is away.
@@ -176,7 +177,7 @@ class Listing:
         return is_listed
 
     def publish_all(self) -> None:
-        """Make what the directory says of the pool true.
+        """Bring the directory's entries in line with the pool.
 
         Raises:
             Unavailable: the directory is away.
@@ -184,23 +185,23 @@ class Listing:
         if self._store is None:
             return
         with self._look():
-            self.is_stale = False  # from here on others are told what changes
+            self.is_stale = False  # from here on updates count again
             present, is_staying = self._list_present()
             listed = self._listed()
             was_told, gone = self._compare(self._told.all(), present)
             is_listed = are_in(present.keys, listed)
             gone = np.concatenate([gone, listed[~are_in(listed, present.keys)]])
             new = present.at(is_staying & ~is_listed)
-            # What it was told and does not have was withdrawn, by somebody who may have removed it.
+            # Objects published before and no longer listed were withdrawn, perhaps by a removal.
             is_old = was_told[is_staying & ~is_listed] | self.copies.are_in(new.ids)
             self._told.note(present.at(is_listed & ~was_told))
             self._tell_difference(gone, new, is_old)
 
     def tell_changes(self) -> None:
-        """Tell how the pool differs from what was told of it, whoever of the host changed it.
+        """Publish and withdraw changes of the pool, whichever process of the host made them.
 
-        For processes without a node put objects as well, and evict them. What others have
-        withdrawn is not noticed here, but by ``publish_all``.
+        This covers processes without a node, which also put and evict objects. Withdrawals by other
+        nodes are not noticed here, but by ``publish_all``.
 
         Raises:
             Unavailable: the directory is away.
@@ -211,8 +212,9 @@ class Listing:
             present, is_staying = self._list_present()
             was_told, gone = self._compare(self._told.all(), present)
             new = present.at(is_staying & ~was_told)
-            # Others may have told of it, as who puts it into the engine: it is not told twice, for
-            # it may have been removed since.
+            # Others may have published it, such as a node that put it by this engine: it is not
+            # published
+            # again, since it may have been removed since.
             is_listed = np.array(
                 [self._pool_name in names for names in self.holders(new.keys)], bool
             )
@@ -229,7 +231,7 @@ class Listing:
         return _where(keys, lambda part: self._directory.holders(part))
 
     def match_prefix(self, keys: np.ndarray) -> Holders:
-        """For the first keys that living pools have, up to one that none has, the names of these.
+        """For the first keys, up to one that no living pool has, the names of the pools.
 
         Raises:
             Unavailable: the directory is away.
@@ -244,24 +246,25 @@ class Listing:
 
     @contextlib.contextmanager
     def _look(self) -> Iterator[None]:
-        """Look at all of the pool, one thread at a time."""
+        """Compare the whole pool, one thread at a time."""
         with self._all:
             try:
                 yield
             except BaseException:
-                self.is_stale = True  # so all is compared the next time
+                self.is_stale = True  # so everything is compared the next time
                 raise
 
     def _compare(self, told: Objects, present: Objects) -> tuple[np.ndarray, np.ndarray]:
-        """Say which of what was listed in the pool the directory was told, and the keys of what it
-        was told and is gone; but not what has come only after it was listed.
+        """Return which objects present in the pool were published, and the keys of published
+        objects that are gone; an object that came only after the listing of the pool does not count
+        as gone.
         """
         absent = told.at(~np.isin(told.ids, present.ids))
         is_gone = self._ids_of(absent.keys) != absent.ids
         return np.isin(present.ids, told.ids), absent.keys[is_gone]
 
     def _tell_difference(self, gone: np.ndarray, new: Objects, is_old: np.ndarray) -> None:
-        """Tell what has gone, but what is there again by now; and what is new."""
+        """Withdraw what has gone, unless it is back by now; publish what is new."""
         if len(gone) and not (is_gone := ~self.has_keys(gone)).all():
             back = gone[~is_gone]
             self._told.note(Objects(back, np.zeros(len(back), np.uint64)))
@@ -271,8 +274,8 @@ class Listing:
         self._tell(new, is_old)
 
     def _tell_what_stayed(self, keys: np.ndarray, before: np.ndarray) -> None:
-        """Tell of what should have left, and was withdrawn for that: what it was is told again, and
-        what was put since is told.
+        """Publish what should have left, and was withdrawn for that, but stayed: as old what was
+        there before, and as put what was put since.
         """
         ids = self._ids_of(keys)
         is_here = ids != 0
@@ -282,14 +285,14 @@ class Listing:
         is_old = (before == ids)[is_here] & ~np.isin(objects.ids, put)
         self._put_leaving.difference_update(objects.ids.tolist())
         if not self._leaving:
-            self._put_leaving.clear()  # of what has gone again
+            self._put_leaving.clear()  # the rest has gone again
         try:
             self._tell(objects, is_old | self.copies.are_in(objects.ids))
         except Unavailable as error:
             self._tell_later(error)
 
     def _tell(self, objects: Objects, is_old: np.ndarray | None = None) -> None:
-        """Tell of what is in the pool: ``[n]`` bool say what was not put just now. None: copies."""
+        """Publish objects: ``[n]`` bool says which were not put just now. None: the copies."""
         if is_old is None:
             is_old = self.copies.are_in(objects.ids)
         if self._store is not None and not self._store.tells_apart:
@@ -300,7 +303,7 @@ class Listing:
         self._tell_as(objects, is_copy=False)
 
     def _tell_as(self, objects: Objects, *, is_copy: bool) -> None:
-        """Tell of what was put, or of copies: of these, what was removed is dropped."""
+        """Publish puts, or copies: copies of removed objects are dropped."""
         for first in range(0, len(objects.keys), MAX_KEYS):
             part = Objects(*(column[first : first + MAX_KEYS] for column in objects))
             answers = self._publish(part.keys, is_copy=is_copy)
@@ -316,12 +319,12 @@ class Listing:
         ]
         answers = parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, np.int8), *parts])
         if answers.any() and (answers == NOT_SERVED).any():
-            self.is_stale = True  # the membership was over: the pool is published anew
+            self.is_stale = True  # the membership was over: the whole pool is published again
         return answers
 
     def _note(self, objects: Objects, answers: np.ndarray) -> None:
-        """Note what came of telling of objects. What has gone before that, and was withdrawn, is
-        withdrawn again.
+        """Record the answers to publishing objects. An object that had gone before, and was
+        withdrawn, is withdrawn again.
         """
         listed = objects.at(answers == LISTED) if answers.any() else objects
         self._told.note(listed)
@@ -347,7 +350,7 @@ class Listing:
         return np.zeros(len(keys), np.uint64) if self._store is None else self._store.ids_of(keys)
 
     def _list_present(self) -> tuple[Objects, np.ndarray]:
-        """All that is in the pool, and which does not leave it."""
+        """All objects of the pool, and which of them are not leaving."""
         assert self._store is not None
         copies = self.copies.here()
         present = Objects(*self._store.list_objects())
@@ -373,7 +376,7 @@ class Listing:
 
 
 def _present(keys: np.ndarray, ids: np.ndarray) -> Objects:
-    """Those of some objects that there are."""
+    """Those objects that exist."""
     objects = Objects(keys, ids)
     return objects if ids.all() else objects.at(ids != 0)
 
@@ -387,11 +390,11 @@ def _where(keys: np.ndarray, ask: Callable[[np.ndarray], Holders]) -> Holders:
 
 
 def in_parts(keys: np.ndarray) -> Iterator[np.ndarray]:
-    """As many at a time as a directory takes."""
+    """As many keys at a time as a directory takes."""
     for first in range(0, len(keys), MAX_KEYS):
         yield keys[first : first + MAX_KEYS]
 
 
 def words_of(keys: np.ndarray) -> list[bytes]:
-    """Keys as what can be in a set."""
+    """Keys as elements of a set."""
     return np.ascontiguousarray(keys, np.uint64).view("V16").reshape(-1).tolist()

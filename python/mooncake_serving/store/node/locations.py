@@ -1,4 +1,4 @@
-"""Where objects were when somebody asked last, so that who looked for them need not ask again."""
+"""Recently found locations of objects, so that a lookup followed by a read asks only once."""
 
 import threading
 import time
@@ -10,13 +10,13 @@ import numpy as np
 from ..directory import Holders
 from .listing import words_of
 
-MAX_REMEMBERED = 65_536  # objects: some 20 MB
+MAX_REMEMBERED = 65_536  # objects: about 20 MB
 
 
 class Locations:
-    """Pools of objects, as the directory has told them. Thread-safe.
+    """Pools of objects, as the directory last reported them. Thread-safe.
 
-    What is remembered may be wrong by now, as all that a directory tells: a pool that does not have
+    A remembered location may be outdated, like everything in a directory: a pool that does not have
     the object says so, and then ``find`` is called with ``anew``.
 
     Args:
@@ -31,7 +31,7 @@ class Locations:
         self._lock = threading.Lock()
 
     def find(self, keys: np.ndarray, *, anew: bool = False) -> tuple[Holders, list[bool]]:
-        """Say where objects are; the directory is asked for those of which nothing is remembered.
+        """Return where objects are; the directory is asked for those that are not remembered.
 
         Returns:
             For each key the names of pools, and n of bool: whether that was remembered.
@@ -56,7 +56,7 @@ class Locations:
         return pools, is_remembered
 
     def remember(self, keys: np.ndarray, pools: Holders) -> None:
-        """Note where objects are; what is nowhere is forgotten."""
+        """Remember where objects are; objects without a location are forgotten."""
         until = time.monotonic() + self._valid_s
         with self._lock:
             for word, names in zip(words_of(keys), pools, strict=True):

@@ -1,6 +1,6 @@
-"""The threads by which a node stays a member, and tells what its pool has.
+"""The threads that keep a node a member, and publish what its pool has.
 
-They are two: to tell of millions of objects may take longer than a membership lasts.
+There are two: publishing millions of objects may take longer than a membership lasts.
 """
 
 import contextlib
@@ -15,19 +15,19 @@ from .listing import Listing
 
 logger = logging.getLogger(__name__)
 
-BEATS_A_LOOK = 3  # at all objects of the pool
-BEATS_A_COMPARISON = 30  # of all objects with all that the directory has of them
+BEATS_A_LOOK = 3  # a look covers all objects of the pool
+BEATS_A_COMPARISON = 30  # all objects of the pool against all its entries in the directory
 BEATS_A_SWEEP = 10
 
 
 class Membership:
-    """A member of a directory, for as long as this is open.
+    """Membership in a directory, for as long as this is open.
 
     Args:
-        directory: to be joined.
-        listing: of its pool, published anew whenever the directory has forgotten it.
-        describe: what the directory is told of the node, each time.
-        ttl_s: after how many seconds without a word it is taken for dead.
+        directory: to join.
+        listing: of the node's pool, published again whenever the directory has forgotten it.
+        describe: returns the node's current entry for the directory.
+        ttl_s: after how many seconds without a sign of life it is considered dead.
         on_members: is called with the living members, by name, several times in ``ttl_s``.
 
     Raises:
@@ -65,11 +65,11 @@ class Membership:
             raise
 
     def members(self) -> dict[str, Member]:
-        """Who lived when last asked."""
+        """The living members, as last reported."""
         return self._members
 
     def refresh(self) -> dict[str, Member]:
-        """Ask who lives.
+        """Ask which members live.
 
         Raises:
             Unavailable: the directory does not answer.
@@ -78,7 +78,7 @@ class Membership:
         return self._members
 
     def announce(self) -> None:
-        """Tell the directory now what has changed.
+        """Tell the directory of a change now.
 
         Raises:
             Unavailable: the directory does not answer; it is told later.
@@ -88,7 +88,7 @@ class Membership:
         self.refresh()
 
     def close(self) -> None:
-        """Leave. A directory that does not answer forgets the member by itself."""
+        """Leave. If the directory does not answer, it forgets the member by itself."""
         self.stop()
         try:
             self._directory.leave(self._name)
@@ -96,7 +96,7 @@ class Membership:
             logger.warning("%s did not leave: %s", self._name, error)
 
     def stop(self) -> None:
-        """End the threads, and leave it to the directory to notice. Idempotent."""
+        """End the threads, and let the membership expire. Idempotent."""
         self._is_over.set()
         self._must_look.set()
         for thread in self._threads:
@@ -115,10 +115,10 @@ class Membership:
         self._on_members(self.refresh())
 
     def _renew_or_join(self) -> bool:
-        """Stay a member; tells whether it was none any more, and its pool is to be published."""
+        """Renew, or join; return whether it had to join, so its pool must be published."""
         if self._directory.renew(self._describe(), self._ttl_s):
             return False
-        self._listing.is_stale = True  # also if the answer to what follows is lost
+        self._listing.is_stale = True  # also if the answer to the next call is lost
         self._directory.join(self._describe(), self._ttl_s)
         return True
 
@@ -142,7 +142,7 @@ class Membership:
 
 
 class _Beats:
-    """What a thread does again and again; of failures that follow one another one is told."""
+    """A thread's repeated action; of consecutive failures one is logged."""
 
     def __init__(self, what: str):
         self._what = what

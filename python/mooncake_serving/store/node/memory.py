@@ -1,4 +1,4 @@
-"""Memory that the engine may use: what was registered, and a staging area for all else."""
+"""Memory that the engine may use: registered regions, and a staging area for everything else."""
 
 import contextlib
 import queue
@@ -12,12 +12,12 @@ from mooncake_kernels.transfer import Access, Region, TransferEngine
 
 
 class RegisteredMemory:
-    """Regions of an engine, which are looked up by address. Thread-safe."""
+    """Regions of an engine, looked up by address. Thread-safe."""
 
     def __init__(self, engine: TransferEngine):
         self._engine = engine
         self._regions: list[Region] = []
-        self._num_lent: Counter[Region] = Counter()  # of regions that end when nobody has them
+        self._num_lent: Counter[Region] = Counter()  # regions that end with their last user
         self._lock = threading.RLock()
 
     def register(self, buffer: Any, access: Access) -> Region:
@@ -39,10 +39,10 @@ class RegisteredMemory:
 
     @contextlib.contextmanager
     def lend(self, buffer: Any) -> Iterator[None]:
-        """Let peers read a buffer for as long as this lasts.
+        """Let peers read a buffer for the duration of the ``with`` block.
 
         Raises:
-            InvalidArgument: a part of it is registered, and not all.
+            InvalidArgument: only a part of it is registered.
         """
         memory = as_buffer(buffer)
         if memory.num_bytes == 0:
@@ -88,11 +88,12 @@ class RegisteredMemory:
 
 
 class Staging:
-    """Registered memory in slots, for bytes that go to memory which is not. Thread-safe.
+    """Registered memory in slots, for data on its way to memory that is not registered.
+    Thread-safe.
 
     Args:
-        memory: where it is registered, when it is first needed.
-        num_slots: how many may be in use at once; who needs one more waits.
+        memory: registers it, on first use.
+        num_slots: how many may be in use at once; one more caller waits.
         slot_bytes: size of each.
     """
 
@@ -106,7 +107,7 @@ class Staging:
 
     @contextlib.contextmanager
     def slot(self) -> Iterator[int]:
-        """Borrow a slot: its address."""
+        """Borrow a slot; yields its address."""
         self._prepare()
         address = self._slots.get()
         try:

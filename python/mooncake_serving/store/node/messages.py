@@ -1,7 +1,7 @@
-"""What nodes say to each other: requests and answers, each one notification of the engine.
+"""Messages between nodes: requests and answers, each one notification of the engine.
 
-A message is ``MAGIC``, whose last byte is the version, and msgpack. What is decoded came from
-others: nothing in it is longer than its bound, and every word is of its type.
+A message is ``MAGIC``, whose last byte is the version, and msgpack. Decoded messages come from
+other hosts: nothing in them is longer than its bound, and every value has its type.
 """
 
 from typing import Annotated
@@ -22,12 +22,12 @@ MAX_DEADLINE_MS = 3_600_000
 KEY_BYTES = PLACE_BYTES = 16
 CHECKSUM_BYTES = 8
 
-# What came of a pin, where the object is, and its checksum (0: none): a row for each key.
+# The result of a pin, where the object is, and its checksum (0: none): a row for each key.
 PINNED, ABSENT, DAMAGED, BUSY = range(4)
 FOUND = np.dtype([("status", "<u8"), ("address", "<u8"), ("num_bytes", "<u8"), ("checksum", "<u8")])
 PLACE = np.dtype([("address", "<u8"), ("num_bytes", "<u8")])
 
-Number = Annotated[int, msgspec.Meta(ge=0)]  # and less than 2**64, as msgpack has them
+Number = Annotated[int, msgspec.Meta(ge=0)]  # and below 2**64, the limit of msgpack
 Result = Annotated[int, msgspec.Meta(ge=0, le=max(result.value for result in PutResult))]
 Deadline = Annotated[int, msgspec.Meta(ge=0, le=MAX_DEADLINE_MS)]
 Keys = Annotated[bytes, msgspec.Meta(max_length=KEY_BYTES * MAX_KEYS)]
@@ -40,12 +40,12 @@ class _Message(msgspec.Struct, array_like=True, forbid_unknown_fields=True, froz
 
 
 class Request(_Message, frozen=True):
-    """What all requests say.
+    """The common part of all requests.
 
     Attributes:
-        number: of the request, by which its answer is known.
-        life: random, new for every node: a name may have been somebody else's before.
-        deadline_ms: for how long the asker will care.
+        number: of the request, which identifies its answer.
+        life: random, new for every node: a name may have belonged to another node before.
+        deadline_ms: for how long the sender waits for the result.
     """
 
     life: Number
@@ -67,20 +67,20 @@ class Pin(_OfKeys, frozen=True, tag=1):
 
 
 class Release(Request, frozen=True, tag=2):
-    """End the pins of a token. There is an answer if it is wanted."""
+    """End the pins of a token. It is answered only on request."""
 
     token: Number
     is_answered: bool
 
 
 class Pull(_OfKeys, frozen=True, tag=3):
-    """Take copies of objects: of ``source``'s pool, or from ``places`` in its memory.
+    """Take copies of objects: from ``source``'s pool, or from ``places`` in its memory.
 
     Attributes:
         source: name of a member.
-        places: for each key, where its bytes are, one range behind the other (``PLACE``); none: in
-            the source's pool.
-        checksums: of what is there, 8 bytes for each place; none: nobody has computed them.
+        places: for each key the ranges of its bytes, in order (``PLACE``); empty: in the source's
+            pool.
+        checksums: of those bytes, 8 bytes for each place; empty: not computed.
     """
 
     source: Name
@@ -107,11 +107,11 @@ class Drop(_OfKeys, frozen=True, tag=4):
 
 
 class Stat(Request, frozen=True, tag=5):
-    """Say how the pool is."""
+    """Return the statistics of the pool."""
 
 
 class Pinned(_Message, frozen=True, tag=16):
-    """To ``Pin``: ``FOUND`` of each key."""
+    """To ``Pin``: ``FOUND`` for each key."""
 
     found: Annotated[bytes, msgspec.Meta(max_length=FOUND.itemsize * MAX_KEYS)]
 
@@ -124,13 +124,13 @@ class Pinned(_Message, frozen=True, tag=16):
 
 
 class Released(_Message, frozen=True, tag=17):
-    """To ``Release``: whether the pins held until then."""
+    """To ``Release``: whether the pins were held until then."""
 
     held: bool
 
 
 class Pulled(_Message, frozen=True, tag=18):
-    """To ``Pull``, for each key: the value of a ``PutResult``, or what failed."""
+    """To ``Pull``, for each key: the value of a ``PutResult``, or the reason of a failure."""
 
     results: Annotated[
         list[Result | Reason],
@@ -168,10 +168,10 @@ def encode(message: Message) -> bytes:
 
 
 def decode(data: bytes) -> Message:
-    """Read a message.
+    """Decode a message.
 
     Raises:
-        InvalidArgument: it is none of this version.
+        InvalidArgument: it is not a message of this version.
     """
     if data[: len(MAGIC)] != MAGIC:
         raise InvalidArgument(f"decode: message must begin with {MAGIC!r}, got {data[:8]!r}")
@@ -184,7 +184,7 @@ def decode(data: bytes) -> Message:
 
 
 def key_bytes(keys: np.ndarray) -> bytes:
-    """``[n, 2]`` uint64, as messages have them."""
+    """``[n, 2]`` uint64, as messages carry them."""
     return np.ascontiguousarray(keys, "<u8").tobytes()
 
 
@@ -193,5 +193,5 @@ def keys_of(data: bytes) -> np.ndarray:
 
 
 def reason_of(error: BaseException) -> str:
-    """An error as an answer has it."""
+    """An error as an answer carries it."""
     return f"{type(error).__name__}: {error}"[:MAX_REASON]

@@ -1,4 +1,4 @@
-"""Bytes of a peer into local memory: at once where that is registered, else by way of staging."""
+"""Moves bytes of a peer into local memory: directly if that is registered, else by staging."""
 
 import contextlib
 import ctypes
@@ -17,9 +17,9 @@ class Mover:
     """Reads objects of peers. Thread-safe.
 
     Args:
-        engine: which reads.
+        engine: does the reads.
         memory: what is registered with it.
-        staging: for all else.
+        staging: for everything else.
     """
 
     def __init__(self, engine: TransferEngine, memory: RegisteredMemory, staging: Staging):
@@ -71,8 +71,8 @@ class Mover:
 
 @contextlib.contextmanager
 def _over_at_the_end(ticket: Ticket) -> Iterator[None]:
-    """Wait for a transfer in the end. What ends this sooner, be it Ctrl-C within the wait, ends the
-    transfer, too: whose memory it writes to has it back then.
+    """Wait for a transfer at the end. If an exception ends the block or the wait, even Ctrl-C, the
+    transfer is cancelled: it no longer writes to its destination afterwards.
     """
     try:
         yield
@@ -83,7 +83,7 @@ def _over_at_the_end(ticket: Ticket) -> Iterator[None]:
 
 
 def _batches(moves: Sequence[Move], limit: int) -> Iterator[list[Move]]:
-    """Cut parts that are larger than ``limit``, and join what is smaller."""
+    """Split parts that are larger than ``limit``, and join smaller ones."""
     batch: list[Move] = []
     room = limit
     for remote, part in moves:

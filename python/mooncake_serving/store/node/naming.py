@@ -1,4 +1,4 @@
-"""Names of hosts and pools that all processes of a machine agree upon, and others do not have."""
+"""Names of hosts and pools that are the same in all processes of a machine, and unique to it."""
 
 import os
 import socket
@@ -6,16 +6,16 @@ from pathlib import Path
 
 
 def boot_id() -> str:
-    """What Linux calls this boot of the machine, also in containers."""
+    """Linux's id of this boot of the machine, the same in containers."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def host_name() -> str:
-    """The machine: two of them may have one host name."""
+    """Name of the machine, unique even if two machines have the same host name."""
     return f"{socket.gethostname()}-{boot_id()[:8]}"
 
 
 def pool_name(path: str) -> str:
-    """The pool in a file, whatever the path to it is."""
+    """Name of the pool in a file, whatever path leads to it."""
     file = os.stat(path)
     return f"{boot_id()}-{file.st_dev:x}-{file.st_ino:x}"

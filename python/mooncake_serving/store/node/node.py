@@ -38,41 +38,42 @@ from .serving import Serving
 from .sinks import Sink
 
 READS_AT_ONCE = 8  # holders, of all threads together
-PAUSE_S = 0.005  # while others end what they read
+PAUSE_S = 0.005  # while others finish their reads
 MAX_S = 600  # seconds, of anything
-REMOVED_S = 300  # longer than any copy is under way
+REMOVED_S = 300  # longer than any copy is in flight
 REMOVED_TTLS = 15  # longer than it takes until a node compares its pool with the directory
 MAX_SLOTS = 1024
 MAX_SLOT_BYTES = 1 << 30
 
 
 class Node(Closing):
-    """Takes part: serves its pool to others, and asks them. Thread-safe. A context manager.
+    """Takes part in a store over several hosts: serves its pool to others, and uses theirs.
+    Thread-safe. A context manager.
 
-    Several processes may serve one pool, each with a node of its own. Store, engine and directory
-    stay the caller's: they are closed after the node. All notifications of the engine are the
-    node's, and so is what it serves.
+    Several processes may serve one pool, each with a node of its own. The caller owns store, engine
+    and directory, and closes them after the node. The node takes all notifications of the engine,
+    and everything that it serves.
 
     Args:
         store: of the pool; None: this process has none, and still reads and writes.
         engine: by which others read the pool, which is registered with it.
-        directory: says who else takes part.
-        host: what the machine is called, by which copies are spread; None: its host name and what
-            Linux calls this boot of it.
-        ttl_s: for how long the others wait for a node that is not heard of.
+        directory: knows the other members.
+        host: name of the machine, by which copies are spread; None: its host name and Linux's id of
+            this boot.
+        ttl_s: how long the others wait for a node that shows no sign of life.
         answer_s: how long a node may take to answer.
         read_s: how long it may take to read what a holder has pinned at once.
-        staging_slots: how many parts of objects may be on their way at once to memory that is not
+        staging_slots: how many parts of objects may be in flight at once to memory that is not
             registered.
         slot_bytes: size of such a part.
 
     Attributes:
         name: of the engine.
         host: see above.
-        pool_name: what the directory calls the pool, the same for all who serve it; "" for none.
+        pool_name: name of the pool in the directory, the same for all that serve it; "" for none.
         directory: see above.
         locations: where objects are.
-        intake: who puts into the pool, and whether anybody may.
+        intake: whether the pool accepts objects, and whether any are being put.
 
     Raises:
         InvalidArgument: an argument is wrong, or the engine has a node, or has registered the pool.
@@ -157,7 +158,7 @@ class Node(Closing):
             raise
 
     def members(self, *, anew: bool = False) -> list[Member]:
-        """Who took part when the directory was last asked, by name; ``anew``: it is asked now.
+        """Return the members by name, as last reported; ``anew``: ask the directory now.
 
         Raises:
             Unavailable: it is asked, and does not answer.
@@ -166,7 +167,7 @@ class Node(Closing):
         return [member for _, member in sorted(members.items())]
 
     def set_draining(self, is_draining: bool) -> None:
-        """Say whether others shall give it no new objects, and what it puts goes to others.
+        """Set whether the node accepts no new objects, and puts its own into other pools.
 
         Raises:
             Unavailable: the directory does not answer; it is told later.
@@ -179,11 +180,11 @@ class Node(Closing):
 
     @property
     def is_draining(self) -> bool:
-        """Whether it takes no new objects, see ``set_draining``."""
+        """Whether it accepts no new objects, see ``set_draining``."""
         return not self.intake.is_open
 
     def member(self, name: str) -> Member | None:
-        """One of them; the directory is asked if it is not known yet.
+        """Return a member; the directory is asked if it is not known yet.
 
         Raises:
             Unavailable: the directory does not answer.
@@ -191,7 +192,7 @@ class Node(Closing):
         return self._membership.members().get(name) or self._membership.refresh().get(name)
 
     def register(self, buffer: Any) -> Region:
-        """Register memory, into which objects are read, and out of which they are written, at once.
+        """Register memory, so that objects are read into it, and written from it, without a copy.
 
         Returns:
             A region; ``deregister`` it before the memory is freed.
@@ -216,7 +217,7 @@ class Node(Closing):
 
         Args:
             keys: ``[n, 2]``.
-            sinks: n, where they go.
+            sinks: n destinations.
             pools: where they are; None: the directory is asked.
             verify: whether checksums are compared.
 
@@ -233,17 +234,18 @@ class Node(Closing):
         return self._reader.read(keys, sinks, others, list(members), verify=verify)
 
     def num_readers(self) -> int:
-        """How many reads of other nodes have objects of this pool pinned."""
+        """How many reads of other nodes have pinned objects of this pool."""
         return 0 if self._pins is None else self._pins.num_tokens()
 
     def check_process(self) -> None:
-        """Refuse to work after the end, and in a forked child."""
+        """Refuse to work after ``close``, and in a forked child."""
         if self._is_closed or os.getpid() != self._pid:
             state = "closed" if self._is_closed else "its parent's"
             raise InvalidArgument(f"Node: node must be open, got {self.name}, which is {state}")
 
     def close(self) -> None:
-        """Leave. Who reads here has ``answer_s`` to end it; what this node asks fails. Idempotent.
+        """Leave. Current readers have ``answer_s`` to finish; this node's own requests fail.
+        Idempotent.
 
         In a forked child it has no effect.
         """
@@ -257,7 +259,7 @@ class Node(Closing):
         self._stop()
 
     def _answers(self, store: Store, mover: Mover, answer_s: float) -> PoolAnswers:
-        """What this node does for others with its pool, of which it tells what goes from now on."""
+        """Make the answers for this node's pool, whose removals are withdrawn from now on."""
         store.on_evicted.append(self.listing.withdraw)
         self._pins = Pins(store, self._drop_damaged)
         if store.pool.device is None:

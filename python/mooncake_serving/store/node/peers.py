@@ -1,4 +1,4 @@
-"""Connections to other nodes, opened when they are first needed and shared by all threads."""
+"""Connections to other nodes, opened on first use and shared by all threads."""
 
 import contextlib
 import threading
@@ -27,7 +27,7 @@ class Peers:
 
     @contextlib.contextmanager
     def lease(self, name: str, deadline_s: float) -> Iterator[Peer]:
-        """Use a peer. What fails in the meantime has the next one open it anew.
+        """Use a peer. If it fails meanwhile, the next user opens it again.
 
         Raises:
             TransferError: it cannot be reached, or it failed in the ``with`` block.
@@ -37,20 +37,20 @@ class Peers:
         try:
             yield entry.peer
         except TransferError:
-            self._forget(name, entry)  # it may have been restarted under its name
+            self._forget(name, entry)  # the node may have been restarted under the same name
             raise
         finally:
             self._give_back(entry)
 
     def keep(self, names: Container[str]) -> None:
-        """Close all others, once nobody uses them."""
+        """Close all others, once they are unused."""
         with self._lock:
             others = [(name, entry) for name, entry in self._entries.items() if name not in names]
         for name, entry in others:
             self._forget(name, entry)
 
     def close(self) -> None:
-        """Close all, also those in use, whose transfers fail. Idempotent."""
+        """Close all, even those in use, whose transfers fail. Idempotent."""
         with self._lock:
             self._is_closed = True
             entries, self._entries = list(self._entries.values()), {}
@@ -71,7 +71,7 @@ class Peers:
                 entry = self._entries.setdefault(name, _Entry(peer))
                 entry.num_users += 1
         if entry is None or entry.peer is not peer:
-            peer.close()  # the node is closed, or another thread was first
+            peer.close()  # the node is closed, or another thread came first
         if entry is None:
             raise TransferError(name, "the node was closed")
         return entry

@@ -1,4 +1,4 @@
-"""What other nodes read of this pool: objects that stay until their reader lets go, or is gone."""
+"""Objects of this pool that other nodes read: pinned until the reader releases them, or is gone."""
 
 import threading
 import time
@@ -15,7 +15,7 @@ from .messages import ABSENT, BUSY, DAMAGED, FOUND, PINNED
 
 MAX_PINNED_BYTES = (
     256 << 20
-)  # of a token, and an object more: what can be compared and read in time
+)  # of a token, and one object more: what can be compared and read in time
 
 Token = tuple[str, int, int]  # name of the reader, its life, number of its request
 
@@ -46,28 +46,28 @@ class Pins:
         self._lock = threading.Lock()
 
     def pin(self, token: Token, keys: np.ndarray, *, verify: bool, keep_s: float) -> np.ndarray:
-        """Pin what there is of ``[n, 2]`` keys, for ``keep_s`` at most: ``[n]`` of ``FOUND``.
+        """Pin those of ``[n, 2]`` keys that exist, for ``keep_s`` at most: ``[n]`` of ``FOUND``.
 
-        If there is nothing, there is nothing to be released.
+        If there are none, nothing needs to be released.
         """
         now = time.monotonic()
         held = _Held([], now, now + keep_s)
         found = np.zeros(len(keys), FOUND)
         num_bytes = 0
-        # From the last to the first, as stores read: of a prompt LRU takes the tail first.
+        # From the last to the first, as stores read: LRU then evicts the tail of a prompt first.
         for row, key in zip(found[::-1], keys[::-1].tolist(), strict=True):
             if num_bytes >= MAX_PINNED_BYTES:
                 row["status"] = BUSY
                 continue
             try:
                 pinned = self._pin(tuple(key), verify)
-            except Unavailable:  # this process reads as many as it can
+            except Unavailable:  # this process has as many pins as it can
                 row["status"] = BUSY
                 continue
             except ChecksumError:
                 row["status"] = DAMAGED
                 continue
-            if pinned is None:  # on a disk: there is no room to bring it, while others are read
+            if pinned is None:  # on a disk: there is no room to load it while others are being read
                 row["status"] = BUSY if self._has(key) else ABSENT
             else:
                 held.objects.append(pinned)
@@ -84,8 +84,8 @@ class Pins:
         """Pin an object; one that is damaged in the pool may be on a disk behind it.
 
         Raises:
-            ChecksumError: it is damaged wherever it is.
-            Unavailable: this process reads as many as it can.
+            ChecksumError: every copy here is damaged.
+            Unavailable: this process has as many pins as it can.
         """
         pinned = self._store.pin_key(key)
         if pinned is None or not verify or _is_whole(pinned):
@@ -106,11 +106,11 @@ class Pins:
         return bool(self._store.has_keys(np.array([key], np.uint64))[0])
 
     def release(self, token: Token) -> bool:
-        """End a token's pins; returns whether they held until now."""
+        """End a token's pins; returns whether they were held until now."""
         return self._release_if(lambda other, _: other == token) > 0
 
     def release_gone(self, living: Container[str], grace_s: float) -> None:
-        """Release what readers had who are no members, and what was kept too long.
+        """Release the pins of readers that are not members, and pins that were kept too long.
 
         A token that is younger than ``grace_s`` stays: a directory that was restarted does not know
         its members yet.
@@ -123,7 +123,7 @@ class Pins:
         )
 
     def num_tokens(self) -> int:
-        """How many are pinned by; one that is no longer counted has no pins left."""
+        """Number of tokens with pins; a token that is not counted any more has none left."""
         with self._lock:
             return len(self._held)
 
@@ -133,7 +133,7 @@ class Pins:
 
     def _keep(self, token: Token, held: _Held) -> None:
         reader, life, _ = token
-        # An earlier process of that name is gone, and nobody asks twice by one number.
+        # An earlier process of that name is gone, and no reader uses a number twice.
         self._release_if(
             lambda other, _: other == token or (other[0] == reader and other[1] != life)
         )
@@ -142,7 +142,7 @@ class Pins:
                 self._held[token] = held
 
     def _release_if(self, condition: Callable[[Token, _Held], bool]) -> int:
-        """Release the tokens of which it is true, and return how many these were."""
+        """Release the tokens that meet a condition, and return their number."""
         with self._lock:
             gone = [token for token, held in self._held.items() if condition(token, held)]
             for token in gone:

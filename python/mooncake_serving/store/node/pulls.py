@@ -1,4 +1,4 @@
-"""Copies that this node takes because another one asks it to, and what it lets others take."""
+"""Copies that this node takes at another's request, and memory that it offers to others."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -24,8 +24,8 @@ from .sinks import IntoPool, Range
 class Offers:
     """Memory that others have been asked to read. Thread-safe.
 
-    They ask at the end whether the offer stood until then: what is given up meanwhile is nobody's
-    object, however late somebody reads it.
+    At the end they ask whether the offer was valid until then: what was read from an offer given up
+    meanwhile does not become an object, however late it was read.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class Offers:
             self._names[number] = name
 
     def end(self, number: int, name: str) -> bool:
-        """End an offer; returns whether it stood."""
+        """End an offer; returns whether it was still valid."""
         with self._lock:
             if self._names.get(number) != name:
                 return False
@@ -46,7 +46,7 @@ class Offers:
 
 
 class Puller:
-    """Takes copies into the own pool, and publishes them. Thread-safe."""
+    """Takes copies into this node's pool, and publishes them. Thread-safe."""
 
     def __init__(
         self,
@@ -71,10 +71,10 @@ class Puller:
         self._answer_s = answer_s
 
     def pull(self, request: Pull) -> Pulled:
-        """Do what is asked; what failed is said of each key."""
+        """Carry out the request; failures are reported per key."""
         keys = keys_of(request.keys)
         with self._intake.enter() as is_in:
-            if not is_in:  # also to what is here, which will go
+            if not is_in:  # even for objects that are here, since they will leave
                 return Pulled(request.number, ["it is draining"] * len(keys))
             return Pulled(request.number, self._pull(request, keys))
 

@@ -1,7 +1,7 @@
-"""Reading objects of other pools, from the first holder that has them.
+"""Reads objects of other pools, from the first holder that has them.
 
-By key, in one round trip, where that is the sooner way; else a holder's node is asked to pin them,
-they are read by address, and it is told to release them.
+By key, in one round trip, if that is faster; otherwise the holder's node pins them, they are read
+by address, and the node releases them.
 """
 
 import logging
@@ -25,21 +25,21 @@ from .sinks import Sink
 
 logger = logging.getLogger(__name__)
 
-Read = tuple[Member, list[int], list[Outcome]]  # from whom, which, and what came of each
+Read = tuple[Member, list[int], list[Outcome]]  # from which member, which ones, and their results
 
-PINS_AT_ONCE = 256  # of a holder: it has 4096 for all readers
-SOONER_BYTES = 4 << 20  # up to here a checksum is computed sooner than a holder answers
+PINS_AT_ONCE = 256  # at one holder: it has 4096 for all readers
+SOONER_BYTES = 4 << 20  # up to here computing a checksum is faster than an answer of the holder
 
 
 class RemoteReader:
     """Reads from holders, several of them at a time. Thread-safe.
 
     Args:
-        calls: to ask them.
-        peers: to reach them.
-        by_key: to read small objects.
-        mover: to read all others.
-        executor: runs what goes on at a time.
+        calls: sends the requests.
+        peers: connections to the holders.
+        by_key: reads small objects.
+        mover: reads all others.
+        executor: runs concurrent reads.
         withdraw: tells the directory that a pool does not have objects: ``(keys, pool)``.
         host: of this node, whose pools are asked first.
         answer_s: how long an answer may take.
@@ -82,14 +82,14 @@ class RemoteReader:
 
         Args:
             keys: ``[n, 2]``.
-            sinks: n, where they go.
+            sinks: n destinations.
             pools: for each object, names of pools that may have it.
-            members: who serves pools.
+            members: those that serve pools.
             verify: whether what has arrived is compared with its checksum.
 
         Returns:
-            For each: ``DONE``; ``NOT_TAKEN`` by its sink; ``DAMAGED``: it was where it could be
-            read; ``ABSENT``.
+            For each: ``DONE``; ``NOT_TAKEN`` by its sink; ``DAMAGED``: every copy that could be
+            read is; ``ABSENT``.
         """
         served: dict[str, list[Member]] = defaultdict(list)
         for member in members:
@@ -148,13 +148,13 @@ class RemoteReader:
             for group in groups:
                 reads.append(self._executor.submit(read_group, group))
         finally:
-            _wait_for_all(reads)  # before an error of one lets the caller free its buffers
+            _wait_for_all(reads)  # so that the caller does not free its buffers too early
         return [read.result() for read in reads]
 
     def _read_from(
         self, member: Member, keys: np.ndarray, sinks: Sequence[Sink], verify: bool
     ) -> list[Outcome]:
-        """Read what one holder has of some objects, whichever way is the sooner one."""
+        """Read objects of one holder, whichever way is faster."""
         found: list[Outcome | None] | None = None
         try:
             with self._peers.lease(member.name, self._answer_s) as peer:
@@ -182,11 +182,11 @@ class RemoteReader:
     ) -> list[Outcome]:
         """Have objects pinned, read them, and have them released.
 
-        With ``verify``, or if that is sooner, what has arrived is compared with the checksums that
-        the holder tells: then it is right, whatever became of the pins. Else these must have held
-        until it was here. With ``verify``, where there is no such checksum, or of a part of an
-        object, and if ``is_careful``, the holder compares it first, and the engine what has arrived
-        with what is there.
+        With ``verify``, or if that is faster, what has arrived is compared with the checksums that
+        the holder reports: then it is right, whatever became of the pins. Otherwise the pins must
+        have been held until it was here. If there is no such checksum, or for a part of an object,
+        ``verify`` makes the holder compare the object first, and the engine compare what has
+        arrived with what is there; so does ``is_careful``.
         """
         is_careful |= verify and not all(sink.takes_all or sink.was_compared for sink in sinks)
         token = self._calls.next_number()
@@ -223,7 +223,7 @@ class RemoteReader:
         finally:
             for one in opened:
                 one.sink.commit() if is_good else one.sink.abort()
-            if is_pinned:  # what was busy is asked for again, and shall have room then
+            if is_pinned:  # what was busy is requested again, and shall find room then
                 self._let_go(member, token, waits=Outcome.BUSY in results)
         return results
 
@@ -259,7 +259,7 @@ def _wait_for_all(reads: Sequence[Future[Read]]) -> None:
 
 
 def _can_be_proved(opened: Sequence[Arriving], verify: bool) -> bool:
-    """Whether there are checksums of all, and of nothing but whole objects."""
+    """Whether all have checksums, and all are whole objects."""
     if not all(one.checksum and one.sink.takes_all for one in opened):
         return False
     return verify or sum(one.num_bytes for one in opened) <= SOONER_BYTES
@@ -268,7 +268,7 @@ def _can_be_proved(opened: Sequence[Arriving], verify: bool) -> bool:
 def _groups(
     pending: Sequence[int], candidates: Sequence[Candidates]
 ) -> list[tuple[Member, list[int]]]:
-    """Whom to ask next, and for which objects."""
+    """Which members to ask next, and for which objects."""
     groups: dict[Member, list[int]] = defaultdict(list)
     for i in pending:
         if (member := candidates[i].best()) is not None:

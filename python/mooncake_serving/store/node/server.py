@@ -1,4 +1,4 @@
-"""The threads by which a node hears what others ask and answer."""
+"""The threads that receive other nodes' requests and answers."""
 
 import logging
 import threading
@@ -16,20 +16,20 @@ from .messages import Message, Pinned, Pull, Refused, Release, Request, decode, 
 logger = logging.getLogger(__name__)
 
 NUM_THREADS = 4
-MAX_PENDING = 1024  # requests; what comes beyond is not answered
-POLL_S = 0.1  # how long the end of the node may go unnoticed
+MAX_PENDING = 1024  # requests; further ones are not answered
+POLL_S = 0.1  # how long closing may go unnoticed
 
 
 class Server:
     """Takes the notifications of an engine, all of which are the node's.
 
-    One thread receives, and hands answers to who waits for them; requests are carried out by
-    others, and pulls by one of their own: they wait for other nodes, which may wait for a pin here.
+    One thread receives, and hands answers to their waiters. Other threads carry out requests, with
+    one thread for pulls alone: pulls wait for other nodes, which may wait for a pin here.
 
     Args:
-        engine: whose notifications.
-        calls: what this node has asked, and how it answers.
-        answers: to what others ask.
+        engine: whose notifications are taken.
+        calls: this node's requests; also sends its answers.
+        answers: to the requests of others.
         answer_s: how long it may take to deliver an answer.
         look: is called several times a second.
     """
@@ -55,7 +55,7 @@ class Server:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop; what is being carried out ends first, and what waits is not answered."""
+        """Stop; requests being carried out finish first, and waiting ones are not answered."""
         self._is_over.set()
         self._thread.join()
         for executor in (self._pulling, self._serving):
@@ -65,19 +65,19 @@ class Server:
         while not self._is_over.is_set():
             try:
                 received = self._engine.receive_notifications(POLL_S)
-            except InvalidArgument as error:  # somebody has closed the engine
+            except InvalidArgument as error:  # the engine was closed
                 logger.warning("%s hears no longer: %s", self._engine.name, error)
                 return
             try:
                 self._look()
-            except Exception:  # an observer's; the messages are heard all the same
+            except Exception:  # of an observer; messages are received all the same
                 logger.exception("%s cannot tell what was done to its pool", self._engine.name)
             for sender, data in received:
                 try:
                     self._take(sender, decode(data))
                 except InvalidArgument as error:
                     logger.warning("from %s: %s", sender, error)
-                except Exception:  # whatever is wrong with one, the others are heard
+                except Exception:  # whatever is wrong with one message, the others are received
                     logger.exception("a message from %s is dropped", sender)
 
     def _take(self, sender: str, message: Message) -> None:
@@ -88,7 +88,7 @@ class Server:
         elif isinstance(message, Request):
             self._submit(self._serving, self._serve, sender, message, time.monotonic())
         elif not self._calls.take_answer(sender, message) and isinstance(message, Pinned):
-            # Too late: nobody reads what was pinned.
+            # Too late: the objects that were pinned are not read.
             release = self._calls.make(
                 Release, self._answer_s, token=message.number, is_answered=False
             )
@@ -102,7 +102,7 @@ class Server:
 
     def _serve(self, sender: str, request: Request, received: float) -> None:
         if time.monotonic() > received + request.deadline_ms / 1000:
-            return  # the asker has given it up
+            return  # the sender has given it up
         try:
             self._send(sender, self._answers.answer(sender, request))
         except (RuntimeError, ValueError, OSError) as error:  # ours, the pool's, the system's

@@ -1,4 +1,4 @@
-"""A pool that a node's engine serves by itself, and who must know what others do with it."""
+"""A pool that a node's engine serves by itself, and the reports of what others did with it."""
 
 from mooncake_kernels.transfer import TransferEngine
 
@@ -7,12 +7,12 @@ from ..store import Store
 
 
 class Serving:
-    """Lets other nodes read a pool by key, and put where nothing but room has to be asked for.
+    """Lets other nodes read a pool by key, and put objects if only room has to be found for them.
 
     Args:
-        engine: which serves it.
-        store: of the pool. Who puts or removes tells the directory, too; if he dies before that,
-            the next look at what the pool has does.
+        engine: serves it.
+        store: of the pool. The node that puts or removes also tells the directory; if it dies
+            before that, the next look at the pool does.
     """
 
     def __init__(self, engine: TransferEngine, store: Store):
@@ -26,12 +26,12 @@ class Serving:
         )
 
     def let_put(self, is_open: bool) -> None:
-        """Say whether the engine takes objects; if not, the node is asked, which says no, too."""
+        """Set whether the engine accepts objects; if not, the node is asked, which also refuses."""
         if self._served is not None:
             self._served.let_put(is_open)
 
     def look(self) -> None:
-        """Tell the store and the pool's observers what others did. Of one thread at a time."""
+        """Tell the store and the pool's observers what others did. For one thread at a time."""
         if self._served is None:
             return
         served = self._served.take()
@@ -41,7 +41,7 @@ class Serving:
             self._store.pool.tell_served(served)
 
     def close(self) -> None:
-        """Serve no more; who reads just now reads to the end."""
+        """Stop serving; current readers finish."""
         self._engine.serve(None)
         self.look()
-        self._served = None  # which holds the pool
+        self._served = None  # it holds the pool

@@ -1,4 +1,4 @@
-"""Where the bytes of an object go that is read from another node."""
+"""Destinations of an object that is read from another node."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ ANY_SIZE = (1 << 64) - 1
 
 @dataclass(frozen=True)
 class Range:
-    """A part of an object, and where in local memory it goes."""
+    """A part of an object, and its destination in local memory."""
 
     address: int
     offset: int
@@ -32,10 +32,10 @@ class Sink(Protocol):
     """Takes one object. ``open`` may be called again after ``abort``, for another copy of it.
 
     Attributes:
-        takes_all: of the object, not a part of it.
-        was_compared: the holder has compared the object with its checksum, and need not again for
-            a part of it.
-        location: what memory its ranges are, as of a ``Buffer``.
+        takes_all: whether it takes the whole object, not a part of it.
+        was_compared: whether the holder has compared the object with its checksum, and need not do
+            so again for a part of it.
+        location: the memory of its ranges, as in ``Buffer``.
     """
 
     takes_all: bool
@@ -43,22 +43,22 @@ class Sink(Protocol):
     location: str
 
     def wants(self) -> tuple[int, int]:
-        """Where it begins in the object what is wanted, or ``WHOLE``, and how much at most."""
+        """Offset of the wanted part in the object, or ``WHOLE``, and its maximum size."""
 
     def open(self, num_bytes: int) -> Sequence[Range] | None:
-        """Say where the bytes of an object of this size go; None: it is not taken."""
+        """Return where the bytes of an object of this size go; None: it is refused."""
 
     def commit(self) -> None:
-        """The bytes are there, and right."""
+        """Accept the bytes: they are there, and right."""
 
     def abort(self) -> None:
-        """They are not, or not for sure."""
+        """Discard the bytes: they are not there, or may be wrong."""
 
 
 class IntoBuffers:
-    """Packed, writable memory that the caller has, as ``ObjectPool.get_into`` fills it.
+    """Packed, writable memory of the caller, filled as ``ObjectPool.get_into`` does.
 
-    What belongs on a GPU comes to host memory first, until it is delivered.
+    Data for a GPU goes to host memory first, until it is delivered.
 
     Attributes:
         object_bytes: size of the object, once it is known.
@@ -88,13 +88,13 @@ class IntoBuffers:
         return WHOLE if self._offset is None else self._offset, self.num_bytes
 
     def fits(self) -> bool:
-        """Whether the object, or the part of it that is asked for, is as large as it must be."""
+        """Whether the object, or the requested part of it, has the right size."""
         if self._offset is None:
             return self.object_bytes <= self.num_bytes
         return self._offset + self.num_bytes <= self.object_bytes
 
     def check(self, op: str) -> None:
-        """Raise what ``ObjectPool.get_into`` does if the object did not fit."""
+        """Raise what ``ObjectPool.get_into`` raises if the object did not fit."""
         if not self.fits():
             need = (
                 f"must have room for {self.object_bytes} bytes, got {self.num_bytes}"
@@ -117,10 +117,10 @@ class IntoBuffers:
         return ranges
 
     def commit(self) -> None:
-        pass  # it is where it belongs, once it is delivered
+        pass  # it is in place, once it is delivered
 
     def deliver(self) -> None:
-        """Copy what is in host memory instead to the GPUs.
+        """Copy to the GPUs what is in host memory on their behalf.
 
         Raises:
             Unavailable, CudaError: of the driver.
@@ -128,7 +128,7 @@ class IntoBuffers:
         self._landing.deliver(self.object_bytes if self._offset is None else self.num_bytes)
 
     def abort(self) -> None:
-        pass  # what the buffers hold is undefined
+        pass  # the content of the buffers is undefined
 
 
 class IntoBytes(IntoBuffers):
@@ -152,7 +152,7 @@ class IntoBytes(IntoBuffers):
 
 
 class IntoPool:
-    """The own pool: room is made there as for any put.
+    """This node's pool: room is made there as for any put.
 
     Args:
         store: of the pool.
@@ -192,7 +192,7 @@ class IntoPool:
         return [Range(begun.buffer.address, 0, num_bytes)] if num_bytes else []
 
     def checksum(self) -> int:
-        """Of what is there, before it is committed."""
+        """Checksum of the bytes, before they are committed."""
         return checksum_of() if self._put is None else checksum_of(self._put.buffer)
 
     def commit(self) -> None:
@@ -208,7 +208,7 @@ class IntoPool:
             self._stored_id, self._put = self._put.id, None
 
     def retract(self) -> None:
-        """Take back what was committed, if it is still there; there is no result then."""
+        """Remove what was committed, if it is still there; then there is no result."""
         self.result = None
         if self._stored_id:
             self._store.pool.remove_exactly(self._key, self._stored_id)
@@ -217,7 +217,7 @@ class IntoPool:
     def abort(self) -> None:
         put, self._put = self._put, None
         if put is not None:
-            self._unmark(put.id)  # it is never seen
+            self._unmark(put.id)  # it never becomes visible
             put.abort()
 
     def _unmark(self, object_id: int) -> None:

@@ -1,4 +1,4 @@
-"""A run of pages that is written from two halves of memory: one is filled while one is written."""
+"""Sequential writes of pages from two halves of memory: one is filled while one is written."""
 
 import numpy as np
 
@@ -9,41 +9,41 @@ from .layout import PAGE
 
 
 class Appender:
-    """Writes pages one behind the other, from where ``seek`` says. For one thread at a time.
+    """Writes pages in sequence, from the offset of ``seek`` on. For one thread at a time.
 
-    After an exception within a wait nothing is under way, and what was added since the last
-    ``flush`` is forgotten. Whoever lets another one through calls ``forget``.
+    After an exception during a wait nothing is in flight, and what was added since the last
+    ``flush`` is forgotten. A caller that lets any other exception pass calls ``forget``.
 
     Args:
         disk: what is written.
-        half_bytes: of the two halves, which are the first of its staging memory; whole pages.
+        half_bytes: size of each half, the first two parts of its staging memory; whole pages.
 
     Attributes:
-        num_bytes: that it has written in all.
+        num_bytes: written in total.
     """
 
     def __init__(self, disk: Disk, half_bytes: int):
         self._disk = disk
         self._half_bytes = half_bytes
         self._tickets: list[Ticket | None] = [None, None]
-        self._half = 0  # that is being filled
+        self._half = 0  # the half that is being filled
         self._filled = 0
         self._offset = 0  # in the file, of the half that is being filled
         self.num_bytes = 0
 
     def seek(self, offset: int) -> None:
-        """Go on elsewhere; all that was added has been flushed."""
+        """Continue elsewhere; everything added must have been flushed."""
         self._offset = offset
 
     def add(self, data: np.ndarray) -> None:
         """Append ``[n]`` uint8, and zeros up to the next page.
 
         Raises:
-            TransferError: something that was added before cannot be written.
+            TransferError: something added before cannot be written.
         """
         while len(data):
             if not self._filled:
-                self._wait(self._half)  # for what was written from there last
+                self._wait(self._half)  # for the last write from this half
             room = self._half_bytes - self._filled
             part, data = data[:room], data[room:]
             self._staged(len(part))[:] = part
@@ -56,10 +56,10 @@ class Appender:
             self._submit()
 
     def flush(self) -> None:
-        """Wait until all that was added is written.
+        """Wait until everything added is written.
 
         Raises:
-            TransferError: something cannot be.
+            TransferError: something cannot be written.
         """
         if self._filled:
             self._submit()
@@ -67,10 +67,10 @@ class Appender:
         self._wait(1)
 
     def forget(self) -> None:
-        """End what is under way, and forget what was added."""
+        """End what is in flight, and forget what was added."""
         for half, ticket in enumerate(self._tickets):
             if ticket is not None:
-                ticket.cancel()  # which waits for what the disk has begun
+                ticket.cancel()  # it waits for what the disk has begun
                 self._tickets[half] = None
         self._filled = 0
 
@@ -92,7 +92,7 @@ class Appender:
             return
         try:
             ticket.wait()
-        except BaseException:  # also by Ctrl-C, after which it goes on
+        except BaseException:  # including Ctrl-C, after which the write would continue
             self.forget()
             raise
         self._tickets[half] = None

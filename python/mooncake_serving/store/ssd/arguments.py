@@ -1,4 +1,4 @@
-"""What callers of a tier pass, checked."""
+"""Checks of the arguments of a tier."""
 
 import ctypes
 import operator
@@ -14,7 +14,7 @@ from mooncake_kernels.pool import Key
 
 
 def as_number(argument: str, value: Any, low: float, high: float, kind: type = int) -> Any:
-    """A number of the constructor within [low, high]."""
+    """Check a number of the constructor: within [low, high]."""
     is_number = isinstance(value, (int, np.integer, kind)) and not isinstance(value, bool)
     if not is_number or not low <= value <= high:
         what = "an integer" if kind is int else "a number"
@@ -25,7 +25,7 @@ def as_number(argument: str, value: Any, low: float, high: float, kind: type = i
 
 
 def as_path(path: Any) -> str:
-    """The name of a file, before it is made."""
+    """Check the name of a file, before it is made."""
     try:
         name = os.fspath(path)
         is_name = isinstance(name, str) and bool(name) and b"\0" not in name.encode()

@@ -1,4 +1,4 @@
-"""The file of a tier: one process has it, all its space is taken, whole pages are moved."""
+"""The file of a tier: locked by one process, fully allocated, read and written in whole pages."""
 
 import contextlib
 import fcntl
@@ -18,22 +18,22 @@ class Disk:
     """A locked file, and an engine that moves pages between it and staging memory.
 
     Args:
-        path: of the file; made if it is not there.
-        bucket_bytes: of the tier; a file of other buckets is refused, and left as it is.
-        num_bytes: how large it shall be at least; all of it is allocated, so that a file system
-            that does not copy on write has no reason to refuse a later write.
-        staging_bytes: of memory that pages go through.
-        deadline_s: of each read, write and sync.
+        path: of the file; made if it does not exist.
+        bucket_bytes: of the tier; a file with other buckets is refused, and left as it is.
+        num_bytes: minimum size of the file; all of it is allocated, so that a file system without
+            copy on write has no reason to refuse a later write.
+        staging_bytes: size of the memory that pages go through.
+        deadline_s: for each read, write and sync.
 
     Attributes:
         path: of the file.
-        tier_id: which the file has; None if its first page is all zeros: nothing was ever in it.
+        tier_id: of the file; None if its first page is all zeros: nothing was ever in it.
         staging: ``[staging_bytes]`` uint8, registered.
 
     Raises:
-        InvalidArgument: it is no regular file, no tier, one of other buckets, or larger already.
-        Unavailable: another tier, of this process or another, has it open; or it is of another
-            version.
+        InvalidArgument: it is not a regular file, not a tier, a tier with other buckets, or already
+            larger.
+        Unavailable: another tier, of this process or another, has it open; or its version differs.
         OSError: it cannot be made, or there is no space; a file that was made is removed.
     """
 
@@ -69,15 +69,15 @@ class Disk:
         return self.engine.read(self._peer, rows, deadline_s=self._deadline_s)
 
     def sync(self) -> None:
-        """Wait until all that was written outlasts a loss of power.
+        """Wait until everything written is durable across a loss of power.
 
         Raises:
-            TransferError: the disk says that it does not.
+            TransferError: the disk reports that it is not.
         """
         self._peer.sync(deadline_s=self._deadline_s).wait()
 
     def sync_name(self) -> None:
-        """Let the file's size and name outlast a loss of power, too."""
+        """Make the file's size and name durable across a loss of power, too."""
         os.fsync(self._fd)
         folder = os.open(os.path.dirname(self.path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:

@@ -1,4 +1,4 @@
-"""Whether the disk of a tier can be written, as far as is known."""
+"""Whether the disk of a tier is writable, as far as is known."""
 
 import time
 
@@ -8,14 +8,14 @@ from .stats import log
 
 
 class Health:
-    """After an error nothing is written for some time; then it is tried again.
+    """After an error nothing is written for some time; then writing is retried.
 
     Args:
         path: of the file, for the log.
         retry_s: for how long, in seconds.
 
     Attributes:
-        error: the last one; empty if something was written since.
+        error: the last one; empty if a write succeeded since.
         num_errors: how many there were.
     """
 

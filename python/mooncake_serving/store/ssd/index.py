@@ -1,4 +1,4 @@
-"""Where each object is: what readers and writers of a tier share, under one short lock."""
+"""Where each object is: shared by readers and writers of a tier, under one short lock."""
 
 import threading
 from collections.abc import Sequence
@@ -11,21 +11,21 @@ from .layout import PAGE, Record
 
 @dataclass(eq=False, slots=True)
 class Bucket:
-    """A part of the file that is written from its begin to its end, and then reused as a whole.
+    """A part of the file that is written from start to end, and then reused as a whole.
 
     Attributes:
-        index: which it is.
+        index: number of the bucket.
         offset: in the file.
         sequence: of its content, one more for each bucket that is begun; 0: it is free.
-        epoch: of its content, a random number that tells it from all that was here before.
-        run: of what is written now; what lies behind a record and is of an earlier run was given
-            up, by an error or by a death.
+        epoch: of its content, a random number that distinguishes it from all earlier contents.
+        run: of what is written now; a record that follows another and is of an earlier run was
+            given up, by an error or a crash.
         records: what it holds, in order.
         end: where the next record goes.
         is_sealed: whether it has a footer.
-        has_gaps: whether pages of it could not be read: it is not written to until it is reused,
-            and gets no footer, so that the next start looks at them again.
-        num_readers: reads of it that are under way.
+        has_gaps: whether some of its pages could not be read: it is not written to until it is
+            reused, and gets no footer, so that the next start checks them again.
+        num_readers: reads of it that are in flight.
     """
 
     index: int
@@ -51,8 +51,8 @@ class Entry:
     """An object on the disk.
 
     Attributes:
-        bucket: in which it is.
-        record: in there.
+        bucket: the bucket it is in.
+        record: its record there.
         is_stored: whether it was written.
         is_used: whether it was read since.
     """
@@ -80,7 +80,7 @@ class Index:
 
     @property
     def live_bytes(self) -> int:
-        """Of all objects, as users count."""
+        """Size of all objects, as users count it."""
         return self._live_bytes
 
     def find(self, key: Key) -> Entry | None:
@@ -91,7 +91,7 @@ class Index:
             return list(self._entries)
 
     def pin_each(self, keys: Sequence[Key]) -> list[Entry | None]:
-        """Find objects, whose bytes stay until they are unpinned; a use of them."""
+        """Find objects, and pin their bytes until they are unpinned; counts as a use."""
         with self._lock:
             entries = [self._entries.get(key) for key in keys]
             for entry in entries:
@@ -107,25 +107,25 @@ class Index:
             self._unread.notify_all()
 
     def wait_unread(self, bucket: Bucket, timeout_s: float | None) -> bool:
-        """Wait until nobody reads a bucket, of whose objects none is in the index any more."""
+        """Wait until a bucket has no readers; none of its objects may still be in the index."""
         with self._lock:
             return self._unread.wait_for(lambda: bucket.num_readers == 0, timeout_s)
 
     def add(self, key: Key, entry: Entry) -> None:
-        """Enter an object, in the place of an older one of the same bytes."""
+        """Add an object; it replaces an older entry of the same bytes."""
         with self._lock:
             self._forget(key)
             self._entries[key] = entry
             self._live_bytes += entry.record.num_bytes
 
     def remove(self, key: Key, entry: Entry | None = None) -> bool:
-        """Take an object out, or only this entry of it; tells whether it was there."""
+        """Remove an object, or only this entry of it; return whether it was there."""
         with self._lock:
             found = self._entries.get(key)
             return found is not None and entry in (None, found) and self._forget(key)
 
     def remove_bucket(self, bucket: Bucket) -> int:
-        """Take out all objects that are in a bucket; returns how many there were."""
+        """Remove all objects of a bucket; return how many there were."""
         num_removed = 0
         with self._lock:
             for record in bucket.records:

@@ -1,4 +1,4 @@
-"""What lies where in the file of a tier: version 2, as docs/store_ssd.md has it."""
+"""The layout of a tier's file: version 2, as in docs/store_ssd.md."""
 
 import struct
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ ENTRY = np.dtype(
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """The header of a record; the data begins a page behind it.
+    """The header of a record; the data begins one page after it.
 
     Attributes:
         offset: of the header in the file.
@@ -56,27 +56,27 @@ class Record:
 
 
 def pages(num_bytes: int) -> int:
-    """The bytes of the pages that so many bytes take."""
+    """Size of the pages that this many bytes occupy."""
     return -(-num_bytes // PAGE) * PAGE
 
 
 def record_bytes(num_bytes: int) -> int:
-    """What a record of so many bytes of data takes."""
+    """Space of a record with this many bytes of data."""
     return PAGE + pages(num_bytes)
 
 
 def footer_bytes(num_records: int) -> int:
-    """What the footer of so many records takes: their entries, and the page that ends a bucket."""
+    """Size of the footer of this many records: their entries, and the page that ends a bucket."""
     return pages(num_records * ENTRY.itemsize) + PAGE
 
 
 def checksum(data: np.ndarray) -> int:
-    """XXH3-64 of ``[n]`` uint8, padded with zeros to words of 4 bytes, to one at least."""
+    """XXH3-64 of ``[n]`` uint8, padded with zeros to words of 4 bytes, at least one."""
     missing = -len(data) % 4 if len(data) else 4
     if missing:
         data = np.concatenate([data, np.zeros(missing, np.uint8)])
     words = data.view("<u4")
-    return int(block_hashes(words, len(words))[0])  # of one block it is just that
+    return int(block_hashes(words, len(words))[0])  # for a single block the hash is just that
 
 
 def pack_superblock(tier_id: bytes, bucket_bytes: int) -> np.ndarray:
@@ -84,11 +84,11 @@ def pack_superblock(tier_id: bytes, bucket_bytes: int) -> np.ndarray:
 
 
 def unpack_superblock(page: np.ndarray, path: str) -> tuple[bytes, int]:
-    """The id of the tier, and the bytes of its buckets.
+    """Return the id of the tier, and the size of its buckets.
 
     Raises:
         InvalidArgument: it is the page of something else, or damaged.
-        Unavailable: the layout is of another version.
+        Unavailable: the layout has another version.
     """
     raw = page.tobytes()
     magic, version = struct.unpack_from("<8sI", raw)
@@ -107,7 +107,7 @@ def pack_bucket(tier_id: bytes, index: int, sequence: int, epoch: int) -> np.nda
 
 
 def unpack_bucket(page: np.ndarray, tier_id: bytes, index: int) -> tuple[int, ...] | None:
-    """Sequence number and epoch of a bucket's content, 0 of none; None if the page does not say."""
+    """Sequence number and epoch of a bucket's content, 0 for none; None if the page is invalid."""
     fields = _fields(BUCKET, page.tobytes())
     return fields[4:] if fields and fields[:4] == (BUCKET_MAGIC, VERSION, index, tier_id) else None
 
@@ -120,7 +120,7 @@ def pack_record(tier_id: bytes, epoch: int, run: int, record: Record) -> np.ndar
 def unpack_record(
     page: np.ndarray, tier_id: bytes, epoch: int, offset: int
 ) -> tuple[Record, int] | None:
-    """The record whose header this is, and its run; None if it is of another tier, epoch, place."""
+    """The record of this header, and its run; None if it is of another tier, epoch or offset."""
     fields = _fields(RECORD, page.tobytes())
     if fields is None:
         return None
@@ -133,7 +133,7 @@ def unpack_record(
 def pack_footer(
     tier_id: bytes, index: int, sequence: int, epoch: int, run: int, records: list[Record]
 ) -> np.ndarray:
-    """The end of a bucket: entries, and behind them the page that tells of them."""
+    """Make the end of a bucket: entries, followed by the page that describes them."""
     rows = [(r.offset, *r.key, r.num_bytes, r.checksum, r.kind) for r in records]
     entries = np.array(rows, ENTRY).view(np.uint8)
     padding = np.zeros(pages(len(entries)) - len(entries), np.uint8)
@@ -144,7 +144,8 @@ def pack_footer(
 
 def unpack_footer(page: np.ndarray, tier_id: bytes, index: int) -> tuple[int, ...] | None:
     """Sequence number, epoch, last run, number of entries before this page, and their checksum;
-    None if none of it."""
+    None if it is not a footer.
+    """
     fields = _fields(FOOTER, page.tobytes())
     return fields[4:] if fields and fields[:4] == (FOOTER_MAGIC, VERSION, index, tier_id) else None
 
@@ -160,7 +161,7 @@ def unpack_entries(data: np.ndarray, expected_checksum: int) -> list[Record] | N
 
 
 def _page(fields: bytes) -> np.ndarray:
-    """A page of these fields, the checksum of them, and zeros."""
+    """A page of these fields, their checksum, and zeros."""
     page = np.zeros(PAGE, np.uint8)
     sealed = fields + CHECKSUM.pack(checksum(np.frombuffer(fields, np.uint8)))
     page[: len(sealed)] = np.frombuffer(sealed, np.uint8)
@@ -168,7 +169,7 @@ def _page(fields: bytes) -> np.ndarray:
 
 
 def _fields(form: struct.Struct, page: bytes) -> tuple | None:
-    """The fields of a page; None if their checksum is of others."""
+    """The fields of a page; None if their checksum does not match."""
     (expected,) = CHECKSUM.unpack_from(page, form.size)
     if checksum(np.frombuffer(page, np.uint8, form.size)) != expected:
         return None

@@ -1,4 +1,4 @@
-"""The buckets as one log: records are appended, and the oldest bucket is made free in time."""
+"""The buckets as one log: records are appended, and the oldest bucket is freed in time."""
 
 import contextlib
 import os
@@ -33,11 +33,11 @@ class Log:
     """Appends records to the newest bucket, for one thread at a time.
 
     Buckets are reused in the order in which they were written, so that all wear alike. One is
-    always kept free: into the newest go the objects of the oldest that were used, and only when
-    these are safe is the oldest given up.
+    always kept free: the used objects of the oldest bucket are copied into the newest, and only
+    when the copies are durable is the oldest freed.
 
-    Whatever raises ``TransferError`` can be tried again: what was appended since the last ``flush``
-    is not stored, and all else is as it was.
+    Any call that raises ``TransferError`` can be retried: what was appended since the last
+    ``flush`` is not stored, and everything else is unchanged.
     """
 
     def __init__(
@@ -60,12 +60,12 @@ class Log:
         self._move_bytes = int(move_ratio * bucket_bytes)
         self._deadline_s = deadline_s
         self._end = 0  # where the next record goes
-        self._is_head_known = True  # whether the disk has the id of the tier for certain
-        self._is_torn = False  # whether a step was begun, and neither ended nor given up
+        self._is_head_known = True  # whether the disk is known to have the id of the tier
+        self._is_torn = False  # whether a step was begun, and neither completed nor given up
         self._begin(tier_id)
 
     def _begin(self, tier_id: bytes) -> None:
-        """Go on where the newest bucket ends."""
+        """Continue at the end of the newest bucket."""
         self._tier_id = tier_id
         self._free = deque(bucket for bucket in self._buckets if not bucket.sequence)
         newest = max(self._buckets, key=lambda bucket: bucket.sequence)
@@ -75,7 +75,7 @@ class Log:
 
     @property
     def sequence(self) -> int:
-        """Of the newest bucket: how many were begun since the file was made."""
+        """Sequence number of the newest bucket: how many were begun since the file was made."""
         return self._newest.sequence if self._newest else 0
 
     @property
@@ -83,7 +83,7 @@ class Log:
         return len(self._free)
 
     def append(self, key: Key, data: np.ndarray, kind: int = OBJECT) -> Entry:
-        """Write a record behind the last one; seen by others after ``flush``."""
+        """Write a record after the last one; it becomes visible after ``flush``."""
         with self._step():
             if not self._is_head_known:
                 self._write_head(self._tier_id)
@@ -92,7 +92,7 @@ class Log:
             return self._append(key, data, kind)
 
     def flush(self) -> None:
-        """Wait for what was appended, and let others see it."""
+        """Wait for what was appended, and make it visible."""
         with self._step():
             self._flush()
 
@@ -109,7 +109,7 @@ class Log:
         self._pending.clear()
 
     def close(self) -> None:
-        """Write a footer, so that the next start need not look at each record."""
+        """Write a footer, so that the next start need not check each record."""
         with self._step():
             self._forget()  # what was appended by a call that Ctrl-C has ended
             if not self._is_head_known:
@@ -118,9 +118,9 @@ class Log:
                 self._seal(self._newest)
 
     def clear(self, tier_id: bytes) -> None:
-        """Begin anew under another id of the tier, of which nothing is on the disk.
+        """Start over with another id of the tier, of which nothing is on the disk.
 
-        If only the sync fails, it is done, but may not outlast a loss of power.
+        If only the sync fails, it is done, but may not survive a loss of power.
         """
         with self._step():
             self._forget()  # as in close
@@ -133,10 +133,10 @@ class Log:
 
     @contextlib.contextmanager
     def _step(self) -> Iterator[None]:
-        """Give up what was appended unless this is carried out to its end.
+        """Give up what was appended unless the block completes.
 
-        For half a record must not be followed by another. If Ctrl-C ends that as well, the next
-        step begins with it.
+        Half a record must not be followed by another. If Ctrl-C interrupts that as well, the next
+        step does it first.
         """
         if self._is_torn:
             self._forget()
@@ -150,7 +150,7 @@ class Log:
         self._is_torn = False
 
     def _write_head(self, tier_id: bytes) -> None:
-        """Write the id of the tier; a write that failed may have done it, or not."""
+        """Write the id of the tier; a failed write may have written it, or not."""
         self._is_head_known = False
         self._write(0, pack_superblock(tier_id, self._bucket_bytes))
         self._is_head_known = True
@@ -176,7 +176,7 @@ class Log:
     def _roll(self) -> None:
         """Seal the newest bucket, and begin a free one."""
         self._flush()
-        if not self._free:  # after an error, or a death: there is little room to move anything to
+        if not self._free:  # after an error, or a crash: there is little room to move anything to
             self._reclaim()
         if self._newest is not None and not self._newest.is_sealed:
             self._seal(self._newest)
@@ -202,13 +202,13 @@ class Log:
         bucket.is_sealed = True
 
     def _unseal(self, bucket: Bucket) -> None:
-        """Take the footer away, which would hide what is appended now, and its run."""
+        """Remove the footer, which would hide what is appended now, and its run."""
         self._write(bucket.offset + self._bucket_bytes - PAGE, np.zeros(PAGE, np.uint8))
         self._disk.sync()
         bucket.is_sealed = False
 
     def _reclaim(self) -> None:
-        """Make the oldest bucket free: move what was used, as far as allowed, and drop the rest."""
+        """Free the oldest bucket: move the used objects, as far as allowed, and drop the rest."""
         in_use = [b for b in self._buckets if b.sequence and b is not self._newest]
         oldest = min(in_use, key=lambda bucket: bucket.sequence)
         self._move_used(oldest)
@@ -240,7 +240,7 @@ class Log:
         self._flush()
 
     def _write(self, offset: int, data: np.ndarray) -> None:
-        """Write pages elsewhere; nothing is pending."""
+        """Write pages elsewhere; nothing may be pending."""
         self._appender.seek(offset)
         self._appender.add(data)
         self._appender.flush()
@@ -253,7 +253,7 @@ class Log:
         self._begin_run()
 
     def _begin_run(self) -> None:
-        """Go on where the newest bucket ends, over what a write that failed may have left there."""
+        """Continue at the end of the newest bucket, over the remains of a failed write."""
         if self._newest is not None:
             self._newest.run += 1
             self._end = self._newest.end

@@ -1,4 +1,4 @@
-"""Reads of many ranges at once, through staging memory that threads share."""
+"""Concurrent reads of many ranges, through staging memory that threads share."""
 
 import queue
 from collections import deque
@@ -16,7 +16,7 @@ from .layout import pages
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of a range that fits a slot: what is read in one go."""
+    """A part of a range that fits into a slot: what is read at once."""
 
     index: int  # of its range
     offset: int  # in the file
@@ -27,13 +27,13 @@ class Piece:
 class Reader:
     """Reads ranges that begin at pages. Thread-safe.
 
-    While one slot is read into, the one before is copied from.
+    While one slot is being read into, the previous one is copied from.
 
     Args:
         disk: what is read.
         first: where its part of the staging memory begins.
-        num_slots: how many reads are under way at once, of all threads.
-        slot_bytes: of each, whole pages.
+        num_slots: how many reads are in flight at once, of all threads.
+        slot_bytes: size of each, whole pages.
     """
 
     def __init__(self, disk: Disk, first: int, num_slots: int, slot_bytes: int):
@@ -49,7 +49,7 @@ class Reader:
         return out if not self.read_each([(offset, out)]) else None
 
     def read_each(self, ranges: Sequence[tuple[int, np.ndarray]]) -> set[int]:
-        """Fill arrays of bytes, each from its offset on, a multiple of a page.
+        """Fill byte arrays, each from its offset on, a multiple of a page.
 
         Returns:
             The indices of ranges that the disk cannot read.
@@ -73,13 +73,13 @@ class Reader:
             while under_way:
                 self._finish(under_way, failed)
         finally:
-            for slot, _, ticket in under_way:  # by an exception: memory is not touched any more
+            for slot, _, ticket in under_way:  # on an exception: leave the memory alone
                 ticket.cancel()
                 self._free.put(slot)
         return failed
 
     def _groups(self, ranges: Sequence[tuple[int, np.ndarray]]) -> Iterator[list[Piece]]:
-        """Pieces that fill a slot, their starts counted from its own."""
+        """Pieces that fill a slot, with starts relative to it."""
         group: list[Piece] = []
         used = 0
         for index, (offset, out) in enumerate(ranges):
@@ -103,7 +103,7 @@ class Reader:
         return self._disk.read([(p.start, p.offset, pages(len(p.out))) for p in pieces])
 
     def _finish(self, under_way: deque[tuple[int, list[Piece], Ticket]], failed: set[int]) -> None:
-        """Wait for the oldest, and copy what it has read."""
+        """Wait for the oldest read, and copy what it has read."""
         slot, pieces, ticket = under_way[0]
         for piece in self._readable(pieces, ticket, failed):
             staged = self._disk.staging[piece.start : piece.start + len(piece.out)]
@@ -112,7 +112,7 @@ class Reader:
         self._free.put(slot)
 
     def _readable(self, pieces: list[Piece], ticket: Ticket, failed: set[int]) -> list[Piece]:
-        """Those that could be read; after an error each is tried alone."""
+        """Return the pieces that could be read; after an error each is retried alone."""
         try:
             ticket.wait()
         except TransferError as error:
@@ -122,7 +122,7 @@ class Reader:
                 return [p for p in pieces if self._readable([p], self._submit([p]), failed)]
             failed.add(pieces[0].index)
             return []
-        except BaseException:  # also by Ctrl-C, after which it goes on
+        except BaseException:  # including Ctrl-C, after which the read would continue
             ticket.cancel()
             raise
         return pieces

@@ -1,4 +1,4 @@
-"""What a file holds: read back from footers, and where there is none from the records."""
+"""Recovers the content of a file: from footers, and where there are none from the records."""
 
 import os
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ WINDOW_BYTES = 8 << 20
 
 
 def begin(disk: Disk, appender: Appender, bucket_bytes: int) -> bytes:
-    """Make a tier of a new file; returns its id.
+    """Initialize a new file as a tier; return its id.
 
     Raises:
         TransferError: it cannot be written.
@@ -44,9 +44,9 @@ def begin(disk: Disk, appender: Appender, bucket_bytes: int) -> bytes:
 def recover(
     reader: Reader, tier_id: bytes, bucket_bytes: int, buckets: list[Bucket], index: Index
 ) -> None:
-    """Find the content of all buckets, and enter their objects: of one key the latest.
+    """Find the content of all buckets, and index their objects: for each key the latest.
 
-    A record that was torn, or whose data is not what its checksum says, is passed over.
+    A torn record, or one whose data does not match its checksum, is skipped.
     """
     heads = [np.empty(PAGE, np.uint8) for _ in buckets]
     lasts = [np.empty(PAGE, np.uint8) for _ in buckets]
@@ -62,7 +62,7 @@ def recover(
         footer = unpack_footer(last, tier_id, bucket.index)
         content = unpack_bucket(head, tier_id, bucket.index)
         if content is None and footer is not None:
-            content = footer[:2]  # the head is damaged
+            content = footer[:2]  # the header is damaged
         if content is None or not content[0]:
             continue
         bucket.sequence, bucket.epoch = content
@@ -99,7 +99,7 @@ def _by_footer(
 def _by_headers(
     reader: Reader, tier_id: bytes, bucket: Bucket, bucket_bytes: int
 ) -> Iterator[Record]:
-    """Look at every page, for one that cannot be read, or is torn, says not where the next is."""
+    """Check every page: one that is unreadable or torn does not say where the next record is."""
     stop, end = bucket.offset + bucket_bytes, bucket.end
     for start in range(end, stop, WINDOW_BYTES):
         window, has_gaps = _read_window(reader, start, min(WINDOW_BYTES, stop - start))
@@ -109,11 +109,11 @@ def _by_headers(
         for row in np.flatnonzero(is_header).tolist():
             offset = start + row * PAGE
             if offset < end:
-                continue  # what looks like a header in the data of an object
+                continue  # looks like a header, but is data of an object
             found = unpack_record(rows[row], tier_id, bucket.epoch, offset)
             record, run = found or (None, 0)
             if record is None or record.end > stop or run < bucket.run:
-                continue  # another page, or what a run before this one has left behind
+                continue  # another page, or a remnant of an earlier run
             bucket.run = run
             place = (row + 1) * PAGE
             data: np.ndarray | None = window[place : place + record.num_bytes]
@@ -125,7 +125,7 @@ def _by_headers(
 
 
 def _read_window(reader: Reader, offset: int, num_bytes: int) -> tuple[np.ndarray, bool]:
-    """``[num_bytes]`` uint8, and whether there are pages that cannot be read: these are zeros."""
+    """``[num_bytes]`` uint8, and whether some pages cannot be read: these are zeros."""
     window = reader.read(offset, num_bytes)
     if window is not None:
         return window, False

@@ -1,4 +1,4 @@
-"""What a tier tells of itself."""
+"""Statistics of a tier."""
 
 import logging
 from dataclasses import dataclass
@@ -14,23 +14,23 @@ class SsdStats:
 
     Attributes:
         capacity_bytes: of the buckets.
-        num_buckets: that there are.
+        num_buckets: in total.
         num_free_buckets: that hold nothing.
-        num_buckets_begun: since the file was made: over ``num_buckets`` it is how often each place
-            was written.
+        num_buckets_begun: since the file was made: divided by ``num_buckets`` it is how often each
+            place was written.
         num_objects: that can be read.
         live_bytes: of these objects, without headers and padding.
         user_bytes: of the objects that were put.
-        moved_bytes: of the objects that were moved on, when their bucket was made free.
-        written_bytes: all that went to the disk, with headers, padding and footers.
+        moved_bytes: of the objects that were moved when their bucket was freed.
+        written_bytes: everything written to the disk, with headers, padding and footers.
         num_hits: reads of objects that were there.
         num_misses: reads of objects that were not.
-        num_moved: objects that were moved on.
-        num_dropped: objects that were given up with their bucket.
-        num_damaged: objects that the disk could not read, or whose checksum was another.
+        num_moved: objects that were moved.
+        num_dropped: objects that were dropped with their bucket.
+        num_damaged: objects that the disk could not read, or whose checksum did not match.
         num_write_errors: writes and syncs that failed.
-        is_writable: whether puts are tried; after an error not for some time.
-        error: of the last write or sync, empty if it went well.
+        is_writable: whether puts are attempted; False for some time after an error.
+        error: of the last write or sync, empty if it succeeded.
     """
 
     capacity_bytes: int
@@ -59,7 +59,7 @@ class SsdStats:
 
 @dataclass
 class Counters:
-    """Of events, as in ``SsdStats``. Counts of reads may lose one where threads meet."""
+    """Event counts, as in ``SsdStats``. Counts of reads may lose one in a race of threads."""
 
     user_bytes: int = 0
     moved_bytes: int = 0
@@ -70,6 +70,6 @@ class Counters:
     num_damaged: int = 0
 
     def damaged(self, key: Key) -> None:
-        """Count an object that is not what was put, and tell of it."""
+        """Count an object that is not what was put, and report it."""
         self.num_damaged += 1
         log.warning("object %#x, %#x is damaged: dropped", *key, extra={"key": key})

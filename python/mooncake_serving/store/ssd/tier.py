@@ -44,25 +44,25 @@ class SsdTier(TierReads, Closing):
             sizes = tier.get_into_each(keys, buffers)
 
     The file is a log of large buckets that are written one after the other and reused in turn, as a
-    whole: objects that were read meanwhile are moved on, the others dropped. Thread-safe; reads
-    take a lock for a lookup only. One tier at a time has the file open. Layout and promises:
+    whole: objects that were read meanwhile are moved, the others dropped. Thread-safe; reads take a
+    lock for a lookup only. Only one tier at a time can have the file open. Layout and guarantees:
     docs/store_ssd.md.
 
     Args:
-        path: of the file; made if it is not there.
-        capacity_bytes: of all buckets, allocated at once; later the same or more.
-        bucket_bytes: whole pages of 4 KiB, from 64 KiB on, as often as ``capacity_bytes`` has room
-            for, at least twice. One bucket is always free. An object is smaller than a bucket.
-        move_ratio: how much of a bucket that is made free may be moved on, 0 to 0.5: writes are
-            amplified by ``1 / (1 - move_ratio)`` at most, headers and padding apart.
-        retry_s: after a write that failed, how long puts are answered ``FULL``, in seconds.
-        deadline_s: of each read, write and sync, in seconds.
-        slot_bytes: what is read or written in one go: whole pages.
-        num_slots: how many reads are under way at once.
+        path: of the file; made if it does not exist.
+        capacity_bytes: of all buckets, allocated at once; the same or more when it is opened again.
+        bucket_bytes: whole pages of 4 KiB, at least 64 KiB; at least two buckets must fit into
+            ``capacity_bytes``. One bucket is always free. An object is smaller than a bucket.
+        move_ratio: how much of a bucket that is freed may be moved, 0 to 0.5: writes are amplified
+            by ``1 / (1 - move_ratio)`` at most, apart from headers and padding.
+        retry_s: after a failed write, how long puts are answered ``FULL``, in seconds.
+        deadline_s: for each read, write and sync, in seconds.
+        slot_bytes: what is read or written at once: whole pages.
+        num_slots: how many reads are in flight at once.
 
     Raises:
-        InvalidArgument: an argument is wrong, or the file is no tier, or one of other buckets.
-        Unavailable: the layout is of another version, or another tier has the file open.
+        InvalidArgument: an argument is wrong, or the file is not a tier, or has other buckets.
+        Unavailable: the layout has another version, or another tier has the file open.
         OSError: the file cannot be made, or there is no space for it.
         TransferError: it cannot be read.
     """
@@ -124,18 +124,18 @@ class SsdTier(TierReads, Closing):
         )
 
     def put_each(self, keys: Any, values: Sequence[Any]) -> list[PutResult]:
-        """Store objects, in their order. They outlast this process, and after ``sync`` its host.
+        """Store objects, in their order. They survive this process, and after ``sync`` its host.
 
         Args:
             keys: ``[n, 2]``.
-            values: n of packed host memory, which stays as it is during the call.
+            values: n of packed host memory, which must not change during the call.
 
         Returns:
             n of: ``STORED``; ``EXISTS``: nothing was done; ``FULL``: the disk could not be written,
             now or less than ``retry_s`` ago, see ``stats()``.
 
         Raises:
-            InvalidArgument: an argument is wrong, or an object larger than ``max_object_bytes``;
+            InvalidArgument: an argument is wrong, or an object is larger than ``max_object_bytes``;
                 nothing was stored.
         """
         pairs = as_pairs("put_each", keys)
@@ -165,7 +165,7 @@ class SsdTier(TierReads, Closing):
         results = []
         for pair, array, exists in zip(pairs, arrays, existed, strict=True):
             if pair in stored:
-                stored.remove(pair)  # of one key twice, the first is stored
+                stored.remove(pair)  # of a key named twice, the first is stored
                 self._counters.user_bytes += len(array)
                 results.append(PutResult.STORED)
             else:
@@ -196,8 +196,8 @@ class SsdTier(TierReads, Closing):
         """Remove all objects; returns how many there were.
 
         Raises:
-            Unavailable: the disk could not be written, and they are still there; or not be synced:
-                they are not, but may be again after a loss of power.
+            Unavailable: the disk could not be written, and they are still there; or it could not be
+                synced: they are removed, but may be back after a loss of power.
         """
         with self._write_lock:
             self._check_open("remove_all")
@@ -212,10 +212,10 @@ class SsdTier(TierReads, Closing):
         return num_removed
 
     def sync(self) -> None:
-        """Wait until all that was stored and removed outlasts a loss of power (fdatasync).
+        """Wait until everything stored and removed is durable across a loss of power (fdatasync).
 
         Raises:
-            Unavailable: the disk could not promise it.
+            Unavailable: the disk could not guarantee it.
         """
         self._check_open("sync")
         try:
@@ -241,7 +241,7 @@ class SsdTier(TierReads, Closing):
         )
 
     def close(self) -> None:
-        """Wait for reads and writes that are under way, and close the file. Idempotent."""
+        """Wait for reads and writes in flight, and close the file. Idempotent."""
         with self._write_lock:
             if self._closed:
                 return
@@ -250,7 +250,7 @@ class SsdTier(TierReads, Closing):
                 self._index.wait_unread(bucket, None)
             try:
                 self._log.close()
-            except TransferError as error:  # then the next start looks at each record
+            except TransferError as error:  # then the next start checks each record
                 self._health.failed(error)
             finally:
                 self._disk.close()

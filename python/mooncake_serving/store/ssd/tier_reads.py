@@ -18,7 +18,7 @@ ABSENT, TOO_SMALL, DAMAGED = -1, -2, -4  # as ObjectPool.get_into_each has them
 
 
 class TierReads:
-    """All that does not change what is on the disk.
+    """The operations that do not change what is on the disk.
 
     Attributes:
         path: of the file.
@@ -37,13 +37,13 @@ class TierReads:
 
         Args:
             keys: ``[n, 2]``.
-            buffers: n of packed, writable host memory, each as large as its object or larger.
+            buffers: n of packed, writable host memory, each at least as large as its object.
             verify: compare each object with its checksum.
 
         Returns:
             ``[n]`` int64: sizes of the objects; -1 where there is none, -2 where the buffer is too
             small, -4 where the object could not be read, or was verified and damaged: it was
-            removed, and is zeros in its buffer.
+            removed, and its buffer is filled with zeros.
 
         Raises:
             InvalidArgument: an argument is wrong.
@@ -82,18 +82,18 @@ class TierReads:
         return np.array([ABSENT if e is None else e.record.num_bytes for e in entries], np.int64)
 
     def contains_each(self, keys: Any) -> np.ndarray:
-        """Tell of ``[n, 2]`` keys which are there: ``[n]`` bool. Not a use of them."""
+        """Return which of ``[n, 2]`` keys are there: ``[n]`` bool. Does not count as a use."""
         self._check_open("contains_each")
         return self._exist(as_pairs("contains_each", keys))
 
     def match_prefix(self, keys: Any) -> int:
-        """Count the first of ``[n, 2]`` keys that are there, up to one that is not."""
+        """Count the leading ``[n, 2]`` keys that are there, up to the first that is not."""
         self._check_open("match_prefix")
         missing = np.flatnonzero(~self._exist(as_pairs("match_prefix", keys)))
         return int(missing[0]) if len(missing) else len(keys)
 
     def keys(self) -> np.ndarray:
-        """Keys of all objects, ``[n, 2]`` uint64, in no order."""
+        """Keys of all objects, ``[n, 2]`` uint64, in no particular order."""
         self._check_open("keys")
         return np.array(self._index.keys(), np.uint64).reshape(-1, 2)
 

@@ -1,4 +1,4 @@
-"""A store of two tiers: a pool in memory, and behind it a disk."""
+"""A store of two tiers: a pool in memory, and a disk behind it."""
 
 from .tiered_store import TieredStore
 

@@ -11,13 +11,13 @@ FACTORS = np.array(
 
 
 class UseSketch:
-    """How often keys were used of late, or a little more: a count-min sketch that ages.
+    """How often keys were used recently, or slightly more: a count-min sketch that ages.
 
-    As TinyLFU has it (Einziger et al., ACM Transactions on Storage 2017). Threads may lose a count
-    where they meet.
+    As in TinyLFU (Einziger et al., ACM Transactions on Storage 2017). Racing threads may lose a
+    count.
 
     Args:
-        num_keys: that are told apart well; each takes 16 bytes.
+        num_keys: number of keys that are told apart well; each takes 16 bytes.
     """
 
     def __init__(self, num_keys: int):

@@ -1,4 +1,4 @@
-"""Objects on their way from a pool to the disk: a bounded queue, and the thread that writes it."""
+"""Demotion of objects from a pool to the disk: a bounded queue, and the thread that writes it."""
 
 import logging
 import threading
@@ -24,10 +24,10 @@ class DemotionStats:
     """Counts of one moment, since the store was opened.
 
     Attributes:
-        num_queued: objects that wait to be written, or are being written.
-        queued_bytes: of these.
-        num_written: objects that were written, and evicted then.
-        written_bytes: of these.
+        num_queued: objects that are waiting to be written, or being written.
+        queued_bytes: size of these.
+        num_written: objects that were written, and then evicted.
+        written_bytes: size of these.
         num_dropped: objects that should have been written, and were not: the queue was full, the
             disk could not be written, the object was damaged, or the store was closed.
     """
@@ -40,23 +40,23 @@ class DemotionStats:
 
 
 class Demoter:
-    """Writes objects of a pool to a tier, and evicts them then. Thread-safe.
+    """Writes objects of a pool to a tier, then evicts them. Thread-safe.
 
     Args:
         pool: where they are; they are pinned while they wait.
         tier: where they go.
-        puts: the keys of puts that look at both just now: none of these is evicted.
-        queue_bytes: how much may wait; what comes then is refused.
+        puts: the keys of puts that are checking both tiers: none of these is evicted.
+        queue_bytes: limit of the queue; further objects are refused.
 
     Attributes:
-        on_evicted: functions that are told the keys of what was evicted, ``[n, 2]``.
+        on_evicted: functions that are called with the evicted keys, ``[n, 2]``.
     """
 
     def __init__(self, pool: ObjectPool, tier: SsdTier, puts: Moves, queue_bytes: int):
         self._pool, self._tier, self._puts = pool, tier, puts
         self.on_evicted: list[Callable[[np.ndarray], object]] = []
         self._queue_bytes = queue_bytes
-        self._queue: dict[Key, PinnedObject] = {}  # in the order of their coming
+        self._queue: dict[Key, PinnedObject] = {}  # in order of arrival
         self._writing: dict[Key, PinnedObject] = {}
         self._queued_bytes = 0
         self._num_batches = self._num_written = self._written_bytes = self._num_dropped = 0
@@ -66,9 +66,9 @@ class Demoter:
         self._thread.start()
 
     def offer(self, key: Key) -> int | None:
-        """Queue an object, unless it is; returns its size.
+        """Queue an object, unless it is queued already; return its size.
 
-        None: it cannot be. It counts as dropped, unless it is too large for the disk.
+        None: it cannot be queued. It counts as dropped, unless it is too large for the disk.
         """
         with self._changed:
             pinned = self._queue.get(key) or self._writing.get(key)
@@ -91,15 +91,14 @@ class Demoter:
             return None
 
     def wait_for(self, keys: Sequence[Key]) -> None:
-        """Wait until none of some objects is queued any more."""
+        """Wait until none of these objects is queued any more."""
         with self._changed:
             self._changed.wait_for(
                 lambda: not any(key in self._queue or key in self._writing for key in keys)
             )
 
     def wait_written(self) -> bool:
-        """Wait until a part of what is queued was written, or all was removed; False if nothing is
-        queued."""
+        """Wait until a part of the queue was written, or all was removed; False if it is empty."""
         with self._changed:
             before = self._num_batches
             if self._is_idle():
@@ -108,18 +107,18 @@ class Demoter:
             return True
 
     def discard(self, keys: Sequence[Key]) -> None:
-        """Take objects out of the queue; of what is being written wait for the end."""
+        """Remove objects from the queue; wait for those that are being written."""
         with self._changed:
             self._give_up([key for key in keys if key in self._queue])
             self._changed.wait_for(lambda: not any(key in self._writing for key in keys))
 
     def flush(self, timeout_s: float | None = None) -> bool:
-        """Wait until nothing is queued; tells whether that came true in time."""
+        """Wait until the queue is empty; return whether it was in time."""
         with self._changed:
             return self._changed.wait_for(self._is_idle, timeout_s)
 
     def close(self, timeout_s: float) -> None:
-        """Write what is queued, for so long; drop the rest. Idempotent."""
+        """Write what is queued, for at most this long; drop the rest. Idempotent."""
         self.flush(timeout_s)
         with self._changed:
             self._closing = True
@@ -143,7 +142,7 @@ class Demoter:
     def _pin(self, key: Key) -> PinnedObject | None:
         try:
             return self._pool.pin(key)
-        except Unavailable:  # too many pins of this process
+        except Unavailable:  # this process has too many pins
             return None
 
     def _give_up(self, keys: Sequence[Key]) -> int:
@@ -168,7 +167,7 @@ class Demoter:
                 self._changed.notify_all()
 
     def _take(self) -> dict[Key, PinnedObject]:
-        """Wait for objects to be written; none if there will be no more."""
+        """Wait for objects to be written; empty if there will be no more."""
         with self._changed:
             self._changed.wait_for(lambda: self._queue or self._closing)
             num_bytes = 0
@@ -179,9 +178,9 @@ class Demoter:
             return self._writing
 
     def _write(self, batch: dict[Key, PinnedObject]) -> list[Key]:
-        """Write objects, and evict them; returns the keys of those that are on the disk."""
+        """Write objects, and evict them; return the keys of those that are on the disk."""
         stored = []
-        try:  # the thread goes on whatever happens: others wait for it
+        try:  # the thread continues whatever happens: others wait for it
             whole = [key for key, pinned in batch.items() if self._is_whole(key, pinned)]
             results = self._tier.put_each(whole, [batch[key].view for key in whole])
             stored = [k for k, r in zip(whole, results, strict=True) if r is not PutResult.FULL]
@@ -196,9 +195,10 @@ class Demoter:
         return stored
 
     def _evict(self, batch: dict[Key, PinnedObject], stored: list[Key]) -> np.ndarray:
-        """Evict objects, but none that was put anew under its key; returns the keys of what went.
+        """Evict objects, but none that was put again under its key; return the evicted keys.
 
-        What was removed meanwhile, by who has not the tier, goes from there as well.
+        An object that a process without the tier removed meanwhile is removed from the tier as
+        well.
         """
         there = [key for key, pinned in batch.items() if self._is_there(key, pinned)]
         for pinned in batch.values():
@@ -208,7 +208,7 @@ class Demoter:
         return self._pool.evict_keys(np.array(there, np.uint64).reshape(-1, 2)).keys
 
     def _is_there(self, key: Key, pinned: PinnedObject) -> bool:
-        """Whether the pool has this very object: while it is pinned, no other is at its place."""
+        """Whether the pool has this very object: while pinned, no other can take its place."""
         found = self._pin(key)
         if found is None:
             return False
@@ -217,7 +217,7 @@ class Demoter:
 
     @staticmethod
     def _is_whole(key: Key, pinned: PinnedObject) -> bool:
-        """Whether it is what was put: on the disk it would get a checksum of what it is now."""
+        """Whether it is what was put: on the disk it would get a checksum of its current bytes."""
         try:
             pinned.verify()
         except ChecksumError:

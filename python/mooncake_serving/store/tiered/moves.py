@@ -1,4 +1,4 @@
-"""Which objects are on their way between the tiers just now: one thread at a time moves each."""
+"""Which objects are moving between the tiers just now: one thread at a time moves each."""
 
 import contextlib
 import threading
@@ -8,7 +8,7 @@ from mooncake_kernels.pool import Key
 
 
 class Moves:
-    """Keys that threads hold: who brings an object up, and who removes it, wait for each other."""
+    """Keys held by threads: a promotion and a removal of one object wait for each other."""
 
     def __init__(self) -> None:
         self._held: set[Key] = set()
@@ -17,8 +17,7 @@ class Moves:
 
     @contextlib.contextmanager
     def hold(self, keys: Iterable[Key]) -> Iterator[None]:
-        """Wait until nobody holds any of the keys, and hold them: all at once, so none waits
-        for another in a circle."""
+        """Wait until none of the keys is held, and hold all at once, so that none can deadlock."""
         wanted = set(keys)
         with self._changed:
             self._changed.wait_for(lambda: not self._all_held and self._held.isdisjoint(wanted))
@@ -32,10 +31,10 @@ class Moves:
 
     @contextlib.contextmanager
     def hold_all(self) -> Iterator[None]:
-        """Do the same with all keys that there are."""
+        """Do the same with all keys."""
         with self._changed:
             self._changed.wait_for(lambda: not self._all_held)
-            self._all_held = True  # from now on nobody else begins
+            self._all_held = True  # from now on no other holder begins
             self._changed.wait_for(lambda: not self._held)
         try:
             yield

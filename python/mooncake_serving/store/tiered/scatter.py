@@ -1,4 +1,4 @@
-"""An object that is not in a pool, copied as ``ObjectPool.get_into`` copies one that is."""
+"""Copies an object that is not in a pool, as ``ObjectPool.get_into`` copies one that is."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,10 +8,10 @@ from mooncake_kernels.errors import InvalidArgument
 
 
 def scatter(op: str, value: bytearray, buffers: Sequence[Any], offset: int | None) -> None:
-    """Copy an object, or the part of it from ``offset`` on, into buffers, one behind the other.
+    """Copy an object, or the part of it from ``offset`` on, into buffers in order.
 
     Raises:
-        InvalidArgument: the buffers are too small, or what is asked for is not in the object.
+        InvalidArgument: the buffers are too small, or the requested part is not in the object.
     """
     targets = [
         as_buffer(buffer, argument=f"{op}: buffers[{i}]") for i, buffer in enumerate(buffers)

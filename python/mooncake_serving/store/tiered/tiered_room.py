@@ -17,14 +17,14 @@ Result = TypeVar("Result")
 
 
 class Demotion:
-    """An eviction policy: what was used longest ago goes, to the disk first if it is worth that.
+    """An eviction policy: the least recently used, by way of the disk if worth a write.
 
     Args:
         tier: the disk.
-        demoter: by whom objects get there.
-        uses: how often keys were used of late by this process, whether they were there or not; the
-            pool says how often what it has was used by any.
-        min_uses: how often it takes to be worth a write.
+        demoter: writes objects to it.
+        uses: how often keys were used recently by this process, whether they were there or not; for
+            objects in the pool, the pool counts the uses of all processes.
+        min_uses: how many uses make an object worth a write.
     """
 
     def __init__(self, tier: SsdTier, demoter: Demoter, uses: UseSketch, min_uses: int):
@@ -34,12 +34,12 @@ class Demotion:
         self._min_uses = min_uses
 
     def __call__(self, pool: ObjectPool, num_bytes: int) -> Evicted:
-        """Evict what is not worth a write, or is on the disk; queue the rest, which goes later."""
+        """Evict what is not worth a write, or is on the disk; queue the rest for later."""
         keys, uses = _coldest(pool, num_bytes)
         return pool.evict_keys(keys[self.queue(keys, uses) < 0])
 
     def queue(self, keys: np.ndarray, uses: np.ndarray) -> np.ndarray:
-        """Queue what is worth a write, and goes when it is written: ``[n]`` sizes, or -1.
+        """Queue objects worth a write, to be evicted once written: ``[n]`` sizes, or -1.
 
         Args:
             keys: ``[n, 2]``.
@@ -55,8 +55,8 @@ class Demotion:
 
 
 class _ByWayOfDisk:
-    """A pool for policies that name what goes, as those of quotas: it is written before it goes, if
-    it is worth that, and waited for.
+    """A pool for policies that name what to evict, as those of quotas: objects worth a write are
+    written before they are evicted, and the call waits for that.
     """
 
     def __init__(self, pool: ObjectPool, demotion: Demotion, demoter: Demoter):
@@ -80,7 +80,7 @@ class _ByWayOfDisk:
 
 
 class TieredRoom(Room):
-    """A pool whose objects leave it for a disk, for which a put waits only if it finds no room."""
+    """A pool that evicts to a disk; a put waits for the disk only if it finds no room."""
 
     def __init__(
         self,
@@ -97,11 +97,11 @@ class TieredRoom(Room):
         demoter.on_evicted.append(self.tell)
 
     def tell(self, keys: np.ndarray) -> None:
-        """Tell of those that are on the disk neither."""
+        """Report those that are not on the disk either."""
         super().tell(keys[~self._tier.contains_each(keys)])
 
     def evict_by(self, policy: EvictionPolicy, num_bytes: int) -> Evicted:
-        """Evict by another policy, as that of a quota, by way of the disk as well."""
+        """Evict by another policy, as that of a quota, also by way of the disk."""
         if policy is self._demotion:
             return super().evict_by(policy, num_bytes)
         return super().evict_by(
@@ -127,7 +127,7 @@ class TieredRoom(Room):
 
 
 def _uses_of(pool: ObjectPool, keys: np.ndarray) -> np.ndarray:
-    """How often keys of one namespace were used, as the pool counts: ``[n]``, 0 if it has none."""
+    """Uses of keys of one namespace, as the pool counts: ``[n]``, 0 for absent keys."""
     objects = pool.objects()
     known = np.flatnonzero(np.isin(objects.keys[:, 1], keys[:1, 1]))
     if not len(known):
@@ -139,7 +139,7 @@ def _uses_of(pool: ObjectPool, keys: np.ndarray) -> np.ndarray:
 
 
 def _coldest(pool: ObjectPool, num_bytes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Keys of so many bytes, and their uses: what goes first first, "soft" last, "hard" never."""
+    """Keys of this many bytes, and their uses: in order of eviction, "soft" last, "hard" never."""
     objects = pool.objects()
     order = np.lexsort([objects.recency, objects.retention])
     order = order[objects.retention[order] < HARD]

@@ -1,4 +1,4 @@
-"""A store of two tiers: a pool in memory, and behind it a disk."""
+"""A store of two tiers: a pool in memory, and a disk behind it."""
 
 import contextlib
 import operator
@@ -39,32 +39,33 @@ MAX_COUNTED = 1 << 22  # keys whose uses are told apart: 64 MiB of counts
 
 
 class TieredStore(Store):
-    """A ``Store`` whose pool evicts to a disk, and finds there again what it has not. All calls and
-    their results are those of ``Store``; an object is there if either tier has it.
+    """A ``Store`` whose pool evicts to a disk, and reads objects from there that it does not have.
+    All calls and their results are those of ``Store``; an object is there if either tier has it.
 
     ::
 
         tier = SsdTier("/mnt/ssd/kv", 1 << 40)
         store = TieredStore.create(64 << 30, "/dev/shm/kv", tier=tier, namespace="llama-70b/rank0")
 
-    What goes is what was used longest ago, as with ``lru``. It is written before it goes if it was
-    used ``min_uses`` times of late, a put being one; what the disk has already, goes at once. A
-    thread writes; a put waits for it only while it finds no room. What is read from the disk is
-    brought into the pool first; if there is no room in it, or in the quota, it is read past it, and
-    ``view`` says that the object is not there just now. What is verified in the pool and damaged
-    there is read from the disk, if that has it.
+    The least recently used objects are evicted, as with ``lru``. An object is written first if it
+    was used ``min_uses`` times recently, a put being one; objects that are already on the disk are
+    evicted at once. A thread writes; a put waits for it only while it finds no room. An object that
+    is read from the disk is loaded into the pool first; if there is no room in it, or in the quota,
+    the read bypasses the pool, and ``view`` reports that the object is not there just now. An
+    object that is verified in the pool and damaged there is read from the disk, if that has it.
 
     One process of a host has the tier. Others may have ``Store``s on the same pool: they see what
-    is in there, and what they evict is gone.
+    is in the pool, and what they evict is gone.
 
     Args:
         pool: of ``Store``; ``close()`` closes it.
         tier: behind it; ``close()`` closes it, and so does a constructor that fails.
         namespace: of ``Store``.
-        min_uses: 1: write all that goes; 2: what was used again, at least once, by any process.
-        queue_bytes: how much may wait to be written; what comes then is dropped, and counted.
-        close_deadline_s: how long ``close()`` writes what waits, in seconds.
-        **options: of ``Store``, but no ``eviction``.
+        min_uses: 1: write everything that is evicted; 2: what was used again, at least once, by any
+            process.
+        queue_bytes: how much may wait to be written; what exceeds it is dropped, and counted.
+        close_deadline_s: for how long ``close()`` writes what is queued, in seconds.
+        **options: of ``Store``, except ``eviction``.
 
     Raises:
         InvalidArgument: an argument is wrong.
@@ -115,7 +116,7 @@ class TieredStore(Store):
 
     def _make_room(self, eviction: EvictionPolicy, at_least: int) -> Room:
         assert isinstance(eviction, Demotion)
-        # The queue has room for what is evicted at once.
+        # The queue must have room for what is evicted at once.
         at_least = min(at_least, self._queue_bytes // 4)
         return TieredRoom(self.pool, self.tier, eviction, self._demoter, at_least)
 
@@ -172,7 +173,7 @@ class TieredStore(Store):
     def get_into_each(self, keys: StoreKeys, buffers: Sequence[Any]) -> np.ndarray:
         words = self._used(keys)
         sizes = super().get_into_each(keys, buffers)
-        was_damaged = sizes == DAMAGED  # in the pool, which has it no more
+        was_damaged = sizes == DAMAGED  # in the pool, which no longer has it
         missing = np.flatnonzero(((sizes == ABSENT) | was_damaged) & self.tier.contains_each(words))
         if not len(missing):
             return sizes
@@ -199,13 +200,13 @@ class TieredStore(Store):
         missing = np.flatnonzero(~self.has_keys(keys[num_in_pool:]))
         return num_in_pool + int(missing[0]) if len(missing) else len(keys)
 
-    # An object that moves to the disk and back is the same, which its keys alone say.
+    # An object that moves to the disk and back is the same, so its key alone identifies it.
 
     def ids_of(self, keys: np.ndarray) -> np.ndarray:
         return np.where(self.has_keys(keys), _ids(keys), np.uint64(0))
 
     def list_objects(self) -> tuple[np.ndarray, np.ndarray]:
-        # In this order, again; what is in both is there once.
+        # In this order, again; an object in both is listed once.
         keys = np.unique(np.concatenate([self.pool.objects().keys, self.tier.keys()]), axis=0)
         return keys, _ids(keys)
 
@@ -214,7 +215,7 @@ class TieredStore(Store):
         return False
 
     def remove(self, key: StoreKey) -> bool:
-        """Remove an object from both tiers; who reads it keeps it. Returns whether it was there.
+        """Remove an object from both tiers; current readers keep it. Returns whether it was there.
 
         Raises:
             Unavailable: the disk could not be written, where the object still is.
@@ -223,7 +224,7 @@ class TieredStore(Store):
 
     def remove_key(self, key: Key) -> bool:
         _words("remove", key)
-        with self._moves.hold([key]):  # nobody brings it back meanwhile
+        with self._moves.hold([key]):  # it cannot come back meanwhile
             was_in_pool = super().remove_key(key)  # and what is not there is not queued
             self._demoter.discard([key])
             return self.tier.remove(key) or was_in_pool
@@ -239,16 +240,16 @@ class TieredStore(Store):
         return len(on_disk | set(in_pool))
 
     def demotion_stats(self) -> DemotionStats:
-        """Tell what went to the disk; ``tier.stats()`` tells of it, ``stats()`` of the pool."""
+        """Statistics of demotion; see also ``tier.stats()``, and ``stats()`` for the pool."""
         return self._demoter.stats()
 
     def flush(self, timeout_s: float | None = None) -> bool:
-        """Wait until what was evicted so far is on the disk, and outlasts a loss of power.
+        """Wait until everything evicted so far is on the disk, and durable across a loss of power.
 
-        What is in the pool alone stays there.
+        Objects that are only in the pool stay there.
 
         Returns:
-            Whether it came true within ``timeout_s`` seconds.
+            Whether that was done within ``timeout_s`` seconds.
 
         Raises:
             Unavailable: the disk could not be synced.
@@ -259,26 +260,26 @@ class TieredStore(Store):
         return True
 
     def close(self) -> None:
-        """Write what waits to be written, then close the tier and the pool. Idempotent.
+        """Write what is queued, then close the tier and the pool. Idempotent.
 
-        In a forked child it does nothing: the thread that writes is not there.
+        In a forked child it does nothing: the writing thread does not exist there.
         """
         if os.getpid() != self._pid:
             return
-        if self._watermark is not None:  # which would go on to evict
+        if self._watermark is not None:  # it would continue to evict
             self._watermark.close()
         self._demoter.close(self._close_deadline_s)
         self.tier.close()
         super().close()
 
     def _used(self, keys: StoreKeys) -> np.ndarray:
-        """The words of keys, whose use is counted: ``[n, 2]``."""
+        """The words of keys, ``[n, 2]``; counts a use of each."""
         words = self.keyspace.keys(keys)
         self._uses.add(words)
         return words
 
     def _or_from_disk(self, op: str, key: StoreKey, read: Callable[[StoreKey], Result]) -> Result:
-        """Read; what turns out to be damaged in the pool, where it is no more, from the disk."""
+        """Read; if the object was damaged in the pool, and is gone there, read it from the disk."""
         try:
             return read(key)
         except ChecksumError:
@@ -298,18 +299,18 @@ class TieredStore(Store):
         return super()._put(key, num_bytes, lambda: self._unless_on_disk(key, attempt))
 
     def _unless_on_disk(self, key: Key, attempt: Callable[[], Result]) -> Result | PutResult:
-        """Look at the disk and put, while nothing of that key leaves the pool for the disk."""
+        """Check the disk and put, while nothing with that key moves from the pool to the disk."""
         with self._puts.hold([key]):
             return PutResult.EXISTS if self.tier.contains_each([key])[0] else attempt()
 
     def _promote_one(self, words: np.ndarray) -> bool:
-        """Bring an object from the disk; tells whether to look again."""
+        """Load an object from the disk; return whether to look again."""
         if self._promote(words).any():
             raise _damaged(words)
         return bool(self.pool.contains_each(words)[0])
 
     def _read_past_pool(self, words: np.ndarray) -> bytearray | None:
-        """An object from the disk, for which the pool had no room; None if it is not there."""
+        """Read an object from the disk for which the pool had no room; None if it is not there."""
         num_bytes = int(self.tier.num_bytes_each(words)[0])
         if num_bytes < 0:
             return None
@@ -327,10 +328,10 @@ class TieredStore(Store):
         return sizes
 
     def _promote(self, words: np.ndarray) -> np.ndarray:
-        """Bring objects from the disk into the pool, as far as there is room.
+        """Load objects from the disk into the pool, as far as there is room.
 
         Returns:
-            ``[n]`` bool: which are damaged, and are on the disk no more.
+            ``[n]`` bool: which are damaged, and are no longer on the disk.
         """
         with self._moves.hold(tuple(key) for key in words.tolist()):
             return self._promote_held(words)
@@ -352,7 +353,7 @@ class TieredStore(Store):
                     put.commit()
         finally:
             for _, put in puts:
-                put.abort()  # which does nothing after a commit
+                put.abort()  # no effect after a commit
         return damaged
 
     def _begin_in_pool(self, words: Key, num_bytes: int) -> ObjectPut | PutResult:
@@ -369,7 +370,7 @@ def _ids(keys: np.ndarray) -> np.ndarray:
 
 
 def _words(op: str, key: Key) -> np.ndarray:
-    """``[1, 2]`` of a key, which may be none."""
+    """``[1, 2]`` of a key, which may be invalid."""
     try:
         words = [operator.index(word) for word in key]
     except TypeError:

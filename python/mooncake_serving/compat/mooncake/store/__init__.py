@@ -1,6 +1,6 @@
 """The Python API of Mooncake's store (``mooncake.store``) on ours.
 
-Who calls ``mooncake.store`` changes the import, and where the master is::
+Callers of ``mooncake.store`` change the import, and the address of the master::
 
     from mooncake_serving.compat.mooncake.store import MooncakeDistributedStore, ReplicateConfig
 
@@ -9,7 +9,7 @@ Who calls ``mooncake.store`` changes the import, and where the master is::
     assert store.setup("127.0.0.1", "P2PHANDSHAKE", 4 << 30, 64 << 20, "tcp", "", path) == 0
     assert store.put("a", b"value") == 0 and store.get("a") == b"value"
 
-Calls return Mooncake's codes and do not raise; why something failed is logged as an error of the
+Calls return Mooncake's codes and do not raise; the reason of a failure is logged as an error of the
 logger ``mooncake_serving.compat.mooncake.store``. docs/mooncake_compat.md has the table of all
 calls and every difference.
 """

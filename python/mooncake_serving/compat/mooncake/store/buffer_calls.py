@@ -15,17 +15,17 @@ Numbers = Sequence[int]
 
 
 class BufferCalls(Lifecycle):
-    """Addresses are of memory of the host or of a GPU, used at once if it is registered, and else
-    looked up. A GPU copies behind all that is in torch's current stream.
+    """Addresses are of memory of the host or of a GPU, used directly if it is registered, and
+    otherwise looked up. A GPU copies after everything in torch's current stream.
 
-    A batch returns one code a key, and goes on after one has failed.
+    A batch returns one code per key, and continues after a failure.
     """
 
     @returns_code
     def register_buffer(self, buffer_ptr: int, size: int) -> int:
-        """Remember memory that is used by other calls: 0; -600 if it overlaps what is registered.
+        """Remember memory that other calls use: 0; -600 if it overlaps registered memory.
 
-        Who registers it keeps it alive.
+        The caller keeps it alive.
         """
         running = self._running()
         memory = running.buffers.register(buffer_ptr, size)
@@ -38,7 +38,7 @@ class BufferCalls(Lifecycle):
 
     @returns_code
     def unregister_buffer(self, buffer_ptr: int) -> int:
-        """Undo ``register_buffer``: 0; -600 if nothing registered begins there."""
+        """Undo ``register_buffer``: 0; -600 if no registered range begins there."""
         running = self._running()
         running.buffers.unregister(buffer_ptr)
         running.objects.deregister(buffer_ptr)
@@ -48,7 +48,7 @@ class BufferCalls(Lifecycle):
     def put_from(
         self, key: str, buffer_ptr: int, size: int, config: ReplicateConfig | None = None
     ) -> int:
-        """Store a value that is in memory: 0, -200 or -600. Of no bytes it is 0, and no value."""
+        """Store a value from memory: 0, -200 or -600. Zero bytes store no value: 0."""
         return self._put(key, [buffer_ptr], [size], config) if as_natural("size", size) else 0
 
     @returns_code
@@ -61,14 +61,14 @@ class BufferCalls(Lifecycle):
         metadata_size: int,
         config: ReplicateConfig | None = None,
     ) -> int:
-        """Store a value of two parts that are in memory, the metadata first: 0, -200 or -600."""
+        """Store a value of two parts from memory, the metadata first: 0, -200 or -600."""
         return self._put(key, [metadata_buffer_ptr, buffer_ptr], [metadata_size, size], config)
 
     @returns_code
     def upsert_from(
         self, key: str, buffer_ptr: int, size: int, config: ReplicateConfig | None = None
     ) -> int:
-        """``put_from`` in the place of what is there, see ``upsert``."""
+        """``put_from`` that replaces an existing value, see ``upsert``."""
         return self._put(key, [buffer_ptr], [size], config, replace=True)
 
     @returns_instead([INVALID_PARAMS])
@@ -79,7 +79,7 @@ class BufferCalls(Lifecycle):
         sizes: Numbers,
         config: ReplicateConfig | None = None,
     ) -> list[int]:
-        """Store values that are in memory: 0, -200 or -600 each."""
+        """Store values from memory: 0, -200 or -600 each."""
         return self._each(
             "batch_put_from",
             keys,
@@ -95,7 +95,7 @@ class BufferCalls(Lifecycle):
         sizes: Numbers,
         config: ReplicateConfig | None = None,
     ) -> list[int]:
-        """``batch_put_from`` in the place of what is there, see ``upsert``."""
+        """``batch_put_from`` that replaces existing values, see ``upsert``."""
         return self._each(
             "batch_upsert_from",
             keys,
@@ -111,7 +111,7 @@ class BufferCalls(Lifecycle):
         all_sizes: Sequence[Numbers],
         config: ReplicateConfig | None = None,
     ) -> list[int]:
-        """Store values of many ranges of memory each: 0, -200 or -600 each."""
+        """Store values, each from many ranges of memory: 0, -200 or -600 each."""
         return self._each(
             "batch_put_from_multi_buffers",
             keys,
@@ -124,7 +124,7 @@ class BufferCalls(Lifecycle):
         """Copy a value into memory, which may be larger.
 
         Returns:
-            The bytes of the value; -704 if there is none, -600 if the memory is too small.
+            The size of the value in bytes; -704 if there is none, -600 if the memory is too small.
         """
         running = self._running()
         return running.objects.get_into(key, [running.buffers.view(buffer_ptr, size, writes=True)])
@@ -149,10 +149,10 @@ class BufferCalls(Lifecycle):
         all_sizes: Sequence[Numbers],
         prefer_alloc_in_same_node: bool = False,
     ) -> list[int]:
-        """Copy each value into ranges of memory, which are filled one after the other.
+        """Copy each value into ranges of memory, which are filled in order.
 
         Returns:
-            As ``get_into``. ``prefer_alloc_in_same_node`` is not looked at.
+            As ``get_into``. ``prefer_alloc_in_same_node`` is ignored.
         """
         return self._get_each(
             "batch_get_into_multi_buffers",
@@ -183,7 +183,7 @@ class BufferCalls(Lifecycle):
         columns: Sequence[Sequence],
         views_of: Callable[[int], list[Memory]],
     ) -> list[int]:
-        """Copy each key's value into its views, those whose memory is right in one call."""
+        """Copy each key's value into its views, all those with valid memory in one call."""
         views: dict[int, list[Memory]] = {}
 
         def look_up(i: int) -> int:

@@ -1,4 +1,4 @@
-"""Memory of callers by its address."""
+"""Callers' memory, by address."""
 
 import bisect
 import ctypes
@@ -16,24 +16,25 @@ Memory = memoryview | Buffer  # of the host; of a GPU
 
 
 class Buffers:
-    """What is registered, and what else is memory of this process. Thread-safe.
+    """Registered memory, and all other memory of this process. Thread-safe.
 
-    A range that is not registered is looked up among all that is mapped, and in the memory of GPUs,
-    at each use: as with Mooncake's tcp it may be used, and an address that is none is an error, not
-    a crash.
+    A range that is not registered is looked up among all mappings, and in the memory of GPUs, at
+    each use: as with Mooncake's tcp it may be used, and an invalid address is an error, not a
+    crash.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # Where ranges begin; their memory, and whether it can be written to. Replaced and never
-        # changed, so that readers take no lock.
+        # Start addresses of ranges; their memory, and whether it is writable. Replaced and never
+        # changed, so
+        # that readers take no lock.
         self._registered: tuple[tuple[int, ...], tuple[tuple[Memory, bool], ...]] = (), ()
 
     def register(self, address: Any, num_bytes: Any) -> Memory:
-        """Remember a range, which must overlap no other.
+        """Remember a range, which must not overlap any other.
 
         Raises:
-            InvalidArgument: it does, or is not memory that this process can read.
+            InvalidArgument: it overlaps, or is not memory that this process can read.
         """
         begin = as_natural("buffer_ptr", address, minimum=1)
         size = as_natural("size", num_bytes, minimum=1)
@@ -76,7 +77,7 @@ class Buffers:
         """The bytes of a range.
 
         Raises:
-            InvalidArgument: it is not memory of this process that may be used so.
+            InvalidArgument: it is not memory of this process with the required access.
         """
         begin, size = as_natural("buffer_ptr", address), as_natural("size", num_bytes)
         begins, ranges = self._registered
@@ -93,7 +94,7 @@ class Buffers:
 
 
 def size_of(memory: Memory) -> int:
-    """Bytes of it."""
+    """Its size in bytes."""
     return memory.num_bytes if isinstance(memory, Buffer) else len(memory)
 
 

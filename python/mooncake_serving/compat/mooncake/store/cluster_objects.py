@@ -1,4 +1,4 @@
-"""Objects that have names, in the stores of many hosts."""
+"""Named objects, in the stores of many hosts."""
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -29,12 +29,12 @@ THERE = (PutResult.STORED, PutResult.EXISTS)
 
 
 class ClusterObjects(Objects):
-    """The same over all hosts: what is here is read here, all else from where it is.
+    """The same over all hosts: local objects are read here, all others from where they are.
 
     Args:
         cluster: the store of all hosts.
         directory: of its node.
-        namespace: whose objects they are.
+        namespace: of the objects.
         closing: closes all of it.
     """
 
@@ -53,7 +53,7 @@ class ClusterObjects(Objects):
         self._regions: dict[int, Region] = {}
 
     def get_into_each(self, op: str, names: Sequence[str], views: Sequence[Views]) -> list[int]:
-        """Copy values; those that are not here in one request to each host that has some."""
+        """Copy values; remote ones with one request to each host that has some."""
         if self._here is None:
             codes = [code_of(op, partial(_absent, name)) for name in names]
         else:
@@ -90,7 +90,7 @@ class ClusterObjects(Objects):
         return begun
 
     def commit_each(self, op: str, writings: Sequence[Writing]) -> list[int]:
-        """Let all see values; the directory is told once."""
+        """Make values visible; the directory is told once."""
         puts: dict[int, ClusterPut] = {}
 
         def finish(i: int) -> int:
@@ -110,7 +110,7 @@ class ClusterObjects(Objects):
 
         fill(op, codes, [*puts], commit)
         for i, put in puts.items():
-            if put.result in THERE:  # also if one behind it has failed
+            if put.result in THERE:  # even if a later one has failed
                 codes[i] = 0
                 self._copy(writings[i].name, writings[i].num_copies)
             else:
@@ -118,9 +118,9 @@ class ClusterObjects(Objects):
         return codes
 
     def open_each(self, op: str, names: Sequence[str]) -> list[Reading | int]:
-        """Open values; of those that are not here, one request to each host tells their sizes.
+        """Open values; for remote ones, one request to each host returns their sizes.
 
-        One of another host is read from wherever it is then; its host may evict it.
+        A remote value is read from wherever it is at that time; its host may evict it.
         """
         opened: list[Reading | int]
         if self._here is None:
@@ -133,7 +133,7 @@ class ClusterObjects(Objects):
         return opened
 
     def read_ranges(self, op: str, wanted: Sequence[Wanted]) -> list[int]:
-        """Fill buffers; all ranges of what another host has come in one request."""
+        """Fill buffers; all ranges from one other host come in one request."""
         codes = [0] * len(wanted)
         here = [i for i, one in enumerate(wanted) if one.reading.pinned is not None]
         there = [i for i, one in enumerate(wanted) if one.reading.pinned is None]
@@ -143,7 +143,7 @@ class ClusterObjects(Objects):
         return codes
 
     def remove_each(self, op: str, names: Sequence[str]) -> list[int]:
-        """Remove objects, in one go."""
+        """Remove objects, all at once."""
         codes = [code_of(op, partial(_check, name)) for name in names]
         named = [i for i, code in enumerate(codes) if code == 0]
 
@@ -155,7 +155,7 @@ class ClusterObjects(Objects):
         return codes
 
     def names(self) -> Iterator[str]:
-        """All names that are anywhere, as far as the directory knows."""
+        """All names that exist anywhere, as far as the directory knows."""
         known = set(super().names())
         yield from known
         for pool in {member.pool for member in self._directory.members() if member.pool}:
@@ -170,7 +170,7 @@ class ClusterObjects(Objects):
     def replicas(
         self, op: str, names: Sequence[str], hostname: str
     ) -> list[list[ReplicaDescriptor]]:
-        """Of each value, who has a copy, as far as the directory knows."""
+        """For each value, which processes have a copy, as far as the directory knows."""
         node, servers = self._cluster.node, self._servers()
         found: list[list[ReplicaDescriptor]] = [[] for _ in names]
         if self._here is not None:
@@ -228,7 +228,7 @@ class ClusterObjects(Objects):
         return run
 
     def register(self, memory: Memory) -> None:
-        if isinstance(memory, Buffer):  # of a GPU: it goes by way of the host
+        if isinstance(memory, Buffer):  # of a GPU: by way of the host
             return
         region = self._cluster.register(memory)
         with self._lock:
@@ -255,11 +255,11 @@ class ClusterObjects(Objects):
         self._closing.close()
 
     def _servers(self) -> dict[str, str]:
-        """One who serves it, of each pool."""
+        """For each pool, one process that serves it."""
         return {member.pool: member.name for member in self._directory.members() if member.pool}
 
     def _put(self, name: str, parts: Sequence[Any], keeping: Keeping) -> PutResult:
-        """Further copies are tried: the object is stored with the first."""
+        """Additional copies are best effort: the object counts as stored with the first."""
         result = super()._put(name, parts, keeping)
         if result is PutResult.STORED:
             self._copy(name, keeping.num_copies)
@@ -282,10 +282,10 @@ class ClusterObjects(Objects):
 
 
 def _check(name: str) -> int:
-    encoded(name)  # which refuses what is no name
+    encoded(name)  # refuses invalid names
     return 0
 
 
 def _absent(name: str) -> int:
-    header_of(name)  # which refuses what is no name
+    header_of(name)  # refuses invalid names
     return OBJECT_NOT_FOUND

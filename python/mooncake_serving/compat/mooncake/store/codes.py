@@ -1,4 +1,4 @@
-"""The integers that Mooncake's store returns, and how a failure becomes one of them."""
+"""The integers that Mooncake's store returns, and the mapping of failures to them."""
 
 import copy
 import functools
@@ -22,11 +22,11 @@ INTERNAL_ERROR = -1
 NO_AVAILABLE_HANDLE = -200  # there is no room
 INVALID_PARAMS = -600
 OBJECT_NOT_FOUND = -704
-OBJECT_ALREADY_EXISTS = -705  # to a session only: puts of what is there return 0
+OBJECT_ALREADY_EXISTS = -705  # to a session only: putting an existing value returns 0
 TRANSFER_FAIL = -800
 CHECKSUM_MISMATCH = -801
 TASK_NOT_FOUND = -1400
-RPC_FAIL = -900  # who knows where the objects are does not answer
+RPC_FAIL = -900  # the directory does not answer
 
 log = logging.getLogger(__package__)
 
@@ -49,7 +49,7 @@ _FAILURES: tuple[type[Exception], ...] = (*_CODES, Failed)
 
 
 def returns_code(method: Method[Self, Arguments, int]) -> Method[Self, Arguments, int]:
-    """Make a method that raises one that logs the reason and returns its code."""
+    """Wrap a raising method into one that logs the reason and returns its code."""
 
     @functools.wraps(method)
     def call(self: Self, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> int:
@@ -61,7 +61,7 @@ def returns_code(method: Method[Self, Arguments, int]) -> Method[Self, Arguments
 def returns_instead(
     otherwise: Otherwise,
 ) -> Callable[[Method[Self, Arguments, Answer]], Method[Self, Arguments, Answer | Otherwise]]:
-    """Make a method that raises one that logs the reason and returns ``otherwise``."""
+    """Wrap a raising method into one that logs the reason and returns ``otherwise``."""
 
     def decorate(
         method: Method[Self, Arguments, Answer],
@@ -70,7 +70,7 @@ def returns_instead(
         def call(
             self: Self, /, *args: Arguments.args, **kwargs: Arguments.kwargs
         ) -> Answer | Otherwise:
-            # A list that is returned is the caller's.
+            # A list that is returned belongs to the caller.
             return or_else(
                 method.__name__,
                 lambda: method(self, *args, **kwargs),
@@ -85,20 +85,20 @@ def returns_instead(
 def or_else(
     op: str, call: Callable[[], Answer], otherwise: Callable[[], Otherwise]
 ) -> Answer | Otherwise:
-    """What a call returns, or what another does if it fails, whose reason is logged."""
+    """Return the result of a call; if it fails, log the reason and return that of another."""
     try:
         return call()
     except _FAILURES as error:
-        log.error("%s: %s", op, str(error))  # not the error, whose frames keep what they have
+        log.error("%s: %s", op, str(error))  # not the error, whose frames keep objects alive
         return otherwise()
 
 
 def code_of(op: str, call: Callable[[], int]) -> int:
-    """What a call returns, or the code of its failure, whose reason is logged."""
+    """Return the result of a call; if it fails, log the reason and return its code."""
     try:
         return call()
     except _FAILURES as error:
-        log.error("%s: %s", op, str(error))  # not the error, whose frames keep what they have
+        log.error("%s: %s", op, str(error))  # not the error, whose frames keep objects alive
         if isinstance(error, Failed):
             return error.code
         return next(code for kind, code in _CODES.items() if isinstance(error, kind))
@@ -110,7 +110,7 @@ def fill(
     places: Sequence[int],
     call: Callable[[], Sequence[Answer | int]],
 ) -> None:
-    """Put what a call returns into these places of a list, or the code of its failure into all."""
+    """Store the results of a call at these places of a list; on a failure, its code at all."""
 
     def run() -> int:
         for i, answer in zip(places, call(), strict=True):
@@ -123,7 +123,7 @@ def fill(
 
 
 def check_list(argument: str, value: Any, depth: int = 1) -> None:
-    """Refuse what is no list, or no list of lists of this depth; a string is none."""
+    """Refuse a value that is not a list, or list of lists, of this depth; strings are refused."""
     is_text = isinstance(value, str | bytes)
     if is_text or not isinstance(value, Sequence | np.ndarray) or _is_no_sequence(value):
         raise InvalidArgument(f"{argument} must be a list, got {value!r:.80}")
@@ -133,7 +133,7 @@ def check_list(argument: str, value: Any, depth: int = 1) -> None:
 
 
 def _is_no_sequence(value: Any) -> bool:
-    """Whether it only looks like one: an array of no axes, a range beyond all bounds."""
+    """Whether it only looks like a sequence: an array of no axes, a range beyond all bounds."""
     try:
         return len(value) < 0
     except (TypeError, OverflowError):

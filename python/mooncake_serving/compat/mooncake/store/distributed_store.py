@@ -13,5 +13,5 @@ class MooncakeDistributedStore(
 ):
     """Mooncake's ``MooncakeDistributedStore``: values by name, shared by processes.
 
-    Thread-safe. Values are in the pool, and stay when this, or its process, is gone.
+    Thread-safe. Values are in the pool, and stay there when this object, or its process, is gone.
     """

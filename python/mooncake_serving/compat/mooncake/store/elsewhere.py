@@ -1,4 +1,4 @@
-"""Values that are on other hosts: one request to each host that has some, however many are read."""
+"""Values on other hosts: one request to each host that has some, however many are read."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -24,7 +24,7 @@ _CODES = {
 
 
 class Elsewhere:
-    """What the own pool does not have. Thread-safe.
+    """Objects that are not in this node's pool. Thread-safe.
 
     Its calls raise what ``ClusterStore.read_each`` does.
     """
@@ -36,7 +36,7 @@ class Elsewhere:
     def get_into_each(
         self, op: str, names: Sequence[str], views: Sequence[Sequence[Memory]]
     ) -> list[int]:
-        """Copy values, each into its buffers: of each its size, or a code."""
+        """Copy values, each into its buffers: for each its size, or a code."""
         headers = [header_of(name) for name in names]
         found = [bytearray(len(header)) for header in headers]
         sinks = [IntoBuffers(op, (start, *one)) for start, one in zip(found, views, strict=True)]
@@ -44,23 +44,23 @@ class Elsewhere:
         codes = [_code_of(outcome) for outcome in outcomes]
         for i, header in enumerate(headers):
             if codes[i] == 0:
-                codes[i] = OBJECT_NOT_FOUND  # but another of the same hash
+                codes[i] = OBJECT_NOT_FOUND  # unless its header has this name
                 if is_header(found[i], header):
                     sinks[i].deliver()
                     codes[i] = sinks[i].object_bytes - len(header)
         return codes
 
     def open_each(self, op: str, names: Sequence[str]) -> list[Reading | int]:
-        """Open values that are read range by range: of each that, or a code. Their holders compare
-        them with their checksums, now and not with each range.
+        """Open values that are read range by range: for each a ``Reading``, or a code. Their
+        holders compare them with their checksums now, and not for each range.
         """
         return self._open_each(op, names, was_compared=False)
 
     def read_ranges(self, op: str, wanted: Sequence[Wanted]) -> list[int]:
-        """Fill buffers from ranges of open values: of each value the bytes, or a code.
+        """Fill buffers from ranges of open values: for each value its bytes, or a code.
 
-        Each range is looked up by itself, and somebody may replace the value meanwhile. A header
-        never comes back: if it is there when all is read, it was there all the time.
+        Each range is looked up by itself, and the value may be replaced meanwhile. A header is
+        never used again: if it is still there after all reads, it was there all the time.
         """
         owners: list[int] = []
         sinks: list[IntoBuffers] = []
@@ -86,7 +86,7 @@ class Elsewhere:
         return codes
 
     def names_of(self, keys: np.ndarray) -> list[str | None]:
-        """Read the names of objects; None of those that have none."""
+        """Read the names of objects; None for objects without one."""
         starts = self._read_starts(keys, [MIN_HEADER_BYTES] * len(keys))
         sizes = [header_bytes(start) for start in starts]
         longer = [i for i, size in enumerate(sizes) if size > MIN_HEADER_BYTES]

@@ -1,4 +1,4 @@
-"""The calls of ``MooncakeDistributedStore`` that move no value."""
+"""The calls of ``MooncakeDistributedStore`` that do not move values."""
 
 import re
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from .lifecycle import Lifecycle
 
 
 class KeyCalls(Lifecycle):
-    """``force`` is not looked at: no lease stands against a removal, for who reads keeps it."""
+    """``force`` is ignored: no lease prevents a removal, since current readers keep the value."""
 
     @returns_code
     def is_exist(self, key: str) -> int:
@@ -27,7 +27,7 @@ class KeyCalls(Lifecycle):
 
     @returns_instead([INTERNAL_ERROR])
     def batch_is_exist(self, keys: Sequence[str]) -> list[int]:
-        """Tell of many keys, in one look at the store: 1, 0; all -1 if it fails."""
+        """Check many keys, in one look at the store: 1 or 0 each; all -1 on failure."""
         check_list("keys", keys)
         return or_else(
             "batch_is_exist",
@@ -37,7 +37,7 @@ class KeyCalls(Lifecycle):
 
     @returns_code
     def get_size(self, key: str) -> int:
-        """Return the bytes of a value; -704 if there is none."""
+        """Return the size of a value in bytes; -704 if there is none."""
         return self._running().objects.num_bytes(key)
 
     @returns_code
@@ -47,7 +47,7 @@ class KeyCalls(Lifecycle):
 
     @returns_instead([INVALID_PARAMS])
     def batch_remove(self, keys: Sequence[str], force: bool = False) -> list[int]:
-        """Remove values: of each what ``remove`` returns."""
+        """Remove values: for each what ``remove`` returns."""
         check_list("keys", keys)
         return or_else(
             "batch_remove",
@@ -57,7 +57,7 @@ class KeyCalls(Lifecycle):
 
     @returns_code
     def remove_by_regex(self, regex_pattern: str, force: bool = False) -> int:
-        """Remove what has a match of Python's ``re`` anywhere in its key; returns how many.
+        """Remove values whose key has a match of Python's ``re`` anywhere; returns how many.
 
         Looks at every object.
         """

@@ -1,4 +1,4 @@
-"""How a store is set up, and what is true of it as a whole."""
+"""Setting up a store, and calls about the store as a whole."""
 
 import threading
 import weakref
@@ -37,7 +37,7 @@ class Lifecycle:
         self._finalizer: weakref.finalize
 
     def setup(self, *args: Any, **kwargs: Any) -> int:
-        """Open the store. A second time, it stays as it is.
+        """Open the store. A second call has no effect.
 
         Call it with the arguments of ``Settings``, or with a dict of them, in which numbers may be
         strings.
@@ -48,15 +48,15 @@ class Lifecycle:
         return code_of("setup", lambda: self._setup(*args, **kwargs))
 
     def setup_dummy(self, mem_pool_size: int, local_buffer_size: int, server_address: str) -> int:
-        """Open what others have made, without a pool of its own: see ``Settings``.
+        """Open an existing store, without a pool of its own: see ``Settings``.
 
         Args:
-            mem_pool_size: not used: memory of callers is registered where it is.
-            local_buffer_size: as of ``setup``.
+            mem_pool_size: ignored: memory of callers is registered in place.
+            local_buffer_size: as in ``setup``.
             server_address: as ``master_server_addr`` of ``setup``.
 
         Returns:
-            As ``setup``; -600 if nobody has made the pool.
+            As ``setup``; -600 if the pool does not exist.
         """
         return code_of(
             "setup_dummy",
@@ -68,18 +68,18 @@ class Lifecycle:
     def health_check(self) -> int:
         """Return 0 if the store can be used, 1 if it was not set up, or closed.
 
-        2 if who knows where the objects of other hosts are does not answer.
+        2 if the directory of a store of many hosts does not answer.
         """
         state = self._state
         return 1 if state is None else state.objects.health()
 
     def get_hostname(self) -> str:
-        """Return what this process is called; "" before ``setup``."""
+        """Return the name of this process; "" before ``setup``."""
         state = self._state
         return "" if state is None else state.objects.hostname(state.settings.local_hostname)
 
     def close(self) -> int:
-        """Leave the store; who has a ``BufferHandle`` keeps it. 0.
+        """Leave the store; existing ``BufferHandle``s stay valid. Returns 0.
 
         In a pool of the host objects stay; those of a process among many hosts go with it.
         """

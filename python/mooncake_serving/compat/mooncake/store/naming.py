@@ -1,11 +1,11 @@
-"""The name of an object, which stands in front of its bytes.
+"""The name of an object, stored in front of its bytes.
 
-Pools know objects by a hash. To be listed, and to be told from another of the same hash, each one
-that is put by name begins with a header of whole cache lines::
+Pools know objects by a hash. So that they can be listed, and told apart from others with the same
+hash, objects that are put by name begin with a header of whole cache lines::
 
     "MKNAMED2"   a random number, u64   bytes of the name, u32   the name, UTF-8   zeros
 
-The number tells who reads a value part by part whether it is the same one still.
+With the number a reader that reads a value in parts detects that the value was replaced.
 """
 
 import os
@@ -22,7 +22,7 @@ MIN_HEADER_BYTES = _LINE
 
 
 def new_header(name: str) -> bytes:
-    """What is put in front of an object of this name, another one each time.
+    """Make the header of an object of this name, a different one each time.
 
     Raises:
         InvalidArgument: as ``header_of``.
@@ -33,13 +33,13 @@ def new_header(name: str) -> bytes:
 
 
 def is_header(found: bytes | bytearray | memoryview, header: bytes) -> bool:
-    """Whether an object begins with such a header, whatever its number is."""
+    """Whether an object begins with such a header, whatever its number."""
     end, size = _NUMBER.stop, len(header)
     return found[: len(_MAGIC)] == _MAGIC and found[end:size] == header[end:]
 
 
 def header_of(name: str) -> bytes:
-    """What stands in front of an object of this name, but for the number, which is 0.
+    """Make the header of an object of this name, with 0 in place of the number.
 
     Raises:
         InvalidArgument: it is not a text of 1 to 65536 bytes.
@@ -51,7 +51,7 @@ def header_of(name: str) -> bytes:
 
 
 def encoded(name: str) -> bytes:
-    """The bytes of a name; what is no text is refused."""
+    """The bytes of a name; anything but text is refused."""
     try:
         return name.encode()
     except (AttributeError, UnicodeError):
@@ -59,7 +59,7 @@ def encoded(name: str) -> bytes:
 
 
 def header_bytes(start: bytes | bytearray | memoryview) -> int:
-    """How long the header is that begins so; 0 if it is none."""
+    """Length of the header that begins with these bytes; 0 if it is not a header."""
     if len(start) < MIN_HEADER_BYTES:
         return 0
     magic, _, num_bytes = _START.unpack_from(start)

@@ -1,4 +1,4 @@
-"""Objects that have names, in a store."""
+"""Named objects, in a store."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -26,24 +26,24 @@ from .replicas import ReplicaDescriptor, replica
 from .replicate_config import Keeping
 from .sessions import Reading, Wanted, Writing
 
-if TYPE_CHECKING:  # it needs an extra, and a pool of one host does not
+if TYPE_CHECKING:  # it needs an extra, which a pool of one host does not need
     from mooncake_serving.store import ClusterStore
     from mooncake_serving.store.cluster import ClusterPut
 
     AnyStore = Store | ClusterStore
     AnyPut = ObjectPut | ClusterPut
 
-_REPLACE_S = 10.0  # to replace an object that others write too
+_REPLACE_S = 10.0  # to replace an object that others are writing too
 _PAUSE_S = 1e-3
 
 Views = Sequence[Memory]
 
 
 class Objects:
-    """What is in the store of a host under names of one namespace. Thread-safe.
+    """The objects of a host's store with names in one namespace. Thread-safe.
 
     An object is its header and its value, as two parts that are written and read in one call.
-    Names are ``key`` in errors, as callers call them.
+    Errors call names ``key``, as callers do.
     """
 
     def __init__(self, store: "AnyStore", pool: ObjectPool | None, namespace: str):
@@ -52,19 +52,19 @@ class Objects:
         self._keyspace = Keyspace(namespace)
 
     def put(self, name: str, parts: Sequence[Any], keeping: Keeping) -> None:
-        """Store a value, if there is none of this name: else what is there stays.
+        """Store a value if the name has none yet; otherwise the existing value stays.
 
         Raises:
-            InvalidArgument: an argument is wrong, or the value empty.
+            InvalidArgument: an argument is wrong, or the value is empty.
             Failed: there is no room.
         """
         self._put(name, self._object(name, parts), keeping)
 
     def replace(self, name: str, parts: Sequence[Any], keeping: Keeping) -> None:
-        """Store a value in the place of what is there. Who reads that keeps it.
+        """Store a value, replacing an existing one. Current readers keep the old one.
 
         Raises:
-            InvalidArgument, Failed: as in ``put``; but if there is no room, what was there is gone.
+            InvalidArgument, Failed: as in ``put``; but if there is no room, the old value is gone.
         """
         parts = self._object(name, parts)
         until_s = time.monotonic() + _REPLACE_S
@@ -79,7 +79,7 @@ class Objects:
     def begin_each(
         self, op: str, names: Sequence[str], sizes: Sequence[int], keeping: Keeping
     ) -> list[Writing | int]:
-        """Reserve room for values that are written range by range: of each that, or a code."""
+        """Reserve room for values written range by range: for each a ``Writing``, or a code."""
         begun: list[Writing | int] = [0] * len(names)
 
         def begin(i: int) -> int:
@@ -93,7 +93,7 @@ class Objects:
         return begun
 
     def commit_each(self, op: str, writings: Sequence[Writing]) -> list[int]:
-        """Let all see values: of each 0, or a code; then nobody ever will."""
+        """Make values visible: for each 0, or a code; those that failed are given up."""
 
         def commit(writing: Writing) -> int:
             try:
@@ -106,9 +106,9 @@ class Objects:
         return [code_of(op, partial(commit, writing)) for writing in writings]
 
     def open_each(self, op: str, names: Sequence[str]) -> list[Reading | int]:
-        """Open values that are read range by range: of each that, -704 if there is none, or a code.
+        """Open values to be read range by range: for each a ``Reading``, -704 if absent, or a code.
 
-        One that is here stays until it is forgotten, whoever removes it.
+        A local one stays until it is forgotten, even if it is removed.
         """
         opened: list[Reading | int] = [OBJECT_NOT_FOUND] * len(names)
 
@@ -121,11 +121,11 @@ class Objects:
         return opened
 
     def read_ranges(self, op: str, wanted: Sequence[Wanted]) -> list[int]:
-        """Fill buffers from ranges of values that are open: of each value the bytes, or a code."""
+        """Fill buffers from ranges of open values: for each value its bytes, or a code."""
         return [code_of(op, one.read) for one in wanted]
 
     def get_into(self, name: str, views: Views) -> int:
-        """Copy a value into buffers, one behind the other, which may be larger than it.
+        """Copy a value into buffers in order, which may be larger than it.
 
         Returns:
             Its size; -704 if there is none.
@@ -142,9 +142,10 @@ class Objects:
         return num_bytes - len(header)
 
     def get_into_each(self, op: str, names: Sequence[str], views: Sequence[Views]) -> list[int]:
-        """Copy values, each into its buffers: of each what ``get_into`` returns, or a code.
+        """Copy values, each into its buffers: for each what ``get_into`` returns, or a code.
 
-        They are read from the last to the first, so that of a prefix the tail was used longest ago.
+        They are read from the last to the first, so that the tail of a prefix is the least recently
+        used.
         """
         pairs = list(zip(names, views, strict=True))
         return [code_of(op, partial(self.get_into, *pair)) for pair in reversed(pairs)][::-1]
@@ -159,7 +160,7 @@ class Objects:
         return OBJECT_NOT_FOUND if num_bytes is None else size_of(view)
 
     def view(self, name: str) -> memoryview | None:
-        """A value, which stays for as long as this is there; None if there is none."""
+        """A value, which stays for as long as the view lives; None if there is none."""
         header = header_of(name)
         found = self._find(name)
         if found is None or not is_header(found, header):
@@ -173,22 +174,22 @@ class Objects:
         return OBJECT_NOT_FOUND if num_bytes is None else num_bytes - len(header)
 
     def exist(self, names: Sequence[str]) -> list[bool]:
-        """Tell of names which are there. Not a use of them."""
+        """Return which names exist. Does not count as a use."""
         if not all(issubclass(kind, str) for kind in set(map(type, names))):
             raise InvalidArgument(f"key must be a string, got one that is none in {names!r:.80}")
         return self._store.exists_each(names).tolist() if len(names) else []
 
     def remove(self, name: str) -> bool:
-        """Remove an object; who reads it keeps it. Returns whether it was there."""
+        """Remove an object; current readers keep it. Returns whether it was there."""
         encoded(name)
         return self._store.remove(name)
 
     def remove_each(self, op: str, names: Sequence[str]) -> list[int]:
-        """Remove objects: of each 0, -704 if there was none, or a code."""
+        """Remove objects: for each 0, -704 if there was none, or a code."""
         return [code_of(op, partial(self._remove, name)) for name in names]
 
     def names(self) -> Iterator[str]:
-        """All names that are there, in no order. Reads each object's header."""
+        """All existing names, in no particular order. Reads each object's header."""
         if self._pool is None:
             return
         for key in map(tuple, self._pool.objects().keys.tolist()):
@@ -203,10 +204,10 @@ class Objects:
     def replicas(
         self, op: str, names: Sequence[str], hostname: str
     ) -> list[list[ReplicaDescriptor]]:
-        """Of each value, who has a copy; ``hostname``: of this process."""
+        """For each value, which processes have a copy; ``hostname``: of this process."""
         found: list[list[ReplicaDescriptor]] = [[] for _ in names]
 
-        def describe(i: int) -> int:  # one after the other: a pool has only so many pins
+        def describe(i: int) -> int:  # one at a time: a pool has a limited number of pins
             if (one := self._open(names[i])) is not None:
                 found[i] = [replica(one.num_bytes, one.address, hostname)]
             return 0
@@ -224,7 +225,9 @@ class Objects:
         return [name for name, code in zip(names, codes, strict=True) if code == 0]
 
     def change(self, name: str, add: Sequence[str], remove: Sequence[str]) -> Callable[[], str]:
-        """What gives a value to segments, and takes it from others; it returns why not, or "".
+        """Return a function that copies a value to segments and removes it from others.
+
+        It returns the reason of a failure, or "".
 
         Raises:
             InvalidArgument: there is no such segment.
@@ -233,17 +236,17 @@ class Objects:
         raise InvalidArgument("targets must be other hosts, and a pool of one host has none")
 
     def register(self, memory: Memory) -> None:
-        """Let values be moved to and from this memory, which stays until ``deregister``."""
+        """Allow values to be moved to and from this memory, which stays until ``deregister``."""
 
     def deregister(self, address: int) -> None:
         """Undo ``register``."""
 
     def hostname(self, local_hostname: str) -> str:
-        """What this process is called."""
+        """Name of this process."""
         return local_hostname
 
     def health(self) -> int:
-        """0; 2 if who knows where the objects are does not answer."""
+        """0; 2 if the directory does not answer."""
         return 0
 
     def close(self) -> None:
@@ -253,7 +256,7 @@ class Objects:
         return 0 if self.remove(name) else OBJECT_NOT_FOUND
 
     def _open(self, name: str) -> Reading | None:
-        """A value that is in the own pool, which stays there; None if there is none."""
+        """A value in this node's pool, pinned there; None if there is none."""
         header = header_of(name)
         pinned = self._store.view(name)
         if pinned is None or not is_header(pinned.view, header):
@@ -263,14 +266,14 @@ class Objects:
 
     def _find(self, name: str) -> memoryview | None:
         pinned = self._store.view(name)
-        return None if pinned is None else pinned.view  # the pin ends with it
+        return None if pinned is None else pinned.view  # the pin ends with the view
 
     def _object(self, name: str, parts: Sequence[Any]) -> list[Any]:
         """The parts of an object: the header, and those of its value."""
         return [self._header(name, sum(map(_num_bytes, parts))), *parts]
 
     def _header(self, name: str, num_bytes: int) -> bytes:
-        """What stands in front of a value of this size, for which there can be room."""
+        """Make the header of a value of this size, which must fit into the pool."""
         header = new_header(name)
         if num_bytes == 0:
             raise InvalidArgument("value must have at least 1 byte, got none")
@@ -285,7 +288,7 @@ class Objects:
     def _writing(
         self, op: str, name: str, put: "AnyPut | PutResult", keeping: Keeping
     ) -> Writing | int:
-        """What is written of a value whose object was begun, or the code of why it was not."""
+        """The writing of a value whose object was begun, or the code of why it was not."""
         if isinstance(put, PutResult):
             code = code_of(op, partial(self._check_room, name, put))
             if code == 0:
@@ -310,7 +313,7 @@ class Objects:
 
 
 def check_segment(segment: Any) -> None:
-    """Refuse what names no segment."""
+    """Refuse a value that does not name a segment."""
     if not isinstance(segment, str):
         raise InvalidArgument(f"segment_name must be a string, got {segment!r:.80}")
 

@@ -9,11 +9,11 @@ from ..codes import as_natural
 from .codes import INVALID_PARAMS, check_list, code_of, log, returns_instead
 from .lifecycle import Lifecycle
 
-Ranges = Sequence[Sequence[int]]  # of each key, its ranges
+Ranges = Sequence[Sequence[int]]  # for each key, its ranges
 
 
 class RangeCalls(Lifecycle):
-    """Lists of lists: of each buffer its keys, of each key its ranges."""
+    """Lists of lists: for each buffer its keys, for each key its ranges."""
 
     @returns_instead([[[INVALID_PARAMS]]])
     def get_into_ranges(
@@ -33,7 +33,8 @@ class RangeCalls(Lifecycle):
                 memory[buffer_ptrs[b] + all_dst_offsets[b][k][r] :] = value
 
         Returns:
-            Of each range its bytes; -704 if there is no such value, -600 if the range is not in it.
+            For each range its bytes; -704 if there is no such value, -600 if the range is not in
+            it.
         """
         check_list("buffer_ptrs", buffer_ptrs)
         columns = (all_dst_offsets, all_src_offsets, all_sizes)
@@ -60,7 +61,7 @@ class RangeCalls(Lifecycle):
     ) -> list[list[int]]:
         columns = (dst_offsets, src_offsets, sizes)
 
-        def num_ranges(k: int) -> int:  # of whichever list has the most
+        def num_ranges(k: int) -> int:  # of the longest list
             return max([len(column[k]) for column in columns if k < len(column)], default=1)
 
         def one(k: int, r: int) -> int:

@@ -1,4 +1,4 @@
-"""The calls of ``MooncakeDistributedStore`` on the copies of a value, and on where they are."""
+"""The calls of ``MooncakeDistributedStore`` about the copies of a value, and their locations."""
 
 from collections.abc import Sequence
 
@@ -15,18 +15,18 @@ from .tasks import NO_TASK, QueryTaskResponse, TaskId, TaskType
 
 
 class ReplicaCalls(Lifecycle):
-    """A segment is the pool of a process, named as ``get_hostname`` names that."""
+    """A segment is the pool of a process, with the name that ``get_hostname`` returns there."""
 
     @returns_instead([])
     def get_replica_desc(self, key: str) -> list[ReplicaDescriptor]:
-        """Return who has a value; ``[]``: nobody."""
+        """Return which processes have a value; ``[]``: none."""
         running = self._running()
         hostname = running.settings.local_hostname
         return running.objects.replicas("get_replica_desc", [key], hostname)[0]
 
     @returns_instead({})
     def batch_get_replica_desc(self, keys: Sequence[str]) -> dict[str, list[ReplicaDescriptor]]:
-        """Return who has values, of those that are anywhere."""
+        """Return which processes have values, for those that exist."""
         check_list("keys", keys)
         running = self._running()
         hostname = running.settings.local_hostname
@@ -35,9 +35,9 @@ class ReplicaCalls(Lifecycle):
 
     @returns_instead([])
     def batch_replica_clear(self, keys: Sequence[str], segment_name: str = "") -> list[str]:
-        """Remove values from one segment, or from all of them; returns the keys of those it had.
+        """Remove values from one segment, or from all; returns the keys of those it had.
 
-        Who reads a value keeps it. Also the last copy is removed.
+        Current readers keep a value. The last copy is removed, too.
         """
         check_list("keys", keys)
         running = self._running()
@@ -45,7 +45,7 @@ class ReplicaCalls(Lifecycle):
         return running.objects.clear("batch_replica_clear", keys, segment_name, hostname)
 
     def create_copy_task(self, key: str, targets: Sequence[str]) -> tuple[TaskId, int]:
-        """Have a value copied into segments, in the background.
+        """Copy a value into segments, in the background.
 
         Returns:
             A number for ``query_task``, and 0; ``(0, 0)`` and -600, -704 or -900.
@@ -53,7 +53,7 @@ class ReplicaCalls(Lifecycle):
         return self._task(TaskType.REPLICA_COPY, "create_copy_task", key, targets, ())
 
     def create_move_task(self, key: str, source: str, target: str) -> tuple[TaskId, int]:
-        """Have a value copied into one segment, and removed from another when it is there.
+        """Copy a value into one segment, and then remove it from another.
 
         Returns:
             As ``create_copy_task``.
@@ -61,7 +61,7 @@ class ReplicaCalls(Lifecycle):
         return self._task(TaskType.REPLICA_MOVE, "create_move_task", key, [target], [source])
 
     def query_task(self, task_id: TaskId) -> tuple[QueryTaskResponse | None, int]:
-        """Tell how far a task is: what is known of it, and 0; None, and -1400 or -600."""
+        """Return the progress of a task: what is known of it, and 0; None, and -1400 or -600."""
         found: list[QueryTaskResponse] = []
 
         def look() -> int:

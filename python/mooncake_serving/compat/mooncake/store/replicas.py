@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 
 class ReplicaStatus(enum.IntEnum):
-    """What has become of a copy. Those that are told of are ``COMPLETE``."""
+    """State of a copy. Those that are reported are ``COMPLETE``."""
 
     UNDEFINED = 0
     INITIALIZED = 1
@@ -22,7 +22,7 @@ class Descriptor:
     Attributes:
         size: bytes of the value.
         buffer_address: where it is in this process's mapping of the pool; 0: on another host.
-        transport_endpoint: who has it, a name as of ``get_hostname``.
+        transport_endpoint: its process, a name as of ``get_hostname``.
     """
 
     size: int
@@ -32,7 +32,7 @@ class Descriptor:
 
 @dataclass(frozen=True)
 class MemoryDescriptor:
-    """What a copy in memory is."""
+    """The description of a copy in memory."""
 
     buffer_descriptor: Descriptor
 
@@ -57,15 +57,15 @@ class ReplicaDescriptor:
         return self._memory
 
     def get_disk_descriptor(self) -> None:
-        """Raise a ``RuntimeError``, as Mooncake does of a copy in memory."""
+        """Raise a ``RuntimeError``, as Mooncake does for a copy in memory."""
         raise RuntimeError("get_disk_descriptor: the replica must be on a disk, got one in memory")
 
 
 def replica(size: int, address: int, endpoint: str) -> ReplicaDescriptor:
-    """The copy of a value."""
+    """Make the descriptor of a value's copy."""
     return ReplicaDescriptor(MemoryDescriptor(Descriptor(size, address, endpoint)))
 
 
 def size_of_value(known: ReplicaDescriptor) -> int:
-    """Bytes of the value that it is a copy of."""
+    """Size of the value in bytes."""
     return known.get_memory_descriptor().buffer_descriptor.size

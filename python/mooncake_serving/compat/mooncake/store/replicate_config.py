@@ -1,4 +1,4 @@
-"""``ReplicateConfig``: how an object is to be kept."""
+"""``ReplicateConfig``: how an object is kept."""
 
 import enum
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from mooncake_kernels.pool import Retention
 
 
 class SoftPinAction(enum.IntEnum):
-    """What a put does to the soft pin of its object."""
+    """Effect of a put on the soft pin of its object."""
 
     PRESERVE = 0
     ENABLE = 1
@@ -17,7 +17,7 @@ class SoftPinAction(enum.IntEnum):
 
 
 class ObjectDataType(enum.IntEnum):
-    """What an object is, for Mooncake's statistics."""
+    """Type of an object, for Mooncake's statistics."""
 
     UNKNOWN = 0
     KVCACHE = 1
@@ -33,15 +33,15 @@ class ObjectDataType(enum.IntEnum):
 
 @dataclass(slots=True)
 class ReplicateConfig:
-    """How an object is to be kept. Mooncake's names and defaults.
+    """How an object is kept. Mooncake's names and defaults.
 
     Attributes:
-        replica_num: copies, at least 1; as many are made as there are hosts for.
+        replica_num: copies, at least 1; limited by the number of hosts.
         with_hard_pin: never evict it.
         soft_pin_action: ``ENABLE``: evict it after all others.
         nof_replica_num, dfs_replica_num: copies on remote SSDs and in file systems: 0.
 
-    The others are there to be set, and not looked at.
+    The others can be set, and are ignored.
     """
 
     replica_num: int = 1
@@ -59,17 +59,17 @@ class ReplicateConfig:
 
 
 class Keeping(NamedTuple):
-    """How long pools shall keep an object, and how many of them."""
+    """How long pools keep an object, and how many pools do."""
 
     retention: Retention = "normal"
     num_copies: int = 1
 
 
 def keeping_of(config: ReplicateConfig | None) -> Keeping:
-    """How an object of this configuration shall be kept.
+    """How an object with this configuration is kept.
 
     Raises:
-        InvalidArgument: it is none, or asks for what there is not.
+        InvalidArgument: it is not a configuration, or asks for something unsupported.
     """
     if config is None:
         return Keeping()

@@ -1,4 +1,4 @@
-"""The calls of ``MooncakeDistributedStore`` that write, and read, values range by range."""
+"""The calls of ``MooncakeDistributedStore`` that write and read values range by range."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -12,24 +12,24 @@ from .codes import INVALID_PARAMS, check_list, code_of, fill, returns_code, retu
 from .replicate_config import ReplicateConfig, keeping_of
 from .sessions import Wanted, Writing
 
-_OPENED_AT_ONCE = 512  # which are pinned, and let go if there are too many
+_OPENED_AT_ONCE = 512  # that are pinned, and released if there are too many
 
 
 class SessionCalls(BufferCalls):
     """A value is begun once, written or read in as many calls as there are layers, and ended.
 
-    Sessions are this store's own, of any of its threads. ``close`` ends them; what was being
-    written then was never there.
+    Sessions belong to this store, and can be used by all its threads. ``close`` ends them; values
+    that are being written then are discarded.
     """
 
     @returns_instead([INVALID_PARAMS])
     def batch_put_session_start(
         self, keys: Sequence[str], sizes: Numbers, config: ReplicateConfig | None = None
     ) -> list[int]:
-        """Reserve room for values, which nobody sees until they are ended.
+        """Reserve room for values, which stay invisible until they are ended.
 
         Returns:
-            Of each 0; -200: no room; -600: it has a session here, or no bytes; -705: there is a
+            For each 0; -200: no room; -600: it has a session here, or no bytes; -705: there is a
             value, or it is being written elsewhere.
         """
 
@@ -74,7 +74,7 @@ class SessionCalls(BufferCalls):
                 value[keys[k]][all_dst_offsets[k][r] :][: all_sizes[k][r]] = part
 
         Returns:
-            Of each its bytes; -600: it has no put session, or a range is not in it.
+            For each its bytes; -600: it has no put session, or a range is not in it.
         """
 
         def write(i: int) -> int:
@@ -88,10 +88,10 @@ class SessionCalls(BufferCalls):
 
     @returns_instead([INVALID_PARAMS])
     def batch_put_session_end(self, keys: Sequence[str]) -> list[int]:
-        """Let all see values. What was not written of one is zeros.
+        """Make values visible. Bytes that were not written are zeros.
 
         Returns:
-            Of each 0; -600: it has no put session.
+            For each 0; -600: it has no put session.
         """
         op = "batch_put_session_end"
         ended: dict[int, Writing] = {}
@@ -111,7 +111,7 @@ class SessionCalls(BufferCalls):
         """Give up values that are being written.
 
         Returns:
-            Of each 0; -600: it has no put session.
+            For each 0; -600: it has no put session.
         """
 
         def revoke(i: int) -> int:
@@ -121,12 +121,12 @@ class SessionCalls(BufferCalls):
 
     @returns_instead([INVALID_PARAMS])
     def batch_get_session_start(self, keys: Sequence[str]) -> list[int]:
-        """Open values to be read. What is in the own pool stays until the end.
+        """Open values to be read. Values in this node's pool stay until the end.
 
-        What was opened under these keys is given up first.
+        Earlier get sessions of these keys are ended first.
 
         Returns:
-            Of each 0; -704: there is none; -200: too many are open.
+            For each 0; -704: there is none; -200: too many are open.
         """
         check_list("keys", keys)
         op = "batch_get_session_start"
@@ -167,7 +167,7 @@ class SessionCalls(BufferCalls):
                 memory[all_buffer_ptrs[k][r] :][: all_sizes[k][r]] = part
 
         Returns:
-            Of each its bytes; -600: it has no get session, or a range is not in it; -704: it has
+            For each its bytes; -600: it has no get session, or a range is not in it; -704: it is
             gone from another host.
         """
         op = "batch_get_into_multi_buffer_ranges"
@@ -178,7 +178,7 @@ class SessionCalls(BufferCalls):
             reading = self._running().sessions.reading(keys[i])
             ranges = self._ranges(all_buffer_ptrs[i], all_sizes[i], all_src_offsets[i], writes=True)
             one = Wanted(reading, *ranges)
-            one.places()  # which refuses what is not in the value
+            one.places()  # refuses ranges that are not in the value
             wanted[i] = one
             return 0
 
@@ -189,7 +189,7 @@ class SessionCalls(BufferCalls):
 
     @returns_code
     def batch_get_session_end(self, keys: Sequence[str]) -> int:
-        """Give up values that are read, if they are: 0."""
+        """End the get sessions of values, if there are any: 0."""
         check_list("keys", keys)
         for key in keys:
             self._running().sessions.end_reading(key)
@@ -198,7 +198,7 @@ class SessionCalls(BufferCalls):
     def _ranges(
         self, pointers: Numbers, sizes: Numbers, offsets: Numbers, *, writes: bool
     ) -> tuple[list[int], list[Memory]]:
-        """Where in a value, and the memory."""
+        """Offsets in a value, and the memory."""
         views = self._views(pointers, sizes, writes=writes)
         check_list("offsets", offsets)
         if len(offsets) != len(views):

@@ -1,4 +1,4 @@
-"""Values that are written, or read, range by range: layer by layer for example."""
+"""Values that are written or read range by range: layer by layer for example."""
 
 import threading
 from collections.abc import Sequence
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 
 Session = TypeVar("Session")
 
-MAX_READING = 2048  # of a store: a pool has 4096 pins for all who read
+MAX_READING = 2048  # per store: a pool has 4096 pins for all readers
 
 
 class Writing:
-    """A value that nobody sees yet. Thread-safe.
+    """A value that is not visible yet. Thread-safe.
 
     Args:
         name: of it.
         put: its object, in host memory.
-        start: where it begins in that, behind the header.
-        num_copies: how many there shall be.
+        start: where it begins in that, after the header.
+        num_copies: how many are wanted.
     """
 
     def __init__(self, name: str, put: "AnyPut", start: int, num_copies: int):
@@ -40,14 +40,14 @@ class Writing:
         self._put = put
         self._target: memoryview | None = put.view[start:]
         self._lock = threading.Lock()
-        self._gaps = [(0, self.num_bytes)]  # what was not written yet: from, to
+        self._gaps = [(0, self.num_bytes)]  # ranges not written yet: from, to
 
     def write(self, offsets: Sequence[int], parts: Sequence[Memory]) -> int:
-        """Copy parts to where they belong; returns how many bytes.
+        """Copy parts to their offsets; returns how many bytes.
 
         Raises:
-            InvalidArgument: a part is not within the value, or the session is over; nothing of
-                these parts was copied.
+            InvalidArgument: a part is not within the value, or the session is over; none of these
+                parts was copied.
         """
         places = within("dst_offsets", offsets, parts, self.num_bytes)
         with self._lock:
@@ -60,8 +60,7 @@ class Writing:
         return sum(map(size_of, parts))
 
     def finish(self) -> "AnyPut":
-        """Return its object, to be committed. Bytes that were not written are zeros, not what was
-        there before.
+        """Return its object, to be committed. Bytes that were not written are zeroed.
 
         Raises:
             InvalidArgument: it is over.
@@ -78,7 +77,7 @@ class Writing:
             return self._put
 
     def abort(self) -> int:
-        """As if it had never been: 0. Nothing if it was committed."""
+        """Discard the value: 0. No effect after a commit."""
         with self._lock:
             if self._target is not None:
                 self._target.release()
@@ -97,12 +96,12 @@ class Writing:
 
 @dataclass(frozen=True)
 class Reading:
-    """A value that is read.
+    """A value that is being read.
 
     Attributes:
         name: of it.
         num_bytes: size of the value.
-        header: of its object, which no other has.
+        header: of its object, unique to it.
         pinned: its object, which stays as long as this; None: it is on another host.
     """
 
@@ -113,7 +112,7 @@ class Reading:
 
     @property
     def start(self) -> int:
-        """Where it begins in its object, behind the header."""
+        """Where it begins in its object, after the header."""
         return len(self.header)
 
     @property
@@ -123,14 +122,14 @@ class Reading:
 
 
 class Wanted(NamedTuple):
-    """Ranges of a value that is read: from where, and into what."""
+    """Ranges of a value that is read: their offsets, and the memory to fill."""
 
     reading: Reading
     offsets: Sequence[int]
     parts: Sequence[Memory]
 
     def places(self) -> list[tuple[int, int]]:
-        """From where to where they are in the value.
+        """Start and end of each range in the value.
 
         Raises:
             InvalidArgument: one is not within it.
@@ -138,7 +137,7 @@ class Wanted(NamedTuple):
         return within("src_offsets", self.offsets, self.parts, self.reading.num_bytes)
 
     def read(self) -> int:
-        """Fill them from what is pinned here; returns their bytes."""
+        """Fill the memory from the object pinned here; returns the number of bytes."""
         start, pinned = self.reading.start, self.reading.pinned
         assert pinned is not None
         for (first, last), part in zip(self.places(), self.parts, strict=True):
@@ -149,7 +148,7 @@ class Wanted(NamedTuple):
 
 @dataclass
 class Sessions:
-    """The values of a store that are being written, and read. Thread-safe."""
+    """The values of a store that are being written or read. Thread-safe."""
 
     _writing: dict[str, Writing] = field(default_factory=dict)
     _reading: dict[str, Reading] = field(default_factory=dict)
@@ -182,15 +181,15 @@ class Sessions:
         return _session_of(self._writing.get(_key(name)), "put", name)
 
     def end_writing(self, name: str) -> Writing:
-        """The same, for the last time."""
+        """The same, and end its session."""
         with self._lock:
             return _session_of(self._writing.pop(_key(name), None), "put", name)
 
     def begin_reading(self, reading: Reading) -> int:
-        """Start to read a value, or what there is of this name now: 0.
+        """Start to read a value; replaces an earlier session of this name: 0.
 
         Raises:
-            Failed: too many are read already.
+            Failed: too many are being read already.
         """
         with self._lock:
             if len(self._reading) >= MAX_READING and reading.name not in self._reading:
@@ -207,12 +206,12 @@ class Sessions:
         return _session_of(self._reading.get(_key(name)), "get", name)
 
     def end_reading(self, name: str) -> None:
-        """Give up a value, if it is being read."""
+        """End the session of a value, if it is being read."""
         with self._lock:
             self._reading.pop(_key(name), None)
 
     def close(self) -> None:
-        """End all: what is being written was never there."""
+        """End all sessions: values that are being written are discarded."""
         with self._lock:
             open_puts, self._writing, self._reading = [*self._writing.values()], {}, {}
         for writing in open_puts:
@@ -222,7 +221,7 @@ class Sessions:
 def within(
     argument: str, offsets: Sequence[int], parts: Sequence[Memory], num_bytes: int
 ) -> list[tuple[int, int]]:
-    """From where to where parts go, or come from, in a value of so many bytes.
+    """Start and end of each part in a value of this many bytes.
 
     Raises:
         InvalidArgument: one is not within it.
@@ -238,7 +237,7 @@ def within(
 
 
 def _key(name: Any) -> str:
-    """A name, by which sessions are found."""
+    """A name as the key of a session."""
     if not isinstance(name, str):
         raise InvalidArgument(f"key must be a string, got {name!r:.80}")
     return name

@@ -9,26 +9,27 @@ from typing import Any
 from mooncake_kernels.errors import InvalidArgument
 
 _FLAGS = {"true": True, "1": True, "false": False, "0": False}
-_IGNORED = ("ipc_socket_path",)  # of Mooncake's dict: there is no client of another process here
+_IGNORED = ("ipc_socket_path",)  # of Mooncake's dict: there is no client in another process here
 _DEFAULT_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What ``setup`` takes, in Mooncake's order.
+    """The arguments of ``setup``, in Mooncake's order.
 
     Attributes:
-        local_hostname: what this process is called, and where it listens.
+        local_hostname: name of this process, and where it listens.
         metadata_server: "P2PHANDSHAKE", ``redis://...`` or ``http://...``, see ``TransferEngine``.
-        global_segment_size: bytes of the pool, if this process makes it; else it has what it has.
-        local_buffer_size: bytes for what is on its way between hosts to memory not registered.
+        global_segment_size: bytes of the pool, if this process makes it; an existing pool keeps its
+            size.
+        local_buffer_size: bytes for data in flight between hosts to memory that is not registered.
         protocol: "tcp", or "rdma"; any if the environment has ``MC_FORCE_TCP``.
-        rdma_devices: which of them "rdma" uses between hosts; empty: all.
+        rdma_devices: the devices that "rdma" uses between hosts; empty: all.
         master_server_addr: the file of the pool that the processes of this host share, "" for the
             one of this user; or the URL of a directory, ``redis://...``: the store of many hosts.
-        engine: not used: a store has an engine of its own.
+        engine: ignored: a store has an engine of its own.
         enable_ssd_offload, ssd_offload_path: must be off: objects are in memory.
-        tenant_id: whose objects are seen.
+        tenant_id: whose objects are visible.
         enable_client_http_server, client_http_port: must be off.
     """
 
@@ -48,10 +49,10 @@ class Settings:
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> "Settings":
-        """The settings of a dict, whose numbers and flags may be strings.
+        """Make the settings from a dict, whose numbers and flags may be strings.
 
         Raises:
-            InvalidArgument: a name is not known, or missing.
+            InvalidArgument: a name is unknown, or missing.
         """
         values: dict[str, Any] = {
             "global_segment_size": _DEFAULT_BYTES,
@@ -78,10 +79,10 @@ class Settings:
         return cls(**values)
 
     def check(self) -> None:
-        """Refuse what is of a wrong type, or not here.
+        """Refuse settings that have the wrong type, or are not supported.
 
         Raises:
-            InvalidArgument: what is wrong.
+            InvalidArgument: names the wrong setting.
         """
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)

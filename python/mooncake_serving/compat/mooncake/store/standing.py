@@ -1,4 +1,4 @@
-"""What stands behind a store: the pool of this host, or those of many hosts and a directory."""
+"""What a store is made of: the pool of this host, or the pools of many hosts and a directory."""
 
 import contextlib
 
@@ -14,7 +14,7 @@ from .objects import Objects
 from .settings import Settings
 
 _ALIGNMENT = 512  # of objects, which may be small
-_BYTES_PER_OBJECT = 8 << 10  # of a pool: there can be one for each of these, see ObjectPool.create
+_BYTES_PER_OBJECT = 8 << 10  # of a pool: at most one object for each, see ObjectPool.create
 _STAGING_SLOTS = 8
 _MIN_SLOT_BYTES = 64 << 10
 _SCHEMES = ("redis://", "rediss://", "unix://", "redis+sentinel://")
@@ -24,8 +24,8 @@ def open_objects(settings: Settings) -> Objects:
     """Open what ``master_server_addr`` names.
 
     Raises:
-        InvalidArgument, Unavailable, OSError: a setting is wrong, or something is not to be had.
-        Failed: the address is one of Mooncake's master.
+        InvalidArgument, Unavailable, OSError: a setting is wrong, or something cannot be opened.
+        Failed: the address is that of a Mooncake master.
     """
     names.metadata_of(settings.metadata_server)
     names.transports_of(settings.protocol)
@@ -39,13 +39,13 @@ def open_objects(settings: Settings) -> Objects:
             f"{settings.path!r:.80}",
         )
     pool, namespace = _open_pool(settings), _namespace(settings)
-    store = Store(pool, namespace=namespace, checksum=False)  # which no one here would compare
+    store = Store(pool, namespace=namespace, checksum=False)  # nothing here would compare it
     return Objects(store, pool, namespace)
 
 
 def _open_cluster(settings: Settings) -> Objects:
-    """Take part with a pool of this process alone, as Mooncake's clients do."""
-    # What these need is an extra, which a pool of one host does without.
+    """Join with a pool of this process alone, as Mooncake's clients do."""
+    # These need an extra, which a pool of one host does without.
     from mooncake_serving.store import ClusterStore, Node, directory
 
     from .cluster_objects import ClusterObjects
@@ -87,7 +87,7 @@ def _open_pool(settings: Settings) -> ObjectPool:
             "global_segment_size must be above 0 for who makes the pool, and there is no "
             f"{settings.path} yet, got 0"
         )
-    with contextlib.suppress(FileExistsError):  # another has made it meanwhile
+    with contextlib.suppress(FileExistsError):  # another process has made it meanwhile
         return _new_pool(settings, settings.path)
     return _existing_pool(settings)
 

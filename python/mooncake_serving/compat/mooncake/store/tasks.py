@@ -1,4 +1,4 @@
-"""Copies that are made, or moved, while the caller goes on."""
+"""Copies that are made or moved in the background."""
 
 import enum
 import itertools
@@ -13,11 +13,11 @@ from .codes import code_of, log
 
 TaskId = tuple[int, int]
 NO_TASK: TaskId = (0, 0)
-_MAX_TASKS = 10_000  # of which is told what became of them
+_MAX_TASKS = 10_000  # whose results are kept
 
 
 class TaskStatus(enum.IntEnum):
-    """How far a task is."""
+    """State of a task."""
 
     PENDING = 0
     PROCESSING = 1
@@ -26,7 +26,7 @@ class TaskStatus(enum.IntEnum):
 
 
 class TaskType(enum.IntEnum):
-    """What a task does."""
+    """Kind of a task."""
 
     REPLICA_COPY = 0
     REPLICA_MOVE = 1
@@ -37,7 +37,7 @@ class QueryTaskResponse:
     """What is known of a task. Times are milliseconds since 1970.
 
     Attributes:
-        assigned_client: who does it: always the process that made it.
+        assigned_client: which process does it: always the one that made it.
         message: why it failed; "".
     """
 
@@ -51,7 +51,7 @@ class QueryTaskResponse:
 
 
 class Tasks:
-    """Tasks of a store, done one after the other. Thread-safe."""
+    """Tasks of a store, done one at a time. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -61,7 +61,7 @@ class Tasks:
         self._executor: ThreadPoolExecutor | None = None
 
     def add(self, kind: TaskType, op: str, run: Callable[[], str]) -> TaskId:
-        """Have it done; it returns why it failed, or ""."""
+        """Queue a task; ``run`` returns why it failed, or ""."""
         now = _now_ms()
         with self._lock:
             if self._executor is None:
@@ -76,11 +76,11 @@ class Tasks:
         return task
 
     def find(self, task: tuple[int, ...]) -> QueryTaskResponse | None:
-        """What is known of a task; None if nothing is."""
+        """What is known of a task; None if it is unknown."""
         return self._known.get(task)
 
     def close(self) -> None:
-        """Wait for the one that is being done; the others are not."""
+        """Wait for the running task; the others are not done."""
         with self._lock:
             executor, self._executor = self._executor, None
         if executor is not None:

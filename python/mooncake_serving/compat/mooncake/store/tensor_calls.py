@@ -16,7 +16,7 @@ Tensors = Sequence[torch.Tensor]
 
 
 class TensorCalls(Lifecycle):
-    """A tensor of host memory, with at most 8 axes, is a value with its dtype and shape."""
+    """A tensor in host memory, with at most 8 axes, is a value with its dtype and shape."""
 
     @returns_code
     def put_tensor(self, key: str, tensor: torch.Tensor) -> int:
@@ -32,7 +32,7 @@ class TensorCalls(Lifecycle):
 
     @returns_code
     def upsert_tensor(self, key: str, tensor: torch.Tensor) -> int:
-        """``put_tensor`` in the place of what is there, see ``upsert``."""
+        """``put_tensor`` that replaces an existing value, see ``upsert``."""
         return self._put_tensor(key, tensor, replace=True)
 
     @returns_code
@@ -44,14 +44,14 @@ class TensorCalls(Lifecycle):
 
     @returns_instead([INVALID_PARAMS])
     def batch_put_tensor(self, keys: Sequence[str], tensors_list: Tensors) -> list[int]:
-        """``put_tensor`` many: one code each."""
+        """``put_tensor`` for many: one code each."""
         return self._put_each("batch_put_tensor", keys, tensors_list, self._put_tensor)
 
     @returns_instead([INVALID_PARAMS])
     def batch_pub_tensor(
         self, keys: Sequence[str], tensors_list: Tensors, config: ReplicateConfig | None = None
     ) -> list[int]:
-        """``pub_tensor`` many."""
+        """``pub_tensor`` for many."""
         return self._put_each(
             "batch_pub_tensor",
             keys,
@@ -61,7 +61,7 @@ class TensorCalls(Lifecycle):
 
     @returns_instead([INVALID_PARAMS])
     def batch_upsert_tensor(self, keys: Sequence[str], tensors_list: Tensors) -> list[int]:
-        """``upsert_tensor`` many."""
+        """``upsert_tensor`` for many."""
         return self._put_each(
             "batch_upsert_tensor",
             keys,
@@ -73,7 +73,7 @@ class TensorCalls(Lifecycle):
     def batch_upsert_pub_tensor(
         self, keys: Sequence[str], tensors_list: Tensors, config: ReplicateConfig | None = None
     ) -> list[int]:
-        """``upsert_pub_tensor`` many."""
+        """``upsert_pub_tensor`` for many."""
         return self._put_each(
             "batch_upsert_pub_tensor",
             keys,
@@ -89,7 +89,7 @@ class TensorCalls(Lifecycle):
 
     @returns_instead([None])
     def batch_get_tensor(self, keys: Sequence[str]) -> list[torch.Tensor | None]:
-        """``get_tensor`` many."""
+        """``get_tensor`` for many."""
         check_list("keys", keys)
         return [self.get_tensor(key) for key in keys]
 

@@ -1,4 +1,4 @@
-"""What stands before the elements of a tensor that is a value."""
+"""The header before the elements of a tensor that is stored as a value."""
 
 import math
 import struct
@@ -7,7 +7,7 @@ import torch
 
 from mooncake_kernels.errors import InvalidArgument
 
-_HEADER = struct.Struct("<8s16sB39x8q")  # the magic, the dtype, how many dimensions; the shape
+_HEADER = struct.Struct("<8s16sB39x8q")  # the magic, the dtype, number of dimensions; the shape
 _MAGIC = b"MKTENSOR"
 _MAX_DIMS = 8
 _QUANTIZED = (torch.quint8, torch.qint8, torch.qint32, torch.quint4x2, torch.quint2x4)
@@ -15,11 +15,11 @@ HEADER_BYTES = _HEADER.size  # 128: elements are as aligned as values
 
 
 def encode(tensor: torch.Tensor) -> bytes:
-    """The header of a tensor.
+    """Make the header of a tensor.
 
     Raises:
-        InvalidArgument: it is none, not in host memory, not dense, quantized, or has too many
-            dimensions.
+        InvalidArgument: it is not a tensor, not in host memory, not dense, quantized, or has too
+            many dimensions.
     """
     if not isinstance(tensor, torch.Tensor):
         raise InvalidArgument(f"tensor must be a torch.Tensor, got {type(tensor).__name__}")
@@ -36,10 +36,10 @@ def encode(tensor: torch.Tensor) -> bytes:
 
 
 def decode(value: bytearray | memoryview) -> torch.Tensor:
-    """The tensor of a value in host memory, in which it stays.
+    """Make the tensor of a value in host memory, without a copy.
 
     Raises:
-        InvalidArgument: the value is no tensor.
+        InvalidArgument: the value is not a tensor.
     """
     if len(value) < HEADER_BYTES or bytes(value[: len(_MAGIC)]) != _MAGIC:
         raise InvalidArgument("the value must be one of put_tensor, got another")
@@ -48,7 +48,7 @@ def decode(value: bytearray | memoryview) -> torch.Tensor:
     size = shape[:num_dims] if num_dims <= _MAX_DIMS and min(shape) >= 0 else None
     if not isinstance(dtype, torch.dtype) or dtype in _QUANTIZED or size is None:
         raise InvalidArgument("the value must be a tensor of this torch, got another")
-    # Of an empty tensor the other axes count, too: torch multiplies all of them.
+    # The other axes of an empty tensor count, too: torch multiplies all of them.
     if math.prod(max(n, 1) for n in size) >= 2**63 // dtype.itemsize:
         raise InvalidArgument(f"the value must be a tensor of this torch, got one of {size}")
     if HEADER_BYTES + math.prod(size) * dtype.itemsize != len(value):

@@ -1,4 +1,4 @@
-"""The calls of ``MooncakeDistributedStore`` on tensors in memory that is given by its address."""
+"""The calls of ``MooncakeDistributedStore`` on tensors in memory given by address."""
 
 from collections.abc import Callable, Sequence
 
@@ -14,9 +14,9 @@ from .tensor_shard_calls import TensorShardCalls, shard_key
 
 
 class TensorMemoryCalls(BufferCalls, TensorShardCalls):
-    """In memory, as in a value, 128 bytes with the dtype and shape stand before the elements.
+    """In memory, as in a value, 128 bytes with the dtype and shape precede the elements.
 
-    What ``get_tensor_into`` has filled ``put_tensor_from`` takes. The memory is the host's.
+    ``put_tensor_from`` accepts what ``get_tensor_into`` has filled. The memory is the host's.
     """
 
     @returns_instead(None)
@@ -25,7 +25,7 @@ class TensorMemoryCalls(BufferCalls, TensorShardCalls):
 
         Returns:
             The tensor in that memory, which must outlive it; None if there is none, the value is
-            something else, or the memory too small.
+            something else, or the memory is too small.
         """
         return self._tensor_into(key, buffer_ptr, size)
 
@@ -33,7 +33,7 @@ class TensorMemoryCalls(BufferCalls, TensorShardCalls):
     def batch_get_tensor_into(
         self, keys: Sequence[str], buffer_ptrs: Numbers, sizes: Numbers
     ) -> list[torch.Tensor | None]:
-        """``get_tensor_into`` many. None of all if the lists are not as long as each other."""
+        """``get_tensor_into`` for many. None for all if the lists differ in length."""
         _check_lists(keys, buffer_ptrs, sizes)
         return [self.get_tensor_into(*one) for one in zip(keys, buffer_ptrs, sizes, strict=True)]
 
@@ -47,7 +47,7 @@ class TensorMemoryCalls(BufferCalls, TensorShardCalls):
         tp_size: int = 1,
         split_dim: int = 0,
     ) -> torch.Tensor | None:
-        """``get_tensor_into`` of a rank's shard."""
+        """``get_tensor_into`` for a rank's shard."""
         return self._tensor_into(shard_key(key, tp_rank, tp_size), buffer_ptr, size)
 
     @returns_instead([None])
@@ -59,7 +59,7 @@ class TensorMemoryCalls(BufferCalls, TensorShardCalls):
         tp_rank: int = 0,
         tp_size: int = 1,
     ) -> list[torch.Tensor | None]:
-        """``get_tensor_with_tp_into`` many."""
+        """``get_tensor_with_tp_into`` for many."""
         _check_lists(base_keys, buffer_ptrs, sizes)
         return [
             self.get_tensor_with_tp_into(*one, tp_rank, tp_size)
@@ -68,19 +68,19 @@ class TensorMemoryCalls(BufferCalls, TensorShardCalls):
 
     @returns_code
     def put_tensor_from(self, key: str, buffer_ptr: int, size: int) -> int:
-        """Store a tensor that is in memory: 0, -200; -600 if it is none, or not of this size."""
+        """Store a tensor from memory: 0, -200; -600 if it is not a tensor, or not of this size."""
         return self._put_tensor_from(key, buffer_ptr, size)
 
     @returns_code
     def upsert_tensor_from(self, key: str, buffer_ptr: int, size: int) -> int:
-        """``put_tensor_from`` in the place of what is there, see ``upsert``."""
+        """``put_tensor_from`` that replaces an existing value, see ``upsert``."""
         return self._put_tensor_from(key, buffer_ptr, size, replace=True)
 
     @returns_instead([INVALID_PARAMS])
     def batch_put_tensor_from(
         self, keys: Sequence[str], buffer_ptrs: Numbers, sizes: Numbers
     ) -> list[int]:
-        """``put_tensor_from`` many: one code each."""
+        """``put_tensor_from`` for many: one code each."""
         return self._each(
             "batch_put_tensor_from",
             keys,
@@ -92,7 +92,7 @@ class TensorMemoryCalls(BufferCalls, TensorShardCalls):
     def batch_upsert_tensor_from(
         self, keys: Sequence[str], buffer_ptrs: Numbers, sizes: Numbers
     ) -> list[int]:
-        """``upsert_tensor_from`` many."""
+        """``upsert_tensor_from`` for many."""
         return self._each(
             "batch_upsert_tensor_from",
             keys,
@@ -110,7 +110,7 @@ class TensorMemoryCalls(BufferCalls, TensorShardCalls):
         tp_size: int = 1,
         split_dim: int = 0,
     ) -> int:
-        """``put_tensor_with_tp`` of a whole tensor that is in memory."""
+        """``put_tensor_with_tp`` of a whole tensor from memory."""
         return self._put_shards_from(key, buffer_ptr, size, tp_size, split_dim)
 
     @returns_instead([INVALID_PARAMS])
@@ -123,7 +123,7 @@ class TensorMemoryCalls(BufferCalls, TensorShardCalls):
         tp_size: int = 1,
         split_dim: int = 0,
     ) -> list[int]:
-        """``put_tensor_with_tp_from`` many: one code each."""
+        """``put_tensor_with_tp_from`` for many: one code each."""
         return self._each(
             "batch_put_tensor_with_tp_from",
             base_keys,
@@ -140,7 +140,7 @@ class TensorMemoryCalls(BufferCalls, TensorShardCalls):
 
     def _put_tensor_from(self, key: str, pointer: int, size: int, *, replace: bool = False) -> int:
         memory = self._host_memory(pointer, size, writes=False)
-        decode(memory)  # which refuses what is no tensor
+        decode(memory)  # refuses values that are not tensors
         objects = self._running().objects
         put: Callable = objects.replace if replace else objects.put
         put(key, [memory], keeping_of(None))

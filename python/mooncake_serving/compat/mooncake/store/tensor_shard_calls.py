@@ -15,9 +15,9 @@ from .tensor_header import encode
 
 
 class TensorShardCalls(TensorCalls):
-    """Shard ``r`` of ``key`` is the value ``key_tp_r``; of ``tp_size`` 1 the tensor is whole.
+    """Shard ``r`` of ``key`` is the value ``key_tp_r``; with ``tp_size`` 1 the tensor is whole.
 
-    Who puts a tensor cuts it, and stores all shards: ``tp_rank`` is not looked at there.
+    A put cuts a tensor, and stores all shards: it ignores ``tp_rank``.
     """
 
     @returns_code
@@ -54,7 +54,7 @@ class TensorShardCalls(TensorCalls):
         tp_size: int = 1,
         split_dim: int = 0,
     ) -> list[int]:
-        """``put_tensor_with_tp`` many: one code each."""
+        """``put_tensor_with_tp`` for many: one code each."""
         return self._put_each(
             "batch_put_tensor_with_tp",
             base_keys,
@@ -72,7 +72,7 @@ class TensorShardCalls(TensorCalls):
         tp_size: int = 1,
         split_dim: int = 0,
     ) -> list[int]:
-        """``pub_tensor_with_tp`` many."""
+        """``pub_tensor_with_tp`` for many."""
         return self._put_each(
             "batch_pub_tensor_with_tp",
             base_keys,
@@ -91,7 +91,7 @@ class TensorShardCalls(TensorCalls):
     def batch_get_tensor_with_tp(
         self, base_keys: Sequence[str], tp_rank: int = 0, tp_size: int = 1
     ) -> list[torch.Tensor | None]:
-        """``get_tensor_with_tp`` many."""
+        """``get_tensor_with_tp`` for many."""
         check_list("base_keys", base_keys)
         return [self.get_tensor_with_tp(key, tp_rank, tp_size) for key in base_keys]
 
@@ -111,12 +111,12 @@ class TensorShardCalls(TensorCalls):
 
 
 def shard_key(key: str, tp_rank: int, tp_size: int) -> str:
-    """Under which a rank's shard is.
+    """Key of a rank's shard.
 
     Raises:
-        InvalidArgument: it is no rank.
+        InvalidArgument: the rank is invalid.
     """
-    encoded(key)  # which refuses what is no name
+    encoded(key)  # refuses invalid names
     if as_natural("tp_size", tp_size, minimum=1) == 1:
         return key
     if (rank := as_natural("tp_rank", tp_rank)) >= tp_size:
@@ -125,7 +125,7 @@ def shard_key(key: str, tp_rank: int, tp_size: int) -> str:
 
 
 def _shards(tensor: torch.Tensor, tp_size: int, split_dim: int) -> Tensors:
-    encode(tensor)  # refuses what is no tensor
+    encode(tensor)  # refuses values that are not tensors
     if type(split_dim) is not int or not 0 <= split_dim < tensor.dim():
         raise InvalidArgument(
             f"split_dim must be an axis of the tensor's {tensor.dim()}, got {split_dim!r:.80}"

@@ -13,7 +13,7 @@ from .replicate_config import ReplicateConfig, keeping_of
 
 
 class ValueCalls(Lifecycle):
-    """A value is whatever has a packed buffer. What is there is not put again: that returns 0."""
+    """A value is anything with a packed buffer. Putting an existing one has no effect: 0."""
 
     @returns_code
     def put(self, key: str, value: Any, config: ReplicateConfig | None = None) -> int:
@@ -23,21 +23,21 @@ class ValueCalls(Lifecycle):
 
     @returns_code
     def put_parts(self, key: str, *parts: Any, config: ReplicateConfig | None = None) -> int:
-        """Store parts as one value, one behind the other. Nothing at all is no error: 0."""
+        """Store parts as one value, in order. No parts at all is no error: 0."""
         return self._put_parts(key, parts, config, replace=False)
 
     @returns_code
     def put_batch(
         self, keys: Sequence[str], values: Sequence[Any], config: ReplicateConfig | None = None
     ) -> int:
-        """Store values, of which none may be empty: 0, or the code of the first that failed."""
+        """Store values, none of which may be empty: 0, or the code of the first that failed."""
         return self._put_batch(keys, values, config, replace=False)
 
     @returns_code
     def upsert(self, key: str, value: Any, config: ReplicateConfig | None = None) -> int:
-        """Store a value in the place of what is there: 0, -200 or -600.
+        """Store a value, replacing an existing one: 0, -200 or -600.
 
-        For a moment there is nothing under the key, and nothing is if there is no room.
+        For a moment the key has no value, and it stays so if there is no room.
         """
         self._running().objects.replace(key, [value], keeping_of(config))
         return 0
@@ -51,7 +51,7 @@ class ValueCalls(Lifecycle):
     def upsert_batch(
         self, keys: Sequence[str], values: Sequence[Any], config: ReplicateConfig | None = None
     ) -> int:
-        """``upsert`` many."""
+        """``upsert`` for many."""
         return self._put_batch(keys, values, config, replace=True)
 
     @returns_instead(b"")
@@ -68,7 +68,7 @@ class ValueCalls(Lifecycle):
 
     @returns_instead(None)
     def get_buffer(self, key: str) -> BufferHandle | None:
-        """Return a value where it is; it stays for as long as the handle lasts. None: no value."""
+        """Return a value in place; it stays for as long as the handle lives. None: no value."""
         found = self._running().objects.view(key)
         return None if found is None else handle_of(found)
 
