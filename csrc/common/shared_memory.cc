@@ -10,6 +10,7 @@
 #include <mutex>
 
 #include "common/check.h"
+#include "common/fork.h"
 
 namespace mk {
 namespace {
@@ -20,11 +21,18 @@ struct Made {
   uint64_t num_made = 0;
 };
 
+std::mutex& made_mutex();
+
 // Never destroyed: threads may look something up while the process ends.
 Made& made() {
-  static Made* const instance = new Made;
+  static Made* const instance = [] {
+    hold_over_fork<made_mutex>();
+    return new Made;
+  }();
   return *instance;
 }
+
+std::mutex& made_mutex() { return made().mutex; }
 
 }  // namespace
 

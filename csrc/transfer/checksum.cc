@@ -15,6 +15,11 @@ constexpr uint64_t kStepBytes = 4ull << 20;  // between two looks at the limit
 
 uint64_t Summer::sum(const Range& range) {
   auto* const data = reinterpret_cast<char*>(range.address);
+  since_check_ += range.num_bytes;
+  if (since_check_ > kStepBytes) {
+    limit_.check();
+    since_check_ = 0;
+  }
   if (gpus_.empty() && range.num_bytes <= kStepBytes) return XXH3_64bits(data, range.num_bytes);
   XXH3_state_t state;
   XXH3_64bits_reset(&state);
@@ -43,9 +48,7 @@ void Summer::sum(const Request& request, const Piece& piece, std::vector<uint64_
 size_t Summer::count_equal(const std::vector<Range>& ranges,
                            const std::vector<uint64_t>& checksums) {
   size_t i = 0;
-  while (i < ranges.size() && sum(ranges[i]) == checksums[i]) {
-    if (++i % 64 == 0) limit_.check();
-  }
+  while (i < ranges.size() && sum(ranges[i]) == checksums[i]) ++i;
   return i;
 }
 

@@ -42,6 +42,7 @@ class Summer {
   Staging& staging_;
   const Limit& limit_;
   std::vector<iovec> parts_;
+  uint64_t since_check_ = 0;  // bytes
 };
 
 // The words for ranges that differ; the index-th of a piece.

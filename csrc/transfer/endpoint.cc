@@ -4,6 +4,7 @@
 #include <mutex>
 
 #include "common/check.h"
+#include "common/fork.h"
 
 namespace mk::transfer {
 namespace {
@@ -13,11 +14,18 @@ struct Process {
   std::map<std::string, std::shared_ptr<Endpoint>> endpoints;
 };
 
+std::mutex& process_mutex();
+
 // Never destroyed: threads may look a name up while the process ends.
 Process& process() {
-  static Process* const instance = new Process;
+  static Process* const instance = [] {
+    hold_over_fork<process_mutex>();
+    return new Process;
+  }();
   return *instance;
 }
+
+std::mutex& process_mutex() { return process().mutex; }
 
 }  // namespace
 
@@ -30,8 +38,9 @@ void enter_process(const std::shared_ptr<Endpoint>& endpoint) {
   place = endpoint;
 }
 
-void leave_process(const Endpoint& endpoint) {
+void leave_process(Endpoint& endpoint) {
   const std::lock_guard lock(process().mutex);
+  endpoint.has_left = true;
   const auto found = process().endpoints.find(endpoint.address);
   if (found != process().endpoints.end() && found->second.get() == &endpoint) {
     process().endpoints.erase(found);

@@ -3,6 +3,7 @@
 // Layer: transfer.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <memory>
@@ -40,6 +41,7 @@ struct Endpoint {
   const bool is_local;                   // the process's other engines may reach it by `local`
   const bool is_tcp;                     // other machines may move its memory over connections
   const Owner owner;
+  std::atomic<bool> has_left{false};  // the process's engines: it was closed
   RegionTable regions;
   NotificationQueue notifications;
   Rejections rejections;
@@ -49,7 +51,7 @@ struct Endpoint {
 // The engines of this process, by address. Engine adds and removes them. A forked child does not
 // see its parent's: what its memory has of them are copies.
 void enter_process(const std::shared_ptr<Endpoint>& endpoint);  // throws InvalidArgument if taken
-void leave_process(const Endpoint& endpoint);
+void leave_process(Endpoint& endpoint);
 std::shared_ptr<Endpoint> find_in_process(const std::string& address);  // null if not here
 
 }  // namespace mk::transfer

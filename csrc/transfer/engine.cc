@@ -122,7 +122,7 @@ Route Engine::find_route(const PeerAddress& to, const Deadline& deadline) const 
     if (to.instance != 0 && here->instance != to.instance) {
       throw TransferError(to.name, kAnotherEngine);
     }
-    channels.push_back(std::make_unique<LocalChannel>(own_->name, *here));
+    channels.push_back(std::make_unique<LocalChannel>(own_->name, here));
     reasons.push_back(concat("local: the engine at ", to.address, " is of this process"));
     return route;
   }

@@ -93,8 +93,9 @@ void verified(const Request& request, const Piece& piece, const GpuRanges& here,
 }  // namespace
 
 std::shared_ptr<Endpoint> LocalChannel::find_peer() const {
-  auto peer = find_in_process(peer_address_);
-  if (!peer || peer->instance != peer_instance_) throw Failure("the peer's engine was closed");
+  auto peer = peer_.lock();
+  if (!peer || peer->has_left || peer->owner.forked())
+    throw Failure("the peer's engine was closed");
   return peer;
 }
 

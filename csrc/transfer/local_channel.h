@@ -17,10 +17,8 @@ namespace mk::transfer {
 
 class LocalChannel : public Channel {
  public:
-  LocalChannel(std::string own_name, const Endpoint& peer)
-      : own_name_(std::move(own_name)),
-        peer_address_(peer.address),
-        peer_instance_(peer.instance) {}
+  LocalChannel(std::string own_name, const std::shared_ptr<Endpoint>& peer)
+      : own_name_(std::move(own_name)), peer_(peer) {}
 
   Transport transport() const override { return Transport::kLocal; }
   std::string path(size_t number) const override { return concat("local:", number); }
@@ -34,7 +32,7 @@ class LocalChannel : public Channel {
   void post(const Work& work, const Limit& limit, Interrupt& interrupt) override;
   Outcome finish(const Limit&) override { return std::move(outcome_); }
   std::unique_ptr<Channel> another() const override {
-    return std::make_unique<LocalChannel>(own_name_, *find_peer());
+    return std::make_unique<LocalChannel>(own_name_, find_peer());
   }
   Way way_to(const Range&, int) const override {
     return {"copy", "this process", "it is a copy within this process"};
@@ -50,8 +48,7 @@ class LocalChannel : public Channel {
                  Outcome& out) const;
 
   const std::string own_name_;
-  const std::string peer_address_;
-  const uint64_t peer_instance_;
+  const std::weak_ptr<Endpoint> peer_;
   Outcome outcome_;
   GpuQueue queue_;
 };

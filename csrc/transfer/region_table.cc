@@ -60,17 +60,24 @@ std::vector<RegionTable::Listed> RegionTable::list(size_t most) const {
 }
 
 bool RegionTable::remove(const RegionRef& region) {
+  withdraw(region);
+  return wait_until_unused(region, Deadline::after(kOffersInUseS));
+}
+
+void RegionTable::withdraw(const RegionRef& region) {
+  const std::lock_guard lock(mutex_);
+  if (!region->open) return;
+  region->open = false;
+  by_address_.erase(region->range.address);
+  for (Interrupt* user : region->users) user->signal("a region in use was closed");
+  for (const auto& [board, offer] : region->offers) board->withdraw(offer);
+}
+
+bool RegionTable::wait_until_unused(const RegionRef& region, const Deadline& deadline) {
   std::unique_lock lock(mutex_);
-  if (region->open) {
-    region->open = false;
-    by_address_.erase(region->range.address);
-    for (Interrupt* user : region->users) user->signal("a region in use was closed");
-    for (const auto& [board, offer] : region->offers) board->withdraw(offer);
-  }
   unpinned_.wait(lock, [&] { return region->users.empty(); });
   lock.unlock();
   if (region->on_nics) Nics::remove(*region->on_nics);
-  const Deadline deadline = Deadline::after(kOffersInUseS);
   lock.lock();
   while (!release_unused(*region)) {
     if (deadline.passed()) {
@@ -134,7 +141,11 @@ bool RegionTable::close() {
     const std::lock_guard lock(mutex_);
     closed_ = true;
   }
-  for (const RegionRef& region : all()) remove(region);
+  // One deadline for all: a peer that was stopped in a copy may hold many regions.
+  const std::vector<RegionRef> regions = all();
+  for (const RegionRef& region : regions) withdraw(region);
+  const Deadline deadline = Deadline::after(kOffersInUseS);
+  for (const RegionRef& region : regions) wait_until_unused(region, deadline);
   const std::lock_guard lock(mutex_);
   const auto uses = [](const auto& item) { return item.first->in_use(item.second); };
   return std::none_of(in_use_.begin(), in_use_.end(), [&](const RegionRef& region) {

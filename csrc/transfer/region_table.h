@@ -104,6 +104,8 @@ class RegionTable {
  private:
   friend class Pin;
 
+  void withdraw(const RegionRef& region);
+  bool wait_until_unused(const RegionRef& region, const Deadline& deadline);
   const RegionRef* find(const Range& range) const;
   static bool release_unused(Region& region);
   void unpin(const std::vector<RegionRef>& regions, Interrupt* interrupt);

@@ -9,8 +9,10 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <chrono>
 #include <climits>
 #include <cstring>
+#include <thread>
 
 #include "common/check.h"
 #include "transfer/error.h"
@@ -22,6 +24,7 @@ namespace {
 constexpr int kKeepAliveIdleS = 30;  // finds a peer whose machine is gone, in about a minute
 constexpr int kKeepAliveIntervalS = 10;
 constexpr int kKeepAliveProbes = 3;
+constexpr std::chrono::milliseconds kBacklogCheckEvery{1};
 
 void set_option(int fd, int level, int option, int value) {
   MK_SYSCALL(setsockopt(fd, level, option, &value, sizeof(value)), "setsockopt");
@@ -65,7 +68,12 @@ bool connected_to_itself(int fd) {
 
 // Returns an errno; 0 once connected.
 int try_connect(int fd, const SocketAddress& address, const Limit& limit) {
-  if (::connect(fd, address.get(), address.num_bytes) < 0) {
+  while (::connect(fd, address.get(), address.num_bytes) < 0) {
+    if (errno == EAGAIN && address.storage.ss_family == AF_UNIX) {  // its backlog is full, for now
+      limit.check();
+      std::this_thread::sleep_for(kBacklogCheckEvery);
+      continue;
+    }
     if (errno != EINPROGRESS) return errno;
     pollfd polled{fd, POLLOUT, 0};
     while (poll(&polled, 1, 0) <= 0) wait_ready(fd, POLLOUT, limit);
@@ -73,6 +81,7 @@ int try_connect(int fd, const SocketAddress& address, const Limit& limit) {
     socklen_t error_bytes = sizeof(error);
     MK_SYSCALL(getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &error_bytes), "getsockopt");
     if (error) return error;
+    break;
   }
   return connected_to_itself(fd) ? ECONNREFUSED : 0;
 }

@@ -48,7 +48,9 @@ void WireChannel::post(const Work& work, const Limit& limit, Interrupt&) {
       move(work, limit);
       if (work.request->verify || (work.with_notify && is_reading())) drain(limit);
       verify(work, limit);
-      if (work.with_notify && current_.refusal.empty()) notify(work, limit);
+      // With frames in flight a refusal may be an earlier work's; the peer keeps the notification
+      // of a request that it refuses to itself.
+      if (work.with_notify && (current_.refusal.empty() || !frames_.empty())) notify(work, limit);
       break;
     case Work::Kind::kNotify:
       notify(work, limit);

@@ -1,4 +1,4 @@
-// RegionTable: who removes a region that another removes as well.
+// RegionTable: regions that are removed by several threads, or closed while peers use them.
 #include <atomic>
 #include <chrono>
 #include <memory>
@@ -43,9 +43,28 @@ void each_waits_for_that_region_alone() {
   }
 }
 
+// So that a peer that was stopped in a copy of many regions holds close() up only once.
+void close_withdraws_all_before_it_waits_for_any() {
+  RegionTable table;
+  const auto board = std::make_shared<Board>();
+  table.add({kFirst, kRemoteWrite});
+  table.add({kSecond, kRemoteWrite});
+  const auto offered = table.offer(board);
+  auto use = std::make_unique<BoardUse>(*board, offered[0].offer);
+  std::thread closing([&] { EXPECT(table.close()); });
+  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(5);
+  while (BoardUse(*board, offered[1].offer) && std::chrono::steady_clock::now() < until) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  EXPECT(!BoardUse(*board, offered[1].offer));
+  use.reset();
+  closing.join();
+}
+
 }  // namespace
 
 int main() {
   each_waits_for_that_region_alone();
+  close_withdraws_all_before_it_waits_for_any();
   return failures() != 0;
 }

@@ -111,3 +111,28 @@ a.read(peer, [row]).wait()
 assert (memory == 7).all(), "it was written into the child's copy"
 a.close(), b.close()
 """)
+
+
+def test_forked_children_of_a_busy_parent_make_engines_of_their_own():
+    """Whatever its other threads were at when it forked."""
+    run_script("""
+import signal
+engines = [TransferEngine(transports=["local"]) for _ in range(2)]
+source, target = engines[0].register(memory[:4096]), engines[1].register(np.zeros(4096, np.uint8))
+is_over = threading.Event()
+def keep_opening():
+    while not is_over.is_set():
+        with engines[0].open(engines[1].name) as near_peer:
+            engines[0].write(near_peer, [(source.address, target.address, 4096)]).wait()
+threads = [threading.Thread(target=keep_opening) for _ in range(3)]
+for thread in threads: thread.start()
+for _ in range(200):
+    pid = os.fork()
+    if not pid:
+        signal.alarm(50)
+        TransferEngine()
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+is_over.set()
+for thread in threads: thread.join()
+""")

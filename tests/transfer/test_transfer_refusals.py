@@ -68,6 +68,18 @@ def test_a_request_of_many_batches_is_checked_whole(pair):
     assert pair.far.receive_notifications(0.05) == []
 
 
+def test_a_notification_behind_a_refused_request_arrives(pair, rows):
+    """The refusal is of the request before, and may be known only when the next one is sent."""
+    near, far, row = rows
+    for round_ in range(30):
+        refused = pair.near.write(pair.peer, [row(0, 1 << 30, 64)], notify=b"refused")
+        good = pair.near.write(pair.peer, [row(0, 0, 64)], notify=b"good %d" % round_)
+        with pytest.raises(TransferError, match="region"):
+            refused.wait()
+        good.wait()
+        assert pair.far.receive_notifications(1) == [(pair.near.name, b"good %d" % round_)]
+
+
 def test_the_gap_between_two_regions(pair):
     memory = untouched(3 * SIZE)
     near = pair.near.register(addressed(3 * SIZE))

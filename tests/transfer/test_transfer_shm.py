@@ -230,6 +230,28 @@ def test_a_killed_initiator_lets_go_of_the_region():
         assert not memory.any()
 
 
+def test_a_peer_whose_backlog_is_full_is_waited_for():
+    """A process that is stopped, or busy, takes no connection for a moment."""
+    with peer_process(4096) as other:
+        host, port = other.name.split(":")
+        other.signal(signal.SIGSTOP)
+        waiting = []
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                stranger = socket.socket(socket.AF_UNIX)
+                waiting.append(stranger)
+                stranger.setblocking(False)
+                stranger.connect(f"\0mooncake_kernels/{host}/{port}")
+        with TransferEngine(transports=["shm"]) as engine:
+            with pytest.raises(TransferError, match="deadline") as raised:
+                engine.open(other.name, deadline_s=0.5)
+            assert raised.value.timed_out
+            threading.Timer(0.3, other.signal, [signal.SIGCONT]).start()
+            for stranger in waiting:
+                stranger.close()
+            assert engine.open(other.name, deadline_s=WAIT_S).transport == "shm"
+
+
 def test_another_machine_is_not_asked_for_its_regions():
     """Over tcp nobody is told where the regions are."""
     with TransferEngine() as engine, connect(engine.name) as connection:
