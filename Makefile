@@ -1,4 +1,4 @@
-# `make demo` and `make test` do all that they need first. nvcc is used if it is there.
+# `make demo` and `make test` first do everything that they depend on. nvcc is used if present.
 # Another torch, or another Python: make test TORCH='torch==2.12.0' PYTHON=python3.12
 PYTHON ?= python3
 VENV   ?= .venv
@@ -15,7 +15,7 @@ CXX_FILES = $(shell git ls-files 'csrc/*.h' 'csrc/*.cc' 'csrc/*.cu' 'csrc/*.cuh'
 demo: build $(VENV)/.demo
 	$(BIN)/python -m mooncake_serving demo $(DEMO)
 
-# All of them, those that wait for peers beside those that compute; or those that PYTEST names.
+# All tests, those that wait for peers in parallel with those that compute; or those that PYTEST names.
 test: build $(VENV)/.demo $(VENV)/.test
 ifdef PYTEST
 	$(BIN)/python -m pytest $(PYTEST)
@@ -30,11 +30,11 @@ test-peers:
 test-others:
 	$(BIN)/python -m pytest $(PEERS:%=--ignore %)
 
-# In a guest with soft-RoCE NICs, see CONTRIBUTING.md. `make test` has them too, where it finds qemu.
+# In a guest with soft-RoCE NICs, see CONTRIBUTING.md. `make test` runs them too if qemu is installed.
 test-rdma: build $(VENV)/.test
 	MOONCAKE_KERNELS_REQUIRE=rdma $(BIN)/python -m pytest tests/rdma $(PYTEST)
 
-# Inside vLLM, in an environment of its own, which takes 2.3 GB.
+# Inside vLLM, in a separate environment of 2.3 GB.
 test-vllm: build $(VENV)/.test
 	MK_TEST_VLLM="$$(tests/serving/connectors/make_vllm $(VENV)-vllm)" \
 	  $(BIN)/python -m pytest tests/serving/connectors $(PYTEST)
@@ -54,7 +54,7 @@ format: $(VENV)/.lint
 types: build $(VENV)/.demo $(VENV)/.test $(VENV)/.lint
 	$(BIN)/mypy
 
-# The host code under AddressSanitizer and UBSan, and under ThreadSanitizer, beside each other.
+# The host code under AddressSanitizer and UBSan, and in parallel under ThreadSanitizer.
 sanitize: build $(VENV)/.test
 	$(MAKE) -j2 --output-sync=target sanitize-address sanitize-thread
 
@@ -70,7 +70,7 @@ sanitize-thread:
 	MK_TEST_WORLD=fake_gpu tests/sanitize thread tsan $(BIN)/python tests/transfer/gpu \
 	  tests/store/gpu
 
-# What a peer can say, for FUZZ_SECONDS (60); tests/fuzz/run keeps what it has learned in build/fuzz.
+# Fuzz what a peer can send, for FUZZ_SECONDS (60); tests/fuzz/run keeps its corpus in build/fuzz.
 fuzz:
 	tests/fuzz/run
 

@@ -1,9 +1,9 @@
 """Builds the two binaries of the package with ninja (metadata is in pyproject.toml):
 
   mooncake_kernels/_ops.so      torch operators, CPU and, where nvcc is found, CUDA. It uses the
-                                LibTorch stable ABI and has no Python in it: one file for every
+                                LibTorch stable ABI and contains no Python: one file for every
                                 Python and every torch from 2.11.
-  mooncake_kernels/_host.*.so   pybind11 module: hashing, transfer. It has no torch in it.
+  mooncake_kernels/_host.*.so   pybind11 module: hashing, transfer. It does not use torch.
 
 Sources are globbed: a new file in an existing family needs no edit here. The environment variables
 are those of BuildSettings in mooncake_kernels/config.py, and CXX, CUDA_HOME and MAX_JOBS.
@@ -43,7 +43,7 @@ def find_torch() -> Path:
     """The installed torch's folder, found without importing it.
 
     In pip's isolated build torch cannot be imported, but sysconfig still names the environment
-    that is being installed into.
+    that pip installs into.
     """
     site = (*sys.path, sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
     for folder in [Path(BUILD.torch)] if BUILD.torch else [Path(path) / "torch" for path in site]:
@@ -97,7 +97,7 @@ class NinjaFile:
         return out
 
     def compile(self, prefix: str, files: list[Path], rule: str, flags: list[str]) -> list[str]:
-        """Object files, one a source: `prefix` keeps csrc/common's two builds apart."""
+        """Object files, one per source: `prefix` separates the two builds of csrc/common."""
         return [
             self.add_build(f"{prefix}/{file.parent.name}/{file.name}.o", rule, [str(file)], flags)
             for file in files
@@ -105,7 +105,7 @@ class NinjaFile:
 
     def cxx_flags(self, *includes: Path | str) -> list[str]:
         warnings = ["-Wall", "-Wextra", "-Wno-unused-parameter"]
-        optimize = "-O1" if self.sanitize else "-O3"  # half the time to compile
+        optimize = "-O1" if self.sanitize else "-O3"  # half the compile time
         return [
             *(optimize, "-g1", "-std=c++17", "-fPIC", "-fvisibility=hidden", *warnings),
             *(f"-ffile-prefix-map={ROOT}/=", f"-I{ROOT}/csrc"),
@@ -118,7 +118,7 @@ class NinjaFile:
             *self.cxx_flags(torch / "include", *([cuda / "include"] if cuda else [])),
             f"-DTORCH_TARGET_VERSION={TORCH_TARGET_VERSION}",
         ]
-        # libtorch.so by name and without a path: it is always loaded before us.
+        # libtorch.so by name, without a path: it is always loaded before us.
         link = [f"-L{torch}/lib", "-Wl,--no-as-needed", "-ltorch", "-ltorch_cpu", "-Wl,--as-needed"]
         objects = []
         if cuda:
@@ -128,7 +128,7 @@ class NinjaFile:
             link += [f"-L{cuda}/lib64", "-lcudart_static", "-lrt", "-lpthread"]
             link += ["-Wl,--exclude-libs,ALL"]
         if not self.sanitize:
-            link.append("-Wl,-z,defs")  # a stray symbol fails here, not at import
+            link.append("-Wl,-z,defs")  # an undefined symbol fails here, not at import
         objects += self.compile("ops", sources(OPS_FAMILIES, "*.cc"), "cxx", flags)
         self.add_build(str(out), "link", objects, [*link, "-ldl", *self.sanitize])
 
@@ -154,13 +154,13 @@ class NinjaFile:
 class BuildExt(build_ext):
     def get_ext_filename(self, fullname):
         name = super().get_ext_filename(fullname)
-        if fullname.endswith("_ops"):  # no Python in it, so no Python in its name
+        if fullname.endswith("_ops"):  # no Python in it, so no Python tag in its name
             return name.replace(sysconfig.get_config_var("EXT_SUFFIX"), ".so")
         return name
 
     def build_extensions(self):
         # One folder for every way to build (wheel, editable, build_ext), so that all are
-        # incremental; another for sanitizers.
+        # incremental; a separate one for sanitizers.
         kind = "-".join([sysconfig.get_config_var("SOABI"), *BUILD.sanitize])
         folder = ROOT / "build" / kind
         folder.mkdir(parents=True, exist_ok=True)
@@ -171,7 +171,7 @@ class BuildExt(build_ext):
         ninja_file.host(host, cuda)
         (folder / "build.ninja").write_text("\n".join(ninja_file.lines) + "\n")
         jobs = ["-j", os.environ["MAX_JOBS"]] if "MAX_JOBS" in os.environ else []
-        # A make that runs this offers its job server there, and has closed it for what it runs.
+        # A make that runs this names its job server there, but has closed it for its children.
         environment = {name: value for name, value in os.environ.items() if name != "MAKEFLAGS"}
         try:
             subprocess.run(["ninja", "-C", str(folder), *jobs], check=True, env=environment)

@@ -1,12 +1,12 @@
-"""Who attends in bench_attention: ours, torch's three ways, FlashInfer, FlashAttention-3 and 4.
+"""The contenders of bench_attention: ours, torch's three ways, FlashInfer, FlashAttention-3 and 4.
 
-A side makes its mask (or plan) and attends under it, apart from each other, so that they can be
-timed together or not. What a library likes best is made before: keys and values gathered, heads
-that share them repeated where it has no other way. Ours reads the paged cache as it is.
+Each side has two steps, which can be timed together or separately: make its mask (or plan), and
+attend under it. Whatever a library prefers is prepared beforehand: gathered keys and values, and
+repeated heads where it cannot share them. Ours reads the paged cache as it is.
 
-FlashInfer's and FlashAttention's were written by their sources (FlashInfer 0.7, flash-attn-4
-4.0.0b36) and have never run. FlashAttention-3 is asked for plain causal only: its window has no
-sinks, and no case here is a window without them.
+The FlashInfer and FlashAttention sides were written from their sources (FlashInfer 0.7,
+flash-attn-4 4.0.0b36) and have never run. FlashAttention-3 runs plain causal only: its window has
+no sinks, and no case here is a window without them.
 """
 
 import importlib
@@ -22,7 +22,7 @@ import mooncake_kernels as mk
 
 Sees = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 compiled_flex = torch.compile(flex_attention, dynamic=False)
-# Not on the CPU: of some of these masks inductor (2.13) makes C++ that does not compile.
+# Not on the CPU: for some of these masks inductor (2.13) generates C++ that does not compile.
 make_block_mask = {
     "cpu": create_block_mask,
     "cuda": torch.compile(create_block_mask, dynamic=False),
@@ -36,12 +36,12 @@ class NotHere(Exception):
 
 @dataclass
 class Job:
-    """Queries, and the paged cache that they look at.
+    """Queries, and the paged cache that they attend to.
 
     Attributes:
-        rule: what they see.
-        sees: the same as users of flex_attention write it, from positions.
-        is_causal: whether that is all the rule says, and the queries are the last of their request.
+        rule: which keys they see.
+        sees: the same rule as flex_attention's users write it, from positions.
+        is_causal: whether the rule is plain causal, and the queries are the last of their request.
         batch: the lengths, and the queries' positions.
         q: ``[num_q, heads, dim]``.
         cache: keys and values, ``[blocks, block_size, kv_heads, dim]`` each.
@@ -74,7 +74,7 @@ class Job:
 
     @property
     def num_shared(self) -> int:
-        """How many heads look at the same keys."""
+        """How many query heads share the same keys."""
         return self.q.shape[1] // self.cache[0].shape[2]
 
     def gathered(self, part: int) -> list[torch.Tensor]:
@@ -105,7 +105,7 @@ class Ours:
 
 
 class SdpaMask:
-    """One request after the other, by a bool mask; it is made by our rows, for it has no way."""
+    """One request after the other, by a bool mask made from our rows: SDPA has no mask builder."""
 
     def __init__(self, job: Job):
         self.masks = mk.mask.rows(job.rule, job.batch).dense()
@@ -125,7 +125,7 @@ class SdpaMask:
 
 
 class SdpaCausal(SdpaMask):
-    """Of one whole prompt, for its causal mask begins at the first key."""
+    """One whole prompt only: its causal mask begins at the first key."""
 
     def attend(self, masks: Any) -> torch.Tensor:
         sdpa = torch.nn.functional.scaled_dot_product_attention
@@ -133,7 +133,7 @@ class SdpaCausal(SdpaMask):
 
 
 class Flex:
-    """All requests at once, compiled; its mask is one of documents."""
+    """All requests at once, compiled; the mask has one document per request."""
 
     def __init__(self, job: Job):
         self.job = job
@@ -165,7 +165,7 @@ class Flex:
 
 
 class Packed:
-    """For kernels that take requests one behind the other: what they have in common."""
+    """Shared code of kernels that take the requests concatenated."""
 
     def __init__(self, job: Job):
         self.q = job.q
@@ -178,7 +178,7 @@ class Packed:
 
 
 class Varlen(Packed):
-    """torch.nn.attention.varlen, whose arguments differ from torch to torch."""
+    """torch.nn.attention.varlen, whose arguments differ between torch versions."""
 
     def __init__(self, job: Job):
         super().__init__(job)
@@ -199,7 +199,7 @@ class Varlen(Packed):
 
 
 class FlashAttention3(Packed):
-    """Its interface of the same form."""
+    """FlashAttention-3, through its interface of the same form."""
 
     def __init__(self, job: Job):
         super().__init__(job)
@@ -211,7 +211,7 @@ class FlashAttention3(Packed):
 
 
 class FlashAttention4(Packed):
-    """Its kernels in CuTe's language, plain causal."""
+    """Its CuTe kernels, plain causal."""
 
     def __init__(self, job: Job):
         super().__init__(job)
@@ -225,9 +225,9 @@ class FlashAttention4(Packed):
 
 
 class FlashAttention4Blocks(Packed):
-    """The same of one request, by block sparsity: it has no way to make the lists, we make them.
+    """The same for one request, by block sparsity. It cannot build the lists, so we do.
 
-    What is masked in partial blocks it asks a mask_mod, which looks the intervals of a row up.
+    In partial blocks it calls a mask_mod, which looks up the row's intervals.
     """
 
     # A multiple of q_stage * tile_m (256 and 128 on sm_100, 128 on sm_90), and tile_n.
@@ -276,7 +276,7 @@ def intervals_in_cute() -> Callable[..., Any]:
 
 
 class FlashInfer:
-    """Its paged prefill, by a custom mask where the rule is not plain causal."""
+    """Its paged prefill, with a custom mask where the rule is not plain causal."""
 
     def __init__(self, job: Job):
         flashinfer = imported("flashinfer")
@@ -290,7 +290,7 @@ class FlashInfer:
         self.last = torch.tensor(last, dtype=torch.int32, device=job.q.device)
 
     def make(self) -> Any:
-        """Plan, for that is where it takes the mask: dense, as its users have it."""
+        """Plan, which is where it takes the mask: dense, as its users have it."""
         mask: dict[str, Any] = {"causal": True}
         if not self.job.is_causal:
             dense = mk.mask.rows(self.job.rule, self.job.batch).dense()
@@ -306,7 +306,7 @@ class FlashInfer:
 
 
 def baselines_of(job: Job) -> dict[str, type]:
-    """Return the sides that have a kernel for this device, and a way to say this mask."""
+    """Return the sides that have a kernel for this device and can express this mask."""
     sides: dict[str, type] = {"sdpa_mask": SdpaMask, "flex": Flex}
     if job.is_whole_prompt:
         sides["sdpa_causal"] = SdpaCausal

@@ -1,10 +1,10 @@
-"""paged_attention beside torch's attention; on a GPU also FlashInfer's and FlashAttention-3 and 4.
+"""paged_attention and torch's attention; on a GPU also FlashInfer and FlashAttention-3 and 4.
 
-Ours reads a paged cache through a block table, in blocks of 16. The baselines get what they like
-best, made before they are timed, see attention_sides.py. GFLOP/s counts the pairs that the mask
-lets see each other, 4 * dim each; the peak is that of torch.mm in this dtype, or on the CPU in
-float32 if that is more, measured in this run.
-A row "with its mask" has the making of the mask in it, on the side of each that makes one:
+Ours reads a paged cache through a block table, in blocks of 16. The baselines get their preferred
+inputs, prepared before they are timed, see attention_sides.py. GFLOP/s counts the pairs that the
+mask lets see each other, 4 * dim each; the peak is that of torch.mm in this dtype, or on the CPU
+in float32 if that is more, measured in this run.
+A row "with its mask" includes the making of the mask, for each side that makes one:
 create_block_mask (compiled on a GPU); FlashInfer's plan; ours, rows, and for FlashAttention-4 also
 our lists of blocks. SDPA's dense mask is given.
 """
@@ -21,7 +21,7 @@ from table import report
 import mooncake_kernels as mk
 
 BLOCK_SIZE, DIM = 16, 128
-HEADS = {"cpu": (8, 2), "cuda": (32, 8)}  # and those of keys
+HEADS = {"cpu": (8, 2), "cuda": (32, 8)}  # query heads, and heads of keys
 KEYS = {"cpu": 2048, "cuda": 8192}
 DTYPES = {"cpu": [torch.float32, torch.bfloat16], "cuda": [torch.bfloat16]}
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 3e-2}
@@ -30,7 +30,7 @@ CAUSAL = mk.mask.causal()
 
 @dataclass
 class Workload:
-    """A mask, and how flex_attention is told it: from positions, as its users write it."""
+    """A mask, and the same for flex_attention, from positions, as its users write it."""
 
     name: str
     rule: mk.mask.Rule
@@ -95,7 +95,7 @@ def job_of(work: Workload, dtype: torch.dtype, device: str) -> Job:
 def cases_of(
     work: Workload, dtype: torch.dtype, peak: float, options: argparse.Namespace
 ) -> Iterator[Case | LeftOut]:
-    """Yield a row with the masks made beforehand, and one with the making of them."""
+    """Yield a row with the masks made beforehand, and one that includes making them."""
     name = f"{work.name}, {str(dtype).removeprefix('torch.')}"
     job = job_of(work, dtype, options.device)
     sides = {"ours": Ours(job)}
@@ -125,10 +125,10 @@ def cases_of(
 
 
 def measured_peak(dtype: torch.dtype, device: str) -> float:
-    """Return GFLOP/s of the fastest of some matrix products.
+    """Return GFLOP/s of the fastest of several matrix products.
 
-    A processor without products of 16-bit numbers computes theirs in float32, and torch.mm takes a
-    hundred times as long as need be; there the peak is that of float32.
+    A processor without 16-bit products computes them in float32, and torch.mm takes a hundred times
+    longer than necessary; there the peak is that of float32.
     """
     n = 1024 if device == "cpu" else 8192
     peaks = []

@@ -1,8 +1,8 @@
 """block_hashes against the chains that engines compute in Python.
 
 sha256+pickle is vLLM's default form: sha256 of the pickled (parent, tokens) of each block. xxhash
-is the same chain as ours, block by block, through the Python package. All on one thread, all from
-a list of Python ints as engines hold them, and ours once more from an array.
+is the same chain as ours, block by block, through the Python package. All run on one thread, from
+a list of Python ints as engines hold them; ours also from an array.
 """
 
 import hashlib

@@ -1,9 +1,9 @@
 """choose_nics and the balancer, on captured machines: what the choice of a NIC costs.
 
 A round is 1,000 calls, so that its microseconds are nanoseconds a call. The first call for a policy
-decides for all locations of a machine (`decide`, one call a round, in microseconds); the others
+decides for all locations of a machine (`decide`, one call a round, in microseconds); later calls
 find it in a dict, which is the baseline. `pick and done` is what the balancer does for a transfer,
-against the same rule in plain Python; `in _host` is the same without its Python face.
+compared with the same rule in plain Python; `in _host` is the same without its Python wrapper.
 """
 
 from collections.abc import Iterator
@@ -117,5 +117,5 @@ def cases() -> Iterator[Case]:
 
 if __name__ == "__main__":
     options = arguments(__doc__)
-    options.device = "cpu"  # whatever GPU there is
+    options.device = "cpu"  # even if there is a GPU
     report("choose_nics", cases(), options)

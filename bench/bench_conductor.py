@@ -1,7 +1,7 @@
-"""The conductor: one decision, the index behind it, and what that costs for 10,000 instances.
+"""The conductor: one decision, the index behind it, and their costs for 10,000 instances.
 
-`decide` is a prompt of 128k tokens in 256 blocks of 512, by Algorithm 1, 4 instances that prefill
-to one that decodes. In the worst case each instance holds another length of it. `in Python` is
+`decide` is a prompt of 128k tokens in 256 blocks of 512, by Algorithm 1, with 4 prefill instances
+per decode instance. In the worst case each instance holds a different length of it. `in Python` is
 the same index as a dict of sets, and the same algorithm in a loop. An update is one block of one
 instance that comes or goes. A billion tokens are two million blocks of 512. Restarts are as many as
 share one look at every key, an eighth of the instances: that look is in the time.
@@ -142,7 +142,7 @@ def updates(num_keys: int) -> Iterator[Case]:
 
 
 def restarts(num_keys: int) -> Iterator[Case]:
-    """Instances are emptied, or send all that they hold, in an index of ``num_keys`` blocks."""
+    """Instances are emptied, or resend all that they hold, in an index of ``num_keys`` blocks."""
     num_restarts = sides.NUM_INSTANCES // 8
     index = PrefixIndex(sides.NUM_INSTANCES)
     sides.fill(index, num_keys)
@@ -186,7 +186,7 @@ def restarts(num_keys: int) -> Iterator[Case]:
 
 
 def memory(num_keys: int) -> Case:
-    """Bytes a key, each in a process of its own; what is timed is only one look at such a chain."""
+    """Bytes a key, each kind in its own process; only a single lookup of such a chain is timed."""
     per_key = {}
     for kind in ("ours", "sets"):
         command = [sys.executable, sides.__file__, str(num_keys), kind]
@@ -238,5 +238,5 @@ def cases(quick: bool) -> Iterator[Case]:
 
 if __name__ == "__main__":
     options = arguments(__doc__)
-    options.device = "cpu"  # whatever GPU there is
+    options.device = "cpu"  # even if there is a GPU
     report("conductor", cases(options.quick), options)

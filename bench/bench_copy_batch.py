@@ -1,7 +1,7 @@
 """copy_batch against a loop of torch's copy_, a loop of ctypes.memmove, and one memcpy.
 
-The loops are what a program does that has a list of ranges and no operator for it: a tensor a
-range, made beforehand, or an address. memcpy is one contiguous copy of as many bytes: the ceiling
+The loops are what a program does with a list of ranges and no operator for it: one tensor per
+range, made beforehand, or one address. memcpy is one contiguous copy of as many bytes: the ceiling
 of a plain copy. GB/s counts bytes read and written. On a GPU the ranges go from pinned host memory
 to the device, and the baselines are copy_ of each range and of the whole.
 """
@@ -22,7 +22,7 @@ class Shape:
 
     num_ranges: int
     size: int  # bytes
-    neighbours: int = 1  # ranges in a row that go on where the last one ended
+    neighbours: int = 1  # ranges in a row, each beginning where the previous one ends
 
 
 SHAPES = [
@@ -38,11 +38,11 @@ SHAPES = [
     Shape(100_000, 656),
 ]
 QUICK = [Shape(16, 4 << 10), Shape(1000, 4 << 10), Shape(100, 64 << 10), Shape(1000, 656)]
-MAX_LOOP = 10_000  # a loop in Python over more would only show Python
+MAX_LOOP = 10_000  # beyond this a Python loop would measure only Python
 
 
 def shuffled(shape: Shape) -> torch.Tensor:
-    """Place of each range: whole rows of neighbours stay together."""
+    """Position of each range: whole rows of neighbours stay together."""
     rows = torch.randperm(shape.num_ranges // shape.neighbours)[:, None] * shape.neighbours
     return (rows + torch.arange(shape.neighbours)).flatten()
 

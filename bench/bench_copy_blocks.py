@@ -1,8 +1,8 @@
 """gather_blocks and scatter_blocks against torch, layer by layer, and against one memcpy.
 
 The torch baselines are what an engine writes without a kernel: index_select (gather) and
-index_copy_ (scatter) of each layer, into tensors that are there already. They move bfloat16, as an
-engine's caches hold: by bytes, torch's index_copy_ would be several times slower on the CPU. memcpy
+index_copy_ (scatter) of each layer, into preallocated tensors. They move bfloat16, the dtype of an
+engine's caches: on bytes, torch's index_copy_ would be several times slower on the CPU. memcpy
 is one contiguous copy of as many bytes: the ceiling of a plain copy. GB/s counts bytes read and
 written.
 """
@@ -23,10 +23,10 @@ class Shape:
 
     name: str
     num_layers: int
-    num_blocks: int  # that are copied
+    num_blocks: int  # to copy
     axes: str
     block_shape: tuple[int, ...]  # of one layer
-    fits: bool = False  # into the cache, where the call before has left it
+    fits: bool = False  # into the CPU cache, where the previous call has left it
 
 
 AXES = "block token dim"

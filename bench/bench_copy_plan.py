@@ -1,8 +1,9 @@
-"""CopyPlan between caches that are laid out differently, against torch layer by layer.
+"""CopyPlan between caches of different layouts, against torch layer by layer.
 
-The torch baseline is what engines do without a kernel: index_select of the blocks, a permute or a
-slice of the heads, and index_copy_ into the other cache, of each layer; the rows between them are
-made beforehand. memcpy is one contiguous copy of as many bytes. GB/s counts bytes read and written.
+The torch baseline is what engines do without a kernel, for each layer: index_select of the blocks,
+a permute or a slice of the heads, and index_copy_ into the other cache; the intermediate rows are
+allocated beforehand. memcpy is one contiguous copy of as many bytes. GB/s counts bytes read and
+written.
 """
 
 import ctypes
@@ -43,14 +44,14 @@ JOBS = [
 
 
 def cache(axes: str, num_layers: int, num_tokens: int, block_size: int, heads: int, device: str):
-    """Make tensors of twice as many blocks as hold the tokens."""
+    """Make tensors with twice as many blocks as the tokens need."""
     sizes = {"kv": 2, "block": 2 * num_tokens // block_size, "token": block_size, "head": heads}
     shape = (*(sizes[axis] for axis in axes.split()[:-1]), DIM)
     return [torch.randn(shape, device=device).to(torch.bfloat16) for _ in range(num_layers)]
 
 
 def by_torch(job: Job, src, dst, src_ids, dst_ids) -> Callable[[], None]:
-    """Return the copy of all layers, for blocks or for slots, by way of one layer's rows."""
+    """Return the copy of all layers, for blocks or for slots, through the rows of one layer."""
     first = src[0].flatten(1, 2) if job.by_slot else src[0]
     picked = first.index_select(1, src_ids)  # [2, n, token, head, dim], or [2, n, head, dim]
 
@@ -99,7 +100,7 @@ def case(job: Job, num_layers: int, num_tokens: int, device: str) -> Case:
         run(src_ids, dst_ids)
         for tensor, other in zip(dst, expected, strict=True):
             written = tensor.count_nonzero() > 0
-            other[tensor == 0] = 0  # what was there before in blocks that are not written
+            other[tensor == 0] = 0  # previous contents of the blocks that are not written
             assert written and torch.equal(tensor, other), "CopyPlan is wrong: not timed"
 
     name = f"{job.name}, {num_layers} layers x {num_tokens} tokens"
@@ -108,7 +109,7 @@ def case(job: Job, num_layers: int, num_tokens: int, device: str) -> Case:
 
 
 def call_case(num_layers: int, num_blocks: int, device: str) -> Case:
-    """The host time of a call that copies nothing: all ids are holes; torch gets none at all."""
+    """The host time of a call that copies nothing: all ids are holes; torch gets no ids at all."""
     tensors = [
         [torch.zeros(2, 4, 16, 1, 8, device=device) for _ in range(num_layers)] for _ in range(2)
     ]

@@ -1,8 +1,8 @@
 """The store's directory, in this process and in Redis: batches of keys, as a prompt has them.
 
 32 pools, each served by two members; 100,000 objects, each in two pools. Redis is on this host,
-behind a Unix socket. `dict` is a dict of sets without members. `pipeline` is redis-py's, a command
-a key, as one would write it without scripts, and without looking who lives.
+behind a Unix socket. `dict` is a dict of sets without members. `pipeline` is redis-py's, one
+command per key, as one would write it without scripts and without checking which members are alive.
 """
 
 import shutil
@@ -34,7 +34,7 @@ def fill(directory: Directory, keys: np.ndarray) -> None:
 
 
 class Dicts:
-    """What a directory has, without members, time and locks."""
+    """The contents of a directory, without members, time and locks."""
 
     def __init__(self, keys: np.ndarray):
         self.holders: dict[tuple[int, int], set[int]] = {}
@@ -61,7 +61,7 @@ class Dicts:
 
 
 class Pipelines:
-    """The same by redis-py alone, on the strings that the directory made."""
+    """The same with redis-py alone, on the strings that the directory made."""
 
     def __init__(self, client):
         self.client = client
@@ -150,7 +150,7 @@ def cases(
 
 
 def us_of_server(client, case: Case) -> int:
-    """What one call takes the server itself, at the least: on a busy machine all else is waits."""
+    """The least time of one call in the server itself: on a busy machine the rest is waiting."""
     least = None
     for _ in range(50):
         client.config_resetstat()

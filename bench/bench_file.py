@@ -1,9 +1,9 @@
-"""The transport file beside fio, in turn: the same blocks, queue depth and file system.
+"""The transport file and fio, in turn: the same blocks, queue depth and file system.
 
 Both move as many bytes past the page cache, from one thread and by io_uring: ours as one request,
-fio as one job whose own clock is taken, without its start. Ours moves them between the file and
-memory as large as it, fio between the file and as many blocks as are under way; both in huge pages.
-Without fio (`apt-get install fio`) its columns are left out.
+fio as one job, timed by its own clock, without its start. Ours moves them between the file and
+memory of the same size, fio between the file and as many blocks as are in flight; both in huge
+pages. Without fio (`apt-get install fio`) its columns are left out.
 """
 
 import argparse
@@ -37,7 +37,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def huge_pages(num_bytes: int) -> np.ndarray:
-    """Memory of which a disk is told by 2 MiB, and not by 4 KiB, which takes it longer."""
+    """Memory in huge pages: a disk that is given pages of 4 KiB takes longer."""
     memory = np.empty(num_bytes + (2 << 20), np.uint8)
     memory = memory[-memory.ctypes.data % (2 << 20) :][:num_bytes]
     advice = 14  # MADV_HUGEPAGE
@@ -49,7 +49,7 @@ def huge_pages(num_bytes: int) -> np.ndarray:
 
 
 class Moves:
-    """Ours and fio's moves between one file and memory."""
+    """Our moves and fio's between one file and memory."""
 
     def __init__(self, path: Path, num_bytes: int):
         self.path, self.num_bytes = path, num_bytes
@@ -72,12 +72,12 @@ class Moves:
         return time.perf_counter() - start
 
     def fio(self, verb: str, order: str, size: int) -> float:
-        """Return the seconds that fio says."""
+        """Return the seconds that fio reports."""
         command = ["fio", "--name=job", f"--filename={self.path}", "--direct=1"]
         command += ["--ioengine=io_uring", f"--iodepth={DEPTH}", f"--bs={size}"]
         command += [f"--rw={'rand' if order == 'random' else ''}{verb}"]
         command += [f"--size={self.num_bytes}", "--output-format=json"]
-        env = {**os.environ, "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}  # huge pages for it, too
+        env = {**os.environ, "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}  # huge pages for fio, too
         said = subprocess.run(command, check=True, capture_output=True, text=True, env=env).stdout
         return self.num_bytes / json.loads(said)["jobs"][0][verb]["bw_bytes"]
 
@@ -97,7 +97,7 @@ class Moves:
 def measure(
     moves: Moves, libraries: list[str], case: tuple[str, str, int], options: argparse.Namespace
 ) -> dict[str, Any]:
-    """One row: ours and fio in turn, each first as often as the other."""
+    """One row: ours and fio in turn, each going first equally often."""
     moves.check(*case[1:])
     rounds = []
     for i in range(options.repeat):

@@ -1,8 +1,8 @@
-"""A copy with a matrix product beside it: what each of the two costs the other.
+"""A copy in parallel with a matrix product: what each of the two costs the other.
 
-On the CPU they run on two threads, on a GPU on two streams. Each is timed alone and beside the
-other, in turn, in every round; while one is timed, the other one goes on without a pause. A
-slowdown is the median of (time beside / time alone) of a round, with its quartiles. Copies: a plan
+On the CPU they run on two threads, on a GPU on two streams. In every round each is timed alone and
+in parallel with the other, in turn; while one is timed, the other runs without a pause. A slowdown
+is the median of (time in parallel / time alone) of a round, with its quartiles. Copies: a plan
 (for each of --engine and --max-sms), torch layer by layer, and one memcpy of as many bytes.
 """
 
@@ -24,7 +24,7 @@ import mooncake_kernels as mk
 MM_SIZE = {"cpu": 1024, "cuda": 8192}
 MM_DTYPE = {"cpu": torch.float32, "cuda": torch.bfloat16}
 SHAPES, RUNS = ["llama-8b", "llama-70b-tp8"], [4096]  # unless the command line says otherwise
-WANTED_S, QUICK_S = 0.2, 0.02  # that each of four measurements of a round lasts
+WANTED_S, QUICK_S = 0.2, 0.02  # the duration of each of the four measurements of a round
 
 
 def product(device: str, quick: bool) -> tuple[Call, int]:
@@ -33,14 +33,14 @@ def product(device: str, quick: bool) -> tuple[Call, int]:
     a, b = (torch.randn(size, size, device=device).to(MM_DTYPE[device]) for _ in range(2))
     out = torch.empty_like(a)
     if device == "cuda":
-        torch.cuda.synchronize()  # it runs on another stream than made them
+        torch.cuda.synchronize()  # it runs on another stream than the one that made them
     return lambda: torch.mm(a, b, out=out), 2 * size**3
 
 
 def copies(
     direction: str, pools: Memory, options: argparse.Namespace
 ) -> list[tuple[str, dict[str, Any], Call | str]]:
-    """Return what is put beside the product: name, fields, and the call or why there is none."""
+    """Return what runs alongside the product: name, fields, and the call or why there is none."""
     found: list[tuple[str, dict[str, Any], Call | str]] = []
     for job in jobs(options):
         name = f"{direction} {job.name}"
@@ -63,7 +63,7 @@ def copies(
 
 
 def measure(copy: Side, mm: Side, options: argparse.Namespace) -> dict[str, Any]:
-    """Time both alone and beside each other, in turn."""
+    """Time both alone and in parallel with each other, in turn."""
     ways = {
         "copy": lambda: alone(copy), "mm": lambda: alone(mm),
         "copy_beside": lambda: beside(copy, mm), "mm_beside": lambda: beside(mm, copy),

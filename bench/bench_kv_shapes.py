@@ -1,13 +1,13 @@
-"""CopyPlan on the shapes that engines have: n runs, in every direction, beside what they do today.
+"""CopyPlan on the shapes that engines have: n runs, in every direction, against today's ways.
 
 H2H is within host memory, on the CPU. With a GPU: D2D, H2D and D2H (the host's memory is pinned),
-and both of these at once on two streams. A run is what is contiguous: one id of one layer's keys or
+and both of these at once on two streams. A run is a contiguous range: one id of one layer's keys or
 values. Baselines: torch, layer by layer (index_select, copy_ where memory changes, index_copy_,
-into tensors that are there already); memcpy, one contiguous copy of as many bytes; memcpy_loop, one
-memcpy a run, in C (on a GPU one cuMemcpyAsync). The ceiling is the faster of one large memcpy and
-torch's copy_ (1 GiB on the CPU, 256 MiB on a GPU), measured before each shape; what fits the cache
-can be above it. GB/s counts bytes read and written. "us of the host" is what the caller's thread
-spends in a call.
+into preallocated tensors); memcpy, one contiguous copy of as many bytes; memcpy_loop, one memcpy a
+run, in C (on a GPU one cuMemcpyAsync). The ceiling is the faster of one large memcpy and
+torch's copy_ (1 GiB on the CPU, 256 MiB on a GPU), measured before each shape; copies that fit the
+cache can exceed it. GB/s counts bytes read and written. "us of the host" is what the caller's
+thread spends in a call.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from table import report
 
 import mooncake_kernels as mk
 
-CACHED_BYTES = 4 << 20  # read and written: what fits, after as much of a baseline's own
+CACHED_BYTES = 4 << 20  # read and written: what fits the cache, after as much of a baseline's own
 
 
 def case(
@@ -66,7 +66,7 @@ def cases(options: argparse.Namespace) -> Iterator[Case | LeftOut]:
     for direction in directions(options):
         lone = seconds_a_run(direction, pools)
         for _, group in groupby(jobs(options), key=lambda job: job.shape.name):
-            top = ceiling(direction, pools)  # again for each shape: a machine has its moods
+            top = ceiling(direction, pools)  # again for each shape: the machine's speed drifts
             for job, way in product(group, ways(options)):
                 row = case(direction, job, *way, pools)
                 if isinstance(row, Case):

@@ -1,10 +1,10 @@
-"""What a copy pays for what it does on the way: fp8, RoPE, checksums.
+"""What a copy pays for its transforms: fp8, RoPE, checksums.
 
 Each is a CopyPlan of an NHD cache, into NHD and into HND. Baselines: plain, a CopyPlan between the
-same two layouts that moves as many bytes, read and written, and does nothing to them (0.9x: the
+same two layouts that moves as many bytes, read and written, without a transform (0.9x: the
 transform takes a ninth longer); torch, the same result layer by layer, where torch has the
-operations. GB/s counts bytes read and written. To verify sums, blocks are read once more, which is
-not counted.
+operations. GB/s counts bytes read and written. Verifying checksums reads the blocks once more,
+which is not counted.
 """
 
 from collections.abc import Callable
@@ -47,11 +47,11 @@ class Caches:
         self.num_bytes = elements * sum(dtype.itemsize for dtype in dtypes)
 
 
-Sizes = tuple[int, int]  # layers and blocks that are copied
+Sizes = tuple[int, int]  # layers and blocks to copy
 
 
 def plain(transform: Transform, dst_axes: str, sizes: Sizes, device: str) -> Callable:
-    """Return a copy of as many bytes; what is half as wide on one side has the mean on both."""
+    """Return a copy of as many bytes; if one side is half as wide, both get the mean width."""
     row_bytes = DIM * (transform.src.itemsize + transform.dst.itemsize) // 2
     caches = Caches((torch.uint8, torch.uint8), dst_axes, row_bytes, sizes, device)
     plan = mk.CopyPlan(*caches.views)
@@ -100,7 +100,7 @@ def case(transform: Transform, dst_axes: str, sizes: Sizes, device: str) -> Case
 
 if __name__ == "__main__":
     options = arguments(__doc__)
-    num_layers = 32 if options.device == "cuda" else 8  # for a call to be longer than its launch
+    num_layers = 32 if options.device == "cuda" else 8  # a call outlasts its launch
     sizes = (2, 32) if options.quick else (num_layers, 256)
     cases = (
         case(transform, axes, sizes, options.device)

@@ -1,10 +1,10 @@
-"""How long one small request takes, from the call to its end, with nothing else to do.
+"""The latency of one small request, from the call to its end, on an idle engine.
 
 In Python: ``engine.write(peer, [(local, remote, size)]).wait()`` and ``write_blocks`` of arrays. In
-C++: the same without Python, by transfer_latency.cc, which is built from csrc here, in two minutes;
-not with ``--quick``. The peer is a process of this machine; `tcp` beside a bare socket, by which as
-many bytes go there and a few back.
-Every program runs in turn, each round; the figures are medians of rounds' medians.
+C++: the same without Python, by transfer_latency.cc, which is built here from csrc, in two minutes;
+not with ``--quick``. The peer is a process of this machine. `tcp` is compared with a bare socket
+that sends as many bytes and gets a few back.
+The programs run in turn in each round; the figures are medians of the rounds' medians.
 """
 
 import argparse
@@ -69,7 +69,7 @@ def median_us(call: Callable[[], None], count: int) -> float:
 
 
 def serve(pipe: Any, mapped: bool, spin_us: int) -> None:
-    """The life of the peer: an engine, and a bare socket beside it."""
+    """The peer process: an engine and a bare socket."""
     memory = mk.shared_memory(REGION_BYTES).numpy() if mapped else np.zeros(REGION_BYTES, np.uint8)
     engine = mk.TransferEngine(spin_us=spin_us)
     region = engine.register(memory)
@@ -90,7 +90,7 @@ def echo(listening: socket.socket) -> None:
 
 
 class Peer:
-    """An engine in another process, and what asks it."""
+    """An engine in another process, and the side that sends it requests."""
 
     def __init__(self, transport: str, options: argparse.Namespace):
         self.is_local = transport == "local"

@@ -1,17 +1,16 @@
 """Masks of a chunk: rows and block map against create_block_mask, packed bits against packbits.
 
 ours, of a block map: mask.rows and block_map (128 x 128, counts, ranges, and both lists of tiles),
-from the lengths on. create_block_mask is torch's, for the same rule and tiles, eager and (not with
---quick) compiled; it is checked to say the same. Eager it takes 10 bytes a pair, 21 GB for 16,384
-x 131,072: it is left out where half of the free memory is less.
+starting from the lengths. create_block_mask is torch's, for the same rule and tiles, eager and (not
+with --quick) compiled; its result is checked to be the same. Eager it takes 10 bytes a pair, 21 GB
+for 16,384 x 131,072: it is left out where half of the free memory is less.
 
 ours, of bits: mask.rows and packed(). packbits is the dense mask and numpy's packbits, as
-FlashInfer's segment_packbits does it; on a GPU by torch, and where FlashInfer is there (written by
-its 0.7.2, never run) also by its own packbits and, below 2**31 pairs, for its offsets are int32, by
-segment_packbits, which its plan calls. Beside the times stands the memory that a
-call takes at its peak, results included: on a GPU what torch has allocated, else by the kernel's
-high-water mark of this process, but at least the bytes of its results: memory that is used again
-does not show there.
+FlashInfer's segment_packbits does it; on a GPU torch does it, and, where FlashInfer is installed
+(written after its 0.7.2, never run), also its own packbits and, below 2**31 pairs because its
+offsets are int32, segment_packbits, which its plan calls. Next to the times stands the peak memory
+of a call, results included: on a GPU what torch has allocated, else the kernel's high-water mark of
+this process, but at least the bytes of its results, since reused memory does not show there.
 """
 
 import argparse
@@ -31,7 +30,7 @@ import mooncake_kernels as mk
 SHAPES = [(2048, 32768), (16384, 131072)]
 QUICK_SHAPES = [(512, 4096), (1024, 16384)]
 MOST_BITS = 1 << 29  # on the CPU
-DENSE_BYTES = 8  # a pair: the dense mask as bool, some on the way to it, and products for the sums
+DENSE_BYTES = 8  # a pair: the dense mask as bool, temporaries, and products for the sums
 EAGER_BYTES = 10  # a pair: as bool, and as int64 for the sums
 BLOCK = 128
 WINDOW, SINK, DOCUMENT = 4096, 4, 8192
@@ -71,7 +70,7 @@ def our_map(rule: mk.mask.Rule, q_len: int, kv_len: int, device: str) -> mk.mask
 def torch_map(
     sees: Predicate, q_len: int, kv_len: int, device: str, *, compiled: bool = False
 ) -> BlockMask:
-    """Make torch's; compiled it is one fused loop, and makes no dense mask."""
+    """Make torch's; compiled, it is one fused loop without a dense mask."""
 
     def mask_mod(b: Any, h: Any, row: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
         return sees(row, key)
@@ -98,7 +97,7 @@ def packbits(sees: Predicate, q_len: int, kv_len: int, device: str) -> torch.Ten
 def packers(
     sees: Predicate, q_len: int, kv_len: int, device: str
 ) -> dict[str, Callable[[], torch.Tensor]]:
-    """Return who makes bits of a dense mask, which is made in the same call."""
+    """Return the sides that make bits of a dense mask; the mask is made in the same call."""
     sides = {"packbits": lambda: packbits(sees, q_len, kv_len, device)}
     if device == "cpu":
         return sides  # FlashInfer's are kernels
@@ -122,14 +121,14 @@ def packers(
 
 
 def peak_bytes(call: Callable[[], Any], device: str) -> int:
-    """Return what a call takes at its peak, of memory that this process did not have before."""
+    """Return the peak of a call, in memory that this process did not have before."""
     call()
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         call()
         return torch.cuda.max_memory_allocated() - before
-    Path("/proc/self/clear_refs").write_text("5")  # the high-water mark begins anew
+    Path("/proc/self/clear_refs").write_text("5")  # reset the high-water mark
     before = status_bytes("VmRSS")
     result = call()
     del result
@@ -137,7 +136,7 @@ def peak_bytes(call: Callable[[], Any], device: str) -> int:
 
 
 def free_bytes(device: str) -> int:
-    """Return what can be had without swapping."""
+    """Return how much memory is available without swapping."""
     if device == "cuda":
         return torch.cuda.mem_get_info()[0]
     for line in Path("/proc/meminfo").read_text().splitlines():
@@ -155,7 +154,7 @@ def status_bytes(name: str) -> int:
 
 
 def map_bytes(block_map: mk.mask.BlockMap) -> int:
-    """Return the bytes of all that a map and its rows hold."""
+    """Return the bytes of a map and its rows."""
     rows = block_map.rows
     tensors = [rows.intervals, rows.tail_bits, rows.tail_base, block_map.ranges]
     tensors += [block_map.num_partial, block_map.num_full, block_map.cu_q_blocks]
@@ -164,7 +163,7 @@ def map_bytes(block_map: mk.mask.BlockMap) -> int:
 
 
 def torch_bytes(block_mask: BlockMask) -> int:
-    """Return the bytes of all that a BlockMask holds."""
+    """Return the bytes of a BlockMask."""
     return sum(part.nbytes for part in block_mask.as_tuple() if isinstance(part, torch.Tensor))
 
 
@@ -185,7 +184,7 @@ def check_map(ours: mk.mask.BlockMap, theirs: BlockMask) -> None:
 def baselines_of(
     sees: Predicate, q_len: int, kv_len: int, device: str, compiled: bool
 ) -> dict[str, Callable[[], BlockMask]]:
-    """Return torch's ways for which there is memory."""
+    """Return torch's ways that fit into memory."""
     baselines = {}
     if EAGER_BYTES * q_len * kv_len < free_bytes(device) / 2:
         baselines["create_block_mask"] = lambda: torch_map(sees, q_len, kv_len, device)

@@ -1,9 +1,9 @@
-"""Writes and reads between two NICs, beside perftest's between the same two, in turn.
+"""Writes and reads between two NICs, in turn with perftest's between the same two.
 
-A message is a work request of its own, all of them to the same place, as perftest's are. GB/s
-counts what crosses the wire, once. perftest polls for completions without a pause; ours sleeps, but
-for the latency: from the call to its completion, as of perftest's ib_read_lat. Ours has Python in
-it. Without RDMA NICs it runs in a guest with soft-RoCE.
+Each message is a separate work request, all to the same place, as perftest's are. GB/s counts the
+bytes on the wire, once. perftest busy-polls for completions; ours sleeps, except for the latency:
+from the call to its completion, like perftest's ib_read_lat. Ours includes Python. Without RDMA
+NICs it runs in a guest with soft-RoCE.
 """
 
 import argparse

@@ -1,9 +1,9 @@
 """Registering host memory: on one NIC, on all at once, and from the cache.
 
 `register` is a registration and its end, against ibv_reg_mr and ibv_dereg_mr alone; `on 4 NICs`
-against one NIC after the other; `lease` is the cache's, of memory that is registered, against a
+against one NIC after the other; `lease` is the cache's, of memory already registered, against a
 registration and its end. The memory has been touched before. Without RDMA NICs it runs in a guest
-with soft-RoCE, whose processor is emulated: what is worth reading is ratios.
+with soft-RoCE, whose processor is emulated: only ratios are worth reading.
 """
 
 import ctypes
@@ -23,7 +23,7 @@ QUICK_SIZES = (4 << 10, 1 << 20, 64 << 20)
 
 
 class PlainVerbs:
-    """libibverbs called from ctypes, on a protection domain of its own."""
+    """libibverbs called through ctypes, on a protection domain of its own."""
 
     def __init__(self, name: str):
         self.verbs = verbs = ctypes.CDLL("libibverbs.so.1")

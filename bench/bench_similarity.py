@@ -1,13 +1,13 @@
-"""Signatures of token embeddings and their match, beside FAISS and torch; 256 bits.
+"""Signatures of token embeddings and their match, against FAISS and torch; 256 bits.
 
 simhash: embeddings to signatures. torch is a float product, a comparison and a sum of weighted
-bits; faiss is IndexLSH's encoding, whose rotation is the planes of all.
+bits; faiss is IndexLSH's encoding, whose rotation supplies the planes of all sides.
 
 match: the nearest of all references, or of those in a window, from signatures. torch unpacks bits
 to +-1, and takes the argmax of products, some queries at a time; faiss is IndexBinaryFlat's search,
-which knows no window.
+which has no window.
 
-lookup: from the queries' embeddings to their match: simhash and match, beside IndexLSH's search.
+lookup: from the queries' embeddings to their match: simhash and match, against IndexLSH's search.
 
 Queries are the references in another order, with noise. faiss is left out on a GPU, and where
 faiss-cpu is not installed.
@@ -34,7 +34,7 @@ SIZES, QUICK_SIZES = [5_000, 20_000], [1_000]  # tokens of either side
 DIMS, QUICK_DIMS = [576, 4096], [576]
 WINDOW = 512
 ROWS = 512  # of torch's products: more do not stay in the cache
-SHARE = 1e-4  # of bits whose dots may be too near to 0 for float32
+SHARE = 1e-4  # of bits whose dot products may be too close to 0 for float32
 Pair = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -59,7 +59,7 @@ class Tokens:
 
 
 def torch_simhash(embeddings: torch.Tensor, planes: torch.Tensor) -> torch.Tensor:
-    """Pack signs by torch."""
+    """Pack signs with torch."""
     weights = 1 << torch.arange(8, dtype=torch.uint8, device=planes.device)
     signs = (embeddings @ planes >= 0).view(len(embeddings), -1, 8)
     return (signs * weights).sum(-1, dtype=torch.uint8)
@@ -96,7 +96,7 @@ def differing_bits(ours: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
 
 
 def check_distances(tokens: Tokens, ours: Pair, theirs: torch.Tensor) -> None:
-    """Compare distances; which of several references is meant is not always the same."""
+    """Compare distances; which of several equally near references is found may differ."""
     index, distance = ours
     assert torch.equal(distance, theirs.to(distance.dtype)), "wrong, not timed"
     assert torch.equal(differing_bits(tokens.query_sig, tokens.reference_sig[index]), distance)

@@ -1,8 +1,8 @@
-"""The simulator: a trace on 16 nodes under the conductor, by one core.
+"""The simulator: a trace on 16 nodes under the conductor, on one core.
 
 `--trace` is Mooncake's conversation trace (12,031 requests in an hour); without it as many requests
-are made up by the profile of the tests. The replay is that of
-`hit-rate`: one pool of LRU, 3 million tokens.
+are generated from the profile of the tests. The replay is that of `hit-rate`: one LRU pool, 3
+million tokens.
 """
 
 import argparse
@@ -70,5 +70,5 @@ def cases(options: argparse.Namespace) -> Iterator[Case]:
 
 if __name__ == "__main__":
     chosen = arguments(__doc__, add_options)
-    chosen.device = "cpu"  # whatever GPU there is
+    chosen.device = "cpu"  # even if there is a GPU
     report("simulator", cases(chosen), chosen)

@@ -1,9 +1,9 @@
-"""Objects of a pool in shared memory: copied in and out beside memcpy, looked up beside a dict.
+"""Objects of a pool in shared memory: copied in and out against memcpy, looked up against a dict.
 
-Objects were put by another process, 16 MiB of each size. A call moves one or as many as make up
-1 MiB, and the next call the next ones. memcpy is numpy's, between private memory and shared memory
-such as the pool's is, row by row. "put" puts objects and removes them again. "checked" compares, or
-computes, XXH3-64 of every byte.
+Objects were put by another process, 16 MiB of each size. A call moves one object, or as many as
+make up 1 MiB, and the next call the next ones. memcpy is numpy's, row by row, between private
+memory and shared memory such as the pool's. "put" puts objects and removes them again. "checked"
+compares, or computes, XXH3-64 of every byte.
 """
 
 import os
@@ -47,7 +47,7 @@ class Turns:
 def copies(pool: ObjectPool, name: str, size: int) -> Iterator[Case]:
     count, each = TOTAL // size, max(1, CALL // size)
     keys = [tuple(key) for key in object_keys(np.arange(count), name).tolist()]
-    shared = shared_memory(TOTAL).numpy().reshape(count, size)  # as a pool's memory is
+    shared = shared_memory(TOTAL).numpy().reshape(count, size)  # like a pool's memory
     shared[:] = np.random.default_rng(1).integers(0, 256, shared.shape, np.uint8)
     private = np.zeros_like(shared)
     out, back = Turns(count, each), Turns(count, each)
@@ -171,5 +171,5 @@ def cases(pool: ObjectPool, quick: bool) -> Iterator[Case]:
 if __name__ == "__main__":
     options = arguments(__doc__)
     with ObjectPool.create(4 * TOTAL, num_objects=2 * NUM_KEYS) as pool:
-        pool.memory().fill_(0)  # pages that are there
+        pool.memory().fill_(0)  # fault the pages in
         report("store", cases(pool, options.quick), options)

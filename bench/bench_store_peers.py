@@ -1,11 +1,11 @@
-"""This project's store beside Mooncake's, Redis, memcpy and a raw stream, in turn.
+"""This project's store, Mooncake's, Redis, memcpy and a raw stream, in turn.
 
-Values of one size, 16 MiB of them, are copied into registered memory and put from there, by the
-batched call where there are several. Each call moves some that the last one has not touched; all
+Values of one size, 16 MiB of them, are copied into registered memory and put from there, with the
+batched call where there are several. Each call moves values that the last one has not touched; all
 of them have been read once before. "in process": the client's own process has put them. "other
-process": another one of this host has, and Mooncake's are in its segment. "tcp": between two
+process": another process of this host has, and Mooncake's are in its segment. "tcp": between two
 processes, with no transport but tcp, and for ours a directory in Redis; the client has no pool of
-its own. Redis is one over a unix socket. GB/s counts what is moved, once. Peers that are not
+its own. Redis runs behind a unix socket. GB/s counts the bytes moved, once. Peers that are not
 installed are left out (`pip install --no-deps mooncake-transfer-engine-non-cuda`; lmcache_side.py).
 """
 
@@ -24,7 +24,7 @@ from table import report
 
 from mooncake_kernels.errors import Unavailable
 
-MOVES = [("64 KiB", 1), ("64 KiB", 16), ("1 MiB", 1), ("16 MiB", 1)]  # values, and how many a call
+MOVES = [("64 KiB", 1), ("64 KiB", 16), ("1 MiB", 1), ("16 MiB", 1)]  # value size, values a call
 PIECE = 16 << 10
 NUM_PIECES = 64
 
@@ -44,7 +44,7 @@ class Turns:
 
 
 class Memcpy:
-    """numpy's copies between the memory and shared memory, such as a pool's is."""
+    """numpy's copies between the memory and shared memory like a pool's."""
 
     def __init__(self, memory: Memory):
         self.memory = memory.bytes
@@ -140,7 +140,7 @@ def small_keys(clients: dict[str, Any]) -> Iterator[Case]:
 
 
 class Peers:
-    """The clients of one part of the bench; those that are missing are told once."""
+    """The clients of one part of the bench; missing ones are reported once."""
 
     def __init__(self, opened: contextlib.ExitStack, left_out: dict[str, str]):
         self.opened = opened

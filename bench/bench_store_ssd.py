@@ -1,11 +1,11 @@
-"""Objects of an SsdTier put and read beside plain pwrite(2) and pread(2) past the page cache.
+"""Objects of an SsdTier put and read, against plain pwrite(2) and pread(2) past the page cache.
 
 A call moves one object, or as many as make up 1 MiB, and the next call the next ones. The baseline
-moves blocks of the same size, one by one and in its own thread, between a file beside the tier and
-aligned memory such as the tier's: it names, checks and copies nothing. Both files were written all
-over before. "checked" compares XXH3-64 of every byte. "restart" opens and closes a tier of 10,000
-objects: by its footer, and after a death, when each record is looked at and its data compared, and
-a footer is written again.
+moves blocks of the same size, one by one and in its own thread, between a file in the same folder
+and aligned memory such as the tier's: it names, checks and copies nothing. Both files were fully
+written before. "checked" compares XXH3-64 of every byte. "restart" opens and closes a tier of
+10,000 objects: from its footer, and after a crash, when it examines each record, compares its data,
+and writes a new footer.
 """
 
 import argparse
@@ -55,7 +55,7 @@ class Plain:
 
 
 class Turns:
-    """Each call takes the next objects of so many."""
+    """Each call takes the next objects, wrapping around."""
 
     def __init__(self, count: int, each: int):
         self.parts = [range(start, start + each) for start in range(0, count, each)]
@@ -67,7 +67,7 @@ class Turns:
 
 
 def write_all_over(tier: SsdTier) -> None:
-    """A file system takes longer for what was never written."""
+    """Write the file: the first write of a block takes the file system longer."""
     filler, lap = np.ones(16 * MIB, np.uint8), tier.stats().num_buckets
     for i in range(1 << 62):
         if tier.stats().num_buckets_begun > lap:
@@ -125,7 +125,7 @@ def moves(folder: Path, name: str, size: int, total: int, num_rounds: int) -> It
         assert np.array_equal(got, content[:each]), "wrong: not timed"
 
     for _ in plain_writes.parts:
-        pwrite()  # so that what pread reads is on the disk
+        pwrite()  # so that pread reads from the disk
     title, num_bytes = f"{each} x {name}", each * size
     yield Case(f"put_each: {title}", put, {"pwrite": pwrite}, check_put, num_bytes)
     for kind, verify in {"get_into_each": False, "get_into_each, checked": True}.items():

@@ -1,8 +1,8 @@
-"""The transfer engine beside Mooncake's, NIXL, a raw socket stream and memcpy, in turn.
+"""The transfer engine, Mooncake's, NIXL, a raw socket stream and memcpy, in turn.
 
-Every library has an initiator and a target in processes of their own, on this machine. A batch is
+Every library has an initiator and a target in separate processes on this machine. A batch is
 one call: blocks of one size from random places to random places, or, as one block, `contiguous`.
-GB/s counts what is moved, once. Mooncake and NIXL are left out where they are not installed
+GB/s counts the bytes moved, once. Mooncake and NIXL are left out where they are not installed
 (`pip install --no-deps mooncake-transfer-engine-non-cuda nixl nixl-cu12`, in an environment of
 their own or this one).
 """
@@ -29,7 +29,7 @@ CASES = [  # block size, blocks a batch
     (64 << 20, 1),
 ]
 QUICK = [(4 << 10, 128), (16 << 10, 1024), (1 << 20, 16)]
-MIN_WINDOW_BYTES = 128 << 20  # what is timed at once, so that a window is some milliseconds
+MIN_WINDOW_BYTES = 128 << 20  # timed at once, so that a window lasts some milliseconds
 MAX_WINDOW_CALLS = 1024
 PEERS = {
     "tcp": ("mooncake", "nixl-tcp", "stream"),
@@ -60,7 +60,7 @@ def jobs(verb: str, size: int, batch: int, threads: int) -> list[Job]:
 def measure(
     ours: str, libraries: dict[str, Library], work: list[Job], options: argparse.Namespace
 ) -> dict[str, Any]:
-    """One row: every library in turn, each going first as often as the others."""
+    """One row: every library in turn, each going first equally often."""
     moved = sum(job.size * len(job.local) * job.count for job in work)
     calls = work[0].count
     for library in libraries.values():

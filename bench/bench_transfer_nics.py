@@ -1,4 +1,4 @@
-"""The engine over two NICs a side, beside one a side, in turn.
+"""The engine over two NICs a side and over one a side, in turn.
 
 One request at a time: 32 MiB in one range, and as scattered blocks of 16 KiB. Both ends are on
 this machine. Without RDMA NICs it runs in a guest with soft-RoCE, where a NIC may send 160 Mbit/s,

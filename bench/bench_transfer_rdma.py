@@ -1,9 +1,9 @@
-"""The engine between two NICs, beside perftest between the same two, in turn.
+"""The engine between two NICs and perftest between the same two, in turn.
 
 One request at a time: 32 MiB in one range, and as scattered blocks of 16 KiB. perftest keeps 128
-messages in flight, of 1 MiB, and for scattered blocks of 16 KiB as well, and polls without a pause;
-ours sleeps. Both ends are on this machine.
-Without RDMA NICs it runs in a guest with soft-RoCE, whose processor is emulated: that is the limit.
+messages in flight, of 1 MiB, and for scattered blocks of 16 KiB as well, and busy-polls; ours
+sleeps. Both ends are on this machine.
+Without RDMA NICs it runs in a guest with soft-RoCE, whose emulated processor is the limit.
 """
 
 import argparse

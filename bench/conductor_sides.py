@@ -1,6 +1,6 @@
-"""What bench_conductor.py measures beside: the same index and the same algorithm in plain Python.
+"""The baselines of bench_conductor.py: the same index and the same algorithm in plain Python.
 
-Run as a program, it says how many bytes a key takes: `conductor_sides.py NUM_KEYS ours|sets`.
+Run as a program, it prints how many bytes a key takes: `conductor_sides.py NUM_KEYS ours|sets`.
 """
 
 import os
@@ -16,7 +16,7 @@ NUM_INSTANCES = 10_000
 
 
 class SetIndex:
-    """Key to a set of holders, as one would write it first."""
+    """Key to a set of holders, the obvious implementation."""
 
     def __init__(self, num_instances: int):
         self.num_instances = num_instances
@@ -70,7 +70,7 @@ def least_ttft(conductor: Conductor, index: SetIndex, request: Request, now_s: f
 
 
 def chains(num_chains: int, seed: int = 0) -> Iterator[tuple[list[int], list[int]]]:
-    """Make up chains and who holds each: nine of ten one instance, the others up to 32."""
+    """Generate chains and their holders: nine of ten have one instance, the others up to 32."""
     rng = np.random.default_rng(seed)
     for _ in range(num_chains):
         num_holders = 1 if rng.random() < 0.9 else int(rng.integers(2, 33))
@@ -86,13 +86,13 @@ def fill(index: Index | SetIndex, num_keys: int) -> None:
 
 
 def resident_bytes() -> int:
-    """Return what this process has of memory."""
+    """Return the memory that this process uses."""
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def main() -> None:
-    """Fill an index, and print what a key takes."""
+    """Fill an index, and print the bytes of a key."""
     num_keys = int(sys.argv[1])
     index = (PrefixIndex if sys.argv[2] == "ours" else SetIndex)(NUM_INSTANCES)
     before = resident_bytes()

@@ -1,8 +1,8 @@
-"""Say which targets of the copies on a GPU are met: reads what `gpu.sh --targets` has measured.
+"""Report which targets of the copies on a GPU are met, from what `gpu.sh --targets` has measured.
 
-A target is a share of what another copy does in the same run, the worst of its cases. Of a case
-with several engines it is the best one that counts, for "auto" is to choose it by calibration. What
-was not measured is told, and makes the exit status 1; a target that is not met does not.
+A target is a share of another copy's speed in the same run, in the worst of its cases. Of a case
+with several engines the best one counts, since "auto" chooses it by calibration. A target that was
+not measured is reported and makes the exit status 1; a target that is not met does not.
 
     python gpu_targets.py results
 """
@@ -20,7 +20,7 @@ TRANSFORMS = ["bf16 to fp8", "fp8 to bf16", "RoPE", "checksum"]
 
 
 def rows_of(folder: Path, name: str) -> list[Row]:
-    """Return what a bench has measured, as far as it came; nothing if it did not run."""
+    """Return the rows of a bench, as far as it got; nothing if it did not run."""
     try:
         return json.loads((folder / f"targets_{name}.json").read_text())["rows"]
     except (OSError, ValueError, KeyError):
@@ -51,7 +51,7 @@ def of_the_ceiling(name: str, rows: list[Row], wanted: float) -> tuple[str, bool
 
 
 def judged(folder: Path) -> Iterable[tuple[str, bool | None]]:
-    """Yield what is told of each target, and whether it is met; None if it was not measured."""
+    """Yield the text of each target, and whether it is met; None if it was not measured."""
     d2d = rows_of(folder, "d2d")
     yield of_the_ceiling("D2D, of a large device copy, runs of 4 KiB and more", d2d, 92)
     few_sms = [row for row in rows_of(folder, "pcie") if (row["max_sms"] or 1 << 30) <= MAX_SMS]
@@ -77,7 +77,7 @@ def judged(folder: Path) -> Iterable[tuple[str, bool | None]]:
 
 
 def beside(folder: Path) -> Iterable[str]:
-    """Yield what a copy and a matrix product cost each other, of which there is no target."""
+    """Yield what a copy and a matrix product cost each other; there is no target for it."""
     for row in rows_of(folder, "mm"):
         slower = f"copy {row['copy_slowdown']:.2f}x, product {row['mm_slowdown']:.2f}x slower"
         yield f"beside a matrix product: {row['case']}: {slower}"

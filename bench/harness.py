@@ -1,9 +1,9 @@
 """One timer and one table for every bench: what was measured, where, and against what.
 
 A case is checked for equality before it is timed. Ours and every baseline are then called in turn,
-so that all meet the same noise, and what is reported is the median of the ratios of calls that
-stood beside each other, with their quartiles: on a busy machine a ratio of two medians, measured
-one after the other, can be far off.
+so that all meet the same noise. The reported figure is the median of the ratios of adjacent calls,
+with its quartiles: on a busy machine a ratio of two medians, measured one after the other, can be
+far off.
 """
 
 import argparse
@@ -17,12 +17,12 @@ from typing import Any
 import torch
 
 WARM_UP = 3
-MIN_ROUNDS = 5  # that are timed, however long they take
+MIN_ROUNDS = 5  # timed, however long they take
 
 
 @dataclass
 class Case:
-    """One row: `ours` beside `baselines`, each doing the same job.
+    """One row: `ours` and the `baselines` that do the same job.
 
     Attributes:
         name: of the row.
@@ -31,12 +31,12 @@ class Case:
         check: raises if ours and the baselines do not have the same result; called before timing.
         num_bytes: read plus written by one call, for GB/s; None where bytes mean nothing.
         on_host: on CUDA, time what the caller spends and not what the GPU does.
-        ceiling: GB/s, measured in this run, that GB/s is given as a percentage of.
+        ceiling: GB/s, measured in this run; GB/s is also given as a percentage of it.
         num_flops: of one call, for GFLOP/s.
-        peak: GFLOP/s, measured in this run, that GFLOP/s is given as a percentage of.
-        warm: call each once more before it is timed: of what fits the cache, the others have left
-            little in it.
-        fields: what else the row in the JSON says of the case.
+        peak: GFLOP/s, measured in this run; GFLOP/s is also given as a percentage of it.
+        warm: call each once more before it is timed: the others have evicted most of what fits the
+            cache.
+        fields: additional fields of the row in the JSON.
     """
 
     name: str
@@ -78,7 +78,7 @@ def arguments(
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
     if options.device == "cuda":
-        torch.cuda.set_stream(torch.cuda.Stream())  # engines copy beside the default stream
+        torch.cuda.set_stream(torch.cuda.Stream())  # engines do not copy in the default stream
     return options
 
 
@@ -106,7 +106,7 @@ def timed(case: Case, options: argparse.Namespace) -> list[dict[str, tuple[float
     rounds = []
     until = time.perf_counter() + options.seconds
     for i in range(WARM_UP + options.repeat):
-        # They take turns in going first, so that none always has the same neighbour, nor itself.
+        # They take turns in going first, so that none always has the same neighbour, or itself.
         first = i % len(calls)
         names = [*list(calls)[first:], *list(calls)[:first]]
         taken = {}

@@ -1,4 +1,4 @@
-"""Benches that need RDMA NICs, on a machine that has none: in a guest with soft-RoCE."""
+"""Runs benches that need RDMA NICs on a machine without any: in a guest with soft-RoCE."""
 
 import subprocess
 import sys
@@ -15,7 +15,7 @@ def leave_unless_nics(
 ) -> None:
     """Go on if there are as many NICs here; otherwise run this bench in a guest, and exit.
 
-    Its times say nothing of real NICs, nor of a real processor: ratios are worth reading. Its
+    Its times say nothing about real NICs or a real processor; only ratios are worth reading. Its
     NICs share that processor, unless ``wire_mbit``, what each may send a second, is less than that.
     """
     if len(mk.rdma.devices()) >= num_nics:

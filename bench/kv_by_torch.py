@@ -1,4 +1,4 @@
-"""What a plan's transforms do, in torch: layer by layer, into tensors that are there already."""
+"""A plan's transforms in torch: layer by layer, into preallocated tensors."""
 
 from dataclasses import dataclass
 
@@ -61,7 +61,7 @@ class ByTorch:
                     largest = torch.finfo(FP8).max
                     numbers.div_(SCALE).clamp_(-largest, largest)
             rows.copy_(numbers)
-            # By words: torch's index_copy_ takes an element at a time on the CPU.
+            # As words: torch's index_copy_ moves one element at a time on the CPU.
             dst.view(torch.int64).index_copy_(1, self.ids[1], landed.view(torch.int64))
 
     def _turn(self, keys: torch.Tensor) -> None:

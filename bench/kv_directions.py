@@ -1,4 +1,4 @@
-"""From where to where: the memory of each direction, and how fast it can be at all."""
+"""The directions of a copy: the memory of each, and how fast it can be at best."""
 
 import ctypes
 import statistics
@@ -16,12 +16,12 @@ DIRECTIONS = {
     "D2H": [("cuda", "cpu")],
     "both": [("cpu", "cuda"), ("cuda", "cpu")],  # at once, on two streams
 }
-LARGE = {"cpu": 1 << 30, "cuda": 256 << 20}  # bytes of a copy that is only bound by the memory
+LARGE = {"cpu": 1 << 30, "cuda": 256 << 20}  # bytes of a copy that is bound by the memory alone
 CEILING_ROUNDS, LONE_RUNS, LONE_BYTES, NEAR_BYTES = 9, 20_000, 64, 16 << 10
 
 
 class Memory:
-    """Buffers to read, to write and to stage in, on either side; made when first asked for."""
+    """Buffers to read, to write and to stage in, on either side; allocated on first use."""
 
     def __init__(self, num_bytes: int, on_gpu: bool):
         self.num_bytes, self.on_gpu = num_bytes // 256 * 256, on_gpu
@@ -43,7 +43,7 @@ class Memory:
     def staging(self, direction: str) -> list[list[torch.Tensor]]:
         """Return for each way of a direction the staging memory on its sides.
 
-        Within one memory they are one buffer, of which a plane's worth is used again and again.
+        Within one memory they are the same buffer; one plane's worth of it is used over and over.
         """
         return [
             [self.buffer(side, f"staging {i}") for side in dict.fromkeys(way)]
@@ -68,7 +68,7 @@ class Memory:
 
 
 def together(calls: list[Call], streams: list) -> None:
-    """Queue each call on a stream of its own, behind what is queued now and before what follows."""
+    """Queue each call on a stream of its own, after what is queued now and before what follows."""
     current = torch.cuda.current_stream()
     for stream, call in zip(streams, calls, strict=True):
         stream.wait_stream(current)
@@ -97,10 +97,10 @@ def ceiling(direction: str, memory: Memory) -> float:
 
 
 def seconds_a_run(direction: str, memory: Memory) -> float:
-    """Return what one run costs that has hardly any bytes, where they are copied one by one.
+    """Return the cost of one run with hardly any bytes, where runs are copied one by one.
 
     On a GPU that is a call of the driver, or two for both ways at once. On the CPU it is the wait
-    for memory: a loop over runs that lie anywhere, less one over runs that lie in the cache.
+    for memory: a loop over scattered runs, less one over runs that lie in the cache.
     """
     ends = memory.ends(direction)
     if direction == "H2H":
@@ -112,7 +112,7 @@ def seconds_a_run(direction: str, memory: Memory) -> float:
 
 
 def lone_runs(src: torch.Tensor, dst: torch.Tensor) -> None:
-    """Queue runs of hardly any bytes, one by one."""
+    """Queue runs with hardly any bytes, one by one."""
     copy, stream = driver_copy(), torch.cuda.current_stream().cuda_stream
     step = min(src.numel(), dst.numel()) // LONE_RUNS // LONE_BYTES * LONE_BYTES
     for i in range(LONE_RUNS):
@@ -122,7 +122,7 @@ def lone_runs(src: torch.Tensor, dst: torch.Tensor) -> None:
 def wait_for_memory(src: torch.Tensor, dst: torch.Tensor) -> float:
     """Return how much longer a run takes if it is in memory: read and written at new places.
 
-    The loop is so slow between two runs that none waits along with another.
+    The loop is so slow between two runs that their waits do not overlap.
     """
     anywhere = torch.randint(src.numel() // LONE_BYTES, (2, LONE_RUNS)) * LONE_BYTES
 

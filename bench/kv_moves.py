@@ -14,7 +14,7 @@ from kv_shapes import Job
 
 import mooncake_kernels as mk
 
-MAX_LOOP = 10_000  # a loop in Python, over a GPU's runs: of more it would only show Python
+MAX_LOOP = 10_000  # of a Python loop over a GPU's runs: more would measure only Python
 Call = Callable[[], Any]
 
 
@@ -24,7 +24,7 @@ class Move:
     Args:
         job: what is moved.
         src, dst: bytes that the two pools are cut out of, on the host or a device.
-        staging: bytes beside src and beside dst, for torch's way; one tensor if both are on one
+        staging: bytes on the side of src and of dst, for torch's way; one tensor if both are on one
             side.
         engine, max_sms: of the plan.
     """
@@ -35,7 +35,7 @@ class Move:
         views = (mk.KVView(tensors, job.shape.axes) for tensors in (src_tensors, dst_tensors))
         self.plan = mk.CopyPlan(*views)
         self.options = {"engine": engine, "max_sms": max_sms}
-        # Engines keep floats in theirs. Bytes are moved by eight here: torch's index_copy_ takes
+        # Engines keep floats in theirs. Bytes are moved 8 at a time here: torch's index_copy_ moves
         # an element at a time on the CPU, and is several times slower with small ones.
         dtype = job.shape.dtype if job.shape.dtype.itemsize > 1 else torch.int64
         self.src, self.dst = job.planes(src_tensors, dtype), job.planes(dst_tensors, dtype)
@@ -48,7 +48,7 @@ class Move:
         self.rows = self._addresses()
 
     def _staged(self, memory: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Cut rows out of the staging memory: for all planes, or for one of them after another."""
+        """Cut rows out of the staging memory: for all planes, or for one after another."""
         job = self.job
         num_planes = job.num_runs // job.num_ids if self.crosses else 1
         num_bytes = num_planes * job.num_ids * job.shape.run_bytes
@@ -78,7 +78,7 @@ class Move:
                     continue
             dst.index_copy_(0, self.dst_ids, landed)
         if self.crosses and not self.dst[0].is_cuda:
-            torch.cuda.current_stream().synchronize()  # the host reads what has landed
+            torch.cuda.current_stream().synchronize()  # the host reads what has arrived
             for dst, landed in zip(self.dst, there, strict=True):
                 dst.index_copy_(0, self.dst_ids, landed)
 
@@ -109,7 +109,7 @@ class Move:
         return calls
 
     def check(self) -> None:
-        """Run each way that moves runs into cleared memory, and look at every byte."""
+        """Run each way that moves runs into cleared memory, and check every byte."""
         ways = {"CopyPlan": self.ours, **self.baselines()}
         del ways["memcpy"]
         for name, call in ways.items():

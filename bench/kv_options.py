@@ -6,7 +6,7 @@ from kv_directions import DIRECTIONS, Memory
 from kv_shapes import NUM_RUNS, PATTERNS, SHAPES, Job
 
 ENGINES = ["auto", "host", "cuda", "copy_engine", "two_hop", "tma", "triton"]
-MAX_GIB = {"cpu": 2.0, "cuda": 16.0}  # of a cache to read and one to write
+MAX_GIB = {"cpu": 2.0, "cuda": 16.0}  # of a source cache and a destination cache
 QUICK_GIB = 0.25
 
 
@@ -35,7 +35,7 @@ def memory(options: argparse.Namespace) -> Memory:
 
 
 def jobs(options: argparse.Namespace) -> list[Job]:
-    """Return the matrix; where two numbers of runs come to the same job, it is there once."""
+    """Return the matrix; numbers of runs that lead to the same job appear once."""
     matrix = [
         Job(shape, runs, pattern)
         for shape in SHAPES if shape.name in options.shape

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 SPARE = 2  # a pool has this many times the blocks that are copied
-ROW = 16  # ids that go on one after the other, in the pattern of that name
+ROW = 16  # consecutive ids, in the pattern of that name
 
 
 @dataclass(frozen=True)
@@ -15,12 +15,12 @@ class Shape:
 
     Attributes:
         name: short, for a row.
-        source: the model and the engine that have it.
+        source: the model and the engine that use it.
         num_layers: of the model.
         num_kv: 2 for keys and values apart, 1 for one latent or both packed.
         inner: sizes of a block's axes, by name and in order.
         dtype: of an element.
-        by_slot: ids are those of tokens, not of blocks.
+        by_slot: ids name tokens, not blocks.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Shape:
 
     @property
     def run_bytes(self) -> int:
-        """Bytes of one layer's keys or values that one id names: what is contiguous."""
+        """Bytes of one layer's keys or values under one id: what is contiguous."""
         return math.prod(self.inner.values()) * self.dtype.itemsize // self.ids_per_block
 
 

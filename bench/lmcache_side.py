@@ -1,6 +1,6 @@
-"""LMCache's store of bench_store_peers.
+"""LMCache's store for bench_store_peers.
 
-Its wheel asks for some 40 others, of which its storage needs about half; they are installed into a
+Its wheel requires some 40 others, of which its storage needs about half; they are installed into a
 folder of their own, named by PYTHONPATH.
 """
 
@@ -12,7 +12,7 @@ from store_sides import Memory
 
 
 class LMCache:
-    """Its backend of host memory, in this process: objects of its allocator, copied by torch."""
+    """Its host memory backend, in this process: objects of its allocator, copied by torch."""
 
     def __init__(self, capacity: int, memory: Memory):
         os.environ.setdefault("LMCACHE_LOG_LEVEL", "ERROR")

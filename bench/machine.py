@@ -1,4 +1,4 @@
-"""Where the numbers come from: the machine, the versions and the commit."""
+"""The origin of the numbers: the machine, the versions and the commit."""
 
 import os
 import platform
@@ -26,7 +26,7 @@ def describe(device: str, threads: int) -> dict[str, Any]:
 
 
 def cpu_name() -> str:
-    """Return the processor's name, as Linux tells it."""
+    """Return the processor's name, as Linux reports it."""
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
             return line.partition(":")[2].strip()

@@ -18,7 +18,7 @@ def free_port() -> int:
 
 
 def run(program: str, names: list[str], *words: str) -> str:
-    """Run both ends of one of its programs, and return what the client says."""
+    """Run both ends of one of its programs, and return the client's output."""
     common = [program, "-x", str(GID_INDEX), "-F", "-p", str(free_port()), *words]
     server = subprocess.Popen(
         [*common, "-d", names[1]], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -37,9 +37,9 @@ def run(program: str, names: list[str], *words: str) -> str:
 
 
 def figure(pattern: str, program: str, names: list[str], *words: str) -> float:
-    """Run both ends, and return the number that a pattern finds in what the client says.
+    """Run both ends, and return the number that a pattern finds in the client's output.
 
-    In a slow guest they end without one now and then, so they are run again.
+    In a slow guest they occasionally end without one, so they are run again.
     """
     for _ in range(TRIES):
         said = run(program, names, *words)

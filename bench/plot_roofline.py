@@ -1,7 +1,7 @@
 """Draw GB/s against the length of a run, under its roof: one PNG and one SVG a direction.
 
 Reads what bench_kv_shapes.py --json wrote. The roof is the ceiling measured in that run; the slope
-is what a loop comes to that takes run after run, each at the cost of one that has hardly any bytes.
+is the speed of a loop that takes run after run, each at the cost of one with hardly any bytes.
 Of each shape it takes the job with the most runs. The same file gives the same pictures.
 
     python plot_roofline.py results/kv_shapes.json results
@@ -27,7 +27,7 @@ TITLES = {
 }  # fmt: skip
 LOOPS = {"H2H": "waiting for memory"}  # else: the driver's copy, a run at a time
 BASELINES = {"torch": "torch, random", "memcpy_loop": "a memcpy a run, random"}
-# Told apart by marker and dash, not by colour: a printed page is grey.
+# Distinguished by marker and dash, not by colour: a printed page is grey.
 STYLES = [
     {"color": "black", "marker": "o", "linestyle": "-"},
     {"color": "black", "marker": "o", "linestyle": "--", "markerfacecolor": "white"},

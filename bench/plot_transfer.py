@@ -21,7 +21,7 @@ NAMES = {
     "ours": "mooncake-kernels", "mooncake": "Mooncake", "nixl-tcp": "NIXL (UCX, tcp)",
     "nixl-cma": "NIXL (UCX, shm)", "stream": "one socket stream", "memcpy": "memcpy a block",
 }  # fmt: skip
-# Told apart by marker and dash, not by colour: a printed page is grey.
+# Distinguished by marker and dash, not by colour: a printed page is grey.
 STYLES = {
     "ours": {"color": "black", "marker": "o", "linestyle": "-"},
     "mooncake": {"color": "0.35", "marker": "s", "linestyle": "--"},
@@ -30,7 +30,7 @@ STYLES = {
     "stream": {"color": "0.7", "marker": "", "linestyle": "-", "linewidth": 4},
     "memcpy": {"color": "0.7", "marker": "", "linestyle": "-", "linewidth": 4},
 }
-SETTINGS = {  # letters stay letters: half the size
+SETTINGS = {  # keep letters as text: half the file size
     "svg.hashsalt": "mooncake-kernels", "svg.fonttype": "none",
     "font.family": "DejaVu Sans", "font.size": 9,
 }  # fmt: skip

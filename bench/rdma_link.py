@@ -1,4 +1,4 @@
-"""Two engines over RDMA NICs of this machine, and what benches of them print."""
+"""Two engines over RDMA NICs of this machine, and what their benches print."""
 
 import dataclasses
 import statistics

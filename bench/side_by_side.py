@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-MAX_QUEUED = 2  # calls that the other side has queued on a GPU: it must end when it is told to
+MAX_QUEUED = 2  # calls that the other side has queued on a GPU: it must stop promptly when told to
 
 
 @dataclass
@@ -19,7 +19,7 @@ class Side:
     Attributes:
         call: what is repeated.
         count: how often, while it is timed.
-        stream: that it is queued on; None on the CPU.
+        stream: the stream it is queued on; None on the CPU.
     """
 
     call: Callable[[], Any]

@@ -3,17 +3,16 @@
     python store_hit_rates.py --trace conversation_trace.jsonl \\
         --json results/store_hit_rates.json --plot results/store_hit_rates.svg
 
-The traces of the Mooncake paper (FAST'25) have one line a request, with an id for each 512 tokens
-of its prompt. A request does what an engine does: it looks for the longest prefix that is there,
-reads it, and puts the rest. A hit is a token of that prefix; blocks behind a gap count for nothing.
+The traces of the Mooncake paper (FAST'25) have one line per request, with an id for each 512 tokens
+of its prompt. A request does what an engine does: it looks up its longest cached prefix, reads it,
+and puts the rest. A hit is a token of that prefix; blocks after a gap do not count.
 
-The store evicts 5 % of its pool at once, as it does if nothing is said; `lru exact` evicts one
-block at a time. Both must be what a dict in the order of use does, to the last token. `lru, heads
-first` reads and puts a prompt's blocks one by one in their order, so that heads are evicted before
-their tails.
-`cost alone` is length_aware by what a block costs to compute, where attention over 100 blocks is
-as much as all the rest. `belady` is a bound for all: the best eviction there can be, of blocks that
-are found without what comes before them. `infinite` never evicts.
+The store evicts 5 % of its pool at once, its default; `lru exact` evicts one block at a time. Both
+must match a dict in the order of use, to the last token. `lru, heads first` reads and puts a
+prompt's blocks one by one in their order, so that heads are evicted before their tails.
+`cost alone` is length_aware by what a block costs to compute, where attention over 100 blocks costs
+as much as all the rest. `belady` is an upper bound for all: the best possible eviction of blocks
+that are found without what comes before them. `infinite` never evicts.
 """
 
 import argparse
@@ -55,7 +54,7 @@ POLICIES: dict[str, EvictionPolicy] = {
 }
 
 COST_ALONE = LengthAware(depth=np.inf, attention=100.0)
-# Told apart by marker and dash, not by colour: a printed page is grey.
+# Distinguished by marker and dash, not by colour: a printed page is grey.
 MARKS = {
     "lru": ("o", "-"),
     "sieve": ("s", "--"),
@@ -130,7 +129,7 @@ def simulate(requests: list[Request], num_blocks: float, at_once: int = 1) -> in
 
 
 def bound(requests: list[Request], num_blocks: int) -> int:
-    """Return what no eviction could exceed, but for tokens that a prompt's last block lacks."""
+    """Return what no eviction could exceed, except for tokens that a prompt's last block lacks."""
     found = belady(np.concatenate([ids for ids, _ in requests]).astype(np.int64), num_blocks)
     sizes = np.full(len(found), BLOCK_TOKENS)
     ends = np.cumsum([len(ids) for ids, _ in requests]) - 1

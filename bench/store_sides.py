@@ -1,8 +1,8 @@
 """The stores of bench_store_peers: this project's, Mooncake's, Redis, and what bounds them.
 
-Each is a client in the bench's own process, made after a holder in a process of its own has put the
+Each is a client in the bench's own process, made after a holder in a separate process has put the
 values (`hold`). All clients have the same calls: `get` and `put` move a value to and from a place
-of one and the same memory.
+of the same memory.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ SMALL_KEYS = [f"small/{i}" for i in range(512)]
 
 
 class Missing(Exception):
-    """A peer that is not on this machine, and why."""
+    """A peer that is not available on this machine, and why."""
 
 
 def values() -> np.ndarray:
@@ -54,7 +54,7 @@ class Memory:
 
 
 class ByAddress:
-    """Ours and Mooncake's, by one and the same calls."""
+    """Ours and Mooncake's, by the same calls."""
 
     def __init__(self, store: Any, memory: Memory):
         self.store = store
@@ -226,7 +226,7 @@ def fill(client: Any, memory: Memory) -> None:
 
 
 def hold(pipe: Any, make: Any) -> None:
-    """The life of a holder: put everything, and stay."""
+    """The holder process: put everything, and stay."""
     memory = Memory()
     client = make(memory)
     fill(client, memory)
@@ -238,7 +238,7 @@ def hold(pipe: Any, make: Any) -> None:
 
 @contextlib.contextmanager
 def holder(target: Any, *arguments: Any) -> Iterator[Any]:
-    """A process that runs it; yields what it sends first."""
+    """A process that runs it; yields the first thing it sends."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=target, args=(theirs, *arguments), daemon=True)
@@ -297,7 +297,7 @@ def mooncake_master() -> Iterator[str]:
 
 @contextlib.contextmanager
 def redis_server() -> Iterator[tuple[str, str]]:
-    """redis-server, in memory alone; yields its URL and its unix socket."""
+    """redis-server, in memory only; yields its URL and its unix socket."""
     if shutil.which("redis-server") is None:
         raise Missing("there is no redis-server")
     with tempfile.TemporaryDirectory() as folder:
@@ -307,7 +307,7 @@ def redis_server() -> Iterator[tuple[str, str]]:
             yield f"redis://127.0.0.1:{port}/0", path
 
 
-# What a holder makes, for `hold`: functions that another process can be told.
+# The makers of holders, for `hold`: functions that can be passed to another process.
 def holder_of_ours(path: str) -> Any:
     return partial(set_up_ours, path)
 

@@ -1,4 +1,4 @@
-"""What a bench says: a table on the screen, and the same rows in a JSON file."""
+"""The output of a bench: a table on the screen, and the same rows in a JSON file."""
 
 import argparse
 import json
@@ -13,7 +13,7 @@ from harness import Case, LeftOut, measure
 def report(title: str, cases: Iterable[Case | LeftOut], options: argparse.Namespace) -> None:
     """Measure the cases one by one, print a table, and write the JSON if it was asked for.
 
-    Of a generator, a case is let go before the next one is made: not all fit into memory at once.
+    A case from a generator is freed before the next one is made: not all fit into memory at once.
     """
     head, rows, left_out = heading(title, options), [], []
     cases = iter(cases)
@@ -26,12 +26,12 @@ def report(title: str, cases: Iterable[Case | LeftOut], options: argparse.Namesp
             rows.append(row)
             sys.stdout.write(line(row, list(case.baselines)))
         sys.stdout.flush()
-        save(head, rows, options, left_out)  # each time: a run that is cut off leaves what it has
+        save(head, rows, options, left_out)  # each time, so that an interrupted run keeps its rows
         del case
 
 
 def heading(title: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Print where the numbers come from, and return it."""
+    """Print the origin of the numbers, and return it."""
     head = {"bench": title, **machine.describe(options.device, options.threads)}
     sys.stdout.write("  ".join(f"{key}={value}" for key, value in head.items()) + "\n")
     return head
@@ -48,7 +48,7 @@ def line(row: dict[str, Any], baselines: list[str]) -> str:
         text += f" {row['gflop_per_s']:8.1f} GFLOP/s"
     if "percent_of_peak" in row:
         text += f" {row['percent_of_peak']:4.0f} % of {row['peak_gflop_per_s']:.0f}"
-    if row["us_host"] < 0.99 * row["us"]:  # on the CPU, and where that is measured, they are one
+    if row["us_host"] < 0.99 * row["us"]:  # else it is a CPU, or `us` is the host's time
         text += f"   {row['us_host']:.1f} us of the host"
     for name in baselines:
         low, high = row[f"x_{name}_quartiles"]

@@ -1,9 +1,9 @@
 """The libraries of bench_transfer: each is two processes, told over pipes what to move.
 
-The target offers memory. The initiator moves blocks into it or out of it, and says how long each
+The target offers memory. The initiator moves blocks into it or out of it, and reports how long each
 job took, from the call to its end: all libraries have the same processes and the same clock, and
-none has another's threads beside its own. For that, whose turn it is not is stopped (SIGSTOP):
-threads that poll while nothing is asked of them, as NIXL's, would take a processor from the others.
+none runs while another's threads do. To that end a side is stopped (SIGSTOP) when it is not its
+turn: threads that poll while idle, as NIXL's do, would take a processor from the others.
 """
 
 import ctypes
@@ -24,7 +24,7 @@ import numpy as np
 import mooncake_kernels as mk
 
 WAIT_S = 120.0
-MAX_MOONCAKE_BATCH = 2048  # larger ones are refused by 0.3.13
+MAX_MOONCAKE_BATCH = 2048  # 0.3.13 refuses larger ones
 
 
 @dataclass
@@ -93,7 +93,7 @@ class Mooncake:
 
 
 class Nixl:
-    """NIXL with its UCX backend: descriptors from numpy; the request is made anew for each job."""
+    """NIXL with its UCX backend: descriptors from numpy; each job makes a new request."""
 
     def __init__(self, memory: np.ndarray, tls: str):
         os.environ["UCX_TLS"] = tls
@@ -131,7 +131,7 @@ class Nixl:
 
 
 class Stream:
-    """A socket and nothing else: as many bytes in large writes, and one byte back. One a thread."""
+    """A bare socket: as many bytes in large writes, and one byte back. One a thread."""
 
     def __init__(self, memory: np.ndarray, _: str):
         self.memory = memoryview(memory)
@@ -186,7 +186,7 @@ class Stream:
 
 
 class Memcpy:
-    """memcpy within one process: what shared memory can at best be compared with."""
+    """memcpy within one process: the upper bound for shared memory."""
 
     def __init__(self, memory: np.ndarray, _: str):
         self.memory = memory
@@ -224,7 +224,7 @@ def pattern(num_bytes: int, seed: int) -> np.ndarray:
 
 
 def run_side(pipe: Any, library: str, num_bytes: int) -> None:
-    """The life of one of the processes."""
+    """The main loop of one of the processes."""
     kind, option = LIBRARIES[library]
     if library == "shm-mapped":
         memory = mk.shared_memory(num_bytes).numpy()
@@ -282,7 +282,7 @@ class Missing(Exception):
 
 
 class Library:
-    """A library's two processes, which run while they are asked something and at no other time."""
+    """A library's two processes, which run only while they have a job."""
 
     def __init__(self, name: str, num_bytes: int):
         self.name = name

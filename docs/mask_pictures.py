@@ -1,6 +1,6 @@
 """Draw each rule: which pairs it sees, and its tiles by class; one PNG a rule, for masks.md.
 
-A dark square is a pair that is seen. A tile of 8 x 8 is blue where it is full, orange where it is
+A dark square is a visible pair. A tile of 8 x 8 is blue where it is full, orange where it is
 partial, white where it is empty. The same sources give the same pictures.
 
     python docs/mask_pictures.py docs/masks

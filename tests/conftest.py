@@ -1,4 +1,4 @@
-"""What every test shares: the `backend` fixture, skips that can be made failures, `--soak`."""
+"""Shared by all tests: the `backend` fixture, skips that can be made failures, `--soak`."""
 
 import importlib.util
 import os

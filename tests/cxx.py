@@ -1,4 +1,4 @@
-"""Tests that are C++ programs: built with the sanitizers on, from sources of csrc."""
+"""Tests that are C++ programs, built with the sanitizers from sources of csrc."""
 
 import os
 import subprocess
@@ -22,7 +22,7 @@ def build(test: Path, sources: Sequence[str], folder: Path, *more_flags: str) ->
 
 
 def without_sanitizer() -> dict[str, str]:
-    """The environment for a compiler, should the tests run under a sanitizer."""
+    """The environment for a compiler, in case the tests run under a sanitizer."""
     return {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
 
 

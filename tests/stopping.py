@@ -9,7 +9,7 @@ WAIT_S = 30
 
 
 def stop(pid: int) -> None:
-    """Stop a process, and wait until each of its threads has stopped: they go on for a moment."""
+    """Stop a process, and wait until each of its threads has stopped: they run on for a moment."""
     os.kill(pid, signal.SIGSTOP)
     until = time.monotonic() + WAIT_S
     while any(state != "T" for state in map(_state, Path(f"/proc/{pid}/task").glob("*/stat"))):

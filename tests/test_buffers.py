@@ -1,4 +1,4 @@
-"""as_buffer: the memory of any library, without a copy."""
+"""as_buffer: the memory of any library's object, without a copy."""
 
 import array
 

@@ -1,4 +1,4 @@
-"""`bench/gpu.sh --targets`: what it would measure on a GPU, in what time, and what it then says."""
+"""`bench/gpu.sh --targets`: what it would measure on a GPU, how long it may take, its verdicts."""
 
 import json
 import os

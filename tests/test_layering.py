@@ -1,4 +1,4 @@
-"""The layers of docs/design.md, read off what the files import and include."""
+"""The layers of docs/design.md, checked against what the files import and include."""
 
 import ast
 import re

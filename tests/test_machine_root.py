@@ -1,4 +1,4 @@
-"""Files under a root: links stay within it, and what cannot be read is no answer."""
+"""Files under a root: links stay within it, and an unreadable file counts as no answer."""
 
 import pytest
 

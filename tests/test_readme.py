@@ -1,4 +1,4 @@
-"""The README's code runs, and its tables are what the package says."""
+"""The README's code runs, and its tables match the package."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The `backend` fixture for operators of attention that have no CUDA kernel of their own."""
+"""The `backend` fixture for attention operators that have no CUDA kernel of their own."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from ..conftest import Backend, skip
 
 @pytest.fixture
 def engine(backend: Backend) -> Backend:
-    """Reference, host and Triton: what Triton's kernel does on a GPU is what "cuda" would be."""
+    """Reference, host and Triton: on a GPU, Triton's kernel takes the place of "cuda"."""
     if backend.engine == "cuda":
         skip("attention in CUDA", "the attention kernel of GPUs is Triton's")
     return backend

@@ -1,4 +1,4 @@
-"""A step of an engine, made up: a batch, its mask, and a paged cache whose other blocks are NaN."""
+"""A random step of an engine: a batch, its mask, and a paged cache whose other blocks are NaN."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,7 +12,7 @@ LAYOUTS = ("block token head dim", "block head token dim", "head block token dim
 
 @dataclass
 class Step:
-    """The arguments of a call of paged_attention, and what it must give."""
+    """The arguments of a call of paged_attention, and its expected result."""
 
     q: torch.Tensor
     k_cache: torch.Tensor
@@ -39,7 +39,7 @@ class Step:
         return replace(self, rows=rows, **{name: getattr(self, name).to(device) for name in names})
 
     def expected(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return out and lse in float64, by matrices."""
+        """Return out and lse in float64, from matrices."""
         order = [self.axes.split().index(axis) for axis in LAYOUTS[0].split()]
         k, v = (
             cache.double().permute(order) * torch.as_tensor(self.options.get(name, 1.0)).double()
@@ -59,7 +59,7 @@ class Step:
         return torch.cat(outs), torch.cat(lses)
 
     def _of_request(self, cache: torch.Tensor, b: int, kv_len: int) -> torch.Tensor:
-        """Return [heads of q, key, dim]; what is poisoned counts as 0."""
+        """Return [heads of q, key, dim]; poisoned values count as 0."""
         blocks = self.block_table[b].clamp(0, cache.shape[0] - 1).long()
         rows = cache[blocks].flatten(0, 1)[:kv_len].nan_to_num(nan=0.0)
         return rows.transpose(0, 1).repeat_interleave(self.q.shape[1] // rows.shape[1], 0)
@@ -77,7 +77,7 @@ def make_step(
     seed: int = 0,
     **options: Any,
 ) -> Step:
-    """Make queries and caches; blocks that no query sees, and those of nobody, hold NaN."""
+    """Make queries and caches; blocks that no query sees, or that have no owner, hold NaN."""
     generator = torch.Generator().manual_seed(seed)
     batch = rows.batch
     num_blocks = [-(-kv_len // block_size) for kv_len in batch.kv_lens.tolist()]

@@ -1,4 +1,4 @@
-"""append_kv: bytes where nothing is changed, and Fp8 and Rope as a CopyPlan does them."""
+"""append_kv: bitwise where nothing is converted; Fp8 and Rope as a CopyPlan applies them."""
 
 import logging
 

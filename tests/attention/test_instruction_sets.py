@@ -1,4 +1,4 @@
-"""The C++ of paged attention under the sanitizers, by every instruction set that is here."""
+"""The C++ of paged attention under the sanitizers, with every instruction set of this machine."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""merge_attention: against float64, with parts that have no keys, and what compiled code sees."""
+"""merge_attention: against float64, with parts that have no keys, and under torch.compile."""
 
 import logging
 import math

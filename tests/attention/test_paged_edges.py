@@ -1,4 +1,4 @@
-"""What paged_attention refuses, and what it says."""
+"""What paged_attention refuses, and its error messages."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What is NaN stays NaN, wherever it lies: it must not look like a row that sees nothing."""
+"""NaN stays NaN, wherever it lies: it must not look like a row that sees nothing."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""What must hold of paged_attention on the CPU whatever the numbers: bits, parts, layouts."""
+"""Properties of paged_attention on the CPU that hold for any numbers: bits, parts, layouts."""
 
 import itertools
 

@@ -1,8 +1,8 @@
-"""The Triton kernels compiled for GPUs that are not here: Triton's compiler, and ptxas with it.
+"""The Triton kernels compiled for GPUs that this machine lacks: Triton's compiler, then ptxas.
 
-What they take must be there: Triton compares at the launch only. Each head dim and dtype once, and
-with --soak more of their pairs. In a process of its own, for what the interpreter has decorated
-cannot be compiled.
+The resources that they need must exist on the GPU: Triton checks only at launch. Covers each head
+dim and dtype once, with --soak more of their pairs. Runs in a separate process, because functions
+decorated by the interpreter cannot be compiled.
 """
 
 import importlib.util

@@ -1,4 +1,4 @@
-"""copy_bytes by itself, in C++."""
+"""copy_bytes alone, in C++."""
 
 from pathlib import Path
 

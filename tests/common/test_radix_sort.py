@@ -1,4 +1,4 @@
-"""radix_sort by itself, in C++."""
+"""radix_sort alone, in C++."""
 
 from pathlib import Path
 

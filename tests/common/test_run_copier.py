@@ -1,4 +1,4 @@
-"""Runs that are streamed past the cache, which whole copies do only when they are large."""
+"""Runs that are streamed past the cache, as whole copies do only when they are large."""
 
 from pathlib import Path
 

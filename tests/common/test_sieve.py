@@ -1,4 +1,4 @@
-"""SIEVE by itself, in C++."""
+"""SIEVE alone, in C++."""
 
 from pathlib import Path
 

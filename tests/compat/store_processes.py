@@ -1,4 +1,4 @@
-"""A store in a process of its own, whose calls are made from the test."""
+"""A store in a separate process, whose calls are made from the test."""
 
 import contextlib
 import multiprocessing
@@ -14,7 +14,7 @@ from .support import WAIT_S
 
 
 def serve(pipe, settings: dict, num_bytes: int) -> None:
-    """Set up a store and memory, and make the calls that are asked for."""
+    """Set up a store and memory, and make the requested calls."""
     store = MooncakeDistributedStore()
     memory = np.zeros(num_bytes, np.uint8)
     pipe.send((store.setup(settings), memory.ctypes.data))
@@ -31,7 +31,7 @@ def serve(pipe, settings: dict, num_bytes: int) -> None:
 
 
 class Process:
-    """Its calls are those of the store; ``write`` and ``read`` are of its memory."""
+    """Its calls are those of the store; ``write`` and ``read`` access its memory."""
 
     def __init__(self, settings: dict, num_bytes: int = 1 << 20):
         context = multiprocessing.get_context("forkserver")

@@ -1,4 +1,4 @@
-"""What the tests of ``compat.mooncake.store`` share: a store in a file, hashed memory."""
+"""Shared by the tests of ``compat.mooncake.store``: a store in a file, hashed memory."""
 
 import contextlib
 import itertools
@@ -20,7 +20,7 @@ _numbers = itertools.count()
 
 @contextlib.contextmanager
 def pool_file():
-    """A path on a memory file system, whose file is removed at the end."""
+    """A path on a memory file system; the file is removed at the end."""
     path = Path(f"/dev/shm/mk-test-compat-{os.getpid()}-{next(_numbers)}")
     try:
         yield str(path)
@@ -52,7 +52,7 @@ def value_of(seed: int, num_bytes: int) -> bytes:
 
 
 def reasons(caplog, pattern: str) -> None:
-    """What was logged since the last clear is errors of the store that say this."""
+    """All records since the last clear are errors of the store, and one of them matches."""
     errors = [record for record in caplog.records if record.levelno == logging.ERROR]
     assert errors and all(error.name == LOG for error in errors)
     assert any(re.search(pattern, error.getMessage()) for error in errors), caplog.text

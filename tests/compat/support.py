@@ -1,4 +1,4 @@
-"""What the tests of the compat packages share: hashed memory, an engine, one in another process."""
+"""Shared by the tests of the compat packages: hashed memory, an engine, one in another process."""
 
 import concurrent.futures
 import contextlib
@@ -39,7 +39,7 @@ def start(engine: TransferEngine, hostname: str = "127.0.0.1") -> TransferEngine
 
 @dataclass
 class Side:
-    """An engine and memory that it has registered."""
+    """An engine and its registered memory."""
 
     engine: TransferEngine
     memory: np.ndarray
@@ -65,7 +65,7 @@ def side(memory: np.ndarray, hostname: str = "127.0.0.1"):
 
 @dataclass
 class Process:
-    """An engine in a process of its own, whose calls are made from here."""
+    """An engine in a separate process, whose calls are made from here."""
 
     process: multiprocessing.Process
     pipe: Any
@@ -101,7 +101,7 @@ class Process:
 
 
 def serve(pipe, hostname: str, num_bytes: int) -> None:
-    """The life of the other process: offer memory, and make the calls that are asked for."""
+    """The main loop of the other process: offer memory, and make the requested calls."""
     engine = start(TransferEngine(), hostname)
     memory = untouched(num_bytes)
     assert engine.register_memory(memory.ctypes.data, num_bytes) == 0
@@ -130,7 +130,7 @@ def other_process(hostname: str = "127.0.0.1", num_bytes: int = SIZE):
 
 
 def refused(caplog, code: int, reason: str, call, *arguments, **named) -> None:
-    """The call returns the code, and says why in one error."""
+    """The call returns the code, and logs one error with the reason."""
     caplog.clear()
     assert call(*arguments, **named) == code
     errors = [record for record in caplog.records if record.levelno == logging.ERROR]
@@ -142,7 +142,7 @@ def refused(caplog, code: int, reason: str, call, *arguments, **named) -> None:
 
 
 def in_threads(count: int, run) -> list:
-    """The results of ``run(index)`` in threads that begin together."""
+    """The results of ``run(index)`` in threads that start together."""
     ready = threading.Barrier(count)
 
     def after_all(index: int):

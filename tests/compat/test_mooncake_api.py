@@ -1,4 +1,4 @@
-"""The names, the order of the arguments and their defaults, as PyPI's 0.3.13.post1 has them."""
+"""The names, the order of the arguments and their defaults, as in PyPI's 0.3.13.post1."""
 
 import inspect
 

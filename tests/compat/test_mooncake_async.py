@@ -1,4 +1,4 @@
-"""Transfers that are begun, and asked for later by their ids."""
+"""Asynchronous transfers, whose results are queried later by their ids."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""initialize and what can be asked of an engine as a whole."""
+"""initialize, and the queries about an engine as a whole."""
 
 import gc
 import json

@@ -1,4 +1,4 @@
-"""Registration of addresses, managed buffers, and looking into both."""
+"""Registration of addresses, managed buffers, and access to both."""
 
 import contextlib
 import ctypes

@@ -1,4 +1,4 @@
-"""Engines that find each other by their names in Redis, or in a server of Mooncake's HTTP form."""
+"""Engines that find each other by name in Redis, or in a server of Mooncake's HTTP form."""
 
 import contextlib
 import subprocess

@@ -1,4 +1,4 @@
-"""Connections: several at once, shared, failed, dead peers, peers that come again."""
+"""Connections: several at once, shared, failed, dead peers, peers that come back."""
 
 import signal
 import socket

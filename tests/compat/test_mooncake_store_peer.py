@@ -1,9 +1,9 @@
-"""The same calls on Mooncake's own store: both answer alike.
+"""The same calls on Mooncake's own store: both give the same answers.
 
 Runs where MOONCAKE_PEER_SITE names a folder with Mooncake's wheel
-(`pip install --no-deps --target FOLDER mooncake-transfer-engine-non-cuda`). Its master, and its
-client in a process of its own, are started for it. What differs on purpose is in
-docs/mooncake_compat.md, and not asked here.
+(`pip install --no-deps --target FOLDER mooncake-transfer-engine-non-cuda`). Starts its master, and
+its client in a separate process. Intended differences are listed in docs/mooncake_compat.md and
+not tested here.
 """
 
 import inspect

@@ -1,4 +1,4 @@
-"""A store that several processes of a host share, threads in it, and processes that are killed."""
+"""A store shared by several processes of a host, its use by threads, and killed processes."""
 
 import pytest
 

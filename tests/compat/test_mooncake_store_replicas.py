@@ -1,4 +1,4 @@
-"""Where copies of values are, and how they are made, moved and removed, by Mooncake's calls."""
+"""Where the copies of values are, and how Mooncake's calls make, move and remove them."""
 
 import ctypes
 

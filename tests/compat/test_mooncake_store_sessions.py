@@ -1,4 +1,4 @@
-"""Sessions of ``MooncakeDistributedStore``: values that are written, and read, layer by layer."""
+"""Sessions of ``MooncakeDistributedStore``: values written and read layer by layer."""
 
 import threading
 

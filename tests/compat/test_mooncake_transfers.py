@@ -1,4 +1,4 @@
-"""The synchronous transfers and notifications, to a peer by a copy, by tcp, in another process."""
+"""Synchronous transfers and notifications, to a peer by a copy, by tcp, in another process."""
 
 import numpy as np
 import pytest

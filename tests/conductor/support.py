@@ -1,4 +1,4 @@
-"""A cluster whose costs can be added up in one's head."""
+"""A cluster with costs that are easy to add up by hand."""
 
 from mooncake_serving.conductor import (
     Cluster,
@@ -42,7 +42,7 @@ STATE = ("num_sending", "batch_size", "kv_tokens", "reserved_requests", "reserve
 
 
 def state(conductor: Conductor) -> dict[str, list[int]]:
-    """All that the books count, by instance."""
+    """Everything that the books count, by instance."""
     return {name: getattr(conductor.cluster, name).tolist() for name in STATE}
 
 
@@ -52,5 +52,5 @@ def longest(held: set[int], keys) -> int:
 
 
 def chain(tail: int, length: int) -> list[int]:
-    """A way through a binary tree of prefixes: the lower bits of ``tail`` are its turns."""
+    """A path through a binary tree of prefixes: the lower bits of ``tail`` are its turns."""
     return [(1 << depth) | (tail & ((1 << depth) - 1)) for depth in range(length)]

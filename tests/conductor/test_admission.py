@@ -1,4 +1,4 @@
-"""Who is taken under overload. A step takes 10 ms and 1 ms a request; 0.02 s hold 10 of them."""
+"""Admission under overload. A step takes 10 ms and 1 ms a request; 0.02 s hold 10 of them."""
 
 import pytest
 from hypothesis import given, settings

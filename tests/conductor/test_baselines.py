@@ -1,4 +1,4 @@
-"""What Algorithm 1 is compared with."""
+"""The baselines that Algorithm 1 is compared with."""
 
 from collections import Counter
 

@@ -1,4 +1,4 @@
-"""Heat, replicas of what is hot, swaps of what is cold."""
+"""Heat, replicas of hot blocks, swaps of cold ones."""
 
 import math
 

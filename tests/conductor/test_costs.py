@@ -1,4 +1,4 @@
-"""Cost models: fits against what they are fitted to, rooflines and NICs against plain sums."""
+"""Cost models: fits against their source functions, rooflines and NICs against plain sums."""
 
 import itertools
 

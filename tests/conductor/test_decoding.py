@@ -1,4 +1,4 @@
-"""Where a request is decoded, and what is forecast of it."""
+"""Where a request is decoded, and what is forecast for it."""
 
 import numpy as np
 import pytest

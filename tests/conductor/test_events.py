@@ -1,4 +1,4 @@
-"""Events of caches, however they arrive, against what the instances hold."""
+"""Cache events in any order, against what the instances hold."""
 
 import pytest
 from hypothesis import given, settings

@@ -1,4 +1,4 @@
-"""The prefix index against sets of keys, one an instance."""
+"""The prefix index against sets of keys, one set per instance."""
 
 import numpy as np
 import pytest

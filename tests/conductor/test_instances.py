@@ -1,4 +1,4 @@
-"""Instances that there are not, and numbers that are none."""
+"""Nonexistent instances, and impossible numbers of them."""
 
 import math
 

@@ -1,8 +1,8 @@
 """All policies on one made-up conversation trace: the order that the papers report.
 
-FAST'25 figure 5 has, by the mean TTFT, from the best: global cache-aware (Algorithm 1), local
-cache-aware, load balance, random. Prefill is a queue at each instance here, caches keep all, and
-each prediction comes true; what a cluster does with it is the simulator's matter.
+FAST'25 figure 5 orders them by mean TTFT, best first: global cache-aware (Algorithm 1), local
+cache-aware, load balance, random. Here prefill is a queue at each instance, caches keep everything,
+and each prediction comes true; the simulator tests what a cluster does with it.
 """
 
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Who is prefilled goes before those for whom memory is only reserved."""
+"""Prefilled requests take precedence over those for which memory is only reserved."""
 
 from mooncake_serving.conductor import (
     Cluster,

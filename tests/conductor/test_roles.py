@@ -1,4 +1,4 @@
-"""Advice on roles: who moves, when, and when not."""
+"""Advice on roles: which instance moves, when, and when not."""
 
 import pytest
 

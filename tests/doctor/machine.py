@@ -1,4 +1,4 @@
-"""Machines as files: a healthy host of eight GPUs and eight RoCE NICs, to be broken by tests."""
+"""Machines as files: a healthy host of eight GPUs and eight RoCE NICs, for tests to break."""
 
 from pathlib import Path
 
@@ -43,7 +43,7 @@ def nic(pair: int) -> str:
 
 
 def bridges(pair: int) -> list[str]:
-    """The root port, and the switch's port up and its two down."""
+    """The root port, and the switch's upstream and two downstream ports."""
     return [f"0000:{pair}0:01.0", f"0000:{pair}1:00.0", f"0000:{pair}2:00.0", f"0000:{pair}2:01.0"]
 
 
@@ -61,7 +61,7 @@ def space(acs: int = 0, device_control: int = 0x2910) -> bytes:
 
 
 class Machine:
-    """Files and links, by the names that the machine has for them."""
+    """Files and links, by their names on the machine."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -71,13 +71,13 @@ class Machine:
         self.links: dict[str, str] = {}
 
     def remove(self, prefix: str) -> None:
-        """Take away a file or folder."""
+        """Remove a file or folder."""
         for names in (self.files, self.links):
             for name in [name for name in names if f"{name}/".startswith(f"{prefix}/")]:
                 del names[name]
 
     def root(self) -> MachineRoot:
-        """Write all of it, each time into a folder of its own."""
+        """Write everything, each time into a new folder."""
         folder = self.folder / str(self.num_written)
         folder.mkdir()
         self.num_written += 1
@@ -96,7 +96,7 @@ class Machine:
         return examine(self.root(), self.here, frozenset(only))
 
     def bad(self) -> list[Finding]:
-        """What is wrong with it, in the eyes of all checks."""
+        """The failures that all checks find."""
         return [f for f in self.findings() if f.state in (State.PROBLEM, State.WARNING)]
 
 

@@ -1,4 +1,4 @@
-"""Machines without a fault, and without the hardware."""
+"""Machines without a fault, and machines without the hardware."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Limits of the process, files it opens, and the kernel's memory."""
+"""Limits of the process, its open files, and the kernel's memory."""
 
 import pytest
 

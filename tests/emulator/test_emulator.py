@@ -1,4 +1,4 @@
-"""The CUDA device code, compiled for the CPU with the sanitizers on, and run as fibers."""
+"""The CUDA device code, compiled for the CPU with the sanitizers, its threads run as fibers."""
 
 from pathlib import Path
 

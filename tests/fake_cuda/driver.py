@@ -1,4 +1,4 @@
-"""The made-up CUDA driver (fake.h), and memory of its GPUs as Python objects."""
+"""The fake CUDA driver (fake.h), and memory of its GPUs as Python objects."""
 
 import ctypes
 from pathlib import Path
@@ -28,7 +28,7 @@ def build_driver() -> Path | None:
 
 
 class FakeGpuArray:
-    """What cupy's arrays look like from outside."""
+    """Looks like a cupy array from outside."""
 
     def __init__(
         self, library: ctypes.CDLL, address: int, num_bytes: int, device: int, stream: int = 0
@@ -54,19 +54,19 @@ class FakeGpuArray:
         return FakeGpuArray(self._library, *where, self._stream)
 
     def on(self, stream: "FakeStream") -> "FakeGpuArray":
-        """The same memory, whose library works in a stream."""
+        """The same memory, owned by a library that works in a stream."""
         where = self.address, self.num_bytes, self.device.id
         return FakeGpuArray(self._library, *where, stream.handle)
 
     @property
     def bytes(self) -> np.ndarray:
-        """Its bytes as they are now: copies that nobody has waited for may be missing."""
+        """Its bytes as they are now: copies that were not waited for may be missing."""
         at = self._library.fake_bytes(ctypes.c_uint64(self.address))
         return np.frombuffer((ctypes.c_uint8 * self.num_bytes).from_address(at), np.uint8)
 
 
 class FakeStream:
-    """A stream of the program's; what follows ``stall`` is not done before ``release``."""
+    """A stream of the program's; work after ``stall`` is not done before ``release``."""
 
     def __init__(self, library: ctypes.CDLL, handle: int):
         self._library = library
@@ -83,11 +83,11 @@ class FakeStream:
         self._library.fake_copy(ctypes.c_void_p(self.handle), *where)
 
     def record(self) -> int:
-        """The handle of an event behind what the stream has."""
+        """The handle of an event recorded after the work in the stream."""
         return self._library.fake_record(ctypes.c_void_p(self.handle))
 
     def forget(self, event: int) -> None:
-        """Destroy the event: its handle is nothing's any more."""
+        """Destroy the event: its handle is no longer valid."""
         assert self._library.cuEventDestroy_v2(ctypes.c_void_p(event)) == 0
 
     def close(self) -> None:
@@ -95,7 +95,7 @@ class FakeStream:
 
 
 class FakeDriver:
-    """Loads the library, which is then what this process takes for its CUDA driver."""
+    """Loads the library, which this process then takes for its CUDA driver."""
 
     def __init__(self):
         path = build_driver()
@@ -115,11 +115,11 @@ class FakeDriver:
         return self.library.fake_get(name.encode())
 
     def owned(self) -> dict[str, int]:
-        """What there is of streams, events, pinned, allocated and opened memory, held contexts."""
+        """Counts of streams, events, pinned, allocated and opened memory, held contexts."""
         return {name: self.get(name) for name in OWNED}
 
     def fail(self, function: str, error: int, after: int = 0) -> None:
-        """Let the call behind so many good ones return that error, once."""
+        """Let the call after so many successful ones return that error, once."""
         self.library.fake_fail(function.encode(), ctypes.c_int64(after), error)
 
     def allocate(self, num_bytes: int, *, device: int = 0, exportable: bool = True) -> FakeGpuArray:

@@ -1,4 +1,4 @@
-"""Fixtures of tests in such a process: GPUs, and the driver if it is the made-up one."""
+"""Fixtures of tests in such a process: GPUs, and the driver if it is the fake one."""
 
 import pytest
 
@@ -9,7 +9,7 @@ assert WORLD in ("fake_gpu", "gpu"), "these tests need a process of their own"
 
 @pytest.fixture
 def gpus():
-    """Two GPUs; in the end nothing of theirs is left that was not there before."""
+    """Two GPUs; at the end nothing of theirs may be left that was not there before."""
     if not IS_FAKE:
         yield GPUS
         return
@@ -24,7 +24,7 @@ def gpus():
 
 @pytest.fixture
 def driver(gpus):
-    """The made-up driver, which can be told to fail."""
+    """The fake driver, which can be told to fail."""
     if not IS_FAKE:
         pytest.skip("the driver is a real one")
     return gpus.driver

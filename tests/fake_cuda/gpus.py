@@ -1,4 +1,4 @@
-"""GPU memory for tests: of a made-up driver, or torch's on a real GPU."""
+"""GPU memory for tests: of a fake driver, or torch's on a real GPU."""
 
 import os
 
@@ -32,7 +32,7 @@ class Memory:
             torch.cuda.synchronize()
 
     def get(self) -> np.ndarray:
-        """Not later than now: of the made-up GPU without the copies that nobody has waited for."""
+        """The present bytes: on the fake GPU without the copies that were not waited for."""
         return self.buffer.bytes.copy() if IS_FAKE else self.buffer.cpu().numpy()
 
 

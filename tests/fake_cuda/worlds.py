@@ -1,4 +1,4 @@
-"""Tests that need a process of their own, whose CUDA driver is made up or that of a real GPU."""
+"""Tests that need a separate process, whose CUDA driver is the fake one or that of a real GPU."""
 
 import os
 import subprocess

@@ -1,1 +1,1 @@
-"""A made-up libcufile.so.0, for the made-up driver of fake_cuda."""
+"""A fake libcufile.so.0, for the fake driver of fake_cuda."""

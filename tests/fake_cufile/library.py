@@ -1,4 +1,4 @@
-"""The made-up libcufile (cufile.cc), as tests set and ask it."""
+"""The fake libcufile (cufile.cc), and the functions by which tests control and inspect it."""
 
 import ctypes
 from pathlib import Path
@@ -11,7 +11,7 @@ IO_NOT_SUPPORTED = -5008  # of cuFile, for a file
 
 
 class FakeCuFile:
-    """Loads the library, which is then this process's libcufile; the driver is there already."""
+    """Loads the library as this process's libcufile; the driver is loaded already."""
 
     def __init__(self):
         flags = (f"-isystem{CUDA_INCLUDE}", f"-I{HERE.parents[1] / 'csrc'}", "-pthread")
@@ -25,8 +25,8 @@ class FakeCuFile:
         self.library.fake_cufile_set(way, ctypes.c_int64(most_bytes))
 
     def fail(self, result: int, *, after: int = 0, count: int = 1 << 60) -> None:
-        """So many calls return that error (below -5000 cuFile's, else of errno), after others;
-        with ``after`` -1 no file is taken.
+        """So many calls return that error (below -5000 cuFile's, else an errno), after others;
+        with ``after`` -1 no file is accepted.
         """
         self.library.fake_cufile_fail(result, ctypes.c_int64(after), ctypes.c_int64(count))
 

@@ -1,6 +1,6 @@
-"""Where the fuzzers start: conversations by the rules, and nearly so. ``seeds.py <folder>``
+"""Where the fuzzers start: valid conversations and nearly valid ones. ``seeds.py <folder>``
 
-Also writes a dictionary, of frames: a mutation with one of them may be understood.
+Also writes a dictionary of frames, so that a mutation with one of them may be understood.
 """
 
 import struct

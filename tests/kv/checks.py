@@ -1,4 +1,4 @@
-"""A plan run by a backend, beside the reference."""
+"""A plan run by a backend, compared with the reference."""
 
 import copy
 
@@ -10,7 +10,7 @@ from .layouts import snapshot
 
 
 def twin(view: mk.KVView) -> mk.KVView:
-    """A copy of a view that has memory of its own, laid out the same, padding included."""
+    """A copy of a view with memory of its own and the same layout, padding included."""
     clones = copy.deepcopy(view.tensors)  # keeps storages and strides, which clone() would pack
     table = [[clones[i] for i in row] for row in view.layout.tensors]
     if len(table) == 1:

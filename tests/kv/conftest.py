@@ -1,4 +1,4 @@
-"""A GPU, and the engines of copy_batch, which are not those of `backend`."""
+"""A GPU, and the engines of copy_batch, which differ from those of `backend`."""
 
 import pytest
 
@@ -20,7 +20,7 @@ def gpu() -> str:
 
 @pytest.fixture
 def not_triton(request: pytest.FixtureRequest) -> None:
-    """Skip Triton's part of `backend`, where it has one: its engine moves bytes only."""
+    """Skip the Triton part of `backend`, where it has one: its engine moves bytes only."""
     if "backend" in request.fixturenames and request.getfixturevalue("backend").engine == "triton":
         skip("transforms in triton", "the Triton engine moves bytes only")
 

@@ -1,4 +1,4 @@
-"""Paged layouts by name: the axes of one tensor, and how many levels of lists are around it."""
+"""Paged layouts by name: the axes of one tensor, and the levels of lists around it."""
 
 import os
 from dataclasses import dataclass
@@ -65,7 +65,7 @@ def addressed(shape: tuple[int, ...], dtype: torch.dtype, device: str, seed: int
 
 
 def sparse_blocks(path: Path, num_blocks: int, block_bytes: int) -> torch.Tensor:
-    """Blocks of 4 rows in a sparse file: only the pages that are touched take memory."""
+    """Blocks of 4 rows in a sparse file: only touched pages take memory."""
     num_bytes = num_blocks * block_bytes
     path.touch()
     os.truncate(path, num_bytes)

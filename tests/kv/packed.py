@@ -1,4 +1,4 @@
-"""What a peer gets of packed blocks."""
+"""What a peer receives of packed blocks."""
 
 import torch
 
@@ -9,7 +9,7 @@ SIZES = Sizes(layer=4, block=6, head=4, token=4, dim=8)
 
 
 def sent(packer, ids, **options):
-    """Pack; return what a peer gets: the header's bytes, and a copy of the buffer's."""
+    """Pack; return what a peer receives: the header's bytes, and a copy of the buffer's."""
     staging = torch.full((packer.header(len(ids)).num_bytes,), 0x55, dtype=torch.uint8)
     staging = staging.to(packer.device)
     header = packer.pack(ids, staging, **options)

@@ -1,4 +1,4 @@
-"""The calibration table: made, read, refused, and what "auto" makes of it."""
+"""The calibration table: made, read, refused, and used by "auto"."""
 
 import json
 import logging

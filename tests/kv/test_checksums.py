@@ -1,4 +1,4 @@
-"""Checksums of blocks: equal for equal blocks in any layout, and wrong for anything else."""
+"""Checksums of blocks: equal for equal blocks in any layout, different for any others."""
 
 import pytest
 import torch

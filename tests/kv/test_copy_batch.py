@@ -1,4 +1,4 @@
-"""copy_batch: ranges by their addresses, bitwise, against the loop that its docstring tells."""
+"""copy_batch: ranges by their addresses, bitwise, against the loop in its docstring."""
 
 import random
 from itertools import product

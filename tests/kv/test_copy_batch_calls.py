@@ -1,4 +1,4 @@
-"""copy_batch: what it refuses, what it says, and what torch.compile makes of it."""
+"""copy_batch: what it refuses, its messages, and torch.compile."""
 
 import logging
 

@@ -1,4 +1,4 @@
-"""copy_batch on a GPU: what is beside the copies of test_copy_batch.py."""
+"""copy_batch on a GPU: what the copies of test_copy_batch.py do not cover."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""copy_batch: a range that writes what another one reads or writes is refused, and only such."""
+"""copy_batch: refuses a range that writes what another one reads or writes, and only such."""
 
 import random
 import re

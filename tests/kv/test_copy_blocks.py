@@ -1,4 +1,4 @@
-"""copy_blocks moves bytes: every comparison is bitwise, and each byte tells where it came from."""
+"""copy_blocks moves bytes: every comparison is bitwise, and each byte identifies its source."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Where addresses are, lists of runs and the copy engine, with a libcuda.so.1 that is made up."""
+"""Where addresses are, lists of runs and the copy engine, with a fake libcuda.so.1."""
 
 import os
 import subprocess

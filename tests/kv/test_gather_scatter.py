@@ -1,4 +1,4 @@
-"""gather_blocks and scatter_blocks: packed buffers, torch.compile, and what is refused."""
+"""gather_blocks and scatter_blocks: packed buffers, torch.compile, and refusals."""
 
 import threading
 import time

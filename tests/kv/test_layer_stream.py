@@ -1,4 +1,4 @@
-"""LayerStream: who waits goes on when the layer is there, and not before. Every wait is bounded."""
+"""LayerStream: a waiter goes on when its layer is there, and not before. Every wait is bounded."""
 
 from concurrent.futures import ThreadPoolExecutor
 

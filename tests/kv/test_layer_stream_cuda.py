@@ -1,5 +1,8 @@
-"""LayerStream among CUDA graphs, streams and the host. What is launched while a kernel waits has
-been launched before, for the first launch of a kernel may wait for the device."""
+"""LayerStream among CUDA graphs, streams and the host.
+
+Kernels that are launched while another one waits have been launched before, because the first
+launch of a kernel may wait for the device.
+"""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""LayerStream: what it refuses, and what befalls it. test_layer_stream.py has what it does."""
+"""LayerStream: refusals and failures. test_layer_stream.py tests what it does."""
 
 import _thread
 import copy

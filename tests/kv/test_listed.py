@@ -1,4 +1,4 @@
-"""What copy_engine and two_hop do but for the GPU: their lists and their layouts, on the CPU."""
+"""The parts of copy_engine and two_hop that need no GPU: their lists and layouts, on the CPU."""
 
 import pytest
 import torch

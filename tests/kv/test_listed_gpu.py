@@ -1,4 +1,4 @@
-"""copy_engine and two_hop on a GPU: bitwise, beside the reference."""
+"""copy_engine and two_hop on a GPU: bitwise, compared with the reference."""
 
 import pytest
 import torch

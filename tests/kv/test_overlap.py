@@ -1,4 +1,4 @@
-"""Caches that share memory: a run may not read what it writes, and only then is it refused."""
+"""Caches that share memory: a run is refused if it reads what it writes, and only then."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The header of packed blocks: what is none, was damaged, or lies, is refused."""
+"""The header of packed blocks: malformed, damaged and forged ones are refused."""
 
 import dataclasses
 import zlib

@@ -1,4 +1,4 @@
-"""Blocks packed into one buffer and unpacked by a peer of another layout."""
+"""Blocks packed into one buffer, and unpacked by a peer with another layout."""
 
 import copy
 import dataclasses

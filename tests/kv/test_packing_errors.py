@@ -1,4 +1,4 @@
-"""Packing and unpacking of what is wrong: nothing is written, and the message names it."""
+"""Packing and unpacking wrong input: nothing is written, and the message names the error."""
 
 import dataclasses
 

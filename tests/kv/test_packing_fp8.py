@@ -1,4 +1,4 @@
-"""Packed blocks that are converted and turned on their way."""
+"""Packed blocks that are converted and rotated on the way."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""A cache of several views: what lies beside the keys and values travels in the same plan."""
+"""A cache of several views: tensors besides the keys and values travel in the same plan."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Caches of one tensor-parallel size into those of another."""
+"""Caches of one tensor-parallel size copied into those of another."""
 
 import pytest
 import torch

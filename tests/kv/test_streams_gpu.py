@@ -1,4 +1,4 @@
-"""Copies on streams of a GPU: at once, one behind the other, from threads, and in CUDA graphs."""
+"""Copies on streams of a GPU: concurrent, in sequence, from threads, and in CUDA graphs."""
 
 from concurrent.futures import ThreadPoolExecutor
 

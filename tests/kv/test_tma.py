@@ -1,4 +1,4 @@
-"""Engine tma, which a GPU of compute capability 9.0 must run; bitwise, beside the reference."""
+"""Engine tma, which needs a GPU of compute capability 9.0; bitwise, compared with the reference."""
 
 import pytest
 import torch

@@ -1,6 +1,6 @@
-"""The Triton kernel compiled for GPUs that are not here: Triton's compiler, and ptxas with it.
+"""The Triton kernel compiled for GPUs that this machine lacks: Triton's compiler, then ptxas.
 
-In a process of its own, for what the interpreter has decorated cannot be compiled.
+Runs in a separate process, because functions decorated by the interpreter cannot be compiled.
 """
 
 import importlib.util

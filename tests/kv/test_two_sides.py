@@ -1,4 +1,4 @@
-"""A plan between a GPU and host memory, as far as it can be told without a GPU."""
+"""A plan between a GPU and host memory, as far as it can be tested without a GPU."""
 
 import pytest
 import torch

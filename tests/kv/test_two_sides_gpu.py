@@ -1,4 +1,4 @@
-"""A plan between a GPU and pinned host memory, both ways: bitwise, beside the reference."""
+"""A plan between a GPU and pinned host memory, both ways: bitwise, compared with the reference."""
 
 import pytest
 import torch

@@ -24,7 +24,7 @@ def batches(draw: st.DrawFn, max_requests: int = 4, max_kv: int = 40) -> mk.Chun
 
 @st.composite
 def rules(draw: st.DrawFn, batch: mk.ChunkBatch, depth: int = 3) -> mk.mask.Rule:
-    """Any rule: leaves, joined by & and |, one for all or one a request."""
+    """Any rule: leaves, joined by & and |, one for all requests or one for each."""
     kind = draw(st.integers(0, 3)) if depth else 0
     if kind == 1:
         return draw(rules(batch, depth - 1)) & draw(rules(batch, depth - 1))
@@ -38,7 +38,7 @@ def rules(draw: st.DrawFn, batch: mk.ChunkBatch, depth: int = 3) -> mk.mask.Rule
 
 @st.composite
 def leaves(draw: st.DrawFn, batch: mk.ChunkBatch) -> mk.mask.Rule:
-    """One rule, with parameters for all requests or one a request."""
+    """One rule, with parameters for all requests or for each."""
     shared = draw(st.booleans()) or batch.num_requests == 0
 
     def each(values: st.SearchStrategy):
@@ -73,7 +73,7 @@ def leaves(draw: st.DrawFn, batch: mk.ChunkBatch) -> mk.mask.Rule:
 
 
 def draw_trees(draw: st.DrawFn, batch: mk.ChunkBatch) -> list[list[int]]:
-    """A tree a request, its drafts in any order."""
+    """A tree for each request, its drafts in any order."""
     trees = []
     for kv_len in batch.kv_lens_list:
         num_drafts = draw(st.integers(0, min(kv_len, 64)))

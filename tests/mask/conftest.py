@@ -1,4 +1,4 @@
-"""The engines of masks: those of `backend`, but for Triton, which has none."""
+"""The engines of masks: those of `backend` except Triton, which has none."""
 
 import pytest
 

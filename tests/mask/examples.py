@@ -33,7 +33,7 @@ EXAMPLES["empty"] = mask.rows(mask.causal(), mk.ChunkBatch([], []))
 
 @st.composite
 def dense_masks(draw: st.DrawFn) -> list[torch.Tensor]:
-    """Masks of two runs a query, and of some requests bits within 64 keys behind them."""
+    """Masks of two runs a query, some requests with bits within 64 keys after them."""
     masks = []
     for _ in range(draw(st.integers(0, 3))):
         kv_len = draw(st.integers(1, 90))
@@ -52,7 +52,7 @@ def dense_masks(draw: st.DrawFn) -> list[torch.Tensor]:
 
 
 def equal(left: list[torch.Tensor], right: list[torch.Tensor]) -> bool:
-    """Tell whether two lists of tensors are the same."""
+    """Whether two lists of tensors are equal."""
     return all(torch.equal(a, b) for a, b in zip(left, right, strict=True))
 
 

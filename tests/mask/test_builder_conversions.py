@@ -1,4 +1,4 @@
-"""A MaskBuilder's rows, which are more than its batch's, convert like the batch's own."""
+"""A MaskBuilder's rows, of which there are more than its batch's, convert like the batch's own."""
 
 import pytest
 import torch

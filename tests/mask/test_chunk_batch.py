@@ -1,4 +1,4 @@
-"""Lengths and positions of a batch, and what is refused."""
+"""Lengths and positions of a batch, and refusals."""
 
 import pytest
 import torch

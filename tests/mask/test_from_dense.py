@@ -1,4 +1,4 @@
-"""Rows out of dense masks and packed bits: round trips, and what cannot be held is named."""
+"""Rows from dense masks and packed bits: round trips, and errors for what rows cannot hold."""
 
 import numpy as np
 import pytest

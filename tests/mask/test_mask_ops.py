@@ -1,4 +1,4 @@
-"""The operators: opcheck, torch.compile, engines that are not here, and CUDA graphs."""
+"""The operators: opcheck, torch.compile, missing engines, and CUDA graphs."""
 
 import pytest
 import torch

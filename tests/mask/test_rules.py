@@ -1,4 +1,4 @@
-"""What each rule means, written out by hand, and what is refused."""
+"""The meaning of each rule, written out by hand, and refusals."""
 
 import pytest
 import torch

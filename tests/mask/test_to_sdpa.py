@@ -1,4 +1,4 @@
-"""What SDPA is told: the same attention as by the dense mask, in the cheapest form."""
+"""What SDPA receives: the same attention as with the dense mask, in the cheapest form."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""xFormers' biases against a decoder of what their classes document; the classes where they are."""
+"""xFormers' biases against a decoder of its documented classes; the classes where installed."""
 
 import sys
 import types

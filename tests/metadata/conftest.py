@@ -12,21 +12,21 @@ from .support import TTL_S, HttpServer, MooncakeServer, RedisServer, impatience
 
 @pytest.fixture
 def short_ttl():
-    """Names of dead engines are free soon."""
+    """Names of dead engines expire soon."""
     with config.override(metadata_ttl_s=TTL_S):
         yield
 
 
 @pytest.fixture
 def impatient():
-    """A server that does not answer is soon given up."""
+    """A server that does not answer is soon abandoned."""
     with impatience():
         yield
 
 
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory):
-    """One of each kind, started when it is first asked for."""
+    """One of each kind, started on first use."""
     running = {}
 
     def start(kind):
@@ -42,7 +42,7 @@ def servers(tmp_path_factory):
 
 @pytest.fixture(params=["redis", "http"])
 def url(request, servers):
-    """A server that stays, of each kind in turn; every test has a prefix of its own."""
+    """A permanent server of each kind in turn; every test has its own prefix."""
     return f"{servers(request.param).url}?prefix={quote(request.node.name.replace(' ', ''))}/"
 
 
@@ -56,7 +56,7 @@ def server(request, tmp_path):
 
 @pytest.fixture(params=[False, True], ids=["refuses", "same_again"])
 def mooncake_server(request):
-    """A server that does what Mooncake's do."""
+    """A server that behaves like Mooncake's."""
     server = HttpServer(lambda port: MooncakeServer(port, request.param))
     yield server
     server.stop()
@@ -69,7 +69,7 @@ def mooncake_url(mooncake_server):
 
 @pytest.fixture
 def tls_url(tmp_path):
-    """Of a Redis that is asked by TLS alone, with a certificate of its own."""
+    """Of a Redis that accepts TLS only, with its own certificate."""
     if shutil.which("openssl") is None:
         skip("redis", "there is no openssl to make a certificate with")
     key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"

@@ -1,4 +1,4 @@
-"""What the metadata tests share: servers that can die and come back, an engine in a process."""
+"""Shared by the metadata tests: servers that can die and come back, an engine in a process."""
 
 import contextlib
 import functools
@@ -42,15 +42,17 @@ def eventually(condition, what: str) -> None:
 
 @contextlib.contextmanager
 def impatience():
-    """Meanwhile a server that does not answer is soon given up."""
+    """Meanwhile a server that does not answer is soon abandoned."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(bounded_socket, "TIMEOUT_S", IMPATIENCE_S)
         yield
 
 
 def reserved_port() -> socket.socket:
-    """Hold a port while this is open: nobody is given it but servers that name it, as they share it
-    with who does not listen (SO_REUSEADDR), and also those that come back to it.
+    """Reserve a port while this is open.
+
+    The port is shared (SO_REUSEADDR) with sockets that do not listen: a server that names the port
+    can listen at it, also when it comes back, but no other socket is given it.
     """
     holding = socket.socket()
     holding.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -62,13 +64,13 @@ _reserved: list[socket.socket] = []  # as long as this process lives
 
 
 def free_port() -> int:
-    """A port that nobody listens at but who asks for it by its number, now or later."""
+    """A port at which only servers that name it listen, now or later."""
     _reserved.append(reserved_port())
     return _reserved[-1].getsockname()[1]
 
 
 class RedisServer:
-    """redis-server on a port of its own. What it holds is lost when it is stopped."""
+    """redis-server on a port of its own. It loses its data when it is stopped."""
 
     scheme = "redis"
 
@@ -110,7 +112,7 @@ class RedisServer:
 
 
 class HttpServer:
-    """A server of the HTTP form in a thread. What it holds is lost when it is stopped."""
+    """A server of the HTTP form in a thread. It loses its data when it is stopped."""
 
     scheme = "http"
 
@@ -133,7 +135,7 @@ class HttpServer:
 
 
 class MooncakeHandler(BaseHTTPRequestHandler):
-    """What Mooncake's own HTTP metadata servers do, and no more: no conditions, time or list."""
+    """What Mooncake's own HTTP metadata servers do: no conditions, expiry or listing."""
 
     def do_GET(self):
         value = self.server.values.get(self._key())
@@ -176,7 +178,7 @@ class MooncakeServer(ThreadingHTTPServer):
 
 
 def put(url: str, name: str, value: bytes | dict, ttl_s: float = 3600.0, segment=False) -> None:
-    """Put what may be anything under a name, as someone else might."""
+    """Put any bytes under a name, as another program might."""
     value = value if isinstance(value, bytes) else json.dumps(value).encode()
     with metadata.connect(url) as directory:
         key = (directory._segments if segment else directory._engines) + name
@@ -193,7 +195,7 @@ def names(url: str) -> list[str]:
 
 
 def serve(pipe, url: str, name: str, listen: str | None, num_bytes: int, ttl_s: float) -> None:
-    """The life of an engine in a process of its own: it waits to be told to end."""
+    """The main loop of an engine in a separate process: wait to be told to end."""
     with config.override(metadata_ttl_s=ttl_s):
         engine = TransferEngine(name, metadata=url, listen=listen)
         region = engine.register(np.zeros(num_bytes, np.uint8))
@@ -203,7 +205,7 @@ def serve(pipe, url: str, name: str, listen: str | None, num_bytes: int, ttl_s: 
 
 
 class Process:
-    """An engine in a process of its own."""
+    """An engine in a separate process."""
 
     def __init__(self, url, name, listen=None, num_bytes=1 << 16, ttl_s=60.0):
         context = multiprocessing.get_context("forkserver")

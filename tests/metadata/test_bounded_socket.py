@@ -1,4 +1,4 @@
-"""A socket that bounds what the other side says, in time and bytes, and knows when it is silent."""
+"""A socket that bounds the peer's answers in time and bytes, and detects its silence."""
 
 import contextlib
 import socket

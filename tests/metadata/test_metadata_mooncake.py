@@ -1,4 +1,4 @@
-"""Beside Mooncake: its servers, which know less, and its segments, which are not ours."""
+"""Interoperation with Mooncake: its servers, which can do less, and its segments."""
 
 import socket
 

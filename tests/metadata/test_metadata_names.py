@@ -1,4 +1,4 @@
-"""Engines that find each other by names in a server."""
+"""Engines that find each other by their names on a server."""
 
 import os
 import socket

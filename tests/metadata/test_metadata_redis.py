@@ -1,4 +1,4 @@
-"""What Redis alone has: passwords, TLS, databases, Unix sockets, other types, keys of others."""
+"""Specific to Redis: passwords, TLS, databases, Unix sockets, other types, foreign keys."""
 
 import pytest
 import redis

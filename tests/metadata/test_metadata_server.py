@@ -1,4 +1,4 @@
-"""The server itself: Mooncake's form, and conditions, times and lists beyond it."""
+"""The server itself: Mooncake's form, and conditions, expiry and listing beyond it."""
 
 import contextlib
 import http.client

@@ -1,4 +1,4 @@
-"""Servers that are killed, lose what they held, come back, or never answer."""
+"""Servers that are killed, lose their data, come back, or never answer."""
 
 import contextlib
 import logging

@@ -1,4 +1,4 @@
-"""Entries that lead elsewhere: an engine that was there and is not, or is another by now."""
+"""Stale entries: their engine is gone, or has been replaced by another."""
 
 import dataclasses
 import signal

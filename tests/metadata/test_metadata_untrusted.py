@@ -1,4 +1,4 @@
-"""Whatever a server says or holds: an entry, or an error of one line. No more, and soon."""
+"""Whatever a server says or holds, the result is an entry or a one-line error, and soon."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""URLs of servers: what they may be, and that their secrets stay secret."""
+"""URLs of servers: which are valid, and that their secrets stay secret."""
 
 import logging
 import sys

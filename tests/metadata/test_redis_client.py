@@ -1,4 +1,4 @@
-"""Connections to Redis that are kept: used again while they are good, and no longer."""
+"""Pooled connections to Redis: reused while they are good, and no longer."""
 
 import contextlib
 import os

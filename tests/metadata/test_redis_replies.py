@@ -1,4 +1,4 @@
-"""What Redis answers, in whatever pieces it comes."""
+"""Redis replies, split in any way."""
 
 import pytest
 

@@ -1,7 +1,7 @@
 """Worlds: tests of guest/ and fake/ make sense only where MK_TEST_WORLD names their folder.
 
 A parent test starts that world, runs pytest on the folder in it and asserts its exit status:
-test_in_guest.py a guest with RDMA NICs, test_fake_world.py a process with a stand-in libibverbs.
+test_in_guest.py a guest with RDMA NICs, test_fake_world.py a process with a fake libibverbs.
 """
 
 import os
@@ -20,7 +20,7 @@ collect_ignore = [name for name in ("guest", "fake") if os.environ.get("MK_TEST_
 
 @pytest.fixture(scope="session")
 def guest_files() -> None:
-    """Skip, in the runner's words, if what a guest needs is not here."""
+    """Skip, with the runner's message, if something that a guest needs is missing."""
     done = subprocess.run([IN_GUEST, "--prepare"], text=True, capture_output=True)
     if done.returncode:
         skip("rdma", done.stderr.strip())

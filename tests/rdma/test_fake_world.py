@@ -1,4 +1,4 @@
-"""The tests of fake/ pass in a process whose libibverbs is a stand-in."""
+"""The tests of fake/ pass in a process whose libibverbs is fake."""
 
 import os
 import subprocess

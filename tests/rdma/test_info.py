@@ -1,4 +1,4 @@
-"""What sysfs adds to what verbs tell of a NIC: its place, its link."""
+"""What sysfs adds to what verbs report of a NIC: its place, its link."""
 
 import pytest
 

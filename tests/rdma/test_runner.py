@@ -1,4 +1,4 @@
-"""in_guest itself: exit statuses, outputs, words, files, and what it leaves behind."""
+"""in_guest itself: exit statuses, outputs, messages, files, and what it leaves behind."""
 
 import os
 import signal

@@ -156,7 +156,7 @@ def write_gguf(
 
 
 def _add_tensor(writer, name: str, tensor: torch.Tensor, quantise) -> None:
-    """Rename a tensor, and permute q and k rows as llama.cpp has them."""
+    """Rename a tensor, and permute q and k rows as llama.cpp does."""
     stem = name.removesuffix(".weight")
     if stem.startswith("model.layers."):
         _, _, layer_index, rest = stem.split(".", 3)

@@ -1,4 +1,4 @@
-"""The engines of signatures: those of `backend`, but for Triton, which has none."""
+"""The engines of signatures: those of `backend` except Triton, which has none."""
 
 import pytest
 

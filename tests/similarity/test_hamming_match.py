@@ -1,4 +1,4 @@
-"""hamming_match: against the loop, ties and limits by hand, and what compiled code sees."""
+"""hamming_match: against the loop, ties and limits by hand, and under torch.compile."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The C++ of hamming_match under the sanitizers, by every instruction set that is here."""
+"""The C++ of hamming_match under the sanitizers, with every instruction set of this machine."""
 
 from pathlib import Path
 

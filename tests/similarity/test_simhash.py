@@ -1,4 +1,4 @@
-"""simhash: bits against float64, their order, and what compiled code sees."""
+"""simhash: bits against float64, their order, and under torch.compile."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The code of docs/similarity.md runs, and does what it says."""
+"""The code of docs/similarity.md runs, and does what the page says."""
 
 import re
 from pathlib import Path

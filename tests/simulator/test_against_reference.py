@@ -1,4 +1,4 @@
-"""Instances against a loop that runs every step by itself, on small made-up loads."""
+"""Instances against a loop that runs every step separately, on small made-up loads."""
 
 import random
 from collections import deque

@@ -1,4 +1,4 @@
-"""Any cluster, any rules, any failures: all are served or refused, and nothing is left over."""
+"""Any cluster, rules and failures: all requests are served or refused, and nothing is left over."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Whole clusters: nothing is lost, nobody is over memory, every run is the same."""
+"""Whole clusters: nothing is lost, no instance exceeds its memory, every run is the same."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What the conductor predicts of the simulated machine, against what then happens."""
+"""The conductor's predictions for the simulated machine, against what then happens."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A prefill instance against closed forms: M/D/1, a pipeline, loads beside computation."""
+"""A prefill instance against closed forms: M/D/1, a pipeline, loads during computation."""
 
 from collections import deque
 from dataclasses import replace

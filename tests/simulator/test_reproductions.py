@@ -1,4 +1,4 @@
-"""The orders that the papers report, where a small trace is enough to see them."""
+"""The orders that the papers report, where a small trace suffices to see them."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Readers of traces: what they yield, and the line that an error names."""
+"""Readers of traces: what they yield, and the line number in an error."""
 
 import json
 

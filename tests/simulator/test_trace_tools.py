@@ -1,6 +1,6 @@
-"""Stats, scale and synth: by hand, and against a trace made up of the profile in this folder.
+"""Stats, scale and synth: by hand, and against a trace generated from the profile in this folder.
 
-With MK_TEST_TRACE the path of a real trace, one more test compares what is made up with it.
+With MK_TEST_TRACE the path of a real trace, one more test compares a generated trace with it.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Content that tells its key, processes, and what must hold of a pool in the end."""
+"""Content that identifies its key, processes, and what must hold of a pool at the end."""
 
 import contextlib
 import os
@@ -14,7 +14,7 @@ WAIT_S = 60
 
 
 def content(key: Key, num_bytes: int) -> np.ndarray:
-    """The bytes of an object, which tell its key, its size and their place."""
+    """The bytes of an object, which identify its key, its size and their place."""
     seed = (key[0] * 0x9E3779B97F4A7C15 ^ key[1] ^ int(num_bytes) << 40) % 2**64
     words = np.arange((num_bytes + 7) // 8, dtype=np.uint64) + np.uint64(seed)
     words *= np.uint64(0xD6E8FEB86659FD93)
@@ -45,7 +45,7 @@ def check(pool: ObjectPool) -> int:
 
 @contextlib.contextmanager
 def child(life: Callable[[], None]) -> Iterator[int]:
-    """A forked process that lives so, and is killed in the end if it does not end by itself."""
+    """A forked process that runs this, and is killed at the end unless it exits by itself."""
     pid = os.fork()
     if pid == 0:
         status = 1
@@ -61,14 +61,14 @@ def child(life: Callable[[], None]) -> Iterator[int]:
 
 
 def kill(pid: int) -> None:
-    """Kill it with SIGKILL and wait for it, unless that was done."""
+    """Kill it with SIGKILL and wait for it, unless already done."""
     with contextlib.suppress(ProcessLookupError, ChildProcessError):
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
 
 
 def ended_well(pid: int) -> bool:
-    """Wait for the end of a child."""
+    """Wait for a child to exit."""
     until = time.monotonic() + WAIT_S
     while time.monotonic() < until:
         done, status = os.waitpid(pid, os.WNOHANG)

@@ -1,4 +1,4 @@
-"""The allocator by itself, in C++."""
+"""The allocator alone, in C++."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Objects in a pool: put, found, read where they are, copied out, removed; and every refusal."""
+"""Objects in a pool: put, found, read in place, copied out, removed; and every refusal."""
 
 import os
 from collections.abc import Sequence

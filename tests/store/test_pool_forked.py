@@ -1,4 +1,4 @@
-"""Processes that share a pool, and are killed: what the others find.
+"""Processes that share a pool and are killed: what the others find.
 
 ``--soak`` makes it 200 kills at random moments instead of 12.
 """

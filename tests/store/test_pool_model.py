@@ -1,4 +1,4 @@
-"""A pool against a dict, over everything that can be done to it in any order."""
+"""A pool against a dict, under every operation in any order."""
 
 import numpy as np
 from hypothesis import settings

@@ -1,4 +1,4 @@
-"""A pool by itself, in C++: it loses nothing whenever a process that uses it dies."""
+"""A pool alone, in C++: it loses nothing whenever a process that uses it dies."""
 
 import os
 import sys

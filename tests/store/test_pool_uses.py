@@ -1,4 +1,4 @@
-"""What an entry keeps for policies: how often its object was used, by whomever, and where it is."""
+"""What an entry records for policies: its object's uses, by any process, and its position."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""``Store``: what it is called with."""
+"""``Store``: its arguments."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The tests of gpu/ pass in a process whose libcuda is a stand-in, and in one with a real GPU."""
+"""The tests of gpu/ pass in a process whose libcuda is fake, and in one with a real GPU."""
 
 from ..fake_cuda.worlds import pass_with_a_gpu, pass_with_a_made_up_driver
 

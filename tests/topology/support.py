@@ -17,7 +17,7 @@ def machine(name: str) -> Topology:
 
 
 def shared(name: str) -> Path | None:
-    """A cloud's own file, if it lies beside this checkout."""
+    """A cloud's own file, if it exists next to this checkout."""
     path = SHARED / name
     return path if path.is_file() else None
 
@@ -27,7 +27,7 @@ def names(nics) -> list[str]:
 
 
 def as_sysfs_tells(system: System) -> System:
-    """Without NVLinks, which only NVML knows."""
+    """Without NVLinks, which only NVML reports."""
     gpus = tuple(dataclasses.replace(gpu, nvlinks=()) for gpu in system.gpus)
     return dataclasses.replace(system, gpus=gpus)
 

@@ -1,4 +1,4 @@
-"""The balancer: the NIC that is done first, of the first tier that is alive; on many threads."""
+"""The balancer: the NIC that is done first, of the first live tier; on many threads."""
 
 import threading
 from collections import Counter

@@ -1,4 +1,4 @@
-"""to_json and from_json: a machine as it was, and clear words for what is none."""
+"""to_json and from_json: a machine round-trips, and malformed input gets a clear error."""
 
 import json
 import pickle

@@ -1,4 +1,4 @@
-"""What NVML says comes on top of sysfs; without it, and when it fails, sysfs is enough."""
+"""NVML's data is added to sysfs's; without NVML, and when it fails, sysfs suffices."""
 
 import dataclasses
 import sys

@@ -1,4 +1,4 @@
-"""Kinds of paths, and what their narrowest link carries."""
+"""Kinds of paths, and the bandwidth of their narrowest link."""
 
 import pytest
 from hypothesis import given

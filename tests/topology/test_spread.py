@@ -1,4 +1,4 @@
-"""spread: in every turn, the NIC that most GPUs take is taken by as few as can be."""
+"""spread: in every round, the NIC that most GPUs take is taken by as few as possible."""
 
 from collections import Counter
 from itertools import product

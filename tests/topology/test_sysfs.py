@@ -1,4 +1,4 @@
-"""discover reads a machine's files: what sysfs made of a captured machine says is that machine."""
+"""discover reads a machine's files: the sysfs made of a captured machine gives that machine."""
 
 import dataclasses
 

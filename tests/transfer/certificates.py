@@ -1,4 +1,4 @@
-"""Certificates for tests: made anew each time, good for an hour."""
+"""Certificates for tests: generated each time, valid for an hour."""
 
 import datetime
 import ipaddress
@@ -22,7 +22,7 @@ def _write(path: Path, *certificates: x509.Certificate) -> Path:
 
 @dataclass
 class Authority:
-    """A CA, or one below it."""
+    """A CA, or an intermediate one."""
 
     folder: Path
     root: Path  # the certificate at the top
@@ -57,7 +57,7 @@ class Authority:
         }
 
     def tls(self, name: str, **options) -> Tls:
-        """What an engine needs that trusts this authority."""
+        """The settings of an engine that trusts this authority."""
         return Tls(**self.issue(name, **options), ca=self.root)
 
     def intermediate(self, name: str) -> "Authority":

@@ -25,10 +25,10 @@ def pair(request):
 
 @pytest.fixture
 def one_lane():
-    """Of large requests that follow one another, or are under way at once, into one target.
+    """For large requests to one target that follow one another, or are in flight together.
 
-    What two lanes write there at once is a race, which ThreadSanitizer takes its time to report,
-    though nobody wants to know.
+    Two lanes that write there at once race, which ThreadSanitizer spends its time reporting though
+    the race does not matter here.
     """
     with config.override(transfer_lanes=1):
         yield
@@ -52,7 +52,7 @@ def other_ca(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def node(ca):
-    """What every engine of ours has."""
+    """The certificate and key shared by all our engines."""
     return ca.tls("node")
 
 

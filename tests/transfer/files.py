@@ -1,4 +1,4 @@
-"""What the tests of the transport file share: a file of hashed bytes, and memory at a page."""
+"""Shared by the tests of the transport file: a file of hashed bytes, and page-aligned memory."""
 
 import contextlib
 import ctypes
@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def environment(**variables: str) -> dict[str, str]:
-    """That of another Python, with the package that is tested here, and behind it these tests."""
+    """The environment of another Python, with the package under test, then these tests."""
     folders = [*filter(None, [os.environ.get("PYTHONPATH")]), str(ROOT)]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(folders), **variables}
 
@@ -60,7 +60,7 @@ def has_io_uring() -> bool:
 
 
 def open_files() -> list[str]:
-    """What the descriptors of this process lead to."""
+    """The targets of this process's descriptors."""
     links = []
     for fd in os.listdir("/proc/self/fd"):
         with contextlib.suppress(FileNotFoundError):
@@ -69,12 +69,12 @@ def open_files() -> list[str]:
 
 
 def paged(num_bytes: int) -> np.ndarray:
-    """Memory that begins at a page: what goes past the page cache."""
+    """Page-aligned memory, as transfers past the page cache need."""
     return mk.shared_memory(num_bytes).numpy()
 
 
 class Pool:
-    """An engine, a file, and memory as large as it."""
+    """An engine, a file, and memory of the same size."""
 
     def __init__(self, path: Path, num_bytes: int, **options):
         self.path = path

@@ -1,4 +1,4 @@
-"""The handshake of docs/wire.md over a raw socket, written anew from the document."""
+"""The handshake of docs/wire.md over a raw socket, implemented independently from the document."""
 
 import hmac
 import secrets
@@ -67,7 +67,7 @@ def hear_welcome(connection: socket.socket) -> tuple[int, bytes]:
 def begin(
     connection: socket.socket, secret: bytes | None = None, hello: Hello | None = None
 ) -> Hello:
-    """An initiator's part; returns the target's Hello once it has let us in."""
+    """An initiator's part; returns the target's Hello once it has accepted us."""
     mine = hello or Hello()
     if secret:
         mine = replace(mine, flags=mine.flags | SECRET)

@@ -1,4 +1,4 @@
-"""What the tests of objects share: an engine that serves a pool, and who asks it."""
+"""Shared by the tests of objects: an engine that serves a pool, and one that asks it."""
 
 import contextlib
 import socket
@@ -81,7 +81,7 @@ class Serving:
         return self.near.read_objects(self.peer, keys(*numbers), **options)
 
     def read(self, *numbers: int, verify: bool = True, **options) -> list:
-        """What comes of each: its bytes, False if these are wrong, or a status."""
+        """The result of each: its bytes, False if these are wrong, or a status."""
         return read(self.near, self.peer, keys(*numbers), verify, **options)
 
     def write(self, objects: dict[int, np.ndarray], **options) -> list[int]:
@@ -150,7 +150,7 @@ def here_fixture():
 
 @pytest.fixture(name="kept", scope="module")
 def kept_fixture():
-    """One that is served all the time: object 1, of which the tests read ranges."""
+    """A pair that serves throughout: object 1, of which the tests read ranges."""
     with serving() as both:
         both.put(1, 100_000)
         yield both
@@ -158,7 +158,7 @@ def kept_fixture():
 
 @contextlib.contextmanager
 def through(proxy_of: Serving):
-    """The same, but what is asked goes through a proxy; and that."""
+    """The same, with a proxy in between; yields the proxy as well."""
     both = proxy_of
     with Proxy(both.far.name) as proxy, both.near.open(proxy.name) as peer:
         yield Serving(both.near, both.far, peer, both.pool, both.served), proxy
@@ -188,7 +188,7 @@ def in_threads(work, count: int) -> None:
 
 
 class Target:
-    """An engine that serves a pool: object 1 is there."""
+    """An engine that serves a pool with object 1."""
 
     def __init__(self, engine: TransferEngine):
         self.engine = engine

@@ -1,4 +1,4 @@
-"""Who stands between two engines: hands on bytes, late or altered, and keeps what has passed."""
+"""A proxy between two engines: forwards bytes, delayed or altered, and records them."""
 
 import contextlib
 import socket
@@ -76,7 +76,7 @@ class Proxy:
     """Listens in the place of an engine. A relay's target keeps its connection until its bytes
     have arrived, whatever the initiator does.
 
-    Of each direction of a connection that is made, ``limit`` bytes may pass for now; None: all.
+    Of each direction of a new connection, ``limit`` bytes may pass for now; None: all.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class Proxy:
                 thread.start()
 
     def cut(self) -> None:
-        """End every connection as it is, without a word; not those that are made meanwhile."""
+        """End every present connection abruptly; new ones made meanwhile stay."""
         for end in list(self._sockets):
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)

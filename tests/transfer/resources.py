@@ -36,7 +36,7 @@ def held() -> Held:
 
 
 def settled(before: Held) -> bool:
-    """Whether no more descriptors and threads are left than before, once what ends has ended."""
+    """Whether there are no more descriptors and threads than before, once ending ones are gone."""
     return eventually(
         lambda: (
             held().num_descriptors <= before.num_descriptors
@@ -46,7 +46,7 @@ def settled(before: Held) -> bool:
 
 
 def assert_no_growth(before: Held, after: Held) -> None:
-    """Mappings and memory may differ by what the allocator keeps of threads that have ended."""
+    """Mappings and memory may differ by what the allocator keeps for ended threads."""
     assert after.num_descriptors <= before.num_descriptors
     assert after.num_threads <= before.num_threads
     assert after.num_mappings <= before.num_mappings + 16

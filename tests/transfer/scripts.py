@@ -1,4 +1,4 @@
-"""Scripts of users, each run in a Python of its own that must end well."""
+"""User scripts, each run in a separate Python that must exit cleanly."""
 
 import json
 import subprocess
@@ -19,7 +19,7 @@ def keep_busy(count): return [a.write(peer, [row]) for _ in range(count)][-1]
 
 
 def run_script(script: str) -> None:
-    """Run it behind ``PRELUDE``; it must exit with 0 and complain of nothing."""
+    """Run it after ``PRELUDE``; it must exit with 0 and print no errors."""
     run = subprocess.run(
         [sys.executable, "-c", PRELUDE + script], capture_output=True, text=True, timeout=300
     )
@@ -49,7 +49,7 @@ else:
 
 
 def run_forks(scripts: list[str], folder: Path) -> list[tuple[int, str]]:
-    """Run each script; return their exit statuses, -n for signal n, and what they complain of."""
+    """Run each script; return their exit statuses, -n for signal n, and their error output."""
     run = subprocess.run(
         [sys.executable, "-c", FORKING, str(folder)],
         input=json.dumps(scripts),

@@ -1,4 +1,4 @@
-"""What the tests of the secret share: engines that know it, others, and what each is told."""
+"""Shared by the tests of the secret: engines that know it, others, and the errors of each."""
 
 import time
 
@@ -21,7 +21,7 @@ def initiator(secret: bytes | None) -> TransferEngine:
 
 
 def rejections(engine: TransferEngine, count: int = 1) -> dict[str, int]:
-    """What an engine has turned away, once it has: that may be after the other side knows."""
+    """What an engine has rejected, once it has: that may be after the other side knows."""
     until = time.monotonic() + WAIT_S
     while sum(engine.rejections().values()) < count and time.monotonic() < until:
         time.sleep(0.001)

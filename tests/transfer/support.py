@@ -1,4 +1,4 @@
-"""What the transfer tests share: hashed data, a pair of engines, a peer process, a raw peer."""
+"""Shared by the transfer tests: hashed data, a pair of engines, a peer process, a raw peer."""
 
 import contextlib
 import functools
@@ -88,7 +88,7 @@ def engine_pair(transport: str):
 
 
 def serve(pipe, num_bytes: int, shared: bool, writes_to: tuple[str, int] | None) -> None:
-    """The life of a peer process: offer memory, then write without end, or wait to be told."""
+    """The main loop of a peer process: offer memory, then write without end, or wait to be told."""
     engine = TransferEngine()
     memory = shared_memory(num_bytes).numpy() if shared else np.zeros(num_bytes, np.uint8)
     region = engine.register(memory)
@@ -103,7 +103,7 @@ def serve(pipe, num_bytes: int, shared: bool, writes_to: tuple[str, int] | None)
 
 @dataclass
 class Process:
-    """A peer in a process of its own."""
+    """A peer in a separate process."""
 
     process: multiprocessing.Process
     name: str
@@ -142,7 +142,7 @@ def connect(name: str) -> socket.socket:
 
 
 def ended(connection: socket.socket) -> bool:
-    """Whether the engine has closed the connection, without a word."""
+    """Whether the engine has closed the connection without sending anything."""
     try:
         return connection.recv(1) == b""
     except ConnectionResetError:
@@ -150,7 +150,7 @@ def ended(connection: socket.socket) -> bool:
 
 
 def send_last(connection: socket.socket, data: bytes) -> None:
-    """Send, and say that nothing follows; the other side may have hung up already."""
+    """Send, and signal the end of input; the other side may have hung up already."""
     with contextlib.suppress(OSError):
         connection.sendall(data)
         connection.shutdown(socket.SHUT_WR)
@@ -160,7 +160,7 @@ def send_last(connection: socket.socket, data: bytes) -> None:
 def raw_server(behave, *, narrow: bool = False):
     """A server that runs ``behave(connection)`` for each connection; yields its name.
 
-    ``narrow``: what is sent and not taken in may be of some ten KiB.
+    ``narrow``: only some ten KiB may be sent without being read.
     """
     listening = socket.create_server(("127.0.0.1", 0))
     if narrow:

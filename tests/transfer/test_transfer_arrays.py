@@ -1,4 +1,4 @@
-"""Addresses and sizes as arrays of any type: as they are, or refused by name and position."""
+"""Addresses and sizes as arrays of any type: taken unchanged, or refused by name and position."""
 
 import numpy as np
 import pytest

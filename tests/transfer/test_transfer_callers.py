@@ -1,4 +1,4 @@
-"""Small tcp requests, which their callers' threads carry out: whoever waits, or does not."""
+"""Small tcp requests, which their callers' threads carry out, whether they wait or not."""
 
 import asyncio
 import os

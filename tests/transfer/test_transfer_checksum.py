@@ -1,4 +1,4 @@
-"""checksum=True: what arrives is compared at both ends, and what differs is told."""
+"""checksum=True: the data is compared at both ends, and differences are reported."""
 
 import struct
 import threading

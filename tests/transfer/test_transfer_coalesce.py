@@ -1,4 +1,4 @@
-"""Descriptors that continue one another are moved as one; the caller does not notice."""
+"""Adjacent descriptors are moved as one; the caller does not notice."""
 
 import numpy as np
 import pytest

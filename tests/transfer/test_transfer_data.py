@@ -1,4 +1,4 @@
-"""Transfers move bytes: every comparison is exact, and each byte tells where it came from."""
+"""Transfers move bytes: every comparison is exact, and each byte identifies its source."""
 
 from concurrent.futures import ThreadPoolExecutor
 

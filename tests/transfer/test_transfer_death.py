@@ -1,4 +1,4 @@
-"""Peers that die or stop, in processes of their own."""
+"""Peers that die or stop, in separate processes."""
 
 import signal
 import time

@@ -1,4 +1,4 @@
-"""The interpreter ends, however that comes about: nothing hangs, nothing is complained of."""
+"""The interpreter ends, in any way: nothing hangs, and no errors are printed."""
 
 import itertools
 import os

@@ -1,4 +1,4 @@
-"""What was written before a reconnect never lands after it."""
+"""Bytes written before a reconnect never land after it."""
 
 import socket
 import struct

@@ -1,4 +1,4 @@
-"""The transport file: what is in memory gets into the file and back, bit by bit."""
+"""The transport file: memory to file and back, bitwise."""
 
 import asyncio
 import itertools

@@ -1,4 +1,4 @@
-"""The transport file: what is refused, what a disk says, and what was done all the same."""
+"""The transport file: refusals, disk errors, and what was done despite them."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""The transport file: everything ends, at any time, and leaves nothing under way."""
+"""The transport file: everything can end at any time, and leaves nothing in flight."""
 
 import os
 import subprocess

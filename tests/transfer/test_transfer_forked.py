@@ -1,4 +1,4 @@
-"""fork(): the child has copies of what is its parent's, and disturbs nobody."""
+"""fork(): the child has copies of its parent's handles, and disturbs nothing."""
 
 import textwrap
 

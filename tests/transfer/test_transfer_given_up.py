@@ -1,4 +1,4 @@
-"""Who is given up takes its connection with it, but not the requests behind it."""
+"""An abandoned request ends its connection, but not the requests behind it."""
 
 import time
 

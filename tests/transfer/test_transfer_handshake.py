@@ -1,4 +1,4 @@
-"""Who does not know the secret gets nowhere, however he goes about it."""
+"""A peer that does not know the secret gets nowhere, whatever it tries."""
 
 import socket
 from dataclasses import replace

@@ -1,6 +1,6 @@
-"""kill -9 at random moments: what the survivor's memory holds, and what the survivor keeps.
+"""kill -9 at random moments: the contents of the survivor's memory, and what the survivor holds.
 
-``--soak`` makes it 100 rounds; a failed one is told by its seed, ``Round.of(seed)``.
+``--soak`` makes it 100 rounds; a failed one is identified by its seed, ``Round.of(seed)``.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""Several requests at once: which lanes and threads carry them, and in what order they arrive."""
+"""Concurrent requests: which lanes and threads carry them, and in what order they arrive."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Many small transfers leave nothing behind. ``--soak`` makes it 10 million; tcp a million."""
+"""Many small transfers leak nothing. ``--soak`` makes it 10 million; tcp a million."""
 
 import sys
 from collections import deque

@@ -1,4 +1,4 @@
-"""Everything ends: engines, peers and regions close at any time, and leave nothing behind."""
+"""Engines, peers and regions close at any time, and leave nothing behind."""
 
 import contextlib
 import gc

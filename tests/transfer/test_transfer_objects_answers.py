@@ -1,4 +1,4 @@
-"""Answers about objects that do not keep to the format, over raw sockets."""
+"""Malformed answers about objects, over raw sockets."""
 
 import contextlib
 import itertools

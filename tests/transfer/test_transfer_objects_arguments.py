@@ -1,4 +1,4 @@
-"""Questions about objects whose arguments are wrong."""
+"""Questions about objects with wrong arguments."""
 
 import pytest
 

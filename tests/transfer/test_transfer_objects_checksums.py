@@ -1,4 +1,4 @@
-"""What is read is compared with its checksum."""
+"""Objects that are read are compared with their checksums."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What is asked ends: by closing, deadlines, connections that break."""
+"""Questions end: by closing, deadlines, broken connections."""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""Who can be asked for objects, and who answers."""
+"""Which peers can be asked for objects, and which answer."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Objects that are being sent stay, and no longer than that."""
+"""Objects are pinned while they are being sent, and no longer."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Objects of other processes, which are killed, stopped and started again."""
+"""Objects of other processes, which are killed, stopped and restarted."""
 
 import contextlib
 import multiprocessing

@@ -1,4 +1,4 @@
-"""Questions about objects over raw sockets, also such as do not keep to the format."""
+"""Questions about objects over raw sockets, malformed ones included."""
 
 import contextlib
 import resource

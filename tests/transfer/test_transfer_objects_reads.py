@@ -1,4 +1,4 @@
-"""Whole objects that a peer serves, and ranges of them."""
+"""Whole objects of a peer, and ranges of them."""
 
 import numpy as np
 import pytest

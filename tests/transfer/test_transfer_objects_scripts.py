@@ -1,4 +1,4 @@
-"""What a process does that has forked, or ends, while it asks for objects."""
+"""Processes that fork or exit while they ask for objects."""
 
 import pytest
 

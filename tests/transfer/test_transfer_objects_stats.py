@@ -1,4 +1,4 @@
-"""What is counted of objects, and told of peers."""
+"""Counters of objects, and what is reported of peers."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Objects are read and written by many threads at once."""
+"""Objects read and written by many threads at once."""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""Objects that are written to a peer's pool, and removed from it."""
+"""Objects written to a peer's pool, and removed from it."""
 
 import contextlib
 import itertools

@@ -1,4 +1,4 @@
-"""No byte is written to from two places of one request."""
+"""No two descriptors of a request write the same byte."""
 
 import numpy as np
 import pytest

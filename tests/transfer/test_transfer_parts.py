@@ -1,4 +1,4 @@
-"""Parts of the transfer engine by themselves, in C++."""
+"""Parts of the transfer engine alone, in C++."""
 
 from pathlib import Path
 

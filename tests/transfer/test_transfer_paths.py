@@ -1,4 +1,4 @@
-"""explain_path: the way that a transfer takes, against the way that it took."""
+"""explain_path: the predicted path of a transfer, against the one that it took."""
 
 import ctypes
 import dataclasses

@@ -1,4 +1,4 @@
-"""What is not allowed is refused in clear words, and has changed nothing."""
+"""Forbidden operations are refused with a clear message, and have changed nothing."""
 
 import pickle
 

@@ -1,4 +1,4 @@
-"""regions: what a peer tells of its memory, to whom, and what it may say."""
+"""regions: what a peer reveals of its memory, to whom, and which answers are valid."""
 
 import struct
 

@@ -1,4 +1,4 @@
-"""Connections that are lost on the way: what they carried goes over others, as often as allowed."""
+"""Lost connections: their requests move to others, as often as allowed."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The secret: who has which, where it comes from, and that nobody prints it."""
+"""The secret: which engines have it, where it comes from, and that it is never printed."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""Peers on this machine, whose memory is mapped or addressed, and what of it is not."""
+"""Peers on this machine, whose memory is mapped or addressed, and memory that is neither."""
 
 import contextlib
 import os

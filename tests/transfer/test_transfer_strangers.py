@@ -1,4 +1,4 @@
-"""Connections that do not say who they are: they end, and do not take the place of others."""
+"""Connections that do not identify themselves: they end, and do not take the place of others."""
 
 import contextlib
 import socket

@@ -1,4 +1,4 @@
-"""TLS: who stands in the middle, sends garbage or does not go on."""
+"""TLS: peers in the middle, peers that send garbage or stall."""
 
 import contextlib
 import socket

@@ -1,4 +1,4 @@
-"""TLS: who is let in, and with which files."""
+"""TLS: which peers are accepted, and with which files."""
 
 import dataclasses
 import os

@@ -1,4 +1,4 @@
-"""Requests within a machine that are left for whoever waits for them, and what if nobody does."""
+"""Requests within a machine that are left to the waiting thread, and what if no thread waits."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""Peers that do not keep to the wire format: nothing crashes, hangs or allocates without bound."""
+"""Peers that violate the wire format: nothing crashes, hangs or allocates without bound."""
 
 import resource
 import socket

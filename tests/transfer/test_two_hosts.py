@@ -1,7 +1,7 @@
-"""The tests of two_hosts/ pass where a process may have networks of its own.
+"""The tests of two_hosts/ pass where a process can have its own networks.
 
-Here, in a network namespace beside the machine's; and, those of netem, in the guest of tests/rdma,
-whose kernel has that qdisc.
+Here in a separate network namespace; those of netem in the guest of tests/rdma, whose kernel has
+that qdisc.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""What the tests of TLS share: engines and raw peers that speak it."""
+"""Shared by the tests of TLS: engines and raw peers that speak it."""
 
 import contextlib
 import ssl

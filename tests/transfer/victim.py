@@ -1,4 +1,4 @@
-"""A process that is killed in the middle of a transfer: what it does, decided by a seed."""
+"""A process that is killed during a transfer, with its actions decided by a seed."""
 
 import contextlib
 import multiprocessing
@@ -81,7 +81,7 @@ def memory_of(mapped: bool) -> np.ndarray:
 
 
 def live(pipe: Connection, plan: Round, key: int, name: str | None, to: tuple | None) -> None:
-    """The life of a victim: ask for all blocks again and again, or be asked, until it is killed.
+    """The main loop of a victim: request all blocks again and again, or serve them, until killed.
 
     If it is not killed it ends when the survivor hangs up.
     """
@@ -120,7 +120,7 @@ class Victim:
         assert self.process.exitcode == -signal.SIGKILL
 
     def told(self) -> list:
-        """All it has said until it died."""
+        """Everything it has reported until it died."""
         said = []
         with contextlib.suppress(EOFError, ConnectionResetError):
             while self.pipe.poll():

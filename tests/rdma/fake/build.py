@@ -1,4 +1,4 @@
-"""Compiles the made-up libraries, as the shared objects that dlopen() looks for by name."""
+"""Compiles the fake libraries, as the shared objects that dlopen() looks for by name."""
 
 import os
 import subprocess

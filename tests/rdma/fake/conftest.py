@@ -1,4 +1,4 @@
-"""A process of its own, in which libibverbs.so.1 and libcuda.so.1 are made up."""
+"""A separate process whose libibverbs.so.1 and libcuda.so.1 are fake."""
 
 import os
 import re
@@ -40,7 +40,7 @@ _assert_fake()
 
 @pytest.fixture(autouse=True)
 def world():
-    """Four NICs; at the end nothing of them may be left."""
+    """Four NICs; at the end nothing of theirs may be left."""
     WORLD.reset()
     DRIVER.reset()
     yield WORLD

@@ -1,4 +1,4 @@
-"""Two engines whose data goes over the made-up NICs, and memory of theirs."""
+"""Two engines whose data goes over the fake NICs, and memory of theirs."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,7 @@ ALL = ("fake0", "fake1", "fake2", "fake3")
 
 
 def topology_of(names: Sequence[str] = ALL) -> Topology:
-    """A machine of one NUMA node with these NICs; no file tells of them."""
+    """A machine of one NUMA node with these NICs, without any files about them."""
     facts = {"state": "ACTIVE", "gbit_per_s": 100.0, "link_layer": "Ethernet", "has_gid": True}
     return Topology(System(nics=tuple(Nic(name, **facts) for name in names)))
 

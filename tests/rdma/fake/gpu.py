@@ -1,4 +1,4 @@
-"""The made-up CUDA driver (gpu.cc), and memory of its GPUs as Python objects."""
+"""The fake CUDA driver (gpu.cc), and memory of its GPUs as Python objects."""
 
 import ctypes
 
@@ -38,12 +38,12 @@ class Driver:
         return GpuArray(address, sum(map(abs, sizes)), device)
 
     def reallocate(self, array: "GpuArray") -> None:
-        """Free it and give its address out again, as another allocation."""
+        """Free it and reuse its address for another allocation."""
         self.library.fake_cuda_reallocate(ctypes.c_uint64(array.address))
 
 
 class GpuArray:
-    """What cupy's arrays look like from outside."""
+    """Looks like a cupy array from outside."""
 
     def __init__(self, address: int, num_bytes: int, device: int):
         self.address = address
@@ -60,6 +60,6 @@ class GpuArray:
 
     @property
     def bytes(self) -> np.ndarray:
-        """Its bytes, which this process can reach since the GPU is made up."""
+        """Its bytes, which this process can reach because the GPU is fake."""
         memory = (ctypes.c_uint8 * self.num_bytes).from_address(self.address)
         return np.frombuffer(memory, np.uint8)

@@ -1,4 +1,4 @@
-"""Two NICs with a connection between them, and what its memory must hold."""
+"""Two connected NICs, and the expected contents of their memory."""
 
 import numpy as np
 
@@ -10,7 +10,7 @@ SIZE = 1 << 16
 
 
 def addressed(num_bytes: int, seed: int = 0) -> np.ndarray:
-    """Bytes hashed from their own position: what comes from a wrong place differs."""
+    """Bytes hashed from their own position: data from the wrong place differs."""
     place = np.arange(num_bytes, dtype=np.uint64) + np.uint64(seed << 32)
     return ((place * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(40)).astype(np.uint8)
 
@@ -29,7 +29,7 @@ class Side:
         self.region = self.device.register(memory, "remote_read_write", max_piece_bytes=piece)
 
     def drain(self) -> list[rdma.Completion]:
-        """All that there is to poll: each poll may post what makes more work, and end nothing."""
+        """Poll until nothing is left: a poll may post more work without completing any."""
         completions = self.queue.poll()
         while self.world.entries(self.device.name):
             completions += self.queue.poll()
@@ -39,7 +39,7 @@ class Side:
 class Connection:
     """`near` writes to `far`, or reads from it; `expected` is a model of their bytes.
 
-    Memory is not aligned to pages, and registered in pieces if `piece` says so.
+    Memory is not page-aligned, and is registered in pieces if `piece` says so.
     """
 
     def __init__(

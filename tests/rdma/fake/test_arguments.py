@@ -1,4 +1,4 @@
-"""Wrong arguments: each is named, with what it must be and what it was, and nothing is done."""
+"""Wrong arguments: the error names each, its value and what is valid, and nothing is done."""
 
 import numpy as np
 import pytest

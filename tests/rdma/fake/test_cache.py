@@ -1,4 +1,4 @@
-"""The registration cache: what it finds, what it gives up, what it never does."""
+"""The registration cache: what it finds, what it evicts, what it never does."""
 
 import contextlib
 import errno

@@ -1,4 +1,4 @@
-"""Memory that is freed is forgotten by the registration cache, and no earlier."""
+"""The registration cache forgets memory when it is freed, and no earlier."""
 
 import array
 import gc

@@ -1,4 +1,4 @@
-"""What NICs say of themselves, and opening them."""
+"""The attributes that NICs report, and opening them."""
 
 import errno
 

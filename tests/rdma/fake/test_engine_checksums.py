@@ -1,4 +1,4 @@
-"""checksum=True over NICs, of which one flips a bit."""
+"""checksum=True over NICs, one of which flips a bit."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The engine over several NICs: every byte where it belongs, and notifications behind them."""
+"""The engine over several NICs: every byte where it belongs, then the notifications."""
 
 import itertools
 

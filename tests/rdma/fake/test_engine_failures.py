@@ -1,4 +1,4 @@
-"""NICs that fail under the engine: others take over, or the error says all there is to know."""
+"""NICs that fail under the engine: others take over, or the error says all that is known."""
 
 import errno
 import time

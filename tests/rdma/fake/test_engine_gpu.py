@@ -1,4 +1,4 @@
-"""The engine's NICs and memory of GPUs: what they wrote is flushed before anybody is told."""
+"""The engine's NICs and GPU memory: their writes are flushed before they are reported."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Slices go between the NICs that are near to the memory at either end, whatever their numbers."""
+"""Slices go between the NICs near the memory at either end, whatever their numbers."""
 
 import contextlib
 import dataclasses

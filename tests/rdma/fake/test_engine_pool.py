@@ -1,4 +1,4 @@
-"""More peers than connections: queue pairs of an idle one end for another's, and are made anew."""
+"""More peers than connections: idle queue pairs are closed for others, and reopened on demand."""
 
 import contextlib
 import random

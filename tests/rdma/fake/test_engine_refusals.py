@@ -1,4 +1,4 @@
-"""What an engine over NICs does not do, and what it says then."""
+"""What an engine over NICs refuses, and its messages."""
 
 import errno
 import ipaddress

@@ -1,4 +1,4 @@
-"""Things that happen to a NIC on its own time."""
+"""Asynchronous events of a NIC."""
 
 import errno
 import threading

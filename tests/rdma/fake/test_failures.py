@@ -1,4 +1,4 @@
-"""Transfers that fail: what of them is delivered, and that each ends once."""
+"""Transfers that fail: what they deliver, and that each ends once."""
 
 import errno
 

@@ -1,4 +1,4 @@
-"""GPU memory as NICs see it: dma-bufs, nvidia_peermem, and what is said where neither works."""
+"""Registered GPU memory: dma-bufs, nvidia_peermem, and the error where neither works."""
 
 import contextlib
 import errno

@@ -1,4 +1,4 @@
-"""flush_writes(): when what NICs have written to a GPU can be read."""
+"""flush_writes(): when the data that NICs have written to a GPU can be read."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Handles are given back once, in the order that verbs ask for, whatever the order of closing."""
+"""Handles are released once, in the order that verbs require, whatever the order of closing."""
 
 import contextlib
 import errno

@@ -1,4 +1,4 @@
-"""Mooncake's calls with its protocol "rdma", over the made-up NICs."""
+"""Mooncake's calls with its protocol "rdma", over the fake NICs."""
 
 import contextlib
 import errno

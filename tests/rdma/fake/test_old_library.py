@@ -1,4 +1,4 @@
-"""Versions of libibverbs that lack what newer ones have: in processes of their own."""
+"""Versions of libibverbs that lack newer functions, each in a separate process."""
 
 import os
 import subprocess

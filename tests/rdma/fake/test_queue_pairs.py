@@ -1,4 +1,4 @@
-"""Queue pairs: their options, and what can be connected to what."""
+"""Queue pairs: their options, and which can be connected."""
 
 import dataclasses
 import errno

@@ -1,4 +1,4 @@
-"""The topology is told which NICs reach which memory, keeps it, and explains it."""
+"""The topology learns which NICs reach which memory, keeps it, and explains it."""
 
 import errno
 

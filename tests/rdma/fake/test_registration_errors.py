@@ -1,4 +1,4 @@
-"""What an errno of a registration means on this machine."""
+"""The meaning of a registration's errno on this machine."""
 
 import ctypes
 import errno

@@ -1,4 +1,4 @@
-"""The machine that the fake libibverbs shows, as tests set and ask it (control.h)."""
+"""The machine that the fake libibverbs shows, and how tests control and inspect it (control.h)."""
 
 import ctypes
 import gc
@@ -51,14 +51,14 @@ class World:
         self.library.fake_set_option(name.encode(), ctypes.c_int64(value))
 
     def fail(self, verb: str, error: int, *, device: str = "", skip: int = 0, count: int = 1):
-        """`count` calls of a verb fail after `skip` more; the first rule that fits is taken."""
+        """`count` calls of a verb fail after `skip` more; the first matching rule applies."""
         self._add_rule(verb, device, skip, count, error, 0, 0)
 
     def delay(self, verb: str, microseconds: int, *, count: int = 1 << 30) -> None:
         self._add_rule(verb, "", 0, count, 0, microseconds, 0)
 
     def meet(self, verb: str, together: int) -> None:
-        """Each of the next calls waits until so many are inside; they fail if that never is."""
+        """Each of the next calls waits until so many are inside; it fails if that never is."""
         self._add_rule(verb, "", 0, together, 0, 0, together)
 
     def _add_rule(self, verb, device, *numbers: int) -> None:
@@ -69,12 +69,12 @@ class World:
         self.library.fake_fail_work(skip, STATUSES[status])
 
     def reset_rules(self) -> None:
-        """Nothing fails, or waits, any more."""
+        """From now on nothing fails or waits."""
         self.library.fake_clear_rules()
 
     @contextmanager
     def held(self):
-        """Work requests wait; those that are left run at the end. Yields a function that lets n."""
+        """Work requests wait; the rest run at the end. Yields a function that lets n run."""
         self.library.fake_set_budget(ctypes.c_int64(0))
         try:
             yield lambda n: self.library.fake_set_budget(ctypes.c_int64(n))
@@ -88,7 +88,7 @@ class World:
         return self.library.fake_count_calls(verb.encode())
 
     def forget(self, kind: str) -> None:
-        """Nobody will give back what is alive of that kind."""
+        """Live handles of that kind will not be released."""
         self.library.fake_forget(kind.encode())
 
     def entries(self, device: str) -> int:
@@ -96,12 +96,12 @@ class World:
         return self.library.fake_count_entries(device.encode())
 
     def live(self) -> dict[str, int]:
-        """Handles that are not given back, by kind; without those that there are none of."""
+        """Handles that were not released, by kind; kinds without any are left out."""
         counts = {kind: self.library.fake_count_live(kind.encode()) for kind in KINDS}
         return {kind: count for kind, count in counts.items() if count}
 
     def log(self, verb: str = "") -> list[dict]:
-        """The calls with arguments, in their order."""
+        """The calls with arguments, in order."""
         calls = []
         for line in self._read("fake_read_log"):
             name, *words = line.split()
@@ -111,7 +111,7 @@ class World:
         return [call for call in calls if call["verb"].startswith(verb)]
 
     def errors(self) -> list[str]:
-        """What was done wrong; asked again, what since."""
+        """The errors so far; when asked again, those since."""
         return self._read("fake_read_errors")
 
     def _read(self, function: str) -> list[str]:

@@ -4,5 +4,5 @@ import pytest
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes a NIC away comes last."""
+    """Tests that take a NIC away come last."""
     items.sort(key=lambda item: item.path.name == "test_removal.py")

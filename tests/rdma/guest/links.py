@@ -12,7 +12,7 @@ FAST = {"timeout": 12, "retries": 2}  # of a connection: 17 ms a try
 
 
 class Side:
-    """A NIC, its queue, one connection's end, and registered memory."""
+    """A NIC, its queue, one end of a connection, and registered memory."""
 
     def __init__(self, name: str, num_bytes: int = 1 << 20, **pair_options: int):
         self.device = mk.rdma.open(name)

@@ -1,4 +1,4 @@
-"""What tests in the guest share: pyverbs as the peer, and the C objects behind it."""
+"""Shared by the tests in the guest: pyverbs as the peer, and the C objects behind it."""
 
 import ctypes
 import importlib
@@ -15,7 +15,7 @@ SYSTEM_PYTHON = "/usr/bin/python3"
 
 
 def pyverbs_or_skip(*modules: str) -> list[ModuleType]:
-    """Import pyverbs' modules, say ``pyverbs_or_skip("device", "pd")``."""
+    """Import pyverbs' modules, for example ``pyverbs_or_skip("device", "pd")``."""
     suffix = sysconfig.get_config_var("EXT_SUFFIX")
     package = importlib.util.find_spec("pyverbs")
     if package and not list(Path(package.submodule_search_locations[0]).glob(f"*{suffix}")):
@@ -31,7 +31,7 @@ def c_object(wrapper: object) -> int:
     """Return the address of the ibv_context or ibv_pd that a pyverbs Context or PD owns.
 
     There is no other way: PD.pd of pyverbs 44 takes the pointer for a Python object, and crashes. A
-    Cython class keeps its own fields behind those of its base, and the pointer is the first field
+    Cython class keeps its own fields after those of its base, and the pointer is the first field
     of these two.
     """
     (base,) = type(wrapper).__bases__

@@ -1,4 +1,4 @@
-"""What devices say of themselves, and what happens to them."""
+"""The attributes that devices report, and what happens to them."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""dma-bufs up to the kernel's answer: soft-RoCE's driver knows none, and says so."""
+"""dma-bufs up to the kernel's answer: soft-RoCE's driver does not support them, and says so."""
 
 import errno
 import fcntl

@@ -1,4 +1,4 @@
-"""The engine over the guest's NICs: two, then four; one that dies under load, a peer that does."""
+"""The engine over the guest's NICs: two, then four; one dies under load, and so does a peer."""
 
 import dataclasses
 import os

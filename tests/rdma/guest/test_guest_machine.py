@@ -1,4 +1,4 @@
-"""The guest is what the other tests take it for: NICs on a PCIe tree with two nodes, and verbs."""
+"""The guest is as the other tests expect: NICs on a PCIe tree with two nodes, and verbs."""
 
 import ctypes
 import os

@@ -1,4 +1,4 @@
-"""pyverbs, which is not ours, as the peer: it reads and writes our memory, and we its."""
+"""pyverbs, an independent library, as the peer: it reads and writes our memory, and we its."""
 
 import ipaddress
 

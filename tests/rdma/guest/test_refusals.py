@@ -1,4 +1,4 @@
-"""What the other side does not allow fails, with its status, and writes nothing."""
+"""Operations that the other side does not allow fail with its status, and write nothing."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Host memory of every kind, and what is refused: with the reason, and nothing left behind."""
+"""Host memory of every kind, and refusals: with the reason, and nothing leaked."""
 
 import ctypes
 import gc

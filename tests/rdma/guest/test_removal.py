@@ -1,4 +1,4 @@
-"""A NIC that vanishes. Run last (conftest.py): the guest has one less afterwards."""
+"""A NIC that vanishes. Runs last (conftest.py): the guest has one less afterwards."""
 
 import errno
 import threading

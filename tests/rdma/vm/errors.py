@@ -1,4 +1,4 @@
-"""What the runner says when there can be no guest."""
+"""The runner's error when there can be no guest."""
 
 
 class NoGuest(Exception):

@@ -1,7 +1,7 @@
-"""What Debian supplies, fetched once into the cache: a kernel and its modules, and pyverbs.
+"""Debian's packages, fetched once into the cache: a kernel and its modules, and pyverbs.
 
-The packages are unpacked, never installed: a kernel has no business on a machine that does not boot
-it, and python3-pyverbs would pull rdma-core and with it udev, which upgrades half of systemd.
+The packages are unpacked, never installed: a machine that does not boot the kernel should not
+install it, and python3-pyverbs would pull in rdma-core and udev, which upgrades half of systemd.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ UNWANTED = ("sound", "drivers/media", "drivers/gpu/drm/amd", "drivers/net/wirele
 
 
 def check_programs() -> None:
-    """Raise NoGuest with the apt line for what is not installed."""
+    """Raise NoGuest with the apt line for missing packages."""
     missing = [program for program in NEEDED if not shutil.which(program)]
     if missing:
         packages = " ".join(dict.fromkeys(NEEDED[program] for program in missing))
@@ -43,7 +43,7 @@ def check_programs() -> None:
 
 
 def kernel(cache: Path, given: Path | None) -> Path:
-    """Return the folder of a kernel that can be booted: boot/, lib/modules/, vmlinux."""
+    """Return the folder of a bootable kernel: boot/, lib/modules/, vmlinux."""
     folder = given.resolve() if given else cache / "kernel"
     if (folder / "vmlinux").exists():
         return folder
@@ -58,7 +58,7 @@ def kernel(cache: Path, given: Path | None) -> Path:
 
 
 def pyverbs(cache: Path) -> Path:
-    """Return a folder with nothing in it but Debian's pyverbs, to be put on Python's path."""
+    """Return a folder with nothing but Debian's pyverbs, to be put on Python's path."""
     folder = cache / "pyverbs"
     if folder.exists():
         return folder
@@ -73,7 +73,7 @@ def pyverbs(cache: Path) -> Path:
 
 @contextlib.contextmanager
 def locked(cache: Path) -> Iterator[None]:
-    """Let one run at a time change the cache; the others wait, and find what it made."""
+    """Let one run at a time change the cache; the others wait, and find the result."""
     cache.mkdir(parents=True, exist_ok=True)
     with open(cache / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -82,7 +82,7 @@ def locked(cache: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def unfinished(folder: Path) -> Iterator[Path]:
-    """Give a folder that gets its name when the block has ended well, and is deleted if not."""
+    """Yield a folder that gets its name when the block succeeds, and is deleted otherwise."""
     partial = folder.with_suffix(".partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
@@ -94,7 +94,7 @@ def unfinished(folder: Path) -> Iterator[Path]:
 
 
 def apt(*words: str, cwd: Path | None = None) -> str:
-    """Return what an apt program prints, or raise NoGuest with what it complains of."""
+    """Return what an apt program prints, or raise NoGuest with its error message."""
     # As root, apt would fetch as a user who may not write here.
     options = ["-q", "-o", "APT::Sandbox::User=root", "-o", "Acquire::http::Timeout=30"]
     if not shutil.which(words[0]):
@@ -107,7 +107,7 @@ def apt(*words: str, cwd: Path | None = None) -> str:
 
 
 def newest_kernel() -> str:
-    """Return the package behind KERNEL, which has nothing in it."""
+    """Return the package that KERNEL, an empty metapackage, depends on."""
     found = re.findall(r"Depends: (linux-image-[0-9]\S*)", apt("apt-cache", "depends", KERNEL))
     if not found:
         raise NoGuest(f"apt knows no {KERNEL}: run apt-get update, or use --kernel")

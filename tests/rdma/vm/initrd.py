@@ -1,4 +1,4 @@
-"""The guest's first files: busybox, the modules that are needed before it sees the host's."""
+"""The guest's first files: busybox, and the modules that it needs before it sees the host's."""
 
 import lzma
 import os
@@ -16,7 +16,7 @@ MODULES = [
 
 
 def with_dependencies(modules: Path) -> list[Path]:
-    """Return the files of MODULES in an order in which they load; what is built in has none."""
+    """Return the files of MODULES in load order; built-in modules have none."""
     needs = {}
     for line in (modules / "modules.dep").read_text().splitlines():
         path, _, others = line.partition(":")
@@ -26,7 +26,7 @@ def with_dependencies(modules: Path) -> list[Path]:
 
 
 def write(kernel: Path, init: Path, archive: Path) -> None:
-    """Write the initrd. It takes a tenth of a second: it is made for each run, never stale."""
+    """Write the initrd. It takes a tenth of a second, so each run makes a new one, never stale."""
     (modules,) = (kernel / "lib" / "modules").iterdir()
     with tempfile.TemporaryDirectory(dir=archive.parent) as name:
         root = Path(name)

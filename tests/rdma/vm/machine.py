@@ -10,18 +10,18 @@ APPEND = (
 
 
 def mac(nic: int) -> str:
-    """Return the address by which the guest knows which NIC is which."""
+    """Return the address by which the guest identifies a NIC."""
     return f"52:54:00:77:00:{nic:02x}"
 
 
 def command_line(options: argparse.Namespace, kernel: Path, control: Path, outputs: dict) -> list:
-    """Return the words that start the guest.
+    """Return the arguments that start the guest.
 
     Args:
         options: those of in_guest.
         kernel: the folder of the kernel.
-        control: the folder through which runner and guest talk; initrd and console are there.
-        outputs: name of a virtio port to the file descriptor that takes what it says.
+        control: the folder through which runner and guest talk; it holds initrd and console.
+        outputs: name of a virtio port to the file descriptor that takes its output.
     """
     return [
         "qemu-system-x86_64",
@@ -56,7 +56,7 @@ def nodes(options: argparse.Namespace) -> list[str]:
 def devices(options: argparse.Namespace) -> list[str]:
     """The NICs and the GPU, each behind a root port of its own or in a switch.
 
-    The first NIC of each host bridge is in a switch, where the GPU joins it: so there is a NIC on
+    The first NIC of each host bridge is in a switch, which the GPU shares: so there is a NIC on
     the GPU's switch, one on its host bridge and, with --numa, one on the other node.
     """
     nodes = [nic * 2 // options.nics if options.numa else 0 for nic in range(options.nics)]
@@ -79,7 +79,7 @@ def devices(options: argparse.Namespace) -> list[str]:
 
 
 def virtio_net(nic: int) -> list[str]:
-    """A NIC. No frame leaves the guest, see wire.py: what is behind it is a dead end."""
+    """A NIC. No frame leaves the guest, see wire.py: its backend is a dead end."""
     card = f"virtio-net-pci,netdev=net{nic},mac={mac(nic)},bus=nic{nic},romfile=,host_mtu=9000"
     speed = "speed=100000,duplex=full"  # what sysfs says; rxe complains of a NIC that has none
     return ["-netdev", f"hubport,id=net{nic},hubid=0", "-device", f"{card},{speed}"]
@@ -100,7 +100,7 @@ def shares(options: argparse.Namespace, control: Path) -> list[str]:
 
 
 def ports(outputs: dict[str, int]) -> list[str]:
-    """A virtio port for each output, so that stdout and stderr stay apart and binary."""
+    """A virtio port for each output, so that stdout and stderr stay separate and binary."""
     words = []
     for number, (name, descriptor) in enumerate(outputs.items()):
         words += ["-add-fd", f"fd={descriptor},set={number}"]

@@ -1,4 +1,4 @@
-"""in_guest, after its command line is read."""
+"""in_guest, after its command line is parsed."""
 
 import signal
 import sys

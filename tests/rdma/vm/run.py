@@ -1,4 +1,4 @@
-"""One run of a guest: what it is told, its output, its end."""
+"""One run of a guest: its instructions, its output, its end."""
 
 import argparse
 import contextlib
@@ -23,7 +23,7 @@ PANIC_S = 2.0  # to tell and to end itself, which it does not always
 def run(options: argparse.Namespace, kernel: Path, extra_path: list[Path]) -> int:
     """Run the command in a guest and return its exit status.
 
-    A guest whose kernel panics before it comes to the command is started again.
+    A guest whose kernel panics before it reaches the command is started again.
 
     Args:
         options: those of in_guest.
@@ -65,7 +65,7 @@ def run_guest(
 def write_control(
     options: argparse.Namespace, kernel: Path, extra_path: list[Path], control: Path
 ) -> None:
-    """Write the folder from which the guest learns what to do."""
+    """Write the folder that tells the guest what to do."""
     config = {"KERNEL": str(kernel), "RW": str(options.rw.resolve()) if options.rw else ""}
     files = {
         "config": "".join(f"{name}={shlex.quote(value)}\n" for name, value in config.items()),
@@ -91,7 +91,7 @@ def command(words: list[str], extra_path: list[Path]) -> str:
 
 @contextlib.contextmanager
 def forwarders() -> Iterator[dict[str, int]]:
-    """Give the descriptors that the guest's outputs go to; at the end, wait for what they hold."""
+    """Yield the descriptors that the guest's outputs go to; at the end, wait for what they hold."""
     threads, outputs = [], {}
     for name, stream in (("stdout", sys.stdout), ("stderr", sys.stderr)):
         source, outputs[name] = os.pipe()
@@ -105,7 +105,7 @@ def forwarders() -> Iterator[dict[str, int]]:
 
 
 def forward(source: int, target: int) -> None:
-    """Copy until the pipe ends. A reader that went away (``| head``) must not block the guest."""
+    """Copy until the pipe ends. A reader that is gone (``| head``) must not block the guest."""
     while data := os.read(source, 1 << 16):
         with contextlib.suppress(BrokenPipeError):
             while data:
@@ -114,7 +114,7 @@ def forward(source: int, target: int) -> None:
 
 
 def start(words: list[str], log, descriptors: list[int]) -> subprocess.Popen:
-    """Start qemu so that it ends with us, even if we are killed. A ctrl-C is for us alone."""
+    """Start qemu so that it ends with us, even if we are killed. Only we receive ctrl-C."""
     return subprocess.Popen(
         ["setpriv", "--pdeathsig", "KILL", *words],
         stdin=subprocess.DEVNULL,
@@ -141,13 +141,13 @@ def wait(qemu: subprocess.Popen, control: Path, timeout: int) -> int:
 
 
 def read(control: Path, name: str) -> str:
-    """Return what a file of the control folder says, nothing if it is not there."""
+    """Return the contents of a file of the control folder, nothing if it is not there."""
     path = control / name
     return path.read_text(errors="replace") if path.exists() else ""
 
 
 def panic(control: Path) -> str:
-    """Return what the guest's console says from its kernel's panic on, nothing if there is none."""
+    """Return the guest's console output from its kernel's panic on, nothing if there is none."""
     _, found, rest = read(control, "console").partition("Kernel panic")
     return found + rest
 

@@ -1,10 +1,10 @@
-"""The wire between the NICs: tc rules in the guest's kernel hand each frame to the NIC it is for.
+"""The wire between the NICs: tc rules in the guest's kernel pass each frame to its NIC.
 
 A wire outside (a qemu hub) lost frames on a busy machine. All NICs are in one network namespace, as
-rxe of these kernels needs; see the session's sysctls for why frames leave by the NIC they should.
+rxe of these kernels needs; the session's sysctls explain why frames leave by the right NIC.
 
-Without a rate a wire is as fast as the guest's processor, and any two share it. With one, each
-NIC's frames pass a pair of veths of its own, whose first end lets that many through.
+Without a rate a wire is as fast as the guest's processor, which all wires share. With one, each
+NIC's frames pass through their own pair of veths, whose first end limits the rate.
 """
 
 from .machine import mac
@@ -16,7 +16,7 @@ def address(nic: int) -> str:
 
 
 def batches(nics: int, rate_mbit: int | None = None) -> dict[str, str]:
-    """Return what ``rdma -b``, ``tc -b`` and ``ip -b`` read, by program."""
+    """Return the input of ``rdma -b``, ``tc -b`` and ``ip -b``, by program."""
     rdma, tc, ip = [], [], []
     for nic in range(nics):
         rdma.append(f"link add rxe{nic} type rxe netdev eth{nic}")

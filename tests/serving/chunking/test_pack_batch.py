@@ -1,4 +1,4 @@
-"""Steps: decodes first, the budget kept, order kept, and nobody who waits is overtaken."""
+"""Steps: decodes first, within the budget, in order, and no waiting request is overtaken."""
 
 import pytest
 from hypothesis import given

@@ -1,6 +1,6 @@
-"""The connector inside vLLM, on the CPU: what comes is what comes without it.
+"""The connector inside vLLM, on the CPU: the output equals that without it.
 
-Each engine is a process of its own, of the Python that MK_TEST_VLLM names, in whose environment
+Each engine is a separate process, run by the Python that MK_TEST_VLLM names, in whose environment
 vLLM is installed (`make test-vllm` makes one). Tokens are compared one by one.
 """
 

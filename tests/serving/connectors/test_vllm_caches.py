@@ -1,4 +1,4 @@
-"""Blocks of a worker's caches through the store, into those of another one."""
+"""Blocks of a worker's caches through the store, into another worker's."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What makes the blocks of two engines others, though their tokens are the same."""
+"""What distinguishes the blocks of two engines although their tokens are the same."""
 
 from copy import deepcopy
 from types import SimpleNamespace as Config

@@ -1,4 +1,4 @@
-"""Which blocks a step loads and saves: by hand, and beside a model of what an engine does."""
+"""Which blocks a step loads and saves: by hand, and against a model of an engine."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,8 +1,8 @@
-"""An engine of vLLM that serves some prompts, and says what came: run by test_in_vllm.py.
+"""An engine of vLLM that serves some prompts and prints the results: run by test_in_vllm.py.
 
   python vllm_engine.py '{"model": ..., "config": {...}, "prompts": [[...], ...], ...}'
 
-Runs in an environment that has vLLM, and not the tests' own.
+Runs in an environment with vLLM, not the one of the tests.
 """
 
 import itertools
@@ -48,7 +48,7 @@ def lose_what_was_found() -> None:
 
 
 def die_while_it_saves(times: int) -> None:
-    """Have the process killed some microseconds after it has begun to save for that time."""
+    """Have the process killed a few microseconds after it has begun to save for that time."""
     from mooncake_serving.connectors.vllm.caches import Caches
 
     save, count = Caches.save, itertools.count(1)
@@ -75,7 +75,7 @@ def schedule_ahead() -> None:
 
 
 def serve(task: dict[str, Any]) -> dict[str, Any]:
-    """Return the tokens, and how many of each prompt's had not to be computed."""
+    """Return the tokens, and how many of each prompt's were not computed."""
     from vllm import LLM, SamplingParams
 
     if task.get("loses"):

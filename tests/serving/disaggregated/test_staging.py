@@ -1,4 +1,4 @@
-"""StagingPool: rows are adjacent, never given twice, and come together again."""
+"""StagingPool: rows are adjacent, never given out twice, and merge again when freed."""
 
 import pytest
 import torch

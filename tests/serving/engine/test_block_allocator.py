@@ -1,4 +1,4 @@
-"""The allocator never hands a block to two, and never loses one."""
+"""The allocator never gives a block to two owners, and never loses one."""
 
 import pytest
 from hypothesis import strategies as st

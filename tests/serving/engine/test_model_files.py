@@ -1,4 +1,4 @@
-"""Models come out of both file kinds the same, and bad files are refused in clear words."""
+"""Both kinds of files give the same models; bad files are refused with a clear message."""
 
 import gguf
 import pytest

@@ -1,4 +1,4 @@
-"""Prefill in one engine, carry the blocks, decode in another: the tokens of one engine."""
+"""Prefill in one engine, copy the blocks, decode in another: the tokens are those of one engine."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Sampling draws from the right distribution, and the same again from the same seed."""
+"""Sampling draws from the right distribution, and gives the same tokens for the same seed."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Text survives the way to tokens and back; chats are written by the model's own template."""
+"""Text survives the round trip through tokens; chats use the model's own template."""
 
 import json
 

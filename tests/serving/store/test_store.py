@@ -1,4 +1,4 @@
-"""The store of one host: values in and out by prefix hashes and names, and how it makes room."""
+"""The store of one host: values put and read by prefix hashes and names, and evicted."""
 
 import os
 

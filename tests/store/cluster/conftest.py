@@ -22,7 +22,7 @@ def _closed_soon(monkeypatch):
 
 @pytest.fixture
 def hosts():
-    """Makes hosts; when they are closed nothing of them is left."""
+    """Makes hosts; when they are closed, nothing of theirs may be left."""
     before = set(threading.enumerate())
     made = Hosts(EmbeddedDirectory())
     yield made

@@ -1,4 +1,4 @@
-"""Hosts in processes of their own, which do what they are told, and can be killed."""
+"""Hosts in separate processes, which run functions on request and can be killed."""
 
 import contextlib
 import multiprocessing
@@ -18,7 +18,7 @@ ANSWER_S = 60
 
 
 def serve(pipe: Connection, url: str, name: str, path: str | None, options: dict) -> None:
-    """The life of a host: it carries out functions until it is told to end."""
+    """The main loop of a host: run functions until told to end."""
     store = None
     if path is not None:
         is_made = os.path.exists(path)
@@ -61,7 +61,7 @@ class HostProcess:
         self._pipe.send((function, args))
 
     def end(self) -> Any:
-        """Wait for what it returns."""
+        """Wait for the result."""
         assert self._pipe.poll(ANSWER_S), "the host does not answer"
         is_good, result = self._pipe.recv()
         if not is_good:
@@ -78,7 +78,7 @@ class HostProcess:
         self._process.join()
 
     def close(self) -> None:
-        """Have it close all it has, unless it was killed."""
+        """Have it close everything, unless it was killed."""
         if self._process.is_alive():
             self._pipe.send(None)
             self._process.join(ANSWER_S)

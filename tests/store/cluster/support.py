@@ -19,7 +19,7 @@ SHORT_TTL_S = 2.0  # of nodes that die, or must soon notice something
 
 @dataclass
 class Host:
-    """What a process that takes part has.
+    """The parts of a participating process.
 
     Attributes:
         store: on its pool; None: it has none.
@@ -51,8 +51,8 @@ def make_host(
     by_key: bool = True,
     **node_options,
 ) -> Host:
-    """A host of that name; without a pool if its capacity is 0; ``by_key``: as it is, else all that
-    it reads and gives goes by address.
+    """A host of that name; without a pool if its capacity is 0; without ``by_key``, everything it
+    reads and serves goes by address.
     """
     if store is None and capacity_bytes:
         store = Store.create(capacity_bytes, evict_ratio=0.0)
@@ -82,13 +82,13 @@ class Hosts:
         return made
 
     def close(self) -> None:
-        """Close all at a time: each waits for its threads."""
+        """Close all in parallel: each waits for its threads."""
         with ThreadPoolExecutor() as executor:
             list(executor.map(Host.close, self.all))
 
 
 class SomeDirectory:
-    """A directory that is away when a test says so."""
+    """A directory that is unavailable when a test says so."""
 
     def __init__(self, directory: Directory):
         self._directory = directory
@@ -116,7 +116,7 @@ def replaced(owner, name: str, wrap: Callable) -> Iterator[None]:
 
 
 def damage(store: Store, key) -> None:
-    """Flip a bit of an object where it lies."""
+    """Flip a bit of an object in place."""
     with store.view(key) as pinned:
         array = pinned.tensor().numpy()
         array[len(array) // 2] ^= 1

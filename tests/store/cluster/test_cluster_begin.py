@@ -1,4 +1,4 @@
-"""``ClusterStore.begin``: objects that are written in place, and those that are given up."""
+"""``ClusterStore.begin``: objects written in place, and abandoned ones."""
 
 import gc
 import threading

@@ -1,4 +1,4 @@
-"""What goes wrong between hosts: damage, holders that are away, a directory that is, strangers."""
+"""Failures between hosts: damage, unavailable holders or directory, strangers."""
 
 import contextlib
 import ctypes

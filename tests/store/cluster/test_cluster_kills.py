@@ -1,4 +1,4 @@
-"""Hosts in processes of their own, with Redis: each is killed in the middle of something."""
+"""Hosts in separate processes, with Redis: each is killed during an operation."""
 
 import random
 import time

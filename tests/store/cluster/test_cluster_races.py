@@ -1,4 +1,4 @@
-"""Many threads on several hosts, whose pools are too small: what is read is right, or not there."""
+"""Many threads on several hosts with pools too small: a read is correct, or finds nothing."""
 
 import contextlib
 import random

@@ -1,4 +1,4 @@
-"""Ctrl-C in a wait: when it is heard, nothing writes any more to what is given back."""
+"""Ctrl-C during a wait: once it is raised, nothing writes to memory that is given back."""
 
 import time
 from concurrent.futures import wait

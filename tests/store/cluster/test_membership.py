@@ -1,4 +1,4 @@
-"""Nodes stay members while they tell of all that they have, however long that takes."""
+"""Nodes stay members while they publish all their objects, however long that takes."""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""What nodes say to each other comes back as it was; what strangers say harms nobody."""
+"""Messages between nodes survive a round trip; messages from strangers do no harm."""
 
 import msgspec
 import numpy as np

@@ -1,4 +1,4 @@
-"""What a node tells of its pool that it did not do itself, and of what lies on a disk."""
+"""What a node publishes of its pool that other processes did, and of objects on a disk."""
 
 import numpy as np
 

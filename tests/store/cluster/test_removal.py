@@ -1,4 +1,4 @@
-"""What is removed stays removed, whatever goes wrong and whoever copies it just then."""
+"""Removed objects stay removed, whatever goes wrong and whoever copies them at that moment."""
 
 import pytest
 

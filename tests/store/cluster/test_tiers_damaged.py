@@ -1,6 +1,6 @@
 """Hosts with disks, with a quota and without a pool, and memory that goes bad.
 
-Nothing wrong is read, and what events and the directory say is what is there.
+No wrong bytes are read, and events and the directory report what is there.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""The tests of two_hosts/ pass where a process may have a network of its own."""
+"""The tests of two_hosts/ pass where a process can have its own network."""
 
 from ...transfer.test_two_hosts import own_network, run  # noqa: F401
 

@@ -1,8 +1,8 @@
-"""A cluster of hosts against a dict, over everything that can be done to it in any order.
+"""A cluster of hosts against a dict, under every operation in any order.
 
-Each host has a pool, and the oracle knows what is in each: it is told of every eviction, and
-predicts everything else. So an object that was acknowledged, was not evicted and is in a pool that
-can be reached must be found by everybody, with the bytes that follow from its key.
+Each host has a pool, and the oracle knows the contents of each: it learns of every eviction, and
+predicts everything else. So every host must find an object that was acknowledged, was not evicted
+and is in a reachable pool, with the bytes that follow from its key.
 """
 
 import hashlib
@@ -45,10 +45,10 @@ class Slot:
     """A machine: its pool outlives the processes that serve it, unless it is lost.
 
     Attributes:
-        objects: what the pool has.
+        objects: the contents of the pool.
         host: the process; None: there is none.
-        dead: processes that the directory still takes for living.
-        evicted: what went to make room since this was last looked at.
+        dead: processes that the directory still considers alive.
+        evicted: objects evicted since this was last looked at.
     """
 
     number: int
@@ -95,7 +95,7 @@ class ClusterMachine(RuleBasedStateMachine):
         self.beat()
 
     def beat(self) -> None:
-        """What all do by themselves after a while: hear who lives, and forget the others."""
+        """What every host does periodically: see which members are alive, and forget the others."""
         for host in self.hosts():
             host.node._membership._renew_once()
             host.node._membership._look_once(0)  # with all that is not done each time
@@ -109,16 +109,17 @@ class ClusterMachine(RuleBasedStateMachine):
         return [slot.host for slot in self.up()] + [self.none]
 
     def reachable(self) -> set[int]:
-        """Objects that everybody must find."""
+        """Objects that every host must find."""
         return set().union(*(slot.objects for slot in self.up()))
 
     def listed(self, key: int, but: str = "") -> bool:
-        """Whether the directory says that somebody has it, dead ones too; but one pool."""
+        """Whether the directory lists a holder, dead ones included, other than one pool."""
         return bool(set(self.directory.holders(WORDS[[key]])[0]) - {but})
 
     def settle(self, *allowed: int) -> None:
-        """After something was done: pools have what they had, less what was evicted, and copies
-        of nothing else than of ``allowed`` objects."""
+        """After an operation: pools have what they had, less what was evicted, and copies of
+        nothing but ``allowed`` objects.
+        """
         # A reader has its bytes before their holder lets go of them, which keeps what comes next
         # from evicting them.
         pools = [slot.pool for slot in self.slots]
@@ -180,7 +181,7 @@ class ClusterMachine(RuleBasedStateMachine):
                 self.check_copies(key, copies, num_copies)
 
     def check_copies(self, key: int, num_copies: int, wanted: int) -> None:
-        """As many as are said, unless one was evicted for another or its host is dead."""
+        """As many as requested, unless one was evicted for another or its host is dead."""
         has_it = sum(key in slot.objects for slot in self.up())
         if not self.someone_is_missed() and has_it:
             assert num_copies >= min(wanted, has_it)
@@ -210,7 +211,7 @@ class ClusterMachine(RuleBasedStateMachine):
     @rule(data=st.data(), key=KEYS)
     @precondition(lambda self: self.up())
     def lose_silently(self, data, key):
-        """As another process does that serves the pool without a node: the directory is wrong."""
+        """As by another process that serves the pool without a node: the directory is wrong."""
         slot = self.some_slot(data)
         slot.pool.remove(tuple(WORDS[key].tolist()))
         slot.objects.discard(key)
@@ -281,7 +282,7 @@ class ClusterMachine(RuleBasedStateMachine):
 
     @rule()
     def forget(self):
-        """The time of all who are dead runs out."""
+        """The memberships of all dead hosts expire."""
         for slot in self.slots:
             while slot.dead:
                 slot.dead.pop().node.close()
@@ -318,7 +319,7 @@ class ClusterMachine(RuleBasedStateMachine):
 
     @invariant()
     def everybody_can_find_what_there_is(self):
-        """The directory knows of all that is in pools which are served."""
+        """The directory lists everything in pools that are served."""
         for slot in self.up():
             listed = self.directory.holders(WORDS[sorted(slot.objects)])
             assert all(slot.host.node.pool_name in names for names in listed)

@@ -1,7 +1,7 @@
-"""A day by a simulated clock: members and claims run out, heat decays, memory is swept.
+"""A day by a simulated clock: members and claims expire, heat decays, memory is swept.
 
-The nodes are of this test and the directory, the placement and the hot keys are real. An oracle,
-which keeps times instead of lives, says beforehand what the directory must answer.
+The nodes are simulated; the directory, the placement and the hot keys are real. An oracle, which
+keeps times instead of lives, predicts what the directory must answer.
 """
 
 import random

@@ -12,7 +12,7 @@ CLUSTERS = map("test-{}".format, itertools.count())
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory):
-    """A server that stays; every test has a cluster of its own."""
+    """A permanent server; every test has its own cluster."""
     server = RedisServer(tmp_path_factory.mktemp("redis"))
     yield server
     server.stop()
@@ -48,7 +48,7 @@ def directory(world):
 
 @pytest.fixture
 def start(tmp_path):
-    """Starts servers that a test may stop, each in a folder of its own."""
+    """Starts servers that a test may stop, each in its own folder."""
     servers = []
 
     def start_one(*options):
@@ -64,11 +64,11 @@ def start(tmp_path):
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch):
-    """A machine that is busy with other things is waited for."""
+    """Wait for a machine that is busy with other things."""
     monkeypatch.setattr(bounded_socket, "TIMEOUT_S", 60)
 
 
 @pytest.fixture
 def impatient(monkeypatch, patient):
-    """A server that does not answer is soon given up."""
+    """A server that does not answer is soon abandoned."""
     monkeypatch.setattr(bounded_socket, "TIMEOUT_S", 0.4)

@@ -1,4 +1,4 @@
-"""Directories in which time can be made to pass, keys, and what can be seen of a directory."""
+"""Directories whose time a test controls, keys, and what can be seen of a directory."""
 
 import numpy as np
 
@@ -17,14 +17,14 @@ SOON_S = 0.001
 
 
 class EmbeddedWorld:
-    """A directory in this process, by a clock that stands still until something shall run out."""
+    """A directory in this process, by a clock that stands still until something is to expire."""
 
     def __init__(self):
         self.now = 0.0
         self.directory: Directory = EmbeddedDirectory(lambda: self.now)
 
     def wait(self, condition, what: str) -> None:
-        """Let something run out that had only ``SOON_S``."""
+        """Let something expire that had only ``SOON_S`` left."""
         self.now += 2 * SOON_S
         assert condition(), what
 
@@ -46,25 +46,25 @@ class RedisWorld:
 
 
 def kill(world, member: Member) -> None:
-    """Let a member's time run out."""
+    """Let a membership expire."""
     assert world.directory.renew(member, SOON_S)
     world.wait(lambda: member not in world.directory.members(), "the member does not die")
 
 
 def keys(*numbers: int) -> np.ndarray:
-    """Keys with zeros and all ones in them, as bytes that mean something to somebody may be."""
+    """Keys that contain zeros and all ones, bytes that some software treats specially."""
     first = np.array(numbers, np.uint64)
     return np.stack([first, ~first], axis=1)
 
 
 def numbers(key_array: np.ndarray) -> list[int]:
-    """Which ``keys`` they are."""
+    """The numbers of ``keys``."""
     np.testing.assert_array_equal(~key_array[:, 0], key_array[:, 1])
     return key_array[:, 0].tolist()
 
 
 def all_of(directory: Directory, pool: str, count: int = 1000) -> set[int]:
-    """What a pool is said to have."""
+    """What the directory lists for a pool."""
     found, cursor = set(), 0
     while True:
         cursor, page = directory.keys_of(pool, cursor, count)
@@ -81,7 +81,7 @@ def holders_of(directory: Directory, *numbers: int) -> list[list[str]]:
 
 
 def prefix_of(directory: Directory, *numbers: int) -> list[list[str]]:
-    """The same of the first objects, up to one that no pool has."""
+    """The same for the first objects, up to one that no pool has."""
     return names_of(directory.match_prefix(keys(*numbers)))
 
 

@@ -1,4 +1,4 @@
-"""Servers that die, lose all or the last of what they were told, or are replaced by others."""
+"""Servers that die, lose all of their data or the last writes, or are replaced by others."""
 
 import os
 

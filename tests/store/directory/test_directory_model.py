@@ -1,4 +1,4 @@
-"""A directory against dicts, over everything that can be done to it in any order."""
+"""A directory against dicts, under every operation in any order."""
 
 import pytest
 from hypothesis import settings

@@ -1,4 +1,4 @@
-"""What Redis alone has: URLs, passwords, clusters, scripts that are gone, what stays in it."""
+"""Specific to Redis: URLs, passwords, clusters, forgotten scripts, what remains in it."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""A process of its own, whose CUDA driver is made up, or is that of a real GPU."""
+"""A separate process, whose CUDA driver is fake, or is that of a real GPU."""
 
 import pytest
 
@@ -12,7 +12,7 @@ UNIT = 4096
 
 @pytest.fixture(autouse=True)
 def _default_stream(gpus):  # noqa: F811
-    """What is on no other stream is copied in the default one."""
+    """Copies that name no other stream run in the default one."""
     if IS_FAKE:
         gpus.driver.set(takes_legacy=1)
 

@@ -1,4 +1,4 @@
-"""Memory of GPUs that holds what a test wants."""
+"""GPU memory filled with what a test wants."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Nodes whose pools are in memory of GPUs: others read and put there by way of the engine."""
+"""Nodes with pools in GPU memory: others read and put there through the engine."""
 
 import contextlib
 

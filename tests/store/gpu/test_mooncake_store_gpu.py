@@ -1,4 +1,4 @@
-"""Memory of GPUs by its addresses, through Mooncake's calls."""
+"""GPU memory by address, through Mooncake's calls."""
 
 import os
 

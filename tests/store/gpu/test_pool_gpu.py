@@ -1,4 +1,4 @@
-"""Objects of pools from and to memory of GPUs: bitwise, in the order of streams, all or nothing."""
+"""Objects of pools from and to GPU memory: bitwise, in the order of streams, all or nothing."""
 
 import threading
 

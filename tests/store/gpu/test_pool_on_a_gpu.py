@@ -1,4 +1,4 @@
-"""Pools whose objects are in the memory of a GPU, by themselves and under a store."""
+"""Pools whose objects are in the memory of a GPU, alone and under a store."""
 
 import random
 from concurrent.futures import ThreadPoolExecutor

@@ -1,4 +1,4 @@
-"""Memory of GPUs through the stores above a pool: over a disk, and between hosts."""
+"""GPU memory through the stores above a pool: over a disk, and between hosts."""
 
 import contextlib
 

@@ -1,4 +1,4 @@
-"""Policies as their definitions say, one object at a time, and the best that any could do."""
+"""Policies by their definitions, one object at a time, and the best possible one."""
 
 import math
 from collections import OrderedDict
@@ -7,7 +7,7 @@ from functools import cache
 
 
 class LruOracle(OrderedDict):
-    """Keys, those used longest ago first."""
+    """Keys, least recently used first."""
 
     def use(self, key: int) -> None:
         self.move_to_end(key)
@@ -41,7 +41,7 @@ class AgedOracle:
         known.uses, known.last = known.uses + 1, self.clock
 
     def evict(self, victim: int) -> bool:
-        """Take it out; tell whether nothing else was worth less, but for rounding."""
+        """Take it out; return whether nothing else was worth less, except for rounding."""
         halving = self.half_life * len(self.known)
         worth = {
             key: math.log2(known.uses * known.value * 2 ** -((self.clock - known.last) / halving))

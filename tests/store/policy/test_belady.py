@@ -1,4 +1,4 @@
-"""The bound, against every choice there is, and against what policies reach."""
+"""The bound, against every possible choice, and against what policies reach."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Quotas of namespaces: what a put over one does, and how exact they are between processes."""
+"""Quotas of namespaces: what a put over quota does, and how exact they are between processes."""
 
 import os
 import threading

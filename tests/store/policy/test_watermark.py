@@ -1,4 +1,4 @@
-"""Room ahead of need: when the thread evicts, that one process does it, and that it ends."""
+"""Eviction ahead of need: when the thread evicts, that one process does it, and that it ends."""
 
 import logging
 import math

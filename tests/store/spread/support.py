@@ -1,4 +1,4 @@
-"""What dies, and what must hold of copies."""
+"""Dying hosts, and the invariants of copies."""
 
 from mooncake_serving.store.directory import Directory
 
@@ -6,13 +6,13 @@ from ..cluster.support import Host
 
 
 def die(host: Host) -> None:
-    """Answer nobody from now on, and tell nobody: the directory still takes it for living."""
+    """From now on answer and publish nothing: the directory still considers it alive."""
     host.node._membership.stop()
     host.engine.close()
 
 
 def forget(directory: Directory, host: Host) -> None:
-    """What the directory does when a member's time is over."""
+    """What the directory does when a membership expires."""
     directory.leave(host.node.name)
 
 

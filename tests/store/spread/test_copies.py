@@ -1,4 +1,4 @@
-"""Copies on several hosts: made with a put and later, moved, given up, made good."""
+"""Copies on several hosts: made with a put and later, moved, given up, replaced."""
 
 import threading
 

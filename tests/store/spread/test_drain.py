@@ -1,4 +1,4 @@
-"""Nodes that leave without taking anything with them."""
+"""Nodes that leave without losing any objects."""
 
 import itertools
 import threading

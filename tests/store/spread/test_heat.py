@@ -1,4 +1,4 @@
-"""Decayed counts beside exact ones, and what is chosen by them."""
+"""Decayed counts against exact ones, and the choices made from them."""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""Objects that are read from other hosts again and again come nearer."""
+"""Objects that are often read from other hosts are copied closer."""
 
 import threading
 

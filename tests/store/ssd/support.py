@@ -1,4 +1,4 @@
-"""Tiers of small buckets, and objects that tell their key."""
+"""Tiers of small buckets, and objects that identify their key."""
 
 import contextlib
 import resource
@@ -36,7 +36,7 @@ def put(tier: SsdTier, *keys: Key) -> list[PutResult]:
 
 
 def read(tier: SsdTier, *keys: Key, verify: bool = True) -> set[Key]:
-    """The keys of objects that are there, each of which is what was put."""
+    """The keys of the objects present, each equal to what was put."""
     buffers = [np.full(max(SIZES), 7, np.uint8) for _ in keys]
     sizes = tier.get_into_each(keys, buffers, verify=verify)
     for key, buffer, size in zip(keys, buffers, sizes.tolist(), strict=True):
@@ -52,7 +52,7 @@ def keys_of(tier: SsdTier) -> set[Key]:
 
 @contextlib.contextmanager
 def no_writes_from(offset: int) -> Iterator[None]:
-    """Let writes of this process to places of files from there on fail with EFBIG."""
+    """Make writes of this process to files beyond that offset fail with EFBIG."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (offset, before[1]))
     try:

@@ -1,4 +1,4 @@
-"""UseSketch: never less than the truth, seldom more, and what is old fades."""
+"""UseSketch: never below the true count, seldom above it, and old uses fade."""
 
 import numpy as np
 from hypothesis import given, settings

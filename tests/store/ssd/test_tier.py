@@ -1,4 +1,4 @@
-"""SsdTier: what is put is read, also after a restart, and what it refuses."""
+"""SsdTier: what is put is read, also after a restart, and refusals."""
 
 import fcntl
 import os

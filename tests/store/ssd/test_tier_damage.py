@@ -1,4 +1,4 @@
-"""What is torn or damaged is found, dropped and told; the rest is served."""
+"""Torn or damaged records are found, dropped and reported; the rest is served."""
 
 import logging
 import os

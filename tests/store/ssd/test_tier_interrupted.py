@@ -1,6 +1,6 @@
-"""Ctrl-C within a wait for the disk: nothing is under way any more when the call has ended.
+"""Ctrl-C during a wait for the disk: nothing is in flight any more when the call has ended.
 
-By stand-ins for tickets: a disk is too fast to be interrupted for certain.
+Uses stand-ins for tickets: a disk is too fast to be interrupted reliably.
 """
 
 import contextlib

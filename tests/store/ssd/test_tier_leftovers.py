@@ -1,4 +1,4 @@
-"""What lies behind the newest record, and is older: nobody takes it for a record."""
+"""Older data behind the newest record is never taken for a record."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Readers while buckets are reused under them, and writers side by side."""
+"""Readers while buckets are reused under them, and concurrent writers."""
 
 import random
 import threading

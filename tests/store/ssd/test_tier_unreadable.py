@@ -1,7 +1,7 @@
-"""A page that the disk cannot read, at a start that has to look at each page: what else is there is
-found, and nothing is written where something may be.
+"""A page that the disk cannot read, at a start that must look at every page.
 
-By a stand-in for the system call's error: no disk of a test has bad pages.
+Everything else is found, and nothing is written where something may be. The system call's error is
+simulated: no disk of a test has bad pages.
 """
 
 import pytest

@@ -1,4 +1,4 @@
-"""TieredStore: what a pool evicts is found on the disk, by the calls and results of Store."""
+"""TieredStore: objects that a pool evicts are found on the disk, by Store's calls and results."""
 
 import contextlib
 import threading

@@ -13,7 +13,7 @@ UNIT = 4096
 
 @pytest.fixture
 def path(tmp_path_factory):
-    """Where a pool may be made on a memory file system."""
+    """A path for a pool on a memory file system."""
     path = Path("/dev/shm") / f"mk-test-{os.getpid()}-{tmp_path_factory.mktemp('pool').name}"
     yield path
     path.unlink(missing_ok=True)

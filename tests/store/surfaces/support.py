@@ -1,4 +1,4 @@
-"""An observer that writes down, processes of commands, and vLLM's events as vLLM declares them."""
+"""An observer that records, processes of commands, and vLLM's events as vLLM declares them."""
 
 import contextlib
 import os
@@ -43,7 +43,7 @@ class VllmBatch(msgspec.Struct, array_like=True):
 
 
 class VllmBlockStored(msgspec.Struct, tag="BlockStored"):
-    """The same, BlockStored: what its decoder asks for, and one field that may be left out."""
+    """The same, BlockStored: the fields its decoder requires, and one that may be left out."""
 
     block_hashes: list[bytes | int]
     parent_block_hash: bytes | int | None
@@ -70,7 +70,7 @@ class VllmMapBatch(VllmBatch, array_like=True):
 
 
 class OldBlockStored(msgspec.Struct, array_like=True, tag="BlockStored"):
-    """As vLLM had it first, and SGLang has it."""
+    """As in older versions of vLLM, and in SGLang."""
 
     block_hashes: list[int]
     parent_block_hash: int | None
@@ -108,7 +108,7 @@ def forked(pipe: int, *arguments: Any) -> int:
 
 @contextlib.contextmanager
 def serving(*arguments: Any):
-    """``serve`` in a process of its own; yields its id, and the lines that it has said."""
+    """``serve`` in a separate process; yields its id, and the lines it has printed."""
     reader, writer = os.pipe()
     pid = forked(writer, "serve", *arguments)
     os.close(writer)

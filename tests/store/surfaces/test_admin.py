@@ -1,4 +1,4 @@
-"""The admin server over real sockets: every route, what it refuses, and who may ask."""
+"""The admin server over real sockets: every route, what it refuses, and authorization."""
 
 import threading
 

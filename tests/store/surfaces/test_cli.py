@@ -1,4 +1,4 @@
-"""The command: whole, as processes, and piece by piece."""
+"""The command: as a whole, in processes, and piece by piece."""
 
 import contextlib
 import io

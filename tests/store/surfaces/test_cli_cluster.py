@@ -1,4 +1,4 @@
-"""``serve`` as a node of a cluster with Redis, beside a node without a pool in this process."""
+"""``serve`` as a node of a cluster with Redis, and a node without a pool in this process."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Publishers over real sockets: what a store does is heard, whoever is slow, dead or strange."""
+"""Publishers over real sockets: all events are received, despite slow, dead or strange peers."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""Subscriptions beside publishers of any kind: what was missed, what is nonsense."""
+"""Subscriptions to publishers of any kind: missed batches, and nonsense."""
 
 import contextlib
 import threading

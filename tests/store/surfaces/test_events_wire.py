@@ -1,4 +1,4 @@
-"""Batches as vLLM's own structs read and write them, and bytes that are none."""
+"""Batches as vLLM's own structs read and write them, and malformed bytes."""
 
 import contextlib
 import time

@@ -1,4 +1,4 @@
-"""Packages of the extra are for surfaces alone, and only once these are used."""
+"""Packages of the extra are imported by surfaces alone, and only once these are used."""
 
 import ast
 from pathlib import Path

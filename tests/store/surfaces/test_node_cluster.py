@@ -1,4 +1,4 @@
-"""A node of this process as the admin routes see it."""
+"""A node of this process, seen through the admin routes."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What observers are told of everything that a process does with a pool."""
+"""Observers receive everything that a process does with a pool."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""A process of its own, whose CUDA driver is made up, or is that of a real GPU."""
+"""A separate process, whose CUDA driver is fake, or is that of a real GPU."""
 
 import pytest
 
@@ -13,7 +13,7 @@ from ...fake_cufile.library import FakeCuFile
 
 @pytest.fixture(scope="session", autouse=True)
 def library():
-    """The made-up libcufile, before the first that looks for one; None beside a real driver."""
+    """The fake libcufile, before anything looks for one; None with a real driver."""
     return FakeCuFile() if IS_FAKE else None
 
 

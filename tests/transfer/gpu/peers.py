@@ -1,4 +1,4 @@
-"""A peer with GPU memory in a process of its own, told what to do over a pipe."""
+"""A peer with GPU memory in a separate process, controlled over a pipe."""
 
 import contextlib
 import multiprocessing
@@ -27,7 +27,7 @@ class Side:
         return self.engine.name
 
     def register(self, num_bytes: int, device: int = 0, exportable: bool = True) -> int:
-        """Register a part of an allocation that is larger; return its address."""
+        """Register a part of a larger allocation; return its address."""
         whole = GPUS.allocate(num_bytes + 8192, device, exportable)
         self.memories.append(whole.part(4096, 4096 + num_bytes))
         self.regions.append(self.engine.register(self.memories[-1].buffer))
@@ -56,7 +56,7 @@ class Side:
         self.regions[index].close()
 
     def next_notification(self) -> tuple[bytes, np.ndarray]:
-        """The notification, and the bytes of the first memory at the moment that it came."""
+        """The notification, and the bytes of the first memory at the moment that it arrived."""
         ((_, text),) = self.engine.receive_notifications(WAIT_S)
         return text, self.memories[0].get()
 
@@ -64,7 +64,7 @@ class Side:
         return getattr(GPUS.driver, method)(*arguments, **options)
 
     def close(self) -> dict[str, int]:
-        """Close the engine; what it has left of the driver's."""
+        """Close the engine; return what it still holds of the driver's."""
         self.engine.close()
         self.memories.clear()
         self.regions.clear()

@@ -1,4 +1,4 @@
-"""``after``: local memory is not touched before a GPU has done what the request comes after."""
+"""``after``: local memory is not touched before the GPU has done the preceding work."""
 
 import time
 

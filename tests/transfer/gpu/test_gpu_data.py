@@ -1,4 +1,4 @@
-"""Writes and reads with memory of GPUs at either end: every byte in its place."""
+"""Writes and reads with GPU memory at either end: every byte in its place."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""A driver that says no, or says nothing: an error that names the call, and nothing is lost."""
+"""A driver that fails or does not answer: an error names the call, and nothing is lost."""
 
 import threading
 import time

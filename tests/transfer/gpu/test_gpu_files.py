@@ -1,4 +1,4 @@
-"""Files by GPUDirect Storage, over a libcufile that is made up."""
+"""Files by GPUDirect Storage, over a fake libcufile."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""GPU memory of another process of this machine: by cuda_ipc, or staged where that cannot be."""
+"""GPU memory of another process of this machine: by cuda_ipc, or staged if impossible."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Memory of GPUs by its addresses, through the calls of Mooncake's transfer engine."""
+"""GPU memory by address, through the calls of Mooncake's transfer engine."""
 
 import contextlib
 from typing import Any

@@ -1,4 +1,4 @@
-"""Two hosts: this process, and a forked one with a network of its own; a cable joins them.
+"""Two hosts: this process, and a forked one with its own network; a cable joins them.
 
 This process must have a network namespace to itself, and be root in it: test_two_hosts.py sees to
 that. The cable is a veth pair, called ``wire`` at both ends.
@@ -35,7 +35,7 @@ class Hosts:
     Attributes:
         pid: of the far host's only process.
         name: of its engine.
-        address: where the memory is that it offers.
+        address: of the memory that it offers.
         memory: the same memory, past the network: the two processes share its pages.
     """
 
@@ -91,7 +91,7 @@ def told(pipe: Connection):
 
 
 def be_far(theirs: Connection, pipe: Connection, pages: mmap.mmap) -> None:
-    """The life of the far host: offer memory until the near one hangs up."""
+    """The main loop of the far host: offer memory until the near one hangs up."""
     theirs.close()
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(CLONE_NEWNET):
@@ -107,7 +107,7 @@ def be_far(theirs: Connection, pipe: Connection, pages: mmap.mmap) -> None:
 
 @dataclass
 class Transfers:
-    """Transfers from the near host of all the far one offers, either way, and of known bytes."""
+    """Transfers from the near host of all the far one offers, either way, with known bytes."""
 
     hosts: Hosts
     engine: TransferEngine
@@ -120,7 +120,7 @@ class Transfers:
         return (here, there) if direction == "write" else (there, here)
 
     def start(self, direction: str, key: int = 0, **options):
-        """Fill the source with what ``key`` makes of it, the target with nothing, and begin."""
+        """Fill the source from ``key``, clear the target, and begin."""
         source, target = self.sides(direction)
         source[:] = content(key)
         target[:] = UNTOUCHED
@@ -132,7 +132,7 @@ class Transfers:
             np.testing.assert_array_equal(side, content(key))
 
     def check_partly(self, direction: str, key: int, num_bytes_done: int) -> None:
-        """Of a transfer that failed: each byte is old or new, and enough of them are new."""
+        """After a failed transfer: each byte is old or new, and enough of them are new."""
         source, target = self.sides(direction)
         target = target.copy()  # the far engine may still be writing
         arrived = target == content(key)

@@ -1,4 +1,4 @@
-"""A cable that loses, delays, swaps, repeats and damages packets, in both directions."""
+"""A cable that loses, delays, reorders, duplicates and corrupts packets, in both directions."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The network between two hosts goes away and comes back: nothing hangs, nothing lands too late."""
+"""The network between two hosts goes away and comes back: nothing hangs, nothing lands late."""
 
 import time
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Two hosts with networks of their own, whose cable is cut: neither has what the other one has.
+"""Two hosts with separate networks, whose cable is cut: neither can reach the other's objects.
 
 The directory is reached by a socket in the file system, past the cable. This process must have a
 network namespace to itself, and be root in it: test_two_hosts.py sees to that.
