@@ -1,4 +1,4 @@
-// New keys or values, written to their slots of a paged cache.
+// Writes new keys or values to their slots of a paged cache.
 //
 //   append_rows_host(params, 0, params.num_tokens);   // once for keys, once for values
 //
@@ -17,7 +17,7 @@ struct AppendParams {
   ElementType src_type;
   int64_t src_token_stride;
   int64_t src_head_stride;
-  char* cache;  // [block][token][head][dim], the same
+  char* cache;  // [block][token][head][dim], likewise
   ElementType cache_type;
   int64_t block_stride;
   int64_t token_stride;
@@ -27,8 +27,8 @@ struct AppendParams {
   int64_t dim;
   int64_t num_tokens;
   const int64_t* slots;  // [num_tokens], checked; negative: skipped
-  const float* scales;   // [num_heads], what rows are divided by; null: 1
-  Rotation rotation;     // its tables are of each token
+  const float* scales;   // [num_heads], rows are divided by them; null: 1
+  Rotation rotation;     // its tables are per token
 };
 
 // Tokens [begin, end).

@@ -8,7 +8,7 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 
-// All functions from here on, which is why isa/ is included and not linked.
+// For all functions from here on, which is why isa/ is included rather than linked.
 #pragma GCC push_options
 #pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,fma")
 #define MK_LANES 16

@@ -1,4 +1,4 @@
-// Attention by vectors that every processor has.
+// Attention with vectors that every processor supports.
 #include <cmath>
 #include <utility>
 

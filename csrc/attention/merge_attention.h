@@ -1,10 +1,10 @@
-// Attention over all keys from attention over parts of them: their outputs and log-sum-exps.
+// merge_attention: combines attention over parts of the keys into attention over all of them, from
+// the parts' outputs and log-sum-exps.
 //
-//   merge_attention_host(params, 0, params.num_rows);    // or launch_merge_attention(params,
-//   stream)
+//   merge_attention_host(params, 0, params.num_rows);  // or launch_merge_attention(params, stream)
 //
-// The parts of a query may be splits of its keys, blocks that other instances hold (DistAttention),
-// or a shared prefix and the rest. A part whose lse is -inf has no keys: its values are not read.
+// The parts of a query may be splits of its keys, blocks on other instances (DistAttention), or a
+// shared prefix and the rest. A part whose lse is -inf has no keys: its values are not read.
 // Layer: attention. Python: mooncake_kernels/attention/merge.py.
 #pragma once
 
@@ -27,33 +27,33 @@ struct MergeAttentionParams {
   int64_t num_rows;
   int64_t dim;
   ElementType type;
-  bool is_log2;  // lse are logarithms to base 2; otherwise natural ones
+  bool is_log2;  // lse are base-2 logarithms; otherwise natural ones
 
   MK_HD float exponent(float x) const { return exp2f(is_log2 ? x : x * kLog2OfE); }
   MK_HD float logarithm(float x) const { return is_log2 ? log2f(x) : logf(x); }
   MK_HD float part_lse(int64_t part, int64_t row) const { return lses[part * num_rows + row]; }
 
-  // The logarithm of the sum of all parts of a row.
+  // The log-sum-exp of all parts of a row.
   MK_HD float merged_lse(int64_t row) const {
     float largest = -INFINITY, sum = 0;
     for (int64_t part = 0; part < num_parts; ++part) {
       const float lse = part_lse(part, row);
       largest = lse > largest || lse != lse ? lse : largest;  // NaN stays
     }
-    if (largest == -INFINITY || largest == INFINITY) return largest;  // a difference is NaN
+    if (largest == -INFINITY || largest == INFINITY) return largest;  // a difference would be NaN
     for (int64_t part = 0; part < num_parts; ++part) {
       sum += exponent(part_lse(part, row) - largest);
     }
     return largest + logarithm(sum);
   }
 
-  // What a part of a row counts; 0 if it has no keys.
+  // The weight of a part of a row; 0 if it has no keys.
   MK_HD float weight(int64_t part, int64_t row, float merged) const {
     const float lse = part_lse(part, row);
     return lse == -INFINITY ? 0.f : exponent(lse - merged);
   }
 
-  // Of the values of a row, the index of the first in `outs`.
+  // The index in `outs` of a row's first value.
   MK_HD int64_t first(int64_t part, int64_t row) const { return (part * num_rows + row) * dim; }
 };
 

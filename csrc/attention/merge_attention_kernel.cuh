@@ -8,14 +8,14 @@ namespace mk::attention {
 constexpr int kMergeThreads = 128;
 constexpr int kMergeWarp = 32;
 
-// kCount neighbouring elements, which one load or store moves.
+// kCount neighbouring elements, moved by one load or store.
 template <class E, int kCount>
 struct alignas(sizeof(typename E::Code) * kCount) ElementRun {
   typename E::Code codes[kCount];
 };
 
-// A warp takes a row, a lane kCount elements at a time; kCount divides dim, and the addresses are
-// multiples of a run.
+// One warp per row; each lane handles kCount elements at a time. kCount divides dim, and the
+// addresses are multiples of a run.
 template <class E, int kCount>
 __global__ void __launch_bounds__(kMergeThreads)
     merge_attention_kernel(const __grid_constant__ MergeAttentionParams p) {
@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(kMergeThreads)
   }
 }
 
-// Calls run(kernel) with the kernel of the widest runs that fit.
+// Calls run(kernel) with the kernel for the widest runs that fit.
 template <class E, class Run>
 void with_merge_kernel_of(const MergeAttentionParams& p, const Run& run) {
   constexpr int kWidest = 16 / sizeof(typename E::Code);
@@ -59,7 +59,7 @@ void with_merge_kernel(const MergeAttentionParams& p, const Run& run) {
       return with_merge_kernel_of<Element<ElementType::kFloat16>>(p, run);
     case ElementType::kBFloat16:
       return with_merge_kernel_of<Element<ElementType::kBFloat16>>(p, run);
-    default:  // no results are in fp8
+    default:  // results are never fp8
       return with_merge_kernel_of<Element<ElementType::kFloat32>>(p, run);
   }
 }

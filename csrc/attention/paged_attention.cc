@@ -43,7 +43,7 @@ PagedAttention::PagedAttention(const PagedAttentionParams& params, const AttendF
   partials_.resize(static_cast<size_t>(num_floats_));
 }
 
-// The last queries first: under a causal mask they take the longest.
+// Starts with the last queries: under a causal mask they take the longest.
 void PagedAttention::add_request(int32_t request) {
   const int64_t begin = params_.mask.cu_q[request], end = params_.mask.cu_q[request + 1];
   const int64_t step = params_.tile_queries();
@@ -59,7 +59,7 @@ void PagedAttention::add_request(int32_t request) {
   }
 }
 
-// Heads of the same keys one after the other, for they often share pages of memory.
+// Consecutive tasks are heads of the same keys, as these often share pages of memory.
 void PagedAttention::add_splits(Task task, int64_t num_splits) {
   const int64_t num_rows = task.num_queries * params_.group();
   const int64_t floats = Softmax::floats(num_rows, padded_dim(params_.v.dim));

@@ -1,18 +1,18 @@
-// Attention of a mixed batch over a paged KV cache, under row masks, on the CPU.
+// Attention of a mixed batch over a paged KV cache, with row masks, on the CPU.
 //
 //   PagedAttention attention(params);                        // cuts the batch into tasks
 //   for (int64_t i = 0; i < attention.num_tasks(); ++i) attention.run(i, workspace);
 //   for (int64_t i = 0; i < attention.num_merges(); ++i) attention.merge(i, workspace);
-//   // both loops in any order, by any threads, each with a Workspace; then look at
-//   params.bad_entry
+//   // run each loop in any order, on any threads, with a Workspace per thread; then check
+//   // params.bad_entry
 //
 // A task is some queries of one request, for the query heads that share one KV head: its rows are
-// (query, head). It goes over the keys in tiles and keeps an online softmax; what the tiles are is
-// told in isa/attend.h. Keys are attended to in splits of kSplitKeys, each from a fresh state, and
-// the splits are merged in their order, whether one task has them all (prompts) or each has one
-// (few queries, which are to use all threads). So the bits of a row depend on its query, its mask
-// and its keys alone: not on the batch, the chunk it came in, the threads, or the block size.
-// Layer: attention. Python: mooncake_kernels/attention/paged.py.
+// (query, head). It processes the keys in tiles with an online softmax; isa/attend.h describes the
+// tiles. Keys are processed in splits of kSplitKeys, each from a fresh state, and the splits are
+// merged in order, whether one task has them all (prompts) or each has one (few queries, which are
+// to use all threads). So the bits of a row depend only on its query, its mask and its keys: not on
+// the batch, the chunk it came in, the threads, or the block size. Layer: attention. Python:
+// mooncake_kernels/attention/paged.py.
 #pragma once
 
 #include <atomic>
@@ -24,13 +24,13 @@
 
 namespace mk::attention {
 
-constexpr int64_t kTileKeys = 64;   // the bits of one word say which of them a query sees
-constexpr int64_t kTileRows = 256;  // as long as a query's heads are not more
+constexpr int64_t kTileKeys = 64;   // one word has a bit per key
+constexpr int64_t kTileRows = 256;  // unless a query has more heads
 constexpr int64_t kSplitKeys = 1024;
 constexpr float kLog2E = 0x1.715476p+0f;
 constexpr float kLn2 = 0x1.62e430p-1f;
 
-// Keys, or values: [block][token][head][dim], strides in bytes, dim innermost and packed.
+// Keys or values: [block][token][head][dim], strides in bytes, dim innermost and packed.
 struct PagedCache {
   const char* data;
   ElementType type;
@@ -38,7 +38,7 @@ struct PagedCache {
   int64_t token_stride;
   int64_t head_stride;
   int64_t dim;
-  const float* scales;  // [num_kv_heads], what 1.0 in it stands for; null: 1
+  const float* scales;  // [num_kv_heads], the value of a stored 1.0; null: 1
 };
 
 struct PagedAttentionParams {
@@ -59,7 +59,7 @@ struct PagedAttentionParams {
   float scale;
   char* out;   // [num_q][heads][v.dim] of q's type
   float* lse;  // [num_q][heads], natural logarithms
-  // The least request * table_stride + entry whose block is needed and is not there; kNoEntry.
+  // The smallest request * table_stride + entry whose block is needed but missing; else kNoEntry.
   std::atomic<int64_t>* bad_entry;
 
   int64_t group() const { return num_heads / num_kv_heads; }
@@ -79,20 +79,20 @@ struct Task {
   int32_t kv_head;
   int32_t first_query;  // a row of the batch
   int32_t num_queries;
-  int64_t split;    // the only one it does; or kAllSplits
-  int64_t partial;  // of its state, the place among those of all splits
+  int64_t split;    // the task's only split; or kAllSplits
+  int64_t partial;  // the index of its state among those of all splits
 };
 
 constexpr int64_t kAllSplits = -1;
 
-// What rows have after some keys: the maximum of their scores (times log2 e), the sum of
-// 2^(score - maximum), and that sum with each key's value, [rows][padded_dim].
+// The state of rows after some keys: the maximum of their scores (times log2 e), the sum of
+// 2^(score - maximum), and that sum weighted by each key's value, [rows][padded_dim].
 struct Softmax {
   float* maximum;
   float* sum;
   float* values;
 
-  // In memory of floats(rows, padded_dim).
+  // Lays a state out in memory of floats(rows, padded_dim).
   static Softmax in(float* memory, int64_t num_rows) {
     return {memory, memory + num_rows, memory + 2 * num_rows};
   }
@@ -103,33 +103,33 @@ struct Softmax {
 
 inline int64_t padded_dim(int64_t dim) { return (dim + 31) / 32 * 32; }
 
-// The memory of a thread, kept from task to task.
+// A thread's memory, reused from task to task.
 class Workspace {
  public:
   float* reserve(int64_t num_floats);
 
  private:
   static constexpr int64_t kLineFloats = 16;
-  struct alignas(64) Line {  // so that no vector lies across two of them
+  struct alignas(64) Line {  // so that no vector spans two of them
     float floats[kLineFloats];
   };
   std::vector<Line> memory_;
 };
 
-// What is compiled for each instruction set: see attend.h.
+// The functions compiled for each instruction set: see attend.h.
 struct AttendFunctions {
-  // Into params.out; or, of a task of one split, into its state.
+  // Writes to params.out or, for a task of one split, to its state.
   void (*attend)(const PagedAttentionParams&, const Task&, const Softmax* state, Workspace&);
-  // What the splits of some rows, states that lie one behind the other, come to.
+  // Merges the splits of some rows, whose states are consecutive, into the result.
   void (*merge)(const PagedAttentionParams&, const Task&, float* splits, int64_t num_splits,
                 Workspace&);
 
   static const AttendFunctions* portable();
   static const AttendFunctions* avx2();
   static const AttendFunctions* avx512();
-  static const AttendFunctions* avx512_bf16();  // for bfloat16 queries alone
+  static const AttendFunctions* avx512_bf16();  // for bfloat16 queries only
 
-  // Of the widest vectors that this processor has for these types.
+  // The functions with the widest vectors that this processor has for these types.
   static const AttendFunctions& best(const PagedAttentionParams& params);
 };
 

@@ -1,4 +1,4 @@
-// Which keys a query sees, as csrc/attention reads the rows of a mask: see mask/mask_rows.py.
+// The keys that a query sees: csrc/attention's view of a mask's rows, see mask/mask_rows.py.
 //
 //   TileRange range(mask, first_query, num_queries, request);
 //   for (int64_t key = range.next(begin); key < end; key = range.next(key + kMaskKeys)) {
@@ -33,7 +33,7 @@ struct RowMask {
     return (inside | second | moved) & below(kv_lens[request] - key);
   }
 
-  // The lowest `count` bits, which may be less than none or more than all.
+  // The lowest `count` bits; `count` may be negative or exceed the word.
   static uint64_t below(int64_t count) {
     if (count <= 0) return 0;
     return count >= kMaskKeys ? ~uint64_t{0} : (uint64_t{1} << count) - 1;
@@ -47,8 +47,8 @@ struct KeyRange {
   int64_t end;
 };
 
-// The keys of some queries, as ranges: who is outside of `any` is seen by none, who is inside one
-// of `all` by every query.
+// The keys of some queries, as ranges: a key outside `any` is seen by none of them, and a key
+// inside one of `all` by every one.
 class TileRange {
  public:
   TileRange(const RowMask& mask, int64_t first_query, int64_t num_queries, int64_t request) {
@@ -63,8 +63,8 @@ class TileRange {
     if (tail) any_[2] = {base, base + kMaskKeys};
   }
 
-  // The first key >= key, a multiple of kMaskKeys, at which a tile begins that may be seen; kNoKey
-  // if there is none.
+  // The first multiple of kMaskKeys >= key at which a tile begins that may be seen; kNoKey if there
+  // is none.
   int64_t next(int64_t key) const {
     int64_t found = kNoKey;
     for (const KeyRange& range : any_) {

@@ -1,4 +1,4 @@
-// Errors: four types, named by who can act on them, and the two macros that throw them.
+// Errors: four types, named by who can act on them, and two macros that throw them.
 //
 //   MK_CHECK(block_size > 0, "block_hashes: block_size must be positive, got ", block_size);
 //   MK_SYSCALL(listen(fd, 128), "listen");
@@ -14,18 +14,18 @@
 
 namespace mk {
 
-// The caller passed something wrong. Python: InvalidArgument, a ValueError.
+// The caller passed an invalid argument. Python: InvalidArgument, a ValueError.
 struct InvalidArgument : std::invalid_argument {
   using std::invalid_argument::invalid_argument;
 };
 
-// The hardware, driver or library is not on this machine. The message says why.
+// The hardware, driver or library is missing on this machine. The message says why.
 struct Unavailable : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// A CUDA call failed. The message starts with "CUDA: ", by which _library.py knows it: torch hands
-// on what an operator throws as a plain RuntimeError.
+// A CUDA call failed. The message starts with "CUDA: ", by which _library.py recognizes it: torch
+// passes on what an operator throws as a plain RuntimeError.
 struct CudaError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };

@@ -1,13 +1,14 @@
-// The checksum of a block: a sum, so that it does not matter who adds up what, or in what order.
+// The checksum of a block: a sum, so that terms may be added by any thread in any order.
 //
 //   sum over rows r in packed order, over words w of a row:
 //     checksum_term(word, first_word + r * words_per_row + w)
 //
-// modulo 2^64. A row is one vector of `dim` elements, its words are 8 bytes, little endian, the
-// last one filled up with zeros; packed order is [layer, kv, head, token], so that two caches of
-// different layouts give equal sums of equal blocks. The position is in each term: what is in the
-// wrong place counts as wrong. For one position a term is a bijection of its word: one flipped bit
-// always shows. It guards against faults, not against forgers. Layer: common.
+// modulo 2^64. A row is one vector of `dim` elements; its words are 8 bytes, little endian, the
+// last one padded with zeros. Packed order is [layer, kv, head, token], so that equal blocks of
+// caches with different layouts have equal sums. Each term includes the position: correct data in
+// the wrong place changes the sum. For a given position, a term is a bijection of its word, so a
+// single flipped bit is always detected. It guards against faults, not against forgery.
+// Layer: common.
 #pragma once
 
 #include <cstdint>

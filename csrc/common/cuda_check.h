@@ -1,4 +1,6 @@
-// MK_CUDA(call): throws CudaError with CUDA's own words. For .cu files only.
+// MK_CUDA(call): throws CudaError with CUDA's own message. For .cu files only.
+//
+// Layer: common.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -1,5 +1,5 @@
-// PrimaryContext: holds the primary context of a GPU, which is that of the CUDA runtime, and so of
-// torch. CurrentContext: makes it current in this thread for as long as it lives.
+// PrimaryContext: holds the primary context of a GPU, the one that the CUDA runtime and so torch
+// use. CurrentContext: makes it current in this thread while the object lives.
 //
 //   const PrimaryContext context(0);
 //   const CurrentContext current(context);

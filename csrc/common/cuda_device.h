@@ -1,4 +1,6 @@
-// What the current CUDA device has. For .cu files only.
+// Properties of the current CUDA device. For .cu files only.
+//
+// Layer: common.
 #pragma once
 
 #include "common/cuda_check.h"

@@ -8,13 +8,13 @@
 namespace mk {
 namespace {
 
-// How many libraries the loader has loaded until now.
+// The number of libraries that the loader has loaded so far.
 unsigned long long num_loads() {
   unsigned long long loads = 0;
   dl_iterate_phdr(
       [](dl_phdr_info* info, size_t, void* result) {
         *static_cast<unsigned long long*>(result) = info->dlpi_adds;
-        return 1;  // every library says the same
+        return 1;  // the same for every library
       },
       &loads);
   return loads;
@@ -22,15 +22,15 @@ unsigned long long num_loads() {
 
 }  // namespace
 
-// To look for a library that is not loaded takes the loader 20 us, in files: it does not become
-// another answer as long as nothing else is loaded.
+// Looking up a library that is not loaded takes the loader 20 us of file accesses; the answer
+// cannot change as long as nothing else is loaded.
 bool cuda_driver_is_loaded() {
   static std::atomic<bool> is_loaded{false};
   static std::atomic<unsigned long long> loads_without{0};
   if (is_loaded.load(std::memory_order_relaxed)) return true;
   const unsigned long long loads = num_loads();
   if (loads == loads_without.load(std::memory_order_relaxed)) return false;
-  if (dlopen(kCudaDriverName, RTLD_LAZY | RTLD_NOLOAD)) {  // and held, so that it stays true
+  if (dlopen(kCudaDriverName, RTLD_LAZY | RTLD_NOLOAD)) {  // holds it, so that this stays true
     is_loaded.store(true, std::memory_order_relaxed);
     return true;
   }

@@ -1,4 +1,6 @@
-// The CUDA driver, opened when first asked for: host code that links no CUDA library.
+// The CUDA driver, loaded on first use: for host code that links no CUDA library.
+//
+// Layer: common.
 #pragma once
 
 #if __has_include(<cuda.h>)
@@ -19,11 +21,11 @@ constexpr const char* kCudaDriverName = "libcuda.so.1";
 // clang-format on
 MK_DYNLIB(CudaDriver, kCudaDriverName, MK_CUDA_DRIVER_FUNCTIONS)
 
-// By which a newer driver is asked for what older ones do not have.
+// Looks up functions that older drivers lack.
 #define MK_CUDA_PROC_ADDRESS_FUNCTIONS(X) X(cuGetProcAddress)
 MK_DYNLIB(CudaProcAddress, kCudaDriverName, MK_CUDA_PROC_ADDRESS_FUNCTIONS)
 
-// Whether somebody in this process has loaded the driver; does not load it.
+// Whether anyone in this process has loaded the driver; does not load it.
 bool cuda_driver_is_loaded();
 
 // "CUDA_ERROR_INVALID_VALUE"

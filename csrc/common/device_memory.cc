@@ -27,7 +27,7 @@ struct DeviceMemory::Held {
       if (stream) CudaDeviceMemory::get().p_cuStreamDestroy(stream);
       if (allocation) CudaDeviceMemory::get().p_cuMemFree(allocation);
     } catch (const std::exception&) {
-      // The process ends, and the driver is gone already.
+      // The process is exiting and the driver is already gone.
     }
   }
   const PrimaryContext context;
@@ -41,14 +41,14 @@ DeviceMemory::DeviceMemory(uint64_t num_bytes, uint64_t alignment, int device)
     : held_(std::make_unique<Held>(device)) {
   const CurrentContext current(held_->context);
   const CudaDeviceMemory& driver = CudaDeviceMemory::get();
-  // The driver says nothing of how it aligns; in practice it is 512 bytes, and 2 MiB of much.
+  // The driver's alignment is undocumented; in practice it is 512 bytes, and 2 MiB for large sizes.
   check_cuda(driver.p_cuMemAlloc(&held_->allocation, num_bytes + alignment - 1), "cuMemAlloc");
   held_->address = (held_->allocation + alignment - 1) / alignment * alignment;
   check_cuda(driver.p_cuStreamCreate(&held_->stream, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
 }
 
 DeviceMemory::~DeviceMemory() {
-  // What a forked child has of the driver is its parent's, the context too.
+  // A forked child's driver state, including the context, belongs to its parent.
   if (held_ && held_->owner.forked()) held_.release();  // NOLINT: on purpose
 }
 

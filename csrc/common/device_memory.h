@@ -1,9 +1,9 @@
-// DeviceMemory: memory of a GPU, in its primary context, and a stream of its own for copies.
+// DeviceMemory: memory of a GPU, in its primary context, with a stream for copies.
 //
 //   const DeviceMemory memory(num_bytes, /*alignment=*/4096, /*device=*/0);
 //   copy_in_stream({{memory.address(), src, num_bytes}}, false, memory.device(), memory.stream());
 //
-// Layer: common. What it holds when it is made is undefined.
+// Layer: common. Initially uninitialized.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ class DeviceMemory {
 
   uint64_t address() const;
   int device() const;
-  uint64_t stream() const;  // a handle of the driver
+  uint64_t stream() const;  // a driver handle
 
  private:
   struct Held;

@@ -1,15 +1,17 @@
-// A shared library opened at run time into a table of function pointers, whose types are taken
-// from the vendor's header: a signature that differs from the header's cannot compile.
+// Loads a shared library at run time into a table of function pointers. Their types come from the
+// vendor's header: a signature that differs from the header's cannot compile.
 //
 //   #define FOO_FUNCTIONS(X) X(foo_open) X(foo_close)
 //   MK_DYNLIB(FooLibrary, "libfoo.so.1", FOO_FUNCTIONS)
 //
-//   FooLibrary::get().p_foo_open(...);      // throws Unavailable in the loader's own words
-//   if (!FooLibrary::reason().empty()) ...  // why it is not here; empty if it is
+//   FooLibrary::get().p_foo_open(...);      // throws Unavailable with the loader's message
+//   if (!FooLibrary::reason().empty()) ...  // why it is missing; empty if it is loaded
 //
-// A library that lacks one of the functions counts as absent, so functions that only newer
-// versions have belong in a table of their own. The members are called p_<name> because some
-// names are function-like macros in their header (ibv_reg_mr, ibv_query_port).
+// A library that lacks one of the functions counts as absent, so functions that only newer versions
+// have belong in a separate table. The members are called p_<name> because some names are
+// function-like macros in their header (ibv_reg_mr, ibv_query_port).
+//
+// Layer: common.
 #pragma once
 
 #include <dlfcn.h>

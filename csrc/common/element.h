@@ -1,9 +1,9 @@
-// The floating-point types that KV caches are kept in, and their conversion to float and back.
+// The floating-point types of KV caches, and their conversion to and from float.
 //
-// All are exact to float; back they round to nearest even. The two fp8 types saturate: what is
-// beyond their largest number, infinity included, becomes that number, as engines quantize; NaN
-// stays NaN, which of its codes is not told. Written as arithmetic without branches, of which the
-// compiler makes vectors; on a GPU its own conversions are used, which give the same numbers.
+// Conversion to float is exact; conversion back rounds to nearest even. The two fp8 types saturate,
+// as engines quantize: values beyond their largest number, infinity included, become that number.
+// NaN stays NaN, though its code is unspecified. Written as branch-free arithmetic, which the
+// compiler vectorizes; on a GPU its own conversions are used, which give the same numbers.
 // Layer: common.
 #pragma once
 
@@ -20,7 +20,7 @@
 
 namespace mk {
 
-// Numbers that mooncake_kernels/transforms.py knows.
+// mooncake_kernels/transforms.py uses these numbers.
 enum class ElementType : int32_t {
   kBytes,
   kFloat32,
@@ -47,8 +47,8 @@ MK_HD float float_of(uint32_t bits) {
   return value;
 }
 
-// A type with fewer bits than float. Without infinities (the "fn" of e4m3fn) its last exponent is
-// like any other, and only the largest code is NaN.
+// A type with fewer bits than float. If it has no infinities (the "fn" of e4m3fn), its last
+// exponent is an ordinary one and only the largest code is NaN.
 template <int kExponentBits, int kMantissaBits, bool kHasInfinity, bool kSaturates>
 struct SmallFloat {
   static constexpr int kShift = 23 - kMantissaBits;
@@ -58,9 +58,9 @@ struct SmallFloat {
   static constexpr uint32_t kNan = kMagnitude;
   static constexpr uint32_t kLargest = (kHasInfinity ? kInfinity : kMagnitude) - 1;
   static constexpr uint32_t kRebias = uint32_t{127 - kBias} << 23;
-  static constexpr uint32_t kSmallestNormal = kRebias + (1u << 23);  // as a float, as the next two
+  static constexpr uint32_t kSmallestNormal = kRebias + (1u << 23);  // floats, as the next two
   static constexpr uint32_t kLargestFloat = (kLargest << kShift) + kRebias;
-  // Its last bit weighs as much as that of a subnormal: adding it rounds a float to those.
+  // Its last bit has the weight of a subnormal's: adding it rounds a float to one.
   static constexpr uint32_t kRounder = kSmallestNormal + (uint32_t{kShift} << 23);
 
   static MK_HD float to_float(uint32_t code) {
@@ -167,7 +167,7 @@ MK_FLOAT8(kFloat8E4M3, SoftwareE4M3, __NV_E4M3)
 MK_FLOAT8(kFloat8E5M2, SoftwareE5M2, __NV_E5M2)
 #undef MK_FLOAT8
 
-// Calls body(Element<type>{}), for the body to be compiled for each type; not for kBytes.
+// Calls body(Element<type>{}), so that the body is compiled for each type; not for kBytes.
 template <class Body>
 MK_HD void with_element(ElementType type, const Body& body) {
   switch (type) {

@@ -7,7 +7,7 @@ namespace {
 
 #define MK_INLINE __attribute__((always_inline)) inline
 
-// memcpy, for a row may begin anywhere.
+// memcpy, as a row may begin anywhere.
 template <ElementType kType>
 MK_INLINE void load(const char* row, int64_t count, float* values) {
   using Code = typename Element<kType>::Code;
@@ -56,7 +56,7 @@ MK_INLINE void rotate(const float* cos_sin, int64_t num_pairs, float* values) {
 #define MK_LOAD(type) load<type>(row, count, values)
 #define MK_STORE(type) store<type>(values, count, row)
 
-// One text for every instruction set: what is inlined into a function is compiled for its target.
+// One source for all instruction sets: code inlined into a function is compiled for its target.
 #define MK_ROW_FUNCTIONS(name, target)                                                          \
   target void load_##name(ElementType type, const char* row, int64_t count, float* values){     \
       MK_EACH_TYPE(MK_LOAD)} target void store_##name(ElementType type, const float* values,    \

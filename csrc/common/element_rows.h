@@ -1,4 +1,4 @@
-// Rows of elements on the CPU: converted, turned and summed by the widest vectors there are.
+// Rows of elements on the CPU: conversion, rotation and sums, with the widest vectors available.
 // Layer: common.
 #pragma once
 

@@ -1,6 +1,8 @@
 // Fd: a file descriptor that closes itself.
 //
 //   Fd fd(MK_SYSCALL(socket(AF_INET, SOCK_STREAM, 0), "socket"));
+//
+// Layer: common.
 #pragma once
 
 #include <unistd.h>

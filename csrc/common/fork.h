@@ -5,6 +5,8 @@
 //
 //   std::mutex& names_mutex();
 //   hold_over_fork<names_mutex>();  // once
+//
+// Layer: common.
 #pragma once
 
 #include <pthread.h>

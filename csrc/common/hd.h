@@ -1,6 +1,7 @@
-// MK_HD marks what g++ and nvcc both compile: the index arithmetic of every kernel. Because the
-// host loop calls the very functions that the CUDA kernel calls, a machine without a GPU tests
-// them.
+// MK_HD marks code for both g++ and nvcc: the index arithmetic of every kernel. The host loop calls
+// the same functions as the CUDA kernel, so a machine without a GPU tests them.
+//
+// Layer: common.
 #pragma once
 
 #if defined(__CUDACC__)

@@ -1,3 +1,6 @@
+// Integer arithmetic for host and device code.
+//
+// Layer: common.
 #pragma once
 
 #include <cstdint>

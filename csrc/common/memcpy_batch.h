@@ -1,4 +1,4 @@
-// cuMemcpyBatchAsync, of the driver of CUDA 12.8 and later: many copies by one call.
+// cuMemcpyBatchAsync, in drivers of CUDA 12.8 and later: many copies in one call.
 //
 //   if (memcpy_batch_missing().empty()) memcpy_batch()(dst, src, sizes, n, ...);
 //
@@ -13,12 +13,12 @@
 
 namespace mk {
 
-// CUDA 13's header declares another signature under this name. The driver is asked for that of
-// 12.8, which those of 13 still have, and which says where it failed.
+// CUDA 13's header declares a different signature under this name. We request that of 12.8 from the
+// driver: drivers of 13 still have it, and it reports which copy failed.
 using MemcpyBatch = PFN_cuMemcpyBatchAsync_v12080;
 
 MemcpyBatch memcpy_batch();                 // null if it is missing
-const std::string& memcpy_batch_missing();  // why; empty if it is there
+const std::string& memcpy_batch_missing();  // why it is missing; empty if it is there
 
 }  // namespace mk
 #else

@@ -16,8 +16,8 @@ void check(CUresult result, const char* function) {
   }
 }
 
-// The first GPU that is in use, its context made current; -1 if none is. The runtime (and so torch)
-// has one context a GPU, the primary one.
+// Makes the context of the first GPU in use current and returns the GPU; -1 if none is in use. The
+// runtime (and so torch) has one context per GPU, the primary one.
 int push_primary_context(const CudaDriver& driver) {
   int num_devices = 0;
   if (driver.p_cuDeviceGetCount(&num_devices) != CUDA_SUCCESS) return -1;
@@ -48,7 +48,7 @@ MemoryMap::MemoryMap() {
   if (!cuda_driver_is_loaded() || !CudaDriver::reason().empty()) return;
   const CudaDriver& driver = CudaDriver::get();
   CUcontext current = nullptr;
-  if (driver.p_cuCtxGetCurrent(&current) != CUDA_SUCCESS) return;  // nobody has called cuInit
+  if (driver.p_cuCtxGetCurrent(&current) != CUDA_SUCCESS) return;  // cuInit was not called
   if (!current) pushed_device_ = push_primary_context(driver);
   has_context_ = current || pushed_device_ >= 0;
 #endif
@@ -85,17 +85,17 @@ MemoryRange MemoryMap::ask(uint64_t address) const {
       CU_POINTER_ATTRIBUTE_RANGE_SIZE};
   void* values[] = {&type, &device, &device_address, &begin, &num_bytes};
   const CUresult asked = CudaDriver::get().p_cuPointerGetAttributes(5, attributes, values, address);
-  if (asked == CUDA_ERROR_INVALID_VALUE) return range;  // by drivers that do not know an address
+  if (asked == CUDA_ERROR_INVALID_VALUE) return range;  // from drivers that do not know the address
   check(asked, "cuPointerGetAttributes");
   const bool is_device = type == CU_MEMORYTYPE_DEVICE;
-  // A GPU cannot reach host memory that has no device address: like pageable memory, then.
+  // A GPU cannot reach host memory without a device address: treat it as pageable.
   if (!is_device && !(type == CU_MEMORYTYPE_HOST && device_address != 0)) return range;
   range.kind = is_device ? MemoryKind::kDevice : MemoryKind::kPinned;
   if (is_device) range.device = device;
   if (!is_device) range.device_offset = device_address - address;
   range.begin = begin;
   range.end = begin + num_bytes;
-  if (!range.contains(address)) range.begin = address, range.end = address + 1;  // it does not know
+  if (!range.contains(address)) range.begin = address, range.end = address + 1;  // unknown extent
 #endif
   return range;
 }
@@ -104,9 +104,9 @@ std::optional<uint64_t> device_offset_of(MemoryMap& map, uint64_t address, uint6
   const MemoryRange first = map.find(address);
   MemoryRange range = first;
   const uint64_t end = address + num_bytes;
-  // Several registrations may lie side by side.
+  // Several registrations may be adjacent.
   while (range.kind == MemoryKind::kPinned && range.is_like(first) && range.end < end) {
-    // Of what it does not know the extent, the driver is not asked about each byte.
+    // If the driver does not know the extent, it is not queried for each byte.
     range = map.find(range.end - range.begin > 1 ? range.end : end - 1);
   }
   if (range.kind != MemoryKind::kPinned || !range.is_like(first)) return std::nullopt;

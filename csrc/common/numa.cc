@@ -22,7 +22,7 @@ std::vector<int> numa_nodes_of(uint64_t address, uint64_t num_bytes) {
     pages[i] = reinterpret_cast<void*>(place / page_bytes * page_bytes);
     nodes[i] = -1;
   }
-  // Without nodes to move to it moves nothing, and says where the pages are.
+  // Without target nodes it moves nothing and reports where the pages are.
   const int self = 0;
   std::vector<int> found;
   if (syscall(SYS_move_pages, self, kNumSamples, pages.data(), nullptr, nodes.data(), 0) < 0) {
@@ -30,7 +30,7 @@ std::vector<int> numa_nodes_of(uint64_t address, uint64_t num_bytes) {
   }
   for (const int node : nodes) {
     const bool is_new = std::find(found.begin(), found.end(), node) == found.end();
-    if (node >= 0 && is_new) found.push_back(node);  // negative: an errno, as of an absent page
+    if (node >= 0 && is_new) found.push_back(node);  // negative: an errno, e.g. for an absent page
   }
   return found;
 }

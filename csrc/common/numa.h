@@ -1,4 +1,6 @@
-// Where memory is.
+// The location of memory.
+//
+// Layer: common.
 #pragma once
 
 #include <cstdint>
@@ -6,8 +8,8 @@
 
 namespace mk {
 
-// The NUMA nodes of some pages of a range, each once, that are in memory already. Empty if the
-// machine does not tell: containers are often not allowed to ask.
+// The NUMA nodes of a sample of a range's resident pages, each once. Empty if the machine does not
+// tell: containers often forbid the query.
 std::vector<int> numa_nodes_of(uint64_t address, uint64_t num_bytes);
 
 }  // namespace mk

@@ -1,5 +1,7 @@
-// Owner: the process that made an object. Its threads do not exist in a forked child, and its
-// eventfds, sockets and NIC handles are shared with it.
+// Owner: the process that created an object. In a forked child the object's threads do not exist,
+// and its eventfds, sockets and NIC handles are shared with the parent.
+//
+// Layer: common.
 #pragma once
 
 #include "common/check.h"

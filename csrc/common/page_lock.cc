@@ -30,7 +30,7 @@ PageLock::PageLock(char* data, uint64_t num_bytes, int device) {
 
 PageLock::~PageLock() {
   if (!held_) return;
-  if (held_->owner.forked()) {  // the driver is the parent's
+  if (held_->owner.forked()) {  // the driver belongs to the parent
     held_.release();
     return;
   }
@@ -38,7 +38,7 @@ PageLock::~PageLock() {
     const CurrentContext current(held_->context);
     CudaPageLock::get().p_cuMemHostUnregister(held_->data);
   } catch (const std::exception&) {
-    // The process ends, and the driver is gone already.
+    // The process is exiting and the driver is already gone.
   }
 }
 

@@ -1,9 +1,9 @@
-// PageLock: host memory that is page-locked for as long as it lives, so that GPUs copy from and to
-// it by themselves, at the speed of their bus.
+// PageLock: page-locks host memory while the object lives, so that GPUs access it by DMA at the
+// speed of their bus.
 //
 //   const PageLock lock(data, num_bytes, /*device=*/0);
 //
-// Layer: common. It touches every page, and the memory cannot be swapped out.
+// Layer: common. Locking touches every page, and the memory cannot be swapped out.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ namespace mk {
 
 class PageLock {
  public:
-  // `device`: whose context asks for it; it holds for all GPUs. Throws Unavailable, CudaError.
+  // `device`: whose context requests it; it holds for all GPUs. Throws Unavailable, CudaError.
   PageLock(char* data, uint64_t num_bytes, int device);
   PageLock(const PageLock&) = delete;
   ~PageLock();

@@ -1,5 +1,7 @@
-// A loop cut into equal parts, one a thread. For host families: what torch binds uses torch's own
-// threads. Threads are started and joined at each call, so call it for 100 us of work and more.
+// A loop cut into equal parts, one per thread. For host families: operators bound by torch use
+// torch's own threads. Each call starts and joins threads, so use it for 100 us of work and more.
+//
+// Layer: common.
 #pragma once
 
 #include <algorithm>
@@ -13,14 +15,14 @@
 
 namespace mk {
 
-// Calls body(begin, end) over parts that cover [0, n) once; returns when all of it is done.
-// `body` must not throw. Parts for which the machine gives no more threads run on the caller's.
+// Calls body(begin, end) on parts that cover [0, n) once; returns when all are done. `body` must
+// not throw. Parts for which no thread can be started run on the caller's.
 template <class Body>
 void parallel_for(int64_t n, int num_threads, const Body& body) {
   const int64_t part = ceil_div(n, std::max(num_threads, 1));
   std::vector<std::thread> threads;
   threads.reserve(static_cast<size_t>(std::max(num_threads, 1)));
-  int64_t left = part;  // where the parts begin that no thread has taken
+  int64_t left = part;  // start of the parts without a thread
   try {
     for (; left < n; left += part) {
       threads.push_back(start_thread(

@@ -11,7 +11,7 @@ namespace {
 
 using Kept = std::atomic<pid_t>;
 
-// Null where the machine has no such pages. It is never given back.
+// Null if the machine does not support such pages. Never freed.
 Kept* make_kept() {
   const size_t num_bytes = sysconf(_SC_PAGESIZE);
   void* const page =

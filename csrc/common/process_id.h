@@ -1,8 +1,11 @@
-// process_id: getpid(2) without a system call, which costs more than the rest of a small transfer.
+// process_id: getpid(2) without a system call, which would cost more than the rest of a small
+// transfer.
 //
 //   if (process_id() != pid_) ...   // in a forked child, however it was forked
 //
-// The number is kept in a page that the kernel clears in a child (MADV_WIPEONFORK).
+// The number is cached in a page that the kernel clears in a child (MADV_WIPEONFORK).
+//
+// Layer: common.
 #pragma once
 
 #include <sys/types.h>

@@ -1,8 +1,8 @@
-// radix_sort: sorts many values by a 64-bit key, stably, in time proportional to their number.
+// radix_sort: a stable sort by 64-bit keys, in time linear in the number of values.
 //
 //   radix_sort(ranges, [](const Range& range) { return range.address; });
 //
-// Layer: common. Keys that lie close together, or have low bits in common, take fewer rounds.
+// Layer: common. Keys that are close together, or share low bits, take fewer passes.
 #pragma once
 
 #include <algorithm>
@@ -29,7 +29,7 @@ void radix_sort(std::vector<T>& values, KeyOf key_of) {
     odd |= key ^ key_of(values[0]);
   }
   if (odd == 0) return;
-  const int shift = __builtin_ctzll(odd);  // what is below is the same in all
+  const int shift = __builtin_ctzll(odd);  // lower bits are the same in all
   const uint64_t most = (high - low) >> shift;
   const int num_bits = 64 - __builtin_clzll(most);
   const int num_rounds = (num_bits + kMaxDigitBits - 1) / kMaxDigitBits;

@@ -1,4 +1,4 @@
-// How rotary embedding turns the pairs of a row, by tables of cosines and sines. Layer: common.
+// How rotary embedding turns the pairs of a row, from tables of cosines and sines. Layer: common.
 // Python: mooncake_kernels/transforms.py (Rope).
 #pragma once
 
@@ -8,11 +8,11 @@
 
 namespace mk {
 
-// Keys at position p, with angles p * frequency[j], go to p + delta: each pair is turned by
-// delta * frequency[j], which is the same for all tokens of a piece.
+// Keys at position p, with angles p * frequency[j], move to p + delta: each pair is turned by delta
+// * frequency[j], the same for all tokens of a piece.
 struct Rotation {
-  const float* cos_sin;  // [num_pieces][2][num_pairs]; null: nothing is turned
-  int64_t first;         // element of a row that the pairs begin at
+  const float* cos_sin;  // [num_pieces][2][num_pairs]; null: no rotation
+  int64_t first;         // element of a row at which the pairs begin
   int64_t num_pairs;
   bool interleaved;  // pairs are (2j, 2j + 1); otherwise (j, j + num_pairs)
 

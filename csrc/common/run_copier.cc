@@ -16,21 +16,22 @@ namespace {
 
 constexpr int64_t kLineBytes = 64;
 constexpr int64_t kMinStreamedRunBytes = 128;
-// Runs whose ends share a line with something else must be so long that this does not matter.
+// Runs whose ends share a line with other data must be long enough for that not to matter.
 constexpr int64_t kMinUnevenRunBytes = 1024;
-// With AVX2 these are streamed one after the other; shorter ones take less time four at once.
+// With AVX2, these are streamed one after the other; shorter ones are faster four at a time.
 constexpr int64_t kMinSingleRunBytes = 4096;
-// A run without company is cut into as many as are read at once, if they become this long.
+// A single run is cut into as many as are read at once, if the parts are at least this long.
 constexpr int64_t kMinCutBytes = 4096;
-// Longer runs are fetched by the processor itself soon enough.
+// The processor prefetches longer runs by itself soon enough.
 constexpr int64_t kMaxFetchedRunBytes = 4096;
-// From here on a run is copied while another one is fetched: at once its lines would be too many.
+// From here on a run is copied while another one is fetched: fetched at once, it has too many
+// lines.
 constexpr int64_t kMinSteppedRunBytes = 1024;
 
-std::atomic<int64_t> chosen_stream_from_bytes{0};  // 0: nobody has chosen
+std::atomic<int64_t> chosen_stream_from_bytes{0};  // 0: not set
 
-// Bytes [begin, end) of a run, for soon. always_inline: GCC takes a function that only prefetches
-// for one without effect, and drops the calls that it has not inlined by then.
+// Prefetches bytes [begin, end) of a run. always_inline: GCC considers a function that only
+// prefetches free of side effects, and drops calls that it has not inlined.
 __attribute__((always_inline)) inline void fetch(const Run& run, int64_t begin, int64_t end) {
   for (int64_t i = begin; i < end; i += kLineBytes) {
     __builtin_prefetch(run.src + i, 0);
@@ -40,7 +41,7 @@ __attribute__((always_inline)) inline void fetch(const Run& run, int64_t begin, 
 
 #if defined(__x86_64__)
 
-// What of a run is stored past the cache: whole lines of dst.
+// The part of a run that bypasses the cache: whole lines of dst.
 struct Middle {
   int64_t head;  // bytes before it
   int64_t num_bytes;
@@ -75,12 +76,12 @@ __attribute__((target("avx2"), always_inline)) inline void store_avx2(char* dst,
 constexpr int kStepLines = 4;
 constexpr int64_t kStepBytes = kStepLines * kLineBytes;
 
-// Runs up to this length are fetched into the second cache a whole run ahead: there more can be
-// under way than in the first one, and kStreams of them take a part of it.
+// Runs up to this length are prefetched into the L2 cache a whole run ahead: it allows more fetches
+// in flight than L1, and kStreams of them take a part of it.
 constexpr int64_t kMaxFarBytes = int64_t{32} << 10;
 
-// What will be read kStepBytes after byte i of stream k, in its run or in the next, and what will
-// be read a run later.
+// Prefetches what will be read kStepBytes after byte i of stream k, in its run or the next, and
+// what will be read a run later.
 __attribute__((always_inline)) inline void prefetch(const char* src, const Run* next, int k,
                                                     int64_t i, int64_t num_bytes) {
   if (next && num_bytes <= kMaxFarBytes) {
@@ -88,7 +89,7 @@ __attribute__((always_inline)) inline void prefetch(const char* src, const Run* 
       _mm_prefetch(next[k].src + i + line, _MM_HINT_T1);
     }
   } else if (next && i == num_bytes / 2 / kStepBytes * kStepBytes) {
-    // It is likely in another page, whose address takes longer to find than memory to read.
+    // It is probably in another page, whose translation takes longer than the read from memory.
     _mm_prefetch(next[k].src, _MM_HINT_NTA);
   }
   const int64_t ahead = i + kStepBytes;
@@ -100,7 +101,7 @@ __attribute__((always_inline)) inline void prefetch(const char* src, const Run* 
   }
 }
 
-// One text for both: what stores must be inlined into a function of its own target.
+// One source for both: stores must be inlined into a function of their own target.
 #define MK_STREAM(store)                                                               \
   const char* src[kStreams];                                                           \
   char* dst[kStreams];                                                                 \
@@ -139,7 +140,7 @@ __attribute__((target("avx2"))) void stream_avx2(const Run* runs, const Run* nex
 
 #undef MK_STREAM
 
-// One run, while the beginning of the next one is on its way.
+// Copies one run while the beginning of the next one is fetched.
 __attribute__((target("avx2"))) void stream_alone_avx2(const Run* run, const Run* next,
                                                        int64_t run_bytes) {
   constexpr int64_t kStep = 2 * kLineBytes, kBeginBytes = 4 * kLineBytes;
@@ -159,7 +160,7 @@ __attribute__((target("avx2"))) void stream_alone_avx2(const Run* run, const Run
   std::memcpy(dst + num_bytes, src + num_bytes, run_bytes - head - num_bytes);
 }
 
-// Copies a run, and fetches a later one between its steps.
+// Copies a run, and prefetches a later one between its steps.
 __attribute__((target("avx512f"))) void copy_and_fetch_avx512(const Run& run, const Run& later,
                                                               int64_t run_bytes) {
   int64_t i = 0;
@@ -177,7 +178,7 @@ __attribute__((target("avx512f"))) void copy_and_fetch_avx512(const Run& run, co
   std::memcpy(run.dst + i, run.src + i, run_bytes - i);
 }
 
-// Streamed stores are not ordered with those that tell others of them.
+// Non-temporal stores are not ordered with later stores that announce them to others.
 void fence() { _mm_sfence(); }
 
 #else
@@ -248,7 +249,7 @@ void RunCopier::add(const Run& run) {
   num_pending_ = num_runs;
 }
 
-// Fetches a run, and copies the one that was fetched num_ahead_ runs ago.
+// Prefetches a run, and copies the one that was prefetched num_ahead_ runs ago.
 void RunCopier::copy_fetched(const Run& run) {
   Run& oldest = fetched_[next_fetched_];
   if (++next_fetched_ == num_ahead_) next_fetched_ = 0;
@@ -279,7 +280,7 @@ void RunCopier::finish() {
   if (stream_.copy) fence();
 }
 
-// One that kStreams were to be read with.
+// Copies one of the runs that were to be read kStreams at a time.
 void RunCopier::copy_alone(const Run& run) {
   const int64_t part = run_bytes_ / kStreams / kLineBytes * kLineBytes;
   if (part < kMinCutBytes) {

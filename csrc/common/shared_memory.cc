@@ -23,7 +23,7 @@ struct Made {
 
 std::mutex& made_mutex();
 
-// Never destroyed: threads may look something up while the process ends.
+// Never destroyed: threads may look things up while the process exits.
 Made& made() {
   static Made* const instance = [] {
     hold_over_fork<made_mutex>();
@@ -42,7 +42,7 @@ SharedMemory::SharedMemory(uint64_t num_bytes) : num_bytes_(num_bytes) {
   fd_ = Fd(MK_SYSCALL(memfd_create("mooncake_kernels", MFD_CLOEXEC | MFD_ALLOW_SEALING),
                       "memfd_create"));
   MK_SYSCALL(ftruncate(fd_.get(), static_cast<off_t>(num_bytes)), "ftruncate");
-  // Who shortened it would kill all the others that touch what is gone.
+  // Otherwise a process could shorten it and thereby kill all others that touch the removed part.
   MK_SYSCALL(fcntl(fd_.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL), "fcntl");
   map(fd_.get());
   const std::lock_guard lock(made().mutex);
@@ -63,7 +63,7 @@ void SharedMemory::map(int fd) {
   void* const at = mmap(nullptr, num_bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   if (at == MAP_FAILED) throw SystemError(errno, "mmap");
   data_ = static_cast<char*>(at);
-  madvise(at, num_bytes_, MADV_HUGEPAGE);  // where the machine allows that for shared memory
+  madvise(at, num_bytes_, MADV_HUGEPAGE);  // if the machine allows that for shared memory
 }
 
 SharedMemory::~SharedMemory() {

@@ -1,14 +1,16 @@
-// Sieve: which of the things that are kept goes first (SIEVE, Zhang et al., NSDI '24).
+// Sieve: chooses which entry to evict first (SIEVE, Zhang et al., NSDI '24).
 //
 //   struct Connection : SieveEntry { bool try_close(); };
 //   Sieve<Connection> sieve;
 //   sieve.insert(connection);
 //   connection.visited = true;                                 // used: one relaxed store
-//   sieve.evict([](Connection& c) { return c.try_close(); });  // the first one that lets itself
+//   sieve.evict([](Connection& c) { return c.try_close(); });  // the first one that agrees
 //
-// New ones come in front. A hand walks from the back to the front, and begins anew; it takes the
-// mark from what was visited and evicts what was not. Unlike LRU a visit moves nothing, so that it
-// needs no lock. Not thread-safe but for `visited`; entries are not owned.
+// New entries go to the front. A hand walks from the back to the front and wraps around; it clears
+// the mark of visited entries and evicts unmarked ones. Unlike in LRU, a visit moves nothing, so it
+// needs no lock. Not thread-safe except for `visited`; entries are not owned.
+//
+// Layer: common.
 #pragma once
 
 #include <atomic>
@@ -43,8 +45,8 @@ class Sieve {
     --size_;
   }
 
-  // Removes the first entry that is not marked and for which try_evict returns true. Null: in two
-  // rounds, of which the first has taken every mark, there was none.
+  // Removes the first unmarked entry for which try_evict returns true. Null: there was none in two
+  // rounds, of which the first cleared every mark.
   template <class TryEvict>
   Entry* evict(TryEvict try_evict) {
     for (size_t steps = 2 * size_; steps > 0; --steps) {
@@ -62,7 +64,7 @@ class Sieve {
  private:
   SieveEntry* newest_ = nullptr;
   SieveEntry* oldest_ = nullptr;
-  SieveEntry* hand_ = nullptr;  // what is looked at next; null: the oldest
+  SieveEntry* hand_ = nullptr;  // the next to examine; null: the oldest
   size_t size_ = 0;
 };
 

@@ -27,7 +27,7 @@ void CopyList::add(uint64_t dst, uint64_t src, uint64_t num_bytes) {
 }
 
 void CopyList::queue(bool page_locked, CUstream stream) const {
-  // Of memory that is not page-locked the driver makes a copy of its own, each by itself.
+  // The driver stages memory that is not page-locked, one copy at a time.
   if (dst_.size() > 1 && page_locked && queue_at_once(stream)) return;
   for (size_t i = 0; i < dst_.size(); ++i) {
     check_cuda(CudaStreamCopy::get().p_cuMemcpyAsync(dst_[i], src_[i], num_bytes_[i], stream),
@@ -35,7 +35,7 @@ void CopyList::queue(bool page_locked, CUstream stream) const {
   }
 }
 
-// False if the driver has no such call, or does not take these: then it has queued none.
+// False if the driver has no such call, or rejects these copies: then it has queued none.
 bool CopyList::queue_at_once(CUstream stream) const {
 #if MK_HAVE_MEMCPY_BATCH
   if (!memcpy_batch() || !stream || stream == CU_STREAM_LEGACY) return false;
@@ -43,7 +43,7 @@ bool CopyList::queue_at_once(CUstream stream) const {
   attributes.srcAccessOrder = CU_MEMCPY_SRC_ACCESS_ORDER_STREAM;
   attributes.flags = CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE;
   size_t first = 0, failed = 0;
-  // It reads the arrays before it returns, and writes to none of them.
+  // The driver reads the arrays before it returns, and does not modify them.
   const CUresult result = memcpy_batch()(
       const_cast<CUdeviceptr*>(dst_.data()), const_cast<CUdeviceptr*>(src_.data()),
       const_cast<size_t*>(num_bytes_.data()), dst_.size(), &attributes, &first, 1, &failed, stream);
@@ -66,7 +66,7 @@ void copy_in_stream(const std::vector<StreamCopy>& copies, bool page_locked, int
   try {
     list.queue(page_locked, handle);
   } catch (const CudaError&) {
-    CudaStreamCopy::get().p_cuStreamSynchronize(handle);  // for those that are under way
+    CudaStreamCopy::get().p_cuStreamSynchronize(handle);  // for copies in flight
     throw;
   }
   wait_for(handle);

@@ -1,5 +1,7 @@
-// start_thread: a std::thread that takes no signals, so that they reach the program's own threads
-// (a SIGINT handled by ours would not wake a Python main thread out of its system call).
+// start_thread: a std::thread with all signals blocked, so that they reach the program's own
+// threads (a SIGINT handled by ours would not interrupt a Python main thread's system call).
+//
+// Layer: common.
 #pragma once
 
 #include <signal.h>
@@ -25,9 +27,9 @@ class BlockSignals {
   sigset_t before_;
 };
 
-// While it lives, what the calling thread writes to a pipe or socket that nobody reads is EPIPE to
-// it, and no SIGPIPE. For libraries that write without MSG_NOSIGNAL: a thread of a caller's has the
-// mask of its program. Costs one system call where the signal is blocked already.
+// While it lives, a write by the calling thread to a pipe or socket without a reader fails with
+// EPIPE and raises no SIGPIPE. For libraries that write without MSG_NOSIGNAL: a caller's thread has
+// its program's signal mask. Costs one system call if the signal is already blocked.
 class NoSigpipe {
  public:
   NoSigpipe() {
@@ -37,7 +39,7 @@ class NoSigpipe {
     pthread_sigmask(SIG_BLOCK, &only_, &before_);
     if (sigismember(&before_, SIGPIPE)) return;
     sigpending(&pending);
-    was_pending_ = sigismember(&pending, SIGPIPE);  // of the whole process: somebody else's
+    was_pending_ = sigismember(&pending, SIGPIPE);  // for the whole process: not ours
   }
   NoSigpipe(const NoSigpipe&) = delete;
   ~NoSigpipe() {
@@ -56,7 +58,7 @@ class NoSigpipe {
   bool was_pending_ = false;
 };
 
-// Throws std::system_error when the machine gives no more threads.
+// Throws std::system_error if no thread can be started.
 template <class Body>
 std::thread start_thread(Body&& body) {
   const BlockSignals blocked;  // the new thread inherits the mask

@@ -12,16 +12,16 @@
 namespace mk::hash {
 namespace {
 
-// A thread is worth starting for about this many tokens: some 50 us of hashing.
+// The number of tokens for which a thread is worth starting: about 50 us of hashing.
 constexpr int64_t kTokensPerThread = int64_t{1} << 17;
 
 int64_t num_full_blocks(const BlockHashesParams& p, int64_t request) {
   return (p.cu_seqlens[request + 1] - p.cu_seqlens[request]) / p.block_size;
 }
 
-// Each key waits for the one before, but the local hash does not: in one loop the processor
-// computes the locals ahead while the chain is in flight. `Size` is an integral_constant for the
-// block sizes that engines use, so that the hash's choice by length is made by the compiler.
+// Each key depends on the previous one, but the local hash does not: in one loop the processor
+// computes local hashes ahead while the chain is in flight. For the block sizes that engines use,
+// `Size` is an integral_constant, so that the compiler resolves the hash's dispatch on length.
 template <class Size>
 void hash_request(const BlockHashesParams& p, int64_t request, Size block_size, uint64_t* keys) {
   const uint32_t* tokens = p.tokens + p.cu_seqlens[request];

@@ -1,11 +1,11 @@
-// block_hashes: names for blocks of tokens, chained so that a name stands for its whole prefix.
+// block_hashes: keys for blocks of tokens, chained so that a key identifies its whole prefix.
 //
 //   local_i = XXH3_64(tokens of block i as little-endian uint32, seed)
 //   key_0   = local_0                                        (of a request without a parent)
 //   key_i   = XXH3_64(key_{i-1} || local_i, seed)            (two little-endian uint64)
 //
-// This is the chain that Dynamo's block manager and Mooncake's Conductor share. Layer: hash, no
-// torch. Python: mooncake_kernels/hashing.py.
+// Dynamo's block manager and Mooncake's Conductor use this same chain. Layer: hash, no torch.
+// Python: mooncake_kernels/hashing.py.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@ struct BlockHashesParams {
   uint64_t seed;
 };
 
-// How many keys there are: a request's last, partial block gets none.
+// The number of keys: a request's last, partial block gets none.
 int64_t num_block_hashes(const BlockHashesParams& params);
 
 // Writes the keys of all requests one after another, on up to `num_threads` threads.

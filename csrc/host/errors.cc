@@ -10,7 +10,7 @@ namespace py = pybind11;
 namespace mk::host {
 namespace {
 
-// Paths of files are bytes, of which not all are text.
+// File paths are bytes that need not be valid text.
 py::object text_of(const char* what) {
   const auto num_bytes = static_cast<Py_ssize_t>(std::strlen(what));
   return py::reinterpret_steal<py::object>(

@@ -6,9 +6,9 @@
 
 namespace mk::host {
 
-// Lets other Python threads run for as long as it lives. A daemon thread that takes the GIL back
-// while the interpreter ends is unwound by CPython (before 3.14), and C++ would abort at the first
-// destructor: such a thread sleeps until the process is gone.
+// Lets other Python threads run while it lives. CPython (before 3.14) unwinds a daemon thread that
+// reacquires the GIL during interpreter shutdown, and C++ would abort at the first destructor; such
+// a thread sleeps until the process exits instead.
 class GilReleased {
  public:
   GilReleased() : thread_(PyEval_SaveThread()) {}

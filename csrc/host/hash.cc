@@ -38,8 +38,8 @@ py::array_t<uint64_t> block_hashes(const Array<uint32_t>& tokens, int64_t block_
   return keys;
 }
 
-// The items of a list or tuple as uint32, or None where one is not an int in [0, 2**32): the caller
-// says which. A quarter of the time of array.array, which asks every item for its __index__.
+// The items of a list or tuple as uint32, or None if one is not an int in [0, 2**32): the caller
+// reports which. Takes a quarter of the time of array.array, which calls __index__ on every item.
 std::optional<py::array_t<uint32_t>> token_array(const py::object& tokens) {
   const Py_ssize_t size = PySequence_Fast_GET_SIZE(tokens.ptr());
   PyObject** const items = PySequence_Fast_ITEMS(tokens.ptr());
@@ -48,7 +48,7 @@ std::optional<py::array_t<uint32_t>> token_array(const py::object& tokens) {
   for (Py_ssize_t i = 0; i < size; ++i) {
     if (!PyLong_CheckExact(items[i])) return std::nullopt;
     const unsigned long value = PyLong_AsUnsignedLong(items[i]);
-    if (value > UINT32_MAX) {  // which an error is, too
+    if (value > UINT32_MAX) {  // also on error
       PyErr_Clear();
       return std::nullopt;
     }

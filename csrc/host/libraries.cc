@@ -1,4 +1,4 @@
-// Why an optional library is not here, for the doctor: the loader's own words.
+// Why an optional library is missing, for the doctor: the loader's own message.
 #include <string>
 
 #include "common/cuda_driver.h"

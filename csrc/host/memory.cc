@@ -1,4 +1,4 @@
-// Binds where an address is.
+// Binds queries for the location of an address.
 #include "common/memory_kind.h"
 
 #include <pybind11/stl.h>
@@ -14,14 +14,14 @@ namespace py = pybind11;
 namespace mk::host {
 namespace {
 
-// (GPU, where its allocation begins, where it ends)
+// (GPU, start of its allocation, end)
 std::optional<std::tuple<int, uint64_t, uint64_t>> gpu_allocation_at(uint64_t address) {
   const MemoryRange range = MemoryMap().find(address);
   if (range.kind != MemoryKind::kDevice) return std::nullopt;
   return std::make_tuple(range.device, range.begin, range.end);
 }
 
-// Where the bytes of an object with Python's buffer protocol begin; it need not be writable.
+// The address of an object with Python's buffer protocol; it need not be writable.
 uint64_t address_of_bytes(const py::object& owner) {
   Py_buffer view;
   if (PyObject_GetBuffer(owner.ptr(), &view, PyBUF_SIMPLE) != 0) throw py::error_already_set();

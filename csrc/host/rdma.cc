@@ -1,5 +1,5 @@
-// Binds RDMA. Ranges cross as three uint64 arrays, with no Python object per block; the GIL is
-// released around everything that calls the kernel or waits.
+// Binds RDMA. Ranges are passed as three uint64 arrays, without a Python object per block; the GIL
+// is released around everything that calls the kernel or waits.
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
@@ -289,7 +289,7 @@ void bind_rdma(py::module_& m) {
 
 #else
 
-void bind_rdma(py::module_&) {}  // missing_verbs() says why
+void bind_rdma(py::module_&) {}  // missing_verbs() gives the reason
 
 #endif
 

@@ -76,7 +76,7 @@ std::vector<T> receive_rows(Reply& reply, size_t count, const std::string& peer,
   return rows;
 }
 
-// Objects against the checksums that were told of them, while their bytes come one after the other.
+// Compares objects with their reported checksums, while their bytes arrive in order.
 class Comparison {
  public:
   Comparison(const std::vector<ReadAnswer>& rows, bool verify, bool* is_right)
@@ -84,7 +84,7 @@ class Comparison {
     begin();
   }
 
-  // A part of an object, in their order; without an address it was dropped.
+  // The next part of an object; without an address it was discarded.
   void add(const iovec& part) {
     is_looked_at_ &= part.iov_base != nullptr;
     if (is_looked_at_) checksum_.add(part.iov_base, part.iov_len);
@@ -95,7 +95,7 @@ class Comparison {
   }
 
  private:
-  // The next one that has bytes.
+  // Advances to the next object that has bytes.
   void begin() {
     for (; at_ < rows_.size(); end()) {
       left_ = rows_[at_].num_bytes;
@@ -114,11 +114,11 @@ class Comparison {
   bool* const is_right_;
   store::Checksum checksum_;
   size_t at_ = 0;
-  uint64_t left_ = 0;  // of that object
+  uint64_t left_ = 0;  // of the current object
   bool is_looked_at_ = false;
 };
 
-// In so many bytes at a time: what has come is looked at in the cache, while the next ones arrive.
+// Processes this many bytes at a time: they are examined in the cache while the next ones arrive.
 template <class Body>
 void for_each_step(std::vector<iovec> parts, const Body& body) {
   constexpr uint64_t kStepBytes = 256 << 10;
@@ -137,7 +137,7 @@ void for_each_step(std::vector<iovec> parts, const Body& body) {
   }
 }
 
-// What a peer sends of objects that were asked for.
+// A peer's answer with the requested objects.
 class ObjectsReply {
  public:
   ObjectsReply(std::string peer, std::unique_ptr<Reply> reply,
@@ -157,8 +157,8 @@ class ObjectsReply {
 
   const std::vector<ReadAnswer>& rows() const { return rows_; }
 
-  // Of each object that is sent, where its bytes go; without an entry they are dropped. Returns of
-  // which the bytes have the checksum that the peer has told, or were told none.
+  // For each object that is sent, where its bytes go; they are discarded if it has no entry.
+  // Returns which objects match the checksum that the peer reported, or have none.
   py::array_t<bool> receive(const std::vector<Places>& places, bool verify, double deadline_s) {
     MK_CHECK(reply_, "receive: reply must be open, got one that was received or closed");
     MK_CHECK(places.size() == rows_.size(), "receive: places must be ", rows_.size(), ", got ",
@@ -167,7 +167,7 @@ class ObjectsReply {
     for (size_t i = 0; i < rows_.size(); ++i) add_parts(places[i], rows_[i].num_bytes, parts);
     py::array_t<bool> result(static_cast<py::ssize_t>(rows_.size()));
     bool* const is_right = result.mutable_data();
-    const std::unique_ptr<Reply> reply = std::move(reply_);  // before another thread has its turn
+    const std::unique_ptr<Reply> reply = std::move(reply_);  // before another thread can use it
     const GilReleased released;
     const Deadline deadline = Deadline::after(deadline_s);
     Comparison comparison(rows_, verify, is_right);

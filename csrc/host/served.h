@@ -1,4 +1,4 @@
-// How objects of a pool are served to peers, and asked of them.
+// Bindings to serve objects of a pool to peers, and to request them.
 #pragma once
 
 #include <pybind11/pybind11.h>

@@ -1,4 +1,4 @@
-// Binds the pools of objects. The GIL is released where bytes are copied or a mutex is waited for.
+// Binds the object pools. The GIL is released while bytes are copied or a mutex is awaited.
 #include "store/pool.h"
 
 #include <pybind11/numpy.h>
@@ -23,7 +23,7 @@ namespace {
 using namespace mk::store;
 
 constexpr size_t kFewKeys =
-    512;  // some 50 us: to release the GIL for less costs more than it gives
+    512;  // about 50 us: for less, releasing the GIL costs more than it gains
 
 std::shared_ptr<Pool> create(const std::string& path, uint64_t capacity_bytes, uint64_t alignment,
                              uint64_t num_objects, uint64_t num_processes, uint64_t num_pins,
@@ -33,7 +33,7 @@ std::shared_ptr<Pool> create(const std::string& path, uint64_t capacity_bytes, u
   return Pool::create(path, geometry);
 }
 
-// The body with the GIL released, if there are many keys.
+// Runs the body, with the GIL released if there are many keys.
 template <class Body>
 void over(const Keys& keys, const Body& body) {
   std::optional<GilReleased> released;

@@ -22,7 +22,7 @@ namespace {
 using namespace mk::store;
 using PoolRef = std::shared_ptr<Pool>;
 
-// Ends with the last view of it.
+// Lives until its last view is gone.
 class ObjectPin {
  public:
   ObjectPin(PoolRef pool, const Pin& pin) : pool_(std::move(pool)), pin_(pin) {}
@@ -52,7 +52,7 @@ class ObjectPut {
   const Writing& writing() const { return writing_; }
   int device() const { return pool_->device(); }
 
-  // `stream`: of the GPU that has the bytes, in which they were written.
+  // `stream`: the stream in which the bytes were written, on the GPU that has them.
   void commit(bool checksum, int retention, uint16_t position, uint64_t stream) {
     MK_CHECK(is_open_, "commit: put must be open, got one that was committed or aborted");
     if (device() >= 0) wait_for_stream(device(), stream);
@@ -81,9 +81,9 @@ py::buffer_info bytes_at(const char* data, uint64_t num_bytes, int device) {
   return py::buffer_info(bytes, static_cast<py::ssize_t>(num_bytes));
 }
 
-// Memory of Python, held for as long as it lives: objects with the buffer protocol, or tuples
-// (address, size, GPU or -1, its stream), which the caller holds. Raises what they raise if they
-// are not packed or, as wanted, writable.
+// Python memory, held while this object lives: objects with the buffer protocol, or tuples
+// (address, size, GPU or -1, its stream), whose memory the caller holds. Raises what the objects
+// raise if they are not packed or, if required, writable.
 class Buffers {
  public:
   Buffers(const py::sequence& buffers, bool writable) {
@@ -153,7 +153,7 @@ std::pair<int, uint64_t> read(Pool& pool, uint64_t hash, uint64_t scope,
   return {static_cast<int>(got), object_bytes};
 }
 
-// One buffer a key: the outcome of each, and the sizes of those that were read.
+// One buffer per key: returns each outcome, and the sizes of the objects read.
 py::tuple read_each(Pool& pool, const Keys& keys, const py::sequence& buffers, bool verify) {
   const Buffers held(buffers, /*writable=*/true);
   const size_t count = held.pieces.size();
@@ -178,7 +178,7 @@ uint64_t checksum(const py::sequence& buffers) {
   return checksum_of(held.pieces);
 }
 
-// Of host memory alone: what goes where no pool is.
+// Host memory only: gathers objects that do not go into a pool.
 void gather_into(const py::sequence& buffers, const py::object& target) {
   const Buffers from(buffers, /*writable=*/false);
   const Buffers to(py::make_tuple(target), /*writable=*/true);
@@ -216,7 +216,7 @@ std::string_view bytes_of(const py::handle& name) {
 Keys hash_of_each(const py::sequence& names, uint64_t scope) {
   std::vector<Key> keys;
   keys.reserve(names.size());
-  for (const py::object name : names) {  // held: a sequence may make it anew
+  for (const py::object name : names) {  // holds a reference: a sequence may create it on access
     const std::string_view bytes = bytes_of(name);
     keys.push_back(hash_of_name(bytes.data(), bytes.size()));
     keys.back().scope ^= scope;

@@ -1,4 +1,4 @@
-// How keys and objects of a pool cross into Python.
+// Conversion of a pool's keys and objects to and from Python.
 #pragma once
 
 #include <pybind11/numpy.h>
@@ -11,7 +11,7 @@
 
 namespace mk::host {
 
-// [n, 2] uint64: hash and scope, as a Key has them.
+// [n, 2] uint64: hash and scope, as in Key.
 using Keys = pybind11::array_t<uint64_t, pybind11::array::c_style>;
 
 inline size_t num_keys(const Keys& keys) { return static_cast<size_t>(keys.size()) / 2; }

@@ -25,7 +25,7 @@ namespace {
 
 using namespace mk::transfer;
 
-constexpr double kSignalCheckS = 0.1;  // how long Ctrl-C may go unnoticed in a wait
+constexpr double kSignalCheckS = 0.1;  // maximum delay of Ctrl-C during a wait
 
 void translate(std::exception_ptr pointer) {
   try {
@@ -38,7 +38,7 @@ void translate(std::exception_ptr pointer) {
   }
 }
 
-// As crosses from Python: (certificate, key, ca, verify_host).
+// As passed from Python: (certificate, key, ca, verify_host).
 using TlsFiles = std::tuple<std::string, std::string, std::string, bool>;
 
 using NicTuple = std::tuple<std::string, int, double>;  // name, port, GB/s
@@ -87,8 +87,8 @@ Rights rights_of(bool writable, bool remote_read, bool remote_write) {
          (remote_write ? kRemoteWrite : 0);
 }
 
-// Calls `wait(until)` in slices, looking for signals between them, until it returns true or the
-// time is up.
+// Calls `wait(until)` in slices, checking for signals in between, until it returns true or the time
+// is up.
 template <class Wait>
 bool wait_in_slices(std::optional<double> timeout_s, Wait wait) {
   const Deadline until = timeout_s ? Deadline::after(*timeout_s) : Deadline::never();
@@ -120,7 +120,7 @@ PeerRef open(Engine& engine, const std::string& name, const std::string& address
 }
 
 bool wait_ticket(Ticket& ticket, std::optional<double> timeout_s) {
-  if (ticket.is_over()) {  // as what was done in the caller's thread
+  if (ticket.is_over()) {  // e.g. carried out in the caller's thread
     ticket.check();
     return true;
   }

@@ -1,6 +1,5 @@
-// Binds the calls that move memory. Descriptors cross as arrays or as ids of blocks, with no Python
-// object a block, or as the few tuples that they are; the GIL is released before they are looked
-// at.
+// Binds the calls that move memory. Descriptors are passed as arrays or block ids, without a Python
+// object per block, or as a few tuples; the GIL is released before they are examined.
 #include "host/transfer_requests.h"
 
 #include <pybind11/numpy.h>
@@ -26,10 +25,10 @@ namespace {
 
 using namespace mk::transfer;
 
-// As crosses from Python: (planes, num_blocks, block_bytes, stride_bytes).
+// As passed from Python: (planes, num_blocks, block_bytes, stride_bytes).
 using PoolFields = std::tuple<std::vector<uint64_t>, uint64_t, uint64_t, uint64_t>;
 
-// What a request comes after: (whether it is a stream, the driver's handle, which GPU's or -1).
+// What a request must follow: (whether it is a stream, the driver's handle, its GPU or -1).
 using After = std::optional<std::tuple<bool, uint64_t, int>>;
 
 std::shared_ptr<GpuFence> fence_of(const After& after) {
@@ -39,7 +38,7 @@ std::shared_ptr<GpuFence> fence_of(const After& after) {
                    : GpuFence::behind_event(handle, device);
 }
 
-// Whether it is one-dimensional and packed, of a type that is read as it is.
+// Whether it is one-dimensional and packed, of a type that can be read directly.
 bool is_plain(const py::array& array) {
   const char kind = array.dtype().kind();
   const py::ssize_t item_bytes = array.itemsize();
@@ -49,7 +48,7 @@ bool is_plain(const py::array& array) {
          ((kind == 'i' && item_bytes == 4) || ((kind == 'i' || kind == 'u') && item_bytes == 8));
 }
 
-// Python has made it so.
+// Python has already converted it.
 Integers integers_of(const py::array& array) {
   MK_CHECK(is_plain(array), "submit: an array must be packed, of int32, int64 or uint64");
   const char kind = array.dtype().kind();
@@ -65,8 +64,8 @@ BlockPool pool_of(PoolFields fields) {
   return {std::move(planes), num_blocks, block_bytes, stride_bytes};
 }
 
-// The GIL while a request is submitted: released, but for a short one that is carried out at once.
-// To have it back, while other threads want it as well, would take several times as long as that.
+// The GIL while a request is submitted: released, except for a short one that is carried out at
+// once. Reacquiring it while other threads want it would take several times as long as that.
 class GilOfRequest {
  public:
   GilOfRequest(const Peer& peer, size_t num_ranges, uint64_t num_bytes) {
@@ -126,8 +125,8 @@ TicketRef submit_paged(Engine& engine, Peer& peer, bool reads, PoolFields local,
   return engine.submit(peer, std::move(request), deadline_s);
 }
 
-// Arrays as most callers have them, and one size. Returns null for anything else, which the caller
-// takes the long way, for its errors, too.
+// The common case: arrays and one size. Returns null for anything else, which then takes the
+// general path, including its errors.
 TicketRef submit_plain(Engine& engine, Peer& peer, bool reads, const py::array& local,
                        const py::array& remote, uint64_t size, std::optional<std::string> notify,
                        double deadline_s, const After& after, bool verify) {
@@ -137,7 +136,7 @@ TicketRef submit_plain(Engine& engine, Peer& peer, bool reads, const py::array& 
 }
 
 // Rows as most callers write them: a list of tuples of three plain integers from 0 to 2**64 - 1.
-// Returns null for anything else, which the caller takes the long way, for its errors, too.
+// Returns null for anything else, which then takes the general path, including its errors.
 TicketRef submit_rows(Engine& engine, Peer& peer, bool reads, const py::list& rows,
                       std::optional<std::string> notify, double deadline_s, const After& after,
                       bool verify) {

@@ -1,4 +1,4 @@
-// What a caller asks of the engine, as it crosses from Python.
+// Conversion of a caller's requests to the engine from Python.
 #pragma once
 
 #include <pybind11/pybind11.h>

@@ -1,4 +1,4 @@
-// What the transfer engine can tell of itself and its peers, for Python.
+// What the transfer engine reports about itself and its peers, for Python.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -9,8 +9,8 @@ namespace mk::host {
 
 const char* transport_name(transfer::Transport transport);
 
-// Rows of (peer, transport, requests, latency, total_ns, paths): counters by their names, the
-// counts of the latency buckets, and the counters of each path by its name.
+// Rows of (peer, transport, requests, latency, total_ns, paths): counters by name, the counts of
+// the latency buckets, and each path's counters by its name.
 pybind11::list stats(const transfer::Engine& engine);
 
 // (means, remote, lanes, reasons, write_refusal, read_refusal).

@@ -1,5 +1,5 @@
-// Bulk copies between global and shared memory (sm_90 and later), one instruction a function; what
-// they do is told in PTX's manual under cp.async.bulk and mbarrier. For .cu files only.
+// Bulk copies between global and shared memory (sm_90 and later), one instruction per function; see
+// cp.async.bulk and mbarrier in the PTX manual. For .cu files only.
 #pragma once
 
 #include <cstdint>
@@ -18,13 +18,13 @@ struct BulkInstructions {
     return mk_bulk_stages;
   }
 
-  // One arrival completes a phase, once the bytes are there that it has announced.
+  // One arrival completes a phase, once the bytes that it has announced are there.
   static __device__ void make_barrier(uint64_t* barrier) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(barrier))
                  : "memory");
   }
 
-  // The barriers were made by ordinary stores, and will be looked at by the copies.
+  // Makes the barriers, which ordinary stores initialized, visible to the copies.
   static __device__ void fence_barriers() {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -41,7 +41,7 @@ struct BulkInstructions {
         : "memory");
   }
 
-  // Waits for the phase of that parity to complete: it is the current or the last one.
+  // Waits for the phase of that parity to complete: the current phase or the one before.
   static __device__ void wait(uint64_t* barrier, uint32_t parity) {
     const uint32_t at = shared_address(barrier);
     uint32_t done = 0;
@@ -58,7 +58,7 @@ struct BulkInstructions {
     }
   }
 
-  // Each store is a group of its own, which the waits below count.
+  // Each store is its own group, which the waits below count.
   static __device__ void store(char* dst, const char* stage, int32_t num_bytes) {
     asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(
                      __cvta_generic_to_global(dst)),
@@ -67,18 +67,18 @@ struct BulkInstructions {
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");
   }
 
-  // Until all stores but the last kPending have read their stage.
+  // Waits until all stores but the last kPending have read their stage.
   template <int kPending>
   static __device__ void wait_for_reads() {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
   }
 
-  // Until all stores are done.
+  // Waits until all stores are done.
   static __device__ void wait_for_writes() {
     asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
   }
 #else
-  // For older GPUs, on which the launcher refuses to run it.
+  // For older GPUs, where the launcher refuses to run it.
   static __device__ char* stages() { return nullptr; }
   static __device__ void make_barrier(uint64_t*) {}
   static __device__ void fence_barriers() {}

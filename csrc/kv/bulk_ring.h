@@ -1,9 +1,9 @@
-// The ring of copy_blocks by bulk copies: which part of which run is in which stage when. The
-// arithmetic is here, apart from the instructions, so that the CPU can test it.
+// The ring of copy_blocks by bulk copies: which part of which run is in which stage when. This
+// arithmetic is separate from the instructions, so that the CPU can test it.
 //
-// Runs are cut into chunks, which are numbered through; a thread block takes every grid-th of them.
-// What it takes, holes left out, it counts: its n-th chunk goes through stage n % num_stages, whose
-// barrier completes a phase for each chunk, so that parity n / num_stages % 2 is to be waited for.
+// Runs are cut into consecutively numbered chunks; a thread block takes every grid-th of them. It
+// counts its chunks, skipping holes: its n-th chunk goes through stage n % num_stages, whose
+// barrier completes one phase per chunk, so parity n / num_stages % 2 is the one to wait for.
 // Layer: kv.
 #pragma once
 
@@ -14,12 +14,12 @@
 
 namespace mk::kv {
 
-constexpr int64_t kBulkAlignment = 16;  // of every address and size, as the instructions want it
+constexpr int64_t kBulkAlignment = 16;  // of every address and size, as the instructions require
 constexpr int32_t kMaxStages = 32;
-constexpr int64_t kRingBytes = 192 << 10;  // of the 227 KiB of shared memory that a block may have
+constexpr int64_t kRingBytes = 192 << 10;  // of the 227 KiB of shared memory available to a block
 constexpr int64_t kMaxStageBytes = 32 << 10;
-// Stores that may still be reading their stage when the next load is issued: at least this many and
-// two more are the stages.
+// Stores that may still be reading their stage when the next load is issued: there must be at least
+// two more stages than that.
 constexpr int kStoresInFlight = 2;
 static_assert(kRingBytes / kMaxStageBytes >= kStoresInFlight + 2);
 

@@ -17,7 +17,7 @@ Touched written_by(const CopyRange& range, int64_t index) {
           true};
 }
 
-// The addresses between the first and the last of one side, and how they are ordered.
+// The address range of one side, and the order of its addresses.
 struct Reach {
   uint64_t begin = UINT64_MAX, end = 0, last_begin = UINT64_MAX;
   bool ascends = true, descends = true;
@@ -53,7 +53,7 @@ std::vector<Touched> what_may_meet(const std::vector<CopyRange>& ranges) {
 
 std::optional<Conflict> find_conflict(std::vector<Touched> touched) {
   radix_sort(touched, [](const Touched& one) { return one.begin; });
-  // Of those so far, the one of either kind that reaches furthest.
+  // Of the ranges so far, the one of either kind with the highest end.
   const Touched* furthest[2] = {nullptr, nullptr};
   for (const Touched& one : touched) {
     for (const Touched* before : furthest) {

@@ -1,4 +1,5 @@
-// Whether ranges that are copied at once, in any order, write what another one reads or writes.
+// Whether any of several ranges, copied concurrently in any order, writes what another one reads or
+// writes.
 //
 //   if (auto conflict = find_conflict(touched)) refuse(conflict->first, conflict->second);
 //
@@ -23,15 +24,15 @@ struct Touched {
   uint64_t end() const { return begin + num_bytes; }
 };
 
-// The first two by address of which one writes what the other one touches; `second` is written.
+// The first two, by address, where one writes what the other touches; `second` is written.
 struct Conflict {
   Touched first, second;
 };
 
 std::optional<Conflict> find_conflict(std::vector<Touched> touched);
 
-// Both sides of all ranges, or only as much as can meet: if sources and targets lie apart the
-// former are left out, and if the targets ascend or descend besides, the latter, too.
+// Both sides of all ranges, or only those that could meet: if sources and targets lie apart,
+// sources are omitted; if the targets also ascend or descend, they are omitted, too.
 std::vector<Touched> what_may_meet(const std::vector<CopyRange>& ranges);
 
 }  // namespace mk::kv

@@ -24,7 +24,7 @@ void copy_batch_host(const CopyRange* ranges, const int64_t* ends, int64_t num_r
                      int64_t begin, int64_t end) {
   const int64_t total_bytes = num_ranges ? ends[num_ranges - 1] : 0;
   int64_t i = std::upper_bound(ends, ends + num_ranges, begin) - ends;
-  // A RunCopier takes runs of one length: the longer a list stays with it, the better.
+  // A RunCopier takes runs of one length: keeping it for as many ranges as possible is faster.
   std::optional<RunCopier> copier;
   int64_t run_bytes = 0;
   for (; begin < end; ++i) {

@@ -9,7 +9,7 @@
 namespace mk::kv {
 namespace {
 
-constexpr int kBlocksPerSm = 8;  // of kBatchThreads: all the threads that a multiprocessor holds
+constexpr int kBlocksPerSm = 8;  // of kBatchThreads: fills a multiprocessor with threads
 
 int num_sms() {
   int device = 0, count = 0;
@@ -21,10 +21,10 @@ int num_sms() {
 }  // namespace
 
 void launch_copy_batch(const CopyRange* ranges, int64_t num_ranges, int max_sms, void* stream) {
-  // As in copy_blocks.cu, only the number of blocks keeps them to some multiprocessors.
+  // As in copy_blocks.cu, only the number of blocks limits them to some multiprocessors.
   const int threads = max_sms > 0 ? kBatchMaxThreads : kBatchThreads;
   const int most = max_sms > 0 ? max_sms : num_sms() * kBlocksPerSm;
-  const auto params = std::make_unique<CopyBatchParams>();  // 32 KB are much for a stack
+  const auto params = std::make_unique<CopyBatchParams>();  // 32 KB is a lot for a stack
   for (int64_t first = 0; first < num_ranges; first += kMaxRanges) {
     fill_params(*params, ranges + first, std::min<int64_t>(kMaxRanges, num_ranges - first));
     const int64_t wanted = ceil_div(params->num_tiles * kBatchLanes, threads);

@@ -1,4 +1,4 @@
-// copy_batch: a list of ranges of bytes, each of any length, from anywhere to anywhere.
+// copy_batch: copies a list of byte ranges of any length between any addresses.
 //
 //   for r in ranges: memcpy(r.dst, r.src, r.num_bytes)
 //
@@ -12,11 +12,11 @@
 
 namespace mk::kv {
 
-constexpr int kMaxRanges = 1000;  // in one launch: 32,016 of the 32,764 bytes a kernel may be given
+constexpr int kMaxRanges = 1000;  // per launch: 32,016 of the 32,764 bytes a kernel may be given
 constexpr int64_t kTileBytes = 4096;  // what a warp takes at a time, of one range
 
-// The list is part of the launch, so that no memory of it must outlive the call, and a CUDA graph
-// keeps it. Ranges are cut into tiles, which are numbered through.
+// The list is part of the launch, so that its memory need not outlive the call, and a CUDA graph
+// keeps it. Ranges are cut into consecutively numbered tiles.
 struct CopyBatchParams {
   int64_t num_ranges;
   int64_t num_tiles;
@@ -25,7 +25,7 @@ struct CopyBatchParams {
   int64_t num_bytes[kMaxRanges];
   int64_t first_tile[kMaxRanges];
 
-  // The range that a tile is of: the last one whose first tile is not behind it.
+  // The range that a tile belongs to: the last one whose first tile is not after it.
   MK_HD int64_t range_of(int64_t tile) const {
     int64_t low = 0, high = num_ranges - 1;
     while (low < high) {
@@ -39,7 +39,7 @@ struct CopyBatchParams {
     return low;
   }
 
-  // What is left of the range from that tile on, at most one tile.
+  // The part of the range in that tile, at most one tile long.
   MK_HD CopyRange tile(int64_t tile) const {
     const int64_t range = range_of(tile), offset = (tile - first_tile[range]) * kTileBytes;
     const int64_t left = num_bytes[range] - offset;
@@ -50,8 +50,8 @@ struct CopyBatchParams {
 // At most kMaxRanges ranges, none of them empty.
 void fill_params(CopyBatchParams& params, const CopyRange* ranges, int64_t num_ranges);
 
-// Of all the bytes of the ranges, laid end to end, those in [begin, end), on the calling thread;
-// `ends[i]` is where range i ends among them.
+// Of all the bytes of the ranges, laid end to end, copies those in [begin, end), on the calling
+// thread; `ends[i]` is the end of range i among them.
 void copy_batch_host(const CopyRange* ranges, const int64_t* ends, int64_t num_ranges,
                      int64_t begin, int64_t end);
 

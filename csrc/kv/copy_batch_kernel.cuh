@@ -6,12 +6,12 @@
 namespace mk::kv {
 
 constexpr int kBatchThreads = 256;
-constexpr int kBatchMaxThreads = 1024;     // of a block that has a multiprocessor to itself
+constexpr int kBatchMaxThreads = 1024;     // of a block with a multiprocessor to itself
 constexpr int kBatchLanes = 32;            // a warp takes a tile
-constexpr int kBatchVectorsPerThread = 4;  // loads a thread has in flight at once
+constexpr int kBatchVectorsPerThread = 4;  // loads in flight per thread
 
 // Neighbouring lanes take neighbouring vectors. All loads of a step are issued before its first
-// store: over PCIe a load takes a microsecond, and it is their number that hides it.
+// store: over PCIe a load takes a microsecond, which only the number of loads hides.
 template <class Vector>
 __device__ inline void copy_tile(const CopyRange& tile, int lane) {
   const auto* src = reinterpret_cast<const Vector*>(tile.src);
@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(kBatchMaxThreads)
   for (int64_t i = thread / kBatchLanes; i < p.num_tiles; i += num_warps) {
     const CopyRange tile = p.tile(i);
     const auto bits = reinterpret_cast<uintptr_t>(tile.src) | reinterpret_cast<uintptr_t>(tile.dst);
-    if (bits % sizeof(uint4) == 0) {  // of every range of a usual cache
+    if (bits % sizeof(uint4) == 0) {  // true for every range of a usual cache
       copy_tile<uint4>(tile, lane);
     } else if (bits % sizeof(uint32_t) == 0) {
       copy_tile<uint32_t>(tile, lane);

@@ -9,9 +9,9 @@
 namespace mk::kv {
 namespace {
 
-constexpr int64_t kTilePieces = 1024;  // whose places are found once for all planes
+constexpr int64_t kTilePieces = 1024;  // located once for all planes
 
-// Where a piece is in every plane.
+// A piece's location in every plane.
 struct Place {
   bool is_hole;
   int64_t src_offset;
@@ -34,7 +34,7 @@ void add_runs(const CopyBlocksParams& params, const Plane& plane, const Place& p
   }
 }
 
-// Whether the planes of a block lie within it, on that side.
+// Whether, on that side, the planes of a block lie within it.
 template <class Address>
 bool are_within_blocks(const CopyBlocksParams& params, const Side& side, Address Plane::* base) {
   if (params.num_planes < 2) return false;
@@ -43,7 +43,7 @@ bool are_within_blocks(const CopyBlocksParams& params, const Side& side, Address
   return std::abs(second - first) < side.block_stride;
 }
 
-// Pieces outermost.
+// Copies with pieces outermost.
 void copy_by_piece(const CopyBlocksParams& params, int64_t begin, int64_t end, RunCopier& copier) {
   while (begin < end) {
     const int64_t piece = begin / params.num_planes, first = piece * params.num_planes;
@@ -55,7 +55,7 @@ void copy_by_piece(const CopyBlocksParams& params, int64_t begin, int64_t end, R
   }
 }
 
-// Planes outermost, but for a tile of pieces at a time.
+// Copies with planes outermost, within a tile of pieces at a time.
 void copy_by_plane(const CopyBlocksParams& params, int64_t begin, int64_t end, RunCopier& copier) {
   const int64_t num_pieces = params.num_pieces;
   Place places[kTilePieces];
@@ -76,8 +76,8 @@ void copy_by_plane(const CopyBlocksParams& params, int64_t begin, int64_t end, R
 
 }  // namespace
 
-// What lies together is copied together: where a block holds its planes, block by block. Where each
-// plane is a pool of its own, plane by plane: its rows share pages, whose addresses are then known.
+// Copies adjacent memory together: block by block if a block contains its planes; plane by plane if
+// each plane is a separate pool, as its rows share pages, whose translations are then cached.
 void copy_blocks_host(const CopyBlocksParams& params, int64_t begin, int64_t end) {
   RunCopier copier(params.num_runs() * params.run_bytes, params.run_bytes);
   const bool by_piece = are_within_blocks(params, params.src, &Plane::src) ||

@@ -9,13 +9,13 @@
 namespace mk::kv {
 namespace {
 
-constexpr int kBlocksPerSm = 8;  // of kThreads: all the threads that a multiprocessor holds
+constexpr int kBlocksPerSm = 8;  // of kThreads: fills a multiprocessor with threads
 
 template <class Vector>
 void launch(const CopyBlocksParams& p, BadId* bad, int max_sms, cudaStream_t stream) {
   const CopyBlocksTiling tiling = tile_runs<Vector>(p);
-  // The hardware spreads thread blocks over all multiprocessors, so that only their number keeps
-  // them to some: one large block for each that may be used.
+  // The hardware spreads thread blocks over all multiprocessors, so only their number can limit
+  // them to some: one large block per multiprocessor that may be used.
   const int threads = max_sms > 0 ? kMaxThreads : kThreads;
   const int most = max_sms > 0 ? max_sms : num_sms() * kBlocksPerSm;
   const int64_t wanted = ceil_div(tiling.num_tiles * tiling.group, threads);
@@ -32,7 +32,7 @@ void launch_copy_blocks(const CopyBlocksParams& p, BadId* bad, int max_sms, void
   const int alignment = p.alignment();
   if (alignment >= 16) return launch<uint4>(p, bad, max_sms, cuda_stream);  // every usual KV shape
   if (alignment >= 4) return launch<uint32_t>(p, bad, max_sms, cuda_stream);
-  return launch<uint8_t>(p, bad, max_sms, cuda_stream);  // correct, and slow
+  return launch<uint8_t>(p, bad, max_sms, cuda_stream);  // correct, but slow
 }
 
 }  // namespace mk::kv

@@ -1,12 +1,13 @@
-// copy_blocks: blocks of one paged KV cache into blocks of another, whatever the two layouts.
+// copy_blocks: copies blocks of one paged KV cache to blocks of another, for any two layouts.
 //
 //   for p in pieces: for plane: for a in axes[0]: for b in axes[1]:
-//     memcpy(plane.dst + dst.offset(p) + a * .. + b * .., plane.src + src.offset(p) + ...,
-//     run_bytes)
+//     memcpy(plane.dst + dst.offset(p) + a * .. + b * ..,
+//            plane.src + src.offset(p) + ..., run_bytes)
 //
-// A piece is as many tokens as divide both block sizes, so that it lies in one block on either
-// side: a block, where the sizes are equal. A plane is one (layer, k or v): its two base addresses
-// are independent, all else is affine. A run is the longest range that is contiguous on both sides.
+// A piece is as many tokens as divide both block sizes, so it lies in one block on either side;
+// with equal sizes it is a block. A plane is one (layer, k or v): its two base addresses are
+// independent; everything else is affine. A run is the longest range that is contiguous on both
+// sides.
 // Layer: kv. Python: mooncake_kernels/kv/copy_plan.py.
 #pragma once
 
@@ -17,9 +18,9 @@
 
 namespace mk::kv {
 
-constexpr int kMaxAxes = 2;      // head and token, where they could not be merged into the run
-constexpr int kMaxPlanes = 512;  // in one launch: 8 KiB of kernel parameters
-constexpr int64_t kHole = -1;    // what has this id on either side is skipped
+constexpr int kMaxAxes = 2;      // head and token, if not merged into the run
+constexpr int kMaxPlanes = 512;  // per launch: 8 KiB of kernel parameters
+constexpr int64_t kHole = -1;    // a piece with this id on either side is skipped
 
 struct Axis {
   int64_t extent;
@@ -32,13 +33,13 @@ struct Plane {
   char* dst;
 };
 
-// Where one side of piece p is: its id says in which block, or which slot of a block.
+// The location of one side of piece p: its id names a block, or a slot of a block.
 struct Side {
   const void* ids;  // null: id i is i
   bool is_64_bit;
   int64_t num_ids;        // an id is in [0, num_ids), or kHole
   int64_t block_stride;   // bytes, as all strides
-  int64_t pieces_per_id;  // more than 1: a block of this side is as long as several of the other's
+  int64_t pieces_per_id;  // more than 1: a block of this side spans several of the other's
   int64_t piece_stride;
   int64_t slots_per_block;  // more than 1: an id is a slot, block * slots_per_block + offset
   int64_t slot_stride;
@@ -58,7 +59,7 @@ struct Side {
   MK_HD int64_t stride_bits() const { return block_stride | piece_stride | slot_stride; }
 };
 
-// What a kernel writes when it meets a bad id: the first one to come wins.
+// What a kernel writes when it meets a bad id: the first one wins.
 constexpr int64_t kBadIdClaimed = -1;
 struct BadId {
   int64_t side;   // 0: none, 1: src, 2: dst; kBadIdClaimed: the rest is being written
@@ -93,8 +94,8 @@ struct CopyBlocksParams {
             plane.dst + dst_offset + a * axes[0].dst_stride + b * axes[1].dst_stride};
   }
 
-  // Run number `index` of them all, 0 <= index < num_runs(), pieces outermost. A hole gives a null
-  // src, and so does a bad id, which is also put into `bad`.
+  // Run number `index` of all, 0 <= index < num_runs(), pieces outermost. A hole gives a null src,
+  // and so does a bad id, which is also stored in `bad`.
   MK_HD Run run(int64_t index, BadId& bad) const {
     const int64_t r = index % runs_per_plane(), rest = index / runs_per_plane();
     const auto plane = static_cast<int32_t>(rest % num_planes);
@@ -106,7 +107,8 @@ struct CopyBlocksParams {
                r / axes[1].extent, r % axes[1].extent);
   }
 
-  // Every address and stride of a side, or-ed: a power of two that divides these divides each.
+  // Every address and stride of a side, or-ed: a power of two divides this if and only if it
+  // divides each.
   MK_HD uint64_t src_bits() const {
     auto bits = static_cast<uint64_t>(src.stride_bits());
     for (const Axis& axis : axes) bits |= static_cast<uint64_t>(axis.src_stride);
@@ -126,15 +128,14 @@ struct CopyBlocksParams {
   }
 };
 
-// Part [begin, end) of num_pieces * num_planes, on the calling thread; parts that do not overlap
-// copy different runs, and those that cover the whole range all of them. Ids must be good: see
-// check().
+// Copies part [begin, end) of num_pieces * num_planes, on the calling thread. Disjoint parts copy
+// different runs, and parts that cover the whole range copy all. Ids must be good: see check().
 void copy_blocks_host(const CopyBlocksParams& params, int64_t begin, int64_t end);
 
-// The whole copy, queued on `stream` (a cudaStream_t) of the current device, on at most `max_sms`
-// multiprocessors (0: all). Pieces with a bad id are skipped; the first of them is written to
-// `*bad`, which must be zeroed, reachable by the device, and alive until the copy has run; or null.
-// Throws CudaError.
+// Queues the whole copy on `stream` (a cudaStream_t) of the current device, on at most `max_sms`
+// multiprocessors (0: all). Pieces with a bad id are skipped; the first bad id is written to
+// `*bad`, which must be zeroed, reachable by the device, and alive until the copy has run; it may
+// be null. Throws CudaError.
 void launch_copy_blocks(const CopyBlocksParams& params, BadId* bad, int max_sms, void* stream);
 
 }  // namespace mk::kv

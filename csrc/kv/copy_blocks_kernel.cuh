@@ -6,18 +6,18 @@
 namespace mk::kv {
 
 constexpr int kThreads = 256;
-constexpr int kMaxThreads = 1024;     // of a block that has a multiprocessor to itself
-constexpr int kVectorsPerThread = 4;  // loads a thread has in flight at once
+constexpr int kMaxThreads = 1024;     // of a block with a multiprocessor to itself
+constexpr int kVectorsPerThread = 4;  // loads in flight per thread
 
-// How runs are cut up for threads: a group of threads takes a tile of a run at a time.
+// How runs are divided among threads: a group of threads takes a tile of a run at a time.
 struct CopyBlocksTiling {
-  int32_t group;  // threads, a power of two up to 32: small runs leave few threads idle
+  int32_t group;  // threads, a power of two up to 32: leaves few threads idle on small runs
   int64_t vectors_per_run;
   int64_t tiles_per_run;  // of group * kVectorsPerThread vectors each
   int64_t num_tiles;
 };
 
-// The host looks at `side` without waiting for the kernel: it is set last.
+// The host polls `side` without waiting for the kernel, so it is set last.
 __device__ inline void report(BadId* bad, const BadId& found) {
   if (!bad) return;
   auto* side = reinterpret_cast<unsigned long long*>(&bad->side);
@@ -29,8 +29,8 @@ __device__ inline void report(BadId* bad, const BadId& found) {
   }
 }
 
-// Neighbouring threads take neighbouring vectors, so that both sides are read and written whole
-// sectors at a time. All loads of a tile are issued before its first store.
+// Neighbouring threads take neighbouring vectors, so that both sides are accessed in whole sectors.
+// All loads of a tile are issued before its first store.
 template <class Vector>
 __global__ void __launch_bounds__(kMaxThreads)
     copy_blocks_kernel(const __grid_constant__ CopyBlocksParams p, const CopyBlocksTiling tiling,

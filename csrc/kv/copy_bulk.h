@@ -7,7 +7,7 @@
 namespace mk::kv {
 
 // As launch_copy_blocks, for runs whose addresses and sizes are multiples of 16 bytes. A thread
-// block has a multiprocessor to itself. Throws Unavailable before compute capability 9.0,
+// block has a multiprocessor to itself. Throws Unavailable below compute capability 9.0,
 // InvalidArgument for other runs, and CudaError.
 void launch_copy_bulk(const CopyBlocksParams& params, BadId* bad, int max_sms, void* stream);
 

@@ -1,5 +1,5 @@
-// The device code of copy_blocks by bulk copies: `Bulk` has the instructions
-// (bulk_instructions.cuh, or what tests/emulator has in their place).
+// The device code of copy_blocks by bulk copies: `Bulk` provides the instructions
+// (bulk_instructions.cuh, or their substitute in tests/emulator).
 #pragma once
 
 #include "kv/bulk_ring.h"
@@ -7,12 +7,12 @@
 
 namespace mk::kv {
 
-// The chunks of one thread block that are no holes, one after the other.
+// The chunks of one thread block, in order, without holes.
 struct BulkCursor {
-  int64_t chunk;  // the next to be looked at
+  int64_t chunk;  // the next to examine
 
   struct Found {
-    const char* src;  // null: there are no more
+    const char* src;  // null: no more
     char* dst;
     int32_t num_bytes;
   };
@@ -32,14 +32,14 @@ struct BulkCursor {
   }
 };
 
-// One thread issues everything. Data is touched by the asynchronous proxy alone: a load writes its
-// stage and completes the phase of its barrier, a store reads it once that phase was seen; so no
-// fence is needed but the one behind the barriers' making.
+// One thread issues everything. Only the asynchronous proxy touches data: a load writes its stage
+// and completes the phase of its barrier, and a store reads the stage after that phase was seen. So
+// the only fence needed is the one after the barriers' initialization.
 template <class Bulk>
 __global__ void __launch_bounds__(32, 1)
     copy_bulk_kernel(const __grid_constant__ CopyBlocksParams p, const BulkRing ring, BadId* bad) {
   __shared__ uint64_t barriers[kMaxStages];
-  __shared__ char* dsts[kMaxStages];  // where what is in a stage goes
+  __shared__ char* dsts[kMaxStages];  // target of each stage's content
   __shared__ int32_t sizes[kMaxStages];
   if (threadIdx.x != 0) return;
   char* const stages = Bulk::stages();
@@ -66,8 +66,8 @@ __global__ void __launch_bounds__(32, 1)
     Bulk::wait(&barriers[stage], ring.parity(stored));
     Bulk::store(dsts[stage], stages + int64_t{stage} * ring.stage_bytes, sizes[stage]);
     ++stored;
-    // Chunk number `loaded` takes the stage of number loaded - num_stages, whose store is, of those
-    // issued, the last one but kStoresInFlight.
+    // Chunk number `loaded` reuses the stage of number loaded - num_stages, whose store is the
+    // newest one issued apart from the last kStoresInFlight.
     if (!has_more || stored <= kStoresInFlight) continue;
     const BulkCursor::Found found = cursor.next(p, ring, bad);
     has_more = found.src;
@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(32, 1)
     Bulk::template wait_for_reads<kStoresInFlight>();
     load(found);
   }
-  Bulk::wait_for_writes();  // shared memory is the block's until then
+  Bulk::wait_for_writes();  // until then the block must keep its shared memory
 }
 
 }  // namespace mk::kv

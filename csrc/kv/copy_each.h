@@ -1,5 +1,5 @@
-// One cudaMemcpyAsync a range: for few and large ones. Unlike a batch for the copy engines it needs
-// no new driver, may run on any stream, and is captured into graphs. Layer: kv.
+// One cudaMemcpyAsync per range: for a few large ones. Unlike a batch for the copy engines it needs
+// no new driver, may run on any stream, and can be captured into graphs. Layer: kv.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace mk::kv {
 
-// Queues them on `stream` (a cudaStream_t) of the current device. Throws CudaError.
+// Queues the copies on `stream` (a cudaStream_t) of the current device. Throws CudaError.
 void launch_copy_each(const CopyRange* ranges, int64_t num_ranges, void* stream);
 
 }  // namespace mk::kv

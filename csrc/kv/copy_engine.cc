@@ -11,11 +11,11 @@ namespace mk::kv {
 #if MK_HAVE_MEMCPY_BATCH
 namespace {
 
-// A table of its own: what else needs the driver does not need this.
+// A separate table: other uses of the driver do not need this function.
 #define MK_STREAM_FUNCTIONS(X) X(cuStreamGetCtx)
 MK_DYNLIB(StreamFunctions, kCudaDriverName, MK_STREAM_FUNCTIONS)
 
-// The arrays that the driver wants; it reads them before it returns.
+// The arrays for the driver, which reads them before it returns.
 struct Arrays {
   std::vector<CUdeviceptr> src, dst;
   std::vector<size_t> num_bytes;
@@ -34,8 +34,8 @@ void check(CUresult result, const char* function) {
   throw CudaError(concat("CUDA: ", function, ": ", cuda_error_name(result)));
 }
 
-// The stream's context made current for a thread that has none: a thread which has not called the
-// runtime yet, as Python's are when they only set torch's stream. The runtime does that by itself.
+// Makes the stream's context current for a thread that has none because it has not called the
+// runtime yet, like a Python thread that only set torch's stream. The runtime does this by itself.
 class ContextOfStream {
  public:
   explicit ContextOfStream(CUstream stream) {

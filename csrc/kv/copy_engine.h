@@ -1,8 +1,7 @@
-// The GPU's copy engines, given a list: cuMemcpyBatchAsync, of CUDA 12.8 and later.
+// Copies a list by the GPU's copy engines: cuMemcpyBatchAsync, in CUDA 12.8 and later.
 //
-// A copy engine leaves the multiprocessors alone, and is the fastest way over PCIe for ranges of
-// some 30 KiB and more; it takes the processor about half a microsecond a range to hand it over.
-// Layer: kv.
+// A copy engine leaves the multiprocessors free, and is the fastest way over PCIe for ranges of
+// about 30 KiB and more; submitting takes the CPU about half a microsecond per range. Layer: kv.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +16,7 @@ std::string copy_engine_missing();
 
 // Queues all ranges on `stream` (a cudaStream_t) of the current context, or of any if the calling
 // thread has none. Throws Unavailable if copy_engine_missing(), InvalidArgument on the legacy
-// default stream, which the driver does not take, and CudaError; also where the stream is being
+// default stream, which the driver does not accept, and CudaError, also for a stream that is being
 // captured, which CUDA does not support.
 //
 // With `any_order` a source may be read before the stream's earlier work is done, and until the

@@ -28,20 +28,20 @@ void check_numbers(int64_t index, int64_t src, int64_t dst, int64_t num_bytes) {
            " bytes at ", hex(src), ", got ", hex(dst));
 }
 
-// What the addresses of one side lie in.
+// The allocations that the addresses of one side lie in.
 class Side {
  public:
   Side(bool is_src, MemoryMap& map, CopyList& list) : is_src_(is_src), map_(map), list_(list) {}
 
-  // Moves on to where the address is; returns how many of the bytes are in one allocation.
+  // Moves on to the allocation of the address; returns how many of the bytes lie in it.
   int64_t locate(int64_t index, int64_t address, int64_t num_bytes) {
-    // Most often it is where the last one was, which spares the driver the question.
+    // Usually the same as the last one, which saves a query to the driver.
     if (!range_.contains(address)) enter({is_src_, index, address});
     if (is_pageable()) return num_bytes;
     return static_cast<int64_t>(std::min<uint64_t>(num_bytes, range_.end - address));
   }
-  // Where ranges begin that may be joined with one that is here: a registration of pinned memory
-  // may end in the middle of what is contiguous, and a copy engine does not go on across that.
+  // The start of the allocation, within which ranges may be joined: a registration of pinned memory
+  // may end in the middle of contiguous memory, and a copy engine does not copy across that.
   uint64_t begin() const { return is_pageable() ? 0 : range_.begin; }
 
   void check_like(const MemoryRange& first, int64_t index, const CopyArrays& arrays) const {
@@ -71,7 +71,7 @@ class Side {
   MemoryRange range_;
 };
 
-// Joined with the last one if it goes on where that ended, within the same allocations.
+// Joins it with the last range if it continues that one within the same allocations.
 void append(CopyList& list, const CopyRange& range, uint64_t src_begin, uint64_t dst_begin) {
   list.num_bytes += range.num_bytes;
   if (!list.ranges.empty()) {
@@ -82,8 +82,8 @@ void append(CopyList& list, const CopyRange& range, uint64_t src_begin, uint64_t
   list.ranges.push_back(range);
 }
 
-// Raises for two entries of which one writes what the other one touches. They are looked for among
-// the ranges, of which there may be far fewer, and then named.
+// Throws if one entry writes what another one touches. Searches the ranges, of which there may be
+// far fewer, and then finds the entries to name.
 void check_apart(const CopyArrays& arrays, int64_t n, const std::vector<CopyRange>& ranges) {
   if (!find_conflict(what_may_meet(ranges))) return;
   std::vector<Touched> touched;
@@ -119,7 +119,7 @@ CopyList read_copy_list(const CopyArrays& arrays, int64_t n, MemoryMap& map) {
       const int64_t part = std::min(src_part, dst_side.locate(i, dst, left));
       if (left == arrays.num_bytes[i]) {
         src_first = src_side.range(), dst_first = dst_side.range();
-      } else {  // it goes on in another allocation, which must be of the same kind
+      } else {  // it continues in another allocation, which must be of the same kind
         src_side.check_like(src_first, i, arrays), dst_side.check_like(dst_first, i, arrays);
       }
       append(list, {reinterpret_cast<const char*>(src), reinterpret_cast<char*>(dst), part},

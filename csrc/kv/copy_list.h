@@ -1,4 +1,4 @@
-// CopyList: what copy_batch is asked to copy, checked, located, and with neighbours joined.
+// CopyList: the copies requested of copy_batch: checked, located, and with neighbours joined.
 //
 //   MemoryMap map;
 //   CopyList list = read_copy_list(arrays, n, map);
@@ -15,7 +15,7 @@
 
 namespace mk::kv {
 
-// The arrays of copy_batch, each of n.
+// The arguments of copy_batch: arrays of n.
 struct CopyArrays {
   const int64_t* src;
   const int64_t* dst;
@@ -32,20 +32,21 @@ struct Place {
 };
 
 struct CopyList {
-  std::vector<CopyRange> ranges;  // none is empty, none leaves the allocations it begins in
+  std::vector<CopyRange> ranges;  // none is empty; each stays within its two allocations
   int64_t num_bytes = 0;
   Place device;               // the first address in a GPU's memory
-  int32_t device_index = -1;  // of that GPU; all are of this one
-  Place pageable;             // the first that no GPU can reach
+  int32_t device_index = -1;  // its GPU, the only one involved
+  Place pageable;             // the first address that no GPU can reach
 };
 
 // Throws InvalidArgument, naming argument, index, expectation and value: a size that is negative or
 // absurd, a null address, an entry that writes what it or another one touches, a range that leaves
-// its allocation, addresses of two GPUs. Entries of no bytes are skipped, their addresses not
-// looked at.
+// its allocation, addresses of two GPUs. Entries of no bytes are skipped, and their addresses
+// ignored.
 CopyList read_copy_list(const CopyArrays& arrays, int64_t n, MemoryMap& map);
 
-// Host addresses in place of which a GPU uses others (rare: under unified addressing it does not).
+// Translates host addresses for which a GPU uses different ones (rare: with unified addressing it
+// does not).
 void translate_for_device(std::vector<CopyRange>& ranges, MemoryMap& map);
 
 // "src_ptrs[3]"

@@ -1,4 +1,6 @@
-// CopyRange: so many bytes from here to there.
+// CopyRange: a contiguous copy of some bytes.
+//
+// Layer: kv.
 #pragma once
 
 #include <cstdint>
@@ -16,9 +18,9 @@ inline bool overlaps_itself(const CopyRange& range) {
   return range.src < dst + range.num_bytes && dst < range.src + range.num_bytes;
 }
 
-// Makes one of two ranges if `next` goes on where `range` ends, on both sides; says whether. One
-// that would overlap itself is not made: what one range writes and another reads is not defined,
-// and shall stay harmless.
+// Merges `next` into `range` if it continues it on both sides; returns whether it did. Does not
+// create a range that overlaps itself: if one range writes what another reads the result is
+// undefined, but must stay harmless.
 inline bool join(CopyRange& range, const CopyRange& next) {
   const CopyRange joined{range.src, range.dst, range.num_bytes + next.num_bytes};
   const bool continues =

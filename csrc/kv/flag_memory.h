@@ -1,6 +1,8 @@
-// Memory that a CPU and a GPU both look at while the other writes: how each loads and stores, tells
-// the time and passes it. In device code that is PTX, elsewhere the plain twin, so that what is
-// built on it runs on a machine without a GPU.
+// Memory that a CPU and a GPU share while either writes it: loads, stores, clock and pause of each.
+// Device code uses PTX, other code a plain equivalent, so that what is built on it runs without a
+// GPU.
+//
+// Layer: kv.
 #pragma once
 
 #include <cstdint>
@@ -9,11 +11,11 @@
 
 namespace mk::kv {
 
-// Of the CPU: CLOCK_MONOTONIC, and a pause for one who has waited that long.
+// For the CPU: CLOCK_MONOTONIC, and a pause that depends on how long the caller has waited.
 int64_t host_now_ns();
 void host_pause(int64_t waited_ns);
 
-// What was written before the store that this load sees, by whomever, is seen after it. `.sys`: the
+// Writes before the store that this load sees, by any thread, are visible after it. `.sys`: the
 // other side may be the CPU, another GPU or a NIC.
 MK_HD int64_t load_acquire(const int64_t* address) {
 #ifdef __CUDA_ARCH__
@@ -25,7 +27,7 @@ MK_HD int64_t load_acquire(const int64_t* address) {
 #endif
 }
 
-// A store alone, not an atomic maximum: over PCIe a GPU has no such operation on host memory.
+// A plain store rather than an atomic maximum, which a GPU lacks for host memory over PCIe.
 MK_HD void store_release(int64_t* address, int64_t value) {
 #ifdef __CUDA_ARCH__
   asm volatile("st.release.sys.b64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
@@ -34,8 +36,8 @@ MK_HD void store_release(int64_t* address, int64_t value) {
 #endif
 }
 
-// Puts `value` where 0 is; false if somebody else was first. Atomic among the threads of the CPU,
-// or those of one GPU.
+// Replaces 0 by `value`; false if another thread was first. Atomic among CPU threads, or among the
+// threads of one GPU.
 MK_HD bool claim(int64_t* address, int64_t value) {
 #ifdef __CUDA_ARCH__
   return atomicCAS(reinterpret_cast<unsigned long long*>(address), 0ull,
@@ -59,7 +61,7 @@ MK_HD int64_t now_ns() {
 
 MK_HD void pause(int64_t waited_ns) {
 #ifdef __CUDA_ARCH__
-  // A look across PCIe takes a microsecond anyway; the naps keep a long wait off the bus.
+  // A poll across PCIe takes a microsecond anyway; sleeping keeps a long wait off the bus.
   __nanosleep(waited_ns < 16000 ? 64 : 1000);
 #else
   host_pause(waited_ns);

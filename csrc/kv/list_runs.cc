@@ -10,7 +10,7 @@ struct Offsets {
   int64_t dst;
 };
 
-// Of each piece that is no hole: the same in all planes.
+// Of each piece without a hole: the same in all planes.
 std::vector<Offsets> offsets_of(const CopyBlocksParams& p) {
   std::vector<Offsets> offsets;
   offsets.reserve(p.num_pieces);

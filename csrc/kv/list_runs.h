@@ -1,9 +1,9 @@
-// The runs of a copy as a list of ranges: for what takes lists, as the copy engines do.
+// The runs of a copy as a list of ranges, for copiers that take lists, such as the copy engines.
 //
-//   for plane: for p in pieces: for a: for b: ranges += run   # joined with the last one, if it can
+//   for plane: for p in pieces: for a: for b: ranges += run   # joined with the last if possible
 //
-// Planes are outermost, unlike in copy_blocks: so blocks that follow each other on both sides
-// become one range. Layer: kv.
+// Unlike in copy_blocks, planes are outermost, so that blocks adjacent on both sides become one
+// range. Layer: kv.
 #pragma once
 
 #include <vector>
@@ -13,8 +13,8 @@
 
 namespace mk::kv {
 
-// Appends what the params tell, whose ids must be good. Ranges of two planes are not joined: they
-// may be in two allocations.
+// Appends the runs of `params`, whose ids must be good. Ranges of different planes are not joined:
+// they may be in two allocations.
 void list_runs(const CopyBlocksParams& params, std::vector<CopyRange>& ranges);
 
 }  // namespace mk::kv

@@ -5,8 +5,8 @@
 
 namespace mk::kv {
 
-// What the kernels before it on its stream have written is visible to it, and with its store of
-// release to whoever sees that.
+// Writes of earlier kernels on its stream are visible to it and, through its release store, to any
+// thread that sees the store.
 __global__ void __launch_bounds__(1)
     signal_flag_kernel(const __grid_constant__ SignalFlagParams p) {
   p.run();

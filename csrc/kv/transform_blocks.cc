@@ -10,7 +10,7 @@
 namespace mk::kv {
 namespace {
 
-// What one thread needs to bring rows from src to dst.
+// The state of one thread for moving rows from src to dst.
 class RowTransformer {
  public:
   explicit RowTransformer(const TransformBlocksParams& params)
@@ -31,7 +31,7 @@ class RowTransformer {
     rows_.store(p_.dst_type, values, p_.dim, row.dst);
   }
 
-  // All rows of a piece in a plane.
+  // Transforms all rows of a piece in a plane.
   void transform(int64_t piece, int64_t plane, int64_t src_offset, int64_t dst_offset) {
     uint64_t sum = 0;
     // In the order of src's memory: rows of one head can be a page apart.

@@ -13,7 +13,7 @@ constexpr int kTransformBlocksPerSm = 4;
 void launch_transform_blocks(const TransformBlocksParams& p, BadId* bad, int max_sms,
                              void* stream) {
   if (p.copy.num_runs() == 0 || p.dim == 0) return;
-  // As in copy_blocks.cu: the number of thread blocks is what bounds the multiprocessors.
+  // As in copy_blocks.cu: only the number of thread blocks limits the multiprocessors.
   const int threads = max_sms > 0 ? kMaxTransformThreads : kThreads;
   const int most = max_sms > 0 ? max_sms : num_sms() * kTransformBlocksPerSm;
   with_transform_kernel(p, [&](auto kernel, const TransformTiling& tiling) {

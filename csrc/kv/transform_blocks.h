@@ -1,13 +1,13 @@
-// transform_blocks: copy_blocks that looks at what it copies. On the way it converts between floats
-// and scaled fp8, turns keys to other positions, and adds up the checksum of each block.
+// transform_blocks: copy_blocks with processing on the way: converts between floats and scaled fp8,
+// moves keys to other positions, and computes the checksum of each block.
 //
 //   for p in pieces: for plane: for head: for token:
 //     x = float(src row)                      (* scale[plane, head], if src is fp8 and dst is not)
 //     if plane holds keys: x[rotary] = rotate(x[rotary], cos_sin[p])
-//     dst row = round(x)                      (x / scale[plane, head], if dst is fp8 and src is
-//     not) sums[dst index of p] += checksum of dst row
+//     dst row = round(x)                      (x / scale[plane, head], if dst is fp8, src is not)
+//     sums[dst index of p] += checksum of dst row
 //
-// A row is one vector of `dim` elements. Rows that are neither converted nor turned are copied as
+// A row is one vector of `dim` elements. Rows that are neither converted nor rotated are copied as
 // they are. Layer: kv. Python: mooncake_kernels/kv/copy_plan.py.
 #pragma once
 
@@ -22,7 +22,7 @@ namespace mk::kv {
 
 struct TransformBlocksParams {
   CopyBlocksParams copy;  // its runs are rows of src; axes are head and token. dst null: only sums
-  int64_t first_plane;    // of all planes, that of copy.planes[0]
+  int64_t first_plane;    // the index of copy.planes[0] among all planes
   bool keys_alternate;    // planes are k, v, k, v; otherwise all are keys
   int64_t dim;            // elements of a row
   int64_t src_row_bytes;
@@ -31,9 +31,9 @@ struct TransformBlocksParams {
   ElementType dst_type;
   const float* scales;  // [planes][heads]; null: none
   Rotation rotation;
-  int64_t* sums;            // of each block of dst, or of src if there is no dst; null: none
-  uint64_t first_word;      // of this cache's rows among those of several caches
-  const int64_t* expected;  // checksums of src's blocks, and what they are: where these differ,
+  int64_t* sums;            // per block of dst, or of src if there is no dst; null: none
+  uint64_t first_word;      // of this cache's rows, among those of several caches
+  const int64_t* expected;  // expected and actual checksums of src's blocks; where they differ,
   const int64_t* actual;    // nothing is written; null: not compared
 
   MK_HD int64_t num_heads() const { return copy.axes[0].extent; }
@@ -53,7 +53,7 @@ struct TransformBlocksParams {
   MK_HD bool sums_src() const { return !copy.planes[0].dst; }
   MK_HD int64_t summed_row_bytes() const { return sums_src() ? src_row_bytes : dst_row_bytes; }
 
-  // The index of a row's first word in the sum of its block.
+  // The position of a row's first word in the sum of its block.
   MK_HD uint64_t word_index(int64_t piece, int64_t plane, int64_t head, int64_t token) const {
     const int64_t pieces = summed_side().pieces_per_id;
     const int64_t in_block = piece % pieces * num_tokens() + token;
@@ -61,19 +61,19 @@ struct TransformBlocksParams {
     return first_word + static_cast<uint64_t>((row + in_block) * words_of(summed_row_bytes()));
   }
 
-  // Whether what src holds is what it should be, for a piece whose ids are good.
+  // Whether src's checksum is as expected, for a piece with good ids.
   MK_HD bool is_as_expected(int64_t piece) const {
     const int64_t i = copy.src.index(piece);
     return !expected || expected[i] == actual[i];
   }
 };
 
-// Of num_pieces * num_planes, pieces outermost, those in [begin, end), on the calling thread; other
-// threads may be adding to the same sums. Ids must be good, and checksums as expected.
+// Of num_pieces * num_planes, pieces outermost, processes [begin, end), on the calling thread;
+// other threads may add to the same sums. Ids must be good, and checksums as expected.
 void transform_blocks_host(const TransformBlocksParams& params, int64_t begin, int64_t end);
 
-// The whole of it, queued on `stream`: as launch_copy_blocks. A piece whose checksum is not as
-// expected is reported as side kBadChecksum.
+// Queues everything on `stream`, as launch_copy_blocks. A piece with an unexpected checksum is
+// reported as side kBadChecksum.
 constexpr int64_t kBadChecksum = 3;
 void launch_transform_blocks(const TransformBlocksParams& params, BadId* bad, int max_sms,
                              void* stream);

@@ -7,25 +7,25 @@
 namespace mk::kv {
 
 constexpr int kWarpThreads = 32;
-constexpr int kMaxTransformThreads = 512;  // more would leave a thread too few registers
-constexpr unsigned kTileRows = 128;        // for so many one addition is made to a block's sum
+constexpr int kMaxTransformThreads = 512;  // more would leave too few registers per thread
+constexpr unsigned kTileRows = 128;        // one addition to a block's sum per so many
 
-// A warp takes a tile: some rows of a piece in a plane. `lanes` of its threads take a row.
+// A warp takes a tile: some rows of a piece in a plane. `lanes` of its threads share a row.
 struct TransformTiling {
-  bool by_unit;  // otherwise a thread takes a row, element by element: correct, and slow
+  bool by_unit;  // otherwise a thread takes a row, element by element: correct, but slow
   int32_t lanes;
   int64_t tiles_per_plane;
   int64_t num_tiles;
 };
 
-// What keeps a piece from being taken; side 0 if nothing does. Holes are not looked for.
+// Why a piece must not be processed; side 0 if it may. Does not check for holes.
 __device__ inline BadId check(const TransformBlocksParams& p, int64_t piece) {
   const BadId found = p.copy.check(piece);
   if (found.side != 0 || p.is_as_expected(piece)) return found;
   return {kBadChecksum, p.copy.src.index(piece), p.copy.src.id(piece)};
 }
 
-// The calling thread's share of a tile; returns that of the sum.
+// The calling thread's share of a tile; returns its share of the sum.
 template <class Row>
 __device__ inline uint64_t transform_tile(const TransformBlocksParams& p,
                                           const TransformTiling& tiling, int64_t piece,
@@ -76,7 +76,7 @@ __global__ void __launch_bounds__(kMaxTransformThreads)
   }
 }
 
-// Whether every row can be taken by whole, aligned units.
+// Whether every row consists of whole, aligned units.
 inline bool fits_units(const TransformBlocksParams& p) {
   const auto src_bits = p.copy.src_bits() | static_cast<uint64_t>(p.src_row_bytes);
   const auto dst_bits = p.copy.dst_bits() | static_cast<uint64_t>(p.dst_row_bytes);
@@ -104,7 +104,7 @@ inline TransformTiling tile_rows(const TransformBlocksParams& p) {
   return tiling;
 }
 
-// Calls launch(kernel, tiling) with the kernel for `p`, whose types are equal, or one is fp8.
+// Calls launch(kernel, tiling) with the kernel for `p`, whose types are equal, or one of them fp8.
 template <class Launch>
 void with_transform_kernel(const TransformBlocksParams& p, const Launch& launch) {
   constexpr ElementType kBytes = ElementType::kBytes;

@@ -1,23 +1,22 @@
-// One row of transform_blocks on a device: unit by unit, by as many threads as there are units, or
-// element by element by one thread, where the row is not aligned.
+// One row of transform_blocks on a device: unit by unit, with one thread per unit or fewer; or, if
+// the row is not aligned, element by element by one thread.
 #pragma once
 
 #include "kv/transform_blocks.h"
 
 namespace mk::kv {
 
-constexpr int kUnit = 8;  // elements that are taken at a time
+constexpr int kUnit = 8;  // elements processed at a time
 constexpr int kPlainWords = 2;
 
-// Words of 8 bytes that a unit has: as many as an element has bytes. Plain rows: 16 bytes at a
-// time.
+// 8-byte words per unit: as many as an element has bytes. Plain rows: 16 bytes at a time.
 MK_HD constexpr int words_of_unit(ElementType type) {
   return type == ElementType::kFloat32                                          ? 4
          : type == ElementType::kFloat8E4M3 || type == ElementType::kFloat8E5M2 ? 1
                                                                                 : kPlainWords;
 }
 
-// A unit as it is in memory, which is read and written 16 bytes at a time, or 8.
+// A unit as in memory, where it is accessed 16 bytes at a time, or 8.
 template <int kWords>
 struct RawUnit {
   uint64_t words[kWords];
@@ -61,8 +60,8 @@ struct DeviceRow {
   const TransformBlocksParams& p;
   Run run;
   float scale;
-  const float* cos_sin;  // null: not turned
-  uint64_t first_word;   // of its words in the sum of the block
+  const float* cos_sin;  // null: no rotation
+  uint64_t first_word;   // position of its first word in the sum of the block
 
   __device__ void turn(int64_t pair, float& x, float& y) const {
     const float c = cos_sin[pair], s = cos_sin[p.rotation.num_pairs + pair], old_x = x;
@@ -71,7 +70,7 @@ struct DeviceRow {
   }
 };
 
-// By units. kBytes for both types: rows are copied as they are, or only summed.
+// By units. If both types are kBytes, rows are copied unchanged, or only summed.
 template <ElementType kSrc, ElementType kDst>
 struct RowOfUnits : DeviceRow {
   static constexpr bool kConverts = kSrc != ElementType::kBytes;
@@ -102,7 +101,7 @@ struct RowOfUnits : DeviceRow {
     if (!p.sums_src()) raw.write(run.dst + unit * kPlainWords * kWordBytes);
     return p.sums ? raw.sum(first_word + unit * kPlainWords) : 0;
   }
-  // The unit that begins at an element; its pairs, if it has any, are inside it.
+  // The unit that begins at an element; any pairs are inside it.
   __device__ uint64_t convert_unit(int64_t first) const {
     float values[kUnit];
     load(first, values);
@@ -114,7 +113,7 @@ struct RowOfUnits : DeviceRow {
     }
     return store(first, values);
   }
-  // The two units that pairs [pair, pair + kUnit) are in.
+  // The two units that hold pairs [pair, pair + kUnit).
   __device__ uint64_t turn_units(int64_t pair) const {
     float x[kUnit], y[kUnit];
     load(p.rotation.x(pair), x);
@@ -146,9 +145,9 @@ struct RowOfUnits : DeviceRow {
   }
 };
 
-// Element by element, whatever the types: correct, and slow.
+// Element by element, for any types: correct, but slow.
 struct RowOfElements : DeviceRow {
-  // All of it, by the calling thread.
+  // The whole row, by the calling thread.
   __device__ uint64_t transform(bool plain, int /*lane*/, int /*lanes*/) const {
     if (p.sums_src()) return checksum_bytes(run.src, p.src_row_bytes, first_word);
     if (plain) {
@@ -170,7 +169,7 @@ struct RowOfElements : DeviceRow {
   }
 
  private:
-  // Byte by byte: a device faults where an element is not aligned.
+  // Byte by byte: a device faults on unaligned elements.
   static __device__ void copy_bytes(const void* from, void* to, int64_t num_bytes) {
     for (int64_t i = 0; i < num_bytes; ++i) {
       static_cast<char*>(to)[i] = static_cast<const char*>(from)[i];

@@ -1,4 +1,4 @@
-// Runs of bits in a word, for the host and CUDA alike.
+// Runs of bits in a word, for the host and CUDA.
 //
 //   for (BitRuns runs(tail); runs.next();) use(runs.begin, runs.end);
 //
@@ -11,7 +11,7 @@
 
 namespace mk::mask {
 
-// How many zeros are below the lowest one of `bits`, which is not 0.
+// The number of zeros below the lowest one in `bits`, which is not 0.
 MK_HD int trailing_zeros(uint64_t bits) {
 #if defined(__CUDA_ARCH__)
   return __ffsll(static_cast<long long>(bits)) - 1;
@@ -20,7 +20,7 @@ MK_HD int trailing_zeros(uint64_t bits) {
 #endif
 }
 
-// The bits [begin, end) of a word, both of them clipped to [0, 64].
+// The bits [begin, end) of a word, both clipped to [0, 64].
 MK_HD uint64_t bits_between(int64_t begin, int64_t end) {
   if (begin < 0) begin = 0;
   if (end > 64) end = 64;
@@ -29,13 +29,13 @@ MK_HD uint64_t bits_between(int64_t begin, int64_t end) {
   return below_end & ~((uint64_t{1} << begin) - 1);
 }
 
-// bits << by; a negative `by` shifts to the right, and by 64 or more leaves nothing.
+// bits << by; a negative `by` shifts right, and shifts by 64 or more give 0.
 MK_HD uint64_t shifted(uint64_t bits, int64_t by) {
   if (by >= 64 || by <= -64) return 0;
   return by >= 0 ? bits << by : bits >> -by;
 }
 
-// The runs of ones, from the lowest on.
+// The runs of ones, lowest first.
 struct BitRuns {
   uint64_t rest;
   int begin = 0;

@@ -5,7 +5,7 @@
 namespace mk::mask {
 namespace {
 
-// What is carried from one window of a q-block to the next.
+// State carried from one window of a q-block to the next.
 struct Walk {
   int32_t touching = 0;  // rows, at the window's last tile
   int32_t covering = 0;
@@ -72,7 +72,7 @@ void fill_cu_q_blocks(const BlockMapParams& params) {
 
 void block_map_host(const BlockMapParams& params, int64_t begin, int64_t end) {
   const int64_t num_requests = params.rows.lengths.num_requests;
-  int64_t request = 0, first = 0;  // of its q-blocks
+  int64_t request = 0, first = 0;  // of the request's q-blocks
   for (int64_t index = begin; index < end; ++index) {
     for (; request < num_requests && index >= first + params.num_blocks_of(request); ++request) {
       first += params.num_blocks_of(request);

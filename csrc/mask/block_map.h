@@ -3,13 +3,13 @@
 //   for q_block: for tile of its request:
 //     full:    every row of the q-block sees every key of the tile
 //     empty:   none sees any
-//     partial: else
+//   partial: otherwise
 //
-// A row's runs do not touch, so that it sees all of a tile if and only if one run covers it. So
-// each run adds 1 to the tiles that it covers and to those that it touches, at their two ends (a
-// difference array), and a running sum gives both counts of every tile: rows + tiles, not
-// rows x tiles. It goes over windows of kWindow tiles, to fit the shared memory of a block.
-// Layer: mask. Python: mooncake_kernels/mask/block_map.py.
+// A row's runs do not touch, so it sees all of a tile if and only if one run covers the tile. Each
+// run adds 1 to the tiles that it covers and to those that it touches, at their two ends (a
+// difference array); a running sum then gives both counts of every tile. That takes rows + tiles
+// steps, not rows x tiles. It works on windows of kWindow tiles, which fit the shared memory of a
+// block. Layer: mask. Python: mooncake_kernels/mask/block_map.py.
 #pragma once
 
 #include <cstdint>
@@ -23,11 +23,11 @@ namespace mk::mask {
 constexpr int kWindow = 1024;
 constexpr int kMaxLists = 3;
 
-// Bits, so that a list may be of both.
+// Bits, so that a list can hold both kinds.
 enum TileKind : int32_t { kPartialTiles = 1, kFullTiles = 2 };
 
-// Where the tiles of some kinds go: those of q-block i from indices[begin(i)] on, ascending, as far
-// as there is room. The counts say how many there are.
+// The output list for tiles of some kinds: those of q-block i from indices[begin(i)] on, ascending,
+// as far as there is room. The counts are complete.
 struct TileList {
   int32_t* indices;
   int64_t size;
@@ -43,7 +43,7 @@ struct TileList {
 struct QBlock {
   int64_t request;
   int64_t first_row;
-  int64_t num_rows;  // 0: past the batch's last
+  int64_t num_rows;  // 0: past the end of the batch
   int64_t kv_len;
   int64_t num_tiles;
 };
@@ -57,7 +57,7 @@ struct BlockMapParams {
   MaskRowsView rows;
   int64_t block_q;
   int64_t block_kv;
-  bool whole;  // what reaches past the last query or key is not full
+  bool whole;  // a tile that extends beyond the last query or key is not full
   int64_t num_q_blocks;
   int32_t* cu_q_blocks;  // [num_requests + 1]; these three may be null
   int32_t* ranges;       // [num_q_blocks, 4]
@@ -69,7 +69,7 @@ struct BlockMapParams {
     return ceil_div(rows.lengths.q_len(request), block_q);
   }
 
-  // The q-block of a request that is its `local`-th.
+  // The `local`-th q-block of a request.
   MK_HD QBlock block_of(int64_t request, int64_t local) const {
     const int64_t first = local * block_q, left = rows.lengths.q_len(request) - first;
     const int64_t kv_len = rows.lengths.kv_lens[request];
@@ -81,7 +81,7 @@ struct BlockMapParams {
     return {begin / block_kv, ceil_div(end, block_kv)};
   }
 
-  // The last tile of a request may be a short one, and is covered by what reaches its end.
+  // A request's last tile may be partial in length; it is covered by a run that reaches its end.
   MK_HD Tiles covered(const QBlock& block, int64_t begin, int64_t end) const {
     const bool reaches_end = !whole && end == block.kv_len;
     return {ceil_div(begin, block_kv), reaches_end ? block.num_tiles : end / block_kv};
@@ -90,7 +90,7 @@ struct BlockMapParams {
   MK_HD bool can_be_full(const QBlock& block) const { return !whole || block.num_rows == block_q; }
 
   // Adds the runs of a row to the difference arrays of the tiles [first, first + kWindow), which
-  // have one entry more than tiles. `add` may have to be atomic.
+  // have one more entry than tiles. `add` may have to be atomic.
   template <class Add>
   MK_HD void count_row(const QBlock& block, int64_t row, int64_t first, int32_t* touches,
                        int32_t* covers, const Add& add) const {
@@ -116,14 +116,13 @@ struct BlockMapParams {
   }
 };
 
-// Where the q-blocks of each request begin, if that is asked.
+// Fills in the start of each request's q-blocks, if requested.
 void fill_cu_q_blocks(const BlockMapParams& params);
 
 // q-blocks [begin, end), on the calling thread.
 void block_map_host(const BlockMapParams& params, int64_t begin, int64_t end);
 
-// All of it, one launch queued on `stream` (a cudaStream_t) of the current device. Throws
-// CudaError.
+// All q-blocks, in one launch on `stream` (a cudaStream_t) of the current device. Throws CudaError.
 void launch_block_map(const BlockMapParams& params, void* stream);
 
 }  // namespace mk::mask

@@ -14,7 +14,7 @@ struct Pair {
   int32_t second;
 };
 
-// What is shared by the threads of a block: one window of one q-block.
+// Shared by the threads of a block: one window of one q-block.
 struct MapShared {
   QBlock block;
   int32_t touches[kWindow + 1];
@@ -24,7 +24,7 @@ struct MapShared {
   uint8_t full[kMapThreads];
 };
 
-// The sum of the pairs of all threads before this one; the sum of all is left in sums' last.
+// The sum of the pairs of all threads before this one; the total is left in the last of sums.
 __device__ inline Pair sum_before(MapShared& shared, Pair mine) {
   const int thread = static_cast<int>(threadIdx.x);
   shared.sums[thread] = mine;
@@ -41,8 +41,8 @@ __device__ inline Pair sum_before(MapShared& shared, Pair mine) {
   return {with_mine.first - mine.first, with_mine.second - mine.second};
 }
 
-// Finds the block's q-block, all threads together: no host has to sum up the lengths first. The
-// first block also writes where the q-blocks of each request begin.
+// Finds the block's q-block, using all threads, so that no host needs to sum up the lengths first.
+// The first block also writes the start of each request's q-blocks.
 __device__ inline void find_q_block(const BlockMapParams& p, MapShared& shared, int64_t index) {
   const int64_t num_requests = p.rows.lengths.num_requests;
   const int64_t each = ceil_div(num_requests, kMapThreads), begin = threadIdx.x * each;
@@ -62,7 +62,7 @@ __device__ inline void find_q_block(const BlockMapParams& p, MapShared& shared, 
   __syncthreads();
 }
 
-// How many rows touch and cover each tile of the window.
+// Counts the rows that touch and cover each tile of the window.
 __device__ inline void count_window(const BlockMapParams& p, MapShared& shared, int64_t first) {
   for (int i = static_cast<int>(threadIdx.x); i <= kWindow; i += kMapThreads) {
     shared.touches[i] = shared.covers[i] = 0;
@@ -100,7 +100,7 @@ __device__ inline void classify(const BlockMapParams& p, MapShared& shared, int6
   shared.full[threadIdx.x] = static_cast<uint8_t>(full);
 }
 
-// Writes this thread's tiles of the kinds of a list; `listed` is how many are before the window.
+// Writes this thread's tiles of a list's kinds; `listed` is their number before the window.
 __device__ inline void list_window(const MapShared& shared, const TileList& list, int64_t index,
                                    int64_t first, Pair listed) {
   const uint32_t any = shared.any[threadIdx.x], full = shared.full[threadIdx.x];
@@ -115,13 +115,13 @@ __device__ inline void list_window(const MapShared& shared, const TileList& list
   }
 }
 
-// A word of tiles off four bytes, whatever the byte order.
+// Assembles a word of tiles from four bytes, independent of the byte order.
 __device__ inline uint32_t word_of(const uint8_t* bytes) {
   return uint32_t{bytes[0]} | uint32_t{bytes[1]} << 8 | uint32_t{bytes[2]} << 16 |
          uint32_t{bytes[3]} << 24;
 }
 
-// A block takes a q-block. Its first thread alone sums up the ranges, 32 words a window.
+// One block per q-block. Its first thread alone accumulates the ranges, 32 words per window.
 __global__ void __launch_bounds__(kMapThreads)
     block_map_kernel(const __grid_constant__ BlockMapParams p) {
   __shared__ MapShared shared;
@@ -129,14 +129,14 @@ __global__ void __launch_bounds__(kMapThreads)
   find_q_block(p, shared, index);
   if (index >= p.num_q_blocks) return;
   TileRanges ranges;
-  Pair before{0, 0};  // partial and full tiles of the windows before
+  Pair before{0, 0};  // partial and full tiles of earlier windows
   const int64_t num_tiles = shared.block.num_rows > 0 ? shared.block.num_tiles : 0;
   for (int64_t first = 0; first < num_tiles; first += kWindow) {
     count_window(p, shared, first);
     classify(p, shared, first);
     const uint32_t any = shared.any[threadIdx.x], full = shared.full[threadIdx.x];
     const Pair mine{count_ones(any & ~full), count_ones(full)};
-    const Pair listed = sum_before(shared, mine);  // its barriers show all bits to all threads
+    const Pair listed = sum_before(shared, mine);  // its barriers make all bits visible
     for (int32_t i = 0; i < p.num_lists; ++i) {
       list_window(shared, p.lists[i], index, first,
                   {before.first + listed.first, before.second + listed.second});

@@ -1,12 +1,13 @@
-// A set of keys of one row, while a rule is evaluated: a few runs below tail_base, bits from it on.
+// The set of keys of one row during the evaluation of a rule: a few runs below tail_base, then
+// bits.
 //
 //   KeySet set;
 //   set.add(0, 4);
 //   set.add(90, 100);
 //   set &= other;
 //
-// & and | are exact as long as a result has at most kMaxRuns runs; a set of more is marked unfit,
-// and stays so. Layer: mask.
+// & and | are exact as long as the result has at most kMaxRuns runs; a set with more is marked
+// unfit and stays so. Layer: mask.
 #pragma once
 
 #include <cstdint>
@@ -25,11 +26,11 @@ struct Run {
 struct KeySet {
   static constexpr int kUnfit = -1;
 
-  int num_runs = 0;  // ascending, apart from each other, none empty; or kUnfit
+  int num_runs = 0;  // ascending, separated, not empty; or kUnfit
   Run runs[kMaxRuns];
   uint64_t tail = 0;
 
-  // Adds a run that does not begin before any that is there; an empty one adds nothing.
+  // Adds a run that begins no earlier than those present; an empty one adds nothing.
   MK_HD void add(int32_t begin, int32_t end) {
     if (num_runs == kUnfit || begin >= end) return;
     if (num_runs > 0 && begin <= runs[num_runs - 1].end) {

@@ -1,11 +1,11 @@
-// mask_rows: what each row of a batch sees by a rule, as two intervals and 64 bits.
+// mask_rows: what each row of a batch sees under a rule, as two intervals and 64 bits.
 //
 //   for row: request, position = of(row); rows[row] = canonical(evaluate(rule, request, position))
 //
-// A row that sees more than that holds gets intervals of kUnfit, and is refused by the caller; so
-// does one whose position is none of its request's.
+// A row that sees more than that can hold gets intervals of kUnfit, and the caller refuses it; so
+// does a row whose position is not one of its request's.
 // The number of rows is that of the output: lengths are read on the device, and rows past the
-// batch's last see nothing, so that a captured CUDA graph replays with other lengths.
+// batch's last see nothing, so that a captured CUDA graph can be replayed with other lengths.
 // Layer: mask. Python: mooncake_kernels/mask/build.py.
 #pragma once
 
@@ -19,7 +19,7 @@ namespace mk::mask {
 
 constexpr int32_t kUnfit = -1;
 
-// What one operation sees, cut at the tail.
+// The keys that one operation sees, cut at the tail.
 MK_HD KeySet key_set(const LeafKeys& leaf, int64_t kv_len, int64_t tail_base) {
   const auto below = [&](int64_t key) {
     return static_cast<int32_t>(key < tail_base ? key : tail_base);
@@ -38,7 +38,7 @@ MK_HD KeySet key_set(const LeafKeys& leaf, int64_t kv_len, int64_t tail_base) {
 struct MaskRowsParams {
   const int32_t* program;
   BatchLengths lengths;
-  const int32_t* positions;  // or null: each request's queries are its last positions
+  const int32_t* positions;  // null: each request's queries are its last positions
   int64_t num_rows;          // of the output
   int32_t* intervals;        // [num_rows, 4]
   int64_t* tail_bits;        // [num_rows]
@@ -72,8 +72,8 @@ struct MaskRowsParams {
     for (int i = 0; i < 4; ++i) interval[i] = kUnfit;
   }
 
-  // The first two runs are the intervals; runs of the tail are looked at last, for one may go on
-  // where the last run below it ended.
+  // The first two runs are the intervals. Runs of the tail come last, as one may continue the last
+  // run below the tail.
   MK_HD static void store(const KeySet& set, int64_t base, int32_t* interval, int64_t* tail) {
     if (set.num_runs == KeySet::kUnfit || set.num_runs > 2) return store_unfit(interval);
     int32_t n = 0;
@@ -97,8 +97,8 @@ struct MaskRowsParams {
 // Rows [begin, end), on the calling thread.
 void mask_rows_host(const MaskRowsParams& params, int64_t begin, int64_t end);
 
-// All rows and requests, one launch queued on `stream` (a cudaStream_t) of the current device.
-// Throws CudaError.
+// All rows and requests, in one launch on `stream` (a cudaStream_t) of the current device. Throws
+// CudaError.
 void launch_mask_rows(const MaskRowsParams& params, void* stream);
 
 }  // namespace mk::mask

@@ -7,7 +7,7 @@ namespace mk::mask {
 
 constexpr int kRowThreads = 128;
 
-// A thread takes a row, and then a request.
+// Each thread handles a row, and then a request.
 __global__ void __launch_bounds__(kRowThreads)
     mask_rows_kernel(const __grid_constant__ MaskRowsParams p) {
   const int64_t thread = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;

@@ -23,7 +23,7 @@ void set_bits(uint8_t* bytes, int64_t begin, int64_t end) {
   bytes[last] |= static_cast<uint8_t>(tail);
 }
 
-// n words of one row, from the key of `at` on.
+// Makes n words of one row, starting at the key of `at`.
 template <class Place>
 void fill(const BitsOfRows& source, const Place& at, int64_t n, uint8_t* words) {
   std::memset(words, 0, static_cast<size_t>(4 * n));
@@ -42,7 +42,8 @@ void fill(const BitsOfRule& source, const Place& at, int64_t n, uint8_t* words) 
 
 }  // namespace
 
-// To find a word's place takes longer than to make it: so the words of one row are made at once.
+// Finding a word's place takes longer than making the word, so the words of one row are made
+// together.
 template <class Source>
 void packed_mask_host(const PackedMaskParams<Source>& params, int64_t begin, int64_t end) {
   const int64_t num_bytes = params.indptr[params.source.lengths().num_requests];

@@ -1,10 +1,11 @@
-// packed_mask: a mask as one bit a pair, in FlashInfer's form, without a dense mask on the way.
+// packed_mask: a mask as one bit per pair, in FlashInfer's form, without an intermediate dense
+// mask.
 //
-//   bit i of request b is pair (i / kv_len, i % kv_len), query and key; bits go from the lowest of
-//   a byte on, rows follow each other without a gap, and a request begins with a new byte, at
+//   bit i of request b is pair (i / kv_len, i % kv_len), query and key; bits start from the lowest
+//   of a byte, rows follow each other without a gap, and each request begins at a new byte, at
 //   indptr[b]
 //
-// The bits are those of rows in their canonical form, or of a rule, whatever rows it needs.
+// The bits come from rows in canonical form, or from a rule, however many runs its rows need.
 // Layer: mask. Python: mooncake_kernels/mask/packed.py.
 #pragma once
 
@@ -15,7 +16,7 @@
 
 namespace mk::mask {
 
-// Bits of what the canonical form holds.
+// Bits of rows in canonical form.
 struct BitsOfRows {
   MaskRowsView rows;
 
@@ -26,9 +27,9 @@ struct BitsOfRows {
   }
 };
 
-// Bits of any rule: its operations on words of 64 keys.
+// Bits of any rule: evaluates it on words of 64 keys.
 struct BitsOfRule {
-  MaskRowsParams params;  // without outputs
+  MaskRowsParams params;  // outputs are unused
 
   MK_HD const BatchLengths& lengths() const { return params.lengths; }
   MK_HD uint64_t bits(int64_t row, int64_t request, int64_t first) const {
@@ -44,7 +45,7 @@ template <class Source>
 struct PackedMaskParams {
   Source source;
   const int64_t* indptr;  // [num_requests + 1], bytes
-  int64_t num_words;      // of the output: what is behind indptr's last is 0
+  int64_t num_words;      // of the output: 0 after the last indptr
   uint8_t* packed;
 
   MK_HD int64_t request_of_byte(int64_t byte) const {
@@ -56,7 +57,7 @@ struct PackedMaskParams {
     return low;
   }
 
-  // One byte of the result, which may hold the ends of several rows.
+  // One byte of the result, which may contain the ends of several rows.
   MK_HD uint8_t byte(int64_t index, int64_t request) const {
     const BatchLengths& lengths = source.lengths();
     const int64_t kv_len = lengths.kv_lens[request];
@@ -75,19 +76,19 @@ struct PackedMaskParams {
     return static_cast<uint8_t>(result);
   }
 
-  // Which pair the first bit of a word is.
+  // The pair of a word's first bit.
   struct Place {
     int64_t request;
     int64_t row;  // of the batch
     int64_t key;
     int64_t kv_len;
-    bool is_row;  // else padding follows the request's last row
+    bool is_row;  // false: in the padding after the request's last row
 
-    // How many words are of that row alone, this one first.
+    // The number of words within that row, from this one on.
     MK_HD int64_t num_words() const { return is_row ? (kv_len - key) / 32 : 0; }
   };
 
-  // Of a word that begins below indptr's last.
+  // For a word that begins before the last indptr.
   MK_HD Place place(int64_t index) const {
     const BatchLengths& lengths = source.lengths();
     const int64_t request = request_of_byte(4 * index), kv_len = lengths.kv_lens[request];
@@ -96,7 +97,7 @@ struct PackedMaskParams {
             row < lengths.q_len(request)};
   }
 
-  // The four bytes at 4 * index, which lie in one row as a rule.
+  // The four bytes at 4 * index, which usually lie in one row.
   MK_HD uint32_t word(int64_t index) const {
     const int64_t first = 4 * index, num_bytes = indptr[source.lengths().num_requests];
     if (first >= num_bytes) return 0;
@@ -114,8 +115,7 @@ struct PackedMaskParams {
 template <class Source>
 void packed_mask_host(const PackedMaskParams<Source>& params, int64_t begin, int64_t end);
 
-// All of it, one launch queued on `stream` (a cudaStream_t) of the current device. Throws
-// CudaError.
+// All words, in one launch on `stream` (a cudaStream_t) of the current device. Throws CudaError.
 template <class Source>
 void launch_packed_mask(const PackedMaskParams<Source>& params, void* stream);
 

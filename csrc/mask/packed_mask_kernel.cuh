@@ -7,7 +7,7 @@ namespace mk::mask {
 
 constexpr int kPackThreads = 256;
 
-// A thread takes a word; neighbours take neighbouring words.
+// One thread per word; neighbours handle neighbouring words.
 template <class Source>
 __global__ void __launch_bounds__(kPackThreads)
     packed_mask_kernel(const __grid_constant__ PackedMaskParams<Source> p) {

@@ -1,8 +1,8 @@
-// What each rule sees from one position: at most two runs of keys, and drafts of a tree.
+// What each rule sees from one position: at most two runs of keys, plus drafts of a tree.
 //
 //   const LeafKeys keys = keys_of(RuleOp::kSlidingWindow, {words, parameters, position, kv_len});
 //
-// The predicates are those of mooncake_kernels/mask/rules.py. Layer: mask.
+// The predicates match those of mooncake_kernels/mask/rules.py. Layer: mask.
 #pragma once
 
 #include <cstdint>
@@ -42,8 +42,8 @@ struct LeafQuery {
   int64_t kv_len;
 };
 
-// Two runs, ascending, either of them may be empty or reach past the keys; and, from key
-// `draft_base` on, a bit a draft.
+// Two ascending runs, either of which may be empty or extend past the keys; and one bit per draft,
+// from key `draft_base` on.
 struct LeafKeys {
   int64_t begin0 = 0, end0 = 0;
   int64_t begin1 = 0, end1 = 0;
@@ -51,7 +51,8 @@ struct LeafKeys {
   uint64_t drafts = 0;
 };
 
-// Which of n ascending numbers, `stride` apart, is the last that is not above `value`; -1: none.
+// The index of the last of n ascending numbers, `stride` apart, that is not above `value`; -1:
+// none.
 MK_HD int64_t last_not_above(const int32_t* numbers, int64_t n, int64_t stride, int64_t value) {
   int64_t low = 0, high = n;
   while (low < high) {
@@ -81,7 +82,7 @@ MK_HD LeafKeys keys_of_item(int32_t prefix, const int32_t* table, const LeafQuer
   return {0, prefix, begin, q.position + 1};
 }
 
-// The table has a draft's ancestors, itself included, as 64 bits in two words.
+// The table holds a draft's ancestors, itself included, as 64 bits in two words.
 MK_HD LeafKeys keys_of_tree(const int32_t* table, const LeafQuery& q) {
   const int64_t base = q.kv_len - table[0] / 2, draft = q.position - base;
   if (draft < 0) return {0, q.position + 1};
@@ -92,7 +93,7 @@ MK_HD LeafKeys keys_of_tree(const int32_t* table, const LeafQuery& q) {
 
 MK_HD LeafKeys keys_of(RuleOp op, const LeafQuery& q) {
   const int32_t p0 = q.parameters[0];
-  const int64_t behind = q.position + 1;  // where what is not later ends
+  const int64_t behind = q.position + 1;  // end of the keys that are not later
   switch (op) {
     case RuleOp::kCausal:
       return {0, behind};

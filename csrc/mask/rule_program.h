@@ -3,11 +3,11 @@
 //   const RuleRow row{words, request, position, kv_len};
 //   const KeySet keys = evaluate<KeySet>(row, [&](const LeafKeys& leaf) { return set_of(leaf); });
 //
-// The program is int32 words. It begins with two a request: where its code is, and how many of the
-// request's last keys are a tail (the drafts of its trees, at most 64; these are bits, see KeySet).
-// Code is operations, each followed by two words a parameter: where the parameter is, and how far
-// it is from one request's to the next (0: one for all). A parameter that is a table is the place
-// of its length, which its numbers follow. mooncake_kernels/mask/program.py writes all this.
+// The program is int32 words. It begins with two words per request: the offset of its code, and how
+// many of the request's last keys are a tail (the drafts of its trees, at most 64; these are bits,
+// see KeySet). Code consists of operations, each followed by two words per parameter: its offset,
+// and the distance from one request's to the next (0: shared by all). A table parameter is the
+// offset of its length, which its numbers follow. mooncake_kernels/mask/program.py writes all this.
 //
 // csrc/mask/rule_leaves.h says what each operation sees. Layer: mask.
 #pragma once
@@ -18,9 +18,9 @@
 
 namespace mk::mask {
 
-constexpr int kMaxDepth = 8;  // of the stack; program.py refuses what needs more
+constexpr int kMaxDepth = 8;  // of the stack; program.py refuses programs that need more
 
-// What a rule is asked about.
+// The row that a rule is evaluated for.
 struct RuleRow {
   const int32_t* words;
   int64_t request;
@@ -30,7 +30,7 @@ struct RuleRow {
   MK_HD int64_t tail_base() const { return kv_len - words[2 * request + 1]; }
 };
 
-// Runs the code: `set_of` makes a set of what one operation sees, & and | join two.
+// Runs the code: `set_of` makes a set from one operation; & and | combine two sets.
 template <class Set, class SetOf>
 MK_HD Set evaluate(const RuleRow& row, const SetOf& set_of) {
   Set stack[kMaxDepth];

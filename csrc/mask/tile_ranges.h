@@ -1,8 +1,8 @@
-// The ranges of a q-block's tiles, word by word: where they begin and end, and the longest run of
-// full ones.
+// The ranges of a q-block's tiles, computed word by word: where they begin and end, and the longest
+// run of full tiles.
 //
 //   TileRanges ranges;
-//   ranges.add(0, any_bits, full_bits);      // tiles 0 to 31, a bit a tile
+//   ranges.add(0, any_bits, full_bits);      // tiles 0 to 31, one bit each
 //   ranges.add(32, ...);
 //   ranges.store(out);
 //
@@ -17,7 +17,7 @@
 namespace mk::mask {
 
 struct TileRanges {
-  int64_t begin = -1, end = 0;           // of what is not empty; begin -1: nothing is
+  int64_t begin = -1, end = 0;           // of the tiles that are not empty; begin -1: none
   int64_t full_begin = 0, full_end = 0;  // the first of the longest runs
   int64_t run_begin = 0, run_end = -1;   // the last run of full tiles
 

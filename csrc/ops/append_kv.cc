@@ -1,5 +1,5 @@
 // torch.ops.mooncake_kernels.append_kv: the torch binding of csrc/attention/append_kv.h.
-// What only Python sees is checked in mooncake_kernels/attention/append.py.
+// Properties visible only to Python are checked in mooncake_kernels/attention/append.py.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
@@ -18,7 +18,7 @@ using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 using Optional = std::optional<Tensor>;
 
-constexpr int64_t kMinThreadElements = int64_t{64} << 10;  // for less no thread is woken
+constexpr int64_t kMinThreadElements = int64_t{64} << 10;  // smaller calls wake no thread
 
 const float* table(const Optional& tensor, int64_t numel) {
   if (!tensor) return nullptr;

@@ -1,6 +1,6 @@
 // torch.ops.mooncake_kernels.copy_batch: the torch binding of csrc/kv/copy_batch.h and
-// csrc/kv/copy_engine.h. It says what ran, and is not for compiled code: what it reads and writes
-// is hidden behind addresses.
+// csrc/kv/copy_engine.h. It returns which engine ran. Not for compiled code: its inputs and outputs
+// are hidden behind addresses.
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
@@ -22,11 +22,11 @@ using mk::kv::CopyRange;
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-// The numbers are those of mooncake_kernels/kv/batch.py. kCheck copies nothing: it is for an
-// engine on the host that trusts its arguments.
+// Numbers as in mooncake_kernels/kv/batch.py. kCheck copies nothing: it is for an engine on the
+// host that trusts its arguments.
 enum Engine : int64_t { kAuto, kHost, kCuda, kCopyEngine, kCheck };
 
-constexpr int64_t kMinThreadBytes = int64_t{256} << 10;  // for less no thread is woken
+constexpr int64_t kMinThreadBytes = int64_t{256} << 10;  // smaller copies wake no thread
 
 const int64_t* values_of(const char* name, const Tensor& tensor, int64_t n) {
   MK_CHECK(tensor.is_cpu() && tensor.scalar_type() == ScalarType::Long && tensor.dim() == 1 &&
@@ -54,7 +54,7 @@ void copy_on_host(const CopyList& list) {
   int64_t end = 0;
   for (size_t i = 0; i < ends.size(); ++i) ends[i] = end += list.ranges[i].num_bytes;
   const auto n = static_cast<int64_t>(ends.size());
-  // By bytes: a thread may begin and end within a range.
+  // Split by bytes: a thread may begin and end within a range.
   torch::stable::parallel_for(0, end, kMinThreadBytes, [&](int64_t first, int64_t last) {
     mk::kv::copy_batch_host(list.ranges.data(), ends.data(), n, first, last);
   });

@@ -1,6 +1,6 @@
-// torch.ops.mooncake_kernels.copy_listed: a resolved plan whose runs are listed by the processor,
-// with neighbours joined, and handed to the GPU's copy engines. Its ids are on the CPU, and checked
-// there before anything is queued.
+// torch.ops.mooncake_kernels.copy_listed: lists the runs of a resolved plan on the CPU, joins
+// neighbours, and passes them to the GPU's copy engines. Its ids are on the CPU, and are checked
+// before anything is queued.
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/tensor.h>
@@ -25,8 +25,8 @@ using mk::ops::CopyPlan;
 using mk::ops::Ids;
 using torch::stable::Tensor;
 
-// The numbers are those of mooncake_kernels/kv/execute_listed.py. kCheck only looks at the ids,
-// kCount also at how many ranges there are; kEach makes a memcpy of each.
+// Numbers as in mooncake_kernels/kv/execute_listed.py. kCheck only checks the ids; kCount also
+// counts the ranges; kEach copies each by its own memcpy.
 enum How : int64_t { kCheck, kCount, kEach, kCopyEngine };
 
 using Ranges = std::vector<CopyRange>;
@@ -41,7 +41,8 @@ Ranges list(const CopyPlan& plan, CopyBlocksParams& params, int64_t src_base, in
 }
 
 #ifdef MK_WITH_CUDA
-// Cut where an allocation ends: pinned memory may be registered in parts, which no copy may span.
+// Cuts at the ends of allocations: pinned memory may be registered in parts, which no copy may
+// span.
 Ranges cut(const Ranges& ranges) {
   std::vector<int64_t> src, dst, num_bytes;
   for (const CopyRange& range : ranges) {
@@ -76,8 +77,7 @@ void copy_on_gpu(const Ranges&, How, int32_t) {
 }
 #endif
 
-// For the GPU of that index; kNoGpu is for tests, of kEach alone. Returns how many ranges there
-// are.
+// For the GPU of that index; kNoGpu is for tests, of kEach only. Returns the number of ranges.
 int64_t copy_listed(Tensor plan_tensor, int64_t src_base, int64_t dst_base, Ids src_ids,
                     Ids dst_ids, int64_t how, int64_t gpu) {
   for (const Ids& ids : {src_ids, dst_ids}) {

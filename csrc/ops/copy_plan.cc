@@ -18,7 +18,7 @@ using torch::stable::Tensor;
 constexpr int64_t kSideFields = 6;
 constexpr int64_t kHeader = 2 + 2 * kSideFields + 3 * kMaxAxes;
 
-// Gives a side its ids; returns how many pieces they name.
+// Gives a side its ids; returns the number of pieces that they name.
 int64_t set_ids(Side& side, const std::optional<Tensor>& ids, const char* name) {
   if (!ids) return std::numeric_limits<int64_t>::max();
   side.is_64_bit = ids->scalar_type() == ScalarType::Long;
@@ -29,7 +29,7 @@ int64_t set_ids(Side& side, const std::optional<Tensor>& ids, const char* name) 
   return ids->numel() * side.pieces_per_id;
 }
 
-// All the pieces must take every id of a side.
+// Throws unless the pieces use every id of the side.
 void check_count(const Side& side, int64_t num_pieces, const std::optional<Tensor>& ids,
                  const char* name) {
   const int64_t num_ids = ceil_div(num_pieces, side.pieces_per_id);
@@ -37,7 +37,7 @@ void check_count(const Side& side, int64_t num_pieces, const std::optional<Tenso
            " ids, got ", ids->numel());
 }
 
-// Without a branch, so that the compiler makes vectors of it.
+// Branch-free, so that the compiler vectorizes it.
 template <class Id>
 bool all_good(const Id* ids, int64_t count, int64_t num_ids) {
   bool good = true;

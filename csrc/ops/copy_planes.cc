@@ -11,7 +11,7 @@ namespace {
 using kv::Axis;
 using torch::stable::Tensor;
 
-// Where a GPU finds host memory. What is empty or was freed is nowhere.
+// The address that a GPU uses for host memory. Empty or freed memory has none.
 char* as_gpu_address(char* base, int64_t span, const char* name, size_t index, MemoryMap& map) {
   if (span == 0) return base;
   const auto offset =
@@ -35,7 +35,7 @@ int64_t span_bytes(const Tensor& tensor) {
 }
 
 Memory::Memory(const char* name, const Tensors& tensors, int32_t gpu) {
-  std::optional<MemoryMap> map;  // asked only about host memory that a GPU is to reach
+  std::optional<MemoryMap> map;  // queried only for host memory that a GPU is to reach
   for (const Tensor& tensor : tensors) {
     const size_t index = bases_.size();
     MK_CHECK(tensor.is_cpu() || tensor.get_device_index() == gpu, "copy_blocks: ", name,

@@ -1,5 +1,5 @@
-// Where the planes of a copy are: the plan's tensor numbers and offsets made addresses, which are
-// checked to stay inside the tensors. Layer: ops.
+// The addresses of a copy's planes: converts the plan's tensor numbers and offsets, and checks that
+// the copy stays inside the tensors. Layer: ops.
 #pragma once
 
 #include <torch/csrc/stable/tensor.h>
@@ -17,20 +17,20 @@ namespace mk::ops {
 using Tensors = std::vector<torch::stable::Tensor>;
 using Ids = std::optional<torch::stable::Tensor>;
 
-constexpr int64_t kMinThreadBytes = int64_t{256} << 10;  // for less no thread is woken
+constexpr int64_t kMinThreadBytes = int64_t{256} << 10;  // smaller copies wake no thread
 
 // Bytes from a tensor's first element to the end of its last.
 int64_t span_bytes(const torch::stable::Tensor& tensor);
 
 constexpr int32_t kNoGpu = -1;  // a copy by the CPU
 
-// The tensors of one side, by the addresses by which a GPU reaches them: on it, or pinned.
+// The tensors of one side, by the addresses that a GPU uses for them: on it, or pinned.
 class Memory {
  public:
-  // `gpu`: its index, or kNoGpu for tensors on the CPU alone; `name` of the side, for errors.
+  // `gpu`: its index, or kNoGpu for tensors on the CPU; `name`: of the side, for errors.
   Memory(const char* name, const Tensors& tensors, int32_t gpu);
 
-  // Where a plane starts; `reach_bytes` is what its last block ends at, 0 if it has no blocks.
+  // The start of a plane; `reach_bytes` is the end of its last block, 0 without blocks.
   char* base(int64_t tensor, int64_t offset, int64_t reach_bytes) const;
 
  private:
@@ -38,10 +38,10 @@ class Memory {
   std::vector<int64_t> spans_;
 };
 
-// The planes in tensors that are given at each call.
+// Planes in tensors that are passed to each call.
 class PlanesOfTensors {
  public:
-  // `run_bytes`: of a run on either side.
+  // `run_bytes`: of a run, on either side.
   PlanesOfTensors(const CopyPlan& plan, const kv::CopyBlocksParams& p, const Tensors& src,
                   const Tensors& dst, int64_t src_run_bytes, int64_t dst_run_bytes, int32_t gpu);
 
@@ -53,7 +53,7 @@ class PlanesOfTensors {
   const int64_t src_reach_, dst_reach_;
 };
 
-// Where they are once the plan is resolved; what is packed anew for each call begins at a base.
+// Planes of a resolved plan; tensors that are packed anew for each call start at a base.
 struct ResolvedPlanes {
   const CopyPlan& plan;
   int64_t src_base;
@@ -66,14 +66,14 @@ struct ResolvedPlanes {
   }
 };
 
-// The GPU that a copy runs on, whose ids are there: kNoGpu if they are on the CPU.
+// The GPU that holds the ids and runs the copy; kNoGpu if the ids are on the CPU.
 int32_t gpu_of(const torch::stable::Tensor& ids);
 
 // Throws InvalidArgument if one of the lists is empty.
 void check_not_empty(const Tensors& src, const Tensors& dst);
 
-// Calls run(params, first plane) with up to kMaxPlanes planes at a time: once, for any usual model.
-// `plane(i)` says where plane i is.
+// Calls run(params, first plane) on up to kMaxPlanes planes at a time: once, for any usual model.
+// `plane(i)` returns plane i.
 template <class PlaneOf, class Run>
 void for_each_launch(const CopyPlan& plan, kv::CopyBlocksParams& p, const PlaneOf& plane,
                      const Run& run) {

@@ -1,4 +1,6 @@
-// torch's current CUDA stream, for a library that is built without CUDA's torch.
+// torch's current CUDA stream, for a library that is built without a CUDA-enabled torch.
+//
+// Layer: ops.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// What csrc/common/element.h calls a tensor's dtype. Layer: ops.
+// Converts a tensor's dtype to the ElementType of csrc/common/element.h. Layer: ops.
 #pragma once
 
 #include <torch/csrc/stable/tensor.h>

@@ -1,12 +1,12 @@
 // torch.ops.mooncake_kernels.copy_blocks, and the pair resolve_copy_plan and copy_resolved: the
-// torch binding of csrc/kv/copy_blocks.h. The tensor `plan` is told in copy_plan.h.
+// torch binding of csrc/kv/copy_blocks.h. copy_plan.h describes the tensor `plan`.
 //
-// copy_blocks is given the tensors at each call, and declares what it mutates: the operator for
-// compiled code. To hand over 160 tensors costs 40 us, so that outside of it their addresses are
-// put into the plan once, by resolve_copy_plan, and copy_resolved is given only that and the ids.
+// copy_blocks receives the tensors at each call and declares what it mutates: it is the operator
+// for compiled code. Passing 160 tensors costs 40 us, so elsewhere resolve_copy_plan stores their
+// addresses in the plan once, and copy_resolved receives only that and the ids.
 //
-// `bad_id` is the address of the BadId that the CUDA kernel reports to, 0 for none. It is no
-// tensor: torch.compile may hand an operator a copy of what it mutates, and a copy is not pinned.
+// `bad_id` is the address of the BadId that the CUDA kernel reports to, 0 for none. It is not a
+// tensor: torch.compile may pass an operator a copy of what it mutates, and a copy is not pinned.
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
@@ -43,7 +43,7 @@ using torch::stable::Tensor;
 
 template <class PlaneOf>
 void copy_on_cpu(const CopyPlan& plan, CopyBlocksParams& params, const PlaneOf& plane) {
-  plan.check_ids(params);  // all, before a byte moves
+  plan.check_ids(params);  // all of them before a byte moves
   for_each_launch(plan, params, plane, [](const CopyBlocksParams& p, int64_t) {
     if (p.num_runs() == 0) return;
     const int64_t bytes = std::max<int64_t>(p.runs_per_plane() * p.run_bytes, 1);
@@ -70,8 +70,8 @@ void copy_resolved_cpu(Tensor plan_tensor, int64_t src_base, int64_t dst_base, I
   copy_on_cpu(plan, params, ResolvedPlanes{plan, src_base, dst_base});
 }
 
-// For the GPU of that index, or kNoGpu. A side without tensors is packed: its offsets stay as they
-// are, to be added to a base.
+// For the GPU of that index, or kNoGpu. A side without tensors is packed: its offsets are kept, to
+// be added to a base.
 void resolve_copy_plan(Tensors src, Tensors dst, Tensor plan_tensor, Tensor resolved,
                        int64_t dst_run_bytes, int64_t gpu) {
   const CopyPlan plan(plan_tensor, CopyPlan::kPlaneFields);

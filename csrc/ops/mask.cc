@@ -28,7 +28,7 @@ using torch::stable::Tensor;
 using MaybeTensor = std::optional<Tensor>;
 using Tensors = std::vector<Tensor>;
 
-constexpr int64_t kMinThreadRows = 1024;  // for less no thread is woken
+constexpr int64_t kMinThreadRows = 1024;  // smaller calls wake no thread
 constexpr int64_t kMinThreadBlocks = 8;
 constexpr int64_t kMinThreadWords = 1 << 14;
 
@@ -55,7 +55,7 @@ BatchLengths lengths_of(const Tensor& cu_q, const Tensor& kv_lens) {
           data_of<int32_t>("kv_lens", kv_lens, ScalarType::Int, num_requests, cu_q), num_requests};
 }
 
-// A rule over a batch; without outputs.
+// A rule over a batch; outputs are left unset.
 MaskRowsParams rule_params(const Tensor& program, const Tensor& cu_q, const Tensor& kv_lens,
                            const MaybeTensor& positions, int64_t num_rows) {
   MaskRowsParams p{};
@@ -76,7 +76,7 @@ MaskRowsView rows_view(const Tensor& intervals, const Tensor& tail_bits, const T
 }
 
 #ifdef MK_WITH_CUDA
-// Calls `launch` with torch's current stream of the tensor's device.
+// Calls `launch` with torch's current stream on the tensor's device.
 template <class Launch>
 void on_cuda(const Tensor& where, const Launch& launch) {
   const int32_t device = where.get_device_index();
@@ -123,7 +123,7 @@ void mask_block_map(Tensor intervals, Tensor tail_bits, Tensor tail_base, Tensor
   p.counts = data_of<int32_t>("counts", counts, ScalarType::Int, 2 * num_q_blocks, cu_q);
   p.num_lists = static_cast<int32_t>(indices.size());
   for (size_t i = 0; i < indices.size(); ++i) {
-    // Without begins, a row of the same width for each q-block.
+    // Without begins, each q-block has a row of equal width.
     const int64_t size = indices[i].numel();
     const bool has_begins = begins[i].numel() > 0;
     MK_CHECK(has_begins || num_q_blocks == 0 || size % num_q_blocks == 0,

@@ -19,7 +19,7 @@ using mk::attention::MergeAttentionParams;
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-constexpr int64_t kMinThreadElements = int64_t{64} << 10;  // for less no thread is woken
+constexpr int64_t kMinThreadElements = int64_t{64} << 10;  // smaller calls wake no thread
 
 struct Merge {
   Tensor out;

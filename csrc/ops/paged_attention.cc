@@ -1,6 +1,6 @@
 // torch.ops.mooncake_kernels.paged_attention: the torch binding of
-// csrc/attention/paged_attention.h. What may be passed is told, and what only Python sees is
-// checked, in mooncake_kernels/attention/paged.py.
+// csrc/attention/paged_attention.h. mooncake_kernels/attention/paged.py describes the arguments and
+// checks what only Python sees.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
@@ -61,7 +61,7 @@ void check_lengths(const PagedAttentionParams& p, int64_t num_q, int64_t max_blo
   }
 }
 
-// Each thread takes the next task when it is done with one.
+// Each thread takes the next task when it has finished one.
 template <class Run>
 void for_each_task(int64_t count, const Run& run) {
   std::atomic<int64_t> next{0};

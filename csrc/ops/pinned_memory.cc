@@ -1,4 +1,4 @@
-// torch.ops.mooncake_kernels.gpu_address: where a GPU finds a tensor in host memory.
+// torch.ops.mooncake_kernels.gpu_address: the address that a GPU uses for a tensor in host memory.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/tensor.h>
 
@@ -7,7 +7,7 @@
 
 namespace {
 
-// The address of its first byte; 0 if a part of it is in pageable memory, or it was freed.
+// The address of its first byte; 0 if part of it is in pageable memory, or it was freed.
 int64_t gpu_address(torch::stable::Tensor tensor) {
   const auto address = reinterpret_cast<uintptr_t>(tensor.data_ptr());
   const int64_t num_bytes = mk::ops::span_bytes(tensor);

@@ -1,11 +1,11 @@
 // torch.ops.mooncake_kernels.signal_flag, wait_flag and poll_flag: the torch binding of
 // csrc/kv/ready_flags.h.
 //
-// Flags and reports are addresses, no tensors: torch.compile may hand an operator a copy of what it
-// mutates, and nobody else looks at a copy. What keeps the operators in their place in compiled
-// code are the tensors that they name: `step`, a word in memory of the device, and `ties`, which
-// are not touched. Both are declared mutated, so that what reads a tie stays behind, and what
-// wrote it stays before. They also say where it is to run.
+// Flags and reports are addresses, not tensors: torch.compile may pass an operator a copy of what
+// it mutates, and nobody else reads the copy. In compiled code, the operators are kept in place by
+// the tensors that they name: `step`, a word in device memory, and `ties`, which are not accessed.
+// Both are declared mutated, so readers of a tie stay after the operator and its earlier writers
+// before it. The tensors also determine the device.
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/tensor.h>
@@ -64,14 +64,14 @@ void wait_flag_cpu(Step step, Tensors /*ties*/, int64_t flag, int64_t value, int
                                       ")"));
 }
 
-// On the calling thread, whatever the device: 0 for ready, else a WaitResult. Reports nothing.
+// On the calling thread, for any device: returns 0 if ready, else a WaitResult. Writes no report.
 int64_t poll_flag(int64_t flag, int64_t value, int64_t report, int64_t timeout_ns) {
   return static_cast<int64_t>(
       wait_params(std::nullopt, false, flag, value, report, timeout_ns).run());
 }
 
 #ifdef MK_WITH_CUDA
-// The device that the tensors name; `run` is given torch's current stream of it.
+// Finds the device of the tensors; calls `run` with torch's current stream on it.
 template <class Run>
 void run_on_cuda(const char* op, const Step& step, const Tensors& ties, const Run& run) {
   MK_CHECK(step || !ties.empty(), op, ": step or ties must be given");

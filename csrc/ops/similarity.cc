@@ -23,11 +23,11 @@ using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 using MaybeInt = std::optional<int64_t>;
 
-constexpr int64_t kMinThreadBytes = int64_t{16} << 10;  // for less no thread is woken
+constexpr int64_t kMinThreadBytes = int64_t{16} << 10;  // smaller calls wake no thread
 constexpr int64_t kMinThreadPairs = int64_t{1} << 20;
 
 #ifdef MK_WITH_CUDA
-// Calls `launch` with torch's current stream of the tensor's device.
+// Calls `launch` with torch's current stream on the tensor's device.
 template <class Launch>
 void on_cuda(const Tensor& where, const Launch& launch) {
   const int32_t device = where.get_device_index();
@@ -94,7 +94,7 @@ std::tuple<Tensor, Tensor> hamming_match(Tensor queries, Tensor references, Mayb
     return {index, distance};
   }
 #endif
-  const int64_t pairs = std::min(p.num_references, 2 * p.window + 1) + 1;  // of a query
+  const int64_t pairs = std::min(p.num_references, 2 * p.window + 1) + 1;  // per query
   torch::stable::parallel_for(
       0, p.num_queries, std::max<int64_t>(kMinThreadPairs / pairs, 1),
       [&p](int64_t begin, int64_t end) { mk::similarity::hamming_match_host(p, begin, end); });

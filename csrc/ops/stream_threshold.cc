@@ -1,5 +1,5 @@
-// torch.ops.mooncake_kernels.set_stream_from_bytes: from how many bytes on the CPU stores past its
-// cache. A measurement of the machine, for the whole process.
+// torch.ops.mooncake_kernels.set_stream_from_bytes: the job size from which CPU stores bypass the
+// cache. Measured per machine; applies to the whole process.
 #include <torch/csrc/stable/library.h>
 
 #include "common/check.h"

@@ -1,9 +1,9 @@
 // torch.ops.mooncake_kernels.transform_blocks and checksum_blocks: the torch binding of
-// csrc/kv/transform_blocks.h. As in kv.cc, those for compiled code are given the tensors, and the
-// other two, transform_resolved and checksum_resolved, a plan that has the addresses in it.
+// csrc/kv/transform_blocks.h. As in kv.cc, those for compiled code receive the tensors; the other
+// two, transform_resolved and checksum_resolved, receive a plan that contains the addresses.
 //
-// `plan` is that of copy_plan.h, with rows for runs and (head, token) for axes. `transform` is an
-// int64 CPU tensor, kTransformFields long, that mooncake_kernels/kv/row_plan.py makes.
+// `plan` is that of copy_plan.h, with rows as runs and (head, token) as axes. `transform` is an
+// int64 CPU tensor of length kTransformFields, made by mooncake_kernels/kv/row_plan.py.
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
@@ -36,7 +36,7 @@ using torch::stable::Tensor;
 
 constexpr int64_t kTransformFields = 9;
 
-// The data of an optional tensor of that type and length; null without one.
+// The data of an optional tensor of that type and length; null if absent.
 template <class T>
 T* data_of(const std::optional<Tensor>& tensor, ScalarType type, int64_t count, const Tensor& ids,
            const char* name) {
@@ -48,7 +48,7 @@ T* data_of(const std::optional<Tensor>& tensor, ScalarType type, int64_t count, 
   return static_cast<T*>(tensor->data_ptr());
 }
 
-// All but the planes.
+// Everything but the planes.
 TransformBlocksParams params_of(const CopyPlan& plan, const Tensor& transform, const Ids& src_ids,
                                 const Ids& dst_ids) {
   MK_CHECK(transform.scalar_type() == ScalarType::Long && transform.is_cpu() &&
@@ -133,13 +133,13 @@ void set_extras(TransformBlocksParams& p, const CopyPlan& plan, const Extras& ex
   MK_CHECK(!p.expected || p.actual, "transform_blocks: actual must be given with expected");
 }
 
-// Where the ids are; `name` is what those of src are called if there are none of dst.
+// Runs where the ids are; `name` names the ids of src if dst has none.
 template <class PlaneOf>
 void run(const CopyPlan& plan, TransformBlocksParams& p, const PlaneOf& planes, const Tensor& ids,
          const char* name, int64_t bad_id, int64_t max_sms) {
   const int32_t gpu = mk::ops::gpu_of(ids);
   if (gpu == mk::ops::kNoGpu) {
-    plan.check_ids(p.copy, name);  // all, before a byte moves
+    plan.check_ids(p.copy, name);  // all of them before a byte moves
     check_sums(p, plan.by_slot());
     return for_each_launch(plan, p, planes, run_on_cpu);
   }
@@ -176,7 +176,7 @@ void transform_resolved(Tensor plan_tensor, Tensor transform, Ids src_ids, Ids d
   run(plan, p, ResolvedPlanes{plan, 0, 0}, ids, "transform_blocks: block_ids", bad_id, max_sms);
 }
 
-// What is only read: the planes of src, and no dst.
+// Planes that are only read: those of src, with no dst.
 template <class PlaneOf>
 void add_up(const CopyPlan& plan, TransformBlocksParams& p, const PlaneOf& planes,
             const Tensor& ids, const Tensor& sums, int64_t bad_id, int64_t max_sms) {

@@ -105,7 +105,7 @@ std::vector<Completion> CompletionQueue::poll(int max_work) {
     out.swap(pushed_);
     eventfd_t count;
     if (!out.empty()) eventfd_read(wake_.get(), &count);
-    if (is_leaving()) interrupt();  // it may be that which was read
+    if (is_leaving()) interrupt();  // this call may have consumed the wakeup
   }
   poll_nic(max_work, &out);
   return out;
@@ -128,7 +128,7 @@ void CompletionQueue::poll_nic(int max_work, std::vector<Completion>* out) {
   }
 }
 
-// The right to wait for the NIC, which one thread has at a time.
+// The right to wait for the NIC, held by one thread at a time.
 class CompletionQueue::Turn {
  public:
   Turn(CompletionQueue* queue, double timeout_s) : queue_(queue) {
@@ -178,7 +178,7 @@ bool CompletionQueue::arm() {
   return push_from_nic() || has_pushed();
 }
 
-// An event is made of what comes after it was asked for: look again for what came before.
+// Only completions after the request raise an event: check again for earlier ones.
 void CompletionQueue::ask_for_event() {
   check_verb(ibv_req_notify_cq(cq_, 0), "ibv_req_notify_cq", device_->name());
 }
@@ -191,7 +191,7 @@ bool CompletionQueue::push_from_nic() {
   return true;
 }
 
-// Until the NIC or a queue pair has something: false when the time is up, or when it is closed.
+// Sleeps until the NIC or a queue pair has something: false at the timeout, or once closed.
 bool CompletionQueue::sleep(double timeout_s) {
   const bool nic = wait_readable(channel_->fd, wake_.get(), timeout_s);
   if (nic) take_nic_event();
@@ -203,10 +203,10 @@ void CompletionQueue::take_nic_event() {
   void* context = nullptr;
   if (Verbs::get().p_ibv_get_cq_event(channel_, &cq, &context) != 0) {
     if (errno == EAGAIN || errno == EWOULDBLOCK) return;
-    // Of a device that is gone the channel is readable for ever.
+    // The channel of a device that is gone stays readable for ever.
     throw SystemError(errno, concat("ibv_get_cq_event: ", device_->name()));
   }
-  // Acknowledging takes a lock of the library's: many at a time.
+  // Acknowledging takes a lock in the library: do many at a time.
   if (++unacknowledged_ < 1024) return;
   Verbs::get().p_ibv_ack_cq_events(cq_, unacknowledged_);
   unacknowledged_ = 0;

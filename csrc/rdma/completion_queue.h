@@ -1,10 +1,10 @@
-// CompletionQueue: which transfers of its queue pairs are over, and which immediates have come.
+// CompletionQueue: reports completed transfers of its queue pairs, and immediates that arrived.
 //
 //   auto queue = CompletionQueue::make(device, 1024);
-//   queue->wait(0.5);                                  // asleep until there is something, or not
+//   queue->wait(0.5);                                  // sleeps until there is something, or 0.5 s
 //   for (const Completion& c : queue->poll(64)) ...
 //
-// Layer: rdma. Thread-safe; whoever polls also posts what its queue pairs had no room for.
+// Layer: rdma. Thread-safe; a thread that polls also posts what its queue pairs had no room for.
 #pragma once
 
 #include <array>
@@ -29,21 +29,21 @@ struct Completion {
   enum class Kind { kTransfer, kImmediate };
 
   Kind kind = Kind::kTransfer;
-  uint64_t token = 0;  // of a transfer: what it was submitted with
+  uint64_t token = 0;  // of a transfer: the one that it was submitted with
   uint32_t qp_num = 0;
   int status = 0;  // IBV_WC_SUCCESS, or why it failed (ibv_wc_status)
   uint32_t vendor_error = 0;
   uint32_t immediate = 0;  // of kImmediate
-  uint64_t num_bytes = 0;  // of a transfer: delivered for certain; of kImmediate: written with it
+  uint64_t num_bytes = 0;  // of a transfer: certainly delivered; of kImmediate: written with it
 };
 
-// A wc status in words; "closed" of what its queue pair had not done when it was closed.
+// A wc status in words; "closed" for work that its queue pair had not done when it was closed.
 constexpr int kStatusClosed = -1;
 std::string status_text(int status);
 
 class CompletionQueue final : public Resource {
  public:
-  // `depth`: how many work requests its queue pairs may have in flight in all.
+  // `depth`: the total number of work requests that its queue pairs may have in flight.
   static std::shared_ptr<CompletionQueue> make(std::shared_ptr<Device> device, int depth);
 
   CompletionQueue(std::shared_ptr<Device> device, int depth);  // for make
@@ -52,14 +52,14 @@ class CompletionQueue final : public Resource {
   const std::shared_ptr<Device>& device() const { return device_; }
   int depth() const { return depth_; }
 
-  // What is there, at most `max_work` work completions of the NIC among it; never blocks.
+  // What there is, from at most `max_work` of the NIC's work completions; never blocks.
   std::vector<Completion> poll(int max_work);
-  // Sleeps until there is something to poll: false when the time is up, or when it is closed. For
-  // the first `spin_s` it looks without a pause: to be woken takes longer than a short transfer.
+  // Sleeps until there is something to poll: false at the timeout, or once closed. Busy-waits for
+  // the first `spin_s`: waking up takes longer than a short transfer.
   bool wait(double timeout_s, double spin_s = 0);
 
-  // For one thread, which waits for other things, too: when arm() has returned false, one of fds()
-  // is readable as soon as there is something to poll, or once the queue is being closed.
+  // For a single thread that also waits for other things: after arm() has returned false, one of
+  // fds() becomes readable as soon as there is something to poll, or the queue is being closed.
   bool arm();
   std::array<int, 2> fds() const { return {channel_->fd, wake_.get()}; }
 
@@ -67,13 +67,13 @@ class CompletionQueue final : public Resource {
   friend class QueuePair;
   class Turn;
 
-  // Of queue pairs; `room`: how many entries theirs may fill at once.
+  // For queue pairs; `room`: how many entries theirs may occupy at once.
   void reserve(int room);
   void give_back(int room) noexcept;
   void add(QueuePair* queue_pair);
-  void remove(QueuePair* queue_pair) noexcept;     // over when it is not being polled
-  void push(std::vector<Completion> completions);  // what no work completion tells
-  bool push_from_nic();  // all that the NIC's queue holds, for the next poll; whether it held any
+  void remove(QueuePair* queue_pair) noexcept;     // returns when it is not being polled
+  void push(std::vector<Completion> completions);  // those without a work completion
+  bool push_from_nic();  // drains the NIC's queue for the next poll; whether it held any
 
   void poll_nic(int max_work, std::vector<Completion>* out);
   bool has_pushed();
@@ -85,11 +85,11 @@ class CompletionQueue final : public Resource {
 
   const std::shared_ptr<Device> device_;
   const int depth_;
-  const Fd wake_;  // an eventfd: readable while something is pushed, or once it is being closed
+  const Fd wake_;  // an eventfd: readable after a push, or once it is being closed
   ibv_comp_channel* channel_ = nullptr;
   ibv_cq* cq_ = nullptr;
 
-  std::mutex poll_mutex_;  // held while work completions are handed to queue pairs
+  std::mutex poll_mutex_;  // held while queue pairs handle work completions
   std::map<uint32_t, QueuePair*> queue_pairs_;
   int room_taken_ = 0;
 
@@ -98,8 +98,8 @@ class CompletionQueue final : public Resource {
 
   std::mutex turn_mutex_;
   std::condition_variable turn_over_;
-  bool is_waiting_ = false;      // one thread, and others wait for it
-  unsigned unacknowledged_ = 0;  // that thread's
+  bool is_waiting_ = false;      // one thread waits, and others wait for it
+  unsigned unacknowledged_ = 0;  // of that thread
 };
 
 }  // namespace mk::rdma

@@ -1,4 +1,4 @@
-// What GPUDirect RDMA needs of the CUDA driver, each table of one age.
+// The CUDA driver functions for GPUDirect RDMA, one table per driver version.
 //
 // Layer: rdma.
 #pragma once

@@ -46,7 +46,7 @@ AsyncEvent describe(const ibv_async_event& event) {
     case IBV_EVENT_GID_CHANGE:
       described.port = event.element.port_num;
       break;
-    default:  // of the device, of a completion queue: nothing to add
+    default:  // of the device or a completion queue: nothing to add
       break;
   }
   return described;
@@ -90,7 +90,7 @@ Device::Device(ibv_context* context, ibv_pd* pd, bool owns)
     info_ = rdma::describe(context);
     rename(concat("device ", info_.name));
     leave_ = Fd(MK_SYSCALL(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), "eventfd"));
-    if (owns) {  // so that an event that another thread has taken does not block this one
+    if (owns) {  // so that this does not block if another thread has taken the event
       const int flags = MK_SYSCALL(fcntl(context->async_fd, F_GETFL), "fcntl");
       MK_SYSCALL(fcntl(context->async_fd, F_SETFL, flags | O_NONBLOCK), "fcntl");
     }
@@ -119,7 +119,7 @@ std::optional<AsyncEvent> Device::wait_event(double timeout_s) {
     if (!wait_readable(context_->async_fd, leave_.get(), timeout_s)) return std::nullopt;
   }
   const AsyncEvent described = describe(event);
-  // At once: destroying what an event is about waits until it is acknowledged.
+  // Immediately: destroying the object of an event waits for its acknowledgement.
   Verbs::get().p_ibv_ack_async_event(&event);
   return described;
 }

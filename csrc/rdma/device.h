@@ -18,7 +18,7 @@
 #if MK_HAVE_VERBS
 namespace mk::rdma {
 
-// Something that happened to the device, on its own time.
+// An asynchronous event of the device.
 struct AsyncEvent {
   std::string type;     // verbs.h's name without the prefix: "PORT_ERR", "QP_FATAL", "DEVICE_FATAL"
   int port = 0;         // of port events
@@ -29,21 +29,21 @@ class Device final : public Resource {
  public:
   // Throws InvalidArgument (no such device), Unavailable (no libibverbs), SystemError.
   static std::shared_ptr<Device> open(const std::string& name);
-  // On a protection domain that another library owns, and must keep open for longer than this.
+  // Uses a protection domain of another library, which must keep it open for longer than this.
   static std::shared_ptr<Device> borrow(ibv_context* context, ibv_pd* pd);
 
   Device(ibv_context* context, ibv_pd* pd, bool owns);  // for make_resource
   ~Device() override { close(); }
 
   const std::string& name() const { return info_.name; }
-  const DeviceInfo& info() const { return info_; }  // as it was when opened
-  PortInfo port(int number) const;                  // as it is now
+  const DeviceInfo& info() const { return info_; }  // as of when it was opened
+  PortInfo port(int number) const;                  // as of now
 
-  // The next event; nothing when the time is up, or at once when the device is closed meanwhile.
-  // Who borrows the device leaves events to its owner.
+  // The next event; empty at the timeout, or at once if the device is closed meanwhile. On a
+  // borrowed device, events are left to its owner.
   std::optional<AsyncEvent> wait_event(double timeout_s);
 
-  // Of which the caller holds a Use, or makes a child.
+  // The caller must hold a Use, or be creating a child.
   ibv_context* context() const { return context_; }
   ibv_pd* pd() const { return pd_; }
 

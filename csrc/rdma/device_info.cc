@@ -30,7 +30,7 @@ const char* gid_type_name(uint32_t type) {
 
 int mtu_bytes(ibv_mtu mtu) { return mtu >= IBV_MTU_256 && mtu <= IBV_MTU_4096 ? 128 << mtu : 0; }
 
-// ibv_query_port of verbs.h, which is inline and would link the library.
+// ibv_query_port of verbs.h is inline and would link the library.
 int query_port(ibv_context* context, int port, ibv_port_attr* attr) {
   std::memset(attr, 0, sizeof *attr);
   if (verbs_context* verbs = verbs_get_ctx_op(context, query_port)) {
@@ -40,7 +40,7 @@ int query_port(ibv_context* context, int port, ibv_port_attr* attr) {
                                        reinterpret_cast<_compat_ibv_port_attr*>(attr));
 }
 
-// Whether the entry of the table is set.
+// Whether the table entry is set.
 bool query_gid(ibv_context* context, int port, int index, GidInfo* info) {
   info->index = index;
   ibv_gid gid{};

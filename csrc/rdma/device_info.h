@@ -1,8 +1,8 @@
-// What the NICs of this machine say of themselves: ports, GIDs, limits.
+// What verbs report about this machine's NICs: ports, GIDs, limits.
 //
 //   for (const DeviceInfo& info : list_devices()) ...
 //
-// Layer: rdma. What verbs do not tell (NUMA node, PCI path, rate) is in sysfs:
+// Layer: rdma. What verbs do not report (NUMA node, PCI path, rate) comes from sysfs:
 // mooncake_kernels/rdma.
 #pragma once
 
@@ -22,7 +22,7 @@ struct GidInfo {
   int index = 0;
   Gid gid{};
   std::string type;        // "IB", "RoCE v1", "RoCE v2"; empty if the library cannot tell
-  uint32_t interface = 0;  // index of the network interface it is of; 0 if of none
+  uint32_t interface = 0;  // index of its network interface; 0 if it has none
 };
 
 struct PortInfo {
@@ -33,7 +33,7 @@ struct PortInfo {
   int max_mtu = 0;
   uint32_t max_message_bytes = 0;
   int lid = 0;
-  std::vector<GidInfo> gids;  // those that are set
+  std::vector<GidInfo> gids;  // the ones that are set
 };
 
 struct DeviceInfo {
@@ -43,12 +43,11 @@ struct DeviceInfo {
   uint32_t vendor_id = 0;
   uint64_t max_mr_bytes = 0;
   int max_mr = 0, max_qp = 0, max_qp_wr = 0, max_sge = 0, max_sge_read = 0, max_cq = 0, max_cqe = 0;
-  int max_reads_in = 0, max_reads_out = 0;  // RDMA reads in flight on a queue pair
+  int max_reads_in = 0, max_reads_out = 0;  // RDMA reads in flight per queue pair
   std::vector<PortInfo> ports;
 };
 
-// Throws Unavailable (no libibverbs) and SystemError. A device that goes away meanwhile is left
-// out.
+// Throws Unavailable (no libibverbs) and SystemError. Skips a device that disappears meanwhile.
 std::vector<DeviceInfo> list_devices();
 
 DeviceInfo describe(ibv_context* context);

@@ -1,4 +1,4 @@
-// The NICs that libibverbs finds, and one that is open: handles that give themselves back.
+// RAII handles: the list of NICs that libibverbs finds, and an open NIC.
 //
 // Layer: rdma.
 #pragma once
@@ -13,7 +13,7 @@ namespace mk::rdma {
 
 class DeviceList {
  public:
-  // None where the kernel knows nothing of RDMA.
+  // Empty if the kernel has no RDMA support.
   DeviceList() : devices_(Verbs::get().p_ibv_get_device_list(&count_)) {
     if (devices_) return;
     count_ = 0;

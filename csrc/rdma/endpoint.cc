@@ -8,7 +8,7 @@
 namespace mk::rdma {
 namespace {
 
-// Lower reaches further.
+// A lower rank has a wider reach.
 int rank(const GidInfo& info) {
   static constexpr uint8_t kMapped[12] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};
   const bool is_ipv4 = std::equal(kMapped, kMapped + 12, info.gid.begin());

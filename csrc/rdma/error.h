@@ -1,4 +1,4 @@
-// What a verb failed of, in words.
+// Errors of verbs.
 //
 // Layer: rdma.
 #pragma once
@@ -12,7 +12,7 @@
 #if MK_HAVE_VERBS
 namespace mk::rdma {
 
-// OSError in Python: "ibv_create_qp: mlx5_0: Cannot allocate memory". Most verbs return the errno,
+// OSError in Python: "ibv_create_qp: mlx5_0: Cannot allocate memory". Most verbs return the errno;
 // those that return a pointer leave it in errno.
 inline void check_verb(int error, const char* verb, const std::string& what) {
   if (error != 0) throw SystemError(error < 0 ? errno : error, concat(verb, ": ", what));

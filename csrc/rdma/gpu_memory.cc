@@ -21,7 +21,7 @@ std::optional<GpuMemory> find_gpu_memory(Span span) {
     MK_CHECK(range.kind == MemoryKind::kDevice && range.device == first.device,
              "register: buffer must be memory of one GPU, got cuda:", first.device, " up to byte ",
              at - span.address, " of ", span.num_bytes, " and something else from there on");
-    // Of an allocation whose extent the driver does not tell, MemoryMap has that one byte.
+    // For an allocation of unknown extent, MemoryMap returns that one byte.
     const bool known = range.end - range.begin > 1;
     const uint64_t end = known ? std::min(range.end, span.end()) : span.end();
     memory.mappings.push_back({at, end - at});
@@ -47,7 +47,7 @@ Span whole_pages(Span span) {
 }
 
 // A GPU with a coherent link to its CPU (Grace) exports through that link unless told otherwise,
-// and a NIC on PCIe cannot reach it there. Elsewhere drivers refuse to be told.
+// and a NIC on PCIe cannot reach it there. Other drivers reject the flag.
 std::vector<unsigned long long> export_flags(int device) {
   const bool coherent =
       attribute(CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES, device) != 0;
@@ -55,7 +55,7 @@ std::vector<unsigned long long> export_flags(int device) {
   return {0};
 }
 
-// Appends the export; the error's name if the driver refuses.
+// Appends the export; returns the error's name if the driver refuses.
 std::string export_one(Span span, const std::vector<unsigned long long>& flags,
                        std::vector<DmabufExport>* exports) {
   const Span pages = whole_pages(span);
@@ -118,7 +118,7 @@ std::string synchronize_copies(const GpuMemory& memory) {
     if (result != CUDA_SUCCESS) break;
   }
   if (result == CUDA_SUCCESS) return "";
-  // Memory of the virtual memory management calls has no such attribute: its context has.
+  // Memory from the virtual memory management calls has no such attribute, but its context has.
   if (CudaContextFlags::reason().empty()) {
     unsigned flags = 0;
     const auto& context_flags = CudaContextFlags::get();

@@ -1,7 +1,7 @@
-// GPU memory as a NIC sees it: of which mappings it consists, as a dma-buf, and when what was
+// GPU memory from a NIC's point of view: its mappings, its export as a dma-buf, and when data
 // written to it can be read.
 //
-// Layer: rdma. Uses a CUDA driver that somebody else has loaded; without one all memory is host's.
+// Layer: rdma. Uses a CUDA driver that is already loaded; without one, all memory is host memory.
 #pragma once
 
 #include <cstdint>
@@ -17,35 +17,35 @@ namespace mk::rdma {
 // Memory of one GPU.
 struct GpuMemory {
   int device = 0;
-  std::vector<Span> mappings;  // which cover it, each of one allocation
+  std::vector<Span> mappings;  // cover it; each within one allocation
 };
 
-// Nothing for host memory. Throws InvalidArgument if a part of it is elsewhere than its beginning.
+// Empty for host memory. Throws InvalidArgument if part of it is not where its beginning is.
 std::optional<GpuMemory> find_gpu_memory(Span span);
 
-// Which allocation an address of a GPU belongs to: another number once it was freed and the
-// address was given out again. 0 if the driver does not know it (any longer).
+// The number of the allocation that holds a GPU address; it changes when the memory was freed and
+// the address reused. 0 if the driver does not know the address (any longer).
 uint64_t allocation_id(uint64_t address);
 
 struct DmabufExport {
   Fd fd;
-  Span span;  // of pages; it holds the memory asked for
+  Span span;  // whole pages around the requested memory
 };
 
 struct DmabufExports {
-  std::vector<DmabufExport> exports;  // which cover the memory, in order; empty if it cannot be
-  std::string reason;                 // why not
+  std::vector<DmabufExport> exports;  // cover the memory, in order; empty on failure
+  std::string reason;                 // of that failure
 };
 
-// One export of all of it; where the driver refuses that (several mappings), one each.
+// One export for all of it or, if the driver refuses that (several mappings), one per mapping.
 DmabufExports export_dmabufs(const GpuMemory& memory, Span span);
 
-// Makes the driver finish synchronous copies to and from that memory before they return, as they
-// must where a NIC reads it too. The reason if it cannot; empty if it does.
+// Makes the driver complete synchronous copies to and from that memory before they return, as is
+// necessary if a NIC reads it too. Returns the reason if that fails, else an empty string.
 std::string synchronize_copies(const GpuMemory& memory);
 
-// Makes what NICs have written to a GPU visible to kernels that are launched from now on.
-// Returns false if the hardware sees to that by itself. Throws Unavailable, CudaError.
+// Makes what NICs have written to a GPU visible to kernels launched from now on. Returns false if
+// the hardware does that by itself. Throws Unavailable, CudaError.
 bool flush_writes(int device);
 
 }  // namespace mk::rdma

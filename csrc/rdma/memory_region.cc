@@ -17,14 +17,14 @@ namespace {
 
 unsigned verbs_access(Access access) {
   unsigned flags = 0;
-  // Remote writing needs local writing, say the verbs.
+  // Verbs require local write access for remote writes.
   if (access & (kLocalWrite | kRemoteWrite)) flags |= IBV_ACCESS_LOCAL_WRITE;
   if (access & kRemoteRead) flags |= IBV_ACCESS_REMOTE_READ;
   if (access & kRemoteWrite) flags |= IBV_ACCESS_REMOTE_WRITE;
   return flags;
 }
 
-// Of one call; null with errno.
+// Registers in one call; null with errno set on failure.
 ibv_mr* register_host(ibv_pd* pd, Span span, Access access) {
   void* const start = reinterpret_cast<void*>(span.address);
   const unsigned flags = verbs_access(access);
@@ -41,7 +41,7 @@ ibv_mr* register_dmabuf_mr(ibv_pd* pd, int fd, uint64_t offset, Span span, Acces
                                                 static_cast<int>(verbs_access(access) | relaxed));
 }
 
-// The most bytes a piece may have: whole pages, so that pieces do not share one.
+// The maximum size of a piece: whole pages, so that pieces do not share one.
 uint64_t piece_bytes(const DeviceInfo& info, const RegisterOptions& options) {
   const uint64_t page = sysconf(_SC_PAGESIZE);
   uint64_t limit = info.max_mr_bytes;
@@ -49,7 +49,7 @@ uint64_t piece_bytes(const DeviceInfo& info, const RegisterOptions& options) {
   return std::max(limit / page * page, page);
 }
 
-// Cuts at multiples of `limit`, counted from the page that the first byte is on.
+// Cuts at multiples of `limit`, counted from the first byte's page.
 template <class Register>
 void register_pieces(Span span, uint64_t limit, std::vector<Piece>* pieces, Register register_one) {
   const uint64_t page = sysconf(_SC_PAGESIZE);
@@ -81,7 +81,7 @@ std::vector<Piece> register_dmabuf_pieces(const Device& device, Span span,
                                           const RegisterOptions& options) {
   std::vector<Piece> pieces;
   for (const DmabufExport& dmabuf : exports) {
-    // Exports are of whole pages, of which two mappings may share one.
+    // Exports consist of whole pages, which two mappings may share.
     const uint64_t after = pieces.empty() ? span.address : pieces.back().span.end();
     const uint64_t begin = std::max(after, dmabuf.span.address);
     const uint64_t end = std::min(span.end(), dmabuf.span.end());
@@ -95,7 +95,7 @@ std::vector<Piece> register_dmabuf_pieces(const Device& device, Span span,
   return pieces;
 }
 
-// GPU memory, by whichever way works; all reasons if none does.
+// Registers GPU memory in whichever way works; reports all reasons if none does.
 class GpuRegistration {
  public:
   GpuRegistration(const GpuMemory& memory, Span span, const RegisterOptions& options)
@@ -148,10 +148,10 @@ class GpuRegistration {
   DmabufExports dmabufs_;
 };
 
-// Fewer bytes are registered in less time than a thread is started in.
+// Registering less takes less time than starting a thread.
 constexpr uint64_t kAtOnceBytes = 1 << 20;
 
-// One region a device, large ones all at once; the first error if one could not be.
+// One region per device, large ones in parallel; throws the first error, if any.
 template <class Register>
 std::vector<RegionRef> on_all(const std::vector<std::shared_ptr<Device>>& devices,
                               uint64_t num_bytes, Register register_on) {
@@ -170,7 +170,7 @@ std::vector<RegionRef> on_all(const std::vector<std::shared_ptr<Device>>& device
     }
   });
   for (const std::exception_ptr& error : errors) {
-    if (error) std::rethrow_exception(error);  // the regions that were made go with `regions`
+    if (error) std::rethrow_exception(error);  // `regions` releases those that were made
   }
   return regions;
 }
@@ -194,7 +194,7 @@ MemoryRegion::MemoryRegion(std::shared_ptr<Device> device, Span span, Access acc
 
 MemoryRegion::~MemoryRegion() {
   close();
-  // What is left in a forked child is the parent's: the kernel knows the two by one file.
+  // What a forked child holds belongs to its parent: to the kernel, both are the same file.
   for (Piece& piece : pieces_) piece.mr.release();
 }
 

@@ -1,4 +1,4 @@
-// MemoryRegion: memory that a NIC may read and write, and what it knows it by.
+// MemoryRegion: memory that a NIC may read and write, with its keys.
 //
 //   auto regions = register_memory({device}, {address, num_bytes}, kLocalWrite | kRemoteRead);
 //   regions[0]->pieces()[0].rkey
@@ -19,7 +19,7 @@
 #if MK_HAVE_VERBS
 namespace mk::rdma {
 
-// How a NIC got at the memory.
+// How a NIC accesses the memory.
 enum class Mapping {
   kHost,     // host memory, pinned by ibv_reg_mr
   kDmabuf,   // GPU memory, exported as a dma-buf
@@ -29,15 +29,15 @@ const char* mapping_name(Mapping mapping);  // "host", "dmabuf", "peermem"
 
 using Access = uint32_t;
 constexpr Access kLocalWrite = 1, kRemoteRead = 2, kRemoteWrite = 4;
-constexpr Access kRelaxedOrdering = 8;  // where the library knows it; otherwise without
+constexpr Access kRelaxedOrdering = 8;  // dropped if the library does not know it
 
 struct DeregisterMr {
   void operator()(ibv_mr* mr) const { Verbs::get().p_ibv_dereg_mr(mr); }
 };
 using MrHandle = std::unique_ptr<ibv_mr, DeregisterMr>;
 
-// A region is of one piece, unless the device limits their size or the memory of a GPU consists of
-// several mappings. In the order of their addresses, without holes.
+// A region has one piece, unless the device limits their size or GPU memory consists of several
+// mappings. Sorted by address, without gaps.
 struct Piece {
   Span span;
   MrHandle mr;
@@ -53,10 +53,10 @@ class MemoryRegion final : public Resource {
   Span span() const { return span_; }
   Access access() const { return access_; }
   Mapping mapping() const { return mapping_; }
-  // What did not go as it should, for GPU memory: why not by dma-buf, why copies are not
+  // For GPU memory, what did not work as intended: why it does not use dma-buf, why copies are not
   // synchronous.
   const std::string& note() const { return note_; }
-  // Whoever uses the keys holds a Use: they are the device's to give to others once it is closed.
+  // A user of the keys must hold a Use: after closing, the device may reassign them.
   const std::vector<Piece>& pieces() const { return pieces_; }
 
  private:
@@ -71,23 +71,23 @@ class MemoryRegion final : public Resource {
 };
 using RegionRef = std::shared_ptr<MemoryRegion>;
 
-// Which way GPU memory is to be mapped.
+// How GPU memory is to be mapped.
 enum class GpuMapping { kAuto, kDmabuf, kPeermem };
 
 struct RegisterOptions {
   Access access = kLocalWrite;
   GpuMapping gpu_mapping = GpuMapping::kAuto;  // auto: dma-buf, else nvidia_peermem
-  uint64_t max_piece_bytes = 0;                // a smaller limit than the device's; 0: the device's
+  uint64_t max_piece_bytes = 0;                // a limit below the device's; 0: the device's
 };
 
-// Registers the memory on every device, large memory on all of them at once; one region a device,
-// in their order. All or none. GPU memory is exported once for all. Throws InvalidArgument (an
-// empty range, memory of several kinds), Unavailable (GPU memory that neither way can be mapped:
-// both reasons), SystemError (errno, and what it means here).
+// Registers the memory on every device, large memory on all of them in parallel; returns one region
+// per device, in their order. All or none. GPU memory is exported once for all. Throws
+// InvalidArgument (an empty range, memory of several kinds), Unavailable (GPU memory that can be
+// mapped in neither way: both reasons), SystemError (errno, and its meaning here).
 std::vector<RegionRef> register_memory(const std::vector<std::shared_ptr<Device>>& devices,
                                        Span span, const RegisterOptions& options);
 
-// Registers memory that somebody has exported, from `offset` on, under the addresses of `span`.
+// Registers already exported memory, from `offset` on, under the addresses of `span`.
 RegionRef register_dmabuf(const std::shared_ptr<Device>& device, int fd, uint64_t offset, Span span,
                           Access access);
 

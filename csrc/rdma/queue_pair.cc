@@ -29,7 +29,7 @@ void check_options(const QueuePairOptions& options, const DeviceInfo& info) {
 
 uint32_t random_psn() { return std::random_device{}() & 0xffffff; }
 
-// Of a port that does not say how long a message may be, verbs' own limit.
+// For a port that does not report its maximum message size, the limit of verbs.
 uint64_t message_bytes(const PortInfo& port) {
   constexpr uint64_t kMost = 1u << 30;
   return port.max_message_bytes == 0 ? kMost : std::min<uint64_t>(port.max_message_bytes, kMost);
@@ -102,7 +102,7 @@ void QueuePair::create(const PortInfo& port) {
   limits_ = {max_sges, std::min(max_sges, device.info().max_sge_read), message_bytes(port)};
 }
 
-// Polling takes the queue's lock, then this one's use: it must be over before that is had alone.
+// Polling takes the queue's lock, then this one's use; it must finish before exclusive access.
 void QueuePair::interrupt() noexcept { queue_->remove(this); }
 
 void QueuePair::release() noexcept {
@@ -114,10 +114,10 @@ void QueuePair::release() noexcept {
     Verbs::get().p_ibv_destroy_qp(qp_);
   }
   queue_->push(std::move(out));
-  // Its room is given to others: what it has left in the queue must not take it.
+  // Its room goes to others, so leftovers in the queue must not occupy it.
   try {
     queue_->push_from_nic();
-  } catch (const SystemError&) {  // which the next poll tells
+  } catch (const SystemError&) {  // the next poll will report it
   }
   queue_->give_back(room());
 }
@@ -136,7 +136,7 @@ void QueuePair::to_init() {
   ibv_qp_attr attr{};
   attr.qp_state = IBV_QPS_INIT;
   attr.port_num = static_cast<uint8_t>(options_.port);
-  // What a region allows decides; the connection allows all of it.
+  // The region's rights decide; the connection allows everything.
   attr.qp_access_flags = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE;
   modify(&attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS, "INIT");
   state_ = State::kInit;
@@ -207,7 +207,7 @@ void QueuePair::connect(const Endpoint& peer, const ConnectOptions& options) {
   MK_CHECK(peer.qp_num != last_peer_.qp_num || peer.psn != last_peer_.psn || last_peer_.mtu == 0,
            "connect: peer must be reset, too, got its endpoint of the earlier connection");
   last_peer_ = peer;
-  state_ = State::kReset;  // which it is again before the next attempt, should this one fail
+  state_ = State::kReset;  // so that it is reset again before a retry, should this attempt fail
   for (int i = 0; i < options_.max_immediates; ++i) {
     check_verb(post_receive(), "ibv_post_recv", what());
   }
@@ -222,7 +222,7 @@ void QueuePair::reset() {
   to_reset(&out);
   lock.unlock();
   queue_->push(std::move(out));
-  queue_->push_from_nic();  // what the earlier connection has left there: its room is needed
+  queue_->push_from_nic();  // leftovers of the earlier connection occupy room
   lock.lock();
   const uint32_t before = endpoint_.psn;
   while (endpoint_.psn == before) endpoint_.psn = random_psn();

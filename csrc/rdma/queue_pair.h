@@ -3,7 +3,7 @@
 //
 //   auto pair = QueuePair::make(queue, {});
 //   pair->connect(endpoint_of_the_peer, {});
-//   pair->submit(transfer);    // never blocks; the queue tells when it is over
+//   pair->submit(transfer);    // never blocks; the queue reports its completion
 //
 // Layer: rdma. Thread-safe.
 #pragma once
@@ -24,16 +24,16 @@ namespace mk::rdma {
 
 struct QueuePairOptions {
   int port = 1;
-  int gid_index = -1;   // -1: chosen (choose_gid)
-  int max_sends = 256;  // work requests in flight; the rest of a transfer waits here
-  int max_sges = 16;    // ranges of local memory a work request gathers, if the device has as many
+  int gid_index = -1;      // -1: chosen (choose_gid)
+  int max_sends = 256;     // work requests in flight; the rest of a transfer is queued here
+  int max_sges = 16;       // ranges of local memory per work request, if the device supports it
   int max_immediates = 0;  // how many of the peer's immediates may wait to be polled
 };
 
 struct ConnectOptions {
   int timeout = 14;     // of an acknowledgement: 4.096 us * 2^timeout
-  int retries = 6;      // before a transfer fails with RETRY_EXC_ERR; soft-RoCE takes 7 for ever
-  int rnr_retries = 7;  // while the peer has no room for an immediate; 7: for ever
+  int retries = 6;      // before a transfer fails with RETRY_EXC_ERR; soft-RoCE takes 7 as infinite
+  int rnr_retries = 7;  // while the peer has no room for an immediate; 7: infinite
   int traffic_class = 0;
   int service_level = 0;
 };
@@ -47,15 +47,15 @@ class QueuePair final : public Resource {
   ~QueuePair() override { close(); }
 
   uint32_t number() const { return number_; }
-  Endpoint endpoint() const;  // what the peer connects to; another after a reset
+  Endpoint endpoint() const;  // what the peer connects to; changes with a reset
   void connect(const Endpoint& peer, const ConnectOptions& options);
-  // Makes it ready to be connected anew: what is in flight ends as closed. Both sides must, and
-  // tell each other their new endpoints: a peer of the earlier connection would acknowledge what
-  // this one sends as repetitions, and not do it.
+  // Prepares it to be connected again; what is in flight ends as closed. Both sides must reset and
+  // exchange their new endpoints: a peer of the earlier connection would take the packets of the
+  // new one for duplicates, and acknowledge them without executing them.
   void reset();
 
-  // Writes to the peer, or reads from it. Its end is told by the queue, once; after a failure all
-  // that follows fails, until it is connected again.
+  // Writes to the peer, or reads from it. The queue reports its completion, once; after a failure
+  // all later transfers fail, until it is connected again.
   void submit(const Transfer& transfer);
   bool is_connected() const;  // and has not failed
 
@@ -63,14 +63,14 @@ class QueuePair final : public Resource {
   friend class CompletionQueue;
   enum class State { kReset, kInit, kConnected, kFailed };
 
-  // A transfer on its way.
+  // A transfer in progress.
   struct Batch {
     WorkList work;
-    RegionRef region;  // holds its keys
+    RegionRef region;  // keeps its keys valid
     uint64_t token = 0;
     std::optional<uint32_t> immediate;
     size_t num_posted = 0;   // work requests
-    uint64_t first_seq = 0;  // of the work request that was posted first
+    uint64_t first_seq = 0;  // of its first work request
     int status = 0;
     uint32_t vendor_error = 0;
     uint64_t num_bytes_done = 0;
@@ -80,12 +80,12 @@ class QueuePair final : public Resource {
     Completion completion(uint32_t qp_num) const;
   };
 
-  // Handles a work completion of this queue pair; appends what is over.
+  // Handles a work completion of this queue pair; appends what is complete.
   void complete(const ibv_wc& wc, std::vector<Completion>* out);
 
   int room() const { return options_.max_sends + options_.max_immediates; }
 
-  // All with mutex_ held.
+  // All require mutex_.
   void create(const PortInfo& port);
   void modify(ibv_qp_attr* attr, int mask, const char* to);
   void to_init();
@@ -115,14 +115,15 @@ class QueuePair final : public Resource {
   Endpoint last_peer_;
   WorkLimits limits_;
 
-  std::mutex reset_mutex_;  // held for the length of a reset
+  std::mutex reset_mutex_;  // held during a reset
   mutable std::mutex mutex_;
   State state_ = State::kReset;
-  std::deque<Batch> batches_;  // in the order they were submitted
-  size_t num_started_ = 0;     // of batches_: those that are posted, all of them
+  std::deque<Batch> batches_;  // in order of submission
+  size_t num_started_ = 0;     // of batches_: those posted completely
   uint64_t head_ = 0;          // sequence number of the next work request
   uint64_t tail_ = 0;          // of the oldest in flight
-  // Of connections, also of other queue pairs that had this number: their completions are ignored.
+  // Numbers connections, including those of other queue pairs that had this QP number, so that
+  // their completions can be ignored.
   uint16_t generation_ = next_generation();
 };
 

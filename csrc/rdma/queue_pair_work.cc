@@ -1,4 +1,5 @@
-// The data path of a queue pair: from transfers to work requests, from work completions to ends.
+// The data path of a queue pair: turns transfers into work requests and work completions into
+// results.
 #include <arpa/inet.h>
 
 #include <algorithm>
@@ -11,12 +12,12 @@
 namespace mk::rdma {
 namespace {
 
-// A wr_id: whether it is a receive, of which connection, and the sequence number.
+// A wr_id: whether it is a receive, the number of its connection, and the sequence number.
 constexpr uint64_t kReceive = uint64_t{1} << 63;
 constexpr int kGenerationShift = 48;
 constexpr uint64_t kSeqMask = (uint64_t{1} << kGenerationShift) - 1;
-// Work requests posted by one call. Of reads that come in a burst soft-RoCE loses some, and asks
-// for them again: they are posted one by one. What that costs on hardware was not measured.
+// Work requests posted by one call. Soft-RoCE loses some reads of a burst and has to request them
+// again, so reads are posted one by one. What that costs on hardware was not measured.
 constexpr size_t kChain = 32;
 constexpr size_t kReadChain = 1;
 
@@ -26,7 +27,7 @@ uint64_t QueuePair::wr_id(uint64_t seq) const {
   return uint64_t{generation_} << kGenerationShift | (seq & kSeqMask);
 }
 
-// With no memory: an immediate comes without data.
+// Without memory: an immediate carries no data.
 int QueuePair::post_receive() {
   ibv_recv_wr receive{};
   receive.wr_id = kReceive | wr_id(0);
@@ -68,13 +69,13 @@ void QueuePair::submit(const Transfer& transfer) {
   queue_->push(std::move(out));
 }
 
-// Posts as much as there is room for. What is over by that: transfers that move nothing, and all
+// Posts as much as there is room for. Appends what that completes: transfers of no bytes, and all
 // that waits if the queue pair has failed.
 void QueuePair::post_pending(std::vector<Completion>* out) {
   while (state_ == State::kConnected && num_started_ < batches_.size()) {
     Batch& batch = batches_[num_started_];
     if (batch.is_posted()) {
-      if (batch.work.requests.empty()) batch.first_seq = head_;  // over when all before it is
+      if (batch.work.requests.empty()) batch.first_seq = head_;  // done when all before it is done
       ++num_started_;
       continue;
     }
@@ -95,7 +96,7 @@ void QueuePair::post_pending(std::vector<Completion>* out) {
 int QueuePair::post_chain(Batch* batch, size_t count) {
   std::array<ibv_send_wr, kChain> chain{};
   const size_t num_requests = batch->work.requests.size();
-  // So many must be heard of that there is always one in flight that makes room.
+  // Signals often enough that a signalled request, which makes room, is always in flight.
   const uint64_t signal_every = std::max(options_.max_sends / 4, 1);
   if (batch->num_posted == 0) batch->first_seq = head_;
   for (size_t i = 0; i < count; ++i) {
@@ -127,7 +128,7 @@ int QueuePair::post_chain(Batch* batch, size_t count) {
 
 void QueuePair::complete(const ibv_wc& wc, std::vector<Completion>* out) {
   const std::lock_guard lock(mutex_);
-  if ((wc.wr_id & ~kSeqMask & ~kReceive) != (wr_id(0) & ~kReceive)) return;  // of an earlier life
+  if ((wc.wr_id & ~kSeqMask & ~kReceive) != (wr_id(0) & ~kReceive)) return;  // old connection
   if (wc.wr_id & kReceive) {
     take_immediate(wc, out);
     return;
@@ -137,9 +138,9 @@ void QueuePair::complete(const ibv_wc& wc, std::vector<Completion>* out) {
     const auto failed = std::find_if(batches_.begin(), batches_.end(), [&](const Batch& batch) {
       return seq >= batch.first_seq && seq < batch.end_seq();
     });
-    tail_ = std::max(tail_, seq);  // all before it is delivered
+    tail_ = std::max(tail_, seq);  // everything before it is delivered
     if (failed != batches_.end()) fail(&*failed, wc.status, wc.vendor_err);
-    // The NIC flushes what is posted, each with a work completion; what moves nothing has none.
+    // The NIC flushes what is posted, each with a work completion; empty transfers have none.
     for (auto later = failed; later != batches_.end(); ++later) {
       if (later->work.requests.empty()) fail(&*later, IBV_WC_WR_FLUSH_ERR, 0);
     }
@@ -151,7 +152,7 @@ void QueuePair::complete(const ibv_wc& wc, std::vector<Completion>* out) {
 
 void QueuePair::take_immediate(const ibv_wc& wc, std::vector<Completion>* out) {
   if (wc.status != IBV_WC_SUCCESS) {
-    if (batches_.empty()) give_up(out);  // otherwise it is they who tell
+    if (batches_.empty()) give_up(out);  // otherwise the batches report it
     return;
   }
   Completion completion;
@@ -163,7 +164,7 @@ void QueuePair::take_immediate(const ibv_wc& wc, std::vector<Completion>* out) {
   if (state_ == State::kConnected && post_receive() != 0) give_up(out);
 }
 
-// Of a transfer the first error counts, and what is known to be delivered by then.
+// For a transfer, only the first error counts, and what is known to be delivered at that time.
 void QueuePair::fail(Batch* batch, int status, uint32_t vendor_error) {
   if (batch->status != IBV_WC_SUCCESS) return;
   batch->status = status;
@@ -173,8 +174,8 @@ void QueuePair::fail(Batch* batch, int status, uint32_t vendor_error) {
   }
 }
 
-// Ends everything where it is this process that found out: of work requests that are not signalled
-// and succeed nothing is heard, so nothing can be waited for. A reset makes the NIC let go of them.
+// Ends everything if this process detected the failure: unsignalled work requests that succeed
+// complete silently, so there is nothing to wait for. A reset makes the NIC release them.
 void QueuePair::give_up(std::vector<Completion>* out) {
   state_ = State::kFailed;
   ibv_qp_attr attr{};
@@ -183,7 +184,7 @@ void QueuePair::give_up(std::vector<Completion>* out) {
   end_batches(IBV_WC_WR_FLUSH_ERR, out);
 }
 
-// Ends all transfers, those that had no error yet with that status.
+// Ends all transfers, giving that status to those without an error.
 void QueuePair::end_batches(int status, std::vector<Completion>* out) {
   for (Batch& batch : batches_) {
     fail(&batch, status, 0);
@@ -195,7 +196,7 @@ void QueuePair::end_batches(int status, std::vector<Completion>* out) {
   generation_ = next_generation();
 }
 
-// Ends the transfers whose work requests are all before `end_seq`.
+// Completes the transfers whose work requests are all before `end_seq`.
 void QueuePair::retire(uint64_t end_seq, std::vector<Completion>* out) {
   while (num_started_ > 0 && batches_.front().end_seq() <= end_seq) {
     Batch& batch = batches_.front();
@@ -210,7 +211,7 @@ void QueuePair::retire(uint64_t end_seq, std::vector<Completion>* out) {
   }
 }
 
-// Ends what will not be posted any more. What is posted, if only in part, ends when it is flushed.
+// Ends what will not be posted any more. What is posted, even in part, ends when it is flushed.
 void QueuePair::fail_pending(std::vector<Completion>* out) {
   while (batches_.size() > num_started_ && batches_.back().num_posted == 0) {
     Batch& batch = batches_.back();

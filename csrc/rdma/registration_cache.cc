@@ -16,7 +16,7 @@ struct RegistrationCache::Entry {
   std::vector<std::pair<uint64_t, uint64_t>> allocations;  // of GPU memory: address, allocation_id
   size_t num_leases = 0;
   bool registering = true;
-  bool listed = true;  // in entries_: found by others
+  bool listed = true;  // in entries_, so other callers find it
   std::optional<std::list<EntryRef>::iterator> idle;
 };
 
@@ -69,7 +69,7 @@ std::shared_ptr<RegistrationCache::Lease> RegistrationCache::acquire(Span span) 
   return result;
 }
 
-// What covers the range; null if nothing does.
+// The entry that covers the range; null if none does.
 RegistrationCache::EntryRef RegistrationCache::find(Span span) {
   const auto after = entries_.upper_bound(span.address);
   if (after == entries_.begin()) return nullptr;
@@ -77,8 +77,8 @@ RegistrationCache::EntryRef RegistrationCache::find(Span span) {
   return candidate->span.contains(span) ? candidate : nullptr;
 }
 
-// Whether a region was closed since (as all of a device are), or the GPU memory was freed and the
-// address given out again.
+// Whether a region has been closed since (as when its device is closed), or the GPU memory was
+// freed and its address reused.
 bool RegistrationCache::is_stale(const Entry& entry) const {
   for (const RegionRef& region : entry.regions) {
     if (region->is_closed()) return true;
@@ -89,7 +89,7 @@ bool RegistrationCache::is_stale(const Entry& entry) const {
   return false;
 }
 
-// An entry that others wait for. What it contains is not needed any more.
+// Adds an entry that others wait for. Entries that it contains are no longer needed.
 RegistrationCache::EntryRef RegistrationCache::begin_registration(Span span,
                                                                   std::vector<EntryRef>* dropped) {
   auto first = entries_.lower_bound(span.address);
@@ -106,7 +106,7 @@ RegistrationCache::EntryRef RegistrationCache::begin_registration(Span span,
   return entry;
 }
 
-// For that many more.
+// Evicts idle entries to make room for that many more.
 void RegistrationCache::make_room(uint64_t num_regions, uint64_t num_bytes,
                                   std::vector<EntryRef>* dropped) {
   while (!idle_.empty() && (stats_.num_bytes + num_bytes > options_.max_bytes ||
@@ -120,7 +120,7 @@ void RegistrationCache::register_now(const EntryRef& entry) {
   std::vector<RegionRef> regions;
   std::vector<std::pair<uint64_t, uint64_t>> allocations;
   const auto try_register = [&] {
-    // Asked for before: memory that is freed meanwhile is found to be another then.
+    // Queried before registering: if the memory is freed meanwhile, the mismatch is detected later.
     if (const auto gpu = find_gpu_memory(entry->span)) {
       for (const Span& mapping : gpu->mappings) {
         allocations.emplace_back(mapping.address, allocation_id(mapping.address));
@@ -176,7 +176,7 @@ void RegistrationCache::release(const EntryRef& entry) noexcept {
     --stats_.num_leased;
     if (entry->listed) {
       entry->idle = idle_.insert(idle_.end(), entry);
-      make_room(0, 0, &dropped);  // while leased, more than the bounds may have been registered
+      make_room(0, 0, &dropped);  // while leased, registrations may have exceeded the limits
     } else {
       --stats_.num_regions;
       stats_.num_bytes -= entry->span.num_bytes;
@@ -186,7 +186,7 @@ void RegistrationCache::release(const EntryRef& entry) noexcept {
   deregister(&dropped);
 }
 
-// Nobody finds it any more; if nobody leases it, the caller deregisters it without the lock.
+// Hides the entry from lookups; if it is not leased, the caller deregisters it without the lock.
 void RegistrationCache::drop(const EntryRef& entry, std::vector<EntryRef>* dropped) {
   const EntryRef held = entry;
   if (held->listed) {
@@ -222,7 +222,7 @@ size_t RegistrationCache::invalidate(Span span) {
   {
     const std::lock_guard lock(mutex_);
     auto at = entries_.lower_bound(span.address);
-    // In the order of their ends: of those that begin before, only a run right before can overlap.
+    // Sorted by end: of the entries that begin before, only a run immediately before can overlap.
     while (at != entries_.begin() && std::prev(at)->second->span.overlaps(span)) --at;
     while (at != entries_.end() && at->first < span.end()) {
       const EntryRef entry = (at++)->second;

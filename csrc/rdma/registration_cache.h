@@ -1,8 +1,8 @@
-// RegistrationCache: registrations that outlive their use, because registering takes longer than
+// RegistrationCache: keeps registrations after their use, because registering takes longer than
 // most transfers.
 //
 //   RegistrationCache cache({device}, {});
-//   auto lease = cache.acquire({address, num_bytes});   // registers, or finds what covers it
+//   auto lease = cache.acquire({address, num_bytes});   // registers, or finds a covering one
 //   lease->regions()[0] ...                             // valid until the lease is closed
 //
 // Layer: rdma. Thread-safe.
@@ -26,7 +26,7 @@
 namespace mk::rdma {
 
 struct CacheOptions {
-  RegisterOptions registration;            // of all its regions
+  RegisterOptions registration;            // for all its regions
   uint64_t max_bytes = uint64_t{1} << 40;  // kept, unless more is leased
   uint64_t max_regions = 4096;             // likewise
 };
@@ -41,15 +41,15 @@ class RegistrationCache : public std::enable_shared_from_this<RegistrationCache>
   using EntryRef = std::shared_ptr<Entry>;
 
  public:
-  // A range in use: it stays registered until this is closed.
+  // A range in use: it stays registered until the lease is closed.
   class Lease {
    public:
     Lease(std::shared_ptr<RegistrationCache> cache, EntryRef entry);
     Lease(const Lease&) = delete;
     ~Lease() { close(); }
 
-    Span span() const;                              // what is registered: the range, or more
-    const std::vector<RegionRef>& regions() const;  // one a device, in the cache's order
+    Span span() const;                              // the registered range, or more
+    const std::vector<RegionRef>& regions() const;  // one per device, in the cache's order
     void close() noexcept;                          // idempotent
 
    private:
@@ -61,13 +61,13 @@ class RegistrationCache : public std::enable_shared_from_this<RegistrationCache>
   RegistrationCache(std::vector<std::shared_ptr<Device>> devices, const CacheOptions& options);
   ~RegistrationCache() { close(); }
 
-  // Throws as register_memory does. If memory cannot be locked, what is idle is given up first.
+  // Throws as register_memory. If memory cannot be locked, idle registrations are evicted first.
   std::shared_ptr<Lease> acquire(Span span);
-  // The memory is freed, or is about to be: nothing that overlaps it is found any more. What is
-  // leased stays registered for its lease. Returns how many registrations that were.
+  // Call it when the memory is freed, or before: no overlapping registration is found any more.
+  // Leased ones stay registered for their lease. Returns the number of registrations concerned.
   size_t invalidate(Span span);
   CacheStats stats() const;
-  // Nothing is acquired any more; what is leased goes with its lease.
+  // Fails later calls of acquire(); leased registrations end with their leases.
   void close();
 
  private:
@@ -89,10 +89,10 @@ class RegistrationCache : public std::enable_shared_from_this<RegistrationCache>
   mutable std::mutex mutex_;
   std::condition_variable registered_;
   bool closed_ = false;
-  // By where they begin. None contains another, so that they are in the order of their ends, too,
-  // and only the last that begins at or before an address can cover a range from there.
+  // By start address. None contains another, so they are sorted by end, too, and only the last one
+  // that begins at or before an address can cover a range from there.
   std::map<uint64_t, EntryRef> entries_;
-  std::list<EntryRef> idle_;  // the least recently used first
+  std::list<EntryRef> idle_;  // least recently used first
   CacheStats stats_;
 };
 

@@ -20,7 +20,7 @@ std::string hex(uint64_t value) {
   return out.str();
 }
 
-// What is wrong with the mapping of that memory in this process; empty if nothing is.
+// What is wrong with that memory's mapping in this process; empty if nothing is.
 std::string explain_mapping(Span span, bool writable) {
   std::ifstream maps("/proc/self/maps");
   uint64_t at = span.address;

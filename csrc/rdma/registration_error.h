@@ -1,5 +1,4 @@
-// What the errno of a registration means on this machine: EFAULT alone has sent many to the wrong
-// place.
+// What the errno of a registration means on this machine: EFAULT alone is misleading.
 //
 // Layer: rdma.
 #pragma once
@@ -12,8 +11,8 @@
 #if MK_HAVE_VERBS
 namespace mk::rdma {
 
-// "8192 bytes at 0x7f0000001000 on mlx5_0: 0x7f0000002000 is not mapped in this process". Looks at
-// the limits and the mappings of this process.
+// "8192 bytes at 0x7f0000001000 on mlx5_0: 0x7f0000002000 is not mapped in this process". Examines
+// the limits and mappings of this process.
 std::string explain_registration(int error, const DeviceInfo& device, Span span, bool writable);
 
 }  // namespace mk::rdma

@@ -42,9 +42,9 @@ void Resource::close_children() noexcept {
     if (auto child = newest->second.lock()) {
       lock.unlock();
       child->close();
-      child.reset();  // this may be its last owner, and its end asks for the lock
+      child.reset();  // this may be its last owner, and its destructor takes the lock
       lock.lock();
-    } else {  // its last owner is closing it right now
+    } else {  // its last owner is closing it now
       childless_.wait(lock, [&] { return children_.count(id) == 0; });
     }
   }

@@ -1,11 +1,11 @@
-// Resource: something of a NIC that lives on something else of it, as a queue pair on its
-// completion queue. Closing one first closes what lives on it, the newest first.
+// Resource: an object on a NIC that depends on another one, as a queue pair does on its completion
+// queue. Closing one first closes its dependents, the newest first.
 //
 //   auto device = make_resource<Device>("mlx5_0");
 //   auto queue = make_resource<CompletionQueue>(device, 256);
 //   device->close();   // destroys the queue, then closes the device
 //
-// Layer: rdma. Thread-safe: close() waits for calls that are using the handle.
+// Layer: rdma. Thread-safe: close() waits for calls that use the handle.
 #pragma once
 
 #include <atomic>
@@ -30,15 +30,15 @@ class Resource : public std::enable_shared_from_this<Resource> {
   Resource(std::string what, Parents parents)
       : what_(std::move(what)), parents_(std::move(parents)) {}
   Resource(const Resource&) = delete;
-  virtual ~Resource() = default;  // whose own destructor must call close()
+  virtual ~Resource() = default;  // the subclass's destructor must call close()
 
-  // Idempotent, and over when it returns, whoever began it. In a forked child it does nothing: the
-  // handles belong to the parent process.
+  // Idempotent. On return it is closed, whichever thread began that. In a forked child it does
+  // nothing: the handles belong to the parent process.
   void close() noexcept;
   bool is_closed() const;
-  const std::string& what() const { return what_; }  // as in "queue pair 17 of mlx5_0"
+  const std::string& what() const { return what_; }  // such as "queue pair 17 of mlx5_0"
 
-  // Keeps the handle from being closed for as long as it lives.
+  // Keeps the handle from being closed while the Use lives.
   class Use {
    public:
     // Throws InvalidArgument if it is closed, or in a forked child.
@@ -49,9 +49,9 @@ class Resource : public std::enable_shared_from_this<Resource> {
   };
 
  protected:
-  // Gives the handle back: once, when nothing lives on it and nobody uses it.
+  // Releases the handle: called once, when it has neither dependents nor users.
   virtual void release() noexcept = 0;
-  // Makes whoever uses the handle for long (a wait) leave; called before release.
+  // Makes long uses of the handle (waits) return; called before release.
   virtual void interrupt() noexcept {}
   bool is_leaving() const { return leaving_; }
   void rename(std::string what) { what_ = std::move(what); }
@@ -68,12 +68,13 @@ class Resource : public std::enable_shared_from_this<Resource> {
   std::string what_;
   const Parents parents_;
   const Owner owner_;
-  uint64_t id_ = 0;  // unique; greater than that of all older ones
+  uint64_t id_ = 0;  // unique, and greater than any older one
 
-  std::mutex close_mutex_;  // held for the length of a close
+  std::mutex close_mutex_;  // held during a close
   mutable std::shared_mutex use_mutex_;
-  bool closed_ = false;  // under use_mutex_
-  // No new uses from here on: a lock that is always shared by someone would never be had alone.
+  bool closed_ = false;  // guarded by use_mutex_
+  // Admits no new uses: a lock that is always shared by someone could never be acquired
+  // exclusively.
   std::atomic<bool> leaving_{false};
 
   std::mutex children_mutex_;
@@ -82,7 +83,7 @@ class Resource : public std::enable_shared_from_this<Resource> {
   std::map<uint64_t, std::weak_ptr<Resource>> children_;
 };
 
-// The only way to make one: what cannot be made leaves nothing behind.
+// The only way to create one: if that fails, nothing is left behind.
 template <class T, class... Args>
 std::shared_ptr<T> make_resource(Args&&... args) {
   auto resource = std::make_shared<T>(std::forward<Args>(args)...);

@@ -1,5 +1,7 @@
-// libibverbs, opened when first asked for. Its data-path calls (ibv_post_send, ibv_poll_cq, ...)
-// are inline in verbs.h and go through the context, so they need no entry here.
+// libibverbs, loaded on first use. Its data-path calls (ibv_post_send, ibv_poll_cq, ...) are inline
+// in verbs.h and go through the context, so they need no entry here.
+//
+// Layer: rdma.
 #pragma once
 
 #if __has_include(<infiniband/verbs.h>)
@@ -23,7 +25,7 @@ constexpr const char* kVerbsName = "libibverbs.so.1";
 // clang-format on
 MK_DYNLIB(Verbs, kVerbsName, MK_VERBS_FUNCTIONS)
 
-// What older libraries do not have. Relaxed ordering (rdma-core 28):
+// Functions that older libraries lack. Relaxed ordering (rdma-core 28):
 #define MK_VERBS_IOVA2_FUNCTIONS(X) X(ibv_reg_mr_iova2)
 MK_DYNLIB(VerbsIova2, kVerbsName, MK_VERBS_IOVA2_FUNCTIONS)
 // The type of a GID (rdma-core 32):

@@ -1,4 +1,4 @@
-// Waits for a file descriptor, or until somebody asks to leave.
+// Waits for a file descriptor, until interrupted.
 //
 // Layer: rdma.
 #pragma once
@@ -14,7 +14,7 @@
 
 namespace mk::rdma {
 
-// Whether `fd` is readable within `timeout_s`; false as soon as `leave` (an eventfd) is.
+// Whether `fd` becomes readable within `timeout_s`; false as soon as `leave` (an eventfd) is.
 inline bool wait_readable(int fd, int leave, double timeout_s) {
   using Clock = std::chrono::steady_clock;
   const auto until = Clock::now() + std::chrono::duration<double>(std::min(timeout_s, 1e9));

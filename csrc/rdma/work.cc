@@ -8,7 +8,7 @@
 namespace mk::rdma {
 namespace {
 
-// The piece that an address is in; pieces have no holes, and the address is within them.
+// The piece that contains an address, which must be within the pieces; they have no gaps.
 template <class Pieces>
 auto find_piece(const Pieces& pieces, uint64_t address) {
   const auto after =
@@ -50,7 +50,7 @@ class WorkBuilder {
     work_.requests.reserve(transfer.segments.size());
   }
 
-  // Cut where a piece ends on either side, or a message would grow too long.
+  // Cuts where a piece ends on either side, or a message would become too long.
   void add(Segment segment) {
     while (segment.num_bytes > 0) {
       const auto local = find_piece(transfer_.region->pieces(), segment.local);
@@ -65,7 +65,7 @@ class WorkBuilder {
     }
   }
 
-  // An immediate needs a request to travel with.
+  // An immediate needs a request to carry it.
   WorkList finish() {
     if (work_.requests.empty() && transfer_.immediate) {
       const RemotePiece& piece = transfer_.remote->pieces.front();
@@ -92,7 +92,7 @@ class WorkBuilder {
     request->num_bytes += part.num_bytes;
   }
 
-  // On the remote side, what the last request writes.
+  // Whether it is adjacent to what the last request writes, on the remote side.
   bool continues(const Segment& part, uint32_t rkey) const {
     if (work_.requests.empty()) return false;
     const WorkRequest& last = work_.requests.back();
@@ -100,7 +100,7 @@ class WorkBuilder {
            last.num_bytes + part.num_bytes <= max_message_bytes_;
   }
 
-  // On the local side, its last part.
+  // Whether it is adjacent to the request's last part, on the local side.
   bool extends(const WorkRequest& request, const Segment& part, uint32_t lkey) const {
     if (request.num_parts == 0) return false;
     const ibv_sge& last = work_.parts.back();

@@ -1,9 +1,9 @@
-// Work: a transfer's ranges as the work requests of a NIC, as few as they can be.
+// Work: turns a transfer's ranges into as few work requests as possible.
 //
-//   for each range i:  remote[i .. i + n) = local[i .. i + n)      (a write; a read the other way)
+//   for each range i:  remote[i .. i + n) = local[i .. i + n)      (a write; a read is the reverse)
 //
-// Ranges that continue each other on the remote side share a request, which gathers (a read:
-// scatters) its local parts; those that continue each other on both sides are one part.
+// Ranges that are adjacent on the remote side share a request, which gathers (for a read: scatters)
+// its local parts; ranges adjacent on both sides form one part.
 //
 // Layer: rdma.
 #pragma once
@@ -28,7 +28,7 @@ struct RemotePiece {
 struct RemoteRegion {
   Span span;
   Access access = 0;
-  std::vector<RemotePiece> pieces;  // in the order of their addresses, without holes
+  std::vector<RemotePiece> pieces;  // sorted by address, without gaps
 };
 
 struct Segment {
@@ -40,7 +40,7 @@ struct Transfer {
   RegionRef region;  // local
   std::shared_ptr<const RemoteRegion> remote;
   std::vector<Segment> segments;
-  std::optional<uint32_t> immediate;  // delivered after all that a write writes
+  std::optional<uint32_t> immediate;  // delivered after all that the write writes
   uint64_t token = 0;
 };
 
@@ -62,8 +62,8 @@ struct WorkLimits {
   uint64_t max_message_bytes = 1u << 30;
 };
 
-// The caller holds a Use of the region. A transfer that moves nothing but has an immediate is one
-// empty request. Throws InvalidArgument: a range outside of its region, or a right that is missing.
+// The caller holds a Use of the region. A transfer of no bytes with an immediate becomes one empty
+// request. Throws InvalidArgument: a range outside its region, or a missing right.
 WorkList make_work(const Transfer& transfer, const WorkLimits& limits);
 
 }  // namespace mk::rdma

@@ -10,13 +10,13 @@
 #include "transfer/error.h"
 #include "transfer/wire.h"
 
-// Objects of a question are those of a prompt, in its order. They are read and stored from the last
-// to the first, so that LRU takes the tail of a prompt before its head.
+// The objects of a question are those of a prompt, in order. They are read and stored from last to
+// first, so that LRU evicts the tail of a prompt before its head.
 namespace mk::served {
 namespace {
 
 constexpr size_t kMaxNoted = 1 << 20;
-constexpr uint64_t kMaxCompared = 256ull << 20;  // bytes a question, and an object more
+constexpr uint64_t kMaxCompared = 256ull << 20;  // bytes per question, plus at most an object
 
 using namespace mk::store;
 using transfer::Exchange;
@@ -75,13 +75,13 @@ class ObjectService::Reading final : public Exchange {
   }
 
  private:
-  // What is sent of an object, which is pinned then.
+  // Finds what to send of an object, which is then pinned.
   const char* look_up(const ReadEntry& entry, uint64_t left, ReadAnswer& row) {
     if (left == 0 && !pins_.empty()) return row.status = AskStatus::kBusy, nullptr;
     std::optional<Pin> pin;
     try {
       pin = pool_->pin(entry.key);
-    } catch (const Unavailable&) {  // this process reads as many as it can
+    } catch (const Unavailable&) {  // the limit of this process's reads is reached
       return row.status = AskStatus::kBusy, nullptr;
     }
     if (!pin) {
@@ -114,7 +114,7 @@ class ObjectService::Reading final : public Exchange {
       if (num_compared_ + pin.num_bytes > kMaxCompared && !is_first) return AskStatus::kBusy;
       num_compared_ += pin.num_bytes;
       if (checksum_of(pin.data, pin.num_bytes) != pin.checksum) return AskStatus::kDamaged;
-      compared_.insert(pin.data);  // it stays there while it is pinned
+      compared_.insert(pin.data);  // it does not move while it is pinned
     }
     row.checksum = is_whole ? pin.checksum : 0;
     if ((flags_ & kAskSums) != 0 && row.checksum == 0) {
@@ -139,7 +139,7 @@ class ObjectService::Storing final : public Exchange {
       : service_(service), pool_(service.pool_), entries_(std::move(entries)) {
     try {
       for (const WriteEntry& entry : entries_) begin(entry);
-      service_.check_takes_puts();  // who has ended that sees from now on what is written
+      service_.check_takes_puts();  // whoever disables puts then sees what is being written
     } catch (...) {
       abort();
       throw;
@@ -199,7 +199,7 @@ class ObjectService::Storing final : public Exchange {
       sum = checksum_of(writing.data, writing.num_bytes);
     }
     if (entry.checksum != 0 && sum != entry.checksum) {
-      statuses_[i] = AskStatus::kDamaged;  // and given up in the end
+      statuses_[i] = AskStatus::kDamaged;  // aborted at the end
       return;
     }
     pool_->commit(writing, service_.options_.checksums ? sum : 0, Retention::kNormal);

@@ -1,10 +1,11 @@
-// ObjectService: has a pool's objects read by peers of a transfer engine, by key, in one round trip
-// and without this process's Python. What is sent is pinned until it is sent, and what is written
-// is seen when all of it has come.
+// ObjectService: lets peers of a transfer engine read a pool's objects by key, in one round trip
+// and without this process's Python. An object is pinned while it is sent, and a written one
+// becomes visible once all of it has arrived.
 //
 //   engine.serve(std::make_shared<ObjectService>(pool, options));
 //
-// It decides nothing: a pool that is full says so. Layer: served, above store and transfer.
+// It makes no policy decisions: a full pool is reported as such. Layer: served, above store and
+// transfer. Thread-safe.
 #pragma once
 
 #include <atomic>
@@ -22,27 +23,27 @@ namespace mk::served {
 
 class ObjectService final : public transfer::Service {
  public:
-  // What peers have done since somebody asked last, for who keeps books in Python.
+  // What peers have done since the last query, for bookkeeping in Python.
   struct Done {
     uint64_t num_hits, num_misses, num_bytes;  // of reads
-    std::vector<store::Key> read;              // unless the pool is all, for who counts uses
+    std::vector<store::Key> read;              // for counting uses; empty if the pool is all
     uint64_t num_bytes_stored;
     std::vector<store::Key> changed;  // in order
     std::vector<bool> is_there;
-    bool is_cut;  // more was changed, and nobody has asked for so long
+    bool is_cut;  // more was changed, but nobody has queried for too long
   };
 
   struct Options {
-    bool is_all;     // there are no objects but those in the pool: what is not there is absent
-    bool may_write;  // peers may also put objects, and remove them
-    bool checksums;  // of what they put
+    bool is_all;     // all objects are in the pool: one not found there is absent
+    bool may_write;  // peers may also put and remove objects
+    bool checksums;  // of the objects that they put
   };
 
   ObjectService(std::shared_ptr<store::Pool> pool, const Options& options)
       : pool_(std::move(pool)), options_(options) {}
 
-  // Whether peers that may write may put objects from now on. What they put nevertheless is being
-  // written in the pool by now.
+  // Whether peers with write permission may put objects from now on. Puts that were admitted before
+  // are already being written to the pool.
   void let_put(bool takes_puts) { takes_puts_ = takes_puts; }
 
   std::unique_ptr<transfer::Exchange> begin(const std::string& question,

@@ -1,9 +1,9 @@
-// What is asked of a pool's objects over a transfer engine's connection, and answered: docs/wire.md
-// holds the tables. Little-endian, fixed layouts.
+// Questions about a pool's objects over a transfer engine's connection, and their answers:
+// docs/wire.md has the tables. Little-endian, fixed layouts.
 //
 //   question   AskHeader, ReadEntry[], WriteEntry[] or Key[]
-//   payload    the objects that are written, one behind the other
-//   answer     read: ReadAnswer[], and behind these the bytes; else a status each
+//   payload    the objects to write, one after the other
+//   answer     read: ReadAnswer[], then the bytes; else one status each
 //
 // Layer: served, above store and transfer.
 #pragma once
@@ -20,15 +20,15 @@ constexpr uint32_t kMaxAskedKeys = 1024;
 
 enum class Ask : uint32_t { kRead = 1, kWrite = 2, kRemove = 3 };
 
-constexpr uint32_t kAskSums = 1;     // read: checksums of what is sent, also where none is stored
+constexpr uint32_t kAskSums = 1;     // read: checksums of what is sent, even where none is stored
 constexpr uint32_t kAskCompare = 2;  // read: what differs from its stored checksum is not sent
 
 enum class AskStatus : uint32_t {
-  kAbsent = 0,        // also: somebody writes it just now
+  kAbsent = 0,        // or still being written
   kDone = 1,          // sent, stored, removed
-  kDamaged = 2,       // it differs from its checksum; nothing was sent, or stored
-  kBusy = 3,          // this answer, or the process, has no room for it: to be asked again
-  kDoesNotFit = 4,    // the object is larger than what is asked for, or ends before it
+  kDamaged = 2,       // it differs from its checksum; nothing was sent or stored
+  kBusy = 3,          // no room in this answer, or in the process: ask again
+  kDoesNotFit = 4,    // larger than what is asked for, or ends before it
   kTooLarge = 5,      // for any answer
   kExists = 6,        // nothing was stored
   kBeingWritten = 7,  // likewise
@@ -43,23 +43,23 @@ struct AskHeader {
   uint32_t flags;
   uint32_t num_keys;
   uint32_t zero;
-  uint64_t zeros[2];  // for the payload's sake, see kPayloadAlignment in transfer/wire.h
+  uint64_t zeros[2];  // aligns the payload, see kPayloadAlignment in transfer/wire.h
 };
 static_assert(sizeof(AskHeader) == 32);
 
-constexpr uint64_t kWhole = UINT64_MAX;  // as an offset: all of it, if there is room
+constexpr uint64_t kWhole = UINT64_MAX;  // as an offset: the whole object, if there is room
 
 struct ReadEntry {
   store::Key key;
   uint64_t offset;
-  uint64_t num_bytes;  // from there on; of kWhole at most so many
+  uint64_t num_bytes;  // from there on; for kWhole, the maximum
 };
 static_assert(sizeof(ReadEntry) == 32);
 
 struct ReadAnswer {
   uint64_t object_bytes;
   uint64_t num_bytes;  // that follow; 0 unless kDone
-  uint64_t checksum;   // of these; 0: none
+  uint64_t checksum;   // of these bytes; 0: none
   AskStatus status;
   uint32_t zero;
 };

@@ -8,12 +8,12 @@ namespace {
 
 #define MK_INLINE __attribute__((always_inline)) inline
 
-constexpr int64_t kQueries = 256;      // that meet the same chunk of references, one by one
-constexpr int64_t kChunkWords = 2048;  // 16 KiB: half of a core's nearest cache
+constexpr int64_t kQueries = 256;      // that process the same chunk of references, one by one
+constexpr int64_t kChunkWords = 2048;  // 16 KiB: half of a core's L1 cache
 constexpr int64_t kMostChunk = 512;    // references
 
-// The references of a chunk that a query may match, by columns: the first words of all of them,
-// their second words, and so on. So one instruction compares a query with several.
+// The references of a chunk that a query may match, stored by columns: the first words of all of
+// them, then their second words, and so on. So one instruction compares a query with several.
 struct Columns {
   TokenRange range;
   int64_t first;          // reference of the chunk
@@ -67,7 +67,7 @@ MK_INLINE uint64_t least_key(const HammingMatchParams& p, int64_t query, const C
   });
 }
 
-// Of signatures of any length: word by word.
+// For signatures of any length: word by word.
 template <>
 MK_INLINE uint64_t least_key<0>(const HammingMatchParams& p, int64_t query, const Columns& columns,
                                 uint64_t least) {
@@ -117,7 +117,7 @@ MK_INLINE void match(const HammingMatchParams& p, int64_t begin, int64_t end) {
   }
 }
 
-// One text for every instruction set: what is inlined into a function is compiled for its target.
+// One source for all instruction sets: code inlined into a function is compiled for its target.
 using Match = void (*)(const HammingMatchParams&, int64_t, int64_t);
 #define MK_MATCH(name, target)                                                     \
   target void name(const HammingMatchParams& params, int64_t begin, int64_t end) { \

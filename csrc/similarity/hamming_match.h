@@ -1,10 +1,10 @@
-// hamming_match: of each query the reference whose signature differs in the fewest bits.
+// hamming_match: for each query, the reference whose signature differs in the fewest bits.
 //
 //   hamming_match_host(params, 0, params.num_queries);  // or launch_hamming_match(params, stream)
 //
-// What is compared is one integer, the key of a pair: above its distance, below how far the
-// reference is from the query in the order of ties, 0, -1, 1, -2, 2 and so on. So the smallest key
-// is the match, whoever finds it and in whatever order.
+// Pairs are compared by one integer, their key: the distance in the high bits and, below it, the
+// reference's offset from the query in the order of ties: 0, -1, 1, -2, 2 and so on. The smallest
+// key is the match, in whatever order and by whichever thread it is found.
 //
 // Layer: similarity. Python: mooncake_kernels/similarity.py.
 #pragma once
@@ -40,7 +40,7 @@ struct HammingMatchParams {
 
   MK_HD int64_t num_words() const { return (num_bytes + 7) / 8; }
 
-  // 8 bytes of a signature, its end filled up with zeros.
+  // 8 bytes of a signature; the last word is padded with zeros.
   MK_HD uint64_t word(const uint8_t* signatures, int64_t token, int64_t index) const {
     const int64_t first = 8 * index, left = num_bytes - first;
     uint64_t result = 0;
@@ -48,8 +48,8 @@ struct HammingMatchParams {
     return result;
   }
 
-  // The references that any of the queries [begin, end) may match; none if it does not end behind
-  // its begin.
+  // The references that any of the queries [begin, end) may match; none if its end is not after its
+  // begin.
   MK_HD TokenRange references_of(int64_t begin, int64_t end) const {
     const int64_t first = begin > window ? begin - window : 0, last = end + window;
     return {first, last < num_references ? last : num_references};
@@ -60,7 +60,7 @@ struct HammingMatchParams {
     return distance << kPlaceBits | static_cast<uint64_t>((offset * 2) ^ (offset >> 63));
   }
 
-  // The smallest of `least` and the keys of a query and the references of a range.
+  // The smallest of `least` and the keys of a query with the references of a range.
   template <class DistanceTo>
   MK_HD uint64_t least_key(uint64_t least, int64_t query, TokenRange range,
                            const DistanceTo& distance_to) const {
@@ -71,7 +71,7 @@ struct HammingMatchParams {
     return least;
   }
 
-  // Says what the smallest key of a query, or kNoKey, means.
+  // Stores the result that the smallest key of a query, or kNoKey, stands for.
   MK_HD void store(int64_t query, uint64_t key) const {
     const int64_t bits = static_cast<int64_t>(key >> kPlaceBits);
     const int64_t place = static_cast<int64_t>(key & ((uint64_t{1} << kPlaceBits) - 1));
@@ -84,7 +84,7 @@ struct HammingMatchParams {
 // Queries [begin, end), on the calling thread.
 void hamming_match_host(const HammingMatchParams& params, int64_t begin, int64_t end);
 
-// All of it, queued on the stream, a cudaStream_t, of the current device.
+// All queries, on `stream` (a cudaStream_t) of the current device.
 void launch_hamming_match(const HammingMatchParams& params, void* stream);
 
 }  // namespace mk::similarity

@@ -1,7 +1,7 @@
 // The device code of hamming_match: nvcc compiles it for the GPU, tests/emulator for the CPU.
 //
-// Keys meet in `index` by atomicMin, so that several blocks can share the references of a query:
-// fill `index` with kNoKey, run a match kernel, then hamming_store_kernel.
+// Keys are combined in `index` by atomicMin, so that several blocks can share the references of a
+// query: fill `index` with kNoKey, run a match kernel, then hamming_store_kernel.
 #pragma once
 
 #include "similarity/hamming_match.h"
@@ -9,9 +9,10 @@
 namespace mk::similarity {
 
 constexpr int kMatchThreads = 128;
-constexpr int kMatchTile = 128;  // references that are in shared memory at once
+constexpr int kMatchTile = 128;  // references in shared memory at once
 
-// What a block does: a query a thread, and one of gridDim.y parts of all their references.
+// A block's share of the work: one query per thread, and one of gridDim.y parts of their
+// references.
 struct MatchPart {
   int64_t query;
   TokenRange own;  // the references of the query
@@ -40,8 +41,8 @@ inline __device__ void meet(const HammingMatchParams& p, int64_t query, uint64_t
   atomicMin(reinterpret_cast<Word*>(p.index) + query, static_cast<Word>(least));
 }
 
-// Signatures of kWords * 8 bytes, at multiples of 8. A word of a reference is read by all lanes of
-// a warp at once.
+// Signatures of kWords * 8 bytes, aligned to 8. All lanes of a warp read a word of a reference at
+// once.
 template <int kWords>
 __global__ void __launch_bounds__(kMatchThreads)
     hamming_match_kernel(const __grid_constant__ HammingMatchParams p) {
@@ -67,12 +68,12 @@ __global__ void __launch_bounds__(kMatchThreads)
       }
       return static_cast<uint64_t>(distance);
     });
-    __syncthreads();  // nobody writes the next tile before all have read this one
+    __syncthreads();  // all must have read this tile before it is overwritten
   }
   meet(p, part.query, least);
 }
 
-// Signatures of any length, at any address: all is read where it lies.
+// Signatures of any length and alignment, read in place.
 __global__ void __launch_bounds__(kMatchThreads)
     hamming_match_any_kernel(const __grid_constant__ HammingMatchParams p) {
   const MatchPart part = match_part(p);
@@ -88,7 +89,7 @@ __global__ void __launch_bounds__(kMatchThreads)
   meet(p, part.query, least);
 }
 
-// What the keys in `index` mean. A thread takes a query.
+// Replaces the keys in `index` by their results. One thread per query.
 __global__ void __launch_bounds__(kMatchThreads)
     hamming_store_kernel(const __grid_constant__ HammingMatchParams p) {
   const int64_t query = int64_t{blockIdx.x} * kMatchThreads + threadIdx.x;

@@ -1,4 +1,4 @@
-// pack_signs: the signs of numbers as one bit each, of SimHash signatures.
+// pack_signs: the signs of numbers as one bit each, for SimHash signatures.
 //
 //   bit b of row t: values[t][b] >= 0, in byte b / 8 at b % 8, counted from the lowest
 //
@@ -13,7 +13,7 @@
 
 namespace mk::similarity {
 
-// A row has whole bytes, so that all rows are one row.
+// A row has whole bytes, so all rows together are one row.
 struct PackSignsParams {
   const float* values;  // [8 * num_bytes]
   uint8_t* packed;      // [num_bytes]

@@ -8,13 +8,13 @@ namespace mk::similarity {
 constexpr int kPackThreads = 256;
 constexpr int kPackWarp = 32;
 
-// A lane reads a value, and its warp votes: neighbours read neighbouring values.
+// Each lane reads a value, and the warp votes; neighbours read neighbouring values.
 __global__ void __launch_bounds__(kPackThreads)
     pack_signs_kernel(const __grid_constant__ PackSignsParams p) {
   const int64_t num_values = 8 * p.num_bytes;
   const int64_t stride = int64_t{gridDim.x} * kPackThreads;
   const int lane = threadIdx.x % kPackWarp;
-  // All lanes of a warp go round equally often, for all of them must vote.
+  // All lanes of a warp iterate equally often, as all of them must vote.
   for (int64_t first = int64_t{blockIdx.x} * kPackThreads + threadIdx.x - lane; first < num_values;
        first += stride) {
     const int64_t value = first + lane;

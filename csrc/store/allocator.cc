@@ -10,14 +10,14 @@ constexpr int kColumnBits = 5;  // log2(kColumns)
 int lowest_bit(uint32_t bits) { return __builtin_ctz(bits); }
 int highest_bit(uint32_t bits) { return 31 - __builtin_clz(bits); }
 
-// The bits behind the one at `index`.
+// The bits above the one at `index`.
 uint32_t bits_above(uint32_t bits, int index) {
   return index == 31 ? 0 : bits & (UINT32_MAX << (index + 1));
 }
 
 }  // namespace
 
-// Row 0 has the sizes 0 to 31, one a class; row r those of r + 5 bits.
+// Row 0 has the sizes 0 to 31, one per class; row r has those of r + 5 bits.
 Allocator::Class Allocator::class_of(uint32_t size) {
   if (size < AllocatorState::kColumns) return {0, static_cast<int>(size)};
   const int bit = highest_bit(size);

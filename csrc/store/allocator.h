@@ -1,4 +1,4 @@
-// Allocator: which parts of a pool's memory are in use, in O(1) a call.
+// Allocator: tracks which parts of a pool's memory are in use, in O(1) per call.
 //
 //   Allocator allocator(&state, spans, num_spans);      // both may lie in shared memory
 //   allocator.rebuild(num_units, &no_ranges);
@@ -6,12 +6,12 @@
 //   use(allocator.start(span));
 //   allocator.release(span);
 //
-// A two-level segregated fit over numbers, not over memory: free spans are listed by size class,
-// 32 classes for each power of two, and two words of bits find the first class that has one. (M.
-// Masmano et al., "TLSF: a new dynamic memory allocator for real-time systems", ECRTS 2004.) Pages
-// of the memory itself are never touched, so that they can be anybody's: a NIC's, a GPU's.
-// Neighbours that are free are always joined: u used spans have at most u + 1 free ones around
-// them, and 2 u + 1 records are enough. Units are what the pool aligns objects to. Layer: store.
+// A two-level segregated fit over numbers, not over memory: free spans are listed by size class, 32
+// classes per power of two, and two words of bits find the first class that has one. (M. Masmano et
+// al., "TLSF: a new dynamic memory allocator for real-time systems", ECRTS 2004.) The memory itself
+// is never touched, so it may belong to a NIC or a GPU. Adjacent free spans are always merged: u
+// used spans have at most u + 1 free ones around them, so 2 u + 1 records suffice. The unit is the
+// pool's alignment. Layer: store. Not thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -21,13 +21,13 @@ namespace mk::store {
 
 constexpr uint32_t kNone = UINT32_MAX;
 
-// Records of spans and the lists that they are in, as offsets: valid wherever they are mapped.
+// Records of spans and the lists they are in, as offsets: valid wherever they are mapped.
 struct Span {
   uint32_t start;
   uint32_t size;
   uint32_t left;  // neighbours in memory
   uint32_t right;
-  uint32_t previous;  // in the list of free spans of its class; of an unused record only `next`
+  uint32_t previous;  // in the free list of its class; an unused record has only `next`
   uint32_t next;
   uint32_t is_used;
 };
@@ -40,7 +40,7 @@ struct AllocatorState {
   uint32_t free_units;
   uint32_t num_free_spans;
   uint32_t unused_records;
-  uint32_t row_bits;  // which rows, and below which classes of a row, have a free span
+  uint32_t row_bits;  // rows, and classes below them, that have a free span
   uint32_t column_bits[kRows];
   uint32_t heads[kRows][kColumns];
 };
@@ -56,12 +56,11 @@ class Allocator {
   Allocator(AllocatorState* state, Span* spans, uint32_t num_spans)
       : state_(*state), spans_(spans), num_spans_(num_spans) {}
 
-  // Starts anew from the ranges that are in use, which are sorted; returns whether they lie beside
-  // each other and within num_units.
+  // Rebuilds from the sorted ranges in use; returns whether they are disjoint and within num_units.
   bool rebuild(uint32_t num_units, std::vector<Range>* used);
 
-  // A span of `num_units`, which must not be 0, or kNone. Where a span fits exactly or nearly so,
-  // that is found among the first kTries of its own class; else one of a larger class is cut.
+  // Returns a span of `num_units`, which must not be 0, or kNone. An exact or close fit is looked
+  // for among the first kTries of its own class; otherwise a span of a larger class is split.
   uint32_t allocate(uint32_t num_units);
   void release(uint32_t span);
 

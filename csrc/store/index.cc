@@ -4,7 +4,7 @@
 
 namespace mk::store {
 
-// Keys may be hashes or just numbers: either way neighbours shall not meet in a bucket.
+// Keys may be hashes or plain numbers: in either case neighbours should not share a bucket.
 Bucket& Index::bucket_of(const Key& key) const {
   uint64_t mixed = key.hash * 0x9e3779b97f4a7c15 + key.scope * 0xc2b2ae3d27d4eb4f;
   mixed = (mixed ^ mixed >> 32) * 0xd6e8feb86659fd93;
@@ -21,13 +21,13 @@ Found Index::find_in(const Bucket& bucket, const Key& key) const {
   while (true) {
     const uint32_t num_removed = bucket.num_removed.load(std::memory_order_acquire);
     uint32_t at = bucket.head.load(std::memory_order_acquire);
-    // No chain is longer than there are entries, but a reader may stray from one to the next.
+    // No chain is longer than the number of entries, but a reader may stray from one to another.
     for (uint32_t steps = 0; at < num_entries_ && steps < num_entries_; ++steps) {
       const Entry& entry = view_.entries[at];
       const uint64_t word = entry.word.load(std::memory_order_acquire);
       const bool is_key = entry.hash.load(std::memory_order_acquire) == key.hash &&
                           entry.scope.load(std::memory_order_acquire) == key.scope;
-      // The key was of this generation if the word is still the same.
+      // The key belongs to this generation if the word is unchanged.
       if (is_key && is_live(word) && entry.word.load(std::memory_order_acquire) == word) {
         return {at, word};
       }
@@ -66,8 +66,8 @@ void Index::unlink(uint32_t at) {
   bucket.num_removed.fetch_add(1, std::memory_order_release);
 }
 
-// Each change above is one store, so that every chain is whole whenever its writer dies; at most an
-// entry is in it that should not be, or one that should is not. Readers go on meanwhile.
+// Each change above is one store, so every chain is intact whenever its writer dies; at worst it
+// contains an entry too many or lacks one. Readers continue meanwhile.
 void Index::repair() {
   std::vector<bool> is_linked(num_entries_);
   for (uint32_t i = 0; i <= mask_; ++i) {
@@ -87,7 +87,7 @@ void Index::repair() {
   for (uint32_t at = 0; at < num_entries_; ++at) {
     const uint64_t word = view_.entries[at].word.load();
     if (is_live(word) && !is_linked[at]) insert(at);
-    // Taken out, but perhaps not counted.
+    // Unlinked, but perhaps not counted.
     if (state_of(word) == State::kDoomed) {
       bucket_of(view_.entries[at]).num_removed.fetch_add(1, std::memory_order_release);
     }

@@ -1,12 +1,12 @@
-// Index: from a key to its entry, without a lock for who looks something up.
+// Index: maps a key to its entry; lookups take no lock.
 //
 //   const Found found = index.find(key);          // any process, any time
-//   index.insert(entry);  index.unlink(entry);    // who holds the pool's mutex
+//   index.insert(entry);  index.unlink(entry);    // the holder of the pool's mutex
 //
-// Buckets of chained entries. An entry that is taken out of a chain still leads on along it, until
-// it is used again in another; a reader that was standing on it then strays. So each bucket counts
-// the entries that were taken out of it before they can be used again: who finds nothing and sees
-// another count looks again. Layer: store.
+// Buckets of chained entries. An unlinked entry still leads on along its old chain until it is
+// reused in another; a reader that stands on it then strays. So each bucket counts the entries
+// unlinked from it, before they can be reused: a reader that finds nothing and sees the count
+// changed looks again. Layer: store.
 #pragma once
 
 #include <cstddef>
@@ -28,10 +28,10 @@ class Index {
         mask_(view.header->geometry.num_buckets - 1),
         num_entries_(view.header->geometry.num_entries) {}
 
-  // The entry that is being written or ready under this key.
+  // The entry under this key that is being written or is ready.
   Found find(const Key& key) const;
 
-  // Calls visit(i, found) for i = 0, 1, ... until it returns false. Memory is asked for some keys
+  // Calls visit(i, found) for i = 0, 1, ... until it returns false. Prefetches for a few keys
   // ahead: a pool's index does not fit the cache.
   template <class Visit>
   void find_each(const Key* keys, size_t count, Visit visit) const {
@@ -47,10 +47,10 @@ class Index {
     }
   }
 
-  // With the pool's mutex held.
+  // These require the pool's mutex.
   void insert(uint32_t entry);
-  void unlink(uint32_t entry);  // also of one that is in no chain
-  // Takes out all entries but those that are live and where they belong; puts in those missing.
+  void unlink(uint32_t entry);  // may be called for an entry that is in no chain
+  // Unlinks all entries but those that are live and in the right chain; inserts the missing ones.
   void repair();
 
  private:

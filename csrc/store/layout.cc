@@ -7,7 +7,7 @@
 namespace mk::store {
 namespace {
 
-constexpr uint64_t kHugePage = 2 << 20;  // where the bytes of objects begin
+constexpr uint64_t kHugePage = 2 << 20;  // alignment of the objects' bytes
 
 uint64_t round_up(uint64_t value, uint64_t to) { return (value + to - 1) / to * to; }
 

@@ -12,7 +12,8 @@ uint32_t Ledger::add(const Key& key, uint64_t num_bytes, uint32_t row) {
   header_.free_entries = view_.links[at].older;
   ++header_.num_writing;
   Entry& entry = view_.entries[at];
-  // For who finds the old key: the word, which says that this is nobody's, was written before.
+  // For a reader that finds the old key: the word, which says that this entry is free, was written
+  // before.
   entry.hash.store(key.hash, std::memory_order_release);
   entry.scope.store(key.scope, std::memory_order_release);
   entry.num_bytes = num_bytes;
@@ -35,8 +36,8 @@ void Ledger::publish(uint32_t at, uint64_t checksum, Retention retention, uint16
   entry.retention = retention;
   entry.recency.store(header_.clock.fetch_add(1) + 1, std::memory_order_relaxed);
   entry.word.store(word_of(generation_of(entry.word.load()), State::kReady));
-  // Only now: until then this is the row, by which a death would be noticed. If it comes in
-  // between, the row's number is taken for uses.
+  // Only now: until here it is the row, by which a death would be noticed. If the death comes in
+  // between, the row's number is taken for a use count.
   entry.row_or_uses.store(1, std::memory_order_relaxed);
   enter_orders(at);
   --header_.num_writing;
@@ -56,7 +57,7 @@ void Ledger::order_uses(const std::vector<uint32_t>& entries) {
   std::sort(in_order.begin(), in_order.end());
   for (size_t i = 0; i < entries.size(); ++i) {
     leave_orders(entries[i]);
-    // Who uses it meanwhile takes no lock: then it keeps the time of that.
+    // A concurrent use takes no lock: it then keeps its own time.
     view_.entries[entries[i]].recency.compare_exchange_strong(uses[i], in_order[i]);
     enter_orders(entries[i]);
   }

@@ -1,13 +1,13 @@
-// Ledger: what is done to a pool with its mutex held, and how it is set right when the holder died.
+// Ledger: the changes to a pool, made with its mutex held, and their repair if the holder dies.
 //
 //   const uint32_t entry = ledger.add(key, num_bytes, row);    // kWriting; kNone: no room
 //   ledger.publish(entry, checksum, retention, position);      // kReady
-//   ledger.doom(entry);                                        // kDoomed: nobody finds it
-//   ledger.sweep();                                            // kFree, unless somebody reads it
+//   ledger.doom(entry);                                        // kDoomed: no lookup finds it
+//   ledger.sweep();                                            // kFree, unless a reader has it
 //
-// The entries are the truth. Lists, orders, counts and the allocator's state follow from them, and
-// rebuild() makes them anew. So an entry's word is written last when something is added, and first
-// when something is taken away. Layer: store.
+// The entries are authoritative. Lists, orders, counts and the allocator's state follow from them,
+// and rebuild() recomputes these. So an entry's word is written last when something is added, and
+// first when something is removed. Layer: store. Requires the pool's mutex.
 #pragma once
 
 #include <vector>
@@ -33,14 +33,15 @@ class Ledger {
   uint32_t add(const Key& key, uint64_t num_bytes, uint32_t row);
   void publish(uint32_t entry, uint64_t checksum, Retention retention, uint16_t position);
   void retain(uint32_t entry, Retention retention);
-  void order_uses(const std::vector<uint32_t>& entries);  // ready ones; the oldest first
+  void order_uses(const std::vector<uint32_t>& entries);  // ready entries, the oldest first
   void doom(uint32_t entry);
-  uint64_t sweep();  // bytes of the pool that are free now and were not
+  uint64_t sweep();  // returns the bytes freed
 
-  // Gives up the rows of processes that have died, and dooms what they were writing; returns how
-  // many there were. With what they were reading it is free after the next sweep().
+  // Releases the rows of dead processes and dooms what they were writing; returns the number of
+  // processes. What they were reading is free after the next sweep().
   uint32_t reap();
-  // All that follows from the entries. Throws Unavailable if they contradict one another.
+  // Recomputes everything that follows from the entries. Throws Unavailable if they contradict each
+  // other.
   void rebuild();
 
   const Allocator& allocator() const { return allocator_; }
@@ -52,7 +53,7 @@ class Ledger {
   void leave_orders(uint32_t entry);
   void list_free(uint32_t entry);
   void list_doomed(uint32_t entry);
-  std::vector<bool> dead_rows() const;  // nobody's are dead, too
+  std::vector<bool> dead_rows() const;  // unused rows count as dead
   void rebuild_lists();
   void rebuild_orders();
 
@@ -64,7 +65,7 @@ class Ledger {
   SieveQueue queue_;
 };
 
-// Where the heap puts an entry.
+// An entry's position in the heap's order.
 inline uint64_t lru_stamp(const Entry& entry) {
   const uint64_t is_soft = entry.retention == Retention::kSoft;
   return is_soft << 63 | entry.recency.load(std::memory_order_relaxed);

@@ -1,4 +1,4 @@
-// What a death leaves behind: of any process, its row; of who held the mutex, everything half done.
+// Repair after a death: of any process, its row; of the mutex's holder, all unfinished changes.
 #include <algorithm>
 #include <utility>
 #include <vector>
@@ -22,7 +22,7 @@ uint32_t Ledger::reap() {
   uint32_t num_dead = 0;
   for (uint32_t row = 0; row < is_dead.size(); ++row) num_dead += is_to_clear(row);
   if (num_dead == 0) return 0;
-  // First what they were writing: a row that is given up may be somebody else's at once.
+  // First what they were writing: a released row may be claimed at once.
   for (uint32_t at = 0; at < header_.geometry.num_entries; ++at) {
     const Entry& entry = view_.entries[at];
     if (state_of(entry.word.load()) == State::kWriting && is_dead[entry.row_or_uses.load()])
@@ -36,7 +36,8 @@ uint32_t Ledger::reap() {
 
 void Ledger::rebuild() {
   const std::vector<bool> is_dead = dead_rows();
-  // Without the lists, which doom() needs, and of those too who gave up their row long ago.
+  // Does not use the lists, which doom() needs; covers writers that released their rows long ago,
+  // too.
   for (uint32_t at = 0; at < header_.geometry.num_entries; ++at) {
     Entry& entry = view_.entries[at];
     const uint64_t word = entry.word.load();
@@ -84,7 +85,7 @@ void Ledger::rebuild_lists() {
 void Ledger::rebuild_orders() {
   header_.heap_size = 0;
   header_.newest = header_.oldest = header_.hand = kNone;
-  // The order in which they came, which SIEVE would want, is not kept: that of their uses is near.
+  // The order of arrival, which SIEVE would need, is not stored; the order of use approximates it.
   std::vector<std::pair<uint64_t, uint32_t>> by_use;
   for (uint32_t at = 0; at < header_.geometry.num_entries; ++at) {
     const Entry& entry = view_.entries[at];

@@ -1,12 +1,13 @@
-// LruHeap: which entry was used longest ago, exactly, although nobody tells it of uses.
+// LruHeap: finds the exact least recently used entry without being told of uses.
 //
 //   heap.push(entry, stamp);
 //   heap.restamp(heap.top(), newer);  heap.remove(entry);
 //
 // Readers write the clock into an entry and nothing else. The heap is ordered by stamps that may be
-// out of date, but a use only makes one larger: if the smallest stamp is still the entry's own,
-// that entry is the oldest of all; else it is given its own and sinks. Entries whose retention is
-// soft have the highest bit set and come after all others. Layer: store.
+// stale, but a use only makes a stamp larger: if the smallest stamp still equals its entry's, that
+// entry is the oldest of all; otherwise it gets the current one and sinks. Entries of soft
+// retention have the highest bit set and come after all others. Layer: store. Requires the pool's
+// mutex.
 #pragma once
 
 #include "store/layout.h"

@@ -31,7 +31,7 @@ std::unique_ptr<PoolMemory> PoolMemory::create(const std::string& path, uint64_t
     return memory;
   }
   if (access(path.c_str(), F_OK) == 0) throw SystemError(EEXIST, "create " + path);
-  // It gets its name when it is whole: a crash before that leaves nothing.
+  // Named only once it is complete: a crash before that leaves nothing.
   const int flags = O_TMPFILE | O_RDWR | O_CLOEXEC;
   memory->file_ = Fd(MK_SYSCALL(::open(folder_of(path).c_str(), flags, 0600), "create " + path));
   const int error = posix_fallocate(memory->file_.get(), 0, static_cast<off_t>(num_bytes));
@@ -62,7 +62,7 @@ void PoolMemory::map() {
   void* const at = mmap(nullptr, num_bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, file_.get(), 0);
   if (at == MAP_FAILED) throw SystemError(errno, "mmap " + path_);
   data_ = static_cast<char*>(at);
-  madvise(at, num_bytes_, MADV_HUGEPAGE);  // where the machine allows that for shared memory
+  madvise(at, num_bytes_, MADV_HUGEPAGE);  // if the machine allows that for shared memory
 }
 
 PoolMemory::~PoolMemory() {

@@ -3,8 +3,8 @@
 //   PoolMemory made = PoolMemory::create("/dev/shm/kv", num_bytes, [](char* base) { init(base); });
 //   PoolMemory mapped = PoolMemory::open(made.path());
 //
-// With a path it is a file on a memory file system, which stays until it is removed; without one it
-// has no name, and is gone with the last process that maps it. Layer: store.
+// With a path it is a file on a memory file system, which persists until it is removed; without one
+// it has no name and disappears with the last process that maps it. Layer: store.
 #pragma once
 
 #include <cstdint>
@@ -19,9 +19,9 @@ namespace mk::store {
 
 class PoolMemory {
  public:
-  // Zeroed memory, which others see under `path` once `init` has returned. All of a file is there
-  // at once, so that nobody meets a full file system at a first touch. Throws SystemError (EEXIST,
-  // ENOSPC, ...).
+  // Zeroed memory, published under `path` once `init` has returned. A file is fully allocated at
+  // once, so that no first touch can hit a full file system. Throws SystemError (EEXIST, ENOSPC,
+  // ...).
   static std::unique_ptr<PoolMemory> create(const std::string& path, uint64_t num_bytes,
                                             const std::function<void(char* base)>& init);
   static std::unique_ptr<PoolMemory> open(const std::string& path);
@@ -30,7 +30,7 @@ class PoolMemory {
 
   char* data() const { return data_; }
   uint64_t num_bytes() const { return num_bytes_; }
-  // Where open() finds it: of nameless memory, only for as long as its maker lives.
+  // The path for open(); that of nameless memory is valid only while its creator lives.
   const std::string& path() const { return path_; }
 
  private:

@@ -14,7 +14,7 @@
 namespace mk::store {
 namespace {
 
-// Bytes that are copied and then hashed while they are still in the processor's second cache.
+// Bytes copied and then hashed while they are still in the L2 cache.
 constexpr uint64_t kChunk = 128 << 10;
 
 uint64_t as_checksum(uint64_t hash) { return hash == 0 ? 1 : hash; }
@@ -25,8 +25,8 @@ bool are_in_host(const Pieces& pieces) {
   return std::none_of(pieces.begin(), pieces.end(), is_on_gpu);
 }
 
-// Copies between one piece of memory and others: in the host at once, those that touch GPUs
-// together in the end, by the streams in which they are done.
+// Copies between one piece of memory and others: on the host immediately; those that touch GPUs
+// together at the end, grouped by the stream that they run in.
 class Copies {
  public:
   Copies(const Piece& one, bool page_locked) : one_(one), page_locked_(page_locked) {}
@@ -39,7 +39,7 @@ class Copies {
     const Piece& where = is_on_gpu(other) ? other : one_;
     by_stream_[{where.device, where.stream}].push_back(
         {reinterpret_cast<uint64_t>(dst), reinterpret_cast<uint64_t>(src), num_bytes});
-    // Of the others nobody knows whether they are page-locked.
+    // Whether the other pieces are page-locked is unknown.
     all_page_locked_ &= is_on_gpu(other) && (is_on_gpu(one_) || page_locked_);
   }
 
@@ -52,7 +52,7 @@ class Copies {
  private:
   const Piece one_;
   const bool page_locked_;
-  bool all_page_locked_ = true;  // what there is of host memory
+  bool all_page_locked_ = true;  // all host memory involved
   std::map<std::pair<int, uint64_t>, std::vector<StreamCopy>> by_stream_;
 };
 
@@ -62,7 +62,7 @@ uint64_t copy_and_hash(char* dst, const Pieces& pieces) {
     for (uint64_t done = 0; done < piece.num_bytes; done += kChunk) {
       const uint64_t size = std::min(kChunk, piece.num_bytes - done);
       copy_bytes(dst, piece.data + done, size);
-      // Of what was written: should the source change meanwhile, the object is whole all the same.
+      // Of what was written: even if the source changes meanwhile, the object matches its checksum.
       checksum.add(dst, size);
       dst += size;
     }
@@ -165,7 +165,7 @@ Begun put_from(Pool* pool, const Key& key, const Pieces& pieces, const PutOption
   } else {
     try {
       gather(pieces, target, pool->is_page_locked());
-      // What came from the host needs no way back, if it was not changed meanwhile.
+      // What came from the host need not be copied back, unless it changed meanwhile.
       if (options.checksum) {
         checksum = are_in_host(pieces) ? checksum_of(pieces) : checksum_of({target});
       }

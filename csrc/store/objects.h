@@ -1,9 +1,9 @@
-// Whole objects in one call: bytes from anywhere into a pool, and out of it.
+// Copies whole objects, from any memory into a pool or out of it, in one call.
 //
 //   put_from(pool.get(), key, {{k.data(), k.size()}, {v.data(), v.size()}}, options);
 //   get_into(pool.get(), key, std::nullopt, {{buffer, sizeof(buffer)}}, /*verify=*/true, &size);
 //
-// A checksum is XXH3-64 of all bytes of the object, 1 where that is 0. Layer: store.
+// A checksum is XXH3-64 of all bytes of the object, with 0 replaced by 1. Layer: store.
 #pragma once
 
 #include <cstdint>
@@ -20,14 +20,14 @@ using Pieces = std::vector<Piece>;
 uint64_t total_bytes(const Pieces& pieces);
 uint64_t checksum_of(const char* data, uint64_t num_bytes);
 
-// The same of bytes that come one after the other.
+// The same, computed incrementally.
 class Checksum {
  public:
   Checksum();
   Checksum(const Checksum&) = delete;
   ~Checksum();
 
-  void begin();  // anew
+  void begin();  // restarts
   void add(const void* data, uint64_t num_bytes);
   uint64_t value() const;
 
@@ -35,36 +35,36 @@ class Checksum {
   struct State;
   const std::unique_ptr<State> state_;
 };
-// One piece of memory from and to others, one behind the other: as many bytes as they are, or as
-// there are, whichever is less. What touches a GPU is copied in the stream of that one of the
-// others, or if it is in the host, in that of the one. `page_locked`: the one is, if it is in the
-// host. Throws Unavailable and CudaError, of GPUs.
+// Copy between one piece and consecutive others, up to the smaller of the two sizes. Copies that
+// touch a GPU go into the stream of the other piece or, if that is on the host, of the one.
+// `page_locked`: the one piece is page-locked, if it is on the host. Throw Unavailable and
+// CudaError, for GPUs.
 void gather(const Pieces& pieces, const Piece& dst, bool page_locked);
 void scatter(const Piece& src, const Pieces& pieces, bool page_locked);
-// Of the object that pieces are, one behind the other; what is on a GPU is copied to the host for
-// it. Throws as gather().
+// Of the object that consists of these pieces, in order; what is on a GPU is copied to the host for
+// that. Throws as gather().
 uint64_t checksum_of(const Pieces& pieces);
 
-Key hash_of_name(const char* name, uint64_t num_bytes);  // 128 bits: in both words
+Key hash_of_name(const char* name, uint64_t num_bytes);  // 128 bits, in both words
 
 struct PutOptions {
   bool checksum;
   Retention retention;
   uint16_t position = 0;
 };
-// The object is the pieces one behind the other. Throws as Pool::begin does, and as gather().
+// The object is the concatenation of the pieces. Throws as Pool::begin, and as gather().
 Begun put_from(Pool* pool, const Key& key, const Pieces& pieces, const PutOptions& options);
 
 enum class Got {
   kDone,
   kAbsent,
-  kTooSmall,    // the pieces, for the object
-  kOutOfRange,  // what was asked for, in the object
-  kDamaged,     // the checksum is another: nothing was copied
+  kTooSmall,    // the pieces are, for the object
+  kOutOfRange,  // the requested part is, in the object
+  kDamaged,     // the checksum differs: nothing was copied
 };
-// Fills the pieces, one behind the other, from `offset` on; without an offset they take the whole
-// object and may be larger. `object_bytes` is the object's size, if it is there. An object without
-// a checksum is not verified. Throws as scatter().
+// Fills the pieces in order, from `offset` on; without an offset they receive the whole object and
+// may be larger. `object_bytes` is the object's size, if it exists. An object without a checksum is
+// not verified. Throws as scatter().
 Got get_into(Pool* pool, const Key& key, std::optional<uint64_t> offset, const Pieces& pieces,
              bool verify, uint64_t* object_bytes);
 

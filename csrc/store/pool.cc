@@ -30,7 +30,7 @@ std::shared_ptr<Pool> Pool::create(const std::string& path, const Geometry& geom
     header.pid_namespace = pid_namespace();
     header.mutex.init();
     for (uint32_t i = 0; i < geometry.num_buckets; ++i) view.buckets[i].head.store(kNone);
-    Ledger(view).rebuild();  // of no objects
+    Ledger(view).rebuild();  // without objects
     header.magic.store(kMagic);
   });
   std::shared_ptr<Pool> pool(new Pool(std::move(memory), std::move(gpu), geometry));
@@ -74,16 +74,16 @@ void Pool::claim() {
   slots_ = std::make_unique<OwnSlots>(view_, row_);
 }
 
-// Who holds a pin or writes holds the pool too, so that nothing of this row is in use; but what was
-// given up and could not be ended stays this row's, until the process has died. In a forked child
-// the row is its parent's.
+// Holders of pins and writings hold the pool too, so nothing of this row is in use. But writings
+// that were given up and could not be ended stay with this row until the process dies. In a forked
+// child the row is the parent's.
 Pool::~Pool() {
   if (row_ == kNone || owner_.forked()) return;
   try {
     if (has_given_up_) const Lock lock(*this);
     clear_row(view_, row_);
   } catch (const std::exception&) {
-    // A stopped process holds the pool still.
+    // A stopped process still holds the pool.
   }
 }
 
@@ -122,7 +122,7 @@ size_t Pool::match_prefix(const Key* keys, size_t count) const {
 void Pool::touch(Entry& entry) {
   const uint64_t now = view_.header->clock.fetch_add(1, std::memory_order_relaxed) + 1;
   entry.recency.store(now, std::memory_order_relaxed);
-  // Of two uses at the same moment one may not be counted: that is cheaper than to lock the bus.
+  // Of two simultaneous uses one may be lost: that is cheaper than locking the bus.
   const uint16_t uses = entry.row_or_uses.load(std::memory_order_relaxed);
   if (uses < UINT16_MAX) entry.row_or_uses.store(uses + 1, std::memory_order_relaxed);
   if (!entry.visited.load(std::memory_order_relaxed)) {
@@ -139,7 +139,7 @@ std::optional<Pin> Pool::pin(const Key& key) {
     throw Unavailable(concat("pin: this process holds ", geometry().num_slots,
                              " pins, as many as the pool has room for (num_pins)"));
   }
-  // Who evicts marks the entry and then looks at the slots; here it is the other way round, so that
+  // An eviction marks the entry and then looks at the slots; this code does the reverse, so that
   // one of the two sees the other.
   for (; found.is_ready(); found = index_.find(key)) {
     Entry& entry = view_.entries[found.entry];

@@ -1,20 +1,21 @@
-// Pool: objects in the memory of one host, shared by all its processes. Each of them finds, pins,
-// reads and writes objects by itself, in the memory that it maps; there is no server. Or objects in
+// Pool: objects in a host's memory, shared by all its processes. Each process maps the memory and
+// finds, pins, reads and writes objects by itself; there is no server. Alternatively, objects in
 // the memory of a GPU, of one process.
 //
 //   auto pool = Pool::create("/dev/shm/kv", geometry);  // others: Pool::open("/dev/shm/kv")
 //   Writing writing;
 //   if (pool->begin(key, num_bytes, &writing) == Begun::kOpen) {
 //     fill(writing.data);
-//     pool->commit(writing, checksum, Retention::kNormal);  // now others see it
+//     pool->commit(writing, checksum, Retention::kNormal);  // now visible to others
 //   }
 //   if (const auto pin = pool->pin(key)) {
-//     use(pin->data, pin->num_bytes);  // stays, whatever others do
+//     use(pin->data, pin->num_bytes);  // stays, whatever other processes do
 //     pool->unpin(*pin);
 //   }
 //
-// Lookups and pins take no lock. What changes the pool holds one mutex; docs/store.md says what is
-// left when a process dies, at any moment. Layer: store. Python face: mooncake_kernels/pool.py.
+// Lookups and pins take no lock. Changes to the pool hold one mutex; docs/store.md says what
+// remains when a process dies at any moment. Layer: store. Thread-safe. Python face:
+// mooncake_kernels/pool.py.
 #pragma once
 
 #include <atomic>
@@ -36,16 +37,16 @@
 
 namespace mk::store {
 
-// Where bytes are: in the host, or on a GPU, which copies them behind all that is in a stream, a
-// handle of the driver.
+// The location of bytes: on the host, or on a GPU, which copies them after all that is in a stream
+// (a driver handle).
 struct Piece {
   char* data;
   uint64_t num_bytes;
-  int device = -1;  // of the host
+  int device = -1;  // the host
   uint64_t stream = 0;
 };
 
-// Tells an object from all that ever were in its pool, up to 2^32 uses of its entry. Never 0.
+// Identifies an object among all that were ever in its pool, up to 2^32 uses of its entry. Never 0.
 using ObjectId = uint64_t;
 inline ObjectId id_of(uint32_t entry, uint64_t generation) {
   return (generation << 32 | entry) + 1;
@@ -75,14 +76,14 @@ enum class Policy { kLru, kSieve };
 
 struct Evicted {
   std::vector<Key> keys;
-  uint64_t num_bytes = 0;  // that can be allocated again now
+  uint64_t num_bytes = 0;  // that can be allocated again
 };
 
 struct ObjectInfo {
   Key key;
   uint64_t num_bytes;
   uint64_t recency;
-  uint16_t uses;      // since it was stored, which is the first; no more are counted than fit
+  uint16_t uses;      // including the store; saturates
   uint16_t position;  // in its prompt
   Retention retention;
   ObjectId id;
@@ -91,15 +92,15 @@ struct ObjectInfo {
 struct PoolStats {
   uint64_t capacity_bytes, free_bytes, largest_free_bytes, num_free_spans;
   uint64_t max_objects, num_ready, num_writing, num_doomed;
-  uint64_t doomed_bytes;  // removed, but still read by somebody
+  uint64_t doomed_bytes;  // removed, but still being read
   uint64_t num_pins, num_processes;
-  uint64_t num_repairs;  // how often a process died that was changing the pool
+  uint64_t num_repairs;  // how often a process died while it changed the pool
 };
 
 class Pool {
  public:
-  // An empty path: memory without a name, which is all that a pool on a GPU can have. Throws
-  // SystemError; Unavailable and CudaError, of the driver.
+  // An empty path: nameless memory, the only kind for a pool on a GPU. Throws SystemError;
+  // Unavailable and CudaError, from the driver.
   static std::shared_ptr<Pool> create(const std::string& path, const Geometry& geometry);
   // Throws SystemError, InvalidArgument (it is no pool), Unavailable (another version, another pid
   // namespace, no row left).
@@ -111,46 +112,47 @@ class Pool {
   const Geometry& geometry() const { return view_.header->geometry; }
   char* data() const { return view_.data; }
   int device() const { return geometry().device; }
-  // Bytes of an object, for copies.
+  // Bytes of an object, as an argument of copies.
   Piece piece(const char* data, uint64_t num_bytes) const {
     return {const_cast<char*>(data), num_bytes, device(), gpu_ ? gpu_->stream() : 0};
   }
 
-  // Page-locks the bytes of all objects, for this process; see common/page_lock.h. Idempotent.
+  // Page-locks the memory of all objects, for this process; see common/page_lock.h. Idempotent.
   void page_lock(int device);
   bool is_page_locked() const { return is_page_locked_; }
 
   bool contains(const Key& key) const { return index_.find(key).is_ready(); }
   void contains_each(const Key* keys, size_t count, bool* out) const;
-  size_t match_prefix(const Key* keys, size_t count) const;  // how many of the first are there
-  void ids_of(const Key* keys, size_t count, ObjectId* out) const;  // 0: it is not there
+  size_t match_prefix(const Key* keys, size_t count) const;  // length of the prefix that is present
+  void ids_of(const Key* keys, size_t count, ObjectId* out) const;  // 0: not present
 
-  // Space for an object, which nobody sees before commit(). kFull: there is no room, or no entry.
+  // Space for an object, invisible until commit(). kFull: no room, or no entry.
   Begun begin(const Key& key, uint64_t num_bytes, Writing* writing);
   void commit(const Writing& writing, uint64_t checksum, Retention retention,
               uint16_t position = 0);
   void abort(const Writing& writing);
-  // abort() for who cannot try again: if a stopped process holds the pool, whatever changes it next
-  // in this process does it then; this waits 100 ms at most. Not of a forked child's.
+  // abort() for a caller that cannot retry: waits 100 ms at most; if a stopped process holds the
+  // pool, the next change that this process makes completes it. No effect in a forked child.
   void give_up(const std::vector<Writing>& writings) noexcept;
 
-  // Counts as a use. Nothing if there is no such object.
+  // Counts as a use. Empty if there is no such object.
   std::optional<Pin> pin(const Key& key);
   void unpin(const Pin& pin);
 
-  bool remove(const Key& key);       // whether it was there
-  bool remove_exactly(ObjectId id);  // the same, but not of another one under its key
+  bool remove(const Key& key);       // returns whether it was present
+  bool remove_exactly(ObjectId id);  // the same, unless the key now has another object
   bool retain(const Key& key, Retention retention);
-  // Exchanges the times of their last uses, so that of these objects the first is the oldest.
+  // Exchanges the objects' times of last use, so that the first becomes the oldest of them.
   void order_uses(const Key* keys, size_t count);
 
-  // Makes room, at least `num_bytes` if it can; never what is pinned, hard or by a reader.
+  // Frees at least `num_bytes` if possible; never evicts what is retained kHard or pinned by a
+  // reader.
   Evicted evict(uint64_t num_bytes, Policy policy);
   Evicted evict_keys(const Key* keys, size_t count);
 
-  // Takes back what processes that have died were holding; how many of them there were.
+  // Reclaims what dead processes were holding; returns how many there were.
   uint32_t reap();
-  std::vector<ObjectInfo> scan();  // all that are ready
+  std::vector<ObjectInfo> scan();  // all ready objects
   PoolStats stats();
 
  private:
@@ -161,10 +163,10 @@ class Pool {
   void claim();
   void touch(Entry& entry);
   Entry& checked(const char* op, const Writing& writing) const;
-  void end_given_up();  // with the mutex
+  void end_given_up();  // requires the mutex
 
   const std::unique_ptr<PoolMemory> memory_;
-  const std::unique_ptr<DeviceMemory> gpu_;  // if the objects are there
+  const std::unique_ptr<DeviceMemory> gpu_;  // if the objects are on a GPU
   const View view_;
   const Index index_;
   Ledger ledger_;
@@ -179,7 +181,7 @@ class Pool {
   std::atomic<bool> is_page_locked_{false};
 };
 
-// Who holds the pool's mutex.
+// Holds the pool's mutex.
 class Pool::Lock {
  public:
   explicit Lock(Pool& pool, std::chrono::milliseconds limit = RobustMutex::kLimit)

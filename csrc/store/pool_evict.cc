@@ -1,4 +1,4 @@
-// What makes room in a pool.
+// Eviction from a pool.
 #include <algorithm>
 
 #include "store/pool.h"
@@ -9,7 +9,7 @@ namespace {
 
 Key key_of(const Entry& entry) { return {entry.hash.load(), entry.scope.load()}; }
 
-// Dooms victims until they have `num_bytes`, of which some may turn out to be pinned just now.
+// Dooms victims until they add up to `num_bytes`; some may turn out to be pinned.
 template <class Victims>
 void doom_victims(const View& view, Ledger* ledger, uint64_t num_bytes, Evicted* evicted) {
   const PinnedSet pinned(view);

@@ -1,4 +1,4 @@
-// What puts objects into a pool and takes them out by name.
+// Writing objects to a pool, and removing them by name.
 #include <algorithm>
 
 #include "common/check.h"
@@ -48,7 +48,7 @@ void Pool::abort(const Writing& writing) {
 }
 
 void Pool::give_up(const std::vector<Writing>& writings) noexcept {
-  constexpr std::chrono::milliseconds kLimit{100};  // as long as nobody is stopped this is plenty
+  constexpr std::chrono::milliseconds kLimit{100};  // plenty, unless a process is stopped
   if (writings.empty() || owner_.forked()) return;
   {
     const std::lock_guard lock(giving_up_);
@@ -58,7 +58,7 @@ void Pool::give_up(const std::vector<Writing>& writings) noexcept {
   try {
     const Lock lock(*this, kLimit);
   } catch (const std::exception&) {
-    // Whoever has the mutex next in this process, or the death of this one.
+    // The next holder of the mutex in this process completes it, or else the death of the process.
   }
 }
 
@@ -125,7 +125,7 @@ uint32_t Pool::reap() {
 
 std::vector<ObjectInfo> Pool::scan() {
   owner_.check("scan", "pool");
-  constexpr uint32_t kPart = 1 << 14;  // entries; others have their turn in between
+  constexpr uint32_t kPart = 1 << 14;  // entries; others get their turn in between
   std::vector<ObjectInfo> objects;
   for (uint32_t begin = 0; begin < geometry().num_entries; begin += kPart) {
     const uint32_t end = std::min(begin + kPart, geometry().num_entries);

@@ -30,7 +30,7 @@ std::optional<Status> status_of(uint64_t pid) {
   const ssize_t size = read(file.get(), text, sizeof(text));
   if (size <= 0) return std::nullopt;
   const std::string line(text, static_cast<size_t>(size));
-  const size_t name_end = line.rfind(')');  // the name may have brackets and blanks in it
+  const size_t name_end = line.rfind(')');  // the name may contain brackets and blanks
   if (name_end == std::string::npos) return std::nullopt;
   std::istringstream fields(line.substr(name_end + 1));
   Status status{};
@@ -55,7 +55,7 @@ bool Process::is_alive() const {
   const auto status = status_of(pid);
   if (!status) return !(kill(static_cast<pid_t>(pid), 0) < 0 && errno == ESRCH);
   if (status->start_time != start_time) return false;
-  // Of a process whose first thread alone has ended there are other threads left.
+  // 'Z' or 'X' alone: if only its first thread has ended, a process still has other threads.
   const bool has_ended = status->state == 'Z' || status->state == 'X';
   return !has_ended || status->num_threads > 1;
 }

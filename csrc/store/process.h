@@ -1,5 +1,5 @@
-// Process: who a process is, so that others can tell later whether it is still there: a process id
-// alone is given to somebody else after its owner's death.
+// Process: identifies a process, so that others can tell later whether it still lives: a process id
+// alone is reused after its owner's death.
 //
 //   const Process me = Process::current();
 //   if (!other.is_alive()) take_back_what_it_held(other);
@@ -12,17 +12,17 @@
 namespace mk::store {
 
 struct Process {
-  uint64_t pid;         // 0: nobody
+  uint64_t pid;         // 0: none
   uint64_t start_time;  // of its first thread, in the kernel's ticks since boot
 
   static Process current();
 
-  // False once it has ended, also as a zombie that its parent has not waited for: then none of its
-  // threads touches memory any more. Where /proc tells nothing it counts as alive.
+  // False once it has ended, even as an unreaped zombie: then none of its threads touches memory
+  // any more. If /proc gives no answer, it counts as alive.
   bool is_alive() const;
 };
 
-// Which namespace this process's id is of: ids of different ones cannot be compared.
+// The namespace of this process's id: ids of different namespaces cannot be compared.
 uint64_t pid_namespace();
 
 }  // namespace mk::store

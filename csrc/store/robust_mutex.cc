@@ -13,7 +13,7 @@ void check(int error_number, const char* what) {
   if (error_number != 0) throw SystemError(error_number, what);
 }
 
-// ThreadSanitizer of gcc 12 knows nothing of pthread_mutex_clocklock.
+// ThreadSanitizer of gcc 12 does not support pthread_mutex_clocklock.
 #ifdef __SANITIZE_THREAD__
 constexpr clockid_t kClock = CLOCK_REALTIME;
 int lock_until(pthread_mutex_t* mutex, const timespec& until) {

@@ -4,10 +4,10 @@
 //   OwnSlots slots(view, row);
 //   const uint32_t slot = slots.take();                 // any thread of this process
 //   view.slots[slot].store(slot_of(entry, generation)); // a pin, if the entry is still ready then
-//   PinnedSet(view).contains(entry, generation);        // what anybody reads
+//   PinnedSet(view).contains(entry, generation);        // pinned by any process
 //
-// A pin is a word in a slot of its process's row and not a count: whose it was is still known when
-// that process has died. (M. Michael, "Hazard Pointers", IEEE TPDS 2004.) Layer: store.
+// A pin is a word in a slot of its process's row rather than a count, so that its owner is still
+// known after that process has died. (M. Michael, "Hazard Pointers", IEEE TPDS 2004.) Layer: store.
 #pragma once
 
 #include <mutex>
@@ -18,11 +18,11 @@
 
 namespace mk::store {
 
-// A row for this process, or kNone if all are taken. With the pool's mutex held.
+// A row for this process, or kNone if all are taken. Requires the pool's mutex.
 uint32_t claim_row(const View& view);
-// Whether somebody has the row and is alive.
+// Whether the row has an owner that is alive.
 bool is_alive(const Row& row);
-// Empties all slots of a row and gives it up.
+// Empties all slots of a row and releases it.
 void clear_row(const View& view, uint32_t row);
 
 // The slots of this process's own row.
@@ -37,10 +37,10 @@ class OwnSlots {
   const View& view_;
   const uint32_t row_;
   std::mutex mutex_;
-  std::vector<uint32_t> returned_;  // the last one first, so that few are ever used
+  std::vector<uint32_t> returned_;  // reused last in, first out, so that few are ever used
 };
 
-// All pins there are at one moment.
+// All pins at one moment.
 class PinnedSet {
  public:
   explicit PinnedSet(const View& view);

@@ -1,11 +1,11 @@
-// SieveQueue: entries in the order in which they came, and a hand that moves from old to new.
+// SieveQueue: entries in order of arrival, and a hand that moves from old to new.
 //
 //   queue.push(entry);  queue.remove(entry);
 //   for (uint32_t entry = queue.hand(); entry != kNone; queue.pass()) ...
 //
-// The policy SIEVE: what was visited since the hand last passed stays where it is and has its mark
-// taken away, what was not is evicted. A hit moves nothing. (Y. Zhang et al., "SIEVE is simpler
-// than LRU", NSDI 2024.) Layer: store.
+// The SIEVE policy: an entry visited since the hand last passed keeps its place and loses its mark;
+// any other is evicted. A hit moves nothing. (Y. Zhang et al., "SIEVE is simpler than LRU", NSDI
+// 2024.) Layer: store.
 #pragma once
 
 #include "store/layout.h"
@@ -29,7 +29,7 @@ class SieveQueue {
     (link.older == kNone ? header_.oldest : links_[link.older].newer) = link.newer;
   }
 
-  // The entry under the hand, kNone if there are none; behind the newest comes the oldest.
+  // The entry under the hand, kNone if the queue is empty; after the newest comes the oldest.
   uint32_t hand() {
     if (header_.hand == kNone) header_.hand = header_.oldest;
     return header_.hand;

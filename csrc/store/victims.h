@@ -1,10 +1,10 @@
-// Victims: which objects an eviction takes, one after the other, by a policy.
+// Victims: the objects that an eviction takes, one by one, according to a policy.
 //
 //   LruVictims victims(view, ledger, pinned);
 //   while (freed < wanted && (entry = victims.next()) != kNone) ledger->doom(entry);
 //
-// Those that somebody reads are passed over. Each that is returned must be doomed before the next
-// is asked for. With the pool's mutex held. Layer: store.
+// Skips objects that are being read. Each object returned must be doomed before the next call.
+// Requires the pool's mutex. Layer: store.
 #pragma once
 
 #include <vector>
@@ -30,7 +30,7 @@ class LruVictims {
     while (!heap_.empty()) {
       const HeapItem top = heap_.top();
       const uint64_t stamp = lru_stamp(view_.entries[top.entry]);
-      // Uses that come while this goes on do not matter, or it might never end.
+      // Uses after the start are ignored; otherwise this might never end.
       const bool is_of_before = (top.stamp & ~(uint64_t{1} << 63)) <= begun_;
       if (stamp > top.stamp && is_of_before) {
         heap_.restamp(top.entry, stamp);

@@ -1,4 +1,4 @@
-// NicBalancer: the choice among equally good NICs while data moves, by what each has in flight.
+// NicBalancer: chooses among equally good NICs while data moves, by the load of each.
 //
 //   NicBalancer balancer({50.0, 50.0}, {{{0, 1}}});      // two NICs of 50 GB/s, one location
 //   const int nic = balancer.pick(0, num_bytes);         // ... send ...
@@ -15,23 +15,23 @@
 
 namespace mk::topology {
 
-// Thread-safe, without a lock. Two threads that pick at the same moment may not see each other:
-// that costs balance, and nothing else.
+// Thread-safe and lock-free. Two threads that pick at the same moment may miss each other's pick:
+// that affects balance only.
 class NicBalancer {
  public:
-  using Tier = std::vector<int>;    // indices of NICs that are equally good, in order of preference
+  using Tier = std::vector<int>;    // indices of equally good NICs, in order of preference
   using Tiers = std::vector<Tier>;  // of one location, the best first
 
   static constexpr int kNone = -1;
 
-  // Throws InvalidArgument: a speed is not positive, or an index is of no NIC.
+  // Throws InvalidArgument: a speed is not positive, or an index has no NIC.
   NicBalancer(const std::vector<double>& gb_per_s, std::vector<Tiers> tiers_by_location);
 
-  // Returns the NIC of the first tier with a live one that will be done first with all it has in
-  // flight and these bytes, the first of equals, and counts them; kNone if no NIC is alive.
+  // Picks from the first tier with a live NIC the one that would finish all it has in flight and
+  // these bytes first (the earliest of equals), and counts them; kNone if no NIC is alive.
   int pick(size_t location, uint64_t num_bytes);
 
-  // Takes back what pick has counted. Throws InvalidArgument if so much is not in flight.
+  // Undoes what pick has counted. Throws InvalidArgument if that much is not in flight.
   void done(int nic, uint64_t num_bytes);
 
   void set_alive(int nic, bool alive);
@@ -41,7 +41,7 @@ class NicBalancer {
   size_t num_locations() const { return tiers_.size(); }
 
  private:
-  struct alignas(64) Nic {  // a cache line each: threads of other NICs do not take it away
+  struct alignas(64) Nic {  // one cache line each: no false sharing
     std::atomic<uint64_t> in_flight{0};
     std::atomic<bool> alive{true};
     double seconds_per_gb = 0;

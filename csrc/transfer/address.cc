@@ -37,7 +37,7 @@ int parse_port(const std::string& text) {
   return port <= 65535 ? port : -1;
 }
 
-// An IPv4 address that is written as an IPv6 one, ::ffff:a.b.c.d, as itself; others as they are.
+// Converts an IPv4-mapped IPv6 address, ::ffff:a.b.c.d, to IPv4; leaves others as they are.
 SocketAddress unmapped(const SocketAddress& address) {
   const auto& ipv6 = reinterpret_cast<const sockaddr_in6&>(address.storage);
   if (ipv6.sin6_family != AF_INET6 || !IN6_IS_ADDR_V4MAPPED(&ipv6.sin6_addr)) return address;
@@ -49,8 +49,8 @@ SocketAddress unmapped(const SocketAddress& address) {
   return plain;
 }
 
-// Those of the networks that this machine is in are known to the kernel alone: it does not connect
-// a datagram socket to one unless asked to.
+// Only the kernel knows the broadcast addresses of this machine's networks: unless asked to, it
+// does not connect a datagram socket to one.
 bool is_broadcast(const sockaddr_in& address) {
   if (address.sin_addr.s_addr == htonl(INADDR_BROADCAST)) return true;
   const Fd fd(MK_SYSCALL(::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0), "socket"));

@@ -9,7 +9,7 @@
 namespace mk::transfer {
 namespace {
 
-constexpr size_t kScratchBytes = 64 << 10;  // for what is dropped
+constexpr size_t kScratchBytes = 64 << 10;  // for what is discarded
 
 }  // namespace
 
@@ -30,7 +30,7 @@ class Reply::Line final : public Connected {
   const std::unique_ptr<Channel> channel;
 
  private:
-  std::atomic<bool> is_taken_{true};  // by who has made it
+  std::atomic<bool> is_taken_{true};  // initially by its creator
 };
 
 Reply::Reply(std::shared_ptr<Asker> asker, Line& line, uint64_t payload_bytes)
@@ -43,7 +43,7 @@ Reply::Reply(std::shared_ptr<Asker> asker, Line& line, uint64_t payload_bytes)
 Reply::~Reply() {
   if (asker_->owner_.forked()) return;  // the connection is the parent's
   PathCounters& path = asker_->counters_->path("questions");
-  const bool writes = payload_bytes_ > 0;  // then what it answers is not counted
+  const bool writes = payload_bytes_ > 0;  // then the answer is not counted
   const uint64_t num_bytes = writes ? (has_failed_ ? 0 : payload_bytes_) : num_received_;
   (writes ? path.num_bytes_written : path.num_bytes_read) += num_bytes;
   if (num_bytes > 0) path.num_pieces += 1;
@@ -62,7 +62,7 @@ void Reply::receive(const std::vector<iovec>& parts, const Deadline& deadline) {
       all.push_back(part);
       continue;
     }
-    scratch.resize(kScratchBytes);  // once, so that it stays where it is
+    scratch.resize(kScratchBytes);  // once, so that it is never moved
     for (size_t done = 0; done < part.iov_len; done += kScratchBytes) {
       all.push_back({scratch.data(), std::min(part.iov_len - done, kScratchBytes)});
     }
@@ -98,7 +98,7 @@ std::unique_ptr<Reply> Asker::ask(const Question& question, const Deadline& dead
            kMaxPayloadBytes, " bytes, got ", num_bytes);
   Line& line = take(question.op);
   std::unique_ptr<Reply> reply(new Reply(shared_from_this(), line, num_bytes));
-  reply->num_left_ = kMaxAnswerBytes;  // nobody knows: should it fail, the connection is lost
+  reply->num_left_ = kMaxAnswerBytes;  // unknown yet; on failure the connection is lost
   const Limit limit{deadline, interrupt_};
   try {
     interrupt_.check();
@@ -107,7 +107,7 @@ std::unique_ptr<Reply> Asker::ask(const Question& question, const Deadline& dead
       reply->num_left_ = begin(line, question, limit);
     } catch (const LinkDown&) {
       if (!was_connected || !question.may_repeat) throw;
-      line.channel->disconnect();  // it had ended, and nobody had noticed
+      line.channel->disconnect();  // it had closed unnoticed
       reply->num_left_ = begin(line, question, limit);
     }
   } catch (const Refused& refused) {
@@ -136,7 +136,7 @@ void Asker::close() {
   closed_ = true;
   for (const auto& line : lines_) {
     pool_->leave(*line);                       // first: the pool may be about to disconnect it
-    if (line->take()) line->channel->close();  // else its reply closes it
+    if (line->take()) line->channel->close();  // else its Reply closes it
   }
 }
 
@@ -162,7 +162,7 @@ void Asker::give_back(Line& line, bool is_good) {
 
 void Asker::fail(Reply& reply, const std::string& cause, const Deadline& deadline) const {
   reply.has_failed_ = true;
-  const bool timed_out = cause.rfind(deadline.cause(), 0) == 0;  // and perhaps what it waited for
+  const bool timed_out = cause.rfind(deadline.cause(), 0) == 0;  // then perhaps what it waited for
   throw TransferError(peer_, cause, reply.num_received_, 0, timed_out);
 }
 

@@ -7,7 +7,7 @@
 namespace mk::transfer {
 namespace {
 
-constexpr uint64_t kPageBytes = 4096;  // more than any disk asks for
+constexpr uint64_t kPageBytes = 4096;  // more than any disk requires
 
 }  // namespace
 

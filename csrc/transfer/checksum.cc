@@ -9,7 +9,7 @@
 namespace mk::transfer {
 namespace {
 
-constexpr uint64_t kStepBytes = 4ull << 20;  // between two looks at the limit
+constexpr uint64_t kStepBytes = 4ull << 20;  // between checks of the limit
 
 }  // namespace
 

@@ -11,13 +11,14 @@ bool starts_region(const Request& request, uint64_t address) {
                      [&](const RegionRef& region) { return region->range.address == address; });
 }
 
-// Whether range i may be added to one of num_bytes from range `first` on.
+// Whether range i may be appended to the `num_bytes` that start at range `first`.
 bool continues(const Request& request, size_t first, uint64_t num_bytes, size_t i) {
   const uint64_t local = request.local[i], remote = request.remote[i];
   if (local - request.local[first] != num_bytes || remote - request.remote[first] != num_bytes) {
     return false;
   }
-  // Over `local` a source may be what an earlier descriptor has written: order matters then.
+  // Within one process (local), a source may be what an earlier descriptor has written: order
+  // matters.
   const uint64_t distance = local > remote ? local - remote : remote - local;
   if (distance != 0 && distance < num_bytes + request.size_of(i)) return false;
   return !starts_region(request, local);

@@ -8,7 +8,7 @@
 namespace mk::transfer {
 namespace {
 
-// Who becomes idle does not say so, for that would be a lock at each request.
+// A member that becomes idle does not notify, as that would cost a lock per request.
 constexpr std::chrono::milliseconds kLookEvery{2};
 
 }  // namespace

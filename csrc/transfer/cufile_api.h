@@ -1,5 +1,7 @@
 // The part of NVIDIA's cuFile API that is used here, following its reference and header (1.0 and
 // later). CUDA's compiler toolkits do not include that header.
+//
+// Layer: transfer.
 #pragma once
 
 #include <cuda.h>

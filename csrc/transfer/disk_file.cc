@@ -18,13 +18,13 @@ namespace {
 
 constexpr char kPrefix[] = "file:";
 constexpr uint64_t kPageBytes = 4096;
-constexpr uint64_t kUsualAlign = 4096;  // where the kernel does not say: no disk asks for more
+constexpr uint64_t kUsualAlign = 4096;  // if the kernel does not say: no disk requires more
 
 [[noreturn]] void fail(const char* what, int error_number) {
   throw Failure(concat(what, ": ", std::generic_category().message(error_number)));
 }
 
-// Looked at before it is opened: to open a pipe waits for somebody, and a tape would be rewound.
+// Checked before opening: opening a pipe waits for its other end, and opening a tape rewinds it.
 mode_t kind_of(const std::string& path) {
   struct stat info;
   if (stat(path.c_str(), &info) < 0) fail("stat", errno);
@@ -37,7 +37,8 @@ bool same_file(const Fd& a, const Fd& b) {
          of_a.st_ino == of_b.st_ino;
 }
 
-// What the kernel (6.1 and later) asks of O_DIRECT; zeros if it does not do it for this file.
+// What the kernel (6.1 and later) requires for O_DIRECT; zeros if it is not supported for this
+// file.
 DirectRules rules_of(const Fd& fd) {
 #ifdef STATX_DIOALIGN
   struct statx info{};
@@ -75,13 +76,13 @@ DiskFile::DiskFile(const std::string& path) {
     buffered_ = Fd(open(path.c_str(), access | O_CLOEXEC));
   }
   if (!buffered_) fail("open", errno);
-  // What goes through the cache are ends of blocks: nobody asks for what follows, and it should be
-  // cached page by page, see file_op.h.
+  // Only the ends of blocks go through the cache: what follows them will not be read, and they
+  // should be cached page by page, see file_op.h.
   posix_fadvise(buffered_.get(), 0, 0, POSIX_FADV_RANDOM);
   open_direct(path, access);
 }
 
-// Where there is no O_DIRECT (tmpfs) everything goes through the page cache.
+// Without O_DIRECT (tmpfs) everything goes through the page cache.
 void DiskFile::open_direct(const std::string& path, int access) {
   Fd direct(open(path.c_str(), access | O_CLOEXEC | O_DIRECT));
   if (!direct || !same_file(direct, buffered_)) return;

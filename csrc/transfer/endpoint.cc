@@ -16,7 +16,7 @@ struct Process {
 
 std::mutex& process_mutex();
 
-// Never destroyed: threads may look a name up while the process ends.
+// Never destroyed: threads may look up a name while the process exits.
 Process& process() {
   static Process* const instance = [] {
     hold_over_fork<process_mutex>();

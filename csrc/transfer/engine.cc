@@ -82,7 +82,7 @@ void Engine::start_server() {
     try {
       listening.push_back(bind_socket(own_->address, {address}, false));
     } catch (const SystemError&) {
-      // A forked child of an engine of this name, closed since, still has it.
+      // A forked child of a closed engine of this name may still hold the address.
       if (!is_for_machines()) throw;
     }
   }
@@ -182,7 +182,7 @@ PeerRef Engine::open(const PeerAddress& to, double deadline_s) {
   {
     const std::lock_guard lock(mutex_);
     MK_CHECK(!closed_, "open: the engine is closed");
-    peers_.push_back(peer);  // before it connects, so that close() can interrupt that
+    peers_.push_back(peer);  // before it connects, so that close() can interrupt it
   }
   try {
     peer->start(deadline);
@@ -272,13 +272,13 @@ bool Engine::close() {
     closed_ = true;
     peers.swap(peers_);
   }
-  pool_->close("the engine was closed");  // else each peer makes room for one that waits for it
+  pool_->close("the engine was closed");  // else each peer makes room for one that is waiting
   for (const PeerRef& peer : peers) peer->interrupt("the engine was closed");
   for (const PeerRef& peer : peers) peer->close("the engine was closed");
   own_->service.set(nullptr);
   leave_process(*own_);
   own_->notifications.close();
-  // While the sessions are there: they see initiators die that copy by themselves.
+  // While the sessions exist: they notice the death of initiators that copy by themselves.
   all_removed_ &= own_->regions.close();
   server_.reset();
   own_->nics->close();

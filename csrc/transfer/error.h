@@ -1,5 +1,7 @@
 // Errors of transfers. Inside the engine an error is its cause in one phrase; a Ticket adds the
 // peer and how far it got.
+//
+// Layer: transfer.
 #pragma once
 
 #include <cstdint>

@@ -16,7 +16,7 @@ RegionRef check_local(const RegionTable& regions, const Range& range) {
   }
 }
 
-// Of a read: its target is here.
+// For a read, whose target is here.
 std::string local_refusal(const RegionTable& regions, const Range& range) {
   try {
     regions.check(Ranges::rows({range}), kLocalWrite, "local", 0);
@@ -33,7 +33,7 @@ std::string remote_refusal(Channel& channel, const Request& request, uint64_t id
   return channel.finish(limit).refusal;
 }
 
-// Lets `ask` use another channel. False: there is none to be had.
+// Lets `ask` use another channel. False: there is none.
 template <class Ask>
 bool ask_peer(const Peer& peer, const Limit& limit, Ask ask) {
   try {
@@ -49,14 +49,14 @@ bool ask_peer(const Peer& peer, const Limit& limit, Ask ask) {
   }
 }
 
-// Which of the peer's GPUs the range is of, as far as it tells; else -1.
+// The peer's GPU that holds the range, if it tells; else -1.
 int peer_device(Channel& channel, const Range& range, const Limit& limit) {
   try {
     for (const RegionTable::Listed& region : channel.list_regions(limit)) {
       if (region.range.contains(range)) return region.device;
     }
   } catch (const Refused&) {
-    // It does not tell strangers.
+    // The peer does not tell.
   }
   return -1;
 }
@@ -66,7 +66,7 @@ int peer_device(Channel& channel, const Range& range, const Limit& limit) {
 Explanation explain(const Peer& peer, const RegionTable& own_regions, const Range& local,
                     const Range& remote, const Limit& limit) {
   const RegionRef region = check_local(own_regions, local);
-  const int device = region->device;  // the GPU that it is of; -1: of the host
+  const int device = region->device;  // the GPU that owns the memory; -1: the host
   Explanation found{{}, peer.reasons(), "", local_refusal(own_regions, local)};
   Request request{};
   request.local = {local.address};

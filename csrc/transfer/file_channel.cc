@@ -14,7 +14,7 @@
 namespace mk::transfer {
 namespace {
 
-constexpr size_t kNumSlots = 64;  // ops under way: what a fast disk needs, and some
+constexpr size_t kNumSlots = 64;  // ops in flight: more than a fast disk needs
 
 std::string cause_of(IoCall::Kind kind, uint64_t offset, int64_t result) {
   const std::string why = result < 0 ? std::generic_category().message(static_cast<int>(-result))
@@ -41,7 +41,7 @@ void FileChannel::connect(const Limit&) {
 }
 
 void FileChannel::disconnect() noexcept {
-  io_.reset();  // first: they may use the parts of a slot until then
+  io_.reset();  // first: until then they may use the parts of a slot
   gpu_io_.reset();
   num_gpus_do_ = 0;
   posted_.clear();
@@ -92,7 +92,7 @@ Way FileChannel::way_to(const Range&, int device) const {
       concat("cuda:", device, " is copied by way of pinned memory: ", file_->why_no_gpu_file())};
 }
 
-// Where something of that work is under way; if it has to wait for others, any of theirs.
+// Waits for something of that work if it has ops in flight; else, as it waits for others, for any.
 IoDone FileChannel::next_done(const Posted& work, const Limit& limit) {
   const bool gpus_do_all = work.num_gpus_do == work.num_under_way && num_gpus_do_ > 0;
   return (gpus_do_all ? gpu_io_ : io_)->next(limit);
@@ -138,7 +138,7 @@ bool FileChannel::take(Posted& work, Slot& slot, const Limit& limit) {
   if (work.failed() || (!work.gpus.empty() && !gpu_bounce_.has_room())) return false;
   slot.work = &work;
   if (work.syncs) {
-    if (&work != &posted_.front()) return false;  // some before it may be under way
+    if (&work != &posted_.front()) return false;  // earlier works may be in flight
     work.syncs = false;
     slot.kind = IoCall::Kind::kSync;
     slot.op = {};
@@ -157,7 +157,7 @@ bool FileChannel::take(Posted& work, Slot& slot, const Limit& limit) {
   return true;
 }
 
-// Whether GPUDirect Storage is to be had.
+// Whether GPUDirect Storage is available.
 bool FileChannel::gpus_do() {
   const GpuFile* const gpu_file = file_->gpu_file();
   if (!gpu_file || gpu_io_) return gpu_file;
@@ -182,7 +182,7 @@ void FileChannel::prepare(Slot& slot, const Limit& limit) {
     if (device >= 0) gpu = device;
   });
   if (gpu >= 0 && is_of_one && op.direct && gpus_do()) {
-    op.bounced = false;  // memory of a GPU need not be aligned
+    op.bounced = false;  // GPU memory need not be aligned
     slot.device = gpu;
     return;
   }
@@ -236,7 +236,7 @@ void FileChannel::complete(const IoDone& done, const Limit& limit) {
   } else if (slot.device >= 0 && (is_gpu_file_error(done.result) || done.result == -EINVAL)) {
     take_back(slot, done.result);
   } else if (done.result == -EINVAL && slot.op.direct) {
-    slot.op.direct = false;  // the file system asks for more than the kernel has told
+    slot.op.direct = false;  // the file system requires more than the kernel reported
     return push(done.slot);
   } else if (done.result < 0 || slot.kind != IoCall::Kind::kSync) {
     if (!slot.work->failed()) outcome.refusal = cause_of(slot.kind, slot.op.offset, done.result);
@@ -246,7 +246,7 @@ void FileChannel::complete(const IoDone& done, const Limit& limit) {
   free_.push_back(done.slot);
 }
 
-// What is left of it goes by way of host memory, and all that follows.
+// The rest of the op, and everything after it, goes through host memory.
 void FileChannel::take_back(const Slot& slot, int64_t error) {
   file_->give_up_gpu_file(concat("cuFile failed with error ", -error));
   FileOp rest = slot.op;

@@ -60,7 +60,7 @@ class FileChannel : public Channel {
     bool next(FileOp& op);
   };
 
-  // An op under way, and what is left of it.
+  // An op in flight, and what is left of it.
   struct Slot {
     Posted* work;
     IoCall::Kind kind;

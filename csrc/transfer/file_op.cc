@@ -28,7 +28,7 @@ bool OpCutter::next(FileOp& op) {
   return true;
 }
 
-// What follows from here on in the file without a gap.
+// Takes what follows contiguously in the file.
 void OpCutter::take(uint64_t max_bytes, FileOp& op) {
   op.offset = place();
   op.num_bytes = 0;

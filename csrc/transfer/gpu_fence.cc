@@ -11,7 +11,7 @@ namespace mk::transfer {
 #if MK_HAVE_CUDA_H
 namespace {
 
-// The first GPU that somebody in this process uses.
+// The first GPU in use by this process.
 int device_in_use() {
   int count = 0;
   check_cuda(CudaDriver::get().p_cuDeviceGetCount(&count), "cuDeviceGetCount");
@@ -34,7 +34,7 @@ struct GpuFence::Driver {
       if (event) CudaCopy::get().p_cuEventDestroy(event);
       if (stream) CudaCopy::get().p_cuStreamDestroy(stream);
     } catch (const std::exception&) {
-      // The process ends, and the driver is gone already.
+      // The process is exiting and the driver is already gone.
     }
   }
   void record(CUstream behind) {
@@ -43,7 +43,7 @@ struct GpuFence::Driver {
   }
 
   const PrimaryContext context;
-  CUstream stream = nullptr;  // our own, of a fence behind an event
+  CUstream stream = nullptr;  // ours, for a fence behind an event
   CUevent event = nullptr;
 };
 

@@ -28,12 +28,12 @@ std::string cause_of(const char* function, const CUfileError_t& error) {
   return concat(function, ": error ", static_cast<int>(error.err), cuda);
 }
 
-// Empty if a disk can reach a GPU. Else cuFile would copy by way of host memory, as we do, but in
-// calls that wait.
+// Empty if a disk can reach a GPU directly. Otherwise cuFile would copy through host memory, as we
+// do, but in blocking calls.
 std::string why_no_driver() {
   if (!CuFileLibrary::reason().empty()) return CuFileLibrary::reason();
   const CuFileLibrary& library = CuFileLibrary::get();
-  // It stays open until the process ends: others may use it.
+  // It stays open until the process exits: others may use it.
   static const CUfileError_t opened = library.p_cuFileDriverOpen();
   if (opened.err != 0 && opened.err != kAlreadyOpen) return cause_of("cuFileDriverOpen", opened);
   CUfileDrvProps_t props{};

@@ -13,7 +13,7 @@
 namespace mk::transfer {
 namespace {
 
-constexpr size_t kNumThreads = 8;  // calls of up to 1 MiB under way
+constexpr size_t kNumThreads = 8;  // calls of up to 1 MiB in flight
 
 }  // namespace
 
@@ -83,7 +83,7 @@ void GpuFileQueue::work() {
 
 #if MK_HAVE_CUDA_H
 
-// As preadv(2) and pwritev(2): an error is told of what came before it is not.
+// As preadv(2) and pwritev(2): if bytes were moved before an error, returns their number.
 int64_t GpuFileQueue::make(const IoCall& call) const {
   try {
     const PrimaryContext context(call.device);
@@ -102,7 +102,7 @@ int64_t GpuFileQueue::make(const IoCall& call) const {
     }
     return static_cast<int64_t>(done);
   } catch (const std::exception&) {
-    return kGpuFileError;  // by way of host memory it will be said what is wrong with the GPU
+    return kGpuFileError;  // the retry through host memory will report the GPU's error
   }
 }
 

@@ -34,7 +34,7 @@ CUresult fill_in(GpuEntry& entry, const Region& region) {
   return result;
 }
 
-// -1: it is not visible here.
+// -1: not visible here.
 int find_gpu(const std::array<unsigned char, 16>& uuid) {
   int count = 0;
   check_cuda(CudaDriver::get().p_cuDeviceGetCount(&count), "cuDeviceGetCount");
@@ -70,7 +70,7 @@ GpuMapping::~GpuMapping() {
     const CurrentContext current(context_->held);
     CudaIpc::get().p_cuIpcCloseMemHandle(base_);
   } catch (const std::exception&) {
-    // The process ends, and the driver is gone already.
+    // The process is exiting and the driver is already gone.
   }
 }
 

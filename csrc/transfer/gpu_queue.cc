@@ -11,12 +11,12 @@
 namespace mk::transfer {
 namespace {
 
-constexpr int kNumEagerLooks = 64;  // a copy of a few KiB is over before a thread has slept
+constexpr int kNumEagerLooks = 64;  // a copy of a few KiB is over before a thread could sleep
 constexpr std::chrono::microseconds kLookEvery{20};
 constexpr double kDrainS = 5;
 constexpr uint64_t kStepBytes = 32ull << 20;  // a millisecond of PCIe
 constexpr size_t kMaxStepCopies = 4096;
-constexpr size_t kNumSteps = 2;  // under way at once: a GPU never idles between them
+constexpr size_t kNumSteps = 2;  // in flight at once: a GPU never idles between them
 
 }  // namespace
 
@@ -106,7 +106,7 @@ bool GpuQueue::drain() noexcept {
     }
     return true;
   } catch (const std::exception&) {
-    streams_.clear();  // the next copies get others
+    streams_.clear();  // new ones are made for the next copies
     return false;
   }
 }

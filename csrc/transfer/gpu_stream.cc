@@ -24,11 +24,11 @@ struct GpuStream::Driver {
       for (const CUevent event : free) CudaCopy::get().p_cuEventDestroy(event);
       CudaCopy::get().p_cuStreamDestroy(stream);
     } catch (const std::exception&) {
-      // The process ends, and the driver is gone already.
+      // The process is exiting and the driver is already gone.
     }
   }
 
-  // Lets copies between two GPUs go directly, over NVLink or PCIe, where the machine can.
+  // Lets GPUs copy to each other directly, over NVLink or PCIe, where the machine supports that.
   void reach(int other) {
     if (other < 0 || other == context.device() || reached.count(other)) return;
     int can = 0;
@@ -37,7 +37,7 @@ struct GpuStream::Driver {
         !can) {
       return;
     }
-    CudaCopy::get().p_cuCtxEnablePeerAccess(there.get(), 0);  // fails if it is enabled already
+    CudaCopy::get().p_cuCtxEnablePeerAccess(there.get(), 0);  // fails if already enabled
   }
 
   void prepare() {
@@ -56,7 +56,7 @@ struct GpuStream::Driver {
 
   const PrimaryContext context;
   CUstream stream = nullptr;
-  std::deque<CUevent> under_way;  // one a batch
+  std::deque<CUevent> under_way;  // one per batch
   std::vector<CUevent> free;
   std::map<int, PrimaryContext> reached;
 };
@@ -79,7 +79,7 @@ uint64_t GpuStream::copy(const std::vector<GpuCopy>& copies) {
   return ++num_begun_;
 }
 
-// Some copies may have begun: an event behind these is what they can be waited for by.
+// Some copies may have begun: records an event behind them to wait for.
 void GpuStream::remember() {
   try {
     driver_->record();

@@ -6,10 +6,10 @@
 namespace mk::transfer {
 namespace {
 
-constexpr unsigned char kTlsHandshake = 0x16;  // what TLS begins with; a Hello does with an M
+constexpr unsigned char kTlsHandshake = 0x16;  // the first byte of TLS; a Hello starts with M
 
-// What either side makes of the two Hellos: no one agrees to less than he asks for. `is_private`:
-// TLS, or what does not leave the machine.
+// The verdict of either side on the two Hellos: neither accepts less than it requires.
+// `is_private`: TLS, or a connection within the machine.
 Verdict judge(const Greeting& initiators, const Greeting& targets, bool is_private) {
   if (targets.has(kFlagTls) && !is_private) return Verdict::kNoTls;
   if (targets.has(kFlagSecret) && !initiators.has(kFlagSecret)) return Verdict::kNoSecret;
@@ -60,7 +60,7 @@ const Greeting& Reception::meet() {
   }
   theirs_ = receive_greeting(socket_, limit_);
   mine_ = make_greeting(own_, {});
-  send_greeting(socket_, mine_, limit_);  // also to another version, so that it can tell
+  send_greeting(socket_, mine_, limit_);  // even to another version, so that it can tell
   check_version(theirs_.hello);
   const Verdict verdict = judge(theirs_, mine_, is_private(socket_));
   if (verdict != Verdict::kWelcome) throw Rejected(verdict);

@@ -10,8 +10,8 @@
 namespace mk::transfer {
 namespace {
 
-// In the thread that waits. A call that has begun cannot be ended: it is as short as its caller
-// has made it.
+// Runs calls in the waiting thread. A call that has begun cannot be interrupted: it is as short as
+// its caller has made it.
 class BlockingIo : public IoQueue {
  public:
   size_t num_slots() const override { return 1; }
@@ -41,7 +41,7 @@ class BlockingIo : public IoQueue {
 };
 
 bool is_absence(int error_number) {
-  // ENOMEM: kernels before 5.12 count a ring as locked memory, of which there may be none.
+  // ENOMEM: kernels before 5.12 charge a ring to the locked memory limit, which may be 0.
   return error_number == ENOSYS || error_number == EPERM || error_number == EACCES ||
          error_number == ENOMEM;
 }

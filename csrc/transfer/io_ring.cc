@@ -16,12 +16,12 @@
 namespace mk::transfer {
 namespace {
 
-// Linux 5.5: one mapping for both rings, completions are never dropped, and what is submitted need
-// not be kept. Older ones cannot cancel either.
+// Linux 5.5: one mapping for both rings, completions are never dropped, and submitted entries need
+// not be kept. Older kernels cannot cancel either.
 constexpr uint32_t kNeeded =
     IORING_FEAT_SINGLE_MMAP | IORING_FEAT_NODROP | IORING_FEAT_SUBMIT_STABLE;
 
-constexpr uint64_t kOfCancel = UINT64_MAX;  // in the place of a slot
+constexpr uint64_t kOfCancel = UINT64_MAX;  // in place of a slot
 constexpr std::chrono::milliseconds kRetryEvery{1};
 
 uint32_t acquire(const uint32_t* word) { return __atomic_load_n(word, __ATOMIC_ACQUIRE); }
@@ -114,7 +114,7 @@ void IoRing::push(size_t slot, const IoCall& call) {
 IoDone IoRing::next(const Limit& limit) {
   limit.check();
   IoDone done;
-  if (pop(done)) return done;  // what was pushed since goes out in one call, once all are popped
+  if (pop(done)) return done;  // pushed calls are submitted together, once all are popped
   submit();
   while (!pop(done)) wait_ready(fd_.get(), POLLIN, limit);
   return done;
@@ -136,7 +136,7 @@ void IoRing::submit() {
   release(submit_tail_, tail_);
   while (const uint32_t num_left = tail_ - acquire(submit_head_)) {
     if (enter(num_left, 0) >= 0 || errno == EINTR) continue;
-    // No memory for now: the rest goes with what is done next, if there is anything.
+    // Temporarily out of memory: the rest is submitted after the next completion, if one is due.
     const bool later = errno == EAGAIN || errno == EBUSY;
     if (!later || num_left == num_used_) throw SystemError(errno, "io_uring_enter");
     break;
@@ -175,7 +175,7 @@ void IoRing::cancel_all() {
   }
   release(submit_tail_, tail_);
   while (const uint32_t num_left = tail_ - acquire(submit_head_)) {
-    if (enter(num_left, 0) < 0 && errno != EINTR) break;  // they end by themselves then
+    if (enter(num_left, 0) < 0 && errno != EINTR) break;  // then they end by themselves
   }
 }
 

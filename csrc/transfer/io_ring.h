@@ -61,7 +61,7 @@ class IoRing : public IoQueue {
   uint32_t* submit_head_;
   uint32_t* submit_tail_;
   uint32_t submit_mask_;
-  uint32_t tail_ = 0;  // of what is pushed; *submit_tail_ is behind it until it is submitted
+  uint32_t tail_ = 0;  // after the last push; *submit_tail_ lags behind until submit()
   uint32_t* done_head_;
   uint32_t* done_tail_;
   uint32_t done_mask_;

@@ -8,14 +8,14 @@
 namespace mk::transfer {
 namespace {
 
-// Of one work: enough to outlive some lost connections, and few enough that a peer which is gone is
-// reported soon. They are not counted for the request, which loses all of its lanes at once.
+// Per work: enough to survive some lost connections, and few enough to report a dead peer soon.
+// They are not counted per request, as a request loses all of its lanes at once.
 constexpr int kMaxLosses = 3;
 
-// Of one piece: less is moved before another thread has woken up.
+// Per piece: less is moved before another thread has woken up.
 constexpr uint64_t kMinSpreadBytes = 256ull << 10;
 
-// The cause is another request's, which is not to be taken for this one's.
+// The cause belongs to another request and must not be mistaken for this one's.
 constexpr char kOnItsWay[] = "given up while the notification was on its way: ";
 
 bool fits_one_piece(const Request& request, uint64_t max_bytes) {
@@ -79,7 +79,7 @@ void Job::fail(const Work& work, const Interrupt& carrier, const std::string& ca
 
 void Job::try_again(const Work& work, const std::string& cause, Retry retry) {
   if (retry == Retry::kNo) return stop(cause);
-  if (notify_begun_ && !request_.may_notify_again) {  // it is not handed over twice
+  if (notify_begun_ && !request_.may_notify_again) {  // it must not be delivered twice
     return stop(retry == Retry::kFree ? concat(kOnItsWay, cause) : cause);
   }
   Work again = work;

@@ -68,13 +68,13 @@ class Job {
   Cutter cutter_;
   bool has_pieces_;
   bool spreads_;
-  bool beside_ = false;  // somebody else than the leading lane has had it
+  bool beside_ = false;  // a lane other than the leading one has taken from it
   bool checked_, check_taken_ = false;
   bool notified_, notify_taken_ = false;
-  bool notify_begun_ = false;  // the peer may have it; set by whoever carries it
+  bool notify_begun_ = false;  // the peer may have it; set by the carrier
   std::vector<Work> again_;
-  std::string lost_;                  // why the first of these was to be tried again
-  std::vector<Interrupt*> carriers_;  // one entry a work that is under way
+  std::string lost_;                  // why the first of these has to be retried
+  std::vector<Interrupt*> carriers_;  // one entry per work in flight
   uint64_t num_bytes_done_ = 0;
   std::string cause_;
   bool refused_ = false;

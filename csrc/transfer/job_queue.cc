@@ -10,9 +10,9 @@ namespace mk::transfer {
 
 namespace {
 
-// What is left to a caller, and he does not wait for, is looked after between one and two of these.
-// So callers need not wake a thread at each request; if they make none for so long, it sleeps
-// again.
+// A request left to a caller that does not wait for it is picked up after one to two of these
+// periods. So callers need not wake a thread at each request. After a period without requests the
+// thread sleeps again.
 constexpr std::chrono::milliseconds kLookEvery{1};
 
 }  // namespace
@@ -83,8 +83,8 @@ bool JobQueue::idle() {
 bool JobQueue::next(bool leads, Interrupt& carrier, bool idle, Task& task) {
   const std::lock_guard lock(mutex_);
   if (closed_) return false;
-  if (idle) carrier.clear();              // it was meant for something that is over
-  if (carrier.signalled()) return false;  // what it carries is to end, and this would with it
+  if (idle) carrier.clear();              // it was meant for an earlier task
+  if (carrier.signalled()) return false;  // the tasks it carries must end; so would this one
   if (leads) lead_called_ = false;
   return take(leads ? Taker::kLead : Taker::kBeside, carrier, task);
 }
@@ -119,7 +119,7 @@ bool JobQueue::wait_for_pieces(Interrupt& carrier) {
 }
 
 bool JobQueue::take(Taker taker, Interrupt& carrier, Task& task) {
-  bool first = true, in_order = true;  // of what is before it
+  bool first = true, in_order = true;  // among those before it
   for (const JobRef& job : jobs_) {
     const bool may_notify = job->has_pieces() ? first : in_order;
     if (job->take(task.work, carrier, taker, may_notify)) {
@@ -143,14 +143,14 @@ bool JobQueue::fail(const Task& task, const Interrupt& carrier, const std::strin
   std::unique_lock lock(mutex_);
   task.job->fail(task.work, carrier, cause, retry, num_bytes);
   const bool again = task.job->cause().empty();
-  if (again) wake_lead();  // a caller may have been at it
+  if (again) wake_lead();  // a caller may have had it
   changed(task.job, lock);
   return again;
 }
 
 void JobQueue::changed(const JobRef& job, std::unique_lock<std::mutex>& lock) {
   const bool is_all = job->over() && jobs_.size() == 1;
-  if (!job->in_order() && !is_all) {  // others may go on with it, or with what waited for it
+  if (!job->in_order() && !is_all) {  // others may continue it, or what waited for it
     wake_lead();
     others_.notify_all();
   }
@@ -164,7 +164,7 @@ void JobQueue::changed(const JobRef& job, std::unique_lock<std::mutex>& lock) {
     return;
   }
   jobs_.erase(found);
-  const std::string cause = over->cause();  // close() may stop it once more
+  const std::string cause = over->cause();  // close() may stop it again
   lock.unlock();
   over->ticket()->finish(cause, over->num_bytes_done());
 }

@@ -81,11 +81,11 @@ class JobQueue {
   const std::string peer_name_;
 
   std::mutex mutex_;
-  std::condition_variable lead_, others_;  // whom a request of one piece does not concern sleeps on
+  std::condition_variable lead_, others_;  // others_: whom one-piece requests do not concern
   std::deque<JobRef> jobs_;
   uint64_t num_pushed_ = 0;
   bool lead_called_ = false;
-  bool watches_ = false;   // the leading lane's thread looks from time to time
+  bool watches_ = false;   // the leading lane's thread checks from time to time
   uint64_t num_left_ = 0;  // to callers
   bool closed_ = false;
 };

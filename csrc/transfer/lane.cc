@@ -13,8 +13,8 @@
 namespace mk::transfer {
 namespace {
 
-constexpr double kConnectS = 5;  // of a lane beside the leading one
-constexpr double kPauseS = 1;    // after it could not
+constexpr double kConnectS = 5;  // of a non-leading lane
+constexpr double kPauseS = 1;    // after a failure
 constexpr std::chrono::microseconds kLookAtGpuEvery{20};
 
 }  // namespace
@@ -40,7 +40,7 @@ void Lane::run_beside() {
     if (channel_->connected()) {
       begin(task);
       run_dry();
-    } else {  // its connection was closed for another: it must not wait for one with work in hand
+    } else {  // the pool closed its connection: it must not wait for another with work in hand
       queue_.fail(task, interrupt_, "", Retry::kFree);
     }
   }
@@ -82,8 +82,8 @@ void Lane::disconnect() {
   pool_.leave(*this);
 }
 
-// What an idle lane holds of a peer that has died, it would hold until it has something to do: open
-// GPU memory, which is freed when nobody has it open any more.
+// An idle lane would hold on to a dead peer's resources until its next task: open GPU memory, which
+// is freed only when nobody has it open.
 void Lane::leave_if_lost() {
   const Baton::Hold hold(baton_, std::try_to_lock);
   if (hold && posted_.empty() && !channel_->connected()) disconnect();
@@ -111,7 +111,7 @@ bool Lane::begin_here(const TicketRef& ticket, uint64_t max_piece_bytes) {
 void Lane::wait_here(const Ticket& ticket, const Deadline& until) {
   {
     const Baton::Hold hold(baton_, std::try_to_lock);
-    if (!hold || posted_.empty()) return;  // somebody else goes on with it, or is through
+    if (!hold || posted_.empty()) return;  // another thread continues it, or it is done
     const bool is_sooner = until.at() < ticket.deadline().at();
     if (wait_answered(is_sooner ? until : ticket.deadline())) settle();
     if (posted_.empty()) return;
@@ -119,7 +119,7 @@ void Lane::wait_here(const Ticket& ticket, const Deadline& until) {
   queue_.call_lead();
 }
 
-// Whether settle() need not wait any more.
+// Whether settle() will not block.
 bool Lane::wait_answered(const Deadline& until) {
   const auto spin_until = std::min(Deadline::Clock::now() + channel_->spin(), until.at());
   pollfd polled[] = {{channel_->answer_fd(), POLLIN, 0},
@@ -170,7 +170,7 @@ Limit Lane::limit_of(const Task& task) const {
 void Lane::begin(const Task& task, bool connects) {
   visited.store(true, std::memory_order_relaxed);
   const bool waits = task.job->request().after != nullptr;
-  while (waits && !posted_.empty()) settle();  // they shall not wait for a GPU as well
+  while (waits && !posted_.empty()) settle();  // posted works shall not wait for a GPU, too
   const bool first = posted_.empty();
   try {
     posted_.emplace_back(task, own_regions_, interrupt_);
@@ -200,7 +200,7 @@ void Lane::settle() {
   try {
     const Outcome outcome = channel_->finish(limit_of(task));
     const Task done = task;
-    posted_.pop_front();  // unpins: whoever waits for the ticket may deregister
+    posted_.pop_front();  // unpins: a caller that waits for the ticket may deregister
     count(done.work, outcome);
     queue_.finish(done, interrupt_, outcome);
   } catch (const std::exception& error) {
@@ -208,14 +208,14 @@ void Lane::settle() {
   }
 }
 
-// What was posted is void, whosever fault it was: the others' works are tried again.
+// What was posted is void, whichever work caused it: the others' works are retried.
 void Lane::lose(const std::exception& error) {
-  while (!posted_.empty() && channel_->has_outcome()) settle();  // this is not void
+  while (!posted_.empty() && channel_->has_outcome()) settle();  // these are not void
   uint64_t num_bytes = channel_->num_bytes_so_far();             // of the first
   disconnect();
   count_failure(error);
   const bool lost = dynamic_cast<const LinkDown*>(&error) != nullptr;
-  const bool ended = dynamic_cast<const Ended*>(&error) != nullptr;  // by someone's limit
+  const bool ended = dynamic_cast<const Ended*>(&error) != nullptr;  // a limit
   const std::string cause = error.what();
   for (const auto& lane : lanes_) {
     if (!ended && lane.get() != this) lane->leave_if_lost();

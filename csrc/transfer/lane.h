@@ -56,7 +56,7 @@ class Lane final : public Connected {
 
   bool try_disconnect() override;
 
-  // What came of a work, and why the channel was lost, unless somebody's limit has ended it.
+  // Counts a work's result, and why the channel was lost, unless a limit ended it.
   void count(const Work& work, const Outcome& outcome);
   void count_failure(const std::exception& error);
 
@@ -68,10 +68,10 @@ class Lane final : public Connected {
     Pin pin;
   };
 
-  // What follows is for who holds the baton.
+  // What follows requires the baton.
   void connect_held(const Limit& limit);
   void disconnect();
-  void leave_if_lost();  // of another lane; as try_disconnect(), if nobody is there any more
+  void leave_if_lost();  // of a non-leading lane; as try_disconnect(), if the peer has left
   void run_dry();
   void begin(const Task& task, bool connects = true);
   void wait_for_gpu(const Task& task);  // to have done what the request comes after

@@ -32,7 +32,7 @@ class LifeSign {
 
  private:
   std::atomic<uint32_t>& word_;
-  // Not beside the word: the other process could bend the list.
+  // Not next to the word, in shared memory: the other process could corrupt the list.
   robust_list entry_;
   robust_list_head list_;
   robust_list_head* before_ = nullptr;  // the thread's own

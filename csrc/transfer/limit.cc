@@ -13,7 +13,7 @@
 namespace mk::transfer {
 namespace {
 
-constexpr double kLongestS = 1e8;  // three years: keeps the clock's integers from overflowing
+constexpr double kLongestS = 1e8;  // three years: avoids integer overflow in the clock
 constexpr int64_t kLongestPollMs = 3600 * 1000;
 
 }  // namespace

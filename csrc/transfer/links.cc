@@ -6,8 +6,9 @@
 namespace mk::transfer {
 namespace {
 
-// Links that nobody holds are kept in mind, so that a connection which was long on its way is known
-// to be old. To forget one is harmless: an initiator sends nothing before it has been answered.
+// Links without a holder are remembered, so that a connection that was delayed in the network is
+// recognized as old. Forgetting one is harmless: an initiator sends nothing before it has been
+// answered.
 constexpr size_t kMaxEntries = 4096;
 
 }  // namespace
@@ -20,7 +21,7 @@ Links::Hold Links::enter(const LinkId& id, uint64_t epoch, Interrupt& interrupt,
   if (epoch <= entry.epoch) throw Rejected(Verdict::kOldEpoch);
   entry.epoch = epoch;
   if (entry.inside) entry.inside->signal("the peer has connected anew");
-  left_.notify_all();  // those of lower epochs that wait do so in vain
+  left_.notify_all();  // waiters of lower epochs wait in vain
   ++entry.num_users;
   left_.wait_until(lock, limit.deadline.at(),
                    [&] { return !entry.inside || entry.epoch != epoch; });
@@ -42,7 +43,7 @@ void Links::fence(const LinkId& id, uint64_t epoch, const Limit& limit) {
     entry.epoch = epoch;
     left_.notify_all();
   }
-  // A later connection may wait for the lost one to leave, as we do, or be inside already.
+  // A later connection may also wait for the lost one to leave, or may be inside already.
   const auto has_left = [&] { return !entry.inside || entry.inside_epoch > epoch; };
   if (has_left()) return;
   entry.inside->signal("the peer has lost this connection");
@@ -60,7 +61,7 @@ void Links::leave(Entry& entry) {
   left_.notify_all();
 }
 
-// The one that was left the longest ago.
+// Forgets the one that was left the longest ago.
 void Links::forget_one() {
   auto oldest = entries_.end();
   for (auto item = entries_.begin(); item != entries_.end(); ++item) {

@@ -11,9 +11,9 @@
 namespace mk::transfer {
 namespace {
 
-constexpr uint64_t kStepBytes = 4ull << 20;  // copied between two looks at the limit
+constexpr uint64_t kStepBytes = 4ull << 20;  // copied between checks of the limit
 
-// memmove in steps. Towards higher addresses inside itself, the source must be read from its end.
+// memmove in steps. If the target overlaps the source at a higher address, it copies from the end.
 class Copier {
  public:
   explicit Copier(const Limit& limit) : limit_(limit) {}
@@ -45,7 +45,7 @@ class Copier {
   uint64_t since_check_ = 0;
 };
 
-// Copies what is of the host at both ends, and returns how much that was; the rest is for a GPU.
+// Copies what is on the host at both ends and returns its size; the rest is left to GPUs.
 uint64_t append_gpu_copies(std::vector<GpuCopy>& copies, uint64_t dst, const GpuRanges& dst_gpus,
                            uint64_t src, const GpuRanges& src_gpus, uint64_t num_bytes,
                            Copier& copier) {
@@ -68,7 +68,7 @@ uint64_t append_gpu_copies(std::vector<GpuCopy>& copies, uint64_t dst, const Gpu
   return num_bytes_done;
 }
 
-// Copies between two sums; the first is of the sources, before the copy: they may overlap.
+// Copies between two checksums; the first is of the sources, before the copy, as they may overlap.
 template <class Copy>
 void verified(const Request& request, const Piece& piece, const GpuRanges& here,
               const GpuRanges& there, const Limit& limit, const Copy& copy) {

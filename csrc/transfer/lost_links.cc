@@ -22,7 +22,7 @@ std::vector<Link> LostLinks::all() const {
   return links_;
 }
 
-// One may have been lost once more meanwhile, in another epoch.
+// A link may have been lost again meanwhile, in a later epoch.
 void LostLinks::forget(const std::vector<Link>& ended) {
   const std::lock_guard lock(mutex_);
   const auto is_over = [&](const Link& lost) {

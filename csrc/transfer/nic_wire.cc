@@ -23,7 +23,7 @@ void expect(bool condition, const char* what) {
   if (!condition) throw Failure(concat("protocol error: ", what));
 }
 
-// Takes an entry off the front of what is left.
+// Takes an entry from the front of what is left.
 template <class Entry>
 Entry take(const char*& at, const char* end) {
   expect(static_cast<size_t>(end - at) >= sizeof(Entry), "keys are cut short");
@@ -33,7 +33,7 @@ Entry take(const char*& at, const char* end) {
   return entry;
 }
 
-// What a NIC has of a region covers all of it, in order and without holes, or nothing.
+// Whether a NIC's pieces cover the whole region, in order and without gaps, or none of it.
 bool is_whole(const rdma::RemoteRegion& region) {
   uint64_t next = region.span.address;
   for (const rdma::RemotePiece& piece : region.pieces) {

@@ -29,7 +29,7 @@ constexpr uint32_t kMaxRails = kMaxNics;  // queue pairs of one connection
 constexpr uint64_t kMaxKeysBytes = 64 << 20;
 
 struct NicEntry {
-  std::array<char, 64> name;  // printable, zeros behind it
+  std::array<char, 64> name;  // printable, padded with zeros
   uint64_t mb_per_s;
   uint32_t link_layer;  // 0 unspecified, 1 InfiniBand, 2 Ethernet
   uint32_t is_active;   // whether its port can be used now

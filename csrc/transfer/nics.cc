@@ -35,7 +35,7 @@ NicMemoryRef Nics::add(const Range& range, Rights rights, int device) const {
   return std::make_shared<NicMemory>(NicMemory{std::move(regions), near_of(range, device)});
 }
 
-// Of memory that is registered, hence in its place. All, if nobody knows better.
+// Requires registered, hence resident, memory. Returns all NICs if nothing is known.
 NicSet Nics::near_of(const Range& range, int device) const {
   NicSet near = 0;
   const auto add = [&near](const std::vector<NicSet>& of, int place) {

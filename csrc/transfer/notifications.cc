@@ -9,7 +9,7 @@ namespace mk::transfer {
 namespace {
 
 constexpr uint64_t kMaxQueuedBytes = 64ull << 20;
-constexpr uint64_t kOverheadBytes = 512;  // what an empty notification counts for
+constexpr uint64_t kOverheadBytes = 512;  // counted for each notification, even an empty one
 
 uint64_t cost(const Notification& notification) {
   return notification.bytes.size() + kOverheadBytes;

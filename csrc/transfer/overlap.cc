@@ -10,10 +10,10 @@ namespace mk::transfer {
 namespace {
 
 constexpr size_t kWordBits = 64;
-// Of the bitmap. To clear more, and to miss the cache in it, takes longer than to sort.
+// Of the bitmap. Clearing a larger one, and missing the cache in it, takes longer than sorting.
 constexpr size_t kMaxWordsPerRange = 4;
 
-// Differences instead of ends, which might wrap around.
+// Uses differences, as sums might wrap around.
 bool is_before(const Range& a, const Range& b) {
   return a.address <= b.address && b.address - a.address >= a.num_bytes;
 }
@@ -34,9 +34,9 @@ bool descends(const Ranges& ranges) {
 
 uint64_t low_bits(size_t count) { return count < kWordBits ? (uint64_t{1} << count) - 1 : ~0ull; }
 
-// A bit for each 2^k bytes, where 2^k divides all distances: a range is a few bits, the last of
-// them perhaps in part, which is as good as whole, since none begins within one. Nothing if it
-// would be too large.
+// Uses one bit per 2^k bytes, where 2^k divides all distances. A range is a few bits; the last may
+// be only partly covered, but no range begins within a bit, so it counts as whole. Empty if the
+// bitmap would be too large.
 std::optional<bool> overlap_in_bitmap(const Ranges& ranges) {
   if (ranges.size_step != 0) return std::nullopt;
   const uint64_t size = ranges.sizes[0], base = ranges.addresses[0];
@@ -47,12 +47,12 @@ std::optional<bool> overlap_in_bitmap(const Ranges& ranges) {
     high = std::max(high, address);
     odd |= address ^ base;
   }
-  if (odd == 0) return true;  // all begin at one address
+  if (odd == 0) return true;  // all begin at the same address
   const int shift = __builtin_ctzll(odd);
   const uint64_t range_bits = ((size - 1) >> shift) + 1;
   const uint64_t last_word = ((high - low) >> shift) / kWordBits;
   if (range_bits > kWordBits || last_word > kMaxWordsPerRange * ranges.count) return std::nullopt;
-  std::vector<uint64_t> words(last_word + 2);  // a range may reach into one more
+  std::vector<uint64_t> words(last_word + 2);  // a range may extend into one more
   const uint64_t mask = low_bits(range_bits);
   uint64_t taken = 0;
   for (size_t i = 0; i < ranges.count; ++i) {
@@ -80,7 +80,7 @@ bool overlap_when_sorted(const Ranges& ranges) {
   return !ascends(Ranges::rows(sorted));
 }
 
-// Once it is known that there is one.
+// Finds the pair, given that there is one.
 std::pair<size_t, size_t> locate(const Ranges& ranges) {
   std::vector<size_t> order(ranges.count);
   std::iota(order.begin(), order.end(), size_t{0});

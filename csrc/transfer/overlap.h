@@ -1,8 +1,8 @@
 // Overlap: whether ranges share a byte. The result of writing twice to one place would depend on
 // which write came last.
 //
-//   if (auto pair = find_overlap(request.ranges(request.remote))) refuse(pair->first,
-//   pair->second);
+//   const auto pair = find_overlap(request.ranges(request.remote));
+//   if (pair) refuse(pair->first, pair->second);
 //
 // Layer: transfer. Run for every request, so it must cost next to nothing: one pass over ranges
 // that ascend or descend; a bitmap, if they have one size, are aligned, and not too far apart; else

@@ -10,26 +10,26 @@
 namespace mk::transfer {
 namespace {
 
-// Below it one connection is as fast as two, and a second one would have to be woken up.
+// Below this, one connection is as fast as two, and a second one would have to be woken up.
 constexpr uint64_t kSplitBytes = 2ull << 20;
 constexpr uint64_t kMinPieceBytes = 1ull << 20;
-constexpr uint64_t kPiecesPerLane = 4;  // so that a slow lane's last piece is waited for less
+constexpr uint64_t kPiecesPerLane = 4;  // shortens the wait for a slow lane's last piece
 constexpr uint64_t kPageBytes = 4096;   // a cut within one would keep a disk from moving it whole
 
-constexpr uint64_t kMaxRunHereBytes = 256ull << 10;   // takes less time than to wake a thread up
-constexpr uint64_t kMaxLieBytes = 2ull << 20;         // takes some 100 us
-constexpr uint64_t kMaxBeginHereBytes = 16ull << 10;  // an idle socket has room for it,
+constexpr uint64_t kMaxRunHereBytes = 256ull << 10;   // takes less time than waking a thread
+constexpr uint64_t kMaxLieBytes = 2ull << 20;         // takes about 100 us
+constexpr uint64_t kMaxBeginHereBytes = 16ull << 10;  // an idle socket has room for this,
 constexpr size_t kMaxBeginHereRanges = 256;           // and for the table
 
-// May be sent by its caller without waiting.
+// Whether its caller may send it without blocking.
 bool may_begin_here(const Request& request) {
   const uint64_t num_notify_bytes = request.notify ? request.notify->size() : 0;
   return request.num_bytes + num_notify_bytes <= kMaxBeginHereBytes &&
          request.num_ranges() <= kMaxBeginHereRanges;
 }
 
-// May be left to whoever waits for it: no more is to be done than to copy, so much that he can
-// still be interrupted, and nobody else waits for it, as for a notification.
+// Whether it may be left to a caller that waits for it: it only copies, little enough to remain
+// interruptible, and nobody else, such as a notification's receiver, waits for it.
 bool may_lie(const Request& request) {
   const bool copies = !request.after && !request.verify && !request.notify;
   return copies && request.num_bytes <= kMaxLieBytes && GpuRanges(request.regions).empty();
@@ -65,8 +65,8 @@ void Peer::start(const Deadline& deadline) {
   threads_.push_back(start_thread([this, deadline] { lead(deadline); }));
 }
 
-// Where there are no threads to be had, the lanes that run carry on without the others, which are
-// started as soon as a later request finds some.
+// If no threads can be started, the running lanes carry on without the others, which are started as
+// soon as a later request succeeds in it.
 void Peer::start_others() try {
   const std::lock_guard lock(threads_mutex_);
   while (!closed_ && threads_.size() < lanes_.size()) {
@@ -140,7 +140,7 @@ bool Peer::run_here(Ticket& ticket) {
   return true;
 }
 
-// In the caller's thread. Nothing: it is to be posted.
+// Runs in the caller's thread. Empty: the work must be posted.
 std::optional<Outcome> Peer::run(const Work& work, const Limit& limit, Interrupt& here) {
   Lane& lane = *lanes_.front();
   const Pin pin = own_->regions.pin(work.request->regions, here);
@@ -158,7 +158,7 @@ void Peer::wait_here(const Ticket& ticket, const Deadline& until) {
   const bool is_late = until.passed() || ticket.deadline().passed();
   if (!here || is_late) return queue_.call_lead();
   Task task;
-  if (!queue_.take_first(ticket, *here, task)) return;  // a lane has it, or comes to it
+  if (!queue_.take_first(ticket, *here, task)) return;  // a lane has it, or will take it
   std::optional<Outcome> outcome;
   std::string cause;
   try {

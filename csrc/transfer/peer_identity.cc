@@ -9,7 +9,7 @@ void PeerIdentity::check(uint64_t instance) {
   const std::lock_guard lock(mutex_);
   if (links_) {
     if (instance == instance_) return;
-    // Its addresses, which our callers hold, are not those of the engine that was there before.
+    // The addresses that our callers hold are not valid in the new engine.
     throw Failure("the peer was restarted; open it again");
   }
   if (expected_ != 0 && instance != expected_) throw Failure(kAnotherEngine);

@@ -21,7 +21,7 @@ void check_distinct(const char* op, const Request& request) {
   }
 }
 
-// Most callers have blocks of one size, also those who say so for each.
+// Most callers have blocks of one size, even if they pass a size for each.
 void unify_sizes(Request& request) {
   const std::vector<uint64_t>& sizes = request.sizes;
   const auto differs = [&](uint64_t size) { return size != sizes[0]; };

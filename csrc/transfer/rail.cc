@@ -12,7 +12,7 @@ namespace {
 constexpr int kMaxSends = 128;  // work requests in flight
 constexpr int kPollBatch = 64;
 constexpr double kFirstPauseS = 1, kLongestPauseS = 30;
-constexpr double kNewShare = 0.2;  // of a measurement in the mean
+constexpr double kNewShare = 0.2;  // weight of a new measurement in the average
 constexpr double kLeastGbPerS = 0.01;
 
 }  // namespace
@@ -38,7 +38,7 @@ void Rail::connect(const rdma::Endpoint& peer, size_t peer_nic, double peer_gb_p
 
 std::vector<Slice> Rail::close() noexcept {
   is_up_ = false;
-  if (queue_) queue_->close();  // and the pair
+  if (queue_) queue_->close();  // and the queue pair
   pair_.reset();
   queue_.reset();
   std::vector<Slice> left;

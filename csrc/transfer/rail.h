@@ -90,10 +90,10 @@ class Rail {
   void post(const rdma::Transfer& transfer);
   bool is_busy() const { return !under_way_.empty() || flush_token_ != 0; }
 
-  // A NIC tells when its peer does not answer, after two seconds at most with our settings. But
-  // soft-RoCE at times says nothing at all once its own port was down.
+  // With our settings, a NIC reports an unresponsive peer after two seconds at most. But soft-RoCE
+  // sometimes reports nothing at all after its own port was down.
   static constexpr double kPatienceS = 5;
-  // Enough to keep a fast link busy while we sleep; what is under way cannot be given to others.
+  // Enough to keep a fast link busy while we sleep; what is in flight cannot move to other rails.
   static constexpr uint64_t kRoomBytes = 4ull << 20;
 
   const Nic& nic_;
@@ -107,7 +107,7 @@ class Rail {
   std::map<uint64_t, Slice> under_way_;  // by token
   uint64_t last_token_ = 0;
   std::optional<rdma::Transfer> last_write_;  // since the last flush; without its segments
-  uint64_t flush_token_ = 0;                  // 0: none is under way
+  uint64_t flush_token_ = 0;                  // 0: none is in flight
   uint64_t num_bytes_under_way_ = 0;
   double bytes_per_s_ = 1;
   Clock::time_point busy_since_{};  // or since the last completion

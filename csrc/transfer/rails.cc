@@ -10,7 +10,7 @@
 namespace mk::transfer {
 namespace {
 
-// A NIC that is not near the memory is taken when the near ones are so much busier.
+// A NIC far from the memory is used if the near ones are this much busier.
 constexpr double kFarCost = 4;
 constexpr NicSet kAllNics = ~NicSet{0};
 
@@ -24,7 +24,7 @@ std::vector<size_t> members(NicSet set, size_t num_nics) {
   return members;
 }
 
-// Each of either side once, those of the side with fewer again as often as it takes.
+// Pairs each NIC of either side once; those of the side with fewer are repeated as needed.
 std::vector<std::pair<size_t, size_t>> pairs(const std::vector<size_t>& ours,
                                              const std::vector<size_t>& theirs) {
   std::vector<std::pair<size_t, size_t>> pairs;
@@ -49,7 +49,7 @@ void Rails::meet(std::vector<NicEntry> peer_nics, PeerCounters& counters) {
   clear();
   peer_nics_ = std::move(peer_nics);
   counters_ = &counters;
-  // NICs of the same number: machines of a kind have those on the same switch, or rail.
+  // Pairs NICs of equal numbers: in machines of the same type they are on the same switch, or rail.
   const auto ours = members(kAllNics, nics_.size()), theirs = members(kAllNics, peer_nics_.size());
   for (const auto& [nic, peer_nic] : pairs(ours, theirs)) {
     const auto meets = [&, own = nic](size_t other) { return can_meet(own, other); };
@@ -90,8 +90,8 @@ void Rails::bring_up(NicQuestions& questions, bool at_once, const Limit& limit) 
   }
 }
 
-// The peer's NIC that it was made for first. Then, and after a failure, those behind it, in a
-// circle.
+// First the peer's NIC that the rail was made for; then, and after a failure, the following ones,
+// cyclically.
 void Rails::try_all(size_t index, NicQuestions& questions, const Limit& limit) {
   Rail& rail = rails_[index];
   const size_t count = peer_nics_.size();

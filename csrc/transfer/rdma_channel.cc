@@ -14,11 +14,11 @@
 namespace mk::transfer {
 namespace {
 
-constexpr double kProbeS = 2;  // for a peer to say which NICs it has
-constexpr size_t kWindow = 4;  // works under way
+constexpr double kProbeS = 2;  // for a peer to list its NICs
+constexpr size_t kWindow = 4;  // works in flight
 constexpr uint64_t kMinSliceBytes = 64ull << 10;
 constexpr uint64_t kMaxSliceBytes = 1ull << 20;
-constexpr uint64_t kSlicesPerRail = 4;  // so that a slow rail's last slice is waited for less
+constexpr uint64_t kSlicesPerRail = 4;  // shortens the wait for a slow rail's last slice
 constexpr int kMaxTries = 4;            // of a slice
 }  // namespace
 
@@ -56,7 +56,7 @@ bool RdmaChannel::finds_nics(const Deadline& deadline, std::string& why_not) {
 
 void RdmaChannel::disconnect() noexcept {
   is_writing_ |= !doing_.empty();
-  rails_.clear();  // the NICs let go of our memory
+  rails_.clear();  // the NICs release our memory
   ready_.clear();
   doing_.clear();
   WireChannel::disconnect();
@@ -64,7 +64,7 @@ void RdmaChannel::disconnect() noexcept {
 
 void RdmaChannel::learn_keys(const Request& request, const Piece& piece, const Limit& limit) {
   std::vector<uint64_t> unknown;
-  const RemoteRegion* known = nullptr;  // of the range before: mostly they are in the same one
+  const RemoteRegion* known = nullptr;  // of the previous range: usually the same
   for_each_range(request, piece, [&](uint64_t, uint64_t address, uint64_t num_bytes) {
     const Range range{address, num_bytes};
     if (known && known->range.contains(range)) return;
@@ -150,7 +150,7 @@ Outcome RdmaChannel::after_slices(const Doing& doing, const Limit& limit) {
   return outcome;
 }
 
-// What NICs could not move: the peer says it best.
+// NICs could not move it: the peer has the most precise reason.
 Outcome RdmaChannel::ask_why_not(const Doing& doing, const Limit& limit) {
   Work check = doing.work;
   check.kind = Work::Kind::kCheck;
@@ -170,8 +170,8 @@ Outcome RdmaChannel::over_connection(const Work& work, const Limit& limit) {
   return WireChannel::finish(limit);
 }
 
-// Makes what was written visible at the peer, before it is told so. A rail that fails meanwhile is
-// taken down at both ends, which does the same.
+// Makes written data visible at the peer before the peer learns of it. A rail that fails meanwhile
+// is taken down at both ends, which has the same effect.
 void RdmaChannel::flush(const Limit& limit) {
   std::vector<uint32_t> flushed;
   for (size_t i = 0; i < rails_.size(); ++i) {
@@ -195,7 +195,7 @@ void RdmaChannel::flush(const Limit& limit) {
   questions_.flush(flushed, limit);
 }
 
-// Gives slices to rails, as far as there is room.
+// Gives slices to rails, as far as they have room.
 void RdmaChannel::pump(const Limit& limit) {
   rails_.bring_up(questions_, only_, limit);
   while (!ready_.empty()) {
@@ -210,7 +210,7 @@ void RdmaChannel::pump(const Limit& limit) {
       ready_.pop_front();
       continue;
     }
-    if (!rail->has_room()) return;  // worth the wait
+    if (!rail->has_room()) return;  // worth waiting for
     const auto on_nic = remote->on_nics[rail->peer_nic()];
     Slice taken = std::move(slice);
     ready_.pop_front();
@@ -260,7 +260,7 @@ void RdmaChannel::lose(Rail& rail, const RailDown& down, const Limit& limit) {
   learn_keys(addresses, limit);
 }
 
-// Until a rail has something, or has to be given up, or the connection ends.
+// Sleeps until a rail has something or must be given up, or the connection ends.
 void RdmaChannel::sleep(const Limit& limit) {
   std::vector<pollfd> fds{{limit.interrupt.fd(), POLLIN, 0}, {socket_.fd(), POLLIN, 0}};
   Deadline until = limit.deadline;

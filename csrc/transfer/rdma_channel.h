@@ -61,7 +61,8 @@ class RdmaChannel : public WireChannel {
   void lose(Rail& rail, const RailDown& down, const Limit& limit);
 
   // Works.
-  // What rails are to move of a piece, who are made for it; none if NICs cannot move all of it.
+  // The slices of a piece that rails are to move, creating rails for them; empty if NICs cannot
+  // move all of it.
   std::optional<std::vector<Slice>> slices_of(const Request& request, const Piece& piece);
   Outcome after_slices(const Doing& doing, const Limit& limit);
   Outcome ask_why_not(const Doing& doing, const Limit& limit);
@@ -74,7 +75,7 @@ class RdmaChannel : public WireChannel {
   Doing& doing_of(const Slice& slice) { return doing_[slice.work - first_doing_]; }
 
   const bool only_;
-  PeerCounters not_read_;  // until somebody says where to count
+  PeerCounters not_read_;  // until count_in()
   PeerCounters* counters_ = &not_read_;
 
   RemoteKeys keys_;

@@ -25,7 +25,7 @@ std::vector<Item> read_all(const std::vector<char>& bytes) {
   return items;
 }
 
-constexpr double kFlushCheckS = 0.1;  // how long it may take to notice that the limit is reached
+constexpr double kFlushCheckS = 0.1;  // the delay in noticing that the limit is reached
 
 template <class Entry>
 void append(std::string& bytes, const Entry& entry) {
@@ -63,7 +63,7 @@ std::string RdmaTarget::nics() const {
       entry.link_layer = code_of_link_layer(port.link_layer);
       entry.is_active = port.state == "ACTIVE";
     } catch (const std::exception&) {
-      // The NIC has gone away since; it keeps its number.
+      // The NIC has disappeared; it keeps its number.
     }
     append(answer, entry);
   }
@@ -79,7 +79,7 @@ std::string RdmaTarget::attach(const AttachRequest& request) {
     active_port(nic);
     rdma::QueuePairOptions options;
     options.port = nic.port;
-    options.max_sends = 1;  // it answers, and never asks
+    options.max_sends = 1;  // it answers and never asks
     options.max_immediates = 1;
     options.max_sges = 1;
     const auto queue = rdma::CompletionQueue::make(nic.device, 2);

@@ -35,7 +35,8 @@ class RdmaTarget {
   std::string attach(const AttachRequest& request);
   // When it returns, nothing lands any more.
   std::string detach(const DetachRequest& request);
-  // Of the regions that these are in: who does not know an address is not told it.
+  // For the regions that contain these addresses: no address is revealed to a peer that does not
+  // know it.
   std::string keys(const std::vector<uint64_t>& addresses) const;
   // Waits for an immediate on each. The arrival of a write is certain by that of what follows it.
   std::string flush(const std::vector<uint32_t>& rails, const Limit& limit);

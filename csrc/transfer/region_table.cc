@@ -11,7 +11,7 @@
 namespace mk::transfer {
 namespace {
 
-// For what is copied between two looks, and for a process to be scheduled in between.
+// Covers a copy between two checks, and a process being descheduled in between.
 constexpr double kOffersInUseS = 10;
 constexpr std::chrono::microseconds kOfferCheckEvery{100};
 
@@ -35,7 +35,7 @@ RegionRef RegionTable::add(Region region) {
   MK_CHECK(range.num_bytes <= UINT64_MAX - range.address, "register: buffer must end below 2**64");
   const std::lock_guard lock(mutex_);
   MK_CHECK(!closed_, "register: the engine is closed");
-  auto other = by_address_.lower_bound(range.address + range.num_bytes);  // the first behind it
+  auto other = by_address_.lower_bound(range.address + range.num_bytes);  // the first one behind it
   if (other != by_address_.begin()) {
     const Range& before = std::prev(other)->second->range;
     MK_CHECK(before.address + before.num_bytes <= range.address,
@@ -92,8 +92,8 @@ bool RegionTable::wait_until_unused(const RegionRef& region, const Deadline& dea
   return true;
 }
 
-// Whether none is left. Under the mutex: the place on the board may be another region's at once,
-// whose users are not for whoever else removes this one.
+// Whether no offer is left. Under the mutex: a slot on the board may be reused at once by another
+// region, whose users must not be mistaken for this one's by another remover.
 bool RegionTable::release_unused(Region& region) {
   const auto is_over = [](const auto& item) {
     const auto& [board, offer] = item;
@@ -115,7 +115,7 @@ std::vector<RegionTable::Offered> RegionTable::offer(const std::shared_ptr<Board
                               [&](const auto& item) { return item.first == board; });
     if (known == offers.end()) {
       const Offer made = board->offer();
-      if (made.generation == 0) break;  // what is not offered goes through the connection
+      if (made.generation == 0) break;  // regions without an offer use the connection
       known = offers.insert(offers.end(), {board, made});
     }
     offered.push_back({region->range, region->rights, region->device, known->second});
@@ -183,7 +183,7 @@ std::vector<RegionRef> RegionTable::check(const Ranges& ranges, Rights needed, c
                                           uint64_t first_index) const {
   std::vector<RegionRef> found;
   const std::lock_guard lock(mutex_);
-  Range inside{0, 0};  // of the region found last: neighbours are mostly in the same one
+  Range inside{0, 0};  // of the region found last: neighbours are usually in the same one
   for (size_t i = 0; i < ranges.count; ++i) {
     const Range range = ranges[i];
     if (inside.contains(range)) continue;

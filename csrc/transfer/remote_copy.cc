@@ -1,4 +1,4 @@
-// How a piece is copied to and from memory of a peer on this machine.
+// Copies a piece to and from memory of a peer on this machine.
 #include <sys/uio.h>
 
 #include <algorithm>
@@ -13,8 +13,8 @@
 namespace mk::transfer {
 namespace {
 
-constexpr uint64_t kStepBytes = 4ull << 20;  // copied between two looks at the limit
-// Ranges of one system call: more make it no faster, and it cannot be interrupted.
+constexpr uint64_t kStepBytes = 4ull << 20;  // copied between checks of the limit
+// Ranges per system call: more do not make it faster, and it cannot be interrupted.
 constexpr size_t kMaxCallRanges = 512;
 
 }  // namespace
@@ -105,7 +105,7 @@ void RemoteMemory::Copy::copy_by_address(size_t begin, size_t end, const Limit& 
     if (moved < 0 && errno == ESRCH) throw LinkDown("connection closed by peer");
     if (moved < 0) throw SystemError(errno, writes_ ? "process_vm_writev" : "process_vm_readv");
     num_bytes_done += moved;
-    // It stops where memory is not there, or may not be touched.
+    // The call stops where memory is missing or inaccessible.
     if (static_cast<uint64_t>(moved) != pending) throw Failure("registered memory is not mapped");
     local.clear();
     remote.clear();

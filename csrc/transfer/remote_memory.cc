@@ -17,7 +17,7 @@ namespace {
 constexpr char kNotOpened[] = "the peer's GPU memory cannot be opened here: ";
 constexpr char kNotMapped[] = "the peer's memory is not mapped here, where a GPU could reach it";
 
-// What may be the reason why a process must not reach into another, if there is such a setting.
+// The setting, if any, that may forbid a process to access another.
 std::string yama() {
   std::ifstream file("/proc/sys/kernel/yama/ptrace_scope");
   int scope = 0;

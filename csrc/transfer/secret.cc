@@ -11,12 +11,12 @@ namespace {
 constexpr size_t kMinBytes = 16;
 constexpr size_t kMaxBytes = 4096;
 
-// Zeros behind the text: what follows in the input is at the same place for both sides.
+// Zero-padded, so that the rest of the input is at the same offset for both sides.
 constexpr char kInitiatorLabel[32] = "mooncake-kernels initiator";
 constexpr char kTargetLabel[32] = "mooncake-kernels target";
 
-// HMAC fills a key up with zeros, so that a secret would be as good with some more of them. Of this
-// no two secrets make the same.
+// HMAC pads a key with zeros, so a secret with more zeros at its end would be equivalent. The
+// derived key differs for any two secrets.
 constexpr char kKeyLabel[] = "mooncake-kernels secret";
 
 Bytes32 hmac(const void* key, size_t key_bytes, const std::string& input) {

@@ -65,7 +65,7 @@ void Server::accept_one(const Fd& listening) {
       wake_.signal("a session has ended");
     });
   } catch (const std::exception&) {
-    // No thread, no descriptor: this peer finds its connection closed; the others are served.
+    // Out of threads or descriptors: this peer's connection is closed; the others are served.
     if (!served_.empty() && !served_.back().thread.joinable()) served_.pop_back();
   }
 }

@@ -13,18 +13,18 @@ namespace mk::transfer {
 namespace {
 
 constexpr double kGreetingS = 10;  // for the handshake, once connected
-constexpr double kLingerS = 1;     // to read why we turn a peer away
-constexpr double kBatchS = 60;     // to send the rest of a batch, or take in what it asked for
+constexpr double kLingerS = 1;     // for a rejected peer to read the reason
+constexpr double kBatchS = 60;     // to send the rest of a batch, or to receive what it requested
 
 }  // namespace
 
 void Session::run() noexcept {
   try {
-    const Links::Hold hold = greet();  // while memory may be touched
+    const Links::Hold hold = greet();  // held while memory may be touched
     socket_.spin_for(own_.spin);
     serve_all();
   } catch (const std::exception&) {
-    // It never got in.
+    // It was never admitted.
   }
   life_sign_.reset();
   if (board_) {
@@ -39,7 +39,7 @@ void Session::serve_all() {
   try {
     while (true) serve_next();
   } catch (const std::exception&) {
-    // The peer left, or cannot be understood. It learns so from the connection's end.
+    // The peer left or violates the protocol. It learns of it from the closed connection.
   }
   rdma_.close();
 }
@@ -50,7 +50,7 @@ Links::Hold Session::greet() {
   try {
     return let_in(reception, limit);
   } catch (const Failure& failure) {
-    // Who only looks whether somebody listens here is nobody that we turned away.
+    // A client that only probes the port does not count as rejected.
     if (!dynamic_cast<const LinkDown*>(&failure)) own_.rejections.count(failure.what());
     if (const auto* rejected = dynamic_cast<const Rejected*>(&failure)) {
       reception.reject(rejected->verdict);
@@ -215,8 +215,8 @@ void Session::answer_about_nics(const BatchHeader& header, const Limit& limit) {
 }
 
 void Session::answer_question(const BatchHeader& header, const Limit& limit) {
-  // Who answers may take robust mutexes, as a pool's, which would be held for ever by a thread that
-  // dies with the life sign's list in the place of its own.
+  // The service may lock robust mutexes, such as a pool's. They would stay locked for ever if the
+  // thread died while the life sign's list replaces its own.
   life_sign_.reset();
   std::string question(header.first_range, '\0');
   socket_.receive(question.data(), question.size(), limit);
@@ -233,7 +233,7 @@ void Session::answer_question(const BatchHeader& header, const Limit& limit) {
     parts = exchange->answer();
   } catch (const Refused& refused) {
     refusal = refused.what();
-  } catch (const Failure&) {  // the connection's
+  } catch (const Failure&) {  // of the connection
     throw;
   } catch (const std::exception& error) {
     refusal = error.what();
@@ -266,7 +266,7 @@ std::vector<RegionRef> Session::check(const BatchHeader& header, Rights needed) 
   return own_.regions.check(Ranges::rows(table_), needed, "remote", header.first_range);
 }
 
-// An engine whose list of transports has rdma and not tcp listens, but for what is agreed upon.
+// An engine whose transports include rdma but not tcp listens only for control connections.
 void Session::check_offered() const {
   if (!own_.is_tcp && !socket_.is_within_machine()) throw Refused("the peer does without tcp");
 }
@@ -283,7 +283,7 @@ void Session::acknowledge(const BatchHeader& header, const Limit& limit) {
 }
 
 void Session::refuse(const BatchHeader& header, const std::string& why, const Limit& limit) {
-  const bool is_of_request = header.op <= Op::kNotify;  // what comes behind are questions
+  const bool is_of_request = header.op <= Op::kNotify;  // the later ops are questions
   if (is_of_request) refused_request_ = header.request_id;
   const std::string text = why.substr(0, kMaxRefusalBytes);
   Ack ack{Status::kRefused, static_cast<uint32_t>(text.size()), header.request_id, 0};

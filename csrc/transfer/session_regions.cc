@@ -1,4 +1,4 @@
-// What a session tells of its engine's regions.
+// What a session tells about its engine's regions.
 #include <utility>
 
 #include "transfer/error.h"
@@ -34,7 +34,7 @@ void Session::send_regions(const BatchHeader& header, const Limit& limit) {
     entry.memory = told.at(part->id);
     entry.offset = part->offset;
   }
-  sent_memories_ = std::move(told);  // the initiator has let go of the others, too
+  sent_memories_ = std::move(told);  // the initiator has released the others, too
   Ack ack{Status::kDone, 0, header.request_id, entries.size() * sizeof(RegionEntry)};
   iovec parts[] = {{&ack, sizeof(ack)}, {entries.data(), ack.num_bytes}};
   socket_.send(parts, 2, limit);

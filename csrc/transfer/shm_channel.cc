@@ -79,7 +79,7 @@ void ShmChannel::learn_regions(const Limit& limit) {
     }
   }
   for (size_t i = 0; i < told.size(); ++i) {
-    if (!told[i]) memories_[i].reset();  // the peer has given it up, and counts on
+    if (!told[i]) memories_[i].reset();  // the peer has removed it and relies on that
   }
   learn_gpus(parts, limit);
   auto remote = std::make_shared<RemoteMemory>(board_, std::move(parts),
@@ -88,7 +88,7 @@ void ShmChannel::learn_regions(const Limit& limit) {
   remote_ = std::move(remote);
 }
 
-// Those which are open stay so, as long as the peer has a region in them.
+// Open mappings stay open as long as the peer has a region in them.
 void ShmChannel::learn_gpus(std::vector<RemoteMemory::Part>& parts, const Limit& limit) {
   const auto on_gpu = [](const RemoteMemory::Part& part) { return part.entry.location != 0; };
   std::vector<GpuEntry> entries;
@@ -117,16 +117,16 @@ void ShmChannel::learn_gpus(std::vector<RemoteMemory::Part>& parts, const Limit&
   gpus_ = std::move(gpus);
 }
 
-// False if it is not to be had here: then the peer, over the connection, has the last word.
+// False if it cannot be done here: then the peer decides, over the connection.
 bool ShmChannel::copy(const Work& work, const Limit& limit, GpuQueue* queue, Outcome& outcome,
                       std::string& why_not) {
   if (!remote_) return false;
   auto copy = remote_->prepare(*work.request, work.piece, {ways_.shm, queue}, why_not);
   if (!copy) return false;
-  const auto check_peer = [&] {  // the first costs nothing, and the second a system call
+  const auto check_peer = [&] {  // the first costs nothing, the second a system call
     if (!remote_->peer_lives() && !socket_.at_rest()) throw LinkDown("connection closed by peer");
   };
-  check_peer();  // else its process number may be another's by now
+  check_peer();  // else its process id may have been reused
   uint64_t num_bytes = 0;
   copy->run(limit, num_bytes);
   check_peer();
@@ -135,7 +135,7 @@ bool ShmChannel::copy(const Work& work, const Limit& limit, GpuQueue* queue, Out
   return true;
 }
 
-// What GPUs have copied is a path of its own.
+// Copies by GPUs are counted as a separate path.
 void ShmChannel::count(const Work& work, uint64_t num_gpu_bytes, Outcome& outcome) {
   if (num_gpu_bytes == 0 || !ways_.shm || !counters_) return;
   PathCounters& counters = counters_->path("cuda_ipc");
@@ -156,7 +156,7 @@ std::optional<Outcome> ShmChannel::run(const Work& work, const Limit& limit, Int
     std::string why_not;
     if (!copy(work, limit, nullptr, outcome, why_not)) return std::nullopt;
   } catch (const std::exception&) {
-    return std::nullopt;  // posted, it has a thread that can connect anew
+    return std::nullopt;  // if posted, it runs in a thread that can reconnect
   }
   return outcome;
 }

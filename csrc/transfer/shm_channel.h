@@ -63,12 +63,12 @@ class ShmChannel : public WireChannel {
   void learn_gpus(std::vector<RemoteMemory::Part>& parts, const Limit& limit);
 
   const Ways ways_;
-  PeerCounters* counters_ = nullptr;  // null until somebody says where to count
+  PeerCounters* counters_ = nullptr;  // null until count_in()
 
-  // Held by whoever copies: what it uses is not given back to the peer meanwhile.
+  // Held while copying: what the copy uses is not given back to the peer meanwhile.
   std::shared_mutex mutex_;
   std::shared_ptr<const RemoteMemory> remote_;  // null while not connected
-  bool by_address_ = true;                      // until the machine says that it does not allow it
+  bool by_address_ = true;                      // until the machine turns out not to permit it
 
   // The leading thread's.
   uint64_t num_questions_ = 0;

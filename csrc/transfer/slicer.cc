@@ -10,7 +10,7 @@
 namespace mk::transfer {
 namespace {
 
-// The last region, of some in the order of their addresses, that begins at or before an address.
+// The last region, of those sorted by address, that begins at or before an address.
 template <class Regions, class RangeOf>
 auto find_region(const Regions& regions, const Range& range, RangeOf range_of) {
   const auto behind = std::upper_bound(
@@ -20,10 +20,10 @@ auto find_region(const Regions& regions, const Range& range, RangeOf range_of) {
   return is_inside ? behind - 1 : regions.end();
 }
 
-// A tail of no more than this part of a slice goes with the slice before it.
+// A tail of at most 1/kTailPart of a slice joins the slice before it.
 constexpr uint64_t kTailPart = 4;
 
-// Slices that are being filled, one for each pair of regions.
+// Slices being filled, one per pair of regions.
 class Filler {
  public:
   Filler(bool reads, uint64_t slice_bytes, std::vector<Slice>& slices)
@@ -56,7 +56,7 @@ class Filler {
  private:
   struct Open {
     Slice slice;
-    std::optional<size_t> last;  // index of the one before it
+    std::optional<size_t> last;  // index of the previous one
   };
 
   void close(Open& open) {
@@ -126,7 +126,7 @@ bool cut(const Request& request, const Piece& piece, const RemoteKeys& keys, uin
   });
   const Rights needed = request.writes() ? kRemoteWrite : kRemoteRead;
   Filler filler(!request.writes(), slice_bytes, slices);
-  const Region* local = nullptr;  // of the range before: mostly they are in the same one
+  const Region* local = nullptr;  // of the previous range: usually the same
   const RemoteRegion* remote = nullptr;
   bool all = true;
   for_each_range(request, piece, [&](uint64_t here, uint64_t there, uint64_t num_bytes) {

@@ -21,7 +21,7 @@
 namespace mk::transfer {
 namespace {
 
-constexpr int kKeepAliveIdleS = 30;  // finds a peer whose machine is gone, in about a minute
+constexpr int kKeepAliveIdleS = 30;  // detects a dead machine in about a minute
 constexpr int kKeepAliveIntervalS = 10;
 constexpr int kKeepAliveProbes = 3;
 constexpr std::chrono::milliseconds kBacklogCheckEvery{1};
@@ -56,8 +56,8 @@ void move_all(iovec* parts, size_t num_parts, const Limit& limit, Wait wait, Cal
   }
 }
 
-// A port of this machine on which nobody listens can, by TCP's simultaneous open, be connected to
-// itself when the kernel happens to pick it as the source.
+// By TCP's simultaneous open, a socket can connect to itself when it connects to an unused port of
+// this machine and the kernel happens to pick that port as the source.
 bool connected_to_itself(int fd) {
   sockaddr_storage here{}, there{};
   socklen_t here_bytes = sizeof(here), there_bytes = sizeof(there);
@@ -66,7 +66,7 @@ bool connected_to_itself(int fd) {
   return here_bytes == there_bytes && std::memcmp(&here, &there, here_bytes) == 0;
 }
 
-// Returns an errno; 0 once connected.
+// Returns an errno; 0 if connected.
 int try_connect(int fd, const SocketAddress& address, const Limit& limit) {
   while (::connect(fd, address.get(), address.num_bytes) < 0) {
     if (errno == EAGAIN && address.storage.ss_family == AF_UNIX) {  // its backlog is full, for now
@@ -91,8 +91,7 @@ Fd new_socket(const SocketAddress& address) {
   return Fd(MK_SYSCALL(::socket(address.storage.ss_family, kind, 0), "socket"));
 }
 
-// A message of one byte, and room for a descriptor beside it. The kernel rounds that up, so that
-// two fit.
+// A message of one byte, with room for a descriptor. The kernel rounds that up, so that two fit.
 struct FdMessage {
   FdMessage() {
     header.msg_iov = &part;
@@ -236,7 +235,7 @@ Fd Socket::receive_fd(const Limit& limit) {
   exchange_message(fd_.get(), POLLIN, limit,
                    [&] { return recvmsg(fd_.get(), &message.header, MSG_CMSG_CLOEXEC); });
   cmsghdr* const control = CMSG_FIRSTHDR(&message.header);
-  std::vector<Fd> received;  // which are ours now, also those that nobody asked for
+  std::vector<Fd> received;  // ours now, including unexpected ones
   if (control && control->cmsg_level == SOL_SOCKET && control->cmsg_type == SCM_RIGHTS) {
     received.resize((control->cmsg_len - CMSG_LEN(0)) / sizeof(int));
     for (size_t i = 0; i < received.size(); ++i) {
@@ -319,7 +318,7 @@ SocketAddress bound_address(const Fd& fd) {
 }
 
 uint16_t bound_port(const Fd& fd) {
-  // The port is at the same place in sockaddr_in and sockaddr_in6.
+  // The port is at the same offset in sockaddr_in and sockaddr_in6.
   const SocketAddress address = bound_address(fd);
   return ntohs(reinterpret_cast<const sockaddr_in*>(&address.storage)->sin_port);
 }

@@ -70,7 +70,7 @@ void Staging::scatter_chunks(Cursor& cursor, const Limit& limit, const Move& mov
   prepare(cursor);
   for (uint64_t number = 0; !cursor.at_end(); ++number) {
     Chunk& chunk = chunks_[number % kNumChunks];
-    queue_.wait(chunk.mark, limit);  // of what it held before
+    queue_.wait(chunk.mark, limit);  // for its previous content
     fill(chunk, cursor, /*gathers=*/false);
     move(chunk.parts.data(), chunk.parts.size());
     chunk.mark = queue_.begin(chunk.copies);
@@ -78,7 +78,7 @@ void Staging::scatter_chunks(Cursor& cursor, const Limit& limit, const Move& mov
   for (const Chunk& chunk : chunks_) queue_.wait(chunk.mark, limit);
 }
 
-// Takes pinned memory, if some part is a GPU's.
+// Takes pinned memory if a part is in GPU memory.
 void Staging::prepare(const Cursor& cursor) {
   if (pinned_) return;
   int first = -1;
@@ -94,7 +94,7 @@ void Staging::prepare(const Cursor& cursor) {
   for (size_t i = 0; i < kNumChunks; ++i) chunks_[i].memory = pinned_->data() + i * kChunkBytes;
 }
 
-// With as much of the parts as the chunk has room for.
+// Fills the chunk with as much of the parts as fits.
 void Staging::fill(Chunk& chunk, Cursor& cursor, bool gathers) const {
   chunk.parts.clear();
   chunk.copies.clear();
@@ -121,7 +121,7 @@ void Staging::fill(Chunk& chunk, Cursor& cursor, bool gathers) const {
   }
 }
 
-// Moves what is left of the parts to nowhere.
+// Moves the rest of the parts nowhere.
 void Staging::skip(Cursor& cursor, const Move& move) {
   std::vector<char> nowhere(kSkipBytes);
   for (; !cursor.at_end(); ++cursor.index, cursor.offset = 0) {

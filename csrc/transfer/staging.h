@@ -2,8 +2,8 @@
 // through a few chunks of pinned memory, so that one is copied while another is moved.
 //
 //   Staging staging;
-//   staging.gather(parts, gpus, limit, [&](iovec* host, size_t n) { socket.send(host, n, limit);
-//   }); const std::string why_not = staging.scatter(parts, gpus, limit, receive);
+//   staging.gather(parts, gpus, limit, send);     // send = [&](iovec* host, size_t n) { ... }
+//   const std::string why_not = staging.scatter(parts, gpus, limit, receive);
 //
 // Layer: transfer. One thread. Parts in host memory are moved directly, without a copy; if there
 // are no others, a call costs nothing. Pinned memory is allocated on first use.

@@ -2,7 +2,7 @@
 
 namespace mk::transfer {
 
-// The reference that is handed out has an owner of its own, whose end is that of the use.
+// The returned reference has a separate owner, whose destruction ends the use.
 CountersRef Stats::enter(const std::string& peer, Transport transport) {
   const Key key{peer, transport};
   const std::lock_guard lock(mutex_);
@@ -30,7 +30,7 @@ void Stats::forget_one() {
   auto oldest = entries_.end();
   for (auto item = entries_.begin(); item != entries_.end(); ++item) {
     const Entry& entry = item->second;
-    if (entry.num_users > 0 || entry.left_at == 0) continue;  // or it is that of the others
+    if (entry.num_users > 0 || entry.left_at == 0) continue;  // or it is the others' row
     if (oldest == entries_.end() || entry.left_at < oldest->second.left_at) oldest = item;
   }
   entries_[{kOtherPeers, oldest->first.second}].counters->add(*oldest->second.counters);

@@ -1,7 +1,7 @@
 // Stats: the counters of all peers that an engine has met, by name and transport.
 //
-//   CountersRef counters = stats->enter("10.0.0.2:4711", Transport::kTcp);   // when a peer is
-//   opened for (const Stats::Row& row : stats->table()) ...
+//   CountersRef counters = stats->enter("10.0.0.2:4711", Transport::kTcp);   // a peer is opened
+//   for (const Stats::Row& row : stats->table()) ...
 //
 // Layer: transfer. Thread-safe. Peers with the same name and transport share their counters, also
 // one after the other. Counters no longer in use are kept, but for at most kMaxLeft peers: beyond

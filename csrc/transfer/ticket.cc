@@ -38,7 +38,7 @@ bool Ticket::wait(const Deadline& until) {
   return wait_until(until);
 }
 
-// Whoever looks at it first. What is not over then is looked after by its lane.
+// The first one that looks at it does this. What is not over afterwards is left to its lane.
 void Ticket::wait_here(const Deadline& until) {
   if (!is_with_caller_.load(std::memory_order_relaxed) || !is_with_caller_.exchange(false)) return;
   if (const auto peer = peer_.lock()) peer->wait_here(*this, until);
@@ -52,7 +52,7 @@ bool Ticket::wait_until(const Deadline& until) {
     if (changed_.wait_until(lock, at, [this] { return finished_; })) return true;
   }
   if (!deadline_.passed()) return false;
-  // The worker sees its own deadline; but this request may still be queued behind another.
+  // The worker observes its own deadline, but this request may still be queued behind another.
   abandon(deadline_.cause());
   wait_finished();
   return true;
@@ -84,12 +84,12 @@ void Ticket::push_when_finished(std::shared_ptr<CompletionQueue> queue, uint64_t
 }
 
 void Ticket::abandon(const std::string& cause) {
-  // A peer that is gone has finished its tickets.
+  // If the peer is gone, it has finished its tickets.
   if (const auto peer = peer_.lock()) peer->abandon(*this, cause);
 }
 
-// Short: whoever has abandoned the request has taken it out of the queue, or has interrupted the
-// worker, which blocks in poll(2) only.
+// Short: abandoning the request has either removed it from the queue or interrupted the worker,
+// which blocks only in poll(2).
 void Ticket::wait_finished() {
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [this] { return finished_; });
@@ -97,7 +97,7 @@ void Ticket::wait_finished() {
 
 void Ticket::finish(const std::string& cause, uint64_t num_bytes_done) {
   const std::lock_guard lock(mutex_);
-  counted_.end(num_bytes_done, !cause.empty());  // before anybody learns that it is over
+  counted_.end(num_bytes_done, !cause.empty());  // before anyone learns that it is over
   cause_ = cause;
   num_bytes_done_ = num_bytes_done;
   request_ = {};  // the ticket may be kept for long

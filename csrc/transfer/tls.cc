@@ -13,12 +13,12 @@
 namespace mk::transfer {
 namespace {
 
-constexpr size_t kRecordBytes = 16 << 10;     // the most that fits a record
-constexpr uint64_t kKeyBytes = 256ull << 20;  // AES-GCM wants another key after 2^38 bytes at most
+constexpr size_t kRecordBytes = 16 << 10;     // the maximum size of a record
+constexpr uint64_t kKeyBytes = 256ull << 20;  // AES-GCM needs a new key after 2^38 bytes at most
 constexpr char kBindingLabel[] = "EXPORTER-mooncake-kernels";
 
 std::string describe(unsigned long error) {
-  // Of a system call: the errno is beside it, as OpenSSL's ERR_SYSTEM_ERROR has it.
+  // From a system call: the error contains the errno, as in OpenSSL's ERR_SYSTEM_ERROR.
   if (error & ossl::kSystemErrorFlag) return std::strerror(error & ossl::kSystemReasonMask);
   const char* const reason = Crypto::get().p_ERR_reason_error_string(error);
   return reason ? reason : concat("error ", error);
@@ -31,7 +31,7 @@ void check_file(int result, const char* argument, const std::string& file, const
            file, " (", first_reason(), ")");
 }
 
-// OpenSSL would ask for the password of an encrypted key on the terminal.
+// Otherwise OpenSSL would ask for an encrypted key's password on the terminal.
 int no_password(char*, int, int, void*) { return 0; }
 
 const Ssl& open_ssl() {
@@ -47,7 +47,7 @@ T* not_null(T* object) {
   return object;
 }
 
-// The next bytes to send: as they lie, or small parts gathered to fill a record.
+// The next bytes to send: in place, or small parts gathered to fill a record.
 iovec next_record(const iovec* parts, size_t num_parts, std::unique_ptr<char[]>& record) {
   if (num_parts == 1 || parts->iov_len >= kRecordBytes) return *parts;
   if (!record) record = std::make_unique<char[]>(kRecordBytes);
@@ -74,9 +74,9 @@ TlsContext::TlsContext(const TlsOptions& options) : verifies_host_(options.verif
   ssl.p_SSL_CTX_ctrl(context, ossl::kCtrlSetMinProtoVersion, ossl::kTls13Version, nullptr);
   ssl.p_SSL_CTX_ctrl(context, ossl::kCtrlMode, ossl::kModeEnablePartialWrite, nullptr);
   ssl.p_SSL_CTX_ctrl(context, ossl::kCtrlSetReadAhead, 1, nullptr);
-  // All that we send has its length before it, so a connection that is cut short is noticed.
+  // All that we send is preceded by its length, so a truncated connection is noticed.
   ssl.p_SSL_CTX_set_options(context, ossl::kOpIgnoreUnexpectedEof);
-  ssl.p_SSL_CTX_set_num_tickets(context, 0);  // nothing comes unasked: see Socket::at_rest
+  ssl.p_SSL_CTX_set_num_tickets(context, 0);  // nothing arrives unsolicited: see Socket::at_rest
   ssl.p_SSL_CTX_set_default_passwd_cb(context, no_password);
   const char* const certificate = options.certificate.c_str();
   check_file(ssl.p_SSL_CTX_use_certificate_chain_file(context, certificate), "certificate",
@@ -106,8 +106,8 @@ TlsStream::TlsStream(const TlsContext& context, int fd, const std::string& host,
   }
 }
 
-// Repeats a call of OpenSSL until it is done, waiting for what it needs. It must be repeated with
-// the same arguments.
+// Repeats an OpenSSL call until it is done, waiting for what it needs. The arguments must stay the
+// same.
 template <class Call>
 void TlsStream::finish(const Limit& limit, Call call) {
   while (true) {
@@ -162,7 +162,7 @@ void TlsStream::renew_key(size_t num_bytes) {
   num_bytes_of_key_ += num_bytes;
   if (num_bytes_of_key_ < kKeyBytes) return;
   num_bytes_of_key_ = 0;
-  // It is sent with the next record.
+  // Sent with the next record.
   if (!Ssl::get().p_SSL_key_update(ssl_.get(), ossl::kKeyUpdateNotRequested)) {
     throw Failure("TLS: " + first_reason());
   }
@@ -170,7 +170,7 @@ void TlsStream::renew_key(size_t num_bytes) {
 
 void TlsStream::receive(iovec* parts, size_t num_parts, const Limit& limit) {
   advance(parts, num_parts, 0);
-  const NoSigpipe quiet;  // there may be something to answer, as an alert
+  const NoSigpipe quiet;  // it may have to answer something, such as an alert
   while (num_parts > 0) {
     size_t received = 0;
     finish(limit, [&] {

@@ -1,8 +1,8 @@
 // TLS 1.3: a context belongs to an engine, a stream to one connection.
 //
 //   const TlsContext context({"node.pem", "node.key", "ca.pem"});
-//   TlsStream stream(context, fd, "10.0.0.2", limit);      // the initiator's; host "": the
-//   target's stream.send(parts, num_parts, limit);
+//   TlsStream stream(context, fd, "10.0.0.2", limit);   // the initiator's; host "": the target's
+//   stream.send(parts, num_parts, limit);
 //
 // Layer: transfer. A stream is used by one thread at a time, the engine's or a caller's; neither
 // gets a SIGPIPE. Certificates are verified on both sides if there is a CA, else on neither.

@@ -3,7 +3,7 @@
 namespace mk::transfer {
 namespace {
 
-constexpr size_t kMaxCauses = 64;  // some have a stranger's numbers in them
+constexpr size_t kMaxCauses = 64;  // some contain numbers from a stranger
 
 struct Words {
   const char* found;

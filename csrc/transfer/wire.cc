@@ -98,7 +98,7 @@ void check_header(const BatchHeader& header) {
 }
 
 void check_table(const BatchHeader& header, const Range* ranges) {
-  uint64_t room = header.num_bytes;  // what is only checked may be of any size
+  uint64_t room = header.num_bytes;  // ranges that are only checked may be of any size
   for (uint32_t i = 0; i < header.num_ranges; ++i) {
     expect(ranges[i].num_bytes >= 1, "range ", i, " is empty");
     if (!moves_data(header.op)) continue;

@@ -42,17 +42,17 @@ enum class Op : uint32_t {
   kCheckRead = 4,
   kNotify = 5,
   kRegions = 6,  // asks for the target's regions, to map them; only within a machine
-  kNics = 7,     // of these and what follows: nic_wire.h
+  kNics = 7,     // nic_wire.h: this op up to kFlush
   kAttach = 8,
   kDetach = 9,
   kKeys = 10,
   kFlush = 11,
   kFence = 12,        // ends other connections of the initiator's, of which it has lost its end
   kList = 13,         // asks for the target's regions
-  kGpus = 14,         // asks for handles of those in GPU memory; only within a machine
+  kGpus = 14,         // asks for handles of regions in GPU memory; within a machine only
   kVerifyWrite = 15,  // compares checksums of ranges that may be written
   kVerifyRead = 16,
-  kAsk = 17,  // a question to the target's Service, of first_range bytes, and payload behind it
+  kAsk = 17,  // asks the target's Service: first_range bytes of question, then a payload
 };
 
 enum class Status : uint32_t { kDone = 0, kRefused = 1 };

@@ -11,14 +11,14 @@
 namespace mk::transfer {
 namespace {
 
-constexpr size_t kMaxFrames = 2;  // under way at once
+constexpr size_t kMaxFrames = 2;  // in flight at once
 
 }  // namespace
 
 void WireChannel::connect(const Limit& limit) {
   disconnect();
   Socket socket = Socket::connect(addresses_, limit);
-  ++link_.epoch;  // the peer ends the connection before this one, should it still be serving it
+  ++link_.epoch;  // the peer ends the previous connection if it still serves it
   identity_->check(introduce(socket, *own_, link_, host_, limit).hello.instance);
   identity_->lost()->recover(link_);
   socket_ = std::move(socket);
@@ -70,8 +70,8 @@ Outcome WireChannel::finish(const Limit& limit) {
   return outcome;
 }
 
-// Not what is answered in turns, nor what a subclass does otherwise; and TLS does not tell how much
-// has come; and what a GPU does is waited for elsewhere.
+// Not if the answer comes in steps, nor for what a subclass does differently. TLS does not tell how
+// much has arrived, and GPU work is waited for elsewhere.
 bool WireChannel::answers_callers(const Request& request) const {
   const bool in_turns = request.verify || (!request.writes() && request.notify);
   if (request.after || !GpuRanges(request.regions).empty()) return false;
@@ -136,7 +136,7 @@ void WireChannel::drain(const Limit& limit) {
   while (!frames_.empty()) receive_ack(limit);
 }
 
-// Lanes that come here at once each ask for it: none goes on before its own answer.
+// Lanes that get here at the same time each ask: none goes on before its own answer.
 void WireChannel::fence_lost(const Limit& limit) {
   if (!must_fence()) return;
   drain(limit);

@@ -61,7 +61,7 @@ class WireChannel : public Channel {
   }
 
  protected:
-  // A kMove, of which current_ tells what came, or will; a kCheck.
+  // Carry out a kMove, whose progress is in current_, and a kCheck.
   virtual void move(const Work& work, const Limit& limit);
   virtual void check(const Work& work, const Limit& limit);
 
@@ -104,7 +104,7 @@ class WireChannel : public Channel {
   Link link_{random_value<uint64_t>(), 0};
   std::deque<Frame> frames_;
   std::deque<Outcome> outcomes_;  // of works that are over
-  Batch batch_;                   // of a read that is under way, too
+  Batch batch_;                   // also of a read in flight
   GpuRanges reading_gpus_;        // of that read's local memory
   NumEqual num_equal_ = 0;
   std::vector<uint64_t> checksums_;

@@ -70,7 +70,7 @@ def test_a_request_of_many_batches_is_checked_whole(pair):
 
 def test_a_notification_behind_a_refused_request_arrives(pair, rows):
     """The refusal is of the request before, and may be known only when the next one is sent."""
-    near, far, row = rows
+    _, _, row = rows
     for round_ in range(30):
         refused = pair.near.write(pair.peer, [row(0, 1 << 30, 64)], notify=b"refused")
         good = pair.near.write(pair.peer, [row(0, 0, 64)], notify=b"good %d" % round_)

@@ -1,16 +1,16 @@
 // One task of paged attention: the tiles of its keys, with an online softmax. (Milakov and
 // Gimelshein, "Online normalizer calculation for softmax"; FlashAttention, section 3.1.)
 //
-// A tile is all rows of the task by kTileKeys keys, at a multiple of kTileKeys. A tile that no row
-// sees is not loaded; one that every row sees is attended to without looking at masks; of the
-// others, the words of RowMask::bits say which scores count, and parts that nobody sees are not
-// computed. Layer: attention.
+// A tile is all rows of the task by kTileKeys keys, aligned to kTileKeys. A tile that no row sees
+// is not loaded. One that every row sees is processed without masks. For the others, the words of
+// RowMask::bits select the scores that count, and parts that nobody sees are not computed.
+// Layer: attention.
 
 struct Tile {
   int64_t first_key;
   bool is_full;
   uint64_t seen;         // by any row
-  const uint64_t* bits;  // of each query, unless it is full
+  const uint64_t* bits;  // per query, unless the tile is full
 };
 
 class Attend {
@@ -73,7 +73,7 @@ class Attend {
     }
   }
 
-  // The state after the keys of one split.
+  // Computes the state after the keys of one split.
   void attend_split(int64_t first_key, int64_t kv_len, const Softmax& state) {
     clear(state, num_rows_, padded_dim_);
     const int64_t end = first_key + kSplitKeys < kv_len ? first_key + kSplitKeys : kv_len;
@@ -127,7 +127,7 @@ class Attend {
       if (!(seen >> key & RowMask::below(kPanel))) continue;
       product_of(count, words, scores_ + row * kTileKeys + key, kTileKeys, nullptr);
     }
-    // All their maxima first: the processor waits for none of them then.
+    // All maxima first, so that the processor does not stall on each of them.
     for (int64_t i = row; i < row + count; ++i) mask(i, row_bits(tile, i), state);
     for (int64_t i = row; i < row + count; ++i) weigh(i, state);
     constexpr int64_t kWeightWords = kTileKeys / kPerWord;
@@ -143,7 +143,7 @@ class Attend {
     }
   }
 
-  // Scales and masks the scores of a row; what is largest so far goes to factors_.
+  // Scales and masks the scores of a row; the maximum so far goes to factors_.
   void mask(int64_t row, uint64_t bits, const Softmax& state) {
     float* const scores = scores_ + row * kTileKeys;
     const float scale = p_.scale * kLog2E * (p_.k.scales ? p_.k.scales[task_.kv_head] : 1.f);
@@ -157,7 +157,7 @@ class Attend {
     factors_[row] = largest(best);
   }
 
-  // From these scores to weights, 2^(score - maximum), and to the state so far.
+  // Turns these scores into weights, 2^(score - maximum), and adds them to the state.
   void weigh(int64_t row, const Softmax& state) {
     float* const scores = scores_ + row * kTileKeys;
     const float old = state.maximum[row], now = factors_[row];

@@ -1,4 +1,4 @@
-// All of an instruction set, in the one order in which it can be included. Layer: attention.
+// Everything for an instruction set, in the only possible include order. Layer: attention.
 
 // clang-format off
 #include "attention/isa/vectors.h"

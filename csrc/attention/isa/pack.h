@@ -1,7 +1,7 @@
-// Keys and values of a tile, read through the block table and packed for products.h. What no query
-// of the tile sees is not loaded, and becomes 0. Layer: attention.
+// Reads the keys and values of a tile through the block table and packs them for products.h. Keys
+// that no query of the tile sees are not loaded; they become 0. Layer: attention.
 
-// The words of a row of `dim` elements, zeros behind it up to `num_words`.
+// The words of a row of `dim` elements, padded with zeros to `num_words`.
 static void stage(ElementType type, const char* row, int64_t dim, float* words, int64_t num_words) {
   if (!kPairs) {
     RowFunctions::best().load(type, row, dim, words);
@@ -26,7 +26,7 @@ static void stage(ElementType type, const char* row, int64_t dim, float* words, 
 
 using Rows = const char* [kTileKeys];
 
-// Where the rows of a tile are; null where `seen` has no bit.
+// Finds the rows of a tile; null where `seen` has no bit.
 static void find_rows(const PagedAttentionParams& p, const PagedCache& cache, const Task& task,
                       int64_t first_key, uint64_t seen, Rows& rows) {
   const int32_t* const table = p.block_table + task.request * p.table_stride;
@@ -46,12 +46,12 @@ static void find_rows(const PagedAttentionParams& p, const PagedCache& cache, co
   }
 }
 
-// The same rows as words: those that lie in the cache as such stay there, the others are made in
-// `staged`, [kTileKeys][num_words].
+// The same rows as words: rows that the cache already stores as such stay there; the others are
+// made in `staged`, [kTileKeys][num_words].
 static void stage_rows(const PagedCache& cache, float* staged, int64_t num_words, Rows& rows) {
   const bool has_words = cache.type == (kPairs ? ElementType::kBFloat16 : ElementType::kFloat32) &&
                          cache.dim == num_words * kPerWord;
-  const char* zeros = nullptr;  // one row for all that nobody sees
+  const char* zeros = nullptr;  // one row for all unseen keys
   for (int64_t key = 0; key < kTileKeys; ++key, staged += num_words) {
     if (rows[key] && has_words) continue;
     if (rows[key]) {
@@ -66,7 +66,7 @@ static void stage_rows(const PagedCache& cache, float* staged, int64_t num_words
   }
 }
 
-// They lie apart, so that the processor would not guess them.
+// The rows are scattered, so the processor would not predict them.
 static void prefetch_rows(const Rows& rows, int64_t first, int64_t count, int64_t num_bytes) {
   constexpr int64_t kLineBytes = 64;
   for (int64_t key = first; key < first + count; ++key) {
@@ -76,7 +76,7 @@ static void prefetch_rows(const Rows& rows, int64_t first, int64_t count, int64_
   }
 }
 
-// To panels of keys, [panel][word][kPanel]; `later` are the rows that are wanted next.
+// To panels of keys, [panel][word][kPanel]; `later`: the rows needed next, to prefetch.
 static void pack_keys(const Rows& rows, int64_t num_words, const Rows& later, int64_t later_bytes,
                       float* panels) {
   for (int64_t key = 0; key < kTileKeys; key += kLanes) {

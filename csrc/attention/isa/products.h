@@ -1,10 +1,10 @@
-// The matrix products of attention, c = c * factor + a b, of a tile: see vectors.h for how this is
-// included, and attend.h for what a and b are.
+// The matrix products of attention, c = c * factor + a b, for a tile: see vectors.h for how to
+// include this, and attend.h for what a and b are.
 //
 // b is packed into panels of kPanel columns, [panel][word][kPanel]; a is [rows][words]. A word is a
-// float, or two bfloat16 numbers (of neighbouring dims in q k, of neighbouring keys in p v), whose
-// products are both added. Sums go word by word, whatever the number of rows: so the bits of a row
-// do not depend on its neighbours. Layer: attention.
+// float, or two bfloat16 numbers (of neighbouring dims in q k, of neighbouring keys in p v) whose
+// products are both added. Sums are accumulated word by word regardless of the number of rows, so
+// the bits of a row do not depend on its neighbours. Layer: attention.
 
 constexpr int kPanel = 2 * kLanes;
 
@@ -13,7 +13,7 @@ constexpr bool kPairs = true;
 MK_INLINE Vector multiply_add(Vector a, Vector b, Vector c) {
   return (Vector)_mm512_dpbf16_ps((__m512)c, (__m512bh)a, (__m512bh)b);
 }
-// From words of (dim 2e, dim 2e + 1) of two keys to words of (key, next key), of 2 kLanes dims.
+// Converts words of (dim 2e, dim 2e + 1) of two keys to words of (key, next key), of 2 kLanes dims.
 template <int... kLane>
 MK_INLINE void interleave(Vector first, Vector second, float* to,
                           std::integer_sequence<int, kLane...>) {
@@ -35,10 +35,10 @@ struct Words {
   const float* a;
   int64_t a_stride;
   const float* panel;
-  KeyRange range;  // of words
+  KeyRange range;  // range in words
 };
 
-// kRows rows of c, by one panel; without factors c is overwritten.
+// kRows rows of c, over one panel; without factors c is overwritten.
 template <int kRows>
 MK_INLINE void product(const Words& words, float* c, int64_t c_stride, const float* factors) {
   Vector sums[kRows][2];

@@ -1,7 +1,7 @@
 // The states of rows: see Softmax in paged_attention.h. Layer: attention.
 //
-// A row has seen nothing if its sum is 0: its largest score adds 1 to it. Its maximum does not
-// tell, for it is -inf as well where all scores are NaN, which must stay NaN.
+// A row has seen nothing if its sum is 0, as its largest score adds 1 to it. Its maximum does not
+// show that: it is also -inf if all scores are NaN, which must stay NaN.
 
 static void clear(const Softmax& state, int64_t num_rows, int64_t padded_dim) {
   for (int64_t row = 0; row < num_rows; ++row) state.maximum[row] = -INFINITY;
@@ -9,7 +9,7 @@ static void clear(const Softmax& state, int64_t num_rows, int64_t padded_dim) {
   __builtin_memset(state.values, 0, num_rows * padded_dim * sizeof(float));
 }
 
-// Adds the state after other keys.
+// Merges in the state after other keys.
 static void fold(const Softmax& other, const Softmax& state, int64_t num_rows, int64_t padded_dim) {
   for (int64_t row = 0; row < num_rows; ++row) {
     const float old = state.maximum[row], added = other.maximum[row];
@@ -26,7 +26,7 @@ static void fold(const Softmax& other, const Softmax& state, int64_t num_rows, i
   }
 }
 
-// From the states of a task's rows to its results.
+// Computes the results of a task's rows from their states.
 static void finish(const PagedAttentionParams& p, const Task& task, const Softmax& state,
                    int64_t padded_dim) {
   const RowFunctions& functions = RowFunctions::best();

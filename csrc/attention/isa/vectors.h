@@ -1,13 +1,13 @@
-// Vectors of kLanes floats, written once for every instruction set: a file such as
-// attend_avx512.cc sets the target and MK_LANES, and then includes this inside its namespace.
+// Vectors of kLanes floats, written once for all instruction sets: a file such as attend_avx512.cc
+// sets the target and MK_LANES, then includes this inside its namespace.
 //
 //   Vector x = load(p);  store(p, exp2(x - splat(largest(x))));
 //
-// So it has no include guard, and includes nothing. Layer: attention.
+// Therefore it has no include guard and includes nothing. Layer: attention.
 
 constexpr int kLanes = MK_LANES;
 #if MK_LANES == 16
-constexpr int kProductRows = 8;  // of the registers, what a product keeps: see products.h
+constexpr int kProductRows = 8;  // rows that a product keeps in registers: see products.h
 #elif MK_LANES == 8
 constexpr int kProductRows = 6;
 #else
@@ -21,7 +21,7 @@ typedef float Unaligned __attribute__((vector_size(kLanes * 4), aligned(1), may_
 #define MK_INLINE __attribute__((always_inline)) static inline
 
 MK_INLINE Vector load(const float* from) { return *reinterpret_cast<const Unaligned*>(from); }
-// Words of a row, which is aligned as its elements are: to 2 bytes, or to 1.
+// Words of a row that is aligned only as its elements are: to 2 bytes, or to 1.
 MK_INLINE Vector load(const char* row, int64_t word) {
   return *reinterpret_cast<const Unaligned*>(row + word * 4);
 }
@@ -33,7 +33,7 @@ MK_INLINE Vector splat(float x, std::integer_sequence<int, kLane...>) {
 MK_INLINE Vector splat(float x) { return splat(x, std::make_integer_sequence<int, kLanes>()); }
 MK_INLINE Vector maximum(Vector a, Vector b) { return a > b ? a : b; }
 
-// The lanes, turned by kBy.
+// The lanes, rotated by kBy.
 template <int kBy, int... kLane>
 MK_INLINE Vector turned(Vector x, std::integer_sequence<int, kLane...>) {
   return __builtin_shuffle(x, Ints{((kLane + kBy) % kLanes)...});
@@ -55,7 +55,7 @@ MK_INLINE float total(Vector x) {
 
 // 2^x for x <= 0: to 2^-23, exact at 0, and 0 below 2^-126.
 MK_INLINE Vector exp2(Vector x) {
-  const Vector magic = splat(0x1.8p23f);             // added, it rounds to an integer
+  const Vector magic = splat(0x1.8p23f);             // adding it rounds to an integer
   const Vector clamped = maximum(splat(-126.f), x);  // NaN stays
   const Vector rounded = clamped + magic;
   const Vector f = clamped - (rounded - magic);
@@ -73,7 +73,7 @@ MK_INLINE Vector exp2(Vector x) {
 
 MK_INLINE float exp2(float x) { return exp2(splat(x))[0]; }
 
-// Of lane j of x: bit j ? x : otherwise.
+// For lane j of x: bit j ? x : otherwise.
 template <int... kLane>
 MK_INLINE Vector select(uint64_t bits, Vector x, float otherwise,
                         std::integer_sequence<int, kLane...>) {
@@ -85,8 +85,8 @@ MK_INLINE Vector select(uint64_t bits, Vector x, float otherwise) {
   return select(bits, x, otherwise, std::make_integer_sequence<int, kLanes>());
 }
 
-// One step of transposing kLanes rows: of each two rows that kStep parts, the squares beside the
-// diagonal are exchanged.
+// One step of transposing kLanes rows: for each two rows kStep apart, exchanges the squares off the
+// diagonal.
 template <int kStep, int... kLane>
 MK_INLINE void exchange(Vector* rows, std::integer_sequence<int, kLane...>) {
   const Ints upper = {(kLane & kStep ? kLane - kStep + kLanes : kLane)...};
