@@ -11,12 +11,15 @@ are those of BuildSettings in mooncake_kernels/config.py, and CXX, CUDA_HOME and
 
 import importlib.util
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
 import sysconfig
 from pathlib import Path
 
+import setuptools
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
@@ -77,6 +80,21 @@ def sources(families: tuple[str, ...], suffix: str) -> list[Path]:
     return sorted(file for family in families for file in (ROOT / "csrc" / family).glob(suffix))
 
 
+def check_tools() -> None:
+    """pip's isolated build installs these; without isolation they must be here."""
+    needed = {"setuptools>=77": int(setuptools.__version__.split(".")[0]) >= 77}
+    needed["pybind11>=2.12"] = importlib.util.find_spec("pybind11") is not None
+    needed["ninja>=1.11"] = shutil.which("ninja") is not None
+    if not all(needed.values()):
+        missing = " ".join(f"'{name}'" for name, is_here in needed.items() if not is_here)
+        sys.exit(f"mooncake-kernels: a build without isolation needs: pip install {missing}")
+
+
+def escaped(path: str | Path) -> str:
+    """A path as ninja reads it."""
+    return re.sub(r"([$ :])", r"$\1", str(path))
+
+
 class NinjaFile:
     """What is compiled, with which flags, into which file."""
 
@@ -93,7 +111,9 @@ class NinjaFile:
         self.lines += ["  depfile = $out.d", "  deps = gcc"] if depfile else []
 
     def add_build(self, out: str, rule: str, inputs: list[str], flags: list[str]) -> str:
-        self.lines += [f"build {out}: {rule} {' '.join(inputs)}", f"  flags = {' '.join(flags)}"]
+        files = " ".join(map(escaped, inputs))
+        words = shlex.join(flags).replace("$", "$$")
+        self.lines += [f"build {escaped(out)}: {rule} {files}", f"  flags = {words}"]
         return out
 
     def compile(self, prefix: str, files: list[Path], rule: str, flags: list[str]) -> list[str]:
@@ -109,7 +129,7 @@ class NinjaFile:
         return [
             *(optimize, "-g1", "-std=c++17", "-fPIC", "-fvisibility=hidden", *warnings),
             *(f"-ffile-prefix-map={ROOT}/=", f"-I{ROOT}/csrc"),
-            *(f"-isystem {include}" for include in includes),
+            *(word for include in includes for word in ("-isystem", str(include))),
             *self.sanitize,
         ]
 
@@ -134,11 +154,12 @@ class NinjaFile:
 
     def cuda_objects(self, cuda: Path) -> list[str]:
         archs = BUILD.cuda_archs
-        targets = [f"-gencode arch=compute_{a},code=sm_{a}" for a in archs]
-        targets.append(f"-gencode arch=compute_{archs[-1]},code=compute_{archs[-1]}")
-        flags = ["-O3", "-std=c++17", "-lineinfo", f"-ccbin {self.cxx}", f"-I{ROOT}/csrc", *targets]
+        targets = [f"-gencode=arch=compute_{a},code=sm_{a}" for a in archs]
+        targets.append(f"-gencode=arch=compute_{archs[-1]},code=compute_{archs[-1]}")
+        flags = ["-O3", "-std=c++17", "-lineinfo", f"-ccbin={self.cxx}", f"-I{ROOT}/csrc", *targets]
         flags.append("-Xcompiler=-fPIC,-fvisibility=hidden")
-        command = f"{self.ccache} {cuda}/bin/nvcc $flags -MD -MF $out.d -c $in -o $out"
+        nvcc = shlex.quote(f"{cuda}/bin/nvcc").replace("$", "$$")
+        command = f"{self.ccache} {nvcc} $flags -MD -MF $out.d -c $in -o $out"
         self.add_rule("nvcc", command)
         return self.compile("ops", sources(OPS_FAMILIES, "*.cu"), "nvcc", flags)
 
@@ -179,6 +200,7 @@ class BuildExt(build_ext):
             sys.exit(f"mooncake-kernels: the compiler failed (ninja exit {error.returncode})")
 
 
+check_tools()
 find_torch()  # fail now, before pip resolves (and downloads) the dependencies
 setup(
     ext_modules=[Extension("mooncake_kernels._ops", []), Extension("mooncake_kernels._host", [])],

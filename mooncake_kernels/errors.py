@@ -4,6 +4,8 @@ A message reads ``op: argument must be <what>, got <value>``, with Python's argu
 A failed system call is a plain :class:`OSError` with its errno.
 """
 
+from typing import Any
+
 
 class InvalidArgument(ValueError):
     """An argument is wrong; the message names it, what it must be, and what it was."""
@@ -30,6 +32,7 @@ class TransferError(RuntimeError):
         num_bytes_done: payload bytes that the other side has confirmed; more may have arrived.
         num_bytes_total: payload bytes of the whole request.
         timed_out: whether it ended because its deadline passed.
+        only_notification_missing: whether all bytes were confirmed, but not the notification.
     """
 
     def __init__(
@@ -39,16 +42,26 @@ class TransferError(RuntimeError):
         num_bytes_done: int = 0,
         num_bytes_total: int = 0,
         timed_out: bool = False,
+        only_notification_missing: bool = False,
     ):
         self.peer = peer
         self.cause = cause
         self.num_bytes_done = num_bytes_done
         self.num_bytes_total = num_bytes_total
         self.timed_out = timed_out
-        confirmed = f" ({num_bytes_done} of {num_bytes_total} bytes confirmed)"
-        super().__init__(f"transfer with {peer}: {cause}{confirmed if num_bytes_total else ''}")
+        self.only_notification_missing = only_notification_missing
+        confirmed = f"{num_bytes_done} of {num_bytes_total} bytes confirmed"
+        missing = ", but not the notification" if only_notification_missing else ""
+        told = f" ({confirmed}{missing})" if num_bytes_total else ""
+        super().__init__(f"transfer with {peer}: {cause}{told}")
 
-    def __reduce__(self) -> tuple[type, tuple[str, str, int, int, bool]]:
+    def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
         """Keep all fields when an executor passes it to another process."""
-        parts = (self.peer, self.cause, self.num_bytes_done, self.num_bytes_total, self.timed_out)
-        return type(self), parts
+        return type(self), (
+            self.peer,
+            self.cause,
+            self.num_bytes_done,
+            self.num_bytes_total,
+            self.timed_out,
+            self.only_notification_missing,
+        )

@@ -40,19 +40,22 @@ struct Refused : Failure {
 // Callers see this. Python: mooncake_kernels.errors.TransferError (host/transfer.cc translates).
 struct TransferError : std::runtime_error {
   TransferError(const std::string& peer, const std::string& cause, uint64_t num_bytes_done = 0,
-                uint64_t num_bytes_total = 0, bool timed_out = false)
+                uint64_t num_bytes_total = 0, bool timed_out = false,
+                bool only_notification_missing = false)
       : std::runtime_error(concat("transfer with ", peer, ": ", cause)),
         peer(peer),
         cause(cause),
         num_bytes_done(num_bytes_done),
         num_bytes_total(num_bytes_total),
-        timed_out(timed_out) {}
+        timed_out(timed_out),
+        only_notification_missing(only_notification_missing) {}
 
   std::string peer;
   std::string cause;
   uint64_t num_bytes_done;  // confirmed by the other side
   uint64_t num_bytes_total;
-  bool timed_out;  // its deadline passed
+  bool timed_out;                  // its deadline passed
+  bool only_notification_missing;  // all bytes are confirmed
 };
 
 }  // namespace mk::transfer

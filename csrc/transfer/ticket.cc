@@ -61,7 +61,8 @@ bool Ticket::wait_until(const Deadline& until) {
 void Ticket::check() const {
   const std::lock_guard lock(mutex_);
   if (cause_.empty()) return;
-  throw TransferError(peer_name_, cause_, num_bytes_done_, num_bytes_, cause_ == deadline_.cause());
+  throw TransferError(peer_name_, cause_, num_bytes_done_, num_bytes_, cause_ == deadline_.cause(),
+                      only_notification_missing_);
 }
 
 bool Ticket::cancel() {
@@ -100,6 +101,7 @@ void Ticket::finish(const std::string& cause, uint64_t num_bytes_done) {
   counted_.end(num_bytes_done, !cause.empty());  // before anyone learns that it is over
   cause_ = cause;
   num_bytes_done_ = num_bytes_done;
+  only_notification_missing_ = request_.notify && num_bytes_ > 0 && num_bytes_done == num_bytes_;
   request_ = {};  // the ticket may be kept for long
   finished_ = true;
   changed_.notify_all();

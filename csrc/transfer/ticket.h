@@ -83,6 +83,7 @@ class Ticket {
   bool finished_ = false;
   std::string cause_;
   uint64_t num_bytes_done_ = 0;
+  bool only_notification_missing_ = false;  // of a request that failed
   std::vector<std::pair<std::shared_ptr<CompletionQueue>, uint64_t>> completions_;
 };
 using TicketRef = std::shared_ptr<Ticket>;

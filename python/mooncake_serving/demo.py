@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--prompt", action="append", help="what to ask; repeat it for several (default: three)"
     )
-    parser.add_argument("--transport", default="tcp", help="what the blocks travel by: tcp")
+    parser.add_argument("--transport", default="tcp", help="what the blocks travel by: tcp or shm")
     parser.add_argument("--device", default="cpu", help="cpu or cuda (default: cpu)")
     parser.add_argument("--max-tokens", type=int, default=40, help="of each answer (default: 40)")
     parser.add_argument("--temperature", type=float, default=0.0, help="0: greedy, the default")

@@ -129,6 +129,10 @@ def test_data_that_is_confirmed_counts_without_its_notification(held, ends):
     with pytest.raises(TransferError) as caught:
         ticket.wait()
     assert caught.value.num_bytes_done == SIZE
+    assert caught.value.only_notification_missing
+    assert str(caught.value).endswith(
+        f"({SIZE} of {SIZE} bytes confirmed, but not the notification)"
+    )
 
 
 def test_data_that_is_sent_again_counts_once():

@@ -28,7 +28,7 @@ def rows(pair):
 
 
 def test_an_error_reaches_another_process_whole():
-    error = TransferError("10.0.0.2:4711", "deadline of 3 s passed", 5, 10, timed_out=True)
+    error = TransferError("10.0.0.2:4711", "deadline of 3 s passed", 5, 10, True, True)
     copy = pickle.loads(pickle.dumps(error))
     assert (str(copy), vars(copy)) == (str(error), vars(error))
 

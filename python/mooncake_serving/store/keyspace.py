@@ -1,5 +1,6 @@
 """Map callers' keys to keys of a pool: the owner of an object is part of its key."""
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,10 +31,18 @@ class Keyspace:
         self.scope = int(object_keys([0], namespace)[0, 1])
 
     def key(self, key: StoreKey) -> Key:
-        """``(hash, scope)`` of one key; an invalid integer is refused where it is used."""
+        """``(hash, scope)`` of one key."""
         if isinstance(key, str | bytes):
             return object_key(key, self.scope)
-        return key, self.scope  # type: ignore[return-value]
+        try:
+            word = operator.index(key)
+        except TypeError:
+            word = -1
+        if not 0 <= word < 1 << 64:
+            raise InvalidArgument(
+                f"Store: key must be a name or an integer from 0 to 2**64 - 1, got {key!r:.80}"
+            )
+        return word, self.scope
 
     def keys(self, keys: StoreKeys) -> np.ndarray:
         """``[n, 2]`` uint64 of many keys."""

@@ -325,7 +325,7 @@ def test_damaged_in_the_pool_and_not_on_the_disk(opened):
 def test_what_is_no_key(opened, key):
     store = opened()
     for call in (store.get, store.view, store.remove, lambda key: store.put(key, b"x")):
-        with pytest.raises(InvalidArgument, match="key must be two integers from 0 to"):
+        with pytest.raises(InvalidArgument, match="key must be a name or an integer from 0 to"):
             call(key)
 
 

@@ -223,6 +223,12 @@ def test_list(pool, path, run):
     assert run("list", path, "--prefix", "no")[0] == 2
 
 
+def test_put_reads_no_more_than_the_pool_can_hold(pool, path, run):
+    status, _, error = run("put", path, "zeros", "/dev/zero")
+    assert status == 2 and str(pool.stats().capacity_bytes + 1) in error
+    assert run("list", path)[1] == ""
+
+
 def test_stat_and_top(pool, path, run):
     with Counters(pool.path) as counters:
         pool.observe(counters)
@@ -233,6 +239,7 @@ def test_stat_and_top(pool, path, run):
         told = json.loads(out)
         assert status == 0 and told["hit_rate"] == 0.5 and told["num_stored"] == 1
         assert (told["pool"], told["free_bytes"]) == (str(path), 62 * 4096)
+        assert '"free_bytes": 253952,' in out  # as an integer
         status, out, _ = run("stat", path)
         assert status == 0 and "8 KiB of 256 KiB, 3.1%" in out and "50.0%" in out
         status, _, error = run("top", path)

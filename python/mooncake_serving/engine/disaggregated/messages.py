@@ -2,9 +2,13 @@
 
 from dataclasses import dataclass
 
+from mooncake_kernels.errors import InvalidArgument
+
 from ..request import FinishReason
 from ..sampling import SamplingParams
 from .life import Step
+
+BETWEEN_PROCESSES = ("shm", "tcp")  # transports that the workers can reach each other by
 
 
 @dataclass(frozen=True)
@@ -44,12 +48,14 @@ class WorkerOptions:
                 _refuse(name, "at least 1", getattr(self, name))
         if not 0 < self.deadline_s < float("inf"):
             _refuse("deadline_s", "positive and finite", self.deadline_s)
-        if not set(self.transports) <= {"local", "tcp"} or "tcp" not in self.transports:
-            _refuse("transports", "tcp, for the workers are two processes", self.transports)
+        if not set(self.transports) <= {"local", *BETWEEN_PROCESSES}:
+            _refuse("transports", f"among {', '.join(BETWEEN_PROCESSES)}", self.transports)
+        if not set(self.transports) & set(BETWEEN_PROCESSES):
+            _refuse("transports", "between processes: the workers are two", self.transports)
 
 
 def _refuse(name: str, wanted: str, value: object) -> None:
-    raise ValueError(f"WorkerOptions: {name} must be {wanted}, got {value!r}")
+    raise InvalidArgument(f"WorkerOptions: {name} must be {wanted}, got {value!r}")
 
 
 @dataclass(frozen=True)

@@ -100,12 +100,20 @@ def run_get(options: argparse.Namespace) -> None:
 
 def run_put(options: argparse.Namespace) -> None:
     key = store_key(options.key)
-    value = sys.stdin.buffer.read() if options.file == "-" else Path(options.file).read_bytes()
     with counted_pool(options.path) as pool:
+        value = _read(options.file, pool.stats().capacity_bytes + 1)  # one too many is refused
         store = Store(pool, namespace=options.namespace)
         result = store.put(key, value, retention=options.retention)
     if result is not PutResult.STORED:
         raise Failed(f"{options.key} was not stored: {REASONS[result]}")
+
+
+def _read(file: str, most: int) -> bytes:
+    """The bytes of a file, or of standard input: no more than so many."""
+    if file == "-":
+        return sys.stdin.buffer.read(most)
+    with Path(file).open("rb") as stream:
+        return stream.read(most)
 
 
 def run_remove(options: argparse.Namespace) -> None:

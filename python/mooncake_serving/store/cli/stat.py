@@ -24,9 +24,15 @@ def run(options: argparse.Namespace) -> None:
     sample = Source(options.where, options.token).sample()
     counts = {**dataclasses.asdict(sample.counts), "hit_rate": sample.counts.hit_rate}
     if options.json:
-        json.dump({"pool": sample.pool, **sample.gauges, **counts, **sample.ssd}, sys.stdout)
+        numbers = {**sample.gauges, **counts, **sample.ssd}
+        json.dump({"pool": sample.pool, **{n: _whole(x) for n, x in numbers.items()}}, sys.stdout)
         sys.stdout.write("\n")
         return
     from .view import as_table, console  # needs rich
 
     console().print(as_table(sample))
+
+
+def _whole(number: Any) -> Any:
+    """An integer where it is one: gauges of Prometheus are floats."""
+    return int(number) if isinstance(number, float) and number.is_integer() else number
