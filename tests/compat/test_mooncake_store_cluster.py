@@ -3,10 +3,13 @@
 import pytest
 import torch
 
+from mooncake_kernels.errors import CudaError
 from mooncake_serving.compat.mooncake.store import (
     INVALID_PARAMS,
+    NO_AVAILABLE_HANDLE,
     OBJECT_NOT_FOUND,
     RPC_FAIL,
+    TRANSFER_FAIL,
     MooncakeDistributedStore,
     ReplicateConfig,
 )
@@ -92,6 +95,111 @@ def test_batches_of_removals_reach_all_hosts(store, other):
     assert other.call("batch_is_exist", ["theirs", "ours"]) == [0, 0]
 
 
+@pytest.fixture
+def asked(store, monkeypatch):
+    """The questions to the store's directory since the last ``clear``, without its thread's."""
+    asked: list[str] = []
+    directory = store._state.objects._directory
+
+    def counting(name):
+        call = getattr(directory, name)
+
+        def counted(*arguments, **options):
+            asked.append(name)
+            return call(*arguments, **options)
+
+        return counted
+
+    for name in ("claim", "publish", "withdraw", "remove", "abandon", "holders", "keys_of"):
+        monkeypatch.setattr(directory, name, counting(name))
+    return asked
+
+
+def test_a_batch_asks_the_directory_as_often_as_one_key(store, other, asked):
+    n = 64
+    memory, tensors = Memory(store), [torch.full((4,), i) for i in range(n)]
+    pointers, sizes = [memory.address + 200 * i for i in range(n)], [100] * n
+    values = [memory.at(200 * i, 100) for i in range(n)]
+
+    def named(prefix):
+        return [f"{prefix}{i}" for i in range(n)]
+
+    assert other.call("put_batch", named("theirs"), values) == 0
+    assert other.call("batch_put_tensor", named("tensors"), tensors) == [0] * n
+    calls = {
+        "put_batch": (named("a"), values),
+        "batch_put_from": (named("b"), pointers, sizes),
+        "batch_put_from_multi_buffers": (named("c"), [[p] for p in pointers], [[s] for s in sizes]),
+        "batch_put_tensor": (named("d"), tensors),
+        "batch_put_tensor_with_tp": (named("e"), tensors, 0, 2),
+        "upsert_batch": (named("a"), values),
+        "batch_upsert_from": (named("theirs"), pointers, sizes),
+        "batch_upsert_tensor": (named("tensors"), tensors),
+    }
+    for name, arguments in calls.items():
+        asked.clear()
+        assert getattr(store, name)(*arguments) in (0, [0] * n)
+        assert len(asked) <= 6, (name, asked)
+    assert store.get_batch(named("c")) == other.call("get_batch", named("c")) == values
+    assert other.call("batch_upsert_from", named("theirs"), [other.address] * n, sizes) == [0] * n
+    assert other.call("upsert_batch", named("a"), values) == 0
+    assert other.call("batch_upsert_tensor", named("tensors"), tensors) == [0] * n
+    asked.clear()
+    assert store.get_batch(named("a")) == values
+    assert [bytes(one) for one in store.batch_get_buffer(named("theirs"))] == [bytes(100)] * n
+    assert all(map(torch.equal, store.batch_get_tensor(named("tensors")), tensors))
+    got = store.batch_get_tensor_into(named("tensors"), pointers, [200] * n)
+    assert torch.equal(torch.stack(got), torch.stack(tensors))
+    assert len(asked) <= 4, asked
+    asked.clear()
+    assert store.remove_by_regex("^a|^b") == 2 * n
+    assert store.remove_all() == 6 * n
+    assert len(asked) <= 20, asked
+
+
+def test_what_is_wrong_with_one_of_a_batch(store, other):
+    memory = Memory(store)
+    p = memory.address
+    huge = CAPACITY + 1
+    assert other.call("put", "theirs", b"old") == 0
+    keys = ["a", 5, "b", "c", "d", "theirs", "a"]
+    pointers, sizes = [p, p, 8, p, p, p, p + 8], [10, 10, 10, 0, 11, 12, 13]
+    wanted = [0, INVALID_PARAMS, INVALID_PARAMS, INVALID_PARAMS, 0, 0, 0]
+    assert store.batch_put_from(keys, pointers, sizes) == wanted
+    assert [store.get_size(key) for key in ("a", "d", "theirs")] == [10, 11, 3]
+    assert store.batch_upsert_from(keys, pointers, sizes) == wanted
+    assert [store.get_size(key) for key in ("a", "d", "theirs")] == [13, 11, 12]
+    assert store.get("a") == memory.at(8, 13)
+    assert store.put_batch(["e", "huge", "f"], [b"1", bytes(huge), b"2"]) == NO_AVAILABLE_HANDLE
+    assert store.get_batch(["e", "huge", 5, "f"]) == [b"1", b"", b"", b"2"]
+    tensor = torch.zeros(2)
+    codes = store.batch_put_tensor(["t", "u", "v"], [tensor, "none", tensor])
+    assert codes == [0, INVALID_PARAMS, 0]
+    got = store.batch_get_tensor(["t", "a", "v", "none"])
+    assert [one is None for one in got] == [False, True, False, True]
+
+
+def test_what_one_of_a_batch_does_to_a_gpu_fails_it_alone(store, monkeypatch):
+    objects = store._state.objects
+    put_from_each = objects._cluster.put_from_each
+
+    def failing(names, *arguments, **options):
+        if "bad" in names:
+            raise CudaError("bad: an illegal address")
+        return put_from_each(names, *arguments, **options)
+
+    def put_from(name, *parts, retention):
+        return failing([name], [parts], retention=retention)[0]
+
+    monkeypatch.setattr(objects._cluster, "put_from_each", failing)
+    monkeypatch.setattr(objects._cluster, "put_from", put_from)
+    memory = Memory(store)
+    pointers = [memory.address] * 3
+    for call in (store.batch_put_from, store.batch_upsert_from):
+        assert call(["a", "bad", "b"], pointers, [10] * 3) == [0, TRANSFER_FAIL, 0]
+    assert store.batch_is_exist(["a", "bad", "b"]) == [1, 0, 1]
+
+
 def test_tensors_and_upserts(store, other):
     tensor = torch.rand(3, 5).to(torch.bfloat16)
     assert store.put_tensor("t", tensor) == 0
@@ -135,7 +243,7 @@ def test_a_killed_process_takes_its_values_along(store, other):
 def test_copies_outlive_a_killed_process(store, other):
     config = ReplicateConfig(replica_num=2)
     assert other.call("put", "theirs", b"1", config) == 0
-    assert other.call("upsert", "changed", b"2", config) == 0
+    assert other.call("upsert_batch", ["changed"], [b"2"], config) == 0
     assert store.put("mine", b"3", ReplicateConfig(replica_num=5)) == 0  # as many as there can be
     other.kill()
     assert [store.get(name) for name in ("theirs", "changed", "mine")] == [b"1", b"2", b"3"]

@@ -55,7 +55,7 @@ class ClusterWriter(ClusterReader):
             Unavailable: it is not here, and the directory does not answer; or, without a pool, no
                 other node takes it.
         """
-        return self._put_each([key], [parts], retention, position)[0]
+        return self.put_from_each([key], [parts], retention=retention, position=position)[0]
 
     def begin(
         self,
@@ -135,8 +135,8 @@ class ClusterWriter(ClusterReader):
         if elsewhere := [put for put in puts if isinstance(put, PutElsewhere)]:
             for sent in elsewhere:
                 sent.end()
-            results = self._put_each(
-                [sent.key for sent in elsewhere], [(sent.bytes,) for sent in elsewhere], "normal", 0
+            results = self.put_from_each(
+                [sent.key for sent in elsewhere], [(sent.bytes,) for sent in elsewhere]
             )
             for sent, result in zip(elsewhere, results, strict=True):
                 sent.end(result)
@@ -150,11 +150,25 @@ class ClusterWriter(ClusterReader):
         An error ends the call: later objects are not stored.
         """
         check_pairs("put_each", "values", keys, values)
-        return self._put_each(keys, [(value,) for value in values], "normal", position)
+        return self.put_from_each(keys, [(value,) for value in values], position=position)
 
-    def _put_each(
-        self, keys: StoreKeys, objects: Sequence[Sequence[Any]], retention: Retention, position: int
+    def put_from_each(
+        self,
+        keys: StoreKeys,
+        objects: Sequence[Sequence[Any]],
+        *,
+        retention: Retention = "normal",
+        position: int = 0,
     ) -> list[PutResult]:
+        """``put_each`` of objects of many parts, see ``put_from``.
+
+        Args:
+            keys: n of them.
+            objects: n, each a sequence of its parts.
+            retention: of all of them.
+            position: of the first.
+        """
+        check_pairs("put_from_each", "objects", keys, objects)
         self.node.check_process()
         check_retention("put", retention)
         check_number("put", "position", position)

@@ -6,15 +6,15 @@ from functools import partial
 from mooncake_kernels.errors import InvalidArgument
 
 from ..codes import as_natural
+from .batch_calls import BatchCalls, Value
 from .buffers import Memory
 from .codes import INVALID_PARAMS, check_list, code_of, returns_code, returns_instead
-from .lifecycle import Lifecycle
 from .replicate_config import ReplicateConfig, keeping_of
 
 Numbers = Sequence[int]
 
 
-class BufferCalls(Lifecycle):
+class BufferCalls(BatchCalls):
     """Addresses are of memory of the host or of a GPU, used directly if it is registered, and
     otherwise looked up. A GPU copies after everything in torch's current stream.
 
@@ -80,11 +80,12 @@ class BufferCalls(Lifecycle):
         config: ReplicateConfig | None = None,
     ) -> list[int]:
         """Store values from memory: 0, -200 or -600 each."""
-        return self._each(
+        return self._put_each(
             "batch_put_from",
             keys,
             (buffer_ptrs, sizes),
-            lambda i: self._put(keys[i], [buffer_ptrs[i]], [sizes[i]], config),
+            lambda i: self._views([buffer_ptrs[i]], [sizes[i]], writes=False),
+            config,
         )
 
     @returns_instead([INVALID_PARAMS])
@@ -96,11 +97,13 @@ class BufferCalls(Lifecycle):
         config: ReplicateConfig | None = None,
     ) -> list[int]:
         """``batch_put_from`` that replaces existing values, see ``upsert``."""
-        return self._each(
+        return self._put_each(
             "batch_upsert_from",
             keys,
             (buffer_ptrs, sizes),
-            lambda i: self._put(keys[i], [buffer_ptrs[i]], [sizes[i]], config, replace=True),
+            lambda i: self._views([buffer_ptrs[i]], [sizes[i]], writes=False),
+            config,
+            replace=True,
         )
 
     @returns_instead([INVALID_PARAMS])
@@ -112,11 +115,12 @@ class BufferCalls(Lifecycle):
         config: ReplicateConfig | None = None,
     ) -> list[int]:
         """Store values, each from many ranges of memory: 0, -200 or -600 each."""
-        return self._each(
+        return self._put_each(
             "batch_put_from_multi_buffers",
             keys,
             (all_buffer_ptrs, all_sizes),
-            lambda i: self._put(keys[i], all_buffer_ptrs[i], all_sizes[i], config),
+            lambda i: self._views(all_buffer_ptrs[i], all_sizes[i], writes=False),
+            config,
         )
 
     @returns_code
@@ -175,6 +179,26 @@ class BufferCalls(Lifecycle):
         put = running.objects.replace if replace else running.objects.put
         put(key, views, keeping_of(config))
         return 0
+
+    def _put_each(
+        self,
+        op: str,
+        keys: Sequence[str],
+        columns: Sequence[Sequence],
+        views_of: Callable[[int], list[Memory]],
+        config: ReplicateConfig | None,
+        *,
+        replace: bool = False,
+    ) -> list[int]:
+        """Store each key's value from its views, all those with valid memory in one call."""
+        values: dict[int, list[Value]] = {}
+
+        def look_up(i: int) -> int:
+            values[i] = [Value(keys[i], views_of(i))]
+            return 0
+
+        codes = self._each(op, keys, columns, look_up)
+        return self._put_values(op, codes, values, config, replace=replace)
 
     def _get_each(
         self,

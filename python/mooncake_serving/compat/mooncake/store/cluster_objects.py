@@ -17,7 +17,7 @@ from mooncake_serving.store.directory import Directory
 
 from ..codes import Failed
 from .buffers import Memory
-from .codes import OBJECT_NOT_FOUND, code_of, fill, log
+from .codes import FAILURES, OBJECT_NOT_FOUND, Answer, code_of, fill, log
 from .elsewhere import Elsewhere
 from .naming import encoded, header_of
 from .objects import Objects, Views, check_segment
@@ -52,6 +52,35 @@ class ClusterObjects(Objects):
         self._lock = threading.Lock()
         self._regions: dict[int, Region] = {}
 
+    def put_each(
+        self,
+        op: str,
+        names: Sequence[str],
+        values: Sequence[Sequence[Any]],
+        keeping: Keeping,
+        *,
+        replace: bool = False,
+    ) -> list[int]:
+        """Store values; the directory is asked and told once, or twice to replace them.
+
+        A name that occurs again is put again, after the others.
+        """
+        objects: dict[int, list[Any]] = {}
+
+        def check(i: int) -> int:
+            objects[i] = self._object(names[i], values[i])
+            return 0
+
+        codes = [code_of(op, partial(check, i)) for i in range(len(names))]
+        left = [*objects]
+        while left:
+            firsts = {names[i]: i for i in reversed(left)}
+            now = sorted(firsts.values())
+            wanted = [names[i] for i in now], [objects[i] for i in now]
+            fill(op, codes, now, partial(self._put_each, op, *wanted, keeping, replace=replace))
+            left = [i for i in left if firsts[names[i]] != i]
+        return codes
+
     def get_into_each(self, op: str, names: Sequence[str], views: Sequence[Views]) -> list[int]:
         """Copy values; remote ones with one request to each host that has some."""
         if self._here is None:
@@ -62,6 +91,22 @@ class ClusterObjects(Objects):
         wanted = [names[i] for i in missing], [views[i] for i in missing]
         fill(op, codes, missing, lambda: self._elsewhere.get_into_each(op, *wanted))
         return codes
+
+    def get_each(
+        self, op: str, names: Sequence[str], make: Callable[[memoryview], Answer]
+    ) -> list[Answer | int]:
+        """Make something of values; remote ones come with one request to each host."""
+        found: list[Answer | int]
+        if self._here is None:
+            found = [code_of(op, partial(_absent, name)) for name in names]
+        else:
+            found = self._here.get_each(op, names, make)
+        missing = [
+            i for i, one in enumerate(found) if isinstance(one, int) and one == OBJECT_NOT_FOUND
+        ]
+        wanted = [names[i] for i in missing]
+        fill(op, found, missing, lambda: self._elsewhere.get_each(op, wanted, make))
+        return found
 
     def begin_each(
         self, op: str, names: Sequence[str], sizes: Sequence[int], keeping: Keeping
@@ -112,7 +157,7 @@ class ClusterObjects(Objects):
         for i, put in puts.items():
             if put.result in THERE:  # even if a later one has failed
                 codes[i] = 0
-                self._copy(writings[i].name, writings[i].num_copies)
+                self._copy([writings[i].name], writings[i].num_copies)
             else:
                 code_of(op, writings[i].abort)
         return codes
@@ -262,17 +307,51 @@ class ClusterObjects(Objects):
         """Additional copies are best effort: the object counts as stored with the first."""
         result = super()._put(name, parts, keeping)
         if result is PutResult.STORED:
-            self._copy(name, keeping.num_copies)
+            self._copy([name], keeping.num_copies)
         return result
 
-    def _copy(self, name: str, num_copies: int) -> None:
-        if num_copies > 1:
+    def _put_each(
+        self,
+        op: str,
+        names: Sequence[str],
+        objects: Sequence[Sequence[Any]],
+        keeping: Keeping,
+        *,
+        replace: bool,
+    ) -> list[int]:
+        """Put objects of different names: for each 0, or a code."""
+        put_alone = self._replace if replace else self._put
+
+        def put_one(i: int) -> int:
+            put_alone(names[i], objects[i], keeping)
+            return 0
+
+        try:
+            if replace:
+                self._store.remove_each(names)
+            results = self._cluster.put_from_each(names, objects, retention=keeping.retention)
+        except FAILURES:
+            if self.health() != 0:
+                raise
+            # What is wrong with one of them must not fail the others.
+            return [code_of(op, partial(put_one, i)) for i in range(len(names))]
+        stored = [i for i, result in enumerate(results) if result is PutResult.STORED]
+        self._copy([names[i] for i in stored], keeping.num_copies)
+
+        def finish(i: int) -> int:
+            self._check_room(names[i], results[i])
+            return put_one(i) if replace and results[i] is not PutResult.STORED else 0
+
+        return [code_of(op, partial(finish, i)) for i in range(len(names))]
+
+    def _copy(self, names: Sequence[str], num_copies: int) -> None:
+        if num_copies > 1 and names:
             try:
-                failed = list(self._copies.replicate([name], num_copies).failed.values())
+                failed = self._copies.replicate(names, num_copies).failed
             except Unavailable as error:
-                failed = [str(error)]
-            for reason in failed:
-                log.warning("put: %r has fewer copies than asked for: %s", name, reason)
+                failed = dict.fromkeys(range(len(names)), str(error))
+            for i, reason in failed.items():
+                log.warning("put: %r has fewer copies than asked for: %s", names[i], reason)
 
     def _find(self, name: str) -> memoryview | None:
         if self._here is not None and (found := self._here._find(name)) is not None:

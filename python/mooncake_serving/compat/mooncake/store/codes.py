@@ -45,7 +45,7 @@ _CODES: dict[type[Exception], int] = {
     MemoryError: NO_AVAILABLE_HANDLE,
     OSError: INTERNAL_ERROR,  # and TimeoutError: a stopped process holds the pool
 }
-_FAILURES: tuple[type[Exception], ...] = (*_CODES, Failed)
+FAILURES: tuple[type[Exception], ...] = (*_CODES, Failed)
 
 
 def returns_code(method: Method[Self, Arguments, int]) -> Method[Self, Arguments, int]:
@@ -88,7 +88,7 @@ def or_else(
     """Return the result of a call; if it fails, log the reason and return that of another."""
     try:
         return call()
-    except _FAILURES as error:
+    except FAILURES as error:
         log.error("%s: %s", op, str(error))  # not the error, whose frames keep objects alive
         return otherwise()
 
@@ -97,7 +97,7 @@ def code_of(op: str, call: Callable[[], int]) -> int:
     """Return the result of a call; if it fails, log the reason and return its code."""
     try:
         return call()
-    except _FAILURES as error:
+    except FAILURES as error:
         log.error("%s: %s", op, str(error))  # not the error, whose frames keep objects alive
         if isinstance(error, Failed):
             return error.code

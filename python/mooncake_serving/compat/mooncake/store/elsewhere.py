@@ -1,16 +1,17 @@
 """Values on other hosts: one request to each host that has some, however many are read."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mooncake_serving.store.keyspace import Keyspace
 from mooncake_serving.store.node.arriving import Outcome
-from mooncake_serving.store.node.sinks import IntoBuffers
+from mooncake_serving.store.node.sinks import IntoBuffers, IntoBytes, Sink
 
 from .buffers import Memory
-from .codes import CHECKSUM_MISMATCH, INVALID_PARAMS, OBJECT_NOT_FOUND
+from .codes import CHECKSUM_MISMATCH, INVALID_PARAMS, OBJECT_NOT_FOUND, Answer, code_of
 from .naming import MIN_HEADER_BYTES, header_bytes, header_of, is_header, name_in
 from .sessions import Reading, Wanted
 
@@ -49,6 +50,25 @@ class Elsewhere:
                     sinks[i].deliver()
                     codes[i] = sinks[i].object_bytes - len(header)
         return codes
+
+    def get_each(
+        self, op: str, names: Sequence[str], make: Callable[[memoryview], Answer]
+    ) -> list[Answer | int]:
+        """For each value what ``make`` makes of it, or a code."""
+        sinks = [IntoBytes() for _ in names]
+        codes = [_code_of(outcome) for outcome in self._read(names, sinks)]
+        found: list[Answer | int] = [code or OBJECT_NOT_FOUND for code in codes]
+
+        def make_one(i: int) -> int:
+            header, value = header_of(names[i]), memoryview(sinks[i].value())
+            if is_header(value, header):
+                found[i] = make(value[len(header) :])
+            return 0
+
+        for i, code in enumerate(codes):
+            if code == 0:
+                found[i] = code_of(op, partial(make_one, i)) or found[i]
+        return found
 
     def open_each(self, op: str, names: Sequence[str]) -> list[Reading | int]:
         """Open values that are read range by range: for each a ``Reading``, or a code. Their
@@ -115,7 +135,7 @@ class Elsewhere:
                 opened.append(code or OBJECT_NOT_FOUND)
         return opened
 
-    def _read(self, names: Sequence[str], sinks: Sequence[IntoBuffers]) -> list[Outcome]:
+    def _read(self, names: Sequence[str], sinks: Sequence[Sink]) -> list[Outcome]:
         return self._cluster.read_each(self._keyspace.keys(names), sinks)
 
     def _read_starts(self, keys: np.ndarray, sizes: Sequence[int]) -> list[bytearray]:

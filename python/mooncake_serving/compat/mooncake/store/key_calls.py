@@ -1,7 +1,8 @@
 """The calls of ``MooncakeDistributedStore`` that do not move values."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import islice
 
 from mooncake_kernels.errors import InvalidArgument
 
@@ -15,6 +16,9 @@ from .codes import (
     returns_instead,
 )
 from .lifecycle import Lifecycle
+from .objects import Objects
+
+_REMOVED_AT_ONCE = 1024
 
 
 class KeyCalls(Lifecycle):
@@ -68,10 +72,22 @@ class KeyCalls(Lifecycle):
             raise InvalidArgument(
                 f"regex_pattern must be a regular expression ({error}), got {regex_pattern!r:.80}"
             ) from None
-        return sum(objects.remove(name) for name in objects.names() if pattern.search(name))
+        found = (name for name in objects.names() if pattern.search(name))
+        return _remove("remove_by_regex", objects, found)
 
     @returns_code
     def remove_all(self, force: bool = False) -> int:
         """Remove all values of this tenant; returns how many there were."""
         objects = self._running().objects
-        return sum(objects.remove(name) for name in objects.names())
+        return _remove("remove_all", objects, objects.names())
+
+
+def _remove(op: str, objects: Objects, names: Iterator[str]) -> int:
+    """Remove objects: how many there were, or the first code of those that could not be removed."""
+    count = 0
+    while some := list(islice(names, _REMOVED_AT_ONCE)):
+        codes = objects.remove_each(op, some)
+        count += codes.count(0)
+        if failed := [code for code in codes if code not in (0, OBJECT_NOT_FOUND)]:
+            return failed[0]
+    return count

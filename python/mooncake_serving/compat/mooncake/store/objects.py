@@ -18,6 +18,7 @@ from .codes import (
     NO_AVAILABLE_HANDLE,
     OBJECT_ALREADY_EXISTS,
     OBJECT_NOT_FOUND,
+    Answer,
     code_of,
     log,
 )
@@ -66,15 +67,25 @@ class Objects:
         Raises:
             InvalidArgument, Failed: as in ``put``; but if there is no room, the old value is gone.
         """
-        parts = self._object(name, parts)
-        until_s = time.monotonic() + _REPLACE_S
-        while True:
-            self._store.remove(name)
-            if self._put(name, parts, keeping) is PutResult.STORED:
-                return
-            if time.monotonic() > until_s:
-                raise Failed(INTERNAL_ERROR, f"others write {name!r:.80} all the time")
-            time.sleep(_PAUSE_S)
+        self._replace(name, self._object(name, parts), keeping)
+
+    def put_each(
+        self,
+        op: str,
+        names: Sequence[str],
+        values: Sequence[Sequence[Any]],
+        keeping: Keeping,
+        *,
+        replace: bool = False,
+    ) -> list[int]:
+        """Store values of one or many parts, as ``put`` or ``replace``: for each 0, or a code."""
+        put = self.replace if replace else self.put
+
+        def put_one(i: int) -> int:
+            put(names[i], values[i], keeping)
+            return 0
+
+        return [code_of(op, partial(put_one, i)) for i in range(len(names))]
 
     def begin_each(
         self, op: str, names: Sequence[str], sizes: Sequence[int], keeping: Keeping
@@ -166,6 +177,24 @@ class Objects:
         if found is None or not is_header(found, header):
             return None
         return found[len(header) :]
+
+    def get_each(
+        self, op: str, names: Sequence[str], make: Callable[[memoryview], Answer]
+    ) -> list[Answer | int]:
+        """For each value what ``make`` makes of it, -704 if there is none, or a code.
+
+        What it makes may keep the value's view, of which a pool has a limited number.
+        """
+        found: list[Answer | int] = [OBJECT_NOT_FOUND] * len(names)
+
+        def make_one(i: int) -> int:
+            if (value := self.view(names[i])) is not None:
+                found[i] = make(value)
+            return 0
+
+        for i in range(len(names)):
+            found[i] = code_of(op, partial(make_one, i)) or found[i]
+        return found
 
     def num_bytes(self, name: str) -> int:
         """The size of a value; -704 if there is none."""
@@ -298,7 +327,19 @@ class Objects:
         put.view[: len(header)] = header
         return Writing(name, put, len(header), keeping.num_copies)
 
+    def _replace(self, name: str, parts: Sequence[Any], keeping: Keeping) -> None:
+        """``replace`` with the parts of an object."""
+        until_s = time.monotonic() + _REPLACE_S
+        while True:
+            self._store.remove(name)
+            if self._put(name, parts, keeping) is PutResult.STORED:
+                return
+            if time.monotonic() > until_s:
+                raise Failed(INTERNAL_ERROR, f"others write {name!r:.80} all the time")
+            time.sleep(_PAUSE_S)
+
     def _put(self, name: str, parts: Sequence[Any], keeping: Keeping) -> PutResult:
+        """``put`` with the parts of an object."""
         result = self._store.put_from(name, *parts, retention=keeping.retention)
         self._check_room(name, result)
         return result

@@ -7,15 +7,15 @@ import torch
 
 from mooncake_kernels.errors import InvalidArgument
 
+from .batch_calls import BatchCalls, Value
 from .codes import INVALID_PARAMS, check_list, code_of, log, returns_code, returns_instead
-from .lifecycle import Lifecycle
 from .replicate_config import ReplicateConfig, keeping_of
 from .tensor_header import decode, encode
 
 Tensors = Sequence[torch.Tensor]
 
 
-class TensorCalls(Lifecycle):
+class TensorCalls(BatchCalls):
     """A tensor in host memory, with at most 8 axes, is a value with its dtype and shape."""
 
     @returns_code
@@ -45,53 +45,39 @@ class TensorCalls(Lifecycle):
     @returns_instead([INVALID_PARAMS])
     def batch_put_tensor(self, keys: Sequence[str], tensors_list: Tensors) -> list[int]:
         """``put_tensor`` for many: one code each."""
-        return self._put_each("batch_put_tensor", keys, tensors_list, self._put_tensor)
+        return self._put_tensors("batch_put_tensor", keys, tensors_list)
 
     @returns_instead([INVALID_PARAMS])
     def batch_pub_tensor(
         self, keys: Sequence[str], tensors_list: Tensors, config: ReplicateConfig | None = None
     ) -> list[int]:
         """``pub_tensor`` for many."""
-        return self._put_each(
-            "batch_pub_tensor",
-            keys,
-            tensors_list,
-            lambda key, tensor: self._put_tensor(key, tensor, config),
-        )
+        return self._put_tensors("batch_pub_tensor", keys, tensors_list, config)
 
     @returns_instead([INVALID_PARAMS])
     def batch_upsert_tensor(self, keys: Sequence[str], tensors_list: Tensors) -> list[int]:
         """``upsert_tensor`` for many."""
-        return self._put_each(
-            "batch_upsert_tensor",
-            keys,
-            tensors_list,
-            lambda key, tensor: self._put_tensor(key, tensor, replace=True),
-        )
+        return self._put_tensors("batch_upsert_tensor", keys, tensors_list, replace=True)
 
     @returns_instead([INVALID_PARAMS])
     def batch_upsert_pub_tensor(
         self, keys: Sequence[str], tensors_list: Tensors, config: ReplicateConfig | None = None
     ) -> list[int]:
         """``upsert_pub_tensor`` for many."""
-        return self._put_each(
-            "batch_upsert_pub_tensor",
-            keys,
-            tensors_list,
-            lambda key, tensor: self._put_tensor(key, tensor, config, replace=True),
+        return self._put_tensors(
+            "batch_upsert_pub_tensor", keys, tensors_list, config, replace=True
         )
 
     @returns_instead(None)
     def get_tensor(self, key: str) -> torch.Tensor | None:
         """Return a copy of a tensor; None if there is none, or the value is something else."""
         found = self._running().objects.view(key)
-        return None if found is None else decode(bytearray(found))
+        return None if found is None else copied(found)
 
     @returns_instead([None])
     def batch_get_tensor(self, keys: Sequence[str]) -> list[torch.Tensor | None]:
         """``get_tensor`` for many."""
-        check_list("keys", keys)
-        return [self.get_tensor(key) for key in keys]
+        return self._get_values("batch_get_tensor", keys, copied, None)
 
     def _put_tensor(
         self,
@@ -102,20 +88,21 @@ class TensorCalls(Lifecycle):
         replace: bool = False,
     ) -> int:
         objects = self._running().objects
-        header = encode(tensor)
-        elements = tensor.detach().resolve_conj().resolve_neg().contiguous()
         put = objects.replace if replace else objects.put
-        put(key, [header, elements], keeping_of(config))
+        put(*value_of(key, tensor), keeping_of(config))
         return 0
 
-    def _put_each(
+    def _put_tensors(
         self,
         op: str,
         keys: Sequence[str],
         tensors: Tensors,
-        put: Callable[[str, torch.Tensor], int],
+        config: ReplicateConfig | None = None,
+        *,
+        replace: bool = False,
+        values_of: Callable[[str, torch.Tensor], list[Value]] | None = None,
     ) -> list[int]:
-        """The code of each key's call."""
+        """Store each key's tensor, as one value or those that ``values_of`` makes of it."""
         check_list("keys", keys)
         try:
             check_list("tensors_list", tensors)
@@ -126,7 +113,24 @@ class TensorCalls(Lifecycle):
         except InvalidArgument as error:
             log.error("%s: %s", op, error)
             return [INVALID_PARAMS] * len(keys)
-        return [
-            code_of(op, partial(put, key, tensor))
-            for key, tensor in zip(keys, tensors, strict=True)
-        ]
+        values: dict[int, list[Value]] = {}
+
+        def look_up(i: int) -> int:
+            self._running()
+            made = values_of(keys[i], tensors[i]) if values_of else [value_of(keys[i], tensors[i])]
+            values[i] = made
+            return 0
+
+        codes = [code_of(op, partial(look_up, i)) for i in range(len(keys))]
+        return self._put_values(op, codes, values, config, replace=replace)
+
+
+def value_of(key: str, tensor: torch.Tensor) -> Value:
+    """The value of a tensor."""
+    header = encode(tensor)
+    return Value(key, [header, tensor.detach().resolve_conj().resolve_neg().contiguous()])
+
+
+def copied(value: memoryview) -> torch.Tensor:
+    """The tensor of a value, in memory of its own."""
+    return decode(bytearray(value))

@@ -1,16 +1,27 @@
 """The calls of ``MooncakeDistributedStore`` on tensors in memory given by address."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
 from mooncake_kernels.errors import InvalidArgument
 
+from .batch_calls import Value
 from .buffer_calls import BufferCalls, Numbers
-from .codes import INVALID_PARAMS, OBJECT_NOT_FOUND, check_list, returns_code, returns_instead
+from .codes import (
+    INVALID_PARAMS,
+    OBJECT_NOT_FOUND,
+    check_list,
+    code_of,
+    fill,
+    or_else,
+    returns_code,
+    returns_instead,
+)
 from .replicate_config import keeping_of
 from .tensor_header import decode
-from .tensor_shard_calls import TensorShardCalls, shard_key
+from .tensor_shard_calls import TensorShardCalls, shard_key, shards_of
 
 
 class TensorMemoryCalls(BufferCalls, TensorShardCalls):
@@ -34,8 +45,9 @@ class TensorMemoryCalls(BufferCalls, TensorShardCalls):
         self, keys: Sequence[str], buffer_ptrs: Numbers, sizes: Numbers
     ) -> list[torch.Tensor | None]:
         """``get_tensor_into`` for many. None for all if the lists differ in length."""
-        _check_lists(keys, buffer_ptrs, sizes)
-        return [self.get_tensor_into(*one) for one in zip(keys, buffer_ptrs, sizes, strict=True)]
+        return self._tensors_into(
+            "batch_get_tensor_into", keys, buffer_ptrs, sizes, lambda key: key
+        )
 
     @returns_instead(None)
     def get_tensor_with_tp_into(
@@ -60,11 +72,13 @@ class TensorMemoryCalls(BufferCalls, TensorShardCalls):
         tp_size: int = 1,
     ) -> list[torch.Tensor | None]:
         """``get_tensor_with_tp_into`` for many."""
-        _check_lists(base_keys, buffer_ptrs, sizes)
-        return [
-            self.get_tensor_with_tp_into(*one, tp_rank, tp_size)
-            for one in zip(base_keys, buffer_ptrs, sizes, strict=True)
-        ]
+        return self._tensors_into(
+            "batch_get_tensor_with_tp_into",
+            base_keys,
+            buffer_ptrs,
+            sizes,
+            lambda key: shard_key(key, tp_rank, tp_size),
+        )
 
     @returns_code
     def put_tensor_from(self, key: str, buffer_ptr: int, size: int) -> int:
@@ -81,11 +95,12 @@ class TensorMemoryCalls(BufferCalls, TensorShardCalls):
         self, keys: Sequence[str], buffer_ptrs: Numbers, sizes: Numbers
     ) -> list[int]:
         """``put_tensor_from`` for many: one code each."""
-        return self._each(
+        return self._put_each(
             "batch_put_tensor_from",
             keys,
             (buffer_ptrs, sizes),
-            lambda i: self._put_tensor_from(keys[i], buffer_ptrs[i], sizes[i]),
+            lambda i: [self._tensor_memory(buffer_ptrs[i], sizes[i])],
+            None,
         )
 
     @returns_instead([INVALID_PARAMS])
@@ -93,11 +108,13 @@ class TensorMemoryCalls(BufferCalls, TensorShardCalls):
         self, keys: Sequence[str], buffer_ptrs: Numbers, sizes: Numbers
     ) -> list[int]:
         """``upsert_tensor_from`` for many."""
-        return self._each(
+        return self._put_each(
             "batch_upsert_tensor_from",
             keys,
             (buffer_ptrs, sizes),
-            lambda i: self._put_tensor_from(keys[i], buffer_ptrs[i], sizes[i], replace=True),
+            lambda i: [self._tensor_memory(buffer_ptrs[i], sizes[i])],
+            None,
+            replace=True,
         )
 
     @returns_code
@@ -111,7 +128,8 @@ class TensorMemoryCalls(BufferCalls, TensorShardCalls):
         split_dim: int = 0,
     ) -> int:
         """``put_tensor_with_tp`` of a whole tensor from memory."""
-        return self._put_shards_from(key, buffer_ptr, size, tp_size, split_dim)
+        tensor = decode(self._host_memory(buffer_ptr, size, writes=False))
+        return self._put_shards("put_tensor_with_tp_from", key, tensor, None, tp_size, split_dim)
 
     @returns_instead([INVALID_PARAMS])
     def batch_put_tensor_with_tp_from(
@@ -124,14 +142,16 @@ class TensorMemoryCalls(BufferCalls, TensorShardCalls):
         split_dim: int = 0,
     ) -> list[int]:
         """``put_tensor_with_tp_from`` for many: one code each."""
-        return self._each(
-            "batch_put_tensor_with_tp_from",
-            base_keys,
-            (buffer_ptrs, sizes),
-            lambda i: self._put_shards_from(
-                base_keys[i], buffer_ptrs[i], sizes[i], tp_size, split_dim
-            ),
-        )
+        op = "batch_put_tensor_with_tp_from"
+        values: dict[int, list[Value]] = {}
+
+        def look_up(i: int) -> int:
+            tensor = decode(self._host_memory(buffer_ptrs[i], sizes[i], writes=False))
+            values[i] = shards_of(base_keys[i], tensor, tp_size, split_dim)
+            return 0
+
+        codes = self._each(op, base_keys, (buffer_ptrs, sizes), look_up)
+        return self._put_values(op, codes, values, None, replace=False)
 
     def _tensor_into(self, key: str, pointer: int, size: int) -> torch.Tensor | None:
         memory = self._host_memory(pointer, size, writes=True)
@@ -139,18 +159,46 @@ class TensorMemoryCalls(BufferCalls, TensorShardCalls):
         return None if num_bytes == OBJECT_NOT_FOUND else decode(memory[:num_bytes])
 
     def _put_tensor_from(self, key: str, pointer: int, size: int, *, replace: bool = False) -> int:
-        memory = self._host_memory(pointer, size, writes=False)
-        decode(memory)  # refuses values that are not tensors
+        memory = self._tensor_memory(pointer, size)
         objects = self._running().objects
         put: Callable = objects.replace if replace else objects.put
         put(key, [memory], keeping_of(None))
         return 0
 
-    def _put_shards_from(
-        self, key: str, pointer: int, size: int, tp_size: int, split_dim: int
-    ) -> int:
-        tensor = decode(self._host_memory(pointer, size, writes=False))
-        return self._put_shards(key, tensor, None, tp_size, split_dim)
+    def _tensors_into(
+        self,
+        op: str,
+        keys: Sequence[str],
+        pointers: Numbers,
+        sizes: Numbers,
+        name_of: Callable[[str], str],
+    ) -> list[torch.Tensor | None]:
+        """Copy each key's tensor into its memory, all in one call."""
+        _check_lists(keys, pointers, sizes)
+        names: dict[int, str] = {}
+        memories: dict[int, memoryview] = {}
+
+        def look_up(i: int) -> int:
+            name = name_of(keys[i])
+            memories[i] = self._host_memory(pointers[i], sizes[i], writes=True)
+            names[i] = name
+            return 0
+
+        codes = [code_of(op, partial(look_up, i)) for i in range(len(keys))]
+        wanted, views = [*names.values()], [[memory] for memory in memories.values()]
+        fill(op, codes, [*names], lambda: self._running().objects.get_into_each(op, wanted, views))
+        return [
+            None
+            if num_bytes < 0
+            else or_else(op, partial(decode, memories[i][:num_bytes]), lambda: None)
+            for i, num_bytes in enumerate(codes)
+        ]
+
+    def _tensor_memory(self, pointer: int, size: int) -> memoryview:
+        """The memory of a tensor's value; anything else is refused."""
+        memory = self._host_memory(pointer, size, writes=False)
+        decode(memory)
+        return memory
 
     def _host_memory(self, pointer: int, size: int, *, writes: bool) -> memoryview:
         memory = self._running().buffers.view(pointer, size, writes=writes)

@@ -7,10 +7,11 @@ import torch
 from mooncake_kernels.errors import InvalidArgument
 
 from ..codes import as_natural
-from .codes import INVALID_PARAMS, check_list, returns_code, returns_instead
+from .batch_calls import Value
+from .codes import INVALID_PARAMS, returns_code, returns_instead
 from .naming import encoded
 from .replicate_config import ReplicateConfig
-from .tensor_calls import TensorCalls, Tensors
+from .tensor_calls import TensorCalls, Tensors, copied, value_of
 from .tensor_header import encode
 
 
@@ -30,7 +31,7 @@ class TensorShardCalls(TensorCalls):
         split_dim: int = 0,
     ) -> int:
         """Cut a tensor into ``tp_size`` equal shards, and store all of them: 0, -200 or -600."""
-        return self._put_shards(key, tensor, None, tp_size, split_dim)
+        return self._put_shards("put_tensor_with_tp", key, tensor, None, tp_size, split_dim)
 
     @returns_code
     def pub_tensor_with_tp(
@@ -43,7 +44,7 @@ class TensorShardCalls(TensorCalls):
         split_dim: int = 0,
     ) -> int:
         """``put_tensor_with_tp`` with a configuration."""
-        return self._put_shards(key, tensor, config, tp_size, split_dim)
+        return self._put_shards("pub_tensor_with_tp", key, tensor, config, tp_size, split_dim)
 
     @returns_instead([INVALID_PARAMS])
     def batch_put_tensor_with_tp(
@@ -55,11 +56,11 @@ class TensorShardCalls(TensorCalls):
         split_dim: int = 0,
     ) -> list[int]:
         """``put_tensor_with_tp`` for many: one code each."""
-        return self._put_each(
+        return self._put_tensors(
             "batch_put_tensor_with_tp",
             base_keys,
             tensors_list,
-            lambda key, tensor: self._put_shards(key, tensor, None, tp_size, split_dim),
+            values_of=lambda key, tensor: shards_of(key, tensor, tp_size, split_dim),
         )
 
     @returns_instead([INVALID_PARAMS])
@@ -73,11 +74,12 @@ class TensorShardCalls(TensorCalls):
         split_dim: int = 0,
     ) -> list[int]:
         """``pub_tensor_with_tp`` for many."""
-        return self._put_each(
+        return self._put_tensors(
             "batch_pub_tensor_with_tp",
             base_keys,
             tensors_list,
-            lambda key, tensor: self._put_shards(key, tensor, config, tp_size, split_dim),
+            config,
+            values_of=lambda key, tensor: shards_of(key, tensor, tp_size, split_dim),
         )
 
     @returns_instead(None)
@@ -92,22 +94,40 @@ class TensorShardCalls(TensorCalls):
         self, base_keys: Sequence[str], tp_rank: int = 0, tp_size: int = 1
     ) -> list[torch.Tensor | None]:
         """``get_tensor_with_tp`` for many."""
-        check_list("base_keys", base_keys)
-        return [self.get_tensor_with_tp(key, tp_rank, tp_size) for key in base_keys]
+        return self._get_values(
+            "batch_get_tensor_with_tp",
+            base_keys,
+            copied,
+            None,
+            lambda key: shard_key(key, tp_rank, tp_size),
+        )
 
     def _put_shards(
         self,
+        op: str,
         key: str,
         tensor: torch.Tensor,
         config: ReplicateConfig | None,
         tp_size: int,
         split_dim: int,
     ) -> int:
-        if as_natural("tp_size", tp_size, minimum=1) == 1:
-            return self._put_tensor(key, tensor, config)
-        for rank, shard in enumerate(_shards(tensor, tp_size, split_dim)):
-            self._put_tensor(shard_key(key, rank, tp_size), shard, config)
-        return 0
+        self._running()
+        values = {0: shards_of(key, tensor, tp_size, split_dim)}
+        return self._put_values(op, [0], values, config, replace=False)[0]
+
+
+def shards_of(key: str, tensor: torch.Tensor, tp_size: int, split_dim: int) -> list[Value]:
+    """The values of a tensor's shards, one for each rank.
+
+    Raises:
+        InvalidArgument: it cannot be cut in this way.
+    """
+    if as_natural("tp_size", tp_size, minimum=1) == 1:
+        return [value_of(key, tensor)]
+    return [
+        value_of(shard_key(key, rank, tp_size), shard)
+        for rank, shard in enumerate(_shards(tensor, tp_size, split_dim))
+    ]
 
 
 def shard_key(key: str, tp_rank: int, tp_size: int) -> str:

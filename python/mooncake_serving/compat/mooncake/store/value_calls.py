@@ -6,13 +6,13 @@ from typing import Any
 from mooncake_kernels.buffers import as_buffer
 from mooncake_kernels.errors import InvalidArgument
 
+from .batch_calls import BatchCalls, Value
 from .codes import check_list, returns_code, returns_instead
 from .handle import BufferHandle, handle_of
-from .lifecycle import Lifecycle
 from .replicate_config import ReplicateConfig, keeping_of
 
 
-class ValueCalls(Lifecycle):
+class ValueCalls(BatchCalls):
     """A value is anything with a packed buffer. Putting an existing one has no effect: 0."""
 
     @returns_code
@@ -30,8 +30,10 @@ class ValueCalls(Lifecycle):
     def put_batch(
         self, keys: Sequence[str], values: Sequence[Any], config: ReplicateConfig | None = None
     ) -> int:
-        """Store values, none of which may be empty: 0, or the code of the first that failed."""
-        return self._put_batch(keys, values, config, replace=False)
+        """Store values, none of which may be empty: 0, or the code of the first that failed, which
+        does not keep others from being stored.
+        """
+        return self._put_batch("put_batch", keys, values, config, replace=False)
 
     @returns_code
     def upsert(self, key: str, value: Any, config: ReplicateConfig | None = None) -> int:
@@ -52,7 +54,7 @@ class ValueCalls(Lifecycle):
         self, keys: Sequence[str], values: Sequence[Any], config: ReplicateConfig | None = None
     ) -> int:
         """``upsert`` for many."""
-        return self._put_batch(keys, values, config, replace=True)
+        return self._put_batch("upsert_batch", keys, values, config, replace=True)
 
     @returns_instead(b"")
     def get(self, key: str) -> bytes:
@@ -63,8 +65,7 @@ class ValueCalls(Lifecycle):
     @returns_instead([b""])
     def get_batch(self, keys: Sequence[str]) -> list[bytes]:
         """Return values, each as ``get`` does."""
-        check_list("keys", keys)
-        return [self.get(key) for key in keys]
+        return self._get_values("get_batch", keys, bytes, b"")
 
     @returns_instead(None)
     def get_buffer(self, key: str) -> BufferHandle | None:
@@ -75,8 +76,7 @@ class ValueCalls(Lifecycle):
     @returns_instead([None])
     def batch_get_buffer(self, keys: Sequence[str]) -> list[BufferHandle | None]:
         """Return values, each as ``get_buffer`` does."""
-        check_list("keys", keys)
-        return [self.get_buffer(key) for key in keys]
+        return self._get_values("batch_get_buffer", keys, handle_of, None)
 
     def _put_parts(
         self, key: str, parts: Sequence[Any], config: ReplicateConfig | None, *, replace: bool
@@ -88,13 +88,15 @@ class ValueCalls(Lifecycle):
 
     def _put_batch(
         self,
+        op: str,
         keys: Sequence[str],
         values: Sequence[Any],
         config: ReplicateConfig | None,
         *,
         replace: bool,
     ) -> int:
-        objects, keeping = self._running().objects, keeping_of(config)
+        self._running()
+        keeping_of(config)
         check_list("keys", keys)
         check_list("values", values)
         if len(keys) != len(values):
@@ -104,6 +106,6 @@ class ValueCalls(Lifecycle):
         empty = [i for i, value in enumerate(values) if not as_buffer(value).num_bytes]
         if empty:
             raise InvalidArgument(f"values must have at least 1 byte each, got none in {empty[:8]}")
-        for key, value in zip(keys, values, strict=True):
-            (objects.replace if replace else objects.put)(key, [value], keeping)
-        return 0
+        wanted = {i: [Value(keys[i], [value])] for i, value in enumerate(values)}
+        codes = self._put_values(op, [0] * len(keys), wanted, config, replace=replace)
+        return next(filter(None, codes), 0)
