@@ -16,7 +16,7 @@ from mooncake_serving.store.copies.draining import drain
 from mooncake_serving.store.copies.placement import Placement
 
 from ..cluster.support import UNIT, SomeDirectory, replaced, value
-from ..support import eventually
+from ..support import WAIT_S, eventually
 from .support import die, forget, hosts_with
 
 STORED = PutResult.STORED
@@ -106,6 +106,24 @@ def test_stopped_and_taken_up_again(hosts):
     drained = drain(one.node)
     assert (drained.num_moved, drained.num_left, drained.has_left) == (172, 0, True)
     assert two.store.get_each(range(300)) == [value(i, 64) for i in range(300)]
+
+
+def test_stopped_while_another_process_writes(hosts):
+    one, two = hosts.several(2)
+    one.cluster.put("a", value(1))
+    stop = threading.Event()
+    begun = one.store.pool.begin((1, 2), 64)  # which the node knows nothing of
+    with ThreadPoolExecutor(1) as executor:
+        draining = executor.submit(drain, one.node, stop=stop)
+        try:
+            assert eventually(lambda: two.store.exists("a"))
+            stop.set()
+            drained = draining.result(WAIT_S)
+        finally:
+            begun.abort()
+    assert (drained.num_moved, drained.has_left) == (1, False)
+    assert one.node.name in names(hosts) and one.node.is_draining
+    assert drain(one.node).has_left
 
 
 def test_what_has_no_room_elsewhere_stays_and_is_told(hosts):

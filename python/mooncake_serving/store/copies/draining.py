@@ -1,7 +1,6 @@
 """Draining: a node leaves, and its objects stay in the cluster."""
 
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -60,9 +59,9 @@ def drain(
         placement: where objects go. By default a pool without room evicts for them if no other has
             room.
         on_progress: called after each batch.
-        stop: may be set to stop after the current batch. The node then stays a member, and stays
-            draining, as it does if some objects could not be moved: ``node.set_draining(False)``
-            returns it to normal.
+        stop: may be set to stop after the current batch, or while writes of others are waited for.
+            The node then stays a member, and stays draining, as it does if some objects could not
+            be moved: ``node.set_draining(False)`` returns it to normal.
 
     Returns:
         The progress made.
@@ -79,15 +78,15 @@ def drain(
     if node.store is None:
         raise InvalidArgument(f"drain: node must have a pool, got {node.name} without")
     node.set_draining(True)
-    drained = Drained()
+    drained, stop = Drained(), stop or threading.Event()
     if not _is_served_by_others(node):
-        mover = _Mover(node, node.store, placement, drained)
+        mover = _Mover(node, node.store, placement, drained, stop)
         while mover.find():
             while mover.move_batch():
                 on_progress(drained)
-                if stop is not None and stop.is_set():
+                if stop.is_set():
                     return drained
-    if not drained.failed:
+    if not stop.is_set() and not drained.failed:
         node.close()
         drained.has_left = True
     return drained
@@ -100,25 +99,36 @@ class _Mover:
     again.
     """
 
-    def __init__(self, node: Node, store: Store, placement: Placement, drained: Drained):
+    def __init__(
+        self,
+        node: Node,
+        store: Store,
+        placement: Placement,
+        drained: Drained,
+        stop: threading.Event,
+    ):
         self._node = node
         self._store = store
         self._placement = placement
         self._drained = drained
+        self._stop = stop
         self._room = Room()
         self._num_before = -1
         self._keys = np.empty((0, 2), np.uint64)
         self._num_bytes = np.empty(0, np.int64)
 
     def find(self) -> bool:
-        """Look for objects, also waiting for writes; return whether some are to be moved."""
+        """Look for objects, also waiting for writes unless it is stopped; return whether some
+        are to be moved.
+        """
         while True:
             is_written_to = self._node.intake.is_used or self._store.stats().num_writing > 0
             objects = self._store.pool.objects()
             if len(objects.keys) or not is_written_to:
                 break
             self._store.pool.reap()
-            time.sleep(PAUSE_S)
+            if self._stop.wait(PAUSE_S):
+                break
         has_moved = self._drained.num_moved > self._num_before
         self._num_before = self._drained.num_moved
         if len(objects.keys) and has_moved:
