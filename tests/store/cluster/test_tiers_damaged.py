@@ -9,7 +9,8 @@ import random
 import numpy as np
 import pytest
 
-from mooncake_kernels.errors import ChecksumError
+from mooncake_kernels.errors import ChecksumError, Unavailable
+from mooncake_kernels.pool import ObjectPool
 from mooncake_serving.store import (
     Copies,
     HotKeys,
@@ -129,6 +130,21 @@ def test_nothing_wrong_is_read(hosts, tmp_path, seed, soak):
             assert store.flush()
         assert eventually(lambda o=observer, s=store: o.keys == keys_in(s))
         assert eventually(lambda c=cluster, s=store: (listed(hosts, c) == listable(s)).all())
+
+
+def test_what_is_on_the_disk_has_no_room_in_the_pool(hosts, tmp_path):
+    tier = SsdTier(tmp_path / "tier", 4 << 20, bucket_bytes=1 << 20)
+    store = TieredStore(ObjectPool.create(256 << 10), tier, min_uses=1)
+    cluster = hosts.make("one", store=store, options={"claim_s": 10}).cluster
+    tier.put_each(store.keyspace.keys([1]), [content(1)])
+    for i in range(2, 6):
+        store.put(i, bytes(64 << 10), retention="hard")
+    assert cluster.get(1) == content(1)
+    with pytest.raises(Unavailable, match="the own pool has no room"):
+        cluster.view(1)
+    store.remove(2)
+    with cluster.view(1) as pinned:
+        assert pinned.to_bytes() == content(1)
 
 
 def keys_in(store: Store) -> set[tuple[int, int]]:

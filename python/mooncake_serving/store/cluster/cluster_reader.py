@@ -147,6 +147,7 @@ class ClusterReader:
         store = self._own_pool("view")
         until = time.monotonic() + self._wait_s
         words = self._keyspace.keys([key])
+        was_only_on_disk = False
         while True:
             is_damaged = False
             try:
@@ -160,12 +161,18 @@ class ClusterReader:
                 if is_damaged or outcome is Outcome.DAMAGED:
                     raise _damaged("view", words[0])
                 return None
-            if result in (PutResult.FULL, PutResult.OVER_QUOTA):
+            is_only_on_disk = (
+                result is PutResult.EXISTS and not store.pool.contains_each(words).any()
+            )
+            if result in (PutResult.FULL, PutResult.OVER_QUOTA) or (
+                is_only_on_disk and was_only_on_disk  # twice: it may just have been evicted
+            ):
                 raise Unavailable("view: the own pool has no room, and nothing can be evicted")
             if time.monotonic() > until:
                 raise Unavailable(f"view: the object is not here after {self._wait_s:g} s")
-            if result is PutResult.BEING_WRITTEN:
+            if result is not PutResult.STORED:
                 time.sleep(PAUSE_S)
+            was_only_on_disk = is_only_on_disk
 
     def fetch(self, keys: StoreKeys) -> list[PutResult | None]:
         """Copy objects from other pools into this node's, and publish them.
