@@ -10,6 +10,7 @@ import pytest
 import mooncake_serving.store as store_package
 from mooncake_kernels.errors import InvalidArgument, TransferError, Unavailable
 from mooncake_kernels.pool import PutResult
+from mooncake_kernels.transfer import TransferEngine
 from mooncake_serving.store import ClusterStore, Node, Store
 from mooncake_serving.store.directory import EmbeddedDirectory
 
@@ -83,6 +84,24 @@ def test_an_engine_has_one_node_at_a_time(hosts):
         Node(one.store, one.engine, hosts.directory)
     with Node(one.store, one.engine, hosts.directory) as again:
         assert ClusterStore(again).get("a") == value(1)
+
+
+@pytest.mark.parametrize("at", ["list_objects", "serve", "join"])
+def test_a_node_that_fails_leaves_nothing_behind(at):
+    def fails(original, *args, **options):
+        raise TimeoutError(f"{at}: a stopped process holds the pool")
+
+    directory = EmbeddedDirectory()
+    with Store.create(64 * UNIT) as store, TransferEngine() as engine:
+        owner = {"list_objects": store, "serve": engine, "join": directory}[at]
+        threads = {thread.name for thread in threading.enumerate()}
+        with replaced(owner, at, fails), pytest.raises(TimeoutError, match=at):
+            Node(store, engine, directory)
+        assert {thread.name for thread in threading.enumerate()} == threads
+        assert store.on_evicted == []
+        engine.register(store.pool.buffer).close()  # as it may once only
+        with Node(store, engine, directory) as node:
+            assert [member.name for member in directory.members()] == [node.name]
 
 
 def test_the_end_of_a_node(hosts):

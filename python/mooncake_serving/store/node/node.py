@@ -4,6 +4,7 @@ import os
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from types import UnionType
 from typing import Any
 
@@ -115,19 +116,27 @@ class Node(Closing):
         self._engine = engine
         self.memory = RegisteredMemory(engine)
         take_engine(engine)
-        try:
-            if store is not None:
-                self.memory.register(store.pool.buffer, "read")
-        except BaseException:
-            return_engine(engine)
-            raise
+        with ExitStack() as opened:
+            opened.callback(return_engine, engine)
+            self._open(opened, staging_slots, slot_bytes, read_s)
+            self._opened = opened.pop_all()
+
+    def _open(self, opened: ExitStack, staging_slots: int, slot_bytes: int, read_s: float) -> None:
+        """Join; ``opened`` closes in reverse what has been opened by then."""
+        store, engine, directory = self.store, self._engine, self.directory
+        ttl_s, answer_s = self._ttl_s, self._answer_s
+        opened.callback(self.memory.close)
+        if store is not None:
+            self.memory.register(store.pool.buffer, "read")
         removed_s = max(REMOVED_S, REMOVED_TTLS * ttl_s)
         self.listing = Listing(directory, self.pool_name, store, removed_s)
         self.locations = Locations(self.listing.holders, ttl_s)
         self.claims = Claims(directory, self.name, self.listing)
         self._peers = Peers(engine)
+        opened.callback(self._peers.close)
         self._calls = Calls(engine, self._peers)
         self._executor = ThreadPoolExecutor(READS_AT_ONCE, "mk-store-read")
+        opened.callback(self._executor.shutdown)
         by_key = ByKey(engine, answer_s, read_s)
         mover = Mover(engine, self.memory, Staging(self.memory, staging_slots, slot_bytes))
         self._reader = RemoteReader(
@@ -147,15 +156,13 @@ class Node(Closing):
         )
         self._pins: Pins | None = None
         self._serving: Serving | None = None
-        answers = None if store is None else self._answers(store, mover, answer_s)
+        answers = None if store is None else self._answers(opened, store, mover)
         self._server = Server(engine, self._calls, Answers(offers, answers), answer_s, self._look)
-        try:
-            self._membership = Membership(
-                directory, self.listing, self._describe, ttl_s, self._on_members
-            )
-        except BaseException:
-            self._stop()
-            raise
+        opened.callback(self._server.close)
+        opened.callback(self._calls.close)
+        self._membership = Membership(
+            directory, self.listing, self._describe, ttl_s, self._on_members
+        )
 
     def members(self, *, anew: bool = False) -> list[Member]:
         """Return the members by name, as last reported; ``anew``: ask the directory now.
@@ -256,14 +263,17 @@ class Node(Closing):
         until = time.monotonic() + self._answer_s
         while self.num_readers() and time.monotonic() < until:
             time.sleep(PAUSE_S)
-        self._stop()
+        self._opened.close()
 
-    def _answers(self, store: Store, mover: Mover, answer_s: float) -> PoolAnswers:
+    def _answers(self, opened: ExitStack, store: Store, mover: Mover) -> PoolAnswers:
         """Make the answers for this node's pool, whose removals are withdrawn from now on."""
         store.on_evicted.append(self.listing.withdraw)
+        opened.callback(store.on_evicted.remove, self.listing.withdraw)
         self._pins = Pins(store, self._drop_damaged)
+        opened.callback(self._pins.close)
         if store.pool.device is None:
             self._serving = Serving(self._engine, store)
+            opened.callback(self._serving.close)
         puller = Puller(
             store,
             self.intake,
@@ -273,27 +283,13 @@ class Node(Closing):
             self._peers,
             mover,
             self.member,
-            answer_s,
+            self._answer_s,
         )
         return PoolAnswers(store, self.listing, self._pins, puller)
 
     def _look(self) -> None:
         if self._serving is not None:
             self._serving.look()
-
-    def _stop(self) -> None:
-        self._calls.close()
-        self._server.close()
-        if self._serving is not None:
-            self._serving.close()
-        self._executor.shutdown()
-        if self._pins is not None:
-            self._pins.close()
-        self._peers.close()
-        self.memory.close()
-        return_engine(self._engine)
-        if self.store is not None:
-            self.store.on_evicted.remove(self.listing.withdraw)
 
     def _describe(self) -> Member:
         if self.store is None:
