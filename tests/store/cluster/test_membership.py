@@ -5,6 +5,7 @@ import threading
 import pytest
 
 from mooncake_serving.store.directory import EmbeddedDirectory
+from mooncake_serving.store.node.messages import PINNED
 
 from ..support import eventually
 from .support import SHORT_TTL_S, SomeDirectory, replaced, value
@@ -55,6 +56,19 @@ def test_a_node_that_cannot_tell_what_it_has_is_no_member(hosts):
     with pytest.raises(RuntimeError, match="the pool is damaged"):
         hosts.make("two", directory=Untold(directory), store=one.store)
     assert directory.members() == [] and eventually(lambda: set(threading.enumerate()) <= before)
+
+
+def test_reads_that_nobody_ends_are_over_while_the_directory_is_away(hosts):
+    directory = SomeDirectory(EmbeddedDirectory())
+    one = hosts.make("one", directory=directory, ttl_s=SHORT_TTL_S)
+    one.store.put("a", value(1))
+    directory.is_away = True
+    keys = one.cluster.keyspace.keys(["a"])
+    found = one.node._pins.pin(("a reader", 1, 7), keys, verify=False, keep_s=0.01)
+    assert found["status"].tolist() == [PINNED] and one.store.remove("a")
+    assert eventually(lambda: one.node.num_readers() == 0)
+    assert one.store.stats().num_doomed == 0
+    directory.is_away = False
 
 
 class Untold(SomeDirectory):

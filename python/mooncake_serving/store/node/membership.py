@@ -29,6 +29,7 @@ class Membership:
         describe: returns the node's current entry for the directory.
         ttl_s: after how many seconds without a sign of life it is considered dead.
         on_members: is called with the living members, by name, several times in ``ttl_s``.
+        on_beat: is called as often, also while the directory does not answer.
 
     Raises:
         Unavailable: the directory does not answer.
@@ -41,12 +42,14 @@ class Membership:
         describe: Callable[[], Member],
         ttl_s: float,
         on_members: Callable[[dict[str, Member]], object],
+        on_beat: Callable[[], object],
     ):
         self._directory = directory
         self._listing = listing
         self._describe = describe
         self._ttl_s = ttl_s
         self._on_members = on_members
+        self._on_beat = on_beat
         self._name = describe().name
         self._is_over = threading.Event()
         self._must_look = threading.Event()
@@ -104,8 +107,11 @@ class Membership:
                 thread.join()
 
     def _renew(self) -> None:
+        own_beats = _Beats(f"{self._name} cannot end what others have not ended in time")
         beats = _Beats(f"{self._name} cannot renew its membership")
         while not self._is_over.wait(self._ttl_s / 3):
+            with own_beats.next():
+                self._on_beat()
             with beats.next():
                 self._renew_once()
 

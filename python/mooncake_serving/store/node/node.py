@@ -161,7 +161,7 @@ class Node(Closing):
         opened.callback(self._server.close)
         opened.callback(self._calls.close)
         self._membership = Membership(
-            directory, self.listing, self._describe, ttl_s, self._on_members
+            directory, self.listing, self._describe, ttl_s, self._on_members, self._on_beat
         )
 
     def members(self, *, anew: bool = False) -> list[Member]:
@@ -309,6 +309,10 @@ class Node(Closing):
         self._peers.keep(members)
         if self._pins is not None:
             self._pins.release_gone(members, self._ttl_s)
+
+    def _on_beat(self) -> None:
+        if self._pins is not None:
+            self._pins.release_late()
 
     def _drop_damaged(self, keys: np.ndarray) -> None:
         if self.store is not None:

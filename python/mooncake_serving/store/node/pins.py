@@ -110,17 +110,18 @@ class Pins:
         return self._release_if(lambda other, _: other == token) > 0
 
     def release_gone(self, living: Container[str], grace_s: float) -> None:
-        """Release the pins of readers that are not members, and pins that were kept too long.
+        """Release the pins of readers that are not members.
 
         A token that is younger than ``grace_s`` stays: a directory that was restarted does not know
         its members yet.
         """
         now = time.monotonic()
-        self._release_if(
-            lambda token, held: (
-                now > held.until or (token[0] not in living and now > held.since + grace_s)
-            )
-        )
+        self._release_if(lambda token, held: token[0] not in living and now > held.since + grace_s)
+
+    def release_late(self) -> None:
+        """Release pins that were kept too long."""
+        now = time.monotonic()
+        self._release_if(lambda _, held: now > held.until)
 
     def num_tokens(self) -> int:
         """Number of tokens with pins; a token that is not counted any more has none left."""
