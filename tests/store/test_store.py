@@ -1,5 +1,6 @@
 """``Store``: its arguments."""
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -7,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from mooncake_kernels.errors import InvalidArgument
-from mooncake_kernels.pool import ObjectPool
+from mooncake_kernels.errors import ChecksumError, InvalidArgument
+from mooncake_kernels.pool import ObjectPool, PinnedObject, PutResult
 from mooncake_serving.store import Store, sieve
 
 UNIT = 4096
@@ -147,3 +148,42 @@ def test_a_prompt_in_several_calls_goes_from_its_tail():
         assert store.match_prefix(range(8)) == 2 and store.exists("other")
         with pytest.raises(InvalidArgument, match="keys must be"):
             store.order_prompt(5)
+
+
+@pytest.mark.parametrize(
+    "read, at",
+    [
+        (lambda store: store.view(1), (PinnedObject, "verify")),
+        (lambda store: store.get_into(1, bytearray(9)), (ObjectPool, "get_into")),
+        (lambda store: store.get_into_each([1], [bytearray(9)]), (ObjectPool, "get_into_each")),
+    ],
+)
+def test_what_is_put_anew_after_a_damaged_object_stays(store, monkeypatch, read, at):
+    """One reader finds it damaged, and another removes it and puts it again before the first has
+    removed it.
+    """
+    store.put(1, b"damaged")
+    with store.view(1) as pinned:
+        pinned.tensor().numpy()[0] ^= 1
+    original = getattr(*at)
+
+    def read_late(*arguments, **options):
+        monkeypatch.undo()
+        try:
+            return original(*arguments, **options)
+        finally:
+            assert store.remove(1) and store.put(1, b"whole") is PutResult.STORED
+
+    monkeypatch.setattr(*at, read_late)
+    with contextlib.suppress(ChecksumError):
+        assert read(store).tolist() == [-4]
+    assert store.get(1) == b"whole"
+
+
+def test_a_damaged_object_is_removed(store):
+    store.put(1, b"damaged")
+    with store.view(1) as pinned:
+        pinned.tensor().numpy()[0] ^= 1
+        with pytest.raises(ChecksumError):
+            store.get_into(1, bytearray(9))
+    assert not store.exists(1) and store.stats().num_pins == 0

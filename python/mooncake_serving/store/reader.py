@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from mooncake_kernels.errors import ChecksumError, InvalidArgument
+from mooncake_kernels.errors import ChecksumError, InvalidArgument, Unavailable
 from mooncake_kernels.pool import Key, ObjectPool, PinnedObject
 
 from .keyspace import Keyspace, StoreKey, StoreKeys, check_keys
@@ -51,7 +51,7 @@ class StoreReader:
                 pinned.verify()
             except ChecksumError:
                 pinned.close()
-                self.pool.remove(self.keyspace.key(key))
+                self.remove_damaged(self.keyspace.key(key))
                 raise
         return pinned
 
@@ -69,7 +69,7 @@ class StoreReader:
         try:
             return self.pool.get_into(words, *buffers, offset=offset, verify=self._verifies())
         except ChecksumError:
-            self.pool.remove(words)
+            self.remove_damaged(words)
             raise
 
     def get_each(self, keys: StoreKeys) -> list[bytes | None]:
@@ -95,8 +95,8 @@ class StoreReader:
         key_array = self.keyspace.keys(keys)[::-1]
         verify = self._verifies()
         sizes = self.pool.get_into_each(key_array, list(buffers)[::-1], verify=verify)
-        for words in key_array[sizes == DAMAGED].tolist():
-            self.pool.remove(tuple(words))
+        for first, second in key_array[sizes == DAMAGED].tolist():
+            self.remove_damaged((first, second))
         return sizes[::-1]
 
     def exists(self, key: StoreKey) -> bool:
@@ -130,6 +130,22 @@ class StoreReader:
     def remove_key(self, key: Key) -> bool:
         return self.pool.remove(key)
 
+    def remove_damaged(self, key: Key) -> None:
+        """Remove an object that was damaged when it was read.
+
+        One that is whole stays: by now others may have removed the damaged one, and put it again.
+        """
+        [object_id] = self.pool.ids_of([key]).tolist()  # first: what is verified may be a later one
+        try:
+            pinned = ObjectPool.pin(self.pool, key)  # no observer is told of it as a read
+        except Unavailable:  # this process has as many pins as it can: the next reader removes it
+            return
+        if pinned is not None:
+            with pinned:
+                if is_whole(pinned):
+                    return
+            self.pool.remove_exactly(key, object_id)
+
     def ids_of(self, keys: np.ndarray) -> np.ndarray:
         """``[n]`` uint64: an id of each object, 0 where there is none."""
         return self.pool.ids_of(keys)
@@ -146,6 +162,15 @@ class StoreReader:
 
     def _verifies(self) -> bool:
         return self._verify > 0 and random.random() < self._verify
+
+
+def is_whole(pinned: PinnedObject) -> bool:
+    """Whether a pinned object is what its checksum says."""
+    try:
+        pinned.verify()
+    except ChecksumError:
+        return False
+    return True
 
 
 def check_pairs(op: str, argument: str, keys: StoreKeys, others: Sequence[Any]) -> None:

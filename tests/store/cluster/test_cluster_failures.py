@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from mooncake_kernels.errors import ChecksumError, InvalidArgument, TransferError, Unavailable
-from mooncake_kernels.pool import ObjectPool, PutResult
-from mooncake_serving.store import Store
+from mooncake_kernels.pool import ObjectPool, PinnedObject, PutResult
+from mooncake_serving.store import SsdTier, Store, TieredStore
 from mooncake_serving.store.directory import Claim
 from mooncake_serving.store.node import pins, remote
-from mooncake_serving.store.node.messages import Pin, Pinned, Release, Released, key_bytes
+from mooncake_serving.store.node.messages import PINNED, Pin, Pinned, Release, Released, key_bytes
 
 from ...transfer.certificates import authority
 from ..support import eventually
@@ -45,6 +45,29 @@ def test_a_damaged_copy_is_dropped_and_the_next_is_read(hosts):
     assert not two.store.exists("a") and not three.cluster.exists("a")
     assert three.cluster.get("a") is None
     assert three.cluster.put("a", value(2)) is STORED
+
+
+def test_what_is_put_anew_after_a_damaged_object_stays(hosts, tmp_path):
+    """By its holder's node, when a reader elsewhere has found the former one damaged."""
+    tier = SsdTier(tmp_path / "tier", 4 << 20, bucket_bytes=1 << 20)
+    store = TieredStore(ObjectPool.create(64 * UNIT), tier, min_uses=1)
+    one = hosts.make("one", store=store)
+    assert one.cluster.put("a", value(1)) is STORED
+    words = one.cluster.keyspace.keys(["a"])
+    one.node._drop_damaged(words)
+    assert one.store.get("a") == value(1)
+    assert hosts.directory.holders(words) == [(one.node.pool_name,)]
+
+    def verify_late(original, pinned):
+        replacing.close()
+        original(pinned)
+        assert one.store.remove("a") and one.store.put("a", value(2)) is PutResult.STORED
+        raise ChecksumError("the former one")
+
+    with contextlib.ExitStack() as replacing:
+        replacing.enter_context(replaced(PinnedObject, "verify", verify_late))
+        found = one.node._pins.pin(("a reader", 1, 7), words, verify=True, keep_s=60)
+    assert found["status"].tolist() == [PINNED] and one.store.get("a") == value(2)
 
 
 def test_damage_is_told_of_each_object(hosts):

@@ -317,7 +317,7 @@ class Node(Closing):
     def _drop_damaged(self, keys: np.ndarray) -> None:
         if self.store is not None:
             for first, second in keys.tolist():
-                self.store.pool.remove((first, second))
+                self.store.remove_damaged((first, second))
             self.listing.withdraw(keys)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from mooncake_kernels.errors import ChecksumError, Unavailable
 from mooncake_kernels.pool import Key, PinnedObject
 
+from ..reader import is_whole
 from ..store import Store
 from .messages import ABSENT, BUSY, DAMAGED, FOUND, PINNED
 
@@ -88,15 +89,15 @@ class Pins:
             Unavailable: this process has as many pins as it can.
         """
         pinned = self._store.pin_key(key)
-        if pinned is None or not verify or _is_whole(pinned):
+        if pinned is None or not verify or is_whole(pinned):
             return pinned
         pinned.close()
         if not self._store.is_pool_all:
-            self._store.pool.remove(key)
+            self._store.remove_damaged(key)
             pinned = self._store.pin_key(key)
             if pinned is None and self._has(key):
                 return None
-            if pinned is not None and _is_whole(pinned):
+            if pinned is not None and is_whole(pinned):
                 return pinned
             if pinned is not None:
                 pinned.close()
@@ -150,11 +151,3 @@ class Pins:
                 self._held[token].release()
                 del self._held[token]
         return len(gone)
-
-
-def _is_whole(pinned: PinnedObject) -> bool:
-    try:
-        pinned.verify()
-    except ChecksumError:
-        return False
-    return True
