@@ -343,6 +343,7 @@ def test_bench(path, run):
         (["serve", "x", "--watermark", "0.8,0.9"], "must be HIGH,LOW"),
         (["serve", "x", "--watermark", "0.8"], "must be HIGH,LOW"),
         (["bench", "--ops", "put,pot"], "must be of put, get, get_into, view, got 'put,pot'"),
+        (["bench", "--capacity", "9" * 400], "like 4096, 64KiB or 1.5G, got '999"),
         (["bench", "--sizes", "1KiB,0"], "like 4096, 64KiB or 1.5G, got '0'"),
         (["bench", "--seconds", "-1"], "must be seconds from"),
         (["list", "x", "--limit", "-1"], "must be an integer from 1 on, got '-1'"),

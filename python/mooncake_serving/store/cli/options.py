@@ -54,9 +54,14 @@ def add_token(parser: Any) -> None:
 def as_bytes(text: str) -> int:
     """Parse a size: 4096, 64KiB, 1.5G; units are powers of 1024."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", text.lower())
-    size = int(float(match[1]) * UNITS[match[2]]) if match else 0
+    try:
+        size = int(float(match[1]) * UNITS[match[2]]) if match else 0
+    except OverflowError:
+        size = 0
     if size < 1:
-        raise argparse.ArgumentTypeError(f"a size must be like 4096, 64KiB or 1.5G, got {text!r}")
+        raise argparse.ArgumentTypeError(
+            f"a size must be like 4096, 64KiB or 1.5G, got {text!r:.80}"
+        )
     return size
 
 
