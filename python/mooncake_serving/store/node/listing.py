@@ -170,10 +170,11 @@ class Listing:
         Raises:
             Unavailable: the directory is away.
         """
+        if self._store is None:
+            return np.zeros(len(keys), bool)
         is_listed = np.array([self._pool_name in pools for pools in self.holders(keys)], bool)
-        if self._store is not None:
-            is_listed &= ~self._store.has_keys(keys)
-            self.withdraw(keys[is_listed])
+        is_listed &= ~self._store.has_keys(keys)
+        self.withdraw(keys[is_listed])
         return is_listed
 
     def publish_all(self) -> None:
