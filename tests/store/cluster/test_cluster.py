@@ -43,15 +43,16 @@ def test_what_goes_for_a_quota_is_withdrawn(hosts):
     assert two.cluster.put(0, value(0)) is STORED
 
 
-def test_a_host_without_a_pool_asks_once_for_what_is_there(hosts):
-    one, none = hosts.make("one"), hosts.make("none", 0)
+def test_what_is_elsewhere_is_asked_for_once(hosts):
+    one, two, none = hosts.make("one"), hosts.make("two"), hosts.make("none", 0)
     assert one.cluster.put("a", value(1)) is STORED
 
     def asked(original, *args):
         raise AssertionError("a claim has been asked for, and answered")
 
     with replaced(hosts.directory, "holders", asked):
-        assert none.cluster.put_each(["a", "b"], [value(1), value(2)]) == [EXISTS, STORED]
+        assert two.cluster.put_each(["a", "b"], [value(1), value(2)]) == [EXISTS, STORED]
+        assert none.cluster.put_each(["a", "b", "c"], [value(1)] * 3) == [EXISTS, EXISTS, STORED]
 
 
 @pytest.mark.parametrize("num_bytes", [0, 1, UNIT, 100_003, 64 << 20])

@@ -41,8 +41,8 @@ class Oracle:
         return sorted(p for p in self.living_pools(now) if index in self.published[p])
 
     def claim(self, name: str, index: int, now: float) -> Claim:
-        if self.holders(index, now):
-            return Claim.EXISTS
+        if holders := self.holders(index, now):
+            return Claim.LISTED if holders == [self.pool_of[name]] else Claim.EXISTS
         claimant, until, life = self.claims.get(index, (name, -1.0, 0.0))
         is_taken = claimant != name and until > now and self.lives(claimant, now)
         if is_taken and life == self.lives_since[claimant]:

@@ -222,7 +222,7 @@ def test_one_of_many_claims_wins(directory):
 
 
 def test_a_claim_ends(directory):
-    join(directory, A, B)
+    join(directory, A, A2, B, POOLLESS)
     assert claims(directory, A, 1, 2, 3) == [Claim.GRANTED] * 3
     assert claims(directory, A, 1, 2, 3) == [Claim.GRANTED] * 3
     assert claims(directory, B, 1, 2, 3, 4) == [Claim.TAKEN] * 3 + [Claim.GRANTED]
@@ -231,8 +231,14 @@ def test_a_claim_ends(directory):
         directory.abandon("a", keys(2, 4))  # of which one is not its own
     assert claims(directory, A, 4) == [Claim.TAKEN]
     assert claims(directory, B, 1, 2, 3) == [Claim.EXISTS, Claim.GRANTED, Claim.TAKEN]
-    assert claims(directory, A, 1) == [Claim.EXISTS]
+    assert claims(directory, A, 1) == claims(directory, A2, 1) == [Claim.LISTED]
+    assert claims(directory, POOLLESS, 1) == [Claim.EXISTS]
+    directory.publish("pool 2", keys(1))
+    assert claims(directory, A, 1) == claims(directory, B, 1) == [Claim.EXISTS]
     directory.withdraw("pool 1", keys(1))
+    assert claims(directory, A, 1) == [Claim.EXISTS]
+    assert claims(directory, B, 1) == [Claim.LISTED]
+    directory.withdraw("pool 2", keys(1))
     assert claims(directory, B, 1) == [Claim.GRANTED]
 
 
@@ -279,7 +285,7 @@ def test_a_pool_lives_as_long_as_one_of_its_members(world, directory):
     kill(world, A2)
     assert holders_of(directory, 1, 2) == [[], ["pool 2"]]
     assert len(directory.match_prefix(keys(2, 1))) == 1
-    assert claims(directory, B, 1, 2) == [Claim.GRANTED, Claim.EXISTS]
+    assert claims(directory, B, 1, 2) == [Claim.GRANTED, Claim.LISTED]
     assert directory.num_objects("pool 1") == 0 and all_of(directory, "pool 1") == set()
     directory.publish("pool 1", keys(5))  # too late
     directory.withdraw("pool 1", keys(2))

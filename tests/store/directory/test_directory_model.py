@@ -83,8 +83,9 @@ class DirectoryMachine(RuleBasedStateMachine):
             return
         expected = []
         for key in asked:
-            if any(key in objects for objects in self.objects.values()):
-                expected.append(Claim.EXISTS)
+            if holders := {pool for pool, objects in self.objects.items() if key in objects}:
+                is_own = holders == {self.members[name].pool}
+                expected.append(Claim.LISTED if is_own else Claim.EXISTS)
             elif self.claims.get(key, name) != name:
                 expected.append(Claim.TAKEN)
             else:

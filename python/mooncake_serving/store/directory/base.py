@@ -46,6 +46,7 @@ class Claim(enum.IntEnum):
     GRANTED = 0  # exclusive, until it is published, withdrawn, or the claim runs out
     EXISTS = 1  # a living pool has it
     TAKEN = 2  # a living member is writing it
+    LISTED = 3  # the pool of the member itself has it, and no other living one
 
 
 class Published(enum.IntEnum):

@@ -226,8 +226,8 @@ class EmbeddedDirectory(Directory):
     def _claim(
         self, seat: _Seat, key: bytes, now: float, ttl_s: float, living: set[_Pool]
     ) -> Claim:
-        if not living.isdisjoint(self._holders.get(key, ())):
-            return Claim.EXISTS
+        if held := living.intersection(self._holders.get(key, ())):
+            return Claim.LISTED if held == {seat.pool} else Claim.EXISTS
         claimant, until = self._claims.get(key, (seat, now))
         if claimant is not seat and until > now and claimant.until > now:
             return Claim.TAKEN

@@ -80,10 +80,11 @@ class Claims:
 
     def _ask(self, keys: np.ndarray, ttl_s: float) -> np.ndarray:
         claims = self._ask_directory(keys, ttl_s)
-        listed = np.flatnonzero(claims == Claim.EXISTS)
+        listed = np.flatnonzero(claims == Claim.LISTED)
         if len(listed):
             went = listed[self._listing.withdraw_gone(keys[listed])]
             claims[went] = self._ask_directory(keys[went], ttl_s)
+            claims[claims == Claim.LISTED] = Claim.EXISTS  # by now it is here again
         return claims
 
     def _ask_directory(self, keys: np.ndarray, ttl_s: float) -> np.ndarray:

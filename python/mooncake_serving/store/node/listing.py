@@ -165,17 +165,10 @@ class Listing:
                 self._tell_what_stayed(keys, before)
 
     def withdraw_gone(self, keys: np.ndarray) -> np.ndarray:
-        """Withdraw what the directory lists and the pool does not have: ``[n]`` bool.
-
-        Raises:
-            Unavailable: the directory is away.
-        """
-        if self._store is None:
-            return np.zeros(len(keys), bool)
-        is_listed = np.array([self._pool_name in pools for pools in self.holders(keys)], bool)
-        is_listed &= ~self._store.has_keys(keys)
-        self.withdraw(keys[is_listed])
-        return is_listed
+        """Withdraw what the directory lists, of which the pool does not have some: ``[n]`` bool."""
+        is_gone = ~self.has_keys(keys)
+        self.withdraw(keys[is_gone])
+        return is_gone
 
     def publish_all(self) -> None:
         """Bring the directory's entries in line with the pool.
