@@ -15,10 +15,14 @@ from ..support import content
 BUCKET = 64 << 10  # the least that there is
 PAGE = 4096
 SIZES = [0, 1, 100, 4095, 4096, 4097, 12_288, 20_000]
+LARGEST = BUCKET - 4 * PAGE  # `max_object_bytes`
+LARGE = 100  # scope of keys whose objects take most of a bucket
 
 
 def size_of(key: Key) -> int:
     """Each key has an object of its own size."""
+    if key[1] == LARGE:
+        return LARGEST - key[0] % 4 * 2 * PAGE
     return SIZES[(key[0] + key[1]) % len(SIZES)]
 
 
@@ -37,7 +41,7 @@ def put(tier: SsdTier, *keys: Key) -> list[PutResult]:
 
 def read(tier: SsdTier, *keys: Key, verify: bool = True) -> set[Key]:
     """The keys of the objects present, each equal to what was put."""
-    buffers = [np.full(max(SIZES), 7, np.uint8) for _ in keys]
+    buffers = [np.full(LARGEST, 7, np.uint8) for _ in keys]
     sizes = tier.get_into_each(keys, buffers, verify=verify)
     for key, buffer, size in zip(keys, buffers, sizes.tolist(), strict=True):
         if size >= 0:

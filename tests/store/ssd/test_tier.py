@@ -13,7 +13,7 @@ from mooncake_kernels.pool import PutResult, object_keys
 from mooncake_serving.store.ssd import SsdTier, layout
 
 from ..support import child, content, ended_well
-from .support import BUCKET, PAGE, keys_of, open_tier, put, read, value
+from .support import BUCKET, LARGE, LARGEST, PAGE, keys_of, open_tier, put, read, value
 
 KEYS = [(i, i % 3) for i in range(24)]
 STORED, EXISTS, FULL = PutResult.STORED, PutResult.EXISTS, PutResult.FULL
@@ -104,6 +104,22 @@ def test_objects_that_were_read_are_moved_on_and_others_go(path):
         kept = keys_of(tier)
     with open_tier(path, 3) as tier:
         assert keys_of(tier) == kept == read(tier, *kept)
+
+
+@pytest.mark.parametrize("number", range(2))
+def test_what_is_moved_on_leaves_room_for_a_large_object(path, number):
+    """The bucket that it begins is the last free one: first, used objects are moved there."""
+    large = [(4 * i + number, LARGE) for i in range(12)]
+    with open_tier(path, 4) as tier:
+        assert tier.max_object_bytes == LARGEST
+        for i, key in enumerate(large):
+            assert put(tier, *((3 + 8 * i, scope) for scope in range(3)), key) == [STORED] * 4
+            assert read(tier, key) == {key}
+            there = keys_of(tier)
+            assert read(tier, *there, verify=False) == there
+        assert (tier.stats().num_moved > 0) == (number > 0) and tier.stats().num_damaged == 0
+    with open_tier(path, 4) as tier:
+        assert read(tier, *there) == keys_of(tier) == there
 
 
 def test_nothing_is_moved_on_if_nothing_may_be(path):

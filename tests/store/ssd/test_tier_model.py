@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from mooncake_kernels.pool import PutResult
 
-from .support import keys_of, open_tier, put, read, size_of
+from .support import BUCKET, LARGE, keys_of, open_tier, put, read, size_of
 
 KEYS = st.tuples(st.integers(0, 40), st.integers(0, 1))
 SIZE = 4
@@ -41,9 +41,18 @@ class TierMachine(RuleBasedStateMachine):
         self.settle()
         assert {k for k, r in zip(keys, results, strict=True) if r is r.STORED} <= self.stored
 
-    @rule(keys=st.lists(KEYS, max_size=8))
+    @rule(key=st.integers(0, 12))
+    def put_large(self, key):
+        self.put([(key, LARGE)])
+
+    @rule(keys=st.lists(KEYS | st.tuples(st.integers(0, 12), st.just(LARGE)), max_size=8))
     def read(self, keys):
         assert read(self.tier, *keys) == set(keys) & self.stored
+
+    @rule()
+    def read_all(self):
+        """Which makes the tier move as much as it may."""
+        assert read(self.tier, *self.stored) == self.stored
 
     @rule(key=KEYS)
     def remove(self, key):
@@ -72,6 +81,7 @@ class TierMachine(RuleBasedStateMachine):
         assert stats.num_objects == len(self.stored)
         assert stats.live_bytes == sum(map(size_of, self.stored))
         assert stats.num_damaged == stats.num_write_errors == 0
+        assert all(bucket.end <= bucket.offset + BUCKET for bucket in self.tier._buckets)
         assert stats.num_free_buckets >= 1 or stats.num_buckets_begun < SIZE
 
     def settle(self):
@@ -87,5 +97,5 @@ class TierMachine(RuleBasedStateMachine):
         self.folder.cleanup()
 
 
-TierMachine.TestCase.settings = settings(max_examples=10, stateful_step_count=30, deadline=None)
+TierMachine.TestCase.settings = settings(max_examples=20, stateful_step_count=30, deadline=None)
 TestTierModel = TierMachine.TestCase

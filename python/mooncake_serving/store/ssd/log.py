@@ -88,7 +88,7 @@ class Log:
             if not self._is_head_known:
                 self._write_head(self._tier_id)
             if not self._fits(len(data)):
-                self._roll()
+                self._roll(len(data))
             return self._append(key, data, kind)
 
     def flush(self) -> None:
@@ -166,15 +166,18 @@ class Log:
         self._pending.append(Entry(self._newest, record))
         return self._pending[-1]
 
-    def _fits(self, num_bytes: int) -> bool:
+    def _fits(self, *sizes: int) -> bool:
+        """Whether the newest bucket has room for records with so many bytes of data each."""
         if self._newest is None:
             return False
-        num_records = len(self._newest.records) + len(self._pending) + 1
-        end = self._end + record_bytes(num_bytes) + footer_bytes(num_records)
+        num_records = len(self._newest.records) + len(self._pending) + len(sizes)
+        end = self._end + sum(map(record_bytes, sizes)) + footer_bytes(num_records)
         return end <= self._newest.offset + self._bucket_bytes
 
-    def _roll(self) -> None:
-        """Seal the newest bucket, and begin a free one."""
+    def _roll(self, num_bytes: int) -> None:
+        """Seal the newest bucket, and begin a free one, which has room for so many bytes of data
+        in one record.
+        """
         self._flush()
         if not self._free:  # after an error, or a crash: there is little room to move anything to
             self._reclaim()
@@ -190,7 +193,7 @@ class Log:
         self._newest = bucket
         self._begin_run()
         if not self._free:
-            self._reclaim()
+            self._reclaim(num_bytes)
 
     def _seal(self, bucket: Bucket) -> None:
         self._disk.sync()  # a footer vouches for the data
@@ -207,11 +210,14 @@ class Log:
         self._disk.sync()
         bucket.is_sealed = False
 
-    def _reclaim(self) -> None:
-        """Free the oldest bucket: move the used objects, as far as allowed, and drop the rest."""
+    def _reclaim(self, *reserved: int) -> None:
+        """Free the oldest bucket: move the used objects, as far as allowed, and drop the rest.
+
+        ``reserved``: as ``_fits`` takes them, of records for which room must be left.
+        """
         in_use = [b for b in self._buckets if b.sequence and b is not self._newest]
         oldest = min(in_use, key=lambda bucket: bucket.sequence)
-        self._move_used(oldest)
+        self._move_used(oldest, *reserved)
         self._disk.sync()  # the copies, before the originals are overwritten
         self._unseal(oldest)
         self._write(oldest.offset, pack_bucket(self._tier_id, oldest.index, 0, 0))
@@ -219,14 +225,14 @@ class Log:
         oldest.clear()
         self._free.append(oldest)
 
-    def _move_used(self, bucket: Bucket) -> None:
+    def _move_used(self, bucket: Bucket, *reserved: int) -> None:
         budget = self._move_bytes
         for record in bucket.records:
             entry = self._index.find(record.key)
             if entry is None or entry.record is not record or not entry.is_used:
                 continue
             size = record_bytes(record.num_bytes)
-            if size > budget or not self._fits(record.num_bytes):
+            if size > budget or not self._fits(record.num_bytes, *reserved):
                 continue
             data = self._reader.read(record.offset + PAGE, record.num_bytes)
             if data is None or checksum(data) != record.checksum:
