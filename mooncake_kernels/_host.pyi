@@ -140,6 +140,7 @@ class ObjectPool:
     path: str
     alignment: int
     capacity_bytes: int
+    num_pins: int
     device: int
     address: int
     @staticmethod

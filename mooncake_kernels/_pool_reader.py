@@ -20,6 +20,7 @@ class PoolReader(Closing):
         path: where other processes open it.
         capacity_bytes: for objects, each rounded up to ``alignment``.
         alignment: of objects, in bytes.
+        num_pins: how many objects this process can read at once.
         device: the GPU that holds the objects; None: they are in host memory.
     """
 
@@ -27,6 +28,7 @@ class PoolReader(Closing):
         self.path = native.path
         self.capacity_bytes = native.capacity_bytes
         self.alignment = native.alignment
+        self.num_pins = native.num_pins
         self.device: int | None = None if native.device < 0 else native.device
         self._native: _host.ObjectPool | None = native
 

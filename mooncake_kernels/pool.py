@@ -88,6 +88,7 @@ class ObjectPool(PoolReader):
         path: where other processes open it.
         capacity_bytes: for objects, each rounded up to ``alignment``.
         alignment: of objects, in bytes.
+        num_pins: how many objects this process can read at once.
         device: the GPU that holds the objects; None: they are in host memory.
     """
 

@@ -141,6 +141,7 @@ void bind_store(py::module_& m) {
       .def_property_readonly("alignment", [](const Pool& p) { return p.geometry().alignment; })
       .def_property_readonly("capacity_bytes",
                              [](const Pool& p) { return p.geometry().capacity_bytes; })
+      .def_property_readonly("num_pins", [](const Pool& p) { return p.geometry().num_slots; })
       .def_property_readonly("device", &Pool::device)
       .def_property_readonly("address",
                              [](const Pool& p) { return reinterpret_cast<uint64_t>(p.data()); })

@@ -45,6 +45,11 @@ def test_uses_of_other_processes_count(pool):
     assert columns(pool) == {1: (6, 0)}
 
 
+def test_the_pins_of_a_process_are_told(pool):
+    with ObjectPool.create(1 << 20, num_pins=3) as own, ObjectPool.open(own.path) as other:
+        assert own.num_pins == other.num_pins == 3 != pool.num_pins
+
+
 def test_no_more_uses_are_counted_than_fit(pool):
     put(pool, (1, 0), 1)
     keys, buffers = np.array([(1, 0)] * 66_000, np.uint64), [bytearray(1)] * 66_000

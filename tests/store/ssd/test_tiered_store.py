@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mooncake_kernels.errors import ChecksumError, InvalidArgument
-from mooncake_kernels.pool import ObjectPut, PutResult
+from mooncake_kernels.pool import ObjectPool, ObjectPut, PutResult
 from mooncake_serving.store import Quota, SsdTier, Store, TieredStore, Watermark
 from mooncake_serving.store.tiered.demotion import Demoter
 
@@ -216,6 +216,25 @@ def test_a_full_queue_drops_and_counts(opened, monkeypatch):
     assert store.exists_each([0, 1]).all()
     gone = store.demotion_stats().num_dropped
     assert (~store.exists_each([*range(IN_POOL), *range(10, 14)])).sum() == gone
+
+
+def test_readers_keep_half_of_the_pins(tmp_path, monkeypatch):
+    """However many small objects there are for a disk that is slow."""
+    goes_on = threading.Event()
+    tier = SsdTier(tmp_path / "tier", 8 * BUCKET, bucket_bytes=BUCKET)
+    real = tier.put_each
+    monkeypatch.setattr(tier, "put_each", lambda *values: goes_on.wait(60) and real(*values))
+    pool = ObjectPool.create(IN_POOL * OBJECT, num_pins=4)
+    with TieredStore(pool, tier, min_uses=1) as store:
+        put(store, *range(IN_POOL))
+        store.evict(6 * OBJECT)
+        stats = store.demotion_stats()
+        assert (stats.num_queued, stats.num_dropped) == (2, 4)
+        with store.view(0):
+            assert read(store, 1, 6) == [OBJECT] * 2
+            assert store.get(7) == value(7).tobytes()
+        goes_on.set()
+        assert store.flush() and read(store, 0, 1) == [OBJECT] * 2
 
 
 def test_a_disk_that_fails_makes_it_a_store_without_one(opened):

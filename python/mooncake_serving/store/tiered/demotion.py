@@ -46,7 +46,8 @@ class Demoter:
         pool: where they are; they are pinned while they wait.
         tier: where they go.
         puts: the keys of puts that are checking both tiers: none of these is evicted.
-        queue_bytes: limit of the queue; further objects are refused.
+        queue_bytes: limit of the queue; further objects are refused. So they are where it has half
+            of the pins of this process, of which its readers need some.
 
     Attributes:
         on_evicted: functions that are called with the evicted keys, ``[n, 2]``.
@@ -56,6 +57,7 @@ class Demoter:
         self._pool, self._tier, self._puts = pool, tier, puts
         self.on_evicted: list[Callable[[np.ndarray], object]] = []
         self._queue_bytes = queue_bytes
+        self._max_queued = pool.num_pins // 2
         self._queue: dict[Key, PinnedObject] = {}  # in order of arrival
         self._writing: dict[Key, PinnedObject] = {}
         self._queued_bytes = 0
@@ -80,6 +82,7 @@ class Demoter:
                 pinned is not None
                 and is_small
                 and self._queued_bytes + pinned.num_bytes <= self._queue_bytes
+                and len(self._queue) + len(self._writing) < self._max_queued
             ):
                 self._queue[key] = pinned
                 self._queued_bytes += pinned.num_bytes
