@@ -59,13 +59,20 @@ class PoolReader(Closing):
         """
         return self._pool.match_prefix(as_keys("match_prefix", keys))
 
-    def pin(self, key: Key) -> PinnedObject | None:
-        """Pin an object for reading in place; None if there is none. Counts as a use.
+    def pin(self, key: Key, *, touch: bool = True) -> PinnedObject | None:
+        """Pin an object for reading in place; None if there is none.
+
+        Args:
+            key: of the object.
+            touch: whether it counts as a use: False for whoever manages objects, and is not the
+                reader they are kept for.
 
         Raises:
+            InvalidArgument: an argument is wrong.
             Unavailable: this process already reads ``num_pins`` objects.
         """
-        pin = self._pool.pin(*as_key("pin", key))
+        as_bool("pin", "touch", touch)
+        pin = self._pool.pin(*as_key("pin", key), touch)
         return None if pin is None else PinnedObject(pin)
 
     def get_into(

@@ -120,8 +120,8 @@ class Buffers {
   std::vector<Py_buffer> views_;
 };
 
-std::unique_ptr<ObjectPin> pin(const PoolRef& pool, uint64_t hash, uint64_t scope) {
-  const std::optional<Pin> pin = pool->pin({hash, scope});
+std::unique_ptr<ObjectPin> pin(const PoolRef& pool, uint64_t hash, uint64_t scope, bool touch) {
+  const std::optional<Pin> pin = pool->pin({hash, scope}, touch);
   return pin ? std::make_unique<ObjectPin>(pool, *pin) : nullptr;
 }
 
@@ -247,7 +247,7 @@ void bind_objects(py::module_& m, py::class_<Pool, std::shared_ptr<Pool>>& pool)
       .def_buffer([](const ObjectPut& p) {
         return bytes_at(p.writing().data, p.writing().num_bytes, p.device());
       });
-  pool.def("pin", &pin, py::arg("hash"), py::arg("scope"))
+  pool.def("pin", &pin, py::arg("hash"), py::arg("scope"), py::arg("touch"))
       .def("begin", &begin, py::arg("hash"), py::arg("scope"), py::arg("num_bytes"), ReleaseGil())
       .def("write", &write, py::arg("hash"), py::arg("scope"), py::arg("buffers"),
            py::arg("checksum"), py::arg("retention"), py::arg("position"))

@@ -130,7 +130,7 @@ void Pool::touch(Entry& entry) {
   }
 }
 
-std::optional<Pin> Pool::pin(const Key& key) {
+std::optional<Pin> Pool::pin(const Key& key, bool is_use) {
   owner_.check("pin", "pool");
   Found found = index_.find(key);
   if (!found.is_ready()) return std::nullopt;
@@ -145,7 +145,7 @@ std::optional<Pin> Pool::pin(const Key& key) {
     Entry& entry = view_.entries[found.entry];
     view_.slots[slot].store(slot_of(found.entry, generation_of(found.word)));
     if (entry.word.load() == found.word) {
-      touch(entry);
+      if (is_use) touch(entry);
       return Pin{found.entry, slot, view_.data_of(entry), entry.num_bytes, entry.checksum};
     }
   }

@@ -135,8 +135,8 @@ class Pool {
   // pool, the next change that this process makes completes it. No effect in a forked child.
   void give_up(const std::vector<Writing>& writings) noexcept;
 
-  // Counts as a use. Empty if there is no such object.
-  std::optional<Pin> pin(const Key& key);
+  // Counts as a use, unless `is_use` is false. Empty if there is no such object.
+  std::optional<Pin> pin(const Key& key, bool is_use = true);
   void unpin(const Pin& pin);
 
   bool remove(const Key& key);       // returns whether it was present

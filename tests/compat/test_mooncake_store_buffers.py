@@ -1,11 +1,13 @@
 """The calls of ``MooncakeDistributedStore`` on memory by address, and on tensors."""
 
+import contextlib
 import mmap
 
 import numpy as np
 import pytest
 import torch
 
+from mooncake_kernels.pool import ObjectPool
 from mooncake_serving.compat.mooncake.store import INVALID_PARAMS, OBJECT_NOT_FOUND
 
 from .store_support import Memory, pool_file, reasons, set_up
@@ -254,6 +256,23 @@ def test_batches_of_tensors(store):
     assert torch.equal(found[2], tensors[1])
     assert store.batch_put_tensor(["c"], tensors) == [WRONG]
     assert store.pub_tensor("p", tensors[0]) == 0
+
+
+def test_to_look_for_names_is_no_use():
+    with (
+        pool_file() as path,
+        contextlib.closing(set_up(path)) as store,
+        ObjectPool.open(path) as pool,
+    ):
+        for i in range(8):
+            assert store.put(f"k{i}", b"x") == 0
+        assert store.get("k3") == b"x"
+        before = pool.objects()
+        assert store.remove_by_regex("nothing matches") == 0
+        after = pool.objects()
+        assert before.recency.tolist() == after.recency.tolist()
+        assert before.uses.tolist() == after.uses.tolist()
+        assert store.remove_by_regex("k[0-3]") == 4
 
 
 def test_shards(store, caplog):

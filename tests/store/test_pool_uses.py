@@ -45,6 +45,20 @@ def test_uses_of_other_processes_count(pool):
     assert columns(pool) == {1: (6, 0)}
 
 
+def test_a_pin_that_does_not_touch_is_no_use(pool):
+    for i in range(3):
+        put(pool, (i, 0), 100)
+    with pool.pin((0, 0), touch=False) as pinned:
+        pinned.verify()
+        assert pool.evict(1).keys.tolist() == [[1, 0]]  # for it is being read
+    assert columns(pool) == {0: (1, 0), 2: (1, 0)}
+    pool.pin((2, 0)).close()
+    assert pool.evict(1, "sieve").keys.tolist() == [[0, 0]]
+    assert pool.pin((0, 0), touch=False) is None
+    with pytest.raises(InvalidArgument, match="pin: touch must be"):
+        pool.pin((2, 0), touch="no")
+
+
 def test_the_pins_of_a_process_are_told(pool):
     with ObjectPool.create(1 << 20, num_pins=3) as own, ObjectPool.open(own.path) as other:
         assert own.num_pins == other.num_pins == 3 != pool.num_pins

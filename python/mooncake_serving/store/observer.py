@@ -31,7 +31,9 @@ class Observer:
         """``[n, 2]`` objects cannot be found any more: evicted to make room, or removed."""
 
     def on_read(self, num_hits: int, num_misses: int, num_bytes: int) -> None:
-        """This many objects were read, of so many bytes in total; so many were not there."""
+        """This many objects were read, of so many bytes in total; so many were not there. A pin
+        that does not count as a use is not reported.
+        """
 
 
 class ObservedPool(ObjectPool):
@@ -81,9 +83,10 @@ class ObservedPool(ObjectPool):
     def evict_keys(self, keys: Any) -> Evicted:
         return self._evicted(super().evict_keys(keys))
 
-    def pin(self, key: Key) -> PinnedObject | None:
-        pinned = super().pin(key)
-        self._read(None if pinned is None else pinned.num_bytes)
+    def pin(self, key: Key, *, touch: bool = True) -> PinnedObject | None:
+        pinned = super().pin(key, touch=touch)
+        if touch:
+            self._read(None if pinned is None else pinned.num_bytes)
         return pinned
 
     def get_into(

@@ -237,6 +237,27 @@ def test_readers_keep_half_of_the_pins(tmp_path, monkeypatch):
         assert store.flush() and read(store, 0, 1) == [OBJECT] * 2
 
 
+def test_what_is_queued_counts_as_evicted_and_not_as_used(opened, monkeypatch):
+    """The next look queues nothing else, unless a put finds no room."""
+    store, goes_on = opened(), threading.Event()
+    real = store.tier.put_each
+    monkeypatch.setattr(store.tier, "put_each", lambda *values: goes_on.wait(60) and real(*values))
+    put(store, *range(IN_POOL))
+    before = store.pool.objects()
+    for _ in range(3):
+        assert len(store.evict(2 * OBJECT).keys) == 0
+        assert store.demotion_stats().num_queued == 2
+    assert store.pool.objects().recency.tolist() == before.recency.tolist()
+    writer = threading.Thread(target=put, args=(store, 10))
+    writer.start()
+    assert eventually(lambda: store.demotion_stats().num_queued == 3)
+    goes_on.set()
+    writer.join()
+    assert store.flush() and store.demotion_stats().num_dropped == 0
+    in_pool = store.pool.contains_each(store.keyspace.keys([*range(IN_POOL), 10]))
+    assert in_pool.tolist() == [*[True] * 5, *[False] * 3, True]  # the tail goes first
+
+
 def test_a_disk_that_fails_makes_it_a_store_without_one(opened):
     store = opened()
     with no_writes_from(0):

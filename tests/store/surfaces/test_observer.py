@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from mooncake_kernels.pool import ObjectPool, ObjectPut, PutResult, object_key
-from mooncake_serving.store import Store, largest_first
+from mooncake_serving.store import SsdTier, Store, TieredStore, largest_first
 from mooncake_serving.store.observer import ObservedPool, Observer
 
 from .support import Recorder
@@ -35,6 +35,18 @@ def test_puts_and_reads(pool, told):
     assert store.exists("x") and store.match_prefix([1, 2]) == 0 and told.take() == []
     assert store.remove("x") and not store.remove("x")
     assert told.take() == [("removed", [key])]
+
+
+def test_what_is_no_use_is_not_told_as_read(pool, told, tmp_path):
+    assert pool.put_from((1, 1), b"x") is PutResult.STORED
+    pool.pin((1, 1), touch=False).close()
+    assert pool.pin((2, 2), touch=False) is None
+    assert told.take() == [("stored", [[1, 1]], 1)]
+    tier = SsdTier(tmp_path / "tier", 2 << 20, bucket_bytes=1 << 20)
+    with TieredStore(pool, tier, min_uses=1) as store:
+        store.evict(1)
+        assert store.flush()
+        assert told.take() == [("evicted", [[1, 1]])]
 
 
 def test_what_is_written_in_place_is_told_at_its_commit(pool, told):

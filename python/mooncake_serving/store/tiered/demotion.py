@@ -93,6 +93,11 @@ class Demoter:
             self._num_dropped += is_small
             return None
 
+    def queued(self) -> list[Key]:
+        """The objects that are waiting to be written, or being written."""
+        with self._changed:
+            return [*self._writing, *self._queue]
+
     def wait_for(self, keys: Sequence[Key]) -> None:
         """Wait until none of these objects is queued any more."""
         with self._changed:
@@ -144,7 +149,7 @@ class Demoter:
 
     def _pin(self, key: Key) -> PinnedObject | None:
         try:
-            return self._pool.pin(key)
+            return self._pool.pin(key, touch=False)  # a use would make it the last to be evicted
         except Unavailable:  # this process has too many pins
             return None
 

@@ -1,11 +1,11 @@
 """How room is made in a pool that has a disk behind it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from mooncake_kernels.pool import Evicted, ObjectPool, PutResult
+from mooncake_kernels.pool import Evicted, Key, ObjectPool, PutResult
 
 from ..eviction.policy import HARD, EvictionPolicy, pool_bytes
 from ..room import Room
@@ -34,8 +34,17 @@ class Demotion:
         self._min_uses = min_uses
 
     def __call__(self, pool: ObjectPool, num_bytes: int) -> Evicted:
-        """Evict what is not worth a write, or is on the disk; queue the rest for later."""
-        keys, uses = _coldest(pool, num_bytes)
+        """Evict what is not worth a write, or is on the disk; queue the rest for later.
+
+        What is queued already counts towards ``num_bytes``: it will be evicted.
+        """
+        return self._evict(pool, *_coldest(pool, num_bytes, []))
+
+    def evict_more(self, pool: ObjectPool, num_bytes: int) -> Evicted:
+        """The same besides what is queued already: for a put, which may not have to wait for it."""
+        return self._evict(pool, *_coldest(pool, num_bytes, self._demoter.queued()))
+
+    def _evict(self, pool: ObjectPool, keys: np.ndarray, uses: np.ndarray) -> Evicted:
         return pool.evict_keys(keys[self.queue(keys, uses) < 0])
 
     def queue(self, keys: np.ndarray, uses: np.ndarray) -> np.ndarray:
@@ -118,12 +127,19 @@ class TieredRoom(Room):
         capacity_bytes = self._pool.capacity_bytes
         wanted = min(max(num_bytes(), self._at_least, 1), capacity_bytes)
         while result is PutResult.FULL:
-            has_helped = self.evict(wanted).num_bytes > 0 or self._demoter.wait_written()
+            has_helped = self._evict_more(wanted).num_bytes > 0 or self._demoter.wait_written()
             if not has_helped and wanted == capacity_bytes:
                 break
             result = attempt()
             wanted = min(2 * wanted, capacity_bytes)
         return result
+
+    def _evict_more(self, num_bytes: int) -> Evicted:
+        if self.eviction is not self._demotion:
+            return self.evict(num_bytes)
+        evicted = self._demotion.evict_more(self._pool, num_bytes)
+        self.tell(evicted.keys)
+        return evicted
 
 
 def _uses_of(pool: ObjectPool, keys: np.ndarray) -> np.ndarray:
@@ -138,11 +154,15 @@ def _uses_of(pool: ObjectPool, keys: np.ndarray) -> np.ndarray:
     return np.where(hashes[places] == keys[:, 0], objects.uses[known[places]], 0)
 
 
-def _coldest(pool: ObjectPool, num_bytes: int) -> tuple[np.ndarray, np.ndarray]:
+def _coldest(
+    pool: ObjectPool, num_bytes: int, without: Sequence[Key]
+) -> tuple[np.ndarray, np.ndarray]:
     """Keys of this many bytes, and their uses: in order of eviction, "soft" last, "hard" never."""
     objects = pool.objects()
     order = np.lexsort([objects.recency, objects.retention])
     order = order[objects.retention[order] < HARD]
+    if without:
+        order = order[~np.isin(objects.ids[order], pool.ids_of(without))]
     ends = np.cumsum(pool_bytes(pool, objects.num_bytes[order]))
     going = order[: np.searchsorted(ends, num_bytes) + 1]
     return objects.keys[going], objects.uses[going]

@@ -218,11 +218,13 @@ class Objects:
         return [code_of(op, partial(self._remove, name)) for name in names]
 
     def names(self) -> Iterator[str]:
-        """All existing names, in no particular order. Reads each object's header."""
+        """All existing names, in no particular order. Reads each object's header, which does not
+        count as a use.
+        """
         if self._pool is None:
             return
         for key in map(tuple, self._pool.objects().keys.tolist()):
-            pinned = self._pool.pin(key)
+            pinned = self._pool.pin(key, touch=False)
             if pinned is None:
                 continue
             with pinned:
