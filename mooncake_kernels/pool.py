@@ -248,7 +248,8 @@ class ObjectPool(PoolReader):
         oldest. Absent ones are skipped.
 
         For objects stored together: after ``order_uses(keys[::-1])`` LRU evicts the last objects of
-        a prompt before the ones they continue.
+        a prompt before the ones they continue. In SIEVE's queue only objects that arrived lately
+        exchange their places.
 
         Raises:
             TimeoutError: a stopped process holds the pool.

@@ -1,6 +1,8 @@
 #include "store/ledger.h"
 
 #include <algorithm>
+#include <unordered_map>
+#include <utility>
 
 namespace mk::store {
 
@@ -45,8 +47,15 @@ void Ledger::publish(uint32_t at, uint64_t checksum, Retention retention, uint16
 }
 
 void Ledger::retain(uint32_t at, Retention retention) {
+  Entry& entry = view_.entries[at];
+  const bool is_ordered = entry.retention != Retention::kHard;
+  if (is_ordered && retention != Retention::kHard) {  // SIEVE's queue is the same for both
+    entry.retention = retention;
+    heap_.restamp(at, lru_stamp(entry));
+    return;
+  }
   leave_orders(at);
-  view_.entries[at].retention = retention;
+  entry.retention = retention;
   enter_orders(at);
 }
 
@@ -55,11 +64,39 @@ void Ledger::order_uses(const std::vector<uint32_t>& entries) {
   for (const uint32_t at : entries) uses.push_back(view_.entries[at].recency.load());
   std::vector<uint64_t> in_order = uses;
   std::sort(in_order.begin(), in_order.end());
+  order_arrivals(entries);
   for (size_t i = 0; i < entries.size(); ++i) {
-    leave_orders(entries[i]);
+    Entry& entry = view_.entries[entries[i]];
     // A concurrent use takes no lock: it then keeps its own time.
-    view_.entries[entries[i]].recency.compare_exchange_strong(uses[i], in_order[i]);
-    enter_orders(entries[i]);
+    entry.recency.compare_exchange_strong(uses[i], in_order[i]);
+    if (entry.retention != Retention::kHard) heap_.restamp(entries[i], lru_stamp(entry));
+  }
+}
+
+// The same in SIEVE's queue, for those that arrived lately. The others keep their places: of these
+// the queue does not tell which is older, and to make them the newest would keep what nobody uses.
+void Ledger::order_arrivals(const std::vector<uint32_t>& entries) {
+  std::vector<uint32_t> wanted;
+  std::unordered_map<uint32_t, size_t> place_of;
+  for (const uint32_t at : entries) {
+    if (view_.entries[at].retention == Retention::kHard) continue;
+    if (place_of.emplace(at, kNone).second) wanted.push_back(at);
+  }
+  std::vector<uint32_t> places;  // who is there, the oldest first
+  uint32_t at = queue_.newest();
+  for (size_t left = 4 * wanted.size() + 64;
+       left > 0 && at != kNone && places.size() < wanted.size(); --left, at = queue_.older(at)) {
+    if (place_of.count(at)) places.push_back(at);
+  }
+  std::reverse(places.begin(), places.end());
+  for (size_t i = 0; i < places.size(); ++i) place_of[places[i]] = i;
+  size_t to = 0;
+  for (const uint32_t arrival : wanted) {
+    const size_t from = place_of[arrival];
+    if (from == kNone) continue;
+    queue_.swap(arrival, places[to]);
+    place_of[places[to]] = from;
+    std::swap(places[to++], places[from]);
   }
 }
 

@@ -49,6 +49,7 @@ class Ledger {
   SieveQueue& queue() { return queue_; }
 
  private:
+  void order_arrivals(const std::vector<uint32_t>& entries);
   void enter_orders(uint32_t entry);
   void leave_orders(uint32_t entry);
   void list_free(uint32_t entry);

@@ -1,12 +1,14 @@
 // SieveQueue: entries in order of arrival, and a hand that moves from old to new.
 //
-//   queue.push(entry);  queue.remove(entry);
+//   queue.push(entry);  queue.remove(entry);  queue.swap(entry, other);
 //   for (uint32_t entry = queue.hand(); entry != kNone; queue.pass()) ...
 //
 // The SIEVE policy: an entry visited since the hand last passed keeps its place and loses its mark;
 // any other is evicted. A hit moves nothing. (Y. Zhang et al., "SIEVE is simpler than LRU", NSDI
 // 2024.) Layer: store.
 #pragma once
+
+#include <utility>
 
 #include "store/layout.h"
 
@@ -16,11 +18,7 @@ class SieveQueue {
  public:
   explicit SieveQueue(const View& view) : links_(view.links), header_(*view.header) {}
 
-  void push(uint32_t entry) {
-    links_[entry] = {kNone, header_.newest};
-    (header_.newest == kNone ? header_.oldest : links_[header_.newest].newer) = entry;
-    header_.newest = entry;
-  }
+  void push(uint32_t entry) { insert(entry, kNone); }
 
   void remove(uint32_t entry) {
     const Link link = links_[entry];
@@ -28,6 +26,25 @@ class SieveQueue {
     (link.newer == kNone ? header_.newest : links_[link.newer].older) = link.older;
     (link.older == kNone ? header_.oldest : links_[link.older].newer) = link.newer;
   }
+
+  // Exchanges the places of two entries; the hand stays at its place.
+  void swap(uint32_t a, uint32_t b) {
+    if (a == b) return;
+    if (links_[b].newer == a) std::swap(a, b);
+    const uint32_t hand = header_.hand == a ? b : header_.hand == b ? a : header_.hand;
+    const uint32_t newer_than_a = links_[a].newer;
+    const uint32_t newer_than_b = links_[b].newer;
+    remove(a);
+    if (newer_than_a != b) {
+      remove(b);
+      insert(b, newer_than_a);
+    }
+    insert(a, newer_than_b);
+    header_.hand = hand;
+  }
+
+  uint32_t newest() const { return header_.newest; }
+  uint32_t older(uint32_t entry) const { return links_[entry].older; }
 
   // The entry under the hand, kNone if the queue is empty; after the newest comes the oldest.
   uint32_t hand() {
@@ -37,6 +54,15 @@ class SieveQueue {
   void pass() { header_.hand = links_[header_.hand].newer; }
 
  private:
+  // Makes it the next older than `newer`; kNone: the newest of all.
+  void insert(uint32_t entry, uint32_t newer) {
+    uint32_t& place = newer == kNone ? header_.newest : links_[newer].older;
+    const uint32_t older = place;
+    links_[entry] = {newer, older};
+    (older == kNone ? header_.oldest : links_[older].newer) = entry;
+    place = entry;
+  }
+
   Link* const links_;
   Header& header_;
 };

@@ -29,6 +29,17 @@ class Sieve(OrderedDict):
 
     hand = None
 
+    def order(self, wanted):
+        """Exchange the places of these keys; the hand stays where it is."""
+        keys = list(self)
+        at = keys.index(self.hand) if self.hand in self else None
+        wanted = [key for key in dict.fromkeys(wanted) if key in self]
+        for place, key in zip(sorted(map(keys.index, wanted)), wanted, strict=True):
+            keys[place] = key
+        self.hand = None if at is None else keys[at]
+        for key in keys:
+            self.move_to_end(key)
+
     def hit(self, key):
         self[key] = True
 
@@ -60,6 +71,37 @@ def test_the_policy_is_that_of_its_simulation(policy, simulation):
             assert put(pool, (key, 0), 50) is PutResult.STORED
             expected[key] = False
     assert 1000 < hits < 3500
+
+
+def test_what_is_ordered_or_retained_is_not_new_to_sieve():
+    capacity, expected, rng = 40, Sieve(), np.random.default_rng(5)
+    with ObjectPool.create(capacity * 64, alignment=64, num_objects=50) as pool:
+        for i, key in enumerate(accesses(3000)):
+            if i % 7 == 0:
+                keys = rng.integers(0, 200, 100).tolist()
+                pool.order_uses([(k, 0) for k in keys])
+                expected.order(keys)
+            if i % 5 == 0:
+                soft = (int(rng.integers(0, 200)), 0)
+                assert pool.retain(soft, "soft") == pool.retain(soft, "normal")
+            if key in expected:
+                pool.pin((key, 0)).close()
+                expected.hit(key)
+                continue
+            if len(expected) == capacity:
+                assert pool.evict(64, "sieve").keys.tolist() == [[expected.victim(), 0]]
+            put(pool, (key, 0), 50)
+            expected[key] = False
+
+
+def test_what_arrived_long_ago_keeps_its_place_in_sieve():
+    with ObjectPool.create(200 * 64, alignment=64, num_objects=200) as pool:
+        for i in range(200):
+            put(pool, (i, 0), 50)
+        pool.order_uses([(i, 0) for i in (1, 199, 0, 198)])
+        assert pool.evict(64, "lru").keys.tolist() == [[1, 0]]
+        order = pool.evict(1 << 40, "sieve").keys[:, 0].tolist()
+        assert order == [0, *range(2, 198), 199, 198]
 
 
 @pytest.mark.parametrize("policy", ["lru", "sieve"])
