@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mooncake_kernels.errors import TransferError
+from mooncake_kernels.errors import TransferError, Unavailable
 from mooncake_kernels.pool import PutResult
 from mooncake_serving.store.ssd import layout
 from mooncake_serving.store.ssd.appending import Appender
@@ -75,6 +75,22 @@ def test_what_a_put_that_failed_has_left_behind(path, failing, is_closed):
     killed(path, tier)
     with open_tier(path) as tier:
         assert read(tier, (1, 0), (4, 0)) == keys_of(tier) == {(1, 0), (4, 0)}
+
+
+def test_what_a_put_that_failed_has_left_behind_is_removed(path, failing):
+    """After a death it would be found, and removed is removed."""
+    tier = open_tier(path, retry_s=0)
+    put(tier, (1, 0))
+    assert failing(lambda: put(tier, (2, 0), (3, 0))) == [FULL, FULL]
+    assert not failing(lambda: tier.remove((9, 0)))  # there is nothing to write
+    with pytest.raises(Unavailable, match="remove: .* could not be written"):
+        failing(lambda: tier.remove((3, 0)))
+    assert not tier.remove((3, 0)) and keys_of(tier) == {(1, 0)}
+    written = tier.stats().written_bytes
+    assert not tier.remove((3, 0)) and tier.stats().written_bytes == written
+    killed(path, tier)
+    with open_tier(path) as tier:
+        assert read(tier, (1, 0)) == keys_of(tier) == {(1, 0)}
 
 
 def test_what_a_put_that_failed_has_left_behind_is_not_moved_behind_by_damage(path, failing):

@@ -28,6 +28,8 @@ from .layout import (
 from .reading import Reader
 from .stats import Counters
 
+MAX_GIVEN_UP = 1 << 16
+
 
 class Log:
     """Appends records to the newest bucket, for one thread at a time.
@@ -71,6 +73,7 @@ class Log:
         newest = max(self._buckets, key=lambda bucket: bucket.sequence)
         self._newest = newest if newest.sequence else None
         self._pending: list[Entry] = []
+        self._given_up: dict[Key, None] = {}  # in order
         self._begin_run()
 
     @property
@@ -81,6 +84,12 @@ class Log:
     @property
     def num_free(self) -> int:
         return len(self._free)
+
+    def may_reappear(self, key: Key) -> bool:
+        """Whether a start could find a record of this key that was given up: a failed write may
+        have written it, and nothing was written since.
+        """
+        return key in self._given_up
 
     def append(self, key: Key, data: np.ndarray, kind: int = OBJECT) -> Entry:
         """Write a record after the last one; it becomes visible after ``flush``."""
@@ -106,6 +115,8 @@ class Log:
                 self._index.add(entry.record.key, entry)
             else:
                 self._index.remove(entry.record.key)
+        if self._pending:  # a record of a later run, see docs/store_ssd.md
+            self._given_up.clear()
         self._pending.clear()
 
     def close(self) -> None:
@@ -254,6 +265,10 @@ class Log:
 
     def _forget(self) -> None:
         """Give up what was appended since the last ``flush``."""
+        self._given_up.update((entry.record.key, None) for entry in self._pending)
+        # While nothing can be written, the latest overwrite the others, or none gets to the disk.
+        for key in list(self._given_up)[:-MAX_GIVEN_UP]:
+            del self._given_up[key]
         self._pending.clear()
         self._appender.forget()
         self._begin_run()

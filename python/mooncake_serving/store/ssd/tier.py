@@ -177,12 +177,14 @@ class SsdTier(TierReads, Closing):
         """Remove an object, which takes a page of the disk; returns whether it was there.
 
         Raises:
-            Unavailable: the disk could not be written; the object is still there.
+            Unavailable: the disk could not be written; the object is still there, or, if its put
+                failed before, may be there after a restart.
         """
         (pair,) = as_pairs("remove", [key])
         with self._write_lock:
             self._check_open("remove")
-            if pair not in self._index:
+            is_there = pair in self._index
+            if not is_there and not self._log.may_reappear(pair):
                 return False
             try:
                 self._log.append(pair, np.empty(0, np.uint8), REMOVAL)
@@ -190,7 +192,7 @@ class SsdTier(TierReads, Closing):
             except TransferError as error:
                 self._health.failed(error)
                 raise Unavailable(f"remove: {self.path!r} could not be written: {error}") from None
-        return True
+        return is_there
 
     def remove_all(self) -> int:
         """Remove all objects; returns how many there were.

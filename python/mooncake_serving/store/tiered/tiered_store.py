@@ -218,7 +218,8 @@ class TieredStore(Store):
         """Remove an object from both tiers; current readers keep it. Returns whether it was there.
 
         Raises:
-            Unavailable: the disk could not be written, where the object still is.
+            Unavailable: the disk could not be written, where the object still is, or may be found
+                after a restart.
         """
         return super().remove(key)
 
