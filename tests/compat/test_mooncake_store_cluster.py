@@ -70,6 +70,20 @@ def test_values_of_others_are_read(store, other):
     assert other.call("get_batch", ["k0", "k9"]) == [value_of(0, 1), b""]
 
 
+def test_a_size_is_told_without_a_look_at_the_value(server, store):
+    """Wherever it is: that of a damaged value, too."""
+    other = MooncakeDistributedStore()
+    assert other.setup(settings_of(server)) == 0
+    value = value_of(0, 5000)
+    assert other.put("there", value) == 0
+    memory = other._running().objects._pool.memory().numpy()
+    memory[memory.tobytes().index(value[:64])] ^= 1
+    assert store.get_size("there") == other.get_size("there") == 5000
+    assert store.get_size("nowhere") == other.get_size("nowhere") == OBJECT_NOT_FOUND
+    assert other.get("there") == b"" and other.get_size("there") == OBJECT_NOT_FOUND
+    assert other.close() == 0
+
+
 def test_batches_from_here_and_there(store, other):
     memory, p = Memory(store), 0
     p = memory.address

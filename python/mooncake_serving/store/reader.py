@@ -62,6 +62,8 @@ class StoreReader:
     def get_into(self, key: StoreKey, *buffers: Any, offset: int | None = None) -> int | None:
         """Copy an object, or the part of it from ``offset`` on, see ``ObjectPool.get_into``.
 
+        A part that is verified costs a look at the whole object: for many of one, see ``view``.
+
         Raises:
             ChecksumError: as in ``get``; nothing was copied.
         """

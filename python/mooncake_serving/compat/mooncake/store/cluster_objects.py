@@ -177,6 +177,10 @@ class ClusterObjects(Objects):
         fill(op, opened, missing, lambda: self._elsewhere.open_each(op, wanted))
         return opened
 
+    def num_bytes(self, name: str) -> int:
+        here = OBJECT_NOT_FOUND if self._here is None else self._here.num_bytes(name)
+        return self._elsewhere.num_bytes(name) if here == OBJECT_NOT_FOUND else here
+
     def read_ranges(self, op: str, wanted: Sequence[Wanted]) -> list[int]:
         """Fill buffers; all ranges from one other host come in one request."""
         codes = [0] * len(wanted)

@@ -76,6 +76,11 @@ class Elsewhere:
         """
         return self._open_each(op, names, was_compared=False)
 
+    def num_bytes(self, name: str) -> int:
+        """The size of a value, which is not compared with its checksum; -704 if there is none."""
+        (found,) = self._open_each("get_size", [name], was_compared=True)
+        return found if isinstance(found, int) else found.num_bytes
+
     def read_ranges(self, op: str, wanted: Sequence[Wanted]) -> list[int]:
         """Fill buffers from ranges of open values: for each value its bytes, or a code.
 

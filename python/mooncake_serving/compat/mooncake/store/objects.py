@@ -197,10 +197,13 @@ class Objects:
         return found
 
     def num_bytes(self, name: str) -> int:
-        """The size of a value; -704 if there is none."""
+        """The size of a value, which is not compared with its checksum; -704 if there is none."""
         header = header_of(name)
-        num_bytes = self._store.get_into(name, bytearray(len(header)), offset=0)
-        return OBJECT_NOT_FOUND if num_bytes is None else num_bytes - len(header)
+        pinned = None if self._pool is None else self._pool.pin(self._keyspace.key(name))
+        if pinned is None:
+            return OBJECT_NOT_FOUND
+        with pinned:
+            return pinned.num_bytes - len(header)
 
     def exist(self, names: Sequence[str]) -> list[bool]:
         """Return which names exist. Does not count as a use."""
