@@ -132,9 +132,9 @@ def _as_starts(cu_seqlens: Any, num_tokens: int) -> np.ndarray:
             f"block_hashes: cu_seqlens must go from 0 to the number of tokens ({num_tokens}), "
             f"got {starts.tolist()[:1]} to {starts.tolist()[-1:]}"
         )
-    steps = np.diff(starts)
-    if steps.size and steps.min() < 0:
-        index = int(steps.argmin()) + 1
+    falls = (starts[1:] < starts[:-1]).nonzero()[0]  # a difference may not fit int64
+    if falls.size:
+        index = int(falls[0]) + 1
         raise InvalidArgument(
             f"block_hashes: cu_seqlens must not decrease, got {starts[index]} after "
             f"{starts[index - 1]} at index {index}"

@@ -126,6 +126,7 @@ def test_many_callers_at_once():
         ({"cu_seqlens": [1, 4]}, "cu_seqlens must go from 0"),
         ({"cu_seqlens": []}, "cu_seqlens must go from 0"),
         ({"cu_seqlens": [0, 3, 1, 4]}, "must not decrease, got 1 after 3 at index 2"),
+        ({"cu_seqlens": [0, 2**40, 5 - 2**63, 4]}, "not decrease, got .* after .* at index 2"),
         ({"parents": 5}, "parents must be a sequence of integers or None, got int"),
         ({"parents": [1, 2]}, "parents must have one entry for each of 1 sequences, got 2"),
         ({"parents": [-1]}, r"parents\[0\] must be an integer"),
