@@ -36,18 +36,6 @@ def as_int32(op: str, argument: str, value: Any) -> int:
     return as_integer(op, argument, value, -(1 << 31), (1 << 31) - 1)
 
 
-def refuse_gradients(op: str, **tensors: torch.Tensor | None) -> None:
-    """Refuse tensors that require grad: there is no backward, so they would count as constant."""
-    if not torch.is_grad_enabled():
-        return
-    for name, tensor in tensors.items():
-        if tensor is not None and tensor.requires_grad:
-            raise InvalidArgument(
-                f"{op}: {name} must not require grad, for there is no backward: call detach(), or "
-                "use torch.no_grad()"
-            )
-
-
 def as_bool(op: str, argument: str, value: Any) -> bool:
     """True or False; not a value that is merely truthy or falsy."""
     if not isinstance(value, bool):

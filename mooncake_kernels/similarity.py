@@ -5,8 +5,9 @@ from typing import Any, Literal
 import torch
 
 from . import _library
-from ._arguments import as_instance, as_integer, refuse_gradients
+from ._arguments import as_instance, as_integer
 from ._engine import choose
+from ._tensors import refuse_gradients
 from .errors import InvalidArgument
 from .reference import similarity as reference
 from .transforms import FLOATS
@@ -49,7 +50,7 @@ def simhash(
         rounding of 0, or within that of the precision set by
         ``torch.set_float32_matmul_precision``. A NaN dot gives 0. On CUDA all work is queued on
         the current stream. There is no backward: outside ``torch.no_grad()``, tensors that require
-        grad are refused.
+        grad are refused, and always those with a forward tangent.
 
     Raises:
         InvalidArgument: an argument is not as above.

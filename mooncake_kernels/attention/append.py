@@ -5,7 +5,8 @@ from typing import Literal
 import torch
 
 from .. import _library
-from .._arguments import as_instance, as_one_of, refuse_gradients
+from .._arguments import as_instance, as_one_of
+from .._tensors import count_write, refuse_gradients, versioned
 from ..errors import InvalidArgument
 from ..reference import attention as reference
 from ..transforms import FLOATS, Rope
@@ -60,9 +61,9 @@ def append_kv(
         engine: "host", "triton", "reference"; "auto" by the device.
 
     Raises:
-        InvalidArgument: an argument is not as above, or requires grad outside
-            ``torch.no_grad()``; then nothing is written. On CUDA a slot that
-            is not in the cache is skipped, and a later call on that device raises.
+        InvalidArgument: an argument is not as above, requires grad outside ``torch.no_grad()``, or
+            has a forward tangent; then nothing is written. On CUDA a slot that is not in the cache
+            is skipped, and a later call on that device raises.
         Unavailable: the named engine is not available.
     """
     as_one_of(OP, "engine", engine, ENGINES)
@@ -93,6 +94,7 @@ def append_kv(
     else:
         _library.require_engine("host", k.device.type)
         _library.call(_library.append_kv, *arguments)
+    count_write(versioned([cache for cache in (k_cache, v_cache) if cache is not None]))
 
 
 def _rows(name: str, rows: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:

@@ -5,7 +5,8 @@ from typing import Literal
 import torch
 
 from .. import _library
-from .._arguments import as_instance, as_one_of, refuse_gradients
+from .._arguments import as_instance, as_one_of
+from .._tensors import check_stored, refuse_gradients
 from ..errors import InvalidArgument
 from ..reference import attention as reference
 from ..transforms import FLOATS
@@ -43,7 +44,8 @@ def merge_attention(
     Returns:
         ``out`` ``[num_q, heads, dim]`` of the dtype of ``outs``, and ``lse`` ``[num_q, heads]``,
         float32, to the same base. On CUDA both are queued on the current stream. There is no
-        backward: outside ``torch.no_grad()``, tensors that require grad are refused.
+        backward: outside ``torch.no_grad()``, tensors that require grad are refused, and always
+        those with a forward tangent.
 
     Raises:
         InvalidArgument: an argument is not as above.
@@ -53,6 +55,8 @@ def merge_attention(
     as_instance(OP, "outs", outs, torch.Tensor, "a tensor")
     as_instance(OP, "lses", lses, torch.Tensor, "a tensor")
     as_instance(OP, "log2", log2, bool, "True or False")
+    check_stored(f"{OP}: outs", outs)
+    check_stored(f"{OP}: lses", lses)
     refuse_gradients(OP, outs=outs, lses=lses)
     if outs.dim() != 4 or outs.shape[0] == 0 or outs.dtype not in FLOATS:
         raise InvalidArgument(

@@ -7,7 +7,8 @@ from typing import Any, Literal
 import torch
 
 from .. import _library
-from .._arguments import as_instance, as_one_of, refuse_gradients, shown
+from .._arguments import as_instance, as_one_of, shown
+from .._tensors import check_stored, refuse_gradients
 from ..errors import InvalidArgument
 from ..mask import MaskRows
 from ..reference import attention as reference
@@ -72,7 +73,8 @@ def paged_attention(
     Returns:
         ``out`` ``[num_q, heads, v_dim]`` of q's dtype, and ``lse`` ``[num_q, heads]``, float32,
         natural logarithms. On CUDA both are queued on the current stream. There is no backward:
-        outside ``torch.no_grad()``, tensors that require grad are refused.
+        outside ``torch.no_grad()``, tensors that require grad are refused, and always those with a
+        forward tangent.
 
     Raises:
         InvalidArgument: an argument is not as above, or a block that is seen is not in the cache
@@ -111,6 +113,7 @@ def paged_attention(
 
 def _check_q(q: torch.Tensor, caches: Caches, rows: MaskRows) -> None:
     as_instance(OP, "q", q, torch.Tensor, "a tensor")
+    check_stored(f"{OP}: q", q)
     num_q, dim, num_kv_heads = rows.batch.num_q, caches.k.shape[3], caches.k.shape[2]
     if q.dtype not in FLOATS:
         raise InvalidArgument(f"{OP}: q must be float32, float16 or bfloat16, got {q.dtype}")

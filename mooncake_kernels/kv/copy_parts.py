@@ -5,9 +5,10 @@ from typing import Any
 
 import torch
 
+from .._tensors import have_addresses
 from ..errors import InvalidArgument
 from ..transforms import FP8, Fp8, Rope
-from .execute import check_writable, have_addresses
+from .execute import check_writable
 from .layout import Selection
 from .pack_overlap import Held
 from .row_plan import RowPlan, check_dtypes

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .._tensors import have_addresses
 from ..bad_ids import BadIds
 from ..errors import InvalidArgument
 from ..transforms import FP8, Fp8, Rope
@@ -19,7 +20,7 @@ from .copy_parts import (
     block_size_of,
     check_layers_alike,
 )
-from .execute import BlockIds, Engine, as_ids, check_call, have_addresses
+from .execute import BlockIds, Engine, as_ids, check_call
 from .overlap import shared_ids, shared_runs, touch, unless_shared
 from .pack_overlap import Held
 from .quick_run import QuickRun

@@ -8,6 +8,7 @@ import torch
 
 from .. import _library
 from .._arguments import as_one_of
+from .._tensors import check_plain, count_write, have_addresses
 from ..bad_ids import BadIds
 from ..errors import InvalidArgument
 from ..reference import kv as reference
@@ -15,7 +16,7 @@ from .calibration import default_engine
 from .execute_listed import COPY_ENGINE, copy_by_kernel, copy_listed
 from .sides import check_packed_device, device_of, gpu_index, packed_address
 from .two_hop import copy_in_two_hops
-from .view import BlockPlan, KVView, check_plain
+from .view import BlockPlan, KVView
 
 if TYPE_CHECKING:
     from .row_plan import RowPlan
@@ -25,7 +26,6 @@ ENGINES: tuple[str, ...] = get_args(Engine)
 LISTED = ("copy_engine", "two_hop")  # the host lists their runs, from ids on the CPU
 BlockIds = torch.Tensor | Sequence[int]
 ID_DTYPES = (torch.int32, torch.int64)
-PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 class Packed:
@@ -99,8 +99,7 @@ def execute(
             bad.raise_if_any()
     else:
         reference.copy_blocks(src, dst, plan.selection, src_ids, dst_ids, bad)
-    # What autograd saved of them is stale now, and it must know.
-    torch.autograd.graph.increment_version(dst.versioned)
+    count_write(dst.versioned)
 
 
 def _execute_listed(
@@ -141,14 +140,6 @@ def check_memory(src: KVView, dst: KVView, plan: "BlockPlan | RowPlan") -> None:
     if not torch.compiler.is_compiling() and have_addresses((src.tensors[0], dst.tensors[0])):
         gpu = gpu_index(device_of(src.device, dst.device))
         plan.resolved(src.registered, dst.registered, gpu)
-
-
-def have_addresses(tensors: Sequence[torch.Tensor | None]) -> bool:
-    """Tell whether they are plain tensors: a fake one has no memory."""
-    for tensor in tensors:  # noqa: SIM110 - a generator takes a microsecond
-        if tensor is not None and type(tensor) not in PLAIN:
-            return False
-    return True
 
 
 def as_ids(name: str, ids: BlockIds, device: torch.device, engine: Engine = "auto") -> torch.Tensor:

@@ -6,10 +6,11 @@ from typing import Any
 import torch
 
 from .. import _library
+from .._tensors import count_write, have_addresses
 from ..bad_ids import BadIds
 from ..errors import Unavailable
 from ..reference import kv as reference
-from .execute import Engine, have_addresses
+from .execute import Engine
 from .row_plan import RowCall, RowPlan
 from .sides import gpu_index
 from .view import KVView
@@ -42,8 +43,7 @@ def transform(
         else:
             plans = (plan.plan.values, plan.transform)
             _call(_library.transform_blocks, src.tensors, dst.tensors, *plans, *arguments)
-    if not torch.compiler.is_compiling():
-        torch.autograd.graph.increment_version(dst.versioned)
+    count_write(dst.versioned)
 
 
 def add_checksums(

@@ -7,10 +7,10 @@ from typing import cast
 
 import torch
 
+from .._tensors import have_addresses
 from ..bad_ids import SHARED
 from ..errors import InvalidArgument
 from .copy_jobs import Job
-from .execute import have_addresses
 from .layout import HEADER, MAX_AXES, PLANE_FIELDS, SIDE_FIELDS
 from .view import KVView
 

@@ -7,6 +7,7 @@ import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from .. import _library
+from .._tensors import check_plain, versioned
 from ..bad_ids import BadIds
 from ..errors import InvalidArgument
 from .layout import (
@@ -105,8 +106,8 @@ class KVView:
     Args:
         tensors: one tensor; or a list of them, one per layer; or a list of two such lists, one for
             k and one for v. All of one shape, strides, dtype and device; no size but that of
-            ``block`` may be 0; they must not require grad. They are not copied, and must keep
-            their memory while the view is in use.
+            ``block`` may be 0; they must not require grad, or have a forward tangent. They are
+            not copied, and must keep their memory while the view is in use.
         axes: the names of a tensor's dimensions, separated by spaces.
 
     Attributes:
@@ -149,7 +150,7 @@ class KVView:
                 f"KVView: axis 'dim' must be packed (stride 1), got stride {first.stride(-1)}"
             )
         self.registered, self.base = self.tensors, 0
-        self.versioned = _versioned(self.tensors)
+        self.versioned = versioned(self.tensors)
         self.axes = " ".join(names)
         self.has_tokens, self.has_heads = "token" in names, "head" in names
         self.num_layers, self.num_kv = sizes["layer"], sizes["kv"]
@@ -204,28 +205,6 @@ class KVView:
             f"blocks={self.num_blocks}, heads={self.num_heads}, block_size={self.block_size}, "
             f"head_dim={self.head_dim}, {self.dtype}, {self.device})"
         )
-
-
-def check_plain(name: str, tensor: torch.Tensor) -> None:
-    """Refuse a tensor that is more than its bytes: copying is wrong, or wrong for autograd."""
-    if tensor.layout != torch.strided:
-        raise InvalidArgument(f"{name} must be strided, got {tensor.layout}")
-    checks = [(tensor.requires_grad, "require grad", "detach()")]
-    if not torch.compiler.is_compiling():  # cannot trace these two
-        checks += [
-            (tensor.is_conj(), "be conjugated lazily", "resolve_conj()"),
-            (tensor.is_neg(), "be negated lazily", "resolve_neg()"),
-        ]
-    for wrong, what, cure in checks:
-        if wrong:
-            raise InvalidArgument(f"{name} must not {what}: pass what its {cure} returns")
-
-
-def _versioned(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Return those whose writes autograd counts; compiled code handles that itself."""
-    if torch.compiler.is_compiling():  # cannot trace the question
-        return tensors
-    return [tensor for tensor in tensors if not tensor.is_inference()]
 
 
 def _as_grid(tensors: torch.Tensor | Sequence) -> tuple[list[list[torch.Tensor]], set[str]]:

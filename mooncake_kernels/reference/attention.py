@@ -110,15 +110,16 @@ def append_kv(
             raise InvalidArgument(
                 f"append_kv: slots[{i}] must be -1 or in [0, {num_slots}), got {slot}"
             )
-    for i, slot in enumerate(slots.tolist()):
-        if slot == -1:
-            continue
-        key = k[i]
-        if cos_sin is not None:
-            key = _turned(k[i].float(), cos_sin[i], rope_first, rope_interleaved)
-        _write(k_cache, slot, key, k_scale)
-        if v is not None and v_cache is not None:
-            _write(v_cache, slot, v[i], v_scale)
+    with torch.inference_mode():  # caches made in inference mode may be written only in it
+        for i, slot in enumerate(slots.tolist()):
+            if slot == -1:
+                continue
+            key = k[i]
+            if cos_sin is not None:
+                key = _turned(k[i].float(), cos_sin[i], rope_first, rope_interleaved)
+            _write(k_cache, slot, key, k_scale)
+            if v is not None and v_cache is not None:
+                _write(v_cache, slot, v[i], v_scale)
 
 
 def _turned(

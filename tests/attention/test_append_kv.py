@@ -157,6 +157,25 @@ def test_opcheck_and_compile():
     assert torch.equal(cache[0], other[0]) and torch.equal(cache[1], other[1])
 
 
+def test_autograd_learns_that_a_cache_was_written(engine):
+    k = torch.ones(5, 1, 8, device=engine.device)
+    cache = torch.zeros(6, 8, 1, 8, device=engine.device)
+    product = torch.ones_like(cache, requires_grad=True) * cache  # saves cache
+    slots = torch.tensor(SLOTS, device=engine.device)
+    mk.append_kv(k, None, cache, None, slots, engine=engine.engine)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        product.sum().backward()
+
+
+def test_a_cache_made_in_inference_mode(engine):
+    with torch.inference_mode():
+        cache = torch.zeros(6, 8, 1, 8, device=engine.device)
+    k = torch.ones(5, 1, 8, device=engine.device)
+    slots = torch.tensor(SLOTS, device=engine.device)
+    mk.append_kv(k, None, cache, None, slots, engine=engine.engine)
+    assert cache.sum() == 4 * 8
+
+
 def test_a_bad_slot_is_named_and_nothing_is_written(engine):
     if engine.device == "cuda":
         pytest.skip("on CUDA a later call raises")

@@ -1,0 +1,80 @@
+"""Tensors that are more than their bytes, for operators that read and write memory as it is."""
+
+from collections.abc import Sequence
+
+import torch
+from torch.autograd import forward_ad
+
+from .errors import InvalidArgument
+
+PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+def refuse_gradients(op: str, **tensors: torch.Tensor | None) -> None:
+    """Refuse tensors that are differentiated by: without a derivative they count as constant."""
+    records = torch.is_grad_enabled()
+    for name, tensor in tensors.items():
+        if tensor is None:
+            continue
+        if records and tensor.requires_grad:
+            raise InvalidArgument(
+                f"{op}: {name} must not require grad, for there is no backward: call detach(), or "
+                "use torch.no_grad()"
+            )
+        if _has_tangent(tensor):
+            raise InvalidArgument(
+                f"{op}: {name} must not have a tangent, for there is no forward derivative: call "
+                "detach()"
+            )
+
+
+def check_plain(name: str, tensor: torch.Tensor) -> None:
+    """Refuse a tensor that is more than its bytes: copying is wrong, or wrong for autograd."""
+    check_stored(name, tensor)
+    for wrong, what in (
+        (tensor.requires_grad, "require grad"),
+        (_has_tangent(tensor), "have a tangent"),
+    ):
+        if wrong:
+            raise InvalidArgument(f"{name} must not {what}: pass what its detach() returns")
+
+
+def check_stored(name: str, tensor: torch.Tensor) -> None:
+    """Refuse a tensor whose elements are not those in its memory."""
+    if tensor.layout != torch.strided:
+        raise InvalidArgument(f"{name} must be strided, got {tensor.layout}")
+    if torch.compiler.is_compiling():  # cannot trace the rest
+        return
+    for wrong, what, cure in (
+        (tensor.is_conj(), "be conjugated lazily", "resolve_conj()"),
+        (tensor.is_neg(), "be negated lazily", "resolve_neg()"),
+    ):
+        if wrong:
+            raise InvalidArgument(f"{name} must not {what}: pass what its {cure} returns")
+
+
+def have_addresses(tensors: Sequence[torch.Tensor | None]) -> bool:
+    """Tell whether they are plain tensors: a fake one has no memory."""
+    for tensor in tensors:  # noqa: SIM110 - a generator takes a microsecond
+        if tensor is not None and type(tensor) not in PLAIN:
+            return False
+    return True
+
+
+def versioned(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Return those whose writes autograd counts; compiled code handles that itself."""
+    if torch.compiler.is_compiling():  # cannot trace the question
+        return tensors
+    return [tensor for tensor in tensors if not tensor.is_inference()]
+
+
+def count_write(tensors: list[torch.Tensor]) -> None:
+    """Tell autograd, from what ``versioned`` returned, that what it saved of them is stale."""
+    if not torch.compiler.is_compiling():
+        torch.autograd.graph.increment_version(tensors)
+
+
+def _has_tangent(tensor: torch.Tensor) -> bool:
+    if torch.compiler.is_compiling() or forward_ad._current_level < 0:  # asking takes 1 us
+        return False
+    return forward_ad.unpack_dual(tensor).tangent is not None
