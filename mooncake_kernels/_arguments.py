@@ -12,6 +12,9 @@ import torch
 
 from .errors import InvalidArgument
 
+MOST_FLOAT32 = float(np.finfo(np.float32).max)
+LEAST_FLOAT32 = float(np.finfo(np.float32).smallest_subnormal)
+
 
 def shown(value: Any) -> str:
     """A value for the text of an error: at most one line of it."""
@@ -51,6 +54,26 @@ def as_utf8(op: str, argument: str, text: str) -> bytes:
         raise InvalidArgument(
             f"{op}: {argument} must be text that UTF-8 can hold, got {shown(text)}"
         ) from None
+
+
+def is_number(value: Any) -> bool:
+    """Tell whether it is a real number of Python or numpy; not a bool, which is a mistake."""
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
+def as_float32(op: str, argument: str, value: Any, *, positive: bool = False) -> float:
+    """A finite number that float32 holds; a positive one is not rounded to 0."""
+    try:
+        number = float(value) if is_number(value) else math.nan
+    except OverflowError:
+        number = math.inf
+    least = LEAST_FLOAT32 if positive else -MOST_FLOAT32
+    if not least <= number <= MOST_FLOAT32:
+        what = "a positive" if positive else "a finite"
+        raise InvalidArgument(
+            f"{op}: {argument} must be {what} number that float32 holds, got {shown(value)}"
+        )
+    return number
 
 
 def as_one_of(op: str, argument: str, value: Any, choices: tuple[str, ...]) -> str:

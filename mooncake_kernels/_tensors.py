@@ -53,6 +53,12 @@ def check_stored(name: str, tensor: torch.Tensor) -> None:
             raise InvalidArgument(f"{name} must not {what}: pass what its {cure} returns")
 
 
+def check_device(op: str, name: str, tensor: torch.Tensor) -> None:
+    """Refuse a device that no engine is for."""
+    if tensor.device.type not in ("cpu", "cuda"):
+        raise InvalidArgument(f"{op}: {name} must be on cpu or cuda, got {tensor.device}")
+
+
 def have_addresses(tensors: Sequence[torch.Tensor | None]) -> bool:
     """Tell whether they are plain tensors: a fake one has no memory."""
     for tensor in tensors:  # noqa: SIM110 - a generator takes a microsecond

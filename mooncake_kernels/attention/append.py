@@ -6,11 +6,11 @@ import torch
 
 from .. import _library
 from .._arguments import as_instance, as_one_of
-from .._tensors import count_write, refuse_gradients, versioned
+from .._tensors import check_stored, count_write, have_addresses, refuse_gradients, versioned
 from ..errors import InvalidArgument
 from ..reference import attention as reference
 from ..transforms import FLOATS, Rope
-from .caches import AXES, Caches
+from .caches import AXES, ORDER, Caches
 
 AppendEngine = Literal["auto", "host", "triton", "reference"]
 ENGINES = ("auto", "host", "triton", "reference")
@@ -49,7 +49,9 @@ def append_kv(
         k: ``[n, kv_head, dim]``, float32, float16 or bfloat16, dim packed; ``[n, dim]`` where the
             axes have no head (MLA).
         v: the same except for dim; None, with ``v_cache``, if the cache has no separate values.
-        k_cache: as for ``paged_attention``; it is written to.
+        k_cache: as for ``paged_attention``; it is written to. It must have memory for each of its
+            elements, which is neither that of ``v_cache`` nor of ``k`` and ``v``: a tensor that
+            begins where a cache does, or ``k`` or ``v`` inside the range of one, is refused.
         v_cache: the same.
         slots: int64 ``[n]``, each ``block * block_size + token``, or -1 for a token that is not
             written. The contents of a slot that is named twice are undefined; this is not checked.
@@ -57,6 +59,7 @@ def append_kv(
         rope: rotates the keys; None to leave them as they are.
         positions: integers ``[n]``, the position of each token; used only by ``rope``.
         k_scale: the value of 1.0 in ``k_cache``: a number, or float ``[kv_head]``; None for 1.
+            Positive and finite, which is not checked of a tensor on a GPU.
         v_scale: the same for ``v_cache``.
         engine: "host", "triton", "reference"; "auto" by the device.
 
@@ -72,11 +75,14 @@ def append_kv(
     caches = Caches.of(
         OP, k_cache, k_cache if v_cache is None else v_cache, axes, (k_scale, v_scale)
     )
+    for name, cache in (("k_cache", caches.k), ("v_cache", caches.v)):
+        _check_writable(name, cache)
     k = _rows("k", k, caches.k)
     v = None if v is None else _rows("v", v, caches.v)
     if v is not None and len(v) != len(k):
         raise InvalidArgument(f"{OP}: v must be as long as k, {len(k)}, got {len(v)}")
     refuse_gradients(OP, k=k, v=v, k_cache=k_cache, v_cache=v_cache)
+    _check_apart(k, v, caches.k, None if v_cache is None else caches.v)
     _check_slots(slots, k)
     cos_sin = None if rope is None else _cos_sin(rope, positions, k)
     arguments = (
@@ -99,6 +105,7 @@ def append_kv(
 
 def _rows(name: str, rows: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
     as_instance(OP, name, rows, torch.Tensor, "a tensor")
+    check_stored(f"{OP}: {name}", rows)
     if rows.dim() == 2 and cache.shape[2] == 1:
         rows = rows.unsqueeze(1)
     if rows.dim() != 3 or rows.shape[1:] != cache.shape[2:] or rows.dtype not in FLOATS:
@@ -115,6 +122,44 @@ def _rows(name: str, rows: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
             f"{OP}: {name} must be on the device of its cache, {cache.device}, got {rows.device}"
         )
     return rows
+
+
+def _check_writable(name: str, cache: torch.Tensor) -> None:
+    for axis, size, stride in zip(ORDER, cache.shape, cache.stride(), strict=True):
+        if size > 1 and stride == 0:
+            raise InvalidArgument(
+                f"{OP}: {name} must have memory for each of its elements, got stride 0 along "
+                f"{axis!r}"
+            )
+
+
+def _check_apart(
+    k: torch.Tensor, v: torch.Tensor | None, k_cache: torch.Tensor, v_cache: torch.Tensor | None
+) -> None:
+    """Refuse what is surely one memory; keys and values of a cache may alternate in one range."""
+    tensors = (k, v, k_cache, v_cache)
+    if torch.compiler.is_compiling() or not have_addresses(tensors):
+        return
+    if v_cache is not None and k_cache.numel() and k_cache.data_ptr() == v_cache.data_ptr():
+        raise InvalidArgument(f"{OP}: v_cache must have memory of its own, got that of k_cache")
+    for cache_name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
+        for name, rows in (("k", k), ("v", v)):
+            if cache is None or rows is None or not rows.numel() or not cache.numel():
+                continue
+            if rows.untyped_storage().data_ptr() != cache.untyped_storage().data_ptr():
+                continue
+            (begin, end), (first, last) = _range(rows), _range(cache)
+            if begin < last and first < end:
+                raise InvalidArgument(
+                    f"{OP}: {name} must have memory of its own, got some inside {cache_name}"
+                )
+
+
+def _range(tensor: torch.Tensor) -> tuple[int, int]:
+    """Return where the first element begins and where the last one ends."""
+    sizes_and_strides = zip(tensor.shape, tensor.stride(), strict=True)
+    last = sum((size - 1) * stride for size, stride in sizes_and_strides)
+    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
 
 
 def _check_slots(slots: torch.Tensor, k: torch.Tensor) -> None:

@@ -1,12 +1,12 @@
 """The caches that attention reads and writes, checked, with their axes in one order."""
 
-import numbers
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from .._arguments import as_instance, shown
+from .._arguments import as_float32, as_instance, is_number, shown
+from .._tensors import check_device, check_stored, have_addresses
 from ..errors import InvalidArgument
 from ..transforms import FLOATS, FP8
 
@@ -69,6 +69,8 @@ def _in_order(op: str, name: str, cache: torch.Tensor, axes: str) -> torch.Tenso
         raise InvalidArgument(
             f"{op}: {name} must be float32, float16, bfloat16 or fp8, got {cache.dtype}"
         )
+    check_stored(f"{op}: {name}", cache)
+    check_device(op, name, cache)
     if "head" not in names:
         cache, names = cache.unsqueeze(-1), [*names, "head"]
     cache = cache.permute([names.index(axis) for axis in ORDER])
@@ -87,14 +89,23 @@ def _scale(op: str, which: str, scale: Any, cache: torch.Tensor) -> torch.Tensor
     if scale is None:
         return None
     num_heads = cache.shape[2]
-    if isinstance(scale, numbers.Real) and not isinstance(scale, bool):
-        if not abs(float(scale)) <= torch.finfo(torch.float32).max:
-            raise InvalidArgument(f"{op}: {which}_scale must be a finite float32, got {scale!r}")
-        return torch.full((num_heads,), float(scale), dtype=torch.float32, device=cache.device)
+    if is_number(scale):
+        value = as_float32(op, f"{which}_scale", scale, positive=True)
+        return torch.full((num_heads,), value, dtype=torch.float32, device=cache.device)
     is_table = isinstance(scale, torch.Tensor) and scale.dtype in (*FLOATS, torch.float64)
     if not is_table or scale.shape not in ((), (1,), (num_heads,)) or scale.device != cache.device:
         raise InvalidArgument(
             f"{op}: {which}_scale must be a number, or a floating-point tensor on {cache.device} "
             f"that is a scalar or has one entry a KV head ({num_heads}), got {shown(scale)}"
         )
-    return scale.to(torch.float32).expand(num_heads).contiguous()
+    scales = scale.to(torch.float32)
+    if _is_readable(scales) and not bool((scales.isfinite() & (scales > 0)).all()):
+        raise InvalidArgument(
+            f"{op}: {which}_scale must be positive and finite, got {shown(scale.tolist())}"
+        )
+    return scales.expand(num_heads).contiguous()
+
+
+def _is_readable(tensor: torch.Tensor) -> bool:
+    """Tell whether reading it does not wait for a GPU, and it has values."""
+    return not torch.compiler.is_compiling() and have_addresses([tensor]) and tensor.is_cpu

@@ -6,7 +6,7 @@ import torch
 
 from .. import _library
 from .._arguments import as_instance, as_one_of
-from .._tensors import check_stored, refuse_gradients
+from .._tensors import check_device, check_stored, refuse_gradients
 from ..errors import InvalidArgument
 from ..reference import attention as reference
 from ..transforms import FLOATS
@@ -57,6 +57,7 @@ def merge_attention(
     as_instance(OP, "log2", log2, bool, "True or False")
     check_stored(f"{OP}: outs", outs)
     check_stored(f"{OP}: lses", lses)
+    check_device(OP, "outs", outs)
     refuse_gradients(OP, outs=outs, lses=lses)
     if outs.dim() != 4 or outs.shape[0] == 0 or outs.dtype not in FLOATS:
         raise InvalidArgument(

@@ -1,13 +1,11 @@
 """Attention of a mixed batch over a paged KV cache, under the rows of a mask."""
 
-import math
-import numbers
 from typing import Any, Literal
 
 import torch
 
 from .. import _library
-from .._arguments import as_instance, as_one_of, shown
+from .._arguments import as_float32, as_instance, as_one_of
 from .._tensors import check_stored, refuse_gradients
 from ..errors import InvalidArgument
 from ..mask import MaskRows
@@ -62,10 +60,11 @@ def paged_attention(
         block_table: int32 ``[num_requests, max_blocks]``, the blocks of each request in order.
             Entries whose keys no query sees may have any value.
         rows: what each query sees.
-        scale: of the scores; None for ``dim ** -0.5``.
+        scale: of the scores, a float32; None for ``dim ** -0.5``.
         axes: the order of the caches' axes, an order of "block token head dim", or without "head"
             (MLA); "block head token dim" is FlashInfer's HND.
         k_scale: the value of 1.0 in ``k_cache``: a number, or float ``[kv_head]``; None for 1.
+            Positive and finite, which is not checked of a tensor on a GPU.
         v_scale: the same for ``v_cache``.
         engine: "host" (the CPU's vectors); "triton" (a GPU; on the CPU in its interpreter);
             "reference" (float64); "auto" by the device.
@@ -155,7 +154,4 @@ def _check_table(block_table: torch.Tensor, caches: Caches, rows: MaskRows) -> N
 def _as_scale(scale: Any, dim: int) -> float:
     if scale is None:
         return float(dim**-0.5)
-    is_number = isinstance(scale, numbers.Real) and not isinstance(scale, bool)
-    if not is_number or not math.isfinite(scale):
-        raise InvalidArgument(f"{OP}: scale must be a finite number, got {shown(scale)}")
-    return float(scale)
+    return as_float32(OP, "scale", scale)

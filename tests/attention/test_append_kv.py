@@ -199,6 +199,11 @@ def test_a_bad_slot_is_named_and_nothing_is_written(engine):
         ({"axes": "block token dim head x"}, "axes must be an order of"),
         ({"rope": mk.Rope()}, "positions must be a tensor where there is a rope"),
         ({"k_scale": torch.ones(3)}, "k_scale must be a number"),
+        ({"k_scale": 10**400}, "k_scale must be a positive number that float32 holds, got 1000"),
+        ({"k_scale": 0.0}, "k_scale must be a positive number that float32 holds, got 0.0"),
+        ({"v_scale": torch.tensor([1, float("nan")])}, "v_scale must be positive and finite, got"),
+        ({"v_scale": torch.tensor(-1.0)}, "v_scale must be positive and finite, got -1.0"),
+        ({"k": torch._neg_view(torch.ones(5, 2, 16))}, "k must not be negated lazily"),
         ({"engine": "cuda"}, "engine must be one of"),
     ],
 )
@@ -210,3 +215,46 @@ def test_bad_arguments(change, message):
     }  # fmt: skip
     with pytest.raises(mk.InvalidArgument, match=f"^append_kv: {message}"):
         mk.append_kv(**{**arguments, **change})
+
+
+def on_meta(cache):
+    return cache.to("meta")
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (torch._neg_view, "k_cache must not be negated lazily"),
+        (torch.Tensor.to_sparse, "k_cache must be strided, got torch.sparse_coo"),
+        (lambda cache: cache[:1].expand(6, -1, -1, -1), "k_cache must have memory .* 'block'"),
+        (on_meta, "k_cache must be on cpu or cuda, got meta"),
+    ],
+)
+def test_a_cache_that_cannot_be_written(engine, change, message):
+    k, cache = torch.ones(5, 2, 16), torch.zeros(6, 8, 2, 16)
+    changed = change(cache)
+    rows = on_meta(k) if change is on_meta else k
+    with pytest.raises(mk.InvalidArgument, match=f"^append_kv: {message}"):
+        mk.append_kv(rows, rows, changed, cache, torch.tensor(SLOTS), engine=engine.engine)
+    assert not cache.any()
+
+
+def test_caches_and_rows_of_one_memory():
+    whole = torch.zeros(6, 2, 8, 2, 16)
+    k_cache, v_cache = whole[:, 0], whole[:, 1]  # one range, but not one element
+    k, slots = torch.ones(5, 2, 16), torch.tensor(SLOTS)
+    for caches_and_rows, message in (
+        ((k, k, k_cache, k_cache), "v_cache must have memory of its own, got that of k_cache"),
+        ((k_cache[0, :5], k, k_cache, v_cache), "k must have .* got some inside k_cache"),
+        ((k, v_cache[0, :5], k_cache, v_cache), "v must have .* got some inside k_cache"),
+    ):
+        with pytest.raises(mk.InvalidArgument, match=f"^append_kv: {message}"):
+            mk.append_kv(*caches_and_rows, slots)
+    assert not whole.any()
+    mk.append_kv(k, 2 * k, k_cache, v_cache, slots)
+    assert whole.sum() == 4 * 2 * 16 * 3
+    arena = torch.zeros(5 * 2 * 16 + k_cache.numel())
+    rows, cache = arena[: 5 * 2 * 16].view(5, 2, 16), arena[5 * 2 * 16 :].view(6, 8, 2, 16)
+    rows.fill_(1)
+    mk.append_kv(rows, None, cache, None, slots)
+    assert cache.sum() == 4 * 2 * 16

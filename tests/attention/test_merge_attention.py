@@ -118,6 +118,11 @@ def test_auto_says_once_what_it_is(caplog):
             torch.ones(2, 1, 1),
             "outs must not require grad",
         ),
+        (
+            torch.ones(2, 1, 1, 4, device="meta"),
+            torch.ones(2, 1, 1, device="meta"),
+            "outs must be on cpu or cuda, got meta",
+        ),
         ("outs", torch.ones(1), "outs must be a tensor, got 'outs'"),
     ],
 )
