@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from . import _host, config
+from ._arguments import shown
 from .errors import InvalidArgument
 
 ALGORITHMS = ("xxh3",)
@@ -55,8 +56,8 @@ def block_hashes(
     Raises:
         InvalidArgument: an argument is not as above; the message names it.
     """
-    if algorithm not in ALGORITHMS:
-        raise InvalidArgument(f"block_hashes: algorithm must be xxh3, got {algorithm!r}")
+    if not isinstance(algorithm, str) or algorithm not in ALGORITHMS:
+        raise InvalidArgument(f"block_hashes: algorithm must be xxh3, got {shown(algorithm)}")
     _check_int("block_size", block_size, 1, 2**32)
     _check_int("seed", seed, 0, 2**64)
     token_array = _as_tokens(tokens)
@@ -74,7 +75,7 @@ def _check_int(name: str, value: int, low: int, high: int) -> None:
     is_int = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
     if not is_int or not low <= value < high:
         raise InvalidArgument(
-            f"block_hashes: {name} must be an integer in [{low}, {high}), got {value!r}"
+            f"block_hashes: {name} must be an integer in [{low}, {high}), got {shown(value)}"
         )
 
 
@@ -88,14 +89,13 @@ def _as_array(name: str, values: Any) -> np.ndarray:
             raise InvalidArgument(
                 f"block_hashes: {name} must be 1-d integers, got {values.dtype}, {values.layout}"
             )
-        result = values.detach().numpy()
-    else:
-        try:
-            result = np.asarray(values)
-        except (OverflowError, ValueError) as error:
-            raise InvalidArgument(
-                f"block_hashes: {name} must be 1-d integers, got {type(values).__name__}: {error}"
-            ) from None
+        values = values.detach()
+    try:  # a tensor may be quantized, or negated lazily
+        result = values.numpy() if isinstance(values, torch.Tensor) else np.asarray(values)
+    except (OverflowError, ValueError, RuntimeError, TypeError) as error:
+        raise InvalidArgument(
+            f"block_hashes: {name} must be 1-d integers, got {type(values).__name__}: {error}"
+        ) from None
     if result.size == 0 and result.dtype == np.float64:  # numpy's dtype for an empty list
         result = result.astype(np.int64)
     if result.ndim != 1 or result.dtype.kind not in "iu":
@@ -111,8 +111,9 @@ def _as_tokens(tokens: Any) -> np.ndarray:
         return tokens  # the fast path
     if isinstance(tokens, (list, tuple)):
         converted = _host.token_array(tokens)
-        if converted is not None:  # None: the error is found and raised below
+        if converted is not None:
             return converted
+        _check_tokens(tokens)
     values = _as_array("tokens", tokens)
     if values.dtype != np.uint32 and values.size:
         for index in (int(values.argmin()), int(values.argmax())):
@@ -123,6 +124,19 @@ def _as_tokens(tokens: Any) -> np.ndarray:
     if values.dtype == np.int32:  # same bytes, now that none is negative
         values = values.view(np.uint32)
     return np.ascontiguousarray(values, dtype=UINT32)
+
+
+def _check_tokens(tokens: Sequence[Any]) -> None:
+    """Name the first token that numpy would convert, or that would make it choose another dtype."""
+    for index, token in enumerate(tokens):
+        if isinstance(token, bool):
+            raise InvalidArgument(
+                f"block_hashes: tokens must be 1-d integers, got bool at index {index}"
+            )
+        if isinstance(token, int) and not 0 <= token < 2**32:
+            raise InvalidArgument(
+                f"block_hashes: tokens[{index}] must be in [0, 2**32), got {shown(token)}"
+            )
 
 
 def _as_starts(cu_seqlens: Any, num_tokens: int) -> np.ndarray:
@@ -150,6 +164,10 @@ def _as_parents(
         raise InvalidArgument(
             "block_hashes: parents must be a sequence of integers or None, got "
             f"{type(parents).__name__}"
+        )
+    if isinstance(parents, np.ndarray) and parents.ndim != 1:
+        raise InvalidArgument(
+            f"block_hashes: parents must be of one dimension, got shape {parents.shape}"
         )
     if len(parents) != num_sequences:
         raise InvalidArgument(

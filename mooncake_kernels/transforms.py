@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from ._arguments import shown
 from .errors import InvalidArgument
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
@@ -111,14 +112,18 @@ class Rope:
         inv_freq: Any = None,
     ):
         if not isinstance(theta, numbers.Real) or not 0 < theta < math.inf:
-            raise InvalidArgument(f"Rope: theta must be a positive number, got {theta!r}")
+            raise InvalidArgument(f"Rope: theta must be a positive number, got {shown(theta)}")
         base = _float64("Rope: theta", theta)
         if not isinstance(interleaved, bool):
-            raise InvalidArgument(f"Rope: interleaved must be True or False, got {interleaved!r}")
+            raise InvalidArgument(
+                f"Rope: interleaved must be True or False, got {shown(interleaved)}"
+            )
         for name, value, least in (("first", first, 0), ("rotary_dim", rotary_dim, 2)):
             is_count = isinstance(value, numbers.Integral) and not isinstance(value, bool)
             if value is not None and not (is_count and value >= least):
-                raise InvalidArgument(f"Rope: {name} must be an integer >= {least}, got {value!r}")
+                raise InvalidArgument(
+                    f"Rope: {name} must be an integer >= {least}, got {shown(value)}"
+                )
         if rotary_dim is not None and rotary_dim % 2:
             raise InvalidArgument(f"Rope: rotary_dim must be even, got {rotary_dim}")
         self.theta: float = base.item()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 import torch
 
 from .. import _library
-from .._arguments import as_one_of
+from .._arguments import as_one_of, shown
 from .._tensors import check_plain, count_write, have_addresses
 from ..bad_ids import BadIds
 from ..errors import InvalidArgument
@@ -156,6 +156,7 @@ def as_ids(name: str, ids: BlockIds, device: torch.device, engine: Engine = "aut
     if isinstance(ids, torch.Tensor):
         tensor = ids
     else:
+        _refuse_bools(name, ids)
         try:
             tensor = torch.as_tensor(ids, dtype=None if len(ids) else torch.int64, device="cpu")
         except (TypeError, ValueError, RuntimeError, OverflowError) as error:
@@ -169,6 +170,16 @@ def as_ids(name: str, ids: BlockIds, device: torch.device, engine: Engine = "aut
         )
     # Work queued later waits for a copy to the device; nothing waits for one to the host.
     return to_device(name, tensor, device)
+
+
+def _refuse_bools(name: str, ids: BlockIds) -> None:
+    """Refuse a bool among integers, of which torch would make an id."""
+    if (
+        isinstance(ids, list | tuple)
+        and not torch.compiler.is_compiling()
+        and bool in map(type, ids)
+    ):
+        raise InvalidArgument(f"{name} must be 1-d int32 or int64, got a bool in the list")
 
 
 def to_device(name: str, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -238,7 +249,7 @@ def check_max_sms(op: str, max_sms: int | None) -> None:
     is_int = isinstance(max_sms, numbers.Integral) and not isinstance(max_sms, bool)
     if max_sms is not None and not (is_int and 1 <= max_sms < 2**31):
         raise InvalidArgument(
-            f"{op}: max_sms must be None or an integer from 1 to 2**31 - 1, got {max_sms!r}"
+            f"{op}: max_sms must be None or an integer from 1 to 2**31 - 1, got {shown(max_sms)}"
         )
 
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
+from .._arguments import shown
 from ..bad_ids import BadIds
 from ..errors import ChecksumError, InvalidArgument
 from ..transforms import FP8, Fp8, Rope
@@ -65,7 +66,7 @@ class Packer:
     ):
         for name, value in (("first_head", first_head), ("first_layer", first_layer)):
             if type(value) is not int or value < 0:
-                raise InvalidArgument(f"Packer: {name} must be an integer >= 0, got {value!r}")
+                raise InvalidArgument(f"Packer: {name} must be an integer >= 0, got {shown(value)}")
         held_views = as_views("views", views, op="Packer")
         if dtype is not None and (dtype not in FP8 or convert is None):
             raise InvalidArgument(f"Packer: dtype must be fp8, and convert be given, got {dtype}")
@@ -100,7 +101,7 @@ class Packer:
         for name, value, least in (("num_blocks", num_blocks, 0), ("chunk_bytes", chunk_bytes, 1)):
             if type(value) is not int or value < least:
                 raise InvalidArgument(
-                    f"Packer.header: {name} must be an integer >= {least}, got {value!r}"
+                    f"Packer.header: {name} must be an integer >= {least}, got {shown(value)}"
                 )
         return self._plans.header(num_blocks, chunk_bytes)
 
@@ -306,5 +307,7 @@ def _as_header(op: str, header: PackHeader | bytes) -> PackHeader:
     if isinstance(header, (bytes, bytearray, memoryview)):
         return PackHeader.from_bytes(header)
     if not isinstance(header, PackHeader) or not header.check():
-        raise InvalidArgument(f"{op}: header must be a PackHeader or its bytes, got {header!r}")
+        raise InvalidArgument(
+            f"{op}: header must be a PackHeader or its bytes, got {shown(header)}"
+        )
     return header

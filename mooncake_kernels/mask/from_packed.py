@@ -27,6 +27,8 @@ def rows_from_packed(mask: PackedMask, batch: ChunkBatch) -> MaskRows:
     """
     op = "rows_from_packed"
     packed, indptr = as_instance(op, "mask", mask, PackedMask, "a PackedMask")
+    for name, tensor in (("packed", packed), ("indptr", indptr)):
+        as_instance(op, f"mask.{name}", tensor, torch.Tensor, "a tensor")
     as_instance(op, "batch", batch, ChunkBatch, "a ChunkBatch")
     q_lens, kv_lens = batch.q_lens_list, batch.kv_lens_list
     if packed.dtype != torch.uint8 or packed.dim() != 1:

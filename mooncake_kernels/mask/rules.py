@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, TypeAlias
 
-from .._arguments import as_instance, as_integer
+from .._arguments import as_instance, as_integer, shown
 from ..errors import InvalidArgument
 from .rule import Leaf, Op, Parameter, PerRequest, Rule
 from .rule_arguments import as_numbers, as_table, as_tables, is_flat, is_pair
@@ -110,7 +110,7 @@ def spans(table: Table) -> Rule:
         flat: list[int] = []
         for index, pair in enumerate(pairs):
             if not is_pair(pair):
-                raise InvalidArgument(f"{name}[{index}] must be (begin, end), got {pair!r}")
+                raise InvalidArgument(f"{name}[{index}] must be (begin, end), got {shown(pair)}")
             begin, end = as_table(f"{name}[{index}]", pair)
             if end <= begin:
                 raise InvalidArgument(f"{name}[{index}] must not be empty, got ({begin}, {end})")

@@ -255,6 +255,8 @@ def test_who_is_accepted_is_predicted_to_meet_the_objectives(admission, policy, 
     "call, message",
     [
         (lambda: Limits(0), r"a limit must be in \(0, 1\], got 0"),
+        (lambda: Limits("x"), r"a limit must be in \(0, 1\], got 'x'"),
+        (lambda: Limits(1.0, 5), "Limits: by_priority must be a Mapping, got 5"),
         (lambda: Limits(1, {3: 1.5}), r"a limit must be in \(0, 1\], got 1.5"),
         (lambda: PredictiveRejection(decode_s=0), "decode_s must be positive, got 0"),
         (lambda: Slo(1, 0), "Slo: tbt_s must be positive, got 0"),

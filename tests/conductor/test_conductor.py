@@ -193,6 +193,12 @@ def test_the_same_requests_have_the_same_decisions(policy):
         (lambda: make().decide(request(), "0"), "decide: now_s must be a finite number, got '0'"),
         (lambda: make().prefilled([5], 0.0), r"must be of a booked request, got \[5\]"),
         (lambda: Slo(10**400, math.nan), "Slo: tbt_s must be positive, got nan"),
+        (lambda: make().decide(None, 0.0), "decide: request must be a Request, got None"),
+        (
+            lambda: Cluster([Role.BOTH], capacity_tokens=2**63),
+            "capacity_tokens must be an integer of at least 0 that int64 holds, .* got 9223372036",
+        ),
+        (lambda: Cluster([Role.BOTH], max_batch_size=[[1], [1, 2]]), "max_batch_size must be an"),
         (lambda: Cluster(4), "Cluster: roles must be a list of Role, got 4"),
         (lambda: Cluster([]), r"Cluster: roles must be of at least one instance, got \[\]"),
         (lambda: make(1, seed=1.5), "Conductor: seed must be an integer, got 1.5"),

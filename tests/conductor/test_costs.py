@@ -159,6 +159,16 @@ def test_no_transfer_takes_no_time():
             lambda: ModelSpec(8, 8, 8, 8, 8, 8, 8, bytes_per_kv=0),
             "ModelSpec: bytes_per_kv must be positive, got 0",
         ),
+        (
+            lambda: PolynomialPrefill.fit([1, 2, 3], [0, 0], [1, 2, 3]),
+            "PolynomialPrefill.fit: num_tokens and prefix_tokens must be numbers, equally many",
+        ),
+        (
+            lambda: LinearDecode.fit([1, 2, 3], [1, 2], [1, 2, 3]),
+            "LinearDecode.fit: batch_size and kv_tokens must be numbers, equally many",
+        ),
+        (lambda: LinearDecode.fit(1, 2, [1]), "batch_size and kv_tokens must be of one dimension"),
+        (lambda: LinearDecode.fit([1], [2], ["x"]), "LinearDecode.fit: seconds must be numbers"),
         (lambda: MachineSpec(0, 0, 0, 0), "MachineSpec: flops must be positive, got 0"),
         (lambda: MachineSpec(1, 1, 1, "x"), "nic_bytes_per_s must be positive, got 'x'"),
         (lambda: NicTransfer(1, 0), "NicTransfer: bytes_per_s must be positive, got 0"),

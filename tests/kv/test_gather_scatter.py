@@ -143,6 +143,8 @@ def view_of(shape=(2, 7, 4, 2, 8), axes="kv block token head dim", **kwargs):
         (lambda: mk.CopyPlan(view_of(), view_of()).run([0.5], [0]), "src_blocks must be 1-d int32"),
         (lambda: mk.CopyPlan(view_of(), view_of()).run([0], [0], max_sms=0), "max_sms .* got 0"),
         (lambda: mk.gather_blocks(view_of(), [0], max_sms=2.5), "max_sms .* got 2.5"),
+        (lambda: mk.gather_blocks(view_of(), [0], max_sms=10**5000), "max_sms .* got a huge int"),
+        (lambda: mk.gather_blocks(view_of(), [2, True]), "block_ids must be .* got a bool in"),
         (lambda: mk.CopyPlan(view_of(), view_of()).run([0], [0], engine="gpu"),
          "^CopyPlan.run: engine must be one of .*, got 'gpu'"),
         (lambda: mk.CopyPlan(view_of(), view_of()).run_slots([0], [0], engine=None),

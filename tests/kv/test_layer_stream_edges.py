@@ -62,6 +62,7 @@ def test_it_cannot_be_copied(stream, duplicate):
         (lambda s: s.begin_waits(-3), r"LayerStream.begin_waits: step .* got -3"),
         (lambda s: s.wait_on_host(1, 1, 0), r"LayerStream.wait_on_host: timeout_s .* got 0"),
         (lambda s: s.reset(-1), r"LayerStream.reset: step must be in \[0, .* got -1"),
+        (lambda s: mk.LayerStream(10**5000), r"LayerStream: num_layers .* got a huge int"),
         (lambda s: mk.LayerStream(0), r"LayerStream: num_layers .* got 0"),
         (lambda s: mk.LayerStream(2, "meta"), r"LayerStream: device must be .* got 'meta'"),
         (lambda s: mk.LayerStream(2, 1.5), r"LayerStream: device must be .* got 1.5"),

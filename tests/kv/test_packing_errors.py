@@ -95,6 +95,7 @@ def test_bad_calls_of_unpack(call, message):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"first_head": -(10**5000)}, "first_head must be an integer >= 0, got a huge int"),
         ({"first_head": -1}, "first_head must be an integer >= 0, got -1"),
         ({"first_layer": 0.5}, "first_layer must be an integer >= 0, got 0.5"),
         ({"dtype": torch.float8_e4m3fn}, "dtype must be fp8, and convert be given"),

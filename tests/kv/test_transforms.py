@@ -278,6 +278,7 @@ def test_any_axis_order(src_axes, dst_axes, data):
         (lambda: mk.Rope(interleaved=1), "Rope: interleaved must be True or False, got 1"),
         (lambda: mk.Rope(rotary_dim=3), "Rope: rotary_dim must be even, got 3"),
         (lambda: mk.Rope(rotary_dim=0), "Rope: rotary_dim must be an integer >= 2, got 0"),
+        (lambda: mk.Rope(-(10**5000)), "Rope: theta must be a positive number, got a huge int"),
         (lambda: mk.Rope(first=-1), "Rope: first must be an integer >= 0, got -1"),
         (lambda: mk.Rope(inv_freq=[]), "Rope: inv_freq must be a list of finite numbers"),
         (lambda: mk.Rope(rotary_dim=4, inv_freq=[1.0]), "inv_freq must be a list of 2 finite"),

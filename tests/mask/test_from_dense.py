@@ -125,6 +125,9 @@ def test_bad_bits_are_named() -> None:
     for bad in (torch.tensor([0, 1]), torch.tensor([0, 8, 12]), torch.tensor([0, 2, 3])):
         with pytest.raises(mk.InvalidArgument, match="indptr must be the sums"):
             mk.mask.rows_from_packed(mask._replace(indptr=bad), batch)
+    for bad in (mask._replace(indptr=None), mk.mask.PackedMask(None, None)):
+        with pytest.raises(mk.InvalidArgument, match=r"mask\.\w+ must be a tensor, got None"):
+            mk.mask.rows_from_packed(bad, batch)
     with pytest.raises(mk.InvalidArgument, match="within the 1 bytes of mask.packed"):
         mk.mask.rows_from_packed(mask._replace(packed=mask.packed[:1]), batch)
     with pytest.raises(mk.InvalidArgument, match="packed must be uint8"):

@@ -5,7 +5,7 @@ from typing import Any
 
 from mooncake_kernels import InvalidArgument
 
-from .arguments import is_integer, is_number
+from .arguments import is_integer, is_number, shown
 from .profile import ChunkProfile
 
 
@@ -90,4 +90,4 @@ def _cost(profile: ChunkProfile, chunk: int, num_decodes: int, ratio: float | No
 
 def _check(argument: str, value: Any, is_good: bool, what: str) -> None:
     if not is_good:
-        raise InvalidArgument(f"choose_chunk_size: {argument} must be {what}, got {value!r}")
+        raise InvalidArgument(f"choose_chunk_size: {argument} must be {what}, got {shown(value)}")

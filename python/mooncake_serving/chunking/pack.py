@@ -6,7 +6,7 @@ from typing import Generic, Protocol, TypeVar
 
 from mooncake_kernels import ChunkBatch, InvalidArgument
 
-from .arguments import is_integer
+from .arguments import is_integer, shown
 
 
 class Pending(Protocol):
@@ -99,23 +99,34 @@ def pack_batch(
     for name, value in (("budget", budget), ("max_chunk", largest), ("max_requests", step.room)):
         if not is_integer(value, 1):
             raise InvalidArgument(
-                f"pack_batch: {name} must be an integer of at least 1, got {value!r}"
+                f"pack_batch: {name} must be an integer of at least 1, got {shown(value)}"
             )
     for request in decodes:
+        _check_pending(request)
         if request.num_pending > budget:
             raise InvalidArgument(
                 f"pack_batch: budget must hold the {request.num_pending} pending tokens of the "
-                f"decode {request!r}, got {budget}"
+                f"decode {shown(request)}, got {budget}"
             )
         if not step.take(request, request.num_pending):
             return PackedBatch(step.chunks)
     for request in prefills:
+        _check_pending(request)
         step.take(request, min(request.num_pending, largest, step.num_left))
     for request in waiting:
         if not step.has_room or (admit is not None and not admit(request)):
             break
+        _check_pending(request)
         step.take(request, min(request.num_pending, largest, step.num_left))
     return PackedBatch(step.chunks)
+
+
+def _check_pending(request: Pending) -> None:
+    if not is_integer(request.num_pending, 1):
+        raise InvalidArgument(
+            f"pack_batch: requests must have pending tokens, got {shown(request)} with "
+            f"{shown(request.num_pending)}"
+        )
 
 
 class _Step(Generic[R]):
@@ -130,11 +141,6 @@ class _Step(Generic[R]):
         return self.num_left > 0 and len(self.chunks) < self.room
 
     def take(self, request: R, num_tokens: int) -> bool:
-        if not request.num_pending >= 1:
-            raise InvalidArgument(
-                f"pack_batch: requests must have pending tokens, got {request!r} with "
-                f"{request.num_pending}"
-            )
         fits = self.has_room and num_tokens <= self.num_left
         if fits:
             self.chunks.append((request, num_tokens))

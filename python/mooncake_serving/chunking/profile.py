@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from mooncake_kernels import InvalidArgument
 
-from .arguments import is_integer, is_number
+from .arguments import is_integer, is_number, shown
 
 
 @dataclass(frozen=True)
@@ -33,13 +33,13 @@ class ChunkProfile:
         is_good = len(sizes) > 0 and all(is_integer(size, 1) for size in sizes)
         if not is_good or not all(before < after for before, after in pairwise(sizes)):
             raise InvalidArgument(
-                f"ChunkProfile: sizes must ascend and be at least 1, got {self.sizes!r}"
+                f"ChunkProfile: sizes must ascend and be at least 1, got {shown(self.sizes)}"
             )
         seconds = self.seconds if isinstance(self.seconds, Sequence) else ()
         if len(seconds) != len(sizes) or not all(is_number(s) and s > 0 for s in seconds):
             raise InvalidArgument(
                 f"ChunkProfile: seconds must be positive, one a size ({len(sizes)}), got "
-                f"{self.seconds!r}"
+                f"{shown(self.seconds)}"
             )
 
     def step_seconds(self, num_tokens: int) -> float:
@@ -53,7 +53,7 @@ class ChunkProfile:
         if not is_number(num_tokens) or num_tokens > self.sizes[-1]:
             raise InvalidArgument(
                 f"ChunkProfile: num_tokens must be at most {self.sizes[-1]}, the largest size "
-                f"measured, got {num_tokens!r}"
+                f"measured, got {shown(num_tokens)}"
             )
         index = bisect_left(self.sizes, num_tokens)
         if index == 0 or self.sizes[index] == num_tokens:
@@ -87,7 +87,7 @@ def profile_chunks(
     """
     if not is_integer(repeats, 1):
         raise InvalidArgument(
-            f"profile_chunks: repeats must be an integer of at least 1, got {repeats!r}"
+            f"profile_chunks: repeats must be an integer of at least 1, got {shown(repeats)}"
         )
     sizes = tuple(sizes)
     medians = []

@@ -5,7 +5,9 @@ from enum import IntFlag
 
 import numpy as np
 
-from .errors import InvalidArgument, check_sized
+from .errors import InvalidArgument, check_sized, shown
+
+MOST = np.iinfo(np.int64).max
 
 
 class Role(IntFlag):
@@ -53,7 +55,9 @@ class Cluster:
         check_sized("Cluster", "roles", roles, "a list of Role")
         n = len(roles)
         if not n:
-            raise InvalidArgument(f"Cluster: roles must be of at least one instance, got {roles!r}")
+            raise InvalidArgument(
+                f"Cluster: roles must be of at least one instance, got {shown(roles)}"
+            )
         if any(role not in (Role.PREFILL, Role.DECODE, Role.BOTH) for role in roles):
             raise InvalidArgument(f"Cluster: roles must be of Role, got {list(roles)[:8]}")
         _check_each("capacity_tokens", capacity_tokens, n, 0)
@@ -91,7 +95,7 @@ class Cluster:
         back when the prefill is over; if there is none, no limit is known.
         """
         decoders = self.capacity_tokens[self.role == Role.DECODE]
-        largest = decoders.max() if len(decoders) else np.iinfo(np.int64).max
+        largest = decoders.max() if len(decoders) else MOST
         capacity = self.capacity_tokens[instances]
         return np.where(self.role[instances] == Role.BOTH, capacity, largest)
 
@@ -125,10 +129,13 @@ class Cluster:
 
 def _check_each(name: str, value: int | Sequence[int], count: int, low: int) -> None:
     """Refuse values that are not one number, or one for each instance, of at least ``low``."""
-    values = np.asarray(value)
-    is_good = values.dtype.kind in "iu" and values.shape in ((), (count,)) and (values >= low).all()
-    if not is_good:
+    try:
+        values = np.asarray(value)
+    except ValueError:  # lists of several lengths
+        values = np.empty(0)
+    is_good = values.dtype.kind in "iu" and values.shape in ((), (count,))
+    if not is_good or not ((values >= low) & (values <= MOST)).all():
         raise InvalidArgument(
-            f"Cluster: {name} must be an integer of at least {low}, or {count} of them, "
-            f"got {value!r:.80}"
+            f"Cluster: {name} must be an integer of at least {low} that int64 holds, or {count} "
+            f"of them, got {shown(value)}"
         )

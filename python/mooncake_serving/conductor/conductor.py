@@ -21,7 +21,7 @@ from .cluster import Cluster, Role
 from .costs import Costs
 from .decision import Decision, DecodeChoice
 from .decoding import DecodeLoad, InFlight, choose_decode
-from .errors import InvalidArgument, check_count, check_finite, check_index
+from .errors import InvalidArgument, check_count, check_finite, check_index, check_instance, shown
 from .index import Index
 from .policies import KVCacheCentric, PrefillPolicy, PrefillView
 from .reasons import Reason, Why
@@ -86,8 +86,9 @@ class Conductor:
         It changes no state except a policy's own, as that of round robin.
 
         Raises:
-            InvalidArgument: ``now_s`` is not a finite number.
+            InvalidArgument: it is not a Request, or ``now_s`` is not a finite number.
         """
+        check_instance("decide", "request", request, Request)
         check_finite("decide", "now_s", now_s)
         cluster = self.cluster
         candidates = self._prefill_candidates(request)
@@ -140,7 +141,7 @@ class Conductor:
         check_finite("prefilled", "now_s", now_s)
         decision = self.books.get("prefilled", request_id)
         if request_id in self.books.decoding or decision.prefill is None:
-            what = f"prefilled: request {request_id!r} must not be decoded already"
+            what = f"prefilled: request {shown(request_id)} must not be decoded already"
             raise InvalidArgument(what)
         self.books.fetched(decision)
         self.books.release(request_id)

@@ -6,26 +6,38 @@ error that it raises; like ``mooncake_kernels.InvalidArgument`` it is a ``ValueE
 
 import math
 import numbers
+import reprlib
 from collections.abc import Iterable, Sequence, Sized
 from typing import Any
 
 import numpy as np
+
+_REPR = reprlib.Repr()
+_REPR.maxstring = _REPR.maxother = _REPR.maxlong = 80
 
 
 class InvalidArgument(ValueError):
     """An argument is wrong; the message reads ``op: argument must be <what>, got <value>``."""
 
 
+def shown(value: Any) -> str:
+    """Show a value in the text of an error: at most one line of it."""
+    try:
+        return _REPR.repr(value)
+    except ValueError:  # Python does not print integers of more than 4300 digits
+        return f"a huge {type(value).__name__}"
+
+
 def check_at_least(op: str, name: str, value: float, low: float) -> None:
     """Raise :class:`InvalidArgument` unless ``value`` is finite and at least ``low``."""
     if not (_is_finite(value) and value >= low):
-        raise InvalidArgument(f"{op}: {name} must be at least {low:g}, got {value!r}")
+        raise InvalidArgument(f"{op}: {name} must be at least {low:g}, got {shown(value)}")
 
 
 def check_positive(op: str, name: str, value: float) -> None:
     """Raise :class:`InvalidArgument` unless ``value`` is finite and positive."""
     if not (_is_finite(value) and value > 0):
-        raise InvalidArgument(f"{op}: {name} must be positive, got {value!r}")
+        raise InvalidArgument(f"{op}: {name} must be positive, got {shown(value)}")
 
 
 def check_count(op: str, name: str, value: int, low: int) -> None:
@@ -39,25 +51,31 @@ def check_count(op: str, name: str, value: int, low: int) -> None:
 def check_integer(op: str, name: str, value: int) -> None:
     """Raise :class:`InvalidArgument` unless ``value`` is an integer."""
     if not _is_integer(value):
-        raise InvalidArgument(f"{op}: {name} must be an integer, got {value!r}")
+        raise InvalidArgument(f"{op}: {name} must be an integer, got {shown(value)}")
 
 
 def check_finite(op: str, name: str, value: float) -> None:
     """Raise :class:`InvalidArgument` unless ``value`` is a number, and finite."""
     if not _is_finite(value):
-        raise InvalidArgument(f"{op}: {name} must be a finite number, got {value!r}")
+        raise InvalidArgument(f"{op}: {name} must be a finite number, got {shown(value)}")
 
 
 def check_index(op: str, name: str, value: int, count: int) -> None:
     """Raise :class:`InvalidArgument` unless ``value`` is an integer from 0 to ``count`` - 1."""
     if not (_is_integer(value) and 0 <= value < count):
-        raise InvalidArgument(f"{op}: {name} must be in [0, {count}), got {value!r}")
+        raise InvalidArgument(f"{op}: {name} must be in [0, {count}), got {shown(value)}")
 
 
 def check_sized(op: str, name: str, value: Any, what: str) -> None:
     """Raise :class:`InvalidArgument` unless ``value`` has a length."""
     if not isinstance(value, Sized):
-        raise InvalidArgument(f"{op}: {name} must be {what}, got {value!r}")
+        raise InvalidArgument(f"{op}: {name} must be {what}, got {shown(value)}")
+
+
+def check_instance(op: str, name: str, value: Any, kind: type) -> None:
+    """Raise :class:`InvalidArgument` unless ``value`` is of a class."""
+    if not isinstance(value, kind):
+        raise InvalidArgument(f"{op}: {name} must be a {kind.__name__}, got {shown(value)}")
 
 
 def check_keys(op: str, name: str, keys: Any) -> None:
@@ -67,13 +85,13 @@ def check_keys(op: str, name: str, keys: Any) -> None:
     """
     what = f"{op}: {name} must be a tuple of integers"
     if not isinstance(keys, (tuple, list, Sequence, np.ndarray)) or isinstance(keys, (str, bytes)):
-        raise InvalidArgument(f"{what}, got {keys!r:.80}")
+        raise InvalidArgument(f"{what}, got {shown(keys)}")
     kinds = set(map(type, keys))
     if kinds <= {int}:
         return
     if bad := [kind for kind in kinds if kind is bool or not issubclass(kind, numbers.Integral)]:
         first = next(key for key in keys if type(key) in bad)
-        raise InvalidArgument(f"{what}, got {first!r:.80} among them")
+        raise InvalidArgument(f"{what}, got {shown(first)} among them")
 
 
 def listed(op: str, keys: Iterable[int]) -> Sequence[int]:

@@ -111,6 +111,7 @@ def test_any_profile(
     ("num_decodes", "options", "words"),
     [
         (-1, {}, "num_decodes must be an integer of at least 0, got -1"),
+        pytest.param(-(10**5000), {}, "num_decodes must be .* got a huge int", id="huge"),
         (1.5, {}, "num_decodes must be an integer of at least 0, got 1.5"),
         ("3", {}, "num_decodes must be an integer of at least 0, got '3'"),
         (2048, {}, "num_decodes must be less than the last multiple of 128 within the 2048 tokens"),

@@ -84,6 +84,9 @@ def test_nothing_to_do() -> None:
         (([], [], float("nan")), {}, "budget must be an integer of at least 1, got nan"),
         (([], [], 8), {"max_chunk": 2.5}, "max_chunk must be an integer of at least 1, got 2.5"),
         (([decode("x", drafts=8)], [], 8), {}, "budget must hold the 9 pending tokens .*'x'"),
+        (([PendingRequest(1, 5, "1")], [], 8), {}, "must have pending tokens, got .* with '1'"),
+        (([], [PendingRequest(1, 5, 1.0)], 8), {}, "must have pending tokens, got .* with 1.0"),
+        (([], [], -(10**5000)), {}, "budget must be an integer of at least 1, got a huge int"),
         (([], [prompt("y", 5, done=5)], 8), {}, "must have pending tokens, got .*'y'.* with 0"),
     ],
 )

@@ -1,10 +1,11 @@
 """The share of its objectives up to which a request is accepted."""
 
+import numbers
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ..decision import PrefillChoice
-from ..errors import InvalidArgument
+from ..errors import InvalidArgument, check_instance, shown
 from ..reasons import Reason, Why
 from ..request import Request, Slo
 
@@ -26,9 +27,11 @@ class Limits:
 
     def __post_init__(self) -> None:
         """Check that all are in (0, 1]."""
+        check_instance("Limits", "by_priority", self.by_priority, Mapping)
         for limit in (self.default, *self.by_priority.values()):
-            if not 0 < limit <= 1:
-                raise InvalidArgument(f"Limits: a limit must be in (0, 1], got {limit!r}")
+            is_number = isinstance(limit, numbers.Real) and not isinstance(limit, bool)
+            if not is_number or not 0 < limit <= 1:
+                raise InvalidArgument(f"Limits: a limit must be in (0, 1], got {shown(limit)}")
 
     def of(self, request: Request) -> float:
         """Return the limit for a request."""

@@ -1,10 +1,29 @@
 """Least squares with non-negative coefficients: more work never takes less time."""
 
+from collections.abc import Sequence
 from itertools import combinations
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from ..errors import InvalidArgument
+
+
+def as_samples(op: str, **values: ArrayLike) -> Sequence[np.ndarray]:
+    """Return each argument as float64 ``[n]``; a number stands for n equal ones.
+
+    Raises:
+        InvalidArgument: they are not numbers, or not of one length.
+    """
+    try:
+        arrays = np.broadcast_arrays(*(np.asarray(value, float) for value in values.values()))
+    except (TypeError, ValueError, OverflowError) as error:
+        what = f"{op}: {' and '.join(values)} must be numbers, equally many, got {error}"
+        raise InvalidArgument(what) from None
+    if arrays[0].ndim != 1:
+        what = f"{op}: {' and '.join(values)} must be of one dimension, got {arrays[0].ndim}"
+        raise InvalidArgument(what)
+    return arrays
 
 
 def fit_nonnegative(op: str, features: np.ndarray, seconds: np.ndarray) -> np.ndarray:

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ..errors import check_at_least, check_count
-from .fit import fit_nonnegative
+from .fit import as_samples, fit_nonnegative
 from .interface import PrefillCost
 
 
@@ -52,12 +52,12 @@ class PolynomialPrefill:
         Raises:
             InvalidArgument: too few measurements, or some are not positive and finite.
         """
-        tokens, prefix = np.broadcast_arrays(
-            np.asarray(num_tokens, float), np.asarray(prefix_tokens, float)
-        )
+        op = "PolynomialPrefill.fit"
+        tokens, prefix = as_samples(op, num_tokens=num_tokens, prefix_tokens=prefix_tokens)
+        (measured,) = as_samples(op, seconds=seconds)
         columns = (np.ones_like(tokens), tokens - prefix, (tokens**2 - prefix**2) / 2)
         features = np.stack(columns, axis=-1)
-        fitted = fit_nonnegative("PolynomialPrefill.fit", features, np.asarray(seconds, float))
+        fitted = fit_nonnegative(op, features, measured)
         return cls(*map(float, fitted))
 
 
@@ -130,7 +130,9 @@ class LinearDecode:
         Raises:
             InvalidArgument: too few measurements, or some are not positive and finite.
         """
-        columns = np.broadcast_arrays(1.0, np.asarray(batch_size, float), kv_tokens)
-        features = np.stack(columns, axis=-1).astype(float)
-        fitted = fit_nonnegative("LinearDecode.fit", features, np.asarray(seconds, float))
+        op = "LinearDecode.fit"
+        requests, tokens = as_samples(op, batch_size=batch_size, kv_tokens=kv_tokens)
+        (measured,) = as_samples(op, seconds=seconds)
+        features = np.stack((np.ones_like(requests), requests, tokens), axis=-1)
+        fitted = fit_nonnegative(op, features, measured)
         return cls(*map(float, fitted))

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from ..errors import check_count, check_index, check_keys, listed
+from ..errors import check_count, check_index, check_instance, check_keys, listed
 from .event_order import EventOrder
 from .events import KVEvent
 
@@ -159,6 +159,7 @@ class PrefixIndex:
 
     def apply(self, event: KVEvent) -> bool:
         """Apply an event, and those that waited for it; see :class:`~.interface.Index`."""
+        check_instance("apply", "event", event, KVEvent)
         self._bit("apply", event.instance)
         for ready in self._order.take(event):
             if ready.snapshot:

@@ -5,7 +5,7 @@ from operator import index
 
 import numpy as np
 
-from ..errors import check_count, check_index, check_keys, listed
+from ..errors import check_count, check_index, check_instance, check_keys, listed
 from .event_order import EventOrder
 from .events import KVEvent
 from .prefix_index import PrefixIndex
@@ -115,6 +115,7 @@ class ShardedIndex:
 
     def apply(self, event: KVEvent) -> bool:
         """Apply an event, and those that waited for it; see :class:`~.interface.Index`."""
+        check_instance("apply", "event", event, KVEvent)
         check_index("apply", "instance", event.instance, self.num_instances)
         for ready in self._order.take(event):
             if ready.snapshot:
