@@ -8,7 +8,7 @@ import torch
 from .._arguments import as_instance
 from ..errors import InvalidArgument
 from .batch import ChunkBatch
-from .rule import Both, Either, Leaf, Op, Parameter, Rule, Value
+from .rule import MAX_HEIGHT, Both, Either, Leaf, Op, Parameter, Rule, Value
 from .rule_runs import always_fits
 
 MAX_DEPTH = 8  # of the evaluation's stack; csrc/mask/rule_program.h
@@ -41,7 +41,7 @@ def compile_rule(rule: Rule, kv_lens: Sequence[int], device: torch.device) -> Pr
     if rule.depth > MAX_DEPTH:
         raise InvalidArgument(
             f"mask: rule must need a stack of at most {MAX_DEPTH}, got one of {rule.depth}: write "
-            "it as a chain of & and |"
+            f"it as chains of & and |, up to {MAX_HEIGHT} long"
         )
     rule.check(num_requests)
     of_request = each_own(rule, num_requests)

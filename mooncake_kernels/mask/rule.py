@@ -9,6 +9,9 @@ from ..errors import InvalidArgument
 
 Value: TypeAlias = int | tuple[int, ...]  # a number, or a table of them
 
+# Compositions nested in each other: what walks over rules, repr() among it, is recursive.
+MAX_HEIGHT = 200
+
 
 class Op(IntEnum):
     """One instruction of a compiled rule. The numbers are those of csrc/mask/rule_program.h."""
@@ -48,11 +51,17 @@ class Rule:
 
     Attributes:
         depth: stack size needed to evaluate it, the deeper of two operands first.
+        height: how many compositions are nested in each other, ``MAX_HEIGHT`` at most.
         varies: whether it contains a ``per_request``.
     """
 
     depth: int = 1
+    height: int = 0
     varies: bool = False
+
+    def __bool__(self) -> bool:
+        """Refuse ``and`` and ``or``, which would silently drop one of the rules."""
+        raise InvalidArgument("mask: rules must be combined by & and |, got the truth of a rule")
 
     def __and__(self, other: "Rule") -> "Rule":
         """See what both see."""
@@ -76,6 +85,16 @@ class Rule:
 
     def check(self, num_requests: int) -> None:
         """Raise InvalidArgument unless it has a parameter for each of ``num_requests`` requests."""
+
+
+def _checked_height(height: int) -> int:
+    """Return the height of a composition unless it is too high."""
+    if height > MAX_HEIGHT:
+        raise InvalidArgument(
+            f"mask: rule must nest at most {MAX_HEIGHT} of & and |, got {height}: combine parts of "
+            "a long chain first, or give one rule a longer table"
+        )
+    return height
 
 
 def _as_rule(sign: str, value: Any) -> Rule:
@@ -123,6 +142,8 @@ class _Pair(Rule):
     def __post_init__(self) -> None:
         left, right = self.left.depth, self.right.depth
         object.__setattr__(self, "depth", max(left, right) + (left == right))
+        height = 1 + max(self.left.height, self.right.height)
+        object.__setattr__(self, "height", _checked_height(height))
         object.__setattr__(self, "varies", self.left.varies or self.right.varies)
 
     def of(self, request: int) -> Rule:
@@ -161,6 +182,8 @@ class PerRequest(Rule):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "depth", max((rule.depth for rule in self.rules), default=1))
+        height = 1 + max((rule.height for rule in self.rules), default=0)
+        object.__setattr__(self, "height", _checked_height(height))
 
     def of(self, request: int) -> Rule:
         return self.rules[request].of(request)

@@ -156,6 +156,32 @@ def test_too_deep_a_rule_is_refused_and_a_long_one_is_not():
         rule.rows(made, mk.ChunkBatch([1], [3]))
 
 
+def test_the_longest_chain_can_be_used_and_a_longer_one_cannot_be_made(engine):
+    made, same = rule.per_request([rule.causal()]), rule.per_request([rule.causal()])
+    for begin in range(2, 400, 2):
+        made = made | rule.spans([(begin, begin + 1)])
+        same = same | rule.spans([(begin, begin + 1)])
+    batch = mk.ChunkBatch([1], [3], device=engine.device)
+    made_rows = rule.rows(made, batch, engine=engine.engine)
+    assert made_rows.intervals.tolist() == [[0, 3, 0, 0]]
+    assert rule.packed(made, batch, engine=engine.engine).packed.tolist() == [7]
+    assert made == same and hash(made) == hash(same) and made.of(0) != made
+    assert str(made).endswith("| spans([(398, 399)]))") and repr(made).endswith(")")
+    for longer in (
+        lambda: made & same,
+        lambda: rule.sink(1) | made,
+        lambda: rule.per_request([made]),
+    ):
+        with pytest.raises(mk.InvalidArgument, match="must nest at most 200 of & and |, got 201"):
+            longer()
+
+
+def test_and_and_or_do_not_drop_a_rule():
+    for combine in (lambda a, b: a and b, lambda a, b: a or b, lambda a, b: not a):
+        with pytest.raises(mk.InvalidArgument, match="must be combined by & and |, got the truth"):
+            combine(rule.causal(), rule.sliding_window(4))
+
+
 def test_unfit_rows_are_named_and_packed_holds_them(engine):
     three = rule.sink(1) | rule.causal() & (rule.sliding_window(1) | rule.documents([0, 3]))
     three = three | rule.prefix_lm(9) & rule.chunked_local(2) & rule.documents([0, 5])

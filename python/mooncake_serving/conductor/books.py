@@ -9,7 +9,7 @@ from .cluster import Cluster
 from .costs import Costs
 from .decision import Decision, DecodeChoice, PrefillChoice
 from .decoding import InFlight
-from .errors import InvalidArgument, check_finite, check_index
+from .errors import InvalidArgument, check_finite, check_index, shown
 from .index import Index
 
 
@@ -32,7 +32,7 @@ class Books:
         try:
             return self.open[request_id]
         except (KeyError, TypeError):  # unknown, or not hashable
-            what = f"{op}: request_id must be of a booked request, got {request_id!r}"
+            what = f"{op}: request_id must be of a booked request, got {shown(request_id)}"
             raise InvalidArgument(what) from None
 
     def book(self, decision: Decision) -> None:
@@ -119,7 +119,8 @@ class Books:
         prefill, request_id = decision.prefill, decision.request.request_id
         booked = request_id in self.open
         if not decision.accepted or prefill is None or booked:
-            got = f"request {request_id!r} {'again' if booked else f'refused: {decision.reason}'}"
+            what = "again" if booked else f"refused: {decision.reason}"
+            got = f"request {shown(request_id)} {what}"
             raise InvalidArgument(f"book: decision must be accepted and not yet booked, got {got}")
         instances = {"prefill": prefill.instance}
         if prefill.fetch is not None:

@@ -6,7 +6,7 @@ import numpy as np
 
 from .cluster import Cluster, Role
 from .costs import DecodeCost
-from .errors import InvalidArgument, check_at_least, check_count
+from .errors import InvalidArgument, check_at_least, check_count, shown
 from .reasons import Reason, Why
 from .request import Slo
 
@@ -46,7 +46,7 @@ class RoleAdvisor:
     def __post_init__(self) -> None:
         """Check that the numbers make sense together."""
         if not 0 <= self.low < self.high:
-            got = f"{self.low!r} and {self.high!r}"
+            got = f"{shown(self.low)} and {shown(self.high)}"
             raise InvalidArgument(f"RoleAdvisor: low must be below high, got {got}")
         check_at_least("RoleAdvisor", "cooldown_s", self.cooldown_s, 0)
         check_count("RoleAdvisor", "min_instances", self.min_instances, 1)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from ..costs import Costs
-from ..errors import InvalidArgument, check_count
+from ..errors import InvalidArgument, check_count, shown
 from ..index import Index
 from ..reasons import Reason, Why
 from .heat import Heat
@@ -85,7 +85,7 @@ def choose_swaps(
     """
     check_count("choose_swaps", "num_needed", num_needed, 0)
     if load_s is not None and not load_s >= 0:
-        raise InvalidArgument(f"choose_swaps: load_s must be at least 0, got {load_s!r}")
+        raise InvalidArgument(f"choose_swaps: load_s must be at least 0, got {shown(load_s)}")
     values: dict[int, float] = {}
     swaps: dict[int, Swap] = {}
     for block in sorted(blocks, key=lambda block: -block.prefix_tokens):

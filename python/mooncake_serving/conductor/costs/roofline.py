@@ -6,13 +6,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ..errors import InvalidArgument, check_at_least
+from ..errors import InvalidArgument, check_at_least, shown
 from .specs import MachineSpec, ModelSpec
 
 
 def _check_share(op: str, name: str, value: float) -> None:
     if not isinstance(value, numbers.Real) or not 0 < float(value) <= 1:
-        raise InvalidArgument(f"{op}: {name} must be in (0, 1], got {value!r}")
+        raise InvalidArgument(f"{op}: {name} must be in (0, 1], got {shown(value)}")
 
 
 @dataclass(frozen=True, slots=True)
