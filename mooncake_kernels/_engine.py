@@ -4,7 +4,7 @@ import torch
 
 from . import _library
 from ._arguments import as_one_of
-from .errors import InvalidArgument, Unavailable
+from .errors import InvalidArgument
 
 ENGINES = ("auto", "host", "cuda", "reference")
 
@@ -19,8 +19,5 @@ def choose(op: str, engine: str, device: torch.device) -> str:
     if engine == "auto":
         engine = _library.choose_engine(device.type)
         engine = "cuda" if engine == "triton" else engine  # built without nvcc: reported below
-    try:
-        _library.require_engine(engine, device.type)
-    except (InvalidArgument, Unavailable) as error:
-        raise type(error)(f"{op}: {error}") from None
+    _library.require_engine(engine, device.type, op)
     return engine

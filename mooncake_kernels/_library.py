@@ -68,15 +68,18 @@ def log_choice(what: str, engine: str) -> None:
         logger.info("engine auto: %s for %s", engine, what)
 
 
-def require_engine(engine: str, device_type: str) -> None:
+def require_engine(engine: str, device_type: str, op: str = "") -> None:
     """Raise unless a named engine supports tensors of that device type."""
+    prefix = f"{op}: " if op else ""
     needed = "cpu" if engine == "host" else "cuda"
     if needed == "cuda" and not has_cuda:
         raise Unavailable(
-            f"engine {engine}: _ops.so was built without nvcc, so it has no CUDA kernels"
+            f"{prefix}engine {engine}: _ops.so was built without nvcc, so it has no CUDA kernels"
         )
     if device_type != needed:
-        raise InvalidArgument(f"engine {engine} must be given {needed} tensors, got {device_type}")
+        raise InvalidArgument(
+            f"{prefix}engine {engine} must be given {needed} tensors, got {device_type}"
+        )
 
 
 def triton_module(name: str) -> ModuleType:

@@ -98,7 +98,7 @@ def append_kv(
     elif engine == "triton":
         _library.triton_module("attention_append").append_kv(*arguments)
     else:
-        _library.require_engine("host", k.device.type)
+        _library.require_engine("host", k.device.type, OP)
         _library.call(_library.append_kv, *arguments)
     count_write(versioned([cache for cache in (k_cache, v_cache) if cache is not None]))
 

@@ -78,5 +78,5 @@ def merge_attention(
     outs, lses = outs.contiguous(), lses.contiguous()
     if engine == "triton":
         return _library.triton_module("attention_merge").merge_attention(outs, lses, log2)
-    _library.require_engine(engine, outs.device.type)
+    _library.require_engine(engine, outs.device.type, OP)
     return _library.call(_library.merge_attention, outs, lses, log2)

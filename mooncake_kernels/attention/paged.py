@@ -106,7 +106,7 @@ def paged_attention(
         return out.to(q.dtype), lse.float()
     if engine == "triton":
         return _library.triton_module("attention").paged_attention(*arguments)
-    _library.require_engine("host", q.device.type)
+    _library.require_engine("host", q.device.type, OP)
     return _library.call(_library.paged_attention, *arguments)
 
 

@@ -9,6 +9,7 @@ from .execute import (
     as_ids,
     as_packed,
     check_call,
+    check_engine,
     check_view,
     check_writable,
     execute,
@@ -58,6 +59,7 @@ def gather_blocks(
     check_view("gather_blocks", view)
     check_call("gather_blocks", max_sms, engine)
     device = device_of_call(view, out)
+    check_engine("gather_blocks", engine, device)
     if device.type == "cuda":
         other = out if isinstance(out, torch.Tensor) else view
         engine = choose(engine, view, other, [view.gather_plan], [block_ids])
@@ -107,6 +109,7 @@ def scatter_blocks(
     check_call("scatter_blocks", max_sms, engine)
     check_writable("scatter_blocks: view", view)
     device = device_of_call(view, packed)
+    check_engine("scatter_blocks", engine, device)
     if device.type == "cuda":
         other = packed if isinstance(packed, torch.Tensor) else view
         engine = choose(engine, other, view, [view.scatter_plan], [block_ids])

@@ -113,9 +113,11 @@ class CopyPart:
         for name in as_pairs(op, layers):
             of_plan = [pair for pair in self._layers if pair == name or (pair[0],) * 2 == name]
             if not of_plan:
+                is_number = name[0] == name[1]
+                among = [src for src, _ in self._layers] if is_number else [*self._layers]
                 raise InvalidArgument(
-                    f"{op}: layers must be among the plan's {[src for src, _ in self._layers]}, "
-                    f"got {name[0]}"
+                    f"{op}: layers must be among the plan's {among}, got "
+                    f"{name[0] if is_number else name}"
                 )
             chosen += of_plan
         check_written_once(op, chosen)

@@ -245,6 +245,12 @@ def check_call(op: str, max_sms: int | None, engine: Engine) -> None:
     check_max_sms(op, max_sms)
 
 
+def check_engine(op: str, engine: Engine, device: torch.device) -> None:
+    """Raise unless a named engine copies on that device."""
+    if engine in ("host", "cuda", "tma", *LISTED):
+        _library.require_engine(engine, device.type, op)
+
+
 def check_max_sms(op: str, max_sms: int | None) -> None:
     is_int = isinstance(max_sms, numbers.Integral) and not isinstance(max_sms, bool)
     if max_sms is not None and not (is_int and 1 <= max_sms < 2**31):

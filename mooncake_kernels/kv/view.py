@@ -7,7 +7,7 @@ import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from .. import _library
-from .._tensors import check_plain, versioned
+from .._tensors import check_device, check_plain, versioned
 from ..bad_ids import BadIds
 from ..errors import InvalidArgument
 from .layout import (
@@ -235,6 +235,7 @@ def _told(tensors: Any) -> str:
 
 def _check_alike(tensors: list[torch.Tensor]) -> None:
     first = tensors[0]
+    check_device("KVView", "tensors", first)
     for i, tensor in enumerate(tensors):
         check_plain(f"KVView: tensor {i}", tensor)
         for what in ("shape", "dtype", "device"):

@@ -50,8 +50,8 @@ def test_layers_of_a_pipeline_stage(checksum):
         for kv in range(2):
             source = stage.plane(of_stage, kv)[block]
             assert torch.equal(model.plane(layer, kv)[2], source), (layer, kv)
-    for layers in ([2], [(0, 1)]):
-        with pytest.raises(mk.InvalidArgument, match=r"layers must be among .* \[0, 1\], got"):
+    for layers, words in (([2], r"\[0, 1\], got 2"), ([(0, 1)], r"\[\(0, 3\), .*, got \(0, 1\)")):
+        with pytest.raises(mk.InvalidArgument, match=f"layers must be among the plan's {words}"):
             plan.run([0], [0], layers=layers)
     with pytest.raises(mk.InvalidArgument, match=r"layers must be in \[0, 5\), got 5"):
         mk.CopyPlan(second, model, layers=[(0, 5)])

@@ -172,8 +172,14 @@ def test_a_bad_argument_is_named(make, message):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_a_named_engine_never_falls_back():
-    with pytest.raises((mk.Unavailable, mk.InvalidArgument), match="engine cuda"):
-        mk.gather_blocks(view_of(), [0], engine="cuda")
+    view, wrong = view_of(), (mk.Unavailable, mk.InvalidArgument)
+    with pytest.raises(wrong, match="^gather_blocks: engine cuda"):
+        mk.gather_blocks(view, [0], engine="cuda")
+    packed = torch.zeros(view.packed_shape(1))
+    with pytest.raises(wrong, match="^scatter_blocks: engine tma"):
+        mk.scatter_blocks(packed, [0], view, engine="tma")
+    with pytest.raises(wrong, match="^merge_attention: engine cuda"):
+        mk.merge_attention(torch.ones(1, 1, 1, 4), torch.ones(1, 1, 1), engine="cuda")
 
 
 def test_the_operator_refuses_a_plan_made_for_others():

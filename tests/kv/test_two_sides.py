@@ -85,12 +85,18 @@ def test_what_a_graph_would_read_again_is_not_taken_from_the_host(monkeypatch):
             mk.gather_blocks(view, [0], engine=engine)
 
 
-def test_devices_that_do_not_go_together():
-    view, meta = (
-        mk.KVView(torch.zeros(2, 3, 4, device=d), "block token dim") for d in ("cpu", "meta")
-    )
-    with pytest.raises(mk.InvalidArgument, match="dst must have src's device cpu .* got meta"):
-        mk.CopyPlan(view, meta)
+def test_devices_that_do_not_go_together(monkeypatch):
+    monkeypatch.setattr(bad_ids, "_take_row", lambda: torch.zeros(4, dtype=torch.int64))
+    with FakeTensorMode():
+        one, other = (
+            mk.KVView(torch.zeros(2, 3, 4, device=d), "block token dim")
+            for d in ("cuda:0", "cuda:1")
+        )
+    with pytest.raises(mk.InvalidArgument, match="dst must have src's device cuda:0 .* cuda:1"):
+        mk.CopyPlan(one, other)
+    view = mk.KVView(torch.zeros(2, 3, 4), "block token dim")
+    with pytest.raises(mk.InvalidArgument, match="KVView: tensors must be on cpu or cuda, got met"):
+        mk.KVView(torch.zeros(2, 3, 4, device="meta"), "block token dim")
     with pytest.raises(
         mk.InvalidArgument, match="out must have the cache's device cpu .* got meta"
     ):
