@@ -49,10 +49,22 @@ T* data_of(const char* name, const MaybeTensor& tensor, ScalarType type, int64_t
   return tensor ? data_of<T>(name, *tensor, type, count, where) : nullptr;
 }
 
-BatchLengths lengths_of(const Tensor& cu_q, const Tensor& kv_lens) {
+// A batch's lengths. Its tensors may have been written to since it was made, so those on the CPU
+// are checked here: rows beyond num_rows would be outside the other tensors.
+BatchLengths lengths_of(const Tensor& cu_q, const Tensor& kv_lens, int64_t num_rows) {
   const int64_t num_requests = kv_lens.numel();
-  return {data_of<int32_t>("cu_q", cu_q, ScalarType::Int, num_requests + 1, cu_q),
-          data_of<int32_t>("kv_lens", kv_lens, ScalarType::Int, num_requests, cu_q), num_requests};
+  const BatchLengths lengths{
+      data_of<int32_t>("cu_q", cu_q, ScalarType::Int, num_requests + 1, cu_q),
+      data_of<int32_t>("kv_lens", kv_lens, ScalarType::Int, num_requests, cu_q), num_requests};
+  if (cu_q.is_cuda()) return lengths;
+  MK_CHECK(lengths.cu_q[0] == 0 && lengths.num_q() <= num_rows,
+           "mask: batch.cu_q must go from 0 to at most the rows (", num_rows, "), got ",
+           lengths.cu_q[0], " to ", lengths.num_q());
+  for (int64_t i = 0; i < num_requests; ++i) {
+    MK_CHECK(lengths.cu_q[i] <= lengths.cu_q[i + 1], "mask: batch.cu_q must not decrease, got ",
+             lengths.cu_q[i + 1], " after ", lengths.cu_q[i]);
+  }
+  return lengths;
 }
 
 // A rule over a batch; outputs are left unset.
@@ -60,7 +72,7 @@ MaskRowsParams rule_params(const Tensor& program, const Tensor& cu_q, const Tens
                            const MaybeTensor& positions, int64_t num_rows) {
   MaskRowsParams p{};
   p.program = data_of<int32_t>("program", program, ScalarType::Int, program.numel(), cu_q);
-  p.lengths = lengths_of(cu_q, kv_lens);
+  p.lengths = lengths_of(cu_q, kv_lens, num_rows);
   p.positions = data_of<int32_t>("positions", positions, ScalarType::Int, num_rows, cu_q);
   p.num_rows = num_rows;
   return p;
@@ -72,7 +84,7 @@ MaskRowsView rows_view(const Tensor& intervals, const Tensor& tail_bits, const T
   return {data_of<int32_t>("intervals", intervals, ScalarType::Int, 4 * rows, cu_q),
           data_of<int64_t>("tail_bits", tail_bits, ScalarType::Long, rows, cu_q),
           data_of<int32_t>("tail_base", tail_base, ScalarType::Int, kv_lens.numel(), cu_q),
-          lengths_of(cu_q, kv_lens)};
+          lengths_of(cu_q, kv_lens, rows)};
 }
 
 #ifdef MK_WITH_CUDA

@@ -159,6 +159,24 @@ def test_a_captured_graph_replays_with_other_lengths():
         assert torch.equal(block_map.full_indices[:there].cpu(), theirs.indices("full", 18))
 
 
+@pytest.mark.parametrize("cu_q", [[-(10**8), 10, 3001], [0, 3001, 3000], [0, 10, 10**8]])
+def test_lengths_that_were_overwritten_are_refused(cu_q):
+    """On the CPU; on a GPU nothing is read back."""
+    batch = mk.ChunkBatch([10, 2990], [3000, 3000])
+    rows = mk.mask.rows(mk.mask.causal(), batch)
+    lists = rows.block_map(16, 16)
+    batch.cu_q.copy_(torch.tensor(cu_q))
+    for call in (
+        rows.packed,
+        lambda: mk.mask.packed(mk.mask.causal(), batch),
+        lambda: mk.mask.rows(mk.mask.causal(), batch),
+        lambda: rows.block_map(16, 16, width=4).partial_indices,
+        lambda: lists.varlen_indices("any"),
+    ):
+        with pytest.raises(mk.InvalidArgument, match="^mask: batch.cu_q must"):
+            call()
+
+
 def test_engines_that_are_not_here():
     batch = batch_on()
     if not _library.has_cuda:
