@@ -41,14 +41,16 @@ def paged_attention(
                 seen = [n for n in range(kv_lens[b]) if rows.dense()[b] sees n]
                 scores = [scale * q[row, head] @ k_cache[key(b, n)][kv_head] for n in seen]
                 lse[row, head] = log(sum(exp(scores)))
-                weights = exp(scores - lse[row, head])
-                out[row, head] = sum(weights * [v_cache[key(b, n)][kv_head] for n in seen])
+                if lse[row, head] > -inf:
+                    weights = exp(scores - lse[row, head])
+                    out[row, head] = sum(weights * [v_cache[key(b, n)][kv_head] for n in seen])
 
-    A query that sees nothing has ``out`` 0 and ``lse`` -inf. Keys that no query sees are not read
-    in tiles that none of its neighbours sees. Sums are kept in float32. On the CPU the bits of a
-    row depend only on its query, mask and keys: not on the batch, on how the prompt was chunked, on
-    threads, or on the layout of the cache. (FlashAttention-2, section 3.1; split over the keys as
-    in Flash-Decoding.)
+    A query that sees nothing, or only scores of -inf, has ``out`` 0 and ``lse`` -inf. Keys that no
+    query sees are not read in tiles that none of its neighbours sees. Sums are kept in float32. On
+    the CPU the bits of a row depend only on its query, mask and keys: not on the batch, on how the
+    prompt was chunked, on threads, or on the layout of the cache; except that an infinite or NaN
+    value that one query of a chunk sees may turn the others' outputs to NaN, as in torch's SDPA.
+    (FlashAttention-2, section 3.1; split over the keys as in Flash-Decoding.)
 
     Args:
         q: ``[num_q, heads, dim]``, float32, float16 or bfloat16, rows as in ``rows.batch``, dim

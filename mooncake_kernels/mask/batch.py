@@ -46,8 +46,8 @@ class ChunkBatch:
         *,
         device: torch.device | str | None = None,
     ) -> None:
-        if device is None and isinstance(q_lens, torch.Tensor):
-            device = q_lens.device
+        if device is None:  # whatever torch's default device
+            device = q_lens.device if isinstance(q_lens, torch.Tensor) else "cpu"
         self.q_lens = _as_int32("q_lens", q_lens, device)
         self.kv_lens = _as_int32("kv_lens", kv_lens, device)
         queries, keys = self.q_lens.tolist(), self.kv_lens.tolist()

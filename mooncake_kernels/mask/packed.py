@@ -80,7 +80,7 @@ def _num_bytes(batch: ChunkBatch) -> int:
 
 def _empty(batch: ChunkBatch) -> tuple[torch.Tensor, torch.Tensor]:
     """Return indptr, and memory in whole words."""
-    sizes = torch.tensor([0, *_sizes(batch)], dtype=torch.int64)
+    sizes = torch.tensor([0, *_sizes(batch)], dtype=torch.int64, device="cpu")
     room = -(-int(sizes.sum()) // 4) * 4
     words = torch.empty(room, dtype=torch.uint8, device=batch.device)
     return sizes.cumsum(0).to(batch.device), words

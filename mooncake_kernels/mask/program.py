@@ -49,7 +49,7 @@ def compile_rule(rule: Rule, kv_lens: Sequence[int], device: torch.device) -> Pr
     writer = _Writer(2 * num_requests)
     for request, (own, tail) in enumerate(zip(of_request, tails, strict=True)):
         writer.words[2 * request : 2 * request + 2] = [writer.code_of(own), tail]
-    words = torch.tensor(writer.words, dtype=torch.int32)
+    words = torch.tensor(writer.words, dtype=torch.int32, device="cpu")
     fits = all(always_fits(own) for own in {id(own): own for own in of_request}.values())
     return Program(words.to(device), tails, fits)
 

@@ -44,6 +44,7 @@ def paged_attention(
             scores = scale * torch.einsum("hd,nhd->hn", q[row].double(), k)
             lse[row] = torch.logsumexp(scores, dim=1)
             weights = (scores - lse[row][:, None]).exp()
+            weights[lse[row] == -math.inf] = 0
             out[row] = torch.einsum("hn,nhd->hd", weights, v)
     return out, lse
 
@@ -52,7 +53,7 @@ def _seen(intervals: list[int], tail_bits: int, tail_base: int, kv_len: int) -> 
     lo0, hi0, lo1, hi1 = intervals
     in_tail = {tail_base + j for j in range(TAIL_BITS) if tail_bits >> j & 1}
     seen = {*range(lo0, hi0), *range(lo1, hi1), *in_tail}
-    return torch.tensor(sorted(seen & set(range(kv_len))), dtype=torch.int64)
+    return torch.tensor(sorted(seen & set(range(kv_len))), dtype=torch.int64, device="cpu")
 
 
 def _read(

@@ -61,6 +61,14 @@ def test_a_row_that_sees_nothing_is_none_of_them(engine, step):
     assert not out.any() and (lse == -math.inf).all()
 
 
+def test_a_row_that_sees_only_scores_of_minus_infinity_is_none_either(engine, step):
+    """As in torch's SDPA."""
+    q, k, v, table, rows = step
+    k[:] = -math.inf
+    out, lse = mk.paged_attention(q.abs() + 1, k, v, table, rows, engine=engine.engine)
+    assert not out.any() and (lse == -math.inf).all()
+
+
 def test_rows_of_a_builder_whose_batch_has_shrunk(engine):
     on = {"device": engine.device}
     builder = mk.mask.MaskBuilder(mk.mask.causal(), mk.ChunkBatch([1, 3], [5, 9], **on))

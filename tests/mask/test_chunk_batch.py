@@ -58,3 +58,14 @@ def test_dense_is_the_definition() -> None:
     )
     (dense,) = rows.dense()
     assert dense.int().tolist() == [[1, 1, 0, 0, 1, 1], [0, 0, 0, 0, 1, 1]]
+
+
+def test_torchs_default_device_changes_nothing():
+    batch = mk.ChunkBatch([2, 1], [4, 3])
+    rule = mk.mask.causal() | mk.mask.tree([-1])
+    rows, bits = mk.mask.rows(rule, batch), mk.mask.packed(rule, batch)
+    with torch.device("meta"):
+        other = mk.ChunkBatch([2, 1], [4, 3])
+        assert other.device.type == "cpu"
+        assert torch.equal(mk.mask.rows(rule, other).intervals, rows.intervals)
+        assert torch.equal(mk.mask.packed(rule, other).packed, bits.packed)
