@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 PREFIX = "MOONCAKE_KERNELS_"
+NO_SUCH_SETTING = "there is no such setting"
 MAX_INT = 2**31 - 1  # limit of the compiled code
 
 
@@ -200,14 +201,50 @@ def override(**changes: Any) -> Iterator[Settings]:
 
     Args:
         **changes: fields of ``Settings`` and their values.
+
+    Raises:
+        ValueError: a value is not what its variable may be.
+        TypeError: there is no such setting.
     """
     global _current
     before = current()
-    _current = dataclasses.replace(before, **changes)
+    after = dataclasses.replace(before, **changes)
+    for item in dataclasses.fields(after):
+        if item.name in changes:
+            _check(item, changes[item.name])
+    _current = after
     try:
         yield _current
     finally:
         _current = before
+
+
+def _check(item: Any, value: Any) -> None:
+    """Raise ValueError unless a setting's variable could give it this value."""
+    try:
+        text = ",".join(value) if isinstance(value, tuple) else str(value)
+        is_good = item.metadata["parse"](text) == value
+    except (TypeError, ValueError):
+        is_good = False
+    if not is_good:
+        got = f"{value!r:.80}" if item.repr else type(value).__name__  # a secret is not shown
+        raise ValueError(f"override: {item.name} must be {item.metadata['expected']}, got {got}")
+
+
+def problems(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return what is wrong with each variable of ours that is malformed, or that nothing reads."""
+    environ = os.environ if environ is None else environ
+    known = {name for name, _, _ in table()}
+    found = {}
+    for name in sorted(name for name in environ if name.startswith(PREFIX)):
+        if name not in known:
+            found[name] = NO_SUCH_SETTING
+            continue
+        try:
+            read(Settings, {name: environ[name]})
+        except ValueError as error:
+            found[name] = str(error)
+    return found
 
 
 def table() -> list[tuple[str, str, str]]:

@@ -59,6 +59,21 @@ def test_override_ends_with_its_block():
         config.override(no_such_setting=1).__enter__()
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [{"threads": "x"}, {"threads": -5}, {"threads": 1.5}, {"threads": True}, {"threads": 2**31},
+     {"deadline_s": float("nan")}, {"listen_host": "a b"}, {"require": ("quantum",)},
+     {"secret": None}],
+)  # fmt: skip
+def test_override_takes_what_a_variable_could_say(changes):
+    before, (name,) = config.current(), changes
+    with pytest.raises(ValueError, match=f"^override: {name} must be .*, got "):
+        config.override(**changes).__enter__()
+    assert config.current() is before
+    with config.override(threads=0, deadline_s=5, require=("cuda",)) as settings:
+        assert settings.threads == 0 and settings.deadline_s == 5
+
+
 def test_the_table_names_every_setting(capsys):
     assert main(["config"]) == 0
     table = capsys.readouterr().out

@@ -33,6 +33,7 @@ class Here:
             they could.
         gpu_memory_bytes: memory of each GPU, by PCI address.
         devices: libibverbs' descriptions, if it was queried.
+        settings: what is wrong with variables MOONCAKE_KERNELS_*; None if not looked at.
     """
 
     libraries: tuple[Library, ...] = ()
@@ -40,3 +41,4 @@ class Here:
     open_errors: Mapping[str, str] = field(default_factory=dict)
     gpu_memory_bytes: Mapping[str, int] = field(default_factory=dict)
     devices: tuple[DeviceInfo, ...] = ()
+    settings: Mapping[str, str] | None = None

@@ -4,7 +4,7 @@ import ctypes
 import importlib.metadata
 import os
 
-from .. import rdma
+from .. import config, rdma
 from .._machine_root import MachineRoot
 from ..errors import Unavailable
 from .here import Here, Library
@@ -21,6 +21,7 @@ def look() -> Here:
         open_errors=_open_errors(),
         gpu_memory_bytes=_gpu_memory_bytes(),
         devices=_devices(),
+        settings=config.problems(),
     )
 
 

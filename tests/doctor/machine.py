@@ -15,6 +15,7 @@ HERE = Here(
         Library("packages", True, "3.9.0", "triton"),
     ),
     has_dmabuf_call=True,
+    settings={},
 )
 NUM_PAIRS = 8
 GIB = 1 << 30

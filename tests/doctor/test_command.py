@@ -122,3 +122,19 @@ def test_rows_are_joined_only_if_one_fix_is_for_all():
 
     out = table([finding("a", "x"), finding("b", "x"), finding("c", "y")])
     assert "a, b  never; x" in out and "c     never; y" in out
+
+
+def test_settings_that_are_wrong(capsys, monkeypatch):
+    monkeypatch.setenv("MOONCAKE_KERNELS_THREADS", "x")
+    monkeypatch.setenv("MOONCAKE_KERNELS_THREDS", "3")
+    monkeypatch.setenv("MOONCAKE_KERNELS_CUDA", "0")  # of the build
+    assert main(["doctor", "--json", "--only", "settings"]) == 1
+    found = {f["subject"]: f for f in json.loads(capsys.readouterr().out)["findings"]}
+    assert set(found) == {"MOONCAKE_KERNELS_THREADS", "MOONCAKE_KERNELS_THREDS"}
+    assert (
+        "must be an integer in [0, 2147483647], got 'x'"
+        in (found["MOONCAKE_KERNELS_THREADS"]["detail"])
+    )
+    unknown = found["MOONCAKE_KERNELS_THREDS"]
+    assert unknown["detail"] == "there is no such setting" and unknown["state"] == "warning"
+    assert unknown["fix"] == "unset MOONCAKE_KERNELS_THREDS"

@@ -1,8 +1,9 @@
-"""Checks of what is compiled in, loads, and is installed."""
+"""Checks of what is compiled in, loads, is installed, and is set."""
 
 from collections.abc import Collection, Iterator
 
 from ..._machine_root import MachineRoot
+from ...config import NO_SUCH_SETTING, PREFIX
 from .. import pci, ports
 from ..finding import Finding, State, Topic
 from ..here import Here, Library
@@ -16,6 +17,7 @@ TOPIC = Topic(
         "cuda_driver": "without libcuda.so.1 GPU memory can be neither copied nor registered",
         "libibverbs": "without libibverbs.so.1 there is no RDMA",
         "packages": "each is needed by a part of the project only",
+        "settings": "a malformed one fails the call that reads it, an unknown one does nothing",
         "verbs_provider": "without its provider library libibverbs does not list the device",
     },
 )
@@ -39,13 +41,18 @@ _PROVIDERS = {
 
 
 def check(root: MachineRoot, here: Here, gpus: Collection[str]) -> Iterator[Finding]:
-    """Report whether each library is available; if its hardware is present, absence is bad."""
+    """Report on each library and setting; if a library's hardware is present, absence is bad."""
     if not here.libraries:
         detail = "not looked at: a captured machine does not tell its libraries"
         yield TOPIC.info("operators", "libraries", detail)
     has_gpu, has_nic = bool(gpus), bool(ports.devices(root))
     for library in here.libraries:
         yield _library(library, has_gpu, has_nic)
+    if here.settings is not None and not here.settings:
+        yield TOPIC.ok("settings", f"{PREFIX}*", "well formed")
+    for name, wrong in (here.settings or {}).items():
+        state = State.WARNING if wrong == NO_SUCH_SETTING else State.PROBLEM
+        yield TOPIC.found("settings", name, state, wrong, f"unset {name}")
     yield from _providers(root)
 
 
