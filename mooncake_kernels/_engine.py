@@ -1,11 +1,14 @@
 """The engine of operations without a Triton kernel: host code or CUDA, by device, or the loop."""
 
+from typing import Literal
+
 import torch
 
 from . import _library
 from ._arguments import as_one_of
 from .errors import InvalidArgument
 
+Engine = Literal["auto", "host", "cuda", "reference"]
 ENGINES = ("auto", "host", "cuda", "reference")
 
 

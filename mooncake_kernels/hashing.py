@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from . import _host, config
 from ._arguments import shown
@@ -23,7 +24,7 @@ def block_hashes(
     parents: Sequence[int | None] | np.ndarray | None = None,
     seed: int = 0,
     algorithm: str = "xxh3",
-) -> np.ndarray:
+) -> NDArray[np.uint64]:
     """Name every full block of one or many token sequences.
 
     Equivalent to, for each sequence::

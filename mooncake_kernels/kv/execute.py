@@ -4,6 +4,7 @@ import numbers
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, get_args
 
+import numpy as np
 import torch
 
 from .. import _library
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 Engine = Literal["auto", "host", "cuda", "tma", "copy_engine", "two_hop", "triton", "reference"]
 ENGINES: tuple[str, ...] = get_args(Engine)
 LISTED = ("copy_engine", "two_hop")  # the host lists their runs, from ids on the CPU
-BlockIds = torch.Tensor | Sequence[int]
+BlockIds = torch.Tensor | np.ndarray | Sequence[int]
 ID_DTYPES = (torch.int32, torch.int64)
 
 

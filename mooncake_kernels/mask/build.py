@@ -3,7 +3,7 @@
 import torch
 
 from .. import _library
-from .._engine import choose
+from .._engine import Engine, choose
 from ..errors import InvalidArgument
 from ..reference import mask as reference
 from .batch import ChunkBatch
@@ -12,7 +12,7 @@ from .program import Program, check_arguments, compile_rule
 from .rule import Rule
 
 
-def rows(rule: Rule, batch: ChunkBatch, *, engine: str = "auto") -> MaskRows:
+def rows(rule: Rule, batch: ChunkBatch, *, engine: Engine = "auto") -> MaskRows:
     """Return exactly what each query of a batch sees under a rule.
 
     Equivalent to::

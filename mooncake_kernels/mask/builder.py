@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from .._engine import choose
+from .._engine import Engine, choose
 from ..errors import InvalidArgument
 from .batch import ChunkBatch
 from .build import raise_if_unfit, run
@@ -36,7 +36,7 @@ class MaskBuilder:
         Unavailable: the named engine is not available.
     """
 
-    def __init__(self, rule: Rule, batch: ChunkBatch, *, engine: str = "auto") -> None:
+    def __init__(self, rule: Rule, batch: ChunkBatch, *, engine: Engine = "auto") -> None:
         check_arguments("MaskBuilder", rule, batch)
         self.rule, self.batch = rule, batch
         self._max_num_q = batch.num_q

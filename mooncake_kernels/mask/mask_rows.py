@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
+from .._engine import Engine
 from .batch import ChunkBatch
 from .block_map import BlockMap, build
 from .packed import PackedMask, packed_rows
@@ -62,7 +63,7 @@ class MaskRows:
         whole: bool = False,
         width: int | None = None,
         num_q_blocks: int | None = None,
-        engine: str = "auto",
+        engine: Engine = "auto",
     ) -> BlockMap:
         """Say which tiles of ``block_q`` queries and ``block_kv`` keys are full, partial or empty.
 
@@ -88,7 +89,7 @@ class MaskRows:
         """
         return build(self, block_q, block_kv, whole, width, num_q_blocks, engine)
 
-    def packed(self, *, engine: str = "auto") -> PackedMask:
+    def packed(self, *, engine: Engine = "auto") -> PackedMask:
         """Return the mask as FlashInfer's packed bits; on CUDA one launch, without waiting."""
         return packed_rows(self, engine)
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from .. import _library
-from .._engine import choose
+from .._engine import Engine, choose
 from ..reference import mask as reference
 from .batch import ChunkBatch
 from .program import check_arguments, compile_rule
@@ -31,7 +31,7 @@ class PackedMask(NamedTuple):
     indptr: torch.Tensor
 
 
-def packed(rule: Rule, batch: ChunkBatch, *, engine: str = "auto") -> PackedMask:
+def packed(rule: Rule, batch: ChunkBatch, *, engine: Engine = "auto") -> PackedMask:
     """Return the mask of any rule as bits, without an intermediate dense mask.
 
     For rules that ``mask.rows`` refuses; for others ``mask.rows(rule, batch).packed()`` gives the
