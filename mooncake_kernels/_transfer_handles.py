@@ -47,16 +47,22 @@ class Region(Closing):
         self._siblings = siblings
         remote_read, remote_write = ACCESS[access]
         kind, _, ordinal = buffer.location.partition(":")
-        self._region = engine.add_region(
-            buffer.address,
-            buffer.num_bytes,
-            buffer.writable,
-            remote_read,
-            remote_write,
-            int(ordinal) if kind == "cuda" else -1,
-        )
-        self.note: str = self._region.note
-        siblings.add(self)
+        self._region = _host.TransferRegion()
+        siblings.add(self)  # holds the memory from before the engine uses it
+        try:
+            engine.add_region(
+                self._region,
+                buffer.address,
+                buffer.num_bytes,
+                buffer.writable,
+                remote_read,
+                remote_write,
+                int(ordinal) if kind == "cuda" else -1,
+            )
+            self.note: str = self._region.note
+        except BaseException:  # a signal's handler may have raised it, after the registration
+            self.close()
+            raise
 
     def __repr__(self) -> str:
         where = f"{self.address:#x} + {self.num_bytes} bytes on {self.location}"

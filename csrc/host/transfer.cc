@@ -82,6 +82,12 @@ std::shared_ptr<Engine> make_engine(
           delete_in_owner};
 }
 
+// A region as Python holds it: made before it is registered, so that it shows whether it has been
+// when a signal's handler raises an exception in place of the call's return.
+struct RegionHandle {
+  RegionRef region;  // null: not registered
+};
+
 Rights rights_of(bool writable, bool remote_read, bool remote_write) {
   return (writable ? kLocalWrite : 0) | (remote_read ? kRemoteRead : 0) |
          (remote_write ? kRemoteWrite : 0);
@@ -164,7 +170,10 @@ const char* transport_name(Transport transport) {
 
 void bind_transfer(py::module_& m) {
   py::register_exception_translator(translate);
-  py::class_<Region, RegionRef>(m, "TransferRegion").def_readonly("note", &Region::note);
+  py::class_<RegionHandle>(m, "TransferRegion")
+      .def(py::init<>())
+      .def_property_readonly("note",
+                             [](const RegionHandle& handle) { return handle.region->note; });
   py::class_<Peer, PeerRef>(m, "TransferPeer")
       .def_property_readonly("name", &Peer::name)
       .def_property_readonly("transport",
@@ -200,14 +209,19 @@ void bind_transfer(py::module_& m) {
       .def("check_process", &Engine::check_process, py::arg("op"))
       .def(
           "add_region",
-          [](Engine& engine, uint64_t address, uint64_t num_bytes, bool writable, bool remote_read,
-             bool remote_write, int device) {
+          [](Engine& engine, RegionHandle& handle, uint64_t address, uint64_t num_bytes,
+             bool writable, bool remote_read, bool remote_write, int device) {
             const Rights rights = rights_of(writable, remote_read, remote_write);
-            return engine.add_region({address, num_bytes}, rights, device);
+            handle.region = engine.add_region({address, num_bytes}, rights, device);
           },
-          py::arg("address"), py::arg("num_bytes"), py::arg("writable"), py::arg("remote_read"),
-          py::arg("remote_write"), py::arg("device"), ReleaseGil())
-      .def("remove_region", &Engine::remove_region, py::arg("region"), ReleaseGil())
+          py::arg("region"), py::arg("address"), py::arg("num_bytes"), py::arg("writable"),
+          py::arg("remote_read"), py::arg("remote_write"), py::arg("device"), ReleaseGil())
+      .def(
+          "remove_region",
+          [](Engine& engine, const RegionHandle& handle) {
+            return !handle.region || engine.remove_region(handle.region);
+          },
+          py::arg("region"), ReleaseGil())
       .def("open", &open, py::arg("name"), py::arg("address"), py::arg("instance"),
            py::arg("deadline_s"))
       .def("close_peer", &Engine::close_peer, py::arg("peer"), ReleaseGil())

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
+from mooncake_kernels import _host
 from mooncake_kernels.errors import InvalidArgument, TransferError
 from mooncake_kernels.topology import Topology
 from mooncake_kernels.transfer import TransferEngine
@@ -146,6 +147,23 @@ def test_registered_memory_is_kept_alive(pair):
     back = pair.near.register(untouched(SIZE))
     pair.near.read(pair.peer, [(back.address, address, SIZE)]).wait()
     np.testing.assert_array_equal(back._buffer.owner, addressed(SIZE))
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError])
+def test_interrupted_as_memory_is_registered(pair, monkeypatch, error):
+    """What a signal's handler raises, Python raises when the call returns: its result is lost."""
+    add_region = _host.TransferEngine.add_region
+
+    def interrupted(*arguments):
+        add_region(*arguments)
+        raise error
+
+    memory = untouched(SIZE)
+    with monkeypatch.context() as patch, pytest.raises(error):
+        patch.setattr(_host.TransferEngine, "add_region", interrupted)
+        pair.far.register(memory)
+    assert not pair.far._regions
+    pair.far.register(memory)
 
 
 def test_a_restarted_engine_is_not_taken_for_the_old_one(tcp_pair):
