@@ -162,8 +162,7 @@ void Asker::give_back(Line& line, bool is_good) {
 
 void Asker::fail(Reply& reply, const std::string& cause, const Deadline& deadline) const {
   reply.has_failed_ = true;
-  const bool timed_out = cause.rfind(deadline.cause(), 0) == 0;  // then perhaps what it waited for
-  throw TransferError(peer_, cause, reply.num_received_, 0, timed_out);
+  throw TransferError(peer_, cause, reply.num_received_, 0, deadline.caused(cause));
 }
 
 }  // namespace mk::transfer

@@ -45,7 +45,7 @@ bool ask_peer(const Peer& peer, const Limit& limit, Ask ask) {
     return true;
   } catch (const Failure& failure) {
     const std::string cause = failure.what();
-    throw TransferError(peer.name(), cause, 0, 0, cause == limit.deadline.cause());
+    throw TransferError(peer.name(), cause, 0, 0, limit.deadline.caused(cause));
   }
 }
 

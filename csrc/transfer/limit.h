@@ -28,6 +28,8 @@ class Deadline {
   double left_s() const { return std::chrono::duration<double>(at_ - Clock::now()).count(); }
   int poll_ms() const;        // what is left, for poll(2): rounded up, so that it has passed after
   std::string cause() const;  // "deadline of 2.5 s passed"
+  // Whether an error's text says so; what was waited for may follow.
+  bool caused(const std::string& error) const { return error.rfind(cause(), 0) == 0; }
 
  private:
   Clock::time_point at_ = Clock::time_point::max();

@@ -90,7 +90,7 @@ bool Peer::connect(const Deadline& deadline) {
   }
   const std::lock_guard lock(mutex_);
   connected_ = cause;
-  timed_out_ = cause == deadline.cause();
+  timed_out_ = deadline.caused(cause);
   changed_.notify_all();
   return cause.empty();
 }

@@ -61,7 +61,7 @@ bool Ticket::wait_until(const Deadline& until) {
 void Ticket::check() const {
   const std::lock_guard lock(mutex_);
   if (cause_.empty()) return;
-  throw TransferError(peer_name_, cause_, num_bytes_done_, num_bytes_, cause_ == deadline_.cause(),
+  throw TransferError(peer_name_, cause_, num_bytes_done_, num_bytes_, deadline_.caused(cause_),
                       only_notification_missing_);
 }
 

@@ -139,8 +139,9 @@ def test_a_peer_in_use_is_never_closed():
         stalling.wait_until_asked(1)
         with pytest.raises(
             TransferError, match=r"all 1 connections \(max_connections\) are in use"
-        ):
+        ) as failed:
             near.open(far.name, deadline_s=0.2)
+        assert failed.value.timed_out
         assert not ticket.done
         threading.Timer(0.3, ticket.cancel).start()
         peer = near.open(far.name, deadline_s=WAIT_S)  # waits for that
