@@ -40,6 +40,8 @@ std::shared_ptr<GpuFence> fence_of(const After& after) {
 
 // Whether it is one-dimensional and packed, of a type that can be read directly.
 bool is_plain(const py::array& array) {
+  constexpr char kForeign = __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__ ? '>' : '<';
+  if (array.dtype().byteorder() == kForeign) return false;
   const char kind = array.dtype().kind();
   const py::ssize_t item_bytes = array.itemsize();
   constexpr int kPacked =

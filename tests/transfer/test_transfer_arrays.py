@@ -60,6 +60,19 @@ def test_every_kind(pair, direction, kind):
     there.close()
 
 
+@pytest.mark.parametrize("order", ["<", ">", "="])
+def test_numbers_of_either_byte_order(pair, order):
+    """With one size for all, which the host code takes as it is."""
+    source, target = addressed(SIZE), untouched(SIZE)
+    here, there = pair.regions(source, target)
+    dtype = np.dtype(np.int64).newbyteorder(order)
+    where = (np.array([region.address], dtype) for region in (here, there))
+    pair.near.write_blocks(pair.peer, *where, SIZE).wait()
+    np.testing.assert_array_equal(target, source)
+    here.close()
+    there.close()
+
+
 @pytest.mark.parametrize("direction", ["write", "read"])
 @pytest.mark.parametrize("argument", ["local_addresses", "remote_addresses", "sizes"])
 @pytest.mark.parametrize("kind", ["int32", "int64", "strided", "unaligned", "list", "tensor"])
