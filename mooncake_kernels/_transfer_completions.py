@@ -3,20 +3,26 @@
 import asyncio
 import contextlib
 import itertools
+import weakref
 from collections.abc import Iterator
 
 from . import _host
 
-_of_loop: dict[asyncio.AbstractEventLoop, "_Completions"] = {}
+# Weak at both ends: a loop holds its own, by the reader, and can be freed with tickets pending.
+_of_loop: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, "weakref.ref[_Completions]"] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 @contextlib.contextmanager
 def completion(ticket: _host.TransferTicket) -> Iterator["asyncio.Future[None]"]:
     """Yield a future of the running loop, which is done once the ticket is finished."""
     loop = asyncio.get_running_loop()
-    completions = _of_loop.get(loop)
+    known = _of_loop.get(loop)
+    completions = None if known is None else known()
     if completions is None:
-        completions = _of_loop[loop] = _Completions(loop)
+        completions = _Completions(loop)
+        _of_loop[loop] = weakref.ref(completions)
     try:
         with completions.future(ticket) as future:
             yield future

@@ -3,10 +3,12 @@
 import asyncio
 import contextlib
 import errno
+import gc
 import os
 import signal
 import threading
 import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -272,6 +274,24 @@ def test_await_in_two_event_loops_at_once(pair):
         for loop in [threads.submit(asyncio.run, main(i * SIZE // 2)) for i in range(2)]:
             loop.result(WAIT_S)
     assert (far._buffer.owner == near._buffer.owner).all()
+
+
+def test_a_loop_that_is_closed_in_a_wait_is_freed():
+    with stalled_peer() as (engine, peer, region):
+        ticket = engine.write(peer, [(region.address, 1, SIZE)])
+
+        async def wait():
+            await ticket
+
+        loop = asyncio.new_event_loop()
+        task = loop.create_task(wait())
+        loop.run_until_complete(asyncio.sleep(0))
+        loop.close()
+        left = weakref.ref(loop)
+        del loop, task
+        gc.collect()
+        assert left() is None
+        assert transfer_error(ticket).cause == "cancelled"
 
 
 def test_await_ends_at_the_deadline_and_with_the_task():
