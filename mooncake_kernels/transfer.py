@@ -282,8 +282,8 @@ class TransferEngine(Requests, Inspection, ObjectCalls, Closing):
                 does not exist, is not a file, or may not be read; the metadata server has no such
                 name, or its entry is stale: another engine has that address now; or one side does
                 not trust the other: ``the peer's secret is another``, ``the peer has no secret``,
-                ``the peer speaks TLS only``, ``TLS: certificate verify failed``.
-                has no secret``, ``the peer speaks TLS only``, ``TLS: certificate verify failed``.
+                ``the peer speaks TLS only``, ``TLS: certificate verify failed``; or there is no
+                file descriptor or thread left here.
         """
         self._check_open("open")
         deadline_s = as_deadline("open", deadline_s)

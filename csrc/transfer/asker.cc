@@ -113,8 +113,8 @@ std::unique_ptr<Reply> Asker::ask(const Question& question, const Deadline& dead
   } catch (const Refused& refused) {
     reply->num_left_ = 0;
     throw Unavailable(concat(question.op, ": ", peer_, ": ", refused.what()));
-  } catch (const Failure& failure) {
-    fail(*reply, failure.what(), deadline);
+  } catch (const std::exception& error) {
+    fail(*reply, error.what(), deadline);
   }
   reply->has_failed_ = false;
   return reply;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <iterator>
 #include <random>
+#include <system_error>
 #include <utility>
 
 #include "common/check.h"
@@ -175,7 +176,7 @@ Route Engine::find_route(const PeerAddress& to, const Deadline& deadline) const 
   return route;
 }
 
-PeerRef Engine::open(const PeerAddress& to, double deadline_s) {
+PeerRef Engine::open(const PeerAddress& to, double deadline_s) try {
   owner_.check("open", "engine");
   const Deadline deadline = Deadline::after(deadline_s);
   const auto peer = std::make_shared<Peer>(to.name, find_route(to, deadline), own_, pool_, *stats_);
@@ -191,6 +192,8 @@ PeerRef Engine::open(const PeerAddress& to, double deadline_s) {
     throw;
   }
   return peer;
+} catch (const std::system_error& error) {  // as when there is no descriptor left
+  throw TransferError(to.name, error.what());
 }
 
 void Engine::close_peer(const PeerRef& peer) {
@@ -227,14 +230,12 @@ TicketRef Engine::sync(Peer& peer, double deadline_s) {
 Explanation Engine::explain_path(const Peer& peer, const Range& local, const Range& remote,
                                  double deadline_s) const {
   owner_.check("explain_path", "engine");
-  const Interrupt nobody;
-  return explain(peer, own_->regions, local, remote, {Deadline::after(deadline_s), nobody});
+  return explain(peer, own_->regions, local, remote, Deadline::after(deadline_s));
 }
 
 std::vector<RegionTable::Listed> Engine::list_regions(const Peer& peer, double deadline_s) const {
   owner_.check("regions", "engine");
-  const Interrupt nobody;
-  return transfer::list_regions(peer, {Deadline::after(deadline_s), nobody});
+  return transfer::list_regions(peer, Deadline::after(deadline_s));
 }
 
 void Engine::serve(std::shared_ptr<Service> service) {

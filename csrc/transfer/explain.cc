@@ -35,17 +35,19 @@ std::string remote_refusal(Channel& channel, const Request& request, uint64_t id
 
 // Lets `ask` use another channel. False: there is none.
 template <class Ask>
-bool ask_peer(const Peer& peer, const Limit& limit, Ask ask) {
+bool ask_peer(const Peer& peer, const Deadline& deadline, Ask ask) {
   try {
     const std::unique_ptr<Channel> channel = peer.another_channel();
     if (!channel) return false;
+    const Interrupt nobody;
+    const Limit limit{deadline, nobody};
     channel->connect(limit);
-    ask(*channel);
+    ask(*channel, limit);
     channel->disconnect();
     return true;
-  } catch (const Failure& failure) {
-    const std::string cause = failure.what();
-    throw TransferError(peer.name(), cause, 0, 0, limit.deadline.caused(cause));
+  } catch (const std::exception& error) {  // also when there is no descriptor left
+    const std::string cause = error.what();
+    throw TransferError(peer.name(), cause, 0, 0, deadline.caused(cause));
   }
 }
 
@@ -64,7 +66,7 @@ int peer_device(Channel& channel, const Range& range, const Limit& limit) {
 }  // namespace
 
 Explanation explain(const Peer& peer, const RegionTable& own_regions, const Range& local,
-                    const Range& remote, const Limit& limit) {
+                    const Range& remote, const Deadline& deadline) {
   const RegionRef region = check_local(own_regions, local);
   const int device = region->device;  // the GPU that owns the memory; -1: the host
   Explanation found{{}, peer.reasons(), "", local_refusal(own_regions, local)};
@@ -73,7 +75,7 @@ Explanation explain(const Peer& peer, const RegionTable& own_regions, const Rang
   request.remote = {remote.address};
   request.sizes = {request.num_bytes = remote.num_bytes};
   request.regions = {region};
-  ask_peer(peer, limit, [&](Channel& channel) {
+  ask_peer(peer, deadline, [&](Channel& channel, const Limit& limit) {
     request.direction = Direction::kWrite;
     found.write_refusal = remote_refusal(channel, request, 1, limit);
     request.direction = Direction::kRead;
@@ -89,10 +91,12 @@ Explanation explain(const Peer& peer, const RegionTable& own_regions, const Rang
   return found;
 }
 
-std::vector<RegionTable::Listed> list_regions(const Peer& peer, const Limit& limit) {
+std::vector<RegionTable::Listed> list_regions(const Peer& peer, const Deadline& deadline) {
   std::vector<RegionTable::Listed> listed;
-  const auto ask = [&](Channel& channel) { listed = channel.list_regions(limit); };
-  if (!ask_peer(peer, limit, ask)) throw TransferError(peer.name(), kRegionsNotTold);
+  const auto ask = [&](Channel& channel, const Limit& limit) {
+    listed = channel.list_regions(limit);
+  };
+  if (!ask_peer(peer, deadline, ask)) throw TransferError(peer.name(), kRegionsNotTold);
   return listed;
 }
 

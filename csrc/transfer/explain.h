@@ -3,7 +3,7 @@
 // explain: which way a transfer goes, and why. It is tested, not deduced: the peer is asked for its
 // rights, and its memory is accessed.
 //
-//   const Explanation found = explain(*peer, own_regions, {local, 4096}, {remote, 4096}, limit);
+//   const Explanation found = explain(*peer, own_regions, {local, 4096}, {remote, 4096}, deadline);
 //   found.way.means, found.reasons, found.write_refusal.empty()
 //
 // Layer: transfer.
@@ -26,10 +26,10 @@ struct Explanation {
 // Throws InvalidArgument: the local range is not registered. TransferError: the peer cannot be
 // asked.
 Explanation explain(const Peer& peer, const RegionTable& own_regions, const Range& local,
-                    const Range& remote, const Limit& limit);
+                    const Range& remote, const Deadline& deadline);
 
 // The peer's regions, in the order of registration, as far as peers may use them. Throws
 // TransferError: the peer refuses, or cannot be asked.
-std::vector<RegionTable::Listed> list_regions(const Peer& peer, const Limit& limit);
+std::vector<RegionTable::Listed> list_regions(const Peer& peer, const Deadline& deadline);
 
 }  // namespace mk::transfer

@@ -1,6 +1,7 @@
 #include "transfer/peer.h"
 
 #include <algorithm>
+#include <system_error>
 #include <utility>
 
 #include "common/thread.h"
@@ -62,7 +63,11 @@ Peer::Peer(std::string name, Route route, std::shared_ptr<Endpoint> own,
 void Peer::start(const Deadline& deadline) {
   const std::lock_guard lock(threads_mutex_);
   if (closed_) throw TransferError(name_, "the peer was closed");
-  threads_.push_back(start_thread([this, deadline] { lead(deadline); }));
+  try {
+    threads_.push_back(start_thread([this, deadline] { lead(deadline); }));
+  } catch (const std::system_error& error) {
+    throw TransferError(name_, concat("no thread can be started: ", error.what()));
+  }
 }
 
 // If no threads can be started, the running lanes carry on without the others, which are started as

@@ -48,7 +48,8 @@ class Peer : public std::enable_shared_from_this<Peer> {
   // A channel like those it has, not connected; null: not available.
   std::unique_ptr<Channel> another_channel() const { return lanes_.front()->channel().another(); }
 
-  // Starts the leading lane, which connects. Throws TransferError if it was closed before.
+  // Starts the leading lane, which connects. Throws TransferError if it was closed before, or
+  // there is no thread to be had.
   void start(const Deadline& deadline);
 
   // Whether it has connected, after waiting for that until `until`. Throws TransferError if it

@@ -1,0 +1,78 @@
+"""A process that has no file descriptor or thread left: what its callers learn."""
+
+import pytest
+
+from .scripts import run_script
+
+SCARCE = """
+import ctypes, resource
+from mooncake_kernels.errors import TransferError
+from mooncake_kernels.pool import ObjectPool
+limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+libc = ctypes.CDLL(None)
+usual, huge = ctypes.create_string_buffer(64), ctypes.create_string_buffer(64)
+for attributes in usual, huge: libc.pthread_getattr_default_np(attributes)
+libc.pthread_attr_setstacksize(huge, ctypes.c_size_t(1 << 46))
+
+def use_all_descriptors():
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, limits[1]))
+    try:
+        while True: os.open("/dev/null", os.O_RDONLY)
+    except OSError: pass
+
+def use_all_threads():  # the next one's stack fits nowhere
+    libc.pthread_setattr_default_np(huge)
+
+def free_all():
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    libc.pthread_setattr_default_np(usual)
+
+def check_fails(cause, call):
+    try: call()
+    except TransferError as error: assert cause in str(error), error
+    else: raise AssertionError(cause)
+"""
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_questions_without_a_descriptor(transport):
+    run_script(
+        SCARCE
+        + f"""
+b.serve(ObjectPool.create(1 << 20), may_write=True)
+with TransferEngine(transports=["{transport}"]) as engine, engine.open(b.name) as peer:
+    region = engine.register(np.ones(100, np.uint8))
+    use_all_descriptors()
+    for call in (
+        lambda: engine.read_objects(peer, [(1, 7)]),
+        lambda: engine.write_objects(peer, [(1, 7)], [[(region.address, 100)]]),
+        lambda: engine.regions(peer),
+        lambda: engine.explain_path(region, peer, far.address),
+    ):
+        check_fails("Too many open files", call)
+    free_all()
+    engine.write(peer, [(region.address, far.address, 100)]).wait()
+    engine.explain_path(region, peer, far.address)
+    assert engine.write_objects(peer, [(1, 7)], [[(region.address, 100)]]) == [1]
+"""
+    )
+
+
+@pytest.mark.parametrize("what", ["descriptors", "threads"])
+def test_opening_without(what, tmp_path):
+    cause = {"descriptors": "Too many open files", "threads": "no thread can be started"}[what]
+    (tmp_path / "file").touch()
+    run_script(
+        SCARCE
+        + f"""
+names = dict.fromkeys(["local", "shm", "tcp"], b.name) | {{"file": "file:{tmp_path}/file"}}
+engines = {{transport: TransferEngine(transports=[transport]) for transport in names}}
+use_all_{what}()
+for transport, name in names.items():
+    check_fails("{cause}", lambda: engines[transport].open(name))
+free_all()
+for transport, name in names.items():
+    assert engines[transport].open(name).transport == transport
+    engines[transport].close()
+"""
+    )
