@@ -51,7 +51,13 @@ void FileChannel::disconnect() noexcept {
 void FileChannel::close() noexcept {
   disconnect();
   gpu_bounce_.close();
+  const std::lock_guard lock(file_mutex_);
   file_.reset();
+}
+
+std::unique_ptr<Channel> FileChannel::another() const {
+  const std::lock_guard lock(file_mutex_);
+  return std::make_unique<FileChannel>(file_);
 }
 
 void FileChannel::post(const Work& work, const Limit& limit, Interrupt&) {

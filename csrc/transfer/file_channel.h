@@ -10,6 +10,7 @@
 
 #include <deque>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -39,7 +40,7 @@ class FileChannel : public Channel {
   uint64_t num_bytes_so_far() const override {
     return posted_.empty() ? 0 : posted_.front().outcome.num_bytes;
   }
-  std::unique_ptr<Channel> another() const override { return std::make_unique<FileChannel>(file_); }
+  std::unique_ptr<Channel> another() const override;
   Way way_to(const Range& range, int device) const override;
 
  private:
@@ -84,7 +85,8 @@ class FileChannel : public Channel {
   void take_back(const Slot& slot, int64_t error);
   void scatter(Slot& slot, const Limit& limit);
 
-  std::shared_ptr<const DiskFile> file_;
+  mutable std::mutex file_mutex_;         // of the pointer: another() may be called during close()
+  std::shared_ptr<const DiskFile> file_;  // null once closed
   std::unique_ptr<IoQueue> io_;
   std::unique_ptr<IoQueue> gpu_io_;  // once it was needed
   size_t num_gpus_do_ = 0;

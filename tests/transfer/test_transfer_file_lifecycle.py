@@ -1,9 +1,11 @@
 """The transport file: everything can end at any time, and leaves nothing in flight."""
 
+import contextlib
 import os
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ import pytest
 from mooncake_kernels.errors import InvalidArgument, TransferError
 
 from .files import PAGE, Pool, environment, open_files
-from .support import addressed, untouched
+from .support import WAIT_S, addressed, untouched
 
 MIB = 1 << 20
 
@@ -99,6 +101,21 @@ def test_a_closed_peer_has_let_go_of_its_file(pool):
     assert not [link for link in open_files() if link == str(pool.path) or "io_uring" in link]
     with pytest.raises(InvalidArgument, match="read: peer must be open"):
         pool.engine.read(pool.peer, pool.rows([(0, 0, 1)]))
+
+
+def test_asked_while_it_is_closed(pool):
+    def ask(peer):
+        with contextlib.suppress(InvalidArgument, TransferError):  # it is closed
+            while True:
+                assert pool.engine.explain_path(pool.region, peer, 0).method == "disk"
+
+    with ThreadPoolExecutor(2) as threads:
+        for _ in range(10):
+            peer = pool.engine.open(f"file:{pool.path}")
+            asking = [threads.submit(ask, peer) for _ in range(2)]
+            peer.close()
+            for each in asking:
+                each.result(WAIT_S)
 
 
 def test_a_file_that_nobody_can_find_any_more_is_still_the_same(pool):
