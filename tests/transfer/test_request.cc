@@ -1,5 +1,6 @@
 // The parts that make a request, by themselves: overlap, coalescing, blocks of pools.
 #include <algorithm>
+#include <iterator>
 #include <memory>
 #include <random>
 #include <vector>
@@ -65,7 +66,7 @@ void ranges_overlap_or_not() {
   }
 }
 
-constexpr uint64_t kBorder = 1500;  // of two local regions
+constexpr uint64_t kBorders[] = {1500, 1800};  // of three local regions
 
 struct Run {
   uint64_t local, remote, num_bytes;
@@ -92,7 +93,8 @@ std::vector<Run> merged(const std::vector<Run>& blocks) {
       const Range from{run.local, run.num_bytes + block.num_bytes};
       const Range to{run.remote, run.num_bytes + block.num_bytes};
       goes_on = block.local == run.local + run.num_bytes &&
-                block.remote == run.remote + run.num_bytes && block.local != kBorder &&
+                block.remote == run.remote + run.num_bytes &&
+                !std::count(std::begin(kBorders), std::end(kBorders), block.local) &&
                 (from.address == to.address || !overlap(from, to));
     }
     if (goes_on) {
@@ -106,13 +108,17 @@ std::vector<Run> merged(const std::vector<Run>& blocks) {
 
 Request some_request(Random& random) {
   Request request{};
-  request.regions = {std::make_shared<Region>(Region{{1000, 500}, kLocalWrite}),
-                     std::make_shared<Region>(Region{{kBorder, 1 << 20}, kLocalWrite})};
+  request.regions = {std::make_shared<Region>(Region{{kBorders[0], 300}, kLocalWrite}),
+                     std::make_shared<Region>(Region{{1000, 500}, kLocalWrite}),
+                     std::make_shared<Region>(Region{{kBorders[1], 1 << 20}, kLocalWrite})};
   const bool one_size = pick(random, 0, 1);
   uint64_t local = 1000, remote = pick(random, 0, 1) ? 1 << 30 : pick(random, 900, 1100);
   for (uint64_t i = pick(random, 1, 60); i > 0; --i) {
     const uint64_t size = one_size ? 20 : pick(random, 1, 3) * 10;
-    if (local < kBorder && local + size > kBorder) local = kBorder;
+    if (pick(random, 0, 20) == 0) local = 1000 + pick(random, 0, 90) * 10;
+    for (const uint64_t border : kBorders) {
+      if (local < border && local + size > border) local = border;
+    }
     request.local.push_back(local);
     request.remote.push_back(remote);
     if (!one_size || request.sizes.empty()) request.sizes.push_back(size);
