@@ -15,7 +15,8 @@ constexpr size_t kScratchBytes = 64 << 10;  // for what is discarded
 
 class Reply::Line final : public Connected {
  public:
-  explicit Line(std::unique_ptr<Channel> channel) : channel(std::move(channel)) {}
+  Line(std::unique_ptr<Channel> channel, PathCounters& counters)
+      : channel(std::move(channel)), counters(counters) {}
 
   bool take() { return !is_taken_.exchange(true); }
   void let_go() { is_taken_ = false; }
@@ -28,6 +29,7 @@ class Reply::Line final : public Connected {
   }
 
   const std::unique_ptr<Channel> channel;
+  PathCounters& counters;
 
  private:
   std::atomic<bool> is_taken_{true};  // initially by its creator
@@ -42,7 +44,7 @@ Reply::Reply(std::shared_ptr<Asker> asker, Line& line, uint64_t payload_bytes)
 
 Reply::~Reply() {
   if (asker_->owner_.forked()) return;  // the connection is the parent's
-  PathCounters& path = asker_->counters_->path("questions");
+  PathCounters& path = line_.counters;
   const bool writes = payload_bytes_ > 0;  // then the answer is not counted
   const uint64_t num_bytes = writes ? (has_failed_ ? 0 : payload_bytes_) : num_received_;
   (writes ? path.num_bytes_written : path.num_bytes_read) += num_bytes;
@@ -148,7 +150,8 @@ Reply::Line& Asker::take(const char* op) {
   }
   std::unique_ptr<Channel> channel = make_();
   if (!channel) throw Unavailable(concat(op, ": ", peer_, ": ", kNotAsked));
-  return *lines_.emplace_back(std::make_unique<Line>(std::move(channel)));
+  return *lines_.emplace_back(
+      std::make_unique<Line>(std::move(channel), counters_->path("questions")));
 }
 
 void Asker::give_back(Line& line, bool is_good) {
