@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <iterator>
-#include <random>
 #include <system_error>
 #include <utility>
 
@@ -15,17 +14,13 @@
 #include "transfer/gpu_stream.h"
 #include "transfer/local_channel.h"
 #include "transfer/prepare.h"
+#include "transfer/random.h"
 #include "transfer/rdma_channel.h"
 #include "transfer/shm_channel.h"
 #include "transfer/wire_channel.h"
 
 namespace mk::transfer {
 namespace {
-
-uint64_t random_instance() {
-  std::random_device device;
-  return (uint64_t{device()} << 32 | device()) | 1;  // never 0
-}
 
 std::string not_chosen(const char* transport, bool allowed, const std::string& why_not) {
   return concat(transport, " was not chosen: ", allowed ? why_not : "this engine does without it");
@@ -70,8 +65,9 @@ Engine::Engine(const EngineOptions& options)
   where.port = bound_port(bound_);
   const std::string address = where.name();
   const std::string& name = options.name.empty() ? address : options.name;
-  own_ = std::make_shared<Endpoint>(name, address, random_instance(), options.credentials,
-                                    std::move(nics), options.spin, options.local, options.tcp);
+  const uint64_t instance = random_value<uint64_t>() | 1;  // never 0
+  own_ = std::make_shared<Endpoint>(name, address, instance, options.credentials, std::move(nics),
+                                    options.spin, options.local, options.tcp);
   start_server();
   enter_process(own_);
 }

@@ -3,6 +3,7 @@
 // Layer: transfer.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -38,6 +39,16 @@ struct Ranges {
             num_ranges};
   }
 };
+
+// Which of some regions, sorted by address, contains the range; end(): none.
+template <class Regions, class RangeOf>
+auto find_region(const Regions& regions, const Range& range, RangeOf range_of) {
+  const auto behind = std::upper_bound(
+      regions.begin(), regions.end(), range.address,
+      [&](uint64_t address, const auto& region) { return address < range_of(region).address; });
+  const bool is_inside = behind != regions.begin() && range_of(*(behind - 1)).contains(range);
+  return is_inside ? behind - 1 : regions.end();
+}
 
 // The allowed uses of a region, besides reading it from its own engine. Bits.
 using Rights = uint32_t;

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <fstream>
-#include <iterator>
 #include <utility>
 
 #include "common/check.h"
@@ -36,17 +35,13 @@ RemoteMemory::RemoteMemory(std::shared_ptr<const Board> board, std::vector<Part>
 }
 
 const RemoteMemory::Part* RemoteMemory::find(const Range& range, Rights needed) const {
-  const auto behind = std::upper_bound(
-      parts_.begin(), parts_.end(), range.address,
-      [](uint64_t address, const Part& part) { return address < part.entry.address; });
-  if (behind == parts_.begin()) return nullptr;
-  const Part& part = *std::prev(behind);
-  const uint64_t offset = range.address - part.entry.address;
-  const bool inside =
-      offset < part.entry.num_bytes && range.num_bytes <= part.entry.num_bytes - offset;
-  const bool on_gpu = part.entry.location != 0;
-  const bool reachable = on_gpu ? part.gpu != nullptr : part.memory || process_ != 0;
-  return inside && reachable && !(needed & ~part.entry.rights) ? &part : nullptr;
+  const auto part = find_region(parts_, range, [](const Part& part) {
+    return Range{part.entry.address, part.entry.num_bytes};
+  });
+  if (part == parts_.end()) return nullptr;
+  const bool on_gpu = part->entry.location != 0;
+  const bool reachable = on_gpu ? part->gpu != nullptr : part->memory || process_ != 0;
+  return reachable && !(needed & ~part->entry.rights) ? &*part : nullptr;
 }
 
 bool RemoteMemory::covers(const Request& request) const {

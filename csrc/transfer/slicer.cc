@@ -10,16 +10,6 @@
 namespace mk::transfer {
 namespace {
 
-// The last region, of those sorted by address, that begins at or before an address.
-template <class Regions, class RangeOf>
-auto find_region(const Regions& regions, const Range& range, RangeOf range_of) {
-  const auto behind = std::upper_bound(
-      regions.begin(), regions.end(), range.address,
-      [&](uint64_t address, const auto& region) { return address < range_of(region).address; });
-  const bool is_inside = behind != regions.begin() && range_of(*(behind - 1)).contains(range);
-  return is_inside ? behind - 1 : regions.end();
-}
-
 // A tail of at most 1/kTailPart of a slice joins the slice before it.
 constexpr uint64_t kTailPart = 4;
 
