@@ -59,7 +59,7 @@ class Reply {
 
 class Asker : public std::enable_shared_from_this<Asker> {
  public:
-  using MakeChannel = std::function<std::unique_ptr<Channel>()>;  // as Channel::another()
+  using MakeChannel = std::function<std::unique_ptr<Channel>()>;  // as Channel::for_questions()
 
   Asker(std::string peer, MakeChannel make, std::shared_ptr<ConnectionPool> pool,
         CountersRef counters);

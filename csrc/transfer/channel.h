@@ -107,6 +107,8 @@ class Channel {
 
   // Another one like it, not connected; null: not available. Any thread.
   virtual std::unique_ptr<Channel> another() const { return nullptr; }
+  // The same, of which nothing is used but ask() and receive_answer().
+  virtual std::unique_ptr<Channel> for_questions() const { return another(); }
 
   // The way between local memory, of that GPU or of the host (-1), and a range that a kCheck has
   // covered before.

@@ -47,8 +47,8 @@ Peer::Peer(std::string name, Route route, std::shared_ptr<Endpoint> own,
       pool_(std::move(pool)),
       counters_(stats.enter(name_, transport_)),
       queue_(name_),
-      asker_(
-          std::make_shared<Asker>(name_, [this] { return another_channel(); }, pool_, counters_)) {
+      asker_(std::make_shared<Asker>(
+          name_, [this] { return lanes_.front()->channel().for_questions(); }, pool_, counters_)) {
   threads_.reserve(route.channels.size());
   for (auto& channel : route.channels) {
     const size_t number = lanes_.size();

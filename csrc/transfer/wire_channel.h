@@ -47,6 +47,7 @@ class WireChannel : public Channel {
   std::unique_ptr<Channel> another() const override {
     return std::make_unique<WireChannel>(own_, host_, addresses_, identity_);
   }
+  std::unique_ptr<Channel> for_questions() const override { return WireChannel::another(); }
   bool answers_callers(const Request& request) const override;
   int answer_fd() const override { return socket_.fd(); }
   bool answered() const override;

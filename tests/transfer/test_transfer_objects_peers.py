@@ -1,7 +1,10 @@
 """Which peers can be asked for objects, and which answer."""
 
+from pathlib import Path
+
 import pytest
 
+from mooncake_kernels.buffers import shared_memory
 from mooncake_kernels.errors import TransferError, Unavailable
 from mooncake_kernels.transfer import TransferEngine
 
@@ -10,6 +13,7 @@ from .objects import (
     DONE,
     LARGE,
     MOST,
+    SIZE,
     content,
     here_fixture,  # noqa: F401
     keys,
@@ -64,6 +68,18 @@ def test_connections_are_used_again(here):
         here.ask(1).close()
         assert here.read(1) == [data]
         assert len(proxy.relays) == 3
+
+
+def test_who_asks_over_shm_maps_nothing_of_the_peers():
+    def num_mapped() -> int:
+        return Path("/proc/self/maps").read_text().count("/memfd:mooncake_kernels")
+
+    with serving(transport="shm") as both:
+        data = both.put(1, SIZE).tobytes()
+        both.far.register(shared_memory(SIZE).numpy())
+        before = num_mapped()
+        assert both.read(1) == [data]
+        assert num_mapped() == before
 
 
 def test_an_answer_that_is_not_taken_up_hinders_nobody():
