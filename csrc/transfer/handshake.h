@@ -4,8 +4,8 @@
 //   const Greeting peer = introduce(socket, own, link, host, limit);       // the initiator's
 //
 //   Reception reception(socket, own, limit);                               // the target's
-//   const Greeting& peer = reception.meet();      // throws Rejected, then
-//   reception.reject(verdict) reception.welcome();
+//   const Greeting& peer = reception.meet();   // on Rejected: reception.reject(verdict)
+//   reception.welcome();
 //
 // Layer: transfer.
 #pragma once
