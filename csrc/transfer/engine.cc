@@ -1,30 +1,19 @@
 #include "transfer/engine.h"
 
 #include <algorithm>
-#include <iterator>
 #include <system_error>
 #include <utility>
 
 #include "common/check.h"
 #include "rdma/gpu_memory.h"
 #include "transfer/address.h"
-#include "transfer/disk_file.h"
 #include "transfer/error.h"
-#include "transfer/file_channel.h"
 #include "transfer/gpu_stream.h"
-#include "transfer/local_channel.h"
 #include "transfer/prepare.h"
 #include "transfer/random.h"
-#include "transfer/rdma_channel.h"
-#include "transfer/shm_channel.h"
-#include "transfer/wire_channel.h"
 
 namespace mk::transfer {
 namespace {
-
-std::string not_chosen(const char* transport, bool allowed, const std::string& why_not) {
-  return concat(transport, " was not chosen: ", allowed ? why_not : "this engine does without it");
-}
 
 void check_gpu_memory(const Range& range, int device) {
   if (const std::string missing = missing_gpu_driver(); !missing.empty()) {
@@ -33,20 +22,6 @@ void check_gpu_memory(const Range& range, int device) {
   const auto found = rdma::find_gpu_memory({range.address, range.num_bytes});
   MK_CHECK(found && found->device == device, "register: buffer must be memory of cuda:", device,
            ", got memory of ", found ? concat("cuda:", found->device) : "the host");
-}
-
-Route file_route(const PeerAddress& to, const std::string& path, int num_lanes) {
-  std::shared_ptr<const DiskFile> file;
-  try {
-    file = std::make_shared<const DiskFile>(path);
-  } catch (const Failure& failure) {
-    throw TransferError(to.name, failure.what());
-  }
-  Route route{{}, {concat("file: ", path, " of this machine")}};
-  for (int i = 0; i < num_lanes; ++i) {
-    route.channels.push_back(std::make_unique<FileChannel>(file));
-  }
-  return route;
 }
 
 }  // namespace
@@ -61,7 +36,7 @@ Engine::Engine(const EngineOptions& options)
            "TransferEngine: ", argument,
            " must be an address at which peers reach this engine, got ", listen);
   auto nics = std::make_shared<Nics>(options.nics, options.near_nics);
-  bound_ = bind_socket(listen, addresses, is_for_machines());
+  bound_ = bind_socket(listen, addresses, options_.is_for_machines());
   where.port = bound_port(bound_);
   const std::string address = where.name();
   const std::string& name = options.name.empty() ? address : options.name;
@@ -74,16 +49,16 @@ Engine::Engine(const EngineOptions& options)
 
 void Engine::start_server() {
   std::vector<Fd> listening;
-  if (is_for_processes()) {
+  if (options_.is_for_processes()) {
     const SocketAddress address = within_machine(bound_address(bound_));
     try {
       listening.push_back(bind_socket(own_->address, {address}, false));
     } catch (const SystemError&) {
       // A forked child of a closed engine of this name may still hold the address.
-      if (!is_for_machines()) throw;
+      if (!options_.is_for_machines()) throw;
     }
   }
-  if (is_for_machines()) listening.push_back(std::move(bound_));
+  if (options_.is_for_machines()) listening.push_back(std::move(bound_));
   if (!listening.empty()) server_ = std::make_unique<Server>(*own_, std::move(listening));
 }
 
@@ -104,78 +79,11 @@ bool Engine::remove_region(const RegionRef& region) {
   return forked() || own_->regions.remove(region);
 }
 
-Route Engine::find_route(const PeerAddress& to, const Deadline& deadline) const {
-  if (const auto path = path_of_file(to.address)) {
-    MK_CHECK(options_.file, "open: name must be of an engine without the transport file, got \"",
-             to.address, "\"");
-    return file_route(to, *path, options_.num_lanes);
-  }
-  const HostPort where = parse_address("open", "name", to.address);
-  MK_CHECK(where.port != 0, "open: name must have a port other than 0, got \"", to.address, "\"");
-  Route route;
-  auto& [channels, reasons] = route;
-  const auto neighbour = find_in_process(where.name());
-  if (const auto here = options_.local && neighbour && neighbour->is_local ? neighbour : nullptr) {
-    if (to.instance != 0 && here->instance != to.instance) {
-      throw TransferError(to.name, kAnotherEngine);
-    }
-    channels.push_back(std::make_unique<LocalChannel>(own_->name, here));
-    reasons.push_back(concat("local: the engine at ", to.address, " is of this process"));
-    return route;
-  }
-  reasons.push_back(not_chosen("local", options_.local,
-                               neighbour ? "the engine of that name in this process does without it"
-                                         : "no engine of this process has that name"));
-  if (!is_for_processes() && !is_for_machines()) {
-    throw TransferError(to.name, "no engine of that name in this process");
-  }
-  const std::vector<SocketAddress> addresses = resolve(where);
-  std::vector<SocketAddress> here;
-  if (is_for_processes()) {
-    std::transform(addresses.begin(), addresses.end(), std::back_inserter(here), within_machine);
-  }
-  std::string why_not;
-  const bool is_here = is_for_processes() && ShmChannel::reaches(here, why_not);
-  if (!is_here && !is_for_machines()) {
-    throw TransferError(to.name, "no engine of that name on this machine");
-  }
-  if (is_here) {
-    reasons.push_back(concat(options_.shm ? "shm" : "cuda_ipc",
-                             ": an engine of this user listens at ", to.address,
-                             " within this machine"));
-  } else {
-    reasons.push_back(not_chosen("shm", is_for_processes(), why_not));
-  }
-  const auto identity = std::make_shared<PeerIdentity>(to.instance, lost_links_);
-#if MK_HAVE_VERBS
-  if (!is_here && own_->nics->size() > 0) {
-    auto rdma = std::make_unique<RdmaChannel>(own_, where.host, addresses, identity, !options_.tcp);
-    if (!options_.tcp || rdma->finds_nics(deadline, why_not)) {
-      reasons.push_back(concat("rdma: ", own_->nics->size(), " NICs of this engine"));
-      channels.push_back(std::move(rdma));
-      return route;
-    }
-    reasons.push_back(concat("rdma was not chosen: ", why_not));
-  }
-#endif
-  if (!is_here) {
-    reasons.push_back(concat("tcp: ", options_.num_lanes, " connections to ", to.address));
-  }
-  while (channels.size() < static_cast<size_t>(options_.num_lanes)) {
-    if (is_here) {
-      channels.push_back(std::make_unique<ShmChannel>(
-          own_, where.host, here, identity, ShmChannel::Ways{options_.shm, options_.cuda_ipc}));
-    } else {
-      channels.push_back(std::make_unique<WireChannel>(own_, where.host, addresses, identity));
-    }
-  }
-  return route;
-}
-
 PeerRef Engine::open(const PeerAddress& to, double deadline_s) try {
   owner_.check("open", "engine");
   const Deadline deadline = Deadline::after(deadline_s);
-  const auto peer = std::make_shared<Peer>(to.name, find_route(to, deadline), own_, pool_, *stats_);
+  Route route = find_route(to, options_, own_, lost_links_, deadline);
+  const auto peer = std::make_shared<Peer>(to.name, std::move(route), own_, pool_, *stats_);
   {
     const std::lock_guard lock(mutex_);
     MK_CHECK(!closed_, "open: the engine is closed");

@@ -19,36 +19,15 @@
 
 #include "common/owner.h"
 #include "transfer/endpoint.h"
+#include "transfer/engine_options.h"
 #include "transfer/explain.h"
 #include "transfer/lost_links.h"
 #include "transfer/peer.h"
+#include "transfer/route.h"
 #include "transfer/server.h"
 #include "transfer/stats.h"
 
 namespace mk::transfer {
-
-struct EngineOptions {
-  std::string name;    // sent to peers; empty: the address
-  std::string listen;  // "host:port" to listen on; port 0 for any
-  bool local;          // allowed transports; without tcp it does not listen for machines
-  bool shm;
-  bool cuda_ipc;
-  bool tcp;
-  bool file;
-  std::vector<NicOptions> nics;    // rdma uses these; none: no rdma
-  NearNics near_nics;              // which of these are nearest to which memory
-  bool nics_required;              // refuse memory that they cannot use
-  int num_lanes;                   // connections to a peer, and threads that copy
-  size_t max_connections;          // to all peers
-  std::chrono::microseconds spin;  // see Socket::spin_for
-  Credentials credentials;
-};
-
-struct PeerAddress {
-  std::string name;     // for errors, statistics and Peer::name
-  std::string address;  // "host:port", or "file:/mnt/ssd/pool"
-  uint64_t instance;    // which engine must answer there; 0: any
-};
 
 class Engine {
  public:
@@ -66,9 +45,8 @@ class Engine {
   RegionRef add_region(const Range& range, Rights rights, int device);
   bool remove_region(const RegionRef& region);  // see RegionTable::remove
 
-  // Begins to connect; see Peer::wait_connected. By local if the peer is in this process, else shm
-  // if it is on this machine, else rdma if both have NICs, else tcp; among the allowed ones. A name
-  // file:... is a file. Throws InvalidArgument (name), Unavailable (no such host), TransferError.
+  // Begins to connect by the transport that find_route finds; see Peer::wait_connected. Throws as
+  // find_route.
   PeerRef open(const PeerAddress& to, double deadline_s);
   void close_peer(const PeerRef& peer);
 
@@ -104,9 +82,6 @@ class Engine {
   void check_process(const char* op) const { owner_.check(op, "engine"); }
 
  private:
-  bool is_for_processes() const { return options_.shm || options_.cuda_ipc; }
-  bool is_for_machines() const { return options_.tcp || !options_.nics.empty(); }
-  Route find_route(const PeerAddress& to, const Deadline& deadline) const;
   void start_server();
 
   const EngineOptions options_;

@@ -1,6 +1,6 @@
 // Peer: another engine, as one engine sees it: the channels to it, and the queue of requests to it.
 //
-//   auto peer = std::make_shared<Peer>(name, std::move(route), own_endpoint, stats);
+//   auto peer = std::make_shared<Peer>(name, std::move(route), own_endpoint, pool, stats);
 //   peer->start(Deadline::after(5.0));             // connects
 //   peer->wait_connected(Deadline::after(0.1));    // true once it has
 //   TicketRef ticket = peer->submit(std::move(request), Deadline::after(30.0));
@@ -20,18 +20,11 @@
 #include "transfer/endpoint.h"
 #include "transfer/job_queue.h"
 #include "transfer/lane.h"
+#include "transfer/route.h"
 #include "transfer/runners.h"
 #include "transfer/stats.h"
 
 namespace mk::transfer {
-
-using Channels = std::vector<std::unique_ptr<Channel>>;
-
-// How a peer is reached, and the findings that led to it.
-struct Route {
-  Channels channels;                 // of one transport; the first one leads
-  std::vector<std::string> reasons;  // a sentence each
-};
 
 class Peer : public std::enable_shared_from_this<Peer> {
  public:

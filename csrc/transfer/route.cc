@@ -1,0 +1,110 @@
+#include "transfer/route.h"
+
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+#include "common/check.h"
+#include "transfer/address.h"
+#include "transfer/disk_file.h"
+#include "transfer/error.h"
+#include "transfer/file_channel.h"
+#include "transfer/local_channel.h"
+#include "transfer/peer_identity.h"
+#include "transfer/rdma_channel.h"
+#include "transfer/shm_channel.h"
+#include "transfer/wire_channel.h"
+
+namespace mk::transfer {
+namespace {
+
+std::string not_chosen(const char* transport, bool allowed, const std::string& why_not) {
+  return concat(transport, " was not chosen: ", allowed ? why_not : "this engine does without it");
+}
+
+// One channel a lane.
+template <class MakeChannel>
+void add_lanes(Route& route, const EngineOptions& options, MakeChannel make) {
+  for (int i = 0; i < options.num_lanes; ++i) route.channels.push_back(make());
+}
+
+Route file_route(const PeerAddress& to, const std::string& path, const EngineOptions& options) {
+  MK_CHECK(options.file, "open: name must be of an engine without the transport file, got \"",
+           to.address, "\"");
+  std::shared_ptr<const DiskFile> file;
+  try {
+    file = std::make_shared<const DiskFile>(path);
+  } catch (const Failure& failure) {
+    throw TransferError(to.name, failure.what());
+  }
+  Route route{{}, {concat("file: ", path, " of this machine")}};
+  add_lanes(route, options, [&] { return std::make_unique<FileChannel>(file); });
+  return route;
+}
+
+}  // namespace
+
+Route find_route(const PeerAddress& to, const EngineOptions& options,
+                 const std::shared_ptr<Endpoint>& own,
+                 const std::shared_ptr<LostLinksTable>& lost_links, const Deadline& deadline) {
+  if (const auto path = path_of_file(to.address)) return file_route(to, *path, options);
+  const HostPort where = parse_address("open", "name", to.address);
+  MK_CHECK(where.port != 0, "open: name must have a port other than 0, got \"", to.address, "\"");
+  Route route;
+  auto& [channels, reasons] = route;
+  const auto neighbour = find_in_process(where.name());
+  if (options.local && neighbour && neighbour->is_local) {
+    if (to.instance != 0 && neighbour->instance != to.instance) {
+      throw TransferError(to.name, kAnotherEngine);
+    }
+    channels.push_back(std::make_unique<LocalChannel>(own->name, neighbour));
+    reasons.push_back(concat("local: the engine at ", to.address, " is of this process"));
+    return route;
+  }
+  reasons.push_back(not_chosen("local", options.local,
+                               neighbour ? "the engine of that name in this process does without it"
+                                         : "no engine of this process has that name"));
+  if (!options.is_for_processes() && !options.is_for_machines()) {
+    throw TransferError(to.name, "no engine of that name in this process");
+  }
+
+  const std::vector<SocketAddress> addresses = resolve(where);
+  const auto identity = std::make_shared<PeerIdentity>(to.instance, lost_links);
+  std::string why_not;
+  if (options.is_for_processes()) {
+    std::vector<SocketAddress> here;
+    std::transform(addresses.begin(), addresses.end(), std::back_inserter(here), within_machine);
+    if (ShmChannel::reaches(here, why_not)) {
+      const ShmChannel::Ways ways{options.shm, options.cuda_ipc};
+      reasons.push_back(concat(options.shm ? "shm" : "cuda_ipc",
+                               ": an engine of this user listens at ", to.address,
+                               " within this machine"));
+      add_lanes(route, options, [&] {
+        return std::make_unique<ShmChannel>(own, where.host, here, identity, ways);
+      });
+      return route;
+    }
+  }
+  if (!options.is_for_machines()) {
+    throw TransferError(to.name, "no engine of that name on this machine");
+  }
+  reasons.push_back(not_chosen("shm", options.is_for_processes(), why_not));
+
+#if MK_HAVE_VERBS
+  if (own->nics->size() > 0) {
+    auto rdma = std::make_unique<RdmaChannel>(own, where.host, addresses, identity, !options.tcp);
+    if (!options.tcp || rdma->finds_nics(deadline, why_not)) {
+      reasons.push_back(concat("rdma: ", own->nics->size(), " NICs of this engine"));
+      channels.push_back(std::move(rdma));
+      return route;
+    }
+    reasons.push_back(concat("rdma was not chosen: ", why_not));
+  }
+#endif
+  reasons.push_back(concat("tcp: ", options.num_lanes, " connections to ", to.address));
+  add_lanes(route, options,
+            [&] { return std::make_unique<WireChannel>(own, where.host, addresses, identity); });
+  return route;
+}
+
+}  // namespace mk::transfer
