@@ -14,10 +14,11 @@ constexpr char kNoWay[] = "cuda_ipc does not reach the memory";
 
 }  // namespace
 
-bool ShmChannel::reaches(const std::vector<SocketAddress>& addresses, std::string& why_not) {
+bool ShmChannel::reaches(const std::vector<SocketAddress>& addresses, const Deadline& deadline,
+                         std::string& why_not) {
   const Interrupt nobody;
   try {
-    if (Socket::connect(addresses, {Deadline::after(1), nobody}).peer_process() != 0) return true;
+    if (Socket::connect(addresses, {deadline, nobody}).peer_process() != 0) return true;
     why_not = "who listens there within this machine is of another user or PID namespace";
   } catch (const Failure& failure) {
     why_not = concat("nobody answers there within this machine (", failure.what(), ")");

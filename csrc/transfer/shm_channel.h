@@ -34,7 +34,8 @@ class ShmChannel : public WireChannel {
         ways_(ways) {}
 
   // Whether a process of the same user listens there; if not, why not.
-  static bool reaches(const std::vector<SocketAddress>& addresses, std::string& why_not);
+  static bool reaches(const std::vector<SocketAddress>& addresses, const Deadline& deadline,
+                      std::string& why_not);
 
   Transport transport() const override { return ways_.shm ? Transport::kShm : Transport::kCudaIpc; }
   std::string path(size_t number) const override {
