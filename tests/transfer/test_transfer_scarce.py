@@ -1,4 +1,4 @@
-"""A process that has no file descriptor or thread left: what its callers learn."""
+"""A process that has no file descriptor or thread left: errors say so, and nothing ends it."""
 
 import pytest
 
@@ -16,9 +16,10 @@ libc.pthread_attr_setstacksize(huge, ctypes.c_size_t(1 << 46))
 
 def use_all_descriptors():
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, limits[1]))
+    used = []
     try:
-        while True: os.open("/dev/null", os.O_RDONLY)
-    except OSError: pass
+        while True: used.append(os.open("/dev/null", os.O_RDONLY))
+    except OSError: return used
 
 def use_all_threads():  # the next one's stack fits nowhere
     libc.pthread_setattr_default_np(huge)
@@ -74,5 +75,42 @@ free_all()
 for transport, name in names.items():
     assert engines[transport].open(name).transport == transport
     engines[transport].close()
+"""
+    )
+
+
+@pytest.mark.parametrize("transport", ["local", "shm", "tcp"])
+def test_closing_without_a_descriptor(transport):
+    run_script(
+        SCARCE
+        + f"""
+engine = TransferEngine(transports=["{transport}"])
+with engine, engine.open(b.name) as peer:
+    region = engine.register(np.ones(4096, np.uint8))
+    engine.write(peer, [(region.address, far.address, 4096)]).wait()
+    use_all_descriptors()
+b.close()
+"""
+    )
+
+
+def test_strangers_who_come_and_go_without_a_descriptor():
+    run_script(
+        SCARCE
+        + """
+import socket, time
+strangers = [socket.socket() for _ in range(8)]
+host, port = b.name.split(":")
+used = use_all_descriptors()
+for num_free, stranger in enumerate(strangers):
+    for fd in used[:num_free]: os.close(fd)
+    del used[:num_free]
+    stranger.connect((host, int(port)))
+    time.sleep(0.05)  # the engine takes what it needs
+    used += use_all_descriptors()
+    stranger.shutdown(socket.SHUT_RDWR)
+    time.sleep(0.05)
+free_all()
+a.write(peer, [row]).wait()
 """
     )
