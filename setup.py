@@ -77,7 +77,7 @@ def find_cuda() -> Path | None:
 
 
 def sources(families: tuple[str, ...], suffix: str) -> list[Path]:
-    return sorted(file for family in families for file in (ROOT / "csrc" / family).glob(suffix))
+    return sorted(file for family in families for file in (ROOT / "csrc" / family).rglob(suffix))
 
 
 def check_tools() -> None:
@@ -119,7 +119,9 @@ class NinjaFile:
     def compile(self, prefix: str, files: list[Path], rule: str, flags: list[str]) -> list[str]:
         """Object files, one per source: `prefix` separates the two builds of csrc/common."""
         return [
-            self.add_build(f"{prefix}/{file.parent.name}/{file.name}.o", rule, [str(file)], flags)
+            self.add_build(
+                f"{prefix}/{file.relative_to(ROOT / 'csrc')}.o", rule, [str(file)], flags
+            )
             for file in files
         ]
 

@@ -26,7 +26,7 @@ from table import heading, save
 import mooncake_kernels as mk
 from mooncake_kernels import config
 
-DEPTH = 64  # of a lane: csrc/transfer/file_channel.cc
+DEPTH = 64  # of a lane: csrc/transfer/file/file_channel.cc
 CASES = [("sequential", 1 << 20), ("random", 64 << 10), ("random", 16 << 10)]
 TARGET = 0.9
 

@@ -19,7 +19,7 @@
 #include "store/objects.h"
 #include "transfer/engine.h"
 #include "transfer/error.h"
-#include "transfer/wire.h"
+#include "transfer/wire/wire.h"
 
 namespace py = pybind11;
 

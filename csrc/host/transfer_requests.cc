@@ -15,8 +15,8 @@
 
 #include "common/check.h"
 #include "host/gil.h"
-#include "transfer/block_pool.h"
-#include "transfer/gpu_fence.h"
+#include "transfer/gpu/gpu_fence.h"
+#include "transfer/request/block_pool.h"
 
 namespace py = pybind11;
 

@@ -8,7 +8,7 @@
 
 #include "store/objects.h"
 #include "transfer/error.h"
-#include "transfer/wire.h"
+#include "transfer/wire/wire.h"
 
 // The objects of a question are those of a prompt, in order. They are read and stored from last to
 // first, so that LRU evicts the tail of a prompt before its head.

@@ -43,7 +43,7 @@ struct AskHeader {
   uint32_t flags;
   uint32_t num_keys;
   uint32_t zero;
-  uint64_t zeros[2];  // aligns the payload, see kPayloadAlignment in transfer/wire.h
+  uint64_t zeros[2];  // aligns the payload, see kPayloadAlignment in transfer/wire/wire.h
 };
 static_assert(sizeof(AskHeader) == 32);
 

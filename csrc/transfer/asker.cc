@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "transfer/error.h"
-#include "transfer/wire.h"
+#include "transfer/wire/wire.h"
 
 namespace mk::transfer {
 namespace {

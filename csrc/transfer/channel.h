@@ -20,8 +20,8 @@
 #include "transfer/counters.h"
 #include "transfer/error.h"
 #include "transfer/limit.h"
-#include "transfer/piece.h"
-#include "transfer/request.h"
+#include "transfer/request/piece.h"
+#include "transfer/request/request.h"
 
 namespace mk::transfer {
 

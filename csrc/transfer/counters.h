@@ -17,7 +17,7 @@
 #include <mutex>
 #include <string>
 
-#include "transfer/request.h"
+#include "transfer/request/request.h"
 
 namespace mk::transfer {
 

@@ -10,12 +10,12 @@
 #include <string>
 
 #include "common/owner.h"
-#include "transfer/credentials.h"
-#include "transfer/nics.h"
 #include "transfer/notifications.h"
+#include "transfer/rdma/nics.h"
 #include "transfer/region_table.h"
 #include "transfer/service.h"
 #include "transfer/verdict.h"
+#include "transfer/wire/credentials.h"
 
 namespace mk::transfer {
 

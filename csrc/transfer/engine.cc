@@ -6,11 +6,11 @@
 
 #include "common/check.h"
 #include "rdma/gpu_memory.h"
-#include "transfer/address.h"
 #include "transfer/error.h"
-#include "transfer/gpu_stream.h"
-#include "transfer/prepare.h"
-#include "transfer/random.h"
+#include "transfer/gpu/gpu_stream.h"
+#include "transfer/request/prepare.h"
+#include "transfer/wire/address.h"
+#include "transfer/wire/random.h"
 
 namespace mk::transfer {
 namespace {

@@ -21,11 +21,11 @@
 #include "transfer/endpoint.h"
 #include "transfer/engine_options.h"
 #include "transfer/explain.h"
-#include "transfer/lost_links.h"
 #include "transfer/peer.h"
 #include "transfer/route.h"
-#include "transfer/server.h"
 #include "transfer/stats.h"
+#include "transfer/wire/lost_links.h"
+#include "transfer/wire/server.h"
 
 namespace mk::transfer {
 

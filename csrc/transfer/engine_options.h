@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "transfer/credentials.h"
-#include "transfer/nics.h"
+#include "transfer/rdma/nics.h"
+#include "transfer/wire/credentials.h"
 
 namespace mk::transfer {
 

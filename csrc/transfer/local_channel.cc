@@ -4,9 +4,9 @@
 #include <cstring>
 
 #include "common/copy_bytes.h"
-#include "transfer/checksum.h"
 #include "transfer/error.h"
-#include "transfer/wire.h"
+#include "transfer/wire/checksum.h"
+#include "transfer/wire/wire.h"
 
 namespace mk::transfer {
 namespace {

@@ -10,8 +10,8 @@
 
 #include "transfer/channel.h"
 #include "transfer/endpoint.h"
-#include "transfer/gpu_queue.h"
-#include "transfer/gpu_ranges.h"
+#include "transfer/gpu/gpu_queue.h"
+#include "transfer/gpu/gpu_ranges.h"
 
 namespace mk::transfer {
 

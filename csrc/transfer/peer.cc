@@ -6,7 +6,7 @@
 
 #include "common/thread.h"
 #include "transfer/error.h"
-#include "transfer/gpu_ranges.h"
+#include "transfer/gpu/gpu_ranges.h"
 
 namespace mk::transfer {
 namespace {

@@ -18,10 +18,10 @@
 
 #include "transfer/asker.h"
 #include "transfer/endpoint.h"
-#include "transfer/job_queue.h"
-#include "transfer/lane.h"
+#include "transfer/queue/job_queue.h"
+#include "transfer/queue/lane.h"
+#include "transfer/queue/runners.h"
 #include "transfer/route.h"
-#include "transfer/runners.h"
 #include "transfer/stats.h"
 
 namespace mk::transfer {

@@ -10,7 +10,7 @@
 #include <mutex>
 #include <utility>
 
-#include "transfer/lost_links.h"
+#include "transfer/wire/lost_links.h"
 
 namespace mk::transfer {
 

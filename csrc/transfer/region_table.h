@@ -18,10 +18,10 @@
 #include <utility>
 #include <vector>
 
-#include "transfer/board.h"
 #include "transfer/limit.h"
-#include "transfer/nics.h"
 #include "transfer/range.h"
+#include "transfer/rdma/nics.h"
+#include "transfer/shm/board.h"
 
 namespace mk::transfer {
 

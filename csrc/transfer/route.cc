@@ -5,15 +5,15 @@
 #include <utility>
 
 #include "common/check.h"
-#include "transfer/address.h"
-#include "transfer/disk_file.h"
 #include "transfer/error.h"
-#include "transfer/file_channel.h"
+#include "transfer/file/disk_file.h"
+#include "transfer/file/file_channel.h"
 #include "transfer/local_channel.h"
 #include "transfer/peer_identity.h"
-#include "transfer/rdma_channel.h"
-#include "transfer/shm_channel.h"
-#include "transfer/wire_channel.h"
+#include "transfer/rdma/rdma_channel.h"
+#include "transfer/shm/shm_channel.h"
+#include "transfer/wire/address.h"
+#include "transfer/wire/wire_channel.h"
 
 namespace mk::transfer {
 namespace {

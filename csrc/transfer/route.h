@@ -16,7 +16,7 @@
 #include "transfer/endpoint.h"
 #include "transfer/engine_options.h"
 #include "transfer/limit.h"
-#include "transfer/lost_links.h"
+#include "transfer/wire/lost_links.h"
 
 namespace mk::transfer {
 

@@ -12,7 +12,7 @@
 #include <string>
 
 #include "transfer/error.h"
-#include "transfer/wire.h"
+#include "transfer/wire/wire.h"
 
 namespace mk::transfer {
 

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "fake_cuda/fake.h"
-#include "transfer/cufile_api.h"
+#include "transfer/file/cufile_api.h"
 
 // Of the made-up driver.
 extern "C" {

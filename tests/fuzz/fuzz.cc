@@ -4,7 +4,7 @@
 
 #include <cerrno>
 
-#include "transfer/random.h"
+#include "transfer/wire/random.h"
 
 namespace mk::fuzz {
 namespace {

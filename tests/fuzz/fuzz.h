@@ -20,10 +20,10 @@
 #include <thread>
 #include <utility>
 
-#include "transfer/handshake.h"
-#include "transfer/secret.h"
-#include "transfer/socket.h"
-#include "transfer/wire.h"
+#include "transfer/wire/handshake.h"
+#include "transfer/wire/secret.h"
+#include "transfer/wire/socket.h"
+#include "transfer/wire/wire.h"
 
 namespace mk::fuzz {
 

@@ -6,7 +6,7 @@
 
 #include "fuzz.h"
 #include "transfer/error.h"
-#include "transfer/shm_channel.h"
+#include "transfer/shm/shm_channel.h"
 
 namespace mk::fuzz {
 namespace {

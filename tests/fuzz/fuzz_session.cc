@@ -3,7 +3,7 @@
 #include "fuzz.h"
 #include "served/object_service.h"
 #include "store/objects.h"
-#include "transfer/session.h"
+#include "transfer/wire/session.h"
 
 namespace mk::fuzz {
 namespace {

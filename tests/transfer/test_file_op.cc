@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "expect.h"
-#include "transfer/file_op.h"
+#include "transfer/file/file_op.h"
 
 using namespace mk::transfer;
 

@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "expect.h"
-#include "transfer/admission.h"
-#include "transfer/links.h"
 #include "transfer/verdict.h"
+#include "transfer/wire/admission.h"
+#include "transfer/wire/links.h"
 
 using namespace mk::transfer;
 

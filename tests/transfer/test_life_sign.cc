@@ -1,5 +1,5 @@
 // LifeSign and process_id: what another process sees of a thread, however that ends.
-#include "transfer/life_sign.h"
+#include "transfer/shm/life_sign.h"
 
 #include <sys/mman.h>
 #include <sys/wait.h>

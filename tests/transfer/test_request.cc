@@ -7,9 +7,9 @@
 
 #include "common/check.h"
 #include "expect.h"
-#include "transfer/block_pool.h"
-#include "transfer/coalesce.h"
-#include "transfer/overlap.h"
+#include "transfer/request/block_pool.h"
+#include "transfer/request/coalesce.h"
+#include "transfer/request/overlap.h"
 
 using namespace mk::transfer;
 

@@ -7,10 +7,10 @@ import pytest
 from ..cxx import build, run
 
 HERE = Path(__file__).parent
-GATE = ["admission", "links", "limit", "verdict"]
+GATE = ["wire/admission", "wire/links", "limit", "verdict"]
 ASKER = ["asker", "connection_pool", "counters", "limit"]
-REGIONS = ["board", "limit", "region_table"]
-REQUEST = ["block_pool", "coalesce", "integers", "overlap"]
+REGIONS = ["shm/board", "limit", "region_table"]
+REQUEST = [f"request/{name}" for name in ("block_pool", "coalesce", "integers", "overlap")]
 
 
 def test_gate(tmp_path):
@@ -32,7 +32,7 @@ def test_counters(tmp_path):
 
 
 def test_peer_identity(tmp_path):
-    sources = [f"transfer/{name}.cc" for name in ("lost_links", "peer_identity")]
+    sources = [f"transfer/{name}.cc" for name in ("wire/lost_links", "peer_identity")]
     result = run(build(HERE / "test_peer_identity.cc", sources, tmp_path))
     assert result.returncode == 0, result.stderr
 
@@ -50,7 +50,7 @@ def test_region_table(tmp_path):
 
 
 def test_file_op(tmp_path):
-    sources = [f"transfer/{name}.cc" for name in ("file_op", "piece")]
+    sources = [f"transfer/{name}.cc" for name in ("file/file_op", "request/piece")]
     result = run(build(HERE / "test_file_op.cc", sources, tmp_path))
     assert result.returncode == 0, result.stderr
 
@@ -58,7 +58,7 @@ def test_file_op(tmp_path):
 def test_slicer(tmp_path):
     if not Path("/usr/include/infiniband/verbs.h").is_file():
         pytest.skip("there is no infiniband/verbs.h in /usr/include")
-    sources = [f"transfer/{name}.cc" for name in ("slicer", "piece")]
+    sources = [f"transfer/{name}.cc" for name in ("request/slicer", "request/piece")]
     result = run(build(HERE / "test_slicer.cc", sources, tmp_path, "-DMK_HAVE_VERBS=1"))
     assert result.returncode == 0, result.stderr
 
@@ -71,6 +71,6 @@ def test_openssl_is_what_we_declare(tmp_path):
 
 
 def test_life_sign(tmp_path):
-    sources = ["transfer/life_sign.cc", "common/process_id.cc"]
+    sources = ["transfer/shm/life_sign.cc", "common/process_id.cc"]
     result = run(build(HERE / "test_life_sign.cc", sources, tmp_path, "-pthread"))
     assert result.returncode == 0, result.stderr

@@ -1,0 +1,204 @@
+#include "transfer/queue/job_queue.h"
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "common/check.h"
+
+namespace mk::transfer {
+
+namespace {
+
+// A request left to a caller that does not wait for it is picked up after one to two of these
+// periods. So callers need not wake a thread at each request. After a period without requests the
+// thread sleeps again.
+constexpr std::chrono::milliseconds kLookEvery{1};
+
+}  // namespace
+
+bool JobQueue::push(TicketRef ticket, uint64_t max_piece_bytes, bool may_lie) {
+  const std::lock_guard lock(mutex_);
+  MK_CHECK(!closed_, "submit: peer must be open, got the closed ", peer_name_);
+  jobs_.push_back(std::make_shared<Job>(std::move(ticket), ++num_pushed_, max_piece_bytes));
+  if (!may_lie || jobs_.size() > 1 || jobs_.back()->has_pieces()) return wake_for(*jobs_.back());
+  watch();
+  return false;
+}
+
+bool JobQueue::push_and_take(const TicketRef& ticket, uint64_t max_piece_bytes, Interrupt& carrier,
+                             Task& task) {
+  const std::lock_guard lock(mutex_);
+  if (closed_ || !jobs_.empty()) return false;
+  carrier.clear();
+  jobs_.push_back(std::make_shared<Job>(ticket, ++num_pushed_, max_piece_bytes));
+  take(Taker::kLead, carrier, task);
+  watch();
+  return true;
+}
+
+void JobQueue::watch() {
+  ++num_left_;
+  if (!watches_) lead_.notify_one();
+  watches_ = true;
+}
+
+bool JobQueue::wait_to_lead() {
+  std::unique_lock lock(mutex_);
+  while (!closed_ && !lead_called_) {
+    const uint64_t seen = num_left_;
+    if (!watches_) {
+      lead_.wait(lock);
+    } else if (lead_.wait_for(lock, kLookEvery) == std::cv_status::timeout && num_left_ == seen) {
+      watches_ = false;
+      if (!jobs_.empty()) return true;
+    }
+  }
+  lead_called_ = false;
+  return !closed_;
+}
+
+void JobQueue::call_lead() {
+  const std::lock_guard lock(mutex_);
+  wake_lead();
+}
+
+void JobQueue::wake_lead() {
+  lead_called_ = true;
+  lead_.notify_one();
+}
+
+bool JobQueue::wake_for(const Job& job) {
+  wake_lead();
+  const bool is_for_others = job.has_pieces() || (job.spreads() && jobs_.size() > 1);
+  if (is_for_others) others_.notify_all();
+  return is_for_others;
+}
+
+bool JobQueue::idle() {
+  const std::lock_guard lock(mutex_);
+  return jobs_.empty() && !closed_;
+}
+
+bool JobQueue::next(bool leads, Interrupt& carrier, bool idle, Task& task) {
+  const std::lock_guard lock(mutex_);
+  if (closed_) return false;
+  if (idle) carrier.clear();              // it was meant for an earlier task
+  if (carrier.signalled()) return false;  // the tasks it carries must end; so would this one
+  if (leads) lead_called_ = false;
+  return take(leads ? Taker::kLead : Taker::kBeside, carrier, task);
+}
+
+bool JobQueue::take_first(const Ticket& ticket, Interrupt& carrier, Task& task) {
+  const std::lock_guard lock(mutex_);
+  if (closed_ || jobs_.empty()) return false;
+  const JobRef& first = jobs_.front();
+  if (first->ticket().get() != &ticket || first->has_pieces()) return false;
+  carrier.clear();
+  if (!first->take(task.work, carrier, Taker::kWaiter, /*may_notify=*/false)) return false;
+  task.job = first;
+  return true;
+}
+
+bool JobQueue::wait_next(Interrupt& carrier, Task& task) {
+  std::unique_lock lock(mutex_);
+  if (!closed_) carrier.clear();
+  while (!closed_) {
+    if (take(Taker::kBeside, carrier, task)) return true;
+    others_.wait(lock);
+  }
+  return false;
+}
+
+bool JobQueue::wait_for_pieces(Interrupt& carrier) {
+  std::unique_lock lock(mutex_);
+  const auto spreads = [](const JobRef& job) { return job->spreads(); };
+  others_.wait(lock, [&] { return closed_ || std::any_of(jobs_.begin(), jobs_.end(), spreads); });
+  if (!closed_) carrier.clear();
+  return !closed_;
+}
+
+bool JobQueue::take(Taker taker, Interrupt& carrier, Task& task) {
+  bool first = true, in_order = true;  // among those before it
+  for (const JobRef& job : jobs_) {
+    const bool may_notify = job->has_pieces() ? first : in_order;
+    if (job->take(task.work, carrier, taker, may_notify)) {
+      task.job = job;
+      return true;
+    }
+    first = false;
+    in_order &= job->in_order();
+  }
+  return false;
+}
+
+void JobQueue::finish(const Task& task, const Interrupt& carrier, const Outcome& outcome) {
+  std::unique_lock lock(mutex_);
+  task.job->finish(task.work, carrier, outcome);
+  changed(task.job, lock);
+}
+
+bool JobQueue::fail(const Task& task, const Interrupt& carrier, const std::string& cause,
+                    Retry retry, uint64_t num_bytes) {
+  std::unique_lock lock(mutex_);
+  task.job->fail(task.work, carrier, cause, retry, num_bytes);
+  const bool again = task.job->cause().empty();
+  if (again) wake_lead();  // a caller may have had it
+  changed(task.job, lock);
+  return again;
+}
+
+void JobQueue::changed(const JobRef& job, std::unique_lock<std::mutex>& lock) {
+  const bool is_all = job->over() && jobs_.size() == 1;
+  if (!job->in_order() && !is_all) {  // others may continue it, or what waited for it
+    wake_lead();
+    others_.notify_all();
+  }
+  if (!job->over()) return;
+  const auto found = std::find(jobs_.begin(), jobs_.end(), job);
+  if (found == jobs_.end()) return;
+  const JobRef over = *found;
+  if (over->refused_whole() && !closed_ && over->ticket()->split_request()) {  // see coalesce.h
+    *found = std::make_shared<Job>(over->ticket(), ++num_pushed_, over->max_bytes());
+    wake_for(**found);
+    return;
+  }
+  jobs_.erase(found);
+  const std::string cause = over->cause();  // close() may stop it again
+  lock.unlock();
+  over->ticket()->finish(cause, over->num_bytes_done());
+}
+
+void JobQueue::abandon(const Ticket& ticket, const std::string& cause) {
+  std::unique_lock lock(mutex_);
+  const auto found = std::find_if(jobs_.begin(), jobs_.end(), [&](const JobRef& job) {
+    return job->ticket().get() == &ticket;
+  });
+  if (found == jobs_.end()) return;
+  const JobRef job = *found;
+  job->stop(cause);
+  wake_lead();  // it may have been left alone
+  changed(job, lock);
+}
+
+void JobQueue::close(const std::string& cause) {
+  std::unique_lock lock(mutex_);
+  closed_ = true;
+  lead_.notify_all();
+  others_.notify_all();
+  const std::deque<JobRef> jobs = jobs_;
+  for (const JobRef& job : jobs) {
+    if (!lock) lock.lock();
+    job->stop(cause);
+    changed(job, lock);
+  }
+}
+
+void JobQueue::pause(double seconds) {
+  std::unique_lock lock(mutex_);
+  const auto until = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
+  while (!closed_ && others_.wait_until(lock, until) != std::cv_status::timeout) {
+  }
+}
+
+}  // namespace mk::transfer

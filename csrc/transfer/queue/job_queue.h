@@ -1,0 +1,93 @@
+// JobQueue: the requests to one peer, in order, and which lanes carry out which parts of them.
+//
+//   queue.push(job);                                     // a caller
+//   while (queue.wait_to_lead()) {                       // the leading lane
+//     while (queue.next(true, carrier, idle, task)) ...  // takes, then finish() or fail()
+//   }
+//
+// Layer: transfer. Thread-safe. Lanes take works as they have room for them, so that a fast one
+// does more of a request than a slow one. Requests of one piece begin in order, on the leading
+// lane; except that other lanes help with large ones if there are several, and a caller that waits
+// for the first one may carry it. A notification comes after the data of all earlier requests.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "transfer/queue/job.h"
+
+namespace mk::transfer {
+
+struct Task {
+  JobRef job;
+  Work work;
+};
+
+class JobQueue {
+ public:
+  explicit JobQueue(std::string peer_name) : peer_name_(std::move(peer_name)) {}
+
+  // Returns whether there is work for lanes other than the leading one. `may_lie`: its caller will
+  // wait for it and may take it in a moment, so no lane is woken if it is of one piece and first in
+  // the queue. Throws InvalidArgument once closed.
+  bool push(TicketRef ticket, uint64_t max_piece_bytes, bool may_lie);
+  bool idle();  // nothing is queued or in flight
+
+  // For a caller that drives the leading lane, which has nothing in flight: returns its task at
+  // once. False: another request is before it, or closed.
+  bool push_and_take(const TicketRef& ticket, uint64_t max_piece_bytes, Interrupt& carrier,
+                     Task& task);
+
+  // Sleeps until there may be work for the leading lane's thread, or a request that a caller has
+  // begun, or may take, was abandoned by it. False: closed.
+  bool wait_to_lead();
+  void call_lead();
+
+  // For a caller that waits for a request: takes all of it, if it is of one piece, first in the
+  // queue, and not yet taken.
+  bool take_first(const Ticket& ticket, Interrupt& carrier, Task& task);
+
+  // The next task for a lane, whose interrupt is `carrier`; `leads`: it is the leading lane;
+  // `idle`: it has nothing in flight. False: none now, or closed.
+  bool next(bool leads, Interrupt& carrier, bool idle, Task& task);
+  // The same for an idle lane other than the leading one, which waits. False: closed.
+  bool wait_next(Interrupt& carrier, Task& task);
+  void finish(const Task& task, const Interrupt& carrier, const Outcome& outcome);
+  // Returns whether it will be handed out again. `num_bytes`: see Job::fail.
+  bool fail(const Task& task, const Interrupt& carrier, const std::string& cause, Retry retry,
+            uint64_t num_bytes = 0);
+
+  // Waits until there is work for a lane other than the leading one. False: closed.
+  bool wait_for_pieces(Interrupt& carrier);
+  // Ends one request, if it is still here; see Ticket::cancel.
+  void abandon(const Ticket& ticket, const std::string& cause);
+
+  // Ends all, and releases the lanes. Idempotent.
+  void close(const std::string& cause);
+
+  // Sleeps; returns early once closed.
+  void pause(double seconds);
+
+ private:
+  bool take(Taker taker, Interrupt& carrier, Task& task);
+  void changed(const JobRef& job, std::unique_lock<std::mutex>& lock);
+  bool wake_for(const Job& job);
+  void wake_lead();
+  void watch();
+
+  const std::string peer_name_;
+
+  std::mutex mutex_;
+  std::condition_variable lead_, others_;  // others_: whom one-piece requests do not concern
+  std::deque<JobRef> jobs_;
+  uint64_t num_pushed_ = 0;
+  bool lead_called_ = false;
+  bool watches_ = false;   // the leading lane's thread checks from time to time
+  uint64_t num_left_ = 0;  // to callers
+  bool closed_ = false;
+};
+
+}  // namespace mk::transfer

@@ -1,0 +1,242 @@
+#include "transfer/queue/lane.h"
+
+#include <poll.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <utility>
+
+#include "transfer/error.h"
+#include "transfer/gpu/gpu_fence.h"
+
+namespace mk::transfer {
+namespace {
+
+constexpr double kConnectS = 5;  // of a non-leading lane
+constexpr double kPauseS = 1;    // after a failure
+constexpr std::chrono::microseconds kLookAtGpuEvery{20};
+
+}  // namespace
+
+void Lane::run() {
+  leads_ ? lead() : run_beside();
+  const Baton::Hold hold(baton_);
+  while (!posted_.empty()) settle();  // the queue is closed: each is interrupted
+  disconnect();
+}
+
+void Lane::lead() {
+  while (queue_.wait_to_lead()) {
+    const Baton::Hold hold(baton_);
+    run_dry();
+  }
+}
+
+void Lane::run_beside() {
+  Task task;
+  while (connect_beside() && queue_.wait_next(interrupt_, task)) {
+    const Baton::Hold hold(baton_);
+    if (channel_->connected()) {
+      begin(task);
+      run_dry();
+    } else {  // the pool closed its connection: it must not wait for another with work in hand
+      queue_.fail(task, interrupt_, "", Retry::kFree);
+    }
+  }
+}
+
+void Lane::run_dry() {
+  while (true) {
+    Task task;
+    while (posted_.size() < channel_->window() &&
+           queue_.next(leads_, interrupt_, posted_.empty(), task)) {
+      begin(task);
+    }
+    if (posted_.empty()) return;
+    settle();
+    if (!leads_ && posted_.empty() && !channel_->connected()) return;  // as above
+  }
+}
+
+void Lane::close() {
+  const Baton::Hold hold(baton_);
+  channel_->close();
+  pool_.leave(*this);
+}
+
+void Lane::connect(const Limit& limit) {
+  const Baton::Hold hold(baton_);
+  connect_held(limit);
+}
+
+void Lane::connect_held(const Limit& limit) {
+  if (channel_->is_pooled()) pool_.enter(*this, limit);
+  channel_->connect(limit);
+  if (was_connected_) counters_.num_reconnects += 1;
+  was_connected_ = true;
+}
+
+void Lane::disconnect() {
+  channel_->disconnect();
+  pool_.leave(*this);
+}
+
+// An idle lane would hold on to a dead peer's resources until its next task: open GPU memory, which
+// is freed only when nobody has it open.
+void Lane::leave_if_lost() {
+  const Baton::Hold hold(baton_, std::try_to_lock);
+  if (hold && posted_.empty() && !channel_->connected()) disconnect();
+}
+
+bool Lane::try_disconnect() {
+  const Baton::Hold hold(baton_, std::try_to_lock);
+  if (!hold || !posted_.empty() || (leads_ && !queue_.idle())) return false;
+  channel_->disconnect();
+  return true;
+}
+
+bool Lane::begin_here(const TicketRef& ticket, uint64_t max_piece_bytes) {
+  const Baton::Hold hold(baton_, std::try_to_lock);
+  if (!hold || !posted_.empty() || !channel_->answers_callers(ticket->request())) return false;
+  Task task;
+  if (!channel_->connected() || !queue_.push_and_take(ticket, max_piece_bytes, interrupt_, task)) {
+    return false;
+  }
+  ticket->leave_to_caller();
+  begin(task, /*connects=*/false);
+  return true;
+}
+
+void Lane::wait_here(const Ticket& ticket, const Deadline& until) {
+  {
+    const Baton::Hold hold(baton_, std::try_to_lock);
+    if (!hold || posted_.empty()) return;  // another thread continues it, or it is done
+    const bool is_sooner = until.at() < ticket.deadline().at();
+    if (wait_answered(is_sooner ? until : ticket.deadline())) settle();
+    if (posted_.empty()) return;
+  }
+  queue_.call_lead();
+}
+
+// Whether settle() will not block.
+bool Lane::wait_answered(const Deadline& until) {
+  const auto spin_until = std::min(Deadline::Clock::now() + channel_->spin(), until.at());
+  pollfd polled[] = {{channel_->answer_fd(), POLLIN, 0},
+                     {interrupt_.fd(), POLLIN, 0},
+                     {baton_.wanted_fd(), POLLIN, 0}};
+  while (true) {
+    const bool spins = Deadline::Clock::now() < spin_until;
+    const int num_ready = poll(polled, 3, spins ? 0 : until.poll_ms());
+    if (num_ready > 0) return polled[1].revents || (!polled[2].revents && channel_->answered());
+    if (num_ready < 0 && errno != EINTR) return false;
+    if (!spins && until.passed()) return false;
+  }
+}
+
+void Lane::count(const Work& work, const Outcome& outcome) {
+  if (outcome.is_counted) return;
+  (work.request->writes() ? counters_.num_bytes_written : counters_.num_bytes_read) +=
+      outcome.num_bytes;
+  if (outcome.num_bytes > 0) counters_.num_pieces += 1;
+}
+
+void Lane::count_failure(const std::exception& error) {
+  if (!dynamic_cast<const Ended*>(&error)) counters_.num_failures += 1;
+}
+
+bool Lane::connect_beside() {
+  while (queue_.wait_for_pieces(interrupt_)) {
+    {
+      const Baton::Hold hold(baton_);
+      if (channel_->connected()) return true;
+      try {
+        connect_held({Deadline::after(kConnectS), interrupt_});
+        return true;
+      } catch (const std::exception& error) {
+        count_failure(error);
+        disconnect();
+      }
+    }
+    queue_.pause(kPauseS);
+  }
+  return false;
+}
+
+Limit Lane::limit_of(const Task& task) const {
+  return {task.job->ticket()->deadline(), interrupt_};
+}
+
+void Lane::begin(const Task& task, bool connects) {
+  visited.store(true, std::memory_order_relaxed);
+  const bool waits = task.job->request().after != nullptr;
+  while (waits && !posted_.empty()) settle();  // posted works shall not wait for a GPU, too
+  const bool first = posted_.empty();
+  try {
+    posted_.emplace_back(task, own_regions_, interrupt_);
+  } catch (const Refused& refused) {
+    return fail(task, refused.what(), Retry::kNo);
+  }
+  try {
+    const Limit limit = limit_of(task);
+    if (waits) wait_for_gpu(task);
+    if (connects && first && !channel_->connected()) connect_held(limit);
+    channel_->post(task.work, limit, interrupt_);
+  } catch (const std::exception& error) {
+    lose(error);
+  }
+}
+
+void Lane::wait_for_gpu(const Task& task) {
+  const Limit limit = limit_of(task);
+  while (!task.job->request().after->passed()) {
+    limit.check();
+    std::this_thread::sleep_for(kLookAtGpuEvery);
+  }
+}
+
+void Lane::settle() {
+  const Task& task = posted_.front().task;
+  try {
+    const Outcome outcome = channel_->finish(limit_of(task));
+    const Task done = task;
+    posted_.pop_front();  // unpins: a caller that waits for the ticket may deregister
+    count(done.work, outcome);
+    queue_.finish(done, interrupt_, outcome);
+  } catch (const std::exception& error) {
+    lose(error);
+  }
+}
+
+// What was posted is void, whichever work caused it: the others' works are retried.
+void Lane::lose(const std::exception& error) {
+  while (!posted_.empty() && channel_->has_outcome()) settle();  // these are not void
+  uint64_t num_bytes = channel_->num_bytes_so_far();             // of the first
+  disconnect();
+  count_failure(error);
+  const bool lost = dynamic_cast<const LinkDown*>(&error) != nullptr;
+  const bool ended = dynamic_cast<const Ended*>(&error) != nullptr;  // a limit
+  const std::string cause = error.what();
+  for (const auto& lane : lanes_) {
+    if (!ended && lane.get() != this) lane->leave_if_lost();
+  }
+  while (!posted_.empty()) {
+    const Task task = posted_.front().task;
+    posted_.pop_front();
+    const Deadline& deadline = task.job->ticket()->deadline();
+    if (deadline.passed()) {
+      fail(task, deadline.cause(), Retry::kNo, num_bytes);
+    } else if (ended) {
+      fail(task, cause, Retry::kFree, num_bytes);
+    } else {
+      fail(task, cause, lost ? Retry::kCounted : Retry::kNo, num_bytes);
+    }
+    num_bytes = 0;
+  }
+}
+
+void Lane::fail(const Task& task, const std::string& cause, Retry retry, uint64_t num_bytes) {
+  if (queue_.fail(task, interrupt_, cause, retry, num_bytes)) counters_.num_retries += 1;
+}
+
+}  // namespace mk::transfer

@@ -1,0 +1,63 @@
+#include "transfer/rdma/nic_questions.h"
+
+#if MK_HAVE_VERBS
+#include <algorithm>
+#include <cstring>
+#include <string>
+
+#include "transfer/error.h"
+
+namespace mk::transfer {
+
+std::vector<char> NicQuestions::ask(Op op, const void* question, size_t num_bytes,
+                                    size_t entry_bytes, const Limit& limit) {
+  const BatchHeader header{op, 0, ++count_, 0, num_bytes};
+  iovec parts[] = {{const_cast<BatchHeader*>(&header), sizeof(header)},
+                   {const_cast<void*>(question), num_bytes}};
+  socket_.send(parts, num_bytes > 0 ? 2 : 1, limit);
+  Ack ack;
+  socket_.receive(&ack, sizeof(ack), limit);
+  check_answer(ack, count_, entry_bytes, kMaxKeysBytes);
+  std::vector<char> answer(ack.status == Status::kDone ? ack.num_bytes : ack.refusal_bytes);
+  socket_.receive(answer.data(), answer.size(), limit);
+  if (ack.status == Status::kRefused) {
+    throw Refused(printable(std::string(answer.begin(), answer.end())));
+  }
+  return answer;
+}
+
+std::vector<NicEntry> NicQuestions::nics(const Limit& limit) {
+  const std::vector<char> answer = ask(Op::kNics, nullptr, 0, sizeof(NicEntry), limit);
+  std::vector<NicEntry> nics(std::min(answer.size() / sizeof(NicEntry), kMaxNics));
+  if (!nics.empty()) std::memcpy(nics.data(), answer.data(), nics.size() * sizeof(NicEntry));
+  return nics;
+}
+
+rdma::Endpoint NicQuestions::attach(size_t rail, size_t nic, const rdma::Endpoint& ours,
+                                    const Limit& limit) {
+  const AttachRequest request{static_cast<uint32_t>(rail), static_cast<uint32_t>(nic),
+                              entry_of(ours)};
+  QueuePairEntry entry{};
+  const auto answer = ask(Op::kAttach, &request, sizeof(request), sizeof(entry), limit);
+  if (answer.size() != sizeof(entry)) throw Failure("protocol error: no queue pair");
+  std::memcpy(&entry, answer.data(), sizeof(entry));
+  return endpoint_of(entry);
+}
+
+void NicQuestions::detach(size_t rail, const Limit& limit) {
+  const DetachRequest request{static_cast<uint32_t>(rail), 0};
+  ask(Op::kDetach, &request, sizeof(request), 1, limit);
+}
+
+std::vector<RemoteRegion> NicQuestions::keys(const std::vector<uint64_t>& addresses,
+                                             size_t num_nics, const Limit& limit) {
+  const size_t num_bytes = addresses.size() * sizeof(uint64_t);
+  return parse_keys(ask(Op::kKeys, addresses.data(), num_bytes, 1, limit), num_nics);
+}
+
+void NicQuestions::flush(const std::vector<uint32_t>& rails, const Limit& limit) {
+  ask(Op::kFlush, rails.data(), rails.size() * sizeof(uint32_t), 1, limit);
+}
+
+}  // namespace mk::transfer
+#endif

@@ -1,0 +1,142 @@
+#include "transfer/rdma/rail.h"
+
+#if MK_HAVE_VERBS
+#include <algorithm>
+#include <utility>
+
+#include "common/check.h"
+
+namespace mk::transfer {
+namespace {
+
+constexpr int kMaxSends = 128;  // work requests in flight
+constexpr int kPollBatch = 64;
+constexpr double kFirstPauseS = 1, kLongestPauseS = 30;
+constexpr double kNewShare = 0.2;  // weight of a new measurement in the average
+constexpr double kLeastGbPerS = 0.01;
+
+}  // namespace
+
+rdma::Endpoint Rail::open() {
+  close();
+  active_port(nic_);
+  queue_ = rdma::CompletionQueue::make(nic_.device, kMaxSends + 1);
+  rdma::QueuePairOptions options;
+  options.port = nic_.port;
+  options.max_sends = kMaxSends;
+  pair_ = rdma::QueuePair::make(queue_, options);
+  return pair_->endpoint();
+}
+
+void Rail::connect(const rdma::Endpoint& peer, size_t peer_nic, double peer_gb_per_s) {
+  pair_->connect(peer, {});
+  peer_nic_ = peer_nic;
+  bytes_per_s_ = std::max(std::min(nic_.gb_per_s, peer_gb_per_s), kLeastGbPerS) * 1e9;
+  is_up_ = true;
+  if (std::exchange(was_up_, true)) counters_.num_reconnects += 1;
+}
+
+std::vector<Slice> Rail::close() noexcept {
+  is_up_ = false;
+  if (queue_) queue_->close();  // and the queue pair
+  pair_.reset();
+  queue_.reset();
+  std::vector<Slice> left;
+  counters_.num_retries += under_way_.size();
+  for (auto& [token, slice] : under_way_) left.push_back(std::move(slice));
+  under_way_.clear();
+  num_bytes_under_way_ = 0;
+  last_write_.reset();
+  flush_token_ = 0;
+  return left;
+}
+
+void Rail::submit(Slice slice, const std::shared_ptr<const rdma::RemoteRegion>& remote) {
+  rdma::Transfer transfer;
+  transfer.reads = slice.reads;
+  transfer.region = slice.local->regions[index_];
+  transfer.remote = remote;
+  transfer.segments = slice.segments;
+  transfer.token = ++last_token_;
+  if (!is_busy()) patience_ = Deadline::after(kPatienceS);
+  if (under_way_.empty()) busy_since_ = Clock::now();
+  num_bytes_under_way_ += slice.num_bytes;
+  const bool writes = !slice.reads;
+  under_way_[transfer.token] = std::move(slice);
+  post(transfer);
+  if (!writes) return;
+  transfer.segments.clear();
+  last_write_ = std::move(transfer);
+}
+
+void Rail::flush() {
+  if (!is_busy()) patience_ = Deadline::after(kPatienceS);
+  rdma::Transfer nothing = std::move(*last_write_);
+  last_write_.reset();
+  nothing.immediate = 0;
+  nothing.token = flush_token_ = ++last_token_;
+  post(nothing);
+}
+
+void Rail::post(const rdma::Transfer& transfer) {
+  try {
+    pair_->submit(transfer);
+  } catch (const std::exception& error) {
+    throw RailDown(error.what(), false);
+  }
+}
+
+void Rail::collect(std::vector<Slice>& done) {
+  std::vector<rdma::Completion> completions;
+  try {
+    completions = queue_->poll(kPollBatch);
+  } catch (const std::exception& error) {
+    throw RailDown(error.what(), false);
+  }
+  if (!completions.empty()) {
+    patience_ = Deadline::after(kPatienceS);
+  } else if (patience().passed()) {
+    throw RailDown(concat(nic_.device->name(), ": did nothing for ", kPatienceS, " s"), false);
+  }
+  uint64_t num_bytes = 0;
+  for (const rdma::Completion& completion : completions) {
+    if (completion.status != IBV_WC_SUCCESS) {
+      const bool is_refused =
+          completion.status == IBV_WC_REM_ACCESS_ERR || completion.status == IBV_WC_REM_INV_REQ_ERR;
+      throw RailDown(concat(nic_.device->name(), ": ", rdma::status_text(completion.status)),
+                     is_refused);
+    }
+    if (completion.token == flush_token_) {
+      flush_token_ = 0;
+      continue;
+    }
+    const auto found = under_way_.find(completion.token);
+    const uint64_t size = found->second.num_bytes;
+    (found->second.reads ? counters_.num_bytes_read : counters_.num_bytes_written) += size;
+    counters_.num_pieces += 1;
+    num_bytes += size;
+    done.push_back(std::move(found->second));
+    under_way_.erase(found);
+  }
+  if (num_bytes == 0) return;
+  const Clock::time_point now = Clock::now();
+  const double seconds = std::chrono::duration<double>(now - busy_since_).count();
+  busy_since_ = now;
+  num_bytes_under_way_ -= num_bytes;
+  if (seconds > 0)
+    bytes_per_s_ += kNewShare * (static_cast<double>(num_bytes) / seconds - bytes_per_s_);
+  bytes_per_s_ = std::max(bytes_per_s_, kLeastGbPerS * 1e9);
+  pause_s_ = 0;
+}
+
+void Rail::pause(const std::string& cause, size_t peer_nic) {
+  counters_.num_failures += 1;
+  cause_ = cause;
+  peer_nic_ = peer_nic;
+  pause_s_ = std::clamp(2 * pause_s_, kFirstPauseS, kLongestPauseS);
+  try_at_ = Clock::now() +
+            std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(pause_s_));
+}
+
+}  // namespace mk::transfer
+#endif

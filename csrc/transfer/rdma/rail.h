@@ -1,0 +1,122 @@
+// Rail: a path to a peer, from a NIC of ours to one of its.
+//
+//   Rail rail(nics[0], 0, counters);
+//   rail.connect(ask_the_peer(rail.open()), /*peer's NIC*/ 1, gb_per_s);
+//   if (rail.has_room()) rail.submit(std::move(slice), remote);
+//   rail.collect(done);                         // finished slices
+//   std::vector<Slice> left = rail.close();     // what it had in flight
+//
+// Layer: transfer. One thread. Failures throw RailDown.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "rdma/queue_pair.h"
+#include "transfer/counters.h"
+#include "transfer/error.h"
+#include "transfer/limit.h"
+#include "transfer/rdma/nic_wire.h"
+#include "transfer/rdma/nics.h"
+
+#if MK_HAVE_VERBS
+namespace mk::transfer {
+
+// A part of a work that one rail moves at once: in one region at either end.
+struct Slice {
+  uint64_t work = 0;  // of RdmaChannel's
+  bool reads = false;
+  NicMemoryRef local;
+  std::vector<rdma::Segment> segments;
+  uint64_t num_bytes = 0;
+  int num_tries = 0;
+};
+
+// A queue pair has failed, and nothing moves over it any more.
+struct RailDown : std::runtime_error {
+  RailDown(const std::string& cause, bool is_refused)
+      : std::runtime_error(cause), is_refused(is_refused) {}
+  bool is_refused;  // by the peer's NIC: our keys are not those of its regions
+};
+
+class Rail {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  // `peer_nic`: the first one to try; `counters`: of all rails of that NIC of ours.
+  Rail(const Nic& nic, size_t index, size_t peer_nic, PathCounters& counters)
+      : nic_(nic), index_(index), counters_(counters), peer_nic_(peer_nic) {}
+
+  // A new queue pair of our NIC; returns what the peer must know of it. Throws as the verbs.
+  rdma::Endpoint open();
+  void connect(const rdma::Endpoint& peer, size_t peer_nic, double peer_gb_per_s);
+  // Ends the queue pair: when it returns, our NIC touches no memory for it. Idempotent.
+  std::vector<Slice> close() noexcept;
+
+  bool is_up() const { return is_up_; }
+  size_t nic() const { return index_; }          // of ours
+  size_t peer_nic() const { return peer_nic_; }  // the last one tried, or the first to try
+  const rdma::CompletionQueue& queue() const { return *queue_; }
+
+  // Estimated seconds until it has done that as well, from its past speed.
+  double seconds_for(uint64_t num_bytes) const {
+    return static_cast<double>(num_bytes_under_way_ + num_bytes) / bytes_per_s_;
+  }
+  bool has_room() const { return num_bytes_under_way_ < kRoomBytes; }
+  void submit(Slice slice, const std::shared_ptr<const rdma::RemoteRegion>& remote);
+  void collect(std::vector<Slice>& done);
+
+  // A write is certain to be visible only when something sent after it has arrived.
+  bool must_flush() const { return last_write_.has_value(); }
+  void flush();  // sends that something; done when is_flushed()
+  bool is_flushed() const { return flush_token_ == 0; }
+  // Whether there is something to collect; if not, queue().fds() signal when there is.
+  bool arm() { return queue_->arm(); }
+  // When collect() gives it up, unless something finishes before.
+  Deadline patience() const { return is_busy() ? patience_ : Deadline::never(); }
+
+  // After a failure: not retried for a while, each time longer, until it has moved something.
+  void pause(const std::string& cause, size_t peer_nic);
+  bool may_try() const { return Clock::now() >= try_at_; }
+  const std::string& cause() const { return cause_; }
+
+ private:
+  void post(const rdma::Transfer& transfer);
+  bool is_busy() const { return !under_way_.empty() || flush_token_ != 0; }
+
+  // With our settings, a NIC reports an unresponsive peer after two seconds at most. But soft-RoCE
+  // sometimes reports nothing at all after its own port was down.
+  static constexpr double kPatienceS = 5;
+  // Enough to keep a fast link busy while we sleep; what is in flight cannot move to other rails.
+  static constexpr uint64_t kRoomBytes = 4ull << 20;
+
+  const Nic& nic_;
+  const size_t index_;
+  PathCounters& counters_;
+  size_t peer_nic_;
+  std::shared_ptr<rdma::CompletionQueue> queue_;
+  std::shared_ptr<rdma::QueuePair> pair_;
+  bool is_up_ = false, was_up_ = false;
+
+  std::map<uint64_t, Slice> under_way_;  // by token
+  uint64_t last_token_ = 0;
+  std::optional<rdma::Transfer> last_write_;  // since the last flush; without its segments
+  uint64_t flush_token_ = 0;                  // 0: none is in flight
+  uint64_t num_bytes_under_way_ = 0;
+  double bytes_per_s_ = 1;
+  Clock::time_point busy_since_{};  // or since the last completion
+  Deadline patience_;
+
+  std::string cause_;
+  double pause_s_ = 0;
+  Clock::time_point try_at_{};
+};
+
+}  // namespace mk::transfer
+#endif

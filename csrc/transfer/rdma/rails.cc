@@ -1,0 +1,154 @@
+#include "transfer/rdma/rails.h"
+
+#if MK_HAVE_VERBS
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "common/check.h"
+
+namespace mk::transfer {
+namespace {
+
+// A NIC far from the memory is used if the near ones are this much busier.
+constexpr double kFarCost = 4;
+constexpr NicSet kAllNics = ~NicSet{0};
+
+bool contains(NicSet set, size_t nic) { return set >> nic & 1; }
+
+std::vector<size_t> members(NicSet set, size_t num_nics) {
+  std::vector<size_t> members;
+  for (size_t nic = 0; nic < num_nics; ++nic) {
+    if (contains(set, nic)) members.push_back(nic);
+  }
+  return members;
+}
+
+// Pairs each NIC of either side once; those of the side with fewer are repeated as needed.
+std::vector<std::pair<size_t, size_t>> pairs(const std::vector<size_t>& ours,
+                                             const std::vector<size_t>& theirs) {
+  std::vector<std::pair<size_t, size_t>> pairs;
+  if (ours.empty() || theirs.empty()) return pairs;
+  for (size_t i = 0; i < std::max(ours.size(), theirs.size()); ++i) {
+    pairs.emplace_back(ours[i % ours.size()], theirs[i % theirs.size()]);
+  }
+  return pairs;
+}
+
+uint32_t link_layer_of(const Nic& nic) {
+  return code_of_link_layer(nic.device->info().ports.at(nic.port - 1).link_layer);
+}
+
+std::string name_of(const NicEntry& nic) {
+  return printable(std::string(nic.name.data(), strnlen(nic.name.data(), nic.name.size())));
+}
+
+}  // namespace
+
+void Rails::meet(std::vector<NicEntry> peer_nics, PeerCounters& counters) {
+  clear();
+  peer_nics_ = std::move(peer_nics);
+  counters_ = &counters;
+  // Pairs NICs of equal numbers: in machines of the same type they are on the same switch, or rail.
+  const auto ours = members(kAllNics, nics_.size()), theirs = members(kAllNics, peer_nics_.size());
+  for (const auto& [nic, peer_nic] : pairs(ours, theirs)) {
+    const auto meets = [&, own = nic](size_t other) { return can_meet(own, other); };
+    if (std::any_of(theirs.begin(), theirs.end(), meets)) add(nic, peer_nic);
+  }
+  if (rails_.empty()) throw Failure("the peer has no NIC that can be connected with ours");
+}
+
+void Rails::clear() {
+  rails_.clear();
+  made_.clear();
+  wanted_.clear();
+}
+
+void Rails::add(size_t nic, size_t peer_nic) {
+  made_.insert({nic, peer_nic});
+  rails_.emplace_back(nics_[nic], nic, peer_nic, counters_->path(nics_[nic].device->name()));
+}
+
+bool Rails::can_meet(size_t nic, size_t peer_nic) const {
+  return link_layer_of(nics_[nic]) == peer_nics_[peer_nic].link_layer;
+}
+
+void Rails::want(const Slice& slice, const RemoteRegion& remote) {
+  if (!wanted_.insert({slice.local->near, remote.near}).second) return;
+  for (const auto& [nic, peer_nic] :
+       pairs(members(slice.local->near, nics_.size()), members(remote.near, peer_nics_.size()))) {
+    if (rails_.size() == kMaxRails) return;
+    if (made_.count({nic, peer_nic}) > 0 || !can_meet(nic, peer_nic)) continue;
+    add(nic, peer_nic);
+  }
+}
+
+void Rails::bring_up(NicQuestions& questions, bool at_once, const Limit& limit) {
+  at_once = at_once && !is_any_up();
+  for (size_t i = 0; i < rails_.size(); ++i) {
+    if (!rails_[i].is_up() && (at_once || rails_[i].may_try())) try_all(i, questions, limit);
+  }
+}
+
+// First the peer's NIC that the rail was made for; then, and after a failure, the following ones,
+// cyclically.
+void Rails::try_all(size_t index, NicQuestions& questions, const Limit& limit) {
+  Rail& rail = rails_[index];
+  const size_t count = peer_nics_.size();
+  const size_t first = rail.peer_nic() + (rail.cause().empty() ? 0 : 1);
+  for (size_t i = 0; i < count && !rail.is_up(); ++i) {
+    const size_t peer_nic = (first + i) % count;
+    if (can_meet(rail.nic(), peer_nic)) try_one(index, peer_nic, questions, limit);
+  }
+}
+
+void Rails::try_one(size_t index, size_t peer_nic, NicQuestions& questions, const Limit& limit) {
+  Rail& rail = rails_[index];
+  std::string cause;
+  try {
+    const rdma::Endpoint theirs = questions.attach(index, peer_nic, rail.open(), limit);
+    const double gb_per_s = static_cast<double>(peer_nics_[peer_nic].mb_per_s) / 1e3;
+    return rail.connect(theirs, peer_nic, gb_per_s);
+  } catch (const Refused& refused) {
+    cause = refused.what();
+  } catch (const Failure&) {  // of the connection
+    throw;
+  } catch (const std::exception& error) {
+    cause = error.what();
+  }
+  rail.close();
+  rail.pause(cause, peer_nic);
+}
+
+bool Rails::is_any_up() const {
+  return std::any_of(rails_.begin(), rails_.end(), [](const Rail& rail) { return rail.is_up(); });
+}
+
+Rail* Rails::best(const Slice& slice, const RemoteRegion& remote) {
+  Rail* best = nullptr;
+  double least = 0;
+  for (Rail& rail : rails_) {
+    if (!rail.is_up() || !remote.on_nics[rail.peer_nic()]) continue;
+    const double here = contains(slice.local->near, rail.nic()) ? 1 : kFarCost;
+    const double there = contains(remote.near, rail.peer_nic()) ? 1 : kFarCost;
+    const double cost = rail.seconds_for(slice.num_bytes) * here * there;
+    if (!best || cost < least) {
+      best = &rail;
+      least = cost;
+    }
+  }
+  return best;
+}
+
+std::string Rails::describe() const {
+  std::string text;
+  for (const Rail& rail : rails_) {
+    text += concat(text.empty() ? "" : ", ", nics_[rail.nic()].device->name(), " to ",
+                   name_of(peer_nics_[rail.peer_nic()]),
+                   rail.is_up() ? "" : concat(" (down: ", rail.cause(), ")"));
+  }
+  return text;
+}
+
+}  // namespace mk::transfer
+#endif

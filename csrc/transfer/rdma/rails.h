@@ -1,0 +1,68 @@
+// Rails: the paths to a peer, from NICs of ours to its: as many as the side with more NICs has, and
+// as many between the NICs that are near the memory at either end, if these are others.
+//
+//   Rails rails(nics);
+//   rails.meet(questions.nics(limit), counters);
+//   rails.want(slice, remote);
+//   rails.bring_up(questions, /*at_once=*/true, limit);
+//   Rail* rail = rails.best(slice, remote);
+//
+// Layer: transfer. One thread.
+#pragma once
+
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "transfer/rdma/nic_questions.h"
+#include "transfer/rdma/rail.h"
+
+#if MK_HAVE_VERBS
+namespace mk::transfer {
+
+class Rails {
+ public:
+  explicit Rails(const Nics& nics) : nics_(nics) {}
+
+  // Makes them, all down. Throws Failure if the peer has no NIC on a fabric of ours.
+  void meet(std::vector<NicEntry> peer_nics, PeerCounters& counters);
+  void clear();  // our NICs release our memory
+
+  // Makes those, still down, that are best for the slice. Invalidates references to rails.
+  void want(const Slice& slice, const RemoteRegion& remote);
+
+  // Connects those whose pause has ended; `at_once`: all, if none is up. Throws Failure for the
+  // connection; for a rail, see its cause().
+  void bring_up(NicQuestions& questions, bool at_once, const Limit& limit);
+  bool is_any_up() const;
+
+  // The one that will finish the slice first; null: none reaches it.
+  Rail* best(const Slice& slice, const RemoteRegion& remote);
+
+  std::string describe() const;  // which NIC to which, and what is down
+  const std::string& cause() const { return rails_.front().cause(); }
+  size_t num_peer_nics() const { return peer_nics_.size(); }
+
+  size_t size() const { return rails_.size(); }
+  Rail& operator[](size_t i) { return rails_[i]; }
+  size_t index_of(const Rail& rail) const { return &rail - rails_.data(); }
+  std::vector<Rail>::iterator begin() { return rails_.begin(); }
+  std::vector<Rail>::iterator end() { return rails_.end(); }
+
+ private:
+  void add(size_t nic, size_t peer_nic);
+  bool can_meet(size_t nic, size_t peer_nic) const;
+  void try_all(size_t index, NicQuestions& questions, const Limit& limit);
+  void try_one(size_t index, size_t peer_nic, NicQuestions& questions, const Limit& limit);
+
+  const Nics& nics_;
+  PeerCounters* counters_ = nullptr;
+  std::vector<NicEntry> peer_nics_;
+  std::vector<Rail> rails_;
+  std::set<std::pair<size_t, size_t>> made_;    // between which NICs rails were made first
+  std::set<std::pair<NicSet, NicSet>> wanted_;  // NICs that are near at both ends
+};
+
+}  // namespace mk::transfer
+#endif

@@ -1,0 +1,285 @@
+#include "transfer/rdma/rdma_channel.h"
+
+#if MK_HAVE_VERBS
+#include <poll.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <utility>
+
+#include "common/check.h"
+#include "transfer/error.h"
+#include "transfer/rdma/nic_gpus.h"
+
+namespace mk::transfer {
+namespace {
+
+constexpr double kProbeS = 2;  // for a peer to list its NICs
+constexpr size_t kWindow = 4;  // works in flight
+constexpr uint64_t kMinSliceBytes = 64ull << 10;
+constexpr uint64_t kMaxSliceBytes = 1ull << 20;
+constexpr uint64_t kSlicesPerRail = 4;  // shortens the wait for a slow rail's last slice
+constexpr int kMaxTries = 4;            // of a slice
+}  // namespace
+
+size_t RdmaChannel::window() const { return kWindow; }
+
+void RdmaChannel::connect(const Limit& limit) {
+  WireChannel::connect(limit);
+  rails_.meet(questions_.nics(limit), *counters_);
+  rails_.bring_up(questions_, only_, limit);
+  if (only_ && !rails_.is_any_up()) throw LinkDown(rails_.cause());
+  keys_ = {};
+}
+
+Way RdmaChannel::way_to(const Range& range, int device) const {
+  if (!keys_.find(range)) {
+    if (!only_) return WireChannel::way_to(range, device);
+    return {"nics", "", "the memory is not registered with the peer's NICs"};
+  }
+  return {"nics", "", concat("slices go from NIC to NIC: ", rails_.describe())};
+}
+
+bool RdmaChannel::finds_nics(const Deadline& deadline, std::string& why_not) {
+  const Interrupt nobody;
+  const Limit limit{Deadline::after(std::min(deadline.left_s(), kProbeS)), nobody};
+  try {
+    WireChannel::connect(limit);
+    rails_.meet(questions_.nics(limit), *counters_);
+  } catch (const Failure& failure) {
+    why_not = failure.what();
+  }
+  const bool found = rails_.size() > 0;
+  disconnect();
+  return found;
+}
+
+void RdmaChannel::disconnect() noexcept {
+  is_writing_ |= !doing_.empty();
+  rails_.clear();  // the NICs release our memory
+  ready_.clear();
+  doing_.clear();
+  WireChannel::disconnect();
+}
+
+void RdmaChannel::learn_keys(const Request& request, const Piece& piece, const Limit& limit) {
+  std::vector<uint64_t> unknown;
+  const RemoteRegion* known = nullptr;  // of the previous range: usually the same
+  for_each_range(request, piece, [&](uint64_t, uint64_t address, uint64_t num_bytes) {
+    const Range range{address, num_bytes};
+    if (known && known->range.contains(range)) return;
+    known = keys_.find(range);
+    if (!known && unknown.size() < kMaxBatchRanges) unknown.push_back(address);
+  });
+  learn_keys(unknown, limit);
+}
+
+void RdmaChannel::learn_keys(const std::vector<uint64_t>& addresses, const Limit& limit) {
+  if (addresses.empty()) return;
+  keys_.add(questions_.keys(addresses, rails_.num_peer_nics(), limit));
+}
+
+void RdmaChannel::post(const Work& work, const Limit& limit, Interrupt&) {
+  fence_lost(limit);
+  Doing& doing = doing_.emplace_back(Doing{work});
+  if (work.request->local.empty() || work.kind == Work::Kind::kNotify) return;
+  Piece piece = work.piece;
+  if (work.kind == Work::Kind::kCheck) Cutter(*work.request, max_piece_bytes()).next(piece);
+  learn_keys(*work.request, piece, limit);
+  std::optional<std::vector<Slice>> slices = slices_of(*work.request, piece);
+  rails_.bring_up(questions_, only_, limit);
+  if (work.kind == Work::Kind::kCheck) return;
+  if (!rails_.is_any_up()) {
+    if (only_) throw LinkDown(rails_.cause());
+    return;
+  }
+  if (!slices) return;
+  doing.by_nics = true;
+  doing.num_slices = slices->size();
+  for (Slice& slice : *slices) {
+    slice.work = first_doing_ + doing_.size() - 1;
+    ready_.push_back(std::move(slice));
+  }
+  pump(limit);
+}
+
+std::optional<std::vector<Slice>> RdmaChannel::slices_of(const Request& request,
+                                                         const Piece& piece) {
+  const uint64_t share = piece.num_bytes / (kSlicesPerRail * rails_.size());
+  const uint64_t slice_bytes = std::clamp(share, kMinSliceBytes, kMaxSliceBytes);
+  std::vector<Slice> slices;
+  if (!cut(request, piece, keys_, slice_bytes, slices)) return {};
+  for (const Slice& slice : slices) {
+    if (const RemoteRegion* const remote = keys_.find(slice)) rails_.want(slice, *remote);
+  }
+  return slices;
+}
+
+Outcome RdmaChannel::finish(const Limit& limit) {
+  while (doing_.front().num_slices > 0) {
+    collect(limit);
+    pump(limit);
+    if (doing_.front().num_slices > 0) sleep(limit);
+  }
+  const Doing doing = std::move(doing_.front());
+  doing_.pop_front();
+  ++first_doing_;
+  if (doing.by_nics && !doing.has_lost) return after_slices(doing, limit);
+  const bool moves = doing.work.kind == Work::Kind::kMove && doing.work.piece.num_ranges > 0;
+  return moves && only_ ? ask_why_not(doing, limit) : over_connection(doing.work, limit);
+}
+
+Outcome RdmaChannel::after_slices(const Doing& doing, const Limit& limit) {
+  try {
+    if (!doing.work.request->writes()) flush_gpus(doing.work.request->regions);
+  } catch (const Refused& refused) {
+    return {doing.num_bytes, refused.what(), true};
+  }
+  if (doing.work.request->verify) {
+    flush(limit);  // so that the peer's process sees what it compares
+    verify(doing.work, limit);
+    const Outcome verified = std::exchange(current_, {});
+    if (!verified.refusal.empty()) return {doing.num_bytes, verified.refusal, true};
+  }
+  if (!doing.work.with_notify) return {doing.num_bytes, "", true};
+  Work notify = doing.work;
+  notify.kind = Work::Kind::kNotify;
+  Outcome outcome = over_connection(notify, limit);
+  outcome.num_bytes = doing.num_bytes;
+  outcome.is_counted = true;
+  return outcome;
+}
+
+// NICs could not move it: the peer has the most precise reason.
+Outcome RdmaChannel::ask_why_not(const Doing& doing, const Limit& limit) {
+  Work check = doing.work;
+  check.kind = Work::Kind::kCheck;
+  Outcome outcome = over_connection(check, limit);
+  if (outcome.refusal.empty()) {
+    outcome.refusal = "the memory is not registered with the NICs of both sides";
+  }
+  outcome.num_bytes = doing.num_bytes;
+  outcome.is_counted = true;
+  return outcome;
+}
+
+Outcome RdmaChannel::over_connection(const Work& work, const Limit& limit) {
+  if (work.with_notify || work.kind == Work::Kind::kNotify) flush(limit);
+  Interrupt nobody;
+  WireChannel::post(work, limit, nobody);
+  return WireChannel::finish(limit);
+}
+
+// Makes written data visible at the peer before the peer learns of it. A rail that fails meanwhile
+// is taken down at both ends, which has the same effect.
+void RdmaChannel::flush(const Limit& limit) {
+  std::vector<uint32_t> flushed;
+  for (size_t i = 0; i < rails_.size(); ++i) {
+    Rail& rail = rails_[i];
+    if (!rail.is_up() || !rail.must_flush()) continue;
+    try {
+      rail.flush();
+      flushed.push_back(static_cast<uint32_t>(i));
+    } catch (const RailDown& down) {
+      lose(rail, down, limit);
+    }
+  }
+  const auto is_over = [&](uint32_t i) { return rails_[i].is_flushed(); };
+  while (!std::all_of(flushed.begin(), flushed.end(), is_over)) {
+    sleep(limit);
+    collect(limit);
+  }
+  const auto is_gone = [&](uint32_t i) { return !rails_[i].is_up(); };
+  flushed.erase(std::remove_if(flushed.begin(), flushed.end(), is_gone), flushed.end());
+  if (flushed.empty()) return;
+  questions_.flush(flushed, limit);
+}
+
+// Gives slices to rails, as far as they have room.
+void RdmaChannel::pump(const Limit& limit) {
+  rails_.bring_up(questions_, only_, limit);
+  while (!ready_.empty()) {
+    Slice& slice = ready_.front();
+    const RemoteRegion* const remote = keys_.find(slice);
+    Rail* const rail = remote ? rails_.best(slice, *remote) : nullptr;
+    if (!rail) {
+      if (only_ && !rails_.is_any_up()) throw LinkDown(rails_.cause());
+      Doing& doing = doing_of(slice);
+      doing.has_lost = true;
+      --doing.num_slices;
+      ready_.pop_front();
+      continue;
+    }
+    if (!rail->has_room()) return;  // worth waiting for
+    const auto on_nic = remote->on_nics[rail->peer_nic()];
+    Slice taken = std::move(slice);
+    ready_.pop_front();
+    try {
+      rail->submit(std::move(taken), on_nic);
+    } catch (const RailDown& down) {
+      lose(*rail, down, limit);
+    }
+  }
+}
+
+void RdmaChannel::collect(const Limit& limit) {
+  for (Rail& rail : rails_) {
+    if (!rail.is_up()) continue;
+    std::vector<Slice> done;
+    try {
+      rail.collect(done);
+      settle(done);
+    } catch (const RailDown& down) {
+      settle(done);
+      lose(rail, down, limit);
+    }
+  }
+}
+
+void RdmaChannel::settle(std::vector<Slice>& done) {
+  for (const Slice& slice : done) {
+    Doing& doing = doing_of(slice);
+    --doing.num_slices;
+    doing.num_bytes += slice.num_bytes;
+  }
+}
+
+void RdmaChannel::lose(Rail& rail, const RailDown& down, const Limit& limit) {
+  std::vector<Slice> left = rail.close();
+  rail.pause(down.what(), rail.peer_nic());
+  questions_.detach(rails_.index_of(rail), limit);
+  for (Slice& slice : left) {
+    if (++slice.num_tries == kMaxTries && only_) throw LinkDown(down.what());
+    ready_.push_front(std::move(slice));
+  }
+  if (!down.is_refused) return;
+  std::vector<uint64_t> addresses;
+  for (const Slice& slice : ready_) addresses.push_back(slice.segments.front().remote);
+  addresses.resize(std::min<size_t>(addresses.size(), kMaxBatchRanges));
+  keys_ = {};
+  learn_keys(addresses, limit);
+}
+
+// Sleeps until a rail has something or must be given up, or the connection ends.
+void RdmaChannel::sleep(const Limit& limit) {
+  std::vector<pollfd> fds{{limit.interrupt.fd(), POLLIN, 0}, {socket_.fd(), POLLIN, 0}};
+  Deadline until = limit.deadline;
+  for (Rail& rail : rails_) {
+    if (!rail.is_up()) continue;
+    try {
+      if (rail.arm()) return;
+    } catch (const std::exception& error) {
+      return lose(rail, RailDown(error.what(), false), limit);
+    }
+    for (const int fd : rail.queue().fds()) fds.push_back({fd, POLLIN, 0});
+    if (const Deadline patience = rail.patience(); patience.at() < until.at()) until = patience;
+  }
+  if (poll(fds.data(), fds.size(), until.poll_ms()) < 0 && errno != EINTR) {
+    throw SystemError(errno, "poll");
+  }
+  limit.check();
+  if (fds[1].revents && !socket_.at_rest()) throw LinkDown("connection closed by peer");
+}
+
+}  // namespace mk::transfer
+#endif

@@ -1,0 +1,211 @@
+#include "transfer/shm/shm_channel.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <string>
+
+#include "common/check.h"
+#include "transfer/error.h"
+
+namespace mk::transfer {
+namespace {
+
+constexpr char kNoWay[] = "cuda_ipc does not reach the memory";
+
+}  // namespace
+
+bool ShmChannel::reaches(const std::vector<SocketAddress>& addresses, const Deadline& deadline,
+                         std::string& why_not) {
+  const Interrupt nobody;
+  try {
+    if (Socket::connect(addresses, {deadline, nobody}).peer_process() != 0) return true;
+    why_not = "who listens there within this machine is of another user or PID namespace";
+  } catch (const Failure& failure) {
+    why_not = concat("nobody answers there within this machine (", failure.what(), ")");
+  }
+  return false;
+}
+
+void ShmChannel::connect(const Limit& limit) {
+  WireChannel::connect(limit);
+  learn_regions(limit);
+}
+
+void ShmChannel::disconnect() noexcept {
+  {
+    const std::unique_lock lock(mutex_);
+    remote_.reset();
+  }
+  board_.reset();
+  memories_.clear();
+  gpus_.clear();
+  WireChannel::disconnect();
+}
+
+void ShmChannel::close() noexcept {
+  WireChannel::close();
+  queue_.close();
+}
+
+void ShmChannel::learn_regions(const Limit& limit) {
+  drain(limit);
+  const BatchHeader header{Op::kRegions, 0, ++num_questions_, 0, 0};
+  socket_.send(&header, sizeof(header), limit);
+  Ack ack;
+  socket_.receive(&ack, sizeof(ack), limit);
+  check_regions_ack(ack, num_questions_);
+  std::vector<RegionEntry> entries(ack.num_bytes / sizeof(RegionEntry));
+  socket_.receive(entries.data(), ack.num_bytes, limit);
+  if (!board_) {
+    auto board = std::make_shared<Board>(socket_.receive_fd(limit));
+    if (!board->is_whole()) throw Failure("protocol error: the board is too small");
+    board_ = std::move(board);
+  }
+  std::vector<RemoteMemory::Part> parts;
+  std::vector<bool> told(memories_.size());
+  for (const RegionEntry& entry : entries) {
+    check_region(entry, memories_.size() + 1);
+    if (entry.memory == memories_.size()) {
+      memories_.push_back(std::make_shared<SharedMemory>(socket_.receive_fd(limit)));
+      told.push_back(true);
+    }
+    RemoteMemory::Part& part = parts.emplace_back(RemoteMemory::Part{entry, nullptr});
+    if (entry.memory == kNoMemory) continue;
+    part.memory = memories_[entry.memory];
+    if (!part.memory) throw Failure("protocol error: a region in memory that was given up");
+    told[entry.memory] = true;
+    if (entry.offset > part.memory->num_bytes() ||
+        entry.num_bytes > part.memory->num_bytes() - entry.offset) {
+      throw Failure("protocol error: a region ends behind its memory");
+    }
+  }
+  for (size_t i = 0; i < told.size(); ++i) {
+    if (!told[i]) memories_[i].reset();  // the peer has removed it and relies on that
+  }
+  learn_gpus(parts, limit);
+  auto remote = std::make_shared<RemoteMemory>(board_, std::move(parts),
+                                               by_address_ ? socket_.peer_process() : 0);
+  const std::unique_lock lock(mutex_);
+  remote_ = std::move(remote);
+}
+
+// Open mappings stay open as long as the peer has a region in them.
+void ShmChannel::learn_gpus(std::vector<RemoteMemory::Part>& parts, const Limit& limit) {
+  const auto on_gpu = [](const RemoteMemory::Part& part) { return part.entry.location != 0; };
+  std::vector<GpuEntry> entries;
+  if (ways_.cuda_ipc && std::any_of(parts.begin(), parts.end(), on_gpu)) {
+    const BatchHeader header{Op::kGpus, 0, ++num_questions_, 0, 0};
+    socket_.send(&header, sizeof(header), limit);
+    Ack ack;
+    socket_.receive(&ack, sizeof(ack), limit);
+    check_gpus_ack(ack, num_questions_);
+    entries.resize(ack.num_bytes / sizeof(GpuEntry));
+    socket_.receive(entries.data(), ack.num_bytes, limit);
+  }
+  std::vector<std::shared_ptr<GpuMapping>> gpus;
+  for (const GpuEntry& entry : entries) {
+    const auto is_it = [&](const auto& mapping) { return mapping->is_of(entry); };
+    const auto known = std::find_if(gpus_.begin(), gpus_.end(), is_it);
+    if (std::none_of(gpus.begin(), gpus.end(), is_it)) {
+      gpus.push_back(known != gpus_.end() ? *known : std::make_shared<GpuMapping>(entry));
+    }
+    for (RemoteMemory::Part& part : parts) {
+      if (!on_gpu(part) || part.entry.address != entry.address) continue;
+      part.gpu = *std::find_if(gpus.begin(), gpus.end(), is_it);
+      part.gpu_offset = entry.offset;
+    }
+  }
+  gpus_ = std::move(gpus);
+}
+
+// False if it cannot be done here: then the peer decides, over the connection.
+bool ShmChannel::copy(const Work& work, const Limit& limit, GpuQueue* queue, Outcome& outcome,
+                      std::string& why_not) {
+  if (!remote_) return false;
+  auto copy = remote_->prepare(*work.request, work.piece, {ways_.shm, queue}, why_not);
+  if (!copy) return false;
+  const auto check_peer = [&] {  // the first costs nothing, the second a system call
+    if (!remote_->peer_lives() && !socket_.at_rest()) throw LinkDown("connection closed by peer");
+  };
+  check_peer();  // else its process id may have been reused
+  uint64_t num_bytes = 0;
+  copy->run(limit, num_bytes);
+  check_peer();
+  outcome.num_bytes += num_bytes;
+  count(work, copy->num_gpu_bytes(), outcome);
+  return true;
+}
+
+// Copies by GPUs are counted as a separate path.
+void ShmChannel::count(const Work& work, uint64_t num_gpu_bytes, Outcome& outcome) {
+  if (num_gpu_bytes == 0 || !ways_.shm || !counters_) return;
+  PathCounters& counters = counters_->path("cuda_ipc");
+  (work.request->writes() ? counters.num_bytes_written : counters.num_bytes_read) +=
+      outcome.num_bytes;
+  counters.num_pieces += 1;
+  outcome.is_counted = true;
+}
+
+std::optional<Outcome> ShmChannel::run(const Work& work, const Limit& limit, Interrupt&) {
+  const Request& request = *work.request;
+  if (request.local.empty() || work.with_notify || request.verify || must_fence()) {
+    return std::nullopt;
+  }
+  const std::shared_lock lock(mutex_);
+  Outcome outcome;
+  try {
+    std::string why_not;
+    if (!copy(work, limit, nullptr, outcome, why_not)) return std::nullopt;
+  } catch (const std::exception&) {
+    return std::nullopt;  // if posted, it runs in a thread that can reconnect
+  }
+  return outcome;
+}
+
+void ShmChannel::move(const Work& work, const Limit& limit) {
+  drain(limit);
+  std::string why_not;
+  const auto try_copy = [&] {
+    const std::shared_lock lock(mutex_);
+    why_not.clear();
+    return copy(work, limit, &queue_, current_, why_not);
+  };
+  try {
+    if (try_copy()) return;
+    learn_regions(limit);
+    if (try_copy()) return;
+  } catch (const SystemError& error) {
+    if (error.code().value() != EPERM && error.code().value() != ENOSYS) throw;
+    by_address_ = false;
+    learn_regions(limit);
+  }
+  if (ways_.shm) return WireChannel::move(work, limit);
+  if (why_not.empty()) WireChannel::check(work, limit), drain(limit);
+  if (current_.refusal.empty()) current_.refusal = why_not.empty() ? kNoWay : why_not;
+}
+
+Way ShmChannel::way_to(const Range& range, int device) const {
+  const std::string remote = concat("process ", socket_.peer_process());
+  const RemoteMemory::Reach reach = remote_->reach(range, device);
+  if (reach.mapped) {
+    return {"mapped", remote,
+            concat("the region is of shared memory, which is mapped here",
+                   reach.by_gpu ? ", and the GPU copies" : "")};
+  }
+  if (reach.by_gpu && reach.error.empty()) {
+    return {"ipc", remote, "the peer's GPU memory is opened here, and GPUs copy"};
+  }
+  if (reach.error.empty()) {
+    return {"process_vm", remote,
+            "the region is not of shared memory; process_vm_readv and process_vm_writev reach it"};
+  }
+  return {"connection", remote,
+          concat("the bytes go by a connection within the machine: ", reach.error)};
+}
+
+void ShmChannel::check(const Work& work, const Limit& limit) {
+  if (!remote_->covers(*work.request)) learn_regions(limit);
+  if (!remote_->covers(*work.request)) WireChannel::check(work, limit);
+}
+
+}  // namespace mk::transfer

@@ -1,0 +1,82 @@
+// ShmChannel: the peer is on the same machine, and this process copies into and out of its memory.
+//
+// Layer: transfer. A connection within the machine lists the peer's regions, shows that it lives,
+// and carries what cannot be accessed: checks that fail, notifications, and data of regions that
+// this process can neither map nor address. A copy into mapped memory would succeed after the
+// peer's death: it counts only if the connection still stands when it is done.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <shared_mutex>
+#include <utility>
+#include <vector>
+
+#include "transfer/shm/remote_memory.h"
+#include "transfer/wire/wire_channel.h"
+
+namespace mk::transfer {
+
+class ShmChannel : public WireChannel {
+ public:
+  // Ways that may be used. Without shm it is the transport cuda_ipc, which moves only GPU memory,
+  // and not over a connection.
+  struct Ways {
+    bool shm;
+    bool cuda_ipc;
+  };
+
+  // `addresses` are the peer's within_machine().
+  ShmChannel(std::shared_ptr<const Endpoint> own, std::string host,
+             std::vector<SocketAddress> addresses, std::shared_ptr<PeerIdentity> identity,
+             Ways ways)
+      : WireChannel(std::move(own), std::move(host), std::move(addresses), std::move(identity)),
+        ways_(ways) {}
+
+  // Whether a process of the same user listens there; if not, why not.
+  static bool reaches(const std::vector<SocketAddress>& addresses, const Deadline& deadline,
+                      std::string& why_not);
+
+  Transport transport() const override { return ways_.shm ? Transport::kShm : Transport::kCudaIpc; }
+  std::string path(size_t number) const override {
+    return concat(ways_.shm ? "shm:" : "cuda_ipc:", number);
+  }
+  void count_in(PeerCounters& counters) override { counters_ = &counters; }
+  void connect(const Limit& limit) override;
+  void disconnect() noexcept override;
+  void close() noexcept override;
+  std::unique_ptr<Channel> another() const override {
+    return std::make_unique<ShmChannel>(own_, host_, addresses_, identity_, ways_);
+  }
+  Way way_to(const Range& range, int device) const override;
+  bool runs_here() const override { return true; }
+  std::optional<Outcome> run(const Work& work, const Limit& limit, Interrupt&) override;
+
+ protected:
+  void move(const Work& work, const Limit& limit) override;
+  void check(const Work& work, const Limit& limit) override;
+  void learn_regions(const Limit& limit);  // asks the peer
+
+ private:
+  bool copy(const Work& work, const Limit& limit, GpuQueue* queue, Outcome& outcome,
+            std::string& why_not);
+  void count(const Work& work, uint64_t num_gpu_bytes, Outcome& outcome);
+  void learn_gpus(std::vector<RemoteMemory::Part>& parts, const Limit& limit);
+
+  const Ways ways_;
+  PeerCounters* counters_ = nullptr;  // null until count_in()
+
+  // Held while copying: what the copy uses is not given back to the peer meanwhile.
+  std::shared_mutex mutex_;
+  std::shared_ptr<const RemoteMemory> remote_;  // null while not connected
+  bool by_address_ = true;                      // until the machine turns out not to permit it
+
+  // The leading thread's.
+  uint64_t num_questions_ = 0;
+  std::shared_ptr<const Board> board_;
+  std::vector<std::shared_ptr<const SharedMemory>> memories_;
+  std::vector<std::shared_ptr<GpuMapping>> gpus_;
+  GpuQueue queue_;
+};
+
+}  // namespace mk::transfer

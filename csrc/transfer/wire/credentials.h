@@ -1,0 +1,18 @@
+// Credentials: how an engine authenticates itself, and what it requires of its peers.
+//
+// Layer: transfer.
+#pragma once
+
+#include <memory>
+
+#include "transfer/wire/secret.h"
+#include "transfer/wire/tls.h"
+
+namespace mk::transfer {
+
+struct Credentials {
+  std::shared_ptr<const Secret> secret;   // null: none, and peers with one are refused
+  std::shared_ptr<const TlsContext> tls;  // null: plain TCP
+};
+
+}  // namespace mk::transfer

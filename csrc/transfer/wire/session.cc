@@ -1,0 +1,294 @@
+#include "transfer/wire/session.h"
+
+#include <algorithm>
+#include <exception>
+#include <utility>
+
+#include "transfer/error.h"
+#include "transfer/request/piece.h"
+#include "transfer/verdict.h"
+#include "transfer/wire/checksum.h"
+
+namespace mk::transfer {
+namespace {
+
+constexpr double kGreetingS = 10;  // for the handshake, once connected
+constexpr double kLingerS = 1;     // for a rejected peer to read the reason
+constexpr double kBatchS = 60;     // to send the rest of a batch, or to receive what it requested
+
+}  // namespace
+
+void Session::run() noexcept {
+  try {
+    const Links::Hold hold = greet();  // held while memory may be touched
+    socket_.spin_for(own_.spin);
+    serve_all();
+  } catch (const std::exception&) {
+    // It was never admitted.
+  }
+  life_sign_.reset();
+  if (board_) {
+    if (socket_.peer_has_left()) board_->end();
+    own_.regions.forget(board_);
+  }
+  socket_.close();
+  finished_ = true;
+}
+
+void Session::serve_all() {
+  try {
+    while (true) serve_next();
+  } catch (const std::exception&) {
+    // The peer left or violates the protocol. It learns of it from the closed connection.
+  }
+  rdma_.close();
+}
+
+Links::Hold Session::greet() {
+  const Limit limit{Deadline::after(kGreetingS), interrupt_};
+  Reception reception(socket_, own_, limit);
+  try {
+    return let_in(reception, limit);
+  } catch (const Failure& failure) {
+    // A client that only probes the port does not count as rejected.
+    if (!dynamic_cast<const LinkDown*>(&failure)) own_.rejections.count(failure.what());
+    if (const auto* rejected = dynamic_cast<const Rejected*>(&failure)) {
+      reception.reject(rejected->verdict);
+    }
+    socket_.linger({Deadline::after(kLingerS), interrupt_});
+    throw;
+  }
+}
+
+Links::Hold Session::let_in(Reception& reception, const Limit& limit) {
+  const Greeting& peer = reception.meet();
+  visit_.admit();
+  link_ = {peer.hello.instance, peer.tail.link.id};
+  Links::Hold hold = gate_.links.enter(link_, peer.tail.link.epoch, interrupt_, limit);
+  peer_name_ = peer.name;
+  reception.welcome();
+  return hold;
+}
+
+void Session::serve_next() {
+  BatchHeader header;
+  char* const start = reinterpret_cast<char*>(&header);
+  const Limit idling{Deadline::never(), interrupt_};
+  const size_t num_bytes = socket_.receive_some(start, sizeof(header), idling);
+  const Limit limit{Deadline::after(kBatchS), interrupt_};
+  socket_.receive(start + num_bytes, sizeof(header) - num_bytes, limit);
+  check_header(header);
+  table_.resize(header.num_ranges + num_zero_ranges(header));
+  socket_.receive(table_.data(), table_.size() * sizeof(Range), limit);
+  table_.resize(header.num_ranges);
+  check_table(header, table_.data());
+  serve(header, limit);
+}
+
+void Session::serve(const BatchHeader& header, const Limit& limit) {
+  switch (header.op) {
+    case Op::kWrite:
+      return receive_write(header, limit);
+    case Op::kRead:
+      return send_read(header, limit);
+    case Op::kNotify:
+      return receive_notification(header, limit);
+    case Op::kRegions:
+      return send_regions(header, limit);
+    case Op::kGpus:
+      return send_gpus(header, limit);
+    case Op::kFence:
+      return end_links(header, limit);
+    case Op::kNics:
+    case Op::kAttach:
+    case Op::kDetach:
+    case Op::kKeys:
+    case Op::kFlush:
+      return answer_about_nics(header, limit);
+    case Op::kList:
+      return send_list(header, limit);
+    case Op::kAsk:
+      return answer_question(header, limit);
+    case Op::kVerifyWrite:
+    case Op::kVerifyRead:
+      return verify(header, limit);
+    case Op::kCheckWrite:
+    case Op::kCheckRead:
+      break;
+  }
+  try {
+    check(header, header.op == Op::kCheckWrite ? kRemoteWrite : kRemoteRead);
+  } catch (const Refused& refused) {
+    return refuse(header, refused.what(), limit);
+  }
+  acknowledge(header, limit);
+}
+
+void Session::receive_write(const BatchHeader& header, const Limit& limit) {
+  std::string failure;
+  try {
+    check_offered();
+    const std::vector<RegionRef> regions = check(header, kRemoteWrite);
+    const Pin pin = own_.regions.pin(regions, interrupt_);
+    const auto receive = [&](iovec* parts, size_t n) { socket_.receive(parts, n, limit); };
+    failure = staging_.scatter(parts_of_table(), GpuRanges(regions), limit, receive);
+  } catch (const Refused& refused) {  // thrown before the first byte of payload was received
+    socket_.discard(header.num_bytes, limit);
+    return refuse(header, refused.what(), limit);
+  }
+  if (!failure.empty()) return refuse(header, concat("at the peer: ", failure), limit);
+  acknowledge(header, limit);
+}
+
+void Session::send_read(const BatchHeader& header, const Limit& limit) {
+  try {
+    check_offered();
+    const std::vector<RegionRef> regions = check(header, kRemoteRead);
+    const Pin pin = own_.regions.pin(regions, interrupt_);
+    Ack ack{Status::kDone, 0, header.request_id, header.num_bytes};
+    std::vector<iovec>& parts = parts_of_table();
+    parts.insert(parts.begin(), {&ack, sizeof(ack)});
+    const auto send = [&](iovec* host, size_t n) { socket_.send(host, n, limit); };
+    staging_.gather(parts, GpuRanges(regions), limit, send);
+  } catch (const Refused& refused) {
+    refuse(header, refused.what(), limit);
+  }
+}
+
+void Session::verify(const BatchHeader& header, const Limit& limit) {
+  checksums_.resize(header.num_ranges);
+  socket_.receive(checksums_.data(), header.num_bytes, limit);
+  NumEqual num_equal = 0;
+  try {
+    const Rights needed = header.op == Op::kVerifyWrite ? kRemoteWrite : kRemoteRead;
+    const std::vector<RegionRef> regions = check(header, needed);
+    const Pin pin = own_.regions.pin(regions, interrupt_);
+    num_equal = Summer(GpuRanges(regions), staging_, limit).count_equal(table_, checksums_);
+  } catch (const Refused& refused) {
+    return refuse(header, refused.what(), limit);
+  } catch (const GpuFailure& failure) {
+    return refuse(header, concat("at the peer: ", failure.what()), limit);
+  }
+  Ack ack{Status::kDone, 0, header.request_id, sizeof(num_equal)};
+  iovec parts[] = {{&ack, sizeof(ack)}, {&num_equal, sizeof(num_equal)}};
+  socket_.send(parts, 2, limit);
+}
+
+void Session::receive_notification(const BatchHeader& header, const Limit& limit) {
+  std::string bytes(header.num_bytes, '\0');
+  socket_.receive(bytes.data(), bytes.size(), limit);
+  try {
+    check(header, 0);
+    own_.notifications.push(peer_name_, std::move(bytes));
+  } catch (const Refused& refused) {
+    return refuse(header, refused.what(), limit);
+  }
+  acknowledge(header, limit);
+}
+
+void Session::end_links(const BatchHeader& header, const Limit& limit) {
+  std::vector<Link> links(header.num_bytes / sizeof(Link));
+  socket_.receive(links.data(), header.num_bytes, limit);
+  try {
+    for (const Link& link : links) {
+      if (link.id == link_.link) throw Failure("protocol error: a connection that fences itself");
+      gate_.links.fence({link_.instance, link.id}, link.epoch, limit);
+    }
+  } catch (const Refused& refused) {
+    return refuse(header, refused.what(), limit);
+  }
+  acknowledge(header, limit);
+}
+
+void Session::answer_about_nics(const BatchHeader& header, const Limit& limit) {
+  std::vector<char> question(header.num_bytes);
+  socket_.receive(question.data(), question.size(), limit);
+  std::string answer;
+  try {
+    answer = rdma_.answer(header.op, question, limit);
+  } catch (const Refused& refused) {
+    return refuse(header, refused.what(), limit);
+  }
+  Ack ack{Status::kDone, 0, header.request_id, answer.size()};
+  iovec parts[] = {{&ack, sizeof(ack)}, {answer.data(), answer.size()}};
+  socket_.send(parts, answer.empty() ? 1 : 2, limit);
+}
+
+void Session::answer_question(const BatchHeader& header, const Limit& limit) {
+  // The service may lock robust mutexes, such as a pool's. They would stay locked for ever if the
+  // thread died while the life sign's list replaces its own.
+  life_sign_.reset();
+  std::string question(header.first_range, '\0');
+  socket_.receive(question.data(), question.size(), limit);
+  uint64_t left = header.num_bytes - question.size();
+  const std::shared_ptr<Service> service = own_.service.get();
+  std::unique_ptr<Exchange> exchange;
+  std::vector<iovec> parts;
+  std::optional<std::string> refusal;
+  try {
+    if (!service) throw Refused("it answers no questions");
+    exchange = service->begin(question, left);
+    std::vector<iovec> payload = exchange->payload();
+    if (std::exchange(left, 0) > 0) take_in(payload, limit);
+    parts = exchange->answer();
+  } catch (const Refused& refused) {
+    refusal = refused.what();
+  } catch (const Failure&) {  // of the connection
+    throw;
+  } catch (const std::exception& error) {
+    refusal = error.what();
+  }
+  if (refusal) {
+    socket_.discard(left, limit);
+    return refuse(header, refusal->empty() ? "no reason is told" : *refusal, limit);
+  }
+  uint64_t num_bytes = 0;
+  for (const iovec& part : parts) num_bytes += part.iov_len;
+  Ack ack{Status::kDone, 0, header.request_id, num_bytes};
+  parts.insert(parts.begin(), {&ack, sizeof(ack)});
+  socket_.send(parts.data(), parts.size(), limit);
+}
+
+void Session::take_in(std::vector<iovec>& payload, const Limit& limit) {
+  const auto is_wanted = [](const iovec& part) { return part.iov_base != nullptr; };
+  for (auto first = payload.begin(); first != payload.end();) {
+    const auto end = std::find_if_not(first, payload.end(), is_wanted);
+    if (first != end) socket_.receive(&*first, static_cast<size_t>(end - first), limit);
+    first = end;
+    if (first != payload.end()) socket_.discard((first++)->iov_len, limit);
+  }
+}
+
+std::vector<RegionRef> Session::check(const BatchHeader& header, Rights needed) const {
+  if (header.request_id == refused_request_) {
+    throw Refused("an earlier batch of the request was refused");
+  }
+  return own_.regions.check(Ranges::rows(table_), needed, "remote", header.first_range);
+}
+
+// An engine whose transports include rdma but not tcp listens only for control connections.
+void Session::check_offered() const {
+  if (!own_.is_tcp && !socket_.is_within_machine()) throw Refused("the peer does without tcp");
+}
+
+std::vector<iovec>& Session::parts_of_table() {
+  parts_.clear();
+  for (const Range& range : table_) append_part(parts_, range.address, range.num_bytes);
+  return parts_;
+}
+
+void Session::acknowledge(const BatchHeader& header, const Limit& limit) {
+  const Ack ack{Status::kDone, 0, header.request_id, header.num_bytes};
+  socket_.send(&ack, sizeof(ack), limit);
+}
+
+void Session::refuse(const BatchHeader& header, const std::string& why, const Limit& limit) {
+  const bool is_of_request = header.op <= Op::kNotify;  // the later ops are questions
+  if (is_of_request) refused_request_ = header.request_id;
+  const std::string text = why.substr(0, kMaxRefusalBytes);
+  Ack ack{Status::kRefused, static_cast<uint32_t>(text.size()), header.request_id, 0};
+  iovec parts[] = {{&ack, sizeof(ack)}, {const_cast<char*>(text.data()), text.size()}};
+  socket_.send(parts, 2, limit);
+}
+
+}  // namespace mk::transfer

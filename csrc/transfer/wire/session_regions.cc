@@ -1,0 +1,72 @@
+// What a session tells about its engine's regions.
+#include <utility>
+
+#include "transfer/error.h"
+#include "transfer/gpu/gpu_mapping.h"
+#include "transfer/wire/session.h"
+
+namespace mk::transfer {
+
+void Session::send_regions(const BatchHeader& header, const Limit& limit) {
+  if (socket_.peer_process() == 0) throw Failure("regions are not told to another machine or user");
+  const bool first = !board_;
+  if (first) {
+    board_ = std::make_shared<Board>();
+    life_sign_.emplace(board_->life_sign());
+  }
+  std::vector<RegionEntry> entries;
+  std::vector<Fd> memories;
+  std::map<uint64_t, uint32_t> told;
+  for (const RegionTable::Offered& offered : own_.regions.offer(board_)) {
+    const Range& range = offered.range;
+    RegionEntry& entry = entries.emplace_back(
+        RegionEntry{range.address, range.num_bytes, offered.offer.generation, 0, offered.offer.slot,
+                    offered.rights, kNoMemory, location_of(offered.device)});
+    auto part = SharedMemory::find(range.address, range.num_bytes);
+    if (!part) continue;
+    const auto known = sent_memories_.find(part->id);
+    const bool is_new = known == sent_memories_.end() && !told.count(part->id);
+    if (known != sent_memories_.end()) told.insert(*known);
+    if (is_new) {
+      told.emplace(part->id, num_memories_sent_++);
+      memories.push_back(std::move(part->fd));
+    }
+    entry.memory = told.at(part->id);
+    entry.offset = part->offset;
+  }
+  sent_memories_ = std::move(told);  // the initiator has released the others, too
+  Ack ack{Status::kDone, 0, header.request_id, entries.size() * sizeof(RegionEntry)};
+  iovec parts[] = {{&ack, sizeof(ack)}, {entries.data(), ack.num_bytes}};
+  socket_.send(parts, 2, limit);
+  if (first) socket_.send_fd(board_->fd(), limit);
+  for (const Fd& memory : memories) socket_.send_fd(memory, limit);
+}
+
+void Session::send_gpus(const BatchHeader& header, const Limit& limit) {
+  if (socket_.peer_process() == 0) throw Failure("regions are not told to another machine or user");
+  std::vector<GpuEntry> entries;
+  for (const RegionRef& region : own_.regions.all()) {
+    if (region->device < 0 || !(region->rights & ~kLocalWrite)) continue;
+    if (entries.size() < Board::kNumSlots) entries.push_back(export_region(*region));
+  }
+  Ack ack{Status::kDone, 0, header.request_id, entries.size() * sizeof(GpuEntry)};
+  iovec parts[] = {{&ack, sizeof(ack)}, {entries.data(), ack.num_bytes}};
+  socket_.send(parts, entries.empty() ? 1 : 2, limit);
+}
+
+void Session::send_list(const BatchHeader& header, const Limit& limit) {
+  const bool is_known = own_.credentials.secret || socket_.peer_process() != 0;
+  if (!is_known) {
+    return refuse(header, "regions are told to who knows a secret or is of this machine and user",
+                  limit);
+  }
+  std::vector<ListEntry> entries;
+  for (const auto& [range, rights, device] : own_.regions.list(kMaxListed)) {
+    entries.push_back({range.address, range.num_bytes, rights, location_of(device)});
+  }
+  Ack ack{Status::kDone, 0, header.request_id, entries.size() * sizeof(ListEntry)};
+  iovec parts[] = {{&ack, sizeof(ack)}, {entries.data(), ack.num_bytes}};
+  socket_.send(parts, entries.empty() ? 1 : 2, limit);
+}
+
+}  // namespace mk::transfer

@@ -1,0 +1,185 @@
+#include "transfer/wire/tls.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "common/check.h"
+#include "common/thread.h"
+#include "transfer/error.h"
+#include "transfer/wire/openssl.h"
+#include "transfer/wire/stream.h"
+
+namespace mk::transfer {
+namespace {
+
+constexpr size_t kRecordBytes = 16 << 10;     // the maximum size of a record
+constexpr uint64_t kKeyBytes = 256ull << 20;  // AES-GCM needs a new key after 2^38 bytes at most
+constexpr char kBindingLabel[] = "EXPORTER-mooncake-kernels";
+
+std::string describe(unsigned long error) {
+  // From a system call: the error contains the errno, as in OpenSSL's ERR_SYSTEM_ERROR.
+  if (error & ossl::kSystemErrorFlag) return std::strerror(error & ossl::kSystemReasonMask);
+  const char* const reason = Crypto::get().p_ERR_reason_error_string(error);
+  return reason ? reason : concat("error ", error);
+}
+
+std::string first_reason() { return describe(Crypto::get().p_ERR_get_error()); }
+
+void check_file(int result, const char* argument, const std::string& file, const char* what) {
+  MK_CHECK(result == 1, "TransferEngine: tls.", argument, " must be a PEM file of ", what, ", got ",
+           file, " (", first_reason(), ")");
+}
+
+// Otherwise OpenSSL would ask for an encrypted key's password on the terminal.
+int no_password(char*, int, int, void*) { return 0; }
+
+const Ssl& open_ssl() {
+  for (const std::string& reason : {Crypto::reason(), Ssl::reason()}) {
+    if (!reason.empty()) throw Unavailable("TransferEngine: TLS needs OpenSSL 3: " + reason);
+  }
+  return Ssl::get();
+}
+
+template <class T>
+T* not_null(T* object) {
+  if (!object) throw std::runtime_error("OpenSSL: " + first_reason());
+  return object;
+}
+
+// The next bytes to send: in place, or small parts gathered to fill a record.
+iovec next_record(const iovec* parts, size_t num_parts, std::unique_ptr<char[]>& record) {
+  if (num_parts == 1 || parts->iov_len >= kRecordBytes) return *parts;
+  if (!record) record = std::make_unique<char[]>(kRecordBytes);
+  size_t num_bytes = 0;
+  for (; num_parts > 0 && num_bytes < kRecordBytes; ++parts, --num_parts) {
+    const size_t step = std::min(parts->iov_len, kRecordBytes - num_bytes);
+    std::memcpy(record.get() + num_bytes, parts->iov_base, step);
+    num_bytes += step;
+  }
+  return {record.get(), num_bytes};
+}
+
+}  // namespace
+
+void TlsContext::Free::operator()(ssl_ctx_st* context) const { Ssl::get().p_SSL_CTX_free(context); }
+
+void TlsStream::Free::operator()(ssl_st* ssl) const { Ssl::get().p_SSL_free(ssl); }
+
+TlsContext::TlsContext(const TlsOptions& options) : verifies_host_(options.verify_host) {
+  const Ssl& ssl = open_ssl();
+  Crypto::get().p_ERR_clear_error();
+  context_.reset(not_null(ssl.p_SSL_CTX_new(ssl.p_TLS_method())));
+  ssl_ctx_st* const context = context_.get();
+  ssl.p_SSL_CTX_ctrl(context, ossl::kCtrlSetMinProtoVersion, ossl::kTls13Version, nullptr);
+  ssl.p_SSL_CTX_ctrl(context, ossl::kCtrlMode, ossl::kModeEnablePartialWrite, nullptr);
+  ssl.p_SSL_CTX_ctrl(context, ossl::kCtrlSetReadAhead, 1, nullptr);
+  // All that we send is preceded by its length, so a truncated connection is noticed.
+  ssl.p_SSL_CTX_set_options(context, ossl::kOpIgnoreUnexpectedEof);
+  ssl.p_SSL_CTX_set_num_tickets(context, 0);  // nothing arrives unsolicited: see Socket::at_rest
+  ssl.p_SSL_CTX_set_default_passwd_cb(context, no_password);
+  const char* const certificate = options.certificate.c_str();
+  check_file(ssl.p_SSL_CTX_use_certificate_chain_file(context, certificate), "certificate",
+             options.certificate, "certificates");
+  check_file(ssl.p_SSL_CTX_use_PrivateKey_file(context, options.key.c_str(), ossl::kFiletypePem),
+             "key", options.key, "the certificate's private key");
+  if (options.ca.empty()) return;
+  check_file(ssl.p_SSL_CTX_load_verify_file(context, options.ca.c_str()), "ca", options.ca,
+             "certificates");
+  ssl.p_SSL_CTX_set_verify(context, ossl::kVerifyPeer | ossl::kVerifyFailIfNoPeerCert, nullptr);
+}
+
+TlsStream::TlsStream(const TlsContext& context, int fd, const std::string& host, const Limit& limit)
+    : fd_(fd), ssl_(not_null(Ssl::get().p_SSL_new(context.context_.get()))) {
+  const Ssl& ssl = Ssl::get();
+  if (!ssl.p_SSL_set_fd(ssl_.get(), fd)) not_null<void>(nullptr);
+  if (!host.empty() && context.verifies_host_ && !ssl.p_SSL_set1_host(ssl_.get(), host.c_str())) {
+    not_null<void>(nullptr);
+  }
+  const NoSigpipe quiet;
+  const auto shake_hands = host.empty() ? ssl.p_SSL_accept : ssl.p_SSL_connect;
+  finish(limit, [&] { return shake_hands(ssl_.get()); });
+  has_shaken_hands_ = true;
+  if (!ssl.p_SSL_export_keying_material(ssl_.get(), binding_.data(), binding_.size(), kBindingLabel,
+                                        sizeof(kBindingLabel) - 1, nullptr, 0, 0)) {
+    not_null<void>(nullptr);
+  }
+}
+
+// Repeats an OpenSSL call until it is done, waiting for what it needs. The arguments must stay the
+// same.
+template <class Call>
+void TlsStream::finish(const Limit& limit, Call call) {
+  while (true) {
+    limit.check();
+    Crypto::get().p_ERR_clear_error();
+    errno = 0;
+    const int result = call();
+    const int error_number = errno;
+    if (result == 1) return;
+    const int error = Ssl::get().p_SSL_get_error(ssl_.get(), result);
+    if (error == ossl::kErrorWantRead) {
+      wait_readable(fd_, limit);
+    } else if (error == ossl::kErrorWantWrite) {
+      wait_writable(fd_, limit);
+    } else {
+      fail(error, error_number);
+    }
+  }
+}
+
+void TlsStream::fail(int error, int error_number) const {
+  if (error != ossl::kErrorSsl) {
+    const bool is_named = error == ossl::kErrorSyscall && error_number != 0;
+    const std::string cause = is_named ? connection_cause(error_number) : closed_by_peer();
+    throw LinkDown(has_shaken_hands_ ? cause : cause + " during the TLS handshake");
+  }
+  const Crypto& crypto = Crypto::get();
+  const unsigned long reason = crypto.p_ERR_get_error();
+  std::string cause = "TLS: " + describe(reason);
+  if ((reason & ossl::kReasonMask) == ossl::kReasonCertificateVerifyFailed) {
+    const long result = Ssl::get().p_SSL_get_verify_result(ssl_.get());
+    cause += concat(": ", crypto.p_X509_verify_cert_error_string(result));
+  }
+  throw Failure(cause);
+}
+
+void TlsStream::send(iovec* parts, size_t num_parts, const Limit& limit) {
+  advance(parts, num_parts, 0);
+  const NoSigpipe quiet;  // OpenSSL writes to the socket without MSG_NOSIGNAL
+  while (num_parts > 0) {
+    const iovec record = next_record(parts, num_parts, record_);
+    size_t sent = 0;
+    finish(limit, [&] {
+      return Ssl::get().p_SSL_write_ex(ssl_.get(), record.iov_base, record.iov_len, &sent);
+    });
+    advance(parts, num_parts, sent);
+    renew_key(sent);
+  }
+}
+
+void TlsStream::renew_key(size_t num_bytes) {
+  num_bytes_of_key_ += num_bytes;
+  if (num_bytes_of_key_ < kKeyBytes) return;
+  num_bytes_of_key_ = 0;
+  // Sent with the next record.
+  if (!Ssl::get().p_SSL_key_update(ssl_.get(), ossl::kKeyUpdateNotRequested)) {
+    throw Failure("TLS: " + first_reason());
+  }
+}
+
+void TlsStream::receive(iovec* parts, size_t num_parts, const Limit& limit) {
+  advance(parts, num_parts, 0);
+  const NoSigpipe quiet;  // it may have to answer something, such as an alert
+  while (num_parts > 0) {
+    size_t received = 0;
+    finish(limit, [&] {
+      return Ssl::get().p_SSL_read_ex(ssl_.get(), parts->iov_base, parts->iov_len, &received);
+    });
+    advance(parts, num_parts, received);
+  }
+}
+
+bool TlsStream::has_pending() const { return Ssl::get().p_SSL_has_pending(ssl_.get()); }
+
+}  // namespace mk::transfer

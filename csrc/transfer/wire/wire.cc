@@ -1,0 +1,172 @@
+#include "transfer/wire/wire.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "common/check.h"
+#include "transfer/error.h"
+#include "transfer/rdma/nic_wire.h"
+#include "transfer/shm/board.h"
+
+namespace mk::transfer {
+namespace {
+
+bool is_printable(char c) { return c >= ' ' && c <= '~'; }
+
+template <class... Parts>
+void expect(bool condition, const Parts&... parts) {
+  if (!condition) throw Failure(concat("protocol error: ", parts...));
+}
+
+bool moves_data(Op op) { return op == Op::kWrite || op == Op::kRead; }
+bool checks(Op op) { return op == Op::kCheckWrite || op == Op::kCheckRead; }
+
+}  // namespace
+
+void check_magic(const Hello& hello) {
+  if (std::memcmp(hello.magic, kMagic, sizeof(kMagic)) != 0) {
+    throw Failure("the peer is not a mooncake_kernels engine");
+  }
+  expect(hello.name_bytes >= 1 && hello.name_bytes <= kMaxNameBytes, "name of ", hello.name_bytes,
+         " bytes");
+}
+
+void check_version(const Hello& hello) {
+  if (hello.version != kWireVersion) {
+    throw Failure(concat("the peer speaks wire version ", hello.version, ", this engine speaks ",
+                         kWireVersion));
+  }
+}
+
+void check_name(const std::string& name) {
+  expect(std::all_of(name.begin(), name.end(), is_printable), "name is not printable");
+}
+
+void check_tail(const HelloTail& tail) {
+  expect((tail.flags & ~(kFlagSecret | kFlagTls)) == 0 && tail.zero == 0, "hello with flags ",
+         tail.flags);
+}
+
+void check_welcome(const Welcome& welcome) {
+  expect(welcome.verdict <= Verdict::kFull && welcome.zero == 0, "welcome with verdict ",
+         static_cast<uint32_t>(welcome.verdict));
+}
+
+void check_header(const BatchHeader& header) {
+  if (moves_data(header.op)) {
+    expect(header.num_ranges >= 1 && header.num_ranges <= kMaxBatchRanges, "batch of ",
+           header.num_ranges, " ranges");
+    const uint64_t max_bytes = header.op == Op::kWrite ? kMaxWriteBytes : kMaxReadBytes;
+    expect(header.num_bytes >= 1 && header.num_bytes <= max_bytes, "batch of ", header.num_bytes,
+           " bytes");
+  } else if (checks(header.op)) {
+    expect(header.num_ranges >= 1 && header.num_ranges <= kMaxBatchRanges, "check of ",
+           header.num_ranges, " ranges");
+    expect(header.num_bytes == 0, "check with ", header.num_bytes, " bytes of payload");
+  } else if (verifies(header.op)) {
+    expect(header.num_ranges >= 1 && header.num_ranges <= kMaxBatchRanges &&
+               header.num_bytes == header.num_ranges * sizeof(uint64_t),
+           "malformed question");
+  } else if (header.op == Op::kRegions || header.op == Op::kList || header.op == Op::kNics ||
+             header.op == Op::kGpus) {
+    expect(header.num_ranges == 0 && header.num_bytes == 0, "malformed question");
+  } else if (header.op == Op::kKeys) {
+    const uint64_t num_addresses = header.num_bytes / sizeof(uint64_t);
+    expect(header.num_ranges == 0 && num_addresses <= kMaxBatchRanges &&
+               header.num_bytes == num_addresses * sizeof(uint64_t),
+           "malformed question");
+  } else if (header.op == Op::kAttach || header.op == Op::kDetach) {
+    const uint64_t due = header.op == Op::kAttach ? sizeof(AttachRequest) : sizeof(DetachRequest);
+    expect(header.num_ranges == 0 && header.num_bytes == due, "malformed question");
+  } else if (header.op == Op::kFlush || header.op == Op::kFence) {
+    const bool is_flush = header.op == Op::kFlush;
+    const uint64_t each = is_flush ? sizeof(uint32_t) : sizeof(Link);
+    expect(header.num_ranges == 0 && header.num_bytes % each == 0 &&
+               header.num_bytes / each <= (is_flush ? kMaxRails : kMaxFencedLinks),
+           "malformed question");
+  } else if (header.op == Op::kAsk) {
+    expect(header.num_ranges == 0 && header.first_range >= 1 &&
+               header.first_range <= kMaxQuestionBytes && header.num_bytes >= header.first_range &&
+               header.num_bytes - header.first_range <= kMaxPayloadBytes,
+           "malformed question");
+  } else {
+    expect(header.op == Op::kNotify, "unknown op ", static_cast<uint32_t>(header.op));
+    expect(header.num_ranges == 0, "notification with ", header.num_ranges, " ranges");
+    expect(header.num_bytes <= kMaxNotificationBytes, "notification of ", header.num_bytes,
+           " bytes");
+  }
+}
+
+void check_table(const BatchHeader& header, const Range* ranges) {
+  uint64_t room = header.num_bytes;  // ranges that are only checked may be of any size
+  for (uint32_t i = 0; i < header.num_ranges; ++i) {
+    expect(ranges[i].num_bytes >= 1, "range ", i, " is empty");
+    if (!moves_data(header.op)) continue;
+    expect(ranges[i].num_bytes <= room, "the ranges exceed the payload");
+    room -= ranges[i].num_bytes;
+  }
+  expect(room == 0 || !moves_data(header.op), "the ranges fall ", room, " bytes short");
+}
+
+void check_ack(const Ack& ack, uint64_t request_id, uint64_t num_bytes) {
+  expect(ack.request_id == request_id, "ack of request ", ack.request_id, " instead of ",
+         request_id);
+  if (ack.status == Status::kRefused) {
+    expect(ack.refusal_bytes >= 1 && ack.refusal_bytes <= kMaxRefusalBytes && ack.num_bytes == 0,
+           "malformed refusal");
+    return;
+  }
+  expect(ack.status == Status::kDone, "ack with status ", static_cast<uint32_t>(ack.status));
+  expect(ack.refusal_bytes == 0 && ack.num_bytes == num_bytes, "ack of ", ack.num_bytes,
+         " bytes instead of ", num_bytes);
+}
+
+void check_regions_ack(const Ack& ack, uint64_t request_id) {
+  expect(ack.status == Status::kDone, "no answer about regions");
+  check_answer(ack, request_id, sizeof(RegionEntry), Board::kNumSlots * sizeof(RegionEntry));
+}
+
+void check_gpus_ack(const Ack& ack, uint64_t request_id) {
+  expect(ack.status == Status::kDone, "no answer about memory of GPUs");
+  check_answer(ack, request_id, sizeof(GpuEntry), Board::kNumSlots * sizeof(GpuEntry));
+}
+
+void check_answer(const Ack& ack, uint64_t request_id, uint64_t entry_bytes, uint64_t max_bytes) {
+  check_ack(ack, request_id, ack.num_bytes);
+  expect(ack.num_bytes % entry_bytes == 0 && ack.num_bytes <= max_bytes, "answer of ",
+         ack.num_bytes, " bytes");
+}
+
+void check_region(const RegionEntry& entry, uint32_t max_memories) {
+  expect(entry.num_bytes > 0 && entry.num_bytes <= UINT64_MAX - entry.address &&
+             entry.slot < Board::kNumSlots && entry.generation != 0 &&
+             (entry.memory == kNoMemory || entry.memory < max_memories) &&
+             entry.location <= kMaxLocation,
+         "malformed region");
+}
+
+void check_list_ack(const Ack& ack, uint64_t request_id) {
+  if (ack.status == Status::kRefused) return check_ack(ack, request_id, 0);
+  check_ack(ack, request_id, ack.num_bytes);
+  expect(ack.num_bytes % sizeof(ListEntry) == 0 && ack.num_bytes / sizeof(ListEntry) <= kMaxListed,
+         "list of ", ack.num_bytes, " bytes");
+}
+
+void check_listed(const ListEntry& entry) {
+  expect(entry.num_bytes > 0 && entry.num_bytes <= UINT64_MAX - entry.address &&
+             entry.rights != 0 && (entry.rights & ~(kRemoteRead | kRemoteWrite)) == 0 &&
+             entry.location <= kMaxLocation,
+         "malformed region");
+}
+
+void check_answered(const Ack& ack, uint64_t request_id) {
+  check_ack(ack, request_id, ack.status == Status::kRefused ? 0 : ack.num_bytes);
+  expect(ack.num_bytes <= kMaxAnswerBytes, "answer of ", ack.num_bytes, " bytes");
+}
+
+std::string printable(std::string text) {
+  std::replace_if(text.begin(), text.end(), [](char c) { return !is_printable(c); }, '?');
+  return text;
+}
+
+}  // namespace mk::transfer

@@ -1,0 +1,246 @@
+#include "transfer/wire/wire_channel.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "transfer/error.h"
+#include "transfer/wire/checksum.h"
+#include "transfer/wire/handshake.h"
+
+namespace mk::transfer {
+namespace {
+
+constexpr size_t kMaxFrames = 2;  // in flight at once
+
+}  // namespace
+
+void WireChannel::connect(const Limit& limit) {
+  disconnect();
+  Socket socket = Socket::connect(addresses_, limit);
+  ++link_.epoch;  // the peer ends the previous connection if it still serves it
+  identity_->check(introduce(socket, *own_, link_, host_, limit).hello.instance);
+  identity_->lost()->recover(link_);
+  socket_ = std::move(socket);
+}
+
+void WireChannel::disconnect() noexcept {
+  if (std::exchange(is_writing_, false)) identity_->lost()->add(link_);
+  socket_.close();
+  frames_.clear();
+  outcomes_.clear();
+  current_ = {};
+}
+
+void WireChannel::close() noexcept {
+  disconnect();
+  staging_.close();
+}
+
+void WireChannel::post(const Work& work, const Limit& limit, Interrupt&) {
+  if (is_reading()) drain(limit);
+  fence_lost(limit);
+  switch (work.kind) {
+    case Work::Kind::kCheck:
+      check(work, limit);
+      break;
+    case Work::Kind::kMove:
+      move(work, limit);
+      if (work.request->verify || (work.with_notify && is_reading())) drain(limit);
+      verify(work, limit);
+      // With frames in flight a refusal may be an earlier work's; the peer keeps the notification
+      // of a request that it refuses to itself.
+      if (work.with_notify && (current_.refusal.empty() || !frames_.empty())) notify(work, limit);
+      break;
+    case Work::Kind::kNotify:
+      notify(work, limit);
+      break;
+  }
+  if (frames_.empty()) {  // all of it is acknowledged
+    outcomes_.push_back(std::exchange(current_, {}));
+  } else {
+    frames_.back().last_of_work = true;
+  }
+}
+
+Outcome WireChannel::finish(const Limit& limit) {
+  while (outcomes_.empty()) receive_ack(limit);
+  Outcome outcome = std::move(outcomes_.front());
+  outcomes_.pop_front();
+  return outcome;
+}
+
+// Not if the answer comes in steps, nor for what a subclass does differently. TLS does not tell how
+// much has arrived, and GPU work is waited for elsewhere.
+bool WireChannel::answers_callers(const Request& request) const {
+  const bool in_turns = request.verify || (!request.writes() && request.notify);
+  if (request.after || !GpuRanges(request.regions).empty()) return false;
+  return transport() == Transport::kTcp && !in_turns && !must_fence() && !socket_.is_tls();
+}
+
+bool WireChannel::answered() const {
+  uint64_t due = 0;
+  for (const Frame& frame : frames_) {
+    due += sizeof(Ack) + (frame.op == Op::kRead ? frame.num_bytes : 0);
+  }
+  return socket_.num_bytes_here() >= due;
+}
+
+Way WireChannel::way_to(const Range&, int) const {
+  const char* const guarded =
+      socket_.is_tls() ? "by a TCP connection, within TLS" : "by a TCP connection";
+  return {"connection", "", concat("the bytes go ", guarded)};
+}
+
+std::vector<RegionTable::Listed> WireChannel::list_regions(const Limit& limit) {
+  constexpr uint64_t kId = 1;
+  const BatchHeader header{Op::kList, 0, kId, 0, 0};
+  socket_.send(&header, sizeof(header), limit);
+  Ack ack;
+  socket_.receive(&ack, sizeof(ack), limit);
+  check_list_ack(ack, kId);
+  if (ack.status == Status::kRefused) throw Refused(receive_refusal(ack, limit));
+  std::vector<ListEntry> entries(ack.num_bytes / sizeof(ListEntry));
+  socket_.receive(entries.data(), ack.num_bytes, limit);
+  std::vector<RegionTable::Listed> listed;
+  for (const ListEntry& entry : entries) {
+    check_listed(entry);
+    listed.push_back({{entry.address, entry.num_bytes}, entry.rights, device_at(entry.location)});
+  }
+  return listed;
+}
+
+uint64_t WireChannel::ask(const std::string& question, std::vector<iovec> payload,
+                          const Limit& limit) {
+  constexpr uint64_t kId = 1;
+  uint64_t num_bytes = question.size();
+  for (const iovec& part : payload) num_bytes += part.iov_len;
+  BatchHeader header{Op::kAsk, 0, kId, question.size(), num_bytes};
+  payload.insert(payload.begin(), {{&header, sizeof(header)},
+                                   {const_cast<char*>(question.data()), question.size()}});
+  socket_.send(payload.data(), payload.size(), limit);
+  Ack ack;
+  socket_.receive(&ack, sizeof(ack), limit);
+  check_answered(ack, kId);
+  if (ack.status == Status::kRefused) throw Refused(receive_refusal(ack, limit));
+  return ack.num_bytes;
+}
+
+std::string WireChannel::receive_refusal(const Ack& ack, const Limit& limit) {
+  std::string refusal(ack.refusal_bytes, '\0');
+  socket_.receive(refusal.data(), refusal.size(), limit);
+  return printable(std::move(refusal));
+}
+
+void WireChannel::drain(const Limit& limit) {
+  while (!frames_.empty()) receive_ack(limit);
+}
+
+// Lanes that get here at the same time each ask: none goes on before its own answer.
+void WireChannel::fence_lost(const Limit& limit) {
+  if (!must_fence()) return;
+  drain(limit);
+  std::vector<Link> lost = identity_->lost()->all();
+  BatchHeader header{Op::kFence, 0, 0, 0, lost.size() * sizeof(Link)};
+  iovec parts[] = {{&header, sizeof(header)}, {lost.data(), header.num_bytes}};
+  socket_.send(parts, 2, limit);
+  frames_.push_back({Op::kFence, 0, header.num_bytes, false});
+  drain(limit);
+  if (!current_.refusal.empty()) throw LinkDown(current_.refusal);
+  identity_->lost()->forget(lost);
+}
+
+void WireChannel::check(const Work& work, const Limit& limit) {
+  const Op op = work.request->writes() ? Op::kCheckWrite : Op::kCheckRead;
+  const Ranges ranges = work.request->ranges(work.request->remote);
+  for (size_t first = 0; first < ranges.count; first += kMaxBatchRanges) {
+    batch_.remote.clear();
+    const size_t end = std::min<size_t>(ranges.count, first + kMaxBatchRanges);
+    for (size_t i = first; i < end; ++i) batch_.remote.push_back(ranges[i]);
+    send(work, op, first, batch_.remote.data(), batch_.remote.size(), {}, 0, limit);
+  }
+}
+
+void WireChannel::move(const Work& work, const Limit& limit) {
+  const Piece& piece = work.piece;
+  fill(*work.request, piece, batch_);
+  const auto send_table = [&](Op op, const std::vector<iovec>& payload) {
+    send(work, op, piece.first_range, batch_.remote.data(), batch_.remote.size(), payload,
+         piece.num_bytes, limit);
+  };
+  if (work.request->writes()) return send_table(Op::kWrite, batch_.local);
+  drain(limit);
+  reading_gpus_ = GpuRanges(work.request->regions);
+  send_table(Op::kRead, {});
+}
+
+void WireChannel::verify(const Work& work, const Limit& limit) {
+  const Request& request = *work.request;
+  if (!request.verify || work.piece.num_ranges == 0 || !current_.refusal.empty()) return;
+  fill(request, work.piece, batch_);
+  Summer(GpuRanges(request.regions), staging_, limit).sum(request, work.piece, checksums_);
+  const size_t num_ranges = batch_.remote.size(), num_bytes = num_ranges * sizeof(uint64_t);
+  send(work, request.writes() ? Op::kVerifyWrite : Op::kVerifyRead, work.piece.first_range,
+       batch_.remote.data(), num_ranges, {{checksums_.data(), num_bytes}}, num_bytes, limit);
+  drain(limit);
+  if (!current_.refusal.empty() || num_equal_ == num_ranges) return;
+  if (num_equal_ > num_ranges) throw Failure("protocol error: more ranges agree than were asked");
+  current_.refusal = checksum_cause(request, work.piece, num_equal_);
+}
+
+void WireChannel::notify(const Work& work, const Limit& limit) {
+  const std::string& bytes = *work.request->notify;
+  std::vector<iovec> payload;
+  if (!bytes.empty()) payload.push_back({const_cast<char*>(bytes.data()), bytes.size()});
+  send(work, Op::kNotify, 0, nullptr, 0, payload, bytes.size(), limit);
+}
+
+void WireChannel::send(const Work& work, Op op, uint64_t first_range, const Range* ranges,
+                       size_t num_ranges, const std::vector<iovec>& payload, uint64_t num_bytes,
+                       const Limit& limit) {
+  while (frames_.size() >= kMaxFrames) receive_ack(limit);
+  BatchHeader header{op, static_cast<uint32_t>(num_ranges), work.request_id, first_range,
+                     num_bytes};
+  parts_.clear();
+  parts_.push_back({&header, sizeof(header)});
+  if (num_ranges > 0) {
+    parts_.push_back({const_cast<Range*>(ranges), num_ranges * sizeof(Range)});
+  }
+  Range zeros[kMaxZeroRanges]{};
+  if (const uint32_t count = num_zero_ranges(header)) {
+    parts_.push_back({zeros, count * sizeof(Range)});
+  }
+  parts_.insert(parts_.end(), payload.begin(), payload.end());
+  is_writing_ |= op == Op::kWrite;
+  if (op == Op::kNotify) *work.notify_begun = true;
+  const GpuRanges gpus = op == Op::kWrite ? GpuRanges(work.request->regions) : GpuRanges();
+  staging_.gather(parts_, gpus, limit,
+                  [&](iovec* host, size_t n) { socket_.send(host, n, limit); });
+  frames_.push_back({op, work.request_id, verifies(op) ? sizeof(NumEqual) : num_bytes, false});
+}
+
+void WireChannel::receive_ack(const Limit& limit) {
+  const Frame frame = frames_.front();
+  Ack ack;
+  socket_.receive(&ack, sizeof(ack), limit);
+  check_ack(ack, frame.request_id, frame.num_bytes);
+  frames_.pop_front();
+  if (ack.status == Status::kRefused) {
+    std::string refusal = receive_refusal(ack, limit);
+    if (current_.refusal.empty()) current_.refusal = std::move(refusal);
+  } else if (frame.op == Op::kWrite) {
+    current_.num_bytes += frame.num_bytes;
+  } else if (frame.op == Op::kRead) {
+    const std::string failure =
+        staging_.scatter(batch_.local, reading_gpus_, limit,
+                         [&](iovec* parts, size_t n) { socket_.receive(parts, n, limit); });
+    if (failure.empty()) current_.num_bytes += frame.num_bytes;
+    if (current_.refusal.empty()) current_.refusal = failure;
+  } else if (verifies(frame.op)) {
+    socket_.receive(&num_equal_, sizeof(num_equal_), limit);
+  }
+  if (frames_.empty()) is_writing_ = false;
+  if (frame.last_of_work) outcomes_.push_back(std::exchange(current_, {}));
+}
+
+}  // namespace mk::transfer

@@ -1,0 +1,116 @@
+// WireChannel: a connection to the peer that speaks docs/wire.md, re-established after a failure:
+// the transport tcp, and the control connection of shared memory.
+//
+// Layer: transfer. The other end is a Session of the peer's Server. Works are sent as frames, each
+// of which the peer acknowledges. Writes keep two in flight, so that one is received while the next
+// is sent. Reads keep one: sending the next table while the peer sends payload could, with small
+// socket buffers, leave both sides waiting for the other to read.
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "transfer/channel.h"
+#include "transfer/endpoint.h"
+#include "transfer/gpu/staging.h"
+#include "transfer/peer_identity.h"
+#include "transfer/wire/random.h"
+#include "transfer/wire/socket.h"
+#include "transfer/wire/wire.h"
+
+namespace mk::transfer {
+
+class WireChannel : public Channel {
+ public:
+  // `host` is what the peer's certificate must be for.
+  WireChannel(std::shared_ptr<const Endpoint> own, std::string host,
+              std::vector<SocketAddress> addresses, std::shared_ptr<PeerIdentity> identity)
+      : own_(std::move(own)),
+        host_(std::move(host)),
+        addresses_(std::move(addresses)),
+        identity_(std::move(identity)) {}
+
+  Transport transport() const override { return Transport::kTcp; }
+  std::string path(size_t number) const override { return concat("tcp:", number); }
+  size_t window() const override { return 2; }
+  uint64_t max_piece_bytes() const override { return kMaxWriteBytes; }
+  void connect(const Limit& limit) override;
+  void disconnect() noexcept override;
+  void close() noexcept override;
+  bool connected() const override { return socket_.at_rest(); }
+  void post(const Work& work, const Limit& limit, Interrupt& interrupt) override;
+  Outcome finish(const Limit& limit) override;
+  bool has_outcome() const override { return !outcomes_.empty(); }
+  uint64_t num_bytes_so_far() const override { return current_.num_bytes; }
+  std::unique_ptr<Channel> another() const override {
+    return std::make_unique<WireChannel>(own_, host_, addresses_, identity_);
+  }
+  std::unique_ptr<Channel> for_questions() const override { return WireChannel::another(); }
+  bool answers_callers(const Request& request) const override;
+  int answer_fd() const override { return socket_.fd(); }
+  bool answered() const override;
+  std::chrono::microseconds spin() const override { return own_->spin; }
+  bool is_pooled() const override { return true; }
+  Way way_to(const Range&, int device) const override;
+  std::vector<RegionTable::Listed> list_regions(const Limit& limit) override;
+  uint64_t ask(const std::string& question, std::vector<iovec> payload,
+               const Limit& limit) override;
+  void receive_answer(iovec* parts, size_t num_parts, const Limit& limit) override {
+    socket_.receive(parts, num_parts, limit);
+  }
+
+ protected:
+  // Carry out a kMove, whose progress is in current_, and a kCheck.
+  virtual void move(const Work& work, const Limit& limit);
+  virtual void check(const Work& work, const Limit& limit);
+
+  // Waits until the peer has acknowledged all.
+  void drain(const Limit& limit);
+
+  // Before anything new moves: what other connections to the peer were writing when they were lost
+  // is over, or will not land.
+  void fence_lost(const Limit& limit);
+
+  // Has the peer compare what it holds now of a piece that has moved, if the request asks for it:
+  // what differs is current_'s refusal.
+  void verify(const Work& work, const Limit& limit);
+  bool must_fence() const { return identity_->has_lost(); }
+
+  const std::shared_ptr<const Endpoint> own_;
+  const std::string host_;
+  const std::vector<SocketAddress> addresses_;
+  const std::shared_ptr<PeerIdentity> identity_;
+  Socket socket_;
+  bool is_writing_ = false;  // the peer has not confirmed all that it may write to its memory
+  Outcome current_;          // of the work whose frames are acknowledged now
+
+ private:
+  // What the peer has yet to acknowledge.
+  struct Frame {
+    Op op;
+    uint64_t request_id;
+    uint64_t num_bytes;
+    bool last_of_work;
+  };
+  bool is_reading() const { return !frames_.empty() && frames_.back().op == Op::kRead; }
+
+  void notify(const Work& work, const Limit& limit);
+  void send(const Work& work, Op op, uint64_t first_range, const Range* ranges, size_t num_ranges,
+            const std::vector<iovec>& payload, uint64_t num_bytes, const Limit& limit);
+  void receive_ack(const Limit& limit);
+  std::string receive_refusal(const Ack& ack, const Limit& limit);
+
+  Link link_{random_value<uint64_t>(), 0};
+  std::deque<Frame> frames_;
+  std::deque<Outcome> outcomes_;  // of works that are over
+  Batch batch_;                   // also of a read in flight
+  GpuRanges reading_gpus_;        // of that read's local memory
+  NumEqual num_equal_ = 0;
+  std::vector<uint64_t> checksums_;
+  std::vector<iovec> parts_;
+  Staging staging_;  // of GPU memory
+};
+
+}  // namespace mk::transfer
