@@ -11,9 +11,9 @@ from prometheus_client.core import (
     Metric,
 )
 
-from ._transfer_stats import Counters, add, rows_of
 from .errors import InvalidArgument
 from .transfer import TransferEngine
+from .transfer.stats import Counters, add, rows_of
 
 PREFIX = "mooncake_kernels_transfer_"
 DIRECTIONS = {"read": "num_bytes_read", "write": "num_bytes_written"}

@@ -40,7 +40,7 @@ EVERYTHING = {"mooncake_kernels", "demo", "demo_view", *SERVING_MAY_USE}
 SERVING_MAY_USE |= {"__main__": EVERYTHING, "demo": EVERYTHING, "demo_view": EVERYTHING}
 FAMILIES = {"kv", "mask", "attention", "similarity", "hashing"}
 FAMILIES |= {"topology", "rdma", "metadata", "pool", "transfer"}
-FAMILY_MAY_USE = {"attention": {"mask"}, "transfer": {"rdma", "topology", "metadata"}}
+FAMILY_MAY_USE = {"attention": {"mask"}, "transfer": {"rdma", "topology", "metadata", "pool"}}
 CONDUCTOR_MAY_USE = {"numpy"}  # and the standard library
 
 

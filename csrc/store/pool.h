@@ -15,7 +15,7 @@
 //
 // Lookups and pins take no lock. Changes to the pool hold one mutex; docs/store.md says what
 // remains when a process dies at any moment. Layer: store. Thread-safe. Python face:
-// mooncake_kernels/pool.py.
+// mooncake_kernels/pool.
 #pragma once
 
 #include <atomic>

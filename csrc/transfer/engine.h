@@ -9,7 +9,7 @@
 //   peer->wait_connected(Deadline::after(30.0));
 //   TicketRef ticket = engine.submit(*peer, std::move(request), 30.0);
 //
-// Layer: transfer. Thread-safe. Python face: mooncake_kernels/transfer.py.
+// Layer: transfer. Thread-safe. Python face: mooncake_kernels/transfer.
 #pragma once
 
 #include <memory>

@@ -9,8 +9,8 @@ import sys
 import pytest
 
 import mooncake_kernels as mk
-from mooncake_kernels import _transfer_nics
 from mooncake_kernels.errors import InvalidArgument
+from mooncake_kernels.transfer import nics
 from mooncake_serving.compat.mooncake import TransferEngine
 
 from ..metadata.support import free_port
@@ -112,7 +112,7 @@ def test_mc_force_tcp_makes_any_protocol_tcp(engine, monkeypatch, protocol):
 
 
 def test_rdma_is_not_replaced_by_something_else(engine, monkeypatch, caplog):
-    monkeypatch.setattr(_transfer_nics, "_missing", lambda: "this machine has no RDMA device")
+    monkeypatch.setattr(nics, "_missing", lambda: "this machine has no RDMA device")
     arguments = ("127.0.0.1", "P2PHANDSHAKE", "rdma", "")
     refused(caplog, -1, "this machine has no RDMA device", engine.initialize, *arguments)
     monkeypatch.setenv("MC_FORCE_TCP", "1")

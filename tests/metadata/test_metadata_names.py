@@ -104,7 +104,7 @@ def test_a_name_is_of_one_engine(url):
 
 
 def test_a_name_of_a_process_that_does_not_answer_stays_taken(url, monkeypatch):
-    monkeypatch.setattr("mooncake_kernels._transfer_names.PROBE_S", 0.2)
+    monkeypatch.setattr("mooncake_kernels.transfer.names.PROBE_S", 0.2)
     with engine_process(url, "a") as other:
         other.stop()
         with pytest.raises(InvalidArgument, match=f"the engine at {other.address} has"):

@@ -3,7 +3,7 @@
 //
 //   Request request = paged_request(Direction::kWrite, local, src_ids, remote, dst_ids);
 //
-// Layer: transfer. Python face: mooncake_kernels/_transfer_pools.py, which has checked that a pool
+// Layer: transfer. Python face: mooncake_kernels/transfer/pools.py, which has checked that a pool
 // ends below 2^64 and that no two of its blocks overlap.
 #pragma once
 

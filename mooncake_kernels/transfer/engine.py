@@ -1,94 +1,27 @@
-"""Move memory between engines: one-sided writes and reads of registered regions.
-
-An engine registers memory and opens peers by name. A peer that holds the address of a registered
-region may write to it or read from it; the owner's program takes no part::
-
-    with mk.TransferEngine() as engine:
-        engine.register(cache)
-        peer = engine.open("10.0.0.2:4711")                # engine.name of the other side
-        engine.write(peer, [(local_address, remote_address, num_bytes)]).wait()
-        engine.write_blocks(peer, pool.blocks(src_ids), peer_pool.blocks(dst_ids)).wait()
-
-Without a metadata server, a name is an address. With one (``metadata="redis://10.0.0.1:6379"``) it
-is a name of your choice, ``"prefill-3"``, and resolves to exactly that engine or fails.
-
-Every transfer has a deadline; no call waits forever. Transports:
-
-- ``local``: the peer is an engine of this process. A copy.
-- ``shm``: a process of the same user on this machine, in the same network namespace. This process
-  copies into and out of the peer's memory, faster for memory from ``shared_memory()``.
-- ``cuda_ipc``: such a process, for GPU memory. The GPUs copy.
-- ``rdma``: the NICs of both sides move the data, all of them at once. Control messages and
-  notifications use a TCP connection.
-- ``tcp``.
-- ``file``: the peer is a file on a local disk. The addresses of the peer
-  ``engine.open("file:/mnt/ssd/pool")`` are offsets in that file.
-
-All of them move GPU memory, see docs/gpu_memory.md.
-
-Without a secret, anything that can connect to the port can use the registered regions, so an engine
-listens on 127.0.0.1 unless told otherwise. With a secret, both sides of a connection prove that
-they know it. That does not protect the bytes that follow: where others have access to the network,
-use TLS as well.
-
-After ``fork()`` the child must create its own engine. The only call it may make on the parent's is
-``close()``, which has no effect. Until the child exits or calls ``exec()``, it holds copies of the
-parent's sockets. If the parent closes its engine, the peers are disconnected all the same (only the
-name of an engine without ``tcp`` stays taken). If the parent is killed, its peers see their
-connections end, and its port becomes free, only once the child is gone too.
-"""
+"""``TransferEngine``: its lifetime, its regions and its peers."""
 
 import warnings
 import weakref
 from collections.abc import Collection
 from typing import Any
 
-from . import _host, _transfer_log
-from ._arguments import as_integer, as_seconds, shown
-from ._closing import Closing
-from ._transfer_arguments import as_checksum, as_deadline
-from ._transfer_handles import ACCESS, Access, Peer, Region, Ticket
-from ._transfer_inspection import Inspection
-from ._transfer_names import Names, Options
-from ._transfer_nics import NicChoice, choose_nics
-from ._transfer_objects import (
-    MAX_ASKED_BYTES,
-    MAX_ASKED_KEYS,
-    WHOLE,
+from .. import _host
+from .._arguments import as_integer, as_seconds, shown
+from .._closing import Closing
+from ..buffers import as_buffer
+from ..errors import InvalidArgument, TransferError
+from ..topology import Topology
+from . import log
+from .arguments import as_checksum, as_deadline
+from .handles import ACCESS, Access, Peer, Region
+from .inspection import Inspection
+from .names import Names, Options
+from .nics import NicChoice, choose_nics
+from .objects import (
     ObjectCalls,
-    ObjectsReply,
-    ObjectStatus,
-    Served,
-    ServedPool,
 )
-from ._transfer_paths import PathChoice
-from ._transfer_pools import BlockPool, Blocks
-from ._transfer_regions import RemoteRegion
-from ._transfer_requests import Requests
-from ._transfer_security import Tls, as_secret, as_tls
-from .buffers import as_buffer
-from .errors import InvalidArgument, TransferError
-from .topology import Topology
-
-__all__ = [
-    "MAX_ASKED_BYTES",
-    "MAX_ASKED_KEYS",
-    "WHOLE",
-    "Access",
-    "BlockPool",
-    "Blocks",
-    "PathChoice",
-    "ObjectStatus",
-    "ObjectsReply",
-    "Peer",
-    "Region",
-    "RemoteRegion",
-    "Served",
-    "ServedPool",
-    "Ticket",
-    "Tls",
-    "TransferEngine",
-]
+from .requests import Requests
+from .security import Tls, as_secret, as_tls
 
 TRANSPORTS = ("local", "shm", "cuda_ipc", "rdma", "tcp", "file")
 
@@ -251,7 +184,7 @@ class TransferEngine(Requests, Inspection, ObjectCalls, Closing):
             )
         region = Region(self._engine, self._regions, memory, access)
         if region.note:
-            _transfer_log.without_nics(self.name, region.note)
+            log.without_nics(self.name, region.note)
         return region
 
     def open(self, name: str, *, deadline_s: float | None = None) -> Peer:
@@ -290,9 +223,9 @@ class TransferEngine(Requests, Inspection, ObjectCalls, Closing):
         try:
             peer = Peer(self._engine, self._names.open(self._engine, name, deadline_s))
         except TransferError as error:
-            _transfer_log.not_opened(self.name, error)
+            log.not_opened(self.name, error)
             raise
-        _transfer_log.opened(self.name, peer.name, peer.transport)
+        log.opened(self.name, peer.name, peer.transport)
         return peer
 
     def receive_notifications(self, timeout_s: float = 0.0) -> list[tuple[str, bytes]]:
@@ -316,10 +249,10 @@ class TransferEngine(Requests, Inspection, ObjectCalls, Closing):
 def _close(names: Names, engine: _host.TransferEngine, regions: set[Region]) -> None:
     try:
         names.close()  # first: a closed engine must not be found
-        _transfer_log.rejected(engine)
+        log.rejected(engine)
     finally:
         if engine.close():
             regions.clear()
         else:
             _in_use.append(regions)
-            _transfer_log.kept(engine.name)
+            log.kept(engine.name)

@@ -4,13 +4,13 @@ from typing import Any
 
 import numpy as np
 
-from . import _host
-from ._arguments import as_bool, shown
-from ._closing import Closing
-from ._pool_handles import PinnedObject
-from ._pool_reads import DONE, as_offset, check_read, with_buffers
-from ._pool_values import Key, as_key, as_keys
-from .errors import InvalidArgument
+from .. import _host
+from .._arguments import as_bool, shown
+from .._closing import Closing
+from ..errors import InvalidArgument
+from .handles import PinnedObject
+from .reads import DONE, as_offset, check_read, with_buffers
+from .values import Key, as_key, as_keys
 
 
 class PoolReader(Closing):

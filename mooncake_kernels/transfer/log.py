@@ -3,8 +3,8 @@
 import contextlib
 import logging
 
-from . import _host
-from .errors import InvalidArgument, TransferError
+from .. import _host
+from ..errors import InvalidArgument, TransferError
 
 _log = logging.getLogger("mooncake_kernels.transfer")
 

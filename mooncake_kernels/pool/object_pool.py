@@ -1,29 +1,24 @@
-"""Object pools in one host's shared memory, read and written directly by all its processes, or in
-GPU memory.
-
-Mechanism only: a pool never decides what to evict or when; ``mooncake_serving.store`` does.
-docs/store.md says what holds when processes die.
-"""
+"""``ObjectPool``: what changes it."""
 
 import os
 from typing import Any, Literal, TypeVar
 
 import torch
 
-from . import _host
-from ._arguments import as_bool, as_integer, as_one_of
-from ._pool_handles import (
+from .. import _host
+from .._arguments import as_bool, as_integer, as_one_of
+from ..buffers import Buffer
+from .handles import (
     ObjectPut,
-    PinnedObject,
     Retention,
     as_position,
     as_retention,
     buffer_of,
     tensor_of,
 )
-from ._pool_reader import PoolReader
-from ._pool_reads import checksum_of, with_buffers
-from ._pool_values import (
+from .reader import PoolReader
+from .reads import with_buffers
+from .values import (
     END,
     Evicted,
     Key,
@@ -33,28 +28,7 @@ from ._pool_values import (
     as_key,
     as_keys,
     as_path,
-    named_keys,
-    object_key,
-    object_keys,
 )
-from .buffers import Buffer
-
-__all__ = [
-    "Evicted",
-    "Key",
-    "ObjectPool",
-    "ObjectPut",
-    "PinnedObject",
-    "PoolObjects",
-    "PoolStats",
-    "PutResult",
-    "Retention",
-    "as_keys",
-    "checksum_of",
-    "named_keys",
-    "object_key",
-    "object_keys",
-]
 
 MAX_OBJECTS = 1 << 30
 MAX_DEVICE = (1 << 31) - 1

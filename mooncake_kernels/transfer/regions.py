@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from . import _host
-from ._transfer_handles import ACCESS, Access, Peer
+from .. import _host
+from .handles import ACCESS, Access, Peer
 
 NAME_OF: dict[tuple[bool, bool], Access] = {rights: name for name, rights in ACCESS.items()}
 

@@ -4,13 +4,14 @@ import asyncio
 from collections.abc import Generator
 from typing import Any, Literal
 
-from . import _host, _transfer_log
-from ._arguments import as_seconds
-from ._closing import Closing
-from ._transfer_arguments import as_deadline
-from ._transfer_completions import completion
-from .buffers import Buffer
-from .errors import InvalidArgument, TransferError
+from .. import _host
+from .._arguments import as_seconds
+from .._closing import Closing
+from ..buffers import Buffer
+from ..errors import InvalidArgument, TransferError
+from . import log
+from .arguments import as_deadline
+from .completions import completion
 
 Access = Literal["read_write", "read", "write"]
 
@@ -180,7 +181,7 @@ class Ticket:
         try:
             finished = self._ticket.wait(timeout_s)
         except TransferError as error:
-            _transfer_log.failed(self._transport, error)
+            log.failed(self._transport, error)
             raise
         if not finished:
             raise TimeoutError(f"wait: the transfer is still under way after {timeout_s} s")

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from .errors import InvalidArgument
+from ..errors import InvalidArgument
 
 After = torch.cuda.Event | torch.cuda.Stream | int | None
 Fence = tuple[bool, int, int] | None  # whether it is a stream, its handle, its GPU (-1: any)

@@ -5,11 +5,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from . import _host
-from ._arguments import as_integer, shown
-from ._pool_values import END, Key
-from .buffers import Buffer, as_buffer, place_of
-from .errors import ChecksumError, InvalidArgument
+from .. import _host
+from .._arguments import as_integer, shown
+from ..buffers import Buffer, as_buffer, place_of
+from ..errors import ChecksumError, InvalidArgument
+from .values import END, Key
 
 DONE, ABSENT, TOO_SMALL, OUT_OF_RANGE, DAMAGED = range(5)  # of csrc/store/objects.h
 

@@ -3,10 +3,10 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from . import _host
-from ._arguments import as_integer
-from ._transfer_handles import Peer, Region
-from .errors import InvalidArgument
+from .. import _host
+from .._arguments import as_integer
+from ..errors import InvalidArgument
+from .handles import Peer, Region
 
 LARGEST = (1 << 64) - 1
 

@@ -4,8 +4,9 @@ from typing import Any
 
 import numpy as np
 
-from . import _host, config
-from ._transfer_arguments import (
+from .. import _host, config
+from ..errors import InvalidArgument
+from .arguments import (
     Descriptors,
     Integers,
     as_checksum,
@@ -13,10 +14,9 @@ from ._transfer_arguments import (
     as_deadline,
     as_rows,
 )
-from ._transfer_handles import Peer, Ticket
-from ._transfer_pools import Blocks, as_paged
-from ._transfer_streams import After, Fence, as_fence
-from .errors import InvalidArgument
+from .handles import Peer, Ticket
+from .pools import Blocks, as_paged
+from .streams import After, Fence, as_fence
 
 PLAIN = [np.ndarray, np.ndarray, int]  # addresses and a size that the host code checks itself
 

@@ -1,4 +1,4 @@
-"""Values of ``pool.py``: keys, and a pool's reports about itself."""
+"""Keys, and a pool's reports about itself."""
 
 import enum
 import operator
@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from . import _host
-from ._arguments import as_integers, as_utf8, shown
-from .errors import InvalidArgument
+from .. import _host
+from .._arguments import as_integers, as_utf8, shown
+from ..errors import InvalidArgument
 
 Key = tuple[int, int]  # hash, scope
 

@@ -7,12 +7,12 @@ from typing import Any, Literal
 
 import torch
 
-from . import _host
-from ._arguments import as_instance, as_integer, as_one_of
-from ._closing import Closing
-from ._pool_values import END
-from .buffers import Buffer, copy_to_host, place_of
-from .errors import ChecksumError, InvalidArgument, Unavailable
+from .. import _host
+from .._arguments import as_instance, as_integer, as_one_of
+from .._closing import Closing
+from ..buffers import Buffer, copy_to_host, place_of
+from ..errors import ChecksumError, InvalidArgument, Unavailable
+from .values import END
 
 Retention = Literal["normal", "soft", "hard"]
 

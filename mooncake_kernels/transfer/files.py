@@ -1,9 +1,9 @@
-"""Files as peers of ``transfer.py``, and their names."""
+"""Files as peers, and their names."""
 
 from typing import Any
 
-from . import _host
-from ._arguments import as_utf8
+from .. import _host
+from .._arguments import as_utf8
 
 PREFIX = "file:"
 

@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from . import _host
-from ._transfer_arguments import as_deadline
-from ._transfer_handles import Peer, Region
-from ._transfer_paths import PathChoice, explain
-from ._transfer_regions import RemoteRegion, regions_of
-from ._transfer_stats import rows_of, table_of
+from .. import _host
+from .arguments import as_deadline
+from .handles import Peer, Region
+from .paths import PathChoice, explain
+from .regions import RemoteRegion, regions_of
+from .stats import rows_of, table_of
 
 MAX_QUESTION_S = 5.0  # default for calls that move nothing: Ctrl-C waits for them
 

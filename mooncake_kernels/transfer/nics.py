@@ -1,4 +1,4 @@
-"""Which NICs an engine of ``transfer.py`` uses."""
+"""Which NICs an engine uses."""
 
 import logging
 import os
@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from . import _host
-from ._arguments import as_instance
-from .errors import InvalidArgument, Unavailable
-from .topology import Gpu, Nic, Topology
+from .. import _host
+from .._arguments import as_instance
+from ..errors import InvalidArgument, Unavailable
+from ..topology import Gpu, Nic, Topology
 
 MAX_NICS = 64
 

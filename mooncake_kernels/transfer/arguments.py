@@ -1,4 +1,4 @@
-"""Callers' arguments to ``transfer.py``, checked and converted to what the host code takes."""
+"""Callers' arguments, checked and converted to what the host code takes."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from . import config
-from ._arguments import as_bool, as_integer, as_integers, as_seconds, as_triples
-from .errors import InvalidArgument
+from .. import config
+from .._arguments import as_bool, as_integer, as_integers, as_seconds, as_triples
+from ..errors import InvalidArgument
 
 Integers = np.ndarray | torch.Tensor | Sequence[int]
 Descriptors = np.ndarray | Iterable[tuple[int, int, int]]

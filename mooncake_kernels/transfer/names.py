@@ -1,4 +1,4 @@
-"""How engines of ``transfer.py`` are named and found: by address, or by a metadata server."""
+"""How engines are named and found: by address, or by a metadata server."""
 
 import ipaddress
 import os
@@ -8,11 +8,11 @@ import socket
 from dataclasses import dataclass
 from typing import Any
 
-from . import _host, config, metadata
-from ._transfer_arguments import as_address
-from ._transfer_files import is_file, open_file
-from ._transfer_nics import NicChoice
-from .errors import InvalidArgument, TransferError, Unavailable
+from .. import _host, config, metadata
+from ..errors import InvalidArgument, TransferError, Unavailable
+from .arguments import as_address
+from .files import is_file, open_file
+from .nics import NicChoice
 
 PROBE_S = 2.0  # for an engine to answer when another one wants its name
 # Causes, as the host code words them, that are conclusive: the engine is not at that address.
@@ -161,7 +161,7 @@ def is_elsewhere(entry: metadata.Entry) -> bool:
 
 def own_entry(engine: _host.TransferEngine) -> metadata.Entry:
     """The entry published for an engine of this process."""
-    from . import __version__
+    from .. import __version__
 
     return metadata.Entry(
         engine.name,

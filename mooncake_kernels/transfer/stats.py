@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from . import _host
+from .. import _host
 
 Counters = dict[str, Any]  # integers; of requests also latency_us, {less than so many us: requests}
 Table = dict[str, dict[str, Any]]

@@ -6,14 +6,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from . import _host
-from ._arguments import as_bool, as_integers, shown
-from ._closing import Closing
-from ._pool_values import as_keys
-from ._transfer_arguments import as_deadline
-from ._transfer_handles import Peer
-from .errors import InvalidArgument
-from .pool import ObjectPool
+from .. import _host
+from .._arguments import as_bool, as_integers, shown
+from .._closing import Closing
+from ..errors import InvalidArgument
+from ..pool import ObjectPool
+from ..pool.values import as_keys
+from .arguments import as_deadline
+from .handles import Peer
 
 Place = tuple[int, int]  # address and bytes of local memory
 

@@ -1,4 +1,4 @@
-"""Pools of equally sized blocks: the paged requests of ``transfer.py``."""
+"""Pools of equally sized blocks: paged requests."""
 
 import itertools
 from collections.abc import Sequence
@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from ._arguments import as_integer
-from ._transfer_arguments import Integers, as_column
-from ._transfer_handles import Region
-from .errors import InvalidArgument
+from .._arguments import as_integer
+from ..errors import InvalidArgument
+from .arguments import Integers, as_column
+from .handles import Region
 
 END = 1 << 64  # of addresses
 

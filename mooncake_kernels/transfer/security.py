@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import config
-from .errors import InvalidArgument
+from .. import config
+from ..errors import InvalidArgument
 
 FilePath = str | os.PathLike[str]
 

@@ -6,7 +6,7 @@ import itertools
 import weakref
 from collections.abc import Iterator
 
-from . import _host
+from .. import _host
 
 # Weak at both ends: a loop holds its own, by the reader, and can be freed with tickets pending.
 _of_loop: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, "weakref.ref[_Completions]"] = (

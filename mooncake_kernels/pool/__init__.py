@@ -1,0 +1,38 @@
+"""Object pools in one host's shared memory, read and written directly by all its processes, or in
+GPU memory.
+
+Mechanism only: a pool never decides what to evict or when; ``mooncake_serving.store`` does.
+docs/store.md says what holds when processes die.
+"""
+
+from .handles import ObjectPut, PinnedObject, Retention
+from .object_pool import ObjectPool
+from .reads import checksum_of
+from .values import (
+    Evicted,
+    Key,
+    PoolObjects,
+    PoolStats,
+    PutResult,
+    as_keys,
+    named_keys,
+    object_key,
+    object_keys,
+)
+
+__all__ = [
+    "Evicted",
+    "Key",
+    "ObjectPool",
+    "ObjectPut",
+    "PinnedObject",
+    "PoolObjects",
+    "PoolStats",
+    "PutResult",
+    "Retention",
+    "as_keys",
+    "checksum_of",
+    "named_keys",
+    "object_key",
+    "object_keys",
+]
