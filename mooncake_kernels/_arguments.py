@@ -3,7 +3,6 @@
 import math
 import numbers
 import operator
-import reprlib
 from collections.abc import Iterable
 from typing import Any
 
@@ -11,17 +10,10 @@ import numpy as np
 import torch
 
 from .errors import InvalidArgument
+from .errors import shown as shown
 
 MOST_FLOAT32 = float(np.finfo(np.float32).max)
 LEAST_FLOAT32 = float(np.finfo(np.float32).smallest_subnormal)
-
-
-def shown(value: Any) -> str:
-    """A value for the text of an error: at most one line of it."""
-    try:
-        return reprlib.repr(value)
-    except ValueError:  # Python does not print integers of more than 4300 digits
-        return f"a huge {type(value).__name__}"
 
 
 def as_integer(op: str, argument: str, value: Any, low: int, high: int) -> int:

@@ -241,7 +241,8 @@ def problems(environ: Mapping[str, str] | None = None) -> dict[str, str]:
             found[name] = NO_SUCH_SETTING
             continue
         try:
-            read(Settings, {name: environ[name]})
+            for kind in (Settings, BuildSettings):
+                read(kind, {name: environ[name]})
         except ValueError as error:
             found[name] = str(error)
     return found

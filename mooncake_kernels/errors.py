@@ -4,6 +4,7 @@ A message reads ``op: argument must be <what>, got <value>``, with Python's argu
 A failed system call is a plain :class:`OSError` with its errno.
 """
 
+import reprlib
 from typing import Any
 
 
@@ -65,3 +66,11 @@ class TransferError(RuntimeError):
             self.timed_out,
             self.only_notification_missing,
         )
+
+
+def shown(value: Any) -> str:
+    """A value for the text of an error: at most one line of it."""
+    try:
+        return reprlib.repr(value)
+    except ValueError:  # Python does not print integers of more than 4300 digits
+        return f"a huge {type(value).__name__}"

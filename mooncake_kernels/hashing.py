@@ -114,7 +114,8 @@ def _as_tokens(tokens: Any) -> np.ndarray:
         converted = _host.token_array(tokens)
         if converted is not None:
             return converted
-        _check_tokens(tokens)
+        if any(issubclass(kind, (int, np.bool_)) for kind in set(map(type, tokens))):
+            _check_tokens(tokens)
     values = _as_array("tokens", tokens)
     if values.dtype != np.uint32 and values.size:
         for index in (int(values.argmin()), int(values.argmax())):
@@ -130,7 +131,7 @@ def _as_tokens(tokens: Any) -> np.ndarray:
 def _check_tokens(tokens: Sequence[Any]) -> None:
     """Name the first token that numpy would convert, or that would make it choose another dtype."""
     for index, token in enumerate(tokens):
-        if isinstance(token, bool):
+        if isinstance(token, (bool, np.bool_)):
             raise InvalidArgument(
                 f"block_hashes: tokens must be 1-d integers, got bool at index {index}"
             )

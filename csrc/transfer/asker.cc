@@ -148,7 +148,12 @@ Reply::Line& Asker::take(const char* op) {
   for (const auto& line : lines_) {
     if (line->take()) return *line;
   }
-  std::unique_ptr<Channel> channel = make_();
+  std::unique_ptr<Channel> channel;
+  try {
+    channel = make_();
+  } catch (const std::exception& error) {
+    throw TransferError(peer_, error.what());
+  }
   if (!channel) throw Unavailable(concat(op, ": ", peer_, ": ", kNotAsked));
   return *lines_.emplace_back(
       std::make_unique<Line>(std::move(channel), counters_->path("questions")));

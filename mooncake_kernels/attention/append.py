@@ -75,8 +75,9 @@ def append_kv(
     caches = Caches.of(
         OP, k_cache, k_cache if v_cache is None else v_cache, axes, (k_scale, v_scale)
     )
-    for name, cache in (("k_cache", caches.k), ("v_cache", caches.v)):
-        _check_writable(name, cache)
+    _check_writable("k_cache", caches.k)
+    if v_cache is not None:
+        _check_writable("v_cache", caches.v)
     k = _rows("k", k, caches.k)
     v = None if v is None else _rows("v", v, caches.v)
     if v is not None and len(v) != len(k):
@@ -125,6 +126,8 @@ def _rows(name: str, rows: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
 
 
 def _check_writable(name: str, cache: torch.Tensor) -> None:
+    if 0 not in cache.stride():
+        return
     for axis, size, stride in zip(ORDER, cache.shape, cache.stride(), strict=True):
         if size > 1 and stride == 0:
             raise InvalidArgument(
@@ -142,11 +145,12 @@ def _check_apart(
         return
     if v_cache is not None and k_cache.numel() and k_cache.data_ptr() == v_cache.data_ptr():
         raise InvalidArgument(f"{OP}: v_cache must have memory of its own, got that of k_cache")
+    storages = [None if t is None else t.untyped_storage().data_ptr() for t in tensors]
+    if storages[0] not in storages[2:] and (v is None or storages[1] not in storages[2:]):
+        return
     for cache_name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
         for name, rows in (("k", k), ("v", v)):
             if cache is None or rows is None or not rows.numel() or not cache.numel():
-                continue
-            if rows.untyped_storage().data_ptr() != cache.untyped_storage().data_ptr():
                 continue
             (begin, end), (first, last) = _range(rows), _range(cache)
             if begin < last and first < end:

@@ -128,9 +128,11 @@ def test_settings_that_are_wrong(capsys, monkeypatch):
     monkeypatch.setenv("MOONCAKE_KERNELS_THREADS", "x")
     monkeypatch.setenv("MOONCAKE_KERNELS_THREDS", "3")
     monkeypatch.setenv("MOONCAKE_KERNELS_CUDA", "0")  # of the build
+    monkeypatch.setenv("MOONCAKE_KERNELS_CUDA_ARCHS", "new")
     assert main(["doctor", "--json", "--only", "settings"]) == 1
     found = {f["subject"]: f for f in json.loads(capsys.readouterr().out)["findings"]}
-    assert set(found) == {"MOONCAKE_KERNELS_THREADS", "MOONCAKE_KERNELS_THREDS"}
+    wrong = {"MOONCAKE_KERNELS_THREADS", "MOONCAKE_KERNELS_THREDS", "MOONCAKE_KERNELS_CUDA_ARCHS"}
+    assert set(found) == wrong
     assert (
         "must be an integer in [0, 2147483647], got 'x'"
         in (found["MOONCAKE_KERNELS_THREADS"]["detail"])

@@ -116,6 +116,7 @@ def test_many_callers_at_once():
         ({"tokens": [2**32]}, r"tokens\[0\] must be"),
         ({"tokens": [1, 2, 2**70, 3]}, r"tokens\[2\] must be in \[0, 2\*\*32\), got 1180591"),
         ({"tokens": [2, 1, True]}, "tokens must be 1-d integers, got bool at index 2"),
+        ({"tokens": [2, np.True_]}, "tokens must be 1-d integers, got bool at index 1"),
         ({"tokens": torch._neg_view(torch.tensor([1, 2]))}, "tokens must be 1-d integers, got Ten"),
         ({"seed": 10**5000}, "seed must be an integer .* got a huge int"),
         ({"block_size": 10**5000}, "block_size must be an integer .* got a huge int"),

@@ -91,6 +91,7 @@ def test_a_byte_that_is_flipped_on_the_way(verb):
             f"range {here.address + 1000:#x} + 100 bytes"
         )
         assert failed.value.num_bytes_done == 1000
+        assert not failed.value.only_notification_missing
         near.write(peer, [], notify=b"the connection is good").wait()
         notes = [note for _, note in far.receive_notifications(20.0)]
         assert notes == [b"good", b"the connection is good"]

@@ -5,6 +5,7 @@ import threading
 import pytest
 
 from mooncake_kernels.errors import TransferError
+from mooncake_kernels.transfer import TransferEngine
 
 from .objects import (
     ABSENT,
@@ -48,6 +49,16 @@ def test_closing_ends_what_is_asked(here, whose, held):
             assert not caught[0].timed_out
             flow.release()
         assert eventually(here.is_at_rest)
+
+
+def test_a_closed_engine_of_the_same_process():
+    with TransferEngine() as near:
+        far = TransferEngine()
+        peer = near.open(far.name)
+        assert peer.transport == "local"
+        far.close()
+        with pytest.raises(TransferError, match="the peer's engine was closed"):
+            near.read_objects(peer, [(1, 7)])
 
 
 def test_a_reply_outlives_its_engine():

@@ -12,7 +12,7 @@ limits = resource.getrlimit(resource.RLIMIT_NOFILE)
 libc = ctypes.CDLL(None)
 usual, huge = ctypes.create_string_buffer(64), ctypes.create_string_buffer(64)
 for attributes in usual, huge: libc.pthread_getattr_default_np(attributes)
-libc.pthread_attr_setstacksize(huge, ctypes.c_size_t(1 << 46))
+libc.pthread_attr_setstacksize(huge, ctypes.c_size_t(1 << 47))
 
 def use_all_descriptors():
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, limits[1]))

@@ -5,6 +5,7 @@
 
 #include "transfer/error.h"
 #include "transfer/peer.h"
+#include "transfer/wire/checksum.h"
 
 namespace mk::transfer {
 namespace {
@@ -101,7 +102,8 @@ void Ticket::finish(const std::string& cause, uint64_t num_bytes_done) {
   counted_.end(num_bytes_done, !cause.empty());  // before anyone learns that it is over
   cause_ = cause;
   num_bytes_done_ = num_bytes_done;
-  only_notification_missing_ = request_.notify && num_bytes_ > 0 && num_bytes_done == num_bytes_;
+  only_notification_missing_ = request_.notify && num_bytes_ > 0 && num_bytes_done == num_bytes_ &&
+                               !is_checksum_cause(cause);
   request_ = {};  // the ticket may be kept for long
   finished_ = true;
   changed_.notify_all();

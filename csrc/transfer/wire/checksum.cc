@@ -9,6 +9,7 @@
 namespace mk::transfer {
 namespace {
 
+constexpr char kChecksumCause[] = "checksum: ";
 constexpr uint64_t kStepBytes = 4ull << 20;  // between checks of the limit
 
 }  // namespace
@@ -52,8 +53,10 @@ size_t Summer::count_equal(const std::vector<Range>& ranges,
   return i;
 }
 
+bool is_checksum_cause(const std::string& cause) { return cause.rfind(kChecksumCause, 0) == 0; }
+
 std::string checksum_cause(uint64_t remote, uint64_t local, uint64_t num_bytes) {
-  return concat("checksum: remote range ", describe({remote, num_bytes}),
+  return concat(kChecksumCause, "remote range ", describe({remote, num_bytes}),
                 " differs from local range ", describe({local, num_bytes}));
 }
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from mooncake_kernels.errors import InvalidArgument
+from mooncake_kernels.errors import InvalidArgument, shown
 from mooncake_kernels.pool import Key, named_keys, object_key, object_keys
 
 StoreKey = str | bytes | int | np.integer
@@ -40,7 +40,7 @@ class Keyspace:
             word = -1
         if not 0 <= word < 1 << 64:
             raise InvalidArgument(
-                f"Store: key must be a name or an integer from 0 to 2**64 - 1, got {key!r:.80}"
+                f"Store: key must be a name or an integer from 0 to 2**64 - 1, got {shown(key)}"
             )
         return word, self.scope
 

@@ -139,7 +139,7 @@ class StoreReader:
         """
         [object_id] = self.pool.ids_of([key]).tolist()  # first: what is verified may be a later one
         try:
-            pinned = ObjectPool.pin(self.pool, key)  # no observer is told of it as a read
+            pinned = self.pool.pin(key, touch=False)
         except Unavailable:  # this process has as many pins as it can: the next reader removes it
             return
         if pinned is not None:

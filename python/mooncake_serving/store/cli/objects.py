@@ -18,6 +18,7 @@ from ..store import Store
 from .failure import Failed
 from .options import KEY_HELP, add_command, add_namespace, add_pool, as_count, pool_key, store_key
 
+PART_BYTES = 1 << 20  # that are read at once: read() allocates all that it is asked for
 REASONS = {
     PutResult.EXISTS: "there is such an object already, and objects do not change",
     PutResult.BEING_WRITTEN: "another process writes it just now",
@@ -110,10 +111,13 @@ def run_put(options: argparse.Namespace) -> None:
 
 def _read(file: str, most: int) -> bytes:
     """The bytes of a file, or of standard input: no more than so many."""
-    if file == "-":
-        return sys.stdin.buffer.read(most)
-    with Path(file).open("rb") as stream:
-        return stream.read(most)
+    with contextlib.ExitStack() as stack:
+        stream = sys.stdin.buffer if file == "-" else stack.enter_context(Path(file).open("rb"))
+        parts = []
+        while most and (part := stream.read(min(most, PART_BYTES))):
+            parts.append(part)
+            most -= len(part)
+    return b"".join(parts)
 
 
 def run_remove(options: argparse.Namespace) -> None:

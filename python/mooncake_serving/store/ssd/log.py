@@ -265,7 +265,9 @@ class Log:
 
     def _forget(self) -> None:
         """Give up what was appended since the last ``flush``."""
-        self._given_up.update((entry.record.key, None) for entry in self._pending)
+        for entry in self._pending:
+            self._given_up.pop(entry.record.key, None)  # so that it comes last
+            self._given_up[entry.record.key] = None
         # While nothing can be written, the latest overwrite the others, or none gets to the disk.
         for key in list(self._given_up)[:-MAX_GIVEN_UP]:
             del self._given_up[key]

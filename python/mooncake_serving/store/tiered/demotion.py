@@ -57,7 +57,7 @@ class Demoter:
         self._pool, self._tier, self._puts = pool, tier, puts
         self.on_evicted: list[Callable[[np.ndarray], object]] = []
         self._queue_bytes = queue_bytes
-        self._max_queued = pool.num_pins // 2
+        self._max_queued = max(1, pool.num_pins // 2)
         self._queue: dict[Key, PinnedObject] = {}  # in order of arrival
         self._writing: dict[Key, PinnedObject] = {}
         self._queued_bytes = 0

@@ -338,7 +338,11 @@ class ClusterObjects(Objects):
             if self.health() != 0:
                 raise
             # What is wrong with one of them must not fail the others.
-            return [code_of(op, partial(put_one, i)) for i in range(len(names))]
+            codes = [code_of(op, partial(put_one, i)) for i in range(len(names))]
+            # Those that were stored before it failed are put for the second time now, which makes
+            # no copies.
+            self._copy([names[i] for i, code in enumerate(codes) if code == 0], keeping.num_copies)
+            return codes
         stored = [i for i, result in enumerate(results) if result is PutResult.STORED]
         self._copy([names[i] for i in stored], keeping.num_copies)
 
