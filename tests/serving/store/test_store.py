@@ -174,7 +174,10 @@ def test_another_process(store):
         (lambda s: s.get(1.5), "Store: key must be a name or an integer from 0 to"),
         (lambda s: s.get(-1), r"key must be a name or an integer from 0 to .*, got -1"),
         (lambda s: s.get(None), "key must be a name or an integer from 0 to"),
-        (lambda s: s.get(10**5000), "key must be a name or an integer from 0 to .*, got a huge int"),
+        (
+            lambda s: s.get(10**5000),
+            "key must be a name or an integer from 0 to .*, got a huge int",
+        ),
         (lambda s: s.match_prefix([1.5]), r"Store: keys must be \[n\] names or integers"),
         (lambda s: s.put("a", "text"), r"put_from: buffers\[0\] must be"),
         (lambda s: s.put_each([1], []), "put_each: values must be as many as keys, got 0 and 1"),
