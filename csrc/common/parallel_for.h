@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -28,7 +27,7 @@ void parallel_for(int64_t n, int num_threads, const Body& body) {
       threads.push_back(start_thread(
           [&body, begin = left, end = std::min(left + part, n)] { body(begin, end); }));
     }
-  } catch (const std::system_error&) {
+  } catch (const SystemError&) {
   }
   if (n > 0) body(int64_t{0}, std::min(part, n));
   if (left < n) body(left, n);

@@ -8,8 +8,11 @@
 #include <time.h>
 
 #include <cerrno>
+#include <system_error>
 #include <thread>
 #include <utility>
+
+#include "common/check.h"
 
 namespace mk {
 
@@ -58,11 +61,15 @@ class NoSigpipe {
   bool was_pending_ = false;
 };
 
-// Throws std::system_error if no thread can be started.
+// Throws SystemError if no thread can be started.
 template <class Body>
 std::thread start_thread(Body&& body) {
   const BlockSignals blocked;  // the new thread inherits the mask
-  return std::thread(std::forward<Body>(body));
+  try {
+    return std::thread(std::forward<Body>(body));
+  } catch (const std::system_error& error) {
+    throw SystemError(error.code().value(), "no thread can be started");
+  }
 }
 
 }  // namespace mk

@@ -65,8 +65,8 @@ void Peer::start(const Deadline& deadline) {
   if (closed_) throw TransferError(name_, "the peer was closed");
   try {
     threads_.push_back(start_thread([this, deadline] { lead(deadline); }));
-  } catch (const std::system_error& error) {
-    throw TransferError(name_, concat("no thread can be started: ", error.what()));
+  } catch (const SystemError& error) {
+    throw TransferError(name_, error.what());
   }
 }
 

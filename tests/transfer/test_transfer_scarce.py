@@ -69,6 +69,9 @@ def test_opening_without(what, tmp_path):
 names = dict.fromkeys(["local", "shm", "tcp"], b.name) | {{"file": "file:{tmp_path}/file"}}
 engines = {{transport: TransferEngine(transports=[transport]) for transport in names}}
 use_all_{what}()
+try: TransferEngine(transports=["tcp"])
+except OSError as error: assert "{cause}" in str(error), error
+else: raise AssertionError("an engine without {what}")
 for transport, name in names.items():
     check_fails("{cause}", lambda: engines[transport].open(name))
 free_all()
