@@ -81,7 +81,7 @@ def test_a_model_that_is_not_there(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"transports": ("local",)}, r"transports must be tcp, .* got \('local',\)"),
+        ({"transports": ("local",)}, r"transports must be between processes: .* got \('local',\)"),
         ({"chunk_tokens": 0}, "chunk_tokens must be at least 1, got 0"),
         ({"deadline_s": 0}, "deadline_s must be positive and finite, got 0"),
         ({"deadline_s": float("nan")}, "deadline_s must be positive and finite, got nan"),
