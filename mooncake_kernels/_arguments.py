@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from .errors import InvalidArgument
-from .errors import shown as shown
+from .errors import InvalidArgument, shown
 
 MOST_FLOAT32 = float(np.finfo(np.float32).max)
 LEAST_FLOAT32 = float(np.finfo(np.float32).smallest_subnormal)

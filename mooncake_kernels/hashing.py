@@ -9,8 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from . import _host, config
-from ._arguments import shown
-from .errors import InvalidArgument
+from .errors import InvalidArgument, shown
 
 ALGORITHMS = ("xxh3",)
 UINT32 = np.dtype("<u4")

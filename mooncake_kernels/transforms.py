@@ -6,8 +6,7 @@ from typing import Any
 
 import torch
 
-from ._arguments import shown
-from .errors import InvalidArgument
+from .errors import InvalidArgument, shown
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)

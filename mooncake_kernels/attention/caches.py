@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 
-from .._arguments import as_float32, as_instance, is_number, shown
+from .._arguments import as_float32, as_instance, is_number
 from .._tensors import check_device, check_stored, have_addresses
-from ..errors import InvalidArgument
+from ..errors import InvalidArgument, shown
 from ..transforms import FLOATS, FP8
 
 ORDER = ("block", "token", "head", "dim")

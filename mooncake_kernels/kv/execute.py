@@ -8,10 +8,10 @@ import numpy as np
 import torch
 
 from .. import _library
-from .._arguments import as_one_of, shown
+from .._arguments import as_one_of
 from .._tensors import check_plain, count_write, have_addresses
 from ..bad_ids import BadIds
-from ..errors import InvalidArgument
+from ..errors import InvalidArgument, shown
 from ..reference import kv as reference
 from .calibration import default_engine
 from .execute_listed import COPY_ENGINE, copy_by_kernel, copy_listed

@@ -5,8 +5,7 @@ import numbers
 import torch
 
 from .. import _library
-from .._arguments import shown
-from ..errors import InvalidArgument, Unavailable
+from ..errors import InvalidArgument, Unavailable, shown
 
 _LONGEST_S = 1e9  # 30 years; fits in an integer number of nanoseconds
 

@@ -4,9 +4,8 @@ from collections.abc import Sequence
 
 import torch
 
-from .._arguments import shown
 from ..bad_ids import BadIds
-from ..errors import ChecksumError, InvalidArgument
+from ..errors import ChecksumError, InvalidArgument, shown
 from ..transforms import FP8, Fp8, Rope
 from .copy_jobs import check_checksum, check_transforms, run_jobs
 from .copy_parts import as_views, block_size_of

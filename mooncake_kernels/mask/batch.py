@@ -5,8 +5,7 @@ from typing import Any
 
 import torch
 
-from .._arguments import shown
-from ..errors import InvalidArgument
+from ..errors import InvalidArgument, shown
 
 INT32_MAX = (1 << 31) - 1
 UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)

@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 import torch
 
-from .._arguments import as_instance, shown
-from ..errors import InvalidArgument
+from .._arguments import as_instance
+from ..errors import InvalidArgument, shown
 from .batch import ChunkBatch
 from .mask_rows import MaskRows
 from .request_rows import TAIL_BITS

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import torch
 
-from .._arguments import as_bool, as_instance, shown
-from ..errors import InvalidArgument
+from .._arguments import as_bool, as_instance
+from ..errors import InvalidArgument, shown
 from .batch import ChunkBatch
 from .from_dense import build_rows
 from .mask_rows import MaskRows

@@ -4,8 +4,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, TypeAlias
 
-from .._arguments import shown
-from ..errors import InvalidArgument
+from ..errors import InvalidArgument, shown
 
 Value: TypeAlias = int | tuple[int, ...]  # a number, or a table of them
 

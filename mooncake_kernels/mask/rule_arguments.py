@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from .._arguments import as_integer, shown
-from ..errors import InvalidArgument
+from .._arguments import as_integer
+from ..errors import InvalidArgument, shown
 from .batch import INT32_MAX
 from .rule import Parameter
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, TypeAlias
 
-from .._arguments import as_instance, as_integer, shown
-from ..errors import InvalidArgument
+from .._arguments import as_instance, as_integer
+from ..errors import InvalidArgument, shown
 from .rule import Leaf, Op, Parameter, PerRequest, Rule
 from .rule_arguments import as_numbers, as_table, as_tables, is_flat, is_pair
 

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from .._arguments import shown
-from ..errors import InvalidArgument
+from ..errors import InvalidArgument, shown
 from .batch import INT32_MAX
 
 if TYPE_CHECKING:

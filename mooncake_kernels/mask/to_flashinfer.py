@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from .._arguments import as_integer, shown
-from ..errors import InvalidArgument
+from .._arguments import as_integer
+from ..errors import InvalidArgument, shown
 from .batch import INT32_MAX
 from .request_rows import sees
 

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from .._arguments import shown
-from ..errors import InvalidArgument
+from ..errors import InvalidArgument, shown
 
 if TYPE_CHECKING:
     from .mask_rows import MaskRows

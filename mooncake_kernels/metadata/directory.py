@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from .. import config
-from .._arguments import shown
-from ..errors import InvalidArgument, Unavailable
+from ..errors import InvalidArgument, Unavailable, shown
 from .base import Metadata, Publication, Store
 from .entry import PROTOCOL, Entry, decode, encode
 from .publication import KeptPublication

@@ -3,8 +3,7 @@
 import json
 from typing import Any
 
-from .._arguments import shown
-from ..errors import Unavailable
+from ..errors import Unavailable, shown
 
 MAX_VALUE_BYTES = 16 << 20  # per key: a segment of some 100,000 buffers
 

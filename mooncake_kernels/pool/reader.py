@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 
 from .. import _host
-from .._arguments import as_bool, shown
+from .._arguments import as_bool
 from .._closing import Closing
-from ..errors import InvalidArgument
+from ..errors import InvalidArgument, shown
 from .handles import PinnedObject
 from .reads import DONE, as_offset, check_read, with_buffers
 from .values import Key, as_key, as_keys

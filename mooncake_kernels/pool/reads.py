@@ -6,9 +6,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from .. import _host
-from .._arguments import as_integer, shown
+from .._arguments import as_integer
 from ..buffers import Buffer, as_buffer, place_of
-from ..errors import ChecksumError, InvalidArgument
+from ..errors import ChecksumError, InvalidArgument, shown
 from .values import END, Key
 
 DONE, ABSENT, TOO_SMALL, OUT_OF_RANGE, DAMAGED = range(5)  # of csrc/store/objects.h

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from .. import _host
-from .._arguments import as_integers, as_utf8, shown
-from ..errors import InvalidArgument
+from .._arguments import as_integers, as_utf8
+from ..errors import InvalidArgument, shown
 
 Key = tuple[int, int]  # hash, scope
 

@@ -4,8 +4,8 @@ import struct
 from dataclasses import dataclass
 from typing import Any
 
-from .._arguments import as_instance, as_integer, as_one_of, shown
-from ..errors import InvalidArgument
+from .._arguments import as_instance, as_integer, as_one_of
+from ..errors import InvalidArgument, shown
 from .info import gid_text
 
 _MAGIC = b"MKe1"

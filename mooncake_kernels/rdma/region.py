@@ -7,9 +7,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from .. import _host
-from .._arguments import as_instance, as_int32, as_integer, as_one_of, shown
+from .._arguments import as_instance, as_int32, as_integer, as_one_of
 from ..buffers import Buffer, as_buffer
-from ..errors import InvalidArgument
+from ..errors import InvalidArgument, shown
 from ._handles import Handle
 
 if TYPE_CHECKING:

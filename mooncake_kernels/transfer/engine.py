@@ -6,10 +6,10 @@ from collections.abc import Collection
 from typing import Any
 
 from .. import _host
-from .._arguments import as_integer, as_seconds, shown
+from .._arguments import as_integer, as_seconds
 from .._closing import Closing
 from ..buffers import as_buffer
-from ..errors import InvalidArgument, TransferError
+from ..errors import InvalidArgument, TransferError, shown
 from ..topology import Topology
 from . import log
 from .arguments import as_checksum, as_deadline

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import _host
-from .._arguments import as_bool, as_integers, shown
+from .._arguments import as_bool, as_integers
 from .._closing import Closing
-from ..errors import InvalidArgument
+from ..errors import InvalidArgument, shown
 from ..pool import ObjectPool
 from ..pool.values import as_keys
 from .arguments import as_deadline

@@ -98,21 +98,29 @@ b.close()
 
 
 def test_strangers_who_come_and_go_without_a_descriptor():
+    """Others take the descriptors that the end of a stranger's session frees."""
     run_script(
         SCARCE
         + """
 import socket, time
-strangers = [socket.socket() for _ in range(8)]
+strangers = [socket.socket() for _ in range(40)]
 host, port = b.name.split(":")
-used = use_all_descriptors()
+used, is_over = use_all_descriptors(), threading.Event()
+def take_what_is_freed():
+    while not is_over.is_set():
+        try: used.append(os.open("/dev/null", os.O_RDONLY))
+        except OSError: pass
 for num_free, stranger in enumerate(strangers):
-    for fd in used[:num_free]: os.close(fd)
-    del used[:num_free]
+    is_over.clear()
+    for fd in used[:num_free % 8]: os.close(fd)
+    del used[:num_free % 8]
     stranger.connect((host, int(port)))
-    time.sleep(0.05)  # the engine takes what it needs
-    used += use_all_descriptors()
+    time.sleep(0.02)  # the engine takes what it needs
+    taker = threading.Thread(target=take_what_is_freed); taker.start()
+    time.sleep(0.01)
     stranger.shutdown(socket.SHUT_RDWR)
-    time.sleep(0.05)
+    time.sleep(0.02)
+    is_over.set(); taker.join()
 free_all()
 a.write(peer, [row]).wait()
 """
