@@ -1,0 +1,39 @@
+"""Objects and calls of the tests of TieredStore."""
+
+import numpy as np
+
+from mooncake_kernels.pool import PutResult
+from mooncake_serving.store import Store, TieredStore
+
+from ..support import content
+from .support import PAGE
+
+STORED, EXISTS, FULL = PutResult.STORED, PutResult.EXISTS, PutResult.FULL
+BUCKET = 256 << 10
+OBJECT = 2 * PAGE
+IN_POOL = 8  # objects that it has room for
+KEYS = list(range(30))
+
+
+def value(key: int) -> np.ndarray:
+    return content((key, 0), OBJECT)
+
+
+def put(store: Store, *keys: int) -> list[PutResult]:
+    return store.put_each(keys, [value(key) for key in keys])
+
+
+def read(store: Store, *keys: int) -> list[int]:
+    """Sizes of objects, each of which is what was put."""
+    buffers = [np.full(OBJECT, 7, np.uint8) for _ in keys]
+    sizes = store.get_into_each(keys, buffers)
+    for key, buffer, size in zip(keys, buffers, sizes.tolist(), strict=True):
+        np.testing.assert_array_equal(buffer, value(key) if size > 0 else np.uint8(7))
+    return sizes.tolist()
+
+
+def flip_in_pool(store: TieredStore, key: int) -> None:
+    memory = store.pool.memory().numpy()
+    at = memory.tobytes().find(value(key)[:64].tobytes())
+    assert at >= 0
+    memory[at + 5] ^= 1
