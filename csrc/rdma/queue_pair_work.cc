@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <optional>
 
 #include "rdma/queue_pair.h"
 
@@ -48,13 +49,15 @@ Completion QueuePair::Batch::completion(uint32_t qp_num) const {
 void QueuePair::submit(const Transfer& transfer) {
   const Use use(*this, transfer.reads ? "read" : "write");
   Batch batch;
-  {
-    const Use region(*transfer.region, transfer.reads ? "read" : "write");
+  std::optional<Use> region;
+  if (transfer.region) {
+    region.emplace(*transfer.region, transfer.reads ? "read" : "write");
     MK_CHECK(transfer.region->device() == queue_->device(), transfer.reads ? "read" : "write",
              ": region must be registered on ", queue_->device()->name(), ", got one on ",
              transfer.region->device()->name());
-    batch.work = make_work(transfer, limits_);
   }
+  batch.work = make_work(transfer, limits_);
+  region.reset();
   batch.region = transfer.region;
   batch.token = transfer.token;
   batch.immediate = transfer.immediate;

@@ -37,7 +37,7 @@ struct Segment {
 
 struct Transfer {
   bool reads = false;
-  RegionRef region;  // local
+  RegionRef region;  // local; null if there are no segments: an immediate needs none
   std::shared_ptr<const RemoteRegion> remote;
   std::vector<Segment> segments;
   std::optional<uint32_t> immediate;  // delivered after all that the write writes
@@ -62,8 +62,9 @@ struct WorkLimits {
   uint64_t max_message_bytes = 1u << 30;
 };
 
-// The caller holds a Use of the region. A transfer of no bytes with an immediate becomes one empty
-// request. Throws InvalidArgument: a range outside its region, or a missing right.
+// The caller holds a Use of the region, if there is one. A transfer of no bytes with an immediate
+// becomes one empty request. Throws InvalidArgument: a range outside its region, or a missing
+// right.
 WorkList make_work(const Transfer& transfer, const WorkLimits& limits);
 
 }  // namespace mk::rdma

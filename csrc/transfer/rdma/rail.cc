@@ -66,6 +66,7 @@ void Rail::submit(Slice slice, const std::shared_ptr<const rdma::RemoteRegion>& 
   post(transfer);
   if (!writes) return;
   transfer.segments.clear();
+  transfer.region.reset();  // it may be closed before the flush
   last_write_ = std::move(transfer);
 }
 

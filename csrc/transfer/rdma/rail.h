@@ -106,7 +106,7 @@ class Rail {
 
   std::map<uint64_t, Slice> under_way_;  // by token
   uint64_t last_token_ = 0;
-  std::optional<rdma::Transfer> last_write_;  // since the last flush; without its segments
+  std::optional<rdma::Transfer> last_write_;  // since the last flush; without what it wrote
   uint64_t flush_token_ = 0;                  // 0: none is in flight
   uint64_t num_bytes_under_way_ = 0;
   double bytes_per_s_ = 1;

@@ -145,6 +145,21 @@ def test_a_region_that_is_closed_and_registered_anew():
         pair.move("read", [(0, 0, 1 << 16)])
 
 
+@pytest.mark.parametrize("transports", [["rdma"], ["rdma", "tcp"]])
+def test_a_region_that_is_closed_before_its_write_is_flushed(transports):
+    """A notification needs none of the memory that was written from."""
+    with engines(transports=transports) as pair:
+        with pair.near.register(np.zeros(4096, np.uint8)) as source:
+            row = [(source.address, pair.far_region.address, 4096)]
+            pair.near.write(pair.peer, row).wait()
+        pair.near.write(pair.peer, [], notify=b"done").wait()
+        assert pair.far.receive_notifications(10.0) == [(pair.near.name, b"done")]
+        pair.move("write", [(0, 0, 1000)])
+        paths = pair.near.stats()["paths"][pair.peer.name]
+        assert sum(path["num_failures"] for path in paths.values()) == 0
+        assert sum(paths[nic]["num_bytes_written"] for nic in ALL[:2]) == 5096
+
+
 def test_a_region_that_is_registered_anew_is_larger():
     with engines() as pair:
         pair.far_region.close()
