@@ -206,6 +206,7 @@ void bind_transfer(py::module_& m) {
       .def_property_readonly("name", &Engine::name)
       .def_property_readonly("address", &Engine::address)
       .def_property_readonly("instance", &Engine::instance)
+      .def_property_readonly("missing_nics", &Engine::missing_nics)
       .def("check_process", &Engine::check_process, py::arg("op"))
       .def(
           "add_region",

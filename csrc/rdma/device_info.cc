@@ -5,6 +5,7 @@
 #if MK_HAVE_VERBS
 #include <algorithm>
 #include <cstring>
+#include <exception>
 #include <memory>
 
 #include "rdma/device_list.h"
@@ -107,6 +108,7 @@ DeviceInfo describe(ibv_context* context) {
 
 std::vector<DeviceInfo> list_devices() {
   std::vector<DeviceInfo> infos;
+  std::exception_ptr first_error;
   const DeviceList devices;
   for (ibv_device* device : devices) {
     try {
@@ -114,9 +116,10 @@ std::vector<DeviceInfo> list_devices() {
       check_handle(context.get(), "ibv_open_device", Verbs::get().p_ibv_get_device_name(device));
       infos.push_back(describe(context.get()));
     } catch (const SystemError& error) {
-      if (error.code().value() != ENODEV) throw;
+      if (!first_error && error.code().value() != ENODEV) first_error = std::current_exception();
     }
   }
+  if (infos.empty() && first_error) std::rethrow_exception(first_error);
   return infos;
 }
 

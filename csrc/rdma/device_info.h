@@ -47,7 +47,8 @@ struct DeviceInfo {
   std::vector<PortInfo> ports;
 };
 
-// Throws Unavailable (no libibverbs) and SystemError. Skips a device that disappears meanwhile.
+// Leaves out a device that cannot be asked; opening it says why. Throws Unavailable (no
+// libibverbs), and SystemError if none can be asked, unless they have all disappeared meanwhile.
 std::vector<DeviceInfo> list_devices();
 
 DeviceInfo describe(ibv_context* context);

@@ -35,7 +35,7 @@ Engine::Engine(const EngineOptions& options)
   MK_CHECK(std::all_of(addresses.begin(), addresses.end(), is_unicast),
            "TransferEngine: ", argument,
            " must be an address at which peers reach this engine, got ", listen);
-  auto nics = std::make_shared<Nics>(options.nics, options.near_nics);
+  auto nics = std::make_shared<Nics>(options.nics, options.near_nics, options.nics_required);
   bound_ = bind_socket(listen, addresses, options_.is_for_machines());
   where.port = bound_port(bound_);
   const std::string address = where.name();

@@ -39,6 +39,7 @@ class Engine {
   const std::string& name() const { return own_->name; }
   const std::string& address() const { return own_->address; }
   uint64_t instance() const { return own_->instance; }
+  const std::vector<std::string>& missing_nics() const { return own_->nics->missing(); }
 
   // `device`: the GPU that holds the memory; -1: the host. Throws InvalidArgument, Unavailable (no
   // driver), and as rdma::register_memory, if NICs are required.

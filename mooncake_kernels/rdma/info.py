@@ -88,11 +88,12 @@ def devices() -> list[DeviceInfo]:
     """Describe every NIC of this machine that supports verbs.
 
     Returns:
-        In the order of libibverbs; empty where there is none.
+        In the order of libibverbs, without those that cannot be queried (``open`` says why); empty
+        where there is none.
 
     Raises:
         Unavailable: there is no libibverbs.
-        OSError: a device cannot be queried, with its errno.
+        OSError: none of them can be queried, with the errno of the first.
     """
     require_verbs()
     return [describe(facts) for facts in _host.rdma_devices()]

@@ -55,8 +55,9 @@ class TransferEngine(Requests, Inspection, ObjectCalls, Closing):
             by that transport.
         topology: which NICs ``rdma`` uses, and which of them are near which memory. It uses every
             NIC that the topology would choose for some NUMA node or GPU, and registers memory on
-            each. None: ``Topology.discover()``, with the GPUs visible to the process. Having no NIC
-            is logged, and is an error only if ``rdma`` is named.
+            each. None: ``Topology.discover()``, with the GPUs visible to the process. A NIC that
+            cannot be opened is logged and left out. Having none is logged, too, and is an error
+            only if ``rdma`` is named.
         secret: 16 to 4096 bytes shared by all engines that may use each other's memory over
             ``tcp`` and ``shm``. Peers with another secret, or none, are refused. None: the setting
             ``secret`` or ``secret_file``; if neither is set, no secret. Engines of one process need
@@ -80,8 +81,8 @@ class TransferEngine(Requests, Inspection, ObjectCalls, Closing):
             to be gone, has that name.
         Unavailable: the host cannot be resolved, the metadata server does not answer, OpenSSL 3 is
             missing for a secret or TLS, or ``rdma`` was named and there is no NIC.
-        OSError: the port is taken, the host is not an address of this machine, or the secret's
-            file cannot be read.
+        OSError: the port is taken, the host is not an address of this machine, the secret's file
+            cannot be read, or ``rdma`` was named and no NIC can be opened.
     """
 
     _closed = True  # for __del__, in case __init__ raises, or is never reached
@@ -128,6 +129,8 @@ class TransferEngine(Requests, Inspection, ObjectCalls, Closing):
         self._closed = False
         self.name = self._engine.name
         self.address = self._engine.address
+        for reason in self._engine.missing_nics:
+            log.nic_left_out(self.name, reason)
         # Runs when this object is collected or the interpreter exits; holds the memory until then.
         self._finalizer = weakref.finalize(self, _close, self._names, self._engine, self._regions)
 

@@ -20,6 +20,16 @@ def opened(engine: str, peer: str, transport: str) -> None:
     )
 
 
+def nic_left_out(engine: str, reason: str) -> None:
+    """Log which NIC the engine does without, and why."""
+    _log.warning(
+        "%s: a NIC cannot be opened: %s",
+        engine,
+        reason,
+        extra={"engine": engine, "cause": reason},
+    )
+
+
 def without_nics(engine: str, reason: str) -> None:
     """Log why the engine's NICs cannot use a region."""
     _log.warning(

@@ -45,13 +45,14 @@ def choose_nics(topology: Any, *, named: bool) -> NicChoice:
     Raises:
         InvalidArgument: it is not a topology.
         Unavailable: there is no NIC, and rdma was named.
+        OSError: none can be queried, and rdma was named.
     """
     if topology is not None:
         as_instance("TransferEngine", "topology", topology, Topology, "a Topology or None")
-    missing = _missing()
-    if missing and topology is None and not named:
-        return NicChoice()  # as on most machines
     try:
+        missing = _missing()
+        if missing and topology is None and not named:
+            return NicChoice()  # as on most machines
         if missing:
             raise Unavailable(f"TransferEngine: {missing}")
         chosen = _choice(topology, named)

@@ -1,5 +1,6 @@
 #include "transfer/rdma/nics.h"
 
+#include <exception>
 #include <utility>
 
 #include "common/check.h"
@@ -11,12 +12,32 @@ namespace mk::transfer {
 static_assert(rdma::kLocalWrite == kLocalWrite && rdma::kRemoteRead == kRemoteRead &&
               rdma::kRemoteWrite == kRemoteWrite);
 
-Nics::Nics(const std::vector<NicOptions>& options, NearNics near) : near_(std::move(near)) {
+namespace {
+
+// The set when a NIC is left out and those after it are renumbered.
+NicSet without(NicSet set, size_t nic) {
+  const NicSet before = (NicSet{1} << nic) - 1;
+  return (set & before) | (set >> 1 & ~before);
+}
+
+}  // namespace
+
+Nics::Nics(const std::vector<NicOptions>& options, NearNics near, bool required)
+    : near_(std::move(near)) {
   MK_CHECK(options.size() <= kMaxNics, "TransferEngine: topology must have at most ", kMaxNics,
            " NICs, got ", options.size());
+  std::exception_ptr first_error;
   for (const NicOptions& nic : options) {
-    nics_.push_back({rdma::Device::open(nic.name), nic.port, nic.gb_per_s});
+    try {
+      nics_.push_back({rdma::Device::open(nic.name), nic.port, nic.gb_per_s});
+    } catch (const std::exception& error) {
+      if (!first_error) first_error = std::current_exception();
+      missing_.push_back(concat(nic.name, ": ", error.what()));
+      for (NicSet& set : near_.nodes) set = without(set, nics_.size());
+      for (NicSet& set : near_.gpus) set = without(set, nics_.size());
+    }
   }
+  if (required && nics_.empty() && first_error) std::rethrow_exception(first_error);
 }
 
 rdma::PortInfo active_port(const Nic& nic) {
@@ -57,7 +78,7 @@ void Nics::close() noexcept {
   for (const Nic& nic : nics_) nic.device->close();
 }
 #else
-Nics::Nics(const std::vector<NicOptions>& options, NearNics) {
+Nics::Nics(const std::vector<NicOptions>& options, NearNics, bool) {
   if (!options.empty()) {
     throw Unavailable(
         "TransferEngine: rdma needs a build with infiniband/verbs.h (libibverbs-dev)");

@@ -57,13 +57,17 @@ using NicMemoryRef = std::shared_ptr<const NicMemory>;
 class Nics {
  public:
   Nics() = default;
-  // Opens them. Throws Unavailable, InvalidArgument (no such NIC, too many), SystemError.
-  Nics(const std::vector<NicOptions>& options, NearNics near);
+  // Opens them, and leaves out those that cannot be opened: see missing(). If there is none left
+  // and NICs are `required`, throws the first reason: Unavailable, InvalidArgument (no such NIC,
+  // too many), SystemError.
+  Nics(const std::vector<NicOptions>& options, NearNics near, bool required);
   Nics(const Nics&) = delete;
   ~Nics() { close(); }
 
   size_t size() const { return nics_.size(); }
   const Nic& operator[](size_t i) const { return nics_[i]; }
+  // Why those that are left out could not be opened: "mlx5_1: ibv_open_device: ...".
+  const std::vector<std::string>& missing() const { return missing_; }
 
   // On all NICs or on none; null if there are none. `device`: the GPU that holds the memory, or -1.
   // Throws as rdma::register_memory.
@@ -78,6 +82,7 @@ class Nics {
   NicSet near_of(const Range& range, int device) const;
 
   std::vector<Nic> nics_;
+  std::vector<std::string> missing_;
   NearNics near_;
 };
 

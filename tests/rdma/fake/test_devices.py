@@ -70,8 +70,17 @@ def test_a_device_goes_away_while_it_is_asked(world):
     assert [info.name for info in rdma.devices()] == ["fake0", "fake1"]
 
 
-def test_a_device_that_cannot_be_asked_is_an_error(world):
+@pytest.mark.parametrize("verb", ["ibv_open_device", "ibv_query_device", "ibv_query_port"])
+def test_a_device_that_cannot_be_asked_is_left_out(world, verb):
+    world.fail(verb, errno.EACCES, device="fake1")
+    assert [info.name for info in rdma.devices()] == ["fake0", "fake2", "fake3"]
+
+
+def test_no_device_can_be_asked(world):
+    world.set_device(0, is_gone=1)
     world.fail("ibv_open_device", errno.EACCES, device="fake1")
+    world.fail("ibv_open_device", errno.EIO, device="fake2")
+    world.fail("ibv_open_device", errno.EIO, device="fake3")
     with pytest.raises(PermissionError, match="ibv_open_device: fake1"):
         rdma.devices()
 

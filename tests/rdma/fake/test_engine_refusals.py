@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mooncake_kernels import InvalidArgument, TransferError, Unavailable, rdma
-from mooncake_kernels.topology import System, Topology
+from mooncake_kernels.topology import Nic, NumaNode, System, Topology
 from mooncake_kernels.transfer import TransferEngine
 
 from ...transfer.handshake import begin, receive_exactly
@@ -131,6 +131,54 @@ def test_a_topology_that_is_wrong():
         TransferEngine(transports=["rdma"], topology="fake0")
     with pytest.raises(InvalidArgument, match='got "mlx5_7"'):
         TransferEngine(transports=["rdma"], topology=topology_of(["mlx5_7"]))
+
+
+def test_a_nic_that_cannot_be_opened_is_left_out(world, caplog):
+    world.fail("ibv_open_device", errno.EIO, device="fake1", count=1 << 20)
+    with engines(near=ALL[:3], far=["fake3"], transports=["rdma", "tcp"]) as pair:
+        pair.move("write", [(0, 0, 1 << 16)])
+        paths = pair.near.stats()["paths"][pair.peer.name]
+        assert paths["fake0"]["num_bytes_written"] + paths["fake2"]["num_bytes_written"] == 1 << 16
+        (record,) = (entry for entry in caplog.records if entry.levelname == "WARNING")
+        assert record.engine == pair.near.name
+        assert record.cause == "fake1: ibv_open_device: fake1: Input/output error"
+
+
+def test_nics_that_are_left_out_are_near_to_no_memory(world):
+    """The numbers of those that are left change."""
+    world.fail("ibv_open_device", errno.EIO, device="fake0", count=1 << 20)
+    facts = {"state": "ACTIVE", "gbit_per_s": 100.0, "link_layer": "Ethernet", "has_gid": True}
+    nics = tuple(Nic(f"fake{i}", numa=i // 2, **facts) for i in range(3))
+    topology = Topology(System(numa=(NumaNode(0), NumaNode(1)), nics=nics))
+    memory = np.zeros(4096, np.uint8)
+    with (
+        TransferEngine(transports=["rdma"], topology=topology) as engine,
+        connect(engine.name) as connection,
+    ):
+        begin(connection)
+        _, keys = ask(connection, KEYS, struct.pack("<Q", engine.register(memory).address))
+        near = KEYS_ENTRY.unpack_from(keys)[2]
+        assert near == 0b01  # fake1, as the memory is on node 0
+
+
+@pytest.mark.parametrize(
+    ("verb", "topology"),
+    [
+        ("ibv_open_device", None),
+        ("ibv_open_device", topology_of()),
+        ("ibv_alloc_pd", topology_of()),
+    ],
+)
+def test_no_nic_can_be_opened(world, caplog, verb, topology):
+    world.fail(verb, errno.EACCES, count=1 << 20)
+    with (
+        caplog.at_level(logging.INFO, "mooncake_kernels"),
+        TransferEngine(topology=topology) as engine,
+    ):
+        assert engine.register(np.zeros(8, np.uint8)).note == ""
+        assert f"{verb}: fake0: Permission denied" in caplog.text
+    with pytest.raises(PermissionError, match=f"{verb}: fake0"):
+        TransferEngine(transports=["rdma", "tcp"], topology=topology)
 
 
 @pytest.fixture
