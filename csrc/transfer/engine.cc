@@ -68,6 +68,7 @@ RegionRef Engine::add_region(const Range& range, Rights rights, int device) {
   Region region{range, rights, device};
   try {
     region.on_nics = own_->nics->add(range, rights, device);
+    if (region.on_nics) region.note = region.on_nics->note;
   } catch (const std::runtime_error& error) {
     if (options_.nics_required) throw;
     region.note = error.what();

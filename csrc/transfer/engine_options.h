@@ -23,7 +23,7 @@ struct EngineOptions {
   bool file;
   std::vector<NicOptions> nics;    // rdma uses these; none: no rdma
   NearNics near_nics;              // which of these are nearest to which memory
-  bool nics_required;              // refuse memory that they cannot use, and having none
+  bool nics_required;              // refuse having none, and memory that none of them can use
   int num_lanes;                   // connections to a peer, and threads that copy
   size_t max_connections;          // to all peers
   std::chrono::microseconds spin;  // see Socket::spin_for

@@ -30,7 +30,7 @@ struct Region {
   Rights rights;
   int device = -1;                  // the GPU that holds the memory; -1: the host
   NicMemoryRef on_nics{};           // null: on none
-  std::string note{};               // why not
+  std::string note{};               // why not on all of them
   bool open = true;                 // this and `users` belong to the table, under its mutex
   std::vector<Interrupt*> users{};  // one entry per pin
   std::vector<std::pair<std::shared_ptr<Board>, Offer>> offers{};  // to processes that map it

@@ -166,8 +166,9 @@ class TransferEngine(Requests, Inspection, ObjectCalls, Closing):
             InvalidArgument: the buffer is empty, not packed, overlaps another region, is not all
                 on one GPU, or is read-only and offered for writing.
             Unavailable: it is CUDA memory and the driver cannot be used; the message says why.
-            OSError: a NIC cannot register it, and ``rdma`` was named: the errno and its reason.
-                If it was not named, this is logged, and is the region's ``note``.
+            OSError: no NIC can register it, and ``rdma`` was named: the errno and its reason.
+                If it was not named, or only some cannot, this is logged, and is the region's
+                ``note``.
         """
         self._check_open("register")
         if not isinstance(access, str) or access not in ACCESS:

@@ -33,7 +33,8 @@ class Region(Closing):
         num_bytes: its size.
         location: ``cpu:0``, or ``cuda:1`` for GPU memory, by this process's ordinals.
         access: what peers may do with it: ``read_write``, ``read`` or ``write``.
-        note: why the engine's NICs cannot use it; empty if they can, or if there are none.
+        note: why NICs of the engine cannot use it, all or ``not on mlx5_1``; empty if all can, or
+            if there are none.
     """
 
     def __init__(

@@ -31,9 +31,9 @@ def nic_left_out(engine: str, reason: str) -> None:
 
 
 def without_nics(engine: str, reason: str) -> None:
-    """Log why the engine's NICs cannot use a region."""
+    """Log why NICs of the engine, all or some, cannot use a region."""
     _log.warning(
-        "%s: NICs cannot use a region, it goes by tcp: %s",
+        "%s: NICs cannot use a region: %s",
         engine,
         reason,
         extra={"engine": engine, "cause": reason},

@@ -20,6 +20,25 @@ NicSet without(NicSet set, size_t nic) {
   return (set & before) | (set >> 1 & ~before);
 }
 
+// On those that can, and why others cannot. No regions: none can.
+NicMemory register_each(const std::vector<std::shared_ptr<rdma::Device>>& devices, rdma::Span span,
+                        const rdma::RegisterOptions& options) {
+  NicMemory memory{};
+  bool is_any = false;
+  for (const std::shared_ptr<rdma::Device>& device : devices) {
+    rdma::RegionRef& region = memory.regions.emplace_back();
+    try {
+      region = rdma::register_memory({device}, span, options).front();
+      is_any = true;
+    } catch (const std::exception& error) {
+      const char* const separator = memory.note.empty() ? "" : "; ";
+      memory.note += concat(separator, "not on ", device->name(), ": ", error.what());
+    }
+  }
+  if (!is_any) memory.regions.clear();
+  return memory;
+}
+
 }  // namespace
 
 Nics::Nics(const std::vector<NicOptions>& options, NearNics near, bool required)
@@ -52,8 +71,21 @@ NicMemoryRef Nics::add(const Range& range, Rights rights, int device) const {
   for (const Nic& nic : nics_) devices.push_back(nic.device);
   rdma::RegisterOptions options;
   options.access = rights | rdma::kRelaxedOrdering;
-  auto regions = rdma::register_memory(devices, {range.address, range.num_bytes}, options);
-  return std::make_shared<NicMemory>(NicMemory{std::move(regions), near_of(range, device)});
+  const rdma::Span span{range.address, range.num_bytes};
+  NicMemory memory;
+  try {
+    memory.regions = rdma::register_memory(devices, span, options);
+  } catch (const std::exception&) {
+    if (devices.size() == 1) throw;
+    const std::exception_ptr error = std::current_exception();
+    memory = register_each(devices, span, options);
+    if (memory.regions.empty()) std::rethrow_exception(error);
+  }
+  NicSet there = 0;
+  for (size_t i = 0; i < nics_.size(); ++i) there |= NicSet{memory.regions[i] != nullptr} << i;
+  const NicSet near = near_of(range, device) & there;
+  memory.near = near != 0 ? near : there;
+  return std::make_shared<NicMemory>(std::move(memory));
 }
 
 // Requires registered, hence resident, memory. Returns all NICs if nothing is known.
@@ -71,7 +103,9 @@ NicSet Nics::near_of(const Range& range, int device) const {
 }
 
 void Nics::remove(const NicMemory& memory) noexcept {
-  for (const rdma::RegionRef& region : memory.regions) region->close();
+  for (const rdma::RegionRef& region : memory.regions) {
+    if (region) region->close();
+  }
 }
 
 void Nics::close() noexcept {

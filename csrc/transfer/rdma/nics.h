@@ -45,12 +45,15 @@ struct Nic {
 rdma::PortInfo active_port(const Nic& nic);
 
 struct NicMemory {
-  std::vector<rdma::RegionRef> regions;  // one per NIC
-  NicSet near;                           // those nearest to this memory
+  std::vector<rdma::RegionRef> regions;  // one per NIC; null: it could not register the memory
+  NicSet near;                           // of the others, those nearest to this memory
+  std::string note;                      // what could not, and why
 };
 #else
 struct Nic {};
-struct NicMemory {};
+struct NicMemory {
+  std::string note;
+};
 #endif
 using NicMemoryRef = std::shared_ptr<const NicMemory>;
 
@@ -69,8 +72,8 @@ class Nics {
   // Why those that are left out could not be opened: "mlx5_1: ibv_open_device: ...".
   const std::vector<std::string>& missing() const { return missing_; }
 
-  // On all NICs or on none; null if there are none. `device`: the GPU that holds the memory, or -1.
-  // Throws as rdma::register_memory.
+  // On all NICs that can register it; null if there are none. `device`: the GPU that holds the
+  // memory, or -1. Throws as rdma::register_memory if not one of them can.
   NicMemoryRef add(const Range& range, Rights rights, int device) const;
   // When it returns, no NIC touches the memory.
   static void remove(const NicMemory& memory) noexcept;

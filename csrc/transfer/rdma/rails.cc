@@ -128,7 +128,8 @@ Rail* Rails::best(const Slice& slice, const RemoteRegion& remote) {
   Rail* best = nullptr;
   double least = 0;
   for (Rail& rail : rails_) {
-    if (!rail.is_up() || !remote.on_nics[rail.peer_nic()]) continue;
+    if (!rail.is_up() || !slice.local->regions[rail.nic()] || !remote.on_nics[rail.peer_nic()])
+      continue;
     const double here = contains(slice.local->near, rail.nic()) ? 1 : kFarCost;
     const double there = contains(remote.near, rail.peer_nic()) ? 1 : kFarCost;
     const double cost = rail.seconds_for(slice.num_bytes) * here * there;
@@ -138,6 +139,13 @@ Rail* Rails::best(const Slice& slice, const RemoteRegion& remote) {
     }
   }
   return best;
+}
+
+std::string Rails::why_none() const {
+  for (const Rail& rail : rails_) {
+    if (!rail.is_up()) return rail.cause();
+  }
+  return "no NIC with the memory here reaches one with it there";
 }
 
 std::string Rails::describe() const {

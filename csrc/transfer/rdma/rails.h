@@ -42,6 +42,7 @@ class Rails {
 
   std::string describe() const;  // which NIC to which, and what is down
   const std::string& cause() const { return rails_.front().cause(); }
+  std::string why_none() const;  // reaches a slice whose memory NICs at both ends know
   size_t num_peer_nics() const { return peer_nics_.size(); }
 
   size_t size() const { return rails_.size(); }

@@ -204,6 +204,7 @@ void RdmaChannel::pump(const Limit& limit) {
     Rail* const rail = remote ? rails_.best(slice, *remote) : nullptr;
     if (!rail) {
       if (only_ && !rails_.is_any_up()) throw LinkDown(rails_.cause());
+      if (only_ && remote) throw LinkDown(rails_.why_none());  // a new connection tries all again
       Doing& doing = doing_of(slice);
       doing.has_lost = true;
       --doing.num_slices;

@@ -108,6 +108,7 @@ std::string RdmaTarget::keys(const std::vector<uint64_t>& addresses) const {
     const NicMemory& memory = *region->on_nics;
     std::string keys;
     for (uint32_t nic = 0; nic < memory.regions.size(); ++nic) {
+      if (!memory.regions[nic]) continue;
       try {
         const rdma::Resource::Use use(*memory.regions[nic], "keys");
         for (const rdma::Piece& piece : memory.regions[nic]->pieces()) {

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from mooncake_kernels import TransferError
+from mooncake_kernels.transfer import TransferEngine
 
-from .engines import ALL, UNTOUCHED, engines
+from .engines import ALL, UNTOUCHED, engines, topology_of
 from .pairs import addressed
 
 MIB = 1 << 20
@@ -143,6 +144,50 @@ def test_a_region_that_is_closed_and_registered_anew():
         pair.far_region = pair.far.register(pair.there)
         pair.move("write", [(0, 0, 100)])
         pair.move("read", [(0, 0, 1 << 16)])
+
+
+def cannot_register(world, *nics: str) -> None:
+    for nic in nics:
+        world.fail("ibv_reg_mr_iova2", errno.EIO, device=nic, count=1 << 20)
+
+
+@pytest.mark.parametrize("transports", [["rdma"], ["rdma", "tcp"], None])
+def test_a_nic_that_cannot_register(world, caplog, transports):
+    """The others have the memory, and move it."""
+    cannot_register(world, "fake1")
+    topology = topology_of(ALL[:2])
+    with TransferEngine(transports=transports, topology=topology) as engine:
+        note = engine.register(np.zeros(4096, np.uint8)).note
+        assert note.startswith("not on fake1: ibv_reg_mr: 4096 bytes at ")
+        assert caplog.records[-1].cause == note
+
+
+@pytest.mark.parametrize("direction", ["write", "read"])
+@pytest.mark.parametrize("transports", [["rdma"], ["rdma", "tcp"]])
+@pytest.mark.parametrize(
+    "without", [["fake1"], ["fake0"], ["fake3"], ["fake0", "fake3"], ["fake1", "fake3"]]
+)
+def test_memory_on_some_nics(world, transports, direction, without):
+    """At either end; a rail between those that have it is made if there is none."""
+    cannot_register(world, *without)
+    with engines(MIB, transports=transports) as pair:
+        pair.move(direction, in_blocks(MIB), notify=b"done")
+        paths = pair.near.stats()["paths"][pair.peer.name]
+        counter = "num_bytes_written" if direction == "write" else "num_bytes_read"
+        used = {nic: counters[counter] for nic, counters in paths.items() if counters[counter]}
+        assert sum(used.values()) == MIB
+        assert set(used) <= set(ALL[:2]) - set(without)
+
+
+def test_the_only_nic_with_the_memory_fails(world):
+    """It is tried again, though another one is up."""
+    cannot_register(world, "fake1")
+    with engines() as pair:
+        world.fail("ibv_post_send", errno.EIO, device="fake0")
+        pair.move("write", [(0, 0, 1 << 16)])
+        world.fail("ibv_post_send", errno.EIO, device="fake0", count=1 << 20)
+        with pytest.raises(TransferError, match="general error"):
+            pair.write([(0, 0, 1 << 16)]).wait()
 
 
 @pytest.mark.parametrize("transports", [["rdma"], ["rdma", "tcp"]])
