@@ -9,7 +9,7 @@ from .._machine_root import MachineRoot
 from ..errors import Unavailable
 from .here import Here, Library
 
-OPTIONAL_PACKAGES = ("triton", "gguf", "tokenizers", "safetensors")
+OPTIONAL_PACKAGES = ("triton", "nvidia-ml-py", "gguf", "tokenizers", "safetensors")
 INFINIBAND = "/dev/infiniband"
 
 

@@ -1,7 +1,8 @@
 """What NVML adds to a PCI tree: the order, names and UUIDs of the GPUs, and their NVLinks.
 
 nvidia-ml-py is imported when a machine is discovered, and only for this machine (root "/").
-Without it GPUs are ordered by PCI address, which is also NVML's order.
+Without it GPUs are ordered as NVML orders them, too: by PCI address, those that this process may
+use (by the driver's folder in /proc) before the others.
 """
 
 import dataclasses

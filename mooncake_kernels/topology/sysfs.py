@@ -14,6 +14,7 @@ from .sysfs_numa import NumaReader
 from .sysfs_values import integer, leading_number
 
 _DEVICES = "/sys/bus/pci/devices"
+_GIVEN_GPUS = "/proc/driver/nvidia/gpus"
 _HOST_BRIDGE = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
 _NVIDIA = 0x10DE
 _MAX_WIDTH = 32  # a larger one is reported by devices that do not know
@@ -28,7 +29,9 @@ def read_system(root: MachineRoot) -> System:
     reader = _Reader(root)
     devices = filter(ADDRESS.fullmatch, root.names(_DEVICES))
     gpus = [address for address in devices if reader.is_gpu(address)]
-    gpus.sort(key=bus_order)
+    # A container sees every GPU in sysfs; the driver's folder shows those that it was given.
+    given = set(root.names(_GIVEN_GPUS))
+    gpus.sort(key=lambda address: (address not in given, bus_order(address)))
     for address in gpus:
         reader.add_device(_resolved(root, f"{_DEVICES}/{address}", f"PCI device {address}"))
     nics = read_nics(root, reader.add_device, reader.numa.of_device)
@@ -104,7 +107,7 @@ def _resolved(root: MachineRoot, name: str, what: str) -> str:
 def _gpu(root: MachineRoot, index: int, address: str) -> Gpu:
     """Describe a GPU from its driver's files in /proc, if the driver is loaded."""
     fields = {}
-    text = root.text(f"/proc/driver/nvidia/gpus/{address}/information") or ""
+    text = root.text(f"{_GIVEN_GPUS}/{address}/information") or ""
     for line in text.splitlines():
         key, _, value = line.partition(":")
         fields[key.strip()] = value.strip()

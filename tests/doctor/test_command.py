@@ -21,6 +21,7 @@ def test_this_machine(capsys):
     assert status == int("problem" in out.split()[0])
     rows = [line.split() for line in out.splitlines()]
     assert ["ok", "operators"] in [row[:2] for row in rows]
+    assert "nvidia-ml-py" in out
     assert any(row[-1:] and row[-1].startswith("warning") for row in rows)
 
 

@@ -1,6 +1,7 @@
 """discover reads a machine's files: the sysfs made of a captured machine gives that machine."""
 
 import dataclasses
+import shutil
 
 import pytest
 from hypothesis import given, settings
@@ -44,6 +45,19 @@ def test_this_machine():
     assert topology.numa_nodes
     assert topology.path("cpu:0", "cpu:0") == PathKind.SELF
     assert topology.explain("cpu:0")
+
+
+def test_gpus_that_a_container_was_given_come_first(root):
+    """As in NVML, which shows it no others; sysfs shows all."""
+    *others, given = [gpu.pci for gpu in Topology.discover(root).gpus]
+    for address in others:
+        shutil.rmtree(root / f"proc/driver/nvidia/gpus/{address}")
+    gpus = Topology.discover(root).gpus
+    assert [gpu.pci for gpu in gpus] == [given, *others]
+    assert [gpu.index for gpu in gpus] == list(range(len(gpus)))
+    assert gpus[0].uuid and not gpus[1].uuid
+    shutil.rmtree(root / "proc/driver")  # the driver is not loaded
+    assert [gpu.pci for gpu in Topology.discover(root).gpus] == [*others, given]
 
 
 def test_soft_roce_is_where_its_interface_is(root):
