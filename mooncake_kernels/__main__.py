@@ -23,7 +23,9 @@ def probe(topology: Topology) -> None:
     """Probe which NICs reach which memory and record it in the topology."""
     from .reach import probe_all
 
-    probe_all(topology)
+    for (location, nic), reason in probe_all(topology).items():
+        if reason.startswith("not "):  # which says nothing of reach, and is not recorded
+            sys.stderr.write(f"{nic} was not probed with {location}: {reason}\n")
 
 
 def main(arguments: list[str] | None = None) -> int:

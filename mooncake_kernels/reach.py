@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from . import rdma
+from . import _host, rdma
 from .errors import CudaError, InvalidArgument, Unavailable
-from .topology import Topology
+from .topology import Nic, Topology
 
 _NUM_BYTES = 4096
 
@@ -33,38 +33,51 @@ def probe_all(
     Args:
         topology: of this machine.
         locations: ``"cpu:0"``, ``"cuda:1"``, ...; None: ``cpu:0`` and each GPU of this process. All
-            host memory counts as one location.
+            host memory counts as one location: what is found of ``cpu:0`` is recorded of each node.
 
     Returns:
-        (location, NIC) to the reason why the NIC does not reach it, empty if it does. If the memory
-        could not be registered, that is ``"not registered: ..."``, and the topology is unchanged.
-        NICs without an active port are left out.
+        (location, NIC) to the reason why the NIC does not reach it, empty if it does. If the NIC
+        could not be opened, or could not register the memory, that is ``"not opened: ..."`` or
+        ``"not registered: ..."``, and the topology is unchanged. NICs whose port is not active are
+        left out.
 
     Raises:
         InvalidArgument: a location does not exist.
         Unavailable: no libibverbs; or this process cannot allocate memory at a location.
     """
+    if missing := _host.missing_verbs():
+        raise Unavailable(f"probe_all: {missing}")
     places = _locations(topology) if locations is None else list(locations)
     reasons: dict[tuple[str, str], str] = {}
-    names = {nic.name for nic in topology.nics}
-    for info in rdma.devices():
-        if info.name not in names or not any(port.state == "ACTIVE" for port in info.ports):
+    for nic in topology.nics:
+        try:
+            device = rdma.open(nic.name)
+        except (InvalidArgument, Unavailable, OSError) as error:
+            reasons.update({(place, nic.name): f"not opened: {error}" for place in places})
             continue
-        with rdma.open(info.name) as device:
-            port = next(port.number for port in info.ports if port.state == "ACTIVE")
+        with device:
             for place in places:
                 memory = _memory(topology, place)
                 try:
-                    reason = rdma.probe(device, memory, port=port)
-                except (Unavailable, CudaError, OSError) as error:
-                    reasons[place, info.name] = f"not registered: {error}"
+                    if device.port(nic.port).state != "ACTIVE":
+                        break
+                    reason = rdma.probe(device, memory, port=nic.port)
+                except (InvalidArgument, Unavailable, CudaError, OSError) as error:
+                    reasons[place, nic.name] = f"not registered: {error}"
                     continue
-                reasons[place, info.name] = reason
-                if reason:
-                    topology.mark_unreachable(place, info.name, reason)
-                else:
-                    topology.mark_reachable(place, info.name)
+                reasons[place, nic.name] = reason
+                _record(topology, place, nic, reason)
     return reasons
+
+
+def _record(topology: Topology, place: str, nic: Nic, reason: str) -> None:
+    is_host = place.startswith("cpu:")
+    nodes = [location for location in topology.locations if location.startswith("cpu:")]
+    for location in nodes if is_host else [place]:
+        if reason:
+            topology.mark_unreachable(location, nic, reason)
+        else:
+            topology.mark_reachable(location, nic)
 
 
 def _locations(topology: Topology) -> list[str]:

@@ -6,6 +6,7 @@ import pytest
 
 from mooncake_kernels import InvalidArgument, Topology
 from mooncake_kernels.reach import probe_all
+from mooncake_kernels.topology import Nic, NumaNode, System
 
 
 @pytest.fixture
@@ -64,6 +65,48 @@ def test_memory_that_is_not_registered_says_nothing_of_reach(world, topology):
 def test_a_port_that_is_down_is_left_out(world, topology):
     world.set_port(0, state="DOWN")
     assert ("cpu:0", "fake0") not in probe_all(topology)
+
+
+def on_two_nodes(*nics: Nic) -> Topology:
+    return Topology(System(numa=(NumaNode(0), NumaNode(1)), nics=nics))
+
+
+FACTS = {"state": "ACTIVE", "gbit_per_s": 100.0, "link_layer": "Ethernet", "has_gid": True}
+
+
+def test_what_is_found_of_host_memory_is_true_of_every_node(world):
+    topology = on_two_nodes(*(Nic(f"fake{i}", numa=i, **FACTS) for i in range(2)))
+    world.set_option("corrupt", 1)
+    reasons = probe_all(topology)
+    assert list(reasons) == [("cpu:0", "fake0"), ("cpu:0", "fake1")] and all(reasons.values())
+    assert topology.choose_nics("cpu:0") == topology.choose_nics("cpu:1") == []
+    world.set_option("corrupt", 0)
+    probe_all(topology)
+    assert len(topology.choose_nics("cpu:0")) == len(topology.choose_nics("cpu:1")) == 2
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_a_nic_that_cannot_be_opened(world, topology, count):
+    """The others are probed."""
+    for i in range(count):
+        world.fail("ibv_open_device", errno.EACCES, device=f"fake{i}", count=1 << 20)
+    reasons = probe_all(topology)
+    assert len(reasons) == 4
+    for i in range(4):
+        expected = f"not opened: [Errno 13] ibv_open_device: fake{i}" if i < count else ""
+        assert reasons["cpu:0", f"fake{i}"].startswith(expected)
+        assert bool(reasons["cpu:0", f"fake{i}"]) == bool(expected)
+    assert not topology.unreachable
+
+
+def test_the_port_is_the_one_that_the_topology_names(world):
+    world.add_port()
+    world.set_port(0, 2, state="DOWN")
+    nics = [Nic("fake0", port=2, **FACTS), Nic("fake1", port=2, **FACTS), Nic("fake9", **FACTS)]
+    reasons = probe_all(on_two_nodes(*nics))
+    assert "number must be in 1 to 1, got 2" in reasons.pop(("cpu:0", "fake1"))
+    assert reasons.pop(("cpu:0", "fake9")).startswith("not opened: open: name must be an RDMA dev")
+    assert not reasons
 
 
 def test_a_location_that_is_not_there(topology):
