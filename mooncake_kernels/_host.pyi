@@ -237,6 +237,7 @@ class TransferEngine:
         near_nodes: list[int],
         near_gpus: list[int],
         nics_required: bool,
+        packets: tuple[int, int, int],
         num_lanes: int,
         max_connections: int,
         spin_us: int,

@@ -24,6 +24,16 @@ def _positive_int(text: str) -> int:
     return value
 
 
+def _integer_in(low: int, high: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        value = int(text)
+        if not low <= value <= high:
+            raise ValueError
+        return value
+
+    return parse
+
+
 def _positive_float(text: str) -> float:
     value = float(text)
     if not 0 < value < float("inf"):
@@ -97,6 +107,24 @@ class Settings:
         _positive_int,
         f"an integer in [1, {MAX_INT}]",
         "connections of a TransferEngine to a peer, each with a thread, for large transfers",
+    )
+    rdma_gid_index: int = _setting(
+        -1,
+        _integer_in(-1, 255),
+        "an integer in [-1, 255]",
+        "GID, by its place in the port's table, that a TransferEngine's NICs use; -1: chosen",
+    )
+    rdma_traffic_class: int = _setting(
+        0,
+        _integer_in(0, 255),
+        "an integer in [0, 255]",
+        "traffic class of a TransferEngine's packets over NICs: 4 times the DSCP",
+    )
+    rdma_service_level: int = _setting(
+        0,
+        _integer_in(0, 15),
+        "an integer in [0, 15]",
+        "service level of a TransferEngine's packets over NICs",
     )
     metadata_ttl_s: float = _setting(
         15.0,

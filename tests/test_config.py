@@ -63,7 +63,8 @@ def test_override_ends_with_its_block():
     "changes",
     [{"threads": "x"}, {"threads": -5}, {"threads": 1.5}, {"threads": True}, {"threads": 2**31},
      {"deadline_s": float("nan")}, {"listen_host": "a b"}, {"require": ("quantum",)},
-     {"secret": None}],
+     {"secret": None}, {"rdma_gid_index": -2}, {"rdma_traffic_class": 256},
+     {"rdma_service_level": 16}],
 )  # fmt: skip
 def test_override_takes_what_a_variable_could_say(changes):
     before, (name,) = config.current(), changes

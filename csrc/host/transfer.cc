@@ -42,6 +42,7 @@ void translate(std::exception_ptr pointer) {
 using TlsFiles = std::tuple<std::string, std::string, std::string, bool>;
 
 using NicTuple = std::tuple<std::string, int, double>;  // name, port, GB/s
+using PacketTuple = std::tuple<int, int, int>;          // GID index, traffic class, service level
 
 Credentials credentials_of(const std::optional<std::string>& secret,
                            const std::optional<TlsFiles>& tls) {
@@ -58,13 +59,17 @@ Credentials credentials_of(const std::optional<std::string>& secret,
 std::shared_ptr<Engine> make_engine(
     const std::string& name, const std::string& listen, bool local, bool shm, bool cuda_ipc,
     bool tcp, bool file, const std::vector<NicTuple>& nics, const std::vector<NicSet>& near_nodes,
-    const std::vector<NicSet>& near_gpus, bool nics_required, int num_lanes, size_t max_connections,
-    int64_t spin_us, const std::optional<std::string>& secret, const std::optional<TlsFiles>& tls) {
+    const std::vector<NicSet>& near_gpus, bool nics_required, const PacketTuple& packets,
+    int num_lanes, size_t max_connections, int64_t spin_us,
+    const std::optional<std::string>& secret, const std::optional<TlsFiles>& tls) {
   const auto delete_in_owner = [](Engine* engine) {
     if (!engine->forked()) delete engine;
   };
   std::vector<NicOptions> options;
-  for (const auto& [nic, port, gb_per_s] : nics) options.push_back({nic, port, gb_per_s});
+  const auto [gid_index, traffic_class, service_level] = packets;
+  for (const auto& [nic, port, gb_per_s] : nics) {
+    options.push_back({nic, port, gb_per_s, {gid_index, traffic_class, service_level}});
+  }
   return {new Engine({name,
                       listen,
                       local,
@@ -201,7 +206,7 @@ void bind_transfer(py::module_& m) {
       .def(py::init(&make_engine), py::arg("name"), py::arg("listen"), py::arg("local"),
            py::arg("shm"), py::arg("cuda_ipc"), py::arg("tcp"), py::arg("file"), py::arg("nics"),
            py::arg("near_nodes"), py::arg("near_gpus"), py::arg("nics_required"),
-           py::arg("num_lanes"), py::arg("max_connections"), py::arg("spin_us"),
+           py::arg("packets"), py::arg("num_lanes"), py::arg("max_connections"), py::arg("spin_us"),
            py::arg("secret").none(true), py::arg("tls").none(true), ReleaseGil())
       .def_property_readonly("name", &Engine::name)
       .def_property_readonly("address", &Engine::address)

@@ -32,6 +32,7 @@ class Options:
 
     def make_engine(self, name: str, listen: str) -> _host.TransferEngine:
         """Make the host's engine, with this name or, if it is empty, named by its address."""
+        settings = config.current()
         return _host.TransferEngine(
             name,
             listen,
@@ -44,7 +45,12 @@ class Options:
             near_gpus=list(self.nics.near_gpus),
             nics_required=self.nics.required,
             file="file" in self.transports,
-            num_lanes=config.current().transfer_lanes,
+            packets=(
+                settings.rdma_gid_index,
+                settings.rdma_traffic_class,
+                settings.rdma_service_level,
+            ),
+            num_lanes=settings.transfer_lanes,
             max_connections=self.max_connections,
             spin_us=self.spin_us,
             secret=self.secret,

@@ -48,7 +48,7 @@ Nics::Nics(const std::vector<NicOptions>& options, NearNics near, bool required)
   std::exception_ptr first_error;
   for (const NicOptions& nic : options) {
     try {
-      nics_.push_back({rdma::Device::open(nic.name), nic.port, nic.gb_per_s});
+      nics_.push_back({rdma::Device::open(nic.name), nic.port, nic.gb_per_s, nic.packets});
     } catch (const std::exception& error) {
       if (!first_error) first_error = std::current_exception();
       missing_.push_back(concat(nic.name, ": ", error.what()));
@@ -63,6 +63,20 @@ rdma::PortInfo active_port(const Nic& nic) {
   rdma::PortInfo port = nic.device->port(nic.port);
   if (port.state == "ACTIVE") return port;
   throw Unavailable(concat("port ", nic.port, " of ", nic.device->name(), " is ", port.state));
+}
+
+rdma::QueuePairOptions queue_pair_options(const Nic& nic) {
+  rdma::QueuePairOptions options;
+  options.port = nic.port;
+  options.gid_index = nic.packets.gid_index;
+  return options;
+}
+
+rdma::ConnectOptions connect_options(const Nic& nic) {
+  rdma::ConnectOptions options;
+  options.traffic_class = nic.packets.traffic_class;
+  options.service_level = nic.packets.service_level;
+  return options;
 }
 
 NicMemoryRef Nics::add(const Range& range, Rights rights, int device) const {

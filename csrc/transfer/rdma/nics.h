@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "rdma/memory_region.h"
+#include "rdma/queue_pair.h"
 #include "rdma/verbs.h"
 #include "transfer/range.h"
 
@@ -22,10 +23,18 @@ namespace mk::transfer {
 using NicSet = uint64_t;
 constexpr size_t kMaxNics = 64;
 
+// What the operator of the network decides of all packets.
+struct PacketOptions {
+  int gid_index = -1;  // -1: chosen (rdma::choose_gid)
+  int traffic_class = 0;
+  int service_level = 0;
+};
+
 struct NicOptions {
   std::string name;
   int port;
   double gb_per_s;  // of the link, as a first guess
+  PacketOptions packets;
 };
 
 // Which NICs are nearest to which memory.
@@ -39,10 +48,15 @@ struct Nic {
   std::shared_ptr<rdma::Device> device;
   int port;
   double gb_per_s;
+  PacketOptions packets;
 };
 
 // The current state of its port. Throws Unavailable unless it is active.
 rdma::PortInfo active_port(const Nic& nic);
+
+// For a queue pair of that NIC.
+rdma::QueuePairOptions queue_pair_options(const Nic& nic);
+rdma::ConnectOptions connect_options(const Nic& nic);
 
 struct NicMemory {
   std::vector<rdma::RegionRef> regions;  // one per NIC; null: it could not register the memory

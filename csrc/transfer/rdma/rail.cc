@@ -21,15 +21,14 @@ rdma::Endpoint Rail::open() {
   close();
   active_port(nic_);
   queue_ = rdma::CompletionQueue::make(nic_.device, kMaxSends + 1);
-  rdma::QueuePairOptions options;
-  options.port = nic_.port;
+  rdma::QueuePairOptions options = queue_pair_options(nic_);
   options.max_sends = kMaxSends;
   pair_ = rdma::QueuePair::make(queue_, options);
   return pair_->endpoint();
 }
 
 void Rail::connect(const rdma::Endpoint& peer, size_t peer_nic, double peer_gb_per_s) {
-  pair_->connect(peer, {});
+  pair_->connect(peer, connect_options(nic_));
   peer_nic_ = peer_nic;
   bytes_per_s_ = std::max(std::min(nic_.gb_per_s, peer_gb_per_s), kLeastGbPerS) * 1e9;
   is_up_ = true;

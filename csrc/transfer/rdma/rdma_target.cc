@@ -77,8 +77,7 @@ std::string RdmaTarget::attach(const AttachRequest& request) {
   const Nic& nic = (*own_.nics)[request.nic];
   try {
     active_port(nic);
-    rdma::QueuePairOptions options;
-    options.port = nic.port;
+    rdma::QueuePairOptions options = queue_pair_options(nic);
     options.max_sends = 1;  // it answers and never asks
     options.max_immediates = 1;
     options.max_sges = 1;
@@ -86,7 +85,7 @@ std::string RdmaTarget::attach(const AttachRequest& request) {
     const auto pair = rdma::QueuePair::make(queue, options);
     std::string answer;
     append(answer, entry_of(pair->endpoint()));
-    pair->connect(endpoint_of(request.initiator), {});
+    pair->connect(endpoint_of(request.initiator), connect_options(nic));
     rails_[request.rail] = {queue, pair};
     return answer;
   } catch (const Failure&) {

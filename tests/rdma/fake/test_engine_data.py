@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mooncake_kernels import TransferError, config
 from mooncake_kernels.transfer import TransferEngine
 
 from .engines import ALL, engines, topology_of
@@ -21,6 +22,29 @@ def test_one_block(direction, size):
     with engines(size + 10) as pair:
         assert pair.peer.transport == "rdma"
         pair.move(direction, [(3, 5, size)])
+
+
+@pytest.mark.parametrize(
+    ("settings", "field"),
+    [
+        ({}, {"sgid_index": 1, "traffic_class": 0, "sl": 0}),
+        ({"rdma_gid_index": 0}, {"sgid_index": 0}),
+        ({"rdma_traffic_class": 104, "rdma_service_level": 3}, {"traffic_class": 104, "sl": 3}),
+    ],
+)
+def test_packets_are_as_the_settings_say(world, settings, field):
+    """At both ends."""
+    with config.override(**settings), engines() as pair:
+        pair.move("write", [(0, 0, 100)])
+        ready = [call for call in world.log("ibv_modify_qp") if call["state"] == 2]
+        assert {call["device"] for call in ready} == set(ALL)
+        assert all(field.items() <= call.items() for call in ready)
+
+
+def test_a_gid_that_is_not_set():
+    cause = "gid_index must be of a GID that is set on fake0 port 1, got 9"
+    with config.override(rdma_gid_index=9), pytest.raises(TransferError, match=cause), engines():
+        pass
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
