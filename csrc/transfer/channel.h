@@ -54,8 +54,9 @@ struct Outcome {
 struct Way {
   // "copy", "mapped", "process_vm", "ipc", "nics", "connection", "disk", "staged"
   std::string means{};
-  std::string remote{};  // the owner of that memory
-  std::string why{};     // a sentence
+  std::string remote{};              // the owner of that memory
+  std::string why{};                 // a sentence
+  std::vector<std::string> paths{};  // as in statistics; none: the peer's
 };
 
 // Why a peer is not opened that was expected to be a certain instance; Python compares the text.
@@ -143,6 +144,9 @@ class Channel {
   virtual bool runs_here() const { return false; }
   // Nothing: it was not done, and must be posted.
   virtual std::optional<Outcome> run(const Work&, const Limit&, Interrupt&) { return {}; }
+
+  // What of it is down, though it is connected; any thread.
+  virtual std::string trouble() const { return ""; }
 };
 
 }  // namespace mk::transfer

@@ -82,6 +82,9 @@ Explanation explain(const Peer& peer, const RegionTable& own_regions, const Rang
     const std::string refusal = remote_refusal(channel, request, 2, limit);
     if (found.read_refusal.empty()) found.read_refusal = refusal;
     found.way = channel.way_to(remote, device);
+    if (found.way.paths.empty()) found.way.paths = peer.paths();
+    const std::string trouble = peer.trouble();
+    if (!trouble.empty()) found.reasons.push_back(concat("requests now do without ", trouble));
     found.reasons.push_back(found.way.why);
     if (found.way.means != "connection") return;
     if (device >= 0) found.reasons.push_back(concat("cuda:", device, kStaged, "here"));

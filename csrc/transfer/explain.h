@@ -17,7 +17,7 @@
 namespace mk::transfer {
 
 struct Explanation {
-  Way way;
+  Way way;                           // with its paths
   std::vector<std::string> reasons;  // a sentence each: the transport's first, then the way's
   std::string write_refusal;         // why a write would be refused; "": it would be allowed
   std::string read_refusal;

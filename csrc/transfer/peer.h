@@ -41,6 +41,9 @@ class Peer : public std::enable_shared_from_this<Peer> {
   // A channel like those it has, not connected; null: not available.
   std::unique_ptr<Channel> another_channel() const { return lanes_.front()->channel().another(); }
 
+  // See Channel::trouble, of the leading lane's.
+  std::string trouble() const { return lanes_.front()->channel().trouble(); }
+
   // Starts the leading lane, which connects. Throws TransferError if it was closed before, or
   // there is no thread to be had.
   void start(const Deadline& deadline);

@@ -66,7 +66,8 @@ class Inspection:
 
         It tests the path, over another connection of the kind the peer has: it asks the peer
         whether the range may be written and read, and tries to reach its memory. Nothing is
-        changed.
+        changed. What is down of the connection that requests use is reported as well, as of its
+        latest request.
 
         Args:
             local: a region of this engine, or an address inside one.

@@ -27,8 +27,8 @@ class PathChoice:
         local: location of the local memory, like ``cpu:0`` or ``cuda:1``.
         remote: the owner of the memory at the other end: ``this process``, ``process 4711``, ``the
             file``, or the address of the peer.
-        lanes: the connections to the peer, as ``stats()`` names them. Requests of one piece use
-            the first.
+        lanes: the connections to the peer, or the NICs that can be used, as ``stats()`` names them.
+            Requests of one piece use the first connection.
         writable: whether a write of that range would be allowed.
         readable: whether a read would.
         reasons: findings, a sentence each: why not one transport, why another, why this method.

@@ -83,11 +83,15 @@ void Rails::want(const Slice& slice, const RemoteRegion& remote) {
   }
 }
 
-void Rails::bring_up(NicQuestions& questions, bool at_once, const Limit& limit) {
+bool Rails::bring_up(NicQuestions& questions, bool at_once, const Limit& limit) {
   at_once = at_once && !is_any_up();
+  bool has_tried = false;
   for (size_t i = 0; i < rails_.size(); ++i) {
-    if (!rails_[i].is_up() && (at_once || rails_[i].may_try())) try_all(i, questions, limit);
+    if (rails_[i].is_up() || !(at_once || rails_[i].may_try())) continue;
+    try_all(i, questions, limit);
+    has_tried = true;
   }
+  return has_tried;
 }
 
 // First the peer's NIC that the rail was made for; then, and after a failure, the following ones,
@@ -148,14 +152,34 @@ std::string Rails::why_none() const {
   return "no NIC with the memory here reaches one with it there";
 }
 
+std::string Rails::describe(const Rail& rail) const {
+  return concat(nics_[rail.nic()].device->name(), " to ", name_of(peer_nics_[rail.peer_nic()]),
+                rail.is_up() ? "" : concat(" (down: ", rail.cause(), ")"));
+}
+
 std::string Rails::describe() const {
   std::string text;
+  for (const Rail& rail : rails_) text += concat(text.empty() ? "" : ", ", describe(rail));
+  return text;
+}
+
+std::string Rails::trouble() const {
+  std::string text;
   for (const Rail& rail : rails_) {
-    text += concat(text.empty() ? "" : ", ", nics_[rail.nic()].device->name(), " to ",
-                   name_of(peer_nics_[rail.peer_nic()]),
-                   rail.is_up() ? "" : concat(" (down: ", rail.cause(), ")"));
+    if (rail.is_up() || rail.cause().empty()) continue;
+    text += concat(text.empty() ? "" : ", ", describe(rail));
   }
   return text;
+}
+
+std::vector<std::string> Rails::nics_up() const {
+  std::vector<std::string> names;
+  for (const Rail& rail : rails_) {
+    const std::string& name = nics_[rail.nic()].device->name();
+    if (rail.is_up() && std::find(names.begin(), names.end(), name) == names.end())
+      names.push_back(name);
+  }
+  return names;
 }
 
 }  // namespace mk::transfer

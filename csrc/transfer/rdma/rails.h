@@ -33,14 +33,16 @@ class Rails {
   void want(const Slice& slice, const RemoteRegion& remote);
 
   // Connects those whose pause has ended; `at_once`: all, if none is up. Throws Failure for the
-  // connection; for a rail, see its cause().
-  void bring_up(NicQuestions& questions, bool at_once, const Limit& limit);
+  // connection; for a rail, see its cause(). Whether it has tried any.
+  bool bring_up(NicQuestions& questions, bool at_once, const Limit& limit);
   bool is_any_up() const;
 
   // The one that will finish the slice first; null: none reaches it.
   Rail* best(const Slice& slice, const RemoteRegion& remote);
 
-  std::string describe() const;  // which NIC to which, and what is down
+  std::string describe() const;              // which NIC to which, and what is down
+  std::string trouble() const;               // the same, of those that have failed
+  std::vector<std::string> nics_up() const;  // names of ours
   const std::string& cause() const { return rails_.front().cause(); }
   std::string why_none() const;  // reaches a slice whose memory NICs at both ends know
   size_t num_peer_nics() const { return peer_nics_.size(); }
@@ -52,6 +54,7 @@ class Rails {
   std::vector<Rail>::iterator end() { return rails_.end(); }
 
  private:
+  std::string describe(const Rail& rail) const;
   void add(size_t nic, size_t peer_nic);
   bool can_meet(size_t nic, size_t peer_nic) const;
   void try_all(size_t index, NicQuestions& questions, const Limit& limit);

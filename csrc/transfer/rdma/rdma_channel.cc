@@ -27,7 +27,7 @@ size_t RdmaChannel::window() const { return kWindow; }
 void RdmaChannel::connect(const Limit& limit) {
   WireChannel::connect(limit);
   rails_.meet(questions_.nics(limit), *counters_);
-  rails_.bring_up(questions_, only_, limit);
+  bring_up(limit);
   if (only_ && !rails_.is_any_up()) throw LinkDown(rails_.cause());
   keys_ = {};
 }
@@ -37,7 +37,27 @@ Way RdmaChannel::way_to(const Range& range, int device) const {
     if (!only_) return WireChannel::way_to(range, device);
     return {"nics", "", "the memory is not registered with the peer's NICs"};
   }
-  return {"nics", "", concat("slices go from NIC to NIC: ", rails_.describe())};
+  if (!rails_.is_any_up()) {
+    Way way = WireChannel::way_to(range, device);
+    way.why = concat("no NIC can be connected: ", rails_.describe());
+    return way;
+  }
+  return {"nics", "", concat("slices go from NIC to NIC: ", rails_.describe()), rails_.nics_up()};
+}
+
+void RdmaChannel::bring_up(const Limit& limit) {
+  if (rails_.bring_up(questions_, only_, limit)) tell_trouble();
+}
+
+void RdmaChannel::tell_trouble() {
+  std::string trouble = rails_.trouble();
+  const std::lock_guard lock(trouble_mutex_);
+  trouble_ = std::move(trouble);
+}
+
+std::string RdmaChannel::trouble() const {
+  const std::lock_guard lock(trouble_mutex_);
+  return trouble_;
 }
 
 bool RdmaChannel::finds_nics(const Deadline& deadline, std::string& why_not) {
@@ -57,6 +77,7 @@ bool RdmaChannel::finds_nics(const Deadline& deadline, std::string& why_not) {
 void RdmaChannel::disconnect() noexcept {
   is_writing_ |= !doing_.empty();
   rails_.clear();  // the NICs release our memory
+  tell_trouble();
   ready_.clear();
   doing_.clear();
   WireChannel::disconnect();
@@ -87,7 +108,7 @@ void RdmaChannel::post(const Work& work, const Limit& limit, Interrupt&) {
   if (work.kind == Work::Kind::kCheck) Cutter(*work.request, max_piece_bytes()).next(piece);
   learn_keys(*work.request, piece, limit);
   std::optional<std::vector<Slice>> slices = slices_of(*work.request, piece);
-  rails_.bring_up(questions_, only_, limit);
+  bring_up(limit);
   if (work.kind == Work::Kind::kCheck) return;
   if (!rails_.is_any_up()) {
     if (only_) throw LinkDown(rails_.cause());
@@ -197,7 +218,7 @@ void RdmaChannel::flush(const Limit& limit) {
 
 // Gives slices to rails, as far as they have room.
 void RdmaChannel::pump(const Limit& limit) {
-  rails_.bring_up(questions_, only_, limit);
+  bring_up(limit);
   while (!ready_.empty()) {
     Slice& slice = ready_.front();
     const RemoteRegion* const remote = keys_.find(slice);
@@ -248,6 +269,7 @@ void RdmaChannel::settle(std::vector<Slice>& done) {
 void RdmaChannel::lose(Rail& rail, const RailDown& down, const Limit& limit) {
   std::vector<Slice> left = rail.close();
   rail.pause(down.what(), rail.peer_nic());
+  tell_trouble();
   questions_.detach(rails_.index_of(rail), limit);
   for (Slice& slice : left) {
     if (++slice.num_tries == kMaxTries && only_) throw LinkDown(down.what());

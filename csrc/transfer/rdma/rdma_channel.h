@@ -9,6 +9,7 @@
 #pragma once
 
 #include <deque>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -45,6 +46,7 @@ class RdmaChannel : public WireChannel {
   void disconnect() noexcept override;
   void post(const Work& work, const Limit& limit, Interrupt& interrupt) override;
   Outcome finish(const Limit& limit) override;
+  std::string trouble() const override;
 
  private:
   struct Doing {
@@ -58,7 +60,9 @@ class RdmaChannel : public WireChannel {
   // Of the peer's regions that are not known and that these are in.
   void learn_keys(const Request& request, const Piece& piece, const Limit& limit);
   void learn_keys(const std::vector<uint64_t>& addresses, const Limit& limit);
+  void bring_up(const Limit& limit);
   void lose(Rail& rail, const RailDown& down, const Limit& limit);
+  void tell_trouble();  // after each change of the rails
 
   // Works.
   // The slices of a piece that rails are to move, creating rails for them; empty if NICs cannot
@@ -84,6 +88,9 @@ class RdmaChannel : public WireChannel {
   std::deque<Slice> ready_;   // no rail has them
   std::deque<Doing> doing_;   // in the order in which they were posted
   uint64_t first_doing_ = 0;  // number of the first of them
+
+  mutable std::mutex trouble_mutex_;
+  std::string trouble_;
 };
 
 }  // namespace mk::transfer

@@ -146,6 +146,33 @@ def test_a_region_that_is_closed_and_registered_anew():
         pair.move("read", [(0, 0, 1 << 16)])
 
 
+def test_what_is_down_is_explained(world):
+    """Of the connection that requests use, and of the one that is made to find out."""
+    with engines(MIB, transports=["rdma", "tcp"]) as pair:
+
+        def explain():
+            return pair.near.explain_path(pair.near_region, pair.peer, pair.far_region.address)
+
+        found = explain()
+        assert str(found).splitlines()[0].endswith(", by fake0, fake1")
+        assert found.reasons[-1].endswith("NIC to NIC: fake0 to fake2, fake1 to fake3")
+        world.fail("ibv_post_send", errno.EIO, device="fake0")
+        world.fail("ibv_create_qp", errno.ENOMEM, device="fake0", count=1 << 20)
+        pair.move("write", in_blocks(MIB))
+        found = explain()
+        assert found.lanes == ("fake1",)
+        assert "fake0 to fake3 (down: ibv_create_qp" in found.reasons[-1]  # the one tried last
+        assert found.reasons[-2].startswith("requests now do without fake0 to fake")
+        world.reset_rules()
+        found = explain()  # which repairs nothing
+        assert found.lanes == ("fake0", "fake1")
+        assert found.reasons[-2].startswith("requests now do without fake0 to fake")
+        world.fail("ibv_create_qp", errno.ENOMEM, count=1 << 20)
+        found = explain()
+        assert (found.method, found.lanes) == ("connection", ("connection",))
+        assert found.reasons[-1].startswith("no NIC can be connected: fake0 to fake3 (down: ")
+
+
 def cannot_register(world, *nics: str) -> None:
     for nic in nics:
         world.fail("ibv_reg_mr_iova2", errno.EIO, device=nic, count=1 << 20)
