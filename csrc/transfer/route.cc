@@ -12,6 +12,7 @@
 #include "transfer/peer_identity.h"
 #include "transfer/rdma/rdma_channel.h"
 #include "transfer/shm/shm_channel.h"
+#include "transfer/verdict.h"
 #include "transfer/wire/address.h"
 #include "transfer/wire/wire_channel.h"
 
@@ -23,6 +24,14 @@ constexpr double kReachS = 1;
 
 std::string not_chosen(const char* transport, bool allowed, const std::string& why_not) {
   return concat(transport, " was not chosen: ", allowed ? why_not : "this engine does without it");
+}
+
+// As over a connection; see handshake.cc.
+Verdict judge(const Credentials& own, const Credentials& neighbours) {
+  if (!own.secret && !neighbours.secret) return Verdict::kWelcome;
+  if (!own.secret) return Verdict::kNoSecret;
+  if (!neighbours.secret) return Verdict::kUnwantedSecret;
+  return own.secret->is_same(*neighbours.secret) ? Verdict::kWelcome : Verdict::kOtherSecret;
 }
 
 // One channel a lane.
@@ -59,6 +68,11 @@ Route find_route(const PeerAddress& to, const EngineOptions& options,
   if (options.local && neighbour && neighbour->is_local) {
     if (to.instance != 0 && neighbour->instance != to.instance) {
       throw TransferError(to.name, kAnotherEngine);
+    }
+    const Verdict verdict = judge(own->credentials, neighbour->credentials);
+    if (verdict != Verdict::kWelcome) {
+      neighbour->rejections.count(found(verdict));
+      throw TransferError(to.name, told(verdict));
     }
     channels.push_back(std::make_unique<LocalChannel>(own->name, neighbour));
     reasons.push_back(concat("local: the engine at ", to.address, " is of this process"));

@@ -58,10 +58,9 @@ class TransferEngine(Requests, Inspection, ObjectCalls, Closing):
             each. None: ``Topology.discover()``, with the GPUs visible to the process. A NIC that
             cannot be opened is logged and left out. Having none is logged, too, and is an error
             only if ``rdma`` is named.
-        secret: 16 to 4096 bytes shared by all engines that may use each other's memory over
-            ``tcp`` and ``shm``. Peers with another secret, or none, are refused. None: the setting
-            ``secret`` or ``secret_file``; if neither is set, no secret. Engines of one process need
-            not prove anything over ``local``.
+        secret: 16 to 4096 bytes shared by all engines that may use each other's memory, also within
+            a process. Peers with another secret, or none, are refused. None: the setting ``secret``
+            or ``secret_file``; if neither is set, no secret.
         tls: certificates. ``tcp`` then uses TLS 1.3, and peers without it are refused. ``shm``,
             which stays among the processes of one user on one machine, does not use TLS.
         max_connections: how many connections to peers it keeps, 1 to 2**31 - 1. To open one more,

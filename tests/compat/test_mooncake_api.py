@@ -72,3 +72,31 @@ def test_notify():
     assert (notify.name, notify.msg) == ("", "")
     notify.msg = "done"
     assert notify == mooncake.TransferNotify(name="", msg="done")
+
+
+def test_the_modules_stand_for_those_of_mooncake():
+    from mooncake_serving.compat.mooncake import engine, store
+
+    assert {"TransferEngine", "TransferNotify", "TransferOpcode"} < set(engine.__all__)
+    assert engine.Write is engine.TransferOpcode.Write
+    assert store.PROCESSING is store.TaskStatus.PROCESSING
+    assert store.COMPLETE is store.ReplicaStatus.COMPLETE
+    assert store.GENERAL is store.ObjectDataType.GENERAL
+    for module in (engine, store):
+        assert all(hasattr(module, name) for name in module.__all__)
+
+
+def test_memory_of_the_allocator_is_registered_and_freed():
+    engine = mooncake.TransferEngine()
+    assert engine.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", "") == 0
+    allocator = mooncake.store.MooncakeHostMemAllocator()
+    address = allocator.alloc(4096)
+    assert engine.register_memory(address, 4096) == 0
+    assert engine.read_bytes_from_buffer(address, 4096) == bytes(4096)
+    assert engine.unregister_memory(address) == 0
+    engine.close()
+    assert allocator.free(address + 1) == -1
+    assert allocator.free(address) == 0
+    assert allocator.free(address) == -1
+    with pytest.raises(ValueError, match="num_bytes must be"):
+        allocator.alloc(0)

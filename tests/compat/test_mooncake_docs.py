@@ -11,9 +11,12 @@ from mooncake_serving.compat import mooncake
 PAGE = (Path(__file__).parents[2] / "docs/mooncake_compat.md").read_text()
 
 USE = """
-use_mooncake_kernels()
+import importlib.util
+
+assert importlib.util.find_spec("mooncake") and importlib.util.find_spec("mooncake.engine")
+mooncake.install()  # idempotent
 from mooncake.engine import TransferEngine as Theirs, TransferNotify, TransferOpcode
-import mooncake.engine
+import mooncake.engine, mooncake.store
 
 assert mooncake.engine.TransferEngine is Theirs is TransferEngine
 engine = Theirs()
@@ -32,6 +35,18 @@ def test_the_code_of_the_page_puts_it_in_the_place_of_mooncake():
     command = ["env", "MC_FORCE_TCP=1", sys.executable, "-c", code + USE]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert ran.returncode == 0, ran.stderr
+
+
+def test_it_is_not_installed_over_mooncake_itself():
+    code = """
+import sys, types
+sys.modules["mooncake"] = types.ModuleType("mooncake")
+sys.modules["mooncake"].engine = types.ModuleType("mooncake.engine")
+from mooncake_serving.compat import mooncake
+mooncake.install()
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert "ImportError: install: mooncake must not be imported before" in ran.stderr
 
 
 def test_the_table_names_every_call():

@@ -52,6 +52,8 @@ Bytes32 Secret::prove(Side side, const Bytes32& binding, const std::string& init
   return hmac(key_.data(), key_.size(), input);
 }
 
+bool Secret::is_same(const Secret& other) const { return equal(key_, other.key_); }
+
 bool equal(const Bytes32& a, const Bytes32& b) {
   return Crypto::get().p_CRYPTO_memcmp(a.data(), b.data(), a.size()) == 0;
 }

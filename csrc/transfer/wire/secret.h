@@ -25,6 +25,8 @@ class Secret {
   Bytes32 prove(Side side, const Bytes32& binding, const std::string& initiators_hello,
                 const std::string& targets_hello) const;
 
+  bool is_same(const Secret& other) const;  // in constant time
+
  private:
   Bytes32 key_;
 };

@@ -10,11 +10,12 @@ Callers of ``mooncake.engine`` change the import, and nothing else::
     assert engine.transfer_sync_write("10.0.0.2:4711", address, peer_address, num_bytes) == 0
 
 Calls that return an integer do not raise: a failure returns one of Mooncake's codes, and its reason
-is logged as an error of the logger ``mooncake_serving.compat.mooncake``. ``store`` stands in for
-``mooncake.store``. docs/mooncake_compat.md has the table of all calls and every difference.
+is logged as an error of the logger ``mooncake_serving.compat.mooncake``. ``engine`` and ``store``
+stand in for ``mooncake.engine`` and ``mooncake.store``, under Mooncake's own name after
+``install()``. docs/mooncake_compat.md has the table of all calls and every difference.
 """
 
-from . import store
+from . import engine, store
 from .codes import (
     ERR_ADDRESS_NOT_REGISTERED,
     ERR_ADDRESS_OVERLAPPED,
@@ -23,14 +24,21 @@ from .codes import (
     ERR_NOT_IMPLEMENTED,
     ERR_SOCKET,
 )
-from .engine import TransferEngine
-from .notify import TransferNotify
+from .engine import (
+    SUPPORT_CUDA,
+    SUPPORT_EFA,
+    SUPPORT_HIP,
+    SUPPORT_INTRA_NVLINK,
+    SUPPORT_MNNVL,
+    SUPPORT_MUSA,
+    Read,
+    TransferEngine,
+    TransferNotify,
+    TransferOpcode,
+    Write,
+)
+from .installing import install
 from .store import MooncakeDistributedStore, ReplicateConfig
-from .transfers import TransferOpcode
-
-Read, Write = TransferOpcode.Read, TransferOpcode.Write
-SUPPORT_CUDA = SUPPORT_EFA = SUPPORT_HIP = SUPPORT_INTRA_NVLINK = False
-SUPPORT_MNNVL = SUPPORT_MUSA = False
 
 __all__ = [
     "ERR_ADDRESS_NOT_REGISTERED",
@@ -52,5 +60,7 @@ __all__ = [
     "TransferNotify",
     "TransferOpcode",
     "Write",
+    "engine",
+    "install",
     "store",
 ]

@@ -27,24 +27,64 @@ from .codes import (
 )
 from .distributed_store import MooncakeDistributedStore
 from .handle import BufferHandle
+from .host_memory import MooncakeHostMemAllocator
 from .replicas import Descriptor, MemoryDescriptor, ReplicaDescriptor, ReplicaStatus
 from .replicate_config import ObjectDataType, ReplicateConfig, SoftPinAction
 from .tasks import QueryTaskResponse, TaskStatus, TaskType
 
+# The values of the enumerations are names of the module, too, as in Mooncake's, where PROCESSING and
+# FAILED are those of a task.
+(
+    UNKNOWN,
+    KVCACHE,
+    TENSOR,
+    WEIGHT,
+    SAMPLE,
+    ACTIVATION,
+    GRADIENT,
+    OPTIMIZER_STATE,
+    METADATA,
+    GENERAL,
+) = ObjectDataType
+UNDEFINED, INITIALIZED, _, COMPLETE, REMOVED, _ = ReplicaStatus
+PENDING, PROCESSING, FAILED, SUCCESS = TaskStatus
+REPLICA_COPY, REPLICA_MOVE = TaskType
+
 __all__ = [
+    "ACTIVATION",
     "CHECKSUM_MISMATCH",
+    "COMPLETE",
+    "FAILED",
+    "GENERAL",
+    "GRADIENT",
+    "INITIALIZED",
     "INTERNAL_ERROR",
     "INVALID_PARAMS",
+    "KVCACHE",
+    "METADATA",
     "NO_AVAILABLE_HANDLE",
     "OBJECT_ALREADY_EXISTS",
     "OBJECT_NOT_FOUND",
+    "OPTIMIZER_STATE",
+    "PENDING",
+    "PROCESSING",
+    "REMOVED",
+    "REPLICA_COPY",
+    "REPLICA_MOVE",
     "RPC_FAIL",
+    "SAMPLE",
+    "SUCCESS",
     "TASK_NOT_FOUND",
+    "TENSOR",
     "TRANSFER_FAIL",
+    "UNDEFINED",
+    "UNKNOWN",
+    "WEIGHT",
     "BufferHandle",
     "Descriptor",
     "MemoryDescriptor",
     "MooncakeDistributedStore",
+    "MooncakeHostMemAllocator",
     "ObjectDataType",
     "QueryTaskResponse",
     "ReplicaDescriptor",
