@@ -326,6 +326,10 @@ void bind_served_objects(py::module_& m, EngineClass& engine) {
             self.serve(std::move(service));
           },
           py::arg("service").none(true))
+      .def(
+          "stop_serving",
+          [](Engine& self, const ObjectService& service) { self.stop_serving(service); },
+          py::arg("service"))
       .def("read_objects", &read_objects, py::arg("peer"), py::arg("keys"), py::arg("offsets"),
            py::arg("sizes"), py::arg("sums"), py::arg("compare"), py::arg("deadline_s"))
       .def("write_objects", &write_objects, py::arg("peer"), py::arg("keys"), py::arg("objects"),

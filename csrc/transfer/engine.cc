@@ -148,6 +148,10 @@ void Engine::serve(std::shared_ptr<Service> service) {
   own_->service.set(std::move(service));
 }
 
+void Engine::stop_serving(const Service& service) {
+  if (!forked()) own_->service.end(service);
+}
+
 std::unique_ptr<Reply> Engine::ask(Peer& peer, const Question& question,
                                    const Deadline& deadline) const {
   owner_.check(question.op, "engine");

@@ -64,6 +64,7 @@ class Engine {
 
   // Answers the questions of peers from now on; null: no answers.
   void serve(std::shared_ptr<Service> service);
+  void stop_serving(const Service& service);  // no effect if it serves another one by now
 
   // Asks a peer's service; see asker.h. Throws TransferError, Unavailable.
   std::unique_ptr<Reply> ask(Peer& peer, const Question& question, const Deadline& deadline) const;

@@ -47,6 +47,11 @@ class ServiceSlot {
     const std::lock_guard lock(mutex_);
     service_.swap(service);
   }
+  void end(const Service& service) {  // unless another one has taken its place
+    std::shared_ptr<Service> ended;  // destroyed without the lock
+    const std::lock_guard lock(mutex_);
+    if (service_.get() == &service) ended.swap(service_);
+  }
   std::shared_ptr<Service> get() const {
     const std::lock_guard lock(mutex_);
     return service_;

@@ -188,7 +188,7 @@ def run(host: str, port: int) -> int:
     """Serve until SIGINT or SIGTERM; return the exit status."""
     try:
         server = MetadataServer(host, port)
-    except OSError as error:
+    except (OSError, OverflowError) as error:  # the latter: no port has such a number
         sys.stderr.write(f"metadata: cannot listen on {host}, port {port}: {error}\n")
         return 1
     signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -61,11 +61,22 @@ class Served(NamedTuple):
     is_cut: bool
 
 
-class ServedPool:
-    """What ``TransferEngine.serve`` returns."""
+class ServedPool(Closing):
+    """A pool that an engine serves: what ``TransferEngine.serve`` returns. A context manager.
 
-    def __init__(self, service: _host.ObjectService):
+    It is served until it is closed, or its engine is, or serves another one; not only as long as
+    this object exists.
+    """
+
+    def __init__(self, engine: _host.TransferEngine, service: _host.ObjectService):
+        self._engine = engine
         self._service = service
+
+    def close(self) -> None:
+        """Stop serving it, unless the engine serves another one by now. What peers have pinned or
+        begun goes on. Idempotent.
+        """
+        self._engine.stop_serving(self._service)
 
     def take(self) -> Served:
         """Return what peers have done since the last call."""
@@ -151,8 +162,9 @@ class ObjectCalls:
         pool, until the next call.
 
         Args:
-            pool: in host memory; it stays mapped until the engine is closed or serves another one;
-                None: serve none.
+            pool: in host memory; None: serve none. It stays mapped, and is served even after its
+                own ``close()``, until what is returned is closed, or the engine is, or serves
+                another one.
             is_all: there are no objects outside the pool. If False, peers are told that an
                 absent object may be ``ELSEWHERE``.
             may_write: peers may put objects, if there is room, and remove them.
@@ -177,7 +189,7 @@ class ObjectCalls:
         _check_bool("serve", is_all=is_all, may_write=may_write, checksum=checksum)
         service = _host.ObjectService(pool._pool, is_all, may_write, checksum)
         self._engine.serve_objects(service)
-        return ServedPool(service)
+        return ServedPool(self._engine, service)
 
     def read_objects(
         self,

@@ -8,11 +8,11 @@ import triton
 import triton.language as tl
 
 from ..bad_ids import BadIds
-from ..errors import InvalidArgument, Unavailable
+from ..errors import InvalidArgument
+from . import INTERPRETED, check_device
 from .attention_kernel import paged_attention_kernel
 from .attention_merge import merge_attention
 
-INTERPRETED = triton.knobs.runtime.interpret  # triton.jit reads it once, here
 # The interpreter cannot multiply bfloat16.
 DOT_TYPES = {
     torch.float32: tl.float32,
@@ -139,10 +139,7 @@ def paged_attention(
         InvalidArgument: an earlier call on the device met a block that is not in its cache.
         Unavailable: the tensors are on the CPU and Triton is not in its interpreter.
     """
-    if q.device.type == "cpu" and not INTERPRETED:
-        raise Unavailable(
-            "engine triton: CPU tensors need TRITON_INTERPRET=1 set before the import"
-        )
+    check_device(q.device)
     num_q, num_heads, k_dim = q.shape
     num_blocks, block_size, num_kv_heads, v_dim = v_cache.shape
     num_requests, max_blocks = block_table.shape

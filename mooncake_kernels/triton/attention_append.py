@@ -7,10 +7,10 @@ import triton
 import triton.language as tl
 
 from ..bad_ids import BadIds
-from ..errors import InvalidArgument, Unavailable
+from ..errors import InvalidArgument
 from ..transforms import FP8
+from . import check_device
 
-INTERPRETED = triton.knobs.runtime.interpret  # triton.jit reads it once, here
 _bad_slots: dict[torch.device, BadIds] = {}
 
 
@@ -95,11 +95,8 @@ def append_kv(
         InvalidArgument: an earlier call on the device met a slot that is not in its cache.
         Unavailable: the tensors are on the CPU and Triton is not in its interpreter.
     """
+    check_device(k.device)
     if k.device.type == "cpu":
-        if not INTERPRETED:
-            raise Unavailable(
-                "engine triton: CPU tensors need TRITON_INTERPRET=1 set before the import"
-            )
         _check_slots(slots, k_cache.shape[0] * k_cache.shape[1])
     if k.device not in _bad_slots:
         _bad_slots[k.device] = BadIds(k.device, ("", ""), (0, 0))

@@ -6,11 +6,11 @@ import torch
 import triton
 import triton.language as tl
 
-from ..errors import InvalidArgument, Unavailable
+from ..errors import InvalidArgument
 from ..kv.layout import HEADER, PLANE_FIELDS, SIDE_FIELDS
+from . import check_device
 
 WORDS_PER_PROGRAM = 1024
-INTERPRETED = triton.knobs.runtime.interpret  # triton.jit reads it once, here
 WORD_TYPES = {8: tl.int64, 4: tl.int32, 2: tl.int16, 1: tl.int8}
 
 
@@ -102,10 +102,7 @@ def copy_blocks(
         Unavailable: the tensors are on the CPU and Triton is not in its interpreter.
     """
     device = src[0].device
-    if device.type == "cpu" and not INTERPRETED:
-        raise Unavailable(
-            "engine triton: CPU tensors need TRITON_INTERPRET=1 set before the import"
-        )
+    check_device(device)
     values = plan.tolist()
     src_side, dst_side = values[1 : 1 + SIDE_FIELDS], values[1 + SIDE_FIELDS : 1 + 2 * SIDE_FIELDS]
     run_bytes, *axes = values[1 + 2 * SIDE_FIELDS : HEADER]

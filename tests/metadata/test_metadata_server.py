@@ -169,6 +169,15 @@ def start(port: int) -> subprocess.Popen:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
+@pytest.mark.parametrize("port", [-1, 65536])
+def test_the_command_at_no_port(port):
+    process = start(port)
+    _, error = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 1
+    assert error.startswith(f"metadata: cannot listen on 127.0.0.1, port {port}: ")
+    assert error.count("\n") == 1
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_the_command(number):
     process = start(0)

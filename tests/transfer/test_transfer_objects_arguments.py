@@ -4,7 +4,7 @@ import pytest
 
 from mooncake_kernels.errors import InvalidArgument, Unavailable
 from mooncake_kernels.pool import ObjectPool
-from mooncake_kernels.transfer import TransferEngine
+from mooncake_kernels.transfer import ObjectStatus, TransferEngine
 
 from .objects import (
     DONE,
@@ -126,6 +126,21 @@ def test_what_is_closed():
             engine.read_objects(peer, keys(1))
         with pytest.raises(InvalidArgument, match=f"serve: the engine {engine.name} is closed"):
             engine.serve(pool)
+
+
+def test_a_served_pool_that_is_closed_is_served_no_more():
+    with TransferEngine() as far, TransferEngine(transports=["tcp"]) as near:
+        with far.serve(ObjectPool.create(1 << 20)) as first, near.open(far.name) as peer:
+            with near.read_objects(peer, keys(1)) as reply:
+                assert reply.statuses.tolist() == [ObjectStatus.ABSENT]
+            second = far.serve(ObjectPool.create(1 << 20))
+            first.close()  # the engine serves another by now
+            near.read_objects(peer, keys(1)).close()
+            second.close()
+            second.close()
+            with pytest.raises(Unavailable, match="read_objects: "):
+                near.read_objects(peer, keys(1))
+    second.close()  # after its engine
 
 
 def test_errors_name_the_call(here):

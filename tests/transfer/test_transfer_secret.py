@@ -139,3 +139,20 @@ def test_without_openssl(tmp_path):
     assert run.returncode == 0, run.stderr
     for what, line in zip(("a secret", "TLS"), run.stdout.splitlines(), strict=True):
         assert line.startswith(f"TransferEngine: {what} needs OpenSSL 3: ")
+
+
+@pytest.mark.parametrize(
+    ("near", "far", "cause_near", "cause_far"),
+    [
+        (THEIRS, OURS, ANOTHER, ANOTHER),
+        (None, OURS, UNWANTED, NONE),
+        (OURS, None, NONE, UNWANTED),
+    ],
+)
+def test_engines_of_one_process_need_it_too(near, far, cause_near, cause_far):
+    with TransferEngine(secret=near) as engine, TransferEngine(secret=far) as other:
+        assert cause_of_opening(engine, other.name) == cause_near
+        assert rejections(other) == {cause_far: 1}
+    with TransferEngine(secret=OURS) as engine, TransferEngine(secret=OURS) as other:
+        with engine.open(other.name) as peer:
+            assert peer.transport == "local"

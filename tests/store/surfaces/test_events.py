@@ -196,6 +196,28 @@ def test_only_the_last_batches_are_kept(monkeypatch):
             assert eventually(lambda: kept() == [[2], [3], [4]])
 
 
+def test_replays_of_arrays_have_no_topic():
+    """As readers of that time expect: ``number, payload``."""
+    with EventPublisher(TCP, replay_endpoint=TCP, namespace="a", form="array") as publisher:
+        publisher.on_stored(object_keys([1, 2], "a"), 10)
+        with zmq.Context.instance().socket(zmq.DEALER) as asking:
+            asking.connect(publisher.replay_endpoint)
+
+            def ask() -> list[list[bytes]]:
+                asking.send_multipart((b"", bytes(8)))
+                answers: list[list[bytes]] = []
+                while not answers or answers[-1][-1]:
+                    assert asking.poll(WAIT_S * 1000)
+                    answers.append(asking.recv_multipart()[1:])
+                return answers
+
+            assert eventually(lambda: len(ask()) > 1)
+            (number, payload), end = ask()
+            assert len(number) == 8 and end == [b"\xff" * 8, b""]
+            [[kind, hashes, *_]] = msgspec.msgpack.decode(payload)[1]
+            assert kind == "BlockStored" and len(hashes) == 2
+
+
 def test_strangers_are_passed_over(publisher):
     with zmq.Context.instance().socket(zmq.DEALER) as stranger:
         stranger.connect(publisher.replay_endpoint)

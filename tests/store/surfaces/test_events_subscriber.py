@@ -159,6 +159,17 @@ def test_nobody_answers(publisher, monkeypatch):
         assert numbers(heard, 1) == [(2, True)]
 
 
+def test_nonsense_is_logged_once(publisher, caplog):
+    with subscribe(publisher.endpoint) as heard:
+
+        def has_skipped() -> bool:
+            publisher.send(0, b"x")  # also a subscription takes its time
+            return heard.receive(0.02) is None and heard.num_malformed > 1
+
+        assert eventually(has_skipped)
+    assert caplog.text.count("is no batch of KV events, and is skipped") == 1
+
+
 def test_nonsense_is_counted_and_shows_as_a_gap(publisher):
     with listening(publisher, replay=False) as heard:
         publisher.send_frames(b"", b"short", payload(1))

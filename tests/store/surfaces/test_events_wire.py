@@ -73,6 +73,16 @@ def test_what_vllm_writes_is_read():
     assert decode(msgspec.msgpack.encode(OldBatch(2.0, old))) == (2.0, events, None)
 
 
+def test_a_batch_may_be_a_map():
+    event = {"type": "BlockRemoved", "block_hashes": [7], "medium": "CPU"}
+    batch = {"ts": 1.5, "events": [event], "data_parallel_rank": 3}
+    assert decode(msgspec.msgpack.encode(batch)) == (1.5, [BlockRemoved([7], "CPU")], 3)
+    del batch["data_parallel_rank"]
+    assert decode(msgspec.msgpack.encode(batch))[2] is None
+    with pytest.raises(InvalidArgument, match="must be a batch of KV events"):
+        decode(msgspec.msgpack.encode({"events": [event]}))
+
+
 def test_longer_events_and_batches_are_read():
     longer = ["BlockRemoved", [1], "CPU", 0, "LOCAL"]
     assert decode(msgspec.msgpack.encode([1.0, [longer], 0, "later"])) == (

@@ -1,8 +1,8 @@
 """KV events on the wire, in vLLM's format: MessagePack of its structs, in either of its two forms.
 
-A batch is an array ``[ts, events, data_parallel_rank]``. An event is a map with a field ``type``
-(vLLM since 2026) or an array that begins with its type (vLLM before, SGLang). Unknown fields are
-ignored, so that newer publishers are understood.
+A batch is an array ``[ts, events, data_parallel_rank]``, or a map of these. An event is a map with
+a field ``type`` (vLLM since 2026) or an array that begins with its type (vLLM before, SGLang).
+Unknown fields are ignored, so that newer publishers are understood.
 """
 
 import time
@@ -57,7 +57,8 @@ class AllBlocksCleared(Event, frozen=True):
 
 AnyEvent = BlockStored | BlockRemoved | AllBlocksCleared
 TYPES = {kind.__name__: kind for kind in (BlockStored, BlockRemoved, AllBlocksCleared)}
-_decoder = msgspec.msgpack.Decoder(tuple[Any, ...])
+BATCH_FIELDS = ("ts", "events", "data_parallel_rank")
+_decoder = msgspec.msgpack.Decoder(list[Any] | dict[str, Any])
 
 
 def encode(events: Sequence[AnyEvent], data_parallel_rank: int | None, form: Form) -> bytes:
@@ -74,6 +75,8 @@ def decode(payload: bytes) -> tuple[float, list[AnyEvent], int | None]:
     """
     try:
         batch = _decoder.decode(payload)
+        if isinstance(batch, dict):
+            batch = [batch.get(field) for field in BATCH_FIELDS]
         ts, items, rank = (*batch, None)[:3]
         return (
             msgspec.convert(ts, float),

@@ -175,7 +175,8 @@ class EventPublisher(Observer, Closing):
                 while changes := self._queue.take(MAX_BATCH):
                     self._send_changes(changes)
             if self._replay is not None and self._replay in ready:
-                answer_replay(self._replay, self._topic, self._kept)
+                topic = self._topic if self._form == "map" else None
+                answer_replay(self._replay, topic, self._kept)
         self._publish.close(linger=int(CLOSE_S * 1000))
         if self._replay is not None:
             self._replay.close()

@@ -1,7 +1,8 @@
 """Request and replay of missed batches; the frames are vLLM's.
 
-A request is ``(first number)``. Each answer is ``(topic, number, payload)``, or without the topic
-as earlier versions of vLLM send it; the last one has an empty payload and the number -1.
+A request is ``(first number)``. Each answer is ``(topic, number, payload)``, or ``(number,
+payload)`` with a publisher of the form ``array``, as earlier versions of vLLM and SGLang; the last
+one has an empty payload and the number -1.
 """
 
 import time
@@ -18,18 +19,19 @@ WAIT_S = 2.0  # for the next answer
 Numbered = tuple[int, bytes]  # a batch's number and payload
 
 
-def answer_replay(socket: zmq.Socket[bytes], topic: bytes, kept: Iterable[Numbered]) -> None:
-    """Answer one request; malformed ones are ignored."""
+def answer_replay(socket: zmq.Socket[bytes], topic: bytes | None, kept: Iterable[Numbered]) -> None:
+    """Answer one request; malformed ones are ignored. ``topic``: None for answers without one."""
     frames = socket.recv_multipart()
     if len(frames) != 3 or frames[1] or len(frames[2]) != NUMBER_BYTES:
         return
     client, delimiter, start = frames
     first = int.from_bytes(start, "big")
+    head = (client, delimiter) if topic is None else (client, delimiter, topic)
     for number, payload in kept:
         if number >= first:
-            answer = topic, number.to_bytes(NUMBER_BYTES, "big"), payload
-            socket.send_multipart((client, delimiter, *answer))
-    socket.send_multipart((client, delimiter, b"", END, b""))
+            socket.send_multipart((*head, number.to_bytes(NUMBER_BYTES, "big"), payload))
+    end = (client, delimiter) if topic is None else (client, delimiter, b"")
+    socket.send_multipart((*end, END, b""))
 
 
 def request_replay(endpoint: str, first: int, hwm: int) -> Iterator[Numbered]:

@@ -1,5 +1,6 @@
 """Receives events of publishers, ours or vLLM's, in order, and detects what it has missed."""
 
+import logging
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -14,6 +15,8 @@ from ..closing import Closing
 from .messages import AnyEvent, decode
 from .replay import NUMBER_BYTES, Numbered, request_replay
 from .sockets import connected
+
+logger = logging.getLogger(__name__)
 
 POLL_S = 0.5
 
@@ -42,7 +45,7 @@ class Subscription(Closing):
     """What ``subscribe`` returns; for one thread. A context manager, and an endless iterator.
 
     Attributes:
-        num_malformed: messages that were not batches, and were skipped.
+        num_malformed: messages that were not batches, and were skipped; the first is logged.
     """
 
     def __init__(self, endpoint: str, topic: str, replay_endpoint: str | None, hwm: int):
@@ -87,12 +90,17 @@ class Subscription(Closing):
     def _take_message(self) -> None:
         frames = self._socket.recv_multipart()
         if len(frames) != 3 or len(frames[1]) != NUMBER_BYTES:
-            self.num_malformed += 1
+            self._skip(f"{len(frames)} frames")
             return
         number = int.from_bytes(frames[1], "big")
         if self._expected is not None and number > self._expected:
             self._arrived.extend(self._missed(self._expected, number))
         self._arrived.append((number, frames[2]))
+
+    def _skip(self, why: str) -> None:
+        if self.num_malformed == 0:
+            logger.warning("a message is no batch of KV events, and is skipped: %s", why)
+        self.num_malformed += 1
 
     def _missed(self, first: int, end: int) -> list[Numbered]:
         """Request the batches from ``first`` to before ``end``; returns those still available."""
@@ -109,8 +117,8 @@ class Subscription(Closing):
     def _accept(self, number: int, payload: bytes) -> EventBatch | None:
         try:
             timestamp, events, rank = decode(payload)
-        except InvalidArgument:  # its number is missing from now on, as the next batch shows
-            self.num_malformed += 1
+        except InvalidArgument as error:  # its number is missing from now on, as the next one shows
+            self._skip(str(error))
             return None
         is_after_gap = self._expected is not None and number != self._expected
         self._expected = number + 1

@@ -16,7 +16,6 @@ class Serving:
     """
 
     def __init__(self, engine: TransferEngine, store: Store):
-        self._engine = engine
         self._store = store
         self._served = engine.serve(
             store.pool,
@@ -42,6 +41,7 @@ class Serving:
 
     def close(self) -> None:
         """Stop serving; current readers finish."""
-        self._engine.serve(None)
+        if self._served is not None:
+            self._served.close()
         self.look()
         self._served = None  # it holds the pool

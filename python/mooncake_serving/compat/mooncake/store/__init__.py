@@ -32,8 +32,8 @@ from .replicas import Descriptor, MemoryDescriptor, ReplicaDescriptor, ReplicaSt
 from .replicate_config import ObjectDataType, ReplicateConfig, SoftPinAction
 from .tasks import QueryTaskResponse, TaskStatus, TaskType
 
-# The values of the enumerations are names of the module, too, as in Mooncake's, where PROCESSING and
-# FAILED are those of a task.
+# The values of the enumerations are names of the module, too, as in Mooncake's, where PROCESSING
+# and FAILED are those of a task.
 (
     UNKNOWN,
     KVCACHE,

@@ -2,6 +2,7 @@
 
 import logging
 import threading
+from typing import ClassVar
 
 import torch
 
@@ -16,7 +17,7 @@ class MooncakeHostMemAllocator:
     Thread-safe. Memory that is not freed lives as long as the process, as Mooncake's does.
     """
 
-    _allocated: dict[int, torch.Tensor] = {}  # by address, of all allocators
+    _allocated: ClassVar[dict[int, torch.Tensor]] = {}  # by address, of all allocators
     _lock = threading.Lock()
 
     def alloc(self, size: int) -> int:
