@@ -11,6 +11,7 @@ from .._arguments import as_int32, as_integer, as_seconds
 from ..errors import InvalidArgument, TransferError
 from ._handles import SIGNAL_CHECK_S, Handle
 from .queue_pair import QueuePair
+from .region import Region
 
 if TYPE_CHECKING:
     from .device import Device
@@ -56,7 +57,9 @@ class CompletionQueue(Handle):
         self.device = device
         self._tokens = itertools.count(1)
         self._lock = threading.Lock()
-        self._untold: set[int] = set()  # transfers whose completion was not yet reported
+        # The region of each transfer whose completion was not yet reported: until then the NIC may
+        # use its memory, which nobody else might hold.
+        self._untold: dict[int, Region | None] = {}
         self._kept: list[Completion] = []  # completions that wait() found while waiting for another
 
     def queue_pair(
@@ -134,25 +137,33 @@ class CompletionQueue(Handle):
         completion.check()
         return completion
 
-    def _announce(self) -> int:
-        """Return the token of a transfer about to be posted."""
+    def close(self) -> None:
+        """Release it, after its queue pairs. Idempotent; no effect in a forked child."""
+        super().close()
+        with self._lock:  # tokens stay known, to be told that the queue is closed
+            held, self._untold = self._untold, dict.fromkeys(self._untold)
+        held.clear()
+
+    def _announce(self, region: Region) -> int:
+        """Return the token of a transfer about to be posted, from or to that region."""
         with self._lock:
             token = next(self._tokens)
-            self._untold.add(token)
+            self._untold[token] = region
             return token
 
     def _withdraw(self, token: int) -> None:
         """Drop a token whose transfer was not posted."""
         with self._lock:
-            self._untold.discard(token)
+            self._untold.pop(token, None)
 
     def _take(self) -> list[Completion]:
         """Return all completions, which then count as reported."""
         with self._lock:
             found = [*self._kept, *map(_completion, self._handle.poll(_MAX_WORK))]
             self._kept.clear()
-            self._untold.difference_update(completion.token or 0 for completion in found)
-            return found
+            ended = [self._untold.pop(completion.token or 0, None) for completion in found]
+        del ended  # regions that this closes are not closed under the lock
+        return found
 
     def _find(self, token: int) -> Completion | None:
         """Return that transfer's completion, if it has finished; keep the others."""
@@ -165,9 +176,13 @@ class CompletionQueue(Handle):
             self._kept += map(_completion, self._handle.poll(_MAX_WORK))
             for i, completion in enumerate(self._kept):
                 if completion.token == token:
-                    self._untold.discard(token)
-                    return self._kept.pop(i)
-            return None
+                    del self._kept[i]
+                    ended = self._untold.pop(token)
+                    break
+            else:
+                return None
+        del ended  # not under the lock: this may close the region
+        return completion
 
 
 def _completion(values: tuple[Any, ...]) -> Completion:

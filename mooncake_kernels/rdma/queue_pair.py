@@ -110,7 +110,8 @@ class QueuePair(Handle):
                 peer[there : there + num_bytes] = region[local : local + num_bytes]
 
         Ranges that are consecutive on the remote side are sent as one request, which gathers its
-        parts. The memory must not change until the completion has arrived.
+        parts. The memory must not change until the completion has arrived. The queue holds the
+        region until it has reported that.
 
         Args:
             region: local memory, of the same device.
@@ -145,7 +146,7 @@ class QueuePair(Handle):
         if immediate is not None:
             immediate = as_integer(op, "immediate", immediate, 0, (1 << 32) - 1)
         columns = _columns(op, ranges)
-        token = self.queue._announce()
+        token = self.queue._announce(region)
         try:
             self._handle.submit(reads, region._handle, remote.handle, *columns, immediate, token)
         except BaseException:

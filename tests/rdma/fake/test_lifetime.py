@@ -6,7 +6,9 @@ import gc
 import itertools
 import threading
 import time
+import weakref
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -188,3 +190,41 @@ def test_the_last_owners_go_while_the_device_closes(world):
     closing.join(60)
     assert not closing.is_alive()
     c.far.device.close()
+
+
+@pytest.mark.parametrize("end", ["wait", "poll", "failure", "close"])
+def test_a_transfer_holds_its_region(world, end):
+    """A NIC does not write to memory that was freed, though nobody kept the region."""
+    with Connection(world) as c:
+        near, far = c.near, c.far
+        base = np.zeros(4096, np.uint8)  # keeps a failure of this test from destroying the heap
+        memory = base[:]
+        held = weakref.ref(memory)
+        region = near.device.register(memory)
+        ranges = [(region.address, far.region.address, 4096)]
+        if end == "failure":
+            world.fail_work("local protection error")
+        with world.held():
+            token = near.pair.read(region, far.region.remote, ranges)
+            del memory, region
+            gc.collect()
+            assert held() is not None and world.live()["region"] == 3
+            if end == "close":
+                near.queue.close()
+        if end == "wait":
+            assert near.queue.wait(token).ok
+        elif end != "close":
+            assert [e.ok for e in near.queue.poll()] == [end == "poll"]
+        gc.collect()
+        assert held() is None and world.live()["region"] == 2
+
+
+def test_a_transfer_that_is_refused_holds_nothing(world, connection):
+    memory = np.zeros(4096, np.uint8)
+    held = weakref.ref(memory)
+    with pytest.raises(InvalidArgument, match=r"local\[0\] must be within"):
+        region = connection.near.device.register(memory)
+        connection.near.pair.read(region, connection.far.region.remote, [(1, 1, 1)])
+    del memory, region
+    gc.collect()
+    assert held() is None
