@@ -1,5 +1,6 @@
 """Registrations that are kept after use."""
 
+import array
 import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -76,10 +77,12 @@ class RegistrationCache(Closing):
 
     Freed memory must not be found again, at the same address with other pages behind it. The cache
     ensures that for torch tensors (their storage), numpy arrays and other objects that support weak
-    references: when they are gone, registrations that overlap their memory are dropped. Memory of
-    other objects (a bytearray) is registered only while it is leased. For GPU memory it asks the
-    driver at each lease whether the address still belongs to the same allocation. If you free
-    memory in other ways, or lease a ``Buffer`` without an owner, call ``invalidate()`` first.
+    references: when they are gone, or another object owns memory that overlaps theirs (a mapping
+    where a closed one was), registrations that overlap their memory are dropped. Memory of other
+    objects, or of those that move it (a bytearray, an ``array.array``), is registered only while it
+    is leased. For GPU memory it asks the driver at each lease whether the address still belongs to
+    the same allocation. If you free memory in other ways (``resize_()`` of a tensor's storage,
+    ``resize()`` of a mapping), or lease a ``Buffer`` without an owner, call ``invalidate()`` first.
 
     Thread-safe: a thread that asks for a range that is being registered waits for it.
 
@@ -127,6 +130,8 @@ class RegistrationCache(Closing):
         memory = as_buffer(buffer)
         if not memory.writable:
             raise InvalidArgument("lease: buffer must be writable, got read-only")
+        if memory.is_host:
+            self._forget_earlier(memory)
         handle = self._handle.acquire(memory.address, memory.num_bytes)
         keep = self._watch(memory) if memory.is_host else True
         return Lease(handle, self._devices, memory, self._flags, None if keep else self._handle)
@@ -159,11 +164,33 @@ class RegistrationCache(Closing):
         self._watched.clear()
         self._handle.close()
 
+    def _forget_earlier(self, memory: Buffer) -> None:
+        """Drop what is registered there for other owners, unless this one is known to be there.
+
+        They may live and yet have given up the memory, as a closed mmap. If not, this costs a miss.
+        """
+        if memory.owner is None:
+            return
+        owner, begin, num_bytes = _storage(memory)
+        if (id(owner), begin, num_bytes) in self._watched:
+            return
+        end, others = begin + num_bytes, False
+        for known, address, size in list(self._watched):
+            if known == id(owner):
+                if address <= begin and end <= address + size:
+                    return
+            elif address < end and begin < address + size:
+                others = True
+        if others:
+            self._handle.invalidate(begin, num_bytes)
+
     def _watch(self, memory: Buffer) -> bool:
         """Whether it may stay registered, because the cache will learn when it is freed."""
         if memory.owner is None:
             return True  # addresses only: whoever frees them calls invalidate()
         owner, address, num_bytes = _storage(memory)
+        if isinstance(owner, array.array):
+            return False  # moves its memory when it grows
         key = id(owner), address, num_bytes
         if key in self._watched:
             return True

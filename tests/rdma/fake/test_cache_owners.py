@@ -2,6 +2,7 @@
 
 import array
 import gc
+import mmap
 
 import numpy as np
 import pytest
@@ -25,7 +26,6 @@ OWNERS = {
     "tensor": lambda: torch.zeros(1000),
     "parameter": lambda: torch.nn.Parameter(torch.zeros(1000)),
     "numpy": lambda: np.zeros(1000),
-    "array": lambda: array.array("d", bytes(8000)),
     "numpy of a tensor": lambda: torch.zeros(1000).numpy(),
     "tensor of an array": lambda: torch.from_numpy(np.zeros(1000)),
     "memoryview": lambda: memoryview(np.zeros(1000)),
@@ -156,3 +156,54 @@ def test_a_closed_cache_does_not_watch(world, device):
     del memory
     gc.collect()
     assert cache.stats()["num_invalidations"] == 0
+
+
+class Room:
+    """Memory that names itself the owner of whatever is asked for, for as long as it lives."""
+
+    def __init__(self, memory: np.ndarray):
+        self.memory = memory
+
+    @property
+    def buffer(self) -> Buffer:
+        return Buffer(self.memory.ctypes.data, self.memory.nbytes, "cpu:0", True, self)
+
+
+def test_memory_that_was_given_out_again_while_its_first_owner_lives(cache):
+    """As after `mmap.close()`: a closed mapping is not gone, and another may be where it was."""
+    memory = np.zeros(8192, np.uint8)
+    first, second = Room(memory), Room(memory[4096:])
+    cache.lease(first.buffer).close()
+    for _ in range(3):
+        cache.lease(second.buffer).close()
+    assert cache.stats()["num_misses"] == 2 and cache.stats()["num_hits"] == 2
+    # Memory that both own, and that was not given out again, is found from then on.
+    for room in (first, second, first, second):
+        cache.lease(room.buffer).close()
+    assert cache.stats()["num_misses"] == 3 and cache.stats()["num_hits"] == 5
+
+
+def test_unwatched_memory_where_other_memory_was(cache):
+    memory = bytearray(8192)
+    alive = Room(np.frombuffer(memory, np.uint8))
+    cache.lease(alive.buffer).close()
+    cache.lease(memory).close()
+    assert cache.stats()["num_misses"] == 2
+
+
+def test_a_closed_mapping(cache):
+    """The kernel tends to map the next one at the same address."""
+    kept = []
+    for _ in range(3):
+        memory = mmap.mmap(-1, 1 << 20)
+        cache.lease(memory).close()
+        gc.collect()
+        memory.close()
+        kept.append(memory)
+    assert cache.stats()["num_hits"] == 0
+
+
+def test_an_array_that_grows_is_registered_for_its_leases_alone(cache):
+    memory = array.array("d", bytes(8000))
+    cache.lease(memory).close()
+    assert cache.stats()["num_regions"] == 0
