@@ -61,11 +61,13 @@ class Lease(Closing):
             self.close()
 
     def close(self) -> None:
-        """Return it to the cache. Idempotent."""
+        """Return it to the cache, and hold the memory no longer. Idempotent."""
         self._handle.close()
         if self._forgetful is not None:
             self._forgetful.invalidate(*self._span)
             self._forgetful = None
+        for region in self.regions:
+            region._buffer = None  # only now: nothing else might hold it
 
 
 class RegistrationCache(Closing):

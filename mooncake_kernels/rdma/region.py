@@ -122,7 +122,7 @@ class Region(Handle):
 
     def __init__(self, handle: Any, device: "Device", buffer: Buffer, access: int):
         super().__init__(handle)
-        self._buffer = buffer  # keeps the memory alive
+        self._buffer: Buffer | None = buffer  # keeps the memory alive
         self._access = access
         self.device = device
         self.address = buffer.address
@@ -130,6 +130,11 @@ class Region(Handle):
         self.location = buffer.location
         self.mapping: str = handle.mapping
         self.note: str = handle.note
+
+    def close(self) -> None:
+        """Deregister the memory, and hold it no longer. Idempotent; no effect in a forked child."""
+        super().close()
+        self._buffer = None
 
     @property
     def access(self) -> Access:
@@ -192,7 +197,7 @@ def register(
             limit.
 
     Returns:
-        A region per device, in their order. They keep the buffer alive.
+        A region per device, in their order. They keep the buffer alive until they are closed.
 
     Raises:
         InvalidArgument: an empty or read-only buffer, another access, memory of several kinds.

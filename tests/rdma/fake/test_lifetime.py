@@ -4,6 +4,7 @@ import contextlib
 import errno
 import gc
 import itertools
+import mmap
 import threading
 import time
 import weakref
@@ -228,3 +229,15 @@ def test_a_transfer_that_is_refused_holds_nothing(world, connection):
     del memory, region
     gc.collect()
     assert held() is None
+
+
+def test_what_is_closed_holds_no_memory(world, device):
+    """Otherwise a mapping could not be closed: its buffer would still be exported."""
+    memory = mmap.mmap(-1, 4096)
+    with device.register(memory) as region:
+        assert region.pieces
+    with rdma.RegistrationCache([device]) as cache:
+        with cache.lease(memory) as lease:
+            assert lease.regions[0].pieces
+        memory.close()
+    assert region.num_bytes == lease.regions[0].num_bytes == 4096
