@@ -60,10 +60,22 @@ std::string names_of(const DeviceList& devices) {
   return names;
 }
 
+// After a fork(), kernels before 5.12 give this process other pages for the registered memory that
+// it writes to, and the NIC stays with the old ones. The library then keeps that memory from
+// children; on later kernels it does nothing. It refuses once something was registered by others.
+void init_fork() {
+  static const bool once = [] {
+    if (VerbsFork::reason().empty()) VerbsFork::get().p_ibv_fork_init();
+    return true;
+  }();
+  static_cast<void>(once);
+}
+
 }  // namespace
 
 std::shared_ptr<Device> Device::open(const std::string& name) {
   const Verbs& verbs = Verbs::get();
+  init_fork();
   const DeviceList devices;
   for (ibv_device* device : devices) {
     if (name != verbs.p_ibv_get_device_name(device)) continue;
@@ -81,6 +93,7 @@ std::shared_ptr<Device> Device::open(const std::string& name) {
 
 std::shared_ptr<Device> Device::borrow(ibv_context* context, ibv_pd* pd) {
   MK_CHECK(context && pd, "borrow: context and pd must be handles of verbs, got null");
+  init_fork();
   return make_resource<Device>(context, pd, false);
 }
 

@@ -25,7 +25,10 @@ constexpr const char* kVerbsName = "libibverbs.so.1";
 // clang-format on
 MK_DYNLIB(Verbs, kVerbsName, MK_VERBS_FUNCTIONS)
 
-// Functions that older libraries lack. Relaxed ordering (rdma-core 28):
+// Functions that some libraries lack. Before a fork() (see device.cc):
+#define MK_VERBS_FORK_FUNCTIONS(X) X(ibv_fork_init)
+MK_DYNLIB(VerbsFork, kVerbsName, MK_VERBS_FORK_FUNCTIONS)
+// Relaxed ordering (rdma-core 28):
 #define MK_VERBS_IOVA2_FUNCTIONS(X) X(ibv_reg_mr_iova2)
 MK_DYNLIB(VerbsIova2, kVerbsName, MK_VERBS_IOVA2_FUNCTIONS)
 // The type of a GID (rdma-core 32):

@@ -2,13 +2,17 @@
 
 import gc
 import os
+import subprocess
+import sys
 import traceback
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from mooncake_kernels import InvalidArgument, rdma
 
+ROOT = Path(__file__).parents[3]
 GIVES_BACK = (
     *("ibv_dereg_mr", "ibv_destroy_qp", "ibv_destroy_cq", "ibv_destroy_comp_channel"),
     *("ibv_dealloc_pd", "ibv_close_device"),
@@ -80,3 +84,29 @@ def test_a_forked_child_opens_its_own(world):
 
     with rdma.open("fake0"):
         in_child(use)
+
+
+PREPARES = """
+import errno, sys
+sys.path.append(sys.argv[1])
+from tests.rdma.fake.world import World
+world = World()
+from mooncake_kernels import rdma
+if sys.argv[2] == "refused":
+    world.fail("ibv_fork_init", errno.EINVAL)
+rdma.devices()
+for name in ("fake0", "fake1"):
+    with rdma.open(name) as device, device.register(bytearray(100)):
+        pass
+verbs = [call["verb"] for call in world.log()]
+assert verbs == ["ibv_fork_init", "ibv_reg_mr_iova2", "ibv_reg_mr_iova2"], verbs
+world.check()
+"""
+
+
+@pytest.mark.parametrize("case", ["granted", "refused"])
+def test_the_library_prepares_for_forks_before_it_registers_memory(case):
+    """On old kernels a fork would part the NIC's memory from this process's."""
+    command = [sys.executable, "-c", PREPARES, str(ROOT), case]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
