@@ -207,6 +207,9 @@ std::vector<RegionRef> register_memory(const std::vector<std::shared_ptr<Device>
   MK_CHECK(!devices.empty(), "register: devices must name at least one, got none");
   const std::optional<GpuMemory> gpu = find_gpu_memory(span);
   if (!gpu) {
+    MK_CHECK(options.gpu_mapping == GpuMapping::kAuto,
+             "register: mapping must be \"auto\" for host memory, got ",
+             options.gpu_mapping == GpuMapping::kDmabuf ? "\"dmabuf\"" : "\"peermem\"");
     return on_all(devices, span.num_bytes, [&](const std::shared_ptr<Device>& device) {
       return make_resource<MemoryRegion>(device, span, options.access, Mapping::kHost,
                                          register_host_pieces(*device, span, options));

@@ -82,7 +82,8 @@ struct RegisterOptions {
 
 // Registers the memory on every device, large memory on all of them in parallel; returns one region
 // per device, in their order. All or none. GPU memory is exported once for all. Throws
-// InvalidArgument (an empty range, memory of several kinds), Unavailable (GPU memory that can be
+// InvalidArgument (an empty range, memory of several kinds, host memory with a GPU mapping that is
+// not kAuto), Unavailable (GPU memory that can be
 // mapped in neither way: both reasons), SystemError (errno, and its meaning here).
 std::vector<RegionRef> register_memory(const std::vector<std::shared_ptr<Device>>& devices,
                                        Span span, const RegisterOptions& options);

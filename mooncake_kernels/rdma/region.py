@@ -200,7 +200,8 @@ def register(
         A region per device, in their order. They keep the buffer alive until they are closed.
 
     Raises:
-        InvalidArgument: an empty or read-only buffer, another access, memory of several kinds.
+        InvalidArgument: an empty or read-only buffer, another access, memory of several kinds, host
+            memory with a mapping of GPU memory.
         Unavailable: GPU memory that can be mapped in neither way; the message has both reasons.
         OSError: the kernel's error, and its meaning here: not mapped, mapped read-only, the limit
             of locked memory.

@@ -187,3 +187,14 @@ def test_a_region_holds_its_memory(device):
     region.close()
     with pytest.raises(InvalidArgument, match="pieces: region of 100 bytes on fake0 must be open"):
         _ = region.rkey
+
+
+@pytest.mark.parametrize("mapping", ["dmabuf", "peermem"])
+def test_host_memory_is_not_mapped_as_a_gpus(world, device, mapping):
+    message = f'mapping must be "auto" for host memory, got "{mapping}"'
+    with pytest.raises(InvalidArgument, match=message):
+        device.register(bytearray(8192), mapping=mapping)
+    with rdma.RegistrationCache([device], mapping=mapping) as cache:
+        with pytest.raises(InvalidArgument, match=message):
+            cache.lease(np.zeros(8192))
+    assert "region" not in world.live()
