@@ -150,6 +150,15 @@ py::list poll(CompletionQueue& queue, int max_work) {
   return list;
 }
 
+py::dict port(const Device& device, int number) {
+  PortInfo info;
+  {
+    const GilReleased released;
+    info = device.port(number);
+  }
+  return to_dict(info);
+}
+
 py::object wait_event(Device& device, double timeout_s) {
   std::optional<AsyncEvent> event;
   {
@@ -186,7 +195,7 @@ void bind_device(py::module_& m) {
   bind_close(device);
   device.def_property_readonly("name", &Device::name)
       .def_property_readonly("info", [](const Device& d) { return to_dict(d.info()); })
-      .def("port", [](const Device& d, int number) { return to_dict(d.port(number)); })
+      .def("port", &port, py::arg("number"))
       .def("wait_event", &wait_event, py::arg("timeout_s"))
       .def(
           "completion_queue",
@@ -196,9 +205,13 @@ void bind_device(py::module_& m) {
           py::arg("depth"), ReleaseGil());
   m.def("rdma_devices", &devices);
   m.def("rdma_open", &Device::open, py::arg("name"), ReleaseGil());
-  m.def("rdma_borrow", [](uint64_t context, uint64_t pd) {
-    return Device::borrow(reinterpret_cast<ibv_context*>(context), reinterpret_cast<ibv_pd*>(pd));
-  });
+  m.def(
+      "rdma_borrow",
+      [](uint64_t context, uint64_t pd) {
+        return Device::borrow(reinterpret_cast<ibv_context*>(context),
+                              reinterpret_cast<ibv_pd*>(pd));
+      },
+      py::arg("context"), py::arg("pd"), ReleaseGil());
 }
 
 void bind_region(py::module_& m) {

@@ -23,6 +23,11 @@ class Handle(Closing):
     def __init__(self, handle: Any):
         self._handle = handle
 
+    def __del__(self) -> None:
+        """Close it here: the compiled code's destructors would hold the GIL in the verbs."""
+        if hasattr(self, "_handle"):
+            self._handle.close()
+
     @property
     def closed(self) -> bool:
         """Whether it is closed, by its own ``close()`` or that of what it depends on."""

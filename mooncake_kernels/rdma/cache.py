@@ -28,6 +28,11 @@ from .region import (
 _Key = tuple[int, int, int]
 
 
+class _LeasedRegion(Region):
+    def __del__(self) -> None:
+        """Close nothing: the cache keeps the registration."""
+
+
 class Lease(Closing):
     """Memory in use: registered at least until this is closed.
 
@@ -51,7 +56,7 @@ class Lease(Closing):
             handle.address, handle.num_bytes, buffer.location, buffer.writable, buffer.owner
         )
         self.regions: list[Region] = [
-            Region(region, device, covered, access)
+            _LeasedRegion(region, device, covered, access)
             for region, device in zip(handle.regions, devices, strict=True)
         ]
 
@@ -121,6 +126,11 @@ class RegistrationCache(Closing):
         )
         # By the identity of the memory's owner, and its address and size.
         self._watched: dict[_Key, weakref.finalize] = {}
+
+    def __del__(self) -> None:
+        """Close it here: the compiled code's destructor would hold the GIL in the verbs."""
+        if hasattr(self, "_watched"):
+            self.close()
 
     def lease(self, buffer: Any) -> Lease:
         """Return the memory registered; close the lease when its transfers are done.

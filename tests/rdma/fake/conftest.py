@@ -1,5 +1,6 @@
 """A separate process whose libibverbs.so.1 and libcuda.so.1 are fake."""
 
+import ctypes
 import os
 import re
 from pathlib import Path
@@ -58,6 +59,23 @@ def connection(world):
     """fake0 and fake1, connected, with 64 KiB of memory on either side."""
     with Connection(world) as made:
         yield made
+
+
+@pytest.fixture
+def domain(world):
+    """(context, domain) of fake0, as pyverbs would hold them."""
+    verbs = world.library
+    for name in ("ibv_get_device_list", "ibv_open_device", "ibv_alloc_pd"):
+        getattr(verbs, name).restype = ctypes.c_void_p
+    count = ctypes.c_int()
+    devices = ctypes.c_void_p(verbs.ibv_get_device_list(ctypes.byref(count)))
+    first = ctypes.cast(devices, ctypes.POINTER(ctypes.c_void_p))[0]
+    context = ctypes.c_void_p(verbs.ibv_open_device(ctypes.c_void_p(first)))
+    verbs.ibv_free_device_list(devices)
+    pd = ctypes.c_void_p(verbs.ibv_alloc_pd(context))
+    yield context.value, pd.value
+    assert world.live() == {"context": 1, "protection domain": 1}
+    assert verbs.ibv_dealloc_pd(pd) == verbs.ibv_close_device(context) == 0
 
 
 @pytest.fixture

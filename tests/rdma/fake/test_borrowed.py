@@ -1,28 +1,9 @@
 """A protection domain that another library owns."""
 
-import ctypes
-
 import pytest
 
 from mooncake_kernels import InvalidArgument, _host, rdma
 from mooncake_kernels.rdma.device import Device
-
-
-@pytest.fixture
-def domain(world):
-    """(context, domain) of fake0, as pyverbs would hold them."""
-    verbs = world.library
-    for name in ("ibv_get_device_list", "ibv_open_device", "ibv_alloc_pd"):
-        getattr(verbs, name).restype = ctypes.c_void_p
-    count = ctypes.c_int()
-    devices = ctypes.c_void_p(verbs.ibv_get_device_list(ctypes.byref(count)))
-    first = ctypes.cast(devices, ctypes.POINTER(ctypes.c_void_p))[0]
-    context = ctypes.c_void_p(verbs.ibv_open_device(ctypes.c_void_p(first)))
-    verbs.ibv_free_device_list(devices)
-    pd = ctypes.c_void_p(verbs.ibv_alloc_pd(context))
-    yield context.value, pd.value
-    assert world.live() == {"context": 1, "protection domain": 1}
-    assert verbs.ibv_dealloc_pd(pd) == verbs.ibv_close_device(context) == 0
 
 
 def test_its_owner_closes_it(world, domain):
