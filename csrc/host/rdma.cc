@@ -242,6 +242,7 @@ void bind_queues(py::module_& m) {
   bind_close(queue);
   queue.def("poll", &poll, py::arg("max_work"))
       .def("wait", &CompletionQueue::wait, py::arg("timeout_s"), py::arg("spin_s"), ReleaseGil())
+      .def("wake", &CompletionQueue::wake, ReleaseGil())
       .def(
           "queue_pair",
           [](const std::shared_ptr<CompletionQueue>& q, int port, int gid_index, int max_sends,

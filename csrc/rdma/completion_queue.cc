@@ -91,9 +91,26 @@ void CompletionQueue::push(std::vector<Completion> completions) {
   eventfd_write(wake_.get(), 1);
 }
 
+void CompletionQueue::wake() {
+  const Use use(*this, "wake");
+  const std::lock_guard lock(pushed_mutex_);
+  is_woken_ = true;
+  eventfd_write(wake_.get(), 1);
+}
+
 bool CompletionQueue::has_pushed() {
   const std::lock_guard lock(pushed_mutex_);
-  return !pushed_.empty();
+  return is_woken_ || !pushed_.empty();
+}
+
+// Only the thread that waits does this, so that it cannot miss a wake-up.
+void CompletionQueue::end_wake() noexcept {
+  const std::lock_guard lock(pushed_mutex_);
+  if (!is_woken_) return;
+  is_woken_ = false;
+  eventfd_t count;
+  if (pushed_.empty()) eventfd_read(wake_.get(), &count);
+  if (is_leaving()) interrupt();  // as in poll()
 }
 
 std::vector<Completion> CompletionQueue::poll(int max_work) {
@@ -104,7 +121,7 @@ std::vector<Completion> CompletionQueue::poll(int max_work) {
     const std::lock_guard lock(pushed_mutex_);
     out.swap(pushed_);
     eventfd_t count;
-    if (!out.empty()) eventfd_read(wake_.get(), &count);
+    if (!out.empty() && !is_woken_) eventfd_read(wake_.get(), &count);
     if (is_leaving()) interrupt();  // this call may have consumed the wakeup
   }
   poll_nic(max_work, &out);
@@ -140,6 +157,7 @@ class CompletionQueue::Turn {
   Turn(const Turn&) = delete;
   ~Turn() {
     if (!has_come_) return;
+    queue_->end_wake();
     const std::lock_guard lock(queue_->turn_mutex_);
     queue_->is_waiting_ = false;
     queue_->turn_over_.notify_one();

@@ -57,6 +57,8 @@ class CompletionQueue final : public Resource {
   // Sleeps until there is something to poll: false at the timeout, or once closed. Busy-waits for
   // the first `spin_s`: waking up takes longer than a short transfer.
   bool wait(double timeout_s, double spin_s = 0);
+  // Ends a wait() of another thread, or else the next one, as if there were something to poll.
+  void wake();
 
   // For a single thread that also waits for other things: after arm() has returned false, one of
   // fds() becomes readable as soon as there is something to poll, or the queue is being closed.
@@ -77,6 +79,7 @@ class CompletionQueue final : public Resource {
 
   void poll_nic(int max_work, std::vector<Completion>* out);
   bool has_pushed();
+  void end_wake() noexcept;
   bool sleep(double timeout_s);
   void ask_for_event();
   void take_nic_event();
@@ -95,6 +98,7 @@ class CompletionQueue final : public Resource {
 
   std::mutex pushed_mutex_;
   std::vector<Completion> pushed_;
+  bool is_woken_ = false;
 
   std::mutex turn_mutex_;
   std::condition_variable turn_over_;

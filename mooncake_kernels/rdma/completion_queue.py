@@ -3,6 +3,7 @@
 import itertools
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -56,7 +57,8 @@ class CompletionQueue(Handle):
         super().__init__(handle)
         self.device = device
         self._tokens = itertools.count(1)
-        self._lock = threading.Lock()
+        self._changed = threading.Condition(threading.Lock())
+        self._is_sleeping = False  # a thread, until the NIC has something
         # The region of each transfer whose completion was not yet reported: until then the NIC may
         # use its memory, which nobody else might hold.
         self._untold: dict[int, Region | None] = {}
@@ -103,17 +105,15 @@ class CompletionQueue(Handle):
 
         Args:
             timeout_s: how long to wait; 0: not at all.
-            spin_s: how long of that to busy-poll, which occupies a processor and saves the wake-up
-                time.
+            spin_s: how long of that, at its beginning, to busy-poll, which occupies a processor and
+                saves the wake-up time.
 
         Raises:
             InvalidArgument: the queue is closed, or is closed during the wait.
         """
-        until = time.monotonic() + as_seconds("poll", "timeout_s", timeout_s, minimum=0)
+        timeout_s = as_seconds("poll", "timeout_s", timeout_s, minimum=0)
         spin_s = as_seconds("poll", "spin_s", spin_s, minimum=0)
-        while not (found := self._take()) and (left_s := until - time.monotonic()) > 0:
-            self._handle.wait(min(left_s, SIGNAL_CHECK_S), spin_s)
-        return found
+        return self._await(self._take, timeout_s, spin_s)
 
     def wait(self, token: int, *, timeout_s: float = 30.0, spin_s: float = 0.0) -> Completion:
         """Poll until a transfer has finished, check it and return its completion.
@@ -127,62 +127,97 @@ class CompletionQueue(Handle):
             InvalidArgument: it is not a transfer of this queue, its completion was already
                 reported, or the queue is closed.
         """
-        until = time.monotonic() + as_seconds("wait", "timeout_s", timeout_s, minimum=0)
+        timeout_s = as_seconds("wait", "timeout_s", timeout_s, minimum=0)
         spin_s = as_seconds("wait", "spin_s", spin_s, minimum=0)
-        while (completion := self._find(token)) is None:
-            left_s = until - time.monotonic()
-            if left_s <= 0:
-                raise TimeoutError(f"wait: transfer {token} is not over after {timeout_s} s")
-            self._handle.wait(min(left_s, SIGNAL_CHECK_S), spin_s)
-        completion.check()
-        return completion
+        found = self._await(lambda: self._find(token), timeout_s, spin_s)
+        if not found:
+            raise TimeoutError(f"wait: transfer {token} is not over after {timeout_s} s")
+        found[0].check()
+        return found[0]
 
     def close(self) -> None:
         """Release it, after its queue pairs. Idempotent; no effect in a forked child."""
         super().close()
-        with self._lock:  # tokens stay known, to be told that the queue is closed
+        with self._changed:  # tokens stay known, to be told that the queue is closed
             held, self._untold = self._untold, dict.fromkeys(self._untold)
         held.clear()
 
     def _announce(self, region: Region) -> int:
         """Return the token of a transfer about to be posted, from or to that region."""
-        with self._lock:
+        with self._changed:
             token = next(self._tokens)
             self._untold[token] = region
             return token
 
     def _withdraw(self, token: int) -> None:
         """Drop a token whose transfer was not posted."""
-        with self._lock:
+        with self._changed:
             self._untold.pop(token, None)
 
-    def _take(self) -> list[Completion]:
-        """Return all completions, which then count as reported."""
-        with self._lock:
-            found = [*self._kept, *map(_completion, self._handle.poll(_MAX_WORK))]
-            self._kept.clear()
+    def _await(
+        self, take: Callable[[], list[Completion]], timeout_s: float, spin_s: float
+    ) -> list[Completion]:
+        """Poll until `take` finds what it wants among the kept ones, or the time is up.
+
+        One thread at a time sleeps until the NIC has something; the others wait for what it, or
+        whoever else polls, puts aside.
+        """
+        begin = time.monotonic()
+        with self._changed:
+            try:
+                while True:
+                    self._poll()
+                    found, now = take(), time.monotonic()
+                    left_s = begin + timeout_s - now
+                    if found or left_s <= 0:
+                        break
+                    if self._is_sleeping:
+                        self._changed.wait(min(left_s, threading.TIMEOUT_MAX))
+                    else:
+                        spin_left_s = max(begin + spin_s - now, 0.0)
+                        self._sleep(min(left_s, SIGNAL_CHECK_S), spin_left_s)
+            finally:
+                if not self._is_sleeping:
+                    self._changed.notify()  # who waits takes over
             ended = [self._untold.pop(completion.token or 0, None) for completion in found]
-        del ended  # regions that this closes are not closed under the lock
+        del ended  # not under the lock: this may close regions
         return found
 
-    def _find(self, token: int) -> Completion | None:
-        """Return that transfer's completion, if it has finished; keep the others."""
-        with self._lock:
-            if token not in self._untold:
-                raise InvalidArgument(
-                    "wait: token must be of a transfer of this queue whose end was not told yet, "
-                    f"got {token!r}"
-                )
-            self._kept += map(_completion, self._handle.poll(_MAX_WORK))
-            for i, completion in enumerate(self._kept):
-                if completion.token == token:
-                    del self._kept[i]
-                    ended = self._untold.pop(token)
-                    break
-            else:
-                return None
-        del ended  # not under the lock: this may close the region
-        return completion
+    def _sleep(self, timeout_s: float, spin_s: float) -> None:
+        self._is_sleeping = True
+        try:
+            self._changed.release()
+            self._handle.wait(timeout_s, spin_s)
+        finally:
+            self._changed.acquire()
+            self._is_sleeping = False
+
+    def _poll(self) -> None:
+        """Put aside what is finished, and tell those who wait for it."""
+        new = self._handle.poll(_MAX_WORK)
+        if not new:
+            return
+        self._kept += map(_completion, new)
+        self._changed.notify_all()
+        if self._is_sleeping:
+            self._handle.wake()
+
+    def _take(self) -> list[Completion]:
+        """Take all completions."""
+        found, self._kept = self._kept, []
+        return found
+
+    def _find(self, token: int) -> list[Completion]:
+        """Take that transfer's completion, if it has finished."""
+        if token not in self._untold:
+            raise InvalidArgument(
+                "wait: token must be of a transfer of this queue whose end was not told yet, "
+                f"got {token!r}"
+            )
+        for i, completion in enumerate(self._kept):
+            if completion.token == token:
+                return [self._kept.pop(i)]
+        return []
 
 
 def _completion(values: tuple[Any, ...]) -> Completion:

@@ -2,6 +2,7 @@
 
 import errno
 import threading
+import time
 
 import pytest
 
@@ -162,3 +163,128 @@ def test_waiting_for_one_that_fails(world, connection):
     world.fail_work("remote access error")
     with pytest.raises(TransferError, match="transfer with queue pair .*: remote access error"):
         connection.near.queue.wait(connection.write([(0, 0, 8)]))
+
+
+DEADLINE = 20.0  # of what takes no time, unless nothing but the end of a wait wakes it
+
+
+@pytest.fixture
+def without_slices(monkeypatch):
+    """Nothing wakes those who wait but what they wait for."""
+    monkeypatch.setattr("mooncake_kernels.rdma.completion_queue.SIGNAL_CHECK_S", FOR_EVER)
+
+
+class Handle:
+    """A queue's, of which a test replaces calls."""
+
+    def __init__(self, handle, **calls):
+        self._handle = handle
+        self.__dict__.update(calls)
+
+    def __getattr__(self, name):
+        return getattr(self._handle, name)
+
+
+def until_one_sleeps(queue) -> None:
+    deadline = time.monotonic() + DEADLINE
+    while not queue._is_sleeping and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert queue._is_sleeping
+
+
+def test_all_who_wait_are_told_at_once(world, connection, without_slices):
+    """One of them polls, and finds what the others wait for."""
+    queue, results = connection.near.queue, []
+    with world.held() as let:
+        tokens = [connection.write([(64 * i, 64 * i, 64)]) for i in range(4)]
+
+        def wait(token: int) -> None:
+            results.append(queue.wait(token, timeout_s=FOR_EVER).token)
+
+        threads = [threading.Thread(target=wait, args=(token,)) for token in tokens]
+        for thread in threads:
+            thread.start()
+        until_one_sleeps(queue)
+        let(4)
+        deadline = time.monotonic() + DEADLINE
+        for thread in threads:
+            thread.join(max(deadline - time.monotonic(), 0))
+        in_time = sorted(results)
+    for thread in threads:
+        thread.join()
+    assert in_time == tokens
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_who_sleeps_is_told_of_what_another_finds(world, connection, without_slices, waits):
+    queue, results = connection.near.queue, []
+    with world.held():
+        mine, other = connection.write([(0, 0, 8)]), connection.write([(8, 8, 8)])
+
+        def wait() -> None:
+            if waits:
+                results.append(queue.wait(mine, timeout_s=FOR_EVER).token)
+            else:
+                results.extend(e.token for e in queue.poll(timeout_s=FOR_EVER))
+
+        sleeper = threading.Thread(target=wait)
+        sleeper.start()
+        until_one_sleeps(queue)
+        found = [[(False, mine, 17, 0, 0, 0, 8)]]
+        handle, queue._handle = (
+            queue._handle,
+            Handle(queue._handle, poll=lambda _: found.pop() if found else []),
+        )
+        with pytest.raises(TimeoutError):
+            queue.wait(other, timeout_s=0)
+        sleeper.join(DEADLINE)
+        in_time = list(results)
+        queue._handle = handle
+    sleeper.join()
+    assert in_time == [mine]
+
+
+def test_who_wakes_without_a_result_hands_over(world, connection, without_slices):
+    """The time of the one that sleeps is up; the others must not sleep on."""
+    queue, results = connection.near.queue, []
+    with world.held() as let:
+        first, second = connection.write([(0, 0, 8)]), connection.write([(8, 8, 8)])
+        sleeper = Waiter(lambda: queue.wait(second, timeout_s=0.2))
+        until_one_sleeps(queue)
+        other = threading.Thread(
+            target=lambda: results.append(queue.wait(first, timeout_s=FOR_EVER).token)
+        )
+        other.start()
+        assert isinstance(sleeper.result(), TimeoutError)
+        let(1)
+        other.join(DEADLINE)
+        in_time = list(results)
+    other.join()
+    assert in_time == [first]
+
+
+def test_closing_wakes_all(world, connection, without_slices):
+    queue = connection.near.queue
+    with world.held():
+        tokens = [connection.write([(8 * i, 8 * i, 8)]) for i in range(3)]
+        waiters = [Waiter(lambda t=t: queue.wait(t, timeout_s=FOR_EVER)) for t in tokens]
+        until_one_sleeps(queue)
+        queue.close()
+        for waiter in waiters:
+            assert isinstance(waiter.result(), (InvalidArgument, TransferError))
+
+
+def test_the_beginning_of_a_wait_is_spun(monkeypatch, connection):
+    """And not that of each of the slices that it consists of."""
+    monkeypatch.setattr("mooncake_kernels.rdma.completion_queue.SIGNAL_CHECK_S", 0.01)
+    queue, spins = connection.near.queue, []
+    handle = queue._handle
+
+    def wait(timeout_s: float, spin_s: float) -> bool:
+        spins.append(spin_s)
+        return handle.wait(timeout_s, 0.0)
+
+    queue._handle = Handle(handle, wait=wait)
+    assert queue.poll(timeout_s=0.2, spin_s=0.015) == []
+    queue._handle = handle
+    assert 0 < spins[0] <= 0.015 and not any(spins[2:])
