@@ -40,14 +40,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--spin-us", type=int, default=0)
 
 
+def sources() -> list[Path]:
+    """The engine, and what it is built on."""
+    families = ("common", "rdma", "topology", "transfer")
+    engine = [file for name in families for file in sorted((ROOT / "csrc" / name).rglob("*.cc"))]
+    return [Path(__file__).with_name("transfer_latency.cc"), *engine]
+
+
 def build(folder: Path) -> Path:
     """Compile transfer_latency.cc with the sources of the engine."""
     program = folder / "transfer_latency"
-    families = ("common", "rdma", "topology", "transfer")
-    sources = [str(file) for name in families for file in (ROOT / "csrc" / name).glob("*.cc")]
     flags = ["-O3", "-std=c++17", f"-I{ROOT / 'csrc'}", f"-I{ROOT / 'third_party'}", "-pthread"]
-    source = Path(__file__).with_name("transfer_latency.cc")
-    subprocess.run(["g++", *flags, source, *sources, "-ldl", "-o", program], check=True)
+    subprocess.run(["g++", *flags, *sources(), "-ldl", "-o", program], check=True)
     return program
 
 

@@ -1,0 +1,35 @@
+"""The benches themselves: what they are built from, which options they have, where results go."""
+
+import importlib
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def bench(monkeypatch):
+    """Import a module of the folder, whose names some folders of tests have as well."""
+    monkeypatch.syspath_prepend(str(ROOT / "bench"))
+    for file in (ROOT / "bench").glob("*.py"):
+        monkeypatch.setitem(sys.modules, file.stem, None)
+        del sys.modules[file.stem]  # and what was there is there again after the test
+    return importlib.import_module
+
+
+def test_the_latency_program_is_linked_with_all_that_it_includes(bench):
+    compiled = bench("bench_latency").sources()
+    left, seen = list(compiled), set()
+    while left:
+        file = left.pop()
+        for name in re.findall(r'^#include "([^"]+)"', file.read_text(), re.MULTILINE):
+            header = ROOT / "csrc" / name
+            if header.exists() and header not in seen:
+                seen.add(header)
+                left.append(header)
+    needed = {header.with_suffix(".cc") for header in seen}
+    missing = {file for file in needed if file.exists()} - set(compiled)
+    assert len(seen) > 50 and not missing
