@@ -1,21 +1,30 @@
 #!/usr/bin/env bash
-# Everything that needs a GPU, in one call, on a machine with Python, torch (CUDA), pytest,
-# matplotlib and this tree. Build elsewhere and pass the wheel, or build here:
+# Everything that needs a GPU, in one call, on a machine with Python, torch (CUDA), the CUDA toolkit
+# and this tree. Build elsewhere and pass the wheel, or build here:
 #   bench/gpu.sh [wheel] [folder for results]
 # Only what the targets of the copies ask for, in 10 minutes with a wheel, and which of them are met:
 #   bench/gpu.sh --targets [wheel] [folder for results]
+# gpu_needs.py says at the start which packages are missing. Where there is no network, WHEELS names
+# a folder of wheels: all of them are installed, without their dependencies.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 only_targets=
 if [ "${1:-}" = --targets ]; then only_targets=yes && shift; fi
 wheel=${1:-} results=${2:-bench/results}
-if [ -n "$wheel" ]; then
-  python3 -m pip install -q --no-deps --target /tmp/site "$wheel"
-else
-  python3 -m pip install -q --no-build-isolation --no-deps --target /tmp/site .
-fi || exit
+site=$(mktemp -d) && trap 'rm -rf "$site"' EXIT || exit
+export PYTHONPATH=$site
+if [ -n "${WHEELS:-}" ]; then
+  python3 -m pip install -q --no-index --no-deps --target "$site" "$WHEELS"/*.whl || exit
+fi
+needs=()
+if [ -n "$only_targets" ]; then needs+=(--targets); fi
+if [ -z "$wheel" ]; then needs+=(--build); fi
+python3 bench/gpu_needs.py "${needs[@]}" || exit
+# Without --upgrade pip leaves a folder alone that is there, such as one out of WHEELS.
+python3 -m pip install -q --no-build-isolation --no-deps --upgrade --target "$site" \
+  "${wheel:-.}" || exit
 # Away from the source tree, whose mooncake_kernels has no binaries.
-export PYTHONPATH=/tmp/site MOONCAKE_KERNELS_REQUIRE=cuda,triton
+export MOONCAKE_KERNELS_REQUIRE=cuda,triton
 mkdir -p "$results" && results=$(cd "$results" && pwd) || exit
 root=$PWD status=0
 cd /tmp || exit

