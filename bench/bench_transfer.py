@@ -41,9 +41,16 @@ PEERS = {
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--transports", nargs="+", default=list(PEERS), choices=list(PEERS))
     parser.add_argument("--operation", nargs="+", default=["write", "read"])
-    parser.add_argument("--block-size", type=int, help="bytes; then only this one")
-    parser.add_argument("--batch-size", type=int, default=1024, help="with --block-size")
+    parser.add_argument("--block-size", nargs="+", type=int, help="bytes; then only these")
+    parser.add_argument("--batch-size", nargs="+", type=int, default=[1024], help="of these sizes")
     parser.add_argument("--without", nargs="*", default=[], help="libraries to leave out")
+
+
+def chosen(options: argparse.Namespace) -> list[tuple[int, int]]:
+    """Block size and blocks a batch of each case."""
+    if options.block_size:
+        return list(itertools.product(options.block_size, options.batch_size))
+    return QUICK if options.quick else CASES
 
 
 def jobs(verb: str, size: int, batch: int, threads: int) -> list[Job]:
@@ -111,16 +118,13 @@ def main() -> None:
     options = arguments(__doc__, add_options)
     options.device = "cpu"
     head, rows, left_out = heading("transfer", options), [], []
-    cases = QUICK if options.quick else CASES
-    if options.block_size:
-        cases = [(options.block_size, options.batch_size)]
     for ours in options.transports:
         with ExitStack() as stack:
             libraries, missing = start(ours, options, stack)
             left_out += missing
             if ours not in libraries:
                 continue
-            for verb, (size, batch) in itertools.product(options.operation, cases):
+            for verb, (size, batch) in itertools.product(options.operation, chosen(options)):
                 work = jobs(verb, size, batch, options.threads)
                 case = f"{ours} {verb}, {batch} x {size >> 10} KiB"
                 rows.append({"case": case, **measure(ours, libraries, work, options)})

@@ -33,3 +33,11 @@ def test_the_latency_program_is_linked_with_all_that_it_includes(bench):
     needed = {header.with_suffix(".cc") for header in seen}
     missing = {file for file in needed if file.exists()} - set(compiled)
     assert len(seen) > 50 and not missing
+
+
+def test_transfers_of_several_sizes_are_one_run(bench, monkeypatch):
+    words = ["--block-size", "4096", "16384", "--batch-size", "8", "64"]
+    monkeypatch.setattr(sys, "argv", ["bench_transfer.py", *words])
+    transfer = bench("bench_transfer")
+    options = bench("harness").arguments(None, transfer.add_options)
+    assert transfer.chosen(options) == [(4096, 8), (4096, 64), (16384, 8), (16384, 64)]
