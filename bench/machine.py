@@ -2,7 +2,10 @@
 
 import os
 import platform
+import re
+import shlex
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +25,14 @@ def describe(device: str, threads: int) -> dict[str, Any]:
         "torch": torch.__version__,
         "python": platform.python_version(),
         "commit": git.stdout.strip() or "none",
+        "command": command(),
     }
+
+
+def command() -> str:
+    """Return what this bench was called with, but for the file of its results."""
+    words = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    return re.sub(r" --json[= ]\S+", "", words)
 
 
 def cpu_name() -> str:

@@ -41,3 +41,9 @@ def test_transfers_of_several_sizes_are_one_run(bench, monkeypatch):
     transfer = bench("bench_transfer")
     options = bench("harness").arguments(None, transfer.add_options)
     assert transfer.chosen(options) == [(4096, 8), (4096, 64), (16384, 8), (16384, 64)]
+
+
+@pytest.mark.parametrize("words", [["--json", "/a/b.json"], ["--json=/a/b.json"]])
+def test_results_name_the_command(bench, monkeypatch, words):
+    monkeypatch.setattr(sys, "argv", ["/a/bench_x.py", "--repeat", "9", *words, "--quick"])
+    assert bench("machine").describe("cpu", 1)["command"] == "bench_x.py --repeat 9 --quick"

@@ -61,3 +61,14 @@ def test_another_python_is_refused(make):
     with pytest.raises(subprocess.CalledProcessError) as raised:
         make(".venv/.deps", python="./python3.1")
     assert ".venv has Python 3.0, not ./python3.1: make clean" in raised.value.stderr
+
+
+def test_benches_leave_the_results_in_the_repository_alone():
+    environment = {"PATH": os.environ["PATH"]}
+    for target, quick in (("bench", False), ("bench-quick", True)):
+        command = ["make", "-n", target]
+        told = subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True)
+        lines = told.stdout.decode().splitlines()
+        assert not any("results" in line for line in lines)
+        [line] = [line for line in lines if "--json" in line]
+        assert f"--json {ROOT}/build/bench/$name.json" in line and ("--quick" in line) == quick
