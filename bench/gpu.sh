@@ -10,7 +10,7 @@ set -uo pipefail
 cd "$(dirname "$0")/.."
 only_targets=
 if [ "${1:-}" = --targets ]; then only_targets=yes && shift; fi
-wheel=${1:-} results=${2:-bench/results}
+wheel=${1:-} results=${2:-build/bench}
 site=$(mktemp -d) && trap 'rm -rf "$site"' EXIT || exit
 export PYTHONPATH=$site
 if [ -n "${WHEELS:-}" ]; then

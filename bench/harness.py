@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import machine
 import torch
 
 WARM_UP = 3
@@ -73,6 +74,8 @@ def arguments(
     parser.add_argument("--json", type=Path, help="also write the results to this file")
     add(parser)
     options = parser.parse_args()
+    if options.json and (why := machine.why_not_kept(options.json)):
+        parser.error(f"--json: {why}")
     if options.quick:
         options.repeat = min(options.repeat, 5)
     torch.set_num_threads(options.threads)

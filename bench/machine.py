@@ -11,22 +11,41 @@ from typing import Any
 
 import torch
 
+ROOT = Path(__file__).resolve().parents[1]
+KEPT = ROOT / "bench" / "results"  # what the docs quote
+
 
 def describe(device: str, threads: int) -> dict[str, Any]:
     """Return what a reader must know to compare one run with another."""
-    git = subprocess.run(
-        ["git", "describe", "--always", "--dirty"],
-        capture_output=True, text=True, cwd=Path(__file__).parent,
-    )  # fmt: skip
     return {
         "device": torch.cuda.get_device_name() if device == "cuda" else cpu_name(),
         "cores": os.cpu_count(),
         "threads": threads,
         "torch": torch.__version__,
         "python": platform.python_version(),
-        "commit": git.stdout.strip() or "none",
+        "commit": commit(),
         "command": command(),
     }
+
+
+def commit() -> str:
+    """Return the commit, marked if it is not all: results of an earlier bench do not count."""
+    name = git("describe", "--always")
+    changed = git(
+        "status", "--porcelain", "--untracked-files=no", "--", ".", ":(exclude)bench/results"
+    )
+    return f"{name}-dirty" if changed else name or "none"
+
+
+def git(*words: str) -> str:
+    return subprocess.run(["git", *words], capture_output=True, text=True, cwd=ROOT).stdout.strip()
+
+
+def why_not_kept(file: Path) -> str | None:
+    """Return why results may not be written there: nobody could find out what they are of."""
+    if KEPT in file.resolve().parents and commit().endswith("-dirty"):
+        return f"results are kept in {KEPT} only if the tree has no uncommitted changes, got {file}"
+    return None
 
 
 def command() -> str:

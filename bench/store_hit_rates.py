@@ -175,6 +175,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plot", type=Path)
     options = parser.parse_args()
+    if options.json and (why := machine.why_not_kept(options.json)):
+        parser.error(f"--json: {why}")
     requests = read(options.trace)
     total = sum(tokens for _, tokens in requests)
     infinite = simulate(requests, float("inf")) / total

@@ -47,3 +47,36 @@ def test_transfers_of_several_sizes_are_one_run(bench, monkeypatch):
 def test_results_name_the_command(bench, monkeypatch, words):
     monkeypatch.setattr(sys, "argv", ["/a/bench_x.py", "--repeat", "9", *words, "--quick"])
     assert bench("machine").describe("cpu", 1)["command"] == "bench_x.py --repeat 9 --quick"
+
+
+@pytest.fixture
+def tree(tmp_path, bench, monkeypatch):
+    """The module `machine` in a repository of one commit, with results and with code."""
+    machine = bench("machine")
+    monkeypatch.setattr(machine, "ROOT", tmp_path)
+    monkeypatch.setattr(machine, "KEPT", tmp_path / "bench/results")
+    machine.KEPT.mkdir(parents=True)
+    for file in (machine.KEPT / "a.json", tmp_path / "code"):
+        file.write_text("1")
+    machine.git("init", "-q")
+    machine.git("add", ".")
+    machine.git("-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "a")
+    return machine
+
+
+def test_results_of_uncommitted_code_are_not_kept(tree, tmp_path):
+    clean = tree.commit()
+    assert re.fullmatch("[0-9a-f]{7,}", clean) and tree.why_not_kept(tree.KEPT / "b.json") is None
+    (tree.KEPT / "a.json").write_text("2")  # what a bench before this one has written
+    assert tree.commit() == clean and tree.why_not_kept(tree.KEPT / "b.json") is None
+    (tmp_path / "code").write_text("2")
+    assert tree.commit() == f"{clean}-dirty" and "uncommitted" in tree.why_not_kept(tree.KEPT / "b")
+    assert tree.why_not_kept(tmp_path / "build/b.json") is None
+
+
+def test_the_option_json_says_so(tree, bench, tmp_path, monkeypatch, capsys):
+    (tmp_path / "code").write_text("2")
+    monkeypatch.setattr(sys, "argv", ["bench_x.py", "--json", str(tree.KEPT / "b.json")])
+    with pytest.raises(SystemExit):
+        bench("harness").arguments(None)
+    assert "--json: results are kept in" in capsys.readouterr().err
