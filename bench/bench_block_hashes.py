@@ -51,7 +51,7 @@ def case(kind: str, num_tokens: int, block_size: int) -> Case:
 
 
 if __name__ == "__main__":
-    options = arguments(__doc__)
+    options = arguments(__doc__, without=("device",))
     num_tokens = NUM_TOKENS // 16 if options.quick else NUM_TOKENS
     with config.override(threads=options.threads):
         kinds = [(kind, size) for size in BLOCK_SIZES for kind in ("array", "list")]

@@ -116,6 +116,5 @@ def cases() -> Iterator[Case]:
 
 
 if __name__ == "__main__":
-    options = arguments(__doc__)
-    options.device = "cpu"  # even if there is a GPU
+    options = arguments(__doc__, without=("device",))
     report("choose_nics", cases(), options)

@@ -237,6 +237,5 @@ def cases(quick: bool) -> Iterator[Case]:
 
 
 if __name__ == "__main__":
-    options = arguments(__doc__)
-    options.device = "cpu"  # even if there is a GPU
+    options = arguments(__doc__, without=("device",))
     report("conductor", cases(options.quick), options)

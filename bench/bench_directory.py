@@ -199,6 +199,6 @@ def all_cases(quick: bool, folder: str) -> Iterator[Case | LeftOut]:
 
 
 if __name__ == "__main__":
-    options = arguments(__doc__)
+    options = arguments(__doc__, without=("device",))
     with tempfile.TemporaryDirectory() as folder:
         report("directory", all_cases(options.quick, folder), options)

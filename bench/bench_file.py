@@ -122,8 +122,7 @@ def say(row: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    options = arguments(__doc__, add_options)
-    options.device = "cpu"
+    options = arguments(__doc__, add_options, without=("device", "seconds"))
     if options.quick:
         options.mib = min(options.mib, 64)
         options.repeat = min(options.repeat, 3)

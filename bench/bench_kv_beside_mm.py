@@ -113,7 +113,7 @@ def few_cases(parser: argparse.ArgumentParser) -> None:
 
 
 if __name__ == "__main__":
-    options = arguments(__doc__, few_cases)
+    options = arguments(__doc__, few_cases, without=("seconds",))
     if options.quick:
         options.shape, options.runs = options.shape[:1], [256]
     main(options)

@@ -155,8 +155,7 @@ def measure(program: Path | None, options: argparse.Namespace, transport: str, s
 
 
 def main() -> None:
-    options = arguments(__doc__, add_options)
-    options.device = "cpu"
+    options = arguments(__doc__, add_options, without=("device", "seconds"))
     if options.quick:
         options.requests = 200
     head, rows = heading("latency", options), []

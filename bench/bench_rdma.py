@@ -16,7 +16,7 @@ import in_guest
 import numpy as np
 import perftest
 from harness import arguments, spread
-from perftest import DEPTH, in_turn
+from perftest import DEPTH, few_rounds, in_turn
 from table import heading, save
 
 import mooncake_kernels as mk
@@ -112,9 +112,8 @@ def say(row: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    options = arguments(__doc__)
-    options.device = "cpu"
-    in_guest.leave_unless_nics(2)
+    options = arguments(__doc__, few_rounds, without=("device", "seconds"))
+    in_guest.leave_unless_nics(options, 2)
     names = [device.name for device in mk.rdma.devices()[:2]]
     head, rows = heading("rdma", options), []
     head["nics"] = "soft-RoCE in a QEMU guest" if names[0].startswith("rxe") else names

@@ -83,8 +83,7 @@ def cases(devices: list[Device], sizes: tuple[int, ...]) -> Iterator[Case]:
 
 
 if __name__ == "__main__":
-    options = arguments(__doc__)
-    options.device = "cpu"
-    in_guest.leave_unless_nics(NUM_NICS, memory_mb=2048 if options.quick else 12_000)
+    options = arguments(__doc__, without=("device",))
+    in_guest.leave_unless_nics(options, NUM_NICS, memory_mb=2048 if options.quick else 12_000)
     devices = [mk.rdma.open(device.name) for device in mk.rdma.devices()[:NUM_NICS]]
     report("register", cases(devices, QUICK_SIZES if options.quick else SIZES), options)

@@ -69,6 +69,5 @@ def cases(options: argparse.Namespace) -> Iterator[Case]:
 
 
 if __name__ == "__main__":
-    chosen = arguments(__doc__, add_options)
-    chosen.device = "cpu"  # even if there is a GPU
+    chosen = arguments(__doc__, add_options, without=("device",))
     report("simulator", cases(chosen), chosen)

@@ -169,7 +169,7 @@ def cases(pool: ObjectPool, quick: bool) -> Iterator[Case]:
 
 
 if __name__ == "__main__":
-    options = arguments(__doc__)
+    options = arguments(__doc__, without=("device",))
     with ObjectPool.create(4 * TOTAL, num_objects=2 * NUM_KEYS) as pool:
         pool.memory().fill_(0)  # fault the pages in
         report("store", cases(pool, options.quick), options)

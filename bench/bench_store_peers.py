@@ -241,6 +241,5 @@ def cases(quick: bool) -> Iterator[Case | LeftOut]:
 
 
 if __name__ == "__main__":
-    options = arguments(__doc__)
-    options.device = "cpu"
+    options = arguments(__doc__, without=("device",))
     report("store_peers", cases(options.quick), options)

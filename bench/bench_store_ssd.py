@@ -184,7 +184,6 @@ def cases(folder: Path, options: argparse.Namespace) -> Iterator[Case]:
 
 
 if __name__ == "__main__":
-    options = arguments(__doc__, add_options)
-    options.device = "cpu"
+    options = arguments(__doc__, add_options, without=("device",))
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         report("store_ssd", cases(Path(folder).resolve(), options), options)

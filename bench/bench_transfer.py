@@ -115,8 +115,7 @@ def start(
 
 
 def main() -> None:
-    options = arguments(__doc__, add_options)
-    options.device = "cpu"
+    options = arguments(__doc__, add_options, without=("device", "seconds"))
     head, rows, left_out = heading("transfer", options), [], []
     for ours in options.transports:
         with ExitStack() as stack:

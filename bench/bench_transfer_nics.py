@@ -10,7 +10,7 @@ from typing import Any
 
 import in_guest
 from harness import arguments
-from perftest import in_turn
+from perftest import few_rounds, in_turn
 from rdma_link import Link, row, say
 from table import heading, save
 
@@ -39,9 +39,8 @@ def cases(names: list[str], options: argparse.Namespace) -> Any:
 
 
 def main() -> None:
-    options = arguments(__doc__)
-    options.device = "cpu"
-    in_guest.leave_unless_nics(4, wire_mbit=WIRE_MBIT)
+    options = arguments(__doc__, few_rounds, without=("device", "seconds"))
+    in_guest.leave_unless_nics(options, 4, wire_mbit=WIRE_MBIT)
     names = [device.name for device in mk.rdma.devices()[:4]]
     head, rows = heading("transfer_nics", options), []
     guest = f"soft-RoCE in a QEMU guest, {WIRE_MBIT} Mbit/s each"

@@ -12,7 +12,7 @@ from typing import Any
 import in_guest
 import perftest
 from harness import arguments
-from perftest import in_turn
+from perftest import few_rounds, in_turn
 from rdma_link import BLOCK, Link, row, say
 from table import heading, save
 
@@ -39,9 +39,8 @@ def cases(names: list[str], options: argparse.Namespace) -> Any:
 
 
 def main() -> None:
-    options = arguments(__doc__)
-    options.device = "cpu"
-    in_guest.leave_unless_nics(2)
+    options = arguments(__doc__, few_rounds, without=("device", "seconds"))
+    in_guest.leave_unless_nics(options, 2)
     names = [device.name for device in mk.rdma.devices()[:2]]
     head, rows = heading("transfer_rdma", options), []
     head["nics"] = "soft-RoCE in a QEMU guest" if names[0].startswith("rxe") else names

@@ -31,16 +31,16 @@ cd /tmp || exit
 if [ -n "$only_targets" ]; then
   # What is cut off by its time leaves the rows that it has, and the others are told to be missing.
   target() { # seconds, bench, file, options
-    (cd "$root/bench" && timeout -k 5 "$1" python3 "bench_$2.py" --device cuda --threads 8 --seconds 1 \
+    (cd "$root/bench" && timeout -k 5 "$1" python3 "bench_$2.py" --device cuda --threads 8 \
       --json "$results/targets_$3.json" "${@:4}") || status=1
   }
   rm -f "$results"/targets_*.json
-  target 40 copy_plan host
-  target 120 kv_shapes d2d --direction D2D --engine cuda tma --shape llama-8b llama-70b-tp8 mla-bf16 \
+  target 40 copy_plan host --seconds 1
+  target 120 kv_shapes d2d --seconds 1 --direction D2D --engine cuda tma --shape llama-8b llama-70b-tp8 mla-bf16 \
     --runs 8192 65536 --pattern random --max-gib 8
-  target 180 kv_shapes pcie --direction H2D D2H --engine cuda tma --max-sms 8 --shape llama-70b-tp8 \
+  target 180 kv_shapes pcie --seconds 1 --direction H2D D2H --engine cuda tma --max-sms 8 --shape llama-70b-tp8 \
     llama-8b --runs 8192 65536 --pattern random --max-gib 2
-  target 100 kv_transforms transforms
+  target 100 kv_transforms transforms --seconds 1
   target 100 kv_beside_mm mm --direction D2D H2D D2H --max-sms 8 --repeat 3 --max-gib 2
   python3 "$root/bench/gpu_targets.py" "$results" || status=1
   exit $status

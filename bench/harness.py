@@ -62,14 +62,27 @@ class LeftOut:
 
 
 def arguments(
-    doc: str | None, add: Callable[[argparse.ArgumentParser], None] = lambda parser: None
+    doc: str | None,
+    add: Callable[[argparse.ArgumentParser], None] = lambda parser: None,
+    without: tuple[str, ...] = (),
 ) -> argparse.Namespace:
-    """Parse the options that every bench has, and those that ``add`` adds."""
-    parser = argparse.ArgumentParser(description=doc)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    """Parse the options that benches have, and those that ``add`` adds.
+
+    Args:
+        doc: of the bench.
+        add: adds options, or other defaults.
+        without: those that this bench does not have: "device" if it runs on the CPU even if there
+            is a GPU, "seconds" if it does not call `measure`, which stops when they have passed.
+    """
+    parser = argparse.ArgumentParser(description=doc, allow_abbrev=False)
+    if "device" in without:
+        parser.set_defaults(device="cpu")
+    else:
+        parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    if "seconds" not in without:
+        parser.add_argument("--seconds", type=float, default=20, help="a case; then fewer rounds")
     parser.add_argument("--threads", type=int, default=1, help="for ours and for the baselines")
     parser.add_argument("--repeat", type=int, default=21, help="timed rounds a case")
-    parser.add_argument("--seconds", type=float, default=20, help="a case; then fewer rounds")
     parser.add_argument("--quick", action="store_true", help="small sizes and few rounds, for CI")
     parser.add_argument("--json", type=Path, help="also write the results to this file")
     add(parser)

@@ -1,5 +1,6 @@
 """Runs benches that need RDMA NICs on a machine without any: in a guest with soft-RoCE."""
 
+import argparse
 import subprocess
 import sys
 import tempfile
@@ -11,7 +12,12 @@ RUNNER = Path(__file__).parent.parent / "tests" / "rdma" / "in_guest"
 
 
 def leave_unless_nics(
-    num_nics: int, *, wire_mbit: int | None = None, memory_mb: int = 2048, timeout_s: int = 900
+    options: argparse.Namespace,
+    num_nics: int,
+    *,
+    wire_mbit: int | None = None,
+    memory_mb: int = 2048,
+    timeout_s: int = 900,
 ) -> None:
     """Go on if there are as many NICs here; otherwise run this bench in a guest, and exit.
 
@@ -24,16 +30,15 @@ def leave_unless_nics(
     if prepared.returncode:
         sys.stdout.write(f"left out: no RDMA NIC, and no guest: {prepared.stderr}")
         sys.exit(0)
-    words = sys.argv[1:]
-    target = Path(words[words.index("--json") + 1]) if "--json" in words else None
     with tempfile.TemporaryDirectory() as folder:
         results = Path(folder) / "results.json"
-        if target:
-            words[words.index("--json") + 1] = str(results)
+        words = sys.argv[1:]
+        if options.json:
+            words += ["--json", str(results)]  # of two the last counts
         guest = [RUNNER, "--nics", str(num_nics), "--mem", str(memory_mb), "--rw", folder]
         guest += ["--wire", str(wire_mbit)] if wire_mbit else []
         command = [sys.executable, sys.argv[0], *words]
         done = subprocess.run([*guest, "--timeout", str(timeout_s), "--", *command])
-        if target and results.exists():
-            target.write_bytes(results.read_bytes())
+        if options.json and results.exists():
+            options.json.write_bytes(results.read_bytes())
     sys.exit(done.returncode)

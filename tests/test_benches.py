@@ -80,3 +80,40 @@ def test_the_option_json_says_so(tree, bench, tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         bench("harness").arguments(None)
     assert "--json: results are kept in" in capsys.readouterr().err
+
+
+def test_a_bench_may_lack_options_that_others_have(bench, monkeypatch, capsys):
+    arguments = bench("harness").arguments
+    monkeypatch.setattr(sys, "argv", ["bench_x.py"])
+    assert arguments(None, without=("device", "seconds")).device == "cpu"
+    for option in ("--device=cpu", "--seconds=1"):
+        monkeypatch.setattr(sys, "argv", ["bench_x.py", option])
+        arguments(None)
+        with pytest.raises(SystemExit):
+            arguments(None, without=("device", "seconds"))
+        assert f"unrecognized arguments: {option}" in capsys.readouterr().err
+
+
+def test_rounds_beside_perftest_are_as_many_as_asked_for(bench, monkeypatch):
+    perftest, arguments = bench("perftest"), bench("harness").arguments
+    for words, rounds in (([], 9), (["--repeat", "12"], 12), (["--quick"], 3)):
+        monkeypatch.setattr(sys, "argv", ["bench_x.py", *words])
+        options = arguments(None, perftest.few_rounds)
+        assert len(perftest.in_turn(lambda: 1.0, lambda: 2.0, options)) == rounds
+
+
+@pytest.mark.parametrize("form", [["--json", "{}"], ["--json={}"]])
+def test_results_of_the_guest_arrive(bench, monkeypatch, tmp_path, form):
+    in_guest = bench("in_guest")
+    runner = tmp_path / "runner"  # the last word is the file for the results
+    runner.write_text('#!/bin/bash\n[ "$1" = --prepare ] || echo "$*" >"${@: -1}"\n')
+    runner.chmod(0o755)
+    monkeypatch.setattr(in_guest, "RUNNER", runner)
+    monkeypatch.setattr(in_guest.mk.rdma, "devices", list)
+    target = tmp_path / "results.json"
+    monkeypatch.setattr(
+        sys, "argv", ["bench_x.py", *(word.format(target) for word in form), "--quick"]
+    )
+    with pytest.raises(SystemExit) as raised:
+        in_guest.leave_unless_nics(bench("harness").arguments(None), 2)
+    assert raised.value.code == 0 and "bench_x.py" in target.read_text()

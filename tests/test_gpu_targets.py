@@ -89,6 +89,10 @@ def test_the_benches_have_the_options_that_it_gives_them(calls):
         command = [sys.executable, BENCH / bench, *options, "--help"]  # looks at the others first
         result = subprocess.run(command, capture_output=True, text=True)
         assert result.returncode == 0, result.stderr
+        unknown = {word for word in options if word.startswith("--")} - set(
+            re.findall(r"--[a-z-]+", result.stdout)
+        )
+        assert not unknown, bench
 
 
 def write_results(folder, *, d2d=95.0, d2h=91.0, rope=0.95, host=9.0, smallest=4096):
