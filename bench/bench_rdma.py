@@ -8,13 +8,13 @@ NICs it runs in a guest with soft-RoCE.
 
 import argparse
 import statistics
-import sys
 import time
 from typing import Any
 
 import in_guest
 import numpy as np
 import perftest
+import rdma_link
 from harness import arguments, spread
 from perftest import DEPTH, few_rounds, in_turn
 from table import heading, save
@@ -68,16 +68,7 @@ def bandwidth(
     link.check(verb, size)
     theirs = lambda: perftest.gb_per_s(verb, names, size, count)  # noqa: E731
     rounds = in_turn(ours, theirs, options)
-    gb_per_s = statistics.median(a for a, _ in rounds)
-    ratio, quartiles = spread([a / b for a, b in rounds])
-    return {
-        "case": f"{verb}, messages of {size >> 10} KiB",
-        "gb_per_s": gb_per_s,
-        "gb_per_s_perftest": statistics.median(b for _, b in rounds),
-        "x_perftest": ratio,
-        "x_perftest_quartiles": quartiles,
-        "rounds": len(rounds),
-    }
+    return rdma_link.row(f"{verb}, messages of {size >> 10} KiB", "perftest", rounds)
 
 
 def latency(link: Link, names: list[str], options: argparse.Namespace) -> dict[str, Any]:
@@ -103,14 +94,6 @@ def latency(link: Link, names: list[str], options: argparse.Namespace) -> dict[s
     }
 
 
-def say(row: dict[str, Any]) -> None:
-    low, high = row["x_perftest_quartiles"]
-    value = f"{row['gb_per_s']:8.4f} GB/s" if "gb_per_s" in row else f"{row['us']:8.1f} us"
-    ratio = f"{row['x_perftest']:.2f}x perftest [{low:.2f}, {high:.2f}]"
-    sys.stdout.write(f"{row['case']:40} {value}   {ratio}\n")
-    sys.stdout.flush()
-
-
 def main() -> None:
     options = arguments(__doc__, few_rounds, without=("device", "seconds"))
     in_guest.leave_unless_nics(options, 2)
@@ -122,10 +105,10 @@ def main() -> None:
     for verb in ("write", "read"):
         for size in sizes:
             rows.append(bandwidth(link, names, verb, size, options))
-            say(rows[-1])
+            rdma_link.say(rows[-1], "perftest")
             save(head, rows, options)
     rows.append(latency(link, names, options))
-    say(rows[-1])
+    rdma_link.say(rows[-1], "perftest")
     save(head, rows, options)
 
 

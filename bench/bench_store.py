@@ -13,6 +13,7 @@ from functools import partial
 import numpy as np
 from harness import Case, arguments
 from table import report
+from turns import Turns
 
 from mooncake_kernels.buffers import shared_memory
 from mooncake_kernels.pool import ObjectPool, PutResult, object_keys
@@ -30,18 +31,6 @@ def in_another_process(work: Callable[[], None]) -> None:
         work()
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0, "the other process failed"
-
-
-class Turns:
-    """Each call takes the next objects, so that those of the last one are not in the cache."""
-
-    def __init__(self, count: int, each: int):
-        self.parts = [range(start, start + each) for start in range(0, count, each)]
-        self.next = 0
-
-    def take(self) -> range:
-        self.next = (self.next + 1) % len(self.parts)
-        return self.parts[self.next]
 
 
 def copies(pool: ObjectPool, name: str, size: int) -> Iterator[Case]:

@@ -21,26 +21,13 @@ from harness import Case, LeftOut, arguments
 from lmcache_side import LMCache
 from store_sides import SIZES, SMALL_KEYS, TOTAL, Memory, Missing, key_of
 from table import report
+from turns import Turns
 
 from mooncake_kernels.errors import Unavailable
 
 MOVES = [("64 KiB", 1), ("64 KiB", 16), ("1 MiB", 1), ("16 MiB", 1)]  # value size, values a call
 PIECE = 16 << 10
 NUM_PIECES = 64
-
-
-class Turns:
-    """Which values a call moves: the next ones, so that those of the last are not in the cache."""
-
-    def __init__(self, size: int, each: int = 1):
-        self.size = size
-        self.each = each
-        self._next = 0
-
-    def take(self) -> list[int]:
-        first = self._next
-        self._next = (first + self.each) % (TOTAL // self.size)
-        return list(range(first, first + self.each))
 
 
 class Memcpy:
@@ -82,7 +69,10 @@ def moving(
         client.remove(keys)
 
     def calls(work: Callable) -> dict[str, Callable[[], None]]:
-        return {kind: partial(work, client, Turns(size, each)) for kind, client in clients.items()}
+        return {
+            kind: partial(work, client, Turns(TOTAL // size, each))
+            for kind, client in clients.items()
+        }
 
     def check_gets() -> None:
         indices = range(TOTAL // size)
@@ -125,7 +115,7 @@ def pieces(clients: dict[str, Any], memory: Memory) -> Iterator[Case]:
             found = memory.bytes.reshape(-1, PIECE)[: 2 * NUM_PIECES : 2]
             assert np.array_equal(found, expected[:NUM_PIECES]), "wrong: not timed"
 
-    timed = {kind: partial(get, client, Turns(size)) for kind, client in clients.items()}
+    timed = {kind: partial(get, client, Turns(TOTAL // size)) for kind, client in clients.items()}
     yield Case("other process, 64 buffers of 16 KiB", timed.pop("ours"), timed, check, size)
 
 

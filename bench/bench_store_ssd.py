@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 from harness import Case, arguments
 from table import report
+from turns import Turns
 
 from mooncake_kernels.buffers import shared_memory
 from mooncake_kernels.pool import PutResult, object_keys
@@ -52,18 +53,6 @@ class Plain:
 
     def close(self) -> None:
         os.close(self.file)
-
-
-class Turns:
-    """Each call takes the next objects, wrapping around."""
-
-    def __init__(self, count: int, each: int):
-        self.parts = [range(start, start + each) for start in range(0, count, each)]
-        self.next = -1
-
-    def take(self) -> range:
-        self.next = (self.next + 1) % len(self.parts)
-        return self.parts[self.next]
 
 
 def write_all_over(tier: SsdTier) -> None:

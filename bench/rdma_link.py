@@ -76,5 +76,6 @@ def row(case: str, baseline: str, rounds: list[tuple[float, float]]) -> dict[str
 def say(found: dict[str, Any], baseline: str) -> None:
     low, high = found[f"x_{baseline}_quartiles"]
     ratio = f"{found[f'x_{baseline}']:.2f}x {baseline} [{low:.2f}, {high:.2f}]"
-    sys.stdout.write(f"{found['case']:32} {found['gb_per_s']:8.4f} GB/s   {ratio}\n")
+    value = f"{found['gb_per_s']:8.4f} GB/s" if "gb_per_s" in found else f"{found['us']:8.1f} us"
+    sys.stdout.write(f"{found['case']:40} {value}   {ratio}\n")
     sys.stdout.flush()

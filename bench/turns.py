@@ -1,0 +1,13 @@
+"""Which objects a call moves: the next ones, so that those of the last are not in the cache."""
+
+
+class Turns:
+    """Consecutive parts of ``count`` objects, ``each`` at a time, again and again."""
+
+    def __init__(self, count: int, each: int = 1):
+        self.parts = [range(start, start + each) for start in range(0, count, each)]
+        self._next = -1
+
+    def take(self) -> range:
+        self._next = (self._next + 1) % len(self.parts)
+        return self.parts[self._next]
