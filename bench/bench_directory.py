@@ -89,64 +89,90 @@ class Pipelines:
 def cases(
     where: str, directory: Directory, keys: np.ndarray, name: str, theirs: Dicts | Pipelines
 ) -> Iterator[Case]:
-    prefix, batch = keys[1000 : 1000 + PREFIX], keys[2000 : 2000 + BATCH]
     new = keys[:BATCH] ^ np.uint64(1 << 63)
+    yield prefixes(where, directory, keys[1000 : 1000 + PREFIX], new, name, theirs)
+    yield holders(where, directory, keys[2000 : 2000 + BATCH], name, theirs)
+    yield comings(where, directory, new, name, theirs)
+    yield claims(where, directory, new)
 
-    def check_prefix() -> None:
+
+def prefixes(
+    where: str,
+    directory: Directory,
+    prefix: np.ndarray,
+    new: np.ndarray,
+    name: str,
+    theirs: Dicts | Pipelines,
+) -> Case:
+    def check() -> None:
         assert len(directory.match_prefix(prefix)) == theirs.match_prefix(prefix) == PREFIX
         broken = np.concatenate([prefix[:100], new[:1], prefix[100:]])
         assert len(directory.match_prefix(broken)) == theirs.match_prefix(broken) == 100
 
-    def check_holders() -> None:
+    return Case(
+        f"{where}: match_prefix: {PREFIX} keys",
+        lambda: directory.match_prefix(prefix),
+        {name: lambda: theirs.match_prefix(prefix)},
+        check,
+        fields={"keys": PREFIX},
+    )
+
+
+def holders(
+    where: str, directory: Directory, batch: np.ndarray, name: str, theirs: Dicts | Pipelines
+) -> Case:
+    def check() -> None:
         found = directory.holders(batch)
         assert [len(pools) for pools in theirs.find(batch)] == [len(names) for names in found]
         assert {len(names) for names in found} == {2}
+
+    return Case(
+        f"{where}: holders: {BATCH} keys",
+        lambda: directory.holders(batch),
+        {name: lambda: theirs.find(batch)},
+        check,
+        fields={"keys": BATCH},
+    )
+
+
+def comings(
+    where: str, directory: Directory, new: np.ndarray, name: str, theirs: Dicts | Pipelines
+) -> Case:
+    """Objects that come and go."""
 
     def come_and_go() -> None:
         directory.publish("pool-0", new)
         directory.withdraw("pool-0", new)
 
-    def check_come_and_go() -> None:
+    def check() -> None:
         directory.publish("pool-0", new)
         assert len(directory.match_prefix(new)) == BATCH
         directory.withdraw("pool-0", new)
         assert not any(directory.holders(new))
 
+    return Case(
+        f"{where}: publish, withdraw: {BATCH} keys",
+        come_and_go,
+        {name: lambda: theirs.come_and_go(new)},
+        check,
+        fields={"keys": 2 * BATCH},
+    )
+
+
+def claims(where: str, directory: Directory, new: np.ndarray) -> Case:
     def claim() -> None:
         directory.claim("node-0", new, TTL_S)
         directory.abandon("node-0", new)
 
-    def check_claim() -> None:
+    def check() -> None:
         assert (directory.claim("node-0", new, TTL_S) == Claim.GRANTED).all()
         assert (directory.claim("node-1", new, TTL_S) == Claim.TAKEN).all()
         directory.abandon("node-0", new)
         assert (directory.claim("node-1", new, TTL_S) == Claim.GRANTED).all()
         directory.abandon("node-1", new)
 
-    yield Case(
-        f"{where}: match_prefix: {PREFIX} keys",
-        lambda: directory.match_prefix(prefix),
-        {name: lambda: theirs.match_prefix(prefix)},
-        check_prefix,
-        fields={"keys": PREFIX},
-    )
-    yield Case(
-        f"{where}: holders: {BATCH} keys",
-        lambda: directory.holders(batch),
-        {name: lambda: theirs.find(batch)},
-        check_holders,
-        fields={"keys": BATCH},
-    )
-    yield Case(
-        f"{where}: publish, withdraw: {BATCH} keys",
-        come_and_go,
-        {name: lambda: theirs.come_and_go(new)},
-        check_come_and_go,
-        fields={"keys": 2 * BATCH},
-    )
-    yield Case(
-        f"{where}: claim, abandon: {BATCH} keys", claim, {}, check_claim, fields={"keys": 2 * BATCH}
-    )
+    name = f"{where}: claim, abandon: {BATCH} keys"
+    return Case(name, claim, {}, check, fields={"keys": 2 * BATCH})
 
 
 def us_of_server(client, case: Case) -> int:

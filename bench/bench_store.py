@@ -33,77 +33,81 @@ def in_another_process(work: Callable[[], None]) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0, "the other process failed"
 
 
-def copies(pool: ObjectPool, name: str, size: int) -> Iterator[Case]:
-    count, each = TOTAL // size, max(1, CALL // size)
-    keys = [tuple(key) for key in object_keys(np.arange(count), name).tolist()]
-    shared = shared_memory(TOTAL).numpy().reshape(count, size)  # like a pool's memory
-    shared[:] = np.random.default_rng(1).integers(0, 256, shared.shape, np.uint8)
-    private = np.zeros_like(shared)
-    out, back = Turns(count, each), Turns(count, each)
+class Copies:
+    """Objects of one size in a pool, the same in memory such as the pool's, and private memory."""
 
-    def fill() -> None:
-        with ObjectPool.open(pool.path) as own:
-            for key, row in zip(keys, shared, strict=True):
+    def __init__(self, pool: ObjectPool, name: str, size: int):
+        count, self.each = TOTAL // size, max(1, CALL // size)
+        self.pool = pool
+        self.keys = [tuple(key) for key in object_keys(np.arange(count), name).tolist()]
+        self.shared = shared_memory(TOTAL).numpy().reshape(count, size)
+        self.shared[:] = np.random.default_rng(1).integers(0, 256, self.shared.shape, np.uint8)
+        self.private = np.zeros_like(self.shared)
+        self.out, self.back = Turns(count, self.each), Turns(count, self.each)
+        in_another_process(self._fill)
+
+    def _fill(self) -> None:
+        with ObjectPool.open(self.pool.path) as own:
+            for key, row in zip(self.keys, self.shared, strict=True):
                 assert own.put_from(key, row) is PutResult.STORED
 
-    in_another_process(fill)
+    def memcpy_out(self) -> None:
+        for i in self.out.take():
+            np.copyto(self.private[i], self.shared[i])
 
-    def memcpy_out() -> None:
-        for i in out.take():
-            np.copyto(private[i], shared[i])
+    def memcpy_in(self) -> None:
+        for i in self.back.take():
+            np.copyto(self.shared[i], self.private[i])
 
-    def memcpy_in() -> None:
-        for i in back.take():
-            np.copyto(shared[i], private[i])
+    def get(self, verify: bool) -> None:
+        for i in self.out.take():
+            self.pool.get_into(self.keys[i], self.private[i], verify=verify)
 
-    def get(verify: bool) -> None:
-        for i in out.take():
-            pool.get_into(keys[i], private[i], verify=verify)
+    def get_each(self) -> None:
+        part = self.out.take()
+        rows = self.private[part.start : part.stop]
+        self.pool.get_into_each(self.keys[part.start : part.stop], rows)
 
-    def get_each() -> None:
-        part = out.take()
-        pool.get_into_each(keys[part.start : part.stop], private[part.start : part.stop])
+    def get_pieces(self) -> None:
+        for i in self.out.take():
+            self.pool.get_into(self.keys[i], *self.private[i].reshape(-1, PIECE))
 
-    def get_pieces() -> None:
-        for i in out.take():
-            pool.get_into(keys[i], *private[i].reshape(-1, PIECE))
-
-    def put(checksum: bool) -> None:
-        part = back.take()
+    def put(self, checksum: bool) -> None:
+        part = self.back.take()
         for i in part:
-            pool.put_from((i, 0), private[i], checksum=checksum)
+            self.pool.put_from((i, 0), self.private[i], checksum=checksum)
         for i in part:
-            pool.remove((i, 0))
+            self.pool.remove((i, 0))
 
-    def check_get(call: Callable[[], None]) -> Callable[[], None]:
-        def check() -> None:
-            private[:] = 0
-            for _ in out.parts:
-                call()
-            assert np.array_equal(private, shared), "wrong: not timed"
+    def check_get(self, call: Callable[[], None]) -> None:
+        self.private[:] = 0
+        for _ in self.out.parts:
+            call()
+        assert np.array_equal(self.private, self.shared), "wrong: not timed"
 
-        return check
-
-    def check_put() -> None:
-        pool.put_from((0, 0), private[0])
-        with pool.pin((0, 0)) as pinned:
+    def check_put(self) -> None:
+        self.pool.put_from((0, 0), self.private[0])
+        with self.pool.pin((0, 0)) as pinned:
             pinned.verify()
-            assert bytes(pinned.view) == private[0].tobytes(), "wrong: not timed"
-        pool.remove((0, 0))
+            assert bytes(pinned.view) == self.private[0].tobytes(), "wrong: not timed"
+        self.pool.remove((0, 0))
 
-    kinds = {"get_into": lambda: get(False), "get_into, checked": lambda: get(True)}
-    if each > 1:
-        kinds["get_into_each"] = get_each
+
+def copies(pool: ObjectPool, name: str, size: int) -> Iterator[Case]:
+    own = Copies(pool, name, size)
+    gets = {"get_into": partial(own.get, False), "get_into, checked": partial(own.get, True)}
+    if own.each > 1:
+        gets["get_into_each"] = own.get_each
     if size == 1 << 20:
-        kinds[f"get_into {size // PIECE} pieces"] = get_pieces
-    title, num_bytes = f"{each} x {name}", 2 * each * size
-    for kind, call in kinds.items():
-        baseline = {"memcpy": memcpy_out}
-        yield Case(f"{kind}: {title}", call, baseline, check_get(call), num_bytes)
+        gets[f"get_into {size // PIECE} pieces"] = own.get_pieces
+    title, num_bytes = f"{own.each} x {name}", 2 * own.each * size
+    for kind, call in gets.items():
+        baseline, check = {"memcpy": own.memcpy_out}, partial(own.check_get, call)
+        yield Case(f"{kind}: {title}", call, baseline, check, num_bytes)
     for kind, checksum in {"put_from, remove": False, "put_from, remove, checked": True}.items():
-        call = partial(put, checksum)
-        yield Case(f"{kind}: {title}", call, {"memcpy": memcpy_in}, check_put, num_bytes)
-    for key in keys:
+        call, baseline = partial(own.put, checksum), {"memcpy": own.memcpy_in}
+        yield Case(f"{kind}: {title}", call, baseline, own.check_put, num_bytes)
+    for key in own.keys:
         pool.remove(key)
 
 

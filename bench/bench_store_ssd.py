@@ -12,6 +12,7 @@ import argparse
 import os
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -64,67 +65,72 @@ def write_all_over(tier: SsdTier) -> None:
         tier.put_each([(i, 2)], [filler])
 
 
+class Moves:
+    """Objects of one size in a tier, and the same bytes in a plain file."""
+
+    def __init__(self, folder: Path, name: str, size: int, total: int, num_rounds: int):
+        count, self.each, self.size = total // size, max(1, CALL // size), size
+        self.content = np.random.default_rng(1).integers(0, 256, (count, size), np.uint8)
+        self.keys = object_keys(np.arange(count), name)
+        self.plain = Plain(folder / "plain", total)
+        self.plain.memory[:] = self.content.reshape(-1)
+        self.out = np.zeros_like(self.content)
+        put_bytes = (num_rounds + 1) * 2 * self.each * size  # new objects in each round
+        capacity = (-(-(total + put_bytes) // BUCKET) + 3) * BUCKET
+        self.tier = SsdTier(folder / "tier", capacity, bucket_bytes=BUCKET)
+        write_all_over(self.tier)
+        for key, row in zip(self.keys, self.content, strict=True):
+            assert self.tier.put_each(key[None], [row]) == [PutResult.STORED]
+        self.tier.sync()
+        turns = (Turns(count, self.each) for _ in range(3))
+        self.reads, self.plain_reads, self.plain_writes = turns
+        self.fresh = iter(range(1 << 62))
+
+    def get(self, verify: bool) -> None:
+        part = self.reads.take()
+        keys, rows = self.keys[part.start : part.stop], self.out[part.start : part.stop]
+        self.tier.get_into_each(keys, rows, verify=verify)
+
+    def put(self) -> None:
+        new = np.array([[next(self.fresh), 1] for _ in range(self.each)], np.uint64)
+        assert set(self.tier.put_each(new, self.content[: self.each])) == {PutResult.STORED}
+
+    def pread(self) -> None:
+        for i in self.plain_reads.take():
+            self.plain.read(i * self.size, self.size)
+
+    def pwrite(self) -> None:
+        for i in self.plain_writes.take():
+            self.plain.write(i * self.size, self.size)
+
+    def check_reads(self, verify: bool) -> None:
+        self.out[:] = 0
+        for _ in self.reads.parts:
+            self.get(verify)
+        assert np.array_equal(self.out, self.content), "wrong: not timed"
+
+    def check_put(self) -> None:
+        self.put()
+        new = np.array([[i, 1] for i in range(self.each)], np.uint64)
+        got = np.zeros((self.each, self.size), np.uint8)
+        assert self.tier.get_into_each(new, got).tolist() == [self.size] * self.each
+        assert np.array_equal(got, self.content[: self.each]), "wrong: not timed"
+
+    def close(self) -> None:
+        self.plain.close()
+        self.tier.close()
+
+
 def moves(folder: Path, name: str, size: int, total: int, num_rounds: int) -> Iterator[Case]:
-    count, each = total // size, max(1, CALL // size)
-    content = np.random.default_rng(1).integers(0, 256, (count, size), np.uint8)
-    keys = object_keys(np.arange(count), name)
-    plain = Plain(folder / "plain", total)
-    plain.memory[:] = content.reshape(-1)
-    out = np.zeros_like(content)
-    put_bytes = (num_rounds + 1) * 2 * each * size  # new objects in each round
-    capacity = (-(-(total + put_bytes) // BUCKET) + 3) * BUCKET
-    tier = SsdTier(folder / "tier", capacity, bucket_bytes=BUCKET)
-    write_all_over(tier)
-    for key, row in zip(keys, content, strict=True):
-        assert tier.put_each(key[None], [row]) == [PutResult.STORED]
-    tier.sync()
-    reads, plain_reads, plain_writes = (Turns(count, each) for _ in range(3))
-    fresh = iter(range(1 << 62))
-
-    def get(verify: bool) -> None:
-        part = reads.take()
-        tier.get_into_each(keys[part.start : part.stop], out[part.start : part.stop], verify=verify)
-
-    def put() -> None:
-        new = np.array([[next(fresh), 1] for _ in range(each)], np.uint64)
-        assert set(tier.put_each(new, content[:each])) == {PutResult.STORED}
-
-    def pread() -> None:
-        for i in plain_reads.take():
-            plain.read(i * size, size)
-
-    def pwrite() -> None:
-        for i in plain_writes.take():
-            plain.write(i * size, size)
-
-    def check_reads(call: Callable[[], None]) -> Callable[[], None]:
-        def check() -> None:
-            out[:] = 0
-            for _ in reads.parts:
-                call()
-            assert np.array_equal(out, content), "wrong: not timed"
-
-        return check
-
-    def check_put() -> None:
-        put()
-        new = np.array([[i, 1] for i in range(each)], np.uint64)
-        got = np.zeros((each, size), np.uint8)
-        assert tier.get_into_each(new, got).tolist() == [size] * each
-        assert np.array_equal(got, content[:each]), "wrong: not timed"
-
-    for _ in plain_writes.parts:
-        pwrite()  # so that pread reads from the disk
-    title, num_bytes = f"{each} x {name}", each * size
-    yield Case(f"put_each: {title}", put, {"pwrite": pwrite}, check_put, num_bytes)
+    own = Moves(folder, name, size, total, num_rounds)
+    for _ in own.plain_writes.parts:
+        own.pwrite()  # so that pread reads from the disk
+    title, num_bytes = f"{own.each} x {name}", own.each * size
+    yield Case(f"put_each: {title}", own.put, {"pwrite": own.pwrite}, own.check_put, num_bytes)
     for kind, verify in {"get_into_each": False, "get_into_each, checked": True}.items():
-
-        def call(verify: bool = verify) -> None:
-            get(verify)
-
-        yield Case(f"{kind}: {title}", call, {"pread": pread}, check_reads(call), num_bytes)
-    plain.close()
-    tier.close()
+        call, check = partial(own.get, verify), partial(own.check_reads, verify)
+        yield Case(f"{kind}: {title}", call, {"pread": own.pread}, check, num_bytes)
+    own.close()
     for file in folder.iterdir():
         file.unlink()
 
