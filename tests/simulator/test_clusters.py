@@ -63,7 +63,7 @@ def check_everybody_is_served(cluster, report, trace=TRACE):
         assert instance.peak_tokens <= instance.capacity_tokens
         assert instance.reserved_tokens == 0 and len(instance) == 0
     for instance in cluster.prefill:
-        assert len(instance) == 0 and instance.expected_s == pytest.approx(0, abs=1e-6)
+        assert len(instance) == 0 and instance.expected_free_s == cluster.clock.now
         capacity = instance.store.dram.capacity_blocks
         assert capacity is None or len(instance.store.dram) <= capacity
     assert not cluster.fetches and not cluster.streams and not cluster.landed

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mooncake_serving.conductor import KVCacheCentric
 from mooncake_serving.simulator import (
     Disaggregated,
     DisaggregatedOptions,
@@ -15,7 +16,7 @@ from mooncake_serving.simulator import (
 from mooncake_serving.simulator.machines import A800_NODE, A6000, LLAMA3_70B, LLAMA_13B
 from mooncake_serving.simulator.stages import pass_stages
 from mooncake_serving.simulator.step_cost import StepCost
-from mooncake_serving.simulator.traces import TraceProfile, scale_trace, synth_trace
+from mooncake_serving.simulator.traces import TraceProfile, TraceRequest, scale_trace, synth_trace
 
 PROFILE = TraceProfile.load(Path(__file__).parent / "conversation.profile.json")
 COST = StepCost(LLAMA3_70B, A800_NODE)
@@ -43,6 +44,20 @@ def test_a_prefill_alone_takes_what_is_predicted(stages, chunk_tokens):
             assert occupied == pytest.approx(ends[0], rel=0.2)
 
 
+def predict_and_run(options, trace):
+    """Return all jobs, and the TTFT that the conductor predicted of each."""
+    conductor = conductor_of(options)
+    book, predicted = conductor.book, {}
+
+    def note(decision):
+        predicted[decision.request.request_id] = decision.prefill.ttft_s
+        book(decision)
+
+    conductor.book = note
+    jobs = Disaggregated(options, conductor).run(trace).jobs
+    return jobs, [predicted[job.job_id] for job in jobs]
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -56,16 +71,33 @@ def test_a_prefill_alone_takes_what_is_predicted(stages, chunk_tokens):
 )
 def test_first_tokens_come_when_they_are_predicted(options):
     options = DisaggregatedOptions(num_decode=3, **options)
-    conductor = conductor_of(options)
-    book, predicted = conductor.book, {}
-
-    def note(decision):
-        predicted[decision.request.request_id] = decision.prefill.ttft_s
-        book(decision)
-
-    conductor.book = note
     trace = scale_trace(synth_trace(PROFILE, 400, seed=3), time=1.0)
-    report = Disaggregated(options, conductor).run(trace)
-    ratios = [job.ttft_s / predicted[job.job_id] for job in report.jobs]
-    low, median, high = np.quantile(ratios, (0.1, 0.5, 0.9))
+    jobs, predicted = predict_and_run(options, trace)
+    ttft_s = np.array([job.ttft_s for job in jobs])
+    low, median, high = np.quantile(ttft_s / predicted, (0.1, 0.5, 0.9))
     assert low > 0.95 and median == pytest.approx(1, abs=0.05) and high < 1.15
+
+
+def test_no_first_token_comes_long_after_it_is_predicted():
+    options = DisaggregatedOptions(num_decode=3)
+    jobs, predicted = predict_and_run(options, synth_trace(PROFILE, 600, seed=3))
+    assert sum(job.fetched_tokens > 0 for job in jobs) > 100
+    assert max(job.ttft_s - p for job, p in zip(jobs, predicted, strict=True)) < 0.5
+
+
+def test_a_prompt_that_fetches_is_not_behind_a_later_one():
+    """One prompt fetches 15 ms worth of KV when one of half a minute arrives behind it."""
+    options = DisaggregatedOptions(num_prefill=2, num_decode=1)
+    conductor = conductor_of(options, policy=KVCacheCentric(balancing_threshold=1.0))
+    cluster = Disaggregated(options, conductor)
+    conductor.cluster.free_at_s[0] = 1e3  # so that both are prefilled at the other one
+    keys = tuple(range(9))
+    cluster.prefill[0].store.insert(keys)
+    conductor.index.add(0, keys)
+    trace = [TraceRequest(0, 9 * 512 + 100, 1, keys), TraceRequest(0, 100_000, 1, ())]
+    first, second = cluster.run(trace).jobs
+    assert first.prefill_instance == second.prefill_instance == 1
+    assert first.fetched_tokens == 9 * 512
+    fetch_s = 9 * 512 * LLAMA3_70B.kv_bytes_per_token / A800_NODE.nic_bytes_per_s
+    assert fetch_s < first.ttft_s < 0.2 and second.ttft_s > 20
+    assert first.ttft_s == pytest.approx(first.decision.prefill.ttft_s, abs=0.05)

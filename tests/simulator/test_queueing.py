@@ -170,7 +170,8 @@ def test_reused_kv_is_loaded_beside_the_computation_layer_by_layer():
     assert times[False] == pytest.approx(load_s + compute_s)
 
 
-def test_who_waits_for_a_fetch_is_passed_over():
+def waiting(*num_tokens):
+    """Queue prompts on an instance, the first of which still fetches; return who starts, too."""
     clock, order = Clock(), []
     instance = PrefillInstance(
         clock,
@@ -180,15 +181,49 @@ def test_who_waits_for_a_fetch_is_passed_over():
         started=lambda job: order.append(job.job_id),
         done=lambda job: None,
     )
-    jobs = [Job(i, TraceRequest(0.0, 1000, 1), 0.0) for i in range(3)]
+    jobs = [Job(i, TraceRequest(0.0, n, 1), 0.0) for i, n in enumerate(num_tokens)]
     jobs[0].ready = False
     for job in jobs:
         instance.arrive(job)
+    return clock, instance, jobs, order
+
+
+def test_who_waits_for_a_fetch_is_not_overtaken():
+    clock, instance, jobs, order = waiting(1000, 100_000, 1000)
 
     def fetched():
         jobs[0].ready = True
         instance.wake()
 
-    clock.at(10.0, fetched)
+    clock.at(0.015, fetched)
     clock.run()
-    assert order == [1, 2, 0] and jobs[0].first_token_s > 10.0
+    short_s, long_s = (COST.prefill_s(n, 0, 4096) for n in (1000, 100_000))
+    assert order == [0, 1, 2]
+    ends = np.cumsum([0.015 + short_s, long_s, short_s])
+    assert [job.first_token_s for job in jobs] == pytest.approx(ends)
+
+
+def test_who_is_behind_a_fetch_goes_on_when_it_is_given_up():
+    clock, instance, jobs, order = waiting(1000, 1000, 2000)
+
+    def give_up():
+        instance.drop(jobs[0])
+        instance.drop(jobs[1])
+        assert order == []  # not the second: it is given up at the same moment
+
+    clock.at(2.0, give_up)
+    clock.run()
+    assert order == [2] and len(instance) == 0
+    assert jobs[2].first_token_s == pytest.approx(2.0 + COST.prefill_s(2000, 0, 4096))
+
+
+def test_an_instance_is_expected_to_be_free_behind_fetches():
+    _, instance, jobs, _ = waiting(1000, 1000)
+    for job, expected_s in zip(jobs, (0.5, 0.25), strict=True):
+        job.expected_s = expected_s
+    jobs[0].fetched_s = 3.0
+    assert instance.expected_free_s == 3.75
+    jobs[0].ready = True
+    assert instance.expected_free_s == 0.75
+    instance.fail()
+    assert instance.expected_free_s == 0.0

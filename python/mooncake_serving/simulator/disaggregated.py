@@ -149,6 +149,7 @@ class Disaggregated:
 
     def _fetch(self, job: Job, decision: Decision, fetch: Fetch) -> None:
         job.ready = False
+        job.fetched_s = self.clock.now + fetch.seconds
         source, target = self.prefill[fetch.source], self.prefill[fetch.target]
         keys = job.request.hash_ids
         first = min(fetch.first_block, target.store.match(keys)[0])  # what the target still has
@@ -190,12 +191,10 @@ class Disaggregated:
 
     def _started(self, job: Job) -> None:
         assert job.prefill_instance is not None
-        self.conductor.cluster.free_at_s[job.prefill_instance] = self._free_at(job.prefill_instance)
+        instance = self.prefill[job.prefill_instance]
+        self.conductor.cluster.free_at_s[job.prefill_instance] = instance.expected_free_s
         if self.options.stream and job.decode_instance is not None and job.num_decode_steps:
             self._stream(job, job.decode_instance)
-
-    def _free_at(self, i: int) -> float:
-        return max(self.clock.now, self.prefill[i].busy_until_s) + self.prefill[i].expected_s
 
     def _stream(self, job: Job, instance: int) -> None:
         """Send a job's KV to the instance that decodes it, unless it is there, or on its way.

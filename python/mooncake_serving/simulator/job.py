@@ -35,6 +35,7 @@ class Job:
     restarts: int = 0
     ready: bool = True  # what it fetches is there
     expected_s: float = 0.0  # of its prefill, by the conductor
+    fetched_s: float = 0.0  # when what it fetches is there, by the conductor
     _batch: "RunningBatch[Job] | None" = field(default=None, repr=False)
     _first_step: int = 0
     _before_first_step_s: float = 0.0

@@ -58,11 +58,14 @@ class PrefillPlan:
 
 
 class PrefillInstance:
-    """Prefills jobs that are ready, in the order of arrival.
+    """Prefills jobs in the order of arrival.
 
-    A prompt enters the first stage as soon as that is free, and passes the others after those
-    before it (:func:`~.stages.pass_stages`; FAST'25, section 3.3). Each stage loads the KV of its
-    layers from its own node. What only the SSD has is recomputed if that is faster.
+    A prompt enters the first stage as soon as that is free and what it fetches is there, and passes
+    the others after those before it (:func:`~.stages.pass_stages`; FAST'25, section 3.3). Nobody
+    overtakes a prompt that waits for its fetch: prefills are not preempted, so that a fetch of
+    milliseconds could cost it a prefill of half a minute, which the conductor does not predict.
+    Each stage loads the KV of its layers from its own node. What only the SSD has is recomputed if
+    that is faster.
 
     Args:
         clock: the simulation's.
@@ -84,7 +87,6 @@ class PrefillInstance:
     ):
         self.store = store
         self.disk = Disk(clock, options.group_size * cost.machine.ssd_bytes_per_s)
-        self.expected_s = 0.0  # of all waiting jobs, by the conductor's predictions
         self._clock = clock
         self._cost = cost
         self._options = options
@@ -103,14 +105,23 @@ class PrefillInstance:
         """When the next prompt may enter the first stage."""
         return self._stage_free_s[0]
 
+    @property
+    def expected_free_s(self) -> float:
+        """When all jobs that are here have left the first stage, by the conductor's predictions."""
+        free_s = max(self._clock.now, self.busy_until_s)
+        for job in self._waiting:
+            if not job.ready:
+                free_s = max(free_s, job.fetched_s)
+            free_s += job.expected_s
+        return free_s
+
     def arrive(self, job: Job) -> None:
-        """Queue a job; it is skipped until it is ``ready``."""
+        """Queue a job; it begins when it is the first one, and ``ready``."""
         self._waiting.append(job)
-        self.expected_s += job.expected_s
         self.wake()
 
     def wake(self) -> None:
-        """Look for a ready job: one has become so."""
+        """Look at the first job: it may have become ready."""
         if self._free is None:
             self._next()
 
@@ -120,7 +131,7 @@ class PrefillInstance:
             self._computing.pop(job).cancel()
         elif job in self._waiting:
             self._waiting.remove(job)
-            self.expected_s -= job.expected_s
+            self._clock.after(0.0, self.wake)  # the next one, unless it is dropped as well
 
     def fail(self) -> None:
         """Lose everything."""
@@ -132,7 +143,6 @@ class PrefillInstance:
         self._computing.clear()
         self._waiting.clear()
         self.store.clear()
-        self.expected_s = 0.0
         self.disk.reset()
         self._stage_free_s = [self._clock.now] * self._options.group_size
 
@@ -159,11 +169,9 @@ class PrefillInstance:
 
     def _next(self) -> None:
         self._free = None
-        job = next((job for job in self._waiting if job.ready), None)
-        if job is None:
+        if not self._waiting or not self._waiting[0].ready:
             return
-        self._waiting.remove(job)
-        self.expected_s -= job.expected_s
+        job = self._waiting.popleft()
         plan = self.plan(job.request.input_length, job.request.hash_ids)
         self.disk.read(plan.ssd_blocks * self._block_bytes)
         self._stage_free_s = plan.ends_s
