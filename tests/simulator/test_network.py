@@ -19,6 +19,9 @@ def test_equal_times_happen_in_the_order_they_were_asked_for():
     assert seen == ["first", "second"] and clock.now == 1.5
     clock.run()
     assert seen == ["first", "second", "late"] and clock.now == 2.0
+    clock.at(9.0, seen.append, "never").cancel()
+    clock.run()
+    assert clock.now == 2.0 and clock.num_events == 3
     with pytest.raises(ValueError, match=r"time must be >= 2\.0"):
         clock.at(1.0, seen.append, "past")
 

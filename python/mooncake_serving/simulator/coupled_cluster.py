@@ -90,7 +90,6 @@ class CoupledCluster:
         self.clock.run()
         return Report(
             self.jobs,
-            self.clock.now - (self.jobs[0].arrival_s if self.jobs else 0.0),
             self.clock.num_events,
             peak_tokens=[instance.peak_tokens for instance in self.instances],
         )

@@ -99,7 +99,6 @@ class Disaggregated:
         self.clock.run()
         return Report(
             self.jobs,
-            self.clock.now - (self.jobs[0].arrival_s if self.jobs else 0.0),
             self.clock.num_events,
             peak_tokens=[instance.peak_tokens for instance in self.decode],
             sent_bytes=sum(nic.sent_bytes for nic in self.nics),

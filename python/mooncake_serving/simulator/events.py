@@ -54,8 +54,9 @@ class Clock:
         """Process all events that are due up to a time, in order."""
         queue = self._queue
         while queue and queue[0][0] <= until:
-            self.now, _, event = heapq.heappop(queue)
-            if event.action is not None:
+            time, _, event = heapq.heappop(queue)
+            if event.action is not None:  # what is cancelled takes no time
+                self.now = time
                 self.num_events += 1
                 event.action(*event.arguments)
         if until != float("inf"):

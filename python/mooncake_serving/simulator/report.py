@@ -16,14 +16,12 @@ class Report:
 
     Attributes:
         jobs: every request, served or refused.
-        simulated_s: from the first arrival to the last token.
         num_events: of the clock.
         peak_tokens: for each instance, the most memory it had reserved, in tokens.
         sent_bytes: over the network, in total.
     """
 
     jobs: Sequence[Job]
-    simulated_s: float
     num_events: int
     peak_tokens: Sequence[int] = ()
     sent_bytes: float = 0.0
@@ -40,6 +38,12 @@ class Report:
             )
         object.__setattr__(self, "_ttft_s", np.array([job.ttft_s for job in served], float))
         object.__setattr__(self, "_tbt_s", np.array([job.tbt_s() for job in served], float))
+
+    @property
+    def simulated_s(self) -> float:
+        """From the first arrival to the last token; whatever happens later does not count."""
+        finished = [job.finished_s for job in self.jobs if job.finished_s is not None]
+        return max(finished) - self.jobs[0].arrival_s if finished else 0.0
 
     @property
     def ttft_s(self) -> np.ndarray:
