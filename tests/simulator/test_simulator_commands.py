@@ -9,11 +9,11 @@ import pytest
 
 from mooncake_serving import conductor, simulator
 from mooncake_serving.conductor import InvalidArgument
-from mooncake_serving.simulator import Disaggregated, DisaggregatedOptions
+from mooncake_serving.simulator import Disaggregated, DisaggregatedOptions, fit_costs
 from mooncake_serving.simulator.__main__ import main
 from mooncake_serving.simulator.commands import per_request
 from mooncake_serving.simulator.commands.view import View
-from mooncake_serving.simulator.machines import A6000, LLAMA_13B
+from mooncake_serving.simulator.machines import A6000, LLAMA_13B, MACHINES
 from mooncake_serving.simulator.reproductions import REPRODUCTIONS, Curve
 from mooncake_serving.simulator.traces import TraceProfile, synth_trace, write_mooncake
 
@@ -205,6 +205,20 @@ def test_run_on_coupled_instances(mode, trace, tmp_path, capsys):
     lines = [json.loads(line) for line in (tmp_path / "run.jsonl").read_text().splitlines()]
     assert {line["prefill_instance"] for line in lines} == {0, 1, 2}
     assert all(line["prefill_instance"] == line["decode_instance"] for line in lines)
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_run_on_coupled_instances_of_each_machine(machine, trace, capsys):
+    arguments = ["--machine", machine, "--model", LLAMA_13B.name, "--prefill", "2", "--decode", "1"]
+    assert main(["run", "--trace", trace, "--coupled", "plain", "--json", *arguments]) == 0
+    summary = json.loads(capsys.readouterr().out)
+    assert summary["served"] + summary["rejected"] == summary["requests"] == 120
+    assert summary["served"] > 0 and summary["sent_bytes"] == 0
+
+
+def test_without_a_network_kv_never_arrives():
+    transfer = fit_costs(LLAMA_13B, A6000, 4096).transfer
+    assert transfer.seconds([0, 1, 10**6], 0.0, 0).tolist() == [0.0, np.inf, np.inf]
 
 
 def test_run_takes_models_and_machines_by_name(trace, capsys):

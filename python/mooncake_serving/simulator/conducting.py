@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from ..conductor import (
     AcceptAll,
@@ -20,6 +21,7 @@ from ..conductor import (
     Request,
     Role,
     Slo,
+    TransferCost,
 )
 from .machines import Machine, Model
 from .options import DisaggregatedOptions
@@ -31,11 +33,22 @@ LENGTHS = (64, 256, 1024, 4096, 8192, 16384, 32768, 65536, 131072)
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
+class NoNetwork:
+    """The transfers of machines without NICs: KV never arrives."""
+
+    def seconds(
+        self, num_tokens: ArrayLike, backlog_s: ArrayLike, num_sending: ArrayLike
+    ) -> np.ndarray:
+        """Predict a transfer; see :class:`~..conductor.TransferCost`. Zero tokens take no time."""
+        return np.where(np.asarray(num_tokens) > 0, np.inf, 0.0)
+
+
 def fit_costs(model: Model, machine: Machine, chunk_tokens: int, group_size: int = 1) -> Costs:
     """Fit the conductor's cost models to a grid of isolated prefills and steps.
 
     The paper does so offline, by regression (FAST'25, section 5). For prefills, a stage's share on
-    each of ``group_size`` nodes is fitted; the time of the pipeline follows from it.
+    each of ``group_size`` nodes is fitted; the time of the pipeline follows from it. Coupled
+    instances move no KV, so their machine may have no NIC.
     """
     cost = StepCost(model, machine)
     prompts = [(n, n * part // 4) for n in LENGTHS for part in range(4)]
@@ -45,10 +58,13 @@ def fit_costs(model: Model, machine: Machine, chunk_tokens: int, group_size: int
     steps = [(size, size * tokens) for size in BATCHES for tokens in (512, 4096, 16384)]
     step_s = [cost.decode_s(size, tokens) for size, tokens in steps]
     sizes, kv_tokens = np.array(steps).T
+    transfer: TransferCost = NoNetwork()
+    if machine.nic_bytes_per_s:
+        transfer = NicTransfer(model.kv_bytes_per_token, group_size * machine.nic_bytes_per_s)
     return Costs(
         PipelinedPrefill(stage, group_size, chunk_tokens),
         LinearDecode.fit(sizes, kv_tokens, step_s),
-        NicTransfer(model.kv_bytes_per_token, group_size * machine.nic_bytes_per_s),
+        transfer,
         occupancy=stage,
     )
 
