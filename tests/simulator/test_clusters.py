@@ -36,6 +36,7 @@ from mooncake_serving.simulator.traces import (
     TraceRequest,
     scale_trace,
     synth_trace,
+    trace_stats,
     unshared,
 )
 
@@ -114,6 +115,22 @@ def test_the_index_knows_what_stores_hold_when_events_are_not_late():
 def test_other_clusters_lose_nothing_either(options):
     cluster, report = serve(options)
     check_everybody_is_served(cluster, report)
+
+
+@pytest.mark.parametrize("kind", [PrefillOptions, CoupledOptions])
+def test_blocks_have_the_size_of_the_trace(kind):
+    """Another size in one place alone would count tokens that no cache holds."""
+    with pytest.raises(TypeError, match="block_tokens"):
+        kind(block_tokens=4096)
+
+
+def test_nothing_hits_more_than_a_cache_without_a_limit():
+    limit = trace_stats(TRACE).max_hit_rate
+    ample = DisaggregatedOptions(num_prefill=1, num_decode=3, dram_tokens=None)
+    assert 0 < serve(ample)[1].hit_rate <= limit
+    engine = CoupledOptions(use_cache=True)
+    coupled = CoupledCluster(CoupledClusterOptions(num_instances=2, engine=engine))
+    assert 0 < coupled.run(TRACE).hit_rate <= limit
 
 
 def test_more_cache_saves_prefill_and_an_ssd_counts_as_cache():

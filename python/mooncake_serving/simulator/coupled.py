@@ -11,6 +11,7 @@ from .job import Job
 from .running_batch import RunningBatch
 from .step_cost import StepCost
 from .store import NodeStore
+from .traces import BLOCK_SIZE
 
 
 @dataclass(slots=True)
@@ -48,7 +49,7 @@ class CoupledInstance(DecodeSteps):
         self._cost = cost
         self._options = options
         # Blocks of running requests are among the most recently used: the cache rarely evicts them.
-        self._cache = NodeStore(capacity_tokens // options.block_tokens)
+        self._cache = NodeStore(capacity_tokens // BLOCK_SIZE)
         self._prefilled = prefilled
         self._finished = finished
         self._waiting: deque[Job] = deque()
@@ -79,7 +80,7 @@ class CoupledInstance(DecodeSteps):
             self.peak_tokens = max(self.peak_tokens, self.reserved_tokens)
             if self._options.use_cache:
                 blocks, _ = self._cache.match(job.request.hash_ids)
-                tokens = blocks * self._options.block_tokens
+                tokens = blocks * BLOCK_SIZE
                 job.prefix_tokens = min(tokens, job.request.input_length - 1)
             else:
                 job.prefix_tokens = 0

@@ -32,7 +32,6 @@ class CoupledOptions:
         max_batched_tokens: of whole prompts in a step; a longer prompt is alone in its step.
         max_batch_size: requests decoded at once; vLLM's default max_num_seqs is 256.
         use_cache: reuse the KV of prefixes in this instance's HBM.
-        block_tokens: of that cache.
     """
 
     batching: Batching = Batching.PREFILL_FIRST
@@ -40,8 +39,7 @@ class CoupledOptions:
     max_batched_tokens: int = 8192
     max_batch_size: int = 256
     use_cache: bool = False
-    block_tokens: int = 512
 
     def __post_init__(self) -> None:
-        for name in ("token_budget", "max_batched_tokens", "max_batch_size", "block_tokens"):
+        for name in ("token_budget", "max_batched_tokens", "max_batch_size"):
             check_count("CoupledOptions", name, getattr(self, name), 1)

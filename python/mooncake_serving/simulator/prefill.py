@@ -11,6 +11,7 @@ from .job import Job
 from .stages import Load, pass_stages
 from .step_cost import StepCost
 from .store import Disk, NodeStore
+from .traces import BLOCK_SIZE
 
 
 @dataclass(frozen=True)
@@ -22,18 +23,16 @@ class PrefillOptions:
         group_size: nodes that are the stages of one pipeline (CPP).
         layer_wise: load the reused KV layer by layer in parallel with the first chunk, not before
             it.
-        block_tokens: of a block of the store.
         use_cache: reuse what the store has.
     """
 
     chunk_tokens: int = 4096
     group_size: int = 1
     layer_wise: bool = True
-    block_tokens: int = 512
     use_cache: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("chunk_tokens", "group_size", "block_tokens"):
+        for name in ("chunk_tokens", "group_size"):
             check_count("PrefillOptions", name, getattr(self, name), 1)
 
 
@@ -183,7 +182,7 @@ class PrefillInstance:
 
     def _plan(self, num_tokens: int, blocks: int, ssd_blocks: int) -> PrefillPlan:
         options = self._options
-        prefix = min(blocks * options.block_tokens, num_tokens - 1)
+        prefix = min(blocks * BLOCK_SIZE, num_tokens - 1)
         chunks_s = self._cost.chunks_s(num_tokens, prefix, options.chunk_tokens)
         load = self._load(prefix, ssd_blocks)
         enter_s = max(self._clock.now, self.busy_until_s)
@@ -205,7 +204,7 @@ class PrefillInstance:
 
     @property
     def _block_bytes(self) -> int:
-        return self._options.block_tokens * self._cost.model.kv_bytes_per_token
+        return BLOCK_SIZE * self._cost.model.kv_bytes_per_token
 
     def _end(self, job: Job) -> None:
         del self._computing[job]
