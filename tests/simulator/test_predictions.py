@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mooncake_serving.conductor import KVCacheCentric
+from mooncake_serving.conductor import EarlyRejection, KVCacheCentric, Slo
 from mooncake_serving.simulator import (
     Disaggregated,
     DisaggregatedOptions,
@@ -28,6 +28,25 @@ def test_step_cost_says_of_itself_what_it_gives():
     assert ms == pytest.approx([52.3, 71.3, 94.4], abs=0.05)
     said = "{:.0f}, {:.0f} and {:.0f} ms for 128, 256 and 257 tokens".format(*ms)
     assert said in " ".join(StepCost.__doc__.split())
+
+
+def test_a_decoding_step_takes_what_is_predicted():
+    sizes = np.arange(1, 600)
+    for tokens in (1, 1000, 16_384):
+        predicted = fit_costs(LLAMA3_70B, A800_NODE, 4096).decode.seconds(sizes, sizes * tokens)
+        steps = [COST.decode_s(size, size * tokens) for size in sizes.tolist()]
+        assert predicted == pytest.approx(steps, rel=1e-12)
+
+
+def test_decode_instances_are_not_filled_beyond_the_objective():
+    """A step of 129 requests takes a third longer than one of 128; the objective is between."""
+    options = DisaggregatedOptions(num_decode=1)
+    slo = Slo(30, 0.039)
+    conductor = conductor_of(options, admission=EarlyRejection(), slo=slo)
+    trace = [TraceRequest(20.0 * i, 256, 400, (i,)) for i in range(1000)]
+    report = Disaggregated(options, conductor).run(trace)
+    assert 128 <= len(report.ttft_s) < len(trace)
+    assert report.num_effective(slo.ttft_s, slo.tbt_s) == len(report.tbt_s)
 
 
 @pytest.mark.parametrize("stages", [1, 2, 4])

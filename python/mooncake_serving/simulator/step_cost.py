@@ -3,6 +3,9 @@
 from dataclasses import dataclass, field
 from math import sqrt
 
+import numpy as np
+from numpy.typing import ArrayLike
+
 from .machines import Machine, Model
 
 TILE_TOKENS = 128  # rows of a thread block's tile; SARATHI, section 4.3
@@ -61,6 +64,14 @@ class StepCost:
     def decode_s(self, batch_size: int, kv_tokens: float) -> float:
         """Seconds of a step that only decodes; it is linear in ``kv_tokens``."""
         return self.linear_s(batch_size) + kv_tokens * self.decode_token_s + self.machine.step_s
+
+    def seconds(self, batch_size: ArrayLike, kv_tokens: ArrayLike) -> np.ndarray:
+        """Get the same of many steps at once, for the conductor: its ``DecodeCost``."""
+        rows = np.asarray(batch_size, float)
+        rows = np.where(rows > TILE_TOKENS, np.ceil(rows / TILE_TOKENS) * TILE_TOKENS, rows)
+        linear_s = np.sqrt(self._weights_s**2 + (rows * self._token_s) ** 2)
+        tokens_s = np.asarray(kv_tokens, float) * self.decode_token_s
+        return linear_s + tokens_s + self.machine.step_s
 
     def mixed_s(
         self, chunks: list[tuple[int, int]], batch_size: int = 0, kv_tokens: float = 0
