@@ -239,6 +239,13 @@ def test_coupled_clusters_lose_nothing(engine):
         ({"eviction": "foo"}, "eviction must be one of lru, fifo, .*, sieve, got 'foo'"),
         ({"eviction": "belady"}, "eviction must be one of lru, .*, sieve, got 'belady'"),
         ({"failures": (Failure(16, 0.0, 1.0),)}, "failures must be of instances 0 to 15"),
+        ({"failures": (1,)}, "DisaggregatedOptions: failures must be a Failure, got 1"),
+        ({"prefill": None}, "prefill must be a PrefillOptions, got None"),
+        ({"machine": None}, "DisaggregatedOptions: machine must be a Machine, got None"),
+        (
+            {"prefill": PrefillOptions(group_size=81)},
+            "prefill.group_size must be at most 80, the layers of LLaMA3-70B, got 81",
+        ),
     ],
 )
 def test_impossible_clusters_are_named(options, message):
@@ -250,6 +257,17 @@ def test_impossible_clusters_are_named(options, message):
     "call, message",
     [
         (lambda: Failure(1.5, 0.0, 1.0), "Failure: instance must be an integer, got 1.5"),
+        (lambda: Failure(0, "a", 1), "Failure: at_s must be at least 0, got 'a'"),
+        (lambda: Failure(0, 0.0, float("inf")), "Failure: down_s must be at least 0, got inf"),
+        (lambda: CoupledOptions(batching="chunked"), "batching must be a Batching, got 'chunked'"),
+        (
+            lambda: CoupledClusterOptions(engine=None),
+            "CoupledClusterOptions: engine must be a CoupledOptions, got None",
+        ),
+        (
+            lambda: CoupledClusterOptions(machine=None),
+            "CoupledClusterOptions: machine must be a Machine, got None",
+        ),
         (lambda: PrefillOptions(chunk_tokens=0.5), "chunk_tokens must be an integer, got 0.5"),
         (lambda: CoupledOptions(token_budget=0), "token_budget must be at least 1, got 0"),
         (
@@ -261,6 +279,21 @@ def test_impossible_clusters_are_named(options, message):
 def test_impossible_options_are_named(call, message):
     with pytest.raises(InvalidArgument, match=message):
         call()
+
+
+@pytest.mark.parametrize("policy", [KVCacheCentric(), LocalCacheAware()], ids=repr)
+def test_a_coupled_cluster_has_no_policy_about_caches(policy):
+    with pytest.raises(
+        InvalidArgument, match=r"policy must be one that needs no caches, got \w+\("
+    ):
+        CoupledCluster(CoupledClusterOptions(), policy)
+
+
+def test_a_pipeline_has_at_most_a_node_for_each_layer():
+    options = DisaggregatedOptions(
+        num_prefill=1, num_decode=1, prefill=PrefillOptions(group_size=80)
+    )
+    assert len(serve(options, TRACE[:3])[1].ttft_s) == 3
 
 
 @pytest.mark.parametrize(

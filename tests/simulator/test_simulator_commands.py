@@ -138,9 +138,10 @@ def test_run_prints_a_summary(trace, capsys):
         (["--tbt", "-1"], "tbt_s must be positive, got -1.0"),
         (["--chunk", "0"], "chunk_tokens must be at least 1, got 0"),
         (["--group", "0"], "group_size must be at least 1, got 0"),
+        (["--group", "81"], "at most 80, the layers of LLaMA3-70B, got 81"),
         (["--dram", "-5"], "dram_tokens must be at least 0, got -5"),
         (["--event-delay", "-1"], "event_delay_s must be at least 0, got -1.0"),
-        (["--fail", "1", "-3", "1"], "failures must begin and last"),
+        (["--fail", "1", "-3", "1"], "Failure: at_s must be at least 0, got -3.0"),
         (["--machine", "A6000"], "model must fit into 43 GB of A6000, got LLaMA3-70B with 141 GB"),
         (
             ["--machine", "A6000", "--model", "LLaMA-13B"],

@@ -241,6 +241,10 @@ def test_less_load_keeps_each_request_with_the_same_chance(made_up):
     [
         (lambda: scale_trace([], time=0), "scale_trace: time must be positive, got 0"),
         (lambda: scale_trace([], load=float("inf")), "load must be positive, got inf"),
+        (
+            lambda: scale_trace([TraceRequest(0.0, 5, 1, (0,))], load=1e9),
+            "load must make at most 10,000,000 requests of 1, got 1e",
+        ),
         (lambda: trace_stats([]), "a trace must hold at least one request"),
         (lambda: TraceProfile.of([]), "a trace must hold at least one request"),
         (lambda: synth_trace(TraceProfile.load(PROFILE), 0), "num_requests must be at least 1"),

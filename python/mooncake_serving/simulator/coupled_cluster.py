@@ -3,8 +3,16 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from ..conductor import InvalidArgument, LoadBalance, PrefillPolicy, Request, Role
-from ..conductor.errors import check_count
+from ..conductor import (
+    InvalidArgument,
+    KVCacheCentric,
+    LoadBalance,
+    LocalCacheAware,
+    PrefillPolicy,
+    Request,
+    Role,
+)
+from ..conductor.errors import check_count, check_instance
 from .conducting import fit_costs, make_conductor
 from .coupled import CoupledInstance
 from .coupled_options import CoupledOptions
@@ -26,7 +34,10 @@ class CoupledClusterOptions:
     engine: CoupledOptions = field(default_factory=CoupledOptions)
 
     def __post_init__(self) -> None:
-        check_count("CoupledClusterOptions", "num_instances", self.num_instances, 1)
+        op = "CoupledClusterOptions"
+        check_count(op, "num_instances", self.num_instances, 1)
+        check_instance(op, "machine", self.machine, Machine)
+        check_instance(op, "engine", self.engine, CoupledOptions)
         self.machine.kv_capacity_tokens(self.model)  # the model must fit
 
 
@@ -35,9 +46,13 @@ class CoupledCluster:
 
     Args:
         options: the cluster.
-        policy: where a request goes; by default to the shortest queue.
+        policy: where a request goes; by default to the shortest queue. The conductor does not know
+            what coupled instances have cached, so none that is about caches.
         on_progress: called whenever a request is over.
         seed: of the policy.
+
+    Raises:
+        InvalidArgument: the policy is about caches.
     """
 
     def __init__(
@@ -48,6 +63,10 @@ class CoupledCluster:
         on_progress: Callable[[], None] = lambda: None,
         seed: int = 0,
     ):
+        if isinstance(policy, (KVCacheCentric, LocalCacheAware)):
+            raise InvalidArgument(
+                f"CoupledCluster: policy must be one that needs no caches, got {policy!r}"
+            )
         self.clock = Clock()
         self.jobs: list[Job] = []
         self._has_run = False

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import Enum
 
-from ..conductor.errors import check_count
+from ..conductor.errors import check_count, check_instance
 
 
 class Batching(Enum):
@@ -41,5 +41,6 @@ class CoupledOptions:
     use_cache: bool = False
 
     def __post_init__(self) -> None:
+        check_instance("CoupledOptions", "batching", self.batching, Batching)
         for name in ("token_budget", "max_batched_tokens", "max_batch_size"):
             check_count("CoupledOptions", name, getattr(self, name), 1)

@@ -1,10 +1,9 @@
 """The composition of a simulated cluster."""
 
-import math
 from dataclasses import dataclass, field
 
 from ..conductor import InvalidArgument
-from ..conductor.errors import check_at_least, check_count, check_positive
+from ..conductor.errors import check_at_least, check_count, check_instance, check_positive
 from .caches import POLICIES
 from .machines import A800_NODE, LLAMA3_70B, Machine, Model
 from .prefill import PrefillOptions
@@ -21,6 +20,8 @@ class Failure:
 
     def __post_init__(self) -> None:
         check_count("Failure", "instance", self.instance, 0)
+        check_at_least("Failure", "at_s", self.at_s, 0)
+        check_at_least("Failure", "down_s", self.down_s, 0)
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class DisaggregatedOptions:
 
     Attributes:
         model, machine: what an instance runs, and on what; a prefill instance with a larger group
-            is a pipeline of that many nodes, with all their NICs and SSDs.
+            is a pipeline of that many nodes, at most one a layer, with all their NICs and SSDs.
         num_prefill, num_decode: instances of each kind, numbered in this order.
         prefill: how prompts are prefilled.
         dram_tokens: of the store, per instance; None for no limit. The default is FAST'25's 1 TB.
@@ -56,6 +57,8 @@ class DisaggregatedOptions:
 
     def __post_init__(self) -> None:
         op = "DisaggregatedOptions"
+        check_instance(op, "machine", self.machine, Machine)
+        check_instance(op, "prefill", self.prefill, PrefillOptions)
         for name in ("num_prefill", "num_decode", "max_batch_size"):
             check_count(op, name, getattr(self, name), 1)
         if self.dram_tokens is not None:
@@ -67,15 +70,16 @@ class DisaggregatedOptions:
             raise InvalidArgument(f"{op}: eviction must be one of {names}, got {self.eviction!r}")
         self.machine.kv_capacity_tokens(self.model)  # the model must fit
         check_positive(op, "machine.nic_bytes_per_s", self.machine.nic_bytes_per_s)
+        if self.prefill.group_size > self.model.num_layers:
+            raise InvalidArgument(
+                f"{op}: prefill.group_size must be at most {self.model.num_layers}, the layers of "
+                f"{self.model.name}, got {self.prefill.group_size}"
+            )
         for failure in self.failures:
-            if not (0 <= failure.at_s < math.inf and 0 <= failure.down_s < math.inf):
-                raise InvalidArgument(
-                    "DisaggregatedOptions: failures must begin and last at least 0 s, "
-                    f"got {failure}"
-                )
+            check_instance(op, "failures", failure, Failure)
             if not 0 <= failure.instance < self.num_prefill + self.num_decode:
                 raise InvalidArgument(
-                    "DisaggregatedOptions: failures must be of instances 0 to "
+                    f"{op}: failures must be of instances 0 to "
                     f"{self.num_prefill + self.num_decode - 1}, got {failure}"
                 )
 

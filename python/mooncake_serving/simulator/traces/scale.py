@@ -8,6 +8,8 @@ import numpy as np
 
 from .request import TraceRequest
 
+MAX_REQUESTS = 10_000_000  # some 10 GB; a larger load is a slip of the hand, not a trace
+
 
 def scale_trace(
     requests: Sequence[TraceRequest], *, time: float = 1.0, load: float = 1.0, seed: int = 0
@@ -24,15 +26,20 @@ def scale_trace(
     Args:
         requests: in the order of time.
         time: factor of the clock, positive.
-        load: factor of the number of requests, positive.
+        load: factor of the number of requests, positive; of at most ``MAX_REQUESTS`` in the end.
         seed: of the random choice.
 
     Raises:
-        ValueError: a factor is not positive and finite.
+        ValueError: a factor is not positive and finite, or makes too many requests.
     """
     for name, value in (("time", time), ("load", load)):
         if not (math.isfinite(value) and value > 0):
             raise ValueError(f"scale_trace: {name} must be positive, got {value!r}")
+    if len(requests) * load > MAX_REQUESTS:
+        raise ValueError(
+            f"scale_trace: load must make at most {MAX_REQUESTS:,} requests of {len(requests):,}, "
+            f"got {load:g}"
+        )
     if not requests:
         return []
     rng = np.random.default_rng(seed)
