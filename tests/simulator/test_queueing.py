@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from mooncake_serving.simulator.events import Clock
 from mooncake_serving.simulator.job import Job
 from mooncake_serving.simulator.machines import A800_NODE, LLAMA3_70B
+from mooncake_serving.simulator.network import Network, Nic
 from mooncake_serving.simulator.prefill import PrefillInstance, PrefillOptions
 from mooncake_serving.simulator.stages import Load, pass_stages
 from mooncake_serving.simulator.step_cost import StepCost
@@ -200,6 +201,29 @@ def test_who_waits_for_a_fetch_is_not_overtaken():
     short_s, long_s = (COST.prefill_s(n, 0, 4096) for n in (1000, 100_000))
     assert order == [0, 1, 2]
     ends = np.cumsum([0.015 + short_s, long_s, short_s])
+    assert [job.first_token_s for job in jobs] == pytest.approx(ends)
+
+
+def test_who_delays_nobody_goes_ahead_of_a_fetch():
+    """The second takes longer than the fetch, the third does not."""
+    clock, instance, jobs, order = waiting(1000, 100_000, 2000)
+    short_s, long_s, third_s = (COST.prefill_s(n, 0, 4096) for n in (1000, 100_000, 2000))
+    for job, seconds in zip(jobs, (short_s, long_s, third_s), strict=True):
+        job.expected_s = seconds
+    fetch_s = 1.5 * third_s
+    assert fetch_s < long_s
+    network, nics = Network(clock), (Nic(1e9), Nic(1e9))
+
+    def fetched():
+        jobs[0].ready, jobs[0].fetch = True, None
+        instance.wake()
+
+    jobs[0].fetch = network.send(*nics, fetch_s * 1e9, fetched)
+    assert jobs[0].fetch.ends_s == pytest.approx(fetch_s)
+    instance.wake()
+    clock.run()
+    assert order == [2, 0, 1]
+    ends = [fetch_s + short_s, fetch_s + short_s + long_s, third_s]
     assert [job.first_token_s for job in jobs] == pytest.approx(ends)
 
 

@@ -73,7 +73,6 @@ class Disaggregated:
             )
             for _ in range(options.num_decode)
         ]
-        self.fetches: dict[Job, Flow] = {}
         self.streams: dict[Job, Flow] = {}
         self.landed: set[Job] = set()  # all KV is at the decode instance
         self.up_at_s: dict[int, float] = {}  # of instances that have failed
@@ -161,9 +160,8 @@ class Disaggregated:
             read_s = max(source.read(keys[:there], first), target.read(keys[:first]))
 
         def over() -> None:
-            del self.fetches[job]
             self.conductor.fetched(decision)
-            job.ready = True
+            job.ready, job.fetch = True, None
             target.wake()
 
         def landed() -> None:
@@ -172,7 +170,7 @@ class Disaggregated:
                 self._store(fetch.target, keys[:there])
             over()
 
-        self.fetches[job] = self.network.send(
+        job.fetch = self.network.send(
             self.nics[fetch.source],
             self.nics[fetch.target],
             num_bytes,

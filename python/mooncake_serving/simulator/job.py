@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..conductor import Decision, InvalidArgument
+from .network import Flow
 from .running_batch import RunningBatch
 from .traces import TraceRequest
 
@@ -34,6 +35,7 @@ class Job:
     rejected: str | None = None
     restarts: int = 0
     ready: bool = True  # what it fetches is there
+    fetch: Flow | None = None  # if it is not
     expected_s: float = 0.0  # of its prefill, by the conductor
     fetched_s: float = 0.0  # when what it fetches is there, by the conductor
     _batch: "RunningBatch[Job] | None" = field(default=None, repr=False)

@@ -40,6 +40,11 @@ class Flow:
         self._updated = 0.0
         self._event: Event | None = None
 
+    @property
+    def ends_s(self) -> float:
+        """When its last byte will be there, at its present rate."""
+        return self._updated + (self.remaining / self._rate if self._rate else 0.0)
+
 
 class Nic:
     """The network of one machine, in both directions.

@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from ..conductor.errors import check_count
 from .caches import Key
@@ -168,9 +169,9 @@ class PrefillInstance:
 
     def _next(self) -> None:
         self._free = None
-        if not self._waiting or not self._waiting[0].ready:
+        if (job := self._first()) is None:
             return
-        job = self._waiting.popleft()
+        self._waiting.remove(job)
         plan = self.plan(job.request.input_length, job.request.hash_ids)
         self.disk.read(plan.ssd_blocks * self._block_bytes)
         self._stage_free_s = plan.ends_s
@@ -179,6 +180,25 @@ class PrefillInstance:
         self._computing[job] = self._clock.at(plan.ends_s[-1], self._end, job)
         self._free = self._clock.at(self.busy_until_s, self._next)
         self._started(job)
+
+    def _first(self) -> Job | None:
+        """Return the job that begins now.
+
+        The first one; while that waits for its fetch, the first of the others that has left the
+        first stage before the fetch ends, and so delays nobody (EASY backfilling).
+        """
+        head = self._waiting[0] if self._waiting else None
+        if head is None or head.ready:
+            return head
+        if head.fetch is None:
+            return None
+        left_s = head.fetch.ends_s - max(self._clock.now, self.busy_until_s)
+        for job in islice(self._waiting, 1, None):
+            if job.ready and job.expected_s <= left_s:  # as predicted; then for certain
+                plan = self.plan(job.request.input_length, job.request.hash_ids)
+                if plan.ends_s[0] <= head.fetch.ends_s:
+                    return job
+        return None
 
     def _plan(self, num_tokens: int, blocks: int, ssd_blocks: int) -> PrefillPlan:
         options = self._options

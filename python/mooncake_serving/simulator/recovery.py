@@ -51,8 +51,9 @@ def _forget(cluster: "Disaggregated", job: Job) -> None:
     """Remove a job from everything; what it fetched stays where it is."""
     if job.prefill_instance is not None:
         cluster.prefill[job.prefill_instance].drop(job)
-    if job in cluster.fetches:
-        cluster.network.cancel(cluster.fetches.pop(job))
+    if job.fetch is not None:
+        cluster.network.cancel(job.fetch)
+        job.fetch = None
     cluster.unsend(job)
     job.restart()
     job.ready = True
