@@ -5,30 +5,38 @@ from pathlib import Path
 
 WIDTH, MARGIN, GAP, TITLE, BOX, ROW = 960, 24, 12, 30, 58, 14
 SANS = "font-family='Helvetica, Arial, sans-serif'"
+# The title, the folder, the color, and the boxes: what of the folder, what it is, a share of the
+# width. The machine has no folder.
 LAYERS = [
-    ("mooncake_serving: what decides", "#e8f0e4", [
-        ("engine", "a real model; prefill and decode apart", True),
-        ("conductor", "where a request goes", False),
-        ("store", "blocks kept over DRAM and SSD", False),
-        ("pooling, semantic", "DistAttention, SemShareKV", False),
-        ("simulator, connectors", "traces; vLLM", False),
+    ("mooncake_serving: what runs", "python/mooncake_serving", "#e8f0e4", [
+        ("engine", "a real model; prefill and decode apart", 1),
+        ("connectors", "vLLM: the store behind its prefix cache", 1),
+        ("compat", "Mooncake's Python API for transfers and store", 1),
+        ("simulator", "traces replayed; the papers' figures", 1),
+        ("demo", "all of it on one screen", 0.7),
     ]),
-    ("mooncake_kernels: the Python API, one module a family", "#e3ecf6", [
-        ("kv", "views, copy plans, gather, scatter", True),
-        ("hashing", "names of blocks", True),
-        ("transfer", "writes and reads between engines", True),
-        ("mask, attention", "chunked prefill", False),
-        ("rdma, topology", "NICs, registration, NIC choice", True),
+    ("mooncake_serving: what decides", "python/mooncake_serving", "#eef4e6", [
+        ("conductor", "where a request goes: plain data in, a decision out", 1),
+        ("chunking", "what goes into a step", 1),
+        ("store", "objects kept over DRAM and SSD, found by every node", 1),
     ]),
-    ("csrc: C++17 and CUDA", "#f6ece0", [
-        ("_ops.so", "torch operators on the stable ABI: kv", True),
-        ("_host", "pybind11, no torch: hash, topology, rdma, transfer", True),
-        ("common", "errors, dlopen tables", True),
+    ("mooncake_kernels: the Python API, a family each", "mooncake_kernels", "#e3ecf6", [
+        ("kv", "views, copy plans, gather, scatter", 0.9),
+        ("mask, attention", "who attends to whom; paged, merged", 1),
+        ("hashing, similarity", "names of blocks; SimHash", 1),
+        ("transfer, metadata, pool", "between engines; how they are found; objects", 1.3),
+        ("rdma, topology", "registration; NIC choice", 0.9),
+        ("doctor", "what is wrong here", 0.7),
     ]),
-    ("the machine", "#eeeeee", [
-        ("torch", "CPU or CUDA, 2.11 and later", True),
-        ("CUDA driver, libibverbs", "opened when first needed", True),
-        ("sockets", "tcp", True),
+    ("csrc: C++17 and CUDA", "csrc", "#f6ece0", [
+        ("kv, mask, attention, similarity", "_ops.so: torch operators on the stable ABI", 1),
+        ("hash, topology, rdma, store, served, transfer", "_host: pybind11, no torch", 1.2),
+        ("common", "errors, threads, dlopen tables: in both", 0.8),
+    ]),
+    ("the machine", None, "#eeeeee", [
+        ("torch", "CPU or CUDA, 2.11 and later", 1),
+        ("CUDA driver, libibverbs, libcufile", "opened when first needed", 1),
+        ("sockets, shared memory, files", "Linux", 1),
     ]),
 ]  # fmt: skip
 
@@ -47,11 +55,9 @@ def wrapped(content: str, width: int) -> list[str]:
     return lines
 
 
-def box(x: float, y: float, width: float, name: str, about: str, built: bool) -> list[str]:
-    dash = "" if built else " stroke-dasharray='5 4'"
+def box(x: float, y: float, width: float, name: str, about: str) -> list[str]:
     parts = [
-        f"<rect x='{x}' y='{y}' width='{width}' height='{BOX}' rx='4' fill='white' "
-        f"stroke='#444'{dash}/>",
+        f"<rect x='{x}' y='{y}' width='{width}' height='{BOX}' rx='4' fill='white' stroke='#444'/>",
         text(x + 8, y + 18, name, 13, "bold"),
     ]
     for i, line in enumerate(wrapped(about, int(width / 6.2))):
@@ -61,21 +67,22 @@ def box(x: float, y: float, width: float, name: str, about: str, built: bool) ->
 
 def draw() -> str:
     parts, y = [], MARGIN
-    for title, color, boxes in LAYERS:
+    for title, _, color, boxes in LAYERS:
         height = TITLE + BOX + 3 * GAP
         parts.append(
             f"<rect x='{MARGIN}' y='{y}' width='{WIDTH - 2 * MARGIN}' height='{height}' rx='6' "
             f"fill='{color}'/>"
         )
         parts.append(text(MARGIN + GAP, y + 24, title, 14, "bold"))
-        width = (WIDTH - 2 * MARGIN - GAP) / len(boxes) - GAP
-        for i, (name, about, built) in enumerate(boxes):
-            x = MARGIN + GAP + i * (width + GAP)
-            parts += box(round(x, 1), y + TITLE + GAP, round(width, 1), name, about, built)
+        room = WIDTH - 2 * MARGIN - GAP * (len(boxes) + 1)
+        shares = sum(share for _, _, share in boxes)
+        x = MARGIN + GAP
+        for name, about, share in boxes:
+            width = room * share / shares
+            parts += box(round(x, 1), y + TITLE + GAP, round(width, 1), name, about)
+            x += width + GAP
         y += height + GAP
-    parts.append(
-        text(MARGIN, y + 10, "Each layer uses only those below it. Dashed: not built yet.", 12)
-    )
+    parts.append(text(MARGIN, y + 10, "Each layer uses only those below it.", 12))
     return (
         f"<svg xmlns='http://www.w3.org/2000/svg' width='{WIDTH}' height='{y + MARGIN}' "
         f"viewBox='0 0 {WIDTH} {y + MARGIN}'>\n<rect width='100%' height='100%' fill='white'/>\n"
