@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 
 from . import config
+from .command_line import run_command
+from .errors import Unavailable
 from .topology import Topology
 from .topology import cli as topology_cli
 
@@ -30,6 +32,11 @@ def probe(topology: Topology) -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; return its exit status."""
+    return run_command(lambda: run(arguments), errors=(Unavailable,))
+
+
+def run(arguments: list[str] | None) -> int:
+    """The same, with what it raises."""
     parser = argparse.ArgumentParser(prog="python -m mooncake_kernels")
     commands = parser.add_subparsers(dest="command", required=True)
     doctor = commands.add_parser("doctor", help="say what is wrong here, and what fixes it")
@@ -50,10 +57,10 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     command = options.command
     if command == "doctor":
-        from .doctor.command import run
+        from .doctor import command as doctor_command
 
         try:
-            return run(options.root, options.only, as_objects=options.json)
+            return doctor_command.run(options.root, options.only, as_objects=options.json)
         except argparse.ArgumentTypeError as error:
             doctor.error(str(error))
     if command == "topo":

@@ -37,10 +37,11 @@ def run(options: argparse.Namespace, probe: Callable[[Topology], object]) -> int
         topology = _topology(options)
         if options.probe:
             probe(topology)
-        _write(_text(topology, options))
+        text = _text(topology, options)
     except (InvalidArgument, Unavailable, OSError) as error:
         sys.stderr.write(f"{error}\n")
         return 2
+    _write(text)
     return 0
 
 

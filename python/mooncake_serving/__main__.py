@@ -3,24 +3,16 @@
 import argparse
 import sys
 
+from mooncake_kernels.command_line import run_command
+
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; return its exit status."""
-    try:
-        return run_command(arguments)
-    except KeyboardInterrupt:
-        return 130  # as a shell reports SIGINT
-    except ModuleNotFoundError as missing:
-        if missing.name is None or missing.name.startswith("mooncake"):
-            raise
-        package = missing.name.partition(".")[0]
-        sys.stderr.write(
-            f"error: {package} is not installed: pip install 'mooncake-kernels[demo]'\n"
-        )
-        return 1
+    return run_command(lambda: run(arguments), extra="demo")
 
 
-def run_command(arguments: list[str] | None) -> int:
+def run(arguments: list[str] | None) -> int:
+    """The same, with what it raises."""
     from . import demo  # needs packages of an extra
 
     parser = argparse.ArgumentParser(prog="python -m mooncake_serving")

@@ -15,7 +15,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     add_commands(parser.add_subparsers(dest="command", required=True, metavar="COMMAND"))
     options = parser.parse_args(arguments)
-    try:
+    try:  # as mooncake_kernels.command_line, whose import takes torch's seconds
         options.run(options)
         sys.stdout.flush()
     except KeyboardInterrupt:

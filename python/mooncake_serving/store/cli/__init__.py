@@ -1,9 +1,10 @@
 """``mooncake-store serve | stat | top | list | get | put | remove | drain | bench``."""
 
 import argparse
-import os
 import sys
-from typing import Any, NoReturn
+from typing import NoReturn
+
+from mooncake_kernels.command_line import run_command
 
 from .failure import Failed
 
@@ -21,23 +22,15 @@ examples:
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; return its exit status."""
     options = make_parser().parse_args(arguments)
+    return run_command(lambda: _run(options), extra="store", errors=(RuntimeError,))
+
+
+def _run(options: argparse.Namespace) -> int:
     try:
         options.run(options)
-        sys.stdout.flush()
-    except KeyboardInterrupt:
-        return 130  # as a shell reports SIGINT
-    except BrokenPipeError:  # the reader is gone: keep the interpreter's final flush silent
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-    except ModuleNotFoundError as missing:
-        if missing.name is None or missing.name.startswith("mooncake"):
-            raise
-        package = missing.name.partition(".")[0]
-        return _say(f"{package} is not installed: pip install 'mooncake-kernels[store]'", 2)
     except Failed as failed:
-        return _say(str(failed), 1)
-    except (ValueError, OSError, RuntimeError) as error:
-        return _say(str(error), 2)
+        sys.stderr.write(f"error: {failed}\n")
+        return 1
     return 0
 
 
@@ -62,8 +55,3 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"error: {message} (see {self.prog} --help)\n")
-
-
-def _say(message: Any, status: int) -> int:
-    sys.stderr.write(f"error: {message}\n")
-    return status

@@ -1,0 +1,90 @@
+"""How commands end: by an error, by Ctrl-C, and after the reader of their output."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from mooncake_kernels.command_line import run_command
+from mooncake_kernels.topology import cli
+
+DEADLINE_S = 120
+
+
+def raising(error: BaseException):
+    def run():
+        raise error
+
+    return run
+
+
+@pytest.mark.parametrize(("status", "expected"), [(None, 0), (0, 0), (3, 3)])
+def test_the_status_is_the_commands(status, expected):
+    assert run_command(lambda: status) == expected
+
+
+@pytest.mark.parametrize("error", [ValueError("it is wrong"), OSError("it is wrong")])
+def test_an_error_of_the_user_is_one_line(error, capsys):
+    assert run_command(raising(error)) == 2
+    assert capsys.readouterr().err == "error: it is wrong\n"
+
+
+def test_other_errors_are_named_or_keep_their_traceback(capsys):
+    assert run_command(raising(RuntimeError("it is wrong")), errors=(RuntimeError,)) == 2
+    assert capsys.readouterr().err == "error: it is wrong\n"
+    with pytest.raises(RuntimeError):
+        run_command(raising(RuntimeError()))
+
+
+@pytest.mark.parametrize(("extra", "wanted"), [("", "zmq"), ("store", "'mooncake-kernels[store]'")])
+def test_a_missing_package_is_told_with_its_extra(extra, wanted, capsys):
+    assert run_command(raising(ModuleNotFoundError(name="zmq.asyncio")), extra=extra) == 1
+    assert capsys.readouterr().err == f"error: zmq is not installed: pip install {wanted}\n"
+    with pytest.raises(ModuleNotFoundError):  # ours: it is no package that pip could install
+        run_command(raising(ModuleNotFoundError(name="mooncake_kernels._host")))
+
+
+def test_ctrl_c_is_the_status_of_a_shell(capsys):
+    assert run_command(raising(KeyboardInterrupt())) == 130
+    assert capsys.readouterr().err == ""
+
+
+def start(*arguments: str, **changes: str) -> subprocess.Popen:
+    command = [sys.executable, "-m", "mooncake_kernels", *arguments]
+    environment = {**os.environ, **changes}
+    return subprocess.Popen(
+        command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+
+
+@pytest.mark.parametrize("command", ["secret", "config"])
+def test_a_reader_that_is_gone_leaves_no_traceback(command):
+    process = start(command)
+    process.stdout.close()
+    errors = process.stderr.read()
+    process.stderr.close()
+    assert (process.wait(DEADLINE_S), errors) == (1, "")
+
+
+def test_a_topology_whose_reader_is_gone(monkeypatch):
+    def write(text):
+        raise BrokenPipeError
+
+    monkeypatch.setattr(cli, "_write", write)
+    monkeypatch.setattr(cli, "_topology", lambda options: None)
+    monkeypatch.setattr(cli, "_text", lambda topology, options: "")
+    options = cli.argparse.Namespace(probe=False)
+    with pytest.raises(BrokenPipeError):  # which run_command takes
+        cli.run(options, print)
+
+
+@pytest.mark.parametrize(
+    ("command", "variable"), [("metadata", "METADATA_TTL_S"), ("calibrate", "DEADLINE_S")]
+)
+def test_a_malformed_setting_is_one_line(command, variable):
+    name = f"MOONCAKE_KERNELS_{variable}"
+    process = start(command, **{name: "x"})
+    _, errors = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 2
+    assert errors.startswith(f"error: {name} must be ") and errors.count("\n") == 1
