@@ -1,0 +1,149 @@
+"""The code of the pages without a test of their own runs as it is written, but for sizes, files and
+addresses; what needs a GPU, a NIC or several hosts is compiled."""
+
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import mooncake_kernels as mk
+from mooncake_serving.store import SsdTier, Store
+from mooncake_serving.store.directory import EmbeddedDirectory, Member
+
+from .metadata.support import HttpServer
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted(path.stem for path in (ROOT / "docs").glob("*.md"))
+UNIT = 1024
+TOKENS = np.arange(4 * 256)
+
+
+def blocks_of(page: str) -> list[str]:
+    """With empty lines before, so that an error names the line of the page."""
+    text = (ROOT / f"docs/{page}.md").read_text()
+    found = re.finditer(r"```python\n(.*?)```", text, re.DOTALL)
+    return ["\n" * text.count("\n", 0, block.start(1)) + block[1] for block in found]
+
+
+def run(page: str, index: int, names: dict, **replaced: str) -> dict:
+    """Run a block; each name of `replaced` stands for the page's text of that name in PLACES."""
+    code = blocks_of(page)[index]
+    for name, by in replaced.items():
+        assert PLACES[name] in code, f"{page}: {PLACES[name]}"
+        code = code.replace(PLACES[name], by)
+    exec(compile(code, f"docs/{page}.md", "exec"), names)
+    return names
+
+
+PLACES = {
+    "pool": '"/dev/shm/kv"',
+    "pool_bytes": "64 << 30",
+    "file": "/mnt/ssd/pool",
+    "memory_bytes": "1 << 30",
+    "ssd": "/mnt/ssd/kv",
+    "ssd_bytes": "1 << 40",
+    "redis": "redis://10.0.0.1:6379/0",
+    "address": "10.0.0.7:0",
+    "create": "Store.create(",
+}
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page != "design"])  # a list of names
+def test_the_code_of_every_page_compiles(page):
+    for block in blocks_of(page):
+        compile(block, f"docs/{page}.md", "exec")
+
+
+def test_attention():
+    names = run("attention", 0, {})
+    assert names["out"].shape == (21, 32, 128) and torch.isfinite(names["lse"]).all()
+
+
+def test_masks():
+    names = run("masks", 0, {})
+    assert names["rows"].intervals.shape == (514, 4) and len(names["indptr"]) == 4
+
+
+def test_files(tmp_path):
+    path = tmp_path / "pool"
+    path.write_bytes(b"\0" * (2 << 20))
+    run("files", 0, {}, file=str(path), memory_bytes="2 << 20")
+
+
+def test_metadata(capsys):
+    server = HttpServer()
+    try:
+        names = run("metadata", 0, {}, redis=server.url)
+        with names["engine"]:
+            run("metadata", 1, names, redis=server.url)
+    finally:
+        server.stop()
+    assert capsys.readouterr().out.startswith("prefill-3 ")
+
+
+def test_topology(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    machines = ROOT / "tests/machines"
+    shutil.copy(machines / "dump-two-switches.nccl.xml", "topo.xml")
+    shutil.copy(machines / "dgx-h100.json", "topo.json")
+    names = run("topology", 0, {})
+    assert names["topo"].path("cuda:0", "mlx5_0").name == "PXB"  # as the page says
+    assert "mlx5_0" in capsys.readouterr().out
+
+
+def stored_names() -> dict:
+    """What the pages' code of stores takes as given: the first two of four blocks are there."""
+    return {
+        "tokens": TOKENS,
+        "blocks": [np.zeros(UNIT, np.uint8) for _ in range(2)],
+        "new_blocks": [bytes(UNIT)] * 2,
+        "cache": torch.zeros(UNIT // 2, dtype=torch.bfloat16),
+        "torch": torch,
+    }
+
+
+def with_two_blocks(*arguments, **options) -> Store:
+    store = Store.create(*arguments, **options)
+    store.put_each(mk.block_hashes(TOKENS, 256)[:2], [b"\1" * UNIT] * 2)
+    return store
+
+
+def test_store(tmp_path):
+    given = {**stored_names(), "prepared": with_two_blocks}
+    pool = repr(str(tmp_path / "kv"))
+    names = run("store", 0, given, pool=pool, pool_bytes="1 << 20", create="prepared(")
+    with names["store"] as store:
+        assert all((block == 1).all() for block in names["blocks"])
+        assert store.match_prefix(names["keys"]) == 4
+
+
+def test_store_cluster(tmp_path):
+    given = {**stored_names(), "prepared": with_two_blocks, "secret": "s" * 32}
+    places = {"pool": repr(str(tmp_path / "kv")), "pool_bytes": "1 << 20", "create": "prepared("}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            "mooncake_serving.store.directory.connect", lambda url, cluster: EmbeddedDirectory()
+        )
+        names = run("store_cluster", 0, given, **places, address="127.0.0.1:0")
+    assert names["num_blocks"] == 2 and all((block == 1).all() for block in names["blocks"])
+
+
+def test_store_directory(monkeypatch):
+    directory = EmbeddedDirectory()
+    monkeypatch.setattr("mooncake_serving.store.directory.connect", lambda *_, **__: directory)
+    directory.join(Member("node-2", "b", "pool-2"), ttl_s=10)
+    keys = [(1, 0), (2, 0)]
+    run("store_directory", 0, {"keys": keys})
+    assert directory.match_prefix(keys) == []
+
+
+def test_store_ssd(tmp_path):
+    given = {"keys": [1, 2], "blocks": [np.ones(UNIT, np.uint8) for _ in range(2)]}
+    pool, ssd = repr(str(tmp_path / "kv")), str(tmp_path / "ssd")
+    sizes = {"pool_bytes": "1 << 20", "ssd_bytes": "1 << 29"}
+    run("store_ssd", 0, given, pool=pool, ssd=ssd, **sizes)
+    with SsdTier(ssd, 1 << 29) as tier:  # which one process at a time may have
+        assert tier.stats().is_writable
