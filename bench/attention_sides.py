@@ -127,7 +127,7 @@ class SdpaMask:
 class SdpaCausal(SdpaMask):
     """One whole prompt only: its causal mask begins at the first key."""
 
-    def attend(self, masks: Any) -> torch.Tensor:
+    def attend(self, _: Any) -> torch.Tensor:
         sdpa = torch.nn.functional.scaled_dot_product_attention
         return sdpa(self.q[0], self.k[0], self.v[0], is_causal=True)[0].transpose(0, 1)
 

@@ -38,7 +38,6 @@ class NicBalancer {
 
   uint64_t in_flight(int nic) const;
   size_t num_nics() const { return num_nics_; }
-  size_t num_locations() const { return tiers_.size(); }
 
  private:
   struct alignas(64) Nic {  // one cache line each: no false sharing

@@ -21,7 +21,7 @@ class Staging:
     """
 
     def __init__(self, op: str, header: PackHeader, buffer: torch.Tensor):
-        self._op, self._header = op, header
+        self._header = header
         self._capacity = buffer.numel() // header.record_bytes
         self._buffer = buffer[: self._capacity * header.record_bytes]
         self.views = [self._view(packed) for packed in header.views]

@@ -22,7 +22,7 @@ def read_nics(
         folder = root.resolve(f"{_INFINIBAND}/{name}")
         if folder is None:
             raise Malformed(f"NIC {name} has vanished: {_INFINIBAND}/{name} leads nowhere")
-        device = _device_folder(root, name, folder)
+        device = _device_folder(root, folder)
         pci = add_device(device) if device else None
         port = _best_port(root, folder)
         base = f"{folder}/ports/{port}"
@@ -45,7 +45,7 @@ def read_nics(
     return tuple(nics)
 
 
-def _device_folder(root: MachineRoot, name: str, folder: str) -> str | None:
+def _device_folder(root: MachineRoot, folder: str) -> str | None:
     """Return the hardware's folder: for soft-RoCE that of the interface it runs on, if any."""
     device = root.resolve(f"{folder}/device")
     if device is not None:

@@ -41,7 +41,6 @@ class ModelConfig:
     rope_theta: float
     rope_scaling: RopeScaling | None = None
     tie_embeddings: bool = False  # the output head is the embedding
-    bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()  # any of them ends a generation
 
     def __post_init__(self) -> None:
@@ -57,11 +56,6 @@ class ModelConfig:
             )
         if self.head_dim % 2:
             raise InvalidModel(f"ModelConfig: head_dim must be even, got {self.head_dim}")
-
-    @property
-    def kv_elements_per_token(self) -> int:
-        """Count the numbers that one token leaves in the cache, over all layers."""
-        return self.num_layers * 2 * self.num_kv_heads * self.head_dim
 
 
 def _check_positive(name: str, value: float) -> None:

@@ -114,7 +114,6 @@ class GgufFile:
             rope_theta=self.metadata("llama.rope.freq_base", 10000.0),
             rope_scaling=self._rope_scaling(),
             tie_embeddings="lm_head.weight" not in self.names,
-            bos_token_id=self.metadata("tokenizer.ggml.bos_token_id"),
             eos_token_ids=tuple(dict.fromkeys(x for x in eos if x is not None)),
         )
 

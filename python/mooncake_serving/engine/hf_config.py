@@ -53,7 +53,6 @@ def model_config_from_hf(
         rope_theta=float(theta),
         rope_scaling=_rope_scaling(rope or config.get("rope_scaling") or {}),
         tie_embeddings=bool(config.get("tie_word_embeddings", False)),
-        bos_token_id=config.get("bos_token_id"),
         eos_token_ids=_as_tuple(eos),
     )
 

@@ -18,10 +18,6 @@ def cache(device):
         yield made
 
 
-def keep_view(tensor: torch.Tensor):
-    return tensor[3:].view(torch.uint8)[10:]
-
-
 OWNERS = {
     "tensor": lambda: torch.zeros(1000),
     "parameter": lambda: torch.nn.Parameter(torch.zeros(1000)),

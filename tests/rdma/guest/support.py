@@ -10,9 +10,6 @@ import pytest
 
 from ...conftest import skip
 
-# Debian's own Python has the ABI of Debian's pyverbs: a peer process for a Python that has not.
-SYSTEM_PYTHON = "/usr/bin/python3"
-
 
 def pyverbs_or_skip(*modules: str) -> list[ModuleType]:
     """Import pyverbs' modules, for example ``pyverbs_or_skip("device", "pd")``."""

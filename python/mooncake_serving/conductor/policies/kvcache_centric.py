@@ -58,7 +58,7 @@ class KVCacheCentric:
         if not much_better.any():
             choice = LocalCacheAware().choose(view)
             if best > choice.local_tokens:
-                choice = self._with_why(view, choice, Why.RECOMPUTE_BALANCED, best)
+                choice = self._with_why(choice, Why.RECOMPUTE_BALANCED, best)
             return choice
 
         lacking = best - view.local_tokens
@@ -91,9 +91,9 @@ class KVCacheCentric:
         choice = view.choose_local(position, Why.LOCAL_CACHE)
         if much_better[position]:
             cost = float(fetch_s[position])
-            return self._with_why(view, choice, Why.RECOMPUTE_CHEAPER, best, fetch_s=cost)
+            return self._with_why(choice, Why.RECOMPUTE_CHEAPER, best, fetch_s=cost)
         if best > choice.local_tokens:
-            return self._with_why(view, choice, Why.RECOMPUTE_BALANCED, best)
+            return self._with_why(choice, Why.RECOMPUTE_BALANCED, best)
         return choice
 
     @staticmethod
@@ -128,9 +128,7 @@ class KVCacheCentric:
         )
 
     @staticmethod
-    def _with_why(
-        view: PrefillView, choice: PrefillChoice, why: Why, best: int, **values: float
-    ) -> PrefillChoice:
+    def _with_why(choice: PrefillChoice, why: Why, best: int, **values: float) -> PrefillChoice:
         known = {**choice.reason.values, "best_tokens": best, **values}
         return replace(choice, reason=Reason(why, known))
 
