@@ -1,18 +1,3 @@
-"""The base of objects that are closed at the end of a ``with`` block."""
+"""The former place of closing.py, which rdma/ still imports."""
 
-from typing import TypeVar
-
-Self = TypeVar("Self")
-
-
-class Closing:
-    """A context manager around ``close()``."""
-
-    def close(self) -> None:
-        raise NotImplementedError
-
-    def __enter__(self: Self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
+from .closing import Closing as Closing

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from .._closing import Closing
+from ..closing import Closing
 from .entry import Entry
 
 

@@ -9,8 +9,8 @@ import torch
 
 from .. import _host
 from .._arguments import as_instance, as_integer, as_one_of
-from .._closing import Closing
 from ..buffers import Buffer, copy_to_host, place_of
+from ..closing import Closing
 from ..errors import ChecksumError, InvalidArgument, Unavailable
 from .values import END
 

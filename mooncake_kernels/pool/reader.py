@@ -6,7 +6,7 @@ import numpy as np
 
 from .. import _host
 from .._arguments import as_bool
-from .._closing import Closing
+from ..closing import Closing
 from ..errors import InvalidArgument, shown
 from .handles import PinnedObject
 from .reads import DONE, as_offset, check_read, with_buffers

@@ -7,8 +7,8 @@ from typing import Any
 
 from .. import _host
 from .._arguments import as_integer, as_seconds
-from .._closing import Closing
 from ..buffers import as_buffer
+from ..closing import Closing
 from ..errors import InvalidArgument, TransferError, shown
 from ..topology import Topology
 from . import log

@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 from .. import _host
 from .._arguments import as_seconds
-from .._closing import Closing
 from ..buffers import Buffer
+from ..closing import Closing
 from ..errors import InvalidArgument, TransferError
 from . import log
 from .arguments import as_deadline

@@ -8,7 +8,7 @@ import numpy as np
 
 from .. import _host
 from .._arguments import as_bool, as_integers
-from .._closing import Closing
+from ..closing import Closing
 from ..errors import InvalidArgument, shown
 from ..pool import ObjectPool
 from ..pool.values import as_keys

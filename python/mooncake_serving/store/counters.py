@@ -17,7 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
-from .closing import Closing
+from mooncake_kernels.closing import Closing
+
 from .observer import Observer
 
 

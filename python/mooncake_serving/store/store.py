@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from mooncake_kernels.buffers import as_buffer
+from mooncake_kernels.closing import Closing
 from mooncake_kernels.errors import InvalidArgument
 from mooncake_kernels.pool import (
     Evicted,
@@ -19,7 +20,6 @@ from mooncake_kernels.pool import (
 )
 
 from .checks import check_bool, check_number, check_pool, check_share
-from .closing import Closing
 from .eviction import EvictionPolicy, lru
 from .keyspace import Keyspace, StoreKey, StoreKeys
 from .quotas import Quota, QuotaKeeper, Usage

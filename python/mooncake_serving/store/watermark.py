@@ -9,9 +9,8 @@ from collections.abc import Iterator
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
+from mooncake_kernels.closing import Closing
 from mooncake_kernels.errors import InvalidArgument
-
-from .closing import Closing
 
 if TYPE_CHECKING:
     from .store import Store

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from mooncake_kernels.closing import Closing
 from mooncake_kernels.pool import Key
 
-from ..closing import Closing
 from ..copies.draining import Drained, drain
 from ..directory import Member
 from ..node import Node

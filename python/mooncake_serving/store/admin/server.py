@@ -5,9 +5,9 @@ import threading
 
 import uvicorn
 
+from mooncake_kernels.closing import Closing
 from mooncake_kernels.errors import InvalidArgument
 
-from ..closing import Closing
 from ..store import Store
 from .app import make_app
 from .cluster import Cluster

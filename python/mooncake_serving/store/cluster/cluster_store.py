@@ -5,12 +5,12 @@ from typing import Any
 
 import numpy as np
 
+from mooncake_kernels.closing import Closing
 from mooncake_kernels.errors import InvalidArgument, TransferError, Unavailable
 from mooncake_kernels.pool import PoolStats, Retention
 from mooncake_kernels.transfer import Region
 
 from ..checks import check_positive, check_share
-from ..closing import Closing
 from ..directory import Member
 from ..keyspace import Keyspace, StoreKey, StoreKeys
 from ..node import Node

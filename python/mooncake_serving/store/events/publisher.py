@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import zmq
 
+from mooncake_kernels.closing import Closing
 from mooncake_kernels.errors import InvalidArgument
 from mooncake_kernels.pool import object_keys
 
 from ..checks import check_integer
-from ..closing import Closing
 from ..observer import Observer
 from .change_queue import ChangeQueue
 from .messages import (

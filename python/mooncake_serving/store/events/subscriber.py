@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import zmq
 
+from mooncake_kernels.closing import Closing
 from mooncake_kernels.errors import InvalidArgument
 
 from ..checks import check_integer
-from ..closing import Closing
 from .messages import AnyEvent, decode
 from .replay import NUMBER_BYTES, Numbered, request_replay
 from .sockets import connected

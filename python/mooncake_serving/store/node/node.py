@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from mooncake_kernels.closing import Closing
 from mooncake_kernels.errors import InvalidArgument
 from mooncake_kernels.transfer import Region, TransferEngine
 
-from ..closing import Closing
 from ..directory import Directory, Member
 from ..store import Store
 from .answers import Answers, PoolAnswers

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from mooncake_kernels.closing import Closing
 from mooncake_kernels.errors import InvalidArgument, TransferError, Unavailable
 from mooncake_kernels.pool import Key, PutResult
 
-from ..closing import Closing
 from .appending import Appender
 from .arguments import as_arrays, as_number, as_pairs, as_path
 from .disk import Disk

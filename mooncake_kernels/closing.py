@@ -1,4 +1,4 @@
-"""Base of objects that are closed at the end of a ``with`` block."""
+"""The base of objects that are closed at the end of a ``with`` block."""
 
 from typing import TypeVar
 
