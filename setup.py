@@ -3,7 +3,8 @@
   mooncake_kernels/_ops.so      torch operators, CPU and, where nvcc is found, CUDA. It uses the
                                 LibTorch stable ABI and contains no Python: one file for every
                                 Python and every torch from 2.11.
-  mooncake_kernels/_host.*.so   pybind11 module: hashing, transfer. It does not use torch.
+  mooncake_kernels/_host.*.so   pybind11 module: hashing, topology, RDMA, the store, transfer. It
+                                does not use torch.
 
 Sources are globbed: a new file in an existing family needs no edit here. The environment variables
 are those of BuildSettings in mooncake_kernels/config.py, and CXX, CUDA_HOME and MAX_JOBS.
