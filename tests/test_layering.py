@@ -38,7 +38,7 @@ EVERYTHING = {"mooncake_kernels", "demo", "demo_view", *SERVING_MAY_USE}
 SERVING_MAY_USE |= {"__main__": EVERYTHING, "demo": EVERYTHING, "demo_view": EVERYTHING}
 FAMILIES = {"kv", "mask", "attention", "similarity", "hashing"}
 FAMILIES |= {"topology", "rdma", "metadata", "pool", "transfer"}
-FAMILY_MAY_USE = {"attention": {"mask"}, "transfer": {"rdma", "topology", "metadata", "pool"}}
+FAMILY_MAY_USE = {"attention": {"mask"}, "transfer": {"topology", "metadata", "pool"}}
 CONDUCTOR_MAY_USE = {"numpy"}  # and the standard library
 
 
@@ -90,7 +90,7 @@ def test_kernels_know_nothing_of_serving(path):
 
 
 def family_of(path: Path) -> str:
-    """Its module or package, or what reference/ and triton/ have of it; "" of no family."""
+    """Its module or package, with what reference/ and triton/ have of it; "" of no family."""
     parts = path.relative_to(ROOT / "mooncake_kernels").with_suffix("").parts
     family = (parts[1] if parts[0] in ("reference", "triton") else parts[0]).split("_")[0]
     return family if family in FAMILIES else ""
@@ -136,3 +136,22 @@ def test_the_conductor_needs_only_numpy(path):
     for module in imports(path):
         top = module.split(".")[0]
         assert top in sys.stdlib_module_names | CONDUCTOR_MAY_USE | {"mooncake_serving"}, module
+
+
+@pytest.mark.parametrize(
+    "row, exceptions",
+    [
+        ("a family", FAMILY_MAY_USE),
+        ("`csrc/<family>`", {f: CSRC_MAY_USE[f] - {"common"} for f in OPS | HOST}),
+    ],
+)
+def test_the_design_names_the_same_exceptions(row, exceptions):
+    [cells] = re.findall(
+        rf"^\| {row}.*?\|(.*)\|$", (ROOT / "docs/design.md").read_text(), re.MULTILINE
+    )
+    told = {
+        part.split("`")[1]: set(part.split("`")[3::2])
+        for part in cells.split(";")
+        if " also " in part
+    }
+    assert told == {family: uses for family, uses in exceptions.items() if uses}
