@@ -68,9 +68,11 @@ class TransferError(RuntimeError):
         )
 
 
-def shown(value: Any) -> str:
-    """A value for the text of an error: at most one line of it."""
+def shown(value: Any, max_chars: int = 30) -> str:
+    """A value for the text of an error: at most one line of it; of a text, about max_chars."""
+    short = reprlib.Repr()
+    short.maxstring = short.maxother = max_chars
     try:
-        return reprlib.repr(value)
+        return short.repr(value)
     except ValueError:  # Python does not print integers of more than 4300 digits
         return f"a huge {type(value).__name__}"

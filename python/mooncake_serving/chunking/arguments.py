@@ -1,11 +1,9 @@
 """Checks of arguments: whether a value is a number of the required kind."""
 
 import numbers
-import reprlib
 from typing import Any
 
-_REPR = reprlib.Repr()
-_REPR.maxstring = _REPR.maxother = 80  # of a request, which has a name
+from mooncake_kernels import errors
 
 
 def is_integer(value: Any, least: int) -> bool:
@@ -21,8 +19,5 @@ def is_number(value: Any) -> bool:
 
 
 def shown(value: Any) -> str:
-    """Show a value in the text of an error: at most one line of it."""
-    try:
-        return _REPR.repr(value)
-    except ValueError:  # Python does not print integers of more than 4300 digits
-        return f"a huge {type(value).__name__}"
+    """Show a value in the text of an error, with the name of a request."""
+    return errors.shown(value, 80)

@@ -1,9 +1,10 @@
 """Prefill of a prompt into blocks, chunk by chunk: a prefill worker's half of serving."""
 
 import operator
-import reprlib
 import time
 from collections.abc import Callable, Sequence
+
+from mooncake_kernels.errors import shown
 
 from .batch import Batch
 from .kv_cache import PagedKVCache
@@ -65,7 +66,7 @@ def check_prompt(op: str, prompt_tokens: Sequence[int], model: Llama) -> list[in
         tokens = [operator.index(token_id) for token_id in prompt_tokens]
     except TypeError:
         raise ValueError(
-            f"{op}: prompt_tokens must be integers, got {reprlib.repr(prompt_tokens)}"
+            f"{op}: prompt_tokens must be integers, got {shown(prompt_tokens)}"
         ) from None
     config = model.config
     if not tokens:

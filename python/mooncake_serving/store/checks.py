@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 import numpy as np
 
-from mooncake_kernels.errors import InvalidArgument
+from mooncake_kernels.errors import InvalidArgument, shown
 from mooncake_kernels.pool import ObjectPool, Retention
 
 MAX_NUMBER = 2**64 - 1
@@ -15,19 +15,19 @@ MAX_NUMBER = 2**64 - 1
 def check_share(op: str, argument: str, value: Any) -> None:
     """Refuse a value that is not a number from 0 to 1."""
     if not isinstance(value, Real) or not 0 <= value <= 1:  # type: ignore[operator]
-        raise InvalidArgument(f"{op}: {argument} must be from 0 to 1, got {value!r}")
+        raise InvalidArgument(f"{op}: {argument} must be from 0 to 1, got {shown(value, 80)}")
 
 
 def check_bool(op: str, argument: str, value: Any) -> None:
     """Refuse a value that is neither True nor False."""
     if not isinstance(value, bool):
-        raise InvalidArgument(f"{op}: {argument} must be True or False, got {value!r:.80}")
+        raise InvalidArgument(f"{op}: {argument} must be True or False, got {shown(value, 80)}")
 
 
 def check_pool(op: str, pool: Any) -> None:
     """Refuse a value that is not a pool."""
     if not isinstance(pool, ObjectPool):
-        raise InvalidArgument(f"{op}: pool must be an ObjectPool, got {pool!r:.80}")
+        raise InvalidArgument(f"{op}: pool must be an ObjectPool, got {shown(pool, 80)}")
 
 
 def check_number(op: str, argument: str, value: Any) -> None:
@@ -35,7 +35,7 @@ def check_number(op: str, argument: str, value: Any) -> None:
     is_integer = isinstance(value, int | np.integer) and not isinstance(value, bool)
     if not is_integer or not 0 <= value <= MAX_NUMBER:
         raise InvalidArgument(
-            f"{op}: {argument} must be an integer in 0 to {MAX_NUMBER}, got {value!r:.80}"
+            f"{op}: {argument} must be an integer in 0 to {MAX_NUMBER}, got {shown(value, 80)}"
         )
 
 
@@ -43,31 +43,35 @@ def check_retention(op: str, value: Any) -> None:
     """Refuse what a pool would not accept as a retention, in the pool's words."""
     if not isinstance(value, str) or value not in get_args(Retention):
         raise InvalidArgument(
-            f"{op}: retention must be one of {get_args(Retention)}, got {value!r:.80}"
+            f"{op}: retention must be one of {get_args(Retention)}, got {shown(value, 80)}"
         )
 
 
 def check_callable(op: str, argument: str, value: Any) -> None:
     """Refuse a value that is not callable."""
     if not callable(value):
-        raise InvalidArgument(f"{op}: {argument} must be a function, got {value!r:.80}")
+        raise InvalidArgument(f"{op}: {argument} must be a function, got {shown(value, 80)}")
 
 
 def check_integer(op: str, argument: str, value: Any, least: int) -> None:
     """Refuse a value that is not an integer, or too small."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise InvalidArgument(f"{op}: {argument} must be an integer from {least} on, got {value!r}")
+        raise InvalidArgument(
+            f"{op}: {argument} must be an integer from {least} on, got {shown(value, 80)}"
+        )
 
 
 def check_positive(op: str, argument: str, value: Any, *, may_be_infinite: bool = False) -> None:
     """Refuse a value that is not a number above 0."""
     if not isinstance(value, Real) or not float(value) > 0:
-        raise InvalidArgument(f"{op}: {argument} must be above 0, got {value!r}")
+        raise InvalidArgument(f"{op}: {argument} must be above 0, got {shown(value, 80)}")
     if not may_be_infinite and float(value) == math.inf:
-        raise InvalidArgument(f"{op}: {argument} must be finite, got {value!r}")
+        raise InvalidArgument(f"{op}: {argument} must be finite, got {shown(value, 80)}")
 
 
 def check_not_negative(op: str, argument: str, value: Any) -> None:
     """Refuse a value that is not a finite number from 0 on."""
     if not isinstance(value, Real) or not 0 <= float(value) < math.inf:
-        raise InvalidArgument(f"{op}: {argument} must be a number from 0 on, got {value!r}")
+        raise InvalidArgument(
+            f"{op}: {argument} must be a number from 0 on, got {shown(value, 80)}"
+        )
