@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "fake_cuda/fake.h"
+#include "fake_cuda/pointer_attributes.h"
 
 namespace fake {
 namespace {
@@ -170,28 +171,8 @@ CUresult cuPointerGetAttributes(unsigned count, CUpointer_attribute* attributes,
   const Allocation none{0, 0, 0, 0, nullptr, -1, false};
   const Allocation* const known = world().find(address);
   const Allocation& found = known ? *known : none;
-  for (unsigned i = 0; i < count; ++i) {
-    switch (attributes[i]) {
-      case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
-        *static_cast<unsigned*>(values[i]) = found.type;
-        break;
-      case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
-        *static_cast<int*>(values[i]) = found.device;
-        break;
-      case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
-        *static_cast<CUdeviceptr*>(values[i]) = known ? address : 0;
-        break;
-      case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
-        *static_cast<CUdeviceptr*>(values[i]) = found.begin;
-        break;
-      case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
-        *static_cast<size_t*>(values[i]) = found.end - found.begin;
-        break;
-      default:
-        return CUDA_ERROR_INVALID_VALUE;
-    }
-  }
-  return CUDA_SUCCESS;
+  return answer_attributes(count, attributes, values,
+                           {found.type, found.device, known ? address : 0, found.begin, found.end});
 }
 
 }  // extern "C"

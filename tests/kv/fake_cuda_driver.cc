@@ -6,6 +6,8 @@
 
 #include <cstring>
 
+#include "fake_cuda/pointer_attributes.h"
+
 extern "C" {
 
 FakeDriver fake_driver;
@@ -53,28 +55,9 @@ CUresult cuPointerGetAttributes(unsigned count, CUpointer_attribute* attributes,
   ++fake_driver.num_questions;
   if (!fake_driver.current) return CUDA_ERROR_INVALID_CONTEXT;
   const FakeAllocation found = fake_driver.find(address);
-  for (unsigned i = 0; i < count; ++i) {
-    switch (attributes[i]) {
-      case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
-        *static_cast<unsigned*>(values[i]) = found.type;
-        break;
-      case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
-        *static_cast<int*>(values[i]) = found.device;
-        break;
-      case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
-        *static_cast<CUdeviceptr*>(values[i]) = found.end ? address + found.device_offset : 0;
-        break;
-      case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
-        *static_cast<CUdeviceptr*>(values[i]) = found.begin;
-        break;
-      case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
-        *static_cast<size_t*>(values[i]) = found.end - found.begin;
-        break;
-      default:
-        return CUDA_ERROR_INVALID_VALUE;
-    }
-  }
-  return CUDA_SUCCESS;
+  const CUdeviceptr on_device = found.end ? address + found.device_offset : 0;
+  return fake::answer_attributes(count, attributes, values,
+                                 {found.type, found.device, on_device, found.begin, found.end});
 }
 
 static CUresult copy_batch(CUdeviceptr* dsts, CUdeviceptr* srcs, size_t* sizes, size_t count,

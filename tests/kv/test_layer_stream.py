@@ -1,6 +1,8 @@
 """LayerStream: a waiter goes on when its layer is there, and not before. Every wait is bounded."""
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as NotYet
 
 import pytest
 import torch
@@ -25,9 +27,24 @@ def start():
 
         def start(body, *arguments):
             future = threads.submit(body, *arguments)
-            return lambda: future.result(60)
+            return lambda timeout_s=60: future.result(timeout_s)
 
         yield start
+
+
+@pytest.fixture
+def start_waiting(start):
+    """As start, for a body that must still be waiting a moment later."""
+
+    def start_waiting(body, *arguments):
+        begun = threading.Event()
+        join = start(lambda: (begun.set(), body(*arguments)))
+        assert begun.wait(60)
+        with pytest.raises(NotYet):
+            join(SOON_S)
+        return join
+
+    return start_waiting
 
 
 def test_steps_of_two_threads(stream, start):
@@ -68,12 +85,14 @@ def test_a_signal_may_come_first_or_by_the_host(stream, start):
     join()
 
 
-def test_a_step_without_a_begin_waits_for_nothing(stream):
+def test_a_step_without_a_begin_waits_for_nothing(stream, start_waiting):
     for layer in range(NUM_LAYERS):
         stream.wait_layer(layer)
     stream.begin_waits()
     for layer in (3, 1, 2, 0):
+        join = start_waiting(stream.wait_layer, layer)
         stream.signal_from_host(layer, 1)
+        join()
     for _ in range(3):
         for layer in range(NUM_LAYERS):
             stream.wait_layer(layer)
@@ -109,14 +128,18 @@ def test_a_layer_is_ready_as_the_loop_says(calls):
                 assert not stream.is_ready(i, wait_step)
 
 
-def test_steps_that_the_host_counts(stream):
+def test_steps_that_the_host_counts(stream, start_waiting):
+    stream.begin_waits(7)
+    stream.signal_from_host(0, 6)
+    join = start_waiting(stream.wait_layer, 0)
     stream.begin_signals(7)
     stream.signal_layer(0)
-    stream.begin_waits(7)
-    stream.wait_layer(0)
+    join()
+    join = start_waiting(stream.wait_on_host, 0, 8)
     stream.begin_signals()
     stream.signal_layer(0)
-    stream.wait_on_host(0, 8)
+    join()
+    assert stream.flags.tolist() == [8, 0, 0, 0]
 
 
 def test_a_layer_that_does_not_come_is_named(stream):

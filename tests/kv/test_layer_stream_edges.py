@@ -43,6 +43,10 @@ def test_made_and_used_in_inference_mode():
     with torch.inference_mode():
         stream.wait_layer(0, torch.zeros(2))
         stream.reset()
+        late = mk.LayerStream(2, timeout_s=0.02)
+        late.begin_waits()
+        with pytest.raises(TimeoutError, match="layer 0 must be ready for step 1"):
+            late.wait_layer(0, torch.zeros(2))
 
 
 @pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps])

@@ -131,14 +131,29 @@ def test_memory_that_changes_after_the_copy(transport):
         assert causes[0].startswith("checksum: remote range")
 
 
+def test_the_engines_default_is_for_calls_that_say_nothing():
+    ours, theirs = untouched(4096), untouched(4096)
+    ours[1000 : 1000 + len(MARK)] = np.frombuffer(MARK, np.uint8)
+    with (
+        TransferEngine(transports=["tcp"], checksum=True) as careful,
+        TransferEngine() as far,
+        Proxy(far.name, flip, bytes) as proxy,
+    ):
+        here, there = careful.register(ours), far.register(theirs)
+        peer, rows = careful.open(proxy.name), [(here.address, there.address, 4096)]
+        with pytest.raises(TransferError, match="checksum: remote range"):
+            careful.write(peer, rows).wait()
+        careful.write(peer, rows, checksum=False).wait()  # nobody compares
+        assert theirs[1000 : 1000 + len(MARK)].tobytes() == FLIPPED
+
+
 def test_the_engines_default_and_what_is_no_choice(pair):
     size = 4096
     with TransferEngine(transports=[pair.peer.transport], checksum=True) as careful:
         here, there = careful.register(addressed(size)), pair.far.register(untouched(size))
         peer = careful.open(pair.far.name)
-        assert careful._checksum
         careful.write(peer, [(here.address, there.address, size)]).wait()
-        careful.write(peer, [(here.address, there.address, size)], checksum=False).wait()
+        np.testing.assert_array_equal(there._buffer.owner, here._buffer.owner)
         for wrong in (1, "yes"):
             with pytest.raises(InvalidArgument, match="write: checksum must be True or False, got"):
                 careful.write(peer, [(here.address, there.address, size)], checksum=wrong)
