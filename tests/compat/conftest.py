@@ -2,6 +2,7 @@ import dataclasses
 
 import pytest
 
+from .store_support import Memory, pool_file, set_up
 from .support import SIZE, Process, Side, addressed, other_process, side, untouched
 
 
@@ -27,3 +28,21 @@ def pair(request, monkeypatch):
             host = {"local": "127.0.0.1", "tcp": "localhost"}[request.param]
             with side(untouched(SIZE)) as far:
                 yield Pair(near, far, f"{host}:{far.port}")
+
+
+@pytest.fixture
+def path():
+    with pool_file() as path:
+        yield path
+
+
+@pytest.fixture
+def store(path):
+    store = set_up(path)
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def memory(store):
+    return Memory(store)

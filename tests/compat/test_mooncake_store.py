@@ -26,14 +26,6 @@ TENSOR = torch.arange(8.0).view(4, 2)
 WRONG, ABSENT, FULL = INVALID_PARAMS, OBJECT_NOT_FOUND, NO_AVAILABLE_HANDLE
 
 
-@pytest.fixture
-def store():
-    with pool_file() as path:
-        store = set_up(path)
-        yield store
-        store.close()
-
-
 @pytest.mark.parametrize("num_bytes", [1, 63, 64, 65, 4096, 1 << 20, 20 << 20])
 def test_a_value_comes_back(store, num_bytes):
     value = value_of(num_bytes, num_bytes)

@@ -10,23 +10,10 @@ import torch
 from mooncake_kernels.pool import ObjectPool
 from mooncake_serving.compat.mooncake.store import INVALID_PARAMS, OBJECT_NOT_FOUND
 
-from .store_support import Memory, pool_file, reasons, set_up
+from .store_support import pool_file, reasons, set_up
 
 WRONG, ABSENT = INVALID_PARAMS, OBJECT_NOT_FOUND
 KIB = 1024
-
-
-@pytest.fixture
-def store():
-    with pool_file() as path:
-        store = set_up(path)
-        yield store
-        store.close()
-
-
-@pytest.fixture
-def memory(store):
-    return Memory(store)
 
 
 def test_a_range_goes_in_and_comes_out(store, memory):

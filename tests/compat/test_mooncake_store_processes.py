@@ -4,7 +4,7 @@ import pytest
 
 from ..metadata.support import eventually
 from .store_processes import processes
-from .store_support import Memory, pool_file, set_up, value_of
+from .store_support import Memory, set_up, value_of
 from .support import in_threads
 
 
@@ -15,12 +15,6 @@ def settings_of(path: str) -> dict:
         "global_segment_size": 32 << 20,
         "master_server_addr": path,
     }
-
-
-@pytest.fixture
-def path():
-    with pool_file() as path:
-        yield path
 
 
 def test_processes_see_what_others_put(path):

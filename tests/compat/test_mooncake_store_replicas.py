@@ -18,15 +18,7 @@ from mooncake_serving.compat.mooncake.store import (
 
 from ..metadata.support import RedisServer, eventually
 from .store_processes import processes
-from .store_support import pool_file, reasons, set_up, value_of
-
-
-@pytest.fixture
-def store():
-    with pool_file() as path:
-        store = set_up(path)
-        yield store
-        store.close()
+from .store_support import reasons, value_of
 
 
 def memory_of(replica):

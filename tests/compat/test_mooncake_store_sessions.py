@@ -15,29 +15,11 @@ from mooncake_serving.compat.mooncake.store import (
 
 from ..metadata.support import RedisServer
 from .store_processes import processes
-from .store_support import CAPACITY, Memory, pool_file, reasons, set_up, value_of
+from .store_support import CAPACITY, Memory, reasons, set_up, value_of
 
 WRONG, ABSENT, THERE = INVALID_PARAMS, OBJECT_NOT_FOUND, OBJECT_ALREADY_EXISTS
 LAYERS, LAYER_BYTES = 8, 3000
 SIZE = LAYERS * LAYER_BYTES
-
-
-@pytest.fixture
-def path():
-    with pool_file() as path:
-        yield path
-
-
-@pytest.fixture
-def store(path):
-    store = set_up(path)
-    yield store
-    store.close()
-
-
-@pytest.fixture
-def memory(store):
-    return Memory(store)
 
 
 def settings_of(address: str, capacity: int = 32 << 20) -> dict:

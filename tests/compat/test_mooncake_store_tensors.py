@@ -11,29 +11,11 @@ from mooncake_serving.compat.mooncake.store import (
     ReplicateConfig,
 )
 
-from .store_support import Memory, pool_file, reasons, set_up
+from .store_support import reasons
 
 WRONG = INVALID_PARAMS
 TENSOR = torch.arange(24.0).reshape(4, 6)
 OTHER = -TENSOR
-
-
-@pytest.fixture
-def path():
-    with pool_file() as path:
-        yield path
-
-
-@pytest.fixture
-def store(path):
-    store = set_up(path)
-    yield store
-    store.close()
-
-
-@pytest.fixture
-def memory(store):
-    return Memory(store)
 
 
 def test_into_memory_and_from_it(store, memory):

@@ -1,4 +1,4 @@
-"""``Store``: its arguments."""
+"""``Store``: values put and read by prefix hashes and names, and evicted; its arguments."""
 
 import contextlib
 import os
@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 import torch
 
+import mooncake_kernels as mk
 from mooncake_kernels.errors import ChecksumError, InvalidArgument
 from mooncake_kernels.pool import ObjectPool, PinnedObject, PutResult
-from mooncake_serving.store import Store, sieve
+from mooncake_serving.store import LengthAware, Store, largest_first, length_aware, lfu, lru, sieve
 
 UNIT = 4096
+STORED, EXISTS, FULL = PutResult.STORED, PutResult.EXISTS, PutResult.FULL
 
 
 @pytest.fixture
@@ -26,6 +28,174 @@ def pool_path(tmp_path_factory):
 def store():
     with Store.create(64 * UNIT) as made:
         yield made
+
+
+@pytest.fixture
+def small():
+    with Store.create(32 * UNIT, evict_ratio=0.0) as made:
+        yield made
+
+
+def value(seed: int, num_bytes: int = UNIT) -> bytes:
+    return np.random.default_rng(seed).bytes(num_bytes)
+
+
+def test_values_and_parts(small):
+    assert small.put("a", value(1)) is STORED and small.put("a", value(2)) is EXISTS
+    assert small.get("a") == value(1) and small.get("b") is None and small.get(b"a") == value(1)
+    layers = torch.arange(600.0).reshape(3, 200)
+    assert small.put_from(17, *layers, value(3, 5)) is STORED
+    assert small.get(17) == layers.numpy().tobytes() + value(3, 5)
+    third = torch.zeros(200)
+    assert small.get_into(17, third, offset=1600) == 2405  # one layer of three
+    assert torch.equal(third, layers[2])
+    with small.view(17) as seen:
+        assert bytes(seen.view[:2400]) == layers.numpy().tobytes()
+    with small.begin("in place", 800) as writing:
+        writing.tensor(torch.float32).copy_(layers[1])
+    assert small.get("in place") == layers[1].numpy().tobytes()
+    assert small.exists("a") and small.remove("a") and not small.exists("a")
+    assert small.remove_all() == 2 and small.stats().num_ready == 0
+
+
+def test_a_prefix_of_blocks(small):
+    tokens = np.arange(40, dtype=np.uint32)
+    keys = mk.block_hashes(tokens, 4)
+    blocks = [value(i, 1000) for i in range(10)]
+    assert small.put_each(keys[:7], blocks[:7]) == [STORED] * 7
+    assert small.match_prefix(keys) == 7 and small.match_prefix(list(map(int, keys))) == 7
+    assert small.exists_each(keys).tolist() == [True] * 7 + [False] * 3
+    assert small.get_each(keys) == blocks[:7] + [None] * 3
+    buffers = [np.zeros(1000, np.uint8) for _ in keys]
+    assert small.get_into_each(keys, buffers).tolist() == [1000] * 7 + [-1] * 3
+    assert [bytes(buffer) for buffer in buffers[:7]] == blocks[:7]
+
+
+def test_positions_follow_one_another(small):
+    small.put_each(range(4), [b"1"] * 4, position=3)
+    small.put(9, b"1", position=20)
+    objects = small.pool.objects()
+    positions = dict(zip(objects.keys[:, 0].tolist(), objects.position.tolist(), strict=True))
+    assert positions == {0: 3, 1: 4, 2: 5, 3: 6, 9: 20}
+    Store(small.pool, eviction=LengthAware(depth=4)).evict(UNIT)
+    assert not small.exists(9) and small.match_prefix(range(4)) == 4
+
+
+def test_room_ahead_of_need(small):
+    small.put_each(range(10), [value(i) for i in range(10)])
+    assert small.evict(3 * UNIT).num_bytes == 3 * UNIT
+    assert small.exists_each(range(10)).tolist() == [True] * 7 + [False] * 3
+
+
+def test_namespaces_do_not_see_each_other(small):
+    other = Store(small.pool, namespace="another")
+    for key in (5, "five"):
+        assert small.put(key, b"ours") is STORED
+        assert other.get(key) is None and other.put(key, b"theirs") is STORED
+        assert (small.get(key), other.get(key)) == (b"ours", b"theirs")
+    assert Store(small.pool, namespace="another").get(5) == b"theirs"
+
+
+@pytest.mark.parametrize("eviction", [lru, sieve, lfu, length_aware, largest_first])
+def test_room_is_made(eviction):
+    with Store.create(32 * UNIT, eviction=eviction) as store:
+        for i in range(100):
+            assert store.put(i, value(i, 1 + 977 * (i % 20))) is STORED
+            assert store.get(i) == value(i, 1 + 977 * (i % 20))
+        assert store.put("all of it", value(0, 32 * UNIT)) is STORED
+        assert store.stats().num_ready == 1
+        assert isinstance(store.begin("again", 31 * UNIT), mk.ObjectPut)
+
+
+def test_no_more_is_evicted_than_needed(small):
+    for i in range(32):
+        small.put(i, value(i))
+    small.put("one", value(99))
+    assert small.exists_each(range(32)).tolist() == [False] + [True] * 31
+    with Store(small.pool, evict_ratio=0.25) as quarter:
+        quarter.put("another", value(98))
+        assert quarter.stats().free_bytes == 7 * UNIT
+
+
+def test_what_cannot_be_evicted(small):
+    for i in range(31):
+        small.put(i, value(i), retention="hard")
+    pinned = small.view(30)
+    assert small.retain(30, "normal")
+    assert small.put("x", value(1, 2 * UNIT)) is FULL
+    pinned.close()
+    assert small.put("x", value(1, 2 * UNIT)) is STORED and not small.exists(30)
+    with pytest.raises(InvalidArgument, match="num_bytes must be at most the pool's 131072, got"):
+        small.put("y", bytes(33 * UNIT))
+
+
+def test_a_fragmented_pool(small):
+    """Room in one piece: evicting as much as is needed leaves holes, until it is twice as much."""
+    for i in range(32):
+        small.put(i, value(i), retention="soft" if i % 2 else "normal")
+    assert small.put("x", value(1, 8 * UNIT)) is STORED
+    assert small.get("x") == value(1, 8 * UNIT)
+
+
+def test_what_is_damaged_is_removed(small):
+    careless = Store(small.pool, verify=0.0)
+    reads = [
+        lambda: small.get("a"),
+        lambda: small.view("a"),
+        lambda: small.get_into("a", bytearray(UNIT)),
+    ]
+    for read in reads:
+        small.put("a", value(1))
+        with small.view("a") as seen:
+            at = np.frombuffer(seen.view, np.uint8).ctypes.data - small.pool.memory().data_ptr()
+        small.pool.memory()[at + 7] ^= 1
+        assert careless.get("a") != value(1)
+        with pytest.raises(ChecksumError):
+            read()
+        assert not small.exists("a") and small.stats().num_doomed == 0
+    small.put("a", value(1))
+    small.pool.memory()[:] ^= 1
+    assert small.get_into_each(["a"], [bytearray(UNIT)]).tolist() == [-4] and not small.exists("a")
+    small.put("a", value(1))
+    with small.view("a") as seen:  # others may still read it
+        seen.tensor().numpy()[0] ^= 1
+        with pytest.raises(ChecksumError):
+            small.get_into("a", bytearray(UNIT))
+    assert not small.exists("a") and small.stats().num_pins == 0
+
+
+def test_another_process(small):
+    small.put("theirs", b"12345")
+    pid = os.fork()
+    if pid == 0:
+        with Store.open(small.pool.path) as own:
+            result = own.put("ours", own.get("theirs") * 2)
+        os._exit(0 if result is STORED else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert small.get("ours") == b"1234512345"
+
+
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda s: Store(s.pool, verify=2), "Store: verify must be from 0 to 1, got 2"),
+        (lambda s: Store(s.pool, namespace=3), "Store: namespace must be a str"),
+        (lambda s: s.get(1.5), "Store: key must be a name or an integer from 0 to"),
+        (lambda s: s.get(-1), r"key must be a name or an integer from 0 to .*, got -1"),
+        (lambda s: s.get(None), "key must be a name or an integer from 0 to"),
+        (
+            lambda s: s.get(10**5000),
+            "key must be a name or an integer from 0 to .*, got a huge int",
+        ),
+        (lambda s: s.match_prefix([1.5]), r"Store: keys must be \[n\] names or integers"),
+        (lambda s: s.put("a", "text"), r"put_from: buffers\[0\] must be"),
+        (lambda s: s.put_each([1], []), "put_each: values must be as many as keys, got 0 and 1"),
+        (lambda s: s.get_into_each([1], []), "get_into_each: buffers must be as many as keys"),
+    ],
+)
+def test_refusals(small, call, message):
+    with pytest.raises(InvalidArgument, match=message):
+        call(small)
 
 
 @pytest.mark.parametrize("make", [torch.zeros, np.zeros])
@@ -123,13 +293,20 @@ def test_paths_are_names_of_files(path):
             call()
 
 
-def test_of_a_prompt_the_tail_goes_first():
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda store, keys: store.get_each(keys),
+        lambda store, keys: store.get_into_each(keys, [bytearray(1) for _ in keys]),
+    ],
+)
+def test_of_a_prompt_the_tail_goes_first(read):
     """What was stored together is evicted from the last to the first, also after it was read."""
     with Store.create(16 * 4096) as store:
         store.put_each(range(8), [b"1"] * 8)
         store.put_each(range(8, 12), [b"1"] * 4, position=8)
         assert store.evict(2 * 4096).keys[:, 0].tolist() == [7, 6]
-        store.get_into_each(range(4), [bytearray(1)] * 4)
+        read(store, range(4))
         gone = store.evict(8 * 4096).keys[:, 0].tolist()
         assert gone == [5, 4, 11, 10, 9, 8, 3, 2]
         assert store.match_prefix(range(8)) == 2
@@ -178,12 +355,3 @@ def test_what_is_put_anew_after_a_damaged_object_stays(store, monkeypatch, read,
     with contextlib.suppress(ChecksumError):
         assert read(store).tolist() == [-4]
     assert store.get(1) == b"whole"
-
-
-def test_a_damaged_object_is_removed(store):
-    store.put(1, b"damaged")
-    with store.view(1) as pinned:
-        pinned.tensor().numpy()[0] ^= 1
-        with pytest.raises(ChecksumError):
-            store.get_into(1, bytearray(9))
-    assert not store.exists(1) and store.stats().num_pins == 0
