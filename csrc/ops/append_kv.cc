@@ -10,6 +10,7 @@
 #include "attention/append_kv.h"
 #include "common/check.h"
 #include "ops/element_type.h"
+#include "ops/packed.h"
 
 namespace {
 
@@ -19,15 +20,6 @@ using torch::stable::Tensor;
 using Optional = std::optional<Tensor>;
 
 constexpr int64_t kMinThreadElements = int64_t{64} << 10;  // smaller calls wake no thread
-
-const float* table(const Optional& tensor, int64_t numel) {
-  if (!tensor) return nullptr;
-  MK_CHECK(tensor->scalar_type() == ScalarType::Float && tensor->is_contiguous() &&
-               tensor->is_cpu() && tensor->numel() == numel,
-           "append_kv: tables must be packed float32 on the CPU, of ", numel, " numbers, got ",
-           tensor->numel());
-  return static_cast<const float*>(tensor->const_data_ptr());
-}
 
 AppendParams params_of(const Tensor& rows, const Tensor& cache, const Tensor& slots,
                        const Optional& scales) {
@@ -52,7 +44,8 @@ AppendParams params_of(const Tensor& rows, const Tensor& cache, const Tensor& sl
   p.dim = cache.size(3);
   p.num_tokens = slots.numel();
   p.slots = static_cast<const int64_t*>(slots.const_data_ptr());
-  p.scales = table(scales, p.num_heads);
+  p.scales = mk::ops::packed<const float>("append_kv", "a scale", scales, ScalarType::Float,
+                                          p.num_heads, slots);
   return p;
 }
 
@@ -85,8 +78,10 @@ void append_kv_cpu(Tensor k, Optional v, Tensor k_cache, Optional v_cache, Tenso
     const int64_t num_pairs = cos_sin->size(2);
     MK_CHECK(rope_first >= 0 && rope_first + 2 * num_pairs <= keys.dim,
              "append_kv: rope must turn elements inside a row");
-    keys.rotation = {table(cos_sin, keys.num_tokens * 2 * num_pairs), rope_first, num_pairs,
-                     rope_interleaved};
+    const int64_t num_angles = keys.num_tokens * 2 * num_pairs;
+    keys.rotation = {mk::ops::packed<const float>("append_kv", "cos_sin", cos_sin,
+                                                  ScalarType::Float, num_angles, slots),
+                     rope_first, num_pairs, rope_interleaved};
   }
   if (v) {
     MK_CHECK(v_cache->size(0) == k_cache.size(0) && v_cache->size(1) == k_cache.size(1),

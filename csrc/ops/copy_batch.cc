@@ -12,6 +12,7 @@
 #include "kv/copy_batch.h"
 #include "kv/copy_engine.h"
 #include "kv/copy_list.h"
+#include "ops/copy_planes.h"
 #include "ops/cuda_stream.h"
 
 namespace {
@@ -25,8 +26,6 @@ using torch::stable::Tensor;
 // Numbers as in mooncake_kernels/kv/batch.py. kCheck copies nothing: it is for an engine on the
 // host that trusts its arguments.
 enum Engine : int64_t { kAuto, kHost, kCuda, kCopyEngine, kCheck };
-
-constexpr int64_t kMinThreadBytes = int64_t{256} << 10;  // smaller copies wake no thread
 
 const int64_t* values_of(const char* name, const Tensor& tensor, int64_t n) {
   MK_CHECK(tensor.is_cpu() && tensor.scalar_type() == ScalarType::Long && tensor.dim() == 1 &&
@@ -55,7 +54,7 @@ void copy_on_host(const CopyList& list) {
   for (size_t i = 0; i < ends.size(); ++i) ends[i] = end += list.ranges[i].num_bytes;
   const auto n = static_cast<int64_t>(ends.size());
   // Split by bytes: a thread may begin and end within a range.
-  torch::stable::parallel_for(0, end, kMinThreadBytes, [&](int64_t first, int64_t last) {
+  torch::stable::parallel_for(0, end, mk::ops::kMinThreadBytes, [&](int64_t first, int64_t last) {
     mk::kv::copy_batch_host(list.ranges.data(), ends.data(), n, first, last);
   });
 }

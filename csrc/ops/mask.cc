@@ -13,6 +13,7 @@
 #include "mask/block_map.h"
 #include "mask/packed_mask.h"
 #include "ops/cuda_stream.h"
+#include "ops/packed.h"
 
 namespace {
 
@@ -32,21 +33,10 @@ constexpr int64_t kMinThreadRows = 1024;  // smaller calls wake no thread
 constexpr int64_t kMinThreadBlocks = 8;
 constexpr int64_t kMinThreadWords = 1 << 14;
 
-// The data of a packed tensor of that type and length, on the device of `where`.
-template <class T>
-T* data_of(const char* name, const Tensor& tensor, ScalarType type, int64_t count,
+template <class T, class AnyTensor>
+T* data_of(const char* name, const AnyTensor& tensor, ScalarType type, int64_t count,
            const Tensor& where) {
-  MK_CHECK(tensor.scalar_type() == type && tensor.is_contiguous() && tensor.numel() == count &&
-               tensor.get_device() == where.get_device(),
-           "mask: ", name, " must be a packed tensor of ", count,
-           " numbers of its type on the device of cu_q, got ", tensor.numel());
-  return static_cast<T*>(tensor.data_ptr());
-}
-
-template <class T>
-T* data_of(const char* name, const MaybeTensor& tensor, ScalarType type, int64_t count,
-           const Tensor& where) {
-  return tensor ? data_of<T>(name, *tensor, type, count, where) : nullptr;
+  return mk::ops::packed<T>("mask", name, tensor, type, count, where);
 }
 
 // A batch's lengths. Its tensors may have been written to since it was made, so those on the CPU

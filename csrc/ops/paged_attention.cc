@@ -13,6 +13,7 @@
 #include "attention/paged_attention.h"
 #include "common/check.h"
 #include "ops/element_type.h"
+#include "ops/packed.h"
 
 namespace {
 
@@ -25,11 +26,8 @@ using torch::stable::Tensor;
 
 template <class T>
 const T* packed(const Tensor& tensor, ScalarType type, int64_t numel, const char* name) {
-  MK_CHECK(tensor.scalar_type() == type && tensor.is_contiguous() && tensor.is_cpu() &&
-               tensor.numel() == numel,
-           "paged_attention: ", name, " must be a packed tensor of ", numel, " elements, got ",
-           tensor.numel());
-  return static_cast<const T*>(tensor.const_data_ptr());
+  MK_CHECK(tensor.is_cpu(), "paged_attention: ", name, " must be on the CPU");
+  return mk::ops::packed<const T>("paged_attention", name, tensor, type, numel, tensor);
 }
 
 PagedCache cache_of(const Tensor& tensor, const std::optional<Tensor>& scales, const char* name) {

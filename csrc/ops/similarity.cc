@@ -23,7 +23,7 @@ using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 using MaybeInt = std::optional<int64_t>;
 
-constexpr int64_t kMinThreadBytes = int64_t{16} << 10;  // smaller calls wake no thread
+constexpr int64_t kMinThreadSignBytes = int64_t{16} << 10;  // smaller calls wake no thread
 constexpr int64_t kMinThreadPairs = int64_t{1} << 20;
 
 #ifdef MK_WITH_CUDA
@@ -51,9 +51,9 @@ Tensor pack_signs(Tensor values) {
     return packed;
   }
 #endif
-  torch::stable::parallel_for(0, p.num_bytes, kMinThreadBytes, [&p](int64_t begin, int64_t end) {
-    mk::similarity::pack_signs_host(p, begin, end);
-  });
+  torch::stable::parallel_for(
+      0, p.num_bytes, kMinThreadSignBytes,
+      [&p](int64_t begin, int64_t end) { mk::similarity::pack_signs_host(p, begin, end); });
   return packed;
 }
 

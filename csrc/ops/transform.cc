@@ -18,6 +18,7 @@
 #include "ops/copy_plan.h"
 #include "ops/copy_planes.h"
 #include "ops/cuda_stream.h"
+#include "ops/packed.h"
 
 namespace {
 
@@ -36,16 +37,11 @@ using torch::stable::Tensor;
 
 constexpr int64_t kTransformFields = 9;
 
-// The data of an optional tensor of that type and length; null if absent.
+// Null if absent.
 template <class T>
 T* data_of(const std::optional<Tensor>& tensor, ScalarType type, int64_t count, const Tensor& ids,
            const char* name) {
-  if (!tensor) return nullptr;
-  MK_CHECK(tensor->scalar_type() == type && tensor->is_contiguous() && tensor->numel() == count &&
-               tensor->is_cpu() == ids.is_cpu(),
-           "transform_blocks: ", name, " must be a packed tensor of ", count,
-           " numbers on the device of the ids, got ", tensor->numel());
-  return static_cast<T*>(tensor->data_ptr());
+  return mk::ops::packed<T>("transform_blocks", name, tensor, type, count, ids);
 }
 
 // Everything but the planes.
