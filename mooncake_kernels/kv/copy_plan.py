@@ -1,7 +1,6 @@
 """CopyPlan: copy blocks of one cache into another. Public as ``mk.CopyPlan``."""
 
 from collections.abc import Sequence
-from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,14 +13,13 @@ from .copy_jobs import CopyJobs, Job, add_up_jobs, check_checksum, check_transfo
 from .copy_parts import (
     CopyPart,
     Layers,
-    are_one_cache,
     as_layers,
     as_views,
     block_size_of,
     check_layers_alike,
 )
 from .execute import BlockIds, Engine, as_ids, check_call
-from .overlap import shared_ids, shared_runs, touch, unless_shared
+from .overlap import how_parts_meet, shared_ids, shared_runs, unless_shared
 from .pack_overlap import Held
 from .quick_run import QuickRun
 from .row_plan import RowCall
@@ -131,16 +129,7 @@ class CopyPlan:
                     f"CopyPlan: dst must have src's block_size {self._block_sizes[0]} to take "
                     f"views without a 'token' axis, got {self._block_sizes[1]}"
                 )
-        pairs_of_parts = list(product(self._parts, self._parts))
-        self._in_place = any(
-            are_one_cache(part.src, other.dst)
-            for part, other in pairs_of_parts
-            if part is not other or part.meets_itself
-        )
-        self._touch = any(
-            touch(part.src, other.dst) and not are_one_cache(part.src, other.dst)
-            for part, other in pairs_of_parts
-        )
+        self._in_place, self._touch = how_parts_meet(self._parts)
         plain = not (several or self._jobs.by_row or self._in_place or self._touch)
         plain = plain and have_addresses([*first_src.tensors, *first_dst.tensors])
         num_blocks = self._num_blocks = (first_src.num_blocks, first_dst.num_blocks)

@@ -1,7 +1,8 @@
 """Whether a copy reads what it writes; checked only for caches whose memory overlaps."""
 
 from bisect import bisect_left
-from itertools import accumulate
+from collections.abc import Sequence
+from itertools import accumulate, product
 from types import SimpleNamespace
 from typing import cast
 
@@ -11,6 +12,7 @@ from .._tensors import have_addresses
 from ..bad_ids import SHARED
 from ..errors import InvalidArgument
 from .copy_jobs import Job
+from .copy_parts import CopyPart, are_one_cache
 from .layout import HEADER, MAX_AXES, PLANE_FIELDS, SIDE_FIELDS
 from .view import KVView
 
@@ -30,6 +32,21 @@ def touch(src: KVView, dst: KVView) -> bool:
             return True
         reach[is_dst] = max(reach[is_dst], end)
     return False
+
+
+def how_parts_meet(parts: Sequence[CopyPart]) -> tuple[bool, bool]:
+    """Tell whether a part reads the cache that one writes, and whether two only share memory."""
+    pairs = list(product(parts, parts))
+    in_place = any(
+        are_one_cache(part.src, other.dst)
+        for part, other in pairs
+        if part is not other or part.meets_itself
+    )
+    overlaps = any(
+        touch(part.src, other.dst) and not are_one_cache(part.src, other.dst)
+        for part, other in pairs
+    )
+    return in_place, overlaps
 
 
 def shared_runs(
