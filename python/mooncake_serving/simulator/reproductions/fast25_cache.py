@@ -90,9 +90,9 @@ def hit_rate_over_capacity(setup: Setup) -> Outcome:
             Claim(
                 "nothing beats Belady",
                 all(
-                    best >= rate
+                    belady >= rate
                     for rates in by_policy.values()
-                    for best, rate in zip(by_policy["belady"], rates, strict=True)
+                    for belady, rate in zip(by_policy["belady"], rates, strict=True)
                 ),
             ),
         ],
