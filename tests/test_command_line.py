@@ -88,3 +88,24 @@ def test_a_malformed_setting_is_one_line(command, variable):
     _, errors = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 2
     assert errors.startswith(f"error: {name} must be ") and errors.count("\n") == 1
+
+
+@pytest.mark.parametrize("module", ["mooncake_serving", "mooncake_serving.store"])
+def test_help_needs_no_extra(module):
+    code = """
+import runpy, sys
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in sys.argv[2].split():
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Missing())
+sys.argv = [sys.argv[1], "--help"]
+runpy.run_module(sys.argv[0], run_name="__main__")
+"""
+    packages = "fastapi gguf jinja2 msgspec redis rich safetensors tokenizers uvicorn zmq"
+    command = [sys.executable, "-c", code, module, packages]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.startswith("usage: ")

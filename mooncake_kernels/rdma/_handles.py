@@ -3,7 +3,7 @@
 from typing import Any
 
 from .. import _host
-from .._closing import Closing
+from ..closing import Closing
 from ..errors import Unavailable
 
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from .. import _host
 from .._arguments import as_instance, as_integer, as_one_of
-from .._closing import Closing
 from ..buffers import Buffer, as_buffer
+from ..closing import Closing
 from ..errors import InvalidArgument
 from ._handles import require_verbs
 from .device import Device

@@ -5,6 +5,8 @@ import sys
 
 from mooncake_kernels.command_line import run_command
 
+from .demo_options import SUMMARY, add_arguments
+
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; return its exit status."""
@@ -13,12 +15,13 @@ def main(arguments: list[str] | None = None) -> int:
 
 def run(arguments: list[str] | None) -> int:
     """The same, with what it raises."""
-    from . import demo  # needs packages of an extra
-
     parser = argparse.ArgumentParser(prog="python -m mooncake_serving")
     commands = parser.add_subparsers(dest="command", required=True)
-    demo.add_arguments(commands.add_parser("demo", help=demo.SUMMARY, description=demo.SUMMARY))
-    return demo.run(parser.parse_args(arguments))
+    add_arguments(commands.add_parser("demo", help=SUMMARY, description=SUMMARY))
+    options = parser.parse_args(arguments)
+    from . import demo  # needs packages of an extra, which --help does not
+
+    return demo.run(options)
 
 
 if __name__ == "__main__":

@@ -1,3 +1,0 @@
-"""The former place of closing.py, which rdma/ still imports."""
-
-from .closing import Closing as Closing
