@@ -95,14 +95,16 @@ def test_help_needs_no_extra(module):
     code = """
 import runpy, sys
 
+module, packages = sys.argv[1:]
+
 class Missing:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in sys.argv[2].split():
+        if name.partition(".")[0] in packages.split():
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 sys.meta_path.insert(0, Missing())
-sys.argv = [sys.argv[1], "--help"]
-runpy.run_module(sys.argv[0], run_name="__main__")
+sys.argv = [module, "--help"]
+runpy.run_module(module, run_name="__main__")
 """
     packages = "fastapi gguf jinja2 msgspec redis rich safetensors tokenizers uvicorn zmq"
     command = [sys.executable, "-c", code, module, packages]
