@@ -107,6 +107,7 @@ def paged_attention(
         out, lse = reference.paged_attention(*arguments)
         return out.to(q.dtype), lse.float()
     if engine == "triton":
+        _check_room(block_table, caches, rows)
         return _library.triton_module("attention").paged_attention(*arguments)
     _library.require_engine("host", q.device.type, OP)
     return _library.call(_library.paged_attention, *arguments)
@@ -151,6 +152,24 @@ def _check_table(block_table: torch.Tensor, caches: Caches, rows: MaskRows) -> N
             f"{OP}: block_table must be [{num_requests}, max_blocks], got shape "
             f"{tuple(block_table.shape)}"
         )
+
+
+def _check_room(block_table: torch.Tensor, caches: Caches, rows: MaskRows) -> None:
+    """Refuse a table that is too short, before lengths are read on a device.
+
+    Not for a graph that is being captured: it may be replayed with shorter requests only.
+    """
+    if torch.compiler.is_compiling() or (
+        block_table.is_cuda and torch.cuda.is_current_stream_capturing()
+    ):
+        return
+    max_blocks, block_size = block_table.shape[1], caches.k.shape[1]
+    for request, kv_len in enumerate(rows.batch.kv_lens_list):
+        if kv_len > max_blocks * block_size:
+            raise InvalidArgument(
+                f"{OP}: block_table must have blocks for {kv_len} keys of request {request}, got "
+                f"{max_blocks} blocks of {block_size}"
+            )
 
 
 def _as_scale(scale: Any, dim: int) -> float:

@@ -70,7 +70,9 @@ def paged_attention_kernel(
         return
     kv_len = tl.load(kv_lens + request)
     first_key = split * split_keys
-    last_key = tl.minimum(tl.cdiv(kv_len, TILE) * TILE, first_key + split_keys)
+    last_key = tl.cdiv(kv_len, TILE) * TILE
+    if split < tl.num_programs(2) - 1:  # the last goes on to keys past the table
+        last_key = tl.minimum(last_key, first_key + split_keys)
     last_key = tl.maximum(last_key, first_key)
 
     row = tl.arange(0, ROWS)

@@ -38,10 +38,28 @@ def test_a_block_table_too_short(engine):
     if engine.device == "cuda":
         pytest.skip("on CUDA a later call raises")
     message = "block_table must have blocks for 40 keys of request 0, got 2 blocks of 16"
-    if engine.engine == "triton":  # lengths are on the device
-        message = r"block_table\[[01], 2\] must be a block of the cache, .* got -1"
     with pytest.raises(mk.InvalidArgument, match=message):
         mk.paged_attention(**call, engine=engine.engine)
+
+
+@pytest.mark.parametrize("num_blocks, kv_len", [(4, 65), (4, 600), (80, 1700)])
+def test_keys_past_the_block_table_that_only_the_device_knows_of(engine, num_blocks, kv_len):
+    """As when a graph is replayed: tiles past the end of the table, and of its last split."""
+    if engine.engine != "triton" or engine.device == "cuda":
+        pytest.skip("other engines read the lengths; on CUDA a later call raises")
+    rows = mk.mask.rows(mk.mask.causal(), mk.ChunkBatch([1, 1], [64, kv_len]))
+    step = make_step(rows, heads=(1, 1), dims=(16, 16))
+    step.block_table = step.block_table[:, :num_blocks].contiguous()
+    rows.batch.kv_lens_list = [64, 64]
+    message = r"block_table\[1, \d+\] must be a block of the cache, .* got -1"
+    with pytest.raises(mk.InvalidArgument, match=message):
+        step.run("triton")
+    last_row = mk.mask.causal() & mk.mask.sliding_window(1)
+    step.rows = mk.mask.rows(last_row, mk.ChunkBatch([1, 1], [64, kv_len]))
+    step.rows.batch.kv_lens_list = [64, 64]
+    entry = (kv_len - 1) // 16
+    with pytest.raises(mk.InvalidArgument, match=rf"block_table\[1, {entry}\] must be"):
+        step.run("triton")
 
 
 @pytest.mark.parametrize(
