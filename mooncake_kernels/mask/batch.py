@@ -136,4 +136,5 @@ def _as_int32(
         wide = wide.to(torch.int64)
     if wide.numel() and (int(wide.max()) > INT32_MAX or int(wide.min()) < -INT32_MAX):
         raise InvalidArgument(f"ChunkBatch: {name} must be below 2**31, got {int(wide.max())}")
-    return wide.to(torch.int32).contiguous()
+    # A copy, so that neither the caller's later writes nor a MaskBuilder's are the other's.
+    return wide.to(torch.int32, copy=True).contiguous()

@@ -1,5 +1,6 @@
 """Lengths and positions of a batch, and refusals."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,6 +17,24 @@ def test_rows_follow_one_another_at_the_end_of_their_request() -> None:
 def test_selected_rows() -> None:
     batch = mk.ChunkBatch([2, 1], [9, 7], positions=torch.tensor([8, 1, 0]))
     assert batch.query_positions().tolist() == [8, 1, 0]
+
+
+def as_tensor(values: list[int]) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int32)
+
+
+def as_numpy(values: list[int]) -> np.ndarray:
+    return np.array(values, dtype=np.int32)
+
+
+@pytest.mark.parametrize("made", [as_tensor, as_numpy])
+def test_a_batch_has_lengths_of_its_own(made) -> None:
+    lengths = [made([4, 4]), made([8, 8]), made([*range(8)])]
+    batch = mk.ChunkBatch(*lengths)
+    mk.mask.MaskBuilder(mk.mask.causal(), batch).set_lengths([1, 2], [3, 4], [0, 1, 2])
+    assert [each.tolist() for each in lengths] == [[4, 4], [8, 8], [*range(8)]]
+    lengths[1][:] = 0
+    assert batch.kv_lens.tolist() == [3, 4]
 
 
 def test_an_empty_batch() -> None:
