@@ -56,7 +56,7 @@ struct MaskRowsParams {
     tail_bits[row] = 0;
     if (row >= lengths.num_q()) return;
     const RuleRow rule = rule_row(row, lengths.request_of(row));
-    if (rule.position < 0 || rule.position >= rule.kv_len) return store_unfit(interval);
+    if (!rule.has_position()) return store_unfit(interval);
     const int64_t base = rule.tail_base();
     const auto set_of = [&](const LeafKeys& leaf) { return key_set(leaf, rule.kv_len, base); };
     store(evaluate<KeySet>(rule, set_of), base, interval, tail_bits + row);

@@ -33,7 +33,9 @@ struct BitsOfRule {
 
   MK_HD const BatchLengths& lengths() const { return params.lengths; }
   MK_HD uint64_t bits(int64_t row, int64_t request, int64_t first) const {
-    return evaluate<uint64_t>(params.rule_row(row, request), [&](const LeafKeys& leaf) {
+    const RuleRow rule = params.rule_row(row, request);
+    if (!rule.has_position()) return 0;
+    return evaluate<uint64_t>(rule, [&](const LeafKeys& leaf) {
       return bits_between(leaf.begin0 - first, leaf.end0 - first) |
              bits_between(leaf.begin1 - first, leaf.end1 - first) |
              shifted(leaf.drafts, leaf.draft_base - first);

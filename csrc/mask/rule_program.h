@@ -27,6 +27,8 @@ struct RuleRow {
   int64_t position;
   int64_t kv_len;
 
+  // Otherwise operations would look up what their tables do not have.
+  MK_HD bool has_position() const { return position >= 0 && position < kv_len; }
   MK_HD int64_t tail_base() const { return kv_len - words[2 * request + 1]; }
 };
 

@@ -40,7 +40,8 @@ T* data_of(const char* name, const AnyTensor& tensor, ScalarType type, int64_t c
 }
 
 // A batch's lengths. Its tensors may have been written to since it was made, so those on the CPU
-// are checked here: rows beyond num_rows would be outside the other tensors.
+// are checked here: rows beyond num_rows, or queries without a key, would be outside the other
+// tensors.
 BatchLengths lengths_of(const Tensor& cu_q, const Tensor& kv_lens, int64_t num_rows) {
   const int64_t num_requests = kv_lens.numel();
   const BatchLengths lengths{
@@ -54,7 +55,24 @@ BatchLengths lengths_of(const Tensor& cu_q, const Tensor& kv_lens, int64_t num_r
     MK_CHECK(lengths.cu_q[i] <= lengths.cu_q[i + 1], "mask: batch.cu_q must not decrease, got ",
              lengths.cu_q[i + 1], " after ", lengths.cu_q[i]);
   }
+  for (int64_t i = 0; i < num_requests; ++i) {
+    MK_CHECK(lengths.kv_lens[i] >= lengths.q_len(i),
+             "mask: batch.kv_lens must be at least the queries of request ", i, " (",
+             lengths.q_len(i), "), got ", lengths.kv_lens[i]);
+  }
   return lengths;
+}
+
+// Likewise: an operation would look up what a rule's tables do not have.
+void check_positions(const MaskRowsParams& p) {
+  if (!p.positions) return;
+  for (int64_t i = 0; i < p.lengths.num_requests; ++i) {
+    for (int64_t row = p.lengths.cu_q[i]; row < p.lengths.cu_q[i + 1]; ++row) {
+      MK_CHECK(p.positions[row] >= 0 && p.positions[row] < p.lengths.kv_lens[i],
+               "mask: batch.positions[", row, "] must be in [0, ", p.lengths.kv_lens[i],
+               "), the keys of its request, got ", p.positions[row]);
+    }
+  }
 }
 
 // A rule over a batch; outputs are left unset.
@@ -65,6 +83,7 @@ MaskRowsParams rule_params(const Tensor& program, const Tensor& cu_q, const Tens
   p.lengths = lengths_of(cu_q, kv_lens, num_rows);
   p.positions = data_of<int32_t>("positions", positions, ScalarType::Int, num_rows, cu_q);
   p.num_rows = num_rows;
+  if (!cu_q.is_cuda()) check_positions(p);
   return p;
 }
 
@@ -147,6 +166,19 @@ void mask_block_map(Tensor intervals, Tensor tail_bits, Tensor tail_base, Tensor
   });
 }
 
+void check_indptr(const BatchLengths& lengths, const int64_t* indptr, int64_t num_bytes) {
+  for (int64_t i = 0; i < lengths.num_requests; ++i) {
+    const int64_t q_len = lengths.q_len(i), kv_len = lengths.kv_lens[i];
+    MK_CHECK(indptr[i + 1] - indptr[i] == mk::ceil_div(q_len * kv_len, int64_t{8}),
+             "packed: indptr must have room for the pairs of request ", i, ", ", q_len,
+             " queries by ", kv_len, " keys as batch says, got ", indptr[i + 1] - indptr[i],
+             " bytes");
+  }
+  MK_CHECK(indptr[0] == 0 && indptr[lengths.num_requests] <= num_bytes,
+           "packed: indptr must go from 0 to at most the bytes (", num_bytes, "), got ", indptr[0],
+           " to ", indptr[lengths.num_requests]);
+}
+
 template <class Source>
 void pack(const Source& source, const Tensor& cu_q, const Tensor& indptr, const Tensor& packed) {
   const int64_t num_words = packed.numel() / 4, requests = source.lengths().num_requests;
@@ -159,6 +191,7 @@ void pack(const Source& source, const Tensor& cu_q, const Tensor& indptr, const 
     return on_cuda(cu_q, [&](void* stream) { mk::mask::launch_packed_mask(p, stream); });
   }
 #endif
+  check_indptr(source.lengths(), p.indptr, packed.numel());
   torch::stable::parallel_for(0, num_words, kMinThreadWords, [&](int64_t begin, int64_t end) {
     mk::mask::packed_mask_host(p, begin, end);
   });

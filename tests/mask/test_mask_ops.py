@@ -177,6 +177,39 @@ def test_lengths_that_were_overwritten_are_refused(cu_q):
             call()
 
 
+TABLES = [mk.mask.tree([-1, 0]), mk.mask.documents([0, 3])]
+
+
+@pytest.mark.parametrize("kv_len", [0, -5, 3, 9, 2_000_000_000])
+@pytest.mark.parametrize("rule", TABLES, ids=str)
+def test_keys_that_were_overwritten_are_refused(rule, kv_len):
+    """On the CPU; they ended the process."""
+    batch = mk.ChunkBatch([4, 4], [8, 8])
+    rows = mk.mask.rows(rule, batch)
+    batch.kv_lens.fill_(kv_len)
+    message = f"^packed: indptr must have room .* request 0, 4 queries by {kv_len} keys .* 4 bytes"
+    if kv_len < 4:
+        message = rf"^mask: batch.kv_lens must be .* queries of request 0 \(4\), got {kv_len}"
+        for call in (lambda: mk.mask.rows(rule, batch), lambda: rows.block_map(2, 4)):
+            with pytest.raises(mk.InvalidArgument, match=message):
+                call()
+    for call in (lambda: mk.mask.packed(rule, batch), rows.packed):
+        with pytest.raises(mk.InvalidArgument, match=message):
+            call()
+
+
+@pytest.mark.parametrize("position", [-1, 8, 2_000_000_000, -2_000_000_000])
+@pytest.mark.parametrize("rule", [*TABLES, mk.mask.causal()], ids=str)
+def test_positions_that_were_overwritten_are_refused(rule, position):
+    """On the CPU; they ended the process, or gave rows that did not fit."""
+    batch = mk.ChunkBatch([4, 4], [8, 8], [0, 1, 2, 3] * 2)
+    batch.positions[4:] = position
+    message = rf"^mask: batch.positions\[4\] must be in \[0, 8\), .*, got {position}"
+    for call in (mk.mask.packed, mk.mask.rows):
+        with pytest.raises(mk.InvalidArgument, match=message):
+            call(rule, batch)
+
+
 def test_engines_that_are_not_here():
     batch = batch_on()
     if not _library.has_cuda:
