@@ -9,6 +9,7 @@ from .._arguments import as_float32, as_instance, as_one_of
 from .._tensors import check_stored, refuse_gradients
 from ..errors import InvalidArgument
 from ..mask import MaskRows
+from ..mask.request_rows import refuse_unfit
 from ..reference import attention as reference
 from ..transforms import FLOATS
 from .caches import AXES, Caches
@@ -61,7 +62,8 @@ def paged_attention(
         v_cache: the same except for dim, which may differ (MLA: ``k_cache[..., :512]``).
         block_table: int32 ``[num_requests, max_blocks]``, the blocks of each request in order.
             Entries whose keys no query sees may have any value.
-        rows: what each query sees.
+        rows: what each query sees. On a GPU, one of a ``MaskBuilder`` that did not fit sees
+            nothing; on the CPU it is refused.
         scale: of the scores, a float32; None for ``dim ** -0.5``.
         axes: the order of the caches' axes, an order of "block token head dim", or without "head"
             (MLA); "block head token dim" is FlashInfer's HND.
@@ -89,6 +91,7 @@ def paged_attention(
     refuse_gradients(OP, q=q, k_cache=k_cache, v_cache=v_cache)
     _check_table(block_table, caches, rows)
     num_q = rows.batch.num_q  # a MaskBuilder's rows may have spare ones
+    refuse_unfit(OP, rows.intervals[:num_q])
     arguments = (
         *(q, caches.k, caches.v, block_table.contiguous()),
         *(

@@ -11,6 +11,7 @@ from .._engine import choose
 from ..errors import InvalidArgument
 from .batch import INT32_MAX
 from .block_engine import BlockCall, Kind, TileList, run
+from .request_rows import refuse_unfit
 from .to_flash_attn4 import to_flash_attn4
 from .to_flashinfer import to_flashinfer
 from .to_flex import to_flex
@@ -258,6 +259,7 @@ def build(
     block_kv = as_integer("block_map", "block_kv", block_kv, 1, INT32_MAX)
     whole = as_bool("block_map", "whole", whole)
     batch = rows.batch
+    refuse_unfit("block_map", rows.intervals[: batch.num_q])
     there_are = sum(-(-q_len // block_q) for q_len in batch.q_lens_list)
     if num_q_blocks is None:
         num_q_blocks = there_are

@@ -80,7 +80,8 @@ class MaskBuilder:
         """Return the rows: one launch on the current stream, without waiting.
 
         There are as many as the first batch had; those beyond the current batch see nothing. A row
-        that does not fit has intervals of -1; ``raise_if_unfit`` raises for it.
+        that does not fit has intervals of -1; ``raise_if_unfit`` raises for it, and so do on the
+        CPU those that use the rows.
         """
         self._last = run(self.rule, self._program, self.batch, self._engine, self._max_num_q)
         return self._last

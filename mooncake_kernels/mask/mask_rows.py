@@ -8,7 +8,7 @@ from .._engine import Engine
 from .batch import ChunkBatch
 from .block_map import BlockMap, build
 from .packed import PackedMask, packed_rows
-from .request_rows import RequestRows
+from .request_rows import RequestRows, refuse_unfit
 from .to_flashmask import to_flashmask
 from .to_sdpa import to_bias, to_sdpa
 from .to_xformers import to_xformers
@@ -42,7 +42,13 @@ class MaskRows:
     tail_base: torch.Tensor
 
     def requests(self) -> list[RequestRows]:
-        """Return views of each request's rows."""
+        """Return views of each request's rows.
+
+        Raises:
+            InvalidArgument: on the CPU, a row of a ``MaskBuilder`` that did not fit; so do all
+                that use the rows.
+        """
+        refuse_unfit("MaskRows", self.intervals[: self.batch.num_q])
         q_lens, there = self.batch.q_lens_list, slice(self.batch.num_q)
         intervals, tail_bits = (
             self.intervals[there].split(q_lens),

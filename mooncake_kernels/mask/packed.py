@@ -9,6 +9,7 @@ from .._engine import Engine, choose
 from ..reference import mask as reference
 from .batch import ChunkBatch
 from .program import check_arguments, compile_rule
+from .request_rows import refuse_unfit
 from .rule import Rule
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ def packed(rule: Rule, batch: ChunkBatch, *, engine: Engine = "auto") -> PackedM
 def packed_rows(rows: "MaskRows", engine: str) -> PackedMask:
     """Return the bits of rows; see ``MaskRows.packed``."""
     batch = rows.batch
+    refuse_unfit("mask.packed", rows.intervals[: batch.num_q])
     if choose("mask.packed", engine, batch.device) == "reference":
         return _packed_of(rows.dense(), batch)
     indptr, words = _empty(batch)

@@ -4,6 +4,9 @@ from typing import NamedTuple
 
 import torch
 
+from .._tensors import have_addresses
+from ..errors import InvalidArgument
+
 TAIL_BITS = 64
 
 
@@ -28,6 +31,19 @@ def sees(
     in_tail = (bit >= 0) & (bit < TAIL_BITS)
     is_set = (tail_bits >> bit.clamp(0, TAIL_BITS - 1).to(torch.int64)) & 1 != 0
     return sees_intervals(lo0, hi0, lo1, hi1, key) | in_tail & is_set
+
+
+def refuse_unfit(op: str, intervals: torch.Tensor) -> None:
+    """Refuse rows that their rule did not fit into; on a GPU nothing is read back."""
+    if torch.compiler.is_compiling() or not have_addresses([intervals]) or not intervals.is_cpu:
+        return
+    ends = intervals[:, 1]
+    if ends.numel() and int(ends.min()) < 0:
+        row = int((ends < 0).nonzero()[0])
+        raise InvalidArgument(
+            f"{op}: rows must be of a rule that fits them, got intervals of "
+            f"{intervals[row].tolist()} in row {row}: MaskBuilder.raise_if_unfit says why"
+        )
 
 
 class RequestRows(NamedTuple):

@@ -139,6 +139,24 @@ def test_a_builder_names_rows_that_do_not_fit(engine):
         builder.raise_if_unfit()
 
 
+def test_rows_that_do_not_fit_are_not_used():
+    """On the CPU; on a GPU nothing is read back."""
+    unfit = mk.mask.sink(1) | (mk.mask.items(3, [4]) & mk.mask.sliding_window(7))
+    rows = mk.mask.MaskBuilder(unfit, mk.ChunkBatch([2, 1], [9, 9])).build()
+    assert rows.intervals[1].tolist() == [-1] * 4
+    q, cache = torch.ones(3, 1, 8), torch.ones(2, 16, 1, 8)
+    table = torch.tensor([[0], [1]], dtype=torch.int32)
+    for call in (
+        rows.requests, rows.dense, rows.packed, rows.to_sdpa, rows.to_bias, rows.to_flashmask,
+        lambda: rows.block_map(2, 4), lambda: rows.block_map(2, 4, engine="reference"),
+        *(lambda engine=engine: mk.paged_attention(q, cache, cache, table, rows, engine=engine)
+          for engine in ("host", "reference")),
+    ):  # fmt: skip
+        message = r": rows must be of a rule that fits them, got intervals of \[-1, .* in row 1:"
+        with pytest.raises(mk.InvalidArgument, match=message):
+            call()
+
+
 def test_a_captured_graph_replays_with_other_lengths():
     if not HAS_CUDA:
         skip("cuda", "torch finds no CUDA device")
