@@ -40,7 +40,7 @@ float* Workspace::reserve(int64_t num_floats) {
 PagedAttention::PagedAttention(const PagedAttentionParams& params, const AttendFunctions& functions)
     : params_(params), functions_(functions) {
   for (int32_t request = 0; request < params.num_requests; ++request) add_request(request);
-  partials_.resize(static_cast<size_t>(num_floats_));
+  partials_.reset(new float[static_cast<size_t>(num_floats_)]);  // left unset: tasks clear theirs
 }
 
 // Starts with the last queries: under a causal mask they take the longest.
@@ -52,25 +52,37 @@ void PagedAttention::add_request(int32_t request) {
   for (int64_t tile = ceil_div(end - begin, step) - 1; tile >= 0; --tile) {
     task.first_query = static_cast<int32_t>(begin + tile * step);
     task.num_queries = static_cast<int32_t>(std::min(step, end - task.first_query));
-    if (end - begin <= step && num_splits > 1) return add_splits(task, num_splits);
+    if (end - begin <= step && num_splits > 1) return add_splits(task);
     for (task.kv_head = 0; task.kv_head < params_.num_kv_heads; ++task.kv_head) {
       tasks_.push_back(task);
     }
   }
 }
 
-// Consecutive tasks are heads of the same keys, as these often share pages of memory.
-void PagedAttention::add_splits(Task task, int64_t num_splits) {
+// Only splits with keys that are seen. Consecutive tasks are heads of the same keys, as these often
+// share pages of memory.
+void PagedAttention::add_splits(Task task) {
+  const TileRange range(params_.mask, task.first_query, task.num_queries, task.request);
+  const int64_t kv_len = params_.mask.kv_lens[task.request];
+  std::vector<int64_t> splits;
+  for (int64_t key = range.next(0); key < kv_len;
+       key = range.next((splits.back() + 1) * kSplitKeys)) {
+    splits.push_back(key / kSplitKeys);
+  }
+  const auto num_splits = static_cast<int64_t>(splits.size());
   const int64_t num_rows = task.num_queries * params_.group();
   const int64_t floats = Softmax::floats(num_rows, padded_dim(params_.v.dim));
   const int64_t first = num_floats_;
   num_floats_ += params_.num_kv_heads * num_splits * floats;
-  for (int64_t split = 0; split < num_splits; ++split) {
+  for (task.kv_head = 0; task.kv_head < params_.num_kv_heads; ++task.kv_head) {
+    task.partial = first + task.kv_head * num_splits * floats;
+    merges_.push_back({task, num_splits});
+  }
+  for (int64_t i = 0; i < num_splits; ++i) {
+    task.split = splits[static_cast<size_t>(i)];
     for (task.kv_head = 0; task.kv_head < params_.num_kv_heads; ++task.kv_head) {
-      task.split = split;
-      task.partial = first + (task.kv_head * num_splits + split) * floats;
+      task.partial = first + (task.kv_head * num_splits + i) * floats;
       tasks_.push_back(task);
-      if (split == 0) merges_.push_back({task, num_splits});
     }
   }
 }
@@ -78,13 +90,13 @@ void PagedAttention::add_splits(Task task, int64_t num_splits) {
 void PagedAttention::run(int64_t index, Workspace& workspace) {
   const Task& task = tasks_[static_cast<size_t>(index)];
   const int64_t num_rows = task.num_queries * params_.group();
-  const Softmax state = Softmax::in(partials_.data() + task.partial, num_rows);
+  const Softmax state = Softmax::in(partials_.get() + task.partial, num_rows);
   functions_.attend(params_, task, &state, workspace);
 }
 
 void PagedAttention::merge(int64_t index, Workspace& workspace) {
   const Merge& merge = merges_[static_cast<size_t>(index)];
-  float* const splits = partials_.data() + merge.task.partial;
+  float* const splits = partials_.get() + merge.task.partial;
   functions_.merge(params_, merge.task, splits, merge.num_splits, workspace);
 }
 

@@ -10,13 +10,14 @@
 // (query, head). It processes the keys in tiles with an online softmax; isa/attend.h describes the
 // tiles. Keys are processed in splits of kSplitKeys, each from a fresh state, and the splits are
 // merged in order, whether one task has them all (prompts) or each has one (few queries, which are
-// to use all threads). So the bits of a row depend only on its query, its mask and its keys: not on
-// the batch, the chunk it came in, the threads, or the block size. Layer: attention. Python:
-// mooncake_kernels/attention/paged.py.
+// to use all threads); those of which nothing is seen are skipped. So the bits of a row depend only
+// on its query, its mask and its keys: not on the batch, the chunk it came in, the threads, or the
+// block size. Layer: attention. Python: mooncake_kernels/attention/paged.py.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "attention/row_mask.h"
@@ -150,14 +151,14 @@ class PagedAttention {
     int64_t num_splits;
   };
   void add_request(int32_t request);
-  void add_splits(Task task, int64_t num_splits);
+  void add_splits(Task task);
 
   const PagedAttentionParams params_;
   const AttendFunctions& functions_;
   std::vector<Task> tasks_;
   std::vector<Merge> merges_;
   int64_t num_floats_ = 0;  // of the states of all splits
-  std::vector<float> partials_;
+  std::unique_ptr<float[]> partials_;
 };
 
 }  // namespace mk::attention

@@ -135,12 +135,27 @@ struct Step {
   }
 };
 
+// Keys of which nothing is seen take neither a task nor a state, however many they are.
+void check_num_tasks() {
+  const std::vector<int32_t> cu_q{0, 1, 2}, kv_lens{1 << 30, 1 << 30}, tail_base{1 << 30, 1 << 30};
+  const std::vector<int32_t> intervals{0, 4, 5 << 20, (5 << 20) + 1025, 0, 0, 0, 0};
+  const std::vector<int64_t> tail_bits{0, 0};
+  PagedAttentionParams p{};
+  p.mask = {intervals.data(), tail_bits.data(), tail_base.data(), cu_q.data(), kv_lens.data()};
+  p.num_requests = 2;
+  p.num_heads = p.num_kv_heads = 2;
+  p.k.dim = p.v.dim = 8;
+  const PagedAttention attention(p, *AttendFunctions::portable());
+  EXPECT(attention.num_tasks() == 2 * 3 && attention.num_merges() == 2 * 2);
+}
+
 using Float32 = Element<ElementType::kFloat32>;
 using BFloat16 = Element<ElementType::kBFloat16>;
 
 }  // namespace
 
 int main() {
+  check_num_tasks();
   Step<Float32, 40, 72> floats;  // padded
   Step<BFloat16, 40, 72> halves;
   Step<Float32, 64, 96> whole_floats;  // read where they lie in the cache

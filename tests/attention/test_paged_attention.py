@@ -138,6 +138,8 @@ def test_split_over_keys(engine):
     for rule in ("causal", "window and sinks"):
         rows = mk.mask.rows(RULES[rule], batch)
         check(make_step(rows, heads=(4, 1), dims=(16, 16)), engine)
+    rows.intervals[0] = 0
+    check(make_step(rows, heads=(4, 1), dims=(16, 16)), engine)
 
 
 def test_a_split_over_keys_of_a_group_in_parts(engine):
