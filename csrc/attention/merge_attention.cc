@@ -11,8 +11,8 @@ void merge_attention_host(const MergeAttentionParams& p, int64_t begin, int64_t 
   const RowFunctions& functions = RowFunctions::best();
   const int64_t itemsize = size_of(p.type);
   for (int64_t row = begin; row < end; ++row) {
-    const float merged = p.merged_lse(row);
-    p.lse[row] = merged;
+    const MergeAttentionParams::Merged merged = p.merged(row);
+    p.lse[row] = p.merged_lse(merged);
     for (int64_t d = 0; d < p.dim; d += kPart) {
       const int64_t count = std::min(kPart, p.dim - d);
       float sums[kPart] = {}, values[kPart];

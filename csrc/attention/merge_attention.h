@@ -33,24 +33,34 @@ struct MergeAttentionParams {
   MK_HD float logarithm(float x) const { return is_log2 ? log2f(x) : logf(x); }
   MK_HD float part_lse(int64_t part, int64_t row) const { return lses[part * num_rows + row]; }
 
-  // The log-sum-exp of all parts of a row.
-  MK_HD float merged_lse(int64_t row) const {
+  // The log-sum-exp of all parts of a row is largest + logarithm(sum).
+  struct Merged {
+    float largest;
+    float sum;  // of exponent(lse - largest)
+  };
+
+  MK_HD Merged merged(int64_t row) const {
     float largest = -INFINITY, sum = 0;
     for (int64_t part = 0; part < num_parts; ++part) {
       const float lse = part_lse(part, row);
       largest = lse > largest || lse != lse ? lse : largest;  // NaN stays
     }
-    if (largest == -INFINITY || largest == INFINITY) return largest;  // a difference would be NaN
+    if (largest == -INFINITY || largest == INFINITY) return {largest, 1};  // no NaN of a difference
     for (int64_t part = 0; part < num_parts; ++part) {
       sum += exponent(part_lse(part, row) - largest);
     }
-    return largest + logarithm(sum);
+    return {largest, sum};
   }
 
-  // The weight of a part of a row; 0 if it has no keys.
-  MK_HD float weight(int64_t part, int64_t row, float merged) const {
+  MK_HD float merged_lse(const Merged& merged) const {
+    return merged.largest + logarithm(merged.sum);
+  }
+
+  // The weight of a part of a row; 0 if it has no keys. Not from the merged lse, which is rounded:
+  // the larger it is, the more.
+  MK_HD float weight(int64_t part, int64_t row, const Merged& merged) const {
     const float lse = part_lse(part, row);
-    return lse == -INFINITY ? 0.f : exponent(lse - merged);
+    return lse == -INFINITY ? 0.f : exponent(lse - merged.largest) / merged.sum;
   }
 
   // The index in `outs` of a row's first value.

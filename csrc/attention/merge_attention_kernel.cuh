@@ -26,8 +26,8 @@ __global__ void __launch_bounds__(kMergeThreads)
   const int64_t warp = (int64_t{blockIdx.x} * kMergeThreads + threadIdx.x) / kMergeWarp;
   const int lane = threadIdx.x % kMergeWarp;
   for (int64_t row = warp; row < p.num_rows; row += warps) {
-    const float merged = p.merged_lse(row);
-    if (lane == 0) p.lse[row] = merged;
+    const MergeAttentionParams::Merged merged = p.merged(row);
+    if (lane == 0) p.lse[row] = p.merged_lse(merged);
     for (int64_t run = lane; run < p.dim / kCount; run += kMergeWarp) {
       float sums[kCount] = {};
       for (int64_t part = 0; part < p.num_parts; ++part) {

@@ -55,8 +55,18 @@ def test_large_logarithms_do_not_overflow(backend):
     lses = torch.tensor([[[1e4]], [[1e4 - math.log(3)]]])
     arguments = (outs.to(backend.device), lses.to(backend.device))
     out, lse = mk.merge_attention(*arguments, engine=backend.engine)
-    torch.testing.assert_close(out.cpu(), torch.ones(1, 1, 4), rtol=2e-3, atol=0)
+    torch.testing.assert_close(out.cpu(), torch.ones(1, 1, 4), rtol=1e-6, atol=0)
     assert abs(lse.item() - (1e4 + math.log(4 / 3))) < 2e-3
+
+
+@pytest.mark.parametrize("log2", [False, True])
+@pytest.mark.parametrize("size", [1e2, 1e3, 1e4])
+def test_large_logarithms_cost_no_precision(backend, size, log2):
+    """Weights are of differences: they add up to 1, whatever the rounding of the merged lse."""
+    lses = torch.rand(3, 64, 4, generator=torch.Generator().manual_seed(0)) * 2 + size
+    arguments = (torch.ones(3, 64, 4, 32).to(backend.device), lses.to(backend.device))
+    out, _ = mk.merge_attention(*arguments, log2=log2, engine=backend.engine)
+    torch.testing.assert_close(out.cpu(), torch.ones(64, 4, 32), rtol=1e-6, atol=0)
 
 
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
