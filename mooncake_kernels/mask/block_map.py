@@ -276,7 +276,8 @@ def build(
         rows, block_q, block_kv, whole, engine, cu_q_blocks, ranges, *counts.unbind(1)
     )
     for each in lists:  # fills the cached_property
-        vars(result)[f"{each.kind}_indices"] = each.indices.view(num_q_blocks, -1)
+        assert width is not None
+        vars(result)[f"{each.kind}_indices"] = each.indices.view(num_q_blocks, width)
     return result
 
 

@@ -129,6 +129,13 @@ def test_whole_tiles_are_those_of_create_block_mask(engine, rule, q_len, kv_len)
             )
 
 
+@pytest.mark.parametrize("lengths", [([], []), ([0, 0], [0, 5])])
+def test_lists_of_a_given_width_without_queries(engine, lengths):
+    rows = mk.mask.rows(mk.mask.causal(), mk.ChunkBatch(*lengths, device=engine.device))
+    block_map = rows.block_map(8, 8, width=4, engine=engine.engine)
+    assert block_map.partial_indices.shape == block_map.full_indices.shape == (0, 4)
+
+
 @pytest.mark.parametrize("width", [1, 2, 5])
 def test_lists_of_a_given_width(engine, width):
     """Made with the map; what has no room is left out, and nothing else is touched."""
