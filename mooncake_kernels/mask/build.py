@@ -11,6 +11,8 @@ from .mask_rows import MaskRows
 from .program import Program, check_arguments, compile_rule
 from .rule import Rule
 
+MAX_RUNS = 8  # of a set of keys during the evaluation; csrc/mask/key_set.h
+
 
 def rows(rule: Rule, batch: ChunkBatch, *, engine: Engine = "auto") -> MaskRows:
     """Return exactly what each query of a batch sees under a rule.
@@ -59,7 +61,9 @@ def run(rule: Rule, program: Program, batch: ChunkBatch, engine: str, num_rows: 
         intervals.zero_()[: batch.num_q].copy_(first)
         tail_bits.zero_()[: batch.num_q].copy_(second)
     else:
-        lengths = (batch.cu_q, batch.kv_lens, batch.positions)
+        positions = batch.positions  # a MaskBuilder's batch may have spare ones
+        positions = None if positions is None else positions[:num_rows]
+        lengths = (batch.cu_q, batch.kv_lens, positions)
         _library.call(_library.mask_rows, program.words, *lengths, intervals, tail_bits, tail_base)
     return MaskRows(batch, intervals, tail_bits, tail_base)
 
@@ -74,5 +78,6 @@ def raise_if_unfit(rule: Rule, result: MaskRows) -> None:
     raise InvalidArgument(
         f"mask.rows: rule must see at most two runs of keys before a tree's drafts, got {rule}, by "
         f"which row {row}, query {row - int(result.batch.cu_q[request])} of request {request}, "
-        "sees more; mask.packed(rule, batch) holds any rule"
+        f"sees more, or needs more than {MAX_RUNS} runs while it is evaluated; mask.packed(rule, "
+        "batch) holds any rule"
     )

@@ -139,6 +139,13 @@ def test_a_builder_names_rows_that_do_not_fit(engine):
         builder.raise_if_unfit()
 
 
+def test_the_batch_of_a_builder_with_spare_positions(engine):
+    batch = mk.ChunkBatch([4], [8], [1, 2, 3, 4], device=engine.device)
+    mk.mask.MaskBuilder(mk.mask.causal(), batch).set_lengths([2], [8], [5, 6])
+    rows = mk.mask.rows(mk.mask.causal(), batch, engine=engine.engine)
+    assert rows.intervals[:, 1].tolist() == [6, 7]
+
+
 def test_rows_that_do_not_fit_are_not_used():
     """On the CPU; on a GPU nothing is read back."""
     unfit = mk.mask.sink(1) | (mk.mask.items(3, [4]) & mk.mask.sliding_window(7))
