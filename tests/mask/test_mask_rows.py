@@ -1,5 +1,7 @@
 """Rows and packed bits of random rules, against their predicate, pair by pair."""
 
+import functools
+
 import numpy as np
 import pytest
 import torch
@@ -139,6 +141,19 @@ def test_packed_bits_past_2_to_31_pairs():
     )
     assert np.array_equal(packed.packed[first : packed.indptr[1]].numpy(), want)
     assert packed.packed[packed.indptr[1] :].tolist() == [0b11100111, 0b01111101]
+
+
+def test_a_rule_that_needs_more_runs_than_its_rows(engine):
+    """Ten runs, of which the last operation leaves one: only the reference has room for them."""
+    parts = [mk.mask.sink(10 + 20 * i) & mk.mask.sliding_window(400 - 20 * i) for i in range(10)]
+    rule = functools.reduce(lambda a, b: a | b, parts) & mk.mask.sink(25)
+    batch = mk.ChunkBatch([1], [401], device=engine.device)
+    if engine.engine == "reference":
+        assert mk.mask.rows(rule, batch, engine="reference").intervals.tolist() == [[1, 10, 21, 25]]
+        return
+    message = "row 0, .* sees more, or needs more than 8 runs while it is evaluated; mask.packed"
+    with pytest.raises(mk.InvalidArgument, match=message):
+        mk.mask.rows(rule, batch, engine=engine.engine)
 
 
 def test_nothing_at_all(engine):
