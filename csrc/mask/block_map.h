@@ -7,9 +7,10 @@
 //
 // A row's runs do not touch, so it sees all of a tile if and only if one run covers the tile. Each
 // run adds 1 to the tiles that it covers and to those that it touches, at their two ends (a
-// difference array); a running sum then gives both counts of every tile. That takes rows + tiles
-// steps, not rows x tiles. It works on windows of kWindow tiles, which fit the shared memory of a
-// block. Layer: mask. Python: mooncake_kernels/mask/block_map.py.
+// difference array); a running sum then gives both counts of every tile. It works on windows of
+// kWindow tiles, which fit the shared memory of a block, and walks the rows for each of them. That
+// takes rows x windows + tiles steps, not rows x tiles. Layer: mask. Python:
+// mooncake_kernels/mask/block_map.py.
 #pragma once
 
 #include <cstdint>
