@@ -35,6 +35,19 @@ def attend(tensor):
     return mk.paged_attention(tensor[:, 0], cache, cache, table, rows)[0]
 
 
+def attend_scaled(tensor):
+    rows = mk.mask.rows(mk.mask.causal(), mk.ChunkBatch([6], [6]))
+    cache, table = torch.ones(SHAPE), torch.tensor([[0, 1, 2]], dtype=torch.int32)
+    scale = tensor[0, 0, 0, 0]
+    return mk.paged_attention(torch.ones(6, 1, 8), cache, cache, table, rows, v_scale=scale)[0]
+
+
+def append_scaled(tensor):
+    rows, slots = torch.ones(1, 1, 8), torch.tensor([0])
+    mk.append_kv(rows, None, torch.zeros(SHAPE), None, slots, k_scale=tensor[0, 0, 0, :1])
+    return tensor
+
+
 def merge(tensor):
     return mk.merge_attention(tensor, torch.zeros(SHAPE[:3]))[0]
 
@@ -49,6 +62,8 @@ CALLS = {
     append: "append_kv: k",
     append_to: "append_kv: k_cache",
     attend: "paged_attention: q",
+    attend_scaled: "paged_attention: v_scale",
+    append_scaled: "append_kv: k_scale",
     merge: "merge_attention: outs",
     simhash: "simhash: embeddings",
 }

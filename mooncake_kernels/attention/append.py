@@ -50,8 +50,9 @@ def append_kv(
             axes have no head (MLA).
         v: the same except for dim; None, with ``v_cache``, if the cache has no separate values.
         k_cache: as for ``paged_attention``; it is written to. It must have memory for each of its
-            elements, which is neither that of ``v_cache`` nor of ``k`` and ``v``: a tensor that
-            begins where a cache does, or ``k`` or ``v`` inside the range of one, is refused.
+            elements, each axis stepping over all of those inside it. None of that may be memory of
+            ``v_cache``, which is checked where both have the same strides or begin at one place,
+            nor lie around ``k`` or ``v``.
         v_cache: the same.
         slots: int64 ``[n]``, each ``block * block_size + token``, or -1 for a token that is not
             written. The contents of a slot that is named twice are undefined; this is not checked.
@@ -82,7 +83,8 @@ def append_kv(
     v = None if v is None else _rows("v", v, caches.v)
     if v is not None and len(v) != len(k):
         raise InvalidArgument(f"{OP}: v must be as long as k, {len(k)}, got {len(v)}")
-    refuse_gradients(OP, k=k, v=v, k_cache=k_cache, v_cache=v_cache)
+    scales = {"k_scale": caches.k_scale, "v_scale": caches.v_scale}
+    refuse_gradients(OP, k=k, v=v, k_cache=k_cache, v_cache=v_cache, **scales)
     _check_apart(k, v, caches.k, None if v_cache is None else caches.v)
     _check_slots(slots, k)
     cos_sin = None if rope is None else _cos_sin(rope, positions, k)
@@ -126,25 +128,29 @@ def _rows(name: str, rows: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
 
 
 def _check_writable(name: str, cache: torch.Tensor) -> None:
-    if 0 not in cache.stride():
-        return
-    for axis, size, stride in zip(ORDER, cache.shape, cache.stride(), strict=True):
-        if size > 1 and stride == 0:
+    """Refuse a cache whose elements share memory: each axis must step over those inside it."""
+    extent, inner = cache.shape[3], "dim"
+    steps = zip(cache.stride()[:3], cache.shape[:3], ORDER[:3], strict=True)
+    for stride, size, axis in sorted(step for step in steps if step[1] > 1):
+        if stride < extent:
             raise InvalidArgument(
-                f"{OP}: {name} must have memory for each of its elements, got stride 0 along "
-                f"{axis!r}"
+                f"{OP}: {name} must have memory for each of its elements, got stride {stride} "
+                f"along {axis!r}, over {extent} elements along {inner!r}"
             )
+        extent, inner = extent + (size - 1) * stride, axis
 
 
 def _check_apart(
     k: torch.Tensor, v: torch.Tensor | None, k_cache: torch.Tensor, v_cache: torch.Tensor | None
 ) -> None:
-    """Refuse what is surely one memory; keys and values of a cache may alternate in one range."""
+    """Refuse what is one memory; keys and values of a cache may alternate in one range."""
     tensors = (k, v, k_cache, v_cache)
     if torch.compiler.is_compiling() or not have_addresses(tensors):
         return
     if v_cache is not None and k_cache.numel() and k_cache.data_ptr() == v_cache.data_ptr():
         raise InvalidArgument(f"{OP}: v_cache must have memory of its own, got that of k_cache")
+    if v_cache is not None and k_cache.numel() and _meet(k_cache, v_cache):
+        raise InvalidArgument(f"{OP}: v_cache must have memory of its own, got some of k_cache")
     storages = [None if t is None else t.untyped_storage().data_ptr() for t in tensors]
     if storages[0] not in storages[2:] and (v is None or storages[1] not in storages[2:]):
         return
@@ -157,6 +163,33 @@ def _check_apart(
                 raise InvalidArgument(
                     f"{OP}: {name} must have memory of its own, got some inside {cache_name}"
                 )
+
+
+def _meet(k_cache: torch.Tensor, v_cache: torch.Tensor) -> bool:
+    """Tell whether caches of the same strides share an element; False if their strides differ.
+
+    Then a row of values lies between two of keys, or in a row of them. Of each axis, only the two
+    steps around the rest of the distance can lead there, as ``_check_writable`` has passed.
+    """
+    sizes = (k_cache.element_size(), v_cache.element_size())
+    axes = [axis for axis in range(3) if k_cache.shape[axis] > 1]
+    steps = [
+        [cache.stride(axis) * size for axis in axes]
+        for cache, size in zip((k_cache, v_cache), sizes, strict=True)
+    ]
+    if steps[0] != steps[1]:
+        return False
+    distances = {v_cache.data_ptr() - k_cache.data_ptr()}
+    for step, axis in sorted(zip(steps[0], axes, strict=True), reverse=True):
+        most = k_cache.shape[axis] - 1
+        distances = {
+            distance - count * step
+            for distance in distances
+            for count in (distance // step, distance // step + 1)
+            if -most <= count <= most
+        }
+    k_bytes, v_bytes = (c.shape[3] * s for c, s in zip((k_cache, v_cache), sizes, strict=True))
+    return any(-v_bytes < distance < k_bytes for distance in distances)
 
 
 def _range(tensor: torch.Tensor) -> tuple[int, int]:

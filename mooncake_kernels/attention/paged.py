@@ -88,7 +88,8 @@ def paged_attention(
     as_instance(OP, "rows", rows, MaskRows, "a MaskRows")
     caches = Caches.of(OP, k_cache, v_cache, axes, (k_scale, v_scale))
     _check_q(q, caches, rows)
-    refuse_gradients(OP, q=q, k_cache=k_cache, v_cache=v_cache)
+    scales = {"k_scale": caches.k_scale, "v_scale": caches.v_scale}
+    refuse_gradients(OP, q=q, k_cache=k_cache, v_cache=v_cache, **scales)
     _check_table(block_table, caches, rows)
     num_q = rows.batch.num_q  # a MaskBuilder's rows may have spare ones
     refuse_unfit(OP, rows.intervals[:num_q])

@@ -1,6 +1,7 @@
 """append_kv: bitwise where nothing is converted; Fp8 and Rope as a CopyPlan applies them."""
 
 import logging
+import math
 
 import pytest
 import torch
@@ -195,6 +196,8 @@ def test_a_bad_slot_is_named_and_nothing_is_written(engine):
         ({"slots": torch.zeros(4, dtype=torch.int64)}, r"slots must be int64 \[5\]"),
         ({"k": torch.ones(5, 3, 16)}, r"k must be .* \[n, 2, 16\]"),
         ({"k": torch.ones(5, 2, 16).requires_grad_()}, "k must not require grad"),
+        ({"k_scale": torch.ones(2).requires_grad_()}, "k_scale must not require grad"),
+        ({"v_scale": torch.ones(()).half().requires_grad_()}, "v_scale must not require grad"),
         ({"v": None}, "v and v_cache must both be given"),
         ({"axes": "block token dim head x"}, "axes must be an order of"),
         ({"rope": mk.Rope()}, "positions must be a tensor where there is a rope"),
@@ -237,6 +240,53 @@ def test_a_cache_that_cannot_be_written(engine, change, message):
     with pytest.raises(mk.InvalidArgument, match=f"^append_kv: {message}"):
         mk.append_kv(rows, rows, changed, cache, torch.tensor(SLOTS), engine=engine.engine)
     assert not cache.any()
+
+
+@pytest.mark.parametrize(
+    "strides, axis",
+    [
+        ((8, 2, 8, 1), "token"),  # tokens step into the middle of the dims of others
+        ((32, 8, 4, 1), "head"),
+        ((24, 16, 8, 1), "block"),
+    ],
+)
+def test_a_cache_whose_elements_share_memory(strides, axis):
+    cache = torch.zeros(128).as_strided((2, 2, 2, 8), strides)
+    rows, slots = torch.ones(1, 2, 8), torch.tensor([0])
+    message = f"^append_kv: v_cache must have memory for each .* stride .* along '{axis}', over"
+    with pytest.raises(mk.InvalidArgument, match=message):
+        mk.append_kv(rows, rows, torch.zeros(2, 2, 2, 8), cache, slots)
+
+
+SIDES = {  # of [block, token, head, dim] each
+    "one after the other": lambda whole: (whole[0], whole[1]),
+    "blocks alternate": lambda whole: (whole[:, 0], whole[:, 1]),
+    "tokens alternate": lambda whole: (whole[:, :, 0], whole[:, :, 1]),
+    "dims alternate": lambda whole: (whole[..., :3], whole[..., 3:]),
+    "reversed": lambda whole: (whole[..., 3:], whole[..., :3]),
+    "heads": lambda whole: (whole[:, :, :1], whole[:, :, 1:]),
+    "heads overlap": lambda whole: (whole[:, :, :2], whole[:, :, 1:]),
+    "dims overlap": lambda whole: (whole[..., :4], whole[..., 3:]),
+    "blocks overlap": lambda whole: (whole[:3], whole[1:]),
+    "tokens overlap": lambda whole: (whole[:, :1], whole[:, 1:]),
+}
+
+
+@pytest.mark.parametrize("shape", [(2, 2, 2, 2, 8), (4, 2, 2, 8), (4, 2, 3, 8)])
+@pytest.mark.parametrize("sides", SIDES)
+def test_keys_and_values_that_share_elements_are_refused_and_no_others(shape, sides):
+    whole = torch.arange(math.prod(shape), dtype=torch.float32).view(shape)
+    k_cache, v_cache = SIDES[sides](whole)
+    if k_cache.dim() != 4 or k_cache.shape[:3] != v_cache.shape[:3]:
+        pytest.skip("no caches of such a shape")
+    share = not set(k_cache.flatten().tolist()).isdisjoint(v_cache.flatten().tolist())
+    k, v = (torch.ones(1, *cache.shape[2:]) for cache in (k_cache, v_cache))
+    call = (k, v, k_cache, v_cache, torch.tensor([0]))
+    if not share:
+        mk.append_kv(*call)
+        return
+    with pytest.raises(mk.InvalidArgument, match="v_cache must have memory of its own, got"):
+        mk.append_kv(*call)
 
 
 def test_caches_and_rows_of_one_memory():
