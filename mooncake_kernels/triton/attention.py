@@ -203,7 +203,7 @@ def _take_bad(device: torch.device) -> BadIds:
 
 def _raise_if_any(bad: BadIds, *, is_earlier: bool) -> None:
     is_bad, place, block = bad.words[:3].tolist()
-    if not is_bad:
+    if is_bad <= 0:
         return
     bad.words.zero_()
     whose = " of a call before this one" if is_earlier else ""

@@ -10,6 +10,7 @@ from ..bad_ids import BadIds
 from ..errors import InvalidArgument
 from ..transforms import FP8
 from . import check_device
+from .attention_tiles import report_bad
 
 _bad_slots: dict[torch.device, BadIds] = {}
 
@@ -21,7 +22,7 @@ def append_rows_kernel(
     slots,  # *i64 [token]
     cos_sin,  # *f32 [token, 2, num_pairs]; unused without HAS_ROPE
     scales,  # *f32 [head]; unused without HAS_SCALES
-    bad,  # *i64 [3]: 1 if there is one, its index, the slot
+    bad,  # *i64 [3]: 1 if there is one (-1: being written), its index, the slot
     num_slots,
     row_token_stride,  # elements, as all strides
     row_head_stride,
@@ -42,9 +43,7 @@ def append_rows_kernel(
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     slot = tl.load(slots + token)
     if (slot < -1) | (slot >= num_slots):
-        tl.store(bad + 1, token)
-        tl.store(bad + 2, slot)
-        tl.store(bad, 1)
+        report_bad(bad, token, slot)
     is_wanted = (slot >= 0) & (slot < num_slots)
     dims = tl.arange(0, PADDED)
     mask = dims < tl.where(is_wanted, DIM, 0)
@@ -148,7 +147,7 @@ def _check_slots(slots: torch.Tensor, num_slots: int) -> None:
 
 def _raise_if_any(bad: BadIds) -> None:
     is_bad, index, slot = bad.words[:3].tolist()
-    if is_bad:
+    if is_bad > 0:
         bad.words.zero_()
         raise InvalidArgument(
             f"append_kv: slots[{index}] of a call before this one must be -1 or a slot of its "

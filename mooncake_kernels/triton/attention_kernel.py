@@ -11,7 +11,7 @@ programs without work exit at once.
 import triton
 import triton.language as tl
 
-from .attention_tiles import NONE, attend_tile, request_of, tiles_of
+from .attention_tiles import NONE, attend_tile, report_bad, request_of, tiles_of
 
 
 @triton.jit
@@ -29,7 +29,7 @@ def paged_attention_kernel(
     kv_lens,  # *i32 [num_requests]
     k_scales,  # *f32 [kv_heads]; unused without HAS_K_SCALES
     v_scales,
-    bad,  # *i64 [3]: 1 if there is one, request << 32 | entry, block
+    bad,  # *i64 [3]: 1 if there is one (-1: being written), request << 32 | entry, block
     scale,
     num_q,
     num_requests,
@@ -153,6 +153,4 @@ def paged_attention_kernel(
     worst = tl.min(bad_entry, 0)
     if worst < NONE:
         block = tl.load(table + worst, mask=worst < max_blocks, other=-1)
-        tl.store(bad + 1, (request.to(tl.int64) << 32) + worst)
-        tl.store(bad + 2, block.to(tl.int64))
-        tl.store(bad, 1)
+        report_bad(bad, (request.to(tl.int64) << 32) + worst, block.to(tl.int64))

@@ -1,4 +1,4 @@
-"""The device functions of paged attention in Triton: finding the tiles, and computing one."""
+"""The device functions of paged attention in Triton: the tiles, and bad entries."""
 
 # ruff: noqa: N803 - constants in capitals are Triton's custom
 
@@ -34,6 +34,17 @@ def tiles_of(begin, end, is_row, first_key, last_key, TILE: tl.constexpr):
     t1 = tl.minimum(tl.maximum(tl.cdiv(all_begin, TILE) * TILE, t0), t3)
     t2 = tl.minimum(tl.maximum(all_end // TILE * TILE, t1), t3)
     return t0, t1, t2, t3
+
+
+@triton.jit
+def report_bad(bad, place, value):
+    """Write one program's report; those of others do not mix with it."""
+    one = tl.full([], 1, dtype=tl.int64)
+    if tl.atomic_cas(bad, one - 1, -one) == 0:
+        tl.store(bad + 1, place)
+        tl.store(bad + 2, value)
+        tl.debug_barrier()  # the words may be other threads' stores
+        tl.atomic_xchg(bad, one, sem="release", scope="sys")  # last: the host polls it
 
 
 @triton.jit

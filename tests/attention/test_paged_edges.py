@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import mooncake_kernels as mk
+from mooncake_kernels import _library
 
 from .steps import check, make_step
 
@@ -30,6 +31,23 @@ def test_a_bad_block_is_named_if_it_is_seen(engine, block):
     call["block_table"][1, :2] = block
     call["block_table"][1, 2] = 0
     mk.paged_attention(**call, engine=engine.engine)
+
+
+def test_of_several_bad_blocks_one_is_reported_whole(engine):
+    if engine.engine != "triton" or engine.device == "cuda":
+        pytest.skip("of programs that run one after the other, the first reports")
+    attention = _library.triton_module("attention")
+    call = arguments()
+    call["block_table"][0, 1], call["block_table"][1, 2] = 77, 88
+    with pytest.raises(mk.InvalidArgument, match=r"block_table\[0, 1\] must be .*, got 77"):
+        mk.paged_attention(**call, engine="triton")
+    words = attention._bad_entries[torch.device("cpu")].words
+    words.copy_(torch.tensor([-1, 5, 6]))  # another program is writing
+    try:
+        mk.paged_attention(**call, engine="triton")
+        assert words.tolist() == [-1, 5, 6]
+    finally:
+        words.zero_()
 
 
 def test_a_block_table_too_short(engine):
@@ -77,6 +95,8 @@ def test_keys_past_the_block_table_that_only_the_device_knows_of(engine, num_blo
         ({"v_cache": torch.ones(4, 8, 2, 64)}, "v_cache must have the shape of k_cache"),
         ({"q": torch.ones(3, 4, 64).requires_grad_()}, "q must not require grad, for there is no"),
         ({"v_cache": torch.ones(8, 16, 2, 64).requires_grad_()}, "v_cache must not require grad"),
+        ({"k_scale": torch.ones(2).requires_grad_()}, "k_scale must not require grad"),
+        ({"v_scale": torch.ones(()).half().requires_grad_()}, "v_scale must not require grad"),
         ({"block_table": torch.ones(2, 9).long()}, "block_table must be int32 on cpu"),
         ({"block_table": torch.ones(3, 9).int()}, r"block_table must be \[2, max_blocks\]"),
         ({"rows": torch.ones(3, 4)}, "rows must be a MaskRows"),
