@@ -1,5 +1,9 @@
 """Instances that go down: what is lost with them, and what is not."""
 
+import pytest
+
+from mooncake_serving.conductor import InvalidArgument
+
 from .support import make, request, state
 
 
@@ -36,3 +40,19 @@ def test_a_failed_source_sends_to_nobody():
     conductor.recovered(1)
     assert conductor.prefilled(0, 1.0).accepted
     assert conductor.cluster.num_sending[1] == 0
+
+
+@pytest.mark.parametrize("role, instance", [("prefill", 0), ("fetch.source", 1), ("decode", 2)])
+def test_a_decision_for_an_instance_that_has_failed_since_is_not_booked(role, instance):
+    conductor = make(2, 2)
+    conductor.index.add(1, request().keys[:8])
+    conductor.cluster.free_at_s[1] = 9.0
+    decision = conductor.decide(request(), 0.0)
+    conductor.failed(instance)
+    held, idle = conductor.index.match(request().keys).tolist(), state(conductor)
+    what = f"book: decision.{role} must be an instance that is up, got {instance}, which is down"
+    with pytest.raises(InvalidArgument, match=what):
+        conductor.book(decision)
+    assert conductor.index.match(request().keys).tolist() == held
+    assert state(conductor) == idle and not conductor.books.open
+    conductor.book(conductor.decide(request(), 0.0))

@@ -115,7 +115,7 @@ class Books:
         self.in_flight.remove(request_id)
 
     def _check_bookable(self, decision: Decision) -> PrefillChoice:
-        """Refuse a decision that was not accepted, is booked already, or is for another cluster."""
+        """Refuse a decision that was not accepted, is booked already, or cannot be carried out."""
         prefill, request_id = decision.prefill, decision.request.request_id
         booked = request_id in self.open
         if not decision.accepted or prefill is None or booked:
@@ -129,6 +129,9 @@ class Books:
             instances["decode"] = decision.decode.instance
         for name, instance in instances.items():
             check_index("book", f"decision.{name}", instance, self.cluster.num_instances)
+            if not self.cluster.up[instance]:  # it has failed since: decide again
+                what = f"book: decision.{name} must be an instance that is up"
+                raise InvalidArgument(f"{what}, got {instance}, which is down")
         check_finite("book", "decision.at_s", decision.at_s)
         return prefill
 

@@ -119,7 +119,8 @@ class Conductor:
 
         Raises:
             InvalidArgument: it was refused, is booked already, or names an instance that is not in
-                this cluster; nothing is written then.
+                this cluster, or is down (it has failed since: decide again); nothing is written
+                then.
         """
         self.books.book(decision)
 
