@@ -37,7 +37,7 @@ def test_the_life_of_a_request():
     assert state(conductor) == idle and index.holders(9) == [], "to decide books nothing"
     assert decision.accepted and decision.prefill.instance == 0
     conductor.book(decision)
-    assert cluster.free_at_s[0] == pytest.approx(10.2), "the fetch does not hold the GPU"
+    assert cluster.free_at_s[0] == pytest.approx(10.28), "0.08 s of fetch, 0.2 s of prefill"
     assert cluster.sending_until_s[1] == pytest.approx(10.08) and cluster.num_sending[1] == 1
     assert index.match(request().keys).tolist() == [10, 8, 0]
     assert cluster.reserved_requests[2] == 1 and cluster.reserved_tokens[2] == 1050
@@ -75,6 +75,19 @@ def test_the_queue_grows_by_what_is_booked():
         chosen.append((decision.prefill.instance, round(decision.prefill.ttft_s, 6)))
     assert chosen == [(0, 1.0), (1, 1.0), (0, 2.0), (1, 2.0)]
     assert conductor.decide(request(9, first_key=900), 1.5).prefill.ttft_s == pytest.approx(1.5)
+
+
+@pytest.mark.parametrize("wait_s, first_s, second_s", [(0.0, 0.28, 1.28), (0.5, 0.78, 1.7)])
+def test_the_queue_waits_for_a_fetch_which_runs_meanwhile(wait_s, first_s, second_s):
+    """A fetch of 0.08 s and a prefill of 0.2 s are in front of a prefill of 1 s."""
+    conductor = make(2)
+    conductor.index.add(1, request().keys[:8])
+    conductor.cluster.free_at_s[:2] = wait_s, 9.0
+    first = conductor.decide(request(0), 0.0)
+    assert first.prefill.fetch and first.prefill.ttft_s == pytest.approx(first_s)
+    conductor.book(first)
+    second = conductor.decide(request(1, first_key=100), 0.0).prefill
+    assert second.instance == 0 and second.ttft_s == pytest.approx(second_s)
 
 
 def test_decode_is_where_it_was_promised_unless_that_is_down():

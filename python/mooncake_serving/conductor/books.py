@@ -49,8 +49,10 @@ class Books:
         )
         self.index.add(instance, request.keys)  # first: a foreign index may raise
         self.open[request.request_id] = decision
-        begin_s = max(float(cluster.free_at_s[instance]), now_s)
-        drain_s = float(cluster.drain_left_s(np.array(instance), now_s))
+        fetch_s = prefill.fetch.seconds if prefill.fetch is not None else 0.0
+        # Nobody overtakes a prompt that waits for its fetch, so the queue waits for it, too.
+        begin_s = max(float(cluster.free_at_s[instance]), now_s + fetch_s)
+        drain_s = float(cluster.drain_left_s(np.array(instance), begin_s))
         cluster.free_at_s[instance] = begin_s + prefill.occupied_s
         cluster.drain_s[instance] = max(drain_s, prefill.prefill_s - prefill.occupied_s)
         if prefill.fetch is not None:
