@@ -13,12 +13,16 @@ from mooncake_serving.conductor import (
     Baseline,
     Cluster,
     Conductor,
+    EarlyRejection,
     InvalidArgument,
     KVCacheCentric,
+    LoadBalance,
+    PredictiveRejection,
     PrefixIndex,
     Random,
     Request,
     Role,
+    RoundRobin,
     Slo,
     Why,
 )
@@ -115,6 +119,39 @@ def test_an_instance_that_does_both_keeps_its_requests():
     decision = conductor.decide(request(), 0.0)
     assert decision.prefill.instance == decision.decode.instance == 1
     assert decision.decode.reason.why is Why.SAME_INSTANCE
+
+
+@pytest.mark.parametrize("policy", [LoadBalance, KVCacheCentric, RoundRobin, Random])
+@pytest.mark.parametrize(
+    "admission", [Baseline, EarlyRejection, PredictiveRejection, lambda: Baseline(pre_select=True)]
+)
+@pytest.mark.parametrize("full", [{"kv_tokens": 3500}, {"batch_size": 8}])
+def test_who_decodes_what_it_prefills_is_chosen_if_it_has_room(policy, admission, full):
+    cluster = Cluster([Role.BOTH] * 4, capacity_tokens=4000, max_batch_size=8)
+    conductor = Conductor(
+        cluster, PrefixIndex(4), COSTS, Slo(30, 0.1), policy=policy(), admission=admission()
+    )
+    conductor.index.add(0, request().keys)
+    for name, value in full.items():
+        getattr(cluster, name)[:3] = value
+        if admission is PredictiveRejection:  # it looks at what it has booked itself
+            for number in range(24):
+                one = Request(1000 + number, 3500 if name == "kv_tokens" else 1)
+                conductor.in_flight.put(one, number // 8, 0.0)
+    for number in range(3):
+        decision = conductor.decide(request(number), number)
+        assert decision.accepted and decision.prefill.instance == 3, decision
+        conductor.book(decision)
+        assert conductor.prefilled(number, number + 1.0).accepted
+
+
+def test_who_decodes_what_it_prefills_is_refused_if_nobody_has_room():
+    cluster = Cluster([Role.BOTH] * 2, capacity_tokens=4000)
+    conductor = Conductor(cluster, PrefixIndex(2), COSTS, Slo(30, 0.1))
+    cluster.kv_tokens[:] = 3500
+    assert conductor.decide(request(), 0.0).reason.why is Why.NO_DECODE_ROOM
+    conductor.admission = AcceptAll()
+    assert conductor.decide(request(), 0.0).accepted, "it waits there"
 
 
 def test_nobody_is_there():

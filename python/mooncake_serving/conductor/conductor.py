@@ -20,7 +20,7 @@ from .books import Books
 from .cluster import Cluster, Role
 from .costs import Costs
 from .decision import Decision, DecodeChoice
-from .decoding import DecodeLoad, InFlight, choose_decode
+from .decoding import DecodeLoad, InFlight, choose_decode, has_room
 from .errors import InvalidArgument, check_count, check_finite, check_index, check_instance, shown
 from .index import Index
 from .policies import KVCacheCentric, PrefillPolicy, PrefillView
@@ -79,6 +79,7 @@ class Conductor:
 
             if no instance can ever hold it: refuse
             prefill = policy(request)              # the least predicted TTFT, for algorithm 1
+            if it decodes as well, and has no room: prefill = policy(request), without those
             if admission refuses its TTFT: refuse
             decode = the least predicted TBT       # if admission wants it at arrival
             if admission refuses its TBT: refuse
@@ -95,16 +96,24 @@ class Conductor:
         if isinstance(candidates, Reason):
             return Decision.refuse(request, now_s, candidates)
         blocks, load_s = self.tiers.look(request, self.index.match(request.keys))
-        view = PrefillView.of(
-            request, now_s, cluster, self.costs, candidates, blocks, load_s, self._rng
-        )
-        prefill = self.policy.choose(view)
-        arrival = Arrival(
-            request, self.slo, now_s, prefill, cluster, self.in_flight, self.costs.decode
-        )
+
+        def place(candidates: np.ndarray) -> tuple[Arrival, DecodeLoad | None]:
+            view = PrefillView.of(
+                request, now_s, cluster, self.costs, candidates, blocks, load_s, self._rng
+            )
+            prefill, decode_cost = self.policy.choose(view), self.costs.decode
+            arrival = Arrival(
+                request, self.slo, now_s, prefill, cluster, self.in_flight, decode_cost
+            )
+            return arrival, self.admission.decode_load(arrival)
+
+        arrival, load = place(candidates)
+        others = self._with_room_instead(arrival, candidates, load)
+        if len(others):
+            arrival, load = place(others)
+        prefill = arrival.prefill
         if reason := self.admission.refuse_prefill(arrival):
             return Decision.refuse(request, now_s, reason, prefill)
-        load = self.admission.decode_load(arrival)
         if load is None:
             return Decision.accept(request, now_s, prefill, None)
         decode = self._choose_decode(request, prefill.instance, load)
@@ -212,6 +221,20 @@ class Conductor:
             return able
         values = {"kv_tokens": request.max_kv_tokens, "capacity_tokens": int(most.max())}
         return Reason(Why.TOO_LONG, values)
+
+    def _with_room_instead(
+        self, arrival: Arrival, candidates: np.ndarray, load: DecodeLoad | None
+    ) -> np.ndarray:
+        """List who may prefill instead of a chosen instance that has no room to decode, too.
+
+        Nobody, if it has room, is not the one that decodes, or if no other has room.
+        """
+        cluster, request, instance = self.cluster, arrival.request, arrival.prefill.instance
+        if not self.admission.needs_room or cluster.role[instance] != Role.BOTH:
+            return candidates[:0]
+        room = has_room(request, cluster, candidates, load or DecodeLoad.now(cluster))
+        able = candidates[room | (cluster.role[candidates] != Role.BOTH)]
+        return candidates[:0] if instance in able else able
 
     def _choose_decode(
         self, request: Request, prefill: int, load: DecodeLoad, chosen: int | None = None

@@ -37,7 +37,8 @@ class Arrival:
 class Admission(Protocol):
     """Decides which requests are accepted under overload; None means accepted.
 
-    ``refuse_prefill`` is called at arrival. If ``decode_load`` then returns a load, decode is
+    ``decode_load`` and ``refuse_prefill`` are called at arrival, the former once more if another
+    instance is to prefill, since the first has no room to decode. If there is a load, decode is
     chosen by it and ``refuse_decode`` is called. ``refuse_later`` is called once the prefill is
     over.
     """

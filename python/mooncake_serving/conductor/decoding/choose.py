@@ -58,8 +58,7 @@ def choose_decode(
     reserved_tbt_s = cost.seconds(all_batch, all_tokens)
     room = request.max_kv_tokens <= cluster.capacity_tokens[candidates]
     if needs_room:
-        room &= all_tokens + request.num_output_tokens <= cluster.capacity_tokens[candidates]
-        room &= all_batch <= cluster.max_batch_size[candidates]
+        room &= has_room(request, cluster, candidates, load)
     if not room.any():
         return Reason(Why.NO_DECODE_ROOM, {"kv_tokens": request.num_kv_tokens})
     position = int(np.argmin(np.where(room, reserved_tbt_s, np.inf)))
@@ -72,3 +71,13 @@ def choose_decode(
         reserved_tbt_s=float(reserved_tbt_s[position]),
         reason=Reason(why, {"tbt_s": tbt_s, "batch_size": batch_size}),
     )
+
+
+def has_room(
+    request: Request, cluster: Cluster, candidates: np.ndarray, load: DecodeLoad
+) -> np.ndarray:
+    """Return which candidates have room for a request beside a load, reservations included."""
+    batch = load.batch_size[candidates] + load.reserved_requests[candidates] + 1
+    tokens = load.kv_tokens[candidates] + load.reserved_tokens[candidates] + request.num_kv_tokens
+    fits = tokens <= cluster.capacity_tokens[candidates]
+    return fits & (batch <= cluster.max_batch_size[candidates])
