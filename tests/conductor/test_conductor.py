@@ -205,6 +205,42 @@ def test_the_books_balance(steps, admission, random):
     assert len(conductor.in_flight) == 0 and not conductor.books.fetching
 
 
+def test_who_is_given_up_leaves_the_queue():
+    conductor = make(1)
+    for number in range(40):
+        decision = conductor.decide(request(number), 0.0)
+        assert decision.accepted and decision.prefill.wait_s == pytest.approx(0), decision
+        conductor.book(decision)
+        conductor.decoded(number)
+    for number in range(40, 43):
+        conductor.book(conductor.decide(request(number, first_key=100 * number), 0.0))
+    conductor.decoded(41)
+    assert conductor.cluster.free_at_s[0] == pytest.approx(2.0)
+    conductor.prefilled(40, 1.0)
+    conductor.decoded(40)
+    assert conductor.cluster.free_at_s[0] == pytest.approx(2.0), "it was prefilled"
+
+
+@pytest.mark.parametrize("fetched", [False, True])
+def test_who_is_given_up_fetches_nothing_more(fetched):
+    """Two fetches of 0.08 s, of which the second is given up before or after it is over."""
+    conductor = make(2)
+    conductor.index.add(1, request().keys[:8])
+    conductor.index.add(1, request(first_key=100).keys[:8])
+    conductor.cluster.free_at_s[1] = 9.0
+    conductor.book(conductor.decide(request(0), 0.0))
+    second = conductor.decide(request(1, first_key=100), 0.0)
+    conductor.book(second)
+    assert second.prefill.fetch and second.prefill.instance == 0
+    assert conductor.cluster.sending_until_s[1] == pytest.approx(0.16)
+    if fetched:
+        conductor.fetched(second)
+    conductor.decoded(1)
+    assert conductor.cluster.sending_until_s[1] == pytest.approx(0.16 if fetched else 0.08)
+    assert conductor.cluster.num_sending[1] == 1
+    assert conductor.cluster.free_at_s[0] == pytest.approx(0.28)
+
+
 @pytest.mark.parametrize("policy", [Random, KVCacheCentric])
 def test_the_same_requests_have_the_same_decisions(policy):
     def run(seed):

@@ -30,6 +30,16 @@ def test_a_failure_ends_what_was_there_and_nothing_else():
     assert conductor.decide(request(9), 1.0).prefill.instance == 0
 
 
+def test_who_was_to_be_decoded_on_an_instance_that_fails_leaves_the_queue():
+    conductor = make(1, 2)
+    for number in range(4):
+        conductor.book(conductor.decide(request(number, first_key=100 * number), 0.0))
+    assert conductor.cluster.free_at_s[0] == pytest.approx(4.0)
+    conductor.prefilled(0, 1.0)
+    assert conductor.failed(1) == [0, 2], "request 0 is prefilled"
+    assert conductor.cluster.free_at_s[0] == pytest.approx(3.0)
+
+
 def test_a_failed_source_sends_to_nobody():
     conductor = make(2)
     conductor.index.add(1, request().keys[:8])

@@ -7,7 +7,7 @@ import numpy as np
 
 from .cluster import Cluster
 from .costs import Costs
-from .decision import Decision, DecodeChoice, PrefillChoice
+from .decision import Decision, DecodeChoice, Fetch, PrefillChoice
 from .decoding import InFlight
 from .errors import InvalidArgument, check_finite, check_index, shown
 from .index import Index
@@ -17,7 +17,9 @@ class Books:
     """Follows each accepted request through its life, in ``cluster``, ``index`` and ``in_flight``.
 
     Counters are only added to, and each addition is subtracted again, so that an owner may add to
-    the same ones.
+    the same ones. The times of a queue and a backlog pass by themselves; what a request that is
+    given up before its prefill is over has added to them is subtracted, all of it, though part of
+    it may be over.
     """
 
     def __init__(self, cluster: Cluster, index: Index, costs: Costs, in_flight: InFlight) -> None:
@@ -57,9 +59,8 @@ class Books:
         cluster.drain_s[instance] = max(drain_s, prefill.prefill_s - prefill.occupied_s)
         if prefill.fetch is not None:
             source = prefill.fetch.source
-            own_s = float(self.costs.transfer.seconds(prefill.fetch.num_tokens, 0.0, 0))
             backlog_from_s = max(float(cluster.sending_until_s[source]), now_s)
-            cluster.sending_until_s[source] = backlog_from_s + own_s
+            cluster.sending_until_s[source] = backlog_from_s + self._sending_s(prefill.fetch)
             cluster.num_sending[source] += 1
             self.fetching.add(request.request_id)
         if decision.decode is not None:
@@ -100,6 +101,8 @@ class Books:
     def end(self, request_id: Hashable, num_generated: int = 0) -> None:
         """Release everything that a request still holds, wherever it is in its life."""
         decision = self.open[request_id]
+        if request_id not in self.decoding and decision.prefill is not None:
+            self._leave_queue(decision.prefill, request_id in self.fetching)
         self.fetched(decision)
         if request_id in self.decoding and decision.decode is not None:
             request, instance = decision.request, decision.decode.instance
@@ -136,6 +139,17 @@ class Books:
                 raise InvalidArgument(f"{what}, got {instance}, which is down")
         check_finite("book", "decision.at_s", decision.at_s)
         return prefill
+
+    def _leave_queue(self, prefill: PrefillChoice, is_fetching: bool) -> None:
+        """Free the time of a prefill that will not take place, and of its fetch if that is on."""
+        self.cluster.free_at_s[prefill.instance] -= prefill.occupied_s
+        if prefill.fetch is not None and is_fetching:
+            sending_s = self._sending_s(prefill.fetch)
+            self.cluster.sending_until_s[prefill.fetch.source] -= sending_s
+
+    def _sending_s(self, fetch: Fetch) -> float:
+        """Return how long a source sends for a fetch, with all of its bandwidth."""
+        return float(self.costs.transfer.seconds(fetch.num_tokens, 0.0, 0))
 
     def _reserve(self, decision: Decision, decode: DecodeChoice, sign: int) -> None:
         self.cluster.reserved_requests[decode.instance] += sign

@@ -171,6 +171,10 @@ class Conductor:
     def decoded(self, request_id: Hashable, num_generated: int = 0) -> None:
         """Record that a request is over, finished or given up, and free what was reserved for it.
 
+        Before its prefill is over, it leaves the queue: ``free_at_s`` and the backlog of the source
+        that sends to it lose the time that was booked for it. An owner that carries on with the
+        prefill, or has done part of it, reports ``free_at_s`` anew.
+
         Args:
             request_id: of a booked request.
             num_generated: tokens that the owner has moved from ``cluster.reserved_tokens`` to
