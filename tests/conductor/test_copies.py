@@ -119,6 +119,33 @@ def test_what_another_holds_leaves_before_what_nobody_does():
     assert (second.key, second.reason.why) == (1, Why.COLD)
 
 
+@pytest.mark.parametrize("listed", [[3], [2, 3], [1, 2, 3]], ids=str)
+@pytest.mark.parametrize("lost", [[2], [1, 2]], ids=str)
+def test_what_another_holds_without_what_is_before_it_is_the_last_copy(listed, lost):
+    conductor = make(2)
+    for instance in (0, 1):
+        conductor.index.add(instance, [1, 2, 3])
+    heat = heated([1, 2, 3], 1)
+    blocks = [block for block in chain([1, 2, 3]) if block.key in listed]
+    assert swaps(blocks, 1, heat, conductor, load_s=0.02)[0].action is SwapAction.DROP
+    conductor.index.remove(1, lost)
+    (last,) = swaps(blocks, 1, heat, conductor, load_s=0.02)
+    assert (last.key, last.action, last.reason.why) == (3, SwapAction.DEMOTE, Why.WORTH_KEEPING)
+
+
+def test_a_gap_is_seen_as_far_as_the_blocks_tell():
+    """Instance 1 has lost block 1, and holds 2 and 3."""
+    conductor = make(2)
+    for instance in (0, 1):
+        conductor.index.add(instance, [1, 2, 3])
+    conductor.index.remove(1, [1])
+    one, two, three = chain([1, 2, 3])
+    heat = heated([1, 2, 3], 1)
+    assert swaps([two, three], 1, heat, conductor)[0].reason.why is Why.COLD
+    assert swaps([three, two, one], 1, heat, conductor)[0].reason.why is Why.COLD
+    assert swaps([three], 1, heat, conductor)[0].reason.why is Why.HELD_ELSEWHERE
+
+
 def test_a_last_copy_is_demoted_where_loading_is_faster():
     heat = heated([1], 1)
     (swap,) = swaps(chain([1]), 1, heat, load_s=0.02)

@@ -61,14 +61,15 @@ def choose_swaps(
 
         for block in blocks:
             recompute_s = prefill(its tokens after its prefix)
-            fetch_s     = transfer(its tokens), if another instance holds it
+            fetch_s     = transfer(its tokens), if another instance holds it and what is before it
             value       = rate of requests for it * the least of recompute_s, fetch_s and load_s
             value       = at least that of any block that follows it, which is of no use alone
         take num_needed of the least value; of a chain the last ones first
         drop what another holds, or is recomputed faster than it is loaded; demote the others
 
     Args:
-        blocks: that may be evicted.
+        blocks: that may be evicted. What is before a block is known as far as its ``parent``, the
+            parent of that if it is among them, and so on.
         num_needed: how many must be; fewer are returned if there are fewer.
         instance: whose cache it is.
         heat: how often each block is requested.
@@ -86,6 +87,7 @@ def choose_swaps(
     check_count("choose_swaps", "num_needed", num_needed, 0)
     if load_s is not None and not load_s >= 0:
         raise InvalidArgument(f"choose_swaps: load_s must be at least 0, got {shown(load_s)}")
+    holders = _other_holders(blocks, instance, index)
     values: dict[int, float] = {}
     swaps: dict[int, Swap] = {}
     for block in sorted(blocks, key=lambda block: -block.prefix_tokens):
@@ -96,7 +98,7 @@ def choose_swaps(
             costs.prefill.seconds(last + 1, block.prefix_tokens)
             - costs.prefill.seconds(last + 1, last)
         )
-        others = index.num_holders(block.key) - (instance in index.holders(block.key))
+        others = len(holders[block.key])
         ways = [recompute_s] if load_s is None else [recompute_s, load_s]
         if others:
             ways.append(float(costs.transfer.seconds(block.num_tokens, 0.0, 0)))
@@ -107,6 +109,23 @@ def choose_swaps(
         swaps[block.key] = _swap(block.key, rate, others, recompute_s, load_s)
     order = sorted(blocks, key=lambda block: (values[block.key], -block.prefix_tokens, block.key))
     return [swaps[block.key] for block in order[:num_needed]]
+
+
+def _other_holders(
+    blocks: Sequence[CachedBlock], instance: int, index: Index
+) -> dict[int, set[int]]:
+    """Return who else can use each block: a block whose chain is broken before it is of no use."""
+    holders: dict[int, set[int]] = {}
+
+    def others(key: int) -> set[int]:
+        if key not in holders:
+            holders[key] = set(index.holders(key)) - {instance}
+        return holders[key]
+
+    for block in sorted(blocks, key=lambda block: block.prefix_tokens):
+        usable = others(block.key)
+        holders[block.key] = usable & others(block.parent) if block.parent is not None else usable
+    return holders
 
 
 def _swap(key: int, rate: float, others: int, recompute_s: float, load_s: float | None) -> Swap:
