@@ -71,6 +71,32 @@ def test_only_what_is_missing_is_copied():
     assert (advice.keys, advice.target) == ((3, 4, 5, 6), 1)
 
 
+@pytest.mark.parametrize("max_holders", [3, 8])
+def test_a_hot_document_behind_a_prompt_that_all_hold_is_copied(max_holders):
+    """Block 1 is on 4 instances: by max_holders, or by 3 requests a second, those are enough."""
+    conductor = make(6)
+    for instance in range(1, 5):
+        conductor.index.add(instance, [1])
+    conductor.index.add(1, range(1, 7))
+    conductor.cluster.free_at_s[:6] = 0, 0, 700, 650, 700, 0
+    heat = heated([1, 2, 3, 4], 3)  # blocks 5 and 6 are not
+    advice = advise(conductor, heat, max_holders=max_holders)
+    assert (advice.keys, advice.source, advice.target) == ((2, 3, 4), 1, 3), "0 lacks block 1"
+    assert "2.99 times a second, over 1.00 for each of its 1 holders" in str(advice.reason)
+    conductor.cluster.up[2:5] = False
+    advice = advise(conductor, heat, max_holders=max_holders)
+    assert (advice.keys, advice.source, advice.target) == ((1, 2, 3, 4), 1, 0)
+    conductor.cluster.up[1] = False
+    assert advise(conductor, heat, max_holders=max_holders) is None, "block 2 is nowhere"
+
+
+def test_what_is_behind_a_block_that_nobody_holds_is_not_copied():
+    conductor = make(3)
+    conductor.index.add(0, range(1, 7))
+    conductor.index.remove(0, [1])
+    assert advise(conductor, heated(range(1, 7), 3)) is None
+
+
 def test_nobody_to_copy_to_or_from():
     conductor = make(2)
     heat = heated(range(1, 7), 3)

@@ -27,7 +27,7 @@ class Replicate:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaPolicy:
-    """A prefix is hot while requests for it exceed ``rate_per_holder`` on each of its holders.
+    """A block is hot while requests for it exceed ``rate_per_holder`` on each of its holders.
 
     Algorithm 1 copies a hot prefix when a holder is so busy that another instance fetches it. This
     policy does so earlier, and off any request's path (Mooncake's conductor replicates hot blocks;
@@ -35,7 +35,8 @@ class ReplicaPolicy:
 
     Attributes:
         rate_per_holder: requests per second.
-        max_holders: maximum number of copies.
+        max_holders: maximum number of copies; a block that has them may get more with a hot one
+            behind it, if nobody else could take that.
         block_size: tokens in a block.
     """
 
@@ -62,10 +63,14 @@ class ReplicaPolicy:
 
         Equivalent to::
 
-            hot = the longest prefix of keys each of whose blocks has 1 to max_holders - 1 holders
-                  and is asked for more than rate_per_holder * holders times a second
-            source = of those that hold all of hot, the one with the least to send
-            target = of the others that prefill, the one with the least to do
+            hot = the first run of blocks, each of which has 1 to max_holders - 1 holders and is
+                  asked for more than rate_per_holder * holders times a second
+            source = of those that hold all up to the end of hot, the one with the least to send
+            target = of the others that prefill and hold all before hot, the one with the least to
+                     do; if there are none, of the others that prefill
+            copy what the target lacks up to the end of hot
+
+        What is before hot has enough holders: a system prompt in front of a document, for example.
 
         Args:
             keys: a chain from its first block: that of a request just served, for example.
@@ -75,35 +80,45 @@ class ReplicaPolicy:
             cost: of the copy.
             now_s: current time.
         """
-        num_hot = self._num_hot(keys, heat, index, now_s)
-        if not num_hot:
+        first, end = self._hot_run(keys, heat, index, now_s)
+        if first == end:
             return None
-        matched = np.where(cluster.up, index.match(keys[:num_hot]), 0)
-        num_hot = int(matched.max())  # blocks may be spread, so that no instance has all
-        if not num_hot:
+        matched = np.where(cluster.up, index.match(keys[:end]), 0)
+        end = int(matched.max())  # blocks may be spread, so that no instance has all
+        if end <= first:
             return None
-        holders = np.flatnonzero(matched == num_hot)
+        holders = np.flatnonzero(matched == end)
         prefillers = cluster.of_role(Role.PREFILL)
-        others = prefillers[matched[prefillers] < num_hot]
+        others = prefillers[matched[prefillers] < end]
         if len(holders) >= self.max_holders or not len(others):
             return None
+        near = others[matched[others] >= first]
+        others = near if len(near) else others
         source = int(holders[cluster.backlog_s(holders, now_s).argmin()])
         target = int(others[cluster.wait_s(others, now_s).argmin()])
-        missing = tuple(keys[int(matched[target]) : num_hot])
+        missing = tuple(keys[int(matched[target]) : end])
         num_tokens = len(missing) * self.block_size
         backlog_s = cluster.backlog_s(np.array([source]), now_s)[0]
         seconds = float(cost.seconds(num_tokens, backlog_s, cluster.num_sending[source]))
         values = {
-            "rate": heat.rate(missing[0], now_s),
+            "rate": heat.rate(keys[max(first, int(matched[target]))], now_s),
             "holders": len(holders),
             "limit": self.rate_per_holder,
         }
         return Replicate(missing, source, target, num_tokens, seconds, Reason(Why.HOT, values))
 
-    def _num_hot(self, keys: Sequence[int], heat: Heat, index: Index, now_s: float) -> int:
+    def _hot_run(
+        self, keys: Sequence[int], heat: Heat, index: Index, now_s: float
+    ) -> tuple[int, int]:
+        """Return where the first run of hot blocks begins and ends; nothing if there is none."""
+        first = len(keys)
         for number, key in enumerate(keys):
             holders = index.num_holders(key)
             hot = heat.rate(key, now_s) > self.rate_per_holder * holders
-            if not hot or not 0 < holders < self.max_holders:
-                return number
-        return len(keys)
+            if hot and 0 < holders < self.max_holders:
+                first = min(first, number)
+            elif first < number:
+                return first, number
+            elif not holders:  # what follows is of no use without this block
+                return number, number
+        return first, len(keys)
