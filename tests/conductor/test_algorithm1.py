@@ -14,6 +14,7 @@ from mooncake_serving.conductor import (
     KVCacheCentric,
     LocalCacheAware,
     Role,
+    RoundRobin,
     Why,
 )
 
@@ -99,6 +100,58 @@ def test_of_several_sources_the_one_with_the_least_to_send():
     assert choose(conductor).fetch.source == 2
 
 
+def test_what_is_not_computed_yet_is_not_fetched():
+    """Instance 0 holds 2 blocks, and is to compute 8 more, when its queue of 5 s is over."""
+    conductor = make(2)
+    conductor.index.add(0, request().keys[:2])
+    conductor.cluster.free_at_s[:2] = 5.0, 9.0
+    first = conductor.decide(request(1), 0.0)
+    assert first.prefill.instance == 0
+    conductor.book(first)
+    conductor.cluster.free_at_s[1] = 0.0
+    choice = choose(conductor)
+    assert choice.instance == 1 and choice.fetch.num_blocks == 2
+    assert choice.ttft_s == pytest.approx(0.02 + 0.8)
+    conductor.cluster.free_at_s[:2] = 5.0, 9.0
+    behind = choose(conductor)
+    assert (behind.instance, behind.local_tokens) == (0, 999), "computed by then, on instance 0"
+    conductor.cluster.free_at_s[:2] = 9.0, 0.0
+    conductor.prefilled(1, 5.8)
+    assert choose(conductor, now_s=5.8).fetch.num_blocks == 10
+
+
+def test_who_is_behind_computes_the_rest_only():
+    """Request 2 reuses what request 1 will have computed; both blocks are sendable in turn."""
+    conductor = make(2)
+    conductor.cluster.free_at_s[1] = 9.0
+    conductor.book(conductor.decide(request(1, 6), 0.0))
+    conductor.book(conductor.decide(request(2, 10), 0.0))
+    keys = request().keys
+
+    def sendable():
+        return conductor.books.sendable(keys, conductor.index.match(keys)).tolist()
+
+    assert conductor.index.match(keys).tolist() == [10, 0, 0] and sendable() == [0, 0, 0]
+    conductor.prefilled(1, 0.6)
+    assert sendable() == [6, 0, 0]
+    conductor.prefilled(2, 1.0)
+    assert sendable() == [10, 0, 0] and not conductor.books.uncomputed
+
+
+def test_what_is_computed_on_several_instances_is_sendable_where_it_is():
+    conductor = make(3, policy=RoundRobin())
+    for number in range(3):
+        conductor.book(conductor.decide(request(number), 0.0))
+    keys = request().keys
+    matched = conductor.index.match(keys)
+    conductor.prefilled(1, 1.0)
+    assert conductor.books.sendable(keys, matched).tolist() == [0, 10, 0, 0]
+    assert matched.tolist() == [10, 10, 10, 0]
+    conductor.failed(2)
+    conductor.decoded(0)
+    assert not conductor.books.uncomputed
+
+
 def test_a_fetch_may_hide_behind_the_queue():
     conductor = make(2, policy=KVCacheCentric(overlap_fetch=True))
     conductor.index.add(1, request().keys[:8])
@@ -123,10 +176,10 @@ def test_the_last_token_is_always_computed():
 
 
 def test_a_hot_prefix_spreads():
-    """Nobody predicts it: busy holders are copied from, until all can serve the prefix."""
+    """Nobody predicts it: a busy holder is copied from, until all can serve the prefix."""
     conductor = make(4, admission=AcceptAll())
     conductor.index.add(0, request().keys)
-    for number in range(400):
+    for number in range(1000):
         conductor.book(conductor.decide(request(number), now_s=0.0))
     assert conductor.index.holders(9) == [0, 1, 2, 3]
     waits = conductor.cluster.free_at_s[:4]

@@ -203,6 +203,7 @@ def test_the_books_balance(steps, admission, random):
         conductor.decoded(number)
     assert not any(any(values) for values in state(conductor).values())
     assert len(conductor.in_flight) == 0 and not conductor.books.fetching
+    assert not conductor.books.uncomputed
 
 
 def test_who_is_given_up_leaves_the_queue():
@@ -347,7 +348,7 @@ def everything(conductor):
     books = conductor.books
     held = conductor.index.match(request().keys).tolist()
     counts = (len(books.open), len(books.decoding), len(books.fetching), len(conductor.in_flight))
-    return cluster, held, counts, books.coming_tokens.tolist()
+    return cluster, held, counts, books.coming_tokens.tolist(), dict(books.uncomputed)
 
 
 @pytest.mark.parametrize(

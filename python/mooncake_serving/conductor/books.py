@@ -1,6 +1,6 @@
 """The books: decisions written into the state that the next decision reads."""
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -11,6 +11,7 @@ from .decision import Decision, DecodeChoice, Fetch, PrefillChoice
 from .decoding import InFlight
 from .errors import InvalidArgument, check_finite, check_index, shown
 from .index import Index
+from .request import Request
 
 
 class Books:
@@ -27,6 +28,9 @@ class Books:
         self.open: dict[Hashable, Decision] = {}
         self.decoding: set[Hashable] = set()
         self.fetching: set[Hashable] = set()
+        self.uncomputed: dict[
+            int, int
+        ] = {}  # booked blocks: the instances to compute them, as bits
         self.coming_tokens = np.zeros(cluster.num_instances, np.int64)  # of reserved_requests
 
     def get(self, op: str, request_id: Hashable) -> Decision:
@@ -51,6 +55,10 @@ class Books:
         )
         self.index.add(instance, request.keys)  # first: a foreign index may raise
         self.open[request.request_id] = decision
+        bit, uncomputed = 1 << instance, self.uncomputed
+        for key in _new_keys(request, prefill):
+            before = uncomputed.get(key, 0)
+            uncomputed[key] = before | bit if before else bit
         fetch_s = prefill.fetch.seconds if prefill.fetch is not None else 0.0
         # Nobody overtakes a prompt that waits for its fetch, so the queue waits for it, too.
         begin_s = max(float(cluster.free_at_s[instance]), now_s + fetch_s)
@@ -81,9 +89,36 @@ class Books:
             if prefill is not None and prefill.fetch and prefill.fetch.source == instance:
                 self.fetching.remove(request_id)
 
+    def sendable(self, keys: Sequence[int], matched_blocks: np.ndarray) -> np.ndarray:
+        """Return which part of a prefix each instance can send: what is computed already.
+
+        Args:
+            keys: a chain from its first block.
+            matched_blocks: ``[num_instances]``, the longest prefix of it that each one holds, or
+                will hold when what is booked has been computed.
+        """
+        blocks, cut, get = matched_blocks, 0, self.uncomputed.get
+        for position, key in enumerate(keys if self.uncomputed else ()):
+            if not (instances := get(key, 0) & ~cut):
+                continue
+            if not cut:
+                blocks = matched_blocks.copy()
+            cut |= instances
+            while instances:
+                instance = instances.bit_length() - 1
+                blocks[instance] = min(blocks[instance], position)
+                instances ^= 1 << instance
+        return blocks
+
     def release(self, request_id: Hashable) -> Decision:
-        """Release what is reserved for a request that is not decoded yet."""
+        """Release what is reserved for a request that is not decoded yet, and leaves prefill."""
         decision = self.open[request_id]
+        if decision.prefill is not None:
+            bit = 1 << decision.prefill.instance
+            for key in _new_keys(decision.request, decision.prefill):
+                left = self.uncomputed.pop(key, 0) & ~bit
+                if left:
+                    self.uncomputed[key] = left
         if decision.decode is not None:
             self._reserve(decision, decision.decode, -1)
         return decision
@@ -155,3 +190,8 @@ class Books:
         self.cluster.reserved_requests[decode.instance] += sign
         self.cluster.reserved_tokens[decode.instance] += sign * decision.request.num_kv_tokens
         self.coming_tokens[decode.instance] += sign * decision.request.num_kv_tokens
+
+
+def _new_keys(request: Request, prefill: PrefillChoice) -> Sequence[int]:
+    """Return the blocks that an instance does not hold, nor will by an earlier prefill."""
+    return request.keys[-(-prefill.local_tokens // request.block_size) :]

@@ -96,10 +96,19 @@ class Conductor:
         if isinstance(candidates, Reason):
             return Decision.refuse(request, now_s, candidates)
         blocks, load_s = self.tiers.look(request, self.index.match(request.keys))
+        sendable = self.books.sendable(request.keys, blocks)
 
         def place(candidates: np.ndarray) -> tuple[Arrival, DecodeLoad | None]:
             view = PrefillView.of(
-                request, now_s, cluster, self.costs, candidates, blocks, load_s, self._rng
+                request,
+                now_s,
+                cluster,
+                self.costs,
+                candidates,
+                blocks,
+                sendable,
+                load_s,
+                self._rng,
             )
             prefill, decode_cost = self.policy.choose(view), self.costs.decode
             arrival = Arrival(

@@ -15,7 +15,7 @@ from .view import PrefillTimes, PrefillView, reusable_tokens
 class KVCacheCentric:
     """The instance with the shortest TTFT, which may fetch the best prefix from its holder.
 
-    Equivalent to, with the longest prefix of all, ``best``, held by ``source``::
+    Equivalent to, with the longest prefix that anyone can send, ``best``, held by ``source``::
 
         for instance in candidates:
             if best > balancing_threshold * local[instance]:    # much more is held elsewhere
@@ -27,7 +27,8 @@ class KVCacheCentric:
 
     (Mooncake, FAST'25, algorithm 1; arXiv 2407.00079, sections 6.1 and 6.2.) A fetched block stays
     where it was and is kept where it went. So the blocks of an overloaded holder, hot spots, spread
-    to others, without a prediction of which will be hot.
+    to others, without a prediction of which will be hot. What is booked and not computed yet cannot
+    be fetched; the instance that computes it can reuse it, for requests that are behind.
 
     Among instances that hold ``best``, the source is the one with the least to send, and to read
     from a slow tier. A fetch takes as long as the slowest of its NIC, that read, and what the
@@ -61,7 +62,7 @@ class KVCacheCentric:
                 choice = self._with_why(choice, Why.RECOMPUTE_BALANCED, best)
             return choice
 
-        lacking = best - view.local_tokens
+        lacking = np.maximum(best - view.local_tokens, 0)
         sent_s = view.costs.transfer.seconds(
             lacking,
             view.cluster.backlog_s(np.array([source]), view.now_s),
@@ -134,9 +135,9 @@ class KVCacheCentric:
 
 
 def _best_holder(view: PrefillView) -> tuple[int, int]:
-    """Return the longest prefix of all in blocks, and which of its holders can send it first."""
-    matched = np.where(view.cluster.up, view.matched_blocks, 0)
-    best = int(matched.max())
-    holders = np.flatnonzero(matched == best)
+    """Return the longest prefix to be had in blocks, and which of its holders can send it first."""
+    sendable = np.where(view.cluster.up, view.sendable_blocks, 0)
+    best = int(sendable.max())
+    holders = np.flatnonzero(sendable == best)
     busy_s = view.cluster.backlog_s(holders, view.now_s) + view.load_s[holders]
     return best, int(holders[busy_s.argmin()])

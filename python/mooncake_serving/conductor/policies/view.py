@@ -21,7 +21,9 @@ class PrefillView:
         cluster: the state of all instances.
         costs: the cost models.
         candidates: ``[c]``, at least one: the numbers of the instances that may be chosen.
-        matched_blocks: ``[num_instances]``, the longest prefix that each instance holds.
+        matched_blocks: ``[num_instances]``, the longest prefix that each instance holds, or will
+            hold once it has computed what is booked, before this request's turn.
+        sendable_blocks: ``[num_instances]``, what it holds of that already, for others to fetch.
         local_tokens: ``[c]``, what each candidate can reuse from its own cache.
         wait_s: ``[c]``, until each candidate could begin.
         drain_s: ``[c]``, from then on, until the requests before are out of its later stages.
@@ -35,6 +37,7 @@ class PrefillView:
     costs: Costs
     candidates: np.ndarray
     matched_blocks: np.ndarray
+    sendable_blocks: np.ndarray
     local_tokens: np.ndarray
     wait_s: np.ndarray
     drain_s: np.ndarray
@@ -50,6 +53,7 @@ class PrefillView:
         costs: Costs,
         candidates: np.ndarray,
         matched_blocks: np.ndarray,
+        sendable_blocks: np.ndarray,
         load_s: np.ndarray,
         rng: np.random.Generator,
     ) -> "PrefillView":
@@ -64,6 +68,7 @@ class PrefillView:
             costs,
             candidates,
             matched_blocks,
+            sendable_blocks,
             local,
             wait,
             drain,
