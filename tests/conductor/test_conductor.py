@@ -295,6 +295,27 @@ def test_the_same_requests_have_the_same_decisions(policy):
             lambda: Conductor(Cluster([Role.BOTH]), PrefixIndex(2), COSTS, Slo(1, 1)),
             "Conductor: index must be of 1 instances, got 2",
         ),
+        (
+            lambda: Conductor(None, None, None, None),
+            "Conductor: cluster must be a Cluster, got None",
+        ),
+        (
+            lambda: Conductor(Cluster([Role.BOTH]), None, COSTS, Slo(1, 1)),
+            "Conductor: index must be an Index, got None",
+        ),
+        (
+            lambda: Conductor(Cluster([Role.BOTH]), PrefixIndex(1), None, Slo(1, 1)),
+            "Conductor: costs must be a Costs, got None",
+        ),
+        (
+            lambda: Conductor(Cluster([Role.BOTH]), PrefixIndex(1), COSTS, 30),
+            "Conductor: slo must be a Slo, got 30",
+        ),
+        (lambda: make(policy=Random), "policy must be a PrefillPolicy, got <class .*Random"),
+        (lambda: make(admission="all"), "Conductor: admission must be an Admission, got 'all'"),
+        (lambda: make(tiers=1), "Conductor: tiers must be Tiers, got 1"),
+        (lambda: make().book(None), "book: decision must be a Decision, got None"),
+        (lambda: make().fetched(None), "fetched: decision must be a Decision, got None"),
         (lambda: make().prefilled(5, 0.0), "prefilled: request_id must be of a booked request"),
         (lambda: make().decoded(5), "decoded: request_id must be of a booked request, got 5"),
     ],

@@ -141,6 +141,38 @@ def test_no_transfer_takes_no_time():
             lambda: PolynomialPrefill.fit([1, 2, np.nan], 0, [1, 1, 1]),
             r"samples must be finite, got \[ *1. +nan +nan\] at 2",
         ),
+        (
+            lambda: PolynomialPrefill.fit([1000] * 3, [0] * 3, [1.0] * 3),
+            "fit: samples must tell 3 coefficients apart, got 3 that tell 1",
+        ),
+        (
+            lambda: PolynomialPrefill.fit([1000, 2000] * 2, 0, 1.0 * np.arange(1, 5)),
+            "fit: samples must tell 3 coefficients apart, got 4 that tell 2",
+        ),
+        (
+            lambda: PolynomialPrefill.fit([100, 200, 300], [0, 200, 0], [1, 1, 1]),
+            "prefix_tokens must be at least 0, and fewer than num_tokens, got 200 of 200 at 1",
+        ),
+        (
+            lambda: PolynomialPrefill.fit([-100, 200, 300], 0, [1, 1, 1]),
+            "and fewer than num_tokens, got 0 of -100 at 0",
+        ),
+        (
+            lambda: PolynomialPrefill.fit([100, 200, 300], [0, 0, -1], [1, 1, 1]),
+            "and fewer than num_tokens, got -1 of 300 at 2",
+        ),
+        (
+            lambda: LinearDecode.fit([1, 1, 1], [100, 200, 300], [1, 1, 1]),
+            "LinearDecode.fit: samples must tell 3 coefficients apart, got 3 that tell 2",
+        ),
+        (
+            lambda: LinearDecode.fit([1, 2, 3], [512, 1024, 1536], [1, 1, 1]),
+            "LinearDecode.fit: samples must tell 3 coefficients apart, got 3 that tell 2",
+        ),
+        (
+            lambda: LinearDecode.fit([1, 0, 3], [5, 1, 1], [1, 1, 1]),
+            "batch_size must be at least 1, and kv_tokens at least 0, got 0 and 1 at 1",
+        ),
         (lambda: PolynomialPrefill(-1, 0, 0), "Prefill: base_s must be at least 0, got -1"),
         (lambda: PolynomialPrefill(0, "x", 0), "per_token_s must be at least 0, got 'x'"),
         (lambda: PolynomialPrefill(0, 0, np.inf), "per_pair_s must be at least 0, got inf"),

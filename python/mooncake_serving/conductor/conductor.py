@@ -21,7 +21,15 @@ from .cluster import Cluster, Role
 from .costs import Costs
 from .decision import Decision, DecodeChoice
 from .decoding import DecodeLoad, InFlight, choose_decode, has_room
-from .errors import InvalidArgument, check_count, check_finite, check_index, check_instance, shown
+from .errors import (
+    InvalidArgument,
+    check_count,
+    check_finite,
+    check_has,
+    check_index,
+    check_instance,
+    shown,
+)
 from .index import Index
 from .policies import KVCacheCentric, PrefillPolicy, PrefillView
 from .reasons import Reason, Why
@@ -58,6 +66,16 @@ class Conductor:
         tiers: Tiers | None = None,
         seed: int = 0,
     ) -> None:
+        check_instance("Conductor", "cluster", cluster, Cluster)
+        check_has("Conductor", "index", index, "num_instances", "an Index")
+        check_instance("Conductor", "costs", costs, Costs)
+        check_instance("Conductor", "slo", slo, Slo)
+        if policy is not None:
+            check_has("Conductor", "policy", policy, "choose", "a PrefillPolicy")
+        if admission is not None:
+            check_has("Conductor", "admission", admission, "decode_load", "an Admission")
+        if tiers is not None:
+            check_has("Conductor", "tiers", tiers, "look", "Tiers")
         if index.num_instances != cluster.num_instances:
             raise InvalidArgument(
                 f"Conductor: index must be of {cluster.num_instances} instances, "
@@ -136,14 +154,16 @@ class Conductor:
         """Write what an accepted decision promises into ``cluster`` and ``index``.
 
         Raises:
-            InvalidArgument: it was refused, is booked already, or names an instance that is not in
-                this cluster, or is down (it has failed since: decide again); nothing is written
-                then.
+            InvalidArgument: it is not a Decision, was refused, is booked already, or names an
+                instance that is not in this cluster, or is down (it has failed since: decide
+                again); nothing is written then.
         """
+        check_instance("book", "decision", decision, Decision)
         self.books.book(decision)
 
     def fetched(self, decision: Decision) -> None:
         """Record that a decision's fetch is over; no effect without a fetch, or a second time."""
+        check_instance("fetched", "decision", decision, Decision)
         self.books.fetched(decision)
 
     def prefilled(self, request_id: Hashable, now_s: float) -> Decision:

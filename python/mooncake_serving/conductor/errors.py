@@ -78,6 +78,12 @@ def check_instance(op: str, name: str, value: Any, kind: type) -> None:
         raise InvalidArgument(f"{op}: {name} must be a {kind.__name__}, got {shown(value)}")
 
 
+def check_has(op: str, name: str, value: Any, method: str, what: str) -> None:
+    """Raise :class:`InvalidArgument` unless ``value`` has what its protocol asks for."""
+    if isinstance(value, type) or not hasattr(value, method):
+        raise InvalidArgument(f"{op}: {name} must be {what}, got {shown(value)}")
+
+
 def check_keys(op: str, name: str, keys: Any) -> None:
     """Raise :class:`InvalidArgument` unless ``keys`` is a sequence of integers.
 

@@ -12,7 +12,7 @@ import numpy as np
 from ..cluster import Role
 from ..decision import DecodeChoice
 from ..decoding import DecodeLoad
-from ..errors import check_positive
+from ..errors import check_instance, check_positive
 from ..reasons import Reason, Why
 from ..request import Request, Slo
 from .interface import Arrival
@@ -50,6 +50,10 @@ class _WithinLimits:
 
     limits: Limits = field(default_factory=Limits)
     needs_room: bool = True
+
+    def __post_init__(self) -> None:
+        """Check ``limits``."""
+        check_instance(type(self).__name__, "limits", self.limits, Limits)
 
     def refuse_prefill(self, arrival: Arrival) -> Reason | None:
         """Check the predicted TTFT."""
@@ -132,7 +136,8 @@ class PredictiveRejection(EarlyRejection):
     decode_s: float = 10.0
 
     def __post_init__(self) -> None:
-        """Check ``decode_s``."""
+        """Check ``limits`` and ``decode_s``."""
+        EarlyRejection.__post_init__(self)  # super() finds no class with slots
         check_positive("PredictiveRejection", "decode_s", self.decode_s)
 
     def decode_load(self, arrival: Arrival) -> DecodeLoad | None:

@@ -39,7 +39,8 @@ def fit_nonnegative(op: str, features: np.ndarray, seconds: np.ndarray) -> np.nd
         seconds: ``[num_samples]``, positive.
 
     Raises:
-        InvalidArgument: not enough samples, or seconds that are not positive and finite.
+        InvalidArgument: not enough samples, or too much alike to tell the features apart; or
+            seconds that are not positive and finite.
     """
     num_samples, num_features = features.shape
     if num_samples < num_features:
@@ -53,6 +54,10 @@ def fit_nonnegative(op: str, features: np.ndarray, seconds: np.ndarray) -> np.nd
     for place in np.flatnonzero(~np.isfinite(features).all(axis=1))[:1]:
         raise InvalidArgument(f"{op}: samples must be finite, got {features[place]} at {place}")
     scale = np.maximum(features.max(axis=0), 1e-300)  # columns may differ by 10**10
+    rank = int(np.linalg.matrix_rank(features / scale))
+    if rank < num_features:
+        what = f"{op}: samples must tell {num_features} coefficients apart"
+        raise InvalidArgument(f"{what}, got {num_samples} that tell {rank}")
     rows = features / scale / seconds[:, None]
     best, best_error = np.zeros(num_features), np.inf
     for size in range(1, num_features + 1):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ..errors import check_at_least, check_count
+from ..errors import InvalidArgument, check_at_least, check_count
 from .fit import as_samples, fit_nonnegative
 from .interface import PrefillCost
 
@@ -45,16 +45,21 @@ class PolynomialPrefill:
         """Fit the three coefficients to measured prefills, by the least relative error.
 
         Args:
-            num_tokens: ``[n]`` lengths of prompts, at least three different ones.
-            prefix_tokens: ``[n]``, tokens of them already cached.
+            num_tokens: ``[n]`` lengths of prompts, at least three different ones if their prefixes
+                are equally long.
+            prefix_tokens: ``[n]``, tokens of them already cached: fewer.
             seconds: ``[n]``, measured.
 
         Raises:
-            InvalidArgument: too few measurements, or some are not positive and finite.
+            InvalidArgument: too few different measurements, or some are not positive and finite; a
+                prefix is negative, or not shorter than its prompt.
         """
         op = "PolynomialPrefill.fit"
         tokens, prefix = as_samples(op, num_tokens=num_tokens, prefix_tokens=prefix_tokens)
         (measured,) = as_samples(op, seconds=seconds)
+        for place in np.flatnonzero((prefix < 0) | (prefix >= tokens))[:1]:
+            what = f"{op}: prefix_tokens must be at least 0, and fewer than num_tokens"
+            raise InvalidArgument(f"{what}, got {prefix[place]:g} of {tokens[place]:g} at {place}")
         columns = (np.ones_like(tokens), tokens - prefix, (tokens**2 - prefix**2) / 2)
         features = np.stack(columns, axis=-1)
         fitted = fit_nonnegative(op, features, measured)
@@ -123,16 +128,21 @@ class LinearDecode:
         """Fit the three coefficients to measured steps, by the least relative error.
 
         Args:
-            batch_size: ``[n]`` requests in the step.
-            kv_tokens: ``[n]`` tokens that they attend to in total.
+            batch_size: ``[n]`` requests in the step, at least two different numbers.
+            kv_tokens: ``[n]`` tokens that they attend to in total, not always as many a request.
             seconds: ``[n]``, measured.
 
         Raises:
-            InvalidArgument: too few measurements, or some are not positive and finite.
+            InvalidArgument: too few different measurements, or some are not positive and finite; a
+                step has no request, or a negative number of tokens.
         """
         op = "LinearDecode.fit"
         requests, tokens = as_samples(op, batch_size=batch_size, kv_tokens=kv_tokens)
         (measured,) = as_samples(op, seconds=seconds)
+        for place in np.flatnonzero((requests < 1) | (tokens < 0))[:1]:
+            what = f"{op}: batch_size must be at least 1, and kv_tokens at least 0"
+            got = f"{requests[place]:g} and {tokens[place]:g} at {place}"
+            raise InvalidArgument(f"{what}, got {got}")
         features = np.stack((np.ones_like(requests), requests, tokens), axis=-1)
         fitted = fit_nonnegative(op, features, measured)
         return cls(*map(float, fitted))
