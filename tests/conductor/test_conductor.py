@@ -61,6 +61,24 @@ def test_the_life_of_a_request():
     assert state(conductor) == idle and len(conductor.in_flight) == 0
 
 
+def test_an_owner_adds_to_counters_and_overwrites_times():
+    conductor = make(2)
+    cluster = conductor.cluster
+    conductor.index.add(1, request().keys[:8])
+    cluster.free_at_s[1] = 11.0
+    decision = conductor.decide(request(), now_s=10.0)
+    conductor.book(decision)
+    cluster.free_at_s[:], cluster.drain_s[:], cluster.sending_until_s[:] = 12.0, 1.0, 13.0
+    for name in state(conductor):
+        getattr(cluster, name)[:] += 7
+    conductor.fetched(decision)
+    conductor.prefilled(0, now_s=12.0)
+    conductor.decoded(0)
+    assert state(conductor) == {name: [7, 7, 7] for name in state(conductor)}
+    times = np.stack((cluster.free_at_s, cluster.drain_s, cluster.sending_until_s))
+    assert (times.T == (12.0, 1.0, 13.0)).all()
+
+
 def test_a_decision_reads_as_sentences():
     conductor = make(1)
     assert str(conductor.decide(request(7), 0.0)) == (

@@ -22,10 +22,18 @@ class Cluster:
     """The state of ``n`` instances, numbered from 0; the owner writes it, the conductor reads it.
 
     An instance keeps its number for good, even if its role changes, and whether it is up or not.
-    All times are seconds of one clock, of which only differences matter. An array's element may be
-    written at any time between two decisions. :class:`~.conductor.Conductor` writes what it
-    promises (``book``), so that the next decision takes it into account; later reports of an
-    instance overwrite it.
+    All times are seconds of one clock, of which only differences matter. Between two decisions the
+    owner may write to any array; :class:`~.conductor.Conductor` writes what it promises (``book``),
+    so that the next decision takes it into account:
+
+    * ``role``, ``up`` and the capacities are the owner's (``failed`` and ``recovered`` write
+      ``up``).
+    * A report of an instance may overwrite its times, ``free_at_s``, ``drain_s`` and
+      ``sending_until_s``, if it counts the requests that are booked there, too.
+    * ``num_sending``, ``batch_size``, ``kv_tokens``, ``reserved_requests`` and ``reserved_tokens``
+      are counters, from which the conductor subtracts what it has added for a request when that is
+      over. An owner adds its own to them, and subtracts it again: if a report overwrote one, it
+      would become negative.
 
     Attributes:
         role: ``[n]`` int8, a :class:`Role`.
