@@ -60,7 +60,7 @@ class Books:
             before = uncomputed.get(key, 0)
             uncomputed[key] = before | bit if before else bit
         fetch_s = prefill.fetch.seconds if prefill.fetch is not None else 0.0
-        # Nobody overtakes a prompt that waits for its fetch, so the queue waits for it, too.
+        # No later prompt delays one that waits for its fetch: the queue waits for that, too.
         begin_s = max(float(cluster.free_at_s[instance]), now_s + fetch_s)
         drain_s = float(cluster.drain_left_s(np.array(instance), begin_s))
         cluster.free_at_s[instance] = begin_s + prefill.occupied_s
