@@ -5,6 +5,7 @@ cache-aware, load balance, random. Here prefill is a queue at each instance, cac
 and each prediction comes true; the simulator tests what a cluster does with it.
 """
 
+import heapq
 from pathlib import Path
 
 import numpy as np
@@ -49,12 +50,15 @@ def replay(trace, policy) -> tuple[float, float]:
     costs = Costs(prefill, LinearDecode(0.02, 0, 0), nic)
     index, options = PrefixIndex(cluster.num_instances), {"policy": policy, "seed": 1}
     conductor = Conductor(cluster, index, costs, Slo(30, 1), admission=AcceptAll(), **options)
-    ttft_s, reused = [], 0
+    ttft_s, reused, prefills = [], 0, []
     for number, one in enumerate(trace):
         now_s = one.timestamp_ms / 1e3
+        while prefills and prefills[0][0] <= now_s:
+            conductor.prefilled(prefills[0][1], prefills[0][0])
+            conductor.decoded(heapq.heappop(prefills)[1])  # only prefill is looked at
         decision = conductor.decide(Request(number, one.input_length, one.hash_ids), now_s)
         conductor.book(decision)
-        conductor.decoded(number)  # only prefill is looked at
+        heapq.heappush(prefills, (now_s + decision.prefill.ttft_s, number))
         ttft_s.append(decision.prefill.ttft_s)
         reused += decision.prefill.prefix_tokens
     return float(np.mean(ttft_s)), reused / sum(one.input_length for one in trace)
