@@ -125,7 +125,9 @@ def test_everybody_is_served_or_refused_and_nothing_is_left(
         assert len(instance) == 0
         for tier in (instance.store.dram, instance.store.ssd):
             assert tier.capacity_blocks is None or len(tier) <= tier.capacity_blocks
-    assert not cluster.fetches and not cluster.streams and not cluster.landed
+    assert (
+        all(job.fetch is None for job in report.jobs) and not cluster.streams and not cluster.landed
+    )
     state = cluster.conductor.cluster
     for name in ("batch_size", "kv_tokens", "reserved_requests", "reserved_tokens", "num_sending"):
         assert not getattr(state, name).any(), name

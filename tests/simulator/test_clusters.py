@@ -67,7 +67,9 @@ def check_everybody_is_served(cluster, report, trace=TRACE):
         assert len(instance) == 0
         capacity = instance.store.dram.capacity_blocks
         assert capacity is None or len(instance.store.dram) <= capacity
-    assert not cluster.fetches and not cluster.streams and not cluster.landed
+    assert (
+        all(job.fetch is None for job in report.jobs) and not cluster.streams and not cluster.landed
+    )
     state = cluster.conductor.cluster
     for name in ("batch_size", "reserved_requests", "reserved_tokens", "num_sending"):
         assert not getattr(state, name).any(), name

@@ -188,10 +188,14 @@ class Disaggregated:
 
     def _started(self, job: Job) -> None:
         assert job.prefill_instance is not None
-        instance = self.prefill[job.prefill_instance]
-        self.conductor.cluster.free_at_s[job.prefill_instance] = instance.expected_free_s
+        self.report_queue(job.prefill_instance)
         if self.options.stream and job.decode_instance is not None and job.num_decode_steps:
             self._stream(job, job.decode_instance)
+
+    def report_queue(self, instance: int) -> None:
+        """Tell the conductor when a prefill instance is free."""
+        free_s = self.prefill[instance].expected_free_s
+        self.conductor.cluster.free_at_s[instance] = free_s
 
     def _stream(self, job: Job, instance: int) -> None:
         """Send a job's KV to the instance that decodes it, unless it is there, or on its way.

@@ -51,6 +51,7 @@ def _forget(cluster: "Disaggregated", job: Job) -> None:
     """Remove a job from everything; what it fetched stays where it is."""
     if job.prefill_instance is not None:
         cluster.prefill[job.prefill_instance].drop(job)
+        cluster.report_queue(job.prefill_instance)  # where it may be computed on, to no end
     if job.fetch is not None:
         cluster.network.cancel(job.fetch)
         job.fetch = None
