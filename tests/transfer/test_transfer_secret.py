@@ -111,8 +111,8 @@ from mooncake_kernels import _host
 
 def engine(secret=None, tls=None):
     return _host.TransferEngine("", "127.0.0.1:0", local=False, shm=False, cuda_ipc=False, tcp=True,
-        file=False, nics=[], near_nodes=[], near_gpus=[], nics_required=False, num_lanes=1,
-        max_connections=8, spin_us=0, secret=secret, tls=tls)
+        file=False, nics=[], near_nodes=[], near_gpus=[], nics_required=False,
+        packets=(-1, 0, 0), num_lanes=1, max_connections=8, spin_us=0, secret=secret, tls=tls)
 
 one, two = engine(), engine()
 one.open(two.name, two.name, 0, {WAIT_S})
