@@ -72,6 +72,34 @@ def test_a_bad_prompt_is_refused_with_its_reason(tiny_folder):
                 collect(cluster, [Job(prompt, GREEDY)])
 
 
+def test_a_run_that_was_left_does_not_disturb_the_next(tiny_folder):
+    left, job = Job(PROMPTS[0], GREEDY), Job(PROMPTS[2], GREEDY)
+    with Cluster(options(tiny_folder)) as cluster:
+        expected = collect(cluster, [job])
+        for _ in range(2):
+            tokens = cluster.run([left] * 3)
+            next(tokens)
+            with pytest.raises(ValueError, match="finished or closed, got 3 unfinished jobs"):
+                collect(cluster, [job])
+            tokens.close()
+            assert collect(cluster, [job]) == expected
+        with pytest.raises(RequestFailed, match="request 1, "):
+            collect(cluster, [left, Job([10**6], GREEDY), left])
+        assert collect(cluster, [job]) == expected
+
+
+def test_runs_that_were_left_hold_no_room(tiny_folder):
+    """Wherever a request was: waiting for room, at prefill, on its way or decoding."""
+    jobs = [Job([11, i + 3] * 20, GREEDY) for i in range(8)]
+    with Cluster(options(tiny_folder, num_blocks=16, num_staging_blocks=7)) as cluster:
+        for num_tokens in (1, 2, 14, 30):
+            tokens = cluster.run(jobs)
+            for _ in range(num_tokens):
+                next(tokens)
+            tokens.close()
+        assert [len(answer) for answer in collect(cluster, jobs)] == [12] * 8
+
+
 def test_a_model_that_is_not_there(tmp_path):
     with Cluster(options(tmp_path / "nowhere")) as cluster:
         with pytest.raises(WorkerFailed, match=r"ModelNotFound.*nowhere"):

@@ -1,5 +1,6 @@
 """One prefill process and one decode process, and the launcher that feeds them."""
 
+import itertools
 import multiprocessing
 import signal
 import threading
@@ -12,12 +13,14 @@ from .decode_worker import DecodeWorker
 from .errors import RequestFailed, WorkerFailed
 from .life import Life, Step
 from .messages import (
+    Abort,
     Command,
     Failed,
     Job,
     Loading,
     NewToken,
     Prefill,
+    PrefillEnded,
     Ready,
     Report,
     Reserve,
@@ -105,6 +108,9 @@ class Cluster:
         self.prefill = Process("prefill", PrefillWorker, options)
         self.decode = Process("decode", DecodeWorker, replace(options, axes=DECODE_AXES))
         self._starting = {"prefill", "decode"}
+        self._ids = itertools.count()  # never used again, so that late reports are recognised
+        self._index_of: dict[int, int] = {}  # unfinished request -> its job
+        self._prefilling: set[int] = set()  # requests whose blocks prefill may still write
 
     def wait_until_ready(self, on_loading: OnLoading | None = None) -> None:
         """Wait until both workers have loaded their models.
@@ -128,20 +134,32 @@ class Cluster:
         Raises:
             RequestFailed: a job could not be served. The tokens so far have been yielded.
             WorkerFailed: a process died, or has been silent for ``deadline_s``.
+            ValueError: another run is not finished; close its generator to abort it.
         """
+        if self._index_of:
+            raise ValueError(
+                "Cluster: run must not begin before the last run is finished or closed, "
+                f"got {len(self._index_of)} unfinished jobs"
+            )
         self.wait_until_ready()
-        unfinished = set(range(len(jobs)))
-        for request_id, job in enumerate(jobs):
-            self.decode.send(Reserve(request_id, job))
-        while unfinished:
-            for _, report in self._reports():
-                if isinstance(report, Reserved):
-                    job = jobs[report.request_id]
-                    self.prefill.send(Prefill(report.request_id, job, report.target))
-                elif isinstance(report, NewToken):
-                    yield report
-                    if report.finish_reason:
-                        unfinished.discard(report.request_id)
+        try:
+            for index, job in enumerate(jobs):
+                request_id = next(self._ids)
+                self._index_of[request_id] = index
+                self.decode.send(Reserve(request_id, job))
+            while self._index_of:
+                for _, report in self._reports():
+                    if isinstance(report, Reserved) and report.request_id in self._index_of:
+                        job = jobs[self._index_of[report.request_id]]
+                        self._prefilling.add(report.request_id)
+                        self.prefill.send(Prefill(report.request_id, job, report.target))
+                    elif isinstance(report, NewToken) and report.request_id in self._index_of:
+                        index = self._index_of[report.request_id]
+                        if report.finish_reason:
+                            del self._index_of[report.request_id]
+                        yield replace(report, request_id=index)
+        finally:
+            self._abort_all()
 
     def close(self) -> None:
         """End both processes. Idempotent."""
@@ -170,12 +188,31 @@ class Cluster:
                 raise process.death() from None
             if isinstance(report, Step):
                 self.life.add(report)
+            elif isinstance(report, PrefillEnded):
+                self._prefill_ended(report.request_id)
             elif isinstance(report, Failed):
-                self._raise(process, report)
+                self._failed(process, report)
             else:
                 yield process, report
 
-    def _raise(self, process: Process, failure: Failed) -> None:
+    def _failed(self, process: Process, failure: Failed) -> None:
         if failure.request_id is None:
             raise WorkerFailed(f"the {process.name} process failed: {failure.reason}")
-        raise RequestFailed(f"request {failure.request_id}, {process.name}: {failure.reason}")
+        if process is self.prefill:
+            self._prefill_ended(failure.request_id)
+        index = self._index_of.get(failure.request_id)
+        if index is not None:
+            raise RequestFailed(f"request {index}, {process.name}: {failure.reason}")
+
+    def _prefill_ended(self, request_id: int) -> None:
+        self._prefilling.discard(request_id)
+        if request_id not in self._index_of:  # decode had to keep its room until now
+            self.decode.send(Abort(request_id))
+
+    def _abort_all(self) -> None:
+        """Abort what is unfinished: blocks that prefill may still write are kept until it ends."""
+        unfinished, self._index_of = self._index_of, {}
+        with suppress(WorkerFailed):  # the process is dead
+            for request_id in unfinished:
+                process = self.prefill if request_id in self._prefilling else self.decode
+                process.send(Abort(request_id))

@@ -1,14 +1,13 @@
 """The decode worker: receives blocks that were prefilled elsewhere, and generates from them."""
 
 import json
-from collections import deque
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
 import mooncake_kernels as mk
 
 from ..errors import OutOfBlocks
-from .messages import Failed, Job, NewToken, Reserve, Reserved, Target, WorkerOptions
+from .messages import Abort, Failed, Job, NewToken, Reserve, Reserved, Target, WorkerOptions
 from .worker import Worker
 
 
@@ -27,20 +26,26 @@ class DecodeWorker(Worker):
 
     def __init__(self, pipe: Connection, options: WorkerOptions):
         super().__init__(pipe, options, access="write")
-        self._waiting: deque[Reserve] = deque()  # for room
+        self._waiting: dict[int, Reserve] = {}  # for room; by request, in order
         self._expected: dict[int, Expected] = {}
         self._request_of: dict[int, int] = {}  # the engine's id -> the launcher's
         self._context: dict[int, int] = {}  # tokens that a request's next step attends to
 
-    def handle(self, command: Reserve) -> None:
-        """Queue a request for room."""
+    def handle(self, command: Reserve | Abort) -> None:
+        """Queue a request for room, or end it."""
+        if isinstance(command, Abort):
+            self._abort(command.request_id)
+            return
         self.num_blocks_for(len(command.job.prompt_tokens))
-        self._waiting.append(command)
+        self._waiting[command.request_id] = command
 
     def work(self) -> bool:
         """Make room, admit arrivals, and decode one step."""
-        while self._waiting and self._reserve(self._waiting[0]):
-            self._waiting.popleft()
+        while self._waiting:
+            request_id, command = next(iter(self._waiting.items()))
+            if not self._reserve(command):
+                break
+            del self._waiting[request_id]
         for _, message in self.transfer.receive_notifications():
             self._arrived(json.loads(message))
         if not self.engine.has_work:
@@ -80,7 +85,9 @@ class DecodeWorker(Worker):
 
     def _arrived(self, handover: dict) -> None:
         request_id = handover["request_id"]
-        expected = self._expected.pop(request_id)
+        expected = self._expected.pop(request_id, None)
+        if expected is None:
+            return  # it was aborted between its arrival and now
         prompt = expected.job.prompt_tokens
         keys = mk.block_hashes(prompt, self.options.block_size)
         if handover["last_key"] != (int(keys[-1]) if len(keys) else None):
@@ -96,6 +103,14 @@ class DecodeWorker(Worker):
         )
         self._request_of[engine_id] = request_id
         self._context[engine_id] = len(prompt)
+
+    def _abort(self, request_id: int) -> None:
+        self._waiting.pop(request_id, None)
+        if expected := self._expected.pop(request_id, None):
+            self._drop(expected)
+        for engine_id in [e for e, r in self._request_of.items() if r == request_id]:
+            self.engine.abort(engine_id)
+            del self._request_of[engine_id], self._context[engine_id]
 
     def _drop(self, expected: Expected) -> None:
         self.staging.free(expected.first_row, expected.num_blocks)

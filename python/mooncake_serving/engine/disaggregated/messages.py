@@ -93,6 +93,13 @@ class Prefill:
 
 
 @dataclass(frozen=True)
+class Abort:
+    """To both: forget a request and free what it holds; one that is not there is no error."""
+
+    request_id: int
+
+
+@dataclass(frozen=True)
 class Loading:
     """From a worker: progress of loading its weights."""
 
@@ -116,6 +123,13 @@ class Reserved:
 
 
 @dataclass(frozen=True)
+class PrefillEnded:
+    """From prefill: it will write no more of a request's blocks, which are sent or aborted."""
+
+    request_id: int
+
+
+@dataclass(frozen=True)
 class NewToken:
     """From decode: a token of a request."""
 
@@ -132,5 +146,5 @@ class Failed:
     reason: str
 
 
-Command = Reserve | Prefill
-Report = Loading | Ready | Reserved | NewToken | Failed | Step
+Command = Reserve | Prefill | Abort
+Report = Loading | Ready | Reserved | PrefillEnded | NewToken | Failed | Step

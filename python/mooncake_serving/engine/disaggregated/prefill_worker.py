@@ -5,7 +5,7 @@ from multiprocessing.connection import Connection
 
 import mooncake_kernels as mk
 
-from .messages import Prefill, Target, WorkerOptions
+from .messages import Abort, Prefill, PrefillEnded, Target, WorkerOptions
 from .worker import Worker
 
 
@@ -15,8 +15,23 @@ class PrefillWorker(Worker):
     def __init__(self, pipe: Connection, options: WorkerOptions):
         super().__init__(pipe, options, access="read")
         self._peers: dict[str, mk.transfer.Peer] = {}
+        self._waiting: dict[int, Prefill] = {}  # by request, in order
 
-    def handle(self, command: Prefill) -> None:
+    def handle(self, command: Prefill | Abort) -> None:
+        """Queue a prompt, or drop it; one that has begun by then is finished."""
+        if isinstance(command, Prefill):
+            self._waiting[command.request_id] = command
+        elif self._waiting.pop(command.request_id, None):
+            self.report(PrefillEnded(command.request_id))
+
+    def work(self) -> bool:
+        """Serve the next prompt."""
+        if not self._waiting:
+            return False
+        self.attempt(self._prefill, self._waiting.pop(next(iter(self._waiting))))
+        return True
+
+    def _prefill(self, command: Prefill) -> None:
         """Compute a prompt and send its blocks to their target."""
         job, target = command.job, command.target
         num_blocks = self.num_blocks_for(len(job.prompt_tokens))
@@ -39,6 +54,7 @@ class PrefillWorker(Worker):
         finally:
             self.staging.free(first_row, num_blocks)
             self.engine.release(prefilled.block_ids)
+        self.report(PrefillEnded(command.request_id))
 
     def _send(self, address: int, target: Target, handover: bytes) -> None:
         name = target.engine_name

@@ -85,12 +85,13 @@ class Worker:
         while True:
             # When idle, a worker checks for notifications this often.
             while self.pipe.poll(0 if busy else 0.002):
-                self._handle(self.pipe.recv())
+                self.attempt(self.handle, self.pipe.recv())
             busy = self.work()
 
-    def _handle(self, command: Command) -> None:
+    def attempt(self, action: Callable[[Any], None], command: Command) -> None:
+        """Do what a command asks for; report its request as failed if that is not possible."""
         try:
-            self.handle(command)
+            action(command)
         except (ValueError, RuntimeError, OSError) as error:
             self.report(Failed(command.request_id, str(error)))
 
