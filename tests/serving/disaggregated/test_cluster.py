@@ -145,6 +145,23 @@ def test_a_process_that_hangs_is_given_up(tiny_folder):
             collect(cluster, [Job([5, 6, 7], GREEDY)])
 
 
+def test_many_jobs(tiny_folder):
+    """More than the pipes hold, in both directions."""
+    jobs = [Job(PROMPTS[0], SamplingParams(max_tokens=1, ignore_eos=True))] * 600
+    with Cluster(options(tiny_folder)) as cluster:
+        assert all(len(answer) == 1 for answer in collect(cluster, jobs))
+
+
+@pytest.mark.parametrize("victim", ["prefill", "decode"])
+def test_jobs_for_a_process_that_hangs_do_not_outlast_the_deadline(tiny_folder, victim):
+    with Cluster(options(tiny_folder)) as cluster:
+        cluster.wait_until_ready()
+        cluster.options = options(tiny_folder, deadline_s=2.0)
+        os.kill(getattr(cluster, victim).process.pid, signal.SIGSTOP)
+        with pytest.raises(WorkerFailed, match="neither process has reported for 2 s"):
+            collect(cluster, [Job([5] * 200, GREEDY)] * 2000)
+
+
 def test_closing_ends_both_processes(tiny_folder):
     cluster = Cluster(options(tiny_folder))
     cluster.wait_until_ready()

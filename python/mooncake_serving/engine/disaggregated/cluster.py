@@ -2,7 +2,10 @@
 
 import itertools
 import multiprocessing
+import pickle
+import queue
 import signal
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -53,7 +56,11 @@ def _interrupts_ignored() -> Iterator[None]:
 
 
 class Process:
-    """A worker process and the pipe to it."""
+    """A worker process and the pipe to it.
+
+    A thread sends the commands: a worker that is busy does not read, and when reports fill the
+    pipe, it waits for the launcher, which must not wait for it.
+    """
 
     def __init__(self, name: str, make: type[Worker], options: WorkerOptions):
         context = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
@@ -65,17 +72,13 @@ class Process:
         with _interrupts_ignored():
             self.process.start()
         theirs.close()  # so that its death closes the pipe
+        self._commands: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._sender = threading.Thread(target=self._send_all, name=f"to {name}", daemon=True)
+        self._sender.start()
 
     def send(self, command: Command) -> None:
-        """Send a command.
-
-        Raises:
-            WorkerFailed: the process is dead.
-        """
-        try:
-            self.pipe.send(command)
-        except OSError:
-            raise self.death() from None
+        """Queue a command, without waiting. To a dead process it is lost; its reports say so."""
+        self._commands.put(pickle.dumps(command))
 
     def death(self) -> WorkerFailed:
         """Return the error that says how the process ended."""
@@ -85,12 +88,24 @@ class Process:
         return WorkerFailed(f"the {self.name} process {how}")
 
     def close(self) -> None:
-        """End the process: gracefully, then by force."""
+        """End the process: gracefully, then by force. Idempotent."""
+        self._commands.put(None)
+        with (
+            suppress(OSError),
+            socket.fromfd(self.pipe.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as end,
+        ):
+            end.shutdown(socket.SHUT_RDWR)  # ends a send that is under way; closing would not
+        self._sender.join()
         self.pipe.close()
         self.process.join(timeout=5)
         if self.process.is_alive():
             self.process.kill()
             self.process.join()
+
+    def _send_all(self) -> None:
+        with suppress(OSError):  # the worker is dead, or the pipe is closed
+            while (command := self._commands.get()) is not None:
+                self.pipe.send_bytes(command)
 
 
 class Cluster:
@@ -133,7 +148,7 @@ class Cluster:
 
         Raises:
             RequestFailed: a job could not be served. The tokens so far have been yielded.
-            WorkerFailed: a process died, or has been silent for ``deadline_s``.
+            WorkerFailed: a process died, or neither has reported for ``deadline_s``.
             ValueError: another run is not finished; close its generator to abort it.
         """
         if self._index_of:
@@ -164,8 +179,7 @@ class Cluster:
     def close(self) -> None:
         """End both processes. Idempotent."""
         for process in (self.prefill, self.decode):
-            with suppress(OSError):
-                process.close()
+            process.close()
 
     def __enter__(self) -> "Cluster":
         return self
@@ -212,7 +226,6 @@ class Cluster:
     def _abort_all(self) -> None:
         """Abort what is unfinished: blocks that prefill may still write are kept until it ends."""
         unfinished, self._index_of = self._index_of, {}
-        with suppress(WorkerFailed):  # the process is dead
-            for request_id in unfinished:
-                process = self.prefill if request_id in self._prefilling else self.decode
-                process.send(Abort(request_id))
+        for request_id in unfinished:
+            process = self.prefill if request_id in self._prefilling else self.decode
+            process.send(Abort(request_id))
