@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 
+from .arguments import as_integer
 from .batching import GREEDY, BatchingEngine
 from .llama import LayerHooks
 from .prefill import OnChunk, check_prompt, run_prefill
@@ -36,7 +37,8 @@ class Engine(BatchingEngine):
             params: used for the first token. For repeatable draws, give a seed, here and there.
             block_ids: allocated blocks for the whole prompt; None: allocated here.
             num_cached_tokens: how many of the prompt's first tokens already have their keys and
-                values in ``block_ids``: a prefix found in a store. At least one token is computed.
+                values in ``block_ids``, which must be given: a prefix found in a store. At least
+                one token is computed.
             on_chunk: called after each chunk of ``chunk_tokens``.
             hooks: called around every layer of every chunk.
 
@@ -48,10 +50,16 @@ class Engine(BatchingEngine):
             OutOfBlocks: the prompt's blocks are not free now.
         """
         request = self._new_request("prefill", prompt_tokens, params, prompt_only=True)
+        num_cached_tokens = as_integer("prefill", "num_cached_tokens", num_cached_tokens)
         if not 0 <= num_cached_tokens < request.num_prompt_tokens:
             raise ValueError(
                 "prefill: num_cached_tokens must be at least 0 and less than the prompt's "
                 f"{request.num_prompt_tokens} tokens, got {num_cached_tokens}"
+            )
+        if num_cached_tokens and block_ids is None:
+            raise ValueError(
+                "prefill: num_cached_tokens must be 0 without block_ids, which would hold them, "
+                f"got {num_cached_tokens}"
             )
         num_blocks = self.cache.num_blocks_for(request.num_prompt_tokens)
         if block_ids is None:

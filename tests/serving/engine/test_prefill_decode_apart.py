@@ -135,6 +135,9 @@ def test_a_failing_callback_frees_what_prefill_allocated(make_engine, prompts):
     [
         ({"num_cached_tokens": -1}, "num_cached_tokens must be at least 0 and less than"),
         ({"num_cached_tokens": 13}, "less than the prompt's 13 tokens, got 13"),
+        ({"num_cached_tokens": 8}, "num_cached_tokens must be 0 without block_ids, .* got 8"),
+        ({"num_cached_tokens": True}, "num_cached_tokens must be an integer, got True"),
+        ({"num_cached_tokens": 1.5}, "num_cached_tokens must be an integer, got 1.5"),
         (
             {"block_ids": [0, 63]},
             r"block_ids\[1\] must be an allocated block that no request holds, got 63",

@@ -1,0 +1,29 @@
+"""Checks of arguments: integers."""
+
+import operator
+from typing import Any, NoReturn
+
+from mooncake_kernels.errors import shown
+
+
+def as_integer(op: str, name: str, value: Any) -> int:
+    """Return an integer of Python, numpy or torch; a bool is refused, as a likely mistake."""
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        return operator.index(value)
+    except TypeError:
+        refuse(op, name, "an integer", value)
+
+
+def as_positive(op: str, name: str, value: Any) -> int:
+    """Return an integer of at least 1."""
+    number = as_integer(op, name, value)
+    if number < 1:
+        refuse(op, name, "positive", value)
+    return number
+
+
+def refuse(op: str, name: str, wanted: str, value: Any) -> NoReturn:
+    """Raise the error that says what an argument must be."""
+    raise ValueError(f"{op}: {name} must be {wanted}, got {shown(value)}")
