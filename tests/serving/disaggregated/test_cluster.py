@@ -2,6 +2,7 @@
 
 import os
 import signal
+from dataclasses import replace
 
 import pytest
 
@@ -14,6 +15,7 @@ from mooncake_serving.engine.disaggregated import (
     WorkerFailed,
     WorkerOptions,
 )
+from mooncake_serving.engine.disaggregated.messages import Reserve
 
 WAIT_S = 120.0  # longer than anything here takes
 GREEDY = SamplingParams(max_tokens=12, ignore_eos=True)
@@ -66,10 +68,30 @@ def test_a_prompt_that_can_never_fit_is_refused(tiny_folder):
 
 
 def test_a_bad_prompt_is_refused_with_its_reason(tiny_folder):
-    for prompt, message in (([10**6], "prompt_tokens"), ([5] * 600, "must be in .* got 600")):
+    for prompt, message in (
+        ([10**6], "prompt_tokens.0. must be in"),
+        ([5] * 600, "must be shorter than .* got 600"),
+        ([], "must not be empty"),
+    ):
         with Cluster(options(tiny_folder, num_staging_blocks=100)) as cluster:
-            with pytest.raises(RequestFailed, match=f"request 0, .*{message}"):
+            with pytest.raises(RequestFailed, match=f"request 0, decode: .*{message}"):
                 collect(cluster, [Job(prompt, GREEDY)])
+
+
+def test_a_prompt_that_fails_at_prefill_holds_no_room(tiny_folder, monkeypatch):
+    good, bad = Job([5] * 100, GREEDY), Job([5] * 99 + [10**6], GREEDY)
+    with Cluster(options(tiny_folder)) as cluster:
+        send = cluster.decode.send
+
+        def send_good(command):
+            send(replace(command, job=good) if isinstance(command, Reserve) else command)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(cluster.decode, "send", send_good)
+            for _ in range(6):  # the cache and the staging pool have room for fewer
+                with pytest.raises(RequestFailed, match="request 0, prefill: "):
+                    collect(cluster, [bad])
+        assert len(collect(cluster, [good])[0]) == 12
 
 
 def test_a_run_that_was_left_does_not_disturb_the_next(tiny_folder):

@@ -7,6 +7,7 @@ from multiprocessing.connection import Connection
 import mooncake_kernels as mk
 
 from ..errors import OutOfBlocks
+from ..prefill import check_prompt
 from .messages import Abort, Failed, Job, NewToken, Reserve, Reserved, Target, WorkerOptions
 from .worker import Worker
 
@@ -36,6 +37,8 @@ class DecodeWorker(Worker):
         if isinstance(command, Abort):
             self._abort(command.request_id)
             return
+        # Here, not first at prefill: room would be held for a prompt that is then refused.
+        check_prompt("reserve", command.job.prompt_tokens, self.model)
         self.num_blocks_for(len(command.job.prompt_tokens))
         self._waiting[command.request_id] = command
 
