@@ -15,7 +15,7 @@ from mooncake_serving.engine.disaggregated import (
     WorkerFailed,
     WorkerOptions,
 )
-from mooncake_serving.engine.disaggregated.messages import Reserve
+from mooncake_serving.engine.disaggregated.messages import Computed, Reserve
 
 WAIT_S = 120.0  # longer than anything here takes
 GREEDY = SamplingParams(max_tokens=12, ignore_eos=True)
@@ -182,6 +182,24 @@ def test_jobs_for_a_process_that_hangs_do_not_outlast_the_deadline(tiny_folder, 
         os.kill(getattr(cluster, victim).process.pid, signal.SIGSTOP)
         with pytest.raises(WorkerFailed, match="neither process has reported for 2 s"):
             collect(cluster, [Job([5] * 200, GREEDY)] * 2000)
+
+
+def test_a_long_prompt_is_not_silence(tiny_folder, monkeypatch):
+    """Each chunk is reported."""
+    seen = []
+    with Cluster(options(tiny_folder)) as cluster:
+        cluster.wait_until_ready()
+        reports = cluster._reports
+
+        def recorded():
+            for process, report in reports():
+                seen.append(report)
+                yield process, report
+
+        monkeypatch.setattr(cluster, "_reports", recorded)
+        collect(cluster, [Job([5] * 100, GREEDY)])
+    done = [report.num_tokens for report in seen if isinstance(report, Computed)]
+    assert done == [16, 32, 48, 64, 80, 96, 100]
 
 
 def test_closing_ends_both_processes(tiny_folder):

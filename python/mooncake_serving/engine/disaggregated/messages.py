@@ -123,6 +123,14 @@ class Reserved:
 
 
 @dataclass(frozen=True)
+class Computed:
+    """From prefill: so many tokens of a prompt are done; a long one would look like silence."""
+
+    request_id: int
+    num_tokens: int
+
+
+@dataclass(frozen=True)
 class PrefillEnded:
     """From prefill: it will write no more of a request's blocks, which are sent or aborted."""
 
@@ -147,4 +155,4 @@ class Failed:
 
 
 Command = Reserve | Prefill | Abort
-Report = Loading | Ready | Reserved | PrefillEnded | NewToken | Failed | Step
+Report = Loading | Ready | Reserved | Computed | PrefillEnded | NewToken | Failed | Step

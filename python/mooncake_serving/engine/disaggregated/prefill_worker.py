@@ -5,7 +5,7 @@ from multiprocessing.connection import Connection
 
 import mooncake_kernels as mk
 
-from .messages import Abort, Prefill, PrefillEnded, Target, WorkerOptions
+from .messages import Abort, Computed, Prefill, PrefillEnded, Target, WorkerOptions
 from .worker import Worker
 
 
@@ -36,7 +36,11 @@ class PrefillWorker(Worker):
         job, target = command.job, command.target
         num_blocks = self.num_blocks_for(len(job.prompt_tokens))
         with self.timed("written", num_blocks * self.view.block_bytes):
-            prefilled = self.engine.prefill(job.prompt_tokens, job.params)
+            prefilled = self.engine.prefill(
+                job.prompt_tokens,
+                job.params,
+                on_chunk=lambda chunk: self.report(Computed(command.request_id, chunk.stop)),
+            )
         first_row = self.staging.allocate(num_blocks)
         assert first_row is not None, "one request at a time, and it fits"
         try:
