@@ -13,7 +13,7 @@ from .batch import Batch, Chunk
 from .block_allocator import BlockAllocator
 from .config import ModelConfig, RopeScaling
 from .engine import Engine
-from .errors import InvalidModel, ModelNotFound, OutOfBlocks, UnsupportedModel
+from .errors import InvalidModel, ModelNotFound, NotFinite, OutOfBlocks, UnsupportedModel
 from .kv_cache import PagedKVCache
 from .llama import LayerHooks, Llama
 from .loader import find_model, load_model
@@ -33,6 +33,7 @@ __all__ = [
     "Llama",
     "ModelConfig",
     "ModelNotFound",
+    "NotFinite",
     "OutOfBlocks",
     "PagedKVCache",
     "PrefillChunk",

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from .batch import Batch
 from .block_allocator import BlockAllocator
-from .errors import OutOfBlocks
+from .errors import NotFinite, OutOfBlocks
 from .kv_cache import PagedKVCache
 from .llama import Llama
 from .prefill import check_prompt
@@ -102,6 +102,8 @@ class BatchingEngine:
         Raises:
             OutOfBlocks: nothing runs, and the next request's blocks are held outside the engine
                 (``Engine.reserve``, ``Engine.prefill``); release some and step again.
+            NotFinite: the model computed NaN or infinity for the requests it names; abort them
+                and step again.
         """
         new = self._compute(self.scheduler.next_step())
         outputs, self._ready = self._ready + new, []
@@ -172,7 +174,10 @@ class BatchingEngine:
         ends = [index for index, (request, n) in enumerate(work) if n == request.num_pending]
         logits = self.model.forward(batch, self.cache, requests=ends)
         chosen = [work[index][0] for index in ends]
-        token_ids = sample(logits, [request.next_draw() for request in chosen])
+        try:
+            token_ids = sample(logits, [request.next_draw() for request in chosen])
+        except NotFinite as error:
+            raise NotFinite("step", [chosen[i].request_id for i in error.requests]) from None
         for request, num_tokens in work:
             request.num_computed += num_tokens
         return [self._accept(r, t) for r, t in zip(chosen, token_ids, strict=True)]

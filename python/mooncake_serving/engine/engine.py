@@ -48,6 +48,7 @@ class Engine(BatchingEngine):
         Raises:
             ValueError: see ``add_request``; or blocks that are not allocated or too few.
             OutOfBlocks: the prompt's blocks are not free now.
+            NotFinite: the model computed NaN or infinity.
         """
         request = self._new_request("prefill", prompt_tokens, params, prompt_only=True)
         num_cached_tokens = as_integer("prefill", "num_cached_tokens", num_cached_tokens)

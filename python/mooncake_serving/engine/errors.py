@@ -16,5 +16,21 @@ class UnsupportedModel(ValueError):
     """A model's files are intact, but this engine would compute something else than they mean."""
 
 
+class NotFinite(RuntimeError):
+    """A model computed NaN or infinity for some requests: no token of theirs can be chosen.
+
+    Attributes:
+        requests: their ids; of ``sample``, its rows.
+    """
+
+    def __init__(self, op: str, requests: list[int]):
+        super().__init__(op, requests)
+        self.requests = requests
+
+    def __str__(self) -> str:
+        """Name the requests."""
+        return f"{self.args[0]}: logits must be finite, got others for requests {self.requests}"
+
+
 class OutOfBlocks(RuntimeError):
     """The cache has fewer free blocks than were asked for; nothing was allocated."""

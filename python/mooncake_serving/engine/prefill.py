@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from mooncake_kernels.errors import shown
 
 from .batch import Batch
+from .errors import NotFinite
 from .kv_cache import PagedKVCache
 from .llama import LayerHooks, Llama
 from .request import PrefillChunk, Prefilled, Request
@@ -45,7 +46,10 @@ def run_prefill(
         batch = Batch.build([chunk], cache.block_size, model.device)
         logits = model.forward(batch, cache, requests=[0] if is_last else [], hooks=hooks)
         if is_last:
-            [first_token] = sample(logits, [request.next_draw()])
+            try:
+                [first_token] = sample(logits, [request.next_draw()])
+            except NotFinite:
+                raise NotFinite("prefill", [request.request_id]) from None
         request.num_computed += len(chunk.token_ids)
         seconds = time.perf_counter() - began
         chunks.append(

@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 import torch
 
+from .errors import NotFinite
+
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
@@ -77,10 +79,15 @@ def sample(logits: torch.Tensor, draws: Sequence[Draw]) -> list[int]:
 
     Raises:
         ValueError: as many draws as rows are needed.
+        NotFinite: rows contain NaN or an infinity above all else; nothing was chosen.
     """
     if logits.shape[0] != len(draws):
         raise ValueError(f"sample: draws must have {logits.shape[0]} entries, got {len(draws)}")
-    token_ids: list[int] = logits.argmax(dim=-1).tolist()
+    best = logits.argmax(dim=-1)  # of a NaN, if there is one
+    is_finite = logits.gather(-1, best[:, None])[:, 0].isfinite()
+    token_ids, finite = torch.stack((best, is_finite.long())).tolist()  # one wait for both
+    if not all(finite):
+        raise NotFinite("sample", [row for row, good in enumerate(finite) if not good])
     for row, draw in enumerate(draws):
         if draw.params.temperature > 0:
             token_ids[row] = _draw(logits[row], draw)

@@ -7,7 +7,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mooncake_serving.engine import Engine, Llama, OutOfBlocks, PagedKVCache, SamplingParams
+from mooncake_serving.engine import (
+    Engine,
+    Llama,
+    NotFinite,
+    OutOfBlocks,
+    PagedKVCache,
+    SamplingParams,
+    load_model,
+)
 
 PARAMS = SamplingParams(max_tokens=12, ignore_eos=True)
 LAYOUTS = ["kv block token head dim", "block layer kv head token dim"]
@@ -69,6 +77,32 @@ def test_any_limits_and_arrivals(tiny, data):
             got[output.request_id].append(output.token_id)
     want = [make(9).generate([prompt], params)[0].token_ids for prompt in prompts]
     assert list(got.values()) == want
+    assert engine.allocator.num_free == engine.cache.num_blocks
+
+
+def test_requests_whose_logits_are_not_finite_are_named(make_engine, prompts, alone):
+    engine = make_engine()
+    bad = engine.add_request(prompts[2], PARAMS)
+    engine.step()
+    engine.cache.layer(0)[0][engine.scheduler.running[0].block_ids] = float("nan")
+    good = engine.add_request(prompts[3], PARAMS)
+    with pytest.raises(NotFinite, match=rf"^step: .* requests \[{bad}\]") as caught:
+        engine.step()
+    assert caught.value.requests == [bad]
+    assert engine.abort(bad)
+    got = []
+    while engine.has_work:
+        got += engine.step()
+    assert [(output.request_id, output.token_id) for output in got] == [
+        (good, token_id) for token_id in alone[3]
+    ]
+
+
+def test_prefill_refuses_a_model_that_computes_nan(make_engine, prompts, state, folder_writer):
+    state["model.norm.weight"][0] = float("nan")
+    engine = make_engine(model=load_model(folder_writer(state=state))[0])
+    with pytest.raises(NotFinite, match="^prefill: logits must be finite"):
+        engine.prefill(prompts[2])
     assert engine.allocator.num_free == engine.cache.num_blocks
 
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from mooncake_serving.engine import SamplingParams
+from mooncake_serving.engine import NotFinite, SamplingParams
 from mooncake_serving.engine.sampling import Draw, sample
 
 LOGITS = torch.tensor([0.1, 0.4, 0.2, 0.3]).log()
@@ -52,6 +52,19 @@ def test_a_draw_depends_on_its_seed_and_index_alone():
 def test_rows_are_chosen_each_by_its_own_params():
     mixed = [Draw(SamplingParams(), 0, 0), Draw(SamplingParams(temperature=1.0, top_k=1), 0, 0)]
     assert sample(torch.stack([-LOGITS, LOGITS]), mixed) == [0, 1]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("temperature", [0, 1])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_no_token_is_chosen_where_logits_are_not_finite(bad, temperature, dtype):
+    logits = LOGITS.to(dtype).repeat(3, 1)
+    logits[1, 2] = bad
+    logits[2, 3] = -math.inf  # which is a token that cannot be
+    with pytest.raises(NotFinite, match=r"^sample: logits must be finite, .* \[1\]$"):
+        sample(logits, [Draw(SamplingParams(temperature=temperature), 0, 0)] * 3)
+    with pytest.raises(NotFinite, match=r"\[0\]"):
+        sample(torch.full((1, 4), -math.inf), [Draw(SamplingParams(), 0, 0)])
 
 
 @pytest.mark.parametrize(

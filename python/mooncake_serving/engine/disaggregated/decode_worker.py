@@ -6,7 +6,7 @@ from multiprocessing.connection import Connection
 
 import mooncake_kernels as mk
 
-from ..errors import OutOfBlocks
+from ..errors import NotFinite, OutOfBlocks
 from ..prefill import check_prompt
 from .messages import Abort, Failed, Job, NewToken, Reserve, Reserved, Target, WorkerOptions
 from .worker import Worker
@@ -55,8 +55,14 @@ class DecodeWorker(Worker):
             return False
         tokens_read = sum(self._context.values())
         token_bytes = self.view.block_bytes // self.view.block_size
-        with self.timed("attended", tokens_read * token_bytes):
-            outputs = self.engine.step()
+        try:
+            with self.timed("attended", tokens_read * token_bytes):
+                outputs = self.engine.step()
+        except NotFinite as error:
+            for request_id in [self._request_of[engine_id] for engine_id in error.requests]:
+                self._abort(request_id)
+                self.report(Failed(request_id, str(error)))
+            return True
         for output in outputs:
             request_id = self._request_of[output.request_id]
             self._context[output.request_id] += 1
