@@ -65,6 +65,7 @@ class BatchingEngine:
         self._requests: dict[int, Request] = {}
         self._ids = itertools.count()
         self._ready: list[TokenOutput] = []  # first tokens that came with prefilled requests
+        self._in_stream = False
 
     @property
     def num_waiting(self) -> int:
@@ -89,22 +90,25 @@ class BatchingEngine:
 
         Raises:
             ValueError: a prompt that is empty, too long or not of this vocabulary, or one that
-                with ``max_tokens`` does not fit into the whole cache.
+                with ``max_tokens`` does not fit into the whole cache; or a ``stream`` is open.
         """
-        request = self._new_request("add_request", prompt_tokens, params)
-        self._requests[request.request_id] = request
-        self.scheduler.waiting.append(request)
-        return request.request_id
+        self._refuse_in_stream("add_request")
+        return self._add_request(prompt_tokens, params)
 
     def step(self) -> list[TokenOutput]:
         """Compute one batch and return its new tokens; [] while prompts are in progress.
 
         Raises:
+            ValueError: a ``stream`` is open, which would miss them.
             OutOfBlocks: nothing runs, and the next request's blocks are held outside the engine
                 (``Engine.reserve``, ``Engine.prefill``); release some and step again.
             NotFinite: the model computed NaN or infinity for the requests it names; abort them
                 and step again.
         """
+        self._refuse_in_stream("step")
+        return self._step()
+
+    def _step(self) -> list[TokenOutput]:
         new = self._compute(self.scheduler.next_step())
         outputs, self._ready = self._ready + new, []
         return outputs
@@ -131,20 +135,24 @@ class BatchingEngine:
     ) -> Iterator[tuple[int, TokenOutput]]:
         """Run prompts together and yield (index of the prompt, token) as tokens come.
 
-        Closing the generator aborts what is unfinished. Errors are those of ``generate``.
+        Until the generator ends or is closed, which aborts what is unfinished, requests can
+        neither be added nor stepped otherwise. Errors are those of ``generate``.
         """
+        self._refuse_in_stream("generate")
         if self.has_work:
             raise ValueError(
                 f"generate: the engine must be idle, got {len(self._requests)} unfinished requests"
             )
         index_of: dict[int, int] = {}
+        self._in_stream = True
         try:
             for index, prompt in enumerate(prompts):
-                index_of[self.add_request(prompt, params)] = index
+                index_of[self._add_request(prompt, params)] = index
             while self.has_work:
-                for output in self.step():
+                for output in self._step():
                     yield index_of[output.request_id], output
         finally:
+            self._in_stream = False
             for request_id in index_of:
                 self.abort(request_id)
 
@@ -181,6 +189,19 @@ class BatchingEngine:
         for request, num_tokens in work:
             request.num_computed += num_tokens
         return [self._accept(r, t) for r, t in zip(chosen, token_ids, strict=True)]
+
+    def _refuse_in_stream(self, op: str) -> None:
+        if self._in_stream:
+            raise ValueError(
+                f"{op}: the engine's stream must be finished or closed before, got one of "
+                f"{len(self._requests)} unfinished requests"
+            )
+
+    def _add_request(self, prompt_tokens: Sequence[int], params: SamplingParams) -> int:
+        request = self._new_request("add_request", prompt_tokens, params)
+        self._requests[request.request_id] = request
+        self.scheduler.waiting.append(request)
+        return request.request_id
 
     def _new_request(
         self,

@@ -80,6 +80,27 @@ def test_any_limits_and_arrivals(tiny, data):
     assert engine.allocator.num_free == engine.cache.num_blocks
 
 
+def test_an_open_stream_has_the_engine_to_itself(make_engine, prompts, alone):
+    engine = make_engine()
+    stream = engine.stream(prompts[:2], PARAMS)
+    got = [next(stream)]
+    done = engine.prefill(prompts[2])  # which is not a request of the engine
+    for call in (
+        lambda: engine.add_request(prompts[2], PARAMS),
+        lambda: engine.add_prefilled(prompts[2], done.first_token, done.block_ids, PARAMS),
+        lambda: engine.step(),
+        lambda: engine.generate(prompts[2:], PARAMS),
+    ):
+        with pytest.raises(ValueError, match="stream must be finished or closed before, got one"):
+            call()
+    got += stream
+    for index in (0, 1):
+        assert [output.token_id for i, output in got if i == index] == alone[index]
+    engine.release(done.block_ids)
+    next(engine.stream(prompts, PARAMS))  # closed, for nothing refers to it
+    assert tokens_of(engine.generate(prompts, PARAMS)) == alone
+
+
 def test_requests_whose_logits_are_not_finite_are_named(make_engine, prompts, alone):
     engine = make_engine()
     bad = engine.add_request(prompts[2], PARAMS)
