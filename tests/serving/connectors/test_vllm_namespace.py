@@ -6,7 +6,9 @@ from types import SimpleNamespace as Config
 import pytest
 import torch
 
-from mooncake_serving.connectors.vllm.namespace import namespace_of
+from mooncake_kernels.errors import Unavailable
+from mooncake_serving.connectors.vllm.namespace import namespace_of, refuse_unnamed
+from mooncake_serving.connectors.vllm.settings import parse
 
 CONFIG = Config(
     model_config=Config(
@@ -23,6 +25,7 @@ CONFIG = Config(
     load_config=Config(load_format="auto"),
     attention_config=Config(backend=None, backend_per_kind={}),
     speculative_config=None,
+    lora_config=None,
 )
 DRAFT = Config(method="eagle3", model="org/draft", revision=None)
 FORM = "FullAttentionSpec(block_size=16, num_kv_heads=8)"
@@ -73,6 +76,16 @@ def test_engines_that_do_not_meet(part, name, value):
 def test_engines_that_do_not_meet_with_one_configuration():
     others = [{"version": "0.33.0"}, {"platform": "rocm"}, {"form": FORM.replace("16", "32")}]
     assert len({namespace(), *(namespace(**other) for other in others)}) == 4
+
+
+def test_adapters_must_be_vouched_for():
+    config = deepcopy(CONFIG)
+    refuse_unnamed(config, parse({"pool": "p"}))
+    config.lora_config = Config(max_lora_rank=16)
+    for settings in ({"pool": "p"}, {"pool": "p", "adapters_by_name": False}):
+        with pytest.raises(Unavailable, match="^StoreConnector: adapters_by_name must be set with"):
+            refuse_unnamed(config, parse(settings))
+    refuse_unnamed(config, parse({"pool": "p", "adapters_by_name": True}))
 
 
 def test_names_do_not_run_together():

@@ -10,7 +10,7 @@ from mooncake_serving.connectors.vllm.settings import Settings, open_store, pars
 
 
 def test_settings_and_their_defaults():
-    assert parse({"pool": "/dev/shm/kv"}) == Settings("/dev/shm/kv", 0, "", 0.0)
+    assert parse({"pool": "/dev/shm/kv"}) == Settings("/dev/shm/kv", 0, "", 0.0, False)
     config = {"pool": "p", "capacity_bytes": 1 << 30, "namespace": "team", "verify": 1}
     assert parse(config) == Settings("p", 1 << 30, "team", 1)
 
@@ -25,6 +25,7 @@ def test_settings_and_their_defaults():
         ({"pool": "p", "capacity_bytes": True}, "'capacity_bytes' must be int, got True"),
         ({"pool": "p", "capacity_bytes": -1}, "'capacity_bytes' must be at least 0, got -1"),
         ({"pool": "p", "verify": "always"}, "'verify' must be float, got 'always'"),
+        ({"pool": "p", "adapters_by_name": 1}, "'adapters_by_name' must be bool, got 1"),
         ({"pool": "p", "path": "q"}, "must have no others than pool, .*, got 'path'"),
     ],
 )

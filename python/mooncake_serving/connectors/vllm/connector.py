@@ -22,7 +22,7 @@ from mooncake_kernels.errors import Unavailable
 from mooncake_serving.store import Store
 
 from .caches import Caches, use
-from .namespace import namespace_of
+from .namespace import namespace_of, refuse_unnamed
 from .settings import open_store, parse
 from .tracking import Blocks, Tracker, keys_of
 
@@ -74,7 +74,8 @@ class StoreConnector(KVConnectorBase_V1):  # type: ignore[misc]
     Raises:
         InvalidArgument: the configuration is wrong.
         Unavailable: the blocks of the model's caches are not all alike, the engine has several
-            workers, or vLLM would not recompute correctly.
+            workers, blocks depend on something that does not distinguish their keys, or vLLM would
+            not recompute correctly.
     """
 
     def __init__(
@@ -88,6 +89,7 @@ class StoreConnector(KVConnectorBase_V1):  # type: ignore[misc]
         transfers = vllm_config.kv_transfer_config
         self._block_size: int = form.block_size
         self._settings = parse(transfers.kv_connector_extra_config)
+        refuse_unnamed(vllm_config, self._settings)
         self._loads = transfers.is_kv_consumer
         if self._loads:
             _check_recomputing(vllm_config)

@@ -3,6 +3,27 @@
 import json
 from typing import Any
 
+from mooncake_kernels.errors import Unavailable
+
+from .settings import Settings
+
+
+def refuse_unnamed(config: Any, settings: Settings) -> None:
+    """Refuse what blocks depend on and neither their hashes nor the namespace identifies.
+
+    Args:
+        config: a ``VllmConfig``.
+        settings: of the connector; they may vouch for the names of LoRA adapters.
+
+    Raises:
+        Unavailable: there is such a thing.
+    """
+    if config.lora_config is not None and not settings.adapters_by_name:
+        raise Unavailable(
+            "StoreConnector: adapters_by_name must be set with LoRA, whose adapters vLLM's hashes "
+            "name without regard to their weights, got False"
+        )
+
 
 def namespace_of(config: Any, version: str, platform: str, form: Any) -> str:
     """Return everything that must be the same, since a block's hash identifies only its tokens.

@@ -18,12 +18,15 @@ class Settings:
         capacity_bytes: of the pool, if it has to be made; 0: it must exist.
         namespace: of the keys; engines with different ones do not share blocks.
         verify: share of the blocks whose checksum is compared when they are loaded.
+        adapters_by_name: in all engines of the namespace, at any time, LoRA adapters of one name
+            have the same weights.
     """
 
     pool: str
     capacity_bytes: int = 0
     namespace: str = ""
     verify: float = 0.0
+    adapters_by_name: bool = False
 
 
 def parse(config: Mapping[str, Any]) -> Settings:
@@ -37,7 +40,7 @@ def parse(config: Mapping[str, Any]) -> Settings:
         if name not in types:
             raise _wrong("must have", f"no others than {', '.join(types)}", name)
         is_right = isinstance(value, (int, float) if types[name] is float else types[name])  # type: ignore[arg-type]
-        if not is_right or isinstance(value, bool):
+        if not is_right or isinstance(value, bool) != (types[name] is bool):
             raise _wrong(f"{name!r} must be", types[name].__name__, value)  # type: ignore[union-attr]
     if not config.get("pool"):
         raise _wrong("must have", "'pool', the path of the store's pool", dict(config))
