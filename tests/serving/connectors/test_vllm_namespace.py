@@ -88,6 +88,15 @@ def test_adapters_must_be_vouched_for():
     refuse_unnamed(config, parse({"pool": "p", "adapters_by_name": True}))
 
 
+def test_scales_of_an_engines_first_step_are_refused():
+    config = deepcopy(CONFIG)
+    config.cache_config.calculate_kv_scales = False
+    refuse_unnamed(config, parse({"pool": "p"}))
+    config.cache_config.calculate_kv_scales = True
+    with pytest.raises(Unavailable, match="^StoreConnector: calculate_kv_scales must be off"):
+        refuse_unnamed(config, parse({"pool": "p"}))
+
+
 def test_names_do_not_run_together():
     one, two = deepcopy(CONFIG), deepcopy(CONFIG)
     one.model_config.model, one.model_config.revision = "a/b", "c"

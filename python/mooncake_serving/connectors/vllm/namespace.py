@@ -18,6 +18,11 @@ def refuse_unnamed(config: Any, settings: Settings) -> None:
     Raises:
         Unavailable: there is such a thing.
     """
+    if getattr(config.cache_config, "calculate_kv_scales", False):  # from the first step's tokens
+        raise Unavailable(
+            "StoreConnector: calculate_kv_scales must be off, for each engine has other scales, "
+            "got True"
+        )
     if config.lora_config is not None and not settings.adapters_by_name:
         raise Unavailable(
             "StoreConnector: adapters_by_name must be set with LoRA, whose adapters vLLM's hashes "
