@@ -1,7 +1,9 @@
 """The numbers that define a Llama-family model, whatever file they were read from."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, NoReturn
+
+from mooncake_kernels.errors import shown
 
 from .errors import InvalidModel
 
@@ -12,6 +14,9 @@ class RopeScaling:
 
     ``linear`` divides every frequency by ``factor``. ``llama3`` divides only the slow ones, and
     blends between ``low_freq_factor`` and ``high_freq_factor`` turns of the original context.
+
+    Raises:
+        InvalidModel: a number with which frequencies are not finite; the message names it.
     """
 
     kind: Literal["linear", "llama3"]
@@ -19,6 +24,17 @@ class RopeScaling:
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_max_position: int = 8192
+
+    def __post_init__(self) -> None:
+        """Check that every number is positive and that there is something to blend between."""
+        for name in ("factor", "low_freq_factor", "high_freq_factor"):
+            _check_number(self, name)
+        _check_size(self, "original_max_position")
+        if not self.low_freq_factor < self.high_freq_factor:
+            raise InvalidModel(
+                "RopeScaling: low_freq_factor must be less than high_freq_factor, "
+                f"got {self.low_freq_factor} and {self.high_freq_factor}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,11 +60,19 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...] = ()  # any of them ends a generation
 
     def __post_init__(self) -> None:
-        """Check that every size is positive and that the heads divide."""
+        """Check that every size is positive, that the heads divide, and the types."""
         for name in ("num_layers", "hidden_size", "ffn_size", "num_heads", "num_kv_heads"):
-            _check_positive(name, getattr(self, name))
-        for name in ("head_dim", "vocab_size", "max_position", "rms_eps", "rope_theta"):
-            _check_positive(name, getattr(self, name))
+            _check_size(self, name)
+        for name in ("head_dim", "vocab_size", "max_position"):
+            _check_size(self, name)
+        for name in ("rms_eps", "rope_theta"):
+            _check_number(self, name)
+        if not isinstance(self.tie_embeddings, bool):
+            _refuse(self, "tie_embeddings", "True or False", self.tie_embeddings)
+        if not (self.bos_token_id is None or is_integer(self.bos_token_id)):
+            _refuse(self, "bos_token_id", "an integer or None", self.bos_token_id)
+        if not all(is_integer(token_id) for token_id in self.eos_token_ids):
+            _refuse(self, "eos_token_ids", "integers", self.eos_token_ids)
         if self.num_heads % self.num_kv_heads:
             raise InvalidModel(
                 f"ModelConfig: num_heads must be a multiple of num_kv_heads, "
@@ -58,6 +82,26 @@ class ModelConfig:
             raise InvalidModel(f"ModelConfig: head_dim must be even, got {self.head_dim}")
 
 
-def _check_positive(name: str, value: float) -> None:
-    if not value > 0:
-        raise InvalidModel(f"ModelConfig: {name} must be positive, got {value}")
+def is_integer(value: Any) -> bool:
+    """Tell whether a value out of a file is an integer; true and false are not."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _check_size(config: Any, name: str) -> None:
+    value = getattr(config, name)
+    if not is_integer(value):
+        _refuse(config, name, "an integer", value)
+    if value < 1:
+        _refuse(config, name, "positive", value)
+
+
+def _check_number(config: Any, name: str) -> None:
+    value = getattr(config, name)
+    if not is_integer(value) and not isinstance(value, float):
+        _refuse(config, name, "a number", value)
+    if not 0 < value < float("inf"):
+        _refuse(config, name, "positive and finite", value)
+
+
+def _refuse(config: Any, name: str, wanted: str, value: Any) -> NoReturn:
+    raise InvalidModel(f"{type(config).__name__}: {name} must be {wanted}, got {shown(value)}")

@@ -3,7 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from .config import ModelConfig, RopeScaling
+from mooncake_kernels.errors import shown
+
+from .config import ModelConfig, RopeScaling, is_integer
 from .errors import InvalidModel, UnsupportedModel
 
 # Mistral without a sliding window is, number for number, a Llama.
@@ -32,27 +34,27 @@ def model_config_from_hf(
 
     Raises:
         UnsupportedModel: another architecture, or a setting that this engine does not compute.
-        InvalidModel: a required setting is missing.
+        InvalidModel: a required setting is missing, or one is of another type or out of range.
     """
     _refuse_unsupported(config)
-    num_heads = _require(config, "num_attention_heads")
-    hidden_size = _require(config, "hidden_size")
-    rope = config.get("rope_parameters") or {}
-    theta = rope.get("rope_theta") or config.get("rope_theta") or 10000.0
+    num_heads = _require_size(config, "num_attention_heads")
+    hidden_size = _require_size(config, "hidden_size")
+    rope = _optional(config, "rope_parameters", {}, dict)
+    theta = _optional(rope, "rope_theta", _optional(config, "rope_theta", 10000.0))
     eos = (generation or {}).get("eos_token_id", config.get("eos_token_id"))
     return ModelConfig(
         num_layers=_require(config, "num_hidden_layers"),
         hidden_size=hidden_size,
         ffn_size=_require(config, "intermediate_size"),
         num_heads=num_heads,
-        num_kv_heads=config.get("num_key_value_heads") or num_heads,
-        head_dim=config.get("head_dim") or hidden_size // num_heads,
+        num_kv_heads=_optional(config, "num_key_value_heads", num_heads),
+        head_dim=_optional(config, "head_dim", hidden_size // num_heads),
         vocab_size=_require(config, "vocab_size"),
         max_position=_require(config, "max_position_embeddings"),
-        rms_eps=config.get("rms_norm_eps", 1e-6),
-        rope_theta=float(theta),
-        rope_scaling=_rope_scaling(rope or config.get("rope_scaling") or {}),
-        tie_embeddings=bool(config.get("tie_word_embeddings", False)),
+        rms_eps=_optional(config, "rms_norm_eps", 1e-6),
+        rope_theta=theta,
+        rope_scaling=_rope_scaling(rope or _optional(config, "rope_scaling", {}, dict)),
+        tie_embeddings=_optional(config, "tie_word_embeddings", False),
         eos_token_ids=_as_tuple(eos),
     )
 
@@ -94,7 +96,24 @@ def _require(config: Mapping[str, Any], name: str) -> Any:
     return config[name]
 
 
-def _as_tuple(ids: int | list[int] | None) -> tuple[int, ...]:
+def _require_size(config: Mapping[str, Any], name: str) -> int:
+    value = _require(config, name)
+    if not is_integer(value) or value < 1:
+        raise InvalidModel(f"config.json: {name} must be a positive integer, got {shown(value)}")
+    return int(value)
+
+
+def _optional(config: Mapping[str, Any], name: str, default: Any, kind: Any = object) -> Any:
+    """Look up a setting that may be missing or null; ModelConfig checks it if ``kind`` does not."""
+    value = config.get(name)
+    if value is None:
+        return default
+    if not isinstance(value, kind):
+        raise InvalidModel(f"config.json: {name} must be an object, got {shown(value)}")
+    return value
+
+
+def _as_tuple(ids: Any) -> tuple[Any, ...]:
     if ids is None:
         return ()
-    return (ids,) if isinstance(ids, int) else tuple(ids)
+    return tuple(ids) if isinstance(ids, list) else (ids,)

