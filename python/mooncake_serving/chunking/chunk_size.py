@@ -64,12 +64,11 @@ def choose_chunk_size(
         smallest <= profile.sizes[-1],
         f"less than the last multiple of {tile} within the {profile.sizes[-1]} tokens profiled",
     )
-    steps = [
-        step
-        for step in range(smallest, profile.sizes[-1] + 1, tile)
-        if profile.step_seconds(step) <= max_step_seconds
-    ]
-    fastest = profile.step_seconds(smallest)
+    seconds = {
+        step: profile.step_seconds(step) for step in range(smallest, profile.sizes[-1] + 1, tile)
+    }
+    steps = [step for step, needed in seconds.items() if needed <= max_step_seconds]
+    fastest = min(seconds.values())  # not always the smallest: times are measured
     _check("max_step_seconds", max_step_seconds, bool(steps), f"{fastest} or more")
 
     ratio = prefill_per_decode if num_decodes else None

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import islice
 from typing import Generic, Protocol, TypeVar
 
 from mooncake_kernels import ChunkBatch, InvalidArgument
@@ -113,10 +114,12 @@ def pack_batch(
     for request in prefills:
         _check_pending(request)
         step.take(request, min(request.num_pending, largest, step.num_left))
-    for request in waiting:
+    candidates = list(islice(waiting, min(step.num_left, step.room - len(step.chunks))))
+    for request in candidates:  # all before the first is admitted, which reserves memory
+        _check_pending(request)
+    for request in candidates:
         if not step.has_room or (admit is not None and not admit(request)):
             break
-        _check_pending(request)
         step.take(request, min(request.num_pending, largest, step.num_left))
     return PackedBatch(step.chunks)
 

@@ -81,6 +81,10 @@ def test_the_time_between_tokens_bounds_the_step() -> None:
         assert profile.step_seconds(chunk + 40) <= promise
     with pytest.raises(InvalidArgument, match=r"max_step_seconds must be 1.28 or more, got 1.27"):
         choose_chunk_size(profile, 40, max_step_seconds=1.27)
+    falling = ChunkProfile((128, 256), (0.1, 0.05))
+    with pytest.raises(InvalidArgument, match=r"max_step_seconds must be 0.05 or more, got 0.04"):
+        choose_chunk_size(falling, 0, max_step_seconds=0.04)
+    assert choose_chunk_size(falling, 0, max_step_seconds=0.05) == 256
 
 
 @given(

@@ -48,6 +48,21 @@ def test_no_prompt_goes_before_a_decode_that_waits() -> None:
     assert taken(batch) == [(0, 1)]
 
 
+def test_no_request_is_admitted_before_all_that_may_be_are_checked() -> None:
+    asked: list[object] = []
+
+    def admit(request: PendingRequest) -> bool:
+        asked.append(request.request_id)
+        return True
+
+    waiting = [prompt("a", 5), prompt("b", 0), prompt("c", 5)]
+    with pytest.raises(InvalidArgument, match="requests must have pending tokens"):
+        pack_batch([], [], 10, waiting=waiting, admit=admit)
+    assert asked == []
+    assert taken(pack_batch([], [], 10, waiting=waiting, admit=admit, max_requests=1)) == [("a", 5)]
+    assert asked == ["a"]
+
+
 def test_a_refused_request_holds_up_those_behind_it() -> None:
     asked: list[object] = []
 
