@@ -7,6 +7,9 @@ from functools import lru_cache
 from typing import Any, NoReturn
 
 import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 CHATML_TEMPLATE = (
@@ -33,23 +36,25 @@ def render_chat(
         eos_token: passed on.
 
     Raises:
-        ValueError: the template is malformed or refuses the messages, in its own words.
+        ValueError: the template is malformed, fails, or refuses the messages, in its own words.
     """
     try:
         return _compiled(template).render(
             messages=messages,
+            tools=None,
+            documents=None,
             add_generation_prompt=reply,
             bos_token=bos_token,
             eos_token=eos_token,
         )
-    except jinja2.TemplateError as error:
+    except Exception as error:  # what a program can raise, and this one came with a download
         raise ValueError(f"render_chat: {error}") from error
 
 
 @lru_cache(maxsize=8)
 def _compiled(template: str) -> jinja2.Template:
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
     )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _refuse
@@ -57,9 +62,33 @@ def _compiled(template: str) -> jinja2.Template:
     return environment.from_string(template)
 
 
-def _to_json(value: Any, indent: int | None = None) -> str:
+class _Generation(Extension):
+    """``{% generation %}``, which marks an assistant's text for training: the text alone."""
+
+    tags = {"generation"}  # noqa: RUF012 - as Jinja declares it
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        """Read up to the end of the block; what it sets stays in it."""
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body, lineno=line)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
     """Write JSON plainly; Jinja's own filter escapes for HTML."""
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
 
 
 def _refuse(message: str) -> NoReturn:

@@ -85,8 +85,31 @@ def test_templates_get_the_usual_helpers():
 
 
 @pytest.mark.parametrize(
+    ("template", "text"),
+    [
+        ("{{ 'é' | tojson }}", '"é"'),
+        ("{{ 'é' | tojson(ensure_ascii=True) }}", '"\\u00e9"'),
+        (
+            "{{ {'b': 1, 'a': [2]} | tojson(separators=(',', ':'), sort_keys=True) }}",
+            '{"a":[2],"b":1}',
+        ),
+        ("{{ [1] | tojson(indent=1) }}", "[\n 1\n]"),
+        ("{% generation %}{{ messages[0].content }}{% endgeneration %}!", "hi!"),
+        ("{% set x = 1 %}{% generation %}{% set x = 2 %}{% endgeneration %}{{ x }}", "1"),
+        ("{{ tools is none and documents is none }}", "True"),
+    ],
+)
+def test_templates_get_what_hugging_face_gives(template, text):
+    assert render_chat(template, CHAT) == text
+
+
+@pytest.mark.parametrize(
     ("template", "message"),
     [
+        ("{{ range(10**9) }}", "render_chat: Range too big"),
+        ("{{ 1 / 0 }}", "render_chat: division by zero"),
+        ("{{ messages[0]['content'] + 1 }}", "render_chat: can only concatenate str"),
+        ("{% generation %}", "render_chat: .*endgeneration"),
         ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
         ("{% for %}", "render_chat: Expected an expression"),
         ("{{ messages.__class__.__mro__ }}", "render_chat: .*unsafe"),
