@@ -46,11 +46,11 @@ def simhash(
 
     Returns:
         uint8 ``[num_tokens, bits // 8]``. Dots are torch's float32 products of rows converted to
-        float32, in batches: a bit can differ from the exact one where the dot is within float32's
-        rounding of 0, or within that of the precision set by
-        ``torch.set_float32_matmul_precision``. A NaN dot gives 0. On CUDA all work is queued on
-        the current stream. There is no backward: outside ``torch.no_grad()``, tensors that require
-        grad are refused, and always those with a forward tangent.
+        float32, in batches; float64 products if either argument is float64. A bit can differ from
+        the exact one where the dot is within that type's rounding of 0, or within that of the
+        precision set by ``torch.set_float32_matmul_precision``. A NaN dot gives 0. On CUDA all
+        work is queued on the current stream. There is no backward: outside ``torch.no_grad()``,
+        tensors that require grad are refused, and always those with a forward tangent.
 
     Raises:
         InvalidArgument: an argument is not as above.
@@ -70,11 +70,13 @@ def simhash(
         raise InvalidArgument(f"{op}: planes must have a multiple of 8 bits, got {bits}")
     if choose(op, engine, embeddings.device) == "reference":
         return reference.simhash(embeddings, planes)
-    planes = planes.float()
+    is_double = torch.float64 in (embeddings.dtype, planes.dtype)
+    dtype = torch.float64 if is_double else torch.float32
+    planes = planes.to(dtype)
     num_rows = max(MOST_FLOATS[embeddings.device.type] // (dim + bits), 1)
     with torch.autocast(embeddings.device.type, enabled=False):
         signatures = [
-            _library.call(_library.pack_signs, rows.float() @ planes)
+            _library.call(_library.pack_signs, _as_float32(rows.to(dtype) @ planes))
             for rows in embeddings.split(num_rows)
         ]
     return torch.cat(signatures)
@@ -145,6 +147,16 @@ def hamming_match(
         return reference.hamming_match(query_sig, reference_sig, *limits)
     arguments = (query_sig.contiguous(), reference_sig.contiguous(), *limits)
     return _library.call(_library.hamming_match, *arguments)
+
+
+def _as_float32(dots: torch.Tensor) -> torch.Tensor:
+    """Convert dots so that their signs remain: a small negative one would become -0, as good as 0.
+
+    The signs of float64 are exact in float32, and that of NaN is made NaN.
+    """
+    if dots.dtype == torch.float32:
+        return dots
+    return dots.sign().where(dots == dots, torch.nan).float()
 
 
 def _check_matrix(

@@ -60,6 +60,15 @@ def test_zero_is_set_and_nan_is_not(engine):
     assert mk.simhash(*arguments, engine=engine.engine).tolist() == [[255], [255], [0], [255], [0]]
 
 
+def test_float64_keeps_its_range(engine):
+    """Values and dots that float32 rounds to infinity, NaN or zero."""
+    planes = torch.tensor([[1.0] * 8, [-0.5] * 8], device=engine.device)
+    rows = [[1e39, 1e39], [-1e39, -1e39], [1e-60, 0], [-1e-60, 0], [torch.nan, 1]]
+    embeddings = torch.tensor(rows, dtype=torch.float64, device=engine.device)
+    signatures = mk.simhash(embeddings, planes, engine=engine.engine)
+    assert signatures.tolist() == [[255], [0], [255], [0], [0]]
+
+
 def test_no_tokens(engine):
     embeddings, planes = tokens_and_planes(0, 5, 16)
     check(embeddings, planes, engine.engine, engine.device)
