@@ -1,9 +1,11 @@
-"""Checks of arguments: integers."""
+"""Checks of arguments: integers, and how to sample."""
 
 import operator
 from typing import Any, NoReturn
 
 from mooncake_kernels.errors import shown
+
+from .sampling import SamplingParams
 
 
 def as_integer(op: str, name: str, value: Any) -> int:
@@ -16,12 +18,27 @@ def as_integer(op: str, name: str, value: Any) -> int:
         refuse(op, name, "an integer", value)
 
 
+def as_integers(op: str, name: str, values: Any) -> list[int]:
+    """Return several integers as a list."""
+    try:
+        listed = list(values)
+    except TypeError:
+        refuse(op, name, "integers", values)
+    return [as_integer(op, f"{name}[{index}]", value) for index, value in enumerate(listed)]
+
+
 def as_positive(op: str, name: str, value: Any) -> int:
     """Return an integer of at least 1."""
     number = as_integer(op, name, value)
     if number < 1:
         refuse(op, name, "positive", value)
     return number
+
+
+def check_params(op: str, params: Any) -> None:
+    """Check that these are parameters, which have checked themselves."""
+    if not isinstance(params, SamplingParams):
+        refuse(op, "params", "SamplingParams", params)
 
 
 def refuse(op: str, name: str, wanted: str, value: Any) -> NoReturn:

@@ -4,6 +4,7 @@ import itertools
 import random
 from collections.abc import Iterator, Sequence
 
+from .arguments import as_positive, check_params
 from .batch import Batch
 from .block_allocator import BlockAllocator
 from .errors import NotFinite, OutOfBlocks
@@ -43,15 +44,11 @@ class BatchingEngine:
         chunk_tokens: int | None = None,
         max_requests: int = 64,
     ) -> None:
-        self.chunk_tokens = max_batch_tokens if chunk_tokens is None else chunk_tokens
-        limits = {
-            "max_batch_tokens": max_batch_tokens,
-            "chunk_tokens": self.chunk_tokens,
-            "max_requests": max_requests,
-        }
-        for name, value in limits.items():
-            if value < 1:
-                raise ValueError(f"Engine: {name} must be positive, got {value}")
+        max_batch_tokens = as_positive("Engine", "max_batch_tokens", max_batch_tokens)
+        max_requests = as_positive("Engine", "max_requests", max_requests)
+        self.chunk_tokens = max_batch_tokens
+        if chunk_tokens is not None:
+            self.chunk_tokens = as_positive("Engine", "chunk_tokens", chunk_tokens)
         _check_cache(model, cache)
         self.model, self.cache = model, cache
         self.allocator = BlockAllocator(cache.num_blocks)
@@ -212,6 +209,7 @@ class BatchingEngine:
         prompt_only: bool = False,
     ) -> Request:
         tokens = check_prompt(op, prompt_tokens, self.model)
+        check_params(op, params)
         seed = random.getrandbits(64) if params.seed is None else params.seed
         max_tokens = 1 if prompt_only else self._clip(len(tokens), params)
         request = Request(next(self._ids), tokens, len(tokens), params, seed, max_tokens)

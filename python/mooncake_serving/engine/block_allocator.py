@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable
 
+from .arguments import as_integer, as_integers, as_positive
 from .errors import OutOfBlocks
 
 
@@ -16,9 +17,7 @@ class BlockAllocator:
     """
 
     def __init__(self, num_blocks: int) -> None:
-        if num_blocks < 1:
-            raise ValueError(f"BlockAllocator: num_blocks must be positive, got {num_blocks}")
-        self.num_blocks = num_blocks
+        self.num_blocks = num_blocks = as_positive("BlockAllocator", "num_blocks", num_blocks)
         self._free = list(range(num_blocks - 1, -1, -1))  # taken from the end: warm blocks first
         self._num_holders = [0] * num_blocks
 
@@ -33,6 +32,7 @@ class BlockAllocator:
         Raises:
             OutOfBlocks: fewer are free.
         """
+        num_blocks = as_integer("allocate", "num_blocks", num_blocks)
         if num_blocks < 0:
             raise ValueError(f"allocate: num_blocks must not be negative, got {num_blocks}")
         if num_blocks > len(self._free):
@@ -80,7 +80,7 @@ class BlockAllocator:
         return self._num_holders[block_id] if 0 <= block_id < self.num_blocks else 0
 
     def _check(self, op: str, block_ids: Iterable[int]) -> list[int]:
-        block_ids = list(block_ids)
+        block_ids = as_integers(op, "block_ids", block_ids)
         for index, block_id in enumerate(block_ids):
             if not self.is_allocated(block_id):
                 raise ValueError(

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from .arguments import as_integer
+from .arguments import as_integer, as_integers, check_params
 from .batching import GREEDY, BatchingEngine
 from .llama import LayerHooks
 from .prefill import OnChunk, check_prompt, run_prefill
@@ -88,6 +88,8 @@ class Engine(BatchingEngine):
         Raises:
             OutOfBlocks: they are not free now.
         """
+        num_prompt_tokens = as_integer("reserve", "num_prompt_tokens", num_prompt_tokens)
+        check_params("reserve", params)
         context = self.model.config.max_position
         if not 1 <= num_prompt_tokens < context:
             raise ValueError(
@@ -147,7 +149,7 @@ class Engine(BatchingEngine):
 
     def _held(self, op: str, block_ids: Sequence[int], num_needed: int) -> list[int]:
         """Check that blocks are allocated, and not only to requests of this engine."""
-        held = [int(block_id) for block_id in block_ids]
+        held = as_integers(op, "block_ids", block_ids)
         of_requests = Counter(b for request in self.scheduler.running for b in request.block_ids)
         for index, block_id in enumerate(held):
             if self.allocator.num_holders(block_id) <= of_requests[block_id]:

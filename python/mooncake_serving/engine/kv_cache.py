@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from .arguments import as_positive
 from .config import ModelConfig
 
 if TYPE_CHECKING:
@@ -49,9 +50,8 @@ class PagedKVCache:
         device: torch.device | str = "cpu",
         buffer: torch.Tensor | None = None,
     ) -> None:
-        for name, value in (("num_blocks", num_blocks), ("block_size", block_size)):
-            if value < 1:
-                raise ValueError(f"PagedKVCache: {name} must be positive, got {value}")
+        num_blocks = as_positive("PagedKVCache", "num_blocks", num_blocks)
+        block_size = as_positive("PagedKVCache", "block_size", block_size)
         names = _parse_axes(axes)
         sizes = (config.num_layers, 2, num_blocks, block_size, config.num_kv_heads, config.head_dim)
         size_of = dict(zip(AXES, sizes, strict=True))

@@ -67,6 +67,8 @@ def check_prompt(op: str, prompt_tokens: Sequence[int], model: Llama) -> list[in
         ValueError: the check fails; the message begins with ``op``.
     """
     try:
+        if bool in map(type, prompt_tokens):
+            raise TypeError
         tokens = [operator.index(token_id) for token_id in prompt_tokens]
     except TypeError:
         raise ValueError(

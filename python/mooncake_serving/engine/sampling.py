@@ -39,16 +39,20 @@ class SamplingParams:
     def __post_init__(self) -> None:
         """Check types and ranges; NaN is refused."""
         for name in ("temperature", "top_p"):
-            if not isinstance(getattr(self, name), numbers.Real):
+            if not _is(numbers.Real, getattr(self, name)):
                 _refuse(name, "a number", getattr(self, name))
         for name in ("top_k", "max_tokens"):
-            if not isinstance(getattr(self, name), numbers.Integral):
+            if not _is(numbers.Integral, getattr(self, name)):
                 _refuse(name, "an integer", getattr(self, name))
-        if not isinstance(self.seed, numbers.Integral | None):
+        if not (self.seed is None or _is(numbers.Integral, self.seed)):
             _refuse("seed", "an integer or None", self.seed)
         stops = self.stop_token_ids
         if isinstance(stops, str) or not isinstance(stops, Collection):
             _refuse("stop_token_ids", "a tuple of token ids", stops)
+        if not all(_is(numbers.Integral, token_id) for token_id in stops):
+            _refuse("stop_token_ids", "a tuple of token ids", stops)
+        if not isinstance(self.ignore_eos, bool):
+            _refuse("ignore_eos", "True or False", self.ignore_eos)
         if not 0 <= self.temperature < float("inf"):
             _refuse("temperature", ">= 0 and finite", self.temperature)
         if self.top_k < 0:
@@ -108,6 +112,11 @@ def _draw(logits: torch.Tensor, draw: Draw) -> int:
     uniform = random.Random(f"{draw.seed}:{draw.token_index}").random()
     index = int(torch.searchsorted(sums[:kept], uniform * float(sums[kept - 1]), right=True))
     return int(token_ids[min(index, kept - 1)])
+
+
+def _is(kind: type, value: object) -> bool:
+    """Tell whether it is a number of a kind; a bool is refused, as a likely mistake."""
+    return isinstance(value, kind) and not isinstance(value, bool)
 
 
 def _refuse(name: str, wanted: str, value: object) -> None:

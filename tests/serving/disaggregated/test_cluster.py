@@ -133,6 +133,8 @@ def test_a_model_that_is_not_there(tmp_path):
     [
         ({"transports": ("local",)}, r"transports must be between processes: .* got \('local',\)"),
         ({"chunk_tokens": 0}, "chunk_tokens must be at least 1, got 0"),
+        ({"chunk_tokens": "8"}, "chunk_tokens must be an integer, got '8'"),
+        ({"deadline_s": "1"}, "deadline_s must be positive and finite, got '1'"),
         ({"deadline_s": 0}, "deadline_s must be positive and finite, got 0"),
         ({"deadline_s": float("nan")}, "deadline_s must be positive and finite, got nan"),
     ],

@@ -250,6 +250,8 @@ def test_a_step_that_fails_may_be_tried_again(make_engine, prompts, alone, monke
         ([], "add_request: prompt_tokens must not be empty"),
         ([1] * 512, "shorter than the model's context of 512 tokens, got 512"),
         ([1, 2.5], r"prompt_tokens must be integers, got \[1, 2.5\]"),
+        ([1, True], r"prompt_tokens must be integers, got \[1, True\]"),
+        (None, "prompt_tokens must be integers, got None"),
         ("12", "prompt_tokens must be integers, got '12'"),
         ([1, 9999], r"prompt_tokens\[1\] must be in \[0, 264\), got 9999"),
         ([1, 2, -1], r"prompt_tokens\[2\] must be in \[0, 264\), got -1"),
@@ -267,6 +269,24 @@ def test_a_bad_prompt_is_named(make_engine, prompt, message):
 def test_a_bad_limit_is_named(make_engine, name):
     with pytest.raises(ValueError, match=f"Engine: {name} must be positive, got 0"):
         make_engine(**{name: 0})
+    for value in ("8", 1.5, True):
+        with pytest.raises(ValueError, match=f"Engine: {name} must be an integer, got {value!r}"):
+            make_engine(**{name: value})
+
+
+def test_params_of_another_kind_are_named(make_engine, prompts):
+    engine = make_engine()
+    calls = {
+        "add_request": lambda: engine.generate(prompts, None),
+        "prefill": lambda: engine.prefill(prompts[0], 128),
+        "reserve": lambda: engine.reserve(3, None),
+    }
+    for op, call in calls.items():
+        with pytest.raises(ValueError, match=f"{op}: params must be SamplingParams, got"):
+            call()
+    assert not engine.has_work
+    with pytest.raises(ValueError, match="reserve: num_prompt_tokens must be an integer, got '3'"):
+        engine.reserve("3")
 
 
 def test_the_cache_must_be_the_models(tiny):

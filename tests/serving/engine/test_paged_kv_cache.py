@@ -72,6 +72,8 @@ def test_mooncake_kernels_sees_the_same_cache(tiny, axes):
         ({"axes": ""}, "axes must name .* got ''"),
         ({"axes": "kv block dim head token"}, "axes must end with dim"),
         ({"num_blocks": 0}, "num_blocks must be positive, got 0"),
+        ({"num_blocks": 1.5}, "num_blocks must be an integer, got 1.5"),
+        ({"block_size": True}, "block_size must be an integer, got True"),
         ({"block_size": -1}, "block_size must be positive, got -1"),
         ({"buffer": torch.zeros(8, dtype=torch.uint8)}, "at least 8192 bytes, got 8"),
         ({"buffer": torch.zeros(9999, dtype=torch.uint8)[1:]}, "start at a multiple of 4 bytes"),

@@ -142,6 +142,8 @@ def test_a_failing_callback_frees_what_prefill_allocated(make_engine, prompts):
             {"block_ids": [0, 63]},
             r"block_ids\[1\] must be an allocated block that no request holds, got 63",
         ),
+        ({"block_ids": [0, 1.5]}, r"block_ids\[1\] must be an integer, got 1.5"),
+        ({"block_ids": 3}, "block_ids must be integers, got 3"),
         ({"block_ids": [0]}, r"at least 2 different blocks, got \[0\]"),
         ({"block_ids": [0, 0]}, r"at least 2 different blocks, got \[0, 0\]"),
     ],
@@ -151,6 +153,16 @@ def test_a_bad_argument_of_prefill_is_named(make_engine, prompts, arguments, mes
     assert engine.reserve(1, SamplingParams(max_tokens=1)) == [0]
     with pytest.raises(ValueError, match=message):
         engine.prefill(prompts[2], **arguments)
+    assert engine.allocator.num_free == 63
+
+
+@pytest.mark.parametrize("block_id", ["a", 0.7, True, None])
+def test_a_block_that_is_no_integer_is_not_released(make_engine, block_id):
+    engine = make_engine()
+    assert engine.reserve(1, SamplingParams(max_tokens=1)) == [0]
+    message = rf"release: block_ids\[1\] must be an integer, got {block_id!r}"
+    with pytest.raises(ValueError, match=message):
+        engine.release([0, block_id])
     assert engine.allocator.num_free == 63
 
 

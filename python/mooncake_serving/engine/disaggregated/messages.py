@@ -1,9 +1,11 @@
 """Messages between the launcher and its workers: plain data over a pipe."""
 
+import numbers
 from dataclasses import dataclass
 
 from mooncake_kernels.errors import InvalidArgument
 
+from ..arguments import as_integer
 from ..request import FinishReason
 from ..sampling import SamplingParams
 from .life import Step
@@ -44,9 +46,10 @@ class WorkerOptions:
     def __post_init__(self) -> None:
         """Check the arguments before a process is started."""
         for name in ("num_blocks", "block_size", "num_staging_blocks", "chunk_tokens", "threads"):
-            if getattr(self, name) < 1:
+            if as_integer("WorkerOptions", name, getattr(self, name)) < 1:
                 _refuse(name, "at least 1", getattr(self, name))
-        if not 0 < self.deadline_s < float("inf"):
+        is_number = isinstance(self.deadline_s, numbers.Real)
+        if not is_number or not 0 < self.deadline_s < float("inf"):
             _refuse("deadline_s", "positive and finite", self.deadline_s)
         if not set(self.transports) <= {"local", *BETWEEN_PROCESSES}:
             _refuse("transports", f"among {', '.join(BETWEEN_PROCESSES)}", self.transports)

@@ -4,6 +4,8 @@ import torch
 
 import mooncake_kernels as mk
 
+from ..arguments import as_positive
+
 
 class StagingPool:
     """A host buffer ``[num_blocks, layer, kv, head, token, dim]``, allocated in contiguous rows.
@@ -17,8 +19,7 @@ class StagingPool:
     """
 
     def __init__(self, view: mk.KVView, num_blocks: int):
-        if num_blocks < 1:
-            raise ValueError(f"StagingPool: num_blocks must be positive, got {num_blocks}")
+        num_blocks = as_positive("StagingPool", "num_blocks", num_blocks)
         self.view, self.num_blocks = view, num_blocks
         on_gpu = view.device.type == "cuda"
         shape = view.packed_shape(num_blocks)
