@@ -11,6 +11,12 @@ from .errors import InvalidModel, UnsupportedModel
 # Mistral without a sliding window is, number for number, a Llama.
 SUPPORTED_MODEL_TYPES = ("llama", "mistral")
 
+# What transformers takes for settings that are absent, which is not what null means.
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "mistral": {"sliding_window": 4096, "num_key_value_heads": 8},
+}
+
 # Settings that change the arithmetic, and the values with which they have no effect.
 NEUTRAL = {
     "attention_bias": (None, False),
@@ -36,6 +42,7 @@ def model_config_from_hf(
         UnsupportedModel: another architecture, or a setting that this engine does not compute.
         InvalidModel: a required setting is missing, or one is of another type or out of range.
     """
+    config = _with_defaults(config)
     _refuse_unsupported(config)
     num_heads = _require_size(config, "num_attention_heads")
     hidden_size = _require_size(config, "hidden_size")
@@ -59,13 +66,17 @@ def model_config_from_hf(
     )
 
 
-def _refuse_unsupported(config: Mapping[str, Any]) -> None:
+def _with_defaults(config: Mapping[str, Any]) -> Mapping[str, Any]:
     model_type = config.get("model_type")
     if model_type not in SUPPORTED_MODEL_TYPES:
         raise UnsupportedModel(
             f"config.json: model_type must be one of {', '.join(SUPPORTED_MODEL_TYPES)}, "
             f"got {model_type!r}"
         )
+    return DEFAULTS[model_type] | dict(config)
+
+
+def _refuse_unsupported(config: Mapping[str, Any]) -> None:
     for name, neutral in NEUTRAL.items():
         if config.get(name) not in neutral:
             raise UnsupportedModel(f"config.json: {name}={config[name]!r} is not supported")

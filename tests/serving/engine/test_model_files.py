@@ -1,5 +1,7 @@
 """Both kinds of files give the same models; bad files are refused with a clear message."""
 
+import json
+
 import gguf
 import pytest
 import torch
@@ -189,6 +191,7 @@ def test_damaged_json_is_named(folder_writer):
         ({"attention_bias": True}, "attention_bias=True is not supported"),
         ({"mlp_bias": True}, "mlp_bias=True is not supported"),
         ({"sliding_window": 4096}, "sliding_window=4096 is not supported"),
+        ({"model_type": "mistral"}, "sliding_window=4096 is not supported"),
         ({"hidden_act": "gelu"}, "hidden_act='gelu' is not supported"),
         ({"rope_scaling": {"type": "yarn", "factor": 4}}, "rope scaling must be .* got 'yarn'"),
         ({"quantization_config": {"bits": 4}}, "quantization_config=.* is not supported"),
@@ -242,6 +245,23 @@ def test_a_folder_that_contradicts_itself_is_refused(folder_writer, change, mess
 def test_an_unsupported_gguf_is_refused(gguf_writer, change, message):
     with pytest.raises(UnsupportedModel, match=message):
         load_model(gguf_writer(**change))
+
+
+def test_mistral_has_defaults_of_its_own(folder_writer, tiny):
+    """As in transformers: an absent setting has another meaning than null."""
+    folder = folder_writer()
+    settings = json.loads((folder / "config.json").read_text())
+    settings |= {"model_type": "mistral", "sliding_window": None}
+    (folder / "config.json").write_text(json.dumps(settings))
+    assert_same(load_model(folder)[0], tiny)
+    del settings["num_key_value_heads"]
+    (folder / "config.json").write_text(json.dumps(settings))
+    with pytest.raises(InvalidModel, match="multiple of num_kv_heads, got 4 and 8"):
+        load_model(folder)
+    settings["num_key_value_heads"] = None
+    (folder / "config.json").write_text(json.dumps(settings))
+    with pytest.raises(InvalidModel, match=r"k_proj.weight must be \[64, 64\], got \[32, 64\]"):
+        load_model(folder)
 
 
 def test_a_missing_gguf_key_is_named(gguf_writer):
