@@ -105,6 +105,13 @@ def test_a_run_that_was_left_does_not_disturb_the_next(tiny_folder):
                 collect(cluster, [job])
             tokens.close()
             assert collect(cluster, [job]) == expected
+        ended = cluster.run([left])
+        for _ in range(12):
+            next(ended)
+        tokens = cluster.run([job])
+        first = next(tokens)
+        ended.close()  # which has nothing to abort
+        assert [token.token_id for token in (first, *tokens)] == expected[0]
         with pytest.raises(RequestFailed, match="request 1, "):
             collect(cluster, [left, Job([10**6], GREEDY), left])
         assert collect(cluster, [job]) == expected

@@ -124,7 +124,7 @@ class Cluster:
         self.decode = Process("decode", DecodeWorker, replace(options, axes=DECODE_AXES))
         self._starting = {"prefill", "decode"}
         self._ids = itertools.count()  # never used again, so that late reports are recognised
-        self._index_of: dict[int, int] = {}  # unfinished request -> its job
+        self._index_of: dict[int, int] = {}  # unfinished request of the last run -> its job
         self._prefilling: set[int] = set()  # requests whose blocks prefill may still write
 
     def wait_until_ready(self, on_loading: OnLoading | None = None) -> None:
@@ -157,24 +157,25 @@ class Cluster:
                 f"got {len(self._index_of)} unfinished jobs"
             )
         self.wait_until_ready()
+        index_of = self._index_of = {}  # of this run: its generator may outlast it
         try:
             for index, job in enumerate(jobs):
                 request_id = next(self._ids)
-                self._index_of[request_id] = index
+                index_of[request_id] = index
                 self.decode.send(Reserve(request_id, job))
-            while self._index_of:
+            while index_of:
                 for _, report in self._reports():
-                    if isinstance(report, Reserved) and report.request_id in self._index_of:
-                        job = jobs[self._index_of[report.request_id]]
+                    if isinstance(report, Reserved) and report.request_id in index_of:
+                        job = jobs[index_of[report.request_id]]
                         self._prefilling.add(report.request_id)
                         self.prefill.send(Prefill(report.request_id, job, report.target))
-                    elif isinstance(report, NewToken) and report.request_id in self._index_of:
-                        index = self._index_of[report.request_id]
+                    elif isinstance(report, NewToken) and report.request_id in index_of:
+                        index = index_of[report.request_id]
                         if report.finish_reason:
-                            del self._index_of[report.request_id]
+                            del index_of[report.request_id]
                         yield replace(report, request_id=index)
         finally:
-            self._abort_all()
+            self._abort(index_of)
 
     def close(self) -> None:
         """End both processes. Idempotent."""
@@ -223,9 +224,9 @@ class Cluster:
         if request_id not in self._index_of:  # decode had to keep its room until now
             self.decode.send(Abort(request_id))
 
-    def _abort_all(self) -> None:
-        """Abort what is unfinished: blocks that prefill may still write are kept until it ends."""
-        unfinished, self._index_of = self._index_of, {}
-        for request_id in unfinished:
+    def _abort(self, unfinished: dict[int, int]) -> None:
+        """Abort requests: room that prefill may still write to is kept until it ends."""
+        while unfinished:
+            request_id, _ = unfinished.popitem()
             process = self.prefill if request_id in self._prefilling else self.decode
             process.send(Abort(request_id))
