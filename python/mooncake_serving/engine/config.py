@@ -69,8 +69,6 @@ class ModelConfig:
             _check_number(self, name)
         if not isinstance(self.tie_embeddings, bool):
             _refuse(self, "tie_embeddings", "True or False", self.tie_embeddings)
-        if not (self.bos_token_id is None or is_integer(self.bos_token_id)):
-            _refuse(self, "bos_token_id", "an integer or None", self.bos_token_id)
         if not all(is_integer(token_id) for token_id in self.eos_token_ids):
             _refuse(self, "eos_token_ids", "integers", self.eos_token_ids)
         if self.num_heads % self.num_kv_heads:

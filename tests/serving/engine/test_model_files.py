@@ -215,7 +215,6 @@ def test_an_unsupported_folder_is_refused(folder_writer, change, message):
         ({"rms_norm_eps": "1e-5"}, "rms_eps must be a number, got '1e-5'"),
         ({"rope_theta": float("inf")}, "rope_theta must be positive and finite, got inf"),
         ({"tie_word_embeddings": "no"}, "tie_embeddings must be True or False, got 'no'"),
-        ({"bos_token_id": "1"}, "bos_token_id must be an integer or None, got '1'"),
         ({"eos_token_id": "2"}, r"eos_token_ids must be integers, got \('2',\)"),
         ({"eos_token_id": [2, 2.5]}, r"eos_token_ids must be integers, got \(2, 2.5\)"),
         ({"rope_scaling": "linear"}, "rope_scaling must be an object, got 'linear'"),
