@@ -48,7 +48,7 @@ class ServiceSlot {
     service_.swap(service);
   }
   void end(const Service& service) {  // unless another one has taken its place
-    std::shared_ptr<Service> ended;  // destroyed without the lock
+    std::shared_ptr<Service> ended;   // destroyed without the lock
     const std::lock_guard lock(mutex_);
     if (service_.get() == &service) ended.swap(service_);
   }
