@@ -171,7 +171,7 @@ def test_reused_kv_is_loaded_beside_the_computation_layer_by_layer():
     assert times[False] == pytest.approx(load_s + compute_s)
 
 
-def waiting(*num_tokens):
+def waiting(*num_tokens, expected_s=0.0):
     """Queue prompts on an instance, the first of which still fetches; return who starts, too."""
     clock, order = Clock(), []
     instance = PrefillInstance(
@@ -185,6 +185,7 @@ def waiting(*num_tokens):
     jobs = [Job(i, TraceRequest(0.0, n, 1), 0.0) for i, n in enumerate(num_tokens)]
     jobs[0].ready = False
     for job in jobs:
+        job.expected_s = expected_s
         instance.arrive(job)
     return clock, instance, jobs, order
 
@@ -208,8 +209,6 @@ def test_who_delays_nobody_goes_ahead_of_a_fetch():
     """The second takes longer than the fetch, the third does not."""
     clock, instance, jobs, order = waiting(1000, 100_000, 2000)
     short_s, long_s, third_s = (COST.prefill_s(n, 0, 4096) for n in (1000, 100_000, 2000))
-    for job, seconds in zip(jobs, (short_s, long_s, third_s), strict=True):
-        job.expected_s = seconds
     fetch_s = 1.5 * third_s
     assert fetch_s < long_s
     network, nics = Network(clock), (Nic(1e9), Nic(1e9))
@@ -242,12 +241,40 @@ def test_who_is_behind_a_fetch_goes_on_when_it_is_given_up():
 
 
 def test_an_instance_is_expected_to_be_free_behind_fetches():
-    _, instance, jobs, _ = waiting(1000, 1000)
-    for job, expected_s in zip(jobs, (0.5, 0.25), strict=True):
-        job.expected_s = expected_s
+    _, instance, jobs, _ = waiting(1000, 1000, expected_s=0.375)
     jobs[0].fetched_s = 3.0
     assert instance.expected_free_s == 3.75
     jobs[0].ready = True
     assert instance.expected_free_s == 0.75
     instance.fail()
     assert instance.expected_free_s == 0.0
+
+
+def test_who_goes_ahead_is_out_of_all_stages_when_a_fetch_ends():
+    """In a pipeline the first prompt would otherwise queue in the later stages."""
+    size, stages = 4096, 8
+    prefill_s = COST.prefill_s(size, 0, 4096)
+    for fetch_s, expected in ((prefill_s * 0.5, [0, 1]), (prefill_s * 1.5, [1, 0])):
+        clock, order = Clock(), []
+        instance = PrefillInstance(
+            clock,
+            COST,
+            NodeStore(None),
+            PrefillOptions(group_size=stages),
+            started=lambda job, order=order: order.append(job.job_id),
+            done=lambda job: None,
+        )
+        jobs = [Job(i, TraceRequest(0.0, n, 1), 0.0) for i, n in enumerate((200, size))]
+        jobs[0].ready = False
+
+        def fetched(instance=instance, head=jobs[0]):
+            head.ready, head.fetch = True, None
+            instance.wake()
+
+        jobs[0].fetch = Network(clock).send(Nic(1e9), Nic(1e9), fetch_s * 1e9, fetched)
+        for job in jobs:
+            instance.arrive(job)
+        clock.run()
+        assert order == expected
+        alone_s = fetch_s + COST.prefill_s(200, 0, 4096)
+        assert jobs[0].first_token_s == pytest.approx(alone_s)

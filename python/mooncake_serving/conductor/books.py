@@ -11,6 +11,7 @@ from .decision import Decision, DecodeChoice, Fetch, PrefillChoice
 from .decoding import InFlight
 from .errors import InvalidArgument, check_finite, check_index, shown
 from .index import Index
+from .prefill_queues import PrefillQueues
 from .request import Request
 
 
@@ -28,9 +29,9 @@ class Books:
         self.open: dict[Hashable, Decision] = {}
         self.decoding: set[Hashable] = set()
         self.fetching: set[Hashable] = set()
-        self.uncomputed: dict[
-            int, int
-        ] = {}  # booked blocks: the instances to compute them, as bits
+        # Booked blocks: the instances that will compute them, as bits.
+        self.uncomputed: dict[int, int] = {}
+        self.queues = PrefillQueues(cluster)
         self.coming_tokens = np.zeros(cluster.num_instances, np.int64)  # of reserved_requests
 
     def get(self, op: str, request_id: Hashable) -> Decision:
@@ -59,12 +60,7 @@ class Books:
         for key in _new_keys(request, prefill):
             before = uncomputed.get(key, 0)
             uncomputed[key] = before | bit if before else bit
-        fetch_s = prefill.fetch.seconds if prefill.fetch is not None else 0.0
-        # No later prompt delays one that waits for its fetch: the queue waits for that, too.
-        begin_s = max(float(cluster.free_at_s[instance]), now_s + fetch_s)
-        drain_s = float(cluster.drain_left_s(np.array(instance), begin_s))
-        cluster.free_at_s[instance] = begin_s + prefill.occupied_s
-        cluster.drain_s[instance] = max(drain_s, prefill.prefill_s - prefill.occupied_s)
+        self.queues.put(request.request_id, prefill, now_s)
         if prefill.fetch is not None:
             source = prefill.fetch.source
             backlog_from_s = max(float(cluster.sending_until_s[source]), now_s)
@@ -114,6 +110,7 @@ class Books:
         """Release what is reserved for a request that is not decoded yet, and leaves prefill."""
         decision = self.open[request_id]
         if decision.prefill is not None:
+            self.queues.leave(request_id, decision.prefill.instance)
             bit = 1 << decision.prefill.instance
             for key in _new_keys(decision.request, decision.prefill):
                 left = self.uncomputed.pop(key, 0) & ~bit
@@ -137,7 +134,7 @@ class Books:
         """Release everything that a request still holds, wherever it is in its life."""
         decision = self.open[request_id]
         if request_id not in self.decoding and decision.prefill is not None:
-            self._leave_queue(decision.prefill, request_id in self.fetching)
+            self._give_up(request_id, decision.prefill)
         self.fetched(decision)
         if request_id in self.decoding and decision.decode is not None:
             request, instance = decision.request, decision.decode.instance
@@ -175,10 +172,10 @@ class Books:
         check_finite("book", "decision.at_s", decision.at_s)
         return prefill
 
-    def _leave_queue(self, prefill: PrefillChoice, is_fetching: bool) -> None:
+    def _give_up(self, request_id: Hashable, prefill: PrefillChoice) -> None:
         """Free the time of a prefill that will not take place, and of its fetch if that is on."""
-        self.cluster.free_at_s[prefill.instance] -= prefill.occupied_s
-        if prefill.fetch is not None and is_fetching:
+        self.queues.give_up(request_id, prefill.instance)
+        if prefill.fetch is not None and request_id in self.fetching:
             sending_s = self._sending_s(prefill.fetch)
             self.cluster.sending_until_s[prefill.fetch.source] -= sending_s
 

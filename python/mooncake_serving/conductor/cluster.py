@@ -39,7 +39,7 @@ class Cluster:
         role: ``[n]`` int8, a :class:`Role`.
         up: ``[n]`` bool; an instance that is not up gets nothing, and nothing is fetched from it.
         free_at_s: ``[n]`` float64, when an instance can begin a prefill after those it was given,
-            and after what these fetch: it takes them in order.
+            and after what these fetch: no later one delays an earlier one.
         drain_s: ``[n]`` float64, for how long after that the last prefill is still in the later
             stages of a pipeline, where the next one does not overtake it.
         sending_until_s: ``[n]`` float64, when its NIC will have sent all requested KV, at its full

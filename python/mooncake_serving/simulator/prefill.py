@@ -61,11 +61,11 @@ class PrefillInstance:
     """Prefills jobs in the order of arrival.
 
     A prompt enters the first stage as soon as that is free and what it fetches is there, and passes
-    the others after those before it (:func:`~.stages.pass_stages`; FAST'25, section 3.3). Nobody
-    overtakes a prompt that waits for its fetch: prefills are not preempted, so that a fetch of
-    milliseconds could cost it a prefill of half a minute, which the conductor does not predict.
-    Each stage loads the KV of its layers from its own node. What only the SSD has is recomputed if
-    that is faster.
+    the others after those before it (:func:`~.stages.pass_stages`; FAST'25, section 3.3). While the
+    first one waits for its fetch, a later one goes ahead only if it is over by then: prefills are
+    not preempted, so that a fetch of milliseconds could cost the first one a prefill of half a
+    minute, which the conductor does not predict. Each stage loads the KV of its layers from its own
+    node. What only the SSD has is recomputed if that is faster.
 
     Args:
         clock: the simulation's.
@@ -93,6 +93,8 @@ class PrefillInstance:
         self._started = started
         self._done = done
         self._waiting: deque[Job] = deque()
+        self._expected_s = 0.0  # of those
+        self._fetching: set[Job] = set()  # those that were not ready when last looked at
         self._stage_free_s = [0.0] * options.group_size
         self._computing: dict[Job, Event] = {}
         self._free: Event | None = None
@@ -109,6 +111,9 @@ class PrefillInstance:
     def expected_free_s(self) -> float:
         """When all jobs that are here have left the first stage, by the conductor's predictions."""
         free_s = max(self._clock.now, self.busy_until_s)
+        self._fetching = {job for job in self._fetching if not job.ready}
+        if not self._fetching:
+            return free_s + self._expected_s
         for job in self._waiting:
             if not job.ready:
                 free_s = max(free_s, job.fetched_s)
@@ -116,12 +121,15 @@ class PrefillInstance:
         return free_s
 
     def arrive(self, job: Job) -> None:
-        """Queue a job; it begins when it is the first one, and ``ready``."""
+        """Queue a job, and begin it if it is ``ready`` and nothing is in front of it."""
         self._waiting.append(job)
+        self._expected_s += job.expected_s
+        if not job.ready:
+            self._fetching.add(job)
         self.wake()
 
     def wake(self) -> None:
-        """Look at the first job: it may have become ready."""
+        """Begin the next job, if there is one that can begin."""
         if self._free is None:
             self._next()
 
@@ -130,7 +138,7 @@ class PrefillInstance:
         if job in self._computing:
             self._computing.pop(job).cancel()
         elif job in self._waiting:
-            self._waiting.remove(job)
+            self._leave(job)
             self._clock.after(0.0, self.wake)  # the next one, unless it is dropped as well
 
     def fail(self) -> None:
@@ -142,6 +150,8 @@ class PrefillInstance:
         self._free = None
         self._computing.clear()
         self._waiting.clear()
+        self._fetching.clear()
+        self._expected_s = 0.0
         self.store.clear()
         self.disk.reset()
         self._stage_free_s = [self._clock.now] * self._options.group_size
@@ -171,7 +181,7 @@ class PrefillInstance:
         self._free = None
         if (job := self._first()) is None:
             return
-        self._waiting.remove(job)
+        self._leave(job)
         plan = self.plan(job.request.input_length, job.request.hash_ids)
         self.disk.read(plan.ssd_blocks * self._block_bytes)
         self._stage_free_s = plan.ends_s
@@ -184,8 +194,8 @@ class PrefillInstance:
     def _first(self) -> Job | None:
         """Return the job that begins now.
 
-        The first one; while that waits for its fetch, the first of the others that has left the
-        first stage before the fetch ends, and so delays nobody (EASY backfilling).
+        The first one; while that waits for its fetch, the first of the others that is over before
+        the fetch ends, as the network is shared now (EASY backfilling).
         """
         head = self._waiting[0] if self._waiting else None
         if head is None or head.ready:
@@ -194,11 +204,16 @@ class PrefillInstance:
             return None
         left_s = head.fetch.ends_s - max(self._clock.now, self.busy_until_s)
         for job in islice(self._waiting, 1, None):
-            if job.ready and job.expected_s <= left_s:  # as predicted; then for certain
+            if job.ready and job.expected_s <= left_s:  # a cheap test before the exact one
                 plan = self.plan(job.request.input_length, job.request.hash_ids)
-                if plan.ends_s[0] <= head.fetch.ends_s:
+                if plan.ends_s[-1] <= head.fetch.ends_s:
                     return job
         return None
+
+    def _leave(self, job: Job) -> None:
+        self._waiting.remove(job)
+        self._fetching.discard(job)
+        self._expected_s = self._expected_s - job.expected_s if self._waiting else 0.0
 
     def _plan(self, num_tokens: int, blocks: int, ssd_blocks: int) -> PrefillPlan:
         options = self._options
