@@ -59,6 +59,18 @@ void check_lengths(const PagedAttentionParams& p, int64_t num_q, int64_t max_blo
   }
 }
 
+// MaskBuilder.build leaves such rows; other calls that make rows refuse them.
+void check_fit(const PagedAttentionParams& p, int64_t num_q) {
+  const int32_t* const intervals = p.mask.intervals;
+  for (int64_t row = 0; row < num_q; ++row) {
+    const int32_t* const ends = intervals + 4 * row;
+    MK_CHECK(ends[1] >= 0,
+             "paged_attention: rows must be of a rule that fits them, got intervals of [", ends[0],
+             ", ", ends[1], ", ", ends[2], ", ", ends[3], "] in row ", row,
+             ": MaskBuilder.raise_if_unfit says why");
+  }
+}
+
 // Each thread takes the next task when it has finished one.
 template <class Run>
 void for_each_task(int64_t count, const Run& run) {
@@ -122,6 +134,7 @@ std::tuple<Tensor, Tensor> paged_attention_cpu(Tensor q, Tensor k_cache, Tensor 
   p.mask.cu_q = packed<int32_t>(cu_q, ScalarType::Int, p.num_requests + 1, "cu_q");
   p.mask.kv_lens = packed<int32_t>(kv_lens, ScalarType::Int, p.num_requests, "kv_lens");
   check_lengths(p, num_q, p.table_stride);
+  check_fit(p, num_q);
   p.scale = static_cast<float>(scale);
 
   Tensor out = torch::stable::new_empty(q, {num_q, p.num_heads, p.v.dim});

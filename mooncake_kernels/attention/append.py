@@ -1,5 +1,6 @@
 """Write new keys and values to their slots in a paged KV cache."""
 
+from functools import lru_cache
 from typing import Literal
 
 import torch
@@ -128,9 +129,15 @@ def _rows(name: str, rows: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
 
 
 def _check_writable(name: str, cache: torch.Tensor) -> None:
+    check = _check_steps.__wrapped__ if torch.compiler.is_compiling() else _check_steps
+    check(name, tuple(cache.shape), cache.stride())
+
+
+@lru_cache(maxsize=256)  # the caches are the same at every step
+def _check_steps(name: str, shape: tuple[int, ...], strides: tuple[int, ...]) -> None:
     """Refuse a cache whose elements share memory: each axis must step over those inside it."""
-    extent, inner = cache.shape[3], "dim"
-    steps = zip(cache.stride()[:3], cache.shape[:3], ORDER[:3], strict=True)
+    extent, inner = shape[3], "dim"
+    steps = zip(strides[:3], shape[:3], ORDER[:3], strict=True)
     for stride, size, axis in sorted(step for step in steps if step[1] > 1):
         if stride < extent:
             raise InvalidArgument(
@@ -171,24 +178,32 @@ def _meet(k_cache: torch.Tensor, v_cache: torch.Tensor) -> bool:
     Then a row of values lies between two of keys, or in a row of them. Of each axis, only the two
     steps around the rest of the distance can lead there, as ``_check_writable`` has passed.
     """
-    sizes = (k_cache.element_size(), v_cache.element_size())
-    axes = [axis for axis in range(3) if k_cache.shape[axis] > 1]
-    steps = [
-        [cache.stride(axis) * size for axis in axes]
-        for cache, size in zip((k_cache, v_cache), sizes, strict=True)
-    ]
+    places = [(c.stride(), c.element_size(), c.shape[3]) for c in (k_cache, v_cache)]
+    distance = v_cache.data_ptr() - k_cache.data_ptr()
+    return _meet_at(tuple(k_cache.shape), *places, distance)
+
+
+@lru_cache(maxsize=256)
+def _meet_at(
+    shape: tuple[int, ...],
+    k_place: tuple[tuple[int, ...], int, int],
+    v_place: tuple[tuple[int, ...], int, int],
+    distance: int,
+) -> bool:
+    axes = [axis for axis in range(3) if shape[axis] > 1]
+    steps = [[strides[axis] * size for axis in axes] for strides, size, _ in (k_place, v_place)]
     if steps[0] != steps[1]:
         return False
-    distances = {v_cache.data_ptr() - k_cache.data_ptr()}
+    distances = {distance}
     for step, axis in sorted(zip(steps[0], axes, strict=True), reverse=True):
-        most = k_cache.shape[axis] - 1
+        most = shape[axis] - 1
         distances = {
             distance - count * step
             for distance in distances
             for count in (distance // step, distance // step + 1)
             if -most <= count <= most
         }
-    k_bytes, v_bytes = (c.shape[3] * s for c, s in zip((k_cache, v_cache), sizes, strict=True))
+    k_bytes, v_bytes = (dim * size for _, size, dim in (k_place, v_place))
     return any(-v_bytes < distance < k_bytes for distance in distances)
 
 

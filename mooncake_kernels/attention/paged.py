@@ -92,7 +92,6 @@ def paged_attention(
     refuse_gradients(OP, q=q, k_cache=k_cache, v_cache=v_cache, **scales)
     _check_table(block_table, caches, rows)
     num_q = rows.batch.num_q  # a MaskBuilder's rows may have spare ones
-    refuse_unfit(OP, rows.intervals[:num_q])
     arguments = (
         *(q, caches.k, caches.v, block_table.contiguous()),
         *(
@@ -107,6 +106,8 @@ def paged_attention(
     if engine == "auto":
         engine = "host" if q.device.type == "cpu" else "triton"
         _library.log_choice(f"attention on {q.device.type}", engine)
+    if engine != "host":  # which looks itself
+        refuse_unfit(OP, rows.intervals[:num_q])
     if engine == "reference":
         out, lse = reference.paged_attention(*arguments)
         return out.to(q.dtype), lse.float()

@@ -205,7 +205,7 @@ def _raise_if_any(bad: BadIds, *, is_earlier: bool) -> None:
     is_bad, place, block = bad.words[:3].tolist()
     if is_bad <= 0:
         return
-    bad.words.zero_()
+    bad.words[0] = 0  # the others mean nothing without it
     whose = " of a call before this one" if is_earlier else ""
     raise InvalidArgument(
         f"paged_attention: block_table[{place >> 32}, {place & 0xFFFFFFFF}]{whose} must be a block "

@@ -148,7 +148,7 @@ def _check_slots(slots: torch.Tensor, num_slots: int) -> None:
 def _raise_if_any(bad: BadIds) -> None:
     is_bad, index, slot = bad.words[:3].tolist()
     if is_bad > 0:
-        bad.words.zero_()
+        bad.words[0] = 0  # the others mean nothing without it
         raise InvalidArgument(
             f"append_kv: slots[{index}] of a call before this one must be -1 or a slot of its "
             f"cache, got {slot}"

@@ -208,7 +208,7 @@ TABLES = [mk.mask.tree([-1, 0]), mk.mask.documents([0, 3])]
 @pytest.mark.parametrize("kv_len", [0, -5, 3, 9, 2_000_000_000])
 @pytest.mark.parametrize("rule", TABLES, ids=str)
 def test_keys_that_were_overwritten_are_refused(rule, kv_len):
-    """On the CPU; they ended the process."""
+    """On the CPU, where tables would be read past their ends."""
     batch = mk.ChunkBatch([4, 4], [8, 8])
     rows = mk.mask.rows(rule, batch)
     batch.kv_lens.fill_(kv_len)
@@ -226,7 +226,7 @@ def test_keys_that_were_overwritten_are_refused(rule, kv_len):
 @pytest.mark.parametrize("position", [-1, 8, 2_000_000_000, -2_000_000_000])
 @pytest.mark.parametrize("rule", [*TABLES, mk.mask.causal()], ids=str)
 def test_positions_that_were_overwritten_are_refused(rule, position):
-    """On the CPU; they ended the process, or gave rows that did not fit."""
+    """On the CPU, where tables would be read past their ends, or rows would not fit."""
     batch = mk.ChunkBatch([4, 4], [8, 8], [0, 1, 2, 3] * 2)
     batch.positions[4:] = position
     message = rf"^mask: batch.positions\[4\] must be in \[0, 8\), .*, got {position}"
