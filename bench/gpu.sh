@@ -12,7 +12,7 @@ only_targets=
 if [ "${1:-}" = --targets ]; then only_targets=yes && shift; fi
 wheel=${1:-} results=${2:-build/bench}
 site=$(mktemp -d) && trap 'rm -rf "$site"' EXIT || exit
-export PYTHONPATH=$site
+export PYTHONPATH=$site PATH=$site/bin:$PATH
 if [ -n "${WHEELS:-}" ]; then
   python3 -m pip install -q --no-index --no-deps --target "$site" "$WHEELS"/*.whl || exit
 fi

@@ -12,7 +12,8 @@ import sys
 
 # Modules, and the packages that they come from, as the extras [test], [demo] and [bench] have them.
 ALWAYS = {"torch": "torch", "numpy": "numpy"}
-BUILD = {"setuptools": "setuptools>=77", "pybind11": "pybind11>=2.12", "ninja": "ninja>=1.11"}
+BUILD = {"setuptools": "setuptools>=77", "pybind11": "pybind11>=2.12"}
+NINJA = "ninja>=1.11"  # a program, which setup.py looks for on PATH
 TESTS = {
     "pytest": "pytest", "hypothesis": "hypothesis", "cryptography": "cryptography",
     "triton": "triton>=3.6", "matplotlib": "matplotlib",
@@ -35,6 +36,7 @@ def main() -> int:
     packages = missing(ALWAYS)
     if "--build" in sys.argv:
         packages += missing(BUILD)
+        packages += [NINJA] if shutil.which("ninja") is None else []
     alone, programs = [], []
     if everything:
         packages += missing(TESTS | DEMO)

@@ -20,6 +20,7 @@ def run_script(tmp_path, *, fails="no-such-word", **variables):
     fake.write_text(
         f'#!/bin/sh\nprintf "%s\\n" "$*" >>{tmp_path}/calls\n'
         f'case "$*" in *{fails}*) exit 1;; esac\n'
+        'case "$PATH" in "$PYTHONPATH/bin:"*) ;; *) exit 2;; esac\n'  # where ninja is out of WHEELS
     )
     timeout = fake.with_name("timeout")  # -k 5 <seconds> <command>
     timeout.write_text(f'#!/bin/sh\nprintf "%s " "$3" >>{tmp_path}/calls\nshift 3\nexec "$@"\n')
@@ -73,6 +74,12 @@ def test_it_says_what_is_missing_and_how_to_carry_it():
     assert any("pip download" in line and "'hypothesis'" in line for line in rest)
     few = subprocess.run([*bare, "--targets"], capture_output=True, text=True)
     assert few.returncode == 1 and few.stderr.startswith("gpu.sh: missing: torch, numpy\n")
+
+
+def test_a_build_needs_the_program_ninja():
+    needs = [sys.executable, BENCH / "gpu_needs.py", "--targets", "--build"]
+    result = subprocess.run(needs, env=os.environ | {"PATH": ""}, capture_output=True, text=True)
+    assert result.returncode == 1 and "'ninja>=1.11'" in result.stderr
 
 
 def test_it_ends_within_one_call(calls):

@@ -12,34 +12,44 @@ FAKE = """#!/bin/sh
 if [ "$1" = -V ]; then echo Python {version}; exit; fi
 mkdir -p .venv/bin
 cp "$0" .venv/bin/python
-printf '#!/bin/sh\\necho "$*" >>pip-calls\\n' >.venv/bin/pip
-chmod +x .venv/bin/pip
+cp pip .venv/bin
+"""
+PIP = """#!/bin/sh
+mkdir busy || echo two at a time >>pip-calls
+case "$PATH" in "$PWD/.venv/bin:"*) ;; *) echo PATH is without .venv/bin >>pip-calls;; esac
+echo "$*" >>pip-calls
+sleep 0.1
+rmdir busy || :
 """
 
 
 @pytest.fixture
 def make(tmp_path):
-    """Run make in an empty tree, and return what pip was called with."""
+    """Run make in an empty tree, and return what pip was called with (with -n: what make said)."""
     shutil.copy(ROOT / "Makefile", tmp_path)
     for folder in ("csrc", "third_party"):
         (tmp_path / folder).mkdir()
-    for version in ("3.0", "3.1"):
-        (tmp_path / f"python{version}").write_text(FAKE.format(version=version))
-        (tmp_path / f"python{version}").chmod(0o755)
+    for file in ("setup.py", "pyproject.toml"):
+        (tmp_path / file).touch()
+        os.utime(tmp_path / file, (1e9, 1e9))
+    programs = {f"python{version}": FAKE.format(version=version) for version in ("3.0", "3.1")}
+    for name, text in (programs | {"pip": PIP}).items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
 
-    def run(target, *, python="./python3.0", changed="", **variables):
+    def run(*targets, python="./python3.0", changed="", **variables):
         for file in (*tmp_path.glob(".venv/.*"), tmp_path / "Makefile"):
             os.utime(file, (1e9, 1e9))
         if changed:
             (tmp_path / changed).touch()
         (tmp_path / "pip-calls").write_text("")
         words = [f"{name}={value}" for name, value in variables.items()]
-        command = ["make", target, f"PYTHON={python}", *words]
+        command = ["make", *targets, f"PYTHON={python}", *words]
         environment = {"PATH": os.environ["PATH"]}  # not the MAKEFLAGS of `make test`
-        subprocess.run(
+        result = subprocess.run(
             command, cwd=tmp_path, env=environment, check=True, capture_output=True, text=True
         )
-        return (tmp_path / "pip-calls").read_text()
+        return result.stdout if "-n" in targets else (tmp_path / "pip-calls").read_text()
 
     return run
 
@@ -54,6 +64,11 @@ def test_another_linter_is_installed(make):
     assert "ruff==" in make(".venv/.lint")
     assert make(".venv/.lint") == ""
     assert "ruff==" in make(".venv/.lint", changed="Makefile")
+
+
+def test_installs_find_ninja_and_wait_for_one_another(make):
+    calls = make("-j8", ".venv/.demo", ".venv/.test", ".venv/.bench", ".venv/.lint", "wheel")
+    assert len(calls.splitlines()) == 8 and "PATH" not in calls and "two at a time" not in calls
 
 
 def test_another_python_is_refused(make):
