@@ -15,7 +15,7 @@ RESULTS ?= build/bench
 BALANCER := tests/topology/test_balancer.py
 CXX_FILES = $(shell git ls-files 'csrc/*.h' 'csrc/*.cc' 'csrc/*.cu' 'csrc/*.cuh' 'tests/*.h' 'tests/*.cc')
 
-.PHONY: demo test test-peers test-others test-rdma test-vllm build lint format types sanitize sanitize-address sanitize-thread fuzz bench bench-quick figures wheel clean FORCE
+.PHONY: demo test test-peers test-others test-rdma test-vllm build lint format types sanitize sanitize-address sanitize-thread fuzz bench bench-quick figures wheel clean same-python FORCE
 
 demo: build $(VENV)/.demo
 	$(BIN)/python -m mooncake_serving demo $(DEMO)
@@ -94,14 +94,19 @@ figures: $(VENV)/.deps
 wheel: $(VENV)/.deps
 	$(PIP) wheel -q --no-build-isolation --no-deps -w dist .
 
-# Always made, but written only if it changes: then all that depends on it is installed again.
+# Made again if TORCH is another: then all that depends on it is installed again.
+ifneq ($(file <$(VENV)/.torch),$(strip $(TORCH)))
 $(VENV)/.torch: FORCE
+endif
+$(VENV)/.torch:
 	@mkdir -p $(VENV)
+	@echo '$(strip $(TORCH))' >$@
 ifneq ($(origin PYTHON),file)
+$(VENV)/.deps: | same-python
+same-python:
 	@[ ! -e $(BIN)/python ] || [ "$$($(BIN)/python -V)" = "$$($(PYTHON) -V)" ] || \
 	  { echo "$(VENV) has $$($(BIN)/python -V), not $(PYTHON): make clean, or name another VENV" >&2; exit 1; }
 endif
-	@echo '$(TORCH)' | cmp -s - $@ || echo '$(TORCH)' >$@
 $(VENV)/.deps: $(VENV)/.torch
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install -q $(TORCH) 'setuptools>=77' 'pybind11>=2.12' 'ninja>=1.11'

@@ -60,6 +60,15 @@ def test_another_torch_is_installed(make):
     assert "torch==1.1" in make(".venv/.deps", TORCH="torch==1.1")
 
 
+def test_a_dry_run_says_only_what_would_be_made(make):
+    make(".venv/.test", ".venv/.demo", TORCH="torch==1.0")
+    told = make("-n", ".venv/.test", ".venv/.demo", TORCH="torch==1.0")
+    assert "install" not in told and "touch" not in told
+    told = make("-n", ".venv/.test", ".venv/.demo", TORCH="torch==1.1")
+    assert "torch==1.1" in told and ".[demo]" in told and ".[test]" in told
+    assert make(".venv/.deps", TORCH="torch==1.0") == ""
+
+
 def test_another_linter_is_installed(make):
     assert "ruff==" in make(".venv/.lint")
     assert make(".venv/.lint") == ""
