@@ -1,6 +1,7 @@
 """The benches themselves: what they are built from, which options they have, where results go."""
 
 import importlib
+import os
 import re
 import sys
 from pathlib import Path
@@ -52,6 +53,10 @@ def test_results_name_the_command(bench, monkeypatch, words):
 @pytest.fixture
 def tree(tmp_path, bench, monkeypatch):
     """The module `machine` in a repository of one commit, with results and with code."""
+    for name in [name for name in os.environ if name.startswith("GIT_")]:
+        monkeypatch.delenv(name)  # of a hook that runs the tests: git would use its repository
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
+    monkeypatch.setenv("GIT_CONFIG_NOSYSTEM", "1")
     machine = bench("machine")
     monkeypatch.setattr(machine, "ROOT", tmp_path)
     monkeypatch.setattr(machine, "KEPT", tmp_path / "bench/results")
@@ -62,6 +67,20 @@ def tree(tmp_path, bench, monkeypatch):
     machine.git("add", ".")
     machine.git("-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "a")
     return machine
+
+
+@pytest.fixture
+def hooked(tmp_path_factory, monkeypatch):
+    """The repository whose hook runs the tests, with settings that no commit survives."""
+    folder = tmp_path_factory.mktemp("hooked") / ".git"
+    monkeypatch.setenv("GIT_DIR", str(folder))
+    for name, value in {"COUNT": "1", "KEY_0": "commit.gpgsign", "VALUE_0": "true"}.items():
+        monkeypatch.setenv(f"GIT_CONFIG_{name}", value)
+    return folder
+
+
+def test_a_repository_whose_hook_runs_the_tests_is_left_alone(hooked, tree):
+    assert not hooked.exists() and re.fullmatch("[0-9a-f]{7,}", tree.commit())
 
 
 def test_results_of_uncommitted_code_are_not_kept(tree, tmp_path):
