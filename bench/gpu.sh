@@ -7,13 +7,16 @@
 # gpu_needs.py says at the start which packages are missing. Where there is no network, WHEELS names
 # a folder of wheels: all of them are installed, without their dependencies.
 set -uo pipefail
-cd "$(dirname "$0")/.."
 only_targets=
 if [ "${1:-}" = --targets ]; then only_targets=yes && shift; fi
-wheel=${1:-} results=${2:-build/bench}
+# Paths are relative to where this is called, not to the repository.
+wheel=${1:+$(realpath -sm "$1")} results=${2:+$(realpath -sm "$2")}
+WHEELS=${WHEELS:+$(realpath -sm "$WHEELS")}
+cd "$(dirname "$0")/.."
+results=${results:-build/bench}
 site=$(mktemp -d) && trap 'rm -rf "$site"' EXIT || exit
 export PYTHONPATH=$site PATH=$site/bin:$PATH
-if [ -n "${WHEELS:-}" ]; then
+if [ -n "$WHEELS" ]; then
   python3 -m pip install -q --no-index --no-deps --target "$site" "$WHEELS"/*.whl || exit
 fi
 needs=()

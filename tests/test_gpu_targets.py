@@ -27,9 +27,9 @@ def run_script(tmp_path, *, fails="no-such-word", **variables):
     for program in (fake, timeout):
         program.chmod(0o755)
     environment = os.environ | {"PATH": f"{fake.parent}:{os.environ['PATH']}"} | variables
-    command = ["bash", BENCH / "gpu.sh", "--targets", "a.whl", tmp_path / "results"]
+    command = ["bash", BENCH / "gpu.sh", "--targets", "a.whl", "results"]
     (tmp_path / "calls").write_text("")
-    status = subprocess.run(command, env=environment).returncode
+    status = subprocess.run(command, cwd=tmp_path, env=environment).returncode
     return status, (tmp_path / "calls").read_text().splitlines()
 
 
@@ -55,8 +55,9 @@ def test_each_run_installs_into_a_folder_of_its_own(tmp_path):
 def test_wheels_are_installed_without_a_network(tmp_path):
     (tmp_path / "wheels").mkdir()
     (tmp_path / "wheels/b.whl").touch()
-    _, lines = run_script(tmp_path, WHEELS=str(tmp_path / "wheels"))
-    assert [what for _, what in installed(lines)] == [f"{tmp_path}/wheels/b.whl", "a.whl"]
+    _, lines = run_script(tmp_path, WHEELS="wheels")
+    paths = [f"{tmp_path}/wheels/b.whl", f"{tmp_path}/a.whl"]
+    assert [what for _, what in installed(lines)] == paths
     assert "--no-index" in lines[0] and "--upgrade" in lines[-7]
 
 
