@@ -2,8 +2,8 @@
 
     python3 gpu_needs.py [--targets] [--build]
 
-The machines with a GPU that are lent have no network: wheels are downloaded elsewhere, for that
-machine's Python, and gpu.sh installs them from the folder that WHEELS names.
+A machine with a GPU may have no network: wheels are downloaded elsewhere, for that machine's
+Python, and gpu.sh installs them from the folder that WHEELS names.
 """
 
 import importlib.util

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 BENCH = Path(__file__).parent.parent / "bench"
-LIMIT_S = 600  # of a command on the machines that are lent
+LIMIT_S = 600  # as the head of gpu.sh says
 
 
 def run_script(tmp_path, *, fails="no-such-word", **variables):
