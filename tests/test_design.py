@@ -35,7 +35,7 @@ def is_there(top: Path, folder: Path, name: str) -> bool:
     )
 
 
-@pytest.mark.parametrize("top, folder, line", rooms())
+@pytest.mark.parametrize("top, folder, line", list(rooms()))
 def test_its_folders_and_files_are_there(top, folder, line):
     for word in re.findall(r"[\w./<>*-]+", line):
         name = word.rstrip(".")
