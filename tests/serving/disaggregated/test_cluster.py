@@ -1,6 +1,9 @@
 """Prefill and decode in two real processes: equal tokens, and every way to fail."""
 
+import gc
+import multiprocessing
 import os
+import pickle
 import signal
 from dataclasses import replace
 
@@ -15,6 +18,7 @@ from mooncake_serving.engine.disaggregated import (
     WorkerFailed,
     WorkerOptions,
 )
+from mooncake_serving.engine.disaggregated import cluster as cluster_module
 from mooncake_serving.engine.disaggregated.messages import Computed, Reserve
 
 WAIT_S = 120.0  # longer than anything here takes
@@ -218,6 +222,26 @@ def test_closing_ends_both_processes(tiny_folder):
     cluster.close()
     assert not cluster.prefill.process.is_alive()
     assert not cluster.decode.process.is_alive()
+
+
+def test_the_processes_of_a_dropped_cluster_exit(tiny_folder):
+    cluster = Cluster(options(tiny_folder))
+    cluster.wait_until_ready()
+    processes = [cluster.prefill.process, cluster.decode.process]
+    del cluster
+    gc.collect()
+    for process in processes:
+        process.join(timeout=WAIT_S)
+        assert process.exitcode == 0
+
+
+def test_a_second_process_that_cannot_start_leaves_no_first_one(tiny_folder, monkeypatch):
+    before = multiprocessing.active_children()
+    monkeypatch.setattr(cluster_module, "DecodeWorker", lambda: None)  # cannot be pickled
+    with pytest.raises((pickle.PicklingError, AttributeError)) as caught:
+        Cluster(options(tiny_folder))
+    assert caught.value  # whose traceback still refers to the cluster
+    assert set(multiprocessing.active_children()) <= set(before)
 
 
 def test_a_worker_that_was_started_by_nobody_exits(tiny_folder):

@@ -7,10 +7,11 @@ import queue
 import signal
 import socket
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from multiprocessing.connection import wait
+from multiprocessing.connection import Connection, wait
 
 from .decode_worker import DecodeWorker
 from .errors import RequestFailed, WorkerFailed
@@ -60,6 +61,8 @@ class Process:
 
     A thread sends the commands: a worker that is busy does not read, and when reports fill the
     pipe, it waits for the launcher, which must not wait for it.
+
+    The worker of one that is dropped ends: its pipe closes.
     """
 
     def __init__(self, name: str, make: type[Worker], options: WorkerOptions):
@@ -73,8 +76,10 @@ class Process:
             self.process.start()
         theirs.close()  # so that its death closes the pipe
         self._commands: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._sender = threading.Thread(target=self._send_all, name=f"to {name}", daemon=True)
+        ends = (self.pipe, self._commands)  # all that the thread refers to: not to this object
+        self._sender = threading.Thread(target=_send_all, args=ends, name=f"to {name}", daemon=True)
         self._sender.start()
+        self._finalizer = weakref.finalize(self, _end_sends, *ends)
 
     def send(self, command: Command) -> None:
         """Queue a command, without waiting. To a dead process it is lost; its reports say so."""
@@ -89,12 +94,7 @@ class Process:
 
     def close(self) -> None:
         """End the process: gracefully, then by force. Idempotent."""
-        self._commands.put(None)
-        with (
-            suppress(OSError),
-            socket.fromfd(self.pipe.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as end,
-        ):
-            end.shutdown(socket.SHUT_RDWR)  # ends a send that is under way; closing would not
+        self._finalizer()
         self._sender.join()
         self.pipe.close()
         self.process.join(timeout=5)
@@ -102,10 +102,20 @@ class Process:
             self.process.kill()
             self.process.join()
 
-    def _send_all(self) -> None:
-        with suppress(OSError):  # the worker is dead, or the pipe is closed
-            while (command := self._commands.get()) is not None:
-                self.pipe.send_bytes(command)
+
+def _send_all(pipe: Connection, commands: queue.SimpleQueue[bytes | None]) -> None:
+    with suppress(OSError):  # the worker is dead, or the pipe is closed
+        while (command := commands.get()) is not None:
+            pipe.send_bytes(command)
+
+
+def _end_sends(pipe: Connection, commands: queue.SimpleQueue[bytes | None]) -> None:
+    commands.put(None)
+    with (
+        suppress(OSError),
+        socket.fromfd(pipe.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as end,
+    ):
+        end.shutdown(socket.SHUT_RDWR)  # ends a send that is under way; closing would not
 
 
 class Cluster:
@@ -121,7 +131,11 @@ class Cluster:
     def __init__(self, options: WorkerOptions):
         self.options, self.life = options, Life()
         self.prefill = Process("prefill", PrefillWorker, options)
-        self.decode = Process("decode", DecodeWorker, replace(options, axes=DECODE_AXES))
+        try:
+            self.decode = Process("decode", DecodeWorker, replace(options, axes=DECODE_AXES))
+        except BaseException:
+            self.prefill.close()
+            raise
         self._starting = {"prefill", "decode"}
         self._ids = itertools.count()  # never used again, so that late reports are recognised
         self._index_of: dict[int, int] = {}  # unfinished request of the last run -> its job
