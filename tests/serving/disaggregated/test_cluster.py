@@ -224,6 +224,20 @@ def test_closing_ends_both_processes(tiny_folder):
     assert not cluster.decode.process.is_alive()
 
 
+def test_a_closed_cluster_is_one_clear_error(tiny_folder):
+    cluster = Cluster(options(tiny_folder))
+    tokens = cluster.run([Job(PROMPTS[0], GREEDY)])
+    next(tokens)
+    cluster.close()
+    for call in (
+        lambda: list(tokens),
+        lambda: collect(cluster, [Job(PROMPTS[0], GREEDY)]),
+        lambda: cluster.wait_until_ready(),
+    ):
+        with pytest.raises(WorkerFailed, match="^the cluster is closed$"):
+            call()
+
+
 def test_the_processes_of_a_dropped_cluster_exit(tiny_folder):
     cluster = Cluster(options(tiny_folder))
     cluster.wait_until_ready()

@@ -148,8 +148,10 @@ class Cluster:
             on_loading: called as (process name, done, total) while weights load.
 
         Raises:
-            WorkerFailed: a worker could not start; the message has its reason.
+            WorkerFailed: a worker could not start; the message has its reason. Or the cluster is
+                closed.
         """
+        self._refuse_closed()
         while self._starting:
             for process, report in self._reports():
                 if isinstance(report, Ready):
@@ -162,7 +164,8 @@ class Cluster:
 
         Raises:
             RequestFailed: a job could not be served. The tokens so far have been yielded.
-            WorkerFailed: a process died, or neither has reported for ``deadline_s``.
+            WorkerFailed: a process died, neither has reported for ``deadline_s``, or the cluster
+                is closed.
             ValueError: another run is not finished; close its generator to abort it.
         """
         if self._index_of:
@@ -202,8 +205,13 @@ class Cluster:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _refuse_closed(self) -> None:
+        if self.prefill.pipe.closed:
+            raise WorkerFailed("the cluster is closed")
+
     def _reports(self) -> Iterator[tuple[Process, Report]]:
         """Wait for reports and yield them; handles steps and failures itself."""
+        self._refuse_closed()
         processes = (self.prefill, self.decode)
         ready = wait([process.pipe for process in processes], timeout=self.options.deadline_s)
         if not ready:
