@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from mooncake_serving.compat import mooncake
 
 PAGE = (Path(__file__).parents[2] / "docs/mooncake_compat.md").read_text()
@@ -37,11 +39,13 @@ def test_the_code_of_the_page_puts_it_in_the_place_of_mooncake():
     assert ran.returncode == 0, ran.stderr
 
 
-def test_it_is_not_installed_over_mooncake_itself():
-    code = """
+@pytest.mark.parametrize("imported", [(), ("engine",), ("store",)], ids=str)
+def test_it_is_not_installed_over_mooncake_itself(imported):
+    code = f"""
 import sys, types
-sys.modules["mooncake"] = types.ModuleType("mooncake")
-sys.modules["mooncake"].engine = types.ModuleType("mooncake.engine")
+theirs = sys.modules["mooncake"] = types.ModuleType("mooncake")
+for name in {imported}:
+    setattr(theirs, name, types.ModuleType("mooncake." + name))
 from mooncake_serving.compat import mooncake
 mooncake.install()
 """

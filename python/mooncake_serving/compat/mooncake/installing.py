@@ -17,8 +17,8 @@ def install() -> None:
     Raises:
         ImportError: Mooncake itself has been imported: its names are in use already.
     """
-    known = sys.modules.get(NAME)
-    if known is not None and getattr(known, "engine", engine) is not engine:
+    known, ours = sys.modules.get(NAME), {"engine": engine, "store": store}
+    if known and any(getattr(known, name, None) is not ours[name] for name in ours):
         raise ImportError(f"install: {NAME} must not be imported before, got {known!r}")
     module = ModuleType(NAME, __doc__)
     module.__spec__ = ModuleSpec(NAME, None, is_package=True)  # programs look whether there is one
