@@ -67,9 +67,10 @@ def check_prompt(op: str, prompt_tokens: Sequence[int], model: Llama) -> list[in
         ValueError: the check fails; the message begins with ``op``.
     """
     try:
-        if bool in map(type, prompt_tokens):
+        listed = list(prompt_tokens)  # once: it may be an iterator
+        if bool in map(type, listed):
             raise TypeError
-        tokens = [operator.index(token_id) for token_id in prompt_tokens]
+        tokens = [operator.index(token_id) for token_id in listed]
     except TypeError:
         raise ValueError(
             f"{op}: prompt_tokens must be integers, got {shown(prompt_tokens)}"

@@ -265,6 +265,13 @@ def test_a_bad_prompt_is_named(make_engine, prompt, message):
     assert not engine.has_work
 
 
+def test_a_prompt_may_be_an_iterator(make_engine, prompts, alone):
+    engine = make_engine()
+    assert tokens_of(engine.generate([iter(prompts[0])], PARAMS)) == alone[:1]
+    with pytest.raises(ValueError, match="prompt_tokens must be integers, got <list_iter"):
+        engine.add_request(iter([1, True]), PARAMS)
+
+
 @pytest.mark.parametrize("name", ["max_batch_tokens", "chunk_tokens", "max_requests"])
 def test_a_bad_limit_is_named(make_engine, name):
     with pytest.raises(ValueError, match=f"Engine: {name} must be positive, got 0"):
