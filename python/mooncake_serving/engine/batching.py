@@ -118,6 +118,8 @@ class BatchingEngine:
         Raises:
             ValueError: see ``add_request``; also if the engine has other work, whose tokens would
                 be lost here.
+            OutOfBlocks, NotFinite: see ``step``; all of the prompts are aborted, and the tokens
+                that they have so far are lost.
         """
         token_ids: list[list[int]] = [[] for _ in prompts]
         reasons: list[FinishReason] = ["stop" for _ in prompts]
