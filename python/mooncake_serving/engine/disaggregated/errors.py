@@ -2,7 +2,7 @@
 
 
 class WorkerFailed(RuntimeError):
-    """A worker process died, could not start, or has been silent for too long."""
+    """A worker process died or could not start, both were silent for too long, or were closed."""
 
 
 class RequestFailed(RuntimeError):

@@ -26,7 +26,8 @@ class WorkerOptions:
         num_staging_blocks: of the packed buffer that peers write to, or that is sent.
         chunk_tokens: tokens of one prefill chunk.
         threads: of torch, in each worker.
-        deadline_s: of one transfer, and of the silence after which a worker is considered dead.
+        deadline_s: of one transfer, and of the silence of both workers after which they are given
+            up.
 
     Raises:
         ValueError: an argument out of range; the message names it.
