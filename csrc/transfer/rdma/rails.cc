@@ -73,6 +73,23 @@ bool Rails::can_meet(size_t nic, size_t peer_nic) const {
   return link_layer_of(nics_[nic]) == peer_nics_[peer_nic].link_layer;
 }
 
+NicSet Rails::met_by(size_t nic) const {
+  NicSet met = 0;
+  for (size_t peer_nic = 0; peer_nic < peer_nics_.size(); ++peer_nic) {
+    if (can_meet(nic, peer_nic)) met |= NicSet{1} << peer_nic;
+  }
+  return met;
+}
+
+NicSet Rails::met_by(size_t nic, const Slice& slice, const RemoteRegion& remote) const {
+  if (!slice.local->regions[nic]) return 0;
+  NicSet met = met_by(nic);
+  for (const size_t peer_nic : members(met, peer_nics_.size())) {
+    if (!remote.on_nics[peer_nic]) met &= ~(NicSet{1} << peer_nic);
+  }
+  return met;
+}
+
 void Rails::want(const Slice& slice, const RemoteRegion& remote) {
   if (!wanted_.insert({slice.local->near, remote.near}).second) return;
   for (const auto& [nic, peer_nic] :
@@ -88,21 +105,34 @@ bool Rails::bring_up(NicQuestions& questions, bool at_once, const Limit& limit) 
   bool has_tried = false;
   for (size_t i = 0; i < rails_.size(); ++i) {
     if (rails_[i].is_up() || !(at_once || rails_[i].may_try())) continue;
-    try_all(i, questions, limit);
+    try_all(i, met_by(rails_[i].nic()), questions, limit);
     has_tried = true;
   }
   return has_tried;
 }
 
+void Rails::reach(const Slice& slice, const RemoteRegion& remote, NicQuestions& questions,
+                  const Limit& limit) {
+  for (size_t nic = 0; nic < nics_.size(); ++nic) {
+    const NicSet theirs = met_by(nic, slice, remote);
+    if (theirs == 0) continue;
+    const auto is_down = [&](const Rail& rail) { return rail.nic() == nic && !rail.is_up(); };
+    const size_t index = std::find_if(begin(), end(), is_down) - begin();
+    if (index == kMaxRails) continue;
+    if (index == rails_.size()) add(nic, members(theirs, peer_nics_.size()).front());
+    try_all(index, theirs, questions, limit);
+  }
+}
+
 // First the peer's NIC that the rail was made for; then, and after a failure, the following ones,
 // cyclically.
-void Rails::try_all(size_t index, NicQuestions& questions, const Limit& limit) {
+void Rails::try_all(size_t index, NicSet theirs, NicQuestions& questions, const Limit& limit) {
   Rail& rail = rails_[index];
   const size_t count = peer_nics_.size();
   const size_t first = rail.peer_nic() + (rail.cause().empty() ? 0 : 1);
   for (size_t i = 0; i < count && !rail.is_up(); ++i) {
     const size_t peer_nic = (first + i) % count;
-    if (can_meet(rail.nic(), peer_nic)) try_one(index, peer_nic, questions, limit);
+    if (contains(theirs, peer_nic)) try_one(index, peer_nic, questions, limit);
   }
 }
 
@@ -145,9 +175,9 @@ Rail* Rails::best(const Slice& slice, const RemoteRegion& remote) {
   return best;
 }
 
-std::string Rails::why_none() const {
+std::string Rails::why_none(const Slice& slice, const RemoteRegion& remote) const {
   for (const Rail& rail : rails_) {
-    if (!rail.is_up()) return rail.cause();
+    if (!rail.is_up() && met_by(rail.nic(), slice, remote) != 0) return rail.cause();
   }
   return "no NIC with the memory here reaches one with it there";
 }

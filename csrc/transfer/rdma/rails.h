@@ -36,6 +36,11 @@ class Rails {
   // connection; for a rail, see its cause(). Whether it has tried any.
   bool bring_up(NicQuestions& questions, bool at_once, const Limit& limit);
   bool is_any_up() const;
+  // Connects, whatever their pauses, those that are down and can reach a slice that no other does;
+  // makes one where all of a NIC have moved to the peer's NICs without the memory. Throws as
+  // bring_up; invalidates references to rails.
+  void reach(const Slice& slice, const RemoteRegion& remote, NicQuestions& questions,
+             const Limit& limit);
 
   // The one that will finish the slice first; null: none reaches it.
   Rail* best(const Slice& slice, const RemoteRegion& remote);
@@ -44,7 +49,8 @@ class Rails {
   std::string trouble() const;               // the same, of those that have failed
   std::vector<std::string> nics_up() const;  // names of ours
   const std::string& cause() const { return rails_.front().cause(); }
-  std::string why_none() const;  // reaches a slice whose memory NICs at both ends know
+  // reaches a slice whose memory NICs at both ends know
+  std::string why_none(const Slice& slice, const RemoteRegion& remote) const;
   size_t num_peer_nics() const { return peer_nics_.size(); }
 
   size_t size() const { return rails_.size(); }
@@ -57,7 +63,10 @@ class Rails {
   std::string describe(const Rail& rail) const;
   void add(size_t nic, size_t peer_nic);
   bool can_meet(size_t nic, size_t peer_nic) const;
-  void try_all(size_t index, NicQuestions& questions, const Limit& limit);
+  // The peer's NICs to which a rail from that NIC can go; and, of them, that reach the slice.
+  NicSet met_by(size_t nic) const;
+  NicSet met_by(size_t nic, const Slice& slice, const RemoteRegion& remote) const;
+  void try_all(size_t index, NicSet theirs, NicQuestions& questions, const Limit& limit);
   void try_one(size_t index, size_t peer_nic, NicQuestions& questions, const Limit& limit);
 
   const Nics& nics_;

@@ -19,7 +19,8 @@ constexpr size_t kWindow = 4;  // works in flight
 constexpr uint64_t kMinSliceBytes = 64ull << 10;
 constexpr uint64_t kMaxSliceBytes = 1ull << 20;
 constexpr uint64_t kSlicesPerRail = 4;  // shortens the wait for a slow rail's last slice
-constexpr int kMaxTries = 4;            // of a slice
+constexpr int kMaxTries = 4;            // of a slice, if no other rail can move it
+constexpr int kMostTries = 16;          // of a slice, by whatever rails
 }  // namespace
 
 size_t RdmaChannel::window() const { return kWindow; }
@@ -176,6 +177,7 @@ Outcome RdmaChannel::ask_why_not(const Doing& doing, const Limit& limit) {
   Work check = doing.work;
   check.kind = Work::Kind::kCheck;
   Outcome outcome = over_connection(check, limit);
+  if (outcome.refusal.empty()) outcome.refusal = doing.why_lost;
   if (outcome.refusal.empty()) {
     outcome.refusal = "the memory is not registered with the NICs of both sides";
   }
@@ -222,13 +224,11 @@ void RdmaChannel::pump(const Limit& limit) {
   while (!ready_.empty()) {
     Slice& slice = ready_.front();
     const RemoteRegion* const remote = keys_.find(slice);
-    Rail* const rail = remote ? rails_.best(slice, *remote) : nullptr;
+    const bool is_wanted = remote && !doing_of(slice).has_lost;
+    Rail* const rail = is_wanted ? rail_for(slice, *remote, limit) : nullptr;
     if (!rail) {
       if (only_ && !rails_.is_any_up()) throw LinkDown(rails_.cause());
-      if (only_ && remote) throw LinkDown(rails_.why_none());  // a new connection tries all again
-      Doing& doing = doing_of(slice);
-      doing.has_lost = true;
-      --doing.num_slices;
+      give_up(slice, is_wanted ? rails_.why_none(slice, *remote) : "");
       ready_.pop_front();
       continue;
     }
@@ -242,6 +242,22 @@ void RdmaChannel::pump(const Limit& limit) {
       lose(*rail, down, limit);
     }
   }
+}
+
+// Null: none is up that reaches it, and none can be connected.
+Rail* RdmaChannel::rail_for(const Slice& slice, const RemoteRegion& remote, const Limit& limit) {
+  Rail* const rail = rails_.best(slice, remote);
+  if (rail || !only_ || !rails_.is_any_up() || slice.num_tries >= kMaxTries) return rail;
+  rails_.reach(slice, remote, questions_, limit);
+  tell_trouble();
+  return rails_.best(slice, remote);
+}
+
+// Its work alone fails, or goes over the connection: rails that are up have others to move.
+void RdmaChannel::give_up(const Slice& slice, const std::string& why) {
+  Doing& doing = doing_of(slice);
+  if (!std::exchange(doing.has_lost, true)) doing.why_lost = why;
+  --doing.num_slices;
 }
 
 void RdmaChannel::collect(const Limit& limit) {
@@ -272,8 +288,13 @@ void RdmaChannel::lose(Rail& rail, const RailDown& down, const Limit& limit) {
   tell_trouble();
   questions_.detach(rails_.index_of(rail), limit);
   for (Slice& slice : left) {
-    if (++slice.num_tries == kMaxTries && only_) throw LinkDown(down.what());
-    ready_.push_front(std::move(slice));
+    ++slice.num_tries;
+    if (only_ && slice.num_tries >= kMaxTries && !rails_.is_any_up()) throw LinkDown(down.what());
+    if (only_ && slice.num_tries >= kMostTries) {
+      give_up(slice, down.what());
+    } else {
+      ready_.push_front(std::move(slice));
+    }
   }
   if (!down.is_refused) return;
   std::vector<uint64_t> addresses;

@@ -53,8 +53,9 @@ class RdmaChannel : public WireChannel {
     Work work;
     uint64_t num_slices = 0;  // that are not over
     uint64_t num_bytes = 0;
-    bool by_nics = false;   // false: by the connection
-    bool has_lost = false;  // the peer has given up the memory of some slices meanwhile
+    bool by_nics = false;    // false: by the connection
+    bool has_lost = false;   // no rail moves some slices
+    std::string why_lost{};  // empty: the peer has given up their memory meanwhile
   };
 
   // Of the peer's regions that are not known and that these are in.
@@ -73,6 +74,8 @@ class RdmaChannel : public WireChannel {
   Outcome over_connection(const Work& work, const Limit& limit);
   void flush(const Limit& limit);
   void pump(const Limit& limit);
+  Rail* rail_for(const Slice& slice, const RemoteRegion& remote, const Limit& limit);
+  void give_up(const Slice& slice, const std::string& why);
   void collect(const Limit& limit);
   void settle(std::vector<Slice>& done);
   void sleep(const Limit& limit);

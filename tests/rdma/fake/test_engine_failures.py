@@ -217,6 +217,85 @@ def test_the_only_nic_with_the_memory_fails(world):
             pair.write([(0, 0, 1 << 16)]).wait()
 
 
+def apart(world) -> None:
+    """Each NIC here can be connected with one there only: fake0 with fake2, fake1 with fake3."""
+    for index in (1, 3):
+        world.set_port(index, link_layer="InfiniBand", lid=index + 1)
+
+
+def registered(world, engine, without: str):
+    """Memory that all NICs but that one have."""
+    cannot_register(world, without)
+    region = engine.register(np.zeros(1 << 16, np.uint8))
+    world.reset_rules()
+    return region
+
+
+def move_beside(pair, row, match: str) -> None:
+    """That row is refused each time; requests before and after it move, by the rails there are."""
+    before = pair.near.stats()["paths"][pair.peer.name]
+    good, bad = [], []
+    for _ in range(30):
+        good.append(pair.write([(0, 0, MIB)]))
+        bad.append(pair.near.write(pair.peer, [row]))
+    for ticket in bad:
+        with pytest.raises(TransferError, match=match) as error:
+            ticket.wait()
+        assert error.value.num_bytes_done == 0
+    for ticket in good:
+        ticket.wait()
+    np.testing.assert_array_equal(pair.there, pair.here)
+    after = pair.near.stats()["paths"][pair.peer.name]
+    assert after["fake1"]["num_reconnects"] == before["fake1"]["num_reconnects"]
+
+
+def test_memory_that_no_rail_can_join(world):
+    apart(world)
+    with engines(MIB) as pair:
+        here = registered(world, pair.near, without="fake1")
+        there = registered(world, pair.far, without="fake2")
+        pair.move("write", [(0, 0, MIB)])
+        row = (here.address, there.address, 4096)
+        move_beside(pair, row, "no NIC with the memory here reaches one with it there")
+
+
+@pytest.mark.parametrize("verb", ["ibv_post_send", "ibv_poll_cq"])
+def test_memory_on_a_nic_that_fails(world, verb):
+    """Whether at once or later, beside what it was given of other requests."""
+    with engines(MIB) as pair:
+        here = registered(world, pair.near, without="fake1")
+        there = pair.far.register(np.zeros(1 << 16, np.uint8))
+        world.fail(verb, errno.EIO, device="fake0", count=1 << 20)
+        pair.move("write", [(0, 0, MIB)])
+        move_beside(pair, (here.address, there.address, 4096), r"ibv_poll_cq|general error")
+
+
+def test_memory_on_a_nic_that_rails_have_left(world):
+    """All have moved to the peer's other NIC; one is made to that which has the memory."""
+    world.set_port(2, state="DOWN")
+    with engines(MIB) as pair:
+        there = registered(world, pair.far, without="fake3")
+        row = (pair.near_region.address, there.address, 4096)
+        pair.move("write", [(0, 0, MIB)])
+        with pytest.raises(TransferError, match="fake2"):
+            pair.near.write(pair.peer, [row]).wait()
+        world.set_port(2, state="ACTIVE")
+        pair.near.write(pair.peer, [row]).wait()
+        pair.move("write", [(0, 0, MIB)])
+
+
+def test_the_reason_is_of_a_nic_with_the_memory(world):
+    """Not of one that is down, too, but could not move it."""
+    apart(world)
+    with engines() as pair:
+        here = registered(world, pair.near, without="fake0")
+        there = registered(world, pair.far, without="fake3")
+        world.fail("ibv_create_qp", errno.ENOMEM, device="fake0", count=1 << 20)
+        for _ in range(2):
+            with pytest.raises(TransferError, match="no NIC with the memory here reaches one"):
+                pair.near.write(pair.peer, [(here.address, there.address, 4096)]).wait()
+
+
 @pytest.mark.parametrize("transports", [["rdma"], ["rdma", "tcp"]])
 def test_a_region_that_is_closed_before_its_write_is_flushed(transports):
     """A notification needs none of the memory that was written from."""
