@@ -1,6 +1,7 @@
 """Completion queues: the outcomes of transfers."""
 
 import itertools
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -56,6 +57,7 @@ class CompletionQueue(Handle):
     def __init__(self, handle: Any, device: "Device"):
         super().__init__(handle)
         self.device = device
+        self._pid = os.getpid()
         self._tokens = itertools.count(1)
         self._changed = threading.Condition(threading.Lock())
         self._is_sleeping = False  # a thread, until the NIC has something
@@ -138,6 +140,8 @@ class CompletionQueue(Handle):
     def close(self) -> None:
         """Release it, after its queue pairs. Idempotent; no effect in a forked child."""
         super().close()
+        if os.getpid() != self._pid:
+            return  # a thread of the parent may have held the lock when it forked
         with self._changed:  # tokens stay known, to be told that the queue is closed
             held, self._untold = self._untold, dict.fromkeys(self._untold)
         held.clear()

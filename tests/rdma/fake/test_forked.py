@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 import subprocess
 import sys
 import traceback
@@ -75,6 +76,18 @@ def test_a_forked_child_closes_nothing(world, connection, how):
     connection.near.queue.wait(connection.write([(0, 0, 100)]))
     lease.close()
     cache.close()
+
+
+@pytest.mark.parametrize("closed", ["queue", "device"])
+def test_a_forked_child_closes_a_queue_that_another_thread_used(connection, closed):
+    """Its copy of the lock stays held: nobody in the child will release it."""
+
+    def close():
+        signal.alarm(20)
+        getattr(connection.near, closed).close()
+
+    with connection.near.queue._changed:
+        in_child(close)
 
 
 def test_a_forked_child_opens_its_own(world):
