@@ -59,7 +59,10 @@ class CompletionQueue(Handle):
         self.device = device
         self._pid = os.getpid()
         self._tokens = itertools.count(1)
-        self._changed = threading.Condition(threading.Lock())
+        # Taken by itself, not by `with self._changed`: that runs Python, where the handler of a
+        # signal may raise and leave it held.
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._is_sleeping = False  # a thread, until the NIC has something
         # The region of each transfer whose completion was not yet reported: until then the NIC may
         # use its memory, which nobody else might hold.
@@ -142,20 +145,20 @@ class CompletionQueue(Handle):
         super().close()
         if os.getpid() != self._pid:
             return  # a thread of the parent may have held the lock when it forked
-        with self._changed:  # tokens stay known, to be told that the queue is closed
+        with self._lock:  # tokens stay known, to be told that the queue is closed
             held, self._untold = self._untold, dict.fromkeys(self._untold)
         held.clear()
 
     def _announce(self, region: Region) -> int:
         """Return the token of a transfer about to be posted, from or to that region."""
-        with self._changed:
+        with self._lock:
             token = next(self._tokens)
             self._untold[token] = region
             return token
 
     def _withdraw(self, token: int) -> None:
         """Drop a token whose transfer was not posted."""
-        with self._changed:
+        with self._lock:
             self._untold.pop(token, None)
 
     def _await(
@@ -167,7 +170,7 @@ class CompletionQueue(Handle):
         whoever else polls, puts aside.
         """
         begin = time.monotonic()
-        with self._changed:
+        with self._lock:
             try:
                 while True:
                     self._poll()
@@ -190,11 +193,13 @@ class CompletionQueue(Handle):
     def _sleep(self, timeout_s: float, spin_s: float) -> None:
         self._is_sleeping = True
         try:
-            self._changed.release()
+            self._lock.release()
             self._handle.wait(timeout_s, spin_s)
         finally:
-            self._changed.acquire()
-            self._is_sleeping = False
+            try:
+                self._lock.acquire()
+            finally:  # even if a signal's handler raised
+                self._is_sleeping = False
 
     def _poll(self) -> None:
         """Put aside what is finished, and tell those who wait for it."""

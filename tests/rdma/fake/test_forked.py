@@ -86,7 +86,7 @@ def test_a_forked_child_closes_a_queue_that_another_thread_used(connection, clos
         signal.alarm(20)
         getattr(connection.near, closed).close()
 
-    with connection.near.queue._changed:
+    with connection.near.queue._lock:
         in_child(close)
 
 

@@ -1,6 +1,7 @@
 """Waiting for completions: what wakes it, and what does not."""
 
 import errno
+import sys
 import threading
 import time
 
@@ -272,6 +273,46 @@ def test_closing_wakes_all(world, connection, without_slices):
         queue.close()
         for waiter in waiters:
             assert isinstance(waiter.result(), (InvalidArgument, TransferError))
+
+
+class Interrupted(Exception):
+    """What the handler of a signal raises, as that of Ctrl-C does."""
+
+
+def interrupted(call, num_places: int) -> bool:
+    """Interrupt a call at that place of those where Python runs handlers; False: it has fewer."""
+    left = num_places
+
+    def profile(frame, event, _arg) -> None:
+        nonlocal left
+        here = frame.f_code.co_filename.endswith(("completion_queue.py", "threading.py"))
+        if here and event in ("call", "c_return"):
+            left -= 1
+            if left == 0:
+                raise Interrupted
+
+    sys.setprofile(profile)
+    try:
+        call()
+    except Interrupted:
+        return True
+    finally:
+        sys.setprofile(None)
+    return False
+
+
+def test_an_interrupt_leaves_the_queue_as_it_was(connection):
+    """Otherwise all later calls would wait: for the lock, or for a thread that does not sleep."""
+    queue, num_places, left = connection.near.queue, 1, []
+    while interrupted(lambda: queue.poll(timeout_s=0.001), num_places):
+        locked = queue._lock.locked()
+        if locked or queue._is_sleeping:
+            left.append((num_places, locked, queue._is_sleeping))
+            queue._is_sleeping = False
+            if locked:
+                queue._lock.release()
+        num_places += 1
+    assert num_places > 10 and not left
 
 
 def test_the_beginning_of_a_wait_is_spun(monkeypatch, connection):
