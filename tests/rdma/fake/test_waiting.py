@@ -4,6 +4,7 @@ import errno
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -186,11 +187,15 @@ class Handle:
         return getattr(self._handle, name)
 
 
-def until_one_sleeps(queue) -> None:
+def until(true) -> None:
     deadline = time.monotonic() + DEADLINE
-    while not queue._is_sleeping and time.monotonic() < deadline:
+    while not true() and time.monotonic() < deadline:
         time.sleep(0.001)
-    assert queue._is_sleeping
+    assert true()
+
+
+def until_one_sleeps(queue) -> None:
+    until(lambda: queue._is_sleeping)
 
 
 def test_all_who_wait_are_told_at_once(world, connection, without_slices):
@@ -250,12 +255,13 @@ def test_who_wakes_without_a_result_hands_over(world, connection, without_slices
     queue, results = connection.near.queue, []
     with world.held() as let:
         first, second = connection.write([(0, 0, 8)]), connection.write([(8, 8, 8)])
-        sleeper = Waiter(lambda: queue.wait(second, timeout_s=0.2))
+        sleeper = Waiter(lambda: queue.wait(second, timeout_s=2.0))
         until_one_sleeps(queue)
         other = threading.Thread(
             target=lambda: results.append(queue.wait(first, timeout_s=FOR_EVER).token)
         )
         other.start()
+        until(lambda: queue._changed._waiters)
         assert isinstance(sleeper.result(), TimeoutError)
         let(1)
         other.join(DEADLINE)
@@ -318,14 +324,18 @@ def test_an_interrupt_leaves_the_queue_as_it_was(connection):
 def test_the_beginning_of_a_wait_is_spun(monkeypatch, connection):
     """And not that of each of the slices that it consists of."""
     monkeypatch.setattr("mooncake_kernels.rdma.completion_queue.SIGNAL_CHECK_S", 0.01)
-    queue, spins = connection.near.queue, []
+    queue, spins, now = connection.near.queue, [], 0.0
+    clock = SimpleNamespace(monotonic=lambda: now)
+    monkeypatch.setattr("mooncake_kernels.rdma.completion_queue.time", clock)
     handle = queue._handle
 
     def wait(timeout_s: float, spin_s: float) -> bool:
+        nonlocal now
         spins.append(spin_s)
-        return handle.wait(timeout_s, 0.0)
+        now += timeout_s
+        return False
 
     queue._handle = Handle(handle, wait=wait)
     assert queue.poll(timeout_s=0.2, spin_s=0.015) == []
     queue._handle = handle
-    assert 0 < spins[0] <= 0.015 and not any(spins[2:])
+    assert spins[:3] == pytest.approx([0.015, 0.005, 0]) and not any(spins[2:])
