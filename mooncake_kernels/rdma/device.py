@@ -2,6 +2,7 @@
 
 import ctypes
 import time
+import weakref
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,6 +45,16 @@ class Device(Handle):
         self._owner = owner  # of a borrowed protection domain
         self.name: str = handle.name
         self.info: DeviceInfo = describe(handle.info)
+        # By identity: its regions and queues, which hold memory.
+        self._made: weakref.WeakValueDictionary[int, Handle] = weakref.WeakValueDictionary()
+
+    def close(self) -> None:
+        """Release it, after all that depends on it. Idempotent; no effect in a forked child."""
+        super().close()
+        for reference in self._made.valuerefs():  # a copy: other threads may make more
+            made = reference()
+            if made is not None:
+                made.close()  # closed by now, but it must hold no memory any longer
 
     def port(self, number: int = 1) -> PortInfo:
         """Return the current state of a port."""
@@ -114,7 +125,9 @@ class Device(Handle):
             depth: how many work requests its queue pairs may have in flight in all.
         """
         depth = as_int32("completion_queue", "depth", depth)
-        return CompletionQueue(self._handle.completion_queue(depth), self)
+        queue = CompletionQueue(self._handle.completion_queue(depth), self)
+        self._made[id(queue)] = queue
+        return queue
 
     def wait_event(self, timeout_s: float = 0.0) -> Event | None:
         """Return the NIC's next asynchronous event; None when the time is up.

@@ -215,9 +215,12 @@ def register(
     made = _host.rdma_register(
         handles, memory.address, memory.num_bytes, flags, mapping_index, most
     )
-    return [
+    regions = [
         Region(handle, device, memory, flags) for handle, device in zip(made, devices, strict=True)
     ]
+    for device, region in zip(devices, regions, strict=True):
+        device._made[id(region)] = region
+    return regions
 
 
 def device_handles(op: str, devices: "Sequence[Device]") -> list[Any]:

@@ -193,7 +193,7 @@ def test_the_last_owners_go_while_the_device_closes(world):
     c.far.device.close()
 
 
-@pytest.mark.parametrize("end", ["wait", "poll", "failure", "close"])
+@pytest.mark.parametrize("end", ["wait", "poll", "failure", "close", "close of the device"])
 def test_a_transfer_holds_its_region(world, end):
     """A NIC does not write to memory that was freed, though nobody kept the region."""
     with Connection(world) as c:
@@ -212,12 +212,15 @@ def test_a_transfer_holds_its_region(world, end):
             assert held() is not None and world.live()["region"] == 3
             if end == "close":
                 near.queue.close()
+            elif end == "close of the device":
+                near.device.close()
         if end == "wait":
             assert near.queue.wait(token).ok
-        elif end != "close":
+        elif not end.startswith("close"):
             assert [e.ok for e in near.queue.poll()] == [end == "poll"]
         gc.collect()
-        assert held() is None and world.live()["region"] == 2
+        assert held() is None
+        assert world.live()["region"] == (1 if end == "close of the device" else 2)
 
 
 def test_a_transfer_that_is_refused_holds_nothing(world, connection):
@@ -241,3 +244,11 @@ def test_what_is_closed_holds_no_memory(world, device):
             assert lease.regions[0].pieces
         memory.close()
     assert region.num_bytes == lease.regions[0].num_bytes == 4096
+
+
+def test_what_a_device_closes_holds_no_memory(world):
+    memory = mmap.mmap(-1, 4096)
+    with rdma.open("fake0") as first, rdma.open("fake1") as second:
+        regions = [*rdma.register([first, second], memory), first.register(memory)]
+    memory.close()
+    assert all(region.closed for region in regions)
