@@ -5,6 +5,7 @@ that redirects. No file reveals that; a write does.
 """
 
 from collections.abc import Iterable
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -37,9 +38,9 @@ def probe_all(
 
     Returns:
         (location, NIC) to the reason why the NIC does not reach it, empty if it does. If the NIC
-        could not be opened, or could not register the memory, that is ``"not opened: ..."`` or
-        ``"not registered: ..."``, and the topology is unchanged. NICs whose port is not active are
-        left out.
+        could not be opened, or has no such port, that is ``"not opened: ..."``; if it could not
+        register the memory, ``"not registered: ..."``; then the topology is unchanged. NICs whose
+        port is not active are left out.
 
     Raises:
         InvalidArgument: a location does not exist.
@@ -48,19 +49,22 @@ def probe_all(
     if missing := _host.missing_verbs():
         raise Unavailable(f"probe_all: {missing}")
     places = _locations(topology) if locations is None else list(locations)
+    for place in places:
+        if place not in topology.locations:
+            known = ", ".join(topology.locations)
+            raise InvalidArgument(f"probe_all: locations must be of {known}, got {place!r}")
     reasons: dict[tuple[str, str], str] = {}
     for nic in topology.nics:
-        try:
-            device = rdma.open(nic.name)
-        except (InvalidArgument, Unavailable, OSError) as error:
-            reasons.update({(place, nic.name): f"not opened: {error}" for place in places})
-            continue
-        with device:
-            for place in places:
+        with ExitStack() as opened:
+            try:
+                device = opened.enter_context(rdma.open(nic.name))
+                state = device.port(nic.port).state
+            except (InvalidArgument, Unavailable, OSError) as error:
+                reasons.update({(place, nic.name): f"not opened: {error}" for place in places})
+                continue
+            for place in places if state == "ACTIVE" else ():
                 memory = _memory(topology, place)
                 try:
-                    if device.port(nic.port).state != "ACTIVE":
-                        break
                     reason = rdma.probe(device, memory, port=nic.port)
                 except (InvalidArgument, Unavailable, CudaError, OSError) as error:
                     reasons[place, nic.name] = f"not registered: {error}"
@@ -86,9 +90,6 @@ def _locations(topology: Topology) -> list[str]:
 
 
 def _memory(topology: Topology, location: str) -> Any:
-    if location not in topology.locations:
-        known = ", ".join(topology.locations)
-        raise InvalidArgument(f"probe_all: locations must be of {known}, got {location!r}")
     if location.startswith("cpu"):
         return bytearray(_NUM_BYTES)
     _check_numbering(topology, int(location.removeprefix("cuda:")))

@@ -104,11 +104,16 @@ def test_the_port_is_the_one_that_the_topology_names(world):
     world.set_port(0, 2, state="DOWN")
     nics = [Nic("fake0", port=2, **FACTS), Nic("fake1", port=2, **FACTS), Nic("fake9", **FACTS)]
     reasons = probe_all(on_two_nodes(*nics))
-    assert "number must be in 1 to 1, got 2" in reasons.pop(("cpu:0", "fake1"))
+    reason = reasons.pop(("cpu:0", "fake1"))
+    assert reason == "not opened: port: number must be in 1 to 1, got 2"
     assert reasons.pop(("cpu:0", "fake9")).startswith("not opened: open: name must be an RDMA dev")
     assert not reasons
 
 
-def test_a_location_that_is_not_there(topology):
+@pytest.mark.parametrize("opened", [True, False])
+def test_a_location_that_is_not_there(world, topology, opened):
+    if not opened:
+        world.fail("ibv_open_device", errno.EACCES, count=1 << 20)
     with pytest.raises(InvalidArgument, match="locations must be of cpu:0, got 'cuda:0'"):
-        probe_all(topology, locations=["cuda:0"])
+        probe_all(topology, locations=["cpu:0", "cuda:0"])
+    assert world.calls("ibv_reg_mr_iova2") == 0  # refused before anything is probed
