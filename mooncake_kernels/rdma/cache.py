@@ -1,7 +1,11 @@
 """Registrations that are kept after use."""
 
 import array
+import os
+import threading
 import weakref
+from bisect import bisect_left, insort
+from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -75,6 +79,48 @@ class Lease(Closing):
             region._buffer = None  # only now: nothing else might hold it
 
 
+class _Spans:
+    """Keys of memory, found by where it is: a walk of all of them would slow down each first lease.
+
+    Attributes:
+        gone: keys to be removed. Whoever frees memory appends to it, which needs no lock: a
+            finalizer may run in a thread that holds the lock.
+    """
+
+    def __init__(self) -> None:
+        self.gone: deque[_Key] = deque()
+        self._lock = threading.Lock()
+        # Those of at most twice the size in one list, as (address, bytes, owner), sorted: what
+        # overlaps a span begins in it, or before it by less than the largest size.
+        self._by_size: dict[int, list[tuple[int, ...]]] = {}
+
+    def add(self, key: _Key) -> None:
+        owner, address, num_bytes = key
+        with self._lock:
+            self._remove_gone()
+            spans = self._by_size.setdefault(num_bytes.bit_length(), [])
+            insort(spans, (address, num_bytes, owner))
+
+    def overlapping(self, begin: int, end: int) -> list[_Key]:
+        found = []
+        with self._lock:
+            self._remove_gone()
+            for num_bits, spans in self._by_size.items():
+                first = bisect_left(spans, (begin - (1 << num_bits),))
+                for address, num_bytes, owner in spans[first : bisect_left(spans, (end,))]:
+                    if begin < address + num_bytes:
+                        found.append((owner, address, num_bytes))
+        return found
+
+    def _remove_gone(self) -> None:
+        while self.gone:
+            owner, address, num_bytes = self.gone.popleft()
+            spans, span = self._by_size.get(num_bytes.bit_length(), []), (address, num_bytes, owner)
+            i = bisect_left(spans, span)
+            if spans[i : i + 1] == [span]:
+                del spans[i]
+
+
 class RegistrationCache(Closing):
     """Registers memory on first use, and keeps it registered while its bounds allow.
 
@@ -126,6 +172,8 @@ class RegistrationCache(Closing):
         )
         # By the identity of the memory's owner, and its address and size.
         self._watched: dict[_Key, weakref.finalize] = {}
+        self._spans = _Spans()  # of the same
+        self._pid = os.getpid()
 
     def __del__(self) -> None:
         """Close it here: the compiled code's destructor would hold the GIL in the verbs."""
@@ -186,13 +234,14 @@ class RegistrationCache(Closing):
         owner, begin, num_bytes = _storage(memory)
         if (id(owner), begin, num_bytes) in self._watched:
             return
+        if os.getpid() != self._pid:
+            return  # acquire() refuses it, and a thread of the parent may have held the lock
         end, others = begin + num_bytes, False
-        for known, address, size in list(self._watched):
-            if known == id(owner):
-                if address <= begin and end <= address + size:
-                    return
-            elif address < end and begin < address + size:
+        for known, address, size in self._spans.overlapping(begin, end):
+            if known != id(owner):
                 others = True
+            elif address <= begin and end <= address + size:
+                return
         if others:
             self._handle.invalidate(begin, num_bytes)
 
@@ -208,16 +257,25 @@ class RegistrationCache(Closing):
             return True
         handle = weakref.ref(self._handle)  # the memory must not keep the cache alive
         try:
-            finalizer = weakref.finalize(owner, _forget, handle, self._watched, key)
+            finalizer = weakref.finalize(
+                owner, _forget, handle, self._watched, self._spans.gone, key
+            )
         except TypeError:
             return False
         finalizer.atexit = False
+        self._spans.add(key)
         self._watched[key] = finalizer
         return True
 
 
-def _forget(handle: "weakref.ref[Any]", watched: dict[_Key, weakref.finalize], key: _Key) -> None:
+def _forget(
+    handle: "weakref.ref[Any]",
+    watched: dict[_Key, weakref.finalize],
+    gone: deque[_Key],
+    key: _Key,
+) -> None:
     watched.pop(key, None)
+    gone.append(key)
     cache = handle()
     if cache is not None:
         cache.invalidate(key[1], key[2])

@@ -3,13 +3,17 @@
 import array
 import gc
 import mmap
+import sys
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mooncake_kernels import rdma
 from mooncake_kernels.buffers import Buffer
+from mooncake_kernels.rdma import cache as cache_module
 
 
 @pytest.fixture
@@ -203,3 +207,63 @@ def test_an_array_that_grows_is_registered_for_its_leases_alone(cache):
     memory = array.array("d", bytes(8000))
     cache.lease(memory).close()
     assert cache.stats()["num_regions"] == 0
+
+
+def num_lines(call) -> int:
+    """How many lines of the cache's module a call runs."""
+    count = 0
+
+    def trace(frame, event, _arg):
+        nonlocal count
+        if frame.f_code.co_filename != cache_module.__file__:
+            return None
+        count += event == "line"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+@pytest.mark.parametrize("case", ["blocks of a mapping", "with an owner each", "within one leased"])
+def test_a_first_lease_does_not_walk_all_that_is_watched(cache, case):
+    whole = np.frombuffer(mmap.mmap(-1, 400 * 4096), np.uint8)
+    blocks = [whole[i : i + 4096] for i in range(0, whole.nbytes, 4096)]
+    if case == "with an owner each":
+        rooms = [Room(block) for block in blocks]
+        blocks = [room.buffer for room in rooms]
+    elif case == "within one leased":
+        cache.lease(whole).close()
+
+    def lease(block) -> None:
+        cache.lease(block).close()
+
+    lease(blocks[0])
+    few = num_lines(lambda: lease(blocks[1]))
+    for block in blocks[2:-1]:
+        lease(block)
+    assert num_lines(lambda: lease(blocks[-1])) < few + 50
+    assert len(cache._watched) >= 400
+
+
+@given(data=st.data())
+def test_what_overlaps_a_span(data):
+    """As a walk of all of them finds it, while some go and come again."""
+    spans, model = cache_module._Spans(), []
+    sizes = st.integers(0, 12).flatmap(lambda bits: st.integers(1, 1 << bits))
+    span = st.tuples(st.integers(0, 3), st.integers(0, 5000), sizes)
+    for _ in range(data.draw(st.integers(0, 40))):
+        if model and data.draw(st.booleans()):
+            gone = data.draw(st.sampled_from(model))
+            model.remove(gone)
+            spans.gone.append(gone)
+        else:
+            model.append(data.draw(span))
+            spans.add(model[-1])
+        _, begin, num_bytes = data.draw(span)
+        expected = [s for s in model if s[1] < begin + num_bytes and begin < s[1] + s[2]]
+        assert sorted(spans.overlapping(begin, begin + num_bytes)) == sorted(expected)
