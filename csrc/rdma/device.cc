@@ -61,11 +61,14 @@ std::string names_of(const DeviceList& devices) {
 }
 
 // After a fork(), kernels before 5.12 give this process other pages for the registered memory that
-// it writes to, and the NIC stays with the old ones. The library then keeps that memory from
-// children; on later kernels it does nothing. It refuses once something was registered by others.
+// it writes to, and the NIC stays with the old ones. The library can keep that memory from
+// children, which it would do on later kernels as well, and then refuse memory that madvise(2)
+// does. It is too late once something was registered by others.
 void init_fork() {
   static const bool once = [] {
-    if (VerbsFork::reason().empty()) VerbsFork::get().p_ibv_fork_init();
+    const bool is_needed = !VerbsForkStatus::reason().empty() ||
+                           VerbsForkStatus::get().p_ibv_is_fork_initialized() != IBV_FORK_UNNEEDED;
+    if (is_needed && VerbsFork::reason().empty()) VerbsFork::get().p_ibv_fork_init();
     return true;
   }();
   static_cast<void>(once);

@@ -28,6 +28,9 @@ MK_DYNLIB(Verbs, kVerbsName, MK_VERBS_FUNCTIONS)
 // Functions that some libraries lack. Before a fork() (see device.cc):
 #define MK_VERBS_FORK_FUNCTIONS(X) X(ibv_fork_init)
 MK_DYNLIB(VerbsFork, kVerbsName, MK_VERBS_FORK_FUNCTIONS)
+// Whether that is needed (rdma-core 35):
+#define MK_VERBS_FORK_STATUS_FUNCTIONS(X) X(ibv_is_fork_initialized)
+MK_DYNLIB(VerbsForkStatus, kVerbsName, MK_VERBS_FORK_STATUS_FUNCTIONS)
 // Relaxed ordering (rdma-core 28):
 #define MK_VERBS_IOVA2_FUNCTIONS(X) X(ibv_reg_mr_iova2)
 MK_DYNLIB(VerbsIova2, kVerbsName, MK_VERBS_IOVA2_FUNCTIONS)

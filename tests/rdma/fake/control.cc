@@ -88,7 +88,7 @@ void fake_reset(int num_devices) {
   for (auto& model : w.models) model.release();  // NOLINT: on purpose
   w.models.clear();
   for (int i = 0; i < num_devices; ++i) w.models.push_back(make_model(i));
-  w.options = {{"keep_entries", 1}};
+  w.options = {{"keep_entries", 1}, {"fork_status", IBV_FORK_UNNEEDED}};
   w.rules.clear();
   w.num_met.clear();
   w.work_rules.clear();

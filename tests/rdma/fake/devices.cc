@@ -147,6 +147,11 @@ int ibv_query_gid(ibv_context* context, uint8_t number, int index, ibv_gid* gid)
 #ifndef FAKE_OLD
 int ibv_fork_init() { return enter("ibv_fork_init", no_model(), "children=all"); }
 
+ibv_fork_status ibv_is_fork_initialized() {
+  const Lock lock(world().mutex);
+  return static_cast<ibv_fork_status>(world().options["fork_status"]);
+}
+
 int _ibv_query_gid_ex(ibv_context* context, uint32_t number, uint32_t index, ibv_gid_entry* entry,
                       uint32_t, size_t size) {
   if (const int error = enter("ibv_query_gid_ex", model_of(context))) return error;

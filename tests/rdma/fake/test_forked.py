@@ -105,6 +105,8 @@ sys.path.append(sys.argv[1])
 from tests.rdma.fake.world import World
 world = World()
 from mooncake_kernels import rdma
+if sys.argv[2] != "unneeded":
+    world.set_option("fork_status", 0)
 if sys.argv[2] == "refused":
     world.fail("ibv_fork_init", errno.EINVAL)
 rdma.devices()
@@ -112,12 +114,13 @@ for name in ("fake0", "fake1"):
     with rdma.open(name) as device, device.register(bytearray(100)):
         pass
 verbs = [call["verb"] for call in world.log()]
-assert verbs == ["ibv_fork_init", "ibv_reg_mr_iova2", "ibv_reg_mr_iova2"], verbs
+prepared = [] if sys.argv[2] == "unneeded" else ["ibv_fork_init"]
+assert verbs == [*prepared, "ibv_reg_mr_iova2", "ibv_reg_mr_iova2"], verbs
 world.check()
 """
 
 
-@pytest.mark.parametrize("case", ["granted", "refused"])
+@pytest.mark.parametrize("case", ["granted", "refused", "unneeded"])
 def test_the_library_prepares_for_forks_before_it_registers_memory(case):
     """On old kernels a fork would part the NIC's memory from this process's."""
     command = [sys.executable, "-c", PREPARES, str(ROOT), case]
