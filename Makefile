@@ -28,7 +28,7 @@ else
 	$(MAKE) -j2 test-peers test-others
 endif
 
-PEERS := tests/transfer tests/rdma
+PEERS := tests/transfer tests/rdma tests/compat tests/metadata tests/serving/disaggregated
 test-peers:
 	$(BIN)/python -m pytest $(PEERS)
 
