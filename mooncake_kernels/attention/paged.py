@@ -169,12 +169,12 @@ def _check_room(block_table: torch.Tensor, caches: Caches, rows: MaskRows) -> No
     ):
         return
     max_blocks, block_size = block_table.shape[1], caches.k.shape[1]
-    for request, kv_len in enumerate(rows.batch.kv_lens_list):
-        if kv_len > max_blocks * block_size:
-            raise InvalidArgument(
-                f"{OP}: block_table must have blocks for {kv_len} keys of request {request}, got "
-                f"{max_blocks} blocks of {block_size}"
-            )
+    kv_lens = rows.batch.kv_lens_list
+    if (longest := max(kv_lens, default=0)) > max_blocks * block_size:
+        raise InvalidArgument(
+            f"{OP}: block_table must have blocks for {longest} keys of request "
+            f"{kv_lens.index(longest)}, got {max_blocks} blocks of {block_size}"
+        )
 
 
 def _as_scale(scale: Any, dim: int) -> float:
