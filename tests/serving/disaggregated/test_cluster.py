@@ -4,6 +4,7 @@ import gc
 import multiprocessing
 import os
 import pickle
+import re
 import signal
 from dataclasses import replace
 
@@ -96,6 +97,20 @@ def test_a_prompt_that_fails_at_prefill_holds_no_room(tiny_folder, monkeypatch):
                 with pytest.raises(RequestFailed, match="request 0, prefill: "):
                     collect(cluster, [bad])
         assert len(collect(cluster, [good])[0]) == 12
+
+
+def test_requests_that_fail_do_not_end_the_others(tiny_folder):
+    good, bad = Job(PROMPTS[2], GREEDY), Job([10**6], GREEDY)
+    with Cluster(options(tiny_folder)) as cluster:
+        expected = collect(cluster, [good])[0]
+        answers = {index: [] for index in range(5)}
+        with pytest.raises(RequestFailed, match="request 1, .*; request 3, ") as caught:
+            for token in cluster.run([good, bad, good, bad, good]):
+                answers[token.request_id].append(token.token_id)
+        assert answers == {0: expected, 1: [], 2: expected, 3: [], 4: expected}
+        assert list(caught.value.reasons) == [1, 3]
+        assert re.match(r"decode: .*prompt_tokens\[0\] must be in", caught.value.reasons[3])
+        assert collect(cluster, [good]) == [expected]
 
 
 def test_a_run_that_was_left_does_not_disturb_the_next(tiny_folder):

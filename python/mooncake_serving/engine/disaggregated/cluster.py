@@ -139,6 +139,7 @@ class Cluster:
         self._starting = {"prefill", "decode"}
         self._ids = itertools.count()  # never used again, so that late reports are recognised
         self._index_of: dict[int, int] = {}  # unfinished request of the last run -> its job
+        self._failures: dict[int, str] = {}  # job of the last run -> why it could not be served
         self._prefilling: set[int] = set()  # requests whose blocks prefill may still write
 
     def wait_until_ready(self, on_loading: OnLoading | None = None) -> None:
@@ -163,7 +164,8 @@ class Cluster:
         """Serve jobs; yield their tokens as they come, ``request_id`` being a job's index.
 
         Raises:
-            RequestFailed: a job could not be served. The tokens so far have been yielded.
+            RequestFailed: some jobs could not be served; raised when all others are finished, whose
+                tokens have been yielded.
             WorkerFailed: a process died, neither has reported for ``deadline_s``, or the cluster
                 is closed.
             ValueError: another run is not finished; close its generator to abort it.
@@ -175,6 +177,7 @@ class Cluster:
             )
         self.wait_until_ready()
         index_of = self._index_of = {}  # of this run: its generator may outlast it
+        failures = self._failures = {}
         try:
             for index, job in enumerate(jobs):
                 request_id = next(self._ids)
@@ -193,6 +196,8 @@ class Cluster:
                         yield replace(report, request_id=index)
         finally:
             self._abort(index_of)
+        if failures:
+            raise RequestFailed(failures)
 
     def close(self) -> None:
         """End both processes. Idempotent."""
@@ -235,11 +240,11 @@ class Cluster:
     def _failed(self, process: Process, failure: Failed) -> None:
         if failure.request_id is None:
             raise WorkerFailed(f"the {process.name} process failed: {failure.reason}")
+        index = self._index_of.pop(failure.request_id, None)
+        if index is not None:
+            self._failures[index] = f"{process.name}: {failure.reason}"
         if process is self.prefill:
             self._prefill_ended(failure.request_id)
-        index = self._index_of.get(failure.request_id)
-        if index is not None:
-            raise RequestFailed(f"request {index}, {process.name}: {failure.reason}")
 
     def _prefill_ended(self, request_id: int) -> None:
         self._prefilling.discard(request_id)

@@ -6,4 +6,15 @@ class WorkerFailed(RuntimeError):
 
 
 class RequestFailed(RuntimeError):
-    """One request could not be served; the message has the worker's reason."""
+    """Some requests could not be served.
+
+    Attributes:
+        reasons: by the job's index, which worker failed it, and why.
+    """
+
+    def __init__(self, reasons: dict[int, str]):
+        super().__init__(reasons)
+        self.reasons = dict(sorted(reasons.items()))
+
+    def __str__(self) -> str:
+        return "; ".join(f"request {index}, {why}" for index, why in self.reasons.items())
