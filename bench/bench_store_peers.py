@@ -52,27 +52,58 @@ class Memcpy:
         pass
 
 
+class Side:
+    """One store, whose values are moved in turn: each call those after the last one's."""
+
+    def __init__(self, client: Any, size: int, each: int):
+        self.client = client
+        self.size = size
+        self.turns = Turns(TOTAL // size, each)
+        self.taken = self.turns.parts[0]
+
+    def get(self) -> None:
+        self._take()
+        self.client.get([key_of(self.size, i) for i in self.taken], self._offsets(), self.size)
+
+    def put(self) -> None:
+        self._take()
+        self.put_back()
+
+    def remove(self) -> None:
+        self._take()
+        self.remove_again()
+
+    def put_back(self) -> None:
+        self.client.put(self._keys(), self._offsets(), self.size)
+
+    def remove_again(self) -> None:
+        self.client.remove(self._keys())
+
+    def _take(self) -> None:
+        self.taken = self.turns.take()
+
+    def _keys(self) -> list[str]:
+        return [f"put/{self.size}/{i}" for i in self.taken]
+
+    def _offsets(self) -> list[int]:
+        return [i * self.size for i in self.taken]
+
+
 def moving(
     title: str, clients: dict[str, Any], memory: Memory, name: str, each: int
 ) -> Iterator[Case]:
     size = SIZES[name]
     expected = sides.values()
+    stores = {kind: client for kind, client in clients.items() if kind not in ("memcpy", "stream")}
 
-    def get(client: Any, turns: Turns) -> None:
-        taken = turns.take()
-        client.get([key_of(size, i) for i in taken], [i * size for i in taken], size)
-
-    def put(client: Any, turns: Turns) -> None:
-        taken = turns.take()
-        keys = [f"put/{size}/{i}" for i in taken]
-        client.put(keys, [i * size for i in taken], size)
-        client.remove(keys)
-
-    def calls(work: Callable) -> dict[str, Callable[[], None]]:
-        return {
-            kind: partial(work, client, Turns(TOTAL // size, each))
-            for kind, client in clients.items()
-        }
+    def case(verb: str, undo: str, check: Callable[[], None], clients: dict[str, Any]) -> Case:
+        opened = {kind: Side(client, size, each) for kind, client in clients.items()}
+        calls = {kind: getattr(side, verb) for kind, side in opened.items()}
+        undoing = {kind: getattr(side, undo) for kind, side in opened.items()} if undo else {}
+        call = {"get": "get_into", "put": "put_from"}.get(verb, verb)
+        num_bytes = None if verb == "remove" else each * size
+        title_of = f"{title}, {call}: {each} x {name}"
+        return Case(title_of, calls.pop("ours"), calls, check, num_bytes, undo=undoing)
 
     def check_gets() -> None:
         indices = range(TOTAL // size)
@@ -82,9 +113,7 @@ def moving(
             assert np.array_equal(memory.bytes, expected), "wrong: not timed"
 
     def check_puts() -> None:
-        for kind, client in clients.items():
-            if kind in ("memcpy", "stream"):
-                continue
+        for client in stores.values():
             memory.bytes[:] = expected
             client.put(["check"], [0], size)
             memory.bytes[:] = 0
@@ -92,11 +121,16 @@ def moving(
             assert np.array_equal(memory.bytes[:size], expected[:size]), "wrong: not timed"
             client.remove(["check"])
 
-    for verb, work, check in (("get_into", get, check_gets), ("put_from, remove", put, check_puts)):
-        timed = calls(work)
-        yield Case(
-            f"{title}, {verb}: {each} x {name}", timed.pop("ours"), timed, check, each * size
-        )
+    def put_all() -> None:
+        for client in stores.values():
+            for part in Turns(TOTAL // size, each).parts:
+                client.put([f"put/{size}/{i}" for i in part], [i * size for i in part], size)
+
+    yield case("get", "", check_gets, clients)
+    yield case("put", "remove_again", check_puts, clients)
+    yield case("remove", "put_back", put_all, stores)
+    for client in stores.values():
+        client.remove([f"put/{size}/{i}" for i in range(TOTAL // size)])
 
 
 def pieces(clients: dict[str, Any], memory: Memory) -> Iterator[Case]:

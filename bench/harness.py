@@ -37,6 +37,8 @@ class Case:
         peak: GFLOP/s, measured in this run; GFLOP/s is also given as a percentage of it.
         warm: call each once more before it is timed: the others have evicted most of what fits the
             cache.
+        undo: by the name of a side ("ours" or a baseline's), what is called after each of its calls
+            and not timed, to restore what the call has changed.
         fields: additional fields of the row in the JSON.
     """
 
@@ -50,6 +52,7 @@ class Case:
     warm: bool = False
     num_flops: float | None = None
     peak: float | None = None
+    undo: dict[str, Callable[[], Any]] = field(default_factory=dict)
     fields: dict[str, Any] = field(default_factory=dict)
 
 
@@ -127,13 +130,20 @@ def timed(case: Case, options: argparse.Namespace) -> list[dict[str, tuple[float
         names = [*list(calls)[first:], *list(calls)[:first]]
         taken = {}
         for name in names:
+            undo = case.undo.get(name, _nothing)
             if case.warm:
                 calls[name]()
+                undo()
             taken[name] = seconds(calls[name], options.device)
+            undo()
         rounds.append(taken)
         if len(rounds) >= WARM_UP + MIN_ROUNDS and time.perf_counter() > until:
             break
     return rounds[WARM_UP:]
+
+
+def _nothing() -> None:
+    pass
 
 
 def measure(case: Case, options: argparse.Namespace) -> dict[str, Any]:
